@@ -171,6 +171,7 @@ class NodeSide:
         slurm: The cluster.
         sharing: How members share.
         runtimes: Those that take members, by placeholder job.
+        muri_installed: Whether job_submit knows `--muri`.
         on_training: Is told when a script's training begins or has come to its end.
 
     Args:
@@ -182,6 +183,7 @@ class NodeSide:
         self.slurm = slurm
         self.sharing = sharing
         self.runtimes: dict[int, Runtime] = {}
+        self.muri_installed = True
         self.on_training: Callable[[str, TrainingScript], None] = lambda what, script: None
         self._looking: dict[int, list[Callable[[], None]]] = {}
         self._pilots: dict[int, Placeholder] = {}

@@ -221,6 +221,8 @@ class VirtualSlurm:
             return
         if by == "user" and self.ledger[job_id].holder == "admin":
             raise slurm_error(f"release job {job_id}", "Access/permission denied")
+        if by == "muri" and self.ledger[job_id].holder in {"user", "admin"}:
+            self._tell("hold overridden", job)
         self.ledger[job_id].holder = ""
         priority = self.ledger[job_id].asked.priority or _FIRST_PRIORITY - job_id
         self._put(replace(job, held=False, reason="", priority=priority))
@@ -257,11 +259,17 @@ class VirtualSlurm:
             return
         book = self.ledger[job_id]
         book.by, book.goes_back = by, ""
+        if by == "muri":
+            self._tell("cancelled by Muri", job)
         if job.state is JobState.PENDING:
             self._final(replace(job, state=JobState.CANCELLED, end_s=self.now_s))
         else:
             book.ends_as = JobState.CANCELLED
             self._end_soon(job)
+
+    def set_admin_comment(self, job_id: int, text: str) -> None:
+        """Change a job's AdminComment, as an administrator who knows nothing of Muri."""
+        self._put(replace(self.jobs[job_id], admin_comment=text))
 
     def set_comment(self, job_id: int, text: str) -> None:
         """Change the job's own comment, as its user."""
@@ -404,6 +412,11 @@ class VirtualSlurm:
         """Whether a run has neither ended nor is being ended."""
         job = self.jobs.get(run.job_id)
         return job is not None and job.state is JobState.RUNNING and self.ledger[run.job_id].run == run
+
+    def is_under_way_of(self, job_id: int) -> bool:
+        """Whether a job's present run has neither ended nor is being ended."""
+        run = self.ledger[job_id].run
+        return run is not None and self.is_under_way(run)
 
     def _watch_limit(self, run: Run) -> None:
         """Look again when the time limit is over; it may have been extended meanwhile."""

@@ -3,7 +3,7 @@
 import itertools
 import logging
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -78,6 +78,10 @@ class Stop:
         """Tell the controller to stop."""
         self._set = True
 
+    def clear(self) -> None:
+        """Let a controller run again."""
+        self._set = False
+
     def is_set(self) -> bool:
         """Whether it was told to."""
         return self._set
@@ -100,6 +104,9 @@ class Twin:
         nodes: What runs there.
         gateway: The way to it.
         courses: What became of each submission, in their order.
+        begun_s: When virtual time began.
+        left: How many submissions have not ended.
+        stop: Tells the controller to stop.
 
     Args:
         site: The cluster.
@@ -112,6 +119,7 @@ class Twin:
     def __init__(
         self, site: Site, config: Config, folder: Path, sharing: Sharing | None = None, start_s: float = EPOCH_S
     ) -> None:
+        self.begun_s = start_s
         self.time = VirtualTime(start_s)
         self.slurm = VirtualSlurm(self.time, site)
         self.nodes = NodeSide(self.slurm, sharing or Sharing())
@@ -238,6 +246,32 @@ def quiet() -> Iterator[None]:
         yield
     finally:
         logger.setLevel(level)
+
+
+class _Handler(logging.Handler):
+    def __init__(self, tell: Callable[[str], None]) -> None:
+        super().__init__(logging.INFO)
+        self._tell = tell
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Tell one record."""
+        self._tell(f"muri: {record.getMessage()[:400]}")
+
+
+@contextmanager
+def heard(tell: Callable[[str], None]) -> Iterator[None]:
+    """Tell what the controller logs."""
+    logger, handler = logging.getLogger("muri"), _Handler(tell)
+    level, propagate = logger.level, logger.propagate
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+        logger.propagate = propagate
 
 
 @contextmanager

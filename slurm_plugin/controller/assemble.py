@@ -4,6 +4,7 @@ import logging
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
@@ -21,7 +22,7 @@ from muri.slurm_plugin.gateway.base import Gateway, GatewayUnavailableError
 from muri.slurm_plugin.gateway.commands import CommandGateway
 from muri.slurm_plugin.gateway.pyslurm_api import NoPyslurmError, PyslurmGateway
 from muri.slurm_plugin.private_files import make_private_directory, open_private_file
-from muri.slurm_plugin.records.journal import Journal
+from muri.slurm_plugin.records.journal import CorruptJournalError, Journal, set_aside_journal
 
 if TYPE_CHECKING:
     from muri.slurm_plugin.controller.cycle import Controller
@@ -139,12 +140,29 @@ def open_controller(
         if database.parent == config.state_dir:
             os.close(open_private_file(database))  # SQLite gives its side files the same mode
     profiles = ProfileStore(path, journal=rollback) if look_only else open_profiles(path, rollback)
-    with profiles as store, Journal(journal_path) as journal:
+    with profiles as store, _open_journal(journal_path, look_only=look_only) as journal:
         way = gateway or _open_and_say(config, always=looping)
         policies = cache(partial(policy_of, config))
         yield Controller(
             way, journal, store, policies, config, stop, look_only=look_only, surroundings=surroundings
         )
+
+
+def _open_journal(path: Path, *, look_only: bool) -> Journal:
+    """Open the journal; one that is damaged is set aside unless nothing may be changed.
+
+    Raises:
+        JournalError: It cannot be opened.
+    """
+    from muri.slurm_plugin.controller.cycle import log_journal_set_aside
+
+    try:
+        return Journal(path)
+    except CorruptJournalError as error:
+        if look_only:
+            raise
+        log_journal_set_aside(error, set_aside_journal(path, datetime.now(UTC)))
+        return Journal(path)
 
 
 def _open_and_say(config: Config, *, always: bool) -> Gateway:

@@ -5,6 +5,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, TypeVar
 
 from muri.policies.types import Policy
@@ -44,6 +45,7 @@ from muri.slurm_plugin.records.journal import (
     LARGEST_GROUP,
     PYTHON,
     RELEASE_REFUSED,
+    CorruptJournalError,
     Journal,
     not_grouped_again,
 )
@@ -138,6 +140,11 @@ def _of_job(fact: tuple[str, Any]) -> tuple[int, Any]:
     return int(fact[0]), fact[1]
 
 
+def log_journal_set_aside(error: CorruptJournalError, place: Path) -> None:
+    """Log what happened to a damaged journal."""
+    log.error("%s It was set aside as %s and an empty one begun.", error, place)
+
+
 class Controller:
     """Runs cycles against one cluster.
 
@@ -178,12 +185,14 @@ class Controller:
         self._store = store
         self._policy_for = policy_for
         self._config = config
+        self._read_s = 0.0
 
     def cycle(self) -> Status:
         """Run one cycle and write the status file.
 
-        A profile store that turns out to be damaged is set aside, and the cycle begins anew with an empty
-        one: each step of a cycle can be repeated, and models are measured again.
+        A profile store or a journal that turns out to be damaged is set aside, and the cycle begins anew with an empty
+        one: each step of a cycle can be repeated, models are measured again, and what was done to jobs stands in their
+        own AdminComment.
 
         Raises:
             SlurmUnreachableError: slurmctld does not answer; nothing is lost, and the next cycle resumes.
@@ -194,6 +203,9 @@ class Controller:
             except CorruptStoreError as error:
                 log_set_aside(error, self._store.start_over(datetime.now(UTC)))
                 return self._cycle()
+            except CorruptJournalError as error:
+                log_journal_set_aside(error, self._journal.start_over(datetime.now(UTC)))
+                return self._cycle()
 
     def _cycle(self) -> Status:
         """Run one cycle.
@@ -202,13 +214,14 @@ class Controller:
         rests on what is true now.
         """
         decision = self.decision()
-        errors = self._extend_lease(decision)
+        errors: list[str] = []
         if decision.repairs:
             with self.books.phase("repair"):
                 self._apply(decision, decision.repairs, errors)
             decision = self.decision()
         with self.books.phase("start"):
             self._apply(decision, decision.actions, errors)
+        errors += self._extend_lease()
         errors += self._keep_up(decision)
         status = self._status(decision, errors)
         report(self._config, status, decision.view)
@@ -238,15 +251,15 @@ class Controller:
                 log.warning("job %d: its gate stays open: %s", job.job_id, error)
         return any(job.state is JobState.PENDING for job in open_members)
 
-    def _extend_lease(self, decision: Decision) -> list[str]:
+    def _extend_lease(self) -> list[str]:
         """Keep waiting jobs behind the licence for another while.
 
-        This comes after the decision: a controller that cannot decide any more lets the lease end, and Slurm starts
-        every job by itself.
+        This comes last: a controller that cannot decide any more, or cannot carry out what it decides because its
+        journal cannot be written, lets the lease end, and Slurm starts every job by itself.
         """
         if self._config.gate != "licence" or self._stop.is_set():
             return []
-        end_s = decision.view.snapshot.taken_s + self._config.lease_s
+        end_s = self._read_s + self._config.lease_s
         try:
             self._gateway.extend_lease(end_s)
             self.books.lease_end_s = end_s
@@ -274,6 +287,7 @@ class Controller:
         """Look at the cluster and decide, changing nothing."""
         with self.books.phase("read"):
             snapshot = self._gateway.snapshot()
+            self._read_s = snapshot.taken_s
             snapshot = replace(snapshot, gpu_removal=self._gpu_removal.current(self._gateway, snapshot))
         policy = self._policy_for(snapshot.limits.priority_type)
         with self.books.phase("plan"):

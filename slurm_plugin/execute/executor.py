@@ -388,9 +388,14 @@ def restore_request(gateway: Gateway, job: ManagedJob, why: str) -> None:
         why: Why it runs alone from now on, for people.
 
     Raises:
-        GatewayError: Slurm refused a step.
+        GatewayError: Slurm refused a step, or what it asked for is not known.
     """
+    if job.membership is None:
+        raise GatewayError(
+            f"job {job.job_id}: its AdminComment is damaged, so nobody knows which GPUs it asked for; cancel it and "
+            "submit it again"
+        )
     try:
-        open_gate(gateway, job, JobChange() if job.membership is None else original_request(job, why))
+        open_gate(gateway, job, original_request(job, why))
     except NoSuchJobError:
         log.info("job %d: gone already", job.job_id)

@@ -10,6 +10,7 @@ from muri.policies.types import Plan, Policy
 from muri.slurm_plugin.planning.actions import Abandon, Action, Join, ReleaseSolo, StartDryRun, StartGroup, started
 from muri.slurm_plugin.planning.cycle_input import CycleInput
 from muri.slurm_plugin.planning.joins import find_joins
+from muri.slurm_plugin.planning.lost_tags import with_known_members
 from muri.slurm_plugin.planning.model_traits import with_measured_pairs
 from muri.slurm_plugin.planning.packing import ask_to_share
 from muri.slurm_plugin.planning.quarantine import Quarantine, decide_without_culprits
@@ -52,6 +53,7 @@ def decide(cycle: CycleInput, policy: Policy) -> Decision:
     Raises:
         Exception: Deciding fails with no job in the queue, too.
     """
+    cycle = with_known_members(cycle)
     decision, quarantine = decide_without_culprits(cycle, lambda tried: _decide(tried, policy))
     stuck = [(job_id, why) for job_id, why in quarantine.jobs.items() if _waits(cycle.view, job_id)]
     releases = tuple(ReleaseSolo(job_id, (why,)) for job_id, why in stuck)

@@ -1,5 +1,6 @@
 """Compares what the controller meant to do with what Slurm shows, and repairs the difference by actions. Pure."""
 
+import logging
 from collections.abc import Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from typing import Any
@@ -31,6 +32,8 @@ from muri.slurm_plugin.records.gate import gate_word, is_behind_licence, lease_e
 from muri.slurm_plugin.records.journal import DRY_RUN, GROUP, PREEMPT, Intent
 from muri.slurm_plugin.records.roles import ManagedJob, Role, View
 from muri.utc import text_of
+
+log = logging.getLogger("muri.controller")
 
 # A pilot ends itself a few seconds after its last member; only a pilot that did not is cancelled.
 _PILOT_GRACE_S = 60.0
@@ -111,7 +114,10 @@ def _members(
     for job in cycle.view.having(Role.MEMBER):
         if job.state is not JobState.PENDING or job.job_id in settled:
             continue
-        pilot = cycle.view.active(job.membership.pilot) if job.membership else None
+        if job.membership is None:
+            log.warning("job %d: its AdminComment is damaged, and the journal does not know it: cancel it", job.job_id)
+            continue
+        pilot = cycle.view.active(job.membership.pilot)
         if job.set_aside:
             yield ReturnToQueue(job.job_id, "", "Slurm set it aside after it failed; it stays held")
         elif pilot is None:
@@ -313,7 +319,7 @@ def _planned_gib(job_id: int, intents: tuple[Intent, ...]) -> float:
 
 
 def after_pilot_end(view: View, job: ManagedJob) -> Action:
-    """Return what to do with a waiting member whose pilot has ended, or is not known because its tag is damaged."""
+    """Return what to do with a waiting member whose pilot has ended,."""
     pilot = view.jobs.get(job.membership.pilot) if job.membership is not None else None
     fault = None if pilot is None else pilot.reports.fault
     if fault is None:

@@ -7,12 +7,15 @@ out, so that a controller killed between any two lines can tell at its next star
 import json
 import sqlite3
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, Self
 
 from muri.errors import MuriError
+from muri.profiler.errors import StoreError
+from muri.profiler.store_file import set_aside
 
 SCHEMA_VERSION = 1
 _SCHEMA = """
@@ -76,6 +79,26 @@ class JournalError(MuriError):
     """The journal cannot be opened or written; without it the controller does not act."""
 
 
+class CorruptJournalError(JournalError):
+    """The journal's file is damaged; the jobs' own AdminComment holds what is needed to go on without it."""
+
+
+_DAMAGED: Final = ("malformed", "not a database")
+"""SQLite's words for a damaged file, which no later try can read."""
+
+
+def set_aside_journal(path: Path, now: datetime) -> Path:
+    """Rename a damaged journal and its side files; return its new place.
+
+    Raises:
+        JournalError: They cannot be renamed.
+    """
+    try:
+        return set_aside(path, now)
+    except StoreError as error:
+        raise JournalError(str(error)) from error
+
+
 @dataclass(frozen=True, slots=True)
 class Intent:
     """Something that the controller set out to do.
@@ -107,17 +130,42 @@ class Journal:
             JournalError: It cannot be opened, is damaged, or was written by a newer version.
         """
         self._path = path
+        self._open()
+
+    def _open(self) -> None:
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._connection = sqlite3.connect(path, timeout=10, isolation_level=None)
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._connection = sqlite3.connect(self._path, timeout=10, isolation_level=None)
             self._connection.execute("PRAGMA journal_mode=WAL")
             self._connection.execute("PRAGMA synchronous=FULL")
             self._migrate()
         except (OSError, sqlite3.Error) as error:
-            raise JournalError(
-                f"cannot open the journal {path}: {error}. Check its directory's permissions and space; if it is "
-                "damaged, move it aside: the jobs' own AdminComment holds what is needed to resume."
-            ) from error
+            raise self._error("open", error) from error
+
+    def _error(self, action: str, error: Exception) -> JournalError:
+        """Say what cannot be done, and what to do about it."""
+        damaged = any(words in str(error) for words in _DAMAGED)
+        return (CorruptJournalError if damaged else JournalError)(
+            f"cannot {action} the journal {self._path}: {error}. Check its directory's permissions and space; if it is "
+            "damaged, move it aside: the jobs' own AdminComment holds what is needed to resume."
+        )
+
+    def start_over(self, now: datetime) -> Path:
+        """Set a damaged file aside and begin an empty one; nothing is deleted.
+
+        Args:
+            now: UTC time, for the old file's new name.
+
+        Returns:
+            Where the old file is now.
+
+        Raises:
+            JournalError: That fails.
+        """
+        self._connection.close()
+        place = set_aside_journal(self._path, now)
+        self._open()
+        return place
 
     def _migrate(self) -> None:
         version = self._version()
@@ -140,11 +188,23 @@ class Journal:
             yield
             self._connection.execute("COMMIT")
         except sqlite3.Error as error:
-            raise JournalError(f"cannot write the journal {self._path}: {error}") from error
+            raise self._error("write", error) from error
         finally:
             # Whatever went wrong, such as a text that SQLite cannot store: what stays open bars all later ones.
             if self._connection.in_transaction:
-                self._connection.execute("ROLLBACK")
+                with suppress(sqlite3.Error):  # in a damaged file this fails, too
+                    self._connection.execute("ROLLBACK")
+
+    def _read(self, query: str, argument: object) -> list[Any]:
+        """Return the rows of a query.
+
+        Raises:
+            JournalError: The file is damaged, or cannot be read.
+        """
+        try:
+            return self._connection.execute(query, (argument,)).fetchall()
+        except sqlite3.Error as error:
+            raise self._error("read", error) from error
 
     def __enter__(self) -> Self:
         """Use the journal in a with statement; it is closed at the end."""
@@ -174,10 +234,10 @@ class Journal:
 
     def intents(self, state: str | None = None) -> tuple[Intent, ...]:
         """Return intents, oldest first; all of them or those in one state."""
-        rows = self._connection.execute(
+        rows = self._read(
             "SELECT token, kind, payload, state, host_job, begun_s FROM intents WHERE ?1 IS NULL OR state=?1 "
             "ORDER BY begun_s, token",
-            (state,),
+            state,
         )
         return tuple(Intent(r[0], r[1], json.loads(r[2]), r[3], r[4], r[5]) for r in rows)
 
@@ -203,7 +263,7 @@ class Journal:
 
     def facts(self, name: str) -> dict[str, Any]:
         """Return all facts of one name by subject."""
-        rows = self._connection.execute("SELECT subject, value FROM facts WHERE name=? ORDER BY subject", (name,))
+        rows = self._read("SELECT subject, value FROM facts WHERE name=? ORDER BY subject", name)
         return {subject: json.loads(value) for subject, value in rows}
 
     def forget_fact(self, name: str, subject: str) -> None:

@@ -103,6 +103,8 @@ def read_job(job: Job, partitions: tuple[str, ...] = ()) -> ManagedJob:
     role = Role.PILOT if pilot_tag else Role.DRY_RUN if dry_run is not None else Role.OTHER
     if role is Role.OTHER and request is not None:
         role = _role_of(job, gated=gated, held_by_others=held_by_others)
+    elif role is Role.OTHER and gated and job.gpu_count and is_behind_licence(job) and not job.held:
+        role = Role.NOT_OURS  # somebody has changed its AdminComment: nobody else would open its gate
     served = not partitions or job.partition in partitions
     if role is Role.CANDIDATE and (not served or figures.GPU_COUNT.fault(job.gpu_count)):
         role = Role.NOT_OURS

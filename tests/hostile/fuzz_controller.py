@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final, get_args
 
 from campaign import APART, Campaign, Gate, Outcome, compared, run
-from shrink import smallest_failing
+from muri.simulator.twin.shrink import smallest_failing
 from users import Attack
 
 POLICIES: Final = (

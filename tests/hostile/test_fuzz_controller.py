@@ -3,7 +3,7 @@
 import pytest
 from campaign import Campaign
 from fuzz_controller import tried
-from shrink import smallest_failing
+from muri.simulator.twin.shrink import smallest_failing
 from users import attacks
 
 CAMPAIGNS = [
