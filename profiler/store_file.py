@@ -454,7 +454,7 @@ def named_errors(path: Path, action: str) -> Iterator[None]:
         raise StoreError(f"cannot {action} the profile store {path}: {error.strerror}") from error
     except sqlite3.OperationalError as error:
         raise _operational(path, action, error) from error
-    except sqlite3.DatabaseError as error:
+    except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
         raise CorruptStoreError(path, str(error)) from error
 
 
@@ -472,6 +472,6 @@ def _operational(path: Path, action: str, error: sqlite3.OperationalError) -> St
             return StoreError(f"cannot {action} the profile store {path}: it is a directory; name a file in it")
     if "unable to open" in text or "readonly" in text or "access permission" in text:
         return StorePermissionError(path, action)
-    if "no such table" in text or "no such column" in text or "malformed" in text:
+    if "no such table" in text or "no such column" in text or "malformed" in text or "decode" in text:
         return CorruptStoreError(path, text)
     return StoreError(f"cannot {action} the profile store {path}: {text}")

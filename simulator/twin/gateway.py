@@ -35,6 +35,7 @@ class VirtualGateway:
     Attributes:
         around: Makes each call; faults are injected here.
         calls: How often each was made.
+        clock_offset_s: How far the clock of the controller's host is ahead of slurmctld's.
 
     Args:
         nodes: The cluster and what runs there.
@@ -47,6 +48,7 @@ class VirtualGateway:
         self._instant = instant
         self.around: Around = just_call
         self.calls: Counter[str] = Counter()
+        self.clock_offset_s = 0.0
         self._nodes = nodes
         self._slurm = nodes.slurm
 
@@ -82,7 +84,7 @@ class VirtualGateway:
         self._slurm.forget()
         self._nodes.report()
         return Snapshot(
-            self._slurm.now_s, "twin", VERSION, tuple(self._slurm.jobs.values()), self._slurm.shown_nodes(),
+            self._slurm.now_s + self.clock_offset_s, "twin", VERSION, tuple(self._slurm.jobs.values()), self._slurm.shown_nodes(),
             self._slurm.shown_reservations(), limits=self._slurm.site.limits,
         )  # fmt: skip
 
@@ -121,6 +123,7 @@ class VirtualGateway:
         """Withhold the licence until a time."""
         if not self._slurm.site.conf.gate_licence:
             raise NoGateLicenseError("Slurm has no licence muri_gate")
+        end_s -= self.clock_offset_s  # slurmctld is told how long from now
         self._change("extend_lease", lambda: setattr(self._slurm, "lease_end_s", end_s))
         self._slurm.time.at(end_s, self._slurm.look_soon)
 

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
+from muri.simulator.twin.limits import why_over_limits
 from muri.simulator.twin.programs import TrainingScript
 from muri.simulator.twin.twin import Course, Twin
 from muri.slurm_plugin.records import comment_tags as tags
@@ -27,8 +28,8 @@ _NEVER_GIVEN: Final = tuple(
 _MOST_MEMBERS: Final = 4
 
 
-class BrokenInvariantError(Exception):
-    """An invariant does not hold; the text says which, of which job, and when."""
+class BrokenInvariantError(BaseException):
+    """An invariant does not hold; the text says which, of which job, and when. No handler of the product may hold it."""
 
 
 @dataclass(slots=True)
@@ -63,6 +64,7 @@ class Watch:
         known: What is known of each user's job.
         tampered: Jobs whose AdminComment a fault has damaged.
         journal_lost: Whether a journal was lost: then nothing tells what a damaged member asked for.
+        succeeded_s: When a controller's cycle last succeeded.
     """
 
     twin: Twin
@@ -71,6 +73,7 @@ class Watch:
     known: dict[int, _Known] = field(default_factory=dict)
     tampered: set[int] = field(default_factory=set)
     journal_lost: bool = False
+    succeeded_s: float = 0.0
     _trained: Callable[[str, TrainingScript], None] = lambda what, script: None
 
     def begin(self) -> None:
@@ -98,7 +101,8 @@ class Watch:
             self._check_end(job, course)
         elif what == "requeued":
             self._check_requeue(job)
-        elif what == "hold overridden":
+        elif what == "hold overridden" and not (job.job_id in self.tampered and self.twin.slurm.site.conf.gate == "hold"):
+            # A hold without tags looks like that of a Muri which knew no other gate.
             self._say(f"job {job.job_id} was released though others hold it")
         elif what == "cancelled by Muri":
             self._say(f"Muri cancelled job {job.job_id}")
@@ -181,6 +185,13 @@ class Watch:
             return
         self._say(f"job {job.job_id} ended as {job.state} with code {job.exit_code} after {known.done} trainings")
 
+    def after_turn(self) -> None:
+        """Look whether the lease runs though nobody's cycles succeed: Slurm must go on as if Muri were not there."""
+        twin = self.twin
+        since_s = twin.time.now_s - max(self.succeeded_s, twin.begun_s)
+        if twin.slurm.lease_runs and since_s > twin.config.lease_s + 2 * twin.config.interval_s:
+            self._say(f"the lease runs though no cycle has succeeded for {since_s:.0f} s")
+
     def after_cycle(self) -> None:
         """Look whether a job waits for Muri for too long."""
         now_s = self.twin.time.now_s
@@ -199,7 +210,9 @@ class Watch:
     def _waits_for_muri(self, job: Job) -> bool:
         if job.state is not JobState.PENDING or job.begin_s > self.twin.time.now_s:
             return False
-        holder = self.twin.slurm.ledger[job.job_id].holder
+        holder, running = self.twin.slurm.ledger[job.job_id].holder, self.twin.slurm.running()
+        if why_over_limits(job, running, self.twin.slurm.site.limits):
+            return False  # Slurm itself would not start it
         return holder not in {"user", "admin"} and (holder == "muri" or is_behind_licence(job))
 
     def begin_anew(self) -> None:

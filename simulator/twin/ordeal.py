@@ -78,11 +78,11 @@ class Ordeal:
         self._controller: Controller | None = None
         self._away_until_s = 0.0
         self._removed = False
-        self._clock_offset_s = 0.0
+        self._between: list[Fault] | None = None
         self._within_second = False
         self._seconds = 0
         self._moved_aside = 0
-        self._full = False
+        self._full_until_s = 0.0
 
     def _tell(self, text: str) -> None:
         if self._heard is not None:
@@ -128,14 +128,20 @@ class Ordeal:
         """A cycle, where there is a controller, and the time until the next one."""
         due_s = self.twin.time.now_s + self.twin.config.interval_s
         if not self._removed and self.twin.time.now_s >= self._away_until_s:
+            self._between = []
             self._cycle()
+            between, self._between = self._between, None
+            for fault in between:
+                self._befall(fault)
         self.twin.time.advance(max(due_s, self.twin.time.now_s))
+        self.watch.after_turn()
 
     def _cycle(self) -> None:
         self.outcome.cycles += 1
         try:
             controller = self._opened()
             controller.cycle()
+            self.watch.succeeded_s = self.twin.time.now_s
             if self.twin.config.gate_watch_s:
                 self.twin.time.sleep(min(5.0, self.twin.config.gate_watch_s))
                 controller.close_gates()
@@ -152,19 +158,21 @@ class Ordeal:
         except MuriError as error:
             self._tell(f"cycle skipped: {error}")
             self.watch.begin_anew()
-        except BrokenInvariantError:
-            raise
         except Exception as error:
-            raise BrokenInvariantError(f"a cycle failed by a fault of Muri's own: {type(error).__name__}: {error}") from error
+            text = f"a cycle failed by a fault of Muri's own: {type(error).__name__}: {error}"
+            raise BrokenInvariantError(text) from error
 
     def _opened(self) -> Controller:
         if self._controller is None:
             self._process = ExitStack()
             self._controller = self._process.enter_context(self.twin.controller())
+        if self.twin.time.now_s < self._full_until_s:
+            # Whoever opens the file anew finds no room either.
+            self._controller._journal._connection.execute("PRAGMA max_page_count=1")
         return self._controller
 
     def _end_process(self) -> None:
-        process, self._process, self._controller, self._full = self._process, None, None, False
+        process, self._process, self._controller = self._process, None, None
         if process is not None:
             with contextlib.suppress(Exception):
                 process.close()
@@ -172,6 +180,8 @@ class Ordeal:
     def _mend_journal(self) -> None:
         """What an administrator does who reads the error: more room, or the damaged file moved aside."""
         self._end_process()
+        if self.twin.time.now_s < self._full_until_s:
+            return
         path = self.twin.config.state_dir / "journal.db"
         try:
             with self.twin.controller():
@@ -195,6 +205,9 @@ class Ordeal:
         if fault.kind in _AT_CALLS:
             self._armed.append(fault)
             self._arm_at.append(fault.which % 6)
+            return
+        if self._between is not None and fault.kind in _BETWEEN_CYCLES:
+            self._between.append(fault)
             return
         act = _ACTS[fault.kind]
         try:
@@ -228,8 +241,12 @@ class Ordeal:
             return self._previous if self._previous is not None and name == "snapshot" else fresh
         result = self._seen(name, act())
         if fault.kind == "controller killed after a call":
+            if name == "extend_lease":
+                self.watch.succeeded_s = self.twin.time.now_s  # all that matters has been done
             raise Killed
         if fault.kind == "call takes effect and fails":
+            if name == "extend_lease":
+                self.watch.succeeded_s = self.twin.time.now_s
             raise SlurmUnreachableError(f"cannot {name}: Zero Bytes were transmitted or received")
         if fault.kind == "partial snapshot" and isinstance(result, Snapshot):
             return _partial(result, fault)
@@ -252,11 +269,8 @@ class Ordeal:
         return fault
 
     def _seen(self, name: str, result: Any) -> Any:
-        if name == "snapshot" and isinstance(result, Snapshot):
-            if self._clock_offset_s:
-                result = replace(result, taken_s=result.taken_s + self._clock_offset_s)
-            if not self._within_second:
-                self._previous = result
+        if name == "snapshot" and isinstance(result, Snapshot) and not self._within_second:
+            self._previous = result
         return result
 
     def _second_controller(self) -> None:
@@ -270,6 +284,7 @@ class Ordeal:
             self.twin.know(self.story.profiles)
             with self.twin.controller() as controller:
                 controller.cycle()
+            self.watch.succeeded_s = self.twin.time.now_s
         except MuriError as error:
             self._tell(f"the second controller: {error}")
         finally:
@@ -280,7 +295,7 @@ class Ordeal:
         """From now on nothing goes wrong; people take back their holds."""
         self._armed.clear()
         self._arm_at.clear()
-        self._clock_offset_s = 0.0
+        self.twin.gateway.clock_offset_s = 0.0
         slurm = self.twin.slurm
         if slurm.away:
             slurm.come_back()
@@ -353,10 +368,11 @@ def _controller_away(ordeal: Ordeal, fault: Fault) -> str:
 
 
 def _clock_step(ordeal: Ordeal, fault: Fault) -> str:
-    ordeal._clock_offset_s = (fault.amount - 0.5) * 7200
-    ordeal.twin.time.after(150.0, lambda: setattr(ordeal, "_clock_offset_s", 0.0))
+    gateway = ordeal.twin.gateway
+    gateway.clock_offset_s = (fault.amount - 0.5) * 7200
+    ordeal.twin.time.after(150.0, lambda: setattr(gateway, "clock_offset_s", 0.0))
     ordeal.watch.begin_anew()
-    return f"{ordeal._clock_offset_s:+.0f} s"
+    return f"{gateway.clock_offset_s:+.0f} s"
 
 
 def _slurmctld_away(ordeal: Ordeal, fault: Fault) -> str:
@@ -458,7 +474,11 @@ def _user_acts(ordeal: Ordeal, fault: Fault) -> str:
         if job is not None:
             slurm.release(job.job_id, "user")
     elif kind in {"user requeues", "administrator requeues and holds"}:
-        job = _chosen([job for job in ordeal.users_jobs(*_RUNNING) if job.can_requeue], fault)
+        # With holds for a gate nobody can tell this hold of a member from the one with which it puts itself back.
+        told_apart = kind == "user requeues" or slurm.site.conf.gate != "hold"
+        jobs = [job for job in ordeal.users_jobs(*_RUNNING) if job.can_requeue]
+        jobs = [job for job in jobs if told_apart or tags.token(job.admin_comment, tags.STATE_PREFIX) is None]
+        job = _chosen(jobs, fault)
         if job is not None:
             by = "user" if kind == "user requeues" else "admin"
             slurm.requeue(job.job_id, by, held=by == "admin")
@@ -525,13 +545,13 @@ def _files(ordeal: Ordeal, fault: Fault) -> str:
 
 
 def _disk_full(ordeal: Ordeal, fault: Fault) -> str:
-    """SQLite finds no room for more pages until the controller starts anew."""
-    if ordeal._controller is None:
-        return ""
-    connection = ordeal._controller._journal._connection
-    connection.execute("PRAGMA max_page_count=1")
+    """SQLite finds no room for more pages for a while, whoever opens the file."""
+    ordeal._full_until_s = min(
+        ordeal.twin.time.now_s + 900 * fault.amount, ordeal.twin.begun_s + _CALM_AFTER_S
+    )
+    ordeal._end_process()
     ordeal.watch.begin_anew()
-    return "the journal cannot grow"
+    return f"until {ordeal._full_until_s - ordeal.twin.begun_s:.0f} s"
 
 
 def _truncated(ordeal: Ordeal, fault: Fault) -> str:
@@ -581,6 +601,12 @@ _AT_CALLS: Final = frozenset({
     "controller killed before a call", "controller killed after a call", "call fails", "call times out",
     "call takes effect and fails", "stale snapshot", "partial snapshot", "second controller", "controller told to stop",
 })  # fmt: skip
+
+_BETWEEN_CYCLES: Final = frozenset({
+    "controller away for long", "journal lost", "journal damaged", "profile store lost", "profile store damaged",
+    "disk full", "drained", "removed", "upgraded",
+})  # fmt: skip
+"""What happens to the controller's process or files while no cycle runs."""
 
 _ACTS: Final[dict[str, Callable[[Ordeal, Fault], str]]] = {
     "controller away for long": _controller_away,

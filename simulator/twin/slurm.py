@@ -358,8 +358,11 @@ class VirtualSlurm:
             if why == "BeginTime":
                 self.time.at(job.begin_s, self.look_soon)
             return why
-        running = [each for each in self.jobs.values() if each.state is JobState.RUNNING]
-        return why_over_limits(job, running, self.site.limits)
+        return why_over_limits(job, self.running(), self.site.limits)
+
+    def running(self) -> list[Job]:
+        """Jobs that run."""
+        return [job for job in self.jobs.values() if job.state is JobState.RUNNING]
 
     def usable_by(self, job: Job) -> Iterator[Node]:
         """Nodes that a job may get, busy ones included."""

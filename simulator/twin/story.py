@@ -104,7 +104,7 @@ _MODELS: Final = {
 def tell(seed: int, most_faults: int = 10) -> Story:
     """Draw a story from a seed."""
     draw = random.Random(f"story {seed}")
-    nodes, gpus = draw.choice(((1, 1), (1, 2), (2, 1), (2, 2)))
+    nodes, gpus = draw.choice(((1, 1), (1, 1), (1, 2), (2, 1), (2, 2)))
     gate = "hold" if draw.random() < 0.25 else "licence"
     limits = _limits(draw) if draw.random() < 0.3 else SiteLimits(partitions=(PartitionLimits("main"),))
     site = Site(
@@ -162,7 +162,7 @@ def _limits(draw: random.Random) -> SiteLimits:
 def _submission(draw: random.Random, number: int, gpus: int) -> Submission:
     model = draw.choice(sorted(_MODELS))
     iterations = draw.choice((20, 60, 120, 200, 300))
-    user = draw.choice(("alice", "alice", "bob"))
+    user = draw.choice(("alice", "alice", "alice", "bob"))
     count = 2 if gpus > 1 and draw.random() < 0.2 else 1
     marked = draw.random() < 0.92
     limit_s = draw.choice((1200, 3600, 7200))

@@ -49,6 +49,7 @@ from muri.slurm_plugin.planning.slurm_requests import (
     original_request,
     pilot_job,
 )
+from muri.slurm_plugin.planning.starts import asked_by
 from muri.slurm_plugin.profile_use import DocumentSink, note_accumulates
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import JobChange
@@ -203,8 +204,12 @@ class Executor:
         place = GroupPlace(pilot.job_id, intent.payload["node"], tuple(intent.payload["reasons"]))
         for member in members_in(intent.payload):
             job = self._view.active(member.job_id)
-            if job is not None and job.gated:
-                self._make_member(member, place)
+            if job is None or not job.gated:
+                continue
+            if job.membership is None and asked_by(job) != member.original:
+                log.info("job %d: not made a member: its request was changed meanwhile", member.job_id)
+                continue
+            self._make_member(member, place)
         self._journal.finish(action.token, "done")
 
     def _make_member(self, member: MemberPlan, place: GroupPlace) -> None:

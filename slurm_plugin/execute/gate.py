@@ -9,7 +9,7 @@ from dataclasses import replace
 from muri.slurm_plugin.gateway.base import Gateway, GatewayError, job_started
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import JobChange, JobState
-from muri.slurm_plugin.records.gate import OPEN, REQUEUED, is_behind_licence, with_gate, with_word, without_gate
+from muri.slurm_plugin.records.gate import OPEN, REQUEUED, gate_word, is_behind_licence, with_gate, with_word, without_gate
 from muri.slurm_plugin.records.roles import ManagedJob, Role
 
 _NOTHING = JobChange()
@@ -28,12 +28,16 @@ def open_gate(gateway: Gateway, job: ManagedJob, change: JobChange = _NOTHING, c
         NoSuchJobError: It is gone.
         GatewayError: Slurm refused.
     """
+    lifts = job.gated and job.held and not job.held_by_others
     if is_behind_licence(job):
         told = change.admin_comment if comment is None else comment
         change = replace(change, licenses=without_gate(job.licenses), admin_comment=told)
+    if lifts and change != _NOTHING and gate_word(job) == OPEN:
+        # A controller that dies before the release leaves a hold that must look like Muri's own, member or not.
+        change = replace(change, admin_comment=with_word(comment or _comment(job, change), REQUEUED))
     if change != _NOTHING:
         gateway.modify(job.job_id, change)
-    if job.gated and job.held and not job.held_by_others:
+    if lifts:
         gateway.release(job.job_id)
         gateway.modify(job.job_id, JobChange(admin_comment=with_word(comment or _comment(job, change), OPEN)))
 

@@ -59,6 +59,8 @@ def is_behind_own_hold(job: Job) -> bool:
     if job.state is not JobState.PENDING or not job.held or tags.USER_HOLD in job.admin_comment.split():
         return False
     word = gate_word(job)
+    if word is None and is_behind_licence(job):
+        return False  # its comment was damaged: the licence is its gate, and somebody else holds it
     if word == OPEN:
         return job.reason == _REQUEUED_HELD and tags.token(job.admin_comment, tags.STATE_PREFIX) is not None
     return word in {None, "hold", REQUEUED} and job.reason in {_REQUEUED_HELD, _HELD_BY_USER}

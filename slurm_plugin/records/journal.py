@@ -83,7 +83,7 @@ class CorruptJournalError(JournalError):
     """The journal's file is damaged; the jobs' own AdminComment holds what is needed to go on without it."""
 
 
-_DAMAGED: Final = ("malformed", "not a database")
+_DAMAGED: Final = ("malformed", "not a database", "decode", "no such table", "no such column")
 """SQLite's words for a damaged file, which no later try can read."""
 
 
@@ -139,7 +139,7 @@ class Journal:
             self._connection.execute("PRAGMA journal_mode=WAL")
             self._connection.execute("PRAGMA synchronous=FULL")
             self._migrate()
-        except (OSError, sqlite3.Error) as error:
+        except (OSError, sqlite3.Error, UnicodeDecodeError) as error:
             raise self._error("open", error) from error
 
     def _error(self, action: str, error: Exception) -> JournalError:
@@ -203,8 +203,19 @@ class Journal:
         """
         try:
             return self._connection.execute(query, (argument,)).fetchall()
-        except sqlite3.Error as error:
+        except (sqlite3.Error, UnicodeDecodeError) as error:
             raise self._error("read", error) from error
+
+    def _parsed(self, text: str) -> Any:
+        """Read a value that was written as JSON.
+
+        Raises:
+            CorruptJournalError: The file is damaged.
+        """
+        try:
+            return json.loads(text)
+        except ValueError as error:
+            raise CorruptJournalError(f"the journal {self._path} is damaged: a value in it cannot be read") from error
 
     def __enter__(self) -> Self:
         """Use the journal in a with statement; it is closed at the end."""
@@ -239,7 +250,7 @@ class Journal:
             "ORDER BY begun_s, token",
             state,
         )
-        return tuple(Intent(r[0], r[1], json.loads(r[2]), r[3], r[4], r[5]) for r in rows)
+        return tuple(Intent(r[0], r[1], self._parsed(r[2]), r[3], r[4], r[5]) for r in rows)
 
     def forget_before(self, begun_s: float) -> None:
         """Drop closed intents that began before a time, so that the file stays small."""
@@ -264,7 +275,7 @@ class Journal:
     def facts(self, name: str) -> dict[str, Any]:
         """Return all facts of one name by subject."""
         rows = self._read("SELECT subject, value FROM facts WHERE name=? ORDER BY subject", name)
-        return {subject: json.loads(value) for subject, value in rows}
+        return {subject: self._parsed(value) for subject, value in rows}
 
     def forget_fact(self, name: str, subject: str) -> None:
         """Drop a fact, if it is there."""
