@@ -115,3 +115,11 @@ WORKLOADS: Final = (
     workload("slurm-order", 11, (2, 2), 36, load=1.6, policy="muri-slurm", grouping=_FAIR),
     workload("turns-or-not", 12, (2, 1), 24, load=1.8, mean_s=20, policy="muri-jct"),
 )
+
+VALIDATION: Final = (
+    workload("fresh-one", 101, (1, 2), 26, load=1.7, policy="muri-jct", grouping=_FAIR),
+    workload("fresh-two", 102, (2, 2), 40, load=1.7, wide=0.15, policy="muri-s", grouping=_FAIR),
+    workload("fresh-three", 103, (3, 2), 48, load=1.6, mean_s=18, policy="muri-jct", grouping=_FAIR),
+    workload("fresh-four", 104, (4, 1), 36, load=1.7, policy="muri-l", grouping=_FAIR),
+)
+"""Workloads on which no delay was looked at."""

@@ -302,19 +302,19 @@ class Ordeal:
         for name in slurm.nodes:
             slurm.set_node(name, usable=True, state="IDLE")
         slurm.reservations = ()
-        for job in list(slurm.jobs.values()):
-            if slurm.ledger[job.job_id].holder in {"user", "admin"} and job.state is JobState.PENDING:
-                slurm.release(job.job_id, "admin")
-        self._help_tampered()
+        self._help()
         self.watch.begin_anew()
 
-    def _help_tampered(self) -> None:
-        """Do what users can do for jobs whose AdminComment was damaged, and nobody else can.
+    def _help(self) -> None:
+        """Do what people do from now on: take back their holds, and look after jobs whose AdminComment was damaged.
 
         A hold without any tag looks like their own. What a member asked for is lost where neither its tag nor a journal
         tells it.
         """
         slurm, twin = self.twin.slurm, self.twin
+        for job in list(slurm.jobs.values()):
+            if slurm.ledger[job.job_id].holder in {"user", "admin"} and job.state is JobState.PENDING:
+                slurm.release(job.job_id, "admin")
         for job_id in sorted(self.watch.tampered):
             job = slurm.jobs.get(job_id)
             if job is None or job.state is not JobState.PENDING:
@@ -325,7 +325,7 @@ class Ordeal:
             if forgotten and not job.gpu_count and tags.parse_state(job.admin_comment) is None:
                 self.watch.of(job_id).cancelled = True
                 slurm.cancel(job_id, "user")
-        twin.time.after(300.0, self._help_tampered)
+        twin.time.after(300.0, self._help)
 
     # Whom faults hit
 

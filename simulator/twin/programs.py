@@ -172,6 +172,7 @@ class NodeSide:
         sharing: How members share.
         runtimes: Those that take members, by placeholder job.
         muri_installed: Whether job_submit knows `--muri`.
+        starting: Scripts that are about to join a runtime.
         on_training: Is told when a script's training begins or has come to its end.
 
     Args:
@@ -184,6 +185,7 @@ class NodeSide:
         self.sharing = sharing
         self.runtimes: dict[int, Runtime] = {}
         self.muri_installed = True
+        self.starting = 0
         self.on_training: Callable[[str, TrainingScript], None] = lambda what, script: None
         self._looking: dict[int, list[Callable[[], None]]] = {}
         self._pilots: dict[int, Placeholder] = {}
@@ -222,6 +224,10 @@ class NodeSide:
         if self.runtimes.pop(runtime.pilot.job_id, None) is not None:
             self._pilots.pop(runtime.pilot.job_id, None)
             runtime.end()
+
+    def one_has_started(self) -> None:
+        """A script has joined a runtime, or has given up."""
+        self.starting -= 1
 
     def report(self) -> None:
         """Write what placeholders report into their comments, as of their last report."""
@@ -302,7 +308,11 @@ class TrainingScript:
         if self._run is not run or self._stopped or self._leaving:
             return
         timeout.call_off()
-        self._later(self._nodes.delays.join_s, lambda: self._join(pilot))
+        delays, self._nodes.starting = self._nodes.delays, self._nodes.starting + 1
+        # Those that start later at the same time are slowed down by this one, as this one is by those before it.
+        seconds = delays.join_s + delays.crowd_s * (self._nodes.starting - 1)
+        self._nodes.slurm.time.after(seconds, self._nodes.one_has_started)
+        self._later(seconds, lambda: self._join(pilot))
 
     def _join(self, pilot: int) -> None:
         runtime = self._nodes.runtimes.get(pilot)

@@ -37,7 +37,11 @@ class Free:
         return self.gpus >= gpus and self.cpus >= cpus and self.mem_mib >= mem_mib
 
 
-def need_of(job: Job) -> tuple[int, int, int]:
+Need = tuple[int, int, int]
+"""GPUs, CPUs and MiB on a node."""
+
+
+def need_of(job: Job) -> Need:
     """GPUs, CPUs and MiB that a job needs on each of its nodes."""
     count = max(1, job.node_count)
     return -(-job.gpu_count // count), max(1, -(-job.cpu_count // count)), job.mem_per_node_mib
@@ -76,7 +80,7 @@ class Backlog:
         self._slurm = slurm
         self._backfill = backfill
         self._blocked: set[str] = set()
-        self._shadows: dict[str, float] = {}
+        self._shadows: dict[str, list[tuple[float, Need]]] = {}
         self._shadow_count = 0
 
     def nodes_for(self, job: Job) -> tuple[tuple[str, ...], str]:
@@ -92,7 +96,7 @@ class Backlog:
         names = [
             node.name
             for node in usable
-            if self._slurm.free[node.name].holds(*need) and end_s <= self._shadows.get(node.name, float("inf"))
+            if self._slurm.free[node.name].holds(*need) and self._spares(node.name, need, end_s)
         ][:count]
         if len(names) == count:
             return tuple(names), ""
@@ -101,7 +105,30 @@ class Backlog:
             self._keep_free(job, [node.name for node in usable])
         return (), "Priority" if blocked else "Resources"
 
-    def _why_never(self, job: Job, need: tuple[int, int, int]) -> str:
+    def _spares(self, name: str, need: Need, end_s: float) -> bool:
+        """Whether a job that runs until `end_s` leaves what was foreseen for others of a node."""
+        for at_s, foreseen in self._shadows.get(name, ()):
+            if end_s <= at_s:
+                continue
+            left = Free.of(self._slurm.nodes[name])
+            for until_s, held in self._held(name):
+                if until_s > at_s:
+                    left.take(*held)
+            if not left.holds(*(mine + theirs for mine, theirs in zip(need, foreseen, strict=True))):
+                return False
+        return True
+
+    def _held(self, name: str) -> list[tuple[float, Need]]:
+        """Until when jobs hold what of a node, as far as time limits tell."""
+        found = []
+        for job in self._slurm.running():
+            for node, gpus, cpus, mem_mib in self._slurm.ledger[job.job_id].placed:
+                if node == name:
+                    end_s = job.start_s + job.time_limit_s if job.time_limit_s else float("inf")
+                    found.append((end_s, (gpus, cpus, mem_mib)))
+        return sorted(found)
+
+    def _why_never(self, job: Job, need: Need) -> str:
         """Why a job's nodes do not suffice: they are closed for now, or its request fits nowhere."""
         nodes = [node for node in self._slurm.nodes.values() if job.partition in node.partitions]
         if job.required_nodes or any(not node.usable for node in nodes) or self._slurm.reservations:
@@ -115,23 +142,16 @@ class Backlog:
         need, count = need_of(job), max(1, job.node_count)
         when = sorted((self._free_at(name, need), name) for name in names)[:count]
         for at_s, name in when:
-            self._shadows[name] = min(at_s, self._shadows.get(name, float("inf")))
+            self._shadows.setdefault(name, []).append((at_s, need))
 
-    def _free_at(self, name: str, need: tuple[int, int, int]) -> float:
+    def _free_at(self, name: str, need: Need) -> float:
         """When a node has so much free, as far as time limits tell."""
         have = self._slurm.free[name]
         free = Free(have.gpus, have.cpus, have.mem_mib)
         if free.holds(*need):
             return self._slurm.now_s
-        ends: list[tuple[float, int, tuple[int, int, int]]] = []
-        for job in self._slurm.jobs.values():
-            if job.state is JobState.RUNNING:
-                for node, gpus, cpus, mem_mib in self._slurm.ledger[job.job_id].placed:
-                    if node == name:
-                        end_s = job.start_s + job.time_limit_s if job.time_limit_s else float("inf")
-                        ends.append((end_s, job.job_id, (gpus, cpus, mem_mib)))
-        for end_s, _, (gpus, cpus, mem_mib) in sorted(ends):
-            free.take(-gpus, -cpus, -mem_mib)
+        for end_s, held in self._held(name):
+            free.take(*(-amount for amount in held))
             if free.holds(*need):
                 return end_s
         return float("inf")

@@ -22,6 +22,8 @@ class Delays:
         run_s: `muri run`, from its start to the script's first line, alone.
         pilot_s: From a placeholder's start until its runtime takes members.
         join_s: `muri run`, from its start to the script's first line, in a runtime that is ready.
+        crowd_s: How much longer that takes for each other script that starts at the same time; 0 where every node has
+            cores to spare, unlike a sandbox, all of whose nodes share a few.
         leave_s: From the last iteration of a member to the end of its batch script.
         notice_s: From the end of the last member at work until the placeholder asks whether any is left.
         iteration_s: What each iteration of a member takes beside its stages.
@@ -40,6 +42,7 @@ class Delays:
     run_s: float = 0.075
     pilot_s: float = 0.47
     join_s: float = 0.16
+    crowd_s: float = 0.0
     leave_s: float = 0.03
     notice_s: float = 0.3
     iteration_s: float = 0.0004

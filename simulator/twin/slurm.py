@@ -305,7 +305,8 @@ class VirtualSlurm:
             self._gated.discard(job.job_id)
 
     def look_soon(self) -> None:
-        """Let the main scheduler look at the queue with its next tick."""
+        """Let the schedulers look at the queue, each with its next tick."""
+        self._backfill_later()
         if self._look is None:
             conf = self.site.conf
             self._look = self.time.at(self._next(conf.tick_s, conf.tick_at_s), self._main_pass)
@@ -314,6 +315,10 @@ class VirtualSlurm:
         """The next time of a train of ticks."""
         first_s = self._begun_s + at_s
         return first_s + period_s * math.floor((self.now_s - first_s) / period_s + 1)
+
+    def _look_now(self) -> None:
+        if self._waiting or (self._gated and not self.lease_runs):
+            self._pass(backfill=False)
 
     def _main_pass(self) -> None:
         self._look = None
@@ -328,6 +333,8 @@ class VirtualSlurm:
 
     def _pass(self, *, backfill: bool) -> None:
         """Start what can start, in order of priority."""
+        if self.away:
+            return
         backlog = Backlog(self, backfill=backfill)
         for job in self._in_order():
             if why := self._why_waiting(job):
@@ -338,7 +345,11 @@ class VirtualSlurm:
                 self._start(job, nodes)
             else:
                 self._reason(job, why)
-        if self._waiting and self._backfill is None:
+        if self._waiting:
+            self._backfill_later()
+
+    def _backfill_later(self) -> None:
+        if self._backfill is None:
             conf = self.site.conf
             self._backfill = self.time.at(self._next(conf.bf_interval_s, conf.bf_at_s), self._backfill_pass)
 
@@ -487,7 +498,8 @@ class VirtualSlurm:
             self._back_in_queue(job, held=book.goes_back == "held")
         else:
             self._final(replace(job, state=JobState(book.ends_as or JobState.FAILED), end_s=self.now_s))
-        self.look_soon()
+        # What a run leaves is given out at once, not with the next tick.
+        self.time.after(self.site.delays.end_s, self._look_now)
 
     def _back_in_queue(self, job: Job, *, held: bool) -> None:
         book = self.ledger[job.job_id]

@@ -1,0 +1,220 @@
+"""Predicted = measured? Workloads run on a sandbox, a real Slurm, and in the twin, and what each job took in both.
+
+    python benchmarks/fidelity.py live --out benchmarks/results/fidelity      # minutes for each workload
+    python benchmarks/fidelity.py compare benchmarks/results/fidelity
+
+The twin is told what the live run was told: jobs, profiles, configuration. Besides, three phases that no configuration
+tells are read off the live run: when slurmctld's second begins, when its backfill loop ticks, and when the controller
+began a cycle. The delays of `SANDBOX` were measured on the sandbox once, by other runs.
+"""
+
+import json
+import statistics
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from fidelity_live import INTERVAL_S, JobRun, Run, config_of, dump, load, run_live
+from fidelity_workloads import USERS, VALIDATION, WORKLOADS, Workload
+from machine import describe_machine
+
+from muri.profiler.records import ProfileKey, StageProfile
+from muri.simulator.twin.programs import Work
+from muri.simulator.twin.sharing import Course, Sharing
+from muri.simulator.twin.site import Delays, Site, SlurmConf, plain_nodes
+from muri.simulator.twin.submission import Submission
+from muri.simulator.twin.twin import EPOCH_S, Twin, folder
+from muri.slurm_plugin.config import Config
+
+SANDBOX: Final = Delays(crowd_s=0.13, join_s=0.17)
+"""Of a sandbox on two cores, which all of its nodes share."""
+
+_SCRIPT_S: Final = 0.001
+"""What an iteration of the workloads' script takes beside its sleeps."""
+
+_LEAD_S: Final = 20.0
+"""From the twin's beginning to the workload's."""
+
+_UIDS: Final = {user: 1001 + number for number, user in enumerate(USERS)}
+
+_EVERY: Final = (*WORKLOADS, *VALIDATION)
+
+
+def run_twin(workload: Workload, live: Run) -> Run:
+    """Run a workload in the twin, with the phases of a live run."""
+    second_s = live.start_s % 1.0
+    begin_s = EPOCH_S + _LEAD_S + second_s
+    conf = SlurmConf(
+        bf_interval_s=1.0, bf_at_s=backfill_phase_s(live), cred_expire_s=10.0, min_job_age_s=7200.0, kill_wait_s=5.0,
+        def_mem_per_cpu_mib=1000,
+    )  # fmt: skip
+    site = Site(plain_nodes(workload.node_count, workload.gpus_per_node, 64, 64_000), conf=conf, delays=SANDBOX)
+    sharing = Sharing(piece_s=0.02, contention=False, has_gpu=False)
+    with folder() as place:
+        twin = Twin(site, Config(**config_of(workload)), place, sharing)
+        twin.know(_profiles(workload))
+        twin.submit(_submissions(workload, begin_s))
+        cycle_s = live.cycle_s - (live.start_s - second_s)
+        twin.run(first_cycle_s=(cycle_s - SANDBOX.read_s / 2) % INTERVAL_S)
+    return _run_of(twin, workload, live, begin_s)
+
+
+def backfill_phase_s(live: Run) -> float:
+    """When slurmctld's backfill loop ticked within a second: then, or with a second's beginning, jobs start."""
+    starts = [(job.start_s + live.start_s - SANDBOX.launch_s) % 1.0 for job in live.jobs]
+    apart = [start for start in starts if 0.06 < start < 0.985]
+    return statistics.median_low(apart) if apart else 0.5
+
+
+def _profiles(workload: Workload) -> list[StageProfile]:
+    counts = sorted({job.gpu_count for job in workload.jobs})
+    return [
+        StageProfile(ProfileKey(model, 8, count, "gpu"), *stages, iteration_s=sum(stages), iterations=20)
+        for model, stages in workload.models.items()
+        for count in counts
+    ]
+
+
+def _submissions(workload: Workload, begin_s: float) -> list[Submission]:
+    found = []
+    for job in workload.jobs:
+        stages = workload.models[job.model]
+        duration_s = max(1, round(job.iterations * sum(stages)))
+        work = Work(Course(stages, sum(stages) + _SCRIPT_S), job.iterations)
+        mark = f"model={job.model},batch-size=8,duration={duration_s}"
+        found.append(
+            Submission(
+                begin_s + job.submit_s, job.user, _UIDS[job.user], work, mark, node_count=job.node_count,
+                gpus_per_node=job.gpus_per_node, time_limit_s=600,
+            )
+        )  # fmt: skip
+    return found
+
+
+def _run_of(twin: Twin, workload: Workload, live: Run, begin_s: float) -> Run:
+    jobs = tuple(
+        JobRun(
+            job.submit_s, course.starts_s[-1] - begin_s, course.trained_s[0] - begin_s, course.trained_s[1] - begin_s,
+            course.end_s - begin_s, bool(course.pilots), len(course.starts_s),
+        )
+        for job, course in zip(workload.jobs, twin.courses, strict=True)
+    )  # fmt: skip
+    groups: dict[int, list[int]] = {}
+    for number, course in enumerate(twin.courses):
+        for pilot in course.pilots:
+            groups.setdefault(pilot, []).append(number)
+    return Run(jobs, tuple(tuple(group) for _, group in sorted(groups.items())), live.start_s, live.cycle_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """A workload live and in the twin.
+
+    Attributes:
+        workload: Its name.
+        live: Live.
+        twin: In the twin.
+    """
+
+    workload: str
+    live: Run
+    twin: Run
+
+    def error(self, figure: str) -> float:
+        """How far a figure of the twin is from the live one, relative to that."""
+        mine, theirs = (_figures(run)[figure] for run in (self.twin, self.live))
+        return mine / theirs - 1
+
+    def row(self) -> dict[str, Any]:
+        """As plain values."""
+        errors = {f"{name}_error": round(self.error(name), 4) for name in ("average_jct_s", "p99_jct_s", "makespan_s")}
+        jobs = zip(self.twin.jobs, self.live.jobs, strict=True)
+        off = statistics.median(abs(mine.jct_s / theirs.jct_s - 1) for mine, theirs in jobs)
+        return {
+            "workload": self.workload, "jobs": len(self.live.jobs), "live": _figures(self.live),
+            "twin": _figures(self.twin), **errors, "median_job_error": round(off, 4),
+        }  # fmt: skip
+
+
+def _figures(run: Run) -> dict[str, float]:
+    ordered = sorted(job.jct_s for job in run.jobs)
+    return {
+        "average_jct_s": round(run.average_jct_s, 2),
+        "p99_jct_s": round(ordered[min(len(ordered) - 1, int(0.99 * len(ordered)))], 2),
+        "makespan_s": round(run.makespan_s, 2),
+        "groups": len(run.groups),
+        "members": sum(job.member for job in run.jobs),
+    }
+
+
+def compare_all(folder_of_runs: Path, names: Sequence[str]) -> list[Comparison]:
+    """Run in the twin what ran live."""
+    found = []
+    for workload in _EVERY:
+        path = folder_of_runs / f"{workload.name}.json"
+        if path.exists() and (not names or workload.name in names):
+            live = load(json.loads(path.read_text()))
+            found.append(Comparison(workload.name, live, run_twin(workload, live)))
+    return found
+
+
+def _table(comparisons: Sequence[Comparison]) -> str:
+    lines = [f"{'workload':16} jobs  avg JCT live  twin  error  makespan live  twin  error  groups"]
+    for each in comparisons:
+        live, twin = _figures(each.live), _figures(each.twin)
+        lines.append(
+            f"{each.workload:16} {len(each.live.jobs):4d} {live['average_jct_s']:9.1f} {twin['average_jct_s']:8.1f} "
+            f"{each.error('average_jct_s'):+6.1%} {live['makespan_s']:10.1f} {twin['makespan_s']:8.1f} "
+            f"{each.error('makespan_s'):+6.1%} {live['groups']:3.0f}/{twin['groups']:.0f}"
+        )
+    for figure in ("average_jct_s", "makespan_s"):
+        errors = [abs(each.error(figure)) for each in comparisons]
+        lines.append(f"{figure}: |error| mean {statistics.mean(errors):.1%}, worst {max(errors):.1%}")
+    return "\n".join(lines)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+def main() -> None:
+    """Compare live runs on a sandbox with the twin's predictions."""
+
+
+@main.command()
+@click.argument("names", nargs=-1)
+@click.option("--out", type=click.Path(path_type=Path, file_okay=False), required=True)
+def live(names: tuple[str, ...], out: Path) -> None:
+    """Run workloads on a sandbox; leave the machine alone meanwhile."""
+    known = {workload.name for workload in _EVERY}
+    if unknown := sorted(set(names) - known):
+        raise click.UsageError(f"unknown: {', '.join(unknown)}; there are {', '.join(sorted(known))}")
+    out.mkdir(parents=True, exist_ok=True)
+    for workload in _EVERY:
+        if names and workload.name not in names:
+            continue
+        run = run_live(workload, out / f"{workload.name}.log")
+        (out / f"{workload.name}.json").write_text(json.dumps({**dump(run), "machine": describe_machine()}) + "\n")
+        click.echo(f"{workload.name}: average JCT {run.average_jct_s:.1f} s, makespan {run.makespan_s:.1f} s")
+
+
+@main.command()
+@click.argument("folder_of_runs", metavar="FOLDER", type=click.Path(path_type=Path, exists=True, file_okay=False))
+@click.argument("names", nargs=-1)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def compare(folder_of_runs: Path, names: tuple[str, ...], as_json: bool) -> None:
+    """Run in the twin what ran live, and print both."""
+    comparisons = compare_all(folder_of_runs, names)
+    if not comparisons:
+        raise click.UsageError(f"{folder_of_runs} holds no live run of these workloads; make some with `live`")
+    if as_json:
+        click.echo(json.dumps({"machine": describe_machine(), "rows": [each.row() for each in comparisons]}, indent=1))
+    else:
+        click.echo(_table(comparisons))
+
+
+if __name__ == "__main__":
+    main()
