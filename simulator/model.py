@@ -139,7 +139,8 @@ class Settings:
     """How to simulate.
 
     Attributes:
-        model: "default" is physically sound; "reference" repeats the public Muri simulator's semantics.
+        model: "default" is physically sound; "reference" repeats the public Muri simulator's semantics; "live" runs
+            the real controller on a virtual Slurm.
         interval_s: Seconds between two plans; 0: at every arrival and completion.
         restart_s: Seconds lost by a start, regrouping or move, for jobs that state none.
         profile_noise: n_p: stage times as planned with are the true ones × U[1 − n_p, 1 + n_p] (Muri, section 6.4).
@@ -156,7 +157,7 @@ class Settings:
             public simulator does. None: all jobs.
     """
 
-    model: Literal["default", "reference"] = "default"
+    model: Literal["default", "reference", "live"] = "default"
     interval_s: float = 0.0
     restart_s: float = 30.0
     profile_noise: float = 0.0

@@ -61,6 +61,10 @@ def simulate(
         muri.policies.options.OptionsError: An option is unknown, wrong, or contradicts the policy.
     """
     task = Simulation(trace, policy_name, cluster, settings, options or {}, progress, with_spans)
+    if settings.model == "live":
+        from muri.simulator.twin.live import simulate_live  # the controller is not needed for the other models
+
+        return simulate_live(task)
     if settings.model != "reference":
         return _simulate_cluster(task)
     check_published(policy_name, task.options)
@@ -162,7 +166,7 @@ def check_policies(model: str, options: Mapping[str, Mapping[str, Any]]) -> None
     """Refuse unknown policies and options before the first simulation starts.
 
     Args:
-        model: "default" or "reference", which has policies of its own.
+        model: "default", "live", or "reference", which has policies of its own.
         options: Options by policy.
 
     Raises:
@@ -171,6 +175,8 @@ def check_policies(model: str, options: Mapping[str, Mapping[str, Any]]) -> None
     for name, chosen in options.items():
         if model == "default":
             get_policy(name, chosen)
+        elif model == "live":
+            get_policy(name)
         else:
             check_published(name, chosen)
 

@@ -32,7 +32,7 @@ class Request:
     gpu_mem_gib: float
     cpus_per_node: float
     mem_gib_per_node: float
-    model: Literal["default", "reference"]
+    model: Literal["default", "reference", "live"]
     interval_s: float
     restart_s: float
     profiling_s: float

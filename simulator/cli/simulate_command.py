@@ -91,8 +91,9 @@ def outage(text: str) -> Outage:
 )
 @click.option("--mem-gb-per-node", "mem_gib_per_node", metavar="GIB", type=_AMOUNT, default=0.0,
               help="Host memory of each node, shared out likewise; 0: unlimited.")  # fmt: skip
-@click.option("--model", type=click.Choice(["default", "reference"]), default="default", show_default=True,
-              help="default: physically sound; reference: as in Muri's and Synergy's public simulators.")  # fmt: skip
+@click.option("--model", type=click.Choice(["default", "reference", "live"]), default="default", show_default=True,
+              help="default: physically sound; reference: as in Muri's and Synergy's public simulators; live: the real "
+                   "controller on a virtual Slurm, a cycle every six minutes unless --interval says otherwise.")  # fmt: skip
 @click.option("--interval", "interval_s", metavar="SECONDS", type=_AMOUNT, default=0.0, show_default=True,
               help="Seconds between two plans; 0: at every arrival and completion.")  # fmt: skip
 @click.option("--restart-s", metavar="SECONDS", type=_AMOUNT, default=30.0, show_default=True,
@@ -145,6 +146,7 @@ def simulate(**given: Any) -> None:
       muri simulate jobs.csv --policy srsf,muri-s --nodes 8 --gpus-per-node 8
       muri simulate jobs.csv --policy fifo,muri-l --unknown-durations --out report
       muri simulate a.csv b.csv --policy srtf,muri-s --seed 0,1,2 --profile-noise 0.2 --jobs 4
+      muri simulate jobs.csv --policy muri-s,muri-jct --model live
       muri simulate jobs.csv --policy fifo,auto --outage 3:3600:7200 --option max_group_size=2
       muri simulate jobs.csv --policy fifo,synergy-tune-fifo --cpus-per-node 24 --mem-gb-per-node 500
       muri simulate jobs.csv --policy sjf,sjf-bsbf,muri-jct --gpu-mem-gb 16 --interference pairs.csv

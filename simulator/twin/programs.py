@@ -417,6 +417,11 @@ class Placeholder:
         self._over = False
         self._next_poll: Event | None = None
 
+    @property
+    def served(self) -> tuple[str, ...]:
+        """Job ids of all members that have been at work in its runtime."""
+        return () if self._runtime is None else tuple(map(str, self._runtime.members))
+
     def start(self, run: Run) -> None:
         """Start the runtime, and watch over its members."""
         self._run, self._begun_s = run, self._nodes.slurm.now_s

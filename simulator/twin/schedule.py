@@ -1,13 +1,10 @@
 """Which waiting jobs can start on which nodes: Slurm's main and backfill schedulers, as far as they matter here."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 
-from muri.slurm_plugin.records.cluster import Job, JobState, Node
-
-if TYPE_CHECKING:
-    from muri.simulator.twin.slurm import VirtualSlurm
+from muri.slurm_plugin.records.cluster import Job, JobState, Node, Reservation
 
 _MOST_SHADOWS: Final = 8
 """For so many blocked jobs the backfill scheduler keeps nodes free."""
@@ -65,6 +62,27 @@ def why_unready(job: Job, jobs: Mapping[int, Job], now_s: float) -> str:
     return ""
 
 
+class Cluster(Protocol):
+    """What a scheduler has to know of a cluster."""
+
+    nodes: dict[str, Node]
+    free: dict[str, Free]
+    reservations: tuple[Reservation, ...]
+
+    @property
+    def now_s(self) -> float:
+        """The time."""
+        ...
+
+    def usable_by(self, job: Job) -> Iterator[Node]:
+        """Nodes that a job may get, busy ones included."""
+        ...
+
+    def held_on(self, name: str) -> Iterator[tuple[float, Need]]:
+        """Until when running jobs hold what of a node, as far as their time limits tell."""
+        ...
+
+
 class Backlog:
     """One look at the queue, in order of priority: what is blocked keeps its place.
 
@@ -72,12 +90,12 @@ class Backlog:
     scheduler does where that job, whose nodes and start it foresees by the time limits, starts no later for it.
 
     Args:
-        slurm: The cluster.
+        cluster: The cluster.
         backfill: Whether this is the backfill scheduler's.
     """
 
-    def __init__(self, slurm: "VirtualSlurm", *, backfill: bool) -> None:
-        self._slurm = slurm
+    def __init__(self, cluster: Cluster, *, backfill: bool) -> None:
+        self._cluster = cluster
         self._backfill = backfill
         self._blocked: set[str] = set()
         self._shadows: dict[str, list[tuple[float, Need]]] = {}
@@ -89,14 +107,14 @@ class Backlog:
         if blocked and not self._backfill:
             return (), "Priority"
         count, need = max(1, job.node_count), need_of(job)
-        usable = list(self._slurm.usable_by(job))
+        usable = list(self._cluster.usable_by(job))
         if len([node for node in usable if Free.of(node).holds(*need)]) < count:
             return (), self._why_never(job, need)
-        end_s = self._slurm.now_s + job.time_limit_s if job.time_limit_s else float("inf")
+        end_s = self._cluster.now_s + job.time_limit_s if job.time_limit_s else float("inf")
         names = [
             node.name
             for node in usable
-            if self._slurm.free[node.name].holds(*need) and self._spares(node.name, need, end_s)
+            if self._cluster.free[node.name].holds(*need) and self._spares(node.name, need, end_s)
         ][:count]
         if len(names) == count:
             return tuple(names), ""
@@ -110,28 +128,18 @@ class Backlog:
         for at_s, foreseen in self._shadows.get(name, ()):
             if end_s <= at_s:
                 continue
-            left = Free.of(self._slurm.nodes[name])
-            for until_s, held in self._held(name):
+            left = Free.of(self._cluster.nodes[name])
+            for until_s, held in sorted(self._cluster.held_on(name)):
                 if until_s > at_s:
                     left.take(*held)
             if not left.holds(*(mine + theirs for mine, theirs in zip(need, foreseen, strict=True))):
                 return False
         return True
 
-    def _held(self, name: str) -> list[tuple[float, Need]]:
-        """Until when jobs hold what of a node, as far as time limits tell."""
-        found = []
-        for job in self._slurm.running():
-            for node, gpus, cpus, mem_mib in self._slurm.ledger[job.job_id].placed:
-                if node == name:
-                    end_s = job.start_s + job.time_limit_s if job.time_limit_s else float("inf")
-                    found.append((end_s, (gpus, cpus, mem_mib)))
-        return sorted(found)
-
     def _why_never(self, job: Job, need: Need) -> str:
         """Why a job's nodes do not suffice: they are closed for now, or its request fits nowhere."""
-        nodes = [node for node in self._slurm.nodes.values() if job.partition in node.partitions]
-        if job.required_nodes or any(not node.usable for node in nodes) or self._slurm.reservations:
+        nodes = [node for node in self._cluster.nodes.values() if job.partition in node.partitions]
+        if job.required_nodes or any(not node.usable for node in nodes) or self._cluster.reservations:
             return "ReqNodeNotAvail"
         fits = sum(Free.of(node).holds(*need) for node in nodes) >= max(1, job.node_count)
         return "Resources" if fits else "BadConstraints"
@@ -146,11 +154,11 @@ class Backlog:
 
     def _free_at(self, name: str, need: Need) -> float:
         """When a node has so much free, as far as time limits tell."""
-        have = self._slurm.free[name]
+        have = self._cluster.free[name]
         free = Free(have.gpus, have.cpus, have.mem_mib)
         if free.holds(*need):
-            return self._slurm.now_s
-        for end_s, held in self._held(name):
+            return self._cluster.now_s
+        for end_s, held in sorted(self._cluster.held_on(name)):
             free.take(*(-amount for amount in held))
             if free.holds(*need):
                 return end_s

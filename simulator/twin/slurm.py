@@ -16,7 +16,7 @@ from ClusterShell.NodeSet import NodeSet
 from muri.simulator.twin.clock import Event, VirtualTime
 from muri.simulator.twin.limits import why_over_limits, why_refused
 from muri.simulator.twin.records import Holder, Ledger, Note, Program, Run
-from muri.simulator.twin.schedule import Backlog, Free, why_unready
+from muri.simulator.twin.schedule import Backlog, Free, Need, why_unready
 from muri.simulator.twin.site import Site
 from muri.slurm_plugin.gateway.base import SlurmUnreachableError, slurm_error
 from muri.slurm_plugin.records.cluster import Job, JobChange, JobState, Node, Reservation
@@ -296,6 +296,8 @@ class VirtualSlurm:
         self.jobs[job.job_id] = job
         if job.state is JobState.PENDING and not job.held:
             gated = is_behind_licence(job)
+            if gated and self.lease_runs:
+                self._reason(job, "Licenses")
             (self._gated if gated else self._waiting).add(job.job_id)
             (self._waiting if gated else self._gated).discard(job.job_id)
             if not gated or not self.lease_runs:
@@ -370,6 +372,14 @@ class VirtualSlurm:
                 self.time.at(job.begin_s, self.look_soon)
             return why
         return why_over_limits(job, self.running(), self.site.limits)
+
+    def held_on(self, name: str) -> Iterator[tuple[float, Need]]:
+        """Until when running jobs hold what of a node, as far as their time limits tell."""
+        for job in self.running():
+            for node, *held in self.ledger[job.job_id].placed:
+                if node == name:
+                    end_s = job.start_s + job.time_limit_s if job.time_limit_s else float("inf")
+                    yield end_s, (held[0], held[1], held[2])
 
     def running(self) -> list[Job]:
         """Jobs that run."""

@@ -1,0 +1,281 @@
+"""What Muri relies on in Slurm, as cases that run on a real Slurm and on the twin's alike.
+
+A difference that is found becomes a case here: first the real Slurm answers, then the virtual one has to.
+"""
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from muri.slurm_plugin.gateway.base import GatewayError, NoSuchJobError
+from muri.slurm_plugin.records.cluster import Job, JobChange, JobState, Node
+
+REMOVED = "gres/gpu:0,gres/muri:1"
+"""What takes a waiting job's GPUs away on every release that can."""
+
+
+class World(Protocol):
+    """A Slurm with nodes n1 to n4 of two GPUs each, and a user alice."""
+
+    def submit(self, *, gpus: int = 0, node: str = "", hold: bool = False, begin_in_s: int = 0, requeue: bool = True,
+               cpus: int = 1, seconds: int = 600, minutes: int = 0, dependency: str = "",
+               licence: str = "") -> int:  # fmt: skip
+        """Submit a job of alice's that sleeps so long."""
+        ...
+
+    def job(self, job_id: int) -> Job:
+        """A job as the gateway shows it."""
+        ...
+
+    def node(self, name: str) -> Node:
+        """A node as the gateway shows it."""
+        ...
+
+    def wait(self, job_id: int, state: JobState) -> None:
+        """Let time pass until a job is in a state."""
+        ...
+
+    def settle(self) -> None:
+        """Let some seconds pass, in which whatever can start does."""
+        ...
+
+    def call(self, method: str, *arguments: Any) -> None:
+        """Call the gateway.
+
+        Raises:
+            GatewayError: Slurm refused.
+        """
+        ...
+
+    def release_by_user(self, job_id: int) -> None:
+        """alice releases her job."""
+        ...
+
+    def hold_by_admin(self, job_id: int) -> None:
+        """root holds a job, as `scontrol hold`."""
+        ...
+
+
+def _refused(world: World, *call: Any) -> GatewayError:
+    try:
+        world.call(*call)
+    except GatewayError as error:
+        return error
+    raise AssertionError(f"{call} was not refused")
+
+
+def a_hold_and_its_release_may_be_repeated(world: World) -> None:
+    job_id = world.submit(hold=True)
+    for _ in range(2):
+        world.call("hold", job_id)
+    job = world.job(job_id)
+    assert (job.held, job.reason, job.priority) == (True, "JobHeldUser", 0)
+    for _ in range(2):
+        world.call("release", job_id)
+    world.wait(job_id, JobState.RUNNING)
+    world.call("release", job_id)
+
+
+def a_running_job_cannot_be_held_by_the_gateway(world: World) -> None:
+    job_id = world.submit()
+    world.wait(job_id, JobState.RUNNING)
+    try:
+        world.call("hold", job_id)
+    except GatewayError as error:
+        assert "no longer pending" in str(error) or "already started" in str(error).lower(), error
+    assert world.job(job_id).state is JobState.RUNNING
+
+
+def a_user_lifts_a_hold_of_the_gateway(world: World) -> None:
+    job_id = world.submit(begin_in_s=3600)
+    world.call("hold", job_id)
+    world.release_by_user(job_id)
+    job = world.job(job_id)
+    assert not job.held
+    assert job.begin_s > 0
+
+
+def an_administrators_hold_shows_as_such(world: World) -> None:
+    job_id = world.submit(begin_in_s=3600)
+    world.hold_by_admin(job_id)
+    job = world.job(job_id)
+    assert (job.held, job.reason) == (True, "JobHeldAdmin")
+
+
+def a_requeued_job_comes_back_and_waits(world: World) -> None:
+    job_id = world.submit()
+    world.wait(job_id, JobState.RUNNING)
+    world.call("requeue", job_id)
+    world.wait(job_id, JobState.PENDING)
+    job = world.job(job_id)
+    assert (job.held, job.restart_count, job.nodes, job.start_s) == (False, 1, "", 0)
+    assert job.begin_s > 0
+    assert job.exit_code == 0
+
+
+def a_job_requeued_with_a_hold_is_held(world: World) -> None:
+    job_id = world.submit()
+    world.wait(job_id, JobState.RUNNING)
+    world.call("requeue_hold", job_id)
+    world.wait(job_id, JobState.PENDING)
+    job = world.job(job_id)
+    assert (job.held, job.restart_count, job.reason) == (True, 1, "job_requeued_in_held_state")
+
+
+def a_requeue_of_a_waiting_job_changes_nothing(world: World) -> None:
+    job_id = world.submit(hold=True)
+    world.call("requeue", job_id)
+    job = world.job(job_id)
+    assert (job.state, job.held, job.restart_count) == (JobState.PENDING, True, 0)
+
+
+def a_job_that_may_not_be_requeued_is_not(world: World) -> None:
+    job_id = world.submit(requeue=False)
+    world.wait(job_id, JobState.RUNNING)
+    _refused(world, "requeue", job_id)
+    assert world.job(job_id).state is JobState.RUNNING
+
+
+def an_unknown_job_is_told_as_such(world: World) -> None:
+    for method in ("hold", "release", "requeue", "requeue_hold"):
+        assert isinstance(_refused(world, method, 999_999), NoSuchJobError), method
+    assert isinstance(_refused(world, "modify", 999_999, JobChange(cpu_count=1)), NoSuchJobError)
+    world.call("cancel", 999_999)
+
+
+def an_ended_job_cannot_be_changed(world: World) -> None:
+    job_id = world.submit(seconds=0)
+    world.wait(job_id, JobState.COMPLETED)
+    assert isinstance(_refused(world, "modify", job_id, JobChange(cpu_count=2)), NoSuchJobError)
+    assert isinstance(_refused(world, "requeue", job_id), NoSuchJobError)
+    world.call("cancel", job_id)
+    assert world.job(job_id).state is JobState.COMPLETED
+
+
+def a_cancelled_job_stays_cancelled(world: World) -> None:
+    running, waiting = world.submit(), world.submit(hold=True)
+    world.wait(running, JobState.RUNNING)
+    for job_id in (running, waiting):
+        world.call("cancel", job_id)
+        world.wait(job_id, JobState.CANCELLED)
+        world.call("cancel", job_id)
+    assert world.job(waiting).end_s > 0
+
+
+def of_a_running_job_only_words_limits_and_licences_change(world: World) -> None:
+    job_id = world.submit(minutes=10)
+    world.wait(job_id, JobState.RUNNING)
+    _refused(world, "modify", job_id, JobChange(cpu_count=2, cpus_per_task=2))
+    world.call("modify", job_id, JobChange(admin_comment="theirs muri:on", time_limit_s=1200))
+    job = world.job(job_id)
+    assert (job.admin_comment, job.time_limit_s) == ("theirs muri:on", 1200)
+
+
+def a_time_limit_is_rounded_up_to_minutes(world: World) -> None:
+    job_id = world.submit(hold=True, minutes=10)
+    world.call("modify", job_id, JobChange(time_limit_s=61))
+    assert world.job(job_id).time_limit_s == 120
+
+
+def a_change_that_slurm_refuses_changes_nothing(world: World) -> None:
+    job_id = world.submit(hold=True, gpus=1)
+    error = _refused(world, "modify", job_id, JobChange(required_nodes="nowhere"))
+    assert "nvalid node name" in str(error)
+    assert world.job(job_id).required_nodes == ""
+
+
+def a_member_runs_beside_the_placeholder_that_has_all_gpus(world: World) -> None:
+    pilot = world.submit(gpus=2, node="n1")
+    world.wait(pilot, JobState.RUNNING)
+    member = world.submit(gpus=1, hold=True, cpus=4)
+    change = JobChange(gpu_request=REMOVED, required_nodes="n1", cpu_count=1, cpus_per_task=1, dependency=f"after:{pilot}")
+    world.call("modify", member, change)
+    job = world.job(member)
+    assert (job.gpu_count, job.gpu_request, job.cpu_count, job.cpus_per_task) == (0, REMOVED, 1, 1)
+    world.call("release", member)
+    world.wait(member, JobState.RUNNING)
+    assert world.job(member).nodes == "n1"
+    node = world.node("n1")
+    assert (node.gpus_allocated, node.cpus_allocated) == (2, 2)
+
+
+def a_member_gets_its_own_request_back(world: World) -> None:
+    pilot = world.submit(gpus=2, node="n1")
+    world.wait(pilot, JobState.RUNNING)
+    job_id = world.submit(gpus=1, hold=True, cpus=4, minutes=10)
+    world.call("modify", job_id, JobChange(gpu_request=REMOVED, required_nodes="n1", cpu_count=1, cpus_per_task=1,
+                                           dependency=f"after:{pilot}", time_limit_s=3600))  # fmt: skip
+    world.call("modify", job_id, JobChange(gpu_request="gres/gpu:1", required_nodes="", cpu_count=4, cpus_per_task=4,
+                                           dependency="", time_limit_s=600))  # fmt: skip
+    job = world.job(job_id)
+    assert (job.gpu_count, job.gpu_request, job.required_nodes, job.dependency) == (1, "gres/gpu:1", "", "")
+    assert (job.cpu_count, job.cpus_per_task, job.time_limit_s) == (4, 4, 600)
+    world.call("release", job_id)
+    world.wait(job_id, JobState.RUNNING)
+    assert world.job(job_id).nodes != "n1"
+
+
+def a_job_waits_for_the_start_of_another(world: World) -> None:
+    first = world.submit(hold=True)
+    second = world.submit(dependency=f"after:{first}")
+    world.settle()
+    job = world.job(second)
+    assert (job.state, job.reason) == (JobState.PENDING, "Dependency")
+    world.call("release", first)
+    world.wait(second, JobState.RUNNING)
+
+
+def gpus_are_given_out_once(world: World) -> None:
+    first, second = world.submit(gpus=2, node="n2"), world.submit(gpus=1, node="n2")
+    world.wait(first, JobState.RUNNING)
+    world.settle()
+    job = world.job(second)
+    assert (job.state, job.reason) == (JobState.PENDING, "Resources")
+    world.call("cancel", first)
+    world.wait(second, JobState.RUNNING)
+
+
+def a_small_job_starts_behind_one_that_waits_for_resources(world: World) -> None:
+    blocking = world.submit(gpus=2, node="n2", minutes=10)
+    world.wait(blocking, JobState.RUNNING)
+    waiting, small = world.submit(gpus=2, node="n2", minutes=10), world.submit(node="n2", minutes=5)
+    world.wait(small, JobState.RUNNING)
+    assert world.job(waiting).state is JobState.PENDING
+
+
+def a_waiting_job_behind_the_licence_starts_when_the_lease_ends(world: World) -> None:
+    world.call("extend_lease_by", 300)
+    job_id = world.submit(licence="muri_gate:1")
+    world.settle()
+    job = world.job(job_id)
+    assert (job.state, job.reason, job.held) == (JobState.PENDING, "Licenses", False)
+    world.call("modify", job_id, JobChange(licenses=""))
+    world.wait(job_id, JobState.RUNNING)
+    other = world.submit(licence="muri_gate:1")
+    world.settle()
+    assert world.job(other).state is JobState.PENDING
+    world.call("end_lease")
+    world.wait(other, JobState.RUNNING)
+
+
+CASES: tuple[Callable[[World], None], ...] = (
+    a_hold_and_its_release_may_be_repeated,
+    a_running_job_cannot_be_held_by_the_gateway,
+    a_user_lifts_a_hold_of_the_gateway,
+    an_administrators_hold_shows_as_such,
+    a_requeued_job_comes_back_and_waits,
+    a_job_requeued_with_a_hold_is_held,
+    a_requeue_of_a_waiting_job_changes_nothing,
+    a_job_that_may_not_be_requeued_is_not,
+    an_unknown_job_is_told_as_such,
+    an_ended_job_cannot_be_changed,
+    a_cancelled_job_stays_cancelled,
+    of_a_running_job_only_words_limits_and_licences_change,
+    a_time_limit_is_rounded_up_to_minutes,
+    a_change_that_slurm_refuses_changes_nothing,
+    a_member_runs_beside_the_placeholder_that_has_all_gpus,
+    a_member_gets_its_own_request_back,
+    a_job_waits_for_the_start_of_another,
+    gpus_are_given_out_once,
+    a_small_job_starts_behind_one_that_waits_for_resources,
+    a_waiting_job_behind_the_licence_starts_when_the_lease_ends,
+)
