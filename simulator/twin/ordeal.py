@@ -168,7 +168,7 @@ class Ordeal:
             self._controller = self._process.enter_context(self.twin.controller())
         if self.twin.time.now_s < self._full_until_s:
             # Whoever opens the file anew finds no room either.
-            self._controller._journal._connection.execute("PRAGMA max_page_count=1")
+            self._controller._journal._connection.execute("PRAGMA query_only=1")
         return self._controller
 
     def _end_process(self) -> None:
@@ -545,7 +545,7 @@ def _files(ordeal: Ordeal, fault: Fault) -> str:
 
 
 def _disk_full(ordeal: Ordeal, fault: Fault) -> str:
-    """SQLite finds no room for more pages for a while, whoever opens the file."""
+    """Nothing can be written into the journal for a while, whoever opens it."""
     ordeal._full_until_s = min(
         ordeal.twin.time.now_s + 900 * fault.amount, ordeal.twin.begun_s + _CALM_AFTER_S
     )

@@ -221,11 +221,11 @@ class Controller:
             decision = self.decision()
         with self.books.phase("start"):
             self._apply(decision, decision.actions, errors)
-        errors += self._extend_lease()
         errors += self._keep_up(decision)
+        self._tidy(decision.view)
+        errors += self._extend_lease()
         status = self._status(decision, errors)
         report(self._config, status, decision.view)
-        self._tidy(decision.view)
         self.books.close(decision, status)
         return status
 

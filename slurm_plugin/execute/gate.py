@@ -117,7 +117,9 @@ def move_to_licence(gateway: Gateway, job: ManagedJob) -> None:
         GatewayError: Slurm refused.
     """
     if not is_behind_licence(job):
-        gateway.modify(job.job_id, JobChange(licenses=with_gate(job.licenses)))
+        # Jobs of the oldest versions have no word; beside the licence only the word says that the hold is Muri's.
+        comment = with_word(job.admin_comment, "hold")
+        gateway.modify(job.job_id, JobChange(licenses=with_gate(job.licenses), admin_comment=comment))
     if job.held and not job.held_by_others:
         gateway.release(job.job_id)
     gateway.modify(job.job_id, JobChange(admin_comment=with_word(job.admin_comment, "licence")))

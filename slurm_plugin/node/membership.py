@@ -40,18 +40,27 @@ class SlurmMembership:
     def requeue(self, job_id: str, reason: str) -> None:
         """Put the job back into the queue, where it waits until the controller gives it its own GPUs.
 
-        A job that Slurm is already ending, because its user cancelled it, is left alone.
+        A job that Slurm is already ending, because its user cancelled it, is left alone. While slurmctld is away this
+        keeps asking: a job that gave up would have failed for nothing that its script did.
 
         Raises:
             GatewayError: Slurm refused.
         """
         try:
-            _requeue_to_gate(int(job_id))
+            self._requeue_once_possible(int(job_id))
         except NoSuchJobError:
             outcome = "Slurm is ending the job already, and it does not go back to the queue"
         else:
             outcome = "the job goes back to the queue and runs alone next time"
         print(f"muri: {reason}; {outcome}", file=sys.stderr, flush=True)
+
+    def _requeue_once_possible(self, job_id: int) -> None:
+        while True:
+            try:
+                return _requeue_to_gate(job_id)
+            except SlurmUnreachableError as error:
+                print(f"muri: waiting for slurmctld: {error}", file=sys.stderr, flush=True)
+                self._clock.sleep(_RETRY_S)
 
     def pilot_of(self, job_id: str) -> str | None:
         """Return the pilot job that the job's AdminComment names, None when it names none.

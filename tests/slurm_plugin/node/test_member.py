@@ -119,3 +119,12 @@ def test_a_member_asks_for_its_group_until_slurmctld_answers(monkeypatch, capsys
     assert SlurmMembership(clock).expects_group("7") is expected
     assert (clock(), answers) == (300.0, [])
     assert capsys.readouterr().err.count("waiting for slurmctld") == 30
+
+
+def test_a_member_whose_group_broke_waits_for_slurmctld(answers, capsys):
+    answers += ["Unable to contact slurm controller (connect failure)"] * 20
+    answers.append("")
+    clock = VirtualClock()
+    SlurmMembership(clock).requeue("7", "the runtime is gone")
+    assert clock() == 200.0
+    assert "waiting for slurmctld" in capsys.readouterr().err

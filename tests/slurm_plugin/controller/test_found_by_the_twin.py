@@ -1,0 +1,126 @@
+"""Faults that stories told on the twin found (docs/twin.md), each in a cycle or two of its own."""
+
+import sqlite3
+from dataclasses import replace
+
+import pytest
+from fake_slurm import FakeSlurm, Killed, behind_licence, four_jobs, make_node, one_gpu, pilots
+
+from muri.slurm_plugin.gateway.base import SlurmUnreachableError
+from muri.slurm_plugin.records import comment_tags as tags
+from muri.slurm_plugin.records.cluster import JobState
+from muri.slurm_plugin.records.journal import JournalError
+from muri.slurm_plugin.records.roles import Role, read_job
+
+
+def test_a_journal_that_cannot_be_written_lets_the_lease_end(make_controller):
+    slurm = FakeSlurm([behind_licence(job) for job in four_jobs()], one_gpu(), gate_license=True)
+    with make_controller(slurm) as controller:
+        controller._journal._connection.execute("PRAGMA query_only=1")
+        with pytest.raises(JournalError):
+            controller.cycle()
+    assert slurm.lease_end_s == 0
+
+
+def test_a_damaged_journal_is_set_aside_and_the_cycle_goes_on(make_controller, tmp_path):
+    slurm = FakeSlurm(four_jobs(), one_gpu())
+    with make_controller(slurm):
+        pass
+    path = tmp_path / "journal.db"
+    path.write_bytes(path.read_bytes()[:4096] + bytes(range(256)) * 64)
+    with make_controller(slurm) as controller:
+        controller.cycle()
+    assert pilots(slurm)
+    assert list(tmp_path.glob("journal.db.damaged-*"))
+
+
+def test_a_journal_that_is_damaged_while_it_is_open_costs_no_cycle(make_controller):
+    slurm = FakeSlurm(four_jobs(), one_gpu())
+    with make_controller(slurm) as controller:
+        connection = controller._journal._connection
+        connection.execute("INSERT INTO facts VALUES ('bar', '1', 'no JSON')")
+        controller.cycle()
+        assert pilots(slurm)
+        assert not isinstance(connection, type(None))
+        with pytest.raises(sqlite3.ProgrammingError):
+            connection.execute("SELECT 1")
+
+
+@pytest.mark.parametrize("cut", [0.3, 0.9])
+def test_a_member_whose_comment_was_cut_off_gets_its_own_request_back(make_controller, cut):
+    slurm = FakeSlurm([behind_licence(job) for job in four_jobs()], one_gpu(), gate_license=True)
+    asked = dict(slurm.jobs)
+    with make_controller(slurm) as controller:
+        controller.cycle()
+        pilot = pilots(slurm)[0]
+        members = [n for n, job in slurm.jobs.items() if read_job(job).role is Role.MEMBER]
+        for number in members:
+            comment = slurm.jobs[number].admin_comment
+            slurm._update(number, admin_comment=comment[: int(cut * len(comment))])
+        slurm.end(pilot.job_id, JobState.CANCELLED)
+        controller.cycle()
+    for number in members:
+        assert slurm.jobs[number].gpu_request == asked[number].gpu_request
+        assert slurm.jobs[number].gpu_count == 1
+
+
+def test_a_member_that_nobody_knows_is_left_alone(make_controller):
+    slurm = FakeSlurm(four_jobs(), one_gpu())
+    slurm._update(1, gpu_count=0, gpu_request="gres/gpu:0", held=False, reason="",
+                  admin_comment=f"muri:model=m1 {tags.STATE_PREFIX}damaged")  # fmt: skip
+    with make_controller(slurm) as controller:
+        controller.cycle()
+    assert slurm.jobs[1].gpu_request == "gres/gpu:0"
+    assert slurm.starts.get(1, 0) == 0
+
+
+def test_a_gate_whose_job_lost_its_tags_is_opened(make_controller):
+    slurm = FakeSlurm([replace(behind_licence(four_jobs()[0]), admin_comment="")], one_gpu(), gate_license=True)
+    with make_controller(slurm) as controller:
+        controller.cycle()
+    assert slurm.jobs[1].licenses == ""
+
+
+def test_a_users_hold_stays_when_its_tags_were_cut_off(make_controller):
+    job = replace(behind_licence(four_jobs()[0]), held=True, reason="JobHeldUser", admin_comment="muri:model=m1")
+    slurm = FakeSlurm([job], one_gpu(), gate_license=True)
+    with make_controller(slurm) as controller:
+        controller.cycle()
+    assert slurm.jobs[1].held
+
+
+def test_a_restore_that_is_cut_off_before_the_release_is_finished_later(make_controller):
+    slurm = FakeSlurm(four_jobs(), one_gpu())
+    with make_controller(slurm) as controller:
+        controller.cycle()
+        slurm.tick()
+        member = next(n for n, job in slurm.jobs.items() if read_job(job).role is Role.MEMBER)
+        slurm.requeue_hold(member)
+        slurm.end(pilots(slurm)[0].job_id, JobState.CANCELLED)
+
+        def no_answer(name):
+            if name == "release":
+                raise SlurmUnreachableError("Socket timed out")
+
+        slurm.before_call = no_answer
+        with pytest.raises(SlurmUnreachableError):
+            controller.cycle()
+        slurm.before_call = lambda name: None
+        assert slurm.jobs[member].held
+        for _ in range(3):
+            controller.cycle()
+            slurm.tick()
+    assert not slurm.jobs[member].held
+
+
+def test_a_resumed_start_spares_a_job_whose_request_was_changed_meanwhile(make_controller):
+    slurm = FakeSlurm(four_jobs(), [make_node("n1", gpu_count=1)])
+    with slurm.killing("after", 1), pytest.raises(Killed), make_controller(slurm) as controller:
+        controller.cycle()
+    assert pilots(slurm)
+    slurm._update(2, time_limit_s=600)
+    with make_controller(slurm) as controller:
+        controller.cycle()
+    assert slurm.jobs[2].time_limit_s == 600
+    state = tags.parse_state(slurm.jobs[2].admin_comment)
+    assert state is None or state.original.time_limit_s == 600
