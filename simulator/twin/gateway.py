@@ -153,8 +153,7 @@ class VirtualGateway:
         self._change("requeue_hold", lambda: self._requeue(job_id, held=True))
 
     def _requeue(self, job_id: int, *, held: bool) -> None:
-        job = self._slurm.known(job_id, "requeue")
-        if not held or job.state.is_active:
+        if self._slurm.known(job_id, "requeue").state.is_active:  # Slurm leaves an ended one as it is
             self._slurm.requeue(job_id, held=held)
 
     def cancel(self, job_id: int) -> None:

@@ -115,12 +115,13 @@ class Ordeal:
 
     def _go_on(self) -> None:
         twin, end_s = self.twin, self.twin.begun_s + _MOST_S
-        while (twin.left or twin.time.now_s < twin.begun_s + _CALM_AFTER_S) and twin.time.now_s < end_s:
+        last_s = max((fault.at_s for fault in self.story.faults), default=0.0)
+        while (twin.left or twin.time.now_s < twin.begun_s + last_s) and twin.time.now_s < end_s:
             self._turn()
         if twin.left:
             self.watch.left()
         patience_s = twin.time.now_s + _PATIENCE_S
-        while twin.time.now_s < patience_s:
+        while twin.time.now_s < patience_s and self._own_left():
             self._turn()
         self.watch.at_end()
 
@@ -326,6 +327,9 @@ class Ordeal:
                 self.watch.of(job_id).cancelled = True
                 slurm.cancel(job_id, "user")
         twin.time.after(300.0, self._help)
+
+    def _own_left(self) -> bool:
+        return bool(self.own_jobs(Role.PILOT) or self.own_jobs(Role.DRY_RUN))
 
     # Whom faults hit
 

@@ -335,8 +335,9 @@ class Controller:
             for job_id in self._journal.facts(name):
                 if job_id not in present:
                     self._journal.forget_fact(name, job_id)
-        stored = {str(profile.key) for profile in self._store.list()}
-        for subject, told in self._journal.facts(PYTHON).items():
+        pythons = self._journal.facts(PYTHON)
+        stored = {str(profile.key) for profile in self._store.list()} if pythons else set()
+        for subject, told in pythons.items():
             if not (isinstance(told, list) and told and told[0] in stored):
                 self._journal.forget_fact(PYTHON, subject)
         facts = self._journal.facts(DRY_RUN_FAILED)

@@ -1,0 +1,57 @@
+"""The same snapshot gives the same plan, byte for byte: from the controller on a real Slurm, and in the twin."""
+
+import base64
+import json
+from pathlib import Path
+
+from muri_cluster import MuriCluster
+
+from muri.simulator.twin.site import Site, plain_nodes
+from muri.simulator.twin.twin import Twin
+from muri.slurm_plugin.config import load_config
+from muri.slurm_plugin.planning.actions import render_action
+from muri.slurm_plugin.records.cluster import Snapshot, dump_snapshot, parse_snapshot
+from sandbox.driver import Driver
+
+LIVE = """
+import base64
+import json
+from muri.slurm_plugin.controller.assemble import open_controller, read_config
+from muri.slurm_plugin.planning.actions import render_action
+from muri.slurm_plugin.records.cluster import dump_snapshot
+
+with open_controller(read_config(None)) as controller:
+    decision = controller.decision()
+actions = [render_action(action) for action in (*decision.repairs, *decision.actions)]
+print(json.dumps([dump_snapshot(decision.view.snapshot), json.dumps(actions)]))
+"""
+
+
+def test_the_twin_plans_as_the_live_controller_does(one_gpu: Driver, tmp_path: Path) -> None:
+    cluster = MuriCluster(one_gpu)
+    cluster.know_profiles()
+    for number, kind in enumerate(("load", "propagate", "preprocess", "synchronize", "load", "propagate")):
+        cluster.submit(kind, iterations=20 + 10 * number)
+    text, actions = json.loads(cluster.python(LIVE).stdout.splitlines()[-1])
+    snapshot = parse_snapshot(text)
+    assert "StartGroup" in actions
+
+    config = tmp_path / "muri.yaml"
+    config.write_text(one_gpu.read("/etc/muri/muri.yaml"))
+    twin = Twin(Site(plain_nodes(1, 1)), load_config(config), tmp_path)
+    twin.config.state_dir.mkdir(mode=0o700)
+    for name in ("profiles.db", "profiles.db-wal"):
+        content = one_gpu.run("sh", "-c", f"base64 {cluster.state_dir}/{name} 2>/dev/null || true", user="root").stdout
+        if content.strip():
+            (twin.config.state_dir / name).write_bytes(base64.b64decode(content))
+
+    def frozen() -> Snapshot:
+        return snapshot
+
+    twin.gateway.snapshot = frozen  # type: ignore[method-assign]
+    twin.gateway.gpu_removal = lambda *_: snapshot.gpu_removal  # type: ignore[method-assign]
+    with twin.controller() as controller:
+        decision = controller.decision()
+    assert dump_snapshot(decision.view.snapshot) == text
+    mine = [render_action(action) for action in (*decision.repairs, *decision.actions)]
+    assert json.dumps(mine) == actions
