@@ -288,10 +288,9 @@ def _run_of(
     for job_id, number in ids.items():
         lines = times[job_id]
         last = {words[0]: [float(word) - start_s for word in words[1:]] for words in lines}
-        jobs[number] = JobRun(
-            round(submitted_s[number] - start_s, 3), round(last["begun"][0], 3), *(round(each, 3) for each in last["trained"]),
-            round(last["ended"][0], 3), number in members, sum(words[0] == "begun" for words in lines),
-        )  # fmt: skip
+        times_s = (submitted_s[number] - start_s, *last["begun"], *last["trained"], *last["ended"])
+        runs = sum(words[0] == "begun" for words in lines)
+        jobs[number] = JobRun(*(round(each, 3) for each in times_s), number in members, runs)
         if view.jobs[job_id].state.value != "COMPLETED":
             raise RuntimeError(f"job {job_id} ended as {view.jobs[job_id].state}")
     return Run(tuple(jobs[number] for number in sorted(jobs)), tuple(groups), start_s, cycle_s)
@@ -306,4 +305,3 @@ def load(values: Mapping[str, Any]) -> Run:
     """Read what `dump` gave."""
     jobs, groups = tuple(JobRun(**job) for job in values["jobs"]), tuple(map(tuple, values["groups"]))
     return Run(jobs, groups, values["start_s"], values["cycle_s"])
-

@@ -74,7 +74,7 @@ def workload(
         wide: Share of the jobs that ask for two GPUs.
         config: What differs from the defaults of muri.yaml.
     """
-    draw = random.Random(f"fidelity {name} {seed}")
+    draw = random.Random(f"fidelity {name} {seed}")  # noqa: S311 (no secret)
     node_count, gpus_per_node = shape
     models = {f"{name}-m{number}": _stages(draw, number) for number in range(6)}
     gpu_s_per_s = load * node_count * gpus_per_node

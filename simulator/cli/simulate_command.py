@@ -93,7 +93,7 @@ def outage(text: str) -> Outage:
               help="Host memory of each node, shared out likewise; 0: unlimited.")  # fmt: skip
 @click.option("--model", type=click.Choice(["default", "reference", "live"]), default="default", show_default=True,
               help="default: physically sound; reference: as in Muri's and Synergy's public simulators; live: the real "
-                   "controller on a virtual Slurm, a cycle every six minutes unless --interval says otherwise.")  # fmt: skip
+                   "controller on a virtual Slurm, every six minutes unless --interval differs.")  # fmt: skip
 @click.option("--interval", "interval_s", metavar="SECONDS", type=_AMOUNT, default=0.0, show_default=True,
               help="Seconds between two plans; 0: at every arrival and completion.")  # fmt: skip
 @click.option("--restart-s", metavar="SECONDS", type=_AMOUNT, default=30.0, show_default=True,

@@ -180,10 +180,7 @@ def _document(tally: Tally, first: int, seconds: float, processes: int) -> dict[
 @click.option("--faults", metavar="N[,N…]", help="With --replay: only these faults of it.")
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="Write the result as JSON into a file.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
-def main(
-    runs: int, seed: int, processes: int, replay: int | None, submissions: str | None, faults: str | None,
-    out: Path | None, as_json: bool,
-) -> None:  # fmt: skip
+def main(**given: Any) -> None:
     """Try the real controller on a virtual Slurm with faults, in virtual time.
 
     Each seed gives a workload and what goes wrong: a killed controller, calls that fail, nodes and slurmctld that go
@@ -198,10 +195,11 @@ def main(
       scripts/fault-runs --replay 748
       scripts/fault-runs --replay 748 --submissions 0,1 --faults 2
     """
-    if replay is not None:
-        sys.exit(_replay(replay, submissions, faults))
-    if submissions is not None or faults is not None:
+    if given["replay"] is not None:
+        sys.exit(_replay(given["replay"], given["submissions"], given["faults"]))
+    if given["submissions"] is not None or given["faults"] is not None:
         raise click.UsageError("--submissions and --faults are for --replay")
+    seed, runs, processes, out = (given[name] for name in ("seed", "runs", "processes", "out"))
     tally, began_s, told_s = nothing(), time.monotonic(), time.monotonic()
     for part in tell_many(seed, runs, processes):
         tally.add(part)
@@ -211,7 +209,7 @@ def main(
     document = _document(tally, seed, time.monotonic() - began_s, processes)
     if out is not None:
         out.write_text(json.dumps(document, indent=1) + "\n")
-    if as_json:
+    if given["as_json"]:
         click.echo(json.dumps(document, indent=1))
     else:
         click.echo(f"{tally.runs} stories, {tally.injected.total()} faults, {tally.cycles} cycles: "

@@ -83,10 +83,10 @@ class VirtualGateway:
     def _snapshot(self) -> Snapshot:
         self._slurm.forget()
         self._nodes.report()
-        return Snapshot(
-            self._slurm.now_s + self.clock_offset_s, "twin", VERSION, tuple(self._slurm.jobs.values()), self._slurm.shown_nodes(),
-            self._slurm.shown_reservations(), limits=self._slurm.site.limits,
-        )  # fmt: skip
+        slurm, taken_s = self._slurm, self._slurm.now_s + self.clock_offset_s
+        nodes, reservations = slurm.shown_nodes(), slurm.shown_reservations()
+        jobs, limits = tuple(slurm.jobs.values()), slurm.site.limits
+        return Snapshot(taken_s, "twin", VERSION, jobs, nodes, reservations, limits=limits)
 
     def queue(self) -> Snapshot:
         """Read the jobs alone."""
@@ -197,4 +197,3 @@ class NoAccounts(Accounting):
     def set_admin_comment(self, job_id: int, comment: str) -> None:
         """There are no accounts."""
         raise NoAccountingError("the twin keeps no accounts")
-

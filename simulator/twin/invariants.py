@@ -29,7 +29,7 @@ _MOST_MEMBERS: Final = 4
 
 
 class BrokenInvariantError(BaseException):
-    """An invariant does not hold; the text says which, of which job, and when. No handler of the product may hold it."""
+    """An invariant does not hold; the text says which, of which job, and when. No handler of the product takes it."""
 
 
 @dataclass(slots=True)
@@ -62,7 +62,7 @@ class Watch:
         max_wait_s: Longer than this, and some cycles, no job may wait for Muri alone.
         broken: What did not hold, for people.
         known: What is known of each user's job.
-        tampered: Jobs whose AdminComment a fault has damaged.
+        tampered: Jobs whose AdminComment a fault has damaged, and whether the licence was their gate then.
         journal_lost: Whether a journal was lost: then nothing tells what a damaged member asked for.
         succeeded_s: When a controller's cycle last succeeded.
     """
@@ -71,7 +71,7 @@ class Watch:
     max_wait_s: float
     broken: list[str] = field(default_factory=list)
     known: dict[int, _Known] = field(default_factory=dict)
-    tampered: set[int] = field(default_factory=set)
+    tampered: dict[int, bool] = field(default_factory=dict)
     journal_lost: bool = False
     succeeded_s: float = 0.0
     _trained: Callable[[str, TrainingScript], None] = lambda what, script: None
@@ -101,11 +101,14 @@ class Watch:
             self._check_end(job, course)
         elif what == "requeued":
             self._check_requeue(job)
-        elif what == "hold overridden" and not (job.job_id in self.tampered and self.twin.slurm.site.conf.gate == "hold"):
-            # A hold without tags looks like that of a Muri which knew no other gate.
+        elif what == "hold overridden" and not self._looks_like_muris(job):
             self._say(f"job {job.job_id} was released though others hold it")
         elif what == "cancelled by Muri":
             self._say(f"Muri cancelled job {job.job_id}")
+
+    def _looks_like_muris(self, job: Job) -> bool:
+        """Whether a hold lacks its tags: then it looks like that of a Muri which knew no other gate."""
+        return not self.tampered.get(job.job_id, True)
 
     def _asked(self, job: Job) -> Job:
         return self.twin.slurm.ledger[job.job_id].asked
@@ -118,8 +121,9 @@ class Watch:
         asked, given = self._asked(job), tags.parse_given(job.admin_comment)
         if given is not None:
             for each in fields(given.original):
-                if (kept := getattr(given.original, each.name)) != getattr(asked, each.name):
-                    return f"what is kept of its {each.name} is {kept!r}, its user asked for {getattr(asked, each.name)!r}"
+                kept, theirs = getattr(given.original, each.name), getattr(asked, each.name)
+                if kept != theirs:
+                    return f"what is kept of its {each.name} is {kept!r}, its user asked for {theirs!r}"
         for name in _OWN if given is None else _NEVER_GIVEN:
             mine, theirs = getattr(job, name), getattr(asked, name)
             if mine != theirs:

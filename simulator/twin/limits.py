@@ -30,22 +30,25 @@ def why_over_limits(job: Job, running: Iterable[Job], limits: SiteLimits) -> str
             return "PartitionDown"
         if partition.max_time_s is not None and not 0 < job.time_limit_s <= partition.max_time_s:
             return "PartitionTimeLimit"
-    if not limits.enforced:
-        return ""
-    at_work = list(running)
-    for kind, limit, mine in _limits_of(job, limits):
-        own = [each for each in at_work if mine(each)]
-        if limit.max_jobs_per_user is not None and len(own) >= limit.max_jobs_per_user:
-            return f"{kind}MaxJobsLimit" if kind == "Assoc" else "QOSMaxJobsPerUserLimit"
-        most = next((each.amount for each in limit.max_tres_per_user if each.name == "gres/gpu"), None)
-        if most is not None and job.gpu_count and sum(each.gpu_count for each in own) + job.gpu_count > most:
-            return "QOSMaxGRESPerUser"
-        if limit.max_wall_s is not None and not 0 < job.time_limit_s <= limit.max_wall_s:
-            return f"{kind}MaxWallDurationPerJobLimit"
-        account = [each for each in at_work if each.account == job.account]
-        group = next((each.amount for each in limit.grp_tres if each.name == "gres/gpu"), None)
-        if group is not None and job.gpu_count and sum(each.gpu_count for each in account) + job.gpu_count > group:
-            return "AssocGrpGRES"
+    at_work = list(running) if limits.enforced else []
+    reasons = (_why_over(job, kind, limit, mine, at_work) for kind, limit, mine in _limits_of(job, limits))
+    return next(filter(None, reasons), "") if limits.enforced else ""
+
+
+def _why_over(job: Job, kind: str, limit: Limits, mine: "_Mine", at_work: list[Job]) -> str:
+    """Slurm's reason where one limit is in the way."""
+    own = [each for each in at_work if mine(each)]
+    if limit.max_jobs_per_user is not None and len(own) >= limit.max_jobs_per_user:
+        return f"{kind}MaxJobsLimit" if kind == "Assoc" else "QOSMaxJobsPerUserLimit"
+    most = next((each.amount for each in limit.max_tres_per_user if each.name == "gres/gpu"), None)
+    if most is not None and job.gpu_count and sum(each.gpu_count for each in own) + job.gpu_count > most:
+        return "QOSMaxGRESPerUser"
+    if limit.max_wall_s is not None and not 0 < job.time_limit_s <= limit.max_wall_s:
+        return f"{kind}MaxWallDurationPerJobLimit"
+    account = [each for each in at_work if each.account == job.account]
+    group = next((each.amount for each in limit.grp_tres if each.name == "gres/gpu"), None)
+    if group is not None and job.gpu_count and sum(each.gpu_count for each in account) + job.gpu_count > group:
+        return "AssocGrpGRES"
     return ""
 
 

@@ -223,4 +223,3 @@ def _add_busy(busy: list[float], course: Course, twin: Twin) -> None:
     iteration = program.work.course
     for resource, seconds in enumerate(iteration.stage_s):
         busy[resource] += speed * seconds / iteration.iteration_s * course.asked.gpu_count
-

@@ -219,7 +219,8 @@ def _plain(courses: Sequence[Course], sharing: Sharing) -> tuple[float, ...]:
     left = [[*course.stage_s, max(0.0, course.iteration_s - sum(course.stage_s)) + sharing.overhead_s]
             for course in courses]  # fmt: skip
     work = [list(each) for each in left]
-    stage, done, first_s, last_s, now_s = [0] * len(courses), [0] * len(courses), [0.0] * len(courses), [0.0] * len(courses), 0.0
+    stage, done = [0] * len(courses), [0] * len(courses)
+    first_s, last_s, now_s = [0.0] * len(courses), [0.0] * len(courses), 0.0
     for _ in range(_MOST_STEPS):
         if min(done) >= _ITERATIONS + _WARM_UP:
             break

@@ -104,7 +104,7 @@ class Site:
 def plain_nodes(
     count: int, gpus: int, cpus: int = 64, mem_mib: int = 512_000, partitions: tuple[str, ...] = ("main",)
 ) -> tuple[Node, ...]:
-    """Return equal idle nodes n1, n2, …"""
+    """Return equal idle nodes, named n1, n2 and so on."""
     return tuple(
         Node(f"n{number}", True, "IDLE", partitions, cpus, 0, gpus, 0, "gpu", mem_mib, 0)
         for number in range(1, count + 1)

@@ -608,5 +608,3 @@ def _gpus_in(request: str) -> int:
         if words[0] == "gres/gpu":
             return int(words[-1]) if words[-1].isdigit() else 1
     return 0
-
-

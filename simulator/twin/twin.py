@@ -206,11 +206,8 @@ class Twin:
     @contextmanager
     def controller(self, *, look_only: bool = False) -> Iterator[Controller]:
         """Start the controller's process."""
-        around = Surroundings(self.time, NoAccounts(), self.token)
-        opened = open_controller(
-            self.config, self.gateway, look_only=look_only, stop=self.stop, surroundings=around
-        )
-        with opened as controller:
+        around = Surroundings(self.stop, self.time, NoAccounts(), self.token)
+        with open_controller(self.config, self.gateway, look_only=look_only, surroundings=around) as controller:
             yield controller
 
     def run(self, first_cycle_s: float = 0.0, limit_s: float = float("inf")) -> None:

@@ -78,6 +78,7 @@ def _print_decision(config: Config) -> None:
 def _run(config: Config, interval_s: float | None) -> None:
     from muri.slurm_plugin.controller.assemble import open_controller
     from muri.slurm_plugin.controller.loop import run_forever, run_once
+    from muri.slurm_plugin.controller.surroundings import Surroundings
 
     if os.geteuid() != 0:
         raise UsageError(
@@ -88,7 +89,10 @@ def _run(config: Config, interval_s: float | None) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     looping = interval_s is not None
-    with _only_one_at_work(config), open_controller(config, stop=stop, looping=looping) as instance:
+    with (
+        _only_one_at_work(config),
+        open_controller(config, looping=looping, surroundings=Surroundings(stop)) as instance,
+    ):
         if interval_s is None:
             run_once(instance, config.gate_watch_s, stop)
         else:

@@ -16,8 +16,7 @@ from muri.profiler.store import ProfileStore
 from muri.profiler.store_file import JournalMode
 from muri.slurm_plugin.config import Config, ConfigError, config_path, load_config, require_trusted
 from muri.slurm_plugin.controller.status import STATUS_NAME, StatusError, read_status
-from muri.slurm_plugin.controller.surroundings import MACHINE, Surroundings
-from muri.slurm_plugin.execute.interruptible import StopFlag
+from muri.slurm_plugin.controller.surroundings import Surroundings
 from muri.slurm_plugin.gateway.base import Gateway, GatewayUnavailableError
 from muri.slurm_plugin.gateway.commands import CommandGateway
 from muri.slurm_plugin.gateway.pyslurm_api import NoPyslurmError, PyslurmGateway
@@ -109,9 +108,8 @@ def open_controller(
     gateway: Gateway | None = None,
     *,
     look_only: bool = False,
-    stop: StopFlag | None = None,
     looping: bool = False,
-    surroundings: Surroundings = MACHINE,
+    surroundings: Surroundings | None = None,
 ) -> "Iterator[Controller]":
     """Open journal, profiles and gateway and give a controller; all are closed at the end.
 
@@ -119,10 +117,9 @@ def open_controller(
         config: The configuration.
         gateway: Use this one instead of opening the configured kind.
         look_only: Leave a damaged profile store where it is; the caller changes nothing.
-        stop: Ends a cycle between two calls.
         looping: The process runs many cycles, so it says at its start how it speaks to Slurm; others only if that has
             changed since the last cycle.
-        surroundings: Clock, accounts and names for intents.
+        surroundings: Clock, accounts and who tells it to stop; the machine's own by default.
 
     Raises:
         UnsafeFileError: The state directory or a file in it cannot be made, or is not the controller's alone.
@@ -139,16 +136,15 @@ def open_controller(
     for database in {path, journal_path}:
         if database.parent == config.state_dir:
             os.close(open_private_file(database))  # SQLite gives its side files the same mode
+    around = surroundings or Surroundings()
     profiles = ProfileStore(path, journal=rollback) if look_only else open_profiles(path, rollback)
-    with profiles as store, _open_journal(journal_path, look_only=look_only) as journal:
+    with profiles as store, _open_journal(journal_path, around, look_only=look_only) as journal:
         way = gateway or _open_and_say(config, always=looping)
         policies = cache(partial(policy_of, config))
-        yield Controller(
-            way, journal, store, policies, config, stop, look_only=look_only, surroundings=surroundings
-        )
+        yield Controller(way, journal, store, policies, config, around, look_only=look_only)
 
 
-def _open_journal(path: Path, *, look_only: bool) -> Journal:
+def _open_journal(path: Path, around: Surroundings, *, look_only: bool) -> Journal:
     """Open the journal; one that is damaged is set aside unless nothing may be changed.
 
     Raises:
@@ -157,12 +153,12 @@ def _open_journal(path: Path, *, look_only: bool) -> Journal:
     from muri.slurm_plugin.controller.cycle import log_journal_set_aside
 
     try:
-        return Journal(path)
+        return Journal(path, around.new_token)
     except CorruptJournalError as error:
         if look_only:
             raise
         log_journal_set_aside(error, set_aside_journal(path, datetime.now(UTC)))
-        return Journal(path)
+        return Journal(path, around.new_token)
 
 
 def _open_and_say(config: Config, *, always: bool) -> Gateway:

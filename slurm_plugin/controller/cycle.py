@@ -1,7 +1,6 @@
 """The controller's cycle: read Slurm and the stores, decide, repair, execute, and report."""
 
 import logging
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -16,11 +15,11 @@ from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.controller.books import Books
 from muri.slurm_plugin.controller.gpu_removal_file import GpuRemovalFile
 from muri.slurm_plugin.controller.status import Status, notes_of, status_of
-from muri.slurm_plugin.controller.surroundings import MACHINE, Surroundings
+from muri.slurm_plugin.controller.surroundings import Surroundings
 from muri.slurm_plugin.controller.user_status import report
 from muri.slurm_plugin.execute.executor import Executor
 from muri.slurm_plugin.execute.gate import close_gate
-from muri.slurm_plugin.execute.interruptible import CycleCutShortError, InterruptibleGateway, StopFlag
+from muri.slurm_plugin.execute.interruptible import CycleCutShortError, InterruptibleGateway
 from muri.slurm_plugin.gateway.base import Gateway, GatewayError, SlurmUnreachableError
 from muri.slurm_plugin.planning.actions import Action
 from muri.slurm_plugin.planning.cycle_input import CycleInput, Knowledge, dry_run_key, served_gpu_s
@@ -159,10 +158,9 @@ class Controller:
         store: ProfileStore,
         policy_for: Callable[[str], Policy],
         config: Config,
-        stop: StopFlag | None = None,
+        surroundings: Surroundings | None = None,
         *,
         look_only: bool = False,
-        surroundings: Surroundings = MACHINE,
     ) -> None:
         """Bind the controller to its cluster and memory.
 
@@ -172,14 +170,13 @@ class Controller:
             store: Profiles.
             policy_for: Gives the policy for a PriorityType of Slurm.
             config: The configuration.
-            stop: Ends a cycle between two calls.
+            surroundings: Clock, accounts and who tells it to stop; the machine's own by default.
             look_only: Nothing is to be changed in Slurm, not even for a try.
-            surroundings: Clock, accounts and names for intents.
         """
         self._gpu_removal = GpuRemovalFile(config.state_dir, config.partitions, may_try=not look_only)
-        self._stop = stop or threading.Event()
-        self._around = surroundings
-        self.books = Books(journal, config, self._stop, surroundings.accounting, surroundings.clock)
+        self._around = around = surroundings or Surroundings()
+        self._stop = around.stop
+        self.books = Books(journal, config, around.stop, around.accounting, around.clock)
         self._gateway = self.books.counted(gateway)
         self._journal = journal
         self._store = store
@@ -303,9 +300,7 @@ class Controller:
             return
         gateway = InterruptibleGateway(self._gateway, self._stop, self._config.cycle_limit_s / 2, self._around.clock)
         policy = self._policy_for(decision.view.snapshot.limits.priority_type)
-        executor = Executor(
-            gateway, self._journal, self._store, self._config, policy, decision.view, errors, self._around.new_token
-        )
+        executor = Executor(gateway, self._journal, self._store, self._config, policy, decision.view, errors)
         try:
             gateway.in_time()  # else a start would be noted as begun
             executor.carry_out(actions)

@@ -1,16 +1,13 @@
-"""What a controller finds around it besides Slurm: the clock, the accounts, and names for what it begins."""
+"""What a controller finds around it besides Slurm: the clock, the accounts, and who tells it to stop."""
 
-import secrets
+import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from muri.clock import MACHINE_CLOCK, Clock
+from muri.slurm_plugin.execute.interruptible import StopFlag
 from muri.slurm_plugin.gateway.accounting import Accounting
-
-
-def random_token() -> str:
-    """A name that nobody can guess or has used before."""
-    return secrets.token_hex(6)
+from muri.slurm_plugin.records.journal import random_token
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,14 +15,13 @@ class Surroundings:
     """The machine's own by default; the twin has others, so that the same seed gives the same course.
 
     Attributes:
+        stop: Ends a cycle between two calls.
         clock: Tells the time and waits.
         accounting: Slurm's accounts, None for those of this machine's commands.
         new_token: Names an intent.
     """
 
+    stop: StopFlag = field(default_factory=threading.Event)
     clock: Clock = MACHINE_CLOCK
     accounting: Accounting | None = None
     new_token: Callable[[], str] = random_token
-
-
-MACHINE = Surroundings()

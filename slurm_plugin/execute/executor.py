@@ -11,7 +11,7 @@ from muri.profiler.errors import CorruptStoreError
 from muri.profiler.records import StageProfile
 from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.execute.allocate import give_share, reset_or_release, reset_request
-from muri.slurm_plugin.execute.gate import close_gate, move_to_licence, open_gate, stop
+from muri.slurm_plugin.execute.gate import close_gate, move_to_licence, note_open, open_gate, stop
 from muri.slurm_plugin.execute.interruptible import CycleCutShortError
 from muri.slurm_plugin.gateway.base import Gateway, GatewayError, NoSuchJobError, SlurmUnreachableError
 from muri.slurm_plugin.planning.actions import (
@@ -52,7 +52,7 @@ from muri.slurm_plugin.planning.slurm_requests import (
 from muri.slurm_plugin.planning.starts import asked_by
 from muri.slurm_plugin.profile_use import DocumentSink, note_accumulates
 from muri.slurm_plugin.records import comment_tags as tags
-from muri.slurm_plugin.records.cluster import JobChange
+from muri.slurm_plugin.records.cluster import JobChange, JobState
 from muri.slurm_plugin.records.dry_run_failures import after_another, current
 from muri.slurm_plugin.records.journal import (
     DRY_RUN,
@@ -100,9 +100,8 @@ class Executor:
         policy: Policy,
         view: View,
         errors: list[str],
-        new_token: Callable[[], str],
     ) -> None:
-        """Bind the executor to one cycle's view; `errors` takes what fails, and `new_token` names intents."""
+        """Bind the executor to one cycle's view; `errors` takes what fails."""
         self._gateway = gateway
         self._journal = journal
         self._store = store
@@ -110,7 +109,6 @@ class Executor:
         self._policy = policy
         self._view = view
         self._now_s = view.snapshot.taken_s
-        self._new_token = new_token
         self._steps: Mapping[type[Action], Callable[[Any], None]] = {
             StartGroup: self._start_group,
             ResumeGroup: self._resume_group,
@@ -169,7 +167,7 @@ class Executor:
             self._dry_run_failed(DryRunFailed(action.token, str(action.profile.key), why))
 
     def _start_group(self, action: StartGroup) -> None:
-        token = self._new_token()
+        token = self._journal.new_token()
         ids = [member.job_id for member in action.members]
         log.info("group %s on %s: jobs %s, γ = %.2f", token, action.node, ids, action.efficiency)
         self._journal.begin(token, GROUP, asdict(action), self._now_s)
@@ -277,7 +275,7 @@ class Executor:
         """Stop a running job: Slurm sends SIGTERM, waits for it to be saved (KillWait), and keeps it in the queue."""
         why = "; ".join(action.reasons)
         log.info("job %d: stopped, to resume later: %s", action.job_id, why)
-        token = action.token or self._new_token()
+        token = action.token or self._journal.new_token()
         if not action.token:
             intent = {"job_id": action.job_id, "run": action.run, "why": why, "served_gpu_s": action.served_gpu_s}
             self._journal.begin(token, PREEMPT, intent, self._now_s)
@@ -287,8 +285,9 @@ class Executor:
             self._journal.finish(token, "abandoned")
 
     def _keep_gate(self, action: KeepGate) -> None:
+        job = self._view.jobs[action.job_id]
         try:
-            close_gate(self._gateway, self._view.jobs[action.job_id])
+            (note_open if job.state is JobState.PENDING else close_gate)(self._gateway, job)
         except NoSuchJobError:
             log.info("job %d: gone already", action.job_id)
 
@@ -322,7 +321,7 @@ class Executor:
         log.info(
             "job %d joins group of pilot job %d: %s", action.member.job_id, action.pilot, "; ".join(action.reasons)
         )
-        token = action.token or self._new_token()
+        token = action.token or self._journal.new_token()
         if not action.token:
             self._journal.begin(token, JOIN, join_payload(action), self._now_s)
         self._journal.set_submitted_job(token, action.pilot)
@@ -349,7 +348,7 @@ class Executor:
         job = self._view.jobs[action.job_id]
         key = profile_key(job, self._view.snapshot.nodes)
         environment = dry_run_environment(self._gateway.job_environment(job.job_id), job.user)
-        token = self._new_token()
+        token = self._journal.new_token()
         log.info("dry run %s: measuring %s with the script of job %d", token, key, job.job_id)
         payload = {"job_id": job.job_id, "key": asdict(key), "again": action.again}
         if job.facts is not None:

@@ -9,7 +9,16 @@ from dataclasses import replace
 from muri.slurm_plugin.gateway.base import Gateway, GatewayError, job_started
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import JobChange, JobState
-from muri.slurm_plugin.records.gate import OPEN, REQUEUED, gate_word, is_behind_licence, with_gate, with_word, without_gate
+from muri.slurm_plugin.records.gate import (
+    OPEN,
+    REQUEUED,
+    REQUEUED_HELD,
+    gate_word,
+    is_behind_licence,
+    with_gate,
+    with_word,
+    without_gate,
+)
 from muri.slurm_plugin.records.roles import ManagedJob, Role
 
 _NOTHING = JobChange()
@@ -56,10 +65,21 @@ def close_gate(gateway: Gateway, job: ManagedJob, change: JobChange = _NOTHING) 
         return
     # Somebody else's hold must not look like Muri's; once they release the job, Slurm decides about it.
     is_open = job.held_by_others or job.state is JobState.RUNNING
-    word = OPEN if is_open else "hold"
+    back = job.held and job.reason == REQUEUED_HELD
+    word = OPEN if is_open else REQUEUED if back else "hold"
     gateway.modify(job.job_id, replace(change, admin_comment=with_word(_comment(job, change), word)))
     if not is_open and not job.held:
         _hold(gateway, job.job_id)
+
+
+def note_open(gateway: Gateway, job: ManagedJob) -> None:
+    """Say that Muri's hold on a waiting job is lifted: a later one is not Muri's.
+
+    Raises:
+        NoSuchJobError: It is gone.
+        GatewayError: Slurm refused.
+    """
+    gateway.modify(job.job_id, JobChange(admin_comment=with_word(job.admin_comment, OPEN)))
 
 
 def stop(gateway: Gateway, job: ManagedJob) -> None:

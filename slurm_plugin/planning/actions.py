@@ -201,7 +201,7 @@ class Preempt:
 class KeepGate:
     """Say how a running job's gate stands once it is back in the queue: a member waits for Muri again.
 
-    Where holds are the gate, the next hold of a job that runs alone is not Muri's.
+    Where holds are the gate, the next hold of a job that runs alone, or that its user has released, is not Muri's.
     """
 
     job_id: int

@@ -28,6 +28,7 @@ from muri.slurm_plugin.planning.joins import begun_joins, resume_joins
 from muri.slurm_plugin.planning.slurm_requests import DRY_RUN_NAME, PILOT_NAME
 from muri.slurm_plugin.records.cluster import Job, JobState
 from muri.slurm_plugin.records.comment_reports import profile_in, python_in
+from muri.slurm_plugin.records.comment_tags import MemberState
 from muri.slurm_plugin.records.gate import gate_word, is_behind_licence, lease_end_s
 from muri.slurm_plugin.records.journal import DRY_RUN, GROUP, PREEMPT, Intent
 from muri.slurm_plugin.records.roles import ManagedJob, Role, View
@@ -111,13 +112,8 @@ def _members(
         settled: Jobs that other actions look after.
         since_s: When jobs joined a group that ran already, by job id.
     """
-    for job in cycle.view.having(Role.MEMBER):
-        if job.state is not JobState.PENDING or job.job_id in settled:
-            continue
-        if job.membership is None:
-            log.warning("job %d: its AdminComment is damaged, and the journal does not know it: cancel it", job.job_id)
-            continue
-        pilot = cycle.view.active(job.membership.pilot)
+    for job, membership in _waiting_members(cycle.view, settled):
+        pilot = cycle.view.active(membership.pilot)
         if job.set_aside:
             yield ReturnToQueue(job.job_id, "", "Slurm set it aside after it failed; it stays held")
         elif pilot is None:
@@ -137,6 +133,17 @@ def _members(
             and _waited_s(job, pilot, since_s, cycle.now_s) > cycle.config.host.attach_timeout_s
         ):
             yield Restore(job.job_id, "it could not start beside its group")
+
+
+def _waiting_members(view: View, settled: AbstractSet[int]) -> Iterator[tuple[ManagedJob, MemberState]]:
+    """The members that wait and nothing else looks after. What one asked for that nobody knows cannot be put back."""
+    for job in view.having(Role.MEMBER):
+        if job.state is not JobState.PENDING or job.job_id in settled:
+            continue
+        if job.membership is None:
+            log.warning("job %d: its AdminComment is damaged, and the journal does not know it: cancel it", job.job_id)
+        else:
+            yield job, job.membership
 
 
 def _waited_s(job: Job, pilot: Job, since_s: Mapping[int, float], now_s: float) -> float:
@@ -255,8 +262,9 @@ def gates(cycle: CycleInput, settled: AbstractSet[int]) -> Iterator[KeepGate | M
         settled: Jobs that other actions look after.
     """
     for job in cycle.view.having(Role.RELEASED):
-        # Muri's hold is lifted, by its user or an older Muri: whoever requeues and holds the job now is not Muri.
-        if job.state is JobState.RUNNING and gate_word(job) in {None, "hold"} and job.job_id not in settled:
+        # Muri's hold is lifted, by its user or an older Muri: whoever requeues or holds the job now is not Muri.
+        lifted = {JobState.RUNNING: {None, "hold"}, JobState.PENDING: {"hold"}}.get(job.state, set())
+        if gate_word(job) in lifted and job.job_id not in settled:
             yield KeepGate(job.job_id)
     # A lease of an earlier configuration runs on for a while, but nobody extends it.
     if cycle.config.gate != "licence" or not lease_end_s(cycle.view.snapshot):

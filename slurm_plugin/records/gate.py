@@ -23,7 +23,7 @@ OPEN: Final = "open"
 REQUEUED: Final = "requeued"
 """What stands there from before Muri puts a running job back into the queue, held: that hold is its own."""
 
-_REQUEUED_HELD: Final = "job_requeued_in_held_state"
+REQUEUED_HELD: Final = "job_requeued_in_held_state"
 """Slurm's reason of a hold by `scontrol requeuehold`: by a member, the controller, or anybody else who may."""
 
 _HELD_BY_USER: Final = "JobHeldUser"
@@ -61,9 +61,9 @@ def is_behind_own_hold(job: Job) -> bool:
     word = gate_word(job)
     if word is None and is_behind_licence(job):
         return False  # its comment was damaged: the licence is its gate, and somebody else holds it
-    if word == OPEN:
-        return job.reason == _REQUEUED_HELD and tags.token(job.admin_comment, tags.STATE_PREFIX) is not None
-    return word in {None, "hold", REQUEUED} and job.reason in {_REQUEUED_HELD, _HELD_BY_USER}
+    if word == OPEN or (word == "hold" and job.reason == REQUEUED_HELD):
+        return job.reason == REQUEUED_HELD and tags.token(job.admin_comment, tags.STATE_PREFIX) is not None
+    return word in {None, "hold", REQUEUED} and job.reason in {REQUEUED_HELD, _HELD_BY_USER}
 
 
 def gate_word(job: Job) -> str | None:

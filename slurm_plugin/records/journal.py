@@ -5,8 +5,9 @@ out, so that a controller killed between any two lines can tell at its next star
 """
 
 import json
+import secrets
 import sqlite3
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -120,15 +121,29 @@ class Intent:
     begun_s: float
 
 
-class Journal:
-    """The journal file. Each method is one durable transaction."""
+def random_token() -> str:
+    """A name that nobody can guess or has used before."""
+    return secrets.token_hex(6)
 
-    def __init__(self, path: Path) -> None:
+
+class Journal:
+    """The journal file. Each method is one durable transaction.
+
+    Attributes:
+        new_token: Names an intent.
+    """
+
+    def __init__(self, path: Path, new_token: Callable[[], str] = random_token) -> None:
         """Open the journal, making it when it is missing.
+
+        Args:
+            path: The file.
+            new_token: Names an intent.
 
         Raises:
             JournalError: It cannot be opened, is damaged, or was written by a newer version.
         """
+        self.new_token = new_token
         self._path = path
         self._open()
 

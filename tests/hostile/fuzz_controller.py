@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any, Final, get_args
 
 from campaign import APART, Campaign, Gate, Outcome, compared, run
-from muri.simulator.twin.shrink import smallest_failing
 from users import Attack
+
+from muri.simulator.twin.shrink import smallest_failing
 
 POLICIES: Final = (
     "auto", "muri-s", "muri-l", "muri-slurm", "horus", "sjf-bsbf", "synergy-tune", "muri-hybrid", "tiresias",

@@ -3,8 +3,9 @@
 import pytest
 from campaign import Campaign
 from fuzz_controller import tried
-from muri.simulator.twin.shrink import smallest_failing
 from users import attacks
+
+from muri.simulator.twin.shrink import smallest_failing
 
 CAMPAIGNS = [
     Campaign("muri-s", "licence", 3, 200, 12),

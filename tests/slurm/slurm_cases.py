@@ -47,11 +47,11 @@ class World(Protocol):
         ...
 
     def release_by_user(self, job_id: int) -> None:
-        """alice releases her job."""
+        """Let alice release her job."""
         ...
 
     def hold_by_admin(self, job_id: int) -> None:
-        """root holds a job, as `scontrol hold`."""
+        """Let root hold a job, as `scontrol hold` does."""
         ...
 
 
@@ -187,7 +187,8 @@ def a_member_runs_beside_the_placeholder_that_has_all_gpus(world: World) -> None
     pilot = world.submit(gpus=2, node="n1")
     world.wait(pilot, JobState.RUNNING)
     member = world.submit(gpus=1, hold=True, cpus=4)
-    change = JobChange(gpu_request=REMOVED, required_nodes="n1", cpu_count=1, cpus_per_task=1, dependency=f"after:{pilot}")
+    change = JobChange(gpu_request=REMOVED, required_nodes="n1", cpu_count=1, cpus_per_task=1,
+                       dependency=f"after:{pilot}")  # fmt: skip
     world.call("modify", member, change)
     job = world.job(member)
     assert (job.gpu_count, job.gpu_request, job.cpu_count, job.cpus_per_task) == (0, REMOVED, 1, 1)

@@ -37,11 +37,9 @@ def _pilot_of_no_account(*arguments: Any) -> Any:
 
 
 def _releases_every_hold(
-    gateway: Gateway, job: ManagedJob, change: JobChange = JobChange(), comment: str | None = None
+    gateway: Gateway, job: ManagedJob, change: JobChange | None = None, comment: str | None = None
 ) -> None:
-    gate.open_gate(gateway, replace(job, held_by_others=False, gated=True), change, comment)
-
-
+    gate.open_gate(gateway, replace(job, held_by_others=False, gated=True), change or JobChange(), comment)
 
 
 def _cancels_members(self: executor.Executor, action: Any) -> None:
@@ -58,8 +56,6 @@ def _stays_at_pilots_end(*_: Any) -> Any:
 
 def _journal_forgets(self: Journal, token: str, kind: str, payload: Any, now_s: float) -> None:
     """Begin nothing."""
-
-
 
 
 def _ends_no_gate(*_: Any, **__: Any) -> None:
@@ -103,5 +99,3 @@ def mutated(name: str) -> Iterator[None]:
     place, attribute, mutant = MUTATIONS[name]
     with patch.object(place, attribute, mutant):
         yield
-
-

@@ -6,6 +6,7 @@ import pytest
 from fake_slurm import NOW_S, FakeSlurm, behind_licence, four_jobs, one_gpu, pilots
 
 from muri.slurm_plugin.controller.assemble import open_controller
+from muri.slurm_plugin.controller.surroundings import Surroundings
 from muri.slurm_plugin.records.cluster import JobState
 from muri.slurm_plugin.records.journal import GROUP
 
@@ -45,7 +46,7 @@ def test_told_to_stop_it_makes_no_further_call_and_tells_why(slurm, make_control
     slurm.after_call = stop_in_time
     if calls == 0:
         stop.set()
-    with open_controller(config, slurm, stop=stop) as controller:
+    with open_controller(config, slurm, surroundings=Surroundings(stop)) as controller:
         status = controller.cycle()
         begun = controller._journal.intents("begun")
     assert len(slurm.calls) == calls
