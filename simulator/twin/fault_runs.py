@@ -2,6 +2,7 @@
 
 import json
 import platform
+import subprocess
 import sys
 import time
 from collections import Counter
@@ -14,7 +15,6 @@ from typing import Any, Final
 
 import click
 
-from muri import __version__
 from muri.errors import UsageError
 from muri.simulator.twin.ordeal import Outcome, endure
 from muri.simulator.twin.shrink import smallest_failing
@@ -156,9 +156,18 @@ def _tell_failure(broken: Broken) -> None:
     )
 
 
+def _commit() -> str:
+    """The commit of the checkout that this is run from, "" where there is none."""
+    asked = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
+    try:
+        return subprocess.run(asked, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return ""
+
+
 def _document(tally: Tally, first: int, seconds: float, processes: int) -> dict[str, Any]:
     return {
-        "muri": __version__,
+        "commit": _commit(),
         "machine": {"python": platform.python_version(), "processor": platform.machine(), "processes": processes},
         "first_seed": first,
         "runs": tally.runs,

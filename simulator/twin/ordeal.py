@@ -194,9 +194,8 @@ class Ordeal:
         for job in self.stage.users_jobs(JobState.PENDING):
             if slurm.ledger[job.job_id].holder in {"user", "admin"}:
                 slurm.release(job.job_id, "admin")
-        for job_id in sorted(self.stage.watch.tampered):
-            job = slurm.jobs.get(job_id)
-            if job is None or job.state is not JobState.PENDING:
+        for job in self.stage.users_jobs(JobState.PENDING):
+            if (job_id := job.job_id) not in self.stage.watch.tampered:
                 continue
             if job.held and read_job(job).role in {Role.USER_HELD, Role.OTHER} and job.gpu_count:
                 slurm.release(job_id, "admin")

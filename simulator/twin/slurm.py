@@ -31,9 +31,6 @@ _FIRST_PRIORITY: Final = 4_294_900_000
 _START_AGAIN_S: Final = 2.0
 """After a change of its begin time Slurm starts a requeued job this much later."""
 
-_ALWAYS_CHANGEABLE: Final = ("admin_comment", "time_limit_s", "licenses")
-"""What Slurm lets an administrator change in a job that runs."""
-
 
 @lru_cache(maxsize=4096)
 def folded(names: tuple[str, ...]) -> str:
@@ -183,7 +180,7 @@ class VirtualSlurm:
             GatewayError: Slurm refuses.
         """
         job = self._alive(job_id, "change")
-        if job.state is not JobState.PENDING and replace(change, **dict.fromkeys(_ALWAYS_CHANGEABLE)) != JobChange():
+        if job.state is not JobState.PENDING and not _is_harmless(change):
             raise slurm_error(f"change job {job_id}", "Job is no longer pending execution")
         if change.required_nodes and not set(unfolded(change.required_nodes)) <= self.nodes.keys():
             raise slurm_error(f"change job {job_id}", "Invalid node name specified")
@@ -577,6 +574,11 @@ class VirtualSlurm:
 
 
 _ON_NODES: Final = frozenset({JobState.RUNNING, JobState.COMPLETING, JobState.SUSPENDED})
+
+
+def _is_harmless(change: JobChange) -> bool:
+    """Whether Slurm lets an administrator change that in a job that runs."""
+    return replace(change, admin_comment=None, time_limit_s=None, licenses=None) == JobChange()
 
 
 def _changed_fields(job: Job, change: JobChange, now_s: float) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from muri.profiler.records import ProfileKey, StageProfile
 from muri.simulator.twin.programs import Work
@@ -105,7 +105,7 @@ def tell(seed: int, most_faults: int = 10) -> Story:
     """Draw a story from a seed."""
     draw = random.Random(f"story {seed}")
     nodes, gpus = draw.choice(((1, 1), (1, 1), (1, 2), (2, 1), (2, 2)))
-    gate = "hold" if draw.random() < 0.25 else "licence"
+    gate: Literal["licence", "hold"] = "hold" if draw.random() < 0.25 else "licence"
     limits = _limits(draw) if draw.random() < 0.3 else SiteLimits(partitions=(PartitionLimits("main"),))
     site = Site(
         plain_nodes(nodes, gpus, 16, 64_000),

@@ -76,7 +76,8 @@ def sbatch(nodes: NodeSide, asked: Submission) -> int:
     """
     slurm = nodes.slurm
     slurm.answering()
-    job, holder = _record_of(asked), ("user" if asked.held else "")
+    job = _record_of(asked)
+    holder: Holder = "user" if asked.held else ""
     if asked.mark and nodes.muri_installed:
         job, holder = _marked(job, asked, nodes)
     return slurm.submit(job, TrainingScript(nodes, asked.work), _environment(asked), holder=holder)

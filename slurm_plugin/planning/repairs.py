@@ -263,8 +263,9 @@ def gates(cycle: CycleInput, settled: AbstractSet[int]) -> Iterator[KeepGate | M
     """
     for job in cycle.view.having(Role.RELEASED):
         # Muri's hold is lifted, by its user or an older Muri: whoever requeues or holds the job now is not Muri.
-        lifted = {JobState.RUNNING: {None, "hold"}, JobState.PENDING: {"hold"}}.get(job.state, set())
-        if gate_word(job) in lifted and job.job_id not in settled:
+        running, word = job.state is JobState.RUNNING, gate_word(job)
+        lifted = word == "hold" and job.state is JobState.PENDING
+        if (lifted or (running and word in {None, "hold"})) and job.job_id not in settled:
             yield KeepGate(job.job_id)
     # A lease of an earlier configuration runs on for a while, but nobody extends it.
     if cycle.config.gate != "licence" or not lease_end_s(cycle.view.snapshot):
