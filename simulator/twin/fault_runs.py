@@ -139,11 +139,11 @@ def _describe(story: Story) -> None:
 
 def _tell_failure(broken: Broken) -> None:
     """Make a failing story small and print it, with the command that replays it."""
-    click.echo(f"seed {broken.seed}: {broken.why}", err=True)
+    click.echo(f"seed {broken.seed}, made smaller:", err=True)
     story = tell(broken.seed)
     submissions, faults, why = smaller(story)
     click.echo(
-        f"  smaller: {len(submissions)} of {len(story.submissions)} jobs and {len(faults)} of {len(story.faults)} "
+        f"  {len(submissions)} of {len(story.submissions)} jobs and {len(faults)} of {len(story.faults)} "
         f"faults suffice: {why}",
         err=True,
     )
@@ -212,6 +212,8 @@ def main(**given: Any) -> None:
     tally, began_s, told_s = nothing(), time.monotonic(), time.monotonic()
     for part in tell_many(seed, runs, processes):
         tally.add(part)
+        for broken in part.broken:
+            click.echo(f"seed {broken.seed}: {broken.why}", err=True)
         if time.monotonic() - told_s > 10:
             told_s = time.monotonic()
             click.echo(f"{tally.runs} of {runs} stories, {len(tally.broken)} broken", err=True)

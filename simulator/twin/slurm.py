@@ -540,14 +540,19 @@ class VirtualSlurm:
     def fail_node(self, name: str, state: str = "DOWN") -> None:
         """Let a node fail: its jobs end, and go back to the queue where they may."""
         self.set_node(name, usable=False, state=state)
-        for job in [job for job in self.jobs.values() if job.state in _ON_NODES and name in unfolded(job.nodes)]:
+        here = [job for job in self.jobs.values() if job.state in _ON_NODES and name in unfolded(job.nodes)]
+        for job in sorted(here, key=lambda job: job.gpu_count > 0):  # members know nothing of the end of their runtime
+            self.ledger[job.job_id].program.kill()
+        for job in here:
             book = self.ledger[job.job_id]
-            book.program.kill()
-            book.by = "slurm"
             if not book.ends_as and not book.goes_back:
-                book.goes_back, book.ends_as = ("queue" if job.can_requeue else ""), JobState.NODE_FAIL
+                book.goes_back, book.ends_as, book.by = (
+                    ("queue" if job.can_requeue else ""),
+                    JobState.NODE_FAIL,
+                    "slurm",
+                )
             if book.run is not None:
-                self._put(replace(job, state=JobState.COMPLETING))
+                self._put(replace(self.jobs[job.job_id], state=JobState.COMPLETING))
                 self._ended_run(book.run)
 
     def set_node(self, name: str, *, usable: bool, state: str) -> None:
