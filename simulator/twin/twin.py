@@ -274,5 +274,5 @@ def heard(tell: Callable[[str], None]) -> Iterator[None]:
 @contextmanager
 def folder() -> Iterator[Path]:
     """A directory for a twin's files: in memory where that is possible, since SQLite waits for each write."""
-    with tempfile.TemporaryDirectory(prefix="muri-twin-", dir=_IN_MEMORY if _IN_MEMORY.is_dir() else None) as name:
+    with tempfile.TemporaryDirectory(prefix="twin-", dir=_IN_MEMORY if _IN_MEMORY.is_dir() else None) as name:
         yield Path(name)
