@@ -179,6 +179,12 @@ def _document(tally: Tally, first: int, seconds: float, processes: int) -> dict[
     }
 
 
+def _keep(out: Path | None, document: dict[str, Any]) -> None:
+    """Write the result so far, so that a run which is ended early is not lost."""
+    if out is not None:
+        out.write_text(json.dumps(document, indent=1) + "\n")
+
+
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--runs", metavar="N", type=click.IntRange(min=1), default=2000, show_default=True, help="Stories.")
 @click.option("--seed", metavar="S", type=click.IntRange(min=0), default=1, show_default=True, help="The first seed.")
@@ -217,9 +223,9 @@ def main(**given: Any) -> None:
         if time.monotonic() - told_s > 10:
             told_s = time.monotonic()
             click.echo(f"{tally.runs} of {runs} stories, {len(tally.broken)} broken", err=True)
+            _keep(out, _document(tally, seed, told_s - began_s, processes))
     document = _document(tally, seed, time.monotonic() - began_s, processes)
-    if out is not None:
-        out.write_text(json.dumps(document, indent=1) + "\n")
+    _keep(out, document)
     if given["as_json"]:
         click.echo(json.dumps(document, indent=1))
     else:
