@@ -99,6 +99,7 @@ class Stage:
     def second_controller(self) -> None:
         """Another host's controller, with files of its own, runs a cycle."""
         self._seconds += 1
+        self.watch.journal_lost = True  # no journal knows of all that was begun
         config, other = self.twin.config, self._place / f"second{self._seconds}"
         self.twin.config = config.model_copy(update={"state_dir": other / "state", "status_dir": other / "status"})
         try:

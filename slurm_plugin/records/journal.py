@@ -145,6 +145,7 @@ class Journal:
         """
         self.new_token = new_token
         self._path = path
+        self._payloads: dict[str, tuple[str, dict[str, Any]]] = {}
         self._open()
 
     def _open(self) -> None:
@@ -265,12 +266,23 @@ class Journal:
             "ORDER BY begun_s, token",
             state,
         )
-        return tuple(Intent(r[0], r[1], self._parsed(r[2]), r[3], r[4], r[5]) for r in rows)
+        return tuple(Intent(r[0], r[1], self._payload(r[0], r[2]), r[3], r[4], r[5]) for r in rows)
+
+    def _payload(self, token: str, text: str) -> dict[str, Any]:
+        """An intent's payload, parsed once: closed ones are read for days, several times in every cycle."""
+        known = self._payloads.get(token)
+        if known is None or known[0] != text:
+            known = self._payloads[token] = text, self._parsed(text)
+        return known[1]
 
     def forget_before(self, begun_s: float) -> None:
         """Drop closed intents that began before a time, so that the file stays small."""
         with self._transaction():
-            self._connection.execute("DELETE FROM intents WHERE state <> 'begun' AND begun_s < ?", (begun_s,))
+            forgotten = self._connection.execute(
+                "DELETE FROM intents WHERE state <> 'begun' AND begun_s < ? RETURNING token", (begun_s,)
+            ).fetchall()
+        for (token,) in forgotten:
+            self._payloads.pop(token, None)
 
     def set_fact(self, name: str, subject: str, value: Any) -> None:
         """Remember something about a job or a model."""
