@@ -165,13 +165,14 @@ def compare_all(folder_of_runs: Path, names: Sequence[str]) -> list[Comparison]:
 
 
 def _table(comparisons: Sequence[Comparison]) -> str:
-    lines = [f"{'workload':16} jobs  avg JCT live  twin  error  makespan live  twin  error  groups"]
+    lines = [f"{'':15} jobs   average JCT (s)      makespan (s)        groups",
+             f"{'workload':15}        live  twin  error    live  twin  error  live twin"]  # fmt: skip
     for each in comparisons:
         live, twin = _figures(each.live), _figures(each.twin)
         lines.append(
-            f"{each.workload:16} {len(each.live.jobs):4d} {live['average_jct_s']:9.1f} {twin['average_jct_s']:8.1f} "
-            f"{each.error('average_jct_s'):+6.1%} {live['makespan_s']:10.1f} {twin['makespan_s']:8.1f} "
-            f"{each.error('makespan_s'):+6.1%} {live['groups']:3.0f}/{twin['groups']:.0f}"
+            f"{each.workload:15} {len(each.live.jobs):4d} {live['average_jct_s']:6.1f} {twin['average_jct_s']:5.1f} "
+            f"{each.error('average_jct_s'):+6.1%} {live['makespan_s']:7.1f} {twin['makespan_s']:5.1f} "
+            f"{each.error('makespan_s'):+6.1%} {live['groups']:5.0f} {twin['groups']:4.0f}"
         )
     for figure in ("average_jct_s", "makespan_s"):
         errors = [abs(each.error(figure)) for each in comparisons]

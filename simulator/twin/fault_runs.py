@@ -239,4 +239,4 @@ def main(**given: Any) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(prog_name="scripts/fault-runs")

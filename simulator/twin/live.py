@@ -157,10 +157,11 @@ class _Film:
         """Look at the cluster, and again with the next cycle."""
         interval_s, slurm = self.twin.config.interval_s, self.twin.slurm
         waited, busy = [], [0.0] * len(RESOURCES)
-        for course in self.twin.courses:
-            if not course.job_id or course.state:
+        for job in slurm.jobs.values():
+            course = self.twin.course_of(job.job_id)
+            if course is None or course.state:
                 continue
-            if slurm.jobs[course.job_id].state is JobState.PENDING:
+            if job.state is JobState.PENDING:
                 service_s = course.asked.work.iterations * course.asked.work.course.iteration_s
                 since_s = self.twin.time.now_s - course.submitted_s
                 waited.append(since_s / max(LEAST_REMAINING_S, service_s))
