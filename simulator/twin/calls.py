@@ -63,8 +63,9 @@ class Calls:
         if before is not None:
             before(self, name)
         if fault.kind == "stale snapshot":
-            fresh = act()
-            return fresh if self._previous is None else self._previous
+            fresh, old = act(), self._previous
+            # What a user changes after a look at the queue nobody can know who acts on that look.
+            return fresh if old is None or old.taken_s < self._stage.changed_s else old
         result = self._seen(name, act())
         after = _AFTER.get(fault.kind)
         return result if after is None else after(self, name, fault, result)

@@ -172,6 +172,7 @@ def _forges(stage: Stage, job: Job, fault: Fault) -> None:
 
 
 def _changes(stage: Stage, job: Job, fault: Fault) -> None:
+    stage.changed_s = stage.twin.time.now_s
     if fault.kind == "administrator changes limit" or fault.amount < 0.5:
         stage.twin.slurm.update_by_owner(job.job_id, time_limit_s=max(600, job.time_limit_s - 600))
     else:
@@ -179,6 +180,7 @@ def _changes(stage: Stage, job: Job, fault: Fault) -> None:
 
 
 def _takes_licence_off(stage: Stage, job: Job, fault: Fault) -> None:
+    stage.changed_s = stage.twin.time.now_s
     stage.twin.slurm.update_by_owner(job.job_id, licenses=without_gate(job.licenses))
     if job.job_id in stage.watch.tampered:
         stage.watch.tampered[job.job_id] = False  # no gate is left that tells Muri's hold from others'

@@ -30,6 +30,7 @@ class Stage:
         away_until_s: Until when no controller is at work.
         full_until_s: Until when nothing can be written into the journal.
         removed: Whether Muri was removed for good.
+        changed_s: When somebody last changed what a job asks for.
 
     Args:
         story: The story.
@@ -43,6 +44,7 @@ class Stage:
         self.watch = Watch(self.twin, self.twin.config.grouping.max_wait_s)
         self.away_until_s = self.full_until_s = 0.0
         self.removed = False
+        self.changed_s = 0.0
         self._place = place
         self._heard = tell
         self._process: ExitStack | None = None

@@ -230,7 +230,7 @@ class Journal:
         """
         try:
             return json.loads(text)
-        except ValueError as error:
+        except (TypeError, ValueError) as error:
             raise CorruptJournalError(f"the journal {self._path} is damaged: a value in it cannot be read") from error
 
     def __enter__(self) -> Self:

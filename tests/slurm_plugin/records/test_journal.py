@@ -4,7 +4,7 @@ import sqlite3
 
 import pytest
 
-from muri.slurm_plugin.records.journal import EXCLUSION, Journal, JournalError
+from muri.slurm_plugin.records.journal import EXCLUSION, CorruptJournalError, Journal, JournalError
 
 
 def test_what_was_begun_is_known_after_a_restart(tmp_path):
@@ -75,3 +75,11 @@ def test_what_cannot_be_stored_costs_one_entry_and_no_later_one(tmp_path):
             journal.set_fact(EXCLUSION, "caf\udce9", "its subject has a byte that is no UTF-8")
         journal.set_fact(EXCLUSION, "7", "why")
         assert journal.facts(EXCLUSION) == {"7": "why"}
+
+
+def test_a_payload_that_is_no_json_counts_as_damage(tmp_path):
+    with Journal(tmp_path / "journal.db") as journal:
+        journal.begin("aa", "group", {"members": []}, 1.0)
+        journal._connection.execute("UPDATE intents SET payload = 'no JSON'")
+        with pytest.raises(CorruptJournalError, match="a value in it cannot be read"):
+            journal.intents()
