@@ -108,7 +108,7 @@ class Watch:
 
     def _looks_like_muris(self, job: Job) -> bool:
         """Whether a hold lacks its tags: then it looks like that of a Muri which knew no other gate."""
-        return not self.tampered.get(job.job_id, True)
+        return job.job_id in self.tampered and not (self.tampered[job.job_id] and is_behind_licence(job))
 
     def _asked(self, job: Job) -> Job:
         return self.twin.slurm.ledger[job.job_id].asked

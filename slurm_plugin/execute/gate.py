@@ -41,7 +41,7 @@ def open_gate(gateway: Gateway, job: ManagedJob, change: JobChange = _NOTHING, c
     if is_behind_licence(job):
         told = change.admin_comment if comment is None else comment
         change = replace(change, licenses=without_gate(job.licenses), admin_comment=told)
-    if lifts and change != _NOTHING and gate_word(job) == OPEN:
+    if lifts and change != _NOTHING and (gate_word(job) == OPEN or job.reason == REQUEUED_HELD):
         # A controller that dies before the release leaves a hold that must look like Muri's own, member or not.
         change = replace(change, admin_comment=with_word(comment or _comment(job, change), REQUEUED))
     if change != _NOTHING:
