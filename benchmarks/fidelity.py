@@ -26,7 +26,7 @@ from machine import describe_machine
 
 from muri.profiler.records import ProfileKey, StageProfile
 from muri.simulator.twin.programs import Work
-from muri.simulator.twin.sharing import Course, Sharing
+from muri.simulator.twin.sharing import Iteration, Sharing
 from muri.simulator.twin.site import Delays, Site, SlurmConf, plain_nodes
 from muri.simulator.twin.submission import Submission
 from muri.simulator.twin.twin import EPOCH_S, Twin, folder
@@ -86,7 +86,7 @@ def _submissions(workload: Workload, begin_s: float) -> list[Submission]:
     for job in workload.jobs:
         stages = workload.models[job.model]
         duration_s = max(1, round(job.iterations * sum(stages)))
-        work = Work(Course(stages, sum(stages) + _SCRIPT_S), job.iterations)
+        work = Work(Iteration(stages, sum(stages) + _SCRIPT_S), job.iterations)
         mark = f"model={job.model},batch-size=8,duration={duration_s}"
         found.append(
             Submission(

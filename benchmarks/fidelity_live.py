@@ -281,8 +281,8 @@ def _run_of(
     times: Mapping[int, list[list[str]]], start_s: float, cycle_s: float,
 ) -> Run:  # fmt: skip
     view = view_of(snapshot)
-    pilots = [job for job in view.jobs.values() if job.role is Role.PILOT and job.pilot_tag is not None]
-    groups = [tuple(sorted(ids[each] for each in job.pilot_tag.members if each in ids)) for job in pilots]  # type: ignore[union-attr]
+    pilots = [tag for job in view.jobs.values() if job.role is Role.PILOT and (tag := job.pilot_tag) is not None]
+    groups = [tuple(sorted(ids[each] for each in pilot.members if each in ids)) for pilot in pilots]
     members = {number for group in groups for number in group}
     jobs: dict[int, JobRun] = {}
     for job_id, number in ids.items():

@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from muri.simulator.twin.programs import DryRun, Placeholder, TrainingScript
@@ -55,8 +56,7 @@ def _node(stage: Stage, fault: Fault) -> str:
         slurm.fail_node(name)
     else:
         slurm.set_node(name, usable=False, state="DRAIN")
-    back = lambda: slurm.set_node(name, usable=True, state="IDLE")  # noqa: E731
-    stage.twin.time.after(60 + 240 * fault.amount, back)
+    stage.twin.time.after(60 + 240 * fault.amount, partial(slurm.set_node, name, usable=True, state="IDLE"))
     return name
 
 
@@ -273,7 +273,7 @@ def _drain_on(stage: Stage) -> None:
 
 
 def _upgraded(stage: Stage, fault: Fault) -> str:
-    """A new version with another policy; the configuration's gate may have changed, too."""
+    """A new version, with another policy."""
     stage.end_process()
     policy = ("muri-s", "muri-l", "muri-jct", "sjf-bsbf")[fault.which % 4]
     stage.twin.config = stage.twin.config.model_copy(update={"policy": policy})

@@ -1,11 +1,11 @@
 """The way to the virtual Slurm, as the controller takes it; each call takes its time, and may be made to fail."""
 
-from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, Final, TypeVar
 
 from muri.simulator.twin.programs import NodeSide
+from muri.simulator.twin.slurm import gpus_in
 from muri.slurm_plugin.gateway.accounting import Accounting, NoAccountingError
 from muri.slurm_plugin.gateway.base import NoGateLicenseError, check_new_job
 from muri.slurm_plugin.records.cluster import Job, JobChange, JobState, NewJob, Snapshot
@@ -34,7 +34,6 @@ class VirtualGateway:
 
     Attributes:
         around: Makes each call; faults are injected here.
-        calls: How often each was made.
         clock_offset_s: How far the clock of the controller's host is ahead of slurmctld's.
 
     Args:
@@ -47,7 +46,6 @@ class VirtualGateway:
     def __init__(self, nodes: NodeSide, *, instant: bool = False) -> None:
         self._instant = instant
         self.around: Around = just_call
-        self.calls: Counter[str] = Counter()
         self.clock_offset_s = 0.0
         self._nodes = nodes
         self._slurm = nodes.slurm
@@ -63,7 +61,6 @@ class VirtualGateway:
             self._slurm.time.sleep(seconds / 2)
             return result
 
-        self.calls[name] += 1
         found: _Result = self.around(name, timed)
         return found
 
@@ -168,14 +165,12 @@ class VirtualGateway:
 
 def _record_of(job: NewJob, user: str) -> Job:
     """A submitted job of the controller's, its tag still in its own comment."""
-    words = job.gpu_request.split(":")
-    gpus = int(words[-1]) if words[-1].isdigit() else int(bool(job.gpu_request))
     tasks = job.tasks_per_node * job.node_count
     return Job(
         job_id=0, user=user, uid=job.uid, gid=job.gid, account=job.account,
         partition=job.partition, qos=job.qos, name=job.name, state=JobState.PENDING, reason="", held=False,
         submit_s=0.0, begin_s=0.0, start_s=0.0, end_s=0.0, time_limit_s=-(-job.time_limit_s // 60) * 60,
-        gpu_count=gpus * job.node_count, gpu_request=job.gpu_request, node_count=job.node_count,
+        gpu_count=gpus_in(job.gpu_request) * job.node_count, gpu_request=job.gpu_request, node_count=job.node_count,
         cpu_count=job.cpu_count * tasks, cpus_per_task=job.cpu_count, mem_per_node_mib=job.mem_per_node_mib,
         nodes="", required_nodes=job.required_nodes, dependency="", can_requeue=job.requeue, restart_count=0,
         exit_code=0, batch=True, array=False, het=False, command="", work_dir=job.work_dir, submit_line="",

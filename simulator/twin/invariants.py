@@ -41,7 +41,6 @@ class _Known:
         may_repeat: Whether somebody but Muri has put it back since.
         cancelled: Whether its user, or a fault, ended it.
         crashed: Whether a fault ended its processes.
-        limit_changed: Whether its time limit was made shorter.
         waiting_since_s: Since when Muri alone keeps it waiting; None while it does not.
     """
 
@@ -49,7 +48,6 @@ class _Known:
     may_repeat: bool = False
     cancelled: bool = False
     crashed: bool = False
-    limit_changed: bool = False
     waiting_since_s: float | None = None
 
 
@@ -60,7 +58,6 @@ class Watch:
     Attributes:
         twin: The twin.
         max_wait_s: Longer than this, and some cycles, no job may wait for Muri alone.
-        broken: What did not hold, for people.
         known: What is known of each user's job.
         tampered: Jobs whose AdminComment a fault has damaged, and whether the licence was their gate then.
         journal_lost: Whether a journal was lost: then nothing tells what a damaged member asked for.
@@ -69,7 +66,6 @@ class Watch:
 
     twin: Twin
     max_wait_s: float
-    broken: list[str] = field(default_factory=list)
     known: dict[int, _Known] = field(default_factory=dict)
     tampered: dict[int, bool] = field(default_factory=dict)
     journal_lost: bool = False
@@ -88,8 +84,7 @@ class Watch:
 
     def _say(self, text: str) -> None:
         at_s = self.twin.time.now_s - self.twin.begun_s
-        self.broken.append(f"{at_s:.1f} s: {text}")
-        raise BrokenInvariantError(self.broken[-1])
+        raise BrokenInvariantError(f"{at_s:.1f} s: {text}")
 
     def _note(self, what: str, job: Job) -> None:
         course = self.twin.course_of(job.job_id)
@@ -185,7 +180,7 @@ class Watch:
             return
         if job.state is JobState.NODE_FAIL and not job.can_requeue:
             return
-        if job.state is JobState.TIMEOUT and (known.limit_changed or job.job_id in self.tampered):
+        if job.state is JobState.TIMEOUT and job.job_id in self.tampered:
             return
         self._say(f"job {job.job_id} ended as {job.state} with code {job.exit_code} after {known.done} trainings")
 

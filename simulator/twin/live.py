@@ -19,13 +19,15 @@ from muri.simulator.model import (
     TraceJob,
 )
 from muri.simulator.twin.programs import Placeholder, TrainingScript, Work
-from muri.simulator.twin.sharing import Course as Iteration
+from muri.simulator.twin.sharing import Iteration
 from muri.simulator.twin.site import Delays, Site, plain_nodes
+from muri.simulator.twin.slurm import unfolded
 from muri.simulator.twin.submission import FIRST_UID, Submission
 from muri.simulator.twin.twin import Course, Twin, folder
 from muri.slurm_plugin.config import Config, Grouping
 from muri.slurm_plugin.controller.assemble import policy_of
 from muri.slurm_plugin.records.cluster import Job, JobState
+from muri.units import MIB_PER_GIB
 
 DEFAULT_INTERVAL_S: Final = 360.0
 
@@ -95,7 +97,7 @@ def _config_of(task: Simulation) -> Config:
 
 def _site_of(cluster: Cluster, settings: Settings) -> Site:
     cpus = int(cluster.cpus_per_node) or _CPUS_OF_NODE
-    mem_mib = int(cluster.mem_gib_per_node * 1024) or _MIB_OF_NODE
+    mem_mib = int(cluster.mem_gib_per_node * MIB_PER_GIB) or _MIB_OF_NODE
     delays = Delays(dry_run_s=settings.profiling_s) if settings.profiling_s else Delays()
     return Site(plain_nodes(cluster.node_count, cluster.gpus_per_node, cpus, mem_mib), delays=delays)
 
@@ -162,7 +164,7 @@ class _Film:
             if course is None or course.state:
                 continue
             if job.state is JobState.PENDING:
-                service_s = course.asked.work.iterations * course.asked.work.course.iteration_s
+                service_s = course.asked.work.iterations * course.asked.work.iteration.iteration_s
                 since_s = self.twin.time.now_s - course.submitted_s
                 waited.append(since_s / max(LEAST_REMAINING_S, service_s))
             else:
@@ -189,7 +191,7 @@ class _Film:
             self._spans.append(self._span(job, names))
 
     def _span(self, job: Job, members: tuple[int, ...]) -> GroupSpan:
-        first = int(job.nodes.split(",")[0].split("[")[0].removeprefix("n") or 1) if job.nodes else 1
+        first = min(int(name.removeprefix("n")) for name in unfolded(job.nodes)) if job.nodes else 1
         begun_s = self.twin.begun_s
         return GroupSpan(
             job.start_s - begun_s, self.twin.time.now_s - begun_s, members, first - 1, max(1, job.gpu_count)
@@ -221,6 +223,6 @@ def _add_busy(busy: list[float], course: Course, twin: Twin) -> None:
     if not isinstance(program, TrainingScript) or not program.trains:
         return
     speed = 1.0 if program.runtime is None else program.runtime.members[course.job_id].speed
-    iteration = program.work.course
+    iteration = program.work.iteration
     for resource, seconds in enumerate(iteration.stage_s):
         busy[resource] += speed * seconds / iteration.iteration_s * course.asked.gpu_count

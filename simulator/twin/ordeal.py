@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -72,7 +73,7 @@ class Ordeal:
         twin.gateway.around = self._calls.around
         twin.submit(stage.story.submissions)
         for fault in stage.story.faults:
-            twin.time.at(twin.begun_s + fault.at_s, lambda fault=fault: self._befall(fault))  # type: ignore[misc]
+            twin.time.at(twin.begun_s + fault.at_s, partial(self._befall, fault))
         twin.time.at(twin.begun_s + CALM_AFTER_S, self._calm)
         if stage.has_listeners:
             twin.slurm.notes.append(

@@ -6,14 +6,14 @@ order and with the same patience.
 
 import shlex
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from muri.group_spec import GroupSpec, read_group
-from muri.profiler.records import STAGES, StageProfile
+from muri.profiler.records import STAGES
 from muri.simulator.twin.clock import Event
 from muri.simulator.twin.records import NoProgram, Program, Run
-from muri.simulator.twin.sharing import Course, Sharing, speeds
+from muri.simulator.twin.sharing import Iteration, Sharing, speeds
 from muri.simulator.twin.site import Delays
 from muri.simulator.twin.slurm import VirtualSlurm
 from muri.slurm_plugin.gateway.base import GatewayError, NoSuchJobError
@@ -32,22 +32,20 @@ _EAGER_POLLS: Final = 20
 
 _TERMINATED: Final = 143
 
-_DONE: Final = 1e-9
-
 
 @dataclass(frozen=True, slots=True)
 class Work:
     """What a training script does.
 
     Attributes:
-        course: One iteration alone.
+        iteration: One iteration alone.
         iterations: How many it does.
         exit_code: What it ends with.
         gpu_mem_gib: Its peak GPU memory.
         uses_muri: Whether the batch script calls `muri run`.
     """
 
-    course: Course
+    iteration: Iteration
     iterations: int
     exit_code: int = 0
     gpu_mem_gib: float = 0.0
@@ -117,7 +115,7 @@ class Runtime:
         """Bring progress up to now."""
         now_s = self._nodes.slurm.now_s
         for member in self.at_work.values():
-            course = member.script.work.course
+            course = member.script.work.iteration
             done = min(member.left, (now_s - self._since_s) * member.speed / course.iteration_s)
             member.left, member.iterations = member.left - done, member.iterations + done
         self._since_s = now_s
@@ -130,11 +128,11 @@ class Runtime:
         if not at_work:
             self.on_idle()
             return
-        found = speeds({job_id: member.script.work.course for job_id, member in at_work.items()}, self._sharing)
+        found = speeds({job_id: member.script.work.iteration for job_id, member in at_work.items()}, self._sharing)
         left_s: list[tuple[float, int]] = []
         for job_id, member in at_work.items():
             member.speed = max(found[job_id], 1e-6)
-            left_s.append((member.left * member.script.work.course.iteration_s / member.speed, job_id))
+            left_s.append((member.left * member.script.work.iteration.iteration_s / member.speed, job_id))
         first_s, first = min(left_s)
         self._next = self._nodes.slurm.time.after(first_s, lambda: self._finish(first))
 
@@ -151,7 +149,7 @@ class Runtime:
         self._pass_time()
         told = {}
         for job_id, member in self.members.items():
-            course = member.script.work.course
+            course = member.script.work.iteration
             iteration_s = course.iteration_s / member.speed
             wait_s = max(0.0, iteration_s - course.iteration_s) / len(STAGES)
             told[str(job_id)] = {
@@ -299,7 +297,7 @@ class TrainingScript:
             self._later(self._nodes.delays.run_s, self._train_alone)
             return
         state = tags.parse_state(comment)
-        timeout = self._later(_ATTACH_TIMEOUT_S, lambda: self._go_back("its group's runtime did not come"))
+        timeout = self._later(_ATTACH_TIMEOUT_S, self._go_back)
         if state is not None:
             run = self._run
             self._nodes.look_for(state.pilot, lambda: self._attach(run, state.pilot, timeout))
@@ -317,7 +315,7 @@ class TrainingScript:
     def _join(self, pilot: int) -> None:
         runtime = self._nodes.runtimes.get(pilot)
         if runtime is None:
-            self._go_back("its group's runtime is gone")
+            self._go_back()
             return
         self._runtime = runtime
         self._nodes.on_training("begun", self)
@@ -325,7 +323,7 @@ class TrainingScript:
 
     def _train_alone(self) -> None:
         self._nodes.on_training("begun", self)
-        seconds = self.work.iterations * self.work.course.iteration_s
+        seconds = self.work.iterations * self.work.iteration.iteration_s
         self._alone_end = self._later(seconds, self._end_alone)
 
     def _end_alone(self) -> None:
@@ -343,14 +341,14 @@ class TrainingScript:
         """The group's runtime is gone."""
         self._runtime = None
         if not self._stopped:
-            self._go_back("its group's runtime is gone")
+            self._go_back()
 
-    def _go_back(self, why: str) -> None:
+    def _go_back(self) -> None:
         """As `SlurmMembership.requeue`: back to the queue, behind the gate; it asks until slurmctld answers."""
         self._leaving = True
         slurm = self._nodes.slurm
         if slurm.away:
-            self._later(_ASK_AGAIN_S, lambda: self._go_back(why))
+            self._later(_ASK_AGAIN_S, self._go_back)
             return
         job = slurm.jobs.get(self.job_id)
         if job is None or job.state is not JobState.RUNNING:
@@ -531,7 +529,6 @@ class DryRun:
     token: str
     run: Run | None = None
     over: bool = False
-    noise: Callable[[StageProfile], StageProfile] | None = field(default=None)
 
     def start(self, run: Run) -> None:
         """Measure for a while, then tell."""
@@ -540,7 +537,7 @@ class DryRun:
 
     def _seconds(self) -> float:
         work = self._work()
-        return self.nodes.delays.dry_run_s + (0.0 if work is None else min(20.0, 25 * work.course.iteration_s))
+        return self.nodes.delays.dry_run_s + (0.0 if work is None else min(20.0, 25 * work.iteration.iteration_s))
 
     def _work(self) -> Work | None:
         book = self.nodes.slurm.ledger.get(self.target)
@@ -555,9 +552,9 @@ class DryRun:
             return
         result: dict[str, Any] = {"error": "the script cannot be read"}
         if work is not None:
-            result = dict(zip((f"{stage}_s" for stage in STAGES), work.course.stage_s, strict=True))
+            result = dict(zip((f"{stage}_s" for stage in STAGES), work.iteration.stage_s, strict=True))
             result |= {
-                "iteration_s": work.course.iteration_s, "iterations": 20, "gpu_mem_gib": work.gpu_mem_gib,
+                "iteration_s": work.iteration.iteration_s, "iterations": 20, "gpu_mem_gib": work.gpu_mem_gib,
                 "detail": {"confidence": 0.98},
             }  # fmt: skip
         job = self.nodes.slurm.jobs.get(self.run.job_id)

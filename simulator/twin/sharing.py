@@ -5,7 +5,7 @@ as a runtime's sessions do; only the time that stages take passes virtually. A s
 """
 
 import heapq
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Final
@@ -24,7 +24,7 @@ _MOST_STEPS: Final = 20_000
 
 
 @dataclass(frozen=True, slots=True)
-class Course:
+class Iteration:
     """One iteration of a member alone.
 
     Attributes:
@@ -36,7 +36,7 @@ class Course:
     iteration_s: float
 
     @classmethod
-    def of(cls, profile: StageProfile) -> "Course":
+    def of(cls, profile: StageProfile) -> "Iteration":
         """The iteration that a profile describes."""
         return cls(tuple(profile.stage_s), profile.iteration_s)
 
@@ -76,7 +76,7 @@ class _Lock:
         return timeout < 0
 
     def release(self) -> None:
-        """Do nothing: the course looks at the waiter itself."""
+        """Do nothing: the iteration looks at the waiter itself."""
 
 
 class _Time(Clock):
@@ -90,8 +90,8 @@ class _Time(Clock):
         return _Lock()
 
 
-class _SteppedFair(FairArbiter):
-    """The fair arbiter, whose waits are told instead of slept."""
+class _Stepped(Arbiter):
+    """An arbiter whose waits are told instead of slept."""
 
     def _await(self, waiter: Waiter) -> float:
         if waiter.granted:
@@ -99,19 +99,18 @@ class _SteppedFair(FairArbiter):
         raise _Suspended(waiter)
 
 
-class _SteppedLockstep(LockstepArbiter):
-    """The lockstep arbiter, whose waits are told instead of slept."""
+class _SteppedFair(_Stepped, FairArbiter):
+    """The fair arbiter in steps."""
 
-    def _await(self, waiter: Waiter) -> float:
-        if waiter.granted:
-            return 0.0
-        raise _Suspended(waiter)
+
+class _SteppedLockstep(_Stepped, LockstepArbiter):
+    """The lockstep arbiter in steps."""
 
 
 @dataclass(slots=True)
 class _Member:
     name: str
-    course: Course
+    iteration: Iteration
     stage: int = -1
     left_s: float = 0.0
     waiter: Waiter | None = None
@@ -132,12 +131,12 @@ class _Member:
 class _Drive:
     """Drives an arbiter through its members' iterations."""
 
-    def __init__(self, arbiter: Arbiter, time: _Time, courses: Sequence[Course], sharing: Sharing) -> None:
+    def __init__(self, arbiter: Arbiter, time: _Time, iterations: Sequence[Iteration], sharing: Sharing) -> None:
         self._arbiter, self._time, self._sharing = arbiter, time, sharing
-        self.members = [_Member(str(number), course) for number, course in enumerate(courses, start=1)]
-        self._due: list[tuple[float, int]] = [(0.0, number) for number in range(len(courses))]
+        self.members = [_Member(str(number), iteration) for number, iteration in enumerate(iterations, start=1)]
+        self._due: list[tuple[float, int]] = [(0.0, number) for number in range(len(iterations))]
         for member in self.members:
-            arbiter.join(member.name, member.course.iteration_s)
+            arbiter.join(member.name, member.iteration.iteration_s)
 
     def run(self) -> None:
         """Let members iterate until each has done enough."""
@@ -171,22 +170,22 @@ class _Drive:
                 self._ask(number, lambda: self._arbiter.yield_point(member.name, member.stage))
                 return
             self._arbiter.release(member.name, member.stage)
-        following = [r for r in range(member.stage + 1, STAGE_COUNT) if member.course.stage_s[r] > 0]
+        following = [r for r in range(member.stage + 1, STAGE_COUNT) if member.iteration.stage_s[r] > 0]
         if following:
-            member.stage, member.left_s = following[0], member.course.stage_s[following[0]]
+            member.stage, member.left_s = following[0], member.iteration.stage_s[following[0]]
             self._ask(number, lambda: self._arbiter.acquire(member.name, member.stage))
         elif member.stage < STAGE_COUNT:
             member.stage, member.left_s = STAGE_COUNT, 0.0
-            rest_s = max(0.0, member.course.iteration_s - sum(member.course.stage_s))
+            rest_s = max(0.0, member.iteration.iteration_s - sum(member.iteration.stage_s))
             self._later(number, rest_s + self._sharing.overhead_s)
         else:
             self._end_iteration(number)
 
-    def _ask(self, number: int, ask: object) -> None:
+    def _ask(self, number: int, ask: Callable[[], object]) -> None:
         member = self.members[number]
         member.asked_s = self._time.now_s
         try:
-            ask()  # type: ignore[operator]
+            ask()
         except _Suspended as suspended:
             member.waiter = suspended.waiter
         else:
@@ -194,7 +193,7 @@ class _Drive:
 
     def _end_iteration(self, number: int) -> None:
         member, now_s = self.members[number], self._time.now_s
-        record = IterationRecord(now_s - member.begun_s, tuple(member.course.stage_s), tuple(member.wait_s))
+        record = IterationRecord(now_s - member.begun_s, tuple(member.iteration.stage_s), tuple(member.wait_s))
         self._arbiter.iteration_done(member.name, record)
         member.iterations += 1
         if member.iterations == _WARM_UP:
@@ -205,30 +204,32 @@ class _Drive:
         self._later(number, 0.0)
 
 
-def _driven(arbiter_of: object, courses: Sequence[Course], sharing: Sharing) -> tuple[float, ...]:
+def _driven(
+    arbiter_of: Callable[[_Time], Arbiter], iterations: Sequence[Iteration], sharing: Sharing
+) -> tuple[float, ...]:
     time = _Time()
-    drive = _Drive(arbiter_of(time), time, courses, sharing)  # type: ignore[operator]
+    drive = _Drive(arbiter_of(time), time, iterations, sharing)
     drive.run()
-    return tuple(member.per_s * member.course.iteration_s for member in drive.members)
+    return tuple(member.per_s * member.iteration.iteration_s for member in drive.members)
 
 
-def _plain(courses: Sequence[Course], sharing: Sharing) -> tuple[float, ...]:
+def _plain(iterations: Sequence[Iteration], sharing: Sharing) -> tuple[float, ...]:
     """Speeds without turns: users of a resource share its time equally, piece by piece."""
     if not sharing.contention:
-        return tuple(course.iteration_s / (course.iteration_s + sharing.overhead_s) for course in courses)
-    left = [[*course.stage_s, max(0.0, course.iteration_s - sum(course.stage_s)) + sharing.overhead_s]
-            for course in courses]  # fmt: skip
-    work = [list(each) for each in left]
-    stage, done = [0] * len(courses), [0] * len(courses)
-    first_s, last_s, now_s = [0.0] * len(courses), [0.0] * len(courses), 0.0
+        return tuple(iteration.iteration_s / (iteration.iteration_s + sharing.overhead_s) for iteration in iterations)
+    left = [[*iteration.stage_s, max(0.0, iteration.iteration_s - sum(iteration.stage_s)) + sharing.overhead_s]
+            for iteration in iterations]  # fmt: skip
+    work, everybody = [list(each) for each in left], range(len(iterations))
+    stage, done = [0] * len(iterations), [0] * len(iterations)
+    first_s, last_s, now_s = [0.0] * len(iterations), [0.0] * len(iterations), 0.0
     for _ in range(_MOST_STEPS):
         if min(done) >= _ITERATIONS + _WARM_UP:
             break
-        users = [sum(stage[other] == stage[each] for other in range(len(courses))) if stage[each] < STAGE_COUNT else 1
-                 for each in range(len(courses))]  # fmt: skip
-        step_s = min(left[each][stage[each]] * users[each] for each in range(len(courses)))
+        users = [sum(stage[other] == stage[each] for other in everybody) if stage[each] < STAGE_COUNT else 1
+                 for each in everybody]  # fmt: skip
+        step_s = min(left[each][stage[each]] * users[each] for each in everybody)
         now_s += step_s
-        for each in range(len(courses)):
+        for each in everybody:
             left[each][stage[each]] -= step_s / users[each]
             while left[each][stage[each]] <= 1e-9:
                 stage[each] += 1
@@ -239,27 +240,27 @@ def _plain(courses: Sequence[Course], sharing: Sharing) -> tuple[float, ...]:
                     last_s[each] = now_s
                     break
     return tuple(
-        (count - _WARM_UP) / (last - first) * course.iteration_s if count > _WARM_UP and last > first else 0.0
-        for count, first, last, course in zip(done, first_s, last_s, courses, strict=True)
+        (count - _WARM_UP) / (last - first) * iteration.iteration_s if count > _WARM_UP and last > first else 0.0
+        for count, first, last, iteration in zip(done, first_s, last_s, iterations, strict=True)
     )
 
 
 @lru_cache(maxsize=100_000)
-def _speeds(courses: tuple[Course, ...], sharing: Sharing) -> tuple[float, ...]:
+def _speeds(iterations: tuple[Iteration, ...], sharing: Sharing) -> tuple[float, ...]:
     if sharing.discipline == "plain":
-        return _plain(courses, sharing)
-    if sharing.discipline == "lockstep" and len(courses) <= STAGE_COUNT:
-        ordering: list[str | None] = [str(number) for number in range(1, len(courses) + 1)]
-        return _driven(lambda time: _SteppedLockstep(ordering, time), courses, sharing)
+        return _plain(iterations, sharing)
+    if sharing.discipline == "lockstep" and len(iterations) <= STAGE_COUNT:
+        ordering: list[str | None] = [str(number) for number in range(1, len(iterations) + 1)]
+        return _driven(lambda time: _SteppedLockstep(ordering, time), iterations, sharing)
     if sharing.discipline == "auto":
-        return _best(courses, sharing)
-    return _driven(_SteppedFair, courses, sharing)
+        return _best(iterations, sharing)
+    return _driven(_SteppedFair, iterations, sharing)
 
 
-def _best(courses: tuple[Course, ...], sharing: Sharing) -> tuple[float, ...]:
+def _best(iterations: tuple[Iteration, ...], sharing: Sharing) -> tuple[float, ...]:
     """What `auto` settles on: the discipline that it begins with, unless another one is clearly better."""
-    names = candidates(len(courses), Node(has_gpu=sharing.has_gpu))
-    found = [_speeds(courses, replace(sharing, discipline=name)) for name in names]
+    names = candidates(len(iterations), Node(has_gpu=sharing.has_gpu))
+    found = [_speeds(iterations, replace(sharing, discipline=name)) for name in names]
     kept = found[0]
     for other in found[1:]:
         if sum(other) > sum(kept) * (1 + LEAST_GAIN):
@@ -267,7 +268,7 @@ def _best(courses: tuple[Course, ...], sharing: Sharing) -> tuple[float, ...]:
     return kept
 
 
-def speeds(members: Mapping[int, Course], sharing: Sharing) -> dict[int, float]:
+def speeds(members: Mapping[int, Iteration], sharing: Sharing) -> dict[int, float]:
     """Return each member's normalised speed beside the others, 1 = as fast as alone.
 
     Args:
@@ -276,5 +277,5 @@ def speeds(members: Mapping[int, Course], sharing: Sharing) -> dict[int, float]:
     """
     # Equal sets have equal speeds, whoever came first.
     order = sorted(members, key=lambda job_id: (members[job_id].stage_s, members[job_id].iteration_s, job_id))
-    courses = tuple(members[job_id] for job_id in order)
-    return dict(zip(order, _speeds(courses, sharing), strict=True))
+    iterations = tuple(members[job_id] for job_id in order)
+    return dict(zip(order, _speeds(iterations, sharing), strict=True))

@@ -26,8 +26,6 @@ class Delays:
             cores to spare, unlike a sandbox, all of whose nodes share a few.
         leave_s: From the last iteration of a member to the end of its batch script.
         notice_s: From the end of the last member at work until the placeholder asks whether any is left.
-        iteration_s: What each iteration of a member takes beside its stages.
-        hand_over_s: From a stage's end to the beginning of the stage that waited for it.
         dry_run_s: What a dry run takes beside its iterations.
         stop_s: From SIGTERM to the end of a script that saves nothing.
     """
@@ -45,8 +43,6 @@ class Delays:
     crowd_s: float = 0.0
     leave_s: float = 0.03
     notice_s: float = 0.3
-    iteration_s: float = 0.0004
-    hand_over_s: float = 0.0003
     dry_run_s: float = 8.0
     stop_s: float = 0.2
 
@@ -66,7 +62,6 @@ class SlurmConf:
         def_mem_per_cpu_mib: Memory of jobs that ask for none, for each CPU (DefMemPerCPU); 0 for none.
         gate_licence: Whether slurm.conf has the licence `muri_gate`.
         gate: How muri.lua keeps jobs.
-        priority_type: PriorityType.
     """
 
     tick_s: float = 1.0
@@ -79,7 +74,6 @@ class SlurmConf:
     def_mem_per_cpu_mib: int = 0
     gate_licence: bool = True
     gate: Literal["licence", "hold"] = "licence"
-    priority_type: str = "priority/basic"
 
 
 @dataclass(frozen=True, slots=True)

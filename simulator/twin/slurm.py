@@ -1,7 +1,7 @@
 """A virtual slurmctld with its nodes: the life cycle of jobs, holds, dependencies, requeues, limits and outages.
 
 It answers in Slurm's own words. What of Slurm's behaviour matters to Muri was tried on the sandbox, and the cases run
-against both (tests/slurm/test_gateway_contract.py, tests/simulator/twin).
+against both (tests/slurm/slurm_cases.py, tests/simulator/twin).
 """
 
 import math
@@ -20,11 +20,9 @@ from muri.simulator.twin.schedule import Backlog, Free, Need, why_unready
 from muri.simulator.twin.site import Site
 from muri.slurm_plugin.gateway.base import SlurmUnreachableError, slurm_error
 from muri.slurm_plugin.records.cluster import Job, JobChange, JobState, Node, Reservation
-from muri.slurm_plugin.records.gate import GATE_LICENSE, is_behind_licence
+from muri.slurm_plugin.records.gate import GATE_LICENSE, REQUEUED_HELD, is_behind_licence
 
 _HELD_REASONS: Final[Mapping[Holder, str]] = {"muri": "JobHeldUser", "user": "JobHeldUser", "admin": "JobHeldAdmin"}
-
-_REQUEUED_HELD: Final = "job_requeued_in_held_state"
 
 _FIRST_PRIORITY: Final = 4_294_900_000
 
@@ -62,10 +60,9 @@ class VirtualSlurm:
     Args:
         time: The clock.
         site: The cluster.
-        first_id: Id of the first job.
     """
 
-    def __init__(self, time: VirtualTime, site: Site, first_id: int = 1) -> None:
+    def __init__(self, time: VirtualTime, site: Site) -> None:
         self.time = time
         self.site = site
         self._begun_s = time.now_s
@@ -78,7 +75,7 @@ class VirtualSlurm:
         self.notes: list[Note] = []
         self.users: dict[int, str] = {}
         self.free = {node.name: Free.of(node) for node in site.nodes}
-        self._next_id = first_id
+        self._next_id = 1
         self._submissions = 0
         self._waiting: set[int] = set()
         self._gated: set[int] = set()
@@ -238,7 +235,7 @@ class VirtualSlurm:
         if job.state is JobState.PENDING:
             if held:
                 book.holder = "muri" if by == "muri" else "admin"
-                self._put(replace(job, held=True, reason=_REQUEUED_HELD, priority=0))
+                self._put(replace(job, held=True, reason=REQUEUED_HELD, priority=0))
             return
         if not job.can_requeue:
             raise slurm_error(f"requeue job {job_id}", "Requested operation is presently disabled")
@@ -321,14 +318,11 @@ class VirtualSlurm:
 
     def _main_pass(self) -> None:
         self._look = None
-        if self.away:
-            return
         self._pass(backfill=False)
 
     def _backfill_pass(self) -> None:
         self._backfill = None
-        if not self.away:
-            self._pass(backfill=True)
+        self._pass(backfill=True)
 
     def _pass(self, *, backfill: bool) -> None:
         """Start what can start, in order of priority."""
@@ -417,8 +411,6 @@ class VirtualSlurm:
         started = replace(
             job, state=JobState.RUNNING, nodes=folded(names), start_s=self.now_s, reason="", cpu_count=cpus * count
         )
-        if job.cpu_count == started.cpu_count:
-            started = replace(started, cpu_count=job.cpu_count)
         self._put(started)
         self._tell("started", started)
         self.time.after(self.site.delays.launch_s, lambda: self._launch(run))
@@ -515,7 +507,7 @@ class VirtualSlurm:
             book.holder = "muri" if book.by in {"muri", "member"} else "admin"
         back = replace(
             job, state=JobState.PENDING, nodes="", start_s=0.0, exit_code=0, restart_count=job.restart_count + 1,
-            begin_s=self.now_s + self.site.conf.cred_expire_s, held=held, reason=_REQUEUED_HELD if held else "",
+            begin_s=self.now_s + self.site.conf.cred_expire_s, held=held, reason=REQUEUED_HELD if held else "",
             priority=0 if held else job.priority or book.asked.priority,
         )  # fmt: skip
         self._put(back)
@@ -546,11 +538,8 @@ class VirtualSlurm:
         for job in here:
             book = self.ledger[job.job_id]
             if not book.ends_as and not book.goes_back:
-                book.goes_back, book.ends_as, book.by = (
-                    ("queue" if job.can_requeue else ""),
-                    JobState.NODE_FAIL,
-                    "slurm",
-                )
+                book.goes_back = "queue" if job.can_requeue else ""
+                book.ends_as, book.by = JobState.NODE_FAIL, "slurm"
             if book.run is not None:
                 self._put(replace(self.jobs[job.job_id], state=JobState.COMPLETING))
                 self._ended_run(book.run)
@@ -601,14 +590,14 @@ def _changed_fields(job: Job, change: JobChange, now_s: float) -> dict[str, Any]
         mib = change.mem_per_cpu_mib * cpus // max(1, job.node_count)
         fields |= {"mem_per_node_mib": mib, "mem_per_cpu_mib": change.mem_per_cpu_mib}
     if change.gpu_request is not None:
-        count = _gpus_in(change.gpu_request)
+        count = gpus_in(change.gpu_request)
         fields |= {"gpu_request": change.gpu_request, "gpu_count": count * max(1, job.node_count)}
     if change.start_now:
         fields["begin_s"] = now_s + _START_AGAIN_S if job.begin_s > now_s else 0.0
     return fields
 
 
-def _gpus_in(request: str) -> int:
+def gpus_in(request: str) -> int:
     """GPUs per node in a request such as "gres/gpu:a100:2"."""
     for item in request.split(","):
         words = item.split(":")

@@ -7,7 +7,7 @@ from typing import Any, Final, Literal
 
 from muri.profiler.records import ProfileKey, StageProfile
 from muri.simulator.twin.programs import Work
-from muri.simulator.twin.sharing import Course
+from muri.simulator.twin.sharing import Iteration
 from muri.simulator.twin.site import Delays, Site, SlurmConf, plain_nodes
 from muri.simulator.twin.submission import Submission
 from muri.simulator.twin.twin import EPOCH_S
@@ -170,7 +170,7 @@ def _submission(draw: random.Random, number: int, gpus: int) -> Submission:
         submit_s=EPOCH_S + round(draw.uniform(0, 30) if draw.random() < 0.6 else draw.uniform(0, 240), 1),
         user=user,
         uid={"alice": 1001, "bob": 1002}[user],
-        work=Work(Course(_MODELS[model], 1.0), iterations, draw.choice((0, 0, 0, 3)), uses_muri=marked),
+        work=Work(Iteration(_MODELS[model], 1.0), iterations, draw.choice((0, 0, 0, 3)), uses_muri=marked),
         mark=f"model={model},batch-size=8" + draw.choice((f",duration={iterations}", "", ",alone=1")) if marked else "",
         name=f"job{number}",
         account="lab",

@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -26,7 +27,7 @@ from muri.slurm_plugin.controller.surroundings import Surroundings
 from muri.slurm_plugin.gateway.base import GatewayError
 from muri.slurm_plugin.private_files import make_private_directory
 from muri.slurm_plugin.records import comment_tags as tags
-from muri.slurm_plugin.records.cluster import Job, JobState
+from muri.slurm_plugin.records.cluster import Job
 
 EPOCH_S: Final = 1_700_000_000.0
 """When virtual time begins, in seconds since the epoch."""
@@ -145,7 +146,7 @@ class Twin:
             course = Course(asked)
             self.courses.append(course)
             self.left += 1
-            self.time.at(asked.submit_s, lambda course=course: self._typed(course))  # type: ignore[misc]
+            self.time.at(asked.submit_s, partial(self._typed, course))
 
     def _typed(self, course: Course) -> None:
         self.time.after(self.slurm.site.delays.submit_s, lambda: self._sbatch(course))
@@ -204,22 +205,19 @@ class Twin:
         return f"{next(self._numbers):012x}"
 
     @contextmanager
-    def controller(self, *, look_only: bool = False) -> Iterator[Controller]:
+    def controller(self) -> Iterator[Controller]:
         """Start the controller's process."""
         around = Surroundings(self.stop, self.time, NoAccounts(), self.token)
-        with open_controller(self.config, self.gateway, look_only=look_only, surroundings=around) as controller:
+        with open_controller(self.config, self.gateway, surroundings=around) as controller:
             yield controller
 
-    def run(self, first_cycle_s: float = 0.0, limit_s: float = float("inf")) -> None:
+    def run(self, first_cycle_s: float = 0.0) -> None:
         """Run the controller's own loop until every submitted job has ended.
 
         Args:
             first_cycle_s: When the first cycle begins, in seconds from the beginning.
-            limit_s: End then at the latest, in seconds from the beginning.
         """
         self.time.after_event = self._stop_at_end
-        if limit_s < float("inf"):
-            self.time.after(limit_s, self.stop.set)
         self.time.sleep(first_cycle_s)
         with quiet(), self.controller() as controller:
             run_forever(controller, self.config.interval_s, self.config.gate_watch_s, self.stop, self.time)
@@ -227,10 +225,6 @@ class Twin:
     def _stop_at_end(self) -> None:
         if not self.left:
             self.stop.set()
-
-    def waiting(self) -> int:
-        """Jobs of users that wait."""
-        return sum(self.slurm.jobs[n].state is JobState.PENDING for n in self._of_job if n in self.slurm.jobs)
 
 
 @contextmanager

@@ -150,14 +150,12 @@ def _open_journal(path: Path, around: Surroundings, *, look_only: bool) -> Journ
     Raises:
         JournalError: It cannot be opened.
     """
-    from muri.slurm_plugin.controller.cycle import log_journal_set_aside
-
     try:
         return Journal(path, around.new_token)
     except CorruptJournalError as error:
         if look_only:
             raise
-        log_journal_set_aside(error, set_aside_journal(path, datetime.now(UTC)))
+        set_aside_journal(path, error, datetime.now(UTC))
         return Journal(path, around.new_token)
 
 

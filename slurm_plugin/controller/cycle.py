@@ -4,7 +4,6 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any, TypeVar
 
 from muri.policies.types import Policy
@@ -139,11 +138,6 @@ def _of_job(fact: tuple[str, Any]) -> tuple[int, Any]:
     return int(fact[0]), fact[1]
 
 
-def log_journal_set_aside(error: CorruptJournalError, place: Path) -> None:
-    """Log what happened to a damaged journal."""
-    log.error("%s It was set aside as %s and an empty one begun.", error, place)
-
-
 class Controller:
     """Runs cycles against one cluster.
 
@@ -201,7 +195,7 @@ class Controller:
                 log_set_aside(error, self._store.start_over(datetime.now(UTC)))
                 return self._cycle()
             except CorruptJournalError as error:
-                log_journal_set_aside(error, self._journal.start_over(datetime.now(UTC)))
+                self._journal.start_over(error, datetime.now(UTC))
                 return self._cycle()
 
     def _cycle(self) -> Status:

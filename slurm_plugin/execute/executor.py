@@ -49,7 +49,7 @@ from muri.slurm_plugin.planning.slurm_requests import (
     original_request,
     pilot_job,
 )
-from muri.slurm_plugin.planning.starts import asked_by
+from muri.slurm_plugin.planning.starts import was_changed
 from muri.slurm_plugin.profile_use import DocumentSink, note_accumulates
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import JobChange, JobState
@@ -204,7 +204,7 @@ class Executor:
             job = self._view.active(member.job_id)
             if job is None or not job.gated:
                 continue
-            if job.membership is None and asked_by(job) != member.original:
+            if was_changed(job, member):
                 log.info("job %d: not made a member: its request was changed meanwhile", member.job_id)
                 continue
             self._make_member(member, place)

@@ -19,7 +19,7 @@ from muri.slurm_plugin.planning.placement import Places, domain_of
 from muri.slurm_plugin.planning.request import alone_reason
 from muri.slurm_plugin.planning.running import RunningGroup, as_submitted, running_groups
 from muri.slurm_plugin.planning.site_limits import PILOT_EXTRA_S, SiteRoom
-from muri.slurm_plugin.planning.starts import asked_by, member_plan
+from muri.slurm_plugin.planning.starts import member_plan, was_changed
 from muri.slurm_plugin.records.cluster import Job, JobState, Node
 from muri.slurm_plugin.records.journal import GROUP, JOIN, Intent
 from muri.slurm_plugin.records.roles import ManagedJob, Role, View
@@ -55,7 +55,7 @@ def resume_joins(view: View, intents: tuple[Intent, ...]) -> Iterator[Action]:
         job, pilot = view.active(job_id), view.active(int(intent.payload["host"]))
         if job is None or not job.gated:
             yield Abandon(intent.token, f"job {job_id} is not waiting to join any more")
-        elif job.membership is None and asked_by(job) != join_in(intent.payload, intent.token).member.original:
+        elif was_changed(job, join_in(intent.payload, intent.token).member):
             yield Abandon(intent.token, f"the request of job {job_id} was changed meanwhile")
         elif pilot is None or pilot.state is not JobState.RUNNING:
             yield Abandon(intent.token, f"the group that job {job_id} was to join has ended")

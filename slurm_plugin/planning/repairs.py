@@ -328,7 +328,7 @@ def _planned_gib(job_id: int, intents: tuple[Intent, ...]) -> float:
 
 
 def after_pilot_end(view: View, job: ManagedJob) -> Action:
-    """Return what to do with a waiting member whose pilot has ended,."""
+    """Return what to do with a waiting member whose pilot has ended."""
     pilot = view.jobs.get(job.membership.pilot) if job.membership is not None else None
     fault = None if pilot is None else pilot.reports.fault
     if fault is None:

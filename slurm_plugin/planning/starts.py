@@ -172,6 +172,11 @@ def asked_by(job: Job) -> tags.Original:
     )
 
 
+def was_changed(job: ManagedJob, member: MemberPlan) -> bool:
+    """Whether a job that is not a member yet asks for something else than when it was planned as one."""
+    return job.membership is None and asked_by(job) != member.original
+
+
 def as_asked(job: ManagedJob) -> ManagedJob:
     """A job with the CPUs, memory and nodes that its user asked for, whatever it was given."""
     if job.given is None:

@@ -5,6 +5,7 @@ out, so that a controller killed between any two lines can tell at its next star
 """
 
 import json
+import logging
 import secrets
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping
@@ -17,6 +18,8 @@ from typing import Any, Final, Self
 from muri.errors import MuriError
 from muri.profiler.errors import StoreError
 from muri.profiler.store_file import set_aside
+
+log = logging.getLogger("muri.controller")
 
 SCHEMA_VERSION = 1
 _SCHEMA = """
@@ -88,16 +91,22 @@ _DAMAGED: Final = ("malformed", "not a database", "decode", "no such table", "no
 """SQLite's words for a damaged file, which no later try can read."""
 
 
-def set_aside_journal(path: Path, now: datetime) -> Path:
-    """Rename a damaged journal and its side files; return its new place.
+def set_aside_journal(path: Path, damage: CorruptJournalError, now: datetime) -> None:
+    """Rename a damaged journal and its side files, and log it; nothing is deleted.
+
+    Args:
+        path: The journal.
+        damage: What is wrong with it.
+        now: UTC time, for its new name.
 
     Raises:
         JournalError: They cannot be renamed.
     """
     try:
-        return set_aside(path, now)
+        place = set_aside(path, now)
     except StoreError as error:
         raise JournalError(str(error)) from error
+    log.error("%s It was set aside as %s and an empty one begun.", damage, place)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,22 +175,15 @@ class Journal:
             "damaged, move it aside: the jobs' own AdminComment holds what is needed to resume."
         )
 
-    def start_over(self, now: datetime) -> Path:
-        """Set a damaged file aside and begin an empty one; nothing is deleted.
-
-        Args:
-            now: UTC time, for the old file's new name.
-
-        Returns:
-            Where the old file is now.
+    def start_over(self, damage: CorruptJournalError, now: datetime) -> None:
+        """Set a damaged file aside and begin an empty one.
 
         Raises:
             JournalError: That fails.
         """
         self._connection.close()
-        place = set_aside_journal(self._path, now)
+        set_aside_journal(self._path, damage, now)
         self._open()
-        return place
 
     def _migrate(self) -> None:
         version = self._version()

@@ -17,7 +17,6 @@ from muri.slurm_plugin.records.roles import ManagedJob
 _RESTORED = executor.original_request
 _PILOT = executor.pilot_job
 _MEMBER = executor.member_change
-_CLOSE = executor.close_gate
 
 
 def _request_not_restored(job: ManagedJob, why: str = "") -> JobChange:

@@ -6,15 +6,15 @@ import pytest
 from muri.policies.speed.model import shape_of
 from muri.policies.speed.registry import speed_model
 from muri.profiler.records import ProfileKey, StageProfile
-from muri.simulator.twin.sharing import Course, Sharing, speeds
+from muri.simulator.twin.sharing import Iteration, Sharing, speeds
 
-STORAGE = Course((0.2, 0.05, 0.02, 0.03), 0.3)
-GPU = Course((0.02, 0.02, 0.2, 0.02), 0.26)
-CPU = Course((0.01, 0.1, 0.01, 0.01), 0.13)
-NETWORK = Course((0.02, 0.02, 0.03, 0.1), 0.17)
+STORAGE = Iteration((0.2, 0.05, 0.02, 0.03), 0.3)
+GPU = Iteration((0.02, 0.02, 0.2, 0.02), 0.26)
+CPU = Iteration((0.01, 0.1, 0.01, 0.01), 0.13)
+NETWORK = Iteration((0.02, 0.02, 0.03, 0.1), 0.17)
 
 
-def predicted(courses: list[Course], name: str) -> list[float]:
+def predicted(courses: list[Iteration], name: str) -> list[float]:
     shapes = [
         shape_of(StageProfile(ProfileKey("m", 8, 1, "gpu"), *each.stage_s, iteration_s=each.iteration_s, iterations=9))
         for each in courses
@@ -23,7 +23,7 @@ def predicted(courses: list[Course], name: str) -> list[float]:
     return [float(value) for value in together.speed[0]]
 
 
-def of(courses: list[Course], **how: object) -> list[float]:
+def of(courses: list[Iteration], **how: object) -> list[float]:
     found = speeds(dict(enumerate(courses, start=1)), Sharing(**{"overhead_s": 0.0, "hand_over_s": 0.0, **how}))
     return [found[number] for number in range(1, len(courses) + 1)]
 

@@ -10,7 +10,7 @@ from slurm_cases import CASES, World
 from muri.simulator.twin.clock import VirtualTime
 from muri.simulator.twin.gateway import VirtualGateway
 from muri.simulator.twin.programs import NodeSide, TrainingScript, Work
-from muri.simulator.twin.sharing import Course, Sharing
+from muri.simulator.twin.sharing import Iteration, Sharing
 from muri.simulator.twin.site import Site, SlurmConf, plain_nodes
 from muri.simulator.twin.slurm import VirtualSlurm
 from muri.simulator.twin.submission import Submission, sbatch
@@ -32,7 +32,7 @@ class VirtualWorld:
     def submit(self, *, gpus: int = 0, node: str = "", hold: bool = False, begin_in_s: int = 0, requeue: bool = True,
                cpus: int = 1, seconds: int = 600, minutes: int = 0, dependency: str = "",
                licence: str = "") -> int:  # fmt: skip
-        work = Work(Course((0.0, 0.0, 1.0, 0.0), 1.0), seconds, uses_muri=False)
+        work = Work(Iteration((0.0, 0.0, 1.0, 0.0), 1.0), seconds, uses_muri=False)
         asked = Submission(
             self.time.now_s, "alice", 1001, work, gpus_per_node=gpus, required_nodes=node, held=hold,
             begin_s=self.time.now_s + begin_in_s if begin_in_s else 0.0, can_requeue=requeue, cpus_per_task=cpus,
