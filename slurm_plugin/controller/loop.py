@@ -2,6 +2,7 @@
 
 import fcntl
 import logging
+import math
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -81,14 +82,16 @@ class Waitable(StopFlag, Protocol):
         ...
 
 
-def run_once(controller: "Controller", watch_s: float, stop: Waitable, clock: Clock = MACHINE_CLOCK) -> None:
-    """Run a cycle, and stay until the members of new groups have started, at most `watch_s` seconds.
+def run_once(
+    controller: "Controller", watch_s: float, stop: Waitable, clock: Clock = MACHINE_CLOCK, until_s: float = math.inf
+) -> None:
+    """Run a cycle, and stay until the members of new groups have started, at most `watch_s` seconds and till `until_s`.
 
     Raises:
         MuriError: The cycle failed.
     """
     controller.cycle()
-    end_s = clock() + watch_s
+    end_s = min(clock() + watch_s, until_s)
     while clock() < end_s and not stop.is_set() and controller.close_gates():
         stop.wait(min(_LOOK_AGAIN_S, max(0.0, end_s - clock())))
 
@@ -103,7 +106,7 @@ def run_forever(
     while not stop.is_set():
         begun_s = clock()
         try:
-            run_once(controller, min(watch_s, interval_s), stop, clock)
+            run_once(controller, watch_s, stop, clock, begun_s + interval_s)
         except MuriError as error:
             log.error("cycle skipped: %s", error)  # noqa: TRY400 (the error explains itself)
         except Exception:  # a fault of Muri's own; the watchdog goes by finished cycles, not by this process

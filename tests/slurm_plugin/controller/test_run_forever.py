@@ -68,8 +68,8 @@ def test_cycles_begin_at_their_interval_and_at_once_after_one_that_took_longer()
 class Starting(Timed):
     """Its members start within some seconds."""
 
-    def __init__(self, clock: VirtualClock, start_s: float) -> None:
-        super().__init__(clock, [1.0])
+    def __init__(self, clock: VirtualClock, start_s: float, cycles: int = 1) -> None:
+        super().__init__(clock, [1.0] * cycles)
         self.looks_s: list[float] = []
         self._start_s = start_s
 
@@ -92,3 +92,17 @@ def test_after_a_cycle_the_controller_stays_until_the_new_members_have_started(
     controller = Starting(clock, start_s)
     run_once(cast(Controller, controller), watch_s, controller, clock)
     assert controller.looks_s == looks_s
+
+
+class StartingOften(Starting):
+    """Ends the loop with its last cycle."""
+
+    def is_set(self) -> bool:
+        return not self._lasting_s
+
+
+def test_staying_for_new_members_does_not_put_off_the_next_cycle() -> None:
+    clock = VirtualClock()
+    controller = StartingOften(clock, 99.0, cycles=3)
+    run_forever(cast(Controller, controller), 7.0, 60.0, controller, clock)
+    assert controller.begun_s == [0.0, 7.0, 14.0]
