@@ -32,7 +32,7 @@ from muri.simulator.twin.submission import Submission
 from muri.simulator.twin.twin import EPOCH_S, Twin, folder
 from muri.slurm_plugin.config import Config
 
-SANDBOX: Final = Delays(crowd_s=0.13, join_s=0.17)
+SANDBOX: Final = Delays(crowd_s=0.1, join_s=0.17)
 """Of a sandbox on two cores, which all of its nodes share."""
 
 _SCRIPT_S: Final = 0.001
@@ -55,7 +55,7 @@ def run_twin(workload: Workload, live: Run) -> Run:
         def_mem_per_cpu_mib=1000,
     )  # fmt: skip
     site = Site(plain_nodes(workload.node_count, workload.gpus_per_node, 64, 64_000), conf=conf, delays=SANDBOX)
-    sharing = Sharing(piece_s=0.02, contention=False, has_gpu=False)
+    sharing = Sharing(piece_s=0.02, hand_over_s=0.001, contention=False, has_gpu=False)
     with folder() as place:
         twin = Twin(site, Config(**config_of(workload)), place, sharing)
         twin.know(_profiles(workload))

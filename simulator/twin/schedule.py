@@ -83,6 +83,33 @@ class Cluster(Protocol):
         ...
 
 
+def best_fit(order: Sequence[str], free_cpus: Mapping[str, int], count: int) -> tuple[str, ...]:
+    """Choose nodes as select/cons_tres does where all weights are equal.
+
+    Of the runs of neighbouring nodes it takes the one that suffices with the fewest free CPUs, or else the one with the
+    most and goes on with the next. For one node it takes the fullest of the run; for several, the first.
+
+    Args:
+        order: All nodes, as slurm.conf names them.
+        free_cpus: Free CPUs of the nodes on which the job can start now, at least `count` of them.
+        count: How many nodes to choose.
+    """
+    runs: list[list[str]] = [[]]
+    for name in order:
+        if name in free_cpus:
+            runs[-1].append(name)
+        elif runs[-1]:
+            runs.append([])
+    chosen: list[str] = []
+    while (left := count - len(chosen)) > 0:
+        cpus = {number: sum(free_cpus[name] for name in run) for number, run in enumerate(runs) if run}
+        enough = [number for number in cpus if len(runs[number]) >= left]
+        best = min(enough, key=lambda n: cpus[n]) if enough else max(cpus, key=lambda n: cpus[n])
+        run, runs[best] = runs[best], []
+        chosen += [min(run, key=lambda name: free_cpus[name])] if left == 1 else run[:left]
+    return tuple(chosen)
+
+
 class Backlog:
     """One look at the queue, in order of priority: what is blocked keeps its place.
 
@@ -111,13 +138,15 @@ class Backlog:
         if len([node for node in usable if Free.of(node).holds(*need)]) < count:
             return (), self._why_never(job, need)
         end_s = self._cluster.now_s + job.time_limit_s if job.time_limit_s else float("inf")
-        names = [
+        open_now = {
             node.name
             for node in usable
             if self._cluster.free[node.name].holds(*need) and self._spares(node.name, need, end_s)
-        ][:count]
-        if len(names) == count:
-            return tuple(names), ""
+        }
+        if len(open_now) >= count:
+            return best_fit(
+                list(self._cluster.nodes), {name: self._cluster.free[name].cpus for name in open_now}, count
+            ), ""
         self._blocked.add(job.partition)
         if self._backfill and self._shadow_count < _MOST_SHADOWS:
             self._keep_free(job, [node.name for node in usable])

@@ -243,6 +243,22 @@ def a_small_job_starts_behind_one_that_waits_for_resources(world: World) -> None
     assert world.job(waiting).state is JobState.PENDING
 
 
+def a_job_goes_to_the_fullest_node_that_has_room(world: World) -> None:
+    first = world.submit(gpus=1, node="n3")
+    world.wait(first, JobState.RUNNING)
+    second = world.submit(gpus=1)
+    world.wait(second, JobState.RUNNING)
+    assert world.job(second).nodes == "n3"
+
+
+def a_job_leaves_neighbouring_nodes_together(world: World) -> None:
+    first = world.submit(gpus=2, node="n3")
+    world.wait(first, JobState.RUNNING)
+    second = world.submit(gpus=1)
+    world.wait(second, JobState.RUNNING)
+    assert world.job(second).nodes == "n4"
+
+
 def a_waiting_job_behind_the_licence_starts_when_the_lease_ends(world: World) -> None:
     world.call("extend_lease_by", 300)
     job_id = world.submit(licence="muri_gate:1")
@@ -278,5 +294,7 @@ CASES: tuple[Callable[[World], None], ...] = (
     a_job_waits_for_the_start_of_another,
     gpus_are_given_out_once,
     a_small_job_starts_behind_one_that_waits_for_resources,
+    a_job_goes_to_the_fullest_node_that_has_room,
+    a_job_leaves_neighbouring_nodes_together,
     a_waiting_job_behind_the_licence_starts_when_the_lease_ends,
 )
