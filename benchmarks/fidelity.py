@@ -6,13 +6,17 @@
 The twin is told what the live run was told: jobs, profiles, configuration. Besides, three phases that no configuration
 tells are read off the live run: when slurmctld's second begins, when its backfill loop ticks, and when the controller
 began a cycle. The delays of `SANDBOX` were measured on the sandbox once, by other runs.
+
+Whether a job ends right before or right after a cycle may be a matter of milliseconds, and moves all that follows by a
+cycle. So a prediction is the mean of `TWINS` twins whose delays differ as those of a machine do, with their range.
 """
 
 import json
+import random
 import statistics
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -32,8 +36,25 @@ from muri.simulator.twin.submission import Submission
 from muri.simulator.twin.twin import EPOCH_S, Twin, folder
 from muri.slurm_plugin.config import Config
 
-SANDBOX: Final = Delays(crowd_s=0.1, join_s=0.17)
+SANDBOX: Final = Delays(crowd_s=0.08, join_s=0.17)
 """Of a sandbox on two cores, which all of its nodes share."""
+
+TWINS: Final = 12
+
+_VARIED: Final = {
+    "submit_s": (0.7, 2.0), "read_s": (0.7, 2.0), "change_s": (0.7, 2.0), "new_job_s": (0.7, 1.6),
+    "decide_s": (0.7, 2.0), "launch_s": (0.7, 1.5), "end_s": (0.7, 2.0), "run_s": (0.8, 1.3), "pilot_s": (0.9, 1.2),
+    "join_s": (0.85, 1.2), "busy_s": (0.5, 1.5), "crowd_s": (0.5, 1.3), "leave_s": (0.7, 1.5),
+}  # fmt: skip
+"""Within what the delays of one twin lie, as multiples of `SANDBOX`."""
+
+_HAND_OVER_S: Final = (0.0005, 0.002)
+
+_CYCLE_S: Final = (-0.02, 0.04)
+"""How much earlier or later than noted a cycle of the live run may have begun."""
+
+_CORES: Final = 2
+"""Of the machine on which the live runs were made."""
 
 _SCRIPT_S: Final = 0.001
 """What an iteration of the workloads' script takes beside its sleeps."""
@@ -46,22 +67,33 @@ _UIDS: Final = {user: 1001 + number for number, user in enumerate(USERS)}
 _EVERY: Final = (*WORKLOADS, *VALIDATION)
 
 
-def run_twin(workload: Workload, live: Run) -> Run:
-    """Run a workload in the twin, with the phases of a live run."""
+def predict(workload: Workload, live: Run) -> tuple[Run, ...]:
+    """Run a workload in twins, with the phases of a live run."""
+    draws = [random.Random(f"{workload.name} {number}") for number in range(TWINS)]  # noqa: S311 (no secret)
+    return tuple(_run_twin(workload, live, draw) for draw in draws)
+
+
+def _run_twin(workload: Workload, live: Run, draw: random.Random) -> Run:
+    delays = replace(SANDBOX, **{name: getattr(SANDBOX, name) * draw.uniform(*span) for name, span in _VARIED.items()})
     second_s = live.start_s % 1.0
     begin_s = EPOCH_S + _LEAD_S + second_s
     conf = SlurmConf(
         bf_interval_s=1.0, bf_at_s=backfill_phase_s(live), cred_expire_s=10.0, min_job_age_s=7200.0, kill_wait_s=5.0,
         def_mem_per_cpu_mib=1000,
     )  # fmt: skip
-    site = Site(plain_nodes(workload.node_count, workload.gpus_per_node, 64, 64_000), conf=conf, delays=SANDBOX)
-    sharing = Sharing(piece_s=0.02, hand_over_s=0.001, contention=False, has_gpu=False)
+    site = Site(
+        plain_nodes(workload.node_count, workload.gpus_per_node, 64, 64_000),
+        conf=conf,
+        delays=delays,
+        visible_cpus=_CORES,
+    )
+    sharing = Sharing(piece_s=0.02, hand_over_s=draw.uniform(*_HAND_OVER_S), contention=False, has_gpu=False)
     with folder() as place:
         twin = Twin(site, Config(**config_of(workload)), place, sharing)
         twin.know(_profiles(workload))
         twin.submit(_submissions(workload, begin_s))
-        cycle_s = live.cycle_s - (live.start_s - second_s)
-        twin.run(first_cycle_s=(cycle_s - SANDBOX.read_s / 2) % INTERVAL_S)
+        cycle_s = live.cycle_s - (live.start_s - second_s) + draw.uniform(*_CYCLE_S)
+        twin.run(first_cycle_s=(cycle_s - delays.read_s / 2) % INTERVAL_S)
     return _run_of(twin, workload, live, begin_s)
 
 
@@ -114,31 +146,38 @@ def _run_of(twin: Twin, workload: Workload, live: Run, begin_s: float) -> Run:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """A workload live and in the twin.
+    """A workload live and in twins.
 
     Attributes:
         workload: Its name.
         live: Live.
-        twin: In the twin.
+        twins: In twins.
     """
 
     workload: str
     live: Run
-    twin: Run
+    twins: tuple[Run, ...]
+
+    def predicted(self, figure: str) -> tuple[float, float, float]:
+        """The mean of a figure over the twins, its least and its most."""
+        found = [_figures(twin)[figure] for twin in self.twins]
+        return statistics.fmean(found), min(found), max(found)
 
     def error(self, figure: str) -> float:
-        """How far a figure of the twin is from the live one, relative to that."""
-        mine, theirs = (_figures(run)[figure] for run in (self.twin, self.live))
-        return mine / theirs - 1
+        """How far the prediction of a figure is from the live one, relative to that."""
+        return self.predicted(figure)[0] / _figures(self.live)[figure] - 1
 
     def row(self) -> dict[str, Any]:
         """As plain values."""
         errors = {f"{name}_error": round(self.error(name), 4) for name in ("average_jct_s", "p99_jct_s", "makespan_s")}
-        jobs = zip(self.twin.jobs, self.live.jobs, strict=True)
-        off = statistics.median(abs(mine.jct_s / theirs.jct_s - 1) for mine, theirs in jobs)
+        jobs = zip(self.live.jobs, *(twin.jobs for twin in self.twins), strict=True)
+        off = statistics.median(
+            abs(statistics.fmean(t.jct_s for t in mine) / theirs.jct_s - 1) for theirs, *mine in jobs
+        )
+        predicted = {name: [round(each, 2) for each in self.predicted(name)] for name in _figures(self.live)}
         return {
             "workload": self.workload, "jobs": len(self.live.jobs), "live": _figures(self.live),
-            "twin": _figures(self.twin), **errors, "median_job_error": round(off, 4),
+            "mean_least_most": predicted, **errors, "median_job_error": round(off, 4),
         }  # fmt: skip
 
 
@@ -154,26 +193,27 @@ def _figures(run: Run) -> dict[str, float]:
 
 
 def compare_all(folder_of_runs: Path, names: Sequence[str]) -> list[Comparison]:
-    """Run in the twin what ran live."""
+    """Run in twins what ran live."""
     found = []
     for workload in _EVERY:
         path = folder_of_runs / f"{workload.name}.json"
         if path.exists() and (not names or workload.name in names):
             live = load(json.loads(path.read_text()))
-            found.append(Comparison(workload.name, live, run_twin(workload, live)))
+            click.echo(f"{workload.name} …", err=True)
+            found.append(Comparison(workload.name, live, predict(workload, live)))
     return found
 
 
 def _table(comparisons: Sequence[Comparison]) -> str:
-    lines = [f"{'':15} jobs   average JCT (s)      makespan (s)        groups",
-             f"{'workload':15}        live  twin  error    live  twin  error  live twin"]  # fmt: skip
+    lines = [f"{'':15} average JCT (s)                  makespan (s)",
+             f"{'workload':15}  live  twin (range)       error   live  twin (range)        error"]  # fmt: skip
     for each in comparisons:
-        live, twin = _figures(each.live), _figures(each.twin)
-        lines.append(
-            f"{each.workload:15} {len(each.live.jobs):4d} {live['average_jct_s']:6.1f} {twin['average_jct_s']:5.1f} "
-            f"{each.error('average_jct_s'):+6.1%} {live['makespan_s']:7.1f} {twin['makespan_s']:5.1f} "
-            f"{each.error('makespan_s'):+6.1%} {live['groups']:5.0f} {twin['groups']:4.0f}"
-        )
+        cells = [f"{each.workload:15}"]
+        for figure in ("average_jct_s", "makespan_s"):
+            mean, least, most = each.predicted(figure)
+            spread = f"({least:.1f}–{most:.1f})"
+            cells.append(f"{_figures(each.live)[figure]:5.1f} {mean:5.1f} {spread:13} {each.error(figure):+5.1%}")
+        lines.append(" ".join(cells))
     for figure in ("average_jct_s", "makespan_s"):
         errors = [abs(each.error(figure)) for each in comparisons]
         lines.append(f"{figure}: |error| mean {statistics.mean(errors):.1%}, worst {max(errors):.1%}")

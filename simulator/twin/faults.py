@@ -149,7 +149,8 @@ def _has_own_request(job: Job) -> bool:
 
 
 def _cancels(stage: Stage, job: Job, fault: Fault) -> None:
-    stage.watch.of(job.job_id).cancelled = True
+    for job_id in stage.twin.slurm.meant_by(job.job_id):
+        stage.watch.of(job_id).cancelled = True
     stage.twin.slurm.cancel(job.job_id, "user")
 
 

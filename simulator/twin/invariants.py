@@ -90,7 +90,9 @@ class Watch:
         course = self.twin.course_of(job.job_id)
         if course is None:
             return
-        if what == "started":
+        if what == "split" and (array := self.twin.slurm.ledger[job.job_id].array) in self.tampered:
+            self.tampered[job.job_id] = self.tampered[array]
+        elif what == "started":
             self._check_start(job)
         elif what == "ended":
             self._check_end(job, course)

@@ -6,8 +6,15 @@ from muri.slurm_plugin.records.cluster import Job
 from muri.slurm_plugin.records.limits import Limits, SiteLimits
 
 
-def why_refused(job: Job, jobs: Iterable[Job], limits: SiteLimits) -> str:
-    """Return Slurm's words where a job is not accepted, "" where it is."""
+def why_refused(job: Job, jobs: Iterable[Job], limits: SiteLimits, task_count: int = 1) -> str:
+    """Return Slurm's words where a job is not accepted, "" where it is.
+
+    Args:
+        job: The job.
+        jobs: All others, an array's record once for each of its tasks.
+        limits: What the site allows.
+        task_count: The job's tasks if it is an array.
+    """
     for partition in limits.partitions:
         if partition.name == job.partition and partition.state in {"DRAIN", "INACTIVE"}:
             return "Required partition not available (inactive or drain)"
@@ -16,7 +23,7 @@ def why_refused(job: Job, jobs: Iterable[Job], limits: SiteLimits) -> str:
     active = [each for each in jobs if each.state.is_active]
     for kind, limit, mine in _limits_of(job, limits):
         count = sum(map(mine, active))
-        if limit.max_submit_per_user is not None and count >= limit.max_submit_per_user:
+        if limit.max_submit_per_user is not None and count + task_count > limit.max_submit_per_user:
             return f"{kind}MaxSubmitJobLimit: Job violates accounting/QOS policy (job submit limit)"
     return ""
 

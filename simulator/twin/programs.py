@@ -7,6 +7,7 @@ order and with the same patience.
 import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final
 
 from muri.group_spec import GroupSpec, read_group
@@ -170,7 +171,7 @@ class NodeSide:
         sharing: How members share.
         runtimes: Those that take members, by placeholder job.
         muri_installed: Whether job_submit knows `--muri`.
-        starting: Scripts that are about to join a runtime.
+        starting: Ranks of scripts that are about to look for a runtime.
         on_training: Is told when a script's training begins or has come to its end.
 
     Args:
@@ -223,9 +224,9 @@ class NodeSide:
             self._pilots.pop(runtime.pilot.job_id, None)
             runtime.end()
 
-    def one_has_started(self) -> None:
-        """A script has joined a runtime, or has given up."""
-        self.starting -= 1
+    def have_started(self, count: int) -> None:
+        """So many ranks have started, or have given up."""
+        self.starting -= count
 
     def report(self) -> None:
         """Write what placeholders report into their comments, as of their last report."""
@@ -263,6 +264,15 @@ class TrainingScript:
         """The runtime in which it iterates, None where it does not or runs alone."""
         return self._runtime
 
+    @property
+    def _ranks(self) -> int:
+        return max(1, self._nodes.slurm.ledger[self.job_id].asked.gpu_count)
+
+    @property
+    def _srun_s(self) -> float:
+        """Ranks are started by srun."""
+        return self._nodes.delays.srun_s if self._ranks > 1 else 0.0
+
     def start(self, run: Run) -> None:
         """Begin: find out whether the job is in a group."""
         self.job_id, self._run = run.job_id, run
@@ -294,23 +304,31 @@ class TrainingScript:
         job = slurm.jobs.get(self.job_id)
         comment = "" if job is None else job.admin_comment
         if tags.token(comment, tags.STATE_PREFIX) is None:
-            self._later(self._nodes.delays.run_s, self._train_alone)
+            self._later(self._nodes.delays.run_s + self._srun_s, self._train_alone)
             return
         state = tags.parse_state(comment)
         timeout = self._later(_ATTACH_TIMEOUT_S, self._go_back)
         if state is not None:
-            run = self._run
-            self._nodes.look_for(state.pilot, lambda: self._attach(run, state.pilot, timeout))
+            run, pilot = self._run, state.pilot
+            self._nodes.starting += self._ranks  # what starts at the same moment slows each other down
+            slurm.time.after(0.0, lambda: self._prepare(lambda: self._look_for(run, pilot, timeout)))
+
+    def _prepare(self, ready: Callable[[], None]) -> None:
+        delays = self._nodes.delays
+        seconds = self._srun_s + delays.join_s - delays.attach_s + delays.crowd_s * (self._nodes.starting - 1)
+        self._nodes.slurm.time.after(seconds, partial(self._nodes.have_started, self._ranks))
+        self._later(seconds, ready)
+
+    def _look_for(self, run: Run | None, pilot: int, timeout: Event) -> None:
+        self._nodes.look_for(pilot, lambda: self._attach(run, pilot, timeout))
 
     def _attach(self, run: Run | None, pilot: int, timeout: Event) -> None:
         if self._run is not run or self._stopped or self._leaving:
             return
         timeout.call_off()
-        delays, self._nodes.starting = self._nodes.delays, self._nodes.starting + 1
-        # Those that start later at the same time are slowed down by this one, as this one is by those before it.
-        seconds = delays.join_s + delays.crowd_s * (self._nodes.starting - 1)
-        self._nodes.slurm.time.after(seconds, self._nodes.one_has_started)
-        self._later(seconds, lambda: self._join(pilot))
+        runtime, delays = self._nodes.runtimes.get(pilot), self._nodes.delays
+        at_work = delays.busy_s if runtime is not None and runtime.at_work else 0.0
+        self._later(delays.attach_s + at_work, lambda: self._join(pilot))
 
     def _join(self, pilot: int) -> None:
         runtime = self._nodes.runtimes.get(pilot)
@@ -423,7 +441,9 @@ class Placeholder:
     def start(self, run: Run) -> None:
         """Start the runtime, and watch over its members."""
         self._run, self._begun_s = run, self._nodes.slurm.now_s
-        sharing = replace(self._nodes.sharing, discipline=self.group.discipline)
+        cpus, most = self._nodes.slurm.jobs[run.job_id].cpus_per_task, self._nodes.slurm.site.visible_cpus
+        cpus = max(1, min(cpus, most or cpus))
+        sharing = replace(self._nodes.sharing, discipline=self.group.discipline, cpus=cpus)
         self._runtime = Runtime(self._nodes, run, sharing)
         self._nodes.slurm.time.after(self._nodes.delays.pilot_s, self._take_members)
 

@@ -66,6 +66,9 @@ class Ledger:
         ends_as: State at the end of its run where that is decided.
         run: The run under way.
         by: On whose word it was last requeued or cancelled.
+        array: The job array that it belongs to, 0 for none.
+        tasks: What runs in the array's tasks that this record stands for, in order; none where it is a task itself.
+        most_tasks: How many tasks of the array may run at once, 0 for any number.
     """
 
     asked: Job
@@ -77,7 +80,13 @@ class Ledger:
     ends_as: str = ""
     run: Run | None = None
     by: str = ""
+    array: int = 0
+    tasks: list[Program] = field(default_factory=list)
+    most_tasks: int = 0
 
 
 Note = Callable[[str, Job], None]
-"""Is told of what happens to a job: "submitted", "started", "ended", "requeued", "forgotten"."""
+"""Is told of what happens to a job: "submitted", "split", "started", "ended", "requeued", "forgotten".
+
+"split" is told of a job array's task that leaves the record which stands for those that wait.
+"""

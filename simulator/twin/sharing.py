@@ -5,14 +5,14 @@ as a runtime's sessions do; only the time that stages take passes virtually. A s
 """
 
 import heapq
-import statistics
+import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Final
 
 from muri.clock import Clock
-from muri.launcher.arbitration.arbiter import Arbiter, FairArbiter, Waiter
+from muri.launcher.arbitration.arbiter import CPU, Arbiter, FairArbiter, Waiter
 from muri.launcher.arbitration.discipline_choice import LEAST_GAIN
 from muri.launcher.arbitration.lockstep import LockstepArbiter
 from muri.launcher.arbitration.switching import Node, candidates
@@ -20,14 +20,14 @@ from muri.launcher.job.stage_clock import STAGE_COUNT, IterationRecord
 from muri.profiler.records import StageProfile
 
 _WARM_UP: Final = 2
-_ITERATIONS: Final = 32
-_MOST_STEPS: Final = 40_000
+_ITERATIONS: Final = 64
+_MOST_STEPS: Final = 20_000
 
-_BEGINNINGS: Final = (0.0, 0.382, 0.764, 0.146)
-"""How far into an iteration each member begins after the one before it, one for each drive.
+_VARIATION: Final = 0.02
+"""How much a stage's time differs from its mean, at most, from one iteration to the next.
 
-Under the fair discipline two members may settle into one rhythm or another, some 10 % apart. Which one depends on when
-they began, to the millisecond; nobody foresees that, so the mean counts.
+Where no stage ever did, two members would keep the rhythm that they fell into when they began. Under the fair
+discipline there may be two of them, some 10 % apart; real members change from one to the other.
 """
 
 
@@ -55,6 +55,7 @@ class Sharing:
 
     Attributes:
         discipline: "auto", "fair", "lockstep" or "plain".
+        cpus: How many members preprocess at once.
         piece_s: Seconds from one yield point to the next within a stage.
         hand_over_s: From the end of a stage to the beginning of one that waited for it.
         overhead_s: What each iteration of a member takes beside its stages.
@@ -64,6 +65,7 @@ class Sharing:
     """
 
     discipline: str = "auto"
+    cpus: int = 1
     piece_s: float = 0.05
     hand_over_s: float = 0.0003
     overhead_s: float = 0.0004
@@ -124,32 +126,32 @@ class _Member:
     waiter: Waiter | None = None
     asked_s: float = 0.0
     wait_s: list[float] = field(default_factory=lambda: [0.0] * STAGE_COUNT)
+    stage_s: list[float] = field(default_factory=lambda: [0.0] * STAGE_COUNT)
     begun_s: float = 0.0
     iterations: int = 0
+    worked_s: float = 0.0
     first_s: float = 0.0
     last_s: float = 0.0
 
     @property
-    def per_s(self) -> float:
-        """Iterations in a second, those of the warm-up left out."""
-        count = self.iterations - _WARM_UP
-        return count / (self.last_s - self.first_s) if count > 0 and self.last_s > self.first_s else 0.0
+    def rest_s(self) -> float:
+        """Seconds of an iteration that no stage covers."""
+        return max(0.0, self.iteration.iteration_s - sum(self.iteration.stage_s))
+
+    @property
+    def speed(self) -> float:
+        """What it did in the time that it took, the warm-up left out."""
+        return self.worked_s / (self.last_s - self.first_s) if self.last_s > self.first_s else 0.0
 
 
 class _Drive:
     """Drives an arbiter through its members' iterations."""
 
-    def __init__(
-        self, arbiter: Arbiter, time: _Time, iterations: Sequence[Iteration], sharing: Sharing, apart: float = 0.0
-    ) -> None:
+    def __init__(self, arbiter: Arbiter, time: _Time, iterations: Sequence[Iteration], sharing: Sharing) -> None:
         self._arbiter, self._time, self._sharing = arbiter, time, sharing
-        begin_s = [number * apart % 1 * iteration.iteration_s for number, iteration in enumerate(iterations)]
-        self.members = [
-            _Member(str(number), iteration, begun_s=begin_s[number - 1])
-            for number, iteration in enumerate(iterations, start=1)
-        ]
-        self._due: list[tuple[float, int]] = [(due_s, number) for number, due_s in enumerate(begin_s)]
-        heapq.heapify(self._due)
+        self._draw = random.Random("stages")
+        self.members = [_Member(str(number), iteration) for number, iteration in enumerate(iterations, start=1)]
+        self._due: list[tuple[float, int]] = [(0.0, number) for number in range(len(iterations))]
         for member in self.members:
             arbiter.join(member.name, member.iteration.iteration_s)
 
@@ -187,12 +189,13 @@ class _Drive:
             self._arbiter.release(member.name, member.stage)
         following = [r for r in range(member.stage + 1, STAGE_COUNT) if member.iteration.stage_s[r] > 0]
         if following:
-            member.stage, member.left_s = following[0], member.iteration.stage_s[following[0]]
+            stage, varied = following[0], 1 + self._draw.uniform(-_VARIATION, _VARIATION)
+            member.stage_s[stage] = member.iteration.stage_s[stage] * varied
+            member.stage, member.left_s = stage, member.stage_s[stage]
             self._ask(number, lambda: self._arbiter.acquire(member.name, member.stage))
         elif member.stage < STAGE_COUNT:
             member.stage, member.left_s = STAGE_COUNT, 0.0
-            rest_s = max(0.0, member.iteration.iteration_s - sum(member.iteration.stage_s))
-            self._later(number, rest_s + self._sharing.overhead_s)
+            self._later(number, member.rest_s + self._sharing.overhead_s)
         else:
             self._end_iteration(number)
 
@@ -208,11 +211,13 @@ class _Drive:
 
     def _end_iteration(self, number: int) -> None:
         member, now_s = self.members[number], self._time.now_s
-        record = IterationRecord(now_s - member.begun_s, tuple(member.iteration.stage_s), tuple(member.wait_s))
+        record = IterationRecord(now_s - member.begun_s, tuple(member.stage_s), tuple(member.wait_s))
         self._arbiter.iteration_done(member.name, record)
         member.iterations += 1
         if member.iterations == _WARM_UP:
             member.first_s = now_s
+        elif member.iterations > _WARM_UP:
+            member.worked_s += sum(member.stage_s) + member.rest_s
         member.last_s, member.begun_s = now_s, now_s
         member.wait_s = [0.0] * STAGE_COUNT
         member.stage = -1
@@ -220,18 +225,12 @@ class _Drive:
 
 
 def _driven(
-    arbiter_of: Callable[[_Time], Arbiter], iterations: Sequence[Iteration], sharing: Sharing, apart: float = 0.0
+    arbiter_of: Callable[[_Time], Arbiter], iterations: Sequence[Iteration], sharing: Sharing
 ) -> tuple[float, ...]:
     time = _Time()
-    drive = _Drive(arbiter_of(time), time, iterations, sharing, apart)
+    drive = _Drive(arbiter_of(time), time, iterations, sharing)
     drive.run()
-    return tuple(member.per_s * member.iteration.iteration_s for member in drive.members)
-
-
-def _fair(iterations: Sequence[Iteration], sharing: Sharing) -> tuple[float, ...]:
-    """Speeds under the fair discipline, in the mean over when members begin."""
-    drives = [_driven(_SteppedFair, iterations, sharing, apart) for apart in _BEGINNINGS]
-    return tuple(statistics.fmean(each) for each in zip(*drives, strict=True))
+    return tuple(member.speed for member in drive.members)
 
 
 def _plain(iterations: Sequence[Iteration], sharing: Sharing) -> tuple[float, ...]:
@@ -240,13 +239,14 @@ def _plain(iterations: Sequence[Iteration], sharing: Sharing) -> tuple[float, ..
         return tuple(iteration.iteration_s / (iteration.iteration_s + sharing.overhead_s) for iteration in iterations)
     left = [[*iteration.stage_s, max(0.0, iteration.iteration_s - sum(iteration.stage_s)) + sharing.overhead_s]
             for iteration in iterations]  # fmt: skip
+    tokens = [sharing.cpus if resource == CPU else 1 for resource in range(STAGE_COUNT)] + [len(iterations)]
     work, everybody = [list(each) for each in left], range(len(iterations))
     stage, done = [0] * len(iterations), [0] * len(iterations)
     first_s, last_s, now_s = [0.0] * len(iterations), [0.0] * len(iterations), 0.0
     for _ in range(_MOST_STEPS):
         if min(done) >= _ITERATIONS + _WARM_UP:
             break
-        users = [sum(stage[other] == stage[each] for other in everybody) if stage[each] < STAGE_COUNT else 1
+        users = [max(1.0, sum(stage[other] == stage[each] for other in everybody) / tokens[stage[each]])
                  for each in everybody]  # fmt: skip
         step_s = min(left[each][stage[each]] * users[each] for each in everybody)
         now_s += step_s
@@ -275,7 +275,7 @@ def _speeds(iterations: tuple[Iteration, ...], sharing: Sharing) -> tuple[float,
         return _driven(lambda time: _SteppedLockstep(ordering, time), iterations, sharing)
     if sharing.discipline == "auto":
         return _best(iterations, sharing)
-    return _fair(iterations, sharing)
+    return _driven(lambda time: _SteppedFair(time, cpus=sharing.cpus), iterations, sharing)
 
 
 def _best(iterations: tuple[Iteration, ...], sharing: Sharing) -> tuple[float, ...]:

@@ -20,9 +20,12 @@ class Delays:
         launch_s: From a job's start to its batch script.
         end_s: From a script's end until its job's resources are free.
         run_s: `muri run`, from its start to the script's first line, alone.
+        srun_s: How much longer that takes for a job of several ranks, alone or not.
         pilot_s: From a placeholder's start until its runtime takes members.
         join_s: `muri run`, from its start to the script's first line, in a runtime that is ready.
-        crowd_s: How much longer that takes for each other script that starts at the same time; 0 where every node has
+        attach_s: The part of that which comes after the runtime has been found.
+        busy_s: How much longer that takes where members of the group are at work already.
+        crowd_s: How much longer that takes for each other rank that starts at the same time; 0 where every node has
             cores to spare, unlike a sandbox, all of whose nodes share a few.
         leave_s: From the last iteration of a member to the end of its batch script.
         notice_s: From the end of the last member at work until the placeholder asks whether any is left.
@@ -38,8 +41,11 @@ class Delays:
     launch_s: float = 0.02
     end_s: float = 0.01
     run_s: float = 0.075
+    srun_s: float = 0.05
     pilot_s: float = 0.47
     join_s: float = 0.16
+    attach_s: float = 0.03
+    busy_s: float = 0.07
     crowd_s: float = 0.0
     leave_s: float = 0.03
     notice_s: float = 0.3
@@ -86,6 +92,8 @@ class Site:
         conf: Its slurm.conf.
         delays: How long things take.
         reservations: Reservations of administrators.
+        visible_cpus: CPUs that a job can use at most, however many a node has; 0 for no such bound. The nodes of a
+            sandbox share those of its machine.
     """
 
     nodes: tuple[Node, ...]
@@ -93,6 +101,7 @@ class Site:
     conf: SlurmConf = field(default_factory=SlurmConf)
     delays: Delays = field(default_factory=Delays)
     reservations: tuple[Reservation, ...] = ()
+    visible_cpus: int = 0
 
 
 def plain_nodes(

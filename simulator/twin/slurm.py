@@ -6,7 +6,7 @@ against both (tests/slurm/slurm_cases.py, tests/simulator/twin).
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any, Final
@@ -147,7 +147,37 @@ class VirtualSlurm:
         Raises:
             GatewayError: A limit refuses it.
         """
-        if why := why_refused(job, self.jobs.values(), self.site.limits):
+        return self._accept(job, [program], environment or {}, holder)
+
+    def submit_array(
+        self,
+        job: Job,
+        tasks: Sequence[Program],
+        most_tasks: int,
+        environment: Mapping[str, str],
+        *,
+        holder: Holder = "",
+    ) -> int:
+        """Put a job array into the queue; its id is that of the record that stands for the tasks that wait.
+
+        Args:
+            job: What each task asks for.
+            tasks: What runs in each.
+            most_tasks: How many may run at once, 0 for any number.
+            environment: What they are submitted with.
+            holder: Who holds them.
+
+        Raises:
+            GatewayError: A limit refuses it.
+        """
+        job_id = self._accept(job, tasks, environment, holder)
+        book = self.ledger[job_id]
+        book.array, book.tasks, book.most_tasks = job_id, list(tasks), most_tasks
+        return job_id
+
+    def _accept(self, job: Job, tasks: Sequence[Program], environment: Mapping[str, str], holder: Holder) -> int:
+        each_task = (job for job in self.jobs.values() for _ in range(max(1, len(self.ledger[job.job_id].tasks))))
+        if why := why_refused(job, each_task, self.site.limits, len(tasks)):
             raise slurm_error("submit a job", f"Batch job submission failed: {why}")
         if job.partition not in {part for node in self.nodes.values() for part in node.partitions}:
             raise slurm_error("submit a job", "Batch job submission failed: Invalid partition name specified")
@@ -162,7 +192,7 @@ class VirtualSlurm:
         if (mib := self.site.conf.def_mem_per_cpu_mib) and not job.mem_per_node_mib:
             each = mib * max(1, -(-job.cpu_count // max(1, job.node_count)))
             placed = replace(placed, mem_per_node_mib=each, mem_per_cpu_mib=mib)
-        self.ledger[job_id] = Ledger(placed, program, holder, dict(environment or {}))
+        self.ledger[job_id] = Ledger(placed, tasks[0], holder, dict(environment))
         self._put(placed)
         self._tell("submitted", placed)
         return job_id
@@ -243,11 +273,18 @@ class VirtualSlurm:
         self._end_soon(job)
 
     def cancel(self, job_id: int, by: str = "muri") -> None:
-        """Cancel a job; an ended one stays as it is.
+        """Cancel a job, or all tasks of a job array; an ended one stays as it is."""
+        for each in self.meant_by(job_id):
+            self._cancel(each, by)
 
-        Raises:
-            NoSuchJobError: It is unknown.
-        """
+    def meant_by(self, job_id: int) -> list[int]:
+        """The jobs that an id stands for: all tasks of a job array, where it is the array's."""
+        book = self.ledger.get(job_id)
+        if book is None or book.array != job_id:
+            return [job_id]
+        return [each for each in self.jobs if self.ledger[each].array == job_id]
+
+    def _cancel(self, job_id: int, by: str) -> None:
         job = self.jobs.get(job_id)
         if job is None or not job.state.is_active:
             return
@@ -329,26 +366,47 @@ class VirtualSlurm:
         if self.away:
             return
         backlog = Backlog(self, backfill=backfill)
-        for job in self._in_order():
-            if why := self._why_waiting(job):
-                self._reason(job, why)
-                continue
-            nodes, why = backlog.nodes_for(job)
-            if nodes:
-                self._start(job, nodes)
-            else:
-                self._reason(job, why)
+        for job_id in self._in_order():
+            while (job := self.jobs[job_id]).state is JobState.PENDING and self._starts(job, backlog):
+                pass  # the next task, where it is a job array
         if self._waiting:
             self._backfill_later()
+
+    def _starts(self, job: Job, backlog: Backlog) -> bool:
+        """Start a job, or an array's next task, if it can; say why it waits if it cannot."""
+        if why := self._why_waiting(job):
+            self._reason(job, why)
+            return False
+        nodes, why = backlog.nodes_for(job)
+        if nodes:
+            self._start(self._task_of(job), nodes)
+        else:
+            self._reason(job, why)
+        return bool(nodes)
+
+    def _task_of(self, job: Job) -> Job:
+        """The next task of an array's record, which leaves it; the last one stays. Other jobs are what they are."""
+        book = self.ledger[job.job_id]
+        if len(book.tasks) < 2:
+            book.tasks = []
+            return job
+        job_id, self._next_id = self._next_id, self._next_id + 1
+        task = replace(job, job_id=job_id)
+        self.ledger[job_id] = replace(book, asked=replace(book.asked, job_id=job_id), program=book.tasks[0], tasks=[])
+        book.tasks = book.tasks[1:]
+        book.program = book.tasks[0]
+        self._put(task)
+        self._tell("split", task)
+        return task
 
     def _backfill_later(self) -> None:
         if self._backfill is None:
             conf = self.site.conf
             self._backfill = self.time.at(self._next(conf.bf_interval_s, conf.bf_at_s), self._backfill_pass)
 
-    def _in_order(self) -> list[Job]:
+    def _in_order(self) -> list[int]:
         ids = self._waiting if self.lease_runs else self._waiting | self._gated
-        return sorted((self.jobs[job_id] for job_id in ids), key=lambda job: (-job.priority, job.job_id))
+        return sorted(ids, key=lambda job_id: (-self.jobs[job_id].priority, job_id))
 
     def _reason(self, job: Job, why: str) -> None:
         if job.reason != why:
@@ -362,6 +420,12 @@ class VirtualSlurm:
             if why == "BeginTime":
                 self.time.at(job.begin_s, self.look_soon)
             return why
+        book = self.ledger[job.job_id]
+        if (
+            book.most_tasks
+            and sum(self.ledger[each.job_id].array == book.array for each in self.running()) >= book.most_tasks
+        ):
+            return "JobArrayTaskLimit"
         return why_over_limits(job, self.running(), self.site.limits)
 
     def held_on(self, name: str) -> Iterator[tuple[float, Need]]:

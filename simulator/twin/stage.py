@@ -118,7 +118,8 @@ class Stage:
 
     def users_jobs(self, *states: JobState) -> list[Job]:
         """Users' jobs in some states."""
-        found = [self.twin.slurm.jobs.get(course.job_id) for course in self.twin.courses]
+        ids = dict.fromkeys(course.job_id for course in self.twin.courses)  # an array's record stands for several
+        found = [self.twin.slurm.jobs.get(job_id) for job_id in ids]
         return [job for job in found if job is not None and job.state in states]
 
     def own_jobs(self, role: Role) -> list[Job]:

@@ -182,4 +182,6 @@ def _submission(draw: random.Random, number: int, gpus: int) -> Submission:
         held=draw.random() < 0.04,
         can_requeue=draw.random() < 0.93,
         begin_s=EPOCH_S + 200 if draw.random() < 0.05 else 0.0,
+        task_count=draw.choice((2, 3, 4)) if draw.random() < 0.06 else 0,
+        most_tasks=draw.choice((0, 1, 2)),
     )

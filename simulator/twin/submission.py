@@ -32,7 +32,8 @@ class Submission:
         mem_per_node_mib: Memory on each node, 0 for none asked.
         time_limit_s: Time limit.
         held: Whether it is submitted with --hold.
-        array: Whether it is a job array's task.
+        task_count: Tasks of a job array, 0 for a job that is none.
+        most_tasks: How many of them may run at once (`--array=…%N`), 0 for any number.
         can_requeue: Whether Slurm may requeue it.
         dependency: Dependency.
         begin_s: Earliest start, seconds since the epoch; 0 for none.
@@ -55,7 +56,8 @@ class Submission:
     mem_per_node_mib: int = 0
     time_limit_s: int = 0
     held: bool = False
-    array: bool = False
+    task_count: int = 0
+    most_tasks: int = 0
     can_requeue: bool = True
     dependency: str = ""
     begin_s: float = 0.0
@@ -80,7 +82,10 @@ def sbatch(nodes: NodeSide, asked: Submission) -> int:
     holder: Holder = "user" if asked.held else ""
     if asked.mark and nodes.muri_installed:
         job, holder = _marked(job, asked, nodes)
-    return slurm.submit(job, TrainingScript(nodes, asked.work), _environment(asked), holder=holder)
+    tasks = [TrainingScript(nodes, asked.work) for _ in range(max(1, asked.task_count))]
+    if asked.task_count:
+        return slurm.submit_array(job, tasks, asked.most_tasks, _environment(asked), holder=holder)
+    return slurm.submit(job, tasks[0], _environment(asked), holder=holder)
 
 
 def _marked(job: Job, asked: Submission, nodes: NodeSide) -> tuple[Job, Holder]:
@@ -110,6 +115,6 @@ def _record_of(asked: Submission) -> Job:
         cpu_count=asked.cpus_per_task * tasks, cpus_per_task=asked.cpus_per_task,
         mem_per_node_mib=asked.mem_per_node_mib, nodes="", required_nodes=asked.required_nodes,
         dependency=asked.dependency, can_requeue=asked.can_requeue, restart_count=0, exit_code=0, batch=True,
-        array=asked.array, het=False, command=f"/home/{asked.user}/train.sh", work_dir=f"/home/{asked.user}",
+        array=bool(asked.task_count), het=False, command=f"/home/{asked.user}/train.sh", work_dir=f"/home/{asked.user}",
         submit_line="sbatch train.sh", admin_comment="", comment="", features=asked.features,
     )  # fmt: skip

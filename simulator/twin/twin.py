@@ -104,7 +104,7 @@ class Twin:
         slurm: The cluster.
         nodes: What runs there.
         gateway: The way to it.
-        courses: What became of each submission, in their order.
+        courses: What became of each submission, in their order; one for each task of a job array.
         begun_s: When virtual time began.
         left: How many submissions have not ended.
         stop: Tells the controller to stop.
@@ -130,6 +130,7 @@ class Twin:
         self.stop = Stop(self.time)
         self.left = 0
         self._of_job: dict[int, Course] = {}
+        self._tasks: dict[int, list[Course]] = {}
         self._numbers = itertools.count(1)
         self.slurm.notes.append(self._note)
         self.nodes.on_training = self._note_training
@@ -143,32 +144,47 @@ class Twin:
     def submit(self, submissions: Iterable[Submission]) -> None:
         """Let users submit these jobs, each at its time."""
         for asked in submissions:
-            course = Course(asked)
-            self.courses.append(course)
-            self.left += 1
-            self.time.at(asked.submit_s, partial(self._typed, course))
+            tasks = [Course(asked) for _ in range(max(1, asked.task_count))]
+            self.courses += tasks
+            self.left += len(tasks)
+            self.time.at(asked.submit_s, partial(self._typed, tasks))
 
-    def _typed(self, course: Course) -> None:
-        self.time.after(self.slurm.site.delays.submit_s, lambda: self._sbatch(course))
+    def _typed(self, tasks: list[Course]) -> None:
+        self.time.after(self.slurm.site.delays.submit_s, lambda: self._sbatch(tasks))
 
-    def _sbatch(self, course: Course) -> None:
+    def _sbatch(self, tasks: list[Course]) -> None:
         if self.slurm.away:  # sbatch tries again
-            self.time.after(10.0, lambda: self._sbatch(course))
+            self.time.after(10.0, lambda: self._sbatch(tasks))
             return
         try:
-            course.job_id = sbatch(self.nodes, course.asked)
+            job_id = sbatch(self.nodes, tasks[0].asked)
         except GatewayError as error:
-            course.state, course.end_s = f"refused: {error}", self.time.now_s
-            self.left -= 1
+            self._end(tasks, f"refused: {error}", self.time.now_s)
             return
-        course.submitted_s = self.time.now_s
-        self._of_job[course.job_id] = course
+        for course in tasks:
+            course.job_id, course.submitted_s = job_id, self.time.now_s
+        self._of_job[job_id] = tasks[-1]  # the last task keeps the record of all
+        self._tasks[job_id] = tasks
+
+    def _end(self, tasks: Iterable[Course], state: str, end_s: float, exit_code: int = 0) -> None:
+        for course in tasks:
+            course.state, course.end_s, course.exit_code = state, end_s, exit_code
+            self.left -= 1
 
     def course_of(self, job_id: int) -> Course | None:
         """What became of a job; None for Muri's own."""
         return self._of_job.get(job_id)
 
+    def _split(self, job: Job) -> None:
+        """A job array's task leaves the record of those that wait."""
+        array = self.slurm.ledger[job.job_id].array
+        course, *self._tasks[array] = self._tasks[array]
+        course.job_id = job.job_id
+        self._of_job[job.job_id], self._tasks[job.job_id] = course, [course]
+
     def _note(self, what: str, job: Job) -> None:
+        if what == "split" and self.slurm.ledger[job.job_id].array in self._tasks:
+            self._split(job)
         course = self._of_job.get(job.job_id)
         if course is None:
             return
@@ -178,8 +194,7 @@ class Twin:
         elif what in {"requeued", "ended"} and course.running:
             self._add_up(course, job)
         if what == "ended":
-            course.end_s, course.state, course.exit_code = job.end_s, job.state.value, job.exit_code
-            self.left -= 1
+            self._end(self._tasks[job.job_id], job.state.value, job.end_s, job.exit_code)
 
     def _add_up(self, course: Course, job: Job) -> None:
         """Count the run that has ended."""

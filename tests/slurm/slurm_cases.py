@@ -18,8 +18,8 @@ class World(Protocol):
 
     def submit(self, *, gpus: int = 0, node: str = "", hold: bool = False, begin_in_s: int = 0, requeue: bool = True,
                cpus: int = 1, seconds: int = 600, minutes: int = 0, dependency: str = "",
-               licence: str = "") -> int:  # fmt: skip
-        """Submit a job of alice's that sleeps so long."""
+               licence: str = "", tasks: int = 0, at_once: int = 0) -> int:  # fmt: skip
+        """Submit a job of alice's that sleeps so long, or an array of so many tasks with a throttle."""
         ...
 
     def job(self, job_id: int) -> Job:
@@ -259,6 +259,26 @@ def a_job_leaves_neighbouring_nodes_together(world: World) -> None:
     assert world.job(second).nodes == "n4"
 
 
+def tasks_of_an_array_leave_the_record_of_those_that_wait(world: World) -> None:
+    record = world.submit(tasks=3, at_once=2)
+    world.settle()
+    waiting = world.job(record)
+    assert (waiting.state, waiting.reason, waiting.array) == (JobState.PENDING, "JobArrayTaskLimit", True)
+    first, second = (world.job(record + number) for number in (1, 2))
+    assert [(task.state, task.array) for task in (first, second)] == [(JobState.RUNNING, True)] * 2
+    world.call("cancel", first.job_id)
+    world.settle()
+    assert world.job(record).state is JobState.RUNNING  # the last task keeps the record
+
+
+def an_array_is_cancelled_as_a_whole(world: World) -> None:
+    record = world.submit(tasks=3, at_once=1)
+    world.settle()
+    world.call("cancel", record)
+    world.settle()
+    assert [world.job(record + number).state for number in (0, 1)] == [JobState.CANCELLED] * 2
+
+
 def a_waiting_job_behind_the_licence_starts_when_the_lease_ends(world: World) -> None:
     world.call("extend_lease_by", 300)
     job_id = world.submit(licence="muri_gate:1")
@@ -296,5 +316,7 @@ CASES: tuple[Callable[[World], None], ...] = (
     a_small_job_starts_behind_one_that_waits_for_resources,
     a_job_goes_to_the_fullest_node_that_has_room,
     a_job_leaves_neighbouring_nodes_together,
+    tasks_of_an_array_leave_the_record_of_those_that_wait,
+    an_array_is_cancelled_as_a_whole,
     a_waiting_job_behind_the_licence_starts_when_the_lease_ends,
 )

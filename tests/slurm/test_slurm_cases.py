@@ -25,13 +25,14 @@ class RealWorld:
 
     def submit(self, *, gpus: int = 0, node: str = "", hold: bool = False, begin_in_s: int = 0, requeue: bool = True,
                cpus: int = 1, seconds: int = 600, minutes: int = 0, dependency: str = "",
-               licence: str = "") -> int:  # fmt: skip
+               licence: str = "", tasks: int = 0, at_once: int = 0) -> int:  # fmt: skip
         options = [
             "--output=/dev/null", "--requeue" if requeue else "--no-requeue", f"--cpus-per-task={cpus}",
             *([f"--gres=gpu:{gpus}"] if gpus else []), *([f"--nodelist={node}"] if node else []),
             *(["--hold"] if hold else []), *([f"--begin=now+{begin_in_s}"] if begin_in_s else []),
             *([f"--time={minutes}"] if minutes else []), *([f"--dependency={dependency}"] if dependency else []),
             *([f"--licenses={licence}"] if licence else []),
+            *([f"--array=1-{tasks}{f'%{at_once}' if at_once else ''}"] if tasks else []),
         ]  # fmt: skip
         return self._driver.submit(*options, f"--wrap=exec sleep {seconds}")
 

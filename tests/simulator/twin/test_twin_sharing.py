@@ -35,7 +35,7 @@ def test_a_sole_member_is_as_fast_as_alone():
 def test_the_arbiter_stays_below_the_fluid_model_and_comes_near():
     mine, bound = of([STORAGE, GPU, CPU, NETWORK], discipline="fair"), predicted([STORAGE, GPU, CPU, NETWORK], "fair")
     assert sum(mine) <= sum(bound) + 0.02
-    assert sum(mine) >= 0.8 * sum(bound)
+    assert sum(mine) >= 0.75 * sum(bound)
 
 
 def test_equal_jobs_share_what_they_all_need():
@@ -67,3 +67,11 @@ def test_auto_is_at_least_as_good_as_what_it_begins_with():
 def test_speeds_do_not_depend_on_job_ids():
     one, other = speeds({7: GPU, 9: CPU}, Sharing()), speeds({1: CPU, 2: GPU}, Sharing())
     assert (one[7], one[9]) == (other[2], other[1])
+
+
+def test_two_rhythms_into_which_members_may_settle_count_in_the_mean():
+    """Live, one pair of this kind kept 0.87 and 0.80 for 20 s, where from another beginning it has 1.00 and 0.92."""
+    long, short = Iteration((0.130, 0.037, 0.042, 0.046), 0.256), Iteration((0.024, 0.143, 0.036, 0.031), 0.235)
+    first, second = of([long, short], discipline="fair", piece_s=0.02)
+    assert 0.89 < first < 0.99
+    assert 0.81 < second < 0.92
