@@ -6,7 +6,7 @@ controller that dies in between leaves behind is a held job that the next cycle 
 
 from dataclasses import replace
 
-from muri.slurm_plugin.gateway.base import Gateway, GatewayError, job_started
+from muri.slurm_plugin.gateway.base import Gateway, GatewayError, NoSuchJobError, SlurmUnreachableError, job_started
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import JobChange, JobState
 from muri.slurm_plugin.records.gate import (
@@ -48,7 +48,18 @@ def open_gate(gateway: Gateway, job: ManagedJob, change: JobChange = _NOTHING, c
         gateway.modify(job.job_id, change)
     if lifts:
         gateway.release(job.job_id)
-        gateway.modify(job.job_id, JobChange(admin_comment=with_word(comment or _comment(job, change), OPEN)))
+        _say_open(gateway, job.job_id, with_word(comment or _comment(job, change), OPEN))
+
+
+def _say_open(gateway: Gateway, job_id: int, comment: str) -> None:
+    """Say that Muri's hold is lifted, twice if need be: until then a hold of the job's user looks like Muri's."""
+    change = JobChange(admin_comment=comment)
+    try:
+        gateway.modify(job_id, change)
+    except (NoSuchJobError, SlurmUnreachableError):
+        raise
+    except GatewayError:
+        gateway.modify(job_id, change)
 
 
 def close_gate(gateway: Gateway, job: ManagedJob, change: JobChange = _NOTHING) -> None:

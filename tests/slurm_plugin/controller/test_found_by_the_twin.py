@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from fake_slurm import FakeSlurm, Killed, behind_licence, four_jobs, make_node, one_gpu, pilots
 
-from muri.slurm_plugin.gateway.base import SlurmUnreachableError
+from muri.slurm_plugin.gateway.base import GatewayError, SlurmUnreachableError
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import JobState
 from muri.slurm_plugin.records.journal import JournalError
@@ -124,3 +124,23 @@ def test_a_resumed_start_spares_a_job_whose_request_was_changed_meanwhile(make_c
     assert slurm.jobs[2].time_limit_s == 600
     state = tags.parse_state(slurm.jobs[2].admin_comment)
     assert state is None or state.original.time_limit_s == 600
+
+
+def test_a_users_hold_stays_where_slurm_had_refused_to_note_a_release(make_controller):
+    slurm = FakeSlurm(four_jobs()[:1], one_gpu())
+    calls = []
+
+    def refuse_once(name):
+        calls.append(name)
+        if calls[-2:] == ["release", "modify"]:
+            slurm.before_call = lambda name: None
+            raise GatewayError("Slurm temporarily unable to accept job, sleeping and retrying")
+
+    slurm.before_call = refuse_once
+    with make_controller(slurm) as controller:
+        controller.cycle()
+        assert calls[-2:] == ["release", "modify"]
+        assert not slurm.jobs[1].held
+        slurm.hold(1)
+        controller.cycle()
+    assert slurm.jobs[1].held
