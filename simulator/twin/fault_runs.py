@@ -165,9 +165,9 @@ def _commit() -> str:
         return ""
 
 
-def _document(tally: Tally, first: int, seconds: float, processes: int) -> dict[str, Any]:
+def _document(tally: Tally, commit: str, first: int, seconds: float, processes: int) -> dict[str, Any]:
     return {
-        "commit": _commit(),
+        "commit": commit,
         "machine": {"python": platform.python_version(), "processor": platform.machine(), "processes": processes},
         "first_seed": first,
         "runs": tally.runs,
@@ -215,7 +215,7 @@ def main(**given: Any) -> None:
     if given["submissions"] is not None or given["faults"] is not None:
         raise click.UsageError("--submissions and --faults are for --replay")
     seed, runs, processes, out = (given[name] for name in ("seed", "runs", "processes", "out"))
-    tally, began_s, told_s = nothing(), time.monotonic(), time.monotonic()
+    tally, commit, began_s, told_s = nothing(), _commit(), time.monotonic(), time.monotonic()
     for part in tell_many(seed, runs, processes):
         tally.add(part)
         for broken in part.broken:
@@ -223,8 +223,8 @@ def main(**given: Any) -> None:
         if time.monotonic() - told_s > 10:
             told_s = time.monotonic()
             click.echo(f"{tally.runs} of {runs} stories, {len(tally.broken)} broken", err=True)
-            _keep(out, _document(tally, seed, told_s - began_s, processes))
-    document = _document(tally, seed, time.monotonic() - began_s, processes)
+            _keep(out, _document(tally, commit, seed, told_s - began_s, processes))
+    document = _document(tally, commit, seed, time.monotonic() - began_s, processes)
     _keep(out, document)
     if given["as_json"]:
         click.echo(json.dumps(document, indent=1))

@@ -129,8 +129,14 @@ def _reachable(stage: Stage, kind: str) -> list[Job]:
     """The jobs to which somebody can do that."""
     if kind in {"user cancels", "user forges comment"}:
         return stage.users_jobs(JobState.PENDING, JobState.RUNNING)
-    if kind in {"user holds", "administrator holds"}:
+    if kind == "administrator holds":
         return stage.users_jobs(JobState.PENDING)
+    if kind == "user holds":
+        # One who releases a job from Muri's hold and holds it again before a cycle sees that leaves Muri's hold behind.
+        return [
+            job for job in stage.users_jobs(JobState.PENDING)
+            if job.job_id not in stage.released or tags.token(job.admin_comment, tags.GATE_PREFIX) != "hold"
+        ]  # fmt: skip
     if kind == "user releases":
         return [job for job in stage.users_jobs(JobState.PENDING) if job.held]
     if kind in {"user requeues", "administrator requeues and holds"}:
@@ -159,6 +165,7 @@ def _holds(stage: Stage, job: Job, fault: Fault) -> None:
 
 
 def _releases(stage: Stage, job: Job, fault: Fault) -> None:
+    stage.released.add(job.job_id)
     stage.twin.slurm.release(job.job_id, "user")
 
 

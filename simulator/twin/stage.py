@@ -31,6 +31,7 @@ class Stage:
         full_until_s: Until when nothing can be written into the journal.
         removed: Whether Muri was removed for good.
         changed_s: When somebody last changed what a job asks for.
+        released: Jobs that their users have released.
 
     Args:
         story: The story.
@@ -45,6 +46,7 @@ class Stage:
         self.away_until_s = self.full_until_s = 0.0
         self.removed = False
         self.changed_s = 0.0
+        self.released: set[int] = set()
         self._place = place
         self._heard = tell
         self._process: ExitStack | None = None
