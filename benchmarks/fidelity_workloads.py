@@ -121,5 +121,9 @@ VALIDATION: Final = (
     workload("fresh-two", 102, (2, 2), 40, load=1.7, wide=0.15, policy="muri-s", grouping=_FAIR),
     workload("fresh-three", 103, (3, 2), 48, load=1.6, mean_s=18, policy="muri-jct", grouping=_FAIR),
     workload("fresh-four", 104, (4, 1), 36, load=1.7, policy="muri-l", grouping=_FAIR),
+    workload("unseen-one", 201, (2, 2), 36, load=1.7, policy="muri-jct", grouping=_FAIR),
+    workload("unseen-two", 202, (1, 2), 28, load=1.6, mean_s=18, policy="muri-s", grouping=_FAIR),
+    workload("unseen-three", 203, (4, 1), 32, load=1.6, policy="muri-jct", grouping=_FAIR),
+    workload("unseen-four", 204, (3, 2), 44, load=1.6, mean_s=18, wide=0.2, policy="muri-l", grouping=_FAIR),
 )
-"""Workloads on which no delay was looked at."""
+"""Made to see what the twin predicts of others: the `fresh` ones have been looked at since, the `unseen` ones have not."""
