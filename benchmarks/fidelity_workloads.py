@@ -126,4 +126,4 @@ VALIDATION: Final = (
     workload("unseen-three", 203, (4, 1), 32, load=1.6, policy="muri-jct", grouping=_FAIR),
     workload("unseen-four", 204, (3, 2), 44, load=1.6, mean_s=18, wide=0.2, policy="muri-l", grouping=_FAIR),
 )
-"""Made to see what the twin predicts of others: the `fresh` ones have been looked at since, the `unseen` ones have not."""
+"""Made to see what the twin predicts of others: the `fresh` ones have been looked at since, the `unseen` have not."""
