@@ -458,6 +458,17 @@ def named_errors(path: Path, action: str) -> Iterator[None]:
         raise CorruptStoreError(path, str(error)) from error
 
 
+_DAMAGED: Final = (
+    "malformed", "not a database", "unsupported file format", "decode", "no such table", "no such column",
+    "already exists",
+)  # fmt: skip
+
+
+def tells_damage(error: Exception) -> bool:
+    """Whether an error of SQLite's tells of a damaged file, which no later try can read or write."""
+    return any(words in str(error) for words in _DAMAGED)
+
+
 def _is_busy(error: sqlite3.OperationalError) -> bool:
     """Whether others were in the way; "locking protocol" is SQLite's word for too many at the same instant."""
     return any(word in str(error) for word in ("locked", "busy", "locking protocol"))
@@ -472,6 +483,6 @@ def _operational(path: Path, action: str, error: sqlite3.OperationalError) -> St
             return StoreError(f"cannot {action} the profile store {path}: it is a directory; name a file in it")
     if "unable to open" in text or "readonly" in text or "access permission" in text:
         return StorePermissionError(path, action)
-    if "no such table" in text or "no such column" in text or "malformed" in text or "decode" in text:
+    if tells_damage(error):
         return CorruptStoreError(path, text)
     return StoreError(f"cannot {action} the profile store {path}: {text}")

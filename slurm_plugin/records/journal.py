@@ -17,7 +17,7 @@ from typing import Any, Final, Self
 
 from muri.errors import MuriError
 from muri.profiler.errors import StoreError
-from muri.profiler.store_file import set_aside
+from muri.profiler.store_file import set_aside, tells_damage
 
 log = logging.getLogger("muri.controller")
 
@@ -85,10 +85,6 @@ class JournalError(MuriError):
 
 class CorruptJournalError(JournalError):
     """The journal's file is damaged; the jobs' own AdminComment holds what is needed to go on without it."""
-
-
-_DAMAGED: Final = ("malformed", "not a database", "decode", "no such table", "no such column")
-"""SQLite's words for a damaged file, which no later try can read."""
 
 
 def set_aside_journal(path: Path, damage: CorruptJournalError, now: datetime) -> None:
@@ -169,8 +165,7 @@ class Journal:
 
     def _error(self, action: str, error: Exception) -> JournalError:
         """Say what cannot be done, and what to do about it."""
-        damaged = any(words in str(error) for words in _DAMAGED)
-        return (CorruptJournalError if damaged else JournalError)(
+        return (CorruptJournalError if tells_damage(error) else JournalError)(
             f"cannot {action} the journal {self._path}: {error}. Check its directory's permissions and space; if it is "
             "damaged, move it aside: the jobs' own AdminComment holds what is needed to resume."
         )

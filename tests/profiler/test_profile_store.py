@@ -193,6 +193,16 @@ def test_a_damaged_file_is_named_and_left_as_it_is(path, content, read_only):
     assert path.read_bytes() == content
 
 
+def test_a_file_format_that_cannot_be_is_damage(path):
+    """A header that is damaged from its 44th byte on: SQLite reads it, and refuses to write."""
+    with ProfileStore(path) as store:
+        store.put(make_profile())
+    content = path.read_bytes()
+    path.write_bytes(content[:44] + b"\xc8" * 4052 + content[4096:])
+    with pytest.raises(CorruptStoreError, match="is damaged"), ProfileStore(path) as store:
+        store.put(make_profile())
+
+
 def test_damage_in_the_middle_is_named_too(path):
     with ProfileStore(path) as store:
         store.put_all(make_profile(f"model-{number}") for number in range(500))

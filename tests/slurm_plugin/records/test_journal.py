@@ -45,6 +45,17 @@ def test_a_damaged_file_is_named_and_left_as_it_is(tmp_path):
     assert path.read_bytes().startswith(b"no database")
 
 
+@pytest.mark.parametrize("at", [0, 20, 44, 60])
+def test_damage_anywhere_in_the_header_is_told_as_such(tmp_path, at):
+    path = tmp_path / "j.db"
+    with Journal(path):
+        pass
+    content = path.read_bytes()
+    path.write_bytes(content[:at] + bytes(200 for _ in content[at:4096]) + content[4096:])
+    with pytest.raises(CorruptJournalError):
+        Journal(path)
+
+
 def test_a_journal_that_another_process_makes_meanwhile_is_used(tmp_path):
     path = tmp_path / "journal.db"
 
