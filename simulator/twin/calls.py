@@ -65,7 +65,9 @@ class Calls:
         if fault.kind == "stale snapshot":
             fresh, old = act(), self._previous
             # What a user changes after a look at the queue nobody can know who acts on that look.
-            return fresh if old is None or old.taken_s < self._stage.changed_s else old
+            if old is None or old.taken_s < self._stage.changed_s:
+                return fresh
+            return replace(old, taken_s=fresh.taken_s)  # Slurm is late, not the clock
         result = self._seen(name, act())
         after = _AFTER.get(fault.kind)
         return result if after is None else after(self, name, fault, result)

@@ -161,6 +161,7 @@ def _cancels(stage: Stage, job: Job, fault: Fault) -> None:
 
 
 def _holds(stage: Stage, job: Job, fault: Fault) -> None:
+    stage.changed_s = stage.twin.time.now_s
     stage.twin.slurm.hold(job.job_id, "user" if fault.kind == "user holds" else "admin")
 
 
@@ -170,6 +171,7 @@ def _releases(stage: Stage, job: Job, fault: Fault) -> None:
 
 
 def _requeues(stage: Stage, job: Job, fault: Fault) -> None:
+    stage.changed_s = stage.twin.time.now_s
     by = "user" if fault.kind == "user requeues" else "admin"
     stage.twin.slurm.requeue(job.job_id, by, held=by == "admin")
 

@@ -54,6 +54,7 @@ from muri.slurm_plugin.profile_use import DocumentSink, note_accumulates
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import JobChange, JobState
 from muri.slurm_plugin.records.dry_run_failures import after_another, current
+from muri.slurm_plugin.records.gate import is_lifted
 from muri.slurm_plugin.records.journal import (
     DRY_RUN,
     DRY_RUN_FAILED,
@@ -202,7 +203,11 @@ class Executor:
         place = GroupPlace(pilot.job_id, intent.payload["node"], tuple(intent.payload["reasons"]))
         for member in members_in(intent.payload):
             job = self._view.active(member.job_id)
-            if job is None or not job.gated:
+            if job is None:
+                continue
+            if not job.gated:
+                if is_lifted(job):  # Slurm had lifted the hold before the call that was to lift it failed
+                    note_open(self._gateway, job)
                 continue
             if was_changed(job, member):
                 log.info("job %d: not made a member: its request was changed meanwhile", member.job_id)

@@ -7,6 +7,7 @@ from typing import Final
 from muri.slurm_plugin.planning.actions import members_in
 from muri.slurm_plugin.planning.cycle_input import CycleInput
 from muri.slurm_plugin.records.comment_tags import MemberState
+from muri.slurm_plugin.records.gate import REQUEUED_HELD
 from muri.slurm_plugin.records.journal import GROUP, JOIN, Intent
 from muri.slurm_plugin.records.roles import ManagedJob, Role, View
 
@@ -20,7 +21,7 @@ def with_known_members(cycle: CycleInput) -> CycleInput:
     """
     damaged = [
         job for job in cycle.view.jobs.values()
-        if job.membership is None and not job.gpu_count and job.state.is_active and job.role in _MAY_BE_MEMBERS
+        if job.membership is None and not job.gpu_count and job.state.is_active and _may_be_member(job)
     ]  # fmt: skip
     if not damaged:
         return cycle
@@ -31,6 +32,11 @@ def with_known_members(cycle: CycleInput) -> CycleInput:
         if job.job_id in known
     }
     return replace(cycle, view=View(cycle.view.snapshot, {**cycle.view.jobs, **found})) if found else cycle
+
+
+def _may_be_member(job: ManagedJob) -> bool:
+    # A member puts itself back into the queue, held, where it cannot tell that the licence is its gate.
+    return job.role in _MAY_BE_MEMBERS or (job.role is Role.USER_HELD and job.reason == REQUEUED_HELD)
 
 
 def _known_members(intents: tuple[Intent, ...]) -> Mapping[int, MemberState]:

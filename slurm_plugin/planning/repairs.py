@@ -29,7 +29,7 @@ from muri.slurm_plugin.planning.slurm_requests import DRY_RUN_NAME, PILOT_NAME
 from muri.slurm_plugin.records.cluster import Job, JobState
 from muri.slurm_plugin.records.comment_reports import profile_in, python_in
 from muri.slurm_plugin.records.comment_tags import MemberState
-from muri.slurm_plugin.records.gate import gate_word, is_behind_licence, lease_end_s
+from muri.slurm_plugin.records.gate import gate_word, is_behind_licence, is_lifted, lease_end_s
 from muri.slurm_plugin.records.journal import DRY_RUN, GROUP, PREEMPT, Intent
 from muri.slurm_plugin.records.roles import ManagedJob, Role, View
 from muri.utc import text_of
@@ -266,6 +266,9 @@ def gates(cycle: CycleInput, settled: AbstractSet[int]) -> Iterator[KeepGate | M
         running, word = job.state is JobState.RUNNING, gate_word(job)
         lifted = word == "hold" and job.state is JobState.PENDING
         if (lifted or (running and word in {None, "hold"})) and job.job_id not in settled:
+            yield KeepGate(job.job_id)
+    for job in cycle.view.having(Role.MEMBER):
+        if is_lifted(job) and job.job_id not in settled:
             yield KeepGate(job.job_id)
     # A lease of an earlier configuration runs on for a while, but nobody extends it.
     if cycle.config.gate != "licence" or not lease_end_s(cycle.view.snapshot):

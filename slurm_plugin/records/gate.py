@@ -71,6 +71,11 @@ def gate_word(job: Job) -> str | None:
     return tags.token(job.admin_comment, tags.GATE_PREFIX)
 
 
+def is_lifted(job: Job) -> bool:
+    """Whether Muri's own hold on a waiting job is lifted without its gate's word saying so."""
+    return job.state is JobState.PENDING and not job.held and gate_word(job) in {"hold", REQUEUED}
+
+
 def lease_end_s(snapshot: Snapshot) -> float:
     """Return when the reservation ends that withholds the licence, seconds since the epoch; 0 when there is none."""
     return next((each.end_s for each in snapshot.reservations if each.name == GATE_LICENSE), 0.0)

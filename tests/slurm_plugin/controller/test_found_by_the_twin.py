@@ -144,3 +144,49 @@ def test_a_users_hold_stays_where_slurm_had_refused_to_note_a_release(make_contr
         slurm.hold(1)
         controller.cycle()
     assert slurm.jobs[1].held
+
+
+def test_a_members_own_requeue_with_a_hold_loses_no_request_when_its_tags_were_cut_off(make_controller):
+    slurm = FakeSlurm([behind_licence(job) for job in four_jobs()], one_gpu(), gate_license=True)
+    with make_controller(slurm) as controller:
+        controller.cycle()
+        slurm.tick()
+        member = next(n for n, job in slurm.jobs.items() if read_job(job).role is Role.MEMBER)
+        controller.cycle()  # its gate is closed again while it runs
+        slurm.requeue_hold(member)
+        slurm.jobs[member] = replace(slurm.jobs[member], admin_comment="muri:model=m1,ba")
+        slurm.end(pilots(slurm)[0].job_id, JobState.CANCELLED)
+        assert (slurm.jobs[member].gpu_count, slurm.jobs[member].held) == (0, True)
+        for _ in range(2):
+            controller.cycle()
+    assert (slurm.jobs[member].gpu_count, slurm.jobs[member].held) == (1, False)
+
+
+def test_a_users_hold_stays_where_no_answer_had_come_to_a_members_release(make_controller):
+    jobs = [replace(job, admin_comment=f"{job.admin_comment} muri-gate:hold") for job in four_jobs()]
+    slurm = FakeSlurm(jobs, one_gpu())
+    calls = []
+
+    def no_answer(name):
+        calls.append(name)
+        if calls[-2:] == ["release", "modify"] and not slurm.jobs[_released(slurm)].held:
+            slurm.before_call = lambda name: None
+            raise SlurmUnreachableError("Zero Bytes were transmitted or received")
+
+    slurm.before_call = no_answer
+    with make_controller(slurm) as controller:
+        with pytest.raises(SlurmUnreachableError):
+            controller.cycle()
+        member = _released(slurm)
+        controller.cycle()  # the start is resumed
+        slurm.hold(member)
+        slurm.cancel(pilots(slurm)[0].job_id)
+        for _ in range(2):
+            controller.cycle()
+    assert slurm.jobs[member].held
+
+
+def _released(slurm):
+    """The first member that is not held."""
+    members = (n for n, job in slurm.jobs.items() if read_job(job).role is Role.MEMBER and not job.held)
+    return next(members, next(iter(slurm.jobs)))
