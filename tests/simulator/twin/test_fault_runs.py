@@ -1,5 +1,6 @@
 """Stories with faults: a sample of them here; `scripts/fault-runs` tells as many as there is time for."""
 
+import re
 from collections import Counter
 
 import pytest
@@ -62,7 +63,7 @@ def test_a_failing_story_is_made_small_and_still_fails():
         seed, _ = found_by("members get a minute")
         submissions, faults, why = smaller(tell(seed))
         assert "TIMEOUT" in why
-        assert len(submissions) <= 2
+        assert len(submissions) <= len(tell(seed).submissions) / 2
         assert faults == []
         assert endure(tell(seed).only(submissions, faults)).broken == why
     assert endure(tell(seed).only(submissions, faults)).broken == ""
@@ -72,7 +73,9 @@ def test_the_command_tells_how_to_replay():
     with mutated("the placeholder forgets the account"):
         done = CliRunner().invoke(main, ["--runs", "3"])
     assert done.exit_code == 1
-    assert "replay: scripts/fault-runs --replay 1 --submissions" in done.output
+    broken = re.search(r"^seed (\d+): ", done.output, re.MULTILINE)
+    assert broken is not None
+    assert f"replay: scripts/fault-runs --replay {broken[1]} --submissions" in done.output
     replayed = CliRunner().invoke(main, ["--replay", "1", "--submissions", "0", "--faults", ""])
     assert replayed.exit_code == 0
     assert replayed.output.endswith("every invariant holds\n")
