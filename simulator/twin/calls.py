@@ -31,6 +31,7 @@ class Calls:
         self._hit = hit
         self._armed: list[tuple[Fault, int]] = []
         self._previous: Snapshot | None = None
+        self._previous_s = 0.0
         self._within_second = False
         self._extended = False
 
@@ -65,9 +66,7 @@ class Calls:
         if fault.kind == "stale snapshot":
             fresh, old = act(), self._previous
             # What a user changes after a look at the queue nobody can know who acts on that look.
-            if old is None or old.taken_s < self._stage.changed_s:
-                return fresh
-            return replace(old, taken_s=fresh.taken_s)  # Slurm is late, not the clock
+            return fresh if old is None or self._previous_s < self._stage.changed_s else old
         result = self._seen(name, act())
         after = _AFTER.get(fault.kind)
         return result if after is None else after(self, name, fault, result)
@@ -88,7 +87,7 @@ class Calls:
     def _seen(self, name: str, result: Any) -> Any:
         self._extended |= name == "extend_lease"
         if name == "snapshot" and isinstance(result, Snapshot) and not self._within_second:
-            self._previous = result
+            self._previous, self._previous_s = result, self._stage.twin.time.now_s
         return result
 
     def _dies(self, name: str) -> None:

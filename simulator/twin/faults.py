@@ -29,8 +29,13 @@ def _controller_away(stage: Stage, fault: Fault) -> str:
 
 def _clock_step(stage: Stage, fault: Fault) -> str:
     gateway = stage.twin.gateway
-    gateway.clock_offset_s = (fault.amount - 0.5) * 7200
-    stage.twin.time.after(150.0, lambda: setattr(gateway, "clock_offset_s", 0.0))
+
+    def step(offset_s: float) -> None:
+        gateway.clock_offset_s = offset_s
+        stage.changed_s = stage.twin.time.now_s  # no snapshot tells the time of another clock
+
+    step((fault.amount - 0.5) * 7200)
+    stage.twin.time.after(150.0, lambda: step(0.0))
     stage.watch.begin_anew()
     return f"{gateway.clock_offset_s:+.0f} s"
 

@@ -30,7 +30,7 @@ class Stage:
         away_until_s: Until when no controller is at work.
         full_until_s: Until when nothing can be written into the journal.
         removed: Whether Muri was removed for good.
-        changed_s: When somebody last changed what a job asks for, or held one.
+        changed_s: When somebody last changed what a job asks for, held one, or set the clock.
         released: Jobs that their users have released.
 
     Args:
