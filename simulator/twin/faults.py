@@ -32,7 +32,7 @@ def _clock_step(stage: Stage, fault: Fault) -> str:
 
     def step(offset_s: float) -> None:
         gateway.clock_offset_s = offset_s
-        stage.changed_s = stage.twin.time.now_s  # no snapshot tells the time of another clock
+        stage.note_change()  # no snapshot tells the time of another clock
 
     step((fault.amount - 0.5) * 7200)
     stage.twin.time.after(150.0, lambda: step(0.0))
@@ -160,13 +160,11 @@ def _has_own_request(job: Job) -> bool:
 
 
 def _cancels(stage: Stage, job: Job, fault: Fault) -> None:
-    for job_id in stage.twin.slurm.meant_by(job.job_id):
-        stage.watch.of(job_id).cancelled = True
-    stage.twin.slurm.cancel(job.job_id, "user")
+    stage.cancel_as_user(job.job_id)
 
 
 def _holds(stage: Stage, job: Job, fault: Fault) -> None:
-    stage.changed_s = stage.twin.time.now_s
+    stage.note_change()
     stage.twin.slurm.hold(job.job_id, "user" if fault.kind == "user holds" else "admin")
 
 
@@ -176,7 +174,7 @@ def _releases(stage: Stage, job: Job, fault: Fault) -> None:
 
 
 def _requeues(stage: Stage, job: Job, fault: Fault) -> None:
-    stage.changed_s = stage.twin.time.now_s
+    stage.note_change()
     by = "user" if fault.kind == "user requeues" else "admin"
     stage.twin.slurm.requeue(job.job_id, by, held=by == "admin")
 
@@ -187,7 +185,7 @@ def _forges(stage: Stage, job: Job, fault: Fault) -> None:
 
 
 def _changes(stage: Stage, job: Job, fault: Fault) -> None:
-    stage.changed_s = stage.twin.time.now_s
+    stage.note_change()
     if fault.kind == "administrator changes limit" or fault.amount < 0.5:
         stage.twin.slurm.update_by_owner(job.job_id, time_limit_s=max(600, job.time_limit_s - 600))
     else:
@@ -195,7 +193,7 @@ def _changes(stage: Stage, job: Job, fault: Fault) -> None:
 
 
 def _takes_licence_off(stage: Stage, job: Job, fault: Fault) -> None:
-    stage.changed_s = stage.twin.time.now_s
+    stage.note_change()
     stage.twin.slurm.update_by_owner(job.job_id, licenses=without_gate(job.licenses))
     if job.job_id in stage.watch.tampered:
         stage.watch.tampered[job.job_id] = False  # no gate is left that tells Muri's hold from others'

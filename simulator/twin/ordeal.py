@@ -201,9 +201,7 @@ class Ordeal:
             if job.held and read_job(job).role in {Role.USER_HELD, Role.OTHER} and job.gpu_count:
                 slurm.release(job_id, "admin")
             if self._is_forgotten() and not job.gpu_count and tags.parse_state(job.admin_comment) is None:
-                for each in slurm.meant_by(job_id):
-                    self.stage.watch.of(each).cancelled = True
-                slurm.cancel(job_id, "user")
+                self.stage.cancel_as_user(job_id)
         self.stage.twin.time.after(_HELP_S, self._help)
 
     def _is_forgotten(self) -> bool:

@@ -116,8 +116,8 @@ class Runtime:
         """Bring progress up to now."""
         now_s = self._nodes.slurm.now_s
         for member in self.at_work.values():
-            course = member.script.work.iteration
-            done = min(member.left, (now_s - self._since_s) * member.speed / course.iteration_s)
+            iteration = member.script.work.iteration
+            done = min(member.left, (now_s - self._since_s) * member.speed / iteration.iteration_s)
             member.left, member.iterations = member.left - done, member.iterations + done
         self._since_s = now_s
 
@@ -150,14 +150,14 @@ class Runtime:
         self._pass_time()
         told = {}
         for job_id, member in self.members.items():
-            course = member.script.work.iteration
-            iteration_s = course.iteration_s / member.speed
-            wait_s = max(0.0, iteration_s - course.iteration_s) / len(STAGES)
+            iteration = member.script.work.iteration
+            iteration_s = iteration.iteration_s / member.speed
+            wait_s = max(0.0, iteration_s - iteration.iteration_s) / len(STAGES)
             told[str(job_id)] = {
                 "state": "ended" if member.ended else "running",
                 "iterations": int(member.iterations),
                 "iterations_per_s": 1 / iteration_s if member.iterations >= 1 else 0.0,
-                "stage_s": dict(zip(STAGES, course.stage_s, strict=True)),
+                "stage_s": dict(zip(STAGES, iteration.stage_s, strict=True)),
                 "wait_s": dict.fromkeys(STAGES, wait_s),
             }
         return {"members": told, "discipline": self._sharing.discipline}
@@ -311,16 +311,14 @@ class TrainingScript:
         if state is not None:
             run, pilot = self._run, state.pilot
             self._nodes.starting += self._ranks  # what starts at the same moment slows each other down
-            slurm.time.after(0.0, lambda: self._prepare(lambda: self._look_for(run, pilot, timeout)))
+            slurm.time.after(0.0, lambda: self._prepare(run, pilot, timeout))
 
-    def _prepare(self, ready: Callable[[], None]) -> None:
+    def _prepare(self, run: Run | None, pilot: int, timeout: Event) -> None:
+        """Import what a member needs, then look for the runtime."""
         delays = self._nodes.delays
         seconds = self._srun_s + delays.join_s - delays.attach_s + delays.crowd_s * (self._nodes.starting - 1)
         self._nodes.slurm.time.after(seconds, partial(self._nodes.have_started, self._ranks))
-        self._later(seconds, ready)
-
-    def _look_for(self, run: Run | None, pilot: int, timeout: Event) -> None:
-        self._nodes.look_for(pilot, lambda: self._attach(run, pilot, timeout))
+        self._later(seconds, lambda: self._nodes.look_for(pilot, lambda: self._attach(run, pilot, timeout)))
 
     def _attach(self, run: Run | None, pilot: int, timeout: Event) -> None:
         if self._run is not run or self._stopped or self._leaving:

@@ -1,6 +1,6 @@
 """Which waiting jobs can start on which nodes: Slurm's main and backfill schedulers, as far as they matter here."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -83,7 +83,7 @@ class Cluster(Protocol):
         ...
 
 
-def best_fit(order: Sequence[str], free_cpus: Mapping[str, int], count: int) -> tuple[str, ...]:
+def best_fit(order: Iterable[str], free_cpus: Mapping[str, int], count: int) -> tuple[str, ...]:
     """Choose nodes as select/cons_tres does where all weights are equal.
 
     Of the runs of neighbouring nodes it takes the one that suffices with the fewest free CPUs, or else the one with the
@@ -138,15 +138,13 @@ class Backlog:
         if len([node for node in usable if Free.of(node).holds(*need)]) < count:
             return (), self._why_never(job, need)
         end_s = self._cluster.now_s + job.time_limit_s if job.time_limit_s else float("inf")
-        open_now = {
-            node.name
+        free_cpus = {
+            node.name: free.cpus
             for node in usable
-            if self._cluster.free[node.name].holds(*need) and self._spares(node.name, need, end_s)
+            if (free := self._cluster.free[node.name]).holds(*need) and self._spares(node.name, need, end_s)
         }
-        if len(open_now) >= count:
-            return best_fit(
-                list(self._cluster.nodes), {name: self._cluster.free[name].cpus for name in open_now}, count
-            ), ""
+        if len(free_cpus) >= count:
+            return best_fit(self._cluster.nodes, free_cpus, count), ""
         self._blocked.add(job.partition)
         if self._backfill and self._shadow_count < _MOST_SHADOWS:
             self._keep_free(job, [node.name for node in usable])

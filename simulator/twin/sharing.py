@@ -43,6 +43,11 @@ class Iteration:
     stage_s: tuple[float, ...]
     iteration_s: float
 
+    @property
+    def rest_s(self) -> float:
+        """Seconds that no stage covers."""
+        return max(0.0, self.iteration_s - sum(self.stage_s))
+
     @classmethod
     def of(cls, profile: StageProfile) -> "Iteration":
         """The iteration that a profile describes."""
@@ -134,11 +139,6 @@ class _Member:
     last_s: float = 0.0
 
     @property
-    def rest_s(self) -> float:
-        """Seconds of an iteration that no stage covers."""
-        return max(0.0, self.iteration.iteration_s - sum(self.iteration.stage_s))
-
-    @property
     def speed(self) -> float:
         """What it did in the time that it took, the warm-up left out."""
         return self.worked_s / (self.last_s - self.first_s) if self.last_s > self.first_s else 0.0
@@ -195,7 +195,7 @@ class _Drive:
             self._ask(number, lambda: self._arbiter.acquire(member.name, member.stage))
         elif member.stage < STAGE_COUNT:
             member.stage, member.left_s = STAGE_COUNT, 0.0
-            self._later(number, member.rest_s + self._sharing.overhead_s)
+            self._later(number, member.iteration.rest_s + self._sharing.overhead_s)
         else:
             self._end_iteration(number)
 
@@ -217,7 +217,7 @@ class _Drive:
         if member.iterations == _WARM_UP:
             member.first_s = now_s
         elif member.iterations > _WARM_UP:
-            member.worked_s += sum(member.stage_s) + member.rest_s
+            member.worked_s += sum(member.stage_s) + member.iteration.rest_s
         member.last_s, member.begun_s = now_s, now_s
         member.wait_s = [0.0] * STAGE_COUNT
         member.stage = -1
@@ -237,8 +237,7 @@ def _plain(iterations: Sequence[Iteration], sharing: Sharing) -> tuple[float, ..
     """Speeds without turns: users of a resource share its time equally, piece by piece."""
     if not sharing.contention:
         return tuple(iteration.iteration_s / (iteration.iteration_s + sharing.overhead_s) for iteration in iterations)
-    left = [[*iteration.stage_s, max(0.0, iteration.iteration_s - sum(iteration.stage_s)) + sharing.overhead_s]
-            for iteration in iterations]  # fmt: skip
+    left = [[*iteration.stage_s, iteration.rest_s + sharing.overhead_s] for iteration in iterations]
     tokens = [sharing.cpus if resource == CPU else 1 for resource in range(STAGE_COUNT)] + [len(iterations)]
     work, everybody = [list(each) for each in left], range(len(iterations))
     stage, done = [0] * len(iterations), [0] * len(iterations)

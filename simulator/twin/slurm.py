@@ -420,13 +420,10 @@ class VirtualSlurm:
             if why == "BeginTime":
                 self.time.at(job.begin_s, self.look_soon)
             return why
-        book = self.ledger[job.job_id]
-        if (
-            book.most_tasks
-            and sum(self.ledger[each.job_id].array == book.array for each in self.running()) >= book.most_tasks
-        ):
+        book, running = self.ledger[job.job_id], self.running()
+        if book.most_tasks and sum(self.ledger[each.job_id].array == book.array for each in running) >= book.most_tasks:
             return "JobArrayTaskLimit"
-        return why_over_limits(job, self.running(), self.site.limits)
+        return why_over_limits(job, running, self.site.limits)
 
     def held_on(self, name: str) -> Iterator[tuple[float, Need]]:
         """Until when running jobs hold what of a node, as far as their time limits tell."""

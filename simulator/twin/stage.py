@@ -116,6 +116,18 @@ class Stage:
         finally:
             self.twin.config = config
 
+    # What people do
+
+    def note_change(self) -> None:
+        """Somebody changes now what an older snapshot could not tell."""
+        self.changed_s = self.twin.time.now_s
+
+    def cancel_as_user(self, job_id: int) -> None:
+        """Cancel a job, or a whole job array."""
+        for each in self.twin.slurm.meant_by(job_id):
+            self.watch.of(each).cancelled = True
+        self.twin.slurm.cancel(job_id, "user")
+
     # Whom faults hit
 
     def users_jobs(self, *states: JobState) -> list[Job]:

@@ -63,6 +63,13 @@ def _refused(world: World, *call: Any) -> GatewayError:
     raise AssertionError(f"{call} was not refused")
 
 
+def _running(world: World, **asked: Any) -> int:
+    """Submit a job and wait until it runs."""
+    job_id = world.submit(**asked)
+    world.wait(job_id, JobState.RUNNING)
+    return job_id
+
+
 def a_hold_and_its_release_may_be_repeated(world: World) -> None:
     job_id = world.submit(hold=True)
     for _ in range(2):
@@ -76,8 +83,7 @@ def a_hold_and_its_release_may_be_repeated(world: World) -> None:
 
 
 def a_running_job_cannot_be_held_by_the_gateway(world: World) -> None:
-    job_id = world.submit()
-    world.wait(job_id, JobState.RUNNING)
+    job_id = _running(world)
     try:
         world.call("hold", job_id)
     except GatewayError as error:
@@ -102,8 +108,7 @@ def an_administrators_hold_shows_as_such(world: World) -> None:
 
 
 def a_requeued_job_comes_back_and_waits(world: World) -> None:
-    job_id = world.submit()
-    world.wait(job_id, JobState.RUNNING)
+    job_id = _running(world)
     world.call("requeue", job_id)
     world.wait(job_id, JobState.PENDING)
     job = world.job(job_id)
@@ -113,8 +118,7 @@ def a_requeued_job_comes_back_and_waits(world: World) -> None:
 
 
 def a_job_requeued_with_a_hold_is_held(world: World) -> None:
-    job_id = world.submit()
-    world.wait(job_id, JobState.RUNNING)
+    job_id = _running(world)
     world.call("requeue_hold", job_id)
     world.wait(job_id, JobState.PENDING)
     job = world.job(job_id)
@@ -129,8 +133,7 @@ def a_requeue_of_a_waiting_job_changes_nothing(world: World) -> None:
 
 
 def a_job_that_may_not_be_requeued_is_not(world: World) -> None:
-    job_id = world.submit(requeue=False)
-    world.wait(job_id, JobState.RUNNING)
+    job_id = _running(world, requeue=False)
     _refused(world, "requeue", job_id)
     assert world.job(job_id).state is JobState.RUNNING
 
@@ -162,8 +165,7 @@ def a_cancelled_job_stays_cancelled(world: World) -> None:
 
 
 def of_a_running_job_only_words_limits_and_licences_change(world: World) -> None:
-    job_id = world.submit(minutes=10)
-    world.wait(job_id, JobState.RUNNING)
+    job_id = _running(world, minutes=10)
     _refused(world, "modify", job_id, JobChange(cpu_count=2, cpus_per_task=2))
     world.call("modify", job_id, JobChange(admin_comment="theirs muri:on", time_limit_s=1200))
     job = world.job(job_id)
@@ -184,8 +186,7 @@ def a_change_that_slurm_refuses_changes_nothing(world: World) -> None:
 
 
 def a_member_runs_beside_the_placeholder_that_has_all_gpus(world: World) -> None:
-    pilot = world.submit(gpus=2, node="n1")
-    world.wait(pilot, JobState.RUNNING)
+    pilot = _running(world, gpus=2, node="n1")
     member = world.submit(gpus=1, hold=True, cpus=4)
     change = JobChange(gpu_request=REMOVED, required_nodes="n1", cpu_count=1, cpus_per_task=1,
                        dependency=f"after:{pilot}")  # fmt: skip
@@ -200,8 +201,7 @@ def a_member_runs_beside_the_placeholder_that_has_all_gpus(world: World) -> None
 
 
 def a_member_gets_its_own_request_back(world: World) -> None:
-    pilot = world.submit(gpus=2, node="n1")
-    world.wait(pilot, JobState.RUNNING)
+    pilot = _running(world, gpus=2, node="n1")
     job_id = world.submit(gpus=1, hold=True, cpus=4, minutes=10)
     world.call("modify", job_id, JobChange(gpu_request=REMOVED, required_nodes="n1", cpu_count=1, cpus_per_task=1,
                                            dependency=f"after:{pilot}", time_limit_s=3600))  # fmt: skip
@@ -236,26 +236,21 @@ def gpus_are_given_out_once(world: World) -> None:
 
 
 def a_small_job_starts_behind_one_that_waits_for_resources(world: World) -> None:
-    blocking = world.submit(gpus=2, node="n2", minutes=10)
-    world.wait(blocking, JobState.RUNNING)
+    _running(world, gpus=2, node="n2", minutes=10)
     waiting, small = world.submit(gpus=2, node="n2", minutes=10), world.submit(node="n2", minutes=5)
     world.wait(small, JobState.RUNNING)
     assert world.job(waiting).state is JobState.PENDING
 
 
 def a_job_goes_to_the_fullest_node_that_has_room(world: World) -> None:
-    first = world.submit(gpus=1, node="n3")
-    world.wait(first, JobState.RUNNING)
-    second = world.submit(gpus=1)
-    world.wait(second, JobState.RUNNING)
+    _running(world, gpus=1, node="n3")
+    second = _running(world, gpus=1)
     assert world.job(second).nodes == "n3"
 
 
 def a_job_leaves_neighbouring_nodes_together(world: World) -> None:
-    first = world.submit(gpus=2, node="n3")
-    world.wait(first, JobState.RUNNING)
-    second = world.submit(gpus=1)
-    world.wait(second, JobState.RUNNING)
+    _running(world, gpus=2, node="n3")
+    second = _running(world, gpus=1)
     assert world.job(second).nodes == "n4"
 
 
