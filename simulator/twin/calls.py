@@ -33,11 +33,11 @@ class Calls:
         self._previous: Snapshot | None = None
         self._previous_s = 0.0
         self._within_second = False
-        self._extended = False
+        self._extended = self._changed = False
 
     def begin_cycle(self) -> None:
         """Let a cycle begin."""
-        self._extended = False
+        self._extended = self._changed = False
 
     @property
     def armed(self) -> bool:
@@ -65,8 +65,10 @@ class Calls:
             before(self, name)
         if fault.kind == "stale snapshot":
             fresh, old = act(), self._previous
-            # What a user changes after a look at the queue nobody can know who acts on that look.
-            return fresh if old is None or self._previous_s < self._stage.changed_s else old
+            # What a user changes after a look at the queue nobody can know who acts on that look. And slurmctld never
+            # tells a controller of a time before the changes that the same cycle has made, and it has confirmed.
+            is_knowable = self._previous_s >= self._stage.changed_s and not self._changed
+            return old if old is not None and is_knowable else fresh
         result = self._seen(name, act())
         after = _AFTER.get(fault.kind)
         return result if after is None else after(self, name, fault, result)
@@ -86,6 +88,7 @@ class Calls:
 
     def _seen(self, name: str, result: Any) -> Any:
         self._extended |= name == "extend_lease"
+        self._changed |= name not in _READS
         if name == "snapshot" and isinstance(result, Snapshot) and not self._within_second:
             self._previous, self._previous_s = result, self._stage.twin.time.now_s
         return result
@@ -139,6 +142,8 @@ _AFTER: Final[dict[str, Callable[[Calls, str, Fault, Any], Any]]] = {
     "partial snapshot": Calls._loses_jobs,
     "controller told to stop": Calls._stops,
 }
+
+_READS: Final = frozenset({"snapshot", "queue"})
 
 _AT_SNAPSHOTS: Final = frozenset({"stale snapshot", "partial snapshot", "second controller"})
 """A second controller has files of its own, so no lock keeps it out. Between a snapshot and what follows nothing

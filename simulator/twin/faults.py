@@ -12,8 +12,12 @@ from muri.slurm_plugin.execute.drain import drain
 from muri.slurm_plugin.gateway.base import SlurmUnreachableError
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import Job, JobState, Reservation
-from muri.slurm_plugin.records.gate import is_behind_licence, without_gate
+from muri.slurm_plugin.records.gate import is_behind_licence, is_lifted, without_gate
 from muri.slurm_plugin.records.roles import Role
+
+_LEAST_LIMIT_S: Final = 3600
+_MOST_LIMIT_S: Final = 7200
+"""Between these nobody's job is ended by a limit, and nobody's is over one of the site's."""
 
 
 def _chosen(jobs: list[Job], fault: Fault) -> Job | None:
@@ -132,31 +136,54 @@ def _people(stage: Stage, fault: Fault) -> str:
 
 def _reachable(stage: Stage, kind: str) -> list[Job]:
     """The jobs to which somebody can do that."""
-    if kind in {"user cancels", "user forges comment"}:
-        return stage.users_jobs(JobState.PENDING, JobState.RUNNING)
-    if kind == "administrator holds":
-        return stage.users_jobs(JobState.PENDING)
-    if kind == "user holds":
-        # One who releases a job from Muri's hold and holds it again before a cycle sees that leaves Muri's hold behind.
-        return [
-            job for job in stage.users_jobs(JobState.PENDING)
-            if job.job_id not in stage.released or tags.token(job.admin_comment, tags.GATE_PREFIX) != "hold"
-        ]  # fmt: skip
-    if kind == "user releases":
-        return [job for job in stage.users_jobs(JobState.PENDING) if job.held]
-    if kind in {"user requeues", "administrator requeues and holds"}:
-        # With holds for a gate nobody can tell this hold of a member from the one with which it puts itself back.
-        any_job = kind == "user requeues" or stage.twin.slurm.site.conf.gate != "hold"
-        jobs = [job for job in stage.users_jobs(JobState.RUNNING) if job.can_requeue]
-        return [job for job in jobs if any_job or tags.token(job.admin_comment, tags.STATE_PREFIX) is None]
-    # Of members Slurm shows the request that Muri has made, so nobody changes that.
-    jobs = [job for job in stage.users_jobs(JobState.PENDING) if _has_own_request(job)]
-    return [job for job in jobs if kind != "user takes licence off" or without_gate(job.licenses) != job.licenses]
+    states, is_meant = _WHOM[kind]
+    return [job for job in stage.users_jobs(*states) if is_meant(stage, job)]
+
+
+def _would_look_like_muris(stage: Stage, job: Job) -> bool:
+    """Whether nobody could tell a hold on a job from Muri's own, which was lifted after the last look at the queue.
+
+    Its user has released it, or a controller that did not hear what became of its call.
+    """
+    return is_lifted(job) and stage.twin.slurm.ledger[job.job_id].released_s >= stage.looked_s
 
 
 def _has_own_request(job: Job) -> bool:
-    prefixes = (tags.STATE_PREFIX, tags.GIVEN_PREFIX)
-    return all(tags.token(job.admin_comment, prefix) is None for prefix in prefixes)
+    return not _is_member(job) and tags.token(job.admin_comment, tags.GIVEN_PREFIX) is None
+
+
+def _is_member(job: Job) -> bool:
+    return tags.token(job.admin_comment, tags.STATE_PREFIX) is not None
+
+
+def _may_be_requeued_held(stage: Stage, job: Job) -> bool:
+    """Whether a hold of an administrator who requeues a job can be told from that of a member that puts itself back."""
+    return job.can_requeue and not (_is_member(job) and stage.twin.slurm.site.conf.gate == "hold")
+
+
+def _may_be_changed(stage: Stage, job: Job) -> bool:
+    return _is_member(job) or (job.state is JobState.PENDING and _has_own_request(job))
+
+
+_WAITING: Final = (JobState.PENDING,)
+_AT_WORK: Final = (JobState.RUNNING,)
+_ANY: Final = (*_WAITING, *_AT_WORK)
+
+_WHOM: Final[dict[str, tuple[tuple[JobState, ...], Callable[[Stage, Job], bool]]]] = {
+    "user cancels": (_ANY, lambda stage, job: True),
+    "user holds": (_WAITING, lambda stage, job: not _would_look_like_muris(stage, job)),
+    "user releases": (_WAITING, lambda stage, job: job.held),
+    "user requeues": (_AT_WORK, lambda stage, job: job.can_requeue),
+    "user changes request": (_ANY, _may_be_changed),
+    "user takes licence off": (
+        _WAITING, lambda stage, job: _has_own_request(job) and without_gate(job.licenses) != job.licenses
+    ),
+    "user forges comment": (_ANY, lambda stage, job: True),
+    "administrator holds": (_WAITING, lambda stage, job: True),
+    "administrator requeues and holds": (_AT_WORK, _may_be_requeued_held),
+    "administrator changes limit": (_ANY, _may_be_changed),
+}  # fmt: skip
+"""To which jobs, in which states, somebody can do something."""
 
 
 def _cancels(stage: Stage, job: Job, fault: Fault) -> None:
@@ -169,7 +196,6 @@ def _holds(stage: Stage, job: Job, fault: Fault) -> None:
 
 
 def _releases(stage: Stage, job: Job, fault: Fault) -> None:
-    stage.released.add(job.job_id)
     stage.twin.slurm.release(job.job_id, "user")
 
 
@@ -186,7 +212,12 @@ def _forges(stage: Stage, job: Job, fault: Fault) -> None:
 
 def _changes(stage: Stage, job: Job, fault: Fault) -> None:
     stage.note_change()
-    if fault.kind == "administrator changes limit" or fault.amount < 0.5:
+    if _is_member(job):
+        # Slurm shows the request that Muri has made; what anybody may want of that is another time limit.
+        limit_s = job.time_limit_s - 600 if fault.kind == "user changes request" else job.time_limit_s + 600
+        if _LEAST_LIMIT_S <= limit_s <= _MOST_LIMIT_S:
+            stage.twin.slurm.update_by_owner(job.job_id, time_limit_s=limit_s)
+    elif fault.kind == "administrator changes limit" or fault.amount < 0.5:
         stage.twin.slurm.update_by_owner(job.job_id, time_limit_s=max(600, job.time_limit_s - 600))
     else:
         stage.twin.slurm.update_by_owner(job.job_id, cpus_per_task=1, cpu_count=max(1, job.gpu_count))

@@ -136,9 +136,9 @@ class Ordeal:
 
     def _run_cycle(self) -> None:
         stage, twin = self.stage, self.stage.twin
-        controller = stage.controller()
+        controller, began_s = stage.controller(), twin.time.now_s
         controller.cycle()
-        stage.watch.succeeded_s = twin.time.now_s
+        stage.looked_s, stage.watch.succeeded_s = began_s, twin.time.now_s
         if twin.config.gate_watch_s:
             twin.time.sleep(min(5.0, twin.config.gate_watch_s))
             controller.close_gates()

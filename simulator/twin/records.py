@@ -69,6 +69,7 @@ class Ledger:
         array: The job array that it belongs to, 0 for none.
         tasks: What runs in the array's tasks that this record stands for, in order; none where it is a task itself.
         most_tasks: How many tasks of the array may run at once, 0 for any number.
+        released_s: When somebody last released it.
     """
 
     asked: Job
@@ -83,6 +84,7 @@ class Ledger:
     array: int = 0
     tasks: list[Program] = field(default_factory=list)
     most_tasks: int = 0
+    released_s: float = 0.0
 
 
 Note = Callable[[str, Job], None]

@@ -247,7 +247,7 @@ class VirtualSlurm:
             raise slurm_error(f"release job {job_id}", "Access/permission denied")
         if by == "muri" and self.ledger[job_id].holder in {"user", "admin"}:
             self._tell("hold overridden", job)
-        self.ledger[job_id].holder = ""
+        self.ledger[job_id].holder, self.ledger[job_id].released_s = "", self.now_s
         priority = self.ledger[job_id].asked.priority or _FIRST_PRIORITY - job_id
         self._put(replace(job, held=False, reason="", priority=priority))
 
@@ -308,13 +308,13 @@ class VirtualSlurm:
             self._put(replace(self.jobs[job_id], comment=text))
 
     def update_by_owner(self, job_id: int, **fields: Any) -> None:
-        """Change what a waiting job asks for, as its user or an administrator: Muri has to honour that.
+        """Change what a job asks for, as its user or an administrator: Muri has to honour that.
 
         Raises:
-            GatewayError: It has started.
+            GatewayError: It has started, and more is to change than its time limit.
         """
         job = self._alive(job_id, "change")
-        if job.state is not JobState.PENDING:
+        if job.state is not JobState.PENDING and fields.keys() != {"time_limit_s"}:
             raise slurm_error(f"change job {job_id}", "Job is no longer pending execution")
         book = self.ledger[job_id]
         book.asked = replace(book.asked, **fields)

@@ -31,7 +31,7 @@ class Stage:
         full_until_s: Until when nothing can be written into the journal.
         removed: Whether Muri was removed for good.
         changed_s: When somebody last changed what a job asks for, held one, or set the clock.
-        released: Jobs that their users have released.
+        looked_s: When the last cycle began that succeeded.
 
     Args:
         story: The story.
@@ -45,8 +45,7 @@ class Stage:
         self.watch = Watch(self.twin, self.twin.config.grouping.max_wait_s)
         self.away_until_s = self.full_until_s = 0.0
         self.removed = False
-        self.changed_s = 0.0
-        self.released: set[int] = set()
+        self.changed_s = self.looked_s = 0.0
         self._place = place
         self._heard = tell
         self._process: ExitStack | None = None

@@ -45,6 +45,7 @@ from muri.slurm_plugin.planning.slurm_requests import (
     dry_run_job,
     given_comment,
     join_change,
+    longer_limit_change,
     member_change,
     original_request,
     pilot_job,
@@ -52,7 +53,7 @@ from muri.slurm_plugin.planning.slurm_requests import (
 from muri.slurm_plugin.planning.starts import was_changed
 from muri.slurm_plugin.profile_use import DocumentSink, note_accumulates
 from muri.slurm_plugin.records import comment_tags as tags
-from muri.slurm_plugin.records.cluster import JobChange, JobState
+from muri.slurm_plugin.records.cluster import JobState
 from muri.slurm_plugin.records.dry_run_failures import after_another, current
 from muri.slurm_plugin.records.gate import is_lifted
 from muri.slurm_plugin.records.journal import (
@@ -343,7 +344,7 @@ class Executor:
             if job is None or not limit_s or limit_s <= job.time_limit_s:
                 continue
             try:
-                self._gateway.modify(job_id, JobChange(time_limit_s=limit_s))
+                self._gateway.modify(job_id, longer_limit_change(job, limit_s))
             except SlurmUnreachableError:
                 raise
             except GatewayError as error:

@@ -198,18 +198,21 @@ def why_no_room(job: ManagedJob, group: RunningGroup, cycle: CycleInput, places:
 
 def _why_closed(group: RunningGroup, node: Node | None, cycle: CycleInput) -> str:
     """Why nobody can join a group now."""
+    members, most = group.members, cycle.config.grouping.max_group_size
     # A group that is starting or ending is left alone, and a group on several GPUs has a runtime on each of them.
-    if any(member.state is not JobState.RUNNING for member in group.members):
-        return "a member of the group is not at work"
-    if group.pilot.gpu_count != 1:
-        return _ONE_GPU
-    if group.mode == "plain":
-        return "the group's members share without turns, and only they were measured to get on so"
-    if len(group.members) >= cycle.config.grouping.max_group_size:
-        return "the group is full (grouping.max_group_size)"
-    if node is None or not node.usable:
-        return "the group's node takes no new work"
-    return "the group's node has no CPU left for its script" if node.cpu_count <= node.cpus_allocated else ""
+    checks = (
+        (any(job.state is not JobState.RUNNING for job in members), "a member of the group is not at work"),
+        (group.pilot.gpu_count != 1, _ONE_GPU),
+        (group.mode == "plain", "the group's members share without turns, and only they were measured to get on so"),
+        (len(members) >= most, "the group is full (grouping.max_group_size)"),
+        (
+            any(job.has_changed_limit for job in members),
+            "somebody has changed a member's time limit",
+        ),
+        (node is None or not node.usable, "the group's node takes no new work"),
+        (node is not None and node.cpu_count <= node.cpus_allocated, "the group's node has no CPU left for its script"),
+    )
+    return next((why for applies, why in checks if applies), "")
 
 
 def _why_no_place(job: Job, group: RunningGroup, nodes: AbstractSet[str]) -> str:

@@ -181,7 +181,7 @@ def original_request(job: ManagedJob, why: str = "") -> JobChange:
         gpu_request=original.gpu_request,
         dependency="",
         start_now=True,
-        time_limit_s=original.time_limit_s or None,
+        time_limit_s=None if job.has_changed_limit else original.time_limit_s or None,
         admin_comment=tags.with_plan(
             tags.with_token(job.admin_comment, tags.STATE_PREFIX, None), tags.Planned((why,)) if why else None
         ),
@@ -223,7 +223,8 @@ def member_change(member: MemberPlan, place: GroupPlace, job: Job, *, retries: b
         retries: Whether the policy gives it another try after it ran out of GPU memory.
         no_gpus: The request per node that takes its GPUs away.
     """
-    state = tags.MemberState(place.pilot, member.original, member.accumulate_steps)
+    limit_s = _whole_minutes_s(member.time_limit_s)
+    state = tags.MemberState(place.pilot, member.original, member.accumulate_steps, limit_s)
     comment = tags.with_token(job.admin_comment, tags.STATE_PREFIX, tags.format_state(state))
     kind = (f"{member.isolation}: {member.isolation_why}",) if member.isolation_why else ()
     planned = tags.Planned((*place.why, *kind), member.speed, member.solo_iteration_s, member.estimated)
@@ -234,9 +235,23 @@ def member_change(member: MemberPlan, place: GroupPlace, job: Job, *, retries: b
         cpus_per_task=1,
         dependency=f"after:{place.pilot}",
         mem_per_node_mib=member_mem_mib(member.original),
-        time_limit_s=member.time_limit_s or None,
+        time_limit_s=limit_s or None,
         admin_comment=tags.with_plan(with_retries(comment, retries), planned),
     )
+
+
+def longer_limit_change(member: ManagedJob, limit_s: int) -> JobChange:
+    """Return the change that gives a member more time, because another job joins its group."""
+    comment, limit_s = member.admin_comment, _whole_minutes_s(limit_s)
+    if member.membership is not None:
+        state = tags.format_state(replace(member.membership, limit_s=limit_s))
+        comment = tags.with_token(comment, tags.STATE_PREFIX, state)
+    return JobChange(time_limit_s=limit_s, admin_comment=comment)
+
+
+def _whole_minutes_s(seconds: int) -> int:
+    """As Slurm rounds a time limit: up to whole minutes."""
+    return -(-seconds // 60) * 60
 
 
 def join_change(pilot: ManagedJob, join: Join) -> JobChange:

@@ -98,11 +98,13 @@ class MemberState:
         pilot: Job id of the group's pilot job.
         original: What to put back when the group ends without the member having finished.
         accumulate_steps: Into how many micro-batches its batches are to be split.
+        limit_s: The time limit that Muri gave it last, in whole minutes as Slurm has it; 0 when that is not known.
     """
 
     pilot: int
     original: Original
     accumulate_steps: int = 1
+    limit_s: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +173,8 @@ def parse_json(text: str | None) -> dict[str, Any] | None:
 def format_state(state: MemberState) -> str:
     """Write a member's state as a token's text."""
     steps = {"accumulate_steps": state.accumulate_steps} if state.accumulate_steps > 1 else {}
-    return format_json({"host": state.pilot, "original": asdict(state.original), **steps})
+    limit = {"limit_s": state.limit_s} if state.limit_s else {}
+    return format_json({"host": state.pilot, "original": asdict(state.original), **steps, **limit})
 
 
 def parse_state(admin_comment: str) -> MemberState | None:
@@ -179,11 +182,10 @@ def parse_state(admin_comment: str) -> MemberState | None:
     told = parse_json(token(admin_comment, STATE_PREFIX))
     try:
         # Tags in a site's Slurm keep the old word for the pilot.
-        return (
-            None
-            if told is None
-            else MemberState(_whole(told["host"]), _original(told["original"]), _whole(told.get("accumulate_steps", 1)))
-        )
+        if told is None:
+            return None
+        steps, limit_s = _whole(told.get("accumulate_steps", 1)), _whole(told.get("limit_s", 0))
+        return MemberState(_whole(told["host"]), _original(told["original"]), steps, limit_s)
     except (KeyError, TypeError):
         return None
 

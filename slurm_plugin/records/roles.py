@@ -82,6 +82,12 @@ class ManagedJob(Job):
     gated: bool = False
     held_by_others: bool = False
 
+    @property
+    def has_changed_limit(self) -> bool:
+        """Whether somebody has changed a member's time limit since Muri gave it one: they get what they wrote."""
+        given_s = 0 if self.membership is None else self.membership.limit_s
+        return given_s > 0 and self.time_limit_s != given_s
+
 
 _RECORD: Final = tuple(each.name for each in fields(Job))
 

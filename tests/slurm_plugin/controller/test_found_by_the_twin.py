@@ -126,6 +126,24 @@ def test_a_resumed_start_spares_a_job_whose_request_was_changed_meanwhile(make_c
     assert state is None or state.original.time_limit_s == 600
 
 
+@pytest.mark.parametrize("limit_s", [None, 7 * 3600])
+def test_a_member_that_returns_keeps_the_time_limit_that_an_administrator_gave_it(make_controller, limit_s):
+    slurm = FakeSlurm(four_jobs(), one_gpu())
+    own_s = slurm.jobs[1].time_limit_s
+    with make_controller(slurm) as controller:
+        controller.cycle()
+        slurm.tick()
+        member = next(n for n, job in slurm.jobs.items() if read_job(job).role is Role.MEMBER)
+        assert slurm.jobs[member].time_limit_s > own_s
+        if limit_s is not None:
+            slurm._update(member, time_limit_s=limit_s)
+        slurm.requeue_hold(member)
+        slurm.end(pilots(slurm)[0].job_id, JobState.CANCELLED)
+        controller.cycle()
+    assert slurm.jobs[member].gpu_count == 1
+    assert slurm.jobs[member].time_limit_s == (limit_s or own_s)
+
+
 def test_a_users_hold_stays_where_slurm_had_refused_to_note_a_release(make_controller):
     slurm = FakeSlurm(four_jobs()[:1], one_gpu())
     calls = []

@@ -13,9 +13,10 @@ from muri.slurm_plugin.planning.actions import Join
 from muri.slurm_plugin.planning.cycle_input import CycleInput, Knowledge
 from muri.slurm_plugin.planning.decision import Decision, decide
 from muri.slurm_plugin.planning.placement import Places
+from muri.slurm_plugin.planning.slurm_requests import longer_limit_change, original_request
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import Job, JobState, Node, Reservation, Snapshot
-from muri.slurm_plugin.records.roles import view_of
+from muri.slurm_plugin.records.roles import read_job, view_of
 
 HOUR_S = 3600
 
@@ -86,6 +87,25 @@ def test_the_pilot_alone_must_not_be_extended_into_a_reservation():
     jobs = [candidate(1, time_limit_s=HOUR_S), *group(0, own_limit_s=HOUR_S, limit_s=HOUR_S, pilot_s=HOUR_S + 600)]
     assert joins(decided(jobs, full_nodes(1), maintenance(2 * HOUR_S + 500))) == {}
     assert joins(decided(jobs, full_nodes(1), maintenance(2 * HOUR_S + 601))) == {1: 1000}
+
+
+@pytest.mark.parametrize(("given_s", "joined"), [(2 * HOUR_S, True), (3 * HOUR_S, False), (0, True)])
+def test_nobody_joins_a_group_whose_members_time_limit_somebody_has_changed(given_s, joined):
+    """To join would make it longer again; 0 is what an older Muri wrote, which nobody can tell anything from."""
+    pilot, member = group(0)
+    state = tags.parse_state(member.admin_comment)
+    told = tags.format_state(replace(state, limit_s=given_s))
+    member = replace(member, admin_comment=tags.with_token(member.admin_comment, tags.STATE_PREFIX, told))
+    assert bool(joins(decided([candidate(1), pilot, member], full_nodes(1)))) is joined
+
+
+def test_a_longer_limit_for_a_partner_does_not_look_like_somebody_elses():
+    _, member = group(0)
+    change = longer_limit_change(read_job(member), 3 * HOUR_S - 30)
+    longer = read_job(replace(member, time_limit_s=3 * HOUR_S, admin_comment=change.admin_comment))
+    assert change.time_limit_s == 3 * HOUR_S
+    assert not longer.has_changed_limit
+    assert original_request(longer).time_limit_s == 2 * HOUR_S
 
 
 def test_reservations_elsewhere_or_of_the_job_itself_do_not_matter():
