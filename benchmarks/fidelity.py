@@ -7,8 +7,9 @@ The twin is told what the live run was told: jobs, profiles, configuration. Besi
 tells are read off the live run: when slurmctld's second begins, when its backfill loop ticks, and when the controller
 began a cycle. The delays of `SANDBOX` were measured on the sandbox once, by other runs.
 
-Whether a job ends right before or right after a cycle may be a matter of milliseconds, and moves all that follows by a
-cycle. So a prediction is the mean of `TWINS` twins whose delays differ as those of a machine do, with their range.
+Whether a job ends right before or after a cycle may be a matter of milliseconds, and moves all that follows by a
+cycle. So a prediction is the mean of `TWINS` twins whose delays differ as those of a machine do, with their range. Of
+a workload that ran live more than once, the mean of its runs is compared with the mean of their predictions.
 """
 
 import json
@@ -150,35 +151,49 @@ class Comparison:
 
     Attributes:
         workload: Its name.
-        live: Live.
-        twins: In twins.
+        lives: Its live runs.
+        twins: The twins of all of them.
     """
 
     workload: str
-    live: Run
+    lives: tuple[Run, ...]
     twins: tuple[Run, ...]
+
+    def measured(self, figure: str) -> tuple[float, float, float]:
+        """The mean of a figure over the live runs, its least and its most."""
+        return _mean_least_most(self.lives, figure)
 
     def predicted(self, figure: str) -> tuple[float, float, float]:
         """The mean of a figure over the twins, its least and its most."""
-        found = [_figures(twin)[figure] for twin in self.twins]
-        return statistics.fmean(found), min(found), max(found)
+        return _mean_least_most(self.twins, figure)
 
     def error(self, figure: str) -> float:
         """How far the prediction of a figure is from the live one, relative to that."""
-        return self.predicted(figure)[0] / _figures(self.live)[figure] - 1
+        return self.predicted(figure)[0] / self.measured(figure)[0] - 1
 
     def row(self) -> dict[str, Any]:
         """As plain values."""
         errors = {f"{name}_error": round(self.error(name), 4) for name in ("average_jct_s", "p99_jct_s", "makespan_s")}
-        jobs = zip(self.live.jobs, *(twin.jobs for twin in self.twins), strict=True)
         off = statistics.median(
-            abs(statistics.fmean(t.jct_s for t in mine) / theirs.jct_s - 1) for theirs, *mine in jobs
+            abs(mine / theirs - 1) for mine, theirs in zip(_jcts_s(self.twins), _jcts_s(self.lives), strict=True)
         )
-        predicted = {name: [round(each, 2) for each in self.predicted(name)] for name in _figures(self.live)}
+        names = _figures(self.lives[0])
         return {
-            "workload": self.workload, "jobs": len(self.live.jobs), "live": _figures(self.live),
-            "mean_least_most": predicted, **errors, "median_job_error": round(off, 4),
+            "workload": self.workload, "jobs": len(self.lives[0].jobs), "live_runs": len(self.lives),
+            "live_mean_least_most": {name: [round(each, 2) for each in self.measured(name)] for name in names},
+            "mean_least_most": {name: [round(each, 2) for each in self.predicted(name)] for name in names},
+            **errors, "median_job_error": round(off, 4),
         }  # fmt: skip
+
+
+def _mean_least_most(runs: Sequence[Run], figure: str) -> tuple[float, float, float]:
+    found = [_figures(run)[figure] for run in runs]
+    return statistics.fmean(found), min(found), max(found)
+
+
+def _jcts_s(runs: Sequence[Run]) -> list[float]:
+    """Each job's JCT, the mean over some runs."""
+    return [statistics.fmean(job.jct_s for job in same) for same in zip(*(run.jobs for run in runs), strict=True)]
 
 
 def _figures(run: Run) -> dict[str, float]:
@@ -196,11 +211,14 @@ def compare_all(folder_of_runs: Path, names: Sequence[str]) -> list[Comparison]:
     """Run in twins what ran live."""
     found = []
     for workload in _EVERY:
-        path = folder_of_runs / f"{workload.name}.json"
-        if path.exists() and (not names or workload.name in names):
-            live = load(json.loads(path.read_text()))
+        paths = sorted(folder_of_runs.glob(f"{workload.name}.json")) + sorted(
+            folder_of_runs.glob(f"{workload.name}-[0-9].json")
+        )
+        if paths and (not names or workload.name in names):
             click.echo(f"{workload.name} …", err=True)
-            found.append(Comparison(workload.name, live, predict(workload, live)))
+            lives = tuple(load(json.loads(path.read_text())) for path in paths)
+            twins = tuple(twin for live in lives for twin in predict(workload, live))
+            found.append(Comparison(workload.name, lives, twins))
     return found
 
 
@@ -212,7 +230,7 @@ def _table(comparisons: Sequence[Comparison]) -> str:
         for figure in ("average_jct_s", "makespan_s"):
             mean, least, most = each.predicted(figure)
             spread = f"({least:.1f}–{most:.1f})"
-            cells.append(f"{_figures(each.live)[figure]:5.1f} {mean:5.1f} {spread:13} {each.error(figure):+5.1%}")
+            cells.append(f"{each.measured(figure)[0]:5.1f} {mean:5.1f} {spread:13} {each.error(figure):+5.1%}")
         lines.append(" ".join(cells))
     for figure in ("average_jct_s", "makespan_s"):
         errors = [abs(each.error(figure)) for each in comparisons]
@@ -228,7 +246,9 @@ def main() -> None:
 @main.command()
 @click.argument("names", nargs=-1)
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), required=True)
-def live(names: tuple[str, ...], out: Path) -> None:
+@click.option("--number", type=click.IntRange(1, 9), default=1, show_default=True,
+              help="Which run of these workloads it is; those of other numbers are kept.")  # fmt: skip
+def live(names: tuple[str, ...], out: Path, number: int) -> None:
     """Run workloads on a sandbox; leave the machine alone meanwhile."""
     known = {workload.name for workload in _EVERY}
     if unknown := sorted(set(names) - known):
@@ -237,8 +257,9 @@ def live(names: tuple[str, ...], out: Path) -> None:
     for workload in _EVERY:
         if names and workload.name not in names:
             continue
-        run = run_live(workload, out / f"{workload.name}.log")
-        (out / f"{workload.name}.json").write_text(json.dumps({**dump(run), "machine": describe_machine()}) + "\n")
+        name = workload.name if number == 1 else f"{workload.name}-{number}"
+        run = run_live(workload, out / f"{name}.log")
+        (out / f"{name}.json").write_text(json.dumps({**dump(run), "machine": describe_machine()}) + "\n")
         click.echo(f"{workload.name}: average JCT {run.average_jct_s:.1f} s, makespan {run.makespan_s:.1f} s")
 
 
