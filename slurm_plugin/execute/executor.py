@@ -20,6 +20,7 @@ from muri.slurm_plugin.planning.actions import (
     AskForMore,
     Cancel,
     DryRunFailed,
+    ExtendPilot,
     Join,
     KeepGate,
     KeepProfile,
@@ -53,7 +54,7 @@ from muri.slurm_plugin.planning.slurm_requests import (
 from muri.slurm_plugin.planning.starts import was_changed
 from muri.slurm_plugin.profile_use import DocumentSink, note_accumulates
 from muri.slurm_plugin.records import comment_tags as tags
-from muri.slurm_plugin.records.cluster import JobState
+from muri.slurm_plugin.records.cluster import JobChange, JobState
 from muri.slurm_plugin.records.dry_run_failures import after_another, current
 from muri.slurm_plugin.records.gate import is_lifted
 from muri.slurm_plugin.records.journal import (
@@ -121,6 +122,7 @@ class Executor:
             Cancel: self._cancel,
             Preempt: self._preempt,
             KeepGate: self._keep_gate,
+            ExtendPilot: self._extend_pilot,
             MoveToLicence: self._move_to_licence,
             ReturnToQueue: self._return_to_queue,
             AskForMore: self._ask_for_more,
@@ -296,6 +298,13 @@ class Executor:
             (note_open if job.state is JobState.PENDING else close_gate)(self._gateway, job)
         except NoSuchJobError:
             log.info("job %d: gone already", action.job_id)
+
+    def _extend_pilot(self, action: ExtendPilot) -> None:
+        log.info("pilot job %d: its time limit is %d s now: %s", action.job_id, action.limit_s, action.why)
+        try:
+            self._gateway.modify(action.job_id, JobChange(time_limit_s=action.limit_s))
+        except NoSuchJobError:
+            log.info("pilot job %d: gone already", action.job_id)
 
     def _move_to_licence(self, action: MoveToLicence) -> None:
         log.info("job %d: waits for Muri's licence from now on, not held", action.job_id)

@@ -208,6 +208,21 @@ class KeepGate:
 
 
 @dataclass(frozen=True, slots=True)
+class ExtendPilot:
+    """Let a pilot job outlive a member to which somebody has given more time.
+
+    Attributes:
+        job_id: The pilot job.
+        limit_s: Its time limit from now on, 0 = unlimited.
+        why: For people.
+    """
+
+    job_id: int
+    limit_s: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class MoveToLicence:
     """Put a job that Muri holds behind the licence instead of the hold."""
 
@@ -328,6 +343,7 @@ Action = (
     | Cancel
     | Preempt
     | KeepGate
+    | ExtendPilot
     | MoveToLicence
     | ReturnToQueue
     | AskForMore

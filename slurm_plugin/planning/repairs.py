@@ -13,6 +13,7 @@ from muri.slurm_plugin.planning.actions import (
     AskForMore,
     Cancel,
     DryRunFailed,
+    ExtendPilot,
     KeepGate,
     KeepProfile,
     MoveToLicence,
@@ -25,6 +26,9 @@ from muri.slurm_plugin.planning.actions import (
 )
 from muri.slurm_plugin.planning.cycle_input import CycleInput, dry_run_key
 from muri.slurm_plugin.planning.joins import begun_joins, resume_joins
+from muri.slurm_plugin.planning.placement import ends_at_s
+from muri.slurm_plugin.planning.running import running_groups
+from muri.slurm_plugin.planning.site_limits import PILOT_EXTRA_S
 from muri.slurm_plugin.planning.slurm_requests import DRY_RUN_NAME, PILOT_NAME
 from muri.slurm_plugin.records.cluster import Job, JobState
 from muri.slurm_plugin.records.comment_reports import profile_in, python_in
@@ -62,6 +66,7 @@ def reconcile(cycle: CycleInput) -> tuple[Action, ...]:
     actions += resets(cycle, settled)
     actions += gates(cycle, settled)
     actions += _pilots(groups, cycle)
+    actions += _short_pilots(view)
     for intent in intents:
         if intent.kind == DRY_RUN and intent.state == "begun":
             actions += _dry_run(cycle, intent)
@@ -171,6 +176,18 @@ def _pilots(groups: Mapping[str, Intent], cycle: CycleInput) -> Iterator[Action]
             and cycle.now_s - max(pilot.start_s, pilot.submit_s) > _PILOT_GRACE_S
         ):
             yield Cancel(pilot.job_id, "no member of its group is left")
+
+
+def _short_pilots(view: View) -> Iterator[ExtendPilot]:
+    """Give pilots the time that an administrator has given one of their members."""
+    for group in running_groups(view):
+        pilot, members = group.pilot, [job for job in group.members if job.has_changed_limit and job.start_s]
+        if not pilot.time_limit_s or not members:
+            continue
+        last = max(members, key=lambda job: ends_at_s(job.start_s, job.time_limit_s))
+        needed_s = int(last.start_s + last.time_limit_s - pilot.start_s) + PILOT_EXTRA_S if last.time_limit_s else 0
+        if not 0 < needed_s <= pilot.time_limit_s:
+            yield ExtendPilot(pilot.job_id, needed_s, f"the time limit of job {last.job_id} was changed")
 
 
 def _dry_run(cycle: CycleInput, intent: Intent) -> Iterator[Action]:

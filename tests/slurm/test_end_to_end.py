@@ -117,13 +117,23 @@ def test_a_failing_dry_run_does_not_block_the_job(muri):
 
 @on_every_release
 def test_a_dead_host_sends_its_members_back_and_they_run_alone(muri):
-    jobs = start_group(muri, "load", "propagate", iterations=50)
+    """One of them keeps the time limit that an administrator has given it; its host had to last as long."""
+    muri.know_profiles()
+    jobs = [muri.submit(kind, iterations=50) for kind in ("load", "propagate")]
+    own_limit = muri.driver.job(jobs[1])["TimeLimit"]
+    muri.cycle()
+    muri.wait_grouped(*jobs)
     (host,) = muri.hosts()
+    muri.driver.run("scontrol", "update", f"JobId={jobs[0]}", "TimeLimit=1-06:00:00", user="root")
+    muri.cycle()
+    assert muri.driver.job(host)["TimeLimit"].startswith("1-06:1")
     muri.driver.run("scancel", "--signal=KILL", str(host), user="root")
     fields = muri.cycles_until_ended(*jobs)
     assert {job["JobState"] for job in fields.values()} == {"COMPLETED"}
     assert all(job["Restarts"] == "1" for job in fields.values())
     assert all("gres/gpu:1" in job["TresPerNode"] for job in fields.values())
+    assert fields[jobs[0]]["TimeLimit"] == "1-06:00:00"
+    assert fields[jobs[1]]["TimeLimit"] == own_limit
     assert all(muri.output(job).split("\n")[1].startswith("gpus 0") for job in jobs)
 
 

@@ -144,6 +144,21 @@ def test_a_member_that_returns_keeps_the_time_limit_that_an_administrator_gave_i
     assert slurm.jobs[member].time_limit_s == (limit_s or own_s)
 
 
+@pytest.mark.parametrize("limit_s", [0, 60, 9 * 3600])
+def test_a_pilot_outlives_a_member_that_an_administrator_gave_more_time(make_controller, limit_s):
+    slurm = FakeSlurm(four_jobs(), one_gpu())
+    with make_controller(slurm) as controller:
+        controller.cycle()
+        slurm.tick()
+        before_s = pilots(slurm)[0].time_limit_s
+        members = [n for n, job in slurm.jobs.items() if read_job(job).role is Role.MEMBER]
+        assert before_s < 9 * 3600
+        slurm._update(members[0], time_limit_s=limit_s)
+        controller.cycle()
+    assert pilots(slurm)[0].time_limit_s == {0: 0, 60: before_s, 9 * 3600: 9 * 3600 + 600}[limit_s]
+    assert slurm.jobs[members[0]].time_limit_s == limit_s
+
+
 def test_a_users_hold_stays_where_slurm_had_refused_to_note_a_release(make_controller):
     slurm = FakeSlurm(four_jobs()[:1], one_gpu())
     calls = []
