@@ -26,7 +26,7 @@ import click
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from fidelity_live import INTERVAL_S, JobRun, Run, config_of, dump, load, run_live
-from fidelity_workloads import USERS, VALIDATION, WORKLOADS, Workload
+from fidelity_workloads import USERS, VALIDATION, WORKLOADS, Workload, named
 from machine import describe_machine
 
 from muri.profiler.records import ProfileKey, StageProfile
@@ -65,7 +65,7 @@ _LEAD_S: Final = 20.0
 
 _UIDS: Final = {user: 1001 + number for number, user in enumerate(USERS)}
 
-_EVERY: Final = (*WORKLOADS, *VALIDATION)
+_EVERY: Final = tuple(workload.name for workload in (*WORKLOADS, *VALIDATION))
 
 
 def predict(workload: Workload, live: Run) -> tuple[Run, ...]:
@@ -210,11 +210,9 @@ def _figures(run: Run) -> dict[str, float]:
 def compare_all(folder_of_runs: Path, names: Sequence[str]) -> list[Comparison]:
     """Run in twins what ran live."""
     found = []
-    for workload in _EVERY:
-        paths = sorted(folder_of_runs.glob(f"{workload.name}.json")) + sorted(
-            folder_of_runs.glob(f"{workload.name}-[0-9].json")
-        )
-        if paths and (not names or workload.name in names):
+    drawn = sorted({path.name.partition(".")[0] for path in folder_of_runs.glob("drawn-*.json")})
+    for workload in chosen(names or (*_EVERY, *drawn)):
+        if paths := sorted(folder_of_runs.glob(f"{workload.name}.*json")):
             click.echo(f"{workload.name} …", err=True)
             lives = tuple(load(json.loads(path.read_text())) for path in paths)
             twins = tuple(twin for live in lives for twin in predict(workload, live))
@@ -238,6 +236,18 @@ def _table(comparisons: Sequence[Comparison]) -> str:
     return "\n".join(lines)
 
 
+def chosen(names: Sequence[str]) -> list[Workload]:
+    """Return the workloads of some names.
+
+    Raises:
+        UsageError: One of them is unknown.
+    """
+    found = {name: named(name) for name in names}
+    if unknown := sorted(name for name, workload in found.items() if workload is None):
+        raise click.UsageError(f"unknown: {', '.join(unknown)}; there are {', '.join(_EVERY)}, and drawn-N for each N")
+    return [workload for workload in found.values() if workload is not None]
+
+
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 def main() -> None:
     """Compare live runs on a sandbox with the twin's predictions."""
@@ -250,14 +260,10 @@ def main() -> None:
               help="Which run of these workloads it is; those of other numbers are kept.")  # fmt: skip
 def live(names: tuple[str, ...], out: Path, number: int) -> None:
     """Run workloads on a sandbox; leave the machine alone meanwhile."""
-    known = {workload.name for workload in _EVERY}
-    if unknown := sorted(set(names) - known):
-        raise click.UsageError(f"unknown: {', '.join(unknown)}; there are {', '.join(sorted(known))}")
+    workloads = chosen(names or _EVERY)
     out.mkdir(parents=True, exist_ok=True)
-    for workload in _EVERY:
-        if names and workload.name not in names:
-            continue
-        name = workload.name if number == 1 else f"{workload.name}-{number}"
+    for workload in workloads:
+        name = workload.name if number == 1 else f"{workload.name}.{number}"
         run = run_live(workload, out / f"{name}.log")
         (out / f"{name}.json").write_text(json.dumps({**dump(run), "machine": describe_machine()}) + "\n")
         click.echo(f"{workload.name}: average JCT {run.average_jct_s:.1f} s, makespan {run.makespan_s:.1f} s")

@@ -127,3 +127,29 @@ VALIDATION: Final = (
     workload("unseen-four", 204, (3, 2), 44, load=1.6, mean_s=18, wide=0.2, policy="muri-l", grouping=_FAIR),
 )
 """Made to see what the twin predicts of others: the `fresh` ones have been looked at since, the `unseen` have not."""
+
+_DRAWN: Final = "drawn-"
+
+_POLICIES: Final = ("muri-s", "muri-l", "muri-jct", "muri-hybrid", "muri-slurm")
+
+
+def drawn(seed: int) -> Workload:
+    """Make the workload `drawn-SEED`, of which everything is drawn: cluster, jobs, load, policy, discipline."""
+    name = f"{_DRAWN}{seed}"
+    draw = random.Random(f"fidelity {name}")  # noqa: S311 (no secret)
+    shape = draw.choice(((1, 2), (2, 1), (2, 2), (3, 1), (3, 2), (4, 1), (4, 2)))
+    gpus = shape[0] * shape[1]
+    return workload(
+        name, seed, shape, min(60, max(24, round(draw.uniform(8, 14) * gpus))),
+        load=round(draw.uniform(0.8, 2.0), 2), mean_s=round(draw.uniform(14, 20), 1),
+        wide=round(draw.choice((0, 0, 0.15, 0.3)), 2) if shape[1] > 1 else 0.0,
+        policy=draw.choice(_POLICIES), grouping={"discipline": draw.choice(("fair", "fair", "fair", "auto"))},
+    )  # fmt: skip
+
+
+def named(name: str) -> Workload | None:
+    """Return a workload by its name, None where there is none of that name."""
+    seed = name.removeprefix(_DRAWN)
+    if seed != name and seed.isdecimal():
+        return drawn(int(seed))
+    return next((each for each in (*WORKLOADS, *VALIDATION) if each.name == name), None)
