@@ -48,18 +48,7 @@ def open_gate(gateway: Gateway, job: ManagedJob, change: JobChange = _NOTHING, c
         gateway.modify(job.job_id, change)
     if lifts:
         gateway.release(job.job_id)
-        _say_open(gateway, job.job_id, with_word(comment or _comment(job, change), OPEN))
-
-
-def _say_open(gateway: Gateway, job_id: int, comment: str) -> None:
-    """Say that Muri's hold is lifted, twice if need be: until then a hold of the job's user looks like Muri's."""
-    change = JobChange(admin_comment=comment)
-    try:
-        gateway.modify(job_id, change)
-    except (NoSuchJobError, SlurmUnreachableError):
-        raise
-    except GatewayError:
-        gateway.modify(job_id, change)
+        note_open(gateway, job, comment or _comment(job, change))
 
 
 def close_gate(gateway: Gateway, job: ManagedJob, change: JobChange = _NOTHING) -> None:
@@ -83,14 +72,25 @@ def close_gate(gateway: Gateway, job: ManagedJob, change: JobChange = _NOTHING) 
         _hold(gateway, job.job_id)
 
 
-def note_open(gateway: Gateway, job: ManagedJob) -> None:
-    """Say that Muri's hold on a waiting job is lifted: a later one is not Muri's.
+def note_open(gateway: Gateway, job: ManagedJob, comment: str | None = None) -> None:
+    """Say that Muri's hold on a waiting job is lifted, twice if need be: until then its user's hold looks like Muri's.
+
+    Args:
+        gateway: The way to Slurm.
+        job: As Slurm showed it.
+        comment: Its AdminComment, where that has changed since.
 
     Raises:
         NoSuchJobError: It is gone.
         GatewayError: Slurm refused.
     """
-    gateway.modify(job.job_id, JobChange(admin_comment=with_word(job.admin_comment, OPEN)))
+    change = JobChange(admin_comment=with_word(job.admin_comment if comment is None else comment, OPEN))
+    try:
+        gateway.modify(job.job_id, change)
+    except (NoSuchJobError, SlurmUnreachableError):
+        raise
+    except GatewayError:
+        gateway.modify(job.job_id, change)
 
 
 def stop(gateway: Gateway, job: ManagedJob) -> None:

@@ -281,8 +281,7 @@ def gates(cycle: CycleInput, settled: AbstractSet[int]) -> Iterator[KeepGate | M
     for job in cycle.view.having(Role.RELEASED):
         # Muri's hold is lifted, by its user or an older Muri: whoever requeues or holds the job now is not Muri.
         running, word = job.state is JobState.RUNNING, gate_word(job)
-        lifted = word == "hold" and job.state is JobState.PENDING
-        if (lifted or (running and word in {None, "hold"})) and job.job_id not in settled:
+        if (is_lifted(job) or (running and word in {None, "hold"})) and job.job_id not in settled:
             yield KeepGate(job.job_id)
     for job in cycle.view.having(Role.MEMBER):
         if is_lifted(job) and job.job_id not in settled:

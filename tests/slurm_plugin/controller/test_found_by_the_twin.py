@@ -219,6 +219,18 @@ def test_a_users_hold_stays_where_no_answer_had_come_to_a_members_release(make_c
     assert slurm.jobs[member].held
 
 
+@pytest.mark.parametrize("word", ["hold", "requeued"])
+def test_a_users_hold_stays_where_the_release_of_a_job_alone_was_not_noted(make_controller, word):
+    """The second word is that of a job which was put back before, as after an unanswered release."""
+    job = replace(four_jobs()[0], admin_comment=f"muri:model=m1,batch-size=8 muri-gate:{word}", held=False, reason="")
+    slurm = FakeSlurm([job], one_gpu())
+    with make_controller(slurm) as controller:
+        controller.cycle()
+        slurm.hold(1)
+        controller.cycle()
+    assert slurm.jobs[1].held
+
+
 def _released(slurm):
     """The first member that is not held."""
     members = (n for n, job in slurm.jobs.items() if read_job(job).role is Role.MEMBER and not job.held)
