@@ -37,7 +37,7 @@ from muri.simulator.twin.submission import Submission
 from muri.simulator.twin.twin import EPOCH_S, Twin, folder
 from muri.slurm_plugin.config import Config
 
-SANDBOX: Final = Delays(crowd_s=0.08, join_s=0.17)
+SANDBOX: Final = Delays(crowd_s=0.08, crowd_alone_s=0.053, join_s=0.17)
 """Of a sandbox on two cores, which all of its nodes share."""
 
 TWINS: Final = 12
@@ -45,7 +45,8 @@ TWINS: Final = 12
 _VARIED: Final = {
     "submit_s": (0.7, 2.0), "read_s": (0.7, 2.0), "change_s": (0.7, 2.0), "new_job_s": (0.7, 1.6),
     "decide_s": (0.7, 2.0), "launch_s": (0.7, 1.5), "end_s": (0.7, 2.0), "run_s": (0.8, 1.3), "pilot_s": (0.9, 1.2),
-    "join_s": (0.85, 1.2), "busy_s": (0.5, 1.5), "crowd_s": (0.5, 1.3), "leave_s": (0.7, 1.5),
+    "join_s": (0.85, 1.2), "busy_s": (0.5, 1.5), "crowd_s": (0.5, 1.3), "crowd_alone_s": (0.5, 1.3),
+    "leave_s": (0.7, 1.5),
 }  # fmt: skip
 """Within what the delays of one twin lie, as multiples of `SANDBOX`."""
 

@@ -172,6 +172,7 @@ class NodeSide:
         runtimes: Those that take members, by placeholder job.
         muri_installed: Whether job_submit knows `--muri`.
         starting: Ranks of scripts that are about to look for a runtime.
+        starting_alone: Jobs whose `muri run` is about to begin the script alone.
         on_training: Is told when a script's training begins or has come to its end.
 
     Args:
@@ -184,7 +185,7 @@ class NodeSide:
         self.sharing = sharing
         self.runtimes: dict[int, Runtime] = {}
         self.muri_installed = True
-        self.starting = 0
+        self.starting = self.starting_alone = 0
         self.on_training: Callable[[str, TrainingScript], None] = lambda what, script: None
         self._looking: dict[int, list[Callable[[], None]]] = {}
         self._pilots: dict[int, Placeholder] = {}
@@ -227,6 +228,10 @@ class NodeSide:
     def have_started(self, count: int) -> None:
         """So many ranks have started, or have given up."""
         self.starting -= count
+
+    def has_started_alone(self) -> None:
+        """A job has started alone, or has given up."""
+        self.starting_alone -= 1
 
     def report(self) -> None:
         """Write what placeholders report into their comments, as of their last report."""
@@ -304,7 +309,8 @@ class TrainingScript:
         job = slurm.jobs.get(self.job_id)
         comment = "" if job is None else job.admin_comment
         if tags.token(comment, tags.STATE_PREFIX) is None:
-            self._later(self._nodes.delays.run_s + self._srun_s, self._train_alone)
+            self._nodes.starting_alone += 1  # what starts at the same moment slows each other down
+            slurm.time.after(0.0, self._begin_alone)
             return
         state = tags.parse_state(comment)
         timeout = self._later(_ATTACH_TIMEOUT_S, self._go_back)
@@ -312,6 +318,13 @@ class TrainingScript:
             run, pilot = self._run, state.pilot
             self._nodes.starting += self._ranks  # what starts at the same moment slows each other down
             slurm.time.after(0.0, lambda: self._prepare(run, pilot, timeout))
+
+    def _begin_alone(self) -> None:
+        delays, cores = self._nodes.delays, max(1, self._nodes.slurm.site.visible_cpus)
+        beyond = max(0, self._nodes.starting_alone - cores)
+        seconds = delays.run_s + self._srun_s + delays.crowd_alone_s * beyond
+        self._nodes.slurm.time.after(seconds, self._nodes.has_started_alone)
+        self._later(seconds, self._train_alone)
 
     def _prepare(self, run: Run | None, pilot: int, timeout: Event) -> None:
         """Import what a member needs, then look for the runtime."""

@@ -27,6 +27,8 @@ class Delays:
         busy_s: How much longer that takes where members of the group are at work already.
         crowd_s: How much longer that takes for each other rank that starts at the same time; 0 where every node has
             cores to spare, unlike a sandbox, all of whose nodes share a few.
+        crowd_alone_s: How much longer `muri run` takes alone for each job beyond the number of cores that starts at the
+            same time; 0 as for `crowd_s`.
         leave_s: From the last iteration of a member to the end of its batch script.
         notice_s: From the end of the last member at work until the placeholder asks whether any is left.
         dry_run_s: What a dry run takes beside its iterations.
@@ -47,6 +49,7 @@ class Delays:
     attach_s: float = 0.03
     busy_s: float = 0.07
     crowd_s: float = 0.0
+    crowd_alone_s: float = 0.0
     leave_s: float = 0.03
     notice_s: float = 0.3
     dry_run_s: float = 8.0
