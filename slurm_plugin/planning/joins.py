@@ -205,10 +205,7 @@ def _why_closed(group: RunningGroup, node: Node | None, cycle: CycleInput) -> st
         (group.pilot.gpu_count != 1, _ONE_GPU),
         (group.mode == "plain", "the group's members share without turns, and only they were measured to get on so"),
         (len(members) >= most, "the group is full (grouping.max_group_size)"),
-        (
-            any(job.has_changed_limit for job in members),
-            "somebody has changed a member's time limit",
-        ),
+        (any(job.has_changed_limit for job in members), "somebody has changed a member's time limit"),
         (node is None or not node.usable, "the group's node takes no new work"),
         (node is not None and node.cpu_count <= node.cpus_allocated, "the group's node has no CPU left for its script"),
     )
