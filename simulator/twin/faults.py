@@ -192,6 +192,7 @@ def _cancels(stage: Stage, job: Job, fault: Fault) -> None:
 
 def _holds(stage: Stage, job: Job, fault: Fault) -> None:
     stage.note_change()
+    _note_lost_gate(stage, job)
     stage.twin.slurm.hold(job.job_id, "user" if fault.kind == "user holds" else "admin")
 
 
@@ -199,8 +200,15 @@ def _releases(stage: Stage, job: Job, fault: Fault) -> None:
     stage.twin.slurm.release(job.job_id, "user")
 
 
+def _note_lost_gate(stage: Stage, job: Job) -> None:
+    """Note that neither tags nor licence tell others' hold on a job from Muri's: its tags were cut off."""
+    if job.job_id in stage.watch.tampered and not is_behind_licence(job):
+        stage.watch.tampered[job.job_id] = False
+
+
 def _requeues(stage: Stage, job: Job, fault: Fault) -> None:
     stage.note_change()
+    _note_lost_gate(stage, job)
     by = "user" if fault.kind == "user requeues" else "admin"
     stage.twin.slurm.requeue(job.job_id, by, held=by == "admin")
 
@@ -226,8 +234,7 @@ def _changes(stage: Stage, job: Job, fault: Fault) -> None:
 def _takes_licence_off(stage: Stage, job: Job, fault: Fault) -> None:
     stage.note_change()
     stage.twin.slurm.update_by_owner(job.job_id, licenses=without_gate(job.licenses))
-    if job.job_id in stage.watch.tampered:
-        stage.watch.tampered[job.job_id] = False  # no gate is left that tells Muri's hold from others'
+    _note_lost_gate(stage, stage.twin.slurm.jobs[job.job_id])
 
 
 _PEOPLE: Final[dict[str, Callable[[Stage, Job, Fault], None]]] = {
