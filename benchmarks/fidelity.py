@@ -26,7 +26,7 @@ import click
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from fidelity_live import INTERVAL_S, JobRun, Run, config_of, dump, load, run_live
-from fidelity_workloads import USERS, VALIDATION, WORKLOADS, Workload, named
+from fidelity_workloads import USERS, VALIDATION, WORKLOADS, Workload, named, seeded
 from machine import describe_machine
 
 from muri.profiler.records import ProfileKey, StageProfile
@@ -71,8 +71,7 @@ _EVERY: Final = tuple(workload.name for workload in (*WORKLOADS, *VALIDATION))
 
 def predict(workload: Workload, live: Run) -> tuple[Run, ...]:
     """Run a workload in twins, with the phases of a live run."""
-    draws = [random.Random(f"{workload.name} {number}") for number in range(TWINS)]  # noqa: S311 (no secret)
-    return tuple(_run_twin(workload, live, draw) for draw in draws)
+    return tuple(_run_twin(workload, live, seeded(f"{workload.name} {number}")) for number in range(TWINS))
 
 
 def _run_twin(workload: Workload, live: Run, draw: random.Random) -> Run:

@@ -58,6 +58,11 @@ class Workload:
     config: dict[str, object] = field(default_factory=dict)
 
 
+def seeded(text: str) -> random.Random:
+    """Return a generator that draws the same for the same text."""
+    return random.Random(text)  # noqa: S311 (no secret)
+
+
 def workload(
     name: str, seed: int, shape: tuple[int, int], job_count: int, *, load: float = 1.6, mean_s: float = 16.0,
     wide: float = 0.0, **config: object,
@@ -74,7 +79,7 @@ def workload(
         wide: Share of the jobs that ask for two GPUs.
         config: What differs from the defaults of muri.yaml.
     """
-    draw = random.Random(f"fidelity {name} {seed}")  # noqa: S311 (no secret)
+    draw = seeded(f"fidelity {name} {seed}")
     node_count, gpus_per_node = shape
     models = {f"{name}-m{number}": _stages(draw, number) for number in range(6)}
     gpu_s_per_s = load * node_count * gpus_per_node
@@ -136,7 +141,7 @@ _POLICIES: Final = ("muri-s", "muri-l", "muri-jct", "muri-hybrid", "muri-slurm")
 def drawn(seed: int) -> Workload:
     """Make the workload `drawn-SEED`, of which everything is drawn: cluster, jobs, load, policy, discipline."""
     name = f"{_DRAWN}{seed}"
-    draw = random.Random(f"fidelity {name}")  # noqa: S311 (no secret)
+    draw = seeded(f"fidelity {name}")
     shape = draw.choice(((1, 2), (2, 1), (2, 2), (3, 1), (3, 2), (4, 1), (4, 2)))
     gpus = shape[0] * shape[1]
     return workload(

@@ -1,4 +1,4 @@
-"""Sizes in bytes and their conversions: binary units, as Slurm and CUDA count memory."""
+"""Units as Slurm counts: memory in binary units, as CUDA does, too, and time limits in whole minutes."""
 
 from __future__ import annotations
 
@@ -15,3 +15,8 @@ GIB: Final = 2**30
 
 KIB_PER_MIB: Final = 1024
 MIB_PER_GIB: Final = 1024
+
+
+def whole_minutes(seconds: int) -> int:
+    """Return a time limit in minutes, rounded up."""
+    return -(-seconds // 60)

@@ -9,7 +9,7 @@ from muri.simulator.twin.programs import DryRun, Placeholder, TrainingScript
 from muri.simulator.twin.stage import CALM_AFTER_S, Stage
 from muri.simulator.twin.story import Fault
 from muri.slurm_plugin.execute.drain import drain
-from muri.slurm_plugin.gateway.base import SlurmUnreachableError
+from muri.slurm_plugin.gateway.base import SlurmUnreachableError, slurm_error
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import Job, JobState, Reservation
 from muri.slurm_plugin.records.gate import is_behind_licence, is_lifted, without_gate
@@ -149,20 +149,16 @@ def _would_look_like_muris(stage: Stage, job: Job) -> bool:
 
 
 def _has_own_request(job: Job) -> bool:
-    return not _is_member(job) and tags.token(job.admin_comment, tags.GIVEN_PREFIX) is None
-
-
-def _is_member(job: Job) -> bool:
-    return tags.token(job.admin_comment, tags.STATE_PREFIX) is not None
+    return not tags.is_member(job.admin_comment) and tags.token(job.admin_comment, tags.GIVEN_PREFIX) is None
 
 
 def _may_be_requeued_held(stage: Stage, job: Job) -> bool:
     """Whether a hold of an administrator who requeues a job can be told from that of a member that puts itself back."""
-    return job.can_requeue and not (_is_member(job) and stage.twin.slurm.site.conf.gate == "hold")
+    return job.can_requeue and not (tags.is_member(job.admin_comment) and stage.twin.slurm.site.conf.gate == "hold")
 
 
 def _may_be_changed(stage: Stage, job: Job) -> bool:
-    return _is_member(job) or (job.state is JobState.PENDING and _has_own_request(job))
+    return tags.is_member(job.admin_comment) or (job.state is JobState.PENDING and _has_own_request(job))
 
 
 _WAITING: Final = (JobState.PENDING,)
@@ -220,11 +216,12 @@ def _forges(stage: Stage, job: Job, fault: Fault) -> None:
 
 def _changes(stage: Stage, job: Job, fault: Fault) -> None:
     stage.note_change()
-    if _is_member(job):
+    if tags.is_member(job.admin_comment):
         # Slurm shows the request that Muri has made; what anybody may want of that is another time limit.
         limit_s = job.time_limit_s - 600 if fault.kind == "user changes request" else job.time_limit_s + 600
-        if _LEAST_LIMIT_S <= limit_s <= _MOST_LIMIT_S:
-            stage.twin.slurm.update_by_owner(job.job_id, time_limit_s=limit_s)
+        if not _LEAST_LIMIT_S <= limit_s <= _MOST_LIMIT_S:
+            raise slurm_error(f"change job {job.job_id}", "Requested time limit is invalid")
+        stage.twin.slurm.update_by_owner(job.job_id, time_limit_s=limit_s)
     elif fault.kind == "administrator changes limit" or fault.amount < 0.5:
         stage.twin.slurm.update_by_owner(job.job_id, time_limit_s=max(600, job.time_limit_s - 600))
     else:

@@ -11,6 +11,7 @@ from muri.slurm_plugin.gateway.base import NoGateLicenseError, check_new_job
 from muri.slurm_plugin.records.cluster import Job, JobChange, JobState, NewJob, Snapshot
 from muri.slurm_plugin.records.gpu_removal import PER_NODE, TYPED, GpuRemoval, Place, TriedForm
 from muri.slurm_plugin.records.usage import Run
+from muri.units import whole_minutes
 
 GPUS_REMOVABLE: Final = GpuRemoval(
     "twin", 0.0, (TriedForm(PER_NODE, "gres/gpu:0,gres/muri:1"), TriedForm(TYPED, "gres/gpu:0,gres/muri:1")), ""
@@ -169,7 +170,7 @@ def _record_of(job: NewJob, user: str) -> Job:
     return Job(
         job_id=0, user=user, uid=job.uid, gid=job.gid, account=job.account,
         partition=job.partition, qos=job.qos, name=job.name, state=JobState.PENDING, reason="", held=False,
-        submit_s=0.0, begin_s=0.0, start_s=0.0, end_s=0.0, time_limit_s=-(-job.time_limit_s // 60) * 60,
+        submit_s=0.0, begin_s=0.0, start_s=0.0, end_s=0.0, time_limit_s=60 * whole_minutes(job.time_limit_s),
         gpu_count=gpus_in(job.gpu_request) * job.node_count, gpu_request=job.gpu_request, node_count=job.node_count,
         cpu_count=job.cpu_count * tasks, cpus_per_task=job.cpu_count, mem_per_node_mib=job.mem_per_node_mib,
         nodes="", required_nodes=job.required_nodes, dependency="", can_requeue=job.requeue, restart_count=0,

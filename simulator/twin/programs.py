@@ -5,10 +5,10 @@ order and with the same patience.
 """
 
 import shlex
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from muri.group_spec import GroupSpec, read_group
 from muri.profiler.records import STAGES
@@ -171,8 +171,8 @@ class NodeSide:
         sharing: How members share.
         runtimes: Those that take members, by placeholder job.
         muri_installed: Whether job_submit knows `--muri`.
-        starting: Ranks of scripts that are about to look for a runtime.
-        starting_alone: Jobs whose `muri run` is about to begin the script alone.
+        starting: How many start right now: ranks of members that are about to look for a runtime, and jobs whose
+            `muri run` is about to begin the script alone.
         on_training: Is told when a script's training begins or has come to its end.
 
     Args:
@@ -185,7 +185,7 @@ class NodeSide:
         self.sharing = sharing
         self.runtimes: dict[int, Runtime] = {}
         self.muri_installed = True
-        self.starting = self.starting_alone = 0
+        self.starting: Counter[Literal["member", "alone"]] = Counter()
         self.on_training: Callable[[str, TrainingScript], None] = lambda what, script: None
         self._looking: dict[int, list[Callable[[], None]]] = {}
         self._pilots: dict[int, Placeholder] = {}
@@ -224,14 +224,6 @@ class NodeSide:
         if self.runtimes.pop(runtime.pilot.job_id, None) is not None:
             self._pilots.pop(runtime.pilot.job_id, None)
             runtime.end()
-
-    def have_started(self, count: int) -> None:
-        """So many ranks have started, or have given up."""
-        self.starting -= count
-
-    def has_started_alone(self) -> None:
-        """A job has started alone, or has given up."""
-        self.starting_alone -= 1
 
     def report(self) -> None:
         """Write what placeholders report into their comments, as of their last report."""
@@ -308,30 +300,35 @@ class TrainingScript:
             return
         job = slurm.jobs.get(self.job_id)
         comment = "" if job is None else job.admin_comment
-        if tags.token(comment, tags.STATE_PREFIX) is None:
-            self._nodes.starting_alone += 1  # what starts at the same moment slows each other down
-            slurm.time.after(0.0, self._begin_alone)
+        delays = self._nodes.delays
+        if not tags.is_member(comment):
+            cores, alone_s = max(1, slurm.site.visible_cpus), delays.run_s + self._srun_s
+            self._start_in_crowd(
+                "alone", 1, lambda jobs: alone_s + delays.crowd_alone_s * max(0, jobs - cores), self._train_alone
+            )
             return
         state = tags.parse_state(comment)
         timeout = self._later(_ATTACH_TIMEOUT_S, self._go_back)
         if state is not None:
-            run, pilot = self._run, state.pilot
-            self._nodes.starting += self._ranks  # what starts at the same moment slows each other down
-            slurm.time.after(0.0, lambda: self._prepare(run, pilot, timeout))
+            run, pilot, imports_s = self._run, state.pilot, self._srun_s + delays.join_s - delays.attach_s
+            self._start_in_crowd(
+                "member", self._ranks, lambda ranks: imports_s + delays.crowd_s * (ranks - 1),
+                lambda: self._nodes.look_for(pilot, lambda: self._attach(run, pilot, timeout)),
+            )  # fmt: skip
 
-    def _begin_alone(self) -> None:
-        delays, cores = self._nodes.delays, max(1, self._nodes.slurm.site.visible_cpus)
-        beyond = max(0, self._nodes.starting_alone - cores)
-        seconds = delays.run_s + self._srun_s + delays.crowd_alone_s * beyond
-        self._nodes.slurm.time.after(seconds, self._nodes.has_started_alone)
-        self._later(seconds, self._train_alone)
+    def _start_in_crowd(
+        self, way: Literal["member", "alone"], count: int, delay_s: Callable[[int], float], act: Callable[[], None]
+    ) -> None:
+        """Do something after a delay that grows with how many start in the same way at this moment."""
+        starting, time = self._nodes.starting, self._nodes.slurm.time
+        starting[way] += count
 
-    def _prepare(self, run: Run | None, pilot: int, timeout: Event) -> None:
-        """Import what a member needs, then look for the runtime."""
-        delays = self._nodes.delays
-        seconds = self._srun_s + delays.join_s - delays.attach_s + delays.crowd_s * (self._nodes.starting - 1)
-        self._nodes.slurm.time.after(seconds, partial(self._nodes.have_started, self._ranks))
-        self._later(seconds, lambda: self._nodes.look_for(pilot, lambda: self._attach(run, pilot, timeout)))
+        def begin() -> None:
+            seconds = delay_s(starting[way])
+            time.after(seconds, lambda: starting.subtract({way: count}))
+            self._later(seconds, act)
+
+        time.after(0.0, begin)
 
     def _attach(self, run: Run | None, pilot: int, timeout: Event) -> None:
         if self._run is not run or self._stopped or self._leaving:

@@ -21,6 +21,7 @@ from muri.simulator.twin.site import Site
 from muri.slurm_plugin.gateway.base import SlurmUnreachableError, slurm_error
 from muri.slurm_plugin.records.cluster import Job, JobChange, JobState, Node, Reservation
 from muri.slurm_plugin.records.gate import GATE_LICENSE, REQUEUED_HELD, is_behind_licence
+from muri.units import whole_minutes
 
 _HELD_REASONS: Final[Mapping[Holder, str]] = {"muri": "JobHeldUser", "user": "JobHeldUser", "admin": "JobHeldAdmin"}
 
@@ -643,7 +644,7 @@ def _changed_fields(job: Job, change: JobChange, now_s: float) -> dict[str, Any]
     )  # fmt: skip
     fields = {name: getattr(change, name) for name in names if getattr(change, name) is not None}
     if change.time_limit_s is not None:
-        fields["time_limit_s"] = -(-change.time_limit_s // 60) * 60
+        fields["time_limit_s"] = 60 * whole_minutes(change.time_limit_s)
     if change.mem_per_node_mib is not None:
         fields |= {"mem_per_node_mib": change.mem_per_node_mib, "mem_per_cpu_mib": 0}
     if change.mem_per_cpu_mib is not None:

@@ -201,7 +201,7 @@ class Twin:
         seconds = max(0.0, self.time.now_s - course.starts_s[-1])
         course.running = False
         course.run_s += seconds
-        if tags.token(job.admin_comment, tags.STATE_PREFIX) is not None:
+        if tags.is_member(job.admin_comment):
             course.shared_s += seconds
 
     def _note_training(self, what: str, script: TrainingScript) -> None:

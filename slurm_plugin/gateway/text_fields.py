@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from muri.slurm_plugin.records.cluster import SPECIAL_EXIT, JobState
-from muri.units import GIB, KIB, MIB
+from muri.units import GIB, KIB, MIB, whole_minutes
 
 #: When a requeued job may start again. Up to 24.11 at least, a node takes a run that begins in the second of the
 #: requeue for the one that was ended ("Job credential revoked"), and the job fails.
@@ -187,7 +187,7 @@ def reason_text(text: str | None, state_words: Iterable[str] = ()) -> str:
 
 def time_limit_text(time_limit_s: int) -> str:
     """Write a time limit as whole minutes, rounded up; 0 seconds means no limit."""
-    return str(-(-time_limit_s // 60)) if time_limit_s else "UNLIMITED"
+    return str(whole_minutes(time_limit_s)) if time_limit_s else "UNLIMITED"
 
 
 def license_text(text: str) -> str:

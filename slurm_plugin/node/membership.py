@@ -27,7 +27,7 @@ class SlurmMembership:
         """
         while True:
             try:
-                return tags.token(job_field(int(job_id), "admin_comment"), tags.STATE_PREFIX) is not None
+                return tags.is_member(job_field(int(job_id), "admin_comment"))
             except NoSuchJobError:
                 return False
             except SlurmUnreachableError as error:

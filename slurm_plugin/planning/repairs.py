@@ -181,13 +181,12 @@ def _pilots(groups: Mapping[str, Intent], cycle: CycleInput) -> Iterator[Action]
 def _short_pilots(view: View) -> Iterator[ExtendPilot]:
     """Give pilots the time that an administrator has given one of their members."""
     for group in running_groups(view):
-        pilot, members = group.pilot, [job for job in group.members if job.has_changed_limit and job.start_s]
-        if not pilot.time_limit_s or not members:
-            continue
-        last = max(members, key=lambda job: ends_at_s(job.start_s, job.time_limit_s))
-        needed_s = int(last.start_s + last.time_limit_s - pilot.start_s) + PILOT_EXTRA_S if last.time_limit_s else 0
-        if not 0 < needed_s <= pilot.time_limit_s:
-            yield ExtendPilot(pilot.job_id, needed_s, f"the time limit of job {last.job_id} was changed")
+        pilot, changed = group.pilot, [job for job in group.members if job.has_changed_limit and job.start_s]
+        last_s = max((ends_at_s(job.start_s, job.time_limit_s) for job in changed), default=0.0)
+        if last_s + PILOT_EXTRA_S > ends_at_s(pilot.start_s, pilot.time_limit_s):
+            limit_s = 0 if last_s == float("inf") else int(last_s - pilot.start_s) + PILOT_EXTRA_S
+            ids = ", ".join(str(job.job_id) for job in changed)
+            yield ExtendPilot(pilot.job_id, limit_s, f"members' time limits were changed: {ids}")
 
 
 def _dry_run(cycle: CycleInput, intent: Intent) -> Iterator[Action]:

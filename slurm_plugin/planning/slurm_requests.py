@@ -16,6 +16,7 @@ from muri.slurm_plugin.records.comment_tags import with_mode
 from muri.slurm_plugin.records.gate import without_gate
 from muri.slurm_plugin.records.roles import ManagedJob
 from muri.slurm_plugin.records.submit_facts import encode_words
+from muri.units import whole_minutes
 
 # Variables of the submission that describe the old job, or would mark the new one for Muri.
 _STALE_PREFIXES = ("SLURM_", "SPANK_", "_SLURM_", "SBATCH_", "MURI_")
@@ -223,7 +224,7 @@ def member_change(member: MemberPlan, place: GroupPlace, job: Job, *, retries: b
         retries: Whether the policy gives it another try after it ran out of GPU memory.
         no_gpus: The request per node that takes its GPUs away.
     """
-    limit_s = _whole_minutes_s(member.time_limit_s)
+    limit_s = 60 * whole_minutes(member.time_limit_s)
     state = tags.MemberState(place.pilot, member.original, member.accumulate_steps, limit_s)
     comment = tags.with_token(job.admin_comment, tags.STATE_PREFIX, tags.format_state(state))
     kind = (f"{member.isolation}: {member.isolation_why}",) if member.isolation_why else ()
@@ -242,16 +243,11 @@ def member_change(member: MemberPlan, place: GroupPlace, job: Job, *, retries: b
 
 def longer_limit_change(member: ManagedJob, limit_s: int) -> JobChange:
     """Return the change that gives a member more time, because another job joins its group."""
-    comment, limit_s = member.admin_comment, _whole_minutes_s(limit_s)
+    comment, limit_s = member.admin_comment, 60 * whole_minutes(limit_s)
     if member.membership is not None:
         state = tags.format_state(replace(member.membership, limit_s=limit_s))
         comment = tags.with_token(comment, tags.STATE_PREFIX, state)
     return JobChange(time_limit_s=limit_s, admin_comment=comment)
-
-
-def _whole_minutes_s(seconds: int) -> int:
-    """As Slurm rounds a time limit: up to whole minutes."""
-    return -(-seconds // 60) * 60
 
 
 def join_change(pilot: ManagedJob, join: Join) -> JobChange:

@@ -177,6 +177,11 @@ def format_state(state: MemberState) -> str:
     return format_json({"host": state.pilot, "original": asdict(state.original), **steps, **limit})
 
 
+def is_member(admin_comment: str) -> bool:
+    """Whether a job was made a member, be its token damaged or not."""
+    return token(admin_comment, STATE_PREFIX) is not None
+
+
 def parse_state(admin_comment: str) -> MemberState | None:
     """Read a member's state; None when the job is no member or the token is damaged."""
     told = parse_json(token(admin_comment, STATE_PREFIX))

@@ -62,7 +62,7 @@ def is_behind_own_hold(job: Job) -> bool:
     if word is None and is_behind_licence(job):
         return False  # its comment was damaged: the licence is its gate, and somebody else holds it
     if word == OPEN or (word == "hold" and job.reason == REQUEUED_HELD):
-        return job.reason == REQUEUED_HELD and tags.token(job.admin_comment, tags.STATE_PREFIX) is not None
+        return job.reason == REQUEUED_HELD and tags.is_member(job.admin_comment)
     return word in {None, "hold", REQUEUED} and job.reason in {REQUEUED_HELD, _HELD_BY_USER}
 
 

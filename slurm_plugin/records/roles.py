@@ -136,7 +136,7 @@ def read_job(job: Job, partitions: tuple[str, ...] = ()) -> ManagedJob:
 
 def _role_of(job: Job, *, gated: bool, held_by_others: bool) -> Role:
     """Return the role of a job that was submitted with `--muri`."""
-    if tags.token(job.admin_comment, tags.STATE_PREFIX) is not None:
+    if tags.is_member(job.admin_comment):
         return Role.MEMBER
     if job.state is JobState.PENDING and held_by_others:
         return Role.USER_HELD
