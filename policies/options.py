@@ -48,6 +48,9 @@ class PolicyOptions:
             bound is only what all jobs would be worth at full speed.
         min_speedup: How many times the work of its faster half a merged group must do in the same
             time; above 1 it asks for a margin over running one after the other.
+        join: Whether waiting jobs may join what runs, without stopping anybody.
+        min_speed: Speed in company below which no member may be put, 1 = as fast as alone; a job's own promise, if
+            higher, goes before it.
         queue_limits_gpu_s: Tiresias: attained GPU-seconds at which a job leaves the first queue, the
             second, and so on; ascending.
         promote_after: Tiresias: a job that has waited more than this many times the seconds of service
@@ -71,6 +74,8 @@ class PolicyOptions:
     preemption: bool = True
     max_wait_s: float = 86_400.0
     min_speedup: float = 1.0
+    join: bool = True
+    min_speed: float = 0.0
     certify: bool = True
     queue_limits_gpu_s: tuple[float, ...] = (3250.0, 7200.0)
     promote_after: float = 8.0
@@ -100,6 +105,8 @@ class PolicyOptions:
             raise OptionsError(f"max_wait_s is {self.max_wait_s}; it must be ≥ 0 seconds")
         if not 1 <= self.min_speedup <= MAX_GROUP_SIZE:
             raise OptionsError(f"min_speedup is {self.min_speedup}; it must be 1 to {MAX_GROUP_SIZE}")
+        if not 0 <= self.min_speed < 1:
+            raise OptionsError(f"min_speed is {self.min_speed}; it must be ≥ 0 and < 1")
         self._check_tiresias()
         self._check_horus()
 

@@ -66,6 +66,8 @@ class PlanJob:
             ("account hep, QOS normal"): jobs share GPUs only with jobs of the same domain.
         largest_group: Most jobs, itself among them, that may share GPUs where it does; with 1 it runs alone.
         priority: Slurm's own priority; higher goes first under the order of Slurm.
+        min_speed: Speed beside others below which no plan may put it, 1 = as fast as alone; 0: it was promised none.
+        mem_gib: Host memory that it asks for on each node; 0 when unknown.
     """
 
     job_id: int
@@ -90,6 +92,8 @@ class PlanJob:
     domain: str = ""
     largest_group: int = MAX_GROUP_SIZE
     priority: int = 0
+    min_speed: float = 0.0
+    mem_gib: float = 0.0
 
     @property
     def may_share(self) -> bool:
@@ -191,6 +195,8 @@ class Running:
         cpu_mem_shares: CPUs and memory that members hold; a job that isn't in it has its GPU-proportional share.
         accumulate_steps: Steps in which each iteration's batch is computed.
         mode: How members share, as in `Group.mode`.
+        joinable: Whether waiting jobs may join it while its members go on undisturbed.
+        spare_mem_gib: Host memory on each of its nodes that new members may have together; infinite when unknown.
     """
 
     members: tuple[PlanJob, ...]
@@ -198,6 +204,8 @@ class Running:
     cpu_mem_shares: CpuMemShares = field(default_factory=dict)
     accumulate_steps: int = 1
     mode: Literal["interleave", "plain"] = "interleave"
+    joinable: bool = True
+    spare_mem_gib: float = float("inf")
 
     @property
     def preemptible(self) -> bool:
@@ -250,6 +258,8 @@ class Group:
         speed: Predicted speed of each member by job id, 1 = as fast as alone.
         reasons: Why these jobs, for people.
         kept: Whether exactly this group runs on these GPUs already.
+        joining: Members that join the others, which run on these GPUs already and go on undisturbed; empty for a group
+            that starts or stays as it is.
         mode: "interleave": stages take turns on resources (Muri); "plain": members run side by side without turns.
     """
 
@@ -262,6 +272,7 @@ class Group:
     reasons: tuple[Reason, ...] = ()
     kept: bool = False
     mode: Literal["interleave", "plain"] = "interleave"
+    joining: tuple[int, ...] = ()
 
     @property
     def node(self) -> str:
