@@ -22,7 +22,7 @@ from machine import describe_machine, peak_rss_mib
 
 from muri.policies.cycle.planner import plan_queue
 from muri.policies.grouping.engine import group_buckets
-from muri.policies.grouping.problem import BucketProblem
+from muri.policies.grouping.problem import BucketProblem, kinds_with
 from muri.policies.options import PolicyOptions
 from muri.policies.priority import two_dimensional_las
 from muri.policies.speed.model import Shape
@@ -73,7 +73,7 @@ def pairs(jobs: int, profiles: int, seed: int, *, with_peers: bool) -> dict[str,
 def grouped(jobs: int, profiles: int, size: int, seed: int, *, with_peers: bool) -> dict[str, Any]:
     """Groups of up to `size`, as many as it takes to run every job at once."""
     shapes = job_shapes(jobs, profiles, seed)
-    problem = BucketProblem(tuple(shapes), (1.0,) * jobs, 1, -(-jobs // size))
+    problem = BucketProblem(kinds_with(shapes), 1, -(-jobs // size))
     model = speed_model("lockstep")
 
     def solve(**options: Any) -> dict[str, float]:

@@ -153,6 +153,7 @@ class Settings:
         interference: Measured speeds of pairs; those that are missing are estimated from the profiles.
         slowdown: What slows jobs down on a shared GPU: "pairs", the speeds of pairs, or "utilization", Horus's
             function of their total GPU utilisation.
+        any_user: Whether jobs of different users may share GPUs, as in the papers; on a cluster they never do.
         until: Synergy's reference model stops when this many jobs, the first ones submitted, have ended, as its
             public simulator does. None: all jobs.
     """
@@ -168,6 +169,7 @@ class Settings:
     checkpoints: bool = True
     interference: tuple[PairSpeed, ...] = ()
     slowdown: Literal["pairs", "utilization"] = "pairs"
+    any_user: bool = False
     until: int | None = None
 
 

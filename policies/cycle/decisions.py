@@ -7,7 +7,7 @@ from functools import cache
 
 from muri.policies.cycle import reasons
 from muri.policies.cycle.free_gpus import FreeGpus, Shares
-from muri.policies.cycle.placing import Placement, Unit, running_unit
+from muri.policies.cycle.placing import Placement, Unit
 from muri.policies.cycle.queue import Bucket, Contender, Members, waited_s
 from muri.policies.cycle.regrouping import Forecasts
 from muri.policies.speed.model import Shape
@@ -61,8 +61,8 @@ class DecisionWriter:
         self.decisions.solo.append(Solo(job.job_id, why, gpus, kept))
 
     def keep_fixed(self, members: Members) -> None:
-        """A running unit that is not up for decision."""
-        unit = running_unit(members)
+        """A running unit that is not up for decision, and that no job joins."""
+        unit = members[0].unit
         assert unit is not None
         notes = (reasons.NOT_STOPPED,)
         gpus, gpu_count = unit.gpus, unit.members[0].gpu_count
@@ -70,21 +70,35 @@ class DecisionWriter:
             why = (reasons.kept(gpu_count, gpus), *notes)
             self.decisions.solo.append(Solo(members[0].job.job_id, why, gpus, kept=True))
         elif all(member.shape is not None for member in members):
-            self._group(Placement(Unit(members, stays_on=gpus, notes=notes), gpus))
+            self._group(Placement(Unit(members, runs=unit, notes=notes), gpus))
         else:
             self._group_of_unknown_speed(unit, notes)
+
+    def left_s(self, members: Members) -> float:
+        """Predicted seconds until a running unit ends; infinite where a duration or a speed is unknown."""
+        if any(member.job.remaining_s is None for member in members):
+            return float("inf")
+        if len(members) == 1:
+            return members[0].job.remaining_s or 0.0
+        if any(member.shape is None for member in members):
+            return float("inf")
+        ordered, forecast = self._forecasts.of(members)
+        left = [
+            (member.job.remaining_s or 0.0) / speed if speed > 0 else float("inf")
+            for member, speed in zip(ordered, forecast.speed, strict=True)
+        ]
+        return max(left)
 
     def _group(self, placement: Placement) -> None:
         unit = placement.unit
         members, forecast = self._forecasts.of(unit.members)
         job_ids = [member.job.job_id for member in unit.members]
         resources = [self._bottlenecks[member.shape] for member in unit.members if member.shape is not None]
-        running = running_unit(unit.members) if placement.kept else None
-        if running is None:
+        if unit.runs is None:
             ordered = tuple(members[index].job.job_id for index in forecast.order)
         else:
-            ordered = tuple(job.job_id for job in running.members)
-        where = reasons.kept if placement.kept else reasons.sharing
+            running = [job.job_id for job in unit.runs.members]
+            ordered = (*running, *(member.job.job_id for member in unit.joining))
         self.decisions.groups.append(
             Group(
                 members=ordered,
@@ -96,10 +110,11 @@ class DecisionWriter:
                 reasons=(
                     reasons.grouped(job_ids, forecast.efficiency, sum(forecast.speed)),
                     reasons.bottlenecks(job_ids, resources),
-                    where(unit.gpu_count, placement.gpus),
+                    _where(placement),
                     *unit.notes,
                 ),
                 kept=placement.kept,
+                joining=tuple(member.job.job_id for member in unit.joining),
             )
         )
 
@@ -123,6 +138,16 @@ class DecisionWriter:
             return (reasons.ROOM_FOR_ALL,)
         partners = self._partners[contender.bucket] - 1
         return (reasons.no_better_use(partners) if partners else reasons.no_partner(job),)
+
+
+def _where(placement: Placement) -> Reason:
+    unit, gpus = placement.unit, placement.gpus
+    if unit.runs is None:
+        return reasons.sharing(unit.gpu_count, gpus)
+    if placement.kept:
+        return reasons.kept(unit.gpu_count, gpus)
+    joining = [member.job.job_id for member in unit.joining]
+    return reasons.joined(joining, [job.job_id for job in unit.runs.members], unit.gpu_count, gpus)
 
 
 def _bottleneck(shape: Shape) -> str:

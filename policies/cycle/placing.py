@@ -1,6 +1,7 @@
 """Which unit, one job or several that share, gets which GPUs: running ones stay, then the largest choose first."""
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
@@ -13,6 +14,10 @@ _ATTEMPTS: Final = 64
 """How often units are packed again in one plan before the rest stays refused: a limit on the time of a plan."""
 
 
+MemoryOf = Callable[[Running], float]
+"""GPU memory of each GPU that a running unit holds; infinite when unknown."""
+
+
 @dataclass(frozen=True, slots=True)
 class Unit:
     """One job, or several that will share GPUs.
@@ -20,14 +25,27 @@ class Unit:
     Attributes:
         members: The jobs by rank.
         gpu_mem_gib: GPU memory that placement must find: of a group only, a job alone asked Slurm for it.
-        stays_on: The GPUs that exactly this unit runs on already; empty for a new unit.
+        runs: The running unit that goes on undisturbed in it: just this unit, or part of one that the others join; None
+            for a new unit.
         notes: Reasons beside the usual ones.
     """
 
     members: Members
     gpu_mem_gib: float = 0.0
-    stays_on: Shares = ()
+    runs: Running | None = None
     notes: tuple[Reason, ...] = ()
+
+    @property
+    def stays_on(self) -> Shares:
+        """The GPUs on which that goes on; empty for a new unit."""
+        return () if self.runs is None else self.runs.gpus
+
+    @property
+    def joining(self) -> Members:
+        """The members that join what runs."""
+        if self.runs is None or len(self.runs.members) == len(self.members):
+            return ()
+        return tuple(member for member in self.members if member.unit is not self.runs)
 
     @property
     def rank(self) -> int:
@@ -50,18 +68,44 @@ class Unit:
         return self.members[0].bucket.partition
 
 
-def running_unit(members: Members) -> Running | None:
-    """The running unit that consists of just these jobs."""
-    unit = members[0].unit
-    if unit is None or len(unit.members) != len(members):
-        return None
-    return unit if all(member.unit is unit for member in members) else None
+def running_unit(members: Members, memory_gib: float = 0.0, memory_of: MemoryOf | None = None) -> Running | None:
+    """The running unit that goes on undisturbed where these jobs share GPUs: just these, or some that others join.
+
+    Of several it is the one whose restart would cost most.
+
+    Args:
+        members: The jobs.
+        memory_gib: GPU memory that they need together.
+        memory_of: GPU memory that a running unit's GPUs have; None: nobody joins what runs.
+    """
+    running = {id(member.unit): member.unit for member in members if member.unit is not None}
+    present = Counter(id(member.unit) for member in members)
+    whole = [unit for key, unit in running.items() if present[key] == len(unit.members)]
+    fitting = [unit for unit in whole if _takes(unit, members, memory_gib, memory_of)]
+    return max(fitting, key=lambda unit: (_restart_s(unit), -unit.members[0].job_id), default=None)
 
 
-def unit_of(members: Members, gpu_mem_gib: float = 0.0, notes: tuple[Reason, ...] = ()) -> Unit:
-    """A unit of these jobs, which stays where it runs if it does."""
-    running = running_unit(members)
-    return Unit(members, gpu_mem_gib, () if running is None else running.gpus, notes)
+def _takes(unit: Running, members: Members, memory_gib: float, memory_of: MemoryOf | None) -> bool:
+    """Whether a running unit can take in the jobs that are not its own."""
+    if len(unit.members) == len(members):
+        return True
+    if memory_of is None or not unit.joinable or unit.mode == "plain" or memory_gib > memory_of(unit):
+        return False
+    return sum(member.job.mem_gib for member in members if member.unit is not unit) <= unit.spare_mem_gib
+
+
+def _restart_s(unit: Running) -> float:
+    return sum(job.restart_s for job in unit.members)
+
+
+def unit_of(
+    members: Members,
+    gpu_mem_gib: float = 0.0,
+    notes: tuple[Reason, ...] = (),
+    memory_of: MemoryOf | None = None,
+) -> Unit:
+    """A unit of these jobs, which stays where it runs, or where those run that the others join."""
+    return Unit(members, gpu_mem_gib, running_unit(members, gpu_mem_gib, memory_of), notes)
 
 
 class Placement(NamedTuple):
@@ -71,9 +115,14 @@ class Placement(NamedTuple):
     gpus: Shares
 
     @property
+    def stays(self) -> bool:
+        """Whether the unit, or the part of it that others join, runs there already and goes on."""
+        return self.unit.runs is not None
+
+    @property
     def kept(self) -> bool:
-        """Whether the unit runs there already."""
-        return bool(self.unit.stays_on)
+        """Whether exactly this unit runs there already."""
+        return self.stays and not self.unit.joining
 
 
 def place(units: Sequence[Unit], free: FreeGpus) -> list[Placement]:
@@ -90,10 +139,10 @@ def place(units: Sequence[Unit], free: FreeGpus) -> list[Placement]:
     Returns:
         Those that got GPUs, in the order in which they did.
     """
-    kept = [Placement(unit, unit.stays_on) for unit in sorted(units, key=_rank) if unit.stays_on]
+    kept = [Placement(unit, unit.stays_on) for unit in sorted(units, key=_rank) if unit.runs is not None]
     for placement in kept:
         free.take_exactly(placement.gpus)
-    new = [unit for unit in units if not unit.stays_on]
+    new = [unit for unit in units if unit.runs is None]
     admitted, refused = _admit(new, free)
     placed = _take_all(admitted, free)
     return _make_room([*kept, *placed], refused, free) if refused else [*kept, *placed]
@@ -195,10 +244,10 @@ def _help_one(waiting: dict[int, Unit], settled: dict[int, Placement], free: Fre
 def _moved_for(unit: Unit, placement: Placement) -> Unit:
     """A unit that has to look for other GPUs; one that runs is told why."""
     leaving = placement.unit
-    if not placement.kept:
+    if not placement.stays:
         return leaving
     note = reasons.made_room(unit.gpu_count, placement.gpus[0].node)
-    return replace(leaving, stays_on=(), notes=(*leaving.notes, note))
+    return replace(leaving, runs=None, notes=(*leaving.notes, note))
 
 
 def _who_leaves(unit: Unit, settled: Iterable[Placement], free: FreeGpus) -> list[Placement]:
@@ -229,7 +278,7 @@ def _enough_of(placements: Iterable[Placement], unit: Unit, free_gpus: int) -> l
 
 
 def _restart_gpu_s(placement: Placement) -> float:
-    if not placement.kept:
+    if not placement.stays:
         return 0.0
     return max(member.job.restart_s for member in placement.unit.members) * placement.unit.gpu_count
 

@@ -5,19 +5,24 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Final
 
 from muri.policies.cycle import reasons
 from muri.policies.cycle.decisions import Decisions, DecisionWriter, SlurmQueue
+from muri.policies.cycle.first_places import first_places
 from muri.policies.cycle.free_gpus import FreeGpus
-from muri.policies.cycle.placing import Placement, Unit, place, unit_of
-from muri.policies.cycle.queue import Bucket, Contender, Members, Queue, Selection, line_up, pools, select
-from muri.policies.cycle.regrouping import Forecasts, Grouper, Grouping, Task
+from muri.policies.cycle.placing import MemoryOf, Placement, Unit, place, unit_of
+from muri.policies.cycle.queue import Bucket, Choice, Contender, Members, Queue, Selection, line_up, pools, select
+from muri.policies.cycle.regrouping import Forecasts, Grouper, Grouping, Task, is_open
 from muri.policies.cycle.validation import check_request
 from muri.policies.options import PolicyOptions
 from muri.policies.priority import PriorityKey
 from muri.policies.speed.model import SpeedModel
 from muri.policies.speed.registry import speed_model
 from muri.policies.types import Certificate, FreeNode, Plan, PlanRequest, Reason, Solo, Waiting, may_share_gpus
+
+_JOINERS_PER_SEAT: Final = 4
+"""How many waiting jobs are considered for each place in what runs."""
 
 
 def plan_queue(
@@ -65,19 +70,26 @@ def _planned(
         options = replace(options, max_group_size=request.max_group_size)
     queue = line_up(request, key, options)
     model = model or speed_model(options.speed_model, ordering=options.ordering, table=request.interference)
-    grouper = Grouper(options, model, queue.shapes, request.interval_s)
+    grouper = Grouper(options, model, queue.shapes, request.interval_s, _memory_of(request.nodes))
     nodes = _by_pool(request)
     planners = [
-        _PoolPlanner(pool, of_pool, request, options, grouper.forecasts, queue) for pool, of_pool in nodes.items()
+        _PoolPlanner(pool, of_pool, request, options, grouper.forecasts, queue, in_order=in_order)
+        for pool, of_pool in nodes.items()
     ]
     _deal(queue, planners)
     # All buckets of all pools at once: the speed model evaluates many groups in one call.
     tasks = [planner.tasks() for planner in planners]
     answers = iter(grouper.group([task for of_pool in tasks for task in of_pool]))
     groupings = [[next(answers) for _ in of_pool] for of_pool in tasks]
-    decisions = [planner.decide(answer, in_order=in_order) for planner, answer in zip(planners, groupings, strict=True)]
+    decisions = [planner.decide(answer) for planner, answer in zip(planners, groupings, strict=True)]
     certificate = Certificate.total(grouping.certificate for of_pool in groupings for grouping in of_pool)
     return _plan(policy, queue, decisions, certificate)
+
+
+def _memory_of(nodes: Iterable[FreeNode]) -> MemoryOf:
+    """Tells the GPU memory of running units, of the node that has the least; infinite when unknown."""
+    memory_gib = {node.name: node.gpu_mem_gib or float("inf") for node in nodes}
+    return lambda unit: min(memory_gib[share.node] for share in unit.gpus)
 
 
 def _by_pool(request: PlanRequest) -> dict[frozenset[str], list[FreeNode]]:
@@ -125,6 +137,7 @@ class _PoolPlanner:
         options: Options in force.
         forecasts: Speeds of groups.
         queue: For the distinct shapes.
+        in_order: Whether no job goes ahead of a more urgent one; see `plan_queue`.
     """
 
     def __init__(
@@ -135,8 +148,12 @@ class _PoolPlanner:
         options: PolicyOptions,
         forecasts: Forecasts,
         queue: Queue,
+        *,
+        in_order: bool,
     ) -> None:
         self.pool = pool
+        self._nodes, self._in_order = nodes, in_order
+        self._kept: dict[str, Contender] = {}
         self.contenders: list[Contender] = []
         self.fixed: list[Members] = []
         self._options = options
@@ -151,36 +168,64 @@ class _PoolPlanner:
 
     def tasks(self) -> list[Task]:
         """Select, and say which buckets are to be grouped."""
-        for members in self.fixed:
-            self._writer.keep_fixed(members)
         self.contenders = self._set_aside()
         for unit in {id(item.unit): item.unit for item in self.contenders if item.unit is not None}.values():
             self._free.give_back(unit.gpus)
         eligible = [contender for contender in self.contenders if contender.rank not in self._held]
+        if self.fixed and self._options.join and self._sharing and not self._in_order:
+            eligible = self._with_first_places(eligible)
         self._partners.update([contender.bucket for contender in eligible if contender.shape is not None])
         self._selection = select(eligible, self._free, self._options.max_group_size)
-        return [
-            Task(
-                tuple(choice.members),
-                choice.slots,
-                self._free.largest_memory_gib(bucket.partition, bucket.gpu_count),
-            )
-            for bucket, choice in sorted(self._selection.buckets.items())
-        ]
+        return [self._task(bucket, *found) for bucket, found in self._considered(eligible)]
 
-    def decide(self, groupings: Iterable[Grouping], *, in_order: bool) -> Decisions:
+    def _task(self, bucket: Bucket, choice: Choice, open_units: list[Members]) -> Task:
+        memory_gib = self._free.largest_memory_gib(bucket.partition, bucket.gpu_count)
+        return Task(tuple(choice.members), choice.slots, memory_gib, tuple(open_units))
+
+    def _with_first_places(self, eligible: list[Contender]) -> list[Contender]:
+        """The jobs in the order in which they get GPUs; nodes that are kept for some of them take no others."""
+        open_units = [members for members in self.fixed if is_open(members, self._options)]
+        found = first_places(eligible, open_units, self.fixed, self._nodes, self._free, self._writer.left_s)
+        for node, contender in found.kept:
+            self._kept[node] = contender
+            self._free.take_on(node, self._free.on_node(node))
+        first = {contender.rank for contender in found.starts}
+        return [*found.starts, *(contender for contender in eligible if contender.rank not in first)]
+
+    def _considered(self, eligible: Sequence[Contender]) -> list[tuple[Bucket, tuple[Choice, list[Members]]]]:
+        """The buckets to be grouped: the selected jobs, and those that could join what runs."""
+        open_units: dict[Bucket, list[Members]] = {}
+        for members in self.fixed:
+            unit = members[0].unit
+            kept = unit is not None and any(share.node in self._kept for share in unit.gpus)
+            if is_open(members, self._options) and not kept:
+                open_units.setdefault(members[0].bucket, []).append(members)
+        waiting: dict[Bucket, list[Contender]] = {}
+        for contender in eligible:
+            if contender.unit is None and contender.shape is not None and contender.bucket in open_units:
+                waiting.setdefault(contender.bucket, []).append(contender)
+        chosen = self._selection.buckets
+        for bucket in sorted(waiting):
+            seats = sum(self._options.max_group_size - len(members) for members in open_units[bucket])
+            choice = chosen.get(bucket, Choice())
+            chosen[bucket] = choice.with_joiners(waiting[bucket], _JOINERS_PER_SEAT * seats)
+        return [(bucket, (choice, open_units.get(bucket, []))) for bucket, choice in sorted(chosen.items())]
+
+    def decide(self, groupings: Iterable[Grouping]) -> Decisions:
         """Place the groups and the other selected jobs; say why the rest waits."""
         units = [_single(contender) for contender in self._selection.alone]
         left_out: dict[int, int] = {}
+        joined: list[Unit] = []
         for grouping in groupings:
             units += grouping.units
-            considered = sum(len(unit.members) for unit in grouping.units) + len(grouping.left)
+            joined += grouping.joined
+            considered = sum(len(unit.members) for unit in (*grouping.units, *grouping.joined)) + len(grouping.left)
             left_out |= {contender.rank: considered - 1 for contender in grouping.left}
-        if in_order:
-            units = _without_hopeless_groups([*units, *self._others(units)], self._free)
+        started = self._join(joined)
+        if self._in_order:
+            units = _without_hopeless_groups([*units, *self._others(units, started)], self._free)
         shared = any(len(unit.members) > 1 for unit in units)
         self._writer.room_for_all = self._selection.room_for_all and not shared
-        started: set[int] = set()
         for placement in place(units, self._free):
             self._writer.start(placement)
             started.update([member.rank for member in placement.unit.members])
@@ -188,9 +233,22 @@ class _PoolPlanner:
         self._keep_waiting(started, left_out)
         return self._writer.decisions
 
-    def _others(self, units: Iterable[Unit]) -> list[Unit]:
+    def _join(self, joined: Iterable[Unit]) -> set[int]:
+        """Write down what runs and is not up for decision; returns the ranks of the jobs that join it."""
+        grown = {id(unit.runs): unit for unit in joined}
+        started: set[int] = set()
+        for members in self.fixed:
+            unit = grown.get(id(members[0].unit))
+            if unit is None:
+                self._writer.keep_fixed(members)
+            else:
+                self._writer.start(Placement(unit, unit.stays_on))
+                started.update([member.rank for member in unit.joining])
+        return started
+
+    def _others(self, units: Iterable[Unit], started: set[int]) -> list[Unit]:
         """The waiting jobs of no unit, each by itself."""
-        ranks = {member.rank for unit in units for member in unit.members} | self._held
+        ranks = {member.rank for unit in units for member in unit.members} | self._held | started
         return [_single(item) for item in self.contenders if item.unit is None and item.rank not in ranks]
 
     def _set_aside(self) -> list[Contender]:
@@ -237,7 +295,7 @@ class _PoolPlanner:
         fits = len(members) <= self._options.max_group_size and may_share_gpus([member.job for member in members])
         allowed = groupable and fits
         taken = any(member.rank in started for member in members)
-        if taken or not allowed or not unit.stays_on or not self._free.are_free(unit.stays_on):
+        if taken or not allowed or unit.runs is None or not self._free.are_free(unit.stays_on):
             return False
         self._free.take_exactly(unit.stays_on)
         self._writer.start(Placement(unit, unit.stays_on))
@@ -253,6 +311,7 @@ class _PoolPlanner:
         """
         why_waiting = reasons.WaitingReasons(self._free, whole_nodes=not self._slurm.is_there)
         waiting = self._writer.decisions.waiting
+        kept_for = {contender.rank: node for node, contender in self._kept.items()}
         for contender in self.contenders:
             rank, job = contender.rank, contender.job
             if rank in started or (contender.unit is None and self._slurm.takes_overdue(job)):
@@ -262,6 +321,9 @@ class _PoolPlanner:
                 why = (reasons.NEEDS_PROFILE,)
             else:
                 why = (why_waiting.of(job),)
+                node = kept_for.get(rank)
+                if node is not None:
+                    why = (*why, reasons.kept_free(node))
                 if left_out.get(rank):
                     why = (*why, reasons.no_group_worth_it(left_out[rank]))
                 if contender.unit is not None:
@@ -285,7 +347,7 @@ def _without_hopeless_groups(units: list[Unit], free: FreeGpus) -> list[Unit]:
 
 def _single(contender: Contender) -> Unit:
     unit = unit_of((contender,))
-    return unit if unit.stays_on else replace(unit, notes=_why_again(contender))
+    return unit if unit.runs is not None else replace(unit, notes=_why_again(contender))
 
 
 def _why_again(contender: Contender) -> tuple[Reason, ...]:

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Final, NamedTuple
 
 from muri.policies.cycle.free_gpus import FreeGpus
@@ -236,6 +237,12 @@ class Choice:
         sizes = self.limited + Counter({group_size: count - self.limited.total()})
         sizes[min(job.largest_group, group_size)] += 1
         return groups_needed(sizes) <= self.slots
+
+    def with_joiners(self, waiting: Iterable[Contender], count: int) -> "Choice":
+        """The same with the most urgent other jobs that wait, who get no GPUs but may join what runs."""
+        ranks = {member.rank for member in self.members}
+        others = islice((item for item in waiting if item.rank not in ranks), count)
+        return Choice(sorted((*self.members, *others)), self.slots)
 
     def add(self, contender: Contender, group_size: int) -> None:
         """Consider a job, which is less urgent than the others."""

@@ -59,6 +59,14 @@ def sharing(gpu_count: int, gpus: Shares) -> Reason:
     return Reason(f"too few GPUs are free for them to run apart; they share {template}", values)
 
 
+def joined(job_ids: Sequence[int], others: Sequence[int], gpu_count: int, gpus: Shares) -> Reason:
+    """Who joins whom, without stopping anybody."""
+    template, values = _place(gpu_count, gpus)
+    verb = "joins" if len(job_ids) == 1 else "join"
+    text = f"{blanks(len(job_ids))} {verb} {blanks(len(others))}, which run{'s' * (len(others) == 1)} on {template}"
+    return Reason(f"{text} and go{'es' * (len(others) == 1)} on undisturbed", (*job_ids, *others, *values))
+
+
 def kept(gpu_count: int, gpus: Shares) -> Reason:
     """Where a running job or group stays."""
     template, values = _place(gpu_count, gpus)
@@ -85,6 +93,11 @@ def no_partner(job: PlanJob) -> Reason:
 def no_better_use(partners: int) -> Reason:
     """Why a job that may share runs alone: nobody is worth it."""
     return Reason("of the {} that may share with it, none is a better use of these GPUs", (plural(partners, "job"),))
+
+
+def kept_free(node: str) -> Reason:
+    """What is done for a job of whose size nothing runs that it could join."""
+    return Reason("node {} takes no other jobs until it has room for this one", (node,))
 
 
 def no_group_worth_it(considered: int) -> Reason:

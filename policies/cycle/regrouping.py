@@ -8,10 +8,10 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from muri.policies.cycle import reasons
-from muri.policies.cycle.placing import Unit, unit_of
+from muri.policies.cycle.placing import MemoryOf, Unit, unit_of
 from muri.policies.cycle.queue import Contender, Members, worth_of
 from muri.policies.grouping.engine import group_buckets
-from muri.policies.grouping.problem import BucketGroups, BucketProblem
+from muri.policies.grouping.problem import BucketGroups, BucketProblem, Kind, OpenUnit
 from muri.policies.options import PolicyOptions
 from muri.policies.speed.model import Shape, SpeedModel
 from muri.policies.types import Certificate, Reason, Running, may_share_gpus
@@ -93,29 +93,48 @@ class Task:
 
     Attributes:
         members: The selected jobs by rank.
-        slots: How many groups there is room for.
-        memory_limit_gib: GPU memory that a group may use.
+        slots: How many new groups there is room for.
+        memory_limit_gib: GPU memory that a new group may use.
+        open_units: What runs, is not up for decision, and takes new members.
     """
 
     members: Members
     slots: int
     memory_limit_gib: float = float("inf")
+    open_units: tuple[Members, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Grouping:
-    """The units of one bucket, the jobs that no group takes in, and the proof."""
+    """What becomes of one bucket.
+
+    Attributes:
+        units: The units to place.
+        joined: The open units that new members join.
+        left: The jobs that no group takes in.
+        certificate: The proof.
+    """
 
     units: tuple[Unit, ...]
+    joined: tuple[Unit, ...]
     left: Members
     certificate: Certificate
 
 
 class _Way(NamedTuple):
-    """One way of grouping a bucket: its groups, single jobs among them, and the jobs in none."""
+    """One way of grouping a bucket.
+
+    Attributes:
+        groups: Its groups, single jobs among them.
+        left: The jobs in none.
+        joined: The open units that new members join, each with these.
+        before: The same without them.
+    """
 
     groups: tuple[Members, ...]
     left: Members
+    joined: tuple[Members, ...] = ()
+    before: tuple[Members, ...] = ()
 
 
 class Grouper:
@@ -126,10 +145,19 @@ class Grouper:
         model: The speed model.
         shapes: The distinct shapes that contenders refer to.
         interval_s: Seconds until the next plan: a regrouping must pay before that.
+        memory_of: GPU memory of each GPU of a running unit.
     """
 
-    def __init__(self, options: PolicyOptions, model: SpeedModel, shapes: Sequence[Shape], interval_s: float) -> None:
+    def __init__(
+        self,
+        options: PolicyOptions,
+        model: SpeedModel,
+        shapes: Sequence[Shape],
+        interval_s: float,
+        memory_of: MemoryOf,
+    ) -> None:
         self._options = options
+        self._memory_of = memory_of
         self._model = model
         self._shapes = shapes
         self._interval_s = interval_s
@@ -138,10 +166,10 @@ class Grouper:
     def group(self, tasks: Sequence[Task]) -> tuple[Grouping, ...]:
         """Group every bucket afresh; where that breaks up what runs, weigh it against staying."""
         answers = self._solve(tasks)
-        fresh = [_way(task.members, answer) for task, answer in zip(tasks, answers, strict=True)]
-        self.forecasts.prepare(group for way in fresh for group in way.groups)
+        fresh = [_way(task, answer) for task, answer in zip(tasks, answers, strict=True)]
+        self.forecasts.prepare(group for way in fresh for group in (*way.groups, *way.joined, *way.before))
         settled = [self._settled(task) for task in tasks]
-        torn = [number for number, way in enumerate(fresh) if not _ranks(settled[number]) <= _ranks(way.groups)]
+        torn = [number for number, way in enumerate(fresh) if self._restarted(settled[number], way)]
         stays = dict(zip(torn, self._stays([tasks[n] for n in torn], [settled[n] for n in torn]), strict=True))
         groupings = []
         for number, answer in enumerate(answers):
@@ -153,24 +181,29 @@ class Grouper:
         return tuple(groupings)
 
     def _stays(self, tasks: Sequence[Task], settled: Sequence[tuple[Members, ...]]) -> list[_Way]:
-        """What the buckets look like if their running units stay, and only the others are grouped."""
+        """What the buckets look like if their running units stay, and others join them or are grouped."""
         parts = [_stay(task, units) for task, units in zip(tasks, settled, strict=True)]
-        open_parts = [rest for _, rest in parts if rest.members and rest.slots]
-        answers = iter(self._solve(open_parts))
+        rests = [self._beside(units, rest) for units, rest in parts]
+        answers = iter(self._solve([rest for rest in rests if rest.members]))
         ways = []
-        for units, rest in parts:
-            others = _way(rest.members, next(answers)) if rest.members and rest.slots else _Way((), rest.members)
-            ways.append(_Way(tuple(sorted((*units, *others.groups))), others.left))
-        self.forecasts.prepare(group for way in ways for group in way.groups)
+        for (units, task), rest in zip(parts, rests, strict=True):
+            way = _way(rest, next(answers)) if rest.members else _Way((), ())
+            ways.append(_with_units(way, units, task.open_units))
+        self.forecasts.prepare(group for way in ways for group in (*way.groups, *way.joined, *way.before))
         return ways
+
+    def _beside(self, units: tuple[Members, ...], rest: Task) -> Task:
+        """The task of grouping the others, who may join the units that stay."""
+        takes = [unit for unit in units if is_open(unit, self._options)]
+        return replace(rest, open_units=(*rest.open_units, *takes))
 
     def _weigh(self, fresh: _Way, stay: _Way, settled: Sequence[Members], proven: float) -> Grouping:
         """Regroup only if that gains more until the next plan than its restarts lose.
 
         Both are in units of the objective times seconds.
         """
-        value = self._value(stay.groups)
-        gain = (self._value(fresh.groups) - value) * self._interval_s
+        value = self._value(stay)
+        gain = (self._value(fresh) - value) * self._interval_s
         cost = self._restart_cost(settled, fresh) - self._restart_cost(settled, stay)
         if gain - cost > _GAIN * value * self._interval_s:
             return self._grouping(fresh, proven, moving=reasons.moving_pays(gain, cost))
@@ -180,33 +213,53 @@ class Grouper:
         self, way: _Way, proven: float, *, moving: Reason = reasons.REGROUPED, staying: Reason | None = None
     ) -> Grouping:
         """Units with their proof, and with the reason why running jobs among them move or stay."""
-        value = self._value(way.groups)
+        value = self._value(way)
         certificate = Certificate(value, max(value, proven))
         units = []
         for group in way.groups:
-            unit = unit_of(group, self._memory_gib(group))
-            runs = any(member.unit is not None for member in group)
+            unit = self._unit(group)
+            moves = any(member.unit is not None and member.unit is not unit.runs for member in group)
             notes = [reasons.proven(certificate)] if len(group) > 1 else []
-            notes += [staying] if staying is not None and unit.stays_on else []
-            notes += [moving] if runs and not unit.stays_on else []
+            notes += [staying] if staying is not None and unit.runs is not None else []
+            notes += [moving] if moves else []
             units.append(replace(unit, notes=tuple(notes)))
-        return Grouping(tuple(units), way.left, certificate)
+        proof = (reasons.proven(certificate),)
+        joined = [Unit(group, self._memory_gib(group), group[0].unit, proof) for group in way.joined]
+        return Grouping(tuple(units), tuple(joined), way.left, certificate)
+
+    def _unit(self, group: Members) -> Unit:
+        return unit_of(group, self._memory_gib(group), memory_of=self._memory_of if self._options.join else None)
 
     def _solve(self, tasks: Sequence[Task]) -> tuple[BucketGroups, ...]:
         """Ask the grouping engine for all buckets at once."""
-        weigh, most = self._options.objective == "jct", self._options.max_group_size
         problems = [
             BucketProblem(
-                shapes=tuple([self._shapes[member.shape] for member in task.members if member.shape is not None]),
-                worth=tuple([worth_of(member.job) if weigh else 1.0 for member in task.members]),
+                jobs=tuple([self._kind(member) for member in task.members]),
                 gpu_count=task.members[0].bucket.gpu_count,
                 slots=task.slots,
                 memory_limit_gib=task.memory_limit_gib,
-                largest=tuple([min(most, member.job.largest_group) for member in task.members]),
+                open_units=tuple([self._open_unit(unit) for unit in task.open_units]),
+                mem_gib=tuple([member.job.mem_gib for member in task.members]) if task.open_units else (),
             )
             for task in tasks
         ]
         return group_buckets(problems, self._options, self._model)
+
+    def _kind(self, member: Contender) -> Kind:
+        job, options = member.job, self._options
+        assert member.shape is not None
+        return Kind(
+            shape=self._shapes[member.shape],
+            worth=worth_of(job) if options.objective == "jct" else 1.0,
+            largest=min(options.max_group_size, job.largest_group),
+            min_speed=max(options.min_speed, job.min_speed),
+            is_guess=job.profile is not None and job.profile.is_estimate,
+        )
+
+    def _open_unit(self, members: Members) -> OpenUnit:
+        unit = members[0].unit
+        assert unit is not None
+        return OpenUnit(tuple(map(self._kind, members)), self._memory_of(unit), unit.spare_mem_gib)
 
     def _settled(self, task: Task) -> tuple[Members, ...]:
         """Running units whose members are all selected: they may stay as they are."""
@@ -222,7 +275,10 @@ class Grouper:
     def _may_stay(self, unit: Running) -> bool:
         return len(unit.members) <= self._options.max_group_size and may_share_gpus(unit.members)
 
-    def _value(self, groups: Iterable[Members]) -> float:
+    def _value(self, way: _Way) -> float:
+        return self._worth(way.groups) + self._worth(way.joined) - self._worth(way.before)
+
+    def _worth(self, groups: Iterable[Members]) -> float:
         return sum(sum(self._rates(group)) for group in groups)
 
     def _rates(self, group: Members) -> tuple[float, ...]:
@@ -234,15 +290,18 @@ class Grouper:
             return forecast.speed
         return tuple(worth_of(member.job) * speed for member, speed in zip(members, forecast.speed, strict=True))
 
+    def _restarted(self, settled: Iterable[Members], way: _Way) -> list[Members]:
+        """The running units that stop where a bucket is grouped so."""
+        staying = {id(unit.runs) for unit in map(self._unit, way.groups) if unit.runs is not None}
+        return [group for group in settled if id(group[0].unit) not in staying]
+
     def _restart_cost(self, settled: Iterable[Members], way: _Way) -> float:
         """What restarts lose of the objective, times seconds."""
-        kept = _ranks(way.groups)
         cost = 0.0
-        for group in settled:
-            if _rank_key(group) not in kept:
-                members, _ = self.forecasts.of(group)
-                rates = self._rates(group)
-                cost += sum(member.job.restart_s * rate for member, rate in zip(members, rates, strict=True))
+        for group in self._restarted(settled, way):
+            members, _ = self.forecasts.of(group)
+            rates = self._rates(group)
+            cost += sum(member.job.restart_s * rate for member, rate in zip(members, rates, strict=True))
         return cost
 
     def _memory_gib(self, group: Members) -> float:
@@ -251,17 +310,42 @@ class Grouper:
         return sum(self._shapes[member.shape].gpu_mem_gib for member in group if member.shape is not None)
 
 
-def _way(members: Members, answer: BucketGroups) -> _Way:
+def _way(task: Task, answer: BucketGroups) -> _Way:
+    members = task.members
     groups = tuple([tuple([members[index] for index in group]) for group in answer.groups])
-    return _Way(groups, tuple([members[index] for index in answer.left]))
+    left = tuple([members[index] for index in answer.left])
+    joins = [(unit, new) for unit, new in zip(task.open_units, answer.joins, strict=True) if new]
+    joined = tuple([(*unit, *(members[index] for index in new)) for unit, new in joins])
+    return _Way(groups, left, joined, tuple([unit for unit, _ in joins]))
 
 
-def _rank_key(group: Members) -> tuple[int, ...]:
-    return tuple([member.rank for member in group])
+def _with_units(way: _Way, units: Sequence[Members], fixed: Sequence[Members]) -> _Way:
+    """A way of grouping the others with the units that stay: those that others join are groups of their own."""
+    is_fixed = {id(members[0].unit) for members in fixed}
+    grown = [tuple(sorted(group)) for group in way.joined if id(group[0].unit) not in is_fixed]
+    taken = {id(group[0].unit) for group in way.before}
+    same = [unit for unit in units if id(unit[0].unit) not in taken]
+    pairs = [pair for pair in zip(way.joined, way.before, strict=True) if id(pair[0][0].unit) in is_fixed]
+    return _Way(
+        tuple(sorted((*same, *grown, *way.groups))),
+        way.left,
+        tuple([group for group, _ in pairs]),
+        tuple([group for _, group in pairs]),
+    )
 
 
-def _ranks(groups: Iterable[Members]) -> set[tuple[int, ...]]:
-    return {_rank_key(group) for group in groups}
+def is_open(members: Members, options: PolicyOptions) -> bool:
+    """Whether a running unit takes new members: it may, its speeds are known, and it is not full."""
+    unit = members[0].unit
+    largest = min(options.max_group_size, *(member.job.largest_group for member in members))
+    return (
+        options.join
+        and unit is not None
+        and unit.joinable
+        and unit.mode == "interleave"
+        and len(members) < largest
+        and all(member.shape is not None and member.bucket == members[0].bucket for member in members)
+    )
 
 
 def _stay(task: Task, settled: Sequence[Members]) -> tuple[tuple[Members, ...], Task]:
@@ -280,4 +364,4 @@ def _stay(task: Task, settled: Sequence[Members]) -> tuple[tuple[Members, ...], 
             units.append(unit)
     staying = {member.rank for unit in units for member in unit}
     others = tuple([member for member in task.members if member.rank not in staying])
-    return tuple(units), Task(others, task.slots - len(units), task.memory_limit_gib)
+    return tuple(units), replace(task, members=others, slots=task.slots - len(units))

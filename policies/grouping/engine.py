@@ -1,23 +1,27 @@
 """Who shares with whom: the entry to grouping. Every answer comes with a proven bound."""
 
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
+from itertools import chain
 from typing import Final
 
 import numpy as np
 from scipy.sparse import csr_array
 
+from muri.policies.grouping.exchange import Assembly, Exchange
 from muri.policies.grouping.kway import Columns, Limits, all_columns, choose_columns, column_count
 from muri.policies.grouping.problem import (
-    Appraiser,
     BucketGroups,
     BucketProblem,
+    Kind,
     Kinds,
     Members,
     coefficients,
     kinds_of,
 )
-from muri.policies.grouping.rounds import Improver, Rounds, form_units
+from muri.policies.grouping.rounds import Rounds, form_units
 from muri.policies.highs import solve_linear
 from muri.policies.options import PolicyOptions
 from muri.policies.speed.model import Floats, Indices, Shape, SpeedModel
@@ -45,7 +49,7 @@ PHYSICAL_MODELS: Final = ("lockstep", "fair")
 def group_buckets(
     problems: Sequence[BucketProblem], options: PolicyOptions, model: SpeedModel
 ) -> tuple[BucketGroups, ...]:
-    """Form the groups of several buckets.
+    """Form the groups of several buckets, and say who joins what runs.
 
     A bucket with a slot for every job needs no groups. Otherwise the option `grouping` decides: "rounds" is
     Algorithm 1, "optimal" the choice among all groups, for as many kinds of jobs as can be listed.
@@ -62,27 +66,58 @@ def group_buckets(
     for_rounds: dict[int, tuple[BucketProblem, Kinds]] = {}
     starts: Starts = {}
     for index, problem in enumerate(problems):
-        if options.max_group_size == 1 or (len(problem.shapes) <= problem.slots and options.merge == "as-needed"):
+        room_for_all = len(problem.jobs) <= problem.slots and options.merge == "as-needed"
+        if options.max_group_size == 1 or room_for_all or not problem.slots:
             answers[index] = _all_alone(problem, options)
             continue
         kinds = kinds_of(problem)
-        if options.grouping == "optimal" and column_count(len(kinds.shapes), options.max_group_size) <= COLUMN_LIMIT:
+        if options.grouping == "optimal" and column_count(len(kinds.kinds), options.max_group_size) <= COLUMN_LIMIT:
             answers[index] = _optimal(problem, kinds, options, model, starts)
         else:
             for_rounds[index] = (problem, kinds)
     buckets = form_units(list(for_rounds.values()), options, model)
     for (index, (problem, _)), bucket in zip(for_rounds.items(), buckets, strict=True):
         answers[index] = _of_rounds(problem, bucket, options, model)
-    return tuple(answers[index] for index in range(len(problems)))
+    return tuple(_with_joins(problem, answers[index], options, model) for index, problem in enumerate(problems))
+
+
+def _with_joins(
+    problem: BucketProblem, answer: BucketGroups, options: PolicyOptions, model: SpeedModel
+) -> BucketGroups:
+    """Let waiting jobs join what runs.
+
+    Where all groups are chosen at once, whom the new ones take in is decided anew together with that; those of
+    Algorithm 1 stay as they are.
+    """
+    if not problem.open_units or not (answer.left or len(answer.groups) < len(problem.jobs)):
+        return replace(answer, joins=((),) * len(problem.open_units))
+    exchange = Exchange(problem, options, model)
+    if options.grouping == "optimal":
+        found = exchange.improve(answer.groups, answer.left)
+    else:
+        joined = exchange.improve((), answer.left)
+        found = Assembly(answer.groups, joined.joins, answer.certificate.value + joined.value)
+    counts = Counter(chain(problem.jobs, *(unit.members for unit in problem.open_units)))
+    bound = pooled_bound(
+        [kind.shape for kind in exchange.kinds],
+        np.array([counts[kind] for kind in exchange.kinds], dtype=np.float64),
+        exchange.appraiser.coefficient,
+        slots=problem.slots + len(problem.open_units),
+        largest=_largest(exchange.kinds, options),
+        physical=model.name in PHYSICAL_MODELS,
+    )
+    certificate = Certificate(found.value, max(found.value, bound - exchange.base_value))
+    left = _left_over(problem, [*found.groups, *found.joins])
+    return BucketGroups(found.groups, left, certificate, found.joins)
 
 
 def _all_alone(problem: BucketProblem, options: PolicyOptions) -> BucketGroups:
     """Every job at full speed, which nothing can beat, as far as the slots reach."""
-    started = range(min(problem.slots, len(problem.shapes)))
-    value = float(coefficients(problem.shapes, problem.worth, options.objective)[: len(started)].sum())
+    started = range(min(problem.slots, len(problem.jobs)))
+    value = float(coefficients(problem.jobs, options.objective)[: len(started)].sum())
     return BucketGroups(
         groups=tuple((job,) for job in started),
-        left=tuple(range(len(started), len(problem.shapes))),
+        left=tuple(range(len(started), len(problem.jobs))),
         certificate=Certificate(value, value),
     )
 
@@ -99,7 +134,7 @@ def _optimal(
         model: How fast members are.
         starts: What mattered in the buckets before; this one's is added.
     """
-    table = _columns(kinds.shapes, kinds.worth, kinds.largest, _relevant(options), model, problem.memory_limit_gib)
+    table = _columns(kinds.kinds, _relevant(options), model, problem.memory_limit_gib)
     columns = _possible(table, kinds)
     limits = Limits(
         np.array(kinds.counts, dtype=np.float64), np.array(kinds.urgent, dtype=np.float64), float(problem.slots)
@@ -117,10 +152,16 @@ def _optimal(
     value = choice.value + float(sum(columns.value[kind] for _, kind in unused))
     groups += [(job,) for job, _ in unused]
     if value < (1.0 - _GOOD_GAP) * choice.upper_bound and len(groups) <= _FEW_GROUPS:
-        appraiser = Appraiser(kinds.shapes, kinds.worth, kinds.largest, options, model, problem.memory_limit_gib)
-        improver = Improver(problem, kinds, appraiser, options.max_group_size)
-        groups, value = improver.improve(sorted(groups), _left_over(problem, groups))
+        groups, value = _improved(problem, groups, options, model)
     return _answer(problem, groups, Certificate(value, max(value, choice.upper_bound)))
+
+
+def _improved(
+    problem: BucketProblem, groups: Sequence[Members], options: PolicyOptions, model: SpeedModel
+) -> tuple[list[Members], float]:
+    """The new groups after exchanges, whatever runs, and their value."""
+    found = Exchange(replace(problem, open_units=()), options, model).improve(groups, _left_over(problem, groups))
+    return list(found.groups), found.value
 
 
 def _relevant(options: PolicyOptions) -> PolicyOptions:
@@ -149,8 +190,7 @@ def _of_rounds(problem: BucketProblem, bucket: Rounds, options: PolicyOptions, m
     units = bucket.units if options.merge == "whole-rounds" else bucket.chosen()
     groups, value = [unit.members for unit in units], sum(unit.value for unit in units)
     if options.grouping == "optimal" and len(groups) > 1:
-        improver = Improver(problem, bucket.kinds, bucket.appraiser, options.max_group_size)
-        groups, value = improver.improve(groups, _left_over(problem, groups))
+        groups, value = _improved(problem, groups, options, model)
     bound = _bound(bucket, options, model, max(problem.slots, len(units)))
     return _answer(problem, groups, Certificate(value, max(value, bound)))
 
@@ -160,14 +200,19 @@ def _bound(bucket: Rounds, options: PolicyOptions, model: SpeedModel, slots: int
     counts = np.array(bucket.kinds.counts, dtype=np.float64)
     if not options.certify:
         return float(counts @ bucket.appraiser.coefficient)
+    kinds = bucket.kinds.kinds
     return pooled_bound(
-        bucket.kinds.shapes,
+        [kind.shape for kind in kinds],
         counts,
         bucket.appraiser.coefficient,
         slots=slots,
-        largest=np.minimum(bucket.kinds.largest, options.max_group_size),
+        largest=_largest(kinds, options),
         physical=model.name in PHYSICAL_MODELS,
     )
+
+
+def _largest(kinds: Sequence[Kind], options: PolicyOptions) -> Indices:
+    return np.array([min(kind.largest, options.max_group_size) for kind in kinds], dtype=np.intp)
 
 
 def _answer(problem: BucketProblem, groups: Sequence[Members], certificate: Certificate) -> BucketGroups:
@@ -176,7 +221,7 @@ def _answer(problem: BucketProblem, groups: Sequence[Members], certificate: Cert
 
 def _left_over(problem: BucketProblem, groups: Sequence[Members]) -> Members:
     """The jobs that are in no group, ascending."""
-    return tuple(sorted(set(range(len(problem.shapes))).difference(*groups)))
+    return tuple(sorted(set(range(len(problem.jobs))).difference(*groups)))
 
 
 def pooled_bound(

@@ -20,10 +20,10 @@ from typing import Final
 import numpy as np
 from scipy.sparse import csr_array
 
-from muri.policies.grouping.problem import Appraiser
+from muri.policies.grouping.problem import Appraiser, Kind
 from muri.policies.highs import SolverError, row_of_ones, solve_integer, solve_linear, stacked
 from muri.policies.options import PolicyOptions
-from muri.policies.speed.model import Floats, Indices, Shape, SpeedModel
+from muri.policies.speed.model import Floats, Indices, SpeedModel
 
 _EXACT_LIMIT: Final = 1_500
 """Up to so many columns the integer program gets all of them, and its optimum is the optimum."""
@@ -111,29 +111,22 @@ def multisets(kinds: int, size: int) -> Indices:
     return np.concatenate([np.repeat(np.arange(kinds, dtype=np.intp), lengths)[:, None], rest[rows]], axis=1)
 
 
-def all_columns(
-    shapes: Sequence[Shape],
-    worth: Sequence[float],
-    largest: Sequence[int],
-    options: PolicyOptions,
-    model: SpeedModel,
-    memory_limit_gib: float,
-) -> Columns:
+def all_columns(kinds: Sequence[Kind], options: PolicyOptions, model: SpeedModel, memory_limit_gib: float) -> Columns:
     """Every single job, and every group that all its members may be in, fits the memory and is worth sharing for."""
-    appraiser = Appraiser(shapes, worth, largest, options, model, memory_limit_gib)
-    kinds, width = len(shapes), options.max_group_size
+    appraiser, width = Appraiser(kinds, options, model, memory_limit_gib), options.max_group_size
     members, value = [], []
     for size in range(1, width + 1):
-        groups = multisets(kinds, size)
+        groups = multisets(len(kinds), size)
         if size > 1 and appraiser.limits:
             groups = groups[appraiser.fits(groups)]
-        worthwhile, total_speed = appraiser.appraise(groups)
+        appraisal = appraiser.appraise(groups)
+        worthwhile = appraisal.value
         if size > 1:
-            chosen = appraiser.pays(total_speed)
+            chosen = appraiser.pays(appraisal)
             groups, worthwhile = groups[chosen], worthwhile[chosen]
-        members.append(np.pad(groups, ((0, 0), (0, width - size)), constant_values=kinds))
+        members.append(np.pad(groups, ((0, 0), (0, width - size)), constant_values=len(kinds)))
         value.append(worthwhile)
-    return Columns(kinds, np.concatenate(members), np.concatenate(value))
+    return Columns(len(kinds), np.concatenate(members), np.concatenate(value))
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,25 +18,58 @@ _GAIN = 1e-9
 """Gain in total speed below which sharing is only a rounding error."""
 
 
-@dataclass(frozen=True, slots=True)
-class BucketProblem:
-    """Jobs that may share GPUs with each other, and how many groups of them there is room for.
+class Kind(NamedTuple):
+    """Jobs that no grouping needs to tell apart.
 
     Attributes:
-        shapes: What sharing depends on, for each job; the most urgent job first.
-        worth: What a second of each job's full-speed progress is worth; all 1 unless the objective is "jct".
-        gpu_count: GPUs of each job, the same for all.
-        slots: How many groups (of any size, single jobs too) can run at once.
-        memory_limit_gib: GPU memory that a group may use; infinite when unknown.
-        largest: Largest group that each job may be in; empty: no job sets a limit.
+        shape: What sharing depends on.
+        worth: What a second of a job's full-speed progress is worth; 1 unless the objective is "jct".
+        largest: Largest group that it may be in.
+        min_speed: Speed in company below which it must not be put.
+        is_guess: Whether its shape is no more than an estimate.
     """
 
-    shapes: tuple[Shape, ...]
-    worth: tuple[float, ...]
+    shape: Shape
+    worth: float = 1.0
+    largest: int = MAX_GROUP_SIZE
+    min_speed: float = 0.0
+    is_guess: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class OpenUnit:
+    """One job or several that run, and that waiting jobs may join.
+
+    Attributes:
+        members: Kinds of its members.
+        memory_limit_gib: GPU memory that its members may use together; infinite when unknown.
+        spare_mem_gib: Host memory that new members may have together; infinite when unknown.
+    """
+
+    members: tuple[Kind, ...]
+    memory_limit_gib: float = float("inf")
+    spare_mem_gib: float = float("inf")
+
+
+@dataclass(frozen=True, slots=True)
+class BucketProblem:
+    """Jobs that may share GPUs with each other, how many groups of them there is room for, and what they may join.
+
+    Attributes:
+        jobs: The kind of each job; the most urgent job first.
+        gpu_count: GPUs of each job, the same for all.
+        slots: How many new groups (of any size, single jobs too) can run at once.
+        memory_limit_gib: GPU memory that a new group may use; infinite when unknown.
+        open_units: What runs and takes new members.
+        mem_gib: Host memory of each job; empty: none needs any.
+    """
+
+    jobs: tuple[Kind, ...]
     gpu_count: int
     slots: int
     memory_limit_gib: float = float("inf")
-    largest: tuple[int, ...] = ()
+    open_units: tuple[OpenUnit, ...] = ()
+    mem_gib: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,31 +78,30 @@ class BucketGroups:
 
     Attributes:
         groups: At most `slots` of them, single jobs among them, by their most urgent member.
-            No job is in two. The first `slots` jobs of the problem are all in one.
+            No job is in two. The first `slots` jobs of the problem are all in one, or join an open unit.
         left: Jobs that are in no group, ascending.
-        certificate: Value of the groups under the objective, and the proven bound.
+        certificate: Value of the groups under the objective, and the proven bound; of an open unit only what new
+            members add to it.
+        joins: For each open unit, the jobs that join it; empty where the problem has none.
     """
 
     groups: tuple[Members, ...]
     left: Members
     certificate: Certificate
+    joins: tuple[Members, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Kinds:
-    """The jobs of a problem by kind: equal shape, equal worth and an equal limit.
+    """The jobs of a problem by kind.
 
     Attributes:
-        shapes: Shape of each kind; kinds are sorted, so the order of jobs decides nothing.
-        worth: Worth of each kind.
-        largest: Largest group that jobs of each kind may be in.
+        kinds: The kinds, sorted, so that the order of jobs decides nothing.
         jobs: Indices of the jobs of each kind, the most urgent first.
         urgent: How many of them are among the problem's first `slots` jobs, which must not be left out.
     """
 
-    shapes: tuple[Shape, ...]
-    worth: tuple[float, ...]
-    largest: tuple[int, ...]
+    kinds: tuple[Kind, ...]
     jobs: tuple[tuple[int, ...], ...]
     urgent: tuple[int, ...]
 
@@ -78,33 +111,34 @@ class Kinds:
         return tuple(len(jobs) for jobs in self.jobs)
 
 
+def kinds_with(shapes: Sequence[Shape], worth: Sequence[float] = (), largest: Sequence[int] = ()) -> tuple[Kind, ...]:
+    """Kinds of jobs with these shapes, worths (1 where left out) and limits on their groups (none where left out)."""
+    worths, limits = worth or (1.0,) * len(shapes), largest or (MAX_GROUP_SIZE,) * len(shapes)
+    return tuple(Kind(*figures) for figures in zip(shapes, worths, limits, strict=True))
+
+
 def kinds_of(problem: BucketProblem) -> Kinds:
     """Sort the jobs of a problem into kinds."""
-    members: dict[tuple[Shape, float, int], list[int]] = {}
-    limits = problem.largest or (MAX_GROUP_SIZE,) * len(problem.shapes)
-    for index, key in enumerate(zip(problem.shapes, problem.worth, limits, strict=True)):
-        members.setdefault(key, []).append(index)
+    members: dict[Kind, list[int]] = {}
+    for index, kind in enumerate(problem.jobs):
+        members.setdefault(kind, []).append(index)
     ordered = sorted(members)
-    jobs = tuple(tuple(members[key]) for key in ordered)
     return Kinds(
-        shapes=tuple(shape for shape, _, _ in ordered),
-        worth=tuple(worth for _, worth, _ in ordered),
-        largest=tuple(size for _, _, size in ordered),
-        jobs=jobs,
-        urgent=tuple(sum(index < problem.slots for index in indices) for indices in jobs),
+        kinds=tuple(ordered),
+        jobs=tuple(tuple(members[kind]) for kind in ordered),
+        urgent=tuple(sum(index < problem.slots for index in members[kind]) for kind in ordered),
     )
 
 
-def coefficients(shapes: Sequence[Shape], worth: Sequence[float], objective: str) -> Floats:
+def coefficients(kinds: Sequence[Kind], objective: str) -> Floats:
     """What a second at full speed of each job adds to the objective.
 
     All objectives are sums over the members of such a coefficient times the member's speed, so a bound on the speeds
     is a bound on the objective.
 
     Args:
-        shapes: One for each job or type.
-        worth: Weight of each under the objective "jct": the inverse of its remaining (or attained) service,
-            as in Smith's rule for weighted completion times.
+        kinds: One for each job or kind. Its worth counts under the objective "jct": the inverse of its remaining (or
+            attained) service, as in Smith's rule for weighted completion times.
         objective: "efficiency" (γ, Muri Eq. 4: the share of time that the job keeps a resource busy,
             averaged over resources), "throughput" (1 each) or "jct".
 
@@ -112,67 +146,91 @@ def coefficients(shapes: Sequence[Shape], worth: Sequence[float], objective: str
         Array with a figure for each job.
     """
     if objective == "throughput":
-        return np.ones(len(shapes))
+        return np.ones(len(kinds))
     if objective == "jct":
-        return np.asarray(worth, dtype=np.float64)
+        return np.array([kind.worth for kind in kinds], dtype=np.float64)
+    shapes = [kind.shape for kind in kinds]
     return np.array([sum(shape.stage_s) / (len(shape.stage_s) * shape.iteration_s) for shape in shapes])
+
+
+class Appraisal(NamedTuple):
+    """What some groups are worth, figures by group.
+
+    Attributes:
+        value: Under the objective; γ is the speed model's own.
+        total_speed: Sum of the members' speeds.
+        keeps_promises: Whether no member falls below the speed that it was promised.
+    """
+
+    value: Floats
+    total_speed: Floats
+    keeps_promises: NDArray[np.bool_]
 
 
 class Appraiser:
     """Evaluates groups; kinds of jobs are indices.
 
     Args:
-        shapes: What sharing depends on, for each kind.
-        worth: What a second of each kind's full-speed progress is worth.
-        largest: Largest group that jobs of each kind may be in.
-        options: Objective and margin.
+        kinds: The kinds.
+        options: Objective, margin and group size.
         model: How fast members are.
         memory_limit_gib: GPU memory that a group may use.
     """
 
     def __init__(
         self,
-        shapes: Sequence[Shape],
-        worth: Sequence[float],
-        largest: Sequence[int],
+        kinds: Sequence[Kind],
         options: PolicyOptions,
         model: SpeedModel,
         memory_limit_gib: float,
     ) -> None:
-        self.coefficient = coefficients(shapes, worth, options.objective)
-        self._shapes = shapes
+        self.coefficient = coefficients(kinds, options.objective)
+        self._shapes = [kind.shape for kind in kinds]
         self._options = options
         self._model = model
-        self._memory_gib = np.array([shape.gpu_mem_gib for shape in shapes])
+        self._memory_gib = np.array([kind.shape.gpu_mem_gib for kind in kinds])
         self._memory_limit_gib = memory_limit_gib
-        self._largest = np.array(largest, dtype=np.intp)
+        self._largest = np.array([kind.largest for kind in kinds], dtype=np.intp)
         self._limits_size = bool((self._largest < options.max_group_size).any())
+        self._min_speed = np.array([kind.min_speed for kind in kinds])
+        self._promises = bool(self._min_speed.any())
+        self._is_guess = np.array([kind.is_guess for kind in kinds], dtype=np.intp)
 
     @property
     def limits(self) -> bool:
-        """Whether there is any group that could be too large."""
-        return self._limits_size or bool(np.isfinite(self._memory_limit_gib))
+        """Whether there may be a group that does not fit."""
+        return bool(self._limits_size or np.isfinite(self._memory_limit_gib) or self._is_guess.any())
+
+    def memory_gib(self, groups: Indices) -> Floats:
+        """GPU memory that each group needs."""
+        return np.asarray(self._memory_gib[groups].sum(axis=1))
 
     def fits(self, groups: Indices) -> NDArray[np.bool_]:
-        """Which groups fit the GPU's memory and are no larger than any member may be in."""
+        """Which groups may form: they fit the GPU's memory, no member's limit, and at most one shape is a guess."""
         fits = np.asarray(self._memory_gib[groups].sum(axis=1) <= self._memory_limit_gib)
         if self._limits_size:
             fits &= self._largest[groups].min(axis=1) >= groups.shape[1]
+        if self._is_guess.any():
+            fits &= self._is_guess[groups].sum(axis=1) <= 1
         return fits
 
-    def appraise(self, groups: Indices) -> tuple[Floats, Floats]:
-        """Value under the objective, and total speed, of each of n groups; γ is the speed model's own."""
+    def appraise(self, groups: Indices) -> Appraisal:
+        """Evaluate n groups of one size."""
         evaluation = self._model.evaluate(self._shapes, groups)
         total_speed = evaluation.speed.sum(axis=1)
+        keeps = np.ones(len(groups), dtype=np.bool_)
+        if self._promises and groups.shape[1] > 1:
+            keeps = (evaluation.speed >= self._min_speed[groups] - _GAIN).all(axis=1)
         if self._options.objective == "efficiency":
-            return evaluation.efficiency, total_speed
-        return (evaluation.speed * self.coefficient[groups]).sum(axis=1), total_speed
+            return Appraisal(evaluation.efficiency, total_speed, keeps)
+        return Appraisal((evaluation.speed * self.coefficient[groups]).sum(axis=1), total_speed, keeps)
 
-    def pays(self, total_speed: Floats, alone: Floats | float = 1.0) -> NDArray[np.bool_]:
-        """Which groups do more work than what would run instead, by the factor asked for.
+    def pays(self, appraisal: Appraisal, alone: Floats | float = 1.0) -> NDArray[np.bool_]:
+        """Which groups keep their promises and do more work than what would run instead, by the factor asked for.
 
         Args:
-            total_speed: Sum of the members' speeds.
+            appraisal: Of the groups.
             alone: Total speed of what would run instead.
         """
-        return np.asarray(total_speed > np.asarray(alone) * self._options.min_speedup + _GAIN)
+        more = appraisal.total_speed > np.asarray(alone) * self._options.min_speedup + _GAIN
+        return np.asarray(more & appraisal.keeps_promises)

@@ -41,6 +41,7 @@ class Request:
     slowdown: Literal["pairs", "utilization"]
     unknown_durations: bool
     no_checkpoints: bool
+    any_user: bool
     outages: tuple[Outage, ...]
     seeds: tuple[int, ...]
     steady_state: tuple[int, int] | None
@@ -74,6 +75,7 @@ class Request:
             checkpoints=not self.no_checkpoints,
             interference=() if self.interference_file is None else read_interference(self.interference_file),
             slowdown=self.slowdown,
+            any_user=self.any_user,
         )
 
 
@@ -158,6 +160,8 @@ def options_for(policy: str, options: dict[str, dict[str, Any]]) -> dict[str, An
 
 def _check_model(request: Request) -> None:
     """Refuse options that the reference model would silently ignore."""
+    if request.any_user and request.model == "live":
+        raise UsageError("--any-user is not for --model live: a group's process runs as one user")
     name = "--interference" if request.interference_file is not None else "--slowdown"
     if request.model == "reference" and (request.interference_file is not None or request.slowdown != "pairs"):
         raise UsageError(f"{name} is for --model default; the reference model has no jobs that share without turns")

@@ -104,6 +104,7 @@ def outage(text: str) -> Outage:
               help="n_p: policies see stage times × U[1 − n_p, 1 + n_p].")  # fmt: skip
 @click.option("--unknown-durations", is_flag=True, help="Policies do not know how long jobs will run.")
 @click.option("--no-checkpoints", is_flag=True, help="Jobs cannot resume after a stop, so policies never stop them.")
+@click.option("--any-user", is_flag=True, help="Jobs of different users may share GPUs; on a cluster they never do.")
 @click.option("--interference", "interference_file", metavar="FILE", type=_FILE,
               help="Measured speeds of pairs on one GPU; the other pairs are estimated.")  # fmt: skip
 @click.option("--slowdown", type=click.Choice(["pairs", "utilization"]), default="pairs", show_default=True,

@@ -248,7 +248,8 @@ class View:
     """How much of the queue a plan needs.
 
     Attributes:
-        per_slot: Jobs of one GPU count for each set of that many GPUs; None: the whole queue.
+        per_slot: Jobs that may share with each other, so of one GPU count, and of one user where users do not mix, for
+            each set of that many GPUs; None: the whole queue.
         timeless: Whether the order among waiting jobs never changes.
         max_wait_s: The aging bound.
         key: Order of priority for a request; None where the whole queue is seen.
@@ -274,17 +275,26 @@ def view_of(policy: Policy, *, whole: bool = False) -> View:
     return View(rules.max_group_size + 1, endless and policy.name in _TIMELESS, rules.max_wait_s, policy.key)
 
 
+class _Sharers(NamedTuple):
+    """What waiting jobs that may share with each other have in common."""
+
+    gpu_count: int
+    user: str
+
+
 class WaitingJobs:
     """The queue.
 
     Args:
         view: How much of it a plan needs.
+        any_user: Whether jobs of different users may share.
     """
 
-    def __init__(self, view: View) -> None:
+    def __init__(self, view: View, *, any_user: bool = True) -> None:
         self._view = view
+        self._any_user = any_user
         self._jobs: dict[int, LiveJob] = {}
-        self._sorted: dict[int, list[tuple[Key, LiveJob]]] = {}
+        self._sorted: dict[_Sharers, list[tuple[Key, LiveJob]]] = {}
         self._keys: dict[int, Key] = {}
         self._key: PriorityKey | None = None
 
@@ -303,13 +313,13 @@ class WaitingJobs:
         if self._view.timeless:
             key = self._fixed_key(live.as_waiting)
             self._keys[live.job.job_id] = key
-            insort(self._sorted.setdefault(live.job.gpu_count, []), (key, live))
+            insort(self._sorted.setdefault(self._sharers(live), []), (key, live))
 
     def remove(self, live: LiveJob) -> None:
         """Remove a job."""
         del self._jobs[live.job.job_id]
         if self._view.timeless:
-            ranked = self._sorted[live.job.gpu_count]
+            ranked = self._sorted[self._sharers(live)]
             key = self._keys.pop(live.job.job_id)
             del ranked[bisect_left(ranked, key, key=lambda item: item[0])]
 
@@ -324,22 +334,26 @@ class WaitingJobs:
             return replace(request, jobs=tuple([job for job in self._seen() if job.gpu_count <= gpu_count]))
         ranked = self._sorted if self._view.timeless else self._ranked_now(request, gpu_count)
         jobs: list[PlanJob] = []
-        for size in sorted(ranked):
-            limit = self._view.per_slot * (gpu_count // size)
-            jobs += [live.as_waiting for _, live in ranked[size][:limit] if live.as_waiting is not None]
+        for sharers in sorted(ranked):
+            limit = self._view.per_slot * (gpu_count // sharers.gpu_count)
+            jobs += [live.as_waiting for _, live in ranked[sharers][:limit] if live.as_waiting is not None]
         return replace(request, jobs=tuple(jobs))
 
-    def _ranked_now(self, request: PlanRequest, gpu_count: int) -> dict[int, list[tuple[Key, LiveJob]]]:
+    def _ranked_now(self, request: PlanRequest, gpu_count: int) -> dict[_Sharers, list[tuple[Key, LiveJob]]]:
         assert self._view.key is not None
         assert self._view.per_slot is not None
         key = self._view.key(replace(request, jobs=tuple(self._seen())))
-        of_size: dict[int, list[tuple[Key, LiveJob]]] = {}
+        found: dict[_Sharers, list[tuple[Key, LiveJob]]] = {}
         for live in self._jobs.values():
             job = live.as_waiting
             assert job is not None
             young = waited_s(job, request.now_s) <= self._view.max_wait_s
-            of_size.setdefault(job.gpu_count, []).append(((float(young), *full_key(key, job)), live))
-        return {size: nsmallest(self._view.per_slot * (gpu_count // size), found) for size, found in of_size.items()}
+            found.setdefault(self._sharers(live), []).append(((float(young), *full_key(key, job)), live))
+        limit = {sharers: self._view.per_slot * (gpu_count // sharers.gpu_count) for sharers in found}
+        return {sharers: nsmallest(limit[sharers], jobs) for sharers, jobs in found.items()}
+
+    def _sharers(self, live: LiveJob) -> _Sharers:
+        return _Sharers(live.job.gpu_count, "" if self._any_user else live.job.user)
 
     def _seen(self) -> list[PlanJob]:
         return [live.as_waiting for live in self._jobs.values() if live.as_waiting is not None]

@@ -202,7 +202,7 @@ class Engine:
             jobs=(),
             nodes=world.nodes.as_free(),
             now_s=world.now_s,
-            same_user=False,
+            same_user=not self._settings.any_user,
             running=world.running(),
             interval_s=self._settings.interval_s or EVENTS_HORIZON_S,
             larger_than_a_node="whole-nodes",
@@ -239,7 +239,7 @@ def carry_out(plan: Plan, world: World, *, stops_jobs: bool) -> None:
         plan: The plan.
         world: The cluster that it was made for.
         stops_jobs: Whether the policy ever stops a job. If not, a job that gets a partner goes on undisturbed;
-            otherwise all members of a new group restart.
+            otherwise all members of a new group restart, save those that others join.
 
     Raises:
         SimulationError: The plan cannot be carried out.
@@ -257,7 +257,10 @@ def carry_out(plan: Plan, world: World, *, stops_jobs: bool) -> None:
     for unit in stopped:
         world.stop(unit)
     for start in starts:
-        staying = () if stops_jobs else [job_id for job_id in start.members if _stays(job_id, before, start.seat)]
+        joins = start.joining if stops_jobs else ()
+        undisturbed = bool(joins) or not stops_jobs
+        goes_on = [job_id for job_id in start.members if undisturbed and job_id not in joins]
+        staying = [job_id for job_id in goes_on if _stays(job_id, before, start.seat)]
         world.start(_members(start, plan, world), start.seat, frozenset(staying))
     _check_hosts(plan, world)
     for live in disturbed:
@@ -268,6 +271,7 @@ def carry_out(plan: Plan, world: World, *, stops_jobs: bool) -> None:
 class _Start(NamedTuple):
     members: tuple[int, ...]
     seat: Seat
+    joining: tuple[int, ...] = ()
 
 
 def _wanted(plan: Plan, world: World) -> Iterator[_Start]:
@@ -278,7 +282,7 @@ def _wanted(plan: Plan, world: World) -> Iterator[_Start]:
 
     hosts = world.nodes.hosts
     for group in plan.groups:
-        yield _Start(group.members, seat(group.members, group.gpus, group.mode))
+        yield _Start(group.members, seat(group.members, group.gpus, group.mode), group.joining)
     if (plan.groups or any(solo.gpus for solo in plan.solo)) if world.packs else plan.sharers:
         raise SimulationError(
             f"policy {plan.policy} has supports_packing = {world.packs} but plans otherwise: jobs that share GPUs "

@@ -95,6 +95,7 @@ class Experiment(_Strict):
         nodes: Of the cluster.
         gpus_per_node: Of each node.
         interval_s: As in `Settings`.
+        any_user: As in `Settings`; the papers' jobs share with those of any user.
         traces: Names of trace files, without folder and ending; "muri_" may go before them.
         submit_at_zero: Whether jobs are submitted as the trace says (false), all at once (true), or both.
         variants: What is compared.
@@ -112,6 +113,7 @@ class Experiment(_Strict):
     nodes: Annotated[int, Field(ge=1)] = 8
     gpus_per_node: Annotated[int, Field(ge=1)] = 8
     interval_s: Annotated[float, Field(ge=0)] = 0.0
+    any_user: bool = True
     traces: Annotated[tuple[str, ...], Field(min_length=1)]
     submit_at_zero: Annotated[tuple[bool, ...], Field(min_length=1)] = (False,)
     variants: Annotated[tuple[Variant, ...], Field(min_length=1)]
@@ -304,6 +306,7 @@ def _of_kind(job: TraceJob, model: str, shares: tuple[float, float, float, float
 
 def _run(experiment: Experiment, variant: Variant, trace: Trace, seed: int) -> Run:
     settings = Settings(
+        any_user=experiment.any_user,
         model=experiment.model,
         interval_s=experiment.interval_s,
         profile_noise=variant.profile_noise,

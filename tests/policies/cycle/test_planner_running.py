@@ -159,7 +159,7 @@ def _pair_or_better(restart_s):
 
 
 def test_running_jobs_share_with_a_newcomer_when_that_pays():
-    plan = plan_of(_pair_or_better(0.0), rules=PolicyOptions(objective="throughput"))
+    plan = plan_of(_pair_or_better(0.0), rules=PolicyOptions(objective="throughput", join=False))
     (group,) = plan.groups
     assert 3 in group.members
     assert not group.kept
@@ -168,12 +168,22 @@ def test_running_jobs_share_with_a_newcomer_when_that_pays():
 
 
 def test_running_jobs_stay_apart_when_a_restart_would_not_pay():
-    plan = plan_of(_pair_or_better(4000.0), rules=PolicyOptions(objective="throughput"))
+    plan = plan_of(_pair_or_better(4000.0), rules=PolicyOptions(objective="throughput", join=False))
     assert plan.groups == ()
     assert [(solo.job_id, solo.kept) for solo in plan.solo] == [(1, True), (2, True)]
     assert any(str(reason).startswith("not regrouped: until the next plan") for reason in plan.solo[0].reasons)
     (left,) = plan.waiting
     assert str(left.reasons[-1]) == "it was considered for sharing with 2 jobs, and no group with it is worth its place"
+
+
+@pytest.mark.parametrize("restart_s", [0.0, 4000.0])
+def test_a_newcomer_joins_a_running_job_and_nobody_restarts(restart_s):
+    plan = plan_of(_pair_or_better(restart_s), rules=PolicyOptions(objective="throughput"))
+    (group,) = plan.groups
+    assert group.joining == (3,)
+    assert not group.kept
+    assert [solo.kept for solo in plan.solo] == [True]
+    assert any("joins" in str(reason) and "undisturbed" in str(reason) for reason in group.reasons)
 
 
 def test_a_running_job_makes_room_for_a_large_urgent_one():

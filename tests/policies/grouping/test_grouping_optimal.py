@@ -1,6 +1,7 @@
 """The choice among all groups, against every partition there is."""
 
 import dataclasses
+from dataclasses import replace
 from functools import cache
 from itertools import combinations
 
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from muri.policies.grouping import engine
 from muri.policies.grouping.engine import group_buckets
 from muri.policies.grouping.kway import Limits, all_columns, choose_columns, column_count, multisets
-from muri.policies.grouping.problem import BucketProblem
+from muri.policies.grouping.problem import BucketProblem, kinds_with
 from muri.policies.options import OBJECTIVES, PolicyOptions
 from muri.policies.speed.model import Shape
 from muri.policies.speed.registry import speed_model
@@ -34,7 +35,7 @@ def problems(draw, most_jobs=8):
     slots = draw(st.integers(0, len(jobs)))
     limit = draw(st.sampled_from((float("inf"), 10.0, 20.0)))
     largest = draw(st.just([]) | st.lists(st.sampled_from((1, 2, 3, 4, 9)), min_size=len(jobs), max_size=len(jobs)))
-    return BucketProblem(tuple(jobs), tuple(worth), 1, slots, limit, tuple(largest))
+    return BucketProblem(kinds_with(jobs, worth, largest), 1, slots, limit)
 
 
 options = st.builds(
@@ -49,24 +50,25 @@ options = st.builds(
 
 def value_of(members, problem, how, model):
     """What one group is worth, None when it may not be formed; written without the code under test."""
-    if len(members) > 1 and sum(problem.shapes[job].gpu_mem_gib for job in members) > problem.memory_limit_gib:
+    if len(members) > 1 and sum(problem.jobs[job].shape.gpu_mem_gib for job in members) > problem.memory_limit_gib:
         return None
-    if problem.largest and len(members) > min(problem.largest[job] for job in members):
+    if len(members) > min(problem.jobs[job].largest for job in members):
         return None
-    evaluation = model.evaluate([problem.shapes[job] for job in members], np.arange(len(members))[None])
+    evaluation = model.evaluate([problem.jobs[job].shape for job in members], np.arange(len(members))[None])
     speed = evaluation.speed[0]
     if len(members) > 1 and speed.sum() <= how.min_speedup + 1e-9:
         return None
     if how.objective == "efficiency":
         return evaluation.efficiency[0]
     return sum(
-        rate * (problem.worth[job] if how.objective == "jct" else 1.0) for rate, job in zip(speed, members, strict=True)
+        rate * (problem.jobs[job].worth if how.objective == "jct" else 1.0)
+        for rate, job in zip(speed, members, strict=True)
     )
 
 
 def best_value(problem, how, model):
     """The optimum by trying every choice of groups."""
-    count = len(problem.shapes)
+    count = len(problem.jobs)
     worth = {
         members: value
         for size in range(1, how.max_group_size + 1)
@@ -99,7 +101,7 @@ def test_the_value_is_that_of_the_best_of_all_groupings(problem, how):
     (answer,) = group_buckets([problem], how, model)
     total = sum(value_of(members, problem, how, model) for members in answer.groups)
     assert total == pytest.approx(answer.certificate.value, abs=1e-9)
-    if len(problem.shapes) <= problem.slots:
+    if len(problem.jobs) <= problem.slots:
         assert total == pytest.approx(answer.certificate.upper_bound)
         return
     if how.max_group_size > 1:
@@ -116,13 +118,13 @@ def test_every_job_once_no_more_groups_than_slots_and_nobody_urgent_left_out(pro
     )
     (answer,) = group_buckets([problem], how, speed_model(how.speed_model))
     assert sorted([job for group in answer.groups for job in group] + list(answer.left)) == list(
-        range(len(problem.shapes))
+        range(len(problem.jobs))
     )
     assert len(answer.groups) <= problem.slots
     assert not [job for job in answer.left if job < problem.slots]
     assert all(1 <= len(group) <= how.max_group_size and list(group) == sorted(group) for group in answer.groups)
     assert answer.certificate.upper_bound >= answer.certificate.value
-    if how.max_group_size > 1 and len(problem.shapes) > problem.slots:
+    if how.max_group_size > 1 and len(problem.jobs) > problem.slots:
         best = best_value(problem, how, speed_model(how.speed_model))
         assert answer.certificate.upper_bound >= best - 1e-6
 
@@ -136,21 +138,21 @@ def test_improving_the_groups_of_algorithm_1_keeps_every_limit(problem, how):
         patch.setattr(engine, "COLUMN_LIMIT", 0)  # as if there were too many kinds to list all groups
         (answer,) = group_buckets([problem], how, model)
     assert sorted([job for group in answer.groups for job in group] + list(answer.left)) == list(
-        range(len(problem.shapes))
+        range(len(problem.jobs))
     )
     assert not [job for job in answer.left if job < problem.slots]
     assert len(answer.groups) <= problem.slots
     worth = [value_of(members, problem, how, model) for members in answer.groups]
     assert sum(worth) == pytest.approx(answer.certificate.value)
     assert answer.certificate.value >= rounds.certificate.value - 1e-9
-    if how.max_group_size > 1 and len(problem.shapes) > problem.slots:
+    if how.max_group_size > 1 and len(problem.jobs) > problem.slots:
         assert answer.certificate.upper_bound >= best_value(problem, how, model) - 1e-6
 
 
 def test_improving_takes_pairs_apart_again():
     # The best pairs of the first round don't make the best fours.
     kinds = random_shapes(80, seed=5)
-    problem = BucketProblem(tuple(kinds), (1.0,) * 80, 1, 20)
+    problem = BucketProblem(kinds_with(kinds), 1, 20)
     rounds, improved = (
         group_buckets([problem], PolicyOptions(grouping=grouping), speed_model("fair"))[0].certificate.value
         for grouping in ("rounds", "optimal")
@@ -162,7 +164,7 @@ def test_improving_takes_pairs_apart_again():
 @settings(max_examples=40, deadline=None)
 def test_another_slot_never_lowers_the_value(problem, how):
     model = speed_model(how.speed_model)
-    more = BucketProblem(problem.shapes, problem.worth, 1, problem.slots + 1, problem.memory_limit_gib)
+    more = replace(problem, slots=problem.slots + 1)
     before, after = group_buckets([problem], how, model)[0], group_buckets([more], how, model)[0]
     assert after.certificate.value >= before.certificate.value - 1e-9
 
@@ -172,15 +174,8 @@ def test_another_slot_never_lowers_the_value(problem, how):
 def test_equal_jobs_can_change_places(problem, how):
     # The value depends on which kinds of jobs are urgent, not on how the urgent ones are ordered.
     model = speed_model(how.speed_model)
-    order = [*reversed(range(problem.slots)), *reversed(range(problem.slots, len(problem.shapes)))]
-    turned = BucketProblem(
-        tuple(problem.shapes[job] for job in order),
-        tuple(problem.worth[job] for job in order),
-        1,
-        problem.slots,
-        problem.memory_limit_gib,
-        tuple(problem.largest[job] for job in order if problem.largest),
-    )
+    order = [*reversed(range(problem.slots)), *reversed(range(problem.slots, len(problem.jobs)))]
+    turned = BucketProblem(tuple(problem.jobs[job] for job in order), 1, problem.slots, problem.memory_limit_gib)
     first, second = group_buckets([problem, turned], how, model)
     assert first.certificate.value == pytest.approx(second.certificate.value)
 
@@ -204,7 +199,7 @@ def random_shapes(count, seed):
 @pytest.mark.parametrize("slots", [9, 100, 400])
 def test_many_kinds_are_solved_to_a_small_proven_gap(slots):
     kinds = sorted(random_shapes(30, seed=2))
-    columns = all_columns(kinds, [1.0] * 30, [4] * 30, PolicyOptions(), speed_model("lockstep"), float("inf"))
+    columns = all_columns(kinds_with(kinds), PolicyOptions(), speed_model("lockstep"), float("inf"))
     assert len(columns.value) > 20_000
     counts = np.bincount(np.random.default_rng(4).integers(0, 30, 4 * slots), minlength=30).astype(float)
     choice = choose_columns(columns, Limits(counts, np.zeros(30), slots))
@@ -221,7 +216,7 @@ def test_many_kinds_are_solved_to_a_small_proven_gap(slots):
 def test_algorithm_1_is_compared_with_the_proven_optimum():
     kinds = random_shapes(12, seed=7)
     jobs = tuple(kinds[index] for index in np.random.default_rng(1).integers(0, 12, 60))
-    problem = BucketProblem(jobs, (1.0,) * 60, 1, 15)
+    problem = BucketProblem(kinds_with(jobs), 1, 15)
     model = speed_model("lockstep")
     (optimal,) = group_buckets([problem], PolicyOptions(grouping="optimal"), model)
     (rounds,) = group_buckets([problem], PolicyOptions(grouping="rounds"), model)
@@ -233,7 +228,7 @@ def test_algorithm_1_is_compared_with_the_proven_optimum():
 def test_no_slot_stays_empty_beside_a_waiting_job():
     kinds = random_shapes(64, seed=6)
     jobs = tuple(kinds[index] for index in np.random.default_rng(2).integers(0, 64, 1000).tolist())
-    problem = BucketProblem(jobs, (1.0,) * 1000, 1, 250)
+    problem = BucketProblem(kinds_with(jobs), 1, 250)
     (answer,) = group_buckets([problem], PolicyOptions(grouping="optimal"), speed_model("lockstep"))
     assert len(answer.groups) == 250
     assert answer.certificate.gap < 0.01

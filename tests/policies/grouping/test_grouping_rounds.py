@@ -5,7 +5,7 @@ import pytest
 from policy_builders import KINDS
 
 from muri.policies.grouping.engine import group_buckets
-from muri.policies.grouping.problem import BucketProblem
+from muri.policies.grouping.problem import BucketProblem, kinds_with
 from muri.policies.options import PolicyOptions
 from muri.policies.speed.model import Shape
 from muri.policies.speed.registry import speed_model
@@ -20,7 +20,7 @@ EIGHT = [*FOUR, *FOUR]
 
 
 def groups_of(shapes, slots, *, memory_gib=float("inf"), **options):
-    problem = BucketProblem(tuple(shapes), (1.0,) * len(shapes), 1, slots, memory_gib)
+    problem = BucketProblem(kinds_with(shapes), 1, slots, memory_gib)
     return group_buckets([problem], PolicyOptions(**options), speed_model("lockstep"))[0]
 
 
@@ -57,8 +57,8 @@ def test_whole_rounds_end_when_all_buckets_fit_together():
     # 4 + 2·4 GPUs are wanted and 6 are there. One round of all buckets leaves 2 + 2·2, which is enough,
     # although the second bucket by itself had room for one group only.
     problems = [
-        BucketProblem(tuple(FOUR), (1.0,) * 4, 1, 4),
-        BucketProblem(tuple(FOUR), (1.0,) * 4, 2, 1),
+        BucketProblem(kinds_with(FOUR), 1, 4),
+        BucketProblem(kinds_with(FOUR), 2, 1),
     ]
     small, large = group_buckets(problems, PolicyOptions(merge="whole-rounds"), speed_model("lockstep"))
     assert [len(group) for group in small.groups] == [2, 2]
@@ -128,7 +128,7 @@ def test_a_short_job_is_not_slowed_for_a_long_one(grouping):
     # Both mostly use the GPU: together each runs at 0.59 of its speed (T = 2.2 s for iterations of 1.3 s).
     # For two jobs of equal remaining time that is worth it, for a short one and a long one it isn't.
     def partners(short_worth, long_worth):
-        problem = BucketProblem((FOUR[2], FOUR[2]), (short_worth, long_worth), 1, 1)
+        problem = BucketProblem(kinds_with((FOUR[2], FOUR[2]), (short_worth, long_worth)), 1, 1)
         options = PolicyOptions(objective="jct", grouping=grouping)
         return group_buckets([problem], options, speed_model("lockstep"))[0].groups
 
@@ -140,7 +140,7 @@ def test_a_short_job_is_not_slowed_for_a_long_one(grouping):
 @pytest.mark.parametrize("objective", ["efficiency", "throughput", "jct"])
 def test_a_pair_slower_than_one_after_the_other_is_never_made(grouping, objective):
     gpu_only = shape((0.0, 0.0, 1.0, 0.0))
-    problem = BucketProblem((gpu_only, gpu_only), (1.0, 100.0), 1, 1)
+    problem = BucketProblem(kinds_with((gpu_only, gpu_only), (1.0, 100.0)), 1, 1)
     options = PolicyOptions(objective=objective, grouping=grouping)
     assert group_buckets([problem], options, speed_model("fair"))[0].groups == ((0,),)
 

@@ -1,0 +1,235 @@
+"""Exchanges of members that make groups better, and the joins of waiting jobs to what runs."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import linear_sum_assignment
+
+from muri.policies.grouping.problem import Appraiser, BucketProblem, Kind, Members
+from muri.policies.options import PolicyOptions
+from muri.policies.speed.model import Floats, Indices, SpeedModel
+
+LEAST_GAIN: Final = 0.2
+"""What each join must add to a unit's total speed, and to the objective, as a share of what the new member alone at
+full speed would: below that it would mostly take from the others."""
+
+_PLACES: Final = ((), (0, 1), (0, 2), (0, 3), (0,), (1,), (2,), (3,))
+"""Which members a unit gives up; with none it may take in a job that is left over. The other three pairs only swap the
+two halves."""
+
+_CHUNK: Final = 250
+"""Units that exchange members with each other; the most urgent ones first."""
+
+_EVALUATIONS: Final = 4_000_000
+"""Groups to evaluate at most, about a second: a limit that is the same on every machine."""
+
+_GAIN: Final = 1e-4
+"""Relative gain below which a turn counts as idle."""
+
+_ROUNDING: Final = 1e-9
+
+_FORBIDDEN: Final = -1e9
+
+_URGENT: Final = 1e6
+"""Added for handing out a job that must not be left over; outweighs every value and no ban."""
+
+
+@dataclass(frozen=True, slots=True)
+class Assembly:
+    """Who shares with whom at one moment.
+
+    Attributes:
+        groups: New groups, single jobs among them, by their most urgent member.
+        joins: For each open unit of the problem, the jobs that join it.
+        value: What the new groups are worth, and what joins add to the open units.
+    """
+
+    groups: tuple[Members, ...]
+    joins: tuple[Members, ...]
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """A unit, new or open, while members are exchanged.
+
+    Attributes:
+        members: The jobs that it takes in.
+        base: Kinds of its members that already run, as indices.
+        base_value: What these are worth by themselves.
+        base_speed: Their total speed.
+        memory_gib: GPU memory that it may use.
+        spare_mem_gib: Host memory that its new members may have.
+        open_unit: Index of the open unit; None for a new group.
+    """
+
+    members: Members
+    base: tuple[int, ...] = ()
+    base_value: float = 0.0
+    base_speed: float = 0.0
+    memory_gib: float = float("inf")
+    spare_mem_gib: float = float("inf")
+    open_unit: int | None = None
+
+
+class Exchange:
+    """Exchanges members between the units of a bucket: every unit gives up a part, and the parts are assigned again.
+
+    Where there are too many kinds of jobs to list all groups, Algorithm 1 forms them in rounds and never takes a pair
+    apart again. Here every unit gives up the members at some places (one member, or two, or none), and the best way to
+    hand these parts and the jobs left over out is an assignment problem. The old units are one of its solutions, so
+    the value never falls. Places take turns until nothing improves any more. The members of open units, which run, stay
+    where they are.
+
+    Args:
+        problem: The jobs, which of them are urgent, and the open units.
+        options: Objective, margin and group size.
+        model: How fast members are.
+    """
+
+    def __init__(self, problem: BucketProblem, options: PolicyOptions, model: SpeedModel) -> None:
+        self._problem = problem
+        self._max_group_size = options.max_group_size
+        running = (kind for unit in problem.open_units for kind in unit.members)
+        self.kinds: tuple[Kind, ...] = tuple(sorted({*problem.jobs, *running}))
+        number = {kind: index for index, kind in enumerate(self.kinds)}
+        self._kind_of_job = np.array([number[kind] for kind in problem.jobs], dtype=np.intp)
+        self._mem_gib = np.array(problem.mem_gib or (0.0,) * len(problem.jobs))
+        # Units differ in their GPUs' memory, so rows have the limits.
+        self.appraiser = Appraiser(self.kinds, options, model, float("inf"))
+        self._open = [self._open_row(index, number) for index in range(len(problem.open_units))]
+
+    def improve(self, groups: Sequence[Members], left: Members) -> Assembly:
+        """Exchange members between units, and with the jobs left over, as long as the value rises.
+
+        Args:
+            groups: The new groups, single jobs among them.
+            left: Jobs in no group.
+        """
+        # Units with the most urgent members first; what runs has a place already and comes after what starts.
+        rows = [_Row(members, memory_gib=self._problem.memory_limit_gib) for members in sorted(groups)] + self._open
+        done: list[_Row] = []
+        rest, total, budget = left, 0.0, _EVALUATIONS
+        for start in range(0, len(rows), _CHUNK):
+            part, rest, value, budget = self._improved(rows[start : start + _CHUNK], rest, budget)
+            done += part
+            total += value
+        joins = {row.open_unit: row.members for row in done if row.open_unit is not None}
+        formed = sorted(row.members for row in done if row.open_unit is None and row.members)
+        return Assembly(tuple(formed), tuple(joins[index] for index in range(len(self._open))), total)
+
+    @property
+    def base_value(self) -> float:
+        """What the open units are worth without new members."""
+        return sum(row.base_value for row in self._open)
+
+    def _open_row(self, index: int, number: dict[Kind, int]) -> _Row:
+        unit = self._problem.open_units[index]
+        base = tuple(sorted(number[kind] for kind in unit.members))
+        alone = self.appraiser.appraise(np.array([base], dtype=np.intp))
+        value, speed = float(alone.value[0]), float(alone.total_speed[0])
+        return _Row((), base, value, speed, unit.memory_limit_gib, unit.spare_mem_gib, index)
+
+    def _improved(self, rows: list[_Row], left: Members, budget: int) -> tuple[list[_Row], Members, float, int]:
+        """Better units, the jobs then left over, the value, and what is left of the budget."""
+        total = float(self._matrix(rows, [()])[:, 0].sum())
+        idle = 0
+        for places in _turns():
+            cost = len(rows) * (len(rows) + len(left))
+            if idle == len(_PLACES) or budget < cost:
+                break
+            budget -= cost
+            changed, unused, value = self._handed_out(rows, left, places)
+            idle = 0 if value > total + _GAIN * max(abs(total), _ROUNDING) else idle + 1
+            if value > total:
+                rows, left, total = changed, unused, value
+        return rows, left, total, budget
+
+    def _handed_out(
+        self, rows: Sequence[_Row], left: Members, places: tuple[int, ...]
+    ) -> tuple[list[_Row], Members, float]:
+        """The units after the best exchange of the members at some places, the jobs then left over, and the value."""
+        kept = [_with(row, tuple(job for place, job in enumerate(row.members) if place not in places)) for row in rows]
+        parts = [tuple(job for place, job in enumerate(row.members) if place in places) for row in rows]
+        if len(places) < 2:
+            parts += [(job,) for job in left]
+        value = self._matrix(kept, parts)
+        urgent = np.array([any(job < self._problem.slots for job in part) for part in parts])
+        chosen, columns = linear_sum_assignment(value + _URGENT * urgent[None, :], maximize=True)
+        changed = [
+            _with(kept[row], tuple(sorted(kept[row].members + parts[column])))
+            for row, column in zip(chosen, columns, strict=True)
+        ]
+        used = set(columns.tolist())
+        unused = [job for column, part in enumerate(parts) if column not in used for job in part]
+        rest = unused if len(places) < 2 else [*unused, *left]
+        return changed, tuple(sorted(rest)), float(value[chosen, columns].sum())
+
+    def _matrix(self, kept: Sequence[_Row], parts: Sequence[Members]) -> Floats:
+        """Array (kept, parts): what each would be worth with each part; forbidden units very little."""
+        matrix = np.full((len(kept), len(parts)), _FORBIDDEN)
+        kept_size = np.array([(len(row.base), len(row.members)) for row in kept]).reshape(-1, 2)
+        part_size = np.array([len(members) for members in parts])
+        for base, size_a in sorted({(base, size) for base, size in kept_size.tolist()}):
+            rows = np.flatnonzero((kept_size == (base, size_a)).all(axis=1))
+            for size_b in sorted(set(part_size.tolist())):
+                columns = np.flatnonzero(part_size == size_b)
+                if 0 < base + size_a + size_b <= self._max_group_size:
+                    cells = self._values([kept[row] for row in rows.tolist()], [parts[c] for c in columns.tolist()])
+                    matrix[np.ix_(rows, columns)] = cells
+                elif base + size_a + size_b == 0 or size_a + size_b == 0:
+                    matrix[np.ix_(rows, columns)] = 0.0
+        return matrix
+
+    def _values(self, kept: Sequence[_Row], parts: Sequence[Members]) -> Floats:
+        """Array (kept, parts); all of either have the same size."""
+        base = np.array([row.base for row in kept], dtype=np.intp).reshape(len(kept), -1)
+        members = np.array([row.members for row in kept], dtype=np.intp).reshape(len(kept), -1)
+        first = np.concatenate([base, self._kind_of_job[members]], axis=1)
+        second = self._kind_of_job[np.array(parts, dtype=np.intp).reshape(len(parts), -1)]
+        groups = np.concatenate([np.repeat(first, len(parts), axis=0), np.tile(second, (len(kept), 1))], axis=1)
+        appraisal = self.appraiser.appraise(groups)
+        value = appraisal.value - np.repeat([row.base_value for row in kept], len(parts))
+        if groups.shape[1] > 1 and members.shape[1] + second.shape[1]:
+            allowed = appraisal.keeps_promises & self.appraiser.fits(groups) & self._has_memory(kept, parts, groups)
+            if base.shape[1]:
+                base_speed = np.repeat([row.base_speed for row in kept], len(parts))
+                allowed &= self._gains_enough(appraisal.total_speed - base_speed, value, groups[:, base.shape[1] :])
+            else:
+                allowed &= self.appraiser.pays(appraisal)
+            value = np.where(allowed, value, _FORBIDDEN)
+        return np.asarray(value).reshape(len(kept), len(parts))
+
+    def _gains_enough(self, speed: Floats, value: Floats, new: Indices) -> NDArray[np.bool_]:
+        """Which joins add enough of what their new members would alone.
+
+        Args:
+            speed: What they add to the unit's total speed.
+            value: What they add to the objective.
+            new: Array (n, p): kinds of the new members.
+        """
+        least = LEAST_GAIN * self.appraiser.coefficient[new].sum(axis=1)
+        return np.asarray((speed >= LEAST_GAIN * new.shape[1] - _ROUNDING) & (value >= least * (1 - _ROUNDING)))
+
+    def _has_memory(self, kept: Sequence[_Row], parts: Sequence[Members], groups: Indices) -> NDArray[np.bool_]:
+        gpu = self.appraiser.memory_gib(groups) <= np.repeat([row.memory_gib for row in kept], len(parts))
+        if not self._mem_gib.any():
+            return np.asarray(gpu)
+        taken = np.array([self._mem_gib[list(row.members)].sum() for row in kept])
+        wanted = np.array([self._mem_gib[list(part)].sum() for part in parts])
+        spare = np.array([row.spare_mem_gib for row in kept])
+        host = (taken[:, None] + wanted[None, :] <= spare[:, None] + _ROUNDING).ravel()
+        return np.asarray(gpu & host)
+
+
+def _with(row: _Row, members: Members) -> _Row:
+    return _Row(members, row.base, row.base_value, row.base_speed, row.memory_gib, row.spare_mem_gib, row.open_unit)
+
+
+def _turns() -> Iterator[tuple[int, ...]]:
+    """The places in turn, without end."""
+    while True:
+        yield from _PLACES
