@@ -77,6 +77,8 @@ def first_places(
     starts: list[Contender] = []
     kept: list[KeptNode] = []
     ends = _ends(running, left_s)
+    # Where something as large runs, GPUs for the job become free all at once; small units are what keeps it out.
+    largest = {name: max(count for _, count in found) for name, found in ends.items()}
     trial = free.copy()
     # The large ones first: they fit in the fewest places.
     for contender in sorted(wanted, key=lambda item: (-item.bucket.gpu_count, item.rank)):
@@ -84,8 +86,8 @@ def first_places(
         if trial.take(bucket.partition, bucket.gpu_count, node_count=bucket.node_count) is not None:
             starts.append(contender)
         elif bucket.node_count == 1:
-            taken = {each.name for each in kept}
-            node = _soonest(bucket, [each for each in nodes if each.name not in taken], trial, ends)
+            shut = {each.name for each in kept} | {name for name, count in largest.items() if count >= bucket.gpu_count}
+            node = _soonest(bucket, [each for each in nodes if each.name not in shut], trial, ends)
             if node is not None:
                 kept.append(KeptNode(node, contender))
                 trial.take_on(node, trial.on_node(node))

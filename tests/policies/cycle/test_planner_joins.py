@@ -163,9 +163,9 @@ def test_a_node_is_kept_for_a_size_of_which_nothing_runs():
     """Small jobs that come and go must not keep a large one out for ever."""
     nodes = [make_node("n1", 1, gpu_count=2), make_node("n2", 0, gpu_count=2)]
     busy = [
-        runs(of(1, "gpu", remaining_s=100.0)),
-        runs(of(2, "gpu", remaining_s=9000.0), node="n2"),
-        runs(of(3, "gpu", remaining_s=9000.0), node="n2"),
+        runs(of(1, "gpu", remaining_s=100.0), joinable=False),
+        runs(of(2, "gpu", remaining_s=9000.0), node="n2", joinable=False),
+        runs(of(3, "gpu", remaining_s=9000.0), node="n2", joinable=False),
     ]
     large = of(10, "gpu", gpu_count=2, remaining_s=50_000.0)
     small = of(11, "gpu", remaining_s=10.0)
