@@ -124,6 +124,10 @@ class _Refinement:
         jobs = tuple(self._jobs[job_id] for job_id in group.members)
         if group.kept:
             return _Entry(group, self._kept(jobs, self._runs_in[group.members[0]]))
+        if group.joining:
+            # Nobody is disturbed by a join, so what runs keeps its CPUs and memory, and how it shares.
+            unit = self._runs_in[group.members[0]]
+            return _Entry(group, Tenant(jobs, unit.gpus, unit.mode, running=unit, movable=False, kept=True))
         choice = ways_of(jobs, self._predictor)
         if choice.best.members != jobs and any(self._is_overdue(job) for job in jobs):
             # A job that has waited too long is never left out.
@@ -225,7 +229,7 @@ def _group(group: Group, tenant: Tenant, speeds: tuple[float, ...]) -> Group:
         members=tuple(ids),
         speed=dict(sorted(zip(ids, speeds, strict=True))),
         reasons=(*group.reasons, *tenant.reasons),
-        kept=tenant.kept,
+        kept=tenant.kept and not group.joining,
         mode=tenant.mode,
     )
 

@@ -202,7 +202,11 @@ class Unit:
             live.as_planned(now_s, durations_known=durations_known, checkpoints=checkpoints) for live in self.members
         ]
         seat = self.seat
-        return Running(tuple(seen), seat.gpus, seat.cpu_mem_shares, seat.accumulate_steps, seat.mode)
+        # Members with CPUs and memory of their own have none for others.
+        joinable = not seat.cpu_mem_shares
+        return Running(
+            tuple(seen), seat.gpus, seat.cpu_mem_shares, seat.accumulate_steps, seat.mode, joinable=joinable
+        )
 
 
 def planned_profiles(jobs: Sequence[TraceJob], noise: float, seed: int) -> dict[int, StageProfile]:

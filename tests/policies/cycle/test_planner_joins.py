@@ -154,7 +154,7 @@ def test_multi_gpu_units_are_joined_like_others():
 def test_every_sharing_policy_plans_joins(name):
     request = full(runs(of(1, "gpu")), jobs=[of(2, "cpu")])
     plan = get_policy(name).plan(request)
-    assert [group.joining for group in plan.groups] == [(2,)]
+    assert [(group.joining, group.kept) for group in plan.groups] == [((2,), False)]
     assert not broken_laws(request, plan)
     assert plan.certificate.upper_bound >= plan.certificate.value > 0
 
