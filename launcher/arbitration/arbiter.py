@@ -333,7 +333,7 @@ class FairArbiter(Arbiter):
         return waiter
 
     def _note_waiting(self, resource: int) -> None:
-        """Tell yield points whether to ask; beside promises the first one of a stage does, which tells that there are some."""
+        """Tell yield points whether to ask. Beside promises the first one of a stage does: so it is known of."""
         untold = bool(self._promises) and any(hold.offered_s is None for hold in self._holds[resource])
         self.waiting_hint[resource] = untold or bool(self._waiting[resource])
 
@@ -348,7 +348,11 @@ class FairArbiter(Arbiter):
             timeout_s = self._look(waiter, woken=woken)
 
     def _look(self, waiter: Waiter, *, woken: bool) -> float:
-        """Grant a resource that need not be kept free any more; until the next look if it must be, -1 if it is taken."""
+        """Grant a resource that need not be kept free any more.
+
+        Returns:
+            How long to sleep until the next look; -1, forever, if the resource is taken: its release wakes somebody.
+        """
         with self._mutex:
             if waiter.looks(woken=woken):
                 self._dispatch(waiter.resource, nudge=False)

@@ -1,14 +1,14 @@
 """Promised speeds, without threads or clocks: who is behind its promise, and which grant would put somebody behind.
 
-A member that was promised the speed p may wait for 1/p - 1 seconds in each second of its own work. Its *slack* is how long
-it could wait right now and still have its promise: progress / p - time gone by. Progress counts iterations times
+A member that was promised the speed p may wait for 1/p - 1 seconds in each second of its own work. Its *slack* is how
+long it could wait right now and still have its promise: progress / p - time gone by. Progress counts iterations times
 iteration time alone, so what slows the member down in another way than by waits uses the slack up, too.
 
 - Of the members that wait with a negative slack the one with the least, relatively furthest behind, goes first.
 - Nobody gets a resource for longer at a time than the slack of those that wait for it allows.
-- Nor than the slack of those allows that are about to need it: a stage of half a second that cannot be interrupted would
-  otherwise begin in each gap that a member with short stages leaves. The resource stays idle instead. It is not kept
-  free from members that are behind their own promise, nor for one that does not come when it usually does.
+- Nor for longer than the slack of those allows that are about to need it: a stage of half a second that cannot be
+  interrupted would otherwise begin in each gap that a member with short stages leaves. The resource stays idle instead.
+  It is not kept free from members that are behind their own promise, nor for one that does not come as it usually does.
 """
 
 from collections import deque
@@ -24,8 +24,8 @@ CREDIT_S: Final = 1.0
 ever begin; it then is behind until it has caught up."""
 
 DEBT_S: Final = 10.0
-"""How far behind a member counts at most; what it lost before is forgotten. A member that validated for an hour, or whose
-iteration time alone is wrong, must not go first for as long."""
+"""How far behind a member counts at most; what it lost before is forgotten. A member that validated for an hour, or
+whose iteration time alone is wrong, must not go first for as long."""
 
 LONGEST_WAIT_S: Final = 60.0
 """Whoever has waited for so long within its stage goes first, whatever was promised to others."""
@@ -50,10 +50,10 @@ class _Progress:
         min_speed: The promise.
         solo_s: Iteration time alone, learnt from its busy times unless it was known.
         known: Whether it was.
-        since_s: End of its latest iteration; None before the first one, which tells nothing of its speed.
+        since_s: End of its latest iteration, before it its first request; None before that, while the script starts.
         settled_s: The slack then.
         busy_before_s: What `busy_s` was then.
-        joined_s: When it came.
+        joined_s: When its session began.
         waiting: How many of its threads wait for a resource.
         waiting_since_s: Since when one does.
         waited_s: Seconds in which one did, before that.
@@ -80,7 +80,7 @@ class _Progress:
         return 1.0 / self.min_speed - 1.0
 
     def busy_s(self, now_s: float) -> float:
-        """Seconds since it came in which none of its threads waited."""
+        """Seconds since its session began in which none of its threads waited."""
         waits_s = now_s - self.waiting_since_s if self.waiting else 0.0
         return now_s - self.joined_s - self.waited_s - waits_s
 
@@ -119,6 +119,8 @@ class Promises:
     def asks(self, member: str, resource: int, now_s: float) -> None:
         """A stage of the member asks for its resource."""
         progress = self._progress.get(member)
+        if progress is not None and progress.since_s is None:
+            progress.since_s, progress.busy_before_s = now_s, progress.busy_s(now_s)
         if progress is not None and (left := progress.left[resource]) is not None:
             progress.gaps_s[resource].append(progress.busy_s(now_s) - left[1])
             progress.left[resource] = None

@@ -357,6 +357,8 @@ def make_arbiter(
     predicted_speed: Mapping[str, float] | None = None,
     now: Clock = MACHINE_CLOCK,
     node: Node = Node(),
+    *,
+    promises: bool = False,
 ) -> Arbiter:
     """The arbiter of a discipline.
 
@@ -368,6 +370,7 @@ def make_arbiter(
         predicted_speed: Predicted normalized speed of each member in the group; used by auto only.
         now: The clock.
         node: What the group runs on.
+        promises: Whether a member was promised a speed; then lockstep can be left for fair.
 
     Raises:
         UsageError: Lockstep was asked for more than four members.
@@ -378,6 +381,8 @@ def make_arbiter(
         "lockstep": lambda: LockstepArbiter(places, now),
         "plain": lambda: PlainArbiter(now),
     }
+    if discipline == "lockstep" and promises:
+        return SwitchingArbiter({name: makers[name] for name in ("lockstep", "fair")}, now=now)
     if discipline != "auto":
         return makers[discipline]()
     names = candidates(len(places), node)
