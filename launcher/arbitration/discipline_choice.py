@@ -40,8 +40,8 @@ NEARLY_KEPT: Final = 0.96
 """A window is short: so much of its promised speed is enough for a member."""
 
 MISSED_POWER: Final = 8
-"""How fast a total counts for less, the more a promise is missed: a member with half of the speed that it was promised
-makes it count for nothing, and no gain of others makes up for a tenth."""
+"""How fast a total counts for less, the more a promise is missed: a member with three quarters of its promised speed
+makes it count for a seventh, which no gain of the others makes up for."""
 
 CLEARLY_WORSE: Final = 0.9
 """A trial's window ends early if its total stays below this share of the kept one's though all iterations ended now."""
@@ -343,7 +343,9 @@ class DisciplineChoice:
         reached = usual.value if usual else 0.0
         possible = reached * (1 + self._possible_gain(tried))
         self._tried, self._begun_s = tried, now_s
-        return self._change(tried, f"{self._known.kept} reaches {reached:.2f}, {tried} may reach {possible:.2f}")
+        missed = "" if self._missed(self._known.latest) == 1.0 else " (counted for less, as a promise was missed)"
+        reason = f"{self._known.kept} reaches {reached:.2f}{missed}, {tried} may reach {possible:.2f}"
+        return self._change(tried, reason)
 
     def _pays(self, discipline: str, now_s: float) -> bool:
         """Whether the possible gain is worth the work that a trial may lose."""

@@ -351,7 +351,7 @@ def _running(status: Mapping[str, Any]) -> int:
 
 
 def _members_table(group: GroupView, sort: str) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="dim", expand=False)
+    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="dim", expand=False)
     table.add_column("JOB", justify="right", no_wrap=True)
     table.add_column("SCRIPT", no_wrap=True, max_width=13, overflow="ellipsis")
     table.add_column("STATE", no_wrap=True)
