@@ -67,10 +67,14 @@ class Waiter:
         """Let the waiting thread look again when it must; called under the arbiter's mutex."""
         self._release()
 
-    def looks(self, *, woken: bool) -> bool:
-        """Whether the wait goes on; called under the arbiter's mutex with what `sleep` has returned."""
+    def looks(self, *, woken: bool) -> None:
+        """Note that the waiting thread looks; called under the arbiter's mutex with what `sleep` has returned."""
         if woken:
             self._nudged = False
+
+    @property
+    def waits(self) -> bool:
+        """Whether the wait goes on."""
         return not self.granted and not self.interrupted
 
     def _release(self) -> None:
@@ -339,13 +343,13 @@ class FairArbiter(Arbiter):
 
     def _await(self, waiter: Waiter) -> float:
         start_s, timeout_s = self._now(), -1.0
-        while True:
+        while waiter.waits:  # it may also have ended while this thread looked
             woken = waiter.sleep(timeout_s)
-            if waiter.interrupted:
-                raise WaitInterruptedError(waiter.member)
-            if waiter.granted:
-                return self._now() - start_s
-            timeout_s = self._look(waiter, woken=woken)
+            if waiter.waits:
+                timeout_s = self._look(waiter, woken=woken)
+        if waiter.interrupted:
+            raise WaitInterruptedError(waiter.member)
+        return self._now() - start_s
 
     def _look(self, waiter: Waiter, *, woken: bool) -> float:
         """Grant a resource that need not be kept free any more.
@@ -354,9 +358,10 @@ class FairArbiter(Arbiter):
             How long to sleep until the next look; -1, forever, if the resource is taken: its release wakes somebody.
         """
         with self._mutex:
-            if waiter.looks(woken=woken):
+            waiter.looks(woken=woken)
+            if waiter.waits:
                 self._dispatch(waiter.resource, nudge=False)
-            if waiter.granted or waiter.interrupted or not self._is_free(waiter.resource):
+            if not waiter.waits or not self._is_free(waiter.resource):
                 return -1.0
             return self._promises.look_again_in_s(self._ages(waiter.resource), waiter.resource, self._now())
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import pytest
 from virtual_clock import VirtualClock
 
-from muri.launcher.arbitration.arbiter import CPU, Arbiter, FairArbiter, WaitInterruptedError
+from muri.launcher.arbitration.arbiter import CPU, Arbiter, FairArbiter, Waiter, WaitInterruptedError
 from muri.launcher.arbitration.promises import CREDIT_S, DEBT_S, Promises
 from muri.launcher.job.stage_clock import STAGE_COUNT, IterationRecord
 
@@ -200,6 +200,31 @@ def test_what_was_kept_free_is_given_on_when_someone_goes(end: str) -> None:
     for name in ("1", "2", "3"):
         arbiter.leave(name)
     clock.finish(*threads)
+
+
+class Overtaken(FairArbiter):
+    """What a waiting thread was nudged for happens before it has come to look."""
+
+    def _look(self, waiter: Waiter, *, woken: bool) -> float:
+        self.leave("1")
+        return super()._look(waiter, woken=woken)
+
+
+def test_grant_between_a_nudge_and_the_look_that_follows_is_not_lost() -> None:
+    clock = VirtualClock()
+    arbiter = Overtaken(clock)
+    arbiter.join("1", 0.1, 0.9)
+    arbiter.join("2", 0.5)
+
+    def hold(name: str, seconds: float) -> None:
+        arbiter.acquire(name, GPU)
+        clock.sleep(seconds)
+        arbiter.release(name, GPU)
+
+    for name, seconds in (("1", 0.1), ("2", 1.0), *[("1", 0.001)] * 10):
+        hold(name, seconds)
+    clock.finish(clock.start(hold, "2", 0.5))
+    assert arbiter.holders()[GPU] is None
 
 
 def test_slack_is_what_a_member_could_wait_and_is_bounded() -> None:
