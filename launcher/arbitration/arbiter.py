@@ -296,7 +296,7 @@ class FairArbiter(Arbiter):
                 return 0.0
             self._count_service(resource, hold)
             ages = self._ages(resource) | {member: hold.waited_s}
-            if self._choose([member, *others], resource, ages) == member:
+            if self._choose([member, *others], resource, ages, holder=member) == member:
                 return 0.0
             self._pass_on(resource, hold)
             waiter = self._enqueue(member, resource, hold.waited_s)
@@ -421,12 +421,15 @@ class FairArbiter(Arbiter):
             woken = True
         return woken
 
-    def _choose(self, members: list[str], resource: int, waited_s: Mapping[str, float]) -> str | None:
+    def _choose(
+        self, members: list[str], resource: int, waited_s: Mapping[str, float], holder: str | None = None
+    ) -> str | None:
         """Who goes first of those that want a resource; None if it is kept free for one that is about to need it."""
         order = self._queue.order(dict.fromkeys(members), resource, waited_s)
         if not self._promises or self._tokens[resource] - len(self._holds[resource]) > 1:
             return order[0]
-        return self._promises.choose(order, resource, waited_s, self._now(), may_keep=self._keeps_free)
+        waiting_s = {member: seconds for member, seconds in waited_s.items() if member != holder}
+        return self._promises.choose(order, resource, waiting_s, self._now(), may_keep=self._keeps_free)
 
     def _ages(self, resource: int) -> dict[str, float]:
         now_s = self._now()

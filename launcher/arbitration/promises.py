@@ -106,7 +106,7 @@ class Promises:
         return bool(self._progress)
 
     def join(self, member: str, min_speed: float, solo_iteration_s: float | None, now_s: float) -> None:
-        """Add a member; one without a promise (0) may be left out."""
+        """Add a member; nothing is kept of one without a promise (0)."""
         if min_speed > 0:
             known = solo_iteration_s is not None
             self._progress[member] = _Progress(min_speed, solo_iteration_s, known, now_s)
@@ -186,13 +186,13 @@ class Promises:
         Args:
             order: The members, in the order in which they would get it if nothing was promised.
             resource: Index of the resource.
-            waited_s: How long each has waited within its stage.
+            waited_s: How long each of those that wait for it has done so within its stage.
             now_s: The current time.
             may_keep: Whether it may be kept free.
         """
-        oldest = max(order, key=lambda member: waited_s.get(member, 0.0))
-        if waited_s.get(oldest, 0.0) >= LONGEST_WAIT_S:
-            return oldest
+        starving = [member for member in order if waited_s.get(member, 0.0) >= LONGEST_WAIT_S]
+        if starving:
+            return max(starving, key=waited_s.__getitem__)
         slack_s = {member: self.slack_s(member, now_s) for member in order}
         first = order[0]
         least = min(order, key=slack_s.__getitem__)

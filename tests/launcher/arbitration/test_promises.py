@@ -129,6 +129,31 @@ def test_nobody_waits_longer_than_a_minute_for_the_promises_of_others() -> None:
     assert found[2] * 200.0 / GREEDY.solo_s >= 3
 
 
+def test_a_minute_of_waiting_does_not_make_a_long_stage_go_on_for_ever() -> None:
+    clock = VirtualClock()
+    arbiter = FairArbiter(clock)
+    arbiter.join("1", 0.1, 0.9)
+    arbiter.join("2", 100.0)
+    arbiter.acquire("1", GPU)
+    order: list[str] = []
+
+    def long_stage() -> None:
+        arbiter.acquire("2", GPU)
+        clock.sleep(0.01)
+        order.append("2 yields")
+        arbiter.yield_point("2", GPU)
+        order.append("2 goes on")
+
+    threads = [clock.start(long_stage)]
+    clock.sleep(70.0)
+    arbiter.release("1", GPU)
+    arbiter.acquire("1", GPU)
+    order.append("1 goes first")
+    arbiter.release("1", GPU)
+    clock.finish(*threads)
+    assert order == ["2 yields", "1 goes first", "2 goes on"]
+
+
 def test_many_cores_are_not_kept_free_while_one_is_left() -> None:
     script = Script(((CPU, 0.5), (None, 0.005)))
     found = speeds([Script(((CPU, 0.05), (None, 0.05)), min_speed=0.9), script, script], cpus=3)
