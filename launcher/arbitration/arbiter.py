@@ -95,7 +95,7 @@ class Arbiter(ABC):
 
     Attributes:
         discipline: Its name.
-        waiting_hint: A byte per resource, not 0 while a yield point would find a member waiting, and the byte
+        waiting_hint: A byte per resource, not 0 while a yield point is to ask, as a member waits, and the byte
             `TURNS_INDEX`. A member in a process of its own reads it in shared memory instead of asking.
     """
 
