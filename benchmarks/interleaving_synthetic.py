@@ -43,12 +43,16 @@ class ProfileSet:
         stages_s: For each member its seconds of storage, CPU, GPU, network per iteration.
         window_s: How long iterations are counted.
         warmup_s: How long the members run before that.
+        pieces_s: For each member the seconds from one yield point to the next; `PIECE_S` for all when empty.
+        promised: For each member the speed that it was promised; none for all when empty.
     """
 
     name: str
     stages_s: tuple[tuple[float, ...], ...]
     window_s: float
     warmup_s: float
+    pieces_s: tuple[float, ...] = ()
+    promised: tuple[float, ...] = ()
 
     @property
     def lp_bound(self) -> float:
@@ -125,6 +129,8 @@ def run(profiles: ProfileSet, way: str, prefetch: int) -> list[float]:
             begin_s = time.time() + 4.0 + warmup_s
             for member, stages in enumerate(profiles.stages_s):
                 job = _profile(folder, member, stages, begin_s + window_s)
+                if profiles.pieces_s:
+                    job["piece_s"] = profiles.pieces_s[member]
                 # Turns leave the locks free; without them, as `auto` may try, resources are exclusive all the same.
                 job |= {"prefetch": prefetch, "locks": None if way == "alone" else name}
                 jobs.append(_start_job(folder, member, job, attach=runtime is not None))
@@ -159,8 +165,10 @@ def _start_runtime(folder: Path, way: str, profiles: ProfileSet) -> "subprocess.
     discipline, _, kind = way.partition("-")
     isolation: Literal["thread", "process"] = "process" if kind == "processes" else "thread"
     members = tuple(
-        MemberSpec(job_id=str(101 + member), solo_iteration_s=sum(stages), isolation=isolation)
-        for member, stages in enumerate(profiles.stages_s)
+        MemberSpec(job_id=str(101 + member), solo_iteration_s=sum(stages), min_speed=promised, isolation=isolation)
+        for member, (stages, promised) in enumerate(
+            zip(profiles.stages_s, profiles.promised or [0.0] * len(profiles.stages_s), strict=True)
+        )
     )
     rotation = tuple(None if each == "-" else each for each in _ordering(profiles))
     group = group_of({"members": members, "discipline": discipline, "ordering": rotation})

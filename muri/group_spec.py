@@ -47,6 +47,12 @@ def _positive(value: Any) -> float:
     return float(value)
 
 
+def _promise(value: Any) -> float:
+    if not 0 <= _number(value) < 1:
+        raise UsageError(f"{value!r} must be ≥ 0 and < 1")
+    return float(value)
+
+
 def _count(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise UsageError(f"{value!r} is no whole number greater than 0")
@@ -129,6 +135,7 @@ class MemberSpec:
         predicted_speed: Planned speed, 1 = as fast as alone; None where auto has to measure both ways.
         gpu_mem_gib: Peak GPU memory alone, None where it is not known: such a member is always let in.
         accumulate_steps: Into how many micro-batches its batches are split.
+        min_speed: The speed that it was promised, 1 = as fast as alone; 0: none.
         isolation: thread: it may share the runtime's process, unless its script's $MURI_ISOLATION says process.
     """
 
@@ -137,6 +144,7 @@ class MemberSpec:
     predicted_speed: float | None = None
     gpu_mem_gib: float | None = None
     accumulate_steps: int = 1
+    min_speed: float = 0.0
     isolation: Literal["thread", "process"] = "process"
 
     def __post_init__(self) -> None:
@@ -154,6 +162,7 @@ _MEMBER_CHECKS: Final[Mapping[str, _Check]] = {
     "predicted_speed": _optional(_positive),
     "gpu_mem_gib": _optional(_positive),
     "accumulate_steps": _count,
+    "min_speed": _promise,
     "isolation": _one_of("thread", "process"),
 }
 

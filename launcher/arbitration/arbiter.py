@@ -10,6 +10,7 @@ from typing import Final
 
 from muri.clock import MACHINE_CLOCK, Clock
 from muri.launcher.arbitration.fairness import DEFAULT_WINDOW_S, FairQueue
+from muri.launcher.arbitration.promises import Promises
 from muri.launcher.job.stage_clock import SOLE_MEMBER, STAGE_COUNT, TURNS, TURNS_INDEX, IterationRecord
 from muri.profiler.records import STAGES
 
@@ -45,7 +46,7 @@ class Waiter:
         interrupted: The wait ended without it.
     """
 
-    __slots__ = ("_lock", "granted", "interrupted", "member", "resource", "since_s")
+    __slots__ = ("_lock", "_nudged", "granted", "interrupted", "member", "resource", "since_s")
 
     def __init__(self, member: str, resource: int, clock: Clock, since_s: float = 0.0) -> None:
         self.since_s: Final = since_s
@@ -53,13 +54,33 @@ class Waiter:
         self.resource: Final = resource
         self.granted = False
         self.interrupted = False
+        self._nudged = False
         self._lock = clock.lock()
         self._lock.acquire()
 
     def wake(self, *, granted: bool) -> None:
         """End the wait; called once, under the arbiter's mutex."""
         self.granted, self.interrupted = granted, not granted
-        self._lock.release()
+        self._release()
+
+    def nudge(self) -> None:
+        """Let the waiting thread look again when it must; called under the arbiter's mutex."""
+        self._release()
+
+    def looks(self, *, woken: bool) -> None:
+        """Note that the waiting thread looks; called under the arbiter's mutex with what `sleep` has returned."""
+        if woken:
+            self._nudged = False
+
+    @property
+    def waits(self) -> bool:
+        """Whether the wait goes on."""
+        return not self.granted and not self.interrupted
+
+    def _release(self) -> None:
+        if not self._nudged:
+            self._nudged = True
+            self._lock.release()
 
     def sleep(self, timeout_s: float = -1) -> bool:
         """Wait to be woken; False when the time is over. A negative timeout means forever."""
@@ -74,7 +95,7 @@ class Arbiter(ABC):
 
     Attributes:
         discipline: Its name.
-        waiting_hint: A byte per resource, not 0 while a yield point would find a member waiting, and the byte
+        waiting_hint: A byte per resource, not 0 while a yield point is to ask, as a member waits, and the byte
             `TURNS_INDEX`. A member in a process of its own reads it in shared memory instead of asking.
     """
 
@@ -94,8 +115,14 @@ class Arbiter(ABC):
         """Take turns whenever this member is there, because it shares its process with others."""
 
     @abstractmethod
-    def join(self, member: str, solo_iteration_s: float | None = None) -> None:
-        """A session of the member starts."""
+    def join(self, member: str, solo_iteration_s: float | None = None, min_speed: float = 0.0) -> None:
+        """A session of the member starts.
+
+        Args:
+            member: Its job id.
+            solo_iteration_s: Its iteration time when alone; learnt when None.
+            min_speed: The speed that it was promised, 1 = as fast as alone; 0: none. Only `fair` enforces it.
+        """
 
     @abstractmethod
     def leave(self, member: str) -> None:
@@ -146,17 +173,25 @@ class _Hold:
 
     Attributes:
         member: Whose.
+        granted_s: Since when it is the member's.
         since_s: Since when its time is not counted yet.
         waited_s: How long the member has waited for it within its stage.
+        offered_s: The latest yield point that asked; None before the first one.
+        longest_s: The longest time between two of them, or from the grant to the first one.
     """
 
     member: str
+    granted_s: float
     since_s: float
     waited_s: float
+    offered_s: float | None = None
+    longest_s: float = 0.0
 
 
 class FairArbiter(Arbiter):
-    """Work-conserving: a free token goes to the waiting member that is furthest behind.
+    """A free token goes to the waiting member that is furthest behind.
+
+    That is work-conserving, but for promised speeds: see `promises`.
 
     Args:
         now: The clock.
@@ -166,6 +201,8 @@ class FairArbiter(Arbiter):
         cpus: Tokens of the CPU: so many members preprocess at once. Other resources have one.
         asks_sole_member: Whether a process that is the only member asks for resources all the same: not needed where
             nobody else could hold them.
+        keeps_free: Whether it may keep a resource free for a member that is about to need it to have its promised
+            speed. Not in a group of several ranks: what is free on one could keep a collective on another from ending.
     """
 
     def __init__(
@@ -176,22 +213,26 @@ class FairArbiter(Arbiter):
         cpus: int = 1,
         *,
         asks_sole_member: bool = True,
+        keeps_free: bool = True,
     ) -> None:
         super().__init__(now)
         self._asks_sole_member = asks_sole_member
+        self._keeps_free = keeps_free
         self._orders = dict(orders or {})
         self._queue = FairQueue(window_s)
+        self._promises = Promises()
         self._members: set[str] = set()
         self._tokens = [cpus if resource == CPU else 1 for resource in range(STAGE_COUNT)]
         self._holds: list[list[_Hold]] = [[] for _ in range(STAGE_COUNT)]
         self._waiting: list[list[Waiter]] = [[] for _ in range(STAGE_COUNT)]
 
-    def join(self, member: str, solo_iteration_s: float | None = None) -> None:
+    def join(self, member: str, solo_iteration_s: float | None = None, min_speed: float = 0.0) -> None:
         """Start at the smallest virtual time of those present."""
         with self._mutex:
             self._members.add(member)
             self._note_members()
             self._queue.join(member, solo_iteration_s)
+            self._promises.join(member, min_speed, solo_iteration_s, self._now())
 
     def leave(self, member: str) -> None:
         """Free what the member holds."""
@@ -203,6 +244,9 @@ class FairArbiter(Arbiter):
                 while (hold := self._hold_of(member, resource)) is not None:
                     self._pass_on(resource, hold)
             self._queue.leave(member)
+            self._promises.leave(member)
+            for resource in range(STAGE_COUNT):  # what was kept free for it
+                self._dispatch(resource)
 
     def acquire(self, member: str, resource: int) -> float:
         """Take a token if one is free, else wait for the member's turn."""
@@ -210,7 +254,8 @@ class FairArbiter(Arbiter):
             if member not in self._members:
                 raise WaitInterruptedError(member)
             self._queue.catch_up(member)
-            if self._is_free(resource) and resource not in self._orders:
+            self._promises.asks(member, resource, self._now())
+            if self._is_free(resource) and resource not in self._orders and not self._promises:
                 self._grant(member, resource)
                 return 0.0
             waiter = self._enqueue(member, resource)
@@ -221,6 +266,8 @@ class FairArbiter(Arbiter):
         """Hand a token to the member that is furthest behind."""
         with self._mutex:
             hold = self._hold_of(member, resource)
+            if hold is not None:
+                self._promises.leaves(member, resource, self._now())
             woken = hold is not None and self._pass_on(resource, hold)
         if woken:
             give_way()
@@ -237,16 +284,19 @@ class FairArbiter(Arbiter):
 
     def yield_point(self, member: str, resource: int) -> float:
         """Hand over to a waiting member that is further behind than this one."""
-        if not self._waiting[resource]:  # a stale answer only delays the hand-over
+        if not self.waiting_hint[resource]:  # a stale answer only delays the hand-over
             return 0.0
         with self._mutex:
             others = {waiter.member for waiter in self._waiting[resource]} - {member}
             hold = self._hold_of(member, resource)
-            if hold is None or not others or resource in self._orders:
+            if hold is None:
+                return 0.0
+            self._note_offer(resource, hold)
+            if not others or resource in self._orders:
                 return 0.0
             self._count_service(resource, hold)
             ages = self._ages(resource) | {member: hold.waited_s}
-            if self._queue.first([member, *others], resource, ages) == member:
+            if self._choose([member, *others], resource, ages, holder=member) == member:
                 return 0.0
             self._pass_on(resource, hold)
             waiter = self._enqueue(member, resource, hold.waited_s)
@@ -266,6 +316,7 @@ class FairArbiter(Arbiter):
         """Advance the member's virtual time by a whole iteration."""
         with self._mutex:
             self._queue.iteration_done(member, record.busy_s, record.stage_s)
+            self._promises.iteration_done(member, record.busy_s, self._now())
 
     def _note_members(self) -> None:
         if not self._asks_sole_member:
@@ -281,42 +332,104 @@ class FairArbiter(Arbiter):
     def _enqueue(self, member: str, resource: int, waited_s: float = 0.0) -> Waiter:
         waiter = Waiter(member, resource, self._now, self._now() - waited_s)
         self._waiting[resource].append(waiter)
-        self.waiting_hint[resource] = 1
+        self._promises.begins_to_wait(member, self._now())
+        self._note_waiting(resource)
         return waiter
 
+    def _note_waiting(self, resource: int) -> None:
+        """Tell yield points whether to ask. Beside promises the first one of a stage does: so it is known of."""
+        untold = bool(self._promises) and any(hold.offered_s is None for hold in self._holds[resource])
+        self.waiting_hint[resource] = untold or bool(self._waiting[resource])
+
     def _await(self, waiter: Waiter) -> float:
-        start_s = self._now()
-        waiter.sleep()
+        start_s, timeout_s = self._now(), -1.0
+        while waiter.waits:  # it may also have ended while this thread looked
+            woken = waiter.sleep(timeout_s)
+            if waiter.waits:
+                timeout_s = self._look(waiter, woken=woken)
         if waiter.interrupted:
             raise WaitInterruptedError(waiter.member)
         return self._now() - start_s
 
+    def _look(self, waiter: Waiter, *, woken: bool) -> float:
+        """Grant a resource that need not be kept free any more.
+
+        Returns:
+            How long to sleep until the next look; -1, forever, if the resource is taken: its release wakes somebody.
+        """
+        with self._mutex:
+            waiter.looks(woken=woken)
+            if waiter.waits:
+                self._dispatch(waiter.resource, nudge=False)
+            if not waiter.waits or not self._is_free(waiter.resource):
+                return -1.0
+            return self._promises.look_again_in_s(self._ages(waiter.resource), waiter.resource, self._now())
+
     def _grant(self, member: str, resource: int, waited_s: float = 0.0) -> None:
-        self._holds[resource].append(_Hold(member, self._now(), waited_s))
+        now_s = self._now()
+        self._holds[resource].append(_Hold(member, now_s, now_s, waited_s))
+        self._note_waiting(resource)
 
     def _count_service(self, resource: int, hold: _Hold) -> None:
         now_s = self._now()
         self._queue.served(hold.member, resource, now_s - hold.since_s)
         hold.since_s = now_s
 
+    def _note_offer(self, resource: int, hold: _Hold) -> None:
+        """Note how long a member held a resource until this yield point."""
+        now_s = self._now()
+        hold.longest_s = max(hold.longest_s, now_s - self._unoffered_since_s(hold))
+        hold.offered_s = now_s
+        self._note_waiting(resource)
+
+    def _unoffered_since_s(self, hold: _Hold) -> float:
+        return hold.granted_s if hold.offered_s is None else hold.offered_s
+
+    def _note_piece(self, resource: int, hold: _Hold) -> None:
+        """Note the longest piece of a hold that ends; nobody saw yield points after the first one if nobody waited."""
+        since_s = self._unoffered_since_s(hold)
+        if hold.offered_s is not None:
+            since_s = max(since_s, min((waiter.since_s for waiter in self._waiting[resource]), default=self._now()))
+        self._promises.held(hold.member, resource, max(hold.longest_s, self._now() - since_s))
+
     def _pass_on(self, resource: int, hold: _Hold) -> bool:
         self._count_service(resource, hold)
+        self._note_piece(resource, hold)
         self._holds[resource].remove(hold)
+        self._note_waiting(resource)
         return self._dispatch(resource)
 
-    def _dispatch(self, resource: int) -> bool:
-        """Grant a free token; False if no member was woken."""
-        waiting = self._waiting[resource]
-        if not waiting or not self._is_free(resource):
-            return False
-        order, members = self._orders.get(resource), [waiter.member for waiter in waiting]
-        member = self._queue.first(members, resource, self._ages(resource)) if order is None else order(members)
-        if member is not None:
+    def _dispatch(self, resource: int, *, nudge: bool = True) -> bool:
+        """Grant free tokens; False if no member was woken.
+
+        Args:
+            resource: Which one.
+            nudge: Whether somebody has yet to look again in time if a token is kept free.
+        """
+        waiting, woken = self._waiting[resource], False
+        while waiting and self._is_free(resource):
+            order, members = self._orders.get(resource), [waiter.member for waiter in waiting]
+            member = self._choose(members, resource, self._ages(resource)) if order is None else order(members)
+            if member is None:
+                if order is None and nudge:
+                    waiting[0].nudge()
+                break
             waiter = waiting.pop(members.index(member))
+            self._promises.ends_to_wait(member, self._now())
             self._grant(member, resource, self._now() - waiter.since_s)
             waiter.wake(granted=True)
-            self.waiting_hint[resource] = bool(waiting)
-        return member is not None
+            woken = True
+        return woken
+
+    def _choose(
+        self, members: list[str], resource: int, waited_s: Mapping[str, float], holder: str | None = None
+    ) -> str | None:
+        """Who goes first of those that want a resource; None if it is kept free for one that is about to need it."""
+        order = self._queue.order(dict.fromkeys(members), resource, waited_s)
+        if not self._promises or self._tokens[resource] - len(self._holds[resource]) > 1:
+            return order[0]
+        waiting_s = {member: seconds for member, seconds in waited_s.items() if member != holder}
+        return self._promises.choose(order, resource, waiting_s, self._now(), may_keep=self._keeps_free)
 
     def _ages(self, resource: int) -> dict[str, float]:
         now_s = self._now()
@@ -326,9 +439,11 @@ class FairArbiter(Arbiter):
         for resource, waiting in enumerate(self._waiting):
             for waiter in waiting:
                 if waiter.member == member:
+                    self._promises.ends_to_wait(member, self._now())
                     waiter.wake(granted=False)
             self._waiting[resource] = [waiter for waiter in waiting if waiter.member != member]
-            self.waiting_hint[resource] = bool(self._waiting[resource])
+            self._note_waiting(resource)
+            self._dispatch(resource)  # it may have been the one to look again
 
 
 class PlainArbiter(Arbiter):
@@ -351,7 +466,7 @@ class PlainArbiter(Arbiter):
         """No member waits."""
         return False
 
-    def join(self, member: str, solo_iteration_s: float | None = None) -> None:
+    def join(self, member: str, solo_iteration_s: float | None = None, min_speed: float = 0.0) -> None:
         """Let the member in."""
         with self._mutex:
             self._members.add(member)

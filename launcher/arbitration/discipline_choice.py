@@ -6,6 +6,7 @@ A window of iterations gives each member's rate. The total normalized speed is t
 1. The group starts with the discipline that is predicted best.
 2. Another one is tried if what it could gain, over the time that the group will probably go on, pays for the trial. One
    that was not tried yet could reach its bound, one that was tried a little more than it reached.
+   Where a member misses its promised speed the total counts for less: whoever keeps all promises is preferred.
 3. A trial's window is compared with the windows of the kept discipline right before and right after it, because the
    rest of the machine changes how fast everybody is. Trials go on, in turn with the kept discipline, until it is clear
    which one is better, or that it hardly matters.
@@ -34,6 +35,13 @@ RETRY: Final = 1.5
 
 MOST_TRIALS: Final = 4
 """After so many trials the better one is taken, however close."""
+
+NEARLY_KEPT: Final = 0.96
+"""A window is short: so much of its promised speed is enough for a member."""
+
+MISSED_POWER: Final = 8
+"""How fast a total counts for less, the more a promise is missed: a member with three quarters of its promised speed
+makes it count for a seventh, which no gain of the others makes up for."""
 
 CLEARLY_WORSE: Final = 0.9
 """A trial's window ends early if its total stays below this share of the kept one's though all iterations ended now."""
@@ -160,11 +168,13 @@ class DisciplineChoice:
     Attributes:
         disciplines: The candidates, the one predicted best first.
         predicted: Predicted normalized speed of each member in the whole group under turns; may be empty.
+        promised: The speed that each member was promised; those that were promised none are not in it.
         discipline: The one in force.
     """
 
     disciplines: tuple[str, ...]
     predicted: Mapping[str, float] = field(default_factory=dict)
+    promised: Mapping[str, float] = field(default_factory=dict)
     discipline: str = ""
     _candidates: tuple[str, ...] = ()
     _present: frozenset[str] = frozenset()
@@ -333,13 +343,15 @@ class DisciplineChoice:
         reached = usual.value if usual else 0.0
         possible = reached * (1 + self._possible_gain(tried))
         self._tried, self._begun_s = tried, now_s
-        return self._change(tried, f"{self._known.kept} reaches {reached:.2f}, {tried} may reach {possible:.2f}")
+        missed = "" if self._missed(self._known.latest) == 1.0 else " (counted for less, as a promise was missed)"
+        reason = f"{self._known.kept} reaches {reached:.2f}{missed}, {tried} may reach {possible:.2f}"
+        return self._change(tried, reason)
 
     def _pays(self, discipline: str, now_s: float) -> bool:
         """Whether the possible gain is worth the work that a trial may lose."""
         known = self._known
         found = known.gains.get(discipline)
-        if found is not None and now_s < known.not_before_s:
+        if found is not None and now_s < known.not_before_s and self._missed(known.latest) == 1.0:
             return False
         loss = UNTRIED_LOSS if found is None else max(0.0, 1 - math.exp(found.value))
         trial_s = _window_s(min(known.latest.values(), default=0.0))
@@ -373,9 +385,18 @@ class DisciplineChoice:
         return sum(solo_s) / period_s if period_s > 0 else float(len(members))
 
     def _total(self, per_s: Mapping[str, float], members: Set[str] | None = None) -> float:
-        """Total normalized speed of these members, of all when None."""
+        """What these members, all when None, reach together: their total normalized speed, less for missed promises."""
         counted = per_s.keys() if members is None else members
-        return sum(per_s[member] * self._solo_s.get(member, 0.0) for member in sorted(counted))
+        total = sum(self._speed(per_s, member) for member in sorted(counted))
+        return total * self._missed({member: per_s[member] for member in counted})
+
+    def _speed(self, per_s: Mapping[str, float], member: str) -> float:
+        return per_s[member] * self._solo_s.get(member, 0.0)
+
+    def _missed(self, per_s: Mapping[str, float]) -> float:
+        """How much a total counts: 1 where each of these members has its promise, less where one does not."""
+        kept = [self._speed(per_s, member) / self.promised[member] for member in per_s if member in self.promised]
+        return max(LEAST_RATIO, min([1.0, *(share / NEARLY_KEPT for share in kept)]) ** MISSED_POWER)
 
     def _postpone(self, now_s: float) -> None:
         """Let some time pass before anything is tried again."""

@@ -144,7 +144,11 @@ class FairQueue:
         return 0.0 if progress is None else progress.virtual_s
 
     def first(self, waiting: Iterable[str], resource: int, waited_s: Mapping[str, float] | None = None) -> str:
-        """Which of the members that wait for the resource goes first; the smaller id on a tie.
+        """Which of the members that wait for the resource goes first; see `order`."""
+        return self.order(waiting, resource, waited_s)[0]
+
+    def order(self, waiting: Iterable[str], resource: int, waited_s: Mapping[str, float] | None = None) -> list[str]:
+        """The members that wait for the resource, those that go first at the front; the smaller id on a tie.
 
         Args:
             waiting: The members.
@@ -159,7 +163,7 @@ class FairQueue:
             lag_s = self.virtual_s(member) + self._stands_back_s(rest_s) - self._age_weight * ages.get(member, 0.0)
             return (lag_s, member_order(member))
 
-        return min(waiting, key=key)
+        return sorted(waiting, key=key)
 
     def _stands_back_s(self, rest_s: float) -> float:
         weight, short_s = self._finish_weight, min(rest_s, LONGEST_SHORT_S)

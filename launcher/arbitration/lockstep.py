@@ -70,7 +70,7 @@ class LockstepArbiter(Arbiter):
         self._places: dict[str, _Place] = {}
         self._step = 0
 
-    def join(self, member: str, solo_iteration_s: float | None = None) -> None:
+    def join(self, member: str, solo_iteration_s: float | None = None, min_speed: float = 0.0) -> None:
         """Take the planned position; the member enters the rotation with its first request.
 
         One that was not planned, because it joined later, takes a free position.

@@ -38,7 +38,7 @@ class PausingArbiter(Arbiter):
         self._pauses_at = pauses_at
         self._standing = threading.Lock()  # held while a member joins, leaves, is paused or resumed
         self._resumed = now.condition(self._mutex)
-        self._solo_s: dict[str, float | None] = {}
+        self._terms: dict[str, tuple[float | None, float]] = {}
         self._paused: set[str] = set()
         self._interrupts: Counter[str] = Counter()
         self._asking: set[tuple[str, int]] = set()
@@ -65,7 +65,7 @@ class PausingArbiter(Arbiter):
     def pause(self, member: str) -> None:
         """Grant the member nothing until it is resumed."""
         with self._standing:
-            if member not in self._solo_s or member in self._paused:
+            if member not in self._terms or member in self._paused:
                 return
             self._paused.add(member)  # first: whom `leave` wakes must find it
             if self.pauses_everywhere:
@@ -77,23 +77,23 @@ class PausingArbiter(Arbiter):
             if member not in self._paused:
                 return
             if self.pauses_everywhere:
-                self._inner.join(member, self._solo_s[member])
+                self._inner.join(member, *self._terms[member])
             self._end_pause(member)
 
     def keep_turns_for(self, member: str) -> None:
         """Pass it on."""
         self._inner.keep_turns_for(member)
 
-    def join(self, member: str, solo_iteration_s: float | None = None) -> None:
+    def join(self, member: str, solo_iteration_s: float | None = None, min_speed: float = 0.0) -> None:
         """Start a session."""
         with self._standing:
-            self._inner.join(member, solo_iteration_s)
-            self._solo_s[member] = solo_iteration_s
+            self._inner.join(member, solo_iteration_s, min_speed)
+            self._terms[member] = (solo_iteration_s, min_speed)
 
     def leave(self, member: str) -> None:
         """End the session, paused or not."""
         with self._standing:
-            self._solo_s.pop(member, None)
+            self._terms.pop(member, None)
             self._interrupts[member] += 1
             self._end_pause(member)
             self._inner.leave(member)
@@ -164,7 +164,7 @@ class PausingArbiter(Arbiter):
 
     def _was_pause(self, member: str, interrupts: int) -> bool:
         """Whether only a pause, which may be over, can have interrupted a wait that began with so many interrupts."""
-        return member in self._solo_s and self._interrupts.get(member, 0) == interrupts
+        return member in self._terms and self._interrupts.get(member, 0) == interrupts
 
     def _await_resumption(self, member: str, interrupts: int) -> float:
         """Wait until the member is paused no more; returns the seconds.

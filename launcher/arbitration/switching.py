@@ -54,14 +54,16 @@ class _Seat:
     Attributes:
         planned_solo_s: Iteration time alone, given when it joined.
         solo_s: The same, or learnt from its busy times.
+        min_speed: The speed that it was promised; 0: none.
         interrupts: How often its waits were interrupted; a wait that finds another number is over.
         asking: Its threads that are within the inner arbiter.
     """
 
-    __slots__ = ("asking", "interrupts", "planned_solo_s", "solo_s")
+    __slots__ = ("asking", "interrupts", "min_speed", "planned_solo_s", "solo_s")
 
-    def __init__(self, planned_solo_s: float | None) -> None:
+    def __init__(self, planned_solo_s: float | None, min_speed: float) -> None:
         self.planned_solo_s = self.solo_s = planned_solo_s
+        self.min_speed = min_speed
         self.interrupts = 0
         self.asking = 0
 
@@ -135,13 +137,13 @@ class SwitchingArbiter(Arbiter):
         with self._mutex:
             self._in_threads.add(member)
 
-    def join(self, member: str, solo_iteration_s: float | None = None) -> None:
+    def join(self, member: str, solo_iteration_s: float | None = None, min_speed: float = 0.0) -> None:
         """Join the discipline in force, and later ones."""
         with self._mutex:
             while member in self._left:  # a helper thread of the member's last stay is on its way out
                 self._changed.wait()
-            self._inner.join(member, solo_iteration_s)
-            self._seats[member] = _Seat(solo_iteration_s)
+            self._inner.join(member, solo_iteration_s, min_speed)
+            self._seats[member] = _Seat(solo_iteration_s, min_speed)
             self._note_members()
 
     def leave(self, member: str) -> None:
@@ -284,6 +286,7 @@ class SwitchingArbiter(Arbiter):
     def _note_members(self) -> None:
         if self._choice is not None:
             timed = all(seat.planned_solo_s is not None for seat in self._seats.values())
+            self._choice.promised = {member: seat.min_speed for member, seat in self._seats.items() if seat.min_speed}
             turns = not self._in_threads.isdisjoint(self._seats)
             self._follow(self._choice.members_changed(frozenset(self._seats), timed=timed, turns=turns))
 
@@ -312,7 +315,7 @@ class SwitchingArbiter(Arbiter):
         self._inner = self._makers[self._target]()
         self.waiting_hint = hint
         for member, seat in self._seats.items():
-            self._inner.join(member, seat.planned_solo_s)
+            self._inner.join(member, seat.planned_solo_s, seat.min_speed)
         self.discipline, self._target = self._target, None
         self._changed.notify_all()
 
@@ -354,6 +357,8 @@ def make_arbiter(
     predicted_speed: Mapping[str, float] | None = None,
     now: Clock = MACHINE_CLOCK,
     node: Node = Node(),
+    *,
+    promises: bool = False,
 ) -> Arbiter:
     """The arbiter of a discipline.
 
@@ -365,6 +370,7 @@ def make_arbiter(
         predicted_speed: Predicted normalized speed of each member in the group; used by auto only.
         now: The clock.
         node: What the group runs on.
+        promises: Whether a member was promised a speed; then lockstep can be left for fair.
 
     Raises:
         UsageError: Lockstep was asked for more than four members.
@@ -375,6 +381,8 @@ def make_arbiter(
         "lockstep": lambda: LockstepArbiter(places, now),
         "plain": lambda: PlainArbiter(now),
     }
+    if discipline == "lockstep" and promises:
+        return SwitchingArbiter({name: makers[name] for name in ("lockstep", "fair")}, now=now)
     if discipline != "auto":
         return makers[discipline]()
     names = candidates(len(places), node)

@@ -54,6 +54,13 @@ class Membership(Protocol):
             MuriError: The scheduler cannot say now.
         """
 
+    def min_speed(self, job_id: str) -> float:
+        """The speed that the job was promised beside others, 1 = as fast as alone; 0: none.
+
+        Raises:
+            MuriError: The scheduler cannot say now.
+        """
+
     def runs(self, job_id: str) -> bool:
         """Whether the job runs and is not being ended.
 
@@ -115,6 +122,10 @@ class NoMembership:
     def accumulate_steps(self, job_id: str) -> int:
         """Without a scheduler batches stay whole."""
         return 1
+
+    def min_speed(self, job_id: str) -> float:
+        """Without a scheduler nothing is promised."""
+        return 0.0
 
     def runs(self, job_id: str) -> bool:
         """Unknown; a job that cannot be requeued counts as not running."""

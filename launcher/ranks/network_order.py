@@ -55,7 +55,7 @@ class Leader:
     """
 
     def __init__(self, publish: Callable[[str, str], None], others: frozenset[int]) -> None:
-        self.arbiter = FairArbiter()
+        self.arbiter = FairArbiter(keeps_free=False)
         self._publish = publish
         self._others = others
         self._lock = threading.Lock()
@@ -124,7 +124,7 @@ class Follower:
     """Any other rank: the network is granted in rank 0's sequence."""
 
     def __init__(self) -> None:
-        self.arbiter = FairArbiter(orders={NETWORK: self._next})
+        self.arbiter = FairArbiter(orders={NETWORK: self._next}, keeps_free=False)
         self._lock = threading.Lock()
         self._sequence: deque[tuple[str, str]] = deque()
         self._keys: dict[str, str] = {}
@@ -207,12 +207,12 @@ class RankedArbiter(Arbiter):
         """What the member's last session is called on all ranks."""
         return self._keys.get(member, "")
 
-    def join(self, member: str, solo_iteration_s: float | None = None) -> None:
+    def join(self, member: str, solo_iteration_s: float | None = None, min_speed: float = 0.0) -> None:
         """Start the announced session; one step may start several, one after the other."""
         run = f"{member}/{self._announced.get(member, '')}"
         self._begun[run] += 1
         key = self._keys[member] = f"{self._announced.get(member, '')}#{self._begun[run]}"
-        self._arbiter.join(member, solo_iteration_s)
+        self._arbiter.join(member, solo_iteration_s, min_speed)
         self._role.begin(member, key)
         self._on_join(member, key)
 

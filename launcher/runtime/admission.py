@@ -68,12 +68,13 @@ class AdmissionControl:
         try:
             membership = self._membership()
             pilot, steps = membership.pilot_of(job_id), membership.accumulate_steps(job_id)
+            min_speed = membership.min_speed(job_id)
         except MuriError as error:
             return f"it is not known whether job {job_id} belongs to this group: {error}"
         if pilot != self.pilot_job:
             return f"job {job_id} is no member of this group"
         with self._lock:
-            self._table.add(job_id)
+            self._table.add(job_id, min_speed)
             self._accumulate_steps[job_id] = steps
         logger.info("job %s joins the group%s", job_id, f", with batches in {steps} parts" if steps > 1 else "")
         return ""

@@ -26,8 +26,9 @@ from muri.launcher.job.session import current_session
 from muri.launcher.job.stage_clock import StageClock
 from muri.launcher.ranks.network_order import NETWORK
 from muri.launcher.runtime.admission import AdmissionControl, MemoryAdmission
-from muri.launcher.runtime.member_table import MemberTable
+from muri.launcher.runtime.member_table import Expectation, MemberTable
 from muri.launcher.runtime.options import RuntimeOptions, read_options
+from muri.launcher.runtime.promise_watch import PromiseKeeper
 from muri.launcher.runtime.rank_group import RankGroup
 from muri.launcher.runtime.server import Server, SessionFactory
 from muri.launcher.runtime.suspension import SuspensionWatch
@@ -64,7 +65,10 @@ class Runtime:
         speeds = {each.job_id: each.predicted_speed for each in group.members if each.predicted_speed}
         arbiter: Arbiter
         if self._ranks is None:
-            arbiter = make_arbiter(group.discipline, group.ids, group.rotation, speeds, node=options.node)
+            promises = any(each.min_speed for each in group.members)
+            arbiter = make_arbiter(
+                group.discipline, group.ids, group.rotation, speeds, node=options.node, promises=promises
+            )
         else:
             arbiter = self._ranks.arbiter
         pausing = PausingArbiter(arbiter, EVERYWHERE if self._ranks is None else frozenset({NETWORK}))
@@ -72,9 +76,16 @@ class Runtime:
         self._suspension = SuspensionWatch(self._table.running, pausing)
         in_turns = group.discipline != "plain"
         self._trace = _open_trace(options, shared=in_turns)
-        self._table.watch(arbiter, solo_s, speeds)
+        self._table.watch(
+            arbiter,
+            {
+                each.job_id: Expectation(each.solo_iteration_s, each.predicted_speed, each.min_speed)
+                for each in group.members
+            },
+        )
+        self._promises = PromiseKeeper(arbiter, self._table.broken_promises)
         start = functools.partial(supervised, options.starter, options.run_dir)
-        factory = SessionFactory(pausing, solo_s, self._trace, _base_path(), start, self._threads)
+        factory = SessionFactory(pausing, solo_s, self._table.promised, self._trace, _base_path(), start, self._threads)
         pilot_job = None if self._ranks is not None else os.environ.get("SLURM_JOB_ID")
         admission = AdmissionControl(pilot_job, self._table, group)
         need_gib = {each.job_id: each.gpu_mem_gib for each in group.members if each.gpu_mem_gib}
@@ -153,6 +164,7 @@ class Runtime:
             try:
                 if self._options.status_file is not None:
                     self._table.write_status(self._options.status_file)
+                self._promises.look()
                 if self._trace is not None:
                     self._trace.flush()
             except OSError as error:

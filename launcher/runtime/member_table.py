@@ -15,6 +15,7 @@ from muri.launcher.arbitration.arbiter import Arbiter
 from muri.launcher.arbitration.switching import SwitchingArbiter
 from muri.launcher.job.session import MemberSession
 from muri.launcher.job.stage_clock import IterationRecord
+from muri.launcher.runtime.promise_watch import PromiseWatch
 from muri.launcher.sessions import gpu_errors
 from muri.profiler.records import RESOURCES, STAGES
 
@@ -73,10 +74,12 @@ class Expectation:
     Attributes:
         solo_iteration_s: Seconds of an iteration when alone, None when not known.
         predicted_speed: Speed that the plan expects, 1 = as fast as alone; None when not known.
+        min_speed: Speed that it was promised; 0: none.
     """
 
     solo_iteration_s: float | None = None
     predicted_speed: float | None = None
+    min_speed: float = 0.0
 
 
 @dataclass(slots=True)
@@ -93,6 +96,7 @@ class Member:
         started: When it started, UTC.
         expectation: What is known of the member beforehand.
         meter: Its session's speed.
+        promise: Whether it gets the speed that it was promised.
     """
 
     session: MemberSession | None = None
@@ -103,6 +107,7 @@ class Member:
     started: str | None = None
     expectation: Expectation = field(default_factory=Expectation)
     meter: SpeedMeter = field(default_factory=SpeedMeter)
+    promise: PromiseWatch = field(default_factory=PromiseWatch)
 
     def status(self) -> dict[str, object]:
         """The member's part of the status file."""
@@ -119,6 +124,7 @@ class Member:
         elif at_work:
             self.meter.look(time.monotonic(), running)
         rate_per_s = self.meter.per_s(records) if at_work else None
+        speed = speed_of(rate_per_s, records, expected.solo_iteration_s)
         return {
             "state": self.state,
             "paused": self.state == "running" and paused,
@@ -129,8 +135,10 @@ class Member:
             "iteration_s": None if session is None else session.clock.recent_iteration_s(),
             "iterations_per_s": rate_per_s,
             "solo_iteration_s": expected.solo_iteration_s,
-            "speed": speed_of(rate_per_s, records, expected.solo_iteration_s),
+            "speed": speed,
             "predicted_speed": expected.predicted_speed,
+            "promised_speed": expected.min_speed or None,
+            "promise_broken": self.promise.look(time.monotonic(), speed, expected.min_speed),
             "share": shares_of(records) if at_work else {},
             "stage_s": dict(zip(STAGES, mean, strict=True)),
             "wait_s": dict(zip(STAGES, wait, strict=True)),
@@ -160,19 +168,26 @@ class MemberTable:
         """Whether the job is a member."""
         return member in self._members
 
-    def watch(
-        self, arbiter: Arbiter, solo_iteration_s: Mapping[str, float], predicted_speed: Mapping[str, float]
-    ) -> None:
-        """Set the times that members' speed is measured against, and the arbiter."""
+    def watch(self, arbiter: Arbiter, expected: Mapping[str, Expectation]) -> None:
+        """Set what members' speed is measured against, and the arbiter."""
         self._arbiter = arbiter
         for name, member in self._members.items():
-            member.expectation = Expectation(solo_iteration_s.get(name), predicted_speed.get(name))
+            member.expectation = expected.get(name, Expectation())
 
-    def add(self, member: str) -> None:
-        """Add a job that joins the group; it may be a member already."""
+    def add(self, member: str, min_speed: float = 0.0) -> None:
+        """Add a job that joins the group with the speed that it was promised; it may be a member already."""
         with self._lock:
-            self._members.setdefault(member, Member())
+            self._members.setdefault(member, Member(expectation=Expectation(min_speed=min_speed)))
             self.changed.set()
+
+    def promised(self, member: str) -> float:
+        """The speed that a member was promised; 0: none."""
+        return self._members[member].expectation.min_speed
+
+    def broken_promises(self) -> list[str]:
+        """Members whose promise cannot be kept, as the last look has found."""
+        with self._lock:
+            return [name for name, member in self._members.items() if member.promise.broken]
 
     def begin(self, session: MemberSession, script: str = "") -> bool:
         """Note that a session of a script starts; False when the member has one that runs."""
@@ -182,7 +197,8 @@ class MemberTable:
                 return False
             member.session, member.state = session, "running"
             member.sessions += 1
-            member.script, member.started, member.meter = script, utc_now(), SpeedMeter()
+            member.script, member.started = script, utc_now()
+            member.meter, member.promise = SpeedMeter(), PromiseWatch()
             self.changed.set()
             return True
 

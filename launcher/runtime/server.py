@@ -22,6 +22,7 @@ from muri.launcher.runtime.member_table import MemberTable
 from muri.launcher.runtime.rank_group import RankGroup
 from muri.launcher.sessions import gpu_errors
 from muri.launcher.sessions.process_session import ProcessSession, Start, share_waiting_hint
+from muri.launcher.sessions.setup import Terms
 from muri.launcher.sessions.thread_session import ThreadSession
 from muri.launcher.telemetry.trace import Trace
 from muri.launcher.wire import protocol
@@ -63,6 +64,7 @@ class SessionFactory:
     Args:
         arbiter: Whom the sessions ask.
         solo_iteration_s: Iteration times alone, by member.
+        promised: Tells the speed that a member was promised, 0 for none.
         trace: Where stages are noted.
         base_path: `sys.path` of scripts that run as threads.
         start: Starts the supervisors of scripts with a process of their own.
@@ -73,6 +75,7 @@ class SessionFactory:
         self,
         arbiter: Arbiter,
         solo_iteration_s: Mapping[str, float],
+        promised: Callable[[str], float],
         trace: Trace | None,
         base_path: list[str],
         start: Start,
@@ -81,6 +84,7 @@ class SessionFactory:
         self._arbiter = arbiter
         self._start = start
         self._solo_iteration_s = solo_iteration_s
+        self._promised = promised
         self._trace = trace
         self._base_path = base_path
         self._threads = threads
@@ -94,13 +98,13 @@ class SessionFactory:
             if trace is not None:
                 trace.record(member, STAGES[stage], start_s, end_s, wait_s)
 
-        solo_s = self._solo_iteration_s.get(member)
+        terms = Terms(self._solo_iteration_s.get(member), self._promised(member))
         listener = None if trace is None else record
         if self._as_thread(request):
             if hooks_wanted(request.environment):
                 automatic.install_splitting_hooks()
-            return _marked(ThreadSession(request, files, self._arbiter, self._base_path, listener, solo_s), trace)
-        session = ProcessSession(request, files, self._arbiter, self._page_fd, self._start, listener, solo_s)
+            return _marked(ThreadSession(request, files, self._arbiter, self._base_path, listener, terms), trace)
+        session = ProcessSession(request, files, self._arbiter, self._page_fd, self._start, listener, terms)
         return _marked(session, trace)
 
     def _as_thread(self, request: AttachRequest) -> bool:

@@ -38,7 +38,14 @@ from muri.launcher.sessions import process_supervisor
 from muri.launcher.sessions.descendants import continue_descendants, stop_descendants
 from muri.launcher.sessions.endings import HUNG_GRACE_S, call_later, reported_code, tell_hang
 from muri.launcher.sessions.process_start import StartError, Supervisor, SupervisorLostError
-from muri.launcher.sessions.setup import GPU_VARIABLES, AttachedSession, take_short_turns, wait_without_spinning
+from muri.launcher.sessions.setup import (
+    GPU_VARIABLES,
+    NO_TERMS,
+    AttachedSession,
+    Terms,
+    take_short_turns,
+    wait_without_spinning,
+)
 from muri.launcher.wire import process_gate
 from muri.launcher.wire.protocol import AttachRequest
 
@@ -64,7 +71,7 @@ class ProcessSession(AttachedSession):
         page_fd: The page that tells yield points whether a member waits (`process_gate.make_page`).
         start: Starts the process that watches over the script's.
         on_interval: Called with every stage held; None for no calls.
-        solo_iteration_s: Seconds of an iteration when alone, None when unknown.
+        terms: What the arbiter is told of the member.
     """
 
     isolation: Final = "process"
@@ -79,11 +86,11 @@ class ProcessSession(AttachedSession):
         page_fd: int,
         start: Start,
         on_interval: IntervalListener | None = None,
-        solo_iteration_s: float | None = None,
+        terms: Terms = NO_TERMS,
     ) -> None:
         # `fault` stays None, because an error in the process's own CUDA context ends no other member; `stopped_at`
         # stays None, because a checkpoint is known to the process alone.
-        super().__init__(request, arbiter, solo_iteration_s)
+        super().__init__(request, arbiter, terms)
         self.clock = StageClock()  # never entered: filled from what the process tells
         self.ended = threading.Event()
         self._cut_short = False
@@ -104,7 +111,7 @@ class ProcessSession(AttachedSession):
     def start(self, on_end: Callable[[MemberSession], None]) -> None:
         """Run the script."""
         self._on_end = on_end
-        self._arbiter.join(self.member, self._solo_iteration_s)
+        self.join_arbiter()
         threading.Thread(target=self._main, name=f"process-{self.member}", daemon=True).start()
 
     @property

@@ -5,6 +5,7 @@ import logging
 import os
 import struct
 from collections.abc import Mapping, MutableMapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Final
@@ -37,10 +38,26 @@ _ATTRIBUTES: Final = struct.Struct("<IIQiIQQQII")
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What the arbiter is told of a member.
+
+    Attributes:
+        solo_iteration_s: Seconds of an iteration when alone, None when unknown.
+        min_speed: The speed that it was promised, 1 = as fast as alone; 0: none.
+    """
+
+    solo_iteration_s: float | None = None
+    min_speed: float = 0.0
+
+
+NO_TERMS: Final = Terms()
+
+
 class AttachedSession:
     """What a session of either kind has from its attach request on; see `job.session.MemberSession`."""
 
-    def __init__(self, request: AttachRequest, arbiter: Arbiter, solo_iteration_s: float | None) -> None:
+    def __init__(self, request: AttachRequest, arbiter: Arbiter, terms: Terms) -> None:
         self.member = request.job_id
         self.exit_code: int | None = None
         self.stopped_at: int | None = None
@@ -53,7 +70,11 @@ class AttachedSession:
         self.client_pid = 0
         self._request = request
         self._arbiter = arbiter
-        self._solo_iteration_s = solo_iteration_s
+        self._terms = terms
+
+    def join_arbiter(self) -> None:
+        """Let the arbiter know the member."""
+        self._arbiter.join(self.member, self._terms.solo_iteration_s, self._terms.min_speed)
 
     def environment(self) -> Mapping[str, str]:
         """The member's environment, as it was handed over."""

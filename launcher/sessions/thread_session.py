@@ -35,7 +35,7 @@ from muri.launcher.sessions.endings import (
     tell_hang,
 )
 from muri.launcher.sessions.interruption import Interruption, SessionGate
-from muri.launcher.sessions.setup import AttachedSession, build_state, own_working_directory
+from muri.launcher.sessions.setup import NO_TERMS, AttachedSession, Terms, build_state, own_working_directory
 from muri.launcher.wire.protocol import AttachRequest
 
 logger = logging.getLogger("muri.launcher")
@@ -71,9 +71,9 @@ class ThreadSession(AttachedSession):
         arbiter: Arbiter,
         base_path: list[str],
         on_interval: IntervalListener | None = None,
-        solo_iteration_s: float | None = None,
+        terms: Terms = NO_TERMS,
     ) -> None:
-        super().__init__(request, arbiter, solo_iteration_s)
+        super().__init__(request, arbiter, terms)
         self._verdict = threading.Lock()  # not held while the script waits for a resource, as the interrupt lock is
         self.told_to_end = False
         self._lost_whatever_code = False
@@ -99,7 +99,7 @@ class ThreadSession(AttachedSession):
         """
         self._on_end = on_end
         self._arbiter.keep_turns_for(self.member)  # settings of PyTorch change hands with the GPU
-        self._arbiter.join(self.member, self._solo_iteration_s)
+        self.join_arbiter()
         self._thread.start()
 
     def deliver(self, signum: int) -> None:

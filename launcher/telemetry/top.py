@@ -40,7 +40,8 @@ Examples:
 \b
 SPEED is iterations done × iteration time alone / time elapsed: 1.00 is as
 fast as alone; ~ where the time alone is not known but learnt. PLAN is what
-the controller expected; ! marks a difference above 20 %. "process" in STATE:
+the controller expected; ! marks a difference above 20 %. MIN is the speed
+that the job was promised; ! marks one that is not kept. "process" in STATE:
 running, in a process of its own. The last line of a group shows for how much
 of the time each resource is held, and by whom at this moment.
 """
@@ -350,7 +351,7 @@ def _running(status: Mapping[str, Any]) -> int:
 
 
 def _members_table(group: GroupView, sort: str) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="dim", expand=False)
+    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="dim", expand=False)
     table.add_column("JOB", justify="right", no_wrap=True)
     table.add_column("SCRIPT", no_wrap=True, max_width=13, overflow="ellipsis")
     table.add_column("STATE", no_wrap=True)
@@ -359,6 +360,7 @@ def _members_table(group: GroupView, sort: str) -> Table:
     table.add_column("TIME GOES TO", no_wrap=True, min_width=BAR_WIDTH)
     table.add_column("SPEED", justify="right", no_wrap=True)
     table.add_column("PLAN", justify="right", no_wrap=True)
+    table.add_column("MIN", justify="right", no_wrap=True)
     for name, member in sort_members(group.status["members"], sort):
         table.add_row(name, *_cells(member))
     return table
@@ -366,6 +368,7 @@ def _members_table(group: GroupView, sort: str) -> Table:
 
 def _cells(member: Mapping[str, Any]) -> tuple[RenderableType, ...]:
     speed, predicted, rate = (member.get(key) for key in ("speed", "predicted_speed", "iterations_per_s"))
+    promised, broken = member.get("promised_speed"), bool(member.get("promise_broken"))
     off = differs(speed, predicted)
     estimated = "~" if speed is not None and member.get("solo_iteration_s") is None else ""
     shown = "-" if speed is None else f"{estimated}{speed:.2f}"
@@ -377,6 +380,7 @@ def _cells(member: Mapping[str, Any]) -> tuple[RenderableType, ...]:
         stage_bar(member.get("share") or {}),
         Text(f"{shown}{'!' if off else ' '}", style="bold red" if off else ""),
         "-" if predicted is None else f"{predicted:.2f}",
+        Text(f"{f'{promised:.2f}' if promised else '-'}{'!' if broken else ' '}", style="bold red" if broken else ""),
     )
 
 

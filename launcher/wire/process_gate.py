@@ -2,11 +2,12 @@
 
 The runtime starts the process with one end of a SOCK_SEQPACKET pair and a page of shared memory. Every message is one
 packet and therefore arrives whole. Only `ACQUIRE` and `YIELD` are answered; the process does not wait after it told of
-a release or of a finished iteration. The page holds one byte per resource, set while a member waits for it: a yield
-point that finds it zero costs no message at all. One more byte tells that members take no turns, or that there is only
-one; then no resource is asked for. It may change at any time. What was granted is given back all the same, and a stage
-that began without turns asks for its resource at its next yield point. Each thread of the script that is gated speaks
-over a channel of its own, so a prefetch thread that waits does not keep the training thread waiting.
+a release or of a finished iteration. The page holds one byte per resource, set while a member waits for it, and beside
+promised speeds until a stage's first yield point: a yield point that finds it zero costs no message at all. One more
+byte tells that members take no turns, or that there is only one; then no resource is asked for. It may change at any
+time. What was granted is given back all the same, and a stage that began without turns asks for its resource at its
+next yield point. Each thread of the script that is gated speaks over a channel of its own, so a prefetch thread that
+waits does not keep the training thread waiting.
 """
 
 from __future__ import annotations

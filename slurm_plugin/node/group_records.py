@@ -7,7 +7,7 @@ from muri.profiler.records import STAGES
 from muri.slurm_plugin.gateway.commands import CommandGateway
 from muri.slurm_plugin.private_files import ROOT_UID
 from muri.slurm_plugin.records.cluster import JobState
-from muri.slurm_plugin.records.comment_reports import MemberReport, member_report
+from muri.slurm_plugin.records.comment_reports import MemberReport, member_report, promise_broken
 from muri.slurm_plugin.records.comment_tags import Planned
 from muri.slurm_plugin.records.roles import ManagedJob, Role, View, view_of
 
@@ -33,7 +33,8 @@ def _group(pilot: ManagedJob, view: View) -> dict[str, Any]:
     jobs = [job for job in view.having(Role.MEMBER) if job.membership is not None]
     own = [job for job in jobs if job.membership is not None and job.membership.pilot == pilot.job_id]
     reports = {job.job_id: member_report(pilot.reports.speeds, job.job_id) for job in own}
-    members = {str(job.job_id): _member(job, reports[job.job_id]) for job in own}
+    broken = promise_broken(pilot.reports.speeds)
+    members = {str(job.job_id): _member(job, reports[job.job_id], broken=job.job_id in broken) for job in own}
     speeds = [member["speed"] for member in members.values() if member["speed"] is not None]
     disciplines = [report.discipline for report in reports.values() if report is not None and report.discipline]
     return {
@@ -45,13 +46,15 @@ def _group(pilot: ManagedJob, view: View) -> dict[str, Any]:
     }
 
 
-def _member(job: ManagedJob, report: MemberReport | None) -> dict[str, Any]:
+def _member(job: ManagedJob, report: MemberReport | None, *, broken: bool) -> dict[str, Any]:
     planned = job.planned or Planned()
     member: dict[str, Any] = {
         "state": _STATES.get(job.state, "running"),
         "paused": job.state is JobState.SUSPENDED,
         "script": job.request.model or job.name,
         "predicted_speed": planned.speed,
+        "promised_speed": (job.membership.min_speed or None) if job.membership is not None else None,
+        "promise_broken": broken,
         "solo_iteration_s": planned.solo_iteration_s,
         "speed": None,
     }

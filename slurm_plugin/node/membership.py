@@ -80,6 +80,15 @@ class SlurmMembership:
         state = tags.parse_state(job_field(int(job_id), "admin_comment"))
         return 1 if state is None else state.accumulate_steps
 
+    def min_speed(self, job_id: str) -> float:
+        """Return the speed that the job was promised, as its AdminComment says; 0 when it says nothing.
+
+        Raises:
+            GatewayError: Slurm cannot say now.
+        """
+        state = tags.parse_state(job_field(int(job_id), "admin_comment"))
+        return 0.0 if state is None else state.min_speed
+
     def runs(self, job_id: str) -> bool:
         """Return whether the job runs and Slurm is not ending it.
 

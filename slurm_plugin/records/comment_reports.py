@@ -43,6 +43,8 @@ DIFFERS_BY: Final = 0.2
 
 _DISCIPLINE: Final = "d"
 
+_BROKEN: Final = "b"
+
 FAULT_PREFIX: Final = "muri-fault:"
 
 _PATH: Final = re.compile(r"/[^\x00-\x1f\x7f\ud800-\udfff]{1,1000}")
@@ -133,13 +135,26 @@ def speeds_token(status: Mapping[str, Any]) -> str | None:
     members = {job_id: member for job_id, member in status.get("members", {}).items() if _iteration_s(member)}
     if not members:
         return None
-    report: dict[str, Any] = {job_id: _figures(member) for job_id, member in members.items()}
+    behind = [int(job_id) for job_id, member in members.items() if member.get("promise_broken") and job_id.isdecimal()]
+    broken: dict[str, Any] = {_BROKEN: behind} if behind else {}
+    report = broken | {job_id: _figures(member) for job_id, member in members.items()}
     if status.get("discipline"):
         report[_DISCIPLINE] = status["discipline"]
     token = tags.SPEED_PREFIX + tags.format_json(report)
     if len(token) > MOST_BYTES:
-        token = tags.SPEED_PREFIX + tags.format_json({job_id: _short(_iteration_s(m)) for job_id, m in members.items()})
+        report = broken | {job_id: _short(_iteration_s(member)) for job_id, member in members.items()}
+        token = tags.SPEED_PREFIX + tags.format_json(report)
     return token
+
+
+def promise_broken(report: Mapping[str, Any] | None) -> tuple[int, ...]:
+    """Return the members that do not get the speed that they were promised, as a pilot's report says.
+
+    The pilot's user may have written anything into its comment.
+    """
+    told = None if report is None else report.get(_BROKEN)
+    ids = told if isinstance(told, list) else []
+    return tuple(int(each) for each in ids if _JOB_ID.fullmatch(str(each)))
 
 
 def _iteration_s(member: Mapping[str, Any]) -> float:

@@ -99,12 +99,14 @@ class MemberState:
         original: What to put back when the group ends without the member having finished.
         accumulate_steps: Into how many micro-batches its batches are to be split.
         limit_s: The time limit that Muri gave it last, in whole minutes as Slurm has it; 0 when that is not known.
+        min_speed: The speed that it was promised, 1 = as fast as alone; 0: none.
     """
 
     pilot: int
     original: Original
     accumulate_steps: int = 1
     limit_s: int = 0
+    min_speed: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +176,8 @@ def format_state(state: MemberState) -> str:
     """Write a member's state as a token's text."""
     steps = {"accumulate_steps": state.accumulate_steps} if state.accumulate_steps > 1 else {}
     limit = {"limit_s": state.limit_s} if state.limit_s else {}
-    return format_json({"host": state.pilot, "original": asdict(state.original), **steps, **limit})
+    promise = {"min_speed": state.min_speed} if state.min_speed else {}
+    return format_json({"host": state.pilot, "original": asdict(state.original), **steps, **limit, **promise})
 
 
 def is_member(admin_comment: str) -> bool:
@@ -190,7 +193,8 @@ def parse_state(admin_comment: str) -> MemberState | None:
         if told is None:
             return None
         steps, limit_s = _whole(told.get("accumulate_steps", 1)), _whole(told.get("limit_s", 0))
-        return MemberState(_whole(told["host"]), _original(told["original"]), steps, limit_s)
+        promise = _promise(told.get("min_speed", 0))
+        return MemberState(_whole(told["host"]), _original(told["original"]), steps, limit_s, promise)
     except (KeyError, TypeError):
         return None
 
@@ -223,6 +227,12 @@ def _whole(value: Any) -> int:
     if not isinstance(value, int) or isinstance(value, bool):
         raise TypeError(f"{value!r} is no whole number")
     return value
+
+
+def _promise(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
+        raise TypeError(f"{value!r} is no number from 0 to 1")
+    return float(value)
 
 
 def _text(value: Any) -> str:

@@ -9,7 +9,7 @@ from muri.group_spec import group_of
 _OF_THE_GROUP = {"--discipline": "discipline", "--hang-timeout-s": "hang_timeout_s"}
 _OF_MEMBERS = {
     "--solo-iteration-s": "solo_iteration_s", "--predicted-speed": "predicted_speed", "--gpu-mem-gib": "gpu_mem_gib",
-    "--accumulate-steps": "accumulate_steps", "--isolation": "isolation",
+    "--accumulate-steps": "accumulate_steps", "--isolation": "isolation", "--min-speed": "min_speed",
 }  # fmt: skip
 
 

@@ -30,7 +30,16 @@ def switching(clock: VirtualClock) -> SwitchingArbiter:
     return SwitchingArbiter({"fair": lambda: FairArbiter(clock), "lockstep": lambda: lockstep(clock)}, now=clock)
 
 
-ARBITERS = pytest.mark.parametrize("make", [FairArbiter, lockstep, switching], ids=["fair", "lockstep", "switching"])
+class PromisingArbiter(FairArbiter):
+    """Promises something to two of the members."""
+
+    def join(self, member: str, solo_iteration_s: float | None = None, min_speed: float = 0.0) -> None:
+        super().join(member, solo_iteration_s, {"1": 0.8, "2": 0.5}.get(member, min_speed))
+
+
+ARBITERS = pytest.mark.parametrize(
+    "make", [FairArbiter, PromisingArbiter, lockstep, switching], ids=["fair", "promising", "lockstep", "switching"]
+)
 
 
 class Crowd:

@@ -295,3 +295,43 @@ def test_member_without_iterations_is_left_out() -> None:
     group.rest["3"] = 1e9  # it validates for an hour
     group.run(400)
     assert group.choice.discipline == "lockstep"
+
+
+PROMISED = {"1": 0.6, "2": 0.6, "3": 0.6}
+
+
+def test_promises_go_before_the_total() -> None:
+    speeds = {"fair": [0.62] * 3, "plain": [0.5, 1.0, 1.0]}
+    group = Group(speeds, ("plain", "fair"))
+    group.choice.promised = PROMISED
+    group.run(120)
+    assert group.choice.discipline == "fair"
+    assert "a promise was missed" in group.decisions[0].reason
+    group.run(3600)
+    assert group.names() == ["fair", "plain", "fair"]  # one trial, compared with what was before and after it
+
+
+def test_total_decides_where_promises_are_kept() -> None:
+    group = Group({"fair": [0.62] * 3, "plain": [0.7, 1.0, 1.0]}, ("fair", "plain"))
+    group.choice.promised = PROMISED
+    group.run(120)
+    assert group.choice.discipline == "plain"
+
+
+def test_where_no_discipline_keeps_the_promises_the_nearest_one_is_kept() -> None:
+    group = Group({"fair": [0.3] * 3, "plain": [0.5] * 3}, ("plain", "fair"))
+    group.choice.promised = PROMISED
+    group.run(1800)
+    assert group.choice.discipline == "plain"
+    assert group.names().count("fair") <= 2
+
+
+def test_promise_that_is_missed_all_at_once_is_acted_upon_before_the_pause_is_over() -> None:
+    speeds = {"fair": [0.62] * 3, "plain": [0.7] * 3}
+    group = Group(speeds, ("plain", "fair"))
+    group.choice.promised = PROMISED
+    group.run(3000)
+    assert group.choice.discipline == "plain"
+    group.speeds["plain"] = [0.45, 0.7, 0.9]
+    group.run(120)
+    assert group.choice.discipline == "fair"

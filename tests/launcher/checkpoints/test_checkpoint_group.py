@@ -31,6 +31,9 @@ RUNTIME = """
     from muri.launcher.runtime import admission, main
 
     class Scheduler:
+        def min_speed(self, job_id):
+            return 0.0
+
         def accumulate_steps(self, job_id):
             return 1
 
@@ -49,6 +52,9 @@ JOINER = """
     class Scheduler:
         def expects_group(self, job_id):
             return True
+
+        def min_speed(self, job_id):
+            return 0.0
 
         def accumulate_steps(self, job_id):
             return 1

@@ -358,6 +358,7 @@ def test_two_runtimes_cannot_serve_one_member(launcher: Launcher) -> None:
         ({"members": [{"job_id": "101"}, {"job_id": "101"}]}, "twice"),
         ({"members": [{"job_id": "101"}], "ordering": ["102"]}, "must hold each of the members"),
         ({"members": [{"job_id": "101", "solo_iteration_s": 0}]}, "greater than 0"),
+        ({"members": [{"job_id": "101", "min_speed": 1}]}, "members.0.min_speed: 1 must be ≥ 0 and < 1"),
         ({"members": [{"job_id": "101", "steps": 2}]}, "members.0.steps: there is no such field"),
         ({"members": []}, "one at least"),
         ({"members": [{"job_id": "101"}], "python": "python3"}, "no path from the root"),

@@ -82,6 +82,14 @@ def test_four_members_fit_80_columns() -> None:
     assert "storage 50% 101" in text
 
 
+def test_promise_is_shown_beside_what_was_measured() -> None:
+    members = {"1": member(promised_speed=0.8, promise_broken=True), "2": member(promised_speed=0.5), "3": member()}
+    lines = {line.split()[0]: line for line in shown(GroupView(Path("s"), status(**members), 0)).splitlines() if line}
+    assert lines["1"].split()[-3:] == ["0.61!", "0.90", "0.80!"]
+    assert lines["2"].split()[-1] == "0.50"
+    assert lines["3"].split()[-1] == "-"
+
+
 def test_states_are_told() -> None:
     members = {
         "1": member(state="ended", exit_code=3, share={}, speed=None, iterations_per_s=None),

@@ -25,6 +25,15 @@ def test_a_members_state_survives_the_round_trip():
     assert tags.parse_state(comment) == state
 
 
+def test_a_members_promise_survives_the_round_trip_and_older_comments_have_none():
+    state = tags.MemberState(7, tags.Original("gres/gpu:1", "", 4, 4, 2000, 3600), min_speed=0.8)
+    text = tags.format_state(state)
+    assert tags.parse_state(f"muri-state:{text}") == state
+    assert tags.parse_state("muri-state:" + text.replace(',"min_speed":0.8', "")).min_speed == 0
+    for damaged in ('"x"', "1", "-0.1", "true"):
+        assert tags.parse_state("muri-state:" + text.replace('"min_speed":0.8', f'"min_speed":{damaged}')) is None
+
+
 def test_what_was_planned_survives_the_round_trip():
     planned = tags.Planned(("jobs 1 and 2: γ = 0.9", '"quoted"'), 0.9, 0.25, estimated=True)
     comment = tags.with_plan("others' muri:on", planned)

@@ -10,7 +10,13 @@ from muri.slurm_plugin.cli.look import explanation
 from muri.slurm_plugin.controller.status import read_status, refresh, write_status
 from muri.slurm_plugin.records import comment_reports as telemetry
 from muri.slurm_plugin.records import comment_tags as tags
-from muri.slurm_plugin.records.comment_reports import MemberReport, is_off_plan, member_report, speeds_token
+from muri.slurm_plugin.records.comment_reports import (
+    MemberReport,
+    is_off_plan,
+    member_report,
+    promise_broken,
+    speeds_token,
+)
 from muri.slurm_plugin.records.roles import read_job, view_of
 
 
@@ -45,6 +51,21 @@ def test_many_members_are_told_in_short():
     token = speeds_token({"members": members, "discipline": "fair"})
     assert len(token.encode()) <= 1024
     assert member_report(told_in(token), 10_000_015) == MemberReport(pytest.approx(0.081, rel=1e-2))
+
+
+@pytest.mark.parametrize("count", [4, 16])
+def test_promises_that_are_not_kept_are_told(count):
+    members = {str(10_000_000 + index): member(promise_broken=index % 2 == 0) for index in range(count)}
+    token = speeds_token({"members": members, "discipline": "fair"})
+    assert len(token.encode()) <= 1024
+    assert promise_broken(told_in(token)) == tuple(range(10_000_000, 10_000_000 + count, 2))
+    assert member_report(told_in(token), 10_000_001) is not None
+    assert promise_broken(told_in(speeds_token({"members": {"1": member()}}))) == ()
+
+
+@pytest.mark.parametrize("text", ["", '{"b":1}', '{"b":"1"}', '{"b":["x",{},-1,true]}', '{"b":[' + 5000 * "9" + "]}"])
+def test_damaged_reports_break_no_promise(text):
+    assert promise_broken(told_in(f"muri-speed:{text}")) == ()
 
 
 def test_members_without_an_iteration_are_left_out():

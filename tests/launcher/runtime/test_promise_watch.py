@@ -1,0 +1,129 @@
+"""Which promises cannot be kept, and what a runtime does about them."""
+
+import logging
+
+import pytest
+from group_words import runtime_words
+from launcher_harness import Launcher
+from polling import until
+from virtual_clock import VirtualClock
+
+from muri.group_spec import GroupSpec, MemberSpec, read_group
+from muri.launcher.arbitration.arbiter import FairArbiter
+from muri.launcher.arbitration.pausing import PausingArbiter
+from muri.launcher.arbitration.promises import Promises
+from muri.launcher.arbitration.switching import SwitchingArbiter, make_arbiter
+from muri.launcher.job.scheduler import NoMembership
+from muri.launcher.runtime.admission import AdmissionControl
+from muri.launcher.runtime.member_table import Expectation, MemberTable
+from muri.launcher.runtime.promise_watch import PATIENCE_S, PromiseKeeper, PromiseWatch
+
+
+def test_promise_is_broken_after_a_minute_below_it_and_kept_again_after_another_one() -> None:
+    watch = PromiseWatch()
+    assert not watch.look(0.0, 0.7, 0.8)
+    assert not watch.look(PATIENCE_S - 1, 0.7, 0.8)
+    assert watch.look(PATIENCE_S, 0.7, 0.8)
+    assert watch.look(PATIENCE_S + 1, 0.9, 0.8)
+    assert watch.look(2 * PATIENCE_S, 0.9, 0.8)
+    assert not watch.look(2 * PATIENCE_S + 1, 0.9, 0.8)
+
+
+@pytest.mark.parametrize("between", [0.78, 0.9, None])
+def test_a_look_at_a_good_or_an_unknown_speed_starts_the_minute_anew(between: float | None) -> None:
+    watch = PromiseWatch()
+    watch.look(0.0, 0.7, 0.8)
+    watch.look(50.0, between, 0.8)
+    assert not watch.look(PATIENCE_S + 1, 0.7, 0.8)
+
+
+def test_nothing_is_broken_where_nothing_was_promised() -> None:
+    watch = PromiseWatch()
+    assert not any(watch.look(float(second), 0.0, 0.0) for second in range(100))
+
+
+def test_lockstep_is_left_for_fair_when_it_breaks_a_promise(caplog: pytest.LogCaptureFixture) -> None:
+    arbiter = make_arbiter("lockstep", ["1", "2"], [], promises=True)
+    assert isinstance(arbiter, SwitchingArbiter)
+    broken: list[str] = []
+    keeper = PromiseKeeper(arbiter, lambda: broken)
+    with caplog.at_level(logging.INFO, "muri.launcher"):
+        keeper.look()
+        assert arbiter.discipline == "lockstep"
+        broken.append("2")
+        for _ in range(3):
+            keeper.look()
+        assert arbiter.discipline == "fair"
+        assert arbiter.history[-1].reason == "lockstep breaks the promise to 2"
+        broken.clear()
+        keeper.look()
+    assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
+    assert "the group takes no more members" in caplog.messages[0]
+
+
+def test_lockstep_without_promises_stays() -> None:
+    arbiter = make_arbiter("lockstep", ["1", "2"], [])
+    PromiseKeeper(arbiter, lambda: ["1"]).look()
+    assert arbiter.discipline == "lockstep"
+
+
+class Scheduler(NoMembership):
+    """Has put job 102 into the group of pilot job 900, with a promise."""
+
+    def pilot_of(self, job_id: str) -> str | None:
+        return "900"
+
+    def min_speed(self, job_id: str) -> float:
+        return 0.7
+
+
+def test_the_promises_of_planned_members_and_of_those_that_join_are_known() -> None:
+    group = GroupSpec(members=(MemberSpec(job_id="101", min_speed=0.8),))
+    assert read_group(group.to_text()) == group
+    table = MemberTable(group.ids, group.discipline)
+    table.watch(FairArbiter(), {"101": Expectation(min_speed=0.8)})
+    admission = AdmissionControl("900", table, group, Scheduler)
+    assert admission.refusal("102") == ""
+    assert [table.promised(member) for member in ("101", "102")] == [0.8, 0.7]
+    assert table.broken_promises() == []
+    members = table.status()["members"]
+    assert isinstance(members, dict)
+    assert [member["promised_speed"] for member in members.values()] == [0.8, 0.7]
+
+
+@pytest.mark.parametrize("discipline", ["auto", "fair"])
+def test_promise_reaches_the_arbiter_also_after_a_pause_and_a_change_of_the_discipline(
+    discipline: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[tuple[str, float]] = []
+    monkeypatch.setattr(Promises, "join", lambda _self, member, min_speed, *_: told.append((member, min_speed)))
+    inner = make_arbiter(discipline, ["1", "2"], [], now=VirtualClock())
+    arbiter = PausingArbiter(inner)
+    arbiter.join("1", 1.0, 0.8)
+    arbiter.pause("1")
+    arbiter.resume("1")
+    if isinstance(inner, SwitchingArbiter):
+        inner.switch("plain", "why not")
+        inner.switch("fair", "because")
+    assert set(told) == {("1", 0.8)}
+    assert len(told) == (3 if discipline == "auto" else 2)
+
+
+@pytest.mark.parametrize("isolation", ["thread", "process"])
+def test_status_tells_what_was_promised(launcher: Launcher, isolation: str) -> None:
+    options = ("--min-speed", "101=0.8", "--discipline", "fair", "--isolation", isolation)
+    assert '"min_speed":0.8' in " ".join(runtime_words(["101", "102"], options))
+    launcher.runtime("101", "102", options=options)
+    script = launcher.script("""
+        import time, muri
+        for _ in muri.batches(range(100_000)):
+            with muri.stage("propagate"):
+                time.sleep(0.01)
+    """)
+    members = [launcher.member(job_id, script) for job_id in ("101", "102")]
+    until(lambda: launcher.status()["members"]["101"]["speed"], "a speed")
+    status = launcher.status()["members"]
+    assert [status[job_id]["promised_speed"] for job_id in ("101", "102")] == [0.8, None]
+    assert [status[job_id]["promise_broken"] for job_id in ("101", "102")] == [False, False]
+    for member in members:
+        member.terminate()
