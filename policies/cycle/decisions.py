@@ -94,11 +94,10 @@ class DecisionWriter:
         members, forecast = self._forecasts.of(unit.members)
         job_ids = [member.job.job_id for member in unit.members]
         resources = [self._bottlenecks[member.shape] for member in unit.members if member.shape is not None]
-        if unit.runs is None:
+        if unit.runs is None or not placement.kept:
             ordered = tuple(members[index].job.job_id for index in forecast.order)
         else:
-            running = [job.job_id for job in unit.runs.members]
-            ordered = (*running, *(member.job.job_id for member in unit.joining))
+            ordered = tuple(job.job_id for job in unit.runs.members)
         self.decisions.groups.append(
             Group(
                 members=ordered,

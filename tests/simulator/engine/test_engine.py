@@ -1,5 +1,7 @@
 """The engine on cases worked out by hand."""
 
+from dataclasses import replace
+
 import pytest
 from engine_builders import CPU, GPU, NETWORK, STORAGE, by_id, ends, job, run
 
@@ -74,11 +76,25 @@ def test_equal_jobs_are_never_made_to_share() -> None:
     assert sorted(ends(run(jobs, "muri-s", ONE_GPU)).values()) == [100.0, 200.0]
 
 
-def test_joining_a_group_restarts_who_runs() -> None:
+def test_a_job_that_joins_disturbs_nobody() -> None:
     jobs = [job(1, 0.0, 1000.0, GPU), job(2, 100.0, 100.0, CPU)]
     result = run(jobs, "muri-s", ONE_GPU, restart_s=30.0)
+    assert ends(result) == {1: 1000.0, 2: 200.0}
+    assert by_id(result)[1].restarts == 0
+
+
+def test_without_joins_a_new_group_restarts_who_runs() -> None:
+    jobs = [job(1, 0.0, 1000.0, GPU), job(2, 100.0, 100.0, CPU)]
+    result = run(jobs, "muri-s", ONE_GPU, restart_s=30.0, options={"join": False})
     assert ends(result) == {1: 100.0 + 30.0 + 900.0, 2: 200.0}
     assert by_id(result)[1].restarts == 1
+
+
+@pytest.mark.parametrize("any_user", [False, True])
+def test_jobs_of_different_users_share_only_where_users_mix(any_user: bool) -> None:
+    jobs = [replace(job(1, 0.0, 1000.0, GPU), user="ann"), replace(job(2, 100.0, 100.0, CPU), user="bob")]
+    result = run(jobs, "muri-jct", ONE_GPU, checkpoints=False, any_user=any_user)
+    assert ends(result)[2] == (200.0 if any_user else 1100.0)
 
 
 def test_antman_lets_a_guaranteed_job_run_on_undisturbed() -> None:
