@@ -101,11 +101,12 @@ def _require_root() -> None:
 def _run_once(config: Config, stop: threading.Event) -> None:
     from muri.slurm_plugin.controller.assemble import open_controller
     from muri.slurm_plugin.controller.events import open_bell
-    from muri.slurm_plugin.controller.loop import EVENTS_LOCK_NAME, is_held, run_for_timer
+    from muri.slurm_plugin.controller.loop import EVENTS_LOCK_NAME, holder_of, run_for_timer
     from muri.slurm_plugin.controller.surroundings import Surroundings
 
     with _only_one_at_work(config), open_controller(config, surroundings=Surroundings(stop)) as instance:
-        bell = open_bell(config.events, config.state_dir) if is_held(config.state_dir, EVENTS_LOCK_NAME) else None
+        is_watched = holder_of(config.state_dir, EVENTS_LOCK_NAME) is not None
+        bell = open_bell(config.events, config.state_dir) if is_watched else None
         run_for_timer(instance, config.gate_watch_s, stop, bell)
 
 

@@ -4,8 +4,9 @@ import fcntl
 import logging
 import math
 import os
+import signal
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
@@ -24,6 +25,9 @@ log = logging.getLogger("muri.controller")
 
 
 _LOOK_AGAIN_S: Final = 5.0
+
+_LONGEST_END_S: Final = 60.0
+"""A controller that is told to stop ends between two calls to Slurm."""
 
 LOCK_NAME: Final = "controller.lock"
 """In the state directory; its modification time tells how long it has been held."""
@@ -79,8 +83,8 @@ def only_one(state_dir: Path, lock_name: str = LOCK_NAME) -> Iterator[None]:
         os.close(handle)
 
 
-def is_held(state_dir: Path, lock_name: str) -> bool:
-    """Whether a process holds a lock in the state directory.
+def holder_of(state_dir: Path, lock_name: str) -> int | None:
+    """Return the process that holds a lock in the state directory, None where none does.
 
     Raises:
         OSError: It may not be looked at.
@@ -88,14 +92,29 @@ def is_held(state_dir: Path, lock_name: str) -> bool:
     try:
         handle = os.open(state_dir / lock_name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:
-        return False
+        return None
     try:
         fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
-        return True
+        return int(os.pread(handle, 32, 0) or 0)
     finally:
         os.close(handle)
-    return False
+    return None
+
+
+def end_watcher(state_dir: Path, clock: Clock = MACHINE_CLOCK) -> bool:
+    """Tell the process that runs cycles on events to end, and wait for it; return whether there is none any more.
+
+    Raises:
+        OSError: The state directory may not be looked at.
+    """
+    end_s = clock() + _LONGEST_END_S
+    while (pid := holder_of(state_dir, EVENTS_LOCK_NAME)) is not None and clock() < end_s:
+        if pid:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
+        clock.sleep(LOOK_S)
+    return pid is None
 
 
 class Waitable(StopFlag, Protocol):

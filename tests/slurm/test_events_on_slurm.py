@@ -49,7 +49,9 @@ def cycles(muri: MuriCluster) -> int:
 def seconds_between(muri: MuriCluster, job: int, other: int = 0) -> float:
     """From a job's submission, or another's end, to its start, as Slurm notes it."""
     begun = muri.driver.job(other)["EndTime"] if other else muri.driver.job(job)["SubmitTime"]
-    begun_s, start_s = (time.mktime(time.strptime(text, "%Y-%m-%dT%H:%M:%S")) for text in (begun, muri.driver.job(job)["StartTime"]))
+    begun_s, start_s = (
+        time.mktime(time.strptime(text, "%Y-%m-%dT%H:%M:%S")) for text in (begun, muri.driver.job(job)["StartTime"])
+    )
     return start_s - begun_s
 
 
