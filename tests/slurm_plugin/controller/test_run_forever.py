@@ -1,7 +1,11 @@
 """The loop of cycles keeps its interval, and outlives whatever a cycle raises."""
 
 import logging
+import signal
+import subprocess
+import sys
 import threading
+from pathlib import Path
 from typing import cast
 
 import pytest
@@ -11,7 +15,10 @@ from muri.errors import MuriError
 from muri.slurm_plugin.config import Events
 from muri.slurm_plugin.controller.cycle import Controller
 from muri.slurm_plugin.controller.loop import (
+    EVENTS_LOCK_NAME,
     AnotherControllerError,
+    end_watcher,
+    holder_of,
     run_for_timer,
     run_forever,
     run_on_events,
@@ -216,3 +223,19 @@ def test_a_timers_cycle_serves_events_while_it_stays_and_then_leaves_them_to_oth
     run_for_timer(cast(Controller, controller), 60.0, events, bell, clock)
     assert controller.begun_s == [0.0, 11.5, 21.0]
     assert clock() == 21.5 + 60.0
+
+
+def test_the_process_that_watches_is_known_by_its_lock_and_ends_when_told(tmp_path: Path) -> None:
+    code = (
+        "import sys, time; from pathlib import Path; from muri.slurm_plugin.controller.loop import *\n"
+        "with only_one(Path(sys.argv[1]), EVENTS_LOCK_NAME):\n    print('held', flush=True); time.sleep(600)"
+    )
+    assert end_watcher(tmp_path)
+    assert holder_of(tmp_path, EVENTS_LOCK_NAME) is None
+    with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "held\n"
+        assert holder_of(tmp_path, EVENTS_LOCK_NAME) == process.pid
+        assert end_watcher(tmp_path)
+        assert process.wait() == -signal.SIGTERM
+    assert holder_of(tmp_path, EVENTS_LOCK_NAME) is None
