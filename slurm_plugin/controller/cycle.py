@@ -138,18 +138,11 @@ def _of_job(fact: tuple[str, Any]) -> tuple[int, Any]:
     return int(fact[0]), fact[1]
 
 
-def _gpus_come_free(view: View) -> bool:
-    """Whether jobs wait for Muri while others, whose nodes clean up after them, are about to leave GPUs."""
-    ending = any(job.gpu_count for job in view.snapshot.jobs if job.state is JobState.COMPLETING)
-    return ending and any(job.state is JobState.PENDING for job in view.having(Role.CANDIDATE))
-
-
 class Controller:
     """Runs cycles against one cluster.
 
     Attributes:
         books: Take note of what cycles do.
-        gpus_come_free: Whether jobs that wait found GPUs, in the last cycle, of jobs that were about to end.
     """
 
     def __init__(
@@ -184,7 +177,6 @@ class Controller:
         self._policy_for = policy_for
         self._config = config
         self._read_s = 0.0
-        self.gpus_come_free = False
 
     def cycle(self) -> Status:
         """Run one cycle and write the status file.
@@ -218,7 +210,6 @@ class Controller:
             with self.books.phase("repair"):
                 self._apply(decision, decision.repairs, errors)
             decision = self.decision()
-        self.gpus_come_free = _gpus_come_free(decision.view)
         with self.books.phase("start"):
             self._apply(decision, decision.actions, errors)
         errors += self._keep_up(decision)

@@ -1,4 +1,4 @@
-"""Where events come from: slurmctld's notice of an arrival, and its count of jobs that have ended."""
+"""Where events come from: slurmctld's notice of an arrival, and its count of what nodes have cleaned up."""
 
 import logging
 import os
@@ -23,7 +23,8 @@ log = logging.getLogger("muri.controller")
 _TRY_AGAIN_S: Final = 60.0
 """How long a notice file that could not be made is left alone."""
 
-_ENDED: Final = re.compile(r"^Jobs (?:completed|canceled|failed):\s*(\d+)", re.MULTILINE)
+_CLEANED_UP: Final = re.compile(r"^\s*MESSAGE_EPILOG_COMPLETE\b.*?\bcount:(\d+)", re.MULTILINE)
+_CALLS: Final = "Remote Procedure Call statistics by message type"
 
 
 def open_bell(settings: Events, state_dir: Path, clock: Clock = MACHINE_CLOCK) -> Bell:
@@ -136,7 +137,8 @@ def _slurm_settings(commands: SlurmCommands) -> dict[str, str]:
 class EndWatch:
     """Sees in slurmctld's statistics that jobs have ended, anybody's; asks only while jobs of Muri's wait.
 
-    The answer has the same length however long the queue is, and slurmctld locks neither jobs nor nodes for it.
+    A node reports the end of its epilog, with or without a program: then GPUs are free, however the job has ended. The
+    answer's length does not depend on the queue's.
 
     Args:
         poll_s: How often to ask.
@@ -189,6 +191,8 @@ class EndWatch:
 
 
 def ended_in(text: str) -> int | None:
-    """Return how many jobs have ended according to sdiag, since slurmctld began to count; None where it doesn't say."""
-    counts = _ENDED.findall(text)
-    return sum(map(int, counts)) if counts else None
+    """Return how often a node has been left by a job since slurmctld began to count; None where sdiag doesn't say."""
+    found = _CLEANED_UP.search(text)
+    if found is None:
+        return 0 if _CALLS in text else None
+    return int(found[1])

@@ -148,8 +148,6 @@ def run_once(
     else:
         with bell.cycle():
             controller.cycle()
-        if controller.gpus_come_free:
-            bell.follow_up()
     end_s = min(clock() + watch_s, until_s)
     while clock() < end_s and not stop.is_set() and controller.close_gates():
         if _wait(min(clock() + _LOOK_AGAIN_S, end_s), stop, clock, bell):

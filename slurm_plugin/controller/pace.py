@@ -11,9 +11,6 @@ from muri.slurm_plugin.config import Events
 LOOK_S: Final = 1.0
 """How often something that watches for events is asked."""
 
-_MOST_FOLLOW_UPS: Final = 3
-"""So many cycles in a row wait for GPUs of jobs that are ending; an epilog that takes longer is left to the timer."""
-
 
 class Watch(Protocol):
     """Something that knows of events."""
@@ -47,7 +44,6 @@ class Bell:
         self._first_s = math.inf
         self._last_s = -math.inf
         self._free_s = -math.inf
-        self._follow_ups = 0
 
     @property
     def due_s(self) -> float:
@@ -65,7 +61,6 @@ class Bell:
 
     def _heed(self, happened: Sequence[bool]) -> None:
         if any(happened):
-            self._follow_ups = 0
             self.ring()
 
     @contextmanager
@@ -86,9 +81,3 @@ class Bell:
         """Take note that no cycle could be run; the timer's serves all events so far."""
         self._first_s = math.inf
         self._free_s = self._clock() + self._settings.least_gap_s
-
-    def follow_up(self) -> None:
-        """Take note that GPUs were about to come free in the cycle that has ended."""
-        if self._follow_ups < _MOST_FOLLOW_UPS:
-            self._follow_ups += 1
-            self.ring()

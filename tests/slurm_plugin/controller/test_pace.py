@@ -67,21 +67,6 @@ def test_an_event_during_a_cycle_is_served_by_the_next_one() -> None:
     assert begun([10.0, 11.2]) == [11.0, 16.5]
 
 
-def test_gpus_that_come_free_are_followed_up_only_so_often() -> None:
-    clock = VirtualClock()
-    bell = Bell(Events(), (Happenings(clock, [0.0, 100.0]),), clock)
-    cycles = []
-    while clock() < 200:
-        bell.look()
-        if bell.due_s <= clock():
-            cycles.append(clock())
-            with bell.cycle():
-                pass
-            bell.follow_up()
-        clock.sleep(1.0)
-    assert cycles == [1.0, 6.0, 11.0, 16.0, 101.0, 106.0, 111.0, 116.0]
-
-
 def test_a_cycle_that_could_not_begin_is_left_to_the_timer() -> None:
     clock = VirtualClock()
     bell = Bell(Events(), (), clock)

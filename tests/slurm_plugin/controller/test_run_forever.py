@@ -145,16 +145,14 @@ class Happenings:
 
 
 class Eventful:
-    """Its cycles take half a second; members start, and GPUs come free, until set times."""
+    """Its cycles take half a second; members start until a set time."""
 
-    def __init__(self, clock: VirtualClock, start_s: float = 0.0, free_s: float = 0.0) -> None:
+    def __init__(self, clock: VirtualClock, start_s: float = 0.0) -> None:
         self.begun_s: list[float] = []
-        self.gpus_come_free = False
-        self._clock, self._start_s, self._free_s = clock, start_s, free_s
+        self._clock, self._start_s = clock, start_s
 
     def cycle(self) -> None:
         self.begun_s.append(self._clock())
-        self.gpus_come_free = self._clock() < self._free_s
         self._clock.sleep(0.5)
 
     def close_gates(self) -> bool:
@@ -162,11 +160,11 @@ class Eventful:
 
 
 def cycles_with(
-    at_s: list[float], interval_s: float = 360.0, start_s: float = 0.0, free_s: float = 0.0, until_s: float = 720.0
+    at_s: list[float], interval_s: float = 360.0, start_s: float = 0.0, until_s: float = 720.0
 ) -> list[float]:
     clock = VirtualClock()
     events = Happenings(clock, at_s, until_s)
-    controller = Eventful(clock, start_s, free_s)
+    controller = Eventful(clock, start_s)
     bell = Bell(Events(), (events,), clock)
     run_forever(cast(Controller, controller), interval_s, 60.0, events, clock, bell)
     return controller.begun_s
@@ -179,10 +177,6 @@ def test_an_event_is_served_between_two_cycles_of_the_interval_which_stays() -> 
 
 def test_members_that_have_yet_to_start_delay_no_cycle_on_an_event() -> None:
     assert cycles_with([20.0], start_s=100.0) == [0.0, 21.5, 381.5]
-
-
-def test_gpus_of_jobs_that_are_ending_are_waited_for() -> None:
-    assert cycles_with([], free_s=8.0, until_s=100.0) == [0.0, 5.5, 11.0]
 
 
 class Locked:
