@@ -1,4 +1,4 @@
-"""Where events come from: slurmctld's notice of an arrival, and its count of what nodes have cleaned up."""
+"""Where events come from: slurmctld's notice of an arrival, and its count of messages that jobs have ended."""
 
 import logging
 import os
@@ -23,7 +23,10 @@ log = logging.getLogger("muri.controller")
 _TRY_AGAIN_S: Final = 60.0
 """How long a notice file that could not be made is left alone."""
 
-_CLEANED_UP: Final = re.compile(r"^\s*MESSAGE_EPILOG_COMPLETE\b.*?\bcount:(\d+)", re.MULTILINE)
+_ENDS: Final = ("REQUEST_COMPLETE_BATCH_SCRIPT", "REQUEST_COMPLETE_JOB_ALLOCATION", "MESSAGE_EPILOG_COMPLETE")
+"""What slurmctld is told when a job ends. The last comes from each node that had something to clean up."""
+
+_COUNTS: Final = re.compile(rf"^\s*(?:{'|'.join(_ENDS)})\b.*?\bcount:(\d+)", re.MULTILINE)
 _CALLS: Final = "Remote Procedure Call statistics by message type"
 
 
@@ -137,8 +140,8 @@ def _slurm_settings(commands: SlurmCommands) -> dict[str, str]:
 class EndWatch:
     """Sees in slurmctld's statistics that jobs have ended, anybody's; asks only while jobs of Muri's wait.
 
-    A node reports the end of its epilog, with or without a program: then GPUs are free, however the job has ended. The
-    answer's length does not depend on the queue's.
+    It counts messages: that a batch script or an allocation has ended, and that a node has cleaned up after a job, which
+    sets its GPUs free. So it misses no end but that of a node. The answer's length does not depend on the queue's.
 
     Args:
         poll_s: How often to ask.
@@ -191,8 +194,5 @@ class EndWatch:
 
 
 def ended_in(text: str) -> int | None:
-    """Return how often a node has been left by a job since slurmctld began to count; None where sdiag doesn't say."""
-    found = _CLEANED_UP.search(text)
-    if found is None:
-        return 0 if _CALLS in text else None
-    return int(found[1])
+    """Return a number that grows with each job that ends; None where sdiag doesn't say. slurmctld may begin anew."""
+    return sum(map(int, _COUNTS.findall(text))) if _CALLS in text else None

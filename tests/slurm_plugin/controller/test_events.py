@@ -177,6 +177,6 @@ def test_an_end_after_the_cycle_began_is_seen_once(told: Told, tmp_path: Path) -
 
 
 def test_an_answer_without_counts_tells_nothing() -> None:
-    assert ended_in(SDIAG.format(10)) == 10
-    assert ended_in(SDIAG.replace("MESSAGE_EPILOG", "OTHER")) == 0  # none yet
+    assert ended_in(SDIAG.format(10)) == 17
+    assert ended_in(SDIAG.replace("COMPLETE", "OTHER")) == 0  # none yet
     assert ended_in("") is None
