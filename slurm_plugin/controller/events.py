@@ -140,8 +140,9 @@ def _slurm_settings(commands: SlurmCommands) -> dict[str, str]:
 class EndWatch:
     """Sees in slurmctld's statistics that jobs have ended, anybody's; asks only while jobs of Muri's wait.
 
-    It counts messages: that a batch script or an allocation has ended, and that a node has cleaned up after a job, which
-    sets its GPUs free. So it misses no end but that of a node. The answer's length does not depend on the queue's.
+    It counts messages: that a batch script or an allocation has ended, and that a node has cleaned up after a job. Of
+    these the last comes when GPUs are free. A node that fails sends none. The answer's length does not depend on the
+    queue's.
 
     Args:
         poll_s: How often to ask.

@@ -208,7 +208,7 @@ def run_on_events(cycle: Callable[[], None], stop: Waitable, bell: Bell, clock: 
             stop.wait(LOOK_S)
 
 
-def _attempt(cycle: Callable[[], None]) -> bool:
+def _attempt(cycle: Callable[[], object]) -> bool:
     """Run a cycle; one that fails is logged. Return whether it finished.
 
     Raises:
