@@ -319,14 +319,16 @@ _PARTS = {"muri-node": "node lib", "muri-controller": "controller"}
 _MADE = {
     "muri-node": "! command -v systemd-tmpfiles >/dev/null || "
     "systemd-tmpfiles --create /usr/lib/tmpfiles.d/muri.conf\n",
-    "muri-controller": "install -d -m 0750 /var/log/muri\n",
+    # The process that stays must not go on with the old version.
+    "muri-controller": "install -d -m 0750 /var/log/muri\n"
+    "[ ! -d /run/systemd/system ] || systemctl try-restart muri-controller-events.service || true\n",
 }
 
 _STOPS = {
     "muri-node": "! command -v systemctl >/dev/null || "
     "systemctl disable --now run-muri.mount >/dev/null 2>&1 || true\n",
-    "muri-controller": "! command -v systemctl >/dev/null || systemctl disable --now muri-controller.timer "
-    "muri-watchdog.timer >/dev/null 2>&1 || true\n",
+    "muri-controller": "! command -v systemctl >/dev/null || systemctl disable --now "
+    "muri-controller-events.service muri-controller.timer muri-watchdog.timer >/dev/null 2>&1 || true\n",
 }
 
 #: Empty directories that dpkg leaves because files of its own never lay in them.

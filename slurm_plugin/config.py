@@ -218,6 +218,33 @@ class Pilot(Section):
     )
 
 
+class Events(Section):
+    """Cycles between those of the timer, within seconds of an arrival or an end."""
+
+    enabled: bool = Field(
+        True,
+        description="Whether `muri-controller --events`, and --interval, run cycles on events; else only a timer does.",
+    )
+    gather_s: float = Field(1.0, ge=0, description="Events of this time share a cycle.")
+    least_gap_s: float = Field(5.0, gt=0, description="Least time between the end of a cycle and one on an event.")
+    most_share: float = Field(
+        0.2,
+        gt=0,
+        le=1,
+        description="Most share of the time that cycles on events take; after a long one the gap grows.",
+    )
+    ends_poll_s: float = Field(
+        5.0,
+        ge=0,
+        description="How often slurmctld is asked, while jobs wait, whether jobs have ended (sdiag); 0: never.",
+    )
+    notice_file: Path = Field(
+        Path("/run/muri/notice"),
+        description="File to which job_submit gives notice of jobs, on slurmctld's machine (as muri.notice in "
+        "job_submit.lua).",
+    )
+
+
 class Config(Section):
     """Everything an administrator can set."""
 
@@ -231,6 +258,9 @@ class Config(Section):
         "auto", description="How Muri talks to Slurm; auto: pyslurm where it works, else commands."
     )
     interval_s: float = Field(360.0, gt=0, description="Time between two cycles; `muri doctor` warns of missed cycles.")
+    events: Events = Field(
+        default_factory=Events, description="Cycles within seconds of an arrival or an end, between those of the timer."
+    )
     gate: Literal["licence", "hold"] = Field(
         "licence",
         description="What keeps jobs until Muri starts them: the licence muri_gate of slurm.conf, or a hold (then "

@@ -57,7 +57,7 @@ def simulate_live(task: Simulation) -> SimulationResult:
         twin.slurm.lease_end_s = twin.begun_s + config.lease_s  # the controller has been at work before
         _plan_outages(twin, task)
         film = _Film(task, twin)
-        twin.run()
+        twin.run(on_events=bool(task.options.get("on_events", False)))
         records = film.records()
         return task.result(records, film.samples.thinned(), film.spans(), ())
 
@@ -77,6 +77,7 @@ def _config_of(task: Simulation) -> Config:
     options = dict(task.options)
     grouping: dict[str, Any] = {}
     preemption = {"enabled": bool(options.pop("preemption", False))}
+    options.pop("on_events", None)
     for name, value in options.items():
         if name not in _OPTIONS:
             valid = ", ".join(sorted(_OPTIONS))

@@ -23,6 +23,7 @@ from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.controller.assemble import open_controller
 from muri.slurm_plugin.controller.cycle import Controller
 from muri.slurm_plugin.controller.loop import run_forever
+from muri.slurm_plugin.controller.pace import Bell
 from muri.slurm_plugin.controller.surroundings import Surroundings
 from muri.slurm_plugin.gateway.base import GatewayError
 from muri.slurm_plugin.private_files import make_private_directory
@@ -94,6 +95,27 @@ class Stop:
             next_s = self._time.next_due_s
             self._time.advance(end_s if next_s is None else min(end_s, next_s))
         return self._set
+
+
+class _Happenings:
+    """What slurmctld lets the controller know of arrivals and ends; in the twin without delay."""
+
+    def __init__(self, slurm: VirtualSlurm) -> None:
+        self._happened = False
+        slurm.notes.append(self._note)
+
+    def _note(self, what: str, _: Job) -> None:
+        self._happened |= what in {"submitted", "requeued", "ended"}
+
+    def look(self) -> bool:
+        """Whether something has happened since the last look or mark."""
+        happened, self._happened = self._happened, False
+        return happened
+
+    def mark(self) -> bool:
+        """The cycle that begins sees all."""
+        self._happened = False
+        return False
 
 
 class Twin:
@@ -226,16 +248,18 @@ class Twin:
         with open_controller(self.config, self.gateway, surroundings=around) as controller:
             yield controller
 
-    def run(self, first_cycle_s: float = 0.0) -> None:
+    def run(self, first_cycle_s: float = 0.0, *, on_events: bool = False) -> None:
         """Run the controller's own loop until every submitted job has ended.
 
         Args:
             first_cycle_s: When the first cycle begins, in seconds from the beginning.
+            on_events: Whether cycles also follow arrivals and ends, within the controller's own bounds.
         """
+        bell = Bell(self.config.events, (_Happenings(self.slurm),), self.time) if on_events else None
         self.time.after_event = self._stop_at_end
         self.time.sleep(first_cycle_s)
         with quiet(), self.controller() as controller:
-            run_forever(controller, self.config.interval_s, self.config.gate_watch_s, self.stop, self.time)
+            run_forever(controller, self.config.interval_s, self.config.gate_watch_s, self.stop, self.time, bell)
 
     def _stop_at_end(self) -> None:
         if not self.left:

@@ -39,9 +39,14 @@ CONFIG_OPTION = click.option(
 @click.option(
     "--interval", "interval_s", type=click.FloatRange(min=0.1), help="Run a cycle every SECONDS until stopped."
 )
+@click.option(
+    "--events", is_flag=True, help="Run a cycle soon after each arrival or end until stopped, beside a timer's --once."
+)
 @click.option("--dry-run", is_flag=True, help="Print what one cycle would do, as JSON lines, and change nothing.")
 @click.option("-v", "--verbose", is_flag=True, help="Log more.")
-def controller(config_file: Path | None, once: bool, interval_s: float | None, dry_run: bool, verbose: bool) -> None:
+def controller(
+    config_file: Path | None, once: bool, interval_s: float | None, events: bool, dry_run: bool, verbose: bool
+) -> None:
     """Read the queue, group waiting jobs, and start them.
 
     A cycle that fails is tried again at the next one; jobs stay as they are meanwhile. A second controller
@@ -51,18 +56,28 @@ def controller(config_file: Path | None, once: bool, interval_s: float | None, d
     Examples:
       muri-controller --dry-run             what would happen now?
       muri-controller --once                one cycle
-      muri-controller --interval 360        a cycle every six minutes
+      muri-controller --interval 360        a cycle every six minutes, and soon after each arrival or end
+      muri-controller --events              only the latter, where a timer calls --once
     """
     from muri.slurm_plugin.controller.assemble import read_trusted_config
 
-    if sum((once, interval_s is not None, dry_run)) != 1:
-        raise UsageError("say one of --once, --interval SECONDS or --dry-run")
+    if sum((once, interval_s is not None, events, dry_run)) != 1:
+        raise UsageError("say one of --once, --interval SECONDS, --events or --dry-run")
     logging.basicConfig(level=logging.DEBUG if verbose else logging.INFO, handlers=[log_handler()], force=True)
     config = read_trusted_config(config_file)
     if dry_run:
         _print_decision(config)
+        return
+    _require_root()
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    if events:
+        _run_on_events(config_file, config, stop)
+    elif interval_s is None:
+        _run_once(config, stop)
     else:
-        _run(config, interval_s)
+        _run_forever(config, interval_s, stop)
 
 
 def _print_decision(config: Config) -> None:
@@ -75,30 +90,62 @@ def _print_decision(config: Config) -> None:
         click.echo(json.dumps(render_action(action), sort_keys=True, default=str))
 
 
-def _run(config: Config, interval_s: float | None) -> None:
-    from muri.slurm_plugin.controller.assemble import open_controller
-    from muri.slurm_plugin.controller.loop import run_forever, run_once
-    from muri.slurm_plugin.controller.surroundings import Surroundings
-
+def _require_root() -> None:
     if os.geteuid() != 0:
         raise UsageError(
             f"muri-controller must run as root, not as {user_name(os.geteuid())}: it submits pilot jobs and dry runs "
             "as their users, and Slurm lets nobody else do that, SlurmUser included. Nothing was changed"
         )
-    stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
-    looping = interval_s is not None
-    with (
-        _only_one_at_work(config),
-        open_controller(config, looping=looping, surroundings=Surroundings(stop)) as instance,
-    ):
-        if interval_s is None:
-            run_once(instance, config.gate_watch_s, stop)
-        else:
-            if config.metrics_listen:
-                instance.books.serve()
-            run_forever(instance, interval_s, config.gate_watch_s, stop)
+
+
+def _run_once(config: Config, stop: threading.Event) -> None:
+    from muri.slurm_plugin.controller.assemble import open_controller
+    from muri.slurm_plugin.controller.events import open_bell
+    from muri.slurm_plugin.controller.loop import EVENTS_LOCK_NAME, holder_of, run_for_timer
+    from muri.slurm_plugin.controller.surroundings import Surroundings
+
+    with _only_one_at_work(config), open_controller(config, surroundings=Surroundings(stop)) as instance:
+        is_watched = holder_of(config.state_dir, EVENTS_LOCK_NAME) is not None
+        bell = open_bell(config.events, config.state_dir) if is_watched else None
+        run_for_timer(instance, config.gate_watch_s, stop, bell)
+
+
+def _run_forever(config: Config, interval_s: float, stop: threading.Event) -> None:
+    from muri.slurm_plugin.controller.assemble import open_controller
+    from muri.slurm_plugin.controller.events import open_bell
+    from muri.slurm_plugin.controller.loop import EVENTS_LOCK_NAME, only_one, run_forever
+    from muri.slurm_plugin.controller.surroundings import Surroundings
+
+    with ExitStack() as stack:
+        stack.enter_context(_only_one_at_work(config))
+        bell = None
+        if config.events.enabled and interval_s > config.events.least_gap_s:  # else cycles come as soon by themselves
+            stack.enter_context(only_one(config.state_dir, EVENTS_LOCK_NAME))
+            bell = open_bell(config.events, config.state_dir)
+        instance = stack.enter_context(open_controller(config, looping=True, surroundings=Surroundings(stop)))
+        if config.metrics_listen:
+            instance.books.serve()
+        run_forever(instance, interval_s, config.gate_watch_s, stop, bell=bell)
+
+
+def _run_on_events(config_file: Path | None, config: Config, stop: threading.Event) -> None:
+    from muri.slurm_plugin.controller.assemble import open_controller, read_trusted_config
+    from muri.slurm_plugin.controller.events import open_bell
+    from muri.slurm_plugin.controller.loop import EVENTS_LOCK_NAME, only_one, run_on_events, run_once
+    from muri.slurm_plugin.controller.surroundings import Surroundings
+
+    if not config.events.enabled:
+        click.echo("events.enabled is off in muri.yaml; nothing to do", err=True)
+        return
+    bell = open_bell(config.events, config.state_dir)
+
+    def cycle() -> None:
+        current = read_trusted_config(config_file)  # as the timer's next cycle has it
+        with only_one(current.state_dir), open_controller(current, surroundings=Surroundings(stop)) as instance:
+            run_once(instance, current.gate_watch_s, stop, bell=bell)
+
+    with only_one(config.state_dir, EVENTS_LOCK_NAME):
+        run_on_events(cycle, stop, bell)
 
 
 @contextmanager

@@ -26,6 +26,7 @@ from muri.profiler.store_file import existing_journal, exists, file_system_of, i
 from muri.run_dir import SITE_RUN_DIR
 from muri.slurm_plugin.cli.admin import CONFIG_OPTION
 from muri.slurm_plugin.cli.doctor_checks import (
+    EventFacts,
     Finding,
     Folder,
     Level,
@@ -35,6 +36,7 @@ from muri.slurm_plugin.cli.doctor_checks import (
     exit_code,
     judge_cycle,
     judge_damaged,
+    judge_events,
     judge_folder,
     judge_run_dir,
     judge_space,
@@ -44,7 +46,8 @@ from muri.slurm_plugin.cli.doctor_checks import (
 from muri.slurm_plugin.cli.real_path import examine_nodes, examine_real_path, examine_submission
 from muri.slurm_plugin.config import Config, config_path
 from muri.slurm_plugin.controller.assemble import open_gateway, policy_of, profiles_path, read_config
-from muri.slurm_plugin.controller.loop import AnotherControllerError, only_one
+from muri.slurm_plugin.controller.events import slurm_user_of, slurmctld_hosts, this_host
+from muri.slurm_plugin.controller.loop import EVENTS_LOCK_NAME, AnotherControllerError, holder_of, only_one
 from muri.slurm_plugin.controller.trial import try_group
 from muri.slurm_plugin.controller.user_status import cycle_age_s
 from muri.slurm_plugin.gateway.base import GatewayUnavailableError
@@ -191,6 +194,8 @@ def examine(config_file: Path | None, store: Path | None) -> Iterator[Finding]:
         yield from examine_store(store or profiles_path(config))
         yield examine_journal(config.state_dir / "journal.db")
     yield judge_cycle(cycle_age_s(config, time.time()), config.interval_s)
+    if (events := examine_events(config)) is not None:
+        yield events
     yield judge_status_dir(facts_of(config.status_dir), config.status_dir)
     yield judge_run_dir(facts_of(SITE_RUN_DIR), SITE_RUN_DIR)
     yield from examine_slurm(config)
@@ -317,6 +322,22 @@ def examine_slurm(config: Config) -> Iterator[Finding]:
     if (submission := examine_submission(SlurmCommands())) is not None:
         yield submission
     yield from examine_real_path(config, snapshot, SlurmCommands())
+
+
+def examine_events(config: Config, commands: SlurmCommands | None = None) -> Finding | None:
+    """Look at cycles on events; None where Slurm, or the state directory, cannot be asked, which other findings say."""
+    commands = commands or SlurmCommands()
+    try:
+        facts = EventFacts(
+            is_watched=holder_of(config.state_dir, EVENTS_LOCK_NAME) is not None,
+            host=this_host(),
+            slurmctld_hosts=slurmctld_hosts(commands),
+            slurm_uid=slurm_user_of(commands),
+            notice=facts_of(config.events.notice_file),
+        )
+    except (OSError, MuriError):
+        return None
+    return judge_events(facts, config)
 
 
 def examine_gpus() -> Finding:

@@ -26,6 +26,7 @@ _NAME = "CPUs and memory"
 
 _GATE: Final = "gate"
 _STATE = "state directory"
+_EVENTS: Final = "events"
 
 _OTHERS_MAY: Final = 0o077
 _OTHERS_WRITE: Final = 0o022
@@ -178,6 +179,45 @@ def judge_cycle(age_s: float | None, interval_s: float) -> Finding:
     if age_s > CYCLES_MISSED * interval_s:
         return Finding("controller", Level.WARNING, f"{text}; one is due every {interval_s:g} s", remedy)
     return Finding("controller", Level.OK, text)
+
+
+@dataclass(frozen=True, slots=True)
+class EventFacts:
+    """What is known of cycles on events.
+
+    Attributes:
+        is_watched: Whether a process watches for events.
+        host: This host's short name.
+        slurmctld_hosts: Those of the hosts that slurmctld may run on.
+        slurm_uid: Who slurmctld runs as.
+        notice: What the system knows of the notice file, None where it is missing.
+    """
+
+    is_watched: bool
+    host: str
+    slurmctld_hosts: tuple[str, ...]
+    slurm_uid: int
+    notice: os.stat_result | None
+
+
+def judge_events(facts: EventFacts, config: Config) -> Finding:
+    """Judge whether a cycle follows an arrival or an end within seconds."""
+    path, timer = config.events.notice_file, f"the timer, up to {config.interval_s:g} s"
+    if not config.events.enabled:
+        return Finding(_EVENTS, Level.OK, f"off: jobs wait for {timer}")
+    if not facts.is_watched:
+        remedy = "systemctl enable --now muri-controller-events.service; without systemd see cron.d-muri"
+        return Finding(_EVENTS, Level.WARNING, f"nothing watches for them: jobs wait for {timer}", remedy)
+    if facts.host not in facts.slurmctld_hosts:
+        where = " or ".join(facts.slurmctld_hosts) or "another machine"
+        text = f"slurmctld runs on {where} and gives no notice here: new jobs wait for {timer}, or an end"
+        return Finding(_EVENTS, Level.WARNING, text, "run the controller on slurmctld's machine")
+    notice = facts.notice
+    if notice is None or not stat.S_ISREG(notice.st_mode) or notice.st_uid != facts.slurm_uid:
+        text = f"slurmctld gives no notice: {path} is no file of user {facts.slurm_uid}; new jobs wait for {timer}"
+        remedy = f"remove {path}: the controller makes it anew within a minute, and logs why if it can't"
+        return Finding(_EVENTS, Level.WARNING, text, remedy)
+    return Finding(_EVENTS, Level.OK, f"a cycle follows an arrival or an end within seconds; notice by {path}")
 
 
 def judge_way_of_writing(file_system: str, is_network: bool, journal: str | None) -> Finding | None:

@@ -115,7 +115,7 @@ def _print_json(site: Site, changes: Sequence[Change], *, is_done: bool) -> None
 
 
 def _remove(site: Site, config: Config, *, purge: bool, as_json: bool) -> None:
-    cleared = _give_jobs_back(as_json) if site.has_controller else ()
+    cleared = _give_jobs_back(config, as_json) if site.has_controller else ()
     changes = added(site)
     if changes:
         try_out(site, changes)
@@ -135,7 +135,7 @@ def _remove(site: Site, config: Config, *, purge: bool, as_json: bool) -> None:
     click.echo(f"{_RESTART}." if changes else "nothing of Muri's was in Slurm's files")
 
 
-def _give_jobs_back(as_json: bool) -> tuple[int, ...]:
+def _give_jobs_back(config: Config, as_json: bool) -> tuple[int, ...]:
     """Stop the controller, let every job go on without Muri, and take its words from their AdminComments.
 
     Raises:
@@ -143,6 +143,7 @@ def _give_jobs_back(as_json: bool) -> tuple[int, ...]:
     """
     from functools import partial
 
+    from muri.slurm_plugin.controller.loop import end_watcher
     from muri.slurm_plugin.execute.drain import drain_until_over
     from muri.slurm_plugin.execute.farewell import clear_tags
     from muri.slurm_plugin.gateway.commands import CommandGateway
@@ -150,8 +151,11 @@ def _give_jobs_back(as_json: bool) -> tuple[int, ...]:
     from muri.slurm_plugin.gateway.tag_reader import read_tagged_jobs
 
     if shutil.which("systemctl") and Path("/run/systemd/system").is_dir():
-        timers = ["muri-controller.timer", "muri-watchdog.timer"]
-        subprocess.run(["systemctl", "disable", "--now", *timers], capture_output=True, check=False)
+        units = ["muri-controller-events.service", "muri-controller.timer", "muri-watchdog.timer"]
+        subprocess.run(["systemctl", "disable", "--now", *units], capture_output=True, check=False)
+    if not end_watcher(config.state_dir):
+        raise MuriError("the controller does not end; nothing was removed")
+    config.events.notice_file.unlink(missing_ok=True)
     commands = SlurmCommands()
     gateway, read = CommandGateway(commands), partial(read_tagged_jobs, commands)
     for done in drain_until_over(gateway, read):

@@ -4,13 +4,16 @@ import fcntl
 import logging
 import math
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
 from muri.clock import MACHINE_CLOCK, Clock
 from muri.errors import MuriError
+from muri.slurm_plugin.controller.pace import LOOK_S, Bell
 from muri.slurm_plugin.controller.status import STATUS_NAME, age_s
 from muri.slurm_plugin.execute.interruptible import StopFlag
 from muri.slurm_plugin.private_files import make_private_directory, open_private_file
@@ -23,8 +26,14 @@ log = logging.getLogger("muri.controller")
 
 _LOOK_AGAIN_S: Final = 5.0
 
+_LONGEST_END_S: Final = 60.0
+"""A controller that is told to stop ends between two calls to Slurm."""
+
 LOCK_NAME: Final = "controller.lock"
 """In the state directory; its modification time tells how long it has been held."""
+
+EVENTS_LOCK_NAME: Final = "events.lock"
+"""In the state directory; whoever holds it runs cycles on events."""
 
 
 class AnotherControllerError(MuriError):
@@ -50,15 +59,15 @@ def hung_for_s(state_dir: Path, now_s: float) -> float | None:
 
 
 @contextmanager
-def only_one(state_dir: Path) -> Iterator[None]:
-    """Hold the controller's lock.
+def only_one(state_dir: Path, lock_name: str = LOCK_NAME) -> Iterator[None]:
+    """Hold the controller's lock, or another one.
 
     Raises:
         AnotherControllerError: Another controller holds it.
         UnsafeFileError: The state directory, or the lock in it, is not this user's alone.
     """
     make_private_directory(state_dir)
-    handle = open_private_file(state_dir / LOCK_NAME)
+    handle = open_private_file(state_dir / lock_name)
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -74,6 +83,40 @@ def only_one(state_dir: Path) -> Iterator[None]:
         os.close(handle)
 
 
+def holder_of(state_dir: Path, lock_name: str) -> int | None:
+    """Return the process that holds a lock in the state directory, None where none does.
+
+    Raises:
+        OSError: It may not be looked at.
+    """
+    try:
+        handle = os.open(state_dir / lock_name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return int(os.pread(handle, 32, 0) or 0)
+    finally:
+        os.close(handle)
+    return None
+
+
+def end_watcher(state_dir: Path, clock: Clock = MACHINE_CLOCK) -> bool:
+    """Tell the process that runs cycles on events to end, and wait for it; return whether there is none any more.
+
+    Raises:
+        OSError: The state directory may not be looked at.
+    """
+    end_s = clock() + _LONGEST_END_S
+    while (pid := holder_of(state_dir, EVENTS_LOCK_NAME)) is not None and clock() < end_s:
+        if pid:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
+        clock.sleep(LOOK_S)
+    return pid is None
+
+
 class Waitable(StopFlag, Protocol):
     """The part of threading.Event that the loop needs."""
 
@@ -83,32 +126,117 @@ class Waitable(StopFlag, Protocol):
 
 
 def run_once(
-    controller: "Controller", watch_s: float, stop: Waitable, clock: Clock = MACHINE_CLOCK, until_s: float = math.inf
-) -> None:
+    controller: "Controller",
+    watch_s: float,
+    stop: Waitable,
+    clock: Clock = MACHINE_CLOCK,
+    until_s: float = math.inf,
+    bell: Bell | None = None,
+) -> bool:
     """Run a cycle, and stay until the members of new groups have started, at most `watch_s` seconds and till `until_s`.
+
+    With a bell the stay ends when the next cycle is due, which goes on with it.
+
+    Returns:
+        Whether the bell has ended the stay.
 
     Raises:
         MuriError: The cycle failed.
     """
-    controller.cycle()
+    if bell is None:
+        controller.cycle()
+    else:
+        with bell.cycle():
+            controller.cycle()
     end_s = min(clock() + watch_s, until_s)
     while clock() < end_s and not stop.is_set() and controller.close_gates():
-        stop.wait(min(_LOOK_AGAIN_S, max(0.0, end_s - clock())))
+        if _wait(min(clock() + _LOOK_AGAIN_S, end_s), stop, clock, bell):
+            return True
+    return False
+
+
+def run_for_timer(
+    controller: "Controller", watch_s: float, stop: Waitable, bell: Bell | None, clock: Clock = MACHINE_CLOCK
+) -> None:
+    """Run a cycle and stay as `run_once`; cycles on events in that time are this process's, which has the lock.
+
+    Raises:
+        MuriError: A cycle failed.
+    """
+    end_s = clock() + watch_s
+    while run_once(controller, watch_s, stop, clock, bell=bell) and clock() < end_s:
+        pass
 
 
 def run_forever(
-    controller: "Controller", interval_s: float, watch_s: float, stop: Waitable, clock: Clock = MACHINE_CLOCK
+    controller: "Controller",
+    interval_s: float,
+    watch_s: float,
+    stop: Waitable,
+    clock: Clock = MACHINE_CLOCK,
+    bell: Bell | None = None,
 ) -> None:
-    """Run a cycle every `interval_s` seconds until told to stop.
+    """Run a cycle every `interval_s` seconds, and when the bell says so, until told to stop.
 
     A failed cycle is logged, and jobs stay as they are until the next one.
     """
     while not stop.is_set():
-        begun_s = clock()
+        next_s = clock() + interval_s
+        _attempt(partial(run_once, controller, watch_s, stop, clock, next_s, bell))
+        _wait(next_s, stop, clock, bell)
+
+
+def run_on_events(cycle: Callable[[], None], stop: Waitable, bell: Bell, clock: Clock = MACHINE_CLOCK) -> None:
+    """Run a cycle now, and when the bell says so, until told to stop; a timer runs the others.
+
+    Args:
+        cycle: Runs one as the only controller; raises AnotherControllerError where another is at work, which may have
+            looked at the queue before the event: so it is tried again.
+        stop: Ends it.
+        bell: Says when a cycle is due.
+        clock: Tells the time.
+    """
+    bell.ring()
+    while not stop.is_set():
+        if not _wait(math.inf, stop, clock, bell):
+            return
         try:
-            run_once(controller, watch_s, stop, clock, begun_s + interval_s)
-        except MuriError as error:
-            log.error("cycle skipped: %s", error)  # noqa: TRY400 (the error explains itself)
-        except Exception:  # a fault of Muri's own; the watchdog goes by finished cycles, not by this process
-            log.exception("cycle skipped")
-        stop.wait(max(0.0, interval_s - (clock() - begun_s)))
+            if not _attempt(cycle):
+                bell.give_up()
+        except AnotherControllerError as error:
+            log.debug("%s; trying again", error)
+            stop.wait(LOOK_S)
+
+
+def _attempt(cycle: Callable[[], object]) -> bool:
+    """Run a cycle; one that fails is logged. Return whether it finished.
+
+    Raises:
+        AnotherControllerError: Another controller is at work.
+    """
+    try:
+        cycle()
+    except AnotherControllerError:
+        raise
+    except MuriError as error:
+        log.error("cycle skipped: %s", error)  # noqa: TRY400 (the error explains itself)
+    except Exception:  # a fault of Muri's own; the watchdog goes by finished cycles, not by this process
+        log.exception("cycle skipped")
+    else:
+        return True
+    return False
+
+
+def _wait(until_s: float, stop: Waitable, clock: Clock, bell: Bell | None) -> bool:
+    """Wait until a time, or until the bell says that a cycle is due; return whether it does."""
+    while not stop.is_set():
+        now_s = clock()
+        if bell is not None:
+            bell.look()
+            if bell.due_s <= now_s:
+                return True
+        if now_s >= until_s:
+            break
+        end_s = until_s if bell is None else min(until_s, bell.due_s, now_s + LOOK_S)
+        stop.wait(max(0.0, end_s - now_s))
+    return False

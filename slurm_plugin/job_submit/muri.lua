@@ -4,8 +4,8 @@
 --     muri.submit(job_desc, submit_uid)   -- in slurm_job_submit, after your own rules
 --     muri.modify(job_desc, modify_uid)   -- in slurm_job_modify, after your own rules
 --
--- Both never raise and do no I/O, and their cost does not grow with the queue. The module runs
--- in Lua 5.1, which Debian's Slurm links, up to 5.4.
+-- Both never raise, and their cost does not grow with the queue. Their only I/O is one byte into a file that is there
+-- already, for a job that waits for Muri. The module runs in Lua 5.1, which Debian's Slurm links, up to 5.4.
 
 local M = {}
 
@@ -13,6 +13,10 @@ local M = {}
 -- the controller stops, the reservation ends and Slurm starts the job by itself. "hold": Muri holds it, for sites
 -- that cannot add `Licenses=muri_gate:1000000` to slurm.conf; there `muri drain` must release the jobs.
 M.gate = "licence"
+
+-- Where the controller learns that a job has come: it makes this file, which only slurmctld may write, on a local file
+-- system. It sees that the file was written, and reads nothing of it. nil: the controller's timer finds the job.
+M.notice = "/run/muri/notice"
 
 local GATE = "muri_gate" -- the licence and the reservation
 local GATE_TAG = "muri-gate:"
@@ -283,6 +287,15 @@ local function keep_not(job_desc, mark)
   return "muri: no controller is at work; submitted as an ordinary job"
 end
 
+-- Tell the controller. "r+" makes no file, and the one byte has its place already: nothing grows, on a full disk neither.
+local function give_notice()
+  local file = M.notice and io.open(M.notice, "r+")
+  if file then
+    file:write("1")
+    file:close()
+  end
+end
+
 local function submit(job_desc)
   local mark = M.mark(job_desc.spank_job_env)
   if not mark then
@@ -316,7 +329,11 @@ end
 -- the job is submitted unchanged).
 function M.submit(job_desc, submit_uid)
   guarded(limit_gate, job_desc, submit_uid)
-  return guarded(submit, job_desc, submit_uid)
+  local result = guarded(submit, job_desc, submit_uid)
+  if result == "licence" or result == "hold" then
+    pcall(give_notice)
+  end
+  return result
 end
 
 -- Look at a change of a job. A user may take the gate's licence off a job, but not ask for more of it.

@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from option_sources import SPANK_SOURCE
+from option_sources import JOB_SUBMIT_SOURCE, SPANK_SOURCE
 
 from muri.cli import cli
 from muri.run_dir import SITE_RUN_DIR
@@ -16,7 +16,7 @@ from muri.slurm_plugin.cli.admin import controller
 from muri.slurm_plugin.config import Config, render_config
 
 ETC = Path(__file__).resolve().parents[2] / "etc"
-SERVICES = ("muri-controller.service", "muri-watchdog.service")
+SERVICES = ("muri-controller.service", "muri-controller-events.service", "muri-watchdog.service")
 CRON = [line for line in (ETC / "cron.d-muri").read_text().splitlines() if not line.startswith("#")]
 
 
@@ -44,7 +44,7 @@ def test_units_and_cron_call_commands_that_exist(line):
     program, *arguments = shlex.split(line.split("2>")[0].split(">>")[0])
     if program == "/usr/sbin/muri-controller":
         parsed = controller.make_context("muri-controller", arguments)
-        assert parsed.params["once"]
+        assert parsed.params["once"] is not parsed.params["events"]
         return
     assert program == "/usr/bin/muri"
     command = cli.get_command(cli.make_context("muri", arguments[:1]), arguments[0])
@@ -52,7 +52,7 @@ def test_units_and_cron_call_commands_that_exist(line):
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
-@pytest.mark.parametrize(("name", "most"), [*zip(SERVICES, (2.6, 2.0), strict=True)])
+@pytest.mark.parametrize(("name", "most"), [*zip(SERVICES, (2.6, 2.6, 2.0), strict=True)])
 def test_services_have_few_rights(name, most):
     command = ["systemd-analyze", "security", "--offline=true", "--no-pager", str(ETC / "systemd" / name)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -88,4 +88,17 @@ def test_the_parent_of_the_run_directories_is_the_same_everywhere():
 def test_timers_and_cron_agree_with_the_default_interval():
     assert minutes("muri-controller.timer") * 60 == Config().interval_s
     periods = [int(re.match(r"\*/(\d+) ", line).group(1)) for line in CRON]
-    assert periods == [minutes("muri-controller.timer"), minutes("muri-watchdog.timer")]
+    assert periods == [minutes("muri-controller.timer"), 10, minutes("muri-watchdog.timer")]
+
+
+def test_cycles_on_events_have_the_rights_of_the_timers_and_their_file_its_place():
+    once, events = (dict(unit(name)["Service"]) for name in SERVICES[:2])
+    for service, own in ((once, {"Type", "TimeoutStartSec"}), (events, {"Type", "Restart", "RestartSec"})):
+        for key in own:
+            del service[key]
+    assert {**once, "ExecStart": ""} == {**events, "ExecStart": ""}
+    assert unit(SERVICES[1])["Service"]["Restart"] == "always"
+    notice = Config().events.notice_file
+    assert notice.parent == SITE_RUN_DIR
+    lua = (JOB_SUBMIT_SOURCE / "muri.lua").read_text()
+    assert re.search(r'^M\.notice = "(.*)"$', lua, re.MULTILINE)[1] == str(notice)

@@ -36,6 +36,14 @@ def test_a_cycle_follows_every_interval():
     assert 300 < by_id(result)[1].start_s < 303
 
 
+def test_cycles_on_events_follow_an_arrival_and_an_end_within_seconds():
+    jobs = [job(1, 10, 100), job(2, 20, 100)]
+    options = {"on_events": True, "max_group_size": 1}
+    records = by_id(run(jobs, "muri-s", ONE_GPU, model="live", interval_s=300.0, options=options))
+    assert 10 < records[1].start_s < 15
+    assert 0 < records[2].start_s - records[1].end_s < 10
+
+
 def test_models_without_a_profile_are_measured_first():
     cold = run(four(), "muri-s", ONE_GPU, model="live", interval_s=60.0, profiling_s=30.0)
     warm = run(four(), "muri-s", ONE_GPU, model="live", interval_s=60.0)

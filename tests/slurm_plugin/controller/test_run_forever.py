@@ -1,15 +1,30 @@
 """The loop of cycles keeps its interval, and outlives whatever a cycle raises."""
 
 import logging
+import signal
+import subprocess
+import sys
 import threading
+from pathlib import Path
 from typing import cast
 
 import pytest
 from virtual_clock import VirtualClock
 
 from muri.errors import MuriError
+from muri.slurm_plugin.config import Events
 from muri.slurm_plugin.controller.cycle import Controller
-from muri.slurm_plugin.controller.loop import run_forever, run_once
+from muri.slurm_plugin.controller.loop import (
+    EVENTS_LOCK_NAME,
+    AnotherControllerError,
+    end_watcher,
+    holder_of,
+    run_for_timer,
+    run_forever,
+    run_on_events,
+    run_once,
+)
+from muri.slurm_plugin.controller.pace import Bell
 
 
 class Faulty:
@@ -106,3 +121,115 @@ def test_staying_for_new_members_does_not_put_off_the_next_cycle() -> None:
     controller = StartingOften(clock, 99.0, cycles=3)
     run_forever(cast(Controller, controller), 7.0, 60.0, controller, clock)
     assert controller.begun_s == [0.0, 7.0, 14.0]
+
+
+class Happenings:
+    """Events at set times, and the flag that ends the loop at another."""
+
+    def __init__(self, clock: VirtualClock, at_s: list[float], until_s: float) -> None:
+        self._clock, self._at_s, self._until_s = clock, at_s, until_s
+
+    def look(self) -> bool:
+        past = [at_s for at_s in self._at_s if at_s <= self._clock()]
+        self._at_s = self._at_s[len(past) :]
+        return bool(past)
+
+    mark = look
+
+    def is_set(self) -> bool:
+        return self._clock() >= self._until_s
+
+    def wait(self, timeout: float) -> bool:
+        self._clock.sleep(timeout)
+        return self.is_set()
+
+
+class Eventful:
+    """Its cycles take half a second; members start until a set time."""
+
+    def __init__(self, clock: VirtualClock, start_s: float = 0.0) -> None:
+        self.begun_s: list[float] = []
+        self._clock, self._start_s = clock, start_s
+
+    def cycle(self) -> None:
+        self.begun_s.append(self._clock())
+        self._clock.sleep(0.5)
+
+    def close_gates(self) -> bool:
+        return self._clock() < self._start_s
+
+
+def cycles_with(
+    at_s: list[float], interval_s: float = 360.0, start_s: float = 0.0, until_s: float = 720.0
+) -> list[float]:
+    clock = VirtualClock()
+    events = Happenings(clock, at_s, until_s)
+    controller = Eventful(clock, start_s)
+    bell = Bell(Events(), (events,), clock)
+    run_forever(cast(Controller, controller), interval_s, 60.0, events, clock, bell)
+    return controller.begun_s
+
+
+def test_an_event_is_served_between_two_cycles_of_the_interval_which_stays() -> None:
+    assert cycles_with([]) == [0.0, 360.0]
+    assert cycles_with([99.5]) == [0.0, 100.5, 460.5]
+
+
+def test_members_that_have_yet_to_start_delay_no_cycle_on_an_event() -> None:
+    assert cycles_with([20.0], start_s=100.0) == [0.0, 21.5, 381.5]
+
+
+class Locked:
+    """Another controller is at work until a time; then cycles fail, or run."""
+
+    def __init__(self, clock: VirtualClock, until_s: float, bell: Bell, fails: bool = False) -> None:
+        self.tries_s: list[float] = []
+        self._clock, self._until_s, self._bell, self._fails = clock, until_s, bell, fails
+
+    def cycle(self) -> None:
+        self.tries_s.append(self._clock())
+        if self._clock() < self._until_s:
+            raise AnotherControllerError("at work")
+        if self._fails:
+            raise MuriError("the configuration is broken")
+        with self._bell.cycle():
+            self._clock.sleep(0.5)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_while_another_controller_is_at_work_an_event_is_kept_and_a_failure_is_left_to_the_timer(fails: bool) -> None:
+    clock = VirtualClock()
+    events = Happenings(clock, [60.0], 100.0)
+    bell = Bell(Events(), (events,), clock)
+    locked = Locked(clock, 4.0, bell, fails)
+    run_on_events(locked.cycle, events, bell, clock)
+    first, *more = [at_s for at_s in locked.tries_s if at_s >= 4.0]
+    assert locked.tries_s[:4] == [1.0, 2.0, 3.0, 4.0]
+    assert first == 4.0
+    assert [round(at_s) for at_s in more] == [62 if not fails else 61]
+
+
+def test_a_timers_cycle_serves_events_while_it_stays_and_then_leaves_them_to_others() -> None:
+    clock = VirtualClock()
+    events = Happenings(clock, [10.0, 20.0, 90.0], 1000.0)
+    controller = Eventful(clock, start_s=500.0)
+    bell = Bell(Events(), (events,), clock)
+    run_for_timer(cast(Controller, controller), 60.0, events, bell, clock)
+    assert controller.begun_s == [0.0, 11.5, 21.0]
+    assert clock() == 21.5 + 60.0
+
+
+def test_the_process_that_watches_is_known_by_its_lock_and_ends_when_told(tmp_path: Path) -> None:
+    code = (
+        "import sys, time; from pathlib import Path; from muri.slurm_plugin.controller.loop import *\n"
+        "with only_one(Path(sys.argv[1]), EVENTS_LOCK_NAME):\n    print('held', flush=True); time.sleep(600)"
+    )
+    assert end_watcher(tmp_path)
+    assert holder_of(tmp_path, EVENTS_LOCK_NAME) is None
+    with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "held\n"
+        assert holder_of(tmp_path, EVENTS_LOCK_NAME) == process.pid
+        assert end_watcher(tmp_path)
+        assert process.wait() == -signal.SIGTERM
+    assert holder_of(tmp_path, EVENTS_LOCK_NAME) is None

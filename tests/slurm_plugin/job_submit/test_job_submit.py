@@ -433,3 +433,58 @@ def test_facts_in_another_form_are_left_out_and_cost_the_job_nothing(slurm: Slur
 def test_no_text_of_a_user_makes_another_word_of_muris(slurm: Slurm, text: str) -> None:
     kept = muri(slurm).facts(slurm.lua.table_from({0: f"MURI_FACTS={text}"}), slurm.lua.table_from({"PATH": "/bin"}))
     assert kept is None or re.fullmatch(r"[A-Za-z0-9._~-]{1,4096}", kept)
+
+
+def noticed(slurm: Slurm, path: Path, *jobs: Any) -> list[str]:
+    """What the notice file holds after each submission, "" where there is none."""
+    muri(slurm).notice = str(path)
+    held = []
+    for job in jobs:
+        assert slurm.submit(job) == 0
+        held.append(path.read_text() if path.is_file() else "")
+    return held
+
+
+@pytest.fixture
+def notice(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("run") / "notice"
+    path.write_text("0")
+    return path
+
+
+def test_the_controller_gets_notice_of_jobs_that_wait_for_it_and_the_file_never_grows(
+    slurm: Slurm, notice: Path
+) -> None:
+    others = [slurm.job(None), slurm.job("on", script=None), slurm.job("on", tres_per_node=None)]
+    assert noticed(slurm, notice, *others) == ["0"] * 3
+    slurm.lua.execute("slurm.reservations = {}")
+    assert noticed(slurm, notice, slurm.job()) == ["0"]  # no controller is at work
+    muri(slurm).gate = "hold"
+    assert noticed(slurm, notice, *(slurm.job() for _ in range(20))) == ["1"] * 20
+
+
+def test_one_short_write_is_all_that_slurmctld_does(slurm: Slurm, notice: Path) -> None:
+    slurm.lua.execute(
+        "opened = 0; local open = io.open; io.open = function(...) opened = opened + 1; return open(...) end"
+    )
+    noticed(slurm, notice, slurm.job(None), slurm.job())
+    assert slurm.lua.globals().opened == 1
+
+
+@pytest.mark.parametrize("place", ["nowhere", "in no directory", "a directory", "full", "no path"])
+def test_no_submission_fails_for_want_of_a_notice(slurm: Slurm, notice: Path, place: str) -> None:
+    notice.unlink()
+    if place == "in no directory":
+        notice = notice / "deeper"
+    elif place == "a directory":
+        notice.mkdir()
+    elif place == "full":
+        notice.symlink_to("/dev/full")
+    job = slurm.job(FULL_MARK)
+    assert noticed(slurm, notice, job) == [""]
+    assert job.admin_comment == f"muri:{FULL_MARK} muri-gate:licence"
+    assert (notice.exists(), slurm.logged) == (place in {"a directory", "full"}, [])
+    for wrong in (None, 5, slurm.lua.table()):
+        muri(slurm).notice = wrong
+        assert slurm.submit(slurm.job(FULL_MARK)) == 0
+    assert slurm.logged == []

@@ -1,0 +1,199 @@
+"""Where events come from: slurmctld's notice of an arrival, and its count of messages that jobs have ended."""
+
+import logging
+import os
+import re
+import socket
+import stat
+from pathlib import Path
+from typing import Final
+
+from muri.clock import MACHINE_CLOCK, Clock
+from muri.errors import MuriError
+from muri.slurm_plugin.config import Events
+from muri.slurm_plugin.controller.pace import Bell
+from muri.slurm_plugin.controller.status import STATUS_NAME, StatusError, read_status
+from muri.slurm_plugin.gateway.site_limits import config_settings
+from muri.slurm_plugin.gateway.slurm_commands import SlurmCommands
+from muri.slurm_plugin.private_files import UnsafeFileError, why_unsafe
+from muri.slurm_plugin.records.cluster import JobState
+
+log = logging.getLogger("muri.controller")
+
+_TRY_AGAIN_S: Final = 60.0
+"""How long a notice file that could not be made is left alone."""
+
+_ENDS: Final = ("REQUEST_COMPLETE_BATCH_SCRIPT", "REQUEST_COMPLETE_JOB_ALLOCATION", "MESSAGE_EPILOG_COMPLETE")
+"""What slurmctld is told when a job ends. The last comes from each node that had something to clean up."""
+
+_COUNTS: Final = re.compile(rf"^\s*(?:{'|'.join(_ENDS)})\b.*?\bcount:(\d+)", re.MULTILINE)
+_CALLS: Final = "Remote Procedure Call statistics by message type"
+
+
+def open_bell(settings: Events, state_dir: Path, clock: Clock = MACHINE_CLOCK) -> Bell:
+    """Return a bell that this machine's slurmctld rings."""
+    commands = SlurmCommands()
+    arrivals = ArrivalWatch(settings.notice_file, commands, clock)
+    ends = EndWatch(settings.ends_poll_s, state_dir / STATUS_NAME, commands, clock)
+    return Bell(settings, (arrivals, ends) if settings.ends_poll_s else (arrivals,), clock)
+
+
+class ArrivalWatch:
+    """Sees that job_submit has written to the notice file. What stands in it is never read.
+
+    Args:
+        path: The notice file.
+        commands: Tell who SlurmUser is.
+        clock: Tells when to try again to make the file.
+    """
+
+    def __init__(self, path: Path, commands: SlurmCommands, clock: Clock = MACHINE_CLOCK) -> None:
+        self._path = path
+        self._commands = commands
+        self._clock = clock
+        self._try_s = clock()
+        self._seen_ns = self._written_ns()
+
+    def look(self) -> bool:
+        """Return whether a job has arrived since the last look; a file that is missing is made."""
+        before_ns, self._seen_ns = self._seen_ns, self._written_ns()
+        if self._seen_ns is None and self._clock() >= self._try_s:
+            self._try_s = self._clock() + _TRY_AGAIN_S
+            self._make()
+        return before_ns is not None and self._seen_ns not in {None, before_ns}
+
+    def mark(self) -> bool:
+        """As `look`: a notice comes a moment before its job is in the queue."""
+        return self.look()
+
+    def _written_ns(self) -> int | None:
+        try:
+            facts = self._path.lstat()
+        except OSError:
+            return None
+        return facts.st_mtime_ns if stat.S_ISREG(facts.st_mode) else None
+
+    def _make(self) -> None:
+        try:
+            make_notice_file(self._path, slurm_user_of(self._commands))
+        except (MuriError, OSError) as error:
+            log.warning("slurmctld cannot give notice of jobs, which wait for the timer: %s", error)
+        else:
+            self._seen_ns = self._written_ns()
+
+
+def make_notice_file(path: Path, uid: int) -> None:
+    """Make the file to which job_submit writes, for SlurmUser alone, in a directory where only root makes files.
+
+    It holds one byte, which is overwritten: so it never grows, and a full disk matters to nobody.
+
+    Raises:
+        UnsafeFileError: Somebody else could make files beside it.
+        OSError: It cannot be made.
+    """
+    path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+    reason = why_unsafe(path.parent)
+    if reason is not None:
+        raise UnsafeFileError(f"{path.parent} is no place for the notice file: {reason}")
+    path.unlink(missing_ok=True)
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        os.write(handle, b"0")
+        os.fchown(handle, uid, -1)  # last: root without CAP_DAC_OVERRIDE could not write it any more
+    finally:
+        os.close(handle)
+
+
+def slurm_user_of(commands: SlurmCommands) -> int:
+    """Return the uid that slurmctld runs as.
+
+    Raises:
+        MuriError: Slurm does not tell.
+    """
+    told = _slurm_settings(commands).get("SlurmUser", "")
+    found = re.search(r"\((\d+)\)", told)
+    if found is None:
+        raise MuriError(f"Slurm names no SlurmUser ({told!r})")
+    return int(found[1])
+
+
+def slurmctld_hosts(commands: SlurmCommands) -> tuple[str, ...]:
+    """Return the short names of the hosts that slurmctld may run on.
+
+    Raises:
+        MuriError: Slurm does not tell.
+    """
+    settings = _slurm_settings(commands)
+    hosts = [value for key, value in settings.items() if key.startswith("SlurmctldHost")]
+    return tuple(re.split(r"[.(]", host, maxsplit=1)[0] for host in hosts)
+
+
+def this_host() -> str:
+    """Return this host's short name."""
+    return socket.gethostname().partition(".")[0]
+
+
+def _slurm_settings(commands: SlurmCommands) -> dict[str, str]:
+    return config_settings(commands.run("read the configuration", ["scontrol", "show", "config"]))
+
+
+class EndWatch:
+    """Sees in slurmctld's statistics that jobs have ended, anybody's; asks only while jobs of Muri's wait.
+
+    It counts messages: that a batch script or an allocation has ended, and that a node has cleaned up after a job. Of
+    these the last comes when GPUs are free. A node that fails sends none. The answer's length does not depend on the
+    queue's.
+
+    Args:
+        poll_s: How often to ask.
+        status_file: Tells whether jobs wait.
+        commands: The way to Slurm.
+        clock: Tells the time.
+    """
+
+    def __init__(self, poll_s: float, status_file: Path, commands: SlurmCommands, clock: Clock = MACHINE_CLOCK) -> None:
+        self._poll_s = poll_s
+        self._status_file = status_file
+        self._commands = commands
+        self._clock = clock
+        self._next_s = -1.0
+        self._ended: int | None = None
+        self._status_ns = -1
+        self._waiting = False
+
+    def look(self) -> bool:
+        """Return whether jobs have ended since the last cycle began."""
+        if self._clock() < self._next_s or not self._someone_waits():
+            return False
+        before = self._ended
+        self._count()
+        return before is not None and self._ended not in {None, before}
+
+    def mark(self) -> bool:
+        """Count anew; the cycle sees what has ended so far."""
+        self._count()
+        return False
+
+    def _count(self) -> None:
+        self._next_s = self._clock() + self._poll_s
+        try:
+            self._ended = ended_in(self._commands.run("count ended jobs", ["sdiag"]))
+        except MuriError as error:
+            log.debug("ends are not seen: %s", error)
+
+    def _someone_waits(self) -> bool:
+        """Whether jobs waited after the last cycle, this process's or another's."""
+        try:
+            written_ns = self._status_file.stat().st_mtime_ns
+            if written_ns != self._status_ns:
+                jobs = read_status(self._status_file).jobs
+                self._waiting = any(job.slurm_state == JobState.PENDING.value for job in jobs)
+                self._status_ns = written_ns
+        except (OSError, StatusError):
+            return False
+        return self._waiting
+
+
+def ended_in(text: str) -> int | None:
+    """Return a number that grows with each job that ends; None where sdiag doesn't say. slurmctld may begin anew."""
+    return sum(map(int, _COUNTS.findall(text))) if _CALLS in text else None

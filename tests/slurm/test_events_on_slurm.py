@@ -1,0 +1,160 @@
+"""Cycles on events on a real Slurm: jobs start soon after an arrival or an end, although the next cycle is far away."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+from conftest import emptied
+from muri_cluster import MuriCluster, keep_gate
+
+from sandbox.driver import Driver
+
+NOTICE = "/run/muri/notice"
+INTERVAL_S = 360.0
+
+MAKE_NOTICE = """\
+from pathlib import Path
+from muri.slurm_plugin.controller.events import make_notice_file, slurm_user_of
+from muri.slurm_plugin.gateway.slurm_commands import SlurmCommands
+
+make_notice_file(Path("/run/muri/notice"), slurm_user_of(SlurmCommands()))
+"""
+
+COUNT_ENDS = """\
+from muri.slurm_plugin.controller.events import ended_in
+from muri.slurm_plugin.gateway.slurm_commands import SlurmCommands
+
+print(ended_in(SlurmCommands().run("count ended jobs", ["sdiag"])))
+"""
+
+on_both_releases = pytest.mark.parametrize("muri", ["one_gpu_sandbox", "trixie_one_gpu_sandbox"], indirect=True)
+
+
+@pytest.fixture
+def muri(request: pytest.FixtureRequest) -> Iterator[MuriCluster]:
+    for driver in emptied(request.getfixturevalue(request.param)):
+        cluster = MuriCluster(driver)
+        cluster.know_profiles()
+        cluster.configure(interval_s=INTERVAL_S, grouping={"max_group_size": 2, "join": False})
+        yield cluster
+
+
+@contextmanager
+def at_work(muri: MuriCluster, *options: str) -> Iterator[None]:
+    """Have a controller whose first cycle is over."""
+    command = f"exec muri-controller {' '.join(options)} 2>>{muri.state_dir}.log"
+    process = muri.driver.popen("sh", "-c", command, user="root")
+    try:
+        muri.driver.wait_until(lambda: is_there(muri.driver, f"{muri.state_dir}/status.json"), "the first cycle")
+        yield
+    finally:
+        process.terminate()
+        process.communicate(timeout=240)
+
+
+def is_there(driver: Driver, path: str) -> bool:
+    return driver.run("test", "-e", path, user="root", check=False).returncode == 0
+
+
+def seconds_to_start(muri: MuriCluster, job: int, ended: int | None = None) -> float:
+    """From a job's submission, or another's end, to its start, as Slurm notes them."""
+    fields = muri.driver.job(job)
+    begun = fields["SubmitTime"] if ended is None else muri.driver.job(ended)["EndTime"]
+    begun_s, start_s = (time.mktime(time.strptime(text, "%Y-%m-%dT%H:%M:%S")) for text in (begun, fields["StartTime"]))
+    print(f"job {job}: {start_s - begun_s:.0f} s from {'its submission' if ended is None else f'the end of {ended}'}")
+    return start_s - begun_s
+
+
+@on_both_releases
+@pytest.mark.parametrize("form", ["--interval 360", "--events"])
+def test_arrivals_and_ends_are_not_left_to_the_next_cycle(muri: MuriCluster, form: str) -> None:
+    with at_work(muri, form):
+        alone = muri.submit("load", iterations=150)
+        muri.driver.wait_state(alone, "RUNNING")
+        members = [muri.submit(kind, iterations=60) for kind in ("load", "propagate")]
+        muri.wait_grouped(*members)
+        (pilot,) = muri.hosts()
+        last = muri.submit("load", iterations=10)
+        assert muri.driver.wait_state(last)["JobState"] == "COMPLETED"
+    assert seconds_to_start(muri, alone) < INTERVAL_S / 2
+    assert seconds_to_start(muri, pilot, ended=alone) < INTERVAL_S / 2
+    assert seconds_to_start(muri, last, ended=pilot) < INTERVAL_S / 2
+
+
+@pytest.mark.parametrize("muri", ["one_gpu_sandbox"], indirect=True)
+def test_the_timers_cycles_go_on_beside_the_process_that_watches(muri: MuriCluster) -> None:
+    with at_work(muri, "--events"):
+        second = muri.driver.run("muri-controller", "--events", user="root")
+        assert "another controller" in second.stderr
+        muri.cycle()
+        found = muri.driver.run("muri", "doctor", "--json", user="root", check=False).stdout
+        assert "a cycle follows an arrival or an end within seconds" in found
+    found = muri.driver.run("muri", "doctor", "--json", user="root", check=False).stdout
+    assert "nothing watches for them" in found
+
+
+def written_ns(driver: Driver) -> str:
+    return driver.run("stat", "-c", "%U %a %s %y", NOTICE, user="root", on="ctl").stdout
+
+
+@pytest.fixture
+def noticed(site: Driver) -> Iterator[Driver]:
+    """A site whose slurmctld runs as SlurmUser, and whose controller has made the notice file."""
+    keep_gate(site)
+    site.run("python", "-c", MAKE_NOTICE, user="root", on="ctl")
+    yield site
+    site.run("rm", "-rf", NOTICE, user="root", on="ctl")
+
+
+def submit(site: Driver, *options: str) -> int:
+    return site.submit("-p", "train", "--gres=gpu:1", *options, "--wrap=sleep 300", on="login")
+
+
+def test_slurmctld_gives_notice_of_jobs_of_muris_and_of_no_others(noticed: Driver) -> None:
+    before = written_ns(noticed)
+    assert before.startswith("slurm 600 1 ")
+    submit(noticed)
+    assert written_ns(noticed) == before
+    submit(noticed, "--muri=model=a")
+    after = written_ns(noticed)
+    assert after.startswith("slurm 600 1 ")
+    assert after != before
+
+
+HINDRANCES = ["true", "ln -s /dev/full", "mkdir", "mkfifo -m 666", "install -m 0 /dev/null"]
+
+
+@pytest.mark.parametrize("hindrance", HINDRANCES)
+def test_no_submission_fails_for_want_of_a_notice(noticed: Driver, hindrance: str) -> None:
+    noticed.run("sh", "-c", f"rm -rf {NOTICE}; {hindrance} {NOTICE}", user="root", on="ctl")
+    for _ in range(3):
+        job = submit(noticed, "--muri=model=a")
+        fields = noticed.job(job)
+        assert fields["JobState"] == "PENDING"
+        assert "muri-gate:licence" in fields["AdminComment"]
+
+
+def test_slurmctld_counts_each_kind_of_end(site: Driver) -> None:
+    def ends(end: Callable[[], int], *states: str) -> None:
+        before = int(site.run("python", "-c", COUNT_ENDS, user="root", on="ctl").stdout)
+        site.wait_state(end(), *states)
+        site.wait_until(
+            lambda: int(site.run("python", "-c", COUNT_ENDS, user="root", on="ctl").stdout) > before,
+            f"a count of {states}",
+            deadline_s=30,
+        )
+
+    def wrap(command: str, *options: str) -> int:
+        return site.submit("-p", "gpu", "--gres=gpu:1", *options, f"--wrap={command}")
+
+    def cancelled() -> int:
+        job = wrap("sleep 300")
+        site.wait_state(job, "RUNNING")
+        site.run("scancel", str(job))
+        return job
+
+    ends(lambda: wrap("true"), "COMPLETED")
+    ends(lambda: wrap("false"), "FAILED")
+    ends(cancelled, "CANCELLED")
+    ends(lambda: wrap("sleep 300", "--time=1"), "TIMEOUT")
