@@ -39,9 +39,11 @@ from muri.slurm_plugin.planning.actions import (
     members_in,
     started,
 )
+from muri.slurm_plugin.planning.joinable import started_plain
 from muri.slurm_plugin.planning.repairs import find_pilot
 from muri.slurm_plugin.planning.slurm_requests import (
     GroupPlace,
+    changed_pilot,
     dry_run_environment,
     dry_run_job,
     given_comment,
@@ -112,6 +114,8 @@ class Executor:
         self._policy = policy
         self._view = view
         self._now_s = view.snapshot.taken_s
+        # Pilots that were told of a new member in this cycle: the next one must not replace it.
+        self._pilots: dict[int, ManagedJob] = {}
         self._steps: Mapping[type[Action], Callable[[Any], None]] = {
             StartGroup: self._start_group,
             ResumeGroup: self._resume_group,
@@ -183,12 +187,23 @@ class Executor:
             raise
         except GatewayError as error:
             self._journal.finish(token, "abandoned")
+            if len(ids) == 1:
+                self._start_plain(action, f"Slurm refused its pilot job: {error}")
+                return
             self._note_refusal(ids, error)
             raise
         self._journal.set_submitted_job(token, pilot)
-        for member in action.members:
-            self._make_member(member, GroupPlace(pilot, action.node, action.reasons))
+        place = GroupPlace(pilot, action.node, action.reasons)
+        made = [self._make_member(member, place) for member in action.members]
         self._journal.finish(token, "done")
+        if len(ids) == 1 and not all(made):
+            self._cancel(Cancel(pilot, "Slurm did not make its only job a member"))
+            self._start_plain(action, "Slurm refused to change its request")
+
+    def _start_plain(self, action: StartGroup, why: str) -> None:
+        """Let the only job of a group start without a pilot job."""
+        self.errors.append(f"job {action.members[0].job_id} starts without a pilot job: {why}")
+        self._release_solo(started_plain(action, why))
 
     def _note_refusal(self, ids: list[int], error: GatewayError) -> None:
         """For a while try a smaller group than the refused one where a limit was in the way, else none."""
@@ -218,13 +233,17 @@ class Executor:
             self._make_member(member, place)
         self._journal.finish(action.token, "done")
 
-    def _make_member(self, member: MemberPlan, place: GroupPlace) -> None:
-        """Change and release one member; Slurm starts it as soon as the pilot has started."""
+    def _make_member(self, member: MemberPlan, place: GroupPlace) -> bool:
+        """Change and release one member; Slurm starts it as soon as the pilot has started.
+
+        Returns:
+            Whether it has become one.
+        """
         job, retries = self._view.jobs[member.job_id], self._policy.retries_out_of_memory
         way = self._view.snapshot.gpu_removal.way_for(job.gpu_request)
         if not way.request:
             self.errors.append(f"job {member.job_id}: its GPUs cannot be taken away now: {way.why}")
-            return
+            return False
         change = member_change(member, place, job, retries=retries, no_gpus=way.request)
         try:
             open_gate(self._gateway, job, change)
@@ -237,6 +256,9 @@ class Executor:
             if not is_limit_refusal(str(error)):
                 self._journal.set_fact(EXCLUSION, str(member.job_id), f"Slurm refused to change its request: {error}")
             log.warning("job %d: not made a member: %s", member.job_id, error)
+        else:
+            return True
+        return False
 
     def _abandon(self, action: Abandon) -> None:
         log.info("start %s: taken back: %s", action.token, action.why)
@@ -341,7 +363,10 @@ class Executor:
             self._journal.begin(token, JOIN, join_payload(action), self._now_s)
         self._journal.set_submitted_job(token, action.pilot)
         # A pilot that does not know its new member might end before it, so a refusal here fails the join.
-        self._gateway.modify(action.pilot, join_change(self._view.jobs[action.pilot], action))
+        pilot = self._pilots.get(action.pilot, self._view.jobs[action.pilot])
+        change = join_change(pilot, action)
+        self._gateway.modify(action.pilot, change)
+        self._pilots[action.pilot] = changed_pilot(pilot, change)
         self._extend_partners(action)
         self._make_member(action.member, GroupPlace(action.pilot, action.node, action.reasons))
         self._journal.finish(token, "done")
