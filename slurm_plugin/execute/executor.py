@@ -188,22 +188,16 @@ class Executor:
         except GatewayError as error:
             self._journal.finish(token, "abandoned")
             if len(ids) == 1:
-                self._start_plain(action, f"Slurm refused its pilot job: {error}")
+                log.warning("job %d starts without a pilot job: %s", ids[0], error)
+                self.errors.append(f"the pilot job of job {ids[0]}: {error}")
+                self._release_solo(started_plain(action, f"Slurm refused its pilot job: {error}"))
                 return
             self._note_refusal(ids, error)
             raise
         self._journal.set_submitted_job(token, pilot)
-        place = GroupPlace(pilot, action.node, action.reasons)
-        made = [self._make_member(member, place) for member in action.members]
+        for member in action.members:
+            self._make_member(member, GroupPlace(pilot, action.node, action.reasons))
         self._journal.finish(token, "done")
-        if len(ids) == 1 and not all(made):
-            self._cancel(Cancel(pilot, "Slurm did not make its only job a member"))
-            self._start_plain(action, "Slurm refused to change its request")
-
-    def _start_plain(self, action: StartGroup, why: str) -> None:
-        """Let the only job of a group start without a pilot job."""
-        self.errors.append(f"job {action.members[0].job_id} starts without a pilot job: {why}")
-        self._release_solo(started_plain(action, why))
 
     def _note_refusal(self, ids: list[int], error: GatewayError) -> None:
         """For a while try a smaller group than the refused one where a limit was in the way, else none."""
@@ -233,17 +227,13 @@ class Executor:
             self._make_member(member, place)
         self._journal.finish(action.token, "done")
 
-    def _make_member(self, member: MemberPlan, place: GroupPlace) -> bool:
-        """Change and release one member; Slurm starts it as soon as the pilot has started.
-
-        Returns:
-            Whether it has become one.
-        """
+    def _make_member(self, member: MemberPlan, place: GroupPlace) -> None:
+        """Change and release one member; Slurm starts it as soon as the pilot has started."""
         job, retries = self._view.jobs[member.job_id], self._policy.retries_out_of_memory
         way = self._view.snapshot.gpu_removal.way_for(job.gpu_request)
         if not way.request:
             self.errors.append(f"job {member.job_id}: its GPUs cannot be taken away now: {way.why}")
-            return False
+            return
         change = member_change(member, place, job, retries=retries, no_gpus=way.request)
         try:
             open_gate(self._gateway, job, change)
@@ -256,9 +246,6 @@ class Executor:
             if not is_limit_refusal(str(error)):
                 self._journal.set_fact(EXCLUSION, str(member.job_id), f"Slurm refused to change its request: {error}")
             log.warning("job %d: not made a member: %s", member.job_id, error)
-        else:
-            return True
-        return False
 
     def _abandon(self, action: Abandon) -> None:
         log.info("start %s: taken back: %s", action.token, action.why)

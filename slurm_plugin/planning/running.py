@@ -32,7 +32,7 @@ from muri.slurm_plugin.records.host_lists import names_in
 from muri.slurm_plugin.records.roles import ManagedJob, Role, View
 from muri.units import MIB_PER_GIB
 
-ONE_GPU: Final = "only jobs on one GPU are joined: on several, each GPU has a runtime of its own"
+ONE_GPU: Final = "jobs on several GPUs are not joined: each of their GPUs has a runtime of its own"
 NO_JOINING: Final = "joining is turned off (grouping.join, grouping.max_group_size or the discipline lockstep)"
 
 
