@@ -33,7 +33,9 @@ WAYS: Final = {"plain": False, "joinable": True}
 STAGES_S: Final = (0.01, 0.01, 0.02, 0.0)
 LATEST_SCRIPT_S: Final = 3.0
 """Seconds that the training script may begin later; two starts of Slurm instead of one, and the runtime's."""
-LATEST_FREE_S: Final = 1.0
+LATEST_FREE_S: Final = 2.5
+"""Seconds that the GPU may be free later. The pilot job ends 0.2 s after its last member; then slurmd waits for the
+member's step, which tries for 1.5 s to reach an srun that is long gone (docs/adr/0010)."""
 LARGEST_RATIO: Final = 1.01
 
 _TRAIN_PY: Final = """\
