@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -186,13 +186,22 @@ def _prepare(driver: Driver, workload: Workload) -> None:
     config = {**config_of(workload), "state_dir": STATE_DIR, "status_dir": f"{STATE_DIR}-status"}
     driver.write("/etc/muri/muri.yaml", json.dumps(config), user="root", mode="0644")
     counts = {job.gpu_count for job in workload.jobs}
-    known = [[model, count, stages] for model, stages in workload.models.items() for count in sorted(counts)]
-    driver.run("python", "-c", _KNOW_PY, STATE_DIR, json.dumps(known), user="root")
-    driver.run("python", "-c", _TRY_PY, f"{STATE_DIR}/gpu-removal.json", user="root")
+    known_on(driver, [[model, count, stages] for model, stages in workload.models.items() for count in sorted(counts)])
     for user in USERS:
         driver.write("train.py", _TRAIN_PY, user=user)
         driver.write("train.sh", _TRAIN_SH, user=user)
         driver.run("mkdir", "-p", f"/home/{user}/times", user=user)
+
+
+def known_on(driver: Driver, known: Sequence[Sequence[Any]]) -> None:
+    """Tell a sandbox's controller what it would find out by itself: profiles, and whether GPUs can be taken away.
+
+    Args:
+        driver: The sandbox.
+        known: Model, GPU count and stage times of each profile.
+    """
+    driver.run("python", "-c", _KNOW_PY, STATE_DIR, json.dumps(known), user="root")
+    driver.run("python", "-c", _TRY_PY, f"{STATE_DIR}/gpu-removal.json", user="root")
 
 
 def command_of(job: WorkloadJob, workload: Workload) -> list[str]:

@@ -197,6 +197,7 @@ class Running:
         mode: How members share, as in `Group.mode`.
         joinable: Whether waiting jobs may join it while its members go on undisturbed.
         spare_mem_gib: Host memory on each of its nodes that new members may have together; infinite when unknown.
+        closed_to: Why waiting jobs may not join it although they would fit, such as for want of time, by job id.
     """
 
     members: tuple[PlanJob, ...]
@@ -206,6 +207,7 @@ class Running:
     mode: Literal["interleave", "plain"] = "interleave"
     joinable: bool = True
     spare_mem_gib: float = float("inf")
+    closed_to: Mapping[int, str] = field(default_factory=dict)
 
     @property
     def preemptible(self) -> bool:

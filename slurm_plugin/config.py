@@ -67,7 +67,20 @@ class Grouping(Section):
         description="process: each member has its own; auto: members whose model's runs showed no danger share one.",
     )
     join: bool = Field(
-        True, description="Whether waiting jobs may join a group that runs and has room (not with lockstep)."
+        True,
+        description="Whether waiting jobs may join what runs; every job that may share then starts behind a pilot job "
+        "(not with lockstep).",
+    )
+    joinable_share: float = Field(
+        1.0,
+        gt=0,
+        description="How much of its node's CPUs and memory a job alone may hold, so that others can join it: "
+        "1 is the part of its GPUs.",
+    )
+    pilot_qos: str = Field(
+        "",
+        description="QOS of pilot jobs, so that they do not count in the limits on jobs of users' QOS; empty: that of "
+        "their members.",
     )
     wait_for_profiles_s: float = Field(
         60.0, ge=0, description="How long after its submission a job may wait for the dry runs of others."

@@ -28,8 +28,8 @@ _ASK_AGAIN_S: Final = 10.0
 _ATTACH_TIMEOUT_S: Final = 120.0
 """How long a member waits for its group's runtime (muri.launcher.job.environment)."""
 
-_EAGER_POLL_S: Final = 0.5
-_EAGER_POLLS: Final = 20
+_EAGER_POLL_S: Final = 0.25
+_EAGER_POLLS: Final = 40
 
 _TERMINATED: Final = 143
 

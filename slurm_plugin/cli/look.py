@@ -19,6 +19,7 @@ from muri.slurm_plugin.cli.admin import CONFIG_OPTION
 if TYPE_CHECKING:
     from muri.slurm_plugin.config import Config
     from muri.slurm_plugin.controller.status import JobStatus, Status
+    from muri.slurm_plugin.planning.actions import Action
 
 _CONTEXT = {"help_option_names": ["-h", "--help"]}
 
@@ -43,7 +44,8 @@ def queue(config_file: Path | None, as_json: bool) -> None:
     CPUS, where Muri gave any: those asked for → those given.
     States: waiting (held until Muri starts it), grouped (about to start with
     its partners), interleaved (running with them), shared (the same without
-    turns), alone (Slurm decides, or running), user-held.
+    turns), alone (Slurm decides, or running; with a GROUP others may join it),
+    user-held.
 
     \b
     Examples:
@@ -135,10 +137,12 @@ def explanation(job: "JobStatus") -> list[str]:
     from muri.slurm_plugin.planning.starts import given_text
 
     lines = [f"Job {job.job_id} ({job.model or job.name}) of {job.user}: {job.state}, {job.slurm_state} in Slurm."]
-    if job.group is not None:
-        partners = ", ".join(map(str, job.partners)) or "nobody any more"
+    if job.group is not None and job.partners:
+        partners = ", ".join(map(str, job.partners))
         how = ", without turns" if job.state == "shared" else ""
         lines.append(f"It shares the GPUs of pilot job {job.group} with {partners}{how}.")
+    elif job.group is not None:
+        lines.append(f"It has the GPUs of pilot job {job.group} to itself.")
     if job.predicted_speed is not None:
         planned = f"{job.predicted_speed:.2f}{' (from an estimated profile)' if job.estimated else ''}"
         lines.append(f"Speed against running alone: planned {planned}, measured {_speed(job.measured_speed)}.")
@@ -208,7 +212,7 @@ def plan(config_file: Path | None, file: Path, profiles: Path | None, as_json: b
     from muri.profiler.store_file import exists
     from muri.slurm_plugin.controller.assemble import policy_of, profiles_path, read_config
     from muri.slurm_plugin.controller.cycle import cycle_input
-    from muri.slurm_plugin.planning.actions import ReleaseSolo, render_action
+    from muri.slurm_plugin.planning.actions import render_action
     from muri.slurm_plugin.planning.decision import decide
     from muri.slurm_plugin.records.cluster import load_snapshot
     from muri.terminal import say
@@ -227,16 +231,33 @@ def plan(config_file: Path | None, file: Path, profiles: Path | None, as_json: b
     for group in decision.plan.groups:
         members = ", ".join(map(str, group.members))
         turns = f"γ = {group.efficiency:.3f}, T = {group.period_s:.4f} s"
-        click.echo(f"group on {group.node}: jobs {members}; {'without turns' if group.mode == 'plain' else turns}")
-    releases = {action.job_id: action for action in decision.actions if isinstance(action, ReleaseSolo)}
+        joining = f"; joining: {', '.join(map(str, group.joining))}" if group.joining else ""
+        how = "without turns" if group.mode == "plain" else turns
+        click.echo(f"group on {group.node}: jobs {members}; {how}{joining}")
+    alone = _reasons_alone(decision.actions)
     for solo in decision.plan.solo:
-        say(f"alone: job {solo.job_id}: {'; '.join(releases[solo.job_id].reasons)}")
+        if solo.job_id in alone:
+            say(f"alone: job {solo.job_id}: {'; '.join(alone[solo.job_id])}")
     for run in decision.preparation.dry_runs:
         say(f"dry run: {run.key}, script of job {run.job_id}")
     for job_id, why in sorted(decision.preparation.waiting.items()):
         say(f"waiting: job {job_id}: {why}")
     for waiting in decision.plan.waiting:
         say(f"waiting: job {waiting.job_id}: {'; '.join(map(str, waiting.reasons))}")
+
+
+def _reasons_alone(actions: "Iterable[Action]") -> dict[int, tuple[str, ...]]:
+    """Why jobs start alone, with a pilot job of their own or without, by job id."""
+    from muri.slurm_plugin.planning.actions import ReleaseSolo, StartGroup
+
+    found: dict[int, tuple[str, ...]] = {}
+    for action in actions:
+        match action:
+            case ReleaseSolo(job_id=job_id, reasons=reasons):
+                found[job_id] = reasons
+            case StartGroup(members=(member,), reasons=reasons):
+                found[member.job_id] = reasons
+    return found
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})

@@ -173,7 +173,8 @@ def described(use: "JobUse") -> list[str]:
         ratio = f"{run.elapsed_s / shared.alone_s:.2f} times as long as predicted alone" if shared.alone_s else ""
         lines.append(_row("Longer", run.elapsed_s - shared.alone_s, ratio))
     part = use.gpu_s / (use.group_gpu_count * run.elapsed_s) if use.group_gpu_count and run.elapsed_s else 0.0
-    whose = f"its share of the group's, {part:.0%} of its run" if use.grouped else "all its own"
+    shares = use.grouped and (shared is None or shared.partners)
+    whose = f"its share of the group's, {part:.0%} of its run" if shares else "all its own"
     lines.append(_row("GPU time", use.gpu_s, whose))
     saved_s = use.saved_gpu_s
     if saved_s is not None:
@@ -198,6 +199,8 @@ def _who_shared(use: "JobUse") -> str:
     if not use.grouped:
         return f"It ran alone, on {gpus}."
     partners = use.shared.partners if use.shared is not None else ()
+    if use.shared is not None and not partners:
+        return f"It ran alone, on {gpus} that others could have joined (pilot job {run.pilot})."
     beside = f" with job{'' if len(partners) == 1 else 's'} {', '.join(map(str, partners))}" if partners else ""
     return f"It shared {gpus}{beside} (pilot job {run.pilot})."
 

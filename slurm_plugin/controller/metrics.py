@@ -63,7 +63,7 @@ METRICS: Final = (
     ),
     Metric("muri_actions", "counter", "Actions of cycles: done, refused by Slurm, failed", ("action", "outcome")),
     Metric("muri_jobs", "gauge", "Jobs submitted with --muri that wait or run", ("state", "reason")),
-    Metric("muri_groups", "gauge", "Running groups", ("mode",)),
+    Metric("muri_groups", "gauge", "Running groups of two or more jobs", ("mode",)),
     Metric("muri_group_members", "gauge", "Jobs in running groups"),
     Metric("muri_group_efficiency", "gauge", "Mean interleaving efficiency γ of the running groups", ("figure",)),
     Metric("muri_groups_ended", "counter", "Groups that ended, by how their pilot jobs ended", ("end",)),
@@ -87,7 +87,7 @@ Values = Mapping[str, Mapping[Labels, float]]
 def queue_values(decision: Decision, status: Status, intents: tuple[Intent, ...]) -> dict[str, dict[Labels, float]]:
     """Return the gauges that describe the queue and its groups."""
     view, left_out = decision.view, decision.quarantine
-    groups = running_groups(view)
+    groups = tuple(group for group in running_groups(view) if len(group.members) > 1)
     jobs = Counter((job.state, _reason(job, decision)) for job in status.jobs)
     kinds = {"job": len(left_out.jobs), "intent": len(left_out.intents), "profile": len(left_out.profiles)}
     return {

@@ -42,9 +42,9 @@ class JobStatus:
         name: Job name.
         model: Model name as given, "" when none.
         state: "waiting", "grouped" (given to a group, not started), "interleaved", "shared" (beside others without
-            turns), "alone" (running or queued by itself) or "user-held".
+            turns), "alone" (running or queued by itself, maybe behind a pilot job) or "user-held".
         slurm_state: Slurm's own state.
-        group: Pilot job id, None when in no group.
+        group: Id of its pilot job, None when it has none.
         partners: Job ids of the other members that still wait or run.
         predicted_speed: Speed that the plan expects, 1 = as fast as alone; None when alone.
         measured_speed: Speed measured by the runtime, None while there is none.
@@ -159,9 +159,11 @@ def _members(view: View) -> dict[int, set[int]]:
     return found
 
 
-def _state_name(job: ManagedJob, pilot: ManagedJob | None) -> str:
+def _state_name(job: ManagedJob, pilot: ManagedJob | None, partners: tuple[int, ...]) -> str:
     if job.role in _STATES:
         return _STATES[job.role]
+    if not partners and job.membership is not None:
+        return "alone"
     if job.state is JobState.PENDING:
         return "grouped"
     return "shared" if pilot is not None and pilot.mode == "plain" else "interleaved"
@@ -170,16 +172,17 @@ def _state_name(job: ManagedJob, pilot: ManagedJob | None) -> str:
 def _describe(job: ManagedJob, view: View, members: Mapping[int, set[int]], reasons: tuple[str, ...]) -> JobStatus:
     membership = job.membership if job.role is Role.MEMBER else None
     pilot = None if membership is None else membership.pilot
+    partners = () if pilot is None else tuple(sorted(members[pilot] - {job.job_id}))
     planned = (job.planned if job.role in {Role.MEMBER, Role.RELEASED} else None) or Planned()
     described = JobStatus(
         job_id=job.job_id,
         user=job.user,
         name=job.name,
         model=job.request.model,
-        state=_state_name(job, None if pilot is None else view.jobs.get(pilot)),
+        state=_state_name(job, None if pilot is None else view.jobs.get(pilot), partners),
         slurm_state=job.state.value,
         group=pilot,
-        partners=() if pilot is None else tuple(sorted(members[pilot] - {job.job_id})),
+        partners=partners,
         reasons=tuple(dict.fromkeys(planned.why + reasons)),
     )
     if pilot is not None:

@@ -39,9 +39,11 @@ from muri.slurm_plugin.planning.actions import (
     members_in,
     started,
 )
+from muri.slurm_plugin.planning.joinable import started_plain
 from muri.slurm_plugin.planning.repairs import find_pilot
 from muri.slurm_plugin.planning.slurm_requests import (
     GroupPlace,
+    changed_pilot,
     dry_run_environment,
     dry_run_job,
     given_comment,
@@ -112,6 +114,8 @@ class Executor:
         self._policy = policy
         self._view = view
         self._now_s = view.snapshot.taken_s
+        # Pilots that were told of a new member in this cycle: the next one must not replace it.
+        self._pilots: dict[int, ManagedJob] = {}
         self._steps: Mapping[type[Action], Callable[[Any], None]] = {
             StartGroup: self._start_group,
             ResumeGroup: self._resume_group,
@@ -183,6 +187,11 @@ class Executor:
             raise
         except GatewayError as error:
             self._journal.finish(token, "abandoned")
+            if len(ids) == 1:
+                log.warning("job %d starts without a pilot job: %s", ids[0], error)
+                self.errors.append(f"the pilot job of job {ids[0]}: {error}")
+                self._release_solo(started_plain(action, f"Slurm refused its pilot job: {error}"))
+                return
             self._note_refusal(ids, error)
             raise
         self._journal.set_submitted_job(token, pilot)
@@ -341,7 +350,10 @@ class Executor:
             self._journal.begin(token, JOIN, join_payload(action), self._now_s)
         self._journal.set_submitted_job(token, action.pilot)
         # A pilot that does not know its new member might end before it, so a refusal here fails the join.
-        self._gateway.modify(action.pilot, join_change(self._view.jobs[action.pilot], action))
+        pilot = self._pilots.get(action.pilot, self._view.jobs[action.pilot])
+        change = join_change(pilot, action)
+        self._gateway.modify(action.pilot, change)
+        self._pilots[action.pilot] = changed_pilot(pilot, change)
         self._extend_partners(action)
         self._make_member(action.member, GroupPlace(action.pilot, action.node, action.reasons))
         self._journal.finish(token, "done")

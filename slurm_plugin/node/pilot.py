@@ -41,9 +41,9 @@ _TICK_S = 0.25
 _SLOW_POLL_S = 60.0
 
 # Once every member's training has ended, their jobs are about to: the GPUs are given back without delay.
-_EAGER_POLL_S = 0.5
+_EAGER_POLL_S = 0.25
 
-_EAGER_POLLS = 20
+_EAGER_POLLS = 40
 
 _RUNTIME_GRACE_S = 20.0
 
@@ -94,7 +94,8 @@ class PilotWatch:
         while True:
             if self._ended_by_slurm:
                 self._tell_members()
-                self._end_runtime()
+                self._tell_runtime()
+                self._await_runtime()
                 return 1
             code = self._runtime.poll()
             if code is not None:
@@ -102,8 +103,9 @@ class PilotWatch:
                 self._report_fault()
                 return code or 1
             if self._finished():
-                self._report_speeds()
-                return self._end_runtime()
+                self._tell_runtime()
+                self._report_speeds()  # meanwhile the runtime ends
+                return self._await_runtime()
             if self._clock() - self._reported_s >= self._group.telemetry_s:
                 self._report_speeds()
             self._clock.sleep(_TICK_S)
@@ -181,10 +183,12 @@ class PilotWatch:
             except GatewayError as error:
                 log.warning("cannot report the fault; every member runs alone: %s", error)
 
-    def _end_runtime(self) -> int:
+    def _tell_runtime(self) -> None:
         """Tell the runtime itself, which saves what it can: srun would answer a SIGTERM by killing the step at once."""
         with contextlib.suppress(KeyError, ProcessLookupError):
             os.kill(self._runtime_status()["pid"], signal.SIGTERM)
+
+    def _await_runtime(self) -> int:
         try:
             self._runtime.wait(_RUNTIME_GRACE_S)
         except subprocess.TimeoutExpired:
@@ -264,11 +268,20 @@ def present_members(known: Iterable[int], status: Mapping[str, Any], *, late: bo
     Raises:
         SlurmUnreachableError: slurmctld does not answer.
     """
-    pilot = int(os.environ["SLURM_JOB_ID"])
-    members = dict.fromkeys(known)
+    pilot, own = int(os.environ["SLURM_JOB_ID"]), list(known)
+    found = _serving(pilot, own, status, late=late)
+    if any(state != "PENDING" for state in found.values()):
+        return found
+    # Who joined later stands in the pilot's comment: it is read only before the group would end.
     with contextlib.suppress(NoSuchJobError):
-        members |= dict.fromkeys((tags.parse_pilot(job_field(pilot, "admin_comment")) or ("", ()))[1])
-    states = active_jobs(list(members))
+        _, members = tags.parse_pilot(job_field(pilot, "admin_comment")) or ("", ())
+        joined = [job_id for job_id in members if job_id not in own]
+        found |= _serving(pilot, joined, status, late=late) if joined else {}
+    return found
+
+
+def _serving(pilot: int, members: list[int], status: Mapping[str, Any], *, late: bool) -> dict[int, str]:
+    states = active_jobs(members)
     at_work = {name: member.get("state") for name, member in status.items()}
     if "running" in at_work.values():
         return states

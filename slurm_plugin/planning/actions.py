@@ -286,6 +286,7 @@ class Join:
         pilot_limit_s: Time limit that the pilot needs, 0 = as it is.
         reasons: Why, for people.
         token: The intent that was begun for it, "" for a new one.
+        joining: How many jobs join the group together, this one among them; their time limits allow for all of them.
     """
 
     # Journals of running sites keep the old keys.
@@ -296,6 +297,12 @@ class Join:
     pilot_limit_s: Annotated[int, Field(alias="host_limit_s")]
     reasons: tuple[str, ...]
     token: str = ""
+    joining: int = 1
+
+    @property
+    def size(self) -> int:
+        """Members of the group once all have joined."""
+        return len(self.others) + self.joining
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,22 +3,25 @@
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeGuard
 
 from muri.policies.cycle.laws import broken_laws
 from muri.policies.cycle.validation import RequestError
 from muri.policies.types import Plan, Policy
 from muri.slurm_plugin.planning.actions import Abandon, Action, Join, ReleaseSolo, StartDryRun, StartGroup, started
 from muri.slurm_plugin.planning.cycle_input import CycleInput
-from muri.slurm_plugin.planning.joins import find_joins
+from muri.slurm_plugin.planning.joinable import joinable_jobs, started_plain
+from muri.slurm_plugin.planning.joins import with_closed_units
 from muri.slurm_plugin.planning.lost_tags import with_known_members
 from muri.slurm_plugin.planning.model_traits import with_measured_pairs
+from muri.slurm_plugin.planning.node_room import node_room
 from muri.slurm_plugin.planning.packing import ask_to_share
+from muri.slurm_plugin.planning.plan_actions import actions_of
 from muri.slurm_plugin.planning.quarantine import Quarantine, decide_without_culprits
 from muri.slurm_plugin.planning.repairs import reconcile
 from muri.slurm_plugin.planning.request import Preparation, prepare
-from muri.slurm_plugin.planning.running import Settled, running_units, settle, stop_actions
+from muri.slurm_plugin.planning.running import Settled, settle, stop_actions, with_running
 from muri.slurm_plugin.planning.site_limits import SiteRoom
-from muri.slurm_plugin.planning.starts import actions_of
 from muri.slurm_plugin.records.roles import Role, View
 
 log = logging.getLogger("muri.controller")
@@ -77,8 +80,8 @@ def _decide(cycle: CycleInput, policy: Policy) -> Decision:
     else:
         settled, preparation = ask(policy, preparation)
         plan, stops = settled.plan, stop_actions(settled.stops, preparation.request, view)
-        room = preparation.room
-        starts = actions_of(plan, cycle, room) + find_joins(plan, cycle, room)
+        joinable = joinable_jobs(preparation.request.jobs, policy, cycle.config)
+        starts = actions_of(plan, cycle, preparation.room, node_room(preparation.request.nodes, cycle), joinable)
     # A site's own policy may not know whom Slurm counts apart.
     unlawful = {job_id: law.why for law in broken_laws(preparation.request, plan) for job_id in law.job_ids}
     starts, refused = within_limits(starts, preparation.room, view, unlawful)
@@ -110,10 +113,9 @@ def _releases(preparation: Preparation) -> tuple[tuple[ReleaseSolo, ...], dict[i
 
 
 def ask(policy: Policy, preparation: Preparation) -> tuple[Settled, Preparation]:
-    """Ask the policy; with preemption its request includes what runs."""
-    request, cycle = preparation.request, preparation.cycle
-    if cycle.config.preemption.enabled:
-        request = replace(request, running=running_units(cycle))
+    """Ask the policy; its request includes what runs."""
+    cycle, room = preparation.cycle, preparation.room
+    request = with_closed_units(with_running(preparation.request, cycle, room), cycle, room)
     request = with_measured_pairs(request, policy, cycle.knowledge.traits.pairs)
     preparation = replace(preparation, request=request)
     try:
@@ -139,7 +141,8 @@ def within_limits(
 
     Returns:
         The starts for which there is room, and why the other jobs wait, by job id. Of a group without room the oldest
-        job starts alone.
+        job starts alone. A job that is to have a pilot job only so that others may join it starts without where the
+        limits would rather have it so: all that starts comes first.
     """
     kept: list[Action] = []
     refused: dict[int, str] = {}
@@ -147,13 +150,24 @@ def within_limits(
         taken, why = _taken(action, room, view, unlawful)
         kept += taken
         refused |= dict.fromkeys(started((action,)) - started(taken), why)
-    return tuple(kept), refused
+    return tuple(_with_pilot(action, room) if _is_single(action) else action for action in kept), refused
+
+
+def _is_single(action: Action) -> TypeGuard[StartGroup]:
+    return isinstance(action, StartGroup) and len(action.members) == 1
+
+
+def _with_pilot(start: StartGroup, room: SiteRoom) -> StartGroup | ReleaseSolo:
+    group, why = room.take_pilot(start)
+    return started_plain(start, why) if why else group
 
 
 def _taken(action: Action, room: SiteRoom, view: View, unlawful: Mapping[int, str]) -> tuple[tuple[Action, ...], str]:
-    """What can be done of a start, and why not all of it."""
+    """What can be done of a start, and why not all of it; a pilot of one job is not counted yet."""
     why = ""
     match action:
+        case StartGroup(members=(member,)):
+            why = room.take_alone(view.jobs[member.job_id])
         case StartGroup(members=members):
             group = room.capped(action)
             why = unlawful.get(members[0].job_id, "") or room.take_group(group)
@@ -161,7 +175,7 @@ def _taken(action: Action, room: SiteRoom, view: View, unlawful: Mapping[int, st
         case ReleaseSolo(job_id=job_id):
             why = room.take_alone(view.jobs[job_id])
         case Join():
-            why = room.take_join(action)
+            why = unlawful.get(action.member.job_id, "") or room.take_join(action)
     return () if why else (action,), why
 
 

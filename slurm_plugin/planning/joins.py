@@ -1,34 +1,30 @@
-"""Waiting jobs that join a running group instead of waiting for GPUs of their own. Pure."""
+"""Waiting jobs that join what runs: what a plan's joins mean on Slurm, and who cannot join. Pure."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field, replace
-from itertools import chain
+from dataclasses import dataclass, replace
 
-import numpy as np
-
-from muri.policies.speed.model import Floats, Shape, SpeedModel, shape_of
-from muri.policies.speed.registry import speed_model
-from muri.policies.types import Plan
+from muri.policies.types import Group, PlanJob, PlanRequest, sentences
 from muri.profiler.estimates import why_estimated
 from muri.profiler.records import StageProfile
 from muri.slurm_plugin.planning.actions import Abandon, Action, Join, MemberPlan, join_in
 from muri.slurm_plugin.planning.cycle_input import CycleInput
 from muri.slurm_plugin.planning.isolation import joins_later
 from muri.slurm_plugin.planning.placement import Places, domain_of
-from muri.slurm_plugin.planning.request import alone_reason
-from muri.slurm_plugin.planning.running import RunningGroup, as_submitted, running_groups
-from muri.slurm_plugin.planning.site_limits import PILOT_EXTRA_S, SiteRoom
+from muri.slurm_plugin.planning.running import (
+    ONE_GPU,
+    Kind,
+    RunningGroup,
+    as_submitted,
+    kind_of,
+    running_groups,
+    why_closed,
+)
+from muri.slurm_plugin.planning.site_limits import PILOT_EXTRA_S, SiteRoom, payer_of
 from muri.slurm_plugin.planning.starts import member_plan, was_changed
-from muri.slurm_plugin.records.cluster import Job, JobState, Node
+from muri.slurm_plugin.records.cluster import Job, JobState
 from muri.slurm_plugin.records.journal import GROUP, JOIN, Intent
-from muri.slurm_plugin.records.roles import ManagedJob, Role, View
-
-_LEAST_GAIN = 0.2
-"""What a join must add to the group's total speed, in jobs running alone at full speed: below that the
-new member would mostly take from the others."""
-
-_ONE_GPU = "only jobs on one GPU are joined"
+from muri.slurm_plugin.records.roles import ManagedJob, View
 
 
 def begun_joins(intents: tuple[Intent, ...]) -> dict[int, Intent]:
@@ -63,118 +59,51 @@ def resume_joins(view: View, intents: tuple[Intent, ...]) -> Iterator[Action]:
             yield join_in(intent.payload, intent.token)
 
 
-@dataclass(frozen=True, slots=True)
-class _OpenGroup:
-    """A running group that a job could join.
+def joins_of(group: Group, cycle: CycleInput, room: SiteRoom) -> tuple[Join, ...]:
+    """Return the joins that a plan's group with joining members means, one for each of them.
 
-    Attributes:
-        group: The group.
-        others: Its members with the time limits that they need beside one more.
-        shapes: Of its members' profiles.
-        speed: Its members' total speed now, in jobs running alone at full speed.
-        gpu_mem_gib: Memory of its GPU, 0 when unknown.
+    Args:
+        group: Those who run together, and those who come.
+        cycle: What the cycle decides on.
+        room: What the site's limits allow.
     """
-
-    group: RunningGroup
-    others: tuple[tuple[int, int], ...]
-    shapes: tuple[Shape, ...]
-    speed: float
-    gpu_mem_gib: float
-
-
-_Kind = tuple[int, str, str]
-"""What a job and a group must have in common for a join: user, partition and domain."""
+    others = set(group.members).difference(group.joining)
+    unit = next(unit for unit in running_groups(cycle.view) if {job.job_id for job in unit.members} == others)
+    reasons = sentences(group.reasons)
+    joiners = [
+        Joiner(job, cycle.knowledge.known_profile(cycle.key_of(job)), group.speed[job.job_id])
+        for job in (cycle.view.jobs[job_id] for job_id in group.joining)
+    ]
+    return joins_together(joiners, unit, cycle, room, reasons)
 
 
-def find_joins(plan: Plan, cycle: CycleInput, room: SiteRoom) -> tuple[Join, ...]:
-    """Return the joins of a cycle: waiting jobs in the plan's order, each to the group that gains most.
-
-    A group takes one new member in a cycle, so that the next decision rests on what is true then. A job whose joins
-    would all end too late has the best of them here, which the limits will refuse: that tells its user why.
-    """
-    grouping = cycle.config.grouping
-    if not grouping.join or grouping.discipline == "lockstep" or grouping.max_group_size < 2:
-        return ()
-    gains = _Gains(speed_model("fair" if grouping.speed_model == "default" else grouping.speed_model))
-    groups = _open_groups(cycle, gains.model, room)
-    joins: list[Join] = []
-    for waiting in plan.waiting if groups else ():
-        job = cycle.view.jobs[waiting.job_id]
-        possible = groups.get((job.uid, job.partition, domain_of(job)))
-        if not possible or job.role is not Role.CANDIDATE or alone_reason(job, cycle):
-            continue
-        wanted = _joins_of(job, possible.values(), gains, cycle, room)
-        best = next(wanted, None)
-        if best is None:
-            continue
-        join = next((each for each in chain((best,), wanted) if not room.why_too_late(each)), None)
-        if join is not None:
-            del possible[join.pilot]  # other jobs may still have the group that refuses this one
-        joins.append(join or best)
-    return tuple(joins)
+def with_closed_units(request: PlanRequest, cycle: CycleInput, room: SiteRoom) -> PlanRequest:
+    """Return a request that says who cannot join what runs, because somebody would get too little time."""
+    open_kinds = {kind_of(unit.members[0]) for unit in request.running if unit.joinable}
+    alike: dict[Kind, dict[tuple[object, ...], list[PlanJob]]] = {kind: {} for kind in open_kinds}
+    for job in request.jobs:
+        if job.may_share and job.profile is not None and (kind := kind_of(job)) in alike:
+            managed = cycle.view.jobs[job.job_id]
+            asked = payer_of(managed), managed.time_limit_s, managed.cpu_count, managed.mem_per_node_mib
+            alike[kind].setdefault(asked, []).append(job)
+    groups = {group.members[0].job_id: group for group in running_groups(cycle.view)}
+    running = []
+    for unit in request.running:
+        classes = alike[kind_of(unit.members[0])].values() if unit.joinable else ()
+        closed_to: dict[int, str] = {}
+        for jobs in classes:
+            if why := _why_too_late(jobs[0], groups[unit.members[0].job_id], cycle, room):
+                closed_to |= dict.fromkeys((job.job_id for job in jobs), why)
+        running.append(replace(unit, closed_to=closed_to))
+    return replace(request, running=tuple(running))
 
 
-def _open_groups(cycle: CycleInput, model: SpeedModel, room: SiteRoom) -> dict[_Kind, dict[int, _OpenGroup]]:
-    """The groups that a job could join, by what it must have in common with them and by their pilots' ids."""
-    nodes = {node.name: node for node in cycle.nodes}
-    found: dict[_Kind, dict[int, _OpenGroup]] = {}
-    for group in running_groups(cycle.view):
-        pilot, node = group.pilot, nodes.get(group.pilot.nodes)
-        members = [as_submitted(member, pilot) for member in group.members]
-        domains = {domain_of(member) for member in members}
-        if node is None or len(domains) != 1 or _why_closed(group, node, cycle):
-            continue
-        profiles = [cycle.knowledge.profile_of(cycle.key_of(member)) for member in members]
-        shapes = tuple(shape_of(profile) for profile in profiles if profile is not None)
-        if len(shapes) < len(members):
-            continue
-        speed = float(_speeds(shapes, model).sum())
-        gpu_mem_gib = cycle.config.gpu_mem_gib.get(node.gpu_type, 0.0)
-        alike = found.setdefault((pilot.uid, pilot.partition, domains.pop()), {})
-        alike[pilot.job_id] = _OpenGroup(group, limits_beside(group, room), shapes, speed, gpu_mem_gib)
-    return found
-
-
-def _speeds(shapes: Sequence[Shape], model: SpeedModel) -> Floats:
-    together: Floats = model.evaluate(shapes, np.arange(len(shapes)).reshape(1, -1)).speed[0]
-    return together
-
-
-@dataclass(slots=True)
-class _Gains:
-    """What joins add to groups' total speed; equal jobs are computed once."""
-
-    model: SpeedModel
-    _known: dict[tuple[Shape, tuple[Shape, ...]], tuple[float, float]] = field(default_factory=dict)
-
-    def of(self, own: Shape, target: _OpenGroup) -> tuple[float, float]:
-        """Return what a join adds to a group's total speed, and the new member's own speed."""
-        name = own, target.shapes
-        if name not in self._known:
-            after = _speeds((*target.shapes, own), self.model)
-            self._known[name] = float(after.sum()) - target.speed, float(after[-1])
-        return self._known[name]
-
-
-def _joins_of(
-    job: ManagedJob, groups: Iterable[_OpenGroup], gains: _Gains, cycle: CycleInput, room: SiteRoom
-) -> Iterator[Join]:
-    """A job's joins that would pay, to groups of its own kind, the best first."""
-    profile = cycle.knowledge.profile_for(job, cycle.key_of(job))
-    if profile is None:
-        return
-    own, nodes = shape_of(profile), room.places.of(job).nodes
-    found: list[tuple[float, int, float, _OpenGroup]] = []
-    for target in groups:
-        mem_gib = sum(shape.gpu_mem_gib for shape in (*target.shapes, own))
-        if _why_no_place(job, target.group, nodes) or 0 < target.gpu_mem_gib < mem_gib:
-            continue
-        gain, speed = gains.of(own, target)
-        if gain >= _LEAST_GAIN:
-            found.append((-gain, target.group.pilot.job_id, speed, target))
-    for loss, _, speed, target in sorted(found, key=lambda item: item[:2]):
-        joiner, why = Joiner(job, profile, speed), _why(target.group, -loss)
-        yield join_to(joiner, target.group, target.others, cycle, room, (why,))
+def _why_too_late(planned: PlanJob, group: RunningGroup, cycle: CycleInput, room: SiteRoom) -> str:
+    """Why a job cannot join a group for want of time."""
+    job = cycle.view.jobs[planned.job_id]
+    joiner = Joiner(job, cycle.knowledge.known_profile(cycle.key_of(job)), 1.0)
+    (join,) = joins_together([joiner], group, cycle, room, ())
+    return room.why_too_late(join)
 
 
 def why_no_room(job: ManagedJob, group: RunningGroup, cycle: CycleInput, places: Places) -> str:
@@ -193,29 +122,13 @@ def why_no_room(job: ManagedJob, group: RunningGroup, cycle: CycleInput, places:
     if any(domain_of(as_submitted(member, pilot)) != domain for member in group.members):
         return f"the group is not of {domain}"
     node = next((node for node in cycle.nodes if node.name == pilot.nodes), None)
-    return _why_closed(group, node, cycle) or _why_no_place(job, group, places.of(job).nodes)
-
-
-def _why_closed(group: RunningGroup, node: Node | None, cycle: CycleInput) -> str:
-    """Why nobody can join a group now."""
-    members, most = group.members, cycle.config.grouping.max_group_size
-    # A group that is starting or ending is left alone, and a group on several GPUs has a runtime on each of them.
-    checks = (
-        (any(job.state is not JobState.RUNNING for job in members), "a member of the group is not at work"),
-        (group.pilot.gpu_count != 1, _ONE_GPU),
-        (group.mode == "plain", "the group's members share without turns, and only they were measured to get on so"),
-        (len(members) >= most, "the group is full (grouping.max_group_size)"),
-        (any(job.has_changed_limit for job in members), "somebody has changed a member's time limit"),
-        (node is None or not node.usable, "the group's node takes no new work"),
-        (node is not None and node.cpu_count <= node.cpus_allocated, "the group's node has no CPU left for its script"),
-    )
-    return next((why for applies, why in checks if applies), "")
+    return why_closed(group, node, cycle) or _why_no_place(job, group, places.of(job).nodes)
 
 
 def _why_no_place(job: Job, group: RunningGroup, nodes: AbstractSet[str]) -> str:
     """Why a job cannot be where a group is; `nodes` are those that it may get."""
     if job.gpu_count != 1:
-        return _ONE_GPU
+        return ONE_GPU
     if group.pilot.nodes not in nodes:
         return "the group's node is none that it may get"
     return "" if _memory_fits(job, group) else "the group's job has not asked for enough host memory for both"
@@ -243,42 +156,47 @@ class Joiner:
     speed: float
 
 
-def join_to(
-    joiner: Joiner,
-    group: RunningGroup,
-    others: tuple[tuple[int, int], ...],
-    cycle: CycleInput,
-    room: SiteRoom,
-    reasons: tuple[str, ...],
-) -> Join:
-    """Return the join of a job to a group.
+def joins_together(
+    joiners: Sequence[Joiner], group: RunningGroup, cycle: CycleInput, room: SiteRoom, reasons: tuple[str, ...]
+) -> tuple[Join, ...]:
+    """Return the joins of jobs to a group in one cycle.
+
+    Each of them says what all need together, so that they may be carried out one by one, in any order.
 
     Args:
-        joiner: The job.
+        joiners: The jobs.
         group: The group.
-        others: Its members with the time limits that they need then, by `limits_beside`.
         cycle: What the cycle decides on.
         room: What the site's limits allow.
         reasons: Why, for people.
     """
-    pilot, size = group.pilot, len(group.members) + 1
-    job, profile = joiner.job, joiner.profile
-    limit_s = room.member_limit_s(job, size, int(max(0.0, cycle.now_s - pilot.start_s)))
-    kind = joins_later(cycle)
-    member = member_plan(job, profile, joiner.speed, cycle.knowledge, time_limit_s=limit_s, isolation=kind)
-    why = (*reasons, *filter(None, (why_estimated(profile),)))
-    return Join(pilot.job_id, pilot.nodes, member, others, _pilot_limit_s(pilot, member, others, cycle.now_s), why)
-
-
-def limits_beside(group: RunningGroup, room: SiteRoom) -> tuple[tuple[int, int], ...]:
-    """Return a group's members with the time limits that they need beside one more, 0 = unlimited."""
-    size = len(group.members) + 1
-    return tuple((other.job_id, _limit_beside(other, group.pilot, size, room)) for other in group.members)
-
-
-def _why(group: RunningGroup, gain: float) -> str:
-    partners = ", ".join(str(other.job_id) for other in group.members)
-    return f"it joins jobs {partners}, which have resources to spare: together they do {gain:.2f} jobs' work more"
+    pilot, size = group.pilot, len(group.members) + len(joiners)
+    others = tuple((other.job_id, _limit_beside(other, pilot, size, room)) for other in group.members)
+    ran_s = int(max(0.0, cycle.now_s - pilot.start_s))
+    members = [
+        member_plan(
+            joiner.job,
+            joiner.profile,
+            joiner.speed,
+            cycle.knowledge,
+            time_limit_s=room.member_limit_s(joiner.job, size, ran_s),
+            isolation=joins_later(cycle),
+        )
+        for joiner in joiners
+    ]
+    pilot_limit_s = _pilot_limit_s(pilot, members, others, ran_s)
+    return tuple(
+        Join(
+            pilot.job_id,
+            pilot.nodes,
+            member,
+            others,
+            pilot_limit_s,
+            (*reasons, *filter(None, (why_estimated(joiner.profile),))),
+            joining=len(joiners),
+        )
+        for joiner, member in zip(joiners, members, strict=True)
+    )
 
 
 def _limit_beside(member: ManagedJob, pilot: Job, size: int, room: SiteRoom) -> int:
@@ -291,8 +209,8 @@ def _limit_beside(member: ManagedJob, pilot: Job, size: int, room: SiteRoom) -> 
     return max(member.time_limit_s, room.member_limit_s(as_asked, size, late_s))
 
 
-def _pilot_limit_s(pilot: Job, member: MemberPlan, others: tuple[tuple[int, int], ...], now_s: float) -> int:
+def _pilot_limit_s(pilot: Job, members: Sequence[MemberPlan], others: tuple[tuple[int, int], ...], ran_s: int) -> int:
     """The time limit with which the pilot outlives all of its members; 0 leaves it as it is."""
-    ran_s = int(max(0.0, now_s - pilot.start_s))
-    needed_s = max([ran_s + member.time_limit_s, *(limit_s for _, limit_s in others)]) + PILOT_EXTRA_S
+    new_s = [ran_s + member.time_limit_s for member in members]
+    needed_s = max([*new_s, *(limit_s for _, limit_s in others)]) + PILOT_EXTRA_S
     return needed_s if pilot.time_limit_s and needed_s > pilot.time_limit_s else 0

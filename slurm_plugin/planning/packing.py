@@ -29,13 +29,21 @@ from muri.policies.types import (
 from muri.profiler.records import ProfileKey
 from muri.slurm_plugin.planning.actions import Action, Join, MemberPlan, StartGroup
 from muri.slurm_plugin.planning.cycle_input import CycleInput
-from muri.slurm_plugin.planning.joins import Joiner, join_to, limits_beside, why_no_room
+from muri.slurm_plugin.planning.joins import Joiner, joins_together, why_no_room
 from muri.slurm_plugin.planning.model_traits import batch_model, interference_table
+from muri.slurm_plugin.planning.node_room import node_room
+from muri.slurm_plugin.planning.plan_actions import actions_of
 from muri.slurm_plugin.planning.request import Preparation
-from muri.slurm_plugin.planning.running import RunningGroup, running_groups, running_units
+from muri.slurm_plugin.planning.running import (
+    NO_JOINING,
+    ONE_GPU,
+    RunningGroup,
+    may_join,
+    running_groups,
+    running_units,
+)
 from muri.slurm_plugin.planning.site_limits import SiteRoom
 from muri.slurm_plugin.planning.slurm_requests import member_mem_mib
-from muri.slurm_plugin.planning.starts import actions_of
 from muri.slurm_plugin.records.cluster import Node
 from muri.slurm_plugin.records.roles import View
 
@@ -66,7 +74,7 @@ class Shared:
 def ask_to_share(policy: Policy, preparation: Preparation) -> tuple[Shared, Preparation]:
     """Ask a policy that gives out GPUs one by one, and say what its answer means on Slurm."""
     cycle = preparation.cycle
-    request = sharing_request(preparation.request, cycle)
+    request = sharing_request(preparation.request, cycle, preparation.room)
     try:
         plan = policy.plan(request)
     except RequestError as error:
@@ -98,7 +106,8 @@ def share(plan: Plan, request: PlanRequest, cycle: CycleInput, room: SiteRoom) -
     waiting = [item for item in plan.waiting if item.job_id not in at_work]
     solo = (*(item for item in plan.solo if item.job_id not in at_work), *outcome.solo)
     done = replace(plan, groups=tuple(outcome.groups), solo=solo, waiting=(*waiting, *outcome.waiting), sharers=())
-    starts = tuple(_prepared(action, outcome.steps, jobs, cycle.view) for action in actions_of(done, cycle, room))
+    actions = actions_of(done, cycle, room, node_room(request.nodes, cycle), {})
+    starts = tuple(_prepared(action, outcome.steps, jobs, cycle.view) for action in actions)
     return Shared(done, (*starts, *outcome.joins))
 
 
@@ -159,8 +168,7 @@ class PlacementOutcome:
             self.waiting.append(Waiting(sharer.job_id, (*sharer.reasons, Reason("it cannot join yet: {}", (why,)))))
             return
         joiner = Joiner(job, cycle.knowledge.known_profile(cycle.key_of(job)), sharer.speed)
-        others = limits_beside(group, self._room)
-        join = join_to(joiner, group, others, cycle, self._room, sentences(sharer.reasons))
+        (join,) = joins_together([joiner], group, cycle, self._room, sentences(sharer.reasons))
         self.joins.append(replace(join, member=_split(join.member, planned, sharer.accumulate_steps)))
 
 
@@ -200,18 +208,17 @@ def _for_two(action: StartGroup, node: Node) -> tuple[int, int]:
 
 
 _NO_PILOT = "it runs without a pilot job, so that nobody can join it"
-_SEVERAL_GPUS = "jobs on several GPUs are not joined: each of their GPUs has a runtime of its own"
-_NO_JOINING = "joining is turned off (grouping.join, grouping.max_group_size or the discipline lockstep)"
 
 
-def sharing_request(request: PlanRequest, cycle: CycleInput) -> PlanRequest:
+def sharing_request(request: PlanRequest, cycle: CycleInput, room: SiteRoom) -> PlanRequest:
     """Return the request as policies that give out GPUs one by one expect it.
 
     Args:
         request: For policies that group.
         cycle: What the cycle decides on.
+        room: Where jobs may run, and how long.
     """
-    units = tuple(_one_by_one(running_units(cycle), cycle.view))
+    units = tuple(_one_by_one(running_units(cycle, room), cycle.view))
     nodes, running = _numbered(request.nodes, units)
     traits = _Traits(cycle)
     jobs = tuple(traits.of(job) for job in request.jobs)
@@ -230,16 +237,15 @@ class _Traits:
 
     def __init__(self, cycle: CycleInput) -> None:
         self._knowledge, self._view = cycle.knowledge, cycle.view
-        grouping = cycle.config.grouping
-        self._joins = grouping.join and grouping.max_group_size > 1 and grouping.discipline != "lockstep"
+        self._joins = may_join(cycle.config)
         self._found: dict[tuple[ProfileKey, int], BatchModel | None] = {}
 
     def of(self, job: PlanJob) -> PlanJob:
         alone = job.alone_reason
         if not alone and not self._joins:
-            alone = _NO_JOINING
+            alone = NO_JOINING
         elif not alone and job.gpu_count > 1:
-            alone = _SEVERAL_GPUS
+            alone = ONE_GPU
         return replace(job, groupable=not alone, alone_reason=alone, batch=self._batch(job))
 
     def _batch(self, job: PlanJob) -> BatchModel | None:

@@ -1,7 +1,7 @@
 """From the queue to a policy's request: who may be planned, with what, on which nodes, and what is measured. Pure."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 
@@ -117,7 +117,7 @@ def prepare(cycle: CycleInput, profile_use: ProfileUse = "all") -> Preparation:
         profile_use: Whose profiles matter to the policy; other models are not measured.
         cycle: What the cycle decides on.
     """
-    room = SiteRoom(cycle.view)
+    room = SiteRoom(cycle.view, cycle.config.grouping.pilot_qos)
     places = room.places
     waiting: dict[int, str] = {}
     to_slurm: dict[int, str] = {}
@@ -142,7 +142,9 @@ def prepare(cycle: CycleInput, profile_use: ProfileUse = "all") -> Preparation:
     known = replace(cycle.knowledge, dry_run_jobs=cycle.knowledge.dry_run_jobs | measured_with)
     cycle = replace(cycle, knowledge=known)
     pending = [
-        replace(with_derived(plan_job(job, key, cycle, room), job, cycle.nodes), partition=places.of(job).name)
+        replace(
+            with_derived(plan_job(job, key, cycle, room.largest_group), job, cycle.nodes), partition=places.of(job).name
+        )
         for job, key in ready
     ]
     unknown = {job.job_id for job, key in ready if cycle.knowledge.profile_of(key) is None}
@@ -161,14 +163,20 @@ def prepare(cycle: CycleInput, profile_use: ProfileUse = "all") -> Preparation:
     return Preparation(request, dry_runs, waiting, cycle, to_slurm, room)
 
 
-def plan_job(job: ManagedJob, key: ProfileKey, cycle: CycleInput, room: SiteRoom | None = None) -> PlanJob:
+def plan_job(
+    job: ManagedJob,
+    key: ProfileKey,
+    cycle: CycleInput,
+    limits: Callable[[ManagedJob, int], tuple[int, str]] | None = None,
+) -> PlanJob:
     """Describe a job to a policy.
 
     Args:
         job: The job, as its user submitted it.
         key: Its model's.
         cycle: What the cycle decides on.
-        room: What the site's limits leave for groups with it; None for a job that runs.
+        limits: Tells how large a group the site's limits leave room for, as `SiteRoom.largest_group`; None for a job
+            that runs.
     """
     alone = alone_reason(job, cycle)
     profile = cycle.knowledge.profile_for(job, key)
@@ -185,8 +193,8 @@ def plan_job(job: ManagedJob, key: ProfileKey, cycle: CycleInput, room: SiteRoom
         elif cycle.config.profiling.at_once == 0:
             alone = "its model has no profile and profiling is turned off (profiling.at_once is 0)"
     largest, why = cycle.knowledge.largest_group.get(job.job_id, (MAX_GROUP_SIZE, ""))
-    if not alone and room is not None and largest > 1:
-        largest, why = room.largest_group(job, largest)
+    if not alone and limits is not None and largest > 1:
+        largest, why = limits(job, largest)
     if largest == 1 and not alone:
         alone = why
     served_gpu_s = cycle.knowledge.served_gpu_s.get(job.job_id, 0.0)
@@ -209,6 +217,7 @@ def plan_job(job: ManagedJob, key: ProfileKey, cycle: CycleInput, room: SiteRoom
         domain=domain_of(job),
         largest_group=largest,
         priority=job.priority,
+        mem_gib=job.mem_per_node_mib / MIB_PER_GIB,
     )
 
 
@@ -330,13 +339,7 @@ def free_nodes(cycle: CycleInput, places: Places | None = None, jobs: Sequence[J
         jobs: Those that are planned; their partitions for planning are told.
     """
     places = places or Places(cycle.view.snapshot)
-    nodes = [
-        node
-        for node in cycle.nodes
-        if node.usable
-        and node.gpu_count
-        and (not cycle.config.partitions or any(part in cycle.config.partitions for part in node.partitions))
-    ]
+    nodes = [node for node in cycle.nodes if node.usable and node.gpu_count and is_served(node, cycle)]
     free = {node.name: _Free.of(node) for node in nodes}
     for job in cycle.view.jobs.values():
         if job.role in _PROMISED and _starts_by_itself(job):
@@ -346,6 +349,12 @@ def free_nodes(cycle: CycleInput, places: Places | None = None, jobs: Sequence[J
                 _take(free, job, {node.name for node in eligible})
     names = places.names(jobs)
     return tuple(_free_node(node, names[node.name], free[node.name], cycle.config) for node in nodes)
+
+
+def is_served(node: Node, cycle: CycleInput) -> bool:
+    """Whether a node belongs to a partition that Muri serves."""
+    served = cycle.config.partitions
+    return not served or any(partition in served for partition in node.partitions)
 
 
 def _starts_by_itself(job: ManagedJob) -> bool:

@@ -1,8 +1,10 @@
 """What runs now, as a policy sees it, and what a plan means for it. Pure."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
+from muri.policies.options import MAX_GROUP_SIZE
 from muri.policies.types import (
     CpuMemShare,
     CpuMemShares,
@@ -11,21 +13,33 @@ from muri.policies.types import (
     Plan,
     PlanJob,
     PlanRequest,
+    Reason,
     Running,
     Solo,
     Waiting,
     sentences,
 )
+from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.planning.actions import Preempt
 from muri.slurm_plugin.planning.cycle_input import CycleInput
 from muri.slurm_plugin.planning.model_traits import with_derived
-from muri.slurm_plugin.planning.request import plan_job
-from muri.slurm_plugin.planning.starts import as_asked
-from muri.slurm_plugin.records.cluster import Job, JobState
+from muri.slurm_plugin.planning.request import is_served, plan_job
+from muri.slurm_plugin.planning.site_limits import SiteRoom
+from muri.slurm_plugin.planning.starts import as_asked, with_request
+from muri.slurm_plugin.records.cluster import Job, JobState, Node
 from muri.slurm_plugin.records.comment_tags import Mode
 from muri.slurm_plugin.records.host_lists import names_in
 from muri.slurm_plugin.records.roles import ManagedJob, Role, View
 from muri.units import MIB_PER_GIB
+
+ONE_GPU: Final = "jobs on several GPUs are not joined: each of their GPUs has a runtime of its own"
+NO_JOINING: Final = "joining is turned off (grouping.join, grouping.max_group_size or the discipline lockstep)"
+
+
+def may_join(config: Config) -> bool:
+    """Whether jobs may join others that run."""
+    grouping = config.grouping
+    return grouping.join and grouping.max_group_size > 1 and grouping.discipline != "lockstep"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,29 +77,95 @@ def as_submitted(job: ManagedJob, pilot: Job) -> ManagedJob:
     """A member with the request that it had before it was grouped."""
     if job.membership is None:
         return job
-    return replace(job, gpu_count=pilot.gpu_count, gpu_request=job.membership.original.gpu_request)
+    return replace(with_request(job, job.membership.original), gpu_count=pilot.gpu_count)
 
 
-def running_units(cycle: CycleInput) -> tuple[Running, ...]:
-    """Return what runs and belongs to Muri: groups, and jobs that were released alone."""
-    known = {node.name for node in cycle.nodes if node.usable and node.gpu_count}
-    units = [*_groups(cycle), *_solos(cycle)]
+def running_units(cycle: CycleInput, room: SiteRoom) -> tuple[Running, ...]:
+    """Return what runs and belongs to Muri: groups, those of one member among them, and jobs that were released alone.
+
+    What runs on nodes that take no new work is left out.
+
+    Args:
+        cycle: What the cycle decides on.
+        room: Where jobs may run, and how long.
+    """
+    known = {node.name: node for node in cycle.nodes if node.usable and node.gpu_count and is_served(node, cycle)}
+    units = [*_groups(cycle, room, known), *_solos(cycle, room)]
     return tuple(unit for unit in units if unit.gpus and all(share.node in known for share in unit.gpus))
 
 
-def _groups(cycle: CycleInput) -> Iterator[Running]:
+def _groups(cycle: CycleInput, room: SiteRoom, nodes: Mapping[str, Node]) -> Iterator[Running]:
     for group in running_groups(cycle.view):
-        if any(job.state is not JobState.RUNNING for job in group.members):
-            continue  # it is starting or ending: Slurm settles that first
-        members = tuple(_plan_job(as_submitted(job, group.pilot), cycle) for job in group.members)
-        yield Running(members, _shares(group.pilot), _member_shares(group), mode=group.mode)
+        jobs = [as_submitted(job, group.pilot) for job in group.members]
+        members = tuple(
+            replace(
+                _plan_job(job, cycle, room),
+                largest_group=max(len(jobs), _largest_beside(job, group.pilot, cycle, room)),
+            )
+            for job in jobs
+        )
+        node = nodes.get(group.pilot.nodes)
+        open_to_all = not why_closed(group, node, cycle) and _all_may_share(members, jobs, room, group.pilot.nodes)
+        yield Running(
+            members,
+            _shares(group.pilot),
+            _member_shares(group),
+            mode=group.mode,
+            joinable=open_to_all,
+            spare_mem_gib=_spare_mem_mib(group) / MIB_PER_GIB,
+        )
 
 
-def _solos(cycle: CycleInput) -> Iterator[Running]:
+def why_closed(group: RunningGroup, node: Node | None, cycle: CycleInput) -> str:
+    """Return why nobody can join a group now, "" when a fitting job can.
+
+    Args:
+        group: The group.
+        node: Its node; None where it is not known, or not usable.
+        cycle: What the cycle decides on.
+    """
+    members, grouping = group.members, cycle.config.grouping
+    # A group that is starting or ending is left alone.
+    checks = (
+        (not may_join(cycle.config), NO_JOINING),
+        (any(job.state is not JobState.RUNNING for job in members), "a member of the group is not at work"),
+        (group.pilot.gpu_count != 1, ONE_GPU),
+        (group.mode == "plain", "the group's members share without turns, and only they were measured to get on so"),
+        (len(members) >= grouping.max_group_size, "the group is full (grouping.max_group_size)"),
+        (any(job.has_changed_limit for job in members), "somebody has changed a member's time limit"),
+        (node is None or not node.usable, "the group's node takes no new work"),
+        (node is not None and node.cpu_count <= node.cpus_allocated, "the group's node has no CPU left for its script"),
+    )
+    return next((why for applies, why in checks if applies), "")
+
+
+def _all_may_share(members: Sequence[PlanJob], jobs: Sequence[Job], room: SiteRoom, node: str) -> bool:
+    """Whether all is known of a group's members, they have one domain, and would be put on its node today."""
+    known = all(job.groupable and job.profile is not None for job in members)
+    return (
+        known and len({job.domain for job in members}) == 1 and all(node in room.places.of(job).nodes for job in jobs)
+    )
+
+
+def _spare_mem_mib(group: RunningGroup) -> int:
+    """Memory of a pilot that its members have not asked for; where it has none set, jobs that ask for none may join."""
+    asked = sum(job.membership.original.mem_per_node_mib for job in group.members if job.membership is not None)
+    return max(0, group.pilot.mem_per_node_mib - asked)
+
+
+def _largest_beside(job: ManagedJob, pilot: Job, cycle: CycleInput, room: SiteRoom) -> int:
+    """How many may share a running member's GPUs before sharing takes it more time than it is allowed."""
+    largest, _ = cycle.knowledge.largest_group.get(job.job_id, (MAX_GROUP_SIZE, ""))
+    late_s = int(max(0.0, job.start_s - pilot.start_s))
+    sizes = range(2, largest + 1)
+    return next((size - 1 for size in sizes if room.why_no_time(job, size, late_s)), largest)
+
+
+def _solos(cycle: CycleInput, room: SiteRoom) -> Iterator[Running]:
     for job in cycle.view.having(Role.RELEASED):
         if job.state is JobState.RUNNING and job.gpu_count and not (job.array or job.het):
-            asked = as_asked(job)
-            yield Running((_plan_job(asked, cycle),), _shares(job), {job.job_id: _held_shares(job)})
+            asked, held = _plan_job(as_asked(job), cycle, room), {job.job_id: _held_shares(job)}
+            yield Running((asked,), _shares(job), held, joinable=False)
 
 
 def _held_shares(job: Job, part: float = 1.0) -> tuple[CpuMemShare, ...]:
@@ -108,18 +188,54 @@ def _shares(job: Job) -> tuple[NodeShare, ...]:
     return tuple(NodeShare(name, job.gpu_count // len(names)) for name in names)
 
 
-def _plan_job(job: ManagedJob, cycle: CycleInput) -> PlanJob:
+def _plan_job(job: ManagedJob, cycle: CycleInput, room: SiteRoom) -> PlanJob:
+    """Describe a job that runs to a policy; `job` is as its user submitted it."""
     key = cycle.key_of(job)
     planned = with_derived(plan_job(job, key, cycle), job, cycle.nodes)
     ran_s = max(0.0, cycle.now_s - job.start_s)
     left_s = None if planned.remaining_s is None else max(1.0, planned.remaining_s - ran_s)
-    settled = ran_s >= cycle.config.preemption.least_run_s
+    stopping, settled = cycle.config.preemption, ran_s >= cycle.config.preemption.least_run_s
     return replace(
         planned,
+        partition=room.places.of(job).name,
         remaining_s=left_s,
         attained_gpu_s=planned.attained_gpu_s + ran_s * job.gpu_count,
-        restart_s=cycle.config.preemption.restart_s,
-        preemptible=settled and not why_not_preemptible(job),
+        restart_s=stopping.restart_s,
+        preemptible=stopping.enabled and settled and not why_not_preemptible(job),
+    )
+
+
+def with_running(request: PlanRequest, cycle: CycleInput, room: SiteRoom) -> PlanRequest:
+    """Return a request with what runs.
+
+    A join takes less of the site's limits than a group that starts: no pilot job, and no time for all to begin. A job
+    for which a group of its own kind is open may therefore be in larger groups than `largest_group` allowed so far.
+    """
+    running = running_units(cycle, room)
+    open_kinds = {kind_of(unit.members[0]) for unit in running if unit.joinable}
+    jobs = tuple(_for_joins(job, cycle, room) if kind_of(job) in open_kinds else job for job in request.jobs)
+    return replace(request, jobs=jobs, running=running)
+
+
+Kind = tuple[str, str, str, int, int]
+"""What a job must have in common with those that it joins: user, partition, domain, GPUs and nodes."""
+
+
+def kind_of(job: PlanJob) -> Kind:
+    """Return what a job must have in common with those that it joins."""
+    return job.user, job.partition, job.domain, job.gpu_count, job.node_count
+
+
+def _for_joins(job: PlanJob, cycle: CycleInput, room: SiteRoom) -> PlanJob:
+    managed = cycle.view.jobs[job.job_id]
+    joining = plan_job(managed, cycle.key_of(managed), cycle, room.largest_when_joining)
+    if joining.largest_group <= job.largest_group:
+        return job
+    return replace(
+        job,
+        groupable=joining.groupable,
+        alone_reason=joining.alone_reason,
+        largest_group=joining.largest_group,
     )
 
 
@@ -153,23 +269,46 @@ class Settled:
 
 
 def settle(plan: Plan, request: PlanRequest) -> Settled:
-    """Take out of a plan what runs already, and what has to wait until running jobs have stopped."""
-    at_work = {job.job_id for unit in request.running for job in unit.members}
+    """Take out of a plan what runs already, and what has to wait until running jobs have stopped.
+
+    Nobody is stopped who must not be, whatever the plan says: it may be of a site's own policy.
+    """
+    jobs = {job.job_id: job for unit in request.running for job in unit.members}
+    at_work = jobs.keys()
+    joins = [group for group in plan.groups if group.joining]
+    starts = [group for group in plan.groups if not group.joining]
     stops = [item for item in plan.waiting if item.job_id in at_work and item.preempted]
-    for group in plan.groups:
+    for group in starts:
         stops += [Waiting(job, group.reasons, True) for job in group.members if job in at_work and not group.kept]
-    stops += [Waiting(solo.job_id, solo.reasons, True) for solo in plan.solo if _moves(solo, at_work)]
+    stops += [
+        Waiting(solo.job_id, solo.reasons, True) for solo in plan.solo if solo.job_id in at_work and not solo.kept
+    ]
     free = {node.name: node.free_gpus for node in request.nodes}
-    groups = [group for group in plan.groups if not at_work & set(group.members) and _fits(group, free)]
+    groups = [group for group in joins if _meets_its_unit(group, request)]
+    groups += [group for group in starts if at_work.isdisjoint(group.members) and _fits(group, free)]
     solo = [item for item in plan.solo if item.job_id not in at_work and _fits(item, free)]
     started = {job for group in groups for job in group.members} | {item.job_id for item in solo}
-    waiting = [item for item in plan.waiting if item.job_id not in at_work]
+    closed = {job_id: why for unit in request.running for job_id, why in unit.closed_to.items()}
+    waiting = [_with_reason(item, closed) for item in plan.waiting if item.job_id not in at_work]
     waiting += _postponed(plan, started | at_work)
-    return Settled(replace(plan, groups=tuple(groups), solo=tuple(solo), waiting=tuple(waiting)), tuple(stops))
+    settled = replace(plan, groups=tuple(groups), solo=tuple(solo), waiting=tuple(waiting))
+    return Settled(settled, tuple(item for item in stops if jobs[item.job_id].preemptible))
 
 
-def _moves(solo: Solo, at_work: set[int]) -> bool:
-    return solo.job_id in at_work and not solo.kept
+def _with_reason(item: Waiting, closed: Mapping[int, str]) -> Waiting:
+    """A waiting job with the reason why it cannot join what runs."""
+    if item.job_id not in closed:
+        return item
+    return replace(item, reasons=(*item.reasons, Reason("it cannot join what runs: {}", (closed[item.job_id],))))
+
+
+def _meets_its_unit(group: Group, request: PlanRequest) -> bool:
+    """Whether those that a plan's joiners come to run together, are open to others, and hold just these GPUs."""
+    others = set(group.members).difference(group.joining)
+    return any(
+        unit.joinable and others == {job.job_id for job in unit.members} and unit.gpus == group.gpus
+        for unit in request.running
+    )
 
 
 def _fits(item: Group | Solo, free: dict[str, int]) -> bool:

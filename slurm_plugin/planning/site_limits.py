@@ -50,13 +50,13 @@ class _Tally:
     amounts: Counter[tuple[Key, str]] = field(default_factory=Counter)
     nodes: dict[Key, set[str]] = field(default_factory=dict)
 
-    def add(self, keys: Iterable[Key], start: _Start) -> None:
-        """Count a job that starts."""
+    def add(self, keys: Iterable[Key], start: _Start, times: int = 1) -> None:
+        """Count a job that starts; -1 times takes back what was counted, save the names of nodes."""
         for key in keys:
-            self.amounts[key, RUNNING] += 1
-            self.amounts[key, SUBMITTED] += start.is_new
+            self.amounts[key, RUNNING] += times
+            self.amounts[key, SUBMITTED] += times * start.is_new
             for name, amount in start.tres.items():
-                self.amounts[key, name] += amount
+                self.amounts[key, name] += times * amount
             if start.nodes:
                 self.nodes.setdefault(key, set()).update(start.nodes)
 
@@ -72,13 +72,15 @@ class SiteRoom:
 
     Args:
         view: The queue, and what the site allows.
+        pilot_qos: QOS of pilot jobs; "": that of their members.
 
     Attributes:
         places: Where jobs may run.
     """
 
-    def __init__(self, view: View) -> None:
+    def __init__(self, view: View, pilot_qos: str = "") -> None:
         self.places = Places(view.snapshot)
+        self._pilot_qos = pilot_qos
         self._view = view
         self._book = RuleBook(view.snapshot.limits)
         self._types = _gpu_types(view) if self._book.names("gres/gpu:") else {}
@@ -182,6 +184,22 @@ class SiteRoom:
                 return size - 1, why
         return most, ""
 
+    def largest_when_joining(self, job: ManagedJob, most: int) -> tuple[int, str]:
+        """Return how large a group may become by a job's joining it while it runs, and why no larger.
+
+        Args:
+            job: A job that waits.
+            most: The largest group that there is.
+
+        Returns:
+            A size, 1 when it can join none, and the reason; "" when `most` is allowed.
+        """
+        why = self._why_no_member(job) or self._why_not_together([self._member_like(job)])
+        if why:
+            return 1, why
+        sizes = range(2, most + 1)
+        return next(((size - 1, why) for size in sizes if (why := self.why_no_time(job, size))), (most, ""))
+
     def why_no_room(self, job: ManagedJob) -> str:
         """Return why a job cannot start alone now because of what others use, "" when it can."""
         partition = self._book.partition(payer_of(job))
@@ -251,6 +269,42 @@ class SiteRoom:
         )
         return why or self._take(starts)
 
+    def take_pilot(self, group: StartGroup) -> tuple[StartGroup, str]:
+        """Give a job that is counted as one that starts alone a pilot job of its own, so that others may join it.
+
+        Slurm counts two jobs then. Where it limits how many there are, that must keep nobody's job from running: the
+        jobs that are counted, waiting ones among them, must leave half of the limit free.
+
+        Args:
+            group: The job and its pilot.
+
+        Returns:
+            The group with no more CPUs and memory than is allowed, and why the job cannot have a pilot, "" when it has.
+        """
+        alone = self._alone(self._view.jobs[group.members[0].job_id])
+        self._count(alone, -1)
+        group = self.capped(group)
+        why = self._why_crowded(self._pilot(group).payer) or self.take_group(group)
+        if why:
+            self._count(alone, 1)
+        return group, why
+
+    def _why_crowded(self, payer: Payer) -> str:
+        for rule in self._book.shared(payer):
+            if rule.resource in (RUNNING, SUBMITTED):
+                counted = self._used.amounts[rule.jobs, SUBMITTED] + 1
+                if 2 * counted > rule.most:
+                    return (
+                        f"{rule.setter} allows {_amount(rule.most, rule.resource)}{rule.each} ({rule.setting}), and a "
+                        "pilot job of its own would count like a job"
+                    )
+        return ""
+
+    def _count(self, start: _Start, times: int) -> None:
+        """Count a job that starts, or count it no more."""
+        self._largest.clear()
+        self._used.add(self._book.keys(start.payer), start, times)
+
     def _why_reserved(self, group: StartGroup) -> str:
         """Why Slurm would not start a group's pilot: alone, its members may end early enough for these nodes."""
         end_s = ends_at_s(self._view.snapshot.taken_s, group.time_limit_s)
@@ -277,7 +331,7 @@ class SiteRoom:
 
     def _why_too_little_time(self, job: ManagedJob, join: Join, pilot: Job) -> str:
         """Why a join would leave somebody less time than sharing takes."""
-        size, now_s = len(join.others) + 1, self._view.snapshot.taken_s
+        size, now_s = join.size, self._view.snapshot.taken_s
         why = self.why_no_time(job, size, int(max(0.0, now_s - pilot.start_s)))
         for job_id, _ in join.others:
             other = self._view.jobs[job_id]
@@ -301,7 +355,9 @@ class SiteRoom:
         partition = self._book.partition(payer_of(job))
         if partition is not None and partition.state in ("DRAIN", "INACTIVE"):
             return f"partition {partition.name} takes no new jobs, such as a pilot job (its state is {partition.state})"
-        return self._why_no_member(job)
+        payer = payer_of(job)
+        pilots = replace(payer, qos=self._pilot_qos or payer.qos)
+        return self._why_no_member(job) or self._book.why_unknown(pilots)
 
     def _why_no_member(self, job: ManagedJob) -> str:
         """Why a job cannot be one without GPUs beside others."""
@@ -354,9 +410,8 @@ class SiteRoom:
         return ""
 
     def _take(self, starts: Sequence[_Start]) -> str:
-        self._largest.clear()
         for start in starts:
-            self._used.add(self._book.keys(start.payer), start)
+            self._count(start, 1)
         return ""
 
     def _alone(self, job: Job) -> _Start:
@@ -391,7 +446,7 @@ class SiteRoom:
             **_gpus(gpus * nodes, group.gpu_request, nodes),
         }
         names = self._names(group.node)
-        payer = Payer(group.user, group.account, group.qos, group.partition)
+        payer = Payer(group.user, group.account, self._pilot_qos or group.qos, group.partition)
         return _Start(payer, self._typed(tres, names), names, is_new=True)
 
     def _member(self, member: MemberPlan, node: str, node_count: int) -> _Start:
@@ -413,7 +468,8 @@ class SiteRoom:
         ranks = max(1, job.gpu_count)
         asked = _asked_by(job)
         tres = {**asked, "cpu": -(-job.cpu_count // ranks) * ranks, "mem": asked["mem"] * size}
-        return _Start(payer_of(job), tres, is_new=True)
+        payer = payer_of(job)
+        return _Start(replace(payer, qos=self._pilot_qos or payer.qos), tres, is_new=True)
 
 
 def pilot_limit_s(job: Job, size: int) -> int:

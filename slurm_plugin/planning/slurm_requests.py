@@ -81,7 +81,7 @@ def pilot_job(action: StartGroup, token: str, config: Config, submitted: Mapping
         environment=plain_environment(action.user) | of_members,
         partition=action.partition,
         account=action.account,
-        qos=action.qos,
+        qos=config.grouping.pilot_qos or action.qos,
         gpu_request=action.gpu_request,
         node_count=action.node_count,
         tasks_per_node=action.gpus_per_node,
@@ -256,6 +256,13 @@ def join_change(pilot: ManagedJob, join: Join) -> JobChange:
     known = tuple(dict.fromkeys((*members, join.member.job_id)))
     comment = tags.with_token(pilot.admin_comment, tags.PILOT_PREFIX, tags.format_pilot(token, known))
     return JobChange(admin_comment=comment, time_limit_s=join.pilot_limit_s or None)
+
+
+def changed_pilot(pilot: ManagedJob, change: JobChange) -> ManagedJob:
+    """Return a pilot as it is after a `join_change`."""
+    comment = pilot.admin_comment if change.admin_comment is None else change.admin_comment
+    limit_s = pilot.time_limit_s if change.time_limit_s is None else change.time_limit_s
+    return replace(pilot, admin_comment=comment, pilot_tag=tags.parse_pilot(comment), time_limit_s=limit_s)
 
 
 def given_comment(job: Job, share: GivenShare, now_s: float) -> str:

@@ -11,7 +11,7 @@ from muri.policies.types import CpuMemShare, Group, Plan, Solo, sentences
 from muri.profiler.estimates import why_estimated
 from muri.profiler.records import StageProfile
 from muri.slurm_plugin.config import Allocation
-from muri.slurm_plugin.planning.actions import Action, GivenShare, MemberPlan, ReleaseSolo, StartGroup
+from muri.slurm_plugin.planning.actions import GivenShare, MemberPlan, ReleaseSolo, StartGroup
 from muri.slurm_plugin.planning.cycle_input import CycleInput, Knowledge
 from muri.slurm_plugin.planning.isolation import Isolation, isolations
 from muri.slurm_plugin.planning.site_limits import PILOT_EXTRA_S, SiteRoom
@@ -24,13 +24,8 @@ from muri.units import MIB_PER_GIB
 _SLACK: Final = 1e-6
 
 
-def actions_of(plan: Plan, cycle: CycleInput, room: SiteRoom) -> tuple[Action, ...]:
-    """Turn a plan into actions, groups first, in the plan's order; `room` says which time limits are allowed."""
-    groups = tuple(_start_group(group, plan, cycle, room) for group in plan.groups)
-    return groups + tuple(_release_solo(solo, plan, cycle) for solo in plan.solo)
-
-
-def _release_solo(solo: Solo, plan: Plan, cycle: CycleInput) -> ReleaseSolo:
+def release_solo(solo: Solo, plan: Plan, cycle: CycleInput) -> ReleaseSolo:
+    """Return the release of a job that runs alone, with the CPUs and memory that the plan gives it."""
     job = cycle.view.jobs[solo.job_id]
     measured = cycle.knowledge.traits.is_measured(cycle.key_of(job))
     planned = plan.cpu_mem_shares.get(solo.job_id, ())
@@ -41,7 +36,8 @@ def _release_solo(solo: Solo, plan: Plan, cycle: CycleInput) -> ReleaseSolo:
     return ReleaseSolo(solo.job_id, reasons if share is None else (*reasons, share_text(share)), share)
 
 
-def _start_group(group: Group, plan: Plan, cycle: CycleInput, room: SiteRoom) -> StartGroup:
+def start_group(group: Group, plan: Plan, cycle: CycleInput, room: SiteRoom) -> StartGroup:
+    """Return the start of a group; `room` says which time limits are allowed."""
     jobs = [cycle.view.jobs[job_id] for job_id in group.members]
     names = {share.node for share in group.gpus}
     nodes = [node for node in cycle.nodes if node.name in names]
@@ -181,14 +177,21 @@ def as_asked(job: ManagedJob) -> ManagedJob:
     """A job with the CPUs, memory and nodes that its user asked for, whatever it was given."""
     if job.given is None:
         return job
-    original = job.given.original
+    asked = with_request(job, job.given.original)
+    return replace(asked, gpu_request=job.gpu_request, time_limit_s=job.time_limit_s)
+
+
+def with_request(job: ManagedJob, original: tags.Original) -> ManagedJob:
+    """A job with the request that its user wrote."""
     return replace(
         job,
+        gpu_request=original.gpu_request,
         required_nodes=original.required_nodes,
         cpu_count=original.cpu_count,
         cpus_per_task=original.cpus_per_task,
         mem_per_node_mib=original.mem_per_node_mib,
         mem_per_cpu_mib=original.mem_per_cpu_mib,
+        time_limit_s=original.time_limit_s,
     )
 
 

@@ -90,10 +90,51 @@ def test_jobs_of_two_users_are_never_grouped(muri):
     muri.know_profiles()
     jobs = [muri.submit("load", user="alice", iterations=5), muri.submit("propagate", user="bob", iterations=5)]
     muri.cycle()
-    assert muri.hosts() == []
+    (host,) = muri.hosts()
+    assert muri.driver.job(host)["AdminComment"].endswith(f":{jobs[0]}")
     fields = muri.cycles_until_ended(*jobs)
     assert {job["JobState"] for job in fields.values()} == {"COMPLETED"}
+    assert muri.driver.job(host)["AdminComment"].endswith(f":{jobs[0]}")
+
+
+def test_a_job_alone_behind_a_pilot_job_looks_as_it_would_alone(muri):
+    muri.know_profiles()
+    failing = muri.submit("load", iterations=3, code=3)
+    muri.cycle()
+    assert len(muri.hosts()) == 1
+    assert muri.driver.wait_state(failing)["ExitCode"] == "3:0"
+    assert f"finished {failing}" in muri.output(failing)
+    muri.driver.wait_until(lambda: not muri.hosts(), "the end of the pilot job")
+    stopped = muri.submit("load", iterations=2000)
+    muri.cycle()
+    muri.wait_grouped(stopped)
+    (host,) = muri.hosts()
+    shown = muri.queue()[stopped]
+    assert (shown["state"], shown["group"], shown["partners"]) == ("alone", host, [])
+    told = muri.driver.run("muri", "explain", str(stopped), user="alice").stdout
+    assert f"It has the GPUs of pilot job {host} to itself." in told
+    assert "others may join it while it runs" in told
+    muri.driver.run("scancel", str(stopped), user="alice")
+    muri.driver.wait_state(stopped, "CANCELLED")
+    muri.driver.wait_until(lambda: not muri.hosts(), "the end of the pilot job")
+    alone = muri.submit("load", "--muri=model=load,batch-size=8,alone", iterations=3)
+    muri.cycle()
     assert muri.hosts() == []
+    assert muri.driver.wait_state(alone)["JobState"] == "COMPLETED"
+
+
+def test_a_lone_job_whose_pilot_job_dies_runs_plain(muri):
+    muri.know_profiles()
+    job = muri.submit("load", iterations=20)
+    with muri.training():
+        muri.cycle()
+        muri.wait_grouped(job)
+        (host,) = muri.hosts()
+        muri.driver.run("scancel", str(host), user="root")
+        muri.driver.wait_state(job, "PENDING")
+    fields = muri.cycles_until_ended(job)
+    assert (fields[job]["JobState"], fields[job]["Restarts"]) == ("COMPLETED", "1")
+    assert "gres/gpu:1" in fields[job]["TresPerNode"]
 
 
 def test_dry_runs_measure_new_models_and_the_jobs_are_grouped_then(muri):
@@ -219,7 +260,7 @@ def test_drain_gives_every_held_job_back(muri):
     muri.driver.run("scontrol", "update", "PartitionName=train", "State=UP", user="root")
     ended = [muri.driver.wait_state(job) for job in jobs]
     assert {job["JobState"] for job in ended} == {"COMPLETED"}
-    assert muri.hosts() == []
+    muri.driver.wait_until(lambda: not muri.hosts(), "the end of what was left")
 
 
 def test_a_second_controller_leaves_at_once(muri):

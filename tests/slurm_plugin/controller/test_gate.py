@@ -378,7 +378,7 @@ def test_a_release_that_fails_in_passing_is_tried_again_in_the_next_cycle(make_c
     with make_controller(slurm) as controller:
         with monkeypatch.context() as patched:
             patched.setattr(slurm, "_modify", lambda *_: (_ for _ in ()).throw(GatewayError("Job is in transition")))
-            assert len(controller.cycle().errors) == 1
+            assert controller.cycle().errors
         slurm.now_s += 60
         controller.cycle()
     assert GATE_LICENSE not in slurm.jobs[1].licenses

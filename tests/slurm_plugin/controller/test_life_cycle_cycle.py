@@ -228,7 +228,7 @@ def test_reasons_name_what_is_missing():
 
 def test_what_was_planned_for_gpus_that_are_not_free_waits_a_cycle():
     def plan_job(job_id: int) -> PlanJob:
-        return PlanJob(job_id, "alice", "main", 1, 0.0)
+        return PlanJob(job_id, "alice", "main", 1, 0.0, preemptible=True)
 
     share = (NodeShare("n1", 1),)
     request = PlanRequest((plan_job(1), plan_job(2)), (), 0.0, running=(Running((plan_job(3),), share),))
@@ -257,9 +257,13 @@ def test_a_requeued_job_need_not_wait_for_its_old_credential(make_controller):
     with make_controller(slurm) as controller:
         controller.cycle()
     slurm.tick()
+    slurm.tick()
     stop(slurm, read_job(slurm.jobs[1]))
+    (pilot,) = pilots(slurm)
+    slurm.end(pilot.job_id)
     assert slurm.jobs[1].begin_s > slurm.now_s
     with make_controller(slurm) as controller:
         controller.cycle()
+    slurm.tick()
     slurm.tick()
     assert slurm.starts[1] == 2

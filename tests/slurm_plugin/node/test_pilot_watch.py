@@ -135,13 +135,13 @@ def test_slurm_is_asked_rarely_while_members_run_and_often_once_all_have_ended(g
         (603.1, group.states.clear),
     )
     assert code == 0
-    assert group.asked_s == [60.0 * number for number in range(1, 11)] + [600.5 + number / 2 for number in range(7)]
-    assert group.signals == [(603.5, signal.SIGTERM)]
+    assert group.asked_s == [60.0 * number for number in range(1, 11)] + [600.25 + number / 4 for number in range(13)]
+    assert group.signals == [(603.25, signal.SIGTERM)]
 
 
 def test_slurm_is_not_asked_often_for_ever(group: Group) -> None:
     group.watch((60.1, lambda: group.members("ended", "ended")), (90.1, group.states.clear))
-    often = [60.5 + number / 2 for number in range(20)]
+    often = [60.25 + number / 4 for number in range(40)]
     assert group.asked_s == [60.0, *often, 75.0, 80.0, 85.0, 90.0, 95.0]
 
 
@@ -152,8 +152,8 @@ def test_a_member_that_trains_again_ends_the_many_questions(group: Group) -> Non
         (130.1, lambda: group.members("ended", "ended")),
         (139.6, group.states.clear),
     )
-    again = [130.25 + number / 2 for number in range(20)]
-    assert group.asked_s == [60.0, 60.5, 61.0, 121.0, *again]
+    again = [130.25 + number / 4 for number in range(39)]
+    assert group.asked_s == [60.0, 60.25, 60.5, 60.75, 61.0, 121.0, *again]
     assert group.signals == [(139.75, signal.SIGTERM)]
 
 
@@ -193,7 +193,7 @@ def test_a_member_that_was_stopped_and_waits_for_another_group_is_none_any_more(
         group.tagged.discard(1)
 
     group.watch((60.1, stop), (64.1, lambda: group.tagged.discard(2)), attach_timeout_s=1000.0)
-    assert group.signals == [(64.5, signal.SIGTERM)]
+    assert group.signals == [(64.25, signal.SIGTERM)]
 
 
 def test_a_silent_slurmctld_is_no_reason_to_end(group: Group) -> None:
@@ -206,7 +206,7 @@ def test_a_silent_slurmctld_is_no_reason_to_end(group: Group) -> None:
         group.silent = False
 
     assert group.watch((60.1, fall_silent), (65.1, answer)) == 0
-    assert group.signals == [(65.5, signal.SIGTERM)]
+    assert group.signals == [(65.25, signal.SIGTERM)]
 
 
 def test_a_runtime_that_does_not_end_is_killed(group: Group) -> None:

@@ -15,7 +15,7 @@ from muri.slurm_plugin.execute.drain import drain
 from muri.slurm_plugin.gateway.base import GatewayError
 from muri.slurm_plugin.planning.cycle_input import CycleInput, Knowledge
 from muri.slurm_plugin.planning.site_limits import SiteRoom
-from muri.slurm_plugin.planning.starts import actions_of, as_asked, asked_by, group_cpus, group_mem_mib, share_of
+from muri.slurm_plugin.planning.starts import as_asked, asked_by, group_cpus, group_mem_mib, share_of, start_group
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import JobState, Snapshot
 from muri.slurm_plugin.records.roles import Role, read_job, view_of
@@ -282,7 +282,8 @@ def test_the_pilot_of_a_group_gets_the_shares_of_its_members(cpus, pilot_cpus):
     group = Group((1, 2), (NodeShare("n1", 1),), 1, 1.0, 0.9, {1: 0.9, 2: 0.9})
     shares = {each: (share(count, 3.0),) for each, count in enumerate(cpus, start=1)}
     know = Knowledge({profile.key: profile for profile in FOUR_KINDS})
-    (start,) = actions_of(Plan("p", (group,), cpu_mem_shares=shares), CycleInput(view, know, Config()), SiteRoom(view))
+    plan = Plan("p", (group,), cpu_mem_shares=shares)
+    start = start_group(group, plan, CycleInput(view, know, Config()), SiteRoom(view))
     # A CPU for each member's own processes stays outside the pilot; the node has 16.
     assert start.cpu_count == pilot_cpus
     assert start.mem_per_node_mib == (6 * GIB if cpus else 2 * GIB)

@@ -99,7 +99,7 @@ def test_what_differs_between_jobs_keeps_them_apart(make_controller, change):
                       gate_license=True)  # fmt: skip
     with make_controller(slurm) as controller:
         controller.cycle()
-    assert not pilots(slurm)
+    assert [len(read_job(pilot).pilot_tag.members) for pilot in pilots(slurm)] == [1]
 
 
 @pytest.mark.parametrize("option", ["--exclusive", "--switches", "--gpus"])
@@ -112,10 +112,13 @@ def test_what_muri_does_not_understand_runs_alone_with_its_request_untouched(mak
     slurm = FakeSlurm(jobs, [make_node("n1", gpu_count=1)], gate_license=True)
     with make_controller(slurm) as controller:
         controller.cycle()
+        (pilot,) = pilots(slurm)
+        assert read_job(pilot).pilot_tag.members == (1,)
         slurm.end(1)
+        slurm.end(pilot.job_id)
         slurm.tick()
         status = controller.cycle()
-    assert not pilots(slurm)
+    assert len(pilots(slurm)) == 1
     assert not any(job.name == "muri-dryrun" for job in slurm.jobs.values())
     assert slurm.jobs[2].gpu_request == "gres/gpu:1"
     assert any(option in reason for job in status.jobs if job.job_id == 2 for reason in job.reasons)

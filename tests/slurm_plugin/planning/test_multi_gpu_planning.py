@@ -14,10 +14,12 @@ from muri.slurm_plugin.node import pilot as pilot_process
 from muri.slurm_plugin.node.pilot import runtime_command
 from muri.slurm_plugin.planning.actions import ReleaseSolo, StartGroup
 from muri.slurm_plugin.planning.cycle_input import CycleInput, Knowledge
+from muri.slurm_plugin.planning.joinable import joinable_jobs
+from muri.slurm_plugin.planning.node_room import node_room
+from muri.slurm_plugin.planning.plan_actions import actions_of
 from muri.slurm_plugin.planning.request import prepare, ranks_reason
 from muri.slurm_plugin.planning.site_limits import SiteRoom
 from muri.slurm_plugin.planning.slurm_requests import dry_run_job, pilot_job
-from muri.slurm_plugin.planning.starts import actions_of
 from muri.slurm_plugin.records.cluster import Snapshot
 from muri.slurm_plugin.records.roles import read_job, view_of
 
@@ -46,8 +48,11 @@ def planned(*jobs, nodes: int = 2, **changes):
     nodes_there = tuple(make_node(f"n{index + 1}") for index in range(nodes))
     snapshot = Snapshot(NOW_S, "c", "26.05.5", jobs, nodes_there, gpu_removal=GPUS_REMOVABLE)
     view, know = view_of(snapshot), Knowledge(PROFILES)
-    plan = policy_of(config).plan(prepare(CycleInput(view, know, config)).request)
-    return actions_of(plan, CycleInput(view, know, Config()), SiteRoom(view)), plan
+    cycle = CycleInput(view, know, config)
+    request, policy = prepare(cycle).request, policy_of(config)
+    plan = policy.plan(request)
+    joinable = joinable_jobs(request.jobs, policy, config)
+    return actions_of(plan, cycle, SiteRoom(view), node_room(request.nodes, cycle), joinable), plan
 
 
 def test_a_group_over_two_nodes_asks_for_them_whole():

@@ -1,0 +1,175 @@
+"""What it costs a job that others may join it, when nobody does: until its script starts, of its speed, at its end.
+
+On a sandbox, a real Slurm, the same job starts in turns behind a pilot job of its own and, with grouping.join: false,
+without. Times are from the beginning of the controller's cycle that releases it to the first line of the batch script
+and of the training script, and from the batch script's end until Slurm shows that the GPU is free. The speed is that of
+a member alone in a group against `muri run` without one, in blocks of training that take turns on one core. The bar is
+for the time of the CPU: what disturbs the machine shows in that on the clock.
+"""
+
+import json
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+from typing import Any, Final
+
+import click
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from bars import Bar, finish, tell
+from fidelity_live import STATE_DIR, known_on
+from run_overhead import Block, measure_blocks, spread, ways
+
+from sandbox import lifecycle
+from sandbox.cluster import SUITES, Shape
+from sandbox.driver import Driver
+from sandbox.support import Progress
+
+RESULT: Final = Path(__file__).parent / "results" / "joinable.json"
+WAYS: Final = {"plain": False, "joinable": True}
+STAGES_S: Final = (0.01, 0.01, 0.02, 0.0)
+LATEST_SCRIPT_S: Final = 3.0
+"""Seconds that the training script may begin later; two starts of Slurm instead of one, and the runtime's."""
+LATEST_FREE_S: Final = 2.5
+"""Seconds that the GPU may be free later. The pilot job ends 0.2 s after its last member; then slurmd waits for the
+member's step, which tries for 1.5 s to reach an srun that is long gone (docs/adr/0010)."""
+LARGEST_RATIO: Final = 1.01
+
+_TRAIN_PY: Final = """\
+import sys, time
+print("trains", time.time(), flush=True)
+import muri
+for _ in range(50):
+    for name, seconds in zip(("load", "preprocess", "propagate"), (0.01, 0.01, 0.02)):
+        with muri.stage(name):
+            time.sleep(seconds)
+"""
+
+_TRAIN_SH: Final = """\
+#!/bin/sh
+echo "begun $(date +%s.%N)"
+muri run ~/train.py
+echo "ended $(date +%s.%N)"
+"""
+
+_CYCLE_PY: Final = """\
+import json, subprocess, sys, time
+from pathlib import Path
+
+output = Path(sys.argv[1])
+begin_s = time.time()
+subprocess.run(["muri-controller", "--once"], check=True, capture_output=True)
+cycle_s = time.time() - begin_s
+
+def said():
+    words = [line.split() for line in output.read_text().splitlines()] if output.exists() else []
+    return {line[0]: float(line[1]) for line in words if len(line) == 2}
+
+end_s = time.time() + 120
+while "ended" not in said() and time.time() < end_s:
+    time.sleep(0.02)
+while subprocess.run(["squeue", "-h"], capture_output=True, text=True, check=True).stdout and time.time() < end_s:
+    time.sleep(0.02)
+free_s, stamps = time.time(), said()
+print(json.dumps({"cycle_s": cycle_s, "batch_s": stamps["begun"] - begin_s, "script_s": stamps["trains"] - begin_s,
+                  "free_s": free_s - stamps["ended"]}))
+"""
+
+
+@contextmanager
+def cluster() -> Iterator[Driver]:
+    """A sandbox with one node and one GPU on which the model is known."""
+    name = "joinable"
+    lifecycle.down(name, Progress())
+    lifecycle.up(name, SUITES["forky"], Shape(nodes=1, gpus_per_node=1), Progress())
+    try:
+        driver = Driver.of(name)
+        configure(driver, join=True)
+        known_on(driver, [["m", 1, STAGES_S]])
+        driver.write("train.py", _TRAIN_PY)
+        driver.write("train.sh", _TRAIN_SH)
+        yield driver
+    finally:
+        lifecycle.down(name, Progress())
+
+
+def configure(driver: Driver, *, join: bool) -> None:
+    """Write the controller's configuration: defaults, but for where it keeps what it knows."""
+    config = {"state_dir": STATE_DIR, "status_dir": f"{STATE_DIR}-status", "gate_watch_s": 0, "policy": "muri-s"}
+    text = json.dumps(config | {"grouping": {"join": join}})
+    driver.write("/etc/muri/muri.yaml", text, user="root", mode="0644")
+
+
+def measure_waits(driver: Driver, rounds: int) -> dict[str, list[dict[str, float]]]:
+    """What each start and end took, both ways in turns; the first round only warms up."""
+    found: dict[str, list[dict[str, float]]] = {way: [] for way in WAYS}
+    for number in range(rounds + 1):
+        for way, join in WAYS.items():
+            configure(driver, join=join)
+            job = driver.submit("--gres=gpu:1", "--time=10", "--muri=model=m,batch-size=8,duration=10s", "train.sh")
+            done = driver.run("python", "-c", _CYCLE_PY, f"/home/alice/slurm-{job}.out", user="root")
+            if number:
+                found[way].append(json.loads(done.stdout))
+                tell(f"{way}: {done.stdout.strip()}")
+    return found
+
+
+def medians(runs: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The median of each figure."""
+    return {name: round(median(run[name] for run in runs), 3) for name in runs[0]}
+
+
+def figures(
+    waits: Mapping[str, Sequence[Mapping[str, float]]], blocks: Mapping[str, Sequence[Block]]
+) -> dict[str, Any]:
+    """What was measured."""
+    pairs = list(zip(blocks["member"], blocks["muri run"], strict=True))
+    return {
+        "rounds": len(waits["plain"]),
+        "seconds": {way: medians(runs) for way, runs in waits.items()},
+        "blocks": len(pairs),
+        "iteration_ms": round(median(cpu_s for _, cpu_s in blocks["muri run"]) * 1e3, 2),
+        "more_ms": spread([(ours[1] - plain[1]) * 1e3 for ours, plain in pairs]),
+        "cpu_ratio": spread([ours[1] / plain[1] for ours, plain in pairs]),
+        "wall_ratio": spread([ours[0] / plain[0] for ours, plain in pairs]),
+    }
+
+
+def bars(found: Mapping[str, Any]) -> list[Bar]:
+    """What the figures have to reach."""
+    plain, joinable = found["seconds"]["plain"], found["seconds"]["joinable"]
+    later_s, freed_s = joinable["script_s"] - plain["script_s"], joinable["free_s"] - plain["free_s"]
+    return [
+        _bar("seconds that the training script begins later", later_s, LATEST_SCRIPT_S),
+        _bar("seconds that the GPU is free later", freed_s, LATEST_FREE_S),
+        _bar("CPU time of an iteration / without a pilot job", found["cpu_ratio"]["median"], LARGEST_RATIO),
+    ]
+
+
+def _bar(what: str, value: float, limit: float) -> Bar:
+    return Bar("joinable", what, round(value, 4), f"< {limit:g}", value < limit)
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--rounds", default=8, show_default=True, help="How many starts of each way.")
+@click.option("--seconds", default=60.0, show_default=True, help="How long blocks are trained.")
+@click.option("--json", "as_json", is_flag=True, help="Print what was measured as JSON.")
+@click.option("--write/--no-write", "stored", default=False, help="Keep it in benchmarks/results/joinable.json.")
+def main(rounds: int, seconds: float, as_json: bool, stored: bool) -> None:
+    """Measure what being joinable costs; exit with 1 if a bar is missed. Four minutes; leave the machine alone."""
+    with cluster() as driver:
+        waits = measure_waits(driver, rounds)
+    with tempfile.TemporaryDirectory(prefix="muri-", dir="/tmp") as name, ways(Path(name)) as found:
+        blocks = measure_blocks(found, Path(name), seconds, tell)
+    result = figures(waits, blocks)
+    if not as_json:
+        tell(json.dumps(result, indent=1))
+    finish(RESULT, {"joinable": result}, bars(result), stored=stored, as_json=as_json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,120 @@
+"""CPUs and memory that nodes have free in one cycle, and how much of them a job that others may join may hold. Pure."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from muri.policies.types import FreeNode, NodeShare
+from muri.slurm_plugin.planning.actions import StartGroup
+from muri.slurm_plugin.planning.cycle_input import CycleInput
+from muri.slurm_plugin.planning.slurm_requests import MEMBER_MEM_MIB
+from muri.slurm_plugin.records.cluster import Job, Node
+from muri.slurm_plugin.records.host_lists import names_in
+from muri.units import MIB_PER_GIB
+
+_LEAST_OF_OWN_CPUS: Final = 0.75
+"""A job's batch script takes a CPU beside its pilot job; where the node has none left, the pilot does with one less, if
+that is no more than a quarter of what the job asked for."""
+
+
+@dataclass(slots=True)
+class _Left:
+    cpus: int
+    mem_mib: int
+
+
+@dataclass(frozen=True, slots=True)
+class PilotShare:
+    """What the pilot of one job gets.
+
+    Attributes:
+        cpu_count: CPUs.
+        mem_mib: Memory; 0 where the job has not asked for any.
+    """
+
+    cpu_count: int
+    mem_mib: int
+
+
+def node_room(free: Iterable[FreeNode], cycle: CycleInput) -> "NodeRoom":
+    """Return the room on nodes of which a plan knows what is free."""
+    grouping = cycle.config.grouping
+    return NodeRoom(free, cycle.nodes, grouping.joinable_share, grouping.max_group_size)
+
+
+class NodeRoom:
+    """What is free on each node; what starts in this cycle is taken from it.
+
+    Args:
+        free: What the plan counts as free.
+        nodes: The cluster's nodes.
+        share: How much of a node a job that others may join may hold, as a multiple of its GPUs' part.
+        scripts: How many batch scripts there may be beside a pilot.
+    """
+
+    def __init__(self, free: Iterable[FreeNode], nodes: Iterable[Node], share: float, scripts: int) -> None:
+        self._left = {node.name: _Left(int(node.free_cpus), round(node.free_mem_gib * MIB_PER_GIB)) for node in free}
+        self._nodes = {node.name: node for node in nodes if node.name in self._left}
+        self._share = share
+        self._scripts = scripts
+
+    def take_group(self, group: StartGroup) -> None:
+        """Take what a group that starts has on its nodes."""
+        scripts = sum(member.cpu_count for member in group.members) // group.node_count
+        scripts_mib = MEMBER_MEM_MIB * len(group.members) if group.mem_per_node_mib else 0
+        for name in names_in(group.node):
+            self._take(name, group.cpu_count * group.gpus_per_node + scripts, group.mem_per_node_mib + scripts_mib)
+
+    def take_alone(self, job: Job, gpus: Sequence[NodeShare]) -> None:
+        """Take what a job alone has on its nodes."""
+        for share in gpus:
+            self._take(share.node, -(-job.cpu_count // len(gpus)), job.mem_per_node_mib)
+
+    def take_joinable(self, job: Job, name: str) -> PilotShare | str:
+        """Give a job that is counted as one alone a pilot with room for others, as far as that costs nobody anything.
+
+        Pilot and batch script together hold no more than the GPUs' part of the node, or the job's own CPUs where these
+        are more, and no more than is free: other GPUs keep the CPUs and memory that belong to them.
+
+        Args:
+            job: The job, on GPUs of one node.
+            name: The node.
+
+        Returns:
+            What its pilot gets, or why it can have none.
+        """
+        node, left = self._nodes[name], self._left[name]
+        part = self._share * job.gpu_count / max(1, node.gpu_count)
+        cpus = self._pilot_cpus(
+            job, node, min(left.cpus + job.cpu_count, max(job.cpu_count, int(part * node.cpu_count)))
+        )
+        if not cpus:
+            return f"{name} has no CPU left for a batch script beside a pilot job"
+        mem_mib = self._pilot_mem_mib(job, min(left.mem_mib + job.mem_per_node_mib, int(part * node.mem_mib)))
+        if mem_mib is None:
+            return f"{name} has no host memory left for anybody else beside these GPUs"
+        script_mib = min(job.mem_per_node_mib, MEMBER_MEM_MIB)
+        self._take(name, cpus + node.threads_per_core - job.cpu_count, mem_mib + script_mib - job.mem_per_node_mib)
+        return PilotShare(cpus, mem_mib)
+
+    def _pilot_cpus(self, job: Job, node: Node, most: int) -> int:
+        """CPUs of a pilot, 0 where there are too few; Slurm gives out whole cores."""
+        core = max(1, node.threads_per_core)
+        wanted = max(job.cpu_count, most - self._scripts * core)
+        cpus = min(wanted, most - core)
+        return cpus if cpus >= max(1, _LEAST_OF_OWN_CPUS * job.cpu_count) else 0
+
+    def _pilot_mem_mib(self, job: Job, most_mib: int) -> int | None:
+        """Memory of a pilot, None where there is too little."""
+        own_mib = job.mem_per_node_mib
+        if not own_mib:
+            return 0
+        if own_mib + min(own_mib, MEMBER_MEM_MIB) > most_mib:
+            return None
+        return max(own_mib, most_mib - self._scripts * MEMBER_MEM_MIB)
+
+    def _take(self, name: str, cpus: int, mem_mib: int) -> None:
+        left = self._left.get(name)
+        if left is not None:
+            left.cpus -= cpus
+            left.mem_mib -= mem_mib

@@ -1,0 +1,40 @@
+"""From a plan to actions: groups that start, jobs that join, and jobs alone, which others may join. Pure."""
+
+from collections.abc import Mapping
+
+from muri.policies.types import Plan, PlanJob
+from muri.slurm_plugin.planning.actions import Action, StartGroup
+from muri.slurm_plugin.planning.cycle_input import CycleInput
+from muri.slurm_plugin.planning.joinable import start_joinable
+from muri.slurm_plugin.planning.joins import joins_of
+from muri.slurm_plugin.planning.node_room import NodeRoom
+from muri.slurm_plugin.planning.site_limits import SiteRoom
+from muri.slurm_plugin.planning.starts import release_solo, start_group
+
+
+def actions_of(
+    plan: Plan, cycle: CycleInput, room: SiteRoom, nodes: NodeRoom, joinable: Mapping[int, PlanJob]
+) -> tuple[Action, ...]:
+    """Turn a plan into actions, groups first, in the plan's order.
+
+    Args:
+        plan: The plan, without what stays as it is.
+        cycle: What the cycle decides on.
+        room: What the site's limits allow.
+        nodes: CPUs and memory that nodes have free; what the actions take is taken from them.
+        joinable: The waiting jobs that others may join where they start alone.
+    """
+    actions: list[Action] = []
+    for group in plan.groups:
+        actions += joins_of(group, cycle, room) if group.joining else (start_group(group, plan, cycle, room),)
+    for action in actions:
+        if isinstance(action, StartGroup):
+            nodes.take_group(action)
+    # A job's room for others takes nothing that another job of this plan asks for.
+    for solo in plan.solo:
+        nodes.take_alone(cycle.view.jobs[solo.job_id], solo.gpus)
+    for solo in plan.solo:
+        planned, release = joinable.get(solo.job_id), release_solo(solo, plan, cycle)
+        start = None if planned is None else start_joinable(solo, planned, plan, cycle, room, nodes)
+        actions.append(release if start is None else start)
+    return tuple(actions)

@@ -1,0 +1,364 @@
+"""Jobs alone that others may join: who starts behind a pilot of its own, with what, and who starts plain, and why."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+from fake_slurm import FOUR_KINDS, GPUS_REMOVABLE, NOW_S, FakeSlurm, Killed, make_job, make_node, pilots
+
+from muri.policies.registry import get_policy
+from muri.policies.types import Group, Plan, PlanRequest, Policy
+from muri.slurm_plugin.config import Config
+from muri.slurm_plugin.controller.assemble import policy_of
+from muri.slurm_plugin.gateway.base import GatewayError
+from muri.slurm_plugin.planning.actions import Join, ReleaseSolo, StartGroup
+from muri.slurm_plugin.planning.cycle_input import CycleInput, Knowledge
+from muri.slurm_plugin.planning.decision import Decision, decide
+from muri.slurm_plugin.planning.slurm_requests import pilot_job
+from muri.slurm_plugin.records import comment_tags as tags
+from muri.slurm_plugin.records.cluster import Job, JobState, Node, Snapshot
+from muri.slurm_plugin.records.limits import NO_LIMITS, Association, Limits, PartitionLimits, Qos, SiteLimits
+from muri.slurm_plugin.records.roles import read_job, view_of
+
+HOUR_S = 3600
+GIB = 1024
+TWO_GPUS = replace(FOUR_KINDS[0], key=replace(FOUR_KINDS[0].key, gpu_count=2))
+NO_SITE_LIMITS = SiteLimits(partitions=(PartitionLimits("main"),))
+
+
+def job(job_id: int, model: str = "m1", words: str = "", **changes: Any) -> Job:
+    return make_job(job_id, admin_comment=f"muri:model={model},batch-size=8,duration=100{words}", **changes)
+
+
+def alone_behind_pilot(number: int, **pilot: Any) -> list[Job]:
+    """A pilot and its only member, m1, on a node of their own; they have run for ten minutes."""
+    at_work = {"state": JobState.RUNNING, "held": False, "reason": "", "nodes": f"n{number}", "start_s": NOW_S - 600}
+    pilot_id, member_id = 1000 + number, 2000 + number
+    original = tags.Original("gres/gpu:1", "", 4, 4, 0, HOUR_S)
+    state = tags.STATE_PREFIX + tags.format_state(tags.MemberState(pilot_id, original, limit_s=HOUR_S))
+    member = job(member_id, gpu_count=0, gpu_request="", cpu_count=1, required_nodes=f"n{number}", **at_work)
+    tag = tags.PILOT_PREFIX + tags.format_pilot(f"t{number}", (member_id,))
+    return [
+        make_job(pilot_id, time_limit_s=HOUR_S + 600, admin_comment=tag, **{**at_work, **pilot}),
+        replace(member, admin_comment=f"{member.admin_comment} {state}"),
+    ]
+
+
+def cycle_of(jobs: list[Job], nodes: list[Node], limits: SiteLimits = NO_SITE_LIMITS, **config: Any) -> CycleInput:
+    snapshot = Snapshot(NOW_S, "c", "26.05", tuple(jobs), tuple(nodes), limits=limits, gpu_removal=GPUS_REMOVABLE)
+    knowledge = Knowledge({profile.key: profile for profile in (*FOUR_KINDS, TWO_GPUS)})
+    return CycleInput(view_of(snapshot), knowledge, Config(**{"policy": "muri-s", **config}))
+
+
+def decided(jobs: list[Job], nodes: list[Node], limits: SiteLimits = NO_SITE_LIMITS, **config: Any) -> Decision:
+    cycle = cycle_of(jobs, nodes, limits, **config)
+    return decide(cycle, policy_of(cycle.config))
+
+
+@dataclass
+class Joins:
+    """A policy that lets jobs join the first unit that runs."""
+
+    joining: tuple[int, ...]
+    base: Policy
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.base, name)
+
+    def plan(self, request: PlanRequest) -> Plan:
+        plan = self.base.plan(request)
+        if not self.joining:
+            return plan
+        unit = request.running[0]
+        others = tuple(each.job_id for each in unit.members)
+        members = others + self.joining
+        group = Group(members, unit.gpus, 1, 1.0, 1.0, dict.fromkeys(members, 0.9), joining=self.joining)
+        kept = tuple(each for each in plan.groups if not set(each.members) & set(others))
+        return replace(
+            plan,
+            groups=(*kept, group),
+            solo=tuple(each for each in plan.solo if each.job_id not in members),
+            waiting=tuple(each for each in plan.waiting if each.job_id not in members),
+        )
+
+
+def joins(*job_ids: int) -> Joins:
+    return Joins(job_ids, get_policy("muri-s", {"preemption": False}))
+
+
+def test_a_job_that_may_share_starts_behind_a_pilot_of_its_own():
+    (start,) = decided([job(1)], [make_node("n1")]).actions
+    assert isinstance(start, StartGroup)
+    assert [member.job_id for member in start.members] == [1]
+    assert (start.node, start.time_limit_s, start.members[0].time_limit_s) == ("n1", HOUR_S + 600, HOUR_S)
+    assert start.reasons[-1] == "others may join it while it runs"
+
+
+@pytest.mark.parametrize(
+    ("changes", "config"),
+    [
+        ({"words": ",alone=1"}, {}),
+        ({"can_requeue": False}, {}),
+        ({"gpu_count": 2, "gpu_request": "gres/gpu:2"}, {}),
+        ({}, {"policy": "fifo"}),
+        ({}, {"grouping": {"join": False}}),
+        ({}, {"grouping": {"discipline": "lockstep"}}),
+        ({}, {"grouping": {"max_group_size": 1}}),
+        ({"model": "unknown"}, {"profiling": {"at_once": 0}}),
+    ],
+)
+def test_other_jobs_start_plain(changes, config):
+    (start,) = decided([job(1, **changes)], [make_node("n1")], **config).actions
+    assert isinstance(start, ReleaseSolo)
+    assert not any("join" in reason for reason in start.reasons)
+
+
+@pytest.mark.parametrize(
+    ("asked", "node", "pilot"),
+    [
+        # Half of the node is its GPU's part; four batch scripts stay outside.
+        ({"cpu_count": 4}, {"cpu_count": 32}, (12, 0)),
+        # Others hold the node's CPUs: it gets what it asked for, beside its batch script.
+        ({"cpu_count": 4}, {"cpu_count": 32, "cpus_allocated": 27}, (4, 0)),
+        ({"cpu_count": 4}, {"cpu_count": 32, "cpus_allocated": 28}, (3, 0)),
+        # More than its GPU's part: no more than that.
+        ({"cpu_count": 20}, {"cpu_count": 32}, (19, 0)),
+        ({"cpu_count": 4, "mem_per_node_mib": 8 * GIB}, {"cpu_count": 32, "mem_mib": 64 * GIB}, (12, 30 * GIB)),
+        (
+            {"cpu_count": 4, "mem_per_node_mib": 8 * GIB},
+            {"cpu_count": 32, "mem_mib": 64 * GIB, "mem_allocated_mib": 48 * GIB},
+            (12, 14 * GIB),
+        ),
+        # Slurm gives out whole cores.
+        ({"cpu_count": 4}, {"cpu_count": 32, "threads_per_core": 2}, (8, 0)),
+        ({"cpu_count": 16}, {"cpu_count": 32, "threads_per_core": 2}, (14, 0)),
+    ],
+)
+def test_the_pilot_has_room_for_others_as_far_as_it_is_free_and_belongs_to_its_gpu(asked, node, pilot):
+    (start,) = decided([job(1, **asked)], [make_node("n1", **node)]).actions
+    assert isinstance(start, StartGroup)
+    assert (start.cpu_count, start.mem_per_node_mib) == pilot
+
+
+@pytest.mark.parametrize(
+    ("asked", "node", "why"),
+    [
+        ({"cpu_count": 1}, {"cpu_count": 32, "cpus_allocated": 31}, "n1 has no CPU left for a batch script"),
+        ({"cpu_count": 3}, {"cpu_count": 32, "cpus_allocated": 29}, "n1 has no CPU left for a batch script"),
+        ({"mem_per_node_mib": 32 * GIB}, {"mem_mib": 64 * GIB}, "n1 has no host memory left for anybody else"),
+    ],
+)
+def test_where_a_node_has_no_room_for_a_pilot_the_job_starts_plain(asked, node, why):
+    (start,) = decided([job(1, **asked)], [make_node("n1", **node)]).actions
+    assert isinstance(start, ReleaseSolo)
+    assert start.reasons[-1].startswith(f"nobody can join it: {why}")
+
+
+def test_a_pilot_takes_nothing_that_another_start_asks_for():
+    """Both want 8 of 20 CPUs; what is left, four, goes to the first one's script and its room, then to the other's."""
+    jobs = [job(1, cpu_count=8), job(2, cpu_count=8)]
+    first, second = decided(jobs, [make_node("n1", cpu_count=20)]).actions
+    assert [(start.cpu_count, start.members[0].cpu_count) for start in (first, second)] == [(8, 1), (8, 1)]
+
+
+def test_what_a_site_allows_for_those_who_join_can_be_more():
+    jobs, node = [job(1, mem_per_node_mib=32 * GIB)], make_node("n1", mem_mib=64 * GIB)
+    (start,) = decided(jobs, [node], grouping={"joinable_share": 1.5}).actions
+    assert (type(start), start.mem_per_node_mib) == (StartGroup, 46 * GIB)
+
+
+def site(own: Limits = NO_LIMITS, qos: Limits = NO_LIMITS) -> SiteLimits:
+    return SiteLimits(
+        partitions=(PartitionLimits("main"),),
+        enforced=True,
+        qos=(Qos("normal", qos), Qos("pilots", NO_LIMITS)),
+        associations=(Association("root"), Association("hep", parent="root"), Association("hep", "alice", limits=own)),
+    )
+
+
+def three_jobs() -> list[Job]:
+    return [job(number, f"m{number}", account="hep", qos="normal") for number in (1, 2, 3)]
+
+
+@pytest.mark.parametrize(
+    ("limits", "setting"),
+    [
+        (site(own=Limits(max_jobs_per_user=5)), "(MaxJobs)"),
+        (site(own=Limits(max_submit_per_user=7)), "(MaxSubmitJobs)"),
+        (site(qos=Limits(max_jobs_per_user=5)), "(MaxJobsPerUser)"),
+        (site(qos=Limits(grp_jobs=5)), "(GrpJobs)"),
+    ],
+)
+def test_a_limit_on_jobs_costs_nobody_a_running_job(limits, setting):
+    starts = decided(three_jobs(), [make_node("n1"), make_node("n2")], limits).actions
+    assert [type(start) for start in starts] == [ReleaseSolo] * 3
+    assert all(setting in start.reasons[-1] for start in starts)
+
+
+def test_where_a_limit_on_jobs_is_far_away_pilots_count():
+    starts = decided(three_jobs(), [make_node("n1"), make_node("n2")], site(own=Limits(max_jobs_per_user=12))).actions
+    assert [type(start) for start in starts] == [StartGroup] * 3
+    # Three jobs wait and each pilot is one more, so the third one would be the sixth of ten.
+    starts = decided(three_jobs(), [make_node("n1"), make_node("n2")], site(own=Limits(max_jobs_per_user=10))).actions
+    assert [type(start) for start in starts] == [StartGroup, StartGroup, ReleaseSolo]
+
+
+def test_pilots_with_a_qos_of_their_own_do_not_count_in_the_users():
+    nodes, limits = [make_node("n1"), make_node("n2")], site(qos=Limits(max_jobs_per_user=3))
+    starts = decided(three_jobs(), nodes, limits, grouping={"pilot_qos": "pilots"}).actions
+    assert [type(start) for start in starts] == [StartGroup] * 3
+    config = Config.model_validate({"grouping": {"pilot_qos": "pilots"}})
+    assert {pilot_job(start, "t", config).qos for start in starts} == {"pilots"}
+    of_account = site(own=Limits(max_jobs_per_user=3))
+    starts = decided(three_jobs(), nodes, of_account, grouping={"pilot_qos": "pilots"}).actions
+    assert [type(start) for start in starts] == [ReleaseSolo] * 3
+
+
+def test_a_pilot_that_would_be_too_long_is_none():
+    short = replace(NO_SITE_LIMITS, partitions=(PartitionLimits("main", max_time_s=2 * HOUR_S),))
+    (start,) = decided([job(1, time_limit_s=HOUR_S)], [make_node("n1")], short).actions
+    assert isinstance(start, ReleaseSolo)
+
+
+def test_a_refused_pilot_lets_its_job_start_plain_in_the_same_cycle(make_controller):
+    slurm = FakeSlurm([job(1)], [make_node("n1")])
+
+    def refuse(name: str) -> None:
+        if name == "submit":
+            raise GatewayError("Invalid qos specification")
+
+    slurm.before_call = refuse
+    with make_controller(slurm) as controller:
+        status = controller.cycle()
+    slurm.tick()
+    assert (slurm.jobs[1].state, slurm.jobs[1].gpu_count) == (JobState.RUNNING, 1)
+    (told,) = status.jobs
+    assert told.reasons[-1] == "nobody can join it: Slurm refused its pilot job: Invalid qos specification"
+    assert any("Invalid qos specification" in error for error in status.errors)
+
+
+def test_users_read_that_such_a_job_runs_alone(make_controller):
+    slurm = FakeSlurm([job(1)], [make_node("n1")])
+    with make_controller(slurm) as controller:
+        controller.cycle()
+        for _ in range(2):
+            slurm.tick()
+        (told,) = controller.cycle().jobs
+    (pilot,) = pilots(slurm)
+    assert (told.state, told.group, told.partners) == ("alone", pilot.job_id, ())
+    assert "others may join it while it runs" in told.reasons
+
+
+def test_a_job_whose_pilot_died_goes_back_and_runs_plain(make_controller):
+    slurm = FakeSlurm([job(1)], [make_node("n1")])
+    with make_controller(slurm) as controller:
+        controller.cycle()
+        for _ in range(2):
+            slurm.tick()
+        (pilot,) = pilots(slurm)
+        slurm.end(pilot.job_id, JobState.FAILED)
+        slurm.requeue_hold(1)
+        controller.cycle()
+        slurm.now_s += 300
+        controller.cycle()
+    slurm.tick()
+    assert (slurm.jobs[1].state, slurm.jobs[1].gpu_count, len(pilots(slurm))) == (JobState.RUNNING, 1, 1)
+
+
+def test_what_runs_is_in_every_request():
+    plain = job(3, "m3", state=JobState.RUNNING, held=False, reason="", nodes="n3", start_s=NOW_S - 600)
+    busy = {"gpu_count": 1, "gpus_allocated": 1, "cpus_allocated": 5}
+    nodes = [make_node(f"n{number}", **busy) for number in (1, 2, 3)]
+    several = {"gpu_count": 2, "gpu_request": "gres/gpu:2"}
+    jobs = [*alone_behind_pilot(1), *alone_behind_pilot(2, **several), plain]
+    nodes[1] = replace(nodes[1], gpu_count=2, gpus_allocated=2)
+    request = decided(jobs, nodes).preparation.request
+    found = {unit.members[0].job_id: unit for unit in request.running}
+    assert {job_id: unit.joinable for job_id, unit in found.items()} == {2001: True, 2002: False, 3: False}
+    member = found[2001].members[0]
+    assert (member.partition, member.gpu_count, member.groupable, member.preemptible) == ("main", 1, True, False)
+
+
+def test_what_runs_has_the_place_and_the_memory_of_what_its_user_asked_for():
+    (pilot, member), limited = alone_behind_pilot(1), {"features": "a100", "mem_per_node_mib": 0}
+    state = tags.parse_state(member.admin_comment)
+    told = tags.format_state(replace(state, original=replace(state.original, mem_per_node_mib=8 * GIB)))
+    member = replace(member, admin_comment=tags.with_token(member.admin_comment, tags.STATE_PREFIX, told), **limited)
+    pilot = replace(pilot, mem_per_node_mib=24 * GIB)
+    nodes = [
+        make_node("n1", features=("a100",), gpu_count=1, gpus_allocated=1, cpus_allocated=5),
+        make_node("n2", gpu_count=1, gpus_allocated=1),
+    ]
+    waiting = job(1, "m2", features="a100", mem_per_node_mib=16 * GIB)
+    request = decided([pilot, member, waiting], nodes).preparation.request
+    (unit,) = request.running
+    assert {each.partition for each in (*request.jobs, *unit.members)} == {"main (--constraint=a100)"}
+    assert (unit.joinable, unit.spare_mem_gib, unit.members[0].mem_gib) == (True, 16.0, 8.0)
+
+
+def test_nobody_is_stopped_where_preemption_is_off_whatever_a_policy_says():
+    class Stops(Joins):
+        def plan(self, request: PlanRequest) -> Plan:
+            stopped = super().plan(request)
+            return replace(stopped, groups=tuple(replace(group, joining=()) for group in stopped.groups))
+
+    cycle = cycle_of([*alone_behind_pilot(1), job(1, "m2")], [make_node("n1", gpu_count=1, gpus_allocated=1)])
+    assert decide(cycle, Stops((1,), joins().base)).actions == ()
+
+
+def test_several_jobs_join_a_unit_in_one_cycle():
+    jobs = [*alone_behind_pilot(1), job(1, "m2", time_limit_s=HOUR_S), job(2, "m3", time_limit_s=3 * HOUR_S)]
+    cycle = cycle_of(jobs, [make_node("n1", gpu_count=1, gpus_allocated=1, cpus_allocated=5)])
+    first, second = decide(cycle, joins(1, 2)).actions
+    assert isinstance(first, Join)
+    assert isinstance(second, Join)
+    assert [(join.member.job_id, join.size, join.others) for join in (first, second)] == [
+        (1, 3, ((2001, 3 * HOUR_S),)),
+        (2, 3, ((2001, 3 * HOUR_S),)),
+    ]
+    assert [join.member.time_limit_s for join in (first, second)] == [3 * HOUR_S, 9 * HOUR_S]
+    assert first.pilot_limit_s == second.pilot_limit_s == 600 + 9 * HOUR_S + 600
+
+
+def cycle_with_joins(slurm: FakeSlurm, make_controller: Any) -> None:
+    """A cycle of a new controller whose policy lets all join who still wait."""
+    waiting = [number for number in (2, 3) if not tags.is_member(slurm.jobs[number].admin_comment)]
+    with make_controller(slurm) as controller:
+        controller._policy_for = lambda _: joins(*waiting)
+        controller.cycle()
+
+
+def one_and_two_more(make_controller: Any) -> FakeSlurm:
+    """A job alone behind its pilot, and two that wait."""
+    slurm = FakeSlurm([job(1)], [make_node("n1", gpu_count=1)])
+    with make_controller(slurm) as controller:
+        controller.cycle()
+    for _ in range(2):
+        slurm.tick()
+    slurm.jobs |= {2: job(2, "m2"), 3: job(3, "m3")}
+    return slurm
+
+
+def test_a_pilot_knows_all_who_joined_it_in_one_cycle(make_controller):
+    slurm = one_and_two_more(make_controller)
+    cycle_with_joins(slurm, make_controller)
+    (pilot,) = pilots(slurm)
+    assert tags.parse_pilot(pilot.admin_comment).members == (1, 2, 3)
+    slurm.tick()
+    assert [slurm.jobs[number].state for number in (1, 2, 3)] == [JobState.RUNNING] * 3
+    assert pilot.time_limit_s >= 3 * HOUR_S
+
+
+@pytest.mark.parametrize("side", ["before", "after"])
+@pytest.mark.parametrize("nth", range(1, 10))
+def test_killed_between_two_joins_both_are_carried_on(make_controller, side, nth):
+    slurm = one_and_two_more(make_controller)
+    with pytest.raises(Killed), slurm.killing(side, nth):
+        cycle_with_joins(slurm, make_controller)
+    for _ in range(3):
+        cycle_with_joins(slurm, make_controller)
+        slurm.tick()
+    (pilot,) = pilots(slurm)
+    assert set(tags.parse_pilot(pilot.admin_comment).members) == {1, 2, 3}
+    assert [slurm.starts[number] for number in (1, 2, 3)] == [1, 1, 1]
+    assert all(read_job(slurm.jobs[number]).membership.pilot == pilot.job_id for number in (1, 2, 3))
