@@ -218,9 +218,9 @@ class Appraiser:
         """Evaluate n groups of one size."""
         evaluation = self._model.evaluate(self._shapes, groups)
         total_speed = evaluation.speed.sum(axis=1)
-        keeps = np.ones(len(groups), dtype=np.bool_)
+        keeps: NDArray[np.bool_] = np.ones(len(groups), dtype=np.bool_)
         if self._promises and groups.shape[1] > 1:
-            keeps = (evaluation.speed >= self._min_speed[groups] - _GAIN).all(axis=1)
+            keeps = np.asarray((evaluation.speed >= self._min_speed[groups] - _GAIN).all(axis=1))
         if self._options.objective == "efficiency":
             return Appraisal(evaluation.efficiency, total_speed, keeps)
         return Appraisal((evaluation.speed * self.coefficient[groups]).sum(axis=1), total_speed, keeps)

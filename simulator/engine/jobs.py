@@ -204,9 +204,7 @@ class Unit:
         seat = self.seat
         # Members with CPUs and memory of their own have none for others.
         joinable = not seat.cpu_mem_shares
-        return Running(
-            tuple(seen), seat.gpus, seat.cpu_mem_shares, seat.accumulate_steps, seat.mode, joinable=joinable
-        )
+        return Running(tuple(seen), seat.gpus, seat.cpu_mem_shares, seat.accumulate_steps, seat.mode, joinable=joinable)
 
 
 def planned_profiles(jobs: Sequence[TraceJob], noise: float, seed: int) -> dict[int, StageProfile]:
