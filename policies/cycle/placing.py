@@ -91,7 +91,9 @@ def _takes(unit: Running, members: Members, memory_gib: float, memory_of: Memory
         return True
     if memory_of is None or not unit.joinable or unit.mode == "plain" or memory_gib > memory_of(unit):
         return False
-    return sum(member.job.mem_gib for member in members if member.unit is not unit) <= unit.spare_mem_gib
+    joining = [member.job for member in members if member.unit is not unit]
+    open_to_all = not any(job.job_id in unit.closed_to for job in joining)
+    return open_to_all and sum(job.mem_gib for job in joining) <= unit.spare_mem_gib
 
 
 def _restart_s(unit: Running) -> float:

@@ -238,7 +238,7 @@ class Grouper:
                 gpu_count=task.members[0].bucket.gpu_count,
                 slots=task.slots,
                 memory_limit_gib=task.memory_limit_gib,
-                open_units=tuple([self._open_unit(unit) for unit in task.open_units]),
+                open_units=tuple([self._open_unit(unit, task.members) for unit in task.open_units]),
                 mem_gib=tuple([member.job.mem_gib for member in task.members]) if task.open_units else (),
             )
             for task in tasks
@@ -256,10 +256,16 @@ class Grouper:
             is_guess=job.profile is not None and job.profile.is_estimate,
         )
 
-    def _open_unit(self, members: Members) -> OpenUnit:
+    def _open_unit(self, members: Members, waiting: Members) -> OpenUnit:
         unit = members[0].unit
         assert unit is not None
-        return OpenUnit(tuple(map(self._kind, members)), self._memory_of(unit), unit.spare_mem_gib)
+        closed = unit.closed_to
+        closed_to = (
+            frozenset(index for index, item in enumerate(waiting) if item.job.job_id in closed) if closed else ()
+        )
+        return OpenUnit(
+            tuple(map(self._kind, members)), self._memory_of(unit), unit.spare_mem_gib, frozenset(closed_to)
+        )
 
     def _settled(self, task: Task) -> tuple[Members, ...]:
         """Running units whose members are all selected: they may stay as they are."""

@@ -1,7 +1,7 @@
 """Exchanges of members that make groups better, and the joins of waiting jobs to what runs."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -63,6 +63,7 @@ class _Row:
         base_speed: Their total speed.
         memory_gib: GPU memory that it may use.
         spare_mem_gib: Host memory that its new members may have.
+        closed_to: Jobs that must not join it.
         open_unit: Index of the open unit; None for a new group.
     """
 
@@ -72,6 +73,7 @@ class _Row:
     base_speed: float = 0.0
     memory_gib: float = float("inf")
     spare_mem_gib: float = float("inf")
+    closed_to: frozenset[int] = frozenset()
     open_unit: int | None = None
 
 
@@ -131,7 +133,7 @@ class Exchange:
         base = tuple(sorted(number[kind] for kind in unit.members))
         alone = self.appraiser.appraise(np.array([base], dtype=np.intp))
         value, speed = float(alone.value[0]), float(alone.total_speed[0])
-        return _Row((), base, value, speed, unit.memory_limit_gib, unit.spare_mem_gib, index)
+        return _Row((), base, value, speed, unit.memory_limit_gib, unit.spare_mem_gib, unit.closed_to, index)
 
     def _improved(self, rows: list[_Row], left: Members, budget: int) -> tuple[list[_Row], Members, float, int]:
         """Better units, the jobs then left over, the value, and what is left of the budget."""
@@ -194,7 +196,7 @@ class Exchange:
         appraisal = self.appraiser.appraise(groups)
         value = appraisal.value - np.repeat([row.base_value for row in kept], len(parts))
         if groups.shape[1] > 1 and members.shape[1] + second.shape[1]:
-            allowed = appraisal.keeps_promises & self.appraiser.fits(groups) & self._has_memory(kept, parts, groups)
+            allowed = appraisal.keeps_promises & self.appraiser.fits(groups) & self._takes(kept, parts, groups)
             if base.shape[1]:
                 base_speed = np.repeat([row.base_speed for row in kept], len(parts))
                 allowed &= self._gains_enough(appraisal.total_speed - base_speed, value, groups[:, base.shape[1] :])
@@ -214,19 +216,21 @@ class Exchange:
         least = LEAST_GAIN * self.appraiser.coefficient[new].sum(axis=1)
         return np.asarray((speed >= LEAST_GAIN * new.shape[1] - _ROUNDING) & (value >= least * (1 - _ROUNDING)))
 
-    def _has_memory(self, kept: Sequence[_Row], parts: Sequence[Members], groups: Indices) -> NDArray[np.bool_]:
-        gpu = self.appraiser.memory_gib(groups) <= np.repeat([row.memory_gib for row in kept], len(parts))
-        if not self._mem_gib.any():
-            return np.asarray(gpu)
-        taken = np.array([self._mem_gib[list(row.members)].sum() for row in kept])
-        wanted = np.array([self._mem_gib[list(part)].sum() for part in parts])
-        spare = np.array([row.spare_mem_gib for row in kept])
-        host = (taken[:, None] + wanted[None, :] <= spare[:, None] + _ROUNDING).ravel()
-        return np.asarray(gpu & host)
+    def _takes(self, kept: Sequence[_Row], parts: Sequence[Members], groups: Indices) -> NDArray[np.bool_]:
+        """Which parts each unit has the memory for, and is not closed to."""
+        takes = np.asarray(self.appraiser.memory_gib(groups) <= np.repeat([row.memory_gib for row in kept], len(parts)))
+        if any(row.closed_to for row in kept):
+            takes &= np.array([row.closed_to.isdisjoint(part) for row in kept for part in parts])
+        if self._mem_gib.any():
+            taken = np.array([self._mem_gib[list(row.members)].sum() for row in kept])
+            wanted = np.array([self._mem_gib[list(part)].sum() for part in parts])
+            spare = np.array([row.spare_mem_gib for row in kept])
+            takes &= (taken[:, None] + wanted[None, :] <= spare[:, None] + _ROUNDING).ravel()
+        return takes
 
 
 def _with(row: _Row, members: Members) -> _Row:
-    return _Row(members, row.base, row.base_value, row.base_speed, row.memory_gib, row.spare_mem_gib, row.open_unit)
+    return replace(row, members=members)
 
 
 def _turns() -> Iterator[tuple[int, ...]]:

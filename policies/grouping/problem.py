@@ -44,11 +44,13 @@ class OpenUnit:
         members: Kinds of its members.
         memory_limit_gib: GPU memory that its members may use together; infinite when unknown.
         spare_mem_gib: Host memory that new members may have together; infinite when unknown.
+        closed_to: Indices of the problem's jobs that must not join it.
     """
 
     members: tuple[Kind, ...]
     memory_limit_gib: float = float("inf")
     spare_mem_gib: float = float("inf")
+    closed_to: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

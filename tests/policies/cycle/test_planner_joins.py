@@ -68,6 +68,7 @@ def test_joins_and_new_groups_are_chosen_together():
         {"joinable": False},
         {"mode": "plain"},
         {"spare_mem_gib": 1.0},
+        {"closed_to": {2: "it would not end in time"}},
     ],
 )
 def test_nobody_joins_a_closed_unit(closed):
