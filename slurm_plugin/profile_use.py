@@ -13,6 +13,7 @@ from typing import Final, NamedTuple, Protocol
 
 from muri.errors import MuriError
 from muri.policies.types import PlanJob
+from muri.profiler.averages import unknown_model
 from muri.profiler.differences import Drift, DriftRule, find_drift, is_due, measured_by_jobs
 from muri.profiler.errors import CorruptStoreError
 from muri.profiler.estimates import estimates_of
@@ -28,6 +29,7 @@ from muri.profiler.upkeep import DRIFT, Author, Observation, StaleMark
 from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.planning.actions import Action, started
 from muri.slurm_plugin.planning.cycle_input import CycleInput
+from muri.slurm_plugin.planning.in_place import doubt
 from muri.slurm_plugin.planning.model_traits import UNUSABLE, KnownTraits
 from muri.slurm_plugin.planning.running import as_submitted, running_groups
 from muri.slurm_plugin.records.comment_reports import member_report
@@ -264,17 +266,6 @@ def read_pairs(store: ProfileStore) -> tuple[Interference, ...]:
     return tuple(found)
 
 
-def doubt(profile: StageProfile, config: Config) -> str:
-    """Why a profile is not known well enough to plan with, "" when it is.
-
-    Only dry runs are doubted: who imports or corrects figures vouches for them.
-    """
-    sure, least = profile.detail.confidence, config.profiling.least_confidence
-    if profile.source != "dry-run" or sure is None or sure >= least:
-        return ""
-    return f"it was {sure:.0%} sure of its means, less than profiling.least_confidence ({least:.0%})"
-
-
 def without_doubtful(cycle: CycleInput, store: ProfileStore) -> CycleInput:
     """Leave out profiles that are not known well enough, so that their models plan as those that were never measured.
 
@@ -316,29 +307,47 @@ def _is_recent(profile: StageProfile, cycle: CycleInput) -> bool:
 def with_estimates(cycle: CycleInput, store: ProfileStore) -> CycleInput:
     """Add estimates of the queue's models that have no profile.
 
-    They count as stale: they serve planning at once, and a dry run measures the model when there is room for
-    one. A model whose dry runs failed gets none, and its jobs run alone. Without estimates jobs wait for their
-    dry runs, so a failure here does not fail the cycle.
+    They count as stale: they serve planning at once, and the model is measured when there is room for a dry run, or
+    while its jobs train. Where jobs are measured in place, each model has an estimate at least. With dry runs, a model
+    whose own failed gets none, and its jobs run alone; other jobs without estimates wait for their dry runs, so a
+    failure here does not fail the cycle.
 
     Raises:
         CorruptStoreError: The store is damaged; the cycle sets it aside.
     """
-    if not cycle.config.profiling.use_estimates:
-        return cycle
-    known = cycle.knowledge
-    missing = {key for key in _keys(cycle) if known.profile_of(key) is None and not known.failed(key, cycle.config)}
+    known, config = cycle.knowledge, cycle.config
+    in_place = config.profiling.in_place
+    missing = {
+        key for key in _keys(cycle) if known.profile_of(key) is None and (in_place or not known.failed(key, config))
+    }
+    found = _estimates(store, missing) if missing and config.profiling.use_estimates else {}
+    if in_place:
+        found = {key: _unknown(key, cycle) for key in missing} | found
+    known = replace(known, profiles={**known.profiles, **found}, stale=known.stale | found.keys())
+    return replace(cycle, knowledge=known)
+
+
+def _estimates(store: ProfileStore, missing: Collection[ProfileKey]) -> dict[ProfileKey, StageProfile]:
     try:
-        found = estimates_of(store, sorted(missing)) if missing else {}
+        return estimates_of(store, sorted(missing))
     except CorruptStoreError:
         raise
     except MuriError as error:
         log.warning("this cycle plans without estimates: %s", error)
-        return cycle
     except Exception:  # prediction libraries may raise anything; an estimate must not cost the cycle
         log.exception("this cycle plans without estimates")
-        return cycle
-    known = replace(known, profiles={**known.profiles, **found}, stale=known.stale | found.keys())
-    return replace(cycle, knowledge=known)
+    return {}
+
+
+def _unknown(key: ProfileKey, cycle: CycleInput) -> StageProfile:
+    """What a model is planned with of which nothing is known.
+
+    It may need all of a GPU's memory: where the site says how much there is, nobody is put beside it before it has
+    been measured.
+    """
+    return replace(
+        unknown_model(cycle.knowledge.profiles.values(), key), gpu_mem_gib=cycle.config.gpu_mem_gib.get(key.gpu_type, 0)
+    )
 
 
 def _keys(cycle: CycleInput) -> Iterator[ProfileKey]:

@@ -8,13 +8,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from muri.files import atomic_json
 from muri.launcher.arbitration.arbiter import Arbiter
 from muri.launcher.arbitration.switching import SwitchingArbiter
 from muri.launcher.job.session import MemberSession
 from muri.launcher.job.stage_clock import IterationRecord
+from muri.launcher.runtime.measuring import Measurement
 from muri.launcher.sessions import gpu_errors
 from muri.profiler.records import RESOURCES, STAGES
 
@@ -93,6 +94,7 @@ class Member:
         started: When it started, UTC.
         expectation: What is known of the member beforehand.
         meter: Its session's speed.
+        measurement: What is measured of its session in place.
     """
 
     session: MemberSession | None = None
@@ -103,6 +105,7 @@ class Member:
     started: str | None = None
     expectation: Expectation = field(default_factory=Expectation)
     meter: SpeedMeter = field(default_factory=SpeedMeter)
+    measurement: Measurement | None = None
 
     def status(self) -> dict[str, object]:
         """The member's part of the status file."""
@@ -134,11 +137,16 @@ class Member:
             "share": shares_of(records) if at_work else {},
             "stage_s": dict(zip(STAGES, mean, strict=True)),
             "wait_s": dict(zip(STAGES, wait, strict=True)),
+            "measured": self.measured(),
             "gpu_mem_peak_gib": None if session is None else session.clock.gpu.gpu_mem_peak_gib,
             "isolation": None if session is None else session.isolation,
             "checkpoint": session is not None and session.checkpointed,
             "exit_code": None if session is None or self.state == "running" else session.exit_code,
         }
+
+    def measured(self) -> dict[str, Any] | None:
+        """The figures of a profile, once they are sure."""
+        return None if self.measurement is None else self.measurement.look(ended=self.state == "ended")
 
 
 class MemberTable:
@@ -183,6 +191,7 @@ class MemberTable:
             member.session, member.state = session, "running"
             member.sessions += 1
             member.script, member.started, member.meter = script, utc_now(), SpeedMeter()
+            member.measurement = Measurement(session, self._takes_turns)
             self.changed.set()
             return True
 
@@ -194,6 +203,15 @@ class MemberTable:
                 member.state = "ended"
                 member.earlier_iterations += session.clock.iterations
                 self.changed.set()
+
+    def _takes_turns(self) -> bool:
+        return self._discipline != "plain" if self._arbiter is None else self._arbiter.takes_turns
+
+    def measured_gpu_mem_gib(self) -> dict[str, float]:
+        """Peak GPU memory of the members that are measured, by job id."""
+        with self._lock:
+            found = {name: member.measured() for name, member in self._members.items()}
+        return {name: float(figures["gpu_mem_gib"]) for name, figures in found.items() if figures is not None}
 
     def running(self) -> list[MemberSession]:
         """The sessions under way."""

@@ -81,8 +81,10 @@ def cycle_input(
     cycle = CycleInput(view, knowledge, config, () if journal is None else journal.intents())
     if store is None:
         return cycle
-    stale = knowledge.stale if journal is None else frozenset(mark.key for mark in store.stale_marks())
-    cycle = replace(cycle, knowledge=replace(knowledge, stale=stale, traits=read_traits(store)))
+    marked_at = {} if journal is None else {mark.key: mark.since for mark in store.stale_marks()}
+    stale = knowledge.stale if journal is None else frozenset(marked_at)
+    knowledge = replace(knowledge, stale=stale, marked_at=marked_at, traits=read_traits(store))
+    cycle = replace(cycle, knowledge=knowledge)
     return with_estimates(without_doubtful(cycle, store), store)
 
 

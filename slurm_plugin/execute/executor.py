@@ -167,7 +167,7 @@ class Executor:
         log.exception("%s failed; the cycle goes on", type(action).__name__)
         for job_id in started((action,)):
             self._journal.set_fact(EXCLUSION, str(job_id), why)
-        if isinstance(action, KeepProfile):
+        if isinstance(action, KeepProfile) and action.token:
             self._dry_run_failed(DryRunFailed(action.token, str(action.profile.key), why))
 
     def _start_group(self, action: StartGroup) -> None:
@@ -388,7 +388,8 @@ class Executor:
             told = [str(profile.key), profile.key.user, action.environment, action.python]
             self._journal.set_fact(PYTHON, f"{profile.key} {action.environment}", told)
         self._journal.forget_fact(DRY_RUN_FAILED, str(profile.key))
-        self._journal.finish(action.token, "done")
+        if action.token:
+            self._journal.finish(action.token, "done")
 
     def _dry_run_failed(self, action: DryRunFailed) -> None:
         log.warning("dry run of %s failed: %s", action.key, action.why)

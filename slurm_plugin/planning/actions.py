@@ -17,7 +17,7 @@ class MemberPlan:
     Attributes:
         job_id: Its job id.
         original: Its request before grouping.
-        solo_iteration_s: Iteration time alone, from its profile.
+        solo_iteration_s: Iteration time alone, from its profile; None where nothing is known of its model.
         speed: Predicted speed in the group, 1 = as fast as alone.
         time_limit_s: Its time limit inside the group, 0 = unlimited.
         cpu_count: CPUs that its own processes keep, one for each task.
@@ -30,7 +30,7 @@ class MemberPlan:
 
     job_id: int
     original: Original
-    solo_iteration_s: float
+    solo_iteration_s: float | None
     speed: float
     time_limit_s: int
     cpu_count: int = 1
@@ -300,10 +300,10 @@ class Join:
 
 @dataclass(frozen=True, slots=True)
 class KeepProfile:
-    """Store what a dry run measured.
+    """Store what a dry run measured, or a job's first iterations.
 
     Attributes:
-        token: The dry run's intent.
+        token: The dry run's intent; "" where there was none.
         profile: The figures.
         accumulates: Whether the script declared that its batches can be split.
         python: The script's, "" for the site's.

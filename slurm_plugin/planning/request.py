@@ -139,7 +139,9 @@ def prepare(cycle: CycleInput, profile_use: ProfileUse = "all") -> Preparation:
     measured = {str(key) for _, key in ready if _is_measured(key, cycle)}
     alone_on_request = {job.job_id for job, _ in ready if alone_reason(job, cycle) == _ALONE_ON_REQUEST}
     measured_with = {run.job_id for run in dry_runs if run.key in measured or run.job_id in alone_on_request}
-    known = replace(cycle.knowledge, dry_run_jobs=cycle.knowledge.dry_run_jobs | measured_with)
+    # Measured in place, a job starts in spite of its dry run, which then ends.
+    with_dry_run = frozenset() if cycle.config.profiling.in_place else cycle.knowledge.dry_run_jobs | measured_with
+    known = replace(cycle.knowledge, dry_run_jobs=with_dry_run)
     cycle = replace(cycle, knowledge=known)
     pending = [
         replace(with_derived(plan_job(job, key, cycle, room), job, cycle.nodes), partition=places.of(job).name)
@@ -224,6 +226,8 @@ def _waiting_for_partners(pending: list[PlanJob], unknown: set[int], cycle: Cycl
         unknown: Those among them whose models have no profile.
         cycle: What the cycle decides on.
     """
+    if cycle.config.profiling.in_place:
+        return set()
     buckets = {_bucket(job) for job in pending if job.groupable and job.job_id in unknown}
     return {
         job.job_id
@@ -251,6 +255,8 @@ def _dry_runs(
     A user whose dry runs are fewer goes first, so that nobody has two while others wait for one; then models without
     any profile, then the user whose last dry run began longest ago, such as before one that never started.
     """
+    if not cycle.config.profiling.starts_dry_runs:
+        return ()
     wanted: dict[ProfileKey, int] = {}
     for job, key in sorted(ready, key=lambda item: (item[0].submit_s, item[0].job_id)):
         useful = profile_use == "all" or (profile_use == "sharing" and _may_share(job, cycle))

@@ -43,6 +43,10 @@ LICENCE_GATE: Final = "licence"
 """The word of a job that a licence keeps waiting; others are held."""
 
 PROFILE_PREFIX: Final = "muri-profile:"
+"""In a job's own comment: what a dry run with its script found."""
+
+MEASURED_PREFIX: Final = "muri-measured:"
+"""In a job's own comment: what its first iterations in a group told of its model."""
 
 SPEED_PREFIX: Final = "muri-speed:"
 
