@@ -1,12 +1,11 @@
 """What stands in for a model of which nothing is known: the mean of the site's models, else a guess. Pure."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from itertools import groupby
 from statistics import fmean, geometric_mean
 from typing import Final
 
-from muri.profiler.records import STAGES, ProfileKey, StageProfile
+from muri.profiler.records import ProfileKey, StageProfile
 
 GUESSED_SHARES: Final = (1 / 6, 1 / 6, 1 / 2, 1 / 6)
 """Of a model at a site that knows none: training keeps the GPU busy at least as long as anything else."""
@@ -51,5 +50,5 @@ def _on_gpus(shares: Sequence[float], gpu_count: int) -> Sequence[float]:
 def _profile(key: ProfileKey, shares: Sequence[float], iteration_s: float, source: str) -> StageProfile:
     # Stages that overlap can add up to more than the iteration, which they then fill.
     whole = max(1.0, sum(shares))
-    stages = {f"{stage}_s": iteration_s * share / whole for stage, share in zip(STAGES, shares, strict=True)}
-    return replace(StageProfile(key, 0.0, 0.0, 0.0, 0.0, iteration_s, source=source), **stages)
+    load_s, preprocess_s, propagate_s, synchronize_s = (iteration_s * share / whole for share in shares)
+    return StageProfile(key, load_s, preprocess_s, propagate_s, synchronize_s, iteration_s, source=source)

@@ -105,14 +105,14 @@ class LiveCourse:
         return whole_periods(measured, self._ahead.period) or measured
 
     def _look(self) -> None:
-        since = self.measured - max(LEAST_ITERATIONS, LEAST_PERIODS * self._ahead.period)
-        if since < 0 or since % CHECK_EVERY:
-            return
-        samples = self._samples()
-        sure = how_sure(samples, period=self._ahead.period)
-        if enough_periods(samples, self._ahead.period) and sure.half_width <= TOLERANCE and not sure.left_out:
-            self._end(f"the means are sure within {sure.half_width:.1%}")
-        elif self.measured >= MOST_ITERATIONS:
+        period = self._ahead.period
+        since = self.measured - max(LEAST_ITERATIONS, LEAST_PERIODS * period)
+        if since >= 0 and since % CHECK_EVERY == 0:
+            samples = self._samples()
+            sure = how_sure(samples, period=period)
+            if enough_periods(samples, period) and sure.half_width <= TOLERANCE and not sure.left_out:
+                self._end(f"the means are sure within {sure.half_width:.1%}")
+        if self.measured >= MOST_ITERATIONS and not self.is_over:
             self._end(f"{self.measured} iterations are measured")
 
     def _end(self, why: str) -> None:
