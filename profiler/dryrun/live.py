@@ -1,8 +1,8 @@
 """Measures a model over the first iterations of a job that trains, alone or in company. Pure.
 
 The rules are a dry run's (`steadiness`): when the script has warmed up, and when its means are sure. Only the end
-differs. Nothing ends with it, so more iterations cost nothing: those that are unsure after `MOST_ITERATIONS` of them
-are reported with what confidence they have.
+differs. Nothing ends with it, so more iterations cost nothing: means that are unsure after `ENOUGH_ITERATIONS` and
+`ENOUGH_S` are reported with what confidence they have.
 
 An iteration alone takes what it took less the waits for other members: its stages' own times, and the time in no stage.
 What others slow down otherwise (caches, memory, cores) is in it, so in company it is an upper bound.
@@ -30,10 +30,18 @@ LEAST_ITERATIONS: Final = 2 * HALF_WINDOW
 """With fewer measured ones nothing is sure, and a script that ends has told nothing."""
 
 CHECK_EVERY: Final = 4
-"""Measured iterations between two looks at the means."""
+"""Measured iterations between the first looks at the means; later ones are further apart."""
 
-MOST_ITERATIONS: Final = 160
+_GROWTH: Final = 1.1
+
+ENOUGH_ITERATIONS: Final = 160
 """Four times as many as a dry run measures at most."""
+
+ENOUGH_S: Final = 30.0
+"""Iterations of milliseconds are as many as fit into that time, ..."""
+
+MOST_ITERATIONS: Final = 10_000
+"""... and no more than these."""
 
 
 class LiveCourse:
@@ -52,6 +60,8 @@ class LiveCourse:
         self._iterations: list[IterationSample] = []
         self._warmup: int | None = None
         self._stopped = "the script ended"
+        self._measured_s = 0.0
+        self._next_look = max(LEAST_ITERATIONS, LEAST_PERIODS * self._ahead.period)
 
     @property
     def measured(self) -> int:
@@ -70,7 +80,10 @@ class LiveCourse:
         self._iterations.append(IterationSample(stage_s, own_s))
         if self._warmup is None:
             times_s = [each.iteration_s for each in self._iterations]
-            self._warmup = warmup_by_now(times_s, self._ahead, MOST_ITERATIONS)
+            self._warmup = warmup_by_now(times_s, self._ahead, ENOUGH_ITERATIONS)
+            self._measured_s = sum(times_s[self._warmup or 0 :])
+        else:
+            self._measured_s += own_s
         if self._warmup is not None:
             self._look()
         return self.is_over
@@ -105,15 +118,16 @@ class LiveCourse:
         return whole_periods(measured, self._ahead.period) or measured
 
     def _look(self) -> None:
-        period = self._ahead.period
-        since = self.measured - max(LEAST_ITERATIONS, LEAST_PERIODS * period)
-        if since >= 0 and since % CHECK_EVERY == 0:
+        measured, period = self.measured, self._ahead.period
+        if measured >= self._next_look:
+            self._next_look = max(measured + CHECK_EVERY, round(_GROWTH * measured))
             samples = self._samples()
             sure = how_sure(samples, period=period)
             if enough_periods(samples, period) and sure.half_width <= TOLERANCE and not sure.left_out:
                 self._end(f"the means are sure within {sure.half_width:.1%}")
-        if self.measured >= MOST_ITERATIONS and not self.is_over:
-            self._end(f"{self.measured} iterations are measured")
+                return
+        if (measured >= ENOUGH_ITERATIONS and self._measured_s >= ENOUGH_S) or measured >= MOST_ITERATIONS:
+            self._end(f"{measured} iterations are measured")
 
     def _end(self, why: str) -> None:
         self.is_over, self._stopped = True, why

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from muri.profiler.dryrun.live import MOST_ITERATIONS, LiveCourse
+from muri.profiler.dryrun.live import ENOUGH_ITERATIONS, LiveCourse
 from muri.profiler.dryrun.steadiness import LoaderAhead
 from muri.profiler.records import ProfileDetail
 
@@ -42,9 +42,18 @@ def test_what_never_gets_sure_is_told_at_last_with_its_confidence() -> None:
     count = after(course, [chance.choice((0.1, 2.0)) for _ in range(500)])
     found = course.result()
     assert found is not None
-    assert found.iterations == MOST_ITERATIONS < count < 2 * MOST_ITERATIONS
+    assert found.iterations == ENOUGH_ITERATIONS < count < 2 * ENOUGH_ITERATIONS
     assert found.detail.confidence is not None
     assert found.detail.confidence < 0.7
+
+
+def test_short_iterations_are_measured_for_longer() -> None:
+    chance, course = random.Random(1), LiveCourse()
+    after(course, [chance.choice((0.001, 0.02)) for _ in range(5000)])
+    found = course.result()
+    assert found is not None
+    assert found.iterations > ENOUGH_ITERATIONS
+    assert "sure within" in found.stopped
 
 
 def test_bursts_of_a_loader_are_measured_over_whole_periods() -> None:
