@@ -24,6 +24,11 @@ from muri.units import MIB_PER_GIB
 
 _ALONE_ON_REQUEST = "it was submitted with alone"
 
+_CALLS_NOT = (
+    "its model was never measured, and its batch script does not call `muri run` itself, without which it has no GPU in "
+    "a group"
+)
+
 _PROMISED = {Role.PILOT, Role.DRY_RUN, Role.RELEASED}
 
 
@@ -186,6 +191,8 @@ def plan_job(job: ManagedJob, key: ProfileKey, cycle: CycleInput, room: SiteRoom
             alone = f"its model cannot be measured: {why}"
         elif cycle.config.profiling.at_once == 0:
             alone = "its model has no profile and profiling is turned off (profiling.at_once is 0)"
+    if not alone and profile is not None and profile.is_estimate and cycle.config.profiling.in_place:
+        alone = "" if job.calls_muri else _CALLS_NOT
     largest, why = cycle.knowledge.largest_group.get(job.job_id, (MAX_GROUP_SIZE, ""))
     if not alone and room is not None and largest > 1:
         largest, why = room.largest_group(job, largest)

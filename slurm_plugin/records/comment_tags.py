@@ -21,6 +21,9 @@ DRY_RUN_PREFIX: Final = "muri-dryrun:"
 
 SCRIPT_PREFIX: Final = "muri-script:"
 
+CALLS_PREFIX: Final = "muri-calls:"
+"""In a job's AdminComment: "no" where its batch script does not call `muri run` itself."""
+
 FACTS_PREFIX: Final = "muri-facts:"
 """In a job's AdminComment: what its submission told, see `muri.slurm_plugin.records.submit_facts`."""
 

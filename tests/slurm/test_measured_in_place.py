@@ -46,7 +46,9 @@ def profiles(muri: MuriCluster, user: str) -> dict[str, dict[str, Any]]:
 
 def dry_runs(muri: MuriCluster) -> set[str]:
     """The dry-run jobs that slurmctld remembers, ended ones too."""
-    return set(muri.driver.run("squeue", "-h", "-t", "all", "-n", "muri-dryrun", "-o", "%i", user="root").stdout.split())
+    return set(
+        muri.driver.run("squeue", "-h", "-t", "all", "-n", "muri-dryrun", "-o", "%i", user="root").stdout.split()
+    )
 
 
 def test_a_pytorch_script_never_seen_shares_at_once_and_its_profile_is_stored_while_it_trains(

@@ -80,6 +80,19 @@ def test_at_a_new_site_it_is_a_guess_which_the_job_is_told(make_controller: Make
     assert not slurm.jobs[1].held
 
 
+@pytest.mark.parametrize(("known", "shares"), [(OTHERS, False), (FOUR_KINDS, True)])
+def test_a_script_that_does_not_call_muri_keeps_its_gpus_until_its_model_is_known(
+    make_controller: Make, known: tuple[StageProfile, ...], shares: bool
+) -> None:
+    slurm = FakeSlurm(four_jobs(), one_gpu())
+    slurm.jobs[1] = replace(slurm.jobs[1], admin_comment=f"{slurm.jobs[1].admin_comment} muri-calls:no")
+    with make_controller(slurm, known, profiling=PLACE) as controller:
+        status = {job.job_id: job for job in controller.cycle().jobs}
+    members = {job_id for pilot in pilots(slurm) if (tag := read_job(pilot).pilot_tag) for job_id in tag.members}
+    assert (1 in members) == shares
+    assert ("does not call `muri run` itself" in str(status[1])) != shares
+
+
 def test_nothing_is_promised_to_a_member_of_which_nothing_is_known(make_controller: Make) -> None:
     slurm = running(make_controller, *OTHERS)
     members = {job.job_id: read_job(job) for job in slurm.jobs.values() if read_job(job).role is Role.MEMBER}
