@@ -308,18 +308,16 @@ def with_estimates(cycle: CycleInput, store: ProfileStore) -> CycleInput:
     """Add estimates of the queue's models that have no profile.
 
     They count as stale: they serve planning at once, and the model is measured when there is room for a dry run, or
-    while its jobs train. Where jobs are measured in place, each model has an estimate at least. With dry runs, a model
-    whose own failed gets none, and its jobs run alone; other jobs without estimates wait for their dry runs, so a
-    failure here does not fail the cycle.
+    while its jobs train. A model that could not be measured gets none, and its jobs run alone. Where jobs are measured
+    in place, each other model has an estimate at least; else jobs without one wait for their dry runs. So a failure
+    here does not fail the cycle.
 
     Raises:
         CorruptStoreError: The store is damaged; the cycle sets it aside.
     """
     known, config = cycle.knowledge, cycle.config
     in_place = config.profiling.in_place
-    missing = {
-        key for key in _keys(cycle) if known.profile_of(key) is None and (in_place or not known.failed(key, config))
-    }
+    missing = {key for key in _keys(cycle) if known.profile_of(key) is None and not known.failed(key, config)}
     found = _estimates(store, missing) if missing and config.profiling.use_estimates else {}
     if in_place:
         found = {key: _unknown(key, cycle) for key in missing} | found

@@ -44,7 +44,7 @@ class Measurement:
         session.clock.on_record = self._take
 
     def look(self, *, ended: bool = False) -> dict[str, Any] | None:
-        """The figures of a profile as plain JSON values, once they are sure; None before.
+        """The figures of a profile as plain JSON values, once they are sure, or an error; None before.
 
         Args:
             ended: Whether the script has ended: what was measured by then has to do.
@@ -57,7 +57,7 @@ class Measurement:
         if ended or (self._course is not None and self._course.is_over):
             self._over, self._session.clock.on_record = True, None
             self._fresh.clear()
-            self._result = None if facts is None else self._sum_up(facts)
+            self._result = (None if facts is None else self._sum_up(facts)) or self._why_not()
         return self._result
 
     def _take(self, record: IterationRecord) -> None:
@@ -73,6 +73,14 @@ class Measurement:
             else:
                 course = LiveCourse(ahead)
         self._course = course
+
+    def _why_not(self) -> dict[str, Any] | None:
+        """An error, where a script that has done all of its work told too little."""
+        session = self._session
+        if session.exit_code != 0 or session.lost:
+            return None
+        seen = session.clock.iterations
+        return {"error": f"Muri saw {seen} of its iterations, too few to measure it", "at": self._now_s()}
 
     def _sum_up(self, facts: Mapping[str, Any]) -> dict[str, Any] | None:
         try:

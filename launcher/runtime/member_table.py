@@ -210,8 +210,8 @@ class MemberTable:
     def measured_gpu_mem_gib(self) -> dict[str, float]:
         """Peak GPU memory of the members that are measured, by job id."""
         with self._lock:
-            found = {name: member.measured() for name, member in self._members.items()}
-        return {name: float(figures["gpu_mem_gib"]) for name, figures in found.items() if figures is not None}
+            found = {name: member.measured() or {} for name, member in self._members.items()}
+        return {name: float(figures["gpu_mem_gib"]) for name, figures in found.items() if "gpu_mem_gib" in figures}
 
     def running(self) -> list[MemberSession]:
         """The sessions under way."""

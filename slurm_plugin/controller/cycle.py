@@ -99,6 +99,7 @@ def _remembered(journal: Journal, profiles: Mapping[ProfileKey, StageProfile], v
         profiling=frozenset(key for key, _ in measuring),
         dry_run_jobs=frozenset(job_id for _, job_id in measuring),
         failures={key: (each.count, each.why) for key, each in failures.items()},
+        failed_s={key: each.last_s for key, each in failures.items()},
         largest_group=_lately(journal.facts(LARGEST_GROUP), now_s, lambda size, why: (max(1, int(size)), str(why))),
         exclusions={job_id: str(why) for job_id, why in _readable(journal.facts(EXCLUSION).items(), _of_job)},
         served_gpu_s=served_gpu_s(journal.intents()),

@@ -26,6 +26,7 @@ from muri.slurm_plugin.planning.actions import (
     KeepProfile,
     MemberPlan,
     MoveToLicence,
+    NotMeasured,
     Preempt,
     Regroup,
     ReleaseSolo,
@@ -131,6 +132,7 @@ class Executor:
             StartDryRun: self._start_dry_run,
             KeepProfile: self._keep_profile,
             DryRunFailed: self._dry_run_failed,
+            NotMeasured: self._not_measured,
         }
         self.errors = errors
         self.outcomes: Counter[tuple[str, ...]] = Counter()
@@ -393,10 +395,16 @@ class Executor:
 
     def _dry_run_failed(self, action: DryRunFailed) -> None:
         log.warning("dry run of %s failed: %s", action.key, action.why)
-        earlier = current(self._journal.facts(DRY_RUN_FAILED), self._now_s, self._config.profiling.retry_after_s)
-        failure = after_another(earlier.get(action.key), action.why, self._now_s)
-        self._journal.set_fact(DRY_RUN_FAILED, action.key, failure.fact)
+        self._note_failure(action.key, action.why, self._now_s)
         self._journal.finish(action.token, "done")
+
+    def _not_measured(self, action: NotMeasured) -> None:
+        log.warning("%s could not be measured in a group: %s", action.key, action.why)
+        self._note_failure(action.key, action.why, action.at_s)
+
+    def _note_failure(self, key: str, why: str, at_s: float) -> None:
+        earlier = current(self._journal.facts(DRY_RUN_FAILED), self._now_s, self._config.profiling.retry_after_s)
+        self._journal.set_fact(DRY_RUN_FAILED, key, after_another(earlier.get(key), why, at_s).fact)
 
 
 def restore_request(gateway: Gateway, job: ManagedJob, why: str) -> None:

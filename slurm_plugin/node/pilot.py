@@ -173,7 +173,7 @@ class PilotWatch:
     def _report_measured(self, job_id: str, found: Mapping[str, Any]) -> None:
         """Tell what a member's first iterations say of its model, once, through that job's own comment."""
         try:
-            told = with_foreign_python(found, sys.prefix)
+            told = found if "error" in found else with_foreign_python(found, sys.prefix)
             set_comment(int(job_id), with_measured(job_field(int(job_id), "comment"), told))
         except SlurmUnreachableError as error:
             log.warning("job %s is measured, which cannot be told now: %s", job_id, error)

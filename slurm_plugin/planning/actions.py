@@ -318,6 +318,21 @@ class KeepProfile:
 
 
 @dataclass(frozen=True, slots=True)
+class NotMeasured:
+    """Note that a member's run told too little of its model.
+
+    Attributes:
+        key: Text of the profile key.
+        why: What was missing.
+        at_s: When that was clear, seconds since the epoch.
+    """
+
+    key: str
+    why: str
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class DryRunFailed:
     """Note that a dry run gave no profile.
 
@@ -351,6 +366,7 @@ Action = (
     | Join
     | KeepProfile
     | DryRunFailed
+    | NotMeasured
 )
 
 

@@ -22,7 +22,8 @@ class Knowledge:
         dry_run_jobs: Jobs whose script a dry run executes, or is about to; they wait for it.
         stale: Keys whose profile is in use but is to be measured again.
         marked_at: Since when those of them are so that have a mark, UTC, ISO-8601.
-        failures: Failed dry runs that have not expired, by key text: how many, and the last cause.
+        failures: Attempts to measure that failed and have not expired, by key text: how many, and the last cause.
+        failed_s: When the last of them did, seconds since the epoch, by key text.
         exclusions: Why a job must not be grouped again, by job id.
         largest_group: How large a group Slurm lately had room for, and why no larger, by job id.
         served_gpu_s: GPU-seconds that a job had before it was stopped, by job id.
@@ -38,6 +39,7 @@ class Knowledge:
     stale: frozenset[ProfileKey] = frozenset()
     marked_at: Mapping[ProfileKey, str] = field(default_factory=dict)
     failures: Mapping[str, tuple[int, str]] = field(default_factory=dict)
+    failed_s: Mapping[str, float] = field(default_factory=dict)
     exclusions: Mapping[int, str] = field(default_factory=dict)
     largest_group: Mapping[int, tuple[int, str]] = field(default_factory=dict)
     served_gpu_s: Mapping[int, float] = field(default_factory=dict)

@@ -4,11 +4,12 @@ A user may write anything into his jobs' comments: figures are checked as a dry 
 """
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from muri.profiler.records import IN_PLACE, ProfileError, ProfileKey, StageProfile
 from muri.slurm_plugin.config import Config
-from muri.slurm_plugin.planning.actions import KeepProfile
+from muri.slurm_plugin.planning.actions import KeepProfile, NotMeasured
 from muri.slurm_plugin.planning.cycle_input import CycleInput
 from muri.slurm_plugin.planning.running import as_submitted
 from muri.slurm_plugin.records.comment_reports import profile_in, python_in
@@ -29,27 +30,31 @@ def doubt(profile: StageProfile, config: Config) -> str:
     return f"it was {sure:.0%} sure of its means, less than profiling.least_confidence ({least:.0%})"
 
 
-def measured_in_place(cycle: CycleInput) -> Iterator[KeepProfile]:
-    """Return the profiles to store, at most one for each key: the newest."""
+def measured_in_place(cycle: CycleInput) -> Iterator[KeepProfile | NotMeasured]:
+    """Return what members told that is new: at most one profile for each key, the newest."""
     if not cycle.config.profiling.in_place:
         return
-    found: dict[ProfileKey, KeepProfile] = {}
+    kept: dict[ProfileKey, KeepProfile] = {}
     for job in cycle.view.jobs.values():
-        kept = None if job.reports.measured is None else _kept(job, cycle)
-        if kept is not None:
-            known = found.get(kept.profile.key)
-            if known is None or _is_before(known.profile.measured_at, kept.profile.measured_at):
-                found[kept.profile.key] = kept
-    yield from found.values()
+        key = None if job.reports.measured is None else _key_of(job, cycle)
+        found = None if key is None or job.reports.measured is None else _told(job, job.reports.measured, key, cycle)
+        if isinstance(found, KeepProfile):
+            known = kept.get(found.profile.key)
+            if known is None or _is_before(known.profile.measured_at, found.profile.measured_at):
+                kept[found.profile.key] = found
+        elif found is not None:
+            yield found
+    yield from kept.values()
 
 
-def _kept(job: ManagedJob, cycle: CycleInput) -> KeepProfile | None:
-    key = _key_of(job, cycle)
-    if key is None or job.reports.measured is None:
-        return None
-    measured = job.reports.measured
+def _told(
+    job: ManagedJob, measured: Mapping[str, Any], key: ProfileKey, cycle: CycleInput
+) -> KeepProfile | NotMeasured | None:
+    """What a job's comment says of its model; None where that cannot be true or is of no use."""
     try:
         at_s = min(float(measured["at"]), cycle.now_s)
+        if "error" in measured:
+            return _failure(key, str(measured["error"]), at_s, cycle)
         profile = profile_in(measured, key, text_of(at_s), IN_PLACE)
     except (ProfileError, KeyError, TypeError, ValueError, OverflowError) as error:
         log.warning("job %d: what it says of its model cannot be true: %s", job.job_id, error)
@@ -58,6 +63,14 @@ def _kept(job: ManagedJob, cycle: CycleInput) -> KeepProfile | None:
         return None
     environment = "" if job.facts is None else job.facts.environment
     return KeepProfile("", profile, bool(measured.get("accumulates")), python_in(measured), environment)
+
+
+def _failure(key: ProfileKey, why: str, at_s: float, cycle: CycleInput) -> NotMeasured | None:
+    """A run that told too little, if it is not counted yet; a model that is known needs no more runs."""
+    known, counted_s = cycle.knowledge.profile_of(key), cycle.knowledge.failed_s.get(str(key), 0.0)
+    if (known is not None and not known.is_estimate) or not counted_s < at_s:
+        return None
+    return NotMeasured(str(key), why, at_s)
 
 
 def _key_of(job: ManagedJob, cycle: CycleInput) -> ProfileKey | None:

@@ -25,8 +25,8 @@ from muri.units import MIB_PER_GIB
 _ALONE_ON_REQUEST = "it was submitted with alone"
 
 _CALLS_NOT = (
-    "its model was never measured, and its batch script does not call `muri run` itself, without which it has no GPU in "
-    "a group"
+    "its model was never measured, and its batch script does not call `muri run` itself, without which it has no GPU "
+    "in a group"
 )
 
 _PROMISED = {Role.PILOT, Role.DRY_RUN, Role.RELEASED}
@@ -186,7 +186,8 @@ def plan_job(job: ManagedJob, key: ProfileKey, cycle: CycleInput, room: SiteRoom
     if not alone and profile is None:
         failed = cycle.knowledge.failed(key, cycle.config)
         if failed:
-            alone = f"its dry run failed: {failed}"
+            what = "it could not be measured in a group" if cycle.config.profiling.in_place else "its dry run failed"
+            alone = f"{what}: {failed}"
         elif why := why_arguments_are_unknown(job):
             alone = f"its model cannot be measured: {why}"
         elif cycle.config.profiling.at_once == 0:

@@ -69,7 +69,10 @@ def comment_with(comment: str, token: str, result: Mapping[str, Any]) -> str:
 
 def with_measured(comment: str, result: Mapping[str, Any]) -> str:
     """Return a member's comment with what its first iterations told of its model, `Measurement.look` of the runtime."""
-    return _with_figures(comment, tags.MEASURED_PREFIX, {**result, "at": round(result["at"])})
+    told = {**result, "at": round(result["at"])}
+    if "error" in result:
+        return tags.with_token(comment, tags.MEASURED_PREFIX, tags.format_json(told))
+    return _with_figures(comment, tags.MEASURED_PREFIX, told)
 
 
 def _with_figures(comment: str, prefix: str, result: Mapping[str, Any]) -> str:

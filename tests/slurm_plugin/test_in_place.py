@@ -151,6 +151,22 @@ def test_figures_that_cannot_be_true_are_refused(
     assert changes.get("at") == 1e300 or of_m1(tmp_path) is None  # a time to come is now
 
 
+def test_a_model_of_which_runs_tell_too_little_runs_alone_for_a_day(make_controller: Make, tmp_path: Path) -> None:
+    slurm = running(make_controller, *OTHERS)
+    for number in range(2):
+        tell(slurm, 1, {"error": "Muri saw 0 of its iterations, too few to measure it", "at": slurm.now_s - 30})
+        for _ in range(3):  # a run counts once
+            slurm.now_s += 60
+            cycle(slurm, make_controller)
+        slurm.jobs[50 + number] = make_job(50 + number, submit_s=slurm.now_s)
+        said = str(cycle(slurm, make_controller)[50 + number])
+        assert ("its profile is estimated" in said) == (number == 0)  # else it shares with nobody
+    slurm.now_s += 2 * 86400
+    slurm.jobs[60] = make_job(60, submit_s=slurm.now_s)
+    assert "its profile is estimated" in str(cycle(slurm, make_controller)[60])
+    assert of_m1(tmp_path) is None
+
+
 def test_a_known_model_keeps_its_profile(make_controller: Make, tmp_path: Path) -> None:
     slurm = running(make_controller)
     tell(slurm, 1, result(slurm.now_s))

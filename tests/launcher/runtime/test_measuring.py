@@ -28,7 +28,8 @@ class Session:
 
     member = "101"
 
-    def __init__(self, facts: dict[str, Any] | None) -> None:
+    def __init__(self, facts: dict[str, Any] | None, exit_code: int = 0) -> None:
+        self.exit_code, self.lost = exit_code, False
         self.clock, self.told = StageClock(), facts
 
     def facts(self) -> dict[str, Any] | None:
@@ -92,7 +93,14 @@ def test_a_script_that_ends_has_told_something_or_not(iterations: int, is_measur
     for number in range(iterations):
         session.clock.count(IterationRecord(0.5 + 0.3 * (number % 2), (0.1, 0.0, 0.2, 0.0), (0.0,) * 4))
     assert found.look() is None
-    assert (found.look(ended=True) is not None) == is_measured
+    told = found.look(ended=True)
+    assert told is not None
+    assert ("iteration_s" in told) == is_measured
+    assert is_measured or told == {"error": "Muri saw 11 of its iterations, too few to measure it", "at": 7.0}
+
+
+def test_a_script_that_failed_says_nothing_against_its_model() -> None:
+    assert measurement(Session(FACTS, exit_code=1)).look(ended=True) is None
 
 
 @pytest.mark.parametrize("kind", ["thread", "process"])
