@@ -20,7 +20,8 @@ from muri.profiler.estimates import estimates_of
 from muri.profiler.interference.models import KIND as FITS
 from muri.profiler.interference.models import LinearFit
 from muri.profiler.interference.ratios import KIND as PAIRS
-from muri.profiler.interference.ratios import Interference
+from muri.profiler.interference.ratios import Interference, by_pair
+from muri.profiler.interference.ratios import put as put_pair
 from muri.profiler.records import STAGES, ProfileKey, StageProfile
 from muri.profiler.sensitivity import record
 from muri.profiler.store import ACCUMULATES, REUSE_COUNT, REUSE_KIND, REUSE_NAME, Document, ProfileStore, reuse_count
@@ -31,9 +32,10 @@ from muri.slurm_plugin.planning.actions import Action, started
 from muri.slurm_plugin.planning.cycle_input import CycleInput
 from muri.slurm_plugin.planning.in_place import doubt
 from muri.slurm_plugin.planning.model_traits import UNUSABLE, KnownTraits
+from muri.slurm_plugin.planning.pairs_at_work import pairs_at_work
 from muri.slurm_plugin.planning.running import as_submitted, running_groups
 from muri.slurm_plugin.records.comment_reports import member_report
-from muri.slurm_plugin.records.journal import DRY_RUN, Intent
+from muri.slurm_plugin.records.journal import DRY_RUN, PAIR, Intent, Journal
 from muri.slurm_plugin.records.roles import Role, View, profile_key
 from muri.utc import moment, text_of
 
@@ -114,6 +116,21 @@ def _may_mark(store: ProfileStore, key: ProfileKey, config: Config, now_s: float
     ours = (entry for entry in store.audit() if entry.key == key and entry.who == DRIFT and entry.action == "stale")
     times = [at.timestamp() for entry in ours if (at := moment(entry.at)) is not None]
     return not times or now_s - max(times) >= config.profiles.drift_again_s
+
+
+def learn_pairs(store: ProfileStore, journal: Journal, cycle: CycleInput) -> None:
+    """Keep how the members of running pairs slow each other down, unless a surer measurement is stored.
+
+    Raises:
+        StoreError: The store cannot be written.
+    """
+    known = by_pair(cycle.knowledge.traits.pairs)
+    for course in pairs_at_work(cycle, journal.facts(PAIR)):
+        journal.set_fact(PAIR, str(course.pilot), course.fact)
+        found = course.interference
+        stored = None if found is None else known.get(found.pair)
+        if found is not None and (stored is None or stored.confidence <= found.confidence):
+            put_pair(store, found)
 
 
 def open_profiles(path: Path, journal: JournalMode | None) -> ProfileStore:

@@ -72,7 +72,7 @@ class Runtime:
         self._suspension = SuspensionWatch(self._table.running, pausing)
         in_turns = group.discipline != "plain"
         self._trace = _open_trace(options, shared=in_turns)
-        self._table.watch(arbiter, solo_s, speeds)
+        self._table.watch(arbiter, solo_s, speeds, has_gpu=options.node.has_gpu)
         start = functools.partial(supervised, options.starter, options.run_dir)
         factory = SessionFactory(pausing, solo_s, self._trace, _base_path(), start, self._threads)
         pilot_job = None if self._ranks is not None else os.environ.get("SLURM_JOB_ID")

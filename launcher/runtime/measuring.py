@@ -27,15 +27,15 @@ class Measurement:
 
     Args:
         session: The session; its clock tells nobody else of its iterations.
-        takes_turns: Whether members take turns now. Without turns others slow the stages themselves down.
+        is_undisturbed: Whether stages now take the time that they take alone.
         now_s: The time, seconds since the epoch.
     """
 
     def __init__(
-        self, session: MemberSession, takes_turns: Callable[[], bool], now_s: Callable[[], float] = time.time
+        self, session: MemberSession, is_undisturbed: Callable[[], bool], now_s: Callable[[], float] = time.time
     ) -> None:
         self._session = session
-        self._takes_turns = takes_turns
+        self._is_undisturbed = is_undisturbed
         self._now_s = now_s
         self._fresh: deque[tuple[IterationRecord, bool]] = deque(maxlen=_MOST_WAITING)
         self._course: LiveCourse | None = None
@@ -61,14 +61,14 @@ class Measurement:
         return self._result
 
     def _take(self, record: IterationRecord) -> None:
-        self._fresh.append((record, self._takes_turns()))
+        self._fresh.append((record, self._is_undisturbed()))
 
     def _catch_up(self, facts: Mapping[str, Any]) -> None:
         ahead = LoaderAhead(int(facts.get("depth", 0)), max(1, int(facts.get("period", 1))))
         course = self._course or LiveCourse(ahead)
         while self._fresh and not course.is_over:
-            record, in_turns = self._fresh.popleft()
-            if in_turns:
+            record, undisturbed = self._fresh.popleft()
+            if undisturbed:
                 course.add(record.busy_s, record.stage_s)
             else:
                 course = LiveCourse(ahead)

@@ -161,6 +161,7 @@ class MemberTable:
         self._discipline = discipline
         self._started = utc_now()
         self._arbiter: Arbiter | None = None
+        self._has_gpu = True
         self._lock = threading.Lock()
         self.changed = threading.Event()
 
@@ -169,10 +170,15 @@ class MemberTable:
         return member in self._members
 
     def watch(
-        self, arbiter: Arbiter, solo_iteration_s: Mapping[str, float], predicted_speed: Mapping[str, float]
+        self,
+        arbiter: Arbiter,
+        solo_iteration_s: Mapping[str, float],
+        predicted_speed: Mapping[str, float],
+        *,
+        has_gpu: bool = True,
     ) -> None:
-        """Set the times that members' speed is measured against, and the arbiter."""
-        self._arbiter = arbiter
+        """Set the times that members' speed is measured against, the arbiter, and whether the runtime has a GPU."""
+        self._arbiter, self._has_gpu = arbiter, has_gpu
         for name, member in self._members.items():
             member.expectation = Expectation(solo_iteration_s.get(name), predicted_speed.get(name))
 
@@ -191,7 +197,7 @@ class MemberTable:
             member.session, member.state = session, "running"
             member.sessions += 1
             member.script, member.started, member.meter = script, utc_now(), SpeedMeter()
-            member.measurement = Measurement(session, self._takes_turns)
+            member.measurement = Measurement(session, self._is_undisturbed)
             self.changed.set()
             return True
 
@@ -204,8 +210,14 @@ class MemberTable:
                 member.earlier_iterations += session.clock.iterations
                 self.changed.set()
 
-    def _takes_turns(self) -> bool:
-        return self._discipline != "plain" if self._arbiter is None else self._arbiter.takes_turns
+    def _is_undisturbed(self) -> bool:
+        """Whether stages take the time that they take alone: members take turns, or there is one, which needs no GPU.
+
+        Without turns nobody waits for the GPU at a stage's end.
+        """
+        if self._arbiter is not None and self._arbiter.takes_turns:
+            return True
+        return not self._has_gpu and sum(member.state == "running" for member in list(self._members.values())) == 1
 
     def measured_gpu_mem_gib(self) -> dict[str, float]:
         """Peak GPU memory of the members that are measured, by job id."""
