@@ -104,7 +104,7 @@ def test_filters(arguments, models):
     [
         (("--sort", "size"), "'model', 'age', 'iteration'"),
         (
-            ("--source", "guess"),
+            ("--source", "rumour"),
             "'dry-run', 'in-place', 'run', 'import', 'edit', 'scaled', 'predicted', 'average', 'guess'",
         ),
         (("--bottleneck", "disk"), "'storage', 'cpu', 'gpu', 'network'"),
