@@ -18,7 +18,7 @@ TIMES_S = {"m1": (0.7, 0.1, 0.1, 0.1), "m2": (0.1, 0.7, 0.1, 0.1), "m3": (0.1, 0
 INTERVAL_S = 60.0
 
 
-def job(model: str, iterations: int = 1000, submit_s: float = 1.0, gpu_mem_gib: float = 4.0) -> Submission:
+def job(model: str, iterations: int = 200, submit_s: float = 1.0, gpu_mem_gib: float = 4.0) -> Submission:
     work = Work(Iteration(TIMES_S[model], 1.0), iterations, gpu_mem_gib=gpu_mem_gib)
     mark = f"model={model},batch-size=8"
     return Submission(EPOCH_S + submit_s, "alice", FIRST_UID, work, mark, name=model, cpus_per_task=2)
