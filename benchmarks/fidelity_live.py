@@ -164,7 +164,8 @@ class Run:
 def config_of(workload: Workload) -> dict[str, Any]:
     """What is set in muri.yaml; the twin is told the same."""
     host = {"telemetry_s": 5, "poll_s": 1}
-    return {"interval_s": INTERVAL_S, "lease_s": 300, "host": host, **workload.config}
+    profiling = {"mode": "dry-run"}  # as in the recorded runs
+    return {"interval_s": INTERVAL_S, "lease_s": 300, "host": host, "profiling": profiling, **workload.config}
 
 
 @contextmanager

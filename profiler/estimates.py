@@ -44,6 +44,14 @@ NETWORK_AND_ITERATION_SPREAD: Final = {
 shares of load, preprocess and propagate; then, by whether the model's own all-reduce was known and whether the
 GPUs are at most `ONE_NODE`, that of synchronize as a share of the iteration, and that of the iteration."""
 
+_BASES: Final = {
+    "scaled": "scaled from another number of GPUs",
+    "predicted": "predicted from the model's graph",
+    "average": "the mean of this site's models",
+    "guess": "a guess: no model of this site has been measured",
+}
+"""What estimates rest on, by their source."""
+
 ONE_NODE: Final = 8
 """GPUs of a node in the measurements that gave the spreads."""
 
@@ -114,8 +122,7 @@ def why_estimated(profile: StageProfile) -> str:
     """What people should know of an estimated profile; "" for a measured one."""
     if not profile.is_estimate:
         return ""
-    basis = "scaled from another number of GPUs" if profile.source == "scaled" else "predicted from the model's graph"
-    return f"its profile is estimated ({basis}) until a dry run has measured it"
+    return f"its profile is estimated ({_BASES[profile.source]}) until it has been measured"
 
 
 def _predicted(store: ProfileStore, key: ProfileKey) -> ProfileEstimate | None:

@@ -16,11 +16,17 @@ STAGES: Final = ("load", "preprocess", "propagate", "synchronize")
 RESOURCES: Final = ("storage", "cpu", "gpu", "network")
 """The resource that each stage of `STAGES` holds, in the same order."""
 
-SOURCES: Final = ("dry-run", "run", "import", "edit", "scaled", "predicted")
-"""Measured in a dry run or in a real run, read from a file, typed in; estimated from another GPU count or from
-the model's graph."""
+IN_PLACE: Final = "in-place"
+"""The source of what a job's first iterations told while it trained."""
 
-ESTIMATES: Final = frozenset({"scaled", "predicted"})
+SOURCES: Final = ("dry-run", IN_PLACE, "run", "import", "edit", "scaled", "predicted", "average", "guess")
+"""Measured in a dry run, over the first iterations of a job or over later ones, read from a file, typed in; estimated
+from another GPU count or from the model's graph, the mean of the site's models, or a mere guess."""
+
+UNKNOWN_MODELS: Final = frozenset({"average", "guess"})
+"""Sources that know nothing of the model itself."""
+
+ESTIMATES: Final = frozenset({"scaled", "predicted"}) | UNKNOWN_MODELS
 """Sources that measure nothing: such a profile serves until there is a measured one."""
 
 
@@ -225,6 +231,11 @@ class StageProfile:
     def is_estimate(self) -> bool:
         """Whether nothing of it was measured under its key."""
         return self.source in ESTIMATES
+
+    @property
+    def says_nothing_of_model(self) -> bool:
+        """Whether it only stands in for a model of which nothing is known."""
+        return self.source in UNKNOWN_MODELS
 
     @property
     def stage_s(self) -> tuple[float, float, float, float]:

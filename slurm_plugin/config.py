@@ -139,8 +139,13 @@ class Horus(Section):
 
 
 class Profiling(Section):
-    """Dry runs of models that have no profile."""
+    """How models without a profile are measured."""
 
+    mode: Literal["in-place", "dry-run"] = Field(
+        "in-place",
+        description="in-place: jobs start at once, planned with an estimate, and are measured while they train; dry "
+        "runs only where partition names spare nodes for them. dry-run: the first job of a model waits for a dry run.",
+    )
     iterations: int = Field(
         DEFAULT_ITERATIONS, ge=3, description="Most iterations that a dry run measures, warm-up not counted."
     )
@@ -154,7 +159,9 @@ class Profiling(Section):
     )
     at_once: int = Field(2, ge=0, description="Most dry runs at the same time; 0 turns profiling off.")
     time_limit_s: int = Field(300, ge=60, description="A dry run longer than this has failed.")
-    partition: str = Field("", description="Partition for dry runs; empty: the job's own.")
+    partition: str = Field(
+        "", description="Partition for dry runs; empty: the job's own, and none with mode: in-place."
+    )
     attempts: int = Field(2, ge=1, description="Dry runs of a model that may fail before its jobs run alone.")
     retry_after_s: float = Field(
         86400.0, ge=0, description="A model whose dry runs failed is tried again after this time."
@@ -168,11 +175,11 @@ class Profiling(Section):
         LEAST_CONFIDENCE,
         ge=0,
         le=1,
-        description="A dry run's profile that is less certain plans as unknown, unless real runs confirm it.",
+        description="A measurement that is less certain plans as unknown, unless real runs confirm it.",
     )
     use_estimates: bool = Field(
         True,
-        description="Plan with estimates from other GPU counts, or the model's graph, until a dry run has measured.",
+        description="Plan with estimates from other GPU counts, or the model's graph, until the model is measured.",
     )
 
     @model_validator(mode="after")
@@ -183,6 +190,16 @@ class Profiling(Section):
                 " of the script too"
             )
         return self
+
+    @property
+    def in_place(self) -> bool:
+        """Whether jobs are measured while they train, and nobody waits for a dry run."""
+        return self.mode == "in-place"
+
+    @property
+    def starts_dry_runs(self) -> bool:
+        """Whether the controller starts dry runs by itself."""
+        return not self.in_place or bool(self.partition)
 
     @property
     def limits(self) -> Limits:
@@ -328,7 +345,7 @@ class Config(Section):
     )
     tiresias: Tiresias = Field(default_factory=Tiresias, description="Options of tiresias and tiresias-gittins only.")
     horus: Horus = Field(default_factory=Horus, description="Options of horus and horus-f only.")
-    profiling: Profiling = Field(default_factory=Profiling, description="Dry runs of models without a profile.")
+    profiling: Profiling = Field(default_factory=Profiling, description="How models without a profile are measured.")
     profiles: Profiles = Field(
         default_factory=Profiles, description="The store of profiles, and when one is measured again."
     )

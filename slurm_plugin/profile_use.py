@@ -13,13 +13,15 @@ from typing import Final, NamedTuple, Protocol
 
 from muri.errors import MuriError
 from muri.policies.types import PlanJob
+from muri.profiler.averages import unknown_model
 from muri.profiler.differences import Drift, DriftRule, find_drift, is_due, measured_by_jobs
 from muri.profiler.errors import CorruptStoreError
 from muri.profiler.estimates import estimates_of
 from muri.profiler.interference.models import KIND as FITS
 from muri.profiler.interference.models import LinearFit
 from muri.profiler.interference.ratios import KIND as PAIRS
-from muri.profiler.interference.ratios import Interference
+from muri.profiler.interference.ratios import Interference, by_pair
+from muri.profiler.interference.ratios import put as put_pair
 from muri.profiler.records import STAGES, ProfileKey, StageProfile
 from muri.profiler.sensitivity import record
 from muri.profiler.store import ACCUMULATES, REUSE_COUNT, REUSE_KIND, REUSE_NAME, Document, ProfileStore, reuse_count
@@ -28,10 +30,12 @@ from muri.profiler.upkeep import DRIFT, Author, Observation, StaleMark
 from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.planning.actions import Action, started
 from muri.slurm_plugin.planning.cycle_input import CycleInput
+from muri.slurm_plugin.planning.in_place import doubt
 from muri.slurm_plugin.planning.model_traits import UNUSABLE, KnownTraits
+from muri.slurm_plugin.planning.pairs_at_work import pairs_at_work
 from muri.slurm_plugin.planning.running import as_submitted, running_groups
 from muri.slurm_plugin.records.comment_reports import member_report
-from muri.slurm_plugin.records.journal import DRY_RUN, Intent
+from muri.slurm_plugin.records.journal import DRY_RUN, PAIR, Intent, Journal
 from muri.slurm_plugin.records.roles import Role, View, profile_key
 from muri.utc import moment, text_of
 
@@ -112,6 +116,21 @@ def _may_mark(store: ProfileStore, key: ProfileKey, config: Config, now_s: float
     ours = (entry for entry in store.audit() if entry.key == key and entry.who == DRIFT and entry.action == "stale")
     times = [at.timestamp() for entry in ours if (at := moment(entry.at)) is not None]
     return not times or now_s - max(times) >= config.profiles.drift_again_s
+
+
+def learn_pairs(store: ProfileStore, journal: Journal, cycle: CycleInput) -> None:
+    """Keep how the members of running pairs slow each other down, unless a surer measurement is stored.
+
+    Raises:
+        StoreError: The store cannot be written.
+    """
+    known = by_pair(cycle.knowledge.traits.pairs)
+    for course in pairs_at_work(cycle, journal.facts(PAIR)):
+        journal.set_fact(PAIR, str(course.pilot), course.fact)
+        found = course.interference
+        stored = None if found is None else known.get(found.pair)
+        if found is not None and (stored is None or stored.confidence <= found.confidence):
+            put_pair(store, found)
 
 
 def open_profiles(path: Path, journal: JournalMode | None) -> ProfileStore:
@@ -264,17 +283,6 @@ def read_pairs(store: ProfileStore) -> tuple[Interference, ...]:
     return tuple(found)
 
 
-def doubt(profile: StageProfile, config: Config) -> str:
-    """Why a profile is not known well enough to plan with, "" when it is.
-
-    Only dry runs are doubted: who imports or corrects figures vouches for them.
-    """
-    sure, least = profile.detail.confidence, config.profiling.least_confidence
-    if profile.source != "dry-run" or sure is None or sure >= least:
-        return ""
-    return f"it was {sure:.0%} sure of its means, less than profiling.least_confidence ({least:.0%})"
-
-
 def without_doubtful(cycle: CycleInput, store: ProfileStore) -> CycleInput:
     """Leave out profiles that are not known well enough, so that their models plan as those that were never measured.
 
@@ -316,29 +324,45 @@ def _is_recent(profile: StageProfile, cycle: CycleInput) -> bool:
 def with_estimates(cycle: CycleInput, store: ProfileStore) -> CycleInput:
     """Add estimates of the queue's models that have no profile.
 
-    They count as stale: they serve planning at once, and a dry run measures the model when there is room for
-    one. A model whose dry runs failed gets none, and its jobs run alone. Without estimates jobs wait for their
-    dry runs, so a failure here does not fail the cycle.
+    They count as stale: they serve planning at once, and the model is measured when there is room for a dry run, or
+    while its jobs train. A model that could not be measured gets none, and its jobs run alone. Where jobs are measured
+    in place, each other model has an estimate at least; else jobs without one wait for their dry runs. So a failure
+    here does not fail the cycle.
 
     Raises:
         CorruptStoreError: The store is damaged; the cycle sets it aside.
     """
-    if not cycle.config.profiling.use_estimates:
-        return cycle
-    known = cycle.knowledge
-    missing = {key for key in _keys(cycle) if known.profile_of(key) is None and not known.failed(key, cycle.config)}
+    known, config = cycle.knowledge, cycle.config
+    in_place = config.profiling.in_place
+    missing = {key for key in _keys(cycle) if known.profile_of(key) is None and not known.failed(key, config)}
+    found = _estimates(store, missing) if missing and config.profiling.use_estimates else {}
+    if in_place:
+        found = {key: _unknown(key, cycle) for key in missing} | found
+    known = replace(known, profiles={**known.profiles, **found}, stale=known.stale | found.keys())
+    return replace(cycle, knowledge=known)
+
+
+def _estimates(store: ProfileStore, missing: Collection[ProfileKey]) -> dict[ProfileKey, StageProfile]:
     try:
-        found = estimates_of(store, sorted(missing)) if missing else {}
+        return estimates_of(store, sorted(missing))
     except CorruptStoreError:
         raise
     except MuriError as error:
         log.warning("this cycle plans without estimates: %s", error)
-        return cycle
     except Exception:  # prediction libraries may raise anything; an estimate must not cost the cycle
         log.exception("this cycle plans without estimates")
-        return cycle
-    known = replace(known, profiles={**known.profiles, **found}, stale=known.stale | found.keys())
-    return replace(cycle, knowledge=known)
+    return {}
+
+
+def _unknown(key: ProfileKey, cycle: CycleInput) -> StageProfile:
+    """What a model is planned with of which nothing is known.
+
+    It may need all of a GPU's memory: where the site says how much there is, nobody is put beside it before it has
+    been measured.
+    """
+    return replace(
+        unknown_model(cycle.knowledge.profiles.values(), key), gpu_mem_gib=cycle.config.gpu_mem_gib.get(key.gpu_type, 0)
+    )
 
 
 def _keys(cycle: CycleInput) -> Iterator[ProfileKey]:

@@ -20,6 +20,7 @@ policy: muri-s
 partitions: [{TRAIN}]
 state_dir: {STATE_DIR}
 profiling:
+  mode: dry-run
   partition: {PROFILE}
   least_confidence: 0 # other programs of this machine may disturb the few cores
 host:

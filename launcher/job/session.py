@@ -286,6 +286,12 @@ class MemberSession(Protocol):
     def environment(self) -> Mapping[str, str]:
         """The member's environment, as it was handed over."""
 
+    def python(self) -> Mapping[str, str]:
+        """The script's Python: its "prefix" and "executable"."""
+
+    def facts(self) -> Mapping[str, Any] | None:
+        """What the script has told beside its iterations (`launcher.telemetry.script_facts`), None while it has not."""
+
     def shut_down(self, grace_s: float) -> None:
         """Let the script's own SIGTERM handler work, else end the script, because the runtime ends."""
 

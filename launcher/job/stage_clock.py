@@ -283,6 +283,7 @@ class StageClock:
         gpu: How the stage `propagate` keeps pace with the GPU.
         iterations: Iterations done.
         recent: The last iterations' records.
+        on_record: Called with each iteration whose times count, by the thread that counts it.
         on_hold: Called for all work, also that of threads that are not gated and of worker processes.
         on_prefetch_depth: Called with how many batches a loader may have ready, and after how many its waits recur.
     """
@@ -306,6 +307,7 @@ class StageClock:
         self.iterations = 0
         self.recent: deque[IterationRecord] = deque(maxlen=RECENT_ITERATIONS)
         self.gpu: GpuPace = HostPace()
+        self.on_record: IterationListener | None = None
         self.on_hold: HoldListener | None = None
         self.on_prefetch_depth: Callable[[int, int], None] | None = None
         self._alone = gate is None
@@ -551,6 +553,8 @@ class StageClock:
         self.iterations += 1
         if told:
             self.recent.append(record)
+            if self.on_record is not None:
+                self.on_record(record)
         return told
 
     def drop_iteration(self) -> None:

@@ -163,11 +163,20 @@ def _run_in_group(job_id: str, script: str, module: bool, arguments: tuple[str, 
             connection = wait_for_runtime(os.environ, job_id, membership)
         if connection is None:
             return None
-        return attach(connection, build_request(job_id, script, module, arguments, script_python(os.environ)))
+        return _attach(connection, job_id, script, module, arguments)
     except RuntimeLostError as error:
         give_up(job_id, error, membership or load_membership())
     except OutOfMemoryBesideOthersError as error:
         return try_with_more_memory(job_id, error, membership or load_membership())
+
+
+def _attach(connection: socket.socket, job_id: str, script: str, module: bool, arguments: tuple[str, ...]) -> int:
+    """As `attach`; under a Python in which Muri cannot run, the job goes back and runs alone."""
+    python = script_python(os.environ)
+    if python.why_too_old:
+        connection.close()
+        raise RuntimeLostError(python.why_too_old)
+    return attach(connection, build_request(job_id, script, module, arguments, python))
 
 
 def _trusted_runtime(job_id: str) -> socket.socket | None:

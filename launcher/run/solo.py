@@ -65,7 +65,7 @@ def main(arguments: list[str]) -> None:
         automatic.install_splitting_hooks()
     keep_process_groups()
     mark = os.environ.pop(MARK_VARIABLE, "")
-    if os.environ.get(DRY_RUN_VARIABLE):
+    if os.environ.get(DRY_RUN_VARIABLE) or is_gated(os.environ):
         danger_watch.begin(sys.path[0])
     _execute(loaded, mark)
 

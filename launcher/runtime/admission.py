@@ -88,6 +88,7 @@ class MemoryAdmission:
         running: The sessions under way.
         device_gib: Memory of the GPU; None: the GPU is asked, and without one every member is admitted.
         now: Clock in seconds.
+        measured_gib: What was measured of members at work by now, which counts instead.
     """
 
     def __init__(
@@ -96,8 +97,10 @@ class MemoryAdmission:
         running: Callable[[], list[MemberSession]],
         device_gib: float | None = None,
         now: Callable[[], float] = time.monotonic,
+        measured_gib: Callable[[], Mapping[str, float]] = dict,
     ) -> None:
         self._need_gib = need_gib
+        self._measured_gib = measured_gib
         self._now = now
         self._running = running
         self._device_gib = device_gib
@@ -136,7 +139,8 @@ class MemoryAdmission:
         self._let_in_s = {m: s for m, s in self._let_in_s.items() if m not in names and now_s - s < START_S}
         contexts = 1 + sum(session.isolation == "process" for session in running)
         others = (names | self._let_in_s.keys()) - {newcomer}
-        return sum(self._need_gib.get(member, 0.0) for member in others) + contexts * CONTEXT_GIB
+        need_gib = {**self._need_gib, **self._measured_gib()}
+        return sum(need_gib.get(member, 0.0) for member in others) + contexts * CONTEXT_GIB
 
     def _capacity_gib(self) -> float | None:
         if self._device_gib is not None:

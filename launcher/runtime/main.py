@@ -82,6 +82,7 @@ class Runtime:
                 each.job_id: Expectation(each.solo_iteration_s, each.predicted_speed, each.min_speed)
                 for each in group.members
             },
+            has_gpu=options.node.has_gpu,
         )
         self._promises = PromiseKeeper(arbiter, self._table.broken_promises)
         start = functools.partial(supervised, options.starter, options.run_dir)
@@ -89,7 +90,9 @@ class Runtime:
         pilot_job = None if self._ranks is not None else os.environ.get("SLURM_JOB_ID")
         admission = AdmissionControl(pilot_job, self._table, group)
         need_gib = {each.job_id: each.gpu_mem_gib for each in group.members if each.gpu_mem_gib}
-        memory = MemoryAdmission(need_gib, self._table.running, options.device_mem_gib)
+        memory = MemoryAdmission(
+            need_gib, self._table.running, options.device_mem_gib, measured_gib=self._table.measured_gpu_mem_gib
+        )
         self._server = Server(options.run_dir, group.ids, self._table, factory, self._ranks, admission, memory)
         self._hangs = HangWatch(self._table.running, pausing, group.hang_timeout_s, self._ranks)
         self._watchdog = Watchdog(group.hang_timeout_s, self._end_as_hung)

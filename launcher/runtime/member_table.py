@@ -8,13 +8,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from muri.files import atomic_json
 from muri.launcher.arbitration.arbiter import Arbiter
 from muri.launcher.arbitration.switching import SwitchingArbiter
 from muri.launcher.job.session import MemberSession
 from muri.launcher.job.stage_clock import IterationRecord
+from muri.launcher.runtime.measuring import Measurement
 from muri.launcher.runtime.promise_watch import PromiseWatch
 from muri.launcher.sessions import gpu_errors
 from muri.profiler.records import RESOURCES, STAGES
@@ -97,6 +98,7 @@ class Member:
         expectation: What is known of the member beforehand.
         meter: Its session's speed.
         promise: Whether it gets the speed that it was promised.
+        measurement: What is measured of its session in place.
     """
 
     session: MemberSession | None = None
@@ -108,6 +110,7 @@ class Member:
     expectation: Expectation = field(default_factory=Expectation)
     meter: SpeedMeter = field(default_factory=SpeedMeter)
     promise: PromiseWatch = field(default_factory=PromiseWatch)
+    measurement: Measurement | None = None
 
     def status(self) -> dict[str, object]:
         """The member's part of the status file."""
@@ -142,11 +145,16 @@ class Member:
             "share": shares_of(records) if at_work else {},
             "stage_s": dict(zip(STAGES, mean, strict=True)),
             "wait_s": dict(zip(STAGES, wait, strict=True)),
+            "measured": self.measured(),
             "gpu_mem_peak_gib": None if session is None else session.clock.gpu.gpu_mem_peak_gib,
             "isolation": None if session is None else session.isolation,
             "checkpoint": session is not None and session.checkpointed,
             "exit_code": None if session is None or self.state == "running" else session.exit_code,
         }
+
+    def measured(self) -> dict[str, Any] | None:
+        """The figures of a profile, once they are sure."""
+        return None if self.measurement is None else self.measurement.look(ended=self.state == "ended")
 
 
 class MemberTable:
@@ -161,6 +169,7 @@ class MemberTable:
         self._discipline = discipline
         self._started = utc_now()
         self._arbiter: Arbiter | None = None
+        self._has_gpu = True
         self._lock = threading.Lock()
         self.changed = threading.Event()
 
@@ -168,9 +177,9 @@ class MemberTable:
         """Whether the job is a member."""
         return member in self._members
 
-    def watch(self, arbiter: Arbiter, expected: Mapping[str, Expectation]) -> None:
-        """Set what members' speed is measured against, and the arbiter."""
-        self._arbiter = arbiter
+    def watch(self, arbiter: Arbiter, expected: Mapping[str, Expectation], *, has_gpu: bool = True) -> None:
+        """Set what members' speed is measured against, the arbiter, and whether the runtime has a GPU."""
+        self._arbiter, self._has_gpu = arbiter, has_gpu
         for name, member in self._members.items():
             member.expectation = expected.get(name, Expectation())
 
@@ -199,6 +208,7 @@ class MemberTable:
             member.sessions += 1
             member.script, member.started = script, utc_now()
             member.meter, member.promise = SpeedMeter(), PromiseWatch()
+            member.measurement = Measurement(session, self._is_undisturbed)
             self.changed.set()
             return True
 
@@ -210,6 +220,21 @@ class MemberTable:
                 member.state = "ended"
                 member.earlier_iterations += session.clock.iterations
                 self.changed.set()
+
+    def _is_undisturbed(self) -> bool:
+        """Whether stages take the time that they take alone: members take turns, or there is one, which needs no GPU.
+
+        Without turns nobody waits for the GPU at a stage's end.
+        """
+        if self._arbiter is not None and self._arbiter.takes_turns:
+            return True
+        return not self._has_gpu and sum(member.state == "running" for member in list(self._members.values())) == 1
+
+    def measured_gpu_mem_gib(self) -> dict[str, float]:
+        """Peak GPU memory of the members that are measured, by job id."""
+        with self._lock:
+            found = {name: member.measured() or {} for name, member in self._members.items()}
+        return {name: float(figures["gpu_mem_gib"]) for name, figures in found.items() if "gpu_mem_gib" in figures}
 
     def running(self) -> list[MemberSession]:
         """The sessions under way."""

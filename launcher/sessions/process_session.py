@@ -15,7 +15,7 @@ import struct
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Final
@@ -98,7 +98,8 @@ class ProcessSession(AttachedSession):
         self._page_fd = page_fd
         self._start = start
         self._traced = on_interval is not None
-        self._channels = Channels(self.member, arbiter, self._count, on_interval)
+        self._facts: dict[str, Any] | None = None
+        self._channels = Channels(self.member, arbiter, self._count, on_interval, self._note_facts)
         self._supervisor: Supervisor | None = None
         self._script_pid = 0
         self._told_to_end = False
@@ -145,6 +146,13 @@ class ProcessSession(AttachedSession):
             tell_hang(self._files[2], cause)
         logger.warning("member %s: %s", self.member, cause)
         self.end(signal.SIGTERM, HUNG_GRACE_S)
+
+    def facts(self) -> Mapping[str, Any] | None:
+        """What the script's process has told of itself."""
+        return self._facts
+
+    def _note_facts(self, facts: dict[str, Any]) -> None:
+        self._facts = facts
 
     def stop(self) -> None:
         """Stop the script and everything that it has started, but not the supervisor, which serves the runtime."""
@@ -292,6 +300,7 @@ class Channels:
         arbiter: Whom its requests go to.
         on_iteration: Called with each finished iteration; whether the arbiter is to be told of it.
         on_interval: Called with each stage held; None for no calls.
+        on_facts: Called with what the process tells of itself; None for no calls.
     """
 
     def __init__(
@@ -300,11 +309,13 @@ class Channels:
         arbiter: Arbiter,
         on_iteration: Callable[[IterationRecord], bool],
         on_interval: IntervalListener | None,
+        on_facts: Callable[[dict[str, Any]], None] | None = None,
     ) -> None:
         self.member: Final = member
         self.arbiter: Final = arbiter
         self.on_iteration: Final = on_iteration
         self.on_interval: Final = on_interval
+        self.on_facts: Final = on_facts
         self._served: list[threading.Thread] = []
         self._lock = threading.Lock()
 
@@ -336,6 +347,7 @@ class _Channel:
             process_gate.RELEASE: self._release,
             process_gate.ITERATION: self._iteration,
             process_gate.INTERVAL: self._interval,
+            process_gate.FACTS: self._note_facts,
             process_gate.CHANNEL: lambda _message: None,  # the descriptor that came with it is open already
         }
 
@@ -390,6 +402,10 @@ class _Channel:
         record = process_gate.unpack_iteration(message)
         if self._owner.on_iteration(record):
             self._owner.arbiter.iteration_done(self._owner.member, record)
+
+    def _note_facts(self, message: bytes) -> None:
+        if self._owner.on_facts is not None:
+            self._owner.on_facts(process_gate.unpack_facts(message))
 
     def _interval(self, message: bytes) -> None:
         _, stage, start_s, end_s, wait_s = process_gate.INTERVAL_MESSAGE.unpack(message)

@@ -80,6 +80,10 @@ class AttachedSession:
         """The member's environment, as it was handed over."""
         return self._request.environment
 
+    def python(self) -> Mapping[str, str]:
+        """The script's Python: its "prefix" and "executable"."""
+        return {"prefix": self._request.prefix, "executable": self._request.executable}
+
 
 def build_state(request: AttachRequest, files: tuple[int, int, int], base_path: list[str]) -> SessionState:
     """Everything that the session has for itself, before its script is loaded.

@@ -6,8 +6,8 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
 from muri.launcher import isolation
 from muri.launcher.arbitration.arbiter import Arbiter
@@ -87,6 +87,8 @@ class ThreadSession(AttachedSession):
         self._state.hold_back, self._state.let_through = self._interruption.hold_back, self._interruption.let_through
         self.ended = self._interruption.ended
         self.clock = self._state.clock = StageClock(SessionGate(self._interruption, arbiter), on_interval)
+        self._ahead = (0, 1)
+        self.clock.on_prefetch_depth = self._works_ahead
         self.clock.explicit = not stages_wanted(request.environment)
         self._ending_class: type[BaseException] = KeyboardInterrupt
         self._runtime_pid = os.getpid()
@@ -154,6 +156,18 @@ class ThreadSession(AttachedSession):
             tell_hang(self._state.files[2], cause)
         logger.warning("member %s: %s", self.member, cause)
         self.end(signal.SIGTERM, HUNG_GRACE_S)
+
+    def facts(self) -> Mapping[str, Any] | None:
+        """What the runtime knows of its own thread; what threads cannot keep apart would have ended the session."""
+        return {
+            "gpu_mem_gib": self.clock.gpu.gpu_mem_peak_gib,
+            "dangers": [],
+            "depth": self._ahead[0],
+            "period": self._ahead[1],
+        }
+
+    def _works_ahead(self, depth: int, period: int) -> None:
+        self._ahead = max(self._ahead[0], depth), max(self._ahead[1], period)
 
     def stop(self) -> None:
         """Do nothing: other members' threads run in this process; the arbiter grants this one no resource."""

@@ -98,6 +98,10 @@ def clock_from_environment(environment: Mapping[str, str]) -> StageClock:
         clock = StageClock(gate, on_interval=on_interval)
     if not measures_stages(environment):
         clock.gpu = FreePace() if gate is None else TurnsPace(gate)
+    if gate is not None and task_of(environment)[0] == 0:
+        from muri.launcher.telemetry.script_facts import ScriptFacts
+
+        ScriptFacts(clock, gate.facts)
     log_iterations(clock, environment)
     if environment.get(TIMING_VARIABLE) == "1":
         # In one piece: torchrun's ranks have no buffer, and print would write the end of the line on its own.

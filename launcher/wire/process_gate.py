@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import array
 import contextlib
+import json
 import mmap
 import os
 import signal
@@ -23,7 +24,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from muri.launcher.job.stage_clock import NO_TURNS, STAGE_COUNT, TURNS, TURNS_INDEX, IterationRecord
 
@@ -35,6 +36,7 @@ RELEASE: Final = b"R"[0]
 YIELD: Final = b"Y"[0]
 ITERATION: Final = b"D"[0]
 INTERVAL: Final = b"T"[0]
+FACTS: Final = b"F"[0]
 CHANNEL: Final = b"L"[0]
 """Comes with an open socket: another thread of the member speaks over that."""
 
@@ -45,7 +47,7 @@ STAGE_MESSAGE: Final = struct.Struct("=BB")
 ANSWER: Final = struct.Struct("=Bd")
 INTERVAL_MESSAGE: Final = struct.Struct("=BBddd")
 _ITERATION_MESSAGE: Final = struct.Struct(f"=B{1 + 2 * STAGE_COUNT}d")
-LARGEST_MESSAGE_BYTES: Final = 256
+LARGEST_MESSAGE_BYTES: Final = 1024
 PAGE_BYTES: Final = mmap.PAGESIZE
 
 
@@ -88,6 +90,20 @@ def unpack_iteration(message: bytes) -> IterationRecord:
     """
     _, iteration_s, *times_s = _ITERATION_MESSAGE.unpack(message)
     return IterationRecord(iteration_s, tuple(times_s[:STAGE_COUNT]), tuple(times_s[STAGE_COUNT:]))
+
+
+def pack_facts(facts: Mapping[str, Any]) -> bytes:
+    """The message that tells what only the script's process knows of itself."""
+    return bytes([FACTS]) + json.dumps(facts, separators=(",", ":")).encode()
+
+
+def unpack_facts(message: bytes) -> dict[str, Any]:
+    """Read such a message.
+
+    Raises:
+        ValueError: It holds something else.
+    """
+    return dict(json.loads(message[1:]))
 
 
 def make_page() -> tuple[int, mmap.mmap]:
@@ -159,6 +175,10 @@ class ProcessGate:
     def iteration_done(self, record: IterationRecord) -> None:
         """Tell the arbiter."""
         self._tell(pack_iteration(record))
+
+    def facts(self, facts: Mapping[str, Any]) -> None:
+        """Tell the runtime what only this process knows of itself."""
+        self._tell(pack_facts(facts))
 
     def interval(self, stage: int, start_s: float, end_s: float, wait_s: float) -> None:
         """Tell the runtime's trace; both sides read the same monotonic clock."""

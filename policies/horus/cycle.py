@@ -237,15 +237,23 @@ def _company(partners: Sequence[PlanJob], speed: float) -> Reason:
     return Reason(f"it shares GPUs with {blanks(len(ids))} at an expected {{:.2f}} of its speed alone", (*ids, speed))
 
 
+_KNOWN_FROM: Final = {
+    "scaled": "runs with another number of GPUs",
+    "predicted": "its model's graph",
+    "average": "this site's other models",
+    "guess": "nothing but a guess",
+}
+"""What an estimated profile rests on, by its source."""
+
+
 def _prediction(job: PlanJob) -> tuple[Reason, ...]:
     """What a job's utilisation is known from, where it was not measured."""
     if job.profile is None or job.profile.source not in ESTIMATES:
         return ()
-    known_from = "its model's graph" if job.profile.source == "predicted" else "runs with another number of GPUs"
     return (
         Reason(
             "its model was never measured here: {:.0f} % use and {:.1f} GiB are predicted from {}",
-            (100 * utilization_of(job), job.gpu_mem_gib, known_from),
+            (100 * utilization_of(job), job.gpu_mem_gib, _KNOWN_FROM[job.profile.source]),
         ),
     )
 

@@ -18,8 +18,7 @@ from muri.profiler.dryrun.steadiness import (
     TOLERANCE,
     LoaderAhead,
     most_warmup,
-    moving_means,
-    settled_after,
+    warmup_by_now,
     whole_periods,
 )
 from muri.profiler.dryrun.summary import Circumstances, IterationSample, enough_periods, how_sure, samples_of, summarise
@@ -138,15 +137,9 @@ class Course:
         return said
 
     def _look_for_warmup(self) -> None:
-        depth, period = self._ahead.depth, self._ahead.period
-        least = max(LEAST_WARMUP, depth)
-        # Looking at longer periods than fit would itself take more than the limit.
-        fits = max(1, self._limits.iterations - 2 * HALF_WINDOW + 1)
-        times_s = moving_means([end_s - start_s for start_s, end_s in self.windows], min(period, fits))
-        # The latest iteration completes one new window; earlier ones were judged before.
-        newest = max(least, len(times_s) - 2 * HALF_WINDOW)
-        self._warmup = settled_after(times_s, known_unsettled=newest, least=least)
-        self._settled = self._warmup is not None and self._warmup < most_warmup(least)
+        times_s = [end_s - start_s for start_s, end_s in self.windows]
+        self._warmup = warmup_by_now(times_s, self._ahead, self._limits.iterations)
+        self._settled = self._warmup is not None and self._warmup < most_warmup(self._ahead.least_warmup)
         if self._warmup is None and self._lasts_s(LEAST_WARMUP) > self._limits.steady_s:
             self._warmup = self._unsettled_warmup()
 

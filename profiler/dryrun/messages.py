@@ -167,18 +167,19 @@ class DryRunResult:
         if fault := fault_in(self.stage_s, self.iteration_s, self.gpu_mem_gib, self.iterations):
             raise ProfileError(f"a dry run's result: {fault}")
 
-    def profile(self, key: ProfileKey, measured_at: str) -> StageProfile:
+    def profile(self, key: ProfileKey, measured_at: str, source: str = "dry-run") -> StageProfile:
         """The profile of a key.
 
         Args:
             key: What was measured.
             measured_at: UTC time, ISO-8601.
+            source: How, as in `StageProfile`.
 
         Raises:
             ProfileError: A figure cannot be true.
         """
         figures = (*self.stage_s, self.iteration_s, self.gpu_mem_gib, self.iterations)
-        return StageProfile(key, *figures, measured_at=measured_at, source="dry-run", detail=self.detail)
+        return StageProfile(key, *figures, measured_at=measured_at, source=source, detail=self.detail)
 
     def to_dict(self) -> dict[str, Any]:
         """As plain JSON values: the fields of a `StageProfile`, and why it stopped."""

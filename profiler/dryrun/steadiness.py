@@ -97,6 +97,22 @@ def settled_after(times_s: Sequence[float], *, known_unsettled: int = 0, least: 
     return None
 
 
+def warmup_by_now(times_s: Sequence[float], ahead: LoaderAhead, most_measured: int) -> int | None:
+    """After how many iterations a script has settled, as its newest one tells; None while it has not.
+
+    Args:
+        times_s: Wall-clock seconds of all iterations so far; this was asked after each earlier one, too.
+        ahead: How its loader works ahead.
+        most_measured: Most iterations that are measured then.
+    """
+    # Looking at longer periods than fit would itself take more than the limit.
+    fits = max(1, most_measured - 2 * HALF_WINDOW + 1)
+    means_s = moving_means(times_s, min(ahead.period, fits))
+    # The latest iteration completes one new window; earlier ones were judged before.
+    newest = max(ahead.least_warmup, len(means_s) - 2 * HALF_WINDOW)
+    return settled_after(means_s, known_unsettled=newest, least=ahead.least_warmup)
+
+
 def most_warmup(least: int = LEAST_WARMUP) -> int:
     """After how many iterations measuring begins although the script has not settled."""
     return least + MOST_WARMUP - LEAST_WARMUP
@@ -194,6 +210,11 @@ class LoaderAhead:
 
     depth: int = 0
     period: int = 1
+
+    @property
+    def least_warmup(self) -> int:
+        """Iterations that are warm-up in any case."""
+        return max(LEAST_WARMUP, self.depth)
 
     def widened(self, other: LoaderAhead) -> LoaderAhead:
         """What covers both, where a script has several loaders."""

@@ -89,6 +89,7 @@ def _config_of(task: Simulation) -> Config:
         "grouping": grouping,
         "preemption": preemption,
         "gpu_mem_gib": {"gpu": task.cluster.gpu_mem_gib} if task.cluster.gpu_mem_gib else {},
+        "profiling": {"mode": "dry-run"},  # --profiling-s says how long one takes
     }
     try:
         return Config(**values)

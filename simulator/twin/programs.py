@@ -20,7 +20,7 @@ from muri.simulator.twin.slurm import VirtualSlurm
 from muri.slurm_plugin.gateway.base import GatewayError, NoSuchJobError
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import JobState, NewJob
-from muri.slurm_plugin.records.comment_reports import comment_with, speeds_token
+from muri.slurm_plugin.records.comment_reports import comment_with, speeds_token, with_measured
 
 _ASK_AGAIN_S: Final = 10.0
 """How long a member waits before it asks again while slurmctld is away."""
@@ -30,6 +30,9 @@ _ATTACH_TIMEOUT_S: Final = 120.0
 
 _EAGER_POLL_S: Final = 0.25
 _EAGER_POLLS: Final = 40
+
+_SURE_AFTER: Final = 12
+"""A script whose iterations are all alike has warmed up after 2 of them, and is measured with 10 more."""
 
 _TERMINATED: Final = 143
 
@@ -62,6 +65,12 @@ class _Attached:
     speed: float = 1.0
     iterations: float = 0.0
     ended: bool = False
+
+    def measured(self, now_s: float, *, in_turns: bool) -> dict[str, Any] | None:
+        """What the runtime measures of its first iterations, as `muri.launcher.runtime.measuring` tells it."""
+        if self.iterations < _SURE_AFTER or not in_turns:
+            return None
+        return {**_figures(self.script.work), "iterations": _SURE_AFTER - 2, "at": now_s}
 
 
 class Runtime:
@@ -148,7 +157,7 @@ class Runtime:
     def status(self) -> dict[str, Any]:
         """What the runtime's status file says."""
         self._pass_time()
-        told = {}
+        told, now_s, in_turns = {}, self._nodes.slurm.now_s, self._sharing.discipline != "plain"
         for job_id, member in self.members.items():
             iteration = member.script.work.iteration
             iteration_s = iteration.iteration_s / member.speed
@@ -159,6 +168,7 @@ class Runtime:
                 "iterations_per_s": 1 / iteration_s if member.iterations >= 1 else 0.0,
                 "stage_s": dict(zip(STAGES, iteration.stage_s, strict=True)),
                 "wait_s": dict.fromkeys(STAGES, wait_s),
+                "measured": member.measured(now_s, in_turns=in_turns),
             }
         return {"members": told, "discipline": self._sharing.discipline}
 
@@ -437,6 +447,7 @@ class Placeholder:
         self._runtime: Runtime | None = None
         self._begun_s = 0.0
         self._reported = -1
+        self._measured: set[str] = set()
         self._eager_left = _EAGER_POLLS
         self._over = False
         self._next_poll: Event | None = None
@@ -515,9 +526,20 @@ class Placeholder:
         number = int((self._nodes.slurm.now_s - self._begun_s) / self.group.telemetry_s)
         if number != self._reported:
             self._reported = number
-            token = speeds_token(self._runtime.status())
+            status = self._runtime.status()
+            token = speeds_token(status)
             if token is not None:
                 self._nodes.slurm.set_comment(self._run.job_id, token)
+            for job_id, member in status["members"].items():
+                if member["measured"] is not None and job_id not in self._measured:
+                    self._report_measured(job_id, member["measured"])
+
+    def _report_measured(self, job_id: str, found: dict[str, Any]) -> None:
+        """As `PilotWatch._report_measured`."""
+        self._measured.add(job_id)
+        job = self._nodes.slurm.jobs.get(int(job_id))
+        if job is not None:
+            self._nodes.slurm.set_comment(job.job_id, with_measured(job.comment, found))
 
     def _end(self, code: int) -> None:
         self._over = True
@@ -541,6 +563,13 @@ class Placeholder:
         self._over = True
         if self._runtime is not None:
             self._nodes.down(self._runtime)
+
+
+def _figures(work: Work) -> dict[str, Any]:
+    """What a measurement says of a script."""
+    stages = dict(zip((f"{stage}_s" for stage in STAGES), work.iteration.stage_s, strict=True))
+    about = {"iteration_s": work.iteration.iteration_s, "gpu_mem_gib": work.gpu_mem_gib}
+    return {**stages, **about, "detail": {"confidence": 0.98}}
 
 
 @dataclass(slots=True)
@@ -580,11 +609,7 @@ class DryRun:
             return
         result: dict[str, Any] = {"error": "the script cannot be read"}
         if work is not None:
-            result = dict(zip((f"{stage}_s" for stage in STAGES), work.iteration.stage_s, strict=True))
-            result |= {
-                "iteration_s": work.iteration.iteration_s, "iterations": 20, "gpu_mem_gib": work.gpu_mem_gib,
-                "detail": {"confidence": 0.98},
-            }  # fmt: skip
+            result = {**_figures(work), "iterations": 20}
         job = self.nodes.slurm.jobs.get(self.run.job_id)
         if job is not None and job.state is JobState.RUNNING:
             self.nodes.slurm.set_comment(self.run.job_id, comment_with(job.comment, self.token, result))

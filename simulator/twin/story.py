@@ -122,7 +122,12 @@ def tell(seed: int, most_faults: int = 10) -> Story:
         "gate_watch_s": draw.choice((0.0, 30.0)),
         "host": {"start_timeout_s": 90.0, "attach_timeout_s": 120.0, "telemetry_s": 30.0},
         "grouping": {"max_wait_s": 900.0, "discipline": draw.choice(("fair", "auto")), "wait_for_profiles_s": 30.0},
-        "profiling": {"at_once": draw.choice((0, 1, 2)), "start_timeout_s": 120.0, "time_limit_s": 120},
+        "profiling": {
+            "mode": "dry-run",
+            "at_once": draw.choice((0, 1, 2)),
+            "start_timeout_s": 120.0,
+            "time_limit_s": 120,
+        },
     }
     known = sorted(_MODELS)[: draw.choice((2, 3, 4, 4))]
     profiles = tuple(

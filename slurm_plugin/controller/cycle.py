@@ -25,6 +25,7 @@ from muri.slurm_plugin.planning.cycle_input import CycleInput, Knowledge, dry_ru
 from muri.slurm_plugin.planning.decision import Decision, decide
 from muri.slurm_plugin.planning.pythons import KnownPythons, MeasuredPython
 from muri.slurm_plugin.profile_use import (
+    learn_pairs,
     log_set_aside,
     note_reuse,
     read_traits,
@@ -41,6 +42,7 @@ from muri.slurm_plugin.records.journal import (
     EXCLUSION,
     GPU_MEM,
     LARGEST_GROUP,
+    PAIR,
     PYTHON,
     RELEASE_REFUSED,
     CorruptJournalError,
@@ -81,8 +83,10 @@ def cycle_input(
     cycle = CycleInput(view, knowledge, config, () if journal is None else journal.intents())
     if store is None:
         return cycle
-    stale = knowledge.stale if journal is None else frozenset(mark.key for mark in store.stale_marks())
-    cycle = replace(cycle, knowledge=replace(knowledge, stale=stale, traits=read_traits(store)))
+    marked_at = {} if journal is None else {mark.key: mark.since for mark in store.stale_marks()}
+    stale = knowledge.stale if journal is None else frozenset(marked_at)
+    knowledge = replace(knowledge, stale=stale, marked_at=marked_at, traits=read_traits(store))
+    cycle = replace(cycle, knowledge=knowledge)
     return with_estimates(without_doubtful(cycle, store), store)
 
 
@@ -97,6 +101,7 @@ def _remembered(journal: Journal, profiles: Mapping[ProfileKey, StageProfile], v
         profiling=frozenset(key for key, _ in measuring),
         dry_run_jobs=frozenset(job_id for _, job_id in measuring),
         failures={key: (each.count, each.why) for key, each in failures.items()},
+        failed_s={key: each.last_s for key, each in failures.items()},
         largest_group=_lately(journal.facts(LARGEST_GROUP), now_s, lambda size, why: (max(1, int(size)), str(why))),
         exclusions={job_id: str(why) for job_id, why in _readable(journal.facts(EXCLUSION).items(), _of_job)},
         served_gpu_s=served_gpu_s(journal.intents()),
@@ -262,10 +267,11 @@ class Controller:
         return []
 
     def _keep_up(self, decision: Decision) -> list[str]:
-        """Watch for drift and count reuse; a failure here must not cost the cycle."""
+        """Watch for drift, learn of pairs and count reuse; a failure here must not cost the cycle."""
         jobs, now_s = decision.preparation.request.jobs, decision.view.snapshot.taken_s
         try:
             watch(self._store, decision.view, self._config)
+            learn_pairs(self._store, self._journal, decision.preparation.cycle)
             note_reuse(self._store, decision.actions, jobs, self._journal.intents(), now_s)
         except CorruptStoreError:
             raise
@@ -320,7 +326,7 @@ class Controller:
     def _tidy(self, view: View) -> None:
         self._journal.forget_before(view.snapshot.taken_s - _KEEP_INTENTS_S)
         present = {str(job_id) for job_id in view.jobs}
-        for name in (EXCLUSION, GPU_MEM, LARGEST_GROUP, RELEASE_REFUSED):
+        for name in (EXCLUSION, GPU_MEM, LARGEST_GROUP, PAIR, RELEASE_REFUSED):
             for job_id in self._journal.facts(name):
                 if job_id not in present:
                     self._journal.forget_fact(name, job_id)

@@ -26,6 +26,7 @@ from muri.slurm_plugin.planning.actions import (
     KeepProfile,
     MemberPlan,
     MoveToLicence,
+    NotMeasured,
     Preempt,
     Regroup,
     ReleaseSolo,
@@ -135,6 +136,7 @@ class Executor:
             StartDryRun: self._start_dry_run,
             KeepProfile: self._keep_profile,
             DryRunFailed: self._dry_run_failed,
+            NotMeasured: self._not_measured,
         }
         self.errors = errors
         self.outcomes: Counter[tuple[str, ...]] = Counter()
@@ -171,7 +173,7 @@ class Executor:
         log.exception("%s failed; the cycle goes on", type(action).__name__)
         for job_id in started((action,)):
             self._journal.set_fact(EXCLUSION, str(job_id), why)
-        if isinstance(action, KeepProfile):
+        if isinstance(action, KeepProfile) and action.token:
             self._dry_run_failed(DryRunFailed(action.token, str(action.profile.key), why))
 
     def _start_group(self, action: StartGroup) -> None:
@@ -400,14 +402,21 @@ class Executor:
             told = [str(profile.key), profile.key.user, action.environment, action.python]
             self._journal.set_fact(PYTHON, f"{profile.key} {action.environment}", told)
         self._journal.forget_fact(DRY_RUN_FAILED, str(profile.key))
-        self._journal.finish(action.token, "done")
+        if action.token:
+            self._journal.finish(action.token, "done")
 
     def _dry_run_failed(self, action: DryRunFailed) -> None:
         log.warning("dry run of %s failed: %s", action.key, action.why)
-        earlier = current(self._journal.facts(DRY_RUN_FAILED), self._now_s, self._config.profiling.retry_after_s)
-        failure = after_another(earlier.get(action.key), action.why, self._now_s)
-        self._journal.set_fact(DRY_RUN_FAILED, action.key, failure.fact)
+        self._note_failure(action.key, action.why, self._now_s)
         self._journal.finish(action.token, "done")
+
+    def _not_measured(self, action: NotMeasured) -> None:
+        log.warning("%s could not be measured in a group: %s", action.key, action.why)
+        self._note_failure(action.key, action.why, action.at_s)
+
+    def _note_failure(self, key: str, why: str, at_s: float) -> None:
+        earlier = current(self._journal.facts(DRY_RUN_FAILED), self._now_s, self._config.profiling.retry_after_s)
+        self._journal.set_fact(DRY_RUN_FAILED, key, after_another(earlier.get(key), why, at_s).fact)
 
 
 def restore_request(gateway: Gateway, job: ManagedJob, why: str) -> None:

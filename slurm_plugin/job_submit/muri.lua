@@ -23,6 +23,7 @@ local GATE_TAG = "muri-gate:"
 local TAG = "muri:"
 local USER_HOLD = "muri-hold:user"
 local SCRIPT_TAG = "muri-script:" -- without a model name, the script's text tells models apart
+local CALLS_NOT_TAG = "muri-calls:no" -- the batch script does not call `muri run` itself
 local FACTS_TAG = "muri-facts:" -- what the submitting process told of itself: slurm_plugin/spank/facts.h
 local FACTS_LONGEST = 4096
 local FINGERPRINT_BYTES = 65536 -- slurmctld waits while a script is read, so long scripts are read in part
@@ -245,10 +246,18 @@ function M.fingerprint(script)
   return string.format("%08x%08x", first, second)
 end
 
+-- Whether a batch script surely calls no `muri run` itself; one that is long may do so further down.
+function M.calls_not(script)
+  return #script <= FINGERPRINT_BYTES and not script:find("muri[%s%p]+run")
+end
+
 local function tokens_of(job_desc, mark, gate)
   local tokens = { TAG .. mark }
   if not mark:match("^model=") then
     tokens[2] = SCRIPT_TAG .. M.fingerprint(job_desc.script)
+  end
+  if M.calls_not(job_desc.script) then
+    tokens[#tokens + 1] = CALLS_NOT_TAG
   end
   local facts = M.facts(job_desc.spank_job_env, job_desc.environment)
   if facts then

@@ -22,7 +22,7 @@ from muri.profiler.dryrun.messages import DryRunRequest, Limits
 from muri.profiler.dryrun.runner import end, last_words
 from muri.slurm_plugin.gateway.base import GatewayError, NoSuchJobError
 from muri.slurm_plugin.node.slurm_calls import batch_script, job_field, set_comment
-from muri.slurm_plugin.records.comment_reports import comment_with
+from muri.slurm_plugin.records.comment_reports import comment_with, with_foreign_python
 from muri.slurm_plugin.records.submit_facts import decode_words
 
 _TICK_S = 0.05
@@ -89,14 +89,6 @@ def _read(request: DryRunRequest, code: int, output: Path, *, in_time: bool) -> 
     return value
 
 
-def _with_foreign_python(result: dict[str, Any]) -> dict[str, Any]:
-    """Name the script's Python only where it is another than the site's, which runs this."""
-    found = result.pop("python", None)
-    if isinstance(found, dict) and found.get("prefix") != sys.prefix:
-        result["python"] = found.get("executable")
-    return result
-
-
 def publish(target: int, token: str, result: dict[str, Any]) -> None:
     """Put a result into the comment of the job that it was measured for, keeping the user's text.
 
@@ -131,7 +123,7 @@ def main(
         result = measure(batch_script(target), arguments, limits)
     except GatewayError as error:
         result = {"error": str(error)}
-    result = _with_foreign_python(result)
+    result = with_foreign_python(result, sys.prefix)
     print(json.dumps(result))
     try:
         publish(target, token, result)

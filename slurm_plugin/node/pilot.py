@@ -30,7 +30,7 @@ from muri.run_dir import default_run_dir, make_run_dir
 from muri.slurm_plugin.gateway.base import GatewayError, NoSuchJobError, SlurmUnreachableError
 from muri.slurm_plugin.node.slurm_calls import active_jobs, job_field, set_comment
 from muri.slurm_plugin.records import comment_tags as tags
-from muri.slurm_plugin.records.comment_reports import fault_token, speeds_token
+from muri.slurm_plugin.records.comment_reports import fault_token, speeds_token, with_foreign_python, with_measured
 from muri.utc import log_handler
 
 log = logging.getLogger("muri.pilot")
@@ -82,6 +82,7 @@ class PilotWatch:
         self._runtime = runtime
         self._begun_s = self._polled_s = self._reported_s = clock()
         self._report: str | None = None
+        self._measured: set[str] = set()
         self._eager_polls_left = _EAGER_POLLS
         self._ended_by_slurm = False
 
@@ -104,10 +105,10 @@ class PilotWatch:
                 return code or 1
             if self._finished():
                 self._tell_runtime()
-                self._report_speeds()  # meanwhile the runtime ends
+                self._report_progress()  # meanwhile the runtime ends
                 return self._await_runtime()
             if self._clock() - self._reported_s >= self._group.telemetry_s:
-                self._report_speeds()
+                self._report_progress()
             self._clock.sleep(_TICK_S)
 
     def _tell_members(self) -> None:
@@ -163,9 +164,28 @@ class PilotWatch:
             return _EAGER_POLL_S
         return self._group.poll_s
 
-    def _report_speeds(self) -> None:
-        """Tell the controller each member's progress and times through the pilot job's comment."""
+    def _report_progress(self) -> None:
+        """Tell the controller what the runtime knows of its members, through jobs' comments."""
         self._reported_s = self._clock()
+        self._report_speeds()
+        for job_id, member in self._members_status().items():
+            if member.get("measured") and job_id not in self._measured:
+                self._report_measured(job_id, member["measured"])
+
+    def _report_measured(self, job_id: str, found: Mapping[str, Any]) -> None:
+        """Tell what a member's first iterations say of its model, once, through that job's own comment."""
+        try:
+            told = found if "error" in found else with_foreign_python(found, sys.prefix)
+            set_comment(int(job_id), with_measured(job_field(int(job_id), "comment"), told))
+        except SlurmUnreachableError as error:
+            log.warning("job %s is measured, which cannot be told now: %s", job_id, error)
+            return
+        except GatewayError as error:
+            log.warning("job %s is measured, which cannot be told: %s", job_id, error)
+        self._measured.add(job_id)
+
+    def _report_speeds(self) -> None:
+        """Tell each member's progress and times through the pilot job's comment."""
         report = speeds_token(self._runtime_status())
         if report is not None and report != self._report:
             try:

@@ -17,7 +17,7 @@ class MemberPlan:
     Attributes:
         job_id: Its job id.
         original: Its request before grouping.
-        solo_iteration_s: Iteration time alone, from its profile.
+        solo_iteration_s: Iteration time alone, from its profile; None where nothing is known of its model.
         speed: Predicted speed in the group, 1 = as fast as alone.
         time_limit_s: Its time limit inside the group, 0 = unlimited.
         cpu_count: CPUs that its own processes keep, one for each task.
@@ -30,7 +30,7 @@ class MemberPlan:
 
     job_id: int
     original: Original
-    solo_iteration_s: float
+    solo_iteration_s: float | None
     speed: float
     time_limit_s: int
     cpu_count: int = 1
@@ -307,10 +307,10 @@ class Join:
 
 @dataclass(frozen=True, slots=True)
 class KeepProfile:
-    """Store what a dry run measured.
+    """Store what a dry run measured, or a job's first iterations.
 
     Attributes:
-        token: The dry run's intent.
+        token: The dry run's intent; "" where there was none.
         profile: The figures.
         accumulates: Whether the script declared that its batches can be split.
         python: The script's, "" for the site's.
@@ -322,6 +322,21 @@ class KeepProfile:
     accumulates: bool = False
     python: str = ""
     environment: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class NotMeasured:
+    """Note that a member's run told too little of its model.
+
+    Attributes:
+        key: Text of the profile key.
+        why: What was missing.
+        at_s: When that was clear, seconds since the epoch.
+    """
+
+    key: str
+    why: str
+    at_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -358,6 +373,7 @@ Action = (
     | Join
     | KeepProfile
     | DryRunFailed
+    | NotMeasured
 )
 
 

@@ -21,7 +21,9 @@ class Knowledge:
         profiling: Keys that a dry run is measuring now.
         dry_run_jobs: Jobs whose script a dry run executes, or is about to; they wait for it.
         stale: Keys whose profile is in use but is to be measured again.
-        failures: Failed dry runs that have not expired, by key text: how many, and the last cause.
+        marked_at: Since when those of them are so that have a mark, UTC, ISO-8601.
+        failures: Attempts to measure that failed and have not expired, by key text: how many, and the last cause.
+        failed_s: When the last of them did, seconds since the epoch, by key text.
         exclusions: Why a job must not be grouped again, by job id.
         largest_group: How large a group Slurm lately had room for, and why no larger, by job id.
         served_gpu_s: GPU-seconds that a job had before it was stopped, by job id.
@@ -35,7 +37,9 @@ class Knowledge:
     profiling: frozenset[ProfileKey] = frozenset()
     dry_run_jobs: frozenset[int] = frozenset()
     stale: frozenset[ProfileKey] = frozenset()
+    marked_at: Mapping[ProfileKey, str] = field(default_factory=dict)
     failures: Mapping[str, tuple[int, str]] = field(default_factory=dict)
+    failed_s: Mapping[str, float] = field(default_factory=dict)
     exclusions: Mapping[int, str] = field(default_factory=dict)
     largest_group: Mapping[int, tuple[int, str]] = field(default_factory=dict)
     served_gpu_s: Mapping[int, float] = field(default_factory=dict)
@@ -73,6 +77,10 @@ class Knowledge:
         A mark on the published profile counts only for users who have none of their own.
         """
         return key in self.stale or (key not in self.profiles and key.published in self.stale)
+
+    def stale_since(self, key: ProfileKey) -> str:
+        """Return since when that is so, UTC, ISO-8601; "" where nothing says so."""
+        return next((self.marked_at[each] for each in key.lookup_order if each in self.marked_at), "")
 
     def needed_gib(self, job_id: int, profile: StageProfile) -> float:
         """Return the GPU memory that a job asks for: what it asked for anew, else what its profile says."""

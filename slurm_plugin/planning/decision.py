@@ -18,7 +18,7 @@ from muri.slurm_plugin.planning.node_room import node_room
 from muri.slurm_plugin.planning.packing import ask_to_share
 from muri.slurm_plugin.planning.plan_actions import actions_of
 from muri.slurm_plugin.planning.quarantine import Quarantine, decide_without_culprits
-from muri.slurm_plugin.planning.repairs import reconcile
+from muri.slurm_plugin.planning.repairs import overtaken_dry_runs, reconcile
 from muri.slurm_plugin.planning.request import Preparation, prepare
 from muri.slurm_plugin.planning.running import Settled, settle, stop_actions, with_running
 from muri.slurm_plugin.planning.site_limits import SiteRoom
@@ -91,8 +91,9 @@ def _decide(cycle: CycleInput, policy: Policy) -> Decision:
     runs = without_started(preparation, starts)
     # Jobs need not wait for what measures a model again: it comes behind them in Slurm's queue.
     new, again = tuple(run for run in runs if not run.again), tuple(run for run in runs if run.again)
+    overtaken = overtaken_dry_runs(cycle, started(starts) | started(releases))
     # However many jobs Slurm is to decide about, and refuses to let go, what starts comes first.
-    actions = stops + new + starts + again + releases
+    actions = stops + new + overtaken + starts + again + releases
     return Decision(view, repairs, preparation, plan, actions)
 
 

@@ -25,6 +25,7 @@ from muri.slurm_plugin.planning.actions import (
     ReturnToQueue,
 )
 from muri.slurm_plugin.planning.cycle_input import CycleInput, dry_run_key
+from muri.slurm_plugin.planning.in_place import measured_in_place
 from muri.slurm_plugin.planning.joins import begun_joins, resume_joins
 from muri.slurm_plugin.planning.placement import ends_at_s
 from muri.slurm_plugin.planning.running import running_groups
@@ -74,6 +75,7 @@ def reconcile(cycle: CycleInput) -> tuple[Action, ...]:
     for job in view.having(Role.DRY_RUN):
         if job.dry_run not in known:
             actions.append(Cancel(job.job_id, "the dry run is no longer needed"))
+    actions += measured_in_place(cycle)
     actions += _half_submitted(cycle)  # last: a comment that its user wrote decides
     return tuple(actions)
 
@@ -199,9 +201,7 @@ def _dry_run(cycle: CycleInput, intent: Intent) -> Iterator[Action]:
         yield _result(intent, key, measured)
         return
     if target is not None and target.role in {Role.RELEASED, Role.MEMBER} and target.state.is_active:
-        yield Abandon(intent.token, f"job {target.job_id}, whose script it runs, starts itself")
-        if run is not None and run.state.is_active:
-            yield Cancel(run.job_id, f"job {target.job_id}, whose script it runs, starts itself")
+        yield from _overtaken(intent, target.job_id, view)
         return
     if run is not None and (why := _why_expired(run, intent, cycle)):
         yield Abandon(intent.token, why)
@@ -217,6 +217,23 @@ def _dry_run(cycle: CycleInput, intent: Intent) -> Iterator[Action]:
     elif run is None or not run.state.is_active:
         state = run.state if run is not None else "forgotten by Slurm"
         yield DryRunFailed(intent.token, str(key), f"the dry run ended without a result ({state})")
+
+
+def overtaken_dry_runs(cycle: CycleInput, job_ids: AbstractSet[int]) -> tuple[Action, ...]:
+    """End the dry runs with the scripts of jobs that start now: no script runs twice at once."""
+    begun = (intent for intent in cycle.intents if intent.kind == DRY_RUN and intent.state == "begun")
+    targets = ((intent, int(intent.payload["job_id"])) for intent in begun)
+    return tuple(
+        action for intent, job_id in targets if job_id in job_ids for action in _overtaken(intent, job_id, cycle.view)
+    )
+
+
+def _overtaken(intent: Intent, job_id: int, view: View) -> Iterator[Action]:
+    why = f"job {job_id}, whose script it runs, starts itself"
+    yield Abandon(intent.token, why)
+    for run in view.having(Role.DRY_RUN):
+        if run.dry_run == intent.token:
+            yield Cancel(run.job_id, why)
 
 
 def _why_expired(run: ManagedJob, intent: Intent, cycle: CycleInput) -> str:

@@ -24,6 +24,11 @@ from muri.units import MIB_PER_GIB
 
 _ALONE_ON_REQUEST = "it was submitted with alone"
 
+_CALLS_NOT = (
+    "its model was never measured, and its batch script does not call `muri run` itself, without which it has no GPU "
+    "in a group"
+)
+
 _PROMISED = {Role.PILOT, Role.DRY_RUN, Role.RELEASED}
 
 
@@ -139,7 +144,9 @@ def prepare(cycle: CycleInput, profile_use: ProfileUse = "all") -> Preparation:
     measured = {str(key) for _, key in ready if _is_measured(key, cycle)}
     alone_on_request = {job.job_id for job, _ in ready if alone_reason(job, cycle) == _ALONE_ON_REQUEST}
     measured_with = {run.job_id for run in dry_runs if run.key in measured or run.job_id in alone_on_request}
-    known = replace(cycle.knowledge, dry_run_jobs=cycle.knowledge.dry_run_jobs | measured_with)
+    # Measured in place, a job starts in spite of its dry run, which then ends.
+    with_dry_run = frozenset() if cycle.config.profiling.in_place else cycle.knowledge.dry_run_jobs | measured_with
+    known = replace(cycle.knowledge, dry_run_jobs=with_dry_run)
     cycle = replace(cycle, knowledge=known)
     pending = [
         replace(
@@ -187,11 +194,14 @@ def plan_job(
     if not alone and profile is None:
         failed = cycle.knowledge.failed(key, cycle.config)
         if failed:
-            alone = f"its dry run failed: {failed}"
+            what = "it could not be measured in a group" if cycle.config.profiling.in_place else "its dry run failed"
+            alone = f"{what}: {failed}"
         elif why := why_arguments_are_unknown(job):
             alone = f"its model cannot be measured: {why}"
         elif cycle.config.profiling.at_once == 0:
             alone = "its model has no profile and profiling is turned off (profiling.at_once is 0)"
+    if not alone and profile is not None and profile.is_estimate and cycle.config.profiling.in_place:
+        alone = "" if job.calls_muri else _CALLS_NOT
     largest, why = cycle.knowledge.largest_group.get(job.job_id, (MAX_GROUP_SIZE, ""))
     if not alone and limits is not None and largest > 1:
         largest, why = limits(job, largest)
@@ -233,6 +243,8 @@ def _waiting_for_partners(pending: list[PlanJob], unknown: set[int], cycle: Cycl
         unknown: Those among them whose models have no profile.
         cycle: What the cycle decides on.
     """
+    if cycle.config.profiling.in_place:
+        return set()
     buckets = {_bucket(job) for job in pending if job.groupable and job.job_id in unknown}
     return {
         job.job_id
@@ -260,6 +272,8 @@ def _dry_runs(
     A user whose dry runs are fewer goes first, so that nobody has two while others wait for one; then models without
     any profile, then the user whose last dry run began longest ago, such as before one that never started.
     """
+    if not cycle.config.profiling.starts_dry_runs:
+        return ()
     wanted: dict[ProfileKey, int] = {}
     for job, key in sorted(ready, key=lambda item: (item[0].submit_s, item[0].job_id)):
         useful = profile_use == "all" or (profile_use == "sharing" and _may_share(job, cycle))

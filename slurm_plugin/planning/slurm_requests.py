@@ -43,7 +43,7 @@ def group_spec(action: StartGroup, config: Config) -> GroupSpec:
             MemberSpec(
                 job_id=str(member.job_id),
                 solo_iteration_s=member.solo_iteration_s,
-                predicted_speed=member.speed,
+                predicted_speed=None if member.solo_iteration_s is None else member.speed,
                 gpu_mem_gib=member.gpu_mem_gib or None,
                 accumulate_steps=member.accumulate_steps,
                 isolation=member.isolation,

@@ -114,7 +114,7 @@ def member_plan(
     return MemberPlan(
         job_id=job.job_id,
         original=asked_by(job),
-        solo_iteration_s=profile.iteration_s,
+        solo_iteration_s=None if profile.says_nothing_of_model else profile.iteration_s,
         speed=speed,
         time_limit_s=time_limit_s,
         cpu_count=job.task_count if job.gpu_count > 1 else 1,

@@ -64,34 +64,58 @@ def comment_with(comment: str, token: str, result: Mapping[str, Any]) -> str:
         result: What it found, or an error.
     """
     if "error" in result:
-        return _written(comment, {"error": str(result["error"])[:_ERROR_CHARACTERS], "token": token})
-    values = {name: _rounded(value) for name, value in result.items() if name != "stopped"} | {"token": token}
+        told = {"error": str(result["error"])[:_ERROR_CHARACTERS], "token": token}
+        return tags.with_token(comment, tags.PROFILE_PREFIX, tags.format_json(told))
+    return _with_figures(comment, tags.PROFILE_PREFIX, {**result, "token": token})
+
+
+def with_measured(comment: str, result: Mapping[str, Any]) -> str:
+    """Return a member's comment with what its first iterations told of its model, `Measurement.look` of the runtime."""
+    told = {**result, "at": round(result["at"])}
+    if "error" in result:
+        return tags.with_token(comment, tags.MEASURED_PREFIX, tags.format_json(told))
+    return _with_figures(comment, tags.MEASURED_PREFIX, told)
+
+
+def _with_figures(comment: str, prefix: str, result: Mapping[str, Any]) -> str:
+    """Write figures, without the least important ones where all would be too long."""
+    values = {name: _rounded(value) for name, value in result.items() if name != "stopped"}
     for name in ("", *_DISPENSABLE):
         values["detail"] = {key: value for key, value in values.get("detail", {}).items() if key != name}
-        text = _written(comment, values)
+        text = tags.with_token(comment, prefix, tags.format_json(values))
         if len(text.encode(errors="surrogateescape")) <= MOST_BYTES:
             break
     return text
 
 
-def profile_in(measured: Mapping[str, Any], key: ProfileKey, measured_at: str) -> StageProfile:
-    """Return the profile that a dry run's result holds.
+def with_foreign_python(result: Mapping[str, Any], own_prefix: str) -> dict[str, Any]:
+    """Return a result that names the script's Python only where it is another than that of the site.
+
+    Args:
+        result: A measurement; its "python" has the "prefix" and "executable" of the script's.
+        own_prefix: The site's.
+    """
+    found = result.get("python")
+    rest = {name: value for name, value in result.items() if name != "python"}
+    if isinstance(found, Mapping) and found.get("prefix") != own_prefix:
+        rest["python"] = found.get("executable")
+    return rest
+
+
+def profile_in(measured: Mapping[str, Any], key: ProfileKey, measured_at: str, source: str = "dry-run") -> StageProfile:
+    """Return the profile that a measurement holds.
 
     Raises:
         ProfileError: A figure cannot be true.
         KeyError, TypeError, ValueError: One is missing or is no number.
     """
-    return DryRunResult.from_dict(measured).profile(key, measured_at)
+    return DryRunResult.from_dict(measured).profile(key, measured_at, source)
 
 
 def python_in(measured: Mapping[str, Any]) -> str:
-    """Return the Python that a dry run's result names, "" for the site's or where it names nothing that can be one."""
+    """Return the Python that a measurement names, "" for the site's or where it names nothing that can be one."""
     told = measured.get("python")
     return told if isinstance(told, str) and _PATH.fullmatch(told) else ""
-
-
-def _written(comment: str, value: Mapping[str, Any]) -> str:
-    return tags.with_token(comment, tags.PROFILE_PREFIX, tags.format_json(dict(value)))
 
 
 def _rounded(value: Any) -> Any:
@@ -264,6 +288,7 @@ class JobReports:
         stopped_run: The run that was stopped on purpose, to resume from its checkpoint later.
         out_of_memory: The run that last ended for lack of GPU memory beside others, and how often.
         dry_run: A dry run's result.
+        measured: What a member's first iterations told of its model.
         speeds: A pilot's report of its group's members, for `member_report`.
         fault: Why a pilot's group ended.
         unfinished: Whether it may be a job of Muri's own whose submission was cut off: such jobs are submitted with
@@ -274,6 +299,7 @@ class JobReports:
     stopped_run: int | None = None
     out_of_memory: tuple[int, int] = (-1, 0)
     dry_run: Mapping[str, Any] | None = None
+    measured: Mapping[str, Any] | None = None
     speeds: Mapping[str, Any] | None = None
     fault: Fault | None = None
     unfinished: bool = False
@@ -288,6 +314,7 @@ def read_reports(comment: str) -> JobReports:
         stopped_run=_run_in(comment, tags.STOPPED_PREFIX),
         out_of_memory=out_of_memory_runs(comment),
         dry_run=tags.parse_json(tags.token(comment, tags.PROFILE_PREFIX)),
+        measured=tags.parse_json(tags.token(comment, tags.MEASURED_PREFIX)),
         speeds=tags.parse_json(tags.token(comment, tags.SPEED_PREFIX)),
         fault=parse_fault(comment),
         unfinished=bool(tags.token(comment, tags.PILOT_PREFIX) or tags.token(comment, tags.DRY_RUN_PREFIX)),

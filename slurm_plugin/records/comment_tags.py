@@ -21,6 +21,9 @@ DRY_RUN_PREFIX: Final = "muri-dryrun:"
 
 SCRIPT_PREFIX: Final = "muri-script:"
 
+CALLS_PREFIX: Final = "muri-calls:"
+"""In a job's AdminComment: "no" where its batch script does not call `muri run` itself."""
+
 FACTS_PREFIX: Final = "muri-facts:"
 """In a job's AdminComment: what its submission told, see `muri.slurm_plugin.records.submit_facts`."""
 
@@ -43,6 +46,10 @@ LICENCE_GATE: Final = "licence"
 """The word of a job that a licence keeps waiting; others are held."""
 
 PROFILE_PREFIX: Final = "muri-profile:"
+"""In a job's own comment: what a dry run with its script found."""
+
+MEASURED_PREFIX: Final = "muri-measured:"
+"""In a job's own comment: what its first iterations in a group told of its model."""
 
 SPEED_PREFIX: Final = "muri-speed:"
 

@@ -50,6 +50,10 @@ DRY_RUN: Final = "dry-run"
 EXCLUSION: Final = "bar"
 """Name of the facts that say why a job must not be grouped again, by job id. Running sites' journals hold the word."""
 
+PAIR: Final = "pair"
+"""Name of the facts that keep what was seen of two members that share without turns, by their pilot job's id
+(`planning.pairs_at_work`)."""
+
 DRY_RUN_FAILED: Final = "dry-run-failed"
 """Name of the facts that count a model's failed dry runs and keep the last cause and time (`dry_run_failures`), by the
 profile key's text."""

@@ -58,6 +58,7 @@ class ManagedJob(Job):
         mode: Of a pilot job: how its members share, as in `Group.mode`.
         dry_run: Of a dry run: its token.
         script: Hash of its batch script, "" when unknown.
+        calls_muri: Whether its batch script may call `muri run`, without which a member has no GPU.
         facts: What its submission told, None where the SPANK plugin is older or the job was submitted without it.
         retries_memory: Whether it is given another try with more GPU memory.
         reports: What its own comment tells.
@@ -75,6 +76,7 @@ class ManagedJob(Job):
     mode: tags.Mode = "interleave"
     dry_run: str | None = None
     script: str = ""
+    calls_muri: bool = True
     facts: SubmitFacts | None = None
     retries_memory: bool = False
     reports: JobReports = field(default_factory=JobReports)
@@ -125,6 +127,7 @@ def read_job(job: Job, partitions: tuple[str, ...] = ()) -> ManagedJob:
         mode=tags.mode_of(comment),
         dry_run=dry_run,
         script=tags.token(comment, tags.SCRIPT_PREFIX) or "",
+        calls_muri=tags.token(comment, tags.CALLS_PREFIX) != "no",
         facts=read_facts(comment),
         retries_memory=tags.retries_memory(comment),
         reports=read_reports(job.comment),

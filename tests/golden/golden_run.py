@@ -68,6 +68,7 @@ def prepare_site(case: Case, folder: Path) -> dict[str, Path]:
     state.mkdir()
     places = {"state_dir": str(state), "status_dir": str(state / "status")}
     config = {**places, "gate": "hold", "node_python": "/opt/muri/bin/python", **case.config}
+    config["profiling"] = {"mode": "dry-run", **case.config.get("profiling", {})}
     files = {"config": folder / "muri.yaml", "snapshot": folder / "snapshot.json", "profiles": state / "profiles.db"}
     files["config"].write_text(yaml.safe_dump(config, sort_keys=True))
     files["snapshot"].write_text(json.dumps(case.queue))

@@ -159,7 +159,7 @@ def _log() -> Iterator[io.StringIO]:
 def _controller(campaign: Campaign, slurm: VirtualSlurm, folder: Path) -> Iterator[Controller]:
     config = Config(
         policy=campaign.policy, gate=campaign.gate, state_dir=folder / "state", status_dir=folder / "status",
-        cycle_limit_s=1e9,
+        cycle_limit_s=1e9, profiling={"mode": "dry-run"},
     )  # fmt: skip
     config.state_dir.mkdir(mode=0o700)
     with ProfileStore(config.state_dir / "profiles.db") as store:

@@ -103,7 +103,10 @@ def test_filters(arguments, models):
     ("arguments", "said"),
     [
         (("--sort", "size"), "'model', 'age', 'iteration'"),
-        (("--source", "guess"), "'dry-run', 'run', 'import', 'edit', 'scaled', 'predicted'"),
+        (
+            ("--source", "rumour"),
+            "'dry-run', 'in-place', 'run', 'import', 'edit', 'scaled', 'predicted', 'average', 'guess'",
+        ),
         (("--bottleneck", "disk"), "'storage', 'cpu', 'gpu', 'network'"),
         (("--gpu-type", "h100"), "no profile of GPU type 'h100'; there are: a100, gpu"),
         (("--model", "resnet19"), "did you mean resnet18"),

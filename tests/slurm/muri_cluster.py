@@ -88,7 +88,7 @@ class MuriCluster:
         places = {"state_dir": self.state_dir, "status_dir": f"{self.state_dir}-status"}
         config = {**places, "gate_watch_s": 0, "policy": "muri-s", "partitions": ["train"], "host": host, **changes}
         # The machine's cores belong to all tests: its dry runs are disturbed, and all the same tell the stages apart.
-        config["profiling"] = {"least_confidence": 0, **changes.get("profiling", {})}
+        config["profiling"] = {"mode": "dry-run", "least_confidence": 0, **changes.get("profiling", {})}
         self.driver.write("/etc/muri/muri.yaml", json.dumps(config), user="root", mode="0644")
 
     def know_profiles(self, dangers: Sequence[str] | None = None) -> None:

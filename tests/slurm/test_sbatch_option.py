@@ -50,9 +50,10 @@ class Cluster:
         return found.group(1).strip() if found else ""
 
     def comment(self, job: int) -> str:
-        """AdminComment without the gate, the facts and the script's fingerprint, which jobs without a model carry."""
+        """AdminComment without the gate, the facts and what tells of the script."""
         text, found = re.subn(r" muri-script:[0-9a-f]{16}", "", self.field(job, "AdminComment"))
         assert found == int("muri:" in text and "model=" not in text), text
+        text = text.replace(" muri-calls:no", "")
         text, facts = re.subn(r" muri-facts:1(\.[A-Za-z0-9_~-]*){4}", "", text)
         assert facts == int("muri:" in text), text
         text, gates = re.subn(" muri-gate:licence", "", text)

@@ -24,13 +24,14 @@ def status_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def make_controller(tmp_path: Path) -> Callable[..., Any]:
-    """Open a controller on a FakeSlurm, as a fresh process would."""
+    """Open a controller on a FakeSlurm, as a fresh process would; models are measured in dry runs."""
 
     @contextmanager
     def make(slurm: FakeSlurm, known: tuple[StageProfile, ...] = FOUR_KINDS, /, **changes: Any) -> Iterator[Controller]:
         gate = "licence" if slurm.gate_license else "hold"
         files = {"state_dir": tmp_path, "status_dir": tmp_path / "status"}
-        config = Config(**{**files, "policy": "muri-s", "gate": gate, **changes})
+        profiling = {"mode": "dry-run", **changes.pop("profiling", {})}
+        config = Config(**{**files, "policy": "muri-s", "gate": gate, "profiling": profiling, **changes})
         with ProfileStore(tmp_path / "profiles.db") as store:
             if not store.list():
                 store.put_all(known)

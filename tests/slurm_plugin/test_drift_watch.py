@@ -10,6 +10,7 @@ from muri.profiler.errors import CorruptStoreError
 from muri.profiler.records import STAGES, ProfileDetail, ProfileKey
 from muri.profiler.store import ProfileStore, stats_of
 from muri.profiler.upkeep import Author
+from muri.slurm_plugin.config import Profiling
 from muri.slurm_plugin.controller.assemble import open_controller, read_config
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import JobState
@@ -233,7 +234,10 @@ def test_a_damaged_store_is_set_aside_at_the_start_and_the_cycle_goes_on(make_co
         pass
     content = damage(tmp_path / "profiles.db")
     slurm = FakeSlurm(four_jobs(), one_gpu())
-    config = read_config(None).model_copy(update={"state_dir": tmp_path, "policy": "muri-s"})
+    dry_runs_for_all = Profiling(mode="dry-run")
+    config = read_config(None).model_copy(
+        update={"state_dir": tmp_path, "policy": "muri-s", "profiling": dry_runs_for_all}
+    )
     with open_controller(config, slurm) as controller:
         controller.cycle()
     (place,) = tmp_path.glob("profiles.db.damaged-*")

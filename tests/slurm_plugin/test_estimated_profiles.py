@@ -45,7 +45,7 @@ def test_jobs_with_estimates_are_grouped_at_once_and_say_so(make_controller):
     assert all(job.estimated for job in status.jobs)
     text = "\n".join(explanation(status.jobs[0]))
     assert "(from an estimated profile)" in text
-    assert "job 1: its profile is estimated (scaled from another number of GPUs) until a dry run has measured" in text
+    assert "job 1: its profile is estimated (scaled from another number of GPUs) until it has been measured" in text
     assert not having(slurm, Role.DRY_RUN)  # their scripts run already
 
 

@@ -42,7 +42,11 @@ class Slurm:
         assert load(str(folder / "job_submit.lua")) == 0
 
     def job(self, mark: str | None = "on", **fields: Any) -> Any:
-        job: dict[str, Any] = {"script": "#!/bin/sh\n", "tres_per_node": "gres:gpu:1", "priority": NO_VAL}
+        job: dict[str, Any] = {
+            "script": "#!/bin/sh\nmuri run a.py\n",
+            "tres_per_node": "gres:gpu:1",
+            "priority": NO_VAL,
+        }
         job["het_job_offset"] = NO_VAL
         if mark is not None:
             job["spank_job_env"] = self.lua.table_from({0: f"MURI_JOB={mark}"})
@@ -294,6 +298,23 @@ def test_a_job_without_the_mark_is_left_alone(slurm: Slurm, environment: dict[in
 )
 def test_canonical_text(slurm: Slurm, mark: str, valid: bool) -> None:
     assert muri(slurm).is_canonical(mark) is valid
+
+
+@pytest.mark.parametrize(
+    ("script", "calls"),
+    [
+        ("#!/bin/sh\nmuri run train.py\n", True),
+        ("#!/bin/sh\nsrun /opt/bin/muri  run -m train\n", True),
+        ('#!/bin/sh\n"$HOME/env/bin/muri" run train.py\n', True),
+        ("#!/bin/sh\npython train.py\n", False),
+        ("#!/bin/sh\nrun train.py\n", False),
+        ("#!/bin/sh\n" + "# a long way to go\n" * 5000 + "muri run train.py\n", True),
+    ],
+)
+def test_a_script_that_surely_does_not_call_muri_is_marked(slurm: Slurm, script: str, calls: bool) -> None:
+    job = slurm.job(FULL_MARK, script=script)
+    assert slurm.submit(job) == 0
+    assert ("muri-calls:no" in job.admin_comment.split()) != calls
 
 
 def test_a_fingerprint_tells_scripts_apart_and_only_them(slurm: Slurm) -> None:

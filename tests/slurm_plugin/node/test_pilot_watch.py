@@ -44,6 +44,7 @@ class Group:
         self.code: int | None = None
         self.asked_s: list[float] = []
         self.reports: list[tuple[float, str]] = []
+        self.measured: list[tuple[float, int, str]] = []
         self.signals: list[tuple[float, int]] = []
         self._status = folder / "status.json"
         self._pilot: pilot.PilotWatch | None = None
@@ -105,6 +106,8 @@ class Group:
         return {job_id: self.states[job_id] for job_id in job_ids if job_id in self.states}
 
     def _job_field(self, job_id: int, field: str) -> str:
+        if field == "comment":
+            return "my own text"
         assert field == "admin_comment"
         if job_id == PILOT:
             return tags.PILOT_PREFIX + tags.format_pilot("start", (1, 2))
@@ -114,7 +117,11 @@ class Group:
         return tags.STATE_PREFIX + state if job_id in self.tagged else "muri:model=m"
 
     def _set_comment(self, job_id: int, comment: str) -> None:
-        assert job_id == PILOT
+        if job_id != PILOT:
+            self.measured.append((self.clock(), job_id, comment))
+            if self.silent:
+                raise SlurmUnreachableError("no answer")
+            return
         self.reports.append((self.clock(), comment))
         if self.silent:
             raise GatewayError("no answer")
@@ -312,3 +319,32 @@ def test_members_are_threads_only_where_their_python_can_run_the_runtime(
     members = (MemberSpec(job_id="1", isolation="thread"), MemberSpec(job_id="2"))
     group = pilot.with_possible_threads(GroupSpec(members=members, python=str(python)), {"PATH": "/usr/bin:/bin"})
     assert [member.isolation for member in group.members] == [isolation, "process"]
+
+
+MEASURED = {
+    **dict.fromkeys(("load_s", "preprocess_s", "propagate_s", "synchronize_s"), 0.1), "iteration_s": 0.5,
+    "iterations": 12, "detail": {"confidence": 0.9}, "stopped": "sure", "at": 7.4,
+    "python": {"prefix": "/env", "executable": "/env/bin/python"},
+}  # fmt: skip
+
+
+def test_what_was_measured_of_a_member_is_told_once_in_its_own_comment(group: Group) -> None:
+    told = {"1": {"state": "running", "measured": MEASURED}, "2": {"state": "running", "measured": None}}
+    group.watch((20.1, lambda: group.tell(members=told)), (600.1, group.states.clear))
+    ((at_s, job_id, comment),) = group.measured
+    assert (at_s, job_id) == (30.0, 1)
+    assert comment.startswith("my own text muri-measured:{")
+    found = tags.parse_json(tags.token(comment, tags.MEASURED_PREFIX))
+    assert found is not None
+    assert (found["at"], found["python"], found["iterations"]) == (7, "/env/bin/python", 12)
+    assert "stopped" not in found
+
+
+def test_what_was_measured_is_told_again_until_slurm_has_taken_it(group: Group) -> None:
+    def answer() -> None:
+        group.silent = False
+
+    group.silent = True
+    group.tell(members={"1": {"state": "running", "measured": MEASURED}})
+    group.watch((40.1, answer), (600.1, group.states.clear))
+    assert [at_s for at_s, _, _ in group.measured] == [15.0, 30.0, 45.0]

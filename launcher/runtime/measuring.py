@@ -1,0 +1,100 @@
+"""Measures a member's model over its first iterations while it trains, by the rules of `muri.profiler.dryrun.live`."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from muri.launcher.job.session import MemberSession
+from muri.launcher.job.stage_clock import IterationRecord
+from muri.profiler.dryrun.live import LiveCourse
+from muri.profiler.dryrun.steadiness import LoaderAhead
+from muri.profiler.records import ProfileDetail, ProfileError
+
+logger = logging.getLogger("muri.launcher")
+
+_MOST_WAITING: Final = 10_000
+"""Iterations that are kept until the script's process has told its facts; of more, the first ones are warm-up."""
+
+
+class Measurement:
+    """The measurement of one session.
+
+    Its clock tells of iterations in any thread; one thread at a time looks.
+
+    Args:
+        session: The session; its clock tells nobody else of its iterations.
+        is_undisturbed: Whether stages now take the time that they take alone.
+        now_s: The time, seconds since the epoch.
+    """
+
+    def __init__(
+        self, session: MemberSession, is_undisturbed: Callable[[], bool], now_s: Callable[[], float] = time.time
+    ) -> None:
+        self._session = session
+        self._is_undisturbed = is_undisturbed
+        self._now_s = now_s
+        self._fresh: deque[tuple[IterationRecord, bool]] = deque(maxlen=_MOST_WAITING)
+        self._course: LiveCourse | None = None
+        self._result: dict[str, Any] | None = None
+        self._over = False
+        session.clock.on_record = self._take
+
+    def look(self, *, ended: bool = False) -> dict[str, Any] | None:
+        """The figures of a profile as plain JSON values, once they are sure, or an error; None before.
+
+        Args:
+            ended: Whether the script has ended: what was measured by then has to do.
+        """
+        if self._over:
+            return self._result
+        facts = self._session.facts()
+        if facts is not None:
+            self._catch_up(facts)
+        if ended or (self._course is not None and self._course.is_over):
+            self._over, self._session.clock.on_record = True, None
+            self._fresh.clear()
+            self._result = (None if facts is None else self._sum_up(facts)) or self._why_not()
+        return self._result
+
+    def _take(self, record: IterationRecord) -> None:
+        self._fresh.append((record, self._is_undisturbed()))
+
+    def _catch_up(self, facts: Mapping[str, Any]) -> None:
+        ahead = LoaderAhead(int(facts.get("depth", 0)), max(1, int(facts.get("period", 1))))
+        course = self._course or LiveCourse(ahead)
+        while self._fresh and not course.is_over:
+            record, undisturbed = self._fresh.popleft()
+            if undisturbed:
+                course.add(record.busy_s, record.stage_s)
+            else:
+                course = LiveCourse(ahead)
+        self._course = course
+
+    def _why_not(self) -> dict[str, Any] | None:
+        """An error, where a script that has done all of its work told too little."""
+        session = self._session
+        if session.exit_code != 0 or session.lost:
+            return None
+        seen = session.clock.iterations
+        return {"error": f"Muri saw {seen} of its iterations, too few to measure it", "at": self._now_s()}
+
+    def _sum_up(self, facts: Mapping[str, Any]) -> dict[str, Any] | None:
+        try:
+            dangers = facts.get("dangers")
+            detail = ProfileDetail(
+                gradient_mib=facts.get("gradient_mib"), dangers=None if dangers is None else tuple(dangers)
+            )
+            gpu_mem_gib = float(facts.get("gpu_mem_gib") or 0.0)
+            found = None if self._course is None else self._course.result(gpu_mem_gib, detail)
+        except (ProfileError, TypeError, ValueError) as error:
+            logger.warning("member %s: what was measured makes no sense: %s", self._session.member, error)
+            return None
+        if found is None:
+            return None
+        logger.info("member %s is measured: %s", self._session.member, found.stopped)
+        said = {"accumulates": True} if facts.get("accumulates") else {}
+        return {**found.to_dict(), "at": self._now_s(), "python": dict(self._session.python()), **said}

@@ -1,0 +1,120 @@
+"""A member's model is measured over its first iterations, while it trains."""
+
+from typing import Any
+
+import pytest
+from launcher_harness import Launcher, ends
+from polling import until
+
+from muri.launcher.job.stage_clock import IterationRecord, StageClock
+from muri.launcher.runtime.measuring import Measurement
+from muri.profiler.dryrun.messages import DryRunResult
+
+LOOP = """
+    import sys, time, muri
+    for _ in muri.batches(range(int(sys.argv[1]))):
+        with muri.stage("load"):
+            time.sleep(0.05)
+        with muri.stage("propagate"):
+            time.sleep(0.1)
+"""
+
+STEADY = IterationRecord(0.5, (0.1, 0.0, 0.2, 0.0), (0.0, 0.0, 0.1, 0.0))
+"""0.4 s without the wait, 0.1 s of it in no stage."""
+
+
+class Session:
+    """A session that has told what a test lets it tell."""
+
+    member = "101"
+
+    def __init__(self, facts: dict[str, Any] | None, exit_code: int = 0) -> None:
+        self.exit_code, self.lost = exit_code, False
+        self.clock, self.told = StageClock(), facts
+
+    def facts(self) -> dict[str, Any] | None:
+        return self.told
+
+    def python(self) -> dict[str, str]:
+        return {"prefix": "/env", "executable": "/env/bin/python"}
+
+
+def measurement(session: Session, turns: list[bool] | None = None) -> Measurement:
+    return Measurement(session, lambda: turns is None or turns.pop(0), lambda: 7.0)  # type: ignore[arg-type]
+
+
+FACTS = {"gpu_mem_gib": 3.0, "gradient_mib": 44.0, "dangers": ["children"], "accumulates": True}
+
+
+def test_it_is_sure_after_the_first_steady_iterations_and_leaves_waits_out() -> None:
+    session = Session(FACTS)
+    found = measurement(session)
+    for _ in range(11):
+        session.clock.count(STEADY)
+    assert found.look() is None
+    session.clock.count(STEADY)
+    told = found.look()
+    assert told is not None
+    figures = DryRunResult.from_dict(told)
+    assert (figures.stage_s, figures.iteration_s) == ((0.1, 0.0, 0.2, 0.0), pytest.approx(0.4))
+    assert (figures.iterations, figures.gpu_mem_gib) == (10, 3.0)
+    detail = figures.detail
+    assert (detail.confidence, detail.warmup_iterations, detail.busy_s) == (1.0, 2, None)
+    assert (detail.gradient_mib, detail.dangers) == (44.0, ("children",))
+    assert (told["at"], told["accumulates"], told["python"]["prefix"]) == (7.0, True, "/env")
+    assert found.look() == told
+    assert session.clock.on_record is None  # the rest of the training costs nothing
+
+
+def test_what_the_process_has_not_told_is_waited_for() -> None:
+    session = Session(None)
+    found = measurement(session)
+    for _ in range(50):
+        session.clock.count(STEADY)
+    assert found.look() is None
+    session.told = FACTS
+    assert found.look() is not None
+
+
+def test_iterations_without_turns_count_for_nothing() -> None:
+    session = Session(FACTS)
+    found = measurement(session, [True] * 11 + [False] + [True] * 12)
+    for _ in range(23):
+        session.clock.count(STEADY)
+    assert found.look() is None
+    session.clock.count(STEADY)
+    assert found.look() is not None
+
+
+@pytest.mark.parametrize(("iterations", "is_measured"), [(11, False), (13, True)])
+def test_a_script_that_ends_has_told_something_or_not(iterations: int, is_measured: bool) -> None:
+    session = Session(FACTS)
+    found = measurement(session)
+    for number in range(iterations):
+        session.clock.count(IterationRecord(0.5 + 0.3 * (number % 2), (0.1, 0.0, 0.2, 0.0), (0.0,) * 4))
+    assert found.look() is None
+    told = found.look(ended=True)
+    assert told is not None
+    assert ("iteration_s" in told) == is_measured
+    assert is_measured or told == {"error": "Muri saw 11 of its iterations, too few to measure it", "at": 7.0}
+
+
+def test_a_script_that_failed_says_nothing_against_its_model() -> None:
+    assert measurement(Session(FACTS, exit_code=1)).look(ended=True) is None
+
+
+@pytest.mark.parametrize("kind", ["thread", "process"])
+def test_the_status_tells_what_was_measured_of_a_running_script(launcher: Launcher, kind: str) -> None:
+    launcher.runtime("101", options=("--isolation", kind, "--discipline", "fair"))
+    member = launcher.member("101", launcher.script(LOOP), 100_000)
+    until(lambda: launcher.status()["members"]["101"]["measured"], "a measurement")
+    told = launcher.status()["members"]["101"]["measured"]
+    figures = DryRunResult.from_dict(told)
+    assert figures.stage_s[0] >= 0.05
+    assert figures.stage_s[2] >= 0.1
+    assert figures.stage_s[0] < figures.stage_s[2]
+    assert figures.iterations >= 10
+    assert figures.detail.dangers is not None
+    assert launcher.status()["members"]["101"]["state"] == "running"
+    member.terminate()
+    ends(member)

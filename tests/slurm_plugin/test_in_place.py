@@ -1,0 +1,239 @@
+"""Models measured while their jobs train: planned with estimates at once, stored when sure, no dry run."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_slurm import FOUR_KINDS, FakeSlurm, four_jobs, make_job, make_node, one_gpu, pilots
+
+from muri.profiler.records import IN_PLACE, ProfileDetail, ProfileKey, StageProfile
+from muri.profiler.store import ProfileStore
+from muri.profiler.upkeep import Author
+from muri.slurm_plugin.records import comment_tags as tags
+from muri.slurm_plugin.records.cluster import Job, JobState
+from muri.slurm_plugin.records.comment_reports import MOST_BYTES, read_reports, with_measured
+from muri.slurm_plugin.records.roles import Role, read_job
+from muri.utc import text_of
+
+Make = Callable[..., Any]
+PLACE = {"mode": "in-place"}
+M1 = ProfileKey("m1", 8, 1, "gpu", "alice")
+OTHERS = FOUR_KINDS[1:]
+
+
+def result(at_s: float = 0.0, **changes: Any) -> dict[str, Any]:
+    """What a pilot job tells of a member."""
+    times = {"load_s": 0.6, "preprocess_s": 0.2, "propagate_s": 0.1, "synchronize_s": 0.05}
+    detail = {"confidence": 0.97, "dangers": ["children"], "warmup_iterations": 2}
+    rest = {"iteration_s": 1.0, "iterations": 14, "gpu_mem_gib": 3.5, "detail": detail, "stopped": "sure", "at": at_s}
+    return times | rest | changes
+
+
+def dry_runs(slurm: FakeSlurm) -> list[Job]:
+    return [job for job in slurm.jobs.values() if read_job(job).role is Role.DRY_RUN]
+
+
+def running(make_controller: Make, *known: StageProfile, **changes: Any) -> FakeSlurm:
+    """Four jobs in a group that runs."""
+    slurm = FakeSlurm(four_jobs(), one_gpu())
+    with make_controller(slurm, known or FOUR_KINDS, profiling=PLACE, **changes) as controller:
+        controller.cycle()
+    for _ in range(3):
+        slurm.tick()
+    assert pilots(slurm)
+    return slurm
+
+
+def tell(slurm: FakeSlurm, job_id: int, found: dict[str, Any]) -> None:
+    job = slurm.jobs[job_id]
+    slurm.jobs[job_id] = replace(job, comment=with_measured(job.comment, found))
+
+
+def cycle(slurm: FakeSlurm, make_controller: Make, **changes: Any) -> Any:
+    with make_controller(slurm, profiling=PLACE, **changes) as controller:
+        return {job.job_id: job for job in controller.cycle().jobs}
+
+
+def of_m1(folder: Path) -> StageProfile | None:
+    with ProfileStore(folder / "profiles.db", read_only=True) as store:
+        return store.get(M1)
+
+
+def test_a_model_never_seen_is_planned_at_once_with_the_mean_of_the_others(make_controller: Make) -> None:
+    slurm = FakeSlurm(four_jobs(), one_gpu())
+    with make_controller(slurm, OTHERS, profiling=PLACE) as controller:
+        status = {job.job_id: job for job in controller.cycle().jobs}
+    assert not dry_runs(slurm)
+    assert len(pilots(slurm)) == 1
+    assert "its profile is estimated (the mean of this site's models) until it has been measured" in str(status[1])
+    assert "waits for the dry run" not in str(status)
+
+
+def test_at_a_new_site_it_is_a_guess_which_the_job_is_told(make_controller: Make) -> None:
+    slurm = FakeSlurm(four_jobs()[:1], one_gpu())
+    with make_controller(slurm, (), profiling=PLACE) as controller:
+        status = {job.job_id: job for job in controller.cycle().jobs}
+    assert not dry_runs(slurm)
+    assert "a guess: no model of this site has been measured" in str(status[1])
+    assert not slurm.jobs[1].held
+
+
+@pytest.mark.parametrize(("known", "shares"), [(OTHERS, False), (FOUR_KINDS, True)])
+def test_a_script_that_does_not_call_muri_keeps_its_gpus_until_its_model_is_known(
+    make_controller: Make, known: tuple[StageProfile, ...], shares: bool
+) -> None:
+    slurm = FakeSlurm(four_jobs(), one_gpu())
+    slurm.jobs[1] = replace(slurm.jobs[1], admin_comment=f"{slurm.jobs[1].admin_comment} muri-calls:no")
+    with make_controller(slurm, known, profiling=PLACE) as controller:
+        status = {job.job_id: job for job in controller.cycle().jobs}
+    members = {job_id for pilot in pilots(slurm) if (tag := read_job(pilot).pilot_tag) for job_id in tag.members}
+    assert (1 in members) == shares
+    assert ("does not call `muri run` itself" in str(status[1])) != shares
+
+
+def test_nothing_is_promised_to_a_member_of_which_nothing_is_known(make_controller: Make) -> None:
+    slurm = running(make_controller, *OTHERS)
+    members = {job.job_id: read_job(job) for job in slurm.jobs.values() if read_job(job).role is Role.MEMBER}
+    solo_s = {job_id: job.planned.solo_iteration_s for job_id, job in members.items() if job.planned is not None}
+    assert {job_id for job_id, seconds in solo_s.items() if seconds is None} <= {1}
+
+
+def test_where_the_site_names_the_gpus_memory_an_unknown_model_shares_with_nobody(make_controller: Make) -> None:
+    slurm = FakeSlurm(four_jobs(), [make_node("n1", gpu_count=2)])
+    others = tuple(replace(each, gpu_mem_gib=2.0) for each in OTHERS)
+    with make_controller(slurm, others, profiling=PLACE, gpu_mem_gib={"gpu": 24.0}) as controller:
+        controller.cycle()
+    groups = [read_job(pilot).pilot_tag for pilot in pilots(slurm)]
+    assert groups
+    assert all(group is not None and (1 not in group.members or group.members == (1,)) for group in groups)
+
+
+@pytest.mark.parametrize("state", [JobState.RUNNING, JobState.COMPLETED])
+def test_what_a_members_first_iterations_tell_is_stored_once(
+    make_controller: Make, tmp_path: Path, state: JobState
+) -> None:
+    slurm = running(make_controller, *OTHERS)
+    tell(slurm, 1, result(slurm.now_s - 30))
+    slurm.jobs[1] = replace(slurm.jobs[1], state=state)
+    for _ in range(3):
+        slurm.now_s += 60
+        cycle(slurm, make_controller)
+    found = of_m1(tmp_path)
+    assert found is not None
+    assert (found.source, found.measured_at) == (IN_PLACE, text_of(slurm.now_s - 210))
+    assert (found.stage_s, found.iteration_s, found.iterations) == ((0.6, 0.2, 0.1, 0.05), 1.0, 14)
+    assert (found.gpu_mem_gib, found.detail.dangers) == (3.5, ("children",))
+    with ProfileStore(tmp_path / "profiles.db", read_only=True) as store:
+        assert len(store.history(M1)) == 1
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"load_s": -1.0},
+        {"iteration_s": 1e9},
+        {"iteration_s": "long"},
+        {"detail": {"confidence": 7.0}},
+        {"gpu_mem_gib": float("inf")},
+        {"at": 1e300},
+        {"at": -1e300},
+    ],
+)
+def test_figures_that_cannot_be_true_are_refused(
+    make_controller: Make, tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    slurm = running(make_controller, *OTHERS)
+    comment = tags.MEASURED_PREFIX + tags.format_json(result(0.0) | changes)
+    slurm.jobs[1] = replace(slurm.jobs[1], comment=comment)
+    assert cycle(slurm, make_controller)
+    assert changes.get("at") == 1e300 or of_m1(tmp_path) is None  # a time to come is now
+
+
+def test_a_model_of_which_runs_tell_too_little_runs_alone_for_a_day(make_controller: Make, tmp_path: Path) -> None:
+    slurm = running(make_controller, *OTHERS)
+    for number in range(2):
+        tell(slurm, 1, {"error": "Muri saw 0 of its iterations, too few to measure it", "at": slurm.now_s - 30})
+        for _ in range(3):  # a run counts once
+            slurm.now_s += 60
+            cycle(slurm, make_controller)
+        slurm.jobs[50 + number] = make_job(50 + number, submit_s=slurm.now_s)
+        said = str(cycle(slurm, make_controller)[50 + number])
+        assert ("its profile is estimated" in said) == (number == 0)  # else it shares with nobody
+    slurm.now_s += 2 * 86400
+    slurm.jobs[60] = make_job(60, submit_s=slurm.now_s)
+    assert "its profile is estimated" in str(cycle(slurm, make_controller)[60])
+    assert of_m1(tmp_path) is None
+
+
+def test_a_known_model_keeps_its_profile(make_controller: Make, tmp_path: Path) -> None:
+    slurm = running(make_controller)
+    tell(slurm, 1, result(slurm.now_s))
+    cycle(slurm, make_controller)
+    assert of_m1(tmp_path) is None  # the published one serves
+
+
+def at_work(make_controller: Make, folder: Path, stored: StageProfile) -> FakeSlurm:
+    slurm = running(make_controller, *OTHERS)
+    with ProfileStore(folder / "profiles.db") as store:
+        store.put(stored)
+    return slurm
+
+
+@pytest.mark.parametrize(("told_after_s", "is_replaced"), [(-5.0, False), (5.0, True)])
+def test_a_stale_profile_is_replaced_by_what_was_measured_since(
+    make_controller: Make, tmp_path: Path, told_after_s: float, is_replaced: bool
+) -> None:
+    kind = replace(FOUR_KINDS[0], key=M1, measured_at=text_of(0))
+    slurm = at_work(make_controller, tmp_path, kind)
+    with ProfileStore(tmp_path / "profiles.db") as store:
+        store.mark_stale(M1, "it drifted", Author("drift", text_of(slurm.now_s), "stale"))
+    slurm.now_s += 60
+    tell(slurm, 1, result(slurm.now_s - 60 + told_after_s))
+    cycle(slurm, make_controller)
+    found = of_m1(tmp_path)
+    assert found is not None
+    assert (found.source == IN_PLACE) == is_replaced
+    with ProfileStore(tmp_path / "profiles.db", read_only=True) as store:
+        assert bool(store.stale_marks()) != is_replaced
+
+
+@pytest.mark.parametrize(("confidence", "is_replaced"), [(0.97, True), (0.01, False)])
+def test_an_unsure_profile_is_replaced_by_a_surer_one(
+    make_controller: Make, tmp_path: Path, confidence: float, is_replaced: bool
+) -> None:
+    unsure = replace(FOUR_KINDS[0], key=M1, source="dry-run", detail=ProfileDetail(confidence=0.02))
+    slurm = at_work(make_controller, tmp_path, unsure)
+    tell(slurm, 1, result(slurm.now_s, detail={"confidence": confidence}))
+    cycle(slurm, make_controller)
+    found = of_m1(tmp_path)
+    assert found is not None
+    assert (found.source == IN_PLACE) == is_replaced
+
+
+def test_spare_nodes_make_dry_runs_for_which_nobody_waits(make_controller: Make) -> None:
+    spare = {**PLACE, "partition": "measure"}
+    nodes = [make_node("n1", gpu_count=1), make_node("n2", gpu_count=1, partitions=("measure",))]
+    slurm = FakeSlurm([make_job(5), make_job(6)], nodes)
+    slurm.jobs[9] = make_job(9, admin_comment="", held=False, state=JobState.RUNNING, nodes="n1")
+    with make_controller(slurm, (), profiling=spare) as controller:
+        controller.cycle()
+        (run,) = dry_runs(slurm)
+        assert run.partition == "measure"
+        slurm.tick()
+        slurm.end(9)
+        controller.cycle()
+    assert not slurm.jobs[5].held
+    assert slurm.jobs[run.job_id].state is JobState.CANCELLED
+    assert "release" not in slurm.calls[: slurm.calls.index("cancel")]
+
+
+def test_the_figures_fit_into_a_comment_beside_the_users_text() -> None:
+    detail = {"dangers": ["a" * 16] * 32, "confidence": 0.123456789, "stage_cv": [0.123456] * 4}
+    text = with_measured("my own text muri-checkpoint:0", result(1.7e9, detail=detail))
+    assert len(text) <= MOST_BYTES
+    reports = read_reports(text)
+    assert reports.measured is not None
+    assert (reports.measured["at"], reports.checkpoint_run) == (1_700_000_000, 0)
+    assert text.startswith("my own text ")
