@@ -3,7 +3,7 @@
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, Protocol
 
 from muri.policies.types import Policy
@@ -13,7 +13,7 @@ from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.execute.allocate import give_share, reset_or_release, reset_request
 from muri.slurm_plugin.execute.gate import close_gate, move_to_licence, note_open, open_gate, stop
 from muri.slurm_plugin.execute.interruptible import CycleCutShortError
-from muri.slurm_plugin.gateway.base import Gateway, GatewayError, NoSuchJobError, SlurmUnreachableError
+from muri.slurm_plugin.gateway.base import Gateway, GatewayError, NoSuchJobError, SlurmUnreachableError, job_started
 from muri.slurm_plugin.planning.actions import (
     Abandon,
     Action,
@@ -26,6 +26,7 @@ from muri.slurm_plugin.planning.actions import (
     KeepProfile,
     MemberPlan,
     MoveToLicence,
+    Overtake,
     Preempt,
     Regroup,
     ReleaseSolo,
@@ -33,15 +34,18 @@ from muri.slurm_plugin.planning.actions import (
     Restore,
     ResumeGroup,
     ReturnToQueue,
+    SplitTasks,
     StartDryRun,
     StartGroup,
     join_payload,
     members_in,
     started,
 )
+from muri.slurm_plugin.planning.arrays import priority_ahead, siblings_of
 from muri.slurm_plugin.planning.repairs import find_pilot
 from muri.slurm_plugin.planning.slurm_requests import (
     GroupPlace,
+    array_environment,
     dry_run_environment,
     dry_run_job,
     given_comment,
@@ -131,6 +135,8 @@ class Executor:
             StartDryRun: self._start_dry_run,
             KeepProfile: self._keep_profile,
             DryRunFailed: self._dry_run_failed,
+            SplitTasks: self._split_tasks,
+            Overtake: self._overtake,
         }
         self.errors = errors
         self.outcomes: Counter[tuple[str, ...]] = Counter()
@@ -226,6 +232,7 @@ class Executor:
             self.errors.append(f"job {member.job_id}: its GPUs cannot be taken away now: {way.why}")
             return
         change = member_change(member, place, job, retries=retries, no_gpus=way.request)
+        change = replace(change, priority=self._priority_ahead(job, member=True))
         try:
             open_gate(self._gateway, job, change)
         except NoSuchJobError:
@@ -237,6 +244,27 @@ class Executor:
             if not is_limit_refusal(str(error)):
                 self._journal.set_fact(EXCLUSION, str(member.job_id), f"Slurm refused to change its request: {error}")
             log.warning("job %d: not made a member: %s", member.job_id, error)
+
+    def _priority_ahead(self, job: ManagedJob, *, member: bool = False) -> int | None:
+        """The priority that an array's task needs to start."""
+        return priority_ahead(job, siblings_of(job, self._view), member=member)
+
+    def _split_tasks(self, action: SplitTasks) -> None:
+        job = self._view.jobs[action.job_id]
+        log.info("job array %d: tasks %s get job ids of their own", job.array_job_id, list(action.tasks))
+        try:
+            self._gateway.split_tasks(job, action.tasks)
+        except NoSuchJobError:
+            log.info("job array %d: gone already", job.array_job_id)
+
+    def _overtake(self, action: Overtake) -> None:
+        try:
+            self._gateway.modify(action.job_id, JobChange(priority=action.priority))
+        except NoSuchJobError:
+            log.info("job %d: gone already", action.job_id)
+        except GatewayError as error:
+            if not job_started(error):
+                raise
 
     def _abandon(self, action: Abandon) -> None:
         log.info("start %s: taken back: %s", action.token, action.why)
@@ -251,7 +279,8 @@ class Executor:
                 comment = comment if why else given_comment(job, action.share, self._now_s)
                 reasons += [f"it starts with its own request after all: {why}"] if why else []
             log.info("job %d: released alone: %s", action.job_id, "; ".join(reasons))
-            open_gate(self._gateway, job, comment=tags.with_plan(comment, tags.Planned(tuple(reasons))))
+            change = JobChange(priority=self._priority_ahead(job))
+            open_gate(self._gateway, job, change, tags.with_plan(comment, tags.Planned(tuple(reasons))))
         except NoSuchJobError:
             log.info("job %d: gone already", action.job_id)
         except SlurmUnreachableError:
@@ -273,7 +302,8 @@ class Executor:
         """Undo `_make_member` and let the job run alone."""
         log.info("job %d: runs alone from now on: %s", action.job_id, action.why)
         self._journal.set_fact(EXCLUSION, str(action.job_id), action.why)
-        restore_request(self._gateway, self._view.jobs[action.job_id], not_grouped_again(action.why))
+        job = self._view.jobs[action.job_id]
+        restore_request(self._gateway, job, not_grouped_again(action.why), self._priority_ahead(job))
 
     def _cancel(self, action: Cancel) -> None:
         log.info("job %d: cancelled: %s", action.job_id, action.why)
@@ -319,6 +349,8 @@ class Executor:
         job = self._view.jobs[action.job_id]
         try:
             close_gate(self._gateway, job, original_request(job))
+            if job.array_tasks and job.gate == "licence" and not job.held:
+                self._gateway.release(job.job_id)  # its priority was Muri's; from now on it is Slurm's again
         except NoSuchJobError:
             log.info("job %d: gone already", action.job_id)
         if action.token:
@@ -362,7 +394,7 @@ class Executor:
     def _start_dry_run(self, action: StartDryRun) -> None:
         job = self._view.jobs[action.job_id]
         key = profile_key(job, self._view.snapshot.nodes)
-        environment = dry_run_environment(self._gateway.job_environment(job.job_id), job.user)
+        environment = dry_run_environment(self._gateway.job_environment(job.job_id), job.user) | array_environment(job)
         token = self._journal.new_token()
         log.info("dry run %s: measuring %s with the script of job %d", token, key, job.job_id)
         payload = {"job_id": job.job_id, "key": asdict(key), "again": action.again}
@@ -398,13 +430,14 @@ class Executor:
         self._journal.finish(action.token, "done")
 
 
-def restore_request(gateway: Gateway, job: ManagedJob, why: str) -> None:
+def restore_request(gateway: Gateway, job: ManagedJob, why: str, priority: int | None = None) -> None:
     """Give a pending member its original request back and let it run alone, unless somebody holds it.
 
     Args:
         gateway: The way to Slurm.
         job: The member.
         why: Why it runs alone from now on, for people.
+        priority: Its priority from now on; None leaves that to Slurm.
 
     Raises:
         GatewayError: Slurm refused a step, or what it asked for is not known.
@@ -415,6 +448,6 @@ def restore_request(gateway: Gateway, job: ManagedJob, why: str) -> None:
             "submit it again"
         )
     try:
-        open_gate(gateway, job, original_request(job, why))
+        open_gate(gateway, job, replace(original_request(job, why), priority=priority))
     except NoSuchJobError:
         log.info("job %d: gone already", job.job_id)

@@ -3,6 +3,7 @@
 import logging
 import re
 import struct
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -84,7 +85,11 @@ class GatewayUnavailableError(GatewayError):
 
 
 class Gateway(Protocol):
-    """Everything that Muri asks of Slurm. Each call is one RPC unless it says otherwise."""
+    """Everything that Muri asks of Slurm. Each call is one RPC unless it says otherwise.
+
+    A job's id means its record in the last `snapshot` or `queue` and no other: of a job array one task, or the tasks
+    that wait and have no record of their own; never tasks that run.
+    """
 
     @property
     def name(self) -> str:
@@ -140,6 +145,19 @@ class Gateway(Protocol):
         Raises:
             NoSuchJobError: The job is gone.
             GatewayError: Slurm refused the change.
+        """
+        ...
+
+    def split_tasks(self, job: Job, tasks: Sequence[int]) -> None:
+        """Give some of a job array's waiting tasks records, and so job ids, of their own. Nothing else changes.
+
+        Args:
+            job: The record that stands for them, and for at least one task more.
+            tasks: Which.
+
+        Raises:
+            NoSuchJobError: The array is gone.
+            GatewayError: Slurm refused.
         """
         ...
 

@@ -57,6 +57,15 @@ _LONGEST_KEPT: Final = 16 * 1024
 """Characters. Slurm takes a submit line of 1 MiB, and each record of each job is in memory at once."""
 
 
+def waiting_tasks(text: str) -> str:
+    """Return the tasks in Slurm's text of an array's record, such as "0-9,12" of "0-9,12%3".
+
+    Where Slurm cuts a long list off (`SLURM_BITSTR_LEN` prevents it), the tasks that are left out are missing.
+    """
+    tasks = text.partition("%")[0]
+    return ",".join(part for part in tasks.split(",") if part and not part.endswith("..."))
+
+
 def kept_text(text: str) -> str:
     """Return a text that users write, or what tells it from others in place of a very long one."""
     if len(text) <= _LONGEST_KEPT:
