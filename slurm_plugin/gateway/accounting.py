@@ -76,15 +76,20 @@ class Accounting:
             raise _explained(error) from error
         return parse_runs(text)
 
-    def set_admin_comment(self, job_id: int, comment: str) -> None:
+    def set_admin_comment(self, job_id: int, comment: str, name: str = "") -> None:
         """Replace the AdminComment in an ended job's record; slurmctld itself refuses that once a job has ended.
+
+        Args:
+            job_id: The job.
+            comment: Its AdminComment from now on.
+            name: What commands call it, such as "12_3": an array's own id means all its tasks.
 
         Raises:
             NoAccountingError: There are no accounts.
             NoSuchJobError: They have no such job.
             GatewayError: sacctmgr failed.
         """
-        change = ["modify", "job", "where", f"jobid={job_id}", "set", f"AdminComment={comment}"]
+        change = ["modify", "job", "where", f"jobid={name or job_id}", "set", f"AdminComment={comment}"]
         try:
             self._commands.run(f"complete the record of job {job_id}", ["sacctmgr", "--immediate", *change])
         except GatewayError as error:

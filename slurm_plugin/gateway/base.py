@@ -191,7 +191,7 @@ class Gateway(Protocol):
         ...
 
     def cancel(self, job_id: int) -> None:
-        """Cancel a job; cancelling an ended one is no error."""
+        """Cancel a job, of an array's id all tasks; cancelling an ended one is no error."""
         ...
 
     def job_environment(self, job_id: int) -> dict[str, str] | None:

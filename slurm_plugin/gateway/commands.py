@@ -177,7 +177,9 @@ class CommandGateway:
         """End a running job and put it back into the queue; a pending one stays as it is."""
         try:
             # With "incomplete" Slurm leaves alone a job that has just ended.
-            self._commands.run(f"requeue job {job_id}", ["scontrol", "requeue", "incomplete", self._arrays.name(job_id)])
+            self._commands.run(
+                f"requeue job {job_id}", ["scontrol", "requeue", "incomplete", self._arrays.name(job_id)]
+            )
         except GatewayError as err:
             if not job_pending(err):
                 raise
@@ -196,7 +198,7 @@ class CommandGateway:
     def cancel(self, job_id: int) -> None:
         """Cancel a job."""
         try:
-            self._commands.run(f"cancel job {job_id}", ["scancel", self._arrays.name(job_id)])
+            self._commands.run(f"cancel job {job_id}", ["scancel", str(job_id)])
         except SlurmUnreachableError:
             raise
         except NoSuchJobError:

@@ -121,7 +121,7 @@ def priority_ahead(job: Job, siblings: Iterable[ManagedJob], *, member: bool) ->
     alone = max((each.priority for each in siblings if each.role is Role.RELEASED and not each.gated), default=0)
     # Those that are let go alone together with it stand one before the ones that are kept back.
     needed = max(kept + 2 if kept else 0, alone + 1 if alone else 0) if member else kept + 1 if kept else 0
-    return needed if job.priority < needed else None
+    return needed if job.priority < needed and not job.held else None
 
 
 def overtakes(cycle: CycleInput) -> Iterator[Overtake]:
