@@ -73,23 +73,18 @@ def _is_let_go(job: ManagedJob) -> bool:
     return job.state is JobState.PENDING and not (job.gated or job.held or job.several_tasks)
 
 
-class Throttles:
-    """How many more tasks of each array may start (`--array=…%N`).
+def throttled(view: View) -> dict[int, str]:
+    """Return why tasks wait whose array runs no more of them at once (`--array=…%N`), by job id.
 
     Slurm counts them, too; but a member that Slurm keeps waiting would leave its group's GPUs to nobody.
     """
-
-    def __init__(self, view: View) -> None:
-        self._taken = _started(view)
-
-    def why_not(self, job: Job) -> str:
-        """Count a task that may be planned; return why it may not, "" when it may."""
-        if not job.array_limit:
-            return ""
-        if self._taken[job.array_job_id] >= job.array_limit:
-            return f"its array runs at most {job.array_limit} tasks at once (%{job.array_limit})"
-        self._taken[job.array_job_id] += 1
-        return ""
+    taken, found = _started(view), dict[int, str]()
+    tasks = [job for job in view.having(Role.CANDIDATE) if job.array_limit and job.array_tasks.isdecimal()]
+    for job in sorted(tasks, key=lambda job: int(job.array_tasks)):
+        if taken[job.array_job_id] >= job.array_limit:
+            found[job.job_id] = f"its array runs at most {job.array_limit} tasks at once (%{job.array_limit})"
+        taken[job.array_job_id] += 1
+    return found
 
 
 def siblings_of(job: Job, view: View) -> Sequence[ManagedJob]:

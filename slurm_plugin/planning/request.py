@@ -11,7 +11,7 @@ from muri.profiler.coverage import says_little
 from muri.profiler.records import ProfileKey
 from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.planning.actions import SplitTasks, StartDryRun
-from muri.slurm_plugin.planning.arrays import Throttles, split_soon
+from muri.slurm_plugin.planning.arrays import split_soon, throttled
 from muri.slurm_plugin.planning.cycle_input import CycleInput, dry_run_key
 from muri.slurm_plugin.planning.model_traits import gpu_utilization, with_derived
 from muri.slurm_plugin.planning.placement import Places, domain_of
@@ -126,7 +126,7 @@ def prepare(cycle: CycleInput, profile_use: ProfileUse = "all") -> Preparation:
     to_slurm: dict[int, str] = {}
     ready: list[tuple[ManagedJob, ProfileKey]] = []
     arrays: list[ManagedJob] = []
-    throttles = Throttles(cycle.view)
+    too_many = throttled(cycle.view)
     for job in cycle.view.having(Role.CANDIDATE):
         if reason := _not_ready(job, cycle.now_s):
             waiting[job.job_id] = reason
@@ -139,8 +139,8 @@ def prepare(cycle: CycleInput, profile_use: ProfileUse = "all") -> Preparation:
         elif job.several_tasks:
             waiting[job.job_id] = "these tasks of its array come after those that have job ids of their own"
             arrays.append(job)
-        elif reason := throttles.why_not(job):
-            waiting[job.job_id] = reason
+        elif job.job_id in too_many:
+            waiting[job.job_id] = too_many[job.job_id]
         else:
             ready.append((job, cycle.key_of(job)))
     dry_runs, unmeasured = _within_limits(_dry_runs(ready, cycle, profile_use), cycle, room)
