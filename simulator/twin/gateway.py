@@ -190,7 +190,7 @@ class NoAccounts(Accounting):
     def __init__(self) -> None:
         """Start no command."""
 
-    def runs_of(self, job_ids: Iterable[int]) -> list[Run]:
+    def runs_of(self, jobs: Iterable[int | str]) -> list[Run]:
         """There are no accounts."""
         raise NoAccountingError("the twin keeps no accounts")
 

@@ -41,16 +41,19 @@ class Accounting:
     def __init__(self, commands: SlurmCommands | None = None) -> None:
         self._commands = commands or SlurmCommands(_TIMEOUT_S)
 
-    def runs_of(self, job_ids: Iterable[int]) -> list[Run]:
+    def runs_of(self, jobs: Iterable[int | str]) -> list[Run]:
         """Return every run of some jobs, in one call for some hundred of them.
+
+        Args:
+            jobs: Their ids, or "12_3" for a job array's task; an array's id means all its tasks.
 
         Raises:
             NoAccountingError: There are no accounts.
             GatewayError: sacct failed.
         """
-        ids = sorted(set(job_ids))
+        ids = sorted(set(map(str, jobs)))
         chunks = (ids[start : start + _JOBS_AT_ONCE] for start in range(0, len(ids), _JOBS_AT_ONCE))
-        return [run for chunk in chunks for run in self._read([f"--jobs={','.join(map(str, chunk))}"])]
+        return [run for chunk in chunks for run in self._read([f"--jobs={','.join(chunk)}"])]
 
     def runs_between(self, since: str, until: str, filters: Sequence[str] = ()) -> list[Run]:
         """Return every run of the jobs that waited or ran between two times; which jobs is up to who asks.

@@ -35,8 +35,13 @@ def active_jobs(job_ids: Sequence[int]) -> dict[int, str]:
 
 
 @lru_cache(maxsize=64)
-def _name(job_id: int) -> str:
-    """Return what commands call one job: the last task of an array has the array's id, which means all its tasks."""
+def name_of(job_id: int) -> str:
+    """Return what commands call one job: the last task of an array has the array's id, which means all its tasks.
+
+    Raises:
+        NoSuchJobError: Slurm does not know the job.
+        SlurmUnreachableError: slurmctld does not answer.
+    """
     arguments = ["squeue", "--noheader", "--states=all", "--format=%A %F %K", f"--jobs={job_id}"]
     text = _COMMANDS.run(f"read the name of job {job_id}", arguments)
     tasks = (task for own, array, task in map(str.split, text.splitlines()) if own == array == str(job_id))
@@ -88,7 +93,7 @@ def set_comment(job_id: int, comment: str) -> None:
     Raises:
         GatewayError: Slurm refused it.
     """
-    name = _name(job_id)
+    name = name_of(job_id)
     _COMMANDS.run(f"set the comment of job {name}", ["scontrol", "update", f"jobid={name}", f"comment={comment}"])
 
 
@@ -115,7 +120,7 @@ def requeue(job_id: int) -> None:
 def _requeue(command: str, job_id: int) -> None:
     try:
         # Without "incomplete" Slurm runs a cancelled job again once its processes have ended.
-        name = _name(job_id)
+        name = name_of(job_id)
         _COMMANDS.run(f"requeue job {name}", ["scontrol", command, "incomplete", name])
     except GatewayError as error:
         if not job_pending(error):
