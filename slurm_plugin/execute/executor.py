@@ -256,6 +256,13 @@ class Executor:
             self._gateway.split_tasks(job, action.tasks)
         except NoSuchJobError:
             log.info("job array %d: gone already", job.array_job_id)
+        except SlurmUnreachableError:
+            raise
+        except GatewayError as error:
+            # The tasks that wait start alone then, as soon as one of them can.
+            why = f"Slurm refused to give its array's tasks job ids of their own: {error}"
+            self._journal.set_fact(EXCLUSION, str(job.job_id), why)
+            raise
 
     def _overtake(self, action: Overtake) -> None:
         try:

@@ -44,6 +44,8 @@ _NODE_SUFFIXES = {"*": "NOT_RESPONDING", "$": "MAINTENANCE", "@": "REBOOT", "^":
 _GRES = re.compile(
     r"^(?:gres[:/])?(?P<name>[^:/=(]+)(?::(?P<type>[A-Za-z_][^:=(]*))?(?:[:=](?P<count>\d+)(?P<unit>[KMGT]?))?$"
 )
+_TASKS: Final = re.compile(r"[0-9]{1,7}(-[0-9]{1,7}(:[1-9][0-9]{0,6})?)?")
+
 MOST: Final = 1_000_000
 """More nodes, GPUs or CPUs than any cluster has: larger numbers are somebody's mistake, or an attack on what counts."""
 
@@ -62,8 +64,7 @@ def waiting_tasks(text: str) -> str:
 
     Where Slurm cuts a long list off (`SLURM_BITSTR_LEN` prevents it), the tasks that are left out are missing.
     """
-    tasks = text.partition("%")[0]
-    return ",".join(part for part in tasks.split(",") if part and not part.endswith("..."))
+    return ",".join(part for part in text.partition("%")[0].split(",") if _TASKS.fullmatch(part))
 
 
 def kept_text(text: str) -> str:

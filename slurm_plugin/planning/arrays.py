@@ -30,6 +30,11 @@ def task_numbers(text: str) -> Iterator[int]:
         yield from range(int(first), int(last or first) + 1, int(step or 1))
 
 
+def task_count(job: Job) -> int:
+    """Return how many jobs a record stands for."""
+    return sum(1 for _ in task_numbers(job.array_tasks)) if job.several_tasks else 1
+
+
 def split_soon(records: Iterable[ManagedJob], cycle: CycleInput) -> Iterator[SplitTasks]:
     """Give records to the tasks that could start soon, in their order.
 

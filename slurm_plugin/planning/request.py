@@ -136,7 +136,7 @@ def prepare(cycle: CycleInput, profile_use: ProfileUse = "all") -> Preparation:
             to_slurm[job.job_id] = "Slurm changes nothing in it"
         elif reason := room.why_no_room(job):
             waiting[job.job_id] = reason
-        elif job.several_tasks:
+        elif job.several_tasks and job.job_id not in cycle.knowledge.exclusions:
             waiting[job.job_id] = "these tasks of its array come after those that have job ids of their own"
             arrays.append(job)
         elif job.job_id in too_many:
