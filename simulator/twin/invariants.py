@@ -214,6 +214,8 @@ class Watch:
     def _waits_for_muri(self, job: Job) -> bool:
         if job.state is not JobState.PENDING or job.begin_s > self.twin.time.now_s:
             return False
+        if job.several_tasks:
+            return False  # they come after the tasks that have records of their own
         holder, running = self.twin.slurm.ledger[job.job_id].holder, self.twin.slurm.running()
         if why_over_limits(job, running, self.twin.slurm.site.limits) or self._is_throttled(job):
             return False  # Slurm itself would not start it

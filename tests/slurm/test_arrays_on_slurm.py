@@ -169,6 +169,19 @@ def test_tasks_whose_group_dies_run_alone_before_those_that_wait(muri: MuriClust
     assert all("gres/gpu:1" in fields[task]["TresPerNode"] for task in range(4))
 
 
+def test_one_task_is_measured_for_all(muri: MuriCluster) -> None:
+    """A dry run of the script that does not know its task would fail, and all tasks would run alone."""
+    mark = "--muri=model=unknown,batch-size=8"
+    array = muri.driver.submit("-p", "train", "--gres=gpu:1", "--array=4-5", mark, "/home/alice/task.sh")
+    with muri.controller():
+        fields = wait_ended(muri, array, 4, 5)
+    assert {job["JobState"] for job in fields.values()} == {"COMPLETED"}
+    store = ("--store", f"{muri.state_dir}/profiles.db")
+    listed = json.loads(muri.driver.run("muri", "profile", "list", "--json", *store, user="root").stdout)
+    assert [profile["model"] for profile in listed["profiles"]] == ["unknown"]
+    assert [output(muri, array, task).count("started") for task in (4, 5)] == [1, 1]
+
+
 def test_tasks_share_with_other_jobs(muri: MuriCluster) -> None:
     with muri.training():
         array = submit(muri, "7,9%1")
