@@ -1,6 +1,6 @@
 """The way to the virtual Slurm, as the controller takes it; each call takes its time, and may be made to fail."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Final, TypeVar
 
@@ -117,6 +117,10 @@ class VirtualGateway:
         """Change a job."""
         self._change("modify", lambda: self._slurm.modify(job_id, change))
 
+    def split_tasks(self, job: Job, tasks: Sequence[int]) -> None:
+        """Give tasks of an array records of their own."""
+        self._change("split_tasks", lambda: self._slurm.split_tasks(job.job_id, tasks))
+
     def extend_lease(self, end_s: float) -> None:
         """Withhold the licence until a time."""
         if not self._slurm.site.conf.gate_licence:
@@ -186,10 +190,10 @@ class NoAccounts(Accounting):
     def __init__(self) -> None:
         """Start no command."""
 
-    def runs_of(self, job_ids: Iterable[int]) -> list[Run]:
+    def runs_of(self, jobs: Iterable[int | str]) -> list[Run]:
         """There are no accounts."""
         raise NoAccountingError("the twin keeps no accounts")
 
-    def set_admin_comment(self, job_id: int, comment: str) -> None:
+    def set_admin_comment(self, job_id: int, comment: str, name: str = "") -> None:
         """There are no accounts."""
         raise NoAccountingError("the twin keeps no accounts")

@@ -130,6 +130,9 @@ class Watch:
 
     def _check_start(self, job: Job) -> None:
         self.of(job.job_id).waiting_since_s = None
+        at_work = sum(each.array_job_id == job.array_job_id for each in self.twin.slurm.running())
+        if 0 < job.array_limit < at_work:
+            self._say(f"{at_work} tasks of array {job.array_job_id} run, {job.array_limit} may")
         state = tags.token(job.admin_comment, tags.STATE_PREFIX)
         if state is None:
             if (why := self.difference(job)) and job.job_id not in self.tampered:
@@ -211,10 +214,18 @@ class Watch:
     def _waits_for_muri(self, job: Job) -> bool:
         if job.state is not JobState.PENDING or job.begin_s > self.twin.time.now_s:
             return False
+        if job.several_tasks:
+            return False  # they come after the tasks that have records of their own
         holder, running = self.twin.slurm.ledger[job.job_id].holder, self.twin.slurm.running()
-        if why_over_limits(job, running, self.twin.slurm.site.limits):
+        if why_over_limits(job, running, self.twin.slurm.site.limits) or self._is_throttled(job):
             return False  # Slurm itself would not start it
         return holder not in {"user", "admin"} and (holder == "muri" or is_behind_licence(job))
+
+    def _is_throttled(self, job: Job) -> bool:
+        """Whether as many tasks of a job's array run as may."""
+        array = job.array_job_id
+        running = sum(each.array_job_id == array for each in self.twin.slurm.running()) if job.array_limit else 0
+        return 0 < job.array_limit <= running
 
     def begin_anew(self) -> None:
         """Let bounds count from now: the controller was kept from its work."""

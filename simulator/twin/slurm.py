@@ -27,6 +27,9 @@ _HELD_REASONS: Final[Mapping[Holder, str]] = {"muri": "JobHeldUser", "user": "Jo
 
 _FIRST_PRIORITY: Final = 4_294_900_000
 
+_NOT_LOOKED_AT: Final = frozenset({"BeginTime", "Dependency", "DependencyNeverSatisfied"})
+"""Reasons of jobs that are not in the schedulers' queue, and so hold up no other tasks of their array."""
+
 _START_AGAIN_S: Final = 2.0
 """After a change of its begin time Slurm starts a requeued job this much later."""
 
@@ -80,6 +83,7 @@ class VirtualSlurm:
         self._submissions = 0
         self._waiting: set[int] = set()
         self._gated: set[int] = set()
+        self._gated_tasks: set[int] = set()
         self._look: Event | None = None
         self._backfill: Event | None = None
         self._ended: deque[tuple[float, int]] = deque()
@@ -172,8 +176,10 @@ class VirtualSlurm:
             GatewayError: A limit refuses it.
         """
         job_id = self._accept(job, tasks, environment, holder)
-        book = self.ledger[job_id]
+        book, record = self.ledger[job_id], self.jobs[job_id]
         book.array, book.tasks, book.most_tasks = job_id, list(tasks), most_tasks
+        numbers = ",".join(map(str, range(len(tasks))))
+        self._put(replace(record, array_job_id=job_id, array_tasks=numbers, array_limit=most_tasks))
         return job_id
 
     def _accept(self, job: Job, tasks: Sequence[Program], environment: Mapping[str, str], holder: Holder) -> int:
@@ -242,14 +248,17 @@ class VirtualSlurm:
             GatewayError: Its user may not.
         """
         job = self.known(job_id, "release")
-        if job.state is not JobState.PENDING or not job.held:
+        if job.state is not JobState.PENDING:
+            return
+        priority = self.ledger[job_id].asked.priority or _FIRST_PRIORITY - job_id
+        if not job.held:
+            self._put(replace(job, priority=priority))
             return
         if by == "user" and self.ledger[job_id].holder == "admin":
             raise slurm_error(f"release job {job_id}", "Access/permission denied")
         if by == "muri" and self.ledger[job_id].holder in {"user", "admin"}:
             self._tell("hold overridden", job)
         self.ledger[job_id].holder, self.ledger[job_id].released_s = "", self.now_s
-        priority = self.ledger[job_id].asked.priority or _FIRST_PRIORITY - job_id
         self._put(replace(job, held=False, reason="", priority=priority))
 
     def requeue(self, job_id: int, by: str = "muri", *, held: bool = False) -> None:
@@ -332,11 +341,12 @@ class VirtualSlurm:
                 self._reason(job, "Licenses")
             (self._gated if gated else self._waiting).add(job.job_id)
             (self._waiting if gated else self._gated).discard(job.job_id)
+            (self._gated_tasks.add if gated and job.array_job_id else self._gated_tasks.discard)(job.job_id)
             if not gated or not self.lease_runs:
                 self.look_soon()
         else:
-            self._waiting.discard(job.job_id)
-            self._gated.discard(job.job_id)
+            for ids in (self._waiting, self._gated, self._gated_tasks):
+                ids.discard(job.job_id)
 
     def look_soon(self) -> None:
         """Let the schedulers look at the queue, each with its next tick."""
@@ -367,9 +377,16 @@ class VirtualSlurm:
         if self.away:
             return
         backlog = Backlog(self, backfill=backfill)
+        stuck: dict[int, str] = {}
         for job_id in self._in_order():
-            while (job := self.jobs[job_id]).state is JobState.PENDING and self._starts(job, backlog):
-                pass  # the next task, where it is a job array
+            array = self.ledger[job_id].array
+            while (job := self.jobs[job_id]).state is JobState.PENDING and array not in stuck:
+                if not self._starts(job, backlog):
+                    break  # else the next task, where it is a job array
+            if job.state is JobState.PENDING and array in stuck:
+                self._reason(job, stuck[array])  # one task of an array speaks for those behind it
+            elif array and job.state is JobState.PENDING and self.jobs[job_id].reason not in _NOT_LOOKED_AT:
+                stuck[array] = self.jobs[job_id].reason
         if self._waiting:
             self._backfill_later()
 
@@ -385,17 +402,35 @@ class VirtualSlurm:
             self._reason(job, why)
         return bool(nodes)
 
+    def split_tasks(self, job_id: int, tasks: Iterable[int]) -> None:
+        """Give tasks of an array records of their own.
+
+        Raises:
+            NoSuchJobError: The array is gone, or a task has left its record.
+        """
+        for task in tasks:
+            job = self._alive(job_id, "split")
+            if str(task) not in job.array_tasks.split(","):
+                raise slurm_error(f"split job {job_id}", "Invalid job id specified")
+            self._split_off(job, job.array_tasks.split(",").index(str(task)))
+
     def _task_of(self, job: Job) -> Job:
         """The next task of an array's record, which leaves it; the last one stays. Other jobs are what they are."""
+        return self._split_off(job, 0)
+
+    def _split_off(self, job: Job, place: int) -> Job:
+        """Let one of the tasks of an array's record leave it, unless it is the last one."""
         book = self.ledger[job.job_id]
         if len(book.tasks) < 2:
             book.tasks = []
             return job
         job_id, self._next_id = self._next_id, self._next_id + 1
-        task = replace(job, job_id=job_id)
-        self.ledger[job_id] = replace(book, asked=replace(book.asked, job_id=job_id), program=book.tasks[0], tasks=[])
-        book.tasks = book.tasks[1:]
+        numbers = job.array_tasks.split(",")
+        task = replace(job, job_id=job_id, array_tasks=numbers.pop(place))
+        asked = replace(book.asked, job_id=job_id)
+        self.ledger[job_id] = replace(book, asked=asked, program=book.tasks.pop(place), tasks=[])
         book.program = book.tasks[0]
+        self._put(replace(job, array_tasks=",".join(numbers)))
         self._put(task)
         self._tell("split", task)
         return task
@@ -406,7 +441,7 @@ class VirtualSlurm:
             self._backfill = self.time.at(self._next(conf.bf_interval_s, conf.bf_at_s), self._backfill_pass)
 
     def _in_order(self) -> list[int]:
-        ids = self._waiting if self.lease_runs else self._waiting | self._gated
+        ids = self._waiting | (self._gated_tasks if self.lease_runs else self._gated)
         return sorted(ids, key=lambda job_id: (-self.jobs[job_id].priority, job_id))
 
     def _reason(self, job: Job, why: str) -> None:
@@ -640,7 +675,7 @@ def _is_harmless(change: JobChange) -> bool:
 def _changed_fields(job: Job, change: JobChange, now_s: float) -> dict[str, Any]:
     """The fields of a job's record that a change sets."""
     names = (
-        "required_nodes", "cpu_count", "cpus_per_task", "dependency", "admin_comment", "licenses",
+        "required_nodes", "cpu_count", "cpus_per_task", "dependency", "admin_comment", "licenses", "priority",
     )  # fmt: skip
     fields = {name: getattr(change, name) for name in names if getattr(change, name) is not None}
     if change.time_limit_s is not None:

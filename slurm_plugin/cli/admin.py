@@ -309,11 +309,11 @@ def config_check(file: Path | None) -> None:
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.argument("job_id", metavar="JOB", type=int)
+@click.argument("name", metavar="JOB")
 @CONFIG_OPTION
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.option("--json", "as_json", is_flag=True, help="Print the outcome as JSON; needs --yes.")
-def preempt(job_id: int, config_file: Path | None, yes: bool, as_json: bool) -> None:
+def preempt(name: str, config_file: Path | None, yes: bool, as_json: bool) -> None:
     """Stop running JOB at its next iteration; it waits in the queue and resumes later.
 
     For administrators and the job's owner. Only a job that was submitted with --muri=checkpoint=1 and whose
@@ -336,12 +336,14 @@ def preempt(job_id: int, config_file: Path | None, yes: bool, as_json: bool) -> 
     config = read_config(config_file)
     gateway = open_gateway(config.gateway)
     view = view_of(gateway.queue(), config.partitions)
-    job = view.jobs.get(job_id)
+    job = next((job for job in view.jobs.values() if name in {str(job.job_id), job.name_in_slurm}), None)
     if job is None:
-        raise UsageError(f"Slurm knows no job {job_id}; `squeue --me` lists yours")
+        raise UsageError(f"Slurm knows no job {name}; `squeue --me` lists yours")
+    job_id = job.job_id
     reason = why_not_preemptible(job)
     if reason:
-        raise UsageError(f"job {job_id} cannot be stopped and resumed: {reason}. To end it: scancel {job_id}")
+        shown = job.name_in_slurm
+        raise UsageError(f"job {shown} cannot be stopped and resumed: {reason}. To end it: scancel {shown}")
     _warn_if_controller_is_down(config)
     if not yes:
         whose = printable(f"{job_id} ({job.name}) of {job.user}")

@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -81,14 +81,15 @@ def _print_table(status: "Status") -> None:
     given = any(job.asked_cpu_count is not None for job in status.jobs)
     if given:
         table.add_column("CPUS", justify="right")
+    shown = {job.job_id: job.shown_id for job in status.jobs}
     for job in status.jobs:
-        partners = ",".join(map(str, job.partners)) or "-"
+        partners = ",".join(shown.get(partner, str(partner)) for partner in job.partners) or "-"
         group = "-" if job.group is None else str(job.group)
         planned = ("~" if job.estimated else "") + _speed(job.predicted_speed)
         speeds = (planned, _speed(job.measured_speed) + ("!" if job.off_plan else ""))
         cpus = (_cpus(job),) if given else ()
         model = cell(job.model or job.name)
-        table.add_row(str(job.job_id), cell(job.user), model, job.state, group, partners, *speeds, *cpus)
+        table.add_row(job.shown_id, cell(job.user), model, job.state, group, partners, *speeds, *cpus)
     PlainConsole().print(table)
     if any(job.estimated for job in status.jobs):
         click.echo("~ planned with an estimated profile until it is measured (muri profile)")
@@ -104,39 +105,66 @@ def _last_cycle(status: "Status") -> str:
 
 
 @click.command(context_settings=_CONTEXT)
-@click.argument("job_id", metavar="JOB", type=int)
+@click.argument("name", metavar="JOB")
 @CONFIG_OPTION
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def explain(job_id: int, config_file: Path | None, as_json: bool) -> None:
+def explain(name: str, config_file: Path | None, as_json: bool) -> None:
     """Say why JOB waits, whom it was grouped with and why, or why not.
 
+    Of a job array, JOB is one task (4711_3) or all that have not ended.
+
     \b
-    Example:
+    Examples:
       muri explain 4711
+      muri explain 4711_3
     """
     from muri.slurm_plugin.controller.assemble import read_config
     from muri.terminal import say
 
     status = _current(read_config(config_file))
-    job = next((job for job in status.jobs if job.job_id == job_id), None)
-    if job is None:
-        known = ", ".join(str(job.job_id) for job in status.jobs) or "none"
+    jobs = named(status.jobs, name)
+    if not jobs:
+        known = ", ".join(job.shown_id for job in status.jobs) or "none"
         raise UsageError(
-            f"job {job_id} is not a waiting or running job submitted with --muri; such jobs now: {known}. "
-            f"For an ended job ask Slurm: scontrol show job {job_id}"
+            f"job {name} is not a waiting or running job submitted with --muri; such jobs now: {known}. "
+            f"For an ended job ask Slurm: scontrol show job {name}"
         )
     if as_json:
-        click.echo(json.dumps(asdict(job), indent=1, sort_keys=True))
+        told = [asdict(job) for job in jobs]
+        click.echo(json.dumps(told[0] if len(told) == 1 else told, indent=1, sort_keys=True))
         return
-    for line in explanation(job):
-        say(line)
+    for job in jobs:
+        for line in explanation(job):
+            say(line)
+
+
+def named(jobs: "Sequence[JobStatus]", name: str) -> "list[JobStatus]":
+    """Return the jobs that a user means: one, or of a job array all tasks.
+
+    Args:
+        jobs: All jobs.
+        name: A job id, or a task of an array, whether it has a job id of its own already ("12_3") or not.
+    """
+    array, _, task = name.partition("_")
+    if task:
+        tasks = [job for job in jobs if job.task.startswith(f"{array}_")]
+        return [job for job in tasks if job.task == name] or [job for job in tasks if _stands_for(job, task)]
+    return [job for job in jobs if name == str(job.job_id) or job.task.startswith(f"{array}_")]
+
+
+def _stands_for(job: "JobStatus", task: str) -> bool:
+    """Whether a job array's record stands for a task that waits."""
+    from muri.slurm_plugin.planning.arrays import task_numbers
+
+    _, bracket, tasks = job.task.partition("[")
+    return bool(bracket) and task.isdecimal() and int(task) in task_numbers(tasks.rstrip("]"))
 
 
 def explanation(job: "JobStatus") -> list[str]:
     """Return what `muri explain` prints for one job."""
     from muri.slurm_plugin.planning.starts import given_text
 
-    lines = [f"Job {job.job_id} ({job.model or job.name}) of {job.user}: {job.state}, {job.slurm_state} in Slurm."]
+    lines = [f"Job {job.shown_id} ({job.model or job.name}) of {job.user}: {job.state}, {job.slurm_state} in Slurm."]
     if job.group is not None and job.partners:
         partners = ", ".join(map(str, job.partners))
         how = ", without turns" if job.state == "shared" else ""

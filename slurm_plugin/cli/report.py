@@ -43,7 +43,7 @@ class _Chosen:
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.argument("job_id", metavar="[JOB]", type=click.IntRange(min=1), required=False)
+@click.argument("name", metavar="[JOB]", required=False)
 @click.option("--month", metavar="YYYY-MM", help="Jobs that ended in this month. [default: this month]")
 @click.option("--since", metavar="DATE", help="Jobs that ended on this day or later, such as 2026-11-23.")
 @click.option("--until", metavar="DATE", help="With --since: and before this day. [default: now]")
@@ -52,7 +52,7 @@ class _Chosen:
 @click.option("--jobs", "each_job", is_flag=True, help="One line for each job in place of sums.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV.")
-def report(job_id: int | None, **options: Any) -> None:
+def report(name: str | None, **options: Any) -> None:
     """Say what sharing did for JOB, or sum up a month's jobs by user, account and QOS.
 
     Reads Slurm's accounts (sacct), on any host. BILLED is the GPU time of the records: a member's own holds no GPU,
@@ -62,6 +62,7 @@ def report(job_id: int | None, **options: Any) -> None:
     \b
     Examples:
       muri report 4711
+      muri report 4711_3                 one task of a job array
       muri report --month 2026-11
       muri report --since 2026-11-01 --account hep --jobs --csv > jobs.csv
     """
@@ -71,14 +72,14 @@ def report(job_id: int | None, **options: Any) -> None:
     chosen, accounting = _Chosen(**options), Accounting(SlurmCommands(_TIMEOUT_S))
     if chosen.as_json and chosen.as_csv:
         raise UsageError("give --json or --csv, not both")
-    if job_id is None:
+    if name is None:
         begin, end = _period(chosen)
         runs = accounting.runs_between(_slurm_time(begin), _slurm_time(end), _filters(chosen))
         _print_period(_completed(runs, accounting), (begin.timestamp(), end.timestamp()), chosen)
     elif replace(chosen, as_json=False) != _Chosen():
         raise UsageError("with a JOB only --json makes sense")
     else:
-        _print_job(job_id, accounting, as_json=chosen.as_json)
+        _print_job(name, accounting, as_json=chosen.as_json)
 
 
 def _period(chosen: _Chosen) -> tuple[datetime, datetime]:
@@ -139,18 +140,21 @@ def _completed(runs: list["Run"], accounting: "Accounting") -> list["Run"]:
     return runs
 
 
-def _print_job(job_id: int, accounting: "Accounting", *, as_json: bool) -> None:
+def _print_job(name: str, accounting: "Accounting", *, as_json: bool) -> None:
     from muri.slurm_plugin.records.usage import uses_of
     from muri.terminal import say
 
-    own = accounting.runs_of([job_id])
+    if not re.fullmatch(r"[1-9][0-9]{0,9}(_[0-9]{1,9})?", name):
+        raise UsageError(f"{name!r} is no job: write its id, or that of an array's task as 12_3")
+    own = accounting.runs_of([name])
     if not own:
-        raise UsageError(f"the accounts have no job {job_id}, or you may not see it (sacct --jobs={job_id})")
+        raise UsageError(f"the accounts have no job {name}, or you may not see it (sacct --jobs={name})")
     if own[-1].is_own:
-        raise UsageError(f"job {job_id} is one of Muri's own; ask for a user's job, such as a member of its group")
-    uses = [use for use in uses_of(_completed(own, accounting)) if use.run.job_id == job_id]
+        raise UsageError(f"job {name} is one of Muri's own; ask for a user's job, such as a member of its group")
+    meant = {run.job_id for run in own}
+    uses = [use for use in uses_of(_completed(own, accounting)) if use.run.job_id in meant]
     if not uses:
-        raise UsageError(f"job {job_id} has not run to an end yet ({own[-1].state}); meanwhile: muri explain {job_id}")
+        raise UsageError(f"job {name} has not run to an end yet ({own[-1].state}); meanwhile: muri explain {name}")
     if as_json:
         click.echo(json.dumps([as_record(use) for use in uses], indent=1))
         return

@@ -105,7 +105,7 @@ class Settlement:
         """Write one report; return whether nothing is left to do for it."""
         age_s = now_s - member.end_s
         try:
-            self._accounting.set_admin_comment(member.job_id, member.admin_comment)
+            self._accounting.set_admin_comment(member.job_id, member.admin_comment, member.name)
         except NoAccountingError:
             return True
         except NoSuchJobError:

@@ -60,6 +60,7 @@ class JobStatus:
         wait_s: Seconds of an iteration waiting for each stage's resource.
         discipline: The discipline in force in the group.
         reasons: Sentences for people, the last decision first.
+        task: Of a job array's task how Slurm shows it, "12_3", or "12_[4-9]" for those that wait; "" for other jobs.
     """
 
     job_id: int
@@ -84,6 +85,12 @@ class JobStatus:
     mem_per_node_mib: int = 0
     asked_cpu_count: int | None = None
     asked_mem_per_node_mib: int | None = None
+    task: str = ""
+
+    @property
+    def shown_id(self) -> str:
+        """Its id as Slurm's commands show and take it."""
+        return self.task or str(self.job_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +191,7 @@ def _describe(job: ManagedJob, view: View, members: Mapping[int, set[int]], reas
         group=pilot,
         partners=partners,
         reasons=tuple(dict.fromkeys(planned.why + reasons)),
+        task=job.name_in_slurm if job.array_tasks else "",
     )
     if pilot is not None:
         described = replace(

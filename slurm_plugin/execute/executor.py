@@ -3,7 +3,7 @@
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, Protocol
 
 from muri.policies.types import Policy
@@ -13,7 +13,7 @@ from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.execute.allocate import give_share, reset_or_release, reset_request
 from muri.slurm_plugin.execute.gate import close_gate, move_to_licence, note_open, open_gate, stop
 from muri.slurm_plugin.execute.interruptible import CycleCutShortError
-from muri.slurm_plugin.gateway.base import Gateway, GatewayError, NoSuchJobError, SlurmUnreachableError
+from muri.slurm_plugin.gateway.base import Gateway, GatewayError, NoSuchJobError, SlurmUnreachableError, job_started
 from muri.slurm_plugin.planning.actions import (
     Abandon,
     Action,
@@ -27,6 +27,7 @@ from muri.slurm_plugin.planning.actions import (
     MemberPlan,
     MoveToLicence,
     NotMeasured,
+    Overtake,
     Preempt,
     Regroup,
     ReleaseSolo,
@@ -34,16 +35,19 @@ from muri.slurm_plugin.planning.actions import (
     Restore,
     ResumeGroup,
     ReturnToQueue,
+    SplitTasks,
     StartDryRun,
     StartGroup,
     join_payload,
     members_in,
     started,
 )
+from muri.slurm_plugin.planning.arrays import priority_ahead, siblings_of
 from muri.slurm_plugin.planning.joinable import started_plain
 from muri.slurm_plugin.planning.repairs import find_pilot
 from muri.slurm_plugin.planning.slurm_requests import (
     GroupPlace,
+    array_environment,
     changed_pilot,
     dry_run_environment,
     dry_run_job,
@@ -137,6 +141,8 @@ class Executor:
             KeepProfile: self._keep_profile,
             DryRunFailed: self._dry_run_failed,
             NotMeasured: self._not_measured,
+            SplitTasks: self._split_tasks,
+            Overtake: self._overtake,
         }
         self.errors = errors
         self.outcomes: Counter[tuple[str, ...]] = Counter()
@@ -237,6 +243,7 @@ class Executor:
             self.errors.append(f"job {member.job_id}: its GPUs cannot be taken away now: {way.why}")
             return
         change = member_change(member, place, job, retries=retries, no_gpus=way.request)
+        change = replace(change, priority=self._priority_ahead(job, member=True))
         try:
             open_gate(self._gateway, job, change)
         except NoSuchJobError:
@@ -248,6 +255,34 @@ class Executor:
             if not is_limit_refusal(str(error)):
                 self._journal.set_fact(EXCLUSION, str(member.job_id), f"Slurm refused to change its request: {error}")
             log.warning("job %d: not made a member: %s", member.job_id, error)
+
+    def _priority_ahead(self, job: ManagedJob, *, member: bool = False) -> int | None:
+        """The priority that an array's task needs to start."""
+        return priority_ahead(job, siblings_of(job, self._view), member=member)
+
+    def _split_tasks(self, action: SplitTasks) -> None:
+        job = self._view.jobs[action.job_id]
+        log.info("job array %d: tasks %s get job ids of their own", job.array_job_id, list(action.tasks))
+        try:
+            self._gateway.split_tasks(job, action.tasks)
+        except NoSuchJobError:
+            log.info("job array %d: gone already", job.array_job_id)
+        except SlurmUnreachableError:
+            raise
+        except GatewayError as error:
+            # The tasks that wait start alone then, as soon as one of them can.
+            why = f"Slurm refused to give its array's tasks job ids of their own: {error}"
+            self._journal.set_fact(EXCLUSION, str(job.job_id), why)
+            raise
+
+    def _overtake(self, action: Overtake) -> None:
+        try:
+            self._gateway.modify(action.job_id, JobChange(priority=action.priority))
+        except NoSuchJobError:
+            log.info("job %d: gone already", action.job_id)
+        except GatewayError as error:
+            if not job_started(error):
+                raise
 
     def _abandon(self, action: Abandon) -> None:
         log.info("start %s: taken back: %s", action.token, action.why)
@@ -262,7 +297,8 @@ class Executor:
                 comment = comment if why else given_comment(job, action.share, self._now_s)
                 reasons += [f"it starts with its own request after all: {why}"] if why else []
             log.info("job %d: released alone: %s", action.job_id, "; ".join(reasons))
-            open_gate(self._gateway, job, comment=tags.with_plan(comment, tags.Planned(tuple(reasons))))
+            change = JobChange(priority=self._priority_ahead(job))
+            open_gate(self._gateway, job, change, tags.with_plan(comment, tags.Planned(tuple(reasons))))
         except NoSuchJobError:
             log.info("job %d: gone already", action.job_id)
         except SlurmUnreachableError:
@@ -284,7 +320,8 @@ class Executor:
         """Undo `_make_member` and let the job run alone."""
         log.info("job %d: runs alone from now on: %s", action.job_id, action.why)
         self._journal.set_fact(EXCLUSION, str(action.job_id), action.why)
-        restore_request(self._gateway, self._view.jobs[action.job_id], not_grouped_again(action.why))
+        job = self._view.jobs[action.job_id]
+        restore_request(self._gateway, job, not_grouped_again(action.why), self._priority_ahead(job))
 
     def _cancel(self, action: Cancel) -> None:
         log.info("job %d: cancelled: %s", action.job_id, action.why)
@@ -330,6 +367,8 @@ class Executor:
         job = self._view.jobs[action.job_id]
         try:
             close_gate(self._gateway, job, original_request(job))
+            if job.array_tasks and job.gate == "licence" and not job.held:
+                self._gateway.release(job.job_id)  # its priority was Muri's; from now on it is Slurm's again
         except NoSuchJobError:
             log.info("job %d: gone already", action.job_id)
         if action.token:
@@ -376,7 +415,7 @@ class Executor:
     def _start_dry_run(self, action: StartDryRun) -> None:
         job = self._view.jobs[action.job_id]
         key = profile_key(job, self._view.snapshot.nodes)
-        environment = dry_run_environment(self._gateway.job_environment(job.job_id), job.user)
+        environment = dry_run_environment(self._gateway.job_environment(job.job_id), job.user) | array_environment(job)
         token = self._journal.new_token()
         log.info("dry run %s: measuring %s with the script of job %d", token, key, job.job_id)
         payload = {"job_id": job.job_id, "key": asdict(key), "again": action.again}
@@ -419,13 +458,14 @@ class Executor:
         self._journal.set_fact(DRY_RUN_FAILED, key, after_another(earlier.get(key), why, at_s).fact)
 
 
-def restore_request(gateway: Gateway, job: ManagedJob, why: str) -> None:
+def restore_request(gateway: Gateway, job: ManagedJob, why: str, priority: int | None = None) -> None:
     """Give a pending member its original request back and let it run alone, unless somebody holds it.
 
     Args:
         gateway: The way to Slurm.
         job: The member.
         why: Why it runs alone from now on, for people.
+        priority: Its priority from now on; None leaves that to Slurm.
 
     Raises:
         GatewayError: Slurm refused a step, or what it asked for is not known.
@@ -436,6 +476,6 @@ def restore_request(gateway: Gateway, job: ManagedJob, why: str) -> None:
             "submit it again"
         )
     try:
-        open_gate(gateway, job, original_request(job, why))
+        open_gate(gateway, job, replace(original_request(job, why), priority=priority))
     except NoSuchJobError:
         log.info("job %d: gone already", job.job_id)

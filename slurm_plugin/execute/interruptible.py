@@ -1,5 +1,6 @@
 """A way to Slurm that ends between two calls: when the controller is told to stop, or a cycle takes too long."""
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from muri.clock import MACHINE_CLOCK, Clock
@@ -76,6 +77,10 @@ class InterruptibleGateway:
     def modify(self, job_id: int, change: JobChange) -> None:
         """Change a job."""
         self.in_time().modify(job_id, change)
+
+    def split_tasks(self, job: Job, tasks: Sequence[int]) -> None:
+        """Give some of a job array's waiting tasks records of their own."""
+        self.in_time().split_tasks(job, tasks)
 
     def extend_lease(self, end_s: float) -> None:
         """Withhold the licence until a time."""

@@ -41,16 +41,19 @@ class Accounting:
     def __init__(self, commands: SlurmCommands | None = None) -> None:
         self._commands = commands or SlurmCommands(_TIMEOUT_S)
 
-    def runs_of(self, job_ids: Iterable[int]) -> list[Run]:
+    def runs_of(self, jobs: Iterable[int | str]) -> list[Run]:
         """Return every run of some jobs, in one call for some hundred of them.
+
+        Args:
+            jobs: Their ids, or "12_3" for a job array's task; an array's id means all its tasks.
 
         Raises:
             NoAccountingError: There are no accounts.
             GatewayError: sacct failed.
         """
-        ids = sorted(set(job_ids))
+        ids = sorted(set(map(str, jobs)))
         chunks = (ids[start : start + _JOBS_AT_ONCE] for start in range(0, len(ids), _JOBS_AT_ONCE))
-        return [run for chunk in chunks for run in self._read([f"--jobs={','.join(map(str, chunk))}"])]
+        return [run for chunk in chunks for run in self._read([f"--jobs={','.join(chunk)}"])]
 
     def runs_between(self, since: str, until: str, filters: Sequence[str] = ()) -> list[Run]:
         """Return every run of the jobs that waited or ran between two times; which jobs is up to who asks.
@@ -76,15 +79,20 @@ class Accounting:
             raise _explained(error) from error
         return parse_runs(text)
 
-    def set_admin_comment(self, job_id: int, comment: str) -> None:
+    def set_admin_comment(self, job_id: int, comment: str, name: str = "") -> None:
         """Replace the AdminComment in an ended job's record; slurmctld itself refuses that once a job has ended.
+
+        Args:
+            job_id: The job.
+            comment: Its AdminComment from now on.
+            name: What commands call it, such as "12_3": an array's own id means all its tasks.
 
         Raises:
             NoAccountingError: There are no accounts.
             NoSuchJobError: They have no such job.
             GatewayError: sacctmgr failed.
         """
-        change = ["modify", "job", "where", f"jobid={job_id}", "set", f"AdminComment={comment}"]
+        change = ["modify", "job", "where", f"jobid={name or job_id}", "set", f"AdminComment={comment}"]
         try:
             self._commands.run(f"complete the record of job {job_id}", ["sacctmgr", "--immediate", *change])
         except GatewayError as error:

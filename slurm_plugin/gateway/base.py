@@ -3,6 +3,7 @@
 import logging
 import re
 import struct
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -84,7 +85,11 @@ class GatewayUnavailableError(GatewayError):
 
 
 class Gateway(Protocol):
-    """Everything that Muri asks of Slurm. Each call is one RPC unless it says otherwise."""
+    """Everything that Muri asks of Slurm. Each call is one RPC unless it says otherwise.
+
+    A job's id means its record in the last `snapshot` or `queue` and no other: of a job array one task, or the tasks
+    that wait and have no record of their own; never tasks that run.
+    """
 
     @property
     def name(self) -> str:
@@ -143,6 +148,19 @@ class Gateway(Protocol):
         """
         ...
 
+    def split_tasks(self, job: Job, tasks: Sequence[int]) -> None:
+        """Give some of a job array's waiting tasks records, and so job ids, of their own. Nothing else changes.
+
+        Args:
+            job: The record that stands for them, and for at least one task more.
+            tasks: Which.
+
+        Raises:
+            NoSuchJobError: The array is gone.
+            GatewayError: Slurm refused.
+        """
+        ...
+
     def extend_lease(self, end_s: float) -> None:
         """Withhold the licence `muri_gate` until a time (seconds since the epoch), making its reservation if needed.
 
@@ -173,7 +191,7 @@ class Gateway(Protocol):
         ...
 
     def cancel(self, job_id: int) -> None:
-        """Cancel a job; cancelling an ended one is no error."""
+        """Cancel a job, of an array's id all tasks; cancelling an ended one is no error."""
         ...
 
     def job_environment(self, job_id: int) -> dict[str, str] | None:

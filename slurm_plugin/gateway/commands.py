@@ -3,11 +3,12 @@
 import logging
 import re
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 
 from muri.slurm_plugin.gateway import json_records, lease, text_fields
+from muri.slurm_plugin.gateway.array_records import ArrayRecords
 from muri.slurm_plugin.gateway.base import (
     GatewayError,
     GatewayUnavailableError,
@@ -58,6 +59,7 @@ class CommandGateway:
         settings = config_settings(self._commands.run("read the configuration", ["scontrol", "show", "config"]))
         self._limits = LimitsReader(self._commands)
         self._submissions = Submissions(self._commands)
+        self._arrays = ArrayRecords()
         self._cluster = settings.get("ClusterName", "")
         self._state_save_location = settings.get("StateSaveLocation", "")
         self._slurm_version = settings.get("SLURM_VERSION", "")
@@ -97,6 +99,7 @@ class CommandGateway:
         """Read the jobs alone."""
         taken_s = time.time()
         queue = self._queue.read(taken_s)
+        self.learn(queue.jobs)
         return Snapshot(
             taken_s=taken_s,
             cluster=self._cluster,
@@ -105,6 +108,10 @@ class CommandGateway:
             nodes=(),
             unreadable=tuple(queue.unreadable),
         )
+
+    def learn(self, jobs: Iterable[Job]) -> None:
+        """Take note of a queue that was read some other way: it says which record of an array a job's id means."""
+        self._arrays.learn(jobs)
 
     def _reservations(self) -> tuple[Reservation, ...]:
         arguments = ["scontrol", "--oneliner", "show", "reservation"]
@@ -127,7 +134,14 @@ class CommandGateway:
         return self._submissions.submit(job)
 
     def _update(self, job_id: int, settings: Sequence[str]) -> None:
-        self._commands.run(f"change job {job_id}", ["scontrol", "update", f"JobId={job_id}", *settings])
+        name = self._arrays.name(job_id)
+        self._commands.run(f"change job {name}", ["scontrol", "update", f"JobId={name}", *settings])
+
+    def split_tasks(self, job: Job, tasks: Sequence[int]) -> None:
+        """Give some of a job array's waiting tasks records of their own: any change of a task does that."""
+        name = f"{job.array_job_id}_[{','.join(map(str, tasks))}]"
+        settings = [f"JobId={name}", f"AdminComment={job.admin_comment}"]
+        self._commands.run(f"give tasks {name} records of their own", ["scontrol", "update", *settings])
 
     def modify(self, job_id: int, change: JobChange) -> None:
         """Change a pending job."""
@@ -141,12 +155,12 @@ class CommandGateway:
 
     def hold(self, job_id: int) -> None:
         """Hold a pending job so that its user may release it, too."""
-        self._commands.run(f"hold job {job_id}", ["scontrol", "uhold", str(job_id)])
+        self._commands.run(f"hold job {job_id}", ["scontrol", "uhold", self._arrays.name(job_id)])
 
     def release(self, job_id: int) -> None:
         """Release a held job."""
         try:
-            self._commands.run(f"release job {job_id}", ["scontrol", "release", str(job_id)])
+            self._commands.run(f"release job {job_id}", ["scontrol", "release", self._arrays.name(job_id)])
         except GatewayError as err:
             if not (job_started(err) or job_ended(err)):
                 raise
@@ -163,7 +177,9 @@ class CommandGateway:
         """End a running job and put it back into the queue; a pending one stays as it is."""
         try:
             # With "incomplete" Slurm leaves alone a job that has just ended.
-            self._commands.run(f"requeue job {job_id}", ["scontrol", "requeue", "incomplete", str(job_id)])
+            self._commands.run(
+                f"requeue job {job_id}", ["scontrol", "requeue", "incomplete", self._arrays.name(job_id)]
+            )
         except GatewayError as err:
             if not job_pending(err):
                 raise
@@ -173,7 +189,7 @@ class CommandGateway:
         action = f"requeue job {job_id}"
         try:
             # Without "incomplete" Slurm would run a job again that has just ended.
-            self._commands.run(action, ["scontrol", "requeuehold", "incomplete", str(job_id)])
+            self._commands.run(action, ["scontrol", "requeuehold", "incomplete", self._arrays.name(job_id)])
         except GatewayError as err:
             if not job_pending(err):
                 raise
@@ -190,7 +206,7 @@ class CommandGateway:
 
     def job_environment(self, job_id: int) -> dict[str, str] | None:
         """Return the environment that a pending job was submitted with, None when it cannot be read."""
-        return job_environment(self._state_save_location, job_id)
+        return job_environment(self._state_save_location, self._arrays.files_of(job_id))
 
 
 def _version(text: str) -> tuple[int, ...]:
@@ -217,6 +233,7 @@ def update_settings(change: JobChange, gres_separator: str = "/") -> list[str]:
         "AdminComment": change.admin_comment,
         "StartTime": text_fields.SOON if change.start_now else None,
         "Licenses": change.licenses,
+        "Priority": change.priority,
     }
     return [f"{name}={value}" for name, value in settings.items() if value is not None]
 

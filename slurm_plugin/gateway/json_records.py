@@ -230,7 +230,18 @@ def job(record: Mapping[str, Any], taken_s: float) -> Job:
         features=_text(record, "features"),
         excluded_nodes=_text(record, "excluded_nodes"),
         special=special_options(_request(record, node_count, cpu_count, task_count)),
+        array_job_id=number(record.get("array_job_id")),
+        array_tasks=_array_tasks(record),
+        array_limit=number(record.get("array_max_tasks")),
     )
+
+
+def _array_tasks(record: Mapping[str, Any]) -> str:
+    """Read which tasks of its array a record stands for."""
+    if waiting := text_fields.waiting_tasks(_text(record, "array_task_string")):
+        return waiting
+    task = number(record.get("array_task_id"), -1)
+    return str(task) if number(record.get("array_job_id")) and task >= 0 else ""
 
 
 def _required(record: Mapping[str, Any], name: str) -> int:

@@ -2,13 +2,15 @@
 
 import importlib
 import logging
+import os
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any, Protocol
 
 from muri.slurm_plugin.gateway import lease, libslurm
+from muri.slurm_plugin.gateway.array_records import ArrayRecords
 from muri.slurm_plugin.gateway.base import (
     GatewayError,
     GatewayUnavailableError,
@@ -56,8 +58,16 @@ class Helper(Protocol):
         """Return of each of these jobs how many GPUs it asks for, and its special options."""
         ...
 
+    def learn(self, jobs: Iterable[Job]) -> None:
+        """Take note of the queue, which says which record of an array a job's id means."""
+        ...
+
     def set_least_cpus(self, job_id: int, change: JobChange) -> None:
         """Set how many CPUs a pending job needs on each of its nodes."""
+        ...
+
+    def split_tasks(self, job: Job, tasks: Sequence[int]) -> None:
+        """Give some of a job array's waiting tasks records of their own."""
         ...
 
     def hold(self, job_id: int) -> None:
@@ -76,7 +86,7 @@ class Helper(Protocol):
 class PyslurmGateway:
     """Speaks to slurmctld through pyslurm.
 
-    Jobs are submitted, and the licence is withheld, through Slurm's commands. Four more things pyslurm cannot
+    Jobs are submitted, and the licence is withheld, through Slurm's commands. Five more things pyslurm cannot
     express. `helper` does them; without it their weaker forms are used:
 
     - A few options of sbatch, such as --gpu-bind and --mem-per-gpu, and on a cluster without slurmdbd GPUs asked for
@@ -86,6 +96,7 @@ class PyslurmGateway:
       gets no fewer CPUs however few `JobChange.cpu_count` says.
     - A hold that the job's user may lift. Otherwise: a hold that only an administrator may lift.
     - A requeue that spares a job which has just ended. Otherwise: a look at its state first.
+    - A job array's task that has no record of its own. Otherwise: no task gets one, and the array waits.
 
     Args:
         helper: Another way to speak to the same slurmctld.
@@ -98,6 +109,7 @@ class PyslurmGateway:
     name = "pyslurm"
 
     def __init__(self, helper: Helper | None = None) -> None:
+        os.environ.setdefault("SLURM_BITSTR_LEN", "0")  # else libslurm cuts off the list of an array's waiting tasks
         self._pyslurm = import_pyslurm()
         self._libslurm = libslurm.Libslurm()
         check_library(str(self._pyslurm.__version__), self._libslurm.release())
@@ -113,6 +125,7 @@ class PyslurmGateway:
         self._limits = LimitsReader(self._commands)
         self._submissions = Submissions(self._commands)
         self._partitions: dict[str, tuple[str, ...]] = {}
+        self._arrays = ArrayRecords()
 
     @property
     def slurm_version(self) -> str:
@@ -144,8 +157,13 @@ class PyslurmGateway:
         loaded = self._load_jobs()
         if loaded is None and self._helper is not None:
             log.info("pyslurm cannot decode the queue; it is read through Slurm's commands")
-            return self._helper.queue()
+            queue = self._helper.queue()
+            self._arrays.learn(queue.jobs)
+            return queue
         jobs, unreadable = read_each(loaded or (), lambda job: job_record(job, taken_s), lambda job: int(job.id))
+        self._arrays.learn(jobs)
+        if self._helper is not None:
+            self._helper.learn(jobs)
         return Snapshot(
             taken_s=taken_s,
             cluster=self._cluster,
@@ -226,6 +244,12 @@ class PyslurmGateway:
             with self._slurm(f"change job {job_id}"):
                 self._job(job_id).modify(self._pyslurm.JobSubmitDescription(**fields))
 
+    def split_tasks(self, job: Job, tasks: Sequence[int]) -> None:
+        """Give some of a job array's waiting tasks records of their own."""
+        if self._helper is None:
+            raise GatewayError(f"cannot give tasks of array {job.array_job_id} records of their own without scontrol")
+        self._helper.split_tasks(job, tasks)
+
     def _job(self, job_id: int) -> Any:
         return self._pyslurm.Job(job_id)
 
@@ -290,7 +314,7 @@ class PyslurmGateway:
 
     def job_environment(self, job_id: int) -> dict[str, str] | None:
         """Return the environment that a pending job was submitted with, None when it cannot be read."""
-        return job_environment(self._state_save_location, job_id)
+        return job_environment(self._state_save_location, self._arrays.files_of(job_id))
 
 
 def _tagged(job: Job) -> bool:

@@ -111,7 +111,17 @@ def job_record(job: Any, taken_s: float) -> Job:
         features=",".join(job.constraints or ()),
         excluded_nodes=job.excluded_nodes or "",
         special=special_options(_request(job, per_node, node_count, cpu_count, task_count)),
+        array_job_id=_number(job.array_id),
+        array_tasks=_array_tasks(job),
+        array_limit=_number(job.array_tasks_parallel),
     )
+
+
+def _array_tasks(job: LenientRecord) -> str:
+    """Return which tasks of its array a record stands for."""
+    if waiting := text_fields.waiting_tasks(job.array_tasks_waiting or ""):
+        return waiting
+    return str(_number(job.array_task_id)) if job.array_id else ""  # pyslurm shows no task 0
 
 
 def _number(value: Any) -> int:
@@ -241,6 +251,7 @@ def change_fields(change: JobChange) -> dict[str, Any]:
         "time_limit": None if change.time_limit_s is None else _time_limit(change.time_limit_s),
         "begin_time": text_fields.SOON if change.start_now else None,
         "licenses": _text(change.licenses),
+        "priority": change.priority,
     }
     return {name: value for name, value in fields.items() if value is not None}
 

@@ -19,8 +19,9 @@ from muri.slurm_plugin.gateway.command_output import Collected, LinesWith, TooMu
 _PASSED: Final = ("SLURM_CONF", "SLURM_JWT", "PATH", "HOME", "TZ", "LD_LIBRARY_PATH")
 """Variables of the caller that the commands get. All SBATCH_*, SLURM_* and SQUEUE_* but these would act as options."""
 
-_PLAIN: Final = {"LC_ALL": "C.UTF-8", "SLURM_TIME_FORMAT": "%s"}
-"""Times are printed as seconds since the epoch: local times repeat themselves for an hour each autumn."""
+_PLAIN: Final = {"LC_ALL": "C.UTF-8", "SLURM_TIME_FORMAT": "%s", "SLURM_BITSTR_LEN": "0"}
+"""Times are printed as seconds since the epoch: local times repeat themselves for an hour each autumn. Lists of a job
+array's waiting tasks are printed in full."""
 
 
 @dataclass(frozen=True, slots=True)

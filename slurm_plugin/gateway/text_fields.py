@@ -44,6 +44,8 @@ _NODE_SUFFIXES = {"*": "NOT_RESPONDING", "$": "MAINTENANCE", "@": "REBOOT", "^":
 _GRES = re.compile(
     r"^(?:gres[:/])?(?P<name>[^:/=(]+)(?::(?P<type>[A-Za-z_][^:=(]*))?(?:[:=](?P<count>\d+)(?P<unit>[KMGT]?))?$"
 )
+_TASKS: Final = re.compile(r"[0-9]{1,7}(-[0-9]{1,7}(:[1-9][0-9]{0,6})?)?")
+
 MOST: Final = 1_000_000
 """More nodes, GPUs or CPUs than any cluster has: larger numbers are somebody's mistake, or an attack on what counts."""
 
@@ -55,6 +57,14 @@ _UNITS = {"": 1, "K": KIB, "M": MIB, "G": GIB, "T": KIB * GIB}
 
 _LONGEST_KEPT: Final = 16 * 1024
 """Characters. Slurm takes a submit line of 1 MiB, and each record of each job is in memory at once."""
+
+
+def waiting_tasks(text: str) -> str:
+    """Return the tasks in Slurm's text of an array's record, such as "0-9,12" of "0-9,12%3".
+
+    Where Slurm cuts a long list off (`SLURM_BITSTR_LEN` prevents it), the tasks that are left out are missing.
+    """
+    return ",".join(part for part in text.partition("%")[0].split(",") if _TASKS.fullmatch(part))
 
 
 def kept_text(text: str) -> str:

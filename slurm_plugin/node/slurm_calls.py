@@ -1,6 +1,7 @@
 """The few Slurm commands that run on compute nodes, in the user's name, inside a job."""
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 from muri.slurm_plugin.gateway.base import GatewayError, NoSuchJobError, job_pending
 from muri.slurm_plugin.gateway.slurm_commands import SlurmCommands, decoded, encoded
@@ -24,13 +25,27 @@ def active_jobs(job_ids: Sequence[int]) -> dict[int, str]:
     try:
         text = _COMMANDS.run(
             "ask for the members' states",
-            ["squeue", "--noheader", "--format=%i %T", f"--jobs={','.join(map(str, job_ids))}"],
+            ["squeue", "--noheader", "--format=%A %T", f"--jobs={','.join(map(str, job_ids))}"],
         )
     except NoSuchJobError:
         # squeue says so when it knows none of them any more.
         return {}
     pairs = (line.split() for line in text.splitlines() if line.strip())
     return {int(job_id): state for job_id, state in pairs if job_id.isdigit() and state not in _ENDED}
+
+
+@lru_cache(maxsize=64)
+def name_of(job_id: int) -> str:
+    """Return what commands call one job: the last task of an array has the array's id, which means all its tasks.
+
+    Raises:
+        NoSuchJobError: Slurm does not know the job.
+        SlurmUnreachableError: slurmctld does not answer.
+    """
+    arguments = ["squeue", "--noheader", "--states=all", "--format=%A %F %K", f"--jobs={job_id}"]
+    text = _COMMANDS.run(f"read the name of job {job_id}", arguments)
+    tasks = (task for own, array, task in map(str.split, text.splitlines()) if own == array == str(job_id))
+    return next((f"{job_id}_{task}" for task in tasks if task.isdecimal()), str(job_id))
 
 
 def job_field(job_id: int, field: str) -> str:
@@ -78,7 +93,8 @@ def set_comment(job_id: int, comment: str) -> None:
     Raises:
         GatewayError: Slurm refused it.
     """
-    _COMMANDS.run(f"set the comment of job {job_id}", ["scontrol", "update", f"jobid={job_id}", f"comment={comment}"])
+    name = name_of(job_id)
+    _COMMANDS.run(f"set the comment of job {name}", ["scontrol", "update", f"jobid={name}", f"comment={comment}"])
 
 
 def requeue_hold(job_id: int) -> None:
@@ -104,7 +120,8 @@ def requeue(job_id: int) -> None:
 def _requeue(command: str, job_id: int) -> None:
     try:
         # Without "incomplete" Slurm runs a cancelled job again once its processes have ended.
-        _COMMANDS.run(f"requeue job {job_id}", ["scontrol", command, "incomplete", str(job_id)])
+        name = name_of(job_id)
+        _COMMANDS.run(f"requeue job {name}", ["scontrol", command, "incomplete", name])
     except GatewayError as error:
         if not job_pending(error):
             raise

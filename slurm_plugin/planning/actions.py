@@ -354,6 +354,32 @@ class DryRunFailed:
     why: str
 
 
+@dataclass(frozen=True, slots=True)
+class SplitTasks:
+    """Give tasks of a job array records of their own, so that they can be planned.
+
+    Attributes:
+        job_id: The record that stands for them.
+        tasks: Which of its tasks.
+    """
+
+    job_id: int
+    tasks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Overtake:
+    """Let a job array's task that may start stand before its siblings in Slurm's queue.
+
+    Attributes:
+        job_id: The task.
+        priority: Its priority from now on.
+    """
+
+    job_id: int
+    priority: int
+
+
 Action = (
     StartGroup
     | ReleaseSolo
@@ -374,6 +400,8 @@ Action = (
     | KeepProfile
     | DryRunFailed
     | NotMeasured
+    | SplitTasks
+    | Overtake
 )
 
 

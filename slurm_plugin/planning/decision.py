@@ -73,6 +73,7 @@ def _waits(view: View, job_id: int) -> bool:
 def _decide(cycle: CycleInput, policy: Policy) -> Decision:
     view, repairs = cycle.view, reconcile(cycle)
     preparation = prepare(cycle, policy.profile_use)
+    repairs += preparation.splits
     cycle = preparation.cycle
     if policy.supports_packing:
         shared, preparation = ask_to_share(policy, preparation)

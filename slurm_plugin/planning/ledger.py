@@ -47,6 +47,7 @@ class MemberRun:
         measured: What the runtime last reported of it.
         admin_comment: Its AdminComment, once it has ended.
         standing: How far its accounts are.
+        name: What Slurm's commands call it, "" for its job id.
     """
 
     job_id: int
@@ -57,6 +58,7 @@ class MemberRun:
     measured: MemberReport | None = None
     admin_comment: str = ""
     standing: Standing = Standing.OPEN
+    name: str = ""
 
     def report(self, group: "GroupRun", gpu_s: float) -> SharingReport:
         """Return the report of a run that has ended."""
@@ -176,6 +178,7 @@ def _member(member: MemberRun, run: GroupRun, view: View) -> MemberRun:
     job = view.jobs.get(member.job_id)
     if member.standing is not Standing.OPEN or job is None or member.end_s:
         return member
+    member = replace(member, name=job.name_in_slurm if job.array_job_id else "")
     is_member = job.membership is not None and job.membership.pilot == run.pilot
     waits = job.state is JobState.PENDING
     if member.start_s and (waits or not is_member):

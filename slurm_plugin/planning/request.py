@@ -10,7 +10,8 @@ from muri.policies.types import FreeNode, PlanJob, PlanRequest, ProfileUse
 from muri.profiler.coverage import says_little
 from muri.profiler.records import ProfileKey
 from muri.slurm_plugin.config import Config
-from muri.slurm_plugin.planning.actions import StartDryRun
+from muri.slurm_plugin.planning.actions import SplitTasks, StartDryRun
+from muri.slurm_plugin.planning.arrays import split_soon, throttled
 from muri.slurm_plugin.planning.cycle_input import CycleInput, dry_run_key
 from muri.slurm_plugin.planning.model_traits import gpu_utilization, with_derived
 from muri.slurm_plugin.planning.placement import Places, domain_of
@@ -63,6 +64,7 @@ class Preparation:
         waiting: Jobs that are not ready, with the reason.
         to_slurm: Jobs that Slurm cannot start now, whoever plans them, with the reason: Slurm decides about them alone.
         room: What the site's limits leave; what is started has to be taken from it.
+        splits: Tasks of job arrays that need records of their own before they can be planned.
         cycle: What the cycle decides on. Its `dry_run_jobs` include the jobs of these dry runs, except those planned
             with an estimate: they may start, and then nothing is measured with them.
     """
@@ -73,6 +75,7 @@ class Preparation:
     cycle: CycleInput
     to_slurm: Mapping[int, str]
     room: SiteRoom
+    splits: tuple[SplitTasks, ...] = ()
 
 
 def alone_reason(job: ManagedJob, cycle: CycleInput) -> str:
@@ -86,7 +89,7 @@ def alone_reason(job: ManagedJob, cycle: CycleInput) -> str:
         ),
         (job.facts is None and not job.request.model, why_arguments_are_unknown(job)),
         (job.request.alone, _ALONE_ON_REQUEST),
-        (job.array, "job arrays are not grouped"),
+        (job.unknown_task, "nothing tells which of its array's tasks it is"),
         (job.het, "heterogeneous jobs are not grouped"),
         (not job.can_requeue, "it was submitted with --no-requeue, and a group's failure would have to requeue it"),
         (bool(reason := ranks_reason(job)), reason),
@@ -127,6 +130,8 @@ def prepare(cycle: CycleInput, profile_use: ProfileUse = "all") -> Preparation:
     waiting: dict[int, str] = {}
     to_slurm: dict[int, str] = {}
     ready: list[tuple[ManagedJob, ProfileKey]] = []
+    arrays: list[ManagedJob] = []
+    too_many = throttled(cycle.view)
     for job in cycle.view.having(Role.CANDIDATE):
         if reason := _not_ready(job, cycle.now_s):
             waiting[job.job_id] = reason
@@ -136,6 +141,11 @@ def prepare(cycle: CycleInput, profile_use: ProfileUse = "all") -> Preparation:
             to_slurm[job.job_id] = "Slurm changes nothing in it"
         elif reason := room.why_no_room(job):
             waiting[job.job_id] = reason
+        elif job.several_tasks and job.job_id not in cycle.knowledge.exclusions:
+            waiting[job.job_id] = "these tasks of its array come after those that have job ids of their own"
+            arrays.append(job)
+        elif job.job_id in too_many:
+            waiting[job.job_id] = too_many[job.job_id]
         else:
             ready.append((job, cycle.key_of(job)))
     dry_runs, unmeasured = _within_limits(_dry_runs(ready, cycle, profile_use), cycle, room)
@@ -167,7 +177,7 @@ def prepare(cycle: CycleInput, profile_use: ProfileUse = "all") -> Preparation:
         now_s=cycle.now_s,
         max_group_size=cycle.config.grouping.max_group_size,
     )
-    return Preparation(request, dry_runs, waiting, cycle, to_slurm, room)
+    return Preparation(request, dry_runs, waiting, cycle, to_slurm, room, tuple(split_soon(arrays, cycle)))
 
 
 def plan_job(
@@ -277,7 +287,7 @@ def _dry_runs(
     wanted: dict[ProfileKey, int] = {}
     for job, key in sorted(ready, key=lambda item: (item[0].submit_s, item[0].job_id)):
         useful = profile_use == "all" or (profile_use == "sharing" and _may_share(job, cycle))
-        impossible = job.array or job.het or job.special or why_arguments_are_unknown(job)
+        impossible = job.unknown_task or job.het or job.special or why_arguments_are_unknown(job)
         measurable = useful and not (impossible or cycle.knowledge.failed(key, cycle.config))
         known = cycle.knowledge.profile_of(key) is not None and not cycle.knowledge.is_stale(key)
         under_way = key in cycle.knowledge.profiling or job.job_id in cycle.knowledge.dry_run_jobs

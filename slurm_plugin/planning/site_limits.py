@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from muri.slurm_plugin.planning.actions import Join, MemberPlan, StartGroup
+from muri.slurm_plugin.planning.arrays import task_count
 from muri.slurm_plugin.planning.limit_rules import RUNNING, SUBMITTED, JobRule, Key, Payer, Rule, RuleBook
 from muri.slurm_plugin.planning.placement import Places, ends_at_s
 from muri.slurm_plugin.planning.slurm_requests import MEMBER_MEM_MIB, member_mem_mib
@@ -95,8 +96,9 @@ class SiteRoom:
         for job in self._view.jobs.values():
             keys = self._book.keys(payer_of(job))
             if job.state is JobState.PENDING or job.state in _STARTED:
+                count = task_count(job)
                 for key in keys:
-                    self._used.amounts[key, SUBMITTED] += 1
+                    self._used.amounts[key, SUBMITTED] += count
             if job.state in _STARTED:
                 self._used.add(keys, self._as_it_is(job, job.nodes))
             elif _is_promised(job):

@@ -101,6 +101,13 @@ def dry_run_environment(submitted: dict[str, str] | None, user: str) -> dict[str
     return {name: value for name, value in submitted.items() if name in _KEPT or not name.startswith(_STALE_PREFIXES)}
 
 
+def array_environment(job: Job) -> dict[str, str]:
+    """Return what tells a script which task of an array it is; {} for other jobs."""
+    if not job.array_tasks.isdecimal():
+        return {}
+    return {"SLURM_ARRAY_JOB_ID": str(job.array_job_id), "SLURM_ARRAY_TASK_ID": job.array_tasks}
+
+
 def arguments_in_line(job: Job) -> list[str]:
     """Return what the user passed to the batch script of a job without facts, read from the submit line.
 

@@ -210,7 +210,7 @@ def share_of(
     """
     # What Slurm would lay out differently from the plan is left alone. So are special requests: a changed count of CPUs
     # does not reach the steps of a job that asks for them per GPU, and srun refuses memory both per GPU and per node.
-    if not planned or len(planned) != max(1, job.node_count) or job.array or job.het or job.special:
+    if not planned or len(planned) != max(1, job.node_count) or job.unknown_task or job.het or job.special:
         return None
     cpus = min(share.cpus for share in planned)
     cpus_per_task = _cpus_per_task(job, cpus, threads_per_core, allocation, measured=measured)

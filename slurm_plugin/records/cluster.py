@@ -84,7 +84,7 @@ class Job:
         restart_count: How often it was requeued.
         exit_code: Exit status of the batch script, 0 while it has none.
         batch: Whether it has a batch script.
-        array: Whether it is an array's task or record.
+        array: Whether it is an array's task, or the record of several.
         het: Whether it is part of a heterogeneous job.
         command: The batch script's path as submitted.
         work_dir: Working directory.
@@ -99,6 +99,10 @@ class Job:
         excluded_nodes: Nodes that it must not get, folded host list.
         special: Options in its request that Muri does not carry over to jobs of its own, such as "--exclusive" or
             "--switches", in alphabetical order. Such a job runs alone, its request untouched.
+        array_job_id: The job array that it belongs to, 0 for none.
+        array_tasks: The array's tasks that this record stands for: "3" for one, "4-9,12" for those that wait and have
+            no record of their own; "" where that is not known.
+        array_limit: How many of the array's tasks may run at once (`--array=…%N`), 0 for any number.
     """
 
     job_id: int
@@ -144,6 +148,29 @@ class Job:
     features: str = ""
     excluded_nodes: str = ""
     special: tuple[str, ...] = ()
+    array_job_id: int = 0
+    array_tasks: str = ""
+    array_limit: int = 0
+
+    @property
+    def several_tasks(self) -> bool:
+        """Whether it is the record of an array's tasks that wait and have none of their own."""
+        return bool(self.array_tasks) and not self.array_tasks.isdecimal()
+
+    @property
+    def unknown_task(self) -> bool:
+        """Whether it belongs to an array and stands for more than one task, or nobody knows for which."""
+        return self.array and not self.array_tasks.isdecimal()
+
+    @property
+    def name_in_slurm(self) -> str:
+        """What Slurm's commands call this record and no other: "12", "12_3" or "12_[4-9]".
+
+        The bare id of an array means all its tasks, those included that run.
+        """
+        if not self.array_tasks:
+            return str(self.job_id)
+        return f"{self.array_job_id}_{f'[{self.array_tasks}]' if self.several_tasks else self.array_tasks}"
 
     @property
     def task_count(self) -> int:
@@ -275,6 +302,7 @@ class JobChange:
         start_now: Whether it may start at once. Slurm lets a requeued job wait for `cred_expire`, 120 s by default.
         admin_comment: The whole new AdminComment.
         licenses: All licences; "" asks for none. Of a job that runs, too.
+        priority: Slurm's priority, which does not change by itself any more until the job is released.
     """
 
     gpu_request: str | None = None
@@ -288,6 +316,7 @@ class JobChange:
     start_now: bool = False
     admin_comment: str | None = None
     licenses: str | None = None
+    priority: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,10 +14,10 @@ _SERVER = """
 import json, sys
 from muri.errors import MuriError
 from muri.slurm_plugin.controller.assemble import open_gateway
-from muri.slurm_plugin.records.cluster import JobChange, NewJob, dump_snapshot
+from muri.slurm_plugin.records.cluster import Job, JobChange, NewJob, dump_snapshot
 
 request = json.loads(sys.argv[1])
-records = {"modify": (1, JobChange), "submit": (0, NewJob)}
+records = {"modify": (1, JobChange), "submit": (0, NewJob), "split_tasks": (0, Job)}
 
 def call(gateway, method, arguments):
     if method in records:

@@ -46,6 +46,10 @@ class World(Protocol):
         """
         ...
 
+    def split_first(self, job_id: int, count: int) -> None:
+        """Give the first waiting tasks of an array records of their own."""
+        ...
+
     def release_by_user(self, job_id: int) -> None:
         """Let alice release her job."""
         ...
@@ -274,6 +278,52 @@ def an_array_is_cancelled_as_a_whole(world: World) -> None:
     assert [world.job(record + number).state for number in (0, 1)] == [JobState.CANCELLED] * 2
 
 
+def tasks_get_records_of_their_own_before_they_start(world: World) -> None:
+    record = world.submit(tasks=4, hold=True)
+    world.split_first(record, 2)
+    waiting, first, second = (world.job(record + number) for number in range(3))
+    assert [job.several_tasks for job in (waiting, first, second)] == [True, False, False]
+    assert int(second.array_tasks) == int(first.array_tasks) + 1
+    assert {(job.array_job_id, job.held, job.reason) for job in (waiting, first, second)} == {
+        (record, True, "JobHeldUser")
+    }
+    world.split_first(record, 1)
+    last = world.job(record)
+    assert not last.several_tasks
+    world.call("modify", first.job_id, JobChange(admin_comment="one"))
+    world.call("modify", record, JobChange(admin_comment="last"))
+    assert [world.job(record + number).admin_comment for number in range(4)] == ["last", "one", "", ""]
+    world.call("release", record)
+    world.wait(record, JobState.RUNNING)
+    assert [world.job(record + number).state for number in (1, 2, 3)] == [JobState.PENDING] * 3
+    world.call("requeue", record)
+    world.wait(record, JobState.PENDING)
+
+
+def a_task_that_cannot_start_stops_those_behind_it(world: World) -> None:
+    world.call("extend_lease_by", 300)
+    record = world.submit(tasks=3, licence="muri_gate:1")
+    world.split_first(record, 2)
+    second = record + 2
+    world.call("modify", second, JobChange(licenses=""))
+    world.settle()
+    assert world.job(second).state is JobState.PENDING
+    most = max(world.job(record + number).priority for number in range(3))
+    world.call("modify", second, JobChange(priority=most + 1))
+    world.wait(second, JobState.RUNNING)
+    assert world.job(second).priority == most + 1
+
+
+def a_release_gives_a_job_its_own_priority_back(world: World) -> None:
+    world.call("extend_lease_by", 300)
+    job_id = world.submit(licence="muri_gate:1")
+    own = world.job(job_id).priority
+    world.call("modify", job_id, JobChange(priority=own + 7))
+    assert world.job(job_id).priority == own + 7
+    world.call("release", job_id)
+    assert world.job(job_id).priority == own
+
+
 def a_waiting_job_behind_the_licence_starts_when_the_lease_ends(world: World) -> None:
     world.call("extend_lease_by", 300)
     job_id = world.submit(licence="muri_gate:1")
@@ -313,5 +363,8 @@ CASES: tuple[Callable[[World], None], ...] = (
     a_job_leaves_neighbouring_nodes_together,
     tasks_of_an_array_leave_the_record_of_those_that_wait,
     an_array_is_cancelled_as_a_whole,
+    tasks_get_records_of_their_own_before_they_start,
+    a_task_that_cannot_start_stops_those_behind_it,
+    a_release_gives_a_job_its_own_priority_back,
     a_waiting_job_behind_the_licence_starts_when_the_lease_ends,
 )

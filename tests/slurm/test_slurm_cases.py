@@ -11,6 +11,7 @@ from gateway_inside import GatewayInside, RefusedError
 from slurm_cases import CASES
 
 from muri.slurm_plugin.gateway import base
+from muri.slurm_plugin.planning.arrays import task_numbers
 from muri.slurm_plugin.records.cluster import Job, JobChange, JobState, Node
 
 _SETTLED_S = 3.0
@@ -53,9 +54,14 @@ class RealWorld:
             method, arguments = "extend_lease", (time.time() + arguments[0],)
         plain = [asdict(each) if isinstance(each, JobChange) else each for each in arguments]
         try:
-            self._inside.call((method, *plain))
+            # The controller has always looked at the queue before: that says which record of an array is meant.
+            self._inside.call(*([] if method == "cancel" else [("snapshot",)]), (method, *plain))
         except RefusedError as refused:
             raise getattr(base, refused.error)(refused.text) from refused
+
+    def split_first(self, job_id: int, count: int) -> None:
+        record = self.job(job_id)
+        self._inside.call(("split_tasks", asdict(record), list(task_numbers(record.array_tasks))[:count]))
 
     def release_by_user(self, job_id: int) -> None:
         self._driver.run("scontrol", "release", str(job_id), user="alice")

@@ -3,7 +3,7 @@
 import itertools
 import re
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -145,6 +145,16 @@ class FakeSlurm:
         """Return a snapshot by whatever method a test has put in place."""
         return self.snapshot()
 
+    def split_tasks(self, job: Job, tasks: Sequence[int]) -> None:
+        self._called("split_tasks", lambda: self._split_tasks(job.job_id, tasks))
+
+    def _split_tasks(self, record: int, tasks: Sequence[int]) -> None:
+        for task in tasks:
+            job_id, self._next_id = self._next_id, self._next_id + 1
+            left = [each for each in self._pending(record).array_tasks.split(",") if each != str(task)]
+            self.jobs[job_id] = replace(self.jobs[record], job_id=job_id, array_tasks=str(task))
+            self._update(record, array_tasks=",".join(left))
+
     def extend_lease(self, end_s: float) -> None:
         if not self.gate_license:
             raise NoGateLicenseError(f"there is no licence {GATE_LICENSE}")
@@ -177,7 +187,8 @@ class FakeSlurm:
         job = self.jobs[job_id] if harmless and self.jobs[job_id].state.is_active else self._pending(job_id)
         fields: dict[str, Any] = {}
         for name in (
-            "required_nodes", "cpu_count", "cpus_per_task", "dependency", "time_limit_s", "admin_comment", "licenses"
+            "required_nodes", "cpu_count", "cpus_per_task", "dependency", "time_limit_s", "admin_comment", "licenses",
+            "priority",
         ):  # fmt: skip
             if getattr(change, name) is not None:
                 fields[name] = getattr(change, name)

@@ -14,6 +14,7 @@ from muri.simulator.twin.sharing import Iteration, Sharing
 from muri.simulator.twin.site import Site, SlurmConf, plain_nodes
 from muri.simulator.twin.slurm import VirtualSlurm
 from muri.simulator.twin.submission import Submission, sbatch
+from muri.slurm_plugin.planning.arrays import task_numbers
 from muri.slurm_plugin.records.cluster import Job, JobState, Node
 
 LONGEST_S = 240.0
@@ -61,6 +62,10 @@ class VirtualWorld:
         if method == "extend_lease_by":
             method, arguments = "extend_lease", (self.time.now_s + arguments[0],)
         getattr(self.gateway, method)(*arguments)
+
+    def split_first(self, job_id: int, count: int) -> None:
+        record = self.job(job_id)
+        self.gateway.split_tasks(record, list(task_numbers(record.array_tasks))[:count])
 
     def release_by_user(self, job_id: int) -> None:
         self.slurm.release(job_id, "user")

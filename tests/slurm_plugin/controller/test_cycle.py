@@ -62,7 +62,7 @@ def test_other_users_are_never_grouped_together(make_controller):
     ("change", "reason"),
     [
         ({"can_requeue": False}, "--no-requeue"),
-        ({"array": True}, "arrays"),
+        ({"array": True}, "array"),
         ({"required_nodes": "n1"}, "by name"),
         ({"admin_comment": "muri:model=m1,batch-size=8,duration=100,alone=1"}, "alone"),
     ],

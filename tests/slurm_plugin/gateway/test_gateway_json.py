@@ -49,7 +49,9 @@ def test_states_times_and_holds(version: str) -> None:
         JobState.RUNNING, False, "", "n1", 0,
     )  # fmt: skip
     assert (held.state, held.held, held.reason, held.start_s) == (JobState.PENDING, True, "JobHeldUser", 0)
-    assert named["array"].array
+    array = named["array"]
+    assert (array.array, array.array_job_id, array.array_tasks, array.array_limit) == (True, array.job_id, "1-3", 0)
+    assert (held.array_job_id, held.array_tasks) == (0, "")
     assert named["array"].time_limit_s == 0
     assert not held.array
 

@@ -126,3 +126,11 @@ def test_gpus_of_a_job_by_option() -> None:
 @pytest.mark.parametrize("text", ["job requeued in held state", "job_requeued_in_held_state"])
 def test_a_reason_reads_the_same_from_every_interface(text: str) -> None:
     assert text_fields.reason_text(text) == "job_requeued_in_held_state"
+
+
+@pytest.mark.parametrize(
+    ("text", "tasks"),
+    [("0-9,12%3", "0-9,12"), ("5", "5"), ("0-8:2,9", "0-8:2,9"), ("1,3,4...%2", "1,3"), ("", ""), ("x,7,0-:", "7")],
+)
+def test_waiting_tasks_of_an_array(text: str, tasks: str) -> None:
+    assert text_fields.waiting_tasks(text) == tasks

@@ -28,7 +28,7 @@ class Accounts:
         wanted = set(job_ids)
         return [run for run in self.runs if run.job_id in wanted]
 
-    def set_admin_comment(self, job_id: int, comment: str) -> None:
+    def set_admin_comment(self, job_id: int, comment: str, name: str = "") -> None:
         self.writes += 1
         if self.failure is not None:
             raise self.failure

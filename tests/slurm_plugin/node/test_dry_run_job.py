@@ -27,6 +27,9 @@ class Slurm:
         match arguments:
             case ["scontrol", "write", "batch_script", job, "-"]:
                 return decoded(self.scripts.get(int(job), b""))
+            case ["squeue", *_, "--format=%A %F %K", jobs]:
+                job = jobs.removeprefix("--jobs=")
+                return f"{job} {job} N/A\n"
             case ["squeue", *_, jobs, "--states=all"]:
                 job = int(jobs.removeprefix("--jobs="))
                 if job not in self.comments:

@@ -26,6 +26,7 @@ def answers(monkeypatch) -> list[str]:
         return ""
 
     monkeypatch.setattr(node_commands, "_COMMANDS", SimpleNamespace(run=run))
+    monkeypatch.setattr(node_commands, "name_of", str)
     return said
 
 
@@ -128,3 +129,19 @@ def test_a_member_whose_group_broke_waits_for_slurmctld(answers, capsys):
     SlurmMembership(clock).requeue("7", "the runtime is gone")
     assert clock() == 200.0
     assert "waiting for slurmctld" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("job_id", "shown", "name"),
+    [
+        (7, "7 7 N/A\n", "7"),
+        (7, "7 7 3\n9 7 1\n", "7_3"),
+        (9, "9 7 1\n", "9"),
+        (7, "7 7 4-9%2\n9 7 1\n", "7"),
+    ],
+)
+def test_the_last_task_of_an_array_is_not_taken_for_all_of_them(monkeypatch, job_id, shown, name):
+    monkeypatch.setattr(node_commands, "_COMMANDS", SimpleNamespace(run=lambda _action, _arguments: shown))
+    node_commands.name_of.cache_clear()
+    assert node_commands.name_of(job_id) == name
+    node_commands.name_of.cache_clear()
