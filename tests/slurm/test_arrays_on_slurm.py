@@ -169,6 +169,20 @@ def test_tasks_whose_group_dies_run_alone_before_those_that_wait(muri: MuriClust
     assert all("gres/gpu:1" in fields[task]["TresPerNode"] for task in range(4))
 
 
+def test_a_drain_leaves_tasks_that_run_in_their_group(muri: MuriCluster) -> None:
+    """The array's own id means all its tasks, those in a group included."""
+    with muri.training():
+        array = submit(muri, "0-6")
+        muri.cycle()
+        wait_running(muri, array, 0, 1, 2, 3)
+        muri.driver.run("muri", "drain", user="root")
+        comments = [task_of(muri, array, task)["AdminComment"] for task in range(7)]
+    assert ["muri-state" in comment for comment in comments] == [True] * 4 + [False] * 3
+    fields = wait_ended(muri, array, *range(7))
+    assert {job["JobState"] for job in fields.values()} == {"COMPLETED"}
+    assert all(fields[task]["Restarts"] == "0" for task in range(7))
+
+
 def test_one_task_is_measured_for_all(muri: MuriCluster) -> None:
     """A dry run of the script that does not know its task would fail, and all tasks would run alone."""
     mark = "--muri=model=unknown,batch-size=8"
