@@ -1,6 +1,7 @@
 """What `muri simulate` says of jobs that share GPUs without turns, and of CPUs and memory that are given out."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,17 @@ def test_cpus_of_nodes_matter_to_policies_that_give_them_out(trace: Path, capsys
     # Job 2 does nothing but preprocess: with 7 of the 8 CPUs it takes 4/7 of the time.
     assert figures(capsys, "synergy-tune-fifo", *node)["avg_jct_s"] < 330.0
     assert figures(capsys, "synergy-tune-fifo", trace, "--gpus-per-node", 2)["avg_jct_s"] == 400.0
+
+
+def test_jobs_of_two_users_share_only_if_that_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    jobs = (replace(job(1, 0.0, 400.0, GPU), user="ann"), replace(job(2, 0.0, 400.0, CPU), user="bob"))
+    write_trace(Trace("t", jobs), tmp_path / "t.csv")
+    one_gpu = (tmp_path / "t.csv", "--gpus-per-node", 1)
+    assert figures(capsys, "muri-jct", *one_gpu)["avg_jct_s"] == 600.0
+    assert figures(capsys, "muri-jct", *one_gpu, "--any-user")["avg_jct_s"] == 400.0
+    assert "--any-user is not for --model live" in refusal(
+        capsys, *one_gpu, "--policy", "muri-jct", "--model", "live", "--any-user"
+    )
 
 
 def test_what_is_missing_or_has_no_effect_is_refused(
