@@ -112,8 +112,11 @@ def test_a_far_key_gets_the_list_without_a_guess(options: Options, typed: str) -
         ("accumulate=0", "not a whole number from 1 to 1024; for example accumulate=8"),
         ("accumulate=4,accumulate=2", "accumulate is given twice with different values (4 and 2)"),
         ("accumulate", "accumulate needs a value"),
-        ("min-speed=2", "min-speed=2: not a number from 0 to 0.999 with at most three digits after the point; for "
-         "example min-speed=0.8"),
+        (
+            "min-speed=2",
+            "min-speed=2: not a number from 0 to 0.999 with at most three digits after the point; for "
+            "example min-speed=0.8",
+        ),
         ("min-speed=1", "not a number from 0 to 0.999"),
         ("min-speed=1.0", "not a number from 0 to 0.999"),
         ("min-speed=-0.5", "not a number from 0 to 0.999"),
