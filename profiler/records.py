@@ -233,6 +233,11 @@ class StageProfile:
         return self.source in ESTIMATES
 
     @property
+    def is_unmeasured(self) -> bool:
+        """Whether the model was never measured, on any number of GPUs: how it shares is a guess."""
+        return self.is_estimate and self.source != "scaled"
+
+    @property
     def says_nothing_of_model(self) -> bool:
         """Whether it only stands in for a model of which nothing is known."""
         return self.source in UNKNOWN_MODELS

@@ -10,7 +10,6 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -203,8 +202,6 @@ def drain(config_file: Path | None, stale_s: float | None, wait: bool, as_json: 
     from muri.slurm_plugin.execute.drain import drain as drain_jobs
     from muri.slurm_plugin.execute.drain import drain_until_over
     from muri.slurm_plugin.gateway.commands import CommandGateway
-    from muri.slurm_plugin.gateway.slurm_commands import SlurmCommands
-    from muri.slurm_plugin.gateway.tag_reader import read_tagged_jobs
 
     config = _config_to_drain_with(config_file)
     age = age_s(config.state_dir / STATUS_NAME, time.time())
@@ -212,9 +209,8 @@ def drain(config_file: Path | None, stale_s: float | None, wait: bool, as_json: 
         click.echo(f"the last cycle finished {age:.0f} s ago; nothing to do")
         return
     with _only_one_unless_hung(config.state_dir, stale_s):
-        commands = SlurmCommands()
-        gateway, read = CommandGateway(commands), partial(read_tagged_jobs, commands)
-        for done in drain_until_over(gateway, read) if wait else (drain_jobs(gateway, read),):
+        gateway = CommandGateway()
+        for done in drain_until_over(gateway, gateway.tagged) if wait else (drain_jobs(gateway, gateway.tagged),):
             _print_drained(done, as_json=as_json, one_line=wait)
     if done.running and not as_json:
         click.echo("members run on: leave the watchdog on, or run `muri drain --wait`, for those that come back held",

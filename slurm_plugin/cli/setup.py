@@ -141,14 +141,10 @@ def _give_jobs_back(config: Config, as_json: bool) -> tuple[int, ...]:
     Raises:
         MuriError: Slurm does not answer, or refuses.
     """
-    from functools import partial
-
     from muri.slurm_plugin.controller.loop import end_watcher
     from muri.slurm_plugin.execute.drain import drain_until_over
     from muri.slurm_plugin.execute.farewell import clear_tags
     from muri.slurm_plugin.gateway.commands import CommandGateway
-    from muri.slurm_plugin.gateway.slurm_commands import SlurmCommands
-    from muri.slurm_plugin.gateway.tag_reader import read_tagged_jobs
 
     if shutil.which("systemctl") and Path("/run/systemd/system").is_dir():
         units = ["muri-controller-events.service", "muri-controller.timer", "muri-watchdog.timer"]
@@ -156,14 +152,13 @@ def _give_jobs_back(config: Config, as_json: bool) -> tuple[int, ...]:
     if not end_watcher(config.state_dir):
         raise MuriError("the controller does not end; nothing was removed")
     config.events.notice_file.unlink(missing_ok=True)
-    commands = SlurmCommands()
-    gateway, read = CommandGateway(commands), partial(read_tagged_jobs, commands)
-    for done in drain_until_over(gateway, read):
+    gateway = CommandGateway()
+    for done in drain_until_over(gateway, gateway.tagged):
         if done.running and not as_json:
             click.echo(f"waiting for the members {', '.join(map(str, done.running))} to end", err=True)
     if done.failed:
         raise MuriError("some jobs could not be given back, so nothing was removed:\n  " + "\n  ".join(done.failed))
-    return clear_tags(gateway, read)
+    return clear_tags(gateway, gateway.tagged)
 
 
 def _purge(config: Config) -> tuple[Path, ...]:

@@ -43,7 +43,7 @@ from muri.slurm_plugin.planning.actions import (
     started,
 )
 from muri.slurm_plugin.planning.arrays import priority_ahead, siblings_of
-from muri.slurm_plugin.planning.joinable import started_plain
+from muri.slurm_plugin.planning.joinable import cannot_be_joined, started_plain
 from muri.slurm_plugin.planning.repairs import find_pilot
 from muri.slurm_plugin.planning.slurm_requests import (
     GroupPlace,
@@ -203,9 +203,31 @@ class Executor:
             self._note_refusal(ids, error)
             raise
         self._journal.set_submitted_job(token, pilot)
-        for member in action.members:
-            self._make_member(member, GroupPlace(pilot, action.node, action.reasons))
+        place = GroupPlace(pilot, action.node, action.reasons)
+        made = [self._make_member(member, place) for member in action.members]
+        if made == [False]:
+            self._take_back(action.members[0], place)
         self._journal.finish(token, "done")
+
+    def _take_back(self, member: MemberPlan, place: GroupPlace) -> None:
+        """Let a group's only job start plain after all, and end its pilot job, which would keep the GPU idle.
+
+        A call that failed may have changed the job all the same, so it gets all of its own request back first.
+        """
+        job = self._view.jobs[member.job_id]
+        as_member = replace(job, membership=tags.MemberState(place.pilot, member.original))
+        why = cannot_be_joined("Slurm refused to change its request")
+        try:
+            open_gate(self._gateway, job, original_request(as_member, why))
+        except NoSuchJobError:
+            log.info("job %d: gone already", member.job_id)
+        except SlurmUnreachableError:
+            raise
+        except GatewayError as error:
+            self.errors.append(f"job {member.job_id}: {error}")
+            if is_limit_refusal(str(error)):
+                self._journal.set_fact(RELEASE_REFUSED, str(member.job_id), [str(error), self._now_s])
+        self._cancel(Cancel(place.pilot, f"job {member.job_id} did not become its member"))
 
     def _note_refusal(self, ids: list[int], error: GatewayError) -> None:
         """For a while try a smaller group than the refused one where a limit was in the way, else none."""
@@ -235,13 +257,17 @@ class Executor:
             self._make_member(member, place)
         self._journal.finish(action.token, "done")
 
-    def _make_member(self, member: MemberPlan, place: GroupPlace) -> None:
-        """Change and release one member; Slurm starts it as soon as the pilot has started."""
+    def _make_member(self, member: MemberPlan, place: GroupPlace) -> bool:
+        """Change and release one member; Slurm starts it as soon as the pilot has started.
+
+        Returns:
+            Whether it has become one.
+        """
         job, retries = self._view.jobs[member.job_id], self._policy.retries_out_of_memory
         way = self._view.snapshot.gpu_removal.way_for(job.gpu_request)
         if not way.request:
             self.errors.append(f"job {member.job_id}: its GPUs cannot be taken away now: {way.why}")
-            return
+            return False
         change = member_change(member, place, job, retries=retries, no_gpus=way.request)
         change = replace(change, priority=self._priority_ahead(job, member=True))
         try:
@@ -255,6 +281,9 @@ class Executor:
             if not is_limit_refusal(str(error)):
                 self._journal.set_fact(EXCLUSION, str(member.job_id), f"Slurm refused to change its request: {error}")
             log.warning("job %d: not made a member: %s", member.job_id, error)
+        else:
+            return True
+        return False
 
     def _priority_ahead(self, job: ManagedJob, *, member: bool = False) -> int | None:
         """The priority that an array's task needs to start."""

@@ -25,6 +25,7 @@ from muri.slurm_plugin.gateway.reservation_table import reservations_of_table
 from muri.slurm_plugin.gateway.site_limits import LimitsReader, config_settings
 from muri.slurm_plugin.gateway.slurm_commands import SlurmCommands
 from muri.slurm_plugin.gateway.submit_as import Submissions
+from muri.slurm_plugin.gateway.tag_reader import read_tagged_jobs
 from muri.slurm_plugin.records.cluster import Job, JobChange, NewJob, Reservation, Snapshot
 from muri.slurm_plugin.records.gpu_removal import GpuRemoval, Place
 
@@ -108,6 +109,12 @@ class CommandGateway:
             nodes=(),
             unreadable=tuple(queue.unreadable),
         )
+
+    def tagged(self) -> Snapshot:
+        """Read the ids, states and tags of Muri's jobs alone, which works where the queue cannot be read."""
+        found = read_tagged_jobs(self._commands)
+        self.learn(found.jobs)
+        return found
 
     def learn(self, jobs: Iterable[Job]) -> None:
         """Take note of a queue that was read some other way: it says which record of an array a job's id means."""

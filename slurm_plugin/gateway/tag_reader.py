@@ -18,12 +18,14 @@ from muri.slurm_plugin.records.cluster import Job, Snapshot
 log = logging.getLogger(__name__)
 
 _WIDTHS: Final = {
-    "JobID": 12, "State": 16, "PriorityLong": 22, "Reason": 48, "Licenses": 512, "admin_comment": 16384,
+    "JobID": 12, "ArrayJobID": 12, "State": 16, "PriorityLong": 22, "Reason": 48, "ArrayTaskID": 64, "Licenses": 512,
+    "admin_comment": 16384,
 }  # fmt: skip
 """Bytes of each field, in the order of a line. squeue pads what is shorter and cuts off what is longer."""
 
-_WIDER: Final = _WIDTHS | {"Licenses": 65536, "admin_comment": 131072}
-"""For the few jobs with a field that may have been cut off: licences are written back, so all of them must be known."""
+_WIDER: Final = _WIDTHS | {"ArrayTaskID": 65536, "Licenses": 65536, "admin_comment": 131072}
+"""For the few jobs with a field that may have been cut off: licences are written back, and the record of an array's
+tasks is named by them, so all must be known."""
 
 _AT_ONCE: Final = 500
 """Jobs in one such command."""
@@ -63,9 +65,10 @@ def _read(
         return [], []
     jobs, cut_off = [], []
     for fields in (_fields(line, widths) for line in lines):
-        if not _LINE.match(fields["JobID"]) or _TAG.decode() not in fields["admin_comment"]:
+        readable = _LINE.match(fields["JobID"]) and _LINE.match(fields["ArrayJobID"])
+        if not readable or _TAG.decode() not in fields["admin_comment"]:
             continue
-        if any(len(encoded(fields[name])) >= widths[name] for name in ("Licenses", "admin_comment")):
+        if any(len(encoded(fields[name])) >= widths[name] for name in ("ArrayTaskID", "Licenses", "admin_comment")):
             cut_off.append(int(fields["JobID"]))
         else:
             jobs.append(_job(fields))
@@ -82,13 +85,14 @@ def _fields(line: bytes, widths: Mapping[str, int]) -> dict[str, str]:
 
 def _job(fields: Mapping[str, str]) -> Job:
     held = fields["PriorityLong"] == "0"
-    licenses = fields["Licenses"]
+    licenses, tasks = fields["Licenses"], text_fields.waiting_tasks(fields["ArrayTaskID"])
     return Job(
         job_id=int(fields["JobID"]), user="", uid=0, gid=0, account="", partition="", qos="", name="",
         state=text_fields.job_state([fields["State"]]), reason=text_fields.reason_text(fields["Reason"]), held=held,
         submit_s=0.0, begin_s=0.0, start_s=0.0, end_s=0.0, time_limit_s=0, gpu_count=1, gpu_request="", node_count=1,
         cpu_count=1, cpus_per_task=1, mem_per_node_mib=0, nodes="", required_nodes="", dependency="", can_requeue=True,
-        restart_count=0, exit_code=0, batch=True, array=False, het=False, command="", work_dir="", submit_line="",
+        restart_count=0, exit_code=0, batch=True, array=bool(tasks), het=False, command="", work_dir="", submit_line="",
         admin_comment=fields["admin_comment"], comment="", priority=0 if held else 1,
         licenses="" if licenses in ("(null)", "N/A") else licenses,
+        array_job_id=int(fields["ArrayJobID"]) if tasks else 0, array_tasks=tasks,
     )  # fmt: skip

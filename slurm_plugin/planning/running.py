@@ -1,6 +1,7 @@
 """What runs now, as a policy sees it, and what a plan means for it. Pure."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -288,11 +289,15 @@ def settle(plan: Plan, request: PlanRequest) -> Settled:
     stops = [item for item in plan.waiting if item.job_id in at_work and item.preempted]
     for group in starts:
         stops += [Waiting(job, group.reasons, True) for job in group.members if job in at_work and not group.kept]
+    for group in joins:
+        # Who is to move from one group to another joins it once it waits.
+        stops += [Waiting(job, group.reasons, True) for job in group.joining if job in at_work]
     stops += [
         Waiting(solo.job_id, solo.reasons, True) for solo in plan.solo if solo.job_id in at_work and not solo.kept
     ]
     free = {node.name: node.free_gpus for node in request.nodes}
-    groups = [group for group in joins if _meets_its_unit(group, request)]
+    groups = [_of_waiting(group, at_work) for group in joins if _meets_its_unit(group, request)]
+    groups = [group for group in groups if group.joining]
     groups += [group for group in starts if at_work.isdisjoint(group.members) and _fits(group, free)]
     solo = [item for item in plan.solo if item.job_id not in at_work and _fits(item, free)]
     started = {job for group in groups for job in group.members} | {item.job_id for item in solo}
@@ -301,6 +306,13 @@ def settle(plan: Plan, request: PlanRequest) -> Settled:
     waiting += _postponed(plan, started | at_work)
     settled = replace(plan, groups=tuple(groups), solo=tuple(solo), waiting=tuple(waiting))
     return Settled(settled, tuple(item for item in stops if jobs[item.job_id].preemptible))
+
+
+def _of_waiting(group: Group, at_work: AbstractSet[int]) -> Group:
+    """A group with those of its joiners that can come now."""
+    later = at_work & set(group.joining)
+    members = tuple(job for job in group.members if job not in later)
+    return replace(group, members=members, joining=tuple(job for job in group.joining if job not in later))
 
 
 def _with_reason(item: Waiting, closed: Mapping[int, str]) -> Waiting:

@@ -195,7 +195,7 @@ def test_damaged_tables_of_libslurm_are_read_line_by_line(seed):
 
 @pytest.mark.parametrize("seed", range(40))
 def test_a_drain_reads_damaged_lines(seed):
-    line = f"{1:<12}{'PENDING':<16}{0:<22}{'JobHeldUser':<48}{'(null)':<512}{'muri:on':<16384}"
+    line = f"{1:<12}{1:<12}{'PENDING':<16}{0:<22}{'JobHeldUser':<48}{'N/A':<64}{'(null)':<512}{'muri:on':<16384}"
 
     class Squeue:
         def lines(self, action: str, arguments: Sequence[str], word: bytes, longest: int) -> list[bytes]:

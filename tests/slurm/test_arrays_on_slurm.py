@@ -169,6 +169,40 @@ def test_tasks_whose_group_dies_run_alone_before_those_that_wait(muri: MuriClust
     assert all("gres/gpu:1" in fields[task]["TresPerNode"] for task in range(4))
 
 
+def test_the_last_task_whose_job_id_is_the_arrays_goes_back_alone(muri: MuriCluster) -> None:
+    """To most commands that id means every task: the first one has ended when the group dies, and stays so."""
+    with muri.training():
+        array = submit(muri, "0-2")
+        muri.cycle()
+        wait_running(muri, array, 0, 1, 2)
+        muri.driver.run("scancel", f"{array}_0")
+        wait_ended(muri, array, 0)
+        (pilot,) = muri.hosts()
+        assert records(muri, array)[2]["id"] == str(array)
+        muri.driver.run("scancel", "--signal=KILL", str(pilot), user="root")
+        muri.driver.wait_until(
+            lambda: all(task_of(muri, array, task)["Restarts"] == "1" for task in (1, 2)), "both tasks' way back"
+        )
+    with muri.controller():
+        fields = wait_ended(muri, array, 1, 2)
+    assert {job["JobState"] for job in fields.values()} == {"COMPLETED"}
+    assert task_of(muri, array, 0)["JobState"] == "CANCELLED"
+
+
+def test_a_drain_leaves_tasks_that_run_in_their_group(muri: MuriCluster) -> None:
+    """The array's own id means all its tasks, those in a group included."""
+    with muri.training():
+        array = submit(muri, "0-6")
+        muri.cycle()
+        wait_running(muri, array, 0, 1, 2, 3)
+        muri.driver.run("muri", "drain", user="root")
+        comments = [task_of(muri, array, task)["AdminComment"] for task in range(7)]
+    assert ["muri-state" in comment for comment in comments] == [True] * 4 + [False] * 3
+    fields = wait_ended(muri, array, *range(7))
+    assert {job["JobState"] for job in fields.values()} == {"COMPLETED"}
+    assert all(fields[task]["Restarts"] == "0" for task in range(7))
+
+
 def test_one_task_is_measured_for_all(muri: MuriCluster) -> None:
     """A dry run of the script that does not know its task would fail, and all tasks would run alone."""
     mark = "--muri=model=unknown,batch-size=8"

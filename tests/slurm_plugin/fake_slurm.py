@@ -141,6 +141,9 @@ class FakeSlurm:
     def queue(self) -> Snapshot:
         return replace(self.snapshot(), nodes=(), reservations=())
 
+    def tagged(self) -> Snapshot:
+        return self.snapshot()
+
     def read_now(self) -> Snapshot:
         """Return a snapshot by whatever method a test has put in place."""
         return self.snapshot()

@@ -136,7 +136,7 @@ def test_a_group_has_one_member_at_most_whose_profile_is_a_guess():
         return replace(job, profile=replace(job.profile, source="predicted"))
 
     both = [guessed(1, "cpu"), guessed(2, "gpu")]
-    assert both[0].profile.is_estimate
+    assert both[0].profile.is_unmeasured
     assert not plan_of(make_request(both, [make_node("n1", 1)])).groups
     assert plan_of(make_request([both[0], of(2, "gpu")], [make_node("n1", 1)])).groups
     assert not plan_of(full(runs(both[0]), jobs=[both[1]])).groups

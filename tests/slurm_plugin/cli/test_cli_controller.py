@@ -31,8 +31,7 @@ def own_log() -> Iterator[None]:
 def slurm(monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
     fake = FakeSlurm([make_job(1)], [make_node("n1")])
     monkeypatch.setattr(assemble, "open_gateway", lambda *_: fake)
-    monkeypatch.setattr("muri.slurm_plugin.gateway.commands.CommandGateway", lambda _: fake)
-    monkeypatch.setattr("muri.slurm_plugin.gateway.tag_reader.read_tagged_jobs", lambda _: fake.snapshot())
+    monkeypatch.setattr("muri.slurm_plugin.gateway.commands.CommandGateway", lambda: fake)
     return fake
 
 

@@ -104,8 +104,7 @@ def test_a_silent_slurmctld_does_not_end_the_watch(at_work):
 @pytest.mark.parametrize(("held_s", "drained"), [(60.0, False), (3600.0, True)])
 def test_the_watchdog_waits_for_no_controller_that_hangs(monkeypatch, tmp_path, held_s, drained):
     slurm = FakeSlurm([make_job(1)], [make_node("n1")])
-    monkeypatch.setattr("muri.slurm_plugin.gateway.commands.CommandGateway", lambda commands: slurm)
-    monkeypatch.setattr("muri.slurm_plugin.gateway.tag_reader.read_tagged_jobs", lambda commands: slurm.snapshot())
+    monkeypatch.setattr("muri.slurm_plugin.gateway.commands.CommandGateway", lambda: slurm)
     config = tmp_path / "muri.yaml"
     config.write_text(f"state_dir: {tmp_path}\n")
     arguments = ["--config", str(config), "--if-stale", "1800"]

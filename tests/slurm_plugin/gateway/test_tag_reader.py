@@ -20,7 +20,13 @@ class Commands:
 
 
 def line(job_id: object, state: str, priority: int, reason: str, licenses: str, comment: str) -> str:
-    return f"{job_id:<12}{state:<16}{priority:<22}{reason:<48}{licenses:<512}{comment:<16384}"
+    return f"{job_id:<12}{job_id:<12}{state:<16}{priority:<22}{reason:<48}{'N/A':<64}{licenses:<512}{comment:<16384}"
+
+
+def task_line(job_id: int, tasks: str) -> str:
+    """A line of array 10."""
+    plain = line(job_id, "PENDING", 1, "Licenses", "muri_gate:1", "muri:on muri-gate:licence")
+    return f"{plain[:12]}{10:<12}{plain[24:110]}{tasks:<64}{plain[174:]}"
 
 
 LINES = "\n".join(
@@ -49,6 +55,13 @@ def test_tagged_jobs_are_read_and_nothing_else():
     assert not any(text in form for text in ("name", "command", "workdir", "std"))
 
 
+def test_records_of_an_array_are_told_apart():
+    text = "\n".join([task_line(10, "4-9,12%3"), task_line(11, "3"), ""])
+    jobs = {job.job_id: job for job in read_tagged_jobs(Commands(text)).jobs}
+    assert {job_id: job.name_in_slurm for job_id, job in jobs.items()} == {10: "10_[4-9,12]", 11: "10_3"}
+    assert read_job(jobs[11]).role is Role.CANDIDATE
+
+
 LONG = ",".join(f"site{n}:1" for n in range(100)) + ",muri_gate:1"
 
 
@@ -69,7 +82,7 @@ class Squeue:
             raise NoSuchJobError("Invalid job id specified")
         found = LinesWith(word, longest)
         for job_id, (licenses, comment) in known.items():
-            values = (str(job_id), "PENDING", "4711", "Licenses", licenses, comment)
+            values = (str(job_id), str(job_id), "PENDING", "4711", "Licenses", "N/A", licenses, comment)
             cut = "".join(v[:width].ljust(width) for v, width in zip(values, widths.values(), strict=True))
             found.take(cut.encode() + b"\n")
         return found.lines()

@@ -237,6 +237,29 @@ def test_a_refused_pilot_lets_its_job_start_plain_in_the_same_cycle(make_control
     assert any("Invalid qos specification" in error for error in status.errors)
 
 
+@pytest.mark.parametrize("carried_out", [True, False])
+def test_a_change_that_fails_lets_the_job_start_plain_and_its_pilot_end(make_controller, monkeypatch, carried_out):
+    slurm = FakeSlurm([job(1)], [make_node("n1")])
+    modify, failed = slurm._modify, []
+
+    def fail_once(job_id: int, change: Any) -> None:
+        if job_id == 1 and not failed:
+            failed.append(change)
+            if carried_out:
+                modify(job_id, change)
+            raise GatewayError("Job is in transition")
+        modify(job_id, change)
+
+    monkeypatch.setattr(slurm, "_modify", fail_once)
+    with make_controller(slurm) as controller:
+        controller.cycle()
+    (pilot,) = pilots(slurm)
+    slurm.tick()
+    assert pilot.state is JobState.CANCELLED
+    assert (slurm.jobs[1].state, slurm.jobs[1].gpu_count, slurm.jobs[1].dependency) == (JobState.RUNNING, 1, "")
+    assert not tags.is_member(slurm.jobs[1].admin_comment)
+
+
 def test_users_read_that_such_a_job_runs_alone(make_controller):
     slurm = FakeSlurm([job(1)], [make_node("n1")])
     with make_controller(slurm) as controller:
