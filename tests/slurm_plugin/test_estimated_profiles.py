@@ -16,10 +16,6 @@ from muri.slurm_plugin.records.cluster import JobState
 from muri.slurm_plugin.records.roles import Role, read_job
 
 
-NO_PROMISE = {"min_speed": 0.0}
-"""With these estimates two of them are predicted to get less than half of their speed alone."""
-
-
 def two_gpus(job_id: int, model: str):
     """A job on two GPUs of one node, of a model that was measured on one."""
     return make_job(
@@ -42,7 +38,7 @@ def having(slurm: FakeSlurm, role: Role):
 
 def test_jobs_with_estimates_are_grouped_at_once_and_say_so(make_controller):
     slurm = slurm_with_two()
-    with make_controller(slurm, grouping=NO_PROMISE) as controller:
+    with make_controller(slurm) as controller:
         status = controller.cycle()
     (pilot,) = having(slurm, Role.PILOT)
     assert [job.group for job in status.jobs] == [pilot.job_id, pilot.job_id]
@@ -80,7 +76,7 @@ def test_a_measured_profile_takes_the_estimates_place(make_controller, tmp_path)
     """It is measured with the script of a job that waits, which is not started meanwhile."""
     slurm = slurm_with_two()
     slurm.jobs[3] = replace(two_gpus(3, "m1"), user="bob", uid=1002)
-    with make_controller(slurm, grouping=NO_PROMISE) as controller:
+    with make_controller(slurm) as controller:
         controller.cycle()
         slurm.tick()
         controller.cycle()
@@ -126,7 +122,7 @@ def test_a_model_whose_dry_runs_failed_is_not_planned_with_an_estimate(make_cont
 
 def test_an_estimate_lets_no_job_wait_when_profiling_is_off(make_controller):
     slurm = slurm_with_two()
-    with make_controller(slurm, profiling={"at_once": 0}, grouping=NO_PROMISE) as controller:
+    with make_controller(slurm, profiling={"at_once": 0}) as controller:
         for _ in range(3):
             controller.cycle()
             slurm.tick()
@@ -144,7 +140,7 @@ def test_a_released_job_with_an_estimate_says_so(make_controller):
 
 def test_queue_marks_plans_with_estimates(make_controller, monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "80")
-    with make_controller(slurm_with_two(), grouping=NO_PROMISE) as controller:
+    with make_controller(slurm_with_two()) as controller:
         _print_table(controller.cycle())
     output = capsys.readouterr().out
     assert "~1." in output or "~0." in output
