@@ -361,8 +361,9 @@ class _Open(NamedTuple):
 
     @staticmethod
     def of(jobs: Sequence[_Job]) -> "_Open":
-        figures = np.array([job[2:6] for job in jobs]).T
-        return _Open(jobs, *figures, np.array([job.model for job in jobs], dtype=np.intp))
+        running_s, slowdown, left_gib, most_slowdown = np.array([job[2:6] for job in jobs]).T
+        model = np.array([job.model for job in jobs], dtype=np.intp)
+        return _Open(jobs, running_s, slowdown, left_gib, most_slowdown, model)
 
 
 class _Fits(NamedTuple):
