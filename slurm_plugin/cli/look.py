@@ -195,10 +195,9 @@ def promise_lines(job: "JobStatus") -> list[str]:
     elif job.promised_speed is not None:
         verb = "asks for" if job.group is None else "was promised"
         lines.append(f"It {verb} at least {_speed(job.promised_speed)} of its speed alone.")
-    others = ", ".join(str(each) for each in job.promises_broken if each != job.job_id)
-    if others:
-        lines.append(f"Beside it {others} does not get the speed that was promised: nobody joins the group any more.")
-    return lines
+    others = (each for each in job.promises_broken if each != job.job_id)
+    how = "beside it does not get the speed that it was promised: nobody joins the group any more."
+    return [*lines, *(f"Job {each} {how}" for each in others)]
 
 
 def measured_lines(job: "JobStatus") -> list[str]:
