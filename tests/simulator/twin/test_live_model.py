@@ -26,6 +26,12 @@ def test_jobs_that_need_different_resources_share_a_gpu():
     assert sum(record.shared_s > 0 for record in shared.records) >= 2
 
 
+def test_nobody_shares_who_was_promised_nearly_all_of_its_speed():
+    options = {"min_speed": 0.999}
+    apart = run(four(), "muri-s", ONE_GPU, model="live", interval_s=60.0, options=options)
+    assert not any(record.shared_s for record in apart.records)
+
+
 def test_the_same_trace_gives_the_same_result():
     first, second = (run(four(), "muri-jct", Cluster(1, 2), model="live", with_spans=True) for _ in range(2))
     assert (first.records, first.samples, first.spans) == (second.records, second.samples, second.spans)
