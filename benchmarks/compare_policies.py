@@ -4,9 +4,9 @@
     python benchmarks/compare_policies.py --policy pollux        one policy anew, the others as they were
     python benchmarks/compare_policies.py --page-only            table and chart of what is in the results
 
-Default model, a plan every 360 s, durations known, restarts of 30 s, checkpoints, jobs of any user sharing. Nodes have 8
-GPUs of 16 GiB, 24 CPUs and 500 GiB, so that CPUs and memory are worth sharing out; pairs that share are as fast as their
-profiles say. A run that is refused or takes too long is kept with its reason.
+Default model, a plan every 360 s, durations known, restarts of 30 s, checkpoints, jobs of any user sharing. Nodes have
+8 GPUs of 16 GiB, 24 CPUs and 500 GiB, so that CPUs and memory are worth sharing out; pairs that share are as fast as
+their profiles say. A run that is refused or takes too long is kept with its reason.
 """
 
 import json

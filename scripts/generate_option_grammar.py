@@ -128,6 +128,20 @@ class _Time(_Numeric):
         return f"{super().sentence.removesuffix('.')}, in seconds."
 
 
+class _Share(_Key):
+    """A part of 1 in thousandths; the tag holds it without zeros at the end."""
+
+    type: Literal["share"]
+    form: str
+    example: Annotated[str, Field(pattern=r"^0\.[0-9]{0,2}[1-9]$")]
+    default: Annotated[float, Field(ge=0, lt=1)]
+    python_type: ClassVar = "float"
+    limits: ClassVar[dict[str, int]] = {}
+    longest_value: ClassVar = len("0.123")
+    reader: ClassVar = "_share"
+    description: ClassVar = "a number from 0 to 0.999, with at most three digits after the point"
+
+
 class _Flag(_Key):
     """Yes or no; the tag holds only yes, as 1."""
 
@@ -142,7 +156,7 @@ class _Flag(_Key):
     description: ClassVar = "none, or 1/yes, 0/no"
 
 
-Key = _Name | _Count | _Time | _Flag
+Key = _Name | _Count | _Time | _Share | _Flag
 
 
 def read_table(path: Path) -> tuple[Key, ...]:

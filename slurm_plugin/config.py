@@ -59,6 +59,13 @@ class Grouping(Section):
     min_speedup: float = Field(
         1.0, ge=1, le=4, description="A group must do this many times the work of its faster half alone."
     )
+    min_speed: float = Field(
+        0.5,
+        ge=0,
+        lt=1,
+        description="Promise: beside others no job gets on slower than this, 1 being its speed alone; 0: none. A job's "
+        "own --muri=min-speed counts where it is more.",
+    )
     discipline: Literal["auto", "fair", "lockstep"] = Field(
         "auto", description="How members take turns at a resource; auto measures and takes the better."
     )

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from types import MappingProxyType
 from typing import Final
 
+from muri.policies.cycle.promises import with_promises
 from muri.policies.cycle.reasons import blanks
 from muri.policies.cycle.validation import check_request
 from muri.policies.horus.cycle import ByMemory, PackingCycle
@@ -34,6 +35,7 @@ class OpportunisticBinPacking(FixedOrder):
     def plan(self, request: PlanRequest) -> Plan:
         """Decide on every job; see `muri.policies.types.Policy`."""
         check_request(request, packed=True)
+        request = with_promises(request, self.rules.min_speed)
         cycle = PackingCycle(request, self.rules, ByMemory())
         stopped = self.stop(cycle)
         aged, ready = cycle.sort_out(request.jobs)

@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 
 from muri.errors import UsageError
 from muri.policies.cycle.packed import Gpus, Holding, PackedGpu, PackedGpus, mem_gib_of
+from muri.policies.cycle.promises import keeps_promise
 from muri.policies.types import PlanJob, PlanRequest, may_share_gpus
 
 RAISED_BY: Final = 1.5
@@ -23,9 +24,9 @@ without any raise a job could fail next to the same jobs again and again.
 MAX_RAISES: Final = 3
 """After so many out-of-memory errors the next one is the job's own failure; the last raise asks for a whole GPU."""
 
-Kind = tuple[str, str, str, int, int, int, float, float, str, bool]
+Kind = tuple[str, str, str, int, int, int, float, float, str, float, bool]
 """Partition, owner where that matters, domain, most jobs on its GPUs, GPUs, nodes, memory, utilisation, type of GPU,
-and whether it may share."""
+what it was promised, and whether it may share."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,7 +276,7 @@ class Places:
         """What jobs have in common that find the same places."""
         owner = job.user if self.same_user else ""
         company = (owner, job.domain, min(self._most, job.largest_group))
-        needs = (job.gpu_count, job.node_count, mem_gib_of(job), utilization_of(job), gpu_type_of(job))
+        needs = (job.gpu_count, job.node_count, mem_gib_of(job), utilization_of(job), gpu_type_of(job), job.min_speed)
         return job.partition, *company, *needs, job.may_share and not idle_only and knows_utilization(job)
 
     def load(self, gpu: PackedGpu) -> Load:
@@ -399,7 +400,11 @@ class _Offers:
         if not fits or not self._places.may_join(self._job, gpu):
             return None
         before = self._places.load(gpu)
-        return self._places.price(before, before.plus(self._job), gpu.capacity_gib, self._gpu_type)
+        after = before.plus(self._job)
+        speed = after.speed(self._gpu_type)
+        if gpu.tenants and not all(keeps_promise(job, speed) for job in (self._job, *gpu.tenants.values())):
+            return None
+        return self._places.price(before, after, gpu.capacity_gib, self._gpu_type)
 
     def _whole_sets(self) -> Iterator[Place]:
         """Places where the others hold just the same GPUs."""

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from scipy.cluster.vq import ClusterError, kmeans2
 
 from muri.policies.cycle.packed import mem_gib_of
+from muri.policies.cycle.promises import with_promises
 from muri.policies.cycle.queue import waited_s
 from muri.policies.cycle.reasons import plural
 from muri.policies.cycle.validation import check_request
@@ -60,6 +61,7 @@ class Horus(FixedOrder):
         """Decide on every job; see `muri.policies.types.Policy`."""
         check_request(request, packed=True)
         rules = self.rules
+        request = with_promises(request, rules.min_speed)
         cost = CostModel(rules.horus_memory_weight, rules.horus_slowdown_weight)
         cycle = PackingCycle(request, rules, ByCost(cost, rules.min_speedup), rules.horus_candidates)
         aged, ready = cycle.sort_out(request.jobs)

@@ -10,6 +10,7 @@ from muri.policies.allocation.seats import Servers
 from muri.policies.cycle import reasons
 from muri.policies.cycle.free_gpus import FreeGpus
 from muri.policies.cycle.planner import plan_queue
+from muri.policies.cycle.promises import keeps_promise, with_promises
 from muri.policies.cycle.queue import full_key, is_movable, waited_s, worth_of
 from muri.policies.cycle.reasons import blanks
 from muri.policies.hybrid.prediction import BetterOfBoth, Mode, Predictor, weighted
@@ -61,7 +62,7 @@ def plan_hybrid(request: PlanRequest, policy: str, key: PriorityKey, options: Po
     Raises:
         RequestError: The request contradicts itself.
     """
-    request = _with_pairs_of_one_gpu(request)
+    request = with_promises(_with_pairs_of_one_gpu(request), options.min_speed)
     table = request.interference
     model = speed_model(options.speed_model, ordering=options.ordering, table=table)
     # Groups are chosen as if each could share in its better way, which is decided by worth afterwards.
@@ -126,7 +127,7 @@ class _Refinement:
             return _Entry(group, self._kept(jobs, self._runs_in[group.members[0]]))
         if group.joining:
             # Nobody is disturbed by a join, so what runs keeps its CPUs and memory, and how it shares.
-            unit = self._runs_in[group.members[0]]
+            unit = next(self._runs_in[job_id] for job_id in group.members if job_id in self._runs_in)
             return _Entry(group, Tenant(jobs, unit.gpus, unit.mode, running=unit, movable=False, kept=True))
         choice = ways_of(jobs, self._predictor)
         if choice.best.members != jobs and any(self._is_overdue(job) for job in jobs):
@@ -256,6 +257,11 @@ class Way(NamedTuple):
     speeds: tuple[float, ...]
     value: float
 
+    @property
+    def keeps_promises(self) -> bool:
+        """Whether each gets the speed that it was promised."""
+        return all(map(keeps_promise, self.members, self.speeds))
+
 
 class Choice(NamedTuple):
     """The three ways of a group.
@@ -274,10 +280,12 @@ class Choice(NamedTuple):
 
     @property
     def best(self) -> Way:
-        """The most valuable way; on a tie the one that the fewest changes lead to: interleaving, then plain."""
-        chosen = self.interleave
-        for way in (self.plain, self.alone if self.may_leave_out else None):
-            if way is not None and way.value > chosen.value * (1 + _GAIN):
+        """The most valuable way that keeps all promises; on a tie interleaving, then plain: it changes least."""
+        together = [way for way in (self.interleave, self.plain) if way is not None and way.keeps_promises]
+        ways = [*together, self.alone] if self.may_leave_out or not together else together
+        chosen = ways[0]
+        for way in ways[1:]:
+            if way.value > chosen.value * (1 + _GAIN):
                 chosen = way
         return chosen
 

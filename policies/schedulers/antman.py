@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from muri.policies.cycle import reasons
 from muri.policies.cycle.decisions import SlurmQueue
 from muri.policies.cycle.free_gpus import FreeGpus
+from muri.policies.cycle.promises import keeps_promise, with_promises
 from muri.policies.cycle.queue import Bucket, line_up
 from muri.policies.cycle.validation import check_request
 from muri.policies.options import PolicyOptions
@@ -41,6 +42,7 @@ class AntMan(QueuePolicy):
     def plan(self, request: PlanRequest) -> Plan:
         """Decide on every job; see `muri.policies.types.Policy`."""
         check_request(request)
+        request = with_promises(request, self.rules.min_speed)
         cycle = AntManCycle(self.rules, request)
         # What runs comes first, because nothing is stopped and waiting jobs may join it.
         for unit in sorted(request.running, key=lambda unit: min(job.job_id for job in unit.members)):
@@ -131,7 +133,11 @@ class OpenSeats:
             if speed <= 0 or 1 + speed < self.min_speedup or (best is not None and speed <= best[0]):
                 continue
             needed_gib = shape.gpu_mem_gib + other.gpu_mem_gib
-            seat = next((seat for seat in offered if self._has_memory(seat, needed_gib)), None)
+            fitting = (seat for seat in offered if self._has_memory(seat, needed_gib))
+            # The other of the two keeps its full speed.
+            seat = next(
+                (seat for seat in fitting if keeps_promise(job if job.opportunistic else seat.jobs[0], speed)), None
+            )
             best = best if seat is None else (speed, offered, seat)
         if best is None:
             return None

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
-from math import isnan, prod
-from typing import NamedTuple, TypeVar
+from math import inf, isnan, prod
+from typing import Final, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,9 @@ from muri.policies.types import PlanJob
 
 Seconds = TypeVar("Seconds", float, NDArray[np.float64])
 """One time, or one for each of several pairs."""
+
+
+_ROUNDING: Final = 1e-9
 
 
 def mean_now(running_s: Seconds, joining_s: Seconds, running_slowdown: Seconds, joining_slowdown: Seconds) -> Seconds:
@@ -74,6 +77,11 @@ def alone_s(job: PlanJob, accumulate_steps: int) -> float:
     return job.remaining_s / job.batch.speed(accumulate_steps)
 
 
+def _slowest(job: PlanJob, alone: float) -> float:
+    """How many times as long as alone a job may take beside others, running at this speed without them."""
+    return alone / job.min_speed * (1 + _ROUNDING) if job.min_speed else inf
+
+
 def model_of(job: PlanJob) -> str:
     """Name of a job's model; empty while it has no profile."""
     return "" if job.profile is None else job.profile.key.name
@@ -117,6 +125,12 @@ class PairSpeeds:
         job, steps = holding.job, holding.accumulate_steps
         alone = 1.0 if steps == 1 or job.batch is None else job.batch.speed(steps)
         return alone * self.beside_others(holding)
+
+    def most_slowdown(self, holding: Holding) -> float:
+        """How many times as long as alone, in as many steps, a job may take by what it was promised."""
+        job, steps = holding.job, holding.accumulate_steps
+        alone = 1.0 if steps == 1 or job.batch is None else job.batch.speed(steps)
+        return _slowest(job, alone)
 
     def beside_others(self, holding: Holding) -> float:
         """Speed of a job beside those that it shares GPUs with, 1 = as fast as alone in as many steps.
@@ -201,7 +215,8 @@ class Partners:
             return
         slowdown = 1 / self._pairs.beside_others(holding)
         left_gib = min(gpu.left_gib for gpu in gpus)
-        self._jobs[holding.job.job_id] = _Job(holding, gpus, slowdown * _left_s(holding), slowdown, left_gib, model)
+        left_s, most = slowdown * _left_s(holding), self._pairs.most_slowdown(holding)
+        self._jobs[holding.job.job_id] = _Job(holding, gpus, left_s, slowdown, left_gib, most, model)
 
     def that_pay(self, job: PlanJob) -> Offers:
         """Those that are worth joining now, by mean completion time; of known durations only."""
@@ -321,7 +336,8 @@ def sizes_of(job: PlanJob, largest_node: int | None, node_count: int) -> tuple[i
 class _Job(NamedTuple):
     """A job that can be joined, and the GPUs that it is alone on.
 
-    With what it still needs as it runs now, how much others slow it down already, the least memory left, and its model.
+    With what it still needs as it runs now, how much others slow it down already, the least memory left, how much they
+    may slow it down, and its model.
     """
 
     holding: Holding
@@ -329,6 +345,7 @@ class _Job(NamedTuple):
     running_s: float
     slowdown: float
     left_gib: float
+    most_slowdown: float
     model: int
 
 
@@ -339,12 +356,14 @@ class _Open(NamedTuple):
     running_s: Floats
     slowdown: Floats
     left_gib: Floats
+    most_slowdown: Floats
     model: Indices
 
     @staticmethod
     def of(jobs: Sequence[_Job]) -> "_Open":
-        running_s, slowdown, left_gib = np.array([job[2:5] for job in jobs]).T
-        return _Open(jobs, running_s, slowdown, left_gib, np.array([job.model for job in jobs], dtype=np.intp))
+        running_s, slowdown, left_gib, most_slowdown = np.array([job[2:6] for job in jobs]).T
+        model = np.array([job.model for job in jobs], dtype=np.intp)
+        return _Open(jobs, running_s, slowdown, left_gib, most_slowdown, model)
 
 
 class _Fits(NamedTuple):
@@ -376,9 +395,11 @@ def _fit(job: PlanJob, jobs: _Open, running_slowdown: Floats, joining_slowdown: 
     way, best_s = np.full(len(running), -1, dtype=np.intp), np.full(len(running), np.nan)
     remaining_s = np.full(len(running), np.nan if job.remaining_s is None else job.remaining_s)
     ways = sub_batches(job)
+    keeps = running * jobs.slowdown <= jobs.most_slowdown
     for index, sub_batch in enumerate(ways):
         now_s = mean_now(jobs.running_s, remaining_s / sub_batch.speed, running, joining)
         fits = (jobs.left_gib >= sub_batch.mem_gib) & ~np.isnan(running)
+        fits &= keeps & (joining <= _slowest(job, sub_batch.speed))
         better = fits & ((way < 0) | (now_s < best_s))
         way[better], best_s[better] = index, now_s[better]
     return _Fits(jobs.jobs, ways, way, best_s, mean_after(jobs.running_s, remaining_s), running, joining)

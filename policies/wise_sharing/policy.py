@@ -10,6 +10,7 @@ from muri.policies import priority
 from muri.policies.cycle import reasons
 from muri.policies.cycle.decisions import SlurmQueue
 from muri.policies.cycle.packed import Gpus, Holding, PackedGpus
+from muri.policies.cycle.promises import with_promises
 from muri.policies.cycle.queue import line_up
 from muri.policies.cycle.validation import check_request
 from muri.policies.options import PolicyOptions
@@ -52,6 +53,7 @@ class SjfFfs(FixedOrder):
     def plan(self, request: PlanRequest) -> Plan:
         """Decide on every job; see `muri.policies.types.Policy`."""
         check_request(request, packed=True)
+        request = with_promises(request, self.rules.min_speed)
         cycle = SharingCycle(self.rules, request, tests_pairs=self.tests_pairs)
         for contender in line_up(request, self.key(request), self.rules).contenders:
             cycle.decide(contender.job)

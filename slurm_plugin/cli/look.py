@@ -38,9 +38,11 @@ def _current(config: "Config") -> "Status":
 @CONFIG_OPTION
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def queue(config_file: Path | None, as_json: bool) -> None:
-    """Show each Muri job: state, group, partners, predicted and measured speed.
+    """Show each Muri job: state, group, partners, promised, planned and measured speed.
 
-    Speed 1.00 is as fast as alone; ! marks a measured speed that differs from the planned one by more than 20 %.
+    Speed 1.00 is as fast as alone. MIN is promised, or asked for by a job that waits; ! there says that it has been
+    missed for a minute. PLAN is what the plan expects, SPEED what is measured; ! there says that they differ by more
+    than 20 %.
     CPUS, where Muri gave any: those asked for → those given.
     States: waiting (held until Muri starts it), grouped (about to start with
     its partners), interleaved (running with them), shared (the same without
@@ -76,7 +78,7 @@ def _print_table(status: "Status") -> None:
     from muri.terminal import PlainConsole, cell, say
 
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("JOB", "USER", "MODEL", "STATE", "GROUP", "PARTNERS", "PLANNED", "MEASURED"):
+    for name in ("JOB", "USER", "MODEL", "STATE", "GROUP", "PARTNERS", "MIN", "PLAN", "SPEED"):
         table.add_column(name, justify="left" if name in {"USER", "MODEL", "STATE", "PARTNERS"} else "right")
     given = any(job.asked_cpu_count is not None for job in status.jobs)
     if given:
@@ -86,7 +88,8 @@ def _print_table(status: "Status") -> None:
         partners = ",".join(shown.get(partner, str(partner)) for partner in job.partners) or "-"
         group = "-" if job.group is None else str(job.group)
         planned = ("~" if job.estimated else "") + _speed(job.predicted_speed)
-        speeds = (planned, _speed(job.measured_speed) + ("!" if job.off_plan else ""))
+        promised = _speed(job.promised_speed) + ("!" if job.is_promise_broken else "")
+        speeds = (promised, planned, _speed(job.measured_speed) + ("!" if job.off_plan else ""))
         cpus = (_cpus(job),) if given else ()
         model = cell(job.model or job.name)
         table.add_row(job.shown_id, cell(job.user), model, job.state, group, partners, *speeds, *cpus)
@@ -174,12 +177,27 @@ def explanation(job: "JobStatus") -> list[str]:
     if job.predicted_speed is not None:
         planned = f"{job.predicted_speed:.2f}{' (from an estimated profile)' if job.estimated else ''}"
         lines.append(f"Speed against running alone: planned {planned}, measured {_speed(job.measured_speed)}.")
+    lines += promise_lines(job)
     if job.asked_cpu_count is not None:
         had = (job.asked_cpu_count, job.cpu_count, job.asked_mem_per_node_mib or 0, job.mem_per_node_mib)
         lines.append(f"What it asked for → what Muri gave it: {given_text(*had)}.")
     lines += measured_lines(job)
     lines += [f"- {reason}" for reason in job.reasons]
     return lines
+
+
+def promise_lines(job: "JobStatus") -> list[str]:
+    """Return what was promised to a job, and whether its group keeps its promises, for `muri explain`."""
+    lines = []
+    if job.is_promise_broken:
+        promised, gets = _speed(job.promised_speed), _speed(job.measured_speed)
+        lines.append(f"It was promised {promised} and gets {gets}: nobody joins its group any more.")
+    elif job.promised_speed is not None:
+        verb = "asks for" if job.group is None else "was promised"
+        lines.append(f"It {verb} at least {_speed(job.promised_speed)} of its speed alone.")
+    others = (each for each in job.promises_broken if each != job.job_id)
+    how = "beside it does not get the speed that it was promised: nobody joins the group any more."
+    return [*lines, *(f"Job {each} {how}" for each in others)]
 
 
 def measured_lines(job: "JobStatus") -> list[str]:

@@ -13,7 +13,7 @@ from muri.files import atomic_json
 from muri.policies.types import Plan, PlanJob, sentences
 from muri.profiler.estimates import why_estimated
 from muri.slurm_plugin.records.cluster import JobState
-from muri.slurm_plugin.records.comment_reports import is_off_plan, member_report
+from muri.slurm_plugin.records.comment_reports import is_off_plan, member_report, promise_broken
 from muri.slurm_plugin.records.comment_tags import Planned
 from muri.slurm_plugin.records.roles import ManagedJob, Role, View
 
@@ -48,6 +48,8 @@ class JobStatus:
         partners: Job ids of the other members that still wait or run.
         predicted_speed: Speed that the plan expects, 1 = as fast as alone; None when alone.
         measured_speed: Speed measured by the runtime, None while there is none.
+        promised_speed: Speed in its group that it was promised; of a waiting job the one that it asks for. None: none.
+        promises_broken: Job ids of those in its group, itself among them, that do not get what they were promised.
         off_plan: Whether measured and predicted speed differ by more than 20 %.
         solo_iteration_s: Iteration time alone, from the profile; None when in no group.
         estimated: Whether the plan rests on an estimate of its profile.
@@ -86,6 +88,13 @@ class JobStatus:
     asked_cpu_count: int | None = None
     asked_mem_per_node_mib: int | None = None
     task: str = ""
+    promised_speed: float | None = None
+    promises_broken: tuple[int, ...] = ()
+
+    @property
+    def is_promise_broken(self) -> bool:
+        """Whether it does not get the speed that it was promised."""
+        return self.job_id in self.promises_broken
 
     @property
     def shown_id(self) -> str:
@@ -118,7 +127,9 @@ _STATUS: Final = TypeAdapter(Status)
 def _with_report(job: JobStatus, view: View) -> JobStatus:
     """Add what the member's pilot reports in its own comment."""
     pilot = None if job.group is None else view.jobs.get(job.group)
-    report = None if pilot is None else member_report(pilot.reports.speeds, job.job_id)
+    speeds = None if pilot is None else pilot.reports.speeds
+    broken = tuple(each for each in promise_broken(speeds) if each in {job.job_id, *job.partners})
+    job, report = replace(job, promises_broken=broken), member_report(speeds, job.job_id)
     if report is None:
         return job
     speed = report.speed(job.solo_iteration_s)
@@ -192,6 +203,7 @@ def _describe(job: ManagedJob, view: View, members: Mapping[int, set[int]], reas
         partners=partners,
         reasons=tuple(dict.fromkeys(planned.why + reasons)),
         task=job.name_in_slurm if job.array_tasks else "",
+        promised_speed=(job.request.min_speed if membership is None else membership.min_speed) or None,
     )
     if pilot is not None:
         described = replace(

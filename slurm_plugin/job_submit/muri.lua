@@ -30,7 +30,7 @@ local FINGERPRINT_BYTES = 65536 -- slurmctld waits while a script is read, so lo
 
 -- The keys in the order of the canonical text; "max" of a name counts characters, of a time seconds.
 -- generated from slurm_plugin/submit_option.yaml: keys
-local CANONICAL_LONGEST = 148
+local CANONICAL_LONGEST = 164
 local KEYS = {
   { name = "model", type = "name", max = 64 },
   { name = "batch-size", type = "count", min = 1, max = 1000000000 },
@@ -38,6 +38,7 @@ local KEYS = {
   { name = "checkpoint", type = "flag" },
   { name = "alone", type = "flag" },
   { name = "accumulate", type = "count", min = 1, max = 1024 },
+  { name = "min-speed", type = "share" },
 }
 -- end of the generated part
 
@@ -51,6 +52,9 @@ local IS_VALID = {
   end,
   count = is_number,
   time = is_number,
+  share = function(value)
+    return value == "0" or value:match("^0%.[0-9]?[0-9]?[1-9]$")
+  end,
   flag = function(value)
     return value == "1"
   end,

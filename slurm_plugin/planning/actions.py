@@ -23,6 +23,7 @@ class MemberPlan:
         cpu_count: CPUs that its own processes keep, one for each task.
         gpu_mem_gib: Its peak GPU memory alone, from its profile; 0 when not known.
         estimated: Whether its profile is an estimate.
+        min_speed: The speed there that it is promised, 1 = as fast as alone; 0: none.
         accumulate_steps: Into how many micro-batches its batches are split.
         isolation: As in `MemberSpec.isolation`.
         isolation_why: Why so, for people; "" where the site has threads for nobody.
@@ -36,6 +37,7 @@ class MemberPlan:
     cpu_count: int = 1
     gpu_mem_gib: float = 0.0
     estimated: bool = False
+    min_speed: float = 0.0
     accumulate_steps: int = 1
     isolation: Literal["thread", "process"] = "process"
     isolation_why: str = ""

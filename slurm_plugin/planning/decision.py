@@ -3,12 +3,21 @@
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeGuard
+from typing import Final, TypeGuard
 
 from muri.policies.cycle.laws import broken_laws
 from muri.policies.cycle.validation import RequestError
 from muri.policies.types import Plan, Policy
-from muri.slurm_plugin.planning.actions import Abandon, Action, Join, ReleaseSolo, StartDryRun, StartGroup, started
+from muri.slurm_plugin.planning.actions import (
+    Abandon,
+    Action,
+    Join,
+    MemberPlan,
+    ReleaseSolo,
+    StartDryRun,
+    StartGroup,
+    started,
+)
 from muri.slurm_plugin.planning.cycle_input import CycleInput
 from muri.slurm_plugin.planning.joinable import joinable_jobs, started_plain
 from muri.slurm_plugin.planning.joins import with_closed_units
@@ -23,6 +32,8 @@ from muri.slurm_plugin.planning.request import Preparation, prepare
 from muri.slurm_plugin.planning.running import Settled, settle, stop_actions, with_running
 from muri.slurm_plugin.planning.site_limits import SiteRoom
 from muri.slurm_plugin.records.roles import Role, View
+
+_ROUNDING: Final = 1e-6
 
 log = logging.getLogger("muri.controller")
 
@@ -172,13 +183,26 @@ def _taken(action: Action, room: SiteRoom, view: View, unlawful: Mapping[int, st
             why = room.take_alone(view.jobs[member.job_id])
         case StartGroup(members=members):
             group = room.capped(action)
-            why = unlawful.get(members[0].job_id, "") or room.take_group(group)
+            why = unlawful.get(members[0].job_id, "") or why_too_slow(members) or room.take_group(group)
             return (_oldest_alone(group, room, view, why), why) if why else ((group,), "")
         case ReleaseSolo(job_id=job_id):
             why = room.take_alone(view.jobs[job_id])
         case Join():
-            why = unlawful.get(action.member.job_id, "") or room.take_join(action)
+            why = unlawful.get(action.member.job_id, "") or why_too_slow((action.member,)) or room.take_join(action)
     return () if why else (action,), why
+
+
+def why_too_slow(members: Sequence[MemberPlan]) -> str:
+    """Say whom a plan puts beside others at less than the speed that it is promised, "" for nobody.
+
+    The planner promises the same; a site's own policy may not know of promises.
+    """
+    slow = next((member for member in members if member.speed < member.min_speed - _ROUNDING), None)
+    if slow is None:
+        return ""
+    return (
+        f"job {slow.job_id} would get {slow.speed:.2f} of its speed alone there, and is promised {slow.min_speed:.2f}"
+    )
 
 
 def _oldest_alone(group: StartGroup, room: SiteRoom, view: View, why: str) -> tuple[ReleaseSolo, ...]:

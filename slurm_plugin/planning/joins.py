@@ -178,7 +178,7 @@ def joins_together(
             joiner.job,
             joiner.profile,
             joiner.speed,
-            cycle.knowledge,
+            cycle,
             time_limit_s=room.member_limit_s(joiner.job, size, ran_s),
             isolation=joins_later(cycle),
         )

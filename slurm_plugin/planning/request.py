@@ -237,8 +237,15 @@ def plan_job(
         domain=domain_of(job),
         largest_group=largest,
         priority=job.priority,
+        min_speed=promised_to(job),
         mem_gib=job.mem_per_node_mib / MIB_PER_GIB,
     )
+
+
+def promised_to(job: ManagedJob) -> float:
+    """Return the speed that a job has asked for, or that it was promised already; 0 for none."""
+    # What was promised stays so, whatever the site promises to others now.
+    return max(job.request.min_speed, 0.0 if job.membership is None else job.membership.min_speed)
 
 
 def _mem_gib_per_gpu(job: Job) -> float:

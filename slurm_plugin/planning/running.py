@@ -28,6 +28,7 @@ from muri.slurm_plugin.planning.request import is_served, plan_job
 from muri.slurm_plugin.planning.site_limits import SiteRoom
 from muri.slurm_plugin.planning.starts import as_asked, with_request
 from muri.slurm_plugin.records.cluster import Job, JobState, Node
+from muri.slurm_plugin.records.comment_reports import promise_broken
 from muri.slurm_plugin.records.comment_tags import Mode
 from muri.slurm_plugin.records.host_lists import names_in
 from muri.slurm_plugin.records.roles import ManagedJob, Role, View
@@ -117,6 +118,12 @@ def _groups(cycle: CycleInput, room: SiteRoom, nodes: Mapping[str, Node]) -> Ite
         )
 
 
+def broken_promises(group: RunningGroup) -> tuple[int, ...]:
+    """Return the members at work that do not get the speed that they were promised."""
+    told = promise_broken(group.pilot.reports.speeds)
+    return tuple(job.job_id for job in group.members if job.job_id in told)
+
+
 def why_closed(group: RunningGroup, node: Node | None, cycle: CycleInput) -> str:
     """Return why nobody can join a group now, "" when a fitting job can.
 
@@ -133,6 +140,7 @@ def why_closed(group: RunningGroup, node: Node | None, cycle: CycleInput) -> str
         (group.pilot.gpu_count != 1, ONE_GPU),
         (group.mode == "plain", "the group's members share without turns, and only they were measured to get on so"),
         (len(members) >= grouping.max_group_size, "the group is full (grouping.max_group_size)"),
+        (bool(broken_promises(group)), "a member does not get the speed that it was promised"),
         (any(job.has_changed_limit for job in members), "somebody has changed a member's time limit"),
         (node is None or not node.usable, "the group's node takes no new work"),
         (node is not None and node.cpu_count <= node.cpus_allocated, "the group's node has no CPU left for its script"),

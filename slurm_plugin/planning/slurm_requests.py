@@ -46,6 +46,7 @@ def group_spec(action: StartGroup, config: Config) -> GroupSpec:
                 predicted_speed=None if member.solo_iteration_s is None else member.speed,
                 gpu_mem_gib=member.gpu_mem_gib or None,
                 accumulate_steps=member.accumulate_steps,
+                min_speed=member.min_speed,
                 isolation=member.isolation,
             )
             for member in action.members
@@ -232,7 +233,7 @@ def member_change(member: MemberPlan, place: GroupPlace, job: Job, *, retries: b
         no_gpus: The request per node that takes its GPUs away.
     """
     limit_s = 60 * whole_minutes(member.time_limit_s)
-    state = tags.MemberState(place.pilot, member.original, member.accumulate_steps, limit_s)
+    state = tags.MemberState(place.pilot, member.original, member.accumulate_steps, limit_s, member.min_speed)
     comment = tags.with_token(job.admin_comment, tags.STATE_PREFIX, tags.format_state(state))
     kind = (f"{member.isolation}: {member.isolation_why}",) if member.isolation_why else ()
     planned = tags.Planned((*place.why, *kind), member.speed, member.solo_iteration_s, member.estimated)

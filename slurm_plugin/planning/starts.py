@@ -12,7 +12,7 @@ from muri.profiler.estimates import why_estimated
 from muri.profiler.records import StageProfile
 from muri.slurm_plugin.config import Allocation
 from muri.slurm_plugin.planning.actions import GivenShare, MemberPlan, ReleaseSolo, StartGroup
-from muri.slurm_plugin.planning.cycle_input import CycleInput, Knowledge
+from muri.slurm_plugin.planning.cycle_input import CycleInput
 from muri.slurm_plugin.planning.isolation import Isolation, isolations
 from muri.slurm_plugin.planning.site_limits import PILOT_EXTRA_S, SiteRoom
 from muri.slurm_plugin.records import comment_tags as tags
@@ -48,7 +48,7 @@ def start_group(group: Group, plan: Plan, cycle: CycleInput, room: SiteRoom) -> 
             job,
             profile,
             group.speed[job.job_id],
-            cycle.knowledge,
+            cycle,
             time_limit_s=room.member_limit_s(job, len(group.members)),
             isolation=kind,
         )
@@ -96,7 +96,7 @@ def member_plan(
     job: ManagedJob,
     profile: StageProfile,
     speed: float,
-    knowledge: Knowledge,
+    cycle: CycleInput,
     *,
     time_limit_s: int,
     isolation: Isolation,
@@ -107,7 +107,7 @@ def member_plan(
         job: A candidate.
         profile: Its model's.
         speed: Its predicted speed there, 1 = as fast as alone.
-        knowledge: The GPU memory that it asks for since it ran out of it.
+        cycle: The speed that the site promises, and the GPU memory that the job asks for since it ran out of it.
         time_limit_s: Its time limit there; 0 for none.
         isolation: How it runs there.
     """
@@ -118,8 +118,9 @@ def member_plan(
         speed=speed,
         time_limit_s=time_limit_s,
         cpu_count=job.task_count if job.gpu_count > 1 else 1,
-        gpu_mem_gib=knowledge.needed_gib(job.job_id, profile),
+        gpu_mem_gib=cycle.knowledge.needed_gib(job.job_id, profile),
         estimated=profile.is_estimate,
+        min_speed=max(cycle.config.grouping.min_speed, job.request.min_speed),
         isolation=isolation.kind,
         isolation_why=isolation.why,
     )

@@ -25,6 +25,8 @@ class SubmitRequest:
     """Profile the job but never group it with others."""
     accumulate: int = 1
     """The script can split each batch into up to N parts (muri.accumulate)."""
+    min_speed: float = 0.0
+    """Least speed beside others, as a share of its speed alone."""
     # end of the generated part
 
 
@@ -42,6 +44,10 @@ def _number(least: int, most: int) -> Callable[[str], int | None]:
     return read
 
 
+def _share(text: str) -> float | None:
+    return float(text) if re.fullmatch(r"0(\.[0-9]{0,2}[1-9])?", text) else None
+
+
 def _flag(text: str) -> bool | None:
     return True if text == "1" else None
 
@@ -54,6 +60,7 @@ _READERS: Final[dict[str, tuple[str, Callable[[str], Any]]]] = {
     "checkpoint": ("checkpoint", _flag),
     "alone": ("alone", _flag),
     "accumulate": ("accumulate", _number(1, 1024)),
+    "min-speed": ("min_speed", _share),
 }
 # end of the generated part
 

@@ -59,6 +59,13 @@ const struct muri_key muri_keys[MURI_KEY_COUNT] = {
 		.min = 1,
 		.max = 1024,
 	},
+	{
+		.name = "min-speed",
+		.form = "min-speed=X",
+		.example = "min-speed=0.8",
+		.help = "least speed beside others, as a share of its speed alone",
+		.type = MURI_SHARE,
+	},
 /* end of the generated part */
 };
 

@@ -6,6 +6,7 @@ enum muri_type {
 	MURI_NAME,	/* a letter or digit, then letters, digits and . _ + / - */
 	MURI_COUNT,	/* a whole number */
 	MURI_TIME,	/* a Slurm time or a number with a unit; kept in seconds */
+	MURI_SHARE,	/* at least 0 and below 1; kept in thousandths */
 	MURI_FLAG,	/* yes or no; a bare key means "yes" */
 };
 
@@ -21,9 +22,9 @@ struct muri_key {
 
 /* generated from slurm_plugin/submit_option.yaml: limits */
 enum {
-	MURI_KEY_COUNT = 6,
+	MURI_KEY_COUNT = 7,
 	MURI_NAME_MAX = 64,	/* characters in a name */
-	MURI_CANONICAL_SIZE = 149,	/* longest canonical text, with its NUL */
+	MURI_CANONICAL_SIZE = 165,	/* longest canonical text, with its NUL */
 };
 
 #define MURI_KEYS_HELP \
@@ -32,7 +33,8 @@ enum {
 	"duration=TIME (expected run time alone: minutes, HH:MM:SS, 90m, 2h), " \
 	"checkpoint (the job writes checkpoints and may be stopped and resumed), " \
 	"alone (profile the job but never group it with others), " \
-	"accumulate=N (the script can split each batch into up to N parts (muri.accumulate))"
+	"accumulate=N (the script can split each batch into up to N parts (muri.accumulate)), " \
+	"min-speed=X (least speed beside others, as a share of its speed alone)"
 /* end of the generated part */
 
 /* In the order of the canonical text. */

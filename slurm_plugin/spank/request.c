@@ -106,12 +106,10 @@ void muri_request_overlay(struct muri_request *base, const struct muri_request *
 static void append_item(char out[MURI_CANONICAL_SIZE], const struct muri_key *key, const struct muri_value *value)
 {
 	size_t used = strlen(out), room = MURI_CANONICAL_SIZE - used;
-	const char *comma = used ? "," : "";
+	char text[MURI_SHOWN_SIZE];
 
-	if (key->type == MURI_NAME)
-		snprintf(out + used, room, "%s%s=%s", comma, key->name, value->name);
-	else
-		snprintf(out + used, room, "%s%s=%lld", comma, key->name, value->number);
+	muri_write_value(key, value, text);
+	snprintf(out + used, room, "%s%s=%s", used ? "," : "", key->name, text);
 }
 
 void muri_request_canonical(const struct muri_request *request, char out[MURI_CANONICAL_SIZE])

@@ -104,6 +104,23 @@ static long long take_seconds(const char *value)
 	return days * DAY_S + fields_seconds(count, fields, after_days);
 }
 
+/* Thousandths in "0", "0.8", ".75" or "0.125"; -1 for anything else. */
+static long long take_thousandths(const char *text)
+{
+	long long number = 0;
+	int place = 1000;
+
+	if (*text == '0' && !*++text)
+		return 0;
+	if (*text++ != '.' || !*text)
+		return -1;
+	for (; isdigit((unsigned char)*text) && place > 1; text++) {
+		place /= 10;
+		number += place * (*text - '0');
+	}
+	return *text ? -1 : number;
+}
+
 static int read_name(const struct muri_key *key, const char *text, struct muri_value *into, struct muri_error *error)
 {
 	static const char inner[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._+/-";
@@ -140,6 +157,15 @@ static int read_time(const struct muri_key *key, const char *text, struct muri_v
 	return 0;
 }
 
+static int read_share(const struct muri_key *key, const char *text, struct muri_value *into, struct muri_error *error)
+{
+	into->number = take_thousandths(text);
+	if (into->number < 0)
+		return muri_fail(error, "%s=%.64s: not a number from 0 to 0.999 with at most three digits after the "
+				 "point; for example %s", key->name, text, key->example);
+	return 0;
+}
+
 static int read_flag(const struct muri_key *key, const char *text, struct muri_value *into, struct muri_error *error)
 {
 	int truth = muri_truth(text);
@@ -158,6 +184,7 @@ int muri_read_value(const struct muri_key *key, const char *text, struct muri_va
 		[MURI_NAME] = read_name,
 		[MURI_COUNT] = read_count,
 		[MURI_TIME] = read_time,
+		[MURI_SHARE] = read_share,
 		[MURI_FLAG] = read_flag,
 	};
 
@@ -170,12 +197,33 @@ bool muri_same_value(const struct muri_value *one, const struct muri_value *othe
 	return one->number == other->number && strcmp(one->name, other->name) == 0;
 }
 
-void muri_show_value(const struct muri_key *key, const struct muri_value *value, char out[MURI_SHOWN_SIZE])
+/* 800 becomes "0.8". */
+static void write_share(long long thousandths, char out[MURI_SHOWN_SIZE])
+{
+	size_t length = (size_t)snprintf(out, MURI_SHOWN_SIZE, "0.%03lld", thousandths);
+
+	while (out[length - 1] == '0' && length > 1)
+		out[--length] = '\0';
+	if (out[length - 1] == '.')
+		out[length - 1] = '\0';
+}
+
+void muri_write_value(const struct muri_key *key, const struct muri_value *value, char out[MURI_SHOWN_SIZE])
 {
 	if (key->type == MURI_NAME)
 		snprintf(out, MURI_SHOWN_SIZE, "%s", value->name);
-	else if (key->type == MURI_FLAG)
-		snprintf(out, MURI_SHOWN_SIZE, "%s", value->number ? "yes" : "no");
+	else if (key->type == MURI_SHARE)
+		write_share(value->number, out);
 	else
-		snprintf(out, MURI_SHOWN_SIZE, "%lld%s", value->number, key->type == MURI_TIME ? "s" : "");
+		snprintf(out, MURI_SHOWN_SIZE, "%lld", value->number);
+}
+
+void muri_show_value(const struct muri_key *key, const struct muri_value *value, char out[MURI_SHOWN_SIZE])
+{
+	if (key->type == MURI_FLAG)
+		snprintf(out, MURI_SHOWN_SIZE, "%s", value->number ? "yes" : "no");
+	else if (key->type == MURI_TIME)
+		snprintf(out, MURI_SHOWN_SIZE, "%llds", value->number);
+	else
+		muri_write_value(key, value, out);
 }

@@ -8,7 +8,7 @@
 
 struct muri_value {
 	bool given;			/* not given differs from "no" when layers are merged */
-	long long number;		/* a count, seconds, or a flag's 1 or 0 */
+	long long number;		/* a count, seconds, thousandths, or a flag's 1 or 0 */
 	char name[MURI_NAME_MAX + 1];	/* "" unless the type is MURI_NAME */
 };
 
@@ -28,6 +28,9 @@ int muri_read_value(const struct muri_key *key, const char *text, struct muri_va
 
 /* True if two given values of one key say the same. */
 bool muri_same_value(const struct muri_value *one, const struct muri_value *other);
+
+/* Write a given value as the tag holds it: "resnet18", "64", "3600", "0.8", "1". */
+void muri_write_value(const struct muri_key *key, const struct muri_value *value, char out[MURI_SHOWN_SIZE]);
 
 /* Write a given value as a message shows it: "resnet18", "64", "3600s", "yes". */
 void muri_show_value(const struct muri_key *key, const struct muri_value *value, char out[MURI_SHOWN_SIZE]);

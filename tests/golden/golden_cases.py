@@ -396,7 +396,7 @@ def packing_tetris() -> Case:
 @case
 def sharing_with_split_batches() -> Case:
     jobs, intents = _one_at_work()
-    config = {"policy": "sjf-bsbf", "gpu_mem_gib": {"gpu": 10.0}}
+    config = {"policy": "sjf-bsbf", "gpu_mem_gib": {"gpu": 10.0}, "grouping": {"min_speed": 0.4}}
     queue = snapshot([*jobs[:2], _sharers()[0]], [node("n1", 1, 1)])
     return Case(queue, config, SHARING, [pair("long", "short", 1.2, 1.3)], intents)
 

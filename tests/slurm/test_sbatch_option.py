@@ -19,7 +19,7 @@ PLUGIN = "/opt/muri/spank/muri_spank.so"
 MODULE = "/opt/muri/job_submit/muri.lua"
 GPU = "--gres=gpu:1"
 DEADLINE_S = 240.0
-KEY_LIST = ["model=NAME", "batch-size=N", "duration=TIME", "checkpoint ", "alone "]
+KEY_LIST = ["model=NAME", "batch-size=N", "duration=TIME", "checkpoint ", "alone ", "min-speed=X"]
 Done = subprocess.CompletedProcess[str]
 
 
@@ -156,6 +156,17 @@ def test_a_misspelt_key_is_refused_with_the_valid_ones(cluster: Cluster, command
     assert done.returncode != 0
     assert 'muri: --muri=modle=x: unknown key "modle"; did you mean "model"?' in done.stderr
     assert all(key in done.stderr for key in KEY_LIST)
+
+
+def test_a_promised_speed_is_kept_in_the_tag_and_one_out_of_range_is_refused(cluster: Cluster) -> None:
+    job = cluster.submit("--muri=min-speed=0.80,model=m", GPU)
+    assert cluster.comment(job) == "muri:model=m,min-speed=0.8"
+    _, line, *_ = cluster.run("muri", "queue").stdout.splitlines()
+    assert line.split() == [str(job), "alice", "m", "waiting", "-", "-", "0.80", "-", "-"]
+    with cluster.submitting_nothing():
+        done = cluster.run("sbatch", "--muri=min-speed=2", GPU, "--wrap=true")
+    assert done.returncode != 0
+    assert "muri: --muri=min-speed=2: min-speed=2: not a number from 0 to 0.999" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,17 @@ def test_jobs_that_need_different_resources_share_a_gpu():
     assert sum(record.shared_s > 0 for record in shared.records) >= 2
 
 
+@pytest.mark.parametrize(("promise", "takes_s"), [(0.5, 800), (0.7, 400), (0.9, 400)])
+def test_no_job_takes_longer_than_it_was_promised(promise, takes_s):
+    """All four together get half of their speed; of pairs the planner expects less than 0.9."""
+    kinds = ((0.0, 0.25, 0.75, 0.0), (0.0, 0.75, 0.25, 0.0))
+    jobs = [job(number, number, 400.0, kinds[number % 2], name=f"m{number}") for number in range(4)]
+    records = run(jobs, "muri-s", ONE_GPU, model="live", interval_s=60.0, options={"min_speed": promise}).records
+    assert all(0.98 < (record.end_s - record.start_s) / takes_s < 1.02 for record in records)
+    starts = {round(record.start_s / 60) for record in records}
+    assert len(starts) == {0.5: 1, 0.7: 2, 0.9: 4}[promise]
+
+
 def test_the_same_trace_gives_the_same_result():
     first, second = (run(four(), "muri-jct", Cluster(1, 2), model="live", with_spans=True) for _ in range(2))
     assert (first.records, first.samples, first.spans) == (second.records, second.samples, second.spans)

@@ -20,7 +20,7 @@ from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import JobState
 from muri.slurm_plugin.records.roles import Role, read_job, view_of
 
-POLICY = {"policy": "sjf-bsbf", "gpu_mem_gib": {"gpu": 10.0}}
+POLICY = {"policy": "sjf-bsbf", "gpu_mem_gib": {"gpu": 10.0}, "grouping": {"min_speed": 0.4}}
 
 
 def profile(

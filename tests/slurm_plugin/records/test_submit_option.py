@@ -6,8 +6,8 @@ from muri.slurm_plugin.records.submit_option import SubmitRequest, parse_request
 
 
 def test_a_full_request_is_read():
-    request = parse_request("billing=7 muri:model=a/b,batch-size=8,duration=90,checkpoint=1,alone=1 x")
-    assert request == SubmitRequest("a/b", 8, 90, checkpoint=True, alone=True)
+    request = parse_request("billing=7 muri:model=a/b,batch-size=8,duration=90,checkpoint=1,alone=1,min-speed=0.75 x")
+    assert request == SubmitRequest("a/b", 8, 90, checkpoint=True, alone=True, min_speed=0.75)
 
 
 def test_a_job_without_a_tag_is_none_of_our_business():
@@ -21,6 +21,9 @@ def test_a_job_without_a_tag_is_none_of_our_business():
         "muri:batch-size=0",
         "muri:batch-size=-4,duration=x",
         "muri:batch-size=1000000001,duration=315360001,accumulate=1025",
+        "muri:min-speed=1",
+        "muri:min-speed=0.80",
+        "muri:min-speed=nan",
         "muri:model=-a,checkpoint=yes,alone=0,unknown=1",
         "muri:model=" + "x" * 65,
         "muri:batch-size=" + "9" * 5000,

@@ -45,6 +45,12 @@ def is_canonical() -> IsCanonical:
     return lua_module(JOB_SUBMIT_SOURCE).is_canonical
 
 
+def as_field(key: dict[str, Any], value: str | int) -> str | int | float:
+    """A value of the tag as Python reads it."""
+    kind: dict[str, type[str] | type[float]] = {"name": str, "share": float}
+    return kind.get(key["type"], int)(value)
+
+
 def attribute(key: dict[str, Any]) -> str:
     return key["name"].replace("-", "_") + ("_s" if key["type"] == "time" else "")
 
@@ -53,6 +59,8 @@ def valid_values(key: dict[str, Any]) -> st.SearchStrategy[str | int]:
     """Values as the tag holds them."""
     if key["type"] == "name":
         return st.from_regex(rf"[A-Za-z0-9][A-Za-z0-9._+/-]{{0,{key['longest'] - 1}}}", fullmatch=True)
+    if key["type"] == "share":
+        return st.integers(0, 999).map(lambda thousandths: f"{thousandths / 1000:g}")
     if key["type"] == "flag":
         return st.just(1)
     least, most = key.get("min", 1), key.get("max", key.get("max_s"))
@@ -64,6 +72,8 @@ def doubtful_values(key: dict[str, Any]) -> st.SearchStrategy[str]:
     if key["type"] == "name":
         longest = key["longest"]
         return st.integers(longest - 1, longest + 1).map("x".__mul__) | st.text("aZ0._+/-=: é", max_size=4)
+    if key["type"] == "share":
+        return st.text("0189.-+e٣", max_size=6) | st.sampled_from(["1", "0.", ".5", "0.9999", "0.500", "00.5", "nan"])
     least, most = key.get("min", 1), key.get("max", key.get("max_s", 1))
     numbers = st.sampled_from([least - 1, least, most, most + 1, 10 * most, 10**18, 10**40]).map(str)
     return numbers | st.text("0123456789-+.ehxy", max_size=4) | st.sampled_from(["1", "yes", "no", "on", "٣"])
@@ -94,7 +104,7 @@ def test_a_valid_request_is_the_same_in_all_languages(
     items = data.draw(st.permutations(tag.split(",")))
     assert options(f"cli:--muri={as_typed(','.join(items))}") == Outcome(tag, "")
     assert is_canonical(tag)
-    given_fields = {attribute(key): request[key["name"]] for key in KEYS if key["name"] in request}
+    given_fields = {attribute(key): as_field(key, request[key["name"]]) for key in KEYS if key["name"] in request}
     assert parse_request(f"muri:{tag}") == SubmitRequest(**given_fields)
 
 
@@ -113,7 +123,7 @@ def test_python_takes_from_a_tag_exactly_what_lua_lets_pass(
     item = f"{key['name']}={value}"
     expected = SubmitRequest()
     if is_canonical(item):
-        expected = SubmitRequest(**{attribute(key): value if key["type"] == "name" else int(value)})
+        expected = SubmitRequest(**{attribute(key): as_field(key, value)})
     assert parse_request(f"muri:{item}") == expected
 
 

@@ -11,9 +11,10 @@ from option_sources import Outcome
 
 Options = Callable[..., Outcome]
 NUMBER = r"(batch-size|duration|accumulate)=[1-9]\d*"
-ITEM = rf"(model=[A-Za-z0-9][A-Za-z0-9._+/-]{{0,63}}|{NUMBER}|checkpoint=1|alone=1)"
-CANONICAL = re.compile(rf"on|{ITEM}(,{ITEM}){{0,5}}")
-VALID_KEYS = ["model=NAME", "batch-size=N", "duration=TIME", "checkpoint:", "alone:", "accumulate=N"]
+SHARE = r"min-speed=0(\.[0-9]{0,2}[1-9])?"
+ITEM = rf"(model=[A-Za-z0-9][A-Za-z0-9._+/-]{{0,63}}|{NUMBER}|checkpoint=1|alone=1|{SHARE})"
+CANONICAL = re.compile(rf"on|{ITEM}(,{ITEM}){{0,6}}")
+VALID_KEYS = ["model=NAME", "batch-size=N", "duration=TIME", "checkpoint:", "alone:", "accumulate=N", "min-speed=X"]
 
 
 @pytest.mark.parametrize(
@@ -34,6 +35,14 @@ VALID_KEYS = ["model=NAME", "batch-size=N", "duration=TIME", "checkpoint:", "alo
         ("=model=a,model=a", "model=a"),
         ("=duration=60,duration=1:00:00", "duration=3600"),
         ("=model=" + "x" * 64, "model=" + "x" * 64),
+        ("=min-speed=0.8,accumulate=8", "accumulate=8,min-speed=0.8"),
+        ("=min-speed=.75", "min-speed=0.75"),
+        ("=min-speed=0.500,min-speed=0.5", "min-speed=0.5"),
+        ("=min-speed=0.125", "min-speed=0.125"),
+        ("=min-speed=0.999", "min-speed=0.999"),
+        ("=min-speed=0", "min-speed=0"),
+        ("=min-speed=0.000", "min-speed=0"),
+        ("=min-speed=0.001", "min-speed=0.001"),
     ],
 )  # fmt: skip
 def test_canonical_form(options: Options, text: str, mark: str) -> None:
@@ -103,6 +112,23 @@ def test_a_far_key_gets_the_list_without_a_guess(options: Options, typed: str) -
         ("accumulate=0", "not a whole number from 1 to 1024; for example accumulate=8"),
         ("accumulate=4,accumulate=2", "accumulate is given twice with different values (4 and 2)"),
         ("accumulate", "accumulate needs a value"),
+        (
+            "min-speed=2",
+            "min-speed=2: not a number from 0 to 0.999 with at most three digits after the point; for "
+            "example min-speed=0.8",
+        ),
+        ("min-speed=1", "not a number from 0 to 0.999"),
+        ("min-speed=1.0", "not a number from 0 to 0.999"),
+        ("min-speed=-0.5", "not a number from 0 to 0.999"),
+        ("min-speed=80%", "not a number from 0 to 0.999"),
+        ("min-speed=0.1234", "not a number from 0 to 0.999"),
+        ("min-speed=0.", "not a number from 0 to 0.999"),
+        ("min-speed=.", "not a number from 0 to 0.999"),
+        ("min-speed=00.5", "not a number from 0 to 0.999"),
+        ("min-speed=0.5x", "not a number from 0 to 0.999"),
+        ("min-speed=nan", "not a number from 0 to 0.999"),
+        ("min-speed=0.80,min-speed=0.75", "min-speed is given twice with different values (0.8 and 0.75)"),
+        ("min-speed", "min-speed needs a value"),
         ("checkpoint=maybe", "write checkpoint, checkpoint=yes or checkpoint=no"),
         ("alone=2", "write alone, alone=yes or alone=no"),
         ("model=a,,alone", "empty item"),
