@@ -4,9 +4,9 @@
     python benchmarks/forty.py live muri --out benchmarks/results/fidelity     # three minutes
     python benchmarks/forty.py compare benchmarks/results/fidelity
 
-Both get the same scripts, in the same order, at the same times. Plain Slurm gets them without `--muri`, and no controller
-runs. Muri starts cold: its store is empty, models are measured while they train, and users do not say how long their
-jobs take. Of a side that ran live more than once, means are compared.
+Both get the same scripts, in the same order, at the same times. Plain Slurm gets them without `--muri`, and no
+controller runs. Muri starts cold: its store is empty, models are measured while they train, and users do not say how
+long their jobs take. Of a side that ran live more than once, means are compared.
 """
 
 import json
@@ -58,24 +58,23 @@ def live(side: str, out: Path, number: int) -> None:
 def compare(folder: Path, stored: bool) -> None:
     """Run in the twin what ran live, and print both."""
     sides = {side: _compared(side, folder) for side in SIDES}
-    plain_s, muri_s = (comparison.measured("average_jct_s")[0] for comparison, _ in sides.values())
-    factors = {"live": round(plain_s / muri_s, 3), "twin": round(_predicted(sides["plain"]) / _predicted(sides["muri"]), 3)}
+    plain, muri = (comparison for comparison, _ in sides.values())
+    factors = {
+        "live": round(plain.measured("average_jct_s")[0] / muri.measured("average_jct_s")[0], 3),
+        "twin": round(plain.predicted("average_jct_s")[0] / muri.predicted("average_jct_s")[0], 3),
+    }
     for side, (comparison, _) in sides.items():
         for figure, title in (("average_jct_s", "average JCT"), ("makespan_s", "makespan")):
             (mine, *_), (twin, least, most) = comparison.measured(figure), comparison.predicted(figure)
             click.echo(f"{side:6} {title:12} live {mine:6.1f} s   twins {twin:6.1f} s ({least:.1f}–{most:.1f})   "
                        f"{comparison.error(figure):+.1%}")  # fmt: skip
-    error = abs(sides["muri"][0].error("average_jct_s"))
+    error = abs(muri.error("average_jct_s"))
     click.echo(f"factor: live {factors['live']:.2f} (asked {ASKED_FACTOR}), twins {factors['twin']:.2f}; error of the "
                f"prediction of Muri's average JCT {error:.1%} (asked {ASKED_ERROR:.0%})")  # fmt: skip
     if stored:
         rows = {side: {**comparison.row(), "lives": abouts} for side, (comparison, abouts) in sides.items()}
         found = {"machine": describe_machine(), "config": config_of(FORTY), "factor": factors, **rows}
         RESULT.write_text(json.dumps(found, indent=1) + "\n")
-
-
-def _predicted(side: tuple[Comparison, list[Any]]) -> float:
-    return side[0].predicted("average_jct_s")[0]
 
 
 def _compared(side: str, folder: Path) -> tuple[Comparison, list[Any]]:
