@@ -25,7 +25,7 @@ import click
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from fidelity_live import INTERVAL_S, JobRun, Run, config_of, dump, load, run_live
+from fidelity_live import INTERVAL_S, JobRun, Run, config_of, dump, load, mark_of, run_live
 from fidelity_workloads import USERS, VALIDATION, WORKLOADS, Workload, named, seeded
 from machine import describe_machine
 
@@ -69,12 +69,13 @@ _UIDS: Final = {user: 1001 + number for number, user in enumerate(USERS)}
 _EVERY: Final = tuple(workload.name for workload in (*WORKLOADS, *VALIDATION))
 
 
-def predict(workload: Workload, live: Run) -> tuple[Run, ...]:
+def predict(workload: Workload, live: Run, *, with_muri: bool = True) -> tuple[Run, ...]:
     """Run a workload in twins, with the phases of a live run."""
-    return tuple(_run_twin(workload, live, seeded(f"{workload.name} {number}")) for number in range(TWINS))
+    draws = [seeded(f"{workload.name} {number}") for number in range(TWINS)]
+    return tuple(_run_twin(workload, live, draw, with_muri=with_muri) for draw in draws)
 
 
-def _run_twin(workload: Workload, live: Run, draw: random.Random) -> Run:
+def _run_twin(workload: Workload, live: Run, draw: random.Random, *, with_muri: bool) -> Run:
     delays = replace(SANDBOX, **{name: getattr(SANDBOX, name) * draw.uniform(*span) for name, span in _VARIED.items()})
     second_s = live.start_s % 1.0
     begin_s = EPOCH_S + _LEAD_S + second_s
@@ -90,11 +91,15 @@ def _run_twin(workload: Workload, live: Run, draw: random.Random) -> Run:
     )
     sharing = Sharing(piece_s=0.02, hand_over_s=draw.uniform(*_HAND_OVER_S), contention=False, has_gpu=False)
     with folder() as place:
-        twin = Twin(site, Config(**config_of(workload)), place, sharing)
-        twin.know(_profiles(workload))
-        twin.submit(_submissions(workload, begin_s))
+        config = Config(**config_of(workload))
+        twin = Twin(site, config, place, sharing)
+        twin.know([] if workload.is_cold else _profiles(workload))
+        twin.submit(_submissions(workload, begin_s, with_muri=with_muri))
         cycle_s = live.cycle_s - (live.start_s - second_s) + draw.uniform(*_CYCLE_S)
-        twin.run(first_cycle_s=(cycle_s - delays.read_s / 2) % INTERVAL_S)
+        if with_muri:
+            twin.run(first_cycle_s=(cycle_s - delays.read_s / 2) % INTERVAL_S, on_events=config.events.enabled)
+        else:
+            twin.run_without_controller()
     return _run_of(twin, workload, live, begin_s)
 
 
@@ -114,13 +119,12 @@ def _profiles(workload: Workload) -> list[StageProfile]:
     ]
 
 
-def _submissions(workload: Workload, begin_s: float) -> list[Submission]:
+def _submissions(workload: Workload, begin_s: float, *, with_muri: bool) -> list[Submission]:
     found = []
     for job in workload.jobs:
         stages = workload.models[job.model]
-        duration_s = max(1, round(job.iterations * sum(stages)))
         work = Work(Iteration(stages, sum(stages) + _SCRIPT_S), job.iterations)
-        mark = f"model={job.model},batch-size=8,duration={duration_s}"
+        mark = mark_of(job, workload, unit="") if with_muri else ""
         found.append(
             Submission(
                 begin_s + job.submit_s, job.user, _UIDS[job.user], work, mark, node_count=job.node_count,

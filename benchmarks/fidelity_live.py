@@ -3,7 +3,7 @@
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -142,7 +142,7 @@ class Run:
         jobs: By their numbers in the workload.
         groups: Numbers of the members of each group, in the order in which they were started.
         start_s: The workload's start, in seconds since the epoch: slurmctld's ticks are at whole seconds.
-        cycle_s: When one of the controller's cycles before that began, likewise.
+        cycle_s: When one of the controller's cycles before that began, likewise; 0 without a controller.
     """
 
     jobs: tuple[JobRun, ...]
@@ -164,8 +164,8 @@ class Run:
 def config_of(workload: Workload) -> dict[str, Any]:
     """What is set in muri.yaml; the twin is told the same."""
     host = {"telemetry_s": 5, "poll_s": 1}
-    profiling = {"mode": "dry-run"}  # as in the recorded runs
-    return {"interval_s": INTERVAL_S, "lease_s": 300, "host": host, "profiling": profiling, **workload.config}
+    recorded = {"profiling": {"mode": "dry-run"}, "events": {"enabled": False}}  # as the recorded runs had it
+    return {"interval_s": INTERVAL_S, "lease_s": 300, "host": host, **recorded, **workload.config}
 
 
 @contextmanager
@@ -187,7 +187,8 @@ def _prepare(driver: Driver, workload: Workload) -> None:
     config = {**config_of(workload), "state_dir": STATE_DIR, "status_dir": f"{STATE_DIR}-status"}
     driver.write("/etc/muri/muri.yaml", json.dumps(config), user="root", mode="0644")
     counts = {job.gpu_count for job in workload.jobs}
-    known_on(driver, [[model, count, stages] for model, stages in workload.models.items() for count in sorted(counts)])
+    models = {} if workload.is_cold else workload.models
+    known_on(driver, [[model, count, stages] for model, stages in models.items() for count in sorted(counts)])
     for user in USERS:
         driver.write("train.py", _TRAIN_PY, user=user)
         driver.write("train.sh", _TRAIN_SH, user=user)
@@ -205,35 +206,41 @@ def known_on(driver: Driver, known: Sequence[Sequence[Any]]) -> None:
     driver.run("python", "-c", _TRY_PY, f"{STATE_DIR}/gpu-removal.json", user="root")
 
 
-def command_of(job: WorkloadJob, workload: Workload) -> list[str]:
-    """Return the sbatch command of a job."""
+def mark_of(job: WorkloadJob, workload: Workload, unit: str = "s") -> str:
+    """Return what its user tells Muri of a job; in AdminComment its duration has no unit."""
+    duration_s = max(1, round(job.iterations * sum(workload.models[job.model])))
+    return f"model={job.model},batch-size=8" + (f",duration={duration_s}{unit}" if workload.tells_durations else "")
+
+
+def command_of(job: WorkloadJob, workload: Workload, *, with_muri: bool = True) -> list[str]:
+    """Return the sbatch command of a job, for Muri or for Slurm alone."""
     stages = workload.models[job.model]
-    duration_s = max(1, round(job.iterations * sum(stages)))
     wide = ["--nodes", str(job.node_count), "--ntasks-per-node", str(job.gpus_per_node)] if job.gpu_count > 1 else []
     return [
         "sbatch", "--parsable", "--output=/dev/null", "--time=10", *wide, f"--gres=gpu:{job.gpus_per_node}",
-        f"--muri=model={job.model},batch-size=8,duration={duration_s}s",
+        *([f"--muri={mark_of(job, workload)}"] if with_muri else []),
         f"/home/{job.user}/train.sh", json.dumps(stages, separators=(",", ":")), str(job.iterations),
     ]  # fmt: skip
 
 
-def run_live(workload: Workload, log: Path) -> Run:
+def run_live(workload: Workload, log: Path, *, with_muri: bool = True) -> Run:
     """Run a workload on a sandbox.
 
     Args:
         workload: What to run.
         log: Where the controller's log goes.
+        with_muri: Whether Muri has the jobs; else Slurm alone has them, and no controller runs.
     """
     with cluster(workload) as driver:
         for user in USERS:
             jobs = [
-                (number, job.submit_s, command_of(job, workload))
+                (number, job.submit_s, command_of(job, workload, with_muri=with_muri))
                 for number, job in enumerate(workload.jobs)
                 if job.user == user
             ]
             driver.write("jobs.json", json.dumps(jobs), user=user)
-        with _controller(driver, log):
-            cycle_s = json.loads(driver.read(f"{STATE_DIR}/status.json"))["cycle_s"]
+        with _controller(driver, log) if with_muri else nullcontext():
+            cycle_s = json.loads(driver.read(f"{STATE_DIR}/status.json"))["cycle_s"] if with_muri else 0.0
             start_s = time.time() + 1.0
             submitters = [driver.popen("python", "-c", _SUBMIT_PY, str(start_s), user=user) for user in USERS]
             told = [line for each in submitters for line in _output_of(each).splitlines()]

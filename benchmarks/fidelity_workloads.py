@@ -1,7 +1,7 @@
 """Workloads for `fidelity.py`: jobs of two users whose stages sleep for exact times, and the clusters that run them."""
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 STAGES: Final = ("load", "preprocess", "propagate", "synchronize")
@@ -48,6 +48,8 @@ class Workload:
         models: Seconds of the four stages of an iteration, by model.
         jobs: By submission.
         config: What differs from the defaults of muri.yaml.
+        is_cold: Whether nothing is known when it begins: no model has a profile.
+        tells_durations: Whether users say how long their jobs take.
     """
 
     name: str
@@ -56,6 +58,8 @@ class Workload:
     models: dict[str, tuple[float, float, float, float]]
     jobs: tuple[WorkloadJob, ...]
     config: dict[str, object] = field(default_factory=dict)
+    is_cold: bool = False
+    tells_durations: bool = True
 
 
 def seeded(text: str) -> random.Random:
@@ -133,6 +137,13 @@ VALIDATION: Final = (
 )
 """Made to see what the twin predicts of others: the `fresh` ones have been looked at since, the `unseen` have not."""
 
+FORTY: Final = replace(
+    workload("forty", 18, (2, 2), 40, load=1.8, mean_s=20, policy="muri-jct", grouping=_FAIR,
+             profiling={"mode": "in-place"}),
+    is_cold=True, tells_durations=False,
+)  # fmt: skip
+"""For `forty.py`: nothing is known when it begins, and users do not say how long their jobs take."""
+
 _DRAWN: Final = "drawn-"
 
 _POLICIES: Final = ("muri-s", "muri-l", "muri-jct", "muri-hybrid", "muri-slurm")
@@ -157,4 +168,4 @@ def named(name: str) -> Workload | None:
     seed = name.removeprefix(_DRAWN)
     if seed != name and seed.isdecimal():
         return drawn(int(seed))
-    return next((each for each in (*WORKLOADS, *VALIDATION) if each.name == name), None)
+    return next((each for each in (*WORKLOADS, *VALIDATION, FORTY) if each.name == name), None)

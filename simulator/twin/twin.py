@@ -2,6 +2,7 @@
 
 import itertools
 import logging
+import math
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -260,6 +261,11 @@ class Twin:
         self.time.sleep(first_cycle_s)
         with quiet(), self.controller() as controller:
             run_forever(controller, self.config.interval_s, self.config.gate_watch_s, self.stop, self.time, bell)
+
+    def run_without_controller(self) -> None:
+        """Leave all to Slurm until every submitted job has ended."""
+        self.time.after_event = self._stop_at_end
+        self.stop.wait(math.inf)
 
     def _stop_at_end(self) -> None:
         if not self.left:

@@ -19,7 +19,7 @@ from muri.slurm_plugin.planning.actions import (
     started,
 )
 from muri.slurm_plugin.planning.cycle_input import CycleInput
-from muri.slurm_plugin.planning.joinable import joinable_jobs, started_plain
+from muri.slurm_plugin.planning.joinable import jobs_with_pilots, started_plain
 from muri.slurm_plugin.planning.joins import with_closed_units
 from muri.slurm_plugin.planning.lost_tags import with_known_members
 from muri.slurm_plugin.planning.model_traits import with_measured_pairs
@@ -92,8 +92,8 @@ def _decide(cycle: CycleInput, policy: Policy) -> Decision:
     else:
         settled, preparation = ask(policy, preparation)
         plan, stops = settled.plan, stop_actions(settled.stops, preparation.request, view)
-        joinable = joinable_jobs(preparation.request.jobs, policy, cycle.config)
-        starts = actions_of(plan, cycle, preparation.room, node_room(preparation.request.nodes, cycle), joinable)
+        with_pilots = jobs_with_pilots(preparation.request.jobs, policy, cycle.config)
+        starts = actions_of(plan, cycle, preparation.room, node_room(preparation.request.nodes, cycle), with_pilots)
     # A site's own policy may not know whom Slurm counts apart.
     unlawful = {job_id: law.why for law in broken_laws(preparation.request, plan) for job_id in law.job_ids}
     starts, refused = within_limits(starts, preparation.room, view, unlawful)

@@ -1,4 +1,8 @@
-"""Jobs that run alone but may be joined: each starts behind a pilot job of its own, with room for others. Pure."""
+"""Jobs that run alone but may be joined: each starts behind a pilot job of its own, with room for others. Pure.
+
+Where nobody may join, such a pilot job still measures models of which nothing is known: without it no group would ever
+be worth while.
+"""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -14,20 +18,28 @@ from muri.slurm_plugin.planning.site_limits import SiteRoom
 from muri.slurm_plugin.planning.starts import release_solo, start_group
 
 MAY_BE_JOINED: Final = "others may join it while it runs"
+IS_MEASURED: Final = "its model is measured while it runs"
 
 
-def joinable_jobs(jobs: Iterable[PlanJob], policy: Policy, config: Config) -> dict[int, PlanJob]:
-    """Return the waiting jobs that others may join where they start alone, by job id.
+def jobs_with_pilots(jobs: Iterable[PlanJob], policy: Policy, config: Config) -> dict[int, PlanJob]:
+    """Return the waiting jobs that get a pilot job of their own where they start alone, by job id.
 
     Args:
         jobs: The waiting jobs.
         policy: The policy in force.
         config: The configuration.
     """
-    if not may_join(config) or not _shares(policy):
+    if not _shares(policy):
         return {}
     # Jobs on several GPUs are not joined: each of their GPUs has a runtime of its own.
-    return {job.job_id: job for job in jobs if job.may_share and job.profile is not None and job.gpu_count == 1}
+    single = [job for job in jobs if job.may_share and job.profile is not None and job.gpu_count == 1]
+    return {job.job_id: job for job in single if may_join(config) or _is_to_be_measured(job, config)}
+
+
+def _is_to_be_measured(job: PlanJob, config: Config) -> bool:
+    """Whether a job that nobody may join is measured, so that later jobs of its model can be grouped."""
+    estimated = job.profile is not None and job.profile.is_estimate
+    return estimated and config.profiling.in_place and config.grouping.max_group_size > 1
 
 
 def _shares(policy: Policy) -> bool:
@@ -39,7 +51,7 @@ def _shares(policy: Policy) -> bool:
 def start_joinable(
     solo: Solo, job: PlanJob, plan: Plan, cycle: CycleInput, room: SiteRoom, nodes: NodeRoom
 ) -> StartGroup | ReleaseSolo | None:
-    """Return the start of a job alone that others may join.
+    """Return the start of a job alone that others may join, or that is measured.
 
     Args:
         solo: The plan's word about it.
@@ -55,10 +67,11 @@ def start_joinable(
     """
     if not solo.node or job.profile is None:
         return None
+    what = MAY_BE_JOINED if may_join(cycle.config) else IS_MEASURED
     share = nodes.take_joinable(cycle.view.jobs[solo.job_id], solo.node)
     if isinstance(share, str):
         release = release_solo(solo, plan, cycle)
-        return replace(release, reasons=(*release.reasons, cannot_be_joined(share)))
+        return replace(release, reasons=(*release.reasons, _in_vain(what, share)))
     group = Group(
         (job.job_id,),
         solo.gpus,
@@ -66,20 +79,23 @@ def start_joinable(
         job.profile.iteration_s,
         1.0,
         {job.job_id: 1.0},
-        (*solo.reasons, Reason(MAY_BE_JOINED)),
+        (*solo.reasons, Reason(what)),
     )
     start = start_group(group, plan, cycle, room)
     if plan.cpu_mem_shares.get(job.job_id):
         return start
+    if what == IS_MEASURED:  # no room for others
+        return replace(start, cpu_count=min(start.cpu_count, share.cpu_count))
     return replace(start, cpu_count=share.cpu_count, mem_per_node_mib=share.mem_mib)
 
 
 def started_plain(start: StartGroup, why: str) -> ReleaseSolo:
     """Return the release of a job that cannot have a pilot job of its own, and why."""
-    reasons = tuple(reason for reason in start.reasons if reason != MAY_BE_JOINED)
-    return ReleaseSolo(start.members[0].job_id, (*reasons, cannot_be_joined(why)))
+    what = IS_MEASURED if IS_MEASURED in start.reasons else MAY_BE_JOINED
+    reasons = tuple(reason for reason in start.reasons if reason != what)
+    return ReleaseSolo(start.members[0].job_id, (*reasons, _in_vain(what, why)))
 
 
-def cannot_be_joined(why: str) -> str:
+def _in_vain(what: str, why: str) -> str:
     """Say for people that a job runs without a pilot job."""
-    return f"nobody can join it: {why}"
+    return f"{'it cannot be measured' if what == IS_MEASURED else 'nobody can join it'}: {why}"

@@ -13,7 +13,7 @@ from muri.slurm_plugin.planning.starts import release_solo, start_group
 
 
 def actions_of(
-    plan: Plan, cycle: CycleInput, room: SiteRoom, nodes: NodeRoom, joinable: Mapping[int, PlanJob]
+    plan: Plan, cycle: CycleInput, room: SiteRoom, nodes: NodeRoom, with_pilots: Mapping[int, PlanJob]
 ) -> tuple[Action, ...]:
     """Turn a plan into actions, groups first, in the plan's order.
 
@@ -22,7 +22,7 @@ def actions_of(
         cycle: What the cycle decides on.
         room: What the site's limits allow.
         nodes: CPUs and memory that nodes have free; what the actions take is taken from them.
-        joinable: The waiting jobs that others may join where they start alone.
+        with_pilots: The waiting jobs that get a pilot job of their own where they start alone.
     """
     actions: list[Action] = []
     for group in plan.groups:
@@ -34,7 +34,7 @@ def actions_of(
     for solo in plan.solo:
         nodes.take_alone(cycle.view.jobs[solo.job_id], solo.gpus)
     for solo in plan.solo:
-        planned, release = joinable.get(solo.job_id), release_solo(solo, plan, cycle)
+        planned, release = with_pilots.get(solo.job_id), release_solo(solo, plan, cycle)
         start = None if planned is None else start_joinable(solo, planned, plan, cycle, room, nodes)
         actions.append(release if start is None else start)
     return tuple(actions)

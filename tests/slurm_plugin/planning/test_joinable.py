@@ -23,6 +23,7 @@ from muri.slurm_plugin.records.roles import read_job, view_of
 HOUR_S = 3600
 GIB = 1024
 TWO_GPUS = replace(FOUR_KINDS[0], key=replace(FOUR_KINDS[0].key, gpu_count=2))
+GUESSED = replace(FOUR_KINDS[0], key=replace(FOUR_KINDS[0].key, model="new"), source="guess")
 NO_SITE_LIMITS = SiteLimits(partitions=(PartitionLimits("main"),))
 
 
@@ -46,7 +47,7 @@ def alone_behind_pilot(number: int, **pilot: Any) -> list[Job]:
 
 def cycle_of(jobs: list[Job], nodes: list[Node], limits: SiteLimits = NO_SITE_LIMITS, **config: Any) -> CycleInput:
     snapshot = Snapshot(NOW_S, "c", "26.05", tuple(jobs), tuple(nodes), limits=limits, gpu_removal=GPUS_REMOVABLE)
-    knowledge = Knowledge({profile.key: profile for profile in (*FOUR_KINDS, TWO_GPUS)})
+    knowledge = Knowledge({profile.key: profile for profile in (*FOUR_KINDS, TWO_GPUS, GUESSED)})
     return CycleInput(view_of(snapshot), knowledge, Config(**{"policy": "muri-s", **config}))
 
 
@@ -111,6 +112,37 @@ def test_other_jobs_start_plain(changes, config):
     (start,) = decided([job(1, **changes)], [make_node("n1")], **config).actions
     assert isinstance(start, ReleaseSolo)
     assert not any("join" in reason for reason in start.reasons)
+
+
+@pytest.mark.parametrize("grouping", [{"join": False}, {"discipline": "lockstep"}])
+def test_where_nobody_may_join_a_model_never_seen_is_measured_behind_a_pilot_without_room_for_others(grouping):
+    node = make_node("n1", cpu_count=32, mem_mib=64 * GIB)
+    asked = job(1, model="new", cpu_count=4, mem_per_node_mib=8 * GIB)
+    (start,) = decided([asked], [node], grouping=grouping).actions
+    assert isinstance(start, StartGroup)
+    assert (start.cpu_count, start.mem_per_node_mib) == (4, 8 * GIB)
+    assert "its model is measured while it runs" in start.reasons
+    assert not any("join" in reason for reason in start.reasons)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"grouping": {"max_group_size": 1}},
+        {"grouping": {"join": False}, "profiling": {"mode": "dry-run", "at_once": 0}},
+        {"grouping": {"join": False}, "policy": "fifo"},
+    ],
+)
+def test_nothing_is_measured_that_no_plan_needs_or_that_dry_runs_measure(config):
+    (start,) = decided([job(1, model="new")], [make_node("n1")], **config).actions
+    assert isinstance(start, ReleaseSolo)
+
+
+def test_a_job_that_cannot_have_its_pilot_starts_plain_and_is_told_that_it_is_not_measured():
+    node = make_node("n1", cpu_count=32, cpus_allocated=31)
+    (start,) = decided([job(1, model="new", cpu_count=1)], [node], grouping={"join": False}).actions
+    assert isinstance(start, ReleaseSolo)
+    assert start.reasons[-1].startswith("it cannot be measured: n1 has no CPU left for a batch script")
 
 
 @pytest.mark.parametrize(

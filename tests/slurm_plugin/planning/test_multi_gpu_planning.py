@@ -14,7 +14,7 @@ from muri.slurm_plugin.node import pilot as pilot_process
 from muri.slurm_plugin.node.pilot import runtime_command
 from muri.slurm_plugin.planning.actions import ReleaseSolo, StartGroup
 from muri.slurm_plugin.planning.cycle_input import CycleInput, Knowledge
-from muri.slurm_plugin.planning.joinable import joinable_jobs
+from muri.slurm_plugin.planning.joinable import jobs_with_pilots
 from muri.slurm_plugin.planning.node_room import node_room
 from muri.slurm_plugin.planning.plan_actions import actions_of
 from muri.slurm_plugin.planning.request import prepare, ranks_reason
@@ -51,7 +51,7 @@ def planned(*jobs, nodes: int = 2, **changes):
     cycle = CycleInput(view, know, config)
     request, policy = prepare(cycle).request, policy_of(config)
     plan = policy.plan(request)
-    joinable = joinable_jobs(request.jobs, policy, config)
+    joinable = jobs_with_pilots(request.jobs, policy, config)
     return actions_of(plan, cycle, SiteRoom(view), node_room(request.nodes, cycle), joinable), plan
 
 
