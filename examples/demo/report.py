@@ -72,8 +72,8 @@ FIGURES: dict[str, Callable[[Jobs], float]] = {"average JCT": average_jct_s, "ma
 def print_table(comparison: Comparison, console: Console) -> None:
     """Print JCT per job, averages and makespan, and what of the gain is due to order and to sharing."""
     table = Table(title="Job completion time (JCT), seconds from submission to end", title_justify="left")
-    table.add_column("job")
-    for name in ("1. Slurm,\nFIFO", "2. Muri,\nno sharing", "3. Muri,\nsharing"):
+    table.add_column("job", no_wrap=True)
+    for name in ("1. Slurm,\nFIFO", "2. Muri,\norder", "3. Muri,\nsharing"):
         table.add_column(name, justify="right")
     for name in ("due to\norder", "due to\nsharing", "\ntotal"):
         table.add_column(name, justify="right")
