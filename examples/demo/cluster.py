@@ -1,4 +1,4 @@
-"""The demo's cluster: one node with a stand-in GPU for training, two for dry runs."""
+"""A round's cluster: one node with one stand-in GPU, and with Muri its configuration and controller."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -7,25 +7,30 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sandbox import lifecycle
-from sandbox.cluster import SUITES, Partition, Shape
+from sandbox.cluster import SUITES, Shape
 from sandbox.driver import Driver
 from sandbox.support import Progress
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 STATE_DIR = "/var/lib/muri"
-TRAIN, PROFILE = "train", "profile"
+NAME = "demo"
 
+# What differs from the defaults, in both rounds with Muri alike:
+# - policy: `auto` would keep to Slurm's order here, so that nothing would be due to order.
+# - discipline: the node has no GPU that Muri could see, and without one members would share without turns.
+# - events: jobs take seconds instead of hours, so cycles may follow each other as fast.
+# - trace: for the timeline.
 CONFIG = f"""\
 policy: muri-s
-partitions: [{TRAIN}]
 state_dir: {STATE_DIR}
-profiling:
-  mode: dry-run
-  partition: {PROFILE}
-  least_confidence: 0 # other programs of this machine may disturb the few cores
+grouping:
+  max_group_size: {{max_group_size}}
+  discipline: fair
+events:
+  gather_s: 0.5
+  least_gap_s: 1
+  ends_poll_s: 1
 host:
-  telemetry_s: 5
-  poll_s: 1
   trace: true
 """
 
@@ -58,7 +63,7 @@ class DemoError(Exception):
 
 
 class Cluster:
-    """The demo's sandbox."""
+    """A round's sandbox."""
 
     def __init__(self, driver: Driver) -> None:
         """Bind to a running sandbox."""
@@ -75,7 +80,7 @@ class Cluster:
 
     def submit(self, options: Sequence[str], script: Sequence[str]) -> int:
         """Submit a job as alice and return its id."""
-        return self.driver.submit(f"--partition={TRAIN}", *options, *script)
+        return self.driver.submit(*options, *script)
 
 
 def _number(value: object) -> int:
@@ -97,27 +102,26 @@ def _record(job: dict) -> JobRecord:  # type: ignore[type-arg]
 
 
 @contextmanager
-def demo_cluster(name: str = "demo") -> Iterator[Cluster]:
-    """Start the demo's own sandbox, and take it down at the end, however the demo ends."""
-    partitions = (Partition(TRAIN, "n1"), Partition(PROFILE, "n[2-3]"))
-    lifecycle.down(name, Progress())
-    lifecycle.up(name, SUITES["forky"], Shape(nodes=3, gpus_per_node=1, extra_partitions=partitions), Progress())
-    driver = Driver.of(name)
+def fresh_cluster() -> Iterator[Cluster]:
+    """Start a cluster on which nothing has run yet, and take it down at the end, however the round ends."""
+    lifecycle.down(NAME, Progress())
+    lifecycle.up(NAME, SUITES["forky"], Shape(nodes=1, gpus_per_node=1), Progress())
     try:
-        driver.write("/etc/muri/muri.yaml", CONFIG, user="root", mode="0644")
-        yield Cluster(driver)
+        yield Cluster(Driver.of(NAME))
     finally:
-        lifecycle.down(name, Progress())
+        lifecycle.down(NAME, Progress())
 
 
 @contextmanager
-def controller(cluster: Cluster, interval_s: float, log: Path) -> Iterator[None]:
-    """Run the controller in the sandbox for as long as the block lasts.
+def controller(cluster: Cluster, max_group_size: int, log: Path) -> Iterator[None]:
+    """Run the controller in the sandbox, on events as its service does, for as long as the block lasts.
 
     Raises:
         DemoError: It ended by itself.
     """
-    process = cluster.driver.popen("sh", "-c", f"exec muri-controller --interval {interval_s} 2>&1", user="root")
+    config = CONFIG.format(max_group_size=max_group_size)
+    cluster.driver.write("/etc/muri/muri.yaml", config, user="root", mode="0644")
+    process = cluster.driver.popen("sh", "-c", "exec muri-controller --interval 360 2>&1", user="root")
     status = ("test", "-e", f"{STATE_DIR}/status.json")
     try:
         cluster.driver.wait_until(

@@ -80,7 +80,7 @@ def _tell_changes(
     elapsed_s: float,
 ) -> None:
     for job_id in ids:
-        what = _what(jobs[job_id], details.get(job_id, {})).split(", speed")[0]
+        what = _what(jobs[job_id], details.get(job_id, {})).split(", speed")[0].split(": ")[0]
         if told.get(job_id) != what:
             told[job_id] = what
             console.print(f"  {elapsed_s:4.0f} s  job {job_id} {jobs[job_id].name}: {what}", soft_wrap=True)

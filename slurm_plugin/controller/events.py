@@ -1,10 +1,11 @@
-"""Where events come from: slurmctld's notice of an arrival, and its count of messages that jobs have ended."""
+"""Where events come from: slurmctld's notice of an arrival, its count of ended jobs, pilot jobs' word of new models."""
 
 import logging
 import os
 import re
 import socket
 import stat
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -17,6 +18,7 @@ from muri.slurm_plugin.gateway.site_limits import config_settings
 from muri.slurm_plugin.gateway.slurm_commands import SlurmCommands
 from muri.slurm_plugin.private_files import UnsafeFileError, why_unsafe
 from muri.slurm_plugin.records.cluster import JobState
+from muri.slurm_plugin.records.comment_tags import MEASURED_PREFIX
 
 log = logging.getLogger("muri.controller")
 
@@ -26,7 +28,11 @@ _TRY_AGAIN_S: Final = 60.0
 _ENDS: Final = ("REQUEST_COMPLETE_BATCH_SCRIPT", "REQUEST_COMPLETE_JOB_ALLOCATION", "MESSAGE_EPILOG_COMPLETE")
 """What slurmctld is told when a job ends. The last comes from each node that had something to clean up."""
 
+_MOST_ASKED: Final = 100
+"""Members that are asked about at once."""
+
 _COUNTS: Final = re.compile(rf"^\s*(?:{'|'.join(_ENDS)})\b.*?\bcount:(\d+)", re.MULTILINE)
+_MEASURED: Final = re.compile(rf"^([0-9]{{1,10}}) .*{MEASURED_PREFIX}", re.MULTILINE)
 _CALLS: Final = "Remote Procedure Call statistics by message type"
 
 
@@ -34,8 +40,12 @@ def open_bell(settings: Events, state_dir: Path, clock: Clock = MACHINE_CLOCK) -
     """Return a bell that this machine's slurmctld rings."""
     commands = SlurmCommands()
     arrivals = ArrivalWatch(settings.notice_file, commands, clock)
-    ends = EndWatch(settings.ends_poll_s, state_dir / STATUS_NAME, commands, clock)
-    return Bell(settings, (arrivals, ends) if settings.ends_poll_s else (arrivals,), clock)
+    if not settings.ends_poll_s:
+        return Bell(settings, (arrivals,), clock)
+    last = LastCycle(state_dir / STATUS_NAME)
+    ends = EndWatch(settings.ends_poll_s, last, commands, clock)
+    measured = MeasuredWatch(settings.ends_poll_s, last, commands, clock)
+    return Bell(settings, (arrivals, ends, measured), clock)
 
 
 class ArrivalWatch:
@@ -137,6 +147,40 @@ def _slurm_settings(commands: SlurmCommands) -> dict[str, str]:
     return config_settings(commands.run("read the configuration", ["scontrol", "show", "config"]))
 
 
+class LastCycle:
+    """What the last cycle, this process's or another's, said of the jobs.
+
+    Args:
+        file: The status file.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._written_ns = -1
+        self._someone_waits = False
+        self._unmeasured: tuple[int, ...] = ()
+
+    def someone_waits(self) -> bool:
+        """Whether jobs waited after it."""
+        return self._read() and self._someone_waits
+
+    def unmeasured(self) -> tuple[int, ...]:
+        """Running members whose plan rests on an estimate, if jobs waited after it."""
+        return self._unmeasured if self.someone_waits() else ()
+
+    def _read(self) -> bool:
+        try:
+            written_ns = self._file.stat().st_mtime_ns
+            if written_ns != self._written_ns:
+                jobs = read_status(self._file).jobs
+                self._someone_waits = any(job.slurm_state == JobState.PENDING.value for job in jobs)
+                self._unmeasured = tuple(job.job_id for job in jobs if job.group and job.estimated)
+                self._written_ns = written_ns
+        except (OSError, StatusError):
+            return False
+        return True
+
+
 class EndWatch:
     """Sees in slurmctld's statistics that jobs have ended, anybody's; asks only while jobs of Muri's wait.
 
@@ -146,24 +190,22 @@ class EndWatch:
 
     Args:
         poll_s: How often to ask.
-        status_file: Tells whether jobs wait.
+        last: Tells whether jobs wait.
         commands: The way to Slurm.
         clock: Tells the time.
     """
 
-    def __init__(self, poll_s: float, status_file: Path, commands: SlurmCommands, clock: Clock = MACHINE_CLOCK) -> None:
+    def __init__(self, poll_s: float, last: LastCycle, commands: SlurmCommands, clock: Clock = MACHINE_CLOCK) -> None:
         self._poll_s = poll_s
-        self._status_file = status_file
+        self._last = last
         self._commands = commands
         self._clock = clock
         self._next_s = -1.0
         self._ended: int | None = None
-        self._status_ns = -1
-        self._waiting = False
 
     def look(self) -> bool:
         """Return whether jobs have ended since the last cycle began."""
-        if self._clock() < self._next_s or not self._someone_waits():
+        if self._clock() < self._next_s or not self._last.someone_waits():
             return False
         before = self._ended
         self._count()
@@ -181,17 +223,61 @@ class EndWatch:
         except MuriError as error:
             log.debug("ends are not seen: %s", error)
 
-    def _someone_waits(self) -> bool:
-        """Whether jobs waited after the last cycle, this process's or another's."""
-        try:
-            written_ns = self._status_file.stat().st_mtime_ns
-            if written_ns != self._status_ns:
-                jobs = read_status(self._status_file).jobs
-                self._waiting = any(job.slurm_state == JobState.PENDING.value for job in jobs)
-                self._status_ns = written_ns
-        except (OSError, StatusError):
+
+class MeasuredWatch:
+    """Sees that a running member's model has been measured; asks only while jobs of Muri's wait, who may join then.
+
+    A pilot job tells it once in the member's comment. Who writes into his comment what only pilot jobs tell causes one
+    cycle for each job.
+
+    Args:
+        poll_s: How often to ask.
+        last: Tells which members have not been measured.
+        commands: The way to Slurm.
+        clock: Tells the time.
+    """
+
+    def __init__(self, poll_s: float, last: LastCycle, commands: SlurmCommands, clock: Clock = MACHINE_CLOCK) -> None:
+        self._poll_s = poll_s
+        self._last = last
+        self._commands = commands
+        self._clock = clock
+        self._next_s = -1.0
+        self._measured: frozenset[int] = frozenset()
+
+    def look(self) -> bool:
+        """Return whether a member has been measured since the last look or mark."""
+        asked = frozenset(self._last.unmeasured())
+        self._measured &= asked
+        to_ask = sorted(asked - self._measured)[:_MOST_ASKED]
+        if not to_ask or self._clock() < self._next_s:
             return False
-        return self._waiting
+        self._next_s = self._clock() + self._poll_s
+        fresh = self._told(to_ask)
+        self._measured |= fresh
+        return bool(fresh)
+
+    def mark(self) -> bool:
+        """Ask anew; the cycle sees what has been told so far."""
+        self._next_s = -1.0
+        self.look()
+        return False
+
+    def _told(self, job_ids: Sequence[int]) -> frozenset[int]:
+        jobs = ",".join(map(str, job_ids))
+        try:
+            text = self._commands.run(
+                "look for measurements", ["squeue", "--noheader", f"--jobs={jobs}", "-o", "%A %k"]
+            )
+        except MuriError as error:
+            log.debug("measurements are not seen: %s", error)
+            return frozenset()
+        return measured_in(text).intersection(job_ids)
+
+
+def measured_in(text: str) -> frozenset[int]:
+    """Return the jobs whose comment tells that they have been measured; each line is a job's id and its comment."""
+    return frozenset(map(int, _MEASURED.findall(text)))
 
 
 def ended_in(text: str) -> int | None:

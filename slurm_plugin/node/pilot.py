@@ -83,6 +83,7 @@ class PilotWatch:
         self._begun_s = self._polled_s = self._reported_s = clock()
         self._report: str | None = None
         self._measured: set[str] = set()
+        self._try_again_s = self._begun_s
         self._eager_polls_left = _EAGER_POLLS
         self._ended_by_slurm = False
 
@@ -109,6 +110,8 @@ class PilotWatch:
                 return self._await_runtime()
             if self._clock() - self._reported_s >= self._group.telemetry_s:
                 self._report_progress()
+            elif self._clock() >= self._try_again_s:
+                self._report_measurements()  # at once: waiting jobs may join whom the plan knows
             self._clock.sleep(_TICK_S)
 
     def _tell_members(self) -> None:
@@ -168,6 +171,10 @@ class PilotWatch:
         """Tell the controller what the runtime knows of its members, through jobs' comments."""
         self._reported_s = self._clock()
         self._report_speeds()
+        self._report_measurements()
+
+    def _report_measurements(self) -> None:
+        """Tell of each member once what its first iterations say."""
         for job_id, member in self._members_status().items():
             if member.get("measured") and job_id not in self._measured:
                 self._report_measured(job_id, member["measured"])
@@ -179,6 +186,7 @@ class PilotWatch:
             set_comment(int(job_id), with_measured(job_field(int(job_id), "comment"), told))
         except SlurmUnreachableError as error:
             log.warning("job %s is measured, which cannot be told now: %s", job_id, error)
+            self._try_again_s = self._clock() + self._group.telemetry_s
             return
         except GatewayError as error:
             log.warning("job %s is measured, which cannot be told: %s", job_id, error)

@@ -332,7 +332,7 @@ def test_what_was_measured_of_a_member_is_told_once_in_its_own_comment(group: Gr
     told = {"1": {"state": "running", "measured": MEASURED}, "2": {"state": "running", "measured": None}}
     group.watch((20.1, lambda: group.tell(members=told)), (600.1, group.states.clear))
     ((at_s, job_id, comment),) = group.measured
-    assert (at_s, job_id) == (30.0, 1)
+    assert (at_s, job_id) == (20.25, 1)  # at once, not with the next report of speeds
     assert comment.startswith("my own text muri-measured:{")
     found = tags.parse_json(tags.token(comment, tags.MEASURED_PREFIX))
     assert found is not None
@@ -347,4 +347,4 @@ def test_what_was_measured_is_told_again_until_slurm_has_taken_it(group: Group) 
     group.silent = True
     group.tell(members={"1": {"state": "running", "measured": MEASURED}})
     group.watch((40.1, answer), (600.1, group.states.clear))
-    assert [at_s for at_s, _, _ in group.measured] == [15.0, 30.0, 45.0]
+    assert [at_s for at_s, _, _ in group.measured] == [0.0, 15.0, 30.0, 45.0]
