@@ -81,6 +81,7 @@ def policy_of(config: Config, priority_type: str = "") -> Policy:
         "max_wait_s": grouping.max_wait_s,
         "preemption": config.preemption.enabled,
         "min_speedup": grouping.min_speedup,
+        "join": grouping.join,
         "min_speed": grouping.min_speed,
         **tiresias.model_dump(),
         **{f"horus_{name}": value for name, value in config.horus},

@@ -43,7 +43,7 @@ from muri.slurm_plugin.planning.actions import (
     started,
 )
 from muri.slurm_plugin.planning.arrays import priority_ahead, siblings_of
-from muri.slurm_plugin.planning.joinable import cannot_be_joined, started_plain
+from muri.slurm_plugin.planning.joinable import started_plain
 from muri.slurm_plugin.planning.repairs import find_pilot
 from muri.slurm_plugin.planning.slurm_requests import (
     GroupPlace,
@@ -206,17 +206,18 @@ class Executor:
         place = GroupPlace(pilot, action.node, action.reasons)
         made = [self._make_member(member, place) for member in action.members]
         if made == [False]:
-            self._take_back(action.members[0], place)
+            self._take_back(action, place)
         self._journal.finish(token, "done")
 
-    def _take_back(self, member: MemberPlan, place: GroupPlace) -> None:
+    def _take_back(self, action: StartGroup, place: GroupPlace) -> None:
         """Let a group's only job start plain after all, and end its pilot job, which would keep the GPU idle.
 
         A call that failed may have changed the job all the same, so it gets all of its own request back first.
         """
+        (member,) = action.members
         job = self._view.jobs[member.job_id]
         as_member = replace(job, membership=tags.MemberState(place.pilot, member.original))
-        why = cannot_be_joined("Slurm refused to change its request")
+        why = started_plain(action, "Slurm refused to change its request").reasons[-1]
         try:
             open_gate(self._gateway, job, original_request(as_member, why))
         except NoSuchJobError:
