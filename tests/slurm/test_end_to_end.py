@@ -160,7 +160,7 @@ def test_a_failing_dry_run_does_not_block_the_job(muri):
 def test_a_dead_host_sends_its_members_back_and_they_run_alone(muri):
     """One of them keeps the time limit that an administrator has given it; its host had to last as long."""
     muri.know_profiles()
-    jobs = [muri.submit(kind, iterations=50) for kind in ("load", "propagate")]
+    jobs = [muri.submit(kind, iterations=150) for kind in ("load", "propagate")]
     own_limit = muri.driver.job(jobs[1])["TimeLimit"]
     muri.cycle()
     muri.wait_grouped(*jobs)
