@@ -273,7 +273,7 @@ class Events(Section):
     ends_poll_s: float = Field(
         5.0,
         ge=0,
-        description="How often slurmctld is asked, while jobs wait, whether jobs have ended (sdiag) or been measured; 0: never.",
+        description="How often slurmctld is asked, while jobs wait, whether any have ended or been measured; 0: never.",
     )
     notice_file: Path = Field(
         Path("/run/muri/notice"),
@@ -296,7 +296,8 @@ class Config(Section):
     )
     interval_s: float = Field(360.0, gt=0, description="Time between two cycles; `muri doctor` warns of missed cycles.")
     events: Events = Field(
-        default_factory=Events, description="Cycles within seconds of an arrival, an end or a measurement, between those of the timer."
+        default_factory=Events,
+        description="Cycles within seconds of an arrival, an end or a measurement, between those of the timer.",
     )
     gate: Literal["licence", "hold"] = Field(
         "licence",
