@@ -253,7 +253,7 @@ class Grouper:
             worth=worth_of(job) if options.objective == "jct" else 1.0,
             largest=min(options.max_group_size, job.largest_group),
             min_speed=max(options.min_speed, job.min_speed),
-            guessed=str(job.profile.key) if job.profile is not None and job.profile.is_unmeasured else "",
+            is_guess=job.profile is not None and job.profile.is_unmeasured,
         )
 
     def _open_unit(self, members: Members, waiting: Members) -> OpenUnit:

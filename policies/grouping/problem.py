@@ -26,14 +26,14 @@ class Kind(NamedTuple):
         worth: What a second of a job's full-speed progress is worth; 1 unless the objective is "jct".
         largest: Largest group that it may be in.
         min_speed: Speed in company below which it must not be put.
-        guessed: The model, where its shape is no more than an estimate.
+        is_guess: Whether its shape is no more than an estimate.
     """
 
     shape: Shape
     worth: float = 1.0
     largest: int = MAX_GROUP_SIZE
     min_speed: float = 0.0
-    guessed: str = ""
+    is_guess: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,28 +196,24 @@ class Appraiser:
         self._limits_size = bool((self._largest < options.max_group_size).any())
         self._min_speed = np.array([kind.min_speed for kind in kinds])
         self._promises = bool(self._min_speed.any())
-        guessed = sorted({kind.guessed for kind in kinds} - {""})
-        self._guessed = np.array(
-            [guessed.index(kind.guessed) + 1 if kind.guessed else 0 for kind in kinds], dtype=np.intp
-        )
+        self._is_guess = np.array([kind.is_guess for kind in kinds], dtype=np.intp)
 
     @property
     def limits(self) -> bool:
         """Whether there may be a group that does not fit."""
-        return bool(self._limits_size or np.isfinite(self._memory_limit_gib) or self._guessed.any())
+        return bool(self._limits_size or np.isfinite(self._memory_limit_gib) or self._is_guess.any())
 
     def memory_gib(self, groups: Indices) -> Floats:
         """GPU memory that each group needs."""
         return np.asarray(self._memory_gib[groups].sum(axis=1))
 
     def fits(self, groups: Indices) -> NDArray[np.bool_]:
-        """Which groups may form: they fit the GPU's memory, no member's limit, and guesses are of different models."""
+        """Which groups may form: they fit the GPU's memory, no member's limit, and at most one shape is a guess."""
         fits = np.asarray(self._memory_gib[groups].sum(axis=1) <= self._memory_limit_gib)
         if self._limits_size:
             fits &= self._largest[groups].min(axis=1) >= groups.shape[1]
-        if self._guessed.any():
-            models = np.sort(self._guessed[groups], axis=1)
-            fits &= ~((models[:, 1:] == models[:, :-1]) & (models[:, 1:] > 0)).any(axis=1)
+        if self._is_guess.any():
+            fits &= self._is_guess[groups].sum(axis=1) <= 1
         return fits
 
     def appraise(self, groups: Indices) -> Appraisal:
