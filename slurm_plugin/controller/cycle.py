@@ -148,6 +148,7 @@ class Controller:
 
     Attributes:
         books: Take note of what cycles do.
+        someone_waits: Whether a job waited for a plan when gates were last looked at.
     """
 
     def __init__(
@@ -182,6 +183,7 @@ class Controller:
         self._policy_for = policy_for
         self._config = config
         self._read_s = 0.0
+        self.someone_waits = False
 
     def cycle(self) -> Status:
         """Run one cycle and write the status file.
@@ -237,6 +239,7 @@ class Controller:
             return False
         view = view_of(self._gateway.snapshot(), self._config.partitions)
         gateway = InterruptibleGateway(self._gateway, self._stop, self._config.cycle_limit_s, self._around.clock)
+        self.someone_waits = bool(view.having(Role.CANDIDATE))
         open_members = [job for job in view.having(Role.MEMBER) if job.gate == "licence" and not is_behind_licence(job)]
         for job in (job for job in open_members if job.state is JobState.RUNNING):
             try:

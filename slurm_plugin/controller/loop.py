@@ -148,8 +148,13 @@ def run_once(
     else:
         with bell.cycle():
             controller.cycle()
-    end_s = min(clock() + watch_s, until_s)
-    while clock() < end_s and not stop.is_set() and controller.close_gates():
+    end_s, were_open = min(clock() + watch_s, until_s), False
+    while clock() < end_s and not stop.is_set():
+        if not controller.close_gates():
+            if were_open and bell is not None and controller.someone_waits:
+                bell.ring()  # nobody joins a group that has yet to start
+            break
+        were_open = True
         if _wait(min(clock() + _LOOK_AGAIN_S, end_s), stop, clock, bell):
             return True
     return False

@@ -77,7 +77,7 @@ def test_groups_form_on_slurm_24_11(site: SiteCluster) -> None:
 
 @pytest.mark.parametrize("option", ["--gpus=1", "--gpus-per-task=1"])
 def test_jobs_whose_gpus_cannot_be_taken_away_run_alone(site: SiteCluster, option: str) -> None:
-    """Neither beside another nor as the first of a group: it has a GPU of its own, and the other job's pilot another."""
+    """Neither beside another nor as the first of a group: it has its own GPU, and the other job's pilot another."""
     site.block("on1", 1)
     mark = "--muri=model=load,batch-size=8,duration=2s"
     script = ("/home/alice/train.sh", "20", "0", "load")

@@ -147,8 +147,9 @@ class Happenings:
 class Eventful:
     """Its cycles take half a second; members start until a set time."""
 
-    def __init__(self, clock: VirtualClock, start_s: float = 0.0) -> None:
+    def __init__(self, clock: VirtualClock, start_s: float = 0.0, *, someone_waits: bool = False) -> None:
         self.begun_s: list[float] = []
+        self.someone_waits = someone_waits
         self._clock, self._start_s = clock, start_s
 
     def cycle(self) -> None:
@@ -160,11 +161,16 @@ class Eventful:
 
 
 def cycles_with(
-    at_s: list[float], interval_s: float = 360.0, start_s: float = 0.0, until_s: float = 720.0
+    at_s: list[float],
+    interval_s: float = 360.0,
+    start_s: float = 0.0,
+    until_s: float = 720.0,
+    *,
+    someone_waits: bool = False,
 ) -> list[float]:
     clock = VirtualClock()
     events = Happenings(clock, at_s, until_s)
-    controller = Eventful(clock, start_s)
+    controller = Eventful(clock, start_s, someone_waits=someone_waits)
     bell = Bell(Events(), (events,), clock)
     run_forever(cast(Controller, controller), interval_s, 60.0, events, clock, bell)
     return controller.begun_s
@@ -177,6 +183,12 @@ def test_an_event_is_served_between_two_cycles_of_the_interval_which_stays() -> 
 
 def test_members_that_have_yet_to_start_delay_no_cycle_on_an_event() -> None:
     assert cycles_with([20.0], start_s=100.0) == [0.0, 21.5, 381.5]
+
+
+def test_once_members_have_started_a_cycle_lets_waiting_jobs_join_them() -> None:
+    _, second, *_ = cycles_with([], start_s=10.0, someone_waits=True)
+    assert 10.0 < second < 13.0
+    assert cycles_with([], start_s=10.0) == [0.0, 360.0]
 
 
 class Locked:
