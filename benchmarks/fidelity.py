@@ -61,6 +61,9 @@ _CORES: Final = 2
 _SCRIPT_S: Final = 0.001
 """What an iteration of the workloads' script takes beside its sleeps."""
 
+_LEAVE_S: Final = 0.035
+"""From a member's last iteration to its batch script's end on a quiet machine, the median."""
+
 _LEAD_S: Final = 20.0
 """From the twin's beginning to the workload's."""
 
@@ -69,14 +72,31 @@ _UIDS: Final = {user: 1001 + number for number, user in enumerate(USERS)}
 _EVERY: Final = tuple(workload.name for workload in (*WORKLOADS, *VALIDATION))
 
 
-def predict(workload: Workload, live: Run, *, with_muri: bool = True) -> tuple[Run, ...]:
-    """Run a workload in twins, with the phases of a live run."""
+def predict(workload: Workload, live: Run, *, with_muri: bool = True, slowness: float = 1.0) -> tuple[Run, ...]:
+    """Run a workload in twins, with the phases of a live run.
+
+    Args:
+        workload: The workload.
+        live: The live run.
+        with_muri: Whether Muri has the jobs, or Slurm alone.
+        slowness: How many times slower the machine was than a quiet one, as `slowness_of` tells it.
+    """
     draws = [seeded(f"{workload.name} {number}") for number in range(TWINS)]
-    return tuple(_run_twin(workload, live, draw, with_muri=with_muri) for draw in draws)
+    return tuple(_run_twin(workload, live, draw, with_muri=with_muri, slowness=slowness) for draw in draws)
 
 
-def _run_twin(workload: Workload, live: Run, draw: random.Random, *, with_muri: bool) -> Run:
-    delays = replace(SANDBOX, **{name: getattr(SANDBOX, name) * draw.uniform(*span) for name, span in _VARIED.items()})
+def slowness_of(live: Run) -> float:
+    """How many times slower than a quiet machine that of a live run was, by how long its members took to leave.
+
+    That is a thousandth of a job's time, but processes that start are slowed down as much.
+    """
+    leaves_s = [job.end_s - job.trained_s for job in live.jobs if job.member]
+    return max(1.0, statistics.median(leaves_s) / _LEAVE_S) if leaves_s else 1.0
+
+
+def _run_twin(workload: Workload, live: Run, draw: random.Random, *, with_muri: bool, slowness: float) -> Run:
+    scales = {name: slowness * draw.uniform(*span) for name, span in _VARIED.items()}
+    delays = replace(SANDBOX, **{name: getattr(SANDBOX, name) * scale for name, scale in scales.items()})
     second_s = live.start_s % 1.0
     begin_s = EPOCH_S + _LEAD_S + second_s
     conf = SlurmConf(

@@ -6,7 +6,8 @@
 
 Both get the same scripts, in the same order, at the same times. Plain Slurm gets them without `--muri`, and no
 controller runs. Muri starts cold: its store is empty, models are measured while they train, and users do not say how
-long their jobs take. Of a side that ran live more than once, means are compared.
+long their jobs take. Of a side that ran live more than once, means are compared. The twins of Muri are told how slow
+the machine was (`slowness_of`), since other programs may have run on it.
 """
 
 import json
@@ -19,7 +20,7 @@ import click
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from fidelity import Comparison, predict
+from fidelity import Comparison, predict, slowness_of
 from fidelity_live import config_of, dump, load, run_live
 from fidelity_workloads import FORTY
 from machine import describe_machine
@@ -87,9 +88,18 @@ def _compared(side: str, folder: Path) -> tuple[Comparison, list[Any]]:
     if not told:
         raise click.UsageError(f"{folder} holds no live run of {side}; make one with `live {side}`")
     lives = tuple(map(load, told))
-    twins = tuple(twin for run in lives for twin in predict(FORTY, run, with_muri=side == "muri"))
-    names = ("machine", "load_before", "load_after")
-    return Comparison(f"forty-{side}", lives, twins), [{name: values[name] for name in names} for values in told]
+    twins = tuple(
+        twin for run in lives for twin in predict(FORTY, run, with_muri=side == "muri", slowness=slowness_of(run))
+    )
+    about = [
+        {
+            "average_jct_s": round(run.average_jct_s, 2),
+            "slowness": round(slowness_of(run), 2),
+            **{name: values[name] for name in ("machine", "load_before", "load_after")},
+        }
+        for run, values in zip(lives, told, strict=True)
+    ]
+    return Comparison(f"forty-{side}", lives, twins), about
 
 
 if __name__ == "__main__":

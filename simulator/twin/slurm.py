@@ -360,10 +360,6 @@ class VirtualSlurm:
         first_s = self._begun_s + at_s
         return first_s + period_s * math.floor((self.now_s - first_s) / period_s + 1)
 
-    def _look_now(self) -> None:
-        if self._waiting or (self._gated and not self.lease_runs):
-            self._pass(backfill=False)
-
     def _main_pass(self) -> None:
         self._look = None
         self._pass(backfill=False)
@@ -594,8 +590,7 @@ class VirtualSlurm:
             self._back_in_queue(job, held=book.goes_back == "held")
         else:
             self._final(replace(job, state=JobState(book.ends_as or JobState.FAILED), end_s=self.now_s))
-        # What a run leaves is given out at once, not with the next tick.
-        self.time.after(self.site.delays.end_s, self._look_now)
+        self.look_soon()  # what a run leaves is given out with the next tick
 
     def _back_in_queue(self, job: Job, *, held: bool) -> None:
         book = self.ledger[job.job_id]

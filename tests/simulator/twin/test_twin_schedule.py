@@ -1,8 +1,16 @@
 """Which nodes the virtual Slurm gives: what a sandbox of Slurm 26.05 gave for the same free nodes."""
 
+from pathlib import Path
+
 import pytest
 
+from muri.simulator.twin.programs import Work
 from muri.simulator.twin.schedule import best_fit
+from muri.simulator.twin.sharing import Iteration
+from muri.simulator.twin.site import Site, plain_nodes
+from muri.simulator.twin.submission import FIRST_UID, Submission
+from muri.simulator.twin.twin import EPOCH_S, Twin
+from muri.slurm_plugin.config import Config
 
 ORDER = ["n1", "n2", "n3", "n4"]
 
@@ -20,3 +28,15 @@ ORDER = ["n1", "n2", "n3", "n4"]
 )
 def test_nodes_are_chosen_as_cons_tres_does(free_cpus: dict[str, int], count: int, nodes: str) -> None:
     assert best_fit(ORDER, free_cpus, count) == tuple(nodes.split())
+
+
+def test_without_a_controller_a_waiting_job_starts_with_the_second_after_an_end(tmp_path: Path) -> None:
+    twin = Twin(Site(plain_nodes(1, 1)), Config(), tmp_path)
+    work = Work(Iteration((0.1, 0.1, 0.1, 0.1), 0.41), 10)
+    twin.submit(Submission(EPOCH_S + 0.5, "alice", FIRST_UID, work) for _ in range(3))
+    twin.run_without_controller()
+    first, second, third = twin.courses
+    assert not any(course.pilots for course in twin.courses)
+    for before, after in ((first, second), (second, third)):
+        assert before.end_s < after.starts_s[0] < before.end_s + 1
+        assert after.starts_s[0] == round(after.starts_s[0])
