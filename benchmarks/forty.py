@@ -58,7 +58,7 @@ def live(side: str, out: Path, number: int) -> None:
 @click.option("--write/--no-write", "stored", default=True, help=f"Keep it in benchmarks/results/{RESULT.name}.")
 def compare(folder: Path, stored: bool) -> None:
     """Run in the twin what ran live, and print both."""
-    sides = {side: _compared(side, folder) for side in SIDES}
+    sides = {side: compared(side, folder) for side in SIDES}
     plain, muri = (comparison for comparison, _ in sides.values())
     factors = {
         "live": round(plain.measured("average_jct_s")[0] / muri.measured("average_jct_s")[0], 3),
@@ -78,7 +78,7 @@ def compare(folder: Path, stored: bool) -> None:
         RESULT.write_text(json.dumps(found, indent=1) + "\n")
 
 
-def _compared(side: str, folder: Path) -> tuple[Comparison, list[Any]]:
+def compared(side: str, folder: Path) -> tuple[Comparison, list[Any]]:
     """A side live and in twins, and under which circumstances each live run was made.
 
     Raises:

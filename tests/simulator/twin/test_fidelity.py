@@ -1,4 +1,4 @@
-"""What the twin predicts stays near what ran live; benchmarks/fidelity.py compares all workloads."""
+"""What the twin predicts stays near what ran live; benchmarks/forty.py compares all runs."""
 
 from pathlib import Path
 
@@ -7,12 +7,13 @@ import pytest
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 
 
-@pytest.mark.parametrize("name", ["calm", "fresh-four"])
-def test_a_live_run_is_predicted(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("side", ["plain", "muri"])
+def test_live_runs_of_forty_jobs_are_predicted(side: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     import fidelity
+    import forty
 
-    monkeypatch.setattr(fidelity, "TWINS", 4)
-    (found,) = fidelity.compare_all(BENCHMARKS / "results" / "fidelity", [name])
+    monkeypatch.setattr(fidelity, "TWINS", 3)
+    found, _ = forty.compared(side, BENCHMARKS / "results" / "fidelity")
     assert abs(found.error("average_jct_s")) < 0.06
     assert abs(found.error("makespan_s")) < 0.04
