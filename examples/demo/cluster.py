@@ -21,7 +21,7 @@ NAME = "demo"
 # - events: jobs take seconds instead of hours, so cycles may follow each other as fast.
 # - trace: for the timeline.
 CONFIG = f"""\
-policy: muri-s
+policy: muri-jct
 state_dir: {STATE_DIR}
 grouping:
   max_group_size: {{max_group_size}}
