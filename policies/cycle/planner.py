@@ -21,7 +21,7 @@ from muri.policies.speed.model import SpeedModel
 from muri.policies.speed.registry import speed_model
 from muri.policies.types import Certificate, FreeNode, Plan, PlanRequest, Reason, Solo, Waiting, may_share_gpus
 
-_JOINERS_PER_SEAT: Final = 4
+JOINERS_PER_SEAT: Final = 4
 """How many waiting jobs are considered for each place in what runs."""
 
 
@@ -208,7 +208,7 @@ class _PoolPlanner:
         for bucket in sorted(waiting):
             seats = sum(self._options.max_group_size - len(members) for members in open_units[bucket])
             choice = chosen.get(bucket, Choice())
-            chosen[bucket] = choice.with_joiners(waiting[bucket], _JOINERS_PER_SEAT * seats)
+            chosen[bucket] = choice.with_joiners(waiting[bucket], JOINERS_PER_SEAT * seats)
         return [(bucket, (choice, open_units.get(bucket, []))) for bucket, choice in sorted(chosen.items())]
 
     def decide(self, groupings: Iterable[Grouping]) -> Decisions:

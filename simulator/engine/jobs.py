@@ -9,6 +9,7 @@ from typing import Final, Literal, NamedTuple
 
 import numpy as np
 
+from muri.policies.cycle.planner import JOINERS_PER_SEAT
 from muri.policies.cycle.queue import full_key, waited_s
 from muri.policies.hybrid.policy import MuriHybrid
 from muri.policies.priority import PriorityKey
@@ -274,7 +275,9 @@ def view_of(policy: Policy, *, whole: bool = False) -> View:
         return View()
     rules = policy.rules
     endless = rules.max_wait_s == float("inf")
-    return View(rules.max_group_size + 1, endless and policy.name in _TIMELESS, rules.max_wait_s, policy.key)
+    size = rules.max_group_size
+    considered = max(size, JOINERS_PER_SEAT * (size - 1)) if rules.join else size
+    return View(considered + 1, endless and policy.name in _TIMELESS, rules.max_wait_s, policy.key)
 
 
 class _Sharers(NamedTuple):
