@@ -79,6 +79,7 @@ def what_is_kept_runs_on_just_these_gpus(request, plan, rules):
 
 def what_cannot_be_stopped_is_not_stopped(request, plan, rules):
     kept = {frozenset(group.members) for group in plan.groups if group.kept}
+    kept |= {frozenset(group.members) - frozenset(group.joining) for group in plan.groups if group.joining}
     kept |= {frozenset([solo.job_id]) for solo in plan.solo if solo.kept}
     for unit in request.running:
         if not unit.preemptible or not rules.preemption:
@@ -92,7 +93,8 @@ def running_jobs_change_places_only_for_a_reason(request, plan, rules):
     told = ("regrouped although it runs", "moved:", "split up", "a more urgent job needs", "not all of its members")
     for item in (*plan.groups, *plan.solo):
         members = item.members if hasattr(item, "members") else (item.job_id,)
-        if running & set(members) and not item.kept:
+        moving = getattr(item, "joining", ()) or members
+        if running & set(moving) and not item.kept:
             assert any(words in sentence for sentence in sentences(item.reasons) for words in told)
 
 
