@@ -57,7 +57,7 @@ KNOWN = [("long", 8, 1.0, 0.3, 6.0), ("short", 8, 0.5, 0.9, 8.0), ("short", 4, 0
 @pytest.fixture
 def muri(one_gpu: Driver) -> MuriCluster:
     cluster = MuriCluster(one_gpu)
-    cluster.configure(policy="sjf-bsbf", gpu_mem_gib={"gpu": 10.0})
+    cluster.configure(policy="sjf-bsbf", gpu_mem_gib={"gpu": 10.0}, grouping={"min_speed": 0})
     one_gpu.write("share.py", TRAIN_PY)
     one_gpu.write("share.sh", TRAIN_SH)
     cluster.python(STORE, cluster.state_dir, json.dumps(KNOWN))
