@@ -109,6 +109,7 @@ class DangerWatch:
         self._patched_before = [each for each in _functions() if _is_patched(each)]
         self._lock: LockWatch | None = None
         sys.addaudithook(self._hear)
+        after_import("torch._dynamo", _hide_from)
         for name in ("alarm", "setitimer", "signal"):
             _call_first(signal, name, lambda: self._note_if_foreign("signals"))
         after_import("torch", lambda torch: _call_first(torch, "compile", lambda: self._noted.add("compile")))
@@ -174,6 +175,14 @@ class DangerWatch:
             top = _top(name)
             if isinstance(file, str) and name not in self._before and top not in KNOWN and not _is_stdlib(file):
                 yield file
+
+
+def _hide_from(compiler: ModuleType) -> None:
+    """Keep torch.compile from looking at the audit hook, which Python calls in the midst of what it compiles."""
+    skip = getattr(compiler.eval_frame, "skip_code", None)
+    if skip is not None:
+        for hook in (DangerWatch._hear, DangerWatch._note_if_foreign, _is_stdlib.__wrapped__, _top):
+            skip(hook.__code__)
 
 
 def _call_first(owner: ModuleType, name: str, note: Callable[[], None]) -> None:

@@ -291,7 +291,8 @@ def test_every_gpu_second_is_billed_to_the_account_and_qos_of_who_asked_for_it(s
         astro, normal = "--account=astro", [*site.pair("-p", "on1"), *site.pair("-p", "on1")]
         urgent = site.pair("-p", "on1", "--qos=urgent")
         broken = [site.until_go(kind, "-p", "on3", astro) for kind in ("load", "propagate")]
-        requeued = site.until_go("load", "-p", "on4")
+        alone_mark = "--muri=model=load,batch-size=8,duration=60s,alone"  # else a pilot job would have its GPU at first
+        requeued = site.until_go("load", "-p", "on4", alone_mark)
         astros = [job for qos in ("normal", "urgent") for job in site.pair("-p", "on2", astro, f"--qos={qos}")]
         ordinary = driver.submit("-p", "on4", "--gres=gpu:1", astro, "--wrap=sleep 1", user="bob")
         jobs = [*normal, *urgent, *broken, requeued, *astros, ordinary]
