@@ -337,7 +337,7 @@ def with_estimates(cycle: CycleInput, store: ProfileStore) -> CycleInput:
     missing = {key for key in _keys(cycle) if known.profile_of(key) is None and not known.failed(key, config)}
     found = _estimates(store, missing) if missing and config.profiling.use_estimates else {}
     if in_place:
-        found = {key: _unknown(key, cycle) for key in missing} | found
+        found = _unknown(missing, cycle) | found
     known = replace(known, profiles={**known.profiles, **found}, stale=known.stale | found.keys())
     return replace(cycle, knowledge=known)
 
@@ -354,15 +354,16 @@ def _estimates(store: ProfileStore, missing: Collection[ProfileKey]) -> dict[Pro
     return {}
 
 
-def _unknown(key: ProfileKey, cycle: CycleInput) -> StageProfile:
-    """What a model is planned with of which nothing is known.
+def _unknown(missing: Collection[ProfileKey], cycle: CycleInput) -> dict[ProfileKey, StageProfile]:
+    """What models are planned with of which nothing is known.
 
-    It may need all of a GPU's memory: where the site says how much there is, nobody is put beside it before it has
-    been measured.
+    They may need all of a GPU's memory: where the site says how much there is, nobody is put beside them before they
+    have been measured.
     """
-    return replace(
-        unknown_model(cycle.knowledge.profiles.values(), key), gpu_mem_gib=cycle.config.gpu_mem_gib.get(key.gpu_type, 0)
-    )
+    known, mem_gib = cycle.knowledge.profiles.values(), cycle.config.gpu_mem_gib
+    # Only its number of GPUs tells one such model from another.
+    means = {count: unknown_model(known, key) for count, key in {key.gpu_count: key for key in missing}.items()}
+    return {key: replace(means[key.gpu_count], key=key, gpu_mem_gib=mem_gib.get(key.gpu_type, 0)) for key in missing}
 
 
 def _keys(cycle: CycleInput) -> Iterator[ProfileKey]:

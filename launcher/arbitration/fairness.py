@@ -143,10 +143,6 @@ class FairQueue:
         progress = self._members.get(member)
         return 0.0 if progress is None else progress.virtual_s
 
-    def first(self, waiting: Iterable[str], resource: int, waited_s: Mapping[str, float] | None = None) -> str:
-        """Which of the members that wait for the resource goes first; see `order`."""
-        return self.order(waiting, resource, waited_s)[0]
-
     def order(self, waiting: Iterable[str], resource: int, waited_s: Mapping[str, float] | None = None) -> list[str]:
         """The members that wait for the resource, those that go first at the front; the smaller id on a tie.
 

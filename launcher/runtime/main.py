@@ -61,7 +61,6 @@ class Runtime:
         self._ranks = None if options.place is None else RankGroup(options.place, self._table, self._tell_end)
         # One member's process group could stop the others as it ends, so members of several ranks are no threads.
         self._threads = group.threads if self._ranks is None else frozenset[str]()
-        solo_s = {each.job_id: each.solo_iteration_s for each in group.members if each.solo_iteration_s}
         speeds = {each.job_id: each.predicted_speed for each in group.members if each.predicted_speed}
         arbiter: Arbiter
         if self._ranks is None:
@@ -86,7 +85,7 @@ class Runtime:
         )
         self._promises = PromiseKeeper(arbiter, self._table.broken_promises)
         start = functools.partial(supervised, options.starter, options.run_dir)
-        factory = SessionFactory(pausing, solo_s, self._table.promised, self._trace, _base_path(), start, self._threads)
+        factory = SessionFactory(pausing, self._table.terms, self._trace, _base_path(), start, self._threads)
         pilot_job = None if self._ranks is not None else os.environ.get("SLURM_JOB_ID")
         admission = AdmissionControl(pilot_job, self._table, group)
         need_gib = {each.job_id: each.gpu_mem_gib for each in group.members if each.gpu_mem_gib}

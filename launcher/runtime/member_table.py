@@ -18,6 +18,7 @@ from muri.launcher.job.stage_clock import IterationRecord
 from muri.launcher.runtime.measuring import Measurement
 from muri.launcher.runtime.promise_watch import PromiseWatch
 from muri.launcher.sessions import gpu_errors
+from muri.launcher.sessions.setup import Terms
 from muri.profiler.records import RESOURCES, STAGES
 
 WINDOW_S: Final = 30.0
@@ -189,9 +190,10 @@ class MemberTable:
             self._members.setdefault(member, Member(expectation=Expectation(min_speed=min_speed)))
             self.changed.set()
 
-    def promised(self, member: str) -> float:
-        """The speed that a member was promised; 0: none."""
-        return self._members[member].expectation.min_speed
+    def terms(self, member: str) -> Terms:
+        """What the arbiter is told of a member."""
+        expected = self._members[member].expectation
+        return Terms(expected.solo_iteration_s, expected.min_speed)
 
     def broken_promises(self) -> list[str]:
         """Members whose promise cannot be kept, as the last look has found."""

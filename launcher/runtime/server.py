@@ -7,7 +7,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -63,8 +63,7 @@ class SessionFactory:
 
     Args:
         arbiter: Whom the sessions ask.
-        solo_iteration_s: Iteration times alone, by member.
-        promised: Tells the speed that a member was promised, 0 for none.
+        terms: Says what the arbiter is told of a member.
         trace: Where stages are noted.
         base_path: `sys.path` of scripts that run as threads.
         start: Starts the supervisors of scripts with a process of their own.
@@ -74,8 +73,7 @@ class SessionFactory:
     def __init__(
         self,
         arbiter: Arbiter,
-        solo_iteration_s: Mapping[str, float],
-        promised: Callable[[str], float],
+        terms: Callable[[str], Terms],
         trace: Trace | None,
         base_path: list[str],
         start: Start,
@@ -83,8 +81,7 @@ class SessionFactory:
     ) -> None:
         self._arbiter = arbiter
         self._start = start
-        self._solo_iteration_s = solo_iteration_s
-        self._promised = promised
+        self._terms = terms
         self._trace = trace
         self._base_path = base_path
         self._threads = threads
@@ -98,7 +95,7 @@ class SessionFactory:
             if trace is not None:
                 trace.record(member, STAGES[stage], start_s, end_s, wait_s)
 
-        terms = Terms(self._solo_iteration_s.get(member), self._promised(member))
+        terms = self._terms(member)
         listener = None if trace is None else record
         if self._as_thread(request):
             if hooks_wanted(request.environment):

@@ -37,6 +37,7 @@ from muri.launcher.sessions.endings import (
 from muri.launcher.sessions.interruption import Interruption, SessionGate
 from muri.launcher.sessions.setup import NO_TERMS, AttachedSession, Terms, build_state, own_working_directory
 from muri.launcher.wire.protocol import AttachRequest
+from muri.profiler.dryrun.steadiness import LoaderAhead
 
 logger = logging.getLogger("muri.launcher")
 
@@ -87,7 +88,7 @@ class ThreadSession(AttachedSession):
         self._state.hold_back, self._state.let_through = self._interruption.hold_back, self._interruption.let_through
         self.ended = self._interruption.ended
         self.clock = self._state.clock = StageClock(SessionGate(self._interruption, arbiter), on_interval)
-        self._ahead = (0, 1)
+        self._ahead = LoaderAhead()
         self.clock.on_prefetch_depth = self._works_ahead
         self.clock.explicit = not stages_wanted(request.environment)
         self._ending_class: type[BaseException] = KeyboardInterrupt
@@ -162,12 +163,12 @@ class ThreadSession(AttachedSession):
         return {
             "gpu_mem_gib": self.clock.gpu.gpu_mem_peak_gib,
             "dangers": [],
-            "depth": self._ahead[0],
-            "period": self._ahead[1],
+            "depth": self._ahead.depth,
+            "period": self._ahead.period,
         }
 
     def _works_ahead(self, depth: int, period: int) -> None:
-        self._ahead = max(self._ahead[0], depth), max(self._ahead[1], period)
+        self._ahead = self._ahead.widened(LoaderAhead(depth, period))
 
     def stop(self) -> None:
         """Do nothing: other members' threads run in this process; the arbiter grants this one no resource."""

@@ -172,19 +172,19 @@ class _PoolPlanner:
         for unit in {id(item.unit): item.unit for item in self.contenders if item.unit is not None}.values():
             self._free.give_back(unit.gpus)
         eligible = [contender for contender in self.contenders if contender.rank not in self._held]
+        open_units = [members for members in self.fixed if is_open(members, self._options)]
         if self.fixed and self._options.join and self._sharing and not self._in_order:
-            eligible = self._with_first_places(eligible)
+            eligible = self._with_first_places(eligible, open_units)
         self._partners.update([contender.bucket for contender in eligible if contender.shape is not None])
         self._selection = select(eligible, self._free, self._options.max_group_size)
-        return [self._task(bucket, *found) for bucket, found in self._considered(eligible)]
+        return [self._task(bucket, *found) for bucket, found in self._considered(eligible, open_units)]
 
     def _task(self, bucket: Bucket, choice: Choice, open_units: list[Members]) -> Task:
         memory_gib = self._free.largest_memory_gib(bucket.partition, bucket.gpu_count)
         return Task(tuple(choice.members), choice.slots, memory_gib, tuple(open_units))
 
-    def _with_first_places(self, eligible: list[Contender]) -> list[Contender]:
+    def _with_first_places(self, eligible: list[Contender], open_units: Sequence[Members]) -> list[Contender]:
         """The jobs in the order in which they get GPUs; nodes that are kept for some of them take no others."""
-        open_units = [members for members in self.fixed if is_open(members, self._options)]
         found = first_places(eligible, open_units, self.fixed, self._nodes, self._free, self._writer.left_s)
         for node, contender in found.kept:
             self._kept[node] = contender
@@ -192,24 +192,25 @@ class _PoolPlanner:
         first = {contender.rank for contender in found.starts}
         return [*found.starts, *(contender for contender in eligible if contender.rank not in first)]
 
-    def _considered(self, eligible: Sequence[Contender]) -> list[tuple[Bucket, tuple[Choice, list[Members]]]]:
+    def _considered(
+        self, eligible: Sequence[Contender], open_units: Sequence[Members]
+    ) -> list[tuple[Bucket, tuple[Choice, list[Members]]]]:
         """The buckets to be grouped: the selected jobs, and those that could join what runs."""
-        open_units: dict[Bucket, list[Members]] = {}
-        for members in self.fixed:
+        open_to: dict[Bucket, list[Members]] = {}
+        for members in open_units:
             unit = members[0].unit
-            kept = unit is not None and any(share.node in self._kept for share in unit.gpus)
-            if is_open(members, self._options) and not kept:
-                open_units.setdefault(members[0].bucket, []).append(members)
+            if unit is not None and not any(share.node in self._kept for share in unit.gpus):
+                open_to.setdefault(members[0].bucket, []).append(members)
         waiting: dict[Bucket, list[Contender]] = {}
         for contender in eligible:
-            if contender.unit is None and contender.shape is not None and contender.bucket in open_units:
+            if contender.unit is None and contender.shape is not None and contender.bucket in open_to:
                 waiting.setdefault(contender.bucket, []).append(contender)
         chosen = self._selection.buckets
         for bucket in sorted(waiting):
-            seats = sum(self._options.max_group_size - len(members) for members in open_units[bucket])
+            seats = sum(self._options.max_group_size - len(members) for members in open_to[bucket])
             choice = chosen.get(bucket, Choice())
             chosen[bucket] = choice.with_joiners(waiting[bucket], JOINERS_PER_SEAT * seats)
-        return [(bucket, (choice, open_units.get(bucket, []))) for bucket, choice in sorted(chosen.items())]
+        return [(bucket, (choice, open_to.get(bucket, []))) for bucket, choice in sorted(chosen.items())]
 
     def decide(self, groupings: Iterable[Grouping]) -> Decisions:
         """Place the groups and the other selected jobs; say why the rest waits."""

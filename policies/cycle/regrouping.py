@@ -298,7 +298,8 @@ class Grouper:
 
     def _restarted(self, settled: Iterable[Members], way: _Way) -> list[Members]:
         """The running units that stop where a bucket is grouped so."""
-        staying = {id(unit.runs) for unit in map(self._unit, way.groups) if unit.runs is not None}
+        at_work = [group for group in way.groups if any(member.unit is not None for member in group)]
+        staying = {id(unit.runs) for unit in map(self._unit, at_work) if unit.runs is not None}
         return [group for group in settled if id(group[0].unit) not in staying]
 
     def _restart_cost(self, settled: Iterable[Members], way: _Way) -> float:

@@ -181,16 +181,12 @@ class LastCycle:
         return True
 
 
-class EndWatch:
-    """Sees in slurmctld's statistics that jobs have ended, anybody's; asks only while jobs of Muri's wait.
-
-    It counts messages: that a batch script or an allocation has ended, and that a node has cleaned up after a job. Of
-    these the last comes when GPUs are free. A node that fails sends none. The answer's length does not depend on the
-    queue's.
+class _Poll:
+    """Asks Slurm from time to time.
 
     Args:
         poll_s: How often to ask.
-        last: Tells whether jobs wait.
+        last: What the last cycle said of the jobs.
         commands: The way to Slurm.
         clock: Tells the time.
     """
@@ -201,11 +197,34 @@ class EndWatch:
         self._commands = commands
         self._clock = clock
         self._next_s = -1.0
-        self._ended: int | None = None
+
+    @property
+    def _is_due(self) -> bool:
+        return self._clock() >= self._next_s
+
+    def _ask(self, purpose: str, command: list[str]) -> str | None:
+        """Slurm's answer; None where it has none now, which is asked for again."""
+        self._next_s = self._clock() + self._poll_s
+        try:
+            return self._commands.run(purpose, command)
+        except MuriError as error:
+            log.debug("events are not seen: %s", error)
+            return None
+
+
+class EndWatch(_Poll):
+    """Sees in slurmctld's statistics that jobs have ended, anybody's; asks only while jobs of Muri's wait.
+
+    It counts messages: that a batch script or an allocation has ended, and that a node has cleaned up after a job. Of
+    these the last comes when GPUs are free. A node that fails sends none. The answer's length does not depend on the
+    queue's.
+    """
+
+    _ended: int | None = None
 
     def look(self) -> bool:
         """Return whether jobs have ended since the last cycle began."""
-        if self._clock() < self._next_s or not self._last.someone_waits():
+        if not self._is_due or not self._last.someone_waits():
             return False
         before = self._ended
         self._count()
@@ -217,42 +236,27 @@ class EndWatch:
         return False
 
     def _count(self) -> None:
-        self._next_s = self._clock() + self._poll_s
-        try:
-            self._ended = ended_in(self._commands.run("count ended jobs", ["sdiag"]))
-        except MuriError as error:
-            log.debug("ends are not seen: %s", error)
+        text = self._ask("count ended jobs", ["sdiag"])
+        if text is not None:
+            self._ended = ended_in(text)
 
 
-class MeasuredWatch:
+class MeasuredWatch(_Poll):
     """Sees that a running member's model has been measured; asks only while jobs of Muri's wait, who may join then.
 
     A pilot job tells it once in the member's comment. Who writes into his comment what only pilot jobs tell causes one
     cycle for each job.
-
-    Args:
-        poll_s: How often to ask.
-        last: Tells which members have not been measured.
-        commands: The way to Slurm.
-        clock: Tells the time.
     """
 
-    def __init__(self, poll_s: float, last: LastCycle, commands: SlurmCommands, clock: Clock = MACHINE_CLOCK) -> None:
-        self._poll_s = poll_s
-        self._last = last
-        self._commands = commands
-        self._clock = clock
-        self._next_s = -1.0
-        self._measured: frozenset[int] = frozenset()
+    _measured: frozenset[int] = frozenset()
 
     def look(self) -> bool:
         """Return whether a member has been measured since the last look or mark."""
         asked = frozenset(self._last.unmeasured())
         self._measured &= asked
         to_ask = sorted(asked - self._measured)[:_MOST_ASKED]
-        if not to_ask or self._clock() < self._next_s:
+        if not to_ask or not self._is_due:
             return False
-        self._next_s = self._clock() + self._poll_s
         fresh = self._told(to_ask)
         self._measured |= fresh
         return bool(fresh)
@@ -264,15 +268,9 @@ class MeasuredWatch:
         return False
 
     def _told(self, job_ids: Sequence[int]) -> frozenset[int]:
-        jobs = ",".join(map(str, job_ids))
-        try:
-            text = self._commands.run(
-                "look for measurements", ["squeue", "--noheader", f"--jobs={jobs}", "-o", "%A %k"]
-            )
-        except MuriError as error:
-            log.debug("measurements are not seen: %s", error)
-            return frozenset()
-        return measured_in(text).intersection(job_ids)
+        jobs = f"--jobs={','.join(map(str, job_ids))}"
+        text = self._ask("look for measurements", ["squeue", "--noheader", jobs, "-o", "%A %k"])
+        return frozenset() if text is None else measured_in(text).intersection(job_ids)
 
 
 def measured_in(text: str) -> frozenset[int]:

@@ -36,8 +36,11 @@ def measured_in_place(cycle: CycleInput) -> Iterator[KeepProfile | NotMeasured]:
         return
     kept: dict[ProfileKey, KeepProfile] = {}
     for job in cycle.view.jobs.values():
-        key = None if job.reports.measured is None else _key_of(job, cycle)
-        found = None if key is None or job.reports.measured is None else _told(job, job.reports.measured, key, cycle)
+        measured = job.reports.measured
+        key = None if measured is None else _key_of(job, cycle)
+        if measured is None or key is None:
+            continue
+        found = _told(job, measured, key, cycle)
         if isinstance(found, KeepProfile):
             known = kept.get(found.profile.key)
             if known is None or _is_before(known.profile.measured_at, found.profile.measured_at):

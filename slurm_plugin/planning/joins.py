@@ -18,6 +18,7 @@ from muri.slurm_plugin.planning.running import (
     as_submitted,
     kind_of,
     running_groups,
+    spare_mem_mib,
     why_closed,
 )
 from muri.slurm_plugin.planning.site_limits import PILOT_EXTRA_S, SiteRoom, payer_of
@@ -131,14 +132,8 @@ def _why_no_place(job: Job, group: RunningGroup, nodes: AbstractSet[str]) -> str
         return ONE_GPU
     if group.pilot.nodes not in nodes:
         return "the group's node is none that it may get"
-    return "" if _memory_fits(job, group) else "the group's job has not asked for enough host memory for both"
-
-
-def _memory_fits(job: Job, group: RunningGroup) -> bool:
-    present = sum(
-        member.membership.original.mem_per_node_mib for member in group.members if member.membership is not None
-    )
-    return job.mem_per_node_mib == 0 or present + job.mem_per_node_mib <= group.pilot.mem_per_node_mib
+    fits = job.mem_per_node_mib <= spare_mem_mib(group)
+    return "" if fits else "the group's job has not asked for enough host memory for both"
 
 
 @dataclass(frozen=True, slots=True)

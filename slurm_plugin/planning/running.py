@@ -114,7 +114,7 @@ def _groups(cycle: CycleInput, room: SiteRoom, nodes: Mapping[str, Node]) -> Ite
             _member_shares(group),
             mode=group.mode,
             joinable=open_to_all,
-            spare_mem_gib=_spare_mem_mib(group) / MIB_PER_GIB,
+            spare_mem_gib=spare_mem_mib(group) / MIB_PER_GIB,
         )
 
 
@@ -156,8 +156,8 @@ def _all_may_share(members: Sequence[PlanJob], jobs: Sequence[Job], room: SiteRo
     )
 
 
-def _spare_mem_mib(group: RunningGroup) -> int:
-    """Memory of a pilot that its members have not asked for; where it has none set, jobs that ask for none may join."""
+def spare_mem_mib(group: RunningGroup) -> int:
+    """Return the memory of a pilot that no member has asked for; where none is set, jobs that ask for none may join."""
     asked = sum(job.membership.original.mem_per_node_mib for job in group.members if job.membership is not None)
     return max(0, group.pilot.mem_per_node_mib - asked)
 

@@ -21,7 +21,7 @@ def serve_one_resource(solo_s: list[float], window_s: float, weight: float, tota
     while now_s < total_s:
         for name in names:
             queue.catch_up(name)
-        name = queue.first(names, 2)
+        name = queue.order(names, 2)[0]
         seconds = solo_s[names.index(name)]
         queue.served(name, 2, seconds)
         queue.iteration_done(name, seconds, (0.0, 0.0, seconds, 0.0))
@@ -62,7 +62,7 @@ def test_ties_go_to_the_smallest_id(waiting: list[str]) -> None:
     queue = FairQueue()
     for member in waiting:
         queue.join(member, 1.0)
-    assert queue.first(waiting, 0) == "99"
+    assert queue.order(waiting, 0)[0] == "99"
     assert sorted(waiting, key=member_order) == ["99", "100", "101", "1000"]
 
 
@@ -83,8 +83,8 @@ def test_short_stage_goes_before_a_long_one_of_a_member_equally_far() -> None:
     for member, seconds in (("1", 0.5), ("2", 0.02)):
         queue.join(member, 1.0)
         queue.iteration_done(member, 1.0, (0.0, 0.0, seconds, 0.0))
-    assert queue.first(["1", "2"], 2) == "2"
-    assert queue.first(["1", "2"], 0) == "1"
+    assert queue.order(["1", "2"], 2)[0] == "2"
+    assert queue.order(["1", "2"], 0)[0] == "1"
 
 
 def test_solo_time_is_learnt_from_busy_times_unless_planned() -> None:
@@ -109,7 +109,7 @@ def test_long_stages_get_on_behind_short_ones_that_saturate_the_resource(long_s:
     while now_s < 60.0 * long_s:
         for name in stage_s:
             queue.catch_up(name)
-        name = queue.first(stage_s, 2, {other: now_s - since_s[other] for other in stage_s})
+        name = queue.order(stage_s, 2, {other: now_s - since_s[other] for other in stage_s})[0]
         now_s += stage_s[name]
         since_s[name] = now_s
         served_s[name] += stage_s[name]
@@ -141,7 +141,7 @@ def simulate(mixes: list[list[float]], total_s: float, piece_s: float = 0.01) ->
 
     def dispatch(stage: int, now_s: float) -> None:
         if holder[stage] is None and waiting[stage]:
-            member = int(queue.first([names[index] for index in waiting[stage]], stage))
+            member = int(queue.order([names[index] for index in waiting[stage]], stage)[0])
             waiting[stage].remove(member)
             holder[stage] = member
             heapq.heappush(events, (now_s + piece_s, member))

@@ -84,7 +84,7 @@ def test_the_promises_of_planned_members_and_of_those_that_join_are_known() -> N
     table.watch(FairArbiter(), {"101": Expectation(min_speed=0.8)})
     admission = AdmissionControl("900", table, group, Scheduler)
     assert admission.refusal("102") == ""
-    assert [table.promised(member) for member in ("101", "102")] == [0.8, 0.7]
+    assert [table.terms(member).min_speed for member in ("101", "102")] == [0.8, 0.7]
     assert table.broken_promises() == []
     members = table.status()["members"]
     assert isinstance(members, dict)
