@@ -130,7 +130,7 @@ class Watch:
 
     def _check_start(self, job: Job) -> None:
         self.of(job.job_id).waiting_since_s = None
-        at_work = sum(each.array_job_id == job.array_job_id for each in self.twin.slurm.running())
+        at_work = self._tasks_at_work(job)
         if 0 < job.array_limit < at_work:
             self._say(f"{at_work} tasks of array {job.array_job_id} run, {job.array_limit} may")
         state = tags.token(job.admin_comment, tags.STATE_PREFIX)
@@ -223,9 +223,13 @@ class Watch:
 
     def _is_throttled(self, job: Job) -> bool:
         """Whether as many tasks of a job's array run as may."""
-        array = job.array_job_id
-        running = sum(each.array_job_id == array for each in self.twin.slurm.running()) if job.array_limit else 0
-        return 0 < job.array_limit <= running
+        return 0 < job.array_limit <= self._tasks_at_work(job)
+
+    def _tasks_at_work(self, job: Job) -> int:
+        """How many tasks of a job's array run, where it has a throttle."""
+        if not job.array_limit:
+            return 0
+        return sum(each.array_job_id == job.array_job_id for each in self.twin.slurm.running())
 
     def begin_anew(self) -> None:
         """Let bounds count from now: the controller was kept from its work."""
