@@ -114,6 +114,9 @@ class Arbiter(ABC):
     def keep_turns_for(self, member: str) -> None:  # noqa: B027 (most disciplines never change)
         """Take turns whenever this member is there, because it shares its process with others."""
 
+    def set_measuring(self, member: str, *, measuring: bool) -> None:  # noqa: B027 (most disciplines never change)
+        """Take turns while this member is measured: stages that others slow down say nothing of it."""
+
     @abstractmethod
     def join(self, member: str, solo_iteration_s: float | None = None, min_speed: float = 0.0) -> None:
         """A session of the member starts.

@@ -96,6 +96,7 @@ class SwitchingArbiter(Arbiter):
         self._left: dict[str, _Seat] = {}
         self._holders: list[list[_Seat]] = [[] for _ in range(STAGE_COUNT)]
         self._in_threads: set[str] = set()
+        self._measured: set[str] = set()
         self._history = deque(
             [DisciplineChange(time.time(), self.discipline, "the group starts with it")], maxlen=HISTORY_LENGTH
         )
@@ -136,6 +137,15 @@ class SwitchingArbiter(Arbiter):
         """Share plainly no more while this member is there."""
         with self._mutex:
             self._in_threads.add(member)
+
+    def set_measuring(self, member: str, *, measuring: bool) -> None:
+        """Share plainly only once no member that is there is measured any more."""
+        with self._mutex:
+            if measuring == (member in self._measured):
+                return
+            self._measured ^= {member}
+            if member in self._seats:
+                self._note_members()
 
     def join(self, member: str, solo_iteration_s: float | None = None, min_speed: float = 0.0) -> None:
         """Join the discipline in force, and later ones."""
@@ -287,7 +297,7 @@ class SwitchingArbiter(Arbiter):
         if self._choice is not None:
             timed = all(seat.planned_solo_s is not None for seat in self._seats.values())
             self._choice.promised = {member: seat.min_speed for member, seat in self._seats.items() if seat.min_speed}
-            turns = not self._in_threads.isdisjoint(self._seats)
+            turns = not self._seats.keys().isdisjoint(self._in_threads | self._measured)
             self._follow(self._choice.members_changed(frozenset(self._seats), timed=timed, turns=turns))
 
     def _follow(self, decision: Decision | None) -> None:

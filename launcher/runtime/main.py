@@ -166,6 +166,7 @@ class Runtime:
             try:
                 if self._options.status_file is not None:
                     self._table.write_status(self._options.status_file)
+                self._table.end_measurements()
                 self._promises.look()
                 if self._trace is not None:
                     self._trace.flush()

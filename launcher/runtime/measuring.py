@@ -16,6 +16,9 @@ from muri.profiler.records import ProfileDetail, ProfileError
 
 logger = logging.getLogger("muri.launcher")
 
+MOST_TURNS_S: Final = 600.0
+"""So long a measurement may keep members in turns; one that is unsure by then goes on whenever it is undisturbed."""
+
 _MOST_WAITING: Final = 10_000
 """Iterations that are kept until the script's process has told its facts; of more, the first ones are warm-up."""
 
@@ -41,7 +44,13 @@ class Measurement:
         self._course: LiveCourse | None = None
         self._result: dict[str, Any] | None = None
         self._over = False
+        self._begun_s = now_s()
         session.clock.on_record = self._take
+
+    @property
+    def needs_turns(self) -> bool:
+        """Whether members should take turns for it."""
+        return not self._over and self._now_s() - self._begun_s < MOST_TURNS_S
 
     def look(self, *, ended: bool = False) -> dict[str, Any] | None:
         """The figures of a profile as plain JSON values, once they are sure, or an error; None before.

@@ -153,6 +153,11 @@ class Member:
             "exit_code": None if session is None or self.state == "running" else session.exit_code,
         }
 
+    @property
+    def needs_turns(self) -> bool:
+        """Whether the group should take turns while it is measured."""
+        return self.measurement is not None and self.measurement.needs_turns
+
     def measured(self) -> dict[str, Any] | None:
         """The figures of a profile, once they are sure."""
         return None if self.measurement is None else self.measurement.look(ended=self.state == "ended")
@@ -212,7 +217,18 @@ class MemberTable:
             member.meter, member.promise = SpeedMeter(), PromiseWatch()
             member.measurement = Measurement(session, self._is_undisturbed)
             self.changed.set()
-            return True
+        if self._arbiter is not None:
+            self._arbiter.set_measuring(session.member, measuring=member.expectation.solo_iteration_s is None)
+        return True
+
+    def end_measurements(self) -> None:
+        """Let members that are measured by now, or took too long, share as suits the group."""
+        with self._lock:
+            at_work = [(name, each) for name, each in self._members.items() if each.state == "running"]
+            over = [name for name, each in at_work if each.measured() or not each.needs_turns]
+        if self._arbiter is not None:
+            for name in over:
+                self._arbiter.set_measuring(name, measuring=False)
 
     def finish(self, session: MemberSession) -> None:
         """Note that the session ended."""

@@ -14,6 +14,7 @@ from fake_cuda import FakeCuda, GpuMember
 from launcher_harness import Launcher, ends
 from polling import until
 from trace_rules import names_of_threads, require_valid
+from virtual_clock import VirtualClock
 
 from muri.launcher.arbitration.arbiter import Arbiter, FairArbiter, PlainArbiter, WaitInterruptedError
 from muri.launcher.arbitration.switching import Node, SwitchingArbiter, make_arbiter
@@ -66,6 +67,27 @@ def test_auto_takes_turns_as_soon_as_a_thread_of_the_runtime_is_among_the_member
     arbiter.leave("2")
     arbiter.join("3", 1.0)
     assert arbiter.discipline == "plain"
+
+
+def test_auto_takes_turns_while_a_member_is_measured() -> None:
+    clock = VirtualClock()
+    arbiter = make_arbiter("auto", ["1", "2"], [], now=clock, node=Node(2, has_gpu=False))
+    arbiter.set_measuring("2", measuring=True)
+    arbiter.join("1", 0.5)
+    arbiter.join("2", None)
+
+    def disciplines(seconds: int) -> set[str]:
+        found = set()
+        for _ in range(seconds):
+            clock.sleep(1.0)
+            for member in ("1", "2"):  # each waits for half of the time
+                arbiter.iteration_done(member, IterationRecord(1.0, (0.0, 0.0, 0.5, 0.0), (0.0, 0.0, 0.5, 0.0)))
+            found.add(arbiter.discipline)
+        return found
+
+    assert "plain" not in disciplines(300)
+    arbiter.set_measuring("2", measuring=False)
+    assert "plain" in disciplines(300)
 
 
 def test_kernels_of_members_overlap() -> None:

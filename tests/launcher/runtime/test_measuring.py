@@ -118,3 +118,14 @@ def test_the_status_tells_what_was_measured_of_a_running_script(launcher: Launch
     assert launcher.status()["members"]["101"]["state"] == "running"
     member.terminate()
     ends(member)
+
+
+def test_auto_measures_before_it_shares_plainly(launcher: Launcher) -> None:
+    launcher.runtime("101", "102", options=("--isolation", "process", "--discipline", "auto"))
+    slow = launcher.script(LOOP.replace("0.05", "0.4").replace("0.1", "0.4"))  # auto's first window ends before
+    members = [launcher.member("101", slow, 100_000), launcher.member("102", launcher.script(LOOP, "two.py"), 100_000)]
+    until(lambda: all(each["measured"] for each in launcher.status()["members"].values()), "both measurements")
+    until(lambda: launcher.status()["discipline"] == "plain", "a trial of plain sharing")
+    for member in members:
+        member.terminate()
+        ends(member)
