@@ -17,7 +17,8 @@ def unknown_model(known: Iterable[StageProfile], key: ProfileKey) -> StageProfil
     """Return what a model of which nothing is known is planned with, until it has been measured.
 
     Each user's models count as one, so that nobody's many models, or odd ones, make the mean. The shares of an
-    iteration are averaged, not the seconds, in which a few slow models would outweigh all others.
+    iteration are averaged, not the seconds, in which a few slow models would outweigh all others. `GUESSED_SHARES`
+    count like one more model: the first one that is known says little of the next.
 
     Args:
         known: The site's profiles.
@@ -28,7 +29,9 @@ def unknown_model(known: Iterable[StageProfile], key: ProfileKey) -> StageProfil
     users = [list(each) for _, each in groupby(alike or measured, lambda each: each.key.user)]
     if not users:
         return _profile(key, _on_gpus(GUESSED_SHARES, key.gpu_count), GUESSED_ITERATION_S, "guess")
-    shares = [fmean(column) for column in zip(*map(_shares, users), strict=True)]
+    mean = [fmean(column) for column in zip(*map(_shares, users), strict=True)]
+    count = sum(map(len, users))
+    shares = [(count * share + guess) / (count + 1) for share, guess in zip(mean, GUESSED_SHARES, strict=True)]
     iteration_s = geometric_mean(geometric_mean(each.iteration_s for each in user) for user in users)
     return _profile(key, _on_gpus(shares, key.gpu_count), iteration_s, "average")
 

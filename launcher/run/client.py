@@ -5,7 +5,8 @@ import os
 import resource
 import signal
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Final
@@ -85,9 +86,12 @@ def find_runtime(environment: Mapping[str, str], job_id: str) -> socket.socket |
         RendezvousError: The run directory cannot be trusted.
         ProtocolError: The runtime belongs to another user.
     """
-    run_dir, (rank, _) = default_run_dir(environment), task_of(environment)
-    alone, ranked = protocol.member_socket(run_dir, job_id), protocol.member_socket(run_dir, job_id, rank)
-    return open_runtime(alone) or open_runtime(ranked)
+    return _open_any(environment, partial(protocol.member_socket, default_run_dir(environment), job_id))
+
+
+def _open_any(environment: Mapping[str, str], name: Callable[[int | None], Path]) -> socket.socket | None:
+    """Connect to the runtime of a group on one GPU, else to that of this process's rank; `name` is of a rank's."""
+    return open_runtime(name(None)) or open_runtime(name(task_of(environment)[0]))
 
 
 def open_runtime(path: Path) -> socket.socket | None:
@@ -225,7 +229,7 @@ def _look_for_runtime(
     try:
         connection = find_runtime(environment, job_id)
         if connection is None and pilot is not None:
-            connection = open_runtime(protocol.pilot_socket(default_run_dir(environment), pilot))
+            connection = _open_any(environment, partial(protocol.pilot_socket, default_run_dir(environment), pilot))
     except (RendezvousError, protocol.ProtocolError) as error:
         return error, None
     return None, connection

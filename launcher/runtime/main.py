@@ -86,8 +86,7 @@ class Runtime:
         self._promises = PromiseKeeper(arbiter, self._table.broken_promises)
         start = functools.partial(supervised, options.starter, options.run_dir)
         factory = SessionFactory(pausing, self._table.terms, self._trace, _base_path(), start, self._threads)
-        pilot_job = None if self._ranks is not None else os.environ.get("SLURM_JOB_ID")
-        admission = AdmissionControl(pilot_job, self._table, group)
+        admission = AdmissionControl(os.environ.get("SLURM_JOB_ID"), self._table, group)
         need_gib = {each.job_id: each.gpu_mem_gib for each in group.members if each.gpu_mem_gib}
         memory = MemoryAdmission(
             need_gib, self._table.running, options.device_mem_gib, measured_gib=self._table.measured_gpu_mem_gib

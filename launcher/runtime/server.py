@@ -151,7 +151,7 @@ class Server:
         rank = None if ranks is None else ranks.place.rank
         self._names = [protocol.member_socket(run_dir, member, rank) for member in members]
         if self._admission.pilot_job is not None:
-            self._names.append(protocol.pilot_socket(run_dir, self._admission.pilot_job))
+            self._names.append(protocol.pilot_socket(run_dir, self._admission.pilot_job, rank))
         self._socket_path = protocol.runtime_socket(run_dir, os.getpid())
         self._table = table
         self._factory = factory

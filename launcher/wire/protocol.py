@@ -230,9 +230,9 @@ def member_socket(run_dir: Path, job_id: str, rank: int | None = None) -> Path:
     return run_dir / (f"job-{job_id}.sock" if rank is None else f"job-{job_id}.r{rank}.sock")
 
 
-def pilot_socket(run_dir: Path, pilot_job: str) -> Path:
-    """The name under which a new member finds the runtime of a pilot job."""
-    return run_dir / f"host-{pilot_job}.sock"
+def pilot_socket(run_dir: Path, pilot_job: str, rank: int | None = None) -> Path:
+    """The name under which a new member finds the runtime of a pilot job; with a rank in a group of several ranks."""
+    return run_dir / (f"host-{pilot_job}.sock" if rank is None else f"host-{pilot_job}.r{rank}.sock")
 
 
 def runtime_socket(run_dir: Path, pid: int) -> Path:

@@ -23,13 +23,13 @@ from muri.slurm_plugin.planning.joinable import jobs_with_pilots, started_plain
 from muri.slurm_plugin.planning.joins import with_closed_units
 from muri.slurm_plugin.planning.lost_tags import with_known_members
 from muri.slurm_plugin.planning.model_traits import with_measured_pairs
-from muri.slurm_plugin.planning.node_room import node_room
+from muri.slurm_plugin.planning.node_room import NodeRoom, node_room
 from muri.slurm_plugin.planning.packing import ask_to_share
 from muri.slurm_plugin.planning.plan_actions import actions_of
 from muri.slurm_plugin.planning.quarantine import Quarantine, decide_without_culprits
 from muri.slurm_plugin.planning.repairs import overtaken_dry_runs, reconcile
 from muri.slurm_plugin.planning.request import Preparation, prepare
-from muri.slurm_plugin.planning.running import Settled, settle, stop_actions, with_running
+from muri.slurm_plugin.planning.running import Settled, may_join, settle, stop_actions, with_running
 from muri.slurm_plugin.planning.site_limits import SiteRoom
 from muri.slurm_plugin.records.roles import Role, View
 
@@ -92,11 +92,14 @@ def _decide(cycle: CycleInput, policy: Policy) -> Decision:
     else:
         settled, preparation = ask(policy, preparation)
         plan, stops = settled.plan, stop_actions(settled.stops, preparation.request, view)
-        with_pilots = jobs_with_pilots(preparation.request.jobs, policy, cycle.config)
-        starts = actions_of(plan, cycle, preparation.room, node_room(preparation.request.nodes, cycle), with_pilots)
+        with_pilots = jobs_with_pilots(preparation.request.jobs, policy, cycle)
+        nodes = node_room(preparation.request.nodes, cycle)
+        starts = actions_of(plan, cycle, preparation.room, nodes, with_pilots)
     # A site's own policy may not know whom Slurm counts apart.
     unlawful = {job_id: law.why for law in broken_laws(preparation.request, plan) for job_id in law.job_ids}
     starts, refused = within_limits(starts, preparation.room, view, unlawful)
+    if not policy.supports_packing and may_join(cycle.config):
+        starts = tuple(_with_room(action, plan, preparation.room, nodes) for action in starts)
     preparation = replace(preparation, waiting={**preparation.waiting, **refused})
     releases, stuck = _releases(preparation)
     preparation = replace(preparation, waiting={**preparation.waiting, **stuck})
@@ -173,6 +176,17 @@ def _is_single(action: Action) -> TypeGuard[StartGroup]:
 def _with_pilot(start: StartGroup, room: SiteRoom) -> StartGroup | ReleaseSolo:
     group, why = room.take_pilot(start)
     return started_plain(start, why) if why else group
+
+
+def _with_room(action: Action, plan: Plan, room: SiteRoom, nodes: NodeRoom) -> Action:
+    """Give a group that takes turns, and whose memory the plan leaves to Muri, memory for those that join it later."""
+    match action:
+        case StartGroup(members=(_, _, *_) as members, mode="interleave") if not any(
+            plan.cpu_mem_shares.get(member.job_id) for member in members
+        ):
+            wider = nodes.widen(action)
+            return room.widen(action, wider) if wider != action else action
+    return action
 
 
 def _taken(action: Action, room: SiteRoom, view: View, unlawful: Mapping[int, str]) -> tuple[tuple[Action, ...], str]:

@@ -16,29 +16,40 @@ from muri.slurm_plugin.planning.node_room import NodeRoom
 from muri.slurm_plugin.planning.running import may_join
 from muri.slurm_plugin.planning.site_limits import SiteRoom
 from muri.slurm_plugin.planning.starts import release_solo, start_group
+from muri.slurm_plugin.records.cluster import Job
 
 MAY_BE_JOINED: Final = "others may join it while it runs"
 IS_MEASURED: Final = "its model is measured while it runs"
 
 
-def jobs_with_pilots(jobs: Iterable[PlanJob], policy: Policy, config: Config) -> dict[int, PlanJob]:
+def jobs_with_pilots(jobs: Iterable[PlanJob], policy: Policy, cycle: CycleInput) -> dict[int, PlanJob]:
     """Return the waiting jobs that get a pilot job of their own where they start alone, by job id.
 
     Args:
         jobs: The waiting jobs.
         policy: The policy in force.
-        config: The configuration.
+        cycle: What the cycle decides on.
     """
     if not _shares(policy):
         return {}
-    # Jobs on several GPUs are not joined: each of their GPUs has a runtime of its own.
-    single = [job for job in jobs if job.may_share and job.profile is not None and job.gpu_count == 1]
-    return {job.job_id: job for job in single if may_join(config) or _is_to_be_measured(job, config)}
+    config, asked = cycle.config, cycle.view.jobs
+    known = [job for job in jobs if job.may_share and job.profile is not None]
+    fit = [job for job in known if job.gpu_count == 1 or _has_a_task_per_gpu(job, asked[job.job_id])]
+    return {job.job_id: job for job in fit if may_join(config) or _is_to_be_measured(job, config)}
+
+
+def _has_a_task_per_gpu(planned: PlanJob, job: Job) -> bool:
+    """Whether a job on several GPUs of one node surely has a rank for each of them.
+
+    A script that has one process for all its GPUs would be refused by its runtimes, and go back to the queue.
+    """
+    measured = planned.profile is not None and not planned.profile.is_estimate
+    return measured and planned.node_count == 1 and job.task_count == planned.gpu_count
 
 
 def _is_to_be_measured(job: PlanJob, config: Config) -> bool:
     """Whether a job that nobody may join is measured, so that later jobs of its model can be grouped."""
-    estimated = job.profile is not None and job.profile.is_estimate
+    estimated = job.profile is not None and job.profile.is_estimate and job.gpu_count == 1
     return estimated and config.profiling.in_place and config.grouping.max_group_size > 1
 
 
@@ -86,7 +97,7 @@ def start_joinable(
         return start
     if what == IS_MEASURED:  # no room for others
         return replace(start, cpu_count=min(start.cpu_count, share.cpu_count))
-    return replace(start, cpu_count=share.cpu_count, mem_per_node_mib=share.mem_mib)
+    return replace(start, cpu_count=share.cpu_count // start.gpus_per_node, mem_per_node_mib=share.mem_mib)
 
 
 def started_plain(start: StartGroup, why: str) -> ReleaseSolo:

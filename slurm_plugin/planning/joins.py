@@ -12,10 +12,10 @@ from muri.slurm_plugin.planning.cycle_input import CycleInput
 from muri.slurm_plugin.planning.isolation import joins_later
 from muri.slurm_plugin.planning.placement import Places, domain_of
 from muri.slurm_plugin.planning.running import (
-    ONE_GPU,
     Kind,
     RunningGroup,
     as_submitted,
+    homes,
     kind_of,
     running_groups,
     spare_mem_mib,
@@ -122,15 +122,15 @@ def why_no_room(job: ManagedJob, group: RunningGroup, cycle: CycleInput, places:
     domain = domain_of(job)
     if any(domain_of(as_submitted(member, pilot)) != domain for member in group.members):
         return f"the group is not of {domain}"
-    node = next((node for node in cycle.nodes if node.name == pilot.nodes), None)
-    return why_closed(group, node, cycle) or _why_no_place(job, group, places.of(job).nodes)
+    nodes = {node.name: node for node in cycle.nodes}
+    return why_closed(group, nodes, cycle) or _why_no_place(job, group, places.of(job).nodes)
 
 
 def _why_no_place(job: Job, group: RunningGroup, nodes: AbstractSet[str]) -> str:
     """Why a job cannot be where a group is; `nodes` are those that it may get."""
-    if job.gpu_count != 1:
-        return ONE_GPU
-    if group.pilot.nodes not in nodes:
+    if (job.gpu_count, max(1, job.node_count)) != (group.pilot.gpu_count, len(homes(group))):
+        return "the group is not on as many GPUs and nodes"
+    if not homes(group) <= nodes:
         return "the group's node is none that it may get"
     fits = job.mem_per_node_mib <= spare_mem_mib(group)
     return "" if fits else "the group's job has not asked for enough host memory for both"

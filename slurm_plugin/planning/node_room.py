@@ -1,7 +1,7 @@
 """CPUs and memory that nodes have free in one cycle, and how much of them a job that others may join may hold. Pure."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from muri.policies.types import FreeNode, NodeShare
@@ -84,7 +84,7 @@ class NodeRoom:
             What its pilot gets, or why it can have none.
         """
         node, left = self._nodes[name], self._left[name]
-        part = self._share * job.gpu_count / max(1, node.gpu_count)
+        part = self._part(node, job.gpu_count)
         cpus = self._pilot_cpus(
             job, node, min(left.cpus + job.cpu_count, max(job.cpu_count, int(part * node.cpu_count)))
         )
@@ -94,14 +94,37 @@ class NodeRoom:
         if mem_mib is None:
             return f"{name} has no host memory left for anybody else beside these GPUs"
         script_mib = min(job.mem_per_node_mib, MEMBER_MEM_MIB)
-        self._take(name, cpus + node.threads_per_core - job.cpu_count, mem_mib + script_mib - job.mem_per_node_mib)
+        script_cpus = _script_cpus(job, node)
+        self._take(name, cpus + script_cpus - job.cpu_count, mem_mib + script_mib - job.mem_per_node_mib)
         return PilotShare(cpus, mem_mib)
 
+    def widen(self, group: StartGroup) -> StartGroup:
+        """Return a group that is counted, with memory for those that join it later.
+
+        All that it has on a node is no more than its GPUs' part of that, and no more than is free.
+        """
+        names = names_in(group.node)
+        if not group.mem_per_node_mib or not names <= self._nodes.keys() or len(group.members) >= self._scripts:
+            return group
+        scripts_mib = self._scripts * MEMBER_MEM_MIB
+        own_mib = group.mem_per_node_mib
+        nodes = [self._nodes[name] for name in names]
+        part_mib = min(int(self._part(node, group.gpus_per_node) * node.mem_mib) for node in nodes) - scripts_mib
+        more_mib = max(0, min(part_mib - own_mib, *(self._left[name].mem_mib for name in names)))
+        for name in names:
+            self._take(name, 0, more_mib)
+        return replace(group, mem_per_node_mib=own_mib + more_mib)
+
+    def _part(self, node: Node, gpu_count: int) -> float:
+        """The part of a node that belongs to so many of its GPUs."""
+        return self._share * gpu_count / max(1, node.gpu_count)
+
     def _pilot_cpus(self, job: Job, node: Node, most: int) -> int:
-        """CPUs of a pilot, 0 where there are too few; Slurm gives out whole cores."""
-        core = max(1, node.threads_per_core)
-        wanted = max(job.cpu_count, most - self._scripts * core)
-        cpus = min(wanted, most - core)
+        """CPUs of a pilot, 0 where there are too few; each of its ranks, one for each GPU, gets as many."""
+        script = _script_cpus(job, node)
+        wanted = max(job.cpu_count, most - self._scripts * script)
+        cpus = min(wanted, most - script)
+        cpus -= cpus % job.gpu_count
         return cpus if cpus >= max(1, _LEAST_OF_OWN_CPUS * job.cpu_count) else 0
 
     def _pilot_mem_mib(self, job: Job, most_mib: int) -> int | None:
@@ -118,3 +141,8 @@ class NodeRoom:
         if left is not None:
             left.cpus -= cpus
             left.mem_mib -= mem_mib
+
+
+def _script_cpus(job: Job, node: Node) -> int:
+    """CPUs of a job's own script beside its pilot: a task for each GPU; Slurm gives out whole cores."""
+    return job.gpu_count * max(1, node.threads_per_core)

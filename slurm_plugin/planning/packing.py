@@ -36,7 +36,6 @@ from muri.slurm_plugin.planning.plan_actions import actions_of
 from muri.slurm_plugin.planning.request import Preparation
 from muri.slurm_plugin.planning.running import (
     NO_JOINING,
-    ONE_GPU,
     RunningGroup,
     may_join,
     running_groups,
@@ -55,6 +54,7 @@ _PARTLY = Reason(
     "the plan puts it on GPUs that running jobs hold only in part or in several sets; on Slurm it can only join one "
     "running job, on just the same GPUs"
 )
+_ONE_GPU = "it has several GPUs, and the policy shares single ones: its pairs take no turns, ranks of a job must"
 _UNMEASURED = Reason("its model has no profile yet; its script must not run beside its own dry run")
 
 
@@ -245,7 +245,7 @@ class _Traits:
         if not alone and not self._joins:
             alone = NO_JOINING
         elif not alone and job.gpu_count > 1:
-            alone = ONE_GPU
+            alone = _ONE_GPU
         return replace(job, groupable=not alone, alone_reason=alone, batch=self._batch(job))
 
     def _batch(self, job: PlanJob) -> BatchModel | None:

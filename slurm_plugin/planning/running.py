@@ -34,7 +34,6 @@ from muri.slurm_plugin.records.host_lists import names_in
 from muri.slurm_plugin.records.roles import ManagedJob, Role, View
 from muri.units import MIB_PER_GIB
 
-ONE_GPU: Final = "jobs on several GPUs are not joined: each of their GPUs has a runtime of its own"
 NO_JOINING: Final = "joining is turned off (grouping.join, grouping.max_group_size or the discipline lockstep)"
 
 
@@ -106,8 +105,7 @@ def _groups(cycle: CycleInput, room: SiteRoom, nodes: Mapping[str, Node]) -> Ite
             )
             for job in jobs
         )
-        node = nodes.get(group.pilot.nodes)
-        open_to_all = not why_closed(group, node, cycle) and _all_may_share(members, jobs, room, group.pilot.nodes)
+        open_to_all = not why_closed(group, nodes, cycle) and _all_may_share(members, jobs, room, homes(group))
         yield Running(
             members,
             _shares(group.pilot),
@@ -118,41 +116,51 @@ def _groups(cycle: CycleInput, room: SiteRoom, nodes: Mapping[str, Node]) -> Ite
         )
 
 
+def homes(group: RunningGroup) -> frozenset[str]:
+    """Return the names of a group's nodes."""
+    return frozenset(names_in(group.pilot.nodes))
+
+
 def broken_promises(group: RunningGroup) -> tuple[int, ...]:
     """Return the members at work that do not get the speed that they were promised."""
     told = promise_broken(group.pilot.reports.speeds)
     return tuple(job.job_id for job in group.members if job.job_id in told)
 
 
-def why_closed(group: RunningGroup, node: Node | None, cycle: CycleInput) -> str:
+def why_closed(group: RunningGroup, nodes: Mapping[str, Node], cycle: CycleInput) -> str:
     """Return why nobody can join a group now, "" when a fitting job can.
 
     Args:
         group: The group.
-        node: Its node; None where it is not known, or not usable.
+        nodes: The nodes that take new work, by name.
         cycle: What the cycle decides on.
     """
     members, grouping = group.members, cycle.config.grouping
+    own = [nodes.get(name) for name in homes(group)]
+    # The script of a job on several GPUs is at most a task for each of them.
+    scripts = group.pilot.gpu_count // max(1, len(own))
     # A group that is starting or ending is left alone.
     checks = (
         (not may_join(cycle.config), NO_JOINING),
         (any(job.state is not JobState.RUNNING for job in members), "a member of the group is not at work"),
-        (group.pilot.gpu_count != 1, ONE_GPU),
         (group.mode == "plain", "the group's members share without turns, and only they were measured to get on so"),
         (len(members) >= grouping.max_group_size, "the group is full (grouping.max_group_size)"),
         (bool(broken_promises(group)), "a member does not get the speed that it was promised"),
         (any(job.has_changed_limit for job in members), "somebody has changed a member's time limit"),
-        (node is None or not node.usable, "the group's node takes no new work"),
-        (node is not None and node.cpu_count <= node.cpus_allocated, "the group's node has no CPU left for its script"),
+        (any(node is None or not node.usable for node in own), "the group's node takes no new work"),
+        (
+            any(node is not None and node.cpu_count - node.cpus_allocated < scripts for node in own),
+            "the group's node has no CPU left for its script",
+        ),
     )
     return next((why for applies, why in checks if applies), "")
 
 
-def _all_may_share(members: Sequence[PlanJob], jobs: Sequence[Job], room: SiteRoom, node: str) -> bool:
-    """Whether all is known of a group's members, they have one domain, and would be put on its node today."""
+def _all_may_share(members: Sequence[PlanJob], jobs: Sequence[Job], room: SiteRoom, nodes: AbstractSet[str]) -> bool:
+    """Whether all is known of a group's members, they have one domain, and would be put on its nodes today."""
     known = all(job.groupable and job.profile is not None for job in members)
     return (
-        known and len({job.domain for job in members}) == 1 and all(node in room.places.of(job).nodes for job in jobs)
+        known and len({job.domain for job in members}) == 1 and all(nodes <= room.places.of(job).nodes for job in jobs)
     )
 
 

@@ -225,23 +225,28 @@ class SiteRoom:
         why = self._why_not_allowed(start, max(1, job.node_count), time_limit_s) or self._why_not_together([start])
         return why or self._take([start])
 
-    def capped(self, group: StartGroup) -> StartGroup:
+    def capped(self, group: StartGroup, of_shared: int = 1) -> StartGroup:
         """Return a group whose pilot has no more CPUs and memory than is allowed now.
 
         What a plan gives it beyond its members' requests is cut. It keeps the CPUs of the largest request, and the
         memory of all: with less, members would be worse off than alone, and `take_group` says why it cannot start.
+
+        Args:
+            group: The group.
+            of_shared: Of limits on what several jobs have together, this part at most may be in use then: 2 is half.
         """
         ranks = group.gpus_per_node * group.node_count
         asked_cpus = max(-(-member.original.cpu_count // ranks) for member in group.members)
         asked_mib = sum(member.original.mem_per_node_mib for member in group.members)
-        cpus, mem_mib = self._most("cpu", group) // ranks, self._most("mem", group) // group.node_count
+        cpus = self._most("cpu", group, of_shared) // ranks
+        mem_mib = self._most("mem", group, of_shared) // group.node_count
         return replace(
             group,
             cpu_count=min(group.cpu_count, max(asked_cpus, cpus)),
             mem_per_node_mib=min(group.mem_per_node_mib, max(asked_mib, mem_mib)),
         )
 
-    def _most(self, resource: str, group: StartGroup) -> int:
+    def _most(self, resource: str, group: StartGroup, of_shared: int) -> int:
         """How much of a resource a group's pilot may have now."""
         pilot, nodes = self._pilot(group), group.node_count
         rules = self._book.single(pilot.payer)
@@ -252,7 +257,7 @@ class SiteRoom:
             most += [60 * amount // group.time_limit_s for amount in minutes]
         others = sum(self._member(each, group.node, nodes).tres[resource] for each in group.members)
         shared = [rule for rule in self._book.shared(pilot.payer) if rule.resource == resource]
-        most += [rule.most - others - _amount_of(rule, self._used, self._promised) for rule in shared]
+        most += [rule.most // of_shared - others - _amount_of(rule, self._used, self._promised) for rule in shared]
         return max(0, min(most, default=pilot.tres[resource]))
 
     def take_group(self, group: StartGroup) -> str:
@@ -263,19 +268,13 @@ class SiteRoom:
             why = self._why_no_group(job) or self.why_no_time(job, size)
             if why:
                 return f"job {job.job_id}: {why}"
-        starts = [self._pilot(group), *(self._member(each, group.node, group.node_count) for each in group.members)]
-        why = (
-            self._why_reserved(group)
-            or self._why_not_allowed(starts[0], group.node_count, group.time_limit_s)
-            or self._why_not_together(starts)
-        )
-        return why or self._take(starts)
+        return self._why_reserved(group) or self._why_not_startable(group) or self._take(self._starts(group))
 
     def take_pilot(self, group: StartGroup) -> tuple[StartGroup, str]:
         """Give a job that is counted as one that starts alone a pilot job of its own, so that others may join it.
 
-        Slurm counts two jobs then. Where it limits how many there are, that must keep nobody's job from running: the
-        jobs that are counted, waiting ones among them, must leave half of the limit free.
+        Slurm counts two jobs then, and more CPUs and memory. Where it limits how many there are, that must keep
+        nobody's job from running: what is counted must leave half of the limit free. Waiting jobs are counted, too.
 
         Args:
             group: The job and its pilot.
@@ -285,11 +284,32 @@ class SiteRoom:
         """
         alone = self._alone(self._view.jobs[group.members[0].job_id])
         self._count(alone, -1)
-        group = self.capped(group)
+        group = self.capped(group, of_shared=2)
         why = self._why_crowded(self._pilot(group).payer) or self.take_group(group)
         if why:
             self._count(alone, 1)
         return group, why
+
+    def widen(self, group: StartGroup, wider: StartGroup) -> StartGroup:
+        """Give a group that is counted what it may have of more memory, by the same rule, for those that join it."""
+        for start in self._starts(group):
+            self._count(start, -1)
+        wider = self.capped(wider, of_shared=2)
+        why = self._why_not_startable(wider)
+        found = group if why else wider
+        for start in self._starts(found):
+            self._count(start, 1)
+        return found
+
+    def _starts(self, group: StartGroup) -> list[_Start]:
+        """What Slurm counts of a group: its pilot and its members."""
+        return [self._pilot(group), *(self._member(each, group.node, group.node_count) for each in group.members)]
+
+    def _why_not_startable(self, group: StartGroup) -> str:
+        """Why limits do not let a group start."""
+        starts = self._starts(group)
+        why = self._why_not_allowed(starts[0], group.node_count, group.time_limit_s)
+        return why or self._why_not_together(starts)
 
     def _why_crowded(self, payer: Payer) -> str:
         for rule in self._book.shared(payer):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from muri.profiler.averages import unknown_model
+from muri.profiler.averages import GUESSED_SHARES, unknown_model
 from muri.profiler.records import ProfileKey, StageProfile
 
 KEY = ProfileKey("new", 8, 1, "a100", "alice")
@@ -11,6 +11,17 @@ KEY = ProfileKey("new", 8, 1, "a100", "alice")
 def known(model: str, *stage_s: float, user: str = "", gpus: int = 1, iteration_s: float = 1.0, source: str = "import"):
     key = ProfileKey(model, 8, gpus, "a100", user)
     return StageProfile(key, *(iteration_s * each for each in stage_s), iteration_s=iteration_s, source=source)
+
+
+def with_guess(count: int, *mean: float) -> list[float]:
+    """The mean of so many models and the guess, in seconds of an iteration of one second."""
+    return [(count * share + guess) / (count + 1) for share, guess in zip(mean, GUESSED_SHARES, strict=True)]
+
+
+def on_one(shares: list[float]) -> list[float]:
+    """The same on one GPU."""
+    load, preprocess, propagate, synchronize = shares
+    return [load, preprocess, propagate + synchronize, 0.0]
 
 
 def test_an_empty_store_leaves_a_guess() -> None:
@@ -28,21 +39,29 @@ def test_shares_are_averaged_so_that_a_slow_model_does_not_outweigh_the_others()
     found = unknown_model(models, KEY)
     assert found.source == "average"
     assert found.iteration_s == pytest.approx(10.0)
-    assert found.stage_s == pytest.approx((5.0, 0.0, 4.0, 0.0))
+    assert found.stage_s == pytest.approx([10.0 * share for share in on_one(with_guess(2, 0.5, 0.0, 0.4, 0.0))])
 
 
 def test_each_user_counts_once() -> None:
     many = [known(f"m{number}", 1.0, 0.0, 0.0, 0.0, user="bob") for number in range(20)]
     found = unknown_model([*many, known("a", 0.0, 1.0, 0.0, 0.0, user="carol")], KEY)
-    assert found.stage_s == pytest.approx((0.5, 0.5, 0.0, 0.0))
+    assert found.stage_s == pytest.approx(on_one(with_guess(21, 0.5, 0.5, 0.0, 0.0)))
 
 
 def test_models_on_as_many_gpus_go_before_others_and_one_gpu_has_no_network() -> None:
     models = [known("a", 0.5, 0.0, 0.3, 0.2, gpus=2), known("b", 0.0, 1.0, 0.0, 0.0, gpus=4)]
-    assert unknown_model(models, ProfileKey("new", 8, 2, "a100")).stage_s == pytest.approx((0.5, 0.0, 0.3, 0.2))
-    assert unknown_model(models[:1], KEY).stage_s == pytest.approx((0.5, 0.0, 0.5, 0.0))
+    two = with_guess(1, 0.5, 0.0, 0.3, 0.2)
+    assert unknown_model(models, ProfileKey("new", 8, 2, "a100")).stage_s == pytest.approx(two)
+    assert unknown_model(models[:1], KEY).stage_s == pytest.approx(on_one(two))
 
 
 def test_estimates_are_no_measurements_and_overlapping_stages_fill_the_iteration() -> None:
     found = unknown_model([known("a", 0.8, 0.8, 0.4, 0.0), known("b", 1, 0, 0, 0, source="scaled")], KEY)
-    assert found.stage_s == pytest.approx((0.4, 0.4, 0.2, 0.0))
+    shares = on_one(with_guess(1, 0.8, 0.8, 0.4, 0.0))
+    assert found.stage_s == pytest.approx([share / sum(shares) for share in shares])
+
+
+def test_the_first_model_that_is_known_does_not_make_all_others_alike() -> None:
+    first = known("a", 0.9, 0.02, 0.08, 0.0)
+    found = unknown_model([first], KEY)
+    assert first.load_s + found.load_s < 1.5  # so they may share, and the second one is measured beside the first

@@ -9,7 +9,7 @@ import pytest
 from conftest import ROOT
 from muri_cluster import MuriCluster
 
-from muri.profiler.records import ProfileKey
+from muri.profiler.records import STAGES, ProfileKey
 from sandbox.driver import Driver
 
 PARTITIONS = {1: "small", 2: "two"}
@@ -41,7 +41,8 @@ class DdpCluster(MuriCluster):
         driver.write("train_ddp.py", (ROOT / "examples" / "train_ddp.py").read_text(), user="alice")
         driver.write("train_ddp.sh", TRAIN_DDP_SH, user="alice")
         driver.write("torchrun.sh", TORCHRUN_SH, user="alice")
-        for model, stage_s in (("computes", (0.01, 0.01, 0.07, 0.01)), ("talks", (0.01, 0.01, 0.01, 0.07))):
+        for model, slow in (("loads", "load"), ("computes", "propagate"), ("talks", "synchronize")):
+            stage_s = [0.07 if stage == slow else 0.01 for stage in STAGES]
             for gpu_count in (2, 4):
                 self.know_profile(ProfileKey(model, 32, gpu_count, "gpu"), stage_s)
 
@@ -158,3 +159,43 @@ def test_a_killed_rank_costs_no_job(ddp: DdpCluster) -> None:
         assert ended[job]["Restarts"] == "1"
         assert ended[job]["NumNodes"] == "2"
     assert ddp.runtimes(host) == []
+
+
+def test_a_job_on_two_gpus_starts_joinable_and_others_join_it_on_all_ranks(ddp: DdpCluster) -> None:
+    ddp.driver.wait_until(lambda: ddp.node_states() == {"idle"}, "idle nodes")
+    first = ddp.submit_ddp("computes", 1, 100_000, 0)
+    ddp.cycle()
+    ddp.driver.wait_state(first, "RUNNING")
+    assert "others may join it" in str(ddp.queue()[first])
+    (host,) = ddp.hosts()
+    ddp.driver.wait_until(lambda: ddp.output(first).count("epoch 0 loss") == 2, "the first to train")
+    joiners = [ddp.submit_ddp(model, 1, 3, seed) for seed, model in ((1, "talks"), (2, "loads"))]
+    ddp.cycle()
+    assert ddp.hosts() == [host], ddp.queue()
+    ended = ddp.cycles_until_ended(*joiners)
+    for job in joiners:
+        assert (ended[job]["JobState"], ended[job]["Restarts"]) == ("COMPLETED", "0"), ddp.output(job)
+        assert [len(losses) for losses in ddp.losses(job)] == [1, 1, 1], ddp.output(job)
+    assert ddp.losses(joiners[0]) != ddp.losses(joiners[1])
+    assert ddp.driver.job(first)["JobState"] == "RUNNING"
+    ddp.driver.run("scancel", str(first), user="alice")
+    ddp.driver.wait_state(first, "CANCELLED")
+
+
+def test_a_job_joins_a_group_on_two_nodes(ddp: DdpCluster) -> None:
+    jobs = ddp.start_pair(2, epochs=100_000)
+    third = ddp.submit_ddp("loads", 2, 3, 2)
+    ddp.cycle()
+    assert len(ddp.hosts()) == 1, (
+        str(dict(ddp.queue()[third])) + ddp.driver.run("scontrol", "show", "node", user="root").stdout
+    )
+    assert ddp.driver.job(third)["Reason"] != "Licenses", (
+        str(dict(ddp.queue()[third])) + ddp.driver.run("scontrol", "show", "node", user="root").stdout
+    )
+    ended = ddp.cycles_until_ended(third)
+    assert (ended[third]["JobState"], ended[third]["Restarts"]) == ("COMPLETED", "0"), ddp.output(third)
+    assert [len(losses) for losses in ddp.losses(third)] == [1, 1, 1], ddp.output(third)
+    assert {ddp.driver.job(job)["JobState"] for job in jobs} == {"RUNNING"}
+    ddp.driver.run("scancel", *map(str, jobs), user="alice")
+    for job in jobs:
+        ddp.driver.wait_state(job, "CANCELLED")

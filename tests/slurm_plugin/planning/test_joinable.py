@@ -17,7 +17,7 @@ from muri.slurm_plugin.planning.decision import Decision, decide
 from muri.slurm_plugin.planning.slurm_requests import pilot_job
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import Job, JobState, Node, Snapshot
-from muri.slurm_plugin.records.limits import NO_LIMITS, Association, Limits, PartitionLimits, Qos, SiteLimits
+from muri.slurm_plugin.records.limits import NO_LIMITS, Association, Limits, PartitionLimits, Qos, SiteLimits, Tres
 from muri.slurm_plugin.records.roles import read_job, view_of
 
 HOUR_S = 3600
@@ -329,7 +329,7 @@ def test_what_runs_is_in_every_request():
     nodes[1] = replace(nodes[1], gpu_count=2, gpus_allocated=2)
     request = decided(jobs, nodes).preparation.request
     found = {unit.members[0].job_id: unit for unit in request.running}
-    assert {job_id: unit.joinable for job_id, unit in found.items()} == {2001: True, 2002: False, 3: False}
+    assert {job_id: unit.joinable for job_id, unit in found.items()} == {2001: True, 2002: True, 3: False}
     member = found[2001].members[0]
     assert (member.partition, member.gpu_count, member.groupable, member.preemptible) == ("main", 1, True, False)
 
@@ -417,3 +417,40 @@ def test_killed_between_two_joins_both_are_carried_on(make_controller, side, nth
     assert set(tags.parse_pilot(pilot.admin_comment).members) == {1, 2, 3}
     assert [slurm.starts[number] for number in (1, 2, 3)] == [1, 1, 1]
     assert all(read_job(slurm.jobs[number]).membership.pilot == pilot.job_id for number in (1, 2, 3))
+
+
+def test_room_for_others_leaves_half_of_what_jobs_may_have_together():
+    nodes = [make_node("n1", mem_mib=64 * GIB, cpu_count=64)]
+    asking = [replace(each, mem_per_node_mib=4 * GIB) for each in three_jobs()]
+    few = [replace(each, cpu_count=2, cpus_per_task=2) for each in asking]
+    limits = site(own=Limits(grp_tres=(Tres("mem", 24 * GIB), Tres("cpu", 24))))
+    (start, *others) = decided(few[:1], nodes, limits).actions
+    assert others == []
+    # 12 GiB and 12 CPUs are half; beside the pilot there is the script.
+    assert (type(start), start.mem_per_node_mib, start.cpu_count) == (StartGroup, 12 * GIB - 512, 11)
+
+
+@pytest.mark.parametrize(
+    ("limits", "config", "mem_mib"),
+    [
+        (NO_SITE_LIMITS, {}, 46 * GIB),  # half of the node, less than what four scripts take
+        (NO_SITE_LIMITS, {"grouping": {"join": False}}, 8 * GIB),
+        (NO_SITE_LIMITS, {"grouping": {"max_group_size": 2}}, 8 * GIB),
+        (site(own=Limits(grp_tres=(Tres("mem", 60 * GIB),))), {}, 29 * GIB),
+    ],
+)
+def test_a_group_that_starts_has_memory_for_those_that_join_later(limits, config, mem_mib):
+    jobs = [replace(each, mem_per_node_mib=4 * GIB) for each in three_jobs()[:2]]
+    node = make_node("n1", mem_mib=96 * GIB, gpus_allocated=1)
+    (start,) = decided(jobs, [node], limits, **config).actions
+    assert len(start.members) == 2
+    assert start.mem_per_node_mib == mem_mib
+
+
+def test_groups_share_what_a_node_has_free():
+    jobs = [replace(job(number, f"m{number % 2 + 1}"), mem_per_node_mib=4 * GIB) for number in range(1, 5)]
+    node = make_node("n1", mem_mib=96 * GIB, mem_allocated_mib=40 * GIB)
+    first, second = decided(jobs, [node]).actions
+    scripts = 2 * 2 * 512
+    assert first.mem_per_node_mib + second.mem_per_node_mib + scripts <= 56 * GIB
+    assert second.mem_per_node_mib >= 8 * GIB

@@ -12,15 +12,17 @@ from muri.slurm_plugin.controller.assemble import policy_of
 from muri.slurm_plugin.gateway.submit_as import sbatch_arguments
 from muri.slurm_plugin.node import pilot as pilot_process
 from muri.slurm_plugin.node.pilot import runtime_command
-from muri.slurm_plugin.planning.actions import ReleaseSolo, StartGroup
+from muri.slurm_plugin.planning.actions import Join, ReleaseSolo, StartGroup
 from muri.slurm_plugin.planning.cycle_input import CycleInput, Knowledge
+from muri.slurm_plugin.planning.decision import decide
 from muri.slurm_plugin.planning.joinable import jobs_with_pilots
 from muri.slurm_plugin.planning.node_room import node_room
 from muri.slurm_plugin.planning.plan_actions import actions_of
 from muri.slurm_plugin.planning.request import prepare, ranks_reason
 from muri.slurm_plugin.planning.site_limits import SiteRoom
 from muri.slurm_plugin.planning.slurm_requests import dry_run_job, pilot_job
-from muri.slurm_plugin.records.cluster import Snapshot
+from muri.slurm_plugin.records import comment_tags as tags
+from muri.slurm_plugin.records.cluster import Job, JobState, Snapshot
 from muri.slurm_plugin.records.roles import read_job, view_of
 
 PROFILES = {
@@ -29,6 +31,8 @@ PROFILES = {
     for gpu_count in (1, 2, 4)
     for key in [dataclasses.replace(profile.key, gpu_count=gpu_count)]
 }
+GUESSED = dataclasses.replace(FOUR_KINDS[0].key, model="guessed", gpu_count=2)
+PROFILES[GUESSED] = dataclasses.replace(FOUR_KINDS[0], key=GUESSED, source="average")
 GROUP = GroupSpec(members=(MemberSpec(job_id="1"), MemberSpec(job_id="2")))
 
 
@@ -51,7 +55,7 @@ def planned(*jobs, nodes: int = 2, **changes):
     cycle = CycleInput(view, know, config)
     request, policy = prepare(cycle).request, policy_of(config)
     plan = policy.plan(request)
-    joinable = jobs_with_pilots(request.jobs, policy, config)
+    joinable = jobs_with_pilots(request.jobs, policy, cycle)
     return actions_of(plan, cycle, SiteRoom(view), node_room(request.nodes, cycle), joinable), plan
 
 
@@ -139,3 +143,60 @@ def test_the_port_is_free():
     port = pilot_process.free_port()
     with socket.create_server(("127.0.0.1", port)) as server:
         assert server.getsockname()[1] == port
+
+
+def at_work(nodes: int) -> tuple[Job, ...]:
+    """A DDP job's pilot on two GPUs of each node, and the job as its only member."""
+    names = "n1" if nodes == 1 else f"n[1-{nodes}]"
+    running = {"state": JobState.RUNNING, "held": False, "reason": "", "nodes": names, "start_s": NOW_S - 600}
+    asked = ddp(2001, nodes, time_limit_s=3600)
+    original = tags.Original(asked.gpu_request, "", asked.cpu_count, 2, 0, 3600)
+    state = tags.STATE_PREFIX + tags.format_state(tags.MemberState(1001, original, limit_s=3600))
+    member = dataclasses.replace(
+        asked, gpu_count=0, gpu_request="", cpu_count=2 * nodes, cpus_per_task=1, required_nodes=names, **running,
+        admin_comment=f"{asked.admin_comment} {state}",
+    )  # fmt: skip
+    pilot = ddp(1001, nodes, time_limit_s=4200, admin_comment=tags.PILOT_PREFIX + tags.format_pilot("t", (2001,)))
+    return (dataclasses.replace(pilot, **running), member)
+
+
+def cycle_with(*jobs: Job, nodes: int, **changes) -> CycleInput:
+    """What runs fills all GPUs."""
+    there = tuple(
+        make_node(f"n{index + 1}", gpus_allocated=2, **{"cpu_count": 32, "cpus_allocated": 10, **changes})
+        for index in range(nodes)
+    )
+    view = view_of(Snapshot(NOW_S, "c", "26.05.5", jobs, there, gpu_removal=GPUS_REMOVABLE))
+    return CycleInput(view, Knowledge(PROFILES), Config(policy="muri-s"))
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_a_job_joins_one_of_the_same_shape_on_all_ranks(nodes):
+    cycle = cycle_with(*at_work(nodes), ddp(2, nodes), ddp(4, nodes, gpus=1), nodes=nodes)
+    joins = [action for action in decide(cycle, policy_of(cycle.config)).actions if isinstance(action, Join)]
+    (join,) = joins
+    assert (join.pilot, join.member.job_id, join.member.cpu_count) == (1001, 2, 2 * nodes)
+    assert join.node == ("n1" if nodes == 1 else "n[1-2]")
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_nobody_joins_where_the_scripts_tasks_have_no_cpus(nodes):
+    cycle = cycle_with(*at_work(nodes), ddp(2, nodes), nodes=nodes, cpus_allocated=31)
+    assert decide(cycle, policy_of(cycle.config)).actions == ()
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind"),
+    [
+        ({}, StartGroup),
+        ({"cpus_per_task": 4}, ReleaseSolo),  # one task, which has processes for both GPUs, or does not
+        ({"admin_comment": "muri:model=guessed,batch-size=8,duration=100"}, ReleaseSolo),
+    ],
+)
+def test_a_measured_job_with_a_task_per_gpu_starts_joinable(changes, kind):
+    (start,), _ = planned(ddp(1, nodes=1, **changes), nodes=1, profiling={"mode": "in-place"})
+    assert type(start) is kind
+    if isinstance(start, StartGroup):
+        assert (start.gpus_per_node, start.members[0].cpu_count) == (2, 2)
+        # Of 16 CPUs, four scripts with a task per GPU keep eight.
+        assert start.cpu_count == 4
