@@ -113,8 +113,8 @@ def main() -> int:
     parser.add_argument(
         "--iterations",
         type=int,
-        default=160,
-        help="iterations of a short job; a long one makes 1.8 times as many (default: 160)",
+        default=240,
+        help="iterations of a short job; a long one makes 1.8 times as many (default: 240)",
     )
     parser.add_argument("--out", type=Path, default=CHECKOUT / "out" / "demo", help="where the plot and logs go")
     console = Console(highlight=False)
