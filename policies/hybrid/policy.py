@@ -127,7 +127,7 @@ class _Refinement:
             return _Entry(group, self._kept(jobs, self._runs_in[group.members[0]]))
         if group.joining:
             # Nobody is disturbed by a join, so what runs keeps its CPUs and memory, and how it shares.
-            unit = next(self._runs_in[job_id] for job_id in group.members if job_id in self._runs_in)
+            unit = next(self._runs_in[job_id] for job_id in group.members if job_id not in group.joining)
             return _Entry(group, Tenant(jobs, unit.gpus, unit.mode, running=unit, movable=False, kept=True))
         choice = ways_of(jobs, self._predictor)
         if choice.best.members != jobs and any(self._is_overdue(job) for job in jobs):

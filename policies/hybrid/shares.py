@@ -72,8 +72,8 @@ class Tenant:
 
     def shares(self, speeds: Speeds) -> CpuMemShares:
         """What each member has of it: nothing but the last one to end, so that nothing is lost when others leave."""
-        if self.kept and self.running is not None:
-            return self.running.cpu_mem_shares
+        if self.kept and self.running is not None and len(self.jobs) == len(self.running.members):
+            return self.running.cpu_mem_shares  # with those that join, the last one to end may be another
         if self.cpu_mem is None:
             return {}
         last = max(zip(self.jobs, speeds, strict=True), key=lambda item: (*_length(*item), item[0].job_id))[0]

@@ -58,13 +58,14 @@ def read_trusted_config(path: Path | None) -> Config:
     return read_config(path)
 
 
-def policy_of(config: Config, priority_type: str = "") -> Policy:
+def policy_of(config: Config, priority_type: str = "", *, stopping: bool = False) -> Policy:
     """Make the configured policy.
 
     Args:
         config: The configuration.
         priority_type: The site's PriorityType, "" when not known. Where Slurm's priorities mean something, `auto`
             follows them.
+        stopping: As if running jobs might be stopped, whatever the configuration says.
 
     Raises:
         UnknownPolicyError: No policy has that name.
@@ -79,7 +80,7 @@ def policy_of(config: Config, priority_type: str = "") -> Policy:
         "ordering": grouping.ordering,
         "matching": grouping.matching,
         "max_wait_s": grouping.max_wait_s,
-        "preemption": config.preemption.enabled,
+        "preemption": stopping or config.preemption.enabled,
         "min_speedup": grouping.min_speedup,
         "join": grouping.join,
         "min_speed": grouping.min_speed,

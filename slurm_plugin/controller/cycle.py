@@ -4,8 +4,9 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
+from muri.errors import MuriError
 from muri.policies.types import Policy
 from muri.profiler.errors import CorruptStoreError, StoreError
 from muri.profiler.records import ProfileKey, StageProfile
@@ -23,6 +24,7 @@ from muri.slurm_plugin.gateway.base import Gateway, GatewayError, SlurmUnreachab
 from muri.slurm_plugin.planning.actions import Action
 from muri.slurm_plugin.planning.cycle_input import CycleInput, Knowledge, dry_run_key, served_gpu_s
 from muri.slurm_plugin.planning.decision import Decision, decide
+from muri.slurm_plugin.planning.proposals import proposed_moves
 from muri.slurm_plugin.planning.pythons import KnownPythons, MeasuredPython
 from muri.slurm_plugin.profile_use import (
     learn_pairs,
@@ -143,6 +145,13 @@ def _of_job(fact: tuple[str, Any]) -> tuple[int, Any]:
     return int(fact[0]), fact[1]
 
 
+class PolicyFor(Protocol):
+    """Gives the policy for a PriorityType of Slurm."""
+
+    def __call__(self, priority_type: str, *, stopping: bool = False) -> Policy:
+        """With `stopping` as if running jobs might be stopped, whatever the configuration says."""
+
+
 class Controller:
     """Runs cycles against one cluster.
 
@@ -156,7 +165,7 @@ class Controller:
         gateway: Gateway,
         journal: Journal,
         store: ProfileStore,
-        policy_for: Callable[[str], Policy],
+        policy_for: PolicyFor,
         config: Config,
         surroundings: Surroundings | None = None,
         *,
@@ -168,7 +177,7 @@ class Controller:
             gateway: The way to Slurm.
             journal: What it meant to do.
             store: Profiles.
-            policy_for: Gives the policy for a PriorityType of Slurm.
+            policy_for: Gives the policy.
             config: The configuration.
             surroundings: Clock, accounts and who tells it to stop; the machine's own by default.
             look_only: Nothing is to be changed in Slurm, not even for a try.
@@ -316,6 +325,8 @@ class Controller:
     def _status(self, decision: Decision, errors: list[str]) -> Status:
         estimated = notes_of(decision.preparation.request.jobs, decision.plan)
         notes: dict[int, tuple[str, ...]] = {job_id: (why,) for job_id, why in estimated.items()}
+        for job_id, why in self._proposed(decision).items():
+            notes[job_id] = (why,)
         for job_id, why in decision.quarantine.jobs.items():
             notes[job_id] = (why, *notes.get(job_id, ()))
         errors += [f"job {each.job_id} is left alone: {each.why}" for each in decision.view.snapshot.unreadable]
@@ -325,6 +336,18 @@ class Controller:
         view = view_of(self._gateway.snapshot(), self._config.partitions) if decision.actions else decision.view
         jobs = status_of(view, decision.plan, decision.preparation.waiting, notes)
         return Status(view.snapshot.taken_s, decision.plan.policy, self._gateway.name, jobs, tuple(errors))
+
+    def _proposed(self, decision: Decision) -> dict[int, str]:
+        """What to tell jobs that could move if running jobs were stopped; a failure here must not cost the cycle."""
+        if self._config.preemption.enabled or decision.quarantine.faults:
+            return {}
+        policy_for, priorities = self._policy_for, decision.view.snapshot.limits.priority_type
+        request, restart_s = decision.preparation.request, self._config.preemption.restart_s
+        try:
+            return proposed_moves(request, decision.view, restart_s, lambda: policy_for(priorities, stopping=True))
+        except MuriError as error:
+            log.warning("nobody is told who could move: %s", error)
+            return {}
 
     def _tidy(self, view: View) -> None:
         self._journal.forget_before(view.snapshot.taken_s - _KEEP_INTENTS_S)
