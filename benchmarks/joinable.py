@@ -5,6 +5,9 @@ without. Times are from the beginning of the controller's cycle that releases it
 and of the training script, and from the batch script's end until Slurm shows that the GPU is free. The speed is that of
 a member alone in a group against `muri run` without one, in blocks of short iterations that take turns on one core: how
 much longer each takes does not depend on its length. It is CPU time, for the clock shows what disturbs the machine.
+
+A job on two GPUs has two runtimes, and rank 0's orders the network of both. Its speed is that of the same DDP job, in
+turns as a job that may be joined and plain; each run tells the median of its iterations, by the clock.
 """
 
 import json
@@ -42,6 +45,8 @@ BLOCK: Final = (4, 60)
 """Images of a batch, and iterations of a block."""
 MOST_MORE_MS: Final = 0.25
 """1 % of an iteration of 25 ms."""
+MOST_MORE_MS_OF_RANKS: Final = 1.0
+"""1 % of an iteration of 100 ms."""
 
 _TRAIN_PY: Final = """\
 import sys, time
@@ -59,6 +64,31 @@ echo "begun $(date +%s.%N)"
 muri run ~/train.py
 echo "ended $(date +%s.%N)"
 """
+
+_RANKS_PY: Final = """\
+import os, statistics, time
+import torch, torch.distributed
+from torch.nn.parallel import DistributedDataParallel
+
+torch.set_num_threads(1)
+torch.distributed.init_process_group("gloo", rank=int(os.environ["SLURM_PROCID"]), world_size=2)
+model = DistributedDataParallel(torch.nn.Linear(256, 256))
+optimizer = torch.optim.SGD(model.parameters(), 0.01)
+data = torch.utils.data.TensorDataset(torch.randn(64, 256))
+ends_s = []
+while len(ends_s) < 400:
+    for (batch,) in torch.utils.data.DataLoader(data, batch_size=8):
+        time.sleep(0.03)
+        optimizer.zero_grad()
+        model(batch).square().mean().backward()
+        optimizer.step()
+        ends_s.append(time.perf_counter())
+took_s = [end - begin for begin, end in zip(ends_s[100:], ends_s[101:])]
+if torch.distributed.get_rank() == 0:
+    print("iteration_ms", 1e3 * statistics.median(took_s), flush=True)
+"""
+
+_RANKS_SH: Final = "#!/bin/sh\nsrun muri run ~/ranks.py\n"
 
 _CYCLE_PY: Final = """\
 import json, subprocess, sys, time
@@ -85,15 +115,17 @@ print(json.dumps({"cycle_s": cycle_s, "batch_s": stamps["begun"] - begin_s, "scr
 
 
 @contextmanager
-def cluster() -> Iterator[Driver]:
-    """A sandbox with one node and one GPU on which the model is known."""
+def cluster(gpus: int) -> Iterator[Driver]:
+    """A sandbox with one node on all GPUs of which the model is known."""
     name = "joinable"
     lifecycle.down(name, Progress())
-    lifecycle.up(name, SUITES["forky"], Shape(nodes=1, gpus_per_node=1), Progress())
+    lifecycle.up(name, SUITES["forky"], Shape(nodes=1, gpus_per_node=gpus), Progress())
     try:
         driver = Driver.of(name)
         configure(driver, join=True)
-        known_on(driver, [["m", 1, STAGES_S]])
+        known_on(driver, [["m", gpus, STAGES_S]])
+        driver.write("ranks.py", _RANKS_PY)
+        driver.write("ranks.sh", _RANKS_SH)
         driver.write("train.py", _TRAIN_PY)
         driver.write("train.sh", _TRAIN_SH)
         yield driver
@@ -122,6 +154,22 @@ def measure_waits(driver: Driver, rounds: int) -> dict[str, list[dict[str, float
     return found
 
 
+def measure_ranks(driver: Driver, rounds: int) -> dict[str, list[float]]:
+    """Milliseconds of an iteration of a job on two GPUs, both ways in turns."""
+    found: dict[str, list[float]] = {way: [] for way in WAYS}
+    for _ in range(rounds):
+        for way, join in WAYS.items():
+            configure(driver, join=join)
+            mark = "--muri=model=m,batch-size=8,duration=60s"
+            job = driver.submit("--gres=gpu:2", "--ntasks=2", "--cpus-per-task=2", "--time=10", mark, "ranks.sh")
+            driver.run("muri-controller", "--once", user="root")
+            driver.wait_state(job, "COMPLETED")
+            words = driver.read(f"/home/alice/slurm-{job}.out").split()
+            found[way].append(float(words[words.index("iteration_ms") + 1]))
+            tell(f"two GPUs, {way}: {found[way][-1]:.2f} ms")
+    return found
+
+
 def medians(runs: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """The median of each figure."""
     return {name: round(median(run[name] for run in runs), 3) for name in runs[0]}
@@ -144,9 +192,16 @@ def measure_speed(folder: Path, seconds: float) -> list[tuple[Block, Block]]:
                 trainer.close()
 
 
-def figures(waits: Mapping[str, Sequence[Mapping[str, float]]], pairs: Sequence[tuple[Block, Block]]) -> dict[str, Any]:
+def figures(
+    waits: Mapping[str, Sequence[Mapping[str, float]]],
+    pairs: Sequence[tuple[Block, Block]],
+    ranks: Mapping[str, Sequence[float]],
+) -> dict[str, Any]:
     """What was measured."""
+    more_ms = [joinable - plain for plain, joinable in zip(ranks["plain"], ranks["joinable"], strict=True)]
     return {
+        "ranks_ms": {way: round(median(runs), 2) for way, runs in ranks.items()},
+        "ranks_more_ms": spread(more_ms),
         "rounds": len(waits["plain"]),
         "seconds": {way: medians(runs) for way, runs in waits.items()},
         "blocks": len(pairs),
@@ -163,6 +218,11 @@ def bars(found: Mapping[str, Any]) -> list[Bar]:
         _bar("seconds that the training script begins later", later_s, LATEST_SCRIPT_S),
         _bar("seconds that the GPU is free later", freed_s, LATEST_FREE_S),
         _bar("milliseconds that an iteration takes more", found["more_ms"]["median"], MOST_MORE_MS),
+        _bar(
+            "milliseconds that an iteration on two GPUs takes more",
+            found["ranks_more_ms"]["median"],
+            MOST_MORE_MS_OF_RANKS,
+        ),
     ]
 
 
@@ -176,12 +236,14 @@ def _bar(what: str, value: float, limit: float) -> Bar:
 @click.option("--json", "as_json", is_flag=True, help="Print what was measured as JSON.")
 @click.option("--write/--no-write", "stored", default=False, help="Keep it in benchmarks/results/joinable.json.")
 def main(rounds: int, seconds: float, as_json: bool, stored: bool) -> None:
-    """Measure what being joinable costs; exit with 1 if a bar is missed. Four minutes; leave the machine alone."""
-    with cluster() as driver:
+    """Measure what being joinable costs; exit with 1 if a bar is missed. Ten minutes; leave the machine alone."""
+    with cluster(1) as driver:
         waits = measure_waits(driver, rounds)
+    with cluster(2) as driver:
+        ranks = measure_ranks(driver, rounds)
     with tempfile.TemporaryDirectory(prefix="muri-", dir="/tmp") as name:
         pairs = measure_speed(Path(name), seconds)
-    result = figures(waits, pairs)
+    result = figures(waits, pairs, ranks)
     if not as_json:
         tell(json.dumps(result, indent=1))
     finish(RESULT, {"joinable": result}, bars(result), stored=stored, as_json=as_json)
