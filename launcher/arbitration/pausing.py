@@ -84,10 +84,6 @@ class PausingArbiter(Arbiter):
         """Pass it on."""
         self._inner.keep_turns_for(member)
 
-    def set_measuring(self, member: str, *, measuring: bool) -> None:
-        """Pass it on."""
-        self._inner.set_measuring(member, measuring=measuring)
-
     def join(self, member: str, solo_iteration_s: float | None = None, min_speed: float = 0.0) -> None:
         """Start a session."""
         with self._standing:

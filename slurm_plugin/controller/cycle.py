@@ -6,7 +6,6 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, Protocol, TypeVar
 
-from muri.errors import MuriError
 from muri.policies.types import Policy
 from muri.profiler.errors import CorruptStoreError, StoreError
 from muri.profiler.records import ProfileKey, StageProfile
@@ -345,7 +344,7 @@ class Controller:
         request, restart_s = decision.preparation.request, self._config.preemption.restart_s
         try:
             return proposed_moves(request, decision.view, restart_s, lambda: policy_for(priorities, stopping=True))
-        except MuriError as error:
+        except Exception as error:  # a site's own policy may raise anything
             log.warning("nobody is told who could move: %s", error)
             return {}
 

@@ -23,7 +23,7 @@ def proposed_moves(
     """
     movable = {job.job_id for job in view.having(Role.MEMBER) if not why_not_preemptible(job)}
     open_units = [unit for unit in request.running if unit.joinable]
-    if len(open_units) < 2 or movable.isdisjoint(job.job_id for unit in open_units for job in unit.members):
+    if not request.jobs or len(open_units) < 2 or movable.isdisjoint(job.job_id for unit in open_units for job in unit.members):
         return {}
     running = tuple(
         replace(

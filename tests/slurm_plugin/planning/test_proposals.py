@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from fake_slurm import FOUR_KINDS, GPUS_REMOVABLE, NOW_S, make_job, make_node
+from fake_slurm import FOUR_KINDS, GPUS_REMOVABLE, NOW_S, FakeSlurm, make_job, make_node
 
 from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.controller.assemble import policy_of
@@ -63,3 +63,20 @@ def test_a_job_with_a_checkpoint_is_told_whom_it_could_join_so_that_another_star
 )
 def test_otherwise_nobody_is_told_anything(jobs):
     assert told(jobs) == {}
+
+
+def test_explain_tells_it_and_a_policy_that_fails_there_costs_no_cycle(make_controller, caplog):
+    nodes = [make_node(f"n{number}", gpu_count=1, gpus_allocated=1, cpus_allocated=5) for number in (1, 2)]
+    slurm = FakeSlurm([*behind_pilot(1), *behind_pilot(2), ANOTHERS], nodes)
+    with make_controller(slurm, policy="muri-jct") as controller:
+        told = [why for job in controller.cycle().jobs for why in job.reasons if "could move" in why]
+        assert len(told) == 1
+        policy_for = controller._policy_for
+
+        def fails(priority_type: str, *, stopping: bool = False) -> Any:
+            return policy_for("no such thing") if not stopping else 1 // 0
+
+        controller._policy_for = fails
+        status = controller.cycle()
+    assert not [why for job in status.jobs for why in job.reasons if "could move" in why]
+    assert "nobody is told who could move" in caplog.text
