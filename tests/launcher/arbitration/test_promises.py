@@ -164,8 +164,7 @@ def test_resource_is_not_kept_for_a_member_that_stays_away() -> None:
     clock = VirtualClock()
     arbiter = FairArbiter(clock)
     ends_s: dict[str, list[float]] = {"1": [], "2": [], "3": []}
-    for name in ("2", "3"):
-        clock.start(train, clock, arbiter, name, GREEDY, ends_s[name])
+    threads = [clock.start(train, clock, arbiter, name, GREEDY, ends_s[name]) for name in ("2", "3")]
     arbiter.join("1", 0.1, 0.9)
     for _ in range(300):
         arbiter.acquire("1", GPU)
@@ -179,6 +178,7 @@ def test_resource_is_not_kept_for_a_member_that_stays_away() -> None:
     assert done >= 38  # all but half a second
     for name in ends_s:
         arbiter.leave(name)
+    clock.finish(*threads)
 
 
 @pytest.mark.parametrize("end", ["leave", "interrupt"])
