@@ -23,7 +23,8 @@ def proposed_moves(
     """
     movable = {job.job_id for job in view.having(Role.MEMBER) if not why_not_preemptible(job)}
     open_units = [unit for unit in request.running if unit.joinable]
-    if not request.jobs or len(open_units) < 2 or movable.isdisjoint(job.job_id for unit in open_units for job in unit.members):
+    at_work = {job.job_id for unit in open_units for job in unit.members}
+    if not request.jobs or len(open_units) < 2 or movable.isdisjoint(at_work):
         return {}
     running = tuple(
         replace(
