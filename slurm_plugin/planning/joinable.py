@@ -49,7 +49,7 @@ def _has_a_task_per_gpu(planned: PlanJob, job: Job) -> bool:
 
 def _is_to_be_measured(job: PlanJob, config: Config) -> bool:
     """Whether a job that nobody may join is measured, so that later jobs of its model can be grouped."""
-    estimated = job.profile is not None and job.profile.is_estimate and job.gpu_count == 1
+    estimated = job.profile is not None and job.profile.is_estimate
     return estimated and config.profiling.in_place and config.grouping.max_group_size > 1
 
 

@@ -132,7 +132,7 @@ def why_closed(group: RunningGroup, nodes: Mapping[str, Node], cycle: CycleInput
 
     Args:
         group: The group.
-        nodes: The nodes that take new work, by name.
+        nodes: Nodes by name; one that is not among them takes no new work.
         cycle: What the cycle decides on.
     """
     members, grouping = group.members, cycle.config.grouping
