@@ -1,0 +1,110 @@
+"""What Muri costs on a large cluster: CPU seconds and memory of one process per row, beside the bars that it has to keep.
+
+    python benchmarks/scale.py --json                          every row
+    python benchmarks/scale.py --row decide-10k --row joins    some of them
+    python benchmarks/scale.py --list                          what there is
+
+Each row runs in a process of its own. Its seconds are the process's CPU time without imports and without making up the
+cluster; its memory is the most that the process ever held, the cluster included.
+"""
+
+import json
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import click
+from bars import Bar, finish, tell
+from machine import peak_rss_mib
+from scale_clusters import Size, cycle_of
+
+from muri.slurm_plugin.controller.assemble import policy_of
+from muri.slurm_plugin.planning.decision import decide
+
+RESULT: Final = Path(__file__).with_name("results") / "scale.json"
+
+Row = Callable[[], dict[str, Any]]
+
+
+def measured(work: Callable[[], dict[str, Any] | None]) -> dict[str, Any]:
+    """CPU seconds of some work, its own figures, and the process's memory."""
+    start_s = time.process_time()
+    own = work() or {}
+    return {"cpu_s": round(time.process_time() - start_s, 3), "peak_rss_mib": peak_rss_mib(), **own}
+
+
+def deciding(size: Size, policy: str) -> Row:
+    """One cycle's decision."""
+
+    def row() -> dict[str, Any]:
+        cycle = cycle_of(size, policy=policy)
+        chosen = policy_of(cycle.config)
+        decide(cycle_of(Size(20, 4), policy=policy), chosen)  # what is imported late is imported now
+        return measured(lambda: {"actions": len(decide(cycle, chosen).actions)})
+
+    return row
+
+
+def children_s() -> float:
+    """CPU seconds of this process's children that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+ROWS: Final[dict[str, tuple[Row, dict[str, float]]]] = {
+    "decide-1k": (deciding(Size(1_000, full=True), "auto"), {}),
+    "decide-10k": (deciding(Size(10_000, full=True), "auto"), {"cpu_s": 1.0}),
+    "decide-10k-idle": (deciding(Size(10_000), "auto"), {}),
+    "decide-50k": (deciding(Size(50_000, full=True), "auto"), {"cpu_s": 4.0, "peak_rss_mib": 600.0}),
+    "joins": (deciding(Size(10_000, groups=2_000, full=True), "auto"), {}),
+    "muri-jct-100-users": (deciding(Size(10_000), "muri-jct"), {"cpu_s": 2.0, "peak_rss_mib": 400.0}),
+    "muri-jct-one-user": (deciding(Size(10_000, users=1), "muri-jct"), {"cpu_s": 2.0, "peak_rss_mib": 400.0}),
+    "muri-hybrid-100-users": (deciding(Size(10_000), "muri-hybrid"), {"cpu_s": 2.0, "peak_rss_mib": 400.0}),
+    "muri-hybrid-one-user": (deciding(Size(10_000, users=1), "muri-hybrid"), {"cpu_s": 2.0, "peak_rss_mib": 400.0}),
+}
+"""Each row, and the most that its figures may be."""
+
+
+def bars(name: str, figures: dict[str, Any]) -> list[Bar]:
+    """What a row has to reach."""
+    _, most = ROWS[name]
+    return [
+        Bar(name, what, figures[what], f"at most {limit:g}", figures[what] <= limit) for what, limit in most.items()
+    ]
+
+
+def run_apart(name: str) -> dict[str, Any]:
+    """Run one row in a process of its own."""
+    command = [sys.executable, __file__, "--here", name]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    return dict(json.loads(done.stdout))
+
+
+@click.command(help=__doc__)
+@click.option("--row", "names", type=click.Choice(list(ROWS)), multiple=True, help="Only these rows.")
+@click.option("--here", type=click.Choice(list(ROWS)), help="Run one row in this very process and print its figures.")
+@click.option("--list", "listing", is_flag=True, help="Name the rows.")
+@click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
+@click.option("--keep/--no-keep", "stored", default=True, help=f"Keep the figures in {RESULT.name}.")
+def main(*, names: tuple[str, ...], here: str | None, listing: bool, as_json: bool, stored: bool) -> None:
+    """Measure."""
+    if listing:
+        click.echo("\n".join(ROWS))
+        return
+    if here:
+        click.echo(json.dumps(ROWS[here][0]()))
+        return
+    cases = {}
+    for name in names or ROWS:
+        cases[name] = run_apart(name)
+        tell(f"{name}: {cases[name]['cpu_s']} s of CPU, {cases[name]['peak_rss_mib']:.0f} MiB")
+    found = [bar for name, figures in cases.items() for bar in bars(name, figures)]
+    finish(RESULT, cases, found, stored=stored, as_json=as_json)
+
+
+if __name__ == "__main__":
+    main()
