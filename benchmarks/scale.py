@@ -1,4 +1,4 @@
-"""What Muri costs on a large cluster: CPU seconds and memory of one process per row, beside the bars that it has to keep.
+"""What Muri costs on a large cluster: CPU seconds and memory of a process per row, beside the bars it has to keep.
 
     python benchmarks/scale.py --json                          every row
     python benchmarks/scale.py --row decide-10k --row joins    some of them
