@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 from switch_cost import measure_switches_s
 
-from muri.launcher.arbitration.arbiter import FairArbiter
+from muri.launcher.arbitration.arbiter import FairArbiter, give_way
 from muri.launcher.job.stage_clock import IterationRecord, StageClock
 from muri.launcher.runtime.main import SWITCH_INTERVAL_S
 from muri.launcher.sessions.setup import take_short_turns
@@ -30,7 +30,8 @@ class _Gate:
         return self._arbiter.acquire(self._member, stage)
 
     def release(self, stage: int) -> None:
-        self._arbiter.release(self._member, stage)
+        if self._arbiter.release(self._member, stage):
+            give_way()
 
     def yield_point(self, stage: int) -> float:
         return self._arbiter.yield_point(self._member, stage)
