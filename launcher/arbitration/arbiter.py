@@ -249,7 +249,7 @@ class FairArbiter(Arbiter):
             self._interrupt(member)
             for resource in range(STAGE_COUNT):
                 while (hold := self._hold_of(member, resource)) is not None:
-                    self._pass_on(resource, hold)
+                    self._pass_on(resource, hold, self._now())
             self._queue.leave(member)
             self._promises.leave(member)
             for resource in range(STAGE_COUNT):  # what was kept free for it
@@ -275,8 +275,9 @@ class FairArbiter(Arbiter):
             hold = self._hold_of(member, resource)
             if hold is None:
                 return False
-            self._promises.leaves(member, resource, self._now())
-            return self._pass_on(resource, hold)
+            now_s = self._now()
+            self._promises.leaves(member, resource, now_s)
+            return self._pass_on(resource, hold, now_s)
 
     def interrupt(self, member: str) -> None:
         """Wake the member with an interruption."""
@@ -304,7 +305,7 @@ class FairArbiter(Arbiter):
             ages = self._ages(resource) | {member: hold.waited_s}
             if self._choose([member, *others], resource, ages, holder=member) == member:
                 return 0.0
-            self._pass_on(resource, hold)
+            self._pass_on(resource, hold, self._now())
             waiter = self._enqueue(member, resource, hold.waited_s)
         return self._await(waiter)
 
@@ -399,8 +400,7 @@ class FairArbiter(Arbiter):
             since_s = max(since_s, min((waiter.since_s for waiter in self._waiting[resource]), default=now_s))
         self._promises.held(hold.member, resource, max(hold.longest_s, now_s - since_s))
 
-    def _pass_on(self, resource: int, hold: _Hold) -> bool:
-        now_s = self._now()
+    def _pass_on(self, resource: int, hold: _Hold, now_s: float) -> bool:
         self._count_service(resource, hold, now_s)
         self._note_piece(resource, hold, now_s)
         self._holds[resource].remove(hold)
