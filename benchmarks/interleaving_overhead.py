@@ -7,9 +7,9 @@ import time
 from collections.abc import Sequence
 
 import numpy as np
-from switch_cost import measure_switches_s
+from switch_cost import measure_switches_s, runtime_arbiter
 
-from muri.launcher.arbitration.arbiter import FairArbiter
+from muri.launcher.arbitration.arbiter import Arbiter, FairArbiter, give_way
 from muri.launcher.job.stage_clock import IterationRecord, StageClock
 from muri.launcher.runtime.main import SWITCH_INTERVAL_S
 from muri.launcher.sessions.setup import take_short_turns
@@ -23,14 +23,15 @@ class _Gate:
 
     asks = True
 
-    def __init__(self, arbiter: FairArbiter, member: str) -> None:
+    def __init__(self, arbiter: Arbiter, member: str) -> None:
         self._arbiter, self._member = arbiter, member
 
     def acquire(self, stage: int) -> float:
         return self._arbiter.acquire(self._member, stage)
 
     def release(self, stage: int) -> None:
-        self._arbiter.release(self._member, stage)
+        if self._arbiter.release(self._member, stage):
+            give_way()
 
     def yield_point(self, stage: int) -> float:
         return self._arbiter.yield_point(self._member, stage)
@@ -47,7 +48,7 @@ def _hold() -> None:
 
 def hand_overs_s(count: int) -> list[float]:
     """Two members' threads that always want the same resource, through real stage clocks; seconds per hand-over."""
-    arbiter = FairArbiter()
+    arbiter = runtime_arbiter()
     taken: dict[str, list[tuple[float, bool]]] = {"1": [], "2": []}
     given: dict[str, list[float]] = {"1": [], "2": []}
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import click
+import scale_runtime
 from bars import Bar, finish, tell
 from machine import peak_rss_mib
 from scale_clusters import Size, cycle_of
@@ -65,6 +66,7 @@ ROWS: Final[dict[str, tuple[Row, dict[str, float]]]] = {
     "muri-jct-one-user": (deciding(Size(10_000, users=1), "muri-jct"), {"cpu_s": 2.0, "peak_rss_mib": 400.0}),
     "muri-hybrid-100-users": (deciding(Size(10_000), "muri-hybrid"), {"cpu_s": 2.0, "peak_rss_mib": 400.0}),
     "muri-hybrid-one-user": (deciding(Size(10_000, users=1), "muri-hybrid"), {"cpu_s": 2.0, "peak_rss_mib": 400.0}),
+    **scale_runtime.ROWS,
 }
 """Each row, and the most that its figures may be."""
 

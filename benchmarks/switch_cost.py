@@ -1,4 +1,4 @@
-"""Measures what it costs to pass a resource from one member's process to another's."""
+"""Measures how long it takes to pass a resource from one member's process to another's."""
 
 import itertools
 import json
@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Final
 
 from muri.errors import MuriError
-from muri.launcher.arbitration.arbiter import FairArbiter
+from muri.launcher.arbitration.arbiter import Arbiter, FairArbiter
+from muri.launcher.arbitration.pausing import PausingArbiter
+from muri.launcher.arbitration.switching import SwitchingArbiter
 from muri.launcher.sessions.process_session import ProcessSession, share_waiting_hint
 from muri.launcher.sessions.process_start import ChildStarter, supervised
 from muri.launcher.wire.protocol import AttachRequest
@@ -22,11 +24,12 @@ _SCRIPT: Final = """
 import json, os, sys, time
 from muri.launcher.wire.process_gate import gate_from_environment
 gate, count, hold_s, result = gate_from_environment(os.environ), int(sys.argv[1]), float(sys.argv[2]), sys.argv[3]
-taken, given = [], []
+asked, taken, given = [], [], []
 open(result, "w").close()
 while len([name for name in os.listdir() if name.endswith(".json")]) < 2:
     time.sleep(0.001)
 for _ in range(count):
+    asked.append(time.perf_counter())
     gate.acquire(0)
     taken.append(time.perf_counter())
     end = taken[-1] + hold_s
@@ -35,7 +38,7 @@ for _ in range(count):
     given.append(time.perf_counter())
     gate.release(0)
 with open(result, "w") as file:
-    json.dump([taken, given], file)
+    json.dump([asked, taken, given], file)
 """
 
 
@@ -43,10 +46,15 @@ class SwitchError(MuriError):
     """The members of the measurement did not run to their end."""
 
 
-def measure_switches_s(count: int = 1000) -> list[float]:
-    """Seconds from one process's release to the other one's grant, for each time that it changed hands.
+def runtime_arbiter() -> Arbiter:
+    """An arbiter with all that a runtime puts around it; it stays with `fair`."""
+    return PausingArbiter(SwitchingArbiter({"fair": lambda: FairArbiter(asks_sole_member=False)}))
 
-    Two processes that always want the same resource run through a real `ProcessSession` and a fair
+
+def measure_switches_s(count: int = 1000) -> list[float]:
+    """Seconds from one process's release to the other one's grant, for each time that the other one waited for it.
+
+    Two processes that always want the same resource run through a real `ProcessSession` and a runtime's
     arbiter in this process; both read the same monotonic clock.
 
     Args:
@@ -58,7 +66,7 @@ def measure_switches_s(count: int = 1000) -> list[float]:
     with tempfile.TemporaryDirectory(prefix="muri-switch-") as folder:
         script = Path(folder) / "switch.py"
         script.write_text(_SCRIPT, encoding="utf-8")
-        arbiter = FairArbiter()
+        arbiter = runtime_arbiter()
         page_fd = share_waiting_hint(arbiter)
         try:
             _run([_session(member, script, count, arbiter, page_fd) for member in ("1", "2")])
@@ -67,7 +75,7 @@ def measure_switches_s(count: int = 1000) -> list[float]:
         return _switches_s([json.loads((Path(folder) / f"{member}.json").read_text()) for member in ("1", "2")])
 
 
-def _session(member: str, script: Path, count: int, arbiter: FairArbiter, page_fd: int) -> ProcessSession:
+def _session(member: str, script: Path, count: int, arbiter: Arbiter, page_fd: int) -> ProcessSession:
     request = AttachRequest(
         job_id=member,
         target=str(script),
@@ -93,6 +101,8 @@ def _run(sessions: list[ProcessSession]) -> None:
 
 
 def _switches_s(times: list[list[list[float]]]) -> list[float]:
-    """From each release to the next grant, where that is the other process's."""
-    events = sorted((s, who, e) for who, (taken, given) in enumerate(times) for s, e in zip(taken, given, strict=True))
-    return [after[0] - before[2] for before, after in itertools.pairwise(events) if before[1] != after[1]]
+    """From each release to the next grant, where that is the other process's and was asked for before."""
+    events = sorted(
+        (taken_s, asked_s, given_s) for each in times for asked_s, taken_s, given_s in zip(*each, strict=True)
+    )
+    return [after[0] - before[2] for before, after in itertools.pairwise(events) if after[1] < before[2]]

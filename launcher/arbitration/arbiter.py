@@ -24,7 +24,7 @@ _sleep: Final = time.sleep
 
 
 def give_way() -> None:
-    """Let a thread that was just woken have the interpreter.
+    """Let a thread that was just woken have the interpreter, before this one goes on to compute.
 
     Waking a thread does not make it run: it still needs the interpreter's lock, which the waking one
     would keep for a whole switch interval. Measured on two cores with a busy releasing thread, the
@@ -143,8 +143,12 @@ class Arbiter(ABC):
         """
 
     @abstractmethod
-    def release(self, member: str, resource: int) -> None:
-        """Pass the resource on."""
+    def release(self, member: str, resource: int) -> bool:
+        """Pass the resource on.
+
+        Returns:
+            Whether a thread may have been woken. A caller that goes on to compute in Python should `give_way` to it.
+        """
 
     @abstractmethod
     def interrupt(self, member: str) -> None:
@@ -245,7 +249,7 @@ class FairArbiter(Arbiter):
             self._interrupt(member)
             for resource in range(STAGE_COUNT):
                 while (hold := self._hold_of(member, resource)) is not None:
-                    self._pass_on(resource, hold)
+                    self._pass_on(resource, hold, self._now())
             self._queue.leave(member)
             self._promises.leave(member)
             for resource in range(STAGE_COUNT):  # what was kept free for it
@@ -259,21 +263,21 @@ class FairArbiter(Arbiter):
             self._queue.catch_up(member)
             self._promises.asks(member, resource, self._now())
             if self._is_free(resource) and resource not in self._orders and not self._promises:
-                self._grant(member, resource)
+                self._grant(member, resource, self._now())
                 return 0.0
             waiter = self._enqueue(member, resource)
             self._dispatch(resource)
         return self._await(waiter)
 
-    def release(self, member: str, resource: int) -> None:
+    def release(self, member: str, resource: int) -> bool:
         """Hand a token to the member that is furthest behind."""
         with self._mutex:
             hold = self._hold_of(member, resource)
-            if hold is not None:
-                self._promises.leaves(member, resource, self._now())
-            woken = hold is not None and self._pass_on(resource, hold)
-        if woken:
-            give_way()
+            if hold is None:
+                return False
+            now_s = self._now()
+            self._promises.leaves(member, resource, now_s)
+            return self._pass_on(resource, hold, now_s)
 
     def interrupt(self, member: str) -> None:
         """Wake the member with an interruption."""
@@ -297,11 +301,11 @@ class FairArbiter(Arbiter):
             self._note_offer(resource, hold)
             if not others or resource in self._orders:
                 return 0.0
-            self._count_service(resource, hold)
+            self._count_service(resource, hold, self._now())
             ages = self._ages(resource) | {member: hold.waited_s}
             if self._choose([member, *others], resource, ages, holder=member) == member:
                 return 0.0
-            self._pass_on(resource, hold)
+            self._pass_on(resource, hold, self._now())
             waiter = self._enqueue(member, resource, hold.waited_s)
         return self._await(waiter)
 
@@ -330,7 +334,10 @@ class FairArbiter(Arbiter):
 
     def _hold_of(self, member: str, resource: int) -> _Hold | None:
         """The member's token, the one it holds longest; None if it has none."""
-        return next((hold for hold in self._holds[resource] if hold.member == member), None)
+        for hold in self._holds[resource]:
+            if hold.member == member:
+                return hold
+        return None
 
     def _enqueue(self, member: str, resource: int, waited_s: float = 0.0) -> Waiter:
         waiter = Waiter(member, resource, self._now, self._now() - waited_s)
@@ -341,8 +348,8 @@ class FairArbiter(Arbiter):
 
     def _note_waiting(self, resource: int) -> None:
         """Tell yield points whether to ask. Beside promises the first one of a stage does: so it is known of."""
-        untold = bool(self._promises) and any(hold.offered_s is None for hold in self._holds[resource])
-        self.waiting_hint[resource] = untold or bool(self._waiting[resource])
+        holds = self._holds[resource] if self._promises else ()
+        self.waiting_hint[resource] = bool(self._waiting[resource]) or any(hold.offered_s is None for hold in holds)
 
     def _await(self, waiter: Waiter) -> float:
         start_s, timeout_s = self._now(), -1.0
@@ -368,13 +375,11 @@ class FairArbiter(Arbiter):
                 return -1.0
             return self._promises.look_again_in_s(self._ages(waiter.resource), waiter.resource, self._now())
 
-    def _grant(self, member: str, resource: int, waited_s: float = 0.0) -> None:
-        now_s = self._now()
+    def _grant(self, member: str, resource: int, now_s: float, waited_s: float = 0.0) -> None:
         self._holds[resource].append(_Hold(member, now_s, now_s, waited_s))
         self._note_waiting(resource)
 
-    def _count_service(self, resource: int, hold: _Hold) -> None:
-        now_s = self._now()
+    def _count_service(self, resource: int, hold: _Hold, now_s: float) -> None:
         self._queue.served(hold.member, resource, now_s - hold.since_s)
         hold.since_s = now_s
 
@@ -388,19 +393,21 @@ class FairArbiter(Arbiter):
     def _unoffered_since_s(self, hold: _Hold) -> float:
         return hold.granted_s if hold.offered_s is None else hold.offered_s
 
-    def _note_piece(self, resource: int, hold: _Hold) -> None:
+    def _note_piece(self, resource: int, hold: _Hold, now_s: float) -> None:
         """Note the longest piece of a hold that ends; nobody saw yield points after the first one if nobody waited."""
         since_s = self._unoffered_since_s(hold)
         if hold.offered_s is not None:
-            since_s = max(since_s, min((waiter.since_s for waiter in self._waiting[resource]), default=self._now()))
-        self._promises.held(hold.member, resource, max(hold.longest_s, self._now() - since_s))
+            since_s = max(since_s, min((waiter.since_s for waiter in self._waiting[resource]), default=now_s))
+        self._promises.held(hold.member, resource, max(hold.longest_s, now_s - since_s))
 
-    def _pass_on(self, resource: int, hold: _Hold) -> bool:
-        self._count_service(resource, hold)
-        self._note_piece(resource, hold)
+    def _pass_on(self, resource: int, hold: _Hold, now_s: float) -> bool:
+        self._count_service(resource, hold, now_s)
+        self._note_piece(resource, hold, now_s)
         self._holds[resource].remove(hold)
-        self._note_waiting(resource)
-        return self._dispatch(resource)
+        woken = self._dispatch(resource)
+        if not woken:
+            self._note_waiting(resource)
+        return woken
 
     def _dispatch(self, resource: int, *, nudge: bool = True) -> bool:
         """Grant free tokens; False if no member was woken.
@@ -411,18 +418,27 @@ class FairArbiter(Arbiter):
         """
         waiting, woken = self._waiting[resource], False
         while waiting and self._is_free(resource):
-            order, members = self._orders.get(resource), [waiter.member for waiter in waiting]
-            member = self._choose(members, resource, self._ages(resource)) if order is None else order(members)
-            if member is None:
-                if order is None and nudge:
+            waiter = self._next(resource)
+            if waiter is None:
+                if resource not in self._orders and nudge:
                     waiting[0].nudge()
                 break
-            waiter = waiting.pop(members.index(member))
-            self._promises.ends_to_wait(member, self._now())
-            self._grant(member, resource, self._now() - waiter.since_s)
+            waiting.remove(waiter)
+            now_s = self._now()
+            self._promises.ends_to_wait(waiter.member, now_s)
+            self._grant(waiter.member, resource, now_s, now_s - waiter.since_s)
             waiter.wake(granted=True)
             woken = True
         return woken
+
+    def _next(self, resource: int) -> Waiter | None:
+        """Of those that wait for a resource, whose turn it is; None if it stays free for now."""
+        waiting, order = self._waiting[resource], self._orders.get(resource)
+        if len(waiting) == 1 and order is None and not self._promises:
+            return waiting[0]  # as in a group of two, nearly always
+        members = [waiter.member for waiter in waiting]
+        member = self._choose(members, resource, self._ages(resource)) if order is None else order(members)
+        return None if member is None else waiting[members.index(member)]
 
     def _choose(
         self, members: list[str], resource: int, waited_s: Mapping[str, float], holder: str | None = None
@@ -486,8 +502,9 @@ class PlainArbiter(Arbiter):
                 raise WaitInterruptedError(member)
         return 0.0
 
-    def release(self, member: str, resource: int) -> None:
+    def release(self, member: str, resource: int) -> bool:
         """Nothing to hand over: no member waits."""
+        return False
 
     def interrupt(self, member: str) -> None:
         """Do nothing: no member waits here."""

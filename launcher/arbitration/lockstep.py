@@ -6,7 +6,7 @@ from typing import Final
 
 from muri.clock import MACHINE_CLOCK, Clock
 from muri.errors import UsageError
-from muri.launcher.arbitration.arbiter import Arbiter, Waiter, WaitInterruptedError, give_way
+from muri.launcher.arbitration.arbiter import Arbiter, Waiter, WaitInterruptedError
 from muri.launcher.job.stage_clock import STAGE_COUNT, IterationRecord
 
 DEFAULT_IDLE_LIMIT_S: Final = 1.0
@@ -116,18 +116,18 @@ class LockstepArbiter(Arbiter):
             self._advance()
         return self._await(waiter)
 
-    def release(self, member: str, resource: int) -> None:
+    def release(self, member: str, resource: int) -> bool:
         """Release the resource; the member may still come back to it within the step."""
         with self._mutex:
             place = self._places.get(member)
             if place is None or place.where is not _Where.HOLDING or self._turn(place) != resource:
-                return
+                return False
             place.where, place.since_s = _Where.BETWEEN, self._now()
             if place.waiters:
                 place.where = _Where.WAITING
                 self._grant_turns(place)
                 self._advance()
-        give_way()
+        return True
 
     def holders(self) -> Sequence[str | None]:
         """Which member holds the resource of this step."""

@@ -5,11 +5,10 @@ it is out of the rotation, and nobody counts it. It waits at its next stage or y
 until then, or that a stopped process finishes after it was continued, overlaps with the others' stages once.
 """
 
-import contextlib
 import mmap
 import threading
 from collections import Counter
-from collections.abc import Iterator, MutableSequence, Sequence
+from collections.abc import MutableSequence, Sequence
 from typing import Final
 
 from muri.clock import MACHINE_CLOCK, Clock
@@ -100,8 +99,11 @@ class PausingArbiter(Arbiter):
 
     def acquire(self, member: str, resource: int) -> float:
         """Wait for the end of the pause, and for the resource."""
-        with self._noted(member):
+        asking = self._begin_asking(member)
+        try:
             return self._acquire(member, resource)
+        finally:
+            self._asking.discard(asking)
 
     def _acquire(self, member: str, resource: int) -> float:
         interrupts, paused_s = self._interrupts.get(member, 0), 0.0
@@ -114,9 +116,9 @@ class PausingArbiter(Arbiter):
                 if not self._was_pause(member, interrupts):
                     raise
 
-    def release(self, member: str, resource: int) -> None:
+    def release(self, member: str, resource: int) -> bool:
         """Pass the resource on, unless a pause has done so."""
-        self._inner.release(member, resource)
+        return self._inner.release(member, resource)
 
     def interrupt(self, member: str) -> None:
         """End the member's waits, also for the end of a pause."""
@@ -129,12 +131,14 @@ class PausingArbiter(Arbiter):
         """Wait here while paused, if the resource may be given back within a stage."""
         interrupts = self._interrupts.get(member, 0)
         if not (member in self._paused and self.pauses_everywhere):
+            asking = self._begin_asking(member)
             try:
-                with self._noted(member):
-                    return self._inner.yield_point(member, resource)
+                return self._inner.yield_point(member, resource)
             except WaitInterruptedError:
                 if not self._was_pause(member, interrupts):
                     raise
+            finally:
+                self._asking.discard(asking)
         return self.acquire(member, resource)
 
     def holders(self) -> Sequence[str | None]:
@@ -149,14 +153,11 @@ class PausingArbiter(Arbiter):
         """Whether a thread of the member waits here, for a resource or for the end of a pause."""
         return any(who == member for who, _ in list(self._asking))
 
-    @contextlib.contextmanager
-    def _noted(self, member: str) -> Iterator[None]:
+    def _begin_asking(self, member: str) -> tuple[str, int]:
+        """Note that the calling thread asks for a member; it is the caller's to discard what this returns."""
         asking = (member, threading.get_ident())
         self._asking.add(asking)
-        try:
-            yield
-        finally:
-            self._asking.discard(asking)
+        return asking
 
     def iteration_done(self, member: str, record: IterationRecord) -> None:
         """Note that a member finished an iteration."""

@@ -191,17 +191,19 @@ class SwitchingArbiter(Arbiter):
             if waited_s is not None:
                 return self._now() - start_s
 
-    def release(self, member: str, resource: int) -> None:
+    def release(self, member: str, resource: int) -> bool:
         """Pass the resource on; the last one under the old discipline lets the new one begin."""
         with self._mutex:
             seat, inner = self._seats.get(member), self._inner
             if seat is None or seat not in self._holders[resource]:
-                return
+                return False
             self._holders[resource].remove(seat)
-        inner.release(member, resource)
-        if self._target is not None:
-            with self._mutex:
-                self._finish_switch()
+        woken = inner.release(member, resource)
+        if self._target is None:
+            return woken
+        with self._mutex:
+            self._finish_switch()
+        return True
 
     def interrupt(self, member: str) -> None:
         """Wake the member's threads, also those that wait for the discipline to change."""

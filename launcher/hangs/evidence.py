@@ -76,7 +76,7 @@ class ThreadMeter:
         readings, states, cpu_ns = {}, set(), 0
         for thread in threads:
             with contextlib.suppress(OSError, IndexError, ValueError):
-                fields = (thread / "stat").read_text().rpartition(")")[2].split()
+                fields = _stat(thread)
                 reading = readings[thread] = self._read(thread, fields[0], _cpu_ns(thread, fields))
                 cpu_ns += reading.cpu_ns - reading.asked_ns
                 if not reading.asks:
@@ -101,6 +101,20 @@ class ThreadMeter:
 def sample(threads: Iterable[Path]) -> ThreadSample:
     """Sample threads once; see `ThreadMeter.sample`."""
     return ThreadMeter().sample(threads)
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a signal has stopped all threads of a process; False if it has ended."""
+    states = set()
+    for thread in threads_of(pid):
+        with contextlib.suppress(OSError, IndexError):
+            states.add(_stat(thread)[0])
+    return states == {STOPPED}
+
+
+def _stat(thread: Path) -> list[str]:
+    """What proc(5) tells of a thread, from its state on."""
+    return (thread / "stat").read_text().rpartition(")")[2].split()
 
 
 def _wakes(thread: Path) -> int:

@@ -30,7 +30,7 @@ from muri.launcher.hangs.evidence import (
     ThreadSample,
     children_of,
     has_in_environment,
-    sample,
+    is_stopped,
     sampling_interval_s,
     threads_of,
     threads_of_trees,
@@ -195,7 +195,7 @@ class HangWatch:
         idle_s = timers.idle.idle_s(threads, (session.clock.iterations, obstructs, waits))
         if waits and not obstructs:
             idle_s = 0.0
-        stopped = any(sample(threads_of(pid)).stopped for pid in (own.process, own.supervisor) if pid)
+        stopped = any(is_stopped(pid) for pid in (own.process, own.supervisor) if pid)
         stopped_s = timers.stopped.idle_s(ThreadSample(), stopped)
         return Finding(session, idle_s, stopped_s if stopped else 0.0, obstructs, timers.timeout_s)
 

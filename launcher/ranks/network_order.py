@@ -231,9 +231,9 @@ class RankedArbiter(Arbiter):
         self._role.after(member)
         return self._now() - start_s
 
-    def release(self, member: str, resource: int) -> None:
+    def release(self, member: str, resource: int) -> bool:
         """Pass the resource on."""
-        self._arbiter.release(member, resource)
+        return self._arbiter.release(member, resource)
 
     def interrupt(self, member: str) -> None:
         """End the member's wait."""

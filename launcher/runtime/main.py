@@ -50,6 +50,10 @@ SWITCH_INTERVAL_S: Final = 0.0001
 """A member that wakes up for a short stage should not wait long for another one's bytecode."""
 
 
+_END: Final = b"\0"
+"""Tells the main thread to end; through the same pipe come the numbers of signals."""
+
+
 class Runtime:
     """Serves the members of one group until it is told to end."""
 
@@ -119,7 +123,8 @@ class Runtime:
         self._hangs.start()
         if self._options.place is None or self._options.place.rank == 0:
             self._suspension.start()
-        os.read(self._told_to_end, 1)
+        while os.read(self._told_to_end, 1) != _END:
+            pass  # a signal has come: its handler runs now
         self._end()
         self._stopped.set()
         self._table.changed.set()
@@ -138,13 +143,16 @@ class Runtime:
         def ignore(signum: int, _frame: FrameType | None) -> None:
             """A handler, because children would inherit SIG_IGN."""
 
+        # The kernel may let any thread take a signal; Python's handler then runs once the main one does anything.
+        os.set_blocking(self._tell_to_end, False)
+        signal.set_wakeup_fd(self._tell_to_end, warn_on_full_buffer=False)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, tell)
         for number in (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM):
             signal.signal(number, ignore)
 
     def _tell_end(self) -> None:
-        os.write(self._tell_to_end, b"x")
+        os.write(self._tell_to_end, _END)
 
     def _end_as_hung(self, cause: str) -> None:
         """End the scripts in order: the watchdog has continued this stopped process only for that."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from muri.launcher.arbitration.pausing import PausingArbiter
-from muri.launcher.hangs.evidence import sample, threads_of
+from muri.launcher.hangs.evidence import is_stopped
 from muri.launcher.job.session import MemberSession
 
 logger = logging.getLogger("muri.launcher")
@@ -88,7 +88,7 @@ class SuspensionWatch:
 
 def suspended(pid: int) -> bool:
     """Whether a process is stopped by a signal, or frozen with its control group."""
-    return sample(threads_of(pid)).stopped or frozen(pid)
+    return is_stopped(pid) or frozen(pid)
 
 
 def frozen(pid: int, groups: Path = _CONTROL_GROUPS, processes: Path = Path("/proc")) -> bool:

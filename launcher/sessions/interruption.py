@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable
 from typing import Final
 
-from muri.launcher.arbitration.arbiter import Arbiter, WaitInterruptedError
+from muri.launcher.arbitration.arbiter import Arbiter, WaitInterruptedError, give_way
 from muri.launcher.isolation.torch_settings import apply_torch_flags
 from muri.launcher.job.session import SessionState
 from muri.launcher.job.stage_clock import PROPAGATE, IterationRecord
@@ -166,8 +166,8 @@ class SessionGate:
     def release(self, stage: int) -> None:
         """Pass the resource on."""
         with self._interruption.lock_of_thread():
-            if not self._interruption.ended.is_set():
-                self._arbiter.release(self._member, stage)
+            if not self._interruption.ended.is_set() and self._arbiter.release(self._member, stage):
+                give_way()
 
     def yield_point(self, stage: int) -> float:
         """Let others go first, if they are further behind."""

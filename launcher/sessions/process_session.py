@@ -319,9 +319,12 @@ class Channels:
         self._served: list[threading.Thread] = []
         self._lock = threading.Lock()
 
-    def open(self, channel: socket.socket) -> None:
+    def open(self, main: socket.socket) -> None:
+        """Serve the process's first socket in the background, and the channels that come over it."""
+        self.serve(_MainChannel(self, main))
+
+    def serve(self, served: "_Channel") -> None:
         """Serve a channel in the background until its other end closes."""
-        served = _Channel(self, channel)
         thread = threading.Thread(target=served.serve, name=f"channel-{self.member}", daemon=True)
         with self._lock:
             thread.start()
@@ -363,14 +366,13 @@ class _Channel:
                 self._owner.arbiter.release(self._owner.member, stage)
 
     def _serve_one(self) -> bool:
-        message, files, _, _ = socket.recv_fds(
-            self._socket, process_gate.LARGEST_MESSAGE_BYTES, 1, socket.MSG_CMSG_CLOEXEC
-        )
-        for file in files:
-            self._owner.open(socket.socket(fileno=file))
+        message = self._receive()
         if message:
             self._handlers[message[0]](message)
         return bool(message)
+
+    def _receive(self) -> bytes:
+        return self._socket.recv(process_gate.LARGEST_MESSAGE_BYTES)
 
     def _acquire(self, message: bytes) -> None:
         stage = _stage_of(message)
@@ -411,6 +413,18 @@ class _Channel:
         _, stage, start_s, end_s, wait_s = process_gate.INTERVAL_MESSAGE.unpack(message)
         if self._owner.on_interval is not None:
             self._owner.on_interval(stage, start_s, end_s, wait_s)
+
+
+class _MainChannel(_Channel):
+    """The channel over which the process sends those of its threads."""
+
+    def _receive(self) -> bytes:
+        message, files, _, _ = socket.recv_fds(
+            self._socket, process_gate.LARGEST_MESSAGE_BYTES, 1, socket.MSG_CMSG_CLOEXEC
+        )
+        for file in files:
+            self._owner.serve(_Channel(self._owner, socket.socket(fileno=file)))
+        return message
 
 
 def _stage_of(message: bytes) -> int:

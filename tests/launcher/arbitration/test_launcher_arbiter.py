@@ -1,6 +1,7 @@
 """The arbiters with real threads in virtual time: exclusion, progress, interruption, and the paper's rotation."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import pytest
 from virtual_clock import VirtualClock
@@ -8,6 +9,7 @@ from virtual_clock import VirtualClock
 from muri.errors import UsageError
 from muri.group_spec import read_group
 from muri.launcher.arbitration.arbiter import Arbiter, FairArbiter, WaitInterruptedError
+from muri.launcher.arbitration.fairness import FairQueue
 from muri.launcher.arbitration.lockstep import LockstepArbiter
 from muri.launcher.arbitration.switching import make_arbiter
 
@@ -192,3 +194,42 @@ def test_helper_thread_gets_a_resource_while_its_member_waits_for_another(clock:
         arbiter.release("2", 2)
         clock.finish(waiting)
         assert arbiter.holders()[2] == "1"
+
+
+def test_members_are_compared_only_where_several_wait(clock: VirtualClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[list[str]] = []
+    order = FairQueue.order
+
+    def count(queue: FairQueue, waiting: Iterable[str], *rest: Any) -> list[str]:
+        compared.append(sorted(waiting))
+        return order(queue, compared[-1], *rest)
+
+    monkeypatch.setattr(FairQueue, "order", count)
+    arbiter = FairArbiter(clock)
+    for member in MEMBERS:
+        arbiter.join(member)
+
+    def work(member: str) -> None:
+        arbiter.acquire(member, 2)
+        clock.sleep(0.1)
+        arbiter.release(member, 2)
+
+    clock.finish(*[clock.start(work, member) for member in MEMBERS[:2]])
+    assert compared == []
+    clock.finish(*[clock.start(work, member) for member in MEMBERS[:3]])
+    assert [len(members) for members in compared] == [2]
+
+
+def test_release_says_whether_somebody_was_woken(clock: VirtualClock) -> None:
+    arbiter = FairArbiter(clock)
+    woken: list[tuple[str, bool]] = []
+
+    def work(member: str) -> None:
+        arbiter.join(member)
+        arbiter.acquire(member, 2)
+        clock.sleep(0.1)
+        woken.append((member, arbiter.release(member, 2)))
+
+    clock.finish(*[clock.start(work, member) for member in MEMBERS[:2]])
+    assert sorted(was for _, was in woken) == [False, True]
+    assert arbiter.release("1", 2) is False

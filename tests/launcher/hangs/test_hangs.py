@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 import threading
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from virtual_clock import VirtualClock
 from muri.launcher.arbitration.arbiter import FairArbiter
 from muri.launcher.arbitration.pausing import PausingArbiter
 from muri.launcher.arbitration.switching import make_arbiter
-from muri.launcher.hangs.evidence import IdleTimer, ThreadMeter, ThreadSample
+from muri.launcher.hangs.evidence import IdleTimer, ThreadMeter, ThreadSample, is_stopped
 from muri.launcher.hangs.watch import HangWatch
 from muri.launcher.job.session import Roots
 from muri.launcher.job.stage_clock import STAGE_COUNT, IterationRecord, StageClock
@@ -481,3 +482,18 @@ def test_a_script_that_does_no_iteration_for_long_is_worth_one_warning(caplog: p
         assert len(caplog.records) == 1, caplog.text
         assert f"for {quiet_s + 5} s; its longest so far took {longest_s:g} s" in caplog.text
     assert not session.hung
+
+
+def test_a_process_counts_as_stopped_while_a_signal_stops_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+    read_text = Path.read_text
+    monkeypatch.setattr(Path, "read_text", lambda path, *how: (read.append(path.name), read_text(path, *how))[1])
+    with subprocess.Popen(["sleep", "1000"]) as process:
+        assert not is_stopped(process.pid)
+        assert read == ["stat"], "a look every second costs no more"
+        process.send_signal(signal.SIGSTOP)
+        until(lambda: is_stopped(process.pid), "the stop")
+        process.send_signal(signal.SIGCONT)
+        until(lambda: not is_stopped(process.pid), "the continuation")
+        process.kill()
+    assert not is_stopped(process.pid)

@@ -176,3 +176,9 @@ def test_import_of_the_command_is_light() -> None:
     modules = "sys, muri.launcher.run.command, muri.launcher.api.stages"
     code = f"import {modules}; print([m for m in {heavy} if m in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout == "[]\n"
+
+
+def test_import_of_the_runtime_is_light() -> None:
+    heavy = ("torch", "numpy", "scipy", "networkx", "pydantic", "click", "rich", "muri.slurm_plugin")
+    code = f"import sys, muri.launcher.runtime.main; print([m for m in {heavy} if m in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout == "[]\n"

@@ -1,11 +1,13 @@
 """Real members in a real runtime: what each must have for itself, and how it ends."""
 
+import ctypes
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from group_words import runtime_words
@@ -458,3 +460,12 @@ def test_modules_of_the_same_name_are_the_members_own(launcher: Launcher) -> Non
     assert [ends(process) for process in processes] == [0, 0], launcher.err("101") + launcher.err("102")
     assert launcher.out("101") == "one one\nsame\n"
     assert launcher.out("102") == "two two\nsame\n"
+
+
+def test_a_signal_that_another_thread_takes_ends_the_runtime(launcher: Launcher) -> None:
+    runtime = launcher.runtime("101")
+    main = Path(f"/proc/{runtime.pid}")
+    until(lambda: "pipe_read" in (main / "wchan").read_text(), "the main thread's wait")
+    others = {int(task.name) for task in (main / "task").iterdir()} - {runtime.pid}
+    ctypes.CDLL(None).tgkill(runtime.pid, others.pop(), int(signal.SIGTERM))
+    assert ends(runtime) == 0

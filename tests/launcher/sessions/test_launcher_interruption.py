@@ -5,11 +5,13 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import cast
 
+import pytest
 from polling import DEADLINE_S
 
 from muri.launcher.arbitration.arbiter import FairArbiter
 from muri.launcher.job.session import SessionState
-from muri.launcher.sessions.interruption import Interruption
+from muri.launcher.sessions import interruption as interruption_module
+from muri.launcher.sessions.interruption import Interruption, SessionGate
 
 
 class ToldError(Exception):
@@ -91,3 +93,14 @@ def test_other_threads_of_the_script_hold_nothing_back() -> None:
         threading.Event().wait(DEADLINE_S)
 
     assert isinstance(interrupted(script), ToldError)
+
+
+@pytest.mark.parametrize("woken", [True, False])
+def test_a_script_gives_way_only_to_a_thread_that_it_has_woken(monkeypatch: pytest.MonkeyPatch, woken: bool) -> None:
+    given: list[None] = []
+    monkeypatch.setattr(interruption_module, "give_way", lambda: given.append(None))
+    state = cast("SessionState", SimpleNamespace(member="101"))
+    arbiter = FairArbiter()
+    monkeypatch.setattr(arbiter, "release", lambda _member, _stage: woken)
+    SessionGate(Interruption(state, arbiter, threading.current_thread()), arbiter).release(2)
+    assert len(given) == woken

@@ -14,6 +14,7 @@ from types import FrameType
 import pytest
 from polling import DEADLINE_S, until
 
+from muri.launcher.arbitration import arbiter as arbiter_module
 from muri.launcher.arbitration.arbiter import Arbiter, FairArbiter
 from muri.launcher.job.stage_clock import IterationRecord, StageClock
 from muri.launcher.sessions.process_session import Channels, share_waiting_hint
@@ -111,6 +112,32 @@ def test_release_passes_on_to_the_waiting_process(make: Callable[[str], Member])
     one.gate.release(GPU)
     until(lambda: two.holds(GPU), "the second member's turn")
     end.set()
+
+
+def test_a_hand_over_between_processes_neither_sleeps_nor_looks_for_files(
+    make: Callable[[str], Member], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Threads that serve channels wait for the next message anyway; files come over a process's first socket."""
+    sleeps: list[float] = []
+    looks: list[socket.socket] = []
+    receive = socket.recv_fds
+    monkeypatch.setattr(arbiter_module, "_sleep", sleeps.append)
+    monkeypatch.setattr(socket, "recv_fds", lambda raw, *how: (looks.append(raw), receive(raw, *how))[1])
+    one, two = make("1"), make("2")
+
+    def take_turns(member: Member) -> None:
+        for _ in range(20):
+            member.gate.acquire(GPU)
+            member.gate.release(GPU)
+
+    one.gate.acquire(GPU)
+    thread = in_background(lambda: take_turns(two))
+    until(two.waits, "the second member's wait")
+    one.gate.release(GPU)
+    take_turns(one)
+    thread.join(DEADLINE_S)
+    assert sleeps == []
+    assert len(looks) <= 4, "at the start, and for one channel each"
 
 
 def test_yield_point_speaks_only_when_somebody_waits(make: Callable[[str], Member]) -> None:
