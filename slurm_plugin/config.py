@@ -320,6 +320,11 @@ class Config(Section):
         gt=0,
         description="Repairs, and then starts, that take longer than half of this leave the rest to the next cycle.",
     )
+    cycle_calls: int = Field(
+        2000,
+        ge=2,
+        description="Repairs, and then starts, that take more than half as many calls to Slurm do the same.",
+    )
     state_dir: Path = Field(
         Path("/var/lib/muri"),
         description="Directory of the journal, the profile store and the status file, for the controller's user alone.",
