@@ -66,7 +66,7 @@ class InterruptibleGateway:
         """
         self._require_time()
         if self.calls >= self._most_calls:
-            raise CycleCutShortError(f"the budget of {self._most_calls:g} calls is used up")
+            raise CycleCutShortError(f"the budget of {self._most_calls:g} calls is used up (cycle_calls)")
 
     def _require_time(self) -> None:
         if self._stop.is_set():

@@ -1,4 +1,4 @@
-"""How many of the jobs that Slurm alone decides about it gets at once: more than can start soon, not all of them. Pure."""
+"""How many of the jobs that Slurm alone decides about it gets at once: more than can start soon, not all. Pure."""
 
 from collections import Counter
 from collections.abc import Sequence
