@@ -1,4 +1,4 @@
-"""SIGTERM, as systemd sends it, in the middle of a cycle on a real Slurm: nothing is lost, and the next cycle goes on."""
+"""SIGTERM in the middle of a cycle on a real Slurm: nothing is lost, and the next cycle goes on."""
 
 from muri_cluster import MuriCluster
 
