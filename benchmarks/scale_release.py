@@ -24,7 +24,7 @@ from scale_slurm import occupy, start
 from sandbox import lifecycle
 from sandbox.support import Progress
 
-RESULT: Final = Path(__file__).with_name("results") / "scale-release.json"
+RESULT: Final = Path(__file__).with_name("results") / "scale_release.json"
 
 NAME: Final = "scale-release"
 

@@ -26,7 +26,7 @@ from muri.slurm_plugin.planning.lost_tags import with_known_members
 from muri.slurm_plugin.planning.model_traits import with_measured_pairs
 from muri.slurm_plugin.planning.node_room import NodeRoom, node_room
 from muri.slurm_plugin.planning.packing import ask_to_share
-from muri.slurm_plugin.planning.plan_actions import actions_of
+from muri.slurm_plugin.planning.plan_actions import actions_of, idle_gpus_first
 from muri.slurm_plugin.planning.quarantine import Quarantine, decide_without_culprits
 from muri.slurm_plugin.planning.repairs import overtaken_dry_runs, reconcile
 from muri.slurm_plugin.planning.request import Preparation, prepare
@@ -108,12 +108,9 @@ def _decide(cycle: CycleInput, policy: Policy) -> Decision:
     # Jobs need not wait for what measures a model again: it comes behind them in Slurm's queue.
     new, again = tuple(run for run in runs if not run.again), tuple(run for run in runs if run.again)
     overtaken = overtaken_dry_runs(cycle, started(starts) | started(releases))
-    # What a cycle has no time for, the next one does. GPUs are idle until something starts there; those that jobs join
-    # are at work. The few new dry runs stand ahead, or starts would leave them no GPU; and however many jobs Slurm is
-    # to decide about, and refuses to let go, they come last.
-    joins = tuple(action for action in starts if isinstance(action, Join))
-    new_starts = tuple(action for action in starts if not isinstance(action, Join))
-    actions = stops + new + overtaken + new_starts + joins + again + releases
+    # What a cycle has no time for, the next one does. The few new dry runs stand ahead, or starts would leave them no
+    # GPU; and however many jobs Slurm is to decide about, and refuses to let go, they come last.
+    actions = stops + new + overtaken + idle_gpus_first(starts) + again + releases
     return Decision(view, repairs, preparation, plan, actions)
 
 
