@@ -320,6 +320,17 @@ class Config(Section):
         gt=0,
         description="Repairs, and then starts, that take longer than half of this leave the rest to the next cycle.",
     )
+    cycle_calls: int = Field(
+        2000,
+        ge=2,
+        description="Repairs, and then starts, that take more than half as many calls to Slurm do the same.",
+    )
+    slurm_backlog: int = Field(
+        1000,
+        ge=1,
+        description="Of the jobs that Slurm alone decides about, each partition gets one for each idle CPU and so many "
+        "more at once, the highest priority first; at least bf_max_job_test of slurm.conf.",
+    )
     state_dir: Path = Field(
         Path("/var/lib/muri"),
         description="Directory of the journal, the profile store and the status file, for the controller's user alone.",

@@ -3,9 +3,7 @@
 import json
 import logging
 import os
-import signal
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -22,6 +20,7 @@ from muri.slurm_plugin.private_files import user_name
 from muri.utc import log_handler
 
 if TYPE_CHECKING:
+    from muri.slurm_plugin.controller.stop import StopSignal
     from muri.slurm_plugin.execute.drain import Drained
 
 CONFIG_OPTION = click.option(
@@ -59,6 +58,7 @@ def controller(
       muri-controller --events              only the latter, where a timer calls --once
     """
     from muri.slurm_plugin.controller.assemble import read_trusted_config
+    from muri.slurm_plugin.controller.stop import StopSignal
 
     if sum((once, interval_s is not None, events, dry_run)) != 1:
         raise UsageError("say one of --once, --interval SECONDS, --events or --dry-run")
@@ -68,9 +68,8 @@ def controller(
         _print_decision(config)
         return
     _require_root()
-    stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
+    stop = StopSignal()
+    stop.heed_signals()
     if events:
         _run_on_events(config_file, config, stop)
     elif interval_s is None:
@@ -97,7 +96,7 @@ def _require_root() -> None:
         )
 
 
-def _run_once(config: Config, stop: threading.Event) -> None:
+def _run_once(config: Config, stop: "StopSignal") -> None:
     from muri.slurm_plugin.controller.assemble import open_controller
     from muri.slurm_plugin.controller.events import open_bell
     from muri.slurm_plugin.controller.loop import EVENTS_LOCK_NAME, holder_of, run_for_timer
@@ -109,7 +108,7 @@ def _run_once(config: Config, stop: threading.Event) -> None:
         run_for_timer(instance, config.gate_watch_s, stop, bell)
 
 
-def _run_forever(config: Config, interval_s: float, stop: threading.Event) -> None:
+def _run_forever(config: Config, interval_s: float, stop: "StopSignal") -> None:
     from muri.slurm_plugin.controller.assemble import open_controller
     from muri.slurm_plugin.controller.events import open_bell
     from muri.slurm_plugin.controller.loop import EVENTS_LOCK_NAME, only_one, run_forever
@@ -127,7 +126,7 @@ def _run_forever(config: Config, interval_s: float, stop: threading.Event) -> No
         run_forever(instance, interval_s, config.gate_watch_s, stop, bell=bell)
 
 
-def _run_on_events(config_file: Path | None, config: Config, stop: threading.Event) -> None:
+def _run_on_events(config_file: Path | None, config: Config, stop: "StopSignal") -> None:
     from muri.slurm_plugin.controller.assemble import open_controller, read_trusted_config
     from muri.slurm_plugin.controller.events import open_bell
     from muri.slurm_plugin.controller.loop import EVENTS_LOCK_NAME, only_one, run_on_events, run_once

@@ -16,9 +16,10 @@ from muri.slurm_plugin.controller.gpu_removal_file import GpuRemovalFile
 from muri.slurm_plugin.controller.status import Status, notes_of, status_of
 from muri.slurm_plugin.controller.surroundings import Surroundings
 from muri.slurm_plugin.controller.user_status import report
+from muri.slurm_plugin.execute.apply import Left, apply
 from muri.slurm_plugin.execute.executor import Executor
 from muri.slurm_plugin.execute.gate import close_gate
-from muri.slurm_plugin.execute.interruptible import CycleCutShortError, InterruptibleGateway
+from muri.slurm_plugin.execute.interruptible import InterruptibleGateway
 from muri.slurm_plugin.gateway.base import Gateway, GatewayError, SlurmUnreachableError
 from muri.slurm_plugin.planning.actions import Action
 from muri.slurm_plugin.planning.cycle_input import CycleInput, Knowledge, dry_run_key, served_gpu_s
@@ -50,7 +51,7 @@ from muri.slurm_plugin.records.journal import (
     Journal,
     not_grouped_again,
 )
-from muri.slurm_plugin.records.roles import Role, View, view_of
+from muri.slurm_plugin.records.roles import ManagedJob, Role, View, view_of
 
 log = logging.getLogger("muri.controller")
 
@@ -140,6 +141,11 @@ def _lately(facts: Mapping[str, Any], now_s: float, read: Callable[..., _Read]) 
     return {job_id: value for job_id, value, at_s in found if now_s - at_s < _KEEP_REFUSALS_S}
 
 
+def _gate_is_open(member: ManagedJob) -> bool:
+    """Whether a member that waits for the licence once it is back in the queue would not do so now."""
+    return member.gate == "licence" and not is_behind_licence(member)
+
+
 def _of_job(fact: tuple[str, Any]) -> tuple[int, Any]:
     return int(fact[0]), fact[1]
 
@@ -157,6 +163,7 @@ class Controller:
     Attributes:
         books: Take note of what cycles do.
         someone_waits: Whether a job waited for a plan when gates were last looked at.
+        has_more: Whether the last cycle has left something to the next one.
     """
 
     def __init__(
@@ -191,7 +198,9 @@ class Controller:
         self._policy_for = policy_for
         self._config = config
         self._read_s = 0.0
+        self._members_start = False
         self.someone_waits = False
+        self.has_more = False
 
     def cycle(self) -> Status:
         """Run one cycle and write the status file.
@@ -221,16 +230,21 @@ class Controller:
         """
         decision = self.decision()
         errors: list[str] = []
+        unrepaired = Left()
         if decision.repairs:
             with self.books.phase("repair"):
-                self._apply(decision, decision.repairs, errors)
-            decision = self.decision()
+                unrepaired = self._apply(decision, decision.repairs, errors)
+            if not self._stop.is_set():
+                decision = self.decision()
         with self.books.phase("start"):
-            self._apply(decision, decision.actions, errors)
+            left = self._apply(decision, decision.actions, errors)
+        self.has_more = bool(unrepaired.actions or left.actions)
         errors += self._keep_up(decision)
         self._tidy(decision.view)
         errors += self._extend_lease()
-        status = self._status(decision, errors)
+        view = self._view_after(decision)
+        self._members_start = any(_gate_is_open(job) for job in view.having(Role.MEMBER))
+        status = self._status(decision, view, left.notes(), errors)
         report(self._config, status, decision.view)
         self.books.close(decision, status)
         return status
@@ -243,12 +257,12 @@ class Controller:
         Returns:
             Whether members have yet to start.
         """
-        if self._config.gate != "licence":
+        if not self._members_start:
             return False
-        view = view_of(self._gateway.snapshot(), self._config.partitions)
+        view = view_of(self._gateway.queue(), self._config.partitions)
         gateway = InterruptibleGateway(self._gateway, self._stop, self._config.cycle_limit_s, self._around.clock)
         self.someone_waits = bool(view.having(Role.CANDIDATE))
-        open_members = [job for job in view.having(Role.MEMBER) if job.gate == "licence" and not is_behind_licence(job)]
+        open_members = [job for job in view.having(Role.MEMBER) if _gate_is_open(job)]
         for job in (job for job in open_members if job.state is JobState.RUNNING):
             try:
                 close_gate(gateway, job)
@@ -301,27 +315,36 @@ class Controller:
         with self.books.phase("plan"):
             return decide(cycle_input(snapshot, self._store, self._config, self._journal), policy)
 
-    def _apply(self, decision: Decision, actions: tuple[Action, ...], errors: list[str]) -> None:
-        """Carry out actions; what Slurm refuses is added to `errors`.
+    def _apply(self, decision: Decision, actions: tuple[Action, ...], errors: list[str]) -> Left:
+        """Carry out actions and return those that are left; what Slurm refuses is added to `errors`.
 
-        Repairs and starts have half of a cycle's time each: slow repairs of one user's jobs delay nobody's start for
-        ever. The time for deciding does not count, or a queue that is long to plan would never be served.
+        Repairs and starts have half of a cycle's time and calls each: slow repairs of one user's jobs delay nobody's
+        start for ever. The time for deciding does not count, or a queue that is long to plan would never be served.
         """
         if not actions:
-            return
-        gateway = InterruptibleGateway(self._gateway, self._stop, self._config.cycle_limit_s / 2, self._around.clock)
+            return Left()
+        config = self._config
+        gateway = InterruptibleGateway(
+            self._gateway, self._stop, config.cycle_limit_s / 2, self._around.clock, config.cycle_calls / 2
+        )
         policy = self._policy_for(decision.view.snapshot.limits.priority_type)
-        executor = Executor(gateway, self._journal, self._store, self._config, policy, decision.view, errors)
+        executor = Executor(gateway, self._journal, self._store, config, policy, decision.view, errors)
         try:
-            gateway.in_time()  # else a start would be noted as begun
-            executor.carry_out(actions)
-        except CycleCutShortError as error:
-            log.warning("%s", error)
-            errors.append(str(error))
+            left = apply(actions, executor, gateway)
         finally:
             self.books.note_actions(executor.outcomes)
+        if left.actions:
+            log.warning("%s", left)
+            errors.append(str(left))
+        return left
 
-    def _status(self, decision: Decision, errors: list[str]) -> Status:
+    def _view_after(self, decision: Decision) -> View:
+        """The queue once the decision has been applied, read anew where something was to change."""
+        if not decision.actions or self._stop.is_set():
+            return decision.view
+        return view_of(self._gateway.queue(), self._config.partitions)
+
+    def _status(self, decision: Decision, view: View, left: Mapping[int, str], errors: list[str]) -> Status:
         estimated = notes_of(decision.preparation.request.jobs, decision.plan)
         notes: dict[int, tuple[str, ...]] = {job_id: (why,) for job_id, why in estimated.items()}
         for job_id, why in self._proposed(decision).items():
@@ -332,7 +355,8 @@ class Controller:
         errors += decision.quarantine.faults
         for job_id, why in _readable(self._journal.facts(EXCLUSION).items(), _of_job):
             notes[job_id] = (*notes.get(job_id, ()), not_grouped_again(why))
-        view = view_of(self._gateway.snapshot(), self._config.partitions) if decision.actions else decision.view
+        for job_id, why in left.items():
+            notes[job_id] = (why, *notes.get(job_id, ()))
         jobs = status_of(view, decision.plan, decision.preparation.waiting, notes)
         return Status(view.snapshot.taken_s, decision.plan.policy, self._gateway.name, jobs, tuple(errors))
 

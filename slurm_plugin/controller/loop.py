@@ -26,6 +26,9 @@ log = logging.getLogger("muri.controller")
 
 _LOOK_AGAIN_S: Final = 5.0
 
+_LEAST_REST: Final = 9.0
+"""Looks take a tenth of the time at most: each reads the whole queue."""
+
 _LONGEST_END_S: Final = 60.0
 """A controller that is told to stop ends between two calls to Slurm."""
 
@@ -132,13 +135,10 @@ def run_once(
     clock: Clock = MACHINE_CLOCK,
     until_s: float = math.inf,
     bell: Bell | None = None,
-) -> bool:
+) -> None:
     """Run a cycle, and stay until the members of new groups have started, at most `watch_s` seconds and till `until_s`.
 
-    With a bell the stay ends when the next cycle is due, which goes on with it.
-
-    Returns:
-        Whether the bell has ended the stay.
+    With a bell the stay ends when the next cycle is due, such as one that does what did not fit into this one.
 
     Raises:
         MuriError: The cycle failed.
@@ -148,16 +148,18 @@ def run_once(
     else:
         with bell.cycle():
             controller.cycle()
+        if controller.has_more:
+            bell.ring()
     end_s, were_open = min(clock() + watch_s, until_s), False
-    while clock() < end_s and not stop.is_set():
+    while (looked_s := clock()) < end_s and not stop.is_set():
         if not controller.close_gates():
             if were_open and bell is not None and controller.someone_waits:
                 bell.ring()  # nobody joins a group that has yet to start
-            break
+            return
         were_open = True
-        if _wait(min(clock() + _LOOK_AGAIN_S, end_s), stop, clock, bell):
-            return True
-    return False
+        rest_s = max(_LOOK_AGAIN_S, _LEAST_REST * (clock() - looked_s))
+        if _wait(min(clock() + rest_s, end_s), stop, clock, bell):
+            return
 
 
 def run_for_timer(
@@ -169,8 +171,10 @@ def run_for_timer(
         MuriError: A cycle failed.
     """
     end_s = clock() + watch_s
-    while run_once(controller, watch_s, stop, clock, bell=bell) and clock() < end_s:
-        pass
+    while True:
+        run_once(controller, watch_s, stop, clock, bell=bell)
+        if bell is None or max(bell.due_s, clock()) >= end_s or not _wait(end_s, stop, clock, bell):
+            return
 
 
 def run_forever(

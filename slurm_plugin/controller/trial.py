@@ -67,12 +67,18 @@ class _OnlyThese(InterruptibleGateway):
 
     def snapshot(self) -> Snapshot:
         """Read the queue and leave the rest out."""
-        whole = super().snapshot()
-        jobs = tuple(job for job in whole.jobs if job.job_id in self.jobs or self._is_pilot(job))
-        busy = any(job.state.is_active and job.nodes for job in jobs)
-        nodes = tuple(replace(node, gpus_allocated=node.gpu_count - (0 if busy else 1)) for node in whole.nodes
+        found = self._without_others(super().snapshot())
+        busy = any(job.state.is_active and job.nodes for job in found.jobs)
+        nodes = tuple(replace(node, gpus_allocated=node.gpu_count - (0 if busy else 1)) for node in found.nodes
                       if node.name == self._node)  # fmt: skip
-        return replace(whole, jobs=jobs, nodes=nodes)
+        return replace(found, nodes=nodes)
+
+    def queue(self) -> Snapshot:
+        """Read the jobs alone and leave the rest out."""
+        return self._without_others(super().queue())
+
+    def _without_others(self, whole: Snapshot) -> Snapshot:
+        return replace(whole, jobs=tuple(job for job in whole.jobs if job.job_id in self.jobs or self._is_pilot(job)))
 
     def _is_pilot(self, job: Job) -> bool:
         pilot = tags.parse_pilot(job.admin_comment)

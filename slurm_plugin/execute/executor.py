@@ -2,7 +2,7 @@
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from typing import Any, Protocol
 
@@ -42,7 +42,7 @@ from muri.slurm_plugin.planning.actions import (
     members_in,
     started,
 )
-from muri.slurm_plugin.planning.arrays import priority_ahead, siblings_of
+from muri.slurm_plugin.planning.arrays import Siblings, priority_ahead
 from muri.slurm_plugin.planning.joinable import started_plain
 from muri.slurm_plugin.planning.repairs import find_pilot
 from muri.slurm_plugin.planning.slurm_requests import (
@@ -118,6 +118,7 @@ class Executor:
         self._config = config
         self._policy = policy
         self._view = view
+        self._siblings = Siblings.of_queue(view)
         self._now_s = view.snapshot.taken_s
         # Pilots that were told of a new member in this cycle: the next one must not replace it.
         self._pilots: dict[int, ManagedJob] = {}
@@ -147,8 +148,8 @@ class Executor:
         self.errors = errors
         self.outcomes: Counter[tuple[str, ...]] = Counter()
 
-    def carry_out(self, actions: Iterable[Action]) -> None:
-        """Carry out actions in order; a refusal costs only its own action.
+    def carry_out(self, action: Action) -> None:
+        """Carry out one action; a refusal costs only this one.
 
         Raises:
             SlurmUnreachableError: slurmctld went away; the next cycle resumes from the journal.
@@ -156,21 +157,20 @@ class Executor:
             JournalError: The journal cannot be written; without it nothing may be begun.
             CorruptStoreError: The profile store is damaged.
         """
-        for action in actions:
-            name, outcome = type(action).__name__, "failed"
-            try:
-                self._steps[type(action)](action)
-                outcome = "done"
-            except (SlurmUnreachableError, CycleCutShortError, JournalError, CorruptStoreError):
-                raise
-            except GatewayError as error:
-                outcome = "refused"
-                self.errors.append(f"{name}: {error}")
-                log.warning("%s failed: %s", name, error)
-            except Exception as error:
-                self._set_aside(action, error)
-            finally:
-                self.outcomes[name, outcome] += 1
+        name, outcome = type(action).__name__, "failed"
+        try:
+            self._steps[type(action)](action)
+            outcome = "done"
+        except (SlurmUnreachableError, CycleCutShortError, JournalError, CorruptStoreError):
+            raise
+        except GatewayError as error:
+            outcome = "refused"
+            self.errors.append(f"{name}: {error}")
+            log.warning("%s failed: %s", name, error)
+        except Exception as error:
+            self._set_aside(action, error)
+        finally:
+            self.outcomes[name, outcome] += 1
 
     def _set_aside(self, action: Action, error: Exception) -> None:
         """Keep an action that failed for another reason than Slurm's from being tried in the same way for ever."""
@@ -288,7 +288,7 @@ class Executor:
 
     def _priority_ahead(self, job: ManagedJob, *, member: bool = False) -> int | None:
         """The priority that an array's task needs to start."""
-        return priority_ahead(job, siblings_of(job, self._view), member=member)
+        return priority_ahead(job, self._siblings.of(job), member=member)
 
     def _split_tasks(self, action: SplitTasks) -> None:
         job = self._view.jobs[action.job_id]

@@ -1,5 +1,6 @@
-"""A way to Slurm that ends between two calls: when the controller is told to stop, or a cycle takes too long."""
+"""A way to Slurm that ends between two calls: when the controller is told to stop, or a cycle takes too much."""
 
+import math
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -11,7 +12,7 @@ from muri.slurm_plugin.records.gpu_removal import GpuRemoval, Place
 
 
 class CycleCutShortError(MuriError):
-    """The cycle ends here; what it had begun stands in the journal, and the next one resumes."""
+    """Nothing more is done in this cycle; what was begun stands in the journal, and the next one resumes."""
 
 
 class StopFlag(Protocol):
@@ -25,37 +26,62 @@ class StopFlag(Protocol):
 class InterruptibleGateway:
     """Passes calls on, and refuses those that change something once it is time to end.
 
+    Attributes:
+        calls: How many calls that change something it has passed on.
+
     Args:
         gateway: The way to Slurm.
         stop: Set when the controller is told to stop.
         limit_s: How long calls are passed on.
         clock: Tells the time.
+        most_calls: After how many calls that change something nothing new is begun.
     """
 
-    def __init__(self, gateway: Gateway, stop: StopFlag, limit_s: float, clock: Clock = MACHINE_CLOCK) -> None:
+    def __init__(
+        self,
+        gateway: Gateway,
+        stop: StopFlag,
+        limit_s: float,
+        clock: Clock = MACHINE_CLOCK,
+        most_calls: float = math.inf,
+    ) -> None:
         self._gateway = gateway
         self._stop = stop
         self._limit_s = limit_s
         self._clock = clock
         self._end_s = clock() + limit_s
+        self._most_calls = most_calls
+        self.calls = 0
 
     @property
     def name(self) -> str:
         """Return the gateway's own name."""
         return self._gateway.name
 
+    def require_room(self) -> None:
+        """Make sure that there is time, and a call left, to begin something new. What was begun may take more calls.
+
+        Raises:
+            CycleCutShortError: There is not.
+        """
+        self._require_time()
+        if self.calls >= self._most_calls:
+            raise CycleCutShortError(f"the budget of {self._most_calls:g} calls is used up (cycle_calls)")
+
+    def _require_time(self) -> None:
+        if self._stop.is_set():
+            raise CycleCutShortError("the controller was told to stop")
+        if self._clock() > self._end_s:
+            raise CycleCutShortError(f"its {self._limit_s:g} s, half of cycle_limit_s, are over")
+
     def in_time(self) -> Gateway:
-        """Return the way to Slurm.
+        """Return the way to Slurm, for one call.
 
         Raises:
             CycleCutShortError: It is time to end.
         """
-        if self._stop.is_set():
-            raise CycleCutShortError("the controller was told to stop; its next cycle resumes")
-        if self._clock() > self._end_s:
-            raise CycleCutShortError(
-                f"repairs or starts took longer than {self._limit_s:g} s, half of cycle_limit_s; the next cycle resumes"
-            )
+        self._require_time()
+        self.calls += 1
         return self._gateway
 
     def snapshot(self) -> Snapshot:

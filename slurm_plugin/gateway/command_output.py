@@ -96,7 +96,14 @@ def run_taking(
     """
     end_s = time.monotonic() + timeout_s
     pipe = subprocess.PIPE
-    with subprocess.Popen(arguments, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, env=environment) as child:
+    with subprocess.Popen(
+        arguments,
+        stdin=subprocess.DEVNULL,
+        stdout=pipe,
+        stderr=pipe,
+        env=environment,
+        start_new_session=True,  # what a terminal tells this process is not meant for a call that is under way
+    ) as child:
         try:
             errors = _pump(child, take, end_s)
             return child.wait(max(0.1, end_s - time.monotonic())), errors

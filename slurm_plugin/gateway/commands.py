@@ -155,11 +155,6 @@ class CommandGateway:
         if settings := update_settings(change, self._gres_separator):
             self._update(job_id, settings)
 
-    def set_least_cpus(self, job_id: int, change: JobChange) -> None:
-        """Set only how many CPUs a pending job needs on each of its nodes, as `modify` would."""
-        if (least := _least_cpus(change)) is not None:
-            self._update(job_id, [f"MinCPUsNode={least}"])
-
     def hold(self, job_id: int) -> None:
         """Hold a pending job so that its user may release it, too."""
         self._commands.run(f"hold job {job_id}", ["scontrol", "uhold", self._arrays.name(job_id)])
@@ -232,7 +227,7 @@ def update_settings(change: JobChange, gres_separator: str = "/") -> list[str]:
         "ReqNodeList": change.required_nodes,
         "NumCPUs": change.cpu_count,
         "CPUsPerTask": change.cpus_per_task,
-        "MinCPUsNode": _least_cpus(change),
+        "MinCPUsNode": change.least_cpus,
         "Dependency": change.dependency,
         "MinMemoryNode": change.mem_per_node_mib,
         "MinMemoryCPU": change.mem_per_cpu_mib,
@@ -243,11 +238,6 @@ def update_settings(change: JobChange, gres_separator: str = "/") -> list[str]:
         "Priority": change.priority,
     }
     return [f"{name}={value}" for name, value in settings.items() if value is not None]
-
-
-def _least_cpus(change: JobChange) -> int | None:
-    """CPUs on each node that the job cannot do without; sbatch sets them from --cpus-per-task."""
-    return change.cpus_per_task if change.cpus_per_task is not None else change.cpu_count
 
 
 def _gres(request: str, separator: str) -> str:

@@ -62,8 +62,8 @@ class Helper(Protocol):
         """Take note of the queue, which says which record of an array a job's id means."""
         ...
 
-    def set_least_cpus(self, job_id: int, change: JobChange) -> None:
-        """Set how many CPUs a pending job needs on each of its nodes."""
+    def modify(self, job_id: int, change: JobChange) -> None:
+        """Change a pending job."""
         ...
 
     def split_tasks(self, job: Job, tasks: Sequence[int]) -> None:
@@ -92,8 +92,8 @@ class PyslurmGateway:
     - A few options of sbatch, such as --gpu-bind and --mem-per-gpu, and on a cluster without slurmdbd GPUs asked for
       with --gpus or --gpus-per-socket, are not shown. The helper is asked once per job, all jobs of a cycle together,
       and only for jobs with Muri's tag. Otherwise: no such option, 0 GPUs.
-    - The least number of CPUs per node, which sbatch sets from --cpus-per-task. Otherwise: a job keeps it, and
-      gets no fewer CPUs however few `JobChange.cpu_count` says.
+    - The least number of CPUs per node, which sbatch sets from --cpus-per-task; the helper then makes the whole
+      change. Otherwise: a job keeps it, and gets no fewer CPUs however few `JobChange.cpu_count` says.
     - A hold that the job's user may lift. Otherwise: a hold that only an administrator may lift.
     - A requeue that spares a job which has just ended. Otherwise: a look at its state first.
     - A job array's task that has no record of its own. Otherwise: no task gets one, and the array waits.
@@ -237,10 +237,10 @@ class PyslurmGateway:
         lease.end_lease(self._commands)
 
     def modify(self, job_id: int, change: JobChange) -> None:
-        """Change a pending job."""
-        if self._helper is not None:
-            self._helper.set_least_cpus(job_id, change)
-        if fields := change_fields(change):
+        """Change a pending job, in one RPC."""
+        if self._helper is not None and change.least_cpus is not None:
+            self._helper.modify(job_id, change)
+        elif fields := change_fields(change):
             with self._slurm(f"change job {job_id}"):
                 self._job(job_id).modify(self._pyslurm.JobSubmitDescription(**fields))
 

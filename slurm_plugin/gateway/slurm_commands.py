@@ -81,6 +81,8 @@ class SlurmCommands:
             raise not_started(action, name, err) from err
         except TooMuchOutputError as err:
             raise TooLongAnswerError(f"cannot {action}: `{name}` printed {err}") from err
+        if code < 0:  # Slurm has refused nothing: whether the call was made, the next cycle sees
+            raise SlurmUnreachableError(f"cannot {action}: `{name}` was ended by signal {-code}")
         if code != 0:
             raise slurm_error(action, decoded(errors))
 

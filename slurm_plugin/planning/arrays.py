@@ -9,7 +9,8 @@ and a member, which asks for no GPUs, before those that wait for some.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from typing import Final
 
@@ -92,18 +93,29 @@ def throttled(view: View) -> dict[int, str]:
     return found
 
 
-def siblings_of(job: Job, view: View) -> Sequence[ManagedJob]:
-    """Return the other records of a task's array that Slurm may look at: they wait, and nobody holds them."""
-    if not job.array_job_id:
-        return ()
-    return [
-        each
-        for each in view.jobs.values()
-        if each.array_job_id == job.array_job_id
-        and each.job_id != job.job_id
-        and each.state is JobState.PENDING
-        and not each.held
-    ]
+@dataclass(frozen=True, slots=True)
+class Siblings:
+    """The records of job arrays that Slurm may look at: they wait, and nobody holds them."""
+
+    _waiting: Mapping[int, Sequence[ManagedJob]]
+
+    @classmethod
+    def of_queue(cls, view: View) -> "Siblings":
+        """Find them in one pass."""
+        waiting: defaultdict[int, list[ManagedJob]] = defaultdict(list)
+        for job in view.jobs.values():
+            if job.array_job_id and job.state is JobState.PENDING and not job.held:
+                waiting[job.array_job_id].append(job)
+        return cls(waiting)
+
+    def arrays(self) -> Iterable[Sequence[ManagedJob]]:
+        """Return the records of each array that has any."""
+        return self._waiting.values()
+
+    def of(self, job: Job) -> Sequence[ManagedJob]:
+        """Return the other records of a task's array."""
+        waiting = self._waiting.get(job.array_job_id, ()) if job.array_job_id else ()
+        return [each for each in waiting if each.job_id != job.job_id]
 
 
 def priority_ahead(job: Job, siblings: Iterable[ManagedJob], *, member: bool) -> int | None:
@@ -126,15 +138,11 @@ def priority_ahead(job: Job, siblings: Iterable[ManagedJob], *, member: bool) ->
 
 def overtakes(cycle: CycleInput) -> Iterator[Overtake]:
     """Bring tasks before siblings whose priority has grown with their age, or that were released before them."""
-    waiting: defaultdict[int, list[ManagedJob]] = defaultdict(list)
-    for job in cycle.view.jobs.values():
-        if job.array_job_id and job.state is JobState.PENDING and not job.held:
-            waiting[job.array_job_id].append(job)
-    for siblings in waiting.values():
-        for job in siblings:
+    siblings = Siblings.of_queue(cycle.view)
+    for records in siblings.arrays():
+        for job in records:
             if job.role not in {Role.MEMBER, Role.RELEASED} or not _is_let_go(job):
                 continue
-            others = [each for each in siblings if each is not job]
-            priority = priority_ahead(job, others, member=job.role is Role.MEMBER)
+            priority = priority_ahead(job, siblings.of(job), member=job.role is Role.MEMBER)
             if priority is not None:
                 yield Overtake(job.job_id, priority)

@@ -18,6 +18,7 @@ from muri.slurm_plugin.planning.actions import (
     StartGroup,
     started,
 )
+from muri.slurm_plugin.planning.backlog import LATER, to_let_go
 from muri.slurm_plugin.planning.cycle_input import CycleInput
 from muri.slurm_plugin.planning.joinable import jobs_with_pilots, started_plain
 from muri.slurm_plugin.planning.joins import with_closed_units
@@ -25,7 +26,7 @@ from muri.slurm_plugin.planning.lost_tags import with_known_members
 from muri.slurm_plugin.planning.model_traits import with_measured_pairs
 from muri.slurm_plugin.planning.node_room import NodeRoom, node_room
 from muri.slurm_plugin.planning.packing import ask_to_share
-from muri.slurm_plugin.planning.plan_actions import actions_of
+from muri.slurm_plugin.planning.plan_actions import actions_of, idle_gpus_first
 from muri.slurm_plugin.planning.quarantine import Quarantine, decide_without_culprits
 from muri.slurm_plugin.planning.repairs import overtaken_dry_runs, reconcile
 from muri.slurm_plugin.planning.request import Preparation, prepare
@@ -107,8 +108,9 @@ def _decide(cycle: CycleInput, policy: Policy) -> Decision:
     # Jobs need not wait for what measures a model again: it comes behind them in Slurm's queue.
     new, again = tuple(run for run in runs if not run.again), tuple(run for run in runs if run.again)
     overtaken = overtaken_dry_runs(cycle, started(starts) | started(releases))
-    # However many jobs Slurm is to decide about, and refuses to let go, what starts comes first.
-    actions = stops + new + overtaken + starts + again + releases
+    # What a cycle has no time for, the next one does. The few new dry runs stand ahead, or starts would leave them no
+    # GPU; and however many jobs Slurm is to decide about, and refuses to let go, they come last.
+    actions = stops + new + overtaken + idle_gpus_first(starts) + again + releases
     return Decision(view, repairs, preparation, plan, actions)
 
 
@@ -117,7 +119,7 @@ def _releases(preparation: Preparation) -> tuple[tuple[ReleaseSolo, ...], dict[i
 
     Returns:
         The releases, and why the other such jobs wait, by job id: Slurm lately refused to let them go, as it does with
-        a job that no nodes could ever hold.
+        a job that no nodes could ever hold, or has enough others to choose from.
     """
     cycle = preparation.cycle
     why = "Muri does not serve its partition, or cannot read how many GPUs it asks for"
@@ -125,7 +127,10 @@ def _releases(preparation: Preparation) -> tuple[tuple[ReleaseSolo, ...], dict[i
     reasons |= {job_id: f"Slurm decides when it starts: {why}" for job_id, why in preparation.to_slurm.items()}
     refused = cycle.knowledge.refused_releases
     stuck = {job_id: f"{why}; {refused[job_id]}" for job_id, why in reasons.items() if job_id in refused}
-    return tuple(ReleaseSolo(job_id, (why,)) for job_id, why in reasons.items() if job_id not in stuck), stuck
+    jobs = to_let_go([cycle.view.jobs[job_id] for job_id in reasons if job_id not in stuck], cycle)
+    releases = {job.job_id: ReleaseSolo(job.job_id, (reasons[job.job_id],)) for job in jobs}
+    later = {job_id: f"{why}; {LATER}" for job_id, why in reasons.items() if job_id not in releases}
+    return tuple(releases.values()), {**later, **stuck}
 
 
 def ask(policy: Policy, preparation: Preparation) -> tuple[Settled, Preparation]:

@@ -1,9 +1,9 @@
 """From a plan to actions: groups that start, jobs that join, and jobs alone, which others may join. Pure."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from muri.policies.types import Plan, PlanJob
-from muri.slurm_plugin.planning.actions import Action, StartGroup
+from muri.slurm_plugin.planning.actions import Action, Join, StartGroup
 from muri.slurm_plugin.planning.cycle_input import CycleInput
 from muri.slurm_plugin.planning.joinable import start_joinable
 from muri.slurm_plugin.planning.joins import joins_of
@@ -38,3 +38,8 @@ def actions_of(
         start = None if planned is None else start_joinable(solo, planned, plan, cycle, room, nodes)
         actions.append(release if start is None else start)
     return tuple(actions)
+
+
+def idle_gpus_first(starts: Sequence[Action]) -> tuple[Action, ...]:
+    """Return what starts on idle GPUs, and then what joins groups, whose GPUs are at work; each in the plan's order."""
+    return tuple(sorted(starts, key=lambda action: isinstance(action, Join)))

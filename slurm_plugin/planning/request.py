@@ -373,7 +373,7 @@ def free_nodes(cycle: CycleInput, places: Places | None = None, jobs: Sequence[J
     nodes = [node for node in cycle.nodes if node.usable and node.gpu_count and is_served(node, cycle)]
     free = {node.name: _Free.of(node) for node in nodes}
     for job in cycle.view.jobs.values():
-        if job.role in _PROMISED and _starts_by_itself(job):
+        if job.role in _PROMISED and starts_by_itself(job):
             place = places.of(job)
             eligible = [node for node in nodes if node.name in place.nodes]
             if not place.left_to_slurm and _could_start(job, eligible):
@@ -388,7 +388,7 @@ def is_served(node: Node, cycle: CycleInput) -> bool:
     return not served or any(partition in served for partition in node.partitions)
 
 
-def _starts_by_itself(job: ManagedJob) -> bool:
+def starts_by_itself(job: ManagedJob) -> bool:
     """Whether a job waits for nothing but GPUs; others hold none back, so that jobs behind them start."""
     if job.state is not JobState.PENDING or job.held or job.gated:
         return False

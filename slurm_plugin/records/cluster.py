@@ -318,6 +318,11 @@ class JobChange:
     licenses: str | None = None
     priority: int | None = None
 
+    @property
+    def least_cpus(self) -> int | None:
+        """CPUs on each node that the job cannot do without; sbatch sets them from --cpus-per-task."""
+        return self.cpus_per_task if self.cpus_per_task is not None else self.cpu_count
+
 
 @dataclass(frozen=True, slots=True)
 class NewJob:

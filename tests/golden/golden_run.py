@@ -38,6 +38,8 @@ class RecordingSlurm:
     def snapshot(self) -> Any:
         return self._snapshot
 
+    queue = snapshot
+
     def gpu_removal(self, *_known: Any) -> Any:
         return self._snapshot.gpu_removal
 

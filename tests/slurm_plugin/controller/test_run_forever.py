@@ -150,6 +150,7 @@ class Eventful:
     def __init__(self, clock: VirtualClock, start_s: float = 0.0, *, someone_waits: bool = False) -> None:
         self.begun_s: list[float] = []
         self.someone_waits = someone_waits
+        self.has_more = False
         self._clock, self._start_s = clock, start_s
 
     def cycle(self) -> None:

@@ -55,6 +55,19 @@ def test_slurms_words_become_errors(commands: Commands, stderr: str, kind: type[
     assert (stderr.splitlines() or ["no reason"])[0] in str(caught.value)
 
 
+def test_a_command_that_a_signal_ended_is_no_refusal(commands: Commands) -> None:
+    gateway = CommandGateway()
+    commands.add("scontrol", body="import signal; os.kill(os.getpid(), signal.SIGTERM)")
+    with pytest.raises(SlurmUnreachableError, match=r"`scontrol` was ended by signal 15"):
+        gateway.hold(5)
+
+
+def test_a_signal_to_the_callers_terminal_does_not_reach_a_command(commands: Commands) -> None:
+    gateway = CommandGateway()
+    commands.add("scontrol", body="sys.exit(os.getsid(0) != os.getpid())")
+    gateway.hold(5)
+
+
 def test_hanging_command_counts_as_unreachable(commands: Commands) -> None:
     commands.add("scontrol", body="import time; time.sleep(60)")
     with pytest.raises(SlurmUnreachableError, match=r"within 0\.3 s"):

@@ -4,13 +4,14 @@ import logging
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import cast
 
 import pytest
 
 from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.controller import assemble as open_gateway
 from muri.slurm_plugin.controller.status import STATUS_NAME, Status, write_status
-from muri.slurm_plugin.gateway import pyslurm_records
+from muri.slurm_plugin.gateway import pyslurm_api, pyslurm_records
 from muri.slurm_plugin.gateway.base import GatewayError, GatewayUnavailableError
 from muri.slurm_plugin.gateway.libslurm import nodes_of_table
 from muri.slurm_plugin.gateway.pyslurm_api import NoPyslurmError, check_controller, check_library, import_pyslurm
@@ -172,3 +173,17 @@ def test_broken_pyslurm_is_told_from_a_missing_one(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(sys, "meta_path", [Broken(), *sys.meta_path])
     with pytest.raises(GatewayUnavailableError, match=r"libslurm\.so\.44.*Rebuild"):
         import_pyslurm()
+
+
+def test_a_change_that_pyslurm_cannot_express_whole_is_made_whole_by_the_helper() -> None:
+    made: list[tuple[int, JobChange]] = []
+
+    class Helper:
+        def modify(self, job_id: int, change: JobChange) -> None:
+            made.append((job_id, change))
+
+    gateway = object.__new__(pyslurm_api.PyslurmGateway)
+    gateway._helper = cast(pyslurm_api.Helper, Helper())
+    member = JobChange(gpu_request="gres/gpu:0", cpu_count=1, cpus_per_task=1, admin_comment="muri:x", licenses="")
+    gateway.modify(7, member)  # one RPC, so all of it or nothing
+    assert made == [(7, member)]

@@ -7,7 +7,7 @@ from fake_slurm import NOW_S, behind_licence, make_job, make_node
 
 from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.planning.actions import Overtake, SplitTasks
-from muri.slurm_plugin.planning.arrays import overtakes, priority_ahead, siblings_of, task_numbers, throttled
+from muri.slurm_plugin.planning.arrays import Siblings, overtakes, priority_ahead, task_numbers, throttled
 from muri.slurm_plugin.planning.cycle_input import CycleInput, Knowledge
 from muri.slurm_plugin.planning.request import prepare
 from muri.slurm_plugin.records import comment_tags as tags
@@ -97,19 +97,19 @@ def test_a_task_is_let_go_ahead_of_those_that_are_kept_back() -> None:
     kept, alone = task(10, "3-9", priority=500), let_go(task(12, "1", priority=501), reason="Resources")
     job = task(11, "0", priority=500)
     view = cycle_of(kept, job).view
-    assert priority_ahead(job, siblings_of(job, view), member=False) == 501
-    assert priority_ahead(job, siblings_of(job, view), member=True) == 502
+    assert priority_ahead(job, Siblings.of_queue(view).of(job), member=False) == 501
+    assert priority_ahead(job, Siblings.of_queue(view).of(job), member=True) == 502
     view = cycle_of(kept, alone, job).view
-    assert priority_ahead(job, siblings_of(job, view), member=False) == 501
-    assert priority_ahead(job, siblings_of(job, view), member=True) == 502
+    assert priority_ahead(job, Siblings.of_queue(view).of(job), member=False) == 501
+    assert priority_ahead(job, Siblings.of_queue(view).of(job), member=True) == 502
     ordinary = behind_licence(make_job(7))
-    assert priority_ahead(ordinary, siblings_of(ordinary, cycle_of(kept, ordinary).view), member=True) is None
+    assert priority_ahead(ordinary, Siblings.of_queue(cycle_of(kept, ordinary).view).of(ordinary), member=True) is None
 
 
 def test_siblings_that_slurm_does_not_look_at_need_no_overtaking() -> None:
     held = task(10, "3-9", priority=0, held=True, reason="JobHeldUser")
     job = task(11, "0", priority=500)
-    assert priority_ahead(job, siblings_of(job, cycle_of(held, job).view), member=True) is None
+    assert priority_ahead(job, Siblings.of_queue(cycle_of(held, job).view).of(job), member=True) is None
 
 
 def test_tasks_that_wait_in_slurms_queue_stay_ahead_while_the_others_age() -> None:

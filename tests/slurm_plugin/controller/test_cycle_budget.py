@@ -1,0 +1,194 @@
+"""What a cycle asks of Slurm is bounded: what does not fit is told, and done in the next cycle, which comes soon."""
+
+from collections import Counter
+from typing import cast
+
+import pytest
+from fake_slurm import NOW_S, FakeSlurm, behind_licence, four_jobs, make_job, make_node, one_gpu
+from virtual_clock import VirtualClock
+
+from muri.slurm_plugin.config import Events
+from muri.slurm_plugin.controller.cycle import Controller
+from muri.slurm_plugin.controller.loop import run_for_timer, run_once
+from muri.slurm_plugin.controller.pace import Bell
+from muri.slurm_plugin.execute.apply import Left
+from muri.slurm_plugin.planning.actions import Cancel, Preempt, ReleaseSolo
+from muri.slurm_plugin.records import comment_tags as tags
+from muri.slurm_plugin.records.cluster import JobState
+
+
+class ReadingSlurm(FakeSlurm):
+    """Counts reads of the whole queue."""
+
+    def __init__(self, *arguments, **named):
+        super().__init__(*arguments, **named)
+        self.reads: Counter[str] = Counter()
+
+    def snapshot(self):
+        self.reads["snapshot"] += 1
+        return super().snapshot()
+
+    def queue(self):
+        self.reads["queue"] += 1
+        found = super().queue()
+        self.reads["snapshot"] -= 1  # this fake's queue is a part of its snapshot
+        return found
+
+
+def loners(count: int) -> list:
+    """Jobs that start alone, behind the licence."""
+    comment = "muri:model=m1,batch-size=8,alone=1"
+    return [behind_licence(make_job(number, admin_comment=comment)) for number in range(1, count + 1)]
+
+
+def slurm_with(jobs: list, nodes: list) -> ReadingSlurm:
+    slurm = ReadingSlurm(jobs, nodes, gate_license=True)
+    slurm.extend_lease(NOW_S + 600)
+    return slurm
+
+
+def let_go(slurm: FakeSlurm) -> list[int]:
+    return [job.job_id for job in slurm.jobs.values() if not job.licenses]
+
+
+def test_what_exceeds_the_budget_of_calls_is_told_and_done_in_the_next_cycles(make_controller):
+    slurm = slurm_with(loners(10), [make_node("n1", gpu_count=16, cpu_count=64)])
+    with make_controller(slurm, cycle_calls=8) as controller:
+        status = controller.cycle()
+        assert (slurm.calls, let_go(slurm)) == (["modify"] * 4, [1, 2, 3, 4])
+        assert "6 starts are left for the next cycle: the budget of 4 calls is used up (cycle_calls)" in status.errors
+        told = {job.job_id: job.reasons for job in status.jobs}
+        assert told[5][0].startswith("its start is left for the next cycle: the budget of 4 calls")
+        assert not any("left for the next cycle" in why for why in told[4])
+        assert controller.has_more
+        controller.cycle()
+        last = controller.cycle()
+        assert not controller.has_more
+        assert not last.errors
+    assert slurm.calls == ["modify"] * 10
+    assert let_go(slurm) == list(range(1, 11))
+
+
+def test_what_was_begun_is_finished_whatever_the_budget_of_calls(make_controller):
+    slurm = slurm_with([behind_licence(job) for job in four_jobs()], one_gpu())
+    with make_controller(slurm, cycle_calls=2) as controller:
+        status = controller.cycle()
+        assert not controller._journal.intents("begun")
+    assert slurm.calls == ["submit"] + ["modify"] * 4  # or the pilot would hold its GPU for nobody until the next cycle
+    assert not status.errors
+
+
+def test_repairs_leave_starts_their_half_of_the_calls(make_controller):
+    given = tags.Given(int(NOW_S) - 60, tags.Original("gres/gpu:1", "", 4, 4, 0, 3600))
+    comment = f"muri:model=m1,batch-size=8,alone=1 {tags.GIVEN_PREFIX}{tags.format_given(given)}"
+    half_started = [behind_licence(make_job(number, admin_comment=comment)) for number in range(101, 109)]
+    slurm = slurm_with(loners(8) + half_started, [make_node("n1", gpu_count=32, cpu_count=256)])
+    with make_controller(slurm, cycle_calls=8) as controller:
+        status = controller.cycle()
+    assert len(slurm.calls) == 8
+    assert let_go(slurm) == [1, 2, 3, 4]
+    assert [error.partition(" left")[0] for error in status.errors] == ["4 repairs are", "8 starts are"]
+
+
+def test_an_idle_loop_reads_the_queue_once_a_cycle(make_controller):
+    slurm = slurm_with([], one_gpu())
+    with make_controller(slurm) as controller:
+        for _ in range(10):  # an hour of the timer's
+            run_once(controller, 60.0, controller._stop)
+    assert slurm.reads == {"snapshot": 10}
+
+
+def test_a_cycle_that_starts_something_reads_the_jobs_once_more(make_controller):
+    slurm = slurm_with(loners(1), one_gpu())
+    with make_controller(slurm) as controller:
+        run_once(controller, 60.0, controller._stop)
+    assert slurm.reads == {"snapshot": 1, "queue": 1}
+
+
+def test_new_members_are_looked_for_among_the_jobs_alone(make_controller):
+    slurm = slurm_with([behind_licence(job) for job in four_jobs()], one_gpu())
+    with make_controller(slurm) as controller:
+        controller.cycle()
+        assert controller.close_gates()
+        slurm.tick()
+        assert not controller.close_gates()
+    assert slurm.reads == {"snapshot": 1, "queue": 3}
+
+
+def test_told_to_stop_a_cycle_reads_nothing_more(make_controller):
+    slurm = slurm_with(loners(3), [make_node("n1", gpu_count=4)])
+    with make_controller(slurm) as controller:
+        controller._stop.set()
+        status = controller.cycle()
+        assert controller.has_more
+    assert slurm.reads == {"snapshot": 1}
+    assert any("3 starts are left for the next cycle: the controller was told to stop" in e for e in status.errors)
+
+
+class Long:
+    """Leaves something to the next cycles; the flag that ends the loop, too."""
+
+    def __init__(self, clock: VirtualClock, cycles: int, look_s: float = 0.0) -> None:
+        self.begun_s: list[float] = []
+        self.looks_s: list[float] = []
+        self.has_more = True
+        self.someone_waits = False
+        self._clock, self._cycles, self._look_s = clock, cycles, look_s
+
+    def cycle(self) -> None:
+        self.begun_s.append(self._clock())
+        self._clock.sleep(0.5)
+        self.has_more = len(self.begun_s) < self._cycles
+
+    def close_gates(self) -> bool:
+        self.looks_s.append(self._clock())
+        self._clock.sleep(self._look_s)
+        return self._look_s > 0
+
+    def is_set(self) -> bool:
+        return False
+
+    def wait(self, timeout: float) -> bool:
+        self._clock.sleep(timeout)
+        return False
+
+
+def test_what_was_left_is_done_as_soon_as_events_are_served():
+    clock = VirtualClock()
+    controller = Long(clock, 3)
+    run_for_timer(cast(Controller, controller), 60.0, controller, Bell(Events(), (), clock), clock)
+    assert controller.begun_s == [0.0, 5.5, 11.0]
+    assert clock() < 12.0  # nothing is left, and nobody stays for more
+
+
+def test_looks_at_a_long_queue_take_a_tenth_of_the_time():
+    clock = VirtualClock()
+    controller = Long(clock, 1, look_s=2.0)
+    run_once(cast(Controller, controller), 60.0, controller, clock)
+    assert controller.looks_s == [0.5, 20.5, 40.5, 60.5][: len(controller.looks_s)]
+    assert len(controller.looks_s) == 3
+
+
+@pytest.mark.parametrize(
+    ("actions", "text"),
+    [
+        ((ReleaseSolo(1, ()),), "1 start is left"),
+        ((ReleaseSolo(1, ()), ReleaseSolo(2, ()), Cancel(3, "")), "2 starts and 1 repair are left"),
+        ((Preempt(1, 0, ()), Cancel(3, ""), ReleaseSolo(1, ())), "1 stop, 1 repair and 1 start are left"),
+    ],
+)
+def test_what_is_left_is_counted_in_plain_words(actions, text):
+    assert str(Left(actions, "no more calls")) == f"{text} for the next cycle: no more calls"
+
+
+def test_all_start_once_in_the_end(make_controller):
+    slurm = slurm_with([behind_licence(job) for job in four_jobs()], one_gpu())
+    with make_controller(slurm, cycle_calls=2) as controller:
+        for _ in range(40):
+            controller.cycle()
+            slurm.tick(100)
+            for job in list(slurm.jobs.values()):
+                if job.state is JobState.RUNNING and job.job_id <= 4 and job.start_s < slurm.now_s - 300:
+                    slurm.end(job.job_id)
+    assert [slurm.jobs[number].state for number in (1, 2, 3, 4)] == [JobState.COMPLETED] * 4
+    assert [slurm.starts[number] for number in (1, 2, 3, 4)] == [1] * 4

@@ -1,0 +1,73 @@
+"""Of the jobs that Slurm alone decides about it gets enough to choose from, not all at once, and nobody is starved."""
+
+from dataclasses import replace
+
+from fake_slurm import NOW_S, behind_licence, make_job, make_node
+
+from muri.slurm_plugin.config import Config
+from muri.slurm_plugin.controller.assemble import policy_of
+from muri.slurm_plugin.planning.actions import ReleaseSolo
+from muri.slurm_plugin.planning.backlog import to_let_go
+from muri.slurm_plugin.planning.cycle_input import CycleInput, Knowledge
+from muri.slurm_plugin.planning.decision import decide
+from muri.slurm_plugin.records.cluster import Job, Snapshot
+from muri.slurm_plugin.records.roles import view_of
+
+
+def cycle_of(*jobs: Job, idle_cpus: int = 0, backlog: int = 3) -> CycleInput:
+    nodes = (
+        make_node("n1", cpu_count=16, cpus_allocated=16 - idle_cpus, partitions=("main",)),
+        make_node("n2", cpu_count=16, cpus_allocated=16, partitions=("other",)),
+        make_node("n3", cpu_count=16, usable=False, partitions=("main",)),
+    )
+    config = Config(slurm_backlog=backlog)
+    return CycleInput(view_of(Snapshot(NOW_S, "c", "26.05", jobs, nodes), config.partitions), Knowledge({}), config)
+
+
+def waiting(job_id: int, priority: int = 100, **changes: object) -> Job:
+    """A job that no node can hold, which only Slurm can tell."""
+    job = replace(behind_licence(make_job(job_id, features="none")), priority=priority)
+    return replace(job, **changes)  # type: ignore[arg-type]
+
+
+def competing(job_id: int, reason: str = "Priority", **changes: object) -> Job:
+    return replace(waiting(job_id), licenses="", reason=reason, **changes)  # type: ignore[arg-type]
+
+
+def let_go(cycle: CycleInput, left: list[Job]) -> list[int]:
+    return [job.job_id for job in to_let_go([cycle.view.jobs[job.job_id] for job in left], cycle)]
+
+
+def test_the_highest_priority_goes_first_and_then_the_oldest() -> None:
+    jobs = [waiting(1, 5), waiting(2, 9), waiting(3, 7), waiting(4, 7, submit_s=NOW_S - 5000), waiting(5, 1)]
+    assert let_go(cycle_of(*jobs), jobs) == [2, 4, 3]
+
+
+def test_idle_cpus_make_room_for_more_and_a_node_that_is_down_has_none() -> None:
+    jobs = [waiting(number) for number in range(1, 20)]
+    assert let_go(cycle_of(*jobs, idle_cpus=4), jobs) == [1, 2, 3, 4, 5, 6, 7]
+
+
+def test_each_partition_has_its_own_portion() -> None:
+    jobs = [waiting(number, partition=("main", "other")[number % 2]) for number in range(1, 11)]
+    assert let_go(cycle_of(*jobs), jobs) == [1, 2, 3, 4, 5, 6]
+    lists = [waiting(number, partition="main,other") for number in range(1, 11)]
+    assert let_go(cycle_of(*lists, idle_cpus=1), lists) == [1, 2, 3, 4]
+
+
+def test_those_that_compete_already_count_and_those_that_a_limit_stops_do_not() -> None:
+    jobs = [waiting(number) for number in range(1, 11)]
+    others = [competing(21), competing(22, "Resources"), competing(23, "QOSMaxGRESPerUser")]
+    others += [competing(24, "Dependency", dependency="after:9")]
+    assert let_go(cycle_of(*jobs, *others), jobs) == [1]
+    blocked = [competing(number, "AssocGrpGRES") for number in range(21, 60)]
+    assert let_go(cycle_of(*jobs, *blocked), jobs) == [1, 2, 3]  # other users' limits keep nobody back
+    enough = [competing(number) for number in range(21, 26)]
+    assert let_go(cycle_of(*jobs, *enough), jobs) == []
+
+
+def test_a_cycle_lets_a_portion_go_and_says_why_the_others_wait() -> None:
+    cycle = cycle_of(*[waiting(number) for number in range(1, 6)])
+    decision = decide(cycle, policy_of(cycle.config))
+    assert [each.job_id for each in decision.actions if isinstance(each, ReleaseSolo)] == [1, 2, 3]
+    assert {number for number, why in decision.preparation.waiting.items() if "slurm_backlog" in why} == {4, 5}
