@@ -21,7 +21,7 @@ GPU_TYPE: Final = "a100"
 
 _NODE_CPUS, _NODE_MEM_MIB = 128, 1024 * 1024
 # Most jobs ask for one GPU, as in the traces of docs/choosing-a-policy.md.
-_GPU_COUNTS: Final = (1,) * 14 + (2,) * 3 + (4,) * 2 + (8,)
+GPU_COUNTS: Final = (1,) * 14 + (2,) * 3 + (4,) * 2 + (8,)
 _FIRST_PILOT: Final = 1_000_000
 
 
@@ -80,7 +80,7 @@ def profiles(size: Size) -> Iterator[StageProfile]:
         parts = [rng.random() ** 2 for _ in range(4)]
         iteration_s = rng.uniform(0.1, 2.0)
         load_s, preprocess_s, propagate_s, synchronize_s = (iteration_s * part / sum(parts) for part in parts)
-        for gpus in sorted(set(_GPU_COUNTS)):
+        for gpus in sorted(set(GPU_COUNTS)):
             network_s = synchronize_s if gpus > 1 else 0.0
             total_s = load_s + preprocess_s + propagate_s + network_s
             key = ProfileKey(f"model{model}", 8, gpus, GPU_TYPE)
@@ -103,7 +103,7 @@ def _gpus_of_groups(node: int, size: Size) -> int:
 
 
 def _waiting(job_id: int, size: Size, rng: random.Random) -> Job:
-    gpus, user, model = rng.choice(_GPU_COUNTS), rng.randrange(size.users), rng.randrange(MODELS)
+    gpus, user, model = rng.choice(GPU_COUNTS), rng.randrange(size.users), rng.randrange(MODELS)
     partition = PARTITIONS[rng.randrange(10) == 0]
     duration_s = int(rng.lognormvariate(7.5, 1.5)) + 60
     facts = "muri-gate:licence"

@@ -92,6 +92,9 @@ def _add_up_options(parser: argparse.ArgumentParser) -> None:
                              "SlurmUser=slurm, typed GPUs, a reservation")  # fmt: skip
     parser.add_argument("--constrain-devices", action="store_true",
                         help="a site's jobs can open the GPUs that they were given and no others")  # fmt: skip
+    parser.add_argument("--cloud-nodes", type=int, default=shape.cloud_nodes, metavar="N",
+                        help="nodes of 8 GPUs without a slurmd beside the others, to try a large cluster with "
+                             "(default: %(default)s)")  # fmt: skip
     parser.add_argument("--bare", action="store_true", help="with nothing of Muri, to try an installation")
 
 
@@ -114,6 +117,7 @@ def _up(options: argparse.Namespace) -> int:
             site=options.site,
             bare=options.bare,
             constrained=options.constrain_devices,
+            cloud_nodes=options.cloud_nodes,
         ),
         options.partition,
     )

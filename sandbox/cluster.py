@@ -29,6 +29,24 @@ _FIRST_NODE_PORT = 17001
 
 _NO_ACCOUNTING = "AccountingStorageType=accounting_storage/none\nJobAcctGatherType=jobacct_gather/none"
 
+#: Nodes without a slurmd.
+_CLOUD_GPUS, _CLOUD_CPUS, _CLOUD_MEM_MIB = 8, 64, 512_000
+
+#: Without a program that switches nodes on and off slurmctld refuses nodes of a cloud.
+_POWER_SAVING = (
+    "SuspendProgram=/bin/true\nResumeProgram=/bin/true\nSuspendTime=86400\nResumeTimeout=36000\n"
+    "SuspendExcNodes={served}"
+)
+
+#: Jobs start within about a second of being submitted or released.
+_SCHEDULER = "batch_sched_delay=0,sched_interval=2,sched_min_interval=0,bf_interval=1,bf_continue"
+
+#: With tens of thousands of jobs looking at all of them every second would keep slurmctld from answering.
+_SCHEDULER_OF_MANY = (
+    "defer,batch_sched_delay=1,sched_min_interval=1000000,sched_interval=5,default_queue_depth=200,"
+    "bf_interval=30,bf_continue,bf_max_job_test=500"
+)
+
 #: MariaDB's configuration inside the sandbox.
 DATABASE_CONFIG = "/etc/mysql/sandbox.cnf"
 SLURMDBD_CONFIG = "/etc/slurm/slurmdbd.conf"
@@ -135,6 +153,8 @@ class Shape:
             slurm, typed GPUs, a reservation. It has accounting as well.
         bare: Nothing of Muri is installed, for trying an installation.
         constrained: A site's jobs can open the GPUs that they were given and no others.
+        cloud_nodes: Nodes of 8 GPUs beside those that have a slurmd. Slurm plans with them as with nodes of a cloud
+            that are switched off; a job that starts there stays in CONFIGURING.
     """
 
     nodes: int = 4
@@ -147,6 +167,7 @@ class Shape:
     site: bool = False
     bare: bool = False
     constrained: bool = False
+    cloud_nodes: int = 0
 
     def __post_init__(self) -> None:
         """Refuse sizes that are out of range."""
@@ -158,6 +179,7 @@ class Shape:
             ("--nodes", self.nodes, 1, 64),
             ("--gpus-per-node", self.gpus_per_node, 1, 16),
             ("--cpus-per-node", self.cpus_per_node, 1, 1024),
+            ("--cloud-nodes", self.cloud_nodes, 0, 10_000),
         ):
             if not least <= value <= most:
                 raise UsageError(f"{option} {value} is out of range: give {least} to {most}")
@@ -171,6 +193,11 @@ class Shape:
     def node_range(self) -> str:
         """Return all nodes in Slurm's notation."""
         return f"n[1-{self.nodes}]" if self.nodes > 1 else "n1"
+
+    @property
+    def cloud_range(self) -> str:
+        """Return the nodes without a slurmd in Slurm's notation, "" where there are none."""
+        return f"c[1-{self.cloud_nodes}]" if self.cloud_nodes else ""
 
     @property
     def host_names(self) -> tuple[str, ...]:
@@ -222,6 +249,7 @@ def slurm_files(shape: Shape, suite: Suite, instance: str) -> dict[str, str]:
         cred_expire_s=shape.cred_expire_s,
         accounting=_accounting(shape),
         mem_mib_per_cpu=max(1, shape.mem_mib_per_node // (2 * shape.cpus_per_node)),
+        scheduler=_SCHEDULER_OF_MANY if shape.cloud_nodes else _SCHEDULER,
         nodes=_node_lines(shape),
         partitions=_partition_lines(shape),
     )
@@ -230,7 +258,7 @@ def slurm_files(shape: Shape, suite: Suite, instance: str) -> dict[str, str]:
     of_shape, kind = ("site/", "Type=tesla ") if shape.site else ("", "")
     files = {
         "slurm.conf": slurm_conf,
-        "gres.conf": _template("gres.conf", nodes=shape.node_range, device=device, kind=kind),
+        "gres.conf": _template("gres.conf", nodes=shape.node_range, device=device, kind=kind, cloud=_cloud_gres(shape)),
         "job_submit.lua": _text(f"{of_shape}job_submit.lua"),
         "plugstack.conf": _text(f"{of_shape}plugstack.conf"),
         "cgroup.conf": _text("site/cgroup.conf") if shape.constrained else suite.cgroup_conf,
@@ -285,15 +313,37 @@ def _accounting(shape: Shape) -> str:
 
 
 def _node_lines(shape: Shape) -> str:
-    return "\n".join(
+    served = (
         f"NodeName={name} NodeAddr=127.0.0.1 Port={_FIRST_NODE_PORT + index} CPUs={shape.cpus_per_node} "
-        f"RealMemory={shape.mem_mib_per_node} Gres={_gres(shape)} {_feature(shape, index)}State=UNKNOWN"
+        f"RealMemory={shape.mem_mib_per_node} Gres={_gres(shape, shape.gpus_per_node)} "
+        f"{_feature(shape, index)}State=UNKNOWN"
         for index, name in enumerate(shape.node_names)
+    )
+    return "\n".join([*served, *_cloud_lines(shape)])
+
+
+def _cloud_lines(shape: Shape) -> list[str]:
+    if not shape.cloud_nodes:
+        return []
+    gres = _gres(shape, _CLOUD_GPUS)
+    size = f"CPUs={_CLOUD_CPUS} RealMemory={_CLOUD_MEM_MIB} Gres={gres}"
+    nodes = f"NodeName={shape.cloud_range} {size} Weight=10 State=CLOUD"  # jobs go to the served nodes first
+    return [nodes, _POWER_SAVING.format(served=shape.node_range)]
+
+
+def _cloud_gres(shape: Shape) -> str:
+    """Return the lines of gres.conf for nodes without a slurmd; no device files are looked for there."""
+    if not shape.cloud_nodes:
+        return ""
+    kind = "Type=tesla " if shape.site else ""
+    return (
+        f"NodeName={shape.cloud_range} Name=gpu {kind}Count={_CLOUD_GPUS}\n"
+        f"NodeName={shape.cloud_range} Name=muri Count=64 Flags=CountOnly\n"
     )
 
 
-def _gres(shape: Shape) -> str:
-    return f"gpu:{'tesla:' if shape.site else ''}{shape.gpus_per_node},muri:64"
+def _gres(shape: Shape, gpus: int) -> str:
+    return f"gpu:{'tesla:' if shape.site else ''}{gpus},muri:64"
 
 
 def _feature(shape: Shape, index: int) -> str:

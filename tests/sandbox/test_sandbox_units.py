@@ -31,6 +31,24 @@ def test_slurm_conf_names_every_node_on_its_own_port() -> None:
     assert "$" not in text
 
 
+@pytest.mark.parametrize("shape", [Shape(cloud_nodes=2000), Shape(cloud_nodes=2000, accounting=True, site=True)])
+def test_nodes_without_a_slurmd_are_a_clouds_and_have_gpus(shape: Shape) -> None:
+    files = cluster.slurm_files(shape, SUITES["forky"], "x")
+    (cloud,) = lines_of(files["/etc/slurm/slurm.conf"], "NodeName=c")
+    gres = lines_of(files["/etc/slurm/gres.conf"], "NodeName=c")
+    kind = "gpu:tesla:8" if shape.site else "gpu:8"
+    assert cloud.startswith("NodeName=c[1-2000] ")
+    assert f" Gres={kind},muri:64 " in cloud
+    assert cloud.endswith("State=CLOUD")
+    assert [line.split()[1] for line in gres] == ["Name=gpu", "Name=muri"]
+    assert not any("File=" in line for line in gres)
+
+
+def test_without_such_nodes_nodes_are_not_switched_off() -> None:
+    files = cluster.slurm_files(Shape(), SUITES["forky"], "x")
+    assert "Suspend" not in "".join(files.values())
+
+
 def test_only_main_is_the_default_partition() -> None:
     shape = Shape(extra_partitions=(Partition("small", "n1"),))
     text = cluster.slurm_files(shape, SUITES["forky"], "x")["/etc/slurm/slurm.conf"]
