@@ -24,6 +24,7 @@ local TAG = "muri:"
 local USER_HOLD = "muri-hold:user"
 local SCRIPT_TAG = "muri-script:" -- without a model name, the script's text tells models apart
 local CALLS_NOT_TAG = "muri-calls:no" -- the batch script does not call `muri run` itself
+local MEASURED_TAG = "muri-measured:"
 local FACTS_TAG = "muri-facts:" -- what the submitting process told of itself: slurm_plugin/spank/facts.h
 local FACTS_LONGEST = 4096
 local FINGERPRINT_BYTES = 65536 -- slurmctld waits while a script is read, so long scripts are read in part
@@ -349,9 +350,17 @@ function M.submit(job_desc, submit_uid)
   return result
 end
 
+-- Whether a pilot job tells, in a member's comment, that its model has been measured: waiting jobs may join it now.
+local function tells_of_measurement(job_desc)
+  return type(job_desc.comment) == "string" and job_desc.comment:find(MEASURED_TAG, 1, true) ~= nil
+end
+
 -- Look at a change of a job. A user may take the gate's licence off a job, but not ask for more of it.
 function M.modify(job_desc, modify_uid)
   guarded(limit_gate, job_desc, modify_uid)
+  if guarded(tells_of_measurement, job_desc, modify_uid) == true then
+    pcall(give_notice)
+  end
 end
 
 return M

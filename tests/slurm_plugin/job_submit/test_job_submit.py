@@ -484,6 +484,17 @@ def test_the_controller_gets_notice_of_jobs_that_wait_for_it_and_the_file_never_
     assert noticed(slurm, notice, *(slurm.job() for _ in range(20))) == ["1"] * 20
 
 
+@pytest.mark.parametrize(
+    ("comment", "told"), [("my words muri-measured:{}", "1"), ("muri-speed:{}", "0"), (5, "0"), (None, "0")]
+)
+def test_the_controller_gets_notice_of_members_that_have_been_measured(
+    slurm: Slurm, notice: Path, comment: Any, told: str
+) -> None:
+    muri(slurm).notice = str(notice)
+    assert slurm.modify(slurm.lua.table_from({"comment": comment})) == 0
+    assert (notice.read_text(), slurm.logged) == (told, [])
+
+
 def test_one_short_write_is_all_that_slurmctld_does(slurm: Slurm, notice: Path) -> None:
     slurm.lua.execute(
         "opened = 0; local open = io.open; io.open = function(...) opened = opened + 1; return open(...) end"
