@@ -8,7 +8,8 @@ from typing import Any, Final
 from muri.clock import Clock
 from muri.slurm_plugin.gateway.base import GatewayError, SlurmUnreachableError
 from muri.slurm_plugin.node.pauses import growing_pauses
-from muri.slurm_plugin.node.slurm_calls import job_record, set_comment
+from muri.slurm_plugin.node.slurm_calls import JobRecord, job_record, set_comment
+from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.comment_reports import (
     DIFFERS_BY,
     fault_token,
@@ -140,7 +141,8 @@ class GroupReports:
         try:
             told = found if "error" in found else with_foreign_python(found, sys.prefix)
             record = job_record(int(job_id))
-            set_comment(record.name, with_measured(record.comment, told))
+            if "error" not in found or _is_estimated(record):  # of a known model a failure says nothing new
+                set_comment(record.name, with_measured(record.comment, told))
         except SlurmUnreachableError as error:
             log.warning("job %s is measured, which cannot be told now: %s", job_id, error)
             self._measure_s = self._clock() + _LEAST_GAP_S
@@ -148,3 +150,9 @@ class GroupReports:
         except GatewayError as error:
             log.warning("job %s is measured, which cannot be told: %s", job_id, error)
         self._measured.add(job_id)
+
+
+def _is_estimated(record: JobRecord) -> bool:
+    """Whether a member is planned with an estimate, or with nothing at all."""
+    planned = tags.parse_plan(record.admin_comment)
+    return planned is None or planned.estimated or planned.solo_iteration_s is None

@@ -19,10 +19,12 @@ AT_WORK: Final = "at work"
 ENDED: Final = "ended"
 AWAITED: Final = "awaited"
 
-FIRST_PAUSE_S: Final = {AT_WORK: 600.0, ENDED: 0.25, AWAITED: 1.0}
+FIRST_PAUSE_S: Final = {AT_WORK: 600.0, ENDED: 0.5, AWAITED: 4.0}
 """Before the first question. A member at work has an open socket, whose end the runtime sees: Slurm is asked only in
 case that something is wrong. Once every member's training has ended, their jobs are about to: the GPUs are given back
 soon."""
+
+_MOST_AT_WORK_S: Final = 1800.0
 
 
 class MemberWatch:
@@ -65,9 +67,9 @@ class MemberWatch:
         """Begin with short pauses again when a script has started, or the last one has ended."""
         seen = phase, sum(member.get("sessions", 0) for member in members.values())
         if seen != self._seen:
-            first_s = FIRST_PAUSE_S[phase]
+            most_s = _MOST_AT_WORK_S if phase == AT_WORK else self._group.poll_s
             self._seen = seen
-            self._pauses = growing_pauses(first_s, max(first_s, self._group.poll_s), self._pilot)
+            self._pauses = growing_pauses(FIRST_PAUSE_S[phase], most_s, self._pilot)
             self._pause()
 
     def _pause(self) -> None:

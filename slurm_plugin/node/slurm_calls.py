@@ -55,9 +55,9 @@ def job_record(job_id: int) -> JobRecord:
         SlurmUnreachableError: slurmctld does not answer.
     """
     fields = ",".join(f"{name}:{width}" for name, width in _WIDTHS.items())
-    text = _COMMANDS.run(
-        f"read job {job_id}", ["squeue", "--noheader", f"--Format={fields}", f"--jobs={job_id}", "--states=all"]
-    )
+    # --local: the job runs in this cluster, so slurmctld need not be asked about a federation first.
+    command = ["squeue", "--noheader", "--local", f"--Format={fields}", f"--jobs={job_id}", "--states=all"]
+    text = _COMMANDS.run(f"read job {job_id}", command)
     # Records of a fixed number of bytes: users' texts may hold line ends. An array's id brings its other tasks, too.
     output, length = encoded(text), sum(_WIDTHS.values()) + 1
     for start in range(0, len(output), length):

@@ -20,7 +20,7 @@ from muri.slurm_plugin.records.comment_tags import MemberState, Original
 PILOT = 90
 OPERATIONS = Path(__file__).resolve().parents[3] / "docs" / "operations.md"
 
-_READ = re.compile(r"squeue --noheader --Format=\S+ --jobs=(\d+) --states=all")
+_READ = re.compile(r"squeue --noheader --local --Format=\S+ --jobs=(\d+) --states=all")
 _CHANGE = re.compile(r"scontrol (update jobid=(\d+) comment=.*|requeue(hold)? incomplete \d+)", re.DOTALL)
 _SCRIPT = re.compile(r"scontrol write batch_script \d+ -")
 

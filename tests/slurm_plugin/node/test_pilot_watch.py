@@ -36,6 +36,7 @@ class Group:
         states: Slurm's states of the members.
         tagged: Those whose AdminComment names the pilot job.
         joined: Those whom the pilot's own AdminComment names.
+        more_tags: What else stands in their AdminComments.
         silent: slurmctld does not answer.
         code: The runtime's exit code, None while it runs.
         stubborn: The runtime does not end when it is told to.
@@ -48,6 +49,7 @@ class Group:
         self.silent = self.stubborn = False
         self.code: int | None = None
         self.joined = (1, 2)
+        self.more_tags = ""
         self.asked: list[tuple[float, int]] = []
         self.reports: list[tuple[float, str]] = []
         self.measured: list[tuple[float, int, str]] = []
@@ -114,7 +116,7 @@ class Group:
         if job_id not in self.states:
             raise NoSuchJobError("no such job")
         tag = tags.STATE_PREFIX + tags.format_state(MemberState(PILOT, ORIGINAL))
-        admin_comment = tag if job_id in self.tagged else "muri:model=m"
+        admin_comment = tag + self.more_tags if job_id in self.tagged else "muri:model=m"
         return JobRecord(str(job_id), self.states[job_id], "my own text", admin_comment)
 
     def _set_comment(self, name: str, comment: str) -> None:
@@ -228,7 +230,7 @@ def test_a_member_whose_job_is_suspended_keeps_its_gpus(group: Group) -> None:
     group.states = {1: "SUSPENDED"}
     group.watch((1000.1, group.states.clear))
     ((ended_s, _),) = group.signals
-    assert 1000.0 < ended_s < 1000.0 + 720.0
+    assert 1000.0 < ended_s < 1000.0 + 1.2 * 1200.0
 
 
 def test_gpus_are_not_given_back_while_a_member_is_at_work(group: Group) -> None:
@@ -456,6 +458,16 @@ def test_what_was_measured_of_a_member_is_told_once_in_its_own_comment(group: Gr
     assert found is not None
     assert (found["at"], found["python"], found["iterations"]) == (7, "/env/bin/python", 12)
     assert "stopped" not in found
+
+
+@pytest.mark.parametrize(("estimated", "told"), [(True, 1), (False, 0)])
+def test_a_failed_measurement_is_told_only_of_a_model_that_is_not_known(
+    group: Group, estimated: bool, told: int
+) -> None:
+    group.more_tags = " " + tags.with_plan("", tags.Planned(("it waited",), 0.9, 0.5, estimated=estimated))
+    group.tell(members={"1": {"state": "running", "measured": {"error": "too short", "at": 1.0}}})
+    group.watch((10.1, lambda: group.members("ended", "ended")), (10.1, group.states.clear))
+    assert len(group.measured) == told
 
 
 def test_what_was_measured_is_told_again_until_slurm_has_taken_it(group: Group) -> None:
