@@ -37,7 +37,8 @@ NODES: Final = 2000
 CYCLES_AN_HOUR: Final = 60
 
 _REAL_GROUPS: Final = 8
-_SETTLED_S: Final = 120
+_SETTLED_S: Final = 420
+"""By then the pauses between reports have grown."""
 _WORKING_S: Final = 300
 _RARE_READS: Final = 3
 """Looks at members at work: the first comes after ten minutes (tests/slurm_plugin/node/test_calls_of_a_life.py)."""
