@@ -50,6 +50,13 @@ def deciding(size: Size, policy: str) -> Row:
     return row
 
 
+def slurmctld_2000_groups() -> dict[str, Any]:
+    """What Muri asks of slurmctld in an hour, on a real one; needs root and half an hour."""
+    from scale_slurmctld import slurmctld_2000_groups as row  # needs the sandbox
+
+    return measured(row)
+
+
 def children_s() -> float:
     """CPU seconds of this process's children that have ended."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -66,7 +73,11 @@ ROWS: Final[dict[str, tuple[Row, dict[str, float]]]] = {
     "muri-jct-one-user": (deciding(Size(10_000, users=1), "muri-jct"), {"cpu_s": 2.0, "peak_rss_mib": 400.0}),
     "muri-hybrid-100-users": (deciding(Size(10_000), "muri-hybrid"), {"cpu_s": 2.0, "peak_rss_mib": 400.0}),
     "muri-hybrid-one-user": (deciding(Size(10_000, users=1), "muri-hybrid"), {"cpu_s": 2.0, "peak_rss_mib": 400.0}),
+<<<<<<< HEAD
     **scale_runtime.ROWS,
+=======
+    "slurmctld-2000-groups": (slurmctld_2000_groups, {"slurmctld_s_per_hour": 60.0}),
+>>>>>>> room-F
 }
 """Each row, and the most that its figures may be."""
 

@@ -167,6 +167,19 @@ _MEMBER_CHECKS: Final[Mapping[str, _Check]] = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A job's place in a group, as the scheduler has noted it.
+
+    Attributes:
+        pilot: The group's pilot job; "" where that cannot be read.
+        member: What is known of the job beforehand.
+    """
+
+    pilot: str
+    member: MemberSpec
+
+
 def _member(value: Any) -> MemberSpec:
     return value if isinstance(value, MemberSpec) else _from_json(MemberSpec, value)
 
@@ -188,8 +201,8 @@ class GroupSpec:
         node_count: Nodes of the group.
         gpus_per_node: GPUs on each node; each gets a runtime, a rank.
         attach_timeout_s: The pilot gives the GPUs back if no member came by then.
-        telemetry_s: Seconds between two of the pilot's reports of speed.
-        poll_s: Seconds between two looks at idle members' jobs.
+        telemetry_s: Most seconds between two of the pilot's reports of speed.
+        poll_s: Most seconds between two looks at idle members' jobs.
         hang_timeout_s: What has hung for so long is ended; 0: never. A member's $MURI_HANG_TIMEOUT_S goes before it.
         trace: Whether to keep a trace of every stage beside the pilot's log.
         python: The members' own Python, which runs the runtime where members are its threads; "" for the pilot's.
@@ -201,8 +214,8 @@ class GroupSpec:
     node_count: int = 1
     gpus_per_node: int = 1
     attach_timeout_s: float = 300.0
-    telemetry_s: float = 15.0
-    poll_s: float = 5.0
+    telemetry_s: float = 300.0
+    poll_s: float = 30.0
     hang_timeout_s: float = 900.0
     trace: bool = False
     python: str = ""

@@ -243,8 +243,15 @@ class Pilot(Section):
     attach_timeout_s: float = Field(
         300.0, gt=0, description="A pilot job gives its GPUs back when no member has attached by then."
     )
-    telemetry_s: float = Field(15.0, gt=0, description="How often the pilot job reports its members' speed to Slurm.")
-    poll_s: float = Field(5.0, gt=0, description="How often the pilot job asks whether idle members are still queued.")
+    telemetry_s: float = Field(
+        300.0,
+        gt=0,
+        description="How often the pilot job reports its members' speeds to Slurm; of new members, and of changes by "
+        "more than a fifth, within a minute.",
+    )
+    poll_s: float = Field(
+        30.0, gt=0, description="The longest pause between two questions whether idle members are still queued."
+    )
     hang_timeout_s: float = Field(
         900.0,
         ge=0,

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, Final, Protocol, cast
 
 from muri.errors import MuriError
+from muri.group_spec import Place
 from muri.launcher.job import scheduler_call
 
 ENTRY_POINTS: Final = "muri.schedulers"
@@ -26,11 +27,11 @@ class MembershipError(MuriError):
 class Membership(Protocol):
     """A job's standing with the scheduler."""
 
-    def expects_group(self, job_id: str) -> bool:
-        """Whether the job was released to run inside a group's runtime.
+    def await_place(self, job_id: str) -> Place | None:
+        """As `place_of`, but asks until the scheduler answers: running alone could mean running twice.
 
         Raises:
-            MuriError: The scheduler cannot say now.
+            MuriError: The scheduler's part cannot be used.
         """
 
     def requeue(self, job_id: str, reason: str) -> None:
@@ -40,22 +41,8 @@ class Membership(Protocol):
             MuriError: The scheduler did not accept it.
         """
 
-    def pilot_of(self, job_id: str) -> str | None:
-        """The pilot job of the group that the job was given to, None when it is in none.
-
-        Raises:
-            MuriError: The scheduler cannot say now.
-        """
-
-    def accumulate_steps(self, job_id: str) -> int:
-        """Into how many micro-batches the scheduler wants the job's batches split; 1: none.
-
-        Raises:
-            MuriError: The scheduler cannot say now.
-        """
-
-    def min_speed(self, job_id: str) -> float:
-        """The speed that the job was promised beside others, 1 = as fast as alone; 0: none.
+    def place_of(self, job_id: str) -> Place | None:
+        """The place of the job in the group that it was released to run in, None when it is in none.
 
         Raises:
             MuriError: The scheduler cannot say now.
@@ -107,25 +94,17 @@ class Membership(Protocol):
 class NoMembership:
     """Stands in where no scheduler plug-in is installed: no job belongs to a group."""
 
-    def expects_group(self, job_id: str) -> bool:
+    def await_place(self, job_id: str) -> Place | None:
         """Without a scheduler there are no groups."""
-        return False
+        return None
 
     def requeue(self, job_id: str, reason: str) -> None:
         """Say that nothing can requeue the job."""
         raise MembershipError(f"job {job_id} cannot be requeued: Muri's Slurm part is not installed here")
 
-    def pilot_of(self, job_id: str) -> str | None:
-        """Without a scheduler there is no pilot job."""
+    def place_of(self, job_id: str) -> Place | None:
+        """Without a scheduler there are no groups."""
         return None
-
-    def accumulate_steps(self, job_id: str) -> int:
-        """Without a scheduler batches stay whole."""
-        return 1
-
-    def min_speed(self, job_id: str) -> float:
-        """Without a scheduler nothing is promised."""
-        return 0.0
 
     def runs(self, job_id: str) -> bool:
         """Unknown; a job that cannot be requeued counts as not running."""

@@ -13,6 +13,7 @@ from typing import Final
 
 from muri.clock import MACHINE_CLOCK, Clock
 from muri.errors import MuriError, UsageError
+from muri.group_spec import Place
 from muri.launcher.checkpoints import stopping
 from muri.launcher.job.environment import attach_timeout_s, missing_variables, task_of
 from muri.launcher.job.scheduler import Membership
@@ -201,49 +202,35 @@ def wait_for_runtime(
     """
     timeout_s = attach_timeout_s(environment)
     deadline_s = clock() + timeout_s
-    expected: bool | None = None
-    pilot: str | None = None
+    place: Place | None = None
     while True:
-        distrust, connection = _look_for_runtime(environment, job_id, pilot)
+        distrust, connection = _look_for_runtime(environment, job_id, "" if place is None else place.pilot)
         if connection is not None:
             return connection
-        if expected is None:
-            expected = _expects_group(membership, job_id)
-        if expected is False:
-            return None
-        if expected and distrust is not None:
-            raise RuntimeLostError(f"the runtime of the group of job {job_id} cannot be trusted: {distrust}")
-        if expected and pilot is None:
-            pilot = _pilot_of(membership, job_id)
-            if pilot is not None:
+        if place is None:
+            try:
+                place = membership.await_place(job_id)
+            except MuriError:
+                pass  # the next poll asks again; running alone could mean running twice
+            else:
+                if place is None:
+                    return None
                 continue
+        elif distrust is not None:
+            raise RuntimeLostError(f"the runtime of the group of job {job_id} cannot be trusted: {distrust}")
         if clock() >= deadline_s:
             raise RuntimeLostError(f"the runtime of the group of job {job_id} did not come within {timeout_s:g} s")
         clock.sleep(_POLL_S)
 
 
 def _look_for_runtime(
-    environment: Mapping[str, str], job_id: str, pilot: str | None
+    environment: Mapping[str, str], job_id: str, pilot: str
 ) -> tuple[MuriError | None, socket.socket | None]:
     """Why the run directory or the runtime must not be trusted, or None; and a connection if there is one."""
     try:
         connection = find_runtime(environment, job_id)
-        if connection is None and pilot is not None:
+        if connection is None and pilot:
             connection = _open_any(environment, partial(protocol.pilot_socket, default_run_dir(environment), pilot))
     except (RendezvousError, protocol.ProtocolError) as error:
         return error, None
     return None, connection
-
-
-def _pilot_of(membership: Membership, job_id: str) -> str | None:
-    try:
-        return membership.pilot_of(job_id)
-    except MuriError:
-        return None  # the next poll asks again
-
-
-def _expects_group(membership: Membership, job_id: str) -> bool | None:
-    try:
-        return membership.expects_group(job_id)
-    except MuriError:
-        return None  # the next poll asks again; running alone could mean running twice

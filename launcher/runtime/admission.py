@@ -12,7 +12,7 @@ from muri.launcher.job.environment import STEPS_VARIABLE
 from muri.launcher.job.scheduler import Membership, load_membership
 from muri.launcher.job.session import MemberSession
 from muri.launcher.runtime import gpu_memory
-from muri.launcher.runtime.member_table import MemberTable
+from muri.launcher.runtime.member_table import Expectation, MemberTable
 from muri.launcher.sessions.gpu_streams import preparation
 
 logger = logging.getLogger("muri.launcher")
@@ -66,15 +66,14 @@ class AdmissionControl:
         if self._discipline == "lockstep":
             return f"job {job_id} has no place in the rotation of this group"
         try:
-            membership = self._membership()
-            pilot, steps = membership.pilot_of(job_id), membership.accumulate_steps(job_id)
-            min_speed = membership.min_speed(job_id)
+            place = self._membership().place_of(job_id)
         except MuriError as error:
             return f"it is not known whether job {job_id} belongs to this group: {error}"
-        if pilot != self.pilot_job:
+        if place is None or place.pilot != self.pilot_job:
             return f"job {job_id} is no member of this group"
+        member, steps = place.member, place.member.accumulate_steps
         with self._lock:
-            self._table.add(job_id, min_speed)
+            self._table.add(job_id, Expectation(member.solo_iteration_s, member.predicted_speed, member.min_speed))
             self._accumulate_steps[job_id] = steps
         logger.info("job %s joins the group%s", job_id, f", with batches in {steps} parts" if steps > 1 else "")
         return ""

@@ -189,10 +189,10 @@ class MemberTable:
         for name, member in self._members.items():
             member.expectation = expected.get(name, Expectation())
 
-    def add(self, member: str, min_speed: float = 0.0) -> None:
-        """Add a job that joins the group with the speed that it was promised; it may be a member already."""
+    def add(self, member: str, expectation: Expectation) -> None:
+        """Add a job that joins the group, and what the plan knows of it; it may be a member already."""
         with self._lock:
-            self._members.setdefault(member, Member(expectation=Expectation(min_speed=min_speed)))
+            self._members.setdefault(member, Member(expectation=expectation))
             self.changed.set()
 
     def terms(self, member: str) -> Terms:

@@ -49,8 +49,8 @@ of the time each resource is held, and by whom at this moment.
 STALE_S: Final = 10.0
 """A runtime writes its status every second; an older file is that of one that died or hangs."""
 
-ASKING_S: Final = 15.0
-"""Seconds between two questions to the scheduler: pilot jobs report as often."""
+ASKING_S: Final = 60.0
+"""Seconds between two questions to the scheduler: pilot jobs report once a minute at most."""
 
 _LARGEST_STATUS: Final = 4 << 20
 

@@ -6,7 +6,7 @@ order and with the same patience.
 
 import shlex
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
@@ -18,6 +18,8 @@ from muri.simulator.twin.sharing import Iteration, Sharing, speeds
 from muri.simulator.twin.site import Delays
 from muri.simulator.twin.slurm import VirtualSlurm
 from muri.slurm_plugin.gateway.base import GatewayError, NoSuchJobError
+from muri.slurm_plugin.node.member_watch import AWAITED, ENDED, FIRST_PAUSE_S
+from muri.slurm_plugin.node.pauses import growing_pauses
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import JobState, NewJob
 from muri.slurm_plugin.records.comment_reports import comment_with, speeds_token, with_measured
@@ -27,9 +29,6 @@ _ASK_AGAIN_S: Final = 10.0
 
 _ATTACH_TIMEOUT_S: Final = 120.0
 """How long a member waits for its group's runtime (muri.launcher.job.environment)."""
-
-_EAGER_POLL_S: Final = 0.25
-_EAGER_POLLS: Final = 40
 
 _SURE_AFTER: Final = 12
 """A script whose iterations are all alike has warmed up after 2 of them, and is measured with 10 more."""
@@ -303,7 +302,7 @@ class TrainingScript:
         return event
 
     def _find_out(self) -> None:
-        """As `SlurmMembership.expects_group`."""
+        """As `SlurmMembership.await_place`."""
         slurm = self._nodes.slurm
         if slurm.away:
             self._later(_ASK_AGAIN_S, self._find_out)
@@ -448,7 +447,7 @@ class Placeholder:
         self._begun_s = 0.0
         self._reported = -1
         self._measured: set[str] = set()
-        self._eager_left = _EAGER_POLLS
+        self._pauses: Iterator[float] = iter(())
         self._over = False
         self._next_poll: Event | None = None
 
@@ -468,9 +467,18 @@ class Placeholder:
 
     def _take_members(self) -> None:
         if not self._over and self._runtime is not None:
-            self._runtime.on_idle = lambda: self._poll_after(self._nodes.delays.notice_s)
+            self._runtime.on_idle = self._poll_soon
             self._nodes.up(self._runtime, self)
-            self._poll_after(self.group.poll_s)
+            self._begin_pauses(AWAITED)
+            self._poll_later()
+
+    def _begin_pauses(self, phase: str) -> None:
+        pilot = 0 if self._run is None else self._run.job_id
+        self._pauses = growing_pauses(FIRST_PAUSE_S[phase], self.group.poll_s, pilot)
+
+    def _poll_soon(self) -> None:
+        self._begin_pauses(ENDED)
+        self._poll_after(self._nodes.delays.notice_s)
 
     def _poll_after(self, seconds: float) -> None:
         if self._next_poll is not None:
@@ -478,23 +486,18 @@ class Placeholder:
         self._next_poll = self._nodes.slurm.time.after(seconds, self._poll)
 
     def _poll_later(self) -> None:
-        ended = self._runtime is not None and bool(self._runtime.members)
-        self._poll_after(_EAGER_POLL_S if ended and self._eager_left else self.group.poll_s)
+        self._poll_after(next(self._pauses))
 
     def _poll(self) -> None:
-        """As `PilotWatch._finished`."""
+        """As `MemberWatch.is_over`."""
         if self._over or self._run is None or self._runtime is None:
             return
         if self._runtime.at_work:  # a poll while members run changes nothing; the end of the last one asks for the next
-            self._eager_left = _EAGER_POLLS
             self._next_poll = None
             return
         if self._nodes.slurm.away:
             self._poll_later()
             return
-        members = self._runtime.members
-        if members:
-            self._eager_left = max(0, self._eager_left - 1)
         late = self._nodes.slurm.now_s - self._begun_s > self.group.attach_timeout_s
         present = self._present(late=late)
         if not present or (late and all(state is JobState.PENDING for state in present.values())):
@@ -503,7 +506,7 @@ class Placeholder:
             self._poll_later()
 
     def _present(self, *, late: bool) -> dict[int, JobState]:
-        """As `present_members`."""
+        """As `MemberWatch._nobody_left`."""
         slurm, run = self._nodes.slurm, self._run
         known = dict.fromkeys(int(member) for member in self.group.ids)
         own = slurm.jobs.get(run.job_id) if run is not None else None
@@ -535,7 +538,7 @@ class Placeholder:
                     self._report_measured(job_id, member["measured"])
 
     def _report_measured(self, job_id: str, found: dict[str, Any]) -> None:
-        """As `PilotWatch._report_measured`."""
+        """As `GroupReports._tell_measured`."""
         self._measured.add(job_id)
         job = self._nodes.slurm.jobs.get(int(job_id))
         if job is not None:

@@ -1,11 +1,10 @@
-"""Where events come from: slurmctld's notice of an arrival, its count of ended jobs, pilot jobs' word of new models."""
+"""Where events come from: slurmctld's notice of arrivals and of measured models, and its count of ended jobs."""
 
 import logging
 import os
 import re
 import socket
 import stat
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -18,7 +17,6 @@ from muri.slurm_plugin.gateway.site_limits import config_settings
 from muri.slurm_plugin.gateway.slurm_commands import SlurmCommands
 from muri.slurm_plugin.private_files import UnsafeFileError, why_unsafe
 from muri.slurm_plugin.records.cluster import JobState
-from muri.slurm_plugin.records.comment_tags import MEASURED_PREFIX
 
 log = logging.getLogger("muri.controller")
 
@@ -28,11 +26,7 @@ _TRY_AGAIN_S: Final = 60.0
 _ENDS: Final = ("REQUEST_COMPLETE_BATCH_SCRIPT", "REQUEST_COMPLETE_JOB_ALLOCATION", "MESSAGE_EPILOG_COMPLETE")
 """What slurmctld is told when a job ends. The last comes from each node that had something to clean up."""
 
-_MOST_ASKED: Final = 100
-"""Members that are asked about at once."""
-
 _COUNTS: Final = re.compile(rf"^\s*(?:{'|'.join(_ENDS)})\b.*?\bcount:(\d+)", re.MULTILINE)
-_MEASURED: Final = re.compile(rf"^([0-9]{{1,10}}) .*{MEASURED_PREFIX}", re.MULTILINE)
 _CALLS: Final = "Remote Procedure Call statistics by message type"
 
 
@@ -42,14 +36,14 @@ def open_bell(settings: Events, state_dir: Path, clock: Clock = MACHINE_CLOCK) -
     arrivals = ArrivalWatch(settings.notice_file, commands, clock)
     if not settings.ends_poll_s:
         return Bell(settings, (arrivals,), clock)
-    last = LastCycle(state_dir / STATUS_NAME)
-    ends = EndWatch(settings.ends_poll_s, last, commands, clock)
-    measured = MeasuredWatch(settings.ends_poll_s, last, commands, clock)
-    return Bell(settings, (arrivals, ends, measured), clock)
+    ends = EndWatch(settings.ends_poll_s, LastCycle(state_dir / STATUS_NAME), commands, clock)
+    return Bell(settings, (arrivals, ends), clock)
 
 
 class ArrivalWatch:
-    """Sees that job_submit has written to the notice file. What stands in it is never read.
+    """Sees that job_submit has written to the notice file: a job has come, or a member's model has been measured.
+
+    What stands in the file is never read.
 
     Args:
         path: The notice file.
@@ -65,7 +59,7 @@ class ArrivalWatch:
         self._seen_ns = self._written_ns()
 
     def look(self) -> bool:
-        """Return whether a job has arrived since the last look; a file that is missing is made."""
+        """Return whether notice was given since the last look; a file that is missing is made."""
         before_ns, self._seen_ns = self._seen_ns, self._written_ns()
         if self._seen_ns is None and self._clock() >= self._try_s:
             self._try_s = self._clock() + _TRY_AGAIN_S
@@ -158,15 +152,10 @@ class LastCycle:
         self._file = file
         self._written_ns = -1
         self._someone_waits = False
-        self._unmeasured: tuple[int, ...] = ()
 
     def someone_waits(self) -> bool:
         """Whether jobs waited after it."""
         return self._read() and self._someone_waits
-
-    def unmeasured(self) -> tuple[int, ...]:
-        """Running members whose plan rests on an estimate, if jobs waited after it."""
-        return self._unmeasured if self.someone_waits() else ()
 
     def _read(self) -> bool:
         try:
@@ -174,15 +163,18 @@ class LastCycle:
             if written_ns != self._written_ns:
                 jobs = read_status(self._file).jobs
                 self._someone_waits = any(job.slurm_state == JobState.PENDING.value for job in jobs)
-                self._unmeasured = tuple(job.job_id for job in jobs if job.group and job.estimated)
                 self._written_ns = written_ns
         except (OSError, StatusError):
             return False
         return True
 
 
-class _Poll:
-    """Asks Slurm from time to time.
+class EndWatch:
+    """Sees in slurmctld's statistics that jobs have ended, anybody's; asks only while jobs of Muri's wait.
+
+    It counts messages: that a batch script or an allocation has ended, and that a node has cleaned up after a job. Of
+    these the last comes when GPUs are free. A node that fails sends none. The answer's length does not depend on the
+    queue's.
 
     Args:
         poll_s: How often to ask.
@@ -197,34 +189,11 @@ class _Poll:
         self._commands = commands
         self._clock = clock
         self._next_s = -1.0
-
-    @property
-    def _is_due(self) -> bool:
-        return self._clock() >= self._next_s
-
-    def _ask(self, purpose: str, command: list[str]) -> str | None:
-        """Slurm's answer; None where it has none now, which is asked for again."""
-        self._next_s = self._clock() + self._poll_s
-        try:
-            return self._commands.run(purpose, command)
-        except MuriError as error:
-            log.debug("events are not seen: %s", error)
-            return None
-
-
-class EndWatch(_Poll):
-    """Sees in slurmctld's statistics that jobs have ended, anybody's; asks only while jobs of Muri's wait.
-
-    It counts messages: that a batch script or an allocation has ended, and that a node has cleaned up after a job. Of
-    these the last comes when GPUs are free. A node that fails sends none. The answer's length does not depend on the
-    queue's.
-    """
-
-    _ended: int | None = None
+        self._ended: int | None = None
 
     def look(self) -> bool:
         """Return whether jobs have ended since the last cycle began."""
-        if not self._is_due or not self._last.someone_waits():
+        if self._clock() < self._next_s or not self._last.someone_waits():
             return False
         before = self._ended
         self._count()
@@ -236,46 +205,12 @@ class EndWatch(_Poll):
         return False
 
     def _count(self) -> None:
-        text = self._ask("count ended jobs", ["sdiag"])
-        if text is not None:
-            self._ended = ended_in(text)
-
-
-class MeasuredWatch(_Poll):
-    """Sees that a running member's model has been measured; asks only while jobs of Muri's wait, who may join then.
-
-    A pilot job tells it once in the member's comment. Who writes into his comment what only pilot jobs tell causes one
-    cycle for each job.
-    """
-
-    _measured: frozenset[int] = frozenset()
-
-    def look(self) -> bool:
-        """Return whether a member has been measured since the last look or mark."""
-        asked = frozenset(self._last.unmeasured())
-        self._measured &= asked
-        to_ask = sorted(asked - self._measured)[:_MOST_ASKED]
-        if not to_ask or not self._is_due:
-            return False
-        fresh = self._told(to_ask)
-        self._measured |= fresh
-        return bool(fresh)
-
-    def mark(self) -> bool:
-        """Ask anew; the cycle sees what has been told so far."""
-        self._next_s = -1.0
-        self.look()
-        return False
-
-    def _told(self, job_ids: Sequence[int]) -> frozenset[int]:
-        jobs = f"--jobs={','.join(map(str, job_ids))}"
-        text = self._ask("look for measurements", ["squeue", "--noheader", jobs, "-o", "%A %k"])
-        return frozenset() if text is None else measured_in(text).intersection(job_ids)
-
-
-def measured_in(text: str) -> frozenset[int]:
-    """Return the jobs whose comment tells that they have been measured; each line is a job's id and its comment."""
-    return frozenset(map(int, _MEASURED.findall(text)))
+        """Read the count; where Slurm has no answer now, it is asked again later."""
+        self._next_s = self._clock() + self._poll_s
+        try:
+            self._ended = ended_in(self._commands.run("count ended jobs", ["sdiag"]))
+        except MuriError as error:
+            log.debug("events are not seen: %s", error)
 
 
 def ended_in(text: str) -> int | None:

@@ -28,7 +28,7 @@ end
 function slurm_job_modify(job_desc, job_rec, part_list, modify_uid)
   local result = site_modify and site_modify(job_desc, job_rec, part_list, modify_uid) or slurm.SUCCESS
   if loaded and not refused(result) then
-    muri.modify(job_desc, modify_uid)
+    muri.modify(job_desc, modify_uid, job_rec)
   end
   return result
 end

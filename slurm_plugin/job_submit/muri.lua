@@ -2,10 +2,11 @@
 --
 --     local muri = require("muri")
 --     muri.submit(job_desc, submit_uid)   -- in slurm_job_submit, after your own rules
---     muri.modify(job_desc, modify_uid)   -- in slurm_job_modify, after your own rules
+--     muri.modify(job_desc, modify_uid, job_rec)   -- in slurm_job_modify, after your own rules
 --
 -- Both never raise, and their cost does not grow with the queue. Their only I/O is one byte into a file that is there
--- already, for a job that waits for Muri. The module runs in Lua 5.1, which Debian's Slurm links, up to 5.4.
+-- already, for a job that waits for Muri or a member that was measured. The module runs in Lua 5.1, which Debian's Slurm
+-- links, up to 5.4.
 
 local M = {}
 
@@ -24,6 +25,8 @@ local TAG = "muri:"
 local USER_HOLD = "muri-hold:user"
 local SCRIPT_TAG = "muri-script:" -- without a model name, the script's text tells models apart
 local CALLS_NOT_TAG = "muri-calls:no" -- the batch script does not call `muri run` itself
+local MEASURED_TAG = "muri-measured:"
+local ESTIMATED = '"estimated":true' -- in the plan in a member's AdminComment
 local FACTS_TAG = "muri-facts:" -- what the submitting process told of itself: slurm_plugin/spank/facts.h
 local FACTS_LONGEST = 4096
 local FINGERPRINT_BYTES = 65536 -- slurmctld waits while a script is read, so long scripts are read in part
@@ -349,9 +352,21 @@ function M.submit(job_desc, submit_uid)
   return result
 end
 
+-- Whether a pilot job tells, in the comment of a member whose plan rests on an estimate, that its model has been
+-- measured: waiting jobs may join it now.
+local function tells_of_measurement(job_desc, job_rec)
+  local comment, plan = job_desc.comment, job_rec and job_rec.admin_comment
+  return type(comment) == "string" and comment:find(MEASURED_TAG, 1, true) ~= nil
+    and type(plan) == "string" and plan:find(ESTIMATED, 1, true) ~= nil
+end
+
 -- Look at a change of a job. A user may take the gate's licence off a job, but not ask for more of it.
-function M.modify(job_desc, modify_uid)
+function M.modify(job_desc, modify_uid, job_rec)
   guarded(limit_gate, job_desc, modify_uid)
+  local fine, told = pcall(tells_of_measurement, job_desc, job_rec)
+  if fine and told then
+    pcall(give_notice)
+  end
 end
 
 return M

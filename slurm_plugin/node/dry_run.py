@@ -21,7 +21,7 @@ import click
 from muri.profiler.dryrun.messages import DryRunRequest, Limits
 from muri.profiler.dryrun.runner import end, last_words
 from muri.slurm_plugin.gateway.base import GatewayError, NoSuchJobError
-from muri.slurm_plugin.node.slurm_calls import batch_script, job_field, set_comment
+from muri.slurm_plugin.node.slurm_calls import batch_script, job_record, set_comment
 from muri.slurm_plugin.records.comment_reports import comment_with, with_foreign_python
 from muri.slurm_plugin.records.submit_facts import decode_words
 
@@ -98,11 +98,16 @@ def publish(target: int, token: str, result: dict[str, Any]) -> None:
         GatewayError: Slurm refused it.
     """
     try:
-        set_comment(target, comment_with(job_field(target, "comment"), token, result))
+        _tell(target, token, result)
     except NoSuchJobError:
         own = int(os.environ["SLURM_JOB_ID"])
         print(f"job {target} is gone; the result is in the comment of job {own}", file=sys.stderr)
-        set_comment(own, comment_with(job_field(own, "comment"), token, result))
+        _tell(own, token, result)
+
+
+def _tell(job_id: int, token: str, result: dict[str, Any]) -> None:
+    record = job_record(job_id)
+    set_comment(record.name, comment_with(record.comment, token, result))
 
 
 @click.command()

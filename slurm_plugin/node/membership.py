@@ -2,16 +2,22 @@
 
 import os
 import sys
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from muri.clock import MACHINE_CLOCK, Clock
-from muri.slurm_plugin.gateway.base import GatewayError, NoSuchJobError, SlurmUnreachableError
-from muri.slurm_plugin.node.slurm_calls import active_jobs, job_field, requeue, requeue_hold, set_comment
+from muri.errors import MuriError
+from muri.group_spec import MemberSpec, Place
+from muri.slurm_plugin.gateway.base import NoSuchJobError, SlurmUnreachableError
+from muri.slurm_plugin.node.pauses import growing_pauses
+from muri.slurm_plugin.node.slurm_calls import JobRecord, job_record, requeue, requeue_hold, set_comment, state_of
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.comment_reports import may_try_again, out_of_memory_runs, out_of_memory_text
 from muri.slurm_plugin.records.comment_tags import retries_memory
 
-_RETRY_S = 10.0
+_FIRST_RETRY_S, _MOST_RETRY_S = 5.0, 60.0
+
+_Answer = TypeVar("_Answer")
 
 
 class SlurmMembership:
@@ -20,22 +26,26 @@ class SlurmMembership:
     def __init__(self, clock: Clock = MACHINE_CLOCK) -> None:
         self._clock = clock
 
-    def expects_group(self, job_id: str) -> bool:
-        """Return whether the job's AdminComment names a pilot job.
+    def await_place(self, job_id: str) -> Place | None:
+        """Return the place of a job in the group that its AdminComment names, None when it is in none.
 
         A member must not run without its group's GPUs, so this keeps asking while slurmctld is away.
         """
-        while True:
-            try:
-                return tags.is_member(job_field(int(job_id), "admin_comment"))
-            except NoSuchJobError:
-                return False
-            except SlurmUnreachableError as error:
-                print(f"muri: waiting for slurmctld: {error}", file=sys.stderr, flush=True)
-                self._clock.sleep(_RETRY_S)
-            except (GatewayError, ValueError) as error:
-                print(f"muri: cannot tell whether this job is in a group: {error}", file=sys.stderr, flush=True)
-                return True
+        try:
+            return self._until_answered(job_id, self.place_of)
+        except NoSuchJobError:
+            return None
+        except (MuriError, ValueError) as error:
+            print(f"muri: cannot tell whether this job is in a group: {error}", file=sys.stderr, flush=True)
+            return Place("", MemberSpec(job_id))
+
+    def place_of(self, job_id: str) -> Place | None:
+        """Return the place of a job in the group that its AdminComment names, None when it is in none.
+
+        Raises:
+            GatewayError: Slurm cannot say now.
+        """
+        return place_in(job_id, job_record(int(job_id)).admin_comment)
 
     def requeue(self, job_id: str, reason: str) -> None:
         """Put the job back into the queue, where it waits until the controller gives it its own GPUs.
@@ -47,47 +57,21 @@ class SlurmMembership:
             GatewayError: Slurm refused.
         """
         try:
-            self._requeue_once_possible(int(job_id))
+            self._until_answered(job_id, lambda each: _requeue_to_gate(job_record(int(each))))
         except NoSuchJobError:
             outcome = "Slurm is ending the job already, and it does not go back to the queue"
         else:
             outcome = "the job goes back to the queue and runs alone next time"
         print(f"muri: {reason}; {outcome}", file=sys.stderr, flush=True)
 
-    def _requeue_once_possible(self, job_id: int) -> None:
+    def _until_answered(self, job_id: str, ask: Callable[[str], _Answer]) -> _Answer:
+        pauses = growing_pauses(_FIRST_RETRY_S, _MOST_RETRY_S, int(job_id))  # not all jobs come back at once
         while True:
             try:
-                return _requeue_to_gate(job_id)
+                return ask(job_id)
             except SlurmUnreachableError as error:
                 print(f"muri: waiting for slurmctld: {error}", file=sys.stderr, flush=True)
-                self._clock.sleep(_RETRY_S)
-
-    def pilot_of(self, job_id: str) -> str | None:
-        """Return the pilot job that the job's AdminComment names, None when it names none.
-
-        Raises:
-            GatewayError: Slurm cannot say now.
-        """
-        state = tags.parse_state(job_field(int(job_id), "admin_comment"))
-        return None if state is None else str(state.pilot)
-
-    def accumulate_steps(self, job_id: str) -> int:
-        """Return what the plan chose, as the job's AdminComment says; 1 when it says nothing.
-
-        Raises:
-            GatewayError: Slurm cannot say now.
-        """
-        state = tags.parse_state(job_field(int(job_id), "admin_comment"))
-        return 1 if state is None else state.accumulate_steps
-
-    def min_speed(self, job_id: str) -> float:
-        """Return the speed that the job was promised, as its AdminComment says; 0 when it says nothing.
-
-        Raises:
-            GatewayError: Slurm cannot say now.
-        """
-        state = tags.parse_state(job_field(int(job_id), "admin_comment"))
-        return 0.0 if state is None else state.min_speed
+                self._clock.sleep(next(pauses))
 
     def runs(self, job_id: str) -> bool:
         """Return whether the job runs and Slurm is not ending it.
@@ -95,7 +79,7 @@ class SlurmMembership:
         Raises:
             SlurmUnreachableError: slurmctld does not answer.
         """
-        return active_jobs([int(job_id)]).get(int(job_id)) == "RUNNING"
+        return state_of(int(job_id)) == "RUNNING"
 
     def requeue_for_memory(self, job_id: str) -> bool:
         """Put a job that ran out of GPU memory beside others back into the queue, as often as it may try again.
@@ -103,16 +87,16 @@ class SlurmMembership:
         Raises:
             GatewayError: Slurm refused.
         """
-        comment = job_field(int(job_id), "comment")
-        run = int(os.environ.get("SLURM_RESTART_COUNT") or 0)
-        if out_of_memory_runs(comment)[0] == run:
+        record = job_record(int(job_id))
+        run, (last, times) = int(os.environ.get("SLURM_RESTART_COUNT") or 0), out_of_memory_runs(record.comment)
+        if last == run:
             return True  # another rank of the job has reported it and requeues the job
-        if not (retries_memory(job_field(int(job_id), "admin_comment")) and may_try_again(comment)):
+        if not (retries_memory(record.admin_comment) and may_try_again(record.comment)):
             return False
         print("muri: out of GPU memory beside others; the job goes back to the queue and asks for more next time",
               file=sys.stderr, flush=True)  # fmt: skip
-        _set_token(int(job_id), tags.OUT_OF_MEMORY_PREFIX, out_of_memory_text(run, out_of_memory_runs(comment)[1] + 1))
-        _requeue_to_gate(int(job_id))
+        _set_token(record, tags.OUT_OF_MEMORY_PREFIX, out_of_memory_text(run, times + 1))
+        _requeue_to_gate(record)
         return True
 
     def requeue_stopped(self, job_id: str, run: int) -> None:
@@ -121,11 +105,12 @@ class SlurmMembership:
         Raises:
             GatewayError: Slurm refused.
         """
-        mark_stopped(int(job_id), run)
-        if self.pilot_of(job_id) is None:
-            requeue(int(job_id))
+        record = job_record(int(job_id))
+        _set_token(record, tags.STOPPED_PREFIX, run)
+        if tags.parse_state(record.admin_comment) is None:
+            requeue(record.name)
         else:
-            _requeue_to_gate(int(job_id))
+            _requeue_to_gate(record)
 
     def groups(self) -> list[dict[str, Any]]:
         """Return the caller's groups, to root everybody's, as Slurm's records tell of them.
@@ -143,22 +128,38 @@ class SlurmMembership:
         Raises:
             GatewayError: Slurm refused.
         """
-        _set_token(int(job_id), tags.CHECKPOINT_PREFIX, run)
+        _set_token(job_record(int(job_id)), tags.CHECKPOINT_PREFIX, run)
 
 
-def _requeue_to_gate(job_id: int) -> None:
+def place_in(job_id: str, admin_comment: str) -> Place | None:
+    """Return what an AdminComment says of a job's place in a group; one without a pilot where the tag is damaged."""
+    state = tags.parse_state(admin_comment)
+    if state is None:
+        return Place("", MemberSpec(job_id)) if tags.is_member(admin_comment) else None
+    planned = tags.parse_plan(admin_comment) or tags.Planned()
+    member = MemberSpec(
+        job_id,
+        solo_iteration_s=planned.solo_iteration_s,
+        predicted_speed=planned.speed,
+        accumulate_steps=state.accumulate_steps,
+        min_speed=state.min_speed,
+    )
+    return Place(str(state.pilot), member)
+
+
+def _requeue_to_gate(record: JobRecord) -> None:
     """Put a member back into the queue, where it must wait for the controller.
 
     A hold would take the place of one that an administrator or the user has put on the running job; so a job that a
-    licence keeps waiting gets none. Should it start before the controller has put its request back, `expects_group`
+    licence keeps waiting gets none. Should it start before the controller has put its request back, `await_place`
     sends it back again.
 
     Raises:
         NoSuchJobError: It has ended, or Slurm is ending it.
         GatewayError: Slurm refused it.
     """
-    gate = tags.token(job_field(job_id, "admin_comment"), tags.GATE_PREFIX)
-    (requeue if gate == tags.LICENCE_GATE else requeue_hold)(job_id)
+    gate = tags.token(record.admin_comment, tags.GATE_PREFIX)
+    (requeue if gate == tags.LICENCE_GATE else requeue_hold)(record.name)
 
 
 def mark_stopped(job_id: int, run: int) -> None:
@@ -167,8 +168,8 @@ def mark_stopped(job_id: int, run: int) -> None:
     Raises:
         GatewayError: Slurm refused.
     """
-    _set_token(job_id, tags.STOPPED_PREFIX, run)
+    _set_token(job_record(job_id), tags.STOPPED_PREFIX, run)
 
 
-def _set_token(job_id: int, prefix: str, value: int | str) -> None:
-    set_comment(job_id, tags.with_token(job_field(job_id, "comment"), prefix, str(value)))
+def _set_token(record: JobRecord, prefix: str, value: int | str) -> None:
+    set_comment(record.name, tags.with_token(record.comment, prefix, str(value)))

@@ -14,7 +14,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,27 +27,21 @@ from muri.errors import UsageError
 from muri.group_spec import GroupSpec, read_group
 from muri.pythons import OLDEST_OF_THREADS, look_at, of_members
 from muri.run_dir import default_run_dir, make_run_dir
-from muri.slurm_plugin.gateway.base import GatewayError, NoSuchJobError, SlurmUnreachableError
-from muri.slurm_plugin.node.slurm_calls import active_jobs, job_field, set_comment
-from muri.slurm_plugin.records import comment_tags as tags
-from muri.slurm_plugin.records.comment_reports import fault_token, speeds_token, with_foreign_python, with_measured
+from muri.slurm_plugin.gateway.base import GatewayError
+from muri.slurm_plugin.node.group_reports import GroupReports
+from muri.slurm_plugin.node.member_watch import MemberWatch
+from muri.slurm_plugin.node.slurm_calls import state_of
 from muri.utc import log_handler
 
 log = logging.getLogger("muri.pilot")
 
 _TICK_S = 0.25
 
-# While members run, their end shows in the runtime's own status, so Slurm is asked rarely.
-_SLOW_POLL_S = 60.0
-
-# Once every member's training has ended, their jobs are about to: the GPUs are given back without delay.
-_EAGER_POLL_S = 0.25
-
-_EAGER_POLLS = 40
-
 _RUNTIME_GRACE_S = 20.0
 
 _PILOT_FILE = re.compile(r"host-([0-9]{1,10})\.(?:json|log|trace\.json)")
+
+_KEEP_STATUS_S = 30.0
 
 _KEEP_LOGS_S = 7 * 86400.0
 
@@ -75,16 +69,13 @@ class PilotWatch:
         self, group: GroupSpec, status: Path, runtime: "subprocess.Popen[bytes]", clock: Clock = MACHINE_CLOCK
     ) -> None:
         """Bind the watch to a started runtime."""
+        pilot = int(os.environ["SLURM_JOB_ID"])
         self._clock = clock
-        self._members = [int(member) for member in group.ids]
         self._group = group
         self._status = status
         self._runtime = runtime
-        self._begun_s = self._polled_s = self._reported_s = clock()
-        self._report: str | None = None
-        self._measured: set[str] = set()
-        self._try_again_s = self._begun_s
-        self._eager_polls_left = _EAGER_POLLS
+        self._members = MemberWatch(pilot, group, clock)
+        self._reports = GroupReports(pilot, group.telemetry_s, clock)
         self._ended_by_slurm = False
 
     def end_early(self) -> None:
@@ -100,18 +91,16 @@ class PilotWatch:
                 self._await_runtime()
                 return 1
             code = self._runtime.poll()
+            status = self._runtime_status()
             if code is not None:
                 log.error("the runtime ended by itself with code %d; its members go back to the queue", code)
-                self._report_fault()
+                self._reports.tell_fault(status)
                 return code or 1
-            if self._finished():
+            if self._members.is_over(status["members"]):
                 self._tell_runtime()
-                self._report_progress()  # meanwhile the runtime ends
+                self._reports.end(self._runtime_status())  # meanwhile the runtime ends
                 return self._await_runtime()
-            if self._clock() - self._reported_s >= self._group.telemetry_s:
-                self._report_progress()
-            elif self._clock() >= self._try_again_s:
-                self._report_measurements()  # at once: waiting jobs may join whom the plan knows
+            self._reports.look(status)
             self._clock.sleep(_TICK_S)
 
     def _tell_members(self) -> None:
@@ -124,92 +113,14 @@ class PilotWatch:
         )  # fmt: skip
 
     def _runtime_status(self) -> dict[str, Any]:
-        """What the runtime last wrote about itself; empty until it first writes."""
+        """What the runtime last wrote about itself; without members until it first writes."""
         try:
             status = json.loads(self._status.read_text())
         except (OSError, ValueError):
-            return {}
-        return status if isinstance(status, dict) else {}
-
-    def _members_status(self) -> dict[str, Any]:
-        members = self._runtime_status().get("members")
-        return members if isinstance(members, dict) else {}
-
-    def _finished(self) -> bool:
-        """Ask Slurm whether any member is left, rarely while members run."""
-        member_states = {member.get("state") for member in self._members_status().values()}
-        busy = "running" in member_states
-        now_s = self._clock()
-        if now_s - self._polled_s < self._poll_interval_s(member_states):
-            return False
-        self._polled_s = now_s
-        if member_states == {"ended"}:
-            self._eager_polls_left = max(0, self._eager_polls_left - 1)
-        try:
-            late = now_s - self._begun_s > self._group.attach_timeout_s
-            states = present_members(self._members, self._members_status(), late=late)
-        except SlurmUnreachableError as error:
-            log.warning("cannot ask for the members' states, going on: %s", error)
-            return False
-        if not states:
-            log.info("every member has ended")
-            return True
-        if late and not busy and all(state == "PENDING" for state in states.values()):
-            log.warning("members %s could not start beside the pilot job; giving the GPUs back", sorted(states))
-            return True
-        return False
-
-    def _poll_interval_s(self, member_states: set[str | None]) -> float:
-        if "running" in member_states:
-            self._eager_polls_left = _EAGER_POLLS
-            return _SLOW_POLL_S
-        if member_states == {"ended"} and self._eager_polls_left:
-            return _EAGER_POLL_S
-        return self._group.poll_s
-
-    def _report_progress(self) -> None:
-        """Tell the controller what the runtime knows of its members, through jobs' comments."""
-        self._reported_s = self._clock()
-        self._report_speeds()
-        self._report_measurements()
-
-    def _report_measurements(self) -> None:
-        """Tell of each member once what its first iterations say."""
-        for job_id, member in self._members_status().items():
-            if member.get("measured") and job_id not in self._measured:
-                self._report_measured(job_id, member["measured"])
-
-    def _report_measured(self, job_id: str, found: Mapping[str, Any]) -> None:
-        """Tell what a member's first iterations say of its model, once, through that job's own comment."""
-        try:
-            told = found if "error" in found else with_foreign_python(found, sys.prefix)
-            set_comment(int(job_id), with_measured(job_field(int(job_id), "comment"), told))
-        except SlurmUnreachableError as error:
-            log.warning("job %s is measured, which cannot be told now: %s", job_id, error)
-            self._try_again_s = self._clock() + self._group.telemetry_s
-            return
-        except GatewayError as error:
-            log.warning("job %s is measured, which cannot be told: %s", job_id, error)
-        self._measured.add(job_id)
-
-    def _report_speeds(self) -> None:
-        """Tell each member's progress and times through the pilot job's comment."""
-        report = speeds_token(self._runtime_status())
-        if report is not None and report != self._report:
-            try:
-                set_comment(int(os.environ["SLURM_JOB_ID"]), report)
-                self._report = report
-            except GatewayError as error:
-                log.warning("cannot report speeds: %s", error)
-
-    def _report_fault(self) -> None:
-        """Report through the pilot job's comment which members may have broken the GPU's context."""
-        token = fault_token(self._runtime_status())
-        if token is not None:
-            try:
-                set_comment(int(os.environ["SLURM_JOB_ID"]), token)
-            except GatewayError as error:
-                log.warning("cannot report the fault; every member runs alone: %s", error)
+            status = None
+        if not isinstance(status, dict):
+            status = {}
+        return status if isinstance(status.get("members"), dict) else {**status, "members": {}}
 
     def _tell_runtime(self) -> None:
         """Tell the runtime itself, which saves what it can: srun would answer a SIGTERM by killing the step at once."""
@@ -265,65 +176,23 @@ def remove_left_behind(run_dir: Path, own: int, now_s: float) -> None:
     if not others:
         return
     try:
-        alive = active_jobs(sorted(set(others.values())))
+        gone = {pilot for pilot in sorted(set(others.values())) if not state_of(pilot)}
     except GatewayError as error:
         log.warning("files of earlier pilot jobs stay in %s: %s", run_dir, error)
         return
     for path, pilot in others.items():
-        if pilot not in alive:
+        if pilot in gone:
             path.unlink(missing_ok=True)
 
 
 def _has_served(path: Path, now_s: float) -> bool:
-    """Whether a file is of no use once its pilot job is gone: a status at once, a log or a trace after a while."""
-    with contextlib.suppress(FileNotFoundError):
-        return path.suffixes == [".json"] or now_s - path.lstat().st_mtime > _KEEP_LOGS_S
-    return False
+    """Whether a file is of no use once its pilot job is gone: a status soon, a log or a trace after a while.
 
-
-def present_members(known: Iterable[int], status: Mapping[str, Any], *, late: bool) -> dict[int, str]:
-    """Return the states of the members that still wait or run.
-
-    A job that was stopped and returned to the queue is no longer a member: its AdminComment no longer names this
-    pilot. This is checked only while no member runs, and not for members that have yet to attach: the controller
-    tags them a moment after it submits the pilot.
-
-    Args:
-        known: The members that the pilot started with.
-        status: The members' part of the runtime's status.
-        late: Whether members should have attached by now.
-
-    Raises:
-        SlurmUnreachableError: slurmctld does not answer.
+    A runtime that lives replaces its status every second, so Slurm need not be asked about its pilot job.
     """
-    pilot, own = int(os.environ["SLURM_JOB_ID"]), list(known)
-    found = _serving(pilot, own, status, late=late)
-    if any(state != "PENDING" for state in found.values()):
-        return found
-    # Who joined later stands in the pilot's comment: it is read only before the group would end.
-    with contextlib.suppress(NoSuchJobError):
-        _, members = tags.parse_pilot(job_field(pilot, "admin_comment")) or ("", ())
-        joined = [job_id for job_id in members if job_id not in own]
-        found |= _serving(pilot, joined, status, late=late) if joined else {}
-    return found
-
-
-def _serving(pilot: int, members: list[int], status: Mapping[str, Any], *, late: bool) -> dict[int, str]:
-    states = active_jobs(members)
-    at_work = {name: member.get("state") for name, member in status.items()}
-    if "running" in at_work.values():
-        return states
-    due = {job_id for job_id in states if late or at_work.get(str(job_id)) == "ended"}
-    return {job_id: state for job_id, state in states.items() if job_id not in due or _serves(pilot, job_id)}
-
-
-def _serves(pilot: int, job_id: int) -> bool:
-    try:
-        comment = job_field(job_id, "admin_comment")
-    except NoSuchJobError:
-        return False
-    state = tags.parse_state(comment)
-    return state is not None and state.pilot == pilot
+    with contextlib.suppress(FileNotFoundError):
+        return now_s - path.lstat().st_mtime > (_KEEP_STATUS_S if path.suffixes == [".json"] else _KEEP_LOGS_S)
+    return False
 
 
 def step_options(group: GroupSpec) -> tuple[list[str], list[str]]:

@@ -1,77 +1,96 @@
-"""The few Slurm commands that run on compute nodes, in the user's name, inside a job."""
+"""The few Slurm commands that run on compute nodes, in the user's name, inside a job.
 
-from collections.abc import Sequence
-from functools import lru_cache
+Thousands of pilot jobs and members call them, so each is about one job and costs slurmctld well below a millisecond.
+`squeue --jobs` with several ids fetches the whole job table. docs/operations.md counts the calls of a job's life.
+"""
+
+from dataclasses import dataclass
+from typing import Final
 
 from muri.slurm_plugin.gateway.base import GatewayError, NoSuchJobError, job_pending
 from muri.slurm_plugin.gateway.slurm_commands import SlurmCommands, decoded, encoded
 
 _COMMANDS = SlurmCommands(timeout_s=30.0)
 
-_ID_WIDTH = 16
-
-_FIELD_WIDTH = 32768
+_TEXT_WIDTH: Final = 32768
 """Bytes; squeue cuts a longer text off."""
 
-_ENDED = {"COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "DEADLINE", "BOOT_FAIL"}
+_WIDTHS: Final = {
+    "JobID": 16, "ArrayJobID": 16, "ArrayTaskID": 32, "State": 32, "comment": _TEXT_WIDTH, "admin_comment": _TEXT_WIDTH,
+}  # fmt: skip
+"""Fields as `squeue --Format` names them, and their bytes."""
+
+_ENDED: Final = {
+    "COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "DEADLINE", "BOOT_FAIL",
+}  # fmt: skip
 
 
-def active_jobs(job_ids: Sequence[int]) -> dict[int, str]:
-    """Return the state of those of the jobs that still wait or run.
+@dataclass(frozen=True, slots=True)
+class JobRecord:
+    """What Slurm shows of one job.
+
+    Attributes:
+        name: What commands call it: the last task of an array has the array's id, which means all its tasks.
+        state: Slurm's word, such as PENDING.
+        comment: Its own comment.
+        admin_comment: Its AdminComment.
+    """
+
+    name: str
+    state: str
+    comment: str
+    admin_comment: str
+
+    @property
+    def is_active(self) -> bool:
+        """Whether it still waits or runs."""
+        return self.state not in _ENDED
+
+
+def job_record(job_id: int) -> JobRecord:
+    """Return what Slurm shows of one job, in one call.
+
+    Raises:
+        NoSuchJobError: Slurm does not know the job.
+        SlurmUnreachableError: slurmctld does not answer.
+    """
+    fields = ",".join(f"{name}:{width}" for name, width in _WIDTHS.items())
+    # --local: the job runs in this cluster, so slurmctld need not be asked about a federation first.
+    command = ["squeue", "--noheader", "--local", f"--Format={fields}", f"--jobs={job_id}", "--states=all"]
+    text = _COMMANDS.run(f"read job {job_id}", command)
+    # Records of a fixed number of bytes: users' texts may hold line ends. An array's id brings its other tasks, too.
+    output, length = encoded(text), sum(_WIDTHS.values()) + 1
+    for start in range(0, len(output), length):
+        values = _values(output[start : start + length])
+        if values["JobID"] == str(job_id):
+            return JobRecord(_name(values), values["State"], values["comment"], values["admin_comment"])
+    raise NoSuchJobError(f"cannot read job {job_id}: squeue does not show it")
+
+
+def _values(record: bytes) -> dict[str, str]:
+    values, start = {}, 0
+    for name, width in _WIDTHS.items():
+        value = decoded(record[start : start + width].rstrip())
+        values[name], start = "" if value == "(null)" else value, start + width
+    return values
+
+
+def _name(values: dict[str, str]) -> str:
+    job_id, task = values["JobID"], values["ArrayTaskID"]
+    return f"{job_id}_{task}" if job_id == values["ArrayJobID"] and task.isdecimal() else job_id
+
+
+def state_of(job_id: int) -> str:
+    """Return the state of a job that waits or runs, "" for one that has ended.
 
     Raises:
         SlurmUnreachableError: slurmctld does not answer.
     """
     try:
-        text = _COMMANDS.run(
-            "ask for the members' states",
-            ["squeue", "--noheader", "--format=%A %T", f"--jobs={','.join(map(str, job_ids))}"],
-        )
+        record = job_record(job_id)
     except NoSuchJobError:
-        # squeue says so when it knows none of them any more.
-        return {}
-    pairs = (line.split() for line in text.splitlines() if line.strip())
-    return {int(job_id): state for job_id, state in pairs if job_id.isdigit() and state not in _ENDED}
-
-
-@lru_cache(maxsize=64)
-def name_of(job_id: int) -> str:
-    """Return what commands call one job: the last task of an array has the array's id, which means all its tasks.
-
-    Raises:
-        NoSuchJobError: Slurm does not know the job.
-        SlurmUnreachableError: slurmctld does not answer.
-    """
-    arguments = ["squeue", "--noheader", "--states=all", "--format=%A %F %K", f"--jobs={job_id}"]
-    text = _COMMANDS.run(f"read the name of job {job_id}", arguments)
-    tasks = (task for own, array, task in map(str.split, text.splitlines()) if own == array == str(job_id))
-    return next((f"{job_id}_{task}" for task in tasks if task.isdecimal()), str(job_id))
-
-
-def job_field(job_id: int, field: str) -> str:
-    """Return one long text field of a job as `squeue --Format` names it ("comment", "admin_comment").
-
-    Raises:
-        NoSuchJobError: Slurm does not know the job.
-        SlurmUnreachableError: slurmctld does not answer.
-    """
-    text = _COMMANDS.run(
-        f"read the {field} of job {job_id}",
-        ["squeue", "--noheader", f"--Format=JobID:{_ID_WIDTH},{field}:{_FIELD_WIDTH}", f"--jobs={job_id}",
-         "--states=all"],
-    )  # fmt: skip
-    value = _field_of(job_id, text)
-    return "" if value == "(null)" else value
-
-
-def _field_of(job_id: int, text: str) -> str:
-    """Return one job's field from records of a fixed number of bytes: users' texts may hold line ends."""
-    output, length = encoded(text), _ID_WIDTH + _FIELD_WIDTH + 1
-    for start in range(0, len(output), length):
-        record = output[start : start + length]
-        if record[:_ID_WIDTH].strip() == str(job_id).encode():
-            return decoded(record[_ID_WIDTH:].rstrip())
-    raise NoSuchJobError(f"cannot read job {job_id}: squeue does not show it")
+        return ""
+    return record.state if record.is_active else ""
 
 
 def batch_script(job_id: int) -> bytes:
@@ -87,40 +106,38 @@ def batch_script(job_id: int) -> bytes:
     return encoded(script)
 
 
-def set_comment(job_id: int, comment: str) -> None:
+def set_comment(name: str, comment: str) -> None:
     """Replace the comment of one of the user's own jobs.
 
     Raises:
         GatewayError: Slurm refused it.
     """
-    name = name_of(job_id)
     _COMMANDS.run(f"set the comment of job {name}", ["scontrol", "update", f"jobid={name}", f"comment={comment}"])
 
 
-def requeue_hold(job_id: int) -> None:
+def requeue_hold(name: str) -> None:
     """Put one of the user's own running jobs back into the queue, held; one that is back there already stays as it is.
 
     Raises:
         NoSuchJobError: It has ended, or Slurm is ending it: its user cancelled it, perhaps with all others at once.
         GatewayError: Slurm refused it.
     """
-    _requeue("requeuehold", job_id)
+    _requeue("requeuehold", name)
 
 
-def requeue(job_id: int) -> None:
+def requeue(name: str) -> None:
     """Put one of the user's own running jobs back into the queue; one that is back there already stays as it is.
 
     Raises:
         NoSuchJobError: It has ended, or Slurm is ending it.
         GatewayError: Slurm refused it.
     """
-    _requeue("requeue", job_id)
+    _requeue("requeue", name)
 
 
-def _requeue(command: str, job_id: int) -> None:
+def _requeue(command: str, name: str) -> None:
     try:
         # Without "incomplete" Slurm runs a cancelled job again once its processes have ended.
-        name = name_of(job_id)
         _COMMANDS.run(f"requeue job {name}", ["scontrol", command, "incomplete", name])
     except GatewayError as error:
         if not job_pending(error):

@@ -156,9 +156,10 @@ def speeds_token(status: Mapping[str, Any]) -> str | None:
     Args:
         status: Content of the runtime's status file.
     """
-    members = {job_id: member for job_id, member in status.get("members", {}).items() if _iteration_s(member)}
-    if not members:
+    times_s = iteration_times_s(status.get("members", {}))
+    if not times_s:
         return None
+    members = {job_id: status["members"][job_id] for job_id in times_s}
     behind = [int(job_id) for job_id, member in members.items() if member.get("promise_broken") and job_id.isdecimal()]
     broken: dict[str, Any] = {_BROKEN: behind} if behind else {}
     report = broken | {job_id: _figures(member) for job_id, member in members.items()}
@@ -166,9 +167,18 @@ def speeds_token(status: Mapping[str, Any]) -> str | None:
         report[_DISCIPLINE] = status["discipline"]
     token = tags.SPEED_PREFIX + tags.format_json(report)
     if len(token) > MOST_BYTES:
-        report = broken | {job_id: _short(_iteration_s(member)) for job_id, member in members.items()}
+        report = broken | {job_id: _short(time_s) for job_id, time_s in times_s.items()}
         token = tags.SPEED_PREFIX + tags.format_json(report)
     return token
+
+
+def iteration_times_s(members: Mapping[str, Any]) -> dict[str, float]:
+    """Return the seconds of an iteration of each member that has done one.
+
+    Args:
+        members: The members' part of the runtime's status.
+    """
+    return {job_id: time_s for job_id, member in members.items() if (time_s := _iteration_s(member))}
 
 
 def promise_broken(report: Mapping[str, Any] | None) -> tuple[int, ...]:

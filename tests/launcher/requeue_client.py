@@ -15,17 +15,15 @@ CLIENT = """
     import json, os, sys
     from muri.commands import run_command
     from dataclasses import replace
+    from muri.group_spec import MemberSpec, Place
     from muri.launcher.run import command
     from muri.pythons import own_python
 
     class Recorder:
         expected = {expected!r}
 
-        def expects_group(self, job_id):
-            return self.expected
-
-        def pilot_of(self, job_id):
-            return None
+        def await_place(self, job_id):
+            return Place("", MemberSpec(job_id)) if self.expected else None
 
         def requeue(self, job_id, reason):
             with open("requeued.jsonl", "a") as file:

@@ -9,7 +9,7 @@ from launcher_harness import Launcher, ends
 from polling import until
 from ranks_harness import free_port
 
-from muri.group_spec import GroupSpec, MemberSpec
+from muri.group_spec import GroupSpec, MemberSpec, Place
 from muri.launcher.job.scheduler import NoMembership
 from muri.launcher.runtime.admission import AdmissionControl
 from muri.launcher.runtime.member_table import MemberTable
@@ -142,11 +142,8 @@ def test_a_senseless_number_is_refused(launcher: Launcher, number: str) -> None:
 class Scheduler(NoMembership):
     """Has put jobs 102 and 103 into the group of pilot job 900."""
 
-    def pilot_of(self, job_id: str) -> str | None:
-        return "900"
-
-    def accumulate_steps(self, job_id: str) -> int:
-        return 4 if job_id == "102" else 1
+    def place_of(self, job_id: str) -> Place | None:
+        return Place("900", MemberSpec(job_id, accumulate_steps=4 if job_id == "102" else 1))
 
 
 def test_a_member_hears_what_the_scheduler_chose_for_it() -> None:

@@ -28,17 +28,13 @@ STEPS = """
 
 RUNTIME = """
     import functools, os, sys
+    from muri.group_spec import MemberSpec, Place
     from muri.launcher.runtime import admission, main
 
     class Scheduler:
-        def min_speed(self, job_id):
-            return 0.0
-
-        def accumulate_steps(self, job_id):
-            return 1
-
-        def pilot_of(self, job_id):
-            return open("host_of_" + job_id).read() if os.path.exists("host_of_" + job_id) else None
+        def place_of(self, job_id):
+            path = "host_of_" + job_id
+            return Place(open(path).read(), MemberSpec(job_id)) if os.path.exists(path) else None
 
     main.AdmissionControl = functools.partial(admission.AdmissionControl, membership=Scheduler)
     main.main()
@@ -47,20 +43,12 @@ RUNTIME = """
 JOINER = """
     import sys
     from muri.commands import run_command
+    from muri.group_spec import MemberSpec, Place
     from muri.launcher.run import command
 
     class Scheduler:
-        def expects_group(self, job_id):
-            return True
-
-        def min_speed(self, job_id):
-            return 0.0
-
-        def accumulate_steps(self, job_id):
-            return 1
-
-        def pilot_of(self, job_id):
-            return "900"
+        def await_place(self, job_id):
+            return Place("900", MemberSpec(job_id))
 
         def requeue(self, job_id, reason):
             print("requeued:", reason, flush=True)
@@ -97,6 +85,7 @@ def test_a_stopped_member_resumes_in_a_group_with_the_same_loss(launcher, uninte
 STOPPER = """
     import sys
     from muri.commands import run_command
+    from muri.group_spec import MemberSpec, Place
     from muri.launcher.run import command
     from muri.launcher.checkpoints import stopping
 

@@ -183,7 +183,7 @@ def test_refused_requeue_is_tried_again_and_then_told(membership: Refusing, mess
 def test_absent_scheduler_plugin_means_no_groups() -> None:
     membership = load_membership("muri.no_such_schedulers")
     assert isinstance(membership, NoMembership)
-    assert not membership.expects_group("101")
+    assert membership.await_place("101") is None
     with pytest.raises(MembershipError, match="not installed"):
         membership.requeue("101", "reason")
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from virtual_clock import VirtualClock
 
+from muri.group_spec import MemberSpec, Place
 from muri.launcher.job.scheduler import MembershipError, NoMembership
 from muri.launcher.run.client import RuntimeLostError, wait_for_runtime
 from muri.launcher.wire import protocol
@@ -17,22 +18,15 @@ from muri.launcher.wire import protocol
 class Scheduler(NoMembership):
     """Says nothing for the first questions, then whether the job is in a group, and of which pilot job."""
 
-    def __init__(self, expected: bool, pilot: str | None = None, silent: int = 0) -> None:
-        self.asked: list[str] = []
+    def __init__(self, expected: bool, pilot: str = "", silent: int = 0) -> None:
+        self.asked = 0
         self._expected, self._pilot, self._silent = expected, pilot, silent
 
-    def expects_group(self, job_id: str) -> bool:
-        self._answer("expects_group")
-        return self._expected
-
-    def pilot_of(self, job_id: str) -> str | None:
-        self._answer("pilot_of")
-        return self._pilot
-
-    def _answer(self, question: str) -> None:
-        self.asked.append(question)
-        if len(self.asked) <= self._silent:
+    def await_place(self, job_id: str) -> Place | None:
+        self.asked += 1
+        if self.asked <= self._silent:
             raise MembershipError("no answer")
+        return Place(self._pilot, MemberSpec(job_id)) if self._expected else None
 
 
 @pytest.fixture
@@ -68,7 +62,7 @@ def test_runtime_that_comes_in_time_is_found(run_dir: Path) -> None:
         assert connection is not None
         connection.close()
     assert clock() == 100.25
-    assert scheduler.asked.count("expects_group") == 1
+    assert scheduler.asked == 1
 
 
 def test_runtime_is_found_by_the_pilot_job_that_the_scheduler_names(run_dir: Path) -> None:
@@ -78,7 +72,7 @@ def test_runtime_is_found_by_the_pilot_job_that_the_scheduler_names(run_dir: Pat
         assert connection is not None
         connection.close()
     assert clock() == 7.75
-    assert scheduler.asked == ["expects_group"] * 4 + ["pilot_of"]
+    assert scheduler.asked == 4
 
 
 @pytest.mark.parametrize(("variables", "after_s"), [({}, 120.0), ({"MURI_ATTACH_TIMEOUT_S": "5"}, 5.0)])

@@ -8,7 +8,7 @@ from launcher_harness import Launcher
 from polling import until
 from virtual_clock import VirtualClock
 
-from muri.group_spec import GroupSpec, MemberSpec, read_group
+from muri.group_spec import GroupSpec, MemberSpec, Place, read_group
 from muri.launcher.arbitration.arbiter import FairArbiter
 from muri.launcher.arbitration.pausing import PausingArbiter
 from muri.launcher.arbitration.promises import Promises
@@ -70,11 +70,8 @@ def test_lockstep_without_promises_stays() -> None:
 class Scheduler(NoMembership):
     """Has put job 102 into the group of pilot job 900, with a promise."""
 
-    def pilot_of(self, job_id: str) -> str | None:
-        return "900"
-
-    def min_speed(self, job_id: str) -> float:
-        return 0.7
+    def place_of(self, job_id: str) -> Place | None:
+        return Place("900", MemberSpec(job_id, solo_iteration_s=0.5, min_speed=0.7))
 
 
 def test_the_promises_of_planned_members_and_of_those_that_join_are_known() -> None:
@@ -85,6 +82,7 @@ def test_the_promises_of_planned_members_and_of_those_that_join_are_known() -> N
     admission = AdmissionControl("900", table, group, Scheduler)
     assert admission.refusal("102") == ""
     assert [table.terms(member).min_speed for member in ("101", "102")] == [0.8, 0.7]
+    assert table.terms("102").solo_iteration_s == 0.5
     assert table.broken_promises() == []
     members = table.status()["members"]
     assert isinstance(members, dict)

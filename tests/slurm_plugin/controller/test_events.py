@@ -12,10 +12,8 @@ from muri.slurm_plugin.controller.events import (
     ArrivalWatch,
     EndWatch,
     LastCycle,
-    MeasuredWatch,
     ended_in,
     make_notice_file,
-    measured_in,
     slurm_user_of,
     slurmctld_hosts,
 )
@@ -51,7 +49,6 @@ class Told:
     def __init__(self) -> None:
         self.cleaned_up = 10
         self.up = True
-        self.comments = ""
         self.asked: list[str] = []
 
     def run(self, action: str, arguments: list[str]) -> str:
@@ -60,8 +57,6 @@ class Told:
             raise SlurmUnreachableError("slurmctld does not answer")
         if arguments[0] == "sdiag":
             return SDIAG.format(self.cleaned_up)
-        if arguments[0] == "squeue":
-            return self.comments
         return (
             f"SlurmUser               = somebody({os.geteuid()})\nSlurmctldHost[0]        = head(10.0.0.1)\n"
             "SlurmctldHost[1]        = spare.example.org\n"
@@ -186,50 +181,3 @@ def test_an_answer_without_counts_tells_nothing() -> None:
     assert ended_in(SDIAG.format(10)) == 17
     assert ended_in(SDIAG.replace("COMPLETE", "OTHER")) == 0  # none yet
     assert ended_in("") is None
-
-
-def running(path: Path, *unmeasured: int, waiting: bool = True) -> None:
-    """Write the status of members that are planned with an estimate, and of a job that waits for them."""
-    jobs = [JobStatus(job, "alice", "train", "new", "alone", "RUNNING", group=90, estimated=True) for job in unmeasured]
-    jobs.append(JobStatus(7, "alice", "train", "new", "waiting", "PENDING" if waiting else "RUNNING", estimated=True))
-    write_status(path, Status(1.0, "muri-s", "commands", tuple(jobs), ()))
-
-
-def test_a_measured_member_is_seen_once(told: Told, tmp_path: Path) -> None:
-    clock, file = VirtualClock(), tmp_path / "status.json"
-    running(file, 3, 4)
-    watch = MeasuredWatch(5.0, LastCycle(file), commands(told), clock)
-    told.comments = "3 \n4 my words\n"
-    assert not watch.look()
-    told.comments = "3 muri-measured:{}\n4 my words\n"
-    assert not watch.look()  # not so soon again
-    clock.sleep(5.0)
-    assert watch.look()
-    clock.sleep(5.0)
-    assert not watch.look()
-    told.comments = "4 my words muri-measured:{}\n"
-    assert not watch.mark()  # the cycle that begins sees it
-    clock.sleep(5.0)
-    assert not watch.look()
-    assert len(told.asked) == 4  # and nobody is left to ask about
-
-
-def test_measurements_are_asked_for_only_while_jobs_wait(told: Told, tmp_path: Path) -> None:
-    clock, file = VirtualClock(), tmp_path / "status.json"
-    told.comments = "3 muri-measured:{}\n"
-    watch = MeasuredWatch(5.0, LastCycle(file), commands(told), clock)
-    assert not watch.look()
-    running(file, 3, waiting=False)
-    assert not watch.look()
-    assert not told.asked
-    told.up = False
-    running(file, 3)
-    os.utime(file, ns=(5, 5))
-    assert not watch.look()
-    told.up = True
-    clock.sleep(5.0)
-    assert watch.look()
-
-
-def test_a_comment_of_many_lines_tells_of_no_job_that_cannot_be() -> None:
-    assert measured_in(f"3 a\n{'9' * 5000} muri-measured:{{}}\n-4 muri-measured:\n 5 muri-measured:\n") == frozenset()

@@ -3,7 +3,7 @@
 import importlib
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from option_sources import JOB_SUBMIT_SOURCE
+
+from muri.slurm_plugin.records import comment_tags as tags
 
 NO_VAL = 0xFFFFFFFE
 ALICE = 1001
@@ -56,8 +58,9 @@ class Slurm:
     def submit(self, job: Any, uid: int = ALICE) -> int:
         return self.lua.globals().slurm_job_submit(job, self.lua.table(), uid)
 
-    def modify(self, change: Any, uid: int = ALICE) -> int:
-        return self.lua.globals().slurm_job_modify(change, self.lua.table(), self.lua.table(), uid)
+    def modify(self, change: Any, uid: int = ALICE, record: Mapping[str, Any] | None = None) -> int:
+        job = self.lua.table_from(record or {})
+        return self.lua.globals().slurm_job_modify(change, job, self.lua.table(), uid)
 
 
 @pytest.fixture(params=["lua51", "lua53", "lua54"])
@@ -482,6 +485,29 @@ def test_the_controller_gets_notice_of_jobs_that_wait_for_it_and_the_file_never_
     assert noticed(slurm, notice, slurm.job()) == ["0"]  # no controller is at work
     muri(slurm).gate = "hold"
     assert noticed(slurm, notice, *(slurm.job() for _ in range(20))) == ["1"] * 20
+
+
+ESTIMATED = tags.with_plan("muri:on", tags.Planned(("it waits",), 0.9, 0.5, estimated=True))
+KNOWN = tags.with_plan("muri:on", tags.Planned(('"estimated":true',), 0.9, 0.5))
+
+
+@pytest.mark.parametrize(
+    ("comment", "plan", "told"),
+    [
+        ("my words muri-measured:{}", ESTIMATED, "1"),
+        ("muri-speed:{}", ESTIMATED, "0"),
+        ("muri-measured:{}", KNOWN, "0"),
+        ("muri-measured:{}", None, "0"),
+        (5, ESTIMATED, "0"),
+        (None, ESTIMATED, "0"),
+    ],
+)
+def test_the_controller_gets_notice_of_members_whose_estimated_model_has_been_measured(
+    slurm: Slurm, notice: Path, comment: Any, plan: str | None, told: str
+) -> None:
+    muri(slurm).notice = str(notice)
+    assert slurm.modify(slurm.lua.table_from({"comment": comment}), record={"admin_comment": plan}) == 0
+    assert (notice.read_text(), slurm.logged) == (told, [])
 
 
 def test_one_short_write_is_all_that_slurmctld_does(slurm: Slurm, notice: Path) -> None:

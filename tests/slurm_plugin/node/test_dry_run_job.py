@@ -27,14 +27,12 @@ class Slurm:
         match arguments:
             case ["scontrol", "write", "batch_script", job, "-"]:
                 return decoded(self.scripts.get(int(job), b""))
-            case ["squeue", *_, "--format=%A %F %K", jobs]:
-                job = jobs.removeprefix("--jobs=")
-                return f"{job} {job} N/A\n"
             case ["squeue", *_, jobs, "--states=all"]:
                 job = int(jobs.removeprefix("--jobs="))
                 if job not in self.comments:
                     raise slurm_error(action, "slurm_load_jobs error: Invalid job id specified")
-                return decoded(b"%-16d%-32768s\n" % (job, self.comments[job]))
+                line = b"%-16d%-16d%-32s%-32s%-32768s%-32768s\n"
+                return decoded(line % (job, job, b"N/A", b"PENDING", self.comments[job], b""))
             case ["scontrol", "update", job, comment]:
                 self.comments[int(job.removeprefix("jobid="))] = encoded(comment.removeprefix("comment="))
                 return ""

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,7 +15,10 @@ from virtual_clock import VirtualClock
 
 from muri.group_spec import GroupSpec, MemberSpec
 from muri.slurm_plugin.gateway.base import GatewayError, NoSuchJobError, SlurmUnreachableError
-from muri.slurm_plugin.node import pilot
+from muri.slurm_plugin.node import group_reports, member_watch, pilot
+from muri.slurm_plugin.node.group_reports import ReportTimes
+from muri.slurm_plugin.node.pauses import growing_pauses
+from muri.slurm_plugin.node.slurm_calls import JobRecord
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.comment_tags import MemberState, Original
 
@@ -31,6 +35,8 @@ class Group:
     Attributes:
         states: Slurm's states of the members.
         tagged: Those whose AdminComment names the pilot job.
+        joined: Those whom the pilot's own AdminComment names.
+        more_tags: What else stands in their AdminComments.
         silent: slurmctld does not answer.
         code: The runtime's exit code, None while it runs.
         stubborn: The runtime does not end when it is told to.
@@ -42,16 +48,18 @@ class Group:
         self.tagged = {1, 2}
         self.silent = self.stubborn = False
         self.code: int | None = None
-        self.asked_s: list[float] = []
+        self.joined = (1, 2)
+        self.more_tags = ""
+        self.asked: list[tuple[float, int]] = []
         self.reports: list[tuple[float, str]] = []
         self.measured: list[tuple[float, int, str]] = []
         self.signals: list[tuple[float, int]] = []
         self._status = folder / "status.json"
         self._pilot: pilot.PilotWatch | None = None
         monkeypatch.setenv("SLURM_JOB_ID", str(PILOT))
-        monkeypatch.setattr(pilot, "active_jobs", self._active_jobs)
-        monkeypatch.setattr(pilot, "job_field", self._job_field)
-        monkeypatch.setattr(pilot, "set_comment", self._set_comment)
+        monkeypatch.setattr(member_watch, "job_record", self._job_record)
+        monkeypatch.setattr(group_reports, "job_record", self._job_record)
+        monkeypatch.setattr(group_reports, "set_comment", self._set_comment)
         monkeypatch.setattr(pilot.os, "kill", self._kill)
 
     def tell(self, **status: Any) -> None:
@@ -99,26 +107,21 @@ class Group:
         assert pid == RUNTIME_PID
         self.signals.append((self.clock(), number))
 
-    def _active_jobs(self, job_ids: list[int]) -> dict[int, str]:
-        self.asked_s.append(self.clock())
+    def _job_record(self, job_id: int) -> JobRecord:
+        self.asked.append((self.clock(), job_id))
         if self.silent:
             raise SlurmUnreachableError("no answer")
-        return {job_id: self.states[job_id] for job_id in job_ids if job_id in self.states}
-
-    def _job_field(self, job_id: int, field: str) -> str:
-        if field == "comment":
-            return "my own text"
-        assert field == "admin_comment"
         if job_id == PILOT:
-            return tags.PILOT_PREFIX + tags.format_pilot("start", (1, 2))
+            return JobRecord(str(PILOT), "RUNNING", "", tags.PILOT_PREFIX + tags.format_pilot("start", self.joined))
         if job_id not in self.states:
             raise NoSuchJobError("no such job")
-        state = tags.format_state(MemberState(PILOT, ORIGINAL))
-        return tags.STATE_PREFIX + state if job_id in self.tagged else "muri:model=m"
+        tag = tags.STATE_PREFIX + tags.format_state(MemberState(PILOT, ORIGINAL))
+        admin_comment = tag + self.more_tags if job_id in self.tagged else "muri:model=m"
+        return JobRecord(str(job_id), self.states[job_id], "my own text", admin_comment)
 
-    def _set_comment(self, job_id: int, comment: str) -> None:
-        if job_id != PILOT:
-            self.measured.append((self.clock(), job_id, comment))
+    def _set_comment(self, name: str, comment: str) -> None:
+        if name != str(PILOT):
+            self.measured.append((self.clock(), int(name), comment))
             if self.silent:
                 raise SlurmUnreachableError("no answer")
             return
@@ -135,41 +138,82 @@ def group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Group:
     return group
 
 
-def test_slurm_is_asked_rarely_while_members_run_and_often_once_all_have_ended(group: Group) -> None:
-    code = group.watch(
-        (300.1, lambda: group.members("ended", "running")),
-        (600.1, lambda: group.members("ended", "ended")),
-        (603.1, group.states.clear),
+def about(seconds: float) -> Any:
+    """A time after a pause, which is a fifth shorter or longer, and the end of a turn of the pilot's loop."""
+    return pytest.approx(seconds, rel=0.2, abs=0.3)
+
+
+def test_pauses_double_up_to_a_limit_and_differ_from_job_to_job() -> None:
+    pauses = [pause_s for pause_s, _ in zip(growing_pauses(1.0, 30.0, 7), range(8), strict=False)]
+    assert pauses == pytest.approx([1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0], rel=0.2)
+    assert pauses == [pause_s for pause_s, _ in zip(growing_pauses(1.0, 30.0, 7), range(8), strict=False)]
+    assert len({next(growing_pauses(1.0, 30.0, job_id)) for job_id in range(100)}) == 100
+
+
+def test_nobody_is_asked_about_members_at_work_for_long(group: Group) -> None:
+    group.watch((3000.1, group.states.clear))
+    times_s = [at_s for at_s, _ in group.asked]
+    assert times_s[0] == about(600.0)
+    assert len(group.asked) <= 5 + 3  # one member each time, and both and the pilot once they are gone
+
+
+def test_the_gpus_are_given_back_soon_after_the_last_member_has_ended(group: Group) -> None:
+    group.watch(
+        (100.1, lambda: group.members("ended", "running")),
+        (200.1, lambda: group.members("ended", "ended")),
+        (201.1, group.states.clear),
     )
-    assert code == 0
-    assert group.asked_s == [60.0 * number for number in range(1, 11)] + [600.25 + number / 4 for number in range(13)]
-    assert group.signals == [(603.25, signal.SIGTERM)]
+    ((ended_s, _),) = group.signals
+    assert ended_s <= 202.5
+    assert group.asked[0][0] > 200.0
+    assert len(group.asked) <= 4 + 3
 
 
-def test_slurm_is_not_asked_often_for_ever(group: Group) -> None:
-    group.watch((60.1, lambda: group.members("ended", "ended")), (90.1, group.states.clear))
-    often = [60.25 + number / 4 for number in range(40)]
-    assert group.asked_s == [60.0, *often, 75.0, 80.0, 85.0, 90.0, 95.0]
+def test_the_pauses_grow_while_jobs_go_on_after_their_training(group: Group) -> None:
+    group.watch((60.1, lambda: group.members("ended", "ended")), (3660.1, group.states.clear))
+    ((ended_s, _),) = group.signals
+    assert 3660.0 < ended_s < 3700.0
+    assert len(group.asked) <= 8 + 3600 / (30.0 * 0.8) + 3
+    assert {job_id for at_s, job_id in group.asked if at_s < 3660.0} == {1}  # one that is there is enough
 
 
-def test_a_member_that_trains_again_ends_the_many_questions(group: Group) -> None:
+def test_a_member_that_trains_again_ends_the_questions_and_makes_the_next_ones_prompt(group: Group) -> None:
     group.watch(
         (60.1, lambda: group.members("ended", "ended")),
-        (61.1, lambda: group.members("running", "ended")),
-        (130.1, lambda: group.members("ended", "ended")),
-        (139.6, group.states.clear),
+        (160.1, lambda: group.members("running", "ended")),
+        (500.1, lambda: group.members("ended", "ended")),
+        (501.1, group.states.clear),
     )
-    again = [130.25 + number / 4 for number in range(39)]
-    assert group.asked_s == [60.0, 60.25, 60.5, 60.75, 61.0, 121.0, *again]
-    assert group.signals == [(139.75, signal.SIGTERM)]
+    assert not [at_s for at_s, _ in group.asked if 160.3 < at_s < 500.0]
+    ((ended_s, _),) = group.signals
+    assert ended_s <= 503.0
+
+
+def test_a_script_between_two_looks_at_the_status_makes_the_questions_prompt_again(group: Group) -> None:
+    def end(sessions: int) -> None:
+        group.tell(members={"1": {"state": "ended", "sessions": sessions}, "2": {"state": "ended", "sessions": 1}})
+
+    group.watch((60.1, lambda: end(1)), (300.1, lambda: end(2)), (300.6, group.states.clear))
+    ((ended_s, _),) = group.signals
+    assert ended_s <= 302.0
 
 
 def test_gpus_that_no_member_came_for_are_given_back(group: Group) -> None:
     group.tell()
     group.states = {1: "PENDING", 2: "PENDING"}
     assert group.watch(attach_timeout_s=42.0) == 0
-    assert group.signals == [(45.0, signal.SIGTERM)]
-    assert group.asked_s == [5.0 * number for number in range(1, 10)]
+    ((ended_s, _),) = group.signals
+    assert 42.0 < ended_s < 42.0 + 1.2 * 30.0
+    assert [job_id for _, job_id in group.asked[:4]] == [1] * 4  # while they may still come, one is enough
+    assert [job_id for _, job_id in group.asked[-3:]] == [1, 2, PILOT]
+
+
+def test_members_that_were_cancelled_while_they_waited_are_found_soon(group: Group) -> None:
+    group.tell()
+    group.states = {1: "PENDING", 2: "PENDING"}
+    group.watch((3.1, group.states.clear))
+    ((ended_s, _),) = group.signals
+    assert ended_s < 3.1 * 2.5
 
 
 @pytest.mark.parametrize("state", ["RUNNING", "SUSPENDED"])
@@ -177,20 +221,23 @@ def test_a_member_that_started_late_is_waited_for(group: Group, state: str) -> N
     group.tell()
     group.states = {1: "PENDING", 2: state}
     group.watch((100.1, group.states.clear), attach_timeout_s=42.0)
-    assert group.signals == [(105.0, signal.SIGTERM)]
+    ((ended_s, _),) = group.signals
+    assert 100.0 < ended_s < 100.0 + 1.2 * 30.0
 
 
 def test_a_member_whose_job_is_suspended_keeps_its_gpus(group: Group) -> None:
     group.tell(members={"1": {"state": "running", "paused": True}, "2": {"state": "ended"}})
     group.states = {1: "SUSPENDED"}
     group.watch((1000.1, group.states.clear))
-    assert group.signals == [(1020.0, signal.SIGTERM)]
+    ((ended_s, _),) = group.signals
+    assert 1000.0 < ended_s < 1000.0 + 1.2 * 1200.0
 
 
 def test_gpus_are_not_given_back_while_a_member_is_at_work(group: Group) -> None:
     group.states = {1: "PENDING", 2: "PENDING"}
-    group.watch((300.1, group.states.clear), attach_timeout_s=42.0)
-    assert group.signals == [(360.0, signal.SIGTERM)]
+    group.watch((1300.1, group.states.clear), attach_timeout_s=42.0)
+    ((ended_s, _),) = group.signals
+    assert ended_s > 1300.0
 
 
 def test_a_member_that_was_stopped_and_waits_for_another_group_is_none_any_more(group: Group) -> None:
@@ -200,7 +247,19 @@ def test_a_member_that_was_stopped_and_waits_for_another_group_is_none_any_more(
         group.tagged.discard(1)
 
     group.watch((60.1, stop), (64.1, lambda: group.tagged.discard(2)), attach_timeout_s=1000.0)
-    assert group.signals == [(64.25, signal.SIGTERM)]
+    ((ended_s, _),) = group.signals
+    assert 64.0 < ended_s < 69.0
+
+
+def test_the_group_waits_for_a_job_that_is_about_to_join(group: Group) -> None:
+    def end() -> None:
+        group.members("ended", "ended")
+        group.states = {3: "RUNNING"}
+        group.joined = (1, 2, 3)
+
+    group.watch((60.1, end), (90.1, lambda: group.states.pop(3)))
+    ((ended_s, _),) = group.signals
+    assert 90.0 < ended_s < 125.0
 
 
 def test_a_silent_slurmctld_is_no_reason_to_end(group: Group) -> None:
@@ -213,13 +272,18 @@ def test_a_silent_slurmctld_is_no_reason_to_end(group: Group) -> None:
         group.silent = False
 
     assert group.watch((60.1, fall_silent), (65.1, answer)) == 0
-    assert group.signals == [(65.25, signal.SIGTERM)]
+    ((ended_s, _),) = group.signals
+    assert 65.0 < ended_s < 72.0
 
 
 def test_a_runtime_that_does_not_end_is_killed(group: Group) -> None:
     group.stubborn = True
-    assert group.watch((50.1, group.states.clear)) == 0
-    assert group.signals == [(60.0, signal.SIGTERM), (80.0, signal.SIGKILL)]
+    group.members("ended", "ended")
+    group.states.clear()
+    assert group.watch() == 0
+    (told_s, told), (killed_s, killed) = group.signals
+    assert (told, killed) == (signal.SIGTERM, signal.SIGKILL)
+    assert killed_s == told_s + 20.0
 
 
 @pytest.mark.parametrize(("code", "told"), [(3, 3), (0, 1)])
@@ -245,27 +309,81 @@ def test_a_pilot_that_slurm_ends_says_whom_to_cancel_instead(group: Group, caplo
     assert "cancel that job (scancel 1), not the pilot job" in record.message
 
 
-def test_speeds_are_reported_when_they_change_and_again_after_a_refusal(group: Group) -> None:
-    def advance(iterations: int) -> None:
-        times = dict.fromkeys(("load", "preprocess", "propagate", "synchronize"), 0.1)
-        member = {"state": "running", "iterations": iterations, "iteration_s": 0.4, "stage_s": times, "wait_s": times}
-        group.tell(members={"1": member, "2": {"state": "running"}})
+def member(iterations: int = 10, iteration_s: float = 0.4, **more: Any) -> dict[str, Any]:
+    """A member at work, as the runtime tells of it."""
+    times = dict.fromkeys(("load", "preprocess", "propagate", "synchronize"), 0.1)
+    figures = {"iterations": iterations, "iteration_s": iteration_s, "stage_s": times, "wait_s": times}
+    return {"state": "running", "sessions": 1, **figures, **more}
 
+
+def report_times_s(times: ReportTimes, until_s: int, members: Callable[[int], dict[str, Any]]) -> list[int]:
+    """The seconds at which speeds are reported."""
+    reported = []
+    for now_s in range(until_s):
+        if times.is_due(now_s, members(now_s)):
+            times.tried(now_s, members(now_s), told=True)
+            reported.append(now_s)
+    return reported
+
+
+def test_speeds_are_reported_soon_at_first_and_then_rarely() -> None:
+    reported = report_times_s(ReportTimes(300.0, PILOT), 3600, lambda now_s: {"1": member(now_s)})
+    gaps_s = [later - sooner for sooner, later in pairwise([0, *reported])]
+    assert gaps_s[:3] == [about(60.0), about(120.0), about(240.0)]
+    assert len(reported) <= 17
+    assert max(gaps_s) <= 361
+
+
+def test_a_new_member_is_reported_within_a_minute_or_so() -> None:
+    def members(now_s: int) -> dict[str, Any]:
+        return {"1": member()} if now_s < 2000 else {"1": member(), "2": member()}
+
+    reported = report_times_s(ReportTimes(300.0, PILOT), 2100, members)
+    assert [now_s for now_s in reported if 2000 <= now_s <= 2073]
+
+
+def test_a_changed_speed_is_reported_and_a_restless_one_at_most_once_a_minute() -> None:
+    changed = report_times_s(
+        ReportTimes(300.0, PILOT), 3000, lambda now_s: {"1": member(iteration_s=0.4 if now_s < 2650 else 0.49)}
+    )
+    slight = report_times_s(
+        ReportTimes(300.0, PILOT), 3000, lambda now_s: {"1": member(iteration_s=0.4 if now_s < 2650 else 0.47)}
+    )
+    plain = report_times_s(ReportTimes(300.0, PILOT), 3000, lambda _: {"1": member()})
+    assert slight == plain
+    assert 2650 in set(changed) - set(plain)
+    restless = report_times_s(ReportTimes(300.0, PILOT), 3600, lambda now_s: {"1": member(iteration_s=0.4 + now_s % 2)})
+    assert min(later - sooner for sooner, later in pairwise(restless)) >= 60
+
+
+def test_a_promise_that_is_broken_or_kept_again_is_told_at_once() -> None:
+    reported = report_times_s(
+        ReportTimes(300.0, PILOT), 3600, lambda now_s: {"1": member(promise_broken=1000 <= now_s < 1010)}
+    )
+    assert {1000, 1010} <= set(reported)
+
+
+def test_speeds_are_reported_again_after_a_refusal_and_at_the_end(group: Group) -> None:
     def be_silent(silent: bool) -> None:
         group.silent = silent
 
+    def end() -> None:
+        group.tell(members={"1": member(30, state="ended")})
+        group.states.clear()
+
+    group.tell(members={"1": member(10)})
     group.watch(
-        (20.1, lambda: advance(10)),
-        (50.1, lambda: advance(20)),
-        (50.2, lambda: be_silent(True)),
-        (80.1, lambda: be_silent(False)),
-        (110.1, lambda: advance(30)),
-        (110.2, group.states.clear),
-        telemetry_s=15.0,
+        (50.1, lambda: be_silent(True)),
+        (99.1, lambda: group.tell(members={"1": member(20)})),
+        (100.1, lambda: be_silent(False)),
+        (190.1, end),
     )
-    assert [at_s for at_s, _ in group.reports] == [30.0, 60.0, 75.0, 90.0, 120.0]
-    for index, iterations in ((0, 10), (3, 20), (4, 30)):
-        assert f'"n":{iterations},' in group.reports[index][1]
+    (refused_s, _), (taken_s, taken), *_, (last_s, last) = group.reports
+    assert refused_s == about(60.0)
+    assert 115.0 < taken_s < 125.0
+    assert '"n":20,' in taken
+    assert last_s > 190.0
+    assert '"n":30,' in last
 
 
 @pytest.mark.parametrize("slurm_answers", [True, False])
@@ -286,25 +404,27 @@ def test_a_new_pilot_removes_what_killed_ones_left(
         (tmp_path / name).touch()
         age_s = 8 * 86400 if name.startswith(("host-3", "host-4", "rt")) else 60
         os.utime(tmp_path / name, (now_s - age_s, now_s - age_s))
-    asked: list[list[int]] = []
+    (tmp_path / "host-5.json").touch()
+    os.utime(tmp_path / "host-5.json", (now_s - 2, now_s - 2))
+    asked: list[int] = []
 
-    def active_jobs(job_ids: list[int]) -> dict[int, str]:
-        asked.append(job_ids)
+    def state_of(job_id: int) -> str:
+        asked.append(job_id)
         if not slurm_answers:
             raise SlurmUnreachableError("slurmctld does not answer")
-        return {2: "RUNNING", 4: "RUNNING"}
+        return {2: "RUNNING", 4: "RUNNING"}.get(job_id, "")
 
-    monkeypatch.setattr(pilot, "active_jobs", active_jobs)
+    monkeypatch.setattr(pilot, "state_of", state_of)
     pilot.remove_left_behind(tmp_path, PILOT, now_s)
-    assert asked == [[1, 2, 3, 4]]
+    assert asked == ([1, 2, 3, 4] if slurm_answers else [1])  # not about 5, whose runtime has just written its status
     gone = {"host-1.json", "host-3.log"} if slurm_answers else set()
-    assert {path.name for path in tmp_path.iterdir()} == {*names, "rt-7.sock"} - gone
+    assert {path.name for path in tmp_path.iterdir()} == {*names, "rt-7.sock", "host-5.json"} - gone
 
 
 def test_a_new_pilot_asks_slurm_nothing_where_nothing_was_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / f"host-{PILOT}.json").touch()
     (tmp_path / "host-1.log").touch()
-    monkeypatch.setattr(pilot, "active_jobs", lambda _: pytest.fail("Slurm is asked"))
+    monkeypatch.setattr(pilot, "state_of", lambda _: pytest.fail("Slurm is asked"))
     pilot.remove_left_behind(tmp_path, PILOT, time.time())
     assert len(list(tmp_path.iterdir())) == 2
 
@@ -340,6 +460,16 @@ def test_what_was_measured_of_a_member_is_told_once_in_its_own_comment(group: Gr
     assert "stopped" not in found
 
 
+@pytest.mark.parametrize(("estimated", "told"), [(True, 1), (False, 0)])
+def test_a_failed_measurement_is_told_only_of_a_model_that_is_not_known(
+    group: Group, estimated: bool, told: int
+) -> None:
+    group.more_tags = " " + tags.with_plan("", tags.Planned(("it waited",), 0.9, 0.5, estimated=estimated))
+    group.tell(members={"1": {"state": "running", "measured": {"error": "too short", "at": 1.0}}})
+    group.watch((10.1, lambda: group.members("ended", "ended")), (10.1, group.states.clear))
+    assert len(group.measured) == told
+
+
 def test_what_was_measured_is_told_again_until_slurm_has_taken_it(group: Group) -> None:
     def answer() -> None:
         group.silent = False
@@ -347,4 +477,5 @@ def test_what_was_measured_is_told_again_until_slurm_has_taken_it(group: Group) 
     group.silent = True
     group.tell(members={"1": {"state": "running", "measured": MEASURED}})
     group.watch((40.1, answer), (600.1, group.states.clear))
-    assert [at_s for at_s, _, _ in group.measured] == [0.0, 15.0, 30.0, 45.0]
+    assert [at_s for at_s, _ in group.asked][:2] == [0.0, 60.0]
+    assert [at_s for at_s, _, _ in group.measured] == [60.0]

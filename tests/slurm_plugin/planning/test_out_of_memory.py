@@ -9,6 +9,7 @@ from muri.policies.horus.cost import MAX_RAISES
 from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.execute.drain import drain
 from muri.slurm_plugin.node import membership as member
+from muri.slurm_plugin.node.slurm_calls import JobRecord
 from muri.slurm_plugin.planning.actions import AskForMore, Restore, ReturnToQueue
 from muri.slurm_plugin.planning.cycle_input import CycleInput, Knowledge
 from muri.slurm_plugin.planning.repairs import reconcile
@@ -51,13 +52,13 @@ def test_only_policies_that_plan_by_predicted_memory_give_another_try():
 def test_ranks_of_one_job_count_as_one_try(monkeypatch, capsys):
     text = {"comment": "words", "admin_comment": with_retries("muri:model=m", True)}
     monkeypatch.setenv("SLURM_RESTART_COUNT", "2")
-    monkeypatch.setattr(member, "job_field", lambda job_id, name: text[name])
-    monkeypatch.setattr(member, "set_comment", lambda job_id, comment: text.update(comment=comment))
+    monkeypatch.setattr(member, "job_record", lambda job_id: JobRecord(str(job_id), "RUNNING", **text))
+    monkeypatch.setattr(member, "set_comment", lambda name, comment: text.update(comment=comment))
     requeued = []
     monkeypatch.setattr(member, "requeue_hold", requeued.append)
     assert [member.SlurmMembership().requeue_for_memory("7") for _ in range(4)] == [True] * 4
     assert out_of_memory_runs(text["comment"]) == (2, 1)
-    assert requeued == [7]
+    assert requeued == ["7"]
     assert "out of GPU memory beside others" in capsys.readouterr().err
 
 
