@@ -4,7 +4,7 @@ import importlib
 import logging
 import os
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any, Protocol
@@ -22,14 +22,15 @@ from muri.slurm_plugin.gateway.base import (
     slurm_error,
 )
 from muri.slurm_plugin.gateway.gpu_removal import find_gpu_removal
-from muri.slurm_plugin.gateway.json_records import read_each
-from muri.slurm_plugin.gateway.pyslurm_records import change_fields, job_record
+from muri.slurm_plugin.gateway.job_details import DetailsReader
+from muri.slurm_plugin.gateway.node_table import nodes_of_table
+from muri.slurm_plugin.gateway.pyslurm_records import change_fields, has_request, job_record
+from muri.slurm_plugin.gateway.read_each import read_each
 from muri.slurm_plugin.gateway.reservation_table import reservations_of_table
 from muri.slurm_plugin.gateway.site_limits import LimitsReader
 from muri.slurm_plugin.gateway.slurm_commands import SlurmCommands
 from muri.slurm_plugin.gateway.submit_as import Submissions
-from muri.slurm_plugin.records.cluster import Job, JobChange, JobState, NewJob, Node, Reservation, Snapshot
-from muri.slurm_plugin.records.comment_tags import REQUEST_PREFIX
+from muri.slurm_plugin.records.cluster import Job, JobChange, JobState, NewJob, Node, Reservation, Snapshot, Unreadable
 from muri.slurm_plugin.records.gpu_removal import GpuRemoval, Place
 
 log = logging.getLogger(__name__)
@@ -54,8 +55,8 @@ class Helper(Protocol):
         """Read the jobs alone."""
         ...
 
-    def requests(self, job_ids: Collection[int]) -> Mapping[int, tuple[int, tuple[str, ...]]]:
-        """Return of each of these jobs how many GPUs it asks for, and its special options."""
+    def show_job(self, job_id: int) -> bytes | bytearray:
+        """Return what `scontrol show job` prints of one job, or of all for 0."""
         ...
 
     def learn(self, jobs: Iterable[Job]) -> None:
@@ -90,8 +91,8 @@ class PyslurmGateway:
     express. `helper` does them; without it their weaker forms are used:
 
     - A few options of sbatch, such as --gpu-bind and --mem-per-gpu, and on a cluster without slurmdbd GPUs asked for
-      with --gpus or --gpus-per-socket, are not shown. The helper is asked once per job, all jobs of a cycle together,
-      and only for jobs with Muri's tag. Otherwise: no such option, 0 GPUs.
+      with --gpus or --gpus-per-socket, are not shown. The helper is asked once for each job with Muri's tag.
+      Otherwise: no such option, 0 GPUs.
     - The least number of CPUs per node, which sbatch sets from --cpus-per-task. Otherwise: a job keeps it, and
       gets no fewer CPUs however few `JobChange.cpu_count` says.
     - A hold that the job's user may lift. Otherwise: a hold that only an administrator may lift.
@@ -121,7 +122,7 @@ class PyslurmGateway:
         check_controller(self._slurm_version, self._libslurm.release())
         self._helper = helper
         self._commands = SlurmCommands()
-        self._looked_up: dict[int, tuple[int, tuple[str, ...]]] = {}
+        self._details = None if helper is None else DetailsReader(helper.show_job)
         self._limits = LimitsReader(self._commands)
         self._submissions = Submissions(self._commands)
         self._partitions: dict[str, tuple[str, ...]] = {}
@@ -149,7 +150,8 @@ class PyslurmGateway:
 
     def snapshot(self) -> Snapshot:
         """Read all jobs, nodes and reservations in three bulk RPCs; commands tell the site's limits now and then."""
-        return replace(self.queue(), nodes=self._nodes(), limits=self._limits.read(), reservations=self._reservations())
+        limits = self._limits.read()  # first, for the queue's records depend on what jobs get by default
+        return replace(self.queue(), nodes=self._nodes(), limits=limits, reservations=self._reservations())
 
     def queue(self) -> Snapshot:
         """Read the jobs alone."""
@@ -160,7 +162,7 @@ class PyslurmGateway:
             queue = self._helper.queue()
             self._arrays.learn(queue.jobs)
             return queue
-        jobs, unreadable = read_each(loaded or (), lambda job: job_record(job, taken_s), lambda job: int(job.id))
+        jobs, unreadable = self._records(loaded or [], taken_s)
         self._arrays.learn(jobs)
         if self._helper is not None:
             self._helper.learn(jobs)
@@ -168,10 +170,24 @@ class PyslurmGateway:
             taken_s=taken_s,
             cluster=self._cluster,
             slurm_version=self._slurm_version,
-            jobs=tuple(self._with_hidden_requests(sorted(jobs, key=lambda job: job.job_id))),
+            jobs=tuple(sorted(jobs, key=lambda job: job.job_id)),
             nodes=(),
             unreadable=tuple(unreadable),
         )
+
+    def _records(self, loaded: Sequence[Any], taken_s: float) -> tuple[list[Job], list[Unreadable]]:
+        """Convert pyslurm's records, with what only the helper can tell of tagged jobs."""
+        if self._details is None:
+            return read_each(loaded, lambda job: job_record(job, taken_s), lambda job: int(job.id))
+        tagged = {int(job.id) for job in loaded if has_request(job)}
+        told = self._details.read(dict.fromkeys(tagged))
+        untold = [Unreadable(job_id, "Slurm did not tell all it asks for") for job_id in sorted(tagged - told.keys())]
+        readable = [job for job in loaded if int(job.id) not in tagged - told.keys()] if untold else loaded
+        defaults = self._limits.partitions_with_default_mem
+        jobs, unreadable = read_each(
+            readable, lambda job: job_record(job, taken_s, told.get(int(job.id)), defaults), lambda job: int(job.id)
+        )
+        return jobs, [*untold, *unreadable]
 
     def _load_jobs(self) -> list[Any] | None:
         """Return pyslurm's records, None where it fails over a text that a helper can read."""
@@ -194,31 +210,11 @@ class PyslurmGateway:
             table = self._libslurm.node_table()
         except OSError as err:
             raise slurm_error("read the nodes", err.strerror or str(err)) from err
-        nodes = libslurm.nodes_of_table(table, self._partitions)
+        nodes = nodes_of_table(table, self._partitions)
         if any(node.name not in self._partitions for node in nodes):  # the first time, and after nodes were added
             self._partitions = self._load_partitions()
-            nodes = libslurm.nodes_of_table(table, self._partitions)
+            nodes = nodes_of_table(table, self._partitions)
         return nodes
-
-    def _with_hidden_requests(self, jobs: list[Job]) -> Iterator[Job]:
-        """Add what only the helper can tell of tagged jobs."""
-        tagged = {job.job_id for job in jobs if job.state.is_active and _tagged(job)}
-        self._look_up(tagged)
-        for job in jobs:
-            gpus, special = self._looked_up.get(job.job_id, (0, ()))
-            yield replace(job, gpu_count=job.gpu_count or gpus, special=tuple(sorted({*job.special, *special})))
-
-    def _look_up(self, job_ids: set[int]) -> None:
-        self._looked_up = {job_id: told for job_id, told in self._looked_up.items() if job_id in job_ids}
-        unknown = job_ids - self._looked_up.keys()
-        if not unknown or self._helper is None:
-            return
-        try:
-            self._looked_up |= dict.fromkeys(unknown, (0, ())) | dict(self._helper.requests(unknown))
-        except SlurmUnreachableError:
-            raise
-        except GatewayError as err:
-            log.warning("cannot learn all that jobs %s ask for: %s", sorted(unknown), err)
 
     def gpu_removal(self, known: GpuRemoval, place: Place | None, waiting: Job | None, now_s: float) -> GpuRemoval:
         """Return whether a waiting job's GPUs can be taken away, trying it where `known` does not hold."""
@@ -315,10 +311,6 @@ class PyslurmGateway:
     def job_environment(self, job_id: int) -> dict[str, str] | None:
         """Return the environment that a pending job was submitted with, None when it cannot be read."""
         return job_environment(self._state_save_location, self._arrays.files_of(job_id))
-
-
-def _tagged(job: Job) -> bool:
-    return any(token.startswith(REQUEST_PREFIX) for token in job.admin_comment.split())
 
 
 def import_pyslurm() -> Any:

@@ -2,7 +2,7 @@
 
 import errno
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -50,10 +50,16 @@ class SlurmCommands:
         """
         return decoded(self.output(action, arguments))
 
-    def output(self, action: str, arguments: Sequence[str]) -> bytearray:
-        """Run one command and return its output byte for byte; errors are those of `run`."""
+    def output(self, action: str, arguments: Sequence[str], variables: Mapping[str, str] | None = None) -> bytearray:
+        """Run one command and return its output byte for byte; errors are those of `run`.
+
+        Args:
+            action: What it is for.
+            arguments: The command's name and its arguments, which every user of this machine can see.
+            variables: More of its environment, which nobody else can see.
+        """
         collected = Collected()
-        self._run(action, arguments, collected.take)
+        self._run(action, arguments, collected.take, variables)
         return collected.content
 
     def lines(self, action: str, arguments: Sequence[str], word: bytes, longest: int) -> list[bytes]:
@@ -69,10 +75,16 @@ class SlurmCommands:
         self._run(action, arguments, wanted.take)
         return wanted.lines()
 
-    def _run(self, action: str, arguments: Sequence[str], take: Callable[[bytes], None]) -> None:
-        name = arguments[0]
+    def _run(
+        self,
+        action: str,
+        arguments: Sequence[str],
+        take: Callable[[bytes], None],
+        variables: Mapping[str, str] | None = None,
+    ) -> None:
+        name, environment = arguments[0], command_environment() | dict(variables or {})
         try:
-            code, errors = run_taking([*map(encoded, arguments)], command_environment(), self.timeout_s, take)
+            code, errors = run_taking([*map(encoded, arguments)], environment, self.timeout_s, take)
         except TimeoutError as err:
             raise CommandTimeoutError(
                 f"cannot {action}: `{name}` did not end within {self.timeout_s:g} s; is slurmctld running?"
