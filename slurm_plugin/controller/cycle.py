@@ -334,7 +334,8 @@ class Controller:
             notes[job_id] = (*notes.get(job_id, ()), not_grouped_again(why))
         view = view_of(self._gateway.snapshot(), self._config.partitions) if decision.actions else decision.view
         jobs = status_of(view, decision.plan, decision.preparation.waiting, notes)
-        return Status(view.snapshot.taken_s, decision.plan.policy, self._gateway.name, jobs, tuple(errors))
+        calls, policy = self.books.calls_of_cycle, decision.plan.policy
+        return Status(view.snapshot.taken_s, policy, self._gateway.name, jobs, tuple(errors), calls)
 
     def _proposed(self, decision: Decision) -> dict[int, str]:
         """What to tell jobs that could move if running jobs were stopped; a failure here must not cost the cycle."""

@@ -6,6 +6,7 @@ from typing import Protocol
 from muri.clock import MACHINE_CLOCK, Clock
 from muri.errors import MuriError
 from muri.slurm_plugin.gateway.base import Gateway
+from muri.slurm_plugin.gateway.call_kinds import Calls
 from muri.slurm_plugin.records.cluster import Job, JobChange, NewJob, Snapshot
 from muri.slurm_plugin.records.gpu_removal import GpuRemoval, Place
 
@@ -44,6 +45,11 @@ class InterruptibleGateway:
         """Return the gateway's own name."""
         return self._gateway.name
 
+    @property
+    def slurm_calls(self) -> Calls:
+        """Return the gateway's own count."""
+        return self._gateway.slurm_calls
+
     def in_time(self) -> Gateway:
         """Return the way to Slurm.
 
@@ -65,6 +71,10 @@ class InterruptibleGateway:
     def queue(self) -> Snapshot:
         """As `Gateway.queue`; looking is never refused."""
         return self._gateway.queue()
+
+    def one_job(self, job_id: int) -> Snapshot:
+        """As `Gateway.one_job`; looking is never refused."""
+        return self._gateway.one_job(job_id)
 
     def gpu_removal(self, known: GpuRemoval, place: Place | None, waiting: Job | None, now_s: float) -> GpuRemoval:
         """Return whether a waiting job's GPUs can be taken away."""

@@ -19,17 +19,18 @@ from muri.slurm_plugin.gateway.base import (
     job_pending,
     job_started,
 )
+from muri.slurm_plugin.gateway.call_kinds import Calls
 from muri.slurm_plugin.gateway.gpu_removal import find_gpu_removal
 from muri.slurm_plugin.gateway.job_details import DetailsReader
 from muri.slurm_plugin.gateway.node_table import nodes_of_table
 from muri.slurm_plugin.gateway.queue_reader import QueueReader
-from muri.slurm_plugin.gateway.reservation_table import reservations_of_table
+from muri.slurm_plugin.gateway.reservation_table import ReservationsReader
 from muri.slurm_plugin.gateway.site_limits import LimitsReader, config_settings
 from muri.slurm_plugin.gateway.slurm_commands import SlurmCommands
 from muri.slurm_plugin.gateway.squeue_fields import known_fields
 from muri.slurm_plugin.gateway.submit_as import Submissions
 from muri.slurm_plugin.gateway.tag_reader import read_tagged_jobs
-from muri.slurm_plugin.records.cluster import Job, JobChange, NewJob, Node, Reservation, Snapshot
+from muri.slurm_plugin.records.cluster import Job, JobChange, NewJob, Node, Snapshot
 from muri.slurm_plugin.records.gpu_removal import GpuRemoval, Place
 
 log = logging.getLogger(__name__)
@@ -46,9 +47,9 @@ _SHOW_JOB = ["scontrol", "--all", "--oneliner", "show", "job"]
 class CommandGateway:
     """Speaks to slurmctld through squeue, scontrol, sbatch and scancel.
 
-    A snapshot is `squeue` (one RPC), `scontrol show nodes`, which itself asks for the nodes and the partitions (two
-    RPCs), and `scontrol show reservation` (one); their number does not depend on the queue's length. `scontrol show
-    job` tells besides what squeue does not of new jobs with Muri's tag. The site's limits are read some minutes apart.
+    A snapshot is `squeue` (one RPC) and `scontrol show nodes`, which itself asks for the nodes and the partitions (two
+    RPCs); their number does not depend on the queue's length. Reservations and the site's limits are read some minutes
+    apart. `scontrol show job` tells besides what squeue does not of new jobs with Muri's tag.
 
     Args:
         commands: How commands are run.
@@ -64,6 +65,7 @@ class CommandGateway:
         self._commands = commands or SlurmCommands()
         settings = config_settings(self._commands.run("read the configuration", ["scontrol", "show", "config"]))
         self._limits = LimitsReader(self._commands)
+        self._reservations = ReservationsReader(self._reservation_table)
         self._submissions = Submissions(self._commands)
         self._arrays = ArrayRecords()
         self._cluster = settings.get("ClusterName", "")
@@ -74,6 +76,11 @@ class CommandGateway:
                 f"Slurm {self._slurm_version or 'of an unknown version'} is too old: Muri needs Slurm 22.05 or newer"
             )
         self._gres_separator = ":" if _version(self._slurm_version) < (22, 11) else "/"
+
+    @property
+    def slurm_calls(self) -> Calls:
+        """How often Slurm was asked, by kind."""
+        return self._commands.calls
 
     @property
     def slurm_version(self) -> str:
@@ -97,12 +104,20 @@ class CommandGateway:
         """Read all jobs, nodes and reservations."""
         limits = self._limits.read()  # first, for the queue's records depend on what jobs get by default
         queue = self.queue()
-        return replace(queue, nodes=self._nodes(), limits=limits, reservations=self._reservations())
+        nodes = self._nodes()
+        return replace(queue, nodes=nodes, limits=limits, reservations=self._reservations.read(nodes))
 
     def queue(self) -> Snapshot:
         """Read the jobs alone."""
+        return self._snapshot_of(self._queue)
+
+    def one_job(self, job_id: int) -> Snapshot:
+        """Read one job, of an array's id all its records."""
+        return self._snapshot_of(replace(self._queue, job_id=job_id, details=DetailsReader(self.show_job)))
+
+    def _snapshot_of(self, reader: QueueReader) -> Snapshot:
         taken_s = time.time()
-        queue = self._queue.read(taken_s, self._limits.partitions_with_default_mem)
+        queue = reader.read(taken_s, self._limits.partitions_with_default_mem)
         self.learn(queue.jobs)
         return Snapshot(
             taken_s=taken_s,
@@ -123,9 +138,8 @@ class CommandGateway:
         """Take note of a queue that was read some other way: it says which record of an array a job's id means."""
         self._arrays.learn(jobs)
 
-    def _reservations(self) -> tuple[Reservation, ...]:
-        arguments = ["scontrol", "--oneliner", "show", "reservation"]
-        return reservations_of_table(self._commands.run("read the reservations", arguments))
+    def _reservation_table(self) -> str:
+        return self._commands.run("read the reservations", ["scontrol", "--oneliner", "show", "reservation"])
 
     def _nodes(self) -> tuple[Node, ...]:
         arguments = ["scontrol", "--all", "--details", "--oneliner", "show", "nodes"]
@@ -173,11 +187,13 @@ class CommandGateway:
 
     def extend_lease(self, end_s: float) -> None:
         """Withhold the licence `muri_gate` until a time, in seconds since the epoch."""
-        lease.extend_lease(self._commands, end_s)
+        if lease.extend_lease(self._commands, end_s):
+            self._reservations.forget()
 
     def end_lease(self) -> None:
         """Withhold the licence no longer."""
         lease.end_lease(self._commands)
+        self._reservations.forget()
 
     def requeue(self, job_id: int) -> None:
         """End a running job and put it back into the queue; a pending one stays as it is."""

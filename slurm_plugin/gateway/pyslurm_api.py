@@ -21,16 +21,17 @@ from muri.slurm_plugin.gateway.base import (
     job_started,
     slurm_error,
 )
+from muri.slurm_plugin.gateway.call_kinds import CHANGE, JOB, JOBS, NODES, RESERVATIONS, Calls
 from muri.slurm_plugin.gateway.gpu_removal import find_gpu_removal
 from muri.slurm_plugin.gateway.job_details import DetailsReader
 from muri.slurm_plugin.gateway.node_table import nodes_of_table
 from muri.slurm_plugin.gateway.pyslurm_records import change_fields, has_request, job_record
 from muri.slurm_plugin.gateway.read_each import read_each
-from muri.slurm_plugin.gateway.reservation_table import reservations_of_table
+from muri.slurm_plugin.gateway.reservation_table import ReservationsReader
 from muri.slurm_plugin.gateway.site_limits import LimitsReader
 from muri.slurm_plugin.gateway.slurm_commands import SlurmCommands
 from muri.slurm_plugin.gateway.submit_as import Submissions
-from muri.slurm_plugin.records.cluster import Job, JobChange, JobState, NewJob, Node, Reservation, Snapshot, Unreadable
+from muri.slurm_plugin.records.cluster import Job, JobChange, JobState, NewJob, Node, Snapshot, Unreadable
 from muri.slurm_plugin.records.gpu_removal import GpuRemoval, Place
 
 log = logging.getLogger(__name__)
@@ -53,6 +54,10 @@ class Helper(Protocol):
 
     def queue(self) -> Snapshot:
         """Read the jobs alone."""
+        ...
+
+    def one_job(self, job_id: int) -> Snapshot:
+        """Read one job, of an array's id all its records."""
         ...
 
     def show_job(self, job_id: int) -> bytes | bytearray:
@@ -101,6 +106,7 @@ class PyslurmGateway:
 
     Args:
         helper: Another way to speak to the same slurmctld.
+        commands: How commands are run, which count what the helper asks as well where it has the same ones.
 
     Raises:
         GatewayUnavailableError: pyslurm is missing or does not fit this Slurm.
@@ -109,7 +115,7 @@ class PyslurmGateway:
 
     name = "pyslurm"
 
-    def __init__(self, helper: Helper | None = None) -> None:
+    def __init__(self, helper: Helper | None = None, commands: SlurmCommands | None = None) -> None:
         os.environ.setdefault("SLURM_BITSTR_LEN", "0")  # else libslurm cuts off the list of an array's waiting tasks
         self._pyslurm = import_pyslurm()
         self._libslurm = libslurm.Libslurm()
@@ -121,12 +127,18 @@ class PyslurmGateway:
             self._state_save_location = str(config.state_save_location)
         check_controller(self._slurm_version, self._libslurm.release())
         self._helper = helper
-        self._commands = SlurmCommands()
+        self._commands = commands or SlurmCommands()
         self._details = None if helper is None else DetailsReader(helper.show_job)
         self._limits = LimitsReader(self._commands)
+        self._reservations = ReservationsReader(self._reservation_table)
         self._submissions = Submissions(self._commands)
         self._partitions: dict[str, tuple[str, ...]] = {}
         self._arrays = ArrayRecords()
+
+    @property
+    def slurm_calls(self) -> Calls:
+        """How often Slurm was asked, by kind."""
+        return self._commands.calls
 
     @property
     def slurm_version(self) -> str:
@@ -134,6 +146,7 @@ class PyslurmGateway:
         return self._slurm_version
 
     def _load_partitions(self) -> dict[str, tuple[str, ...]]:
+        self.slurm_calls.update((NODES, "partitions"))
         with self._slurm("read the nodes"):
             nodes = self._pyslurm.Nodes.load()
             return {node.name: tuple(sorted(node.partitions)) for node in nodes.values()}
@@ -149,9 +162,10 @@ class PyslurmGateway:
             raise GatewayError(f"cannot {action}: pyslurm refuses a value: {err}") from err
 
     def snapshot(self) -> Snapshot:
-        """Read all jobs, nodes and reservations in three bulk RPCs; commands tell the site's limits now and then."""
+        """Read all jobs and nodes in two bulk RPCs; reservations and the site's limits only now and then."""
         limits = self._limits.read()  # first, for the queue's records depend on what jobs get by default
-        return replace(self.queue(), nodes=self._nodes(), limits=limits, reservations=self._reservations())
+        queue, nodes = self.queue(), self._nodes()
+        return replace(queue, nodes=nodes, limits=limits, reservations=self._reservations.read(nodes))
 
     def queue(self) -> Snapshot:
         """Read the jobs alone."""
@@ -175,6 +189,16 @@ class PyslurmGateway:
             unreadable=tuple(unreadable),
         )
 
+    def one_job(self, job_id: int) -> Snapshot:
+        """Read one job, of an array's id all its records; pyslurm alone shows only one of an array's."""
+        if self._helper is None:
+            queue = self.queue()
+            jobs = tuple(job for job in queue.jobs if job_id in {job.job_id, job.array_job_id})
+            return replace(queue, jobs=jobs)
+        found = self._helper.one_job(job_id)
+        self._arrays.learn(found.jobs)
+        return found
+
     def _records(self, loaded: Sequence[Any], taken_s: float) -> tuple[list[Job], list[Unreadable]]:
         """Convert pyslurm's records, with what only the helper can tell of tagged jobs."""
         if self._details is None:
@@ -191,6 +215,7 @@ class PyslurmGateway:
 
     def _load_jobs(self) -> list[Any] | None:
         """Return pyslurm's records, None where it fails over a text that a helper can read."""
+        self.slurm_calls[JOBS] += 1
         with self._slurm("read the jobs"):
             try:
                 return list(self._pyslurm.Jobs.load().values())
@@ -199,13 +224,15 @@ class PyslurmGateway:
                     raise
                 return None
 
-    def _reservations(self) -> tuple[Reservation, ...]:
+    def _reservation_table(self) -> str:
+        self.slurm_calls[RESERVATIONS] += 1
         try:
-            return reservations_of_table(self._libslurm.reservation_table())
+            return self._libslurm.reservation_table()
         except OSError as err:
             raise slurm_error("read the reservations", err.strerror or str(err)) from err
 
     def _nodes(self) -> tuple[Node, ...]:
+        self.slurm_calls[NODES] += 1
         try:
             table = self._libslurm.node_table()
         except OSError as err:
@@ -226,11 +253,13 @@ class PyslurmGateway:
 
     def extend_lease(self, end_s: float) -> None:
         """Withhold the licence `muri_gate` until a time, in seconds since the epoch."""
-        lease.extend_lease(self._commands, end_s)
+        if lease.extend_lease(self._commands, end_s):
+            self._reservations.forget()
 
     def end_lease(self) -> None:
         """Withhold the licence no longer."""
         lease.end_lease(self._commands)
+        self._reservations.forget()
 
     def modify(self, job_id: int, change: JobChange) -> None:
         """Change a pending job."""
@@ -247,6 +276,8 @@ class PyslurmGateway:
         self._helper.split_tasks(job, tasks)
 
     def _job(self, job_id: int) -> Any:
+        """Return a job to change."""
+        self.slurm_calls[CHANGE] += 1
         return self._pyslurm.Job(job_id)
 
     def hold(self, job_id: int) -> None:
@@ -305,6 +336,7 @@ class PyslurmGateway:
         return False
 
     def _state(self, job_id: int) -> JobState:
+        self.slurm_calls[JOB] += 1
         with self._slurm(f"read job {job_id}"):
             return job_record(self._pyslurm.Job.load(job_id), time.time()).state
 

@@ -209,7 +209,7 @@ def _request(
     values["tres_per_task"] = _gres_of_tres(job.tres_per_task)
     flags = tuple(flag for attribute, flag in _FLAG_OF_ATTRIBUTE.items() if getattr(job, attribute))
     return Request(
-        values=values | details.options,
+        values={**values, **details.options},
         sharing=tuple(filter(None, [_SHARING.get(job.resource_sharing or "")])),
         flags=flags + details.flags,
         partition=job.partition or "",

@@ -63,11 +63,13 @@ class QueueReader:
         commands: How commands are run.
         names: Fields of squeue.
         details: Tells what squeue does not, of jobs with Muri's tag.
+        job_id: The one job to read, 0 for all.
     """
 
     commands: SlurmCommands
     names: Sequence[str]
     details: DetailsReader
+    job_id: int = 0
 
     def read(self, taken_s: float, partitions_with_default_mem: frozenset[str] = frozenset()) -> Queue:
         """Return the jobs, and those that cannot be read.
@@ -103,7 +105,9 @@ class QueueReader:
 
     def _all(self) -> _Rows:
         try:
-            return _Rows(self._rows())
+            return _Rows(self._rows([self.job_id] if self.job_id else []))
+        except NoSuchJobError:
+            return _Rows()
         except (TooLongAnswerError, CommandTimeoutError) as error:
             log.warning("the queue cannot be read as a whole, so jobs are read in halves: %s", error)
             found = self._halves(self._ids(), time.monotonic() + _PARTS_WITHIN_S)

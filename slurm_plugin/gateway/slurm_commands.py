@@ -2,8 +2,9 @@
 
 import errno
 import os
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from muri.slurm_plugin.gateway.base import (
@@ -14,6 +15,7 @@ from muri.slurm_plugin.gateway.base import (
     TooLongAnswerError,
     slurm_error,
 )
+from muri.slurm_plugin.gateway.call_kinds import Calls, kind_of
 from muri.slurm_plugin.gateway.command_output import Collected, LinesWith, TooMuchOutputError, run_taking
 
 _PASSED: Final = ("SLURM_CONF", "SLURM_JWT", "PATH", "HOME", "TZ", "LD_LIBRARY_PATH")
@@ -30,9 +32,11 @@ class SlurmCommands:
 
     Attributes:
         timeout_s: How long one command may take. Slurm's own MessageTimeout ends a hanging one earlier.
+        calls: How often Slurm was asked, by kind.
     """
 
     timeout_s: float = 60.0
+    calls: Calls = field(default_factory=Counter)
 
     def run(self, action: str, arguments: Sequence[str]) -> str:
         """Run one command and return its output.
@@ -83,6 +87,8 @@ class SlurmCommands:
         variables: Mapping[str, str] | None = None,
     ) -> None:
         name, environment = arguments[0], command_environment() | dict(variables or {})
+        if kind := kind_of(arguments):
+            self.calls[kind] += 1
         try:
             code, errors = run_taking([*map(encoded, arguments)], environment, self.timeout_s, take)
         except TimeoutError as err:

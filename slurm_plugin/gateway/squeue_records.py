@@ -245,7 +245,7 @@ def _values(row: Mapping[str, str], told: JobDetails) -> dict[str, str]:
     mcs_label = _text(row["MCSLabel"])
     if mcs_label != row["UserName"]:  # mcs/user gives every job its user's
         given["mcs_label"] = mcs_label
-    return given | {name: _text(row[field]) for field, name in _TRES.items()} | told.options
+    return {**given, **{name: _text(row[field]) for field, name in _TRES.items()}, **told.options}
 
 
 def _sharing(row: Mapping[str, str]) -> tuple[str, ...]:

@@ -26,6 +26,7 @@ from muri.slurm_plugin.gateway.base import (
     job_ended,
     job_started,
 )
+from muri.slurm_plugin.gateway.call_kinds import SUBMISSION
 from muri.slurm_plugin.gateway.queue_reader import read_job
 from muri.slurm_plugin.gateway.slurm_commands import (
     SlurmCommands,
@@ -134,6 +135,7 @@ def _sbatch(commands: SlurmCommands, job: NewJob, mark: str) -> int:
     action = f"submit job {job.name!r}"
     arguments = [*become(job, os.geteuid()), *sbatch_arguments(job, mark)]
     variables = "".join(f"{name}={value}\0" for name, value in explicit_environment(job).items())
+    commands.calls[SUBMISSION] += 1
     try:
         timeout_s = min(_CHILD_ENDS_WITHIN_S, commands.timeout_s)
         output = _run_as_user(action, arguments, encoded(job.script), encoded(variables), timeout_s)
