@@ -29,7 +29,8 @@ _PARTS_WITHIN_S: Final = 240.0
 _DETAILS_BELONG_TO: Final = ("MinMemory", "NumCPUs", "NumNodes")
 """When one of these figures changes, a job's details are asked for anew: they tell what the first is for."""
 
-_ASK: Final = ["squeue", "--all", "--states=all", "--noheader", "--noconvert"]
+ASK: Final = ["squeue", "--all", "--states=all", "--noheader", "--noconvert", "--sort=i"]
+"""Sorted by ids, or squeue would ask for the partitions as well."""
 
 Row = Mapping[str, str]
 
@@ -119,7 +120,7 @@ class QueueReader:
         return _rows(self.commands, self.names, job_ids)
 
     def _ids(self) -> list[int]:
-        arguments = [*_ASK, "--Format=JobID:12"]
+        arguments = [*ASK, "--Format=JobID:12"]
         words = self.commands.run("read the jobs' ids", arguments).split()
         return sorted({int(word) for word in words if word.isdecimal()})
 
@@ -158,7 +159,7 @@ def read_job(commands: SlurmCommands, job_id: int) -> Job | None:
 def _rows(commands: SlurmCommands, names: Sequence[str], job_ids: Sequence[int]) -> list[Row]:
     chosen = [f"--jobs={','.join(map(str, job_ids))}"] if job_ids else []
     reader = FieldReader(names)
-    return list(reader.rows(commands.output("read the jobs", [*_ASK, *chosen], reader.variables)))
+    return list(reader.rows(commands.output("read the jobs", [*ASK, *chosen], reader.variables)))
 
 
 def _id(row: Row) -> int:
