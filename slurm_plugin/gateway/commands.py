@@ -47,9 +47,9 @@ _SHOW_JOB = ["scontrol", "--all", "--oneliner", "show", "job"]
 class CommandGateway:
     """Speaks to slurmctld through squeue, scontrol, sbatch and scancel.
 
-    A snapshot is `squeue` (one RPC) and `scontrol show nodes`, which itself asks for the nodes and the partitions (two
-    RPCs); their number does not depend on the queue's length. Reservations and the site's limits are read some minutes
-    apart. `scontrol show job` tells besides what squeue does not of new jobs with Muri's tag.
+    A snapshot is `squeue` and `scontrol show nodes`, each of which asks for the partitions as well (four RPCs in all);
+    their number does not depend on the queue's length. Reservations and the site's limits are read some minutes apart.
+    `scontrol show job` tells besides what squeue does not of new jobs with Muri's tag.
 
     Args:
         commands: How commands are run.

@@ -29,8 +29,7 @@ _PARTS_WITHIN_S: Final = 240.0
 _DETAILS_BELONG_TO: Final = ("MinMemory", "NumCPUs", "NumNodes")
 """When one of these figures changes, a job's details are asked for anew: they tell what the first is for."""
 
-ASK: Final = ["squeue", "--all", "--states=all", "--noheader", "--noconvert", "--sort=i"]
-"""Sorted by ids, or squeue would ask for the partitions as well."""
+ASK: Final = ["squeue", "--all", "--states=all", "--noheader", "--noconvert"]
 
 Row = Mapping[str, str]
 
