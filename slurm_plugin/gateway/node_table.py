@@ -3,13 +3,18 @@
 import logging
 import re
 from collections.abc import Iterator, Mapping
+from typing import Final
 
 from muri.slurm_plugin.gateway import text_fields
 from muri.slurm_plugin.records.cluster import Node
 
 log = logging.getLogger(__name__)
 
-_FIELD = re.compile(r"(?:^|\s)([A-Za-z]+)=(\S*)")
+_NAMES: Final = (
+    "NodeName", "State", "CPUAlloc", "CPUEfctv", "CPUTot", "Gres", "GresUsed", "Partitions", "RealMemory",
+    "MemSpecLimit", "AllocMem", "ThreadsPerCore", "AvailableFeatures",
+)  # fmt: skip
+_FIELD: Final = re.compile(rf"(?:^|\s)({'|'.join(_NAMES)})=(\S*)")
 
 
 def nodes_of_table(table: str, partitions: Mapping[str, tuple[str, ...]] | None = None) -> tuple[Node, ...]:

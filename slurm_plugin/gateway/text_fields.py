@@ -78,7 +78,7 @@ def kept_text(text: str) -> str:
 
 def bounded(value: int, most: int = LARGEST) -> int:
     """Return a number between 0 and `most`."""
-    return min(max(value, 0), most)
+    return value if 0 <= value <= most else min(max(value, 0), most)
 
 
 def job_state(words: Iterable[str]) -> JobState:
