@@ -3,6 +3,7 @@
 import pwd
 from collections.abc import Mapping
 from functools import lru_cache
+from operator import attrgetter
 from typing import Any, Final
 
 from muri.slurm_plugin.gateway import text_fields
@@ -148,6 +149,8 @@ def _array_tasks(job: Any) -> str:
 
 def _number(value: Any) -> int:
     """Read a number, no larger than any that is meant; what is unset or unlimited is 0."""
+    if value is None:  # as in most fields of most jobs
+        return 0
     return text_fields.bounded(int(value)) if isinstance(value, (int, float)) else 0
 
 
@@ -188,6 +191,8 @@ _ATTRIBUTE_OF_FIELD: Final[Mapping[str, str]] = {
     "time_minimum": "time_limit_min",
 }
 
+_attributes: Final = attrgetter(*_ATTRIBUTE_OF_FIELD.values())
+
 _FLAG_OF_ATTRIBUTE: Final[Mapping[str, str]] = {
     "spreads_over_nodes": "SPREAD_JOB",
     "spread_segments": "SPREAD_SEGMENTS",
@@ -200,7 +205,8 @@ def _request(
     job: Any, details: JobDetails, per_node: str, node_count: int, cpu_count: int, task_count: int, *, all_mem: bool
 ) -> Request:
     """Return what pyslurm tells of a request, and what it knows nothing of, such as --gpus and --gpu-bind."""
-    values = {name: _said(getattr(job, attribute)) for name, attribute in _ATTRIBUTE_OF_FIELD.items()}
+    given = zip(_ATTRIBUTE_OF_FIELD, _attributes(job), strict=True)
+    values: dict[str, Any] = {name: value for name, value in given if value and value != "UNLIMITED"}
     values["cluster_features"] = bool(job.cluster_constraints)
     values["prefer"] = bool(job.preferred_features)
     values["core_spec"] = job.cores_reserved_for_system or job.threads_reserved_for_system
@@ -223,11 +229,6 @@ def _request(
         min_cpus_per_node=_number(job.min_cpus_per_node),
         all_mem=all_mem,
     )
-
-
-def _said(value: Any) -> Any:
-    """Return a value, nothing where it says that there is no limit."""
-    return None if value == "UNLIMITED" else value
 
 
 def _gpu_count(job: Any, details: JobDetails, per_node: str, node_count: int, task_count: int) -> int:
