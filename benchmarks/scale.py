@@ -6,6 +6,10 @@
 
 Each row runs in a process of its own. Its seconds are the process's CPU time without imports and without making up the
 cluster; its memory is the most that the process ever held, the cluster included.
+
+The rows `cycle-*` need root: they run a controller in a sandbox, which they start and fill in some minutes and leave up
+for each other (`bin/muri-sandbox down --name scale-10000-2000`). Their seconds are those of a second cycle with its
+commands.
 """
 
 import json
@@ -22,6 +26,7 @@ import scale_runtime
 from bars import Bar, finish, tell
 from machine import peak_rss_mib
 from scale_clusters import Size, cycle_of
+from scale_slurm import cycling
 
 from muri.slurm_plugin.controller.assemble import policy_of
 from muri.slurm_plugin.planning.decision import decide
@@ -73,11 +78,10 @@ ROWS: Final[dict[str, tuple[Row, dict[str, float]]]] = {
     "muri-jct-one-user": (deciding(Size(10_000, users=1), "muri-jct"), {"cpu_s": 2.0, "peak_rss_mib": 400.0}),
     "muri-hybrid-100-users": (deciding(Size(10_000), "muri-hybrid"), {"cpu_s": 2.0, "peak_rss_mib": 400.0}),
     "muri-hybrid-one-user": (deciding(Size(10_000, users=1), "muri-hybrid"), {"cpu_s": 2.0, "peak_rss_mib": 400.0}),
-<<<<<<< HEAD
     **scale_runtime.ROWS,
-=======
     "slurmctld-2000-groups": (slurmctld_2000_groups, {"slurmctld_s_per_hour": 60.0}),
->>>>>>> room-F
+    "cycle-10k-pyslurm": (cycling("pyslurm"), {"cpu_s": 1.0}),
+    "cycle-10k-command": (cycling("command"), {"cpu_s": 2.0, "peak_rss_mib": 300.0}),
 }
 """Each row, and the most that its figures may be."""
 

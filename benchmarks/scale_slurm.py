@@ -15,7 +15,7 @@ import json
 import random
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -30,7 +30,7 @@ from scale_clusters import GPU_COUNTS, MODELS, Size, profiles
 from sandbox import lifecycle
 from sandbox.cluster import SUITES, Shape
 from sandbox.driver import Driver
-from sandbox.support import Progress
+from sandbox.support import Progress, SandboxError
 
 STATE_DIR: Final = "/var/lib/muri"
 
@@ -82,6 +82,53 @@ while read -r gpus model duration; do
         --muri=model="$model",batch-size=8,duration="$duration"s ~/train.sh || exit
 done
 """
+
+
+_CYCLE_PY: Final = """\
+import json, logging, resource, sys, time
+logging.disable(logging.CRITICAL)
+from muri.slurm_plugin.controller.assemble import open_controller, open_gateway, read_config
+
+def used_s():
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.process_time() + children.ru_utime + children.ru_stime
+
+def timed(work):
+    start_s = used_s()
+    found = work()
+    return round(used_s() - start_s, 3), found
+
+config = read_config(None).model_copy(update={"gateway": sys.argv[1]})
+with open_controller(config) as controller:
+    first_s, _ = timed(controller.cycle)
+    cpu_s, status = timed(controller.cycle)
+gateway = open_gateway(sys.argv[1])
+gateway.snapshot()
+snapshot_s, snapshot = timed(gateway.snapshot)
+who = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+rss_mib = [round(resource.getrusage(each).ru_maxrss / 1024, 1) for each in who]
+print(json.dumps({
+    "cpu_s": cpu_s, "first_cpu_s": first_s, "snapshot_cpu_s": snapshot_s, "peak_rss_mib": max(rss_mib),
+    "jobs": len(status.jobs), "nodes": len(snapshot.nodes), "calls": dict(status.slurm_calls),
+}))
+"""
+"""One cycle after another that finds nothing to do; the first one also learns all that 10,000 new jobs ask for."""
+
+
+def cycling(gateway: str, jobs: int = 10_000, cloud_nodes: int = 2000) -> Callable[[], dict[str, Any]]:
+    """A row of scale.py: one whole cycle of the controller on a real slurmctld, its commands counted."""
+
+    def row() -> dict[str, Any]:
+        name = f"scale-{jobs}-{cloud_nodes}"
+        try:
+            driver = Driver.of(name)
+        except SandboxError:
+            driver = start(name, cloud_nodes)
+            occupy(driver)
+            fill(driver, jobs)
+        return dict(json.loads(driver.run("python", "-c", _CYCLE_PY, gateway, user="root").stdout))
+
+    return row
 
 
 def start(name: str, cloud_nodes: int, suite: str = "forky", **config: Any) -> Driver:

@@ -1,5 +1,6 @@
 """The way to the virtual Slurm, as the controller takes it; each call takes its time, and may be made to fail."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Final, TypeVar
@@ -8,6 +9,7 @@ from muri.simulator.twin.programs import NodeSide
 from muri.simulator.twin.slurm import gpus_in
 from muri.slurm_plugin.gateway.accounting import Accounting, NoAccountingError
 from muri.slurm_plugin.gateway.base import NoGateLicenseError, check_new_job
+from muri.slurm_plugin.gateway.call_kinds import Calls
 from muri.slurm_plugin.records.cluster import Job, JobChange, JobState, NewJob, Snapshot
 from muri.slurm_plugin.records.gpu_removal import PER_NODE, TYPED, GpuRemoval, Place, TriedForm
 from muri.slurm_plugin.records.usage import Run
@@ -36,6 +38,7 @@ class VirtualGateway:
     Attributes:
         around: Makes each call; faults are injected here.
         clock_offset_s: How far the clock of the controller's host is ahead of slurmctld's.
+        slurm_calls: Nothing: there is no slurmctld to be called.
 
     Args:
         nodes: The cluster and what runs there.
@@ -48,6 +51,7 @@ class VirtualGateway:
         self._instant = instant
         self.around: Around = just_call
         self.clock_offset_s = 0.0
+        self.slurm_calls: Calls = Counter()
         self._nodes = nodes
         self._slurm = nodes.slurm
 
@@ -90,6 +94,11 @@ class VirtualGateway:
         """Read the jobs alone."""
         taken = self._call("queue", self._slurm.site.delays.read_s, self._snapshot)
         return replace(taken, nodes=(), reservations=())
+
+    def one_job(self, job_id: int) -> Snapshot:
+        """Read one job, of an array's id all its records."""
+        queue = self.queue()
+        return replace(queue, jobs=tuple(job for job in queue.jobs if job_id in {job.job_id, job.array_job_id}))
 
     def gpu_removal(self, known: GpuRemoval, place: Place | None, waiting: Job | None, now_s: float) -> GpuRemoval:
         """GPUs can be taken away, as on the sandbox."""

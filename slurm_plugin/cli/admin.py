@@ -320,6 +320,7 @@ def preempt(name: str, config_file: Path | None, yes: bool, as_json: bool) -> No
       muri preempt 4711                  asks first
       muri preempt 4711 --yes --json     for scripts
     """
+    from muri.slurm_plugin.cli.look import job_id_in
     from muri.slurm_plugin.controller.assemble import open_gateway, read_config
     from muri.slurm_plugin.execute.gate import stop_as_caller
     from muri.slurm_plugin.node.membership import mark_stopped
@@ -330,7 +331,7 @@ def preempt(name: str, config_file: Path | None, yes: bool, as_json: bool) -> No
         raise UsageError("--json asks no questions: give --yes, too")
     config = read_config(config_file)
     gateway = open_gateway(config.gateway)
-    view = view_of(gateway.queue(), config.partitions)
+    view = view_of(gateway.one_job(job_id_in(name)), config.partitions)
     job = next((job for job in view.jobs.values() if name in {str(job.job_id), job.name_in_slurm}), None)
     if job is None:
         raise UsageError(f"Slurm knows no job {name}; `squeue --me` lists yours")

@@ -19,19 +19,63 @@ from muri.slurm_plugin.cli.admin import CONFIG_OPTION
 if TYPE_CHECKING:
     from muri.slurm_plugin.config import Config
     from muri.slurm_plugin.controller.status import JobStatus, Status
+    from muri.slurm_plugin.gateway.base import Gateway
     from muri.slurm_plugin.planning.actions import Action
+    from muri.slurm_plugin.records.cluster import Snapshot
+    from muri.slurm_plugin.records.roles import View
+
+#: Digits of a job id.
+_LONGEST_ID = 10
+
+#: So many jobs are named where the one that was asked for is not there.
+_MOST_NAMED = 100
 
 _CONTEXT = {"help_option_names": ["-h", "--help"]}
 
 
-def _current(config: "Config") -> "Status":
+def _current(config: "Config", name: str = "") -> "Status":
+    """Return what is known of all jobs, or of the one that a user names and its group."""
     from muri.slurm_plugin.controller.assemble import open_gateway
     from muri.slurm_plugin.controller.status import refresh
     from muri.slurm_plugin.controller.user_status import latest_status
     from muri.slurm_plugin.records.roles import view_of
 
     status, reader = latest_status(config)
-    return refresh(status, view_of(open_gateway(config.gateway).queue(), config.partitions), reader)
+    gateway = open_gateway(config.gateway)
+    queue = snapshot_around(gateway, job_id_in(name)) if name else gateway.queue()
+    return refresh(status, view_of(queue, config.partitions), reader)
+
+
+def job_id_in(name: str) -> int:
+    """Return the job to ask Slurm for: of a job array's task the array.
+
+    Raises:
+        UsageError: It is no job's name.
+    """
+    array = name.partition("_")[0]
+    if not (array.isascii() and array.isdecimal() and len(array) <= _LONGEST_ID):
+        raise UsageError(f"{name!r} is no job: write its id, 4711, or of a job array's task 4711_3")
+    return int(array)
+
+
+def snapshot_around(gateway: "Gateway", job_id: int) -> "Snapshot":
+    """Read a job, of an array all its records, and the groups that it belongs to, each job by a small RPC."""
+    from muri.slurm_plugin.records.roles import view_of
+
+    found = gateway.one_job(job_id)
+    known = {job.job_id: job for job in found.jobs}
+    for wanted in (_pilots, _members):
+        for other in sorted(wanted(view_of(replace(found, jobs=tuple(known.values())))) - known.keys()):
+            known |= {job.job_id: job for job in gateway.one_job(other).jobs}
+    return replace(found, jobs=tuple(known[each] for each in sorted(known)))
+
+
+def _pilots(view: "View") -> set[int]:
+    return {job.membership.pilot for job in view.jobs.values() if job.membership is not None}
+
+
+def _members(view: "View") -> set[int]:
+    return {member for job in view.jobs.values() if job.pilot_tag is not None for member in job.pilot_tag.members}
 
 
 @click.command(context_settings=_CONTEXT)
@@ -124,10 +168,10 @@ def explain(name: str, config_file: Path | None, as_json: bool) -> None:
     from muri.slurm_plugin.controller.assemble import read_config
     from muri.terminal import say
 
-    status = _current(read_config(config_file))
-    jobs = named(status.jobs, name)
+    config = read_config(config_file)
+    jobs = named(_current(config, name).jobs, name)
     if not jobs:
-        known = ", ".join(job.shown_id for job in status.jobs) or "none"
+        known = ", ".join(job.shown_id for job in _current(config).jobs[:_MOST_NAMED]) or "none"
         raise UsageError(
             f"job {name} is not a waiting or running job submitted with --muri; such jobs now: {known}. "
             f"For an ended job ask Slurm: scontrol show job {name}"

@@ -20,6 +20,7 @@ from muri.slurm_plugin.controller.surroundings import Surroundings
 from muri.slurm_plugin.gateway.base import Gateway, GatewayUnavailableError
 from muri.slurm_plugin.gateway.commands import CommandGateway
 from muri.slurm_plugin.gateway.pyslurm_api import NoPyslurmError, PyslurmGateway
+from muri.slurm_plugin.gateway.slurm_commands import SlurmCommands
 from muri.slurm_plugin.private_files import make_private_directory, open_private_file
 from muri.slurm_plugin.records.journal import CorruptJournalError, Journal, set_aside_journal
 
@@ -196,20 +197,21 @@ def open_gateway(
     """
     if kind not in GATEWAY_KINDS:
         raise GatewayUnavailableError(f"gateway {kind!r} is unknown: choose one of {', '.join(GATEWAY_KINDS)}")
+    commands = SlurmCommands()
     if kind == "command":
-        return CommandGateway()
+        return CommandGateway(commands)
     try:
-        return PyslurmGateway(helper=_helper(note))
+        return PyslurmGateway(_helper(commands, note), commands)
     except GatewayUnavailableError as err:
         if kind == "pyslurm":
             raise
         note(err)
-        return CommandGateway()
+        return CommandGateway(commands)
 
 
-def _helper(note: Callable[[GatewayUnavailableError], None]) -> CommandGateway | None:
+def _helper(commands: SlurmCommands, note: Callable[[GatewayUnavailableError], None]) -> CommandGateway | None:
     try:
-        return CommandGateway()
+        return CommandGateway(commands)
     except GatewayUnavailableError as err:
         note(err)
         return None

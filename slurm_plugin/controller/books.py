@@ -23,6 +23,7 @@ from muri.slurm_plugin.controller.status import STATUS_NAME, Status
 from muri.slurm_plugin.execute.interruptible import StopFlag
 from muri.slurm_plugin.gateway.accounting import Accounting
 from muri.slurm_plugin.gateway.base import Gateway
+from muri.slurm_plugin.gateway.call_kinds import Calls
 from muri.slurm_plugin.gateway.counting import Requests, counted
 from muri.slurm_plugin.planning.decision import Decision
 from muri.slurm_plugin.planning.ledger import GroupRun, Standing
@@ -61,6 +62,9 @@ class Books:
         self._config = config
         self._clock = clock
         self._requests: Requests = Counter()
+        self._calls: Calls = Counter()
+        self._calls_saved: Calls = Counter()
+        self._calls_before: Calls = Counter()
         self._settlement = Settlement(journal, counted(accounting or Accounting(), self._requests), stop, clock)
         self._actions: Counter[Labels] = Counter()
         self._phase_s: dict[str, float] = {}
@@ -69,7 +73,13 @@ class Books:
 
     def counted(self, gateway: Gateway) -> Gateway:
         """Return the same way to Slurm; what is asked of it is counted."""
+        self._calls = gateway.slurm_calls
         return counted(gateway, self._requests)
+
+    @property
+    def calls_of_cycle(self) -> dict[str, int]:
+        """How often the gateway has called Slurm since the cycle began, by kind."""
+        return dict(sorted((self._calls - self._calls_before).items()))
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -88,6 +98,7 @@ class Books:
     def cycle(self) -> Iterator[None]:
         """Within, a cycle runs; when it fails, that is counted and told."""
         self._phase_s.clear()
+        self._calls_before = self._calls.copy()
         try:
             yield
         except Exception:
@@ -140,10 +151,13 @@ class Books:
     def _add_requests(self, counters: Counters) -> None:
         for request, count in self._requests.items():
             counters.add("slurm_requests", request, count)
+        for kind, count in (self._calls - self._calls_saved).items():
+            counters.add("slurm_calls", (kind,), count)
 
     def _forget(self) -> None:
         """Forget what has been saved."""
         self._requests.clear()
+        self._calls_saved = self._calls.copy()
         self._actions.clear()
 
     def _publish(self, counters: Counters, queue: metrics.Values) -> None:

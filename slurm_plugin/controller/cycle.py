@@ -358,7 +358,8 @@ class Controller:
         for job_id, why in left.items():
             notes[job_id] = (why, *notes.get(job_id, ()))
         jobs = status_of(view, decision.plan, decision.preparation.waiting, notes)
-        return Status(view.snapshot.taken_s, decision.plan.policy, self._gateway.name, jobs, tuple(errors))
+        calls, policy = self.books.calls_of_cycle, decision.plan.policy
+        return Status(view.snapshot.taken_s, policy, self._gateway.name, jobs, tuple(errors), calls)
 
     def _proposed(self, decision: Decision) -> dict[int, str]:
         """What to tell jobs that could move if running jobs were stopped; a failure here must not cost the cycle."""

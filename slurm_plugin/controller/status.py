@@ -112,6 +112,7 @@ class Status:
         gateway: "pyslurm" or "command".
         jobs: All Muri jobs that still wait or run.
         errors: What Slurm refused.
+        slurm_calls: How often Slurm was called in the cycle, by kind.
     """
 
     cycle_s: float
@@ -119,6 +120,7 @@ class Status:
     gateway: str
     jobs: tuple[JobStatus, ...] = ()
     errors: tuple[str, ...] = field(default=())
+    slurm_calls: Mapping[str, int] = field(default_factory=dict)
 
 
 _STATUS: Final = TypeAdapter(Status)

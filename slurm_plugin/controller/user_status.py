@@ -55,7 +55,7 @@ def _publish(folder: Path, status: Status, owners: Mapping[int, int]) -> None:
         OSError: The directory or a file cannot be written, or the directory is not this user's alone to write.
     """
     _make_public_directory(folder)
-    about = asdict(replace(status, jobs=(), errors=()))  # what Slurm refused may quote anybody
+    about = asdict(replace(status, jobs=(), errors=(), slurm_calls={}))  # what Slurm refused may quote anybody
     own: dict[int, list[dict[str, object]]] = {}
     for job in status.jobs:
         if job.job_id in owners:

@@ -7,6 +7,7 @@ from typing import Protocol
 from muri.clock import MACHINE_CLOCK, Clock
 from muri.errors import MuriError
 from muri.slurm_plugin.gateway.base import Gateway
+from muri.slurm_plugin.gateway.call_kinds import Calls
 from muri.slurm_plugin.records.cluster import Job, JobChange, NewJob, Snapshot
 from muri.slurm_plugin.records.gpu_removal import GpuRemoval, Place
 
@@ -58,6 +59,11 @@ class InterruptibleGateway:
         """Return the gateway's own name."""
         return self._gateway.name
 
+    @property
+    def slurm_calls(self) -> Calls:
+        """Return the gateway's own count."""
+        return self._gateway.slurm_calls
+
     def require_room(self) -> None:
         """Make sure that there is time, and a call left, to begin something new. What was begun may take more calls.
 
@@ -91,6 +97,10 @@ class InterruptibleGateway:
     def queue(self) -> Snapshot:
         """As `Gateway.queue`; looking is never refused."""
         return self._gateway.queue()
+
+    def one_job(self, job_id: int) -> Snapshot:
+        """As `Gateway.one_job`; looking is never refused."""
+        return self._gateway.one_job(job_id)
 
     def gpu_removal(self, known: GpuRemoval, place: Place | None, waiting: Job | None, now_s: float) -> GpuRemoval:
         """Return whether a waiting job's GPUs can be taken away."""

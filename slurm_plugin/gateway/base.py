@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from muri.errors import MuriError
+from muri.slurm_plugin.gateway.call_kinds import Calls
 from muri.slurm_plugin.records.cluster import Job, JobChange, NewJob, Snapshot
 from muri.slurm_plugin.records.gpu_removal import GpuRemoval, Place
 
@@ -96,10 +97,16 @@ class Gateway(Protocol):
         """Return "pyslurm" or "command"."""
         ...
 
-    def snapshot(self) -> Snapshot:
-        """Read all jobs, nodes and reservations, in bulk RPCs whose number does not depend on the queue's length.
+    @property
+    def slurm_calls(self) -> Calls:
+        """Return how often Slurm was asked, by kind."""
+        ...
 
-        A job that cannot be read is among the snapshot's `unreadable`.
+    def snapshot(self) -> Snapshot:
+        """Read all jobs and nodes, in bulk RPCs whose number does not depend on the queue's length.
+
+        Reservations and the site's limits may be some minutes older. A job that cannot be read is among the snapshot's
+        `unreadable`.
 
         Raises:
             SlurmUnreachableError: slurmctld does not answer.
@@ -108,6 +115,14 @@ class Gateway(Protocol):
 
     def queue(self) -> Snapshot:
         """Read the jobs alone, in one or two RPCs: neither nodes nor what only administrators may see.
+
+        Raises:
+            SlurmUnreachableError: slurmctld does not answer.
+        """
+        ...
+
+    def one_job(self, job_id: int) -> Snapshot:
+        """Read one job, of an array's id all its records, in one or two small RPCs: nothing else is in the snapshot.
 
         Raises:
             SlurmUnreachableError: slurmctld does not answer.

@@ -3,11 +3,11 @@
 import logging
 import re
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property
 
-from muri.slurm_plugin.gateway import json_records, lease, text_fields
+from muri.slurm_plugin.gateway import lease, text_fields
 from muri.slurm_plugin.gateway.array_records import ArrayRecords
 from muri.slurm_plugin.gateway.base import (
     GatewayError,
@@ -19,31 +19,37 @@ from muri.slurm_plugin.gateway.base import (
     job_pending,
     job_started,
 )
+from muri.slurm_plugin.gateway.call_kinds import Calls
 from muri.slurm_plugin.gateway.gpu_removal import find_gpu_removal
+from muri.slurm_plugin.gateway.job_details import DetailsReader
+from muri.slurm_plugin.gateway.node_table import nodes_of_table
 from muri.slurm_plugin.gateway.queue_reader import QueueReader
-from muri.slurm_plugin.gateway.reservation_table import reservations_of_table
+from muri.slurm_plugin.gateway.reservation_table import ReservationsReader
 from muri.slurm_plugin.gateway.site_limits import LimitsReader, config_settings
 from muri.slurm_plugin.gateway.slurm_commands import SlurmCommands
+from muri.slurm_plugin.gateway.squeue_fields import known_fields
 from muri.slurm_plugin.gateway.submit_as import Submissions
 from muri.slurm_plugin.gateway.tag_reader import read_tagged_jobs
-from muri.slurm_plugin.records.cluster import Job, JobChange, NewJob, Reservation, Snapshot
+from muri.slurm_plugin.records.cluster import Job, JobChange, NewJob, Node, Snapshot
 from muri.slurm_plugin.records.gpu_removal import GpuRemoval, Place
 
 log = logging.getLogger(__name__)
 
-#: The first Slurm whose squeue and sinfo print the JSON that json_records reads.
+#: The oldest Slurm that Muri was tried with.
 _OLDEST = (22, 5)
 
-#: The first Slurm with the form of JSON that needs another one in its place.
-_LISTS_FORMS = (26, 5)
+#: The first Slurm whose squeue tells the names of its fields.
+_LISTS_FIELDS = (23, 11)
+
+_SHOW_JOB = ["scontrol", "--all", "--oneliner", "show", "job"]
 
 
 class CommandGateway:
-    """Speaks to slurmctld through squeue, sinfo, scontrol, sbatch and scancel.
+    """Speaks to slurmctld through squeue, scontrol, sbatch and scancel.
 
-    A snapshot is `squeue --json` (one RPC), `scontrol show nodes --json`, which itself asks for the nodes and the
-    partitions (two RPCs), and `scontrol show reservation` (one); their number does not depend on the queue's length.
-    The site's limits are read besides, some minutes apart.
+    A snapshot is `squeue` and `scontrol show nodes`, each of which asks for the partitions as well (four RPCs in all);
+    their number does not depend on the queue's length. Reservations and the site's limits are read some minutes apart.
+    `scontrol show job` tells besides what squeue does not of new jobs with Muri's tag.
 
     Args:
         commands: How commands are run.
@@ -59,6 +65,7 @@ class CommandGateway:
         self._commands = commands or SlurmCommands()
         settings = config_settings(self._commands.run("read the configuration", ["scontrol", "show", "config"]))
         self._limits = LimitsReader(self._commands)
+        self._reservations = ReservationsReader(self._reservation_table)
         self._submissions = Submissions(self._commands)
         self._arrays = ArrayRecords()
         self._cluster = settings.get("ClusterName", "")
@@ -66,11 +73,14 @@ class CommandGateway:
         self._slurm_version = settings.get("SLURM_VERSION", "")
         if _version(self._slurm_version) < _OLDEST:
             raise GatewayUnavailableError(
-                f"Slurm {self._slurm_version or 'of an unknown version'} is too old: Muri needs the JSON output of "
-                "Slurm 22.05 or newer"
+                f"Slurm {self._slurm_version or 'of an unknown version'} is too old: Muri needs Slurm 22.05 or newer"
             )
-        self._node_command = json_records.node_command(_version(self._slurm_version))
         self._gres_separator = ":" if _version(self._slurm_version) < (22, 11) else "/"
+
+    @property
+    def slurm_calls(self) -> Calls:
+        """How often Slurm was asked, by kind."""
+        return self._commands.calls
 
     @property
     def slurm_version(self) -> str:
@@ -79,27 +89,35 @@ class CommandGateway:
 
     @cached_property
     def _queue(self) -> QueueReader:
-        """The reader of the queue; `muri drain`, which needs none, works without Slurm's JSON plug-in."""
-        forms = ""
-        if _version(self._slurm_version) >= _LISTS_FORMS:
-            forms = self._commands.run("list the forms of JSON", ["squeue", "--json=list"])
-        return QueueReader(self._commands, json_records.queue_command(forms))
+        """The reader of the queue, which `muri drain` does without."""
+        listed = ""
+        if _version(self._slurm_version) >= _LISTS_FIELDS:
+            listed = self._commands.run("list squeue's fields", ["squeue", "--helpFormat"])
+        return QueueReader(self._commands, known_fields(listed), DetailsReader(self.show_job))
+
+    def show_job(self, job_id: int) -> bytearray:
+        """Return what `scontrol show job` prints of one job, a small RPC, or of all for 0."""
+        what, chosen = (f"job {job_id}", [str(job_id)]) if job_id else ("the jobs", [])
+        return self._commands.output(f"read all that {what} asks for", [*_SHOW_JOB, *chosen])
 
     def snapshot(self) -> Snapshot:
         """Read all jobs, nodes and reservations."""
+        limits = self._limits.read()  # first, for the queue's records depend on what jobs get by default
         queue = self.queue()
-        nodes = self._json("read the nodes", self._node_command)
-        return replace(
-            queue,
-            nodes=tuple(sorted(json_records.nodes(nodes), key=lambda node: node.name)),
-            limits=self._limits.read(),
-            reservations=self._reservations(),
-        )
+        nodes = self._nodes()
+        return replace(queue, nodes=nodes, limits=limits, reservations=self._reservations.read(nodes))
 
     def queue(self) -> Snapshot:
         """Read the jobs alone."""
+        return self._snapshot_of(self._queue)
+
+    def one_job(self, job_id: int) -> Snapshot:
+        """Read one job, of an array's id all its records."""
+        return self._snapshot_of(replace(self._queue, job_id=job_id, details=DetailsReader(self.show_job)))
+
+    def _snapshot_of(self, reader: QueueReader) -> Snapshot:
         taken_s = time.time()
-        queue = self._queue.read(taken_s)
+        queue = reader.read(taken_s, self._limits.partitions_with_default_mem)
         self.learn(queue.jobs)
         return Snapshot(
             taken_s=taken_s,
@@ -120,17 +138,12 @@ class CommandGateway:
         """Take note of a queue that was read some other way: it says which record of an array a job's id means."""
         self._arrays.learn(jobs)
 
-    def _reservations(self) -> tuple[Reservation, ...]:
-        arguments = ["scontrol", "--oneliner", "show", "reservation"]
-        return reservations_of_table(self._commands.run("read the reservations", arguments))
+    def _reservation_table(self) -> str:
+        return self._commands.run("read the reservations", ["scontrol", "--oneliner", "show", "reservation"])
 
-    def _json(self, action: str, arguments: Sequence[str]) -> Mapping[str, object]:
-        return json_records.parse_document(self._commands.run(action, arguments), " ".join(arguments))
-
-    def requests(self, job_ids: Collection[int]) -> dict[int, tuple[int, tuple[str, ...]]]:
-        """Return of each of these jobs how many GPUs it asks for and its special options, in one bulk RPC."""
-        jobs = self._queue.read(time.time()).jobs
-        return {job.job_id: (job.gpu_count, job.special) for job in jobs if job.job_id in job_ids}
+    def _nodes(self) -> tuple[Node, ...]:
+        arguments = ["scontrol", "--all", "--details", "--oneliner", "show", "nodes"]
+        return nodes_of_table(self._commands.run("read the nodes", arguments))
 
     def gpu_removal(self, known: GpuRemoval, place: Place | None, waiting: Job | None, now_s: float) -> GpuRemoval:
         """Return whether a waiting job's GPUs can be taken away, trying it where `known` does not hold."""
@@ -169,11 +182,13 @@ class CommandGateway:
 
     def extend_lease(self, end_s: float) -> None:
         """Withhold the licence `muri_gate` until a time, in seconds since the epoch."""
-        lease.extend_lease(self._commands, end_s)
+        if lease.extend_lease(self._commands, end_s):
+            self._reservations.forget()
 
     def end_lease(self) -> None:
         """Withhold the licence no longer."""
         lease.end_lease(self._commands)
+        self._reservations.forget()
 
     def requeue(self, job_id: int) -> None:
         """End a running job and put it back into the queue; a pending one stays as it is."""

@@ -15,8 +15,8 @@ _MISSING: Final = "requested reservation is invalid"
 _TOTAL: Final = re.compile(r"Total=(\d+)")
 
 
-def extend_lease(commands: SlurmCommands, end_s: float) -> None:
-    """Let the reservation end at a time, making it where there is none.
+def extend_lease(commands: SlurmCommands, end_s: float) -> bool:
+    """Let the reservation end at a time, making it where there is none; return whether it was made.
 
     Args:
         commands: How commands are run.
@@ -34,6 +34,8 @@ def extend_lease(commands: SlurmCommands, end_s: float) -> None:
         if not _is_missing(error):
             raise
         _withhold(commands, end)
+        return True
+    return False
 
 
 def end_lease(commands: SlurmCommands) -> None:

@@ -6,27 +6,18 @@ signatures are the same from release to release.
 """
 
 import ctypes
-import logging
 import os
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from muri.slurm_plugin.gateway import text_fields
 from muri.slurm_plugin.gateway.base import GatewayError
-from muri.slurm_plugin.records.cluster import Node
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-log = logging.getLogger(__name__)
+from muri.slurm_plugin.gateway.slurm_commands import decoded
 
 _SHOW_ALL = 0x0001
 _SHOW_DETAIL = 0x0002
 #: libslurm counts its interface: the number in libslurm.so.45 → Slurm's release.
 _RELEASES = {38: "22.05", 39: "23.02", 40: "23.11", 41: "24.05", 42: "24.11", 43: "25.05", 44: "25.11", 45: "26.05"}
-_FIELD = re.compile(r"(?:^|\s)([A-Za-z]+)=(\S*)")
 
 
 class LibslurmError(GatewayError):
@@ -110,7 +101,7 @@ class Libslurm:
         return content[0]
 
     @contextmanager
-    def _memory_stream(self) -> "Iterator[tuple[int, list[str]]]":
+    def _memory_stream(self) -> Iterator[tuple[int, list[str]]]:
         buffer, size = ctypes.c_void_p(), ctypes.c_size_t()
         stream = self._libc.open_memstream(ctypes.byref(buffer), ctypes.byref(size))
         if not stream:
@@ -122,52 +113,4 @@ class Libslurm:
             self._libc.fclose(stream)
             text = ctypes.string_at(buffer, size.value) if buffer.value else b""
             self._libc.free(buffer)
-            content.append(text.decode("utf-8", "surrogateescape"))
-
-
-def nodes_of_table(table: str, partitions: Mapping[str, tuple[str, ...]]) -> tuple[Node, ...]:
-    """Parse the node table, one line per node.
-
-    Args:
-        table: Text from `Libslurm.node_table`.
-        partitions: Names of each node's partitions.
-    """
-    lines = (line for line in table.split("\n") if line.startswith("NodeName="))
-    return tuple(sorted(_readable(lines, partitions), key=lambda node: node.name))
-
-
-def _readable(lines: "Iterator[str]", partitions: Mapping[str, tuple[str, ...]]) -> "Iterator[Node]":
-    for line in lines:
-        try:
-            yield _node(line, partitions)
-        except (LookupError, ValueError) as error:
-            log.warning("a node is left out, for its record cannot be read: %r; in %.200r", error, line)
-
-
-def _node(line: str, partitions: Mapping[str, tuple[str, ...]]) -> Node:
-    fields: dict[str, str] = {}
-    for name, value in _FIELD.findall(line):
-        fields.setdefault(name, value)  # free text such as Reason= comes last and can't replace a field
-    cpus_allocated = int(fields["CPUAlloc"])
-    state = text_fields.node_words(fields["State"])
-    cpu_count = int(fields.get("CPUEfctv", fields["CPUTot"]))
-    if 0 < cpus_allocated < cpu_count:
-        # Slurm leaves it to its clients to say so of a node with some CPUs free.
-        state = ["MIXED" if word == "ALLOCATED" else word for word in state]
-    configured = text_fields.gres_counts(fields.get("Gres", ""))
-    name = fields["NodeName"]
-    return Node(
-        name=name,
-        usable=text_fields.node_usable(state),
-        state="+".join(state),
-        partitions=partitions.get(name, ()),
-        cpu_count=cpu_count,
-        cpus_allocated=cpus_allocated,
-        gpu_count=text_fields.gpu_total(configured),
-        gpus_allocated=text_fields.gpu_total(text_fields.gres_counts(fields.get("GresUsed", ""))),
-        gpu_type=text_fields.gpu_type(configured),
-        mem_mib=text_fields.node_mem_mib(int(fields.get("RealMemory", 0)), int(fields.get("MemSpecLimit", 0))),
-        mem_allocated_mib=int(fields.get("AllocMem", 0)),
-        threads_per_core=max(1, int(fields.get("ThreadsPerCore", 1))),
-        features=tuple(filter(None, fields.get("AvailableFeatures", "").replace("(null)", "").split(","))),
-    )
+            content.append(decoded(text))

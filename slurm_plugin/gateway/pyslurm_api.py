@@ -4,7 +4,7 @@ import importlib
 import logging
 import os
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any, Protocol
@@ -21,15 +21,17 @@ from muri.slurm_plugin.gateway.base import (
     job_started,
     slurm_error,
 )
+from muri.slurm_plugin.gateway.call_kinds import CHANGE, JOB, JOBS, NODES, RESERVATIONS, Calls
 from muri.slurm_plugin.gateway.gpu_removal import find_gpu_removal
-from muri.slurm_plugin.gateway.json_records import read_each
-from muri.slurm_plugin.gateway.pyslurm_records import change_fields, job_record
-from muri.slurm_plugin.gateway.reservation_table import reservations_of_table
+from muri.slurm_plugin.gateway.job_details import DetailsReader
+from muri.slurm_plugin.gateway.node_table import nodes_of_table
+from muri.slurm_plugin.gateway.pyslurm_records import change_fields, has_request, job_record
+from muri.slurm_plugin.gateway.read_each import read_each
+from muri.slurm_plugin.gateway.reservation_table import ReservationsReader
 from muri.slurm_plugin.gateway.site_limits import LimitsReader
 from muri.slurm_plugin.gateway.slurm_commands import SlurmCommands
 from muri.slurm_plugin.gateway.submit_as import Submissions
-from muri.slurm_plugin.records.cluster import Job, JobChange, JobState, NewJob, Node, Reservation, Snapshot
-from muri.slurm_plugin.records.comment_tags import REQUEST_PREFIX
+from muri.slurm_plugin.records.cluster import Job, JobChange, JobState, NewJob, Node, Snapshot, Unreadable
 from muri.slurm_plugin.records.gpu_removal import GpuRemoval, Place
 
 log = logging.getLogger(__name__)
@@ -54,8 +56,12 @@ class Helper(Protocol):
         """Read the jobs alone."""
         ...
 
-    def requests(self, job_ids: Collection[int]) -> Mapping[int, tuple[int, tuple[str, ...]]]:
-        """Return of each of these jobs how many GPUs it asks for, and its special options."""
+    def one_job(self, job_id: int) -> Snapshot:
+        """Read one job, of an array's id all its records."""
+        ...
+
+    def show_job(self, job_id: int) -> bytes | bytearray:
+        """Return what `scontrol show job` prints of one job, or of all for 0."""
         ...
 
     def learn(self, jobs: Iterable[Job]) -> None:
@@ -90,8 +96,8 @@ class PyslurmGateway:
     express. `helper` does them; without it their weaker forms are used:
 
     - A few options of sbatch, such as --gpu-bind and --mem-per-gpu, and on a cluster without slurmdbd GPUs asked for
-      with --gpus or --gpus-per-socket, are not shown. The helper is asked once per job, all jobs of a cycle together,
-      and only for jobs with Muri's tag. Otherwise: no such option, 0 GPUs.
+      with --gpus or --gpus-per-socket, are not shown. The helper is asked once for each job with Muri's tag.
+      Otherwise: no such option, 0 GPUs.
     - The least number of CPUs per node, which sbatch sets from --cpus-per-task; the helper then makes the whole
       change. Otherwise: a job keeps it, and gets no fewer CPUs however few `JobChange.cpu_count` says.
     - A hold that the job's user may lift. Otherwise: a hold that only an administrator may lift.
@@ -100,6 +106,7 @@ class PyslurmGateway:
 
     Args:
         helper: Another way to speak to the same slurmctld.
+        commands: How commands are run, which count what the helper asks as well where it has the same ones.
 
     Raises:
         GatewayUnavailableError: pyslurm is missing or does not fit this Slurm.
@@ -108,7 +115,7 @@ class PyslurmGateway:
 
     name = "pyslurm"
 
-    def __init__(self, helper: Helper | None = None) -> None:
+    def __init__(self, helper: Helper | None = None, commands: SlurmCommands | None = None) -> None:
         os.environ.setdefault("SLURM_BITSTR_LEN", "0")  # else libslurm cuts off the list of an array's waiting tasks
         self._pyslurm = import_pyslurm()
         self._libslurm = libslurm.Libslurm()
@@ -120,12 +127,18 @@ class PyslurmGateway:
             self._state_save_location = str(config.state_save_location)
         check_controller(self._slurm_version, self._libslurm.release())
         self._helper = helper
-        self._commands = SlurmCommands()
-        self._looked_up: dict[int, tuple[int, tuple[str, ...]]] = {}
+        self._commands = commands or SlurmCommands()
+        self._details = None if helper is None else DetailsReader(helper.show_job)
         self._limits = LimitsReader(self._commands)
+        self._reservations = ReservationsReader(self._reservation_table)
         self._submissions = Submissions(self._commands)
         self._partitions: dict[str, tuple[str, ...]] = {}
         self._arrays = ArrayRecords()
+
+    @property
+    def slurm_calls(self) -> Calls:
+        """How often Slurm was asked, by kind."""
+        return self._commands.calls
 
     @property
     def slurm_version(self) -> str:
@@ -133,6 +146,7 @@ class PyslurmGateway:
         return self._slurm_version
 
     def _load_partitions(self) -> dict[str, tuple[str, ...]]:
+        self.slurm_calls.update((NODES, "partitions"))
         with self._slurm("read the nodes"):
             nodes = self._pyslurm.Nodes.load()
             return {node.name: tuple(sorted(node.partitions)) for node in nodes.values()}
@@ -148,8 +162,10 @@ class PyslurmGateway:
             raise GatewayError(f"cannot {action}: pyslurm refuses a value: {err}") from err
 
     def snapshot(self) -> Snapshot:
-        """Read all jobs, nodes and reservations in three bulk RPCs; commands tell the site's limits now and then."""
-        return replace(self.queue(), nodes=self._nodes(), limits=self._limits.read(), reservations=self._reservations())
+        """Read all jobs and nodes in two bulk RPCs; reservations and the site's limits only now and then."""
+        limits = self._limits.read()  # first, for the queue's records depend on what jobs get by default
+        queue, nodes = self.queue(), self._nodes()
+        return replace(queue, nodes=nodes, limits=limits, reservations=self._reservations.read(nodes))
 
     def queue(self) -> Snapshot:
         """Read the jobs alone."""
@@ -160,7 +176,7 @@ class PyslurmGateway:
             queue = self._helper.queue()
             self._arrays.learn(queue.jobs)
             return queue
-        jobs, unreadable = read_each(loaded or (), lambda job: job_record(job, taken_s), lambda job: int(job.id))
+        jobs, unreadable = self._records(loaded or [], taken_s)
         self._arrays.learn(jobs)
         if self._helper is not None:
             self._helper.learn(jobs)
@@ -168,13 +184,38 @@ class PyslurmGateway:
             taken_s=taken_s,
             cluster=self._cluster,
             slurm_version=self._slurm_version,
-            jobs=tuple(self._with_hidden_requests(sorted(jobs, key=lambda job: job.job_id))),
+            jobs=tuple(sorted(jobs, key=lambda job: job.job_id)),
             nodes=(),
             unreadable=tuple(unreadable),
         )
 
+    def one_job(self, job_id: int) -> Snapshot:
+        """Read one job, of an array's id all its records; pyslurm alone shows only one of an array's."""
+        if self._helper is None:
+            queue = self.queue()
+            jobs = tuple(job for job in queue.jobs if job_id in {job.job_id, job.array_job_id})
+            return replace(queue, jobs=jobs)
+        found = self._helper.one_job(job_id)
+        self._arrays.learn(found.jobs)
+        return found
+
+    def _records(self, loaded: Sequence[Any], taken_s: float) -> tuple[list[Job], list[Unreadable]]:
+        """Convert pyslurm's records, with what only the helper can tell of tagged jobs."""
+        if self._details is None:
+            return read_each(loaded, lambda job: job_record(job, taken_s), lambda job: int(job.id))
+        tagged = {int(job.id) for job in loaded if has_request(job)}
+        told = self._details.read(dict.fromkeys(tagged))
+        untold = [Unreadable(job_id, "Slurm did not tell all it asks for") for job_id in sorted(tagged - told.keys())]
+        readable = [job for job in loaded if int(job.id) not in tagged - told.keys()] if untold else loaded
+        defaults = self._limits.partitions_with_default_mem
+        jobs, unreadable = read_each(
+            readable, lambda job: job_record(job, taken_s, told.get(int(job.id)), defaults), lambda job: int(job.id)
+        )
+        return jobs, [*untold, *unreadable]
+
     def _load_jobs(self) -> list[Any] | None:
         """Return pyslurm's records, None where it fails over a text that a helper can read."""
+        self.slurm_calls[JOBS] += 1
         with self._slurm("read the jobs"):
             try:
                 return list(self._pyslurm.Jobs.load().values())
@@ -183,42 +224,24 @@ class PyslurmGateway:
                     raise
                 return None
 
-    def _reservations(self) -> tuple[Reservation, ...]:
+    def _reservation_table(self) -> str:
+        self.slurm_calls[RESERVATIONS] += 1
         try:
-            return reservations_of_table(self._libslurm.reservation_table())
+            return self._libslurm.reservation_table()
         except OSError as err:
             raise slurm_error("read the reservations", err.strerror or str(err)) from err
 
     def _nodes(self) -> tuple[Node, ...]:
+        self.slurm_calls[NODES] += 1
         try:
             table = self._libslurm.node_table()
         except OSError as err:
             raise slurm_error("read the nodes", err.strerror or str(err)) from err
-        nodes = libslurm.nodes_of_table(table, self._partitions)
+        nodes = nodes_of_table(table, self._partitions)
         if any(node.name not in self._partitions for node in nodes):  # the first time, and after nodes were added
             self._partitions = self._load_partitions()
-            nodes = libslurm.nodes_of_table(table, self._partitions)
+            nodes = nodes_of_table(table, self._partitions)
         return nodes
-
-    def _with_hidden_requests(self, jobs: list[Job]) -> Iterator[Job]:
-        """Add what only the helper can tell of tagged jobs."""
-        tagged = {job.job_id for job in jobs if job.state.is_active and _tagged(job)}
-        self._look_up(tagged)
-        for job in jobs:
-            gpus, special = self._looked_up.get(job.job_id, (0, ()))
-            yield replace(job, gpu_count=job.gpu_count or gpus, special=tuple(sorted({*job.special, *special})))
-
-    def _look_up(self, job_ids: set[int]) -> None:
-        self._looked_up = {job_id: told for job_id, told in self._looked_up.items() if job_id in job_ids}
-        unknown = job_ids - self._looked_up.keys()
-        if not unknown or self._helper is None:
-            return
-        try:
-            self._looked_up |= dict.fromkeys(unknown, (0, ())) | dict(self._helper.requests(unknown))
-        except SlurmUnreachableError:
-            raise
-        except GatewayError as err:
-            log.warning("cannot learn all that jobs %s ask for: %s", sorted(unknown), err)
 
     def gpu_removal(self, known: GpuRemoval, place: Place | None, waiting: Job | None, now_s: float) -> GpuRemoval:
         """Return whether a waiting job's GPUs can be taken away, trying it where `known` does not hold."""
@@ -230,11 +253,13 @@ class PyslurmGateway:
 
     def extend_lease(self, end_s: float) -> None:
         """Withhold the licence `muri_gate` until a time, in seconds since the epoch."""
-        lease.extend_lease(self._commands, end_s)
+        if lease.extend_lease(self._commands, end_s):
+            self._reservations.forget()
 
     def end_lease(self) -> None:
         """Withhold the licence no longer."""
         lease.end_lease(self._commands)
+        self._reservations.forget()
 
     def modify(self, job_id: int, change: JobChange) -> None:
         """Change a pending job, in one RPC."""
@@ -251,6 +276,8 @@ class PyslurmGateway:
         self._helper.split_tasks(job, tasks)
 
     def _job(self, job_id: int) -> Any:
+        """Return a job to change."""
+        self.slurm_calls[CHANGE] += 1
         return self._pyslurm.Job(job_id)
 
     def hold(self, job_id: int) -> None:
@@ -309,16 +336,13 @@ class PyslurmGateway:
         return False
 
     def _state(self, job_id: int) -> JobState:
+        self.slurm_calls[JOB] += 1
         with self._slurm(f"read job {job_id}"):
             return job_record(self._pyslurm.Job.load(job_id), time.time()).state
 
     def job_environment(self, job_id: int) -> dict[str, str] | None:
         """Return the environment that a pending job was submitted with, None when it cannot be read."""
         return job_environment(self._state_save_location, self._arrays.files_of(job_id))
-
-
-def _tagged(job: Job) -> bool:
-    return any(token.startswith(REQUEST_PREFIX) for token in job.admin_comment.split())
 
 
 def import_pyslurm() -> Any:

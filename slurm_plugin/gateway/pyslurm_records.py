@@ -3,11 +3,12 @@
 import pwd
 from collections.abc import Mapping
 from functools import lru_cache
+from operator import attrgetter
 from typing import Any, Final
 
 from muri.slurm_plugin.gateway import text_fields
 from muri.slurm_plugin.gateway.base import GatewayError
-from muri.slurm_plugin.gateway.json_records import mem_of_cpus_mib
+from muri.slurm_plugin.gateway.job_details import NO_DETAILS, JobDetails, wants_details
 from muri.slurm_plugin.gateway.special_options import Request, special_options
 from muri.slurm_plugin.records.cluster import Job, JobChange
 
@@ -59,21 +60,43 @@ class LenientRecord:
             return error.object.decode("utf-8", "surrogateescape")
 
 
-def job_record(job: Any, taken_s: float) -> Job:
-    """Convert a `pyslurm.Job`."""
-    job = LenientRecord(job)
+def has_request(job: Any) -> bool:
+    """Whether a `pyslurm.Job` has Muri's tag and has not ended."""
+    return wants_details(LenientRecord(job).admin_comment or "", job.state or "")
+
+
+def job_record(
+    job: Any, taken_s: float, details: JobDetails | None = None, default_mem: frozenset[str] = frozenset()
+) -> Job:
+    """Convert a `pyslurm.Job`.
+
+    Args:
+        job: The job.
+        taken_s: The time, in seconds since the epoch.
+        details: What only `scontrol show job` tells of it, None where it was not asked.
+        default_mem: Partitions in which a job that asks for no memory gets some.
+    """
+    try:
+        return _record(job, taken_s, details or NO_DETAILS, default_mem)
+    except UnicodeDecodeError:
+        return _record(LenientRecord(job), taken_s, details or NO_DETAILS, default_mem)
+
+
+def _record(job: Any, taken_s: float, details: JobDetails, default_mem: frozenset[str]) -> Job:
     state = text_fields.job_state([job.state or ""])
     node_count, cpu_count, task_count = (_count(each) for each in (job.num_nodes, job.cpus, job.ntasks))
     per_node = _per_node(job)
     eligible_s = job.eligible_time or 0
     priority = 1 if job.priority is None else _number(job.priority)
+    partition = text_fields.first_partition(job.partition)
+    all_mem = details.all_mem and partition in default_mem
     return Job(
         job_id=job.id,
         user=_user_name(job.user_id),
         uid=job.user_id,
         gid=job.group_id,
         account=job.account or "",
-        partition=text_fields.first_partition(job.partition),
+        partition=partition,
         qos=job.qos or "",
         name=text_fields.kept_text(job.name or ""),
         state=state,
@@ -84,7 +107,7 @@ def job_record(job: Any, taken_s: float) -> Job:
         start_s=0 if state is state.PENDING else _number(job.start_time),
         end_s=0 if state.is_active else _number(job.end_time),
         time_limit_s=60 * _number(job.time_limit),
-        gpu_count=_gpu_count(job, per_node, node_count, task_count),
+        gpu_count=_gpu_count(job, details, per_node, node_count, task_count),
         gpu_request=text_fields.request_text(text_fields.gres_counts(per_node)),
         node_count=node_count,
         cpu_count=cpu_count,
@@ -110,14 +133,14 @@ def job_record(job: Any, taken_s: float) -> Job:
         reservation=job.reservation or "",
         features=",".join(job.constraints or ()),
         excluded_nodes=job.excluded_nodes or "",
-        special=special_options(_request(job, per_node, node_count, cpu_count, task_count)),
+        special=special_options(_request(job, details, per_node, node_count, cpu_count, task_count, all_mem=all_mem)),
         array_job_id=_number(job.array_id),
         array_tasks=_array_tasks(job),
         array_limit=_number(job.array_tasks_parallel),
     )
 
 
-def _array_tasks(job: LenientRecord) -> str:
+def _array_tasks(job: Any) -> str:
     """Return which tasks of its array a record stands for."""
     if waiting := text_fields.waiting_tasks(job.array_tasks_waiting or ""):
         return waiting
@@ -126,6 +149,8 @@ def _array_tasks(job: LenientRecord) -> str:
 
 def _number(value: Any) -> int:
     """Read a number, no larger than any that is meant; what is unset or unlimited is 0."""
+    if value is None:  # as in most fields of most jobs
+        return 0
     return text_fields.bounded(int(value)) if isinstance(value, (int, float)) else 0
 
 
@@ -133,7 +158,7 @@ def _count(value: Any) -> int:
     return text_fields.bounded(_number(value), text_fields.MOST) or 1
 
 
-def _per_node(job: LenientRecord) -> str:
+def _per_node(job: Any) -> str:
     return ",".join(f"{name}:{count}" for name, count in (job.gres_per_node or {}).items())
 
 
@@ -166,6 +191,8 @@ _ATTRIBUTE_OF_FIELD: Final[Mapping[str, str]] = {
     "time_minimum": "time_limit_min",
 }
 
+_attributes: Final = attrgetter(*_ATTRIBUTE_OF_FIELD.values())
+
 _FLAG_OF_ATTRIBUTE: Final[Mapping[str, str]] = {
     "spreads_over_nodes": "SPREAD_JOB",
     "spread_segments": "SPREAD_SEGMENTS",
@@ -174,19 +201,23 @@ _FLAG_OF_ATTRIBUTE: Final[Mapping[str, str]] = {
 }
 
 
-def _request(job: LenientRecord, per_node: str, node_count: int, cpu_count: int, task_count: int) -> Request:
-    """Return what pyslurm tells of a request; it knows nothing of --gpus, --gpu-bind and a few more."""
-    values = {name: _said(getattr(job, attribute)) for name, attribute in _ATTRIBUTE_OF_FIELD.items()}
+def _request(
+    job: Any, details: JobDetails, per_node: str, node_count: int, cpu_count: int, task_count: int, *, all_mem: bool
+) -> Request:
+    """Return what pyslurm tells of a request, and what it knows nothing of, such as --gpus and --gpu-bind."""
+    given = zip(_ATTRIBUTE_OF_FIELD, _attributes(job), strict=True)
+    values: dict[str, Any] = {name: value for name, value in given if value and value != "UNLIMITED"}
     values["cluster_features"] = bool(job.cluster_constraints)
     values["prefer"] = bool(job.preferred_features)
     values["core_spec"] = job.cores_reserved_for_system or job.threads_reserved_for_system
     values["mcs_label"] = "" if job.mcs_label == _user_name(job.user_id) else job.mcs_label
     values["tres_per_node"] = per_node
     values["tres_per_task"] = _gres_of_tres(job.tres_per_task)
+    flags = tuple(flag for attribute, flag in _FLAG_OF_ATTRIBUTE.items() if getattr(job, attribute))
     return Request(
-        values=values,
+        values={**values, **details.options},
         sharing=tuple(filter(None, [_SHARING.get(job.resource_sharing or "")])),
-        flags=tuple(flag for attribute, flag in _FLAG_OF_ATTRIBUTE.items() if getattr(job, attribute)),
+        flags=flags + details.flags,
         partition=job.partition or "",
         wckey=job.wckey or "",
         node_count=node_count,
@@ -196,20 +227,16 @@ def _request(job: LenientRecord, per_node: str, node_count: int, cpu_count: int,
         cpu_count=cpu_count,
         cpus_per_task=_count(job.cpus_per_task),
         min_cpus_per_node=_number(job.min_cpus_per_node),
+        all_mem=all_mem,
     )
 
 
-def _said(value: Any) -> Any:
-    """Return a value, nothing where it says that there is no limit."""
-    return None if value == "UNLIMITED" else value
-
-
-def _gpu_count(job: Any, per_node: str, node_count: int, task_count: int) -> int:
+def _gpu_count(job: Any, details: JobDetails, per_node: str, node_count: int, task_count: int) -> int:
     tracked = _gres_of_tres(job.requested_tres)  # whatever the option, but known only where slurmdbd runs
     return text_fields.job_gpus(
-        per_job=tracked,
+        per_job=tracked or details.options.get("tres_per_job", ""),
         per_node=per_node,
-        per_socket="",
+        per_socket=details.options.get("tres_per_socket", ""),
         per_task=_gres_of_tres(job.tres_per_task),
         node_count=node_count,
         task_count=task_count,
@@ -225,7 +252,7 @@ def _gres_of_tres(tres: Any) -> str:
 def _mem_per_node_mib(job: Any, cpu_count: int, node_count: int) -> int:
     if job.memory_per_node:
         return int(job.memory_per_node)
-    return mem_of_cpus_mib(job.memory_per_cpu or 0, cpu_count, node_count)
+    return text_fields.mem_of_cpus_mib(job.memory_per_cpu or 0, cpu_count, node_count)
 
 
 def _dependency(parts: Mapping[str, Any] | None) -> str:

@@ -2,16 +2,58 @@
 
 import logging
 import re
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
 from typing import Final
 
 from muri.slurm_plugin.gateway import text_fields
-from muri.slurm_plugin.records.cluster import Reservation
+from muri.slurm_plugin.records.cluster import Node, Reservation
 
 log = logging.getLogger(__name__)
 
 _FIELD: Final = re.compile(r"(?:^|\s)([A-Za-z]+)=(\S*)")
+
+
+_KEEP_S: Final = 300.0
+
+_SET_ASIDE: Final = frozenset({"RESERVED", "MAINT", "MAINTENANCE"})
+"""States of a node that an active reservation sets aside."""
+
+
+class ReservationsReader:
+    """Reads reservations and keeps them for some minutes, or until the nodes show that one has begun or ended.
+
+    One that was made meanwhile for later is seen some minutes later; Slurm obeys it anyway.
+
+    Args:
+        table: Asks Slurm.
+        now: The clock, in seconds.
+    """
+
+    def __init__(self, table: Callable[[], str], now: Callable[[], float] = time.monotonic) -> None:
+        self._table = table
+        self._now = now
+        self._kept: tuple[Reservation, ...] = ()
+        self._set_aside: frozenset[str] = frozenset()
+        self._read_again_s = float("-inf")
+
+    def read(self, nodes: Iterable[Node]) -> tuple[Reservation, ...]:
+        """Return the reservations.
+
+        Args:
+            nodes: As they are now.
+        """
+        set_aside = frozenset(node.name for node in nodes if _SET_ASIDE.intersection(node.state.split("+")))
+        if self._now() >= self._read_again_s or set_aside != self._set_aside:
+            self._kept = reservations_of_table(self._table())
+            self._set_aside = set_aside
+            self._read_again_s = self._now() + _KEEP_S
+        return self._kept
+
+    def forget(self) -> None:
+        """Read anew the next time: Muri itself has made or ended one."""
+        self._read_again_s = float("-inf")
 
 
 def reservations_of_table(table: str) -> tuple[Reservation, ...]:

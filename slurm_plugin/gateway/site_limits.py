@@ -100,6 +100,11 @@ class LimitsReader:
         self._limits = SiteLimits(why_unknown="they were not read yet")
         self._read_again_s = float("-inf")
 
+    @property
+    def partitions_with_default_mem(self) -> frozenset[str]:
+        """Names of the partitions in which a job that asks for no memory gets some, as last read."""
+        return frozenset(partition.name for partition in self._limits.partitions if partition.default_mem)
+
     def read(self) -> SiteLimits:
         """Return the limits, at most some minutes old."""
         if self._now() < self._read_again_s:
@@ -118,7 +123,11 @@ class LimitsReader:
 
     def _fresh(self) -> SiteLimits:
         settings = config_settings(self._run("scontrol", "show", "config"))
-        partitions = tuple(read_partitions(self._run("scontrol", "--all", "--oneliner", "show", "partition")))
+        default_mem = _gives_mem(settings)
+        partitions = tuple(
+            replace(partition, default_mem=partition.default_mem or default_mem)
+            for partition in read_partitions(self._run("scontrol", "--all", "--oneliner", "show", "partition"))
+        )
         enforced = limits_enforced(settings)
         found = SiteLimits(partitions, enforced, priority_type=settings.get("PriorityType", ""))
         if not enforced:
@@ -186,7 +195,13 @@ def _partition(line: str) -> PartitionLimits:
         qos="" if fields.get("QoS", "N/A") == "N/A" else fields["QoS"],
         exclusive=fields.get("OverSubscribe") == "EXCLUSIVE" or fields.get("Exclusive", "NO") not in ("NO", "USER"),
         max_mem_per_node_mib=parse_count(fields.get("MaxMemPerNode", "")),
+        default_mem=_gives_mem(fields),
     )
+
+
+def _gives_mem(settings: Mapping[str, str]) -> bool:
+    """Whether a job gets memory that asked for none: by the cluster's settings or a partition's."""
+    return any(settings.get(name, "").isdecimal() for name in ("DefMemPerCPU", "DefMemPerNode"))
 
 
 def _qos(line: str) -> Qos:

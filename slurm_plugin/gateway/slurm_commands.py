@@ -2,8 +2,9 @@
 
 import errno
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 from muri.slurm_plugin.gateway.base import (
@@ -14,6 +15,7 @@ from muri.slurm_plugin.gateway.base import (
     TooLongAnswerError,
     slurm_error,
 )
+from muri.slurm_plugin.gateway.call_kinds import Calls, kind_of
 from muri.slurm_plugin.gateway.command_output import Collected, LinesWith, TooMuchOutputError, run_taking
 
 _PASSED: Final = ("SLURM_CONF", "SLURM_JWT", "PATH", "HOME", "TZ", "LD_LIBRARY_PATH")
@@ -30,9 +32,11 @@ class SlurmCommands:
 
     Attributes:
         timeout_s: How long one command may take. Slurm's own MessageTimeout ends a hanging one earlier.
+        calls: How often Slurm was asked, by kind.
     """
 
     timeout_s: float = 60.0
+    calls: Calls = field(default_factory=Counter)
 
     def run(self, action: str, arguments: Sequence[str]) -> str:
         """Run one command and return its output.
@@ -50,10 +54,16 @@ class SlurmCommands:
         """
         return decoded(self.output(action, arguments))
 
-    def output(self, action: str, arguments: Sequence[str]) -> bytearray:
-        """Run one command and return its output byte for byte; errors are those of `run`."""
+    def output(self, action: str, arguments: Sequence[str], variables: Mapping[str, str] | None = None) -> bytearray:
+        """Run one command and return its output byte for byte; errors are those of `run`.
+
+        Args:
+            action: What it is for.
+            arguments: The command's name and its arguments, which every user of this machine can see.
+            variables: More of its environment, which nobody else can see.
+        """
         collected = Collected()
-        self._run(action, arguments, collected.take)
+        self._run(action, arguments, collected.take, variables)
         return collected.content
 
     def lines(self, action: str, arguments: Sequence[str], word: bytes, longest: int) -> list[bytes]:
@@ -69,10 +79,18 @@ class SlurmCommands:
         self._run(action, arguments, wanted.take)
         return wanted.lines()
 
-    def _run(self, action: str, arguments: Sequence[str], take: Callable[[bytes], None]) -> None:
-        name = arguments[0]
+    def _run(
+        self,
+        action: str,
+        arguments: Sequence[str],
+        take: Callable[[bytes], None],
+        variables: Mapping[str, str] | None = None,
+    ) -> None:
+        name, environment = arguments[0], command_environment() | dict(variables or {})
+        if kind := kind_of(arguments):
+            self.calls[kind] += 1
         try:
-            code, errors = run_taking([*map(encoded, arguments)], command_environment(), self.timeout_s, take)
+            code, errors = run_taking([*map(encoded, arguments)], environment, self.timeout_s, take)
         except TimeoutError as err:
             raise CommandTimeoutError(
                 f"cannot {action}: `{name}` did not end within {self.timeout_s:g} s; is slurmctld running?"

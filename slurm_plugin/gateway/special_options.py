@@ -1,6 +1,6 @@
 """Which of sbatch's options in a job's request Muri does not carry over to jobs of its own.
 
-Both gateways bring a job's record into the form of `squeue --json` first, so that they agree.
+Both gateways bring a job's record into one form first, so that they agree; its names are those of `squeue --json`.
 """
 
 import re
@@ -41,7 +41,7 @@ OPTION_OF_FIELD: Final[Mapping[str, str]] = {
     "tres_bind": "--gpu-bind",
     "tres_freq": "--gpu-freq",
 }
-"""Fields of `squeue --json` that say nothing unless an option set them."""
+"""Fields that say nothing unless an option set them."""
 
 _OPTION_OF_SHARING: Final[Mapping[str, str]] = {
     "none": "--exclusive",
@@ -54,17 +54,11 @@ _OPTION_OF_SHARING: Final[Mapping[str, str]] = {
 
 _OPTION_OF_FLAG: Final[Mapping[str, str]] = {
     "CONSOLIDATE_SEGMENTS": "--consolidate-segments",
-    "GRES_BINDING_DISABLED": "--gres-flags",
     "GRES_BINDING_ENFORCED": "--gres-flags",
-    "GRES_DISABLE_BIND": "--gres-flags",
     "GRES_ENFORCE_BIND": "--gres-flags",
-    "PREFER_MINIMUM_NODE_COUNT": "--use-min-nodes",
     "SPREAD_JOB": "--spread-job",
     "SPREAD_SEGMENTS": "--spread-segments",
-    "USE_MIN_NODES": "--use-min-nodes",
 }
-
-_MEMORY_ASKED_FOR: Final = frozenset({"EXACT_MEMORY_REQUESTED", "JOB_MEM_SET"})
 
 _GRES_FIELDS: Final = ("tres_per_node", "tres_per_job", "tres_per_task", "tres_per_socket")
 
@@ -74,9 +68,9 @@ class Request:
     """What decides which options a job was submitted with.
 
     Attributes:
-        values: Fields by their names in `squeue --json`, as far as they are known and say something.
-        sharing: Words of the field "shared".
-        flags: Words of the field "flags".
+        values: Fields by their names, as far as they are known and say something.
+        sharing: How it shares nodes, in words of `_OPTION_OF_SHARING`.
+        flags: Flags of the request.
         partition: Names of the partitions asked for.
         wckey: Workload characterisation key; Slurm marks a default one with an asterisk.
         node_count: Nodes asked for, at least.
@@ -86,7 +80,7 @@ class Request:
         cpu_count: CPUs of the whole job.
         cpus_per_task: CPUs of a task.
         min_cpus_per_node: CPUs that each node must have.
-        mem_mib: Memory asked for, per node or CPU, 0 when not set.
+        all_mem: Whether it asks for all memory of its nodes.
     """
 
     values: Mapping[str, object] = field(default_factory=dict)
@@ -101,7 +95,7 @@ class Request:
     cpu_count: int = 1
     cpus_per_task: int = 1
     min_cpus_per_node: int = 0
-    mem_mib: int = 1
+    all_mem: bool = False
 
 
 def special_options(request: Request) -> tuple[str, ...]:
@@ -110,7 +104,7 @@ def special_options(request: Request) -> tuple[str, ...]:
 
 
 def _of_fields(request: Request) -> Iterator[str]:
-    yield from (option for name, option in OPTION_OF_FIELD.items() if request.values.get(name))
+    yield from (OPTION_OF_FIELD[name] for name, value in request.values.items() if value and name in OPTION_OF_FIELD)
     yield from (_OPTION_OF_SHARING[word] for word in request.sharing if word in _OPTION_OF_SHARING)
     yield from (_OPTION_OF_FLAG[word] for word in request.flags if word in _OPTION_OF_FLAG)
     if "," in request.partition:
@@ -127,8 +121,8 @@ def _of_counts(request: Request) -> Iterator[str]:
         yield "--overcommit"
     if request.min_cpus_per_node > request.cpus_per_task * max(1, request.tasks_per_node):
         yield "--mincpus"
-    if not request.mem_mib and _MEMORY_ASKED_FOR.intersection(request.flags):
-        yield "--mem"  # 0 stands for all memory of the node
+    if request.all_mem:
+        yield "--mem"  # --mem=0
 
 
 def _of_gpus(request: Request) -> Iterator[str]:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from typing import IO, Final
 
-from muri.slurm_plugin.gateway import json_records, text_fields
+from muri.slurm_plugin.gateway import text_fields
 from muri.slurm_plugin.gateway.base import (
     GatewayError,
     NoSuchJobError,
@@ -26,6 +26,8 @@ from muri.slurm_plugin.gateway.base import (
     job_ended,
     job_started,
 )
+from muri.slurm_plugin.gateway.call_kinds import SUBMISSION
+from muri.slurm_plugin.gateway.queue_reader import read_job
 from muri.slurm_plugin.gateway.slurm_commands import (
     SlurmCommands,
     command_environment,
@@ -51,7 +53,10 @@ _HELD_BY_USER: Final = "JobHeldUser"
 """The reason of a job submitted with --hold. No user can turn the reason of an administrator's hold into it."""
 
 _CLOCK_TOLERANCE_S: Final = 5.0
-"""Submit times are whole seconds, and where slurmctld does not tell its time, its clock may differ."""
+"""Submit times are whole seconds, and slurmctld's time is asked for a moment before."""
+
+_NOW: Final = re.compile(r"Configuration data as of (\d{1,12})\n")
+"""How `scontrol show config` begins: with slurmctld's time."""
 
 _JOB_ID: Final = re.compile(r"(\d{1,10})(?:;\S*)?\s*\Z", re.ASCII)
 
@@ -130,6 +135,7 @@ def _sbatch(commands: SlurmCommands, job: NewJob, mark: str) -> int:
     action = f"submit job {job.name!r}"
     arguments = [*become(job, os.geteuid()), *sbatch_arguments(job, mark)]
     variables = "".join(f"{name}={value}\0" for name, value in explicit_environment(job).items())
+    commands.calls[SUBMISSION] += 1
     try:
         timeout_s = min(_CHILD_ENDS_WITHIN_S, commands.timeout_s)
         output = _run_as_user(action, arguments, encoded(job.script), encoded(variables), timeout_s)
@@ -184,11 +190,12 @@ def _difference(found: Job, new: NewJob, mark: str, begun_s: float) -> str:
 
 
 def _look_up(commands: SlurmCommands, job_id: int) -> tuple[Job | None, float]:
-    """Return a job and slurmctld's time; this machine's where slurmctld does not tell, as that of 22.05."""
-    # Slurm 22.05 ignores --jobs.
-    arguments = ["squeue", "--all", "--states=all", f"--jobs={job_id}", "--json"]
-    queue = json_records.read_queue(commands.output(f"look up job {job_id}", arguments), " ".join(arguments), 0.0)
-    return next((job for job in queue.jobs if job.job_id == job_id), None), queue.slurmctld_s or time.time()
+    """Return a job and slurmctld's time."""
+    action = f"look up job {job_id}"
+    configuration = commands.run(action, ["scontrol", "show", "config"])
+    now = _NOW.match(configuration)
+    found = read_job(commands, job_id)
+    return found, float(now[1]) if now else time.time()
 
 
 def become(job: NewJob, own_uid: int) -> list[str]:

@@ -3,6 +3,7 @@
 import hashlib
 import re
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from typing import Final
 
 from muri.slurm_plugin.records.cluster import SPECIAL_EXIT, JobState
@@ -77,7 +78,7 @@ def kept_text(text: str) -> str:
 
 def bounded(value: int, most: int = LARGEST) -> int:
     """Return a number between 0 and `most`."""
-    return min(max(value, 0), most)
+    return value if 0 <= value <= most else min(max(value, 0), most)
 
 
 def job_state(words: Iterable[str]) -> JobState:
@@ -119,12 +120,22 @@ def node_mem_mib(configured_mib: int, set_aside_mib: int = 0) -> int:
     return max(configured_mib - set_aside_mib, 0) if configured_mib > 1 else 0
 
 
+def mem_of_cpus_mib(mem_per_cpu_mib: int, cpu_count: int, node_count: int) -> int:
+    """Memory per node that a request per CPU comes to."""
+    return mem_per_cpu_mib * -(-cpu_count // max(1, node_count))
+
+
 def gres_counts(text: str) -> dict[str, int]:
     """Count per GRES, keyed "gpu" or "gpu:a100", of any of Slurm's notations.
 
     Requests ("gres/gpu:a100:2", in Slurm 22.05 "gres:gpu:2", per task "gres/gpu=1"), a node's configuration
     and its use ("gpu:2(S:0-1)", "gpu:a100:1(IDX:0)") differ in their dressing only. Without a number it is one.
     """
+    return dict(_gres_counts(text))
+
+
+@lru_cache(maxsize=4096)
+def _gres_counts(text: str) -> Mapping[str, int]:
     counts: dict[str, int] = {}
     for item in re.sub(r"\([^()]*\)", "", text or "").split(","):
         match = _GRES.match(item.strip())

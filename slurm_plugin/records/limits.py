@@ -75,6 +75,7 @@ class PartitionLimits:
         qos: QOS whose limits hold for all of its jobs, "" for none.
         exclusive: Whether its jobs get whole nodes, which nothing can share.
         max_mem_per_node_mib: Most memory of a job on each node, None for all.
+        default_mem: Whether a job that asks for no memory gets some, not all of a node.
     """
 
     name: str
@@ -83,6 +84,7 @@ class PartitionLimits:
     qos: str = ""
     exclusive: bool = False
     max_mem_per_node_mib: int | None = None
+    default_mem: bool = False
 
 
 @dataclass(frozen=True, slots=True)

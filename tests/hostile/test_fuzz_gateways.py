@@ -1,29 +1,24 @@
 """Damaged records at the gateways: no exception leaves a snapshot, and what is not damaged is read."""
 
-import json
-import tracemalloc
 import warnings
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
 import pytest
-from damage import OddRecord, damaged, damaged_table
+from damage import OddRecord, damaged_table, value
 from odd import Odd
+from recorded_slurm import VERSIONS, RecordedCommands
 
-from muri.slurm_plugin.gateway import json_records
 from muri.slurm_plugin.gateway.base import GatewayError, TooLongAnswerError
 from muri.slurm_plugin.gateway.command_output import LinesWith
 from muri.slurm_plugin.gateway.commands import CommandGateway
-from muri.slurm_plugin.gateway.json_records import read_each
-from muri.slurm_plugin.gateway.libslurm import nodes_of_table
+from muri.slurm_plugin.gateway.node_table import nodes_of_table
 from muri.slurm_plugin.gateway.pyslurm_records import job_record
+from muri.slurm_plugin.gateway.read_each import read_each
 from muri.slurm_plugin.gateway.reservation_table import reservations_of_table
+from muri.slurm_plugin.gateway.squeue_fields import FieldReader
 from muri.slurm_plugin.gateway.tag_reader import read_tagged_jobs
 from muri.slurm_plugin.records.cluster import Snapshot, dump_snapshot, parse_snapshot
 from muri.slurm_plugin.records.roles import view_of
-
-FIXTURES = Path(__file__).parents[1] / "slurm_plugin" / "fixtures"
 
 CONFIG = """Configuration data as of 2026-01-01T00:00:00
 AccountingStorageEnforce = associations,limits,qos
@@ -57,35 +52,15 @@ QOS = (
 ASSOCIATIONS = "root" + "|" * 12 + "\nhep|alice|||12:00:00||8|2|3|mem=4G|||gres/gpu=2\n"
 
 
-def recorded(name: str) -> Any:
-    return json.loads((FIXTURES / f"{name}.json").read_text(encoding="utf-8"))
-
-
-class Commands:
-    """Slurm's commands, whose answers may be damaged."""
+class Commands(RecordedCommands):
+    """Slurm's commands, whose answers may be damaged; every job has Muri's tag."""
 
     def __init__(self, version: str) -> None:
-        self.jobs = recorded(f"jobs-{version}")
-        self.nodes = json.dumps(recorded(f"nodes-{version}"))
+        super().__init__(version)
+        for row in self.rows:
+            row["admin_comment"] = "muri:model=m"
         self.texts = {"config": CONFIG, "reservation": RESERVATIONS, "partition": PARTITIONS, "qos": QOS}
         self.texts |= {"associations": ASSOCIATIONS}
-
-    def run(self, action: str, arguments: Sequence[str]) -> str:
-        if arguments[0] == "squeue":
-            return self._queue(arguments)
-        if "nodes" in arguments or arguments[0] == "sinfo":
-            return self.nodes
-        return next(text for name, text in self.texts.items() if name in arguments)
-
-    def output(self, action: str, arguments: Sequence[str]) -> bytes:
-        return self.run(action, arguments).encode()
-
-    def _queue(self, arguments: Sequence[str]) -> str:
-        if "--json=list" in arguments:
-            return "v0.0.45\nv0.0.44\n"
-        if any(word.startswith("--Format=JobID:") for word in arguments):
-            return "\n".join(str(record["job_id"]) for record in self.jobs["jobs"])
-        return json.dumps(self.jobs)
 
 
 def checked(snapshot: Snapshot) -> Snapshot:
@@ -96,13 +71,28 @@ def checked(snapshot: Snapshot) -> Snapshot:
 
 
 @pytest.mark.parametrize("seed", range(40))
-@pytest.mark.parametrize("version", ["22.05.8", "26.05.5"])
+@pytest.mark.parametrize("version", VERSIONS)
 def test_a_damaged_record_of_squeue_costs_itself(version, seed):
     odd, commands = Odd(seed), Commands(version)
     intact = {job.job_id: job for job in CommandGateway(commands).snapshot().jobs}
-    hit = odd.random.randrange(len(commands.jobs["jobs"]))
-    job_id = commands.jobs["jobs"][hit]["job_id"]
-    commands.jobs["jobs"][hit] = damaged(odd, commands.jobs["jobs"][hit])
+    row = odd.random.choice(commands.rows)
+    job_id = int(row["JobID"])
+    for _ in range(odd.random.randrange(1, 5)):
+        row[odd.random.choice([name for name in row if name != "JobID"])] = str(value(odd))
+    found = checked(CommandGateway(commands).snapshot())
+    jobs = {job.job_id: job for job in found.jobs}
+    assert {number: jobs.get(number) for number in intact if number != job_id} == {
+        number: job for number, job in intact.items() if number != job_id
+    }
+
+
+@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_damaged_text_of_scontrol_costs_its_job(version, seed):
+    odd, commands = Odd(seed), Commands(version)
+    intact = {job.job_id: job for job in CommandGateway(commands).snapshot().jobs}
+    job_id = odd.random.choice(list(commands.shown))
+    commands.shown[job_id] = damaged_table(odd, commands.shown[job_id])
     found = checked(CommandGateway(commands).snapshot())
     jobs = {job.job_id: job for job in found.jobs}
     assert {number: jobs.get(number) for number in intact if number != job_id} == {
@@ -113,41 +103,30 @@ def test_a_damaged_record_of_squeue_costs_itself(version, seed):
 class Bounded(Commands):
     """Answers no more than 10 MB at once, as the real commands answer no more than 256 MiB."""
 
-    def output(self, action: str, arguments: Sequence[str]) -> bytes:
-        chosen = [word.removeprefix("--jobs=").split(",") for word in arguments if word.startswith("--jobs=")]
-        records = [each for each in self.jobs["jobs"] if not chosen or str(each["job_id"]) in chosen[0]]
-        answer = json.dumps(self.jobs | {"jobs": records}, ensure_ascii=False).encode()
+    def output(self, action: str, arguments: Sequence[str], variables: dict[str, str] | None = None) -> bytearray:
+        answer = super().output(action, arguments, variables)
         if len(answer) > 10_000_000:
             raise TooLongAnswerError("too long")
         return answer
 
 
 @pytest.mark.parametrize("sign", ["x", "é", "😀"])
-def test_huge_submit_lines_cost_others_nothing(sign):
+def test_huge_texts_cost_others_nothing(sign):
     commands = Bounded("26.05.5")
     intact = {job.job_id: job for job in CommandGateway(commands).snapshot().jobs}
-    hostile = commands.jobs["jobs"][0] | {"submit_line": sign + "sbatch " * 140_000}
-    commands.jobs["jobs"] += [hostile | {"job_id": job_id} for job_id in range(5_000, 5_040)]
-    commands.jobs["jobs"].append(hostile | {"job_id": 6_000, "submit_line": sign + "x" * 11_000_000})
+    row, line = commands.rows[5], commands.shown[int(commands.rows[5]["JobID"])]
+    for job_id in range(5_000, 5_040):
+        commands.rows.append(row | {"JobID": str(job_id), "Comment": sign + "sbatch " * 140_000})
+        commands.shown[job_id] = line.replace("SubmitLine=", f"SubmitLine={sign + 'sbatch ' * 140_000}")
+    commands.rows.append(row | {"JobID": "6000", "Comment": sign + "x" * 11_000_000})
+    commands.rows.append(row | {"JobID": "6001"})
+    commands.shown |= {6000: line, 6001: line + "x" * 11_000_000}
     found = checked(CommandGateway(commands).snapshot())
     jobs = {job.job_id: job for job in found.jobs}
     assert {job_id: jobs.get(job_id) for job_id in intact} == intact
     assert len(jobs) == len(intact) + 40
-    assert [each.job_id for each in found.unreadable] == [6_000]
-    assert max(len(job.submit_line) for job in found.jobs) < 20_000
-
-
-def test_an_emoji_in_a_huge_submit_line_does_not_multiply_the_memory():
-    records = recorded("jobs-26.05.5")
-    hostile = records["jobs"][0] | {"submit_line": "😀" + "sbatch " * 140_000}
-    records["jobs"] += [hostile] * 20
-    output = json.dumps(records, ensure_ascii=False).encode()
-    tracemalloc.start()
-    queue = json_records.read_queue(output, "squeue", 0.0)
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert len(queue.jobs) == len(records["jobs"])
-    assert peak < 2 * len(output)
+    assert sorted(each.job_id for each in found.unreadable) == [6_000, 6_001]
+    assert max(len(job.submit_line + job.comment) for job in found.jobs) < 40_000
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -157,22 +136,20 @@ def test_damaged_tables_cost_no_snapshot(what, seed):
     gateway = CommandGateway(commands)
     jobs = gateway.snapshot().jobs
     if what == "nodes":
-        commands.nodes = json.dumps(
-            recorded("nodes-26.05.5") | {"nodes": damaged(odd, recorded("nodes-26.05.5")["nodes"])}
-        )
+        commands.nodes = damaged_table(odd, commands.nodes)
     else:
         commands.texts[what] = damaged_table(odd, commands.texts[what])
-        gateway._limits._read_again_s = float("-inf")
+        gateway._limits._read_again_s = gateway._reservations._read_again_s = float("-inf")
     assert checked(gateway.snapshot()).jobs == jobs
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_a_document_that_is_none_is_refused_with_a_sentence(seed):
-    odd, document = Odd(seed), recorded("jobs-26.05.5")
-    text = json.dumps(damaged(odd, document))
+def test_output_that_is_none_is_refused_with_a_sentence(seed):
+    odd, reader = Odd(seed), FieldReader(("JobID", "Name"))
+    text = "".join(f"{job_id}{reader.mark}name{reader.mark}\n" for job_id in range(9))
     try:
-        json_records.read_queue(text[: odd.random.randrange(len(text))].encode(), "squeue", 0.0)
-        json_records.read_queue(text.encode(), "squeue", 0.0)
+        list(reader.rows(text[: odd.random.randrange(len(text))].encode()))
+        list(reader.rows(damaged_table(odd, text).encode("utf-8", "surrogatepass")))
     except GatewayError as error:
         assert str(error)
 

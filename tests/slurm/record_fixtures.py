@@ -1,17 +1,20 @@
-"""Record the JSON that tests/slurm_plugin/fixtures holds: `python tests/slurm/record_fixtures.py SANDBOX`."""
+"""Record what tests/slurm_plugin/fixtures holds of a release: `python tests/slurm/record_fixtures.py SANDBOX`."""
 
 import json
+import re
 import sys
 from pathlib import Path
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from muri.slurm_plugin.gateway import json_records
+from muri.slurm_plugin.gateway.queue_reader import ASK
+from muri.slurm_plugin.gateway.squeue_fields import FieldReader, known_fields
 from sandbox.driver import Driver
 
 FIXTURES = Path(__file__).resolve().parents[1] / "slurm_plugin/fixtures"
 WRAP = ("--output=/dev/null", "--wrap=sleep 600")
+MARK = "<recorded>"
+PLAIN = {"LC_ALL": "C.UTF-8", "SLURM_TIME_FORMAT": "%s", "SLURM_BITSTR_LEN": "0"}
 
 
 def fill(driver: Driver) -> None:
@@ -30,30 +33,26 @@ def fill(driver: Driver) -> None:
         "--job-name=details", "--nodelist=n2", "--mem=500M", "--time=90", "--cpus-per-task=3", dependency, *hold
     )
     driver.submit("--job-name=array", "--array=1-3", "--time=UNLIMITED", *hold)
+    driver.submit("--job-name=one", "--gres=gpu:1", "--exclude=n4", "--spread-job", "--cpu-freq=high", *hold)
     driver.run("scontrol", "update", "NodeName=n4", "State=DRAIN", "Reason=an invented reason", user="root")
-
-
-def document(driver: Driver, *command: str) -> dict[str, Any]:
-    """Run a command and drop what the tests don't need and what tells of the machine."""
-    content: dict[str, Any] = json.loads(driver.run(*command, user="root").stdout)
-    for job in content.get("jobs", []):
-        job.pop("job_resources", None)
-    for node in content.get("nodes", []):
-        node.update(operating_system="Linux", cpu_load=0)
-    return content
 
 
 def main(name: str) -> None:
     """Record from a running, empty sandbox."""
     driver = Driver.of(name)
-    release = driver.instance.slurm_version
     fill(driver)
-    old = release.startswith("22.05")
-    nodes = ("sinfo", "--json") if old else ("scontrol", "show", "nodes", "--json")
-    jobs = json_records.queue_command("" if old else driver.run("squeue", "--json=list").stdout)
-    for kind, command in (("jobs", jobs), ("nodes", nodes)):
-        path = FIXTURES / f"{kind}-{release}.json"
-        path.write_text(json.dumps(document(driver, *command), separators=(",", ":")) + "\n", encoding="utf-8")
+    listed = driver.run("squeue", "--helpFormat", user="root", check=False)
+    reader = FieldReader(known_fields(listed.stdout if listed.returncode == 0 else ""), MARK)
+    show = ("scontrol", "--all", "--oneliner", "show")
+    nodes = driver.run(*show[:3], "--details", *show[3:], "nodes", user="root", env=PLAIN).stdout
+    document = {
+        "fields": reader.names,
+        "squeue": driver.run(*ASK, user="root", env=PLAIN | dict(reader.variables)).stdout,
+        "jobs": driver.run(*show, "job", user="root", env=PLAIN).stdout,
+        "nodes": re.sub(r" OS=.*?  RealMemory", " OS=Linux  RealMemory", nodes),
+    }
+    path = FIXTURES / f"slurm-{driver.instance.slurm_version}.json"
+    path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     driver.cancel_all()
 
 

@@ -3,6 +3,7 @@
 import itertools
 import re
 import shlex
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -84,6 +85,7 @@ class FakeSlurm:
         self.nodes = {node.name: node for node in nodes}
         self.now_s = NOW_S
         self.calls: list[str] = []
+        self.slurm_calls: Counter[str] = Counter()
         self.starts: dict[int, int] = {}
         self.before_call: Callable[[str], None] = lambda name: None
         self.after_call: Callable[[str], None] = lambda name: None
@@ -140,6 +142,10 @@ class FakeSlurm:
 
     def queue(self) -> Snapshot:
         return replace(self.snapshot(), nodes=(), reservations=())
+
+    def one_job(self, job_id: int) -> Snapshot:
+        queue = self.queue()
+        return replace(queue, jobs=tuple(job for job in queue.jobs if job_id in {job.job_id, job.array_job_id}))
 
     def tagged(self) -> Snapshot:
         return self.snapshot()

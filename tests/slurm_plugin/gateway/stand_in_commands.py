@@ -31,7 +31,7 @@ class Commands:
         self.directory = directory
         self.log = directory / "log"
         self.add("scontrol", CONFIG.format(version="26.05.5"))
-        self.add("squeue", "v0.0.44\nv0.0.45\n")
+        self.add("squeue")
 
     def add(self, name: str, stdout: str = "", stderr: str = "", code: int = 0, body: str = "") -> None:
         path = self.directory / name

@@ -1,6 +1,5 @@
 """Snapshot files and slurmctld's state files."""
 
-import json
 import random
 import struct
 from dataclasses import replace
@@ -10,18 +9,16 @@ import pytest
 from fake_slurm import make_job
 from hypothesis import given
 from hypothesis import strategies as st
+from recorded_slurm import jobs, recorded
 
 from muri.slurm_plugin.gateway import base as state_files
-from muri.slurm_plugin.gateway import json_records
+from muri.slurm_plugin.gateway.node_table import nodes_of_table
 from muri.slurm_plugin.records.cluster import Snapshot, SnapshotFileError, dump_snapshot, load_snapshot, parse_snapshot
-
-FIXTURES = Path(__file__).parents[1] / "fixtures"
 
 
 def snapshot() -> Snapshot:
-    jobs, nodes = ((FIXTURES / f"{kind}-26.05.5.json").read_bytes() for kind in ("jobs", "nodes"))
-    queue = json_records.read_queue(jobs, "squeue", 0.0)
-    return Snapshot(1e9 + 0.25, "invented", "26.05.5", tuple(queue.jobs), tuple(json_records.nodes(json.loads(nodes))))
+    nodes = nodes_of_table(recorded("26.05.5")["nodes"])
+    return Snapshot(1e9 + 0.25, "invented", "26.05.5", tuple(jobs("26.05.5").values()), nodes)
 
 
 def test_snapshot_survives_a_file(tmp_path: Path) -> None:

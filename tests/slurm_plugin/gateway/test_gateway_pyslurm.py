@@ -2,6 +2,7 @@
 
 import logging
 import sys
+from collections import Counter
 from pathlib import Path
 from types import ModuleType
 from typing import cast
@@ -13,7 +14,7 @@ from muri.slurm_plugin.controller import assemble as open_gateway
 from muri.slurm_plugin.controller.status import STATUS_NAME, Status, write_status
 from muri.slurm_plugin.gateway import pyslurm_api, pyslurm_records
 from muri.slurm_plugin.gateway.base import GatewayError, GatewayUnavailableError
-from muri.slurm_plugin.gateway.libslurm import nodes_of_table
+from muri.slurm_plugin.gateway.node_table import nodes_of_table
 from muri.slurm_plugin.gateway.pyslurm_api import NoPyslurmError, check_controller, check_library, import_pyslurm
 from muri.slurm_plugin.records.cluster import JobChange
 
@@ -88,6 +89,9 @@ def test_missing_pyslurm_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> Non
 class Commands:
     name = "command"
 
+    def __init__(self, *_: object) -> None:
+        self.slurm_calls: Counter[str] = Counter()
+
 
 def test_auto_falls_back_and_tells_only_who_asks(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -132,7 +136,7 @@ def test_the_controller_says_its_way_to_slurm_when_that_changes_and_at_the_start
     assert said(looping=False) == [level]
 
 
-def refuse(**_: object) -> None:
+def refuse(*_: object) -> None:
     raise GatewayUnavailableError("pyslurm 25.11 was made for another Slurm")
 
 

@@ -1,15 +1,13 @@
 """CPUs and memory of nodes and jobs: in snapshots of both gateways, in their files, and in what is free."""
 
 import json
-from pathlib import Path
 
 import pytest
 from fake_slurm import make_job, make_node
 
 from muri.slurm_plugin.config import Config
-from muri.slurm_plugin.gateway import json_records
 from muri.slurm_plugin.gateway.commands import update_settings
-from muri.slurm_plugin.gateway.libslurm import nodes_of_table
+from muri.slurm_plugin.gateway.node_table import nodes_of_table
 from muri.slurm_plugin.gateway.pyslurm_records import change_fields
 from muri.slurm_plugin.planning.cycle_input import CycleInput, Knowledge
 from muri.slurm_plugin.planning.request import free_nodes
@@ -23,23 +21,11 @@ from muri.slurm_plugin.records.cluster import (
 )
 from muri.slurm_plugin.records.roles import view_of
 
-FIXTURES = Path(__file__).parents[1] / "fixtures"
 TABLE = (
     "NodeName=n1 CPUAlloc=4 CPUTot=16 Gres=gpu:2 RealMemory=65000 AllocMem=8000 FreeMem=22868 "
     "CPUEfctv=14 State=MIXED ThreadsPerCore=2 MemSpecLimit=1000\n"
     "NodeName=n2 CPUAlloc=0 CPUTot=16 Gres=gpu:2 RealMemory=1 AllocMem=0 State=IDLE\n"
 )
-
-
-@pytest.mark.parametrize("version", ["22.05.8", "26.05.5"])
-def test_commands_tell_the_memory_of_nodes_and_jobs(version):
-    nodes = json.loads((FIXTURES / f"nodes-{version}.json").read_text(encoding="utf-8"))
-    node = next(node for node in json_records.nodes(nodes) if node.name == "n1")
-    assert (node.mem_mib, node.mem_allocated_mib, node.threads_per_core) == (64000, 2000, 1)
-    queue = json_records.read_queue((FIXTURES / f"jobs-{version}.json").read_bytes(), "squeue", 0.0)
-    jobs = {job.name: job for job in queue.jobs}
-    assert (jobs["running"].mem_per_node_mib, jobs["running"].mem_per_cpu_mib) == (2000, 2000)
-    assert (jobs["details"].mem_per_node_mib, jobs["details"].mem_per_cpu_mib) == (500, 0)
 
 
 def test_libslurms_table_tells_the_memory_and_none_that_was_not_configured():

@@ -1,9 +1,10 @@
-"""Reading a queue of which squeue's output is broken as a whole; leases; reservations."""
+"""Reading a queue of which squeue prints too much; leases; reservations."""
 
-import json
 from collections.abc import Callable, Sequence
 
 import pytest
+from fake_slurm import make_node
+from recorded_slurm import RecordedCommands, row
 
 from muri.slurm_plugin.gateway.base import (
     CommandTimeoutError,
@@ -12,9 +13,13 @@ from muri.slurm_plugin.gateway.base import (
     SlurmUnreachableError,
     TooLongAnswerError,
 )
+from muri.slurm_plugin.gateway.call_kinds import kind_of
+from muri.slurm_plugin.gateway.commands import CommandGateway
+from muri.slurm_plugin.gateway.job_details import DetailsReader
 from muri.slurm_plugin.gateway.lease import end_lease, extend_lease
 from muri.slurm_plugin.gateway.queue_reader import QueueReader
-from muri.slurm_plugin.gateway.reservation_table import reservations_of_table
+from muri.slurm_plugin.gateway.reservation_table import ReservationsReader, reservations_of_table
+from muri.slurm_plugin.gateway.squeue_fields import known_fields
 from muri.slurm_plugin.records.cluster import Reservation
 
 INVALID = "cannot x: Requested reservation is invalid"
@@ -33,24 +38,31 @@ class StandIn:
         self.calls.append(list(arguments))
         return self.answer(list(arguments))
 
-    def output(self, action: str, arguments: Sequence[str]) -> bytearray:
-        return bytearray(self.run(action, arguments).encode())
+    def output(self, action: str, arguments: Sequence[str], variables: dict[str, str] | None = None) -> bytearray:
+        names = [field.split(":0") for field in (variables or {})["SQUEUE_FORMAT2"].split(",")]
+        ids = self.run(action, arguments).split()
+        return bytearray("".join(_record(job_id, names) for job_id in ids).encode())
 
 
-def reader(broken: set[int], *, chooses: bool = True, error: GatewayError | None = None) -> QueueReader:
+def _record(job_id: str, names: list[list[str]]) -> str:
+    record = row("26.05.5", "bare") | {"JobID": job_id}
+    return "".join(record[name] + mark for name, mark in names) + "\n"
+
+
+def reader(broken: set[int], *, error: GatewayError) -> QueueReader:
+    """Of a queue of 100 jobs, some of which make squeue fail."""
     everyone = list(range(1, 101))
 
     def answer(arguments: list[str]) -> str:
-        if "--noheader" in arguments:
+        if "--Format=JobID:12" in arguments:
             return "\n".join(map(str, everyone))
-        chosen = [argument for argument in arguments if argument.startswith("--jobs=")] if chooses else []
+        chosen = [argument for argument in arguments if argument.startswith("--jobs=")]
         ids = [int(word) for word in chosen[0].removeprefix("--jobs=").split(",")] if chosen else everyone
-        records = [{"job_id": job_id, "user_id": 1, "group_id": 1} for job_id in ids]
-        if error is not None and broken.intersection(ids):
+        if broken.intersection(ids):
             raise error
-        return json.dumps({"jobs": records}) + ("}" if broken.intersection(ids) else "")
+        return " ".join(map(str, ids))
 
-    return QueueReader(StandIn(answer), ["squeue", "--json"])  # type: ignore[arg-type]
+    return QueueReader(StandIn(answer), known_fields(""), DetailsReader(lambda _: b""))  # type: ignore[arg-type]
 
 
 def calls(queue: QueueReader) -> list[list[str]]:
@@ -59,19 +71,13 @@ def calls(queue: QueueReader) -> list[list[str]]:
     return queue.commands.calls
 
 
-def test_jobs_that_break_the_whole_output_cost_themselves() -> None:
-    queue = reader({7, 60})
-    found = queue.read(0.0)
-    assert [each.job_id for each in found.unreadable] == [7, 60]
-    assert len(found.jobs) == 98
-    assert len(calls(queue)) < 40
-
-
 @pytest.mark.parametrize("error", [TooLongAnswerError("too long"), CommandTimeoutError("too slow")])
 def test_jobs_with_too_much_text_cost_themselves(error: GatewayError) -> None:
-    found = reader({7, 60}, error=error).read(0.0)
+    queue = reader({7, 60}, error=error)
+    found = queue.read(0.0)
     assert [(each.job_id, each.why) for each in found.unreadable] == [(7, str(error)), (60, str(error))]
     assert len(found.jobs) == 98
+    assert len(calls(queue)) < 40
 
 
 def test_slurmctld_that_does_not_answer_is_asked_once() -> None:
@@ -87,9 +93,40 @@ def test_reading_in_parts_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
         reader({7}, error=CommandTimeoutError("too slow")).read(0.0)
 
 
-def test_output_that_is_broken_whatever_is_asked_for_is_no_empty_queue() -> None:
-    with pytest.raises(GatewayError, match="did not print JSON"):
-        reader({7}, chooses=False).read(0.0)
+def test_a_squeue_that_is_too_slow_for_every_job_is_no_empty_queue() -> None:
+    with pytest.raises(CommandTimeoutError):
+        reader(set(range(1, 101)), error=CommandTimeoutError("too slow")).read(0.0)
+
+
+@pytest.mark.parametrize(("field", "shown_id"), [("UserID", 4), ("JobID", 0)])
+def test_a_broken_record_costs_itself(field: str, shown_id: int) -> None:
+    commands = RecordedCommands("26.05.5")
+    intact = {job.job_id for job in CommandGateway(commands).snapshot().jobs}  # type: ignore[arg-type]
+    assert commands.rows[3]["JobID"] == "4"
+    commands.rows[3][field] = "x"
+    found = CommandGateway(commands).snapshot()  # type: ignore[arg-type]
+    assert {job.job_id for job in found.jobs} == intact - {4}
+    assert [each.job_id for each in found.unreadable] == [shown_id]
+
+
+def test_a_tagged_job_of_which_not_all_is_told_is_left_alone() -> None:
+    commands = RecordedCommands("26.05.5")
+    commands.rows[5]["admin_comment"] = "muri:model=m"
+    job_id = int(commands.rows[5]["JobID"])
+    assert CommandGateway(commands).snapshot().unreadable == ()  # type: ignore[arg-type]
+    del commands.shown[job_id]
+    found = CommandGateway(commands).snapshot()  # type: ignore[arg-type]
+    assert [each.job_id for each in found.unreadable] == [job_id]
+
+
+def test_one_job_is_read_alone() -> None:
+    commands = RecordedCommands("26.05.5")
+    commands.rows[5]["admin_comment"] = "muri:model=m"
+    gateway = CommandGateway(commands)  # type: ignore[arg-type]
+    wanted = next(job for job in gateway.queue().jobs if job.admin_comment)
+    commands.asked.clear()
+    assert gateway.one_job(wanted.job_id).jobs == (wanted,)
+    assert [kind_of(arguments) for arguments in commands.asked] == ["job", "job"]
 
 
 def test_lease_is_made_where_there_is_none() -> None:
@@ -137,3 +174,46 @@ def test_reservations_are_read_and_a_broken_line_is_left_out(caplog: pytest.LogC
     assert (first.name, first.nodes, first.end_s, first.licenses) == ("a", "", 300.0, "m:1,g:2")
     assert second == Reservation("m", "n[3-4]", 100.0, 200.0, ("MAINT", "PURGE_COMP"), "")
     assert "ReservationName=broken" in caplog.text
+
+
+RESERVATIONS = "ReservationName=m StartTime=100 EndTime=200 Nodes=n1 Flags=MAINT Licenses=(null)\n"
+
+
+class Table:
+    """Slurm's reservations, and how often they were asked for."""
+
+    def __init__(self) -> None:
+        self.text = RESERVATIONS
+        self.count = 0
+
+    def __call__(self) -> str:
+        self.count += 1
+        return self.text
+
+
+def test_reservations_are_read_some_minutes_apart() -> None:
+    now_s, table = [0.0], Table()
+    reservations = ReservationsReader(table, lambda: now_s[0])
+    for now_s[0] in (0.0, 299.0, 300.0):
+        assert [each.name for each in reservations.read([make_node("n1")])] == ["m"]
+    assert table.count == 2
+
+
+def test_a_reservation_that_begins_or_ends_is_seen_at_once() -> None:
+    table = Table()
+    reservations = ReservationsReader(table, lambda: 0.0)
+    reservations.read([make_node("n1")])
+    reservations.read([make_node("n1", state="IDLE+MAINT")])
+    reservations.read([make_node("n1", state="MIXED+MAINT")])
+    assert table.count == 2
+    table.text = ""
+    assert reservations.read([make_node("n1")]) == ()
+
+
+def test_muris_own_reservation_is_read_anew() -> None:
+    table = Table()
+    reservations = ReservationsReader(table, lambda: 0.0)
+    reservations.read([])
+    reservations.forget()
+    reservations.read([])
+    assert table.count == 2

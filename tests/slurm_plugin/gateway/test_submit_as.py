@@ -1,12 +1,13 @@
 """Submitting as the user with stand-ins for setpriv, sbatch, squeue and scontrol."""
 
 import errno
-import json
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
+from recorded_slurm import row
 from stand_in_commands import Commands
 
 from muri.slurm_plugin.gateway import submit_as
@@ -17,6 +18,12 @@ from muri.slurm_plugin.records.cluster import NewJob
 
 MARK = "muri-host:abc"
 SCRIPT = "#!/bin/sh\nexec true \udce9\n"
+SQUEUE = """\
+for field in os.environ["SQUEUE_FORMAT2"].split(","):
+    name, _, mark = field.partition(":0")
+    sys.stdout.write({record!r}[name] + mark)
+print()
+"""
 SETPRIV = "os.execvp(sys.argv[sys.argv.index('--') + 1], sys.argv[sys.argv.index('--') + 1:])"
 
 
@@ -38,20 +45,22 @@ def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Commands:
     return stand_ins
 
 
-def known(stand_ins: Commands, *, last_update: float = 0, **fields: object) -> None:
-    """Let squeue show job 17, submitted just now."""
-    record = {
-        "job_id": 17, "user_id": 1001, "group_id": 1001, "name": "n; rm", "comment": MARK, "job_state": ["PENDING"],
-        "state_reason": "JobHeldUser", "priority": 0, "submit_time": int(time.time()) + 1, **fields,
+def known(stand_ins: Commands, now_s: float = 0.0, **fields: object) -> None:
+    """Let squeue show job 17, submitted just now, and scontrol slurmctld's time."""
+    record = row("26.05.5", "bare") | {
+        "JobID": "17", "ArrayJobID": "17", "Name": "n; rm", "Comment": MARK, "SubmitTime": str(int(time.time()) + 1),
     }  # fmt: skip
-    stand_ins.add("squeue", json.dumps({"jobs": [record], "last_update": {"set": True, "number": last_update}}))
+    record |= {name: str(value) for name, value in fields.items()}
+    stand_ins.add("squeue", body=SQUEUE.format(record=record))
+    stand_ins.add("scontrol", f"Configuration data as of {int(now_s or time.time())}\n")
 
 
 def test_sbatch_runs_as_the_user_and_root_only_tags(commands: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("SBATCH_PARTITION", "SLURM_JOB_ID", "SLURM_JWT", "HOME"):
         monkeypatch.setenv(name, "leak")
     assert submit(SlurmCommands(), new_job()) == 17
-    (_, setpriv), (_, sbatch), (_, look), (_, update), (_, release) = commands.calls()
+    (_, setpriv), (_, sbatch), (_, config), (_, look), (_, update), (_, release) = commands.calls()
+    assert config["argv"] == ["show", "config"]
     assert setpriv["argv"][:8] == [
         "--reuid=1001", "--regid=1001", "--init-groups", "--inh-caps=-all", "--ambient-caps=-all",
         "--bounding-set=-all", "--no-new-privs", "--",
@@ -68,34 +77,34 @@ def test_sbatch_runs_as_the_user_and_root_only_tags(commands: Commands, monkeypa
 @pytest.mark.parametrize(
     "fields",
     [
-        {"user_id": 1002},
-        {"name": "other"},
-        {"comment": "muri-host:guess"},
-        {"job_id": 3},
-        {"state_reason": "JobHeldAdmin"},
-        {"state_reason": "JobHoldMaxRequeue"},
-        {"state_reason": "Priority", "priority": 4711},
-        {"job_state": ["RUNNING"]},
-        {"job_state": ["PENDING", "SPECIAL_EXIT"]},
-        {"array_job_id": 17},
-        {"array_task_string": "1-3"},
-        {"het_job_id": 17},
-        {"restart_cnt": 1},
+        {"UserID": 1002},
+        {"Name": "other"},
+        {"Comment": "muri-host:guess"},
+        {"JobID": 3},
+        {"Reason": "JobHeldAdmin"},
+        {"Reason": "JobHoldMaxRequeue"},
+        {"Reason": "Priority", "PriorityLong": 4711},
+        {"State": "RUNNING"},
+        {"State": "SPECIAL_EXIT"},
+        {"ArrayTaskID": 5},
+        {"ArrayTaskID": "1-3"},
+        {"HetJobID": 17},
+        {"RestartCnt": 1},
         {"admin_comment": "muri:on"},
-        {"submit_time": 0},
-        {"submit_time": int(time.time()) - 3600},
-        {"submit_time": 5_000_000, "last_update": 5_000_060},
+        {"SubmitTime": 0},
+        {"SubmitTime": int(time.time()) - 3600},
+        {"SubmitTime": 5_000_000, "now_s": 5_000_060},
     ],
 )
-def test_a_job_that_the_users_process_lied_about_is_left_alone(commands: Commands, fields: dict[str, object]) -> None:
+def test_a_job_that_the_users_process_lied_about_is_left_alone(commands: Commands, fields: dict[str, Any]) -> None:
     known(commands, **fields)
     with pytest.raises(GatewayError, match="job 17, which sbatch named"):
         submit(SlurmCommands(), new_job())
-    assert [name for name, _ in commands.calls()] == ["setpriv", "sbatch", "squeue"]
+    assert [name for name, _ in commands.calls()] == ["setpriv", "sbatch", "scontrol", "squeue"]
 
 
 def test_slurmctlds_own_clock_tells_when_a_job_was_submitted(commands: Commands) -> None:
-    known(commands, submit_time=5_000_000, last_update=5_000_001, admin_comment="a site's own")
+    known(commands, SubmitTime=5_000_000, now_s=5_000_001, admin_comment="a site's own")
     assert submit(SlurmCommands(), new_job()) == 17
 
 
@@ -144,7 +153,7 @@ def test_a_user_whose_process_stood_still_costs_one_time_limit(
         patched.setattr(submit_as, "_CHILD_ENDS_WITHIN_S", 1.0)
         submissions.submit(new_job())
     commands.add("sbatch", "17\n")
-    known(commands, user_id=1002)
+    known(commands, UserID=1002)
     assert submissions.submit(new_job(uid=1002)) == 17
     known(commands)
     calls = len(commands.calls())
@@ -176,7 +185,8 @@ def test_a_user_who_leaves_no_process_to_start_excludes_nobody(
 
 
 def test_job_that_cannot_be_tagged_is_not_left_behind(commands: Commands) -> None:
-    commands.add("scontrol", stderr="slurm_update error: Access/permission denied\n", code=1)
+    body = "if 'update' in sys.argv: sys.exit('slurm_update error: Access/permission denied')"
+    commands.add("scontrol", body=body)
     with pytest.raises(GatewayError, match="permission denied"):
         submit(SlurmCommands(), new_job())
     assert commands.calls()[-1] == ("scancel", commands.calls()[-1][1])

@@ -1,0 +1,255 @@
+"""Converts what squeue prints of a job; tried with Slurm 22.05, 24.11 and 26.05."""
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import lru_cache
+from typing import Final
+
+from muri.slurm_plugin.gateway import text_fields
+from muri.slurm_plugin.gateway.job_details import NO_DETAILS, JobDetails
+from muri.slurm_plugin.gateway.special_options import Request, special_options
+from muri.slurm_plugin.records.cluster import Job, JobState
+
+_NOTHING: Final = frozenset({"", "(null)", "N/A", "NONE", "None", "Unknown"})
+"""What squeue prints where nothing is set."""
+
+_NOT_SET: Final = frozenset({"", "0", "*", "0:00", *_NOTHING})
+"""What it prints of an option that was not given."""
+
+_OPTIONS: Final[Mapping[str, str]] = {
+    "BurstBuffer": "burst_buffer", "ClusterFeature": "cluster_features", "Container": "container",
+    "ContainerID": "container_id", "Contiguous": "contiguous", "Cores": "cores_per_socket", "CoreSpec": "core_spec",
+    "Deadline": "deadline", "MinTime": "time_minimum", "MinTmpDisk": "minimum_tmp_disk_per_node", "Network": "network",
+    "NTPerBoard": "tasks_per_board", "NTPerCore": "tasks_per_core", "NTPerSocket": "tasks_per_socket",
+    "Prefer": "prefer", "Reboot": "reboot", "ReqSwitch": "required_switches", "SegmentSize": "segment_size",
+    "Sockets": "sockets_per_node", "Threads": "threads_per_core", "tres-bind": "tres_bind", "tres-freq": "tres_freq",
+}  # fmt: skip
+"""Fields of squeue and what `special_options` calls them."""
+
+_TRES: Final[Mapping[str, str]] = {
+    "tres-per-node": "tres_per_node", "tres-per-job": "tres_per_job", "tres-per-task": "tres_per_task",
+    "tres-per-socket": "tres_per_socket", "cpus-per-tres": "cpus_per_tres", "mem-per-tres": "memory_per_tres",
+}  # fmt: skip
+
+_SHARING: Final[Mapping[str, str]] = {
+    "NO": "none", "NODE": "none", "YES": "oversubscribe", "USER": "user", "MCS": "mcs", "TOPO": "topo",
+}  # fmt: skip
+
+_COUNTS: Final = re.compile(r"(?:^|,)(node|mem)=(\d{1,15})(\.\d+)?([KMGTP]?)")
+
+_MIB_OF_UNIT: Final = {"K": 1 / 1024, "": 1.0, "M": 1.0, "G": 1024.0, "T": 1024.0**2, "P": 1024.0**3}
+
+_TIME: Final = re.compile(r"(?:(\d{1,9})-)?(?:(\d{1,9}):)?(\d{1,9}):(\d\d)")
+
+#: Slurm's NO_VAL and INFINITE of 16, 32 and 64 bits, which some releases print as plain numbers.
+_NOT_A_VALUE: Final = frozenset(
+    {0xFFFE, 0xFFFF, 0xFFFF_FFFE, 0xFFFF_FFFF, 0xFFFF_FFFF_FFFF_FFFE, 0xFFFF_FFFF_FFFF_FFFF}
+)
+
+
+def job_of(row: Mapping[str, str], details: JobDetails | None, taken_s: float, *, mem_by_default: bool = False) -> Job:
+    """Convert one job.
+
+    Args:
+        row: Its fields.
+        details: What scontrol told of it, None where it was not asked.
+        taken_s: The time, in seconds since the epoch.
+        mem_by_default: Whether jobs that ask for no memory get some, not all of a node.
+
+    Raises:
+        ValueError: A field has an unexpected form.
+        KeyError: One is missing.
+    """
+    told = details or NO_DETAILS
+    state = text_fields.job_state((row["State"],))
+    tres = _counted(row["tres-alloc"])
+    node_count = _bounded_count(tres.get("node", 0) if state is JobState.PENDING else 0) or _count(row["NumNodes"])
+    cpu_count, task_count = _count(row["NumCPUs"]), _count(row["NumTasks"])
+    cpus_per_task = _number(row["cpus-per-task"]) or max(1, cpu_count // task_count)
+    mem_mib = _mib(row["MinMemory"])
+    per_cpu = _is_per_cpu(mem_mib, tres.get("mem", 0.0), cpu_count, node_count, told)
+    priority = _number(row["PriorityLong"], 1)
+    eligible_s = _number(row["EligibleTime"])
+    tasks = row["ArrayTaskID"] if row["ArrayTaskID"] not in _NOTHING else ""
+    excluded = row.get("ExcNodes")
+    return Job(
+        job_id=int(row["JobID"]),
+        user=row["UserName"] or row["UserID"],
+        uid=int(row["UserID"]),
+        gid=int(row["GroupID"]),
+        account=_text(row["Account"]),
+        partition=text_fields.first_partition(_text(row["Partition"])),
+        qos=_text(row["QOS"]),
+        name=_free_text(row["Name"]),
+        state=state,
+        reason=text_fields.reason_text(row["Reason"], (row["State"],)),
+        held=priority == 0,
+        submit_s=_number(row["SubmitTime"]),
+        begin_s=eligible_s if state is JobState.PENDING and eligible_s > taken_s else 0,
+        start_s=0 if state is JobState.PENDING else _number(row["StartTime"]),
+        end_s=0 if state.is_active else _number(row["EndTime"]),
+        time_limit_s=_time_limit_s(row["TimeLimit"]),
+        gpu_count=_gpu_count(row, node_count, task_count),
+        gpu_request=_gpu_request(_text(row["tres-per-node"])),
+        node_count=node_count,
+        cpu_count=cpu_count,
+        cpus_per_task=cpus_per_task,
+        mem_per_node_mib=text_fields.mem_of_cpus_mib(mem_mib, cpu_count, node_count) if per_cpu else mem_mib,
+        nodes=_text(row["NodeList"]),
+        required_nodes=_text(row["ReqNodes"]),
+        dependency=text_fields.dependency_text(_text(row["Dependency"])),
+        can_requeue=row["Requeue"] == "1",
+        restart_count=_number(row["RestartCnt"]),
+        exit_code=_exit_code(row["exit_code"]),
+        batch=row["BatchFlag"] == "1",
+        array=bool(tasks),
+        het=_number(row["HetJobID"]) > 0,
+        command=_free_text(row["Command"]),
+        submit_line=told.submit_line,
+        work_dir=_free_text(row["WorkDir"]),
+        admin_comment=_free(row["admin_comment"]),
+        comment=_free_text(row["Comment"]),
+        mem_per_cpu_mib=mem_mib if per_cpu else 0,
+        priority=priority,
+        licenses=text_fields.license_text(_text(row["Licenses"])),
+        reservation=_text(row["Reservation"]),
+        features=_text(row["Feature"]),
+        excluded_nodes=told.excluded_nodes if excluded is None else _text(excluded),
+        special=_special(
+            row,
+            told,
+            Request(
+                node_count=node_count,
+                cpu_count=cpu_count,
+                task_count=task_count,
+                cpus_per_task=cpus_per_task,
+                all_mem=mem_by_default and not mem_mib and row["mem-per-tres"] in _NOT_SET,
+            ),
+        ),
+        array_job_id=_number(row["ArrayJobID"]) if tasks else 0,
+        array_tasks=text_fields.waiting_tasks(tasks),
+        array_limit=_number(tasks.partition("%")[2]),
+    )
+
+
+def _text(value: str) -> str:
+    """Read what Slurm itself prints."""
+    return "" if value in _NOTHING else value
+
+
+def _free(value: str) -> str:
+    """Read a text that somebody wrote."""
+    return "" if value == "(null)" else value
+
+
+def _free_text(value: str) -> str:
+    """Read a text that its user may make as long as he likes."""
+    return text_fields.kept_text(_free(value))
+
+
+def _number(value: str, default: int = 0) -> int:
+    """Read a number, no larger than any that is meant; what is not set gives `default`."""
+    if not (value.isascii() and value.isdecimal()) or len(value) > 20:
+        return default
+    number = int(value)
+    return default if number in _NOT_A_VALUE else text_fields.bounded(number)
+
+
+def _bounded_count(value: float) -> int:
+    return text_fields.bounded(int(value), text_fields.MOST)
+
+
+def _count(value: str) -> int:
+    return _bounded_count(_number(value, 1)) or 1
+
+
+@lru_cache(maxsize=4096)
+def _counted(tres: str) -> Mapping[str, float]:
+    """Read nodes, and memory in MiB, of a text such as "cpu=3,mem=2100M,node=1"."""
+    return {
+        name: float(whole + (part or "")) * (_MIB_OF_UNIT[unit] if name == "mem" else 1.0)
+        for name, whole, part, unit in _COUNTS.findall(tres)
+    }
+
+
+@lru_cache(maxsize=4096)
+def _mib(text: str) -> int:
+    """Read memory such as "1500M"."""
+    match = re.fullmatch(r"(\d{1,15})(\.\d+)?([KMGTP]?)", text)
+    return text_fields.bounded(round(float(match[1] + (match[2] or "")) * _MIB_OF_UNIT[match[3]])) if match else 0
+
+
+def _is_per_cpu(mem_mib: int, total_mib: float, cpu_count: int, node_count: int, told: JobDetails) -> bool:
+    """Whether memory was asked for each CPU: squeue prints the figure alone, but all memory of the job besides."""
+    if not mem_mib:
+        return False
+    if cpu_count == node_count or not total_mib:
+        return told.mem_per_cpu
+    return abs(mem_mib * cpu_count - total_mib) < abs(mem_mib * node_count - total_mib)
+
+
+@lru_cache(maxsize=4096)
+def _time_limit_s(text: str) -> int:
+    """Read a time limit such as "1-00:00:00" or "5:00"; 0 where there is none."""
+    match = _TIME.fullmatch(text)
+    if match is None:
+        return 0
+    days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
+    return text_fields.bounded(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
+
+
+def _exit_code(text: str) -> int:
+    """Read an exit status: "3:0", in Slurm 22.05 the raw wait status."""
+    code, separator, _ = text.partition(":")
+    status = _number(code)
+    if separator:
+        return status
+    return os.WEXITSTATUS(status) if status < 2**16 and os.WIFEXITED(status) else 0
+
+
+@lru_cache(maxsize=4096)
+def _gpu_request(per_node: str) -> str:
+    return text_fields.request_text(text_fields.gres_counts(per_node))
+
+
+def _gpu_count(row: Mapping[str, str], node_count: int, task_count: int) -> int:
+    names = ("tres-per-job", "tres-per-node", "tres-per-socket", "tres-per-task")
+    return _gpus(*(_text(row[name]) for name in names), node_count, task_count)
+
+
+@lru_cache(maxsize=4096)
+def _gpus(per_job: str, per_node: str, per_socket: str, per_task: str, node_count: int, task_count: int) -> int:
+    return text_fields.job_gpus(
+        per_job=per_job, per_node=per_node, per_socket=per_socket, per_task=per_task,
+        node_count=node_count, task_count=task_count,
+    )  # fmt: skip
+
+
+def _special(row: Mapping[str, str], told: JobDetails, counts: Request) -> tuple[str, ...]:
+    partition, wckey = _text(row["Partition"]), _text(row["WCKey"])
+    per_node = tuple(_number(row[name]) for name in ("MaxNodes", "NTPerNode", "MinCPUs"))
+    request = replace(
+        counts, values=_values(row, told), sharing=_sharing(row), flags=told.flags, partition=partition, wckey=wckey,
+        max_nodes=per_node[0], tasks_per_node=per_node[1], min_cpus_per_node=per_node[2],
+    )  # fmt: skip
+    return special_options(request)
+
+
+def _values(row: Mapping[str, str], told: JobDetails) -> dict[str, str]:
+    """Return the fields that say something."""
+    given = {name: value for field, name in _OPTIONS.items() if (value := row.get(field, "")) not in _NOT_SET}
+    if "per_task" in given.get("tres_bind", "") and _text(row["tres-per-task"]):
+        del given["tres_bind"]  # newer releases set it for --gpus-per-task
+    mcs_label = _text(row["MCSLabel"])
+    if mcs_label != row["UserName"]:  # mcs/user gives every job its user's
+        given["mcs_label"] = mcs_label
+    return {**given, **{name: _text(row[field]) for field, name in _TRES.items()}, **told.options}
+
+
+def _sharing(row: Mapping[str, str]) -> tuple[str, ...]:
+    # Where squeue tells both, NO of the second means that the job is not exclusive.
+    exclusive = row.get("Exclusive", "NO")
+    words = (row["OverSubscribe"], "" if exclusive == "NO" else exclusive)
+    return tuple(_SHARING[word] for word in words if word in _SHARING)

@@ -1,0 +1,86 @@
+"""Commands about one job ask slurmctld for that job and its group, not for the whole queue."""
+
+import json
+
+import pytest
+from click.testing import CliRunner
+from fake_slurm import FakeSlurm, make_job, make_node
+
+from muri.errors import UsageError
+from muri.slurm_plugin.cli.admin import preempt
+from muri.slurm_plugin.cli.look import explain, job_id_in
+from muri.slurm_plugin.controller import assemble
+from muri.slurm_plugin.records import comment_tags as tags
+from muri.slurm_plugin.records.cluster import JobState
+
+RUNNING = {"state": JobState.RUNNING, "held": False, "nodes": "n1"}
+MEMBER = tags.STATE_PREFIX + tags.format_state(tags.MemberState(9, tags.Original("gres/gpu:1", "", 4, 4, 0, 3600)))
+
+
+@pytest.fixture
+def slurm(monkeypatch, tmp_path) -> FakeSlurm:
+    """A waiting job, a group of two, an array, and a hundred others; reading the whole queue is not allowed."""
+    members = [make_job(number, **RUNNING, admin_comment=f"muri:model=m {MEMBER}") for number in (1, 2)]
+    pilot = make_job(9, **RUNNING, name="muri-host", admin_comment="muri-host:f00d:1,2")
+    array = [make_job(30, array=True, array_job_id=30, array_tasks="4-9")]
+    array += [make_job(31, array=True, array_job_id=30, array_tasks="3")]
+    others = [make_job(number) for number in range(100, 200)]
+    fake = FakeSlurm([make_job(5), *members, pilot, *array, *others], [make_node("n1")])
+    monkeypatch.setattr(assemble, "open_gateway", lambda kind: fake)
+    monkeypatch.setenv("MURI_CONFIG", str(tmp_path / "muri.yaml"))
+    (tmp_path / "muri.yaml").write_text(f"state_dir: {tmp_path}\nstatus_dir: {tmp_path}/status\n")
+    one_job, queue = fake.one_job, fake.queue
+
+    def asked(job_id):
+        fake.calls.append(str(job_id))
+        fake.queue = queue
+        found = one_job(job_id)
+        fake.queue = not_all
+        return found
+
+    def not_all():
+        fake.calls.append("queue")
+        return queue()
+
+    fake.one_job, fake.queue = asked, not_all
+    return fake
+
+
+def explained(*arguments: str) -> str:
+    return CliRunner().invoke(explain, [*arguments], catch_exceptions=False).output
+
+
+def test_a_waiting_job_is_read_alone(slurm):
+    assert explained("5").startswith("Job 5 ")
+    assert slurm.calls == ["5"]
+
+
+def test_a_member_is_read_with_its_group(slurm):
+    assert "It shares the GPUs of pilot job 9 with 2" in explained("1")
+    assert slurm.calls == ["1", "9", "2"]
+
+
+@pytest.mark.parametrize(("name", "tasks"), [("30", ["30_3", "30_[4-9]"]), ("30_5", ["30_[4-9]"]), ("30_3", ["30_3"])])
+def test_an_array_is_read_by_its_id(slurm, name, tasks):
+    told = json.loads(explained(name, "--json"))
+    assert sorted(job["task"] for job in (told if isinstance(told, list) else [told])) == tasks
+    assert slurm.calls == ["30"]
+
+
+def test_of_a_job_that_is_not_there_the_others_are_named(slurm):
+    with pytest.raises(UsageError, match="such jobs now: 1, 2, 5, 30_"):
+        explained("77")
+    assert slurm.calls == ["77", "queue"]
+
+
+def test_a_job_to_be_stopped_is_read_alone(slurm):
+    with pytest.raises(UsageError, match="cannot be stopped"):
+        CliRunner().invoke(preempt, ["1", "--yes"], catch_exceptions=False)
+    assert slurm.calls == ["1"]
+
+
+@pytest.mark.parametrize("name", ["", "x", "_3", "-1", "1" * 11, "١٧"])
+def test_what_is_no_jobs_name_is_refused(name):
+    with pytest.raises(UsageError, match="is no job"):
+        job_id_in(name)
+    assert job_id_in("4711_3") == job_id_in("4711") == 4711
