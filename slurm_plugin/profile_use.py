@@ -64,7 +64,7 @@ def observed(view: View) -> Iterator[Observed]:
             if report is None or report.discipline == "plain":
                 continue
             if report.iterations and len(report.stage_s) == len(STAGES):
-                key = profile_key(as_submitted(job, group.pilot), view.snapshot.nodes)
+                key = profile_key(as_submitted(job, group.pilot), view.node_index)
                 yield Observed(key, Observation(at, job.job_id, report.iterations, report.stage_s))
 
 

@@ -23,8 +23,7 @@ from muri.policies.types import (
 from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.planning.actions import Preempt
 from muri.slurm_plugin.planning.cycle_input import CycleInput
-from muri.slurm_plugin.planning.model_traits import with_derived
-from muri.slurm_plugin.planning.request import is_served, plan_job
+from muri.slurm_plugin.planning.request import is_served, known_job, plan_job, sharing
 from muri.slurm_plugin.planning.site_limits import SiteRoom
 from muri.slurm_plugin.planning.starts import as_asked, with_request
 from muri.slurm_plugin.records.cluster import Job, JobState, Node
@@ -207,14 +206,12 @@ def _shares(job: Job) -> tuple[NodeShare, ...]:
 
 def _plan_job(job: ManagedJob, cycle: CycleInput, room: SiteRoom) -> PlanJob:
     """Describe a job that runs to a policy; `job` is as its user submitted it."""
-    key = cycle.key_of(job)
-    planned = with_derived(plan_job(job, key, cycle), job, cycle.nodes)
+    planned = plan_job(known_job(job, cycle), room.places.of(job).name, cycle)
     ran_s = max(0.0, cycle.now_s - job.start_s)
     left_s = None if planned.remaining_s is None else max(1.0, planned.remaining_s - ran_s)
     stopping, settled = cycle.config.preemption, ran_s >= cycle.config.preemption.least_run_s
     return replace(
         planned,
-        partition=room.places.of(job).name,
         remaining_s=left_s,
         attained_gpu_s=planned.attained_gpu_s + ran_s * job.gpu_count,
         restart_s=stopping.restart_s,
@@ -244,16 +241,10 @@ def kind_of(job: PlanJob) -> Kind:
 
 
 def _for_joins(job: PlanJob, cycle: CycleInput, room: SiteRoom) -> PlanJob:
-    managed = cycle.view.jobs[job.job_id]
-    joining = plan_job(managed, cycle.key_of(managed), cycle, room.largest_when_joining)
-    if joining.largest_group <= job.largest_group:
+    joining = sharing(known_job(cycle.view.jobs[job.job_id], cycle), cycle, room.largest_when_joining)
+    if joining.largest <= job.largest_group:
         return job
-    return replace(
-        job,
-        groupable=joining.groupable,
-        alone_reason=joining.alone_reason,
-        largest_group=joining.largest_group,
-    )
+    return replace(job, groupable=not joining.alone, alone_reason=joining.alone, largest_group=joining.largest)
 
 
 def stop_actions(stops: tuple[Waiting, ...], request: PlanRequest, view: View) -> tuple[Preempt, ...]:

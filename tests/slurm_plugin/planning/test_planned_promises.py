@@ -16,7 +16,7 @@ from muri.slurm_plugin.planning.cycle_input import CycleInput, Knowledge
 from muri.slurm_plugin.planning.decision import Decision, decide, why_too_slow
 from muri.slurm_plugin.planning.joins import why_no_room
 from muri.slurm_plugin.planning.placement import Places
-from muri.slurm_plugin.planning.request import plan_job
+from muri.slurm_plugin.planning.request import known_job, plan_job
 from muri.slurm_plugin.planning.running import running_groups
 from muri.slurm_plugin.planning.slurm_requests import group_spec
 from muri.slurm_plugin.records import comment_tags as tags
@@ -147,7 +147,7 @@ def test_nobody_joins_a_group_that_breaks_a_promise(broken, joined):
 def test_what_was_promised_stays_so_when_the_site_promises_less():
     cycle = cycle_of(group("m1", promise=0.7), config=Config(grouping={"min_speed": 0.0}))
     member = cycle.view.jobs[2000]
-    assert plan_job(member, cycle.key_of(member), cycle).min_speed == 0.7
+    assert plan_job(known_job(member, cycle), "main", cycle).min_speed == 0.7
 
 
 def test_a_journal_from_before_promises_can_be_read():
