@@ -36,15 +36,13 @@ from muri.slurm_plugin.planning.plan_actions import actions_of
 from muri.slurm_plugin.planning.request import Preparation
 from muri.slurm_plugin.planning.running import (
     NO_JOINING,
-    RunningGroup,
     may_join,
-    running_groups,
     running_units,
 )
 from muri.slurm_plugin.planning.site_limits import SiteRoom
 from muri.slurm_plugin.planning.slurm_requests import member_mem_mib
 from muri.slurm_plugin.records.cluster import Node
-from muri.slurm_plugin.records.roles import View
+from muri.slurm_plugin.records.roles import RunningGroup, View
 
 log = logging.getLogger("muri.controller")
 
@@ -97,9 +95,7 @@ def share(plan: Plan, request: PlanRequest, cycle: CycleInput, room: SiteRoom) -
     """
     at_work = {job.job_id for unit in request.running for job in unit.members}
     jobs = {job.job_id: job for job in request.jobs}
-    outcome = PlacementOutcome(
-        request, {member.job_id: group for group in running_groups(cycle.view) for member in group.members}, room
-    )
+    outcome = PlacementOutcome(request, cycle.view.group_of, room)
     for sharer in plan.sharers:
         if sharer.job_id not in at_work:
             outcome.add(sharer, jobs[sharer.job_id], cycle)
@@ -186,8 +182,7 @@ def _prepared(action: Action, steps: Mapping[int, int], jobs: Mapping[int, PlanJ
     if not isinstance(action, StartGroup):
         return action
     members = tuple(_split(member, jobs[member.job_id], steps[member.job_id]) for member in action.members)
-    node = next(node for node in view.snapshot.nodes if node.name == action.node)
-    cpus, mem_mib = _for_two(action, node)
+    cpus, mem_mib = _for_two(action, view.node_index.by_name[action.node])
     return replace(action, members=members, cpu_count=cpus, mem_per_node_mib=mem_mib)
 
 
@@ -262,8 +257,7 @@ class _Traits:
 
 def _one_by_one(units: tuple[Running, ...], view: View) -> Iterator[tuple[int, Running]]:
     """Each running job as a unit of its own, with the number of the unit that it shares GPUs in."""
-    members = (member for group in running_groups(view) for member in group.members)
-    grouped = {member.job_id: member.membership for member in members}
+    grouped = {member.job_id: member.membership for group in view.running_groups for member in group.members}
     for number, unit in enumerate(units):
         for job in unit.members:
             # Muri wrote a member's present request; that the job is in a group shows that it was groupable.

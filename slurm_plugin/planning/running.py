@@ -28,9 +28,8 @@ from muri.slurm_plugin.planning.site_limits import SiteRoom
 from muri.slurm_plugin.planning.starts import as_asked, with_request
 from muri.slurm_plugin.records.cluster import Job, JobState, Node
 from muri.slurm_plugin.records.comment_reports import promise_broken
-from muri.slurm_plugin.records.comment_tags import Mode
 from muri.slurm_plugin.records.host_lists import names_in
-from muri.slurm_plugin.records.roles import ManagedJob, Role, View
+from muri.slurm_plugin.records.roles import ManagedJob, Role, RunningGroup, View
 from muri.units import MIB_PER_GIB
 
 NO_JOINING: Final = "joining is turned off (grouping.join, grouping.max_group_size or the discipline lockstep)"
@@ -40,37 +39,6 @@ def may_join(config: Config) -> bool:
     """Whether jobs may join others that run."""
     grouping = config.grouping
     return grouping.join and grouping.max_group_size > 1 and grouping.discipline != "lockstep"
-
-
-@dataclass(frozen=True, slots=True)
-class RunningGroup:
-    """A running group.
-
-    Attributes:
-        pilot: Its pilot job.
-        members: Members that still wait or run, by job id.
-    """
-
-    pilot: ManagedJob
-    members: tuple[ManagedJob, ...]
-
-    @property
-    def mode(self) -> Mode:
-        """How they share, as in `Group.mode`."""
-        return self.pilot.mode
-
-
-def running_groups(view: View) -> tuple[RunningGroup, ...]:
-    """Return the groups whose pilot job runs, in the order of their pilots."""
-    members: dict[int, list[ManagedJob]] = {}
-    for job in view.having(Role.MEMBER):
-        if job.membership is not None:
-            members.setdefault(job.membership.pilot, []).append(job)
-    return tuple(
-        RunningGroup(pilot, tuple(members[pilot.job_id]))
-        for pilot in view.having(Role.PILOT)
-        if pilot.state is JobState.RUNNING and pilot.job_id in members
-    )
 
 
 def as_submitted(job: ManagedJob, pilot: Job) -> ManagedJob:
@@ -89,13 +57,13 @@ def running_units(cycle: CycleInput, room: SiteRoom) -> tuple[Running, ...]:
         cycle: What the cycle decides on.
         room: Where jobs may run, and how long.
     """
-    known = {node.name: node for node in cycle.nodes if node.usable and node.gpu_count and is_served(node, cycle)}
-    units = [*_groups(cycle, room, known), *_solos(cycle, room)]
-    return tuple(unit for unit in units if unit.gpus and all(share.node in known for share in unit.gpus))
+    open_nodes = {node.name: node for node in cycle.nodes if node.usable and node.gpu_count and is_served(node, cycle)}
+    units = [*_groups(cycle, room, open_nodes), *_solos(cycle, room)]
+    return tuple(unit for unit in units if unit.gpus and all(share.node in open_nodes for share in unit.gpus))
 
 
 def _groups(cycle: CycleInput, room: SiteRoom, nodes: Mapping[str, Node]) -> Iterator[Running]:
-    for group in running_groups(cycle.view):
+    for group in cycle.view.running_groups:
         jobs = [as_submitted(job, group.pilot) for job in group.members]
         members = tuple(
             replace(
@@ -295,7 +263,8 @@ def settle(plan: Plan, request: PlanRequest) -> Settled:
         Waiting(solo.job_id, solo.reasons, True) for solo in plan.solo if solo.job_id in at_work and not solo.kept
     ]
     free = {node.name: node.free_gpus for node in request.nodes}
-    groups = [_of_waiting(group, at_work) for group in joins if _meets_its_unit(group, request)]
+    open_units = {frozenset(job.job_id for job in unit.members): unit.gpus for unit in request.running if unit.joinable}
+    groups = [_of_waiting(group, at_work) for group in joins if open_units.get(_met_by(group)) == group.gpus]
     groups = [group for group in groups if group.joining]
     groups += [group for group in starts if at_work.isdisjoint(group.members) and _fits(group, free)]
     solo = [item for item in plan.solo if item.job_id not in at_work and _fits(item, free)]
@@ -321,13 +290,9 @@ def _with_reason(item: Waiting, closed: Mapping[int, str]) -> Waiting:
     return replace(item, reasons=(*item.reasons, Reason("it cannot join what runs: {}", (closed[item.job_id],))))
 
 
-def _meets_its_unit(group: Group, request: PlanRequest) -> bool:
-    """Whether those that a plan's joiners come to run together, are open to others, and hold just these GPUs."""
-    others = set(group.members).difference(group.joining)
-    return any(
-        unit.joinable and others == {job.job_id for job in unit.members} and unit.gpus == group.gpus
-        for unit in request.running
-    )
+def _met_by(joiners: Group) -> frozenset[int]:
+    """Those that a plan's joiners come to: they must run together, be open to others, and hold just its GPUs."""
+    return frozenset(joiners.members).difference(joiners.joining)
 
 
 def _fits(item: Group | Solo, free: dict[str, int]) -> bool:

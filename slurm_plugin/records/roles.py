@@ -155,9 +155,27 @@ def unread(job: ManagedJob) -> ManagedJob:
     return ManagedJob(*_record_of(job), gate=job.gate, gated=job.gated, held_by_others=job.held_by_others)
 
 
+@dataclass(frozen=True, slots=True)
+class RunningGroup:
+    """A running group.
+
+    Attributes:
+        pilot: Its pilot job.
+        members: Members that still wait or run, by job id.
+    """
+
+    pilot: ManagedJob
+    members: tuple[ManagedJob, ...]
+
+    @property
+    def mode(self) -> tags.Mode:
+        """How they share, as in `Group.mode`."""
+        return self.pilot.mode
+
+
 @dataclass(frozen=True)
 class View:
-    """A snapshot whose jobs' comments have been read.
+    """A snapshot whose jobs' comments have been read; what is looked up often is found once.
 
     Attributes:
         snapshot: Where it comes from.
@@ -178,6 +196,24 @@ class View:
             if job.state.is_active:
                 found.setdefault(job.role, []).append(job)
         return {role: tuple(jobs) for role, jobs in found.items()}
+
+    @cached_property
+    def running_groups(self) -> tuple[RunningGroup, ...]:
+        """The groups whose pilot job runs, in the order of their pilots."""
+        members: dict[int, list[ManagedJob]] = {}
+        for job in self.having(Role.MEMBER):
+            if job.membership is not None:
+                members.setdefault(job.membership.pilot, []).append(job)
+        return tuple(
+            RunningGroup(pilot, tuple(members[pilot.job_id]))
+            for pilot in self.having(Role.PILOT)
+            if pilot.state is JobState.RUNNING and pilot.job_id in members
+        )
+
+    @cached_property
+    def group_of(self) -> Mapping[int, RunningGroup]:
+        """The running group of each member, by the member's job id."""
+        return {member.job_id: group for group in self.running_groups for member in group.members}
 
     @cached_property
     def node_index(self) -> NodeIndex:

@@ -17,7 +17,6 @@ from muri.slurm_plugin.planning.decision import Decision, decide, why_too_slow
 from muri.slurm_plugin.planning.joins import why_no_room
 from muri.slurm_plugin.planning.placement import Places
 from muri.slurm_plugin.planning.request import known_job, plan_job
-from muri.slurm_plugin.planning.running import running_groups
 from muri.slurm_plugin.planning.slurm_requests import group_spec
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import Job, JobState, Node, Snapshot
@@ -139,7 +138,7 @@ def test_nobody_joins_a_group_that_breaks_a_promise(broken, joined):
     jobs = [candidate(1, "m3"), *group("m1", comment=report(speeds, broken))]
     assert joiners(decided(jobs)) == joined
     cycle = cycle_of(jobs)
-    (running,) = running_groups(cycle.view)
+    (running,) = cycle.view.running_groups
     why = why_no_room(cycle.view.jobs[1], running, cycle, Places(cycle.view.snapshot))
     assert why == ("" if joined else BROKEN)
 
