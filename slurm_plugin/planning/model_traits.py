@@ -226,11 +226,14 @@ def interference_table(
     at_work = _by_model(running, known)
     everybody = _by_model((*at_work.values(), *waiting), known)
     measured = by_pair(pairs)
+    of_user: dict[str, dict[str, ProfileKey]] = defaultdict(dict)
+    for model, key in everybody.items():
+        of_user[key.user][model] = key
     rows = [
         _pair(a, b, known, measured)
         for model, a in at_work.items()
-        for other, b in everybody.items()
-        if (other not in at_work or model <= other) and (a.serves(b.user) or b.serves(a.user))
+        for other, b in (sorted((of_user[a.user] | of_user[""]).items()) if a.user else everybody.items())
+        if other not in at_work or model <= other
     ]
     return InterferenceTable(tuple(rows))
 

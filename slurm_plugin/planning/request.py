@@ -2,8 +2,8 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
+from heapq import heapify, heapreplace
 from typing import NamedTuple
 
 from muri.policies.options import MAX_GROUP_SIZE
@@ -15,7 +15,7 @@ from muri.slurm_plugin.planning.actions import SplitTasks, StartDryRun
 from muri.slurm_plugin.planning.arrays import split_soon, throttled
 from muri.slurm_plugin.planning.cycle_input import CycleInput, dry_run_key
 from muri.slurm_plugin.planning.model_traits import derived_for, gpu_utilization
-from muri.slurm_plugin.planning.placement import Places, domain_of
+from muri.slurm_plugin.planning.placement import Place, Places, domain_of
 from muri.slurm_plugin.planning.site_limits import SiteRoom
 from muri.slurm_plugin.planning.slurm_requests import dry_run_limit_s
 from muri.slurm_plugin.records.cluster import Job, JobState, Node
@@ -418,6 +418,44 @@ class _Free:
         )
 
 
+class _Eligible:
+    """The nodes of a place where jobs start by themselves; what is set aside for these is taken from what is free.
+
+    Args:
+        nodes: The nodes.
+        free: What nodes have left, by name; other places may take from it, too.
+    """
+
+    def __init__(self, nodes: Sequence[Node], free: Mapping[str, _Free]) -> None:
+        self._free = free
+        self._cpus, self._gpus = sum(node.cpu_count for node in nodes), sum(node.gpu_count for node in nodes)
+        # By the GPUs that each had left when it was last looked at: they only get fewer.
+        self._most_first = [(-free[node.name].gpus, node.name) for node in nodes]
+        heapify(self._most_first)
+
+    def take(self, job: Job) -> None:
+        """Set a waiting job's resources aside where Slurm will probably start it: where most GPUs are free.
+
+        Nothing for a job that these nodes could never hold: Slurm may show "Priority" long before it looks at that.
+        """
+        if job.cpu_count > self._cpus or job.gpu_count > self._gpus:
+            return
+        cpus, wanted = -(-job.cpu_count // max(1, job.node_count)), job.gpu_count
+        while wanted and (free := self._with_most()) is not None:
+            taken = min(wanted, free.gpus)
+            wanted -= taken
+            free.gpus -= taken
+            free.cpus -= cpus
+            free.mem_mib -= job.mem_per_node_mib
+
+    def _with_most(self) -> _Free | None:
+        """The node with the most free GPUs, the first by name; None when there are none."""
+        order = self._most_first
+        while order and order[0][0] != -self._free[order[0][1]].gpus:
+            heapreplace(order, (-self._free[order[0][1]].gpus, order[0][1]))
+        return self._free[order[0][1]] if order and order[0][0] < 0 else None
+
+
 def free_nodes(cycle: CycleInput, places: Places | None = None, jobs: Sequence[Job] = ()) -> tuple[FreeNode, ...]:
     """Return what can be given out: what is idle, less what is promised to Muri's jobs that start by themselves.
 
@@ -429,12 +467,15 @@ def free_nodes(cycle: CycleInput, places: Places | None = None, jobs: Sequence[J
     places = places or Places(cycle.view.snapshot)
     nodes = [node for node in cycle.nodes if node.usable and node.gpu_count and is_served(node, cycle)]
     free = {node.name: _Free.of(node) for node in nodes}
+    eligible: dict[Place, _Eligible] = {}
     for job in cycle.view.jobs.values():
         if job.role in _PROMISED and _starts_by_itself(job):
             place = places.of(job)
-            eligible = [node for node in nodes if node.name in place.nodes]
-            if not place.left_to_slurm and _could_start(job, eligible):
-                _take(free, job, {node.name for node in eligible})
+            if place.left_to_slurm:
+                continue
+            if place not in eligible:
+                eligible[place] = _Eligible([node for node in nodes if node.name in place.nodes], free)
+            eligible[place].take(job)
     names = places.names(jobs)
     return tuple(_free_node(node, names[node.name], free[node.name], cycle.config) for node in nodes)
 
@@ -459,12 +500,6 @@ def _starts_by_itself(job: ManagedJob) -> bool:
     return will_start_by_itself(job.reason) or any(job.reason.startswith(word) and gone for word, gone in outdated)
 
 
-def _could_start(job: Job, nodes: Sequence[Node]) -> bool:
-    """Whether these nodes could ever hold a job: Slurm may show "Priority" long before it looks at its request."""
-    cpus, gpus = sum(node.cpu_count for node in nodes), sum(node.gpu_count for node in nodes)
-    return job.cpu_count <= cpus and job.gpu_count <= gpus
-
-
 def _free_node(node: Node, partitions: tuple[str, ...], free: _Free, config: Config) -> FreeNode:
     return FreeNode(
         node.name,
@@ -477,16 +512,3 @@ def _free_node(node: Node, partitions: tuple[str, ...], free: _Free, config: Con
         free_cpus=float(max(free.cpus, 0)),
         free_mem_gib=max(free.mem_mib, 0) / MIB_PER_GIB,
     )
-
-
-def _take(free: dict[str, _Free], job: Job, eligible: AbstractSet[str]) -> None:
-    """Set a waiting job's resources aside where Slurm will probably start it."""
-    node_count = max(1, job.node_count)
-    cpus, mem_mib, wanted = -(-job.cpu_count // node_count), job.mem_per_node_mib, job.gpu_count
-    for name in sorted(eligible, key=lambda name: (-free[name].gpus, name)):
-        taken = min(wanted, max(free[name].gpus, 0))
-        if taken:
-            free[name].gpus -= taken
-            free[name].cpus -= cpus
-            free[name].mem_mib -= mem_mib
-        wanted -= taken
