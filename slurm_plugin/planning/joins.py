@@ -195,8 +195,7 @@ def _limit_beside(member: ManagedJob, pilot: Job, size: int, room: SiteRoom) -> 
     if not original_s:
         return 0
     late_s = int(max(0.0, member.start_s - pilot.start_s))
-    as_asked = replace(as_submitted(member, pilot), time_limit_s=original_s)
-    return max(member.time_limit_s, room.member_limit_s(as_asked, size, late_s))
+    return max(member.time_limit_s, room.member_limit_s(as_submitted(member, pilot), size, late_s))
 
 
 def _pilot_limit_s(pilot: Job, members: Sequence[MemberPlan], others: tuple[tuple[int, int], ...], ran_s: int) -> int:

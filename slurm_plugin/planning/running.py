@@ -45,7 +45,7 @@ def as_submitted(job: ManagedJob, pilot: Job) -> ManagedJob:
     """A member with the request that it had before it was grouped."""
     if job.membership is None:
         return job
-    return replace(with_request(job, job.membership.original), gpu_count=pilot.gpu_count)
+    return with_request(job, job.membership.original, pilot.gpu_count)
 
 
 def running_units(cycle: CycleInput, room: SiteRoom) -> tuple[Running, ...]:

@@ -180,14 +180,15 @@ def as_asked(job: ManagedJob) -> ManagedJob:
     """A job with the CPUs, memory and nodes that its user asked for, whatever it was given."""
     if job.given is None:
         return job
-    asked = with_request(job, job.given.original)
+    asked = with_request(job, job.given.original, job.gpu_count)
     return replace(asked, gpu_request=job.gpu_request, time_limit_s=job.time_limit_s)
 
 
-def with_request(job: ManagedJob, original: tags.Original) -> ManagedJob:
-    """A job with the request that its user wrote."""
+def with_request(job: ManagedJob, original: tags.Original, gpu_count: int) -> ManagedJob:
+    """A job with the request that its user wrote, on so many GPUs."""
     return replace(
         job,
+        gpu_count=gpu_count,
         gpu_request=original.gpu_request,
         required_nodes=original.required_nodes,
         cpu_count=original.cpu_count,
