@@ -60,7 +60,7 @@ def queue(config_file: Path | None, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(asdict(status), indent=1, sort_keys=True))
         return
-    _print_table(status)
+    show_queue(status)
 
 
 def _speed(value: float | None) -> str:
@@ -72,7 +72,8 @@ def _cpus(job: "JobStatus") -> str:
     return str(job.cpu_count) if asked in (None, job.cpu_count) else f"{asked} → {job.cpu_count}"
 
 
-def _print_table(status: "Status") -> None:
+def show_queue(status: "Status") -> None:
+    """Print the jobs as a table, and what Slurm refused."""
     from muri.terminal import say, say_columns
 
     given = any(job.asked_cpu_count is not None for job in status.jobs)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from fake_slurm import FOUR_KINDS, GPUS_REMOVABLE, NOW_S, FakeSlurm, make_job, make_node
 
-from muri.slurm_plugin.cli.look import _print_table, explanation
+from muri.slurm_plugin.cli.look import explanation, show_queue
 from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.controller.assemble import policy_of
 from muri.slurm_plugin.controller.status import JobStatus, Status, status_of
@@ -193,7 +193,7 @@ def test_a_waiting_job_tells_what_it_asks_for():
 def test_the_queue_shows_promised_planned_and_measured_speed(monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "80")
     jobs = [candidate(1, "m1", "0.75"), *group("m1", "m3", comment=report({2000: 0.71, 2001: 0.95}, (2000,)))]
-    _print_table(Status(0.0, "muri-s", "fake", tuple(shown(jobs).values())))
+    show_queue(Status(0.0, "muri-s", "fake", tuple(shown(jobs).values())))
     lines = capsys.readouterr().out.splitlines()
     assert [line.split() for line in lines[:4]] == [
         ["JOB", "USER", "MODEL", "STATE", "GROUP", "PARTNERS", "MIN", "PLAN", "SPEED"],
