@@ -67,7 +67,7 @@ def proposed_moves(request: PlanRequest, view: View, restart_s: float, stopping:
 
 
 def _moves(plan: Plan, movable: set[int]) -> Moves:
-    found = {}
+    found: dict[int, tuple[int, ...]] = {}
     for group in plan.groups:
         others = tuple(job_id for job_id in group.members if job_id not in group.joining)
         found |= dict.fromkeys(movable.intersection(group.joining), others)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from functools import cached_property
 from operator import attrgetter
-from typing import Final
+from typing import Any, Final
 
 from muri.profiler import figures
 from muri.profiler.records import ProfileKey
@@ -94,8 +94,8 @@ class ManagedJob(Job):
         return given_s > 0 and self.time_limit_s != given_s
 
 
-_record_of: Final = attrgetter(*(each.name for each in fields(Job)))
-"""The values of a job's own record, in the order in which `ManagedJob` takes them."""
+_NAMES: Final = tuple(each.name for each in fields(Job))
+_values: Final = attrgetter(*_NAMES)
 
 
 def read_job(job: Job, partitions: tuple[str, ...] = ()) -> ManagedJob:
@@ -121,7 +121,7 @@ def read_job(job: Job, partitions: tuple[str, ...] = ()) -> ManagedJob:
     if role is Role.CANDIDATE and (not served or figures.GPU_COUNT.fault(job.gpu_count)):
         role = Role.NOT_OURS
     return ManagedJob(
-        *_record_of(job),
+        **_record_of(job),
         role=role,
         request=request or SubmitRequest(),
         membership=tags.parse_state(comment),
@@ -141,6 +141,11 @@ def read_job(job: Job, partitions: tuple[str, ...] = ()) -> ManagedJob:
     )
 
 
+def _record_of(job: Job) -> dict[str, Any]:
+    """A job's own record, by field."""
+    return dict(zip(_NAMES, _values(job), strict=True))
+
+
 def _role_of(job: Job, *, gated: bool, held_by_others: bool) -> Role:
     """Return the role of a job that was submitted with `--muri`."""
     if tags.is_member(job.admin_comment):
@@ -152,7 +157,7 @@ def _role_of(job: Job, *, gated: bool, held_by_others: bool) -> Role:
 
 def unread(job: ManagedJob) -> ManagedJob:
     """The same job without what its comments say: none of Muri's business but its gate."""
-    return ManagedJob(*_record_of(job), gate=job.gate, gated=job.gated, held_by_others=job.held_by_others)
+    return ManagedJob(**_record_of(job), gate=job.gate, gated=job.gated, held_by_others=job.held_by_others)
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,7 +264,7 @@ def _unreadable(job: Job) -> ManagedJob:
     gated = _is_gated(job, own_hold=own_hold)
     submitted = tags.token(job.admin_comment, tags.REQUEST_PREFIX) is not None
     return ManagedJob(
-        *_record_of(job),
+        **_record_of(job),
         role=Role.NOT_OURS if gated and submitted else Role.OTHER,
         gate=gate_of(job),
         gated=gated,
