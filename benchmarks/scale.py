@@ -26,6 +26,7 @@ import scale_runtime
 from bars import Bar, finish, tell
 from machine import peak_rss_mib
 from scale_clusters import Size, cycle_of
+from scale_cycle import queue_command, whole_cycle
 from scale_slurm import cycling
 
 from muri.slurm_plugin.controller.assemble import policy_of
@@ -71,6 +72,8 @@ def children_s() -> float:
 ROWS: Final[dict[str, tuple[Row, dict[str, float]]]] = {
     "decide-1k": (deciding(Size(1_000, full=True), "auto"), {}),
     "decide-10k": (deciding(Size(10_000, full=True), "auto"), {"cpu_s": 1.0}),
+    "cycle-10k": (lambda: whole_cycle(Size(10_000, full=True), measured), {"cpu_s": 1.0}),
+    "queue-10k": (lambda: queue_command(Size(10_000, full=True), measured), {"cpu_s": 1.0}),
     "decide-10k-idle": (deciding(Size(10_000), "auto"), {}),
     "decide-50k": (deciding(Size(50_000, full=True), "auto"), {"cpu_s": 4.0, "peak_rss_mib": 600.0}),
     "joins": (deciding(Size(10_000, groups=2_000, full=True), "auto"), {}),

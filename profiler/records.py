@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
 from muri.errors import UsageError
@@ -64,7 +64,7 @@ class ProfileKey:
     @property
     def published(self) -> ProfileKey:
         """The key under which all users find it if an administrator has published it."""
-        return replace(self, user="") if self.user else self
+        return ProfileKey(self.model, self.batch_size, self.gpu_count, self.gpu_type) if self.user else self
 
     @property
     def lookup_order(self) -> tuple[ProfileKey, ...]:

@@ -33,7 +33,7 @@ from muri.slurm_plugin.planning.cycle_input import CycleInput
 from muri.slurm_plugin.planning.in_place import doubt
 from muri.slurm_plugin.planning.model_traits import UNUSABLE, KnownTraits
 from muri.slurm_plugin.planning.pairs_at_work import pairs_at_work
-from muri.slurm_plugin.planning.running import as_submitted, running_groups
+from muri.slurm_plugin.planning.running import as_submitted
 from muri.slurm_plugin.records.comment_reports import member_report
 from muri.slurm_plugin.records.journal import DRY_RUN, PAIR, Intent, Journal
 from muri.slurm_plugin.records.roles import Role, View, profile_key
@@ -58,13 +58,13 @@ def observed(view: View) -> Iterator[Observed]:
     Without turns others slow a stage itself down, not the wait for it: that says nothing against a profile.
     """
     at = text_of(view.snapshot.taken_s, _CLOCK)
-    for group in (group for group in running_groups(view) if group.mode == "interleave"):
+    for group in (group for group in view.running_groups if group.mode == "interleave"):
         for job in group.members:
             report = member_report(group.pilot.reports.speeds, job.job_id)
             if report is None or report.discipline == "plain":
                 continue
             if report.iterations and len(report.stage_s) == len(STAGES):
-                key = profile_key(as_submitted(job, group.pilot), view.snapshot.nodes)
+                key = profile_key(as_submitted(job, group.pilot), view.node_index)
                 yield Observed(key, Observation(at, job.job_id, report.iterations, report.stage_s))
 
 
@@ -297,7 +297,7 @@ def without_doubtful(cycle: CycleInput, store: ProfileStore) -> CycleInput:
     if not any(doubt(profile, config) for profile in known.profiles.values()):
         return cycle
     at_work = {
-        cycle.key_of(as_submitted(job, group.pilot)) for group in running_groups(cycle.view) for job in group.members
+        cycle.key_of(as_submitted(job, group.pilot)) for group in cycle.view.running_groups for job in group.members
     }
     dropped: set[ProfileKey] = set()
     failures = dict(known.failures)
@@ -371,6 +371,6 @@ def _keys(cycle: CycleInput) -> Iterator[ProfileKey]:
     for job in (*cycle.view.having(Role.CANDIDATE), *cycle.view.having(Role.RELEASED)):
         if job.gpu_count > 0:  # a member that was just requeued has none
             yield cycle.key_of(job)
-    for group in running_groups(cycle.view):
+    for group in cycle.view.running_groups:
         for member in group.members:
             yield cycle.key_of(as_submitted(member, group.pilot))

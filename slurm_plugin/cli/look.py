@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -104,7 +104,7 @@ def queue(config_file: Path | None, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(asdict(status), indent=1, sort_keys=True))
         return
-    _print_table(status)
+    show_queue(status)
 
 
 def _speed(value: float | None) -> str:
@@ -116,33 +116,40 @@ def _cpus(job: "JobStatus") -> str:
     return str(job.cpu_count) if asked in (None, job.cpu_count) else f"{asked} → {job.cpu_count}"
 
 
-def _print_table(status: "Status") -> None:
-    from rich.table import Table
+def show_queue(status: "Status") -> None:
+    """Print the jobs as a table, and what Slurm refused."""
+    from muri.terminal import say, say_columns
 
-    from muri.terminal import PlainConsole, cell, say
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("JOB", "USER", "MODEL", "STATE", "GROUP", "PARTNERS", "MIN", "PLAN", "SPEED"):
-        table.add_column(name, justify="left" if name in {"USER", "MODEL", "STATE", "PARTNERS"} else "right")
     given = any(job.asked_cpu_count is not None for job in status.jobs)
-    if given:
-        table.add_column("CPUS", justify="right")
+    header = [
+        "JOB",
+        "USER",
+        "MODEL",
+        "STATE",
+        "GROUP",
+        "PARTNERS",
+        "MIN",
+        "PLAN",
+        "SPEED",
+        *(["CPUS"] if given else []),
+    ]
     shown = {job.job_id: job.shown_id for job in status.jobs}
-    for job in status.jobs:
-        partners = ",".join(shown.get(partner, str(partner)) for partner in job.partners) or "-"
-        group = "-" if job.group is None else str(job.group)
-        planned = ("~" if job.estimated else "") + _speed(job.predicted_speed)
-        promised = _speed(job.promised_speed) + ("!" if job.is_promise_broken else "")
-        speeds = (promised, planned, _speed(job.measured_speed) + ("!" if job.off_plan else ""))
-        cpus = (_cpus(job),) if given else ()
-        model = cell(job.model or job.name)
-        table.add_row(job.shown_id, cell(job.user), model, job.state, group, partners, *speeds, *cpus)
-    PlainConsole().print(table)
+    say_columns(header, (_row(job, shown, given=given) for job in status.jobs), {"USER", "MODEL", "STATE", "PARTNERS"})
     if any(job.estimated for job in status.jobs):
         click.echo("~ planned with an estimated profile until it is measured (muri profile)")
     click.echo(f"{len(status.jobs)} jobs; {_last_cycle(status)}")
     for error in status.errors:
         say(f"refused by Slurm in the last cycle: {error}", to_stderr=True)
+
+
+def _row(job: "JobStatus", shown: Mapping[int, str], *, given: bool) -> list[str]:
+    partners = ",".join(shown.get(partner, str(partner)) for partner in job.partners) or "-"
+    group = "-" if job.group is None else str(job.group)
+    planned = ("~" if job.estimated else "") + _speed(job.predicted_speed)
+    promised = _speed(job.promised_speed) + ("!" if job.is_promise_broken else "")
+    measured = _speed(job.measured_speed) + ("!" if job.off_plan else "")
+    row = [job.shown_id, job.user, job.model or job.name, job.state, group, partners, promised, planned, measured]
+    return [*row, _cpus(job)] if given else row
 
 
 def _last_cycle(status: "Status") -> str:

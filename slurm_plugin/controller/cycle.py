@@ -24,7 +24,7 @@ from muri.slurm_plugin.gateway.base import Gateway, GatewayError, SlurmUnreachab
 from muri.slurm_plugin.planning.actions import Action
 from muri.slurm_plugin.planning.cycle_input import CycleInput, Knowledge, dry_run_key, served_gpu_s
 from muri.slurm_plugin.planning.decision import Decision, decide
-from muri.slurm_plugin.planning.proposals import proposed_moves
+from muri.slurm_plugin.planning.proposals import Proposals, proposed_moves
 from muri.slurm_plugin.planning.pythons import KnownPythons, MeasuredPython
 from muri.slurm_plugin.profile_use import (
     learn_pairs,
@@ -199,6 +199,7 @@ class Controller:
         self._config = config
         self._read_s = 0.0
         self._members_start = False
+        self._proposals = Proposals()
         self.someone_waits = False
         self.has_more = False
 
@@ -365,13 +366,18 @@ class Controller:
         """What to tell jobs that could move if running jobs were stopped; a failure here must not cost the cycle."""
         if self._config.preemption.enabled or decision.quarantine.faults:
             return {}
-        policy_for, priorities = self._policy_for, decision.view.snapshot.limits.priority_type
+        policy_for, snapshot = self._policy_for, decision.view.snapshot
         request, restart_s = decision.preparation.request, self._config.preemption.restart_s
-        try:
-            return proposed_moves(request, decision.view, restart_s, lambda: policy_for(priorities, stopping=True))
-        except Exception as error:  # a site's own policy may raise anything
-            log.warning("nobody is told who could move: %s", error)
-            return {}
+        if not self._proposals.is_recent(snapshot.taken_s):
+            try:
+                moves = proposed_moves(
+                    request, decision.view, restart_s, lambda: policy_for(snapshot.limits.priority_type, stopping=True)
+                )
+            except Exception as error:  # a site's own policy may raise anything
+                log.warning("nobody is told who could move: %s", error)
+                moves = {}
+            self._proposals = Proposals(snapshot.taken_s, moves)
+        return self._proposals.told(decision.view)
 
     def _tidy(self, view: View) -> None:
         self._journal.forget_before(view.snapshot.taken_s - _KEEP_INTENTS_S)

@@ -15,11 +15,11 @@ from muri.slurm_plugin.controller.counters import Counters, Labels
 from muri.slurm_plugin.controller.status import JobStatus, Status
 from muri.slurm_plugin.planning.decision import Decision
 from muri.slurm_plugin.planning.joins import groups_by_pilot
-from muri.slurm_plugin.planning.running import RunningGroup, running_groups
 from muri.slurm_plugin.records.cluster import JobState
 from muri.slurm_plugin.records.comment_reports import member_report
 from muri.slurm_plugin.records.comment_tags import Mode
 from muri.slurm_plugin.records.journal import Intent
+from muri.slurm_plugin.records.roles import RunningGroup
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -88,7 +88,7 @@ Values = Mapping[str, Mapping[Labels, float]]
 def queue_values(decision: Decision, status: Status, intents: tuple[Intent, ...]) -> dict[str, dict[Labels, float]]:
     """Return the gauges that describe the queue and its groups."""
     view, left_out = decision.view, decision.quarantine
-    groups = tuple(group for group in running_groups(view) if len(group.members) > 1)
+    groups = tuple(group for group in view.running_groups if len(group.members) > 1)
     jobs = Counter((job.state, _reason(job, decision)) for job in status.jobs)
     kinds = {"job": len(left_out.jobs), "intent": len(left_out.intents), "profile": len(left_out.profiles)}
     return {

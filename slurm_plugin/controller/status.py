@@ -1,15 +1,15 @@
 """What the last cycle decided about each job, in a file for the controller's user; `user_status` writes to users."""
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Final
 
 from pydantic import TypeAdapter
 
 from muri.errors import MuriError
-from muri.files import atomic_json
+from muri.files import write_atomically
 from muri.policies.types import Plan, PlanJob, sentences
 from muri.profiler.estimates import why_estimated
 from muri.slurm_plugin.records.cluster import JobState
@@ -130,6 +130,8 @@ def _with_report(job: JobStatus, view: View) -> JobStatus:
     """Add what the member's pilot reports in its own comment."""
     pilot = None if job.group is None else view.jobs.get(job.group)
     speeds = None if pilot is None else pilot.reports.speeds
+    if not speeds:
+        return job
     broken = tuple(each for each in promise_broken(speeds) if each in {job.job_id, *job.partners})
     job, report = replace(job, promises_broken=broken), member_report(speeds, job.job_id)
     if report is None:
@@ -194,6 +196,8 @@ def _describe(job: ManagedJob, view: View, members: Mapping[int, set[int]], reas
     pilot = None if membership is None else membership.pilot
     partners = () if pilot is None else tuple(sorted(members[pilot] - {job.job_id}))
     planned = (job.planned if job.role in {Role.MEMBER, Role.RELEASED} else None) or Planned()
+    in_group = planned if pilot is not None else Planned()
+    asked = None if job.given is None else job.given.original
     described = JobStatus(
         job_id=job.job_id,
         user=job.user,
@@ -203,29 +207,18 @@ def _describe(job: ManagedJob, view: View, members: Mapping[int, set[int]], reas
         slurm_state=job.state.value,
         group=pilot,
         partners=partners,
+        predicted_speed=in_group.speed,
+        solo_iteration_s=in_group.solo_iteration_s,
+        estimated=in_group.estimated,
         reasons=tuple(dict.fromkeys(planned.why + reasons)),
+        cpu_count=job.cpu_count,
+        mem_per_node_mib=job.mem_per_node_mib,
+        asked_cpu_count=None if asked is None else asked.cpu_count,
+        asked_mem_per_node_mib=None if asked is None else asked.mem_per_node_mib,
         task=job.name_in_slurm if job.array_tasks else "",
         promised_speed=(job.request.min_speed if membership is None else membership.min_speed) or None,
     )
-    if pilot is not None:
-        described = replace(
-            described,
-            predicted_speed=planned.speed,
-            solo_iteration_s=planned.solo_iteration_s,
-            estimated=planned.estimated,
-        )
-    return _with_report(_with_resources(described, job), view)
-
-
-def _with_resources(described: JobStatus, job: ManagedJob) -> JobStatus:
-    given = job.given
-    return replace(
-        described,
-        cpu_count=job.cpu_count,
-        mem_per_node_mib=job.mem_per_node_mib,
-        asked_cpu_count=None if given is None else given.original.cpu_count,
-        asked_mem_per_node_mib=None if given is None else given.original.mem_per_node_mib,
-    )
+    return _with_report(described, view)
 
 
 def refresh(status: Status, view: View, reader: str | None = None) -> Status:
@@ -271,9 +264,28 @@ def _kept_elsewhere(job: ManagedJob) -> tuple[str, ...]:
     return (slurms + gate, f"{where}: `muri explain {job.job_id}` there tells more")
 
 
-def write_status(path: Path, status: Status) -> None:
-    """Replace the status file in one step; its owner alone may read it."""
-    atomic_json(path, asdict(status), 0o600, indent=1, sort_keys=True)
+_encode: Final = json.JSONEncoder(sort_keys=True).encode
+_FIELDS: Final = tuple((each.name, each.default) for each in fields(JobStatus))
+
+
+def lines_of(jobs: Iterable[JobStatus]) -> dict[int, str]:
+    """Return each job as a status file holds it, by job id: JSON in one line, without what has its default."""
+    return {
+        job.job_id: _encode({name: value for name, default in _FIELDS if (value := getattr(job, name)) != default})
+        for job in jobs
+    }
+
+
+def with_lines(status: Status, lines: Iterable[str]) -> str:
+    """Return the text of a status file with these jobs instead of the status's own."""
+    about = {each.name: getattr(status, each.name) for each in fields(Status) if each.name != "jobs"}
+    return '{"jobs": [\n' + ",\n".join(lines) + f"],\n{_encode(about)[1:]}\n"
+
+
+def write_status(path: Path, status: Status, lines: Mapping[int, str] | None = None) -> None:
+    """Replace the status file in one step; its owner alone may read it. `lines` are its jobs', where they are known."""
+    lines = lines_of(status.jobs) if lines is None else lines
+    write_atomically(path, with_lines(status, lines.values()), 0o600)
 
 
 def read_status(path: Path) -> Status:

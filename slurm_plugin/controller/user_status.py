@@ -9,18 +9,20 @@ import logging
 import os
 import stat
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from muri.files import atomic_json
+from muri.files import write_atomically
 from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.controller.status import (
     STATUS_NAME,
     NoStatusError,
     Status,
     age_s,
+    lines_of,
     read_status,
+    with_lines,
     write_status,
 )
 from muri.slurm_plugin.private_files import ROOT_UID, user_name
@@ -38,9 +40,10 @@ def report(config: Config, status: Status, view: View) -> None:
 
     A user's file that cannot be written costs only that file: the cycle itself has succeeded.
     """
-    write_status(config.state_dir / STATUS_NAME, status)
+    lines = lines_of(status.jobs)
+    write_status(config.state_dir / STATUS_NAME, status, lines)
     try:
-        _publish(config.status_dir, status, {job_id: job.uid for job_id, job in view.jobs.items()})
+        _publish(config.status_dir, status, lines, view)
     except OSError as error:
         log.warning(
             "users cannot see why their jobs wait: cannot write %s: %s. See `muri doctor`",
@@ -48,24 +51,24 @@ def report(config: Config, status: Status, view: View) -> None:
         )  # fmt: skip
 
 
-def _publish(folder: Path, status: Status, owners: Mapping[int, int]) -> None:
+def _publish(folder: Path, status: Status, lines: Mapping[int, str], view: View) -> None:
     """Replace the files of users that have jobs, and remove those of users that have none.
 
     Raises:
         OSError: The directory or a file cannot be written, or the directory is not this user's alone to write.
     """
     _make_public_directory(folder)
-    about = asdict(replace(status, jobs=(), errors=(), slurm_calls={}))  # what Slurm refused may quote anybody
-    own: dict[int, list[dict[str, object]]] = {}
-    for job in status.jobs:
-        if job.job_id in owners:
-            own.setdefault(owners[job.job_id], []).append(asdict(job))
-    for uid, jobs in own.items():
-        atomic_json(folder / f"{uid}.json", about | {"jobs": jobs}, 0o400, uid, sort_keys=True)
+    about = replace(status, errors=(), slurm_calls={})  # what Slurm refused may quote anybody
+    own: dict[int, list[str]] = {}
+    for job_id, line in lines.items():
+        if job_id in view.jobs:
+            own.setdefault(view.jobs[job_id].uid, []).append(line)
+    for uid, users in own.items():
+        write_atomically(folder / f"{uid}.json", with_lines(about, users), 0o400, uid)
     for path in folder.glob("*.json"):
         if path.stem.isdecimal() and int(path.stem) not in own:
             path.unlink()
-    atomic_json(folder / CYCLE_NAME, about, 0o644, sort_keys=True)  # last: its time says that all is written
+    write_atomically(folder / CYCLE_NAME, with_lines(about, ()), 0o644)  # last: its time says that all is written
 
 
 def _make_public_directory(folder: Path) -> None:

@@ -444,7 +444,7 @@ class Executor:
 
     def _start_dry_run(self, action: StartDryRun) -> None:
         job = self._view.jobs[action.job_id]
-        key = profile_key(job, self._view.snapshot.nodes)
+        key = profile_key(job, self._view.node_index)
         environment = dry_run_environment(self._gateway.job_environment(job.job_id), job.user) | array_environment(job)
         token = self._journal.new_token()
         log.info("dry run %s: measuring %s with the script of job %d", token, key, job.job_id)

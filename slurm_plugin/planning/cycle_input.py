@@ -7,8 +7,9 @@ from muri.profiler.records import ProfileKey, StageProfile
 from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.planning.model_traits import KnownTraits
 from muri.slurm_plugin.planning.pythons import KnownPythons
-from muri.slurm_plugin.records.cluster import Job, Node
+from muri.slurm_plugin.records.cluster import Node
 from muri.slurm_plugin.records.journal import PREEMPT, Intent
+from muri.slurm_plugin.records.node_index import NodeIndex
 from muri.slurm_plugin.records.roles import ManagedJob, View, profile_key
 
 
@@ -48,17 +49,10 @@ class Knowledge:
     refused_releases: Mapping[int, str] = field(default_factory=dict)
     pythons: KnownPythons = field(default_factory=KnownPythons)
 
-    def profile_for(self, job: Job, key: ProfileKey) -> StageProfile | None:
-        """Return what a job may be planned with.
-
-        None for a job whose own script a dry run executes: run twice at once, the script could overwrite its own
-        files. The job waits for the measurement, as the first job of a model does.
-        """
-        return None if job.job_id in self.dry_run_jobs else self.profile_of(key)
-
     def profile_of(self, key: ProfileKey) -> StageProfile | None:
         """Return what is known under a job's key: its user's own profile, else a published one."""
-        return next((self.profiles[each] for each in key.lookup_order if each in self.profiles), None)
+        own = self.profiles.get(key)
+        return own if own is not None or not key.user else self.profiles.get(key.published)
 
     def known_profile(self, key: ProfileKey) -> StageProfile:
         """Return the same of a job that was planned with it.
@@ -88,6 +82,8 @@ class Knowledge:
 
     def failed(self, key: ProfileKey, config: Config) -> str:
         """Return why a model is not profiled any more, "" when it still may be."""
+        if not self.failures:
+            return ""
         # Earlier versions counted the failures of all users together, under the published key's text.
         found = (self.failures.get(str(each), (0, "")) for each in key.lookup_order)
         return next((why for count, why in found if count >= config.profiling.attempts), "")
@@ -119,9 +115,14 @@ class CycleInput:
         """The cluster's nodes."""
         return self.view.snapshot.nodes
 
+    @property
+    def node_index(self) -> NodeIndex:
+        """The same, to look things up."""
+        return self.view.node_index
+
     def key_of(self, job: ManagedJob) -> ProfileKey:
         """Return the key under which a job's model is profiled."""
-        return profile_key(job, self.nodes)
+        return profile_key(job, self.node_index)
 
 
 def dry_run_key(intent: Intent, view: View) -> ProfileKey:

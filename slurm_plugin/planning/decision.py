@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final, TypeGuard
 
 from muri.policies.cycle.laws import broken_laws
+from muri.policies.cycle.planner import garbage_collector_paused
 from muri.policies.cycle.validation import RequestError
 from muri.policies.types import Plan, Policy
 from muri.slurm_plugin.planning.actions import (
@@ -60,6 +61,7 @@ class Decision:
     quarantine: Quarantine = field(default_factory=Quarantine)
 
 
+@garbage_collector_paused()
 def decide(cycle: CycleInput, policy: Policy) -> Decision:
     """Make a cycle's decision. Pure: the snapshot's own time is the clock.
 

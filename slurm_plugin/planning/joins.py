@@ -13,11 +13,9 @@ from muri.slurm_plugin.planning.isolation import joins_later
 from muri.slurm_plugin.planning.placement import Places, domain_of
 from muri.slurm_plugin.planning.running import (
     Kind,
-    RunningGroup,
     as_submitted,
     homes,
     kind_of,
-    running_groups,
     spare_mem_mib,
     why_closed,
 )
@@ -25,7 +23,7 @@ from muri.slurm_plugin.planning.site_limits import PILOT_EXTRA_S, SiteRoom, paye
 from muri.slurm_plugin.planning.starts import member_plan, was_changed
 from muri.slurm_plugin.records.cluster import Job, JobState
 from muri.slurm_plugin.records.journal import GROUP, JOIN, Intent
-from muri.slurm_plugin.records.roles import ManagedJob, View
+from muri.slurm_plugin.records.roles import ManagedJob, RunningGroup, View
 
 
 def begun_joins(intents: tuple[Intent, ...]) -> dict[int, Intent]:
@@ -68,8 +66,7 @@ def joins_of(group: Group, cycle: CycleInput, room: SiteRoom) -> tuple[Join, ...
         cycle: What the cycle decides on.
         room: What the site's limits allow.
     """
-    others = set(group.members).difference(group.joining)
-    unit = next(unit for unit in running_groups(cycle.view) if {job.job_id for job in unit.members} == others)
+    unit = cycle.view.group_of[next(job_id for job_id in group.members if job_id not in group.joining)]
     reasons = sentences(group.reasons)
     joiners = [
         Joiner(job, cycle.knowledge.known_profile(cycle.key_of(job)), group.speed[job.job_id])
@@ -87,13 +84,12 @@ def with_closed_units(request: PlanRequest, cycle: CycleInput, room: SiteRoom) -
             managed = cycle.view.jobs[job.job_id]
             asked = payer_of(managed), managed.time_limit_s, managed.cpu_count, managed.mem_per_node_mib
             alike[kind].setdefault(asked, []).append(job)
-    groups = {group.members[0].job_id: group for group in running_groups(cycle.view)}
     running = []
     for unit in request.running:
         classes = alike[kind_of(unit.members[0])].values() if unit.joinable else ()
         closed_to: dict[int, str] = {}
         for jobs in classes:
-            if why := _why_too_late(jobs[0], groups[unit.members[0].job_id], cycle, room):
+            if why := _why_too_late(jobs[0], cycle.view.group_of[unit.members[0].job_id], cycle, room):
                 closed_to |= dict.fromkeys((job.job_id for job in jobs), why)
         running.append(replace(unit, closed_to=closed_to))
     return replace(request, running=tuple(running))
@@ -122,8 +118,7 @@ def why_no_room(job: ManagedJob, group: RunningGroup, cycle: CycleInput, places:
     domain = domain_of(job)
     if any(domain_of(as_submitted(member, pilot)) != domain for member in group.members):
         return f"the group is not of {domain}"
-    nodes = {node.name: node for node in cycle.nodes}
-    return why_closed(group, nodes, cycle) or _why_no_place(job, group, places.of(job).nodes)
+    return why_closed(group, cycle.node_index.by_name, cycle) or _why_no_place(job, group, places.of(job).nodes)
 
 
 def _why_no_place(job: Job, group: RunningGroup, nodes: AbstractSet[str]) -> str:
@@ -200,8 +195,7 @@ def _limit_beside(member: ManagedJob, pilot: Job, size: int, room: SiteRoom) -> 
     if not original_s:
         return 0
     late_s = int(max(0.0, member.start_s - pilot.start_s))
-    as_asked = replace(as_submitted(member, pilot), time_limit_s=original_s)
-    return max(member.time_limit_s, room.member_limit_s(as_asked, size, late_s))
+    return max(member.time_limit_s, room.member_limit_s(as_submitted(member, pilot), size, late_s))
 
 
 def _pilot_limit_s(pilot: Job, members: Sequence[MemberPlan], others: tuple[tuple[int, int], ...], ran_s: int) -> int:

@@ -8,7 +8,7 @@ only the accounts of a chain all count. The partition's own limits hold besides.
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Final
+from typing import Final, NamedTuple
 
 from muri.slurm_plugin.records.limits import Association, Limits, PartitionLimits, Qos, SiteLimits, Tres
 
@@ -19,8 +19,7 @@ Key = tuple[str, ...]
 """Jobs that are counted together: those of a QOS, of a user in a QOS, of an association, of an account, …"""
 
 
-@dataclass(frozen=True, slots=True)
-class Payer:
+class Payer(NamedTuple):
     """Whom Slurm counts a job for."""
 
     user: str

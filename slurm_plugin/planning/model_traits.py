@@ -7,6 +7,7 @@ import logging
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from itertools import chain, product
 from typing import Final
 
@@ -14,7 +15,7 @@ from muri.errors import MuriError
 from muri.policies.allocation.demand import derived_sensitivity
 from muri.policies.speed.measured import InterferenceTable, PairSpeed
 from muri.policies.traits import BatchModel, Demand, Sensitivity, TraitError
-from muri.policies.types import PlanJob, PlanRequest, Policy
+from muri.policies.types import PlanRequest, Policy
 from muri.profiler.errors import FitError
 from muri.profiler.interference.models import (
     LinearFit,
@@ -29,7 +30,8 @@ from muri.profiler.records import ProfileKey, StageProfile
 from muri.profiler.sensitivity import record
 from muri.profiler.sensitivity.bisection import DOUBT, RUN_SPREAD
 from muri.profiler.sensitivity.memory_axis import Dataset, cache_sizes, saturating_cache_gib, throughput
-from muri.slurm_plugin.records.cluster import Job, Node
+from muri.slurm_plugin.records.cluster import Job
+from muri.slurm_plugin.records.node_index import NodeIndex
 from muri.units import MIB_PER_GIB
 
 log = logging.getLogger("muri.controller")
@@ -81,6 +83,8 @@ class KnownTraits:
 
     def _sensitivity_of(self, key: ProfileKey) -> record.SensitivityProfile | None:
         """What is kept under the key, else under the model: of its user, else of a published one."""
+        if not self.sensitivities:
+            return None
         names = (name for each in key.lookup_order for name in (str(each), each.name))
         return next((self.sensitivities[name] for name in names if name in self.sensitivities), None)
 
@@ -143,24 +147,29 @@ def _shared(dataset: Dataset, gpu_count: int) -> Dataset:
     )
 
 
-def with_derived(planned: PlanJob, job: Job, nodes: Iterable[Node]) -> PlanJob:
-    """Derive a sensitivity from a job's stage profile where none was measured.
+def derived_for(job: Job, profile: StageProfile | None, nodes: NodeIndex) -> Sensitivity | None:
+    """Derive a sensitivity from a job's stage profile, for where none was measured; None where there is no profile.
 
     Its dry run had the CPUs that the job asks for; the demand is never below them, for a loader that works ahead
     hides from the stages how many CPUs it needs.
     """
-    profile = planned.profile
-    if planned.sensitivity is not None or profile is None or profile.is_estimate:
-        return planned
+    if profile is None or profile.is_estimate:
+        return None
     gpu_count = max(1, job.gpu_count)
     asked = Demand(job.cpu_count / gpu_count, job.mem_per_node_mib * max(1, job.node_count) / gpu_count / MIB_PER_GIB)
-    usable = [node for node in nodes if node.gpu_count and job.partition in node.partitions]
-    most_cpus = max((node.cpu_count / max(1, job.gpus_per_node) for node in usable), default=asked.cpus)
+    node_cpus = nodes.most_cpus.get(job.partition)
+    most_cpus = asked.cpus if node_cpus is None else node_cpus / max(1, job.gpus_per_node)
+    return _derived(profile, asked, most_cpus)
+
+
+@lru_cache(maxsize=8192)
+def _derived(profile: StageProfile, asked: Demand, most_cpus: float) -> Sensitivity | None:
+    """One object for all jobs of a model that ask for the same: it holds a hundred numbers."""
     derived = derived_sensitivity(profile, asked, most_cpus)
     if derived is None:
-        return planned
+        return None
     demand = Demand(max(derived.demand.cpus, asked.cpus), max(derived.demand.mem_gib, asked.mem_gib))
-    return replace(planned, sensitivity=replace(derived, demand=demand))
+    return replace(derived, demand=demand)
 
 
 def batch_model(
@@ -217,11 +226,14 @@ def interference_table(
     at_work = _by_model(running, known)
     everybody = _by_model((*at_work.values(), *waiting), known)
     measured = by_pair(pairs)
+    of_user: dict[str, dict[str, ProfileKey]] = defaultdict(dict)
+    for model, key in everybody.items():
+        of_user[key.user][model] = key
     rows = [
         _pair(a, b, known, measured)
         for model, a in at_work.items()
-        for other, b in everybody.items()
-        if (other not in at_work or model <= other) and (a.serves(b.user) or b.serves(a.user))
+        for other, b in (sorted((of_user[a.user] | of_user[""]).items()) if a.user else everybody.items())
+        if other not in at_work or model <= other
     ]
     return InterferenceTable(tuple(rows))
 

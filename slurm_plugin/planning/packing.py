@@ -26,7 +26,7 @@ from muri.policies.types import (
     Waiting,
     sentences,
 )
-from muri.profiler.records import ProfileKey
+from muri.profiler.records import ProfileKey, StageProfile
 from muri.slurm_plugin.planning.actions import Action, Join, MemberPlan, StartGroup
 from muri.slurm_plugin.planning.cycle_input import CycleInput
 from muri.slurm_plugin.planning.joins import Joiner, joins_together, why_no_room
@@ -36,15 +36,13 @@ from muri.slurm_plugin.planning.plan_actions import actions_of
 from muri.slurm_plugin.planning.request import Preparation
 from muri.slurm_plugin.planning.running import (
     NO_JOINING,
-    RunningGroup,
     may_join,
-    running_groups,
     running_units,
 )
 from muri.slurm_plugin.planning.site_limits import SiteRoom
 from muri.slurm_plugin.planning.slurm_requests import member_mem_mib
 from muri.slurm_plugin.records.cluster import Node
-from muri.slurm_plugin.records.roles import View
+from muri.slurm_plugin.records.roles import RunningGroup, View
 
 log = logging.getLogger("muri.controller")
 
@@ -97,9 +95,7 @@ def share(plan: Plan, request: PlanRequest, cycle: CycleInput, room: SiteRoom) -
     """
     at_work = {job.job_id for unit in request.running for job in unit.members}
     jobs = {job.job_id: job for job in request.jobs}
-    outcome = PlacementOutcome(
-        request, {member.job_id: group for group in running_groups(cycle.view) for member in group.members}, room
-    )
+    outcome = PlacementOutcome(request, cycle.view.group_of, room)
     for sharer in plan.sharers:
         if sharer.job_id not in at_work:
             outcome.add(sharer, jobs[sharer.job_id], cycle)
@@ -122,6 +118,8 @@ class PlacementOutcome:
         self.joins: list[Join] = []
         self.steps: dict[int, int] = {}
         self._running_groups = groups
+        self._starting: set[int] = set()
+        self._joined: set[int] = set()
         self._holders: dict[frozenset[Place], int] = {}
         self._held: dict[Place, int] = {}
         for unit in request.running:
@@ -137,9 +135,9 @@ class PlacementOutcome:
             self._hold(sharer.job_id, places)
             return
         group = self._running_groups.get(self._holders.get(places, 0))
-        if group is not None and not any(join.pilot == group.pilot.job_id for join in self.joins):
+        if group is not None and group.pilot.job_id not in self._joined:
             self._join(sharer, job, group, cycle)
-        elif met & {started.members[0] for started in self.groups}:
+        elif met & self._starting:
             why = Reason("it will join job {} once that one runs", (min(met),))
             self.waiting.append(Waiting(sharer.job_id, (why,)))
         else:
@@ -157,6 +155,7 @@ class PlacementOutcome:
             self.solo.append(Solo(sharer.job_id, sharer.reasons, sharer.gpus))
             return
         speed, period_s = {sharer.job_id: sharer.speed}, job.profile.iteration_s
+        self._starting.add(sharer.job_id)
         self.groups.append(
             # A job that joins takes turns with it: the figures of pairs may be estimates here.
             Group((sharer.job_id,), sharer.gpus, job.gpu_count, period_s, 1.0, speed, sharer.reasons)
@@ -169,6 +168,7 @@ class PlacementOutcome:
             return
         joiner = Joiner(job, cycle.knowledge.known_profile(cycle.key_of(job)), sharer.speed)
         (join,) = joins_together([joiner], group, cycle, self._room, sentences(sharer.reasons))
+        self._joined.add(join.pilot)
         self.joins.append(replace(join, member=_split(join.member, planned, sharer.accumulate_steps)))
 
 
@@ -186,8 +186,7 @@ def _prepared(action: Action, steps: Mapping[int, int], jobs: Mapping[int, PlanJ
     if not isinstance(action, StartGroup):
         return action
     members = tuple(_split(member, jobs[member.job_id], steps[member.job_id]) for member in action.members)
-    node = next(node for node in view.snapshot.nodes if node.name == action.node)
-    cpus, mem_mib = _for_two(action, node)
+    cpus, mem_mib = _for_two(action, view.node_index.by_name[action.node])
     return replace(action, members=members, cpu_count=cpus, mem_per_node_mib=mem_mib)
 
 
@@ -232,6 +231,11 @@ def _keys(jobs: Iterable[PlanJob]) -> list[ProfileKey]:
     return [job.profile.key for job in jobs if job.profile is not None]
 
 
+def _family_of(key: ProfileKey) -> tuple[str, int, str]:
+    """What the profiles of a model with all its batch sizes have in common."""
+    return key.model, key.gpu_count, key.gpu_type
+
+
 class _Traits:
     """Adds to jobs the traits that packing policies use."""
 
@@ -239,6 +243,9 @@ class _Traits:
         self._knowledge, self._view = cycle.knowledge, cycle.view
         self._joins = may_join(cycle.config)
         self._found: dict[tuple[ProfileKey, int], BatchModel | None] = {}
+        self._families: dict[tuple[str, int, str], dict[ProfileKey, StageProfile]] = {}
+        for key, profile in self._knowledge.profiles.items():
+            self._families.setdefault(_family_of(key), {})[key] = profile
 
     def of(self, job: PlanJob) -> PlanJob:
         alone = job.alone_reason
@@ -256,14 +263,14 @@ class _Traits:
             steps = max(1, job.profile.key.batch_size)  # the script says that it can, and sets no limit
         name = job.profile.key, steps
         if name not in self._found:
-            self._found[name] = batch_model(name[0], self._knowledge.profiles, self._knowledge.traits.fits, name[1])
+            family = self._families.get(_family_of(name[0]), {})
+            self._found[name] = batch_model(name[0], family, self._knowledge.traits.fits, name[1])
         return self._found[name]
 
 
 def _one_by_one(units: tuple[Running, ...], view: View) -> Iterator[tuple[int, Running]]:
     """Each running job as a unit of its own, with the number of the unit that it shares GPUs in."""
-    members = (member for group in running_groups(view) for member in group.members)
-    grouped = {member.job_id: member.membership for member in members}
+    grouped = {member.job_id: member.membership for group in view.running_groups for member in group.members}
     for number, unit in enumerate(units):
         for job in unit.members:
             # Muri wrote a member's present request; that the job is in a group shows that it was groupable.

@@ -14,9 +14,10 @@ from muri.profiler.errors import InterferenceError
 from muri.profiler.interference.ratios import Interference, Side
 from muri.profiler.records import StageProfile
 from muri.slurm_plugin.planning.cycle_input import CycleInput
-from muri.slurm_plugin.planning.running import RunningGroup, as_submitted, running_groups
+from muri.slurm_plugin.planning.running import as_submitted
 from muri.slurm_plugin.records.cluster import JobState
 from muri.slurm_plugin.records.comment_reports import MemberReport, member_report
+from muri.slurm_plugin.records.roles import RunningGroup
 from muri.utc import text_of
 
 LEAST_ROUNDS: Final = 3
@@ -56,7 +57,7 @@ def pairs_at_work(cycle: CycleInput, facts: Mapping[str, Any]) -> Iterator[PairC
         cycle: What runs, and what is known of it.
         facts: What earlier cycles have seen, by pilot job.
     """
-    for group in running_groups(cycle.view):
+    for group in cycle.view.running_groups:
         found = _round(group, cycle)
         if found is None:
             continue

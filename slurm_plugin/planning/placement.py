@@ -6,7 +6,7 @@ Policies know partitions only. What restricts a job further becomes a partition 
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from muri.slurm_plugin.records.cluster import Job, Node, Reservation, Snapshot
 from muri.slurm_plugin.records.gate import without_gate
@@ -48,16 +48,22 @@ class Place:
     left_to_slurm: str = ""
 
 
-@dataclass(slots=True)
 class Places:
     """Finds where jobs may run; equal requests are looked at once.
 
-    Attributes:
+    Args:
         snapshot: The nodes and reservations.
     """
 
-    snapshot: Snapshot
-    _known: dict[tuple[str | int, ...], Place] = field(default_factory=dict)
+    def __init__(self, snapshot: Snapshot) -> None:
+        self._snapshot = snapshot
+        self._known: dict[tuple[str | int, ...], Place] = {}
+        self._set_aside = [each for each in snapshot.reservations if each.nodes and each.end_s > snapshot.taken_s]
+
+    @property
+    def are_set_aside(self) -> bool:
+        """Whether reservations, active or to come, have any nodes."""
+        return bool(self._set_aside)
 
     def of(self, job: Job, time_limit_s: int | None = None) -> Place:
         """Return where a job may run; `time_limit_s` goes before its own, 0 for none."""
@@ -73,7 +79,7 @@ class Places:
 
     def names(self, jobs: Iterable[Job]) -> dict[str, tuple[str, ...]]:
         """Return the partitions for planning that each node belongs to: its own, and those of these jobs."""
-        found: dict[str, set[str]] = {node.name: set(node.partitions) for node in self.snapshot.nodes}
+        found: dict[str, set[str]] = {node.name: set(node.partitions) for node in self._snapshot.nodes}
         for place in {id(place): place for place in map(self.of, jobs)}.values():
             for name in place.nodes:
                 found[name].add(place.name)
@@ -96,18 +102,15 @@ class Places:
 
     def _blocking(self, reservation: str, time_limit_s: int) -> tuple[Reservation, ...]:
         """The reservations of others that begin before a job would end that starts now."""
-        return self._before(ends_at_s(self.snapshot.taken_s, time_limit_s), reservation)
+        return self._before(ends_at_s(self._snapshot.taken_s, time_limit_s), reservation)
 
     def _before(self, end_s: float, own: str) -> tuple[Reservation, ...]:
-        now_s = self.snapshot.taken_s
-        return tuple(
-            each
-            for each in self.snapshot.reservations
-            if each.nodes and each.name != own and each.start_s < end_s and each.end_s > now_s
-        )
+        if not self._set_aside:
+            return ()
+        return tuple(each for each in self._set_aside if each.name != own and each.start_s < end_s)
 
     def _find(self, job: Job, blocking: tuple[Reservation, ...]) -> Place:
-        everywhere = [node for node in self.snapshot.nodes if job.partition in node.partitions]
+        everywhere = [node for node in self._snapshot.nodes if job.partition in node.partitions]
         try:
             fitting = frozenset(node.name for node in everywhere if _fits(node, job))
             nodes = self._reserved_for(job, fitting)
@@ -124,8 +127,8 @@ class Places:
     def _reserved_for(self, job: Job, nodes: frozenset[str]) -> frozenset[str]:
         if not job.reservation:
             return nodes
-        own = next((each for each in self.snapshot.reservations if each.name == job.reservation), None)
-        if own is None or own.start_s > self.snapshot.taken_s:
+        own = next((each for each in self._snapshot.reservations if each.name == job.reservation), None)
+        if own is None or own.start_s > self._snapshot.taken_s:
             return frozenset()
         return nodes & names_in(own.nodes) if own.nodes else nodes
 

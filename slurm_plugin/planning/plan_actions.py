@@ -34,9 +34,9 @@ def actions_of(
     for solo in plan.solo:
         nodes.take_alone(cycle.view.jobs[solo.job_id], solo.gpus)
     for solo in plan.solo:
-        planned, release = with_pilots.get(solo.job_id), release_solo(solo, plan, cycle)
+        planned = with_pilots.get(solo.job_id)
         start = None if planned is None else start_joinable(solo, planned, plan, cycle, room, nodes)
-        actions.append(release if start is None else start)
+        actions.append(start or release_solo(solo, plan, cycle))
     return tuple(actions)
 
 

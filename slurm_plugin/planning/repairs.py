@@ -29,7 +29,6 @@ from muri.slurm_plugin.planning.cycle_input import CycleInput, dry_run_key
 from muri.slurm_plugin.planning.in_place import measured_in_place
 from muri.slurm_plugin.planning.joins import begun_joins, resume_joins
 from muri.slurm_plugin.planning.placement import ends_at_s
-from muri.slurm_plugin.planning.running import running_groups
 from muri.slurm_plugin.planning.site_limits import PILOT_EXTRA_S
 from muri.slurm_plugin.planning.slurm_requests import DRY_RUN_NAME, PILOT_NAME
 from muri.slurm_plugin.records.cluster import Job, JobState
@@ -184,7 +183,7 @@ def _pilots(groups: Mapping[str, Intent], cycle: CycleInput) -> Iterator[Action]
 
 def _short_pilots(view: View) -> Iterator[ExtendPilot]:
     """Give pilots the time that an administrator has given one of their members."""
-    for group in running_groups(view):
+    for group in view.running_groups:
         pilot, changed = group.pilot, [job for job in group.members if job.has_changed_limit and job.start_s]
         last_s = max((ends_at_s(job.start_s, job.time_limit_s) for job in changed), default=0.0)
         if last_s + PILOT_EXTRA_S > ends_at_s(pilot.start_s, pilot.time_limit_s):

@@ -1,20 +1,21 @@
 """From the queue to a policy's request: who may be planned, with what, on which nodes, and what is measured. Pure."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from heapq import heapify, heapreplace
+from typing import NamedTuple
 
 from muri.policies.options import MAX_GROUP_SIZE
 from muri.policies.types import FreeNode, PlanJob, PlanRequest, ProfileUse
 from muri.profiler.coverage import says_little
-from muri.profiler.records import ProfileKey
+from muri.profiler.records import ProfileKey, StageProfile
 from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.planning.actions import SplitTasks, StartDryRun
 from muri.slurm_plugin.planning.arrays import split_soon, throttled
 from muri.slurm_plugin.planning.cycle_input import CycleInput, dry_run_key
-from muri.slurm_plugin.planning.model_traits import gpu_utilization, with_derived
-from muri.slurm_plugin.planning.placement import Places, domain_of
+from muri.slurm_plugin.planning.model_traits import derived_for, gpu_utilization
+from muri.slurm_plugin.planning.placement import Place, Places, domain_of
 from muri.slurm_plugin.planning.site_limits import SiteRoom
 from muri.slurm_plugin.planning.slurm_requests import dry_run_limit_s
 from muri.slurm_plugin.records.cluster import Job, JobState, Node
@@ -118,6 +119,33 @@ def _not_ready(job: ManagedJob, now_s: float) -> str:
     return ""
 
 
+class KnownJob(NamedTuple):
+    """A job, and what a cycle looks up once for it.
+
+    Attributes:
+        job: As its user submitted it.
+        key: Its model's.
+        profile: What is known of its model, None while nothing is.
+        alone: Why it must run alone, whatever is known of its model; "" when it may be grouped.
+    """
+
+    job: ManagedJob
+    key: ProfileKey
+    profile: StageProfile | None
+    alone: str
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether its model was measured."""
+        return self.profile is not None and not self.profile.is_estimate
+
+
+def known_job(job: ManagedJob, cycle: CycleInput) -> KnownJob:
+    """Look up what planning a job needs; `job` is as its user submitted it."""
+    key = cycle.key_of(job)
+    return KnownJob(job, key, cycle.knowledge.profile_of(key), alone_reason(job, cycle))
+
+
 def prepare(cycle: CycleInput, profile_use: ProfileUse = "all") -> Preparation:
     """Turn the queue into a policy's request.
 
@@ -129,7 +157,7 @@ def prepare(cycle: CycleInput, profile_use: ProfileUse = "all") -> Preparation:
     places = room.places
     waiting: dict[int, str] = {}
     to_slurm: dict[int, str] = {}
-    ready: list[tuple[ManagedJob, ProfileKey]] = []
+    ready: dict[int, KnownJob] = {}
     arrays: list[ManagedJob] = []
     too_many = throttled(cycle.view)
     for job in cycle.view.having(Role.CANDIDATE):
@@ -147,82 +175,59 @@ def prepare(cycle: CycleInput, profile_use: ProfileUse = "all") -> Preparation:
         elif job.job_id in too_many:
             waiting[job.job_id] = too_many[job.job_id]
         else:
-            ready.append((job, cycle.key_of(job)))
-    dry_runs, unmeasured = _within_limits(_dry_runs(ready, cycle, profile_use), cycle, room)
+            ready[job.job_id] = known_job(job, cycle)
+    dry_runs, unmeasured = _within_limits(_dry_runs(ready.values(), cycle, profile_use), cycle, room)
     failures = {**cycle.knowledge.failures, **unmeasured}
-    cycle = replace(cycle, knowledge=replace(cycle.knowledge, failures=failures))
-    measured = {str(key) for _, key in ready if _is_measured(key, cycle)}
-    alone_on_request = {job.job_id for job, _ in ready if alone_reason(job, cycle) == _ALONE_ON_REQUEST}
-    measured_with = {run.job_id for run in dry_runs if run.key in measured or run.job_id in alone_on_request}
+    measured_with = {run.job_id for run in dry_runs if _may_start_anyway(ready[run.job_id])}
     # Measured in place, a job starts in spite of its dry run, which then ends.
     with_dry_run = frozenset() if cycle.config.profiling.in_place else cycle.knowledge.dry_run_jobs | measured_with
-    known = replace(cycle.knowledge, dry_run_jobs=with_dry_run)
-    cycle = replace(cycle, knowledge=known)
-    pending = [
-        replace(
-            with_derived(plan_job(job, key, cycle, room.largest_group), job, cycle.nodes), partition=places.of(job).name
-        )
-        for job, key in ready
-    ]
-    unknown = {job.job_id for job, key in ready if cycle.knowledge.profile_of(key) is None}
+    knowledge = replace(cycle.knowledge, failures=failures, dry_run_jobs=with_dry_run)
+    cycle = replace(cycle, knowledge=knowledge)
+    pending = [plan_job(each, places.of(each.job).name, cycle, room.largest_group) for each in ready.values()]
+    unknown = {job_id for job_id, each in ready.items() if each.profile is None}
     waiting_for_partners = _waiting_for_partners(pending, unknown, cycle)
     waiting |= dict.fromkeys(sorted(waiting_for_partners), "it waits for the dry runs of possible partners")
-    in_dry_run = {job.job_id for job in pending if job.job_id in known.dry_run_jobs and not _overdue(job, cycle)}
+    in_dry_run = {job.job_id for job in pending if job.job_id in with_dry_run and not _overdue(job, cycle)}
     waiting |= dict.fromkeys(
         sorted(in_dry_run), "its model is being measured with its script, which must not run twice"
     )
     request = PlanRequest(
         jobs=tuple(job for job in pending if job.job_id not in waiting),
-        nodes=free_nodes(cycle, places, [job for job, _ in ready]),
+        nodes=free_nodes(cycle, places, [each.job for each in ready.values()]),
         now_s=cycle.now_s,
         max_group_size=cycle.config.grouping.max_group_size,
     )
     return Preparation(request, dry_runs, waiting, cycle, to_slurm, room, tuple(split_soon(arrays, cycle)))
 
 
-def plan_job(
-    job: ManagedJob,
-    key: ProfileKey,
-    cycle: CycleInput,
-    limits: Callable[[ManagedJob, int], tuple[int, str]] | None = None,
-) -> PlanJob:
+def _may_start_anyway(known: KnownJob) -> bool:
+    """Whether a job need not wait for its own dry run, so that its script could run twice at once."""
+    return known.is_measured or known.alone == _ALONE_ON_REQUEST
+
+
+GroupLimits = Callable[[ManagedJob, int], tuple[int, str]]
+"""Tells how large a group a job may be in, of so many jobs at most, and why no larger."""
+
+
+def plan_job(known: KnownJob, partition: str, cycle: CycleInput, limits: GroupLimits | None = None) -> PlanJob:
     """Describe a job to a policy.
 
     Args:
-        job: The job, as its user submitted it.
-        key: Its model's.
+        known: The job.
+        partition: Its partition for planning.
         cycle: What the cycle decides on.
         limits: Tells how large a group the site's limits leave room for, as `SiteRoom.largest_group`; None for a job
             that runs.
     """
-    alone = alone_reason(job, cycle)
-    profile = cycle.knowledge.profile_for(job, key)
-    if profile is not None and not profile.is_estimate:
-        little = says_little(profile.stage_s, profile.iteration_s)
-        if little:
-            alone, profile = alone or f"its profile does not say what it uses: {little}", None
-    if not alone and profile is None:
-        failed = cycle.knowledge.failed(key, cycle.config)
-        if failed:
-            what = "it could not be measured in a group" if cycle.config.profiling.in_place else "its dry run failed"
-            alone = f"{what}: {failed}"
-        elif why := why_arguments_are_unknown(job):
-            alone = f"its model cannot be measured: {why}"
-        elif cycle.config.profiling.at_once == 0:
-            alone = "its model has no profile and profiling is turned off (profiling.at_once is 0)"
-    if not alone and profile is not None and profile.is_estimate and cycle.config.profiling.in_place:
-        alone = "" if job.calls_muri else _CALLS_NOT
-    largest, why = cycle.knowledge.largest_group.get(job.job_id, (MAX_GROUP_SIZE, ""))
-    if not alone and limits is not None and largest > 1:
-        largest, why = limits(job, largest)
-    if largest == 1 and not alone:
-        alone = why
+    job, key = known.job, known.key
+    profile, alone, largest = sharing(known, cycle, limits)
     served_gpu_s = cycle.knowledge.served_gpu_s.get(job.job_id, 0.0)
     duration_s, served_s = job.request.duration_s, served_gpu_s / max(1, job.gpu_count)
+    sensitivity = cycle.knowledge.traits.sensitivity(key, _mem_gib_per_gpu(job))
     return PlanJob(
         job_id=job.job_id,
         user=job.user,
-        partition=job.partition,
+        partition=partition,
         gpu_count=job.gpu_count,
         submit_s=job.submit_s,
         profile=profile,
@@ -231,7 +236,7 @@ def plan_job(
         groupable=not alone,
         alone_reason=alone,
         node_count=1 if alone and job.gpu_count % max(1, job.node_count) else max(1, job.node_count),
-        sensitivity=cycle.knowledge.traits.sensitivity(key, _mem_gib_per_gpu(job)),
+        sensitivity=sensitivity or derived_for(job, profile, cycle.node_index),
         gpu_utilization=gpu_utilization(profile),
         gpu_mem_request_gib=cycle.knowledge.gpu_mem_gib.get(job.job_id),
         domain=domain_of(job),
@@ -240,6 +245,57 @@ def plan_job(
         min_speed=promised_to(job),
         mem_gib=job.mem_per_node_mib / MIB_PER_GIB,
     )
+
+
+class Sharing(NamedTuple):
+    """Whether a job may share GPUs.
+
+    Attributes:
+        profile: What it may be planned with.
+        alone: Why it must run alone, "" when it may be grouped.
+        largest: The largest group that it may be in.
+    """
+
+    profile: StageProfile | None
+    alone: str
+    largest: int
+
+
+def sharing(known: KnownJob, cycle: CycleInput, limits: GroupLimits | None) -> Sharing:
+    """Return whether a job may share GPUs; `limits` as `plan_job` takes it."""
+    job, alone = known.job, known.alone
+    # A job whose own script a dry run executes must not start, for the script could overwrite its own files: it waits
+    # for the measurement, as the first job of a model does.
+    profile = None if job.job_id in cycle.knowledge.dry_run_jobs else known.profile
+    if profile is not None and not profile.is_estimate:
+        little = says_little(profile.stage_s, profile.iteration_s)
+        if little:
+            alone, profile = alone or f"its profile does not say what it uses: {little}", None
+    if not alone:
+        alone = _why_unknown(known, cycle) if profile is None else _why_not_measured_there(job, profile, cycle)
+    largest, why = cycle.knowledge.largest_group.get(job.job_id, (MAX_GROUP_SIZE, ""))
+    if not alone and limits is not None and largest > 1:
+        largest, why = limits(job, largest)
+    if largest == 1 and not alone:
+        alone = why
+    return Sharing(profile, alone, largest)
+
+
+def _why_unknown(known: KnownJob, cycle: CycleInput) -> str:
+    """Why nothing will be known of a job's model, "" when it is to be measured."""
+    if failed := cycle.knowledge.failed(known.key, cycle.config):
+        what = "it could not be measured in a group" if cycle.config.profiling.in_place else "its dry run failed"
+        return f"{what}: {failed}"
+    if why := why_arguments_are_unknown(known.job):
+        return f"its model cannot be measured: {why}"
+    if cycle.config.profiling.at_once == 0:
+        return "its model has no profile and profiling is turned off (profiling.at_once is 0)"
+    return ""
+
+
+def _why_not_measured_there(job: ManagedJob, profile: StageProfile, cycle: CycleInput) -> str:
+    """Why a job whose model is only estimated cannot be measured in a group."""
+    return _CALLS_NOT if profile.is_estimate and cycle.config.profiling.in_place and not job.calls_muri else ""
 
 
 def promised_to(job: ManagedJob) -> float:
@@ -281,9 +337,7 @@ def _bucket(job: PlanJob) -> tuple[str, str, str, int, int]:
     return (job.user, job.domain, job.partition, job.gpu_count, job.node_count)
 
 
-def _dry_runs(
-    ready: list[tuple[ManagedJob, ProfileKey]], cycle: CycleInput, profile_use: ProfileUse
-) -> tuple[StartDryRun, ...]:
+def _dry_runs(ready: Iterable[KnownJob], cycle: CycleInput, profile_use: ProfileUse) -> tuple[StartDryRun, ...]:
     """Return the dry runs to start now.
 
     A user whose dry runs are fewer goes first, so that nobody has two while others wait for one; then models without
@@ -292,14 +346,9 @@ def _dry_runs(
     if not cycle.config.profiling.starts_dry_runs:
         return ()
     wanted: dict[ProfileKey, int] = {}
-    for job, key in sorted(ready, key=lambda item: (item[0].submit_s, item[0].job_id)):
-        useful = profile_use == "all" or (profile_use == "sharing" and _may_share(job, cycle))
-        impossible = job.unknown_task or job.het or job.special or why_arguments_are_unknown(job)
-        measurable = useful and not (impossible or cycle.knowledge.failed(key, cycle.config))
-        known = cycle.knowledge.profile_of(key) is not None and not cycle.knowledge.is_stale(key)
-        under_way = key in cycle.knowledge.profiling or job.job_id in cycle.knowledge.dry_run_jobs
-        if measurable and not known and not under_way:
-            wanted.setdefault(key, job.job_id)
+    for each in sorted(ready, key=lambda each: (each.job.submit_s, each.job.job_id)):
+        if _is_to_be_measured(each, cycle, profile_use):
+            wanted.setdefault(each.key, each.job.job_id)
     at_work = Counter(run.user for run in cycle.view.having(Role.DRY_RUN))
     last_s = _last_dry_runs_s(cycle)
     chosen: list[ProfileKey] = []
@@ -339,9 +388,17 @@ def _last_dry_runs_s(cycle: CycleInput) -> dict[str, float]:
     return {dry_run_key(run, cycle.view).user: run.begun_s for run in sorted(runs, key=lambda run: run.begun_s)}
 
 
-def _may_share(job: ManagedJob, cycle: CycleInput) -> bool:
-    """Whether a job's model is measured for sharing. --muri=alone asks for a profile, too."""
-    return alone_reason(job, cycle) in {"", _ALONE_ON_REQUEST}
+def _is_to_be_measured(known: KnownJob, cycle: CycleInput, profile_use: ProfileUse) -> bool:
+    """Whether a job's model is to be measured in a dry run, and with this job's script it can be."""
+    job, key, knowledge = known.job, known.key, cycle.knowledge
+    if known.profile is not None and not knowledge.is_stale(key):
+        return False
+    # --muri=alone asks for a profile, too.
+    if profile_use == "none" or (profile_use == "sharing" and known.alone not in {"", _ALONE_ON_REQUEST}):
+        return False
+    under_way = key in knowledge.profiling or job.job_id in knowledge.dry_run_jobs
+    impossible = job.unknown_task or job.het or job.special or why_arguments_are_unknown(job)
+    return not (under_way or impossible or knowledge.failed(key, cycle.config))
 
 
 @dataclass(slots=True)
@@ -361,6 +418,44 @@ class _Free:
         )
 
 
+class _Eligible:
+    """The nodes of a place where jobs start by themselves; what is set aside for these is taken from what is free.
+
+    Args:
+        nodes: The nodes.
+        free: What nodes have left, by name; other places may take from it, too.
+    """
+
+    def __init__(self, nodes: Sequence[Node], free: Mapping[str, _Free]) -> None:
+        self._free = free
+        self._cpus, self._gpus = sum(node.cpu_count for node in nodes), sum(node.gpu_count for node in nodes)
+        # By the GPUs that each had left when it was last looked at: they only get fewer.
+        self._most_first = [(-free[node.name].gpus, node.name) for node in nodes]
+        heapify(self._most_first)
+
+    def take(self, job: Job) -> None:
+        """Set a waiting job's resources aside where Slurm will probably start it: where most GPUs are free.
+
+        Nothing for a job that these nodes could never hold: Slurm may show "Priority" long before it looks at that.
+        """
+        if job.cpu_count > self._cpus or job.gpu_count > self._gpus:
+            return
+        cpus, wanted = -(-job.cpu_count // max(1, job.node_count)), job.gpu_count
+        while wanted and (free := self._with_most()) is not None:
+            taken = min(wanted, free.gpus)
+            wanted -= taken
+            free.gpus -= taken
+            free.cpus -= cpus
+            free.mem_mib -= job.mem_per_node_mib
+
+    def _with_most(self) -> _Free | None:
+        """The node with the most free GPUs, the first by name; None when there are none."""
+        order = self._most_first
+        while order and order[0][0] != -self._free[order[0][1]].gpus:
+            heapreplace(order, (-self._free[order[0][1]].gpus, order[0][1]))
+        return self._free[order[0][1]] if order and order[0][0] < 0 else None
+
+
 def free_nodes(cycle: CycleInput, places: Places | None = None, jobs: Sequence[Job] = ()) -> tuple[FreeNode, ...]:
     """Return what can be given out: what is idle, less what is promised to Muri's jobs that start by themselves.
 
@@ -372,12 +467,15 @@ def free_nodes(cycle: CycleInput, places: Places | None = None, jobs: Sequence[J
     places = places or Places(cycle.view.snapshot)
     nodes = [node for node in cycle.nodes if node.usable and node.gpu_count and is_served(node, cycle)]
     free = {node.name: _Free.of(node) for node in nodes}
+    eligible: dict[Place, _Eligible] = {}
     for job in cycle.view.jobs.values():
         if job.role in _PROMISED and starts_by_itself(job):
             place = places.of(job)
-            eligible = [node for node in nodes if node.name in place.nodes]
-            if not place.left_to_slurm and _could_start(job, eligible):
-                _take(free, job, {node.name for node in eligible})
+            if place.left_to_slurm:
+                continue
+            if place not in eligible:
+                eligible[place] = _Eligible([node for node in nodes if node.name in place.nodes], free)
+            eligible[place].take(job)
     names = places.names(jobs)
     return tuple(_free_node(node, names[node.name], free[node.name], cycle.config) for node in nodes)
 
@@ -402,12 +500,6 @@ def starts_by_itself(job: ManagedJob) -> bool:
     return will_start_by_itself(job.reason) or any(job.reason.startswith(word) and gone for word, gone in outdated)
 
 
-def _could_start(job: Job, nodes: Sequence[Node]) -> bool:
-    """Whether these nodes could ever hold a job: Slurm may show "Priority" long before it looks at its request."""
-    cpus, gpus = sum(node.cpu_count for node in nodes), sum(node.gpu_count for node in nodes)
-    return job.cpu_count <= cpus and job.gpu_count <= gpus
-
-
 def _free_node(node: Node, partitions: tuple[str, ...], free: _Free, config: Config) -> FreeNode:
     return FreeNode(
         node.name,
@@ -420,16 +512,3 @@ def _free_node(node: Node, partitions: tuple[str, ...], free: _Free, config: Con
         free_cpus=float(max(free.cpus, 0)),
         free_mem_gib=max(free.mem_mib, 0) / MIB_PER_GIB,
     )
-
-
-def _take(free: dict[str, _Free], job: Job, eligible: AbstractSet[str]) -> None:
-    """Set a waiting job's resources aside where Slurm will probably start it."""
-    node_count = max(1, job.node_count)
-    cpus, mem_mib, wanted = -(-job.cpu_count // node_count), job.mem_per_node_mib, job.gpu_count
-    for name in sorted(eligible, key=lambda name: (-free[name].gpus, name)):
-        taken = min(wanted, max(free[name].gpus, 0))
-        if taken:
-            free[name].gpus -= taken
-            free[name].cpus -= cpus
-            free[name].mem_mib -= mem_mib
-        wanted -= taken

@@ -23,15 +23,13 @@ from muri.policies.types import (
 from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.planning.actions import Preempt
 from muri.slurm_plugin.planning.cycle_input import CycleInput
-from muri.slurm_plugin.planning.model_traits import with_derived
-from muri.slurm_plugin.planning.request import is_served, plan_job
+from muri.slurm_plugin.planning.request import is_served, known_job, plan_job, sharing
 from muri.slurm_plugin.planning.site_limits import SiteRoom
 from muri.slurm_plugin.planning.starts import as_asked, with_request
 from muri.slurm_plugin.records.cluster import Job, JobState, Node
 from muri.slurm_plugin.records.comment_reports import promise_broken
-from muri.slurm_plugin.records.comment_tags import Mode
 from muri.slurm_plugin.records.host_lists import names_in
-from muri.slurm_plugin.records.roles import ManagedJob, Role, View
+from muri.slurm_plugin.records.roles import ManagedJob, Role, RunningGroup, View
 from muri.units import MIB_PER_GIB
 
 NO_JOINING: Final = "joining is turned off (grouping.join, grouping.max_group_size or the discipline lockstep)"
@@ -43,42 +41,11 @@ def may_join(config: Config) -> bool:
     return grouping.join and grouping.max_group_size > 1 and grouping.discipline != "lockstep"
 
 
-@dataclass(frozen=True, slots=True)
-class RunningGroup:
-    """A running group.
-
-    Attributes:
-        pilot: Its pilot job.
-        members: Members that still wait or run, by job id.
-    """
-
-    pilot: ManagedJob
-    members: tuple[ManagedJob, ...]
-
-    @property
-    def mode(self) -> Mode:
-        """How they share, as in `Group.mode`."""
-        return self.pilot.mode
-
-
-def running_groups(view: View) -> tuple[RunningGroup, ...]:
-    """Return the groups whose pilot job runs, in the order of their pilots."""
-    members: dict[int, list[ManagedJob]] = {}
-    for job in view.having(Role.MEMBER):
-        if job.membership is not None:
-            members.setdefault(job.membership.pilot, []).append(job)
-    return tuple(
-        RunningGroup(pilot, tuple(members[pilot.job_id]))
-        for pilot in view.having(Role.PILOT)
-        if pilot.state is JobState.RUNNING and pilot.job_id in members
-    )
-
-
 def as_submitted(job: ManagedJob, pilot: Job) -> ManagedJob:
     """A member with the request that it had before it was grouped."""
     if job.membership is None:
         return job
-    return replace(with_request(job, job.membership.original), gpu_count=pilot.gpu_count)
+    return with_request(job, job.membership.original, pilot.gpu_count)
 
 
 def running_units(cycle: CycleInput, room: SiteRoom) -> tuple[Running, ...]:
@@ -90,13 +57,13 @@ def running_units(cycle: CycleInput, room: SiteRoom) -> tuple[Running, ...]:
         cycle: What the cycle decides on.
         room: Where jobs may run, and how long.
     """
-    known = {node.name: node for node in cycle.nodes if node.usable and node.gpu_count and is_served(node, cycle)}
-    units = [*_groups(cycle, room, known), *_solos(cycle, room)]
-    return tuple(unit for unit in units if unit.gpus and all(share.node in known for share in unit.gpus))
+    open_nodes = {node.name: node for node in cycle.nodes if node.usable and node.gpu_count and is_served(node, cycle)}
+    units = [*_groups(cycle, room, open_nodes), *_solos(cycle, room)]
+    return tuple(unit for unit in units if unit.gpus and all(share.node in open_nodes for share in unit.gpus))
 
 
 def _groups(cycle: CycleInput, room: SiteRoom, nodes: Mapping[str, Node]) -> Iterator[Running]:
-    for group in running_groups(cycle.view):
+    for group in cycle.view.running_groups:
         jobs = [as_submitted(job, group.pilot) for job in group.members]
         members = tuple(
             replace(
@@ -207,14 +174,12 @@ def _shares(job: Job) -> tuple[NodeShare, ...]:
 
 def _plan_job(job: ManagedJob, cycle: CycleInput, room: SiteRoom) -> PlanJob:
     """Describe a job that runs to a policy; `job` is as its user submitted it."""
-    key = cycle.key_of(job)
-    planned = with_derived(plan_job(job, key, cycle), job, cycle.nodes)
+    planned = plan_job(known_job(job, cycle), room.places.of(job).name, cycle)
     ran_s = max(0.0, cycle.now_s - job.start_s)
     left_s = None if planned.remaining_s is None else max(1.0, planned.remaining_s - ran_s)
     stopping, settled = cycle.config.preemption, ran_s >= cycle.config.preemption.least_run_s
     return replace(
         planned,
-        partition=room.places.of(job).name,
         remaining_s=left_s,
         attained_gpu_s=planned.attained_gpu_s + ran_s * job.gpu_count,
         restart_s=stopping.restart_s,
@@ -244,16 +209,10 @@ def kind_of(job: PlanJob) -> Kind:
 
 
 def _for_joins(job: PlanJob, cycle: CycleInput, room: SiteRoom) -> PlanJob:
-    managed = cycle.view.jobs[job.job_id]
-    joining = plan_job(managed, cycle.key_of(managed), cycle, room.largest_when_joining)
-    if joining.largest_group <= job.largest_group:
+    joining = sharing(known_job(cycle.view.jobs[job.job_id], cycle), cycle, room.largest_when_joining)
+    if joining.largest <= job.largest_group:
         return job
-    return replace(
-        job,
-        groupable=joining.groupable,
-        alone_reason=joining.alone_reason,
-        largest_group=joining.largest_group,
-    )
+    return replace(job, groupable=not joining.alone, alone_reason=joining.alone, largest_group=joining.largest)
 
 
 def stop_actions(stops: tuple[Waiting, ...], request: PlanRequest, view: View) -> tuple[Preempt, ...]:
@@ -304,7 +263,8 @@ def settle(plan: Plan, request: PlanRequest) -> Settled:
         Waiting(solo.job_id, solo.reasons, True) for solo in plan.solo if solo.job_id in at_work and not solo.kept
     ]
     free = {node.name: node.free_gpus for node in request.nodes}
-    groups = [_of_waiting(group, at_work) for group in joins if _meets_its_unit(group, request)]
+    open_units = {frozenset(job.job_id for job in unit.members): unit.gpus for unit in request.running if unit.joinable}
+    groups = [_of_waiting(group, at_work) for group in joins if open_units.get(_met_by(group)) == group.gpus]
     groups = [group for group in groups if group.joining]
     groups += [group for group in starts if at_work.isdisjoint(group.members) and _fits(group, free)]
     solo = [item for item in plan.solo if item.job_id not in at_work and _fits(item, free)]
@@ -330,13 +290,9 @@ def _with_reason(item: Waiting, closed: Mapping[int, str]) -> Waiting:
     return replace(item, reasons=(*item.reasons, Reason("it cannot join what runs: {}", (closed[item.job_id],))))
 
 
-def _meets_its_unit(group: Group, request: PlanRequest) -> bool:
-    """Whether those that a plan's joiners come to run together, are open to others, and hold just these GPUs."""
-    others = set(group.members).difference(group.joining)
-    return any(
-        unit.joinable and others == {job.job_id for job in unit.members} and unit.gpus == group.gpus
-        for unit in request.running
-    )
+def _met_by(joiners: Group) -> frozenset[int]:
+    """Those that a plan's joiners come to: they must run together, be open to others, and hold just its GPUs."""
+    return frozenset(joiners.members).difference(joiners.joining)
 
 
 def _fits(item: Group | Solo, free: dict[str, int]) -> bool:

@@ -4,8 +4,9 @@ On Slurm a group is its pilot job, which holds the GPUs, and one job more for ea
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import Final
 
 from muri.slurm_plugin.planning.actions import Join, MemberPlan, StartGroup
@@ -25,6 +26,15 @@ _STARTED: Final = frozenset({JobState.RUNNING, JobState.SUSPENDED})
 _PROMISED: Final = frozenset({Role.PILOT, Role.MEMBER, Role.DRY_RUN, Role.RELEASED})
 
 _UNITS: Final = {"cpu": "CPUs", "mem": "MiB of memory", "node": "nodes", "gres/gpu": "GPUs"}
+
+
+_Likeness = tuple[object, ...]
+
+_likeness: Final[Callable[[Job], _Likeness]] = attrgetter(
+    "user", "account", "qos", "partition", "gpu_count", "gpu_request", "node_count", "cpu_count", "cpus_per_task",
+    "mem_per_node_mib", "time_limit_s", "required_nodes",
+)  # fmt: skip
+"""All that limits look at in a job that waits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +98,9 @@ class SiteRoom:
         self._counts_nodes = self._book.names("node")
         self._used, self._promised = _Tally(), _Tally()
         # Answers for jobs that are alike, until something is taken.
-        self._largest: dict[tuple[object, ...], tuple[int, str]] = {}
+        self._no_room: dict[_Likeness, str] = {}
+        self._largest: dict[tuple[_Likeness, int], tuple[int, str]] = {}
+        self._largest_joining: dict[tuple[_Likeness, int], tuple[int, str]] = {}
         if view.snapshot.limits.enforced:
             self._count_jobs()
 
@@ -157,11 +169,11 @@ class SiteRoom:
         Returns:
             A size, 1 when it must run alone, and the reason; "" when `most` is allowed.
         """
-        sizes = (*_asked_by(job).items(), *self._member_like(job).tres.items())
-        alike = (payer_of(job), job.time_limit_s, job.gpu_request, most, sizes)
+        alike = _likeness(job), most
         if alike not in self._largest:
             self._largest[alike] = self._largest_group(job, most)
-        return self._before_reservations(job, *self._largest[alike])
+        found = self._largest[alike]
+        return self._before_reservations(job, *found) if self.places.are_set_aside else found
 
     def _before_reservations(self, job: Job, most: int, why: str) -> tuple[int, str]:
         """The largest group whose pilot ends before reservations begin on any nodes that the job may get."""
@@ -196,6 +208,12 @@ class SiteRoom:
         Returns:
             A size, 1 when it can join none, and the reason; "" when `most` is allowed.
         """
+        alike = _likeness(job), most
+        if alike not in self._largest_joining:
+            self._largest_joining[alike] = self._largest_when_joining(job, most)
+        return self._largest_joining[alike]
+
+    def _largest_when_joining(self, job: ManagedJob, most: int) -> tuple[int, str]:
         why = self._why_no_member(job) or self._why_not_together([self._member_like(job)])
         if why:
             return 1, why
@@ -204,6 +222,12 @@ class SiteRoom:
 
     def why_no_room(self, job: ManagedJob) -> str:
         """Return why a job cannot start alone now because of what others use, "" when it can."""
+        alike = _likeness(job)
+        if alike not in self._no_room:
+            self._no_room[alike] = self._why_no_room(job)
+        return self._no_room[alike]
+
+    def _why_no_room(self, job: ManagedJob) -> str:
         partition = self._book.partition(payer_of(job))
         if partition is not None and partition.state in ("DOWN", "INACTIVE"):
             return f"partition {partition.name} is {partition.state}"
@@ -221,7 +245,7 @@ class SiteRoom:
             partition: Where it is measured.
             time_limit_s: Time limit of the measurement.
         """
-        start = replace(self._alone(job), payer=replace(payer_of(job), partition=partition), is_new=True)
+        start = replace(self._alone(job), payer=payer_of(job)._replace(partition=partition), is_new=True)
         why = self._why_not_allowed(start, max(1, job.node_count), time_limit_s) or self._why_not_together([start])
         return why or self._take([start])
 
@@ -238,24 +262,25 @@ class SiteRoom:
         ranks = group.gpus_per_node * group.node_count
         asked_cpus = max(-(-member.original.cpu_count // ranks) for member in group.members)
         asked_mib = sum(member.original.mem_per_node_mib for member in group.members)
-        cpus = self._most("cpu", group, of_shared) // ranks
-        mem_mib = self._most("mem", group, of_shared) // group.node_count
+        starts = self._starts(group)
+        cpus = self._most("cpu", group, starts, of_shared) // ranks
+        mem_mib = self._most("mem", group, starts, of_shared) // group.node_count
         return replace(
             group,
             cpu_count=min(group.cpu_count, max(asked_cpus, cpus)),
             mem_per_node_mib=min(group.mem_per_node_mib, max(asked_mib, mem_mib)),
         )
 
-    def _most(self, resource: str, group: StartGroup, of_shared: int) -> int:
-        """How much of a resource a group's pilot may have now."""
-        pilot, nodes = self._pilot(group), group.node_count
+    def _most(self, resource: str, group: StartGroup, starts: Sequence[_Start], of_shared: int) -> int:
+        """How much of a resource a group's pilot may have now; `starts` are the pilot and the members."""
+        pilot, *members = starts
         rules = self._book.single(pilot.payer)
         most = [rule.amount for rule in rules.most if rule.resource == resource]
-        most += [rule.amount * nodes for rule in rules.most_per_node if rule.resource == resource]
+        most += [rule.amount * group.node_count for rule in rules.most_per_node if rule.resource == resource]
         if group.time_limit_s:
             minutes = [rule.amount for rule in rules.most_minutes if rule.resource == resource]
             most += [60 * amount // group.time_limit_s for amount in minutes]
-        others = sum(self._member(each, group.node, nodes).tres[resource] for each in group.members)
+        others = sum(member.tres[resource] for member in members)
         shared = [rule for rule in self._book.shared(pilot.payer) if rule.resource == resource]
         most += [rule.most // of_shared - others - _amount_of(rule, self._used, self._promised) for rule in shared]
         return max(0, min(most, default=pilot.tres[resource]))
@@ -324,7 +349,8 @@ class SiteRoom:
 
     def _count(self, start: _Start, times: int) -> None:
         """Count a job that starts, or count it no more."""
-        self._largest.clear()
+        for answers in (self._no_room, self._largest, self._largest_joining):
+            answers.clear()
         self._used.add(self._book.keys(start.payer), start, times)
 
     def _why_reserved(self, group: StartGroup) -> str:
@@ -378,7 +404,7 @@ class SiteRoom:
         if partition is not None and partition.state in ("DRAIN", "INACTIVE"):
             return f"partition {partition.name} takes no new jobs, such as a pilot job (its state is {partition.state})"
         payer = payer_of(job)
-        pilots = replace(payer, qos=self._pilot_qos or payer.qos)
+        pilots = payer._replace(qos=self._pilot_qos or payer.qos)
         return self._why_no_member(job) or self._book.why_unknown(pilots)
 
     def _why_no_member(self, job: ManagedJob) -> str:
@@ -420,15 +446,17 @@ class SiteRoom:
 
     def _why_over(self, starts: Sequence[_Start], *present: _Tally) -> str:
         """Why jobs cannot start beside those that are counted already."""
+        rules = [rule for payer in dict.fromkeys(start.payer for start in starts) for rule in self._book.shared(payer)]
+        if not rules:
+            return ""
         added = _Tally()
         for start in starts:
             added.add(self._book.keys(start.payer), start)
-        for payer in dict.fromkeys(start.payer for start in starts):
-            for rule in self._book.shared(payer):
-                more = _amount_of(rule, added)
-                total = _amount_of(rule, added, *present)
-                if more and total > rule.most:
-                    return _over(rule, total)
+        for rule in rules:
+            more = _amount_of(rule, added)
+            total = _amount_of(rule, added, *present)
+            if more and total > rule.most:
+                return _over(rule, total)
         return ""
 
     def _take(self, starts: Sequence[_Start]) -> str:
@@ -491,7 +519,7 @@ class SiteRoom:
         asked = _asked_by(job)
         tres = {**asked, "cpu": -(-job.cpu_count // ranks) * ranks, "mem": asked["mem"] * size}
         payer = payer_of(job)
-        return _Start(replace(payer, qos=self._pilot_qos or payer.qos), tres, is_new=True)
+        return _Start(payer._replace(qos=self._pilot_qos or payer.qos), tres, is_new=True)
 
 
 def pilot_limit_s(job: Job, size: int) -> int:

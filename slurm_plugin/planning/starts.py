@@ -5,9 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
-from ClusterShell.NodeSet import NodeSet
-
-from muri.policies.types import CpuMemShare, Group, Plan, Solo, sentences
+from muri.policies.types import CpuMemShare, Group, NodeShare, Plan, Solo, sentences
 from muri.profiler.estimates import why_estimated
 from muri.profiler.records import StageProfile
 from muri.slurm_plugin.config import Allocation
@@ -17,6 +15,7 @@ from muri.slurm_plugin.planning.isolation import Isolation, isolations
 from muri.slurm_plugin.planning.site_limits import PILOT_EXTRA_S, SiteRoom
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import Job, Node
+from muri.slurm_plugin.records.host_lists import folded
 from muri.slurm_plugin.records.roles import ManagedJob
 from muri.units import MIB_PER_GIB
 
@@ -29,8 +28,7 @@ def release_solo(solo: Solo, plan: Plan, cycle: CycleInput) -> ReleaseSolo:
     job = cycle.view.jobs[solo.job_id]
     measured = cycle.knowledge.traits.is_measured(cycle.key_of(job))
     planned = plan.cpu_mem_shares.get(solo.job_id, ())
-    names = {share.node for share in planned}
-    threads = max((node.threads_per_core for node in cycle.nodes if node.name in names), default=1)
+    threads = max((node.threads_per_core for node in _nodes(planned, cycle)), default=1)
     share = share_of(job, planned, cycle.config.allocation, measured=measured, threads_per_core=threads)
     reasons = sentences(solo.reasons)
     return ReleaseSolo(solo.job_id, reasons if share is None else (*reasons, share_text(share)), share)
@@ -39,8 +37,7 @@ def release_solo(solo: Solo, plan: Plan, cycle: CycleInput) -> ReleaseSolo:
 def start_group(group: Group, plan: Plan, cycle: CycleInput, room: SiteRoom) -> StartGroup:
     """Return the start of a group; `room` says which time limits are allowed."""
     jobs = [cycle.view.jobs[job_id] for job_id in group.members]
-    names = {share.node for share in group.gpus}
-    nodes = [node for node in cycle.nodes if node.name in names]
+    nodes = _nodes(group.gpus, cycle)
     profiles = [cycle.knowledge.known_profile(cycle.key_of(job)) for job in jobs]
     kinds = isolations(jobs, profiles, group.mode, cycle)
     members = tuple(
@@ -64,7 +61,7 @@ def start_group(group: Group, plan: Plan, cycle: CycleInput, room: SiteRoom) -> 
     cpus = max(least_cpus, group_cpus(shares, cycle.config.allocation))
     return StartGroup(
         members=members,
-        node=str(NodeSet.fromlist(sorted(names))),
+        node=folded({node.name for node in nodes}),
         uid=first.uid,
         gid=first.gid,
         user=first.user,
@@ -84,6 +81,11 @@ def start_group(group: Group, plan: Plan, cycle: CycleInput, room: SiteRoom) -> 
         reservation=first.reservation,
         python="" if thread is None else cycle.knowledge.pythons.of_job(thread, cycle.key_of(thread)) or "",
     )
+
+
+def _nodes(shares: Sequence[NodeShare | CpuMemShare], cycle: CycleInput) -> list[Node]:
+    """The nodes of a plan's shares, by name."""
+    return [cycle.node_index.by_name[name] for name in sorted({share.node for share in shares})]
 
 
 def _estimated(profiles: Sequence[StageProfile], jobs: Sequence[Job]) -> Iterator[str]:
@@ -178,14 +180,15 @@ def as_asked(job: ManagedJob) -> ManagedJob:
     """A job with the CPUs, memory and nodes that its user asked for, whatever it was given."""
     if job.given is None:
         return job
-    asked = with_request(job, job.given.original)
+    asked = with_request(job, job.given.original, job.gpu_count)
     return replace(asked, gpu_request=job.gpu_request, time_limit_s=job.time_limit_s)
 
 
-def with_request(job: ManagedJob, original: tags.Original) -> ManagedJob:
-    """A job with the request that its user wrote."""
+def with_request(job: ManagedJob, original: tags.Original, gpu_count: int) -> ManagedJob:
+    """A job with the request that its user wrote, on so many GPUs."""
     return replace(
         job,
+        gpu_count=gpu_count,
         gpu_request=original.gpu_request,
         required_nodes=original.required_nodes,
         cpu_count=original.cpu_count,
@@ -218,7 +221,7 @@ def share_of(
     mem_mib = _mem_mib(job, min(share.mem_gib for share in planned), allocation)
     if allocation.cpus == allocation.memory == "off":
         return None
-    names = job.required_nodes or str(NodeSet.fromlist(sorted(share.node for share in planned)))
+    names = job.required_nodes or folded({share.node for share in planned})
     return GivenShare(cpus_per_task * job.task_count, cpus_per_task, mem_mib, names, asked_by(job))
 
 

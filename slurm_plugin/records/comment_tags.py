@@ -145,13 +145,11 @@ class PilotTag(NamedTuple):
     members: tuple[int, ...]
 
 
-def _words(comment: str, prefix: str) -> list[str]:
-    return [word[len(prefix) :] for word in comment.split() if word.startswith(prefix)]
-
-
 def token(comment: str, prefix: str) -> str | None:
     """Return what follows `prefix` in the first such token of a comment, None when there is none."""
-    return next(iter(_words(comment, prefix)), None)
+    if prefix not in comment:  # most tags are in few comments, and words are found ten times slower
+        return None
+    return next((word[len(prefix) :] for word in comment.split() if word.startswith(prefix)), None)
 
 
 def with_token(comment: str, prefix: str, value: str | None) -> str:

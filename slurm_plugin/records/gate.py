@@ -32,6 +32,8 @@ _HELD_BY_USER: Final = "JobHeldUser"
 
 def without_gate(licenses: str) -> str:
     """Return the licences that the user asked for."""
+    if licenses == f"{GATE_LICENSE}:1":  # as most jobs have it
+        return ""
     return ",".join(each for each in _each(licenses) if _name(each) != GATE_LICENSE)
 
 
@@ -47,7 +49,7 @@ def gate_of(job: Job) -> Gate:
 
 def is_behind_licence(job: Job) -> bool:
     """Whether a job asks for Muri's licence."""
-    return any(_name(each) == GATE_LICENSE for each in _each(job.licenses))
+    return GATE_LICENSE in job.licenses and any(_name(each) == GATE_LICENSE for each in _each(job.licenses))
 
 
 def is_behind_own_hold(job: Job) -> bool:

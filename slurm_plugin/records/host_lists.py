@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections.abc import Set as AbstractSet
 from functools import lru_cache
 from typing import Final
 
@@ -11,6 +12,9 @@ MOST_NODES: Final = 65_536
 """Longer lists are refused before they are unfolded: a few characters can stand for thousands of millions of names."""
 
 _FORM: Final = re.compile(r"[A-Za-z0-9._\[\],-]*")
+
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+"""One host."""
 
 _COMMA: Final = re.compile(r",(?![^\[]*\])")
 """A comma between hosts, not within brackets."""
@@ -27,6 +31,8 @@ def names_in(host_list: str) -> frozenset[str]:
     Raises:
         HostListError: It is none, or has too many.
     """
+    if _NAME.fullmatch(host_list):
+        return frozenset({host_list})
     if not _FORM.fullmatch(host_list):
         raise HostListError(f"{host_list[:80]!r} is no list of nodes")
     try:
@@ -35,6 +41,11 @@ def names_in(host_list: str) -> frozenset[str]:
         return frozenset(NodeSet(host_list, resolver=RESOLVER_NOGROUP))
     except (NodeSetParseError, ValueError) as error:
         raise HostListError(f"{host_list[:80]!r} is no list of nodes: {str(error)[:80]}") from error
+
+
+def folded(names: AbstractSet[str]) -> str:
+    """Return a host list of some names."""
+    return next(iter(names)) if len(names) == 1 else str(NodeSet.fromlist(sorted(names)))
 
 
 def _count(item: str) -> int:

@@ -5,14 +5,17 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
-from typing import Final
+from functools import cached_property
+from operator import attrgetter
+from typing import Any, Final
 
 from muri.profiler import figures
 from muri.profiler.records import ProfileKey
 from muri.slurm_plugin.records import comment_tags as tags
-from muri.slurm_plugin.records.cluster import Job, JobState, Node, Snapshot
+from muri.slurm_plugin.records.cluster import Job, JobState, Snapshot
 from muri.slurm_plugin.records.comment_reports import JobReports, read_reports
 from muri.slurm_plugin.records.gate import Gate, gate_of, is_behind_licence, is_behind_own_hold
+from muri.slurm_plugin.records.node_index import NodeIndex
 from muri.slurm_plugin.records.submit_facts import SubmitFacts, read_facts
 from muri.slurm_plugin.records.submit_option import SubmitRequest, parse_request
 
@@ -91,7 +94,8 @@ class ManagedJob(Job):
         return given_s > 0 and self.time_limit_s != given_s
 
 
-_RECORD: Final = tuple(each.name for each in fields(Job))
+_NAMES: Final = tuple(each.name for each in fields(Job))
+_values: Final = attrgetter(*_NAMES)
 
 
 def read_job(job: Job, partitions: tuple[str, ...] = ()) -> ManagedJob:
@@ -117,7 +121,7 @@ def read_job(job: Job, partitions: tuple[str, ...] = ()) -> ManagedJob:
     if role is Role.CANDIDATE and (not served or figures.GPU_COUNT.fault(job.gpu_count)):
         role = Role.NOT_OURS
     return ManagedJob(
-        **{name: getattr(job, name) for name in _RECORD},
+        **_record_of(job),
         role=role,
         request=request or SubmitRequest(),
         membership=tags.parse_state(comment),
@@ -137,6 +141,11 @@ def read_job(job: Job, partitions: tuple[str, ...] = ()) -> ManagedJob:
     )
 
 
+def _record_of(job: Job) -> dict[str, Any]:
+    """A job's own record, by field."""
+    return dict(zip(_NAMES, _values(job), strict=True))
+
+
 def _role_of(job: Job, *, gated: bool, held_by_others: bool) -> Role:
     """Return the role of a job that was submitted with `--muri`."""
     if tags.is_member(job.admin_comment):
@@ -148,13 +157,30 @@ def _role_of(job: Job, *, gated: bool, held_by_others: bool) -> Role:
 
 def unread(job: ManagedJob) -> ManagedJob:
     """The same job without what its comments say: none of Muri's business but its gate."""
-    record = {name: getattr(job, name) for name in _RECORD}
-    return ManagedJob(**record, gate=job.gate, gated=job.gated, held_by_others=job.held_by_others)
+    return ManagedJob(**_record_of(job), gate=job.gate, gated=job.gated, held_by_others=job.held_by_others)
 
 
 @dataclass(frozen=True, slots=True)
+class RunningGroup:
+    """A running group.
+
+    Attributes:
+        pilot: Its pilot job.
+        members: Members that still wait or run, by job id.
+    """
+
+    pilot: ManagedJob
+    members: tuple[ManagedJob, ...]
+
+    @property
+    def mode(self) -> tags.Mode:
+        """How they share, as in `Group.mode`."""
+        return self.pilot.mode
+
+
+@dataclass(frozen=True)
 class View:
-    """A snapshot whose jobs' comments have been read.
+    """A snapshot whose jobs' comments have been read; what is looked up often is found once.
 
     Attributes:
         snapshot: Where it comes from.
@@ -166,7 +192,38 @@ class View:
 
     def having(self, role: Role) -> tuple[ManagedJob, ...]:
         """Return the jobs of one role that still wait or run, by job id."""
-        return tuple(job for job in self.jobs.values() if job.role is role and job.state.is_active)
+        return self._by_role.get(role, ())
+
+    @cached_property
+    def _by_role(self) -> Mapping[Role, tuple[ManagedJob, ...]]:
+        found: dict[Role, list[ManagedJob]] = {}
+        for job in self.jobs.values():
+            if job.state.is_active:
+                found.setdefault(job.role, []).append(job)
+        return {role: tuple(jobs) for role, jobs in found.items()}
+
+    @cached_property
+    def running_groups(self) -> tuple[RunningGroup, ...]:
+        """The groups whose pilot job runs, in the order of their pilots."""
+        members: dict[int, list[ManagedJob]] = {}
+        for job in self.having(Role.MEMBER):
+            if job.membership is not None:
+                members.setdefault(job.membership.pilot, []).append(job)
+        return tuple(
+            RunningGroup(pilot, tuple(members[pilot.job_id]))
+            for pilot in self.having(Role.PILOT)
+            if pilot.state is JobState.RUNNING and pilot.job_id in members
+        )
+
+    @cached_property
+    def group_of(self) -> Mapping[int, RunningGroup]:
+        """The running group of each member, by the member's job id."""
+        return {member.job_id: group for group in self.running_groups for member in group.members}
+
+    @cached_property
+    def node_index(self) -> NodeIndex:
+        """The snapshot's nodes, to look things up."""
+        return NodeIndex(self.snapshot.nodes)
 
     def active(self, job_id: int) -> ManagedJob | None:
         """Return a job that still waits or runs, None when it ended or is unknown."""
@@ -185,22 +242,29 @@ def _read_or_leave(job: Job, partitions: tuple[str, ...]) -> ManagedJob:
     What Muri did with it stands in AdminComment. Without the user's comment, which is the likelier fault, all that
     can be undone.
     """
-    for record in (job, replace(job, comment="")):
-        try:
-            return read_job(record, partitions)
-        except Exception:
-            log.exception("job %d: a comment cannot be read", job.job_id)
-    log.error("job %d: Muri leaves it to Slurm", job.job_id)
-    return _unreadable(job)
+    return (
+        _read_if_possible(job, partitions)
+        or _read_if_possible(replace(job, comment=""), partitions)
+        or _unreadable(job)
+    )
+
+
+def _read_if_possible(job: Job, partitions: tuple[str, ...]) -> ManagedJob | None:
+    try:
+        return read_job(job, partitions)
+    except Exception:
+        log.exception("job %d: a comment cannot be read", job.job_id)
+        return None
 
 
 def _unreadable(job: Job) -> ManagedJob:
     """A job of which only its gate is known, which must not stay closed while the lease goes on."""
+    log.error("job %d: Muri leaves it to Slurm", job.job_id)
     own_hold = is_behind_own_hold(job)
     gated = _is_gated(job, own_hold=own_hold)
     submitted = tags.token(job.admin_comment, tags.REQUEST_PREFIX) is not None
     return ManagedJob(
-        **{name: getattr(job, name) for name in _RECORD},
+        **_record_of(job),
         role=Role.NOT_OURS if gated and submitted else Role.OTHER,
         gate=gate_of(job),
         gated=gated,
@@ -212,16 +276,15 @@ def _is_gated(job: Job, *, own_hold: bool) -> bool:
     return job.state is JobState.PENDING and (own_hold or is_behind_licence(job))
 
 
-def gpu_type_of(job: Job, nodes: tuple[Node, ...]) -> str:
+def gpu_type_of(job: Job, nodes: NodeIndex) -> str:
     """Return the GPU type that a job will run on: the one it asks for, else that of its partition's nodes."""
     parts = job.gpu_request.replace("gres/", "").replace("=", ":").split(":")
     if len(parts) >= 2 and not parts[1].isdigit():
         return parts[1]
-    types = sorted({node.gpu_type for node in nodes if node.gpu_count and job.partition in node.partitions})
-    return types[0] if types else "gpu"
+    return nodes.gpu_types.get(job.partition, "gpu")
 
 
-def profile_key(job: ManagedJob, nodes: tuple[Node, ...]) -> ProfileKey:
+def profile_key(job: ManagedJob, nodes: NodeIndex) -> ProfileKey:
     """Return the key under which a job's model is profiled: its user's own.
 
     Without `model=` two jobs count as the same model when the same user submitted them with the same line, arguments

@@ -13,7 +13,7 @@ from rich.table import Table
 from muri.commands import run_command
 from muri.errors import UsageError
 from muri.printable import printable, printable_lines
-from muri.terminal import PlainConsole, cell, say
+from muri.terminal import PlainConsole, cell, say, say_columns
 from muri.utc import log_handler
 
 HOSTILE = "a\n2026-01-01T00:00:00Z ERROR forged\r\x1b]0;title\x07\x1b[2J\x9b31m\u202eevil\u2028x\udce9[red]:bomb:"
@@ -74,6 +74,13 @@ def test_a_table_shows_markup_emoji_names_and_control_characters_as_text(capsys:
     assert len(shown.splitlines()) == 6
     for text in (printable(HOSTILE), "[bold]JOB", "[red]2", r"\x1b[31m:bomb:"):
         assert text in shown
+
+
+def test_columns_are_as_wide_as_their_widest_text_and_show_it_as_text(capsys: pytest.CaptureFixture[str]) -> None:
+    say_columns(("JOB", "NAME"), [("1", "[bold]\x1b[31m"), ("12345", "模型")], {"NAME"})
+    assert capsys.readouterr().out.splitlines() == ["  JOB  NAME", r"    1  [bold]\x1b[31m", "12345  模型"]
+    say_columns(("NAME", "JOB"), [("模型", "1"), ("x" * 200, "2")], {"NAME"})
+    assert capsys.readouterr().out.splitlines()[1:] == ["模型" + " " * 196 + "    1", "x" * 200 + "    2"]
 
 
 def test_lines_and_errors_of_commands_are_shown_as_text(capsys: pytest.CaptureFixture[str]) -> None:

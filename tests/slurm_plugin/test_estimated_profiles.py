@@ -10,7 +10,7 @@ from muri.profiler.errors import CorruptStoreError, StoreBusyError
 from muri.profiler.records import ProfileKey
 from muri.profiler.store import ProfileStore
 from muri.slurm_plugin import profile_use
-from muri.slurm_plugin.cli.look import _print_table, explanation
+from muri.slurm_plugin.cli.look import explanation, show_queue
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import JobState
 from muri.slurm_plugin.records.roles import Role, read_job
@@ -141,7 +141,7 @@ def test_a_released_job_with_an_estimate_says_so(make_controller):
 def test_queue_marks_plans_with_estimates(make_controller, monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "80")
     with make_controller(slurm_with_two()) as controller:
-        _print_table(controller.cycle())
+        show_queue(controller.cycle())
     output = capsys.readouterr().out
     assert "~1." in output or "~0." in output
     assert "~ planned with an estimated profile" in output

@@ -5,7 +5,6 @@ from dataclasses import asdict, replace
 import pytest
 from fake_slurm import make_job, make_node
 
-from muri.policies.types import PlanJob
 from muri.profiler.errors import CorruptStoreError
 from muri.profiler.interference.ratios import KIND as PAIRS
 from muri.profiler.interference.ratios import Interference, Side
@@ -14,14 +13,20 @@ from muri.profiler.sensitivity.bisection import CpuSensitivity, Point
 from muri.profiler.sensitivity.memory_axis import Dataset, throughput
 from muri.profiler.sensitivity.record import KIND, SensitivityProfile
 from muri.profiler.store import Document, ProfileStore
+from muri.slurm_plugin.config import Config
+from muri.slurm_plugin.planning.cycle_input import CycleInput, Knowledge
 from muri.slurm_plugin.planning.model_traits import (
     KnownTraits,
     batch_model,
+    derived_for,
     interference_table,
     sensitivity_of,
-    with_derived,
 )
+from muri.slurm_plugin.planning.request import known_job, plan_job
 from muri.slurm_plugin.profile_use import read_traits
+from muri.slurm_plugin.records.cluster import Snapshot
+from muri.slurm_plugin.records.node_index import NodeIndex
+from muri.slurm_plugin.records.roles import View, read_job
 
 CURVE = CpuSensitivity((Point(2, 2.0), Point(4, 4.0), Point(9, 8.0), Point(12, 8.2)), 9, 0, 4)
 DATASET = Dataset(dataset_gib=100.0, batch_mib=64.0, storage_mib_per_s=256.0)
@@ -116,27 +121,27 @@ def test_a_damaged_store_is_for_the_controller_to_mend(tmp_path):
         read_traits(Damaged())
 
 
-def planned(profile, sensitivity=None):
-    return PlanJob(1, "alice", "main", 1, 0.0, profile, sensitivity=sensitivity)
-
-
 def test_a_stage_profile_stands_in_and_never_asks_for_less_than_the_job():
     profile = StageProfile(key("m"), 0.1, 0.7, 0.1, 0.1, iteration_s=1.0, iterations=20)
     job = make_job(1, cpu_count=4, cpus_per_task=4, mem_per_node_mib=2048)
-    derived = with_derived(planned(profile), job, [make_node("n1")]).sensitivity
+    nodes = NodeIndex((make_node("n1"),))
+    derived = derived_for(job, profile, nodes)
     assert derived.throughput_at(8, 0) / derived.throughput_at(4, 0) == pytest.approx(1 / 0.65)
     assert derived.demand.cpus >= 4
     assert derived.demand.mem_gib == 2.0
     idle = StageProfile(key("m"), 0.1, 0.0, 0.8, 0.1, iteration_s=1.0, iterations=20)
-    assert with_derived(planned(idle), job, [make_node("n1")]).sensitivity.demand.cpus == 4
+    assert derived_for(job, idle, nodes).demand.cpus == 4
+    assert derived_for(replace(job, job_id=2), profile, nodes) is derived
 
 
 def test_nothing_is_derived_from_nothing_or_in_place_of_a_measurement():
-    job, nodes = make_job(1), [make_node("n1")]
-    assert with_derived(planned(None), job, nodes).sensitivity is None
-    known = sensitivity_of(measured())
-    profile = StageProfile(key("m"), 0.1, 0.7, 0.1, 0.1, iteration_s=1.0, iterations=20)
-    assert with_derived(planned(profile, known), job, nodes).sensitivity is known
+    assert derived_for(make_job(1), None, NodeIndex((make_node("n1"),))) is None
+    job = read_job(make_job(1, mem_per_node_mib=2048))
+    view = View(Snapshot(0.0, "c", "26.05", (job,), (make_node("n1"),)), {1: job})
+    profile = StageProfile(CycleInput(view, Knowledge({}), Config()).key_of(job), 0.1, 0.7, 0.1, 0.1, iteration_s=1.0)
+    known = Knowledge({profile.key: profile}, traits=KnownTraits({str(profile.key): measured()}))
+    cycle = CycleInput(view, known, Config())
+    assert plan_job(known_job(job, cycle), "main", cycle).sensitivity == sensitivity_of(measured(), least_mem_gib=2.0)
 
 
 def test_what_is_measured_of_a_users_own_model_comes_before_what_is_published():

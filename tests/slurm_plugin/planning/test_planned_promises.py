@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from fake_slurm import FOUR_KINDS, GPUS_REMOVABLE, NOW_S, FakeSlurm, make_job, make_node
 
-from muri.slurm_plugin.cli.look import _print_table, explanation
+from muri.slurm_plugin.cli.look import explanation, show_queue
 from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.controller.assemble import policy_of
 from muri.slurm_plugin.controller.status import JobStatus, Status, status_of
@@ -16,8 +16,7 @@ from muri.slurm_plugin.planning.cycle_input import CycleInput, Knowledge
 from muri.slurm_plugin.planning.decision import Decision, decide, why_too_slow
 from muri.slurm_plugin.planning.joins import why_no_room
 from muri.slurm_plugin.planning.placement import Places
-from muri.slurm_plugin.planning.request import plan_job
-from muri.slurm_plugin.planning.running import running_groups
+from muri.slurm_plugin.planning.request import known_job, plan_job
 from muri.slurm_plugin.planning.slurm_requests import group_spec
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import Job, JobState, Node, Snapshot
@@ -139,7 +138,7 @@ def test_nobody_joins_a_group_that_breaks_a_promise(broken, joined):
     jobs = [candidate(1, "m3"), *group("m1", comment=report(speeds, broken))]
     assert joiners(decided(jobs)) == joined
     cycle = cycle_of(jobs)
-    (running,) = running_groups(cycle.view)
+    (running,) = cycle.view.running_groups
     why = why_no_room(cycle.view.jobs[1], running, cycle, Places(cycle.view.snapshot))
     assert why == ("" if joined else BROKEN)
 
@@ -147,7 +146,7 @@ def test_nobody_joins_a_group_that_breaks_a_promise(broken, joined):
 def test_what_was_promised_stays_so_when_the_site_promises_less():
     cycle = cycle_of(group("m1", promise=0.7), config=Config(grouping={"min_speed": 0.0}))
     member = cycle.view.jobs[2000]
-    assert plan_job(member, cycle.key_of(member), cycle).min_speed == 0.7
+    assert plan_job(known_job(member, cycle), "main", cycle).min_speed == 0.7
 
 
 def test_a_journal_from_before_promises_can_be_read():
@@ -194,7 +193,7 @@ def test_a_waiting_job_tells_what_it_asks_for():
 def test_the_queue_shows_promised_planned_and_measured_speed(monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "80")
     jobs = [candidate(1, "m1", "0.75"), *group("m1", "m3", comment=report({2000: 0.71, 2001: 0.95}, (2000,)))]
-    _print_table(Status(0.0, "muri-s", "fake", tuple(shown(jobs).values())))
+    show_queue(Status(0.0, "muri-s", "fake", tuple(shown(jobs).values())))
     lines = capsys.readouterr().out.splitlines()
     assert [line.split() for line in lines[:4]] == [
         ["JOB", "USER", "MODEL", "STATE", "GROUP", "PARTNERS", "MIN", "PLAN", "SPEED"],

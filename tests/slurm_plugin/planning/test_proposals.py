@@ -1,15 +1,18 @@
 """Who is told that it could move to another group if running jobs were stopped."""
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from fake_slurm import FOUR_KINDS, GPUS_REMOVABLE, NOW_S, FakeSlurm, make_job, make_node
 
+from muri.policies.types import Policy
 from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.controller.assemble import policy_of
 from muri.slurm_plugin.planning.cycle_input import CycleInput, Knowledge
 from muri.slurm_plugin.planning.decision import decide
-from muri.slurm_plugin.planning.proposals import proposed_moves
+from muri.slurm_plugin.planning.proposals import ASK_AGAIN_S, Proposals, proposed_moves
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import Job, JobState, Snapshot
 from muri.slurm_plugin.records.roles import view_of
@@ -33,14 +36,16 @@ def behind_pilot(number: int, comment: str = f"{tags.CHECKPOINT_PREFIX}0") -> li
     ]  # fmt: skip
 
 
-def told(jobs: list[Job], **config: Any) -> dict[int, str]:
+def told(jobs: list[Job], stopping: Callable[[], Policy] | None = None) -> dict[int, str]:
     nodes = tuple(make_node(f"n{number}", gpu_count=1, gpus_allocated=1, cpus_allocated=5) for number in (1, 2))
     view = view_of(Snapshot(NOW_S, "c", "26.05", tuple(jobs), nodes, gpu_removal=GPUS_REMOVABLE))
     knowledge = Knowledge({profile.key: profile for profile in FOUR_KINDS})
-    settings = Config(**{"policy": "muri-jct", **config})
+    settings = Config(policy="muri-jct")
     found = decide(CycleInput(view, knowledge, settings), policy_of(settings))
     assert not found.actions
-    return proposed_moves(found.preparation.request, found.view, 30.0, lambda: policy_of(settings, stopping=True))
+    stopping = stopping or (lambda: policy_of(settings, stopping=True))
+    moves = proposed_moves(found.preparation.request, found.view, 30.0, stopping)
+    return Proposals(NOW_S, moves).told(found.view)
 
 
 ANOTHERS = make_job(1, user="bob", uid=1002, admin_comment="muri:model=m3,batch-size=8,duration=100")
@@ -65,6 +70,11 @@ def test_otherwise_nobody_is_told_anything(jobs):
     assert told(jobs) == {}
 
 
+def test_the_policy_is_not_asked_where_nobody_could_meet_anybody():
+    carols = [replace(job, user="carol", uid=1003) for job in behind_pilot(2)]
+    assert told([*behind_pilot(1), *carols, ANOTHERS], stopping=lambda: pytest.fail("it was asked")) == {}
+
+
 def test_explain_tells_it_and_a_policy_that_fails_there_costs_no_cycle(make_controller, caplog):
     nodes = [make_node(f"n{number}", gpu_count=1, gpus_allocated=1, cpus_allocated=5) for number in (1, 2)]
     slurm = FakeSlurm([*behind_pilot(1), *behind_pilot(2), ANOTHERS], nodes)
@@ -77,6 +87,9 @@ def test_explain_tells_it_and_a_policy_that_fails_there_costs_no_cycle(make_cont
             return policy_for("no such thing") if not stopping else 1 // 0
 
         controller._policy_for = fails
+        status = controller.cycle()  # nobody is asked again so soon
+        assert [why for job in status.jobs for why in job.reasons if "could move" in why] == told
+        slurm.now_s += ASK_AGAIN_S
         status = controller.cycle()
     assert not [why for job in status.jobs for why in job.reasons if "could move" in why]
     assert "nobody is told who could move" in caplog.text

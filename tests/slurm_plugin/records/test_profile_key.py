@@ -3,13 +3,15 @@
 import pytest
 from fake_slurm import make_job, make_node
 
+from muri.slurm_plugin.records.node_index import NodeIndex
 from muri.slurm_plugin.records.roles import profile_key, read_job
 
 UNNAMED = "muri:on muri-script:0123456789abcdef"
 
 
 def key(**changes):
-    return profile_key(read_job(make_job(1, **({"admin_comment": UNNAMED} | changes))), (make_node("n1"),))
+    job = read_job(make_job(1, **({"admin_comment": UNNAMED} | changes)))
+    return profile_key(job, NodeIndex((make_node("n1"),)))
 
 
 @pytest.mark.parametrize(
