@@ -37,6 +37,9 @@ _GOOD_GAP: Final = 3e-3
 _FEW_GROUPS: Final = 400
 """Most groups for which that takes a fraction of a second."""
 
+_REMEMBERED_SIZE: Final = 64
+"""Jobs and open units of a bucket that is small; 256 such buckets take at most 10 MiB."""
+
 Starts = dict[tuple[object, ...], Indices]
 """Which columns mattered, by what the columns depend on."""
 
@@ -89,13 +92,20 @@ def group_buckets(
 def _with_joins(
     problem: BucketProblem, answer: BucketGroups, options: PolicyOptions, model: SpeedModel
 ) -> BucketGroups:
+    """The answer with joins; that to a small bucket is remembered, because the next cycle often asks for it again."""
+    if not problem.open_units or not (answer.left or len(answer.groups) < len(problem.jobs)):
+        return replace(answer, joins=((),) * len(problem.open_units))
+    joined = _joined if len(problem.jobs) + len(problem.open_units) <= _REMEMBERED_SIZE else _joined.__wrapped__
+    return joined(problem, answer, options, model)
+
+
+@lru_cache(maxsize=256)
+def _joined(problem: BucketProblem, answer: BucketGroups, options: PolicyOptions, model: SpeedModel) -> BucketGroups:
     """Let waiting jobs join what runs.
 
     Where all groups are chosen at once, whom the new ones take in is decided anew together with that; those of
     Algorithm 1 stay as they are.
     """
-    if not problem.open_units or not (answer.left or len(answer.groups) < len(problem.jobs)):
-        return replace(answer, joins=((),) * len(problem.open_units))
     exchange = Exchange(problem, options, model)
     if options.grouping == "optimal":
         found = exchange.improve(answer.groups, answer.left)

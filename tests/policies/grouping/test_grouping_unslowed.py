@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from muri.policies.grouping import engine, kway
+from muri.policies.grouping import engine, kway, rounds
 from muri.policies.grouping.engine import group_buckets
 from muri.policies.grouping.problem import BucketProblem, kinds_with
 from muri.policies.grouping.unslowed import unslowed_groups
@@ -77,3 +77,14 @@ def test_a_relaxation_in_whole_numbers_needs_no_integer_program(monkeypatch):
     half = Shape((1.0, 1.0, 0.0, 0.0), 2.0)
     (found,) = group_buckets([problem(half, half, STORAGE, STORAGE, CPU, slots=3)], JCT, FAIR)
     assert found.certificate.gap == pytest.approx(0, abs=1e-9)
+
+
+def test_a_like_queue_has_the_matching_that_was_found_before(monkeypatch):
+    asked = []
+    match = rounds.match_weights
+    monkeypatch.setattr(rounds, "match_weights", lambda *given: asked.append(given) or match(*given))
+    odd = Shape((0.3, 0.25, 0.2, 0.125), 0.875)
+    given, options = problem(odd, STORAGE, CPU, GPU, slots=2), PolicyOptions(max_group_size=2)
+    first, second = (group_buckets([given], options, speed_model("lockstep")) for _ in range(2))
+    assert first == second
+    assert len(asked) == 1
