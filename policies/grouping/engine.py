@@ -22,6 +22,7 @@ from muri.policies.grouping.problem import (
     kinds_of,
 )
 from muri.policies.grouping.rounds import Rounds, form_units
+from muri.policies.grouping.unslowed import unslowed_groups
 from muri.policies.highs import solve_linear
 from muri.policies.options import PolicyOptions
 from muri.policies.speed.model import Floats, Indices, Shape, SpeedModel
@@ -36,10 +37,13 @@ _GOOD_GAP: Final = 3e-3
 _FEW_GROUPS: Final = 400
 """Most groups for which that takes a fraction of a second."""
 
-Starts = dict[int, tuple[Columns, Indices]]
-"""Which columns mattered, by the identity of their table, which is kept so that no other takes its place."""
+_REMEMBERED_SIZE: Final = 64
+"""Jobs and open units of a bucket that is small; 256 such buckets take at most 10 MiB."""
 
-# Cycle after cycle the same models wait in several buckets; a table of 64 kinds takes 30 MiB.
+Starts = dict[tuple[object, ...], Indices]
+"""Which columns mattered, by what the columns depend on."""
+
+# Cycle after cycle the same models wait in several buckets; a table of 64 kinds takes 10 MiB.
 _columns = lru_cache(maxsize=4)(all_columns)
 
 PHYSICAL_MODELS: Final = ("lockstep", "fair")
@@ -70,6 +74,10 @@ def group_buckets(
         if options.max_group_size == 1 or room_for_all or not problem.slots:
             answers[index] = _all_alone(problem, options)
             continue
+        if options.grouping == "optimal" and (unslowed := unslowed_groups(problem, options, model)) is not None:
+            value = float(coefficients(problem.jobs, options.objective).sum())
+            answers[index] = BucketGroups(unslowed, (), Certificate(value, value))
+            continue
         kinds = kinds_of(problem)
         if options.grouping == "optimal" and column_count(len(kinds.kinds), options.max_group_size) <= COLUMN_LIMIT:
             answers[index] = _optimal(problem, kinds, options, model, starts)
@@ -84,13 +92,20 @@ def group_buckets(
 def _with_joins(
     problem: BucketProblem, answer: BucketGroups, options: PolicyOptions, model: SpeedModel
 ) -> BucketGroups:
+    """The answer with joins; that to a small bucket is remembered, because the next cycle often asks for it again."""
+    if not problem.open_units or not (answer.left or len(answer.groups) < len(problem.jobs)):
+        return replace(answer, joins=((),) * len(problem.open_units))
+    joined = _joined if len(problem.jobs) + len(problem.open_units) <= _REMEMBERED_SIZE else _joined.__wrapped__
+    return joined(problem, answer, options, model)
+
+
+@lru_cache(maxsize=256)
+def _joined(problem: BucketProblem, answer: BucketGroups, options: PolicyOptions, model: SpeedModel) -> BucketGroups:
     """Let waiting jobs join what runs.
 
     Where all groups are chosen at once, whom the new ones take in is decided anew together with that; those of
     Algorithm 1 stay as they are.
     """
-    if not problem.open_units or not (answer.left or len(answer.groups) < len(problem.jobs)):
-        return replace(answer, joins=((),) * len(problem.open_units))
     exchange = Exchange(problem, options, model)
     if options.grouping == "optimal":
         found = exchange.improve(answer.groups, answer.left)
@@ -139,9 +154,10 @@ def _optimal(
     limits = Limits(
         np.array(kinds.counts, dtype=np.float64), np.array(kinds.urgent, dtype=np.float64), float(problem.slots)
     )
-    _, start = starts.get(id(columns), (columns, None))
-    choice = choose_columns(columns, limits, start)
-    starts[id(columns)] = (columns, choice.seen)
+    most = tuple([min(count, options.max_group_size) for count in kinds.counts])
+    alike = (kinds.kinds, problem.memory_limit_gib, most)
+    choice = choose_columns(columns, limits, starts.get(alike))
+    starts[alike] = choice.seen
     queues = [iter(jobs) for jobs in kinds.jobs]
     groups = []
     for column, count in zip(choice.columns.tolist(), choice.counts.tolist(), strict=True):

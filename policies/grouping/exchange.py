@@ -1,8 +1,8 @@
 """Exchanges of members that make groups better, and the joins of waiting jobs to what runs."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Final
+from dataclasses import dataclass
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,8 +52,7 @@ class Assembly:
     value: float
 
 
-@dataclass(frozen=True, slots=True)
-class _Row:
+class _Row(NamedTuple):
     """A unit, new or open, while members are exchanged.
 
     Attributes:
@@ -139,25 +138,32 @@ class Exchange:
         """Better units, the jobs then left over, the value, and what is left of the budget."""
         total = float(self._matrix(rows, [()])[:, 0].sum())
         idle = 0
+        tried: set[tuple[Members, ...]] = set()
         for places in _turns():
             cost = len(rows) * (len(rows) + len(left))
             if idle == len(_PLACES) or budget < cost:
                 break
             budget -= cost
-            changed, unused, value = self._handed_out(rows, left, places)
+            parts = _parts(rows, left, places)
+            if parts in tried:
+                # Where units are small, several turns give up the same parts.
+                idle += 1
+                continue
+            tried.add(parts)
+            changed, unused, value = self._handed_out(rows, left, places, parts)
             idle = 0 if value > total + _GAIN * max(abs(total), _ROUNDING) else idle + 1
             if value > total:
                 rows, left, total = changed, unused, value
+                tried.clear()
         return rows, left, total, budget
 
     def _handed_out(
-        self, rows: Sequence[_Row], left: Members, places: tuple[int, ...]
+        self, rows: Sequence[_Row], left: Members, places: tuple[int, ...], parts: tuple[Members, ...]
     ) -> tuple[list[_Row], Members, float]:
         """The units after the best exchange of the members at some places, the jobs then left over, and the value."""
-        kept = [_with(row, tuple(job for place, job in enumerate(row.members) if place not in places)) for row in rows]
-        parts = [tuple(job for place, job in enumerate(row.members) if place in places) for row in rows]
-        if len(places) < 2:
-            parts += [(job,) for job in left]
+        kept = [
+            _with(row, tuple([job for place, job in enumerate(row.members) if place not in places])) for row in rows
+        ]
         value = self._matrix(kept, parts)
         urgent = np.array([any(job < self._problem.slots for job in part) for part in parts])
         chosen, columns = linear_sum_assignment(value + _URGENT * urgent[None, :], maximize=True)
@@ -230,7 +236,13 @@ class Exchange:
 
 
 def _with(row: _Row, members: Members) -> _Row:
-    return replace(row, members=members)
+    return _Row(members, *row[1:])
+
+
+def _parts(rows: Sequence[_Row], left: Members, places: tuple[int, ...]) -> tuple[Members, ...]:
+    """What each unit gives up in a turn, and, where that is no more than a member, the jobs left over."""
+    given = [tuple([job for place, job in enumerate(row.members) if place in places]) for row in rows]
+    return tuple(given + [(job,) for job in left] if len(places) < 2 else given)
 
 
 def _turns() -> Iterator[tuple[int, ...]]:

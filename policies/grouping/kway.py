@@ -18,6 +18,7 @@ from math import comb
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
 from muri.policies.grouping.problem import Appraiser, Kind
@@ -36,6 +37,9 @@ _PROFIT: Final = 1e-10
 
 _CONSIDERED: Final = 4_000
 """The most profitable columns, from which those are chosen that join the relaxation."""
+
+_ROUNDING: Final = 1e-7
+"""How far from whole numbers a solution of the relaxation may be to count as whole."""
 
 _NEW_PER_KIND: Final = 6
 """Columns that join in one iteration for each kind, so that all kinds get new partners."""
@@ -65,6 +69,9 @@ _NODES: Final = 50
 _ITERATIONS: Final = 200
 """More than was ever needed; the bound is valid wherever it stops."""
 
+Places = NDArray[np.uint16]
+"""Kinds of the members of many groups, in two bytes each: there may be a million groups, of few kinds."""
+
 
 @dataclass(frozen=True, slots=True)
 class Columns:
@@ -77,7 +84,7 @@ class Columns:
     """
 
     kinds: int
-    members: Indices
+    members: Places
     value: Floats
 
     def take(self, which: Indices) -> "Columns":
@@ -98,17 +105,17 @@ def column_count(kinds: int, max_size: int) -> int:
     return comb(kinds + max_size, max_size) - 1
 
 
-@lru_cache(maxsize=32)
-def multisets(kinds: int, size: int) -> Indices:
+@lru_cache(maxsize=16)
+def multisets(kinds: int, size: int) -> Places:
     """Array (n, size) of all multisets of `size` out of `kinds`, rows ascending and in lexical order."""
     if size == 1:
-        return np.arange(kinds, dtype=np.intp)[:, None]
+        return np.arange(kinds, dtype=np.uint16)[:, None]
     rest = multisets(kinds, size - 1)
     # Rows of `rest` that start at or after kind f are its tail from `first_row[f]` on.
     first_row = np.searchsorted(rest[:, 0], np.arange(kinds))
     lengths = len(rest) - first_row
     rows = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths) + np.repeat(first_row, lengths)
-    return np.concatenate([np.repeat(np.arange(kinds, dtype=np.intp), lengths)[:, None], rest[rows]], axis=1)
+    return np.concatenate([np.repeat(np.arange(kinds, dtype=np.uint16), lengths)[:, None], rest[rows]], axis=1)
 
 
 def all_columns(kinds: Sequence[Kind], options: PolicyOptions, model: SpeedModel, memory_limit_gib: float) -> Columns:
@@ -116,7 +123,7 @@ def all_columns(kinds: Sequence[Kind], options: PolicyOptions, model: SpeedModel
     appraiser, width = Appraiser(kinds, options, model, memory_limit_gib), options.max_group_size
     members, value = [], []
     for size in range(1, width + 1):
-        groups = multisets(len(kinds), size)
+        groups = multisets(len(kinds), size).astype(np.intp)
         if size > 1 and appraiser.limits:
             groups = groups[appraiser.fits(groups)]
         appraisal = appraiser.appraise(groups)
@@ -124,7 +131,8 @@ def all_columns(kinds: Sequence[Kind], options: PolicyOptions, model: SpeedModel
         if size > 1:
             chosen = appraiser.pays(appraisal)
             groups, worthwhile = groups[chosen], worthwhile[chosen]
-        members.append(np.pad(groups, ((0, 0), (0, width - size)), constant_values=len(kinds)))
+        listed = groups.astype(np.uint16)
+        members.append(np.pad(listed, ((0, 0), (0, width - size)), constant_values=len(kinds)))
         value.append(worthwhile)
     return Columns(len(kinds), np.concatenate(members), np.concatenate(value))
 
@@ -181,7 +189,8 @@ class _Relaxed:
 def choose_columns(columns: Columns, limits: Limits, start: Indices | None = None) -> Choice:
     """Choose the most valuable groups.
 
-    With up to about a thousand columns the choice is optimal. With more it comes from an integer program
+    With up to about a thousand columns the choice is optimal, and so it is where the relaxation has whole numbers.
+    Otherwise it comes from an integer program
     over the columns that matter in the relaxation, and the bound says how far from the optimum it can be.
 
     Args:
@@ -192,19 +201,30 @@ def choose_columns(columns: Columns, limits: Limits, start: Indices | None = Non
     nothing = np.empty(0, dtype=np.intp)
     if limits.slots < 1 or limits.counts.sum() == 0:
         return Choice(nothing, nothing, 0.0, 0.0, nothing)
-    if len(columns.value) <= _EXACT_LIMIT:
-        amount, upper_bound = _integer(columns, limits, gap=0.0)
-        return _choice(columns, np.arange(len(columns.value)), amount, upper_bound)
-    relaxed = _relax(columns, limits, nothing if start is None else start)
-    best: Choice | None = None
-    for which, amount in _attempts(columns, limits, relaxed):
-        found = _choice(columns, which, amount, relaxed.upper_bound)
-        best = found if best is None or found.value > best.value else best
-        if best.upper_bound - best.value <= _GOOD_GAP * best.upper_bound:
-            break
+    everything = np.arange(len(columns.value))
+    small = len(columns.value) <= _EXACT_LIMIT
+    relaxed = _relax(columns, limits, everything if small else nothing if start is None else start)
+    best = _already_whole(columns, relaxed)
+    if best is None or best.upper_bound - best.value > _PROFIT * best.upper_bound:
+        if small:
+            amount, upper_bound = _integer(columns, limits, gap=0.0)
+            return _choice(columns, everything, amount, min(upper_bound, relaxed.upper_bound))
+        for which, amount in _attempts(columns, limits, relaxed):
+            found = _choice(columns, which, amount, relaxed.upper_bound)
+            best = found if best is None or found.value > best.value else best
+            if best.upper_bound - best.value <= _GOOD_GAP * best.upper_bound:
+                break
     assert best is not None, "there is always an attempt"
     seen = _nearest(columns.take(relaxed.which), relaxed, _SEEN * columns.kinds)
     return replace(best, seen=relaxed.which[seen])
+
+
+def _already_whole(columns: Columns, relaxed: _Relaxed) -> Choice | None:
+    """The solution of the relaxation, where it is in whole numbers, as it mostly is."""
+    amount = np.rint(relaxed.amount)
+    if np.abs(relaxed.amount - amount).max() > _ROUNDING:
+        return None
+    return _choice(columns, relaxed.which, amount.astype(np.intp), relaxed.upper_bound)
 
 
 def _choice(columns: Columns, which: Indices, amount: Indices, upper_bound: float) -> Choice:

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from muri.policies.options import MAX_GROUP_SIZE, PolicyOptions
 from muri.policies.speed.model import Floats, Indices, Shape, SpeedModel
+from muri.policies.speed.table import evaluate
 from muri.policies.types import Certificate
 
 Members = tuple[int, ...]
@@ -187,7 +188,9 @@ class Appraiser:
         memory_limit_gib: float,
     ) -> None:
         self.coefficient = coefficients(kinds, options.objective)
-        self._shapes = [kind.shape for kind in kinds]
+        self._shapes = tuple(sorted({kind.shape for kind in kinds}))
+        number = {shape: index for index, shape in enumerate(self._shapes)}
+        self._shape_of = np.array([number[kind.shape] for kind in kinds], dtype=np.intp)
         self._options = options
         self._model = model
         self._memory_gib = np.array([kind.shape.gpu_mem_gib for kind in kinds])
@@ -218,7 +221,7 @@ class Appraiser:
 
     def appraise(self, groups: Indices) -> Appraisal:
         """Evaluate n groups of one size."""
-        evaluation = self._model.evaluate(self._shapes, groups)
+        evaluation = evaluate(self._model, self._shapes, self._shape_of[groups])
         total_speed = evaluation.speed.sum(axis=1)
         keeps: NDArray[np.bool_] = np.ones(len(groups), dtype=np.bool_)
         if self._promises and groups.shape[1] > 1:

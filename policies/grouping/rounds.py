@@ -2,12 +2,13 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 import numpy as np
 
-from muri.policies.grouping.problem import Appraiser, BucketProblem, Kinds, Members
+from muri.policies.grouping.problem import Appraiser, BucketProblem, Kind, Kinds, Members
 from muri.policies.matching.solve import match_types, match_weights
 from muri.policies.options import PolicyOptions
 from muri.policies.speed.model import Floats, Indices, SpeedModel
@@ -23,6 +24,10 @@ _REPEATS: Final = 2
 
 _MANY: Final = 400
 """From so many units of each kind, and in all, matching works on kinds instead of on units."""
+
+_REMEMBERED_UNITS: Final = 64
+_REMEMBERED: Final = 512
+"""Matchings of up to so many units, and so many of them, are remembered: 10 MiB at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +69,7 @@ class Rounds:
     def __init__(self, problem: BucketProblem, kinds: Kinds, options: PolicyOptions, model: SpeedModel) -> None:
         self._problem = problem
         self._options = options
+        self._model = model
         self.kinds = kinds
         self.appraiser = Appraiser(kinds.kinds, options, model, problem.memory_limit_gib)
         self.units: list[Unit] = self._single_jobs()
@@ -114,6 +120,64 @@ class Rounds:
         return merges
 
     def _match_block(self, units: Sequence[Unit]) -> list[Merge]:
+        kinds = self.kinds.kinds
+        alike = tuple([_Alike(tuple([kinds[k] for k in unit.kinds]), unit.total_speed, unit.value) for unit in units])
+        matched = _matched if len(units) <= _REMEMBERED_UNITS else _matched.__wrapped__
+        found = matched(alike, self._options, self._model, self._problem.memory_limit_gib)
+        return [_of_units(merge, units[merge.first.members[0]], units[merge.second.members[0]]) for merge in found]
+
+
+def _of_units(merge: Merge, first: Unit, second: Unit) -> Merge:
+    """The same merge of two units of these kinds."""
+    members, kinds = tuple(sorted(first.members + second.members)), tuple(sorted(first.kinds + second.kinds))
+    return Merge(merge.weight, replace(merge.unit, members=members, kinds=kinds), first, second)
+
+
+class _Alike(NamedTuple):
+    """A unit as far as matching tells units apart."""
+
+    kinds: tuple[Kind, ...]
+    total_speed: float
+    value: float
+
+
+@lru_cache(maxsize=_REMEMBERED)
+def _matched(
+    units: tuple[_Alike, ...], options: PolicyOptions, model: SpeedModel, memory_limit_gib: float
+) -> tuple[Merge, ...]:
+    """Match units known by their kinds alone: while a queue changes little, the same ones meet again and again.
+
+    Args:
+        units: The units, the most urgent first.
+        options: Matching, objective and group size.
+        model: How fast members are.
+        memory_limit_gib: GPU memory that a group may use.
+
+    Returns:
+        What is merged. The members of units are their places among the given ones.
+    """
+    kinds = sorted({kind for unit in units for kind in unit.kinds})
+    number = {kind: index for index, kind in enumerate(kinds)}
+    placed = [
+        Unit((place,), tuple([number[kind] for kind in unit.kinds]), unit.total_speed, unit.value)
+        for place, unit in enumerate(units)
+    ]
+    return tuple(_Matcher(Appraiser(kinds, options, model, memory_limit_gib), options).match(placed))
+
+
+class _Matcher:
+    """Matches the units of one round.
+
+    Args:
+        appraiser: Of the kinds that units name.
+        options: Matching, objective and group size.
+    """
+
+    def __init__(self, appraiser: Appraiser, options: PolicyOptions) -> None:
+        self._appraiser = appraiser
+        self._options = options
+
+    def match(self, units: Sequence[Unit]) -> list[Merge]:
         """Maximum-weight matching among some units."""
         by_kind: dict[tuple[int, ...], list[Unit]] = {}
         for unit in units:
@@ -148,10 +212,10 @@ class Rounds:
             once = first <= second
             first, second = first[once], second[once]
         groups = np.concatenate([_kinds_of(units, rows, first), _kinds_of(units, columns, second)], axis=1)
-        appraisal = self.appraiser.appraise(groups)
+        appraisal = self._appraiser.appraise(groups)
         value, total_speed = appraisal.value, appraisal.total_speed
         faster = _larger_of([unit.total_speed for unit in units], first, second)
-        admitted = self.appraiser.pays(appraisal, faster) & self.appraiser.fits(groups)
+        admitted = self._appraiser.pays(appraisal, faster) & self._appraiser.fits(groups)
         # The paper weighs a pair by its γ alone. Elsewhere it counts what merging adds to leaving the lesser one out.
         instead = (
             0.0 if self._options.objective == "efficiency" else _larger_of([u.value for u in units], first, second)

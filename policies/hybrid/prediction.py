@@ -1,6 +1,6 @@
 """How fast the members of a unit get on with some way of sharing, some CPUs and some memory."""
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import combinations, permutations
@@ -74,6 +74,10 @@ class Predictor:
         members = tuple(_member(job) for job in jobs)
         given = tuple(enough(share, fair) for share in shares)
         return _speeds(self._model, members, self._beside(jobs, mode), given, enough(fair, fair))
+
+    def alike(self, jobs: Sequence[PlanJob], mode: Mode) -> Hashable:
+        """What all predictions for these jobs depend on: equal for units of which nothing tells them apart."""
+        return tuple(map(_member, jobs)), self._beside(jobs, mode)
 
     def _beside(self, jobs: Sequence[PlanJob], mode: Mode) -> Speeds | None:
         return self.plain(jobs) if mode == "plain" and len(jobs) > 1 else None

@@ -1,7 +1,7 @@
 """CPUs and host memory of each node: every tenant's least first, what is left to those that gain most by it."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -105,6 +105,10 @@ class Step(NamedTuple):
     amount: Demand
 
 
+LeastShares = dict[Hashable, Demand]
+"""The least that tenants need, by what it depends on: many of a plan are alike, and looking for it takes long."""
+
+
 class Needs:
     """Shares of one tenant of a node of which CPUs or memory are known.
 
@@ -112,22 +116,29 @@ class Needs:
         tenant: The tenant, known in all its members.
         node: Its node.
         predictor: Speeds.
+        least: What was found for others; this one's is added.
     """
 
-    def __init__(self, tenant: Tenant, node: FreeNode, predictor: Predictor) -> None:
+    def __init__(self, tenant: Tenant, node: FreeNode, predictor: Predictor, least: LeastShares) -> None:
         self.tenant = tenant
         self._node, self._predictor = node, predictor
         self._each = fair_share(node)
         self._gpus = tenant.gpu_count
         self.fair = Demand(self._each.cpus * self._gpus, self._each.mem_gib * self._gpus)
         self._usual = predictor.usual(tenant.jobs, tenant.mode)
-        self.least = self._least()
+        alike = (predictor.alike(tenant.jobs, tenant.mode), self._gpus, self._each)
+        found = least.get(alike)
+        if found is None:
+            found = least[alike] = self._least()
+        self.least = found
         """The least with which no member is slower than with the GPU-proportional share, alone and as they share."""
 
     def is_enough(self, amount: Demand) -> bool:
         """Whether no member is slower than with the GPU-proportional share."""
-        speeds = self._speeds([amount])[0]
-        return not _slower(speeds, self._usual) and all(self._ratio(job, amount) >= 1 - SLACK for job in self._jobs)
+        # What each needs alone is cheap to find out and mostly decides.
+        if any(self._ratio(job, amount) < 1 - SLACK for job in self._jobs):
+            return False
+        return not _slower(self._speeds([amount])[0], self._usual)
 
     def best_step(self, amount: Demand, free: Demand) -> Step | None:
         """The larger share with the highest gain for what it takes; None where none gains anything.
@@ -230,6 +241,7 @@ def give_out(tenants: Sequence[Tenant], servers: Servers, predictor: Predictor, 
             are left for the jobs that come next, and where a new tenant lacks its least, no tenant of the node is
             given a share.
     """
+    least: LeastShares = {}
     on_node: dict[str, list[Tenant]] = {}
     for tenant in tenants:
         for share in tenant.gpus:
@@ -237,13 +249,21 @@ def give_out(tenants: Sequence[Tenant], servers: Servers, predictor: Predictor, 
     for name in sorted(on_node):
         node = servers.nodes[name]
         if node.gpu_count and (node.cpu_count or node.mem_gib):
-            _Room(node, servers, predictor, horizon_s).give_out(on_node[name])
+            _Room(node, servers, predictor, horizon_s, least).give_out(on_node[name])
 
 
 class _Room:
     """One node while its CPUs and memory are given out."""
 
-    def __init__(self, node: FreeNode, servers: Servers, predictor: Predictor, horizon_s: float | None) -> None:
+    def __init__(
+        self,
+        node: FreeNode,
+        servers: Servers,
+        predictor: Predictor,
+        horizon_s: float | None,
+        least: LeastShares,
+    ) -> None:
+        self._least = least
         self._node, self._servers, self._predictor = node, servers, predictor
         self._horizon_s = horizon_s
         self._kept: list[Needs] = []
@@ -274,9 +294,9 @@ class _Room:
                 self._take(self._proportional(sum(here)))
             return
         if not tenant.kept:
-            self._open_up(Needs(tenant, self._node, self._predictor))
+            self._open_up(Needs(tenant, self._node, self._predictor, self._least))
         elif tenant.movable and self._horizon_s is not None:
-            needs = Needs(tenant, self._node, self._predictor)
+            needs = Needs(tenant, self._node, self._predictor, self._least)
             if needs.is_enough(self._held(needs)):
                 self._kept.append(needs)
             else:

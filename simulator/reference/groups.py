@@ -133,7 +133,7 @@ def columns_of(table: JobTable, gpus: int, largest: int) -> Columns:
 
 def _of_size(table: JobTable, kinds: Indices, count: int, size: int) -> tuple[Indices, Indices, Floats]:
     """Members, candidates and speeds of the groups of `count` jobs."""
-    members = multisets(len(kinds), count)
+    members = multisets(len(kinds), count).astype(np.intp)
     alone_s = np.array([table.planned[kind].iteration_s for kind in kinds.tolist()]) * RUN_TIME_FACTOR
     period_s = alone_s[members[:, 0]]
     if count > 1:

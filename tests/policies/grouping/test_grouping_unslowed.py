@@ -1,0 +1,90 @@
+"""Jobs that do not slow each other share first: nothing is better, so nothing else is computed."""
+
+import numpy as np
+import pytest
+
+from muri.policies.grouping import engine, kway, rounds
+from muri.policies.grouping.engine import group_buckets
+from muri.policies.grouping.problem import BucketProblem, kinds_with
+from muri.policies.grouping.unslowed import unslowed_groups
+from muri.policies.options import PolicyOptions
+from muri.policies.speed.model import Shape
+from muri.policies.speed.registry import speed_model
+
+FAIR = speed_model("fair")
+JCT = PolicyOptions(grouping="optimal", objective="jct", speed_model="fair")
+STORAGE, CPU, GPU = (Shape(tuple(float(place == resource) for place in range(4)), 1.0, 10.0) for resource in (0, 1, 2))
+
+
+def problem(*shapes, slots, memory=float("inf")):
+    worth = [float(len(shapes) - index) for index in range(len(shapes))]
+    return BucketProblem(kinds_with(shapes, worth), 1, slots, memory)
+
+
+def test_no_more_pairs_than_it_takes_and_of_the_least_urgent_jobs():
+    found = unslowed_groups(problem(STORAGE, CPU, STORAGE, GPU, STORAGE, CPU, slots=5), JCT, FAIR)
+    assert found == ((0,), (1,), (2,), (3,), (4, 5))
+
+
+def test_the_greedy_choice_is_mended_where_it_leaves_too_few_pairs():
+    # The last two would pair up, and leave the others, which slow each other, without a partner.
+    found = unslowed_groups(problem(STORAGE, STORAGE, GPU, CPU, slots=2), JCT, FAIR)
+    assert found is not None
+    assert sorted(map(len, found)) == [2, 2]
+    assert {0, 1} not in map(set, found)
+
+
+@pytest.mark.parametrize("slots", [1, 2])
+def test_there_is_no_answer_where_pairs_are_not_enough_or_would_slow_each_other(slots):
+    assert unslowed_groups(problem(STORAGE, CPU, GPU, slots=1), JCT, FAIR) is None
+    assert unslowed_groups(problem(STORAGE, STORAGE, STORAGE, slots=slots), JCT, FAIR) is None
+
+
+def test_limits_hold():
+    assert unslowed_groups(problem(STORAGE, CPU, slots=1, memory=19.0), JCT, FAIR) is None
+    guesses = [kind._replace(is_guess=True) for kind in kinds_with([STORAGE, CPU])]
+    assert unslowed_groups(BucketProblem(tuple(guesses), 1, 1), JCT, FAIR) is None
+    alone = [kind._replace(largest=1) for kind in kinds_with([STORAGE, CPU])]
+    assert unslowed_groups(BucketProblem(tuple(alone), 1, 1), JCT, FAIR) is None
+
+
+def test_nothing_is_listed_or_solved_where_nobody_is_slowed(monkeypatch):
+    def refuse(*_args, **_options):
+        raise AssertionError("columns were asked for")
+
+    monkeypatch.setattr(engine, "choose_columns", refuse)
+    (found,) = group_buckets([problem(*[STORAGE, CPU, GPU] * 40, slots=100)], JCT, FAIR)
+    assert found.certificate.gap == 0
+    assert found.certificate.value == pytest.approx(sum(range(1, 121)))
+    assert len(found.groups) == 100
+
+
+@pytest.mark.parametrize("count", [40, 200])
+def test_the_value_is_that_of_all_groups_at_once(count):
+    rng = np.random.default_rng(count)
+    shapes = [(STORAGE, CPU, GPU)[index] for index in rng.integers(0, 3, count)]
+    given = problem(*shapes, slots=count - count // 10)
+    (found,) = group_buckets([given], JCT, FAIR)
+    assert found.left == ()
+    assert found.certificate.value == pytest.approx(sum(kind.worth for kind in given.jobs))
+
+
+def test_a_relaxation_in_whole_numbers_needs_no_integer_program(monkeypatch):
+    def refuse(*_args, **_options):
+        raise AssertionError("an integer program was solved")
+
+    monkeypatch.setattr(kway, "solve_integer", refuse)
+    half = Shape((1.0, 1.0, 0.0, 0.0), 2.0)
+    (found,) = group_buckets([problem(half, half, STORAGE, STORAGE, CPU, slots=3)], JCT, FAIR)
+    assert found.certificate.gap == pytest.approx(0, abs=1e-9)
+
+
+def test_a_like_queue_has_the_matching_that_was_found_before(monkeypatch):
+    asked = []
+    match = rounds.match_weights
+    monkeypatch.setattr(rounds, "match_weights", lambda *given: asked.append(given) or match(*given))
+    odd = Shape((0.3, 0.25, 0.2, 0.125), 0.875)
+    given, options = problem(odd, STORAGE, CPU, GPU, slots=2), PolicyOptions(max_group_size=2)
+    first, second = (group_buckets([given], options, speed_model("lockstep")) for _ in range(2))
+    assert first == second
+    assert len(asked) == 1
