@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import click
+import scale_simulator
 from bars import Bar, finish, tell
 from machine import peak_rss_mib
 from scale_clusters import Size, cycle_of
@@ -65,6 +66,7 @@ ROWS: Final[dict[str, tuple[Row, dict[str, float]]]] = {
     "muri-jct-one-user": (deciding(Size(10_000, users=1), "muri-jct"), {"cpu_s": 2.0, "peak_rss_mib": 400.0}),
     "muri-hybrid-100-users": (deciding(Size(10_000), "muri-hybrid"), {"cpu_s": 2.0, "peak_rss_mib": 400.0}),
     "muri-hybrid-one-user": (deciding(Size(10_000, users=1), "muri-hybrid"), {"cpu_s": 2.0, "peak_rss_mib": 400.0}),
+    **scale_simulator.ROWS,
 }
 """Each row, and the most that its figures may be."""
 
@@ -100,7 +102,11 @@ def main(*, names: tuple[str, ...], here: str | None, listing: bool, as_json: bo
         return
     cases = {}
     for name in names or ROWS:
-        cases[name] = run_apart(name)
+        figures = run_apart(name)
+        if "skipped" in figures:
+            tell(f"{name}: skipped: {figures['skipped']}")
+            continue
+        cases[name] = figures
         tell(f"{name}: {cases[name]['cpu_s']} s of CPU, {cases[name]['peak_rss_mib']:.0f} MiB")
     found = [bar for name, figures in cases.items() for bar in bars(name, figures)]
     finish(RESULT, cases, found, stored=stored, as_json=as_json)

@@ -326,9 +326,12 @@ class WaitingJobs:
         """Remove a job."""
         del self._jobs[live.job.job_id]
         if self._view.timeless:
-            ranked = self._sorted[self._sharers(live)]
+            sharers = self._sharers(live)
+            ranked = self._sorted[sharers]
             key = self._keys.pop(live.job.job_id)
             del ranked[bisect_left(ranked, key, key=lambda item: item[0])]
+            if not ranked:
+                del self._sorted[sharers]
 
     def reduce(self, request: PlanRequest, gpu_count: int) -> PlanRequest:
         """Add the waiting jobs that matter to a request.
