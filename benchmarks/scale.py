@@ -23,6 +23,7 @@ from typing import Any, Final
 
 import click
 import scale_runtime
+import scale_simulator
 from bars import Bar, finish, tell
 from machine import peak_rss_mib
 from scale_clusters import Size, cycle_of
@@ -85,6 +86,7 @@ ROWS: Final[dict[str, tuple[Row, dict[str, float]]]] = {
     "slurmctld-2000-groups": (slurmctld_2000_groups, {"slurmctld_s_per_hour": 60.0}),
     "cycle-10k-pyslurm": (cycling("pyslurm"), {"cpu_s": 1.0}),
     "cycle-10k-command": (cycling("command"), {"cpu_s": 2.0, "peak_rss_mib": 300.0}),
+    **scale_simulator.ROWS,
 }
 """Each row, and the most that its figures may be."""
 
@@ -120,7 +122,11 @@ def main(*, names: tuple[str, ...], here: str | None, listing: bool, as_json: bo
         return
     cases = {}
     for name in names or ROWS:
-        cases[name] = run_apart(name)
+        figures = run_apart(name)
+        if "skipped" in figures:
+            tell(f"{name}: skipped: {figures['skipped']}")
+            continue
+        cases[name] = figures
         tell(f"{name}: {cases[name]['cpu_s']} s of CPU, {cases[name]['peak_rss_mib']:.0f} MiB")
     found = [bar for name, figures in cases.items() for bar in bars(name, figures)]
     finish(RESULT, cases, found, stored=stored, as_json=as_json)

@@ -233,6 +233,8 @@ class PlanRequest:
         interference: Measured speeds of pairs, for the speed model "measured"; for policies that pack, with
             estimates of the pairs that were not measured.
         whole_sets_only: Whether a job may share GPUs only with jobs that hold just the same ones.
+        trusted: Whether its maker vouches for it: then policies do not check it.
+        explained: Whether decisions carry their reasons; a simulation makes a hundred thousand plans that nobody reads.
     """
 
     jobs: tuple[PlanJob, ...]
@@ -245,6 +247,8 @@ class PlanRequest:
     larger_than_a_node: Literal["slurm", "whole-nodes", "refuse"] = "slurm"
     interference: "InterferenceTable | None" = None
     whole_sets_only: bool = False
+    trusted: bool = False
+    explained: bool = True
 
 
 @dataclass(frozen=True, slots=True)

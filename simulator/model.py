@@ -156,6 +156,7 @@ class Settings:
         any_user: Whether jobs of different users may share GPUs, as in the papers; on a cluster they never do.
         until: Synergy's reference model stops when this many jobs, the first ones submitted, have ended, as its
             public simulator does. None: all jobs.
+        check: Whether to check every request and every step of the default model, and not only the end.
     """
 
     model: Literal["default", "reference", "live"] = "default"
@@ -171,6 +172,7 @@ class Settings:
     slowdown: Literal["pairs", "utilization"] = "pairs"
     any_user: bool = False
     until: int | None = None
+    check: bool = False
 
 
 @dataclass(frozen=True, slots=True)

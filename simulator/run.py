@@ -116,7 +116,7 @@ def _world(
     nodes = PackedNodes(cluster) if packs else Nodes(cluster)
     sensitivities = sensitivities_of(jobs, cluster, nodes.hosts.fair)
     speeds = Speeds(pace, jobs, sensitivities, nodes.hosts.fair, pairs)
-    waiting = WaitingJobs(view_of(policy), any_user=settings.any_user)
+    waiting = WaitingJobs(view_of(policy, checkpoints=settings.checkpoints), any_user=settings.any_user)
     if isinstance(nodes, PackedNodes):
         crowding, elastic = crowding_of(settings, pairs), policy.elastic
         return PackedWorld(jobs, nodes, settings, speeds, waiting, crowding=crowding, elastic=elastic)

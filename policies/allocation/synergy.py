@@ -213,7 +213,9 @@ class _Cycle:
         self._free = FreeGpus(request.nodes, whole_nodes=request.larger_than_a_node != "slurm")
         self._servers = Servers(request.nodes, self._free)
         model = speed_model(options.speed_model, ordering=options.ordering, table=request.interference)
-        self._writer = DecisionWriter(Forecasts(model, queue.shapes), queue.shapes, Counter(), sharing=False)
+        self._writer = DecisionWriter(
+            Forecasts(model, queue.shapes), queue.shapes, Counter(), sharing=False, explained=request.explained
+        )
         released = self._writer.decisions.solo
         self._slurm = SlurmQueue(request, self._free, options.max_wait_s, released, self._free.set_aside)
         self._contenders: tuple[Contender, ...] = ()

@@ -9,7 +9,7 @@ from muri.policies.cycle import reasons
 from muri.policies.cycle.free_gpus import FreeGpus, Shares
 from muri.policies.cycle.placing import Placement, Unit
 from muri.policies.cycle.queue import Bucket, Contender, Members, waited_s
-from muri.policies.cycle.regrouping import Forecasts
+from muri.policies.cycle.regrouping import Forecast, Forecasts
 from muri.policies.speed.model import Shape
 from muri.policies.types import Group, PlanJob, PlanRequest, Reason, Running, Solo, Waiting
 from muri.profiler.records import RESOURCES
@@ -32,13 +32,21 @@ class DecisionWriter:
         shapes: The distinct shapes that contenders refer to.
         partners: How many contenders each bucket has that can share.
         sharing: Whether jobs share at all.
+        explained: Whether to tell reasons.
     """
 
     def __init__(
-        self, forecasts: Forecasts, shapes: Sequence[Shape], partners: Counter[Bucket], *, sharing: bool
+        self,
+        forecasts: Forecasts,
+        shapes: Sequence[Shape],
+        partners: Counter[Bucket],
+        *,
+        sharing: bool,
+        explained: bool,
     ) -> None:
         self.decisions = Decisions()
         self.room_for_all = False
+        self.explained = explained
         self._forecasts = forecasts
         self._bottlenecks = [_bottleneck(shape) for shape in shapes]
         self._partners = partners
@@ -56,8 +64,10 @@ class DecisionWriter:
     ) -> None:
         """A job that runs by itself; without GPUs it queues in Slurm."""
         job = contender.job
-        where = reasons.kept(job.gpu_count, gpus) if kept else reasons.given(job, gpus)
-        why = (where, *self._why_alone(contender), *notes)
+        why: tuple[Reason, ...] = ()
+        if self.explained:
+            where = reasons.kept(job.gpu_count, gpus) if kept else reasons.given(job, gpus)
+            why = (where, *self._why_alone(contender), *notes)
         self.decisions.solo.append(Solo(job.job_id, why, gpus, kept))
 
     def keep_fixed(self, members: Members) -> None:
@@ -67,7 +77,7 @@ class DecisionWriter:
         notes = (reasons.NOT_STOPPED,)
         gpus, gpu_count = unit.gpus, unit.members[0].gpu_count
         if len(members) == 1:
-            why = (reasons.kept(gpu_count, gpus), *notes)
+            why = (reasons.kept(gpu_count, gpus), *notes) if self.explained else ()
             self.decisions.solo.append(Solo(members[0].job.job_id, why, gpus, kept=True))
         elif all(member.shape is not None for member in members):
             self._group(Placement(Unit(members, runs=unit, notes=notes), gpus))
@@ -92,8 +102,6 @@ class DecisionWriter:
     def _group(self, placement: Placement) -> None:
         unit = placement.unit
         members, forecast = self._forecasts.of(unit.members)
-        job_ids = [member.job.job_id for member in unit.members]
-        resources = [self._bottlenecks[member.shape] for member in unit.members if member.shape is not None]
         if unit.runs is None or not placement.kept:
             ordered = tuple(members[index].job.job_id for index in forecast.order)
         else:
@@ -106,22 +114,28 @@ class DecisionWriter:
                 period_s=forecast.period_s,
                 efficiency=forecast.efficiency,
                 speed=dict(sorted(zip((member.job.job_id for member in members), forecast.speed, strict=True))),
-                reasons=(
-                    reasons.grouped(job_ids, forecast.efficiency, sum(forecast.speed)),
-                    reasons.bottlenecks(job_ids, resources),
-                    _where(placement),
-                    *unit.notes,
-                ),
+                reasons=self._why_grouped(placement, forecast) if self.explained else (),
                 kept=placement.kept,
                 joining=tuple(member.job.job_id for member in unit.joining),
             )
+        )
+
+    def _why_grouped(self, placement: Placement, forecast: Forecast) -> tuple[Reason, ...]:
+        unit = placement.unit
+        job_ids = [member.job.job_id for member in unit.members]
+        resources = [self._bottlenecks[member.shape] for member in unit.members if member.shape is not None]
+        return (
+            reasons.grouped(job_ids, forecast.efficiency, sum(forecast.speed)),
+            reasons.bottlenecks(job_ids, resources),
+            _where(placement),
+            *unit.notes,
         )
 
     def _group_of_unknown_speed(self, unit: Running, notes: tuple[Reason, ...]) -> None:
         """A group that runs although nothing is known of a member, say one whose profile was deleted."""
         job_ids = tuple(job.job_id for job in unit.members)
         gpu_count = unit.members[0].gpu_count
-        why = (reasons.kept(gpu_count, unit.gpus), reasons.UNKNOWN_SPEED, *notes)
+        why = (reasons.kept(gpu_count, unit.gpus), reasons.UNKNOWN_SPEED, *notes) if self.explained else ()
         speed = dict.fromkeys(sorted(job_ids), 1 / len(job_ids))
         self.decisions.groups.append(Group(job_ids, unit.gpus, gpu_count, 0.0, 0.0, speed, why, kept=True))
 

@@ -83,6 +83,7 @@ class FreeGpus:
         for number, shelf in enumerate(self._shelves):
             for partition in shelf.kind.partitions:
                 self._of_partition.setdefault(partition, []).append(number)
+        self._largest_node = {partition: self._find_largest(partition) for partition in self._of_partition}
 
     def _fill_shelves(self) -> None:
         numbers: dict[_Kind, int] = {}
@@ -102,6 +103,7 @@ class FreeGpus:
         twin = FreeGpus.__new__(FreeGpus)
         twin._nodes, twin._index, twin._shelf_of = self._nodes, self._index, self._shelf_of
         twin._of_partition, twin._whole_nodes = self._of_partition, self._whole_nodes
+        twin._largest_node = self._largest_node
         twin._free = list(self._free)
         twin._gpus = None
         twin._shelves = [shelf.copy() for shelf in self._shelves]
@@ -200,6 +202,10 @@ class FreeGpus:
         """Free GPUs of a partition."""
         return sum(shelf.total for shelf in self._of(partition))
 
+    def everywhere(self) -> int:
+        """Free GPUs of all nodes."""
+        return sum(shelf.total for shelf in self._shelves)
+
     def most_on_one_node(self, partition: str) -> int:
         """The most GPUs that are free on one node of a partition."""
         return max((max(shelf.counts(self._free), default=0) for shelf in self._of(partition)), default=0)
@@ -214,8 +220,7 @@ class FreeGpus:
 
     def largest_node(self, partition: str) -> int | None:
         """GPUs of the partition's largest node, free or not; None while one of them is unknown."""
-        counts = [shelf.kind.gpu_count for shelf in self._of(partition)]
-        return max(counts) if counts and all(counts) else None
+        return self._largest_node.get(partition)
 
     def largest_memory_gib(self, partition: str, gpu_count: int) -> float:
         """Most memory per GPU among the nodes with enough free GPUs; infinite where one is unknown.
@@ -232,6 +237,10 @@ class FreeGpus:
             ),
             default=float("inf"),
         )
+
+    def _find_largest(self, partition: str) -> int | None:
+        counts = [shelf.kind.gpu_count for shelf in self._of(partition)]
+        return max(counts) if all(counts) else None
 
     def _of(self, partition: str) -> list[_Shelf]:
         return [self._shelves[number] for number in self._of_partition.get(partition, ())]

@@ -78,6 +78,9 @@ def running_unit(members: Members, memory_gib: float = 0.0, memory_of: MemoryOf 
         memory_gib: GPU memory that they need together.
         memory_of: GPU memory that a running unit's GPUs have; None: nobody joins what runs.
     """
+    if len(members) == 1:
+        unit = members[0].unit
+        return unit if unit is not None and len(unit.members) == 1 else None
     running = {id(member.unit): member.unit for member in members if member.unit is not None}
     present = Counter(id(member.unit) for member in members)
     whole = [unit for key, unit in running.items() if present[key] == len(unit.members)]

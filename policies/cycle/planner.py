@@ -5,6 +5,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cache
+from itertools import repeat
 from typing import Final
 
 from muri.policies.cycle import reasons
@@ -160,9 +162,12 @@ class _PoolPlanner:
         self._sharing = options.max_group_size > 1
         self._free = FreeGpus(nodes, whole_nodes=request.larger_than_a_node != "slurm")
         self._partners: Counter[Bucket] = Counter()
-        self._writer = DecisionWriter(forecasts, queue.shapes, self._partners, sharing=self._sharing)
+        self._writer = DecisionWriter(
+            forecasts, queue.shapes, self._partners, sharing=self._sharing, explained=request.explained
+        )
         released = self._writer.decisions.solo
         self._slurm = SlurmQueue(request, self._free, options.max_wait_s, released, self._free.set_aside)
+        self._memory_gib = cache(self._free.largest_memory_gib)
         self._held: set[int] = set()
         self._selection = Selection((), {}, complete=True)
 
@@ -171,7 +176,9 @@ class _PoolPlanner:
         self.contenders = self._set_aside()
         for unit in {id(item.unit): item.unit for item in self.contenders if item.unit is not None}.values():
             self._free.give_back(unit.gpus)
-        eligible = [contender for contender in self.contenders if contender.rank not in self._held]
+        eligible = self.contenders
+        if self._held:
+            eligible = [contender for contender in eligible if contender.rank not in self._held]
         open_units = [members for members in self.fixed if is_open(members, self._options)]
         if self.fixed and self._options.join and self._sharing and not self._in_order:
             eligible = self._with_first_places(eligible, open_units)
@@ -180,7 +187,7 @@ class _PoolPlanner:
         return [self._task(bucket, *found) for bucket, found in self._considered(eligible, open_units)]
 
     def _task(self, bucket: Bucket, choice: Choice, open_units: list[Members]) -> Task:
-        memory_gib = self._free.largest_memory_gib(bucket.partition, bucket.gpu_count)
+        memory_gib = self._memory_gib(bucket.partition, bucket.gpu_count)
         return Task(tuple(choice.members), choice.slots, memory_gib, tuple(open_units))
 
     def _with_first_places(self, eligible: list[Contender], open_units: Sequence[Members]) -> list[Contender]:
@@ -257,15 +264,18 @@ class _PoolPlanner:
         remaining = []
         for contender in self.contenders:
             job = contender.job
-            if contender.unit is None and self._slurm.takes_larger(job):
-                continue
-            if self._sharing and job.may_share and job.profile is None and contender.unit is None:
-                self._held.add(contender.rank)
+            if contender.unit is None:
+                if self._slurm.takes_larger(job):
+                    continue
+                if self._sharing and job.profile is None and job.may_share:
+                    self._held.add(contender.rank)
             remaining.append(contender)
         return remaining
 
     def _backfill(self, started: set[int]) -> None:
         """Start alone whatever still fits, members of groups that did not fit among them."""
+        if not self._free.everywhere() and not self._slurm.is_there:
+            return
         running = self._running_units()
         full: set[tuple[str, int, int]] = set()
         for contender in self.contenders:
@@ -310,26 +320,30 @@ class _PoolPlanner:
             started: Ranks of the jobs that got GPUs.
             left_out: How many others each job was considered with that no group took in, by rank.
         """
+        left = [contender for contender in self.contenders if contender.rank not in started]
+        if self._slurm.is_there:
+            left = [item for item in left if item.unit is not None or not self._slurm.takes_overdue(item.job)]
+        why = self._why_waiting(left, left_out) if self._writer.explained else repeat(())
+        self._writer.decisions.waiting += [
+            Waiting(contender.job.job_id, of_job, contender.unit is not None)
+            for contender, of_job in zip(left, why, strict=False)
+        ]
+
+    def _why_waiting(self, left: Iterable[Contender], left_out: Mapping[int, int]) -> Iterator[tuple[Reason, ...]]:
         why_waiting = reasons.WaitingReasons(self._free, whole_nodes=not self._slurm.is_there)
-        waiting = self._writer.decisions.waiting
         kept_for = {contender.rank: node for node, contender in self._kept.items()}
-        for contender in self.contenders:
+        for contender in left:
             rank, job = contender.rank, contender.job
-            if rank in started or (contender.unit is None and self._slurm.takes_overdue(job)):
-                continue
-            why: tuple[Reason, ...]
             if rank in self._held:
-                why = (reasons.NEEDS_PROFILE,)
+                yield (reasons.NEEDS_PROFILE,)
             else:
-                why = (why_waiting.of(job),)
+                why: tuple[Reason, ...] = (why_waiting.of(job),)
                 node = kept_for.get(rank)
                 if node is not None:
                     why = (*why, reasons.kept_free(node))
                 if left_out.get(rank):
                     why = (*why, reasons.no_group_worth_it(left_out[rank]))
-                if contender.unit is not None:
-                    why = (reasons.preempted(job), *why)
-            waiting.append(Waiting(job.job_id, why, contender.unit is not None))
+                yield (reasons.preempted(job), *why) if contender.unit is not None else why
             why_waiting.count(job)
 
 

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -18,6 +19,9 @@ from muri.policies.types import Certificate, Reason, Running, may_share_gpus
 
 Composition = tuple[int, ...]
 """The members' shapes as indices, ascending."""
+
+_MOST_KNOWN: Final = 65_536
+"""Forecasts that are kept from plan to plan, some 50 MiB."""
 
 _GAIN: Final = 1e-9
 """Relative gain below which a regrouping is only a rounding error."""
@@ -39,6 +43,12 @@ class Forecast(NamedTuple):
     period_s: float
 
 
+@lru_cache(maxsize=4)
+def _known_of(model: SpeedModel) -> dict[tuple[Shape, ...], Forecast]:
+    """What a model has said so far: the same few shapes meet again in plan after plan."""
+    return {}
+
+
 class Forecasts:
     """Forecasts by composition.
 
@@ -51,6 +61,7 @@ class Forecasts:
         self._model = model
         self._shapes = shapes
         self._known: dict[Composition, Forecast] = {}
+        self._known_before = _known_of(model)
 
     def prepare(self, groups: Iterable[Members]) -> None:
         """Ask for all of these groups at once."""
@@ -74,12 +85,25 @@ class Forecasts:
         return members, self._known[composition]
 
     def _ask(self, compositions: Sequence[Composition]) -> None:
-        answer = self._model.evaluate(self._shapes, np.array(compositions, dtype=np.intp))
+        before = self._known_before
+        new: list[tuple[Composition, tuple[Shape, ...]]] = []
+        for composition in compositions:
+            shapes = tuple([self._shapes[index] for index in composition])
+            known = before.get(shapes)
+            if known is None:
+                new.append((composition, shapes))
+            else:
+                self._known[composition] = known
+        if not new:
+            return
+        if len(before) + len(new) > _MOST_KNOWN:
+            before.clear()
+        answer = self._model.evaluate(self._shapes, np.array([composition for composition, _ in new], dtype=np.intp))
         speeds, gammas = answer.speed.tolist(), answer.efficiency.tolist()
         periods = np.nan_to_num(answer.period_s, nan=0.0).tolist()
-        for number, composition in enumerate(compositions):
-            order = self._model.order([self._shapes[index] for index in composition])
-            self._known[composition] = Forecast(order, tuple(speeds[number]), gammas[number], periods[number])
+        for number, (composition, shapes) in enumerate(new):
+            forecast = Forecast(self._model.order(shapes), tuple(speeds[number]), gammas[number], periods[number])
+            self._known[composition] = before[shapes] = forecast
 
 
 def shapes_of(group: Members) -> Composition:
@@ -125,16 +149,21 @@ class _Way(NamedTuple):
     """One way of grouping a bucket.
 
     Attributes:
-        groups: Its groups, single jobs among them.
+        units: Its groups, single jobs among them.
         left: The jobs in none.
         joined: The open units that new members join, each with these.
         before: The same without them.
     """
 
-    groups: tuple[Members, ...]
+    units: tuple[Unit, ...]
     left: Members
     joined: tuple[Members, ...] = ()
     before: tuple[Members, ...] = ()
+
+    @property
+    def groups(self) -> tuple[Members, ...]:
+        """All groups whose speeds count."""
+        return (*[unit.members for unit in self.units], *self.joined, *self.before)
 
 
 class Grouper:
@@ -164,10 +193,35 @@ class Grouper:
         self.forecasts = Forecasts(model, shapes)
 
     def group(self, tasks: Sequence[Task]) -> tuple[Grouping, ...]:
-        """Group every bucket afresh; where that breaks up what runs, weigh it against staying."""
+        """Group every bucket afresh; where that breaks up what runs, weigh it against staying.
+
+        Where all have GPUs of their own and had them before, there is nothing to choose.
+        """
+        apart = [self._is_apart(task) for task in tasks]
+        pairs = list(zip(tasks, apart, strict=True))
+        chosen = iter(self._choose([task for task, is_apart in pairs if not is_apart]))
+        return tuple(self._apart(task) if is_apart else next(chosen) for task, is_apart in pairs)
+
+    def _is_apart(self, task: Task) -> bool:
+        """Whether each job of a bucket gets GPUs of its own, and none of them has shared so far."""
+        if len(task.members) > task.slots or (self._options.max_group_size > 1 and self._options.merge != "as-needed"):
+            return False
+        return all(member.unit is None or len(member.unit.members) == 1 for member in task.members)
+
+    def _apart(self, task: Task) -> Grouping:
+        """Every job by itself, at full speed, which nothing can beat."""
+        groups = [(member,) for member in task.members]
+        certificate = Certificate()
+        if self._options.certify:
+            self.forecasts.prepare(groups)
+            value = self._worth(groups)
+            certificate = Certificate(value, value)
+        return Grouping(tuple(map(unit_of, groups)), (), (), certificate)
+
+    def _choose(self, tasks: Sequence[Task]) -> list[Grouping]:
         answers = self._solve(tasks)
-        fresh = [_way(task, answer) for task, answer in zip(tasks, answers, strict=True)]
-        self.forecasts.prepare(group for way in fresh for group in (*way.groups, *way.joined, *way.before))
+        fresh = [self._way(task, answer) for task, answer in zip(tasks, answers, strict=True)]
+        self.forecasts.prepare(group for way in fresh for group in way.groups)
         settled = [self._settled(task) for task in tasks]
         torn = [number for number, way in enumerate(fresh) if self._restarted(settled[number], way)]
         stays = dict(zip(torn, self._stays([tasks[n] for n in torn], [settled[n] for n in torn]), strict=True))
@@ -177,8 +231,8 @@ class Grouper:
             if number in stays:
                 groupings.append(self._weigh(fresh[number], stays[number], settled[number], proven))
             else:
-                groupings.append(self._grouping(fresh[number], proven))
-        return tuple(groupings)
+                groupings.append(self._grouping(fresh[number], self._value(fresh[number]), proven))
+        return groupings
 
     def _stays(self, tasks: Sequence[Task], settled: Sequence[tuple[Members, ...]]) -> list[_Way]:
         """What the buckets look like if their running units stay, and others join them or are grouped."""
@@ -187,10 +241,33 @@ class Grouper:
         answers = iter(self._solve([rest for rest in rests if rest.members]))
         ways = []
         for (units, task), rest in zip(parts, rests, strict=True):
-            way = _way(rest, next(answers)) if rest.members else _Way((), ())
-            ways.append(_with_units(way, units, task.open_units))
-        self.forecasts.prepare(group for way in ways for group in (*way.groups, *way.joined, *way.before))
+            way = self._way(rest, next(answers)) if rest.members else _Way((), ())
+            ways.append(self._with_units(way, units, task.open_units))
+        self.forecasts.prepare(group for way in ways for group in way.groups)
         return ways
+
+    def _way(self, task: Task, answer: BucketGroups) -> _Way:
+        members = task.members
+        groups = [tuple([members[index] for index in group]) for group in answer.groups]
+        left = tuple([members[index] for index in answer.left])
+        joins = [(unit, new) for unit, new in zip(task.open_units, answer.joins, strict=True) if new]
+        joined = tuple([(*unit, *(members[index] for index in new)) for unit, new in joins])
+        return _Way(tuple(map(self._unit, groups)), left, joined, tuple([unit for unit, _ in joins]))
+
+    def _with_units(self, way: _Way, staying: Sequence[Members], fixed: Sequence[Members]) -> _Way:
+        """A way of grouping the others with the units that stay: those that others join are groups of their own."""
+        is_fixed = {id(members[0].unit) for members in fixed}
+        grown = [tuple(sorted(group)) for group in way.joined if id(group[0].unit) not in is_fixed]
+        taken = {id(group[0].unit) for group in way.before}
+        same = [members for members in staying if id(members[0].unit) not in taken]
+        pairs = [pair for pair in zip(way.joined, way.before, strict=True) if id(pair[0][0].unit) in is_fixed]
+        units = [*map(self._unit, (*same, *grown)), *way.units]
+        return _Way(
+            tuple(sorted(units, key=lambda unit: unit.rank)),
+            way.left,
+            tuple([group for group, _ in pairs]),
+            tuple([group for _, group in pairs]),
+        )
 
     def _beside(self, units: tuple[Members, ...], rest: Task) -> Task:
         """The task of grouping the others, who may join the units that stay."""
@@ -202,29 +279,33 @@ class Grouper:
 
         Both are in units of the objective times seconds.
         """
-        value = self._value(stay)
-        gain = (self._value(fresh) - value) * self._interval_s
+        value, of_fresh = self._value(stay), self._value(fresh)
+        gain = (of_fresh - value) * self._interval_s
         cost = self._restart_cost(settled, fresh) - self._restart_cost(settled, stay)
         if gain - cost > _GAIN * value * self._interval_s:
-            return self._grouping(fresh, proven, moving=reasons.moving_pays(gain, cost))
-        return self._grouping(stay, proven, staying=reasons.restart_would_not_pay(gain, cost))
+            return self._grouping(fresh, of_fresh, proven, moving=reasons.moving_pays(gain, cost))
+        return self._grouping(stay, value, proven, staying=reasons.restart_would_not_pay(gain, cost))
 
     def _grouping(
-        self, way: _Way, proven: float, *, moving: Reason = reasons.REGROUPED, staying: Reason | None = None
+        self,
+        way: _Way,
+        value: float,
+        proven: float,
+        *,
+        moving: Reason = reasons.REGROUPED,
+        staying: Reason | None = None,
     ) -> Grouping:
         """Units with their proof, and with the reason why running jobs among them move or stay."""
-        value = self._value(way)
         certificate = Certificate(value, max(value, proven))
+        proof = reasons.proven(certificate)
         units = []
-        for group in way.groups:
-            unit = self._unit(group)
-            moves = any(member.unit is not None and member.unit is not unit.runs for member in group)
-            notes = [reasons.proven(certificate)] if len(group) > 1 else []
+        for unit in way.units:
+            moves = any(member.unit is not None and member.unit is not unit.runs for member in unit.members)
+            notes = [proof] if len(unit.members) > 1 else []
             notes += [staying] if staying is not None and unit.runs is not None else []
             notes += [moving] if moves else []
-            units.append(replace(unit, notes=tuple(notes)))
-        proof = (reasons.proven(certificate),)
-        joined = [Unit(group, self._memory_gib(group), group[0].unit, proof) for group in way.joined]
+            units.append(replace(unit, notes=tuple(notes)) if notes else unit)
+        joined = [Unit(group, self._memory_gib(group), group[0].unit, (proof,)) for group in way.joined]
         return Grouping(tuple(units), tuple(joined), way.left, certificate)
 
     def _unit(self, group: Members) -> Unit:
@@ -282,7 +363,8 @@ class Grouper:
         return len(unit.members) <= self._options.max_group_size and may_share_gpus(unit.members)
 
     def _value(self, way: _Way) -> float:
-        return self._worth(way.groups) + self._worth(way.joined) - self._worth(way.before)
+        groups = [unit.members for unit in way.units]
+        return self._worth(groups) + self._worth(way.joined) - self._worth(way.before)
 
     def _worth(self, groups: Iterable[Members]) -> float:
         return sum(sum(self._rates(group)) for group in groups)
@@ -298,8 +380,7 @@ class Grouper:
 
     def _restarted(self, settled: Iterable[Members], way: _Way) -> list[Members]:
         """The running units that stop where a bucket is grouped so."""
-        at_work = [group for group in way.groups if any(member.unit is not None for member in group)]
-        staying = {id(unit.runs) for unit in map(self._unit, at_work) if unit.runs is not None}
+        staying = {id(unit.runs) for unit in way.units if unit.runs is not None}
         return [group for group in settled if id(group[0].unit) not in staying]
 
     def _restart_cost(self, settled: Iterable[Members], way: _Way) -> float:
@@ -312,33 +393,10 @@ class Grouper:
         return cost
 
     def _memory_gib(self, group: Members) -> float:
+        """GPU memory that placement must find."""
         if len(group) == 1:
             return 0.0
         return sum(self._shapes[member.shape].gpu_mem_gib for member in group if member.shape is not None)
-
-
-def _way(task: Task, answer: BucketGroups) -> _Way:
-    members = task.members
-    groups = tuple([tuple([members[index] for index in group]) for group in answer.groups])
-    left = tuple([members[index] for index in answer.left])
-    joins = [(unit, new) for unit, new in zip(task.open_units, answer.joins, strict=True) if new]
-    joined = tuple([(*unit, *(members[index] for index in new)) for unit, new in joins])
-    return _Way(groups, left, joined, tuple([unit for unit, _ in joins]))
-
-
-def _with_units(way: _Way, units: Sequence[Members], fixed: Sequence[Members]) -> _Way:
-    """A way of grouping the others with the units that stay: those that others join are groups of their own."""
-    is_fixed = {id(members[0].unit) for members in fixed}
-    grown = [tuple(sorted(group)) for group in way.joined if id(group[0].unit) not in is_fixed]
-    taken = {id(group[0].unit) for group in way.before}
-    same = [unit for unit in units if id(unit[0].unit) not in taken]
-    pairs = [pair for pair in zip(way.joined, way.before, strict=True) if id(pair[0][0].unit) in is_fixed]
-    return _Way(
-        tuple(sorted((*same, *grown, *way.groups))),
-        way.left,
-        tuple([group for group, _ in pairs]),
-        tuple([group for _, group in pairs]),
-    )
 
 
 def is_open(members: Members, options: PolicyOptions) -> bool:

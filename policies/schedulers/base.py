@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any, ClassVar, Final
 
@@ -62,7 +63,7 @@ class QueuePolicy(ABC):
     def key(self, request: PlanRequest) -> PriorityKey:
         """The order of priority for this request: the smaller key is the more urgent job."""
 
-    @property
+    @cached_property
     def rules(self) -> PolicyOptions:
         """The options in force."""
         # What makes the policy what it is goes last, so that no option can turn it into another one.

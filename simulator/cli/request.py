@@ -46,6 +46,7 @@ class Request:
     seeds: tuple[int, ...]
     steady_state: tuple[int, int] | None
     skip_bad_rows: bool
+    check: bool
     jobs: int
     executor: str
     slurm_options: tuple[str, ...]
@@ -76,6 +77,7 @@ class Request:
             interference=() if self.interference_file is None else read_interference(self.interference_file),
             slowdown=self.slowdown,
             any_user=self.any_user,
+            check=self.check,
         )
 
 

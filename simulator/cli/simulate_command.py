@@ -1,6 +1,7 @@
 """The command `muri simulate`."""
 
 import json
+import os
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -117,15 +118,14 @@ def outage(text: str) -> Outage:
               help="Seeds of the noise; several are averaged.")  # fmt: skip
 @click.option("--steady-state", metavar="FIRST:LAST", type=job_range,
               help="Count only the jobs from FIRST up to, not including, LAST; 0 is the first.")  # fmt: skip
+@click.option("--check", is_flag=True, help="Check every request to a policy and every step, not only the end.")
 @click.option("--format", "trace_format", metavar="FORMAT", help="Format of the traces; guessed when left out.")
 @click.option("--skip-bad-rows", is_flag=True, help="Leave bad rows out, and count them.")
 @click.option(
     "--jobs",
     metavar="N",
     type=click.IntRange(min=1),
-    default=1,
-    show_default=True,
-    help="Simulations that run at the same time.",
+    help="Simulations that run at the same time.  [default: one for each CPU; 1 with --executor slurm]",
 )
 @click.option("--executor", type=click.Choice(["local", "slurm"]), default="local", show_default=True,
               help="Processes here, or a job array on the Slurm cluster.")  # fmt: skip
@@ -160,7 +160,8 @@ def simulate(**given: Any) -> None:
     """
     from muri.simulator.cli.request import Request
 
-    request = Request(**{**given, "policies": given["policies"] or ()})
+    at_a_time = given["jobs"] or (1 if given["executor"] == "slurm" else len(os.sched_getaffinity(0)))
+    request = Request(**{**given, "policies": given["policies"] or (), "jobs": at_a_time})
     _check(request)
     if request.out is not None:
         _make_folder(request.out)
@@ -255,8 +256,7 @@ def _run_experiment(request: "Request") -> None:
 def _carry_out(request: "Request", runs: "tuple[Run, ...]") -> "tuple[Outcome, ...]":
     from muri.simulator.sweep.runs import progress_bar, sweep
 
-    names = [f"{run.trace.name}, {run.label}" for run in runs]
-    with progress_bar(names, shown=not request.as_json) as watch:
+    with progress_bar([run.name for run in runs], shown=not request.as_json) as watch:
         if request.executor == "slurm":
             from muri.simulator.sweep.on_slurm import sweep_on_slurm
 

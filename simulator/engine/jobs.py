@@ -264,19 +264,21 @@ class View:
     key: Callable[[PlanRequest], PriorityKey] | None = None
 
 
-def view_of(policy: Policy, *, whole: bool = False) -> View:
+def view_of(policy: Policy, *, checkpoints: bool = False) -> View:
     """The part of the queue that a policy needs: all of it, unless the policy is known to plan by the common cycle.
 
     Args:
         policy: The policy.
-        whole: Whether to show it everything.
+        checkpoints: Whether all jobs can resume from a checkpoint.
     """
-    if whole or not isinstance(policy, QueuePolicy) or type(policy).plan not in _COMMON_CYCLE:
+    if not isinstance(policy, QueuePolicy) or type(policy).plan not in _COMMON_CYCLE:
         return View()
     rules = policy.rules
     endless = rules.max_wait_s == float("inf")
     size = rules.max_group_size
-    considered = max(size, JOINERS_PER_SEAT * (size - 1)) if rules.join else size
+    # Where everything that runs is up for decision, nothing takes jobs beside those that groups are chosen from.
+    joined = rules.join and not (rules.preemption and checkpoints)
+    considered = max(size, JOINERS_PER_SEAT * (size - 1)) if joined else size
     return View(considered + 1, endless and policy.name in _TIMELESS, rules.max_wait_s, policy.key)
 
 
@@ -324,9 +326,12 @@ class WaitingJobs:
         """Remove a job."""
         del self._jobs[live.job.job_id]
         if self._view.timeless:
-            ranked = self._sorted[self._sharers(live)]
+            sharers = self._sharers(live)
+            ranked = self._sorted[sharers]
             key = self._keys.pop(live.job.job_id)
             del ranked[bisect_left(ranked, key, key=lambda item: item[0])]
+            if not ranked:
+                del self._sorted[sharers]
 
     def reduce(self, request: PlanRequest, gpu_count: int) -> PlanRequest:
         """Add the waiting jobs that matter to a request.

@@ -62,7 +62,7 @@ class Engine:
         self._tick = self._next_tick = -1
         self._changed = False
         self._service_s, self._idle_plans = 0.0, 0
-        self._checked = checks.wanted()
+        self._checked = world.settings.check or checks.wanted()
 
     def run(self, jobs: Sequence[TraceJob]) -> None:
         """Simulate until every job has ended.
@@ -207,6 +207,8 @@ class Engine:
             interval_s=self._settings.interval_s or EVENTS_HORIZON_S,
             larger_than_a_node="whole-nodes",
             interference=self._interference,
+            trusted=not self._checked,
+            explained=False,
         )
         self._notice_thrashing()
         request = world.waiting.reduce(frame, world.nodes.available_gpus)

@@ -9,6 +9,7 @@ from concurrent.futures import Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from multiprocessing.queues import Queue
 from queue import Empty
 from typing import Any, Final
@@ -56,6 +57,11 @@ class Run:
     last: int | None = None
     with_spans: bool = False
 
+    @property
+    def name(self) -> str:
+        """What it is called beside the others of a sweep."""
+        return f"{self.trace.name}, {self.label}"
+
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
@@ -98,16 +104,30 @@ def sweep(runs: Sequence[Run], processes: int = 1, watch: Watch | None = None) -
 
     Raises:
         SweepError: A process was killed from outside.
-        MuriError: A run refused its input.
+        MuriError: A run refused its input; where there are several, the text begins with its name.
     """
     watch = watch or _ignore
-    if processes <= 1 or len(runs) <= 1:
-        return tuple(_watched(run, index, watch) for index, run in enumerate(runs))
+    if len(runs) == 1:
+        return (_watched(runs[0], 0, watch),)
+    if processes <= 1:
+        return tuple(_named(run, partial(_watched, run, index, watch)) for index, run in enumerate(runs))
     return _sweep_in_processes(runs, min(processes, len(runs)), watch)
 
 
 def _ignore(index: int, share: float) -> None:
     pass
+
+
+def _named(run: Run, work: Callable[[], Outcome]) -> Outcome:
+    """Carry out one run of several; an error tells which one it was."""
+    try:
+        return work()
+    except MuriError as error:
+        error.args = (f"{run.name}: {error}", *error.args[1:])
+        raise
+    except Exception as error:
+        error.add_note(f"in the simulation of {run.name}, seed {run.settings.seed}")
+        raise
 
 
 def _watched(run: Run, index: int, watch: Watch) -> Outcome:
@@ -185,7 +205,7 @@ def _work(index: int, run: Run) -> Outcome:
             sent_s = now_s
             _worker_reports[0].put((index, share))
 
-    return run_one(run, report)
+    return _named(run, partial(run_one, run, report))
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from polling import until
 from sweep_builders import TWO_BY_FOUR, trace_file
 
 from muri.cli import COMMANDS, run_command
+from muri.errors import MuriError
 from muri.simulator.cli.simulate_command import simulate
 
 MURI = Path(sys.executable).with_name("muri")
@@ -223,6 +224,24 @@ def read_terminal(fd: int, last: re.Pattern[str], deadline_s: float = 60.0) -> s
             except OSError:  # the other end is closed
                 break
     return text
+
+
+@pytest.mark.parametrize(("options", "at_a_time"), [((), 5), (("--jobs", "2"), 2), (("--executor", "slurm"), 1)])
+def test_as_many_simulations_at_a_time_as_there_are_cpus_unless_told_otherwise(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, options: tuple[str, ...], at_a_time: int
+) -> None:
+    seen: list[int] = []
+
+    def stop(runs: object, count: int, *_: object) -> None:
+        seen.append(count)
+        raise MuriError("seen")
+
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(5)))
+    monkeypatch.setattr("muri.simulator.sweep.runs.sweep", stop)
+    monkeypatch.setattr("muri.simulator.sweep.on_slurm.sweep_on_slurm", stop)
+    trace = trace_file(tmp_path, jobs=2)
+    assert run_command(simulate, [str(trace), "--policy", "fifo,srtf", *options]) == 1
+    assert seen == [at_a_time]
 
 
 def test_progress_on_a_terminal_and_a_clean_end_by_ctrl_c(tmp_path: Path) -> None:

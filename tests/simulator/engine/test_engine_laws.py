@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from muri.policies.allocation.names import ALIASES, SYNERGY_NAMES
 from muri.policies.priority import PriorityKey
 from muri.policies.registry import get_policy, policy_names
+from muri.policies.schedulers.base import QueuePolicy
 from muri.policies.schedulers.exclusive import Srtf
 from muri.policies.types import Plan, PlanRequest
 from muri.simulator import run as run_module
@@ -137,6 +138,21 @@ def test_a_long_queue_is_cut_where_the_policy_is_known_and_nowhere_else() -> Non
     assert not view_of(get_policy("muri-s")).timeless
     assert view_of(get_policy("themis")).per_slot == 2
     assert view_of(get_policy("antman")) == View()
+    assert view_of(get_policy("muri-s")).per_slot == 13, "what runs to its end takes newcomers beside the groups"
+    assert view_of(get_policy("muri-s"), checkpoints=True).per_slot == 5
+
+
+@pytest.mark.parametrize(("switch", "check", "trusted"), [("1", False, False), ("0", True, False), ("0", False, True)])
+def test_requests_are_checked_where_asked_for_and_never_explained(
+    monkeypatch: pytest.MonkeyPatch, switch: str, check: bool, trusted: bool
+) -> None:
+    seen: list[PlanRequest] = []
+    monkeypatch.setenv(checks.SWITCH, switch)
+    plan = QueuePolicy.plan
+    monkeypatch.setattr(QueuePolicy, "plan", lambda policy, request: (seen.append(request), plan(policy, request))[1])
+    jobs = [job(number, 0.0, 100.0) for number in (1, 2)]
+    assert run(jobs, "srtf", Cluster(1, 1), check=check).records
+    assert {(request.trusted, request.explained) for request in seen} == {(trusted, False)}
 
 
 def test_noise_is_of_the_size_asked_for_and_only_policies_see_it() -> None:

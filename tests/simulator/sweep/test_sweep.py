@@ -53,9 +53,19 @@ def test_every_run_is_watched_to_its_end() -> None:
 def test_refusal_of_one_run_is_that_of_the_sweep(processes: int) -> None:
     wanted = runs()
     wanted[1] = replace(wanted[1], cluster=Cluster(1, 1))
-    with pytest.raises(SimulationError, match="GPUs, but the cluster has 1"):
+    with pytest.raises(SimulationError, match=f"^{wanted[1].name}: .* GPUs, but the cluster has 1"):
         sweep(wanted, processes)
     wait_for_the_end_of_all_workers()
+
+
+def test_a_fault_of_the_simulator_tells_in_which_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("muri.simulator.sweep.runs.run_one", fail)
+    with pytest.raises(ZeroDivisionError) as caught:
+        sweep(runs(("fifo", "srtf")))
+    assert caught.value.__notes__ == ["in the simulation of small, fifo, seed 0"]
 
 
 def test_killed_worker_is_an_error_that_says_what_to_do() -> None:

@@ -1,0 +1,114 @@
+"""What a plan leaves undone: checks that its caller vouches for, reasons that nobody reads, answers already known."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from policy_builders import cluster_requests, make_job, make_node, make_profile, make_request
+
+from muri.policies import priority
+from muri.policies.cycle import regrouping
+from muri.policies.cycle.planner import plan_queue
+from muri.policies.cycle.queue import Bucket, Contender
+from muri.policies.cycle.regrouping import Forecasts
+from muri.policies.cycle.validation import RequestError
+from muri.policies.options import PolicyOptions
+from muri.policies.registry import get_policy
+from muri.policies.speed.model import shape_of
+from muri.policies.speed.registry import speed_model
+from muri.policies.types import NodeShare, Plan, Running
+
+
+def plan_of(request, rules=None) -> Plan:
+    return plan_queue(request, "test", priority.fifo, rules or PolicyOptions())
+
+
+def test_who_vouches_for_a_request_has_it_planned_unchecked():
+    request = make_request([make_job(1, restart_s=-1.0)], [make_node("n1", 1)])
+    with pytest.raises(RequestError, match="restart_s is -1"):
+        plan_of(request)
+    assert [solo.job_id for solo in plan_of(replace(request, trusted=True)).solo] == [1]
+
+
+def without_reasons(plan: Plan) -> Plan:
+    return replace(
+        plan,
+        groups=tuple(replace(group, reasons=()) for group in plan.groups),
+        solo=tuple(replace(solo, reasons=()) for solo in plan.solo),
+        waiting=tuple(replace(waiting, reasons=()) for waiting in plan.waiting),
+    )
+
+
+@pytest.mark.parametrize("policy", ["srtf", "auto", "muri-jct", "muri-slurm", "synergy-tune-fifo"])
+@settings(max_examples=10, deadline=None)
+@given(request=cluster_requests())
+def test_a_plan_without_reasons_decides_the_same(policy, request):
+    chosen = get_policy(policy)
+    explained = chosen.plan(request)
+    assert without_reasons(chosen.plan(replace(request, explained=False))) == without_reasons(explained)
+    for decision in (*explained.groups, *explained.solo, *explained.waiting):
+        assert decision.reasons
+
+
+def test_no_reason_is_made_where_none_is_asked_for(monkeypatch):
+    monkeypatch.setattr("muri.policies.cycle.decisions.reasons", None)
+    jobs = [make_job(number, kind) for number, kind in enumerate(("gpu", "storage", "cpu", "gpu", "gpu"), 1)]
+    plan = plan_of(make_request(jobs, [make_node("n1", 1)], explained=False))
+    assert plan.groups
+    assert plan.waiting
+    assert not any(decision.reasons for decision in (*plan.groups, *plan.solo, *plan.waiting))
+
+
+def test_jobs_that_all_have_gpus_of_their_own_are_not_grouped(monkeypatch):
+    asked = []
+
+    def group_buckets(problems, options, model):
+        asked.extend(problems)
+        return original(problems, options, model)
+
+    original = regrouping.group_buckets
+    monkeypatch.setattr(regrouping, "group_buckets", group_buckets)
+    may_stop = {"preemptible": True, "restart_s": 10.0}
+    apart = Running((make_job(1, **may_stop),), (NodeShare("n1", 1),))
+    others = (make_job(2, "storage", user="b", **may_stop), make_job(3, "cpu", user="b", **may_stop))
+    together = Running(others, (NodeShare("n1", 1),))
+    arrived = (make_job(4), make_job(5, user="b"))
+    nodes = [make_node("n1", 0, gpu_count=2), make_node("n2", 8, gpu_count=8)]
+    plan = plan_of(make_request(arrived, nodes, running=(apart, together)))
+    assert {solo.job_id for solo in plan.solo} >= {1, 4}
+    # Only of the user whose jobs have shared so far: all three afresh, then the one that came beside those that stay.
+    assert [len(problem.jobs) for problem in asked] == [3, 1]
+    asked.clear()
+    plan_of(make_request(arrived, nodes, running=(apart, together)), PolicyOptions(merge="whole-rounds"))
+    assert len(asked) >= 2
+
+
+class CountingModel:
+    """Lockstep that counts the groups that it is asked about."""
+
+    def __init__(self):
+        self.model, self.asked = speed_model("lockstep"), 0
+        self.name, self.order = self.model.name, self.model.order
+
+    def evaluate(self, shapes, groups):
+        self.asked += len(groups)
+        return self.model.evaluate(shapes, groups)
+
+
+def members_of(*shapes):
+    bucket = Bucket("user", "main", 1)
+    return tuple(Contender(rank, make_job(rank), bucket, shape, None) for rank, shape in enumerate(shapes))
+
+
+def test_forecasts_are_kept_from_plan_to_plan_whatever_numbers_shapes_have(monkeypatch):
+    model = CountingModel()
+    first, second = (shape_of(make_profile(stage_s)) for stage_s in ((1.0, 0.1, 0.1, 0.0), (0.1, 0.1, 1.0, 0.0)))
+    known = Forecasts(model, (first, second)).of(members_of(0, 1))[1]
+    again = Forecasts(model, (replace(first, stage_s=(9.0, 1.0, 1.0, 1.0), iteration_s=12.0), first, second))
+    assert again.of(members_of(1, 2))[1] == known
+    assert model.asked == 1
+    again.prepare([members_of(0, 2), members_of(1, 2)])
+    assert model.asked == 2
+    monkeypatch.setattr(regrouping, "_MOST_KNOWN", 2)
+    Forecasts(model, (first, second)).prepare([members_of(0), members_of(1)])
+    assert len(regrouping._known_of(model)) == 2
