@@ -63,9 +63,8 @@ class RecordingSlurm:
 
 def _told(status: str) -> str:
     """Leave out of a status how often Slurm was called: nothing is called here."""
-    document = json.loads(status)
-    assert document.pop("slurm_calls") == {}
-    return json.dumps(document, indent=1, sort_keys=True) + "\n"
+    assert json.loads(status)["slurm_calls"] == {}
+    return status.replace(', "slurm_calls": {}', "")
 
 
 def _given(record: Any) -> dict[str, Any]:

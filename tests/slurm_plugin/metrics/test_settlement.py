@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 from fake_slurm import FakeSlurm, Killed, four_jobs, one_gpu, pilots
 
+from muri.slurm_plugin.config import Pilot
 from muri.slurm_plugin.gateway.accounting import NoAccountingError
 from muri.slurm_plugin.gateway.base import GatewayError, NoSuchJobError
 from muri.slurm_plugin.records import comment_tags as tags
@@ -94,7 +95,7 @@ def test_a_member_that_ends_before_its_partner_is_reported_after_the_pilots_next
     cycle(5)
     assert accounts.writes == 0  # the pilot has yet to tell of the last iterations
     measure(slurm, pilot, {1: 95, 2: 85})
-    cycle(40)
+    cycle(2 * Pilot().telemetry_s)
     assert set(accounts.comments) == {1}
     assert parse_report(accounts.comments[1]).iterations == 95
 

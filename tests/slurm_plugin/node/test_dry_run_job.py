@@ -13,7 +13,11 @@ from muri.slurm_plugin.gateway.slurm_commands import decoded, encoded
 from muri.slurm_plugin.node import dry_run, slurm_calls
 from muri.slurm_plugin.records.submit_facts import encode_words
 
-MEASURES = b'#!/bin/sh\n# caf\xe9\nprintf \'{"load_s": %s}\' "$1" > "$MURI_DRY_RUN_RESULT"\nsleep 60\n'
+# Its result comes in one step, as the launcher's does: the file is read as soon as it is there.
+MEASURES = (
+    b'#!/bin/sh\n# caf\xe9\nprintf \'{"load_s": %s}\' "$1" > "$MURI_DRY_RUN_RESULT.new"\n'
+    b'mv "$MURI_DRY_RUN_RESULT.new" "$MURI_DRY_RUN_RESULT"\nsleep 60\n'
+)
 
 
 class Slurm:
