@@ -113,13 +113,13 @@ def _joined(problem: BucketProblem, answer: BucketGroups, options: PolicyOptions
         joined = exchange.improve((), answer.left)
         found = Assembly(answer.groups, joined.joins, answer.certificate.value + joined.value)
     counts = Counter(chain(problem.jobs, *(unit.members for unit in problem.open_units)))
-    bound = pooled_bound(
-        [kind.shape for kind in exchange.kinds],
+    bound = _bound(
+        exchange.kinds,
         np.array([counts[kind] for kind in exchange.kinds], dtype=np.float64),
         exchange.appraiser.coefficient,
+        options,
+        model,
         slots=problem.slots + len(problem.open_units),
-        largest=_largest(exchange.kinds, options),
-        physical=model.name in PHYSICAL_MODELS,
     )
     certificate = Certificate(found.value, max(found.value, bound - exchange.base_value))
     left = _left_over(problem, [*found.groups, *found.joins])
@@ -207,20 +207,33 @@ def _of_rounds(problem: BucketProblem, bucket: Rounds, options: PolicyOptions, m
     groups, value = [unit.members for unit in units], sum(unit.value for unit in units)
     if options.grouping == "optimal" and len(groups) > 1:
         groups, value = _improved(problem, groups, options, model)
-    bound = _bound(bucket, options, model, max(problem.slots, len(units)))
+    bound = _bound(
+        bucket.kinds.kinds,
+        np.array(bucket.kinds.counts, dtype=np.float64),
+        bucket.appraiser.coefficient,
+        options,
+        model,
+        slots=max(problem.slots, len(units)),
+    )
     return _answer(problem, groups, Certificate(value, max(value, bound)))
 
 
-def _bound(bucket: Rounds, options: PolicyOptions, model: SpeedModel, slots: int) -> float:
-    """What no groups of these jobs can be worth more than."""
-    counts = np.array(bucket.kinds.counts, dtype=np.float64)
+def _bound(
+    kinds: Sequence[Kind],
+    counts: Floats,
+    coefficient: Floats,
+    options: PolicyOptions,
+    model: SpeedModel,
+    *,
+    slots: int,
+) -> float:
+    """What no groups of these jobs can be worth more than; coarse where nobody reads it (`certify`)."""
     if not options.certify:
-        return float(counts @ bucket.appraiser.coefficient)
-    kinds = bucket.kinds.kinds
+        return float(counts @ coefficient)
     return pooled_bound(
         [kind.shape for kind in kinds],
         counts,
-        bucket.appraiser.coefficient,
+        coefficient,
         slots=slots,
         largest=_largest(kinds, options),
         physical=model.name in PHYSICAL_MODELS,

@@ -98,7 +98,7 @@ class Exchange:
         self.kinds: tuple[Kind, ...] = tuple(sorted({*problem.jobs, *running}))
         number = {kind: index for index, kind in enumerate(self.kinds)}
         self._kind_of_job = np.array([number[kind] for kind in problem.jobs], dtype=np.intp)
-        self._mem_gib = np.array(problem.mem_gib or (0.0,) * len(problem.jobs))
+        self._mem_gib = problem.mem_gib if any(problem.mem_gib) else ()
         # Units differ in their GPUs' memory, so rows have the limits.
         self.appraiser = Appraiser(self.kinds, options, model, float("inf"))
         self._open = [self._open_row(index, number) for index in range(len(problem.open_units))]
@@ -227,12 +227,16 @@ class Exchange:
         takes = np.asarray(self.appraiser.memory_gib(groups) <= np.repeat([row.memory_gib for row in kept], len(parts)))
         if any(row.closed_to for row in kept):
             takes &= np.array([row.closed_to.isdisjoint(part) for row in kept for part in parts])
-        if self._mem_gib.any():
-            taken = np.array([self._mem_gib[list(row.members)].sum() for row in kept])
-            wanted = np.array([self._mem_gib[list(part)].sum() for part in parts])
+        if self._mem_gib:
+            taken = np.array([self._needs_gib(row.members) for row in kept])
+            wanted = np.array([self._needs_gib(part) for part in parts])
             spare = np.array([row.spare_mem_gib for row in kept])
             takes &= (taken[:, None] + wanted[None, :] <= spare[:, None] + _ROUNDING).ravel()
         return takes
+
+    def _needs_gib(self, members: Members) -> float:
+        """Host memory of some jobs."""
+        return sum([self._mem_gib[job] for job in members])
 
 
 def _with(row: _Row, members: Members) -> _Row:
