@@ -6,6 +6,7 @@ is asked for by itself.
 """
 
 import logging
+import random
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -21,8 +22,8 @@ log = logging.getLogger(__name__)
 #: So many jobs are asked for one by one, each a small RPC; more of them together with all others.
 _FEW: Final = 8
 
-#: So many are asked for one by one at the most, where all together say too much.
-_MOST_ALONE: Final = 200
+#: So many are asked for one by one at the most, where all together say too much, or texts pretend to be jobs.
+_MOST_ALONE: Final = 1000
 
 _BEGIN: Final = re.compile(rb"^JobId=([1-9][0-9]{0,9}) ", re.MULTILINE)
 
@@ -143,7 +144,7 @@ class DetailsReader:
             together = self._together()
             found = {job_id: together[job_id] for job_id in job_ids if len(together.get(job_id, ())) == 1}
             yield from ((job_id, decoded(texts[0])) for job_id, texts in found.items())
-            alone = [job_id for job_id in job_ids if job_id not in found][:_MOST_ALONE]
+            alone = _some([job_id for job_id in job_ids if job_id not in found])
         for job_id in alone:
             if text := self._alone(job_id):
                 yield job_id, text
@@ -172,3 +173,14 @@ class DetailsReader:
         except GatewayError as error:
             log.warning("cannot learn all that job %d asks for: %s", job_id, error)
             return ""
+
+
+def _some(job_ids: list[int]) -> list[int]:
+    """Return as many as may be asked for one by one: others each time, so that nobody's text keeps a job waiting."""
+    if len(job_ids) <= _MOST_ALONE:
+        return job_ids
+    log.warning(
+        "texts of users pretend to be %d other jobs, or all jobs say too much: what %d of these ask for is read now",
+        len(job_ids), _MOST_ALONE,
+    )  # fmt: skip
+    return sorted(random.sample(job_ids, _MOST_ALONE))

@@ -2,6 +2,7 @@
 
 import pytest
 
+from muri.slurm_plugin.gateway import job_details
 from muri.slurm_plugin.gateway.base import GatewayError, NoSuchJobError, SlurmUnreachableError, TooLongAnswerError
 from muri.slurm_plugin.gateway.job_details import DetailsReader, details_of
 
@@ -55,6 +56,18 @@ def test_a_text_that_pretends_to_be_another_job_is_found_out() -> None:
     told = DetailsReader(slurm).read(dict.fromkeys(range(1, 21)))
     assert slurm.asked == [0, 7]
     assert told[7] == told[8] == details_of(PLAIN.format(8))
+
+
+def test_whoever_pretends_to_be_many_jobs_keeps_none_of_them_from_being_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_details, "_MOST_ALONE", 5)
+    texts = many(20)
+    texts[2] += "".join(f"JobId={number} JobName=a\n" for number in range(1, 21) if number != 3)
+    read: set[int] = set()
+    for _ in range(300):  # a controller that a timer starts remembers nothing
+        told = DetailsReader(Scontrol(*texts)).read(dict.fromkeys(range(1, 21)))
+        assert len(told) == 6
+        read |= set(told)
+    assert read == set(range(1, 21))
 
 
 def test_what_a_user_writes_adds_to_his_own_job_only() -> None:
