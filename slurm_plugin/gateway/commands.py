@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property
+from typing import Final
 
 from muri.slurm_plugin.gateway import lease, text_fields
 from muri.slurm_plugin.gateway.array_records import ArrayRecords
@@ -42,6 +43,8 @@ _OLDEST = (22, 5)
 _LISTS_FIELDS = (23, 11)
 
 _SHOW_JOB = ["scontrol", "--all", "--oneliner", "show", "job"]
+
+_LEAST_CPUS: Final = "MinCPUsNode"
 
 
 class CommandGateway:
@@ -165,7 +168,13 @@ class CommandGateway:
 
     def modify(self, job_id: int, change: JobChange) -> None:
         """Change a pending job."""
-        if settings := update_settings(change, self._gres_separator):
+        settings = update_settings(change, self._gres_separator)
+        if change.has_several_tasks and change.gpu_request is not None:
+            # Together with GRES, Slurm takes the least CPUs of a node for all CPUs of the job, too few for its tasks.
+            least = next(setting for setting in settings if setting.startswith(_LEAST_CPUS))
+            self._update(job_id, [least])
+            settings.remove(least)
+        if settings:
             self._update(job_id, settings)
 
     def hold(self, job_id: int) -> None:
@@ -242,7 +251,7 @@ def update_settings(change: JobChange, gres_separator: str = "/") -> list[str]:
         "ReqNodeList": change.required_nodes,
         "NumCPUs": change.cpu_count,
         "CPUsPerTask": change.cpus_per_task,
-        "MinCPUsNode": change.least_cpus,
+        _LEAST_CPUS: change.least_cpus,
         "Dependency": change.dependency,
         "MinMemoryNode": change.mem_per_node_mib,
         "MinMemoryCPU": change.mem_per_cpu_mib,

@@ -323,6 +323,11 @@ class JobChange:
         """CPUs on each node that the job cannot do without; sbatch sets them from --cpus-per-task."""
         return self.cpus_per_task if self.cpus_per_task is not None else self.cpu_count
 
+    @property
+    def has_several_tasks(self) -> bool:
+        """Whether its CPUs are for several tasks."""
+        return self.cpu_count is not None and self.cpu_count != self.least_cpus
+
 
 @dataclass(frozen=True, slots=True)
 class NewJob:

@@ -96,6 +96,7 @@ def test_what_a_request_names_is_read(inside: GatewayInside) -> None:
                "duration=60", "flags=maint,ignore_jobs", user="root")  # fmt: skip
     try:
         job_id = driver.submit("--hold", "--licenses=matlab:2", "--reservation=r1", "--exclude=n1", "--wrap=true")
+        driver.run("scontrol", "update", f"JobId={job_id}", "AdminComment=muri:on", user="root")
         snapshot = inside.snapshot()
         driver.run("scancel", str(job_id), user="root")
     finally:
@@ -201,7 +202,7 @@ def test_what_slurm_refuses_to_the_user_it_refuses_to_muri(inside: GatewayInside
 
 
 def test_new_jobs_ask_for_what_the_old_one_did(inside: GatewayInside) -> None:
-    job = inside.job(inside.submit(new_job(licenses="matlab:1", excluded_nodes="n1")))
+    job = inside.job(inside.submit(new_job(licenses="matlab:1", excluded_nodes="n1", admin_comment="muri:on")))
     assert (job.licenses, job.excluded_nodes, job.special) == ("matlab:1", "n1", ())
 
 

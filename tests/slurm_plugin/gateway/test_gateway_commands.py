@@ -62,6 +62,19 @@ def test_a_command_that_a_signal_ended_is_no_refusal(commands: Commands) -> None
         gateway.hold(5)
 
 
+def test_a_change_of_several_tasks_gpus_sets_the_least_cpus_before(commands: Commands) -> None:
+    """Slurm 24.11 and 26.05: all in one change, the job would have one CPU for its two tasks, and never start."""
+    gateway = CommandGateway()
+    gateway.modify(5, JobChange(gpu_request="gres/gpu:0", cpu_count=1, cpus_per_task=1))
+    gateway.modify(6, JobChange(gpu_request="gres/gpu:0", cpu_count=2, cpus_per_task=1))
+    changes = [call["argv"][1:] for name, call in commands.calls() if name == "scontrol"][1:]
+    assert changes == [
+        ["JobId=5", "TresPerNode=gres/gpu:0", "NumCPUs=1", "CPUsPerTask=1", "MinCPUsNode=1"],
+        ["JobId=6", "MinCPUsNode=1"],
+        ["JobId=6", "TresPerNode=gres/gpu:0", "NumCPUs=2", "CPUsPerTask=1"],
+    ]
+
+
 def test_a_signal_to_the_callers_terminal_does_not_reach_a_command(commands: Commands) -> None:
     gateway = CommandGateway()
     commands.add("scontrol", body="sys.exit(os.getsid(0) != os.getpid())")
