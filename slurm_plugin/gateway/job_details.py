@@ -29,6 +29,8 @@ _BEGIN: Final = re.compile(rb"^JobId=([1-9][0-9]{0,9}) ", re.MULTILINE)
 
 _SUBMIT_LINE: Final = re.compile(r" SubmitLine=(.*?) WorkDir=/", re.DOTALL)
 
+_THROTTLE: Final = re.compile(r"^JobId=\d+ ArrayJobId=\d+ ArrayTaskId=\S+ ArrayTaskThrottle=(\d+) ", re.MULTILINE)
+
 _EXCLUDED: Final = re.compile(r" ExcNodeList=(\S+)")
 
 _FLAGS: Final[Mapping[str, str]] = {
@@ -67,6 +69,7 @@ class JobDetails:
         excluded_nodes: Nodes that it must not get.
         mem_per_cpu: Whether memory was asked for each CPU.
         all_mem: Whether it asked for no figure of memory, which stands for all of a node's.
+        array_limit: How many of its array's tasks may run at once, 0 for any number.
         flags: Words of flags as `special_options` knows them.
         options: Other fields by the names that `special_options` has for them.
     """
@@ -75,6 +78,7 @@ class JobDetails:
     excluded_nodes: str = ""
     mem_per_cpu: bool = False
     all_mem: bool = False
+    array_limit: int = 0
     flags: tuple[str, ...] = ()
     options: Mapping[str, str] = field(default_factory=dict)
 
@@ -96,7 +100,7 @@ def wants_details(admin_comment: str, state: str) -> bool:
 
 def details_of(text: str) -> JobDetails:
     """Read what Slurm prints of one job, all on one line."""
-    line, excluded = _SUBMIT_LINE.search(text), _EXCLUDED.search(text)
+    line, excluded, throttle = _SUBMIT_LINE.search(text), _EXCLUDED.search(text), _THROTTLE.search(text)
     options = {_OPTIONS[name]: value for name, value in _OPTION.findall(text)}
     if "per_task" in options.get("tres_bind", "") and " TresPerTask=" in text:
         del options["tres_bind"]  # newer releases set it for --gpus-per-task
@@ -106,6 +110,7 @@ def details_of(text: str) -> JobDetails:
         excluded_nodes="" if excluded is None or excluded[1] == "(null)" else excluded[1],
         mem_per_cpu=text.startswith(" MinMemoryCPU=", memory) if memory >= 0 else False,
         all_mem=text.startswith(" MinMemoryNode=0 ", memory) if memory >= 0 else False,
+        array_limit=0 if throttle is None else text_fields.bounded(int(throttle[1])),
         flags=tuple(flag for word, flag in _FLAGS.items() if word in text),
         options=options,
     )

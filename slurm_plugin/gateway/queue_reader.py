@@ -29,7 +29,8 @@ _PARTS_WITHIN_S: Final = 240.0
 _DETAILS_BELONG_TO: Final = ("MinMemory", "NumCPUs", "NumNodes")
 """When one of these figures changes, a job's details are asked for anew: they tell what the first is for."""
 
-ASK: Final = ["squeue", "--all", "--states=all", "--noheader", "--noconvert"]
+# Without --array squeue shows tasks that have records of their own as one with those that wait beside them.
+ASK: Final = ["squeue", "--all", "--array", "--states=all", "--noheader", "--noconvert"]
 
 Row = Mapping[str, str]
 

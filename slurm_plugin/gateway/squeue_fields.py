@@ -5,7 +5,6 @@ environment, which no other user can read. So no text of a user can hold it, and
 """
 
 import secrets
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -64,7 +63,7 @@ class FieldReader:
         return {"SQUEUE_FORMAT2": ",".join(f"{name}:0{self.mark}" for name in self.names)}
 
     def rows(self, output: bytes | bytearray) -> Iterator[dict[str, str]]:
-        """Yield the fields of each job by their names.
+        """Yield the fields of each job by their names; tasks of an array that share a record are one job.
 
         Raises:
             GatewayError: It is no such output.
@@ -73,7 +72,7 @@ class FieldReader:
         records = output.split(end)
         if records.pop():
             raise GatewayError("squeue's output ends within a job's record: this version of Slurm is not known to Muri")
-        _refuse_twins(records, self.mark.encode())
+        found: dict[str, list[dict[str, str]]] = {}
         for record in records:
             values = decoded(record).split(self.mark)
             if len(values) != len(self.names):
@@ -81,12 +80,41 @@ class FieldReader:
                     f"squeue printed {len(values)} fields of a job instead of {len(self.names)}: this version of Slurm "
                     "is not known to Muri"
                 )
-            yield dict(zip(self.names, values, strict=True))
+            found.setdefault(values[0], []).append(dict(zip(self.names, values, strict=True)))
+        _refuse_twins(found)
+        return (rows[0] if len(rows) == 1 else _one_record(rows) for rows in found.values())
 
 
-def _refuse_twins(records: Sequence[bytes | bytearray], mark: bytes) -> None:
+def _one_record(tasks: Sequence[Mapping[str, str]]) -> dict[str, str]:
+    """The record that stands for an array's waiting tasks, of which `squeue --array` prints each."""
+    numbers = sorted(int(task["ArrayTaskID"]) for task in tasks)
+    return {**tasks[0], "ArrayTaskID": ",".join(_runs(numbers))}
+
+
+def _runs(numbers: Sequence[int]) -> Iterator[str]:
+    """Yield "3" and "5-9" of 3, 5, 6, 7, 8 and 9."""
+    first = last = numbers[0]
+    for number in (*numbers[1:], None):
+        if number == last + 1:
+            last = number
+            continue
+        yield f"{first}" if first == last else f"{first}-{last}"
+        if number is not None:
+            first = last = number
+
+
+def _is_task(row: Mapping[str, str]) -> bool:
+    return row.get("ArrayJobID") == row["JobID"] and row.get("ArrayTaskID", "").isdecimal()
+
+
+def _refuse_twins(found: Mapping[str, Sequence[Mapping[str, str]]]) -> None:
     """Refuse a second record of a job: whoever guessed the mark could forge one."""
-    ids = Counter(bytes(record.partition(mark)[0]) for record in records)
-    if twins := [job_id for job_id, count in ids.items() if count > 1]:
-        named = ", ".join(map(decoded, sorted(twins)[:_MOST_NAMED]))
+    several = {job_id: rows for job_id, rows in found.items() if len(rows) > 1}
+    twins = [
+        job_id
+        for job_id, rows in several.items()
+        if not all(map(_is_task, rows)) or len({row["ArrayTaskID"] for row in rows}) < len(rows)
+    ]
+    if twins:
+        named = ", ".join(sorted(twins)[:_MOST_NAMED])
         raise GatewayError(f"squeue printed more than one record of these jobs: {named}")

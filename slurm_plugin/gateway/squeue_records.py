@@ -130,7 +130,7 @@ def job_of(row: Mapping[str, str], details: JobDetails | None, taken_s: float, *
         ),
         array_job_id=_number(row["ArrayJobID"]) if tasks else 0,
         array_tasks=text_fields.waiting_tasks(tasks),
-        array_limit=_number(tasks.partition("%")[2]),
+        array_limit=told.array_limit if tasks else 0,
     )
 
 

@@ -105,3 +105,9 @@ def test_only_a_slurmctld_that_does_not_answer_ends_the_reading(error: GatewayEr
 def test_a_submit_line_is_read_to_its_end() -> None:
     text = "JobId=1 Command=(null) SubmitLine=sbatch a b=c\n d WorkDir=/home/alice AdminComment=x\n"
     assert details_of(text).submit_line == "sbatch a b=c\n d"
+
+
+def test_an_arrays_limit_is_told_by_its_own_record() -> None:
+    told = details_of("JobId=20 ArrayJobId=20 ArrayTaskId=0-5 ArrayTaskThrottle=2 JobName=a ArrayTaskThrottle=9 \n")
+    assert told.array_limit == 2
+    assert details_of(PLAIN.format(1)).array_limit == 0

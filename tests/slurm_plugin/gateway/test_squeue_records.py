@@ -229,3 +229,25 @@ def test_where_memory_cannot_be_told_apart_the_details_decide() -> None:
     assert job_of(record, JobDetails(mem_per_cpu=True), 0.0).mem_per_cpu_mib == 2000
     assert job_of(record, JobDetails(mem_per_cpu=False), 0.0).mem_per_cpu_mib == 0
     assert job_of(row(NEW, "per-task"), None, 0.0).mem_per_cpu_mib == 2000
+
+
+def _printed(rows: list[dict[str, str]], reader: FieldReader) -> bytes:
+    return "".join("".join(row[name] + reader.mark for name in reader.names) + "\n" for row in rows).encode()
+
+
+def test_tasks_that_wait_in_one_record_are_one_job_and_those_with_their_own_are_not() -> None:
+    bare = row("26.05.5", "bare") | {"ArrayJobID": "20"}
+    own = bare | {"JobID": "21", "ArrayTaskID": "0"}
+    waiting = [bare | {"JobID": "20", "ArrayTaskID": str(task)} for task in (7, 4, 5, 1)]
+    reader = FieldReader(known_fields(""))
+    output = _printed([*waiting[:2], own, *waiting[2:]], reader)
+    found = {each["JobID"]: each["ArrayTaskID"] for each in reader.rows(output)}
+    assert found == {"20": "1,4-5,7", "21": "0"}
+
+
+def test_a_second_record_of_a_job_that_is_no_other_task_is_refused() -> None:
+    bare = row("26.05.5", "bare") | {"ArrayJobID": "20", "JobID": "20", "ArrayTaskID": "4"}
+    reader = FieldReader(known_fields(""))
+    for second in (bare, bare | {"ArrayTaskID": "N/A"}, bare | {"ArrayJobID": "3", "ArrayTaskID": "5"}):
+        with pytest.raises(GatewayError, match="more than one record of these jobs: 20"):
+            list(reader.rows(_printed([bare, second], reader)))
