@@ -277,10 +277,10 @@ def test_both_gateways_see_the_same(sandbox: Driver) -> None:
     sandbox.submit("--gres=gpu:1", "--time=UNLIMITED", f"--dependency=afterok:{running}", "--wrap=true")
     sandbox.submit("--hold", "--array=1-3", "--wrap=true")
     sandbox.wait_state(running, "RUNNING")
-    # Slurm's scheduler tells reasons in its own time: not between two snapshots.
-    sandbox.wait_until(lambda: sandbox.job(running + 1)["Reason"] == "Dependency", "the reason")
     for job_id in range(running, running + 3):  # of others' jobs not all is asked for
         sandbox.run("scontrol", "update", f"JobId={job_id}", "AdminComment=muri:on", user="root")
+    # Slurm's scheduler tells reasons anew after a change, in its own time: not between two snapshots.
+    sandbox.wait_until(lambda: sandbox.job(running + 1)["Reason"] == "Dependency", "the reason")
     pyslurm, command = (GatewayInside(sandbox, kind).snapshot() for kind in ("pyslurm", "command"))
     active = [[job for job in snapshot.jobs if job.state.is_active] for snapshot in (pyslurm, command)]
     assert len(active[0]) == 3
