@@ -39,7 +39,7 @@ def wait_for(cluster: Cluster, ids: tuple[int, ...], console: Console, limit_s: 
 
 
 def _details(cluster: Cluster) -> dict[int, dict]:  # type: ignore[type-arg]
-    """What the controller's last cycle said of each job: the file that `muri queue` reads.
+    """What the controller's last cycle said of each job: the file that `muri queue` reads. It leaves out defaults.
 
     The file itself, because a command every few seconds would take the jobs' two cores.
     """
@@ -53,10 +53,11 @@ def _what(job: JobRecord, detail: Mapping[str, object]) -> str:
     if not detail:
         return job.state
     if detail["state"] == "waiting":
-        reasons = detail["reasons"]
+        reasons = detail.get("reasons")
         return f"waiting: {reasons[0]}" if isinstance(reasons, list) and reasons else "waiting"
-    partners = ", ".join(map(str, detail["partners"])) if isinstance(detail["partners"], list) else ""
-    speed = detail["measured_speed"]
+    told = detail.get("partners")
+    partners = ", ".join(map(str, told)) if isinstance(told, list) else ""
+    speed = detail.get("measured_speed")
     text = str(detail["state"]) + (f" with {partners}" if partners else "")
     return text + (f", speed {speed:.2f}" if isinstance(speed, float) else "")
 
