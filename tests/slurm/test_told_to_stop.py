@@ -23,9 +23,11 @@ sys.exit(process.returncode)
 JOBS = 25
 
 
-def waiting(muri: MuriCluster) -> int:
-    """How many jobs wait for the licence."""
-    return muri.driver.run("scontrol", "show", "jobs", user="root").stdout.count("Licenses=muri_gate")
+def waiting(muri: MuriCluster, jobs: list[int]) -> int:
+    """How many of these jobs wait for the licence."""
+    lines = muri.driver.run("scontrol", "--oneliner", "show", "jobs", user="root").stdout.splitlines()
+    own = tuple(f"JobId={job} " for job in jobs)
+    return sum(line.startswith(own) and "Licenses=muri_gate" in line for line in lines)
 
 
 def test_a_controller_that_is_told_to_stop_ends_soon_and_the_next_lets_each_job_go_once(one_gpu):
@@ -39,11 +41,11 @@ def test_a_controller_that_is_told_to_stop_ends_soon_and_the_next_lets_each_job_
         )
         for _ in range(JOBS)
     ]
-    assert waiting(muri) == JOBS
+    assert waiting(muri, jobs) == JOBS
     stopped = muri.python(STOPPED_PY)
     assert "left for the next cycle: the controller was told to stop" in stopped.stderr
     assert "failed" not in stopped.stderr  # no command of its own was hit
-    assert JOBS - 2 >= waiting(muri) > 0
+    assert JOBS - 2 >= waiting(muri, jobs) > 0
     muri.cycle()
     for job in jobs:
         assert one_gpu.wait_state(job)["JobState"] == "COMPLETED"
