@@ -4,7 +4,10 @@ import os
 import platform
 import resource
 import subprocess
+import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 
 def describe_machine() -> dict[str, object]:
@@ -20,6 +23,13 @@ def describe_machine() -> dict[str, object]:
 def peak_rss_mib() -> float:
     """Most memory that this process ever held."""
     return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1)
+
+
+def measured(work: Callable[[], dict[str, Any] | None]) -> dict[str, Any]:
+    """CPU seconds of some work, its own figures, and the process's memory."""
+    start_s = time.process_time()
+    own = work() or {}
+    return {"cpu_s": round(time.process_time() - start_s, 3), "peak_rss_mib": peak_rss_mib(), **own}
 
 
 def _cpu_model() -> str:

@@ -13,10 +13,8 @@ commands.
 """
 
 import json
-import resource
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
@@ -25,7 +23,7 @@ import click
 import scale_runtime
 import scale_simulator
 from bars import Bar, finish, tell
-from machine import peak_rss_mib
+from machine import measured
 from scale_clusters import Size, cycle_of
 from scale_cycle import queue_command, whole_cycle
 from scale_slurm import cycling
@@ -36,13 +34,6 @@ from muri.slurm_plugin.planning.decision import decide
 RESULT: Final = Path(__file__).with_name("results") / "scale.json"
 
 Row = Callable[[], dict[str, Any]]
-
-
-def measured(work: Callable[[], dict[str, Any] | None]) -> dict[str, Any]:
-    """CPU seconds of some work, its own figures, and the process's memory."""
-    start_s = time.process_time()
-    own = work() or {}
-    return {"cpu_s": round(time.process_time() - start_s, 3), "peak_rss_mib": peak_rss_mib(), **own}
 
 
 def deciding(size: Size, policy: str) -> Row:
@@ -64,17 +55,11 @@ def slurmctld_2000_groups() -> dict[str, Any]:
     return measured(row)
 
 
-def children_s() -> float:
-    """CPU seconds of this process's children that have ended."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
-
-
 ROWS: Final[dict[str, tuple[Row, dict[str, float]]]] = {
     "decide-1k": (deciding(Size(1_000, full=True), "auto"), {}),
     "decide-10k": (deciding(Size(10_000, full=True), "auto"), {"cpu_s": 1.0}),
-    "cycle-10k": (lambda: whole_cycle(Size(10_000, full=True), measured), {"cpu_s": 1.0}),
-    "queue-10k": (lambda: queue_command(Size(10_000, full=True), measured), {"cpu_s": 1.0}),
+    "cycle-10k": (lambda: whole_cycle(Size(10_000, full=True)), {"cpu_s": 1.0}),
+    "queue-10k": (lambda: queue_command(Size(10_000, full=True)), {"cpu_s": 1.0}),
     "decide-10k-idle": (deciding(Size(10_000), "auto"), {}),
     "decide-50k": (deciding(Size(50_000, full=True), "auto"), {"cpu_s": 4.0, "peak_rss_mib": 600.0}),
     "joins": (deciding(Size(10_000, groups=2_000, full=True), "auto"), {}),

@@ -7,6 +7,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from machine import measured
 from scale_clusters import Size, profiles, snapshot_of
 
 from muri.profiler.store import ProfileStore
@@ -21,17 +22,15 @@ from muri.slurm_plugin.records.cluster import Snapshot
 from muri.slurm_plugin.records.journal import Journal
 from muri.slurm_plugin.records.roles import view_of
 
-Measured = Callable[[Callable[[], dict[str, Any] | None]], dict[str, Any]]
 
-
-def whole_cycle(size: Size, measured: Measured) -> dict[str, Any]:
+def whole_cycle(size: Size) -> dict[str, Any]:
     """Read the stores, read the comments, decide, and tell everybody, where nothing can start."""
     with TemporaryDirectory() as folder:
         snapshot, cycle, _ = _site(size, Path(folder))
         return measured(lambda: {"jobs_told": len(cycle(snapshot).jobs)})
 
 
-def queue_command(size: Size, measured: Measured) -> dict[str, Any]:
+def queue_command(size: Size) -> dict[str, Any]:
     """Read what the last cycle has told, bring it up to the queue, and print the table."""
     with TemporaryDirectory() as folder:
         snapshot, cycle, config = _site(size, Path(folder))

@@ -18,7 +18,7 @@ from statistics import quantiles
 from typing import Any, Final
 
 import psutil
-from machine import peak_rss_mib
+from machine import measured
 from runtime_process import MURI_RUN, START_LIMIT_S, BenchmarkError, socket_folder, start_runtime
 
 from muri.group_spec import GroupSpec, MemberSpec
@@ -115,12 +115,10 @@ def hand_overs(measure: Callable[[int], list[float]]) -> dict[str, Any]:
 
     take_short_turns()  # as a runtime does
     measure(100)  # what is imported late is imported now
-    start_s = time.process_time()
-    quiet = _figures("", measure(SWITCHES))
-    used_s = time.process_time() - start_s
+    quiet = measured(lambda: _figures("", measure(SWITCHES)))
     with _busy_cores():
         loaded = _figures("loaded_", measure(SWITCHES))
-    return {"cpu_s": round(used_s, 3), "peak_rss_mib": peak_rss_mib(), **quiet, **loaded}
+    return {**quiet, **loaded}
 
 
 def _figures(prefix: str, spans_s: list[float]) -> dict[str, Any]:

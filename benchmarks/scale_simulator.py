@@ -1,11 +1,10 @@
 """Rows of `scale.py`: simulations under the default model, a plan at every event, 8 nodes of 8 GPUs."""
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from machine import peak_rss_mib
+from machine import measured
 
 from muri.simulator.model import Cluster, Settings, Trace
 from muri.simulator.run import simulate
@@ -23,13 +22,12 @@ def simulating(policy: str, trace_of: Callable[[], Trace]) -> Callable[[], dict[
     def row() -> dict[str, Any]:
         trace, cluster, how = trace_of(), Cluster(8, 8), Settings()
         simulate(Trace("beginning", trace.jobs[:20]), policy, cluster, how)  # what is imported late is imported now
-        start_s = time.process_time()
-        figures = metrics_of(simulate(trace, policy, cluster, how))
-        cpu_s = round(time.process_time() - start_s, 3)
-        return {
-            "cpu_s": cpu_s, "peak_rss_mib": peak_rss_mib(), "jobs": figures.jobs, "decisions": figures.decisions,
-            "avg_jct_s": figures.avg_jct_s,
-        }  # fmt: skip
+
+        def work() -> dict[str, Any]:
+            figures = metrics_of(simulate(trace, policy, cluster, how))
+            return {"jobs": figures.jobs, "decisions": figures.decisions, "avg_jct_s": figures.avg_jct_s}
+
+        return measured(work)
 
     return row
 

@@ -9,7 +9,6 @@ every minute. Beside sdiag's seconds, which have waits for locks in them, stand 
 them what each connection costs.
 """
 
-import json
 import os
 import re
 import sys
@@ -220,7 +219,7 @@ def timed(driver: Driver) -> tuple[dict[str, Cost], Asked]:
     cycle: Asked | None = None
     for kind, (command, times) in _KINDS.items():
         loop = f"JOB={job}; i=0; while [ $i -lt {times} ]; do {command} >/dev/null || exit; i=$((i + 1)); done"
-        found = [slurmctld.during(lambda loop=loop: inside(loop)) for _ in range(_BATCHES)]  # type: ignore[misc]
+        found = [slurmctld.during(partial(inside, loop)) for _ in range(_BATCHES)]
         handled_s = min(sum(each.seconds.values()) for each in found) / times
         cpu_s = min(each.cpu_s - idle.cpu_s / idle.wall_s * each.wall_s for each in found) / times
         cost[kind] = Cost(handled_s, cpu_s)
@@ -269,7 +268,3 @@ def slurmctld_2000_groups() -> dict[str, Any]:
         "cycle": dict(cycle.calls),
         "call_ms": {kind: [round(1000 * s, 3) for s in (each.handled_s, each.cpu_s)] for kind, each in cost.items()},
     }
-
-
-if __name__ == "__main__":
-    print(json.dumps(slurmctld_2000_groups()))

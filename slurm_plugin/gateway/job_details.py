@@ -15,6 +15,7 @@ from typing import Final
 from muri.slurm_plugin.gateway import text_fields
 from muri.slurm_plugin.gateway.base import GatewayError, NoSuchJobError, SlurmUnreachableError, TooLongAnswerError
 from muri.slurm_plugin.gateway.slurm_commands import decoded
+from muri.slurm_plugin.records.cluster import Unreadable
 from muri.slurm_plugin.records.comment_tags import REQUEST_PREFIX, token
 
 log = logging.getLogger(__name__)
@@ -84,6 +85,11 @@ class JobDetails:
 
 
 NO_DETAILS: Final = JobDetails()
+
+
+def untold(wanted: Iterable[int], told: Mapping[int, JobDetails]) -> list[Unreadable]:
+    """Return the jobs that have to wait, for nobody knows all that they ask for."""
+    return [Unreadable(job_id, "Slurm did not tell all it asks for") for job_id in wanted if job_id not in told]
 
 
 def wants_details(admin_comment: str, state: str) -> bool:

@@ -23,7 +23,7 @@ from muri.slurm_plugin.gateway.base import (
 )
 from muri.slurm_plugin.gateway.call_kinds import CHANGE, JOB, JOBS, NODES, RESERVATIONS, Calls
 from muri.slurm_plugin.gateway.gpu_removal import find_gpu_removal
-from muri.slurm_plugin.gateway.job_details import DetailsReader
+from muri.slurm_plugin.gateway.job_details import DetailsReader, untold
 from muri.slurm_plugin.gateway.node_table import nodes_of_table
 from muri.slurm_plugin.gateway.pyslurm_records import change_fields, has_request, job_record
 from muri.slurm_plugin.gateway.read_each import read_each
@@ -205,13 +205,14 @@ class PyslurmGateway:
             return read_each(loaded, lambda job: job_record(job, taken_s), lambda job: int(job.id))
         tagged = {int(job.id) for job in loaded if has_request(job)}
         told = self._details.read(dict.fromkeys(tagged))
-        untold = [Unreadable(job_id, "Slurm did not tell all it asks for") for job_id in sorted(tagged - told.keys())]
-        readable = [job for job in loaded if int(job.id) not in tagged - told.keys()] if untold else loaded
+        unknown = untold(sorted(tagged), told)
+        left_out = {each.job_id for each in unknown}
+        readable = [job for job in loaded if int(job.id) not in left_out] if left_out else loaded
         defaults = self._limits.partitions_with_default_mem
         jobs, unreadable = read_each(
             readable, lambda job: job_record(job, taken_s, told.get(int(job.id)), defaults), lambda job: int(job.id)
         )
-        return jobs, [*untold, *unreadable]
+        return jobs, [*unknown, *unreadable]
 
     def _load_jobs(self) -> list[Any] | None:
         """Return pyslurm's records, None where it fails over a text that a helper can read."""
@@ -262,7 +263,7 @@ class PyslurmGateway:
         self._reservations.forget()
 
     def modify(self, job_id: int, change: JobChange) -> None:
-        """Change a pending job, in one RPC."""
+        """Change a pending job, in one RPC; the GPUs of several tasks take two."""
         if self._helper is not None and change.least_cpus is not None:
             self._helper.modify(job_id, change)
         elif fields := change_fields(change):

@@ -14,7 +14,7 @@ from muri.slurm_plugin.gateway.base import (
     SlurmUnreachableError,
     TooLongAnswerError,
 )
-from muri.slurm_plugin.gateway.job_details import DetailsReader, wants_details
+from muri.slurm_plugin.gateway.job_details import DetailsReader, untold, wants_details
 from muri.slurm_plugin.gateway.read_each import read_each
 from muri.slurm_plugin.gateway.slurm_commands import SlurmCommands
 from muri.slurm_plugin.gateway.squeue_fields import FieldReader, known_fields
@@ -92,7 +92,7 @@ class QueueReader:
             if _wants_details(row)
         }
         told = self.details.read(wanted)
-        unknown = [Unreadable(job_id, "Slurm did not tell all it asks for") for job_id in wanted if job_id not in told]
+        unknown = untold(wanted, told)
         left_out = {each.job_id for each in unknown}
 
         def job(row: Row) -> Job:

@@ -4,7 +4,7 @@ import itertools
 import re
 import shlex
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -246,6 +246,16 @@ class FakeSlurm:
         """End a job."""
         if self.jobs[job_id].state.is_active:
             self._update(job_id, state=state, end_s=self.now_s)
+
+    def let_work(self, cycle: Callable[[], object], jobs: Collection[int]) -> None:
+        """Run cycles until jobs have ended, each some minutes after its start."""
+        for _ in range(40):
+            cycle()
+            self.tick(100)
+            for job_id in jobs:
+                job = self.jobs[job_id]
+                if job.state is JobState.RUNNING and job.start_s < self.now_s - 300:
+                    self.end(job_id)
 
     def free_gpus(self, node: str) -> int:
         used = sum(job.gpu_count for job in self.jobs.values() if job.state is JobState.RUNNING and job.nodes == node)

@@ -184,11 +184,6 @@ def test_what_is_left_is_counted_in_plain_words(actions, text):
 def test_all_start_once_in_the_end(make_controller):
     slurm = slurm_with([behind_licence(job) for job in four_jobs()], one_gpu())
     with make_controller(slurm, cycle_calls=2) as controller:
-        for _ in range(40):
-            controller.cycle()
-            slurm.tick(100)
-            for job in list(slurm.jobs.values()):
-                if job.state is JobState.RUNNING and job.job_id <= 4 and job.start_s < slurm.now_s - 300:
-                    slurm.end(job.job_id)
+        slurm.let_work(controller.cycle, (1, 2, 3, 4))
     assert [slurm.jobs[number].state for number in (1, 2, 3, 4)] == [JobState.COMPLETED] * 4
     assert [slurm.starts[number] for number in (1, 2, 3, 4)] == [1] * 4

@@ -24,12 +24,7 @@ def slurm() -> FakeSlurm:
 def ended(slurm: FakeSlurm, make_controller) -> list[JobState]:
     """Let an undisturbed controller work until all jobs have ended."""
     with make_controller(slurm) as controller:
-        for _ in range(40):
-            controller.cycle()
-            slurm.tick(100)
-            for job in list(slurm.jobs.values()):
-                if job.state is JobState.RUNNING and job.job_id <= 4 and job.start_s < slurm.now_s - 300:
-                    slurm.end(job.job_id)
+        slurm.let_work(controller.cycle, (1, 2, 3, 4))
     return [slurm.jobs[n].state for n in (1, 2, 3, 4)]
 
 
