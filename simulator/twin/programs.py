@@ -523,19 +523,19 @@ class Placeholder:
         return state is not None and self._run is not None and state.pilot == self._run.job_id
 
     def report(self) -> None:
-        """Bring the comment up to the last report."""
+        """Bring the comments up to date: the pilot's to its last report of speeds, those of measured members at once."""
         if self._run is None or self._runtime is None:
             return
+        status = self._runtime.status()
         number = int((self._nodes.slurm.now_s - self._begun_s) / self.group.telemetry_s)
         if number != self._reported:
             self._reported = number
-            status = self._runtime.status()
             token = speeds_token(status)
             if token is not None:
                 self._nodes.slurm.set_comment(self._run.job_id, token)
-            for job_id, member in status["members"].items():
-                if member["measured"] is not None and job_id not in self._measured:
-                    self._report_measured(job_id, member["measured"])
+        for job_id, member in status["members"].items():
+            if member["measured"] is not None and job_id not in self._measured:
+                self._report_measured(job_id, member["measured"])
 
     def _report_measured(self, job_id: str, found: dict[str, Any]) -> None:
         """As `GroupReports._tell_measured`."""

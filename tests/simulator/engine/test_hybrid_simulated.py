@@ -36,9 +36,15 @@ def test_cpus_that_one_job_needs_not_make_the_other_faster() -> None:
 
 
 def test_a_group_s_cpus_stay_with_whoever_is_left() -> None:
-    jobs = [job(1, 0.0, 100.0, GPU, name="a"), job(2, 0.0, 900.0, STORAGE, name="b"), job(3, 0.0, 900.0, CPU, name="c")]
-    result = run(jobs, "muri-hybrid", Cluster(1, 2, cpus_per_node=8), interval_s=0.0, restart_s=30.0)
-    assert all(record.restarts == 0 for record in result.records if record.job.job_id != 3)
+    jobs = [
+        job(1, 0.0, 100.0, GPU, name="a", user="alice"),
+        job(2, 0.0, 900.0, STORAGE, name="b", user="alice"),
+        job(3, 0.0, 900.0, CPU, name="c", user="bob"),
+    ]
+    cluster = Cluster(1, 2, cpus_per_node=8)
+    result = run(jobs, "muri-hybrid", cluster, interval_s=0.0, restart_s=30.0, any_user=False)
+    assert by_id(result)[1].shared_s == 100.0  # beside job 2
+    assert by_id(result)[2].restarts == 0
 
 
 @settings(max_examples=25)
