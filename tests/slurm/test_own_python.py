@@ -79,9 +79,10 @@ def test_jobs_of_one_own_python_are_measured_and_share_a_gpu_in_it(muri: MuriClu
 def test_jobs_of_two_own_pythons_share_a_gpu_each_in_its_own(muri: MuriCluster) -> None:
     first = [submit(muri, "load", "one"), submit(muri, "propagate", "two")]
     muri.cycles_until_ended(*first)
+    muri.driver.wait_until(lambda: not muri.hosts(), "the end of the pilot job")  # nobody joins a group that ends
     with muri.training():
         jobs = [submit(muri, "load", "one"), submit(muri, "propagate", "two")]
-        muri.cycle()
+        print(muri.cycle().stderr)
         muri.wait_grouped(*jobs)
         assert len(muri.hosts()) == 1
     fields = [muri.driver.wait_state(job) for job in jobs]
