@@ -6,6 +6,7 @@ from itertools import product
 from types import MappingProxyType
 from typing import ClassVar, Final, NamedTuple
 
+from muri.garbage import garbage_collector_paused
 from muri.policies import priority
 from muri.policies.allocation.demand import Wish, exceeds, fair_share, proportional_wish, saturating_wish, speed
 from muri.policies.allocation.mechanisms import greedy, proportional, tune
@@ -16,7 +17,6 @@ from muri.policies.cycle import reasons
 from muri.policies.cycle.decisions import DecisionWriter, SlurmQueue
 from muri.policies.cycle.free_gpus import FreeGpus, Shares
 from muri.policies.cycle.placing import running_unit
-from muri.policies.cycle.planner import garbage_collector_paused
 from muri.policies.cycle.queue import Contender, Queue, line_up
 from muri.policies.cycle.reasons import plural
 from muri.policies.cycle.regrouping import Forecasts

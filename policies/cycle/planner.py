@@ -1,14 +1,13 @@
 """The cycle that all queue policies share: rank, select, group, place, explain."""
 
-import gc
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
 from itertools import repeat
 from typing import Final
 
+from muri.garbage import garbage_collector_paused
 from muri.policies.cycle import reasons
 from muri.policies.cycle.decisions import Decisions, DecisionWriter, SlurmQueue
 from muri.policies.cycle.first_places import first_places
@@ -370,19 +369,3 @@ def _why_again(contender: Contender) -> tuple[Reason, ...]:
     if contender.unit is None:
         return ()
     return (reasons.MOVED if len(contender.unit.members) == 1 else reasons.SPLIT_UP,)
-
-
-@contextmanager
-def garbage_collector_paused() -> Iterator[None]:
-    """Pause the cyclic garbage collector, if it was on.
-
-    A plan for a hundred thousand jobs makes a million small records that all stay, and none of them in a
-    cycle. The collector would look at all of them again and again: a fifth of the time.
-    """
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()

@@ -523,7 +523,7 @@ class Placeholder:
         return state is not None and self._run is not None and state.pilot == self._run.job_id
 
     def report(self) -> None:
-        """Bring the comments up to date: the pilot's to its last report of speeds, those of measured members at once."""
+        """Tell in comments: the speeds as of the last report, and at once which members are measured."""
         if self._run is None or self._runtime is None:
             return
         status = self._runtime.status()

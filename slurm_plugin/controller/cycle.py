@@ -6,6 +6,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, Protocol, TypeVar
 
+from muri.garbage import garbage_collector_paused
 from muri.policies.types import Policy
 from muri.profiler.errors import CorruptStoreError, StoreError
 from muri.profiler.records import ProfileKey, StageProfile
@@ -213,7 +214,7 @@ class Controller:
         Raises:
             SlurmUnreachableError: slurmctld does not answer; nothing is lost, and the next cycle resumes.
         """
-        with self.books.cycle():
+        with self.books.cycle(), garbage_collector_paused():
             try:
                 return self._cycle()
             except CorruptStoreError as error:

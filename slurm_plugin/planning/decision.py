@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, TypeGuard
 
+from muri.garbage import garbage_collector_paused
 from muri.policies.cycle.laws import broken_laws
-from muri.policies.cycle.planner import garbage_collector_paused
 from muri.policies.cycle.validation import RequestError
 from muri.policies.types import Plan, Policy
 from muri.slurm_plugin.planning.actions import (

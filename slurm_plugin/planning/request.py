@@ -1,16 +1,17 @@
 """From the queue to a policy's request: who may be planned, with what, on which nodes, and what is measured. Pure."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from heapq import heapify, heapreplace
+from itertools import chain
 from typing import NamedTuple
 
 from muri.policies.options import MAX_GROUP_SIZE
 from muri.policies.types import FreeNode, PlanJob, PlanRequest, ProfileUse
 from muri.profiler.coverage import says_little
 from muri.profiler.records import ProfileKey, StageProfile
-from muri.slurm_plugin.config import Config
+from muri.slurm_plugin.config import Config, Grouping
 from muri.slurm_plugin.planning.actions import SplitTasks, StartDryRun
 from muri.slurm_plugin.planning.arrays import split_soon, throttled
 from muri.slurm_plugin.planning.cycle_input import CycleInput, dry_run_key
@@ -81,31 +82,39 @@ class Preparation:
 
 def alone_reason(job: ManagedJob, cycle: CycleInput) -> str:
     """Return why a job must run alone, "" when it may be grouped."""
-    snapshot = cycle.view.snapshot
-    removal = snapshot.gpu_removal.way_for(job.gpu_request)
-    checks = (
-        (
-            not removal.request,
-            f"its GPUs cannot be taken away while it waits, which a group needs ({removal.why})",
-        ),
-        (job.facts is None and not job.request.model, why_arguments_are_unknown(job)),
-        (job.request.alone, _ALONE_ON_REQUEST),
-        (job.unknown_task, "nothing tells which of its array's tasks it is"),
-        (job.het, "heterogeneous jobs are not grouped"),
-        (not job.can_requeue, "it was submitted with --no-requeue, and a group's failure would have to requeue it"),
-        (bool(reason := ranks_reason(job)), reason),
-        (bool(job.special), f"it asks for {', '.join(job.special)}, which a group could not give it"),
-        (bool(job.required_nodes), f"it asks for the nodes {job.required_nodes} by name"),
-        (
-            job.gpu_count > cycle.config.grouping.max_gpus_per_job,
-            f"it asks for {job.gpu_count} GPUs; jobs of up to {cycle.config.grouping.max_gpus_per_job} are grouped",
-        ),
-        (cycle.config.grouping.max_group_size == 1, "grouping is turned off (grouping.max_group_size is 1)"),
-    )
-    for applies, reason in checks:
-        if applies and reason:
-            return reason
-    return cycle.knowledge.exclusions.get(job.job_id, "")
+    reasons = chain(_why_unknown_or_alone(job, cycle), _why_not_possible(job, cycle.config.grouping))
+    return next(reasons, "") or cycle.knowledge.exclusions.get(job.job_id, "")
+
+
+def _why_unknown_or_alone(job: ManagedJob, cycle: CycleInput) -> Iterator[str]:
+    """Why Muri cannot or must not take a job's GPUs away."""
+    removal = cycle.view.snapshot.gpu_removal.way_for(job.gpu_request)
+    if not removal.request:
+        yield f"its GPUs cannot be taken away while it waits, which a group needs ({removal.why})"
+    if job.facts is None and not job.request.model and (why := why_arguments_are_unknown(job)):
+        yield why
+    if job.request.alone:
+        yield _ALONE_ON_REQUEST
+    if job.unknown_task:
+        yield "nothing tells which of its array's tasks it is"
+
+
+def _why_not_possible(job: ManagedJob, grouping: Grouping) -> Iterator[str]:
+    """What a job asks for that a group could not give it."""
+    if job.het:
+        yield "heterogeneous jobs are not grouped"
+    if not job.can_requeue:
+        yield "it was submitted with --no-requeue, and a group's failure would have to requeue it"
+    if why := ranks_reason(job):
+        yield why
+    if job.special:
+        yield f"it asks for {', '.join(job.special)}, which a group could not give it"
+    if job.required_nodes:
+        yield f"it asks for the nodes {job.required_nodes} by name"
+    if job.gpu_count > grouping.max_gpus_per_job:
+        yield f"it asks for {job.gpu_count} GPUs; jobs of up to {grouping.max_gpus_per_job} are grouped"
+    if grouping.max_group_size == 1:
+        yield "grouping is turned off (grouping.max_group_size is 1)"
 
 
 def _not_ready(job: ManagedJob, now_s: float) -> str:

@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
-from functools import cached_property
+from functools import cached_property, lru_cache
 from operator import attrgetter
 from typing import Any, Final
 
@@ -94,10 +94,14 @@ class ManagedJob(Job):
         return given_s > 0 and self.time_limit_s != given_s
 
 
+_REMEMBERED: Final = 16_384
+"""Jobs whose comments need not be read again while nothing in their records changes, as from cycle to cycle: 50 MiB."""
+
 _NAMES: Final = tuple(each.name for each in fields(Job))
 _values: Final = attrgetter(*_NAMES)
 
 
+@lru_cache(maxsize=_REMEMBERED)
 def read_job(job: Job, partitions: tuple[str, ...] = ()) -> ManagedJob:
     """Read a job's comments.
 
@@ -278,10 +282,14 @@ def _is_gated(job: Job, *, own_hold: bool) -> bool:
 
 def gpu_type_of(job: Job, nodes: NodeIndex) -> str:
     """Return the GPU type that a job will run on: the one it asks for, else that of its partition's nodes."""
-    parts = job.gpu_request.replace("gres/", "").replace("=", ":").split(":")
-    if len(parts) >= 2 and not parts[1].isdigit():
-        return parts[1]
-    return nodes.gpu_types.get(job.partition, "gpu")
+    return _type_in(job.gpu_request) or nodes.gpu_types.get(job.partition, "gpu")
+
+
+@lru_cache(maxsize=256)
+def _type_in(gpu_request: str) -> str:
+    """The GPU type that a request names, "" where it names none."""
+    parts = gpu_request.replace("gres/", "").replace("=", ":").split(":")
+    return parts[1] if len(parts) >= 2 and not parts[1].isdigit() else ""
 
 
 def profile_key(job: ManagedJob, nodes: NodeIndex) -> ProfileKey:
@@ -290,9 +298,15 @@ def profile_key(job: ManagedJob, nodes: NodeIndex) -> ProfileKey:
     Without `model=` two jobs count as the same model when the same user submitted them with the same line, arguments
     included, from the same directory, and their batch scripts have the same text.
     """
+    return ProfileKey(
+        job.request.model or _unnamed(job), job.request.batch_size, job.gpu_count, gpu_type_of(job, nodes), job.user
+    )
+
+
+def _unnamed(job: ManagedJob) -> str:
+    """What stands for the name of a model that has none."""
     line = _storable(f"{job.user}:{job.work_dir}:{_line_of(job)}")
-    model = job.request.model or (f"{line}#{job.script}" if job.script else line)
-    return ProfileKey(model, job.request.batch_size, job.gpu_count, gpu_type_of(job, nodes), job.user)
+    return f"{line}#{job.script}" if job.script else line
 
 
 def _line_of(job: ManagedJob) -> str:
