@@ -108,7 +108,7 @@ def _record(job: Any, taken_s: float, details: JobDetails, default_mem: frozense
         end_s=0 if state.is_active else _number(job.end_time),
         time_limit_s=60 * _number(job.time_limit),
         gpu_count=_gpu_count(job, details, per_node, node_count, task_count),
-        gpu_request=text_fields.request_text(text_fields.gres_counts(per_node)),
+        gpu_request=text_fields.gres_request(per_node),
         node_count=node_count,
         cpu_count=cpu_count,
         cpus_per_task=_count(job.cpus_per_task),
@@ -142,7 +142,8 @@ def _record(job: Any, taken_s: float, details: JobDetails, default_mem: frozense
 
 def _array_tasks(job: Any) -> str:
     """Return which tasks of its array a record stands for."""
-    if waiting := text_fields.waiting_tasks(job.array_tasks_waiting or ""):
+    told = job.array_tasks_waiting
+    if told and (waiting := text_fields.waiting_tasks(told)):
         return waiting
     return str(_number(job.array_task_id)) if job.array_id else ""  # pyslurm shows no task 0
 
@@ -206,16 +207,16 @@ def _request(
 ) -> Request:
     """Return what pyslurm tells of a request, and what it knows nothing of, such as --gpus and --gpu-bind."""
     given = zip(_ATTRIBUTE_OF_FIELD, _attributes(job), strict=True)
-    values: dict[str, Any] = {name: value for name, value in given if value and value != "UNLIMITED"}
+    values: dict[str, str | bool] = {name: True for name, value in given if value and value != "UNLIMITED"}
     values["cluster_features"] = bool(job.cluster_constraints)
     values["prefer"] = bool(job.preferred_features)
-    values["core_spec"] = job.cores_reserved_for_system or job.threads_reserved_for_system
-    values["mcs_label"] = "" if job.mcs_label == _user_name(job.user_id) else job.mcs_label
+    values["core_spec"] = bool(job.cores_reserved_for_system or job.threads_reserved_for_system)
+    values["mcs_label"] = bool(job.mcs_label) and job.mcs_label != _user_name(job.user_id)
     values["tres_per_node"] = per_node
     values["tres_per_task"] = _gres_of_tres(job.tres_per_task)
     flags = tuple(flag for attribute, flag in _FLAG_OF_ATTRIBUTE.items() if getattr(job, attribute))
     return Request(
-        values={**values, **details.options},
+        values=tuple({**values, **details.options}.items()),
         sharing=tuple(filter(None, [_SHARING.get(job.resource_sharing or "")])),
         flags=flags + details.flags,
         partition=job.partition or "",

@@ -5,7 +5,8 @@ Both gateways bring a job's record into one form first, so that they agree; its 
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 from muri.slurm_plugin.gateway import text_fields
@@ -65,10 +66,10 @@ _GRES_FIELDS: Final = ("tres_per_node", "tres_per_job", "tres_per_task", "tres_p
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What decides which options a job was submitted with.
+    """What decides which options a job was submitted with; many jobs have the same.
 
     Attributes:
-        values: Fields by their names, as far as they are known and say something.
+        values: Names of fields and what they say, as far as they are known and say something.
         sharing: How it shares nodes, in words of `_OPTION_OF_SHARING`.
         flags: Flags of the request.
         partition: Names of the partitions asked for.
@@ -83,7 +84,7 @@ class Request:
         all_mem: Whether it asks for all memory of its nodes.
     """
 
-    values: Mapping[str, object] = field(default_factory=dict)
+    values: tuple[tuple[str, str | bool], ...] = ()
     sharing: tuple[str, ...] = ()
     flags: tuple[str, ...] = ()
     partition: str = ""
@@ -98,13 +99,14 @@ class Request:
     all_mem: bool = False
 
 
+@lru_cache(maxsize=4096)
 def special_options(request: Request) -> tuple[str, ...]:
     """Return the names of the options, in alphabetical order."""
     return tuple(sorted({*_of_fields(request), *_of_counts(request), *_of_gpus(request)}))
 
 
 def _of_fields(request: Request) -> Iterator[str]:
-    yield from (OPTION_OF_FIELD[name] for name, value in request.values.items() if value and name in OPTION_OF_FIELD)
+    yield from (OPTION_OF_FIELD[name] for name, value in request.values if value and name in OPTION_OF_FIELD)
     yield from (_OPTION_OF_SHARING[word] for word in request.sharing if word in _OPTION_OF_SHARING)
     yield from (_OPTION_OF_FLAG[word] for word in request.flags if word in _OPTION_OF_FLAG)
     if "," in request.partition:
@@ -126,7 +128,8 @@ def _of_counts(request: Request) -> Iterator[str]:
 
 
 def _of_gpus(request: Request) -> Iterator[str]:
-    counts = {name: text_fields.gres_counts(str(request.values.get(name) or "")) for name in _GRES_FIELDS}
+    values = dict(request.values)
+    counts = {name: text_fields.gres_counts(str(values.get(name) or "")) for name in _GRES_FIELDS}
     if text_fields.request_text(counts["tres_per_node"]) in WAYS:
         counts["tres_per_node"] = {}  # a member's: Muri has taken its GPUs away
     options = {"tres_per_job": "--gpus", "tres_per_task": "--gpus-per-task", "tres_per_socket": "--gpus-per-socket"}
@@ -136,7 +139,7 @@ def _of_gpus(request: Request) -> Iterator[str]:
         yield "--gres"
     for name, option in (("cpus_per_tres", "--cpus-per-gpu"), ("memory_per_tres", "--mem-per-gpu")):
         # The partition's own default stands there as "gpu:3", what was asked for as "gres/gpu:3" or "gres:gpu:3".
-        if re.match("gres[:/]", str(request.values.get(name) or "")):
+        if re.match("gres[:/]", str(values.get(name) or "")):
             yield option
 
 

@@ -3,7 +3,6 @@
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import lru_cache
 from typing import Final
 
@@ -92,7 +91,7 @@ def job_of(row: Mapping[str, str], details: JobDetails | None, taken_s: float, *
         end_s=0 if state.is_active else _number(row["EndTime"]),
         time_limit_s=_time_limit_s(row["TimeLimit"]),
         gpu_count=_gpu_count(row, node_count, task_count),
-        gpu_request=_gpu_request(_text(row["tres-per-node"])),
+        gpu_request=text_fields.gres_request(_text(row["tres-per-node"])),
         node_count=node_count,
         cpu_count=cpu_count,
         cpus_per_task=cpus_per_task,
@@ -117,16 +116,16 @@ def job_of(row: Mapping[str, str], details: JobDetails | None, taken_s: float, *
         reservation=_text(row["Reservation"]),
         features=_text(row["Feature"]),
         excluded_nodes=told.excluded_nodes if excluded is None else _text(excluded),
-        special=_special(
-            row,
-            told,
-            Request(
-                node_count=node_count,
-                cpu_count=cpu_count,
-                task_count=task_count,
-                cpus_per_task=cpus_per_task,
+        special=special_options(
+            _request(
+                row,
+                told,
+                node_count,
+                cpu_count,
+                task_count,
+                cpus_per_task,
                 all_mem=mem_by_default and not mem_mib and row["mem-per-tres"] in _NOT_SET,
-            ),
+            )
         ),
         array_job_id=_number(row["ArrayJobID"]) if tasks else 0,
         array_tasks=text_fields.waiting_tasks(tasks),
@@ -209,32 +208,42 @@ def _exit_code(text: str) -> int:
     return os.WEXITSTATUS(status) if status < 2**16 and os.WIFEXITED(status) else 0
 
 
-@lru_cache(maxsize=4096)
-def _gpu_request(per_node: str) -> str:
-    return text_fields.request_text(text_fields.gres_counts(per_node))
-
-
 def _gpu_count(row: Mapping[str, str], node_count: int, task_count: int) -> int:
-    names = ("tres-per-job", "tres-per-node", "tres-per-socket", "tres-per-task")
-    return _gpus(*(_text(row[name]) for name in names), node_count, task_count)
-
-
-@lru_cache(maxsize=4096)
-def _gpus(per_job: str, per_node: str, per_socket: str, per_task: str, node_count: int, task_count: int) -> int:
     return text_fields.job_gpus(
-        per_job=per_job, per_node=per_node, per_socket=per_socket, per_task=per_task,
-        node_count=node_count, task_count=task_count,
-    )  # fmt: skip
+        per_job=_text(row["tres-per-job"]),
+        per_node=_text(row["tres-per-node"]),
+        per_socket=_text(row["tres-per-socket"]),
+        per_task=_text(row["tres-per-task"]),
+        node_count=node_count,
+        task_count=task_count,
+    )
 
 
-def _special(row: Mapping[str, str], told: JobDetails, counts: Request) -> tuple[str, ...]:
-    partition, wckey = _text(row["Partition"]), _text(row["WCKey"])
-    per_node = tuple(_number(row[name]) for name in ("MaxNodes", "NTPerNode", "MinCPUs"))
-    request = replace(
-        counts, values=_values(row, told), sharing=_sharing(row), flags=told.flags, partition=partition, wckey=wckey,
-        max_nodes=per_node[0], tasks_per_node=per_node[1], min_cpus_per_node=per_node[2],
-    )  # fmt: skip
-    return special_options(request)
+def _request(
+    row: Mapping[str, str],
+    told: JobDetails,
+    node_count: int,
+    cpu_count: int,
+    task_count: int,
+    cpus_per_task: int,
+    *,
+    all_mem: bool,
+) -> Request:
+    return Request(
+        values=tuple(_values(row, told).items()),
+        sharing=_sharing(row),
+        flags=told.flags,
+        partition=_text(row["Partition"]),
+        wckey=_text(row["WCKey"]),
+        node_count=node_count,
+        max_nodes=_number(row["MaxNodes"]),
+        task_count=task_count,
+        tasks_per_node=_number(row["NTPerNode"]),
+        cpu_count=cpu_count,
+        cpus_per_task=cpus_per_task,
+        min_cpus_per_node=_number(row["MinCPUs"]),
+        all_mem=all_mem,
+    )
 
 
 def _values(row: Mapping[str, str], told: JobDetails) -> dict[str, str]:

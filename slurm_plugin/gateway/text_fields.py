@@ -161,11 +161,18 @@ def gpu_type(counts: Mapping[str, int]) -> str:
     return types[0] if types else "gpu"
 
 
+@lru_cache(maxsize=4096)
+def gres_request(text: str) -> str:
+    """Bring a GRES request of any of Slurm's notations into one form, as `request_text` writes it."""
+    return request_text(gres_counts(text))
+
+
 def request_text(counts: Mapping[str, int]) -> str:
     """Write a GRES request in the notation of Slurm 23 and later, "gres/gpu:a100:2"."""
     return ",".join(f"gres/{key}:{count}" for key, count in sorted(counts.items()))
 
 
+@lru_cache(maxsize=4096)
 def job_gpus(*, per_job: str, per_node: str, per_socket: str, per_task: str, node_count: int, task_count: int) -> int:
     """Return how many GPUs a job asks for, whichever option of sbatch it used.
 
