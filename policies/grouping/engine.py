@@ -23,7 +23,7 @@ from muri.policies.grouping.problem import (
 )
 from muri.policies.grouping.rounds import Rounds, form_units
 from muri.policies.grouping.unslowed import unslowed_groups
-from muri.policies.highs import solve_linear
+from muri.policies.highs import linear_value
 from muri.policies.options import PolicyOptions
 from muri.policies.speed.model import Floats, Indices, Shape, SpeedModel
 from muri.policies.types import Certificate
@@ -280,4 +280,4 @@ def pooled_bound(
         usage = np.array([shape.stage_s for shape in shapes]) / np.array([[shape.iteration_s] for shape in shapes])
         rows += list(usage.T)
         right += [float(slots)] * usage.shape[1]
-    return solve_linear(coefficient, csr_array(np.array(rows)), np.array(right), counts).value
+    return linear_value(coefficient, csr_array(np.array(rows)), np.array(right), counts)

@@ -138,7 +138,7 @@ def _releases(preparation: Preparation) -> tuple[tuple[ReleaseSolo, ...], dict[i
 def ask(policy: Policy, preparation: Preparation) -> tuple[Settled, Preparation]:
     """Ask the policy; its request includes what runs."""
     cycle, room = preparation.cycle, preparation.room
-    request = with_closed_units(with_running(preparation.request, cycle, room), cycle, room)
+    request = with_closed_units(with_running(preparation), cycle, room)
     request = with_measured_pairs(request, policy, cycle.knowledge.traits.pairs)
     preparation = replace(preparation, request=request)
     try:

@@ -56,6 +56,27 @@ def ranks_reason(job: Job) -> str:
     return ""
 
 
+class KnownJob(NamedTuple):
+    """A job, and what a cycle looks up once for it.
+
+    Attributes:
+        job: As its user submitted it.
+        key: Its model's.
+        profile: What is known of its model, None while nothing is.
+        alone: Why it must run alone, whatever is known of its model; "" when it may be grouped.
+    """
+
+    job: ManagedJob
+    key: ProfileKey
+    profile: StageProfile | None
+    alone: str
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether its model was measured."""
+        return self.profile is not None and not self.profile.is_estimate
+
+
 @dataclass(frozen=True, slots=True)
 class Preparation:
     """A policy's request, and what was decided before asking it.
@@ -69,6 +90,7 @@ class Preparation:
         splits: Tasks of job arrays that need records of their own before they can be planned.
         cycle: What the cycle decides on. Its `dry_run_jobs` include the jobs of these dry runs, except those planned
             with an estimate: they may start, and then nothing is measured with them.
+        known: What was looked up of each job that is ready, by job id.
     """
 
     request: PlanRequest
@@ -77,6 +99,7 @@ class Preparation:
     cycle: CycleInput
     to_slurm: Mapping[int, str]
     room: SiteRoom
+    known: Mapping[int, KnownJob]
     splits: tuple[SplitTasks, ...] = ()
 
 
@@ -126,27 +149,6 @@ def _not_ready(job: ManagedJob, now_s: float) -> str:
     if job.given is not None:
         return "it is about to get its own CPUs and memory back"
     return ""
-
-
-class KnownJob(NamedTuple):
-    """A job, and what a cycle looks up once for it.
-
-    Attributes:
-        job: As its user submitted it.
-        key: Its model's.
-        profile: What is known of its model, None while nothing is.
-        alone: Why it must run alone, whatever is known of its model; "" when it may be grouped.
-    """
-
-    job: ManagedJob
-    key: ProfileKey
-    profile: StageProfile | None
-    alone: str
-
-    @property
-    def is_measured(self) -> bool:
-        """Whether its model was measured."""
-        return self.profile is not None and not self.profile.is_estimate
 
 
 def known_job(job: ManagedJob, cycle: CycleInput) -> KnownJob:
@@ -206,7 +208,7 @@ def prepare(cycle: CycleInput, profile_use: ProfileUse = "all") -> Preparation:
         now_s=cycle.now_s,
         max_group_size=cycle.config.grouping.max_group_size,
     )
-    return Preparation(request, dry_runs, waiting, cycle, to_slurm, room, tuple(split_soon(arrays, cycle)))
+    return Preparation(request, dry_runs, waiting, cycle, to_slurm, room, ready, tuple(split_soon(arrays, cycle)))
 
 
 def _may_start_anyway(known: KnownJob) -> bool:

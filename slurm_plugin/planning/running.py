@@ -23,7 +23,7 @@ from muri.policies.types import (
 from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.planning.actions import Preempt
 from muri.slurm_plugin.planning.cycle_input import CycleInput
-from muri.slurm_plugin.planning.request import is_served, known_job, plan_job, sharing
+from muri.slurm_plugin.planning.request import KnownJob, Preparation, is_served, known_job, plan_job, sharing
 from muri.slurm_plugin.planning.site_limits import SiteRoom
 from muri.slurm_plugin.planning.starts import as_asked, with_request
 from muri.slurm_plugin.records.cluster import Job, JobState, Node
@@ -187,15 +187,19 @@ def _plan_job(job: ManagedJob, cycle: CycleInput, room: SiteRoom) -> PlanJob:
     )
 
 
-def with_running(request: PlanRequest, cycle: CycleInput, room: SiteRoom) -> PlanRequest:
-    """Return a request with what runs.
+def with_running(preparation: Preparation) -> PlanRequest:
+    """Return the request with what runs.
 
     A join takes less of the site's limits than a group that starts: no pilot job, and no time for all to begin. A job
     for which a group of its own kind is open may therefore be in larger groups than `largest_group` allowed so far.
     """
+    request, cycle, room = preparation.request, preparation.cycle, preparation.room
     running = running_units(cycle, room)
     open_kinds = {kind_of(unit.members[0]) for unit in running if unit.joinable}
-    jobs = tuple(_for_joins(job, cycle, room) if kind_of(job) in open_kinds else job for job in request.jobs)
+    jobs = tuple(
+        _for_joins(job, preparation.known[job.job_id], cycle, room) if kind_of(job) in open_kinds else job
+        for job in request.jobs
+    )
     return replace(request, jobs=jobs, running=running)
 
 
@@ -208,8 +212,8 @@ def kind_of(job: PlanJob) -> Kind:
     return job.user, job.partition, job.domain, job.gpu_count, job.node_count
 
 
-def _for_joins(job: PlanJob, cycle: CycleInput, room: SiteRoom) -> PlanJob:
-    joining = sharing(known_job(cycle.view.jobs[job.job_id], cycle), cycle, room.largest_when_joining)
+def _for_joins(job: PlanJob, known: KnownJob, cycle: CycleInput, room: SiteRoom) -> PlanJob:
+    joining = sharing(known, cycle, room.largest_when_joining)
     if joining.largest <= job.largest_group:
         return job
     return replace(job, groupable=not joining.alone, alone_reason=joining.alone, largest_group=joining.largest)

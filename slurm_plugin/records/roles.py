@@ -94,14 +94,14 @@ class ManagedJob(Job):
         return given_s > 0 and self.time_limit_s != given_s
 
 
-_REMEMBERED: Final = 16_384
-"""Jobs whose comments need not be read again while nothing in their records changes, as from cycle to cycle: 50 MiB."""
+REMEMBERED: Final = 16_384
+"""Jobs of which it is kept what their records come to, for as long as these stay the same: 50 MiB at most."""
 
 _NAMES: Final = tuple(each.name for each in fields(Job))
 _values: Final = attrgetter(*_NAMES)
 
 
-@lru_cache(maxsize=_REMEMBERED)
+@lru_cache(maxsize=REMEMBERED)
 def read_job(job: Job, partitions: tuple[str, ...] = ()) -> ManagedJob:
     """Read a job's comments.
 
