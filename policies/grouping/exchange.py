@@ -123,7 +123,7 @@ class Exchange:
         # Units differ in their GPUs' memory, so rows have the limits.
         self.appraiser = Appraiser(self.kinds, options, model, float("inf"))
         self._known: dict[tuple[int, bytes], tuple[Floats, NDArray[np.bool_], Floats]] = {}
-        self._open = [self._open_row(index, number) for index in range(len(problem.open_units))]
+        self._open = self._open_rows()
 
     def improve(self, groups: Sequence[Members], left: Members) -> Assembly:
         """Exchange members between units, and with the jobs left over, as long as the value rises.
@@ -149,12 +149,19 @@ class Exchange:
         """What the open units are worth without new members."""
         return sum(row.base_value for row in self._open)
 
-    def _open_row(self, index: int, number: dict[Kind, int]) -> _Row:
-        unit = self._problem.open_units[index]
-        base = tuple(sorted(number[kind] for kind in unit.members))
-        alone = self.appraiser.appraise(np.array([base], dtype=np.intp))
-        value, speed = float(alone.value[0]), float(alone.total_speed[0])
-        return _Row((), base, value, speed, unit.memory_limit_gib, unit.spare_mem_gib, unit.closed_to, index)
+    def _open_rows(self) -> list[_Row]:
+        number = {kind: index for index, kind in enumerate(self.kinds)}
+        units = self._problem.open_units
+        bases = [tuple(sorted([number[kind] for kind in unit.members])) for unit in units]
+        alone: dict[tuple[int, ...], tuple[float, float]] = {}
+        for size in sorted(set(map(len, bases))):
+            listed = sorted({base for base in bases if len(base) == size})
+            found = self.appraiser.appraise(np.array(listed, dtype=np.intp))
+            alone |= zip(listed, zip(found.value.tolist(), found.total_speed.tolist(), strict=True), strict=True)
+        return [
+            _Row((), base, *alone[base], unit.memory_limit_gib, unit.spare_mem_gib, unit.closed_to, index)
+            for index, (base, unit) in enumerate(zip(bases, units, strict=True))
+        ]
 
     def _improved(self, rows: list[_Row], left: Members, budget: int) -> tuple[list[_Row], Members, float, int]:
         """Better units, the jobs then left over, the value, and what is left of the budget."""
