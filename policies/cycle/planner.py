@@ -230,7 +230,8 @@ class _PoolPlanner:
             left_out |= {contender.rank: considered - 1 for contender in grouping.left}
         started = self._join(joined)
         if self._in_order:
-            units = _without_hopeless_groups([*units, *self._others(units, started)], self._free)
+            others = self._others(units, started)
+            units = _without_hopeless_groups([*units, *self._going_on(units, others, started), *others], self._free)
         shared = any(len(unit.members) > 1 for unit in units)
         self._writer.room_for_all = self._selection.room_for_all and not shared
         for placement in place(units, self._free):
@@ -257,6 +258,33 @@ class _PoolPlanner:
         """The waiting jobs of no unit, each by itself."""
         ranks = {member.rank for unit in units for member in unit.members} | self._held | started
         return [_single(item) for item in self.contenders if item.unit is None and item.rank not in ranks]
+
+    def _going_on(self, units: Sequence[Unit], others: Sequence[Unit], started: set[int]) -> list[Unit]:
+        """What runs, is in no selected unit and goes on: less urgent jobs must not get its GPUs.
+
+        Args:
+            units: The selected units.
+            others: The waiting jobs of none.
+            started: Ranks of the jobs that join what is not up for decision.
+        """
+        chosen = {member.rank for unit in units for member in unit.members} | started
+        running = [members for members in self._running_units().values() if chosen.isdisjoint(_ranks(members))]
+        free = self._free.copy()
+        for unit in units:
+            if unit.runs is not None:
+                free.take_exactly(unit.stays_on)
+        new = [unit for unit in units if unit.runs is None]
+        going_on: list[Unit] = []
+        full: set[tuple[str, int, float, int]] = set()
+        for unit in sorted([*map(unit_of, filter(self._may_stay, running)), *new, *others], key=lambda unit: unit.rank):
+            needs = (unit.partition, unit.gpu_count, unit.gpu_mem_gib, unit.node_count)
+            if unit.runs is not None:
+                if free.are_free(unit.stays_on):
+                    free.take_exactly(unit.stays_on)
+                    going_on.append(unit)
+            elif needs not in full and free.take(*needs) is None:
+                full.add(needs)
+        return going_on
 
     def _set_aside(self) -> list[Contender]:
         """Release to Slurm what is larger than a node; hold jobs without a profile."""
@@ -301,16 +329,19 @@ class _PoolPlanner:
     def _stay(self, members: Members, started: set[int]) -> bool:
         """Leave a running unit where it is, if its GPUs and its members have not been given away."""
         unit = unit_of(members)
-        groupable = len(members) == 1 or all(member.shape is not None for member in members)
-        fits = len(members) <= self._options.max_group_size and may_share_gpus([member.job for member in members])
-        allowed = groupable and fits
-        taken = any(member.rank in started for member in members)
-        if taken or not allowed or unit.runs is None or not self._free.are_free(unit.stays_on):
+        taken = not started.isdisjoint(_ranks(members))
+        if taken or not self._may_stay(members) or unit.runs is None or not self._free.are_free(unit.stays_on):
             return False
         self._free.take_exactly(unit.stays_on)
         self._writer.start(Placement(unit, unit.stays_on))
         started.update([member.rank for member in members])
         return True
+
+    def _may_stay(self, members: Members) -> bool:
+        """Whether a running unit may go on as it is."""
+        groupable = len(members) == 1 or all(member.shape is not None for member in members)
+        fits = len(members) <= self._options.max_group_size and may_share_gpus([member.job for member in members])
+        return groupable and fits
 
     def _keep_waiting(self, started: set[int], left_out: Mapping[int, int]) -> None:
         """Say why the others wait, and leave to Slurm's queue what has waited too long.
@@ -357,6 +388,10 @@ def _without_hopeless_groups(units: list[Unit], free: FreeGpus) -> list[Unit]:
         units = [unit for unit in units if unit.rank not in dissolved]
         units += [_single(member) for unit in hopeless for member in unit.members]
     return units
+
+
+def _ranks(members: Members) -> set[int]:
+    return {member.rank for member in members}
 
 
 def _single(contender: Contender) -> Unit:

@@ -8,7 +8,7 @@ from policy_builders import KINDS, cluster_requests, feed_back, make_job, make_n
 
 from muri.policies.priority import slurm
 from muri.policies.registry import get_policy
-from muri.policies.types import sentences
+from muri.policies.types import NodeShare, Running, sentences
 
 SLURM = get_policy("muri-slurm")
 
@@ -65,6 +65,20 @@ def test_a_job_whose_group_finds_no_memory_keeps_its_turn():
     plan = SLURM.plan(make_request([*pairs, bob], nodes))
     assert 20 not in started(plan)
     assert [group.node for group in plan.groups] == ["a"] and [solo.node for solo in plan.solo] == ["b"]
+
+
+def test_a_running_job_keeps_its_gpus_from_less_urgent_ones():
+    """Job 1 may run on both nodes: its place is counted where job 2 runs, who then seems to have none."""
+    jobs = [
+        make_job(1, partition="debug", priority=7, preemptible=True, groupable=False),
+        make_job(2, priority=7, submit_s=1.0, preemptible=True, groupable=False),
+    ]
+    nodes = [make_node("n0", 0, partitions=("main", "debug")), make_node("n1", 1, partitions=("debug",))]
+    running = [Running((job,), (NodeShare(node, 1),)) for job, node in zip(jobs, ("n1", "n0"), strict=True)]
+    request = make_request([make_job(3, groupable=False)], nodes, running=tuple(running))
+    plan = SLURM.plan(request)
+    assert {solo.job_id: solo.kept for solo in plan.solo} == {1: True, 2: True}
+    assert [item.job_id for item in plan.waiting] == [3]
 
 
 def test_a_large_job_is_passed_until_it_has_waited_too_long():
