@@ -20,9 +20,6 @@ _PLACES: Final = ((), (0, 1), (0, 2), (0, 3), (0,), (1,), (2,), (3,))
 """Which members a unit gives up; with none it may take in a job that is left over. The other three pairs only swap the
 two halves."""
 
-_FEW_KINDS: Final = 256
-"""Up to so many kinds of jobs, what some members are worth with one of each is remembered, in 5 KiB at most."""
-
 _CHUNK: Final = 250
 """Units that exchange members with each other; the most urgent ones first."""
 
@@ -79,24 +76,6 @@ class _Row(NamedTuple):
     open_unit: int | None = None
 
 
-class _Worth(NamedTuple):
-    """Units with parts, figures in arrays (units, parts).
-
-    Attributes:
-        value: What each unit gains.
-        allowed: Whether it pays, keeps promises and fits, whatever the unit's own limits are.
-        memory_gib: GPU memory that it needs.
-    """
-
-    value: Floats
-    allowed: NDArray[np.bool_]
-    memory_gib: Floats
-
-    def of(self, parts: Indices) -> "_Worth":
-        """Some of the parts."""
-        return _Worth(self.value[:, parts], self.allowed[:, parts], self.memory_gib[:, parts])
-
-
 class Exchange:
     """Exchanges members between the units of a bucket: every unit gives up a part, and the parts are assigned again.
 
@@ -122,7 +101,6 @@ class Exchange:
         self._mem_gib = np.array(problem.mem_gib if any(problem.mem_gib) else ())
         # Units differ in their GPUs' memory, so rows have the limits.
         self.appraiser = Appraiser(self.kinds, options, model, float("inf"))
-        self._known: dict[tuple[int, bytes], tuple[Floats, NDArray[np.bool_], Floats]] = {}
         self._open = self._open_rows()
 
     def improve(self, groups: Sequence[Members], left: Members) -> Assembly:
@@ -223,57 +201,24 @@ class Exchange:
 
     def _values(self, kept: Sequence[_Row], parts: Sequence[Members]) -> Floats:
         """Array (kept, parts); all of either have the same size."""
-        base_size, size = len(kept[0].base), len(kept[0].members)
+        shape, base_size = (len(kept), len(parts)), len(kept[0].base)
         base = np.array([row.base for row in kept], dtype=np.intp).reshape(len(kept), -1)
         members = np.array([row.members for row in kept], dtype=np.intp).reshape(len(kept), -1)
         first = np.concatenate([base, self._kind_of_job[members]], axis=1)
-        new = np.array(parts, dtype=np.intp).reshape(len(parts), -1)
-        second = self._kind_of_job[new]
-        if second.shape[1] == 1 and len(self.kinds) <= _FEW_KINDS:
-            worth = self._with_each_kind(kept, first).of(second[:, 0])
-        else:
-            worth = self._worth(kept, first, second)
-        if base_size + size + second.shape[1] == 1 or size + second.shape[1] == 0:
-            return worth.value
-        allowed = worth.allowed & (worth.memory_gib <= np.array([[row.memory_gib] for row in kept]))
-        if len(self._mem_gib):
-            needed_gib = self._mem_gib[members].sum(axis=1)[:, None] + self._mem_gib[new].sum(axis=1)
-            allowed &= needed_gib <= np.array([[row.spare_mem_gib] for row in kept]) + _ROUNDING
-        if any(row.closed_to for row in kept):
-            allowed &= np.array([[row.closed_to.isdisjoint(part) for part in parts] for row in kept])
-        return np.where(allowed, worth.value, _FORBIDDEN)
-
-    def _with_each_kind(self, kept: Sequence[_Row], first: Indices) -> "_Worth":
-        """Arrays (kept, kinds): what each would be worth with a job of each kind; asked again and again, found once."""
-        keys = [(len(row.base), kinds.tobytes()) for row, kinds in zip(kept, first, strict=True)]
-        new = {key: number for number, key in enumerate(keys) if key not in self._known}
-        if new:
-            rows = list(new.values())
-            found = self._worth([kept[row] for row in rows], first[rows], np.arange(len(self.kinds))[:, None])
-            self._known |= {key: tuple(figures) for key, *figures in zip(new, *found, strict=True)}
-        return _Worth(*map(np.array, zip(*[self._known[key] for key in keys], strict=True)))
-
-    def _worth(self, kept: Sequence[_Row], first: Indices, second: Indices) -> "_Worth":
-        """Arrays (kept, parts).
-
-        Args:
-            kept: The units, each of as many members.
-            first: Array (kept, members): the kinds of these.
-            second: Array (parts, members): the kinds of the parts.
-        """
-        shape = (len(kept), len(second))
+        second = self._kind_of_job[np.array(parts, dtype=np.intp).reshape(len(parts), -1)]
         groups = np.concatenate([np.repeat(first, shape[1], axis=0), np.tile(second, (shape[0], 1))], axis=1)
         appraisal = self.appraiser.appraise(groups)
         value = appraisal.value - np.repeat([row.base_value for row in kept], shape[1])
+        if groups.shape[1] == 1 or groups.shape[1] == base_size:
+            return np.asarray(value).reshape(shape)
         allowed = appraisal.keeps_promises & self.appraiser.fits(groups)
-        if kept[0].base:
+        if base_size:
             base_speed = np.repeat([row.base_speed for row in kept], shape[1])
-            new = groups[:, len(kept[0].base) :]
-            allowed = allowed & self._gains_enough(appraisal.total_speed - base_speed, value, new)
+            allowed &= self._gains_enough(appraisal.total_speed - base_speed, value, groups[:, base_size:])
         else:
-            allowed = allowed & self.appraiser.pays(appraisal)
-        memory_gib = self.appraiser.memory_gib(groups)
-        return _Worth(value.reshape(shape), allowed.reshape(shape), memory_gib.reshape(shape))
+            allowed &= self.appraiser.pays(appraisal)
+        allowed = allowed.reshape(shape) & self._takes(kept, parts, self.appraiser.memory_gib(groups).reshape(shape))
+        return np.where(allowed, value.reshape(shape), _FORBIDDEN)
 
     def _gains_enough(self, speed: Floats, value: Floats, new: Indices) -> NDArray[np.bool_]:
         """Which joins add enough of what their new members would alone.
@@ -285,6 +230,26 @@ class Exchange:
         """
         least = LEAST_GAIN * self.appraiser.coefficient[new].sum(axis=1)
         return np.asarray((speed >= LEAST_GAIN * new.shape[1] - _ROUNDING) & (value >= least * (1 - _ROUNDING)))
+
+    def _takes(self, kept: Sequence[_Row], parts: Sequence[Members], memory_gib: Floats) -> NDArray[np.bool_]:
+        """Array (kept, parts): which parts each unit has the memory for, and is not closed to.
+
+        Args:
+            kept: The units.
+            parts: The parts.
+            memory_gib: Array (kept, parts): GPU memory that a unit needs with a part.
+        """
+        takes = np.asarray(memory_gib <= np.array([[row.memory_gib] for row in kept]))
+        if len(self._mem_gib):
+            taken, wanted = self._needs_gib([row.members for row in kept]), self._needs_gib(parts)
+            takes &= taken[:, None] + wanted <= np.array([[row.spare_mem_gib] for row in kept]) + _ROUNDING
+        if any(row.closed_to for row in kept):
+            takes &= np.array([[row.closed_to.isdisjoint(part) for part in parts] for row in kept])
+        return takes
+
+    def _needs_gib(self, parts: Sequence[Members]) -> Floats:
+        """Array (parts,): host memory of some jobs each, as many in every part."""
+        return np.asarray(self._mem_gib[np.array(parts, dtype=np.intp)].sum(axis=1))
 
 
 def _with(row: _Row, members: Members) -> _Row:
