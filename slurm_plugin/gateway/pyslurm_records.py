@@ -9,7 +9,7 @@ from typing import Any, Final
 from muri.slurm_plugin.gateway import text_fields
 from muri.slurm_plugin.gateway.base import GatewayError
 from muri.slurm_plugin.gateway.job_details import NO_DETAILS, JobDetails, wants_details
-from muri.slurm_plugin.gateway.special_options import Request, special_options
+from muri.slurm_plugin.gateway.special_options import Request, said, special_options
 from muri.slurm_plugin.records.cluster import Job, JobChange
 
 
@@ -207,16 +207,16 @@ def _request(
 ) -> Request:
     """Return what pyslurm tells of a request, and what it knows nothing of, such as --gpus and --gpu-bind."""
     given = zip(_ATTRIBUTE_OF_FIELD, _attributes(job), strict=True)
-    values: dict[str, str | bool] = {name: True for name, value in given if value and value != "UNLIMITED"}
-    values["cluster_features"] = bool(job.cluster_constraints)
-    values["prefer"] = bool(job.preferred_features)
-    values["core_spec"] = bool(job.cores_reserved_for_system or job.threads_reserved_for_system)
-    values["mcs_label"] = bool(job.mcs_label) and job.mcs_label != _user_name(job.user_id)
+    values: dict[str, Any] = {name: value for name, value in given if value and value != "UNLIMITED"}
+    values["cluster_features"] = job.cluster_constraints
+    values["prefer"] = job.preferred_features
+    values["core_spec"] = job.cores_reserved_for_system or job.threads_reserved_for_system
+    values["mcs_label"] = "" if job.mcs_label == _user_name(job.user_id) else job.mcs_label
     values["tres_per_node"] = per_node
     values["tres_per_task"] = _gres_of_tres(job.tres_per_task)
     flags = tuple(flag for attribute, flag in _FLAG_OF_ATTRIBUTE.items() if getattr(job, attribute))
     return Request(
-        values=tuple({**values, **details.options}.items()),
+        values=said({**values, **details.options}),
         sharing=tuple(filter(None, [_SHARING.get(job.resource_sharing or "")])),
         flags=flags + details.flags,
         partition=job.partition or "",

@@ -64,12 +64,21 @@ _OPTION_OF_FLAG: Final[Mapping[str, str]] = {
 _GRES_FIELDS: Final = ("tres_per_node", "tres_per_job", "tres_per_task", "tres_per_socket")
 
 
+Said = tuple[tuple[str, str], ...]
+"""Names of fields that say something, and their texts where these count."""
+
+
+def said(values: Mapping[str, object]) -> Said:
+    """Bring fields into the form that `Request` takes; of most it counts only that they say something."""
+    return tuple((name, "" if name in OPTION_OF_FIELD else str(value)) for name, value in values.items() if value)
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """What decides which options a job was submitted with; many jobs have the same.
 
     Attributes:
-        values: Names of fields and what they say, as far as they are known and say something.
+        values: What fields say, as far as they are known.
         sharing: How it shares nodes, in words of `_OPTION_OF_SHARING`.
         flags: Flags of the request.
         partition: Names of the partitions asked for.
@@ -84,7 +93,7 @@ class Request:
         all_mem: Whether it asks for all memory of its nodes.
     """
 
-    values: tuple[tuple[str, str | bool], ...] = ()
+    values: Said = ()
     sharing: tuple[str, ...] = ()
     flags: tuple[str, ...] = ()
     partition: str = ""
@@ -106,7 +115,7 @@ def special_options(request: Request) -> tuple[str, ...]:
 
 
 def _of_fields(request: Request) -> Iterator[str]:
-    yield from (OPTION_OF_FIELD[name] for name, value in request.values if value and name in OPTION_OF_FIELD)
+    yield from (OPTION_OF_FIELD[name] for name, _ in request.values if name in OPTION_OF_FIELD)
     yield from (_OPTION_OF_SHARING[word] for word in request.sharing if word in _OPTION_OF_SHARING)
     yield from (_OPTION_OF_FLAG[word] for word in request.flags if word in _OPTION_OF_FLAG)
     if "," in request.partition:
@@ -129,7 +138,7 @@ def _of_counts(request: Request) -> Iterator[str]:
 
 def _of_gpus(request: Request) -> Iterator[str]:
     values = dict(request.values)
-    counts = {name: text_fields.gres_counts(str(values.get(name) or "")) for name in _GRES_FIELDS}
+    counts = {name: text_fields.gres_counts(values.get(name, "")) for name in _GRES_FIELDS}
     if text_fields.request_text(counts["tres_per_node"]) in WAYS:
         counts["tres_per_node"] = {}  # a member's: Muri has taken its GPUs away
     options = {"tres_per_job": "--gpus", "tres_per_task": "--gpus-per-task", "tres_per_socket": "--gpus-per-socket"}
@@ -139,7 +148,7 @@ def _of_gpus(request: Request) -> Iterator[str]:
         yield "--gres"
     for name, option in (("cpus_per_tres", "--cpus-per-gpu"), ("memory_per_tres", "--mem-per-gpu")):
         # The partition's own default stands there as "gpu:3", what was asked for as "gres/gpu:3" or "gres:gpu:3".
-        if re.match("gres[:/]", str(values.get(name) or "")):
+        if re.match("gres[:/]", values.get(name, "")):
             yield option
 
 

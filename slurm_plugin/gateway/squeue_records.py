@@ -8,7 +8,7 @@ from typing import Final
 
 from muri.slurm_plugin.gateway import text_fields
 from muri.slurm_plugin.gateway.job_details import NO_DETAILS, JobDetails
-from muri.slurm_plugin.gateway.special_options import Request, special_options
+from muri.slurm_plugin.gateway.special_options import Request, said, special_options
 from muri.slurm_plugin.records.cluster import Job, JobState
 
 _NOTHING: Final = frozenset({"", "(null)", "N/A", "NONE", "None", "Unknown"})
@@ -230,7 +230,7 @@ def _request(
     all_mem: bool,
 ) -> Request:
     return Request(
-        values=tuple(_values(row, told).items()),
+        values=said(_values(row, told)),
         sharing=_sharing(row),
         flags=told.flags,
         partition=_text(row["Partition"]),

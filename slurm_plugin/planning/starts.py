@@ -3,7 +3,6 @@
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import lru_cache
 from typing import Final
 
 from muri.policies.types import CpuMemShare, Group, NodeShare, Plan, Solo, sentences
@@ -17,7 +16,7 @@ from muri.slurm_plugin.planning.site_limits import PILOT_EXTRA_S, SiteRoom
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import Job, Node
 from muri.slurm_plugin.records.host_lists import folded
-from muri.slurm_plugin.records.roles import REMEMBERED, ManagedJob
+from muri.slurm_plugin.records.roles import ManagedJob
 from muri.units import MIB_PER_GIB
 
 # Absorbs the rounding of figures such as 3 × 16 / 3 before they are cut to whole CPUs.
@@ -185,7 +184,6 @@ def as_asked(job: ManagedJob) -> ManagedJob:
     return replace(asked, gpu_request=job.gpu_request, time_limit_s=job.time_limit_s)
 
 
-@lru_cache(maxsize=REMEMBERED)
 def with_request(job: ManagedJob, original: tags.Original, gpu_count: int) -> ManagedJob:
     """A job with the request that its user wrote, on so many GPUs."""
     return replace(

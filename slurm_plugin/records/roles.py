@@ -94,14 +94,15 @@ class ManagedJob(Job):
         return given_s > 0 and self.time_limit_s != given_s
 
 
-REMEMBERED: Final = 16_384
-"""Jobs of which it is kept what their records come to, for as long as these stay the same: 50 MiB at most."""
+_REMEMBERED: Final = 16_384
+_LONGEST_REMEMBERED: Final = 2_048
+"""So many jobs, each with so many characters of text at most, need not be read again while their records stay the same, as
+from cycle to cycle: 80 MiB at most, whatever users write."""
 
 _NAMES: Final = tuple(each.name for each in fields(Job))
 _values: Final = attrgetter(*_NAMES)
 
 
-@lru_cache(maxsize=REMEMBERED)
 def read_job(job: Job, partitions: tuple[str, ...] = ()) -> ManagedJob:
     """Read a job's comments.
 
@@ -110,6 +111,11 @@ def read_job(job: Job, partitions: tuple[str, ...] = ()) -> ManagedJob:
         partitions: Partitions that Muri serves, empty for all. Members and pilots that are elsewhere already
             are still looked after.
     """
+    texts = (job.admin_comment, job.comment, job.submit_line, job.command, job.work_dir, job.name)
+    return (_read_once if sum(map(len, texts)) <= _LONGEST_REMEMBERED else _read)(job, partitions)
+
+
+def _read(job: Job, partitions: tuple[str, ...]) -> ManagedJob:
     comment = job.admin_comment
     request = parse_request(comment)
     pilot_tag, dry_run = tags.parse_pilot(comment), tags.token(comment, tags.DRY_RUN_PREFIX)
@@ -143,6 +149,9 @@ def read_job(job: Job, partitions: tuple[str, ...] = ()) -> ManagedJob:
         gated=gated,
         held_by_others=held_by_others,
     )
+
+
+_read_once: Final = lru_cache(maxsize=_REMEMBERED)(_read)
 
 
 def _record_of(job: Job) -> dict[str, Any]:

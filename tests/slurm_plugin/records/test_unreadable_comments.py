@@ -92,3 +92,10 @@ def test_a_number_of_thousands_of_digits_is_no_job():
     job = read_job(make_job(1, comment=f"muri-fault:{fault}"))
     assert job.reports.fault is not None
     assert job.reports.fault.culprits == (3,)
+
+
+@pytest.mark.parametrize(("length", "kept"), [(10, True), (1_900, True), (3_000, False)])
+def test_what_is_kept_of_records_is_bounded_however_much_users_write(length, kept):
+    first, again = (make_job(1, comment="x" * length, priority=7) for _ in range(2))
+    assert (read_job(first) is read_job(again)) is kept
+    assert read_job(make_job(1, comment="x" * length, priority=8)).priority == 8
