@@ -96,7 +96,7 @@ class ManagedJob(Job):
 
 _REMEMBERED: Final = 16_384
 _LONGEST_REMEMBERED: Final = 2_048
-"""So many jobs, each with so many characters of text at most, need not be read again while their records stay the same, as
+"""So many jobs, each with so many characters of text at most, are not read again while their records stay the same, as
 from cycle to cycle: 80 MiB at most, whatever users write."""
 
 _NAMES: Final = tuple(each.name for each in fields(Job))
