@@ -38,7 +38,7 @@ def solve_linear(value: Floats, matrix: csr_array, right: Floats) -> LinearSolut
         SolverError: HiGHS gave no solution.
     """
     # SciPy takes sparse matrices here; its stubs don't know.
-    solved = linprog(-value, matrix, right, bounds=(0.0, None), method="highs-ds")  # type: ignore[call-overload]
+    solved = linprog(-value, matrix, right, method="highs-ds")  # type: ignore[call-overload]
     if solved.x is None or solved.fun is None:
         raise SolverError(f"HiGHS could not solve a linear program: {solved.message}")
     return LinearSolution(solved.x, -solved.ineqlin.marginals, -float(solved.fun))
