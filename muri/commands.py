@@ -12,7 +12,7 @@ from click.shell_completion import CompletionItem
 from muri.errors import MuriError
 from muri.printable import printable_lines
 
-_OF_THE_CONTROLLER: Final = {"networkx", "numpy", "prometheus_client", "rustworkx", "scipy"}
+_OF_THE_CONTROLLER: Final = {"highspy", "networkx", "numpy", "prometheus_client", "rustworkx", "scipy"}
 """Dependencies of Muri that the package muri-node leaves out."""
 
 

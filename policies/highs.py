@@ -1,10 +1,14 @@
-"""Linear and integer programs, solved by HiGHS through SciPy."""
+"""Linear and integer programs, solved by HiGHS.
+
+SciPy brings HiGHS along, too, but solves every program from its beginning. Column generation adds a few columns to the
+same program again and again; here HiGHS goes on from the optimum that it had.
+"""
 
 from typing import Final, NamedTuple
 
+import highspy
 import numpy as np
-from scipy.optimize import Bounds, LinearConstraint, linprog, milp
-from scipy.sparse import csr_array, vstack
+from scipy.sparse import csc_array
 
 from muri.errors import MuriError
 from muri.policies.speed.model import Floats, Indices
@@ -17,7 +21,10 @@ class SolverError(MuriError):
 
 
 class LinearSolution(NamedTuple):
-    """Optimum of a linear program, and its prices: what one more of each right-hand side is worth."""
+    """Optimum of a linear program, and its prices: what one more of each row's binding side is worth.
+
+    A price is positive where the upper side binds, negative where the lower one does.
+    """
 
     amount: Floats
     price: Floats
@@ -31,35 +38,58 @@ class IntegerSolution(NamedTuple):
     upper_bound: float
 
 
-def solve_linear(value: Floats, matrix: csr_array, right: Floats) -> LinearSolution:
-    """Maximise value·x with matrix·x ≤ right and x ≥ 0.
+class LinearProgram:
+    """Maximise value·x with least ≤ matrix·x ≤ most and x ≥ 0, where columns may join after it was solved.
+
+    Args:
+        least: Array (rows,): the lower sides.
+        most: Array (rows,): the upper sides.
+    """
+
+    def __init__(self, least: Floats, most: Floats) -> None:
+        self._highs = _program(least, most)
+        # Presolve would forget the optimum that there is, and costs more than it saves on programs so small.
+        self._highs.setOptionValue("presolve", "off")
+
+    def add(self, value: Floats, matrix: csc_array, most: Floats | float = np.inf) -> None:
+        """Let columns join.
+
+        Args:
+            value: Array (n,): what one of each is worth.
+            matrix: Array (rows, n).
+            most: At most so many of each.
+        """
+        _add(self._highs, value, matrix, most)
+
+    def solve(self) -> LinearSolution:
+        """The optimum over the columns that there are.
+
+        Raises:
+            SolverError: HiGHS gave no solution.
+        """
+        self._highs.run()
+        status = self._highs.getModelStatus()
+        if status != highspy.HighsModelStatus.kOptimal:
+            raise SolverError(f"HiGHS could not solve a linear program: {self._highs.modelStatusToString(status)}")
+        solution = self._highs.getSolution()
+        value = float(self._highs.getInfo().objective_function_value)
+        return LinearSolution(np.array(solution.col_value), np.array(solution.row_dual), value)
+
+
+def linear_value(value: Floats, matrix: csc_array, right: Floats, most: Floats) -> float:
+    """The optimum of value·x with matrix·x ≤ right and 0 ≤ x ≤ most.
 
     Raises:
         SolverError: HiGHS gave no solution.
     """
-    # SciPy takes sparse matrices here; its stubs don't know.
-    solved = linprog(-value, matrix, right, method="highs-ds")  # type: ignore[call-overload]
-    if solved.x is None or solved.fun is None:
-        raise SolverError(f"HiGHS could not solve a linear program: {solved.message}")
-    return LinearSolution(solved.x, -solved.ineqlin.marginals, -float(solved.fun))
-
-
-def linear_value(value: Floats, matrix: csr_array, right: Floats, most: Floats) -> float:
-    """The optimum of value·x with matrix·x ≤ right and 0 ≤ x ≤ most: without prices, in a third of the time.
-
-    Raises:
-        SolverError: HiGHS gave no solution.
-    """
-    constraints, bounds = LinearConstraint(matrix, -np.inf, right), Bounds(0, most)
-    solved = milp(-value, constraints=constraints, bounds=bounds)  # without integrality: a linear program
-    if solved.fun is None:
-        raise SolverError(f"HiGHS could not solve a linear program: {solved.message}")
-    return -float(solved.fun)
+    program = LinearProgram(np.full(len(right), -np.inf), right)
+    program.add(value, matrix, most)
+    return program.solve().value
 
 
 def solve_integer(
     value: Floats,
-    matrix: csr_array,
+    matrix: csc_array,
     least: Floats | float,
     most: Floats,
     *,
@@ -78,28 +108,44 @@ def solve_integer(
         nodes: Branches at most, which unlike a limit in seconds is the same on every machine; None: no limit.
         time_limit_s: Seconds at most; with a limit that is reached, the solution depends on the machine.
     """
-    solved = milp(
-        -value,
-        constraints=LinearConstraint(matrix, least, most),
-        integrality=np.ones(len(value), dtype=np.intp),
-        bounds=Bounds(0, np.inf),
-        options={
-            "mip_rel_gap": gap,
-            "node_limit": _UNLIMITED if nodes is None else nodes,
-            "time_limit": time_limit_s,
-        },
-    )
+    highs = _program(np.broadcast_to(least, most.shape), most)
+    _add(highs, value, matrix, np.inf)
+    columns = np.arange(len(value), dtype=np.int32)
+    highs.changeColsIntegrality(len(value), columns, np.full(len(value), highspy.HighsVarType.kInteger))
+    highs.setOptionValue("mip_rel_gap", gap)
+    highs.setOptionValue("mip_max_nodes", _UNLIMITED if nodes is None else nodes)
+    highs.setOptionValue("time_limit", time_limit_s)
+    highs.run()
+    info, solution = highs.getInfo(), highs.getSolution()
+    found = info.primal_solution_status == highspy.SolutionStatus.kSolutionStatusFeasible
     return IntegerSolution(
-        amount=None if solved.x is None else np.rint(solved.x).astype(np.intp),
-        upper_bound=np.inf if solved.mip_dual_bound is None else -float(solved.mip_dual_bound),
+        amount=np.rint(solution.col_value).astype(np.intp) if found else None,
+        upper_bound=float(info.mip_dual_bound),
     )
 
 
-def stacked(*blocks: csr_array) -> csr_array:
-    """Sparse matrices on top of each other."""
-    return csr_array(vstack(blocks, format="csr"))
+def _program(least: Floats, most: Floats) -> highspy.Highs:
+    """A program to be maximised, with rows and no columns."""
+    highs = highspy.Highs()  # type: ignore[no-untyped-call]
+    highs.setOptionValue("output_flag", False)
+    # More threads wait for each other on programs so small, and a controller must not start any.
+    highs.setOptionValue("threads", 1)
+    highs.changeObjectiveSense(highspy.ObjSense.kMaximize)
+    nothing = np.zeros(0, dtype=np.int32)
+    highs.addRows(len(most), least, most, 0, np.zeros(len(most), dtype=np.int32), nothing, np.zeros(0))
+    return highs
 
 
-def row_of_ones(length: int) -> csr_array:
-    """A matrix of one row that adds everything up."""
-    return csr_array(np.ones((1, length)))
+def _add(highs: highspy.Highs, value: Floats, matrix: csc_array, most: Floats | float) -> None:
+    count = len(value)
+    upper = np.ascontiguousarray(np.broadcast_to(most, count), dtype=np.float64)
+    highs.addCols(
+        count,
+        value,
+        np.zeros(count),
+        upper,
+        matrix.nnz,
+        matrix.indptr[:-1].astype(np.int32),
+        matrix.indices.astype(np.int32),
+        matrix.data,
+    )

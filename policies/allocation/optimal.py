@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 import numpy as np
-from scipy.sparse import coo_array, csr_array
+from scipy.sparse import coo_array, csc_array
 
 from muri.policies.allocation.demand import cells, fair_share, throughput
 from muri.policies.allocation.mechanisms import tune
@@ -145,7 +145,7 @@ class Program:
         shape = (len(kinds) + len(limits), len(self.columns))
         solved = solve_integer(
             np.array([column.value for column in self.columns]),
-            csr_array(coo_array((amount.astype(float), (row.astype(np.intp), chosen.astype(np.intp))), shape=shape)),
+            csc_array(coo_array((amount.astype(float), (row.astype(np.intp), chosen.astype(np.intp))), shape=shape)),
             np.array([*counts, *[0.0] * len(limits)]),
             np.array([*counts, *limits]) * (1 + 1e-9),
             gap=GAP,

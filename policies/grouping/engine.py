@@ -8,10 +8,10 @@ from itertools import chain
 from typing import Final
 
 import numpy as np
-from scipy.sparse import csr_array
+from scipy.sparse import csc_array
 
 from muri.policies.grouping.exchange import Assembly, Exchange
-from muri.policies.grouping.kway import Columns, Limits, all_columns, choose_columns, column_count
+from muri.policies.grouping.kway import Limits, all_columns, choose_columns, column_count
 from muri.policies.grouping.problem import (
     BucketGroups,
     BucketProblem,
@@ -42,9 +42,6 @@ _REMEMBERED_SIZE: Final = 64
 
 Starts = dict[tuple[object, ...], Indices]
 """Which columns mattered, by what the columns depend on."""
-
-# Cycle after cycle the same models wait in several buckets; a table of 64 kinds takes 10 MiB.
-_columns = lru_cache(maxsize=4)(all_columns)
 
 PHYSICAL_MODELS: Final = ("lockstep", "fair")
 """Speed models under which no resource is ever used for more than the time that passes."""
@@ -149,12 +146,11 @@ def _optimal(
         model: How fast members are.
         starts: What mattered in the buckets before; this one's is added.
     """
-    table = _columns(kinds.kinds, _relevant(options), model, problem.memory_limit_gib)
-    columns = _possible(table, kinds)
+    most = tuple([min(count, options.max_group_size) for count in kinds.counts])
+    columns = all_columns(kinds.kinds, most, _relevant(options), model, problem.memory_limit_gib)
     limits = Limits(
         np.array(kinds.counts, dtype=np.float64), np.array(kinds.urgent, dtype=np.float64), float(problem.slots)
     )
-    most = tuple([min(count, options.max_group_size) for count in kinds.counts])
     alike = (kinds.kinds, problem.memory_limit_gib, most)
     choice = choose_columns(columns, limits, starts.get(alike))
     starts[alike] = choice.seen
@@ -185,21 +181,6 @@ def _relevant(options: PolicyOptions) -> PolicyOptions:
     return PolicyOptions(
         max_group_size=options.max_group_size, objective=options.objective, min_speedup=options.min_speedup
     )
-
-
-def _possible(columns: Columns, kinds: Kinds) -> Columns:
-    """Leave out groups that need more jobs of a kind than there are."""
-    counts = np.array([*kinds.counts, columns.members.shape[1]])
-    scarce = np.flatnonzero(counts < columns.members.shape[1])
-    if not len(scarce):
-        return columns
-    possible = np.ones(len(columns.value), dtype=np.bool_)
-    for repeats in range(2, columns.members.shape[1] + 1):
-        # Members ascend, so equal kinds are neighbours.
-        for start in range(columns.members.shape[1] - repeats + 1):
-            same = columns.members[:, start] == columns.members[:, start + repeats - 1]
-            possible &= ~(same & (counts[columns.members[:, start]] < repeats))
-    return columns.take(np.flatnonzero(possible))
 
 
 def _of_rounds(problem: BucketProblem, bucket: Rounds, options: PolicyOptions, model: SpeedModel) -> BucketGroups:
@@ -280,4 +261,4 @@ def pooled_bound(
         usage = np.array([shape.stage_s for shape in shapes]) / np.array([[shape.iteration_s] for shape in shapes])
         rows += list(usage.T)
         right += [float(slots)] * usage.shape[1]
-    return linear_value(coefficient, csr_array(np.array(rows)), np.array(right), counts)
+    return linear_value(coefficient, csc_array(np.array(rows)), np.array(right), counts)

@@ -15,14 +15,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import comb
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.sparse import csr_array
+from scipy.sparse import csc_array
 
-from muri.policies.grouping.problem import Appraiser, Kind
-from muri.policies.highs import SolverError, row_of_ones, solve_integer, solve_linear, stacked
+from muri.policies.grouping.problem import Appraiser, Kind, coefficients
+from muri.policies.highs import LinearProgram, SolverError, solve_integer
 from muri.policies.options import PolicyOptions
 from muri.policies.speed.model import Floats, Indices, SpeedModel
 
@@ -37,6 +37,9 @@ _PROFIT: Final = 1e-10
 
 _CONSIDERED: Final = 4_000
 """The most profitable columns, from which those are chosen that join the relaxation."""
+
+_PROMISING: Final = 20_000
+"""Of more columns, only so many of the most profitable are priced until none of them is better than what there is."""
 
 _ROUNDING: Final = 1e-7
 """How far from whole numbers a solution of the relaxation may be to count as whole."""
@@ -65,6 +68,9 @@ _GAP: Final = 3e-3
 
 _NODES: Final = 50
 """Branches of the integer program at most: a limit that, unlike seconds, is the same on every machine."""
+
+_LISTINGS: Final = 8
+"""Listings of groups that are kept, for a few GPU counts; the largest take 12 MiB."""
 
 _ITERATIONS: Final = 200
 """More than was ever needed; the bound is valid wherever it stops."""
@@ -118,23 +124,85 @@ def multisets(kinds: int, size: int) -> Places:
     return np.concatenate([np.repeat(np.arange(kinds, dtype=np.uint16), lengths)[:, None], rest[rows]], axis=1)
 
 
-def all_columns(kinds: Sequence[Kind], options: PolicyOptions, model: SpeedModel, memory_limit_gib: float) -> Columns:
-    """Every single job, and every group that all its members may be in, fits the memory and is worth sharing for."""
-    appraiser, width = Appraiser(kinds, options, model, memory_limit_gib), options.max_group_size
-    members, value = [], []
+def all_columns(
+    kinds: Sequence[Kind], most: Sequence[int], options: PolicyOptions, model: SpeedModel, memory_limit_gib: float
+) -> Columns:
+    """Every single job, and every group that all its members may be in, fits the memory and is worth sharing for.
+
+    Args:
+        kinds: The kinds.
+        most: Most members of each kind in one group.
+        options: Objective, margin and group size.
+        model: How fast members are.
+        memory_limit_gib: GPU memory that a group may use.
+    """
+    alike = tuple([kind._replace(worth=1.0) for kind in kinds])
+    listing = _listing(alike, tuple(most), options, model, memory_limit_gib)
+    if options.objective != "jct":
+        return Columns(len(kinds), listing.members, listing.value[listing.form])
+    coefficient = np.append(coefficients(kinds, options.objective), 0.0)
+    value = np.zeros(len(listing.form))
+    for place in range(listing.members.shape[1]):
+        value += listing.speed[listing.form, place] * coefficient[listing.members[:, place]]
+    return Columns(len(kinds), listing.members, value)
+
+
+class _Listing(NamedTuple):
+    """All groups, whatever their members are worth: as jobs go on, it stays the same in plan after plan.
+
+    Attributes:
+        members: As in `Columns`.
+        form: Array (n,): groups of equal form differ in nothing but what their members are worth.
+        speed: Array (forms, k): speeds of the members, 0 in unused places.
+        value: Array (forms,): value of a group of members that are worth 1.
+    """
+
+    members: Places
+    form: Indices
+    speed: Floats
+    value: Floats
+
+
+@lru_cache(maxsize=_LISTINGS)
+def _listing(
+    kinds: tuple[Kind, ...], most: tuple[int, ...], options: PolicyOptions, model: SpeedModel, memory_limit_gib: float
+) -> _Listing:
+    distinct = sorted(set(kinds))
+    number = {kind: index for index, kind in enumerate(distinct)}
+    kind_of = np.array([number[kind] for kind in kinds], dtype=np.intp)
+    appraiser, width = Appraiser(distinct, options, model, memory_limit_gib), options.max_group_size
+    members, form, speed, value = [], [], [], []
+    forms = 0
     for size in range(1, width + 1):
-        groups = multisets(len(kinds), size).astype(np.intp)
-        if size > 1 and appraiser.limits:
-            groups = groups[appraiser.fits(groups)]
-        appraisal = appraiser.appraise(groups)
-        worthwhile = appraisal.value
+        groups = multisets(len(kinds), size)
+        groups = groups[_possible(groups, np.array(most))]
+        code = np.zeros(len(groups), dtype=np.int64)
+        for place in range(size):
+            code = code * len(distinct) + kind_of[groups[:, place]]
+        _, first, form_of = np.unique(code, return_index=True, return_inverse=True)
+        of_form = kind_of[groups[first]]
+        appraisal = appraiser.appraise(of_form)
         if size > 1:
-            chosen = appraiser.pays(appraisal)
-            groups, worthwhile = groups[chosen], worthwhile[chosen]
-        listed = groups.astype(np.uint16)
-        members.append(np.pad(listed, ((0, 0), (0, width - size)), constant_values=len(kinds)))
-        value.append(worthwhile)
-    return Columns(len(kinds), np.concatenate(members), np.concatenate(value))
+            forming = appraiser.pays(appraisal) & appraiser.fits(of_form)
+            chosen = forming[form_of]
+            groups, form_of = groups[chosen], form_of[chosen]
+        members.append(np.pad(groups, ((0, 0), (0, width - size)), constant_values=len(kinds)))
+        form.append(form_of.astype(np.int32) + np.int32(forms))
+        speed.append(np.pad(appraisal.speed, ((0, 0), (0, width - size))))
+        value.append(appraisal.value)
+        forms += len(first)
+    return _Listing(np.concatenate(members), np.concatenate(form), np.concatenate(speed), np.concatenate(value))
+
+
+def _possible(groups: Places, most: Indices) -> NDArray[np.bool_]:
+    """Which groups have no more members of any kind than they may."""
+    possible = np.ones(len(groups), dtype=np.bool_)
+    for repeats in range(2, groups.shape[1] + 1):
+        # Members ascend, so equal kinds are neighbours.
+        for start in range(groups.shape[1] - repeats + 1):
+            same = groups[:, start] == groups[:, start + repeats - 1]
+            possible &= ~(same & (most[groups[:, start]] < repeats))
+    return possible
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,9 +219,10 @@ class Limits:
     urgent: Floats
     slots: float
 
-    def less(self, used: Floats, groups: float) -> "Limits":
-        """What is left after some groups are decided."""
-        return Limits(self.counts - used, np.maximum(self.urgent - used, 0.0), self.slots - groups)
+    def less(self, used: Floats) -> "Limits":
+        """What is left after some groups are decided, which use so many jobs of each kind and, last, slots."""
+        jobs = used[:-1]
+        return Limits(self.counts - jobs, np.maximum(self.urgent - jobs, 0.0), self.slots - float(used[-1]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,42 +313,49 @@ def _attempts(columns: Columns, limits: Limits, relaxed: _Relaxed) -> Iterator[t
             yield _near_integer(columns, limits, relaxed, count)
 
 
-def _incidence(columns: Columns) -> csr_array:
-    """Matrix (kinds, columns): how many members of each kind a column has."""
+def _matrix(columns: Columns) -> csc_array:
+    """Array (kinds + 1, columns): how many members of each kind a column has, and the one slot that it takes."""
     count, width = columns.members.shape
-    kind = columns.members.T.ravel()
-    column = np.tile(np.arange(count), width)
-    real = kind < columns.kinds
-    return csr_array((np.ones(real.sum()), (kind[real], column[real])), shape=(columns.kinds, count))
+    # Members ascend, so one that equals the next counts with it.
+    kind = columns.members
+    repeats = np.ones((count, width))
+    for place in range(width - 1):
+        repeats[:, place + 1] += repeats[:, place] * (kind[:, place] == kind[:, place + 1])
+    last = np.ones((count, width + 1), dtype=np.bool_)
+    last[:, : width - 1] = kind[:, :-1] != kind[:, 1:]
+    last[:, :width] &= kind < columns.kinds
+    row = np.column_stack([kind, np.full(count, columns.kinds)])
+    amount = np.column_stack([repeats, np.ones(count)])
+    starts = np.concatenate([[0], np.cumsum(last.sum(axis=1))])
+    return csc_array((amount[last], row[last], starts), shape=(columns.kinds + 1, count))
 
 
 def _relax(columns: Columns, limits: Limits, start: Indices) -> _Relaxed:
     """Solve the linear relaxation by column generation."""
-    which = np.union1d(np.arange(columns.kinds), start)
+    least = np.where(limits.urgent > 0, limits.urgent, -np.inf)
+    program = LinearProgram(np.append(least, -np.inf), np.append(limits.counts, limits.slots))
+    everything = np.arange(len(columns.value))
+    which = new = np.union1d(np.arange(columns.kinds), start)
+    priced, index = columns, everything
     best_bound = np.inf
     for _ in range(_ITERATIONS):
-        amount, price, slot_price, value = _linear(columns.take(which), limits)
-        profit = columns.profits(price, slot_price)
-        best_bound = min(best_bound, value + limits.slots * max(0.0, float(profit.max())))
-        found = _profitable(columns, profit)
-        if best_bound - value <= _TOLERANCE * best_bound or not len(found):
-            break
-        which = np.union1d(which, found)
-    return _Relaxed(which, amount, price, slot_price, best_bound)
-
-
-def _linear(columns: Columns, limits: Limits) -> tuple[Floats, Floats, float, float]:
-    """Amounts, prices of kinds, price of a slot and value of the relaxation over given columns."""
-    incidence = _incidence(columns)
-    urgent = np.flatnonzero(limits.urgent)
-    solution = solve_linear(
-        columns.value,
-        stacked(incidence, -incidence[urgent], row_of_ones(len(columns.value))),
-        np.concatenate([limits.counts, -limits.urgent[urgent], [limits.slots]]),
-    )
-    price = solution.price[: columns.kinds].copy()
-    price[urgent] -= solution.price[columns.kinds : -1]
-    return solution.amount, price, float(solution.price[-1]), solution.value
+        joining = columns.take(new)
+        program.add(joining.value, _matrix(joining))
+        amount, price, value = program.solve()
+        profit = priced.profits(price[:-1], price[-1])
+        new = np.setdiff1d(index[_profitable(priced, profit)], which)
+        if priced is columns:
+            best_bound = min(best_bound, value + limits.slots * max(0.0, float(profit.max())))
+            if best_bound - value <= _TOLERANCE * best_bound or not len(new):
+                break
+            if len(everything) > _PROMISING:
+                index = np.sort(np.argpartition(-profit, _PROMISING)[:_PROMISING])
+                priced = columns.take(index)
+        elif not len(new):
+            priced, index = columns, everything
+        which = np.concatenate([which, new])
+    ascending = np.argsort(which)
+    return _Relaxed(which[ascending], amount[ascending], price[:-1], float(price[-1]), best_bound)
 
 
 def _profitable(columns: Columns, profit: Floats) -> Indices:
@@ -303,7 +379,7 @@ def _near_integer(columns: Columns, limits: Limits, relaxed: _Relaxed, count: in
     Of the groups that the relaxation forms several times, all but the last two are taken over.
     """
     whole = np.floor(np.maximum(relaxed.amount - 2.0, 0.0) + 1e-9) * (limits.slots > _SMALL_SLOTS)
-    left = limits.less(_incidence(columns.take(relaxed.which)) @ whole, whole.sum())
+    left = limits.less(_matrix(columns.take(relaxed.which)) @ whole)
     some = np.union1d(relaxed.which[whole > 0], _nearest(columns, relaxed, count))
     amount, _ = _integer(columns.take(some), left, gap=_GAP)
     amount[np.searchsorted(some, relaxed.which[whole > 0])] += whole[whole > 0].astype(np.intp)
@@ -314,7 +390,7 @@ def _rounded(columns: Columns, limits: Limits, relaxed: _Relaxed, per_kind: int)
     """Columns and amounts: the whole parts of the relaxation, and an integer program for what is left over."""
     mine = columns.take(relaxed.which)
     whole = np.floor(relaxed.amount + 1e-9)
-    left = limits.less(_incidence(mine) @ whole, whole.sum())
+    left = limits.less(_matrix(mine) @ whole)
     some = _nearest(mine, relaxed, per_kind * columns.kinds)
     share = max(left.slots, 1.0) / limits.slots
     amount, _ = _integer(mine.take(some), left, gap=min(_GAP / share, 0.05))
@@ -341,7 +417,7 @@ def _integer(columns: Columns, limits: Limits, *, gap: float) -> tuple[Indices, 
         return np.zeros(len(columns.value), dtype=np.intp), 0.0
     solution = solve_integer(
         columns.value,
-        stacked(_incidence(columns), row_of_ones(len(columns.value))),
+        _matrix(columns),
         np.append(limits.urgent, 0.0),
         np.append(limits.counts, limits.slots),
         gap=gap,

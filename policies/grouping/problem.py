@@ -160,11 +160,13 @@ class Appraisal(NamedTuple):
     """What some groups are worth, figures by group.
 
     Attributes:
+        speed: Array (n, size): speeds of the members.
         value: Under the objective; γ is the speed model's own.
         total_speed: Sum of the members' speeds.
         keeps_promises: Whether no member falls below the speed that it was promised.
     """
 
+    speed: Floats
     value: Floats
     total_speed: Floats
     keeps_promises: NDArray[np.bool_]
@@ -227,8 +229,9 @@ class Appraiser:
         if self._promises and groups.shape[1] > 1:
             keeps = np.asarray((evaluation.speed >= self._min_speed[groups] - _GAIN).all(axis=1))
         if self._options.objective == "efficiency":
-            return Appraisal(evaluation.efficiency, total_speed, keeps)
-        return Appraisal((evaluation.speed * self.coefficient[groups]).sum(axis=1), total_speed, keeps)
+            return Appraisal(evaluation.speed, evaluation.efficiency, total_speed, keeps)
+        value = (evaluation.speed * self.coefficient[groups]).sum(axis=1)
+        return Appraisal(evaluation.speed, value, total_speed, keeps)
 
     def pays(self, appraisal: Appraisal, alone: Floats | float = 1.0) -> NDArray[np.bool_]:
         """Which groups keep their promises and do more work than what would run instead, by the factor asked for.

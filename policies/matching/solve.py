@@ -7,9 +7,9 @@ from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.sparse import csr_array
+from scipy.sparse import csc_array
 
-from muri.policies.highs import solve_integer, solve_linear
+from muri.policies.highs import LinearProgram, solve_integer
 from muri.policies.matching.certified import (
     assignment_bound,
     match_dense,
@@ -175,11 +175,11 @@ def _weight(values: Floats, amount: Counts) -> float:
     return math.fsum((values[used] * amount[used]).tolist())
 
 
-def _incidence(first: Indices, second: Indices, types: int) -> csr_array:
+def _incidence(first: Indices, second: Indices, types: int) -> csc_array:
     """Rows: types; columns: pairs of types; how many jobs of the type a pair takes."""
     column = np.arange(len(first))
     cells = (np.concatenate([first, second]), np.concatenate([column, column]))
-    return csr_array((np.ones(2 * len(first)), cells), shape=(types, len(first)))
+    return csc_array((np.ones(2 * len(first)), cells), shape=(types, len(first)))
 
 
 def _relax(values: Floats, jobs: Counts) -> _Relaxation:
@@ -191,10 +191,11 @@ def _relax(values: Floats, jobs: Counts) -> _Relaxation:
     degree = min(_FIRST_DEGREE, types) - 1
     near = slack <= np.partition(slack, degree, axis=1)[:, degree, None]
     active = (near | near.T) & upper
+    program = LinearProgram(np.full(types, -np.inf), jobs.astype(np.float64))
+    first, second = new_first, new_second = np.nonzero(active)
     while True:
-        first, second = np.nonzero(active)
-        matrix = _incidence(first, second, types)
-        solution = solve_linear(values[first, second], matrix, jobs.astype(np.float64))
+        program.add(values[new_first, new_second], _incidence(new_first, new_second, types))
+        solution = program.solve()
         potential = np.maximum(solution.price, 0.0)
         missing = np.where(upper, values - potential[:, None] - potential, 0.0)
         added = (missing > _PRICED) & ~active
@@ -204,6 +205,8 @@ def _relax(values: Floats, jobs: Counts) -> _Relaxation:
             potential = potential + np.maximum(missing.max(axis=1), 0.0) / 2
             return _Relaxation(first, second, solution.amount, potential)
         active |= added
+        new_first, new_second = np.nonzero(added)
+        first, second = np.concatenate([first, new_first]), np.concatenate([second, new_second])
 
 
 def _round(values: Floats, jobs: Counts, relaxation: _Relaxation) -> Counts:

@@ -199,7 +199,7 @@ def random_shapes(count, seed):
 @pytest.mark.parametrize("slots", [9, 100, 400])
 def test_many_kinds_are_solved_to_a_small_proven_gap(slots):
     kinds = sorted(random_shapes(30, seed=2))
-    columns = all_columns(kinds_with(kinds), PolicyOptions(), speed_model("lockstep"), float("inf"))
+    columns = all_columns(kinds_with(kinds), [4] * 30, PolicyOptions(), speed_model("lockstep"), float("inf"))
     assert len(columns.value) > 20_000
     counts = np.bincount(np.random.default_rng(4).integers(0, 30, 4 * slots), minlength=30).astype(float)
     choice = choose_columns(columns, Limits(counts, np.zeros(30), slots))
