@@ -217,7 +217,7 @@ class Exchange:
             allowed &= self._gains_enough(appraisal.total_speed - base_speed, value, groups[:, base_size:])
         else:
             allowed &= self.appraiser.pays(appraisal)
-        allowed = allowed.reshape(shape) & self._takes(kept, parts, self.appraiser.memory_gib(groups).reshape(shape))
+        allowed = allowed.reshape(shape) & self._takes(kept, parts, groups)
         return np.where(allowed, value.reshape(shape), _FORBIDDEN)
 
     def _gains_enough(self, speed: Floats, value: Floats, new: Indices) -> NDArray[np.bool_]:
@@ -231,15 +231,18 @@ class Exchange:
         least = LEAST_GAIN * self.appraiser.coefficient[new].sum(axis=1)
         return np.asarray((speed >= LEAST_GAIN * new.shape[1] - _ROUNDING) & (value >= least * (1 - _ROUNDING)))
 
-    def _takes(self, kept: Sequence[_Row], parts: Sequence[Members], memory_gib: Floats) -> NDArray[np.bool_]:
+    def _takes(self, kept: Sequence[_Row], parts: Sequence[Members], groups: Indices) -> NDArray[np.bool_]:
         """Array (kept, parts): which parts each unit has the memory for, and is not closed to.
 
         Args:
             kept: The units.
             parts: The parts.
-            memory_gib: Array (kept, parts): GPU memory that a unit needs with a part.
+            groups: Array (kept · parts, size): kinds of the members of each unit with each part.
         """
-        takes = np.asarray(memory_gib <= np.array([[row.memory_gib] for row in kept]))
+        takes = np.ones((len(kept), len(parts)), dtype=np.bool_)
+        limits_gib = np.array([[row.memory_gib] for row in kept])
+        if np.isfinite(limits_gib).any():
+            takes &= self.appraiser.memory_gib(groups).reshape(takes.shape) <= limits_gib
         if len(self._mem_gib):
             taken, wanted = self._needs_gib([row.members for row in kept]), self._needs_gib(parts)
             takes &= taken[:, None] + wanted <= np.array([[row.spare_mem_gib] for row in kept]) + _ROUNDING

@@ -102,7 +102,7 @@ class Columns:
         padded = np.append(price, 0.0)
         profit = self.value - slot_price
         for place in range(self.members.shape[1]):
-            profit -= padded[self.members[:, place]]
+            profit -= padded.take(self.members[:, place])
         return profit
 
 
@@ -139,11 +139,11 @@ def all_columns(
     alike = tuple([kind._replace(worth=1.0) for kind in kinds])
     listing = _listing(alike, tuple(most), options, model, memory_limit_gib)
     if options.objective != "jct":
-        return Columns(len(kinds), listing.members, listing.value[listing.form])
+        return Columns(len(kinds), listing.members, listing.value.take(listing.form))
     coefficient = np.append(coefficients(kinds, options.objective), 0.0)
     value = np.zeros(len(listing.form))
     for place in range(listing.members.shape[1]):
-        value += listing.speed[listing.form, place] * coefficient[listing.members[:, place]]
+        value += listing.speed[:, place].take(listing.form) * coefficient.take(listing.members[:, place])
     return Columns(len(kinds), listing.members, value)
 
 

@@ -202,11 +202,7 @@ class Appraiser:
         self._min_speed = np.array([kind.min_speed for kind in kinds])
         self._promises = bool(self._min_speed.any())
         self._is_guess = np.array([kind.is_guess for kind in kinds], dtype=np.intp)
-
-    @property
-    def limits(self) -> bool:
-        """Whether there may be a group that does not fit."""
-        return bool(self._limits_size or np.isfinite(self._memory_limit_gib) or self._is_guess.any())
+        self._limits = bool(self._limits_size or np.isfinite(memory_limit_gib) or self._is_guess.any())
 
     def memory_gib(self, groups: Indices) -> Floats:
         """GPU memory that each group needs."""
@@ -214,6 +210,8 @@ class Appraiser:
 
     def fits(self, groups: Indices) -> NDArray[np.bool_]:
         """Which groups may form: they fit the GPU's memory, no member's limit, and at most one shape is a guess."""
+        if not self._limits:
+            return np.ones(len(groups), dtype=np.bool_)
         fits = np.asarray(self._memory_gib[groups].sum(axis=1) <= self._memory_limit_gib)
         if self._limits_size:
             fits &= self._largest[groups].min(axis=1) >= groups.shape[1]
