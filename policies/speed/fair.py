@@ -5,14 +5,14 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from scipy.sparse import csc_array
+from scipy.optimize import linprog
 
-from muri.policies.highs import linear_value
 from muri.policies.speed.model import (
     Evaluation,
     Floats,
     Indices,
     Shape,
+    SpeedModelError,
     alone,
     checked_groups,
     chunks,
@@ -107,9 +107,10 @@ def throughput_bound(members: Sequence[Shape]) -> float:
 
     Raises:
         ProfileError: A shape has an impossible time.
-        SpeedModelError: There are no members.
-        SolverError: The solver failed.
+        SpeedModelError: There are no members, or the solver failed.
     """
     share = figures_of(members).share
-    full_speed = np.ones(len(members))
-    return linear_value(full_speed, csc_array(share), np.ones(len(share)), most=full_speed)
+    solved = linprog(-np.ones(len(members)), A_ub=share, b_ub=np.ones(len(share)), bounds=(0, 1), method="highs")
+    if not solved.success or solved.fun is None:
+        raise SpeedModelError(f"no bound on the throughput of {len(members)} members: {solved.message}")
+    return -float(solved.fun)
