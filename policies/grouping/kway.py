@@ -29,6 +29,9 @@ from muri.policies.speed.model import Floats, Indices, SpeedModel
 _EXACT_LIMIT: Final = 1_500
 """Up to so many columns the integer program gets all of them, and its optimum is the optimum."""
 
+_FEW_CHOICES: Final = 1_000
+"""Up to so many choices of columns for all slots, trying each is faster than a program."""
+
 _TOLERANCE: Final = 1e-5
 """Relative gap at which the relaxation counts as solved."""
 
@@ -259,8 +262,8 @@ def choose_columns(columns: Columns, limits: Limits, start: Indices | None = Non
     """Choose the most valuable groups.
 
     With up to about a thousand columns the choice is optimal, and so it is where the relaxation has whole numbers.
-    Otherwise it comes from an integer program
-    over the columns that matter in the relaxation, and the bound says how far from the optimum it can be.
+    Otherwise it comes from an integer program over the columns that matter in the relaxation, and the bound says how
+    far from the optimum it can be.
 
     Args:
         columns: All groups that may be formed; the single jobs are the first `kinds` of them.
@@ -271,6 +274,8 @@ def choose_columns(columns: Columns, limits: Limits, start: Indices | None = Non
     if limits.slots < 1 or limits.counts.sum() == 0:
         return Choice(nothing, nothing, 0.0, 0.0, nothing)
     everything = np.arange(len(columns.value))
+    if column_count(len(everything), int(limits.slots)) <= _FEW_CHOICES:
+        return _searched(columns, limits)
     small = len(columns.value) <= _EXACT_LIMIT
     relaxed = _relax(columns, limits, everything if small else nothing if start is None else start)
     best = _already_whole(columns, relaxed)
@@ -286,6 +291,21 @@ def choose_columns(columns: Columns, limits: Limits, start: Indices | None = Non
     assert best is not None, "there is always an attempt"
     seen = _nearest(columns.take(relaxed.which), relaxed, _SEEN * columns.kinds)
     return replace(best, seen=relaxed.which[seen])
+
+
+def _searched(columns: Columns, limits: Limits) -> Choice:
+    """The best of all choices, tried one by one."""
+    count = len(columns.value)
+    # What fills no slot comes last.
+    choices = multisets(count + 1, int(limits.slots)).astype(np.intp)
+    has = np.zeros((count + 1, columns.kinds), dtype=np.intp)
+    has[:count] = (columns.members[:, :, None] == np.arange(columns.kinds)).sum(axis=1)
+    used = has[choices].sum(axis=1)
+    possible = ((used <= limits.counts) & (used >= limits.urgent)).all(axis=1)
+    value = np.append(columns.value, 0.0)[choices].sum(axis=1)
+    best = int(np.argmax(np.where(possible, value, -np.inf)))
+    amount = np.bincount(choices[best], minlength=count + 1)[:count]
+    return _choice(columns, np.arange(count), amount, float(value[best]))
 
 
 def _already_whole(columns: Columns, relaxed: _Relaxed) -> Choice | None:

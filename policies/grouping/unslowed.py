@@ -1,6 +1,6 @@
 """Pairs that slow nobody: where enough of them can form, every job runs at full speed, and nothing can be better."""
 
-from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,9 @@ from muri.policies.speed.model import Indices, SpeedModel
 
 _ROUNDING = 1e-9
 """Relative loss that is only rounding."""
+
+_REMEMBERED_KINDS = 32
+"""Kinds of a bucket whose pairs are remembered from plan to plan: 256 KiB at most."""
 
 _MANY = 60
 """Above so many jobs matching works on kinds."""
@@ -36,10 +39,11 @@ def unslowed_groups(problem: BucketProblem, options: PolicyOptions, model: Speed
         return None
     # Worth does not matter where nobody loses anything.
     alike = [kind._replace(worth=1.0) for kind in problem.jobs]
-    kinds = sorted(set(alike))
+    kinds = tuple(sorted(set(alike)))
     number = {kind: index for index, kind in enumerate(kinds)}
     kind_of = np.array([number[kind] for kind in alike], dtype=np.intp)
-    harmless = _harmless(kinds, problem.memory_limit_gib, options, model)
+    pairs_of = _harmless if len(kinds) <= _REMEMBERED_KINDS else _harmless.__wrapped__
+    harmless = pairs_of(kinds, problem.memory_limit_gib, options, model)
     with_partner = int(np.bincount(kind_of, minlength=len(kinds))[harmless.any(axis=1)].sum())
     if 2 * wanted > with_partner:
         return None
@@ -52,8 +56,9 @@ def unslowed_groups(problem: BucketProblem, options: PolicyOptions, model: Speed
     return tuple(sorted([*pairs, *((job,) for job in range(len(problem.jobs)) if job not in paired)]))
 
 
+@lru_cache(maxsize=256)
 def _harmless(
-    kinds: Sequence[Kind], memory_limit_gib: float, options: PolicyOptions, model: SpeedModel
+    kinds: tuple[Kind, ...], memory_limit_gib: float, options: PolicyOptions, model: SpeedModel
 ) -> NDArray[np.bool_]:
     """Array (kinds, kinds): which pairs may form and slow neither."""
     appraiser = Appraiser(kinds, options, model, memory_limit_gib)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from muri.policies.grouping import engine
+from muri.policies.grouping import engine, kway
 from muri.policies.grouping.engine import group_buckets
 from muri.policies.grouping.kway import Limits, all_columns, choose_columns, column_count, multisets
 from muri.policies.grouping.problem import BucketProblem, kinds_with
@@ -211,6 +211,35 @@ def test_many_kinds_are_solved_to_a_small_proven_gap(slots):
     assert choice.value <= choice.upper_bound
     # The bound is for the relaxation: small problems keep a gap that whole numbers can't close.
     assert 1 - choice.value / choice.upper_bound < (0.05 if slots < 10 else 0.01)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_trying_every_choice_and_the_program_agree(seed, monkeypatch):
+    rng = np.random.default_rng(seed)
+    kinds = sorted(random_shapes(3, seed))
+    counts, slots = rng.integers(1, 4, 3).astype(float), int(rng.integers(1, 3))
+    urgent = np.minimum(counts, [slots, 0, 0])
+    columns = all_columns(kinds_with(kinds), [2] * 3, PolicyOptions(), speed_model("fair"), float("inf"))
+    monkeypatch.setattr(kway, "_relax", None)  # not asked for where there are few choices
+    tried = choose_columns(columns, Limits(counts, urgent, slots))
+    monkeypatch.undo()
+    monkeypatch.setattr(kway, "_FEW_CHOICES", 0)
+    solved = choose_columns(columns, Limits(counts, urgent, slots))
+    assert tried.value == pytest.approx(solved.value)
+    assert tried.upper_bound == tried.value
+
+
+def test_groups_are_listed_again_only_when_jobs_come_or_go():
+    kinds = sorted(random_shapes(9, seed=5))
+    how, model = PolicyOptions(objective="jct"), speed_model("lockstep")
+
+    def value_of_groups(worth):
+        return all_columns(kinds_with(kinds, worth), [1] * 9, how, model, float("inf")).value
+
+    before = kway._listing.cache_info().misses
+    once, twice = value_of_groups([1.0] * 9), value_of_groups([2.0] * 9)
+    assert kway._listing.cache_info().misses == before + 1
+    np.testing.assert_allclose(twice, 2 * once)
 
 
 def test_algorithm_1_is_compared_with_the_proven_optimum():
