@@ -138,12 +138,11 @@ def _program(least: Floats, most: Floats) -> highspy.Highs:
 
 def _add(highs: highspy.Highs, value: Floats, matrix: csc_array, most: Floats | float) -> None:
     count = len(value)
-    upper = np.ascontiguousarray(np.broadcast_to(most, count), dtype=np.float64)
     highs.addCols(
         count,
         value,
         np.zeros(count),
-        upper,
+        np.broadcast_to(most, count),
         matrix.nnz,
         matrix.indptr[:-1].astype(np.int32),
         matrix.indices.astype(np.int32),
