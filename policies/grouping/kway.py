@@ -29,8 +29,9 @@ from muri.policies.speed.model import Floats, Indices, SpeedModel
 _EXACT_LIMIT: Final = 1_500
 """Up to so many columns the integer program gets all of them, and its optimum is the optimum."""
 
+_FEW_SLOTS: Final = 4
 _FEW_CHOICES: Final = 1_000
-"""Up to so many choices of columns for all slots, trying each is faster than a program."""
+"""Up to so many slots, and choices of columns for all of them, trying each is faster than a program."""
 
 _TOLERANCE: Final = 1e-5
 """Relative gap at which the relaxation counts as solved."""
@@ -274,7 +275,7 @@ def choose_columns(columns: Columns, limits: Limits, start: Indices | None = Non
     if limits.slots < 1 or limits.counts.sum() == 0:
         return Choice(nothing, nothing, 0.0, 0.0, nothing)
     everything = np.arange(len(columns.value))
-    if column_count(len(everything), int(limits.slots)) <= _FEW_CHOICES:
+    if limits.slots <= _FEW_SLOTS and column_count(len(everything), int(limits.slots)) <= _FEW_CHOICES:
         return _searched(columns, limits)
     small = len(columns.value) <= _EXACT_LIMIT
     relaxed = _relax(columns, limits, everything if small else nothing if start is None else start)

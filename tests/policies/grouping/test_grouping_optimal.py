@@ -229,6 +229,13 @@ def test_trying_every_choice_and_the_program_agree(seed, monkeypatch):
     assert tried.upper_bound == tried.value
 
 
+def test_one_column_for_very_many_slots():
+    busy = Shape((0.0, 0.0, 1.0, 0.0), 1.0)  # two of them are no faster than one
+    problem = BucketProblem(kinds_with([busy] * 2000), 1, 990)
+    (answer,) = group_buckets([problem], PolicyOptions(grouping="optimal"), speed_model("fair"))
+    assert answer.groups == tuple((job,) for job in range(990))
+
+
 def test_groups_are_listed_again_only_when_jobs_come_or_go():
     kinds = sorted(random_shapes(9, seed=5))
     how, model = PolicyOptions(objective="jct"), speed_model("lockstep")
