@@ -337,18 +337,12 @@ def _attempts(columns: Columns, limits: Limits, relaxed: _Relaxed) -> Iterator[t
 def _matrix(columns: Columns) -> csc_array:
     """Array (kinds + 1, columns): how many members of each kind a column has, and the one slot that it takes."""
     count, width = columns.members.shape
-    # Members ascend, so one that equals the next counts with it.
-    kind = columns.members
-    repeats = np.ones((count, width))
-    for place in range(width - 1):
-        repeats[:, place + 1] += repeats[:, place] * (kind[:, place] == kind[:, place + 1])
-    last = np.ones((count, width + 1), dtype=np.bool_)
-    last[:, : width - 1] = kind[:, :-1] != kind[:, 1:]
-    last[:, :width] &= kind < columns.kinds
-    row = np.column_stack([kind, np.full(count, columns.kinds)])
-    amount = np.column_stack([repeats, np.ones(count)])
-    starts = np.concatenate([[0], np.cumsum(last.sum(axis=1))])
-    return csc_array((amount[last], row[last], starts), shape=(columns.kinds + 1, count))
+    kind, column = columns.members.T.ravel(), np.tile(np.arange(count), width)
+    real = kind < columns.kinds
+    row = np.concatenate([kind[real], np.full(count, columns.kinds)])
+    # Members of the same kind add up.
+    cells = (row, np.concatenate([column[real], np.arange(count)]))
+    return csc_array((np.ones(len(row)), cells), shape=(columns.kinds + 1, count))
 
 
 def _relax(columns: Columns, limits: Limits, start: Indices) -> _Relaxed:
