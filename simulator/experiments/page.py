@@ -13,7 +13,7 @@ from muri.simulator.report.write import write_files, written_to
 from muri.simulator.sweep.metrics import duration
 from muri.simulator.sweep.summary import PolicySummary, TraceSummary
 
-_METRICS: Final = {
+METRICS: Final = {
     "avg_jct_s": "average JCT",
     "median_jct_s": "median JCT",
     "p99_jct_s": "p99 JCT",
@@ -169,7 +169,7 @@ def _texts(experiment: Experiment) -> Callable[[Comparison], tuple[str, ...]]:
     def texts(cell: Comparison) -> tuple[str, ...]:
         published = ("≤ " if cell.at_most else "") + figure(cell.published)
         ratio = "-" if cell.ratio is None else f"{cell.ratio:.4f}"
-        return cell.variant, _METRICS[cell.metric], figure(cell.ours), published, ratio
+        return cell.variant, METRICS[cell.metric], figure(cell.ours), published, ratio
 
     return texts
 

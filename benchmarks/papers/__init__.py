@@ -1,0 +1,1 @@
+"""Experiments of the five papers: one command each, our figures beside the published ones."""

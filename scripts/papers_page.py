@@ -1,0 +1,196 @@
+"""Write docs/papers.md from docs/papers/*.yaml and the experiments' stored figures; --check only compares."""
+
+import difflib
+import inspect
+import json
+import sys
+import textwrap
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, model_validator
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from benchmarks.papers.frame import RESULTS, shown  # noqa: E402 (scripts are run by their path)
+
+FOLDER = ROOT / "docs" / "papers"
+PAGE = ROOT / "docs" / "papers.md"
+PAPERS = {
+    "muri": "Muri (Zhao et al., SIGCOMM 2022)",
+    "muri-report": "Report on Muri (in Chinese)",
+    "synergy": "Synergy (Mohan et al., OSDI 2022)",
+    "sjf-bsbf": "SJF-BSBF: wise resource sharing",
+    "horus": "Horus (Yeung et al., TPDS 2021)",
+}
+INTRODUCTION = """\
+# The papers, and what is here
+
+Every mechanism, equation, algorithm, table and figure of the five source texts: where it lives in Muri, and what was
+measured beside the published figure. A row without a place says why it is missing. The names lead to the code. Commands
+run from a checkout; what they print is kept in `benchmarks/results/papers/`.
+
+`scripts/papers_page.py` makes this page from `docs/papers/*.yaml`; a test compares them, imports every name and runs every
+experiment small.
+"""
+
+
+class Row(BaseModel):
+    """One mechanism, equation, algorithm, table or figure.
+
+    Attributes:
+        place: Where it stands in the paper.
+        kind: What it is.
+        what: What it says, in a line.
+        here: Dotted names of the code that does it.
+        command: What shows or repeats it.
+        result: Name of the experiment whose stored figures the page shows.
+        published: The published figure, where no result shows it.
+        measured: Ours, likewise.
+        difference: Why they differ.
+        open: Why it is not here, or not wholly.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    place: str
+    kind: Literal["mechanism", "equation", "algorithm", "table", "figure"]
+    what: str
+    here: tuple[str, ...] = ()
+    command: str = ""
+    result: str = ""
+    published: str = ""
+    measured: str = ""
+    difference: str = ""
+    open: str = ""
+
+    @model_validator(mode="after")
+    def _is_somewhere(self) -> "Row":
+        if not (self.here or self.command or self.open):
+            raise ValueError(f"{self.place}: say where it is (here, command) or why it is not (open)")
+        return self
+
+
+def read_rows(name: str) -> list[Row]:
+    """The rows of a paper.
+
+    Raises:
+        SystemExit: The file is wrong; says where.
+    """
+    path = FOLDER / f"{name}.yaml"
+    try:
+        return TypeAdapter(list[Row]).validate_python(yaml.safe_load(path.read_text(encoding="utf-8")))
+    except (ValidationError, yaml.YAMLError) as error:
+        sys.exit(f"{path.relative_to(ROOT)}: {error}")
+
+
+def find(dotted: str) -> object:
+    """What a dotted name names.
+
+    Raises:
+        ImportError: There is no such module.
+        AttributeError: The module has no such name.
+    """
+    names = dotted.split(".")
+    for end in range(len(names), 0, -1):
+        try:
+            found: object = import_module(".".join(names[:end]))
+        except ModuleNotFoundError:
+            continue
+        for name in names[end:]:
+            found = _attribute(found, name)
+        return found
+    raise ImportError(f"no module {dotted}")
+
+
+def _attribute(owner: object, name: str) -> object:
+    # A dataclass's field without a default, with slots or not, is no attribute of the class.
+    fields = getattr(owner, "__annotations__", {}) | getattr(owner, "model_fields", {})
+    return fields[name] if not hasattr(owner, name) and name in fields else getattr(owner, name)
+
+
+def page() -> str:
+    """The whole page."""
+    parts = [INTRODUCTION]
+    for name, title in PAPERS.items():
+        rows = read_rows(name)
+        parts.append(f"## {title}\n")
+        parts.append("\n".join(_list_line(row) for row in rows) + "\n")
+        parts += [_figures(row) for row in rows if row.result]
+    return "\n".join(parts)
+
+
+def _list_line(row: Row) -> str:
+    sentences = [f"- **{row.place}** ({row.kind}). {_sentence(row.what)}"]
+    if row.here:
+        sentences.append(f"Here: {', '.join(map(_link, row.here))}.")
+    if row.command:
+        sentences.append(f"Command: `{row.command}`.")
+    labelled = {"Published": row.published, "Measured": row.measured, "Difference": row.difference, "Open": row.open}
+    sentences += [f"{label}: {_sentence(text)}" for label, text in labelled.items() if text]
+    return _wrapped(" ".join(sentences), "  ")
+
+
+def _wrapped(text: str, indent: str = "") -> str:
+    return textwrap.fill(text, 120, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+
+
+def _sentence(text: str) -> str:
+    text = " ".join(text.split())
+    return text if text.endswith((".", "?")) else f"{text}."
+
+
+def _link(dotted: str) -> str:
+    found, names = find(dotted), dotted.split(".")
+    module = dotted if inspect.ismodule(found) else next(name for name in _prefixes(names) if _is_module(name))
+    path = Path(str(import_module(module).__file__)).resolve().relative_to(ROOT)
+    word = dotted.removeprefix(module).lstrip(".") or path.name
+    return f"[`{word}`](../{path})"
+
+
+def _prefixes(names: list[str]) -> list[str]:
+    return [".".join(names[:end]) for end in range(len(names) - 1, 0, -1)]
+
+
+def _is_module(name: str) -> bool:
+    try:
+        import_module(name)
+    except ModuleNotFoundError:
+        return False
+    return True
+
+
+def _figures(row: Row) -> str:
+    path = RESULTS / f"{row.result}.json"
+    if not path.exists():
+        sys.exit(f"{row.place}: there is no {path.relative_to(ROOT)}; run: python -m benchmarks.papers {row.result}")
+    result = json.loads(path.read_text(encoding="utf-8"))
+    lines = [f"### {row.result}: {result['title']}", ""]
+    lines += ["| case | figure | published | ours |", "|---|---|---:|---:|"]
+    lines += [_figure_line(one) for one in result["rows"]]
+    lines += ["", _wrapped(f"{_sentence(result['difference'])} Split: {_sentence(result['split'])}"), ""]
+    if result["curves"]:
+        lines += [f"![{result['title']}](../benchmarks/results/papers/{row.result}.png)", ""]
+    return "\n".join(lines)
+
+
+def _figure_line(row: dict[str, Any]) -> str:
+    published, ours = (shown(row[name], row["unit"]) for name in ("published", "ours"))
+    return f"| {row['case']} | {row['figure']} | {published} | {ours} |"
+
+
+def main() -> int:
+    """Write the page, or with --check print how it differs; the exit status."""
+    new, old = page(), PAGE.read_text(encoding="utf-8") if PAGE.exists() else ""
+    if sys.argv[1:] != ["--check"]:
+        PAGE.write_text(new, encoding="utf-8")
+        return 0
+    changes = difflib.unified_diff(old.splitlines(), new.splitlines(), "docs/papers.md", "as it should be", lineterm="")
+    print("\n".join(changes))
+    return int(new != old)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

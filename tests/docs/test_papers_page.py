@@ -1,0 +1,85 @@
+"""docs/papers.md agrees with its table, and everything that the table names exists and runs."""
+
+import importlib.util
+import json
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from benchmarks.papers.__main__ import experiments, main
+from benchmarks.papers.frame import RESULTS
+from muri.cli import cli
+from muri.simulator.experiments.experiment import experiment_names
+
+ROOT = Path(__file__).resolve().parents[2]
+SPEC = importlib.util.spec_from_file_location("papers_page", ROOT / "scripts" / "papers_page.py")
+page = importlib.util.module_from_spec(SPEC)
+sys.modules["papers_page"] = page
+SPEC.loader.exec_module(page)
+ROWS = [(name, row) for name in page.PAPERS for row in page.read_rows(name)]
+COMMANDS = sorted({row.command for _, row in ROWS if row.command})
+
+
+def test_the_page_is_what_the_table_says():
+    assert page.PAGE.read_text() == page.page(), "run: .venv/bin/python scripts/papers_page.py"
+
+
+@pytest.mark.parametrize("dotted", sorted({name for _, row in ROWS for name in row.here}))
+def test_a_named_piece_of_code_exists(dotted):
+    page.find(dotted)
+
+
+def test_names_that_do_not_exist_are_found():
+    with pytest.raises(AttributeError):
+        page.find("muri.policies.priority.no_such_order")
+    with pytest.raises(ImportError):
+        page.find("no_such_package.module")
+
+
+def options_of(command, words):
+    """Return a command's options and the words after its name."""
+    context = click.Context(command)
+    while words and isinstance(command, click.Group) and command.get_command(context, words[0]):
+        command, words = command.get_command(context, words[0]), words[1:]
+    return {name for parameter in command.params for name in parameter.opts}, words
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_named_command_exists(command):
+    first, *words = shlex.split(command)
+    if first == "sbatch":  # its option's grammar is tested where it is defined
+        assert words[0].startswith("--muri")
+        return
+    if first == "muri":
+        known, rest = options_of(cli, words)
+        assert len(rest) < len(words), f"muri has no command {words[0]}"
+        given = {word.partition("=")[0] for word in rest if word.startswith("--")}
+        assert given <= known
+        if "--experiment" in given:
+            assert rest[rest.index("--experiment") + 1] in experiment_names()
+        return
+    assert first == "python"
+    if words[:2] == ["-m", "benchmarks.papers"]:
+        assert words[2] in experiments()
+        return
+    done = subprocess.run([sys.executable, *words[:1], "--help"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert all(word.partition("=")[0] in done.stdout for word in words[1:] if word.startswith("--"))
+
+
+@pytest.mark.parametrize("name", sorted(experiments()))
+def test_an_experiment_runs_and_its_figures_are_kept_and_shown(name):
+    done = CliRunner().invoke(main, [name, "--quick", "--json"], catch_exceptions=False)
+    assert done.exit_code == 0
+    document = json.loads(done.stdout)
+    kept = json.loads((RESULTS / f"{name}.json").read_text())
+    assert document["rows"] and document["difference"] and document["split"]
+    assert {row["figure"] for row in document["rows"]} <= {row["figure"] for row in kept["rows"]}
+    assert any(row["published"] is not None for row in kept["rows"]) or kept["difference"]
+    assert [row.result for _, row in ROWS].count(name) == 1, f"docs/papers/*.yaml: one row needs `result: {name}`"
+    assert not kept["curves"] or (RESULTS / f"{name}.png").stat().st_size > 1000
