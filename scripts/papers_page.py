@@ -33,8 +33,8 @@ Every mechanism, equation, algorithm, table and figure of the five source texts:
 measured beside the published figure. A row without a place says why it is missing. The names lead to the code. Commands
 run from a checkout; what they print is kept in `benchmarks/results/papers/`.
 
-`scripts/papers_page.py` makes this page from `docs/papers/*.yaml`; a test compares them, imports every name and runs every
-experiment small.
+`scripts/papers_page.py` makes this page from `docs/papers/*.yaml`; a test compares both, imports every name and runs
+every experiment small.
 """
 
 
