@@ -198,6 +198,8 @@ class Running:
         joinable: Whether waiting jobs may join it while its members go on undisturbed.
         spare_mem_gib: Host memory on each of its nodes that new members may have together; infinite when unknown.
         closed_to: Why waiting jobs may not join it although they would fit, such as for want of time, by job id.
+        measured: Speeds that members get on with, 1 = as fast as alone, by job id; one that is missing was not measured
+            lately. None where nobody measures: in a simulation.
     """
 
     members: tuple[PlanJob, ...]
@@ -208,6 +210,7 @@ class Running:
     joinable: bool = True
     spare_mem_gib: float = float("inf")
     closed_to: Mapping[int, str] = field(default_factory=dict)
+    measured: Mapping[int, float] | None = None
 
     @property
     def preemptible(self) -> bool:
@@ -382,6 +385,8 @@ class Plan:
         certificate: How far the grouping can be from the optimum.
         sharers: Jobs to start or keep on GPUs of their own choice; of a policy that packs, and of no other.
         cpu_mem_shares: CPUs and host memory by job id; a job that isn't in it keeps its GPU-proportional share.
+        promises: Speeds beside others that jobs are promised once they run, 1 = as fast as alone, 0: none; a job that
+            isn't in it has the larger of the site's promise and its own.
     """
 
     policy: str
@@ -391,6 +396,7 @@ class Plan:
     certificate: Certificate = Certificate()
     sharers: tuple[Sharer, ...] = ()
     cpu_mem_shares: CpuMemShares = field(default_factory=dict)
+    promises: Mapping[int, float] = field(default_factory=dict)
 
 
 ProfileUse = Literal["none", "sharing", "all"]

@@ -1,7 +1,8 @@
 """AntMan: opportunistic jobs live on what guaranteed ones leave over."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Final
 
 from muri.policies.cycle import reasons
 from muri.policies.cycle.decisions import SlurmQueue
@@ -13,7 +14,11 @@ from muri.policies.options import PolicyOptions
 from muri.policies.priority import PriorityKey
 from muri.policies.schedulers.base import TO_THE_END, QueuePolicy
 from muri.policies.speed.model import Shape, figures_of, shape_of
-from muri.policies.types import Group, NodeShare, Plan, PlanJob, PlanRequest, Reason, Solo, Waiting
+from muri.policies.types import Group, NodeShare, Plan, PlanJob, PlanRequest, Reason, Running, Solo, Waiting
+
+GUARANTEED_SPEED: Final = 0.95
+"""What a guaranteed job is promised while it runs, of its speed alone. Hand-overs and the scatter of measured speeds take
+the rest: a promise of all of it would count as broken beside anybody, and in company of nobody."""
 
 _NOT_STOPPED = Reason("antman stops nothing that runs")
 _NO_PROFILE = Reason("it shares with nobody while its model has no profile")
@@ -27,8 +32,12 @@ class AntMan(QueuePolicy):
     joins one of the other class, so an opportunistic job never keeps out a guaranteed one that leaves
     it something. Jobs without a profile share with no other.
 
+    While jobs run, a guaranteed one is promised `GUARANTEED_SPEED` and an opportunistic one nothing, so that the
+    runtime of their group lets the guaranteed one go first. What an opportunistic job is promised (`min_speed`) only
+    says beside whom it is not put.
+
     Source: AntMan (Xiao et al., OSDI 2020), its two classes of jobs. What an opportunistic job gets is
-    computed by `leftover_speed`; AntMan itself measures and adjusts while jobs run.
+    planned by `leftover_speed`; AntMan itself measures and adjusts while jobs run.
     """
 
     name = "antman"
@@ -46,10 +55,15 @@ class AntMan(QueuePolicy):
         cycle = AntManCycle(self.rules, request)
         # What runs comes first, because nothing is stopped and waiting jobs may join it.
         for unit in sorted(request.running, key=lambda unit: min(job.job_id for job in unit.members)):
-            cycle.seat(Seat(list(unit.members), unit.gpus, kept=True))
+            cycle.seat(Seat(list(unit.members), unit.gpus, kept=True, runs=unit))
         for contender in line_up(request, self.key(request), self.rules).contenders:
             cycle.decide(contender.job)
-        return cycle.result(self.name)
+        return replace(cycle.result(self.name), promises=_promises(request))
+
+
+def _promises(request: PlanRequest) -> dict[int, float]:
+    """What each waiting job is promised once it runs; what was promised to a job that runs stays."""
+    return {job.job_id: 0.0 if job.opportunistic else max(GUARANTEED_SPEED, job.min_speed) for job in request.jobs}
 
 
 def shape_to_share(job: PlanJob) -> Shape | None:
@@ -80,16 +94,31 @@ class Seat:
         jobs: One job, or a guaranteed and an opportunistic one.
         gpus: What they hold.
         kept: Whether just these jobs run there already.
+        runs: What runs there already; None for GPUs that were free.
     """
 
     jobs: list[PlanJob]
     gpus: tuple[NodeShare, ...]
     kept: bool = False
+    runs: Running | None = None
 
     @property
     def gpu_count(self) -> int:
         """How many GPUs these are."""
         return self.jobs[0].gpu_count
+
+    @property
+    def joining(self) -> tuple[int, ...]:
+        """Those that join what runs there."""
+        at_work = () if self.runs is None else self.runs.members
+        return () if self.runs is None else tuple(job.job_id for job in self.jobs if job not in at_work)
+
+    def takes(self, job: PlanJob) -> bool:
+        """Whether what runs there lets a job in."""
+        unit = self.runs
+        if unit is None:
+            return True
+        return unit.joinable and job.job_id not in unit.closed_to and job.mem_gib <= unit.spare_mem_gib
 
     def join(self, job: PlanJob) -> None:
         """Put a second job on it."""
@@ -133,7 +162,7 @@ class OpenSeats:
             if speed <= 0 or 1 + speed < self.min_speedup or (best is not None and speed <= best[0]):
                 continue
             needed_gib = shape.gpu_mem_gib + other.gpu_mem_gib
-            fitting = (seat for seat in offered if self._has_memory(seat, needed_gib))
+            fitting = (seat for seat in offered if seat.takes(job) and self._has_memory(seat, needed_gib))
             # The other of the two keeps its full speed.
             seat = next(
                 (seat for seat in fitting if keeps_promise(job if job.opportunistic else seat.jobs[0], speed)), None
@@ -169,7 +198,6 @@ def _group(seat: Seat) -> Group:
         "{} keeps its full speed; {} gets on at {:.2f} of its own with what is left over",
         (first.job_id, second.job_id, speeds[1]),
     )
-    where = reasons.kept if seat.kept else reasons.sharing
     return Group(
         members=tuple(job.job_id for job in seat.jobs),
         gpus=seat.gpus,
@@ -177,9 +205,18 @@ def _group(seat: Seat) -> Group:
         period_s=0.0,
         efficiency=min(1.0, used),
         speed={job.job_id: speed for job, speed in sorted(zip(seat.jobs, speeds, strict=True), key=_job_id)},
-        reasons=(why, where(seat.gpu_count, seat.gpus)),
+        reasons=(why, _where(seat)),
         kept=seat.kept,
+        joining=seat.joining,
     )
+
+
+def _where(seat: Seat) -> Reason:
+    """On which GPUs a pair is, and who came there last."""
+    if seat.runs is not None and not seat.kept:
+        others = [job.job_id for job in seat.runs.members]
+        return reasons.joined(seat.joining, others, seat.gpu_count, seat.gpus)
+    return (reasons.kept if seat.kept else reasons.sharing)(seat.gpu_count, seat.gpus)
 
 
 def _solo(seat: Seat) -> Solo:

@@ -112,13 +112,14 @@ def _submission(job: TraceJob, users: Mapping[str, int], task: Simulation, begun
             f"{task.cluster.gpus_per_node} GPUs each cannot give in equal parts; simulate a larger cluster"
         )
     duration = f",duration={max(1, round(job.service_s))}" if task.settings.durations_known else ""
+    opportunistic = ",opportunistic=1" if job.opportunistic else ""
     tasks = job.gpu_count if job.gpu_count > 1 else 1
     return Submission(
         submit_s=begun_s + job.submit_s,
         user=job.user,
         uid=users[job.user],
         work=Work(Iteration.of(job.profile), job.iterations, gpu_mem_gib=job.profile.gpu_mem_gib),
-        mark=f"model={job.key.model},batch-size={max(1, job.key.batch_size)}{duration}",
+        mark=f"model={job.key.model},batch-size={max(1, job.key.batch_size)}{duration}{opportunistic}",
         name=str(job.job_id),
         node_count=nodes,
         gpus_per_node=job.gpu_count // nodes,

@@ -87,6 +87,7 @@ def queue(config_file: Path | None, as_json: bool) -> None:
     Speed 1.00 is as fast as alone. MIN is promised, or asked for by a job that waits; ! there says that it has been
     missed for a minute. PLAN is what the plan expects, SPEED what is measured; ! there says that they differ by more
     than 20 %.
+    CLASS, where there are any: opp for jobs that only ask for what others leave over (--muri=opportunistic=1).
     CPUS, where Muri gave any: those asked for → those given.
     States: waiting (held until Muri starts it), grouped (about to start with
     its partners), interleaved (running with them), shared (the same without
@@ -120,21 +121,14 @@ def show_queue(status: "Status") -> None:
     """Print the jobs as a table, and what Slurm refused."""
     from muri.terminal import say, say_columns
 
-    given = any(job.asked_cpu_count is not None for job in status.jobs)
-    header = [
-        "JOB",
-        "USER",
-        "MODEL",
-        "STATE",
-        "GROUP",
-        "PARTNERS",
-        "MIN",
-        "PLAN",
-        "SPEED",
-        *(["CPUS"] if given else []),
-    ]
+    columns = ["JOB", "USER", "MODEL", "STATE", "CLASS", "GROUP", "PARTNERS", "MIN", "PLAN", "SPEED", "CPUS"]
+    if not any(job.opportunistic for job in status.jobs):
+        columns.remove("CLASS")
+    if all(job.asked_cpu_count is None for job in status.jobs):
+        columns.remove("CPUS")
     shown = {job.job_id: job.shown_id for job in status.jobs}
-    say_columns(header, (_row(job, shown, given=given) for job in status.jobs), {"USER", "MODEL", "STATE", "PARTNERS"})
+    rows = ([row[name] for name in columns] for row in (_row(job, shown) for job in status.jobs))
+    say_columns(columns, rows, {"USER", "MODEL", "STATE", "CLASS", "PARTNERS"})
     if any(job.estimated for job in status.jobs):
         click.echo("~ planned with an estimated profile until it is measured (muri profile)")
     click.echo(f"{len(status.jobs)} jobs; {_last_cycle(status)}")
@@ -142,14 +136,20 @@ def show_queue(status: "Status") -> None:
         say(f"refused by Slurm in the last cycle: {error}", to_stderr=True)
 
 
-def _row(job: "JobStatus", shown: Mapping[int, str], *, given: bool) -> list[str]:
-    partners = ",".join(shown.get(partner, str(partner)) for partner in job.partners) or "-"
-    group = "-" if job.group is None else str(job.group)
-    planned = ("~" if job.estimated else "") + _speed(job.predicted_speed)
-    promised = _speed(job.promised_speed) + ("!" if job.is_promise_broken else "")
-    measured = _speed(job.measured_speed) + ("!" if job.off_plan else "")
-    row = [job.shown_id, job.user, job.model or job.name, job.state, group, partners, promised, planned, measured]
-    return [*row, _cpus(job)] if given else row
+def _row(job: "JobStatus", shown: Mapping[int, str]) -> dict[str, str]:
+    return {
+        "JOB": job.shown_id,
+        "USER": job.user,
+        "MODEL": job.model or job.name,
+        "STATE": job.state,
+        "CLASS": "opp" if job.opportunistic else "-",
+        "GROUP": "-" if job.group is None else str(job.group),
+        "PARTNERS": ",".join(shown.get(partner, str(partner)) for partner in job.partners) or "-",
+        "MIN": _speed(job.promised_speed) + ("!" if job.is_promise_broken else ""),
+        "PLAN": ("~" if job.estimated else "") + _speed(job.predicted_speed),
+        "SPEED": _speed(job.measured_speed) + ("!" if job.off_plan else ""),
+        "CPUS": _cpus(job),
+    }
 
 
 def _last_cycle(status: "Status") -> str:
@@ -219,6 +219,8 @@ def explanation(job: "JobStatus") -> list[str]:
     from muri.slurm_plugin.planning.starts import given_text
 
     lines = [f"Job {job.shown_id} ({job.model or job.name}) of {job.user}: {job.state}, {job.slurm_state} in Slurm."]
+    if job.opportunistic:
+        lines.append("It only asks for what others leave over (opportunistic), which counts under the policy antman.")
     if job.group is not None and job.partners:
         partners = ", ".join(map(str, job.partners))
         how = ", without turns" if job.state == "shared" else ""

@@ -62,6 +62,7 @@ class JobStatus:
         wait_s: Seconds of an iteration waiting for each stage's resource.
         discipline: The discipline in force in the group.
         reasons: Sentences for people, the last decision first.
+        opportunistic: Whether it only asks for what others leave over.
         task: Of a job array's task how Slurm shows it, "12_3", or "12_[4-9]" for those that wait; "" for other jobs.
     """
 
@@ -90,6 +91,7 @@ class JobStatus:
     task: str = ""
     promised_speed: float | None = None
     promises_broken: tuple[int, ...] = ()
+    opportunistic: bool = False
 
     @property
     def is_promise_broken(self) -> bool:
@@ -216,6 +218,7 @@ def _describe(job: ManagedJob, view: View, members: Mapping[int, set[int]], reas
         asked_cpu_count=None if asked is None else asked.cpu_count,
         asked_mem_per_node_mib=None if asked is None else asked.mem_per_node_mib,
         task=job.name_in_slurm if job.array_tasks else "",
+        opportunistic=job.request.opportunistic,
         promised_speed=(job.request.min_speed if membership is None else membership.min_speed) or None,
     )
     return _with_report(described, view)

@@ -33,7 +33,7 @@ local FINGERPRINT_BYTES = 65536 -- slurmctld waits while a script is read, so lo
 
 -- The keys in the order of the canonical text; "max" of a name counts characters, of a time seconds.
 -- generated from slurm_plugin/submit_option.yaml: keys
-local CANONICAL_LONGEST = 164
+local CANONICAL_LONGEST = 180
 local KEYS = {
   { name = "model", type = "name", max = 64 },
   { name = "batch-size", type = "count", min = 1, max = 1000000000 },
@@ -42,6 +42,7 @@ local KEYS = {
   { name = "alone", type = "flag" },
   { name = "accumulate", type = "count", min = 1, max = 1024 },
   { name = "min-speed", type = "share" },
+  { name = "opportunistic", type = "flag" },
 }
 -- end of the generated part
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 
-from muri.policies.types import Group, PlanJob, PlanRequest, sentences
+from muri.policies.types import Group, Plan, PlanJob, PlanRequest, sentences
 from muri.profiler.estimates import why_estimated
 from muri.profiler.records import StageProfile
 from muri.slurm_plugin.planning.actions import Abandon, Action, Join, MemberPlan, join_in
@@ -58,18 +58,24 @@ def resume_joins(view: View, intents: tuple[Intent, ...]) -> Iterator[Action]:
             yield join_in(intent.payload, intent.token)
 
 
-def joins_of(group: Group, cycle: CycleInput, room: SiteRoom) -> tuple[Join, ...]:
+def joins_of(group: Group, plan: Plan, cycle: CycleInput, room: SiteRoom) -> tuple[Join, ...]:
     """Return the joins that a plan's group with joining members means, one for each of them.
 
     Args:
         group: Those who run together, and those who come.
+        plan: The plan.
         cycle: What the cycle decides on.
         room: What the site's limits allow.
     """
     unit = cycle.view.group_of[next(job_id for job_id in group.members if job_id not in group.joining)]
     reasons = sentences(group.reasons)
     joiners = [
-        Joiner(job, cycle.knowledge.known_profile(cycle.key_of(job)), group.speed[job.job_id])
+        Joiner(
+            job,
+            cycle.knowledge.known_profile(cycle.key_of(job)),
+            group.speed[job.job_id],
+            plan.promises.get(job.job_id),
+        )
         for job in (cycle.view.jobs[job_id] for job_id in group.joining)
     ]
     return joins_together(joiners, unit, cycle, room, reasons)
@@ -139,11 +145,13 @@ class Joiner:
         job: The job.
         profile: Its model's.
         speed: Its speed there, 1 = as fast as alone.
+        promised: As `member_plan` takes it.
     """
 
     job: ManagedJob
     profile: StageProfile
     speed: float
+    promised: float | None = None
 
 
 def joins_together(
@@ -171,6 +179,7 @@ def joins_together(
             cycle,
             time_limit_s=room.member_limit_s(joiner.job, size, ran_s),
             isolation=joins_later(cycle),
+            promised=joiner.promised,
         )
         for joiner in joiners
     ]

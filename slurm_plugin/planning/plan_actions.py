@@ -26,7 +26,7 @@ def actions_of(
     """
     actions: list[Action] = []
     for group in plan.groups:
-        actions += joins_of(group, cycle, room) if group.joining else (start_group(group, plan, cycle, room),)
+        actions += joins_of(group, plan, cycle, room) if group.joining else (start_group(group, plan, cycle, room),)
     for action in actions:
         if isinstance(action, StartGroup):
             nodes.take_group(action)

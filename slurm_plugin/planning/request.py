@@ -254,6 +254,7 @@ def plan_job(known: KnownJob, partition: str, cycle: CycleInput, limits: GroupLi
         largest_group=largest,
         priority=job.priority,
         min_speed=promised_to(job),
+        opportunistic=job.request.opportunistic,
         mem_gib=job.mem_per_node_mib / MIB_PER_GIB,
     )
 

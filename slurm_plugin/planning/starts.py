@@ -48,6 +48,7 @@ def start_group(group: Group, plan: Plan, cycle: CycleInput, room: SiteRoom) -> 
             cycle,
             time_limit_s=room.member_limit_s(job, len(group.members)),
             isolation=kind,
+            promised=plan.promises.get(job.job_id),
         )
         for job, profile, kind in zip(jobs, profiles, kinds, strict=True)
     )
@@ -102,6 +103,7 @@ def member_plan(
     *,
     time_limit_s: int,
     isolation: Isolation,
+    promised: float | None = None,
 ) -> MemberPlan:
     """Return what becomes of a job in a group.
 
@@ -112,7 +114,10 @@ def member_plan(
         cycle: The speed that the site promises, and the GPU memory that the job asks for since it ran out of it.
         time_limit_s: Its time limit there; 0 for none.
         isolation: How it runs there.
+        promised: What the plan promises it (`Plan.promises`); None where it has the site's promise and its own.
     """
+    if promised is None:
+        promised = max(cycle.config.grouping.min_speed, job.request.min_speed)
     return MemberPlan(
         job_id=job.job_id,
         original=asked_by(job),
@@ -122,7 +127,7 @@ def member_plan(
         cpu_count=job.task_count if job.gpu_count > 1 else 1,
         gpu_mem_gib=cycle.knowledge.needed_gib(job.job_id, profile),
         estimated=profile.is_estimate,
-        min_speed=max(cycle.config.grouping.min_speed, job.request.min_speed),
+        min_speed=promised,
         isolation=isolation.kind,
         isolation_why=isolation.why,
     )

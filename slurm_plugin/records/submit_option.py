@@ -27,6 +27,8 @@ class SubmitRequest:
     """The script can split each batch into up to N parts (muri.accumulate)."""
     min_speed: float = 0.0
     """Least speed beside others, as a share of its speed alone."""
+    opportunistic: bool = False
+    """The job only asks for what others leave over."""
     # end of the generated part
 
 
@@ -61,6 +63,7 @@ _READERS: Final[dict[str, tuple[str, Callable[[str], Any]]]] = {
     "alone": ("alone", _flag),
     "accumulate": ("accumulate", _number(1, 1024)),
     "min-speed": ("min_speed", _share),
+    "opportunistic": ("opportunistic", _flag),
 }
 # end of the generated part
 

@@ -66,6 +66,13 @@ const struct muri_key muri_keys[MURI_KEY_COUNT] = {
 		.help = "least speed beside others, as a share of its speed alone",
 		.type = MURI_SHARE,
 	},
+	{
+		.name = "opportunistic",
+		.form = "opportunistic",
+		.example = "opportunistic",
+		.help = "the job only asks for what others leave over",
+		.type = MURI_FLAG,
+	},
 /* end of the generated part */
 };
 

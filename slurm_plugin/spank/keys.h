@@ -22,9 +22,9 @@ struct muri_key {
 
 /* generated from slurm_plugin/submit_option.yaml: limits */
 enum {
-	MURI_KEY_COUNT = 7,
+	MURI_KEY_COUNT = 8,
 	MURI_NAME_MAX = 64,	/* characters in a name */
-	MURI_CANONICAL_SIZE = 165,	/* longest canonical text, with its NUL */
+	MURI_CANONICAL_SIZE = 181,	/* longest canonical text, with its NUL */
 };
 
 #define MURI_KEYS_HELP \
@@ -34,7 +34,8 @@ enum {
 	"checkpoint (the job writes checkpoints and may be stopped and resumed), " \
 	"alone (profile the job but never group it with others), " \
 	"accumulate=N (the script can split each batch into up to N parts (muri.accumulate)), " \
-	"min-speed=X (least speed beside others, as a share of its speed alone)"
+	"min-speed=X (least speed beside others, as a share of its speed alone), " \
+	"opportunistic (the job only asks for what others leave over)"
 /* end of the generated part */
 
 /* In the order of the canonical text. */

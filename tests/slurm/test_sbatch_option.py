@@ -19,7 +19,7 @@ PLUGIN = "/opt/muri/spank/muri_spank.so"
 MODULE = "/opt/muri/job_submit/muri.lua"
 GPU = "--gres=gpu:1"
 DEADLINE_S = 240.0
-KEY_LIST = ["model=NAME", "batch-size=N", "duration=TIME", "checkpoint ", "alone ", "min-speed=X"]
+KEY_LIST = ["model=NAME", "batch-size=N", "duration=TIME", "checkpoint ", "alone ", "min-speed=X", "opportunistic "]
 Done = subprocess.CompletedProcess[str]
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from policy_builders import KINDS, decided_ids, make_job, make_node, make_profile, make_request, requests
 
 from muri.policies.registry import get_policy
-from muri.policies.schedulers.antman import leftover_speed
+from muri.policies.schedulers.antman import GUARANTEED_SPEED, leftover_speed
 from muri.policies.speed.model import Shape
 from muri.policies.types import NodeShare, Running
 
@@ -60,6 +60,8 @@ def test_an_opportunistic_job_joins_a_running_one_on_its_gpus():
     assert group.speed == {1: 1.0, 2: pytest.approx(0.5)}
     assert group.efficiency == pytest.approx((0.1 + 0.0 + 1.0 + 0.4) / 4)
     assert (group.gpus, group.gpu_count, group.kept) == ((NodeShare("n1", 1),), 1, False)
+    assert group.joining == (2,)
+    assert "2 joins 1, which runs on 1 GPU of n1 and goes on undisturbed" in str(group.reasons[1])
 
 
 def test_it_joins_whoever_leaves_it_the_most():
@@ -76,7 +78,7 @@ def test_free_gpus_are_better_than_leftovers():
 
 def test_it_may_join_a_job_that_starts_in_the_same_cycle():
     (group,) = plan([make_job(1, "cpu"), opportunistic(2, "gpu")], free=1).groups
-    assert group.members == (1, 2)
+    assert (group.members, group.joining) == ((1, 2), ())
 
 
 def test_no_more_than_one_of_each():
@@ -88,8 +90,24 @@ def test_no_more_than_one_of_each():
 
 def test_a_guaranteed_job_is_not_kept_out_by_an_opportunistic_one():
     (group,) = plan([make_job(1, "cpu")], running=[runs(opportunistic(2, "gpu"))]).groups
-    assert group.members == (1, 2)
+    assert (group.members, group.joining) == ((1, 2), (1,))
     assert group.speed[1] == 1.0
+
+
+@pytest.mark.parametrize(
+    "closed", [{"joinable": False}, {"closed_to": {2: "want of time"}}, {"spare_mem_gib": 1.0}], ids=str
+)
+def test_it_does_not_join_what_is_closed_to_it(closed):
+    unit = dataclasses.replace(runs(make_job(1, "cpu")), **closed)
+    result = plan([opportunistic(2, mem_gib=2.0)], running=[unit])
+    assert [item.job_id for item in result.waiting] == [2]
+    assert plan([opportunistic(2, mem_gib=2.0)], running=[runs(make_job(1, "cpu"))]).groups
+
+
+def test_guaranteed_jobs_are_promised_their_speed_and_others_nothing():
+    jobs = [make_job(1), opportunistic(2, min_speed=0.8), make_job(3, min_speed=0.99)]
+    running = [runs(make_job(4)), runs(opportunistic(5))]
+    assert plan(jobs, free=1, running=running).promises == {1: GUARANTEED_SPEED, 2: 0.0, 3: 0.99}
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,9 @@ from muri.slurm_plugin.records.submit_option import SubmitRequest, parse_request
 
 
 def test_a_full_request_is_read():
-    request = parse_request("billing=7 muri:model=a/b,batch-size=8,duration=90,checkpoint=1,alone=1,min-speed=0.75 x")
-    assert request == SubmitRequest("a/b", 8, 90, checkpoint=True, alone=True, min_speed=0.75)
+    keys = "model=a/b,batch-size=8,duration=90,checkpoint=1,alone=1,min-speed=0.75,opportunistic=1"
+    request = parse_request(f"billing=7 muri:{keys} x")
+    assert request == SubmitRequest("a/b", 8, 90, checkpoint=True, alone=True, min_speed=0.75, opportunistic=True)
 
 
 def test_a_job_without_a_tag_is_none_of_our_business():
