@@ -37,14 +37,14 @@ class OpportunisticBinPacking(FixedOrder):
         check_request(request, packed=True)
         request = with_promises(request, self.rules.min_speed)
         cycle = PackingCycle(request, self.rules, ByMemory())
-        stopped = self.stop(cycle)
+        stopped = self.stop(cycle, request)
         aged, ready = cycle.sort_out(request.jobs)
         cycle.seat_aged(aged)
         for job in ready:
             cycle.seat(job, idle_only=self.keeps_apart(job))
         return cycle.result(self.name, stopped)
 
-    def stop(self, cycle: PackingCycle) -> tuple[Waiting, ...]:
+    def stop(self, cycle: PackingCycle, request: PlanRequest) -> tuple[Waiting, ...]:
         """Running jobs to put back."""
         return ()
 
@@ -59,22 +59,29 @@ class PutBack(OpportunisticBinPacking):
     The job that was submitted last goes first, if it can be stopped, until the others are fast enough. What was stopped
     once then waits for GPUs of its own, since packing it again would stop it again.
 
-    Source: Horus (Yeung et al., TPDS 2021), its baseline PAB. The speed is not measured here but follows from the
-    utilisations and Horus's fit.
+    Source: Horus (Yeung et al., TPDS 2021), its baseline PAB, section 6: "if performance drops by 50 percent, the job
+    is simply re-queued". On a cluster speeds are measured. In a simulation they follow from the utilisations and
+    Horus's fit.
     """
 
     name = "pab"
     fixed = MappingProxyType({"preemption": True})
 
-    def stop(self, cycle: PackingCycle) -> tuple[Waiting, ...]:
+    def stop(self, cycle: PackingCycle, request: PlanRequest) -> tuple[Waiting, ...]:
         """Running jobs to put back: the latest comers of GPUs on which somebody is too slow."""
         stopped = []
+        measured = {job.job_id: unit.measured for unit in request.running for job in unit.members}
+        relieved: set[int] = set()
         latest = sorted(cycle.packed.holdings.values(), key=lambda item: (-item.job.submit_s, -item.job.job_id))
         for holding in latest:
-            speed = cycle.speed(holding)
-            if speed < _LEAST_SPEED and holding.job.preemptible:
-                why = _too_slow(speed, holding.partners)
-                stopped.append(cycle.stop(holding.job.job_id, why))
+            job, partners = holding.job, holding.partners
+            known = measured[job.job_id]
+            if known is not None and (not partners or job.job_id in relieved):
+                continue  # what was measured beside a job that stops now says nothing any more
+            speed = cycle.speed(holding) if known is None else known.get(job.job_id, 1.0)
+            if speed < _LEAST_SPEED and job.preemptible:
+                relieved |= {other.job_id for other in partners}
+                stopped.append(cycle.stop(job.job_id, _too_slow(speed, partners)))
         return tuple(stopped)
 
     def keeps_apart(self, job: PlanJob) -> bool:

@@ -91,7 +91,8 @@ def _decide(cycle: CycleInput, policy: Policy) -> Decision:
     cycle = preparation.cycle
     if policy.supports_packing:
         shared, preparation = ask_to_share(policy, preparation)
-        plan, starts, stops = shared.plan, shared.actions, stop_actions((), preparation.request, view)
+        plan, starts = shared.plan, shared.actions
+        stops = stop_actions(shared.stops, preparation.request, view)
     else:
         settled, preparation = ask(policy, preparation)
         plan, stops = settled.plan, stop_actions(settled.stops, preparation.request, view)

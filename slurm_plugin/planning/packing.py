@@ -6,6 +6,7 @@ of one, and a later job joins it on exactly the same GPUs (`whole_sets_only`).
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 
 from muri.policies.cycle.packed import mem_gib_of
@@ -63,10 +64,12 @@ class Shared:
     Attributes:
         plan: The plan in terms of groups and jobs alone.
         actions: Starts and joins.
+        stops: Running jobs that have to stop, with the reasons.
     """
 
     plan: Plan
     actions: tuple[Action, ...]
+    stops: tuple[Waiting, ...] = ()
 
 
 def ask_to_share(policy: Policy, preparation: Preparation) -> tuple[Shared, Preparation]:
@@ -93,9 +96,15 @@ def share(plan: Plan, request: PlanRequest, cycle: CycleInput, room: SiteRoom) -
         cycle: What the cycle decides on.
         room: What the site's limits allow.
     """
-    at_work = {job.job_id for unit in request.running for job in unit.members}
+    at_work = {job.job_id: job for unit in request.running for job in unit.members}
     jobs = {job.job_id: job for job in request.jobs}
-    outcome = PlacementOutcome(request, cycle.view.group_of, room)
+    # Nobody is stopped who must not be, whatever the plan says: it may be of a site's own policy.
+    stops = tuple(
+        item
+        for item in plan.waiting
+        if item.preempted and item.job_id in at_work and at_work[item.job_id].preemptible
+    )
+    outcome = PlacementOutcome(request, cycle.view.group_of, room, {item.job_id for item in stops})
     for sharer in plan.sharers:
         if sharer.job_id not in at_work:
             outcome.add(sharer, jobs[sharer.job_id], cycle)
@@ -104,14 +113,28 @@ def share(plan: Plan, request: PlanRequest, cycle: CycleInput, room: SiteRoom) -
     done = replace(plan, groups=tuple(outcome.groups), solo=solo, waiting=(*waiting, *outcome.waiting), sharers=())
     actions = actions_of(done, cycle, room, node_room(request.nodes, cycle), {})
     starts = tuple(_prepared(action, outcome.steps, jobs, cycle.view) for action in actions)
-    return Shared(done, (*starts, *outcome.joins))
+    return Shared(done, (*starts, *outcome.joins), stops)
 
 
 class PlacementOutcome:
-    """The new sharers of a plan by what they become."""
+    """The new sharers of a plan by what they become.
 
-    def __init__(self, request: PlanRequest, groups: Mapping[int, RunningGroup], room: SiteRoom) -> None:
+    Args:
+        request: What the policy was asked.
+        groups: The running group of each member.
+        room: What the site's limits allow.
+        stopping: Running jobs that have to stop; until they have, their GPUs have no room for others.
+    """
+
+    def __init__(
+        self,
+        request: PlanRequest,
+        groups: Mapping[int, RunningGroup],
+        room: SiteRoom,
+        stopping: AbstractSet[int] = frozenset(),
+    ) -> None:
         self._room = room
+        self._stopping = stopping
         self.groups: list[Group] = []
         self.solo: list[Solo] = []
         self.waiting: list[Waiting] = []
@@ -163,7 +186,10 @@ class PlacementOutcome:
 
     def _join(self, sharer: Sharer, planned: PlanJob, group: RunningGroup, cycle: CycleInput) -> None:
         job = cycle.view.jobs[sharer.job_id]
-        if why := why_no_room(job, group, cycle, self._room.places):
+        why = why_no_room(job, group, cycle, self._room.places)
+        if not why and any(member.job_id in self._stopping for member in group.members):
+            why = "a member of the group is about to stop"
+        if why:
             self.waiting.append(Waiting(sharer.job_id, (*sharer.reasons, Reason("it cannot join yet: {}", (why,)))))
             return
         joiner = Joiner(job, cycle.knowledge.known_profile(cycle.key_of(job)), sharer.speed)

@@ -27,7 +27,7 @@ from muri.slurm_plugin.planning.request import KnownJob, Preparation, is_served,
 from muri.slurm_plugin.planning.site_limits import SiteRoom
 from muri.slurm_plugin.planning.starts import as_asked, with_request
 from muri.slurm_plugin.records.cluster import Job, JobState, Node
-from muri.slurm_plugin.records.comment_reports import promise_broken
+from muri.slurm_plugin.records.comment_reports import member_report, promise_broken
 from muri.slurm_plugin.records.host_lists import names_in
 from muri.slurm_plugin.records.roles import ManagedJob, Role, RunningGroup, View
 from muri.units import MIB_PER_GIB
@@ -80,7 +80,22 @@ def _groups(cycle: CycleInput, room: SiteRoom, nodes: Mapping[str, Node]) -> Ite
             mode=group.mode,
             joinable=open_to_all,
             spare_mem_gib=spare_mem_mib(group) / MIB_PER_GIB,
+            measured=measured_speeds(group),
         )
+
+
+def measured_speeds(group: RunningGroup) -> dict[int, float]:
+    """Return the speeds of members that their runtime has measured, 1 = as fast as alone, by job id.
+
+    A member whose iteration time alone is only estimated is not among them.
+    """
+    found: dict[int, float] = {}
+    for job in group.members:
+        report, planned = member_report(group.pilot.reports.speeds, job.job_id), job.planned
+        if report is not None and planned is not None and not planned.estimated:
+            speed = report.speed(planned.solo_iteration_s)
+            found |= {} if speed is None else {job.job_id: speed}
+    return found
 
 
 def homes(group: RunningGroup) -> frozenset[str]:
@@ -149,7 +164,7 @@ def _solos(cycle: CycleInput, room: SiteRoom) -> Iterator[Running]:
     for job in cycle.view.having(Role.RELEASED):
         if job.state is JobState.RUNNING and job.gpu_count and not (job.array or job.het):
             asked, held = _plan_job(as_asked(job), cycle, room), {job.job_id: _held_shares(job)}
-            yield Running((asked,), _shares(job), held, joinable=False)
+            yield Running((asked,), _shares(job), held, joinable=False, measured={})
 
 
 def _held_shares(job: Job, part: float = 1.0) -> tuple[CpuMemShare, ...]:
