@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from inspect import getdoc
-from typing import Any, Final, cast
+from typing import Any, Final, Literal, cast
 
 from muri.errors import UsageError
 from muri.policies.allocation.names import ALIASES, SYNERGY_NAMES, listed
@@ -49,6 +49,8 @@ command that needs one policy does not load the solvers of the others. The defau
 
 GROUP: Final = "muri.policies"
 
+Live = Literal["yes", "partly", "no", ""]
+
 
 _MEMBERS: Final = (*(name for name, member in vars(Policy).items() if isinstance(member, property)), "plan")
 """What a policy must have: the members of the protocol."""
@@ -76,6 +78,8 @@ class PolicyInfo:
         problem: Why it cannot be used; empty when it can.
         simulated_only: Whether only `muri simulate` has it.
         is_baseline: Whether it exists to compare others with.
+        live: Whether Slurm can carry out its plans: "yes", "partly" or "no"; empty when it cannot be used.
+        live_limit: What Slurm cannot do of them, a sentence; empty when it can do all.
     """
 
     name: str
@@ -87,6 +91,8 @@ class PolicyInfo:
     problem: str = ""
     simulated_only: bool = False
     is_baseline: bool = False
+    live: Live = ""
+    live_limit: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,6 +230,7 @@ def _describe_offer(offer: SitePolicy) -> PolicyInfo:
 def _describe(name: str, factory: PolicyFactory, policy: Policy, source: str) -> PolicyInfo:
     # A policy's class tells its order and its fixed options; a function that makes policies may have neither.
     fixed = getattr(factory, "fixed", None)
+    live, limit = _live(policy)
     return PolicyInfo(
         name,
         order=getattr(factory, "order", ""),
@@ -233,7 +240,21 @@ def _describe(name: str, factory: PolicyFactory, policy: Policy, source: str) ->
         source=source,
         simulated_only=policy.simulated_only,
         is_baseline=policy.is_baseline,
+        live=live,
+        live_limit=limit,
     )
+
+
+def _live(policy: Policy) -> tuple[Live, str]:
+    """Whether Slurm can carry out a policy's plans, and what it cannot do; this follows from what the policy plans."""
+    if policy.simulated_only:
+        why = "Slurm cannot change the number of a running job's GPUs; " if policy.elastic else ""
+        return "no", f"{why}only `muri simulate` has it."
+    if policy.supports_packing:
+        return "partly", (
+            "On Slurm a job joins another only on just the same GPU; a job on several GPUs starts alone and is not joined."
+        )
+    return "yes", ""
 
 
 def _built_in(name: str) -> PolicyFactory:

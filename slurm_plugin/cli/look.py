@@ -365,15 +365,17 @@ def policies(as_json: bool) -> None:
     """List the policies: who goes first, whether jobs share GPUs, whether running ones may be stopped.
 
     Choose one with `policy:` in the configuration. The first is the default. Running jobs are stopped only if they
-    can resume from a checkpoint. Some policies exist for comparisons in `muri simulate` only; baselines
-    are there to compare others with, and no cluster gains by choosing one. Other distributions add
-    policies by the entry point group "muri.policies".
+    can resume from a checkpoint, and only with preemption.enabled. LIVE says whether Slurm can carry out the
+    policy's plans: the configuration refuses one that is only for `muri simulate`. Baselines are there to compare
+    others with, and no cluster gains by choosing one. Other distributions add policies by the entry point group
+    "muri.policies".
     Exits with 1 when one of those cannot be used.
 
     \b
     Examples:
       muri policies
       muri policies --json | jq -r '.policies[] | select(.shares) | .name'
+      muri policies --json | jq -r '.policies[] | select(.live != "yes") | [.name, .live_limit] | @tsv'
       muri policies --json | jq -r '.policies[].name' | grep synergy
     """
     infos, problems = describe_policies(), policy_problems()
@@ -394,17 +396,33 @@ def _print_policies(infos: Iterable[PolicyInfo]) -> None:
     from muri.terminal import PlainConsole
 
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("POLICY", "GOES FIRST", "SHARES", "STOPS"):
+    for name in ("POLICY", "GOES FIRST", "SHARES", "STOPS", "LIVE"):
         table.add_column(name, no_wrap=name != "GOES FIRST")
     table.add_column("WHAT IT DOES")
-    for info in _one_order_of_each(infos):
+    shown = list(_one_order_of_each(infos))
+    for info in shown:
         summary = "cannot be used, see below" if info.problem else info.summary
         origin = "" if info.source == "built-in" else f" ({info.source})"
-        only = " (simulated only)" if info.simulated_only else " (baseline, for comparison)" if info.is_baseline else ""
-        table.add_row(info.name, info.order or "?", _word(info.shares), _word(info.preempts), summary + origin + only)
+        only = " (baseline, for comparison)" if info.is_baseline else ""
+        words = (_word(info.shares), _word(info.preempts), info.live or "?")
+        table.add_row(info.name, info.order or "?", *words, summary + origin + only)
     PlainConsole().print(table)
+    _print_limits(shown)
     others = ", ".join(f"-{order}" for order in ORDERS[1:])
     click.echo(f"\nOf synergy-* there are other orders: put {others} behind the name.")
+
+
+def _print_limits(infos: Iterable[PolicyInfo]) -> None:
+    """Say what Slurm cannot do of policies' plans, once for all that it concerns."""
+    from muri.terminal import PlainConsole
+
+    limited: dict[tuple[str, str], list[str]] = {}
+    for info in infos:
+        if info.live_limit:
+            limited.setdefault((info.live, info.live_limit), []).append(info.name)
+    click.echo()
+    for (live, limit), names in limited.items():
+        PlainConsole().print(f"LIVE {live} ({', '.join(names)}): {limit}")
 
 
 def _one_order_of_each(infos: Iterable[PolicyInfo]) -> Iterable[PolicyInfo]:

@@ -153,6 +153,25 @@ def test_every_policy_describes_itself():
     assert [infos[name].simulated_only for name in ("auto", "pollux")] == [False, True]
 
 
+def test_the_chapters_table_says_what_every_policy_says_of_itself():
+    rows = re.findall(r"^\| `([\w-]+)` \|.*\| (yes|no) \| (yes|partly|no) \|$", DOC.read_text(), flags=re.MULTILINE)
+    told = {name: (stops == "yes", live) for name, stops, live in rows}
+    stops, live = told.pop("synergy-MECHANISM-ORDER")
+    told |= dict.fromkeys(SYNERGY_NAMES, (stops, live))
+    assert told == {info.name: (info.preempts, info.live) for info in describe_policies()}
+
+
+def test_what_slurm_cannot_carry_out_is_said():
+    infos = {info.name: info for info in describe_policies()}
+    assert {name for name, info in infos.items() if info.live == "no"} == {"pollux"}
+    assert {name for name, info in infos.items() if info.live == "partly"} == {
+        "sjf-ffs", "sjf-bsbf", "horus", "horus-f", "obp", "pab",
+    }  # fmt: skip
+    assert all(bool(info.live_limit) == (info.live != "yes") for info in infos.values())
+    assert "only `muri simulate` has it" in infos["pollux"].live_limit
+    assert "a job on several GPUs starts alone" in infos["horus"].live_limit
+
+
 def test_baselines_are_those_that_beat_fifo_on_one_shipped_trace_at_most():
     """Of what papers take as baselines: the policies of whole clusters that gain nothing over first in, first out."""
     baselines = {info.name for info in describe_policies() if info.is_baseline}
@@ -327,6 +346,8 @@ def test_the_list_fits_eighty_columns(tmp_path):
     assert not rows & set(SYNERGY_NAMES)
     assert "-srtf, -las, -ftf behind the name" in done.stdout
     assert done.stdout.count("baseline") == 3
+    assert "LIVE no (pollux): Slurm cannot change the number of a running job's GPUs" in done.stdout
+    assert "LIVE partly (sjf-ffs, sjf-bsbf, horus, horus-f, obp, pab): " in done.stdout
 
 
 def test_a_mechanism_alone_goes_by_submit_time():
