@@ -530,7 +530,8 @@ class Placeholder:
         number = int((self._nodes.slurm.now_s - self._begun_s) / self.group.telemetry_s)
         if number != self._reported:
             self._reported = number
-            token = speeds_token(status)
+            at_work = [name for name, each in status["members"].items() if each["state"] == "running"]
+            token = speeds_token(status, at_work)  # these speeds are of this moment
             if token is not None:
                 self._nodes.slurm.set_comment(self._run.job_id, token)
         for job_id, member in status["members"].items():

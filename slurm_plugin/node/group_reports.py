@@ -25,11 +25,18 @@ _LEAST_GAP_S: Final = 60.0
 """Least time between two reports of changed speeds, until the first one of a new member, and until a further try."""
 
 
+_MEASURED_S: Final = 45.0
+"""The runtime measures speeds over 30 s, or over its members' last iterations where these take longer; and two looks
+of the pilot are seconds apart."""
+
+_MEASURED_ITERATIONS: Final = 50
+
+
 class ReportTimes:
     """Says when speeds are to be reported. Pure.
 
     Soon after a script has started, then more and more rarely, at last every `telemetry_s`; between these when a
-    speed has changed by more than a fifth; at once when a promise is broken or kept again, which takes a minute.
+    speed has changed by more than a fifth, or speeds in a new company are known; at once when a promise is broken or kept again, which takes a minute.
 
     Args:
         telemetry_s: The longest time between two reports.
@@ -47,8 +54,14 @@ class ReportTimes:
         self._times_s: dict[str, float] = {}
         self._broken: frozenset[str] = frozenset()
 
-    def is_due(self, now_s: float, members: Mapping[str, Any]) -> bool:
-        """Return whether the members' speeds are to be reported now."""
+    def is_due(self, now_s: float, members: Mapping[str, Any], *, news: bool = False) -> bool:
+        """Return whether the members' speeds are to be reported now.
+
+        Args:
+            now_s: A clock.
+            members: The members' part of the runtime's status.
+            news: Whether the last report told of other company.
+        """
         sessions = sum(member.get("sessions", 0) for member in members.values())
         if sessions != self._sessions:
             self._sessions = sessions
@@ -57,7 +70,7 @@ class ReportTimes:
         has_paused = now_s - self._tried_s >= self._gap_s
         if self._failed:
             return has_paused
-        return now_s >= self._next_s or _broken(members) != self._broken or (has_paused and self._has_changed(members))
+        return now_s >= self._next_s or _broken(members) != self._broken or (has_paused and (news or self._has_changed(members)))
 
     def tried(self, now_s: float, members: Mapping[str, Any], *, told: bool) -> None:
         """Take note that the speeds were reported, or that Slurm did not take the report."""
@@ -73,6 +86,32 @@ class ReportTimes:
             for name, time_s in iteration_times_s(members).items()
             if name in before_s and members[name].get("state") == "running"
         )
+
+
+class Company:
+    """Says who is at work beside whom for long enough that the measured speeds tell of just this company. Pure."""
+
+    def __init__(self) -> None:
+        self._at_work: frozenset[str] = frozenset()
+        self._since_s = 0.0
+
+    def steady(self, now_s: float, members: Mapping[str, Any]) -> frozenset[str]:
+        """Return the members at work; empty where one of them came or went while their speeds were measured.
+
+        Args:
+            now_s: A clock; each look has to be noted, for what happens between two of them is not seen.
+            members: The members' part of the runtime's status.
+        """
+        at_work = frozenset(name for name, each in members.items() if _is_at_work(each))
+        if at_work != self._at_work:
+            self._at_work, self._since_s = at_work, now_s
+        slowest_s = max((iteration_times_s(members).get(name, 0.0) for name in at_work), default=0.0)
+        measured_s = max(_MEASURED_S, _MEASURED_ITERATIONS * slowest_s)
+        return at_work if now_s - self._since_s >= measured_s else frozenset()
+
+
+def _is_at_work(member: Mapping[str, Any]) -> bool:
+    return member.get("state") == "running" and not member.get("paused")
 
 
 def _broken(members: Mapping[str, Any]) -> frozenset[str]:
@@ -92,6 +131,9 @@ class GroupReports:
         self._pilot = pilot
         self._clock = clock
         self._times = ReportTimes(telemetry_s, pilot)
+        self._company = Company()
+        self._steady: frozenset[str] = frozenset()
+        self._told_steady: frozenset[str] = frozenset()
         self._report: str | None = None
         self._measured: set[str] = set()
         self._measure_s = clock()
@@ -99,9 +141,11 @@ class GroupReports:
     def look(self, status: Mapping[str, Any]) -> None:
         """Tell what is due of the runtime's status."""
         members = status.get("members", {})
+        self._steady = self._company.steady(self._clock(), members)
         if self._clock() >= self._measure_s:
             self._tell_measurements(members)  # at once: waiting jobs may join whom the plan knows
-        if self._times.is_due(self._clock(), members):
+        news = len(self._steady) > 1 and self._steady != self._told_steady
+        if self._times.is_due(self._clock(), members, news=news):
             self._tell_speeds(status)
 
     def end(self, status: Mapping[str, Any]) -> None:
@@ -120,7 +164,7 @@ class GroupReports:
 
     def _tell_speeds(self, status: Mapping[str, Any]) -> None:
         """Tell each member's progress and times through the pilot job's comment."""
-        report, told = speeds_token(status), True
+        report, told = speeds_token(status, self._steady), True
         if report is not None and report != self._report:
             try:
                 set_comment(str(self._pilot), report)
@@ -128,6 +172,7 @@ class GroupReports:
             except GatewayError as error:
                 told = False
                 log.warning("cannot report speeds: %s", error)
+        self._told_steady = self._steady if told else self._told_steady
         self._times.tried(self._clock(), status.get("members", {}), told=told)
 
     def _tell_measurements(self, members: Mapping[str, Any]) -> None:

@@ -27,7 +27,7 @@ from muri.slurm_plugin.planning.request import KnownJob, Preparation, is_served,
 from muri.slurm_plugin.planning.site_limits import SiteRoom
 from muri.slurm_plugin.planning.starts import as_asked, with_request
 from muri.slurm_plugin.records.cluster import Job, JobState, Node
-from muri.slurm_plugin.records.comment_reports import member_report, promise_broken
+from muri.slurm_plugin.records.comment_reports import member_report, promise_broken, steady_company
 from muri.slurm_plugin.records.host_lists import names_in
 from muri.slurm_plugin.records.roles import ManagedJob, Role, RunningGroup, View
 from muri.units import MIB_PER_GIB
@@ -87,9 +87,12 @@ def _groups(cycle: CycleInput, room: SiteRoom, nodes: Mapping[str, Node]) -> Ite
 def measured_speeds(group: RunningGroup) -> dict[int, float]:
     """Return the speeds of members that their runtime has measured, 1 = as fast as alone, by job id.
 
-    A member whose iteration time alone is only estimated is not among them.
+    There are none where somebody came or went since they were measured. A member whose iteration time alone is only
+    estimated is not among them.
     """
     found: dict[int, float] = {}
+    if steady_company(group.pilot.reports.speeds) != {job.job_id for job in group.members}:
+        return found
     for job in group.members:
         report, planned = member_report(group.pilot.reports.speeds, job.job_id), job.planned
         if report is not None and planned is not None and not planned.estimated:
@@ -195,6 +198,7 @@ def _plan_job(job: ManagedJob, cycle: CycleInput, room: SiteRoom) -> PlanJob:
     stopping, settled = cycle.config.preemption, ran_s >= cycle.config.preemption.least_run_s
     return replace(
         planned,
+        waiting_since_s=None,
         remaining_s=left_s,
         attained_gpu_s=planned.attained_gpu_s + ran_s * job.gpu_count,
         restart_s=stopping.restart_s,

@@ -5,7 +5,7 @@ GPU memory.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -44,6 +44,8 @@ DIFFERS_BY: Final = 0.2
 _DISCIPLINE: Final = "d"
 
 _BROKEN: Final = "b"
+
+_STEADY: Final = "c"
 
 FAULT_PREFIX: Final = "muri-fault:"
 
@@ -150,24 +152,27 @@ class MemberReport:
         return None if solo_iteration_s is None else solo_iteration_s / self.iteration_s
 
 
-def speeds_token(status: Mapping[str, Any]) -> str | None:
+def speeds_token(status: Mapping[str, Any], steady: Collection[str] = ()) -> str | None:
     """Return the token for the pilot job's comment; None when no member has done an iteration.
 
     Args:
         status: Content of the runtime's status file.
+        steady: The members at work, where nobody came or went for as long as the speeds were measured.
     """
     times_s = iteration_times_s(status.get("members", {}))
     if not times_s:
         return None
     members = {job_id: status["members"][job_id] for job_id in times_s}
     behind = [int(job_id) for job_id, member in members.items() if member.get("promise_broken") and job_id.isdecimal()]
-    broken: dict[str, Any] = {_BROKEN: behind} if behind else {}
-    report = broken | {job_id: _figures(member) for job_id, member in members.items()}
+    about: dict[str, Any] = {_BROKEN: behind} if behind else {}
+    if steady:
+        about[_STEADY] = sorted(int(job_id) for job_id in steady if job_id.isdecimal())
+    report = about | {job_id: _figures(member) for job_id, member in members.items()}
     if status.get("discipline"):
         report[_DISCIPLINE] = status["discipline"]
     token = tags.SPEED_PREFIX + tags.format_json(report)
     if len(token) > MOST_BYTES:
-        report = broken | {job_id: _short(time_s) for job_id, time_s in times_s.items()}
+        report = about | {job_id: _short(time_s) for job_id, time_s in times_s.items()}
         token = tags.SPEED_PREFIX + tags.format_json(report)
     return token
 
@@ -186,7 +191,19 @@ def promise_broken(report: Mapping[str, Any] | None) -> tuple[int, ...]:
 
     The pilot's user may have written anything into its comment.
     """
-    told = None if report is None else report.get(_BROKEN)
+    return _ids(report, _BROKEN)
+
+
+def steady_company(report: Mapping[str, Any] | None) -> frozenset[int]:
+    """Return the members beside each other of whom a pilot's report tells speeds; empty where somebody came or went.
+
+    The pilot's user may have written anything into its comment.
+    """
+    return frozenset(_ids(report, _STEADY))
+
+
+def _ids(report: Mapping[str, Any] | None, name: str) -> tuple[int, ...]:
+    told = None if report is None else report.get(name)
     ids = told if isinstance(told, list) else []
     return tuple(int(each) for each in ids if _JOB_ID.fullmatch(str(each)))
 

@@ -16,7 +16,7 @@ from virtual_clock import VirtualClock
 from muri.group_spec import GroupSpec, MemberSpec
 from muri.slurm_plugin.gateway.base import GatewayError, NoSuchJobError, SlurmUnreachableError
 from muri.slurm_plugin.node import group_reports, member_watch, pilot
-from muri.slurm_plugin.node.group_reports import ReportTimes
+from muri.slurm_plugin.node.group_reports import Company, ReportTimes
 from muri.slurm_plugin.node.pauses import growing_pauses
 from muri.slurm_plugin.node.slurm_calls import JobRecord
 from muri.slurm_plugin.records import comment_tags as tags
@@ -340,6 +340,32 @@ def test_a_new_member_is_reported_within_a_minute_or_so() -> None:
 
     reported = report_times_s(ReportTimes(300.0, PILOT), 2100, members)
     assert [now_s for now_s in reported if 2000 <= now_s <= 2073]
+
+
+def test_company_is_steady_once_all_of_its_speeds_were_measured_in_it() -> None:
+    company, two, three = Company(), {"1": member(), "2": member()}, {"1": member(), "2": member(), "3": member()}
+    assert [company.steady(now_s, two) for now_s in (0.0, 44.0)] == [frozenset()] * 2
+    assert company.steady(45.0, two) == {"1", "2"}
+    assert [company.steady(now_s, three) for now_s in (46.0, 90.0)] == [frozenset()] * 2
+    assert company.steady(91.0, three) == {"1", "2", "3"}
+    gone = {**three, "3": member(state="ended")}
+    assert [company.steady(now_s, gone) for now_s in (92.0, 137.0)] == [frozenset(), {"1", "2"}]
+    assert company.steady(138.0, {**gone, "2": member(paused=True)}) == set()
+
+
+def test_slow_iterations_take_longer_to_be_measured() -> None:
+    company, slow = Company(), {"1": member(), "2": member(iteration_s=10.0)}
+    assert [company.steady(now_s, slow) for now_s in (0.0, 499.0)] == [frozenset()] * 2
+    assert company.steady(500.0, slow) == {"1", "2"}
+
+
+def test_speeds_in_a_new_company_are_reported_once_known_but_at_most_once_a_minute() -> None:
+    times = ReportTimes(300.0, PILOT)
+    times.is_due(0.0, {"1": member()})
+    times.tried(100.0, {"1": member()}, told=True)
+    assert not times.is_due(159.0, {"1": member()}, news=True)
+    assert times.is_due(160.0, {"1": member()}, news=True)
+    assert not times.is_due(160.0, {"1": member()})
 
 
 def test_a_changed_speed_is_reported_and_a_restless_one_at_most_once_a_minute() -> None:

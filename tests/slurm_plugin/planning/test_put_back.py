@@ -37,7 +37,7 @@ def cycle(slurm: FakeSlurm, make_controller: Any, **changes: Any):
         return {each.job_id: each for each in controller.cycle().jobs}
 
 
-def report(slurm: FakeSlurm, speeds: dict[int, float]) -> None:
+def report(slurm: FakeSlurm, speeds: dict[int, float], steady: tuple[str, ...] = ("1", "2")) -> None:
     """What the pilot tells of members whose iteration takes 1 s alone."""
     members = {
         str(job_id): {
@@ -49,7 +49,7 @@ def report(slurm: FakeSlurm, speeds: dict[int, float]) -> None:
         for job_id, speed in speeds.items()
     }
     (pilot,) = (each for each in slurm.jobs.values() if read_job(each).role is Role.PILOT)
-    slurm._update(pilot.job_id, comment=speeds_token({"members": members, "discipline": "fair"}))
+    slurm._update(pilot.job_id, comment=speeds_token({"members": members, "discipline": "fair"}, steady))
 
 
 def two_at_work(make_controller: Any, *, checkpoint: bool = True) -> FakeSlurm:
@@ -91,6 +91,14 @@ def test_who_is_fast_enough_or_was_not_measured_stays(make_controller, speeds):
     slurm = two_at_work(make_controller)
     if speeds:
         report(slurm, speeds)
+    cycle(slurm, make_controller)
+    assert "requeue_hold" not in slurm.calls
+
+
+@pytest.mark.parametrize("steady", [(), ("1",), ("1", "2", "3")])
+def test_nobody_is_put_back_for_what_was_measured_in_other_company(make_controller, steady):
+    slurm = two_at_work(make_controller)
+    report(slurm, {1: 0.4, 2: 0.4}, steady)
     cycle(slurm, make_controller)
     assert "requeue_hold" not in slurm.calls
 

@@ -16,6 +16,7 @@ from muri.slurm_plugin.records.comment_reports import (
     member_report,
     promise_broken,
     speeds_token,
+    steady_company,
 )
 from muri.slurm_plugin.records.roles import read_job, view_of
 
@@ -48,8 +49,10 @@ def test_four_members_fit_a_comment_and_come_back():
 
 def test_many_members_are_told_in_short():
     members = {str(10_000_000 + index): member() for index in range(16)}
-    token = speeds_token({"members": members, "discipline": "fair"})
+    token = speeds_token({"members": members, "discipline": "fair"}, tuple(members))
     assert len(token.encode()) <= 1024
+    assert steady_company(told_in(token)) == {int(name) for name in members}
+    assert steady_company(told_in(speeds_token({"members": members}))) == set()
     assert member_report(told_in(token), 10_000_015) == MemberReport(pytest.approx(0.081, rel=1e-2))
 
 
