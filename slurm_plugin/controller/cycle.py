@@ -25,6 +25,7 @@ from muri.slurm_plugin.gateway.base import Gateway, GatewayError, SlurmUnreachab
 from muri.slurm_plugin.planning.actions import Action
 from muri.slurm_plugin.planning.cycle_input import CycleInput, Knowledge, dry_run_key, served_gpu_s
 from muri.slurm_plugin.planning.decision import Decision, decide
+from muri.slurm_plugin.planning.first_submits import noted
 from muri.slurm_plugin.planning.proposals import Proposals, proposed_moves
 from muri.slurm_plugin.planning.pythons import KnownPythons, MeasuredPython
 from muri.slurm_plugin.profile_use import (
@@ -43,6 +44,7 @@ from muri.slurm_plugin.records.journal import (
     DRY_RUN,
     DRY_RUN_FAILED,
     EXCLUSION,
+    FIRST_SUBMIT,
     GPU_MEM,
     LARGEST_GROUP,
     PAIR,
@@ -108,6 +110,7 @@ def _remembered(journal: Journal, profiles: Mapping[ProfileKey, StageProfile], v
         largest_group=_lately(journal.facts(LARGEST_GROUP), now_s, lambda size, why: (max(1, int(size)), str(why))),
         exclusions={job_id: str(why) for job_id, why in _readable(journal.facts(EXCLUSION).items(), _of_job)},
         served_gpu_s=served_gpu_s(journal.intents()),
+        first_submit_s=noted(dict(_readable(journal.facts(FIRST_SUBMIT).items(), _time_of_job)), view),
         gpu_mem_gib={job_id: float(gib) for job_id, gib in _readable(journal.facts(GPU_MEM).items(), _of_job)},
         refused_releases=_lately(journal.facts(RELEASE_REFUSED), now_s, str),
         pythons=KnownPythons.of(
@@ -145,6 +148,10 @@ def _lately(facts: Mapping[str, Any], now_s: float, read: Callable[..., _Read]) 
 def _gate_is_open(member: ManagedJob) -> bool:
     """Whether a member that waits for the licence once it is back in the queue would not do so now."""
     return member.gate == "licence" and not is_behind_licence(member)
+
+
+def _time_of_job(fact: tuple[str, Any]) -> tuple[int, float]:
+    return int(fact[0]), float(fact[1])
 
 
 def _of_job(fact: tuple[str, Any]) -> tuple[int, Any]:
@@ -242,6 +249,7 @@ class Controller:
             left = self._apply(decision, decision.actions, errors)
         self.has_more = bool(unrepaired.actions or left.actions)
         errors += self._keep_up(decision)
+        self._note_submits(decision)
         self._tidy(decision.view)
         errors += self._extend_lease()
         view = self._view_after(decision)
@@ -379,6 +387,12 @@ class Controller:
                 moves = {}
             self._proposals = Proposals(snapshot.taken_s, moves)
         return self._proposals.told(decision.view)
+
+    def _note_submits(self, decision: Decision) -> None:
+        times_s = decision.preparation.cycle.knowledge.first_submit_s
+        facts = {str(job_id): time_s for job_id, time_s in times_s.items()}
+        if facts != self._journal.facts(FIRST_SUBMIT):
+            self._journal.replace_facts({FIRST_SUBMIT: facts})
 
     def _tidy(self, view: View) -> None:
         self._journal.forget_before(view.snapshot.taken_s - _KEEP_INTENTS_S)

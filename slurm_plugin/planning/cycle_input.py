@@ -28,6 +28,7 @@ class Knowledge:
         exclusions: Why a job must not be grouped again, by job id.
         largest_group: How large a group Slurm lately had room for, and why no larger, by job id.
         served_gpu_s: GPU-seconds that a job had before it was stopped, by job id.
+        first_submit_s: When jobs that have run were submitted at first, seconds since the epoch, by job id.
         traits: What is stored of models beyond their stage profiles.
         gpu_mem_gib: GPU memory that jobs ask for since they ran out of it, by job id.
         refused_releases: Why Slurm lately refused to let jobs go, by job id.
@@ -44,6 +45,7 @@ class Knowledge:
     exclusions: Mapping[int, str] = field(default_factory=dict)
     largest_group: Mapping[int, tuple[int, str]] = field(default_factory=dict)
     served_gpu_s: Mapping[int, float] = field(default_factory=dict)
+    first_submit_s: Mapping[int, float] = field(default_factory=dict)
     traits: KnownTraits = field(default_factory=KnownTraits)
     gpu_mem_gib: Mapping[int, float] = field(default_factory=dict)
     refused_releases: Mapping[int, str] = field(default_factory=dict)

@@ -10,6 +10,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 
 from muri.policies.cycle.packed import mem_gib_of
+from muri.policies.cycle.queue import waited_s
 from muri.policies.cycle.validation import RequestError
 from muri.policies.traits import BatchModel
 from muri.policies.types import (
@@ -100,9 +101,7 @@ def share(plan: Plan, request: PlanRequest, cycle: CycleInput, room: SiteRoom) -
     jobs = {job.job_id: job for job in request.jobs}
     # Nobody is stopped who must not be, whatever the plan says: it may be of a site's own policy.
     stops = tuple(
-        item
-        for item in plan.waiting
-        if item.preempted and item.job_id in at_work and at_work[item.job_id].preemptible
+        item for item in plan.waiting if item.preempted and item.job_id in at_work and at_work[item.job_id].preemptible
     )
     outcome = PlacementOutcome(request, cycle.view.group_of, room, {item.job_id for item in stops})
     for sharer in plan.sharers:
@@ -171,7 +170,7 @@ class PlacementOutcome:
         self._held |= {place: self._held.get(place, job_id) for place in places}
 
     def _start(self, sharer: Sharer, job: PlanJob, cycle: CycleInput) -> None:
-        if job.groupable and job.profile is None and cycle.now_s - job.submit_s <= cycle.config.grouping.max_wait_s:
+        if job.groupable and job.profile is None and waited_s(job, cycle.now_s) <= cycle.config.grouping.max_wait_s:
             self.waiting.append(Waiting(sharer.job_id, (_UNMEASURED,)))
             return
         if not job.groupable or job.profile is None:

@@ -7,6 +7,7 @@ from heapq import heapify, heapreplace
 from itertools import chain
 from typing import NamedTuple
 
+from muri.policies.cycle.queue import waited_s
 from muri.policies.options import MAX_GROUP_SIZE
 from muri.policies.types import FreeNode, PlanJob, PlanRequest, ProfileUse
 from muri.profiler.coverage import says_little
@@ -240,7 +241,8 @@ def plan_job(known: KnownJob, partition: str, cycle: CycleInput, limits: GroupLi
         user=job.user,
         partition=partition,
         gpu_count=job.gpu_count,
-        submit_s=job.submit_s,
+        submit_s=cycle.knowledge.first_submit_s.get(job.job_id, job.submit_s),
+        waiting_since_s=job.submit_s if job.restart_count else None,
         profile=profile,
         remaining_s=None if duration_s is None else max(1.0, duration_s - served_s),
         attained_gpu_s=served_gpu_s,
@@ -342,7 +344,7 @@ def _waiting_for_partners(pending: list[PlanJob], unknown: set[int], cycle: Cycl
 
 
 def _overdue(job: PlanJob, cycle: CycleInput) -> bool:
-    return cycle.now_s - job.submit_s > cycle.config.grouping.max_wait_s
+    return waited_s(job, cycle.now_s) > cycle.config.grouping.max_wait_s
 
 
 def _bucket(job: PlanJob) -> tuple[str, str, str, int, int]:

@@ -71,6 +71,9 @@ text and the digest of the environment that the job was submitted in."""
 GPU_MEM: Final = "gpu-mem"
 """Name of the facts that hold the GiB per GPU that a job asks for since an out-of-memory error, by job id."""
 
+FIRST_SUBMIT: Final = "first-submit"
+"""Name of the facts that hold when a job was submitted at first, seconds since the epoch, by job id."""
+
 GROUP_RUN: Final = "group-run"
 """Name of the facts that hold who ran beside whom until the members' reports are written, by pilot job."""
 

@@ -267,3 +267,40 @@ def test_a_requeued_job_need_not_wait_for_its_old_credential(make_controller):
     slurm.tick()
     slurm.tick()
     assert slurm.starts[1] == 2
+
+
+def requeued_at(slurm: FakeSlurm, job_id: int) -> None:
+    """Slurm notes the return to the queue as a new submission."""
+    slurm._update(job_id, submit_s=slurm.now_s)
+
+
+def test_a_job_that_was_stopped_counts_from_its_first_submission(make_controller):
+    slurm = run_long_then_submit_short(make_controller)
+    first_s = slurm.jobs[1].submit_s
+    slurm.now_s = slurm.jobs[1].start_s + 500.0
+    with make_controller(slurm, **SHORTEST) as controller:
+        controller.cycle()
+    slurm.tick()
+    requeued_at(slurm, 1)
+    for _ in range(2):  # also after a restart of the controller
+        with make_controller(slurm, **SHORTEST) as controller:
+            (waiting,) = (each for each in controller.decision().preparation.request.jobs if each.job_id == 1)
+            controller.cycle()
+        assert (waiting.submit_s, waiting.waiting_since_s) == (first_s, slurm.jobs[1].submit_s)
+
+
+def test_under_themis_a_job_that_was_stopped_does_not_go_last(make_controller):
+    """Its ρ counts the time since its first submission; since its return it has hardly waited longer than the other."""
+    slurm = run_long_then_submit_short(make_controller)
+    slurm.now_s = slurm.jobs[1].start_s + 500.0
+    with make_controller(slurm, **SHORTEST) as controller:
+        controller.cycle()
+    slurm.tick()
+    requeued_at(slurm, 1)
+    slurm.end(2) if slurm.jobs[2].state is JobState.RUNNING else slurm.jobs.pop(2)
+    slurm.now_s += 500.0
+    slurm.jobs[3] = job(3, 100_000, submit_s=slurm.now_s - 450.0)
+    with make_controller(slurm, policy="themis", preemption=PREEMPTION, grouping=ALONE) as controller:
+        controller.cycle()
+    slurm.tick()
+    assert (slurm.jobs[1].state, slurm.jobs[3].state) == (JobState.RUNNING, JobState.PENDING)
