@@ -17,8 +17,8 @@ from muri.policies.speed.model import Shape, figures_of, shape_of
 from muri.policies.types import Group, NodeShare, Plan, PlanJob, PlanRequest, Reason, Running, Solo, Waiting
 
 GUARANTEED_SPEED: Final = 0.95
-"""What a guaranteed job is promised while it runs, of its speed alone. Hand-overs and the scatter of measured speeds take
-the rest: a promise of all of it would count as broken beside anybody, and in company of nobody."""
+"""What a guaranteed job is promised while it runs, of its speed alone. Hand-overs and the scatter of measured speeds
+take the rest: a promise of all of it would count as broken beside anybody, and even alone."""
 
 _NOT_STOPPED = Reason("antman stops nothing that runs")
 _NO_PROFILE = Reason("it shares with nobody while its model has no profile")

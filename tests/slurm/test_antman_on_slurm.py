@@ -37,9 +37,9 @@ def test_a_guaranteed_job_goes_first_whoever_came_first(muri: MuriCluster, oppor
 
         def both_are_measured() -> bool:
             shown = muri.queue()
-            return all((shown[job]["iterations"] or 0) > 30 for job in (guaranteed, opportunistic))
+            return all((shown[job]["iterations"] or 0) > 5 for job in (guaranteed, opportunistic))
 
-        muri.driver.wait_until(both_are_measured, "thirty iterations of both")
+        muri.driver.wait_until(both_are_measured, "some iterations of both")
         shown = muri.queue()
         assert muri.hosts() == [pilot]
         assert (shown[first]["partners"], shown[other]["state"]) == ([second], "waiting")

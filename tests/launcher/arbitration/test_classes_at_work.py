@@ -5,7 +5,7 @@ from test_promises import CPU, GPU, Script, speeds
 
 
 def on_gpu(min_speed: float, piece_s: float = 1e9) -> Script:
-    """Iterations of 100 ms, 70 of them on the GPU, which is handed over every `piece_s` where somebody else is to go."""
+    """Iterations of 100 ms, 70 of them on the GPU, handed over every `piece_s` at most."""
     return Script(((0, 0.01), (CPU, 0.01), (GPU, 0.07), (3, 0.01)), piece_s=piece_s, min_speed=min_speed)
 
 
