@@ -252,7 +252,7 @@ def _live(policy: Policy) -> tuple[Live, str]:
         return "no", f"{why}only `muri simulate` has it."
     if policy.supports_packing:
         return "partly", (
-            "On Slurm a job joins another only on just the same GPU; one on several GPUs starts alone and is not joined."
+            "A job joins another only on just the same GPU; one on several GPUs starts alone and is not joined."
         )
     return "yes", ""
 

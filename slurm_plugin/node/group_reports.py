@@ -36,7 +36,8 @@ class ReportTimes:
     """Says when speeds are to be reported. Pure.
 
     Soon after a script has started, then more and more rarely, at last every `telemetry_s`; between these when a
-    speed has changed by more than a fifth, or speeds in a new company are known; at once when a promise is broken or kept again, which takes a minute.
+    speed has changed by more than a fifth, or speeds in a new company are known; at once when a promise is broken or
+    kept again, which takes a minute.
 
     Args:
         telemetry_s: The longest time between two reports.
@@ -70,7 +71,8 @@ class ReportTimes:
         has_paused = now_s - self._tried_s >= self._gap_s
         if self._failed:
             return has_paused
-        return now_s >= self._next_s or _broken(members) != self._broken or (has_paused and (news or self._has_changed(members)))
+        news = has_paused and (news or self._has_changed(members))
+        return news or now_s >= self._next_s or _broken(members) != self._broken
 
     def tried(self, now_s: float, members: Mapping[str, Any], *, told: bool) -> None:
         """Take note that the speeds were reported, or that Slurm did not take the report."""
