@@ -37,6 +37,17 @@ def test_no_job_takes_longer_than_it_was_promised(promise, takes_s):
     assert len(starts) == {0.5: 1, 0.7: 2, 0.9: 4}[promise]
 
 
+@pytest.mark.parametrize(("classes", "shares"), [((False, True), True), ((True, False), True), ((False, False), False)])
+def test_under_antman_a_job_joins_one_of_the_other_class(classes, shares):
+    jobs = [
+        job(number, 100.0 * number, 400.0, KINDS[number], name=f"m{number}", opportunistic=opportunistic)
+        for number, opportunistic in enumerate(classes)
+    ]
+    first, second = run(jobs, "antman", ONE_GPU, model="live", interval_s=60.0).records
+    assert (second.start_s < first.end_s) is shares
+    assert first.restarts == second.restarts == 0
+
+
 def test_the_same_trace_gives_the_same_result():
     first, second = (run(four(), "muri-jct", Cluster(1, 2), model="live", with_spans=True) for _ in range(2))
     assert (first.records, first.samples, first.spans) == (second.records, second.samples, second.spans)
