@@ -113,8 +113,18 @@ class Member:
     promise: PromiseWatch = field(default_factory=PromiseWatch)
     measurement: Measurement | None = None
 
-    def status(self) -> dict[str, object]:
-        """The member's part of the status file."""
+    @property
+    def is_at_work(self) -> bool:
+        """Whether its script runs and is not paused."""
+        return self.state == "running" and not (self.session is not None and self.session.paused)
+
+    def status(self, *, alone: bool = False) -> dict[str, object]:
+        """The member's part of the status file.
+
+        Args:
+            alone: Whether nobody else is at work: then nothing of what it was promised can be missed, for promises are
+                of speeds beside others.
+        """
         session, expected = self.session, self.expectation
         records = [] if session is None else list(session.clock.recent)
         count = len(records)
@@ -142,7 +152,7 @@ class Member:
             "speed": speed,
             "predicted_speed": expected.predicted_speed,
             "promised_speed": expected.min_speed or None,
-            "promise_broken": self.promise.look(time.monotonic(), speed, expected.min_speed),
+            "promise_broken": self.promise.look(time.monotonic(), speed, 0.0 if alone else expected.min_speed),
             "share": shares_of(records) if at_work else {},
             "stage_s": dict(zip(STAGES, mean, strict=True)),
             "wait_s": dict(zip(STAGES, wait, strict=True)),
@@ -262,7 +272,8 @@ class MemberTable:
     def status(self) -> dict[str, object]:
         """Content of the status file."""
         with self._lock:
-            members = {name: member.status() for name, member in self._members.items()}
+            alone = sum(member.is_at_work for member in self._members.values()) < 2
+            members = {name: member.status(alone=alone) for name, member in self._members.items()}
         fault = gpu_errors.watch.fault
         group: dict[str, object] = {} if fault is None else {"fault": fault.status()}
         group |= {"pid": os.getpid(), "host_job": os.environ.get("SLURM_JOB_ID"), "started": self._started}

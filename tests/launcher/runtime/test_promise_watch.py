@@ -89,6 +89,18 @@ def test_the_promises_of_planned_members_and_of_those_that_join_are_known() -> N
     assert [member["promised_speed"] for member in members.values()] == [0.8, 0.7]
 
 
+def test_alone_no_promise_is_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job that is slower than its profile says would else be closed to company that has yet to come."""
+    looked: list[float] = []
+    monkeypatch.setattr(PromiseWatch, "look", lambda _self, _now_s, _speed, promised: bool(looked.append(promised)))
+    table = MemberTable(["1", "2"], "fair")
+    table.watch(FairArbiter(), {"1": Expectation(min_speed=0.95)})
+    for member in table._members.values():
+        member.state = "running"
+        table.status()
+    assert looked == [0.0, 0.0, 0.95, 0.0]
+
+
 @pytest.mark.parametrize("discipline", ["auto", "fair"])
 def test_promise_reaches_the_arbiter_also_after_a_pause_and_a_change_of_the_discipline(
     discipline: str, monkeypatch: pytest.MonkeyPatch
