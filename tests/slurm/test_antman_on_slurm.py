@@ -35,19 +35,18 @@ def test_a_guaranteed_job_goes_first_whoever_came_first(muri: MuriCluster, oppor
         muri.wait_grouped(second)
         guaranteed, opportunistic = (second, first) if opportunistic_first else (first, second)
 
-        def both_are_measured() -> bool:
+        def guaranteed_goes_first() -> bool:
             shown = muri.queue()
-            return all((shown[job]["iterations"] or 0) > 5 for job in (guaranteed, opportunistic))
+            speeds = [shown[job]["measured_speed"] or 0.0 for job in (guaranteed, opportunistic)]
+            return (shown[opportunistic]["iterations"] or 0) > 5 and speeds[0] > 1.5 * speeds[1] > 0
 
-        muri.driver.wait_until(both_are_measured, "some iterations of both")
+        # Without classes both would get on at 0.71. At first the one that was alone shows what it had then.
+        muri.driver.wait_until(guaranteed_goes_first, "a guaranteed job that is much faster than the other")
         shown = muri.queue()
         assert muri.hosts() == [pilot]
         assert (shown[first]["partners"], shown[other]["state"]) == ([second], "waiting")
         assert [shown[job]["opportunistic"] for job in (guaranteed, opportunistic)] == [False, True]
         assert [shown[job]["promised_speed"] for job in (guaranteed, opportunistic)] == [0.95, None]
-        measured = {job: shown[job]["measured_speed"] for job in (guaranteed, opportunistic)}
-        print("measured speeds:", measured)
-        assert measured[guaranteed] > 1.5 * measured[opportunistic]
         explained = muri.driver.run("muri", "explain", str(opportunistic), user="alice").stdout
         assert "It only asks for what others leave over (opportunistic)" in explained
         assert muri.driver.job(first)["Restarts"] == "0"
