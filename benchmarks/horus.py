@@ -74,7 +74,6 @@ CONFIGURATIONS: Final = {
 POLICIES: Final = ("fifo", "obp", "pab", "horus", "horus-f")
 VARIANTS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
     **{name: (name, {}) for name in POLICIES},
-    "horus, 16 candidates": ("horus", {"horus_candidates": 16}),
     "horus, margin 1.2": ("horus", {"min_speedup": 1.2}),
     "horus, all jobs a round": ("horus", {"horus_jobs_per_round": JOBS}),
 }

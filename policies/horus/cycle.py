@@ -103,13 +103,12 @@ class PackingCycle:
         request: Jobs, nodes and what sharing may do; `check_request(request, packed=True)` let it pass.
         options: The policy's options.
         rule: What a GPU costs a job.
-        candidates: How many of the cheapest places compete for the tightest fit.
     """
 
-    def __init__(self, request: PlanRequest, options: PolicyOptions, rule: Rule, candidates: int = 1) -> None:
+    def __init__(self, request: PlanRequest, options: PolicyOptions, rule: Rule) -> None:
         self.packed = PackedGpus(request)
         self._request = request
-        self._rule, self._candidates = rule, candidates
+        self._rule = rule
         self._most = min(options.max_group_size, request.max_group_size)
         self._places = Places(self.packed, request, rule.price, self._most)
         self._why: dict[int, Reason] = {}
@@ -162,20 +161,14 @@ class PackingCycle:
         return True
 
     def _put(self, job: PlanJob, *, idle_only: bool) -> bool:
-        place = self._places.best(job, self._candidates, idle_only=idle_only)
+        place = self._places.best(job, idle_only=idle_only)
         if place is None:
-            # Larger than any node, where nodes differ in size.
-            return self._slurm.is_larger(job) and self._came(self.packed.put_on_free(job))
-        self._came(self.packed.put(job, place.gpus))
+            return False
+        self._places.changed(self.packed.put(job, place.gpus))
         fullest = max(place.gpus, key=lambda gpu: (self._places.load(gpu).utilization, gpu.mem_gib))
         load = self._places.load(fullest)
         self._why[job.job_id] = self._rule.why(place.price, load, fullest.capacity_gib, gpu_type_of(job))
         return True
-
-    def _came(self, holding: Holding | None) -> bool:
-        if holding is not None:
-            self._places.changed(holding)
-        return holding is not None
 
     def wait(self, job: PlanJob, *notes: Reason, no_gpus: bool = False) -> None:
         """Keep a job held, or give it to Slurm's own queue if it has waited too long."""
