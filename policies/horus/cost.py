@@ -1,7 +1,5 @@
 """What it costs to put a job on a GPU, which places are cheapest, and what a job asks for once it ran out of memory."""
 
-import math
-import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -14,6 +12,7 @@ from muri.errors import UsageError
 from muri.policies.cycle.packed import Gpus, Holding, PackedGpu, PackedGpus, mem_gib_of
 from muri.policies.cycle.promises import keeps_promise
 from muri.policies.types import PlanJob, PlanRequest, may_share_gpus
+from muri.profiler.interference.slowdown import Slowdown, slowdown_of
 
 RAISED_BY: Final = 1.5
 """How many times as much memory a job asks for after an out-of-memory error, on Slurm as in the simulator.
@@ -56,9 +55,9 @@ class Load:
             load = load.plus(job)
         return load
 
-    def speed(self, gpu_type: str = "") -> float:
-        """Speed of each of the GPU's jobs, 1 = as fast as alone."""
-        return 1.0 if self.count < 2 else 1.0 / slowdown(100 * self.utilization, gpu_type)
+    def speed(self, slowdown: Slowdown) -> float:
+        """Speed of each of the GPU's jobs by f, 1 = as fast as alone."""
+        return 1.0 if self.count < 2 else 1.0 / slowdown(100 * self.utilization)
 
 
 def utilization_of(job: PlanJob) -> float:
@@ -100,19 +99,19 @@ class CostModel:
     memory_weight: float
     slowdown_weight: float
 
-    def of(self, load: Load, capacity_gib: float, gpu_type: str = "") -> float:
+    def of(self, load: Load, capacity_gib: float, slowdown: Slowdown) -> float:
         """Cost of one GPU with a job already added to it.
 
         Args:
             load: The GPU's jobs, the new one among them.
             capacity_gib: Memory of the GPU; infinite when unknown, which makes its memory cost nothing.
-            gpu_type: Chooses f; empty: unknown.
+            slowdown: f of the GPU.
         """
         memory = load.used_gib / capacity_gib
-        return self.memory_weight * memory + self.slowdown_weight / load.speed(gpu_type)
+        return self.memory_weight * memory + self.slowdown_weight / load.speed(slowdown)
 
 
-def pays(before: Load, after: Load, min_speedup: float, gpu_type: str = "") -> bool:
+def pays(before: Load, after: Load, min_speedup: float, slowdown: Slowdown) -> bool:
     """Whether a GPU's jobs get at least as much done together with a newcomer as without it.
 
     Not in the paper, whose only limit is memory; without it jobs pile up on a full GPU until all of them together
@@ -122,62 +121,11 @@ def pays(before: Load, after: Load, min_speedup: float, gpu_type: str = "") -> b
         before: The GPU's jobs without the newcomer.
         after: And with it.
         min_speedup: How many times as much they must get done, ≥ 1.
-        gpu_type: Chooses f; empty: unknown.
+        slowdown: f of the GPU.
     """
     if not before.count:
         return True
-    return after.count * after.speed(gpu_type) >= min_speedup * before.count * before.speed(gpu_type)
-
-
-class UtilizationError(UsageError):
-    """A GPU utilisation cannot be true."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Fit:
-    """A fitted parabola, constant + linear·x + square·x², x in percent."""
-
-    constant: float
-    linear: float
-    square: float
-
-    def __call__(self, percent: float) -> float:
-        """The fit from its lowest point on, and the value there before it; never below 1."""
-        # To the left of its vertex the parabola rises again, an artefact: less use would slow jobs down more.
-        percent = max(percent, -self.linear / (2 * self.square))
-        return max(1.0, self.constant + percent * (self.linear + percent * self.square))
-
-
-_FITS: Final = {
-    "2080": _Fit(1.16664, -0.00302, 4e-5),
-    "1080": _Fit(1.32198, -0.00728, 6e-5),
-}
-"""RTX 2080 and GTX 1080, by the number in the GPU's name. Source: Horus (TPDS 2021), the fitted f of its cost."""
-
-
-def slowdown(utilization_percent: float, gpu_type: str = "") -> float:
-    """How many times longer each of several jobs on one GPU takes than alone there.
-
-    For two jobs or more; a job that has the GPU to itself is not slowed down at all. The fits were made on an
-    RTX 2080 and a GTX 1080; every other type gets the mean of both. Where a fit falls with rising use (below 38 %
-    and 61 %), its lowest value (1.11 and 1.10) is taken instead, so more use never speeds anybody up.
-
-    Args:
-        utilization_percent: What all of the GPU's jobs use of it alone, added up: 0 to 100 for each job.
-        gpu_type: As Slurm or the driver names it ("rtx2080", "NVIDIA GeForce GTX 1080 Ti"); empty: unknown.
-
-    Returns:
-        A factor ≥ 1 that rises with utilisation.
-
-    Raises:
-        UtilizationError: The utilisation is negative or not finite.
-
-    Source: Horus (TPDS 2021), the fitted f of its cost.
-    """
-    if not 0 <= utilization_percent < math.inf:
-        raise UtilizationError(f"a GPU utilisation is {utilization_percent} %; it must be finite and ≥ 0")
-    fits = [_FITS[number] for number in re.findall(r"\d{4}", gpu_type) if number in _FITS] or list(_FITS.values())
-    return sum(fit(utilization_percent) for fit in fits) / len(fits)
+    return after.count * after.speed(slowdown) >= min_speedup * before.count * before.speed(slowdown)
 
 
 def raised_gib(asked_gib: float, raises: int, capacity_gib: float) -> float | None:
@@ -205,8 +153,8 @@ def raised_gib(asked_gib: float, raises: int, capacity_gib: float) -> float | No
     return min(capacity_gib, asked_gib * RAISED_BY)
 
 
-Price = Callable[[Load, Load, float, str], float | None]
-"""Price of a GPU from its load without and with a job, its memory in GiB and its type; None: not for this job."""
+Price = Callable[[Load, Load, float, Slowdown], float | None]
+"""Price of a GPU from its load without and with a job, its memory in GiB and its f; None: not for this job."""
 
 
 Priced = tuple[tuple[float, PackedGpu], ...]
@@ -243,7 +191,7 @@ class Places:
         self.packed, self.price = packed, price
         self.same_user, self.whole_sets_only = request.same_user, request.whole_sets_only
         self.across_nodes = request.larger_than_a_node == "whole-nodes"
-        self._most = most_sharers
+        self._most, self._slowdowns = most_sharers, request.slowdowns
         self._loads: dict[tuple[int, ...], Load] = {}
         self._nodes: dict[str, tuple[Gpus, ...]] = {}
         self._changes: Counter[str] = Counter()
@@ -283,6 +231,10 @@ class Places:
         company = (owner, job.domain, min(self._most, job.largest_group))
         needs = (job.gpu_count, job.node_count, mem_gib_of(job), utilization_of(job), gpu_type_of(job), job.min_speed)
         return job.partition, *company, *needs, job.may_share and not idle_only and knows_utilization(job)
+
+    def slowdown(self, job: PlanJob) -> Slowdown:
+        """F of the type of GPU that a job is planned for."""
+        return slowdown_of(gpu_type_of(job), self._slowdowns)
 
     def load(self, gpu: PackedGpu) -> Load:
         """What is on a GPU now."""
@@ -337,7 +289,7 @@ class _Offers:
 
     def __init__(self, places: Places, job: PlanJob, kind: Kind, *, idle_only: bool) -> None:
         self._places, self._job, self._kind, self._idle_only = places, job, kind, idle_only
-        self._mem_gib, self._gpu_type = mem_gib_of(job), gpu_type_of(job)
+        self._mem_gib, self._slowdown = mem_gib_of(job), places.slowdown(job)
         self._prices: dict[tuple[tuple[int, ...], float], float | None] = {}
         # Where no GPU is large enough by its profile, the job still gets one to itself, as it would without a plan.
         self._too_large = not any(
@@ -411,10 +363,10 @@ class _Offers:
             return None
         before = self._places.load(gpu)
         after = before.plus(self._job)
-        speed = after.speed(self._gpu_type)
+        speed = after.speed(self._slowdown)
         if gpu.tenants and not all(keeps_promise(job, speed) for job in (self._job, *gpu.tenants.values())):
             return None
-        return self._places.price(before, after, gpu.capacity_gib, self._gpu_type)
+        return self._places.price(before, after, gpu.capacity_gib, self._slowdown)
 
     def _whole_sets(self) -> Iterator[Place]:
         """Places where the others hold just the same GPUs."""

@@ -16,7 +16,9 @@ from muri.policies.horus.policy import JobQueue, cluster, pick, queues_of
 from muri.policies.options import OptionsError
 from muri.policies.registry import get_policy
 from muri.policies.types import NodeShare, Running
+from muri.profiler.interference.slowdown import Parabola, published_slowdown
 
+RTX_2080 = published_slowdown("rtx2080")
 NAMES = ("horus", "horus-f", "obp", "pab")
 
 
@@ -52,11 +54,11 @@ def next_request(plan, request, **changes):
 def test_the_cost_of_a_placement_by_hand():
     load = Load.of([busy(1, 0.4, 6.0), busy(2, 0.8, 10.0)])
     # 0.3 · 16/24 + 0.7 · (1.16664 − 0.00302·120 + 4e−5·120²)
-    assert CostModel(0.3, 0.7).of(load, 24.0, "rtx2080") == pytest.approx(0.2 + 0.7 * 1.38024)
+    assert CostModel(0.3, 0.7).of(load, 24.0, RTX_2080) == pytest.approx(0.2 + 0.7 * 1.38024)
 
 
 def test_an_unknown_memory_costs_nothing():
-    assert CostModel(1.0, 0.0).of(Load(1, 30.0, 0.5), float("inf")) == 0.0
+    assert CostModel(1.0, 0.0).of(Load(1, 30.0, 0.5), float("inf"), RTX_2080) == 0.0
 
 
 def test_an_idle_gpu_is_cheaper_even_where_memory_is_unknown_and_both_are_hardly_used():
@@ -69,11 +71,11 @@ def test_an_idle_gpu_is_cheaper_even_where_memory_is_unknown_and_both_are_hardly
 def test_sharing_pays_while_the_sum_of_speeds_does_not_fall(newcomer, expected):
     before = Load(1, 1.0, 1.0)
     after = Load(2, 2.0, 1.0 + newcomer)  # f = 1.61, 1.92, 2.16: two jobs do 2/f
-    assert pays(before, after, 1.0, "rtx2080") is expected
+    assert pays(before, after, 1.0, RTX_2080) is expected
 
 
 def test_the_first_job_of_a_gpu_is_always_welcome():
-    assert pays(Load(), Load(1, 1.0, 1.0), 4.0)
+    assert pays(Load(), Load(1, 1.0, 1.0), 4.0, RTX_2080)
 
 
 def test_without_measured_utilisation_the_propagate_share_counts():
@@ -170,6 +172,14 @@ def test_horus_keeps_off_a_gpu_on_which_less_would_get_done_and_obp_does_not():
     request = make_request([busy(1, 1.0), busy(2, 1.0)], [make_cluster_node("n1", 1, 1, gpu_mem_gib=24.0)])
     assert [item.job_id for item in get_policy("horus").plan(request).sharers] == [1]
     assert [item.job_id for item in get_policy("obp").plan(request).sharers] == [1, 2]
+
+
+def test_what_was_fitted_on_the_site_goes_before_the_published_curves():
+    request = make_request([busy(1, 0.3), busy(2, 0.3)], [make_cluster_node("n1", 1, 1, gpu_mem_gib=24.0)])
+    steep = {"gpu": Parabola(1.0, 0.05, 0.0), "other": Parabola(1.0, 0.0, 0.0)}
+    assert len(get_policy("horus").plan(request).sharers) == 2
+    plan = get_policy("horus").plan(dataclasses.replace(request, slowdowns=steep))
+    assert [item.job_id for item in plan.sharers] == [1]  # together they would be four times slower
 
 
 @pytest.mark.parametrize("name", NAMES)
