@@ -170,7 +170,10 @@ def gpu_percent(profile: StageProfile) -> float:
 
 
 def fit_slowdown(points: Iterable[PairPoint]) -> SlowdownFit:
-    """Fit f by least squares, so that it bends upwards or not at all.
+    """Fit f by least squares with coefficients ≥ 0, so that more use is never faster and over-commitment costs more.
+
+    Without these bounds the best parabola may fall over half of what was measured; flat there instead, as `Parabola`
+    is, it explains less than the best one that never falls.
 
     Source: Horus (TPDS 2021), section 3.2: a quadratic polynomial of cumulative utilisation.
 
@@ -181,18 +184,19 @@ def fit_slowdown(points: Iterable[PairPoint]) -> SlowdownFit:
         FitError: There are too few, they lie too close together, or more use does not mean slower.
     """
     import numpy as np  # only fits need it
+    from scipy.optimize import nnls
 
     # In an order of their own, because sums depend on it to the last digit.
-    percent, ratio = (np.array(values) for values in zip(*_checked(points), strict=True))
-    square, linear, constant = np.polyfit(percent, ratio, 2)
-    if square < 0:
-        # The best of those that do not bend downwards is the straight line: the sum of squares is convex.
-        square, (linear, constant) = 0.0, np.polyfit(percent, ratio, 1)
-    curve = Parabola(*(figures.reproducible(float(value)) for value in (constant, linear, square)))
-    least, most = float(percent[0]), float(percent[-1])
+    kept = _checked(points)
+    percent, ratio = (np.array(values) for values in zip(*kept, strict=True))
+    least, most = kept[0].percent, kept[-1].percent
+    share = percent / most  # so that all columns are of one magnitude
+    (constant, linear, square), _ = nnls(np.column_stack([np.ones_like(share), share, share**2]), ratio)
+    found = (constant, linear / most, square / most**2)
+    curve = Parabola(*(figures.reproducible(float(value)) for value in found))
     if curve(most) - curve(least) < _LEAST_RISE:
         raise FitError("the measured pairs are not slower where they use more of the GPU; no curve explains them")
-    return SlowdownFit(curve, r_squared(curve, zip(percent, ratio, strict=True)), len(ratio) // 2, least, most)
+    return SlowdownFit(curve, r_squared(curve, kept), len(kept) // 2, least, most)
 
 
 def r_squared(curve: Parabola | Slowdown, points: Iterable[tuple[float, float]]) -> float:
