@@ -1,4 +1,4 @@
-"""Horus's prediction of GPU utilisation: its regressors (Table 4), what they go by (Figure 6), FLOPs (Figure 4b).
+"""Horus's prediction of GPU utilization: its regressors (Table 4), what they go by (Figure 6), FLOPs (Figure 4b).
 
 All on the zoo, 153 configurations of 17 model families that trained on one core (benchmarks/results/zoo.json). There
 was no GPU, so what is predicted is the share of an iteration that computing the model owns.
@@ -144,23 +144,23 @@ _FIGURE_6: Final = (
 
 
 def figure_4b(quick: bool) -> Outcome:
-    """Rank correlation of utilisation with single features; a second."""
+    """Rank correlation of utilization with single features; a second."""
     examples = saved_zoo()
     use = np.array([UTILISATION.of(item) for item in examples])
     rows = []
     for name in ("training_flops", "activation_bytes", "parameters", "batch_size"):
         figures = np.array([getattr(item.features, name) for item in examples], dtype=np.float64)
         published = "positive" if name == "training_flops" else None
-        rows.append(Row(name, "rank correlation with utilisation", "", published, _spearman(figures, use)))
+        rows.append(Row(name, "rank correlation with utilization", "", published, _spearman(figures, use)))
     flops = np.array([item.features.training_flops for item in examples], dtype=np.float64)
-    curve = Curve("mean of a tenth of the configurations", "log10 of the FLOPs of a step", "utilisation in %",
+    curve = Curve("mean of a tenth of the configurations", "log10 of the FLOPs of a step", "utilization in %",
                   *_by_tenths(np.log10(flops), 100 * use))  # fmt: skip
     return Outcome(tuple(rows), _FIGURE_4B, (curve,))
 
 
 _FIGURE_4B: Final = (
     "The text says that the correlation is positive and gives no figure. Ours is Spearman's over the zoo. Here "
-    "utilisation is the share of an iteration that computing the model owns on a CPU; a GPU adds the idle time "
+    "utilization is the share of an iteration that computing the model owns on a CPU; a GPU adds the idle time "
     "between small kernels."
 )
 
@@ -178,8 +178,8 @@ def _by_tenths(x: Array, y: Array) -> tuple[tuple[float, ...], tuple[float, ...]
 _ZOO_SPLIT: Final = "Each configuration is predicted by what was fitted without its model family, or without its tenth."
 
 EXPERIMENTS: Final = (
-    Experiment("horus-table4", "Table 4", "Errors of the regressors for utilisation", _ZOO_SPLIT, table_4),
+    Experiment("horus-table4", "Table 4", "Errors of the regressors for utilization", _ZOO_SPLIT, table_4),
     Experiment("horus-importance", "Figure 6", "What the tree regressors go by",
                "Fitted to all 153 configurations; nothing is judged.", figure_6),
-    Experiment("horus-fig4b", "Figure 4b", "FLOPs and utilisation", "Nothing is fitted.", figure_4b),
+    Experiment("horus-fig4b", "Figure 4b", "FLOPs and utilization", "Nothing is fitted.", figure_4b),
 )  # fmt: skip

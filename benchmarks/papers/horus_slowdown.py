@@ -1,6 +1,8 @@
-"""Horus's f: how well a parabola of cumulative utilisation explains how pairs slow each other down (Figure 4a)."""
+"""Horus's f: how well a parabola of cumulative utilization explains how pairs slow each other down (Figure 4a)."""
 
+import csv
 from itertools import combinations
+from statistics import fmean, median
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -60,11 +62,11 @@ def figure_4a(quick: bool) -> Outcome:
 
 
 _FIGURE_4A: Final = (
-    "The paper's R² are of the pairs that f was fitted to, with each model's utilisation as measured. The "
+    "The paper's R² are of the pairs that f was fitted to, with each model's utilization as measured. The "
     "simulated pairs agree with them: jobs meet at random, as in the processor-sharing model of "
-    "docs/interference.md, and mostly at the GPU. Gavel's table has speeds of pairs but no utilisations, so each "
+    "docs/interference.md, and mostly at the GPU. Gavel's table has speeds of pairs but no utilizations, so each "
     "of its 26 models gets the one that fits best; measured ones could hardly do better by this f. Even so f "
-    "explains less there than on the paper's GPUs: slow-downs reach 11 times, and the two jobs of a pair suffer "
+    "explains less there than on the paper's GPUs: slowdowns reach 11 times, and the two jobs of a pair suffer "
     "differently, which a sum cannot tell. The curves published for other GPUs explain less there than the mean "
     "does, so fit f where you have pairs."
 )
@@ -115,7 +117,7 @@ def of_simulated(jobs: int) -> Judged:
 
 
 def of_gavel() -> Judged:
-    """The pairs of Gavel's table; a tenth at a time is left out of the fit of utilisations and f."""
+    """The pairs of Gavel's table; a tenth at a time is left out of the fit of utilizations and f."""
     models, ratios = gavel_pairs(GAVEL.read_text(encoding="utf-8").splitlines())
     ratios = np.maximum(1.0, ratios)
     order = np.random.default_rng(SEED).permutation(len(models))
@@ -132,7 +134,7 @@ def of_gavel() -> Judged:
 
 
 def _uses(models: Pairs, ratios: Floats) -> Floats:
-    """The utilisation of each model, in per cent, that explains the ratios best together with a parabola."""
+    """The utilization of each model, in per cent, that explains the ratios best together with a parabola."""
     count = int(models.max()) + 1
 
     def off(values: Floats) -> Floats:
@@ -157,14 +159,57 @@ def _curves(judged: Judged) -> list[Curve]:
         **{f"published, {name}": f for name, f in _PUBLISHED.items()},
     }
     return [
-        Curve(name, "cumulative utilisation in %", "slow-down", uses, tuple(curve(use) for use in uses))
+        Curve(name, "cumulative utilization in %", "slowdown", uses, tuple(curve(use) for use in uses))
         for name, curve in curves.items()
     ]
 
 
+def figure_2(quick: bool) -> Outcome:
+    """How much pairs slow each other down at all; a second. The small run takes simulated pairs.
+
+    Raises:
+        UsageError: Gavel's table is not at hand.
+    """
+    slowed = _slowed_simulated() if quick else _slowed_on_v100()
+    everything = [ratio for ratios in slowed.values() for ratio in ratios]
+    rows = [Row("all pairs", "mean slowdown", "%", "19 to 42", round(100 * (fmean(everything) - 1), 1)),
+            Row("all pairs", "median slowdown", "%", None, round(100 * (median(everything) - 1), 1)),
+            Row("all pairs", "largest slowdown", "×", "2.4 to 3.4", round(max(everything), 2))]  # fmt: skip
+    for family in (name for name in slowed if quick or name.startswith("ResNet-50")):
+        published = "≤ 2.1" if family.startswith("ResNet-50") else None
+        rows.append(Row(family, "largest slowdown", "×", published, round(max(slowed[family]), 2)))
+    return Outcome(tuple(rows), _FIGURE_2)
+
+
+_FIGURE_2: Final = (
+    "The paper's pairs ran on a GTX 1080 and an RTX 2080 with small pictures (CIFAR-10), most of them "
+    "convolutional. Gavel's are of a V100 with language models, recommendation and reinforcement learning too; "
+    "the largest slowdowns are those of recommendation models beside ResNets."
+)
+
+
+def _slowed_on_v100() -> dict[str, list[float]]:
+    """How many times longer each model takes, over its partners in Gavel's table."""
+    if not GAVEL.exists():
+        raise UsageError(f"horus-fig2 needs {GAVEL}, the pairs that Gavel measured on a V100")
+    slowed: dict[str, list[float]] = {}
+    for row in csv.DictReader(GAVEL.read_text(encoding="utf-8").splitlines()):
+        for job, speed in (("job_a", "speed_a_fraction"), ("job_b", "speed_b_fraction")):
+            slowed.setdefault(row[job], []).append(max(1.0, 1 / float(row[speed])))
+    return slowed
+
+
+def _slowed_simulated() -> dict[str, list[float]]:
+    pairs = combinations(jobs_that_use_the_gpu(QUICK_JOBS // 2), 2)
+    return {"simulated jobs": [max(1.0, ratio) for a, b in pairs for ratio in simulate(a, b)]}
+
+
 _SPLIT: Final = (
-    "V100: utilisations and f come from nine tenths of the pairs and are judged on the other tenth, ten times. "
+    "V100: utilizations and f come from nine tenths of the pairs and are judged on the other tenth, ten times. "
     "Simulated: f comes from the pairs of every other job and is judged on the pairs of the rest."
 )
 
-EXPERIMENTS: Final = (Experiment("horus-fits", "Figure 4a", "How well f explains measured pairs", _SPLIT, figure_4a),)
+EXPERIMENTS: Final = (
+    Experiment("horus-fig2", "Figure 2", "How much pairs slow each other down", "Nothing is fitted.", figure_2),
+    Experiment("horus-fits", "Figure 4a", "How well f explains measured pairs", _SPLIT, figure_4a),
+)
