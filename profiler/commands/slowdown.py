@@ -33,8 +33,8 @@ def slowdown_command(gpu_type: str, no_store: bool, forget: bool, store_path: Pa
     """Fit f, how use of the GPU slows jobs down, to the pairs measured on GPU_TYPE.
 
     The policies horus, horus-f and pab plan with it from the next cycle on, instead of the curves
-    that were published for other GPUs. A pair counts once `muri profile pair`, or the controller,
-    has measured it and both models have measured profiles.
+    that were published for other GPUs. A pair counts once it was measured (`muri profile pair`, or
+    running jobs under muri-hybrid) and both models have measured profiles.
 
     \b
     Examples:
