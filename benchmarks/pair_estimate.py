@@ -7,10 +7,9 @@ is the formula: each model gets the one GPU share that fits best, on nine tenths
 No estimate from profiles could do better than that by this formula.
 """
 
-import csv
 import itertools
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,50 +17,15 @@ import click
 import numpy as np
 from machine import describe_machine
 from numpy.typing import NDArray
+from pair_model import GAVEL, Floats, gavel_pairs, random_profiles, simulate
 from scipy.optimize import least_squares
 
 from muri.profiler.interference.models import estimated_ratio
-from muri.profiler.records import ProfileKey, StageProfile
 
 RESULT = Path(__file__).parent / "results" / "pair_estimate.json"
-GAVEL = Path(__file__).parent.parent.parent / "shared" / "reference" / "gavel_pairs_v100.csv"
 SEED = 1
 JOBS = 40
-ROUNDS = 400
 FOLDS = 10
-
-Floats = NDArray[np.float64]
-
-
-def random_profiles(count: int) -> list[StageProfile]:
-    """Jobs with one to four stages of random lengths; iterations of 20 ms to 1 s."""
-    generator = np.random.default_rng(SEED)
-    profiles = []
-    for index in range(count):
-        stages = generator.dirichlet(np.full(4, 0.6)) * np.exp(generator.uniform(np.log(0.02), 0.0))
-        key = ProfileKey(f"job{index}", 0, 1, "gpu")
-        profiles.append(StageProfile(key, *(float(value) for value in stages), iteration_s=float(stages.sum())))
-    return profiles
-
-
-def simulate(a: StageProfile, b: StageProfile) -> tuple[float, float]:
-    """ξ of two jobs that share each resource in halves while both want it."""
-    jobs = [[(stage, length) for stage, length in enumerate(job.stage_s) if length > 1e-9] for job in (a, b)]
-    place, done, left = [0, 0], [0, 0], [jobs[0][0][1], jobs[1][0][1]]
-    now_s, ends_s = 0.0, [0.0, 0.0]
-    while min(done) < ROUNDS:
-        both = jobs[0][place[0]][0] == jobs[1][place[1]][0]
-        step_s = min(left) * (2 if both else 1)
-        now_s += step_s
-        for index in (0, 1):
-            left[index] -= step_s / 2 if both else step_s
-            if left[index] <= 1e-12:
-                place[index] = (place[index] + 1) % len(jobs[index])
-                if place[index] == 0:
-                    done[index], ends_s[index] = done[index] + 1, now_s
-                left[index] = jobs[index][place[index]][1]
-    first, second = (ends_s[i] / done[i] / job.iteration_s for i, job in enumerate((a, b)))
-    return first, second
 
 
 def errors(estimates: Sequence[float], truths: Sequence[float]) -> dict[str, float]:
@@ -83,15 +47,6 @@ def simulated() -> dict[str, Any]:
         truths += simulate(a, b)
     mean = float(np.exp(np.mean(np.log(truths))))
     return {"estimate": errors(estimates, truths), "always the mean": errors([mean] * len(truths), truths)}
-
-
-def gavel_pairs(lines: Iterable[str]) -> tuple[NDArray[np.int64], Floats]:
-    """Model indices (n, 2) and ratios (n, 2)."""
-    rows = list(csv.DictReader(lines))
-    names = sorted({row[name] for row in rows for name in ("job_a", "job_b")})
-    models = np.array([[names.index(row["job_a"]), names.index(row["job_b"])] for row in rows])
-    ratios = np.array([[1 / float(row["speed_a_fraction"]), 1 / float(row["speed_b_fraction"])] for row in rows])
-    return models, ratios
 
 
 def product(shares: Floats, models: NDArray[np.int64]) -> Floats:

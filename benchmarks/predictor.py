@@ -11,15 +11,15 @@ import click
 import predictor_memory
 from cross_validation import PREDICTORS, Score, leave_one_model_out
 from machine import describe_machine
+from saved_zoo import ZOO, saved_zoo
 
-from muri.profiler.exchange import from_json, to_dict
-from muri.profiler.prediction.features import Example, GraphFeatures, examples
+from muri.profiler.exchange import to_dict
+from muri.profiler.prediction.features import Example, examples
 from muri.profiler.prediction.predictor import TARGETS, fit_all
-from muri.profiler.records import StageProfile
 from muri.profiler.store import ProfileStore
 
 RESULTS = Path(__file__).parent / "results"
-ZOO, PREDICTOR = RESULTS / "zoo.json", RESULTS / "predictor.json"
+PREDICTOR = RESULTS / "predictor.json"
 
 
 def save_zoo(found: Sequence[Example]) -> None:
@@ -28,17 +28,6 @@ def save_zoo(found: Sequence[Example]) -> None:
     lines = ",\n  ".join(json.dumps(entry, ensure_ascii=False) for entry in entries)
     machine = json.dumps(describe_machine() | {"load_1min": round(os.getloadavg()[0], 1)})
     ZOO.write_text(f'{{"machine": {machine},\n "entries": [\n  {lines}\n]}}\n', encoding="utf-8")
-
-
-def saved_zoo() -> tuple[Example, ...]:
-    """What `save_zoo` kept."""
-    entries = json.loads(ZOO.read_text(encoding="utf-8"))["entries"]
-    return tuple(Example(GraphFeatures.from_dict(item["features"]), _profile(item["profile"])) for item in entries)
-
-
-def _profile(values: dict[str, Any]) -> StageProfile:
-    document = json.dumps({"schema": "muri-profiles", "version": 1, "profiles": [values]})
-    return from_json(document, str(ZOO))[0]
 
 
 def from_store(path: Path, gpu_type: str) -> tuple[Example, ...]:

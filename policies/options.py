@@ -60,8 +60,7 @@ class PolicyOptions:
         horus_memory_weight: Horus: ω1, what a GPU full of memory costs.
         horus_slowdown_weight: Horus: ω2, what a slow-down by a factor of one costs.
         horus_jobs_per_round: Horus: β, how many waiting jobs of a partition a round tries to place.
-        horus_candidates: Horus: λ, how many of the cheapest places compete for the one that leaves the fewest
-            idle GPUs behind on its node.
+        horus_queues: Horus-F: k, in how many queues of like jobs a partition's jobs wait.
     """
 
     max_group_size: int = MAX_GROUP_SIZE
@@ -83,7 +82,7 @@ class PolicyOptions:
     horus_memory_weight: float = 0.5
     horus_slowdown_weight: float = 0.5
     horus_jobs_per_round: int = 32
-    horus_candidates: int = 1
+    horus_queues: int = 3
 
     def __post_init__(self) -> None:
         """Refuse values that no policy understands.
@@ -117,7 +116,7 @@ class PolicyOptions:
                 raise OptionsError(f"{name} is {weight}; it must be finite and ≥ 0")
         if not sum(weights):
             raise OptionsError("horus_memory_weight and horus_slowdown_weight are both 0; one must be > 0")
-        for name in ("horus_jobs_per_round", "horus_candidates"):
+        for name in ("horus_jobs_per_round", "horus_queues"):
             count = getattr(self, name)
             if count < 1:
                 raise OptionsError(f"{name} is {count}; it must be a whole number ≥ 1")

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 from muri.policies.options import MAX_GROUP_SIZE
 from muri.policies.traits import BatchModel, Sensitivity
+from muri.profiler.interference.slowdown import Parabola
 from muri.profiler.records import StageProfile
 
 if TYPE_CHECKING:
@@ -235,6 +236,7 @@ class PlanRequest:
             them to Slurm's own queue, "whole-nodes" gives them idle nodes, "refuse" is an error.
         interference: Measured speeds of pairs, for the speed model "measured"; for policies that pack, with
             estimates of the pairs that were not measured.
+        slowdowns: Horus's f, by type of GPU, where it was fitted on this site.
         whole_sets_only: Whether a job may share GPUs only with jobs that hold just the same ones.
         trusted: Whether its maker vouches for it: then policies do not check it.
         explained: Whether decisions carry their reasons; a simulation makes a hundred thousand plans that nobody reads.
@@ -249,6 +251,7 @@ class PlanRequest:
     interval_s: float = 360.0
     larger_than_a_node: Literal["slurm", "whole-nodes", "refuse"] = "slurm"
     interference: "InterferenceTable | None" = None
+    slowdowns: Mapping[str, Parabola] = field(default_factory=dict)
     whole_sets_only: bool = False
     trusted: bool = False
     explained: bool = True

@@ -140,9 +140,7 @@ class Horus(Section):
     memory_weight: float = Field(0.5, ge=0, description="Cost of a GPU whose memory is full.")
     slowdown_weight: float = Field(0.5, ge=0, description="Cost of a slow-down by a factor of one.")
     jobs_per_round: int = Field(32, ge=1, description="How many waiting jobs of a partition a cycle tries to place.")
-    candidates: int = Field(
-        1, ge=1, description="How many of the cheapest places compete for the one that leaves the fewest idle GPUs."
-    )
+    queues: int = Field(3, ge=1, description="In how many queues of like jobs a partition's jobs wait under horus-f.")
 
 
 class Profiling(Section):

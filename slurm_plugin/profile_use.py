@@ -22,6 +22,8 @@ from muri.profiler.interference.models import LinearFit
 from muri.profiler.interference.ratios import KIND as PAIRS
 from muri.profiler.interference.ratios import Interference, by_pair
 from muri.profiler.interference.ratios import put as put_pair
+from muri.profiler.interference.slowdown import KIND as SLOWDOWNS
+from muri.profiler.interference.slowdown import Parabola, SlowdownFit
 from muri.profiler.records import STAGES, ProfileKey, StageProfile
 from muri.profiler.sensitivity import record
 from muri.profiler.store import ACCUMULATES, REUSE_COUNT, REUSE_KIND, REUSE_NAME, Document, ProfileStore, reuse_count
@@ -205,6 +207,7 @@ def read_traits(store: ProfileStore) -> KnownTraits:
             read_fits(store),
             read_pairs(store),
             read_accumulating(store),
+            read_slowdowns(store),
         )
     except CorruptStoreError:
         raise
@@ -265,6 +268,21 @@ def read_fits(store: ProfileStore) -> dict[str, LinearFit]:
             found[document.name] = LinearFit.from_dict(document.body)
         except UNUSABLE as error:
             log.warning("fit %s is not used: %s", document.name, error)
+    return found
+
+
+def read_slowdowns(store: ProfileStore) -> dict[str, Parabola]:
+    """Read Horus's f as fitted here, by type of GPU; one that cannot be understood is left out.
+
+    Raises:
+        StoreError: The store cannot be read.
+    """
+    found: dict[str, Parabola] = {}
+    for document in store.documents(SLOWDOWNS):
+        try:
+            found[document.name] = SlowdownFit.from_dict(document.body).curve
+        except UNUSABLE as error:
+            log.warning("slow-down on %s is not used: %s", document.name, error)
     return found
 
 

@@ -1,18 +1,18 @@
 """What it costs to put a job on a GPU, which places are cheapest, and what a job asks for once it ran out of memory."""
 
-import math
-import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import groupby
+from itertools import chain, groupby, islice
+from operator import itemgetter
 from typing import Final, NamedTuple
 
 from muri.errors import UsageError
 from muri.policies.cycle.packed import Gpus, Holding, PackedGpu, PackedGpus, mem_gib_of
 from muri.policies.cycle.promises import keeps_promise
 from muri.policies.types import PlanJob, PlanRequest, may_share_gpus
+from muri.profiler.interference.slowdown import Slowdown, slowdown_of
 
 RAISED_BY: Final = 1.5
 """How many times as much memory a job asks for after an out-of-memory error, on Slurm as in the simulator.
@@ -55,9 +55,9 @@ class Load:
             load = load.plus(job)
         return load
 
-    def speed(self, gpu_type: str = "") -> float:
-        """Speed of each of the GPU's jobs, 1 = as fast as alone."""
-        return 1.0 if self.count < 2 else 1.0 / slowdown(100 * self.utilization, gpu_type)
+    def speed(self, slowdown: Slowdown) -> float:
+        """Speed of each of the GPU's jobs by f, 1 = as fast as alone."""
+        return 1.0 if self.count < 2 else 1.0 / slowdown(100 * self.utilization)
 
 
 def utilization_of(job: PlanJob) -> float:
@@ -99,19 +99,19 @@ class CostModel:
     memory_weight: float
     slowdown_weight: float
 
-    def of(self, load: Load, capacity_gib: float, gpu_type: str = "") -> float:
+    def of(self, load: Load, capacity_gib: float, slowdown: Slowdown) -> float:
         """Cost of one GPU with a job already added to it.
 
         Args:
             load: The GPU's jobs, the new one among them.
             capacity_gib: Memory of the GPU; infinite when unknown, which makes its memory cost nothing.
-            gpu_type: Chooses f; empty: unknown.
+            slowdown: f of the GPU.
         """
         memory = load.used_gib / capacity_gib
-        return self.memory_weight * memory + self.slowdown_weight / load.speed(gpu_type)
+        return self.memory_weight * memory + self.slowdown_weight / load.speed(slowdown)
 
 
-def pays(before: Load, after: Load, min_speedup: float, gpu_type: str = "") -> bool:
+def pays(before: Load, after: Load, min_speedup: float, slowdown: Slowdown) -> bool:
     """Whether a GPU's jobs get at least as much done together with a newcomer as without it.
 
     Not in the paper, whose only limit is memory; without it jobs pile up on a full GPU until all of them together
@@ -121,62 +121,11 @@ def pays(before: Load, after: Load, min_speedup: float, gpu_type: str = "") -> b
         before: The GPU's jobs without the newcomer.
         after: And with it.
         min_speedup: How many times as much they must get done, ≥ 1.
-        gpu_type: Chooses f; empty: unknown.
+        slowdown: f of the GPU.
     """
     if not before.count:
         return True
-    return after.count * after.speed(gpu_type) >= min_speedup * before.count * before.speed(gpu_type)
-
-
-class UtilizationError(UsageError):
-    """A GPU utilisation cannot be true."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Fit:
-    """A fitted parabola, constant + linear·x + square·x², x in percent."""
-
-    constant: float
-    linear: float
-    square: float
-
-    def __call__(self, percent: float) -> float:
-        """The fit from its lowest point on, and the value there before it; never below 1."""
-        # To the left of its vertex the parabola rises again, an artefact: less use would slow jobs down more.
-        percent = max(percent, -self.linear / (2 * self.square))
-        return max(1.0, self.constant + percent * (self.linear + percent * self.square))
-
-
-_FITS: Final = {
-    "2080": _Fit(1.16664, -0.00302, 4e-5),
-    "1080": _Fit(1.32198, -0.00728, 6e-5),
-}
-"""RTX 2080 and GTX 1080, by the number in the GPU's name. Source: Horus (TPDS 2021), the fitted f of its cost."""
-
-
-def slowdown(utilization_percent: float, gpu_type: str = "") -> float:
-    """How many times longer each of several jobs on one GPU takes than alone there.
-
-    For two jobs or more; a job that has the GPU to itself is not slowed down at all. The fits were made on an
-    RTX 2080 and a GTX 1080; every other type gets the mean of both. Where a fit falls with rising use (below 38 %
-    and 61 %), its lowest value (1.11 and 1.10) is taken instead, so more use never speeds anybody up.
-
-    Args:
-        utilization_percent: What all of the GPU's jobs use of it alone, added up: 0 to 100 for each job.
-        gpu_type: As Slurm or the driver names it ("rtx2080", "NVIDIA GeForce GTX 1080 Ti"); empty: unknown.
-
-    Returns:
-        A factor ≥ 1 that rises with utilisation.
-
-    Raises:
-        UtilizationError: The utilisation is negative or not finite.
-
-    Source: Horus (TPDS 2021), the fitted f of its cost.
-    """
-    if not 0 <= utilization_percent < math.inf:
-        raise UtilizationError(f"a GPU utilisation is {utilization_percent} %; it must be finite and ≥ 0")
-    fits = [_FITS[number] for number in re.findall(r"\d{4}", gpu_type) if number in _FITS] or list(_FITS.values())
-    return sum(fit(utilization_percent) for fit in fits) / len(fits)
+    return after.count * after.speed(slowdown) >= min_speedup * before.count * before.speed(slowdown)
 
 
 def raised_gib(asked_gib: float, raises: int, capacity_gib: float) -> float | None:
@@ -204,8 +153,12 @@ def raised_gib(asked_gib: float, raises: int, capacity_gib: float) -> float | No
     return min(capacity_gib, asked_gib * RAISED_BY)
 
 
-Price = Callable[[Load, Load, float, str], float | None]
-"""Price of a GPU from its load without and with a job, its memory in GiB and its type; None: not for this job."""
+Price = Callable[[Load, Load, float, Slowdown], float | None]
+"""Price of a GPU from its load without and with a job, its memory in GiB and its f; None: not for this job."""
+
+
+Priced = tuple[tuple[float, PackedGpu], ...]
+"""GPUs with what they cost a job, the cheapest first."""
 
 
 class Place(NamedTuple):
@@ -213,11 +166,13 @@ class Place(NamedTuple):
 
     Attributes:
         price: Mean price of the GPUs.
+        node_count: On how many nodes they are.
         idle_left: Idle GPUs that their nodes are left with.
         gpus: The GPUs.
     """
 
     price: float
+    node_count: int
     idle_left: int
     gpus: Gpus
 
@@ -235,42 +190,40 @@ class Places:
     def __init__(self, packed: PackedGpus, request: PlanRequest, price: Price, most_sharers: int) -> None:
         self.packed, self.price = packed, price
         self.same_user, self.whole_sets_only = request.same_user, request.whole_sets_only
-        self._most = most_sharers
+        self.across_nodes = request.larger_than_a_node == "whole-nodes"
+        self._most, self._slowdowns = most_sharers, request.slowdowns
         self._loads: dict[tuple[int, ...], Load] = {}
         self._nodes: dict[str, tuple[Gpus, ...]] = {}
         self._changes: Counter[str] = Counter()
-        self._on_node: dict[tuple[str, int, Kind], tuple[int, Place | None]] = {}
+        self._on_node: dict[tuple[str, Kind], tuple[int, Priced]] = {}
 
     def changed(self, holding: Holding) -> None:
-        """Note that a job came to these GPUs, or left them: places on their nodes have to be looked for again."""
+        """Note that a job came to these GPUs, or left them: what their nodes cost has to be looked up again."""
         self._changes.update({gpu.node for gpu in holding.gpus})
 
-    def on_node(self, node: str, gpu_count: int, kind: Kind, find: Callable[[], Place | None]) -> Place | None:
-        """The place of a kind of jobs on a node, looked for once until something changes there.
+    def on_node(self, node: str, kind: Kind, find: Callable[[], Priced]) -> Priced:
+        """The GPUs of a node that a kind of jobs may have, looked up once until something changes there.
 
         Args:
             node: Name of the node.
-            gpu_count: How many GPUs of it.
             kind: The kind of jobs.
-            find: Looks for it.
+            find: Looks them up.
         """
-        changes, name = self._changes[node], (node, gpu_count, kind)
+        changes, name = self._changes[node], (node, kind)
         known = self._on_node.get(name)
         if known is None or known[0] != changes:
             known = self._on_node[name] = (changes, find())
         return known[1]
 
-    def best(self, job: PlanJob, candidates: int, *, idle_only: bool = False) -> Place | None:
-        """The place to take: of the cheapest ones that which leaves the fewest idle GPUs on its nodes.
+    def best(self, job: PlanJob, *, idle_only: bool = False) -> Place | None:
+        """The cheapest place; of equal ones that on the fewest nodes which leaves the fewest idle GPUs there.
 
         Args:
             job: The job.
-            candidates: How many of the cheapest places compete for the tightest fit, λ.
             idle_only: Whether it may only have idle GPUs.
         """
         offers = _Offers(self, job, self.kind(job, idle_only=idle_only), idle_only=idle_only)
-        cheapest = sorted(offers.all(), key=lambda place: (place.price, place.idle_left))[:candidates]
-        return min(cheapest, key=lambda place: (place.idle_left, place.price), default=None)
+        return min(offers.all(), key=lambda place: place[:3], default=None)
 
     def kind(self, job: PlanJob, *, idle_only: bool) -> Kind:
         """What jobs have in common that find the same places."""
@@ -278,6 +231,10 @@ class Places:
         company = (owner, job.domain, min(self._most, job.largest_group))
         needs = (job.gpu_count, job.node_count, mem_gib_of(job), utilization_of(job), gpu_type_of(job), job.min_speed)
         return job.partition, *company, *needs, job.may_share and not idle_only and knows_utilization(job)
+
+    def slowdown(self, job: PlanJob) -> Slowdown:
+        """F of the type of GPU that a job is planned for."""
+        return slowdown_of(gpu_type_of(job), self._slowdowns)
 
     def load(self, gpu: PackedGpu) -> Load:
         """What is on a GPU now."""
@@ -301,12 +258,13 @@ class Places:
             self._nodes[partition] = tuple(tuple(group) for _, group in groupby(gpus, lambda gpu: gpu.node))
         return self._nodes[partition]
 
-    def place(self, gpus: Iterable[PackedGpu], prices: Sequence[float]) -> Place:
+    def place(self, priced: Iterable[tuple[float, PackedGpu]]) -> Place:
         """GPUs with their prices as one place."""
-        chosen = tuple(gpus)
-        idle = sum(self.packed.free.on_node(node) for node in {gpu.node for gpu in chosen})
-        taken = sum(not gpu.tenants for gpu in chosen)
-        return Place(sum(prices) / len(prices), idle - taken, chosen)
+        prices, gpus = zip(*priced, strict=True)
+        nodes = {gpu.node for gpu in gpus}
+        idle = sum(self.packed.free.on_node(node) for node in nodes)
+        taken = sum(not gpu.tenants for gpu in gpus)
+        return Place(sum(prices) / len(prices), len(nodes), idle - taken, gpus)
 
     def _may_share(self, job: PlanJob, other: PlanJob) -> bool:
         return (
@@ -331,7 +289,7 @@ class _Offers:
 
     def __init__(self, places: Places, job: PlanJob, kind: Kind, *, idle_only: bool) -> None:
         self._places, self._job, self._kind, self._idle_only = places, job, kind, idle_only
-        self._mem_gib, self._gpu_type = mem_gib_of(job), gpu_type_of(job)
+        self._mem_gib, self._slowdown = mem_gib_of(job), places.slowdown(job)
         self._prices: dict[tuple[tuple[int, ...], float], float | None] = {}
         # Where no GPU is large enough by its profile, the job still gets one to itself, as it would without a plan.
         self._too_large = not any(
@@ -339,50 +297,54 @@ class _Offers:
         )
 
     def all(self) -> Iterator[Place]:
-        """One place on each node, or one on several nodes where the job must have these; and whole sets."""
-        gpu_count, node_count = self._job.gpu_count, self._job.node_count
-        largest = self._places.packed.free.largest_node(self._job.partition)
-        if node_count > 1:
-            yield from self._spanning({gpu_count // node_count: node_count})
-        elif largest and gpu_count > largest:
-            whole, rest = divmod(gpu_count, largest)
-            yield from self._spanning({largest: whole} | ({rest: 1} if rest else {}))
+        """A place on each node, and one on several nodes where the job may or must have these; and whole sets."""
+        job, on_nodes = self._job, list(self._on_nodes())
+        if job.node_count > 1:
+            yield from self._on_as_many_nodes(on_nodes)
         else:
-            yield from self._on_nodes(gpu_count)
+            yield from (
+                self._places.place(priced[: job.gpu_count]) for priced in on_nodes if len(priced) >= job.gpu_count
+            )
+            if self._places.across_nodes:
+                yield from self._on_any_nodes(on_nodes)
         if self._places.whole_sets_only and not self._idle_only:
             yield from self._whole_sets()
 
-    def _spanning(self, nodes: Mapping[int, int]) -> Iterator[Place]:
-        """The cheapest nodes that have the job's GPUs, if there are enough.
+    def _on_any_nodes(self, on_nodes: Sequence[Priced]) -> Iterator[Place]:
+        """The job's λ cheapest GPUs, λ being how many it asks for; of equal ones those of which a node has most.
 
-        Args:
-            nodes: How many nodes it must have, by the GPUs that it takes there.
+        Source: Horus (TPDS 2021), algorithm 1, lines 9 to 16.
         """
-        if sum(nodes.values()) > len(self._places.by_node(self._job.partition)):
+        if sum(map(len, on_nodes)) < self._job.gpu_count:
             return
-        parts: dict[str, Place] = {}
-        for gpu_count, repeats in nodes.items():
-            places = (place for place in self._on_nodes(gpu_count) if place.gpus[0].node not in parts)
-            cheapest = sorted(places, key=lambda place: (place.price, place.idle_left))[:repeats]
-            parts |= {place.gpus[0].node: place for place in cheapest}
-        if len(parts) == sum(nodes.values()):
-            prices = [part.price for part in parts.values() for _ in part.gpus]
-            yield self._places.place((gpu for part in parts.values() for gpu in part.gpus), prices)
+        like = [
+            (price, -len(same), index, same)
+            for index, priced in enumerate(on_nodes)
+            for price, group in groupby(priced, key=itemgetter(0))
+            if (same := tuple(group))
+        ]
+        cheapest = chain.from_iterable(same for *_, same in sorted(like, key=itemgetter(0, 1, 2)))
+        yield self._places.place(islice(cheapest, self._job.gpu_count))
 
-    def _on_nodes(self, gpu_count: int) -> Iterator[Place]:
+    def _on_as_many_nodes(self, on_nodes: Sequence[Priced]) -> Iterator[Place]:
+        """The cheapest nodes for a job that must have equal parts of so many, if there are enough."""
+        count, part = self._job.node_count, self._job.gpu_count // self._job.node_count
+        places = [self._places.place(priced[:part]) for priced in on_nodes if len(priced) >= part]
+        if len(places) >= count:
+            chosen = {gpu for place in sorted(places, key=lambda place: place[:3])[:count] for gpu in place.gpus}
+            yield self._places.place(pair for priced in on_nodes for pair in priced if pair[1] in chosen)
+
+    def _on_nodes(self) -> Iterator[Priced]:
+        """What each node offers."""
         for gpus in self._places.by_node(self._job.partition):
-            find = partial(self._cheapest, gpus, gpu_count)
-            place = self._places.on_node(gpus[0].node, gpu_count, self._kind, find)
-            if place is not None:
-                yield place
+            priced = self._places.on_node(gpus[0].node, self._kind, partial(self._priced, gpus))
+            if priced:
+                yield priced
 
-    def _cheapest(self, gpus: Gpus, gpu_count: int) -> Place | None:
-        """The cheapest GPUs of a node; None where the job may have too few of them."""
+    def _priced(self, gpus: Gpus) -> Priced:
+        """Those of a node's GPUs that the job may have."""
         priced = [(price, gpu) for gpu in gpus if (price := self._single(gpu)) is not None]
-        if len(priced) < gpu_count:
-            return None
-        chosen = sorted(priced, key=lambda item: (item[0], item[1].gpu_id))[:gpu_count]
-        return self._places.place((gpu for _, gpu in chosen), [price for price, _ in chosen])
+        return tuple(sorted(priced, key=lambda pair: (pair[0], pair[1].gpu_id)))
 
     def _single(self, gpu: PackedGpu) -> float | None:
         """Price of a GPU that may be combined with any other."""
@@ -401,18 +363,18 @@ class _Offers:
             return None
         before = self._places.load(gpu)
         after = before.plus(self._job)
-        speed = after.speed(self._gpu_type)
+        speed = after.speed(self._slowdown)
         if gpu.tenants and not all(keeps_promise(job, speed) for job in (self._job, *gpu.tenants.values())):
             return None
-        return self._places.price(before, after, gpu.capacity_gib, self._gpu_type)
+        return self._places.price(before, after, gpu.capacity_gib, self._slowdown)
 
     def _whole_sets(self) -> Iterator[Place]:
         """Places where the others hold just the same GPUs."""
         for gpus in self._places.packed.whole_sets(self._job.partition):
             if self._has_shape(gpus):
-                prices = [price for gpu in gpus if (price := self._price(gpu)) is not None]
-                if len(prices) == len(gpus):
-                    yield self._places.place(gpus, prices)
+                priced = [(price, gpu) for gpu in gpus if (price := self._price(gpu)) is not None]
+                if len(priced) == len(gpus):
+                    yield self._places.place(priced)
 
     def _has_shape(self, gpus: Gpus) -> bool:
         on_node = [len(list(group)) for _, group in groupby(gpus, lambda gpu: gpu.node)]

@@ -11,9 +11,10 @@ from muri.policies.cycle.free_gpus import Shares
 from muri.policies.cycle.packed import Holding, PackedGpus, mem_gib_of
 from muri.policies.cycle.queue import pools
 from muri.policies.cycle.reasons import blanks
-from muri.policies.horus.cost import CostModel, Kind, Load, Places, gpu_type_of, knows_utilization, pays, utilization_of
+from muri.policies.horus.cost import CostModel, Kind, Load, Places, knows_utilization, pays, utilization_of
 from muri.policies.options import PolicyOptions
 from muri.policies.types import Plan, PlanJob, PlanRequest, Reason, Sharer, Solo, Waiting
+from muri.profiler.interference.slowdown import Slowdown
 from muri.profiler.records import ESTIMATES
 
 _AGED_FIRST: Final = Reason("a job that has waited longer than max_wait_s goes first and has no place yet")
@@ -24,18 +25,18 @@ _ALONE: Final = Reason("nobody else is on its GPUs")
 class Rule(Protocol):
     """One way of choosing among GPUs that have the memory."""
 
-    def price(self, before: Load, after: Load, capacity_gib: float, gpu_type: str) -> float | None:
+    def price(self, before: Load, after: Load, capacity_gib: float, slowdown: Slowdown) -> float | None:
         """Price of a GPU, the lower the better; None where the job must not come.
 
         Args:
             before: The GPU's jobs without the new one.
             after: And with it.
             capacity_gib: Memory of the GPU; infinite when unknown.
-            gpu_type: Chooses the fit of the slow-down; empty: unknown.
+            slowdown: f of the GPU.
         """
         ...
 
-    def why(self, price: float, load: Load, capacity_gib: float, gpu_type: str) -> Reason:
+    def why(self, price: float, load: Load, capacity_gib: float, slowdown: Slowdown) -> Reason:
         """Why a place was taken, with the load of its fullest GPU."""
         ...
 
@@ -56,17 +57,17 @@ class ByCost:
     cost: CostModel
     min_speedup: float
 
-    def price(self, before: Load, after: Load, capacity_gib: float, gpu_type: str) -> float | None:
+    def price(self, before: Load, after: Load, capacity_gib: float, slowdown: Slowdown) -> float | None:
         """See `Rule`."""
-        if not pays(before, after, self.min_speedup, gpu_type):
+        if not pays(before, after, self.min_speedup, slowdown):
             return None
-        return self.cost.of(after, capacity_gib, gpu_type)
+        return self.cost.of(after, capacity_gib, slowdown)
 
-    def why(self, price: float, load: Load, capacity_gib: float, gpu_type: str) -> Reason:
+    def why(self, price: float, load: Load, capacity_gib: float, slowdown: Slowdown) -> Reason:
         """See `Rule`."""
         return Reason(
             "the cheapest place: cost {:.2f} with {}, and {:.0f} % use (f = {:.2f})",
-            (price, _memory(load, capacity_gib), 100 * load.utilization, 1 / load.speed(gpu_type)),
+            (price, _memory(load, capacity_gib), 100 * load.utilization, 1 / load.speed(slowdown)),
         )
 
     def why_no_partner(self, mem_gib: float) -> Reason:
@@ -81,11 +82,11 @@ class ByCost:
 class ByMemory:
     """Opportunistic bin packing: an idle GPU, else the one that memory fills best, however busy it is."""
 
-    def price(self, before: Load, after: Load, capacity_gib: float, gpu_type: str) -> float | None:
+    def price(self, before: Load, after: Load, capacity_gib: float, slowdown: Slowdown) -> float | None:
         """See `Rule`."""
         return 2.0 - after.used_gib / capacity_gib if before.count else 0.0
 
-    def why(self, price: float, load: Load, capacity_gib: float, gpu_type: str) -> Reason:
+    def why(self, price: float, load: Load, capacity_gib: float, slowdown: Slowdown) -> Reason:
         """See `Rule`."""
         if load.count < 2:
             return Reason("these GPUs are idle")
@@ -103,13 +104,12 @@ class PackingCycle:
         request: Jobs, nodes and what sharing may do; `check_request(request, packed=True)` let it pass.
         options: The policy's options.
         rule: What a GPU costs a job.
-        candidates: How many of the cheapest places compete for the tightest fit.
     """
 
-    def __init__(self, request: PlanRequest, options: PolicyOptions, rule: Rule, candidates: int = 1) -> None:
+    def __init__(self, request: PlanRequest, options: PolicyOptions, rule: Rule) -> None:
         self.packed = PackedGpus(request)
         self._request = request
-        self._rule, self._candidates = rule, candidates
+        self._rule = rule
         self._most = min(options.max_group_size, request.max_group_size)
         self._places = Places(self.packed, request, rule.price, self._most)
         self._why: dict[int, Reason] = {}
@@ -162,20 +162,14 @@ class PackingCycle:
         return True
 
     def _put(self, job: PlanJob, *, idle_only: bool) -> bool:
-        place = self._places.best(job, self._candidates, idle_only=idle_only)
+        place = self._places.best(job, idle_only=idle_only)
         if place is None:
-            # Larger than any node, where nodes differ in size.
-            return self._slurm.is_larger(job) and self._came(self.packed.put_on_free(job))
-        self._came(self.packed.put(job, place.gpus))
+            return False
+        self._places.changed(self.packed.put(job, place.gpus))
         fullest = max(place.gpus, key=lambda gpu: (self._places.load(gpu).utilization, gpu.mem_gib))
         load = self._places.load(fullest)
-        self._why[job.job_id] = self._rule.why(place.price, load, fullest.capacity_gib, gpu_type_of(job))
+        self._why[job.job_id] = self._rule.why(place.price, load, fullest.capacity_gib, self._places.slowdown(job))
         return True
-
-    def _came(self, holding: Holding | None) -> bool:
-        if holding is not None:
-            self._places.changed(holding)
-        return holding is not None
 
     def wait(self, job: PlanJob, *notes: Reason, no_gpus: bool = False) -> None:
         """Keep a job held, or give it to Slurm's own queue if it has waited too long."""
@@ -189,7 +183,8 @@ class PackingCycle:
 
     def speed(self, holding: Holding) -> float:
         """Predicted speed of a job: that on its slowest GPU."""
-        return min(self._places.load(gpu).speed(gpu_type_of(holding.job)) for gpu in holding.gpus)
+        slowdown = self._places.slowdown(holding.job)
+        return min(self._places.load(gpu).speed(slowdown) for gpu in holding.gpus)
 
     def result(self, name: str, stopped: tuple[Waiting, ...] = ()) -> Plan:
         """The plan."""

@@ -4,11 +4,11 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heapify, heapreplace
-from typing import ClassVar, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.cluster.vq import ClusterError, kmeans2
+from scipy.spatial.distance import cdist
 
 from muri.policies.cycle.packed import mem_gib_of
 from muri.policies.cycle.promises import with_promises
@@ -22,7 +22,10 @@ from muri.policies.schedulers.base import TO_THE_END, FixedOrder
 from muri.policies.types import Plan, PlanJob, PlanRequest, Reason
 
 _STEPS: Final = 50
-"""Steps of k-means; the four features settle long before."""
+"""Most steps of k-means; the four features settle long before."""
+
+Points = NDArray[np.float64]
+"""Points as rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +58,11 @@ class Horus(FixedOrder):
     ranking = fifo
     supports_packing = True
     retries_out_of_memory = True
-    queue_count: ClassVar[int] = 1
+
+    @property
+    def queue_count(self) -> int:
+        """k, in how many queues jobs wait."""
+        return 1
 
     def plan(self, request: PlanRequest) -> Plan:
         """Decide on every job; see `muri.policies.types.Policy`."""
@@ -63,7 +70,7 @@ class Horus(FixedOrder):
         rules = self.rules
         request = with_promises(request, rules.min_speed)
         cost = CostModel(rules.horus_memory_weight, rules.horus_slowdown_weight)
-        cycle = PackingCycle(request, rules, ByCost(cost, rules.min_speedup), rules.horus_candidates)
+        cycle = PackingCycle(request, rules, ByCost(cost, rules.min_speedup))
         aged, ready = cycle.sort_out(request.jobs)
         cycle.seat_aged(aged)
         of_partition: dict[str, list[PlanJob]] = {}
@@ -85,7 +92,7 @@ class Horus(FixedOrder):
 
 
 class HorusFair(Horus):
-    """Horus with three queues of like jobs, found by k-means, that take turns by length and wait.
+    """Horus with k queues of like jobs (`horus_queues`), found by k-means, that take turns by length and wait.
 
     Jobs are alike by tasks, predicted utilisation, GPUs and memory. A round's β picks go to the queues by weighted
     fair queueing, a queue's weight being max(length, median wait in rounds × length).
@@ -95,13 +102,17 @@ class HorusFair(Horus):
 
     name = "horus-f"
     order = "queues by weight, submit time"
-    queue_count = 3
+
+    @property
+    def queue_count(self) -> int:
+        """k, in how many queues jobs wait."""
+        return self.rules.horus_queues
 
 
 def queues_of(jobs: Sequence[PlanJob], count: int, now_s: float, round_s: float) -> tuple[JobQueue, ...]:
     """Sort jobs into queues of a kind, whatever order they come in.
 
-    Source: Horus (TPDS 2021): k-means over tasks, predicted utilisation, GPUs and memory.
+    Source: Horus (TPDS 2021), algorithm 1: k-means over tasks, predicted utilisation, GPUs and memory.
 
     Args:
         jobs: Waiting jobs.
@@ -146,8 +157,10 @@ def pick(queues: Sequence[JobQueue], count: int) -> tuple[PlanJob, ...]:
 def cluster(points: Sequence[tuple[float, ...]], count: int) -> list[int]:
     """The kind of each point, 0 for the kind with the smallest centre; equal points are of one kind.
 
-    k-means from centres that are far apart: the smallest point first, then always the one farthest from all
-    centres so far. Nothing is random, and the order of the points makes no difference.
+    k-means with the L1 distance, from centres that are far apart: the smallest point first, then always the one
+    farthest from all centres so far. Nothing is random, and the order of the points makes no difference.
+
+    Source: Horus (TPDS 2021), section 4.2.2, which names k-means and L1 and leaves scale and first centres open.
 
     Args:
         points: Points with equally many coordinates, each scaled here to 0…1.
@@ -156,20 +169,12 @@ def cluster(points: Sequence[tuple[float, ...]], count: int) -> list[int]:
     if not points:
         return []
     distinct, where, repeats = np.unique(np.array(points, dtype=float), axis=0, return_inverse=True, return_counts=True)
-    where = where.reshape(-1)
     spread = np.ptp(distinct, axis=0)
     scaled = (distinct - distinct.min(axis=0)) / np.where(spread > 0, spread, 1.0)
-    centres = _far_apart(scaled, min(count, len(scaled)))
-    try:
-        found, labels = kmeans2(
-            np.repeat(scaled, repeats, axis=0), centres, iter=_STEPS, minit="matrix", missing="raise"
-        )
-    except ClusterError:
-        # A centre lost all of its points, or two are too close to tell apart.
-        return cluster(points, len(centres) - 1)
-    first = np.concatenate(([0], np.cumsum(repeats)[:-1]))
-    order = {int(label): rank for rank, label in enumerate(np.lexsort(found.T[::-1]))}
-    return [order[int(label)] for label in labels[first][where]]
+    centres, kinds = _settled(scaled, repeats, _far_apart(scaled, min(count, len(scaled))))
+    rank = np.empty(len(centres), dtype=int)
+    rank[np.lexsort(centres.T[::-1])] = np.arange(len(centres))
+    return [int(kind) for kind in rank[kinds][where.reshape(-1)]]
 
 
 def typical(queue: JobQueue) -> tuple[float, float, float, float]:
@@ -195,12 +200,27 @@ def _turn(queue: JobQueue, number: int, position: int) -> tuple[float, float, in
     return ((position + 1) / queue.weight, job.submit_s, job.job_id, number, position)
 
 
-def _far_apart(points: NDArray[np.float64], count: int) -> NDArray[np.float64]:
+def _settled(points: Points, repeats: NDArray[np.int64], centres: Points) -> tuple[Points, NDArray[np.int64]]:
+    """Centres and the nearest one of each point, once these no longer change; a centre that loses all points goes."""
+    kinds = _nearest(points, centres)
+    for _ in range(_STEPS):
+        used = np.unique(kinds)
+        centres = np.array([np.average(points[kinds == kind], axis=0, weights=repeats[kinds == kind]) for kind in used])
+        before, kinds = np.searchsorted(used, kinds), _nearest(points, centres)
+        if np.array_equal(kinds, before):
+            break
+    used, kinds = np.unique(kinds, return_inverse=True)
+    return centres[used], kinds
+
+
+def _nearest(points: Points, centres: Points) -> NDArray[np.int64]:
+    return np.asarray(cdist(points, centres, "cityblock").argmin(axis=1), dtype=np.int64)
+
+
+def _far_apart(points: Points, count: int) -> Points:
     chosen = [0]
-    distance = np.linalg.norm(points - points[0], axis=1)
     while len(chosen) < count:
-        chosen.append(int(np.argmax(distance)))
-        distance = np.minimum(distance, np.linalg.norm(points - points[chosen[-1]], axis=1))
+        chosen.append(int(cdist(points, points[chosen], "cityblock").min(axis=1).argmax()))
     return points[chosen]
 
 

@@ -22,6 +22,9 @@ VERBS: Final = {
     "predict": LazyCommand(f"{_HERE}.predict:predict_command", "Estimate a profile that was not measured."),
     "pair": LazyCommand(f"{_HERE}.pair:pair_command", "Measure how two scripts slow each other down."),
     "fit": LazyCommand(f"{_HERE}.pair:fit_command", "Fit a model's times to batch size and gradient size."),
+    "fit-slowdown": LazyCommand(
+        f"{_HERE}.slowdown:slowdown_command", "Fit how use slows jobs down on a GPU type, from measured pairs."
+    ),
     "edit": LazyCommand(f"{_HERE}.change:edit_command", "Correct a profile's figures by hand."),
     "audit": LazyCommand(f"{_HERE}.look:audit_command", "Show who changed which profile, and when."),
     "stale": LazyCommand(f"{_HERE}.change:stale_command", "List, set or take back marks to measure again."),

@@ -11,6 +11,7 @@ from muri.profiler import figures
 from muri.profiler.errors import InterferenceError
 from muri.profiler.estimates import best_known
 from muri.profiler.interference.models import estimated_ratio
+from muri.profiler.interference.slowdown import PairPoint, gpu_percent
 from muri.profiler.records import ProfileKey
 from muri.profiler.store import Document, ProfileStore
 
@@ -166,6 +167,24 @@ def find(known: Pairs, key_a: ProfileKey, key_b: ProfileKey) -> Interference | N
         if (found := known.get(ordered(a, b))) is not None:
             return found.seen_from(a)
     return None
+
+
+def pair_points(store: ProfileStore, gpu_type: str) -> tuple[PairPoint, ...]:
+    """What pairs on a type of GPU used together and how much longer they took, two points of each measured pair.
+
+    Pairs with a model whose profile was not measured are left out.
+
+    Raises:
+        StoreError: The store cannot be read.
+    """
+    found: list[PairPoint] = []
+    for pair in known_pairs(store):
+        profiles = [next(filter(None, map(store.get, side.key.lookup_order)), None) for side in (pair.a, pair.b)]
+        measured = [profile for profile in profiles if profile is not None and not profile.is_estimate]
+        if len(measured) == 2 and pair.a.key.gpu_type == gpu_type:
+            percent = sum(map(gpu_percent, measured))
+            found += [PairPoint(percent, pair.a.ratio), PairPoint(percent, pair.b.ratio)]
+    return tuple(found)
 
 
 def _name(*keys: ProfileKey) -> str:

@@ -6,9 +6,10 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import ClassVar, Final
 
-from muri.policies.horus.cost import RAISED_BY, slowdown
+from muri.policies.horus.cost import RAISED_BY
 from muri.policies.traits import model_of, relative_goodput
 from muri.policies.types import FreeNode, NodeShare
+from muri.profiler.interference.slowdown import published_slowdown
 from muri.profiler.records import RESOURCES
 from muri.simulator.engine.jobs import LiveJob, Seat, Unit, WaitingJobs
 from muri.simulator.engine.nodes import Nodes
@@ -109,7 +110,7 @@ def crowding_of(settings: Settings, pairs: Pairs) -> Crowding:
 def _speed_by_utilization(job: TraceJob, others: Iterable[TraceJob]) -> float:
     """By Horus's fitted function of the utilisation that all jobs on the GPU add up to."""
     total = sum(other.gpu_share for other in (job, *others))
-    return 1.0 / slowdown(100.0 * total, job.key.gpu_type)
+    return 1.0 / published_slowdown(job.key.gpu_type)(100.0 * total)
 
 
 def speed_of(unit: Unit, on_gpus: Iterable[list[Unit]], crowding: Crowding) -> float:

@@ -26,6 +26,7 @@ from muri.profiler.interference.models import (
     fit_line,
 )
 from muri.profiler.interference.ratios import Interference, Pairs, by_pair, find
+from muri.profiler.interference.slowdown import Parabola
 from muri.profiler.records import ProfileKey, StageProfile
 from muri.profiler.sensitivity import record
 from muri.profiler.sensitivity.bisection import DOUBT, RUN_SPREAD
@@ -54,12 +55,14 @@ class KnownTraits:
         fits: Iteration times over batch sizes, by name.
         pairs: Models that were measured side by side.
         accumulating: Profile keys, as text, of scripts that declared that their batches can be split.
+        slowdowns: Horus's f as fitted here, by type of GPU.
     """
 
     sensitivities: Mapping[str, record.SensitivityProfile] = field(default_factory=dict)
     fits: Mapping[str, LinearFit] = field(default_factory=dict)
     pairs: tuple[Interference, ...] = ()
     accumulating: frozenset[str] = frozenset()
+    slowdowns: Mapping[str, Parabola] = field(default_factory=dict)
 
     def is_measured(self, key: ProfileKey) -> bool:
         """Whether the model's sensitivity to CPUs was measured."""

@@ -248,8 +248,10 @@ def sharing_request(request: PlanRequest, cycle: CycleInput, room: SiteRoom) -> 
     jobs = tuple(traits.of(job) for job in request.jobs)
     running = tuple(replace(unit, members=tuple(traits.of(job) for job in unit.members)) for unit in running)
     at_work = _keys(job for unit in running for job in unit.members)
-    table = interference_table(_keys(jobs), at_work, cycle.knowledge.profiles, cycle.knowledge.traits.pairs)
-    return replace(request, jobs=jobs, nodes=nodes, running=running, interference=table, whole_sets_only=True)
+    known = cycle.knowledge.traits
+    table = interference_table(_keys(jobs), at_work, cycle.knowledge.profiles, known.pairs)
+    measured = replace(request, interference=table, slowdowns=known.slowdowns)
+    return replace(measured, jobs=jobs, nodes=nodes, running=running, whole_sets_only=True)
 
 
 def _keys(jobs: Iterable[PlanJob]) -> list[ProfileKey]:

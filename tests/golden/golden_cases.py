@@ -370,7 +370,7 @@ def sharing_sjf_ffs() -> Case:
 
 @case
 def sharing_horus() -> Case:
-    return _sharing("horus", horus={"candidates": 2, "jobs_per_round": 4})
+    return _sharing("horus", horus={"jobs_per_round": 4})
 
 
 @case

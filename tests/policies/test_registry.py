@@ -114,7 +114,7 @@ def test_impossible_tiresias_options_are_named(options, message):
     [
         ({"max_wait_s": "long"}, "max_wait_s is 'long'; it must be a number"),
         ({"horus_memory_weight": "abc"}, "horus_memory_weight is 'abc'; it must be a number"),
-        ({"horus_candidates": 1.5}, "horus_candidates is 1.5; it must be a whole number"),
+        ({"horus_queues": 1.5}, "horus_queues is 1.5; it must be a whole number"),
         ({"max_group_size": True}, "max_group_size is True; it must be a whole number"),
         ({"preemption": "abc"}, "preemption is 'abc'; it must be true or false"),
         ({"queue_limits_gpu_s": 5}, "queue_limits_gpu_s is 5; it must be a list of numbers"),

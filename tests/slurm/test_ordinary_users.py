@@ -34,6 +34,7 @@ COMMANDS = {
     "profile predict": "m",
     "profile pair": "/home/alice/missing.py /home/alice/missing.py",
     "profile fit": "m",
+    "profile fit-slowdown": "gpu",
     "profile edit": "m --load-s 1",
     "profile audit": "",
     "profile stale": "m",

@@ -15,8 +15,10 @@ from muri.policies.horus.cost import MAX_RAISES, CostModel, Load, pays, raised_g
 from muri.policies.horus.policy import JobQueue, cluster, pick, queues_of
 from muri.policies.options import OptionsError
 from muri.policies.registry import get_policy
-from muri.policies.types import Running
+from muri.policies.types import NodeShare, Running
+from muri.profiler.interference.slowdown import Parabola, published_slowdown
 
+RTX_2080 = published_slowdown("rtx2080")
 NAMES = ("horus", "horus-f", "obp", "pab")
 
 
@@ -52,11 +54,11 @@ def next_request(plan, request, **changes):
 def test_the_cost_of_a_placement_by_hand():
     load = Load.of([busy(1, 0.4, 6.0), busy(2, 0.8, 10.0)])
     # 0.3 · 16/24 + 0.7 · (1.16664 − 0.00302·120 + 4e−5·120²)
-    assert CostModel(0.3, 0.7).of(load, 24.0, "rtx2080") == pytest.approx(0.2 + 0.7 * 1.38024)
+    assert CostModel(0.3, 0.7).of(load, 24.0, RTX_2080) == pytest.approx(0.2 + 0.7 * 1.38024)
 
 
 def test_an_unknown_memory_costs_nothing():
-    assert CostModel(1.0, 0.0).of(Load(1, 30.0, 0.5), float("inf")) == 0.0
+    assert CostModel(1.0, 0.0).of(Load(1, 30.0, 0.5), float("inf"), RTX_2080) == 0.0
 
 
 def test_an_idle_gpu_is_cheaper_even_where_memory_is_unknown_and_both_are_hardly_used():
@@ -69,11 +71,11 @@ def test_an_idle_gpu_is_cheaper_even_where_memory_is_unknown_and_both_are_hardly
 def test_sharing_pays_while_the_sum_of_speeds_does_not_fall(newcomer, expected):
     before = Load(1, 1.0, 1.0)
     after = Load(2, 2.0, 1.0 + newcomer)  # f = 1.61, 1.92, 2.16: two jobs do 2/f
-    assert pays(before, after, 1.0, "rtx2080") is expected
+    assert pays(before, after, 1.0, RTX_2080) is expected
 
 
 def test_the_first_job_of_a_gpu_is_always_welcome():
-    assert pays(Load(), Load(1, 1.0, 1.0), 4.0)
+    assert pays(Load(), Load(1, 1.0, 1.0), 4.0, RTX_2080)
 
 
 def test_without_measured_utilisation_the_propagate_share_counts():
@@ -90,6 +92,13 @@ def test_k_means_finds_kinds_whatever_order_points_come_in():
     assert kinds == [0, 0, 1, 2, 2, 0]
     for order in list(permutations(range(len(points))))[::29]:
         assert cluster([points[index] for index in order], 3) == [kinds[index] for index in order]
+
+
+def test_k_means_goes_by_the_l1_distance():
+    corner, far, near = (0.0, 0.0), (1.0, 1.0), (0.85, 0.35)
+    # (0.5, 0) is 0.50 from the corner and 0.70 from `near`, but 0.50 and 0.49 as the crow flies.
+    kinds = cluster([corner] * 10 + [far] * 10 + [near] * 10 + [(0.5, 0.0)], 3)
+    assert kinds == [0] * 10 + [2] * 10 + [1] * 10 + [0]
 
 
 @pytest.mark.parametrize("points", [[], [(2.0, 2.0)], [(2.0, 2.0)] * 5, [(1.0, 0.0), (2.0, 0.0)] * 2])
@@ -165,6 +174,14 @@ def test_horus_keeps_off_a_gpu_on_which_less_would_get_done_and_obp_does_not():
     assert [item.job_id for item in get_policy("obp").plan(request).sharers] == [1, 2]
 
 
+def test_what_was_fitted_on_the_site_goes_before_the_published_curves():
+    request = make_request([busy(1, 0.3), busy(2, 0.3)], [make_cluster_node("n1", 1, 1, gpu_mem_gib=24.0)])
+    steep = {"gpu": Parabola(1.0, 0.05, 0.0), "other": Parabola(1.0, 0.0, 0.0)}
+    assert len(get_policy("horus").plan(request).sharers) == 2
+    plan = get_policy("horus").plan(dataclasses.replace(request, slowdowns=steep))
+    assert [item.job_id for item in plan.sharers] == [1]  # together they would be four times slower
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_memory_limits_sharing_and_a_raised_request_counts(name):
     node = make_cluster_node("n1", 1, 1, gpu_mem_gib=24.0)
@@ -203,12 +220,40 @@ def test_three_queues_let_small_jobs_past_a_long_line_of_large_ones():
     assert first["horus-f"] & set(range(7, 13))
 
 
-def test_the_cheapest_places_compete_for_the_tightest_fit():
-    nodes = [make_cluster_node("n1", 4, gpu_mem_gib=24.0), make_cluster_node("n2", 2, gpu_mem_gib=20.0)]
-    request = make_request([busy(1, 0.1)], nodes)
-    assert get_policy("horus").plan(request).sharers[0].gpus[0].node == "n1"  # a smaller share of its memory
-    tight = get_policy("horus", {"horus_candidates": 2}).plan(request)
-    assert tight.sharers[0].gpus[0].node == "n2"
+def test_horus_f_has_as_many_queues_as_the_option_says():
+    kinds = [
+        busy(job_id, use, mem_gib) for job_id, (use, mem_gib) in enumerate(((0.1, 1), (0.4, 8), (0.7, 14), (1, 20)))
+    ]
+    request = make_request([*kinds, busy(9, 1.0, gpu_count=4)], [make_cluster_node("n1", 1, 1, gpu_mem_gib=24.0)])
+    for count in (1, 3, 4):
+        plan = get_policy("horus-f", {"horus_queues": count, "horus_jobs_per_round": 1}).plan(request)
+        reasons = " ".join(str(reason) for item in plan.waiting for reason in item.reasons)
+        assert (f"of {count} (" in reasons) is (count > 1)
+
+
+def test_of_equally_cheap_places_the_one_that_leaves_the_fewest_idle_gpus():
+    nodes = [make_cluster_node("n1", 4, gpu_mem_gib=24.0), make_cluster_node("n2", 2, gpu_mem_gib=24.0)]
+    assert get_policy("horus").plan(make_request([busy(1, 0.1)], nodes)).sharers[0].gpus[0].node == "n2"
+
+
+def gpus_beside_two_busy_jobs(larger_than_a_node):
+    """Where a job of two GPUs goes on two nodes, on each of which one of two GPUs is busy."""
+    free = [make_cluster_node(name, 2, gpu_mem_gib=24.0) for name in ("n1", "n2")]
+    nodes = [dataclasses.replace(node, free_gpus=1, islands=((1,),)) for node in free]
+    busy_jobs = ((busy(1, 0.9), "n1"), (busy(2, 0.8), "n2"))
+    runs = tuple(Running((job,), (NodeShare(node, 1, (0,)),)) for job, node in busy_jobs)
+    newcomer = busy(3, 0.1, gpu_count=2)
+    request = make_request([newcomer], nodes, running=runs, larger_than_a_node=larger_than_a_node)
+    (placed,) = (item for item in get_policy("horus").plan(request).sharers if item.job_id == 3)
+    return {(share.node, gpu_id) for share in placed.gpus for gpu_id in share.gpu_ids}
+
+
+def test_a_job_takes_as_many_of_the_cheapest_gpus_as_it_asks_for_whatever_node_they_are_on():
+    assert gpus_beside_two_busy_jobs("whole-nodes") == {("n1", 1), ("n2", 1)}
+
+
+def test_on_slurm_a_job_that_fits_a_node_stays_on_one():
+    assert gpus_beside_two_busy_jobs("slurm") == {("n2", 0), ("n2", 1)}
 
 
 def test_pab_puts_back_the_latest_comer_who_then_waits_for_gpus_of_its_own():
@@ -321,8 +366,9 @@ def test_options_are_checked():
         get_policy("horus", {"horus_memory_weight": 0.0, "horus_slowdown_weight": 0.0})
     with pytest.raises(OptionsError, match="horus_slowdown_weight"):
         get_policy("horus", {"horus_slowdown_weight": float("nan")})
-    with pytest.raises(OptionsError, match="horus_jobs_per_round"):
-        get_policy("horus", {"horus_jobs_per_round": 0})
+    for name in ("horus_jobs_per_round", "horus_queues"):
+        with pytest.raises(OptionsError, match=name):
+            get_policy("horus-f", {name: 0})
 
 
 # Every plan

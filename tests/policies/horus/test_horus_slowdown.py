@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muri.policies.horus.cost import UtilizationError, slowdown
+from muri.profiler.interference.slowdown import UtilizationError, published_slowdown
 
 PERCENT = st.floats(0, 1000)
 GPU_TYPES = st.sampled_from(["rtx2080", "NVIDIA GeForce GTX 1080 Ti", "a100", ""])
@@ -23,16 +23,16 @@ GPU_TYPES = st.sampled_from(["rtx2080", "NVIDIA GeForce GTX 1080 Ti", "a100", ""
     ],
 )
 def test_the_fit_of_the_paper(gpu_type: str, percent: float, expected: float) -> None:
-    assert slowdown(percent, gpu_type) == pytest.approx(expected)
+    assert published_slowdown(gpu_type)(percent) == pytest.approx(expected)
 
 
 @given(PERCENT, PERCENT, GPU_TYPES)
 def test_more_use_never_speeds_anybody_up(first: float, second: float, gpu_type: str) -> None:
     low, high = sorted((first, second))
-    assert 1 <= slowdown(low, gpu_type) <= slowdown(high, gpu_type)
+    assert 1 <= published_slowdown(gpu_type)(low) <= published_slowdown(gpu_type)(high)
 
 
 @pytest.mark.parametrize("percent", [-1.0, float("nan"), float("inf")])
 def test_impossible_utilisations_are_refused(percent: float) -> None:
     with pytest.raises(UtilizationError, match="finite and ≥ 0"):
-        slowdown(percent)
+        published_slowdown()(percent)

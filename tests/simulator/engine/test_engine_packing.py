@@ -13,10 +13,10 @@ from test_engine_laws import all_settings, traces
 
 from muri.errors import UsageError
 from muri.policies.cycle.validation import check_request
-from muri.policies.horus.cost import slowdown
 from muri.policies.speed.measured import PairSpeed
 from muri.policies.traits import BatchModel
 from muri.policies.types import CpuMemShare, Group, NodeShare, Plan, PlanJob, PlanRequest, Sharer, Waiting
+from muri.profiler.interference.slowdown import published_slowdown
 from muri.simulator import run as run_module
 from muri.simulator.cli.request import read_interference
 from muri.simulator.engine.pace import Pairs
@@ -109,7 +109,9 @@ def test_estimates_do_not_depend_on_the_order_of_the_trace() -> None:
 def test_the_other_truth_is_horus_s_function_of_utilisation() -> None:
     jobs = [job(1, 0.0, 100.0, gpu_utilization=0.9), job(2, 0.0, 100.0, CPU, gpu_utilization=0.6), job(3, 0.0, 100.0)]
     result, _ = packed(jobs, [on(1, 0), on(2, 0), on(3, 1)], slowdown="utilization")
-    assert ends(result) == {number: pytest.approx(100 * slowdown(150.0, "gpu")) for number in (1, 2)} | {3: 100.0}
+    assert ends(result) == {number: pytest.approx(100 * published_slowdown("gpu")(150.0)) for number in (1, 2)} | {
+        3: 100.0
+    }
 
 
 BATCH = BatchModel(32, 0.25, 0.75 / 32, fixed_mem_gib=4.0, mem_gib_per_sample=0.5, max_accumulate_steps=4)

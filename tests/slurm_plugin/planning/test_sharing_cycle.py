@@ -8,6 +8,8 @@ from fake_slurm import FakeSlurm, Killed, make_job, make_node
 from muri.policies.types import NodeShare, Plan, PlanRequest, Reason, Running, Sharer, Waiting
 from muri.profiler.interference.models import KIND, LinearFit, computation_name
 from muri.profiler.interference.ratios import Interference, Side
+from muri.profiler.interference.slowdown import KIND as SLOWDOWNS
+from muri.profiler.interference.slowdown import Parabola, SlowdownFit
 from muri.profiler.records import ProfileKey, StageProfile
 from muri.profiler.store import Document
 from muri.slurm_plugin.config import Config
@@ -280,3 +282,18 @@ def test_a_script_that_says_so_in_its_dry_run_can_be_split(make_controller):
     slurm.jobs[3] = job(3, "new", 100)
     decide(CycleInput(view_of(slurm.snapshot()), Knowledge(profiles, traits=traits), Config(**POLICY)), policy)
     assert {each.job_id: each.batch.max_accumulate_steps for each in policy.request.jobs}[3] == 8
+
+
+def test_a_slowdown_fitted_on_the_site_reaches_the_policy(make_controller, caplog):
+    slurm = FakeSlurm([job(1, "long", 100)], [make_node("n1", gpu_count=1)])
+    curve = Parabola(1.0, 0.01, 0.0)
+    fit = SlowdownFit(curve, 0.8, 12, 10.0, 180.0)
+    with make_controller(slurm, KNOWN, **POLICY) as controller:
+        for name, body in (("gpu", fit.to_dict()), ("broken", {"curve": "?"})):
+            controller._store.put_document(SLOWDOWNS, Document(name, "2026-01-01T00:00:00+00:00", body))
+        traits = read_traits(controller._store)
+    policy = Scripted()
+    profiles = {each.key: each for each in KNOWN}
+    decide(CycleInput(view_of(slurm.snapshot()), Knowledge(profiles, traits=traits), Config(**POLICY)), policy)
+    assert policy.request.slowdowns == {"gpu": curve}
+    assert "slow-down on broken is not used" in caplog.text
