@@ -14,7 +14,7 @@ from muri.profiler.dangers import said
 from muri.profiler.differences import Row
 from muri.profiler.dryrun.messages import LEAST_CONFIDENCE
 from muri.profiler.estimates import ProfileEstimate
-from muri.profiler.interference.models import LinearFit
+from muri.profiler.interference.models import LinearFit, overlap_exponent
 from muri.profiler.interference.ratios import Candidate, Interference, Side
 from muri.profiler.lookup import PUBLISHED
 from muri.profiler.records import RESOURCES, STAGES, ProfileKey, StageProfile
@@ -158,6 +158,7 @@ def facts(profile: StageProfile, now: datetime) -> dict[str, str]:
         "mean GPU utilisation": _or_none(detail.gpu_utilisation, "{:.0%}"),
         "mean CPU use": _or_none(detail.cpu_cores, "{:.1f} cores"),
         "gradients": _or_none(detail.gradient_mib, "{:.1f} MiB"),
+        "network is hidden": _or_none(overlap_exponent(profile), "δ {:.3g} (1: not at all, inf: wholly)"),
         "confidence": _or_none(detail.confidence, _confidence_form(detail.confidence)),
         "dangers to threads": None if detail.dangers is None else said(detail.dangers) or "none found",
         "source": f"{profile.source}, {profile.iterations} iterations{warmup}",
