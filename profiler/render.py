@@ -242,9 +242,12 @@ def print_pairs(console: Console, pairs: Sequence[Interference], now: datetime) 
     table = _table()
     table.add_column("MODEL", overflow="fold", min_width=10)
     _add_figures(table, "ALONE", "SHARED", "RATIO", "±%", "SURE%", "AGE")
+    table.add_column("FROM", no_wrap=True)
     for pair in pairs:
-        for side, mark in ((pair.a, ""), (pair.b, "+ ")):
-            table.add_row(Text(mark + _short(side.key)), *_cells(side), "" if mark else age(pair.measured_at, now))
+        came = f"{pair.source}{', turns' if pair.turns else ''}", f"  {pair.rounds} rounds"
+        for side, mark, note in ((pair.a, "", came[0]), (pair.b, "+ ", came[1])):
+            since = "" if mark else age(pair.measured_at, now)
+            table.add_row(Text(mark + _short(side.key)), *_cells(side), since, note)
     console.print(table)
     console.print("Milliseconds per iteration; RATIO ξ: how much longer it takes beside the other.")
 

@@ -223,7 +223,8 @@ def sharing_request(request: PlanRequest, cycle: CycleInput, room: SiteRoom) -> 
     jobs = tuple(traits.of(job) for job in request.jobs)
     running = tuple(replace(unit, members=tuple(traits.of(job) for job in unit.members)) for unit in running)
     at_work = _keys(job for unit in running for job in unit.members)
-    table = interference_table(_keys(jobs), at_work, cycle.knowledge.profiles, cycle.knowledge.traits.pairs)
+    known, turns = cycle.knowledge, cycle.config.grouping.discipline == "fair"
+    table = interference_table(_keys(jobs), at_work, known.profiles, known.traits, turns_only=turns)
     return replace(request, jobs=jobs, nodes=nodes, running=running, interference=table, whole_sets_only=True)
 
 

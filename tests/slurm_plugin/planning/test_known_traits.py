@@ -194,7 +194,7 @@ def test_a_table_of_pairs_tells_users_apart():
         Side(ProfileKey(model, 8, 1, "gpu", user), 0.1, 0.15, 1.5, None, 0.9, 40)
         for model, user in (("a", "bob"), ("b", ""))
     ]
-    table = interference_table(stored, stored, stored, (Interference(*sides, 3, 1.0, ""),))
+    table = interference_table(stored, stored, stored, KnownTraits(pairs=(Interference(*sides, 3, 1.0, ""),)))
     assert table.speeds("a of bob", "b") == pytest.approx((1 / 1.5, 1 / 1.5))
     assert table.speeds("a of bob", "b of bob") == pytest.approx(
         (1 / 1.5, 1 / 1.5)

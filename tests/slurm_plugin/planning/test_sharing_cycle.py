@@ -14,7 +14,7 @@ from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.planning.actions import StartGroup, started
 from muri.slurm_plugin.planning.cycle_input import CycleInput, Knowledge
 from muri.slurm_plugin.planning.decision import decide
-from muri.slurm_plugin.planning.model_traits import batch_model, interference_table
+from muri.slurm_plugin.planning.model_traits import KnownTraits, batch_model, interference_table
 from muri.slurm_plugin.profile_use import read_traits
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import JobState
@@ -241,15 +241,28 @@ def test_a_stored_fit_comes_before_the_profiles():
 def test_measured_pairs_come_before_estimates():
     known = {each.key: each for each in KNOWN}
     long, short = ProfileKey("long", 8, 1, "gpu"), ProfileKey("short", 4, 1, "gpu")
-    estimates = interference_table([short], [long], known, ())
+    estimates = interference_table([short], [long], known, KnownTraits())
     assert estimates.speeds("long", "short") == pytest.approx((1 / 1.34, 1 / 1.34))
     assert estimates.speeds("long", "long") == pytest.approx((1 / 1.58, 1 / 1.58))
     assert estimates.speeds("short", "short") is None  # none of them runs
     sides = [Side(key, 1.0, ratio, ratio, None, 0.9, 10) for key, ratio in ((long, 1.1), (short, 1.6))]
     pair = Interference(*sides, rounds=3, measured_s=1.0, measured_at="2026-01-01T00:00:00+00:00")
-    assert interference_table([long], [short], known, (pair,)).speeds("short", "long") == pytest.approx(
-        (1 / 1.6, 1 / 1.1)
+    assert interference_table([long], [short], known, KnownTraits(pairs=(pair,))).speeds(
+        "short", "long"
+    ) == pytest.approx((1 / 1.6, 1 / 1.1))
+
+
+def test_the_better_of_turns_and_none_counts_unless_all_take_turns():
+    known = {each.key: each for each in KNOWN}
+    long, short = ProfileKey("long", 8, 1, "gpu"), ProfileKey("short", 4, 1, "gpu")
+    plain, turns = (
+        Interference(*(Side(key, 1.0, ratio, ratio, None, 0.9, 10) for key in (long, short)), 3, 1.0, "", turns=turns)
+        for ratio, turns in ((1.1, False), (1.6, True))
     )
+    traits = KnownTraits(pairs=(plain,), pairs_in_turns=(turns,))
+    for turns_only, ratio in ((True, 1.6), (False, 1.1)):
+        table = interference_table([long], [short], known, traits, turns_only=turns_only)
+        assert table.speeds("short", "long") == pytest.approx((1 / ratio, 1 / ratio))
 
 
 def test_a_damaged_fit_costs_no_cycle(make_controller):
