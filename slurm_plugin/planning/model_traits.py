@@ -220,8 +220,8 @@ def interference_table(
 ) -> InterferenceTable:
     """Return speeds of all models beside those that run: measured and learnt ones first, estimates from profiles else.
 
-    A group finds out by itself whether turns suit it (`discipline: auto`), so where a pair is known both in turns and
-    without, the better counts.
+    A group on one GPU finds out by itself whether turns suit it (`discipline: auto`), so where a pair is known both in
+    turns and without, the better counts. On several GPUs all take turns.
 
     No job joins one that has not started, so a long queue costs only its models times the running ones.
     A table tells models apart by their names, which say whose they are. Of a model's several profiles the least key's
@@ -241,7 +241,7 @@ def interference_table(
     for model, key in everybody.items():
         of_user[key.user][model] = key
     rows = [
-        _pair(a, b, known, measured, turns_only=turns_only)
+        _pair(a, b, known, measured, turns_only=turns_only or a.gpu_count > 1)
         for model, a in at_work.items()
         for other, b in (sorted((of_user[a.user] | of_user[""]).items()) if a.user else everybody.items())
         if other not in at_work or model <= other

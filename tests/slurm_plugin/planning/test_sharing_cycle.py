@@ -88,6 +88,35 @@ def test_a_short_job_joins_a_long_one_with_as_small_a_batch_as_the_memory_asks(m
     assert [(units[each].accumulate_steps, units[each].gpus[0].gpu_ids) for each in (1, 2)] == [(1, (0,)), (4, (0,))]
 
 
+TWO_GPUS = {"gpu_count": 2, "gpu_request": "gres/gpu:2", "cpu_count": 4}
+ON_TWO = tuple(
+    replace(each, key=replace(each.key, gpu_count=2)) for each in (KNOWN[0], replace(KNOWN[1], gpu_mem_gib=3.0))
+)
+
+
+@pytest.mark.parametrize(("tasks", "joins"), [(2, True), (1, False)])
+def test_a_job_on_two_gpus_joins_one_on_the_same_two_if_it_has_a_rank_for_each(make_controller, tasks, joins):
+    slurm = FakeSlurm([job(1, "long", 10_000, cpus_per_task=2, **TWO_GPUS)], [make_node("n1", gpu_count=2)])
+    with make_controller(slurm, (*KNOWN, *ON_TWO), **POLICY) as controller:
+        controller.cycle()
+    slurm.tick()
+    slurm.tick()
+    (pilot,) = pilots(slurm)
+    assert (pilot.gpu_count, slurm.jobs[1].state) == (2, JobState.RUNNING)
+    slurm.jobs[2] = job(2, "short", 100, cpus_per_task=4 // tasks, **TWO_GPUS)
+    with make_controller(slurm, (*KNOWN, *ON_TWO), **POLICY) as controller:
+        status = {each.job_id: each for each in controller.cycle().jobs}
+    slurm.tick()
+    assert (slurm.jobs[2].state is JobState.RUNNING) == joins
+    assert status[2].partners == ((1,) if joins else ())
+    assert joins or any("has a task for each" in reason for reason in status[2].reasons)
+    # A job on one GPU joins no part of two.
+    slurm.jobs[3] = job(3, "short", 100)
+    with make_controller(slurm, (*KNOWN, *ON_TWO), **POLICY) as controller:
+        controller.cycle()
+    assert read_job(slurm.jobs[3]).role is Role.CANDIDATE
+
+
 def test_a_job_that_cannot_split_its_batch_waits(make_controller):
     slurm = run_alone(make_controller)
     slurm.jobs[2] = job(2, "short", 100)
