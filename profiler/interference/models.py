@@ -27,7 +27,6 @@ from typing import Any, Final
 
 from muri.profiler import figures
 from muri.profiler.errors import FitError
-from muri.profiler.estimates import network_busy_s
 from muri.profiler.records import RESOURCES, ProfileKey, StageProfile, owned_name
 
 _CPU: Final = RESOURCES.index("cpu")
@@ -169,10 +168,10 @@ def fit_communication(profiles: Iterable[StageProfile]) -> LinearFit:
     Raises:
         FitError: The profiles do not determine the line, or are of different GPU counts or types.
     """
-    measured = [item for item in profiles if not item.is_estimate and item.detail.gradient_mib and network_busy_s(item)]
+    measured = [item for item in profiles if not item.is_estimate and item.detail.gradient_mib and item.network_busy_s]
     if len({(item.key.gpu_count, item.key.gpu_type) for item in measured}) > 1:
         raise FitError("a fit of communication is of one GPU count and one GPU type")
-    points = (Point(item.detail.gradient_mib or 0.0, network_busy_s(item)) for item in measured)
+    points = (Point(item.detail.gradient_mib or 0.0, item.network_busy_s) for item in measured)
     return fit_line(points, "measured profiles that synchronize and have a known gradient size")
 
 
@@ -187,7 +186,7 @@ def overlap_exponent(profile: StageProfile) -> float | None:
     Returns:
         None where nothing is exchanged.
     """
-    compute_s, communicate_s = max(0.0, profile.iteration_s - profile.synchronize_s), network_busy_s(profile)
+    compute_s, communicate_s = max(0.0, profile.iteration_s - profile.synchronize_s), profile.network_busy_s
     longer_s, shorter_s = max(compute_s, communicate_s), min(compute_s, communicate_s)
     if profile.key.gpu_count == 1 or communicate_s <= 0:
         return None

@@ -17,7 +17,6 @@ from muri.policies.speed.measured import InterferenceTable, PairSpeed
 from muri.policies.traits import BatchModel, Demand, Sensitivity, TraitError
 from muri.policies.types import PlanRequest, Policy
 from muri.profiler.errors import FitError
-from muri.profiler.estimates import network_busy_s
 from muri.profiler.interference.models import (
     LinearFit,
     Point,
@@ -199,7 +198,7 @@ def batch_model(
             batch_size=key.batch_size,
             compute_fixed_s=times.fixed_s,
             compute_per_sample_s=times.per_unit_s,
-            communicate_s=network_busy_s(profile) if key.gpu_count > 1 else 0.0,
+            communicate_s=profile.network_busy_s if key.gpu_count > 1 else 0.0,
             overlap_exponent=overlap_exponent(profile) or 1.0,
             fixed_mem_gib=fixed_gib,
             mem_gib_per_sample=per_sample_gib,
