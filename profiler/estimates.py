@@ -220,7 +220,7 @@ def _usable(measured: Sequence[StageProfile]) -> list[StageProfile]:
 def _scaled(base: StageProfile, key: ProfileKey, traffic: Traffic) -> StageProfile:
     """The base with another all-reduce; the other stages hide as much of it as before."""
     # On one GPU there is no all-reduce, so the base does not show how much of one the other stages would hide.
-    hidden_s = 0.0 if base.key.gpu_count == 1 else network_busy_s(base) - base.synchronize_s
+    hidden_s = 0.0 if base.key.gpu_count == 1 else base.network_busy_s - base.synchronize_s
     owned_s = traffic.alone_s + max(0.0, traffic.all_reduce_s(key.gpu_count) - hidden_s)
     others_s = max(base.iteration_s - base.synchronize_s, *base.stage_s[:NETWORK])
     return replace(
@@ -232,12 +232,6 @@ def _scaled(base: StageProfile, key: ProfileKey, traffic: Traffic) -> StageProfi
         source="scaled",
         detail=ProfileDetail(gradient_mib=base.detail.gradient_mib, host_mem_gib=base.detail.host_mem_gib),
     )
-
-
-def network_busy_s(profile: StageProfile) -> float:
-    """Seconds per iteration in which the network was used, also where another stage owned the time."""
-    busy = profile.detail.busy_s
-    return max(profile.synchronize_s, busy[NETWORK] if busy else 0.0)
 
 
 def traffic_of(measured: Sequence[StageProfile], key: ProfileKey, known: Sequence[Bandwidth]) -> Traffic:
@@ -260,7 +254,7 @@ def traffic_of(measured: Sequence[StageProfile], key: ProfileKey, known: Sequenc
 
 def _size_over_bandwidth_s(profile: StageProfile, latency_s: float, alone_s: float) -> float:
     ranks = profile.key.gpu_count
-    return max(0.0, network_busy_s(profile) - alone_s - ring_s(0.0, latency_s, ranks)) / ring_share(ranks)
+    return max(0.0, profile.network_busy_s - alone_s - ring_s(0.0, latency_s, ranks)) / ring_share(ranks)
 
 
 def _from_size(measured: Sequence[StageProfile], link: Bandwidth | None, latency_s: float) -> Traffic:

@@ -248,6 +248,12 @@ class StageProfile:
         return (self.load_s, self.preprocess_s, self.propagate_s, self.synchronize_s)
 
     @property
+    def network_busy_s(self) -> float:
+        """Seconds per iteration in which the network was used, also where another stage owned the time."""
+        busy_s = self.detail.busy_s
+        return max(self.synchronize_s, busy_s[-1] if busy_s else 0.0)
+
+    @property
     def bottleneck(self) -> str:
         """The resource that the iteration holds longest; the earlier one on a tie."""
         return RESOURCES[max(range(len(STAGES)), key=lambda index: self.stage_s[index])]

@@ -14,7 +14,7 @@ from muri.profiler.dangers import said
 from muri.profiler.differences import Row
 from muri.profiler.dryrun.messages import LEAST_CONFIDENCE
 from muri.profiler.estimates import ProfileEstimate
-from muri.profiler.interference.models import LinearFit
+from muri.profiler.interference.models import LinearFit, overlap_exponent
 from muri.profiler.interference.ratios import Candidate, Interference, Side
 from muri.profiler.lookup import PUBLISHED
 from muri.profiler.records import RESOURCES, STAGES, ProfileKey, StageProfile
@@ -158,6 +158,7 @@ def facts(profile: StageProfile, now: datetime) -> dict[str, str]:
         "mean GPU utilisation": _or_none(detail.gpu_utilisation, "{:.0%}"),
         "mean CPU use": _or_none(detail.cpu_cores, "{:.1f} cores"),
         "gradients": _or_none(detail.gradient_mib, "{:.1f} MiB"),
+        "network is hidden": _or_none(overlap_exponent(profile), "δ {:.3g} (1: not at all, inf: wholly)"),
         "confidence": _or_none(detail.confidence, _confidence_form(detail.confidence)),
         "dangers to threads": None if detail.dangers is None else said(detail.dangers) or "none found",
         "source": f"{profile.source}, {profile.iterations} iterations{warmup}",
@@ -241,9 +242,12 @@ def print_pairs(console: Console, pairs: Sequence[Interference], now: datetime) 
     table = _table()
     table.add_column("MODEL", overflow="fold", min_width=10)
     _add_figures(table, "ALONE", "SHARED", "RATIO", "±%", "SURE%", "AGE")
+    table.add_column("FROM", no_wrap=True)
     for pair in pairs:
-        for side, mark in ((pair.a, ""), (pair.b, "+ ")):
-            table.add_row(Text(mark + _short(side.key)), *_cells(side), "" if mark else age(pair.measured_at, now))
+        came = f"{pair.source}{', turns' if pair.turns else ''}", f"  {pair.rounds} rounds"
+        for side, mark, note in ((pair.a, "", came[0]), (pair.b, "+ ", came[1])):
+            since = "" if mark else age(pair.measured_at, now)
+            table.add_row(Text(mark + _short(side.key)), *_cells(side), since, note)
     console.print(table)
     console.print("Milliseconds per iteration; RATIO ξ: how much longer it takes beside the other.")
 

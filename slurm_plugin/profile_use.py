@@ -12,15 +12,14 @@ from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
 from muri.errors import MuriError
-from muri.policies.types import PlanJob
+from muri.policies.types import PlanJob, Policy
 from muri.profiler.averages import unknown_model
 from muri.profiler.differences import Drift, DriftRule, find_drift, is_due, measured_by_jobs
 from muri.profiler.errors import CorruptStoreError
 from muri.profiler.estimates import estimates_of
 from muri.profiler.interference.models import KIND as FITS
 from muri.profiler.interference.models import LinearFit
-from muri.profiler.interference.ratios import KIND as PAIRS
-from muri.profiler.interference.ratios import Interference, by_pair
+from muri.profiler.interference.ratios import by_pair, every_pair
 from muri.profiler.interference.ratios import put as put_pair
 from muri.profiler.interference.slowdown import KIND as SLOWDOWNS
 from muri.profiler.interference.slowdown import Parabola, SlowdownFit
@@ -34,7 +33,7 @@ from muri.slurm_plugin.planning.actions import Action, started
 from muri.slurm_plugin.planning.cycle_input import CycleInput
 from muri.slurm_plugin.planning.in_place import doubt
 from muri.slurm_plugin.planning.model_traits import UNUSABLE, KnownTraits
-from muri.slurm_plugin.planning.pairs_at_work import pairs_at_work
+from muri.slurm_plugin.planning.pairs_at_work import learnt, pairs_at_work
 from muri.slurm_plugin.planning.running import as_submitted
 from muri.slurm_plugin.records.comment_reports import member_report
 from muri.slurm_plugin.records.journal import DRY_RUN, PAIR, Intent, Journal
@@ -120,18 +119,24 @@ def _may_mark(store: ProfileStore, key: ProfileKey, config: Config, now_s: float
     return not times or now_s - max(times) >= config.profiles.drift_again_s
 
 
-def learn_pairs(store: ProfileStore, journal: Journal, cycle: CycleInput) -> None:
+def learn_pairs(store: ProfileStore, journal: Journal, cycle: CycleInput, policy: Policy) -> None:
     """Keep how the members of running pairs slow each other down, unless a surer measurement is stored.
+
+    Args:
+        store: Where pairs are kept.
+        journal: What earlier cycles have seen of pairs.
+        cycle: What runs.
+        policy: Who plans: those that give out GPUs one by one plan on pairs that take turns.
 
     Raises:
         StoreError: The store cannot be written.
     """
-    known = by_pair(cycle.knowledge.traits.pairs)
-    for course in pairs_at_work(cycle, journal.facts(PAIR)):
+    traits = cycle.knowledge.traits
+    plain, in_turns = by_pair(traits.pairs), by_pair(traits.pairs_in_turns)
+    for course in pairs_at_work(cycle, journal.facts(PAIR), packs=policy.supports_packing):
         journal.set_fact(PAIR, str(course.pilot), course.fact)
-        found = course.interference
-        stored = None if found is None else known.get(found.pair)
-        if found is not None and (stored is None or stored.confidence <= found.confidence):
+        found = learnt(course, (in_turns if course.turns else plain).get(course.pair), cycle.now_s)
+        if found is not None:
             put_pair(store, found)
 
 
@@ -202,11 +207,13 @@ def read_traits(store: ProfileStore) -> KnownTraits:
         CorruptStoreError: The store is damaged, which the caller handles.
     """
     try:
+        pairs = every_pair(store)
         return KnownTraits(
             {found.name: found for found in _sensitivities(store)},
             read_fits(store),
-            read_pairs(store),
+            tuple(pair for pair in pairs if not pair.turns),
             read_accumulating(store),
+            tuple(pair for pair in pairs if pair.turns),
             read_slowdowns(store),
         )
     except CorruptStoreError:
@@ -284,21 +291,6 @@ def read_slowdowns(store: ProfileStore) -> dict[str, Parabola]:
         except UNUSABLE as error:
             log.warning("slow-down on %s is not used: %s", document.name, error)
     return found
-
-
-def read_pairs(store: ProfileStore) -> tuple[Interference, ...]:
-    """Read the measured pairs; one that cannot be understood is left out.
-
-    Raises:
-        StoreError: The store cannot be read.
-    """
-    found: list[Interference] = []
-    for document in store.documents(PAIRS):
-        try:
-            found.append(Interference.from_dict(document.body))
-        except UNUSABLE as error:
-            log.warning("pair %s is not used: %s", document.name, error)
-    return tuple(found)
 
 
 def without_doubtful(cycle: CycleInput, store: ProfileStore) -> CycleInput:

@@ -265,7 +265,9 @@ class Choice(NamedTuple):
 def choose_gpus(
     job: PlanJob, sizes: Sequence[int], partners: Sequence[Partner], by_node: Mapping[str, Gpus]
 ) -> Choice | None:
-    """Free GPUs, then those of the best partners, on the nodes whose partners are the best.
+    """The GPUs of the best partners, then free ones, on the nodes whose partners are the best.
+
+    The slowest GPU sets the pace of a job, so a free one beside it would be half wasted: it stays free.
 
     Args:
         job: The job.
@@ -275,6 +277,8 @@ def choose_gpus(
 
     Returns:
         None where there are too few of them.
+
+    Source: SJF-BSBF, Algorithm 1, lines 14-17, and section V-B2.
     """
     usable = _usable(partners, by_node)
     chosen: list[_Ranked] = []
@@ -410,27 +414,27 @@ def _left_s(holding: Holding) -> float:
 
 
 class _Ranked(NamedTuple):
-    """A GPU, and the rank of the partner that is on it; -1: nobody."""
+    """A GPU, and the rank of the partner that is on it; a free one ranks behind all partners."""
 
     rank: int
     gpu: PackedGpu
 
 
 def _usable(partners: Sequence[Partner], by_node: Mapping[str, Gpus]) -> dict[str, list[_Ranked]]:
-    """The GPUs of each node that can be taken: free ones with enough memory, then those of partners by rank."""
-    least_gib = min((partner.sub_batch.mem_gib for partner in partners), default=0.0)
-    usable = {
-        node: [_Ranked(-1, gpu) for gpu in gpus if not gpu.tenants and gpu.left_gib >= least_gib]
-        for node, gpus in by_node.items()
-    }
+    """The GPUs of each node that can be taken: those of partners by rank, then free ones with enough memory."""
+    usable = {node: list[_Ranked]() for node in by_node}
     for rank, partner in enumerate(partners):
         for gpu in partner.gpus:
             usable[gpu.node].append(_Ranked(rank, gpu))
+    least_gib = min((partner.sub_batch.mem_gib for partner in partners), default=0.0)
+    for node, gpus in by_node.items():
+        free = (gpu for gpu in gpus if not gpu.tenants and gpu.left_gib >= least_gib)
+        usable[node] += [_Ranked(len(partners), gpu) for gpu in free]
     return usable
 
 
 def _node_key(node: str, ranked: Sequence[_Ranked], size: int) -> tuple[int, int, int, str]:
-    """The smaller the better: its worst partner, then fewer partners, then fewer GPUs that stay unused."""
+    """The smaller the better: its worst GPU, then fewer partners, then fewer GPUs that are left over."""
     ranks = {item.rank for item in ranked[:size]}
     return max(ranks), len(ranks), len(ranked) - size, node
 
@@ -438,7 +442,7 @@ def _node_key(node: str, ranked: Sequence[_Ranked], size: int) -> tuple[int, int
 def _choice(job: PlanJob, chosen: Iterable[_Ranked], partners: Sequence[Partner]) -> Choice:
     """A choice, its partners in their order, each beside the others."""
     items = tuple(chosen)
-    joined = [partners[rank] for rank in sorted({item.rank for item in items if item.rank >= 0})]
+    joined = [partners[rank] for rank in sorted({item.rank for item in items if item.gpu.tenants})]
     sub_batch = max((partner.sub_batch for partner in joined), default=SubBatch(1, 0.0, 1.0))
     slowdown = max((partner.joining_slowdown for partner in joined), default=1.0)
     if len(joined) > 1:

@@ -63,10 +63,10 @@ class SjfFfs(FixedOrder):
 class SjfBsbf(SjfFfs):
     """Shortest job first; it shares a running job's GPUs if both then end sooner on average.
 
-    Free GPUs come first. Failing these, a job joins running ones that hold their GPUs alone, at most two jobs on
-    a GPU, where Theorem 1 says that joining now is better than waiting for the other to end; its batch is computed
-    in as many steps as the GPUs' memory asks for. Nothing is ever stopped. Jobs share only where both durations
-    and the speeds of the pair are known.
+    A job starts on free GPUs where there are enough. Otherwise it joins running ones that hold their GPUs alone, at
+    most two jobs on a GPU, where Theorem 1 says that joining now is better than waiting for the other to end; its batch
+    is computed in as many steps as the GPUs' memory asks for. Nothing is ever stopped. Jobs share only where both
+    durations and the speeds of the pair are known.
 
     Source: SJF-BSBF ("wise resource sharing": best sub-batch, best benefit first).
     """

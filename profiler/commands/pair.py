@@ -33,7 +33,15 @@ from muri.profiler.interference.models import (
     fit_communication,
     fit_computation,
 )
-from muri.profiler.interference.ratios import Candidate, Interference, expected, known_pairs, next_pairs, put
+from muri.profiler.interference.ratios import (
+    Candidate,
+    Interference,
+    every_pair,
+    expected,
+    known_pairs,
+    next_pairs,
+    put,
+)
 from muri.profiler.lookup import SELECTOR, Wanted, find_all, key_for, of_command, selector
 from muri.profiler.records import ProfileKey, StageProfile
 from muri.profiler.store import Document, ProfileStore
@@ -87,7 +95,7 @@ def _request_options(command: Callable[..., None]) -> Callable[..., None]:
 @click.command("pair", short_help="Measure how two scripts slow each other down.")
 @click.argument("scripts", nargs=-1, metavar="[A B]")
 @_request_options
-@click.option("--list", "listed", is_flag=True, help="List all measured pairs.")
+@click.option("--list", "listed", is_flag=True, help="List all pairs, measured and learnt.")
 @click.option("--next", "upcoming", is_flag=True, help="List the pairs of known models that are worth measuring.")
 @click.option("--expect", is_flag=True, help=f"A and B are {SELECTOR}: what was measured of them, else an estimate.")
 @store_option
@@ -120,7 +128,7 @@ def pair_command(
     if expect:
         _expect(scripts, store_path, as_json)
     elif listed:
-        _list(read_if_any(store_path, known_pairs), as_json)
+        _list(read_if_any(store_path, every_pair), as_json)
     elif upcoming:
         pairs, keys = read_if_any(store_path, known_pairs), read_if_any(store_path, _profile_keys)
         _next(next_pairs(pairs, keys), as_json)

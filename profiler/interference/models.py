@@ -16,6 +16,8 @@ too small to fill a GPU; a measured ratio always comes first.
 
 The lines. t_comp = α + β B and t_comm = α' + β' M, with B the batch size per GPU and M the size of what the ranks
 exchange. Both coefficients of a line are ≥ 0: a larger batch is never faster, and nothing takes less than no time.
+
+The overlap. An iteration takes (t_comp^δ + t_comm^δ)^(1/δ): δ = 1 adds both up, δ = ∞ hides the shorter one.
 """
 
 import math
@@ -32,6 +34,7 @@ KIND: Final = "batch-fit"
 """Kind of the store's documents that hold fits."""
 
 LEAST_POINTS: Final = 2
+_ROUNDING: Final = 1e-9
 
 
 def estimated_ratio(a: StageProfile, b: StageProfile, cores: float | None = None) -> float:
@@ -165,11 +168,37 @@ def fit_communication(profiles: Iterable[StageProfile]) -> LinearFit:
     Raises:
         FitError: The profiles do not determine the line, or are of different GPU counts or types.
     """
-    measured = [item for item in profiles if not item.is_estimate and item.detail.gradient_mib and item.synchronize_s]
+    measured = [item for item in profiles if not item.is_estimate and item.detail.gradient_mib and item.network_busy_s]
     if len({(item.key.gpu_count, item.key.gpu_type) for item in measured}) > 1:
         raise FitError("a fit of communication is of one GPU count and one GPU type")
-    points = (Point(item.detail.gradient_mib or 0.0, item.synchronize_s) for item in measured)
+    points = (Point(item.detail.gradient_mib or 0.0, item.network_busy_s) for item in measured)
     return fit_line(points, "measured profiles that synchronize and have a known gradient size")
+
+
+def overlap_exponent(profile: StageProfile) -> float | None:
+    """δ ≥ 1 of one model and batch size: how far it hides computing and communicating behind each other.
+
+    t_comp is as in `fit_computation`; t_comm is the time in which the network is used, also while computing goes on.
+    Where a profile doesn't say that, only the rest is known, and δ is 1.
+
+    Source: SJF-BSBF ("wise resource sharing"), Eq. 7 with s = 1, solved for δ.
+
+    Returns:
+        None where nothing is exchanged.
+    """
+    compute_s, communicate_s = max(0.0, profile.iteration_s - profile.synchronize_s), profile.network_busy_s
+    longer_s, shorter_s = max(compute_s, communicate_s), min(compute_s, communicate_s)
+    if profile.key.gpu_count == 1 or communicate_s <= 0:
+        return None
+    if profile.iteration_s >= (1 - _ROUNDING) * (compute_s + communicate_s):
+        return 1.0
+    if profile.iteration_s <= (1 + _ROUNDING) * longer_s:
+        return math.inf
+    from scipy.optimize import brentq  # only fits need it
+
+    log_whole, part = math.log(profile.iteration_s / longer_s), shorter_s / longer_s
+    inverse = brentq(lambda guess: guess * math.log1p(part ** (1 / guess)) - log_whole, _ROUNDING, 1.0)
+    return figures.reproducible(1 / inverse)
 
 
 def computation_name(key: ProfileKey) -> str:

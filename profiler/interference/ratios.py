@@ -23,7 +23,9 @@ KIND: Final = "interference"
 _JOIN: Final = " + "
 
 MEASURED: Final = "measured"
+LEARNT: Final = "learnt"
 ESTIMATED: Final = "estimated"
+_TURNS: Final = " in turns"
 SURE: Final = 0.8
 """A pair with this confidence need not be measured again."""
 
@@ -79,6 +81,9 @@ class Interference:
         rounds: How often it was measured alone and side by side in turn.
         measured_s: Seconds that the measurement ran both scripts steadily, alone and side by side together.
         measured_at: UTC time, ISO-8601.
+        source: "measured" by `muri profile pair`, or "learnt" from jobs that shared GPUs.
+        turns: Whether they took turns by stage, and did not share as plain processes do.
+        samples: Of a learnt pair, both ratios of each round that counts, the oldest first.
     """
 
     a: Side
@@ -86,6 +91,9 @@ class Interference:
     rounds: int
     measured_s: float
     measured_at: str
+    source: str = MEASURED
+    turns: bool = False
+    samples: tuple[tuple[float, float], ...] = ()
 
     @property
     def pair(self) -> tuple[ProfileKey, ProfileKey]:
@@ -99,7 +107,7 @@ class Interference:
 
     def swapped(self) -> "Interference":
         """The same pair, seen from the other side."""
-        return replace(self, a=self.b, b=self.a)
+        return replace(self, a=self.b, b=self.a, samples=tuple((b, a) for a, b in self.samples))
 
     def seen_from(self, key: ProfileKey) -> "Interference":
         """The pair with that key as `a`."""
@@ -118,7 +126,12 @@ class Interference:
         """
         try:
             a, b = (_side(values[name]) for name in ("a", "b"))
-            return cls(a, b, int(values["rounds"]), float(values["measured_s"]), str(values["measured_at"]))
+            measured_s = float(values["measured_s"])
+            # Older documents don't say; what was learnt took no seconds of its own.
+            source = str(values.get("source") or (MEASURED if measured_s else LEARNT))
+            samples = tuple((float(ratio_a), float(ratio_b)) for ratio_a, ratio_b in values.get("samples", ()))
+            made = int(values["rounds"]), measured_s, str(values["measured_at"]), source
+            return cls(a, b, *made, turns=bool(values.get("turns", False)), samples=samples)
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise InterferenceError(f"a stored pair is incomplete: {error!r}") from error
 
@@ -138,12 +151,18 @@ def put(store: ProfileStore, found: Interference) -> None:
 
 
 def to_document(found: Interference) -> Document:
-    """A pair as the store keeps it."""
-    return Document(_name(*found.pair), found.measured_at, found.to_dict())
+    """A pair as the store keeps it; in turns and without are two."""
+    name = _name(*found.pair) + (_TURNS if found.turns else "")
+    return Document(name, found.measured_at, found.to_dict())
 
 
 def known_pairs(store: ProfileStore) -> tuple[Interference, ...]:
-    """All measured pairs, by name; one that cannot be understood is left out, and the log names it."""
+    """All pairs that shared as plain processes, by name."""
+    return tuple(pair for pair in every_pair(store) if not pair.turns)
+
+
+def every_pair(store: ProfileStore) -> tuple[Interference, ...]:
+    """All pairs of the store, by name; one that cannot be understood is left out, and the log names it."""
     found: list[Interference] = []
     for document in store.documents(KIND):
         try:
@@ -213,8 +232,8 @@ class Expected:
         b: The other.
         ratio_a: ξ of the first, ≥ 1.
         ratio_b: ξ of the second.
-        source: "measured" or "estimated".
-        confidence: Of a measurement; None for an estimate.
+        source: "measured", "learnt" or "estimated".
+        confidence: Of a measurement or of what was learnt; None for an estimate.
     """
 
     a: ProfileKey
@@ -239,7 +258,7 @@ def expected(store: ProfileStore, a: ProfileKey, b: ProfileKey, cores: float | N
     """
     pair = find(by_pair(known_pairs(store)), a, b)
     if pair is not None:
-        return Expected(a, b, pair.a.ratio, pair.b.ratio, MEASURED, pair.confidence)
+        return Expected(a, b, pair.a.ratio, pair.b.ratio, pair.source, pair.confidence)
     profiles = best_known(store, a), best_known(store, b)
     if profiles[0] is None or profiles[1] is None:
         return None

@@ -306,7 +306,8 @@ class Controller:
         jobs, now_s = decision.preparation.request.jobs, decision.view.snapshot.taken_s
         try:
             watch(self._store, decision.view, self._config)
-            learn_pairs(self._store, self._journal, decision.preparation.cycle)
+            policy = self._policy_for(decision.view.snapshot.limits.priority_type)
+            learn_pairs(self._store, self._journal, decision.preparation.cycle, policy)
             note_reuse(self._store, decision.actions, jobs, self._journal.intents(), now_s)
         except CorruptStoreError:
             raise

@@ -34,11 +34,11 @@ def jobs_with_pilots(jobs: Iterable[PlanJob], policy: Policy, cycle: CycleInput)
         return {}
     config, asked = cycle.config, cycle.view.jobs
     known = [job for job in jobs if job.may_share and job.profile is not None]
-    fit = [job for job in known if job.gpu_count == 1 or _has_a_task_per_gpu(job, asked[job.job_id])]
+    fit = [job for job in known if job.gpu_count == 1 or has_a_task_per_gpu(job, asked[job.job_id])]
     return {job.job_id: job for job in fit if may_join(config) or _is_to_be_measured(job, config)}
 
 
-def _has_a_task_per_gpu(planned: PlanJob, job: Job) -> bool:
+def has_a_task_per_gpu(planned: PlanJob, job: Job) -> bool:
     """Whether a job on several GPUs of one node surely has a rank for each of them.
 
     A script that has one process for all its GPUs would be refused by its runtimes, and go back to the queue.

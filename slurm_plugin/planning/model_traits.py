@@ -24,6 +24,7 @@ from muri.profiler.interference.models import (
     estimated_ratio,
     fit_computation,
     fit_line,
+    overlap_exponent,
 )
 from muri.profiler.interference.ratios import Interference, Pairs, by_pair, find
 from muri.profiler.interference.slowdown import Parabola
@@ -53,8 +54,9 @@ class KnownTraits:
     Attributes:
         sensitivities: As `muri profile sensitivity` stores them, by name: the model's, or a profile key's text.
         fits: Iteration times over batch sizes, by name.
-        pairs: Models that were measured side by side.
+        pairs: Models that were measured side by side, or that shared GPUs as plain processes do.
         accumulating: Profile keys, as text, of scripts that declared that their batches can be split.
+        pairs_in_turns: Models that shared GPUs by turns.
         slowdowns: Horus's f as fitted here, by type of GPU.
     """
 
@@ -62,6 +64,7 @@ class KnownTraits:
     fits: Mapping[str, LinearFit] = field(default_factory=dict)
     pairs: tuple[Interference, ...] = ()
     accumulating: frozenset[str] = frozenset()
+    pairs_in_turns: tuple[Interference, ...] = ()
     slowdowns: Mapping[str, Parabola] = field(default_factory=dict)
 
     def is_measured(self, key: ProfileKey) -> bool:
@@ -198,7 +201,8 @@ def batch_model(
             batch_size=key.batch_size,
             compute_fixed_s=times.fixed_s,
             compute_per_sample_s=times.per_unit_s,
-            communicate_s=profile.synchronize_s if key.gpu_count > 1 else 0.0,
+            communicate_s=profile.network_busy_s if key.gpu_count > 1 else 0.0,
+            overlap_exponent=overlap_exponent(profile) or 1.0,
             fixed_mem_gib=fixed_gib,
             mem_gib_per_sample=per_sample_gib,
             max_accumulate_steps=accumulate,
@@ -212,9 +216,14 @@ def interference_table(
     waiting: Iterable[ProfileKey],
     running: Iterable[ProfileKey],
     known: Mapping[ProfileKey, StageProfile],
-    pairs: tuple[Interference, ...],
+    traits: KnownTraits,
+    *,
+    turns_only: bool = False,
 ) -> InterferenceTable:
-    """Return speeds of all models beside those that run: measured ones first, estimates from both profiles else.
+    """Return speeds of all models beside those that run: measured and learnt ones first, estimates from profiles else.
+
+    A group on one GPU finds out by itself whether turns suit it (`discipline: auto`), so where a pair is known both in
+    turns and without, the better counts. On several GPUs all take turns.
 
     No job joins one that has not started, so a long queue costs only its models times the running ones.
     A table tells models apart by their names, which say whose they are. Of a model's several profiles the least key's
@@ -224,16 +233,17 @@ def interference_table(
         waiting: What waiting jobs are profiled under.
         running: The same of running ones.
         known: Stored profiles, and estimates.
-        pairs: Measured pairs.
+        traits: What is stored of pairs.
+        turns_only: Whether all groups take turns: then what is known of turns comes first.
     """
     at_work = _by_model(running, known)
     everybody = _by_model((*at_work.values(), *waiting), known)
-    measured = by_pair(pairs)
+    measured = by_pair(traits.pairs_in_turns), by_pair(traits.pairs)
     of_user: dict[str, dict[str, ProfileKey]] = defaultdict(dict)
     for model, key in everybody.items():
         of_user[key.user][model] = key
     rows = [
-        _pair(a, b, known, measured)
+        _pair(a, b, known, measured, turns_only=turns_only or a.gpu_count > 1)
         for model, a in at_work.items()
         for other, b in (sorted((of_user[a.user] | of_user[""]).items()) if a.user else everybody.items())
         if other not in at_work or model <= other
@@ -249,12 +259,28 @@ def _by_model(keys: Iterable[ProfileKey], known: Mapping[ProfileKey, StageProfil
     return found
 
 
-def _pair(a: ProfileKey, b: ProfileKey, known: Mapping[ProfileKey, StageProfile], pairs: Pairs) -> PairSpeed:
-    measured = find(pairs, a, b)
-    if measured is not None:
-        return PairSpeed(a.name, b.name, 1 / measured.a.ratio, 1 / measured.b.ratio)
-    speed = 1 / estimated_ratio(known[a], known[b])
-    return PairSpeed(a.name, b.name, speed, speed)
+def _pair(
+    a: ProfileKey,
+    b: ProfileKey,
+    known: Mapping[ProfileKey, StageProfile],
+    measured: Iterable[Pairs],
+    *,
+    turns_only: bool,
+) -> PairSpeed:
+    """What is known of a pair.
+
+    Args:
+        a: One model.
+        b: The other.
+        known: Profiles, for the estimate.
+        measured: Pairs in turns, and others.
+        turns_only: Whether pairs in turns come first.
+    """
+    found = [pair for each in measured if (pair := find(each, a, b)) is not None]
+    speeds = [(1 / pair.a.ratio, 1 / pair.b.ratio) for pair in found]
+    if not speeds:
+        speeds = [(1 / estimated_ratio(known[a], known[b]),) * 2]
+    return PairSpeed(a.name, b.name, *(speeds[0] if turns_only else max(speeds, key=sum)))
 
 
 def _family(key: ProfileKey, profiles: Mapping[ProfileKey, StageProfile]) -> list[StageProfile]:

@@ -31,6 +31,7 @@ from muri.policies.types import (
 from muri.profiler.records import ProfileKey, StageProfile
 from muri.slurm_plugin.planning.actions import Action, Join, MemberPlan, StartGroup
 from muri.slurm_plugin.planning.cycle_input import CycleInput
+from muri.slurm_plugin.planning.joinable import has_a_task_per_gpu
 from muri.slurm_plugin.planning.joins import Joiner, joins_together, why_no_room
 from muri.slurm_plugin.planning.model_traits import batch_model, interference_table
 from muri.slurm_plugin.planning.node_room import node_room
@@ -54,7 +55,7 @@ _PARTLY = Reason(
     "the plan puts it on GPUs that running jobs hold only in part or in several sets; on Slurm it can only join one "
     "running job, on just the same GPUs"
 )
-_ONE_GPU = "it has several GPUs, and the policy shares single ones: its pairs take no turns, ranks of a job must"
+_NO_RANKS = "it has several GPUs: who shares these is on one node, has a task for each, and was measured on as many"
 _UNMEASURED = Reason("its model has no profile yet; its script must not run beside its own dry run")
 
 
@@ -216,18 +217,20 @@ def _prepared(action: Action, steps: Mapping[int, int], jobs: Mapping[int, PlanJ
 
 
 def _for_two(action: StartGroup, node: Node) -> tuple[int, int]:
-    """CPUs and memory (MiB) of two such jobs, as far as the GPU's part of the node goes and the node has them now.
+    """CPUs of each task and memory (MiB) of two such jobs, as far as the GPUs' part of the node goes, if they are free.
 
-    What a pilot holds can't grow later, and one who joins runs in it; its batch script has a CPU and a little memory
-    of its own.
+    What a pilot holds can't grow later, and one who joins runs in it; its batch script has a CPU for each GPU and a
+    little memory of its own.
     """
-    scripts = action.members[0].cpu_count + 1
-    cpus = max(action.cpu_count, min(2 * action.cpu_count, node.cpu_count // node.gpu_count - scripts))
-    cpus = max(1, min(cpus, node.cpu_count - node.cpus_allocated - scripts))
+    gpus = action.gpus_per_node
+    scripts = action.members[0].cpu_count + gpus
+    part = (node.cpu_count * gpus // node.gpu_count - scripts) // gpus
+    cpus = max(action.cpu_count, min(2 * action.cpu_count, part))
+    cpus = max(1, min(cpus, (node.cpu_count - node.cpus_allocated - scripts) // gpus))
     if not action.mem_per_node_mib:
         return cpus, 0
     scripts_mib = 2 * (member_mem_mib(action.members[0].original) or 0)
-    part_mib = min(node.mem_mib // node.gpu_count, node.mem_mib - node.mem_allocated_mib) - scripts_mib
+    part_mib = min(node.mem_mib * gpus // node.gpu_count, node.mem_mib - node.mem_allocated_mib) - scripts_mib
     return cpus, max(action.mem_per_node_mib, min(2 * action.mem_per_node_mib, part_mib))
 
 
@@ -248,9 +251,9 @@ def sharing_request(request: PlanRequest, cycle: CycleInput, room: SiteRoom) -> 
     jobs = tuple(traits.of(job) for job in request.jobs)
     running = tuple(replace(unit, members=tuple(traits.of(job) for job in unit.members)) for unit in running)
     at_work = _keys(job for unit in running for job in unit.members)
-    known = cycle.knowledge.traits
-    table = interference_table(_keys(jobs), at_work, cycle.knowledge.profiles, known.pairs)
-    measured = replace(request, interference=table, slowdowns=known.slowdowns)
+    known, turns = cycle.knowledge, cycle.config.grouping.discipline == "fair"
+    table = interference_table(_keys(jobs), at_work, known.profiles, known.traits, turns_only=turns)
+    measured = replace(request, interference=table, slowdowns=known.traits.slowdowns)
     return replace(measured, jobs=jobs, nodes=nodes, running=running, whole_sets_only=True)
 
 
@@ -278,8 +281,8 @@ class _Traits:
         alone = job.alone_reason
         if not alone and not self._joins:
             alone = NO_JOINING
-        elif not alone and job.gpu_count > 1:
-            alone = _ONE_GPU
+        elif not alone and job.gpu_count > 1 and not has_a_task_per_gpu(job, self._view.jobs[job.job_id]):
+            alone = _NO_RANKS
         return replace(job, groupable=not alone, alone_reason=alone, batch=self._batch(job))
 
     def _batch(self, job: PlanJob) -> BatchModel | None:

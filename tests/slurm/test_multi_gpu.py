@@ -182,6 +182,27 @@ def test_a_job_on_two_gpus_starts_joinable_and_others_join_it_on_all_ranks(ddp: 
     ddp.driver.wait_state(first, "CANCELLED")
 
 
+def test_under_sjf_bsbf_a_job_on_two_gpus_joins_one_on_the_same_two(ddp: DdpCluster) -> None:
+    ddp.driver.wait_until(lambda: ddp.node_states() == {"idle"}, "idle nodes")
+    ddp.configure(policy="sjf-bsbf", partitions=list(PARTITIONS.values()), grouping={"min_speed": 0})
+    first = ddp.submit_ddp("computes", 1, 100_000, 0)
+    ddp.cycle()
+    ddp.driver.wait_state(first, "RUNNING")
+    (host,) = ddp.hosts()
+    ddp.driver.wait_until(lambda: ddp.output(first).count("epoch 0 loss") == 2, "the first to train")
+    second = ddp.submit_ddp("loads", 1, 3, 1)
+    ddp.cycle()
+    shown = ddp.queue()[second]
+    assert (shown["group"], shown["partners"]) == (host, [first]), shown
+    assert f"sharing with job {first} now ends both after" in " ".join(shown["reasons"])
+    ended = ddp.cycles_until_ended(second)
+    assert (ended[second]["JobState"], ended[second]["Restarts"]) == ("COMPLETED", "0"), ddp.output(second)
+    assert [len(losses) for losses in ddp.losses(second)] == [1, 1, 1], ddp.output(second)
+    assert ddp.driver.job(first)["JobState"] == "RUNNING"
+    ddp.driver.run("scancel", str(first), user="alice")
+    ddp.driver.wait_state(first, "CANCELLED")
+
+
 def test_a_job_joins_a_group_on_two_nodes(ddp: DdpCluster) -> None:
     jobs = ddp.start_pair(2, epochs=100_000)
     third = ddp.submit_ddp("loads", 2, 3, 2)

@@ -107,3 +107,56 @@ def test_a_short_job_joins_a_long_one_in_smaller_parts_and_trains_as_alone(muri)
     assert (sizes(muri, long)[0], sizes(muri, short)[0], sizes(muri, short)[4]) == (["8"], ["2"] * 4, ["1"] * 4)
     for job in (long, short):
         assert muri.output(job).splitlines()[-2:] == [f"finished {job}", "script ends with 0"]
+
+
+PAIRS = """\
+import json, sys
+from pathlib import Path
+from muri.profiler.interference.ratios import every_pair
+from muri.profiler.store import ProfileStore
+with ProfileStore(Path(sys.argv[1]) / "profiles.db", read_only=True) as store:
+    pairs = every_pair(store)
+print(json.dumps([[*(side.key.model for side in (pair.a, pair.b)), *(side.ratio for side in (pair.a, pair.b)),
+                   pair.source, pair.turns, pair.rounds] for pair in pairs]))
+"""
+
+
+@pytest.mark.parametrize(("discipline", "turns"), [("fair", True), ("auto", False)])
+def test_how_a_running_pair_slows_each_other_down_counts_in_the_next_plan(muri, discipline, turns):
+    """By the estimate two long jobs share with gain. Their profiles are far too fast, so they seem to lose much."""
+    grouping = {"min_speed": 0, "discipline": discipline}
+    muri.configure(policy="sjf-bsbf", grouping=grouping, profiles={"drift_limit": 0})
+    fast = [("long", 8, 1e-4, 0.3, 1.0), ("short", 8, 1e-4, 0.9, 1.0)]
+    muri.python(STORE, muri.state_dir, json.dumps(fast))
+    first = submit(muri, "model=long,batch-size=8,duration=2h", f"/home/alice/end-first-{discipline}")
+    muri.cycle()
+    muri.driver.wait_until(lambda: len(losses(muri, first)) == 20, "the first job at work")
+    second = submit(muri, "model=short,batch-size=8,duration=2h", f"/home/alice/end-second-{discipline}")
+    muri.cycle()
+    assert muri.queue()[second]["partners"] == [first]
+    muri.driver.wait_until(lambda: len(losses(muri, second)) == 20, "the second job at work")
+
+    def learnt():
+        muri.cycle()
+        return json.loads(muri.python(PAIRS, muri.state_dir).stdout)
+
+    muri.driver.wait_until(learnt, "a pair that is learnt")
+    ((model_a, model_b, ratio_a, ratio_b, *how, rounds),) = learnt()
+    assert (model_a, model_b, how) == ("long", "short", ["learnt", turns])
+    assert rounds >= 3
+    assert min(ratio_a, ratio_b) > 2
+    listed = muri.driver.run(
+        "muri", "profile", "pair", "--list", "--store", f"{muri.state_dir}/profiles.db", user="root"
+    )
+    assert ("learnt, turns" in listed.stdout) == turns
+
+    muri.driver.write(f"end-second-{discipline}", "")
+    muri.driver.wait_state(second)
+    third = submit(muri, "model=short,batch-size=8,duration=2h", "/home/alice/end-third")
+    muri.cycle()
+    shown = muri.queue()[third]
+    assert shown["partners"] == []
+    assert any(f"sharing with job {first} now would end both" in reason for reason in shown["reasons"])
+    muri.driver.run("scancel", str(third), user="alice")
+    muri.driver.write(f"end-first-{discipline}", "")
+    muri.driver.wait_state(first, "COMPLETED")

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 from fake_slurm import FOUR_KINDS, FakeSlurm, four_jobs, one_gpu, pilots
 
-from muri.profiler.interference.ratios import Interference, by_pair, find, known_pairs, put
+from muri.profiler.interference.ratios import Interference, by_pair, every_pair, find, put
 from muri.profiler.records import STAGES, ProfileKey
 from muri.profiler.store import ProfileStore
 from muri.slurm_plugin.records.comment_reports import speeds_token
+from muri.slurm_plugin.records.journal import PAIR
 
 Make = Callable[..., Any]
 ALICES = tuple(replace(each, key=replace(each.key, user="alice"), measured_at="2020-01-01") for each in FOUR_KINDS[:2])
@@ -40,15 +41,15 @@ def tell(slurm: FakeSlurm, iterations: int, times_s: tuple[float, float], discip
     slurm.jobs[pilot.job_id] = replace(pilot, comment=speeds_token({"members": members, "discipline": discipline}))
 
 
-def cycle(slurm: FakeSlurm, make_controller: Make) -> None:
+def cycle(slurm: FakeSlurm, make_controller: Make, policy: str = "auto") -> None:
     slurm.now_s += 60
-    with make_controller(slurm, profiling={"mode": "in-place"}, profiles={"drift_limit": 0}) as controller:
-        controller.cycle()
+    with make_controller(slurm, policy=policy, profiling={"mode": "in-place"}, profiles={"drift_limit": 0}) as muri:
+        muri.cycle()
 
 
-def learnt(folder: Path) -> Interference | None:
+def learnt(folder: Path, *, turns: bool = False) -> Interference | None:
     with ProfileStore(folder / "profiles.db", read_only=True) as store:
-        return find(by_pair(known_pairs(store)), M1, M2)
+        return find(by_pair(pair for pair in every_pair(store) if pair.turns == turns), M1, M2)
 
 
 def test_a_pair_without_turns_is_learnt_in_a_few_cycles(make_controller: Make, tmp_path: Path) -> None:
@@ -63,6 +64,7 @@ def test_a_pair_without_turns_is_learnt_in_a_few_cycles(make_controller: Make, t
     assert (found.a.key, found.b.key, found.rounds) == (M1, M2, 3)
     assert (found.a.ratio, found.b.ratio) == (pytest.approx(1.5, rel=1e-3), pytest.approx(1.2, rel=1e-3))
     assert found.confidence > 0.8
+    assert (found.source, found.turns) == ("learnt", False)
     assert (found.a.solo_s, found.a.iterations) == (pytest.approx(1.0), 300)
 
 
@@ -75,6 +77,55 @@ def test_turns_and_warm_ups_teach_nothing(make_controller: Make, tmp_path: Path,
     assert learnt(tmp_path) is None
 
 
+def test_policies_that_plan_on_pairs_learn_those_in_turns_apart(make_controller: Make, tmp_path: Path) -> None:
+    slurm = running_pair(make_controller)
+    for number, times_s in enumerate([(1.9, 1.2), (1.92, 1.18), (1.88, 1.22)], 1):
+        tell(slurm, 100 * number, times_s, "fair")
+        cycle(slurm, make_controller, "sjf-bsbf")
+    found = learnt(tmp_path, turns=True)
+    assert found is not None
+    assert (found.a.ratio, found.b.ratio) == (pytest.approx(1.9, rel=1e-3), pytest.approx(1.2, rel=1e-3))
+    assert (found.source, found.turns, found.rounds) == ("learnt", True, 3)
+    assert learnt(tmp_path) is None
+
+
+def test_a_change_of_the_discipline_begins_a_new_course(make_controller: Make, tmp_path: Path) -> None:
+    slurm = running_pair(make_controller)
+    for number, discipline in enumerate(["fair", "fair", "plain", "plain", "fair", "fair"], 1):
+        tell(slurm, 100 * number, (1.5, 1.2), discipline)
+        cycle(slurm, make_controller, "sjf-bsbf")
+    assert learnt(tmp_path) is None
+    assert learnt(tmp_path, turns=True) is None
+
+
+def test_the_newest_rounds_count_and_older_ones_fade(make_controller: Make, tmp_path: Path) -> None:
+    slurm = running_pair(make_controller)
+    rounds = [(1.2, 1.2)] * 12 + [(1.8, 1.4)] * 11
+    for number, times_s in enumerate(rounds, 1):
+        tell(slurm, 100 * number, times_s)
+        cycle(slurm, make_controller)
+    found = learnt(tmp_path)
+    assert found is not None
+    assert (found.rounds, len(found.samples)) == (20, 20)
+    assert (found.a.ratio, found.b.ratio) == (pytest.approx(1.8), pytest.approx(1.4))
+
+
+def test_what_other_jobs_of_the_pair_showed_counts_on(make_controller: Make, tmp_path: Path) -> None:
+    slurm = running_pair(make_controller)
+    for number in range(1, 5):
+        tell(slurm, 100 * number, (1.5, 1.2))
+        cycle(slurm, make_controller)
+    (pilot,) = pilots(slurm)
+    with make_controller(slurm) as muri:  # as if the pair had ended and come together again
+        muri._journal.forget_fact(PAIR, str(pilot.job_id))
+    for number in range(5, 8):
+        tell(slurm, 100 * number, (1.6, 1.3))
+        cycle(slurm, make_controller)
+    found = learnt(tmp_path)
+    assert found is not None
+    assert [round(first, 1) for first, _ in found.samples] == [1.5] * 4 + [1.6] * 3
+
+
 def test_a_surer_measurement_stays(make_controller: Make, tmp_path: Path) -> None:
     slurm = running_pair(make_controller)
     for number in range(4):
@@ -83,7 +134,8 @@ def test_a_surer_measurement_stays(make_controller: Make, tmp_path: Path) -> Non
     found = learnt(tmp_path)
     assert found is not None
     with ProfileStore(tmp_path / "profiles.db") as store:
-        put(store, replace(found, a=replace(found.a, ratio=1.3, confidence=0.99), b=replace(found.b, confidence=0.99)))
+        sides = (replace(side, ratio=1.3, confidence=0.99) for side in (found.a, found.b))
+        put(store, Interference(*sides, rounds=5, measured_s=30.0, measured_at=found.measured_at))
     tell(slurm, 1000, (1.5, 1.2))
     cycle(slurm, make_controller)
     found = learnt(tmp_path)

@@ -176,12 +176,25 @@ def test_two_on_a_gpu_is_the_most():
     assert [item.job_id for item in BSBF.plan(request([job(3, remaining_s=10.0)], running, 1)).waiting] == [3]
 
 
-def test_a_job_takes_some_gpus_of_several():
-    """Four GPUs: one free, two held by job 1, one by job 2, which is the better partner."""
+@pytest.mark.parametrize("policy", [BSBF, FFS], ids=lambda policy: policy.name)
+def test_a_job_leaves_free_gpus_to_others_where_those_of_its_partners_will_do(policy):
+    """Five GPUs: two held by job 1, one by job 2, which is the better partner, and two free ones."""
     running = [runs(job(1, "a", 9000.0, gpu_count=2), 0, 1), runs(job(2, "b", 8000.0), 2)]
-    plan = BSBF.plan(request([job(3, "a", 100.0, gpu_count=3)], running, 4))
-    assert where(plan)[3] == [("n1", 0, 2, 3)]
-    assert {sharer.job_id: sharer.speed for sharer in plan.sharers} == pytest.approx({1: 0.7, 2: 0.8, 3: 0.7})
+    plan = policy.plan(request([job(3, "a", 100.0, gpu_count=3), job(4, "a", 200.0)], running, 5))
+    assert where(plan)[3] == [("n1", 0, 1, 2)]
+    assert where(plan)[4] == [("n1", 3)]
+    assert {sharer.job_id: sharer.speed for sharer in plan.sharers} == pytest.approx({1: 0.7, 2: 0.8, 3: 0.7, 4: 1.0})
+
+
+def test_the_best_partners_come_first_and_free_gpus_last():
+    running = [runs(job(1, "a", 9000.0, gpu_count=2), 0, 1), runs(job(2, "b", 8000.0), 2)]
+    assert where(BSBF.plan(request([job(3, "a", 100.0, gpu_count=2)], running, 4)))[3] == [("n1", 0, 2)]
+    # Four are asked for: both partners have three, so the free one goes along.
+    assert where(BSBF.plan(request([job(3, "a", 100.0, gpu_count=4)], running, 4)))[3] == [("n1", 0, 1, 2, 3)]
+    # On n1 both partners hold GPUs, on n2 the better one and nobody: the free one stays free.
+    running = [runs(job(1, "a", 9000.0), 0), runs(job(2, "b", 8000.0), 1), runs(job(5, "b", 8000.0), 0, node="n2")]
+    nodes = [make_cluster_node(name, 2, 1) for name in ("n1", "n2")]
+    assert where(BSBF.plan(request([job(3, "a", 100.0, gpu_count=2)], running, nodes=nodes)))[3] == [("n1", 0, 1)]
 
 
 def test_gpus_that_a_job_is_still_alone_on_can_be_shared_too():
@@ -232,7 +245,7 @@ def test_jobs_larger_than_a_node(larger):
         assert [(solo.job_id, solo.gpus) for solo in plan.solo] == [(2, ())]
         assert where(plan) == {1: [("n1", 0)], 3: [("n1", 0)]}
     else:
-        assert where(plan)[2] == [("n1", 1), ("n2", 0, 1), ("n3", 0, 1)]
+        assert where(plan)[2] == [("n1", 0), ("n2", 0, 1), ("n3", 0, 1)]
 
 
 def test_a_job_that_waited_too_long_queues_in_slurm():

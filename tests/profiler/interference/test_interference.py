@@ -1,6 +1,7 @@
 """Fits, ratios, estimates and the choice of the next pair: pure parts of interference."""
 
 from dataclasses import replace
+from math import inf
 
 import pytest
 from hypothesis import given
@@ -17,6 +18,7 @@ from muri.profiler.interference.models import (
     fit_communication,
     fit_computation,
     fit_line,
+    overlap_exponent,
 )
 from muri.profiler.interference.ratios import Interference, Side, by_pair, expected, find, known_pairs, next_pairs, put
 from muri.profiler.records import ProfileDetail, ProfileKey
@@ -122,6 +124,18 @@ def test_communication_is_fitted_over_gradient_sizes_of_several_models():
         fit_communication([make_profile()])
     with pytest.raises(FitError, match="one GPU count"):
         fit_communication([*profiles, replace(profiles[0], key=A)])
+
+
+@given(st.floats(0.001, 10), st.floats(0.001, 10), st.floats(1, 20))
+def test_the_overlap_exponent_is_the_one_that_gives_the_iteration(compute_s, network_s, exponent):
+    iteration_s = (compute_s**exponent + network_s**exponent) ** (1 / exponent)
+    seen = make_profile(gpu_count=2, synchronize_s=max(0.0, iteration_s - compute_s), iteration_s=iteration_s)
+    found = overlap_exponent(replace(seen, detail=ProfileDetail(busy_s=(0, 0, compute_s, network_s))))
+    again_s = max(compute_s, network_s) if found == inf else (compute_s**found + network_s**found) ** (1 / found)
+    assert found >= 1
+    assert again_s == pytest.approx(iteration_s, rel=1e-6)
+    assert overlap_exponent(seen) in (1.0, None)  # what goes on behind other stages is not known
+    assert overlap_exponent(replace(seen, key=A)) is None
 
 
 @given(shares, shares)

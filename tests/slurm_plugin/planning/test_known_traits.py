@@ -8,7 +8,7 @@ from fake_slurm import make_job, make_node
 from muri.profiler.errors import CorruptStoreError
 from muri.profiler.interference.ratios import KIND as PAIRS
 from muri.profiler.interference.ratios import Interference, Side
-from muri.profiler.records import ProfileKey, StageProfile
+from muri.profiler.records import ProfileDetail, ProfileKey, StageProfile
 from muri.profiler.sensitivity.bisection import CpuSensitivity, Point
 from muri.profiler.sensitivity.memory_axis import Dataset, throughput
 from muri.profiler.sensitivity.record import KIND, SensitivityProfile
@@ -163,6 +163,28 @@ def test_a_batch_model_rests_on_ones_own_and_published_profiles():
     assert all_users.compute_per_sample_s == pytest.approx(0.5)
 
 
+def test_a_batch_model_hides_communicating_as_far_as_the_profile_shows():
+    """Two GPUs: of 0.4 s on the network 0.3 s go on behind computing."""
+    stored = [
+        StageProfile(
+            ProfileKey("m", batch_size, 2, "gpu"), 0, 0, compute_s, 0.1, compute_s + 0.1,
+            detail=ProfileDetail(busy_s=(0, 0, compute_s, network_s)),
+        )
+        for batch_size, compute_s, network_s in ((4, 0.5, 0.4), (8, 0.9, 0.1))
+    ]  # fmt: skip
+    known = {each.key: each for each in stored}
+    hidden, open_ = (batch_model(each.key, known, {}, 4) for each in stored)
+    assert hidden.communicate_s == 0.4
+    assert hidden.overlap_exponent > 1
+    assert (open_.communicate_s, open_.overlap_exponent) == (0.1, 1.0)
+    # What is measured comes out again, and only the last of two parts hides it (Eq. 7).
+    assert [hidden.iteration_s(), open_.iteration_s()] == pytest.approx([0.6, 1.0])
+    half_s, delta = 0.1 + 0.1 * 2, hidden.overlap_exponent
+    assert hidden.iteration_s(2) == pytest.approx(half_s + (half_s**delta + 0.4**delta) ** (1 / delta))
+    assert batch_model(stored[0].key, known | {stored[0].key: replace(stored[0], synchronize_s=0.0, iteration_s=0.5)},
+                       {}, 1).overlap_exponent == float("inf")  # fmt: skip
+
+
 def test_a_table_of_pairs_tells_users_apart():
     def of(user: str, model: str) -> StageProfile:
         return StageProfile(ProfileKey(model, 8, 1, "gpu", user), 0, 0, 1, 0, 1)
@@ -172,7 +194,7 @@ def test_a_table_of_pairs_tells_users_apart():
         Side(ProfileKey(model, 8, 1, "gpu", user), 0.1, 0.15, 1.5, None, 0.9, 40)
         for model, user in (("a", "bob"), ("b", ""))
     ]
-    table = interference_table(stored, stored, stored, (Interference(*sides, 3, 1.0, ""),))
+    table = interference_table(stored, stored, stored, KnownTraits(pairs=(Interference(*sides, 3, 1.0, ""),)))
     assert table.speeds("a of bob", "b") == pytest.approx((1 / 1.5, 1 / 1.5))
     assert table.speeds("a of bob", "b of bob") == pytest.approx(
         (1 / 1.5, 1 / 1.5)

@@ -16,7 +16,7 @@ from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.planning.actions import StartGroup, started
 from muri.slurm_plugin.planning.cycle_input import CycleInput, Knowledge
 from muri.slurm_plugin.planning.decision import decide
-from muri.slurm_plugin.planning.model_traits import batch_model, interference_table
+from muri.slurm_plugin.planning.model_traits import KnownTraits, batch_model, interference_table
 from muri.slurm_plugin.profile_use import read_traits
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import JobState
@@ -88,6 +88,35 @@ def test_a_short_job_joins_a_long_one_with_as_small_a_batch_as_the_memory_asks(m
     decided(slurm, policy)
     units = {unit.members[0].job_id: unit for unit in policy.request.running}
     assert [(units[each].accumulate_steps, units[each].gpus[0].gpu_ids) for each in (1, 2)] == [(1, (0,)), (4, (0,))]
+
+
+TWO_GPUS = {"gpu_count": 2, "gpu_request": "gres/gpu:2", "cpu_count": 4}
+ON_TWO = tuple(
+    replace(each, key=replace(each.key, gpu_count=2)) for each in (KNOWN[0], replace(KNOWN[1], gpu_mem_gib=3.0))
+)
+
+
+@pytest.mark.parametrize(("tasks", "joins"), [(2, True), (1, False)])
+def test_a_job_on_two_gpus_joins_one_on_the_same_two_if_it_has_a_rank_for_each(make_controller, tasks, joins):
+    slurm = FakeSlurm([job(1, "long", 10_000, cpus_per_task=2, **TWO_GPUS)], [make_node("n1", gpu_count=2)])
+    with make_controller(slurm, (*KNOWN, *ON_TWO), **POLICY) as controller:
+        controller.cycle()
+    slurm.tick()
+    slurm.tick()
+    (pilot,) = pilots(slurm)
+    assert (pilot.gpu_count, slurm.jobs[1].state) == (2, JobState.RUNNING)
+    slurm.jobs[2] = job(2, "short", 100, cpus_per_task=4 // tasks, **TWO_GPUS)
+    with make_controller(slurm, (*KNOWN, *ON_TWO), **POLICY) as controller:
+        status = {each.job_id: each for each in controller.cycle().jobs}
+    slurm.tick()
+    assert (slurm.jobs[2].state is JobState.RUNNING) == joins
+    assert status[2].partners == ((1,) if joins else ())
+    assert joins or any("has a task for each" in reason for reason in status[2].reasons)
+    # A job on one GPU joins no part of two.
+    slurm.jobs[3] = job(3, "short", 100)
+    with make_controller(slurm, (*KNOWN, *ON_TWO), **POLICY) as controller:
+        controller.cycle()
+    assert read_job(slurm.jobs[3]).role is Role.CANDIDATE
 
 
 def test_a_job_that_cannot_split_its_batch_waits(make_controller):
@@ -243,15 +272,28 @@ def test_a_stored_fit_comes_before_the_profiles():
 def test_measured_pairs_come_before_estimates():
     known = {each.key: each for each in KNOWN}
     long, short = ProfileKey("long", 8, 1, "gpu"), ProfileKey("short", 4, 1, "gpu")
-    estimates = interference_table([short], [long], known, ())
+    estimates = interference_table([short], [long], known, KnownTraits())
     assert estimates.speeds("long", "short") == pytest.approx((1 / 1.34, 1 / 1.34))
     assert estimates.speeds("long", "long") == pytest.approx((1 / 1.58, 1 / 1.58))
     assert estimates.speeds("short", "short") is None  # none of them runs
     sides = [Side(key, 1.0, ratio, ratio, None, 0.9, 10) for key, ratio in ((long, 1.1), (short, 1.6))]
     pair = Interference(*sides, rounds=3, measured_s=1.0, measured_at="2026-01-01T00:00:00+00:00")
-    assert interference_table([long], [short], known, (pair,)).speeds("short", "long") == pytest.approx(
-        (1 / 1.6, 1 / 1.1)
+    assert interference_table([long], [short], known, KnownTraits(pairs=(pair,))).speeds(
+        "short", "long"
+    ) == pytest.approx((1 / 1.6, 1 / 1.1))
+
+
+def test_the_better_of_turns_and_none_counts_unless_all_take_turns():
+    known = {each.key: each for each in KNOWN}
+    long, short = ProfileKey("long", 8, 1, "gpu"), ProfileKey("short", 4, 1, "gpu")
+    plain, turns = (
+        Interference(*(Side(key, 1.0, ratio, ratio, None, 0.9, 10) for key in (long, short)), 3, 1.0, "", turns=turns)
+        for ratio, turns in ((1.1, False), (1.6, True))
     )
+    traits = KnownTraits(pairs=(plain,), pairs_in_turns=(turns,))
+    for turns_only, ratio in ((True, 1.6), (False, 1.1)):
+        table = interference_table([long], [short], known, traits, turns_only=turns_only)
+        assert table.speeds("short", "long") == pytest.approx((1 / ratio, 1 / ratio))
 
 
 def test_a_damaged_fit_costs_no_cycle(make_controller):
