@@ -17,8 +17,14 @@ TRAIN_SH = """\
 echo "batch cpus=$SLURM_CPUS_ON_NODE per_task=$SLURM_CPUS_PER_TASK memory=$SLURM_MEM_PER_NODE node=$SLURMD_NODENAME"
 srun sh -c 'echo "step cpus=$SLURM_CPUS_ON_NODE per_task=$SLURM_CPUS_PER_TASK"'
 muri run /home/alice/train.py 5 0 load || exit
+muri run /home/alice/cached.py || exit
 # Until the test has seen it run.
 while [ ! -e /home/alice/seen-$SLURM_JOB_ID ]; do sleep 0.1; done
+"""
+
+CACHED_PY = """\
+import muri
+print(f"cache of {muri.cache([1, 2]).gib * 1024:.0f} MiB")
 """
 
 APPETITES = """\
@@ -79,6 +85,7 @@ class Site(MuriCluster):
         for model in ("hungry", "modest"):
             self.know_profile(ProfileKey(model, 8, 1, "gpu"), [0.01, 0.07, 0.01, 0.01])
         driver.write("resources.sh", TRAIN_SH, user="alice")
+        driver.write("cached.py", CACHED_PY, user="alice")
 
     def submit_model(self, model: str, *options: str) -> int:
         mark = f"--muri=model={model},batch-size=8,duration=60s"
@@ -132,6 +139,8 @@ def test_jobs_run_on_the_cpus_that_synergy_gives_them(site: Site) -> None:
         assert f"batch cpus={cpus} per_task={cpus} memory={mem_mib} node=n1" in output
         assert f"step cpus={cpus} per_task={cpus}" in output
         assert f"finished {job}" in output
+        # A tenth stays free, and the script itself needs some.
+        assert 0.8 * mem_mib < float(output.partition("cache of ")[2].split()[0]) < 0.9 * mem_mib, output
         assert ended[job]["Restarts"] == "0"
 
 
