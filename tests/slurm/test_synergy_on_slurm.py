@@ -43,6 +43,26 @@ with ProfileStore(Path(sys.argv[1])) as store:
         store.put_document(KIND, SensitivityProfile(name, "2026-01-01T00:00:00Z", cpu, process_gib=2.0).to_document())
 """
 
+FRESH_PY = """\
+import os, time
+import muri
+cpus = int(os.environ.get("MURI_CPUS") or os.environ["SLURM_CPUS_ON_NODE"])
+for _ in muri.batches(range(4000)):
+    with muri.stage("preprocess"):
+        time.sleep(0.06 / min(cpus, 2))
+    with muri.stage("propagate"):
+        time.sleep(0.005)
+"""
+
+SENSITIVITIES = """\
+import json, sys
+from pathlib import Path
+from muri.profiler.sensitivity.record import KIND
+from muri.profiler.store import ProfileStore
+with ProfileStore(Path(sys.argv[1]), read_only=True) as store:
+    print(json.dumps({each.name: each.body for each in store.documents(KIND)}))
+"""
+
 GIVE = """\
 import sys, time
 from muri.policies.types import CpuMemShare
@@ -174,3 +194,32 @@ def test_a_controller_killed_between_change_and_start_loses_nothing(cluster: Dri
     assert given is not None
     assert (given.original.cpu_count, given.original.mem_per_cpu_mib) == (4, 500)
     assert site.output(job).count("batch cpus=9") == 1
+
+
+def test_a_new_models_cpus_are_measured_on_arrival(one_gpu: Driver) -> None:
+    site = Site(one_gpu, "pyslurm")
+    site.configure(policy="synergy-tune", profiling={"partition": "measure"})
+    one_gpu.write("fresh.py", FRESH_PY, user="alice")
+    one_gpu.write("fresh.sh", "#!/bin/sh\nexec muri run /home/alice/fresh.py\n", user="alice")
+    mark = "--muri=model=fresh,batch-size=8"
+    jobs = [one_gpu.submit("-p", "train", "--gres=gpu:1", mark, "-c", "1", "/home/alice/fresh.sh") for _ in range(2)]
+
+    def known() -> dict[str, Any]:
+        told = json.loads(site.python(SENSITIVITIES, f"{site.state_dir}/profiles.db").stdout)
+        return {name: body for name, body in told.items() if name.startswith("fresh")}
+
+    with site.controller():
+        one_gpu.wait_until(lambda: bool(known()), "the sensitivity of the new model")
+    ((name, body),) = known().items()
+    assert name == "fresh of alice (batch 8, 1 × gpu)"
+    rates = {point["cpus"]: point["throughput"] for point in body["points"]}
+    assert min(rates) == 1 and max(rates) >= 2, rates
+    assert rates[max(rates)] > 1.4 * rates[1], rates
+    assert body["saturating_cpus"] == 2
+    assert body["process_gib"] > 0
+    one_gpu.run("scancel", str(jobs[0]), user="alice")
+    with site.controller():  # the other one starts with what was measured
+        one_gpu.wait_state(jobs[1], "RUNNING")
+    assert one_gpu.job(jobs[1])["NumCPUs"] == "2"
+    assert "1 → 2 CPUs" in one_gpu.run("muri", "explain", str(jobs[1]), user="alice").stdout
+    one_gpu.cancel_all()
