@@ -124,6 +124,12 @@ def jct_h(workload: Workload, policy: str, *, cpus_per_gpu: int = 3, jobs: tuple
     return np.array([record.jct_s for record in records[slice(*jobs)]]) / HOUR_S
 
 
+def simulated_by_default(workload: Workload, policy: str, count: int) -> SimulationResult:
+    """The default model, with plans every 300 s, until all of the first jobs have ended."""
+    cluster = Cluster(16, 8, cpus_per_node=24, mem_gib_per_node=500)
+    return simulate(trace_of(workload, count), policy, cluster, Settings(interval_s=300.0))
+
+
 def _longer(job: TraceJob, cpus_per_gpu: int) -> TraceJob:
     faster = synergy_figures()[job.profile.key.model].sensitivity.throughput_at(cpus_per_gpu, 62.5)
     return replace(job, iterations=max(1, int(job.iterations * faster)))
