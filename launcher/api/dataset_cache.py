@@ -26,12 +26,13 @@ from multiprocessing import reduction
 from typing import Any, Final
 
 from muri.errors import UsageError
+from muri.launcher.api.cache_room import Room, room_of
 from muri.units import GIB
 
 logger = logging.getLogger("muri.launcher")
 
 _WORD: Final = 8
-_USED, _KEPT, _HEADER_WORDS = 0, 1, 2
+_USED, _KEPT, _LIMIT, _LOOK_AT, _HEADER_WORDS = 0, 1, 2, 3, 4
 _REFUSED: Final = -1
 
 
@@ -39,7 +40,7 @@ class CacheError(UsageError, ValueError):
     """A script asked for a cache that is not possible."""
 
 
-def cache(dataset: Any, *, gib: float) -> CachedDataset:
+def cache(dataset: Any, *, gib: float | None = None) -> CachedDataset:
     """Keep items of a map-style dataset in memory, in all of its loader's workers, until `gib` are full.
 
     The first items that are read stay, and none is replaced. Wrap what reads and decodes; random
@@ -47,7 +48,8 @@ def cache(dataset: Any, *, gib: float) -> CachedDataset:
 
     Args:
         dataset: Has `__len__` and `__getitem__` with whole numbers, such as torch.utils.data.Dataset.
-        gib: Most memory, in GiB, for all workers together.
+        gib: Most memory, in GiB, for all workers together. None: what the job was given less what its processes
+            need, and a tenth to spare; nothing is kept where Slurm does not say what that is.
 
     Returns:
         A dataset that gives equal items, and passes other attributes on to the wrapped one.
@@ -63,16 +65,21 @@ class CachedDataset:
 
     Attributes:
         dataset: The wrapped dataset.
-        gib: Most memory, in GiB.
     """
 
-    def __init__(self, dataset: Any, gib: float) -> None:
+    def __init__(self, dataset: Any, gib: float | None) -> None:
         length = _length(dataset)
-        _check_size(gib, length)
         self.dataset = dataset
-        self.gib = gib
         self._length = length
-        self._items = SharedItems(length, int(gib * GIB))
+        self._room = room_of(os.environ) if gib is None else None
+        if gib is not None:
+            _check_size(gib, length)
+            self._items = SharedItems(length, int(gib * GIB))
+            return
+        if self._room is None:
+            logger.warning("muri.cache: nothing is kept: nothing says what memory this job was given; give gib=…")
+        self._items = SharedItems(length, 0, self._room)
+        logger.info("muri.cache: at most %.3g GiB are kept", self.gib)
 
     def __len__(self) -> int:
         """How many items the wrapped dataset has now."""
@@ -94,6 +101,11 @@ class CachedDataset:
     def __getitems__(self) -> Any:
         """How a DataLoader fetches a whole batch; None where the wrapped dataset cannot."""
         return self._batch if callable(getattr(self.dataset, "__getitems__", None)) else None
+
+    @property
+    def gib(self) -> float:
+        """Most memory, in GiB; where the script did not say, as of the last look at what the processes need."""
+        return self._items.limit_bytes / GIB
 
     @property
     def hit_rate(self) -> float:
@@ -120,14 +132,15 @@ class CachedDataset:
         """The same cache in a process that is being spawned; elsewhere a copy begins with an empty one."""
         state = self.__dict__.copy()
         if multiprocessing.context.get_spawning_popen() is None:
-            del state["_items"]
+            state["_limit_bytes"] = state.pop("_items").limit_bytes
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """In the spawned process, or in the copy."""
         self.__dict__.update(state)
         if "_items" not in state:
-            self._items = SharedItems(self._length, int(self.gib * GIB))
+            self._room = self._room and Room(self._room.given_bytes, os.getpid())
+            self._items = SharedItems(self._length, state["_limit_bytes"], self._room)
 
     def _place(self, index: Any) -> int | None:
         try:
@@ -200,24 +213,28 @@ class SharedItems:
     """A table of byte strings that only grows, up to a limit; what is in it stays.
 
     The memory is a file without a name (memfd_create): the kernel frees it with the last process
-    that has it open, however that ends. It holds two counters and for each place its offset and
-    length, then the bytes. Writers lock the file; the kernel drops the lock of a killed one. Readers
+    that has it open, however that ends. It holds two counters, the limit, and for each place its offset
+    and length, then the bytes. Writers lock the file; the kernel drops the lock of a killed one. Readers
     don't lock: a place's length is written last, and never changes after.
 
     Args:
         places: How many byte strings there may be.
         limit_bytes: Most memory, the table included.
+        room: What is asked for the limit instead, at first and again and again while the memory fills.
 
     Raises:
         OSError: Memory is short, or the process may open no more files.
     """
 
-    def __init__(self, places: int, limit_bytes: int) -> None:
+    def __init__(self, places: int, limit_bytes: int, room: Room | None = None) -> None:
         self.places = places
-        self.limit_bytes = limit_bytes
+        self.room = room
         fd = os.memfd_create("muri-cache", os.MFD_CLOEXEC)
         os.ftruncate(fd, self.table_bytes(places))
         self._adopt(fd)
+        self._words[_LIMIT] = limit_bytes
+        if room is not None:
+            self._look(room)
 
     @staticmethod
     def table_bytes(places: int) -> int:
@@ -252,6 +269,8 @@ class SharedItems:
         with self._locked():
             if self._words[index + 1] != 0:
                 return self._words[index + 1] > 0
+            if self.room is not None and self._words[_USED] >= self._words[_LOOK_AT]:
+                self._look(self.room)
             offset = self.table_bytes(self.places) + self._words[_USED]
             if not len(content) or offset + len(content) > self.limit_bytes:
                 self._words[index + 1] = _REFUSED
@@ -279,18 +298,29 @@ class SharedItems:
         return self._words[_KEPT]
 
     @property
+    def limit_bytes(self) -> int:
+        """Most memory, the table included."""
+        return self._words[_LIMIT]
+
+    def _look(self, room: Room) -> None:
+        """Set the limit anew by what is left of the room."""
+        others = sum(items.used_bytes for items in list(_all_items) if items is not self)
+        self._words[_LIMIT] = room.limit_bytes(others)
+        self._words[_LOOK_AT] = self._words[_USED] + room.step_bytes
+
+    @property
     def used_bytes(self) -> int:
         """Memory in use, the table included."""
         return self.table_bytes(self.places) + self._words[_USED]
 
     def __getstate__(self) -> dict[str, Any]:
         """Hand the same memory to a process that is being spawned."""
-        return {"places": self.places, "limit_bytes": self.limit_bytes, "fd": reduction.DupFd(self._fd)}
+        return {"places": self.places, "room": self.room, "fd": reduction.DupFd(self._fd)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Attach to the memory in the spawned process."""
         self.places = state["places"]
-        self.limit_bytes = state["limit_bytes"]
+        self.room = state["room"]
         self._adopt(state["fd"].detach())
 
     def _adopt(self, fd: int) -> None:

@@ -22,6 +22,7 @@ from typing import Final, Generic, TypeVar
 
 from muri.errors import UsageError
 from muri.launcher.accumulation.loop import local as splitting
+from muri.launcher.api.lease import Lease, current_lease
 from muri.launcher.checkpoints.registry import begin_loop
 from muri.launcher.job.stage_clock import StageClock
 from muri.launcher.telemetry.script_clock import current_clock
@@ -109,6 +110,11 @@ class batches(Generic[Batch]):
         self._prefetch = bool(prefetch)
         caller = sys._getframe(1)
         self._site = (caller.f_code.co_filename, caller.f_lineno)
+
+    @property
+    def lease(self) -> Lease:
+        """Whether the job may go on, as of now: see docs/checkpoints.md."""
+        return current_lease()
 
     def __len__(self) -> int:
         """Batches per epoch, if the loader knows."""

@@ -24,6 +24,10 @@ class Checkpointer(Protocol):
     stopped_at: int | None
 
     @property
+    def stop_asked(self) -> bool:
+        """Whether the script is to stop."""
+
+    @property
     def is_first_rank(self) -> bool:
         """Whether this process speaks for all ranks of the job."""
 

@@ -2,14 +2,16 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 import numpy as np
 from scipy.sparse import coo_array, csc_array
 
-from muri.policies.allocation.demand import cells, fair_share, throughput
+from muri.policies.allocation.demand import SLACK, cells, fair_share, throughput
+from muri.policies.allocation.ideal import Choice, Ideal, Need, Room, map_to_nodes, whole_gpus
 from muri.policies.allocation.mechanisms import tune
 from muri.policies.allocation.seats import JobShares, Round, Seat, Seating, Servers, per_gpu
+from muri.policies.cycle.free_gpus import Shares
 from muri.policies.highs import solve_integer
 from muri.policies.speed.model import Indices
 from muri.policies.traits import Demand, Sensitivity
@@ -21,16 +23,19 @@ TIME_LIMIT_S: Final = 30.0
 GAP: Final = 1e-4
 """Relative gap at which HiGHS may stop."""
 
+K = TypeVar("K")
+
 
 def optimal(round_: Round, *, merge_equal: bool = True, time_limit_s: float = TIME_LIMIT_S) -> Seating:
     """Seat the jobs that TUNE seats so that their speeds add up to the most.
 
-    Speeds are relative to the GPU-proportional share of the whole cluster. Each job gets a node and one of the shares
-    of its sensitivity that are no slower than its proportional one. What runs keeps its node, and loses what its
-    restart takes of the round if its share changes. Jobs on several nodes keep what TUNE gives them.
-    Where HiGHS finds nothing better in time, TUNE's seats are the answer, with HiGHS' bound.
+    Speeds are relative to the GPU-proportional share of the whole cluster. Each job gets nodes and one of the shares
+    of its sensitivity that are no slower than its proportional one. What runs keeps its nodes, and loses what its
+    restart takes of the round if its share changes. A new job on several nodes gets the same for each GPU, on TUNE's
+    nodes or on those that the paper's second program names.
+    Where HiGHS finds nothing better in time, TUNE's seats are the answer. The bound holds for any choice of nodes.
 
-    Source: Synergy (Mohan et al., OSDI 2022), section 4.1: Synergy-OPT; here nodes are part of one program, and
+    Source: Synergy (Mohan et al., OSDI 2022), section 4.1: Synergy-OPT; here nodes are part of the integer program, and
     jobs that are alike are counted instead of having a variable each.
 
     Args:
@@ -44,14 +49,14 @@ def optimal(round_: Round, *, merge_equal: bool = True, time_limit_s: float = TI
     value = sum(program.worth(seat) for seat in tuned.by_rank())
     if not program.columns:
         return Seating(tuned.seats, Certificate(value, value))
+    program = program.with_second_program(time_limit_s)
     amount, bound = program.solve(time_limit_s)
-    bound = max(value, bound + program.fixed_value)
     if amount is not None:
-        seats = {seat.rank: seat for seat in (*program.spread, *program.seats(amount))}
+        seats = {seat.rank: seat for seat in program.seats(amount)}
         better = sum(program.worth(seat) for seat in seats.values())
         if better > value * (1 + 1e-9):
             return Seating(seats, Certificate(better, max(better, bound)))
-    return Seating(tuned.seats, Certificate(value, bound))
+    return Seating(tuned.seats, Certificate(value, max(value, bound)))
 
 
 class Kind(NamedTuple):
@@ -59,41 +64,49 @@ class Kind(NamedTuple):
 
     Attributes:
         partition: Their partition.
-        gpu_count: GPUs of each.
+        gpus_each: GPUs of each of a job's nodes, the most first.
         sensitivity: What CPUs and memory do for them.
         rank: Of a job that is like no other, because it runs and stays; -1 of all others.
     """
 
     partition: str
-    gpu_count: int
+    gpus_each: tuple[int, ...]
     sensitivity: Sensitivity | None
     rank: int
 
+    @property
+    def gpu_count(self) -> int:
+        """GPUs of each job."""
+        return sum(self.gpus_each)
+
+    @property
+    def spread(self) -> bool:
+        """Whether its jobs are on several nodes."""
+        return len(self.gpus_each) > 1
+
 
 class Column(NamedTuple):
-    """Jobs of a kind on a node with a share, which is per GPU."""
+    """Jobs of a kind on nodes with CPUs and memory of each."""
 
     kind: Kind
-    node: str
-    share: Demand
+    gpus: Shares
+    cpu_mem: JobShares
     value: float
 
 
 @dataclass(frozen=True)
 class Program:
-    """How many jobs of each kind get which share on which node.
+    """How many jobs of each kind get which share on which nodes.
 
     Attributes:
-        jobs: Seats of TUNE on one node, by kind and rank.
-        spread: Seats on several nodes, which stay as they are.
-        servers: What the jobs on one node can be given.
+        jobs: Seats of TUNE by kind and rank.
+        servers: What the jobs can be given.
         usual: CPUs and memory of a GPU in the whole cluster, what speeds are relative to.
         interval_s: Seconds until the next plan.
         columns: The choices.
     """
 
     jobs: Mapping[Kind, Sequence[Seat]]
-    spread: tuple[Seat, ...]
     servers: Servers
     usual: Demand
     interval_s: float
@@ -104,41 +117,30 @@ class Program:
         """The program that starts from TUNE's seats."""
         servers = round_.servers.copy()
         jobs: dict[Kind, list[Seat]] = {}
-        spread = tuple(seat for seat in tuned if len(seat.gpus) > 1)
-        for seat in spread:
-            servers.gpus.take_exactly(seat.gpus)
-            servers.take_shares(seat.cpu_mem)
         for seat in tuned:
-            if len(seat.gpus) == 1:
-                bucket, rank = seat.contender.bucket, seat.rank if seat.stays or not merge_equal else -1
-                kind = Kind(bucket.partition, bucket.gpu_count, seat.contender.job.sensitivity, rank)
-                jobs.setdefault(kind, []).append(seat)
-        program = Program(jobs, spread, servers, _mean_share(servers.nodes.values()), round_.interval_s)
+            rank = seat.rank if seat.stays or not merge_equal else -1
+            gpus_each = tuple(sorted((share.gpu_count for share in seat.gpus), reverse=True))
+            kind = Kind(seat.contender.bucket.partition, gpus_each, seat.contender.job.sensitivity, rank)
+            jobs.setdefault(kind, []).append(seat)
+        program = Program(jobs, servers, _mean_share(servers.nodes.values()), round_.interval_s)
         return replace(program, columns=tuple(column for kind in jobs for column in program._columns_of(kind)))
-
-    @property
-    def fixed_value(self) -> float:
-        """What the jobs on several nodes are worth."""
-        return sum(self.worth(seat) for seat in self.spread)
 
     def worth(self, seat: Seat) -> float:
         """Speed of a seat; of a running job with another share less what the restart takes of the round."""
-        nodes = zip(seat.gpus, seat.cpu_mem, strict=True)
-        shares = [(self.servers.nodes[gpus.node], per_gpu(cpu_mem, gpus.gpu_count)) for gpus, cpu_mem in nodes]
-        slowest = min(self._speed(seat.contender.job.sensitivity, share, node) for node, share in shares)
-        return slowest * self._kept_time(seat, seat.kept)
+        speed = self._speed(seat.contender.job.sensitivity, seat.gpus, seat.cpu_mem)
+        return speed * self._kept_time(seat, seat.kept)
 
     def solve(self, time_limit_s: float = TIME_LIMIT_S) -> tuple[Indices | None, float]:
         """How many jobs each column gets, None where nothing was found in time; and a proven bound."""
-        kinds, nodes = list(self.jobs), list(self.servers.nodes)
+        kinds, nodes = _numbers(self.jobs), _numbers(self.servers.nodes)
         rows: list[tuple[int, int, float]] = []
         for number, column in enumerate(self.columns):
-            node = self.servers.nodes[column.node]
-            gpus, first = column.kind.gpu_count, len(kinds) + 3 * nodes.index(column.node)
-            rows.append((kinds.index(column.kind), number, 1.0))
-            rows.append((first, number, gpus))
-            rows += [(first + 1, number, column.share.cpus * gpus)] if node.cpu_count else []
-            rows += [(first + 2, number, column.share.mem_gib * gpus)] if node.mem_gib else []
+            rows.append((kinds[column.kind], number, 1.0))
+            for gpus, share in zip(column.gpus, column.cpu_mem, strict=True):
+                node, first = self.servers.nodes[share.node], len(kinds) + 3 * nodes[share.node]
+                rows.append((first, number, gpus.gpu_count))
+                rows += [(first + 1, number, share.cpus)] if node.cpu_count else []
+                rows += [(first + 2, number, share.mem_gib)] if node.mem_gib else []
         counts = [float(len(self.jobs[kind])) for kind in kinds]
         limits = [limit for name in nodes for limit in (self.servers.gpus.on_node(name), *self.servers.free(name))]
         row, chosen, amount = (np.array(part) for part in zip(*rows, strict=True))
@@ -151,7 +153,39 @@ class Program:
             gap=GAP,
             time_limit_s=time_limit_s,
         )
-        return solved.amount, min(solved.upper_bound, self._every_job_at_its_best())
+        ideal = self.ideal().bound()
+        # The columns of a new job on several nodes name only some of the nodes where it could be.
+        return solved.amount, ideal if self._new_spread() else min(solved.upper_bound, ideal)
+
+    def with_second_program(self, time_limit_s: float = TIME_LIMIT_S) -> "Program":
+        """The same where new jobs on several nodes may also take those that the paper's second program names."""
+        more = [
+            column
+            for kind, placements in self._mapped(time_limit_s).items()
+            for gpus in placements
+            for column in self._columns_at(kind, gpus)
+        ]
+        return replace(self, columns=tuple(dict.fromkeys((*self.columns, *more))))
+
+    def ideal(self) -> Ideal:
+        """The paper's first program: the same choices on one machine."""
+        kinds, best = _numbers(self.jobs), dict[tuple[int, Demand], float]()
+        for column in self.columns:
+            total = Demand(sum(share.cpus for share in column.cpu_mem), sum(share.mem_gib for share in column.cpu_mem))
+            choice = (kinds[column.kind], total)
+            best[choice] = max(best.get(choice, 0.0), column.value)
+        for kind in self._new_spread():  # wherever they are
+            for name, node in self.servers.nodes.items():
+                gpus = (NodeShare(name, kind.gpus_each[-1]),)
+                for share in self._shares_at(kind.sensitivity, gpus) if kind.partition in node.partitions else ():
+                    total = Demand(share.cpus * kind.gpu_count, share.mem_gib * kind.gpu_count)
+                    choice = (kinds[kind], total)
+                    value = self._speed(kind.sensitivity, gpus, self.servers.shares_on(gpus, share))
+                    best[choice] = max(best.get(choice, 0.0), value)
+        free = [self.servers.free(name) for name in self.servers.nodes]
+        capacity = Demand(sum(each.cpus for each in free), sum(each.mem_gib for each in free))
+        choices = [Choice(kind, total, value) for (kind, total), value in best.items()]
+        return Ideal(choices, [len(seats) for seats in self.jobs.values()], capacity)
 
     def seats(self, amount: Indices) -> list[Seat]:
         """The seats: the most urgent jobs of a kind take the largest shares."""
@@ -160,39 +194,95 @@ class Program:
         order = sorted(range(len(self.columns)), key=lambda index: (-self.columns[index].value, index))
         for index in order:
             column = self.columns[index]
-            for _ in range(int(amount[index])):
-                seat = next(left[column.kind])
-                gpus = seat.gpus if seat.stays else (NodeShare(column.node, column.kind.gpu_count),)
-                found.append(replace(seat, gpus=gpus, cpu_mem=self._shares(column, seat), notes=()))
+            found += [
+                replace(next(left[column.kind]), gpus=column.gpus, cpu_mem=column.cpu_mem, notes=())
+                for _ in range(int(amount[index]))
+            ]
         return found
 
-    def _every_job_at_its_best(self) -> float:
-        """A bound that holds even where HiGHS was stopped before it had any."""
-        best = dict.fromkeys(self.jobs, 0.0)
-        for column in self.columns:
-            best[column.kind] = max(best[column.kind], column.value)
-        return sum(value * len(self.jobs[kind]) for kind, value in best.items())
+    def _new_spread(self) -> list[Kind]:
+        """Jobs on several nodes that start."""
+        return [kind for kind, seats in self.jobs.items() if kind.spread and not seats[0].stays]
+
+    def _mapped(self, time_limit_s: float) -> dict[Kind, list[Shares]]:
+        """Nodes of new jobs on several nodes by the paper's two programs, with whole GPUs."""
+        shares = self.ideal().allocation(time_limit_s) if self._new_spread() else None
+        if shares is None:
+            return {}
+        names, left = list(self.servers.nodes), self.servers.copy()
+        needs: list[tuple[Kind, Need]] = []
+        for kind, given in zip(self.jobs, shares, strict=True):
+            if self.jobs[kind][0].stays:
+                (seat,) = self.jobs[kind]
+                left.gpus.take_exactly(seat.gpus)
+                left.take_shares(seat.cpu_mem)
+                continue
+            nodes = [number for number, name in enumerate(names) if left.gpus.suits(name, kind.partition, 0.0)]
+            needs += [(kind, Need(kind.gpu_count, total, nodes, len(kind.gpus_each))) for total in given]
+        laid = map_to_nodes([need for _, need in needs], [self._room(left, name) for name in names])
+        found: dict[Kind, list[Shares]] = {}
+        for number, (kind, need) in enumerate(needs if laid is not None else ()):
+            if kind.spread and laid is not None:
+                free = [left.gpus.on_node(name) if at in need.nodes else 0 for at, name in enumerate(names)]
+                pairs = whole_gpus(laid[number], kind.gpus_each, free)
+                if pairs is not None:
+                    gpus = tuple(NodeShare(names[node], count) for node, count in pairs)
+                    left.gpus.take_exactly(gpus)
+                    found.setdefault(kind, []).append(gpus)
+        return found
+
+    def _room(self, left: Servers, name: str) -> Room:
+        node, free = self.servers.nodes[name], left.free(name)
+        cpus, mem_gib = free.cpus if node.cpu_count else np.inf, free.mem_gib if node.mem_gib else np.inf
+        return Room(left.gpus.on_node(name), max(0.0, cpus), max(0.0, mem_gib))
 
     def _columns_of(self, kind: Kind) -> list[Column]:
-        seat, found = self.jobs[kind][0], []
-        names = [seat.node] if seat.stays else self.servers.with_gpus(seat.contender.job, kind.gpu_count)
-        for name in names:
-            node = self.servers.nodes[name]
-            fair, most = fair_share(node), Demand(node.cpu_count / kind.gpu_count, node.mem_gib / kind.gpu_count)
-            shares = [fair] if kind.sensitivity is None else list(cells(kind.sensitivity, fair, most))
-            if seat.stays and seat.share not in shares:
-                shares.append(seat.share)
-            for share in shares:
-                column = Column(kind, name, share, 0.0)
-                kept = seat.stays and self._shares(column, seat) == seat.held
-                value = self._speed(kind.sensitivity, share, node) * self._kept_time(seat, kept)
-                found.append(column._replace(value=value))
-        return found
+        seats = self.jobs[kind]
+        if kind.spread or seats[0].stays:
+            placements = list(dict.fromkeys(seat.gpus for seat in seats))
+        else:
+            names = self.servers.with_gpus(seats[0].contender.job, kind.gpu_count)
+            placements = [(NodeShare(name, kind.gpu_count),) for name in names]
+        return [column for gpus in placements for column in self._columns_at(kind, gpus)]
 
-    def _shares(self, column: Column, seat: Seat) -> JobShares:
-        if seat.stays and column.share == per_gpu(seat.held[0], seat.gpus[0].gpu_count):
+    def _columns_at(self, kind: Kind, gpus: Shares) -> list[Column]:
+        """What a kind can be given on some nodes."""
+        seat = self.jobs[kind][0]
+        choices = [self._exactly(gpus, share, seat) for share in self._shares_at(kind.sensitivity, gpus)]
+        if seat.stays:
+            choices.append(seat.cpu_mem)
+        elif kind.spread:
+            choices += [each.cpu_mem for each in self.jobs[kind] if each.gpus == gpus]
+            choices.append(self.servers.shares_on(gpus))
+        return [
+            Column(kind, gpus, cpu_mem, speed * self._kept_time(seat, seat.stays and cpu_mem == seat.held))
+            for cpu_mem in dict.fromkeys(choices)
+            for speed in [self._speed(kind.sensitivity, gpus, cpu_mem)]
+        ]
+
+    def _shares_at(self, sensitivity: Sensitivity | None, gpus: Shares) -> list[Demand]:
+        """Shares per GPU that are worth considering: nowhere slower than the proportional one."""
+        nodes = [(self.servers.nodes[share.node], share.gpu_count) for share in gpus]
+        if sensitivity is None:
+            return [fair_share(nodes[0][0])] if len(nodes) == 1 else []
+        limits = [(fair_share(node), Demand(node.cpu_count / count, node.mem_gib / count)) for node, count in nodes]
+        shares = {share for fair, most in set(limits) for share in cells(sensitivity, fair, most)}
+        if len(nodes) == 1:
+            return list(cells(sensitivity, *limits[0]))
+        return sorted(
+            share
+            for share in shares
+            if all(
+                throughput(sensitivity, share, fair) >= throughput(sensitivity, fair, fair) * (1 - SLACK)
+                for fair, _ in limits
+            )
+        )
+
+    def _exactly(self, gpus: Shares, share: Demand, seat: Seat) -> JobShares:
+        """What a share is; of a job that holds it already, without a rounding error."""
+        if seat.stays and share == per_gpu(seat.held[0], seat.gpus[0].gpu_count):
             return seat.held
-        return self.servers.shares_on((NodeShare(column.node, column.kind.gpu_count),), column.share)
+        return self.servers.shares_on(gpus, share)
 
     def _kept_time(self, seat: Seat, kept: bool) -> float:
         """Share of the round in which a job gets on."""
@@ -200,14 +290,23 @@ class Program:
             return 1.0
         return max(0.0, 1.0 - seat.contender.job.restart_s / max(self.interval_s, 1.0))
 
-    def _speed(self, sensitivity: Sensitivity | None, share: Demand, node: FreeNode) -> float:
+    def _speed(self, sensitivity: Sensitivity | None, gpus: Shares, cpu_mem: JobShares) -> float:
+        """Of a job with what it has on each of its nodes: the slowest node counts."""
         if sensitivity is None:
             return 1.0
         usual = throughput(sensitivity, self.usual, self.usual)
-        return throughput(sensitivity, share, fair_share(node)) / usual if usual > 0 else 1.0
+        slowest = min(
+            throughput(sensitivity, per_gpu(share, each.gpu_count), fair_share(self.servers.nodes[share.node]))
+            for each, share in zip(gpus, cpu_mem, strict=True)
+        )
+        return slowest / usual if usual > 0 else 1.0
 
 
 def _mean_share(nodes: Iterable[FreeNode]) -> Demand:
     listed = [node for node in nodes if node.gpu_count]
     gpus = sum(node.gpu_count for node in listed) or 1
     return Demand(sum(node.cpu_count for node in listed) / gpus, sum(node.mem_gib for node in listed) / gpus)
+
+
+def _numbers(items: Iterable[K]) -> dict[K, int]:
+    return {item: number for number, item in enumerate(items)}

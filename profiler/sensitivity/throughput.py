@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Final
+from typing import BinaryIO, Final
 
 from muri.profiler.dryrun.messages import ITERATION_LOG_VARIABLE, DryRunResult, Limits, StampReader
 from muri.profiler.dryrun.runner import DryRunFailedError, check_command, end, measure_script, start, with_last_words
@@ -34,6 +34,8 @@ _TICK_S: Final = 0.05
 THREAD_VARIABLES: Final = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 CPUS_VARIABLE: Final = "MURI_CPUS"
 """Tells the script how many CPUs it has, for the number of its loader's workers."""
+
+Launch = Callable[[Mapping[str, str], BinaryIO], "subprocess.Popen[bytes]"]
 
 PLACEHOLDER: Final = "{cpus}"
 """Stands for the CPU count in the script's arguments."""
@@ -119,10 +121,24 @@ def measure_throughput(
         DryRunFailedError: It failed, never iterated or took too long; the message has its last words.
     """
     check_command(command)
+    return watched_throughput(lambda told, stream: start(command, told, stream, cpus=cpus), environment, window)
+
+
+def watched_throughput(launch: Launch, environment: Mapping[str, str], window: Window) -> Measured:
+    """Count the iterations of what is launched, and end it.
+
+    Args:
+        launch: Starts it, as the leader of a session, in the environment and with the output that it is given.
+        environment: To which the place of the iteration log is added.
+        window: How long.
+
+    Raises:
+        DryRunFailedError: It failed, never iterated or took too long; the message has its last words.
+    """
     with tempfile.TemporaryDirectory(prefix="muri-sensitivity-") as folder:
         log, output = Path(folder, "iterations"), Path(folder, "output")
         with output.open("wb") as stream:
-            process = start(command, {**environment, ITERATION_LOG_VARIABLE: str(log)}, stream, cpus=cpus)
+            process = launch({**environment, ITERATION_LOG_VARIABLE: str(log)}, stream)
             try:
                 stamps_s = _watch(process, StampReader(log), window)
             finally:

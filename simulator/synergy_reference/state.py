@@ -1,7 +1,7 @@
 """The jobs of a trace as Synergy's public simulator sees them, and the progress of each."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Final, NamedTuple
 
@@ -37,11 +37,14 @@ class Kind:
         gpu_count: GPUs of each job.
         demand: What each GPU asks for.
         speed: Iterations per second with the demand, relative to the fair share.
+        fair_speed: Iterations per second with the fair share, relative to 3 CPUs and 62.5 GiB, with which the models
+            were measured.
     """
 
     gpu_count: int
     demand: Share
     speed: float
+    fair_speed: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -76,7 +79,8 @@ class JobTable:
     @cached_property
     def iteration_s(self) -> Floats:
         """Seconds of an iteration with the fair share."""
-        return np.array([job.profile.iteration_s for job in self.jobs], dtype=np.float64)
+        measured = [job.profile.iteration_s for job in self.jobs]
+        return np.array(measured, dtype=np.float64) / [kind.fair_speed for kind in self.kinds]
 
     @cached_property
     def speed(self) -> Floats:
@@ -113,8 +117,9 @@ def job_table(trace: Trace, cluster: Cluster, *, by_demand: bool) -> JobTable:
         name = (job.key.model, job.gpu_count)
         if name not in known:
             figures = synergy_figures()[job.key.model]
-            fair_kind = Kind(job.gpu_count, fair, 1.0)
-            known[name] = _kind(figures, job.gpu_count, cluster, fair) if by_demand else fair_kind
+            fair_speed = figures.sensitivity.throughput_at(*fair)
+            kind = _kind(figures, job.gpu_count, cluster, fair) if by_demand else Kind(job.gpu_count, fair, 1.0)
+            known[name] = replace(kind, fair_speed=fair_speed)
     return JobTable(jobs, fair, tuple(known[job.key.model, job.gpu_count] for job in jobs))
 
 
@@ -137,10 +142,11 @@ def _check(job: TraceJob) -> None:
 def _kind(figures: SynergyFigures, gpu_count: int, cluster: Cluster, fair: Share) -> Kind:
     """A job's demand, cut down to one node; the speed falls in a straight line with the CPUs."""
     wanted = figures.sensitivity.demand
+    speedup = figures.speedup / figures.sensitivity.throughput_at(*fair)
     ideal = (wanted.cpus * gpu_count, wanted.mem_gib * gpu_count)
     limits = (cluster.cpus_per_node, cluster.mem_gib_per_node)
     if all(amount <= limit for amount, limit in zip(ideal, limits, strict=True)):
-        return Kind(gpu_count, Share(wanted.cpus, wanted.mem_gib), figures.speedup)
+        return Kind(gpu_count, Share(wanted.cpus, wanted.mem_gib), speedup)
     if gpu_count > cluster.gpus_per_node:
         shares = (fair.cpus * gpu_count, fair.mem_gib * gpu_count)
         parts = zip(ideal, limits, shares, strict=True)
@@ -150,7 +156,7 @@ def _kind(figures: SynergyFigures, gpu_count: int, cluster: Cluster, fair: Share
     fair_cpus = fair.cpus * gpu_count
     # Where only memory is cut and more CPUs were not asked for, the public code stops; nothing says what it gains.
     gained = (cpus - fair_cpus) / (ideal[0] - fair_cpus) if ideal[0] > fair_cpus else 0.0
-    return Kind(gpu_count, Share(cpus / gpu_count, mem_gib / gpu_count), 1 + (figures.speedup - 1) * gained)
+    return Kind(gpu_count, Share(cpus / gpu_count, mem_gib / gpu_count), 1 + (speedup - 1) * gained)
 
 
 @dataclass

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from muri.policies.types import Policy
 from muri.profiler.errors import CorruptStoreError
 from muri.profiler.records import StageProfile
+from muri.profiler.sensitivity.record import KIND as SENSITIVITIES
 from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.execute.allocate import give_share, reset_or_release, reset_request
 from muri.slurm_plugin.execute.gate import close_gate, move_to_licence, note_open, open_gate, stop
@@ -448,12 +449,12 @@ class Executor:
         environment = dry_run_environment(self._gateway.job_environment(job.job_id), job.user) | array_environment(job)
         token = self._journal.new_token()
         log.info("dry run %s: measuring %s with the script of job %d", token, key, job.job_id)
-        payload = {"job_id": job.job_id, "key": asdict(key), "again": action.again}
+        payload = {"job_id": job.job_id, "key": asdict(key), "again": action.again, "sweep_cpus": action.sweep_cpus}
         if job.facts is not None:
             payload["environment"] = job.facts.environment
         self._journal.begin(token, DRY_RUN, payload, self._now_s)
         try:
-            run = self._gateway.submit(dry_run_job(job, token, environment, self._config))
+            run = self._gateway.submit(dry_run_job(job, token, environment, self._config, action.sweep_cpus))
         except SlurmUnreachableError:
             raise
         except GatewayError as error:
@@ -466,6 +467,9 @@ class Executor:
         profile = action.profile
         log.info("profile of %s: stored, %.1f ms per iteration", profile.key, 1000 * profile.iteration_s)
         self._store.put(profile)
+        if action.sensitivity is not None:
+            log.info("sensitivity of %s: %d CPUs are enough", profile.key, action.sensitivity.cpu.saturating_cpus)
+            self._store.put_document(SENSITIVITIES, action.sensitivity.to_document())
         note_accumulates(self._store, profile, accumulates=action.accumulates)
         if action.environment:
             told = [str(profile.key), profile.key.user, action.environment, action.python]

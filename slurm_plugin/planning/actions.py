@@ -7,6 +7,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import Field, TypeAdapter
 
 from muri.profiler.records import StageProfile
+from muri.profiler.sensitivity.record import SensitivityProfile
 from muri.slurm_plugin.records.comment_tags import Original
 
 
@@ -142,11 +143,13 @@ class StartDryRun:
         job_id: The waiting job whose script is run.
         key: Text of the profile key, for people.
         again: Whether the model has a profile already; its jobs need not wait for the new one.
+        sweep_cpus: CPUs of a dry run that also measures how the throughput follows their number; None: it does not.
     """
 
     job_id: int
     key: str
     again: bool = False
+    sweep_cpus: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,6 +320,7 @@ class KeepProfile:
         accumulates: Whether the script declared that its batches can be split.
         python: The script's, "" for the site's.
         environment: Digest of the environment that the job was submitted in, "" when unknown.
+        sensitivity: How the throughput follows the CPUs, of a dry run that measured it.
     """
 
     token: str
@@ -324,6 +328,7 @@ class KeepProfile:
     accumulates: bool = False
     python: str = ""
     environment: str = ""
+    sensitivity: SensitivityProfile | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -441,6 +446,11 @@ def started(actions: Iterable[Action]) -> frozenset[int]:
     return frozenset(found)
 
 
+_ONLY_OF_SWEEPS: Final = {"sweep_cpus", "sensitivity"}
+"""Fields that other dry runs do not have."""
+
+
 def render_action(action: Action) -> dict[str, Any]:
     """Return an action as plain values under its name, as `--dry-run` and `muri plan` print it."""
-    return {"action": type(action).__name__, **asdict(action)}
+    told = {name: value for name, value in asdict(action).items() if value is not None or name not in _ONLY_OF_SWEEPS}
+    return {"action": type(action).__name__, **told}

@@ -86,7 +86,7 @@ def _waits(view: View, job_id: int) -> bool:
 
 def _decide(cycle: CycleInput, policy: Policy) -> Decision:
     view, repairs = cycle.view, reconcile(cycle)
-    preparation = prepare(cycle, policy.profile_use)
+    preparation = prepare(cycle, policy.profile_use, allocates_cpus=policy.allocates_cpus)
     repairs += preparation.splits
     cycle = preparation.cycle
     if policy.supports_packing:

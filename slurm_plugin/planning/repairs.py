@@ -25,6 +25,7 @@ from muri.slurm_plugin.planning.actions import (
     ReturnToQueue,
 )
 from muri.slurm_plugin.planning.arrays import overtakes
+from muri.slurm_plugin.planning.cpu_sweeps import sensitivity_in
 from muri.slurm_plugin.planning.cycle_input import CycleInput, dry_run_key
 from muri.slurm_plugin.planning.in_place import measured_in_place
 from muri.slurm_plugin.planning.joins import begun_joins, resume_joins
@@ -265,7 +266,9 @@ def _result(intent: Intent, key: ProfileKey, measured: Mapping[str, Any]) -> Act
     except (ProfileError, KeyError, TypeError, ValueError, OverflowError) as error:
         return DryRunFailed(intent.token, str(key), f"the dry run sent figures that cannot be true: {error}")
     environment = str(intent.payload.get("environment", ""))
-    return KeepProfile(intent.token, profile, bool(measured.get("accumulates")), python_in(measured), environment)
+    sensitivity = sensitivity_in(measured, profile, int(intent.payload.get("sweep_cpus") or 0))
+    accumulates = bool(measured.get("accumulates"))
+    return KeepProfile(intent.token, profile, accumulates, python_in(measured), environment, sensitivity)
 
 
 def resets(cycle: CycleInput, settled: AbstractSet[int]) -> Iterator[ResetRequest]:

@@ -15,6 +15,7 @@ from muri.profiler.records import ProfileKey, StageProfile
 from muri.slurm_plugin.config import Config, Grouping
 from muri.slurm_plugin.planning.actions import SplitTasks, StartDryRun
 from muri.slurm_plugin.planning.arrays import split_soon, throttled
+from muri.slurm_plugin.planning.cpu_sweeps import sweep_cpus
 from muri.slurm_plugin.planning.cycle_input import CycleInput, dry_run_key
 from muri.slurm_plugin.planning.model_traits import derived_for, gpu_utilization
 from muri.slurm_plugin.planning.placement import Place, Places, domain_of
@@ -158,11 +159,12 @@ def known_job(job: ManagedJob, cycle: CycleInput) -> KnownJob:
     return KnownJob(job, key, cycle.knowledge.profile_of(key), alone_reason(job, cycle))
 
 
-def prepare(cycle: CycleInput, profile_use: ProfileUse = "all") -> Preparation:
+def prepare(cycle: CycleInput, profile_use: ProfileUse = "all", *, allocates_cpus: bool = False) -> Preparation:
     """Turn the queue into a policy's request.
 
     Args:
         profile_use: Whose profiles matter to the policy; other models are not measured.
+        allocates_cpus: Whether the policy gives out CPUs, so that dry runs measure what they do for a model.
         cycle: What the cycle decides on.
     """
     room = SiteRoom(cycle.view, cycle.config.grouping.pilot_qos)
@@ -188,7 +190,8 @@ def prepare(cycle: CycleInput, profile_use: ProfileUse = "all") -> Preparation:
             waiting[job.job_id] = too_many[job.job_id]
         else:
             ready[job.job_id] = known_job(job, cycle)
-    dry_runs, unmeasured = _within_limits(_dry_runs(ready.values(), cycle, profile_use), cycle, room)
+    wanted = _dry_runs(ready.values(), cycle, profile_use)
+    dry_runs, unmeasured = _within_limits(wanted, cycle, room, sweeps=allocates_cpus)
     failures = {**cycle.knowledge.failures, **unmeasured}
     measured_with = {run.job_id for run in dry_runs if _may_start_anyway(ready[run.job_id])}
     # Measured in place, a job starts in spite of its dry run, which then ends.
@@ -375,7 +378,7 @@ def _dry_runs(ready: Iterable[KnownJob], cycle: CycleInput, profile_use: Profile
 
 
 def _within_limits(
-    runs: tuple[StartDryRun, ...], cycle: CycleInput, room: SiteRoom
+    runs: tuple[StartDryRun, ...], cycle: CycleInput, room: SiteRoom, *, sweeps: bool
 ) -> tuple[tuple[StartDryRun, ...], dict[str, tuple[int, str]]]:
     """Leave out the dry runs for which the site's limits have no room; their jobs need not wait for them."""
     kept: list[StartDryRun] = []
@@ -383,6 +386,12 @@ def _within_limits(
     for run in runs:
         job = cycle.view.jobs[run.job_id]
         partition = cycle.config.profiling.partition or job.partition
+        cpus = sweep_cpus(job, cycle) if sweeps else None
+        if cpus is not None and not room.take_dry_run(
+            replace(job, cpu_count=cpus), partition, dry_run_limit_s(cycle.config, cpus)
+        ):
+            kept.append(replace(run, sweep_cpus=cpus))
+            continue
         why = room.take_dry_run(job, partition, dry_run_limit_s(cycle.config))
         if not why:
             kept.append(run)

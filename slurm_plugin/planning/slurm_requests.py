@@ -122,7 +122,9 @@ def arguments_in_line(job: Job) -> list[str]:
     return []
 
 
-def dry_run_job(job: ManagedJob, token: str, environment: dict[str, str], config: Config) -> NewJob:
+def dry_run_job(
+    job: ManagedJob, token: str, environment: dict[str, str], config: Config, sweep_cpus: int | None = None
+) -> NewJob:
     """Return the job that measures a model by the first iterations of a waiting job's script.
 
     It reads that script itself, as the user. The user's arguments stand behind the command, in an alphabet that needs
@@ -133,6 +135,7 @@ def dry_run_job(job: ManagedJob, token: str, environment: dict[str, str], config
         token: The dry run's unique name.
         environment: The environment to run it in.
         config: Iterations and limits.
+        sweep_cpus: CPUs of a dry run that also measures how the throughput follows their number; None: it does not.
     """
     facts = job.facts
     words = ["--", *arguments_in_line(job)] if facts is None else ["--words", encode_words(facts.arguments or ())]
@@ -142,6 +145,7 @@ def dry_run_job(job: ManagedJob, token: str, environment: dict[str, str], config
         "--token", token,
         "--limits", config.profiling.limits.text,
         "--time-limit-s", str(config.profiling.time_limit_s),
+        *(["--sweep", str(job.cpu_count), str(sweep_cpus)] if sweep_cpus else []),
         *words,
     ]  # fmt: skip
     return NewJob(
@@ -157,9 +161,9 @@ def dry_run_job(job: ManagedJob, token: str, environment: dict[str, str], config
         gpu_request=job.gpu_request,
         node_count=job.node_count,
         tasks_per_node=max(1, job.task_count // max(1, job.node_count)) if job.gpu_count > 1 else 1,
-        cpu_count=job.cpus_per_task if job.gpu_count > 1 else job.cpu_count,
+        cpu_count=sweep_cpus or (job.cpus_per_task if job.gpu_count > 1 else job.cpu_count),
         mem_per_node_mib=job.mem_per_node_mib,
-        time_limit_s=dry_run_limit_s(config),
+        time_limit_s=dry_run_limit_s(config, sweep_cpus),
         required_nodes=job.required_nodes,
         licenses=without_gate(job.licenses),
         reservation=job.reservation,
@@ -169,9 +173,9 @@ def dry_run_job(job: ManagedJob, token: str, environment: dict[str, str], config
     )
 
 
-def dry_run_limit_s(config: Config) -> int:
-    """Return the time limit of a dry run's job: it ends itself before."""
-    return config.profiling.time_limit_s + 60
+def dry_run_limit_s(config: Config, sweep_cpus: int | None = None) -> int:
+    """Return the time limit of a dry run's job: it ends itself before. A sweep may take as long as the rest."""
+    return config.profiling.time_limit_s * (2 if sweep_cpus else 1) + 60
 
 
 def original_request(job: ManagedJob, why: str = "") -> JobChange:

@@ -13,12 +13,16 @@ from muri.policies.horus.cost import MAX_RAISES
 from muri.profiler import figures
 from muri.profiler.dryrun.messages import DryRunResult
 from muri.profiler.records import STAGES, ProfileKey, StageProfile
+from muri.profiler.sensitivity.bisection import CpuSensitivity, Point, monotone
 from muri.slurm_plugin.records import comment_tags as tags
 
 MOST_BYTES: Final = 1024
 """Longer comments are cut off by some sites' databases; the speeds of four members take about half of that."""
 
 _DIGITS: Final = 4
+
+SWEEP: Final = "cpus"
+"""Name of the CPU axis in a dry run's result."""
 
 _ERROR_CHARACTERS: Final = 300
 
@@ -57,6 +61,32 @@ _LONGEST_CAUSE: Final = 200
 """Characters; the whole comment must stay within `MOST_BYTES`."""
 
 
+def sweep_figures(cpu: CpuSensitivity) -> dict[str, Any]:
+    """A measured CPU axis as a dry run's result has it, short."""
+    points = [[point.cpus, point.throughput, point.spread, point.measurements] for point in cpu.points]
+    return {"points": points, "least": cpu.saturating_cpus, "open": cpu.undecided_cpus, "runs": cpu.measurements}
+
+
+def sweep_in(told: Mapping[str, Any], most_cpus: int) -> CpuSensitivity:
+    """Read what `sweep_figures` made.
+
+    Args:
+        told: What a job's comment says.
+        most_cpus: The dry run had no more.
+
+    Raises:
+        SensitivityError: A figure cannot be true.
+        LookupError, TypeError, ValueError: It is something else.
+    """
+    rows = ((int(cpus), float(rate), float(spread), int(runs)) for cpus, rate, spread, runs in told["points"])
+    points = monotone(Point(*row) for row in rows)
+    found = CpuSensitivity(points, int(told["least"]), int(told["open"]), int(told["runs"]))
+    counts = {point.cpus for point in points}
+    if found.saturating_cpus not in counts or max(counts) > most_cpus:
+        raise ValueError(f"{max(counts)} CPUs were measured of {most_cpus}, and {found.saturating_cpus} are enough")
+    return found
+
+
 def comment_with(comment: str, token: str, result: Mapping[str, Any]) -> str:
     """Return the comment with a dry run's result in it.
 
@@ -86,8 +116,9 @@ def _with_figures(comment: str, prefix: str, result: Mapping[str, Any]) -> str:
         values["detail"] = {key: value for key, value in values.get("detail", {}).items() if key != name}
         text = tags.with_token(comment, prefix, tags.format_json(values))
         if len(text.encode(errors="surrogateescape")) <= MOST_BYTES:
-            break
-    return text
+            return text
+    values.pop(SWEEP, None)
+    return tags.with_token(comment, prefix, tags.format_json(values))
 
 
 def with_foreign_python(result: Mapping[str, Any], own_prefix: str) -> dict[str, Any]:

@@ -36,7 +36,8 @@ if registered and not done:  # what stops it must come before its end, on a busy
     pause_s = max(pause_s, 0.4)
 print("started at", done, flush=True)
 for epoch in range(begun.epoch if begun else 0, 1000):
-    for (batch,) in muri.batches(loader):
+    training = muri.batches(loader)
+    for (batch,) in training:
         with muri.stage("propagate"):
             loss = (model(batch) * (1 + random.random())).square().mean()
             optimizer.zero_grad(); loss.backward(); optimizer.step()
@@ -44,6 +45,8 @@ for epoch in range(begun.epoch if begun else 0, 1000):
         done += 1
         with open(curve, "a") as file:
             print(done, loss.item().hex(), file=file)
+        if not training.lease.renewed:
+            print("its lease is not renewed at", done, flush=True)
         if done == iterations:
             print("finished", flush=True)
             sys.exit(0)
@@ -117,6 +120,11 @@ def test_a_preempted_member_resumes_where_it_was(muri):
     assert {field["JobState"] for field in fields.values()} == {"COMPLETED"}
     assert fields[job]["Restarts"] == "1"
     assert_resumed_once(muri, job, "a.curve")
+    # The request came in the middle of an iteration: the loop saw it, and was saved and ended right after.
+    output = muri.output(job)
+    (at,) = {line.split()[-1] for line in output.splitlines() if line.startswith("its lease is not renewed at")}
+    assert f"saved at iteration {at}, the script stops" in output
+    assert f"started at {at}" in output
     muri.driver.wait_until(lambda: not muri.hosts(), "the end of the host, which serves nobody any more")
 
 

@@ -17,8 +17,14 @@ TRAIN_SH = """\
 echo "batch cpus=$SLURM_CPUS_ON_NODE per_task=$SLURM_CPUS_PER_TASK memory=$SLURM_MEM_PER_NODE node=$SLURMD_NODENAME"
 srun sh -c 'echo "step cpus=$SLURM_CPUS_ON_NODE per_task=$SLURM_CPUS_PER_TASK"'
 muri run /home/alice/train.py 5 0 load || exit
+muri run /home/alice/cached.py || exit
 # Until the test has seen it run.
 while [ ! -e /home/alice/seen-$SLURM_JOB_ID ]; do sleep 0.1; done
+"""
+
+CACHED_PY = """\
+import muri
+print(f"cache of {muri.cache([1, 2]).gib * 1024:.0f} MiB")
 """
 
 APPETITES = """\
@@ -35,6 +41,26 @@ curves = {
 with ProfileStore(Path(sys.argv[1])) as store:
     for name, cpu in curves.items():
         store.put_document(KIND, SensitivityProfile(name, "2026-01-01T00:00:00Z", cpu, process_gib=2.0).to_document())
+"""
+
+FRESH_PY = """\
+import os, time
+import muri
+cpus = int(os.environ.get("MURI_CPUS") or os.environ["SLURM_CPUS_ON_NODE"])
+for _ in muri.batches(range(4000)):
+    with muri.stage("preprocess"):
+        time.sleep(0.06 / min(cpus, 2))
+    with muri.stage("propagate"):
+        time.sleep(0.005)
+"""
+
+SENSITIVITIES = """\
+import json, sys
+from pathlib import Path
+from muri.profiler.sensitivity.record import KIND
+from muri.profiler.store import ProfileStore
+with ProfileStore(Path(sys.argv[1]), read_only=True) as store:
+    print(json.dumps({each.name: each.body for each in store.documents(KIND)}))
 """
 
 GIVE = """\
@@ -79,6 +105,7 @@ class Site(MuriCluster):
         for model in ("hungry", "modest"):
             self.know_profile(ProfileKey(model, 8, 1, "gpu"), [0.01, 0.07, 0.01, 0.01])
         driver.write("resources.sh", TRAIN_SH, user="alice")
+        driver.write("cached.py", CACHED_PY, user="alice")
 
     def submit_model(self, model: str, *options: str) -> int:
         mark = f"--muri=model={model},batch-size=8,duration=60s"
@@ -132,6 +159,8 @@ def test_jobs_run_on_the_cpus_that_synergy_gives_them(site: Site) -> None:
         assert f"batch cpus={cpus} per_task={cpus} memory={mem_mib} node=n1" in output
         assert f"step cpus={cpus} per_task={cpus}" in output
         assert f"finished {job}" in output
+        # A tenth stays free, and the script itself needs some.
+        assert 0.8 * mem_mib < float(output.partition("cache of ")[2].split()[0]) < 0.9 * mem_mib, output
         assert ended[job]["Restarts"] == "0"
 
 
@@ -165,3 +194,32 @@ def test_a_controller_killed_between_change_and_start_loses_nothing(cluster: Dri
     assert given is not None
     assert (given.original.cpu_count, given.original.mem_per_cpu_mib) == (4, 500)
     assert site.output(job).count("batch cpus=9") == 1
+
+
+def test_a_new_models_cpus_are_measured_on_arrival(one_gpu: Driver) -> None:
+    site = Site(one_gpu, "pyslurm")
+    site.configure(policy="synergy-tune", profiling={"partition": "measure"})
+    one_gpu.write("fresh.py", FRESH_PY, user="alice")
+    one_gpu.write("fresh.sh", "#!/bin/sh\nexec muri run /home/alice/fresh.py\n", user="alice")
+    mark = "--muri=model=fresh,batch-size=8"
+    jobs = [one_gpu.submit("-p", "train", "--gres=gpu:1", mark, "-c", "1", "/home/alice/fresh.sh") for _ in range(2)]
+
+    def known() -> dict[str, Any]:
+        told = json.loads(site.python(SENSITIVITIES, f"{site.state_dir}/profiles.db").stdout)
+        return {name: body for name, body in told.items() if name.startswith("fresh")}
+
+    with site.controller():
+        one_gpu.wait_until(lambda: bool(known()), "the sensitivity of the new model")
+    ((name, body),) = known().items()
+    assert name == "fresh of alice (batch 8, 1 × gpu)"
+    rates = {point["cpus"]: point["throughput"] for point in body["points"]}
+    assert min(rates) == 1 and max(rates) >= 2, rates
+    assert rates[max(rates)] > 1.4 * rates[1], rates
+    assert body["saturating_cpus"] == 2
+    assert body["process_gib"] > 0
+    one_gpu.run("scancel", str(jobs[0]), user="alice")
+    with site.controller():  # the other one starts with what was measured
+        one_gpu.wait_state(jobs[1], "RUNNING")
+    assert one_gpu.job(jobs[1])["NumCPUs"] == "2"
+    assert "1 → 2 CPUs" in one_gpu.run("muri", "explain", str(jobs[1]), user="alice").stdout
+    one_gpu.cancel_all()

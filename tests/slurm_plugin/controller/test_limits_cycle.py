@@ -186,8 +186,8 @@ def test_a_site_policy_that_ignores_the_domains_starts_no_such_group(make_contro
     slurm = FakeSlurm([rich, replace(poor, account="astro")], one_gpu(), gate_license=True)
     real = decision_module.prepare
 
-    def blind(cycle, use):
-        found = real(cycle, use)
+    def blind(cycle, use, **rest):
+        found = real(cycle, use, **rest)
         jobs = tuple(replace(job, domain="") for job in found.request.jobs)
         return replace(found, request=replace(found.request, jobs=jobs))
 

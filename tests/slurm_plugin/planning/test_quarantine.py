@@ -27,11 +27,11 @@ def poison(monkeypatch):
     def spread(step: str, hostile: set[int]) -> list[int]:
         real, calls = getattr(decision_module, step), []
 
-        def poisoned(cycle, *rest):
+        def poisoned(cycle, *rest, **named):
             calls.append(1)
             if any(job.job_id in hostile and job.role is not Role.OTHER for job in cycle.view.jobs.values()):
                 raise ZeroDivisionError("float division by zero")
-            return real(cycle, *rest)
+            return real(cycle, *rest, **named)
 
         monkeypatch.setattr(decision_module, step, poisoned)
         return calls
@@ -71,10 +71,10 @@ def test_a_profile_that_breaks_the_plan_costs_its_own_jobs_at_most(make_controll
     bad = FOUR_KINDS[0].key
     real = decision_module.prepare
 
-    def prepare(cycle, use):
+    def prepare(cycle, use, **rest):
         if bad in cycle.knowledge.profiles:
             raise OverflowError("too large")
-        return real(cycle, use)
+        return real(cycle, use, **rest)
 
     monkeypatch.setattr(decision_module, "prepare", prepare)
     with make_controller(slurm, profiling={"at_once": 0}, grouping={"wait_for_profiles_s": 0}) as controller:

@@ -1,0 +1,53 @@
+"""When a dry run also measures how a model's throughput follows its CPUs, and what it tells of that. Pure.
+
+Source: Synergy (Mohan et al., OSDI 2022), section 3.1: a job is profiled on arrival, by bisection over its CPUs.
+"""
+
+import logging
+from collections.abc import Mapping
+from typing import Any, Final
+
+from muri.profiler.errors import SensitivityError
+from muri.profiler.records import StageProfile
+from muri.profiler.sensitivity.record import SensitivityProfile
+from muri.slurm_plugin.planning.cycle_input import CycleInput
+from muri.slurm_plugin.records.comment_reports import SWEEP, sweep_in
+from muri.slurm_plugin.records.roles import ManagedJob, profile_key
+
+log = logging.getLogger("muri.controller")
+
+SHARES: Final = 2
+"""A sweep goes up to so many GPU-proportional shares: more CPUs are rarely free beside a GPU."""
+
+
+def sweep_cpus(job: ManagedJob, cycle: CycleInput) -> int | None:
+    """CPUs of a dry run that measures the CPU axis as well; None where it does not.
+
+    Only jobs of one GPU are swept: Muri takes each GPU of a larger job to want the same.
+    """
+    config, key = cycle.config, profile_key(job, cycle.view.node_index)
+    if job.gpu_count != 1 or config.allocation.cpus == "off" or cycle.knowledge.traits.is_measured(key):
+        return None
+    nodes = cycle.view.node_index.in_partition(config.profiling.partition or job.partition)
+    shares = [min(node.cpu_count, SHARES * node.cpu_count // node.gpu_count) for node in nodes if node.gpu_count]
+    greatest = max(job.cpu_count, min(shares, default=0))
+    return greatest if greatest > 1 else None
+
+
+def sensitivity_in(measured: Mapping[str, Any], profile: StageProfile, asked_cpus: int) -> SensitivityProfile | None:
+    """What a dry run tells of the CPU axis; None where it tells nothing, or nothing that can be true.
+
+    Args:
+        measured: What it left in a comment.
+        profile: The stage profile in it, with the memory of the processes.
+        asked_cpus: The most CPUs that it could have had.
+    """
+    told = measured.get(SWEEP)
+    if not isinstance(told, Mapping):
+        return None
+    try:
+        cpu = sweep_in(told, asked_cpus)
+        return SensitivityProfile(str(profile.key), profile.measured_at, cpu, process_gib=profile.detail.host_mem_gib)
+    except (SensitivityError, ArithmeticError, LookupError, TypeError, ValueError) as error:
+        log.warning("what the dry run of %s says of its CPUs cannot be true: %s", profile.key, error)
+        return None

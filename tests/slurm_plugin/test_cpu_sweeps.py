@@ -1,0 +1,160 @@
+"""Models' sensitivity to CPUs, measured in the dry run that a new model gets under a policy that gives out CPUs."""
+
+import os
+from dataclasses import replace
+
+import pytest
+from fake_slurm import FakeSlurm, make_job, make_node, one_gpu
+
+from muri.profiler.dryrun.messages import Limits
+from muri.profiler.records import ProfileKey
+from muri.profiler.sensitivity.bisection import CpuSensitivity, Point
+from muri.profiler.sensitivity.record import KIND, SensitivityProfile
+from muri.profiler.store import ProfileStore
+from muri.slurm_plugin.node.dry_run import Cpus, measure
+from muri.slurm_plugin.records import comment_tags as tags
+from muri.slurm_plugin.records.comment_reports import MOST_BYTES, comment_with, sweep_figures, sweep_in
+from muri.slurm_plugin.records.roles import Role, read_job
+
+NEW = "muri:model=new,batch-size=8"
+KEY = ProfileKey("new", 8, 1, "gpu", "alice")
+CURVE = CpuSensitivity((Point(1, 1.0), Point(4, 3.9, 0.01), Point(5, 4.9, 0.02), Point(16, 5.0, 0.01)), 5, 0, 6)
+STAGES = {"load_s": 0.1, "preprocess_s": 0.2, "propagate_s": 0.3, "synchronize_s": 0.0, "iteration_s": 0.6}
+
+ITERATES = """\
+#!/usr/bin/env python3
+import os, time
+cores, told = len(os.sched_getaffinity(0)), os.environ["SLURM_CPUS_ON_NODE"]
+if result := os.environ.get("MURI_DRY_RUN_RESULT"):
+    with open(result + ".new", "w") as stream:
+        stream.write('{"load_s": %s, "propagate_s": %d}' % (told, cores))
+    os.rename(result + ".new", result)
+    time.sleep(60)
+assert str(cores) == told == os.environ["MURI_CPUS"] == os.environ["OMP_NUM_THREADS"]
+with open(os.environ["MURI_ITERATION_LOG"], "a") as stream:
+    while True:
+        time.sleep(0.05 / cores)
+        stream.write(f"{time.perf_counter()}\\n")
+        stream.flush()
+"""
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
+def test_the_script_runs_again_on_other_numbers_of_cpus(monkeypatch):
+    monkeypatch.setenv("SLURM_CPUS_ON_NODE", "2")
+    found = measure(ITERATES.encode(), [], Limits(time_limit_s=60), Cpus(own=1, most=2))
+    assert (found["load_s"], found["propagate_s"]) == (1, 1)  # its stages are those of the CPUs that it asked for
+    cpu = sweep_in(found["cpus"], 2)
+    assert [point.cpus for point in cpu.points] == [1, 2]
+    assert cpu.saturating_cpus == 2
+    assert cpu.throughput(2) > 1.4 * cpu.throughput(1)
+
+
+def test_a_script_that_cannot_be_swept_keeps_its_stages(capsys):
+    script = b'#!/bin/sh\n[ -n "$MURI_DRY_RUN_RESULT" ] || exit 3\necho \'{"load_s": 1}\' > "$MURI_DRY_RUN_RESULT"\n'
+    assert measure(script, [], Limits(time_limit_s=20), Cpus(1, 2)) == {"load_s": 1}
+    assert "was not measured: no throughput: the script failed with exit code 3" in capsys.readouterr().err
+
+
+def test_a_sweep_without_time_keeps_the_stages(capsys):
+    script = b'#!/bin/sh\necho \'{"load_s": 1}\' > "$MURI_DRY_RUN_RESULT"\nsleep 9\n'
+    assert measure(script, [], Limits(time_limit_s=3), Cpus(1, 2)) == {"load_s": 1}
+    assert "no time is left" in capsys.readouterr().err
+
+
+def test_a_comment_holds_a_sweep():
+    text = comment_with("my own words", "t1", {**STAGES, "iterations": 40, "cpus": sweep_figures(CURVE)})
+    assert len(text) <= MOST_BYTES
+    told = tags.parse_json(tags.token(text, tags.PROFILE_PREFIX))
+    assert sweep_in(told["cpus"], 16) == CURVE
+    # What would be too long loses details first, then the sweep, and keeps the stages.
+    long = comment_with("x" * 800, "t1", {**STAGES, "iterations": 40, "cpus": sweep_figures(CURVE)})
+    told = tags.parse_json(tags.token(long, tags.PROFILE_PREFIX))
+    assert told["iteration_s"] == 0.6
+    assert "cpus" not in told
+
+
+class NotingSlurm(FakeSlurm):
+    """Keeps what it was asked to submit."""
+
+    def submit(self, job):
+        self.asked = job
+        return super().submit(job)
+
+
+def dry_run_of(slurm, controller):
+    """The dry run with the script of job 2: job 1 starts without waiting for any."""
+    for _ in range(2):
+        controller.cycle()
+        slurm.tick()
+    (run,) = [job for job in slurm.jobs.values() if read_job(job).role is Role.DRY_RUN]
+    return run
+
+
+def site():
+    """One GPU on which a job of the new model runs while another waits, and a spare node for dry runs."""
+    spare = make_node("n9", partitions=("spare",), gpu_count=4)
+    return NotingSlurm([make_job(number, admin_comment=NEW) for number in (1, 2)], [*one_gpu(), spare])
+
+
+OPTIONS = {"policy": "synergy-tune", "profiling": {"mode": "dry-run", "partition": "spare"}, "partitions": ("main",)}
+
+
+def stored(folder):
+    with ProfileStore(folder / "profiles.db", read_only=True) as store:
+        return [SensitivityProfile.from_document(each) for each in store.documents(KIND)]
+
+
+def test_a_new_model_is_swept_and_later_jobs_are_planned_with_it(make_controller, tmp_path):
+    slurm = site()
+    with make_controller(slurm, (), **OPTIONS) as controller:
+        run = dry_run_of(slurm, controller)
+        assert (slurm.asked.cpu_count, slurm.asked.time_limit_s) == (8, 660)  # two of four GPUs' shares of 16 CPUs
+        assert "--sweep 4 8" in slurm.asked.script
+        token = tags.token(run.admin_comment, tags.DRY_RUN_PREFIX)
+        figures = {**STAGES, "iterations": 20, "detail": {"host_mem_gib": 2.5}}
+        curve = replace(CURVE, points=(*CURVE.points[:-1], Point(8, 5.0, 0.01)))
+        text = comment_with("", token, {**figures, "cpus": sweep_figures(curve)})
+        slurm.jobs[2] = replace(slurm.jobs[2], comment=text)
+        slurm.end(run.job_id)
+        controller.cycle()
+        (found,) = stored(tmp_path)
+        assert (found.name, found.cpu.saturating_cpus, found.process_gib) == (str(KEY), 5, 2.5)
+        slurm.end(1)
+        for _ in range(3):
+            slurm.tick()
+            controller.cycle()
+    assert slurm.jobs[2].cpu_count == 5
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"points": [[16, 5.0, 0.01, 1]], "least": 16, "open": 0, "runs": 1},  # the dry run had 8
+        {"points": [[4, -5.0, 0.01, 1]], "least": 4, "open": 0, "runs": 1},
+        {"points": [], "least": 4, "open": 0, "runs": 1},
+        {"points": [[4, 5.0, 0.01, 1]], "least": 3, "open": 0, "runs": 1},
+        {"points": [[4, 5.0]], "least": 4},
+        {"points": 7},
+    ],
+)
+def test_a_sweep_that_cannot_be_true_costs_only_itself(make_controller, tmp_path, told):
+    slurm = site()
+    with make_controller(slurm, (), **OPTIONS) as controller:
+        run = dry_run_of(slurm, controller)
+        token = tags.token(run.admin_comment, tags.DRY_RUN_PREFIX)
+        text = tags.PROFILE_PREFIX + tags.format_json({**STAGES, "iterations": 20, "token": token, "cpus": told})
+        slurm.jobs[2] = replace(slurm.jobs[2], comment=text)
+        slurm.end(run.job_id)
+        controller.cycle()
+    assert stored(tmp_path) == []
+    with ProfileStore(tmp_path / "profiles.db") as store:
+        assert store.get(KEY) is not None
+
+
+@pytest.mark.parametrize("options", [{"policy": "muri-s"}, {"allocation": {"cpus": "off"}}])
+def test_no_sweep_where_it_would_not_be_used(make_controller, options):
+    slurm = site()
+    with make_controller(slurm, (), **{**OPTIONS, **options}) as controller:
+        dry_run_of(slurm, controller)
+    assert (slurm.asked.cpu_count, slurm.asked.time_limit_s, "--sweep" in slurm.asked.script) == (4, 360, False)
