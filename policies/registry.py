@@ -252,7 +252,7 @@ def _live(policy: Policy) -> tuple[Live, str]:
         return "no", f"{why}only `muri simulate` has it."
     if policy.supports_packing:
         return "partly", (
-            "A job joins another only on just the same GPU; one on several GPUs starts alone and is not joined."
+            "A job joins one running job, on just the same GPUs of one node; a job on several needs a task for each."
         )
     return "yes", ""
 

@@ -169,7 +169,7 @@ def test_what_slurm_cannot_carry_out_is_said():
     }  # fmt: skip
     assert all(bool(info.live_limit) == (info.live != "yes") for info in infos.values())
     assert "only `muri simulate` has it" in infos["pollux"].live_limit
-    assert "one on several GPUs starts alone" in infos["horus"].live_limit
+    assert "on just the same GPUs of one node" in infos["horus"].live_limit
 
 
 def test_baselines_are_those_that_beat_fifo_on_one_shipped_trace_at_most():
