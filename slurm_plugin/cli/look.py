@@ -278,11 +278,13 @@ def snapshot(config_file: Path | None) -> None:
     """
     from muri.slurm_plugin.controller.assemble import open_gateway, read_config
     from muri.slurm_plugin.controller.gpu_removal_file import read_gpu_removal
+    from muri.slurm_plugin.gateway.gres_conf import GresConf, default_path
     from muri.slurm_plugin.records.cluster import dump_snapshot
 
     config = read_config(config_file)
     taken = open_gateway(config.gateway).snapshot()
-    click.echo(dump_snapshot(replace(taken, gpu_removal=read_gpu_removal(config.state_dir))), nl=False)
+    nodes = GresConf(default_path()).with_islands(taken.nodes)
+    click.echo(dump_snapshot(replace(taken, nodes=nodes, gpu_removal=read_gpu_removal(config.state_dir))), nl=False)
 
 
 @click.command(context_settings=_CONTEXT)

@@ -1,0 +1,73 @@
+"""Reads the islands of nodes' GPUs from gres.conf, where this host has the file that slurmctld reads."""
+
+import logging
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from muri.slurm_plugin.records.cluster import Node
+from muri.slurm_plugin.records.gpu_islands import Islands, islands_of
+
+log = logging.getLogger("muri.controller")
+
+_INCLUDE: Final = re.compile(r"(?im)^\s*include\s+(\S+)")
+_LARGEST: Final = 4 << 20
+
+
+def default_path() -> Path:
+    """Return where gres.conf is: beside slurm.conf."""
+    return Path(os.environ.get("SLURM_CONF") or "/etc/slurm/slurm.conf").with_name("gres.conf")
+
+
+class GresConf:
+    """The islands that gres.conf tells, read anew when the file has changed.
+
+    Args:
+        path: The file, None for no file at all.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._seen: tuple[tuple[str, int, int], ...] = ()
+        self._islands: dict[str, Islands] = {}
+
+    def with_islands(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+        """Return nodes with their islands, where the file tells them and speaks of as many GPUs as Slurm."""
+        islands = self._current()
+        if not islands:
+            return nodes
+        return tuple(self._with_islands(node, islands.get(node.name) or islands.get("", ())) for node in nodes)
+
+    def _with_islands(self, node: Node, islands: Islands) -> Node:
+        fits = sum(map(len, islands)) == node.gpu_count
+        return replace(node, gpu_islands=islands) if islands and fits else node
+
+    def _current(self) -> dict[str, Islands]:
+        if self._path is None:
+            return {}
+        try:
+            files = _tree(self._path)
+            seen = tuple((str(path), (stat := path.stat()).st_mtime_ns, stat.st_size) for path in files)
+            if seen != self._seen:
+                self._islands = islands_of([_text(path) for path in files])
+                self._seen = seen
+        except OSError as error:
+            # Without it jobs are placed by the number of free GPUs, as on sites without the file.
+            if self._seen or not isinstance(error, FileNotFoundError):
+                log.warning("which GPUs are near each other is not known: %s", error)
+            self._seen, self._islands = (), {}
+        return self._islands
+
+
+def _tree(path: Path) -> Sequence[Path]:
+    """The file and those that it includes, one level deep as Slurm's documentation shows it."""
+    names = (Path(path.parent, name) for name in _INCLUDE.findall(_text(path)))
+    return [path, *(file for name in names for file in sorted(name.parent.glob(name.name)))]
+
+
+def _text(path: Path) -> str:
+    with path.open(encoding="utf-8", errors="replace") as file:
+        return file.read(_LARGEST)
