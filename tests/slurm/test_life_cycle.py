@@ -248,7 +248,7 @@ def test_a_member_that_stops_after_a_drain_goes_on_as_a_plain_job(muri):
 
 def test_runs_that_slurm_ended_itself_count_as_service(muri):
     """2D-LAS: a member whose group's GPUs an administrator took away has had its time, and newer jobs come first."""
-    muri.configure(policy="las", grouping={"max_group_size": 2})
+    muri.configure(policy="muri-l", grouping={"max_group_size": 2})
     first, partner = (muri.submit(kind, iterations=4000) for kind in ("load", "propagate"))
     muri.cycle()
     muri.wait_grouped(first, partner)
@@ -259,9 +259,9 @@ def test_runs_that_slurm_ended_itself_count_as_service(muri):
     muri.driver.run("scancel", str(host), user="root")
     for job in (first, partner):
         muri.driver.wait_state(job, "PENDING")
-    later = muri.submit("preprocess", "--muri=model=preprocess,batch-size=8,alone", iterations=4000)
-    muri.cycle()
-    muri.driver.wait_state(later, "RUNNING")
+    later = muri.submit("preprocess", "--muri=model=preprocess,batch-size=8,duration=400s,alone=1", iterations=4000)
+    with muri.controller():
+        muri.driver.wait_state(later, "RUNNING")
     muri.cycle()
     told = {job: " ".join(muri.queue()[job]["reasons"]) for job in (first, partner, later)}
     assert "earlier runs have had" in told[first]
