@@ -297,8 +297,9 @@ def snapshot(config_file: Path | None) -> None:
     from muri.slurm_plugin.records.cluster import dump_snapshot
 
     config = read_config(config_file)
-    taken = open_gateway(config.gateway).snapshot()
-    nodes = GresConf(default_path()).with_islands(taken.nodes)
+    gateway = open_gateway(config.gateway)
+    taken = gateway.snapshot()
+    nodes = GresConf(default_path()).with_places(gateway, taken.nodes)
     click.echo(dump_snapshot(replace(taken, nodes=nodes, gpu_removal=read_gpu_removal(config.state_dir))), nl=False)
 
 

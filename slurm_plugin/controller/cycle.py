@@ -317,7 +317,7 @@ class Controller:
         with self.books.phase("read"):
             snapshot = self._gateway.snapshot()
             self._read_s = snapshot.taken_s
-            nodes = self._around.gres_conf.with_islands(snapshot.nodes)
+            nodes = self._around.gres_conf.with_places(self._gateway, snapshot.nodes)
             snapshot = replace(snapshot, nodes=nodes, gpu_removal=self._gpu_removal.current(self._gateway, snapshot))
         policy = self._policy_for(snapshot.limits.priority_type)
         with self.books.phase("plan"):

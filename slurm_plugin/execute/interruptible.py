@@ -1,7 +1,7 @@
 """A way to Slurm that ends between two calls: when the controller is told to stop, or a cycle takes too much."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from muri.clock import MACHINE_CLOCK, Clock
@@ -145,6 +145,10 @@ class InterruptibleGateway:
     def cancel(self, job_id: int) -> None:
         """Cancel a job."""
         self.in_time().cancel(job_id)
+
+    def gpus_in_use(self) -> Mapping[str, tuple[int, ...]]:
+        """Return Slurm's indices of the GPUs that running jobs have, by node."""
+        return self.in_time().gpus_in_use()
 
     def job_environment(self, job_id: int) -> dict[str, str] | None:
         """Return the environment that a pending job was submitted with, None when it cannot be read."""

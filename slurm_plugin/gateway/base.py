@@ -3,7 +3,7 @@
 import logging
 import re
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -207,6 +207,10 @@ class Gateway(Protocol):
 
     def cancel(self, job_id: int) -> None:
         """Cancel a job, of an array's id all tasks; cancelling an ended one is no error."""
+        ...
+
+    def gpus_in_use(self) -> Mapping[str, tuple[int, ...]]:
+        """Return Slurm's indices of the GPUs that running jobs have, by node, where the nodes' table lacks them."""
         ...
 
     def job_environment(self, job_id: int) -> dict[str, str] | None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+from muri.slurm_plugin.gateway.base import Gateway, GatewayError, SlurmUnreachableError
 from muri.slurm_plugin.records.cluster import Node
 from muri.slurm_plugin.records.gpu_islands import Islands, islands_of
 
@@ -41,6 +42,26 @@ class GresConf:
             return nodes
         return tuple(self._with_islands(node, islands.get(node.name) or islands.get("", ())) for node in nodes)
 
+    def with_places(self, gateway: Gateway, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+        """Return nodes with their islands and the GPUs in use; these are asked for only where they count.
+
+        Raises:
+            SlurmUnreachableError: slurmctld does not answer.
+        """
+        nodes = self.with_islands(nodes)
+        if not any(map(_lacks_indices, nodes)):
+            return nodes
+        try:
+            in_use = gateway.gpus_in_use()
+        except SlurmUnreachableError:
+            raise
+        except GatewayError as error:
+            log.warning("jobs are placed without knowing which GPUs are free: %s", error)
+            return nodes
+        return tuple(
+            replace(node, gpus_in_use=in_use.get(node.name, ())) if _lacks_indices(node) else node for node in nodes
+        )
+
     def _with_islands(self, node: Node, islands: Islands) -> Node:
         fits = sum(map(len, islands)) == node.gpu_count
         return replace(node, gpu_islands=islands) if islands and fits else node
@@ -60,6 +81,12 @@ class GresConf:
                 log.warning("which GPUs are near each other is not known: %s", error)
             self._seen, self._islands = (), {}
         return self._islands
+
+
+def _lacks_indices(node: Node) -> bool:
+    """Whether it matters which of a node's GPUs are free, and its record does not tell."""
+    used = node.gpus_allocated
+    return bool(node.gpu_islands) and 0 < used < node.gpu_count and len(node.gpus_in_use) != used
 
 
 def _tree(path: Path) -> Sequence[Path]:
