@@ -337,6 +337,7 @@ class NodeGpus:
     """
 
     def __init__(self, node: FreeNode) -> None:
+        self._in_order = node.in_order
         self._known = sum(len(island) for island in node.islands) == node.free_gpus
         self._free = [sorted(island) for island in node.islands]
         topology = node.topology or node.islands
@@ -348,12 +349,12 @@ class NodeGpus:
     def copy(self) -> "NodeGpus":
         """An independent copy."""
         twin = NodeGpus.__new__(NodeGpus)
-        twin._known, twin._home = self._known, self._home
+        twin._known, twin._home, twin._in_order = self._known, self._home, self._in_order
         twin._free = [list(island) for island in self._free]
         return twin
 
     def take(self, gpu_count: int) -> tuple[int, ...]:
-        """Take GPUs of the island with the tightest fit, else of the fewest islands.
+        """Take GPUs of the island with the tightest fit, else of the fewest islands; or in order.
 
         Args:
             gpu_count: How many; at most as many as are free.
@@ -365,7 +366,7 @@ class NodeGpus:
             return ()
         taken: list[int] = []
         while len(taken) < gpu_count:
-            island = self._tightest(gpu_count - len(taken))
+            island = self._next([each for each in self._free if each], gpu_count - len(taken))
             part, island[:] = island[: gpu_count - len(taken)], island[gpu_count - len(taken) :]
             taken += part
         return tuple(sorted(taken))
@@ -377,11 +378,11 @@ class NodeGpus:
         """
         if not self._known:
             return gpu_count, 0
-        sizes, wanted, count, left = sorted(map(len, self._free)), gpu_count, 0, 0
+        islands, wanted, count, left = [island for island in self._free if island], gpu_count, 0, 0
         while wanted > 0:
-            size = next((size for size in sizes if size >= wanted), sizes[-1])
-            sizes.remove(size)
-            count, left, wanted = count + 1, max(0, size - wanted), wanted - size
+            island = self._next(islands, wanted)
+            islands.remove(island)
+            count, left, wanted = count + 1, max(0, len(island) - wanted), wanted - len(island)
         return count, left
 
     def take_exactly(self, gpu_ids: tuple[int, ...]) -> None:
@@ -403,12 +404,14 @@ class NodeGpus:
         """Whether these GPUs are free."""
         return not self._known or set(gpu_ids) <= {gpu for island in self._free for gpu in island}
 
-    def _tightest(self, gpu_count: int) -> list[int]:
-        """The smallest island that holds as many, or the largest one."""
-        enough = [island for island in self._free if len(island) >= gpu_count]
+    def _next(self, islands: list[list[int]], gpu_count: int) -> list[int]:
+        """The smallest island that holds as many, or the largest one; in order the one with the first GPU."""
+        if self._in_order:
+            return min(islands)
+        enough = [island for island in islands if len(island) >= gpu_count]
         if enough:
             return min(enough, key=lambda island: (len(island), island))
-        return min(self._free, key=lambda island: (-len(island), island))
+        return min(islands, key=lambda island: (-len(island), island))
 
     def _add(self, gpu_ids: Iterable[int]) -> None:
         """Back to their islands; those of no known island make one of their own."""

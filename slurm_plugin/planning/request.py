@@ -524,6 +524,7 @@ def _free_node(node: Node, partitions: tuple[str, ...], free: _Free, config: Con
         free_mem_gib=max(free.mem_mib, 0) / MIB_PER_GIB,
         islands=_free_islands(node, free.gpus),
         topology=node.gpu_islands,
+        in_order=True,
     )
 
 

@@ -1,7 +1,7 @@
 """Which GPUs of a node reach each other fast, from what gres.conf says of each device: `Links`, else `Cores`. Pure.
 
-Slurm itself chooses a job's GPUs by the same `Links` (select/cons_tres), so a node whose free GPUs form an island is a
-node on which the job gets that island.
+Which GPUs of a node a job gets is Slurm's choice (tried on 26.05): the free one with the lowest index, then those that
+are linked to the ones chosen, then again the lowest. So Muri can choose the node on which that gives a whole island.
 """
 
 import re

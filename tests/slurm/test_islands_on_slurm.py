@@ -61,11 +61,16 @@ def test_a_pilot_job_goes_where_the_free_gpus_are_linked(pairs: Driver) -> None:
     pairs.run("scancel", "--user=alice", user="root")
 
 
-def test_slurm_itself_gives_linked_gpus(pairs: Driver) -> None:
-    """What Muri relies on: with Links in gres.conf, two of three free GPUs are those of a pair."""
+@pytest.mark.parametrize(("held", "given"), [((0,), (1, 2)), ((1,), (0, 2)), ((0, 1), (2, 3)), ((), (0, 1))])
+def test_slurm_gives_the_first_gpu_and_those_linked_to_it(pairs: Driver, held: tuple[int, ...], given: tuple[int, ...]):
+    """What Muri expects of Slurm, which looks for no better pair among the GPUs that are free."""
+    pairs.run("scancel", "--user=alice", user="root")
     pairs.wait_until(lambda: not in_use(pairs, "n1"), "idle GPUs")
-    hold(pairs, "n1", 1)
-    two = pairs.submit("-p", "train", "-w", "n1", "--gres=gpu:2", "--wrap=sleep 3000")
+    for job, gpu in zip(hold(pairs, "n1", 4), range(4), strict=True):
+        if gpu not in held:
+            pairs.run("scancel", str(job), user="root")
+    pairs.wait_until(lambda: in_use(pairs, "n1") == held, "free GPUs")
+    two = pairs.submit("-p", "train", "-w", "n1", "--gres=gpu:2", "--wrap=exec sleep 3000")
     pairs.wait_state(two, "RUNNING")
-    assert in_use(pairs, "n1") == (0, 2, 3)
+    assert in_use(pairs, "n1") == tuple(sorted((*held, *given)))
     pairs.run("scancel", "--user=alice", user="root")

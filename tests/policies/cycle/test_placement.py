@@ -1,6 +1,7 @@
 """Which GPUs are given out: best fit, close together, idle nodes for what is larger than one."""
 
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -177,3 +178,13 @@ def test_islands_never_change_how_many_jobs_fit(seed):
         taken = gpus.take("main", size)
         assert (taken is None) == (counted.take("main", size) is None)
         assert taken is None or len(taken[0].gpu_ids) == size
+
+
+def test_where_slurm_gives_gpus_in_order_the_node_counts_on_which_that_gives_an_island():
+    """On the first node it would give 1 and 2, although 2 and 3 are free, too."""
+    nodes = [
+        replace(halves(name, *free), in_order=True) for name, free in (("a", ((1,), (2, 3))), ("b", ((0, 1), (2,))))
+    ]
+    gpus = FreeGpus(nodes)
+    assert gpus.take("main", 2) == (NodeShare("b", 2, (0, 1)),)
+    assert gpus.take("main", 2) == (NodeShare("a", 2, (1, 2)),)
