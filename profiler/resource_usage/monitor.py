@@ -52,10 +52,12 @@ class Monitor:
     def look(self, jobs: Mapping[str, int]) -> Use | None:
         """Return what the node and some jobs use; None while it is not time, and at the first look.
 
+        It looks at once where a job has come or gone: rates begin with the first look at a job.
+
         Args:
             jobs: The process id of each job's script, by name; what it has started counts, too.
         """
-        if not self._due.due():
+        if not self._due.due() and jobs.keys() == self._jobs.keys():
             return None
         try:
             return self._look(jobs)

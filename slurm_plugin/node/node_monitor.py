@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from muri.files import atomic_json
-from muri.profiler.resource_usage.monitor import EVERY_S, Monitor
+from muri.profiler.resource_usage.monitor import Monitor
 from muri.run_dir import use_file
 from muri.utc import now_text
 
 log = logging.getLogger("muri.pilot")
 
-_FIRST_S: Final = 2.0
-"""The figures are rates since the look before: the first ones come soon."""
+_TURN_S: Final = 2.0
+"""Time between two looks at who is at work; the monitor itself looks more rarely, but when somebody comes or goes."""
 
 
 class NodeMonitor:
@@ -44,7 +44,7 @@ class NodeMonitor:
     def close(self) -> None:
         """End the thread and remove the file."""
         self._ended.set()
-        self._thread.join(_FIRST_S)
+        self._thread.join(_TURN_S)
         use_file(self._status).unlink(missing_ok=True)
 
     def _run(self) -> None:
@@ -54,7 +54,7 @@ class NodeMonitor:
                 log.info("the node's use: %s", note)
             while True:
                 self._look(monitor)
-                if self._ended.wait(_FIRST_S if self.latest is None else EVERY_S):
+                if self._ended.wait(_TURN_S):
                     break
             monitor.close()
         except Exception:

@@ -232,7 +232,8 @@ def node_use(report: Mapping[str, Any] | None) -> NodeUse | None:
     gpus = use.get(_GPUS)
     try:
         found = {int(number): OneGpu(*values) for number, values in gpus.items()} if isinstance(gpus, Mapping) else {}
-        node = NodeUse(*use[_NODE], gpus=found)
+        cores, count, mem_gib, disk, network = use[_NODE]
+        node = NodeUse(cores, count, mem_gib, disk, network, found)
     except (KeyError, TypeError, ValueError):
         return None
     values = [*_values_of(node), *(value for gpu in found.values() for value in _values_of(gpu))]

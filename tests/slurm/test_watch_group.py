@@ -11,7 +11,7 @@ def test_group_is_watched_by_its_user_by_root_and_by_the_controller(one_gpu: Dri
     muri = MuriCluster(one_gpu)
     muri.configure(host={"telemetry_s": 1, "poll_s": 0.5, "attach_timeout_s": 240, "trace": True})
     muri.know_profiles()
-    jobs = [muri.submit(kind, iterations=400) for kind in ("load", "propagate")]
+    jobs = [muri.submit(kind, iterations=4000) for kind in ("load", "propagate")]
     muri.cycle()
     muri.wait_grouped(*jobs)
     (host,) = muri.hosts()

@@ -63,8 +63,9 @@ def test_each_job_is_to_blame_for_what_its_processes_use(busy, monkeypatch):
 
 def test_it_looks_no_more_often_than_it_may(busy):
     monitor = Monitor(FakeNvml())
-    assert monitor.look(busy) is None
-    assert monitor.look(busy) is None
+    assert monitor.look(busy) is None  # the first look: rates come with the second
+    assert monitor.look(busy) is None  # it is not time
+    assert set(monitor.look({"101": busy["101"]}).jobs) == {"101"}  # somebody has gone
 
 
 def test_gpus_are_shared_out_by_process_and_counted_in_whole(busy, monkeypatch):

@@ -38,7 +38,7 @@ def test_scripts_with_a_process_that_run_are_looked_at(tmp_path: Path) -> None:
 def test_the_file_beside_the_status_tells_the_use_until_the_pilot_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(node_monitor, "_FIRST_S", 0.1)
+    monkeypatch.setattr(node_monitor, "_TURN_S", 0.1)
     monkeypatch.setattr("muri.profiler.resource_usage.monitor.EVERY_S", 0.05)
     status = tmp_path / "host-7.json"
     write(status, **{"1": {"state": "running", "script_pid": os.getpid()}})
