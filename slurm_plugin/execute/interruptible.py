@@ -1,7 +1,7 @@
 """A way to Slurm that ends between two calls: when the controller is told to stop, or a cycle takes too much."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 from muri.clock import MACHINE_CLOCK, Clock
@@ -146,8 +146,8 @@ class InterruptibleGateway:
         """Cancel a job."""
         self.in_time().cancel(job_id)
 
-    def gpus_in_use(self) -> Mapping[str, tuple[int, ...]]:
-        """Return Slurm's indices of the GPUs that running jobs have, by node."""
+    def gpus_in_use(self) -> Sequence[tuple[str, tuple[int, ...]]]:
+        """Return which GPUs running jobs have: a folded host list and Slurm's indices on each of its nodes."""
         return self.in_time().gpus_in_use()
 
     def job_environment(self, job_id: int) -> dict[str, str] | None:

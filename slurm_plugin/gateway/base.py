@@ -3,7 +3,7 @@
 import logging
 import re
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -209,8 +209,11 @@ class Gateway(Protocol):
         """Cancel a job, of an array's id all tasks; cancelling an ended one is no error."""
         ...
 
-    def gpus_in_use(self) -> Mapping[str, tuple[int, ...]]:
-        """Return Slurm's indices of the GPUs that running jobs have, by node, where the nodes' table lacks them."""
+    def gpus_in_use(self) -> Sequence[tuple[str, tuple[int, ...]]]:
+        """Return which GPUs running jobs have: a folded host list and Slurm's indices on each of its nodes.
+
+        Some releases of Slurm do not tell it in the nodes' table.
+        """
         ...
 
     def job_environment(self, job_id: int) -> dict[str, str] | None:

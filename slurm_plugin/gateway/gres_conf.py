@@ -1,9 +1,10 @@
 """Reads the islands of nodes' GPUs from gres.conf, where this host has the file that slurmctld reads."""
 
+import contextlib
 import logging
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -11,6 +12,7 @@ from typing import Final
 from muri.slurm_plugin.gateway.base import Gateway, GatewayError, SlurmUnreachableError
 from muri.slurm_plugin.records.cluster import Node
 from muri.slurm_plugin.records.gpu_islands import Islands, islands_of
+from muri.slurm_plugin.records.host_lists import HostListError, names_in
 
 log = logging.getLogger("muri.controller")
 
@@ -52,7 +54,7 @@ class GresConf:
         if not any(map(_lacks_indices, nodes)):
             return nodes
         try:
-            in_use = gateway.gpus_in_use()
+            in_use = gpus_by_node(gateway.gpus_in_use())
         except SlurmUnreachableError:
             raise
         except GatewayError as error:
@@ -81,6 +83,16 @@ class GresConf:
                 log.warning("which GPUs are near each other is not known: %s", error)
             self._seen, self._islands = (), {}
         return self._islands
+
+
+def gpus_by_node(held: Iterable[tuple[str, tuple[int, ...]]]) -> dict[str, tuple[int, ...]]:
+    """Return the GPUs in use on each node; `held` as `Gateway.gpus_in_use` tells them."""
+    found: dict[str, set[int]] = {}
+    for nodes, indices in held:
+        with contextlib.suppress(HostListError):
+            for name in names_in(nodes):
+                found.setdefault(name, set()).update(indices)
+    return {name: tuple(sorted(indices)) for name, indices in found.items()}
 
 
 def _lacks_indices(node: Node) -> bool:

@@ -7,7 +7,6 @@ from typing import Final
 
 from muri.slurm_plugin.gateway import text_fields
 from muri.slurm_plugin.records.cluster import Node
-from muri.slurm_plugin.records.gpu_islands import indices_in
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +62,7 @@ def _node(line: str, partitions: Mapping[str, tuple[str, ...]]) -> Node:
         mem_allocated_mib=int(fields.get("AllocMem", 0)),
         threads_per_core=max(1, int(fields.get("ThreadsPerCore", 1))),
         features=tuple(_listed(fields.get("AvailableFeatures", ""))),
-        gpus_in_use=indices_in(fields.get("GresUsed", "")),
+        gpus_in_use=text_fields.indices_in(fields.get("GresUsed", "")),
     )
 
 

@@ -89,9 +89,11 @@ def noted(known: Mapping[int, Service], view: View) -> dict[int, Service]:
 
 
 def _users_jobs(view: View) -> Iterator[tuple[ManagedJob, int]]:
-    """Jobs submitted with --muri that wait or run, with the GPUs that they asked for."""
+    """Jobs submitted with --muri that run or have run, with the GPUs that they asked for."""
     for role in (Role.CANDIDATE, Role.RELEASED, Role.MEMBER, Role.USER_HELD):
         for job in view.having(role):
+            if job.state is JobState.PENDING and not job.restart_count:
+                continue  # most of a long queue
             pilot = view.jobs.get(job.membership.pilot) if job.membership is not None else None
             gpu_count = pilot.gpu_count if pilot is not None else as_asked(job).gpu_count
             if gpu_count and not job.several_tasks:

@@ -7,7 +7,8 @@ from conftest import start
 from muri_cluster import MuriCluster
 
 from muri.profiler.records import ProfileKey
-from muri.slurm_plugin.gateway.gpus_in_use import gpus_in
+from muri.slurm_plugin.gateway.gpus_in_use import held_in
+from muri.slurm_plugin.gateway.gres_conf import gpus_by_node
 from sandbox.cluster import Partition, Shape
 from sandbox.driver import Driver
 
@@ -26,7 +27,7 @@ def pairs() -> Iterator[Driver]:
 
 def in_use(driver: Driver, node: str) -> tuple[int, ...]:
     text = driver.run("scontrol", "--details", "--oneliner", "show", "job", user="root", check=False).stdout
-    return gpus_in(text).get(node, ())
+    return gpus_by_node(held_in(text)).get(node, ())
 
 
 def hold(driver: Driver, node: str, gpus: int) -> list[int]:
@@ -45,7 +46,7 @@ def test_a_pilot_job_goes_where_the_free_gpus_are_linked(pairs: Driver) -> None:
     by_gpu = {}
     for job in hold(pairs, "n1", 4):
         details = pairs.run("scontrol", "--details", "--oneliner", "show", "job", str(job), user="root").stdout
-        by_gpu[gpus_in(details)["n1"]] = job
+        by_gpu[gpus_by_node(held_in(details))["n1"]] = job
     hold(pairs, "n2", 2)
     # One GPU of each pair is free on the first node, a whole pair on the second: as many on both.
     pairs.run("scancel", str(by_gpu[1,]), str(by_gpu[3,]), user="root")

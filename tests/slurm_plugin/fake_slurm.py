@@ -248,8 +248,8 @@ class FakeSlurm:
     def cancel(self, job_id: int) -> None:
         self._called("cancel", lambda: self.end(job_id, JobState.CANCELLED))
 
-    def gpus_in_use(self) -> dict[str, tuple[int, ...]]:
-        return {}
+    def gpus_in_use(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
+        return ()
 
     def job_environment(self, job_id: int) -> dict[str, str] | None:
         return {"PATH": "/bin", "HOME": "/home/alice", "SLURM_JOB_ID": str(job_id)}

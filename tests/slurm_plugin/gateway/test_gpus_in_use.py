@@ -3,8 +3,8 @@
 from fake_slurm import FakeSlurm, make_node
 
 from muri.slurm_plugin.gateway.base import GatewayError
-from muri.slurm_plugin.gateway.gpus_in_use import gpus_in
-from muri.slurm_plugin.gateway.gres_conf import GresConf
+from muri.slurm_plugin.gateway.gpus_in_use import held_in
+from muri.slurm_plugin.gateway.gres_conf import GresConf, gpus_by_node
 
 START = "JobId=7 JobName=wrap JobState={state} Reason=None NodeList={nodes} JOB_GRES=gpu:1 "
 SHARE = "Nodes={nodes} CPU_IDs=0-1 Mem=2000 GRES={gres} MinCPUsNode=1"
@@ -24,7 +24,7 @@ PAIRS = "".join(
 
 
 def test_running_jobs_tell_which_gpus_they_have():
-    assert gpus_in(JOBS) == {"n1": (0, 3), "n2": (3,)}
+    assert gpus_by_node(held_in(JOBS)) == {"n1": (0, 3), "n2": (3,)}
 
 
 class Telling(FakeSlurm):
@@ -37,7 +37,7 @@ class Telling(FakeSlurm):
         self.asked += 1
         if self.fails:
             raise GatewayError("no")
-        return {"n1": (0, 2)}
+        return (("n1", (0,)), ("n[1-2]", (2,)), ("n[", (1,)))
 
 
 def test_slurm_is_asked_only_where_it_matters_which_gpus_are_free(tmp_path):

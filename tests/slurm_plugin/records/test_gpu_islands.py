@@ -1,8 +1,8 @@
-"""Which GPUs are near each other, as gres.conf says, and which of a node's are in use."""
+"""Which GPUs are near each other, as gres.conf says."""
 
 import pytest
 
-from muri.slurm_plugin.records.gpu_islands import indices_in, islands_of
+from muri.slurm_plugin.records.gpu_islands import islands_of
 
 PAIRS = """
 AutoDetect=off
@@ -50,17 +50,3 @@ def test_islands_are_fully_linked_and_a_line_without_a_node_is_for_every_node():
 )
 def test_what_does_not_tell_is_no_island(lines):
     assert islands_of([lines]) == {}
-
-
-@pytest.mark.parametrize(
-    ("text", "indices"),
-    [
-        ("gpu:2(IDX:0-1),muri:0", (0, 1)),
-        ("gpu:a100:1(IDX:0),gpu:v100:2(IDX:2,5)", (0, 2, 5)),
-        ("gpu:tesla:0(IDX:N/A),muri:3", ()),
-        ("gpu:2", ()),
-        ("", ()),
-    ],
-)
-def test_indices_in_use(text, indices):
-    assert indices_in(text) == indices
