@@ -33,6 +33,11 @@ def default_run_dir(environment: Mapping[str, str], site_run_dir: Path = SITE_RU
     return made_by_root if made_by_root.is_dir() else Path(f"/tmp/muri-{os.geteuid()}")  # noqa: S108 (verified)
 
 
+def use_file(status: Path) -> Path:
+    """Where a pilot job writes what its node is used for, beside its runtime's status file."""
+    return status.with_suffix(".use.json")
+
+
 def verify_run_dir(run_dir: Path) -> None:
     """Make sure that only this user can enter the directory.
 

@@ -133,6 +133,8 @@ class FreeNode:
             NVLink domain or one socket). Empty when the topology is unknown.
         topology: Indices of all its GPUs by island, free or not: where GPUs belong that a running
             job gives back. Empty when unknown.
+        in_order: Whether GPUs are given out island by island in the order of their indices, as Slurm does, and not from
+            the island that fits best.
         cpu_count: CPUs that the node has; 0 when unknown, which limits nothing.
         mem_gib: Host memory that the node has; 0 when unknown, which limits nothing.
         free_cpus: CPUs that can be given out now.
@@ -146,6 +148,7 @@ class FreeNode:
     gpu_count: int = 0
     islands: tuple[tuple[int, ...], ...] = ()
     topology: tuple[tuple[int, ...], ...] = ()
+    in_order: bool = False
     cpu_count: float = 0.0
     mem_gib: float = 0.0
     free_cpus: float = 0.0

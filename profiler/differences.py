@@ -9,7 +9,9 @@ Drift. The rule, over the observations of a key since it was measured:
    times themselves where a profile has no such figure). Waits for other members are in neither.
 3. The difference of a stage is relative to its profiled time, or to `LEAST_SHARE` of all stages together
    where that is more: a stage that hardly counts cannot make a profile stale.
-4. The profile has drifted when the largest difference is above `limit`, and is right again when it is below
+4. GPU memory counts as well, upwards only, as a profile holds a job's peak: the median of what its processes held,
+   less `CONTEXT_GIB`, relative to the profiled peak.
+5. The profile has drifted when the largest difference is above `limit`, and is right again when it is below
    half of that (hysteresis); in between, nothing changes.
 """
 
@@ -29,6 +31,10 @@ STANDARD_ERRORS: Final = 3.0
 LEAST_OBSERVATIONS: Final = 3
 LEAST_ITERATIONS: Final = 50
 LEAST_SHARE: Final = 0.1
+CONTEXT_GIB: Final = 1.0
+"""What a process's CUDA context and libraries may hold beside what PyTorch counts; some profiles leave it out."""
+
+GPU_MEMORY: Final = "GPU memory"
 _RIGHT_AGAIN: Final = 0.5
 _TINY_SHARE: Final = 1e-3
 _PER_WINDOW: Final = 10
@@ -97,18 +103,18 @@ class Drift:
     """What observations say about a profile.
 
     Attributes:
-        stage: The stage that differs most.
-        expected_s: Its seconds per iteration in the profile.
-        observed_s: The median of what was observed.
+        what: The stage that differs most, or `GPU_MEMORY`.
+        expected: Its seconds per iteration in the profile, or GiB.
+        observed: The median of what was observed.
         difference: How far apart they are, see the rule.
         iterations: Iterations that the observations cover.
         drifted: Whether the difference is above the limit.
         right: Whether it is below half of the limit.
     """
 
-    stage: str
-    expected_s: float
-    observed_s: float
+    what: str
+    expected: float
+    observed: float
     difference: float
     iterations: int
     drifted: bool
@@ -116,9 +122,12 @@ class Drift:
 
     def __str__(self) -> str:
         """The reason of a mark."""
+        over = f"over {self.iterations} iterations"
+        if self.what == GPU_MEMORY:
+            return f"{self.what} was {self.observed:.1f} GiB instead of {self.expected:.1f} GiB {over}"
         return (
-            f"{self.stage} took {1000 * self.observed_s:.1f} ms per iteration instead of "
-            f"{1000 * self.expected_s:.1f} ms over {self.iterations} iterations"
+            f"{self.what} took {1000 * self.observed:.1f} ms per iteration instead of "
+            f"{1000 * self.expected:.1f} ms {over}"
         )
 
 
@@ -141,16 +150,27 @@ def find_drift(profile: StageProfile, observations: Sequence[Observation], rule:
     # A profile may say that all stages together take next to nothing; the iteration always takes some time.
     least_s = LEAST_SHARE * max(sum(expected), _TINY_SHARE * profile.iteration_s)
     differences = [abs(live - known) / max(known, least_s) for live, known in zip(observed, expected, strict=True)]
-    worst = max(range(len(STAGES)), key=differences.__getitem__)
+    found = [*zip(differences, STAGES, expected, observed, strict=True), *_grown(profile, recent)]
+    worst, what, known, live = max(found, key=lambda row: row[0])
     return Drift(
-        STAGES[worst],
-        expected[worst],
-        observed[worst],
-        differences[worst],
+        what,
+        known,
+        live,
+        worst,
         _iterations(recent),
-        drifted=differences[worst] > rule.limit,
-        right=differences[worst] < rule.limit * _RIGHT_AGAIN,
+        drifted=worst > rule.limit,
+        right=worst < rule.limit * _RIGHT_AGAIN,
     )
+
+
+def _grown(profile: StageProfile, observations: Sequence[Observation]) -> list[tuple[float, str, float, float]]:
+    """How much more GPU memory jobs hold than the profile says, as a row of `find_drift`; none where nobody looked."""
+    held = [item.gpu_mem_gib for item in observations if item.gpu_mem_gib is not None]
+    if len(held) < LEAST_OBSERVATIONS or profile.gpu_mem_gib <= 0:
+        return []
+    observed = median(held)
+    more = max(0.0, observed - CONTEXT_GIB - profile.gpu_mem_gib) / profile.gpu_mem_gib
+    return [(more, GPU_MEMORY, profile.gpu_mem_gib, observed)]
 
 
 def measured_by_jobs(

@@ -76,8 +76,9 @@ _PUT_DOCUMENT: Final = """
 _DOCUMENTS_OF_KIND: Final = "SELECT name, measured_at, body FROM document WHERE kind = ? ORDER BY name"
 _DELETE_DOCUMENT: Final = "DELETE FROM document WHERE kind = ? AND name = ?"
 _OBSERVE: Final = """
-    INSERT INTO observation (model, batch_size, gpu_count, gpu_type, user, observed_at, job_id, iterations, stage_s)
-    SELECT ?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9 WHERE NOT EXISTS (
+    INSERT INTO observation (model, batch_size, gpu_count, gpu_type, user, observed_at, job_id, iterations, stage_s,
+        gpu_mem_gib)
+    SELECT ?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10 WHERE NOT EXISTS (
         SELECT 1 FROM observation
         WHERE model = ?1 AND batch_size = ?2 AND gpu_count = ?3 AND gpu_type = ?4 AND user = ?5
             AND job_id = ?7 AND iterations = ?8
@@ -86,7 +87,7 @@ _OBSERVE: Final = """
 """A report that is read twice is one observation: its job has done no iteration since."""
 
 _OBSERVATIONS_OF_KEY: Final = """
-    SELECT id, observed_at, job_id, iterations, stage_s FROM observation
+    SELECT id, observed_at, job_id, iterations, stage_s, gpu_mem_gib FROM observation
     WHERE model = ? AND batch_size = ? AND gpu_count = ? AND gpu_type = ? AND user = ?
     ORDER BY id
 """
@@ -245,7 +246,10 @@ class ProfileStore(StoreFile):
 
     def observe(self, key: ProfileKey, observation: Observation) -> None:
         """Keep a running job's report: the same report once, and of each key only the newest."""
-        what = (observation.observed_at, observation.job_id, observation.iterations, json.dumps(observation.stage_s))
+        what = (
+            observation.observed_at, observation.job_id, observation.iterations, json.dumps(observation.stage_s),
+            observation.gpu_mem_gib,
+        )  # fmt: skip
         with self._transaction() as connection:
             connection.execute(_OBSERVE, (*_values(key), *what))
             connection.execute(_DELETE_OLD_OBSERVATIONS, (*_values(key), OBSERVATIONS_PER_KEY))
@@ -355,8 +359,10 @@ def _profile(row: Any) -> StageProfile:
 
 
 def _observation(row: Any) -> Observation:
-    _, at, job_id, iterations, stage_s = row
-    return Observation(str(at), int(job_id), int(iterations), tuple(map(float, json.loads(stage_s))))
+    _, at, job_id, iterations, stage_s, gpu_mem_gib = row
+    times_s = tuple(map(float, json.loads(stage_s)))
+    held_gib = None if gpu_mem_gib is None else float(gpu_mem_gib)
+    return Observation(str(at), int(job_id), int(iterations), times_s, held_gib)
 
 
 def _audit_entry(row: Any) -> AuditEntry:

@@ -124,6 +124,7 @@ MIGRATIONS: Final = (
             SELECT model, batch_size, gpu_count, gpu_type, '', since, reason, who FROM stale_of_all""",
         "DROP TABLE stale_of_all",
     ),
+    ("ALTER TABLE observation ADD COLUMN gpu_mem_gib REAL",),
 )
 """Statements that lead from each `user_version` to the next; never edited, only added to."""
 

@@ -41,12 +41,14 @@ class Observation:
         iterations: Iterations that it had done by then.
         stage_s: Seconds per iteration lately in which it used each resource, waits left out, in the
             order of `STAGES`.
+        gpu_mem_gib: GPU memory of its processes then; None where nobody looked.
     """
 
     observed_at: str
     job_id: int
     iterations: int
     stage_s: tuple[float, ...]
+    gpu_mem_gib: float | None = None
 
     def __post_init__(self) -> None:
         """Refuse figures that no job reports.
@@ -54,7 +56,9 @@ class Observation:
         Raises:
             ProfileError: A figure is outside of what `muri.profiler.figures` allows.
         """
-        checks = [(figures.ITERATIONS, self.iterations), *((figures.TIME_S, value) for value in self.stage_s)]
+        checks: list[tuple[figures.Bounds, float]] = [(figures.ITERATIONS, self.iterations)]
+        checks += [(figures.TIME_S, value) for value in self.stage_s]
+        checks += [(figures.GPU_MEM_GIB, self.gpu_mem_gib)] if self.gpu_mem_gib is not None else []
         for bounds, value in checks:
             if fault := bounds.fault(value):
                 raise ProfileError(f"a report of job {self.job_id} {fault}")

@@ -95,6 +95,8 @@ def _add_up_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--cloud-nodes", type=int, default=shape.cloud_nodes, metavar="N",
                         help="nodes of 8 GPUs without a slurmd beside the others, to try a large cluster with "
                              "(default: %(default)s)")  # fmt: skip
+    parser.add_argument("--island-gpus", type=int, default=shape.island_gpus, metavar="N",
+                        help="GPUs that gres.conf says are linked with each other (default: none)")  # fmt: skip
     parser.add_argument("--bare", action="store_true", help="with nothing of Muri, to try an installation")
 
 
@@ -118,6 +120,7 @@ def _up(options: argparse.Namespace) -> int:
             bare=options.bare,
             constrained=options.constrain_devices,
             cloud_nodes=options.cloud_nodes,
+            island_gpus=options.island_gpus,
         ),
         options.partition,
     )

@@ -153,6 +153,7 @@ class Shape:
             slurm, typed GPUs, a reservation. It has accounting as well.
         bare: Nothing of Muri is installed, for trying an installation.
         constrained: A site's jobs can open the GPUs that they were given and no others.
+        island_gpus: GPUs that gres.conf says are linked with each other, as by NVLink; 0: it says nothing.
         cloud_nodes: Nodes of 8 GPUs beside those that have a slurmd. Slurm plans with them as with nodes of a cloud
             that are switched off; a job that starts there stays in CONFIGURING.
     """
@@ -168,6 +169,7 @@ class Shape:
     bare: bool = False
     constrained: bool = False
     cloud_nodes: int = 0
+    island_gpus: int = 0
 
     def __post_init__(self) -> None:
         """Refuse sizes that are out of range."""
@@ -180,6 +182,7 @@ class Shape:
             ("--gpus-per-node", self.gpus_per_node, 1, 16),
             ("--cpus-per-node", self.cpus_per_node, 1, 1024),
             ("--cloud-nodes", self.cloud_nodes, 0, 10_000),
+            ("--island-gpus", self.island_gpus, 0, self.gpus_per_node),
         ):
             if not least <= value <= most:
                 raise UsageError(f"{option} {value} is out of range: give {least} to {most}")
@@ -253,12 +256,10 @@ def slurm_files(shape: Shape, suite: Suite, instance: str) -> dict[str, str]:
         nodes=_node_lines(shape),
         partitions=_partition_lines(shape),
     )
-    last = shape.gpus_per_node - 1
-    device = f"/dev/muri-gpu[0-{last}]" if last else "/dev/muri-gpu0"
-    of_shape, kind = ("site/", "Type=tesla ") if shape.site else ("", "")
+    of_shape = "site/" if shape.site else ""
     files = {
         "slurm.conf": slurm_conf,
-        "gres.conf": _template("gres.conf", nodes=shape.node_range, device=device, kind=kind, cloud=_cloud_gres(shape)),
+        "gres.conf": _template("gres.conf", nodes=shape.node_range, gpus=_gpu_gres(shape), cloud=_cloud_gres(shape)),
         "job_submit.lua": _text(f"{of_shape}job_submit.lua"),
         "plugstack.conf": _text(f"{of_shape}plugstack.conf"),
         "cgroup.conf": _text("site/cgroup.conf") if shape.constrained else suite.cgroup_conf,
@@ -329,6 +330,20 @@ def _cloud_lines(shape: Shape) -> list[str]:
     size = f"CPUs={_CLOUD_CPUS} RealMemory={_CLOUD_MEM_MIB} Gres={gres}"
     nodes = f"NodeName={shape.cloud_range} {size} Weight=10 State=CLOUD"  # jobs go to the served nodes first
     return [nodes, _POWER_SAVING.format(served=shape.node_range)]
+
+
+def _gpu_gres(shape: Shape) -> str:
+    """Return the lines of gres.conf for the stand-in GPUs; Slurm wants a line for each where they have links."""
+    start = f"NodeName={shape.node_range} Name=gpu {'Type=tesla ' if shape.site else ''}"
+    numbers, size = range(shape.gpus_per_node), shape.island_gpus
+    if not size:
+        last = shape.gpus_per_node - 1
+        return f"{start}File=/dev/muri-gpu{f'[0-{last}]' if last else 0}"
+
+    def links(one: int) -> str:
+        return ",".join("-1" if one == other else str(int(one // size == other // size)) for other in numbers)
+
+    return "\n".join(f"{start}File=/dev/muri-gpu{one} Links={links(one)}" for one in numbers)
 
 
 def _cloud_gres(shape: Shape) -> str:

@@ -13,6 +13,7 @@ from typing import Final, NamedTuple, Protocol
 
 from muri.errors import MuriError
 from muri.policies.types import PlanJob, Policy
+from muri.profiler import figures
 from muri.profiler.averages import unknown_model
 from muri.profiler.differences import Drift, DriftRule, find_drift, is_due, measured_by_jobs
 from muri.profiler.errors import CorruptStoreError
@@ -35,7 +36,7 @@ from muri.slurm_plugin.planning.in_place import doubt
 from muri.slurm_plugin.planning.model_traits import UNUSABLE, KnownTraits
 from muri.slurm_plugin.planning.pairs_at_work import learnt, pairs_at_work
 from muri.slurm_plugin.planning.running import as_submitted
-from muri.slurm_plugin.records.comment_reports import member_report
+from muri.slurm_plugin.records.comment_reports import job_use, member_report
 from muri.slurm_plugin.records.journal import DRY_RUN, PAIR, Intent, Journal
 from muri.slurm_plugin.records.roles import Role, View, profile_key
 from muri.utc import moment, text_of
@@ -66,7 +67,9 @@ def observed(view: View) -> Iterator[Observed]:
                 continue
             if report.iterations and len(report.stage_s) == len(STAGES):
                 key = profile_key(as_submitted(job, group.pilot), view.node_index)
-                yield Observed(key, Observation(at, job.job_id, report.iterations, report.stage_s))
+                use = job_use(group.pilot.reports.speeds, job.job_id)
+                held_gib = None if use is None or figures.GPU_MEM_GIB.fault(use.gpu_mem_gib) else use.gpu_mem_gib
+                yield Observed(key, Observation(at, job.job_id, report.iterations, report.stage_s, held_gib))
 
 
 def watch(store: ProfileStore, view: View, config: Config) -> None:

@@ -22,7 +22,8 @@ from rich.text import Text
 
 from muri.errors import MuriError, UsageError
 from muri.launcher.job.scheduler import load_membership
-from muri.run_dir import RUN_DIR_VARIABLE, SITE_RUN_DIR, default_run_dir
+from muri.launcher.telemetry.top_use import use_table
+from muri.run_dir import RUN_DIR_VARIABLE, SITE_RUN_DIR, default_run_dir, use_file
 from muri.terminal import PlainConsole, cell
 
 NARROWEST: Final = 80
@@ -59,6 +60,9 @@ _RUN_DIR_NAME: Final = re.compile(r"(?:muri-)?(\d+)")
 BAR_WIDTH: Final = 16
 DIFFERS_BY: Final = 0.2
 """Measured and predicted speed that differ by more are marked, as the controller does."""
+
+OLD_USE_S: Final = 60.0
+"""Figures of a node's use that are older say nothing of now."""
 
 SORTS: Final = ("job", "speed", "iterations", "wait")
 PARTS: Final = (
@@ -215,7 +219,19 @@ def read_group(path: Path, now_s: float | None = None, *, follow_links: bool = T
         raise StatusFileError(
             f"{path} is no status file of a runtime: it lacks the members; a runtime writes one with --status-file"
         )
-    return GroupView(path, status, max(0.0, (now_s or time.time()) - _written_s(status, path)))
+    age_s = max(0.0, (now_s or time.time()) - _written_s(status, path))
+    return GroupView(path, status | _use_beside(path, now_s or time.time()), age_s)
+
+
+def _use_beside(status: Path, now_s: float) -> dict[str, Any]:
+    """What the pilot job last wrote of its node's use, unless it is old; {} for nothing."""
+    path = use_file(status)
+    try:
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW), "rb") as file:
+            use = json.loads(file.read(_LARGEST_STATUS))
+        return {"use": use} if isinstance(use, dict) and now_s - _written_s(use, path) < OLD_USE_S else {}
+    except (OSError, ValueError):
+        return {}
 
 
 def _written_s(status: Mapping[str, Any], path: Path) -> float:
@@ -324,7 +340,8 @@ def render(groups: Sequence[GroupView], sort: str) -> RenderableType:
     if not all(group.path for group in groups):
         parts.append(Text(FROM_RECORDS, style="dim"))
     for group in groups:
-        parts += [_headline(group), _members_table(group, sort), _resources_line(group.status), Text("")]
+        parts += [_headline(group), _members_table(group, sort), _resources_line(group.status)]
+        parts += [*use_table(group.status), Text("")]
     return Group(*parts, Text(LEGEND, style="dim"))
 
 

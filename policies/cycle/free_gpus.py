@@ -75,6 +75,7 @@ class FreeGpus:
         self._index = {node.name: index for index, node in enumerate(self._nodes)}
         self._free = [node.free_gpus for node in self._nodes]
         self._gpus: list[NodeGpus] | None = [NodeGpus(node) for node in self._nodes]
+        self._has_islands = any(len(node.topology) > 1 or len(node.islands) > 1 for node in self._nodes)
         self._whole_nodes = whole_nodes
         self._shelves: list[_Shelf] = []
         self._shelf_of: list[int] = []
@@ -105,15 +106,15 @@ class FreeGpus:
         twin._of_partition, twin._whole_nodes = self._of_partition, self._whole_nodes
         twin._largest_node = self._largest_node
         twin._free = list(self._free)
-        twin._gpus = None
+        twin._gpus, twin._has_islands = None, False
         twin._shelves = [shelf.copy() for shelf in self._shelves]
         return twin
 
     def take(self, partition: str, gpu_count: int, gpu_mem_gib: float = 0.0, node_count: int = 1) -> Shares | None:
         """Take GPUs of the node that is left with the fewest.
 
-        On a tie it is the one with less memory (unknown counts as unlimited), so that groups find the larger; then
-        the first by name.
+        On a tie it is the one with less memory (unknown counts as unlimited), so that groups find the larger; among
+        equal nodes the one where the GPUs come from the fewest islands, and break up the least; then the first by name.
         A job larger than any node gets whole nodes where those are given out.
 
         Args:
@@ -253,12 +254,27 @@ class FreeGpus:
                 continue
             for free in sorted(shelf.by_free):
                 if free >= gpu_count:
-                    index = shelf.first(free, self._free)
+                    index = self._nearest(shelf, free, gpu_count)
                     if index is not None:
                         found = (free, shelf.kind.capacity_gib, index)
                         best = found if best is None or found < best else best
                         break
         return None if best is None else best[2]
+
+    def _nearest(self, shelf: _Shelf, free: int, gpu_count: int) -> int | None:
+        """Of a shelf's nodes with just so many free GPUs the one that gives them with the fewest islands broken.
+
+        The nodes differ in nothing else: whatever else fits afterwards, fits whichever of them is chosen.
+        """
+        first = shelf.first(free, self._free)
+        if first is None or not self._has_islands or free == shelf.kind.gpu_count:
+            return first  # (idle nodes of a kind are alike, and there may be very many)
+        alike = (index for index in set(shelf.by_free[free]) if self._free[index] == free)
+        return min(alike, key=lambda index: (*self._broken(index, gpu_count), index))
+
+    def _broken(self, index: int, gpu_count: int) -> tuple[int, int]:
+        """How many islands of a node so many GPUs come from, and how many GPUs are left of the last of these."""
+        return (1, 0) if self._gpus is None else self._gpus[index].broken(gpu_count)
 
     def _take_spread(self, partition: str, gpu_count: int, gpu_mem_gib: float, node_count: int) -> Shares | None:
         """Equal shares of several nodes, of those that are left with the fewest."""
@@ -272,7 +288,7 @@ class FreeGpus:
         ]
         if len(fitting) < node_count:
             return None
-        fitting.sort(key=lambda index: (self._free[index], index))
+        fitting.sort(key=lambda index: (self._free[index], *self._broken(index, share), index))
         return tuple(self._take_from(index, share) for index in sorted(fitting[:node_count]))
 
     def _take_whole_nodes(self, partition: str, gpu_count: int, gpu_mem_gib: float) -> Shares | None:
@@ -321,6 +337,7 @@ class NodeGpus:
     """
 
     def __init__(self, node: FreeNode) -> None:
+        self._in_order = node.in_order
         self._known = sum(len(island) for island in node.islands) == node.free_gpus
         self._free = [sorted(island) for island in node.islands]
         topology = node.topology or node.islands
@@ -332,12 +349,12 @@ class NodeGpus:
     def copy(self) -> "NodeGpus":
         """An independent copy."""
         twin = NodeGpus.__new__(NodeGpus)
-        twin._known, twin._home = self._known, self._home
+        twin._known, twin._home, twin._in_order = self._known, self._home, self._in_order
         twin._free = [list(island) for island in self._free]
         return twin
 
     def take(self, gpu_count: int) -> tuple[int, ...]:
-        """Take GPUs of the island with the tightest fit, else of the fewest islands.
+        """Take GPUs of the island with the tightest fit, else of the fewest islands; or in order.
 
         Args:
             gpu_count: How many; at most as many as are free.
@@ -349,10 +366,24 @@ class NodeGpus:
             return ()
         taken: list[int] = []
         while len(taken) < gpu_count:
-            island = self._tightest(gpu_count - len(taken))
+            island = self._next([each for each in self._free if each], gpu_count - len(taken))
             part, island[:] = island[: gpu_count - len(taken)], island[gpu_count - len(taken) :]
             taken += part
         return tuple(sorted(taken))
+
+    def broken(self, gpu_count: int) -> tuple[int, int]:
+        """How many islands so many GPUs come from, and how many GPUs are left of the last of these.
+
+        Where that is not known, each GPU may come from another.
+        """
+        if not self._known:
+            return gpu_count, 0
+        islands, wanted, count, left = [island for island in self._free if island], gpu_count, 0, 0
+        while wanted > 0:
+            island = self._next(islands, wanted)
+            islands.remove(island)
+            count, left, wanted = count + 1, max(0, len(island) - wanted), wanted - len(island)
+        return count, left
 
     def take_exactly(self, gpu_ids: tuple[int, ...]) -> None:
         """Take these GPUs; without their indices the node's are no longer known."""
@@ -373,12 +404,14 @@ class NodeGpus:
         """Whether these GPUs are free."""
         return not self._known or set(gpu_ids) <= {gpu for island in self._free for gpu in island}
 
-    def _tightest(self, gpu_count: int) -> list[int]:
-        """The smallest island that holds as many, or the largest one."""
-        enough = [island for island in self._free if len(island) >= gpu_count]
+    def _next(self, islands: list[list[int]], gpu_count: int) -> list[int]:
+        """The smallest island that holds as many, or the largest one; in order the one with the first GPU."""
+        if self._in_order:
+            return min(islands)
+        enough = [island for island in islands if len(island) >= gpu_count]
         if enough:
             return min(enough, key=lambda island: (len(island), island))
-        return min(self._free, key=lambda island: (-len(island), island))
+        return min(islands, key=lambda island: (-len(island), island))
 
     def _add(self, gpu_ids: Iterable[int]) -> None:
         """Back to their islands; those of no known island make one of their own."""

@@ -31,13 +31,18 @@ RSS_NOTE: Final = "host memory counts pages shared between processes more than o
 
 @dataclass(frozen=True, slots=True)
 class HostReading:
-    """Totals since the processes started, and memory now; None where it could not be read."""
+    """Totals since the processes started, and memory now; None where it could not be read.
+
+    Attributes:
+        is_node_disk: Whether the disk's total is the node's, since the processes' own cannot be read.
+    """
 
     cpu_s: float | None
     mem_gib: float | None
     disk_mib: float | None
     network_mib: float | None
     loopback_mib: float | None
+    is_node_disk: bool = False
 
 
 class HostReader:
@@ -77,7 +82,8 @@ class HostReader:
             self._tree_due.done()
         self._memory_gib = self._memory()
         network_mib, loopback_mib = self._network()
-        return HostReading(self._cpu_s(), self._memory_gib, self._disk_mib(), network_mib, loopback_mib)
+        disk_mib = self._disk_mib()
+        return HostReading(self._cpu_s(), self._memory_gib, disk_mib, network_mib, loopback_mib, self._node_disk)
 
     def _first_tree(self) -> None:
         self._seen = set(psutil.pids())
@@ -154,7 +160,7 @@ class HostReader:
                     return None
                 total_bytes += counters.read_bytes + counters.write_bytes
             return self._grown("disk", total_bytes) / MIB
-        node_mib = _node_disk_mib()
+        node_mib = node_disk_mib()
         self.notes[NO_DISK_NOTE if node_mib is None else NODE_DISK_NOTE] = None
         return node_mib
 
@@ -186,7 +192,17 @@ def _rss(process: psutil.Process) -> int:
         return 0
 
 
-def _node_disk_mib() -> float | None:
+def node_network_mib() -> float | None:
+    """MiB that the node has sent and received, loopback left out; None where that cannot be read."""
+    try:
+        counters = psutil.net_io_counters(pernic=True, nowrap=False)
+    except OSError:
+        return None
+    return sum(item.bytes_sent + item.bytes_recv for name, item in counters.items() if name != LOOPBACK) / MIB
+
+
+def node_disk_mib() -> float | None:
+    """MiB that the node's disks have read and written; None where that cannot be read."""
     try:
         counters = psutil.disk_io_counters()
     except (OSError, RuntimeError, NotImplementedError):

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from muri.errors import MuriError
 from muri.profiler.resource_usage.sample import Throttle
+from muri.profiler.resource_usage.use import OneGpu
 from muri.units import GIB, KIB_PER_MIB
 
 VISIBLE_VARIABLE: Final = "CUDA_VISIBLE_DEVICES"
@@ -69,6 +70,7 @@ class GpuReader:
         self._pcie_due = Throttle(PCIE_EVERY_S)
         self._pcie_mib_per_s: float | None = None
         self._unsupported: set[str] = set()
+        self._sampled_us: dict[int, int] = {}
         try:
             self._nvml.nvmlInit()
         except self._nvml.NVMLError as error:
@@ -108,6 +110,61 @@ class GpuReader:
             device_mem_gib=None if used is None else sum(used) / GIB,
             pcie_mib_per_s=self._pcie_mib_per_s,
         )
+
+    def each_gpu(self) -> dict[int, OneGpu]:
+        """Read each visible GPU, by its number in /dev (Slurm's index where gres.conf lists the files in order)."""
+        nvml, count = self._nvml, len(self._devices)
+        numbers = self._each("the GPU's number", nvml.nvmlDeviceGetMinorNumber) or list(range(count))
+        used = self._each("GPU utilisation", lambda device: nvml.nvmlDeviceGetUtilizationRates(device).gpu / 100)
+        memory = self._each("GPU memory", lambda device: nvml.nvmlDeviceGetMemoryInfo(device).used / GIB)
+        rows = zip(numbers, used or [None] * count, memory or [None] * count, strict=True)
+        return {int(number): OneGpu(utilisation, mem_gib) for number, utilisation, mem_gib in rows}
+
+    def by_owner(self, owners: Mapping[str, frozenset[int]]) -> dict[str, tuple[float | None, float | None]]:
+        """Share the GPUs' time and memory out to jobs.
+
+        Args:
+            owners: Each job's processes.
+
+        Returns:
+            Share of the time that each job's kernels ran since the last call, and its GPU memory (GiB), both summed
+            over all visible GPUs; None where the driver does not tell.
+        """
+        per_pid = self._utilisation_by_pid()
+        found = {}
+        for name, pids in owners.items():
+            used = None if per_pid is None else sum(share for pid, share in per_pid.items() if pid in pids)
+            found[name] = used, self._own_mem_gib(pids)
+        return found
+
+    def _utilisation_by_pid(self) -> dict[int, float] | None:
+        """Share of the time that each process's kernels ran, from the driver's own samples since the last call."""
+        numbers = iter(range(len(self._devices)))
+        found = self._each("use of each process", lambda device: self._samples_of(next(numbers), device))
+        if found is None:
+            return None
+        shares: dict[int, float] = {}
+        for number, samples in enumerate(found):
+            self._sampled_us[number] = max((sample.timeStamp for sample in samples), default=self._last_us(number))
+            by_pid: dict[int, list[float]] = {}
+            for sample in samples:
+                by_pid.setdefault(int(sample.pid), []).append(sample.smUtil / 100)
+            for pid, used in by_pid.items():
+                shares[pid] = shares.get(pid, 0.0) + sum(used) / len(used)
+        return shares
+
+    def _last_us(self, number: int) -> int:
+        """The driver's time of a device's last sample that was read."""
+        return self._sampled_us.get(number, 0)
+
+    def _samples_of(self, number: int, device: Any) -> list[Any]:
+        nvml = self._nvml
+        try:
+            return list(nvml.nvmlDeviceGetProcessUtilization(device, self._last_us(number)))
+        except nvml.NVMLError as error:
+            if getattr(error, "value", None) == nvml.NVML_ERROR_NOT_FOUND:  # no process ran anything meanwhile
+                return []
+            raise
 
     def _own_mem_gib(self, pids: frozenset[int]) -> float | None:
         found = self._each("memory of each process", self._nvml.nvmlDeviceGetComputeRunningProcesses)

@@ -171,6 +171,10 @@ class VirtualGateway:
         """Cancel a job."""
         self._change("cancel", lambda: self._slurm.cancel(job_id))
 
+    def gpus_in_use(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
+        """The twin's GPUs have no numbers."""
+        return ()
+
     def job_environment(self, job_id: int) -> dict[str, str] | None:
         """Return the environment that a pending job was submitted with."""
         book = self._slurm.ledger.get(job_id)

@@ -598,8 +598,9 @@ class VirtualSlurm:
         if held:
             book.holder = "muri" if book.by in {"muri", "member"} else "admin"
         back = replace(
-            job, state=JobState.PENDING, nodes="", start_s=0.0, exit_code=0, restart_count=job.restart_count + 1,
-            begin_s=self.now_s + self.site.conf.cred_expire_s, held=held, reason=REQUEUED_HELD if held else "",
+            job, state=JobState.PENDING, nodes="", submit_s=self.now_s, start_s=0.0, exit_code=0,
+            restart_count=job.restart_count + 1, begin_s=self.now_s + self.site.conf.cred_expire_s, held=held,
+            reason=REQUEUED_HELD if held else "",
             priority=0 if held else job.priority or book.asked.priority,
         )  # fmt: skip
         self._put(back)

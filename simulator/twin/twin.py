@@ -27,6 +27,7 @@ from muri.slurm_plugin.controller.loop import run_forever
 from muri.slurm_plugin.controller.pace import Bell
 from muri.slurm_plugin.controller.surroundings import Surroundings
 from muri.slurm_plugin.gateway.base import GatewayError
+from muri.slurm_plugin.gateway.gres_conf import GresConf
 from muri.slurm_plugin.private_files import make_private_directory
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import Job
@@ -245,7 +246,7 @@ class Twin:
     @contextmanager
     def controller(self) -> Iterator[Controller]:
         """Start the controller's process."""
-        around = Surroundings(self.stop, self.time, NoAccounts(), self.token)
+        around = Surroundings(self.stop, self.time, NoAccounts(), self.token, GresConf(None))
         with open_controller(self.config, self.gateway, surroundings=around) as controller:
             yield controller
 

@@ -14,6 +14,7 @@ from muri.errors import UsageError
 from muri.policies.allocation.names import ALIASES, ORDERS, SYNERGY_NAMES
 from muri.policies.registry import PolicyInfo, describe_policies, policy_problems
 from muri.profiler.records import STAGES
+from muri.profiler.resource_usage.use import JobUse
 from muri.slurm_plugin.cli.admin import CONFIG_OPTION
 
 if TYPE_CHECKING:
@@ -266,7 +267,21 @@ def measured_lines(job: "JobStatus") -> list[str]:
         parts = zip(STAGES, job.stage_s, job.wait_s, strict=True)
         times = ", ".join(f"{stage} {held * 1e3:.1f} + {wait * 1e3:.1f}" for stage, held, wait in parts)
         lines.append(f"Milliseconds per iteration in each stage + waiting for its resource: {times}.")
+    if job.use is not None and (told := use_text(JobUse(**job.use))):
+        lines.append(f"It uses {told}.")
     return lines
+
+
+def use_text(use: JobUse) -> str:
+    """Say what a job uses; "" where nothing is known."""
+    parts = (
+        (use.cpu_cores, "{:.1f} cores"),
+        (use.mem_gib, "{:.1f} GiB"),
+        (use.disk_mib_per_s, "{:.1f} MiB/s of disks"),
+        (use.gpu_utilisation, "{:.0%} of a GPU"),
+        (use.gpu_mem_gib, "{:.1f} GiB of GPU memory"),
+    )
+    return ", ".join(form.format(value) for value, form in parts if value is not None)
 
 
 @click.command(context_settings=_CONTEXT)
@@ -280,11 +295,14 @@ def snapshot(config_file: Path | None) -> None:
     """
     from muri.slurm_plugin.controller.assemble import open_gateway, read_config
     from muri.slurm_plugin.controller.gpu_removal_file import read_gpu_removal
+    from muri.slurm_plugin.gateway.gres_conf import GresConf, default_path
     from muri.slurm_plugin.records.cluster import dump_snapshot
 
     config = read_config(config_file)
-    taken = open_gateway(config.gateway).snapshot()
-    click.echo(dump_snapshot(replace(taken, gpu_removal=read_gpu_removal(config.state_dir))), nl=False)
+    gateway = open_gateway(config.gateway)
+    taken = gateway.snapshot()
+    nodes = GresConf(default_path()).with_places(gateway, taken.nodes)
+    click.echo(dump_snapshot(replace(taken, nodes=nodes, gpu_removal=read_gpu_removal(config.state_dir))), nl=False)
 
 
 @click.command(context_settings=_CONTEXT)

@@ -40,6 +40,7 @@ class Books:
     """Counts what cycles do and settles the accounts of members that have ended.
 
     Attributes:
+        accounting: Slurm's accounts; what is asked of them is counted.
         lease_end_s: Until when the last cycle has extended the lease; 0 where it has not.
 
     Args:
@@ -65,7 +66,8 @@ class Books:
         self._calls: Calls = Counter()
         self._calls_saved: Calls = Counter()
         self._calls_before: Calls = Counter()
-        self._settlement = Settlement(journal, counted(accounting or Accounting(), self._requests), stop, clock)
+        self.accounting: Accounting = counted(accounting or Accounting(), self._requests)
+        self._settlement = Settlement(journal, self.accounting, stop, clock)
         self._actions: Counter[Labels] = Counter()
         self._phase_s: dict[str, float] = {}
         self._values: metrics.Values = {}

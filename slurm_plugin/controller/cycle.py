@@ -14,6 +14,7 @@ from muri.profiler.store import ProfileStore
 from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.controller.books import Books
 from muri.slurm_plugin.controller.gpu_removal_file import GpuRemovalFile
+from muri.slurm_plugin.controller.service_record import note_service, read_service
 from muri.slurm_plugin.controller.status import Status, notes_of, status_of
 from muri.slurm_plugin.controller.surroundings import Surroundings
 from muri.slurm_plugin.controller.user_status import report
@@ -23,11 +24,12 @@ from muri.slurm_plugin.execute.gate import close_gate
 from muri.slurm_plugin.execute.interruptible import InterruptibleGateway
 from muri.slurm_plugin.gateway.base import Gateway, GatewayError, SlurmUnreachableError
 from muri.slurm_plugin.planning.actions import Action
-from muri.slurm_plugin.planning.cycle_input import CycleInput, Knowledge, dry_run_key, served_gpu_s
+from muri.slurm_plugin.planning.cycle_input import CycleInput, Knowledge, dry_run_key
 from muri.slurm_plugin.planning.decision import Decision, decide
-from muri.slurm_plugin.planning.first_submits import noted
+from muri.slurm_plugin.planning.first_submits import first_submits
 from muri.slurm_plugin.planning.proposals import Proposals, proposed_moves
 from muri.slurm_plugin.planning.pythons import KnownPythons, MeasuredPython
+from muri.slurm_plugin.planning.service import had_before, noted, saved_gpu_s, served_gpu_s
 from muri.slurm_plugin.profile_use import (
     learn_pairs,
     log_set_aside,
@@ -50,6 +52,7 @@ from muri.slurm_plugin.records.journal import (
     PAIR,
     PYTHON,
     RELEASE_REFUSED,
+    SERVICE,
     CorruptJournalError,
     Journal,
     not_grouped_again,
@@ -109,8 +112,9 @@ def _remembered(journal: Journal, profiles: Mapping[ProfileKey, StageProfile], v
         failed_s={key: each.last_s for key, each in failures.items()},
         largest_group=_lately(journal.facts(LARGEST_GROUP), now_s, lambda size, why: (max(1, int(size)), str(why))),
         exclusions={job_id: str(why) for job_id, why in _readable(journal.facts(EXCLUSION).items(), _of_job)},
-        served_gpu_s=served_gpu_s(journal.intents()),
-        first_submit_s=noted(dict(_readable(journal.facts(FIRST_SUBMIT).items(), _time_of_job)), view),
+        served_gpu_s=served_gpu_s(noted(read_service(journal.facts(SERVICE)), view), view, journal.intents()),
+        saved_gpu_s=saved_gpu_s(view, journal.intents()),
+        first_submit_s=first_submits(dict(_readable(journal.facts(FIRST_SUBMIT).items(), _time_of_job)), view),
         gpu_mem_gib={job_id: float(gib) for job_id, gib in _readable(journal.facts(GPU_MEM).items(), _of_job)},
         refused_releases=_lately(journal.facts(RELEASE_REFUSED), now_s, str),
         pythons=KnownPythons.of(
@@ -250,6 +254,7 @@ class Controller:
         self.has_more = bool(unrepaired.actions or left.actions)
         errors += self._keep_up(decision)
         self._note_submits(decision)
+        note_service(self._journal, self.books.accounting, decision.view)
         self._tidy(decision.view)
         errors += self._extend_lease()
         view = self._view_after(decision)
@@ -321,7 +326,8 @@ class Controller:
         with self.books.phase("read"):
             snapshot = self._gateway.snapshot()
             self._read_s = snapshot.taken_s
-            snapshot = replace(snapshot, gpu_removal=self._gpu_removal.current(self._gateway, snapshot))
+            nodes = self._around.gres_conf.with_places(self._gateway, snapshot.nodes)
+            snapshot = replace(snapshot, nodes=nodes, gpu_removal=self._gpu_removal.current(self._gateway, snapshot))
         policy = self._policy_for(snapshot.limits.priority_type)
         with self.books.phase("plan"):
             return decide(cycle_input(snapshot, self._store, self._config, self._journal), policy)
@@ -366,6 +372,8 @@ class Controller:
         errors += decision.quarantine.faults
         for job_id, why in _readable(self._journal.facts(EXCLUSION).items(), _of_job):
             notes[job_id] = (*notes.get(job_id, ()), not_grouped_again(why))
+        for job_id, gpu_s in decision.preparation.cycle.knowledge.served_gpu_s.items():
+            notes[job_id] = (*notes.get(job_id, ()), had_before(gpu_s))
         for job_id, why in left.items():
             notes[job_id] = (why, *notes.get(job_id, ()))
         jobs = status_of(view, decision.plan, decision.preparation.waiting, notes)

@@ -16,10 +16,12 @@ from muri.slurm_plugin.controller.status import JobStatus, Status
 from muri.slurm_plugin.planning.decision import Decision
 from muri.slurm_plugin.planning.joins import groups_by_pilot
 from muri.slurm_plugin.records.cluster import JobState
-from muri.slurm_plugin.records.comment_reports import member_report
+from muri.slurm_plugin.records.comment_reports import member_report, node_use
 from muri.slurm_plugin.records.comment_tags import Mode
+from muri.slurm_plugin.records.host_lists import names_in
 from muri.slurm_plugin.records.journal import Intent
-from muri.slurm_plugin.records.roles import RunningGroup
+from muri.slurm_plugin.records.roles import RunningGroup, View
+from muri.units import GIB, MIB
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -76,6 +78,12 @@ METRICS: Final = (
     Metric("muri_dry_runs", "counter", "Dry runs: started, measured, failed", ("outcome",)),
     Metric("muri_left_out", "gauge", "What the last cycle left out because deciding failed on it", ("what",)),
     Metric("muri_unreadable_jobs", "gauge", "Jobs whose records cannot be read"),
+    Metric("muri_node_cpu_cores", "gauge", "Cores in use on a node with a group, by everybody", ("node",)),
+    Metric("muri_node_memory_bytes", "gauge", "Host memory in use there", ("node",)),
+    Metric("muri_node_disk_bytes_per_second", "gauge", "Read from and written to its disks", ("node",)),
+    Metric("muri_node_network_bytes_per_second", "gauge", "Sent and received by it", ("node",)),
+    Metric("muri_node_gpu_utilisation", "gauge", "Share of the time that its GPU computed", ("node", "gpu")),
+    Metric("muri_node_gpu_memory_bytes", "gauge", "GPU memory in use", ("node", "gpu")),
 )
 """All metrics, in the order of docs/metrics.md."""
 
@@ -98,7 +106,32 @@ def queue_values(decision: Decision, status: Status, intents: tuple[Intent, ...]
         "muri_group_efficiency": _efficiencies(groups, intents),
         "muri_left_out": {(kind,): float(count) for kind, count in kinds.items()},
         "muri_unreadable_jobs": {(): float(len(view.snapshot.unreadable))},
+        **_node_values(view),
     }
+
+
+def _node_values(view: View) -> dict[str, dict[Labels, float]]:
+    """What the pilot jobs' monitors last told of their first nodes; of several on a node the newest pilot counts."""
+    values: dict[str, dict[Labels, float]] = {}
+    for group in view.running_groups:
+        use, name = node_use(group.pilot.reports.speeds), min(names_in(group.pilot.nodes), default="")
+        node = view.node_index.by_name.get(name)
+        if use is None or node is None:
+            continue
+        told: list[tuple[str, Labels, float | None, float]] = [
+            ("muri_node_cpu_cores", (name,), use.cpu_cores, 1),
+            ("muri_node_memory_bytes", (name,), use.mem_gib, GIB),
+            ("muri_node_disk_bytes_per_second", (name,), use.disk_mib_per_s, MIB),
+            ("muri_node_network_bytes_per_second", (name,), use.network_mib_per_s, MIB),
+        ]
+        for number, gpu in use.gpus.items():
+            if 0 <= number < node.gpu_count:  # what a user may write into a comment must not make up labels
+                told.append(("muri_node_gpu_utilisation", (name, str(number)), gpu.utilisation, 1))
+                told.append(("muri_node_gpu_memory_bytes", (name, str(number)), gpu.mem_gib, GIB))
+        for metric, labels, value, unit in told:
+            if value is not None:
+                values.setdefault(metric, {})[labels] = float(value) * unit
+    return values
 
 
 def _efficiencies(groups: tuple[RunningGroup, ...], intents: tuple[Intent, ...]) -> dict[Labels, float]:

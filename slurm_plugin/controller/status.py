@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Final
 
@@ -13,7 +13,7 @@ from muri.files import write_atomically
 from muri.policies.types import Plan, PlanJob, sentences
 from muri.profiler.estimates import why_estimated
 from muri.slurm_plugin.records.cluster import JobState
-from muri.slurm_plugin.records.comment_reports import is_off_plan, member_report, promise_broken
+from muri.slurm_plugin.records.comment_reports import is_off_plan, job_use, member_report, promise_broken
 from muri.slurm_plugin.records.comment_tags import Planned
 from muri.slurm_plugin.records.roles import ManagedJob, Role, View
 
@@ -63,6 +63,7 @@ class JobStatus:
         discipline: The discipline in force in the group.
         reasons: Sentences for people, the last decision first.
         opportunistic: Whether it only asks for what others leave over.
+        use: What its processes use, as its pilot job's monitor last told it: fields of `JobUse`. None before.
         task: Of a job array's task how Slurm shows it, "12_3", or "12_[4-9]" for those that wait; "" for other jobs.
     """
 
@@ -92,6 +93,7 @@ class JobStatus:
     promised_speed: float | None = None
     promises_broken: tuple[int, ...] = ()
     opportunistic: bool = False
+    use: Mapping[str, float | None] | None = None
 
     @property
     def is_promise_broken(self) -> bool:
@@ -138,7 +140,7 @@ def _with_report(job: JobStatus, view: View) -> JobStatus:
     job, report = replace(job, promises_broken=broken), member_report(speeds, job.job_id)
     if report is None:
         return job
-    speed = report.speed(job.solo_iteration_s)
+    speed, use = report.speed(job.solo_iteration_s), job_use(speeds, job.job_id)
     return replace(
         job,
         measured_speed=speed,
@@ -147,6 +149,7 @@ def _with_report(job: JobStatus, view: View) -> JobStatus:
         stage_s=report.stage_s,
         wait_s=report.wait_s,
         discipline=report.discipline,
+        use=None if use is None else asdict(use),
     )
 
 

@@ -146,6 +146,10 @@ class InterruptibleGateway:
         """Cancel a job."""
         self.in_time().cancel(job_id)
 
+    def gpus_in_use(self) -> Sequence[tuple[str, tuple[int, ...]]]:
+        """Return which GPUs running jobs have: a folded host list and Slurm's indices on each of its nodes."""
+        return self.in_time().gpus_in_use()
+
     def job_environment(self, job_id: int) -> dict[str, str] | None:
         """Return the environment that a pending job was submitted with, None when it cannot be read."""
         return self.in_time().job_environment(job_id)

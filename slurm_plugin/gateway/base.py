@@ -209,6 +209,13 @@ class Gateway(Protocol):
         """Cancel a job, of an array's id all tasks; cancelling an ended one is no error."""
         ...
 
+    def gpus_in_use(self) -> Sequence[tuple[str, tuple[int, ...]]]:
+        """Return which GPUs running jobs have: a folded host list and Slurm's indices on each of its nodes.
+
+        Some releases of Slurm do not tell it in the nodes' table.
+        """
+        ...
+
     def job_environment(self, job_id: int) -> dict[str, str] | None:
         """Return the environment that a pending job was submitted with.
 

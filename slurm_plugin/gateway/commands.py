@@ -22,6 +22,7 @@ from muri.slurm_plugin.gateway.base import (
 )
 from muri.slurm_plugin.gateway.call_kinds import Calls
 from muri.slurm_plugin.gateway.gpu_removal import find_gpu_removal
+from muri.slurm_plugin.gateway.gpus_in_use import Held, read_gpus_in_use
 from muri.slurm_plugin.gateway.job_details import DetailsReader
 from muri.slurm_plugin.gateway.node_table import nodes_of_table
 from muri.slurm_plugin.gateway.queue_reader import QueueReader
@@ -229,6 +230,10 @@ class CommandGateway:
             raise
         except NoSuchJobError:
             log.debug("job %d: gone before it was cancelled", job_id)
+
+    def gpus_in_use(self) -> tuple[Held, ...]:
+        """Return which GPUs running jobs have: a folded host list and Slurm's indices on each of its nodes."""
+        return read_gpus_in_use(self._commands)
 
     def job_environment(self, job_id: int) -> dict[str, str] | None:
         """Return the environment that a pending job was submitted with, None when it cannot be read."""

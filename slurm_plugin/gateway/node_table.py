@@ -62,6 +62,7 @@ def _node(line: str, partitions: Mapping[str, tuple[str, ...]]) -> Node:
         mem_allocated_mib=int(fields.get("AllocMem", 0)),
         threads_per_core=max(1, int(fields.get("ThreadsPerCore", 1))),
         features=tuple(_listed(fields.get("AvailableFeatures", ""))),
+        gpus_in_use=text_fields.indices_in(fields.get("GresUsed", "")),
     )
 
 

@@ -23,6 +23,7 @@ from muri.slurm_plugin.gateway.base import (
 )
 from muri.slurm_plugin.gateway.call_kinds import CHANGE, JOB, JOBS, NODES, RESERVATIONS, Calls
 from muri.slurm_plugin.gateway.gpu_removal import find_gpu_removal
+from muri.slurm_plugin.gateway.gpus_in_use import Held, read_gpus_in_use
 from muri.slurm_plugin.gateway.job_details import DetailsReader, untold
 from muri.slurm_plugin.gateway.node_table import nodes_of_table
 from muri.slurm_plugin.gateway.pyslurm_records import change_fields, has_request, job_record
@@ -340,6 +341,10 @@ class PyslurmGateway:
         self.slurm_calls[JOB] += 1
         with self._slurm(f"read job {job_id}"):
             return job_record(self._pyslurm.Job.load(job_id), time.time()).state
+
+    def gpus_in_use(self) -> tuple[Held, ...]:
+        """Return which GPUs running jobs have: a folded host list and Slurm's indices on each of its nodes."""
+        return read_gpus_in_use(self._commands)
 
     def job_environment(self, job_id: int) -> dict[str, str] | None:
         """Return the environment that a pending job was submitted with, None when it cannot be read."""

@@ -226,3 +226,20 @@ def license_text(text: str) -> str:
 def first_partition(text: str | None) -> str:
     """The first of the partitions that a job asked for."""
     return (text or "").split(",")[0]
+
+
+_MOST_DEVICES: Final = 64
+
+
+def indices_in(gres_used: str) -> tuple[int, ...]:
+    """Return the indices of the GPUs in use, of a node's GresUsed such as "gpu:a100:2(IDX:0,3),muri:1".
+
+    Slurm shows them for GPUs with files; "N/A" stands for none.
+    """
+    found: set[int] = set()
+    for listed in re.findall(r"(?:^|,)gpu(?::[^,():]+)*(?::\d+)?\(IDX:([0-9,-]+)\)", gres_used):
+        for part in listed.split(","):
+            first, _, last = part.partition("-")
+            if first.isdecimal() and (not last or last.isdecimal()):
+                found.update(range(int(first), min(int(last or first), int(first) + _MOST_DEVICES) + 1))
+    return tuple(sorted(found))

@@ -4,10 +4,11 @@ import os
 from typing import Any, Final
 
 from muri.profiler.records import STAGES
+from muri.profiler.resource_usage.use import Use
 from muri.slurm_plugin.gateway.commands import CommandGateway
 from muri.slurm_plugin.private_files import ROOT_UID
 from muri.slurm_plugin.records.cluster import JobState
-from muri.slurm_plugin.records.comment_reports import MemberReport, member_report, promise_broken
+from muri.slurm_plugin.records.comment_reports import MemberReport, job_use, member_report, node_use, promise_broken
 from muri.slurm_plugin.records.comment_tags import Planned
 from muri.slurm_plugin.records.roles import ManagedJob, Role, View, view_of
 
@@ -43,7 +44,17 @@ def _group(pilot: ManagedJob, view: View) -> dict[str, Any]:
         "discipline": disciplines[0] if disciplines else "plain" if pilot.mode == "plain" else "no speeds yet",
         "total_speed": sum(speeds) if speeds else None,
         "members": members,
+        **_use(pilot, own),
     }
+
+
+def _use(pilot: ManagedJob, members: list[ManagedJob]) -> dict[str, Any]:
+    """What the pilot job's monitor has told of its node, in the form of `Use.to_dict`; {} for nothing."""
+    node = node_use(pilot.reports.speeds)
+    if node is None:
+        return {}
+    found = {str(job.job_id): use for job in members if (use := job_use(pilot.reports.speeds, job.job_id)) is not None}
+    return {"use": Use(node, found).to_dict()}
 
 
 def _member(job: ManagedJob, report: MemberReport | None, *, broken: bool) -> dict[str, Any]:

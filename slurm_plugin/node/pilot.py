@@ -30,6 +30,7 @@ from muri.run_dir import default_run_dir, make_run_dir
 from muri.slurm_plugin.gateway.base import GatewayError
 from muri.slurm_plugin.node.group_reports import GroupReports
 from muri.slurm_plugin.node.member_watch import MemberWatch
+from muri.slurm_plugin.node.node_monitor import NodeMonitor
 from muri.slurm_plugin.node.slurm_calls import state_of
 from muri.utc import log_handler
 
@@ -39,7 +40,7 @@ _TICK_S = 0.25
 
 _RUNTIME_GRACE_S = 20.0
 
-_PILOT_FILE = re.compile(r"host-([0-9]{1,10})\.(?:json|log|trace\.json)")
+_PILOT_FILE = re.compile(r"host-([0-9]{1,10})\.(?:json|use\.json|log|trace\.json)")
 
 _KEEP_STATUS_S = 30.0
 
@@ -66,14 +67,20 @@ class PilotWatch:
     """Watches one runtime and its members."""
 
     def __init__(
-        self, group: GroupSpec, status: Path, runtime: "subprocess.Popen[bytes]", clock: Clock = MACHINE_CLOCK
+        self,
+        group: GroupSpec,
+        status: Path,
+        runtime: "subprocess.Popen[bytes]",
+        clock: Clock = MACHINE_CLOCK,
+        monitor: NodeMonitor | None = None,
     ) -> None:
-        """Bind the watch to a started runtime."""
+        """Bind the watch to a started runtime; `monitor` tells what the node is used for."""
         pilot = int(os.environ["SLURM_JOB_ID"])
         self._clock = clock
         self._group = group
         self._status = status
         self._runtime = runtime
+        self._monitor = monitor
         self._members = MemberWatch(pilot, group, clock)
         self._reports = GroupReports(pilot, group.telemetry_s, clock)
         self._ended_by_slurm = False
@@ -120,6 +127,8 @@ class PilotWatch:
             status = None
         if not isinstance(status, dict):
             status = {}
+        if self._monitor is not None and self._monitor.latest is not None:
+            status["use"] = self._monitor.latest
         return status if isinstance(status.get("members"), dict) else {**status, "members": {}}
 
     def _tell_runtime(self) -> None:
@@ -152,12 +161,15 @@ def main(text: str) -> None:
     logging.basicConfig(level=logging.INFO, handlers=[log_handler()], force=True)
     log.info("pilot job %s for members %s", job_id, ",".join(group.ids))
     command = runtime_command(group, run_dir, status)
-    watch = PilotWatch(group, status, start(command, group))
+    monitor = NodeMonitor(status)
+    watch = PilotWatch(group, status, start(command, group), monitor=monitor)
+    monitor.start()
     # scancel and the time limit end the pilot: the runtime must not outlive it.
     signal.signal(signal.SIGTERM, lambda *_: watch.end_early())
     code = watch.watch()
     log.info("pilot job %s ends with code %d", job_id, code)
     status.unlink(missing_ok=True)
+    monitor.close()
     sys.exit(code)
 
 
@@ -191,7 +203,8 @@ def _has_served(path: Path, now_s: float) -> bool:
     A runtime that lives replaces its status every second, so Slurm need not be asked about its pilot job.
     """
     with contextlib.suppress(FileNotFoundError):
-        return now_s - path.lstat().st_mtime > (_KEEP_STATUS_S if path.suffixes == [".json"] else _KEEP_LOGS_S)
+        kept = path.suffixes not in ([".json"], [".use", ".json"])
+        return now_s - path.lstat().st_mtime > (_KEEP_LOGS_S if kept else _KEEP_STATUS_S)
     return False
 
 

@@ -8,7 +8,7 @@ from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.planning.model_traits import KnownTraits
 from muri.slurm_plugin.planning.pythons import KnownPythons
 from muri.slurm_plugin.records.cluster import Node
-from muri.slurm_plugin.records.journal import PREEMPT, Intent
+from muri.slurm_plugin.records.journal import Intent
 from muri.slurm_plugin.records.node_index import NodeIndex
 from muri.slurm_plugin.records.roles import ManagedJob, View, profile_key
 
@@ -27,7 +27,8 @@ class Knowledge:
         failed_s: When the last of them did, seconds since the epoch, by key text.
         exclusions: Why a job must not be grouped again, by job id.
         largest_group: How large a group Slurm lately had room for, and why no larger, by job id.
-        served_gpu_s: GPU-seconds that a job had before it was stopped, by job id.
+        served_gpu_s: GPU-seconds that a job had in earlier runs, by job id.
+        saved_gpu_s: Those of them that a checkpoint has kept, by job id.
         first_submit_s: When jobs that have run were submitted at first, seconds since the epoch, by job id.
         traits: What is stored of models beyond their stage profiles.
         gpu_mem_gib: GPU memory that jobs ask for since they ran out of it, by job id.
@@ -45,6 +46,7 @@ class Knowledge:
     exclusions: Mapping[int, str] = field(default_factory=dict)
     largest_group: Mapping[int, tuple[int, str]] = field(default_factory=dict)
     served_gpu_s: Mapping[int, float] = field(default_factory=dict)
+    saved_gpu_s: Mapping[int, float] = field(default_factory=dict)
     first_submit_s: Mapping[int, float] = field(default_factory=dict)
     traits: KnownTraits = field(default_factory=KnownTraits)
     gpu_mem_gib: Mapping[int, float] = field(default_factory=dict)
@@ -133,13 +135,3 @@ def dry_run_key(intent: Intent, view: View) -> ProfileKey:
     jobs = (view.jobs.get(int(intent.payload["job_id"])), view.jobs.get(intent.submitted_job or 0))
     owner = next((job.user for job in jobs if job is not None), "")
     return ProfileKey(**{"user": owner, **key})
-
-
-def served_gpu_s(intents: tuple[Intent, ...]) -> dict[int, float]:
-    """Return the GPU-seconds that jobs had before the controller stopped them, by job id."""
-    served: dict[int, float] = {}
-    for intent in intents:
-        if intent.kind == PREEMPT and intent.state != "abandoned":
-            job_id = int(intent.payload["job_id"])
-            served[job_id] = served.get(job_id, 0.0) + float(intent.payload["served_gpu_s"])
-    return served

@@ -12,7 +12,7 @@ from muri.slurm_plugin.records.roles import ManagedJob, Role, View
 _MURIS = (Role.CANDIDATE, Role.USER_HELD, Role.NOT_OURS, Role.MEMBER, Role.RELEASED)
 
 
-def noted(known: Mapping[int, float], view: View) -> dict[int, float]:
+def first_submits(known: Mapping[int, float], view: View) -> dict[int, float]:
     """Return the first submit times of Muri's jobs that run or ran before, seconds since the epoch, by job id.
 
     Args:

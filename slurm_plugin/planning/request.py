@@ -236,8 +236,8 @@ def plan_job(known: KnownJob, partition: str, cycle: CycleInput, limits: GroupLi
     """
     job, key = known.job, known.key
     profile, alone, largest = sharing(known, cycle, limits)
-    served_gpu_s = cycle.knowledge.served_gpu_s.get(job.job_id, 0.0)
-    duration_s, served_s = job.request.duration_s, served_gpu_s / max(1, job.gpu_count)
+    duration_s = job.request.duration_s
+    saved_s = cycle.knowledge.saved_gpu_s.get(job.job_id, 0.0) / max(1, job.gpu_count)
     sensitivity = cycle.knowledge.traits.sensitivity(key, _mem_gib_per_gpu(job))
     return PlanJob(
         job_id=job.job_id,
@@ -247,8 +247,8 @@ def plan_job(known: KnownJob, partition: str, cycle: CycleInput, limits: GroupLi
         submit_s=cycle.knowledge.first_submit_s.get(job.job_id, job.submit_s),
         waiting_since_s=job.submit_s if job.restart_count else None,
         profile=profile,
-        remaining_s=None if duration_s is None else max(1.0, duration_s - served_s),
-        attained_gpu_s=served_gpu_s,
+        remaining_s=None if duration_s is None else max(1.0, duration_s - saved_s),
+        attained_gpu_s=cycle.knowledge.served_gpu_s.get(job.job_id, 0.0),
         groupable=not alone,
         alone_reason=alone,
         node_count=1 if alone and job.gpu_count % max(1, job.node_count) else max(1, job.node_count),
@@ -534,4 +534,14 @@ def _free_node(node: Node, partitions: tuple[str, ...], free: _Free, config: Con
         mem_gib=node.mem_mib / MIB_PER_GIB,
         free_cpus=float(max(free.cpus, 0)),
         free_mem_gib=max(free.mem_mib, 0) / MIB_PER_GIB,
+        islands=_free_islands(node, free.gpus),
+        topology=node.gpu_islands,
+        in_order=True,
     )
+
+
+def _free_islands(node: Node, free_gpus: int) -> tuple[tuple[int, ...], ...]:
+    """The free GPUs of a node by island; () where these are not known, or Slurm will give some of them to others."""
+    islands = [tuple(gpu for gpu in island if gpu not in node.gpus_in_use) for island in node.gpu_islands]
+    known = len(node.gpus_in_use) == node.gpus_allocated and sum(map(len, islands)) == free_gpus
+    return tuple(island for island in islands if island) if known else ()

@@ -207,6 +207,9 @@ class Node:
         mem_allocated_mib: Memory given out.
         threads_per_core: CPUs of one core, which jobs usually get together.
         features: Features that --constraint may ask for.
+        gpus_in_use: Slurm's indices of the GPUs given out; () where it does not show them.
+        gpu_islands: Indices of all its GPUs by island; () while unknown. Gateways leave it open; the controller, which
+            reads gres.conf, fills it in.
     """
 
     name: str
@@ -222,6 +225,8 @@ class Node:
     mem_allocated_mib: int = 0
     threads_per_core: int = 1
     features: tuple[str, ...] = ()
+    gpus_in_use: tuple[int, ...] = ()
+    gpu_islands: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

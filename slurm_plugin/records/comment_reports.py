@@ -6,13 +6,14 @@ GPU memory.
 
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Final
 
 from muri.policies.horus.cost import MAX_RAISES
 from muri.profiler import figures
 from muri.profiler.dryrun.messages import DryRunResult
 from muri.profiler.records import STAGES, ProfileKey, StageProfile
+from muri.profiler.resource_usage.use import JobUse, NodeUse, OneGpu
 from muri.profiler.sensitivity.bisection import CpuSensitivity, Point, monotone
 from muri.slurm_plugin.records import comment_tags as tags
 
@@ -51,11 +52,20 @@ _BROKEN: Final = "b"
 
 _STEADY: Final = "c"
 
+_USE: Final = "u"
+
+_NODE: Final = "n"
+
+_GPUS: Final = "g"
+
 FAULT_PREFIX: Final = "muri-fault:"
 
 _PATH: Final = re.compile(r"/[^\x00-\x1f\x7f\ud800-\udfff]{1,1000}")
 
 _JOB_ID: Final = re.compile("[0-9]{1,10}")
+
+_MOST: Final = 1e7
+"""No node uses more of anything: cores, GiB, MiB per second."""
 
 _LONGEST_CAUSE: Final = 200
 """Characters; the whole comment must stay within `MOST_BYTES`."""
@@ -201,7 +211,10 @@ def speeds_token(status: Mapping[str, Any], steady: Collection[str] = ()) -> str
     report = about | {job_id: _figures(member) for job_id, member in members.items()}
     if status.get("discipline"):
         report[_DISCIPLINE] = status["discipline"]
-    token = tags.SPEED_PREFIX + tags.format_json(report)
+    use = use_figures(status.get("use"))
+    token = tags.SPEED_PREFIX + tags.format_json(report | ({_USE: use} if use else {}))
+    if len(token) > MOST_BYTES:
+        token = tags.SPEED_PREFIX + tags.format_json(report)
     if len(token) > MOST_BYTES:
         report = about | {job_id: _short(time_s) for job_id, time_s in times_s.items()}
         token = tags.SPEED_PREFIX + tags.format_json(report)
@@ -242,6 +255,68 @@ def _ids(report: Mapping[str, Any] | None, name: str) -> tuple[int, ...]:
 def _iteration_s(member: Mapping[str, Any]) -> float:
     rate = member.get("iterations_per_s")
     return 1 / rate if rate else float(member.get("iteration_s") or 0.0)
+
+
+def use_figures(use: Any) -> dict[str, Any]:
+    """Return what a pilot's monitor has found, as short as it can be; {} for nothing.
+
+    Args:
+        use: `Use.to_dict` of `muri.profiler.resource_usage.use`.
+    """
+    if not isinstance(use, Mapping):
+        return {}
+    gpus = {number: [_brief(value) for value in gpu.values()] for number, gpu in use["node"]["gpus"].items()}
+    node = [_brief(value) for name, value in use["node"].items() if name != "gpus"]
+    jobs = {name: [_brief(value) for value in job.values()] for name, job in use["jobs"].items()}
+    return {_NODE: node, _GPUS: gpus, **jobs}
+
+
+def node_use(report: Mapping[str, Any] | None) -> NodeUse | None:
+    """Return what a pilot's report says of its first node; None where it says nothing, or what cannot be true.
+
+    The pilot's user may have written anything into its comment.
+    """
+    use = _use_in(report)
+    gpus = use.get(_GPUS)
+    try:
+        found = {int(number): OneGpu(*values) for number, values in gpus.items()} if isinstance(gpus, Mapping) else {}
+        cores, count, mem_gib, disk, network = use[_NODE]
+        node = NodeUse(cores, count, mem_gib, disk, network, found)
+    except (KeyError, TypeError, ValueError):
+        return None
+    values = [*_values_of(node), *(value for gpu in found.values() for value in _values_of(gpu))]
+    shares = (gpu.utilisation or 0 for gpu in found.values())
+    return node if all(map(_is_figure, values)) and all(share <= 1 for share in shares) else None
+
+
+def job_use(report: Mapping[str, Any] | None, job_id: int) -> JobUse | None:
+    """Return what a pilot's report says of a member's use; as `node_use`."""
+    try:
+        job = JobUse(*_use_in(report)[str(job_id)])
+    except (KeyError, TypeError):
+        return None
+    return job if all(map(_is_figure, _values_of(job))) else None
+
+
+def _use_in(report: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    use = None if report is None else report.get(_USE)
+    return use if isinstance(use, Mapping) else {}
+
+
+def _values_of(use: NodeUse | JobUse | OneGpu) -> list[Any]:
+    return [value for each in fields(use) if each.name != "gpus" and (value := getattr(use, each.name)) is not None]
+
+
+def _is_figure(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= _MOST
+
+
+def _brief(value: float | None) -> float | None:
+    """Three digits say enough of use."""
+    if value is None:
+        return None
+    short = float(f"{value:.3g}")
+    return int(short) if short == int(short) else short
 
 
 def _short(seconds: float) -> float:

@@ -77,6 +77,9 @@ FIRST_SUBMIT: Final = "first-submit"
 GROUP_RUN: Final = "group-run"
 """Name of the facts that hold who ran beside whom until the members' reports are written, by pilot job."""
 
+SERVICE: Final = "service"
+"""Name of the facts that hold when the runs of a job began and ended (`planning.service.Service`), by job id."""
+
 COUNTERS: Final = "counters"
 """Name of the facts that hold the metrics' counters, by metric."""
 

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 NVML_ERROR_INVALID_ARGUMENT = 2
 NVML_ERROR_NOT_SUPPORTED = 3
 NVML_ERROR_NO_PERMISSION = 4
+NVML_ERROR_NOT_FOUND = 6
 NVML_ERROR_DRIVER_NOT_LOADED = 9
 NVML_ERROR_LIBRARY_NOT_FOUND = 12
 NVML_ERROR_LIB_RM_VERSION_MISMATCH = 18
@@ -27,6 +28,8 @@ class Device:
     used_mib: int = 1024
     processes: dict = field(default_factory=dict)
     pcie_kib: int = 1024
+    minor: int = 0
+    samples: list = field(default_factory=list)
     refuses: dict = field(default_factory=dict)
 
     def answer(self, what, value):
@@ -44,6 +47,7 @@ class FakeNvml:
     NVML_ERROR_INVALID_ARGUMENT = NVML_ERROR_INVALID_ARGUMENT
     NVML_ERROR_NOT_SUPPORTED = NVML_ERROR_NOT_SUPPORTED
     NVML_ERROR_NO_PERMISSION = NVML_ERROR_NO_PERMISSION
+    NVML_ERROR_NOT_FOUND = NVML_ERROR_NOT_FOUND
     NVML_ERROR_DRIVER_NOT_LOADED = NVML_ERROR_DRIVER_NOT_LOADED
     NVML_ERROR_LIBRARY_NOT_FOUND = NVML_ERROR_LIBRARY_NOT_FOUND
     NVML_ERROR_LIB_RM_VERSION_MISMATCH = NVML_ERROR_LIB_RM_VERSION_MISMATCH
@@ -89,3 +93,13 @@ class FakeNvml:
     def nvmlDeviceGetPcieThroughput(self, device, counter):
         assert counter in {0, 1}
         return device.answer("pcie", device.pcie_kib)
+
+    def nvmlDeviceGetMinorNumber(self, device):
+        return device.answer("minor", device.minor)
+
+    def nvmlDeviceGetProcessUtilization(self, device, since_us):
+        """The samples (time in µs, process, percent) after a time; NVML has an error where there are none."""
+        found = [SimpleNamespace(timeStamp=at, pid=pid, smUtil=sm) for at, pid, sm in device.samples if at > since_us]
+        if not found:
+            raise NVMLError(device.refuses.get("samples", NVML_ERROR_NOT_FOUND))
+        return found

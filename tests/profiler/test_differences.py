@@ -49,7 +49,7 @@ def observed(stage_s, *, count=7, every_s=100.0, job_id=1, per_observation=50, b
 )
 def test_the_stage_that_differs_most_decides(stage_s, stage, drifted, right):
     drift = find_drift(PROFILE, observed(stage_s), RULE)
-    assert (drift.stage, drift.drifted, drift.right) == (stage, drifted, right)
+    assert (drift.what, drift.drifted, drift.right) == (stage, drifted, right)
 
 
 def test_jobs_measure_what_a_stage_owns_and_the_iteration():
@@ -138,3 +138,25 @@ def test_a_job_is_observed_ten_times_in_a_window():
     assert not is_due([recent], 1, at, RULE)
     assert is_due([older], 1, at, RULE)
     assert is_due([recent], 2, at, RULE)
+
+
+@pytest.mark.parametrize(
+    ("held_gib", "what", "drifted", "right"),
+    [
+        ([9.0] * 7, "load", False, True),  # the context's part
+        ([10.2] * 7, "GPU memory", False, False),
+        ([11.0] * 7, "GPU memory", True, False),
+        ([2.0] * 7, "load", False, True),  # less than the peak says nothing
+        ([None] * 5 + [20.0] * 2, "load", False, True),
+        ([1.0] * 4 + [30.0] * 3, "load", False, True),
+    ],
+)
+def test_gpu_memory_that_grows_past_the_profile_is_drift(held_gib, what, drifted, right):
+    profile = replace(PROFILE, gpu_mem_gib=8.0)
+    seen = [
+        replace(each, gpu_mem_gib=gib) for each, gib in zip(observed((0.1, 0.05, 0.3, 0.001)), held_gib, strict=True)
+    ]
+    found = find_drift(profile, seen, RULE)
+    assert (found.what, found.drifted, found.right) == (what, drifted, right)
+    if drifted:
+        assert str(found) == "GPU memory was 11.0 GiB instead of 8.0 GiB over 300 iterations"

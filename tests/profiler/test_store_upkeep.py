@@ -58,7 +58,8 @@ def store(path):
 
 
 def observation(number, job_id=7):
-    return Observation(f"2026-11-21T20:00:{number % 60:02d}+00:00", job_id, number, (0.1, 0.2, 0.3, 0.0))
+    held_gib = 1.5 if number % 2 else None
+    return Observation(f"2026-11-21T20:00:{number % 60:02d}+00:00", job_id, number, (0.1, 0.2, 0.3, 0.0), held_gib)
 
 
 def test_a_store_of_format_1_keeps_its_profiles(path):

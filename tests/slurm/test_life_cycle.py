@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import time
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -251,3 +252,27 @@ def test_a_member_that_stops_after_a_drain_goes_on_as_a_plain_job(muri):
     assert sorted(each for done in passes for each in done["restored"]) == [job]
     assert "muri-state" not in muri.driver.job(job)["AdminComment"]
     assert_resumed_once(muri, job, "f.curve", 30)
+
+
+def test_runs_that_slurm_ended_itself_count_as_service(muri):
+    """2D-LAS: a member whose group's GPUs an administrator took away has had its time, and newer jobs come first."""
+    muri.configure(policy="muri-l", grouping={"max_group_size": 2})
+    first, partner = (muri.submit(kind, iterations=4000) for kind in ("load", "propagate"))
+    muri.cycle()
+    muri.wait_grouped(first, partner)
+    muri.cycle()
+    begun_s = time.monotonic()
+    muri.driver.wait_until(lambda: time.monotonic() > begun_s + 4, "some service")
+    (host,) = muri.hosts()
+    muri.driver.run("scancel", str(host), user="root")
+    for job in (first, partner):
+        muri.driver.wait_state(job, "PENDING")
+    later = muri.submit("preprocess", "--muri=model=preprocess,batch-size=8,duration=400s,alone=1", iterations=4000)
+    with muri.controller():
+        muri.driver.wait_state(later, "RUNNING")
+    muri.cycle()
+    told = {job: " ".join(muri.queue()[job]["reasons"]) for job in (first, partner, later)}
+    assert "earlier runs have had" in told[first]
+    assert "earlier runs have had" in told[partner]
+    assert "earlier runs have had" not in told[later]
+    muri.driver.run("scancel", str(first), str(partner), str(later), user="root")

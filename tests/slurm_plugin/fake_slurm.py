@@ -234,10 +234,22 @@ class FakeSlurm:
             raise NoSuchJobError(f"job {job_id}: Job/step already completing or completed")
         runs = job.restart_count + (job.state is JobState.RUNNING)
         begin_s = self.now_s + CRED_EXPIRE_S if job.state is JobState.RUNNING else job.begin_s
-        self._update(job_id, state=JobState.PENDING, nodes="", start_s=0.0, restart_count=runs, begin_s=begin_s)
+        submit_s = self.now_s if job.state is JobState.RUNNING else job.submit_s  # as Slurm does
+        self._update(
+            job_id,
+            state=JobState.PENDING,
+            nodes="",
+            start_s=0.0,
+            restart_count=runs,
+            begin_s=begin_s,
+            submit_s=submit_s,
+        )
 
     def cancel(self, job_id: int) -> None:
         self._called("cancel", lambda: self.end(job_id, JobState.CANCELLED))
+
+    def gpus_in_use(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
+        return ()
 
     def job_environment(self, job_id: int) -> dict[str, str] | None:
         return {"PATH": "/bin", "HOME": "/home/alice", "SLURM_JOB_ID": str(job_id)}

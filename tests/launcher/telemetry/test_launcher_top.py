@@ -82,6 +82,52 @@ def test_four_members_fit_80_columns() -> None:
     assert "storage 50% 101" in text
 
 
+USE = {
+    "node": {"cpu_cores": 12.34, "cpu_count": 64, "mem_gib": 123.4, "disk_mib_per_s": 99999.0, "network_mib_per_s": 1.0,
+             "gpus": {"0": {"utilisation": 0.74, "mem_gib": 60.0}}},
+    "jobs": {"10000000": {"cpu_cores": 1.2, "mem_gib": 3.4, "disk_mib_per_s": 12.0, "gpu_utilisation": 0.25,
+                          "gpu_mem_gib": 8.1}},
+}  # fmt: skip
+
+
+def test_use_of_members_and_node_fits_80_columns() -> None:
+    members = {name: member() for name in ("10000000", "10000001")}
+    text = shown(GroupView(Path("s"), status(**members) | {"use": USE}, 0.5))
+    assert max(map(len, text.splitlines())) <= 80
+    rows = {
+        line.split()[0]: line.split()[1:] for line in text.splitlines() if line.strip()
+    }  # the lower table comes last
+    assert rows["10000000"] == ["1.2", "3.4", "12.0", "-", "25%", "8.1"]
+    assert rows["10000001"] == ["-"] * 6
+    assert rows["node"] == ["12.3/64", "123", "99999", "1.0", "74%", "60.0"]
+
+
+def test_each_of_several_gpus_has_a_row_and_without_one_there_is_a_dash() -> None:
+    gpu = {"utilisation": None, "mem_gib": 1.0}
+    node = {**USE["node"], "gpus": {"0": gpu, "1": gpu}}
+    text = shown(GroupView(Path("s"), status() | {"use": {"node": node, "jobs": {}}}, 0.5))
+    assert text.count("gpu 1") == 1
+    without = shown(GroupView(Path("s"), status() | {"use": {"node": {**node, "gpus": {}}, "jobs": {}}}, 0.5))
+    assert next(line for line in without.splitlines() if line.startswith("node")).split()[-2:] == ["-", "-"]
+
+
+@pytest.mark.parametrize("use", [3, {"node": 3}, {"node": {"gpus": {"0": 1}, "cpu_count": "x"}, "jobs": []}])
+def test_a_damaged_file_of_use_hides_no_group(use: Any) -> None:
+    assert "101" in shown(GroupView(Path("s"), status(**{"101": member()}) | {"use": use}, 0.5))
+
+
+def test_use_is_read_beside_the_status_unless_it_is_old(tmp_path: Path) -> None:
+    path = tmp_path / "host-7.json"
+    path.write_text(json.dumps(status()))
+    now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    (tmp_path / "host-7.use.json").write_text(json.dumps({"updated": now, **USE}))
+    assert read_group(path).status["use"]["node"]["cpu_count"] == 64
+    (tmp_path / "host-7.use.json").write_text(json.dumps({"updated": "2020-01-01T00:00:00Z", **USE}))
+    assert "use" not in read_group(path).status
+    (tmp_path / "host-7.use.json").write_text("{")
+    assert "use" not in read_group(path).status
+
+
 def test_promise_is_shown_beside_what_was_measured() -> None:
     members = {"1": member(promised_speed=0.8, promise_broken=True), "2": member(promised_speed=0.5), "3": member()}
     lines = {line.split()[0]: line for line in shown(GroupView(Path("s"), status(**members), 0)).splitlines() if line}

@@ -1,6 +1,7 @@
 """Which GPUs are given out: best fit, close together, idle nodes for what is larger than one."""
 
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -127,3 +128,63 @@ def test_equal_shares_of_several_nodes():
     assert gpus.take("main", 4, node_count=2) == (NodeShare("a", 2), NodeShare("c", 2))
     assert gpus.take("main", 4, node_count=2) is None
     assert gpus.take("main", 4) == (NodeShare("b", 4),)
+
+
+SQUARE = ((0, 1), (2, 3))
+
+
+def halves(name: str, *free: tuple[int, ...]):
+    """A node of two islands, with these GPUs free."""
+    return make_node(name, sum(map(len, free)), gpu_count=4, islands=free, topology=SQUARE)
+
+
+def test_of_nodes_that_are_equal_else_one_whose_free_gpus_are_an_island_comes_first():
+    gpus = FreeGpus([halves("a", (0,), (2,)), halves("b", (2, 3))])
+    assert gpus.take("main", 2) == (NodeShare("b", 2, (2, 3)),)
+    assert gpus.take("main", 2) == (NodeShare("a", 2, (0, 2)),)
+
+
+def test_a_single_gpu_is_taken_where_it_breaks_no_island():
+    gpus = FreeGpus([halves("a", (0, 1)), halves("b", (0,), (2,))])
+    assert gpus.take("main", 1) == (NodeShare("b", 1, (0,)),)
+
+
+def test_a_fuller_node_still_goes_before_an_island():
+    gpus = FreeGpus([halves("a", (0,), (2, 3)), halves("b", (0,), (2,))])
+    assert gpus.take("main", 2) == (NodeShare("b", 2, (0, 2)),)
+
+
+def test_where_the_free_gpus_are_not_known_a_node_with_an_island_comes_first():
+    unknown = make_node("a", 2, gpu_count=4, topology=SQUARE)
+    assert FreeGpus([unknown, halves("b", (0, 1))]).take("main", 2) == (NodeShare("b", 2, (0, 1)),)
+
+
+def test_a_job_on_several_nodes_gets_islands_of_them():
+    nodes = [halves("a", (0,), (2,)), halves("b", (2, 3)), halves("c", (0, 1))]
+    assert [share.node for share in FreeGpus(nodes).take("main", 4, node_count=2)] == ["b", "c"]
+
+
+@given(st.integers(0, 10_000))
+def test_islands_never_change_how_many_jobs_fit(seed):
+    rng = random.Random(seed)
+    nodes = [
+        halves(f"n{index}", *filter(None, (tuple(gpu for gpu in half if rng.random() < 0.6) for half in SQUARE)))
+        for index in range(rng.randint(1, 6))
+    ]
+    gpus = FreeGpus(nodes)
+    counted = gpus.copy()
+    for _ in range(12):
+        size = rng.randint(1, 3)
+        taken = gpus.take("main", size)
+        assert (taken is None) == (counted.take("main", size) is None)
+        assert taken is None or len(taken[0].gpu_ids) == size
+
+
+def test_where_slurm_gives_gpus_in_order_the_node_counts_on_which_that_gives_an_island():
+    """On the first node it would give 1 and 2, although 2 and 3 are free, too."""
+    nodes = [
+        replace(halves(name, *free), in_order=True) for name, free in (("a", ((1,), (2, 3))), ("b", ((0, 1), (2,))))
+    ]
+    gpus = FreeGpus(nodes)
+    assert gpus.take("main", 2) == (NodeShare("b", 2, (0, 1)),)
+    assert gpus.take("main", 2) == (NodeShare("a", 2, (1, 2)),)

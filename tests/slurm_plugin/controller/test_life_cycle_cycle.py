@@ -7,7 +7,7 @@ from fake_slurm import FakeSlurm, Killed, make_job, make_node
 
 from muri.policies.types import Group, NodeShare, Plan, PlanJob, PlanRequest, Running, Solo, Waiting
 from muri.slurm_plugin.execute.gate import stop
-from muri.slurm_plugin.planning.running import settle, why_not_preemptible
+from muri.slurm_plugin.planning.running import settle, why_not_preemptible, with_running
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import JobState
 from muri.slurm_plugin.records.roles import Role, read_job
@@ -70,6 +70,27 @@ def test_a_job_that_was_stopped_keeps_the_service_that_it_had(make_controller):
         controller.cycle()
         (waiting,) = (each for each in controller.decision().preparation.request.jobs if each.job_id == 1)
     assert (waiting.attained_gpu_s, waiting.remaining_s) == (500.0, 99_500.0)
+
+
+def test_runs_that_slurm_itself_ended_count_as_service_but_not_as_done(make_controller):
+    slurm = FakeSlurm([job(1, 100_000)], [make_node("n1", gpu_count=1)])
+    las = {"policy": "las", "grouping": ALONE}
+    with make_controller(slurm, **las) as controller:
+        controller.cycle()
+        slurm.tick()
+        controller.cycle()
+    begun_s = slurm.jobs[1].start_s
+    slurm.now_s = begun_s + 700.0
+    slurm._requeue(1)
+    slurm.tick(130.0)  # Slurm lets a requeued job wait for a while
+    assert (slurm.jobs[1].state, slurm.jobs[1].restart_count) == (JobState.RUNNING, 1)
+    slurm.tick(30.0)
+    with make_controller(slurm, **las) as controller:  # another process: what it knows stands in the journal
+        status = controller.cycle()
+        (unit,) = with_running(controller.decision().preparation).running
+    ran_s = slurm.now_s - slurm.jobs[1].start_s
+    assert (unit.members[0].attained_gpu_s, unit.members[0].remaining_s) == (700.0 + ran_s, 100_000.0 - ran_s)
+    assert "earlier runs have had 11.7 GPU minutes" in status.jobs[0].reasons
 
 
 @pytest.mark.parametrize(("checkpoint", "registered"), [(False, True), (True, False)])

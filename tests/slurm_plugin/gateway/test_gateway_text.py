@@ -134,3 +134,17 @@ def test_a_reason_reads_the_same_from_every_interface(text: str) -> None:
 )
 def test_waiting_tasks_of_an_array(text: str, tasks: str) -> None:
     assert text_fields.waiting_tasks(text) == tasks
+
+
+@pytest.mark.parametrize(
+    ("text", "indices"),
+    [
+        ("gpu:2(IDX:0-1),muri:0", (0, 1)),
+        ("gpu:a100:1(IDX:0),gpu:v100:2(IDX:2,5)", (0, 2, 5)),
+        ("gpu:tesla:0(IDX:N/A),muri:3", ()),
+        ("gpu:2", ()),
+        ("", ()),
+    ],
+)
+def test_indices_in_use(text, indices):
+    assert text_fields.indices_in(text) == indices

@@ -90,3 +90,30 @@ def test_a_node_whose_memory_slurm_was_not_told_limits_nothing():
     view = view_of(Snapshot(1.0, "c", "26.05", (), (make_node("n1"),)))
     (node,) = free_nodes(CycleInput(view, Knowledge({}), Config()))
     assert (node.mem_gib, node.free_mem_gib) == (0.0, 0.0)
+
+
+PAIRS = ((0, 1), (2, 3))
+
+
+@pytest.mark.parametrize(
+    ("in_use", "allocated", "islands"),
+    [
+        ((), 0, PAIRS),
+        ((0, 2), 2, ((1,), (3,))),
+        ((0, 1), 2, ((2, 3),)),
+        ((), 2, ()),  # Slurm does not show which
+        ((0, 1, 2, 3), 4, ()),
+    ],
+)
+def test_free_gpus_are_told_by_island(in_use, allocated, islands):
+    node = make_node("n1", gpu_count=4, gpus_allocated=allocated, gpus_in_use=in_use, gpu_islands=PAIRS)
+    (found,) = free_nodes(CycleInput(view_of(Snapshot(1.0, "c", "26.05", (), (node,))), Knowledge({}), Config()))
+    assert (found.islands, found.topology) == (islands, PAIRS)
+
+
+def test_of_gpus_that_slurm_will_give_to_others_nobody_knows_which():
+    released = make_job(1, held=False, gpu_count=1)
+    node = make_node("n1", gpu_count=4, gpu_islands=PAIRS)
+    view = view_of(Snapshot(1.0, "c", "26.05", (released,), (node,)))
+    (found,) = free_nodes(CycleInput(view, Knowledge({}), Config()))
+    assert (found.free_gpus, found.islands) == (3, ())

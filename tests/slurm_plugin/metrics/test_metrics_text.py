@@ -227,3 +227,24 @@ def test_addresses_and_files_of_another_form_are_refused(tmp_path, line):
     path.write_text(line + "\n")
     with pytest.raises(ConfigError, match=line.partition(":")[0]):
         load_config(path)
+
+
+def test_nodes_show_what_their_pilots_monitors_have_told(run, accounts):
+    slurm = FakeSlurm(four_jobs(), one_gpu())
+    run(slurm)
+    slurm.tick()
+    slurm.tick()
+    (pilot,) = pilots(slurm)
+    use = {"n": [3.5, 16, 8, 2, None], "g": {"0": [0.75, 4], "7": [1, 1]}, "1": [1.5, 2, 0, None, None]}
+    report = {"1": {"n": 5, "t": 1.25, "s": [0.25] * 4, "w": [0] * 4}, "u": use}
+    slurm.jobs[pilot.job_id] = replace(pilot, comment=tags.SPEED_PREFIX + tags.format_json(report))
+    told = run(slurm)
+    assert told["muri_node_cpu_cores", ("n1",)] == 3.5
+    assert told["muri_node_memory_bytes", ("n1",)] == 8 * 2**30
+    assert told["muri_node_disk_bytes_per_second", ("n1",)] == 2 * 2**20
+    assert ("muri_node_network_bytes_per_second", ("n1",)) not in told
+    # Prometheus sorts labels: gpu, node. The node has no GPU 7, whatever the comment says.
+    assert {key: value for key, value in told.items() if key[0].startswith("muri_node_gpu")} == {
+        ("muri_node_gpu_utilisation", ("0", "n1")): 0.75,
+        ("muri_node_gpu_memory_bytes", ("0", "n1")): 4 * 2**30,
+    }

@@ -6,7 +6,8 @@ import pytest
 from fake_slurm import FakeSlurm, four_jobs, make_job, one_gpu, pilots
 
 from muri.profiler.records import STAGES
-from muri.slurm_plugin.cli.look import explanation
+from muri.profiler.resource_usage.use import JobUse, NodeUse, OneGpu
+from muri.slurm_plugin.cli.look import explanation, use_text
 from muri.slurm_plugin.controller.status import read_status, refresh, write_status
 from muri.slurm_plugin.records import comment_reports as telemetry
 from muri.slurm_plugin.records import comment_tags as tags
@@ -122,3 +123,58 @@ def test_queue_and_explain_show_what_the_pilot_measured(make_controller, tmp_pat
     assert "propagate 12.3 + 12.3" in said
     assert "differs" not in "\n".join(explanation(shown[1]))
     assert telemetry.DIFFERS_BY == 0.2
+
+
+USE = {
+    "node": {"cpu_cores": 12.3456, "cpu_count": 64, "mem_gib": 123.456, "disk_mib_per_s": 0.0,
+             "network_mib_per_s": None, "gpus": {"3": {"utilisation": 0.98765, "mem_gib": 60.123}}},
+    "jobs": {str(10_000_000 + index): {"cpu_cores": 1.23456, "mem_gib": 3.4567, "disk_mib_per_s": 1234.5,
+                                       "gpu_utilisation": 0.25, "gpu_mem_gib": None} for index in range(4)},
+}  # fmt: skip
+
+
+def test_use_fits_the_comment_of_four_members_and_comes_back():
+    members = {str(10_000_000 + index): member() for index in range(4)}
+    token = speeds_token({"members": members, "discipline": "lockstep", "use": USE})
+    assert len(token.encode()) <= 1024
+    report = told_in(token)
+    node = NodeUse(12.3, 64, 123, 0, None, {3: OneGpu(0.988, 60.1)})
+    assert telemetry.node_use(report) == node
+    assert telemetry.job_use(report, 10_000_002) == JobUse(1.23, 3.46, 1230, 0.25, None)
+    assert telemetry.job_use(report, 5) is None
+    assert member_report(report, 10_000_003) is not None
+
+
+def test_use_is_left_out_where_the_comment_would_be_too_long():
+    members = {str(10_000_000 + index): member() for index in range(6)}
+    many = {
+        **USE,
+        "node": {**USE["node"], "gpus": {str(number): {"utilisation": 0.123, "mem_gib": 60.1} for number in range(16)}},
+    }
+    token = speeds_token({"members": members, "discipline": "fair", "use": many})
+    assert len(token.encode()) <= 1024
+    assert telemetry.node_use(told_in(token)) is None
+    assert member_report(told_in(token), 10_000_005).iterations == 123_456_789
+
+
+@pytest.mark.parametrize(
+    "use",
+    ["1", "{}", '{"n":[1]}', '{"n":[-1,1,1,1,1]}', '{"n":["x",1,1,1,1]}', '{"n":[1,1,1,1,1,1]}',
+     '{"n":[1e300,1,1,1,1]}',
+     '{"n":[NaN,1,1,1,1]}', '{"n":[1,1,1,1,1],"g":{"x":[1,1]}}', '{"n":[1,1,1,1,1],"g":{"0":[2,1]}}',
+     '{"n":[1,1,1,1,1],"g":{"0":3}}', '{"1":[1,2,3,4,5,6]}', '{"1":["a"]}', '{"1":[true]}'],
+)  # fmt: skip
+def test_use_that_cannot_be_true_is_none(use):
+    report = told_in(f'muri-speed:{{"1":0.5,"u":{use}}}')
+    if use != '{"n":[1]}':
+        assert telemetry.node_use(report) is None
+    assert telemetry.job_use(report, 1) is None
+    assert member_report(report, 1) == MemberReport(0.5)
+
+
+def test_a_group_shows_in_explain_what_a_job_uses():
+    token = speeds_token(
+        {"members": {"1": member()}, "discipline": "fair", "use": {**USE, "jobs": {"1": USE["jobs"]["10000000"]}}}
+    )
+    assert use_text(telemetry.job_use(told_in(token), 1)) == "1.2 cores, 3.5 GiB, 1230.0 MiB/s of disks, 25% of a GPU"
+    assert use_text(JobUse()) == ""

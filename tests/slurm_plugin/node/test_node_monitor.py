@@ -1,0 +1,64 @@
+"""The pilot job's monitor: which processes it looks at, the file that it writes, and that it costs nobody anything."""
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from muri.run_dir import use_file
+from muri.slurm_plugin.node import node_monitor
+from muri.slurm_plugin.node.node_monitor import NodeMonitor, script_pids
+
+
+def write(status: Path, **members: dict[str, Any]) -> None:
+    status.write_text(json.dumps({"pid": 1, "members": members}))
+
+
+def wait_for(check: Any) -> None:
+    deadline_s = time.monotonic() + 60
+    while not check():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.05)
+
+
+def test_scripts_with_a_process_that_run_are_looked_at(tmp_path: Path) -> None:
+    status = tmp_path / "host-7.json"
+    assert script_pids(status) == {}
+    write(status, **{"1": {"state": "running", "script_pid": 11}, "2": {"state": "ended", "script_pid": 12},
+                     "3": {"state": "running", "script_pid": None}, "4": {"state": "running"}})  # fmt: skip
+    assert script_pids(status) == {"1": 11}
+    for text in ("", "[]", '{"members": {"1": 3}}', "3"):
+        status.write_text(text)
+        assert script_pids(status) == {}
+
+
+def test_the_file_beside_the_status_tells_the_use_until_the_pilot_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(node_monitor, "_TURN_S", 0.1)
+    monkeypatch.setattr("muri.profiler.resource_usage.monitor.EVERY_S", 0.05)
+    status = tmp_path / "host-7.json"
+    write(status, **{"1": {"state": "running", "script_pid": os.getpid()}})
+    monitor = NodeMonitor(status)
+    monitor.start()
+    wait_for(lambda: monitor.latest is not None and use_file(status).exists())
+    told = json.loads(use_file(status).read_text())
+    assert told["jobs"]["1"]["mem_gib"] > 0
+    assert told["node"]["cpu_count"] == os.cpu_count()
+    assert told["updated"]
+    monitor.close()
+    assert not use_file(status).exists()
+
+
+def test_a_failure_ends_the_figures_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_status: Path) -> dict[str, int]:
+        raise RuntimeError("no /proc")
+
+    monkeypatch.setattr(node_monitor, "script_pids", fail)
+    monitor = NodeMonitor(tmp_path / "host-7.json")
+    monitor.start()
+    monitor.close()
+    assert monitor.latest is None

@@ -1,0 +1,52 @@
+"""Which GPUs are near each other, as gres.conf says."""
+
+import pytest
+
+from muri.slurm_plugin.records.gpu_islands import islands_of
+
+PAIRS = """
+AutoDetect=off
+NodeName=n[1-2] Name=gpu Type=a100 File=/dev/nvidia0 Links=-1,4,0,0  # the first pair
+NodeName=n[1-2] Name=gpu Type=a100 File=/dev/nvidia1 Links=4,-1,0,0
+NodeName=n[1-2] Name=gpu Type=a100 File=/dev/nvidia3 Links=0,0,4,-1
+NodeName=n[1-2] Name=gpu Type=a100 File=/dev/nvidia2 \\
+    Links=0,0,-1,4
+NodeName=n3 Name=gpu File=/dev/nvidia[0-1] Cores=0-15
+NodeName=n3 Name=gpu File=/dev/nvidia[2-3] COREs=16-31
+NodeName=n4 Name=gpu File=/dev/nvidia[0-3]
+NodeName=n1 Name=muri Count=64 Flags=CountOnly
+"""
+
+
+def cube_mesh() -> str:
+    """Eight GPUs of which each is linked to the others of its four, and to its image in the other four."""
+    lines = []
+    for one in range(8):
+        near = [-1 if one == other else int(one // 4 == other // 4 or abs(one - other) == 4) for other in range(8)]
+        lines.append(f"Name=gpu File=/dev/nvidia{one} Links={','.join(map(str, near))}")
+    return "\n".join(lines)
+
+
+def test_links_make_islands_and_cores_where_there_are_none():
+    pairs, sockets = ((0, 1), (2, 3)), ((0, 1), (2, 3))
+    assert islands_of([PAIRS]) == {"n1": pairs, "n2": pairs, "n3": sockets}
+
+
+def test_islands_are_fully_linked_and_a_line_without_a_node_is_for_every_node():
+    assert islands_of([cube_mesh()]) == {"": ((0, 1, 2, 3), (4, 5, 6, 7))}
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        "Name=gpu File=/dev/nvidia0 Links=-1,x\nName=gpu File=/dev/nvidia1 Links=4,-1",
+        "Name=gpu File=/dev/nvidia0 Links=-1,4\nName=gpu File=/dev/nvidia1 Links=-1,4",
+        "Name=gpu File=/dev/nvidia0 Links=-1,0\nName=gpu File=/dev/nvidia1 Links=0,-1",
+        "Name=gpu Count=4",
+        "AutoDetect=nvml",
+        "NodeName=n[1 Name=gpu File=/dev/nvidia0 Cores=0\nNodeName=n[1 Name=gpu File=/dev/nvidia1 Cores=1",
+        "",
+    ],
+)
+def test_what_does_not_tell_is_no_island(lines):
+    assert islands_of([lines]) == {}
