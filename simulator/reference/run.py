@@ -97,7 +97,9 @@ def check_reference(policy: str, options: Mapping[str, Any]) -> None:
             raise SimulationError(f"under the reference model {policy} has no option {name!r}; valid are: {listed}")
         if name in _SWITCHES and not isinstance(value, bool):
             raise SimulationError(f"{name} is {value!r}; it must be true or false")
-        if name == _SIZE and (isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_GROUP_SIZE):
+        if name == _SIZE and (
+            isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_GROUP_SIZE
+        ):
             raise SimulationError(f"{name} is {value!r}; it must be 1 to {MAX_GROUP_SIZE}")
 
 
