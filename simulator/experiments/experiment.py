@@ -131,7 +131,7 @@ class Experiment(_Strict):
         variants: What is compared.
         metrics: What the page shows.
         relative_to: Figures are divided by those of this variant; None: only those of variants with `over`.
-        seeds: Of the noise; figures are means over them.
+        seeds: Of the noise and of drawn models; figures are means over them.
         published: Figures of the publication.
         published_runs: Whether the public simulator's published figures are shown as well.
         ranges: Published ranges over all traces.
@@ -332,7 +332,7 @@ def _run(experiment: Experiment, variant: Variant, trace: Trace, seed: int) -> R
     kinds = variant.bottleneck_types
     return Run(
         label=variant.name,
-        trace=trace if kinds is None else with_bottlenecks(trace, kinds),
+        trace=trace if kinds is None else with_bottlenecks(trace, kinds, seed),
         policy=variant.policy,
         cluster=Cluster(experiment.nodes, experiment.gpus_per_node),
         settings=settings,

@@ -23,15 +23,19 @@ def submitted_at_zero(trace: Trace) -> Trace:
     return replace(trace, name=f"{trace.name}'", jobs=jobs)
 
 
-def with_bottlenecks(trace: Trace, kinds: int) -> Trace:
+def with_bottlenecks(trace: Trace, kinds: int, seed: int = 0) -> Trace:
     """The trace with the models of the first `kinds` bottlenecks only (Muri, Figure 13).
 
-    Jobs that train one of them stay as they are; the others draw one, with a fixed seed. Service times stay, up to one
-    iteration.
+    Jobs that train one of them stay as they are; the others draw one. Service times stay, up to one iteration.
+
+    Args:
+        trace: The jobs.
+        kinds: 1 to 4.
+        seed: Of the draws.
     """
     wanted = {name for models in list(BOTTLENECKS.values())[:kinds] for name in models}
     models = [model for model in measured_models() if model.name in wanted]
-    random = Random(kinds)
+    random = Random(seed)
     jobs = [job if job.key.model in wanted else _training(job, random.choice(models)) for job in trace.jobs]
     return replace(trace, jobs=tuple(jobs))
 
