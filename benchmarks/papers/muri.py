@@ -64,7 +64,7 @@ def _row(cell: Comparison) -> Row:
     ours = None if cell.ours is None else cell.ours / scale
     published = None if cell.published is None else cell.published / scale
     words = f"≤ {published:.3g}" if cell.at_most and published is not None else published
-    over = f" ÷ {cell.over}" if cell.over else ""
+    over = f" ÷ {cell.over}" if cell.over and cell.over != cell.variant else ""
     return Row(f"{cell.trace}, {cell.variant}{over}", METRICS[cell.metric], unit, words, ours)
 
 
