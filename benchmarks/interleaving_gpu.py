@@ -6,6 +6,8 @@
 
 Plain processes share the GPU by time-slicing. MPS is left out, and that is said, where
 nvidia-cuda-mps-control is not installed. The network job's exchange goes over PCIe: one machine has no other.
+
+The GPU's memory in use is watched as well: its peak with each job alone, and with all of them in each way.
 """
 
 import argparse
@@ -16,6 +18,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -33,6 +36,7 @@ DATA_MIB = 4096
 SMOKE_ITERATIONS = 2
 MPS_CONTROL = "nvidia-cuda-mps-control"
 """Comes with NVIDIA's driver."""
+MEMORY_QUERY = ("nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits")
 LINK = "gradients to host memory and back over PCIe"
 IMAGES = "images.bin"
 
@@ -71,12 +75,56 @@ def mps_daemon(folder: Path) -> Iterator[dict[str, str]]:
         subprocess.run([MPS_CONTROL], env=os.environ | variables, input=b"quit\n", check=False)
 
 
-def measure(seconds: float, rounds: int, ways: Sequence[str], data: Path) -> Case:
+class GpuMemory:
+    """Memory in use on the first GPU, that of other programs included.
+
+    Attributes:
+        peak_mib: The most that was seen during each run, by its name.
+    """
+
+    def __init__(self) -> None:
+        self.peak_mib: dict[str, int] = {}
+
+    @contextlib.contextmanager
+    def watching(self, name: str) -> Iterator[None]:
+        """Look twice a second while something runs."""
+        over = threading.Event()
+        watch = threading.Thread(target=self._look, args=(name, over), daemon=True)
+        watch.start()
+        try:
+            yield
+        finally:
+            over.set()
+            watch.join()
+
+    def growth(self) -> dict[str, float]:
+        """By way: how much more all jobs took at their peak than the largest of them alone."""
+        largest = max(self.peak_mib[job] for job in JOBS)
+        return {name: peak / largest - 1 for name, peak in self.peak_mib.items() if name not in JOBS}
+
+    def _look(self, name: str, over: threading.Event) -> None:
+        while True:
+            said = subprocess.run(MEMORY_QUERY, check=True, capture_output=True, text=True).stdout
+            self.peak_mib[name] = max(self.peak_mib.get(name, 0), int(said.split()[0]))
+            if over.wait(0.5):
+                return
+
+
+def measure(seconds: float, rounds: int, ways: Sequence[str], data: Path, memory: GpuMemory) -> Case:
     """Run all jobs in all ways."""
+
+    def alone(setting: Setting, job: str) -> Alone:
+        with memory.watching(job):
+            return run_alone(setting, job)
+
+    def together(setting: Setting, way: str, solo_s: Mapping[str, float]) -> dict[str, float]:
+        with memory.watching(way):
+            return run_together(setting, way, solo_s)
+
     with tempfile.TemporaryDirectory(prefix="muri-data-", dir=data) as name:
         write_random_file(Path(name) / IMAGES, DATA_MIB)
         setting = Setting(Path(name), {job: (str(SCRIPT), job) for job in JOBS}, seconds)
-        return measure_in_turns(setting, LINK, rounds, ways, run_alone, run_together)
+        return measure_in_turns(setting, LINK, rounds, ways, alone, together)
 
 
 def smoke() -> int:
@@ -140,15 +188,19 @@ def main() -> int:
         if "mps" in options.ways and shutil.which(MPS_CONTROL) is None:
             print(f"benchmark: {MPS_CONTROL} is not installed, MPS is left out", file=sys.stderr)
             options.ways.remove("mps")
-        case = measure(options.seconds, options.rounds, options.ways, options.data)
+        memory = GpuMemory()
+        case = measure(options.seconds, options.rounds, options.ways, options.data, memory)
     except BenchmarkError as error:
         print(f"benchmark: {error}", file=sys.stderr)
         return 1
     if options.json:
-        print(json.dumps({"machine": describe_machine(), "gpu": device, "one_gpu": case.to_json()}, indent=1))
+        found = {"one_gpu": case.to_json(), "peak_mib": memory.peak_mib, "memory_growth": memory.growth()}
+        print(json.dumps({"machine": describe_machine(), "gpu": device, **found}, indent=1))
     else:
         print(device)
         print_report(case)
+        for way, growth in memory.growth().items():
+            print(f"GPU memory at its peak, {way}: {growth:+.0%} over the largest job alone")
     return 0
 
 

@@ -1,26 +1,36 @@
-"""Figures and tables of the Muri paper: `muri simulate --experiment`, kept for docs/papers.md."""
+"""Figures and tables of the Muri paper: `muri simulate --experiment`, kept for docs/papers.md.
 
+MURI_PAPER_TRACES names the folder of the paper's traces; otherwise they are looked for in ../shared/traces.
+"""
+
+import os
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Final
 
-from benchmarks.papers.frame import ROOT, Experiment, Outcome, Row
+import numpy as np
+
+from benchmarks.papers.frame import ROOT, Curve, Experiment, Outcome, Row
+from muri.profiler.records import RESOURCES
 from muri.simulator.experiments.experiment import (
     experiment_names,
     find_traces,
     load_experiment,
     runs_of_experiment,
 )
-from muri.simulator.experiments.page import METRICS, Comparison, compare
+from muri.simulator.experiments.page import METRICS, Comparison, Findings, RangeComparison
 from muri.simulator.model import Trace
+from muri.simulator.report import series
 from muri.simulator.sweep.runs import sweep
-from muri.simulator.sweep.summary import summarise
+from muri.simulator.sweep.summary import TraceSummary, summarise
 from muri.simulator.traces.read import read_trace
 
-TRACES: Final = ROOT.parent / "shared" / "traces"
+TRACES: Final = Path(os.environ.get("MURI_PAPER_TRACES", ROOT.parent / "shared" / "traces"))
 SMALL: Final = ROOT / "examples" / "traces" / "short-and-crowded.csv"
 QUICK_JOBS: Final = 60
+CURVE_POINTS: Final = 150
 SPLIT: Final = "Nothing is fitted: the simulator's constants are the public simulator's or stated in docs/simulator.md."
 
 
@@ -38,20 +48,54 @@ def simulated(name: str, quick: bool) -> Outcome:
         files = find_traces(experiment, TRACES, ()).files
         traces = [_named(path, trace) for trace, path in files.items()]
     summaries = summarise(sweep(runs_of_experiment(experiment, traces)))
-    rows = tuple(_row(cell, "×" if experiment.relative_to else "h") for cell in compare(experiment, summaries))
-    return Outcome(rows, " ".join(experiment.about.split()))
+    findings = Findings.of(experiment, summaries)
+    rows = (*map(_row, findings.cells), *map(_range_row, findings.ranges))
+    curves = tuple(_curves(summaries[0])) if experiment.curves else ()
+    return Outcome(rows, " ".join(experiment.about.split()), curves)
 
 
 def _named(path: Path, name: str) -> Trace:
     return replace(read_trace(path), name=name)
 
 
-def _row(cell: Comparison, unit: str) -> Row:
+def _row(cell: Comparison) -> Row:
+    unit = "×" if cell.over else "h" if cell.metric.endswith("_s") else ""
     scale = 3600.0 if unit == "h" else 1.0
     ours = None if cell.ours is None else cell.ours / scale
     published = None if cell.published is None else cell.published / scale
     words = f"≤ {published:.3g}" if cell.at_most and published is not None else published
-    return Row(f"{cell.trace}, {cell.variant}", METRICS[cell.metric], unit, words, ours)
+    over = f" ÷ {cell.over}" if cell.over and cell.over != cell.variant else ""
+    return Row(f"{cell.trace}, {cell.variant}{over}", METRICS[cell.metric], unit, words, ours)
+
+
+def _range_row(one: RangeComparison) -> Row:
+    published, ours = (f"{low:.2f} to {high:.2f}" for low, high in (one.published, one.ours))
+    return Row(f"all traces, others ÷ {one.over}", METRICS[one.metric], "×", published, ours)
+
+
+def _curves(summary: TraceSummary) -> Iterator[Curve]:
+    """Waiting jobs, blocking index and busy resources over time on one trace, as in Figures 8a and 8b."""
+    for policy in summary.policies:
+        result = policy.outcomes[0].result
+        busy = series.utilization(result)
+        lines = {
+            "waiting jobs": series.queue_length(result),
+            "blocking index": series.blocking_index(result),
+            **{f"{resource} busy": busy[resource] for resource in RESOURCES[:3]},
+        }
+        known = "known" if policy.outcomes[0].run.settings.durations_known else "unknown"
+        for label, line in lines.items():
+            yield Curve(policy.label, "time (h)", f"{label}, durations {known}", *_even(line))
+
+
+def _even(steps: series.Curve) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Middles (hours) and means of intervals of equal length."""
+    times, values = np.array(steps.x), np.array(steps.y)
+    passed = np.concatenate(([0.0], np.cumsum(values[:-1] * np.diff(times))))
+    edges = np.linspace(times[0], times[-1], CURVE_POINTS + 1)
+    means = np.diff(np.interp(edges, times, passed)) / np.diff(edges)
+    middles = (edges[1:] + edges[:-1]) / 2 / 3600
+    return tuple(middles.round(2).tolist()), tuple(means.round(4).tolist())
 
 
 EXPERIMENTS: Final = tuple(

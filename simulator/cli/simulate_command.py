@@ -233,7 +233,7 @@ def _run_sweep(request: "Request") -> None:
 def _run_experiment(request: "Request") -> None:
     from muri.simulator.cli.request import read_traces
     from muri.simulator.experiments.experiment import find_traces, load_experiment, runs_of_experiment
-    from muri.simulator.experiments.page import compare, markdown_page, write_experiment
+    from muri.simulator.experiments.page import Findings, markdown_page, write_experiment
     from muri.simulator.sweep.summary import document_of, summarise
 
     experiment = load_experiment(str(request.experiment))
@@ -242,12 +242,12 @@ def _run_experiment(request: "Request") -> None:
     read = read_traces(files, request.trace_format, skip_bad_rows=request.skip_bad_rows)
     traces = [replace(trace, name=name) for trace, name in zip(read, found.files, strict=True)]
     summaries = summarise(_carry_out(request, runs_of_experiment(experiment, traces)))
-    cells = compare(experiment, summaries)
-    text = markdown_page(experiment, cells, found.missing)
+    findings = Findings.of(experiment, summaries, found.missing)
+    text = markdown_page(findings)
     if request.out is not None:
-        write_experiment(experiment, cells, found.missing, summaries, request.out)
+        write_experiment(findings, summaries, request.out)
     if request.as_json:
-        document = {"experiment": request.experiment, "cells": [cell.as_json() for cell in cells]}
+        document = {"experiment": request.experiment, **findings.as_json()}
         click.echo(json.dumps({**document, **document_of(summaries)}, indent=1))
     else:
         click.echo(text)

@@ -2,7 +2,7 @@
 
 import csv
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -14,23 +14,27 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from muri.errors import UsageError
 from muri.profiler.records import RESOURCES
-from muri.simulator.model import Cluster, Settings, Trace, TraceJob
+from muri.simulator.experiments.workloads import submitted_at_zero, with_bottlenecks
+from muri.simulator.model import Cluster, Settings, Trace
 from muri.simulator.run import check_policies
 from muri.simulator.sweep.runs import Run
 
-Metric = Literal["avg_jct_s", "median_jct_s", "p99_jct_s", "makespan_s"]
+Metric = Literal[
+    "avg_jct_s",
+    "median_jct_s",
+    "p99_jct_s",
+    "makespan_s",
+    "queue_length_mean",
+    "blocking_index_mean",
+    "storage_busy",
+    "cpu_busy",
+    "gpu_busy",
+    "network_busy",
+]
+"""A figure of a run; `…_busy` are the busy shares of the resources, means over time."""
 _Share = Annotated[float, Field(ge=0, le=1)]
 _SUFFIX: Final = ".yaml"
 _PREFIX: Final = "muri_"
-
-TABLE_1: Final = (
-    ("shufflenet", (0.60, 0.18, 0.06, 0.02)),
-    ("a2c", (0.0, 0.91, 0.03, 0.002)),
-    ("gpt2", (0.0006, 0.0003, 0.85, 0.28)),
-    ("vgg19", (0.24, 0.04, 0.26, 0.41)),
-)
-"""A model for each bottleneck, with the shares of an iteration that it loads, preprocesses, propagates and synchronizes
-(Muri, Table 1)."""
 
 
 class ExperimentError(UsageError):
@@ -50,7 +54,9 @@ class Variant(_Strict):
         options: Its options.
         durations_known: Whether it sees remaining times.
         profile_noise: n_p of the stage times it sees.
-        bottleneck_types: Jobs get stage times of this many kinds with different bottlenecks; None: their own.
+        bottleneck_types: Jobs train models of this many kinds of bottleneck; None: their own.
+        over: The variant by whose figures its own are divided; None: the experiment's `relative_to`.
+        model: Instead of the experiment's.
     """
 
     name: str
@@ -59,10 +65,12 @@ class Variant(_Strict):
     durations_known: bool = True
     profile_noise: _Share = 0.0
     bottleneck_types: Annotated[int, Field(ge=1, le=len(RESOURCES))] | None = None
+    over: str | None = None
+    model: Literal["default", "reference"] | None = None
 
 
 class Published(_Strict):
-    """Published figures of one variant.
+    """Published figures of one variant, in the unit of its cells: as ratios where it is divided by another one.
 
     Attributes:
         variant: Its name.
@@ -77,11 +85,33 @@ class Published(_Strict):
     median_jct_s: float | None = None
     p99_jct_s: float | None = None
     makespan_s: float | None = None
+    queue_length_mean: float | None = None
+    blocking_index_mean: float | None = None
+    storage_busy: float | None = None
+    cpu_busy: float | None = None
+    gpu_busy: float | None = None
+    network_busy: float | None = None
 
     def figure(self, metric: Metric) -> float | None:
         """The published figure of a metric, if there is one."""
         value: float | None = getattr(self, metric)
         return value
+
+
+class PublishedRange(_Strict):
+    """Between what the ratios of a metric lie, over all traces and all variants but one.
+
+    Attributes:
+        metric: The metric.
+        over: The variant by whose figures those of the others are divided.
+        low: The least published ratio.
+        high: The largest.
+    """
+
+    metric: Metric
+    over: str
+    low: float
+    high: float
 
 
 class Experiment(_Strict):
@@ -94,16 +124,18 @@ class Experiment(_Strict):
         model: As in `Settings`.
         nodes: Of the cluster.
         gpus_per_node: Of each node.
-        interval_s: As in `Settings`.
+        interval_s: As in `Settings`; variants under the reference model plan at every event.
         any_user: As in `Settings`; the papers' jobs share with those of any user.
         traces: Names of trace files, without folder and ending; "muri_" may go before them.
         submit_at_zero: Whether jobs are submitted as the trace says (false), all at once (true), or both.
         variants: What is compared.
         metrics: What the page shows.
-        relative_to: Figures are divided by those of this variant; None: they are seconds.
-        seeds: Of the noise; figures are means over them.
+        relative_to: Figures are divided by those of this variant; None: only those of variants with `over`.
+        seeds: Of the noise and of drawn models; figures are means over them.
         published: Figures of the publication.
         published_runs: Whether the public simulator's published figures are shown as well.
+        ranges: Published ranges over all traces.
+        curves: Whether what happens over time is drawn.
     """
 
     figure: str
@@ -122,6 +154,8 @@ class Experiment(_Strict):
     seeds: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)] = (0,)
     published: tuple[Published, ...] = ()
     published_runs: bool = False
+    ranges: tuple[PublishedRange, ...] = ()
+    curves: bool = False
 
     @model_validator(mode="after")
     def _names_fit(self) -> "Experiment":
@@ -129,11 +163,16 @@ class Experiment(_Strict):
         repeated = sorted({name for name in names if names.count(name) > 1})
         if repeated:
             raise ValueError(f"variants: {', '.join(repeated)} is there more than once")
-        used = {one.variant for one in self.published} | ({self.relative_to} if self.relative_to else set())
+        bases = {self.relative_to, *(one.over for one in self.variants), *(one.over for one in self.ranges)}
+        used = {one.variant for one in self.published} | {name for name in bases if name}
         unknown = sorted(used - set(names))
         if unknown:
             raise ValueError(f"{', '.join(unknown)} is no variant; variants are: {', '.join(names)}")
         return self
+
+    def base_of(self, variant: Variant) -> str | None:
+        """The variant by whose figures those of this one are divided, if any."""
+        return variant.over or self.relative_to
 
 
 def experiment_names() -> tuple[str, ...]:
@@ -190,18 +229,19 @@ def parse_experiment(text: str, source: str) -> Experiment:
 
 
 def published_runs() -> dict[tuple[str, str], Published]:
-    """Figures of the Muri paper's public simulator, by trace and policy."""
+    """Figures behind Figures 9 to 11 of the Muri paper, as its public repository has them, by trace and policy."""
     with (_folder() / "published.csv").open(encoding="utf-8") as stream:
-        return {
-            (row["trace"], row["policy"]): Published(
-                variant=row["policy"],
-                trace=row["trace"],
-                avg_jct_s=float(row["avg_jct_s"]),
-                makespan_s=float(row["makespan_s"]),
-                p99_jct_s=float(row["p99_jct_s"]),
-            )
-            for row in csv.DictReader(stream)
-        }
+        rows = list(csv.DictReader(stream))
+    return {
+        (row["trace"], row["policy"]): Published(
+            variant=row["policy"],
+            trace=row["trace"],
+            avg_jct_s=float(row["avg_jct_s"]),
+            makespan_s=float(row["makespan_s"]),
+            p99_jct_s=float(row["p99_jct_s"]) if row["p99_jct_s"] else None,
+        )
+        for row in rows
+    }
 
 
 def _where(location: tuple[int | str, ...]) -> str:
@@ -266,7 +306,7 @@ def runs_of_experiment(experiment: Experiment, traces: Iterable[Trace]) -> tuple
     """
     for variant in experiment.variants:
         try:
-            check_policies(experiment.model, {variant.policy: variant.options})
+            check_policies(variant.model or experiment.model, {variant.policy: variant.options})
         except UsageError as error:
             raise ExperimentError(f"{experiment.figure}: variant {variant.name}: {error}") from error
     return tuple(
@@ -279,36 +319,12 @@ def runs_of_experiment(experiment: Experiment, traces: Iterable[Trace]) -> tuple
     )
 
 
-def submitted_at_zero(trace: Trace) -> Trace:
-    """The trace with all jobs submitted at its start; papers add a prime to its name."""
-    jobs = tuple(replace(job, submit_s=0.0) for job in sorted(trace.jobs, key=lambda job: job.job_id))
-    return replace(trace, name=f"{trace.name}'", jobs=jobs)
-
-
-def with_bottlenecks(trace: Trace, kinds: int) -> Trace:
-    """The trace with jobs of the first `kinds` kinds of `TABLE_1` in turn; durations stay."""
-    jobs = tuple(_of_kind(job, *TABLE_1[index % kinds]) for index, job in enumerate(trace.jobs))
-    return replace(trace, jobs=jobs)
-
-
-def _of_kind(job: TraceJob, model: str, shares: tuple[float, float, float, float]) -> TraceJob:
-    load_s, preprocess_s, propagate_s, synchronize_s = (share * job.profile.iteration_s for share in shares)
-    profile = replace(
-        job.profile,
-        key=replace(job.profile.key, model=model),
-        load_s=load_s,
-        preprocess_s=preprocess_s,
-        propagate_s=propagate_s,
-        synchronize_s=synchronize_s,
-    )
-    return replace(job, profile=profile)
-
-
 def _run(experiment: Experiment, variant: Variant, trace: Trace, seed: int) -> Run:
+    model = variant.model or experiment.model
     settings = Settings(
         any_user=experiment.any_user,
-        model=experiment.model,
-        interval_s=experiment.interval_s,
+        model=model,
+        interval_s=0.0 if model == "reference" else experiment.interval_s,
         profile_noise=variant.profile_noise,
         durations_known=variant.durations_known,
         seed=seed,
@@ -316,7 +332,7 @@ def _run(experiment: Experiment, variant: Variant, trace: Trace, seed: int) -> R
     kinds = variant.bottleneck_types
     return Run(
         label=variant.name,
-        trace=trace if kinds is None else with_bottlenecks(trace, kinds),
+        trace=trace if kinds is None else with_bottlenecks(trace, kinds, seed),
         policy=variant.policy,
         cluster=Cluster(experiment.nodes, experiment.gpus_per_node),
         settings=settings,

@@ -7,10 +7,10 @@ from typing import Final
 
 import numpy as np
 
-from muri.policies.speed.model import Indices
 from muri.simulator.model import Cluster
 from muri.simulator.reference.clock import Discipline, Event
-from muri.simulator.reference.state import TIRESIAS_LIMITS_GPU_S, FreeNodes, Ledger
+from muri.simulator.reference.queues import ServiceQueues
+from muri.simulator.reference.state import FreeNodes, Ledger
 
 _TOO_MANY = 1 << 30
 _FREE = -1
@@ -66,7 +66,7 @@ def take_in_order(ledger: Ledger, nodes: FreeNodes) -> list[tuple[int, int]]:
 
 
 class Tiresias(Discipline):
-    """First come, first served within a queue; a running job goes ahead of a waiting one of its queue.
+    """2D-LAS with queues, which share out the GPUs one after the other.
 
     Args:
         ledger: The jobs.
@@ -78,33 +78,28 @@ class Tiresias(Discipline):
     def __init__(self, ledger: Ledger, cluster: Cluster) -> None:
         super().__init__(ledger)
         self._gpu_count = cluster.gpu_count
-        self._level = np.zeros(len(ledger.table), dtype=np.intp)
-        self._queues: list[list[int]] = [[] for _ in range(len(TIRESIAS_LIMITS_GPU_S) + 1)]
+        self._queues = ServiceQueues(ledger)
 
     def arrived(self, jobs: Sequence[int]) -> None:
         """New jobs join the first queue."""
-        self._queues[0] += jobs
+        self._queues.arrived(jobs)
 
     def ended(self, jobs: Sequence[int]) -> None:
         """Remove the jobs from their queues."""
-        for job in jobs:
-            self._queues[self._level[job]].remove(job)
+        self._queues.ended(jobs)
 
     def plan(self) -> None:
         """Demote, give out GPUs queue by queue, and put running jobs first in their queue."""
-        self._demote()
+        self._queues.demote()
         taken, free = [], self._gpu_count
         gpus = self._ledger.table.gpus.tolist()
-        for queue in self._queues:
-            for job in queue:
-                if gpus[job] <= free:
-                    taken.append(job)
-                    free -= gpus[job]
+        for job in self._queues.in_order():
+            if gpus[job] <= free:
+                taken.append(job)
+                free -= gpus[job]
         self._ledger.run_only(taken)
         self._ledger.gpus_held = self._gpu_count - free
-        running = self._ledger.running
-        for queue in self._queues:
-            queue.sort(key=lambda job: not running[job])
+        self._queues.running_first()
 
     def first_end(self) -> Event:
         """The next completion; only those at exactly the same time are one event."""
@@ -115,27 +110,8 @@ class Tiresias(Discipline):
         return Event(float(end_s.min()), on[end_s == end_s.min()].tolist())
 
     def next_jump_s(self) -> float:
-        """When the first running job reaches the limit of its queue, in whole seconds of service."""
-        on = self._below_last()
-        if not len(on):
-            return math.inf
-        return float((self._limit_s(on) - self._ledger.received_s[on] + self._ledger.now_s).min())
-
-    def _below_last(self) -> Indices:
-        on = self._ledger.on()
-        return np.asarray(on[self._level[on] < len(TIRESIAS_LIMITS_GPU_S)])
-
-    def _limit_s(self, on: Indices) -> Indices:
-        limits = np.array(TIRESIAS_LIMITS_GPU_S)[self._level[on]]
-        return np.ceil(limits / self._ledger.table.gpus[on]).astype(np.intp)
-
-    def _demote(self) -> None:
-        on = self._below_last()
-        served = self._ledger.received_s[on] * self._ledger.table.gpus[on]
-        for job in on[served >= np.array(TIRESIAS_LIMITS_GPU_S)[self._level[on]]].tolist():
-            self._queues[self._level[job]].remove(job)
-            self._level[job] += 1
-            self._queues[self._level[job]].append(job)
+        """When the first running job falls to the next queue."""
+        return self._queues.next_jump_s()
 
 
 class AntMan(Discipline):

@@ -16,6 +16,7 @@ from muri.policies.speed.reference import MULTIPLIERS, MULTIPLIERS_NO_BLOSSOM
 from muri.simulator.model import Cluster
 from muri.simulator.reference.clock import Discipline
 from muri.simulator.reference.groups import Columns, GroupFigures, Kinds, Pairing, columns_of, merged
+from muri.simulator.reference.queues import ServiceQueues
 from muri.simulator.reference.state import FreeNodes, Ledger
 
 _REMEMBERED = 1 << 12
@@ -40,12 +41,18 @@ class MuriOptions:
         ordering: "best" or "worst" permutation of a group's members.
         blossom: Whether groups are matched; otherwise neighbours in the queue form them.
         max_group_size: Most members.
+        unpack_slow_groups: Whether a group is dissolved that takes longer than its jobs one after the other; the public
+            simulator's `autopack`, which was on in the runs of Figure 13.
+        service_queues: Whether jobs of unknown duration wait in Tiresias's queues, as in Figure 13, rather than in the
+            order of their service.
     """
 
     durations_known: bool
     ordering: str = "best"
     blossom: bool = True
     max_group_size: int = MAX_GROUP_SIZE
+    unpack_slow_groups: bool = False
+    service_queues: bool = False
 
 
 class Unit(NamedTuple):
@@ -99,20 +106,49 @@ class Muri(Discipline):
             planned.compute_all(np.unique(table.kind[table.gpus == gpus]).tolist(), options.max_group_size)
         self._pairing = Pairing(planned.efficiency, options.max_group_size)
         self._mates = lru_cache(maxsize=_REMEMBERED)(self._new_mates)
+        self._queues = ServiceQueues(ledger) if options.service_queues and not options.durations_known else None
+
+    def arrived(self, jobs: Sequence[int]) -> None:
+        """New jobs join the first queue, where there are queues."""
+        if self._queues is not None:
+            self._queues.arrived(jobs)
+
+    def ended(self, jobs: Sequence[int]) -> None:
+        """Remove the jobs from their queues."""
+        if self._queues is not None:
+            self._queues.ended(jobs)
+
+    def next_jump_s(self) -> float:
+        """When the first running job falls to the next queue."""
+        return math.inf if self._queues is None else self._queues.next_jump_s()
 
     def plan(self) -> None:
         """Select, group and place."""
         ledger, table = self._ledger, self._ledger.table
-        on = ledger.on()
-        service_s = ledger.left[on] * table.iteration_s[on] if self._options.durations_known else ledger.received_s[on]
-        self._key[on] = service_s * table.gpus[on]
-        ledger.queue = ledger.queue[np.argsort(self._key[ledger.queue], kind="stable")]
+        self._sort()
         selected, leaders = select(ledger, self._cluster, self._options.max_group_size)
         room = _Room(sum(gpus * len(jobs) for gpus, jobs in selected.items()), self._cluster.gpu_count)
         matched = self._options.blossom
         groups = self._matched(selected, room) if matched else self._neighbours(selected, leaders, room)
+        if self._options.unpack_slow_groups:
+            groups = most_urgent(ledger, self._cluster, [part for unit in groups for part in self._parts(unit)])
+        ledger.queue = np.sort(ledger.queue) if self._queues is not None else ledger.queue
         ledger.queue = ledger.queue[np.argsort(-table.gpus[ledger.queue], kind="stable")]
         start(ledger, place(ledger, self._cluster, groups), self._figures)
+        if self._queues is not None:
+            self._queues.running_first()
+
+    def _sort(self) -> None:
+        """Put the queue into the order of priority."""
+        ledger, table = self._ledger, self._ledger.table
+        if self._queues is not None:
+            self._queues.demote()
+            ledger.queue = np.array(self._queues.in_order(), dtype=np.intp)
+            return
+        on = ledger.on()
+        service_s = ledger.left[on] * table.iteration_s[on] if self._options.durations_known else ledger.received_s[on]
+        self._key[on] = service_s * table.gpus[on]
+        ledger.queue = ledger.queue[np.argsort(self._key[ledger.queue], kind="stable")]
 
     def _matched(self, selected: Mapping[int, Sequence[int]], room: _Room) -> list[Unit]:
         """Rounds of matching, until all units fit; pairs are merged bucket by bucket, only while they don't."""
@@ -170,6 +206,13 @@ class Muri(Discipline):
                 groups.append(self._unit(tuple(group)))
         return groups
 
+    def _parts(self, unit: Unit) -> list[Unit]:
+        """The unit, or its jobs alone where T is more than the sum of their iterations."""
+        if len(unit.jobs) == 1:
+            return [unit]
+        in_turn_s = self._ledger.table.iteration_s[list(unit.jobs)].sum()
+        return [unit] if self._figures.period_s(unit.kinds) <= in_turn_s else [self._alone[job] for job in unit.jobs]
+
     def _unit(self, jobs: Group) -> Unit:
         return Unit(jobs, tuple(sorted(self._kind[job] for job in jobs)))
 
@@ -200,8 +243,13 @@ def select(ledger: Ledger, cluster: Cluster, size: int) -> tuple[dict[int, list[
     return selected, leaders
 
 
+def most_urgent(ledger: Ledger, cluster: Cluster, units: Sequence[Unit]) -> list[Unit]:
+    """The units that find GPUs when they are asked in the order of the queue, which is by priority."""
+    return [unit for unit, _ in place(ledger, cluster, units)]
+
+
 def place(ledger: Ledger, cluster: Cluster, units: Sequence[Unit]) -> list[tuple[Unit, int]]:
-    """The groups that find GPUs, with their first node, in the order of the queue, which is by GPU count."""
+    """The groups that find GPUs, with their first node, in the order of the queue; the final one is by GPU count."""
     place_of = np.empty(len(ledger.table), dtype=np.intp)
     place_of[ledger.queue] = np.arange(len(ledger.queue))
     rank = place_of.tolist()

@@ -48,6 +48,8 @@ _EXCLUSIVE: Final[Mapping[str, Callable[[Ledger, Cluster], Discipline]]] = {
 }
 
 _JCT: Final = "muri-jct"
+_SIZE: Final = "max_group_size"
+_SWITCHES: Final = ("unpack_slow_groups", "service_queues")
 
 _Stay = tuple[tuple[int, ...], int]
 """Rows of the jobs that share GPUs, and their first node."""
@@ -88,13 +90,23 @@ def check_reference(policy: str, options: Mapping[str, Any]) -> None:
     if policy not in REFERENCE_POLICIES:
         valid = ", ".join(REFERENCE_POLICIES)
         raise SimulationError(f"the reference model has no policy {policy!r}; valid are: {valid}")
-    valid_options = () if policy in _EXCLUSIVE else ("max_group_size",)
+    valid_options = _options_of(policy)
     for name, value in options.items():
         if name not in valid_options:
             listed = ", ".join(valid_options) or "none"
             raise SimulationError(f"under the reference model {policy} has no option {name!r}; valid are: {listed}")
-        if not isinstance(value, int) or not 1 <= value <= MAX_GROUP_SIZE:
-            raise SimulationError(f"max_group_size is {value!r}; it must be 1 to {MAX_GROUP_SIZE}")
+        if name in _SWITCHES and not isinstance(value, bool):
+            raise SimulationError(f"{name} is {value!r}; it must be true or false")
+        if name == _SIZE and (
+            isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_GROUP_SIZE
+        ):
+            raise SimulationError(f"{name} is {value!r}; it must be 1 to {MAX_GROUP_SIZE}")
+
+
+def _options_of(policy: str) -> tuple[str, ...]:
+    if policy in _EXCLUSIVE:
+        return ()
+    return (_SIZE,) if policy == _JCT else (_SIZE, *_SWITCHES)
 
 
 def _check_settings(settings: Settings) -> None:
@@ -108,7 +120,7 @@ def _discipline(task: Simulation, ledger: Ledger) -> Discipline:
     if policy in _EXCLUSIVE:
         return _EXCLUSIVE[policy](ledger, cluster)
     if policy == _JCT:
-        size = options.get("max_group_size", MAX_GROUP_SIZE)
+        size = options.get(_SIZE, MAX_GROUP_SIZE)
         return MuriJct(ledger, cluster, durations_known=task.settings.durations_known, max_group_size=size)
     return Muri(ledger, cluster, MuriOptions(**_MURI[policy], **options))
 

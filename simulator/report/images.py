@@ -11,7 +11,7 @@ from matplotlib.patches import Patch, Rectangle
 from muri.profiler.records import RESOURCES
 from muri.simulator.model import SimulationResult
 from muri.simulator.report import series
-from muri.simulator.report.series import GROUP_COLOURS, colour, time_unit
+from muri.simulator.report.series import GROUP_COLOURS, Curve, colour, time_unit
 from muri.simulator.sweep.summary import PolicySummary, TraceSummary
 
 _SIZE_INCHES = (7.0, 4.2)
@@ -19,19 +19,25 @@ _SIZE_INCHES = (7.0, 4.2)
 
 def write_images(summary: TraceSummary, folder: Path) -> tuple[Path, ...]:
     """Draw one trace's plots into a folder; the timeline of each policy has a file of its own."""
-    drawings: dict[str, Callable[[Path], None]] = {
-        "jct-cdf.png": lambda path: _draw_cdf(summary.policies, path),
-        "queue-length.png": lambda path: _draw_queue(summary.policies, path),
-        "utilization.png": lambda path: _draw_utilization(summary.policies, path),
-    }
-    paths = [folder / name for name in drawings]
-    for path in paths:
-        drawings[path.name](path)
+    paths = [folder / "jct-cdf.png", *write_curves(summary, folder)]
+    _draw_cdf(summary.policies, paths[0])
     for policy in summary.policies:
         if policy.outcomes[0].result.spans:
             paths.append(folder / f"timeline-{policy.label}.png")
             _draw_timeline(policy, paths[-1])
     return tuple(paths)
+
+
+def write_curves(summary: TraceSummary, folder: Path) -> tuple[Path, ...]:
+    """Draw what happens over time on one trace: waiting jobs, blocking index, busy resources."""
+    drawings: dict[str, Callable[[Path], None]] = {
+        "queue-length.png": lambda path: _draw_steps(summary.policies, series.queue_length, "waiting jobs", path),
+        "blocking-index.png": lambda path: _draw_steps(summary.policies, series.blocking_index, "blocking index", path),
+        "utilization.png": lambda path: _draw_utilization(summary.policies, path),
+    }
+    for name, draw in drawings.items():
+        draw(folder / name)
+    return tuple(folder / name for name in drawings)
 
 
 def _results(policies: Sequence[PolicySummary]) -> list[tuple[str, str, SimulationResult]]:
@@ -63,11 +69,13 @@ def _draw_cdf(policies: Sequence[PolicySummary], path: Path) -> None:
     _save(figure, path)
 
 
-def _draw_queue(policies: Sequence[PolicySummary], path: Path) -> None:
-    curves = [(label, shade, series.queue_length(result)) for label, shade, result in _results(policies)]
+def _draw_steps(
+    policies: Sequence[PolicySummary], curve_of: Callable[[SimulationResult], Curve], y_title: str, path: Path
+) -> None:
+    curves = [(label, shade, curve_of(result)) for label, shade, result in _results(policies)]
     size_s, unit = time_unit(max((curve.x[-1] for _, _, curve in curves if curve.x), default=0.0))
     figure = Figure(figsize=_SIZE_INCHES, layout="constrained")
-    axes = _axes(figure, f"time ({unit})", "waiting jobs")
+    axes = _axes(figure, f"time ({unit})", y_title)
     for label, shade, curve in curves:
         axes.step([x / size_s for x in curve.x], curve.y, where="post", color=shade, label=label)
     axes.set_ylim(bottom=0)

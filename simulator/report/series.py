@@ -85,6 +85,11 @@ def queue_length(result: SimulationResult) -> Curve:
     return _over_time(result, [float(sample.pending) for sample in result.samples])
 
 
+def blocking_index(result: SimulationResult) -> Curve:
+    """Time waited / remaining time, mean over the waiting jobs, over time, as steps."""
+    return _over_time(result, [sample.blocking_index for sample in result.samples])
+
+
 def utilization(result: SimulationResult) -> dict[str, Curve]:
     """Busy share of each resource over time, as steps."""
     return {

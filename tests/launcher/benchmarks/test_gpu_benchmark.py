@@ -35,6 +35,25 @@ def test_without_a_gpu_it_says_so_and_what_to_do(launcher: Launcher) -> None:
     assert "Traceback" not in said
 
 
+def test_peak_memory_of_all_jobs_over_the_largest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = tmp_path / "mib"
+    monkeypatch.setattr(interleaving_gpu, "MEMORY_QUERY", ("cat", str(said)))
+    memory = interleaving_gpu.GpuMemory()
+    for name, mib in [
+        ("resnet18", 2000),
+        ("gpt2", 8000),
+        ("a2c", 500),
+        ("vgg16", 4000),
+        ("fair", 8800),
+        ("gpt2", 7000),
+    ]:
+        said.write_text(f"{mib}\n")
+        with memory.watching(name):
+            pass
+    assert memory.peak_mib["gpt2"] == 8000
+    assert memory.growth() == pytest.approx({"fair": 0.1})
+
+
 def test_full_size_models_have_the_published_number_of_parameters() -> None:
     sys.path.insert(0, str(ROOT / "benchmarks" / "gpu_jobs"))
     try:

@@ -57,7 +57,8 @@ def test_files_agree_with_each_other(report: Path, one_trace: TraceSummary) -> N
 def test_images_have_something_on_them(report: Path) -> None:
     names = {path.name for path in report.glob("*.png")}
     assert names == {
-        "jct-cdf.png", "queue-length.png", "utilization.png", "timeline-fifo.png", "timeline-muri-s.png",
+        "jct-cdf.png", "queue-length.png", "blocking-index.png", "utilization.png",
+        "timeline-fifo.png", "timeline-muri-s.png",
     }  # fmt: skip
     for name in names:
         pixels = matplotlib.image.imread(report / name)
