@@ -80,7 +80,7 @@ class Experiment:
 
 
 def document_of(experiment: Experiment, outcome: Outcome) -> dict[str, Any]:
-    """An outcome as it is stored and printed by --json."""
+    """An outcome as --json prints it."""
     return {
         "name": experiment.name,
         "place": experiment.place,
@@ -126,4 +126,4 @@ def _draw(experiment: Experiment, curves: tuple[Curve, ...]) -> None:
         axes.grid(alpha=0.3)
         axes.legend(fontsize="small")
     sheet.suptitle(f"{experiment.place}: {experiment.title}", fontsize="medium")
-    sheet.savefig(RESULTS / f"{experiment.name}.png", dpi=110)
+    sheet.savefig(RESULTS / f"{experiment.name}.png", dpi=80)
