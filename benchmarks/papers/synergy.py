@@ -203,9 +203,9 @@ def figure_13(quick: bool) -> Outcome:
             rows.append(Row(f"{label}, 4 jobs an hour", figure, "×", published.get((label, policy)), ratio))
     difference = (
         "The paper's variants are DRF and Tetris with tuned shares, ours TUNE in order of submission; it does not say "
-        "the load. Here 2,000 jobs of several GPUs (1,000 to 1,499 count) under the default model. One user has all "
-        "jobs, for whom DRF is first come, first served, and smaller jobs pass those that do not fit: with W1 that "
-        "serves the average better than TUNE's order does."
+        "the load. Here 2,000 jobs of several GPUs (1,000 to 1,499 count) run under the default model. All jobs are "
+        "one user's, for whom DRF is first come, first served, and smaller jobs pass those that do not fit: with W1 "
+        "that serves the average better than TUNE's order does."
     )
     return Outcome(tuple(rows), difference)
 

@@ -7,6 +7,7 @@ job so many. The script runs once for each of at most eight numbers.
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from typing import BinaryIO, Final
@@ -22,6 +23,8 @@ _LIMITED: Final = "import os, sys; os.sched_setaffinity(0, {cores}); os.execv(sy
 _WARMUP_ITERATIONS: Final = 10
 _BATCHES_AHEAD: Final = 2
 """Batches that each loader worker prefetches; there is one worker for each CPU at most."""
+
+CHECKPOINTS_VARIABLE: Final = "MURI_CHECKPOINT_DIR"
 
 _SLURM_COUNTS: Final = ("SLURM_CPUS_PER_TASK", "SLURM_CPUS_ON_NODE", "SLURM_JOB_CPUS_PER_NODE")
 
@@ -74,6 +77,9 @@ def sweep_cpus(command: Sequence[str], asked: int, time_limit_s: float) -> CpuSe
             )
 
         window = Window(STEADY_S, _WARMUP_ITERATIONS + _BATCHES_AHEAD * count, left_s)
-        return watched_throughput(launch, told_cpus(count, environment(count, os.environ)), window)
+        # Ended, a script with checkpoints saves itself; the next run must not resume from there.
+        with tempfile.TemporaryDirectory(prefix="muri-sweep-") as checkpoints:
+            told = told_cpus(count, environment(count, os.environ)) | {CHECKPOINTS_VARIABLE: checkpoints}
+            return watched_throughput(launch, told, window)
 
     return bisect(measure, most_cpus(asked))

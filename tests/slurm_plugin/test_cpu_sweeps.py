@@ -31,6 +31,8 @@ if result := os.environ.get("MURI_DRY_RUN_RESULT"):
     os.rename(result + ".new", result)
     time.sleep(60)
 assert str(cores) == told == os.environ["MURI_CPUS"] == os.environ["OMP_NUM_THREADS"]
+assert not os.listdir(os.environ["MURI_CHECKPOINT_DIR"])
+open(os.environ["MURI_CHECKPOINT_DIR"] + "/saved", "w").close()
 with open(os.environ["MURI_ITERATION_LOG"], "a") as stream:
     while True:
         time.sleep(0.05 / cores)
