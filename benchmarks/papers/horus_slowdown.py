@@ -12,15 +12,8 @@ from scipy.optimize import least_squares
 from benchmarks.pair_model import GAVEL, Floats, gavel_pairs, simulate
 from benchmarks.papers.frame import Curve, Experiment, Outcome, Row
 from muri.errors import UsageError
-from muri.profiler.interference.slowdown import (
-    PairPoint,
-    Slowdown,
-    SlowdownFit,
-    fit_slowdown,
-    gpu_percent,
-    published_slowdown,
-    r_squared,
-)
+from muri.profiler.interference.slowdown import Slowdown, published_slowdown
+from muri.profiler.interference.slowdown_fits import PairPoint, SlowdownFit, fit_slowdown, gpu_percent, r_squared
 from muri.profiler.records import ProfileKey, StageProfile
 
 SEED: Final = 1

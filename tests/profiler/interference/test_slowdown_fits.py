@@ -11,16 +11,14 @@ from profile_commands import muri, use_own_store
 
 from muri.profiler.errors import FitError
 from muri.profiler.interference.ratios import Interference, Side, pair_points, put
-from muri.profiler.interference.slowdown import (
+from muri.profiler.interference.slowdown import Parabola, published_slowdown, slowdown_of
+from muri.profiler.interference.slowdown_fits import (
     LEAST_PAIRS,
     PairPoint,
-    Parabola,
     SlowdownFit,
     fit_slowdown,
     gpu_percent,
-    published_slowdown,
     r_squared,
-    slowdown_of,
 )
 from muri.profiler.records import ProfileDetail
 from muri.profiler.store import ProfileStore
