@@ -23,8 +23,8 @@ from muri.profiler.interference.models import LinearFit
 from muri.profiler.interference.ratios import by_pair, every_pair
 from muri.profiler.interference.ratios import put as put_pair
 from muri.profiler.interference.slowdown import Parabola
-from muri.profiler.interference.slowdown_fit import KIND as SLOWDOWNS
-from muri.profiler.interference.slowdown_fit import SlowdownFit
+from muri.profiler.interference.slowdown_fits import KIND as SLOWDOWNS
+from muri.profiler.interference.slowdown_fits import SlowdownFit
 from muri.profiler.records import STAGES, ProfileKey, StageProfile
 from muri.profiler.sensitivity import record
 from muri.profiler.store import ACCUMULATES, REUSE_COUNT, REUSE_KIND, REUSE_NAME, Document, ProfileStore, reuse_count

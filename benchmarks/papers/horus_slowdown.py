@@ -13,7 +13,7 @@ from benchmarks.pair_model import GAVEL, Floats, gavel_pairs, simulate
 from benchmarks.papers.frame import Curve, Experiment, Outcome, Row
 from muri.errors import UsageError
 from muri.profiler.interference.slowdown import Slowdown, published_slowdown
-from muri.profiler.interference.slowdown_fit import PairPoint, SlowdownFit, fit_slowdown, gpu_percent, r_squared
+from muri.profiler.interference.slowdown_fits import PairPoint, SlowdownFit, fit_slowdown, gpu_percent, r_squared
 from muri.profiler.records import ProfileKey, StageProfile
 
 SEED: Final = 1

@@ -9,7 +9,7 @@ from muri.profiler.commands.options import echo_json, json_option, open_store, s
 from muri.profiler.errors import FitError
 from muri.profiler.interference.ratios import known_pairs, pair_points
 from muri.profiler.interference.slowdown import published_slowdown
-from muri.profiler.interference.slowdown_fit import KIND, PairPoint, SlowdownFit, fit_slowdown, r_squared
+from muri.profiler.interference.slowdown_fits import KIND, PairPoint, SlowdownFit, fit_slowdown, r_squared
 from muri.profiler.store import Document, ProfileStore
 from muri.utc import now_text
 

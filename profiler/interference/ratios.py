@@ -11,7 +11,7 @@ from muri.profiler import figures
 from muri.profiler.errors import InterferenceError
 from muri.profiler.estimates import best_known
 from muri.profiler.interference.models import estimated_ratio
-from muri.profiler.interference.slowdown_fit import PairPoint, gpu_percent
+from muri.profiler.interference.slowdown_fits import PairPoint, gpu_percent
 from muri.profiler.records import ProfileKey
 from muri.profiler.store import Document, ProfileStore
 

@@ -12,7 +12,7 @@ from profile_commands import muri, use_own_store
 from muri.profiler.errors import FitError
 from muri.profiler.interference.ratios import Interference, Side, pair_points, put
 from muri.profiler.interference.slowdown import Parabola, published_slowdown, slowdown_of
-from muri.profiler.interference.slowdown_fit import (
+from muri.profiler.interference.slowdown_fits import (
     LEAST_PAIRS,
     PairPoint,
     SlowdownFit,

@@ -9,8 +9,8 @@ from muri.policies.types import NodeShare, Plan, PlanRequest, Reason, Running, S
 from muri.profiler.interference.models import KIND, LinearFit, computation_name
 from muri.profiler.interference.ratios import Interference, Side
 from muri.profiler.interference.slowdown import Parabola
-from muri.profiler.interference.slowdown_fit import KIND as SLOWDOWNS
-from muri.profiler.interference.slowdown_fit import SlowdownFit
+from muri.profiler.interference.slowdown_fits import KIND as SLOWDOWNS
+from muri.profiler.interference.slowdown_fits import SlowdownFit
 from muri.profiler.records import ProfileKey, StageProfile
 from muri.profiler.store import Document
 from muri.slurm_plugin.config import Config

@@ -1,4 +1,4 @@
-"""f of Horus, fitted to the pairs that a site measured on a type of GPU. Pure."""
+"""f of Horus, fitted to the pairs that were measured on a type of GPU. Pure."""
 
 import math
 from collections.abc import Iterable, Mapping
