@@ -94,10 +94,12 @@ def document_of(experiment: Experiment, outcome: Outcome) -> dict[str, Any]:
 
 
 def keep(experiment: Experiment, outcome: Outcome) -> Path:
-    """Store an outcome, and its plot if it has curves; returns the path of the figures."""
+    """Store an outcome, its curves as a plot; returns the path of the figures."""
     RESULTS.mkdir(parents=True, exist_ok=True)
     path = RESULTS / f"{experiment.name}.json"
-    path.write_text(json.dumps(document_of(experiment, outcome), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    names = list(dict.fromkeys(curve.name for curve in outcome.curves))
+    document = document_of(experiment, outcome) | {"curves": names}
+    path.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     if outcome.curves:
         _draw(experiment, outcome.curves)
     return path
