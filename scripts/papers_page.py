@@ -5,6 +5,7 @@ import inspect
 import json
 import sys
 import textwrap
+from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
@@ -113,13 +114,22 @@ def _attribute(owner: object, name: str) -> object:
 
 def page() -> str:
     """The whole page."""
-    parts = [INTRODUCTION]
+    rows_of = {name: read_rows(name) for name in PAPERS}
+    parts = [INTRODUCTION, _summary(rows_of)]
     for name, title in PAPERS.items():
-        rows = read_rows(name)
+        rows = rows_of[name]
         parts.append(f"## {title}\n")
         parts.append("\n".join(_list_line(row) for row in rows) + "\n")
         parts += [_figures(row) for row in rows if row.result]
     return "\n".join(parts)
+
+
+def _summary(rows_of: Mapping[str, list[Row]]) -> str:
+    lines = ["| text | parts | not here, or not wholly | repeated beside published figures |", "|---|---:|---:|---:|"]
+    for name, rows in rows_of.items():
+        open_count, results = sum(bool(row.open) for row in rows), sum(bool(row.result) for row in rows)
+        lines.append(f"| {PAPERS[name]} | {len(rows)} | {open_count} | {results} |")
+    return "\n".join(lines) + "\n"
 
 
 def _list_line(row: Row) -> str:
