@@ -85,7 +85,7 @@ class PutBack(OpportunisticBinPacking):
         return tuple(stopped)
 
     def keeps_apart(self, job: PlanJob) -> bool:
-        """It was stopped before if it waits although it has received service."""
+        """It ran before if it waits although it has received service: it was put back here, or Slurm requeued it."""
         return job.attained_gpu_s > 0
 
 

@@ -18,7 +18,7 @@ from muri.profiler.interference.slowdown import Slowdown
 from muri.profiler.records import ESTIMATES
 
 _AGED_FIRST: Final = Reason("a job that has waited longer than max_wait_s goes first and has no place yet")
-_STOPPED_ONCE: Final = Reason("it was stopped once for being slowed down, so it waits for GPUs of its own")
+_STOPPED_ONCE: Final = Reason("it ran before and is back in the queue, so it waits for GPUs of its own")
 _ALONE: Final = Reason("nobody else is on its GPUs")
 
 

@@ -66,7 +66,7 @@ def test_the_last_comer_that_gets_on_at_less_than_half_goes_back_and_is_not_lost
         muri.driver.wait_until(at_work, "both at work on one GPU")
         muri.driver.wait_until(last_is_back, "the return of the last comer")
         muri.driver.wait_until(
-            lambda: "stopped once for being slowed down" in " ".join(muri.queue()[last]["reasons"]), "the reason"
+            lambda: "waits for GPUs of its own" in " ".join(muri.queue()[last]["reasons"]), "the reason"
         )
         muri.driver.write("enough", "")
         ended = {job: muri.driver.wait_state(job) for job in jobs}

@@ -75,7 +75,7 @@ def test_a_job_that_company_slows_down_to_less_than_half_goes_back_and_waits_for
         slurm.tick()
         status = cycle(slurm, make_controller)
     assert (slurm.jobs[1].state, slurm.jobs[2].state) == (JobState.RUNNING, JobState.PENDING)
-    assert any("stopped once" in reason for reason in status[2].reasons)
+    assert any("waits for GPUs of its own" in reason for reason in status[2].reasons)
     assert slurm.jobs[2].gpu_request == "gres/gpu:1"  # its own request again
     (pilot,) = (each for each in slurm.jobs.values() if read_job(each).role is Role.PILOT)
     slurm.end(1)
