@@ -31,6 +31,9 @@ _LONGEST_ID = 10
 #: So many jobs are named where the one that was asked for is not there.
 _MOST_NAMED = 100
 
+#: Of the columns of `muri policies` that say who goes first, shares, stops, and what Slurm can carry out.
+_POLICY_WIDTHS = (33, 6, 5, 6)
+
 _CONTEXT = {"help_option_names": ["-h", "--help"]}
 
 
@@ -409,25 +412,36 @@ def policies(as_json: bool) -> None:
 
 
 def _print_policies(infos: Iterable[PolicyInfo]) -> None:
+    """A line of facts for each policy, and what it does below that, where it has the whole width."""
+    from rich.padding import Padding
     from rich.table import Table
 
     from muri.terminal import PlainConsole
 
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("POLICY", "GOES FIRST", "SHARES", "STOPS", "LIVE"):
-        table.add_column(name, no_wrap=name != "GOES FIRST")
-    table.add_column("WHAT IT DOES")
-    shown = list(_one_order_of_each(infos))
+    console, shown = PlainConsole(), list(_one_order_of_each(infos))
+    widths = (max((len(info.name) for info in shown), default=6), *_POLICY_WIDTHS)
+
+    def line(*words: str, style: str = "") -> Table:
+        table = Table(box=None, pad_edge=False, show_header=False)
+        for width in widths:
+            table.add_column(width=width)
+        table.add_row(*words, style=style)
+        return table
+
+    console.print(line("POLICY", "GOES FIRST", "SHARES", "STOPS", "LIVE", style="bold"))
     for info in shown:
-        summary = "cannot be used, see below" if info.problem else info.summary
-        origin = "" if info.source == "built-in" else f" ({info.source})"
-        only = " (baseline, for comparison)" if info.is_baseline else ""
         words = (_word(info.shares), _word(info.preempts), info.live or "?")
-        table.add_row(info.name, info.order or "?", *words, summary + origin + only)
-    PlainConsole().print(table)
+        console.print(line(info.name, info.order or "?", *words), Padding(_what_it_does(info), (0, 0, 0, 4)))
     _print_limits(shown)
     others = ", ".join(f"-{order}" for order in ORDERS[1:])
     click.echo(f"\nOf synergy-* there are other orders: put {others} behind the name.")
+
+
+def _what_it_does(info: PolicyInfo) -> str:
+    summary = "cannot be used, see below" if info.problem else info.summary
+    origin = "" if info.source == "built-in" else f" ({info.source})"
+    only = " (baseline, for comparison)" if info.is_baseline else ""
+    return summary + origin + only
 
 
 def _print_limits(infos: Iterable[PolicyInfo]) -> None:

@@ -114,9 +114,10 @@ def gaps(known: Mapping[int, Service], view: View, intents: tuple[Intent, ...]) 
     for job, _ in _users_jobs(view):
         service = known.get(job.job_id, Service())
         numbers = {run.number for run in service.runs} | stops.get(job.job_id, {}).keys()
-        # After the accounts' last answer every run was seen, or they are asked again.
-        unseen = [number for number in range(service.asked, job.restart_count) if number not in numbers]
-        if unseen:
+        # After the accounts' last answer every run was seen, or they are asked again. (Counted, not listed: a damaged
+        # record may speak of billions of runs.)
+        seen = sum(service.asked <= number < job.restart_count for number in numbers)
+        if seen < job.restart_count - service.asked:
             found.add(job.job_id)
     return frozenset(found)
 

@@ -82,3 +82,12 @@ def test_a_run_keeps_its_place_in_the_journal_and_an_ended_job_is_forgotten():
     known = noted({}, running(0, 100.0))
     assert {1: Service.of(known[1].fact)} == known
     assert noted(known, view(state=JobState.COMPLETED, start_s=100.0, end_s=200.0)) == {}
+
+
+def test_a_record_that_speaks_of_billions_of_runs_costs_nothing():
+    now = waiting(2**32 - 1, 300.0)
+    known = noted({}, now)
+    assert gaps(known, now, ()) == {1}
+    asked = with_accounts(known, [1], [], now)
+    assert gaps(asked, now, ()) == frozenset()
+    assert served_gpu_s(asked, now, ()) == {}
