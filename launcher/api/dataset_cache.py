@@ -21,19 +21,25 @@ import pickle
 import sys
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from multiprocessing import reduction
 from typing import Any, Final
 
 from muri.errors import UsageError
 from muri.launcher.api.cache_room import Room, room_of
+from muri.launcher.job.dataset_reads import WORDS, DatasetReads, Fetch
+from muri.profiler.dryrun.messages import DRY_RUN_VARIABLE, FULL_MEMORY_VARIABLE
 from muri.units import GIB
 
 logger = logging.getLogger("muri.launcher")
 
 _WORD: Final = 8
-_USED, _KEPT, _LIMIT, _LOOK_AT, _HEADER_WORDS = 0, 1, 2, 3, 4
+_USED, _KEPT, _LIMIT, _LOOK_AT, _READS = range(5)
+_HEADER_WORDS: Final = _READS + WORDS
 _REFUSED: Final = -1
+
+_FEW: Final = 32
+"""So many items stand for all where a dataset is to be read as from full memory: the page cache soon has them."""
 
 
 class CacheError(UsageError, ValueError):
@@ -71,6 +77,8 @@ class CachedDataset:
         length = _length(dataset)
         self.dataset = dataset
         self._length = length
+        self._measured = bool(os.environ.get(DRY_RUN_VARIABLE))
+        self._few = min(_FEW, length) if os.environ.get(FULL_MEMORY_VARIABLE) else None
         self._room = room_of(os.environ) if gib is None else None
         if gib is not None:
             _check_size(gib, length)
@@ -90,11 +98,14 @@ class CachedDataset:
         place = self._place(index)
         if place is None:
             return self.dataset[index]
+        if self._few:
+            return self.dataset[place % self._few]
         content = self._items.get(place)
         if content is not None:
             return decode(content)
+        fetch = Fetch() if self._measured else None
         item = self.dataset[index]
-        self._keep(place, item)
+        self._keep({place: item}, fetch)
         return item
 
     @property
@@ -151,32 +162,43 @@ class CachedDataset:
             place += self._length
         return place if 0 <= place < self._length else None
 
-    def _keep(self, place: int, item: Any) -> None:
+    def _keep(self, fresh: Mapping[int, Any], fetch: Fetch | None) -> None:
+        """Keep what was read, by place, in a fetch that is being measured."""
+        if fetch is not None:
+            fetch.end()
+        sizes = [size for place, item in fresh.items() if (size := self._kept_bytes(place, item))]
+        if fetch is not None and sizes and len(sizes) == len(fresh):  # else nobody knows how much was read
+            self._items.count(fetch, sizes)
+
+    def _kept_bytes(self, place: int, item: Any) -> int:
+        """Keep an item if there is room; returns its size, 0 for one that was read before or cannot be kept."""
         if not self._items.undecided(place):
-            return
+            return 0
         try:
             content = encode(item)
         except Exception as error:  # pickling a foreign object may raise anything
             logger.warning("muri.cache: items such as number %d cannot be kept: %s", place, error)
             self._items.refuse(place)
-            return
+            return 0
         self._items.put(place, content)
+        return len(content)
 
     def _batch(self, indices: Sequence[Any]) -> list[Any]:
         """Several items, those that are not kept in one call."""
         places = [self._place(index) for index in indices]
+        if self._few:
+            few = [index if place is None else place % self._few for index, place in zip(indices, places)]
+            return list(self.dataset.__getitems__(few))
         contents = [None if place is None else self._items.get(place) for place in places]
         missed = [number for number, content in enumerate(contents) if content is None]
+        fetch = Fetch() if self._measured else None
         read = list(self.dataset.__getitems__([indices[number] for number in missed])) if missed else []
         if len(read) != len(missed):
             raise CacheError(
                 f"muri.cache: {type(self.dataset).__name__}.__getitems__ gave {len(read)} items of {len(missed)}"
             )
         fresh = dict(zip(missed, read))
-        for number, item in fresh.items():
-            place = places[number]
-            if place is not None:
-                self._keep(place, item)
+        self._keep({place: item for number, item in fresh.items() if (place := places[number]) is not None}, fetch)
         return [fresh[number] if content is None else decode(content) for number, content in enumerate(contents)]
 
 
@@ -213,8 +235,8 @@ class SharedItems:
     """A table of byte strings that only grows, up to a limit; what is in it stays.
 
     The memory is a file without a name (memfd_create): the kernel frees it with the last process
-    that has it open, however that ends. It holds two counters, the limit, and for each place its offset
-    and length, then the bytes. Writers lock the file; the kernel drops the lock of a killed one. Readers
+    that has it open, however that ends. It holds two counters, the limit, what reading took, and for each place
+    its offset and length, then the bytes. Writers lock the file; the kernel drops the lock of a killed one. Readers
     don't lock: a place's length is written last, and never changes after.
 
     Args:
@@ -292,6 +314,11 @@ class SharedItems:
             if self._words[_HEADER_WORDS + 2 * place + 1] == 0:
                 self._words[_HEADER_WORDS + 2 * place + 1] = _REFUSED
 
+    def count(self, fetch: Fetch, sizes: Collection[int]) -> None:
+        """Count what a fetch has read for the first time, in bytes of each item."""
+        with self._locked():
+            self._reads.add(fetch, sizes)
+
     @property
     def kept(self) -> int:
         """How many places hold something."""
@@ -327,6 +354,7 @@ class SharedItems:
         self._fd = fd
         self._table = mmap.mmap(fd, self.table_bytes(self.places))
         self._words = memoryview(self._table).cast("q")
+        self._reads = DatasetReads(self._words[_READS:_HEADER_WORDS], self.places)
         self._mutex = threading.Lock()
         weakref.finalize(self, os.close, fd).atexit = False
         _all_items.add(self)

@@ -15,13 +15,14 @@ from types import ModuleType
 from typing import Any, Final
 
 from muri.files import atomic_json
+from muri.launcher.job.dataset_reads import iteration_ended, reads_found
 from muri.launcher.job.environment import AGENT_VARIABLE, is_declared
 from muri.launcher.job.import_hooks import after_import
 from muri.launcher.job.stage_clock import IterationRecord
 from muri.launcher.telemetry import danger_watch
 from muri.profiler.dryrun.attribution import USE_THRESHOLD, Operator, Span, refine, stage_of
 from muri.profiler.dryrun.course import Course, TooShortError
-from muri.profiler.dryrun.messages import DryRunRequest, DryRunResult
+from muri.profiler.dryrun.messages import READS, DryRunRequest, DryRunResult
 from muri.profiler.records import ProfileDetail, ProfileError
 from muri.profiler.resource_usage.disturbance import Disturbance
 from muri.units import GIB, MIB
@@ -198,6 +199,7 @@ class DryRunRecorder:
         if self._done:  # the script swallowed the SystemExit below
             os._exit(0)
         now_s = time.perf_counter()
+        iteration_ended()
         if self._disturbance is None:
             self._disturbance = Disturbance()
             if self._dangers is not None:
@@ -225,7 +227,10 @@ class DryRunRecorder:
             figures = self._figures or self._measured()
         except (TooShortError, ProfileError) as error:
             return {"error": str(error)}
-        said = {"accumulates": True} if is_declared(os.environ) else {}
+        said: dict[str, Any] = {"accumulates": True} if is_declared(os.environ) else {}
+        reads = reads_found()
+        if reads is not None:
+            said[READS] = reads
         return {**figures.to_dict(), "steady_since_s": self._course.steady_since_s, **said}
 
     def _enough(self, start_s: float, end_s: float) -> bool:

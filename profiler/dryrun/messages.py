@@ -26,6 +26,13 @@ ITERATION_LOG_VARIABLE: Final = "MURI_ITERATION_LOG"
 """Names the file to which a script that runs alone appends a line for each iteration: when it ended, in seconds of
 `time.perf_counter`, which all processes of a node share."""
 
+FULL_MEMORY_VARIABLE: Final = "MURI_FULL_MEMORY"
+"""Where it is set, `muri.cache` reads a few items again and again, as if the whole dataset were in memory: for runs
+that measure throughput and are thrown away."""
+
+READS: Final = "reads"
+"""Name, in a dry run's result, of what `muri.cache` saw of the dataset."""
+
 
 class DryRunError(UsageError):
     """A request for a dry run makes no sense."""

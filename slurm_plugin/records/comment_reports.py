@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from muri.policies.horus.cost import MAX_RAISES
 from muri.profiler import figures
-from muri.profiler.dryrun.messages import DryRunResult
+from muri.profiler.dryrun.messages import READS, DryRunResult
 from muri.profiler.records import STAGES, ProfileKey, StageProfile
 from muri.profiler.resource_usage.use import JobUse, NodeUse, OneGpu
 from muri.profiler.sensitivity.bisection import CpuSensitivity, Point, monotone
@@ -127,8 +127,12 @@ def _with_figures(comment: str, prefix: str, result: Mapping[str, Any]) -> str:
         text = tags.with_token(comment, prefix, tags.format_json(values))
         if len(text.encode(errors="surrogateescape")) <= MOST_BYTES:
             return text
-    values.pop(SWEEP, None)
-    return tags.with_token(comment, prefix, tags.format_json(values))
+    for name in (READS, SWEEP):
+        values.pop(name, None)
+        text = tags.with_token(comment, prefix, tags.format_json(values))
+        if len(text.encode(errors="surrogateescape")) <= MOST_BYTES:
+            break
+    return text
 
 
 def with_foreign_python(result: Mapping[str, Any], own_prefix: str) -> dict[str, Any]:

@@ -54,6 +54,27 @@ for _ in muri.batches(range(4000)):
         time.sleep(0.005)
 """
 
+STORED_PY = """\
+import os, time
+import muri
+
+class Files:
+    def __len__(self):
+        return 8000
+    def __getitem__(self, index):
+        if os.environ.get("MURI_DRY_RUN"):  # later runs find them in the page cache
+            time.sleep(0.01)
+        return bytes(1 << 16)
+
+data = muri.cache(Files(), gib=0.2)
+def batches():
+    for start in range(0, 8000, 4):
+        yield [data[index] for index in range(start, start + 4)]
+for _ in muri.batches(batches(), prefetch=0):
+    with muri.stage("propagate"):
+        time.sleep(0.005)
+"""
+
 SENSITIVITIES = """\
 import json, sys
 from pathlib import Path
@@ -196,30 +217,54 @@ def test_a_controller_killed_between_change_and_start_loses_nothing(cluster: Dri
     assert site.output(job).count("batch cpus=9") == 1
 
 
-def test_a_new_models_cpus_are_measured_on_arrival(one_gpu: Driver) -> None:
-    site = Site(one_gpu, "pyslurm")
+def arrive(site: Site, model: str, text: str, *options: str) -> tuple[list[int], dict[str, Any]]:
+    """Two jobs of a new model, and the sensitivity that the first one's dry run finds."""
     site.configure(policy="synergy-tune", profiling={"partition": "measure"})
-    one_gpu.write("fresh.py", FRESH_PY, user="alice")
-    one_gpu.write("fresh.sh", "#!/bin/sh\nexec muri run /home/alice/fresh.py\n", user="alice")
-    mark = "--muri=model=fresh,batch-size=8"
-    jobs = [one_gpu.submit("-p", "train", "--gres=gpu:1", mark, "-c", "1", "/home/alice/fresh.sh") for _ in range(2)]
+    driver, script = site.driver, f"/home/alice/{model}.sh"
+    driver.write(f"{model}.py", text, user="alice")
+    driver.write(f"{model}.sh", f"#!/bin/sh\nexec muri run /home/alice/{model}.py\n", user="alice")
+    mark = f"--muri=model={model},batch-size=8"
+    jobs = [driver.submit("-p", "train", "--gres=gpu:1", mark, "-c", "1", *options, script) for _ in range(2)]
+    name = f"{model} of alice (batch 8, 1 × gpu)"
 
     def known() -> dict[str, Any]:
-        told = json.loads(site.python(SENSITIVITIES, f"{site.state_dir}/profiles.db").stdout)
-        return {name: body for name, body in told.items() if name.startswith("fresh")}
+        told: dict[str, Any] = json.loads(site.python(SENSITIVITIES, f"{site.state_dir}/profiles.db").stdout)
+        return told
 
     with site.controller():
-        one_gpu.wait_until(lambda: bool(known()), "the sensitivity of the new model")
-    ((name, body),) = known().items()
-    assert name == "fresh of alice (batch 8, 1 × gpu)"
+        driver.wait_until(lambda: name in known(), "the sensitivity of the new model")
+    return jobs, known()[name]
+
+
+def test_a_new_models_cpus_are_measured_on_arrival(one_gpu: Driver) -> None:
+    site = Site(one_gpu, "pyslurm")
+    jobs, body = arrive(site, "fresh", FRESH_PY)
     rates = {point["cpus"]: point["throughput"] for point in body["points"]}
     assert min(rates) == 1 and max(rates) >= 2, rates
     assert rates[max(rates)] > 1.4 * rates[1], rates
     assert body["saturating_cpus"] == 2
     assert body["process_gib"] > 0
+    assert body["dataset"] is None
     one_gpu.run("scancel", str(jobs[0]), user="alice")
     with site.controller():  # the other one starts with what was measured
         one_gpu.wait_state(jobs[1], "RUNNING")
     assert one_gpu.job(jobs[1])["NumCPUs"] == "2"
     assert "1 → 2 CPUs" in one_gpu.run("muri", "explain", str(jobs[1]), user="alice").stdout
+    one_gpu.cancel_all()
+
+
+def test_a_new_models_dataset_is_measured_on_arrival_and_gets_memory(one_gpu: Driver) -> None:
+    site = Site(one_gpu, "pyslurm")
+    jobs, body = arrive(site, "stored", STORED_PY, "--mem=300")
+    dataset = body["dataset"]
+    assert dataset["dataset_gib"] == pytest.approx(8000 / 2**14, rel=0.01)
+    assert dataset["batch_mib"] == pytest.approx(0.25, rel=0.01)
+    assert 0 < dataset["storage_mib_per_s"] < 6.3  # 64 KiB in 10 ms
+    assert dataset["overlap"] < 0.1
+    assert min(point["throughput"] for point in body["points"]) > 50  # measured as if all were in memory
+    one_gpu.run("scancel", str(jobs[0]), user="alice")
+    with site.controller():
+        one_gpu.wait_state(jobs[1], "RUNNING")
+    # All but a few of its 500 MiB, and its processes.
+    assert 480 < float(one_gpu.job(jobs[1])["MinMemoryNode"].removesuffix("M")) < 1000
     one_gpu.cancel_all()

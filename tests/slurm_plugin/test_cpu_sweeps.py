@@ -1,7 +1,7 @@
 """Models' sensitivity to CPUs, measured in the dry run that a new model gets under a policy that gives out CPUs."""
 
 import os
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 from fake_slurm import FakeSlurm, make_job, make_node, one_gpu
@@ -9,10 +9,12 @@ from fake_slurm import FakeSlurm, make_job, make_node, one_gpu
 from muri.profiler.dryrun.messages import Limits
 from muri.profiler.records import ProfileKey
 from muri.profiler.sensitivity.bisection import CpuSensitivity, Point
+from muri.profiler.sensitivity.memory_axis import Dataset
 from muri.profiler.sensitivity.record import KIND, SensitivityProfile
 from muri.profiler.store import ProfileStore
 from muri.slurm_plugin.node.dry_run import Cpus, measure
 from muri.slurm_plugin.records import comment_tags as tags
+from muri.slurm_plugin.records.cluster import JobState
 from muri.slurm_plugin.records.comment_reports import MOST_BYTES, comment_with, sweep_figures, sweep_in
 from muri.slurm_plugin.records.roles import Role, read_job
 
@@ -20,6 +22,9 @@ NEW = "muri:model=new,batch-size=8"
 KEY = ProfileKey("new", 8, 1, "gpu", "alice")
 CURVE = CpuSensitivity((Point(1, 1.0), Point(4, 3.9, 0.01), Point(5, 4.9, 0.02), Point(16, 5.0, 0.01)), 5, 0, 6)
 STAGES = {"load_s": 0.1, "preprocess_s": 0.2, "propagate_s": 0.3, "synchronize_s": 0.0, "iteration_s": 0.6}
+
+READS = {"items": 8000, "item_bytes": 2.0**20, "batch_items": 8.0, "bytes_per_s": 2.0**24, "workers": False}
+"""8 GiB, of which an iteration reads 8 MiB in half a second."""
 
 ITERATES = """\
 #!/usr/bin/env python3
@@ -74,6 +79,13 @@ def test_a_comment_holds_a_sweep():
     told = tags.parse_json(tags.token(long, tags.PROFILE_PREFIX))
     assert told["iteration_s"] == 0.6
     assert "cpus" not in told
+
+
+def test_a_comment_without_room_loses_the_dataset_first():
+    for padding, left in ((300, {"cpus", "reads"}), (700, {"cpus"}), (800, set())):
+        text = comment_with("x" * padding, "t1", {**STAGES, "cpus": sweep_figures(CURVE), "reads": READS})
+        assert len(text) <= MOST_BYTES or not left
+        assert {"cpus", "reads"} & set(tags.parse_json(tags.token(text, tags.PROFILE_PREFIX))) == left
 
 
 class NotingSlurm(FakeSlurm):
@@ -152,6 +164,80 @@ def test_a_sweep_that_cannot_be_true_costs_only_itself(make_controller, tmp_path
     assert stored(tmp_path) == []
     with ProfileStore(tmp_path / "profiles.db") as store:
         assert store.get(KEY) is not None
+
+
+def planned_with(make_controller, reads, detail):
+    """Job 2, once a dry run has told so much of its dataset and its first CPU count."""
+    slurm = site()
+    slurm.nodes = {name: replace(node, mem_mib=64_000) for name, node in slurm.nodes.items()}
+    slurm.jobs[2] = replace(slurm.jobs[2], mem_per_node_mib=3000)
+    with make_controller(slurm, (), **OPTIONS) as controller:
+        run = dry_run_of(slurm, controller)
+        token = tags.token(run.admin_comment, tags.DRY_RUN_PREFIX)
+        curve = replace(CURVE, points=(*CURVE.points[:-1], Point(8, 5.0, 0.01)))
+        figures = {**STAGES, "iterations": 20, "detail": {"host_mem_gib": 2.5, **detail}}
+        text = comment_with("", token, {**figures, "cpus": sweep_figures(curve), "reads": reads})
+        slurm.jobs[2] = replace(slurm.jobs[2], comment=text)
+        slurm.end(run.job_id)
+        controller.cycle()
+        slurm.end(1)
+        for _ in range(3):
+            slurm.tick()
+            controller.cycle()
+    return slurm.jobs[2]
+
+
+@pytest.mark.parametrize(
+    ("workers", "detail", "overlap"),
+    [
+        (True, {"busy_s": [0.1, 0.2, 0.3, 0.0]}, 1.0),
+        (False, {"busy_s": [0.1, 0.2, 0.3, 0.0]}, 0.0),
+        (False, {"busy_s": [0.4, 0.2, 0.3, 0.0]}, 0.75),
+        (False, {}, 0.0),
+    ],
+)
+def test_the_next_plan_gives_memory_for_the_dataset(make_controller, tmp_path, workers, detail, overlap):
+    job = planned_with(make_controller, {**READS, "workers": workers}, detail)
+    (found,) = stored(tmp_path)
+    assert asdict(found.dataset) == pytest.approx(asdict(Dataset(8000 / 1024, 8.0, 16.0, overlap)), rel=0.001)
+    assert job.cpu_count == 5
+    # Its demand, and what makes it as fast as the proportional share of the node, which has room for the whole dataset.
+    assert 6000 < 0.99 * found.demand.mem_gib * 1024 < job.mem_per_node_mib < 2.5 * 1024 + 8010
+
+
+def test_a_dataset_on_fast_storage_takes_no_memory(make_controller, tmp_path):
+    job = planned_with(make_controller, {**READS, "bytes_per_s": 2.0**33, "workers": True}, {})
+    (found,) = stored(tmp_path)
+    assert (found.demand.cache_gib, found.demand.mem_gib) == (0, 2.5)
+    assert job.mem_per_node_mib == 3000  # as its user asked
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"items": -8000},
+        {"items": "nan"},
+        {"items": [8000]},
+        {"item_bytes": 1e300},
+        {"item_bytes": None},
+        {"batch_items": 0},
+        {"bytes_per_s": 0.0},
+        {"bytes_per_s": 1e30},
+        {"workers": None, "items": 1e400},
+    ],
+)
+def test_a_dataset_that_cannot_be_true_costs_only_itself(make_controller, tmp_path, wrong):
+    job = planned_with(make_controller, {**READS, **wrong}, {})
+    (found,) = stored(tmp_path)
+    assert (found.dataset, found.cpu.saturating_cpus, job.cpu_count) == (None, 5, 5)
+    assert job.mem_per_node_mib == 3000
+
+
+def test_a_dataset_larger_than_any_node_keeps_no_job_waiting(make_controller, tmp_path):
+    job = planned_with(make_controller, {**READS, "items": 10**9}, {})
+    assert stored(tmp_path)[0].dataset.dataset_gib > 900_000
+    assert job.state is JobState.RUNNING
+    assert 3000 <= job.mem_per_node_mib <= 64_000
 
 
 @pytest.mark.parametrize("options", [{"policy": "muri-s"}, {"allocation": {"cpus": "off"}}])
