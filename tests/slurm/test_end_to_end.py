@@ -99,7 +99,7 @@ def test_jobs_of_two_users_are_never_grouped(muri):
 
 def test_a_job_alone_behind_a_pilot_job_looks_as_it_would_alone(muri):
     muri.know_profiles()
-    failing = muri.submit("load", iterations=3, code=3)
+    failing = muri.submit("load", iterations=50, code=3)  # (it runs when the cycle has ended)
     muri.cycle()
     assert len(muri.hosts()) == 1
     assert muri.driver.wait_state(failing)["ExitCode"] == "3:0"

@@ -11,6 +11,7 @@ from ranks_harness import RankedLauncher
 
 from muri.launcher.arbitration.arbiter import FairArbiter
 from muri.launcher.arbitration.pausing import PausingArbiter
+from muri.launcher.job.session import Roots
 from muri.launcher.job.stage_clock import IterationRecord, StageClock
 from muri.launcher.runtime.member_table import Member
 from muri.launcher.runtime.suspension import SuspensionWatch, frozen
@@ -184,6 +185,9 @@ class Session:
 
     def __init__(self) -> None:
         self.clock, self.told = StageClock(), list[str]()
+
+    def roots(self):
+        return Roots()
 
     @property
     def ended(self):
