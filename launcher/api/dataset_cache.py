@@ -28,7 +28,7 @@ from typing import Any, Final
 from muri.errors import UsageError
 from muri.launcher.api.cache_room import Room, room_of
 from muri.launcher.job.dataset_reads import WORDS, DatasetReads, Fetch
-from muri.profiler.dryrun.messages import DRY_RUN_VARIABLE, FULL_MEMORY_VARIABLE
+from muri.profiler.dryrun.messages import DRY_RUN_VARIABLE, FULL_MEMORY_VARIABLE, NO_JOB
 from muri.units import GIB
 
 logger = logging.getLogger("muri.launcher")
@@ -78,7 +78,8 @@ class CachedDataset:
         self.dataset = dataset
         self._length = length
         self._measured = bool(os.environ.get(DRY_RUN_VARIABLE))
-        self._few = min(_FEW, length) if os.environ.get(FULL_MEMORY_VARIABLE) else None
+        is_trial = os.environ.get(FULL_MEMORY_VARIABLE) == os.environ.get("SLURM_JOB_ID", NO_JOB)
+        self._few = min(_FEW, length) if is_trial else None
         self._room = room_of(os.environ) if gib is None else None
         if gib is not None:
             _check_size(gib, length)

@@ -27,8 +27,12 @@ ITERATION_LOG_VARIABLE: Final = "MURI_ITERATION_LOG"
 `time.perf_counter`, which all processes of a node share."""
 
 FULL_MEMORY_VARIABLE: Final = "MURI_FULL_MEMORY"
-"""Where it is set, `muri.cache` reads a few items again and again, as if the whole dataset were in memory: for runs
-that measure throughput and are thrown away."""
+"""In the Slurm job that it names, `muri.cache` reads a few items again and again, as if all were in memory: for runs
+that measure throughput and are thrown away. A job that such a run submits inherits the variable, but has another id: it
+must train on all items."""
+
+NO_JOB: Final = "none"
+"""Stands for the job's id in it outside of Slurm."""
 
 READS: Final = "reads"
 """Name, in a dry run's result, of what `muri.cache` saw of the dataset."""

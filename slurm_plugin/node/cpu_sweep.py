@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import BinaryIO, Final
 
-from muri.profiler.dryrun.messages import FULL_MEMORY_VARIABLE
+from muri.profiler.dryrun.messages import FULL_MEMORY_VARIABLE, NO_JOB
 from muri.profiler.errors import SensitivityError
 from muri.profiler.sensitivity.bisection import CpuSensitivity, Measured, bisect
 from muri.profiler.sensitivity.throughput import Window, cores, environment, usable_cpus, watched_throughput
@@ -80,9 +80,10 @@ def sweep_cpus(command: Sequence[str], asked: int, time_limit_s: float) -> CpuSe
         window = Window(STEADY_S, _WARMUP_ITERATIONS + _BATCHES_AHEAD * count, left_s)
         # Ended, a script with checkpoints saves itself; the next run must not resume from there.
         with tempfile.TemporaryDirectory(prefix="muri-sweep-") as checkpoints:
-            told = told_cpus(count, environment(count, os.environ))
-            return watched_throughput(
-                launch, told | {CHECKPOINTS_VARIABLE: checkpoints, FULL_MEMORY_VARIABLE: "1"}, window
-            )
+            told = told_cpus(count, environment(count, os.environ)) | {
+                CHECKPOINTS_VARIABLE: checkpoints,
+                FULL_MEMORY_VARIABLE: os.environ.get("SLURM_JOB_ID", NO_JOB),
+            }
+            return watched_throughput(launch, told, window)
 
     return bisect(measure, most_cpus(asked))

@@ -112,11 +112,14 @@ def test_outside_of_a_dry_run_nothing_is_measured(monkeypatch):
 
 
 def test_as_if_all_were_in_memory_a_few_items_are_read_again_and_again(monkeypatch):
-    monkeypatch.setenv(FULL_MEMORY_VARIABLE, "1")
+    monkeypatch.setenv("SLURM_JOB_ID", "17")
+    monkeypatch.setenv(FULL_MEMORY_VARIABLE, "17")
     cached = cache(Batched(), gib=0.1)
     assert {cached[index][0] for index in range(100)} == set(range(32))
     assert [item[0] for item in cached.__getitems__([1, 33, -1])] == [1, 1, 99 % 32]
     assert cached.kept == 0
+    monkeypatch.setenv("SLURM_JOB_ID", "18")  # submitted by such a run
+    assert {cache(Batched(), gib=0.1)[index][0] for index in range(100)} == set(range(100))
 
 
 SCRIPT = """
