@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from muri.launcher.job.process_tree import descendants_of
 from muri.units import MIB
 
 SPARE: Final = 0.1
@@ -47,7 +48,7 @@ class Room:
         Args:
             others_bytes: What other caches of the process hold.
         """
-        needed = sum(map(_own_bytes, (self.root, *_descendants(self.root)))) + others_bytes
+        needed = sum(map(_own_bytes, (self.root, *descendants_of(self.root)))) + others_bytes
         return max(0, int(self.given_bytes * (1 - SPARE)) - needed)
 
 
@@ -86,17 +87,6 @@ def _number(environment: Mapping[str, str], name: str) -> int:
             break
         digits += char
     return int(digits) if digits else 0
-
-
-def _descendants(root: int) -> Iterator[int]:
-    waiting = [root]
-    while waiting:
-        children: list[int] = []
-        for thread in Path("/proc").glob(f"{waiting.pop()}/task/*/children"):
-            with contextlib.suppress(OSError):
-                children += map(int, thread.read_text().split())
-        yield from children
-        waiting.extend(children)
 
 
 def _own_bytes(pid: int) -> int:

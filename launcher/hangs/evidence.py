@@ -3,10 +3,12 @@
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
+
+from muri.launcher.job.process_tree import threads_of
 
 STOPPED: Final = "T"
 _AT_WORK: Final = frozenset("RDt")
@@ -128,29 +130,6 @@ def _cpu_ns(thread: Path, stat: list[str]) -> int:
         return int((thread / "schedstat").read_text().split()[0])
     except OSError:  # a kernel without schedstat counts in ticks
         return (int(stat[11]) + int(stat[12])) * 1_000_000_000 // _TICKS_PER_S
-
-
-def threads_of(pid: int) -> list[Path]:
-    """All threads of a process; none if it has ended."""
-    with contextlib.suppress(OSError):
-        return list(Path(f"/proc/{pid}/task").iterdir())
-    return []
-
-
-def children_of(threads: Iterable[Path]) -> Iterator[int]:
-    """The processes that these threads have started and that still exist."""
-    for thread in threads:
-        with contextlib.suppress(OSError):
-            yield from map(int, (thread / "children").read_text().split())
-
-
-def threads_of_trees(pids: Iterable[int]) -> Iterator[Path]:
-    """All threads of these processes and of their descendants."""
-    waiting = list(pids)
-    while waiting:
-        threads = threads_of(waiting.pop())
-        yield from threads
-        waiting.extend(children_of(threads))
 
 
 def has_in_environment(pid: int, name: str, value: str) -> bool:

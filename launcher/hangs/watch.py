@@ -28,14 +28,12 @@ from muri.launcher.hangs.evidence import (
     IdleTimer,
     ThreadMeter,
     ThreadSample,
-    children_of,
     has_in_environment,
     is_stopped,
     sampling_interval_s,
-    threads_of,
-    threads_of_trees,
 )
 from muri.launcher.job.environment import HANG_TIMEOUT_VARIABLE, hang_timeout_s
+from muri.launcher.job.process_tree import children_of, threads_of, threads_of_trees
 from muri.launcher.job.session import MemberSession, Roots
 
 logger = logging.getLogger("muri.launcher")

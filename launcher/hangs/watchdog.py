@@ -21,7 +21,8 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from muri.launcher.hangs.evidence import IdleTimer, ThreadSample, sample, sampling_interval_s, threads_of
+from muri.launcher.hangs.evidence import IdleTimer, ThreadSample, sample, sampling_interval_s
+from muri.launcher.job.process_tree import threads_of
 
 logger = logging.getLogger("muri.launcher")
 

@@ -3,10 +3,9 @@
 import contextlib
 import os
 import signal
-from collections.abc import Iterator
 from typing import Final
 
-from muri.launcher.hangs.evidence import children_of, threads_of
+from muri.launcher.job.process_tree import descendants_of
 
 MOST_ROUNDS: Final = 10
 """A process may start others before its own turn to be stopped comes; those are found in the next round."""
@@ -30,15 +29,7 @@ def continue_descendants(root: int) -> None:
 
 def _descendants(root: int) -> list[int]:
     """Parents come before their children."""
-    return list(_walk(root)) if root else []
-
-
-def _walk(root: int) -> Iterator[int]:
-    waiting = [root]
-    while waiting:
-        children = list(children_of(threads_of(waiting.pop(0))))
-        yield from children
-        waiting.extend(children)
+    return list(descendants_of(root)) if root else []
 
 
 def _send(number: int, pids: list[int]) -> None:
