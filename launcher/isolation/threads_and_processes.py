@@ -5,6 +5,7 @@ GPU. The session is among them before each pass. Subprocesses get the session's 
 """
 
 import _posixsubprocess
+import ctypes
 import os
 import subprocess
 import sys
@@ -118,12 +119,34 @@ def _spare_threads(torch: ModuleType) -> None:
     torch._C._stash_obj_in_tls = stash
 
 
+def _owning_stash(core: Any) -> Callable[[str, object], None]:
+    """Return PyTorch's function that keeps an object for a thread; it keeps a reference of its own.
+
+    PyTorch 2.11 takes over the caller's reference instead, so that the object is freed while others use it.
+    """
+    plain, probe = core._stash_obj_in_tls, object()
+
+    def owning(key: str, value: object) -> None:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(value))
+        plain(key, value)
+
+    count = sys.getrefcount(probe)
+    plain(_KEY, probe)
+    takes_over = sys.getrefcount(probe) == count
+    if takes_over:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(probe))
+    stash: Callable[[str, object], None] = owning if takes_over else plain
+    stash(_KEY, None)
+    return stash
+
+
 def _patch_autograd(torch: ModuleType) -> None:
     core = torch._C
     if not hasattr(core, "_stash_obj_in_tls"):
         return  # in this version, hooks that print in such a thread print to the runtime's output
     if not getattr(sys, "_is_gil_enabled", lambda: True)():
         _spare_threads(torch)
+    stash = _owning_stash(core)
     plain = torch.autograd.graph._engine_run_backward
 
     def engine_run_backward(*args: Any, **kwargs: Any) -> Any:
@@ -131,12 +154,12 @@ def _patch_autograd(torch: ModuleType) -> None:
         if session is None:
             return plain(*args, **kwargs)
         before = look_up()
-        core._stash_obj_in_tls(_KEY, session)
+        stash(_KEY, session)
         try:
             return plain(*args, **kwargs)
         finally:
             # Drop the session here: the end of the thread would drop it without an interpreter.
-            core._stash_obj_in_tls(_KEY, before)
+            stash(_KEY, before)
 
     for module in (torch.autograd, torch.autograd.graph):
         if getattr(module, "_engine_run_backward", None) is plain:

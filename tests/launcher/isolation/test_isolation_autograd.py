@@ -1,8 +1,12 @@
 """Backward passes of a session."""
 
+import ctypes
 import sys
 
+import pytest
 from launcher_harness import Launcher, ends
+
+from muri.launcher.isolation.threads_and_processes import _owning_stash
 
 
 def test_a_thread_that_ran_a_backward_pass_does_not_keep_its_session(launcher: Launcher) -> None:
@@ -25,3 +29,37 @@ def test_a_thread_that_ran_a_backward_pass_does_not_keep_its_session(launcher: L
     # Without the GIL only a GPU's threads are told of the session.
     told = "101" if getattr(sys, "_is_gil_enabled", lambda: True)() else "None"
     assert launcher.out("101") == f"{told} None\n"
+
+
+class TakingCore:
+    """As PyTorch 2.11: what is stashed takes over a reference of the caller, and gives it up when it is replaced."""
+
+    def __init__(self) -> None:
+        self.held: list[int] = []
+
+    def _stash_obj_in_tls(self, _key: str, value: object) -> None:
+        for address in self.held:
+            ctypes.pythonapi.Py_DecRef(ctypes.cast(address, ctypes.py_object))
+        self.held[:] = [id(value)]
+
+
+class OwningCore:
+    """As PyTorch 2.13: what is stashed has a reference of its own."""
+
+    def __init__(self) -> None:
+        self.held: dict[str, object] = {}
+
+    def _stash_obj_in_tls(self, key: str, value: object) -> None:
+        self.held[key] = value
+
+
+@pytest.mark.parametrize("core", [TakingCore(), OwningCore()])
+def test_whoever_stashes_a_session_keeps_its_own_reference(core: TakingCore | OwningCore) -> None:
+    stash, session = _owning_stash(core), object()
+    references = sys.getrefcount(session)
+    for _ in range(100):
+        stash("muri.session", session)
+        stash("muri.session", None)
+    assert sys.getrefcount(session) == references
+    stash("muri.session", session)
+    assert sys.getrefcount(session) == references + 1
