@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, median
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import psutil
 
@@ -22,7 +22,7 @@ from muri.group_spec import group_of
 from muri.launcher.telemetry.timeline import read_slices, shares_of
 from muri.profiler.records import STAGES
 
-WARM_ITERATIONS = 5
+WARM_ITERATIONS, LEAST_ITERATIONS = 5, 3
 PYTHON = (sys.executable,)
 
 
@@ -48,11 +48,13 @@ class Setting:
         data: Directory of the samples, on a disk.
         jobs: The script of each job and the arguments that only this job takes.
         seconds: Length of the window in which iterations are counted.
+        start_limit_s: How long jobs may take until they are at work.
     """
 
     data: Path
     jobs: Mapping[str, Sequence[str]]
     seconds: float
+    start_limit_s: float = START_LIMIT_S
 
 
 class Run:
@@ -62,19 +64,22 @@ class Run:
         folder: That directory.
         cores_used: Cores that each job, with its children, kept busy in the measured window.
         changes: The runtime's changes of the discipline: seconds after the window's begin, which one, and why.
+        runtime: Its process; None without one.
     """
 
     def __init__(self, setting: Setting, folder: Path) -> None:
         self.folder = folder
         self._setting = setting
+        self._ids = {job: str(101 + index) for index, job in enumerate(setting.jobs)}
         self._processes: list[subprocess.Popen[bytes]] = []
         self._jobs: dict[str, subprocess.Popen[bytes]] = {}
         self.cores_used: dict[str, float] = {}
         self.changes: list[tuple[float, str, str]] = []
+        self.runtime: subprocess.Popen[bytes] | None = None
 
     def start_job(self, job: str, prefix: Sequence[str] = PYTHON, **environment: str) -> None:
         """Start one job by `prefix` and its script; its output goes to a file."""
-        files = ["--log", str(self._log(job)), "--stop", str(self._stop), "--data", str(self._setting.data)]
+        files = ["--log", str(self.log(job)), "--stop", str(self._stop), "--data", str(self._setting.data)]
         command = [*prefix, *self._setting.jobs[job], *files]
         with (self.folder / f"{job}.out").open("wb") as out:
             variables = os.environ | environment
@@ -89,45 +94,97 @@ class Run:
         self, solo_s: Mapping[str, float], *options: str, discipline: str, isolation: str = "thread"
     ) -> None:
         """Start a runtime with these options, and all jobs as its members."""
-        ids = {job: str(101 + index) for index, job in enumerate(self._setting.jobs)}
+        self.serve(solo_s, *options, discipline=discipline, isolation=isolation)
+        for job in self._setting.jobs:
+            self.start_member(job)
+
+    def serve(self, solo_s: Mapping[str, float], *options: str, discipline: str, isolation: str) -> None:
+        """Start a runtime with these options that takes each job as a member.
+
+        Args:
+            solo_s: Iteration times alone of the jobs of which they are known.
+            options: The runtime's.
+            discipline: How members take turns.
+            isolation: thread or process.
+        """
         members = [
             {"job_id": job_id, "solo_iteration_s": solo_s.get(job), "isolation": isolation}
-            for job, job_id in ids.items()
+            for job, job_id in self._ids.items()
         ]
         group = group_of({"members": members, "discipline": discipline})
-        self._processes.append(start_runtime(self.folder, group, *options))
-        for job, job_id in ids.items():
-            self.start_job(job, MURI_RUN, SLURM_JOB_ID=job_id, MURI_RUN_DIR=str(socket_folder(self.folder)))
+        self.runtime = start_runtime(self.folder, group, *options)
+        self._processes.append(self.runtime)
+
+    def start_member(self, job: str) -> None:
+        """Start one job as a member of the runtime."""
+        self.start_job(job, MURI_RUN, SLURM_JOB_ID=self._ids[job], MURI_RUN_DIR=str(socket_folder(self.folder)))
+
+    def member_status(self) -> dict[str, Any]:
+        """Each job's part of the runtime's status file."""
+        members = self.status()["members"]
+        return {job: members[job_id] for job, job_id in self._ids.items()}
+
+    def status(self) -> dict[str, Any]:
+        """The runtime's status file; {} without one."""
+        path = self.folder / "status.json"
+        return dict(json.loads(path.read_text())) if path.exists() else {}
+
+    def process(self, job: str) -> "subprocess.Popen[bytes]":
+        """A job's process, or its `muri run`."""
+        return self._jobs[job]
+
+    def await_start(self) -> None:
+        """Wait until each job has done some iterations.
+
+        Raises:
+            BenchmarkError: One ended, or took too long.
+        """
+        deadline_s = time.monotonic() + self._setting.start_limit_s
+        while min(len(self.ends_s(job)) for job in self._jobs) < WARM_ITERATIONS:
+            self._check(deadline_s)
+            time.sleep(0.1)
+
+    def end(self, *jobs: str) -> None:
+        """Let all jobs end, and wait for these, or for all where none is named.
+
+        Raises:
+            BenchmarkError: One failed.
+        """
+        self._stop.touch()
+        for job in jobs or self._jobs:
+            if self.process(job).wait(timeout=60) != 0:
+                raise BenchmarkError(f"{job}: {self.output(job)}")
 
     def measure(self) -> dict[str, float]:
-        """Iterations per second of each job in a window in which all are at work; then the jobs end."""
-        deadline_s = time.monotonic() + START_LIMIT_S
-        while min(len(self._ends_s(job)) for job in self._jobs) < WARM_ITERATIONS:
-            self._check(deadline_s)
-            time.sleep(0.2)
+        """Iterations per second of each job in a window in which all are at work; then the jobs end.
+
+        The window is longer where a job would not end `LEAST_ITERATIONS` in it.
+        """
+        self.await_start()
         begin_s, before_s, begin_epoch_s = time.monotonic(), self._cpu_s(), time.time()
         time.sleep(self._setting.seconds)
+        deadline_s = time.monotonic() + self._setting.start_limit_s
+        while min(sum(at_s >= begin_s for at_s in self.ends_s(job)) for job in self._jobs) < LEAST_ITERATIONS:
+            self._check(deadline_s)
+            time.sleep(0.1)
         end_s, after_s = time.monotonic(), self._cpu_s()
         self.cores_used = {job: (after_s[job] - before_s[job]) / (end_s - begin_s) for job in self._jobs}
         self._check(end_s + 1.0)
         self.changes = self._changes(begin_epoch_s)
-        rates = {job: _rate(self._ends_s(job), begin_s, end_s) for job in self._jobs}
-        self._stop.touch()
-        for job, process in self._jobs.items():
-            if process.wait(timeout=60) != 0:
-                raise BenchmarkError(f"{job}: {self._output(job)}")
+        rates = {job: _rate(self.ends_s(job), begin_s, end_s) for job in self._jobs}
+        self.end()
         return rates
 
     def close(self) -> None:
         """End what still runs."""
         for process in reversed(self._processes):
-            if process.poll() is None:
-                process.send_signal(signal.SIGTERM)
-                try:
-                    process.wait(timeout=15)
-                except subprocess.TimeoutExpired:
-                    process.kill()
-                    process.wait()
+            process.send_signal(signal.SIGTERM)  # (nothing where it has ended)
+        for process in reversed(self._processes):
+            try:
+                process.wait(timeout=15)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
 
     @property
     def _stop(self) -> Path:
@@ -143,27 +200,28 @@ class Run:
         return found
 
     def _changes(self, since_s: float) -> list[tuple[float, str, str]]:
-        status = self.folder / "status.json"
-        found = json.loads(status.read_text()).get("disciplines", []) if status.exists() else []
+        found = self.status().get("disciplines", [])
         return [(round(each["at_s"] - since_s, 1), each["discipline"], each["reason"]) for each in found]
 
-    def _log(self, job: str) -> Path:
+    def log(self, job: str) -> Path:
+        """The file to which a job logs its iterations."""
         return self.folder / f"{job}.log"
 
-    def _ends_s(self, job: str) -> list[float]:
+    def ends_s(self, job: str) -> list[float]:
         """When a job's iterations ended, on the monotonic clock."""
-        path = self._log(job)
+        path = self.log(job)
         return [float(line) for line in path.read_text().split("\n")[:-1]] if path.exists() else []
 
     def _check(self, deadline_s: float) -> None:
         for job, process in self._jobs.items():
             if process.poll() is not None:
-                raise BenchmarkError(f"{job} ended too early: {self._output(job)}")
+                raise BenchmarkError(f"{job} ended too early: {self.output(job)}")
         if time.monotonic() > deadline_s:
-            slow = [job for job in self._jobs if len(self._ends_s(job)) < WARM_ITERATIONS]
-            raise BenchmarkError(f"{', '.join(slow)} did not come to {WARM_ITERATIONS} iterations in {START_LIMIT_S} s")
+            slow = {job: len(self.ends_s(job)) for job in self._jobs}
+            raise BenchmarkError(f"the jobs are not fast enough to measure; their iterations so far: {slow}")
 
-    def _output(self, name: str) -> str:
+    def output(self, name: str) -> str:
+        """The last of what a job has written."""
         return (self.folder / f"{name}.out").read_text()[-2000:]
 
 

@@ -40,5 +40,6 @@ def _cpu_model() -> str:
 
 
 def _git(*arguments: str) -> str:
-    done = subprocess.run(["git", *arguments], capture_output=True, text=True, check=False)
+    root = Path(__file__).resolve().parents[1]
+    done = subprocess.run(["git", "-C", root, *arguments], capture_output=True, text=True, check=False)
     return done.stdout.strip() if done.returncode == 0 else "unknown"

@@ -13,7 +13,7 @@ from muri.policies.speed.model import Shape
 
 BAR_RATIO = 1.1
 BAR_AUTO = 0.97
-BY_USER = ("plain", "plain-passive", "plain-one-thread", "mps")
+BY_USER = ("plain", "plain-passive", "plain-one-thread")
 """Ways of running the jobs without Muri."""
 
 Changes = list[tuple[float, str, str]]

@@ -1,4 +1,4 @@
-"""ResNet-18, VGG-16, GPT-2 small and an actor-critic, in plain PyTorch, each also in a tiny size."""
+"""ResNet-18, VGG-16, GPT-2 small and an actor-critic, in plain PyTorch, of any size."""
 
 import torch
 from torch import nn
@@ -26,9 +26,8 @@ class ResidualBlock(nn.Module):
         return torch.relu(self.path(images) + self.shortcut(images))
 
 
-def resnet18(tiny: bool) -> nn.Module:
-    """ResNet-18 (He et al. 2016, table 1)."""
-    width = 8 if tiny else 64
+def resnet18(width: int = 64) -> nn.Module:
+    """ResNet-18 (He et al. 2016, table 1); `width` channels in its first layers."""
     layers: list[nn.Module] = [
         nn.Conv2d(3, width, 7, 2, 3, bias=False), nn.BatchNorm2d(width), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1),
     ]  # fmt: skip
@@ -41,9 +40,8 @@ def resnet18(tiny: bool) -> nn.Module:
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels_in, CLASSES))
 
 
-def vgg16(tiny: bool) -> nn.Module:
-    """VGG-16 (Simonyan and Zisserman 2015, configuration D)."""
-    width, hidden = (4, 32) if tiny else (64, 4096)
+def vgg16(width: int = 64, hidden: int = 4096, side: int = 224) -> nn.Module:
+    """VGG-16 (Simonyan and Zisserman 2015, configuration D) for images of `side` pixels, a multiple of 32."""
     layers: list[nn.Module] = []
     channels_in = 3
     for channels, convolutions in ((width, 2), (2 * width, 2), (4 * width, 3), (8 * width, 3), (8 * width, 3)):
@@ -52,8 +50,8 @@ def vgg16(tiny: bool) -> nn.Module:
             channels_in = channels
         layers.append(nn.MaxPool2d(2))
     return nn.Sequential(
-        *layers, nn.AdaptiveAvgPool2d(7), nn.Flatten(), nn.Linear(channels_in * 49, hidden), nn.ReLU(inplace=True),
-        nn.Dropout(), nn.Linear(hidden, hidden), nn.ReLU(inplace=True), nn.Dropout(), nn.Linear(hidden, CLASSES),
+        *layers, nn.Flatten(), nn.Linear(channels_in * (side // 32) ** 2, hidden), nn.ReLU(inplace=True), nn.Dropout(),
+        nn.Linear(hidden, hidden), nn.ReLU(inplace=True), nn.Dropout(), nn.Linear(hidden, CLASSES),
     )  # fmt: skip
 
 
@@ -80,9 +78,8 @@ class Gpt2Block(nn.Module):
 class Gpt2(nn.Module):
     """GPT-2 small: 12 blocks of width 768 (Radford et al. 2019, table 2)."""
 
-    def __init__(self, tiny: bool) -> None:
+    def __init__(self, width: int = 768, heads: int = 12, depth: int = 12, length: int = 1024) -> None:
         super().__init__()
-        width, heads, depth, length = (32, 2, 2, 32) if tiny else (768, 12, 12, 1024)
         self.tokens, self.places = nn.Embedding(TOKENS, width), nn.Embedding(length, width)
         self.blocks = nn.Sequential(*(Gpt2Block(width, heads) for _ in range(depth)), nn.LayerNorm(width))
 
@@ -96,9 +93,8 @@ class Gpt2(nn.Module):
 class ActorCritic(nn.Module):
     """Policy and value of an advantage actor-critic (Mnih et al. 2016)."""
 
-    def __init__(self, tiny: bool) -> None:
+    def __init__(self, width: int = 512) -> None:
         super().__init__()
-        width = 32 if tiny else 512
         self.body = nn.Sequential(nn.Linear(OBSERVATION, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU())
         self.policy, self.value = nn.Linear(width, ACTIONS), nn.Linear(width, 1)
 

@@ -1,23 +1,130 @@
-"""Trains one of four models with a bottleneck of its own; see the classes for what each does.
+"""Trains one of five models, each with a bottleneck of its own; see the classes for what each does.
 
-python train.py resnet18 --log ends.txt --stop stop --data DIR
-python train.py gpt2 --tiny --device cpu --iterations 2 --log ends.txt --stop stop --data DIR
+    python train.py resnet18 --log ends.txt --data DIR --stop stop
+    python train.py gpt2 small --tiny --device cpu --seconds 1 --log ends.txt --data DIR
+    muri run train.py vgg16 --log ends.txt --data DIR --iterations 100
+
+The log gets a line for each iteration: the monotonic clock. What else is known of the models stands in a JSON file
+beside it, with the same name: losses, stage times by CUDA events, GPU memory. VGG-16 marks its stages itself, because
+no hook sees its network; hooks find those of the others.
 """
 
 import argparse
+import contextlib
 import itertools
+import json
 import os
+import sys
 import time
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 import numpy as np
 import torch
+from kernels import stray_write
 from models import ACTIONS, CLASSES, OBSERVATION, TOKENS, ActorCritic, Gpt2, resnet18, vgg16
 from torch import nn
+from torch.utils.data import DataLoader, Dataset, Sampler
 
 import muri
+
+WARM_ITERATIONS = 5
+"""Not timed, where the time is a number of seconds."""
+
+LONGEST_ITERATIONS = 400
+"""Stage times are those of so many last iterations."""
+
+FILL_BYTES = 1 << 30
+"""What a job that is to run out of memory allocates at a time."""
+
+
+class Stopwatch:
+    """What each stage takes, as the script itself measures it: by the host's clock, on a GPU by CUDA events.
+
+    Args:
+        device: Where the model trains.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._events = device.type == "cuda"
+        self._spans: list[dict[str, list[Any]]] = [defaultdict(list)]
+
+    @contextlib.contextmanager
+    def host(self, stage: str) -> Iterator[None]:
+        """Time of the calling thread."""
+        begin_s = time.perf_counter()
+        yield
+        self._spans[-1][stage].append(time.perf_counter() - begin_s)
+
+    @contextlib.contextmanager
+    def gpu(self, stage: str) -> Iterator[None]:
+        """From the first kernel that is queued within to the end of the last one."""
+        if not self._events:
+            with self.host(stage):
+                yield
+            return
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        yield
+        end.record()
+        self._spans[-1][stage].append((begin, end))
+
+    def next_iteration(self) -> None:
+        """What follows belongs to the next iteration."""
+        self._spans.append(defaultdict(list))
+        del self._spans[:-LONGEST_ITERATIONS]
+
+    def stage_s(self) -> dict[str, float]:
+        """Mean seconds of each stage in an iteration, without the first ones; the GPU has to be done."""
+        counted = self._spans[WARM_ITERATIONS:-1]
+        stages = sorted({stage for spans in counted for stage in spans})
+        return {stage: sum(_seconds(spans[stage]) for spans in counted) / len(counted) for stage in stages}
+
+
+def _seconds(spans: list[Any]) -> float:
+    return sum(each if isinstance(each, float) else each[0].elapsed_time(each[1]) / 1e3 for each in spans)
+
+
+class Samples(Dataset[torch.Tensor]):
+    """Samples by number, each of them read and then prepared.
+
+    Args:
+        read: Makes the sample of a number.
+        transform: Prepares it.
+        watch: Times both.
+    """
+
+    def __init__(self, read: Any, transform: Any, watch: Stopwatch) -> None:
+        self.read, self.watch = read, watch
+        self.transform = self._timed(transform)
+
+    def __getitem__(self, number: int) -> torch.Tensor:
+        """Read and prepare one."""
+        with self.watch.host("load"):
+            sample = self.read(number)
+        return self.transform(sample)  # type: ignore[no-any-return]
+
+    def _timed(self, transform: Any) -> Any:
+        def timed(sample: Any) -> Any:
+            with self.watch.host("preprocess"):
+                return transform(sample)
+
+        return timed
+
+
+class Endless(Sampler[int]):
+    """Random numbers without end, the same in each run."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+
+    def __iter__(self) -> Iterator[int]:
+        """Begin anew."""
+        random = np.random.default_rng(0)
+        while True:
+            yield int(random.integers(self._count))
 
 
 class Job:
@@ -27,109 +134,77 @@ class Job:
         options: Command line.
     """
 
-    momentum = 0.9
+    batch = 0
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.tiny, self.device, self.folder = options.tiny, torch.device(options.device), options.data
-        self.random = np.random.default_rng(0)
+        self.watch = Stopwatch(self.device)
         self.model = self.make_model().to(self.device)
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.001, momentum=self.momentum)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.001, momentum=0.9)
 
     def make_model(self) -> nn.Module:
         """The model, on the CPU."""
         raise NotImplementedError
 
-    def fetch(self) -> torch.Tensor:
-        """A batch from storage."""
+    def loss(self, inputs: torch.Tensor) -> torch.Tensor:
+        """What is minimised: here the cross entropy of images whose labels follow each other."""
+        labels = torch.arange(len(inputs), device=self.device) % CLASSES
+        return nn.functional.cross_entropy(self.model(inputs), labels)
+
+    def batches(self) -> Iterator[torch.Tensor]:
+        """Batches without end, on the CPU."""
         raise NotImplementedError
 
-    def loss(self, batch: torch.Tensor) -> torch.Tensor:
-        """What is minimised."""
-        raise NotImplementedError
+    def loader(self, read: Any, transform: Any, count: int) -> Iterator[torch.Tensor]:
+        """Batches of `count` samples, in an order that is the same in each run."""
 
-    def prepare(self, batch: torch.Tensor) -> torch.Tensor:
-        """The batch, ready for the model, on the device."""
-        return batch.to(self.device)
+        def collate(samples: list[torch.Tensor]) -> torch.Tensor:
+            with self.watch.host("preprocess"):
+                return torch.stack(samples)
 
-    def learn(self, batch: torch.Tensor) -> None:
-        """One optimizer step."""
-        with muri.stage("preprocess"):
-            inputs = self.prepare(batch)
-        with muri.stage("propagate"):
+        samples = Samples(read, transform, self.watch)
+        loader: DataLoader[torch.Tensor] = DataLoader(
+            samples, batch_size=self.batch, sampler=Endless(count), collate_fn=collate
+        )
+        return iter(loader)
+
+    def learn(self, batch: torch.Tensor) -> torch.Tensor:
+        """One optimizer step; returns the loss, still on the device."""
+        inputs = batch.to(self.device)
+        with self.watch.gpu("propagate"):
             self.optimizer.zero_grad()
             loss = self.loss(inputs)
-            with muri.stage("propagate"):  # the same stage inside itself: others may go first here
-                loss.backward()
-            with muri.stage("propagate"):
-                self.optimizer.step()
+            loss.backward()
+            self.optimizer.step()
+        return loss.detach()
 
 
 class ResNet18(Job):
-    """Bound by storage: reads its images from disk, past the page cache."""
+    """Bound by storage: reads its images from disk, past the page cache, and crops them."""
 
-    batch, side = 64, 224
+    batch, read_side, side = 64, 384, 224
 
     def make_model(self) -> nn.Module:
         """ResNet-18."""
-        self.batch, self.side = (2, 32) if self.tiny else (self.batch, self.side)
-        return resnet18(self.tiny)
+        if self.tiny:
+            self.batch, self.read_side, self.side = 2, 40, 32
+        return resnet18(8 if self.tiny else 64)
 
-    def fetch(self) -> torch.Tensor:
-        """Random images, one read each."""
-        size = self.side * self.side * 3
-        path = self.folder / "images.bin"
-        file = os.open(path, os.O_RDONLY)
-        try:
-            places = self.random.integers(0, max(1, path.stat().st_size - size), self.batch)
-            for place in places:
-                os.posix_fadvise(file, int(place), size, os.POSIX_FADV_DONTNEED)
-            data = b"".join(os.pread(file, size, int(place)) for place in places)
-        finally:
-            os.close(file)
-        pixels = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-        return pixels.view(self.batch, 3, self.side, self.side)
+    def batches(self) -> Iterator[torch.Tensor]:
+        """Random places of one large file."""
+        size = self.read_side**2 * 3
+        file = os.open(self.folder / "images.bin", os.O_RDONLY)
+        count = os.fstat(file).st_size // size
 
-    def prepare(self, batch: torch.Tensor) -> torch.Tensor:
-        """Normalised on the CPU, as torchvision's transforms do."""
-        return batch.float().sub_(127.5).div_(64.0).to(self.device)
+        def read(number: int) -> bytes:
+            os.posix_fadvise(file, number * size, size, os.POSIX_FADV_DONTNEED)
+            return os.pread(file, size, number * size)
 
-    def loss(self, batch: torch.Tensor) -> torch.Tensor:
-        """Cross entropy."""
-        labels = torch.arange(len(batch), device=self.device) % CLASSES
-        return nn.functional.cross_entropy(self.model(batch), labels)
+        return self.loader(read, self._prepare, count)
 
-
-class Vgg16(Job):
-    """Bound by the exchange of its 138 million gradients, which go to the host and back as at a parameter server."""
-
-    batch, side = 32, 224
-
-    def make_model(self) -> nn.Module:
-        """VGG-16."""
-        self.batch, self.side = (2, 32) if self.tiny else (self.batch, self.side)
-        return vgg16(self.tiny)
-
-    def fetch(self) -> torch.Tensor:
-        """Images made on the spot."""
-        return torch.rand(self.batch, 3, self.side, self.side)
-
-    def loss(self, batch: torch.Tensor) -> torch.Tensor:
-        """Cross entropy."""
-        labels = torch.arange(len(batch), device=self.device) % CLASSES
-        return nn.functional.cross_entropy(self.model(batch), labels)
-
-    def learn(self, batch: torch.Tensor) -> None:
-        """Forward and backward, the exchange, then the step."""
-        inputs = self.prepare(batch)
-        with muri.stage("propagate"):
-            self.optimizer.zero_grad()
-            self.loss(inputs).backward()
-        with muri.stage("synchronize"):
-            for parameter in self.model.parameters():
-                if parameter.grad is not None:
-                    parameter.grad.copy_(parameter.grad.cpu())
-        with muri.stage("propagate"):
-            self.optimizer.step()
+    def _prepare(self, data: bytes) -> torch.Tensor:
+        pixels = torch.frombuffer(bytearray(data), dtype=torch.uint8).view(3, self.read_side, self.read_side)
+        return pixels[:, : self.side, : self.side].float().sub_(127.5).div_(64.0)
 
 
 class Gpt2Small(Job):
@@ -139,17 +214,23 @@ class Gpt2Small(Job):
 
     def make_model(self) -> nn.Module:
         """GPT-2 small."""
-        self.batch, self.length = (2, 16) if self.tiny else (self.batch, self.length)
-        return Gpt2(self.tiny)
+        if self.tiny:
+            self.batch, self.length = 2, 16
+            return Gpt2(width=32, heads=2, depth=2, length=32)
+        return Gpt2()
 
-    def fetch(self) -> torch.Tensor:
+    def batches(self) -> Iterator[torch.Tensor]:
         """Random tokens."""
-        return torch.from_numpy(self.random.integers(0, TOKENS, (self.batch, self.length + 1)))
 
-    def loss(self, batch: torch.Tensor) -> torch.Tensor:
+        def read(number: int) -> Any:
+            return np.random.default_rng(number).integers(0, TOKENS, self.length + 1)
+
+        return self.loader(read, torch.from_numpy, 1 << 20)
+
+    def loss(self, inputs: torch.Tensor) -> torch.Tensor:
         """Cross entropy of the next token."""
-        scores = self.model(batch[:, :-1])
-        return nn.functional.cross_entropy(scores.flatten(0, 1), batch[:, 1:].flatten())
+        scores = self.model(inputs[:, :-1])
+        return nn.functional.cross_entropy(scores.flatten(0, 1), inputs[:, 1:].flatten())
 
 
 class A2c(Job):
@@ -160,71 +241,242 @@ class A2c(Job):
     def make_model(self) -> nn.Module:
         """The actor-critic, and the environments' dynamics."""
         self.environments, self.steps = (8, 2) if self.tiny else (self.environments, self.steps)
-        self.states = self.random.standard_normal((self.environments, OBSERVATION)).astype(np.float32)
-        self.dynamics = np.linalg.qr(self.random.standard_normal((OBSERVATION, OBSERVATION)))[0].astype(np.float32)
-        self.push = self.random.standard_normal((ACTIONS, OBSERVATION)).astype(np.float32)
-        return ActorCritic(self.tiny)
+        random = np.random.default_rng(0)
+        self.states = random.standard_normal((self.environments, OBSERVATION)).astype(np.float32)
+        self.dynamics = np.linalg.qr(random.standard_normal((OBSERVATION, OBSERVATION)))[0].astype(np.float32)
+        self.push = random.standard_normal((ACTIONS, OBSERVATION)).astype(np.float32)
+        self.later = torch.ones(self.steps, self.steps, device=self.device).triu()
+        return ActorCritic(32 if self.tiny else 512)
 
-    def fetch(self) -> torch.Tensor:
-        """Nothing is read."""
-        return torch.empty(0)
+    def batches(self) -> Iterator[torch.Tensor]:
+        """Nothing is read: the script has no loader, as reinforcement learning has none."""
+        return itertools.repeat(torch.empty(0))
 
-    def prepare(self, batch: torch.Tensor) -> torch.Tensor:
-        """Observations of a few steps with actions of the current policy."""
+    def learn(self, batch: torch.Tensor) -> torch.Tensor:
+        """Play some steps with the current policy, then learn from them."""
+        return super().learn(self._play())
+
+    def _play(self) -> torch.Tensor:
         seen = []
         for _ in range(self.steps):
             seen.append(torch.from_numpy(self.states))
-            with torch.no_grad():
+            with self.watch.gpu("propagate"), torch.no_grad():
                 scores, _ = self.model(seen[-1].to(self.device))
-            actions = torch.distributions.Categorical(logits=scores).sample().cpu().numpy()
-            for _ in range(8):  # physics in finer steps than decisions
-                self.states = np.tanh(self.states @ self.dynamics + 0.1 * self.push[actions])
-        return torch.stack(seen).to(self.device)
+                chosen = torch.distributions.Categorical(logits=scores).sample()
+            actions = chosen.cpu().numpy()
+            with self.watch.host("preprocess"):
+                for _ in range(8):  # physics in finer steps than decisions
+                    self.states = np.tanh(self.states @ self.dynamics + 0.1 * self.push[actions])
+        return torch.stack(seen)
 
-    def loss(self, batch: torch.Tensor) -> torch.Tensor:
+    def loss(self, inputs: torch.Tensor) -> torch.Tensor:
         """Policy gradient with the advantage, value error, entropy."""
-        scores, values = self.model(batch)
-        rewards = -batch.square().mean(-1)
-        returns = rewards.flip(0).cumsum(0).flip(0)
+        scores, values = self.model(inputs)
+        returns = self.later @ -inputs.square().mean(-1)
         advantage = returns - values
-        policy = torch.distributions.Categorical(logits=scores)
-        actions = scores.argmax(-1)
-        gain = policy.log_prob(actions) * advantage.detach()
-        return -gain.mean() + 0.5 * advantage.square().mean() - 0.01 * policy.entropy().mean()
+        actions = scores.argmax(-1).flatten()
+        surprise = nn.functional.cross_entropy(scores.flatten(0, 1), actions, reduction="none")
+        entropy = torch.distributions.Categorical(logits=scores).entropy().mean()
+        gain = surprise * advantage.detach().flatten()
+        return gain.mean() + 0.5 * advantage.square().mean() - 0.01 * entropy
 
 
-JOBS: dict[str, type[Job]] = {"resnet18": ResNet18, "vgg16": Vgg16, "gpt2": Gpt2Small, "a2c": A2c}
+class Vgg16(Job):
+    """Bound by the exchange of its 138 million gradients, which go to the host and back as at a parameter server."""
+
+    batch, side = 32, 224
+
+    def make_model(self) -> nn.Module:
+        """VGG-16, and memory for its gradients on the host."""
+        if self.tiny:
+            self.batch, self.side = 2, 32
+        model = vgg16(4, 32, 32) if self.tiny else vgg16()
+        pinned = self.device.type == "cuda"
+        self.gradients = [torch.empty_like(each, pin_memory=pinned) for each in model.parameters()]
+        return model
+
+    def batches(self) -> Iterator[torch.Tensor]:
+        """Images from memory; the script marks its stages, this one included."""
+        pool = torch.rand(2 * self.batch, 3, self.side, self.side, generator=torch.Generator().manual_seed(0))
+        return muri.batches(self.loader(pool.__getitem__, lambda image: image, len(pool)))  # type: ignore[no-any-return]
+
+    def learn(self, batch: torch.Tensor) -> torch.Tensor:
+        """Forward and backward, the exchange, then the step."""
+        inputs = batch.to(self.device)
+        with muri.stage("propagate"), self.watch.gpu("propagate"):
+            self.optimizer.zero_grad()
+            loss = self.loss(inputs)
+            with muri.stage("propagate"):  # the same stage inside itself: others may go first here
+                loss.backward()
+        with muri.stage("synchronize"), self.watch.gpu("synchronize"):
+            self._exchange()
+        with muri.stage("propagate"), self.watch.gpu("propagate"):
+            self.optimizer.step()
+        return loss.detach()
+
+    def _exchange(self) -> None:
+        parameters = list(self.model.parameters())
+        for host, parameter in zip(self.gradients, parameters, strict=True):
+            host.copy_(parameter.grad, non_blocking=True)  # type: ignore[arg-type]
+        if self.device.type == "cuda":
+            torch.cuda.current_stream().synchronize()
+        for host, parameter in zip(self.gradients, parameters, strict=True):
+            parameter.grad.copy_(host, non_blocking=True)  # type: ignore[union-attr]
 
 
-def train(job: Job, options: argparse.Namespace, log: TextIO) -> None:
-    """Run one job to its end."""
+class Small(Job):
+    """A narrow ResNet-18 on images of 32 pixels from memory: its kernels do not fill a large GPU."""
 
-    def batches() -> Iterator[torch.Tensor]:
-        for count in itertools.count():
-            if options.stop.exists() or count == options.iterations:
-                return
-            yield job.fetch()
+    batch, side = 128, 32
 
-    for batch in muri.batches(batches()):
-        job.learn(batch)
+    def make_model(self) -> nn.Module:
+        """An eighth of the width of ResNet-18 in a tiny size, else a quarter."""
+        self.batch = 2 if self.tiny else self.batch
+        return resnet18(8 if self.tiny else 16)
+
+    def batches(self) -> Iterator[torch.Tensor]:
+        """Images from memory."""
+        pool = torch.rand(2 * self.batch, 3, self.side, self.side, generator=torch.Generator().manual_seed(0))
+        return self.loader(pool.__getitem__, lambda image: image, len(pool))
+
+
+JOBS: dict[str, type[Job]] = {"resnet18": ResNet18, "gpt2": Gpt2Small, "a2c": A2c, "vgg16": Vgg16, "small": Small}
+
+
+def train(name: str, options: argparse.Namespace, log: TextIO) -> dict[str, Any]:
+    """Train one model until it is told to stop, or for as long as the options say.
+
+    Returns:
+        What is known of it.
+    """
+    torch.manual_seed(0)
+    if torch.cuda.is_initialized():  # by the model before
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    job = JOBS[name](options)
+    losses: list[torch.Tensor] = []
+    begin_s = 0.0
+    batches = job.batches()
+    for batch in batches:
+        losses.append(job.learn(batch))
+        job.watch.next_iteration()
         log.write(f"{time.monotonic():.6f}\n")
+        done = len(losses)
+        if done == WARM_ITERATIONS:
+            finish(job.device)
+            begin_s = time.perf_counter()
+        if options.fail and options.log.with_suffix(".fail").exists():
+            fail(options.fail, job.device)
+        timed_out = options.seconds and begin_s and time.perf_counter() - begin_s >= options.seconds
+        if timed_out or done == options.iterations or (options.stop and options.stop.exists()):
+            break
+    finish(job.device)
+    passed_s, counted = time.perf_counter() - begin_s, len(losses) - WARM_ITERATIONS
+    return {
+        "iteration_s": passed_s / counted if begin_s and counted > 0 else None,
+        "losses": [float(each) for each in losses],
+        "stage_s": job.watch.stage_s() if counted > 1 else {},
+        "hooks_s": hook_times(),
+        "profiler_s": profile(job, batches, options.profile) if options.profile else {},
+        "gpu_mib": gpu_memory(),
+    }
+
+
+def finish(device: torch.device) -> None:
+    """Wait for this script's own work."""
+    if device.type == "cuda":
+        torch.cuda.current_stream().synchronize()
+
+
+def hook_times() -> dict[str, float]:
+    """Mean seconds of each stage as Muri has measured them, if it measures this script; and of an iteration."""
+    if os.environ.get("MURI_TIMING") != "1":
+        return {}
+    from muri.launcher.telemetry.script_clock import current_clock
+    from muri.profiler.records import STAGES
+
+    records = list(current_clock().recent)
+    means = [sum(column) / len(records) for column in zip(*(each.stage_s for each in records), strict=True)]
+    whole_s = sum(each.iteration_s for each in records) / max(1, len(records))
+    return {**dict(zip(STAGES, means, strict=False)), "iteration": whole_s}
+
+
+def profile(job: Job, batches: Iterator[torch.Tensor], count: int) -> dict[str, float]:
+    """What a few more iterations take on the GPU each, as PyTorch's profiler tells: kernels, and copies."""
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    if job.device.type == "cuda":
+        activities.append(torch.profiler.ProfilerActivity.CUDA)
+    with torch.profiler.profile(activities=activities) as profiler:
+        for batch in itertools.islice(batches, count):
+            job.learn(batch)
+        finish(job.device)
+    found = {"kernels": 0.0, "copies": 0.0}
+    for event in profiler.profiler.kineto_results.events():  # type: ignore[union-attr]
+        if event.device_type().name == "CUDA" and event.duration_ns() > 0:
+            found["copies" if event.name().startswith(("Memcpy", "Memset")) else "kernels"] += event.duration_ns() / 1e9
+    return {kind: seconds / count for kind, seconds in found.items()}
+
+
+def gpu_memory() -> dict[str, float]:
+    """Most that this process had of the GPU, MiB: in tensors, and in PyTorch's allocator."""
+    if not torch.cuda.is_initialized():
+        return {}
+    peaks = {"allocated": torch.cuda.max_memory_allocated(), "reserved": torch.cuda.max_memory_reserved()}
+    return {name: size / 2**20 for name, size in peaks.items()}
+
+
+def fail(how: str, device: torch.device) -> None:
+    """Fail for want of memory, or by a write to where nothing is."""
+    if how == "memory":
+        if device.type != "cuda":
+            raise torch.OutOfMemoryError("CUDA out of memory. (There is no GPU: this error is made up.)")
+        held = []
+        while True:
+            held.append(torch.empty(FILL_BYTES, dtype=torch.uint8, device=device))
+    if device.type != "cuda":
+        raise RuntimeError("CUDA error: an illegal memory access was encountered (there is no GPU: it is made up)")
+    stray_write()
+    torch.cuda.current_stream().synchronize()
+
+
+def be_deterministic() -> None:
+    """Let each operation give the same digits in each run; one that cannot says so on standard error."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.backends.cuda.enable_flash_sdp(False)
+    torch.backends.cuda.enable_mem_efficient_sdp(False)
+    torch.backends.cuda.enable_cudnn_sdp(False)
+
+
+def options_of(words: list[str]) -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("jobs", nargs="+", choices=JOBS, help="one after the other")
+    add("--log", type=Path, required=True, help="a line for each iteration: the monotonic clock")
+    add("--data", type=Path, required=True, help="directory of images.bin")
+    add("--stop", type=Path, help="the job ends when this file exists")
+    add("--iterations", type=int, default=0, help="end after so many")
+    add("--seconds", type=float, default=0.0, help=f"end so long after the first {WARM_ITERATIONS}")
+    add("--profile", type=int, default=0, help="so many more iterations under PyTorch's profiler")
+    add("--deterministic", action="store_true", help="the same digits in each run")
+    add(
+        "--fail",
+        choices=("memory", "access"),
+        help="how to fail, once there is a file beside the log that ends in .fail",
+    )
+    add("--device", default="cuda")
+    add("--tiny", action="store_true", help="a size that a CPU trains at once")
+    return parser.parse_args(words)
 
 
 def main() -> None:
-    """Train until told to stop; a line with the time for each iteration."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("jobs", nargs="+", choices=JOBS, help="one after the other")
-    parser.add_argument("--log", type=Path, required=True, help="a line for each iteration: the monotonic clock")
-    parser.add_argument("--stop", type=Path, required=True, help="the job ends when this file exists")
-    parser.add_argument("--data", type=Path, required=True, help="directory of images.bin")
-    parser.add_argument("--iterations", type=int, help="end after so many")
-    parser.add_argument("--device", default="cuda")
-    parser.add_argument("--tiny", action="store_true", help="a size that a CPU trains at once")
-    options = parser.parse_args()
+    """Train one job after the other."""
+    options = options_of(sys.argv[1:])
+    if options.deterministic:
+        be_deterministic()
     with options.log.open("w", buffering=1) as log:
-        for name in options.jobs:
-            torch.manual_seed(0)
-            train(JOBS[name](options), options, log)
+        found = {name: train(name, options, log) for name in options.jobs}
+    options.log.with_suffix(".json").write_text(json.dumps(found))
 
 
 if __name__ == "__main__":
