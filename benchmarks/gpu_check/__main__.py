@@ -27,7 +27,7 @@ from benchmarks.runtime_process import BenchmarkError
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT_S = 480.0
-DATA_MIB, SMOKE_DATA_MIB = 1024, 4
+DATA_MIB, SMOKE_DATA_MIB = 512, 4
 
 
 _FACTS = """

@@ -3,7 +3,8 @@
 import fcntl
 import json
 import os
-from collections.abc import Mapping
+import subprocess
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -46,7 +47,7 @@ class Check:
     @property
     def window_s(self) -> float:
         """For how long iterations are counted."""
-        return 0.3 if self.smoke else 3.0
+        return 0.3 if self.smoke else 2.5
 
     @property
     def device(self) -> tuple[str, ...]:
@@ -99,10 +100,22 @@ class Figures:
     Args:
         check: The run; what the same run has put into the file before is kept.
         name: Of the result.
+
+    Attributes:
+        failed: Whether something could not be measured.
     """
 
     def __init__(self, check: Check, name: str) -> None:
         self._check, self._name = check, name
+        self.failed = False
+
+    def add_measured(self, name: str, measure: Callable[[], object]) -> None:
+        """Note what is measured, or why it cannot be: what else a part measures does not depend on it."""
+        try:
+            self.add(name, measure())
+        except (BenchmarkError, OSError, subprocess.SubprocessError) as error:
+            self.failed = True
+            self.add(f"failed: {name}", str(error)[-1000:])
 
     def add(self, name: str, value: object) -> None:
         """Note something and write the file."""

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -39,15 +40,19 @@ sys.stdin.read()
 def hand_over(check: Check, figures: Figures) -> None:
     """How long the GPU rests between the work of one member and that of the next, which waits for it."""
     script = (str(JOBS / "hand_over.py"), "--enough", str(100 if check.smoke else HOLDS), *check.device)
-    for name, members, isolation in (("alone", 1, "process"), ("process", 2, "process"), ("thread", 2, "thread")):
+
+    def between(members: int, isolation: str) -> dict[str, float]:
         jobs = {f"holder-{number}": script for number in range(1, members + 1)}
         with running(check.setting(jobs)) as run:
             preload = ("--preload", "") if check.smoke else ()
             run.start_interleaved({}, *preload, discipline="fair", isolation=isolation)
             _await_holds(run, list(jobs))
             run.end()
-            spans = {job: _spans(run, job) for job in jobs}
-        figures.add(name, gaps(list(spans.values())))
+            return gaps([_spans(run, job) for job in jobs])
+
+    figures.add_measured("alone", partial(between, 1, "process"))
+    for isolation in ("process", "thread"):
+        figures.add_measured(isolation, partial(between, 2, isolation))
 
 
 def _await_holds(run: Run, jobs: Sequence[str]) -> None:
@@ -128,18 +133,21 @@ class PeakMemory:
 
 def memory(check: Check, figures: Figures) -> None:
     """GPU memory: what a CUDA context costs, and four members together against the sum of their peaks."""
-    figures.add("context_mib", _contexts(check))
     models = check.models[:1] if check.smoke else check.models
     setting = check.setting({model: check.job(model) for model in models})
-    for isolation in ("process", "thread"):
+
+    def together(isolation: str) -> dict[str, Any]:
         peak = _peak()
-        before_mib = peak.now_mib() if peak else None
+        before_mib = peak.now_mib() if peak else 0.0
         with running(setting) as run, peak.watching() if peak else nullcontext():
             run.start_interleaved({}, discipline="fair", isolation=isolation)
             run.measure()
             told = {model: only(report(run, model))["gpu_mib"] for model in models}
-        grown_mib = peak.mib - before_mib if peak and before_mib is not None else None
-        figures.add(isolation, {"members": told, "grown_mib": grown_mib})
+        return {"members": told, "grown_mib": peak.mib - before_mib if peak else None}
+
+    figures.add_measured("context_mib", partial(_contexts, check))
+    for isolation in ("process", "thread"):
+        figures.add_measured(isolation, partial(together, isolation))
 
 
 def _peak() -> PeakMemory | None:
@@ -178,7 +186,8 @@ def errors(check: Check, figures: Figures) -> None:
         partners = partners[:1]
     jobs = {name: check.job("small", "--deterministic") for name in partners}
     jobs |= {kind: check.job("small", "--deterministic", "--fail", kind) for kind in kinds}
-    for isolation in ("process", "thread"):
+
+    def provoke(isolation: str) -> dict[str, Any]:
         found: dict[str, Any] = {}
         with running(check.setting(jobs)) as run:
             run.start_interleaved({}, discipline="fair", isolation=isolation)
@@ -199,7 +208,10 @@ def errors(check: Check, figures: Figures) -> None:
                 run.end(*partners)
                 losses = [only(report(run, name))["losses"] for name in partners]
                 found["partners_have_same_losses"] = all(len(set(each)) == 1 for each in zip(*losses, strict=False))
-        figures.add(isolation, found)
+        return found
+
+    for isolation in ("process", "thread"):
+        figures.add_measured(isolation, partial(provoke, isolation))
 
 
 def _await_consequences(run: Run, partners: Sequence[str], failed_s: float, *, lost: bool) -> None:

@@ -39,15 +39,15 @@ PARTS: Mapping[str, Part] = {
     "stages": Part("stages", training.stages),
     "bottlenecks": Part("throughput", training.throughput("bottlenecks"), needs_stages=True),
     "errors": Part("errors", device.errors),
-    "hand-over": Part("hand-over", device.hand_over),
     "demo": Part("demo", training.demo("with Muri", "four at once"), needs_stages=True),
+    "demo-alone": Part("demo", training.demo("one by one"), needs_stages=True),
+    "hand-over": Part("hand-over", device.hand_over),
     "gpu-bound": Part("throughput", training.throughput("gpu-bound"), needs_stages=True),
-    "small": Part("throughput", training.throughput("small"), needs_stages=True),
     "memory": Part("memory", device.memory),
     "nvml": Part("nvml", device.nvml),
-    "demo-alone": Part("demo", training.demo("one by one"), needs_stages=True),
+    "small": Part("throughput", training.throughput("small"), needs_stages=True),
 }
-
+"""The most telling ones first: the time may not suffice for the last."""
 
 _PROCESSES = multiprocessing.get_context("forkserver")
 _PROCESSES.set_forkserver_preload([device.__name__, training.__name__])
@@ -69,6 +69,7 @@ def run_part(check: Check, name: str) -> None:
         sys.exit(1)
     finally:
         figures.add(f"seconds: {name}", round(time.monotonic() - begin_s, 1))
+    sys.exit(int(figures.failed))
 
 
 def start_part(check: Check, name: str, limit_s: float) -> bool:

@@ -6,11 +6,12 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu_check.check import Check, Figures, only, report
-from benchmarks.job_runs import PYTHON, WARM_ITERATIONS, Run, running
+from benchmarks.job_runs import PYTHON, WARM_ITERATIONS, Run, Setting, running
 from benchmarks.runtime_process import MURI_RUN, BenchmarkError
 from muri.policies.speed.fair import throughput_bound
 from muri.policies.speed.model import Shape
@@ -22,10 +23,10 @@ MPS_CONTROL = "nvidia-cuda-mps-control"
 
 MPS_PLACES = ("/usr/bin", "/usr/local/nvidia/bin", "/usr/local/cuda/bin")
 MPS_LIMIT_S = 10.0
-AUTO_S = 10.0
+AUTO_S = 9.0
 """`auto` needs some windows of five seconds to compare."""
 
-IN_PLACE_LIMIT_S, IN_PLACE_ITERATIONS = 25.0, 60
+IN_PLACE_LIMIT_S, IN_PLACE_ITERATIONS = 15.0, 60
 """What is not sure after both is told as it is: warm-up takes 22 iterations at most."""
 
 PROFILED_ITERATIONS = 5
@@ -34,7 +35,7 @@ SETS: Mapping[str, tuple[str, ...]] = {
     "gpu-bound": ("gpt2", "gpt2"),
     "small": ("small",) * 4,
 }
-SHORT_S = 1.2
+SHORT_S = 1.0
 LONG = 1.8
 """A long job of the demo has so many times the iterations of a short one."""
 
@@ -54,14 +55,20 @@ def losses(check: Check, figures: Figures) -> None:
             _note_nondeterministic(run, model, figures)
     solo_s = {model: 1 / rate for model, rate in rates.items()}
     for isolation in ("process", "thread"):
-        with running(setting) as run:
-            run.start_interleaved(solo_s, discipline="fair", isolation=isolation)
-            speeds = {model: rate * solo_s[model] for model, rate in run.measure().items()}
-            members = {
-                model: {**compared(alone[model], only(report(run, model))["losses"]), "speed": speeds[model]}
-                for model in check.models
-            }
-        figures.add(isolation, {"members": members, "total": sum(speeds.values())})
+        figures.add_measured(isolation, partial(_losses_together, setting, isolation, solo_s, alone))
+
+
+def _losses_together(
+    setting: Setting, isolation: str, solo_s: Mapping[str, float], alone: Mapping[str, Sequence[float]]
+) -> dict[str, Any]:
+    with running(setting) as run:
+        run.start_interleaved(solo_s, discipline="fair", isolation=isolation)
+        speeds = {model: rate * solo_s[model] for model, rate in run.measure().items()}
+        members = {
+            model: {**compared(alone[model], only(report(run, model))["losses"]), "speed": speed}
+            for model, speed in speeds.items()
+        }
+    return {"members": members, "total": sum(speeds.values())}
 
 
 def _note_nondeterministic(run: Run, job: str, figures: Figures) -> None:
@@ -91,7 +98,7 @@ def compared(alone: Sequence[float], together: Sequence[float]) -> dict[str, Any
 def stages(check: Check, figures: Figures) -> None:
     """Stage times: as the script itself measures them, by PyTorch's profiler, by Muri's hooks, and in company."""
     models = (*check.models, "small")
-    options = ("--seconds", str(2 * check.window_s / 3), "--profile", str(PROFILED_ITERATIONS))
+    options = ("--seconds", str(0.8 * check.window_s), "--profile", str(PROFILED_ITERATIONS))
     with running(check.setting({"all": check.job(*models, *options)})) as run:
         run.start_job("all")
         _await_end(run, "all")
@@ -105,7 +112,7 @@ def stages(check: Check, figures: Figures) -> None:
             _await_end(run, model)
             hooks[model] = only(report(run, model))["hooks_s"]
             figures.add("hooks", {name: _against(alone[name], found) for name, found in hooks.items()})
-    figures.add("in_place", _in_place(check, alone))
+    figures.add_measured("in_place", partial(_in_place, check, alone))
 
 
 def _await_end(run: Run, job: str) -> None:
@@ -257,7 +264,7 @@ def demo(*ways: str) -> Callable[[Check, Figures], None]:
         jobs = _demo_jobs(check, alone)
         for way in ways[:1] if check.smoke else ways:
             slots, runtime = DEMO_WAYS[way]
-            figures.add(way, _run_all(check, jobs, slots, runtime=runtime))
+            figures.add_measured(way, partial(_run_all, check, jobs, slots, runtime=runtime))
 
     part.__doc__ = f"The demo's eight jobs, started by a loop in place of Slurm: {', '.join(ways)}."
     return part

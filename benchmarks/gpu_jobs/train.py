@@ -411,9 +411,14 @@ def profile(job: Job, batches: Iterator[torch.Tensor], count: int) -> dict[str, 
             job.learn(batch)
         finish(job.device)
     found = {"kernels": 0.0, "copies": 0.0}
-    for event in profiler.profiler.kineto_results.events():  # type: ignore[union-attr]
-        if event.device_type().name == "CUDA" and event.duration_ns() > 0:
-            found["copies" if event.name().startswith(("Memcpy", "Memset")) else "kernels"] += event.duration_ns() / 1e9
+    events = profiler.profiler.kineto_results.events()  # type: ignore[union-attr]
+    on_host = {event.name() for event in events if event.device_type().name == "CPU"}
+    for event in events:
+        if (
+            event.device_type().name == "CUDA" and event.name() not in on_host
+        ):  # (those are shadows of the host's marks)
+            kind = "copies" if event.name().startswith(("Memcpy", "Memset")) else "kernels"
+            found[kind] += event.duration_ns() / 1e9
     return {kind: seconds / count for kind, seconds in found.items()}
 
 

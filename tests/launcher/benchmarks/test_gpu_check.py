@@ -107,6 +107,18 @@ def test_parts_of_a_run_share_a_file_and_another_run_begins_it_anew(tmp_path: Pa
     assert json.loads((tmp_path / "gpu-demo.json").read_text()) == {"begun": "second", "with Muri": 3}
 
 
+def test_what_cannot_be_measured_costs_nothing_else(tmp_path: Path) -> None:
+    def fail() -> None:
+        raise BenchmarkError("no GPU changed hands")
+
+    figures = Figures(Check(tmp_path, tmp_path, smoke=True, head={"begun": "now"}), "hand-over")
+    figures.add_measured("process", fail)
+    figures.add_measured("thread", lambda: 2)
+    found = json.loads((tmp_path / "gpu-hand-over.json").read_text())
+    assert figures.failed
+    assert found == {"begun": "now", "failed: process": "no GPU changed hands", "thread": 2}
+
+
 def test_parts_that_need_each_model_alone_say_so(tmp_path: Path) -> None:
     with pytest.raises(BenchmarkError, match="`stages` has to be run before"):
         PARTS["bottlenecks"].run(Check(tmp_path, tmp_path, smoke=True, head={"begun": "now"}), None)  # type: ignore[arg-type]
