@@ -144,9 +144,11 @@ def _patch_autograd(torch: ModuleType) -> None:
     core = torch._C
     if not hasattr(core, "_stash_obj_in_tls"):
         return  # in this version, hooks that print in such a thread print to the runtime's output
-    if not getattr(sys, "_is_gil_enabled", lambda: True)():
+    if getattr(sys, "_is_gil_enabled", lambda: True)():
+        stash = _owning_stash(core)
+    else:
         _spare_threads(torch)
-    stash = _owning_stash(core)
+        stash = core._stash_obj_in_tls
     plain = torch.autograd.graph._engine_run_backward
 
     def engine_run_backward(*args: Any, **kwargs: Any) -> Any:

@@ -47,7 +47,7 @@ def test_every_part_runs_in_tiny_sizes(version: str, tmp_path: Path) -> None:
     for name, figures in found.items():
         assert (figures["gpu"], figures["machine"]["commit"]) == (None, "abc1234")
         assert not [key for key in figures if key.startswith("failed")], name
-        assert page.lines_of(name, figures) or name == "memory"  # which nobody can read without a GPU
+        assert page.lines_of(name, figures) or name == "memory"  # where NVML tells nothing, there is nothing to say
 
     for isolation in ("process", "thread"):
         members = found["losses"][isolation]["members"]
@@ -58,7 +58,7 @@ def test_every_part_runs_in_tiny_sizes(version: str, tmp_path: Path) -> None:
     throughput = found["throughput"]
     ways = {(name, way): result for name in training.SETS for way, result in throughput[name]["ways"].items()}
     assert all(result["total"] > 0 for (_, way), result in ways.items() if way != "mps")
-    assert "not installed" in ways["gpu-bound", "mps"]["error"]
+    assert training.mps_control() or "not installed" in ways["gpu-bound", "mps"]["error"]
 
     processes, threads = found["errors"]["process"], found["errors"]["thread"]
     assert [processes[kind]["exit_code"] for kind in ("memory", "access")] == [1, 1]
@@ -68,7 +68,7 @@ def test_every_part_runs_in_tiny_sizes(version: str, tmp_path: Path) -> None:
     assert "illegal memory access" in threads["access"]["fault"]["cause"]
     requeued = [threads["access"], *threads["access"]["partners"].values()]
     assert [each["exit_code"] for each in requeued] == [75] * len(requeued)
-    assert found["nvml"].get("unreadable")
+    assert {"unreadable", "members"} & found["nvml"].keys()
     assert {"one by one", "with Muri"} <= found["demo"].keys()
 
 
