@@ -61,9 +61,10 @@ def stages(found: Found) -> Iterator[str]:
     """Stage times, and how far off hooks and company are."""
     for model, each in found.get("alone", {}).items():
         parts = ", ".join(f"{stage} {each['stage_s'].get(stage, 0.0) * 1e3:.1f}" for stage in STAGES)
-        kernels_ms = each["profiler_s"].get("kernels", 0.0) * 1e3
+        kernels_s = each["profiler_s"].get("kernels")
         yield f"{model} alone, ms by its own clock and CUDA events: iteration {each['iteration_s'] * 1e3:.1f}; {parts}"
-        yield f"{model} alone, kernels by torch.profiler: {kernels_ms:.1f} ms"
+        if kernels_s:
+            yield f"{model} alone, kernels by torch.profiler: {kernels_s * 1e3:.1f} ms"
     for key, name in (("hooks", "by hooks, alone"), ("in_place", "in place, in company")):
         for model, each in found.get(key, {}).items():
             if each is None:
@@ -71,6 +72,8 @@ def stages(found: Found) -> Iterator[str]:
                 continue
             parts = ", ".join(f"{stage} {each['errors'][stage]:+.1%}" for stage in STAGES)
             yield f"error of {model} {name}, of the iteration: {parts}; iteration {each['iteration_error']:+.1%}"
+            if each["profiler_error"] is not None:
+                yield f"propagate of {model} {name}, less the profiler's kernels: {each['profiler_error']:+.1%}"
 
 
 def throughput(found: Found) -> Iterator[str]:

@@ -121,11 +121,15 @@ def _await_end(run: Run, job: str) -> None:
 
 
 def _against(alone: Mapping[str, Any], found_s: Mapping[str, float]) -> dict[str, Any]:
-    """Stage times, and the error of each in shares of the iteration alone."""
-    iteration_s = alone["iteration_s"]
-    known_s = {stage: alone["stage_s"].get(stage, 0.0) for stage in STAGES}
-    errors = {stage: (found_s[stage] - known_s[stage]) / iteration_s for stage in STAGES}
-    return {"stage_s": dict(found_s), "errors": errors, "iteration_error": found_s["iteration"] / iteration_s - 1}
+    """Stage times, and the error of each in shares of the iteration alone; the GPU's also against the profiler's."""
+    iteration_s, kernels_s = alone["iteration_s"], alone["profiler_s"].get("kernels")
+    errors = {stage: (found_s[stage] - alone["stage_s"].get(stage, 0.0)) / iteration_s for stage in STAGES}
+    return {
+        "stage_s": dict(found_s),
+        "errors": errors,
+        "iteration_error": found_s["iteration"] / iteration_s - 1,
+        "profiler_error": (found_s["propagate"] - kernels_s) / iteration_s if kernels_s else None,
+    }
 
 
 def _in_place(check: Check, alone: Mapping[str, Any]) -> dict[str, Any]:

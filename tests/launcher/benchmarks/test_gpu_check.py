@@ -182,6 +182,21 @@ def test_pages_tell_what_was_measured_and_nothing_else() -> None:
     assert "Nothing has run on a GPU yet" in page.marked("README.md", {})
 
 
+def test_errors_of_stage_times_are_shares_of_the_iteration() -> None:
+    alone = {"iteration_s": 0.1, "stage_s": {"load": 0.02, "propagate": 0.06}, "profiler_s": {"kernels": 0.05}}
+    hooks_s = {"load": 0.03, "preprocess": 0.01, "propagate": 0.055, "synchronize": 0.0, "iteration": 0.11}
+    found = training._against(alone, hooks_s)
+    assert found["errors"] == pytest.approx({"load": 0.1, "preprocess": 0.1, "propagate": -0.05, "synchronize": 0.0})
+    assert (found["iteration_error"], found["profiler_error"]) == pytest.approx((0.1, 0.05))
+    lines = page.lines_of("stages", result(alone={"gpt2": alone}, hooks={"gpt2": found}, in_place={"gpt2": None}))
+    assert "gpt2 alone, kernels by torch.profiler: 50.0 ms" in lines
+    assert "propagate of gpt2 by hooks, alone, less the profiler's kernels: +5.0%" in lines
+    assert "gpt2 in place, in company: not measured in time" in lines
+    without = training._against(alone | {"profiler_s": {"kernels": 0.0}}, hooks_s)
+    told = page.lines_of("stages", result(alone={}, hooks={"gpt2": without}))
+    assert not [line for line in told if "profiler" in line]
+
+
 def test_results_of_a_smoke_run_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(page, "RESULTS", tmp_path)
     monkeypatch.setattr(page, "ROOT", tmp_path)
