@@ -412,11 +412,9 @@ def profile(job: Job, batches: Iterator[torch.Tensor], count: int) -> dict[str, 
         finish(job.device)
     found = {"kernels": 0.0, "copies": 0.0}
     events = profiler.profiler.kineto_results.events()  # type: ignore[union-attr]
-    on_host = {event.name() for event in events if event.device_type().name == "CPU"}
+    marks = {event.name() for event in events if event.device_type().name == "CPU"}  # the GPU's rows repeat them
     for event in events:
-        if (
-            event.device_type().name == "CUDA" and event.name() not in on_host
-        ):  # (those are shadows of the host's marks)
+        if event.device_type().name == "CUDA" and event.name() not in marks:
             kind = "copies" if event.name().startswith(("Memcpy", "Memset")) else "kernels"
             found[kind] += event.duration_ns() / 1e9
     return {kind: seconds / count for kind, seconds in found.items()}
