@@ -86,7 +86,7 @@ def check_all(options: argparse.Namespace) -> int:
     if options.smoke:
         os.environ["OMP_NUM_THREADS"] = "1"  # threads that spin would take the cores from the other members
     with tempfile.TemporaryDirectory(prefix="gpu-check-", dir=options.data) as folder:
-        os.chdir(folder)  # not the checkout, whose `muri/` would hide the other rooms
+        os.chdir(folder)  # in the checkout, `import muri` would not find the other rooms
         check = Check(out, Path(folder), options.smoke, head)
         write_random_file(check.data / "images.bin", SMOKE_DATA_MIB if check.smoke else DATA_MIB)
         failed = do_parts(check, options.parts, begin_s + limit_s)
@@ -107,7 +107,7 @@ def main() -> int:
     add("--smoke", action="store_true", help="tiny sizes on the CPU: does everything run?")
     add("--limit-s", type=float, help=f"seconds for all parts together (default: {LIMIT_S:g}, with --smoke none)")
     add("--data", type=Path, default=ROOT, help="directory on the disk that samples are read from (default: checkout)")
-    add("--commit", help="what the results name where this is no git checkout")
+    add("--commit", help="commit of the results, for a copy without .git")
     options = parser.parse_args()
     try:
         return check_all(options)

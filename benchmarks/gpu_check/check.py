@@ -22,6 +22,9 @@ PART_LIMIT_S = 90.0
 SMOKE_LIMIT_S = 600.0
 """Where no GPU is paid for, nothing is hurried."""
 
+FAILURES = (BenchmarkError, OSError, subprocess.SubprocessError)
+"""What a single measurement may raise without harm to the others."""
+
 
 @dataclass(frozen=True)
 class Check:
@@ -113,7 +116,7 @@ class Figures:
         """Note what is measured, or why it cannot be: what else a part measures does not depend on it."""
         try:
             self.add(name, measure())
-        except (BenchmarkError, OSError, subprocess.SubprocessError) as error:
+        except FAILURES as error:
             self.failed = True
             self.add(f"failed: {name}", str(error)[-1000:])
 

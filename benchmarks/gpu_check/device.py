@@ -17,7 +17,7 @@ from benchmarks.job_runs import Run, running
 from benchmarks.runtime_process import BenchmarkError
 from muri.launcher.run.client import RuntimeLostError
 from muri.profiler.resource_usage.nvml import GpuReader, GpuUnreadableError
-from muri.units import GIB, MIB
+from muri.units import MIB, MIB_PER_GIB
 
 HOLDS = 800
 SAMPLE_S = 0.1
@@ -111,7 +111,7 @@ class PeakMemory:
         used_gib = next(iter(self._reader.each_gpu().values())).mem_gib
         if used_gib is None:
             raise BenchmarkError(f"NVML does not tell the memory in use: {'; '.join(self._reader.notes)}")
-        return used_gib * GIB / MIB
+        return used_gib * MIB_PER_GIB
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -240,7 +240,7 @@ def _noticed(run: Run, name: str, failed_s: float) -> dict[str, Any]:
 
 
 def nvml(check: Check, figures: Figures) -> None:
-    """What NVML tells of two processes, read as `muri top` does, beside what they know of themselves."""
+    """NVML's figures of two processes, read as `muri top` does, beside the processes' own."""
     try:
         reader = GpuReader({})
     except GpuUnreadableError as error:
@@ -269,7 +269,7 @@ def nvml(check: Check, figures: Figures) -> None:
         model: {
             "utilisation": shares[model][0],
             "mem_gib": shares[model][1],
-            "reserved_gib": told[model]["gpu_mib"].get("reserved", 0.0) * MIB / GIB,
+            "reserved_gib": told[model]["gpu_mib"].get("reserved", 0.0) / MIB_PER_GIB,
             "iterations_per_s": rates[model],
             "stage_s": told[model]["stage_s"],
         }

@@ -20,8 +20,8 @@ BEGIN, END = "<!-- gpu-check: made by python -m benchmarks.gpu_check.page -->\n"
 Found = Mapping[str, Any]
 
 WAY_NAMES = {
-    "plain": "plain processes", "mps": "MPS", "processes:fair": "fair, processes", "threads:fair": "fair, threads",
-    "processes:auto": "auto, processes", "processes:lockstep": "lockstep, processes",
+    "plain": "plain processes", "mps": "MPS", "process:fair": "fair, processes", "thread:fair": "fair, threads",
+    "process:auto": "auto, processes", "process:lockstep": "lockstep, processes",
 }  # fmt: skip
 
 NOTHING_YET = """\

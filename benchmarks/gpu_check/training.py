@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu_check.check import Check, Figures, only, report
+from benchmarks.gpu_check.check import FAILURES, Check, Figures, only, report
 from benchmarks.job_runs import PYTHON, WARM_ITERATIONS, Run, Setting, running
 from benchmarks.runtime_process import MURI_RUN, BenchmarkError
 from muri.policies.speed.fair import throughput_bound
@@ -133,16 +133,15 @@ def _against(alone: Mapping[str, Any], found_s: Mapping[str, float]) -> dict[str
 
 
 def _in_place(check: Check, alone: Mapping[str, Any]) -> dict[str, Any]:
-    """Stage times of models that nobody has measured before, while they train in company."""
+    """Stage times of unknown models, measured while they train in company."""
     setting = check.setting({model: check.job(model) for model in check.models})
     with running(setting) as run:
         run.start_interleaved({}, discipline="fair", isolation="process")
         run.await_start()
         limit_s = time.monotonic() + (2.0 if check.smoke else IN_PLACE_LIMIT_S)
         while not all(map(_is_measured, run.member_status().values())):
-            if time.monotonic() > limit_s and all(
-                len(run.ends_s(model)) >= IN_PLACE_ITERATIONS for model in check.models
-            ):
+            least = min(len(run.ends_s(model)) for model in check.models)
+            if time.monotonic() > limit_s and least >= IN_PLACE_ITERATIONS:
                 break
             time.sleep(0.2)
         run.end()  # what is unsure by now is told at the end, with what confidence it has
@@ -165,7 +164,7 @@ def _measured_s(found: Mapping[str, Any]) -> dict[str, float]:
 
 
 def throughput(name: str) -> Callable[[Check, Figures], None]:
-    """The part that trains one of `SETS` in all ways."""
+    """Return the part that measures the total normalized throughput of one of `SETS` in each of `WAYS`."""
 
     def part(check: Check, figures: Figures) -> None:
         models = SMOKE_SETS[name] if check.smoke else SETS[name]
@@ -181,21 +180,20 @@ def throughput(name: str) -> Callable[[Check, Figures], None]:
             "ways": {},
         }
         for way in SMOKE_WAYS[name] if check.smoke else WAYS:
-            seconds = AUTO_S if way == "processes:auto" and not check.smoke else check.window_s
+            seconds = AUTO_S if way == "process:auto" and not check.smoke else check.window_s
             try:
                 found["ways"][way] = _together(check, jobs, solo_s, way, seconds)
-            except (BenchmarkError, OSError, subprocess.SubprocessError) as error:
+            except FAILURES as error:
                 found["ways"][way] = {"error": str(error)[-1000:]}
             figures.add(name, found)
 
-    part.__doc__ = f"Total normalized throughput of {', '.join(SETS[name])} in each way of running them at once."
     return part
 
 
-WAYS = ("plain", "processes:fair", "threads:fair", "processes:auto", "processes:lockstep", "mps")
-"""Plain processes, CUDA's Multi-Process Service, or Muri's: a discipline, with members as processes or threads."""
+WAYS = ("plain", "process:fair", "thread:fair", "process:auto", "process:lockstep", "mps")
+"""Plain processes, CUDA's Multi-Process Service, or Muri's: the isolation of members and the discipline."""
 
-SMOKE_WAYS = {"bottlenecks": ("threads:fair",), "gpu-bound": ("plain", "mps"), "small": ("processes:auto",)}
+SMOKE_WAYS = {"bottlenecks": ("thread:fair",), "gpu-bound": ("plain", "mps"), "small": ("process:auto",)}
 SMOKE_SETS = {"bottlenecks": ("vgg16", "small"), "gpu-bound": ("vgg16",), "small": ("small",)}
 
 
@@ -222,8 +220,7 @@ def _together(
     isolation, _, discipline = way.partition(":")
     with running(setting) as run, mps_daemon() if way == "mps" else nullcontext({}) as environment:
         if discipline:
-            own = {"processes": "process", "threads": "thread"}[isolation]
-            run.start_interleaved(solo_s, discipline=discipline, isolation=own)
+            run.start_interleaved(solo_s, discipline=discipline, isolation=isolation)
         else:
             for job in jobs:
                 run.start_job(job, **environment)
@@ -233,7 +230,7 @@ def _together(
 
 
 def mps_control() -> str | None:
-    """The program that starts CUDA's Multi-Process Service; None where there is none."""
+    """Return the path of the program that starts CUDA's Multi-Process Service, or None."""
     return shutil.which(MPS_CONTROL) or shutil.which(MPS_CONTROL, path=os.pathsep.join(MPS_PLACES))
 
 
@@ -261,7 +258,7 @@ def mps_daemon() -> Iterator[dict[str, str]]:
 
 
 def demo(*ways: str) -> Callable[[Check, Figures], None]:
-    """The part that runs the demo's eight jobs in these ways."""
+    """Return the part that runs the demo's eight jobs in these ways, started by a loop in place of Slurm."""
 
     def part(check: Check, figures: Figures) -> None:
         alone = check.alone()
@@ -270,7 +267,6 @@ def demo(*ways: str) -> Callable[[Check, Figures], None]:
             slots, runtime = DEMO_WAYS[way]
             figures.add_measured(way, partial(_run_all, check, jobs, slots, runtime=runtime))
 
-    part.__doc__ = f"The demo's eight jobs, started by a loop in place of Slurm: {', '.join(ways)}."
     return part
 
 

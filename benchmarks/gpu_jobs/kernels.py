@@ -77,7 +77,7 @@ def stamp(times: torch.Tensor, index: int) -> None:
 
 
 def stray_write() -> None:
-    """Let the GPU write to an address at which there is no memory, which ends the CUDA context.
+    """Make the GPU write to an unmapped address, which ends the CUDA context.
 
     Raises:
         KernelError: The driver refuses.

@@ -33,7 +33,7 @@ import muri
 WARM_ITERATIONS = 5
 """Not timed, where the time is a number of seconds."""
 
-LONGEST_ITERATIONS = 400
+LAST_ITERATIONS = 400
 """Stage times are those of so many last iterations."""
 
 FILL_BYTES = 1 << 30
@@ -74,7 +74,7 @@ class Stopwatch:
     def next_iteration(self) -> None:
         """What follows belongs to the next iteration."""
         self._spans.append(defaultdict(list))
-        del self._spans[:-LONGEST_ITERATIONS]
+        del self._spans[:-LAST_ITERATIONS]
 
     def stage_s(self) -> dict[str, float]:
         """Mean seconds of each stage in an iteration, without the first ones; the GPU has to be done."""
@@ -104,7 +104,7 @@ class Samples(Dataset[torch.Tensor]):
         """Read and prepare one."""
         with self.watch.host("load"):
             sample = self.read(number)
-        return self.transform(sample)  # type: ignore[no-any-return]
+        return self.transform(sample)
 
     def _timed(self, transform: Any) -> Any:
         def timed(sample: Any) -> Any:
@@ -134,7 +134,7 @@ class Job:
         options: Command line.
     """
 
-    batch = 0
+    batch, side = 0, 0
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.tiny, self.device, self.folder = options.tiny, torch.device(options.device), options.data
@@ -147,7 +147,7 @@ class Job:
         raise NotImplementedError
 
     def loss(self, inputs: torch.Tensor) -> torch.Tensor:
-        """What is minimised: here the cross entropy of images whose labels follow each other."""
+        """The loss to minimize; for images the cross entropy with labels 0, 1, 2 and so on."""
         labels = torch.arange(len(inputs), device=self.device) % CLASSES
         return nn.functional.cross_entropy(self.model(inputs), labels)
 
@@ -167,6 +167,11 @@ class Job:
             samples, batch_size=self.batch, sampler=Endless(count), collate_fn=collate
         )
         return iter(loader)
+
+    def images_in_memory(self) -> Iterator[torch.Tensor]:
+        """Batches of random images that are made once."""
+        pool = torch.rand(2 * self.batch, 3, self.side, self.side, generator=torch.Generator().manual_seed(0))
+        return self.loader(pool.__getitem__, lambda image: image, len(pool))
 
     def learn(self, batch: torch.Tensor) -> torch.Tensor:
         """One optimizer step; returns the loss, still on the device."""
@@ -297,8 +302,7 @@ class Vgg16(Job):
 
     def batches(self) -> Iterator[torch.Tensor]:
         """Images from memory; the script marks its stages, this one included."""
-        pool = torch.rand(2 * self.batch, 3, self.side, self.side, generator=torch.Generator().manual_seed(0))
-        return muri.batches(self.loader(pool.__getitem__, lambda image: image, len(pool)))  # type: ignore[no-any-return]
+        return muri.batches(self.images_in_memory())
 
     def learn(self, batch: torch.Tensor) -> torch.Tensor:
         """Forward and backward, the exchange, then the step."""
@@ -317,11 +321,11 @@ class Vgg16(Job):
     def _exchange(self) -> None:
         parameters = list(self.model.parameters())
         for host, parameter in zip(self.gradients, parameters, strict=True):
-            host.copy_(parameter.grad, non_blocking=True)  # type: ignore[arg-type]
+            host.copy_(parameter.grad, non_blocking=True)
         if self.device.type == "cuda":
             torch.cuda.current_stream().synchronize()
         for host, parameter in zip(self.gradients, parameters, strict=True):
-            parameter.grad.copy_(host, non_blocking=True)  # type: ignore[union-attr]
+            parameter.grad.copy_(host, non_blocking=True)
 
 
 class Small(Job):
@@ -336,8 +340,7 @@ class Small(Job):
 
     def batches(self) -> Iterator[torch.Tensor]:
         """Images from memory."""
-        pool = torch.rand(2 * self.batch, 3, self.side, self.side, generator=torch.Generator().manual_seed(0))
-        return self.loader(pool.__getitem__, lambda image: image, len(pool))
+        return self.images_in_memory()
 
 
 JOBS: dict[str, type[Job]] = {"resnet18": ResNet18, "gpt2": Gpt2Small, "a2c": A2c, "vgg16": Vgg16, "small": Small}
@@ -411,7 +414,7 @@ def profile(job: Job, batches: Iterator[torch.Tensor], count: int) -> dict[str, 
             job.learn(batch)
         finish(job.device)
     found = {"kernels": 0.0, "copies": 0.0}
-    events = profiler.profiler.kineto_results.events()  # type: ignore[union-attr]
+    events = profiler.profiler.kineto_results.events()
     marks = {event.name() for event in events if event.device_type().name == "CPU"}  # the GPU's rows repeat them
     for event in events:
         if event.device_type().name == "CUDA" and event.name() not in marks:

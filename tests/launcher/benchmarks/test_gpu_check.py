@@ -1,4 +1,4 @@
-"""The GPU check: all its parts in tiny sizes, with the packages of a machine with a GPU; what it makes of figures."""
+"""The GPU check in tiny sizes, with the packages of a lent machine, and the sentences about its figures."""
 
 import json
 import os
@@ -120,8 +120,9 @@ def test_what_cannot_be_measured_costs_nothing_else(tmp_path: Path) -> None:
 
 
 def test_parts_that_need_each_model_alone_say_so(tmp_path: Path) -> None:
+    check = Check(tmp_path, tmp_path, smoke=True, head={"begun": "now"})
     with pytest.raises(BenchmarkError, match="`stages` has to be run before"):
-        PARTS["bottlenecks"].run(Check(tmp_path, tmp_path, smoke=True, head={"begun": "now"}), None)  # type: ignore[arg-type]
+        PARTS["bottlenecks"].run(check, Figures(check, "throughput"))
 
 
 def test_losses_differ_in_any_digit() -> None:
