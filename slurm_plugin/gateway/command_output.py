@@ -2,9 +2,11 @@
 
 import os
 import selectors
+import signal
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Final
 
 MOST_OUTPUT: Final = 256 * 1024 * 1024
@@ -75,6 +77,20 @@ class LinesWith:
         self._skips = False
 
 
+@contextmanager
+def signals_kept_off() -> Iterator[None]:
+    """Keep SIGTERM and SIGINT from each process that is started meanwhile.
+
+    What tells this process to stop is not meant for a call that is under way. A session of its own keeps a signal to
+    this process group off, but begins only after the fork: the blocked signals, which a child inherits, cover the rest.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def run_taking(
     arguments: Sequence[bytes | str], environment: Mapping[str, str], timeout_s: float, take: Callable[[bytes], None]
 ) -> tuple[int, bytes]:
@@ -96,14 +112,16 @@ def run_taking(
     """
     end_s = time.monotonic() + timeout_s
     pipe = subprocess.PIPE
-    with subprocess.Popen(
-        arguments,
-        stdin=subprocess.DEVNULL,
-        stdout=pipe,
-        stderr=pipe,
-        env=environment,
-        start_new_session=True,  # what a terminal tells this process is not meant for a call that is under way
-    ) as child:
+    with signals_kept_off():
+        child = subprocess.Popen(
+            arguments,
+            stdin=subprocess.DEVNULL,
+            stdout=pipe,
+            stderr=pipe,
+            env=environment,
+            start_new_session=True,
+        )
+    with child:
         try:
             errors = _pump(child, take, end_s)
             return child.wait(max(0.1, end_s - time.monotonic())), errors

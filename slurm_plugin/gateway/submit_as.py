@@ -27,6 +27,7 @@ from muri.slurm_plugin.gateway.base import (
     job_started,
 )
 from muri.slurm_plugin.gateway.call_kinds import SUBMISSION
+from muri.slurm_plugin.gateway.command_output import signals_kept_off
 from muri.slurm_plugin.gateway.queue_reader import read_job
 from muri.slurm_plugin.gateway.slurm_commands import (
     SlurmCommands,
@@ -240,17 +241,18 @@ def _run_as_user(action: str, arguments: Sequence[str], script: bytes, variables
         # Slurm 26.05 reads the file only together with ALL; neither version then adds the caller's variables.
         options = ["--export=ALL", f"--export-file={environment}"]
         try:
-            child = subprocess.Popen(
-                [arguments[0], *map(encoded, (*arguments[1:], *options))],
-                stdin=stdin,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                pass_fds=(environment,),
-                cwd="/",
-                env=_environment_for_users() if arguments[0] == "setpriv" else command_environment(),
-                umask=0o022,
-                start_new_session=True,
-            )
+            with signals_kept_off():
+                child = subprocess.Popen(
+                    [arguments[0], *map(encoded, (*arguments[1:], *options))],
+                    stdin=stdin,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    pass_fds=(environment,),
+                    cwd="/",
+                    env=_environment_for_users() if arguments[0] == "setpriv" else command_environment(),
+                    umask=0o022,
+                    start_new_session=True,
+                )
         except OSError as err:
             raise not_started(action, arguments[0], err) from err
         try:

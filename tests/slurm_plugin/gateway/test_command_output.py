@@ -1,5 +1,6 @@
 """What a process prints is read up to a limit, in little memory."""
 
+import signal
 import sys
 import time
 import tracemalloc
@@ -38,6 +39,15 @@ SLOW = "import time; time.sleep(60)"
 def test_a_process_that_takes_too_long_is_ended(script: str) -> None:
     with pytest.raises(CommandTimeoutError, match=r"within 0\.5 s"):
         SlurmCommands(timeout_s=0.5).lines("read", python(script), b"x", 10)
+
+
+def test_what_tells_the_caller_to_stop_does_not_end_a_command() -> None:
+    """Sent by the command itself, as no test can hit the moment between its fork and its session."""
+    script = "import os, signal as s; [os.kill(os.getpid(), each) for each in (s.SIGTERM, s.SIGINT)]; print('done')"
+    collected = Collected()
+    code, _ = run_taking(python(script), {}, 30.0, collected.take)
+    assert (code, collected.content) == (0, b"done\n")
+    assert not signal.pthread_sigmask(signal.SIG_BLOCK, ()) & {signal.SIGTERM, signal.SIGINT}  # the caller hears them
 
 
 def test_a_failure_is_told_in_the_commands_words() -> None:

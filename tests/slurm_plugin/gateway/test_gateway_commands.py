@@ -57,8 +57,8 @@ def test_slurms_words_become_errors(commands: Commands, stderr: str, kind: type[
 
 def test_a_command_that_a_signal_ended_is_no_refusal(commands: Commands) -> None:
     gateway = CommandGateway()
-    commands.add("scontrol", body="import signal; os.kill(os.getpid(), signal.SIGTERM)")
-    with pytest.raises(SlurmUnreachableError, match=r"`scontrol` was ended by signal 15"):
+    commands.add("scontrol", body="import signal; os.kill(os.getpid(), signal.SIGKILL)")
+    with pytest.raises(SlurmUnreachableError, match=r"`scontrol` was ended by signal 9"):
         gateway.hold(5)
 
 

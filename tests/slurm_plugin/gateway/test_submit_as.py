@@ -143,6 +143,13 @@ def test_a_stopped_or_talkative_process_costs_one_job(
     assert not isinstance(caught.value, SlurmUnreachableError)
 
 
+def test_what_tells_the_controller_to_stop_does_not_end_a_submission(commands: Commands) -> None:
+    """Sent by sbatch itself, as no test can hit the moment between its fork and its session."""
+    known(commands)
+    commands.add("sbatch", "17\n", body="import signal; os.kill(os.getpid(), signal.SIGTERM)")
+    assert submit(SlurmCommands(), new_job()) == 17
+
+
 def test_a_user_whose_process_stood_still_costs_one_time_limit(
     commands: Commands, monkeypatch: pytest.MonkeyPatch
 ) -> None:
