@@ -35,14 +35,13 @@ class Fetch:
     """
 
     def __init__(self) -> None:
-        self.start_ns = self.end_ns = time.monotonic_ns()
-        self.blocked_ns = 0
-        self._awake_ns = _awake_ns()
+        self.start_ns, self._awake_ns = _clocks()
+        self.end_ns, self.blocked_ns = self.start_ns, 0
 
     def end(self) -> None:
         """The dataset has answered."""
-        self.end_ns = time.monotonic_ns()
-        self.blocked_ns = max(0, self.end_ns - self.start_ns - (_awake_ns() - self._awake_ns))
+        self.end_ns, awake_ns = _clocks()
+        self.blocked_ns = max(0, self.end_ns - self.start_ns - (awake_ns - self._awake_ns))
 
 
 class DatasetReads:
@@ -136,10 +135,20 @@ def per_iteration(counts: Sequence[int]) -> float | None:
     return (counts[last] - counts[first]) / (last - first) if last > first else None
 
 
-def _awake_ns() -> int:
-    """How long this thread has computed, or waited for a core where the kernel tells."""
-    computed_ns = time.thread_time_ns()  # first: what asking for the waits takes counts in the fetch that it begins
+def _clocks() -> tuple[int, int]:
+    """Return this moment, and how long this thread has computed, or waited for a core where the kernel tells, by then.
+
+    If the thread loses its core between the readings, they belong to different moments, and all are made again.
+    """
+    waited_ns, before_ns = _waited_ns(), -1
+    while waited_ns != before_ns:
+        now_ns, computed_ns, before_ns = time.monotonic_ns(), time.thread_time_ns(), waited_ns
+        waited_ns = _waited_ns()
+    return now_ns, computed_ns + waited_ns
+
+
+def _waited_ns() -> int:
     try:
-        return computed_ns + int(_WAITS.read_text().split()[1])
+        return int(_WAITS.read_text().split()[1])
     except (OSError, IndexError, ValueError):
-        return computed_ns
+        return 0

@@ -13,6 +13,7 @@ import pytest
 from torch.utils.data import DataLoader
 
 from muri.launcher.api.dataset_cache import cache, encode
+from muri.launcher.job import dataset_reads
 from muri.launcher.job.dataset_reads import WORDS, DatasetReads, Fetch, per_iteration
 from muri.profiler.dryrun.messages import DRY_RUN_VARIABLE, FULL_MEMORY_VARIABLE, READS, DryRunRequest, Limits
 from muri.units import MIB
@@ -84,6 +85,40 @@ def test_computing_is_no_reading():
     fetch.end()
     assert fetch.blocked_ns >= 45 * MS
     assert fetch.end_ns - fetch.start_ns - fetch.blocked_ns >= 50 * MS
+
+
+class BusyMachine:
+    """Each reading of a clock takes a microsecond; one of them also takes the thread's core away for a while."""
+
+    def __init__(self, loses_core_at):
+        self.now_ns = self.computed_ns = self.waited_ns = self.readings = 0
+        self._loses_core_at = loses_core_at
+
+    def sleep(self, ns):
+        self.now_ns += ns
+
+    def read(self, clock):
+        told = getattr(self, clock)
+        self.now_ns += 1000
+        self.computed_ns += 1000
+        self.readings += 1
+        if self.readings == self._loses_core_at:
+            self.now_ns += 46 * MS
+            self.waited_ns += 46 * MS
+        return told
+
+
+@pytest.mark.parametrize("loses_core_at", range(1, 9))
+def test_whenever_a_thread_loses_its_core_that_is_no_reading(monkeypatch, loses_core_at):
+    machine = BusyMachine(loses_core_at)
+    monkeypatch.setattr(dataset_reads, "time", SimpleNamespace(
+        monotonic_ns=lambda: machine.read("now_ns"), thread_time_ns=lambda: machine.read("computed_ns")
+    ))  # fmt: skip
+    monkeypatch.setattr(dataset_reads, "_waited_ns", lambda: machine.read("waited_ns"))
+    fetch = Fetch()
+    machine.sleep(50 * MS)
+    fetch.end()
+    assert fetch.blocked_ns == pytest.approx(50 * MS, abs=5000)
 
 
 @pytest.mark.parametrize(("kind", "workers"), [(Slow, 0), (Batched, 0), (Slow, 2), (Batched, 2)])
