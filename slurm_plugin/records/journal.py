@@ -238,7 +238,7 @@ class Journal:
         try:
             return json.loads(text)
         except (TypeError, ValueError) as error:
-            raise CorruptJournalError(f"the journal {self._path} is damaged: a value in it cannot be read") from error
+            raise CorruptJournalError(f"the journal {self._path} is damaged: a value in it cannot be read.") from error
 
     def __enter__(self) -> Self:
         """Use the journal in a with statement; it is closed at the end."""
@@ -258,13 +258,22 @@ class Journal:
 
     def set_submitted_job(self, token: str, job_id: int) -> None:
         """Remember the job that was submitted for an intent."""
-        with self._transaction():
-            self._connection.execute("UPDATE intents SET host_job=? WHERE token=?", (job_id, token))
+        self._change("UPDATE intents SET host_job=? WHERE token=?", job_id, token)
 
     def finish(self, token: str, state: str) -> None:
         """Close an intent as "done" or "abandoned"."""
+        self._change("UPDATE intents SET state=? WHERE token=?", state, token)
+
+    def _change(self, statement: str, value: object, token: str) -> None:
+        """Change an intent.
+
+        Raises:
+            CorruptJournalError: It is not found, as by a damaged index: it would stay as it is for ever.
+        """
         with self._transaction():
-            self._connection.execute("UPDATE intents SET state=? WHERE token=?", (state, token))
+            found = self._connection.execute(statement, (value, token)).rowcount
+        if not found:
+            raise CorruptJournalError(f"the journal {self._path} is damaged: it does not find intent {token}.")
 
     def intents(self, state: str | None = None) -> tuple[Intent, ...]:
         """Return intents, oldest first; all of them or those in one state."""

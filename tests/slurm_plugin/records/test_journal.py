@@ -94,3 +94,14 @@ def test_a_payload_that_is_no_json_counts_as_damage(tmp_path):
         journal._connection.execute("UPDATE intents SET payload = 'no JSON'")
         with pytest.raises(CorruptJournalError, match="a value in it cannot be read"):
             journal.intents()
+
+
+@pytest.mark.parametrize("change", [("finish", "done"), ("set_submitted_job", 7)])
+def test_an_intent_that_is_not_found_counts_as_damage(tmp_path, change):
+    """Found by stories: with a damaged index every cycle read the intent, ended it, and found it begun again."""
+    name, value = change
+    with Journal(tmp_path / "journal.db") as journal:
+        journal.begin("aa", "group", {"members": []}, 1.0)
+        getattr(journal, name)("aa", value)
+        with pytest.raises(CorruptJournalError, match="does not find intent bb"):
+            getattr(journal, name)("bb", value)
