@@ -1,6 +1,6 @@
 """What must hold whatever goes wrong: watched at every event of a virtual cluster."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
@@ -237,8 +237,14 @@ class Watch:
             if known.waiting_since_s is not None:
                 known.waiting_since_s = self.twin.time.now_s
 
-    def at_end(self) -> None:
-        """Look at what is left once every job has ended."""
+    def at_end(self, begun: Sequence[str]) -> None:
+        """Look at what is left once every job has ended.
+
+        Args:
+            begun: What the controller has begun and not ended.
+        """
+        if begun:
+            self._say(f"never ended: {'; '.join(begun)}")
         for job in self.twin.slurm.jobs.values():
             if job.state.is_active and read_job(job).role in {Role.PILOT, Role.DRY_RUN}:
                 self._say(f"Muri's job {job.job_id} ({job.name}) is left over: {job.state} {job.reason}")

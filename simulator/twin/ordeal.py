@@ -27,7 +27,7 @@ _MOST_S: Final = 6 * 3600.0
 """By then everything must have ended."""
 
 _PATIENCE_S: Final = 600.0
-"""So long after the last job Muri's own jobs may stay."""
+"""So long after the last job Muri's own jobs may stay, and what it began may be unfinished."""
 
 _HELP_S: Final = 300.0
 """How often people look after their jobs once nothing goes wrong any more."""
@@ -96,9 +96,11 @@ class Ordeal:
         if twin.left:
             stage.watch.left()
         patience_s = twin.time.now_s + _PATIENCE_S
-        while twin.time.now_s < patience_s and (stage.own_jobs(Role.PILOT) or stage.own_jobs(Role.DRY_RUN)):
+        while twin.time.now_s < patience_s and (
+            stage.own_jobs(Role.PILOT) or stage.own_jobs(Role.DRY_RUN) or stage.begun()
+        ):
             self._turn()
-        stage.watch.at_end()
+        stage.watch.at_end(stage.begun())
 
     def _turn(self) -> None:
         """A cycle, where there is a controller, and the time until the next one."""

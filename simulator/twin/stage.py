@@ -79,6 +79,19 @@ class Stage:
             self._controller._journal._connection.execute("PRAGMA query_only=1")
         return self._controller
 
+    def begun(self) -> list[str]:
+        """What the controller's journal holds as begun and not ended, for people; nothing once Muri is removed.
+
+        A cycle mends a journal that cannot be read; until then nobody knows what it holds.
+        """
+        if self.removed:
+            return []
+        try:
+            intents = self.controller()._journal.intents("begun")
+        except MuriError as error:
+            return [str(error)]
+        return [f"{intent.kind} {intent.token} of {intent.payload}" for intent in intents]
+
     def end_process(self) -> None:
         """End the controller's process, however it stands."""
         process, self._process, self._controller = self._process, None, None

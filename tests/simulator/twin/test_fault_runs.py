@@ -12,7 +12,7 @@ from muri.simulator.twin.ordeal import endure
 from muri.simulator.twin.story import KINDS, tell
 
 PART = 105
-MOST_RUNS = 5000
+MOST_RUNS = 300
 
 
 @pytest.mark.parametrize("part", range(20))
