@@ -168,7 +168,8 @@ def test_tasks_whose_group_dies_run_alone_before_those_that_wait(muri: MuriClust
     with muri.controller():
         fields = wait_ended(muri, array, *range(6))
     assert {job["JobState"] for job in fields.values()} == {"COMPLETED"}
-    assert [fields[task]["Restarts"] for task in range(4)] == ["1"] * 4
+    # One that Slurm starts again before the controller looks goes back once more.
+    assert all(int(fields[task]["Restarts"]) >= 1 for task in range(4))
     assert all("gres/gpu:1" in fields[task]["TresPerNode"] for task in range(4))
 
 

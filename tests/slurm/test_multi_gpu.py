@@ -156,7 +156,7 @@ def test_a_killed_rank_costs_no_job(ddp: DdpCluster) -> None:
     ended = ddp.cycles_until_ended(*jobs)
     for job in jobs:
         assert ended[job]["JobState"] == "COMPLETED", ddp.output(job)
-        assert ended[job]["Restarts"] == "1"
+        assert int(ended[job]["Restarts"]) >= 1  # Slurm may start it again before the controller looks: it goes back
         assert ended[job]["NumNodes"] == "2"
     assert ddp.runtimes(host) == []
 
