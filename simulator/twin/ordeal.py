@@ -27,7 +27,7 @@ _MOST_S: Final = 6 * 3600.0
 """By then everything must have ended."""
 
 _PATIENCE_S: Final = 600.0
-"""So long after the last job Muri's own jobs may stay, and what it began may be unfinished."""
+"""Within this time after the last job's end, Muri's own jobs and all that it has begun must end, too."""
 
 _HELP_S: Final = 300.0
 """How often people look after their jobs once nothing goes wrong any more."""

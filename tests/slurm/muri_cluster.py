@@ -130,6 +130,15 @@ class MuriCluster:
         finally:
             self.driver.run("rm", "-f", f"/home/{user}/keep-training", user="root")
 
+    @contextmanager
+    def no_starts(self, partition: str = "train") -> Iterator[None]:
+        """Keep Slurm from starting jobs: what goes back to the queue stays there, however late the controller looks."""
+        self.driver.run("scontrol", "update", f"PartitionName={partition}", "State=DOWN", user="root")
+        try:
+            yield
+        finally:
+            self.driver.run("scontrol", "update", f"PartitionName={partition}", "State=UP", user="root")
+
     def cycle(self, *, check: bool = True) -> Any:
         """Run one cycle of the controller."""
         return self.driver.run("muri-controller", "--once", user="root", check=check)

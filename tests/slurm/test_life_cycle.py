@@ -265,12 +265,11 @@ def test_runs_that_slurm_ended_itself_count_as_service(muri):
     muri.driver.wait_until(lambda: time.monotonic() > begun_s + 4, "some service")
     (host,) = muri.hosts()
     # Slurm itself would start them two seconds after their requeue: it starts nothing until that is put off.
-    muri.driver.run("scontrol", "update", "PartitionName=train", "State=DOWN", user="root")
-    muri.driver.run("scancel", str(host), user="root")
-    for job in (first, partner):
-        muri.driver.wait_state(job, "PENDING")
-        muri.driver.run("scontrol", "update", f"JobId={job}", "StartTime=now+1hour", user="root")
-    muri.driver.run("scontrol", "update", "PartitionName=train", "State=UP", user="root")
+    with muri.no_starts():
+        muri.driver.run("scancel", str(host), user="root")
+        for job in (first, partner):
+            muri.driver.wait_state(job, "PENDING")
+            muri.driver.run("scontrol", "update", f"JobId={job}", "StartTime=now+1hour", user="root")
     later = muri.submit("preprocess", "--muri=model=preprocess,batch-size=8,duration=400s,alone=1", iterations=4000)
     with muri.controller():
         muri.driver.wait_state(later, "RUNNING")
