@@ -7,7 +7,7 @@ import pytest
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 
 
-@pytest.mark.parametrize("side", ["plain", "muri"])
+@pytest.mark.parametrize("side", ["plain", pytest.param("muri", marks=pytest.mark.thorough)])
 def test_live_runs_of_forty_jobs_are_predicted(side: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     import fidelity
