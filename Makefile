@@ -1,6 +1,6 @@
 # What a newcomer needs: `make demo` and `make test`. The rest is for maintainers.
 .DEFAULT_GOAL := help
-.PHONY: help demo test check unit sandbox-test venv sandbox packages clean
+.PHONY: help demo test test-all check unit sandbox-test venv sandbox packages clean
 
 help: ## Show this list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -8,8 +8,11 @@ help: ## Show this list.
 demo: venv ## Watch Muri do its job on a real Slurm, with and without, and compare.
 	@scripts/demo
 
-test: ## Check types and style, run every test, on a real Slurm too.
+test: ## Check types and style, and test everything, on a real Slurm too.
 	@scripts/test
+
+test-all: test ## The slow tests, too: more seeds, older Slurms, packages, deliberate bugs (before a release).
+	@scripts/test-rest
 
 venv: ## Make .venv (third-party packages come from a cache outside the checkout).
 	@scripts/make-venv
