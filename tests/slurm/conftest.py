@@ -1,6 +1,7 @@
 """Sandboxes that all tests of a real Slurm share, one of each shape per test process; see docs/sandbox.md."""
 
 import os
+import re
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -31,14 +32,29 @@ SITE = Shape(nodes=3, accounting=True, site=True, extra_partitions=(Partition("t
 ONE_GPU = Shape(nodes=2, gpus_per_node=1, extra_partitions=(Partition("train", "n1"), Partition("measure", "n2")))
 
 
+#: Fixtures and parameters that stand for an older release than the current one.
+OLDER_RELEASE = re.compile(r"trixie|bookworm|24\.11|22\.05|\b(old|middle)_\w*sandbox")
+#: They install Muri's packages of every release, or compare them.
+OF_PACKAGES = re.compile(r"test_(install|package)_")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = Path(__file__).parent
     for item in items:
         if here in item.path.parents:
             item.add_marker(pytest.mark.slurm)
+            if OF_PACKAGES.match(item.path.name) or OLDER_RELEASE.search(" ".join(_needs(item))):
+                item.add_marker(pytest.mark.thorough)
             if item.get_closest_marker("timeout") is None:
                 # The first sandbox of a machine takes minutes to build.
                 item.add_marker(pytest.mark.timeout(900))
+
+
+def _needs(item: pytest.Item) -> list[str]:
+    """The names of a test's fixtures and its parameters."""
+    assert isinstance(item, pytest.Function)
+    parameters = item.callspec.params.values() if hasattr(item, "callspec") else ()
+    return [*item.fixturenames, *map(str, parameters)]
 
 
 def _sites(*suites: str) -> list[object]:

@@ -119,7 +119,7 @@ def test_a_job_opens_the_gpus_that_it_was_given_and_no_others(site: Driver) -> N
 def test_a_bare_site_has_nothing_of_muri_and_leaves_no_cgroup() -> None:
     name = f"bare-{os.getpid()}"
     shape = replace(SITE, nodes=1, bare=True, constrained=not cgroups.refusal())
-    started, _ = lifecycle.up(name, SUITES["trixie"], shape, Progress())
+    started, _ = lifecycle.up(name, SUITES["forky"], shape, Progress())
     groups = [Path(f"/sys/fs/cgroup/{controller}", InstancePaths(name).cgroup) for controller in ("devices", "freezer")]
     try:
         bare = Driver(started)
@@ -140,5 +140,5 @@ def test_a_machine_that_cannot_constrain_devices_says_why(monkeypatch: pytest.Mo
     monkeypatch.setattr(cgroups, "refusal", lambda: "no cgroups here")
     name = f"refused-{os.getpid()}"
     with pytest.raises(StartError, match="no cgroups here\nWithout --constrain-devices"):
-        lifecycle.up(name, SUITES["trixie"], replace(SITE, constrained=True), Progress())
+        lifecycle.up(name, SUITES["forky"], replace(SITE, constrained=True), Progress())
     assert not InstancePaths(name).directory.exists()
