@@ -1,7 +1,9 @@
 """What holds for all tests, however they are started."""
 
 import signal
+import sys
 import threading
+from collections.abc import Iterator
 from typing import Final
 
 import pytest
@@ -13,9 +15,29 @@ USUAL: Final = {
 """What Python does at a signal that its starter did not have ignored."""
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--shuffle", metavar="SEED", help="run the tests in an order drawn with this seed")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """No test may rest on what another one leaves behind."""
+    if seed := config.getoption("--shuffle"):
+        random.Random(seed).shuffle(items)
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Undo what the tests would inherit: background jobs start with Ctrl-C ignored, under nohup with SIGHUP, too."""
     if threading.current_thread() is threading.main_thread():
         for number, handler in USUAL.items():
             if signal.getsignal(number) is signal.SIG_IGN:
                 signal.signal(number, handler)
+
+
+@pytest.fixture(autouse=True)
+def _no_thread_of_a_virtual_clock_is_left() -> Iterator[None]:
+    """A thread whose time does not come any more would fail minutes later, in the middle of other tests."""
+    yield
+    if (virtual_clock := sys.modules.get("virtual_clock")) is not None:
+        left = virtual_clock.end_threads()
+        assert not left, f"{left} still wait: the test's own thread has to let time go on until they have ended"
