@@ -1,5 +1,6 @@
 """What holds for all tests, however they are started."""
 
+import random
 import signal
 import sys
 import threading
