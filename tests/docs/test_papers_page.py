@@ -23,18 +23,16 @@ sys.modules["papers_page"] = page
 SPEC.loader.exec_module(page)
 ROWS = [(name, row) for name in page.PAPERS for row in page.read_rows(name)]
 COMMANDS = sorted({row.command for _, row in ROWS if row.command})
+SLOW = {"horus-table6", "muri-fig13", "synergy-fig11", "synergy-fig13"}
 
 
 def test_the_page_is_what_the_table_says():
     assert page.PAGE.read_text() == page.page(), "run: .venv/bin/python scripts/papers_page.py"
 
 
-@pytest.mark.parametrize("dotted", sorted({name for _, row in ROWS for name in row.here}))
-def test_a_named_piece_of_code_exists(dotted):
-    page.find(dotted)
-
-
-def test_names_that_do_not_exist_are_found():
+def test_every_named_piece_of_code_exists():
+    for dotted in sorted({name for _, row in ROWS for name in row.here}):
+        page.find(dotted)
     with pytest.raises(AttributeError):
         page.find("muri.policies.priority.no_such_order")
     with pytest.raises(ImportError):
@@ -49,37 +47,47 @@ def options_of(command, words):
     return {name for parameter in command.params for name in parameter.opts}, words
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_a_named_command_exists(command):
-    first, *words = shlex.split(command)
-    if first == "sbatch":  # its option's grammar is tested where it is defined
-        assert words[0].startswith("--muri")
-        return
-    if first == "muri":
-        known, rest = options_of(cli, words)
-        assert len(rest) < len(words), f"muri has no command {words[0]}"
-        given = {word.partition("=")[0] for word in rest if word.startswith("--")}
-        assert given <= known
-        if "--experiment" in given:
-            assert rest[rest.index("--experiment") + 1] in experiment_names()
-        return
-    assert first == "python"
-    if words[:2] == ["-m", "benchmarks.papers"]:
-        assert words[2] in experiments()
-        return
-    done = subprocess.run([sys.executable, *words[:1], "--help"], cwd=ROOT, capture_output=True, text=True, check=False)
+def test_every_named_command_exists():
+    for command in COMMANDS:
+        first, *words = shlex.split(command)
+        if first == "sbatch":  # its option's grammar is tested where it is defined
+            assert words[0].startswith("--muri")
+        elif first == "muri":
+            known, rest = options_of(cli, words)
+            assert len(rest) < len(words), f"muri has no command {words[0]}"
+            assert {word.partition("=")[0] for word in rest if word.startswith("--")} <= known
+            if "--experiment" in rest:
+                assert rest[rest.index("--experiment") + 1] in experiment_names()
+        elif words[:2] == ["-m", "benchmarks.papers"]:
+            assert words[2] in experiments()
+        else:
+            assert first == "python"
+            assert (ROOT / words[0]).is_file()
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("command", [command for command in COMMANDS if command.startswith("python benchmarks/")])
+def test_a_script_that_a_row_names_has_the_options(command):
+    _, script, *words = shlex.split(command)
+    done = subprocess.run([sys.executable, script, "--help"], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert all(word.partition("=")[0] in done.stdout for word in words[1:] if word.startswith("--"))
+    assert all(word.partition("=")[0] in done.stdout for word in words if word.startswith("--"))
 
 
-@pytest.mark.parametrize("name", sorted(experiments()))
-def test_an_experiment_runs_and_its_figures_are_kept_and_shown(name):
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.thorough] * (name in SLOW)) for name in sorted(experiments())]
+)
+def test_an_experiment_runs_and_its_figures_are_those_that_are_kept(name):
     done = CliRunner().invoke(main, [name, "--quick", "--json"], catch_exceptions=False)
     assert done.exit_code == 0
-    document = json.loads(done.stdout)
-    kept = json.loads((RESULTS / f"{name}.json").read_text())
+    document, kept = json.loads(done.stdout), json.loads((RESULTS / f"{name}.json").read_text())
     assert document["rows"] and document["difference"] and document["split"]
     assert {row["figure"] for row in document["rows"]} <= {row["figure"] for row in kept["rows"]}
-    assert any(row["published"] is not None for row in kept["rows"]) or kept["difference"]
-    assert [row.result for _, row in ROWS].count(name) == 1, f"docs/papers/*.yaml: one row needs `result: {name}`"
-    assert not kept["curves"] or (RESULTS / f"{name}.png").stat().st_size > 1000
+
+
+def test_the_figures_of_every_experiment_are_shown():
+    for name in experiments():
+        kept = json.loads((RESULTS / f"{name}.json").read_text())
+        assert any(row["published"] is not None for row in kept["rows"]) or kept["difference"]
+        assert [row.result for _, row in ROWS].count(name) == 1, f"docs/papers/*.yaml: one row needs `result: {name}`"
+        assert not kept["curves"] or (RESULTS / f"{name}.png").stat().st_size > 1000

@@ -78,10 +78,14 @@ WORKERS = """
             return self.transform(torch.zeros(64))
     model = torch.nn.Linear(64, 256)
     optimizer = torch.optim.AdamW(model.parameters())
-    for batch in DataLoader(Samples(), num_workers=4):
-        optimizer.zero_grad()
-        model(batch).sum().backward()
-        optimizer.step()
-        done.value += 1
+    try:
+        for batch in DataLoader(Samples(), num_workers=4):
+            optimizer.zero_grad()
+            model(batch).sum().backward()
+            optimizer.step()
+            done.value += 1
+    finally:
+        done.value = 400
 """
-"""Four workers, none of which begins a batch before the last four are done: a stall leaves no batch ready."""
+"""Four workers, none of which begins a batch before the last four are done: a stall leaves no batch ready. At the end
+none waits for more, or the script's exit would wait for each."""

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from muri.cli import cli, run_command
 from muri.profiler import allreduce
 from muri.profiler.allreduce import AllReduceError, Timing, bandwidths, fit, measure_on_this_node, ring_s, step_of
-from muri.profiler.commands import profile
+from muri.profiler.commands import measure, profile
 from muri.profiler.store import ProfileStore
 
 STEP = {
@@ -75,6 +75,25 @@ def test_anything_else_is_no_step(changes):
     assert step_of({}) is None
 
 
+@pytest.mark.parametrize(("rank", "told"), [("0", ["gpu/4x2"]), ("3", [])])
+def test_each_task_of_a_step_measures_and_the_first_one_tells_and_stores(path, monkeypatch, capsys, rank, told):
+    met = []
+
+    def timed(*meeting):
+        met.append(meeting)
+        return [Timing(size, ring_s(size / 2000.0, 50e-6, 8)) for size in allreduce.SIZES_MIB]
+
+    monkeypatch.setattr(measure, "time_all_reduce", timed)
+    for name, value in (STEP | {"SLURM_PROCID": rank}).items():
+        monkeypatch.setenv(name, value)
+    assert run_command(cli, ["profile", "bandwidth", "--backend", "gloo"]) == 0
+    assert met == [("tcp://node07:21000", int(rank), 8, "gloo", 1)]
+    assert [line.partition(":")[0] for line in capsys.readouterr().out.splitlines()[:1]] == told
+    with ProfileStore(path) as store:
+        assert [found.name for found in bandwidths(store)] == told
+
+
+@pytest.mark.thorough
 def test_two_tasks_of_a_step_measure_together(path):
     """As srun would start them; MASTER_ADDR stands for the first node's name."""
     command = [sys.executable, "-c", "from muri.cli import main; main()", "profile", "bandwidth", "--backend", "gloo"]
