@@ -3,6 +3,7 @@
 import heapq
 import itertools
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,13 @@ _REAL_LIMIT_S = 240.0
 
 _LONGEST_S = 86_400.0
 """No test lasts longer in virtual time: whoever still sleeps then polls for what never comes."""
+
+_clocks: "weakref.WeakSet[VirtualClock]" = weakref.WeakSet()
+
+
+def end_threads() -> list[threading.Thread]:
+    """End the threads that still wait for a virtual time that nobody lets come any more; returns them."""
+    return [thread for clock in list(_clocks) for thread in clock.abandon()]
 
 
 class VirtualClock(Clock):
@@ -29,6 +37,9 @@ class VirtualClock(Clock):
         self._timers: list[tuple[float, int, _Wait]] = []
         self._numbers = itertools.count()
         self._under_way: set[threading.Thread] = set()
+        self._waits: set[_Wait] = set()
+        self.is_abandoned = False
+        _clocks.add(self)
 
     def __call__(self) -> float:
         """Seconds since the clock was made."""
@@ -48,6 +59,8 @@ class VirtualClock(Clock):
         def run() -> None:
             try:
                 work(*arguments)
+            except _AbandonedError:
+                pass
             finally:
                 with self.state:
                     self._under_way.discard(threading.current_thread())
@@ -86,8 +99,21 @@ class VirtualClock(Clock):
             self.sleep(due_s - self._now_s)
             self.settle()
 
+    def abandon(self) -> list[threading.Thread]:
+        """End the threads that still wait, once the others have ended; returns those that waited."""
+        with self.state:
+            self.state.wait_for(lambda: self.running <= 1, _REAL_LIMIT_S)
+            left = list(self._under_way)
+            self.is_abandoned = True
+            for wait in self._waits:
+                wait.woken.set()
+        for thread in left:
+            thread.join(_REAL_LIMIT_S)
+        return left
+
     def wait(self, wait: "_Wait", timeout_s: float) -> None:
         """Note, with `state` held, that the calling thread begins to wait."""
+        self._waits.add(wait)
         if timeout_s >= 0:
             heapq.heappush(self._timers, (self._now_s + timeout_s, next(self._numbers), wait))
         self.pause()
@@ -97,13 +123,23 @@ class VirtualClock(Clock):
         self.running -= 1
         while self.running == 0 and (due_s := self._first_due_s()) is not None:
             self._now_s = due_s
-            heapq.heappop(self._timers)[2].end(in_time=False)
+            self.end(heapq.heappop(self._timers)[2], in_time=False)
         self.state.notify_all()
+
+    def end(self, wait: "_Wait", *, in_time: bool) -> None:
+        """Let a thread that waits go on; with `state` held."""
+        self._waits.remove(wait)
+        self.running += 1
+        wait.end(in_time=in_time)
 
     def _first_due_s(self) -> float | None:
         while self._timers and self._timers[0][2].over:
             heapq.heappop(self._timers)
         return self._timers[0][0] if self._timers else None
+
+
+class _AbandonedError(BaseException):
+    """Ends a thread whose time does not come any more."""
 
 
 class _Wait:
@@ -115,10 +151,9 @@ class _Wait:
         self.woken = threading.Event()
 
     def end(self, *, in_time: bool) -> None:
-        """Let the thread go on; with the clock's `state` held."""
+        """Let the thread go on."""
         self.over, self.granted = True, in_time
         self.lock.waits.remove(self)
-        self.lock.clock.running += 1
         self.woken.set()
 
 
@@ -138,17 +173,21 @@ class VirtualLock:
                 return True
             if not blocking:
                 return False
+            if self.clock.is_abandoned:
+                raise _AbandonedError
             wait = _Wait(self)
             self.waits.append(wait)
             self.clock.wait(wait, timeout)
         assert wait.woken.wait(_REAL_LIMIT_S), "a wait without an end"
+        if not wait.over:
+            raise _AbandonedError
         return wait.granted
 
     def release(self) -> None:
         """Give it to the thread that has waited longest."""
         with self.clock.state:
             if self.waits:
-                self.waits[0].end(in_time=True)
+                self.clock.end(self.waits[0], in_time=True)
             else:
                 self._held = False
 

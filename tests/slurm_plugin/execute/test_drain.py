@@ -37,15 +37,15 @@ def watch(slurm: FakeSlurm, events: list[Callable[[], object]]) -> list[Drained]
     clock = VirtualClock()
 
     def happen() -> None:
-        clock.sleep(2.5)
-        for event in events:
+        for number, event in enumerate(events):
+            clock.sleep(5.0 * number + 2.5 - clock())
             event()
             slurm.tick()
-            clock.sleep(5.0)
 
-    clock.start(happen)
+    thread = clock.start(happen)
     passes = list(drain_until_over(slurm, slurm.read_now, clock))
     assert clock() == 5.0 * len(events)
+    clock.finish(thread)
     return passes
 
 
