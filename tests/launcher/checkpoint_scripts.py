@@ -3,13 +3,13 @@
 from pathlib import Path
 
 TRAIN = """
-    import os, random, signal, sys
+    import os, random, signal, sys, time
     import numpy as np, torch, muri
 
     torch.set_num_threads(1)
     torch.manual_seed(3); random.seed(4); np.random.seed(5)
     curve, epochs, stop_at = open(sys.argv[1], "a"), 3, int(sys.argv[2])
-    pause_s = float(os.environ.get("PAUSE_S", "0"))
+    waits_at = int(os.environ.get("WAITS_AT", "0"))
     data = torch.utils.data.TensorDataset(torch.randn(40, 6), torch.randn(40, 1))
     own = torch.Generator().manual_seed(9) if os.environ.get("OWN_GENERATOR") else None
     loader = torch.utils.data.DataLoader(data, batch_size=4, shuffle=True, generator=own)
@@ -29,17 +29,18 @@ TRAIN = """
     print("started at", start.iteration, flush=True)
     done = start.iteration
     for epoch in range(start.epoch, epochs):
-        for inputs, targets in muri.batches(loader):
+        batches = muri.batches(loader)
+        for inputs, targets in batches:
             with muri.stage("propagate"):
                 noise = random.random() + np.random.rand()
                 loss = ((model(inputs) - targets * noise) ** 2).mean()
                 optimizer.zero_grad(); loss.backward(); optimizer.step()
-                if pause_s:
-                    __import__("time").sleep(pause_s)
             done += 1
             print(done, loss.item().hex(), file=curve, flush=True)
             if done == stop_at:
                 os.kill(os.getpid(), signal.SIGTERM)
+            while done == waits_at and batches.lease.renewed:  # until it is asked to stop
+                time.sleep(0.01)
     print("finished", file=curve, flush=True)
 """
 

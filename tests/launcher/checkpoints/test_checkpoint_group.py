@@ -1,30 +1,31 @@
 """Members of a group: saved and stopped, joining, leaving; the others never notice."""
 
-import json
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from checkpoint_scripts import TRAIN, lines
 from group_words import runtime_words
-from launcher_harness import Launcher, ends
+from launcher_harness import Launcher, Process, ends
 from polling import until
 
 STOPPED = 128 + signal.SIGTERM
-SLOW_S = "0.4"
-"""Pause of each of 30 iterations: a script that is to be stopped in between ends too soon on no machine."""
+WAITS_AT = 4
+"""The iteration at whose end a script waits until it is asked to stop."""
 
 STEPS = """
-    import sys, time, muri
-    for step in muri.batches(range(int(sys.argv[1]))):
+    import os, sys, time, muri
+    for step in muri.batches(range(10**9)):
         with muri.stage("propagate"):
             time.sleep(0.01)
         if step == 0:
             print("started", flush=True)
+        if os.path.exists(sys.argv[1]):
+            break
     print("finished", flush=True)
 """
+"""Goes on until there is a file."""
 
 RUNTIME = """
     import functools, os, sys
@@ -40,10 +41,11 @@ RUNTIME = """
     main.main()
 """
 
-JOINER = """
+CLIENT = """
     import sys
     from muri.commands import run_command
     from muri.group_spec import MemberSpec, Place
+    from muri.launcher.checkpoints import stopping
     from muri.launcher.run import command
 
     class Scheduler:
@@ -53,160 +55,145 @@ JOINER = """
         def requeue(self, job_id, reason):
             print("requeued:", reason, flush=True)
 
-    command.load_membership = Scheduler
-    sys.exit(run_command(command.run))
-"""
-
-
-@pytest.mark.parametrize("isolation", ["thread", "process"])
-def test_a_stopped_member_resumes_in_a_group_with_the_same_loss(launcher, uninterrupted_curve, isolation):
-    launcher.runtime("101", "102", options=("--isolation", isolation))
-    partner = launcher.member("102", launcher.script(STEPS, "steps.py"), 700)
-    until(lambda: "started" in launcher.out("102"), "the partner")
-    script, path = launcher.script(TRAIN), launcher.folder / "101.curve"
-    variables = {"MURI_CHECKPOINT_DIR": str(launcher.folder / "101.checkpoints"), "PAUSE_S": SLOW_S}
-    member = launcher.member("101", script, path, 0, **variables)
-    until(lambda: len(lines(path)) >= 4, "the first iterations")
-    until(lambda: launcher.status()["members"]["101"]["state"] == "running", "the status to tell of the script")
-    if isolation == "thread":
-        until(lambda: launcher.status()["members"]["101"]["checkpoint"], "the status to tell of the checkpoint")
-    member.terminate()
-    assert ends(member) == STOPPED
-    stopped_at = len(lines(path))
-    assert 4 <= stopped_at < 30
-    assert f"saved at iteration {stopped_at}" in launcher.err("101")
-    assert ends(launcher.member("101", script, path, 0, **variables | {"PAUSE_S": "0"})) == 0
-    assert lines(path) == uninterrupted_curve
-    assert f"started at {stopped_at}" in launcher.out("101")
-    assert partner.poll() is None or "finished" in launcher.out("102")
-    assert ends(partner) == 0
-
-
-STOPPER = """
-    import sys
-    from muri.commands import run_command
-    from muri.group_spec import MemberSpec, Place
-    from muri.launcher.run import command
-    from muri.launcher.checkpoints import stopping
-
     def requeue_stopped(job_id, run):
         if state == "runs":
             print("requeued", job_id, "after run", run, flush=True)
         return state == "runs"
 
     state = sys.argv.pop(1)
-    stopping.requeue_stopped = requeue_stopped
+    command.load_membership, stopping.requeue_stopped = Scheduler, requeue_stopped
     sys.exit(run_command(command.run))
 """
+"""`muri run` with Slurm's answers made up: the first argument is the state of its job."""
+
+
+def client(launcher: Launcher, job_id: str, *arguments: object, state: str = "runs", **variables: str) -> Process:
+    streams = {"stdout": launcher.path(job_id, "out").open("ab"), "stderr": launcher.path(job_id, "err").open("ab")}
+    command = [sys.executable, str(launcher.script(CLIENT, "client.py")), state, *map(str, arguments)]
+    environment = launcher.environment | {"SLURM_JOB_ID": job_id, "MURI_JOB": "on", "MURI_REQUEUE_WAIT_S": "0.1"}
+    return launcher.spawn(command, environment | variables, cwd=launcher.folder, **streams)
+
+
+class Training:
+    """A member with checkpoints that waits in the middle of its training until it is asked to stop."""
+
+    def __init__(self, launcher: Launcher) -> None:
+        self.launcher = launcher
+        self.path = launcher.folder / "101.curve"
+        self.words = (launcher.script(TRAIN), self.path, 0)
+        self.place = {"MURI_CHECKPOINT_DIR": str(launcher.folder / "checkpoints"), "MURI_REQUEUE_WAIT_S": "0.1"}
+        self.variables = self.place | {"WAITS_AT": str(WAITS_AT)}
+
+    def member(self) -> Process:
+        """Start it, and wait until it waits."""
+        process = self.launcher.member("101", *self.words, **self.variables)
+        self.until_it_waits()
+        return process
+
+    def until_it_waits(self) -> None:
+        until(lambda: len(lines(self.path)) >= WAITS_AT, "the first iterations")
+
+    def resumed(self, job_id: str | None = "101") -> list[str]:
+        """The loss curve once another run of it has come to its end."""
+        assert ends(self.launcher.member(job_id, *self.words, **self.place)) == 0
+        assert f"started at {WAITS_AT}" in self.launcher.out(job_id)
+        return lines(self.path)
+
+
+@pytest.mark.parametrize("isolation", ["thread", "process"])
+def test_a_stopped_member_resumes_with_the_same_loss_and_its_partner_goes_on(launcher, uninterrupted_curve, isolation):
+    launcher.runtime("101", "102", options=("--isolation", isolation))
+    partner = launcher.member("102", launcher.script(STEPS, "steps.py"), launcher.folder / "over")
+    until(lambda: "started" in launcher.out("102"), "the partner")
+    training = Training(launcher)
+    member = training.member()
+    if isolation == "thread":
+        until(lambda: launcher.status()["members"]["101"]["checkpoint"], "the status to tell of the checkpoint")
+    member.terminate()
+    assert ends(member) == STOPPED
+    assert f"saved at iteration {WAITS_AT}" in launcher.err("101")
+    assert training.resumed(None) == uninterrupted_curve
+    assert partner.poll() is None
+    (launcher.folder / "over").touch()
+    assert ends(partner) == 0
 
 
 @pytest.mark.parametrize(("state", "mark"), [("runs", "checkpoint=1"), ("ending", "checkpoint=1"), ("runs", "on")])
 def test_only_a_job_that_slurm_is_not_ending_anyway_is_requeued(launcher, state, mark):
     launcher.threads("101")
-    script, stopper = launcher.script(TRAIN), launcher.script(STOPPER, "stopper.py")
-    path = launcher.folder / "101.curve"
-    variables = {"MURI_CHECKPOINT_DIR": str(launcher.folder / "c"), "PAUSE_S": SLOW_S, "SLURM_RESTART_COUNT": "2"}
-    variables |= {"SLURM_JOB_ID": "101", "MURI_JOB": f"model=m,{mark}", "MURI_REQUEUE_WAIT_S": "0.1"}
-    streams = {"stdout": launcher.path("101", "out").open("ab"), "stderr": launcher.path("101", "err").open("ab")}
-    command = [sys.executable, str(stopper), state, str(script), str(path), "0"]
-    member = launcher.spawn(command, launcher.environment | variables, cwd=launcher.folder, **streams)
-    until(lambda: len(lines(path)) >= 3, "the first iterations")
+    training = Training(launcher)
+    variables = training.variables | {"SLURM_RESTART_COUNT": "2", "MURI_JOB": f"model=m,{mark}"}
+    member = client(launcher, "101", *training.words, state=state, **variables)
+    training.until_it_waits()
     member.send_signal(signal.SIGUSR1)
     assert ends(member) == STOPPED
     wanted = (state, mark) == ("runs", "checkpoint=1")
     assert ("requeued 101 after run 2" in launcher.out("101")) == wanted, launcher.err("101")
 
 
-def test_a_killed_process_leaves_a_checkpoint_behind(launcher, uninterrupted_curve):
+@pytest.mark.parametrize("ended", ["its own process, by Slurm", "the runtime"])
+def test_a_member_that_is_ended_from_outside_leaves_a_checkpoint_behind(launcher, uninterrupted_curve, ended):
     """Slurm kills what does not end in time; in a group the script can be saved after that."""
-    launcher.threads("101")
-    script, path = launcher.script(TRAIN), launcher.folder / "101.curve"
-    variables = {"MURI_CHECKPOINT_DIR": str(launcher.folder / "101.checkpoints"), "PAUSE_S": SLOW_S}
-    member = launcher.member("101", script, path, 0, **variables)
-    until(lambda: len(lines(path)) >= 4, "the first iterations")
-    member.kill()
-    until(lambda: launcher.status()["members"]["101"]["state"] == "ended", "the end of the script")
-    assert ends(launcher.member("101", script, path, 0, **variables | {"PAUSE_S": "0"})) == 0
-    assert lines(path) == uninterrupted_curve
-
-
-def test_the_runtimes_end_saves_members_that_have_a_checkpoint(launcher, uninterrupted_curve):
     runtime = launcher.threads("101")
-    script, path = launcher.script(TRAIN), launcher.folder / "101.curve"
-    variables = {"MURI_CHECKPOINT_DIR": str(launcher.folder / "101.checkpoints"), "PAUSE_S": SLOW_S}
-    member = launcher.member("101", script, path, 0, MURI_REQUEUE_WAIT_S="0.1", **variables)
-    until(lambda: len(lines(path)) >= 4, "the first iterations")
-    runtime.terminate()
-    assert ends(member) != 0
-    assert ends(runtime) == 0
-    assert ends(launcher.member(None, script, path, 0, **variables | {"PAUSE_S": "0"})) == 0
-    assert lines(path) == uninterrupted_curve
+    training = Training(launcher)
+    member = training.member()
+    if ended == "the runtime":
+        runtime.terminate()
+        assert ends(member) != 0
+        assert ends(runtime) == 0
+        assert training.resumed(None) == uninterrupted_curve
+    else:
+        member.kill()
+        until(lambda: launcher.status()["members"]["101"]["state"] == "ended", "the end of the script")
+        assert training.resumed() == uninterrupted_curve
 
 
-def joinable_runtime(launcher: Launcher, *members: str):
-    """A runtime of pilot job 900 that asks a scheduler of the test's own whom it may admit."""
-    wrapper = launcher.script(RUNTIME, "runtime_of_900.py")
-    command = [sys.executable, str(wrapper), "--preload", ""]
-    command += ["--status-file", str(launcher.status_path), *runtime_words(members, ("--discipline", "fair"))]
-    process = launcher.spawn(
-        command,
-        launcher.environment | {"SLURM_JOB_ID": "900"},
-        stderr=(launcher.folder / "runtime.log").open("wb"),
-        cwd=launcher.folder,
-    )
-    until(lambda: process.poll() is not None or launcher._serves(process.pid), "the runtime")
-    return process
+class JoinableGroup:
+    """The group of pilot job 900 with one member at work; a scheduler of the test's own says whom it may admit."""
+
+    def __init__(self, launcher: Launcher) -> None:
+        self.launcher, self.over = launcher, launcher.folder / "over"
+        command = [sys.executable, str(launcher.script(RUNTIME, "runtime.py")), "--preload", ""]
+        command += ["--status-file", str(launcher.status_path), *runtime_words(["101"], ("--discipline", "fair"))]
+        log = (launcher.folder / "runtime.log").open("wb")
+        environment = launcher.environment | {"SLURM_JOB_ID": "900"}
+        self.process = launcher.spawn(command, environment, stderr=log, cwd=launcher.folder)
+        until(lambda: self.process.poll() is not None or launcher.status_path.exists(), "the runtime")
+        self.steps = launcher.script(STEPS, "steps.py")
+        self.first = launcher.member("101", self.steps, self.over)
+        until(lambda: "started" in launcher.out("101"), "the first member")
+
+    def joiner(self, job_id: str, script: Path, over: Path, pilot: str = "900") -> Process:
+        """A job that the scheduler has put into the group of a pilot job meanwhile."""
+        (self.launcher.folder / f"host_of_{job_id}").write_text(pilot)
+        return client(self.launcher, job_id, script, over)
+
+    def goes_on(self) -> None:
+        """Fail unless the first member is still at work, and ends when it is told."""
+        assert self.first.poll() is None
+        assert self.launcher.status()["members"]["101"]["state"] == "running"
+        self.over.touch()
+        assert ends(self.first) == 0
+        assert self.launcher.out("101") == "started\nfinished\n"
 
 
-def group_at_work(launcher: Launcher, iterations: int) -> tuple[Path, "subprocess.Popen[bytes]"]:
-    """A runtime that can be joined, with one member at work: its script and its process."""
-    joinable_runtime(launcher, "101")
-    steps = launcher.script(STEPS, "steps.py")
-    first = launcher.member("101", steps, iterations)
-    until(lambda: "started" in launcher.out("101"), "the first member")
-    return steps, first
-
-
-def joiner(launcher: Launcher, job_id: str, *arguments: object):
-    script = launcher.script(JOINER, "joiner.py")
-    variables = {"SLURM_JOB_ID": job_id, "MURI_JOB": "on", "MURI_REQUEUE_WAIT_S": "0.1", "MURI_ATTACH_TIMEOUT_S": "5"}
-    streams = {"stdout": launcher.path(job_id, "out").open("ab"), "stderr": launcher.path(job_id, "err").open("ab")}
-    command = [sys.executable, str(script), *map(str, arguments)]
-    return launcher.spawn(command, launcher.environment | variables, cwd=launcher.folder, **streams)
-
-
-def test_a_job_that_the_controller_declared_joins_a_group_at_work(launcher):
-    steps, first = group_at_work(launcher, 400)
-    (launcher.folder / "host_of_102").write_text("900")
-    second = joiner(launcher, "102", steps, 20)
-    assert ends(second) == 0
-    assert launcher.out("102") == "started\nfinished\n"
-    assert first.poll() is None
-    until(lambda: launcher.status()["members"]["102"]["state"] == "ended", "the status to know the new member")
-    assert launcher.status()["members"]["101"]["state"] == "running"
-    assert ends(first) == 0
+@pytest.mark.parametrize(("how", "code"), [("cancel", STOPPED), ("fail", 7), ("finish", 0)])
+def test_a_job_joins_a_group_at_work_and_leaves_in_any_way_and_the_others_run_on(launcher, how, code):
+    group = JoinableGroup(launcher)
+    failing, its_end = launcher.script(STEPS + "    sys.exit(7)\n", "failing.py"), launcher.folder / "end_of_102"
+    second = group.joiner("102", failing if how == "fail" else group.steps, its_end)
+    until(lambda: "started" in launcher.out("102"), "the new member")
+    until(lambda: launcher.status()["members"]["102"]["state"] == "running", "the status to know the new member")
+    second.terminate() if how == "cancel" else its_end.touch()
+    assert ends(second) == code
+    assert ("finished" in launcher.out("102")) == (how != "cancel")
+    until(lambda: launcher.status()["members"]["102"]["state"] == "ended", "the status to know its end")
+    group.goes_on()
 
 
 def test_a_job_that_nobody_declared_is_not_admitted(launcher):
-    steps, first = group_at_work(launcher, 200)
-    (launcher.folder / "host_of_103").write_text("901")
-    stranger = joiner(launcher, "103", steps, 20)
-    assert ends(stranger) == 75
+    group = JoinableGroup(launcher)
+    assert ends(group.joiner("103", group.steps, group.over, pilot="901")) == 75
     assert "requeued: the group's runtime refused the script: job 103 is no member of this group" in launcher.out("103")
     assert "103" not in launcher.status()["members"]
-    assert ends(first) == 0
-
-
-@pytest.mark.parametrize("how", ["cancel", "fail", "finish"])
-def test_a_joined_member_leaves_in_any_way_and_the_others_run_on(launcher, how):
-    steps, first = group_at_work(launcher, 300)
-    failing = launcher.script(STEPS + "    sys.exit(7)\n", "failing.py")
-    (launcher.folder / "host_of_102").write_text("900")
-    second = joiner(launcher, "102", failing if how == "fail" else steps, 3000 if how == "cancel" else 10)
-    until(lambda: "started" in launcher.out("102"), "the new member")
-    if how == "cancel":
-        second.terminate()
-    assert ends(second) == {"cancel": STOPPED, "fail": 7, "finish": 0}[how]
-    assert ends(first) == 0
-    assert launcher.out("101") == "started\nfinished\n"
-    assert json.loads(launcher.status_path.read_text())["members"]["101"]["exit_code"] in {None, 0}
+    group.goes_on()
