@@ -1,4 +1,4 @@
-"""AntMan's classes at work: the promise to a guaranteed job, and what is left over for an opportunistic one."""
+"""How fast members are beside each other: four with different bottlenecks, and the two classes of AntMan."""
 
 import pytest
 from test_promises import CPU, GPU, Script, speeds
@@ -16,3 +16,13 @@ def on_gpu(min_speed: float, piece_s: float = 1e9) -> Script:
 def test_a_guaranteed_job_goes_first(promise: float, piece_s: float, guaranteed: float, opportunistic: float) -> None:
     found = speeds([on_gpu(promise), on_gpu(0.0, piece_s)])
     assert found == pytest.approx((guaranteed, opportunistic), abs=0.02)
+
+
+@pytest.mark.parametrize("slow_factor", [1, 10])
+def test_four_bottlenecks_share_four_resources_well(slow_factor: int) -> None:
+    """Pieces of 10 ms: far more total progress than one after the other."""
+    seconds = [[0.07 if stage == member else 0.01 for stage in range(4)] for member in range(4)]
+    seconds[3] = [each * slow_factor for each in seconds[3]]
+    found = speeds([Script(tuple(enumerate(each)), piece_s=0.01) for each in seconds], window_s=20.0, warmup_s=2.0)
+    assert sum(found) > 2.4
+    assert min(found) > 0.3

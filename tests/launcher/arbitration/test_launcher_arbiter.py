@@ -1,15 +1,12 @@
 """The arbiters with real threads in virtual time: exclusion, progress, interruption, and the paper's rotation."""
 
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable
 
 import pytest
 from virtual_clock import VirtualClock
 
 from muri.errors import UsageError
-from muri.group_spec import read_group
 from muri.launcher.arbitration.arbiter import Arbiter, FairArbiter, WaitInterruptedError
-from muri.launcher.arbitration.fairness import FairQueue
 from muri.launcher.arbitration.lockstep import LockstepArbiter
 from muri.launcher.arbitration.switching import make_arbiter
 
@@ -118,12 +115,9 @@ def test_lockstep_rotates_in_the_planned_ordering(clock: VirtualClock) -> None:
     for member in MEMBERS:
         arbiter.join(member)
     clock.finish(*[clock.start(train, clock, arbiter, member, [0, 1, 2, 3] * 5, log) for member in MEMBERS])
-    steps = {member: [index for index, (name, _) in enumerate(log) if name == member] for member in MEMBERS}
     assert len(log) == 80
     middle = log[30:50]  # all are under way: each step grants four different resources to four members
-    shift = {member: next(resource for name, resource in middle if name == member) for member in MEMBERS}
-    assert len(set(shift.values())) == 4
-    assert all(len(places) == 20 for places in steps.values())
+    assert len({next(resource for name, resource in middle if name == member) for member in MEMBERS}) == 4
 
 
 def test_lockstep_goes_on_without_a_member_that_stays_outside_of_stages(clock: VirtualClock) -> None:
@@ -146,19 +140,6 @@ def test_lockstep_refuses_more_than_four() -> None:
         arbiter.join(member)
     with pytest.raises(UsageError, match="no place"):
         arbiter.join("5")
-
-
-@pytest.mark.parametrize("bad", ["", '"fast"', "0", "-1", "1e999"])
-def test_planned_speeds_that_make_no_sense_are_refused(bad: str) -> None:
-    with pytest.raises(UsageError, match="--group"):
-        read_group(f'{{"members": [{{"job_id": "101", "predicted_speed": {bad}}}]}}')
-
-
-def test_planned_speeds_reach_the_choice() -> None:
-    speeds = {"101": 0.9, "102": 0.85}
-    arbiter = make_arbiter("auto", ["101", "102"], [], speeds)
-    assert arbiter.discipline == "fair"
-    assert make_arbiter("auto", ["1", "2", "3", "4", "5"], []).discipline == "fair"  # no rotation for five
 
 
 def test_orders_from_outside_come_before_fairness(clock: VirtualClock) -> None:
@@ -194,30 +175,6 @@ def test_helper_thread_gets_a_resource_while_its_member_waits_for_another(clock:
         arbiter.release("2", 2)
         clock.finish(waiting)
         assert arbiter.holders()[2] == "1"
-
-
-def test_members_are_compared_only_where_several_wait(clock: VirtualClock, monkeypatch: pytest.MonkeyPatch) -> None:
-    compared: list[list[str]] = []
-    order = FairQueue.order
-
-    def count(queue: FairQueue, waiting: Iterable[str], *rest: Any) -> list[str]:
-        compared.append(sorted(waiting))
-        return order(queue, compared[-1], *rest)
-
-    monkeypatch.setattr(FairQueue, "order", count)
-    arbiter = FairArbiter(clock)
-    for member in MEMBERS:
-        arbiter.join(member)
-
-    def work(member: str) -> None:
-        arbiter.acquire(member, 2)
-        clock.sleep(0.1)
-        arbiter.release(member, 2)
-
-    clock.finish(*[clock.start(work, member) for member in MEMBERS[:2]])
-    assert compared == []
-    clock.finish(*[clock.start(work, member) for member in MEMBERS[:3]])
-    assert [len(members) for members in compared] == [2]
 
 
 def test_release_says_whether_somebody_was_woken(clock: VirtualClock) -> None:

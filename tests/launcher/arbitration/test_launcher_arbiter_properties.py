@@ -332,3 +332,12 @@ def test_two_tokens_of_the_cpu_let_two_preprocess_and_one_compute() -> None:
     clock.finish(*threads)
     assert ends_s == {"3 at 1": 1.0, "3 at 2": 1.0}
     assert arbiter.acquire("2", 1) == 0.0
+
+
+def test_a_member_that_leaves_gives_back_all_that_its_threads_hold() -> None:
+    arbiter = FairArbiter(VirtualClock(), cpus=2)
+    arbiter.join("1", 1.0)
+    for resource in (1, 1, 2):
+        arbiter.acquire("1", resource)
+    arbiter.leave("1")
+    assert arbiter.holders() == [None] * 4

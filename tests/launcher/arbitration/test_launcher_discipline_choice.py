@@ -124,6 +124,11 @@ MEASURED = {
 }
 
 
+THOROUGH = pytest.mark.thorough
+SHORT = ("real jobs on two cores", "20 ms to 1 s")
+"""Their iterations are many, which takes seconds for each course of ten minutes."""
+
+
 @pytest.mark.parametrize("has_gpu", [True, False], ids=["gpu", "cores"])
 @pytest.mark.parametrize("noise", [0.0, 0.2], ids=["steady", "noisy"])
 @pytest.mark.parametrize("name", MEASURED)
@@ -138,8 +143,8 @@ def test_it_is_within_three_percent_of_the_best_single_discipline_after_ten_minu
     assert group.work_s / time_s >= 0.97 * best, group.decisions
 
 
-@pytest.mark.parametrize("has_gpu", [True, False], ids=["gpu", "cores"])
-@pytest.mark.parametrize("name", MEASURED)
+@pytest.mark.parametrize("has_gpu", [pytest.param(True, id="gpu"), pytest.param(False, id="cores", marks=THOROUGH)])
+@pytest.mark.parametrize("name", [pytest.param(name, marks=THOROUGH if name in SHORT else ()) for name in MEASURED])
 def test_it_is_as_good_on_a_machine_that_others_disturb(name: str, has_gpu: bool) -> None:
     solo_s, speeds = MEASURED[name]
     best = max(speeds, key=lambda each: sum(speeds[each]))
@@ -311,15 +316,13 @@ def test_promises_go_before_the_total() -> None:
     assert group.names() == ["fair", "plain", "fair"]  # one trial, compared with what was before and after it
 
 
-def test_total_decides_where_promises_are_kept() -> None:
-    group = Group({"fair": [0.62] * 3, "plain": [0.7, 1.0, 1.0]}, ("fair", "plain"))
-    group.choice.promised = PROMISED
-    group.run(120)
-    assert group.choice.discipline == "plain"
-
-
-def test_where_no_discipline_keeps_the_promises_the_nearest_one_is_kept() -> None:
-    group = Group({"fair": [0.3] * 3, "plain": [0.5] * 3}, ("plain", "fair"))
+@pytest.mark.parametrize(
+    ("fair", "plain", "first"), [([0.62] * 3, [0.7, 1.0, 1.0], "fair"), ([0.3] * 3, [0.5] * 3, "plain")]
+)
+def test_where_all_keep_the_promises_or_none_does_the_better_one_is_kept(
+    fair: list[float], plain: list[float], first: str
+) -> None:
+    group = Group({"fair": fair, "plain": plain}, ("fair", "plain") if first == "fair" else ("plain", "fair"))
     group.choice.promised = PROMISED
     group.run(1800)
     assert group.choice.discipline == "plain"

@@ -1,6 +1,4 @@
-"""Properties of the queue, in a model without threads: one resource or four, and a clock that jumps."""
-
-import heapq
+"""Properties of the queue, in a model without threads: one resource, and a clock that jumps."""
 
 import pytest
 from hypothesis import given, settings
@@ -31,14 +29,14 @@ def serve_one_resource(solo_s: list[float], window_s: float, weight: float, tota
 
 
 @given(lengths)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_contested_resource_gives_equal_normalized_progress(solo_s: list[float]) -> None:
     rates = serve_one_resource(solo_s, window_s=1e9, weight=0.0, total_s=200 * max(solo_s))
-    assert max(rates) - min(rates) <= 2 * max(solo_s) / (200 * max(solo_s)) + 1e-9
+    assert max(rates) - min(rates) <= 2 / 200 + 1e-9
 
 
 @given(lengths, st.floats(0.1, 5.0), st.floats(0.0, 6.0))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_nobody_starves_whatever_the_settings(solo_s: list[float], window_s: float, weight: float) -> None:
     # A stage may be passed over while others are within `weight` times its length ahead of it.
     rates = serve_one_resource(solo_s, window_s + 7 * max(solo_s), weight, total_s=400 * max(solo_s))
@@ -64,18 +62,6 @@ def test_ties_go_to_the_smallest_id(waiting: list[str]) -> None:
         queue.join(member, 1.0)
     assert queue.order(waiting, 0)[0] == "99"
     assert sorted(waiting, key=member_order) == ["99", "100", "101", "1000"]
-
-
-def test_arrears_are_bounded_by_the_window() -> None:
-    queue = FairQueue(window_s=2.0)
-    queue.join("1", 1.0)
-    queue.join("2", 1.0)
-    for _ in range(50):
-        queue.iteration_done("1", 1.0, (1.0, 0.0, 0.0, 0.0))
-    queue.catch_up("2")
-    assert queue.virtual_s("2") == queue.virtual_s("1") - 2.0
-    queue.catch_up("2")
-    assert queue.virtual_s("2") == 48.0
 
 
 def test_short_stage_goes_before_a_long_one_of_a_member_equally_far() -> None:
@@ -116,50 +102,3 @@ def test_long_stages_get_on_behind_short_ones_that_saturate_the_resource(long_s:
         queue.iteration_done(name, stage_s[name], (0.0, 0.0, stage_s[name], 0.0))
     assert min(served_s.values()) > 0.08 * now_s
     assert served_s["4"] > least * now_s
-
-
-@pytest.mark.parametrize("slow_factor", [1, 10])
-def test_four_bottlenecks_share_four_resources_well(slow_factor: int) -> None:
-    """Non-preemptive stages of 10 ms pieces: far more total progress than one after the other."""
-    mixes = [[0.07 if stage == member else 0.01 for stage in range(4)] for member in range(4)]
-    mixes[3] = [seconds * slow_factor for seconds in mixes[3]]
-    rates = simulate(mixes, total_s=60.0)
-    assert sum(rates) > 2.4
-    assert min(rates) > 0.3
-
-
-def simulate(mixes: list[list[float]], total_s: float, piece_s: float = 0.01) -> list[float]:
-    """Discrete events: each member walks through its stages in pieces; the queue picks who goes on."""
-    queue, names = FairQueue(), [str(index) for index in range(len(mixes))]
-    plans = [[stage for stage in range(4) for _ in range(round(mix[stage] / piece_s))] for mix in mixes]
-    place, done = [0] * len(mixes), [0] * len(mixes)
-    holder: list[int | None] = [None] * 4
-    waiting: list[set[int]] = [set() for _ in range(4)]
-    events: list[tuple[float, int]] = []
-    for name, mix in zip(names, mixes, strict=True):
-        queue.join(name, sum(mix))
-
-    def dispatch(stage: int, now_s: float) -> None:
-        if holder[stage] is None and waiting[stage]:
-            member = int(queue.order([names[index] for index in waiting[stage]], stage)[0])
-            waiting[stage].remove(member)
-            holder[stage] = member
-            heapq.heappush(events, (now_s + piece_s, member))
-
-    for member in range(len(mixes)):
-        waiting[plans[member][0]].add(member)
-        dispatch(plans[member][0], 0.0)
-    while events and events[0][0] < total_s:
-        now_s, member = heapq.heappop(events)
-        stage = plans[member][place[member]]
-        holder[stage] = None
-        queue.served(names[member], stage, piece_s)
-        place[member] += 1
-        if place[member] == len(plans[member]):
-            place[member], done[member] = 0, done[member] + 1
-            queue.iteration_done(names[member], sum(mixes[member]), mixes[member])
-        queue.catch_up(names[member])
-        waiting[plans[member][place[member]]].add(member)
-        for resource in range(4):
-            dispatch(resource, now_s)
-    return [count * sum(mix) / total_s for count, mix in zip(done, mixes, strict=True)]
