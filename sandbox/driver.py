@@ -101,8 +101,8 @@ class Driver:
         done = self.run("sbatch", "--parsable", *arguments, user=user, chdir=chdir, env=env, on=on)
         return int(done.stdout.strip().split(";")[0])
 
-    def job(self, job_id: int) -> dict[str, str]:
-        """Return the fields of `scontrol show job`."""
+    def job(self, job_id: int | str) -> dict[str, str]:
+        """Return the fields of `scontrol show job`; a task of an array is named 12_3."""
         return parse_job(self.run("scontrol", "show", "job", str(job_id), user="root").stdout)
 
     def wait_until(self, reached: Callable[[], bool], what: str, deadline_s: float = DEADLINE_S) -> None:
@@ -119,7 +119,7 @@ class Driver:
                 raise DeadlineError(f"{what} did not happen within {deadline_s:.0f} s") from failed
             time.sleep(0.1)
 
-    def wait_state(self, job_id: int, *states: str, deadline_s: float = DEADLINE_S) -> dict[str, str]:
+    def wait_state(self, job_id: int | str, *states: str, deadline_s: float = DEADLINE_S) -> dict[str, str]:
         """Wait for a job to be in one of the states (default: any final one); returns its fields."""
         wanted = set(states) or FINAL_STATES
         limit = time.monotonic() + deadline_s
