@@ -1,59 +1,37 @@
 """Jobs alone that others may join: who starts behind a pilot of its own, with what, and who starts plain, and why."""
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
+import at_work
 import pytest
-from fake_slurm import FOUR_KINDS, GPUS_REMOVABLE, NOW_S, FakeSlurm, Killed, make_job, make_node, pilots
+from at_work import HOUR_S, behind_pilot, candidate
+from fake_slurm import FOUR_KINDS, NOW_S, FakeSlurm, Killed, make_node, pilots
 
 from muri.policies.registry import get_policy
 from muri.policies.types import Group, Plan, PlanRequest, Policy
 from muri.slurm_plugin.config import Config
-from muri.slurm_plugin.controller.assemble import policy_of
 from muri.slurm_plugin.gateway.base import GatewayError
 from muri.slurm_plugin.planning.actions import Join, ReleaseSolo, StartGroup
-from muri.slurm_plugin.planning.cycle_input import CycleInput, Knowledge
-from muri.slurm_plugin.planning.decision import Decision, decide
+from muri.slurm_plugin.planning.decision import decide
 from muri.slurm_plugin.planning.slurm_requests import pilot_job
 from muri.slurm_plugin.records import comment_tags as tags
-from muri.slurm_plugin.records.cluster import Job, JobState, Node, Snapshot
+from muri.slurm_plugin.records.cluster import Job, JobState
 from muri.slurm_plugin.records.limits import NO_LIMITS, Association, Limits, PartitionLimits, Qos, SiteLimits, Tres
-from muri.slurm_plugin.records.roles import read_job, view_of
+from muri.slurm_plugin.records.roles import read_job
 
-HOUR_S = 3600
 GIB = 1024
 TWO_GPUS = replace(FOUR_KINDS[0], key=replace(FOUR_KINDS[0].key, gpu_count=2))
 GUESSED = replace(FOUR_KINDS[0], key=replace(FOUR_KINDS[0].key, model="new"), source="guess")
-NO_SITE_LIMITS = SiteLimits(partitions=(PartitionLimits("main"),))
 
-
-def job(job_id: int, model: str = "m1", words: str = "", **changes: Any) -> Job:
-    return make_job(job_id, admin_comment=f"muri:model={model},batch-size=8,duration=100{words}", **changes)
+cycle_of, decided = (
+    partial(each, known=(*FOUR_KINDS, TWO_GPUS, GUESSED)) for each in (at_work.cycle_of, at_work.decided)
+)
 
 
 def alone_behind_pilot(number: int, **pilot: Any) -> list[Job]:
-    """A pilot and its only member, m1, on a node of their own; they have run for ten minutes."""
-    at_work = {"state": JobState.RUNNING, "held": False, "reason": "", "nodes": f"n{number}", "start_s": NOW_S - 600}
-    pilot_id, member_id = 1000 + number, 2000 + number
-    original = tags.Original("gres/gpu:1", "", 4, 4, 0, HOUR_S)
-    state = tags.STATE_PREFIX + tags.format_state(tags.MemberState(pilot_id, original, limit_s=HOUR_S))
-    member = job(member_id, gpu_count=0, gpu_request="", cpu_count=1, required_nodes=f"n{number}", **at_work)
-    tag = tags.PILOT_PREFIX + tags.format_pilot(f"t{number}", (member_id,))
-    return [
-        make_job(pilot_id, time_limit_s=HOUR_S + 600, admin_comment=tag, **{**at_work, **pilot}),
-        replace(member, admin_comment=f"{member.admin_comment} {state}"),
-    ]
-
-
-def cycle_of(jobs: list[Job], nodes: list[Node], limits: SiteLimits = NO_SITE_LIMITS, **config: Any) -> CycleInput:
-    snapshot = Snapshot(NOW_S, "c", "26.05", tuple(jobs), tuple(nodes), limits=limits, gpu_removal=GPUS_REMOVABLE)
-    knowledge = Knowledge({profile.key: profile for profile in (*FOUR_KINDS, TWO_GPUS, GUESSED)})
-    return CycleInput(view_of(snapshot), knowledge, Config(**{"policy": "muri-s", **config}))
-
-
-def decided(jobs: list[Job], nodes: list[Node], limits: SiteLimits = NO_SITE_LIMITS, **config: Any) -> Decision:
-    cycle = cycle_of(jobs, nodes, limits, **config)
-    return decide(cycle, policy_of(cycle.config))
+    return behind_pilot(number, candidate(2000 + number), **pilot)
 
 
 @dataclass
@@ -88,7 +66,7 @@ def joins(*job_ids: int) -> Joins:
 
 
 def test_a_job_that_may_share_starts_behind_a_pilot_of_its_own():
-    (start,) = decided([job(1)], [make_node("n1")]).actions
+    (start,) = decided([candidate(1)], [make_node("n1")]).actions
     assert isinstance(start, StartGroup)
     assert [member.job_id for member in start.members] == [1]
     assert (start.node, start.time_limit_s, start.members[0].time_limit_s) == ("n1", HOUR_S + 600, HOUR_S)
@@ -109,7 +87,7 @@ def test_a_job_that_may_share_starts_behind_a_pilot_of_its_own():
     ],
 )
 def test_other_jobs_start_plain(changes, config):
-    (start,) = decided([job(1, **changes)], [make_node("n1")], **config).actions
+    (start,) = decided([candidate(1, **changes)], [make_node("n1")], **config).actions
     assert isinstance(start, ReleaseSolo)
     assert not any("join" in reason for reason in start.reasons)
 
@@ -117,7 +95,7 @@ def test_other_jobs_start_plain(changes, config):
 @pytest.mark.parametrize("grouping", [{"join": False}, {"discipline": "lockstep"}])
 def test_where_nobody_may_join_a_model_never_seen_is_measured_behind_a_pilot_without_room_for_others(grouping):
     node = make_node("n1", cpu_count=32, mem_mib=64 * GIB)
-    asked = job(1, model="new", cpu_count=4, mem_per_node_mib=8 * GIB)
+    asked = candidate(1, model="new", cpu_count=4, mem_per_node_mib=8 * GIB)
     (start,) = decided([asked], [node], grouping=grouping).actions
     assert isinstance(start, StartGroup)
     assert (start.cpu_count, start.mem_per_node_mib) == (4, 8 * GIB)
@@ -134,40 +112,42 @@ def test_where_nobody_may_join_a_model_never_seen_is_measured_behind_a_pilot_wit
     ],
 )
 def test_nothing_is_measured_that_no_plan_needs_or_that_dry_runs_measure(config):
-    (start,) = decided([job(1, model="new")], [make_node("n1")], **config).actions
+    (start,) = decided([candidate(1, model="new")], [make_node("n1")], **config).actions
     assert isinstance(start, ReleaseSolo)
 
 
 def test_a_job_that_cannot_have_its_pilot_starts_plain_and_is_told_that_it_is_not_measured():
     node = make_node("n1", cpu_count=32, cpus_allocated=31)
-    (start,) = decided([job(1, model="new", cpu_count=1)], [node], grouping={"join": False}).actions
+    (start,) = decided([candidate(1, model="new", cpu_count=1)], [node], grouping={"join": False}).actions
     assert isinstance(start, ReleaseSolo)
     assert start.reasons[-1].startswith("it cannot be measured: n1 has no CPU left for a batch script")
 
 
 @pytest.mark.parametrize(
-    ("asked", "node", "pilot"),
+    ("asked", "node", "share", "pilot"),
     [
         # Half of the node is its GPU's part; four batch scripts stay outside.
-        ({"cpu_count": 4}, {"cpu_count": 32}, (12, 0)),
+        ({"cpu_count": 4}, {"cpu_count": 32}, 1.0, (12, 0)),
         # Others hold the node's CPUs: it gets what it asked for, beside its batch script.
-        ({"cpu_count": 4}, {"cpu_count": 32, "cpus_allocated": 27}, (4, 0)),
-        ({"cpu_count": 4}, {"cpu_count": 32, "cpus_allocated": 28}, (3, 0)),
-        # More than its GPU's part: no more than that.
-        ({"cpu_count": 20}, {"cpu_count": 32}, (19, 0)),
-        ({"cpu_count": 4, "mem_per_node_mib": 8 * GIB}, {"cpu_count": 32, "mem_mib": 64 * GIB}, (12, 30 * GIB)),
+        ({"cpu_count": 4}, {"cpu_count": 32, "cpus_allocated": 27}, 1.0, (4, 0)),
+        ({"cpu_count": 4}, {"cpu_count": 32, "cpus_allocated": 28}, 1.0, (3, 0)),
+        # More than its GPU's part: no more than that, unless the site allows it.
+        ({"cpu_count": 20}, {"cpu_count": 32}, 1.0, (19, 0)),
+        ({"mem_per_node_mib": 32 * GIB}, {"mem_mib": 64 * GIB}, 1.5, (8, 46 * GIB)),
+        ({"mem_per_node_mib": 8 * GIB}, {"cpu_count": 32, "mem_mib": 64 * GIB}, 1.0, (12, 30 * GIB)),
         (
-            {"cpu_count": 4, "mem_per_node_mib": 8 * GIB},
+            {"mem_per_node_mib": 8 * GIB},
             {"cpu_count": 32, "mem_mib": 64 * GIB, "mem_allocated_mib": 48 * GIB},
+            1.0,
             (12, 14 * GIB),
         ),
         # Slurm gives out whole cores.
-        ({"cpu_count": 4}, {"cpu_count": 32, "threads_per_core": 2}, (8, 0)),
-        ({"cpu_count": 16}, {"cpu_count": 32, "threads_per_core": 2}, (14, 0)),
+        ({"cpu_count": 4}, {"cpu_count": 32, "threads_per_core": 2}, 1.0, (8, 0)),
+        ({"cpu_count": 16}, {"cpu_count": 32, "threads_per_core": 2}, 1.0, (14, 0)),
     ],
 )
-def test_the_pilot_has_room_for_others_as_far_as_it_is_free_and_belongs_to_its_gpu(asked, node, pilot):
-    (start,) = decided([job(1, **asked)], [make_node("n1", **node)]).actions
+def test_the_pilot_has_room_for_others_as_far_as_it_is_free_and_belongs_to_its_gpu(asked, node, share, pilot):
+    (start,) = decided([candidate(1, **asked)], [make_node("n1", **node)], grouping={"joinable_share": share}).actions
     assert isinstance(start, StartGroup)
     assert (start.cpu_count, start.mem_per_node_mib) == pilot
 
@@ -181,22 +161,16 @@ def test_the_pilot_has_room_for_others_as_far_as_it_is_free_and_belongs_to_its_g
     ],
 )
 def test_where_a_node_has_no_room_for_a_pilot_the_job_starts_plain(asked, node, why):
-    (start,) = decided([job(1, **asked)], [make_node("n1", **node)]).actions
+    (start,) = decided([candidate(1, **asked)], [make_node("n1", **node)]).actions
     assert isinstance(start, ReleaseSolo)
     assert start.reasons[-1].startswith(f"nobody can join it: {why}")
 
 
 def test_a_pilot_takes_nothing_that_another_start_asks_for():
     """Both want 8 of 20 CPUs; what is left, four, goes to the first one's script and its room, then to the other's."""
-    jobs = [job(1, cpu_count=8), job(2, cpu_count=8)]
+    jobs = [candidate(1, cpu_count=8), candidate(2, cpu_count=8)]
     first, second = decided(jobs, [make_node("n1", cpu_count=20)]).actions
     assert [(start.cpu_count, start.members[0].cpu_count) for start in (first, second)] == [(8, 1), (8, 1)]
-
-
-def test_what_a_site_allows_for_those_who_join_can_be_more():
-    jobs, node = [job(1, mem_per_node_mib=32 * GIB)], make_node("n1", mem_mib=64 * GIB)
-    (start,) = decided(jobs, [node], grouping={"joinable_share": 1.5}).actions
-    assert (type(start), start.mem_per_node_mib) == (StartGroup, 46 * GIB)
 
 
 def site(own: Limits = NO_LIMITS, qos: Limits = NO_LIMITS) -> SiteLimits:
@@ -209,7 +183,7 @@ def site(own: Limits = NO_LIMITS, qos: Limits = NO_LIMITS) -> SiteLimits:
 
 
 def three_jobs() -> list[Job]:
-    return [job(number, f"m{number}", account="hep", qos="normal") for number in (1, 2, 3)]
+    return [candidate(number, f"m{number}", account="hep", qos="normal") for number in (1, 2, 3)]
 
 
 @pytest.mark.parametrize(
@@ -222,38 +196,38 @@ def three_jobs() -> list[Job]:
     ],
 )
 def test_a_limit_on_jobs_costs_nobody_a_running_job(limits, setting):
-    starts = decided(three_jobs(), [make_node("n1"), make_node("n2")], limits).actions
+    starts = decided(three_jobs(), [make_node("n1"), make_node("n2")], limits=limits).actions
     assert [type(start) for start in starts] == [ReleaseSolo] * 3
     assert all(setting in start.reasons[-1] for start in starts)
 
 
 def test_where_a_limit_on_jobs_is_far_away_pilots_count():
-    starts = decided(three_jobs(), [make_node("n1"), make_node("n2")], site(own=Limits(max_jobs_per_user=12))).actions
-    assert [type(start) for start in starts] == [StartGroup] * 3
+    nodes = [make_node("n1"), make_node("n2")]
     # Three jobs wait and each pilot is one more, so the third one would be the sixth of ten.
-    starts = decided(three_jobs(), [make_node("n1"), make_node("n2")], site(own=Limits(max_jobs_per_user=10))).actions
-    assert [type(start) for start in starts] == [StartGroup, StartGroup, ReleaseSolo]
+    for most, third in ((12, StartGroup), (10, ReleaseSolo)):
+        starts = decided(three_jobs(), nodes, limits=site(own=Limits(max_jobs_per_user=most))).actions
+        assert [type(start) for start in starts] == [StartGroup, StartGroup, third]
 
 
 def test_pilots_with_a_qos_of_their_own_do_not_count_in_the_users():
     nodes, limits = [make_node("n1"), make_node("n2")], site(qos=Limits(max_jobs_per_user=3))
-    starts = decided(three_jobs(), nodes, limits, grouping={"pilot_qos": "pilots"}).actions
+    starts = decided(three_jobs(), nodes, limits=limits, grouping={"pilot_qos": "pilots"}).actions
     assert [type(start) for start in starts] == [StartGroup] * 3
     config = Config.model_validate({"grouping": {"pilot_qos": "pilots"}})
     assert {pilot_job(start, "t", config).qos for start in starts} == {"pilots"}
     of_account = site(own=Limits(max_jobs_per_user=3))
-    starts = decided(three_jobs(), nodes, of_account, grouping={"pilot_qos": "pilots"}).actions
+    starts = decided(three_jobs(), nodes, limits=of_account, grouping={"pilot_qos": "pilots"}).actions
     assert [type(start) for start in starts] == [ReleaseSolo] * 3
 
 
 def test_a_pilot_that_would_be_too_long_is_none():
-    short = replace(NO_SITE_LIMITS, partitions=(PartitionLimits("main", max_time_s=2 * HOUR_S),))
-    (start,) = decided([job(1, time_limit_s=HOUR_S)], [make_node("n1")], short).actions
+    short = SiteLimits(partitions=(PartitionLimits("main", max_time_s=2 * HOUR_S),))
+    (start,) = decided([candidate(1, time_limit_s=HOUR_S)], [make_node("n1")], limits=short).actions
     assert isinstance(start, ReleaseSolo)
 
 
 def test_a_refused_pilot_lets_its_job_start_plain_in_the_same_cycle(make_controller):
-    slurm = FakeSlurm([job(1)], [make_node("n1")])
+    slurm = FakeSlurm([candidate(1)], [make_node("n1")])
 
     def refuse(name: str) -> None:
         if name == "submit":
@@ -271,7 +245,7 @@ def test_a_refused_pilot_lets_its_job_start_plain_in_the_same_cycle(make_control
 
 @pytest.mark.parametrize("carried_out", [True, False])
 def test_a_change_that_fails_lets_the_job_start_plain_and_its_pilot_end(make_controller, monkeypatch, carried_out):
-    slurm = FakeSlurm([job(1)], [make_node("n1")])
+    slurm = FakeSlurm([candidate(1)], [make_node("n1")])
     modify, failed = slurm._modify, []
 
     def fail_once(job_id: int, change: Any) -> None:
@@ -292,25 +266,16 @@ def test_a_change_that_fails_lets_the_job_start_plain_and_its_pilot_end(make_con
     assert not tags.is_member(slurm.jobs[1].admin_comment)
 
 
-def test_users_read_that_such_a_job_runs_alone(make_controller):
-    slurm = FakeSlurm([job(1)], [make_node("n1")])
+def test_users_read_that_such_a_job_runs_alone_and_without_its_pilot_it_goes_back_and_runs_plain(make_controller):
+    slurm = FakeSlurm([candidate(1)], [make_node("n1")])
     with make_controller(slurm) as controller:
         controller.cycle()
         for _ in range(2):
             slurm.tick()
         (told,) = controller.cycle().jobs
-    (pilot,) = pilots(slurm)
-    assert (told.state, told.group, told.partners) == ("alone", pilot.job_id, ())
-    assert "others may join it while it runs" in told.reasons
-
-
-def test_a_job_whose_pilot_died_goes_back_and_runs_plain(make_controller):
-    slurm = FakeSlurm([job(1)], [make_node("n1")])
-    with make_controller(slurm) as controller:
-        controller.cycle()
-        for _ in range(2):
-            slurm.tick()
         (pilot,) = pilots(slurm)
+        assert (told.state, told.group, told.partners) == ("alone", pilot.job_id, ())
+        assert "others may join it while it runs" in told.reasons
         slurm.end(pilot.job_id, JobState.FAILED)
         slurm.requeue_hold(1)
         controller.cycle()
@@ -321,7 +286,7 @@ def test_a_job_whose_pilot_died_goes_back_and_runs_plain(make_controller):
 
 
 def test_what_runs_is_in_every_request():
-    plain = job(3, "m3", state=JobState.RUNNING, held=False, reason="", nodes="n3", start_s=NOW_S - 600)
+    plain = candidate(3, "m3", state=JobState.RUNNING, held=False, reason="", nodes="n3", start_s=NOW_S - 600)
     busy = {"gpu_count": 1, "gpus_allocated": 1, "cpus_allocated": 5}
     nodes = [make_node(f"n{number}", **busy) for number in (1, 2, 3)]
     several = {"gpu_count": 2, "gpu_request": "gres/gpu:2"}
@@ -344,7 +309,7 @@ def test_what_runs_has_the_place_and_the_memory_of_what_its_user_asked_for():
         make_node("n1", features=("a100",), gpu_count=1, gpus_allocated=1, cpus_allocated=5),
         make_node("n2", gpu_count=1, gpus_allocated=1),
     ]
-    waiting = job(1, "m2", features="a100", mem_per_node_mib=16 * GIB)
+    waiting = candidate(1, "m2", features="a100", mem_per_node_mib=16 * GIB)
     request = decided([pilot, member, waiting], nodes).preparation.request
     (unit,) = request.running
     assert {each.partition for each in (*request.jobs, *unit.members)} == {"main (--constraint=a100)"}
@@ -357,12 +322,12 @@ def test_nobody_is_stopped_where_preemption_is_off_whatever_a_policy_says():
             stopped = super().plan(request)
             return replace(stopped, groups=tuple(replace(group, joining=()) for group in stopped.groups))
 
-    cycle = cycle_of([*alone_behind_pilot(1), job(1, "m2")], [make_node("n1", gpu_count=1, gpus_allocated=1)])
+    cycle = cycle_of([*alone_behind_pilot(1), candidate(1, "m2")], [make_node("n1", gpu_count=1, gpus_allocated=1)])
     assert decide(cycle, Stops((1,), joins().base)).actions == ()
 
 
 def test_several_jobs_join_a_unit_in_one_cycle():
-    jobs = [*alone_behind_pilot(1), job(1, "m2", time_limit_s=HOUR_S), job(2, "m3", time_limit_s=3 * HOUR_S)]
+    jobs = [*alone_behind_pilot(1), candidate(1, "m2"), candidate(2, "m3", time_limit_s=3 * HOUR_S)]
     cycle = cycle_of(jobs, [make_node("n1", gpu_count=1, gpus_allocated=1, cpus_allocated=5)])
     first, second = decide(cycle, joins(1, 2)).actions
     assert isinstance(first, Join)
@@ -385,12 +350,12 @@ def cycle_with_joins(slurm: FakeSlurm, make_controller: Any) -> None:
 
 def one_and_two_more(make_controller: Any) -> FakeSlurm:
     """A job alone behind its pilot, and two that wait."""
-    slurm = FakeSlurm([job(1)], [make_node("n1", gpu_count=1)])
+    slurm = FakeSlurm([candidate(1)], [make_node("n1", gpu_count=1)])
     with make_controller(slurm) as controller:
         controller.cycle()
     for _ in range(2):
         slurm.tick()
-    slurm.jobs |= {2: job(2, "m2"), 3: job(3, "m3")}
+    slurm.jobs |= {2: candidate(2, "m2"), 3: candidate(3, "m3")}
     return slurm
 
 
@@ -420,12 +385,9 @@ def test_killed_between_two_joins_both_are_carried_on(make_controller, side, nth
 
 
 def test_room_for_others_leaves_half_of_what_jobs_may_have_together():
-    nodes = [make_node("n1", mem_mib=64 * GIB, cpu_count=64)]
-    asking = [replace(each, mem_per_node_mib=4 * GIB) for each in three_jobs()]
-    few = [replace(each, cpu_count=2, cpus_per_task=2) for each in asking]
+    asked = replace(three_jobs()[0], mem_per_node_mib=4 * GIB, cpu_count=2, cpus_per_task=2)
     limits = site(own=Limits(grp_tres=(Tres("mem", 24 * GIB), Tres("cpu", 24))))
-    (start, *others) = decided(few[:1], nodes, limits).actions
-    assert others == []
+    (start,) = decided([asked], [make_node("n1", mem_mib=64 * GIB, cpu_count=64)], limits=limits).actions
     # 12 GiB and 12 CPUs are half; beside the pilot there is the script.
     assert (type(start), start.mem_per_node_mib, start.cpu_count) == (StartGroup, 12 * GIB - 512, 11)
 
@@ -433,22 +395,22 @@ def test_room_for_others_leaves_half_of_what_jobs_may_have_together():
 @pytest.mark.parametrize(
     ("limits", "config", "mem_mib"),
     [
-        (NO_SITE_LIMITS, {}, 46 * GIB),  # half of the node, less than what four scripts take
-        (NO_SITE_LIMITS, {"grouping": {"join": False}}, 8 * GIB),
-        (NO_SITE_LIMITS, {"grouping": {"max_group_size": 2}}, 8 * GIB),
+        (SiteLimits(), {}, 46 * GIB),  # half of the node, less than what four scripts take
+        (SiteLimits(), {"grouping": {"join": False}}, 8 * GIB),
+        (SiteLimits(), {"grouping": {"max_group_size": 2}}, 8 * GIB),
         (site(own=Limits(grp_tres=(Tres("mem", 60 * GIB),))), {}, 29 * GIB),
     ],
 )
 def test_a_group_that_starts_has_memory_for_those_that_join_later(limits, config, mem_mib):
     jobs = [replace(each, mem_per_node_mib=4 * GIB) for each in three_jobs()[:2]]
     node = make_node("n1", mem_mib=96 * GIB, gpus_allocated=1)
-    (start,) = decided(jobs, [node], limits, **config).actions
+    (start,) = decided(jobs, [node], limits=limits, **config).actions
     assert len(start.members) == 2
     assert start.mem_per_node_mib == mem_mib
 
 
 def test_groups_share_what_a_node_has_free():
-    jobs = [replace(job(number, f"m{number % 2 + 1}"), mem_per_node_mib=4 * GIB) for number in range(1, 5)]
+    jobs = [replace(candidate(number, f"m{number % 2 + 1}"), mem_per_node_mib=4 * GIB) for number in range(1, 5)]
     node = make_node("n1", mem_mib=96 * GIB, mem_allocated_mib=40 * GIB)
     first, second = decided(jobs, [node]).actions
     scripts = 2 * 2 * 512

@@ -1,60 +1,39 @@
-"""Waiting jobs that join running groups: before whose reservation all of them end, and how much looking that takes."""
+"""Waiting jobs that join running groups: who would get too little time, and what is done when."""
 
-from collections import Counter
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
-from fake_slurm import FOUR_KINDS, GPUS_REMOVABLE, NOW_S, make_job, make_node
+from at_work import HOUR_S, behind_pilot, candidate, decided, of_kind
+from fake_slurm import NOW_S, make_node
 
-from muri.slurm_plugin.config import Config
-from muri.slurm_plugin.controller.assemble import policy_of
-from muri.slurm_plugin.planning.actions import Join
-from muri.slurm_plugin.planning.cycle_input import CycleInput, Knowledge
-from muri.slurm_plugin.planning.decision import Decision, decide
-from muri.slurm_plugin.planning.placement import Places
+from muri.policies.types import FreeNode, Group, NodeShare, Plan, PlanJob, PlanRequest, Running
+from muri.slurm_plugin.planning.actions import Join, ReleaseSolo
+from muri.slurm_plugin.planning.decision import Decision
+from muri.slurm_plugin.planning.plan_actions import idle_gpus_first
+from muri.slurm_plugin.planning.running import settle
 from muri.slurm_plugin.planning.slurm_requests import longer_limit_change, original_request
 from muri.slurm_plugin.records import comment_tags as tags
-from muri.slurm_plugin.records.cluster import Job, JobState, Node, Reservation, Snapshot
-from muri.slurm_plugin.records.roles import read_job, view_of
-
-HOUR_S = 3600
+from muri.slurm_plugin.records.cluster import Job, Node, Reservation
+from muri.slurm_plugin.records.roles import read_job
 
 
-def candidate(job_id: int, model: str = "m2", **changes: Any) -> Job:
-    return make_job(job_id, admin_comment=f"muri:model={model},batch-size=8,duration=100", **changes)
+def joiner(job_id: int = 1, **changes: Any) -> Job:
+    return candidate(job_id, "m2", **{"time_limit_s": HOUR_S, **changes})
 
 
-def group(number: int, own_limit_s: int = 2 * HOUR_S, limit_s: int = 2 * HOUR_S, pilot_s: int = 9000) -> list[Job]:
-    """A pilot and its only member on a node of their own; they have run for ten minutes."""
-    at_work = {"state": JobState.RUNNING, "held": False, "reason": "", "nodes": f"n{number}", "start_s": NOW_S - 600}
-    pilot_id, member_id = 1000 + number, 2000 + number
-    original = tags.Original("gres/gpu:1", "", 4, 4, 0, own_limit_s)
-    state = tags.STATE_PREFIX + tags.format_state(tags.MemberState(pilot_id, original))
-    member = candidate(member_id, "m1", gpu_count=0, gpu_request="", cpu_count=1, time_limit_s=limit_s, **at_work)
-    tag = tags.PILOT_PREFIX + tags.format_pilot(f"t{number}", (member_id,))
-    return [
-        make_job(pilot_id, time_limit_s=pilot_s, admin_comment=tag, **at_work),
-        replace(member, admin_comment=f"{member.admin_comment} {state}"),
-    ]
+def group(number: int, own_s: int = 2 * HOUR_S, limit_s: int = 2 * HOUR_S, pilot_s: int = 9000) -> list[Job]:
+    """A pilot and its only member on a node of their own."""
+    return behind_pilot(number, candidate(2000 + number, time_limit_s=limit_s), own_s=own_s, time_limit_s=pilot_s)
 
 
 def full_nodes(count: int) -> list[Node]:
     return [make_node(f"n{number}", gpu_count=1, gpus_allocated=1, cpus_allocated=6) for number in range(count)]
 
 
-MURI_S = Config(policy="muri-s")
-
-
-def decided(jobs: list[Job], nodes: list[Node], *reservations: Reservation, config: Config = MURI_S) -> Decision:
-    snapshot = Snapshot(NOW_S, "c", "26.05", tuple(jobs), tuple(nodes), reservations, gpu_removal=GPUS_REMOVABLE)
-    knowledge = Knowledge({profile.key: profile for profile in FOUR_KINDS})
-    return decide(CycleInput(view_of(snapshot), knowledge, config), policy_of(config))
-
-
 def joins(decision: Decision) -> dict[int, int]:
     """Pilots by the jobs that join them."""
-    return {action.member.job_id: action.pilot for action in decision.actions if isinstance(action, Join)}
+    return {action.member.job_id: action.pilot for action in of_kind(decision, Join)}
 
 
 def why_waiting(decision: Decision, job_id: int) -> str:
@@ -68,14 +47,14 @@ def maintenance(in_s: float, nodes: str = "n0") -> Reservation:
 
 def test_a_join_extends_nobody_into_a_reservation():
     """The joiner alone would end in time; the member beside it, and the pilot, would not."""
-    jobs, nodes = [candidate(1, time_limit_s=HOUR_S), *group(0)], full_nodes(1)
+    jobs, nodes = [joiner(), *group(0)], full_nodes(1)
     assert joins(decided(jobs, nodes)) == {1: 1000}
     refused = decided(jobs, nodes, maintenance(9000))
     assert joins(refused) == {}
     assert why_waiting(refused, 1) == (
         "it cannot join what runs: its group could not take so long: it would not end before reservation maint"
     )
-    (join,) = (each for each in decided(jobs, nodes, maintenance(4 * HOUR_S)).actions if isinstance(each, Join))
+    (join,) = of_kind(decided(jobs, nodes, maintenance(4 * HOUR_S)), Join)
     assert join.others == ((2000, 4 * HOUR_S),)
     assert join.pilot_limit_s == 4 * HOUR_S + 600
 
@@ -83,13 +62,13 @@ def test_a_join_extends_nobody_into_a_reservation():
 @pytest.mark.parametrize(("end_s", "joined"), [(2 * HOUR_S + 1, True), (2 * HOUR_S - 1, False)])
 def test_where_nobody_else_is_extended_the_joiner_itself_has_to_end_in_time(end_s, joined):
     long_group = group(0, limit_s=4 * HOUR_S, pilot_s=5 * HOUR_S)
-    found = decided([candidate(1, time_limit_s=HOUR_S), *long_group], full_nodes(1), maintenance(end_s))
+    found = decided([joiner(), *long_group], full_nodes(1), maintenance(end_s))
     assert bool(joins(found)) is joined
 
 
 def test_the_pilot_alone_must_not_be_extended_into_a_reservation():
     """All members end before it; the pilot outlives them by ten minutes."""
-    jobs = [candidate(1, time_limit_s=HOUR_S), *group(0, own_limit_s=HOUR_S, limit_s=HOUR_S, pilot_s=HOUR_S + 600)]
+    jobs = [joiner(), *group(0, own_s=HOUR_S, limit_s=HOUR_S, pilot_s=HOUR_S + 600)]
     assert joins(decided(jobs, full_nodes(1), maintenance(2 * HOUR_S + 500))) == {}
     assert joins(decided(jobs, full_nodes(1), maintenance(2 * HOUR_S + 601))) == {1: 1000}
 
@@ -101,7 +80,7 @@ def test_nobody_joins_a_group_whose_members_time_limit_somebody_has_changed(give
     state = tags.parse_state(member.admin_comment)
     told = tags.format_state(replace(state, limit_s=given_s))
     member = replace(member, admin_comment=tags.with_token(member.admin_comment, tags.STATE_PREFIX, told))
-    assert bool(joins(decided([candidate(1), pilot, member], full_nodes(1)))) is joined
+    assert bool(joins(decided([joiner(), pilot, member], full_nodes(1)))) is joined
 
 
 def test_a_longer_limit_for_a_partner_does_not_look_like_somebody_elses():
@@ -114,7 +93,7 @@ def test_a_longer_limit_for_a_partner_does_not_look_like_somebody_elses():
 
 
 def test_reservations_elsewhere_or_of_the_job_itself_do_not_matter():
-    jobs = [candidate(1, time_limit_s=HOUR_S), *group(0)]
+    jobs = [joiner(), *group(0)]
     assert joins(decided(jobs, full_nodes(2), maintenance(9000, "n1"))) == {1: 1000}
     mine = [replace(job, reservation="course") for job in jobs]
     course = Reservation("course", "n0", NOW_S - 60, NOW_S + 9 * HOUR_S)
@@ -122,43 +101,17 @@ def test_reservations_elsewhere_or_of_the_job_itself_do_not_matter():
 
 
 def test_a_group_that_ends_too_late_leaves_the_job_to_another():
-    jobs = [candidate(1, time_limit_s=HOUR_S), *group(0), *group(1)]
+    jobs = [joiner(), *group(0), *group(1)]
     assert joins(decided(jobs, full_nodes(2))) == {1: 1000}
     assert joins(decided(jobs, full_nodes(2), maintenance(9000))) == {1: 1001}
 
 
 def test_a_job_that_can_join_nobody_takes_no_group_from_others():
-    jobs = [candidate(1, time_limit_s=2 * HOUR_S), candidate(2, time_limit_s=HOUR_S)]
+    jobs = [joiner(time_limit_s=2 * HOUR_S), joiner(2)]
     long_group = group(0, limit_s=4 * HOUR_S, pilot_s=5 * HOUR_S)
     found = decided([*jobs, *long_group], full_nodes(1), maintenance(3 * HOUR_S))
     assert joins(found) == {2: 1000}
     assert "maint" in why_waiting(found, 1)
-
-
-@pytest.mark.parametrize("user", ["alice", "bob"])
-def test_the_effort_grows_with_jobs_and_groups_not_with_their_pairs(monkeypatch, user):
-    """Each key walks all nodes, and each place all nodes and reservations."""
-    count = 30
-    waiting = [candidate(n, user=user, uid=1001 if user == "alice" else 1002) for n in range(1, count + 1)]
-    calls: Counter[str] = Counter()
-
-    def counted(owner: type, name: str) -> None:
-        real = getattr(owner, name)
-
-        def count_call(*args: Any) -> Any:
-            calls[name] += 1
-            return real(*args)
-
-        monkeypatch.setattr(owner, name, count_call)
-
-    counted(CycleInput, "key_of")
-    counted(Places, "of")
-    counted(Places, "_find")
-    found = decided([*waiting, *(job for number in range(count) for job in group(number))], full_nodes(count))
-    assert len(joins(found)) == (count if user == "alice" else 0)
-    assert calls["_find"] <= 3
-    assert calls["of"] <= 8 * count
-    assert calls["key_of"] <= 8 * count
 
 
 @pytest.mark.parametrize("isolation", ["process", "auto"])
@@ -167,10 +120,56 @@ def test_a_job_of_another_environment_joins_as_a_process(isolation: str) -> None
         return replace(job, admin_comment=f"{job.admin_comment} muri-facts:1.{digest}.{'c' * 16}..YQA")
 
     pilot, member = group(0)
-    jobs = [with_facts(candidate(1, time_limit_s=HOUR_S), "b" * 16), pilot, with_facts(member, "a" * 16)]
-    config = Config.model_validate({"policy": "muri-s", "grouping": {"isolation": isolation}})
-    (join,) = (each for each in decided(jobs, full_nodes(1), config=config).actions if isinstance(each, Join))
+    jobs = [with_facts(joiner(), "b" * 16), pilot, with_facts(member, "a" * 16)]
+    (join,) = of_kind(decided(jobs, full_nodes(1), grouping={"isolation": isolation}), Join)
     assert (join.member.isolation, join.member.isolation_why) == (
         "process",
         "it joined later" if isolation == "auto" else "",
     )
+
+
+# What of a plan's joins can be done now, and in which order
+
+SHARES = (NodeShare("n1", 1),)
+
+
+def planned(job_id: int, *, preemptible: bool = True) -> PlanJob:
+    return PlanJob(job_id, "ann", "main", 1, 0.0, preemptible=preemptible)
+
+
+def settled(joining: tuple[int, ...], *, preemptible: bool = True):
+    running = (
+        Running((planned(1),), SHARES),
+        Running((planned(2, preemptible=preemptible),), (NodeShare("n2", 1),)),
+    )
+    nodes = (FreeNode("n1", ("main",), 0, gpu_count=1), FreeNode("n2", ("main",), 0, gpu_count=1))
+    members = (1, *joining)
+    group = Group(members, SHARES, 1, 0.0, 0.5, dict.fromkeys(members, 0.9), joining=joining)
+    return settle(Plan("test", groups=(group,)), PlanRequest((planned(3),), nodes, 0.0, running=running))
+
+
+def test_a_waiting_job_joins_at_once():
+    found = settled((3,))
+    assert [(group.members, group.joining) for group in found.plan.groups] == [((1, 3), (3,))]
+    assert not found.stops
+
+
+def test_a_member_that_moves_stops_first_and_others_join_meanwhile():
+    found = settled((2, 3))
+    assert [(group.members, group.joining) for group in found.plan.groups] == [((1, 3), (3,))]
+    assert [item.job_id for item in found.stops] == [2]
+    found = settled((2,))
+    assert not found.plan.groups
+    assert [item.job_id for item in found.stops] == [2]
+
+
+def test_nobody_is_moved_who_must_not_be_stopped():
+    found = settled((2,), preemptible=False)
+    assert not found.plan.groups
+    assert not found.stops
+
+
+def test_idle_gpus_are_filled_before_jobs_join_those_at_work() -> None:
+    first, second = (Join(pilot, "n1", cast(Any, None), (), 0, ()) for pilot in (8, 9))
+    alone, other = ReleaseSolo(1, ()), ReleaseSolo(2, ())
+    assert idle_gpus_first((first, alone, second, other)) == (alone, other, first, second)

@@ -4,88 +4,64 @@ import dataclasses
 from dataclasses import replace
 from typing import Any
 
+import at_work
 import pytest
-from fake_slurm import FOUR_KINDS, GPUS_REMOVABLE, NOW_S, FakeSlurm, make_job, make_node
+from at_work import behind_pilot, of_kind
+from fake_slurm import FakeSlurm, make_node
 
 from muri.slurm_plugin.cli.look import explanation, show_queue
 from muri.slurm_plugin.config import Config
-from muri.slurm_plugin.controller.assemble import policy_of
 from muri.slurm_plugin.controller.status import JobStatus, Status, status_of
 from muri.slurm_plugin.planning.actions import Join, StartGroup, members_in
-from muri.slurm_plugin.planning.cycle_input import CycleInput, Knowledge
-from muri.slurm_plugin.planning.decision import Decision, decide, why_too_slow
+from muri.slurm_plugin.planning.cycle_input import CycleInput
+from muri.slurm_plugin.planning.decision import Decision, why_too_slow
 from muri.slurm_plugin.planning.joins import why_no_room
 from muri.slurm_plugin.planning.placement import Places
 from muri.slurm_plugin.planning.request import known_job, plan_job
 from muri.slurm_plugin.planning.slurm_requests import group_spec
 from muri.slurm_plugin.records import comment_tags as tags
-from muri.slurm_plugin.records.cluster import Job, JobState, Node, Snapshot
+from muri.slurm_plugin.records.cluster import Job, JobState, Node
 from muri.slurm_plugin.records.comment_reports import speeds_token
-from muri.slurm_plugin.records.roles import read_job, view_of
+from muri.slurm_plugin.records.roles import read_job
 
 BROKEN = "a member does not get the speed that it was promised"
 
 
-def candidate(job_id: int, model: str, promise: str = "", **changes: Any) -> Job:
-    own = f",min-speed={promise}" if promise else ""
-    return make_job(job_id, admin_comment=f"muri:model={model},batch-size=8,duration=100{own}", **changes)
+def candidate(job_id: int, model: str, promise: str = "") -> Job:
+    return at_work.candidate(job_id, model, f",min-speed={promise}" if promise else "")
 
 
 def report(speeds: dict[int, float], broken: tuple[int, ...]) -> str:
     """What a pilot tells of members whose iteration takes 1 s alone."""
+    times = dict.fromkeys(("load", "preprocess", "propagate", "synchronize"), 0.1)
     members = {
         str(job_id): {
-            "iterations": 9,
-            "iteration_s": 1 / speed,
-            "stage_s": dict.fromkeys(("load", "preprocess", "propagate", "synchronize"), 0.1),
-            "wait_s": dict.fromkeys(("load", "preprocess", "propagate", "synchronize"), 0.0),
+            "iterations": 9, "iteration_s": 1 / speed, "stage_s": times, "wait_s": times,
             "promise_broken": job_id in broken,
         }
         for job_id, speed in speeds.items()
-    }
-    token = speeds_token({"members": members, "discipline": "fair"})
-    assert token is not None
-    return token
+    }  # fmt: skip
+    return speeds_token({"members": members, "discipline": "fair"}) or ""
 
 
 def group(*models: str, promise: float = 0.8, comment: str = "") -> list[Job]:
-    """Pilot 1000 on n1 and its members 2000, 2001, …, which were promised a speed."""
-    at_work = {"state": JobState.RUNNING, "held": False, "reason": "", "nodes": "n1", "start_s": NOW_S - 600}
-    ids = tuple(range(2000, 2000 + len(models)))
-    jobs = [
-        make_job(
-            1000,
-            comment=comment,
-            time_limit_s=9000,
-            admin_comment=tags.PILOT_PREFIX + tags.format_pilot("t", ids),
-            **at_work,
-        )
-    ]
-    for job_id, model in zip(ids, models, strict=True):
-        state = tags.MemberState(1000, tags.Original("gres/gpu:1", "", 4, 4, 0, 3600), limit_s=7200, min_speed=promise)
-        member = candidate(job_id, model, gpu_count=0, gpu_request="", cpu_count=1, time_limit_s=7200, **at_work)
-        comment_of_member = f"{member.admin_comment} {tags.STATE_PREFIX}{tags.format_state(state)}"
-        planned = tags.Planned(("it joined",), 0.9, 1.0)
-        jobs.append(replace(member, admin_comment=tags.with_plan(comment_of_member, planned)))
-    return jobs
+    """Pilot 1001 on n1 and its members 2000, 2001, …, which were promised a speed."""
+    members = [candidate(job_id, model) for job_id, model in enumerate(models, 2000)]
+    return behind_pilot(1, *members, promise=promise, comment=comment, time_limit_s=9000)
 
 
-def decided(jobs: list[Job], nodes: list[Node] | None = None, **changes: Any) -> Decision:
-    config = Config(**{"policy": "muri-jct", **changes})
-    cycle = cycle_of(jobs, nodes, config)
-    return decide(cycle, policy_of(config))
+def cycle_of(jobs: list[Job], nodes: list[Node] | None = None, **changes: Any) -> CycleInput:
+    taken = int(jobs[-1].state is JobState.RUNNING)
+    return at_work.cycle_of(jobs, nodes or [make_node("n1", gpu_count=1, gpus_allocated=taken)], **changes)
 
 
-def cycle_of(jobs: list[Job], nodes: list[Node] | None = None, config: Config | None = None) -> CycleInput:
-    nodes = nodes or [make_node("n1", gpu_count=1, gpus_allocated=1 if jobs[-1].state is JobState.RUNNING else 0)]
-    snapshot = Snapshot(NOW_S, "c", "26.05", tuple(jobs), tuple(nodes), gpu_removal=GPUS_REMOVABLE)
-    return CycleInput(
-        view_of(snapshot), Knowledge({profile.key: profile for profile in FOUR_KINDS}), config or Config()
-    )
+def decided(jobs: list[Job], nodes: list[Node] | None = None, policy: str = "muri-jct") -> Decision:
+    cycle = cycle_of(jobs, nodes, policy=policy)
+    return at_work.decided(jobs, cycle.nodes, policy=policy)
 
 
 def joiners(decision: Decision) -> set[int]:
-    return {action.member.job_id for action in decision.actions if isinstance(action, Join)}
+    return {action.member.job_id for action in of_kind(decision, Join)}
 
 
 @pytest.mark.parametrize(
@@ -101,13 +77,12 @@ def test_a_group_is_told_the_larger_of_both_promises(make_controller, site, own,
 
 def test_the_runtime_is_told_too():
     jobs = [candidate(1, "m1", "0.7"), candidate(2, "m3")]
-    (start,) = (action for action in decided(jobs).actions if isinstance(action, StartGroup))
+    (start,) = of_kind(decided(jobs), StartGroup)
     assert {each.job_id: each.min_speed for each in group_spec(start, Config()).members} == {"1": 0.7, "2": 0.5}
 
 
 def test_a_joiner_takes_its_promise_along():
-    decision = decided([candidate(1, "m3", "0.7"), *group("m1", promise=0.5)])
-    (join,) = (action for action in decision.actions if isinstance(action, Join))
+    (join,) = of_kind(decided([candidate(1, "m3", "0.7"), *group("m1", promise=0.5)]), Join)
     assert join.member.min_speed == 0.7
     assert join.member.speed >= 0.7
 
@@ -117,18 +92,17 @@ def test_a_joiner_takes_its_promise_along():
 def test_no_decision_goes_below_a_promise(policy, promise):
     jobs = [candidate(number, f"m{1 + number % 4}", promise if number % 2 else "") for number in range(1, 7)]
     found = decided([*jobs, *group("m1", promise=0.5)], [make_node("n1", gpus_allocated=1)], policy=policy)
-    starts = [action for action in found.actions if isinstance(action, StartGroup)]
-    members = [member for action in starts if len(action.members) > 1 for member in action.members]
-    members += [action.member for action in found.actions if isinstance(action, Join)]
+    members = [member for start in of_kind(found, StartGroup) if len(start.members) > 1 for member in start.members]
+    members += [join.member for join in of_kind(found, Join)]
     assert all(member.speed >= member.min_speed - 1e-6 for member in members)
     assert all(member.min_speed >= 0.5 for member in members)
 
 
 def test_a_promise_can_keep_a_job_alone():
     jobs = [candidate(1, "m1"), candidate(2, "m1")]
-    assert any(len(action.members) > 1 for action in decided(jobs).actions if isinstance(action, StartGroup))
+    assert any(len(start.members) > 1 for start in of_kind(decided(jobs), StartGroup))
     jobs[1] = candidate(2, "m1", "0.95")
-    assert not any(len(action.members) > 1 for action in decided(jobs).actions if isinstance(action, StartGroup))
+    assert not any(len(start.members) > 1 for start in of_kind(decided(jobs), StartGroup))
 
 
 @pytest.mark.parametrize(("broken", "joined"), [((), {1}), ((2000,), set()), ((77,), {1})])
@@ -144,7 +118,7 @@ def test_nobody_joins_a_group_that_breaks_a_promise(broken, joined):
 
 
 def test_what_was_promised_stays_so_when_the_site_promises_less():
-    cycle = cycle_of(group("m1", promise=0.7), config=Config(grouping={"min_speed": 0.0}))
+    cycle = cycle_of(group("m1", promise=0.7), grouping={"min_speed": 0.0})
     member = cycle.view.jobs[2000]
     assert plan_job(known_job(member, cycle), "main", cycle).min_speed == 0.7
 
@@ -157,11 +131,7 @@ def test_a_journal_from_before_promises_can_be_read():
 
 
 def test_what_a_policy_of_the_site_plans_too_slow_is_refused():
-    (start,) = (
-        action
-        for action in decided([candidate(1, "m1"), candidate(2, "m3")]).actions
-        if isinstance(action, StartGroup) and len(action.members) == 2
-    )
+    (start,) = of_kind(decided([candidate(1, "m1"), candidate(2, "m3")]), StartGroup)
     assert why_too_slow(start.members) == ""
     slow = replace(start.members[1], speed=0.41)
     assert why_too_slow((start.members[0], slow)) == (
@@ -198,7 +168,7 @@ def test_the_queue_shows_promised_planned_and_measured_speed(monkeypatch, capsys
     assert [line.split() for line in lines[:4]] == [
         ["JOB", "USER", "MODEL", "STATE", "GROUP", "PARTNERS", "MIN", "PLAN", "SPEED"],
         ["1", "alice", "m1", "waiting", "-", "-", "0.75", "-", "-"],
-        ["2000", "alice", "m1", "interleaved", "1000", "2001", "0.80!", "0.90", "0.71!"],
-        ["2001", "alice", "m3", "interleaved", "1000", "2000", "0.80", "0.90", "0.95"],
+        ["2000", "alice", "m1", "interleaved", "1001", "2001", "0.80!", "0.90", "0.71!"],
+        ["2001", "alice", "m3", "interleaved", "1001", "2000", "0.80", "0.90", "0.95"],
     ]
     assert max(map(len, lines[:4])) <= 80

@@ -1,0 +1,71 @@
+"""Jobs that wait, groups at work, and what a cycle decides about them."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from fake_slurm import FOUR_KINDS, GPUS_REMOVABLE, NOW_S, make_job
+
+from muri.profiler.records import StageProfile
+from muri.slurm_plugin.config import Config
+from muri.slurm_plugin.controller.assemble import policy_of
+from muri.slurm_plugin.planning.cycle_input import CycleInput, Knowledge
+from muri.slurm_plugin.planning.decision import Decision, decide
+from muri.slurm_plugin.planning.starts import asked_by
+from muri.slurm_plugin.records import comment_tags as tags
+from muri.slurm_plugin.records.cluster import Job, JobState, Node, Reservation, Snapshot
+from muri.slurm_plugin.records.limits import NO_SITE_LIMITS, SiteLimits
+from muri.slurm_plugin.records.roles import view_of
+
+HOUR_S = 3600
+
+
+def candidate(job_id: int, model: str = "m1", words: str = "", **changes: Any) -> Job:
+    return make_job(job_id, **{"admin_comment": f"muri:model={model},batch-size=8,duration=100{words}", **changes})
+
+
+def behind_pilot(number: int, *members: Job, own_s: int = 0, promise: float = 0.0, **pilot: Any) -> list[Job]:
+    """Pilot job 1000 + number on node n<number>, and its members; they have run for ten minutes.
+
+    Args:
+        number: Of pilot and node.
+        members: As their users submitted them; each has its time limit from Muri.
+        own_s: The time limits that their users asked for; 0: the same.
+        promise: The speed that they were promised.
+        pilot: Changes to the pilot job.
+    """
+    node, pilot_id, ids = f"n{number}", 1000 + number, tuple(job.job_id for job in members)
+    at_work = {"state": JobState.RUNNING, "held": False, "reason": "", "nodes": node, "start_s": NOW_S - 600}
+    tag = tags.PILOT_PREFIX + tags.format_pilot(f"t{number}", ids)
+    jobs = [make_job(pilot_id, **{"time_limit_s": HOUR_S + 600, "admin_comment": tag, **at_work, **pilot})]
+    for job in members:
+        own = replace(asked_by(job), time_limit_s=own_s or job.time_limit_s)
+        state = tags.format_state(tags.MemberState(pilot_id, own, limit_s=job.time_limit_s, min_speed=promise))
+        planned = tags.Planned(("it runs",), 0.9, 1.0)
+        comment = tags.with_plan(f"{job.admin_comment} {tags.STATE_PREFIX}{state}", planned)
+        taken = {"gpu_count": 0, "gpu_request": "", "cpu_count": 1, "required_nodes": node}
+        jobs.append(replace(job, admin_comment=comment, **taken, **at_work))
+    return jobs
+
+
+def cycle_of(
+    jobs: Iterable[Job], nodes: Sequence[Node], *reservations: Reservation, limits: SiteLimits = NO_SITE_LIMITS,
+    known: Iterable[StageProfile] = FOUR_KINDS, **config: Any,
+) -> CycleInput:  # fmt: skip
+    """What a cycle decides on, under muri-s unless the configuration says otherwise."""
+    snapshot = Snapshot(
+        NOW_S, "c", "26.05", tuple(jobs), tuple(nodes), reservations, limits=limits, gpu_removal=GPUS_REMOVABLE
+    )
+    knowledge = Knowledge({profile.key: profile for profile in known})
+    return CycleInput(view_of(snapshot), knowledge, Config.model_validate({"policy": "muri-s", **config}))
+
+
+def decided(jobs: Iterable[Job], nodes: Sequence[Node], *reservations: Reservation, **changes: Any) -> Decision:
+    """What a cycle decides; `changes` as `cycle_of` takes them."""
+    cycle = cycle_of(jobs, nodes, *reservations, **changes)
+    return decide(cycle, policy_of(cycle.config))
+
+
+def of_kind(decision: Decision, kind: type[Any]) -> list[Any]:
+    """The actions of one kind."""
+    return [action for action in decision.actions if isinstance(action, kind)]
