@@ -263,6 +263,8 @@ class FakeSlurm:
         """Run cycles until jobs have ended, each some minutes after its start."""
         for _ in range(40):
             cycle()
+            if not any(job.state.is_active for job in self.jobs.values()):
+                return
             self.tick(100)
             for job_id in jobs:
                 job = self.jobs[job_id]

@@ -7,6 +7,7 @@ from muri.profiler.records import ProfileKey
 from muri.profiler.store import ProfileStore
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import JobState
+from muri.slurm_plugin.records.journal import EXCLUSION
 from muri.slurm_plugin.records.roles import Role, read_job
 
 # Submitting the pilot; changing and releasing four members, and noting that their holds are lifted.
@@ -180,10 +181,22 @@ def test_a_pilot_that_cannot_start_sets_its_members_free_first(make_controller):
     assert all(slurm.jobs[i].gpu_count == 1 and not slurm.jobs[i].dependency for i in (1, 2, 3, 4))
 
 
-def run_to_the_end(slurm, make_controller, cycles=30):
-    for _ in range(cycles):
+def test_what_the_journal_knows_of_jobs_that_are_gone_is_forgotten(make_controller):
+    """Slurm gives their numbers to other jobs one day."""
+    slurm = FakeSlurm(four_jobs()[:1], [make_node("n1", usable=False)])
+    with make_controller(slurm) as controller:
+        for job_id in ("1", "7"):
+            controller._journal.set_fact(EXCLUSION, job_id, "its group broke")
+        controller.cycle()
+        assert controller._journal.facts(EXCLUSION) == {"1": "its group broke"}
+
+
+def run_to_the_end(slurm, make_controller):
+    for _ in range(30):
         with make_controller(slurm) as controller:
             controller.cycle()
+        if not any(job.state.is_active for job in slurm.jobs.values()):
+            return
         slurm.tick()
         for job in list(slurm.jobs.values()):
             if read_job(job).role is Role.PILOT and job.state is JobState.RUNNING:

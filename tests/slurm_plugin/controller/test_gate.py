@@ -115,8 +115,13 @@ def test_a_hold_on_a_waiting_job_is_nobodys_but_its_owners(make_controller, reas
     assert GATE_LICENSE not in slurm.jobs[1].licenses
 
 
-@pytest.mark.parametrize("reason", ["JobHeldAdmin", "launch_failed_requeued_held"])
-@pytest.mark.parametrize("word", ["", " muri-gate:hold", " muri-gate:open"])
+@pytest.mark.parametrize(
+    ("reason", "word"),
+    [
+        *((reason, word) for reason in (HOLDS[0], HOLDS[2]) for word in ("", " muri-gate:hold", " muri-gate:open")),
+        *(("job_requeued_in_held_state", word) for word in (" muri-gate:hold", " muri-gate:open")),
+    ],
+)
 def test_only_muris_own_hold_is_muris(make_controller, reason, word):
     job = make_job(1)
     slurm = FakeSlurm([replace(job, reason=reason, admin_comment=job.admin_comment + word)], one_gpu())

@@ -1,11 +1,17 @@
 """A cycle ends between two calls to Slurm: when the controller is told to stop, or takes too long. The next resumes."""
 
-import threading
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from fake_slurm import NOW_S, FakeSlurm, behind_licence, four_jobs, one_gpu, pilots
 
 from muri.slurm_plugin.controller.assemble import open_controller
+from muri.slurm_plugin.controller.stop import StopSignal
 from muri.slurm_plugin.controller.surroundings import Surroundings
 from muri.slurm_plugin.records.cluster import JobState
 from muri.slurm_plugin.records.journal import GROUP
@@ -21,6 +27,17 @@ def slurm() -> FakeSlurm:
     return found
 
 
+@pytest.fixture
+def stop() -> Iterator[StopSignal]:
+    """Set by the signals that this process gets."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    stop = StopSignal()
+    stop.heed_signals()
+    yield stop
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
 def ended(slurm: FakeSlurm, make_controller) -> list[JobState]:
     """Let an undisturbed controller work until all jobs have ended."""
     with make_controller(slurm) as controller:
@@ -28,24 +45,25 @@ def ended(slurm: FakeSlurm, make_controller) -> list[JobState]:
     return [slurm.jobs[n].state for n in (1, 2, 3, 4)]
 
 
-@pytest.mark.parametrize("calls", range(CALLS_OF_A_START))
-def test_told_to_stop_it_makes_no_further_call_and_tells_why(slurm, make_controller, calls):
-    stop = threading.Event()
+@pytest.mark.parametrize(("number", "calls"), [(signal.SIGINT, 2), *((signal.SIGTERM, n) for n in range(5))])
+def test_after_the_signal_no_call_is_made_and_the_next_cycle_starts_each_job_once(
+    slurm, make_controller, stop, number, calls
+):
     with make_controller(slurm) as controller:
         config = controller._config
 
     def stop_in_time(_name: str) -> None:
         if len(slurm.calls) == calls:
-            stop.set()
+            signal.raise_signal(number)
 
     slurm.after_call = stop_in_time
-    if calls == 0:
-        stop.set()
+    stop_in_time("")
     with open_controller(config, slurm, surroundings=Surroundings(stop)) as controller:
         status = controller.cycle()
         begun = controller._journal.intents("begun")
     assert len(slurm.calls) == calls
-    assert any("told to stop" in error for error in status.errors)
+    assert any("left for the next cycle: the controller was told to stop" in error for error in status.errors)
+    assert slurm.lease_end_s == NOW_S + 600
     assert [intent.kind for intent in begun] == ([GROUP] if calls else [])
     slurm.after_call = lambda _name: None
     assert ended(slurm, make_controller) == [JobState.COMPLETED] * 4
@@ -60,3 +78,30 @@ def test_a_cycle_that_takes_too_long_leaves_the_rest_to_the_next(slurm, make_con
     assert any("cycle_limit_s" in error for error in status.errors)
     assert not pilots(slurm)
     assert ended(slurm, make_controller) == [JobState.COMPLETED] * 4
+
+
+def test_a_process_that_waits_ends_when_told():
+    code = (
+        "from muri.slurm_plugin.controller.stop import StopSignal\n"
+        "stop = StopSignal(); stop.heed_signals(); print('waits', flush=True)\n"
+        "print(stop.wait(600.0), stop.is_set())"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "waits\n"
+        process.terminate()
+        assert process.communicate()[0] == "True True\n"
+        assert process.returncode == 0
+
+
+def test_a_signal_may_come_at_any_moment_of_waiting_and_twice(monkeypatch):
+    stop, really = StopSignal(), select.select
+
+    def interrupted(*arguments: Any) -> Any:
+        stop.set()
+        stop.set()
+        return really(*arguments)
+
+    monkeypatch.setattr(select, "select", interrupted)
+    assert not stop.is_set()
+    assert stop.wait(600.0)
+    assert stop.wait(600.0)

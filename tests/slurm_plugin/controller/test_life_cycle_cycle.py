@@ -159,6 +159,15 @@ def test_a_member_that_was_requeued_without_being_saved_runs_alone(make_controll
     assert read_job(slurm.jobs[1]).role is Role.RELEASED
 
 
+def test_two_jobs_that_join_in_one_cycle_are_both_known_to_the_pilot(make_controller):
+    slurm = group_of(make_controller, 1, 2)
+    slurm.jobs |= {3: job(3), 4: job(4)}
+    with make_controller(slurm) as controller:
+        controller.cycle()
+    (pilot,) = pilots(slurm)
+    assert tags.parse_pilot(pilot.admin_comment)[1] == (1, 2, 3, 4)
+
+
 def test_a_waiting_job_joins_the_group_at_work(make_controller):
     slurm = group_of(make_controller, 1, 2)
     (pilot,) = pilots(slurm)

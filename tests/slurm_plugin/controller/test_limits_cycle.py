@@ -119,6 +119,23 @@ def test_a_pilot_that_could_not_be_submitted_bars_nobody_for_good(make_controlle
     assert len(members(slurm)) == 4
 
 
+def test_a_lone_member_that_slurm_refuses_to_change_starts_plain_and_its_pilot_ends(make_controller, monkeypatch):
+    slurm = FakeSlurm(waiting(1), one_gpu(), gate_license=True)
+    modify = slurm._modify
+
+    def refuse(job_id, change):
+        if change.gpu_request == "gres/gpu:0":
+            raise GatewayError("cannot change job 1: Requested node configuration is not available")
+        modify(job_id, change)
+
+    monkeypatch.setattr(slurm, "_modify", refuse)
+    with make_controller(slurm) as controller:
+        controller.cycle()
+    slurm.tick()
+    assert [pilot.state for pilot in pilots(slurm)] == [JobState.CANCELLED]
+    assert (slurm.jobs[1].state, slurm.jobs[1].gpu_count) == (JobState.RUNNING, 1)
+
+
 def starting(slurm: FakeSlurm) -> list[int]:
     """Jobs that Slurm may start now."""
     return [job.job_id for job in slurm.jobs.values() if "muri_gate" not in job.licenses]

@@ -75,10 +75,10 @@ def test_a_broken_group_and_a_job_still_being_saved_are_waited_for(at_work):
     def saved() -> None:
         slurm._update(3, state=JobState.PENDING, held=True, reason="job_requeued_in_held_state", restart_count=1)
 
-    passes = watch(slurm, [break_group, saved, lambda: None])
+    passes = watch(slurm, [break_group, lambda: None, saved, lambda: None])
     assert 3 in passes[0].leaving
     assert [done.restored for done in passes[:2]] == [(), (1, 2)]
-    assert passes[2].released == (3,)
+    assert passes[3].released == (3,)
     assert not any(slurm.jobs[job_id].held for job_id in (1, 2, 3))
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 CONFIG = "ClusterName = invented\nStateSaveLocation = /nowhere\nSLURM_VERSION = {version}\n"
 
 
-STAND_IN = """#!{python}
+STAND_IN = """#!{python} -IS
 import json, os, sys
 of_job = sys.argv if "{name}" == "sbatch" else []
 fds = [int(argument.split("=")[1]) for argument in of_job if argument.startswith("--export-file")]

@@ -2,7 +2,6 @@
 
 import signal
 import sys
-import time
 import tracemalloc
 
 import pytest
@@ -25,11 +24,9 @@ def test_output_and_errors_are_kept_apart() -> None:
 
 def test_a_process_that_prints_without_end_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Collected.__init__, "__defaults__", (10**6,))
-    begin_s = time.monotonic()
     with pytest.raises(TooLongAnswerError, match="more than 1000000 bytes") as caught:
         SlurmCommands().run("read", python("while True: print('x' * 1000)"))
     assert not isinstance(caught.value, SlurmUnreachableError)
-    assert time.monotonic() - begin_s < 20
 
 
 SLOW = "import time; time.sleep(60)"

@@ -2,11 +2,11 @@
 
 import json
 import os
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from polling import DEADLINE_S, until
 
 from muri.run_dir import use_file
 from muri.slurm_plugin.node import node_monitor
@@ -15,13 +15,6 @@ from muri.slurm_plugin.node.node_monitor import NodeMonitor, script_pids
 
 def write(status: Path, **members: dict[str, Any]) -> None:
     status.write_text(json.dumps({"pid": 1, "members": members}))
-
-
-def wait_for(check: Any) -> None:
-    deadline_s = time.monotonic() + 60
-    while not check():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.05)
 
 
 def test_scripts_with_a_process_that_run_are_looked_at(tmp_path: Path) -> None:
@@ -39,16 +32,17 @@ def test_the_file_beside_the_status_tells_the_use_until_the_pilot_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(node_monitor, "_TURN_S", 0.1)
-    monkeypatch.setattr("muri.profiler.resource_usage.monitor.EVERY_S", 0.05)
+    monkeypatch.setattr("muri.profiler.resource_usage.sample.Throttle.due", lambda _throttle: True)
     status = tmp_path / "host-7.json"
     write(status, **{"1": {"state": "running", "script_pid": os.getpid()}})
     monitor = NodeMonitor(status)
     monitor.start()
-    wait_for(lambda: monitor.latest is not None and use_file(status).exists())
+    until(lambda: monitor.latest is not None and use_file(status).exists(), "the second look")
     told = json.loads(use_file(status).read_text())
     assert told["jobs"]["1"]["mem_gib"] > 0
     assert told["node"]["cpu_count"] == os.cpu_count()
     assert told["updated"]
+    monkeypatch.setattr(node_monitor, "_TURN_S", DEADLINE_S)  # a look that has begun may take as long as it likes
     monitor.close()
     assert not use_file(status).exists()
 
