@@ -122,9 +122,3 @@ def test_two_tasks_of_a_step_measure_together(path):
 def test_what_cannot_be_measured_says_why(capsys, arguments, code, said):
     assert run_command(cli, ["profile", "bandwidth", *arguments]) == code
     assert said in capsys.readouterr().err
-
-
-def test_help_teaches_by_example():
-    output = CliRunner().invoke(profile, ["bandwidth", "--help"]).output
-    assert "srun -N 2" in output
-    assert max(len(line) for line in output.splitlines()) <= 80

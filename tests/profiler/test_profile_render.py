@@ -180,18 +180,6 @@ def test_compare_shows_both_sides():
     assert document["rows"][0] == {"name": "load", "first_s": 0.12, "second_s": 0.6, "ratio": 5.0, "differs": None}
 
 
-def test_compare_names_what_is_missing(capsys):
-    assert run_command(cli, ["profile", "compare", "resnet18", "vgg19"]) == 2
-    assert "did you mean vgg16" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("command", ["compare", "predict"])
-def test_help_teaches_by_example(command):
-    output = output_of(command, "--help")
-    assert f"muri profile {command}" in output
-    assert "Examples:" in output
-
-
 def test_a_profile_tells_what_threads_could_not_keep_apart_and_whether_that_was_looked_for():
     details = [ProfileDetail(dangers=each) for each in (None, ())]
     said = [facts(make_profile(detail=each), NOW).get("dangers to threads") for each in details]

@@ -7,8 +7,6 @@ import pytest
 from profile_builders import make_profile
 from profile_commands import muri, use_own_store
 
-from muri.profiler.errors import PairFailedError, PairUnstartableError
-from muri.profiler.interference.corun import Budget
 from muri.profiler.store import ProfileStore
 
 # Processor sharing without a processor, so that other load on the machine does not matter: an iteration takes twice as
@@ -48,18 +46,8 @@ def path(tmp_path, monkeypatch):
 
 def test_two_scripts_that_share_a_resource(tmp_path, capsys):
     (tmp_path / "job.py").write_text(SHARING)
-    measure = (
-        "pair",
-        "job.py one two",
-        "job.py two one",
-        "--model-a",
-        "first:4",
-        "--model-b",
-        "second",
-        "--seconds",
-        4,
-    )
-    code, out, err = muri(capsys, *measure)
+    names = ("--model-a", "first:4", "--model-b", "second")
+    code, out, err = muri(capsys, "pair", "job.py one two", "job.py two one", *names, "--seconds", 4)
     assert code == 0, err
     assert "round 3 of" in err
     assert "first b4 1×gpu" in out
@@ -171,12 +159,3 @@ def test_fit_says_what_is_missing(path, capsys):
     assert "at least 2 different sizes; all have size 16" in err
     assert "muri profile run --batch-size" in err
     assert muri(capsys, "fit", "resnet81")[0] == 2
-
-
-def test_a_budget_that_is_too_small_says_what_is_needed():
-    assert Budget(30.0).rounds(0.01) == 10
-    assert Budget(30.0).rounds(0.5) == 3
-    with pytest.raises(PairFailedError, match="need at least 109 s"):
-        Budget(30.0).rounds(2.0)
-    with pytest.raises(PairUnstartableError):
-        Budget(0.0)

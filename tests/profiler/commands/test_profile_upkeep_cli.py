@@ -118,20 +118,3 @@ def test_stats_count_what_is_there(path):
     assert stats["oldest"] == "2026-03-01T12:00:00Z"
     assert stats["file_mib"] * 1024**2 >= path.stat().st_size - 1024
     assert all(len(line) <= 80 or str(path) in line for line in invoke("stats").output.splitlines())
-
-
-@pytest.mark.parametrize("verb", ["stale", "edit", "audit", "stats"])
-def test_help_shows_examples(verb):
-    text = invoke(verb, "--help").output
-    assert f"muri profile {verb}" in text.split("Examples:")[1]
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [("edit", "gpt2", "--load-ms", 90), ("fit", "gpt2"), ("stale", "gpt2", "--reason", "new"), ("rm", "gpt2")],
-)
-def test_a_mistyped_store_is_not_made(tmp_path, capsys, arguments):
-    absent = tmp_path / "profile.db"
-    code, _, err = muri(capsys, *arguments, "--store", absent)
-    assert (code, absent.exists()) == (1, False)
-    assert f"there is no profile store at {absent}" in err

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from muri.errors import MuriError
 from muri.profiler.commands import profile
-from muri.profiler.errors import CpuLimitError, NoSuchSensitivityError, SensitivityError, StorageError
+from muri.profiler.errors import NoSuchSensitivityError, SensitivityError, StorageError
 from muri.profiler.sensitivity import memory_axis as storage
 from muri.profiler.sensitivity import throughput as cpu_limits
 from muri.profiler.sensitivity.bisection import Measured, bisect
@@ -200,11 +200,3 @@ def test_datasets_that_cannot_be_read_are_named(tmp_path):
         storage.measure_bandwidth([tmp_path / "empty"])
     with pytest.raises(StorageError, match="cannot read"):
         storage.measure_bandwidth([tmp_path / "gone"])
-
-
-def test_cores_are_those_this_process_may_use():
-    assert cpu_limits.cores(1) <= os.sched_getaffinity(0)
-    with pytest.raises(CpuLimitError, match="0 CPUs were asked for"):
-        cpu_limits.cores(0)
-    assert cpu_limits.command_for(3, ("train.py", "--workers={cpus}")) == ("train.py", "--workers=3")
-    assert cpu_limits.environment(3, {"OMP_NUM_THREADS": "8", "A": "b"})["OMP_NUM_THREADS"] == "3"

@@ -15,11 +15,6 @@ def owned(*intervals, window=(0, 10)):
     return attribute(intervals, *window).owned_s
 
 
-def test_without_overlap_each_owns_its_own_time():
-    parts = Interval(LOAD, 0, 3, own=True), Interval(PROPAGATE, 3, 9, own=True)
-    assert owned(*parts) == (3, 0, 6, 0)
-
-
 def test_hidden_work_owns_only_what_the_loop_waits_for():
     prefetch, loop = Interval(LOAD, 0, 8), Interval(PROPAGATE, 2, 5, own=True)
     found = attribute([prefetch, loop], 0, 10)
@@ -42,10 +37,6 @@ def test_use_below_the_threshold_counts_as_none():
     found = attribute([Interval(SYNCHRONIZE, 0, 4, USE_THRESHOLD / 2)], 0, 10)
     assert found.owned_s == found.busy_s == (0, 0, 0, 0)
     assert owned(Interval(SYNCHRONIZE, 0, 4, USE_THRESHOLD)) == (0, 0, 0, 4)
-
-
-def test_what_lies_outside_of_the_window_is_left_out():
-    assert owned(Interval(LOAD, -5, 2), Interval(PROPAGATE, 8, 40), Interval(PREPROCESS, 20, 30)) == (2, 0, 2, 0)
 
 
 intervals = st.builds(
@@ -81,10 +72,3 @@ def test_as_the_definition_says_at_every_instant(parts):
         for stage in owners:
             expected[stage] += 1 / len(owners)
     assert found.owned_s == pytest.approx(expected)
-
-
-@given(st.lists(intervals, max_size=12))
-def test_no_more_is_owned_than_there_is_time_or_use(parts):
-    found = attribute(parts, 0, WINDOW)
-    assert sum(found.owned_s) <= WINDOW + 1e-9
-    assert all(0 <= mine <= busy + 1e-9 for mine, busy in zip(found.owned_s, found.busy_s, strict=True))

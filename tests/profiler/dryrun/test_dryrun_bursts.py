@@ -7,7 +7,7 @@ import pytest
 
 from muri.profiler.dryrun.course import Course
 from muri.profiler.dryrun.messages import Limits
-from muri.profiler.dryrun.steadiness import LoaderAhead, moving_means, ordinary, period_means, whole_periods
+from muri.profiler.dryrun.steadiness import ordinary
 
 LOAD, _, PROPAGATE, _ = range(4)
 QUICK_S = 0.003
@@ -71,12 +71,6 @@ def test_fetches_that_are_told_late_leave_whole_periods(period):
     assert course.measured <= 40
 
 
-def test_twelve_workers_whose_first_batches_are_ready():
-    course = course_of(bursty(12, 0.02, ready=24), ahead=(24, 12), hidden=True)
-    assert course.result().iteration_s == pytest.approx(0.0132, rel=0.05)
-    assert len(course.windows) <= 24 + 40
-
-
 @pytest.mark.parametrize("period", [24, 32, 40, 64])
 def test_periods_that_do_not_fit_are_trusted_less_and_said(period):
     course = course_of(bursty(period, ready=2 * period), ahead=(2 * period, period))
@@ -113,15 +107,6 @@ def test_a_script_that_ends_early_counts_without_what_was_ready(period, count):
     assert result.detail.confidence <= 0.5
 
 
-def test_a_loader_that_prefetches_in_a_thread_only_lengthens_the_warm_up():
-    assert course_of([0.1] * 50, ahead=(5, 1)).result().detail.warmup_iterations == 5
-
-
-def test_a_fixed_number_is_kept_to():
-    course = course_of(bursty(4), ahead=(8, 4), limits=Limits(15, fixed_warmup=3))
-    assert (course.result().iterations, course.result().detail.warmup_iterations) == (15, 3)
-
-
 @pytest.mark.parametrize("period", [8, 12, 16])
 def test_waits_of_a_loader_that_was_not_seen_count_when_they_recur(period):
     course = course_of(bursty(period, 0.02, ready=6))
@@ -145,14 +130,3 @@ def test_what_recurs_is_part_of_the_job():
     assert all(ordinary([*steady[:19], 0.5, *steady[:19], 0.5]))
     assert ordinary([*steady[:38], 0.15, 0.15]).count(False) == 2
     assert all(ordinary(steady[:37] + [0.15] * 3))
-
-
-def test_periods():
-    assert moving_means([1, 3, 5, 7], 2) == [2, 4, 6]
-    assert moving_means([1, 3], 1) == [1, 3]
-    assert moving_means([1.0], 2) == []
-    assert period_means([1, 3, 5, 7, 100], 2) == [2, 6]
-    assert whole_periods([1, 2, 3, 4, 5], 2) == [1, 2, 3, 4]
-    assert whole_periods([1], 2) == []
-    assert LoaderAhead(4, 2).widened(LoaderAhead(3, 3)) == LoaderAhead(4, 3)
-    assert list(islice(bursty(2, ready=1), 3)) == [QUICK_S, FETCH_S - QUICK_S, QUICK_S]

@@ -10,7 +10,7 @@ import pytest
 from muri.profiler.dryrun.course import Course, TooShortError
 from muri.profiler.dryrun.messages import DryRunError, DryRunRequest, DryRunResult, Limits
 from muri.profiler.dryrun.summary import Circumstances, IterationSample, summarise, with_usage
-from muri.profiler.records import ProfileDetail, ProfileError, ProfileKey
+from muri.profiler.records import ProfileDetail
 from muri.profiler.resource_usage.sample import Sample, Usage
 
 LOAD, PREPROCESS, PROPAGATE, _ = range(4)
@@ -120,14 +120,6 @@ def test_outliers_count_for_the_scatter_but_not_for_the_means():
     assert summarise([*ordinary[:15], *[IterationSample((0.0,) * 4, 1.0)] * 2], Circumstances()).iteration_s > 0.2
 
 
-@pytest.mark.parametrize("bad", [-1.0, float("nan"), float("inf")])
-def test_impossible_samples_are_refused(bad):
-    with pytest.raises(ProfileError, match="load time"):
-        summarise([IterationSample((bad, 0.0, 0.0, 0.0), 1.0)], Circumstances())
-    with pytest.raises(ProfileError, match="no iterations"):
-        summarise([], Circumstances())
-
-
 def test_limits_survive_the_environment(tmp_path):
     for limits in (Limits(), Limits(7, 2.5), Limits(20, fixed_warmup=10)):
         assert DryRunRequest.from_environment(DryRunRequest(limits, tmp_path / "r").environment()).limits == limits
@@ -138,12 +130,6 @@ def test_limits_survive_the_environment(tmp_path):
 def test_malformed_requests_say_what_would_be_valid(text):
     with pytest.raises(DryRunError, match=r"MURI_DRY_RUN=.*(for example|must be)"):
         Limits.parse(text)
-
-
-def test_results_survive_json():
-    result = DryRunResult((0.1, 0.0, 0.2, 0.0), 0.3, 1.5, 12, ProfileDetail(confidence=0.9), "enough")
-    assert DryRunResult.from_dict(result.to_dict()) == result
-    assert result.profile(ProfileKey("m", 1, 1, "gpu"), "").detail.confidence == 0.9
 
 
 def usage(cores, start_s=10.0):
@@ -163,10 +149,6 @@ def test_what_a_script_was_seen_to_use_completes_its_result():
     assert (result.detail.host_mem_gib, result.gpu_mem_gib, result.detail.confidence) == (3.0, 2.0, 0.9)
 
 
-def test_an_error_is_passed_on():
-    assert with_usage({"error": "no"}, usage(1.0)) == {"error": "no"}
-
-
 def test_what_others_hold_up_lowers_the_confidence():
     script = Script()
     script.run(noisy(0.03))
@@ -177,20 +159,19 @@ def test_what_others_hold_up_lowers_the_confidence():
 
 
 def test_a_busy_neighbour_on_the_same_core_is_noticed():
-    spin = "import time; print(1, flush=True)\nuntil = time.monotonic() + {}\nwhile time.monotonic() < until: pass"
     cpu = min(os.sched_getaffinity(0))
+    pinned = f"import os; os.sched_setaffinity(0, {{{cpu}}})\n"
     measure = (
-        f"import os; os.sched_setaffinity(0, {{{cpu}}})\n"
         "from muri.profiler.resource_usage.disturbance import Disturbance; import time\n"
         "found = Disturbance(); until = time.monotonic() + 0.5\n"
         "while time.monotonic() < until: pass\n"
         "print(found.share())"
     )
-    neighbour = f"import os; os.sched_setaffinity(0, {{{cpu}}})\n" + spin.format(30)
-    with subprocess.Popen([sys.executable, "-c", neighbour], stdout=subprocess.PIPE) as process:
-        process.stdout.readline()
-        share = float(
-            subprocess.run([sys.executable, "-c", measure], capture_output=True, check=True, text=True).stdout
-        )
-        process.kill()
-    assert 0.05 < share <= 1.0
+    neighbour = "print(1, flush=True)\nwhile True: pass"
+    with subprocess.Popen([sys.executable, "-c", pinned + neighbour], stdout=subprocess.PIPE) as process:
+        try:
+            process.stdout.readline()
+            done = subprocess.run([sys.executable, "-c", pinned + measure], capture_output=True, check=True, text=True)
+        finally:
+            process.kill()
+    assert 0.05 < float(done.stdout) <= 1.0

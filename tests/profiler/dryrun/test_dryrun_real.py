@@ -6,11 +6,11 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 
 import pytest
 from click.testing import CliRunner
 from dryrun_scripts import FAILS, SLEEPS, THREADS, UNMARKED, VIRTUAL_TIME, WORKERS
+from polling import until
 
 from muri.profiler.commands import profile
 from muri.profiler.dryrun.messages import Limits
@@ -36,7 +36,6 @@ def test_stages_of_a_script_without_overlap(script, tmp_path):
 
     def hear(progress):
         told.append(progress)
-        time.sleep(0.5)  # real time, in which a sample is taken on a busy machine, too
         heard.touch()
 
     text = (VIRTUAL_TIME + SLEEPS).replace("HEARD", str(heard)).replace("PREFETCH", "0")
@@ -137,9 +136,7 @@ def test_an_interrupt_ends_the_script_and_stores_nothing(script, tmp_path):
     code = "from muri.cli import main; main()"
     command = [sys.executable, "-c", code, "profile", "run", "--store", str(store_path), "--", path]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
-        deadline_s = time.monotonic() + 60
-        while not (pid_file.exists() and pid_file.read_text()) and time.monotonic() < deadline_s:
-            time.sleep(0.05)
+        until(lambda: pid_file.exists() and pid_file.read_text(), "the script's beginning")
         process.send_signal(signal.SIGINT)
         assert "nothing was stored" in process.communicate(timeout=240)[1]
     assert process.returncode == 130

@@ -56,13 +56,6 @@ def test_one_hiccup_does_not_put_it_off_for_long(place):
     assert settled_after(series) <= place + 1
 
 
-@given(times, st.floats(0.01, 100))
-def test_the_unit_of_time_does_not_matter(series, factor):
-    # Powers of two scale floats exactly, so that no comparison flips by rounding.
-    exact = 2.0 ** round(factor % 8)
-    assert settled_after([value * exact for value in series]) == settled_after(series)
-
-
 @given(times)
 def test_looking_only_at_what_is_new_finds_the_same(series):
     found = None
@@ -99,13 +92,6 @@ def test_what_holds_up_neighbours_counts_less():
 def test_equal_values_are_certain_and_two_are_too_few():
     assert (certainty([0.1] * 5).half_width, certainty([0.1] * 5).probability) == (0.0, 1.0)
     assert certainty([0.1, 0.1]).probability == 0.0
-
-
-@given(times)
-def test_probability_and_half_width_are_sane(series):
-    sure = certainty(series)
-    assert 0 <= sure.probability <= 1
-    assert sure.half_width >= 0
 
 
 @pytest.mark.parametrize("freedom", [1, 2, 3, 4, 5, 6, 9, 17, 38, 401, 1000])

@@ -35,10 +35,11 @@ def test_cpu_of_children_counts_also_when_they_have_ended():
             process.stdin.flush()
             process.stdout.readline()  # the child has ended by now
         usage = running.stop()
+        all_s = sum(psutil.Process(process.pid).cpu_times()[:4])
         process.communicate(b"\n")
-    assert 0.28 <= cpu_s(usage) <= 0.9  # starting two interpreters takes some too
+    assert 0.28 <= cpu_s(usage) <= all_s
     assert usage.peak.host_mem_gib > 0.003
-    assert 0 < usage.sampler_cpu_s < 0.5
+    assert usage.sampler_cpu_s > 0
 
 
 def test_a_process_that_has_ended_has_no_known_memory():
@@ -65,6 +66,14 @@ def test_a_child_whose_parent_ended_is_still_followed():
         after = reader.read()
         process.stdin.close()
     assert after.cpu_s - before.cpu_s >= 0.2 - parent_s - 0.03  # in steps of 0.01
+
+
+def test_a_total_does_not_fall_while_an_ended_child_is_not_waited_for(monkeypatch):
+    used_s = iter([3.0, 1.0, 4.0])
+    monkeypatch.setattr(psutil.Process, "cpu_times", lambda self: (next(used_s), 0.0, 0.0, 0.0))
+    monkeypatch.setattr(psutil.Process, "children", lambda self, recursive: [])
+    reader = HostReader(os.getpid())
+    assert [reader.read().cpu_s for _ in range(3)] == [3.0, 3.0, 4.0]
 
 
 def test_memory_that_processes_share_counts_once():

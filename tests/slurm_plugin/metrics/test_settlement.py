@@ -6,6 +6,8 @@ import pytest
 from fake_slurm import FakeSlurm, Killed, four_jobs, one_gpu, pilots
 
 from muri.slurm_plugin.config import Pilot
+from muri.slurm_plugin.controller import metrics
+from muri.slurm_plugin.controller.counters import Counters
 from muri.slurm_plugin.gateway.accounting import NoAccountingError
 from muri.slurm_plugin.gateway.base import GatewayError, NoSuchJobError
 from muri.slurm_plugin.records import comment_tags as tags
@@ -79,6 +81,8 @@ def test_a_group_that_ended_is_reported_once(group, accounts, tmp_path):
     assert told["member_gpu_seconds_alone"][""] == pytest.approx(170.0)
     assert told["member_gpu_seconds_shared"][""] == pytest.approx(end_s - start_s)
     assert told["groups_ended"] == {"completed": 1.0}
+    saved = metrics.counter_values(Counters(told))["muri_gpu_seconds_saved"][()]
+    assert saved == pytest.approx(170.0 - (end_s - start_s))
     cycle()
     cycle()
     assert (accounts.writes, counters(tmp_path)["members_ended"], open_accounts(tmp_path)) == (

@@ -81,6 +81,11 @@ def test_a_requeued_job_counts_once_with_the_gpu_time_of_all_its_runs():
     assert (sums.jobs, sums.billed_gpu_s) == (0, 100.0)
 
 
+def test_the_report_of_an_earlier_group_says_nothing_of_this_one():
+    (use,) = uses_of([run_of(41, 0, 2400, comment=f"{with_report('', replace(FIRST, pilot=49))} muri-state:{STATE}")])
+    assert (use.gpu_s, use.saved_gpu_s) == (0.0, None)
+
+
 def test_records_that_are_needed_besides():
     assert missing_runs(MEMBERS) == {50}
     assert missing_runs([PILOT]) == {41, 42}
@@ -221,6 +226,17 @@ def test_a_month_as_a_table_of_80_columns(sacct):
     assert {"--starttime=2026-11-01T00:00:00", "--endtime=2026-12-01T00:00:00"} <= set(sacct()[0])
     text = printed("--month", "2026-11", "--jobs")
     assert "\n".join(line.rstrip() for line in text.splitlines()) + "\n" == JOBS
+
+
+def test_a_month_ends_where_the_next_begins(sacct):
+    printed("--month", "2026-12")
+    assert {"--starttime=2026-12-01T00:00:00", "--endtime=2027-01-01T00:00:00"} <= set(sacct()[0])
+
+
+def test_no_text_becomes_a_formula_of_a_spreadsheet(sacct, tmp_path):
+    with (tmp_path / "records").open("a") as records:
+        records.write(sacct_line(run_of(47, 0, 60, gpus=1, payer=Payer("eve", "=1+1", "normal"))) + "\n")
+    assert "eve,'=1+1,normal" in printed("--month", "2026-11", "--csv")
 
 
 def test_a_month_for_programs(sacct):
