@@ -91,12 +91,36 @@ def test_fair_hands_over_at_a_yield_point_to_the_member_behind(clock: VirtualClo
         clock.sleep(0.25)
         arbiter.release("2", 2)
 
-    clock.start(other)
     clock.sleep(1.0)
-    assert arbiter.yield_point("1", 2) == 0.25
+    clock.start(other)
+    clock.settle()
+    assert arbiter.yield_point("1", 2) == 0.25  # it has had the resource for a second
     log.append("1")
     assert log == ["2", "1"]
     assert arbiter.holders()[2] == "1"
+
+
+def test_a_stage_that_gives_way_keeps_its_place_among_those_that_wait(clock: VirtualClock) -> None:
+    arbiter = FairArbiter(clock, window_s=100.0)
+    for member in MEMBERS:
+        arbiter.join(member, 10.0)
+    log: list[str] = []
+
+    def hold(member: str, before_s: float, after_s: float) -> None:
+        arbiter.acquire(member, 2)
+        clock.sleep(before_s)
+        arbiter.yield_point(member, 2)
+        log.append(member)
+        clock.sleep(after_s)
+        arbiter.release(member, 2)
+
+    threads = [clock.start(hold, "1", 0.0, 1.5)]
+    clock.settle()
+    threads.append(clock.start(hold, "2", 2.0, 0.1))  # waits for 1.5 s, gives way to the third, and goes on
+    clock.sleep(3.0)
+    threads += [clock.start(hold, member, 0.0, 0.1) for member in ("3", "1")]
+    clock.finish(*threads)
+    assert log == ["1", "3", "2", "1"]
 
 
 def train(clock: VirtualClock, arbiter: Arbiter, member: str, stages: list[int], log: list[tuple[str, int]]) -> None:

@@ -239,6 +239,13 @@ def test_lane_ends_open_stages_and_does_not_mark_iterations(clock, gate) -> None
     assert gate.held == [PREPROCESS]
 
 
+def test_the_thread_that_asks_for_batches_owns_the_clock_whoever_was_first(clock, gate) -> None:
+    in_thread(lambda: (clock.enter(LOAD), clock.leave()))
+    clock.ask_batch()
+    clock.enter(PROPAGATE)
+    assert gate.held == [PROPAGATE]
+
+
 def test_explicit_once_the_script_marks_a_stage(clock) -> None:
     clock.enter(LOAD)  # on the script's behalf
     clock.leave()

@@ -15,7 +15,14 @@ class Group:
     def __init__(self, need_gib: dict[str, float], device_gib: float | None) -> None:
         self.sessions: dict[str, SimpleNamespace] = {}
         self.now_s = 0.0
-        self.admission = MemoryAdmission(need_gib, lambda: list(self.sessions.values()), device_gib, lambda: self.now_s)
+        self.measured_gib: dict[str, float] = {}
+        self.admission = MemoryAdmission(
+            need_gib,
+            lambda: list(self.sessions.values()),
+            device_gib,
+            lambda: self.now_s,
+            lambda: self.measured_gib,
+        )
 
     def start(self, member: str, isolation: str = "thread") -> None:
         self.sessions[member] = SimpleNamespace(member=member, isolation=isolation)
@@ -40,6 +47,13 @@ def test_exact_fit_is_let_in_and_a_process_has_a_context_of_its_own() -> None:
     group.start("1")
     assert group.admission.refusal("2") is None
     group.start("1", "process")
+    assert group.admission.refusal("2") is not None
+
+
+def test_what_was_measured_of_a_member_at_work_counts_instead_of_its_profile() -> None:
+    group = Group(NEED, 7.5)
+    group.start("1")
+    group.measured_gib["1"] = 4.5
     assert group.admission.refusal("2") is not None
 
 
@@ -129,18 +143,3 @@ def test_want_of_memory_ends_one_member_and_its_memory_goes_back(launcher: Launc
         until(lambda: resident_mib(runtime.pid) < before_mib + 100, "the memory to go back")
     assert ends(other) == 0
     assert "fault" not in launcher.status()
-
-
-def test_limit_of_a_process_costs_only_its_member(launcher: Launcher) -> None:
-    text = """
-        import resource
-        import muri
-        resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
-        with muri.stage("propagate"):
-            much = bytearray(2 << 30)
-    """
-    launcher.threads("101", "102")
-    other = launcher.member("102", launcher.script(LOOP, "loop.py"))
-    assert ends(launcher.member("101", launcher.script(text), MURI_ISOLATION="process")) == 1
-    assert "MemoryError" in launcher.err("101")
-    assert ends(other) == 0

@@ -69,8 +69,14 @@ class Pair:
         until(lambda: not self.status()["paused"], "the end of the pause")
 
 
-@pytest.mark.parametrize("discipline", ["fair", "lockstep", "plain"])
-@pytest.mark.parametrize("isolation", ["thread", "process"])
+@pytest.mark.parametrize(
+    ("isolation", "discipline"),
+    [
+        ("thread", "lockstep"),
+        ("process", "fair"),
+        *(pytest.param(*way, marks=pytest.mark.thorough) for way in (("thread", "fair"), ("process", "plain"))),
+    ],
+)
 def test_a_suspended_members_training_stops_and_goes_on_and_its_partner_never_stops(
     launcher: Launcher, isolation: str, discipline: str
 ) -> None:

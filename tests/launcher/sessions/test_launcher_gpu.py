@@ -1,7 +1,6 @@
 """Hand-over of the GPU by events, against a stand-in for torch.cuda. A real GPU was not at hand."""
 
 import sys
-import threading
 from types import SimpleNamespace
 
 import pytest
@@ -9,9 +8,9 @@ from fake_cuda import FakeCuda, GpuMember, Granting, OutOfMemoryError, module
 
 from muri.launcher.job.stage_clock import StageClock
 from muri.launcher.sessions import gpu_errors, gpu_streams
-from muri.launcher.sessions.gpu_streams import Device, StreamPace
+from muri.launcher.sessions.gpu_streams import Device
 
-LOAD, GPU = 0, 2
+GPU = 2
 
 
 @pytest.fixture
@@ -79,15 +78,6 @@ def test_graph_capture_sees_no_foreign_events(device: Device, cuda: FakeCuda) ->
     assert len(one.pace._unread) == 0
 
 
-def test_other_stages_are_timed_by_the_thread(device: Device, cuda: FakeCuda) -> None:
-    one = GpuMember(device, cuda, "1")
-    one.clock.enter(LOAD)
-    cuda.now_s += 0.25
-    one.clock.leave()
-    assert one.clock.stage_s[LOAD] == 0.25
-    assert one.clock.stage_s[GPU] == 0.0
-
-
 def test_memory_is_told_apart_by_stream(device: Device, cuda: FakeCuda) -> None:
     one, two = GpuMember(device, cuda, "1"), GpuMember(device, cuda, "2")
     cuda.segments = [
@@ -102,17 +92,6 @@ def test_memory_is_told_apart_by_stream(device: Device, cuda: FakeCuda) -> None:
     assert one.pace.gpu_mem_peak_gib == 1.5
     assert two.pace.gpu_mem_peak_gib == 0.25
     assert device.mem_gib == 8.0
-
-
-def test_thread_of_another_member_has_another_stream(device: Device, cuda: FakeCuda) -> None:
-    one, two = StreamPace(device, "1"), StreamPace(device, "2")
-    one.enter_thread()
-    seen = []
-    thread = threading.Thread(target=lambda: (two.enter_thread(), seen.append(cuda.current_stream())))
-    thread.start()
-    thread.join()
-    assert seen == [two.stream]
-    assert cuda.current_stream() is one.stream
 
 
 STICKY = "CUDA error: an illegal memory access was encountered\nCompile with TORCH_USE_CUDA_DSA"
@@ -137,15 +116,10 @@ def test_errors_that_end_the_context_are_recognised(error: Exception, sticky: bo
     assert (gpu_errors.sticky_text(error, device) is not None) == sticky
 
 
-def test_real_torch_error_is_recognised_behind_another() -> None:
-    torch = pytest.importorskip("torch", reason="the error is PyTorch's")
-    try:
-        try:
-            raise torch.AcceleratorError(STICKY)
-        except RuntimeError as error:
-            raise ValueError("training failed") from error
-    except ValueError as error:
-        assert gpu_errors.sticky_text(error, None) == STICKY.splitlines()[0]
+def test_error_is_recognised_behind_another() -> None:
+    error = ValueError("training failed")
+    error.__cause__ = RuntimeError(STICKY)
+    assert gpu_errors.sticky_text(error, None) == STICKY.splitlines()[0]
 
 
 def test_device_that_is_only_full_is_not_dead(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:

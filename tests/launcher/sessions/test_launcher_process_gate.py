@@ -14,7 +14,6 @@ from types import FrameType
 import pytest
 from polling import DEADLINE_S, until
 
-from muri.launcher.arbitration import arbiter as arbiter_module
 from muri.launcher.arbitration.arbiter import Arbiter, FairArbiter
 from muri.launcher.job.stage_clock import IterationRecord, StageClock
 from muri.launcher.sessions.process_session import Channels, share_waiting_hint
@@ -23,14 +22,6 @@ from muri.launcher.wire.process_gate import ProcessGate, gate_from_environment
 
 LOAD, GPU = 0, 2
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
-
-
-@pytest.fixture
-def measure_switches_s(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], list[float]]:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    import switch_cost
-
-    return switch_cost.measure_switches_s
 
 
 class Member:
@@ -112,32 +103,6 @@ def test_release_passes_on_to_the_waiting_process(make: Callable[[str], Member])
     one.gate.release(GPU)
     until(lambda: two.holds(GPU), "the second member's turn")
     end.set()
-
-
-def test_a_hand_over_between_processes_neither_sleeps_nor_looks_for_files(
-    make: Callable[[str], Member], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Threads that serve channels wait for the next message anyway; files come over a process's first socket."""
-    sleeps: list[float] = []
-    looks: list[socket.socket] = []
-    receive = socket.recv_fds
-    monkeypatch.setattr(arbiter_module, "_sleep", sleeps.append)
-    monkeypatch.setattr(socket, "recv_fds", lambda raw, *how: (looks.append(raw), receive(raw, *how))[1])
-    one, two = make("1"), make("2")
-
-    def take_turns(member: Member) -> None:
-        for _ in range(20):
-            member.gate.acquire(GPU)
-            member.gate.release(GPU)
-
-    one.gate.acquire(GPU)
-    thread = in_background(lambda: take_turns(two))
-    until(two.waits, "the second member's wait")
-    one.gate.release(GPU)
-    take_turns(one)
-    thread.join(DEADLINE_S)
-    assert sleeps == []
-    assert len(looks) <= 4, "at the start, and for one channel each"
 
 
 def test_yield_point_speaks_only_when_somebody_waits(make: Callable[[str], Member]) -> None:
@@ -254,15 +219,10 @@ def test_only_the_process_that_is_meant_takes_the_gate(text: str) -> None:
     assert gate_from_environment({process_gate.VARIABLE: text}) is None
 
 
-def test_switches_between_processes_are_measured(measure_switches_s: Callable[[int], list[float]]) -> None:
-    switches_s = measure_switches_s(50)
-    assert switches_s  # how many is up to the machine's scheduler
-    assert all(s > 0 for s in switches_s)
+def test_member_processes_leave_no_descriptor_and_no_thread_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    from switch_cost import measure_switches_s
 
-
-def test_member_processes_leave_no_descriptor_and_no_thread_behind(
-    measure_switches_s: Callable[[int], list[float]],
-) -> None:
     def counts() -> tuple[int, int]:
         gc.collect()  # sessions and their channels refer to each other
         return len(list(Path("/proc/self/fd").iterdir())), threading.active_count()

@@ -208,10 +208,16 @@ def test_a_supervisor_starts_and_ends_what_it_is_told(tmp_path: Path) -> None:
     assert (code, output.split()) == (3, ["0027", "200", "300", str(own_nice() + 3)])
 
 
-@pytest.mark.parametrize("wanted", [{}, {"limits": {}, "nice": None}])
-def test_limits_that_nobody_sends_are_those_of_the_supervisor(tmp_path: Path, wanted: dict[str, object]) -> None:
+@pytest.mark.parametrize(
+    ("wanted", "soft"),
+    [({}, "250"), ({"limits": {}, "nice": None}, "250"), ({"limits": {"RLIMIT_NOFILE": [200, 400]}}, "200")],
+    ids=["nobody sends limits", "none are sent", "a hard limit is not worth a line"],
+)
+def test_limits_that_are_not_wanted_are_those_of_the_supervisor(
+    tmp_path: Path, wanted: dict[str, object], soft: str
+) -> None:
     code, output = run_supervised(tmp_path, TELL_LIMITS, WithLess(), **wanted)
-    assert (code, output.split()) == (0, ["250", "300", str(own_nice() + 5)])
+    assert (code, output.split()) == (0, [soft, "300", str(own_nice() + 5)])
 
 
 def test_limits_that_cannot_be_had_are_told_and_the_command_runs(tmp_path: Path) -> None:
@@ -223,12 +229,6 @@ def test_limits_that_cannot_be_had_are_told_and_the_command_runs(tmp_path: Path)
         f"muri: unlike in the job's own batch script, niceness is {own_nice() + 5}, not {own_nice()}, "
         "RLIMIT_NOFILE is 300 (hard 300), not 400 (hard unlimited)"
     )
-
-
-def test_a_hard_limit_that_cannot_be_had_is_not_worth_a_line(tmp_path: Path) -> None:
-    limits = {"RLIMIT_NOFILE": [200, 400]}
-    code, output = run_supervised(tmp_path, TELL_LIMITS, WithLess(), limits=limits)
-    assert (code, output.split()) == (0, ["200", "300", str(own_nice() + 5)])
 
 
 def test_limits_that_forbid_to_tell_do_not_stop_the_command(tmp_path: Path) -> None:
