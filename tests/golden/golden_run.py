@@ -7,14 +7,13 @@ site's controller fills over the days. What changes there moves here and nowhere
 import itertools
 import json
 from collections import Counter
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, Self
 
 import pytest
 import yaml
 from click.testing import CliRunner
-from golden_cases import Case
 
 from muri.cli import cli
 from muri.profiler.store import Document, ProfileStore
@@ -22,8 +21,37 @@ from muri.profiler.upkeep import Author
 from muri.slurm_plugin.records.cluster import parse_snapshot
 from muri.slurm_plugin.records.journal import Journal
 
-OPEN_GATEWAY = "muri.slurm_plugin.controller.assemble.open_gateway"
+RECORDED: Final = Path(__file__).parent / "recorded"
+"""A folder for each situation."""
+
+OPEN_GATEWAY: Final = "muri.slurm_plugin.controller.assemble.open_gateway"
 """What opens the way to Slurm for a controller."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """What stands in a site's files when a cycle begins.
+
+    Attributes:
+        snapshot: What `muri snapshot` writes.
+        config: Keys of muri.yaml.
+        store: The profile store: profiles as in a file of `muri profile export`, other documents, and the models whose
+            profiles are marked as stale.
+        journal: The journal: its intents, and its facts as (name, subject, value).
+    """
+
+    snapshot: dict[str, Any]
+    config: dict[str, Any]
+    store: dict[str, Any]
+    journal: dict[str, Any]
+
+    @classmethod
+    def of(cls, folder: Path) -> Self:
+        """Read a situation's files."""
+        config = yaml.safe_load((folder / "muri.yaml").read_text())
+        names = ("snapshot", "profiles", "journal")
+        snapshot, store, journal = (json.loads((folder / f"{name}.json").read_text()) for name in names)
+        return cls(snapshot, config, store, journal)
 
 
 class RecordingSlurm:
@@ -81,24 +109,24 @@ def prepare_site(case: Case, folder: Path) -> dict[str, Path]:
     config["profiling"] = {"mode": "dry-run", **case.config.get("profiling", {})}
     files = {"config": folder / "muri.yaml", "snapshot": folder / "snapshot.json", "profiles": state / "profiles.db"}
     files["config"].write_text(yaml.safe_dump(config, sort_keys=True))
-    files["snapshot"].write_text(json.dumps(case.queue))
-    (state / "gpu-removal.json").write_text(json.dumps(case.queue["gpu_removal"]))
+    files["snapshot"].write_text(json.dumps(case.snapshot))
+    (state / "gpu-removal.json").write_text(json.dumps(case.snapshot["gpu_removal"]))
     export = folder / "profiles.json"
-    export.write_text(json.dumps({"schema": "muri-profiles", "version": 1, "profiles": case.profiles}))
+    export.write_text(json.dumps({"schema": "muri-profiles", "version": 1, "profiles": case.store["profiles"]}))
     run_command("profile", "import", str(export), "--store", str(files["profiles"]))
     with ProfileStore(files["profiles"]) as store:
-        for each in case.documents:
+        for each in case.store["documents"]:
             store.put_document(each["kind"], Document(each["name"], each["measured_at"], each["body"]))
-        for key in (known.key for known in store.list() if known.key.model in case.stale):
+        for key in (known.key for known in store.list() if known.key.model in case.store["stale"]):
             store.mark_stale(key, "it drifted", Author("tests", "2026-01-01T00:00:00+00:00", "stale"))
     with Journal(state / "journal.db") as journal:
-        for each in case.intents:
+        for each in case.journal["intents"]:
             journal.begin(each["token"], each["kind"], each["payload"], each["begun_s"])
             if each["host_job"] is not None:
                 journal.set_submitted_job(each["token"], each["host_job"])
             if each["state"] != "begun":
                 journal.finish(each["token"], each["state"])
-        for name, subject, value in case.facts:
+        for name, subject, value in case.journal["facts"]:
             journal.set_fact(name, subject, value)
     return files
 
@@ -136,15 +164,3 @@ def outputs_of(case: Case, folder: Path, patch: pytest.MonkeyPatch) -> dict[str,
     status = _told((files["profiles"].parent / "status.json").read_text())
     return {"plan.txt": text, "plan.jsonl": lines, "decision.jsonl": decision, "calls.jsonl": calls,
             "status.json": status}  # fmt: skip
-
-
-def inputs_of(case: Case) -> dict[str, str]:
-    """Return, by file name, what a situation consists of, for people to read."""
-    journal = {"intents": case.intents, "facts": [list(fact) for fact in case.facts]}
-    store = {"profiles": case.profiles, "documents": case.documents, "stale": case.stale}
-    return {
-        "snapshot.json": json.dumps(case.queue, indent=1) + "\n",
-        "muri.yaml": yaml.safe_dump(case.config, sort_keys=True),
-        "profiles.json": json.dumps(store, indent=1) + "\n",
-        "journal.json": json.dumps(journal, indent=1, ensure_ascii=False) + "\n",
-    }
