@@ -1,11 +1,8 @@
-"""Tests that share an expensive fixture stay on one of xdist's workers."""
+"""Hypothesis draws the same examples here, whatever was imported before."""
 
-import pytest
+from hypothesis.internal.conjecture import providers
 
-SHARED_FIXTURES = ("installed", "said_of_broken")
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        for name in set(SHARED_FIXTURES) & set(getattr(item, "fixturenames", ())):
-            item.add_marker(pytest.mark.xdist_group(name))
+# It also tries the numbers and texts that stand in the product's modules, but only of those that happen to be loaded:
+# which other tests ran before in the same process would decide what a test is given.
+if hasattr(providers, "_get_local_constants"):
+    providers._get_local_constants = lambda: providers._local_constants

@@ -205,3 +205,26 @@ def cluster_requests(draw, *, preemptible=True, restart_s=True):
         max_group_size=draw(_group_sizes),
         same_user=draw(_either),
     )
+
+
+def company(plan):
+    """The sizes of groups, and how many jobs are on each GPU that several are on."""
+    on_gpu = Counter((share.node, gpu) for item in plan.sharers for share in item.gpus for gpu in share.gpu_ids)
+    return [len(group.members) for group in plan.groups] + [count for count in on_gpu.values() if count > 1]
+
+
+def carried_out(request: PlanRequest, plan: Plan, *, new_jobs=(), **changes) -> PlanRequest:
+    """The same as `feed_back` for plans that give out GPUs one by one."""
+    jobs = {job.job_id: job for job in all_jobs(request)}
+    running = tuple(
+        Running((jobs[sharer.job_id],), sharer.gpus, accumulate_steps=sharer.accumulate_steps)
+        for sharer in plan.sharers
+    )
+    held = {(share.node, gpu) for unit in running for share in unit.gpus for gpu in share.gpu_ids}
+    nodes = []
+    for node in request.nodes:
+        islands = [tuple(gpu for gpu in island if (node.name, gpu) not in held) for island in node.topology]
+        islands = tuple(island for island in islands if island)
+        nodes.append(dataclasses.replace(node, islands=islands, free_gpus=sum(map(len, islands))))
+    waiting = (*(jobs[item.job_id] for item in plan.waiting), *new_jobs)
+    return dataclasses.replace(request, jobs=waiting, running=running, nodes=tuple(nodes), **changes)

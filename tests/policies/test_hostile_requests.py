@@ -5,8 +5,6 @@ import math
 import tracemalloc
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from policy_builders import KINDS, make_cluster_node, make_job, make_request
 
 from muri.policies.cycle.queue import pools
@@ -108,29 +106,6 @@ def test_one_odd_job_is_named_or_planned(name, value):
             reason for item in (*plan.groups, *plan.solo, *plan.sharers, *plan.waiting) for reason in item.reasons
         ]
         assert all(sentences(reasons))
-
-
-@pytest.mark.parametrize("name", policy_names())
-@settings(max_examples=20)
-@given(odd=st.lists(st.sampled_from(FIGURES), min_size=1, max_size=6))
-def test_odd_jobs_are_left_out_one_by_one(name, odd):
-    jobs = {
-        number: make_job(number, "gpu", remaining_s=1e4, gpu_utilization=0.2, **{figure: value})
-        if figure not in ("remaining_s", "gpu_utilization")
-        else make_job(number, "gpu", **({"remaining_s": 1e4, "gpu_utilization": 0.2} | {figure: value}))
-        for number, (figure, value) in enumerate(odd, start=1)
-    }
-    policy = get_policy(name)
-    for _ in range(len(odd) + 1):
-        request = make_request(jobs.values(), [make_cluster_node("n1", 2)], interference=PAIRS, whole_sets_only=True)
-        try:
-            plan = policy.plan(request)
-        except RequestError as error:
-            del jobs[error.job_id]
-        else:
-            assert everyone_decided(plan) == sorted(jobs)
-            return
-    raise AssertionError("a request without odd jobs is still refused")
 
 
 @pytest.mark.parametrize(

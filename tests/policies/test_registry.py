@@ -1,16 +1,17 @@
 """Policies by name: the built-in ones, and those of distributions that are really installed."""
 
 import json
-import os
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from policy_builders import make_job, make_node, make_request
 
+from muri.cli import cli, run_command
 from muri.policies.allocation.names import ALIASES, SYNERGY_NAMES, listed
 from muri.policies.options import OptionsError, PolicyOptions
 from muri.policies.registry import UnknownPolicyError, describe_policies, get_policy, policy_names
@@ -26,12 +27,7 @@ def test_the_default_comes_first_and_nothing_is_missing():
     assert names[0] == "auto"
     wanted = "fifo sjf srtf srsf las 2d-las tiresias tiresias-gittins themis antman muri-s muri-l muri-jct"
     assert set(wanted.split()) <= set(names)
-    assert len(set(names)) == len(names)
-
-
-@pytest.mark.parametrize("name", policy_names())
-def test_a_policy_carries_the_name_that_selects_it(name):
-    assert get_policy(name).name == name
+    assert [get_policy(name).name for name in names] == list(dict.fromkeys(names))
 
 
 def test_an_unknown_policy_lists_the_valid_ones():
@@ -70,10 +66,6 @@ def test_the_papers_policies_stay_the_papers(name):
     assert (rules.matching, rules.ordering) == ("networkx", "worst")
 
 
-def test_auto_merges_only_as_needed():
-    assert get_policy("auto").rules.merge == "as-needed"
-
-
 def test_a_choice_that_contradicts_the_policy_is_refused():
     with pytest.raises(OptionsError, match="policy muri-s always has objective efficiency, not jct"):
         get_policy("muri-s", {"objective": "jct"})
@@ -86,61 +78,57 @@ def test_a_limit_that_a_policy_stays_below_is_not():
     assert not get_policy("srtf", {"preemption": False}).rules.preemption
 
 
-def test_an_unknown_option_names_the_nearest():
-    with pytest.raises(OptionsError, match=r"unknown option 'objectiv' \(did you mean 'objective'\?\)"):
-        get_policy("auto", {"objectiv": "jct"})
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"max_group_size": 5}, "max_group_size is 5; it must be 1 to 4"),
+        ({"max_group_size": True}, "max_group_size is True; it must be a whole number"),
+        ({"ordering": "bets"}, "ordering is 'bets'; valid are: best, worst"),
+        ({"matching": "blossom"}, "valid are: certified, rustworkx, networkx, priority-order"),
+        ({"max_wait_s": -1.0}, "max_wait_s is -1.0"),
+        ({"max_wait_s": float("nan")}, "max_wait_s is nan"),
+        ({"max_wait_s": "long"}, "max_wait_s is 'long'; it must be a number"),
+        ({"min_speedup": 0.9}, "min_speedup is 0.9; it must be 1 to 4"),
+        ({"min_speedup": float("nan")}, "min_speedup is nan"),
         ({"queue_limits_gpu_s": (7200.0, 3250.0)}, "must be ascending"),
         ({"queue_limits_gpu_s": (0.0,)}, "must be ascending"),
-        ({"queue_limits_gpu_s": (float("nan"),)}, "must be ascending"),
         ({"queue_limits_gpu_s": (float("inf"),)}, "must be ascending, finite"),
+        ({"queue_limits_gpu_s": 5}, "queue_limits_gpu_s is 5; it must be a list of numbers"),
         ({"promote_after": 0.0}, "promote_after is 0.0"),
         ({"promote_after": float("nan")}, "promote_after is nan"),
-        ({"service_history_gpu_s": (1.0, float("inf"))}, "service_history_gpu_s"),
         ({"service_history_gpu_s": (0.0,)}, "service_history_gpu_s"),
-    ],
-)
-def test_impossible_tiresias_options_are_named(options, message):
-    with pytest.raises(OptionsError, match=message):
-        PolicyOptions(**options)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"max_wait_s": "long"}, "max_wait_s is 'long'; it must be a number"),
-        ({"horus_memory_weight": "abc"}, "horus_memory_weight is 'abc'; it must be a number"),
-        ({"horus_queues": 1.5}, "horus_queues is 1.5; it must be a whole number"),
-        ({"max_group_size": True}, "max_group_size is True; it must be a whole number"),
-        ({"preemption": "abc"}, "preemption is 'abc'; it must be true or false"),
-        ({"queue_limits_gpu_s": 5}, "queue_limits_gpu_s is 5; it must be a list of numbers"),
         ({"service_history_gpu_s": ("x",)}, "it must be a list of numbers"),
+        ({"preemption": "abc"}, "preemption is 'abc'; it must be true or false"),
+        ({"horus_queues": 0}, "horus_queues"),
+        ({"horus_queues": 1.5}, "horus_queues is 1.5; it must be a whole number"),
+        ({"horus_jobs_per_round": 0}, "horus_jobs_per_round"),
+        ({"horus_slowdown_weight": float("nan")}, "horus_slowdown_weight"),
+        ({"horus_memory_weight": 0.0, "horus_slowdown_weight": 0.0}, "both 0"),
+        ({"objectiv": "jct"}, r"unknown option 'objectiv' \(did you mean 'objective'\?\)"),
     ],
 )
-def test_a_value_of_another_kind_is_named(options, message):
+def test_impossible_options_are_named(options, message):
     with pytest.raises(OptionsError, match=message):
-        PolicyOptions(**options)
+        get_policy("auto", options)
 
 
-def test_built_in_policies_are_found_without_reading_metadata():
+def test_choosing_a_policy_loads_no_more_than_it_needs():
+    """Neither the metadata of distributions nor other policies for a built-in one, and never a heavy package."""
     code = (
-        "import importlib.metadata as m\n"
+        "import importlib.metadata as m, sys\n"
         "original = m.entry_points\n"
         "def refuse(**wanted):\n"
         "    if wanted.get('group') == 'muri.policies': raise SystemExit('metadata was read')\n"
         "    return original(**wanted)\n"
         "m.entry_points = refuse\n"
         "from muri.policies.registry import get_policy\n"
-        "import sys\n"
         "get_policy('fifo')\n"
         "print('muri.policies.schedulers.muri' in sys.modules)\n"
+        "get_policy('auto')\n"
+        "print([m for m in ('torch', 'pyslurm', 'networkx', 'rustworkx') if m in sys.modules])\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "False"  # nor is another policy's module imported
+    assert done.stdout.split() == ["False", "[]"]
 
 
 def test_every_policy_describes_itself():
@@ -161,17 +149,6 @@ def test_the_chapters_table_says_what_every_policy_says_of_itself():
     assert told == {info.name: (info.preempts, info.live) for info in describe_policies()}
 
 
-def test_what_slurm_cannot_carry_out_is_said():
-    infos = {info.name: info for info in describe_policies()}
-    assert {name for name, info in infos.items() if info.live == "no"} == {"pollux"}
-    assert {name for name, info in infos.items() if info.live == "partly"} == {
-        "sjf-ffs", "sjf-bsbf", "horus", "horus-f", "obp", "pab",
-    }  # fmt: skip
-    assert all(bool(info.live_limit) == (info.live != "yes") for info in infos.values())
-    assert "only `muri simulate` has it" in infos["pollux"].live_limit
-    assert "on just the same GPUs of one node" in infos["horus"].live_limit
-
-
 def test_baselines_are_those_that_beat_fifo_on_one_shipped_trace_at_most():
     """Of what papers take as baselines: the policies of whole clusters that gain nothing over first in, first out."""
     baselines = {info.name for info in describe_policies() if info.is_baseline}
@@ -190,26 +167,21 @@ def metadata_of(site, name, version="1.0", **targets):
     (folder / "entry_points.txt").write_text(f"[muri.policies]\n{lines}\n")
 
 
-SEVERAL = """
-import contextlib, io, json, sys
-from muri.cli import cli, run_command
-told = []
-for words in json.loads(sys.argv[1]):
-    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
-        code = run_command(cli, words)
-    told.append({"returncode": code, "stdout": out.getvalue(), "stderr": err.getvalue()})
-print(json.dumps(told))
-"""
+@pytest.fixture
+def muri(monkeypatch, capsys):
+    """Runs a command where the distributions of a site are installed, and tells what it said."""
 
+    def run(site, *words):
+        monkeypatch.setenv("COLUMNS", "80")
+        with monkeypatch.context() as patch:
+            patch.syspath_prepend(str(site))
+            for module in ("fine", "raising", "site_policies"):
+                patch.delitem(sys.modules, module, raising=False)
+            code = run_command(cli, list(words))
+        said = capsys.readouterr()
+        return SimpleNamespace(returncode=code, stdout=said.out, stderr=said.err)
 
-def muri(site, *commands):
-    """What the commands say, all in one process that finds the distributions of a site."""
-    path = os.pathsep.join([str(site), os.environ.get("PYTHONPATH", "")])
-    done = subprocess.run(
-        [sys.executable, "-c", SEVERAL, json.dumps(commands)],
-        env={**os.environ, "PYTHONPATH": path, "COLUMNS": "80"}, capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    return [SimpleNamespace(**told) for told in json.loads(done.stdout)]
+    return run
 
 
 def select(site, policy):
@@ -225,12 +197,10 @@ def doc_blocks():
     return dict(re.findall(r"```(\w+)\n(.*?)```", chapter, flags=re.DOTALL))
 
 
-@pytest.fixture(scope="module")
-def installed(tmp_path_factory):
-    """The example of the documentation, installed as a site would install it."""
-    source, site = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("site")
-    blocks = doc_blocks()
-    assert len(blocks["python"].splitlines()) < 100
+def as_pip_does(folder, blocks):
+    """The documentation's example, installed as a site would install it."""
+    source, site = folder / "source", folder / "site"
+    source.mkdir()
     (source / "site_policies.py").write_text(blocks["python"])
     (source / "pyproject.toml").write_text(blocks["toml"])
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
@@ -238,9 +208,22 @@ def installed(tmp_path_factory):
     return site
 
 
-def test_the_documented_policy_can_be_installed_selected_and_listed(installed):
-    right, wrong = select(installed, "largest-first"), select(installed, "largest-frist")
-    selected, listed, mistyped = muri(installed, right, ["policies", "--json"], wrong)
+def by_its_metadata(folder, blocks):
+    """The same without pip, which takes seconds."""
+    (folder / "site_policies.py").write_text(blocks["python"])
+    project = tomllib.loads(blocks["toml"])["project"]
+    metadata_of(folder, project["name"], project["version"], **project["entry-points"]["muri.policies"])
+    return folder
+
+
+@pytest.mark.parametrize("install", [by_its_metadata, pytest.param(as_pip_does, marks=pytest.mark.thorough)])
+def test_the_documented_policy_can_be_installed_selected_and_listed(tmp_path, muri, install):
+    blocks = doc_blocks()
+    assert len(blocks["python"].splitlines()) < 100
+    site = install(tmp_path, blocks)
+    selected = muri(site, *select(tmp_path, "largest-first"))
+    listed = muri(site, "policies", "--json")
+    mistyped = muri(site, *select(tmp_path, "largest-frist"))
     assert (selected.returncode, selected.stderr) == (0, "")
     (info,) = [item for item in json.loads(listed.stdout)["policies"] if item["name"] == "largest-first"]
     assert info["source"] == "our-policies 1.0"
@@ -257,20 +240,6 @@ def test_the_documented_policy_plans_as_it_says():
     assert [item.job_id for item in plan.waiting] == [1]
 
 
-def test_the_documented_policy_plans_in_a_process_of_its_own(installed):
-    code = (
-        f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
-        "from policy_builders import *\n"
-        "from muri.policies.registry import get_policy\n"
-        "jobs = [make_job(1), make_job(2, gpu_count=2)]\n"
-        "plan = get_policy('largest-first').plan(make_request(jobs, [make_node('n1', 2)]))\n"
-        "print(plan.policy, [solo.job_id for solo in plan.solo])\n"
-    )
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(installed), os.environ.get("PYTHONPATH", "")])}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
-    assert done.stdout == "largest-first [2]\n"
-
-
 BROKEN = {
     "missing": ("gone:Policy", "ModuleNotFoundError"),
     "raises": ("raising:Policy", "ZeroDivisionError"),
@@ -282,63 +251,46 @@ BROKEN = {
 }
 
 
-@pytest.fixture(scope="module")
-def said_of_broken(tmp_path_factory):
-    """What the choice of each broken policy of one distribution says, and that of a policy of Muri's own."""
-    site = tmp_path_factory.mktemp("broken")
-    metadata_of(site, "acme-policies", "2.1", **{name: target for name, (target, _) in BROKEN.items()})
-    (site / "raising.py").write_text("1 / 0\n")
-    (site / "fine.py").write_text(
+@pytest.fixture
+def broken(tmp_path):
+    """A site with two distributions: one breaks all its policies or takes names of others, the other takes one too."""
+    targets = {name: target for name, (target, _) in BROKEN.items()}
+    metadata_of(tmp_path, "acme-policies", "2.1", fifo="gone:Policy", ours="fine:A", **targets)
+    metadata_of(tmp_path, "other-policies", ours="fine:B")
+    (tmp_path / "raising.py").write_text("1 / 0\n")
+    (tmp_path / "fine.py").write_text(
         "NUMBER = 3\n\nclass Planless:\n    def __init__(self, options): pass\n\nclass Optionless:\n    pass\n\n"
         "class Unfinished(Planless):\n    name, profile_use = 'unfinished', 'none'\n    def plan(self, request): pass\n"
         "    supports_packing = elastic = plain_groups = allocates_cpus = simulated_only = False\n"
         "    retries_out_of_memory = False\n"
     )
-    names = (*BROKEN, "fifo")
-    return dict(zip(names, muri(site, *(select(site, name) for name in names)), strict=True))
+    return tmp_path
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_a_broken_policy_says_which_distribution_is_to_blame(said_of_broken, name):
+def test_a_broken_policy_says_which_distribution_is_to_blame(broken, muri, name):
     target, problem = BROKEN[name]
-    done = said_of_broken[name]
+    done = muri(broken, *select(broken, name))
     assert done.returncode == 2
     assert f"policy '{name}' of acme-policies 2.1 ({target}) cannot be used: " in done.stderr
     assert problem in done.stderr
     assert "Traceback" not in done.stderr
 
 
-def test_a_broken_policy_hurts_nobody_else(said_of_broken):
-    assert said_of_broken["fifo"].returncode == 0
-
-
-def test_a_policy_that_cannot_be_imported_is_listed_with_its_problem(tmp_path):
-    metadata_of(tmp_path, "acme-policies", missing="gone:Policy")
-    (done,) = muri(tmp_path, ["policies"])
-    assert done.returncode == 1
-    assert "cannot be used" in done.stdout
-    assert "acme-policies 1.0 (gone:Policy)" in done.stderr
-    assert max(map(len, done.stdout.splitlines())) <= 80
-
-
-def test_a_site_cannot_replace_a_built_in_policy(tmp_path):
-    metadata_of(tmp_path, "acme-policies", fifo="gone:Policy")
-    selected, listed = muri(tmp_path, select(tmp_path, "fifo"), ["policies"])
-    assert selected.returncode == 0
+def test_broken_policies_hurt_nobody_else_and_are_listed_with_their_problems(broken, muri):
+    assert muri(broken, *select(broken, "fifo")).returncode == 0  # a site cannot replace a built-in policy
+    assert muri(broken, *select(broken, "ours")).returncode == 2
+    listed = muri(broken, "policies")
     assert listed.returncode == 1
-    assert "acme-policies 1.0 offers a policy named 'fifo', which is one of Muri's own" in listed.stderr
+    assert "cannot be used" in listed.stdout
+    assert "acme-policies 2.1 (gone:Policy)" in listed.stderr
+    assert "acme-policies 2.1 offers a policy named 'fifo', which is one of Muri's own" in listed.stderr
+    assert "acme-policies 2.1 and other-policies 1.0 all offer a policy named 'ours'" in listed.stderr
+    assert max(map(len, listed.stdout.splitlines())) <= 80
 
 
-def test_two_distributions_cannot_have_the_same_policy(tmp_path):
-    metadata_of(tmp_path, "acme-policies", ours="fine:A")
-    metadata_of(tmp_path, "other-policies", ours="fine:B")
-    listed, selected = muri(tmp_path, ["policies"], select(tmp_path, "ours"))
-    assert "acme-policies 1.0 and other-policies 1.0 all offer a policy named 'ours'" in listed.stderr
-    assert selected.returncode == 2
-
-
-def test_the_list_fits_eighty_columns(tmp_path):
-    (done,) = muri(tmp_path, ["policies"])
+def test_the_list_fits_eighty_columns(tmp_path, muri):
+    done = muri(tmp_path, "policies")
     assert (done.returncode, done.stderr) == (0, "")
     assert max(map(len, done.stdout.splitlines())) <= 80
     rows = {line.split()[0] for line in done.stdout.splitlines() if line.strip()}

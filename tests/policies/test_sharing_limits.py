@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections import Counter
+from itertools import combinations
 
 import pytest
 from hypothesis import given, settings
@@ -10,6 +11,7 @@ from policy_builders import (
     KINDS,
     all_jobs,
     cluster_requests,
+    company,
     decided_ids,
     feed_back,
     make_cluster_node,
@@ -18,6 +20,7 @@ from policy_builders import (
     make_request,
 )
 
+from muri.policies.allocation.names import ALIASES, SYNERGY_NAMES
 from muri.policies.cycle.laws import broken_laws
 from muri.policies.cycle.queue import groups_needed
 from muri.policies.options import PolicyOptions
@@ -30,7 +33,7 @@ PAIRS = InterferenceTable(
 )
 MERGING = ({}, {"grouping": "optimal"}, {"merge": "whole-rounds"}, {"matching": "priority-order"})
 POLICIES = [
-    *(get_policy(name) for name in policy_names()),
+    *(get_policy(name) for name in policy_names() if name not in SYNERGY_NAMES or name in ALIASES.values()),
     *(get_policy("auto", options) for options in MERGING),
     get_policy("auto", {"grouping": "optimal", "objective": "throughput"}),
     get_policy("muri-jct", {"grouping": "rounds"}),
@@ -54,12 +57,6 @@ def plan_of(name, jobs, running=(), **changes):
         node = dataclasses.replace(node, free_gpus=0, islands=())
     frame = {"interference": PAIRS, "whole_sets_only": True, "running": tuple(running)}
     return get_policy(name).plan(make_request(jobs, [node], **(frame | changes)))
-
-
-def company(plan):
-    """The sizes of groups, and how many jobs are on each GPU that several are on."""
-    on_gpu = Counter((share.node, gpu) for item in plan.sharers for share in item.gpus for gpu in share.gpu_ids)
-    return [len(group.members) for group in plan.groups] + [count for count in on_gpu.values() if count > 1]
 
 
 @pytest.mark.parametrize("name", SHARING)
@@ -89,14 +86,6 @@ def test_who_runs_already_counts_when_one_joins(name):
     plan = plan_of(name, [third], together)
     assert [item.job_id for item in plan.waiting] == [3]
     assert company(plan_of(name, [third], together[:1])) == [2]
-
-
-def test_antman_lets_nobody_join_a_job_that_runs_alone():
-    first, second, *_ = four_kinds()
-    alone = dataclasses.replace(first, largest_group=1)
-    for runs, waits in ((first, second), (alone, second), (first, dataclasses.replace(second, largest_group=1))):
-        plan = plan_of("antman", [waits], [Running((runs,), (NodeShare("n1", 1, (0,)),))])
-        assert bool(plan.groups) is (runs is first and waits is second)
 
 
 def test_a_job_that_no_group_has_room_for_runs_alone_and_says_why():
@@ -169,19 +158,13 @@ def test_the_fewest_groups_are_counted(largest):
         (first, *others), best = left, len(left)
         for size in range(1, first + 1):
             # Of those that may be in a group of this size, who joins matters only by what is left: try all.
-            for chosen in _subsets(others, size - 1):
+            for chosen in combinations(range(len(others)), size - 1):
                 if all(others[index] >= size for index in chosen):
                     rest = [item for index, item in enumerate(others) if index not in chosen]
                     best = min(best, 1 + fewest(rest))
         return best
 
     assert groups_needed(Counter(largest)) == fewest(sorted(largest))
-
-
-def _subsets(items, size):
-    from itertools import combinations
-
-    return combinations(range(len(items)), size)
 
 
 def test_a_broken_law_names_the_jobs_and_the_limit():

@@ -4,7 +4,7 @@ import dataclasses
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from policy_builders import (
     all_jobs,
@@ -124,6 +124,9 @@ def test_every_plan_keeps_the_laws_and_the_order_of_what_runs_does_not_matter(cy
 
 @given(st.one_of(cluster_requests(preemptible=True), cluster_requests(preemptible=False)), keys, options)
 def test_five_more_rounds_on_an_unchanged_cluster_change_nothing(request_, key, rules):
+    # In order of submission a job of little worth may be seated alone where a group would have been worth more; what
+    # is left then joins it in the next cycle. The orders that policies use with this objective seat the worthiest.
+    assume(rules.objective != "jct" or key is not priority.fifo)
     plan = plan_of(request_, key, rules)
     for _ in range(5):
         request_ = feed_back(request_, plan)

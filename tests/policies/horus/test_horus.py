@@ -8,7 +8,15 @@ from itertools import permutations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from policy_builders import all_jobs, cluster_requests, make_cluster_node, make_job, make_profile, make_request
+from policy_builders import (
+    all_jobs,
+    carried_out,
+    cluster_requests,
+    make_cluster_node,
+    make_job,
+    make_profile,
+    make_request,
+)
 
 from muri.errors import UsageError
 from muri.policies.horus.cost import MAX_RAISES, CostModel, Load, pays, raised_gib
@@ -25,27 +33,6 @@ NAMES = ("horus", "horus-f", "obp", "pab")
 def busy(job_id, utilization, mem_gib=1.0, **changes):
     profile = make_profile((0.0, 0.0, 1.0, 0.0), mem_gib=mem_gib)
     return make_job(job_id, **({"profile": profile, "gpu_utilization": utilization} | changes))
-
-
-def running(plan, request):
-    jobs = {job.job_id: job for job in all_jobs(request)}
-    return tuple(
-        Running((jobs[item.job_id],), item.gpus, accumulate_steps=item.accumulate_steps) for item in plan.sharers
-    )
-
-
-def next_request(plan, request, **changes):
-    """The request of the next cycle if the plan was carried out and nothing else happened."""
-    units = running(plan, request)
-    waiting = {item.job_id for item in plan.waiting}
-    held = {(share.node, gpu) for unit in units for share in unit.gpus for gpu in share.gpu_ids}
-    nodes = []
-    for node in request.nodes:
-        islands = [tuple(gpu for gpu in island if (node.name, gpu) not in held) for island in node.topology]
-        islands = tuple(island for island in islands if island)
-        nodes.append(dataclasses.replace(node, islands=islands, free_gpus=sum(map(len, islands))))
-    jobs = tuple(job for job in all_jobs(request) if job.job_id in waiting)
-    return dataclasses.replace(request, jobs=jobs, nodes=tuple(nodes), running=units, **changes)
 
 
 # Cost
@@ -262,13 +249,13 @@ def test_pab_puts_back_the_latest_comer_who_then_waits_for_gpus_of_its_own():
     pab = get_policy("pab")
     packed = pab.plan(request)
     assert len(packed.sharers) == 2
-    after = next_request(packed, request)
+    after = carried_out(request, packed)
     plan = pab.plan(after)
     assert [item.job_id for item in plan.sharers] == [1]
     assert plan.waiting[0].job_id == 2
     assert plan.waiting[0].preempted
     assert "less than half" in str(plan.waiting[0].reasons[0])
-    stopped = dataclasses.replace(next_request(plan, after), jobs=(dataclasses.replace(jobs[1], attained_gpu_s=300.0),))
+    stopped = dataclasses.replace(carried_out(after, plan), jobs=(dataclasses.replace(jobs[1], attained_gpu_s=300.0),))
     again = pab.plan(stopped)
     assert [item.job_id for item in again.waiting] == [2]
     assert "GPUs of its own" in " ".join(str(reason) for reason in again.waiting[0].reasons)
@@ -290,7 +277,7 @@ def test_pab_goes_by_measured_speeds_where_there_are_any(speeds, stopped):
     jobs = [busy(1, 1.0, preemptible=True), busy(2, 1.0, preemptible=True)]
     request = make_request(jobs, [make_cluster_node("n1", 1, 1, gpu_mem_gib=24.0)])
     pab = get_policy("pab")
-    after = next_request(pab.plan(request), request)
+    after = carried_out(request, pab.plan(request))
     units = tuple(dataclasses.replace(unit, measured=speeds) for unit in after.running)
     plan = pab.plan(dataclasses.replace(after, running=units))
     assert [item.job_id for item in plan.waiting if item.preempted] == stopped
@@ -299,7 +286,7 @@ def test_pab_goes_by_measured_speeds_where_there_are_any(speeds, stopped):
 def test_pab_does_not_blame_company_that_is_not_there():
     request = make_request([busy(1, 1.0, preemptible=True)], [make_cluster_node("n1", 1, 1, gpu_mem_gib=24.0)])
     pab = get_policy("pab")
-    after = next_request(pab.plan(request), request)
+    after = carried_out(request, pab.plan(request))
     units = tuple(dataclasses.replace(unit, measured={1: 0.2}) for unit in after.running)
     assert pab.plan(dataclasses.replace(after, running=units)).waiting == ()
 
@@ -307,7 +294,7 @@ def test_pab_does_not_blame_company_that_is_not_there():
 def test_pab_stops_nothing_that_cannot_go_on():
     request = make_request([busy(1, 1.0), busy(2, 1.0)], [make_cluster_node("n1", 1, 1, gpu_mem_gib=24.0)])
     pab = get_policy("pab")
-    assert len(pab.plan(next_request(pab.plan(request), request)).sharers) == 2
+    assert len(pab.plan(carried_out(request, pab.plan(request))).sharers) == 2
 
 
 def test_whole_sets_are_joined_as_a_whole():
@@ -325,7 +312,7 @@ def test_who_waited_too_long_is_given_to_slurm_or_goes_first(name):
     old, young = busy(1, 1.0, 24.0, gpu_count=2, submit_s=0.0), busy(2, 0.1)
     runs = make_request([busy(9, 1.0, 24.0, gpu_count=1)], [node])
     request = dataclasses.replace(
-        next_request(get_policy(name).plan(runs), runs), jobs=(old, young), now_s=90_000.0, same_user=True
+        carried_out(runs, get_policy(name).plan(runs)), jobs=(old, young), now_s=90_000.0, same_user=True
     )
     young = dataclasses.replace(young, submit_s=89_000.0)
     request = dataclasses.replace(request, jobs=(old, young))
@@ -428,7 +415,7 @@ def test_every_plan_keeps_what_sharing_may_do(name, request_, seed):
     shuffled = list(request_.jobs)
     random.Random(seed).shuffle(shuffled)
     assert policy.plan(dataclasses.replace(request_, jobs=tuple(shuffled))) == plan
-    after = next_request(plan, request_, now_s=request_.now_s + 360)
+    after = carried_out(request_, plan, now_s=request_.now_s + 360)
     later = policy.plan(after)
     check(later, after)
     if name != "pab":

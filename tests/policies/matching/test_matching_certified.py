@@ -1,7 +1,6 @@
 """The certified solver reaches networkx's optimum and proves it; the bound holds for every method."""
 
 import math
-import random
 
 import networkx
 import numpy as np
@@ -19,7 +18,7 @@ EXACT = ("certified", "rustworkx", "networkx")
 
 
 @st.composite
-def weight_arrays(draw, largest=60):
+def weight_arrays(draw, largest=40):
     """Symmetric arrays with missing (NaN), negative and tied entries."""
     size = draw(st.integers(0, largest))
     levels = draw(st.sampled_from((1, 2, 5, 1_000_000)))  # few levels: many ties
@@ -48,42 +47,24 @@ def random_weights(size, seed):
 
 
 @given(weight_arrays())
-def test_the_weight_is_that_of_networkx_and_proven(weights):
-    found = match_weights(weights)
-    assert found.weight == close_to(oracle_weight(weights))
-    assert found.upper_bound == found.weight
-
-
-@given(weight_arrays(largest=30), st.sampled_from(MATCHINGS))
-def test_the_bound_is_never_below_the_optimum(weights, method):
-    found = match_weights(weights, method)
-    assert found.upper_bound >= oracle_weight(weights) * (1 - 1e-9)
-    assert found.upper_bound >= found.weight
-
-
-@given(weight_arrays(largest=30), st.sampled_from(MATCHINGS))
-def test_pairs_are_allowed_and_without_a_common_member(weights, method):
-    found = match_weights(weights, method)
-    members = [member for pair in found.pairs for member in pair]
-    assert len(members) == len(set(members))
-    assert list(found.pairs) == sorted(found.pairs)
-    assert all(first < second and weights[first, second] > 0 for first, second in found.pairs)
-    assert found.weight == close_to(math.fsum(weights[pair] for pair in found.pairs))
-
-
-@given(weight_arrays(largest=30))
-def test_both_blossom_methods_choose_the_same_pairs(weights):
-    assert match_weights(weights, "rustworkx") == match_weights(weights, "networkx")
-
-
-@given(weight_arrays(largest=40), st.sampled_from(MATCHINGS))
-def test_the_same_weights_give_the_same_pairs(weights, method):
-    before = weights.copy()
-    assert match_weights(weights, method) == match_weights(weights.copy(), method)
+def test_every_method_pairs_what_it_may_and_the_exact_ones_reach_the_optimum(weights):
+    before, optimum = weights.copy(), oracle_weight(weights)
+    found = {method: match_weights(weights, method) for method in MATCHINGS}
+    assert found["rustworkx"] == found["networkx"]
+    for method, matching in found.items():
+        members = [member for pair in matching.pairs for member in pair]
+        assert len(members) == len(set(members))
+        assert list(matching.pairs) == sorted(matching.pairs)
+        assert all(first < second and weights[first, second] > 0 for first, second in matching.pairs)
+        assert matching.weight == close_to(math.fsum(weights[pair] for pair in matching.pairs))
+        assert matching.upper_bound >= max(matching.weight, optimum * (1 - 1e-9))
+        if method in EXACT:
+            assert matching.weight == matching.upper_bound == close_to(optimum)
+    assert match_weights(weights.copy()) == found["certified"]
     np.testing.assert_array_equal(weights, before)
 
 
-@given(weight_arrays(largest=60))
+@given(weight_arrays())
 def test_potentials_are_a_feasible_dual(weights):
     values = scaled(weights).values
     if not values.any():
@@ -120,7 +101,7 @@ def test_a_component_too_large_for_blossom_leaves_a_gap_that_is_reported(monkeyp
     assert (found.weight, found.upper_bound) == (4.0, 6.0)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.thorough) for seed in (1, 2))])
 def test_hundreds_of_jobs_agree_with_blossom(seed):
     weights = random_weights(250, seed)
     found = match_weights(weights)
@@ -132,14 +113,6 @@ def test_every_bucket_of_equal_weights_is_paired_off(size):
     found = match_weights(np.full((size, size), 0.3))
     assert len(found.pairs) == size // 2
     assert found.weight == found.upper_bound == close_to(0.3 * (size // 2))
-
-
-@given(weight_arrays(largest=40), st.randoms(use_true_random=False))
-def test_numbering_the_jobs_otherwise_does_not_change_the_weight(weights, rng: random.Random):
-    order = list(range(len(weights)))
-    rng.shuffle(order)
-    shuffled = match_weights(weights[np.ix_(order, order)])
-    assert shuffled.weight == close_to(match_weights(weights).weight)
 
 
 @pytest.mark.parametrize("method", MATCHINGS)
@@ -157,7 +130,6 @@ def test_priority_order_pairs_neighbours():
     assert match_weights(weights).pairs == ((0, 3), (1, 2))
 
 
-@pytest.mark.parametrize("method", MATCHINGS)
 @pytest.mark.parametrize(
     ("weights", "message"),
     [
@@ -168,9 +140,10 @@ def test_priority_order_pairs_neighbours():
         (np.array([[0, np.inf], [np.inf, 0]]), r"pair \(0, 1\) is infinite"),
     ],
 )
-def test_impossible_weights_are_refused(method, weights, message):
-    with pytest.raises(WeightsError, match=message):
-        match_weights(weights, method)
+def test_impossible_weights_are_refused(weights, message):
+    for method in MATCHINGS:
+        with pytest.raises(WeightsError, match=message):
+            match_weights(weights, method)
 
 
 def test_an_unknown_method_names_the_valid_ones():

@@ -47,12 +47,6 @@ def test_it_equals_the_matching_of_single_jobs(problem):
     assert found.weight == pytest.approx(alone.weight, rel=1e-6)
     assert found.upper_bound >= alone.weight * (1 - 1e-9)
     assert found.gap <= 1e-6
-
-
-@given(typed_jobs())
-def test_no_type_is_used_more_often_than_there_are_jobs(problem):
-    weights, counts = problem
-    found = match_types(weights, counts)
     assert (used_jobs(found.pairs, len(counts)) <= counts).all()
     assert list(found.pairs) == sorted(found.pairs)
     assert all(first <= second and how_many > 0 for first, second, how_many in found.pairs)
@@ -78,7 +72,7 @@ def test_a_bound_that_is_not_reached_is_reported(monkeypatch):
     assert match_types(triangle, [1, 1, 1]).gap == pytest.approx(1 / 3)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.thorough) for seed in (1, 2, 3))])
 def test_many_jobs_of_many_types_are_proven_optimal(seed):
     counts = np.random.default_rng(seed).integers(0, 4_000, 48)
     found = match_types(weights_of(48, seed), counts.tolist())
@@ -86,7 +80,7 @@ def test_many_jobs_of_many_types_are_proven_optimal(seed):
     assert (used_jobs(found.pairs, 48) <= counts).all()
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.thorough) for seed in (1, 2))])
 def test_types_and_single_jobs_agree_on_hundreds_of_jobs(seed):
     weights = weights_of(20, seed)
     counts = np.random.default_rng(seed).integers(5, 20, 20).tolist()
@@ -105,8 +99,3 @@ def test_types_and_single_jobs_agree_on_hundreds_of_jobs(seed):
 def test_impossible_counts_are_refused(counts, message):
     with pytest.raises(WeightsError, match=message):
         match_types(np.ones((2, 2)), counts)
-
-
-def test_impossible_weights_are_refused():
-    with pytest.raises(WeightsError, match="symmetric"):
-        match_types(np.array([[1.0, 2.0], [3.0, 1.0]]), [1, 1])

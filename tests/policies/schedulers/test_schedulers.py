@@ -116,11 +116,6 @@ def tiresias(name="tiresias", **options):
     return get_policy(name, {"queue_limits_gpu_s": (200.0, 500.0), "promote_after": math.inf} | options)
 
 
-def test_tiresias_is_fifo_within_a_queue():
-    # First queue (below 200): 1 since 10 s, 3 since 20 s. Second (below 500): 4. Third: 2.
-    assert order(tiresias(), queue()) == [1, 3, 4, 2]
-
-
 def test_a_job_at_the_limit_has_left_the_queue():
     jobs = queue({1: (0.0, 1, 200.0, None), 2: (5.0, 1, 199.0, None)})
     assert order(tiresias(), jobs) == [2, 1]
@@ -136,11 +131,18 @@ def test_tiresias_default_queues():
     [
         # Job 2 has run for 300 s and waited for 1000 s, more than 3 × 300 s: it is the oldest in the first queue.
         (3.0, [2, 1, 3, 4]),
-        (3.4, [1, 3, 4, 2]),  # 1020 s are not over yet
+        # 1020 s are not over yet. First queue (below 200): 1 since 10 s, 3 since 20 s. Second (below 500): 4. Third: 2.
+        (3.4, [1, 3, 4, 2]),
     ],
 )
 def test_tiresias_promotes_who_has_waited_long(promote_after, expected):
     assert order(tiresias(promote_after=promote_after), queue()) == expected
+
+
+def test_a_running_job_does_not_wait_and_is_promoted_by_nothing():
+    # Job 1 has left the first two queues; it came 1000 s ago, far more than a tenth of the 600 s that it has had.
+    first, second = queue({1: (0.0, 1, 600.0, None), 2: (900.0, 1, 0.0, None)}, preemptible=True, groupable=False)
+    assert with_running(tiresias(promote_after=0.1), first, second) == STOPPED
 
 
 def test_waiting_counts_from_the_last_service():

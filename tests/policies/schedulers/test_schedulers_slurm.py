@@ -1,7 +1,5 @@
 """The order of Slurm: priority decides who goes first, Muri with whom."""
 
-import dataclasses
-
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from policy_builders import KINDS, cluster_requests, feed_back, make_job, make_node, make_request, requests
@@ -30,19 +28,6 @@ def test_the_highest_priority_goes_first_then_the_earlier_then_the_lower_id():
         order.append(solo.job_id)
         jobs = [job for job in jobs if job.job_id != solo.job_id]
     assert order == [2, 3, 4, 1]
-
-
-def test_equal_priorities_are_first_come_first_served():
-    jobs = [make_job(number, groupable=False, submit_s=float(-number % 5)) for number in range(1, 5)]
-    nodes = [make_node("n1", 2)]
-    assert started(SLURM.plan(make_request(jobs, nodes))) == started(get_policy("fifo").plan(make_request(jobs, nodes)))
-
-
-def test_jobs_share_as_under_auto():
-    jobs = [make_job(number, kind, priority=number) for number, kind in enumerate(KINDS, start=1)]
-    plan = SLURM.plan(make_request(jobs, [make_node("n1", 1)]))
-    assert plan.policy == "muri-slurm"
-    assert [sorted(group.members) for group in plan.groups] == [[1, 2, 3, 4]]
 
 
 def test_a_job_that_no_group_takes_in_keeps_its_turn():
@@ -79,16 +64,6 @@ def test_a_running_job_keeps_its_gpus_from_less_urgent_ones():
     plan = SLURM.plan(request)
     assert {solo.job_id: solo.kept for solo in plan.solo} == {1: True, 2: True}
     assert [item.job_id for item in plan.waiting] == [3]
-
-
-def test_a_large_job_is_passed_until_it_has_waited_too_long():
-    """As under every order: smaller jobs behind it use what it cannot, and then Slurm's queue keeps room for it."""
-    large = make_job(1, gpu_count=2, priority=9, submit_s=0.0)
-    request = make_request([large, make_job(2, "cpu", priority=1)], [make_node("n1", 1)], now_s=100.0)
-    assert started(SLURM.plan(request)) == {2}
-    late = get_policy("muri-slurm", {"max_wait_s": 3600.0}).plan(dataclasses.replace(request, now_s=3601.0))
-    released = next(solo for solo in late.solo if solo.job_id == 1)
-    assert "Slurm's own queue takes it on with its original request" in sentences(released.reasons)
 
 
 def in_order(job):
