@@ -1,5 +1,6 @@
 """`muri.cache` without `gib`: the job's memory less what its processes need."""
 
+import functools
 import os
 import subprocess
 import sys
@@ -27,6 +28,7 @@ print(need * 1024 + data.used_gib * 2**30)
 """
 
 
+@functools.cache
 def fill(mem_mib, more_mib=0, when="never"):
     """How many MiB a process keeps that was given so much memory, and what all of it takes in bytes."""
     environment = os.environ | {"SLURM_MEM_PER_NODE": str(mem_mib), "SLURM_TASKS_PER_NODE": "1"}

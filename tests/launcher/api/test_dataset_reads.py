@@ -121,8 +121,9 @@ def test_whenever_a_thread_loses_its_core_that_is_no_reading(monkeypatch, loses_
     assert fetch.blocked_ns == pytest.approx(50 * MS, abs=5000)
 
 
-@pytest.mark.parametrize(("kind", "workers"), [(Slow, 0), (Batched, 0), (Slow, 2), (Batched, 2)])
-@pytest.mark.parametrize("gib", [0.1, None])
+@pytest.mark.parametrize(
+    ("kind", "workers", "gib"), [(Slow, 0, None), (Batched, 0, 0.1), (Slow, 2, 0.1), (Batched, 2, None)]
+)
 def test_every_item_counts_once_whoever_reads_it(monkeypatch, kind, workers, gib):
     monkeypatch.setenv(DRY_RUN_VARIABLE, "auto")
     for name in ("SLURM_MEM_PER_NODE", "SLURM_MEM_PER_CPU", "SLURM_MEM_PER_GPU"):

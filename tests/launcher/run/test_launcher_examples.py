@@ -16,11 +16,6 @@ EXAMPLES = Path(__file__).parents[3] / "examples"
 BOTTLENECKS = {"storage": "load", "cpu": "preprocess", "gpu": "propagate", "network": "synchronize"}
 
 
-@pytest.mark.parametrize("kind", BOTTLENECKS)
-def test_example_is_short(kind: str) -> None:
-    assert len((EXAMPLES / f"train_{kind}.py").read_text().splitlines()) < 80
-
-
 @pytest.mark.parametrize(("kind", "bottleneck"), BOTTLENECKS.items())
 def test_example_alone_has_its_bottleneck(launcher: Launcher, kind: str, bottleneck: str) -> None:
     result = launcher.folder / "result.json"

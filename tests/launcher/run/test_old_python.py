@@ -76,7 +76,7 @@ SCRIPT = """
 """
 
 
-@pytest.fixture(params=[0, 1], ids=["oldest", "newest"])
+@pytest.fixture(params=[0, pytest.param(1, marks=pytest.mark.thorough)], ids=["oldest", "newest"])
 def python(request: pytest.FixtureRequest, pythons: tuple[str, str], launcher: Launcher) -> str:
     """A Python in which scripts of this test's launcher run."""
     found = pythons[request.param]

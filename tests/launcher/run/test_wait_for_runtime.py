@@ -1,9 +1,10 @@
 """How long a member waits for its group's runtime, and for what: real sockets, virtual time."""
 
 import contextlib
+import os
 import socket
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -92,10 +93,31 @@ def test_job_in_no_group_runs_alone_as_soon_as_that_is_known(run_dir: Path) -> N
     assert clock() == 3.0
 
 
-def test_run_dir_of_others_loses_the_runtime_as_soon_as_the_job_is_known_to_be_a_member(run_dir: Path) -> None:
-    clock = VirtualClock()
+def of_others(run_dir: Path, _listener: socket.socket) -> None:
     run_dir.chmod(0o755)
-    with pytest.raises(RuntimeLostError, match=r"job 101 cannot be trusted: .* mode 0755"):
-        wait(run_dir, Scheduler(expected=True, silent=12), clock)
-    assert clock() == 3.0
-    assert wait(run_dir, Scheduler(expected=False, silent=12), clock) is None
+
+
+def runtime_of_others(run_dir: Path, listener: socket.socket) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can listen as another user")
+    listener.bind(str(protocol.member_socket(run_dir, "101")))
+    os.seteuid(4711)
+    try:
+        listener.listen()
+    finally:
+        os.seteuid(0)
+
+
+@pytest.mark.parametrize(
+    ("put_up", "why"), [(of_others, "mode 0755"), (runtime_of_others, "belongs to user id 4711, not to 0")]
+)
+def test_what_others_may_have_put_up_loses_the_runtime_as_soon_as_the_job_is_known_to_be_a_member(
+    run_dir: Path, put_up: Callable[[Path, socket.socket], None], why: str
+) -> None:
+    clock = VirtualClock()
+    with socket.socket(socket.AF_UNIX) as listener:
+        put_up(run_dir, listener)
+        with pytest.raises(RuntimeLostError, match=f"job 101 cannot be trusted: .* {why}"):
+            wait(run_dir, Scheduler(expected=True, silent=12), clock)
+        assert clock() == 3.0
+        assert wait(run_dir, Scheduler(expected=False, silent=12), clock) is None
