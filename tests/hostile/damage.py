@@ -1,32 +1,10 @@
 """Damages what Slurm prints: documents of JSON, lines of fields, and pyslurm's records."""
 
-import copy
 from typing import Any, Final
 
 from odd import Odd
 
 _DIGITS: Final = "9" * 5000
-
-
-def damaged(odd: Odd, document: Any) -> Any:
-    """Return a copy of a document of JSON with one to four values replaced, or gone."""
-    found = copy.deepcopy(document)
-    for _ in range(odd.random.randrange(1, 5)):
-        place = found
-        while True:
-            keys = list(place) if isinstance(place, dict) else list(range(len(place)))
-            if not keys:
-                break
-            key = odd.random.choice(keys)
-            if isinstance(place[key], dict | list) and place[key] and odd.chance(0.5):
-                place = place[key]
-            elif odd.chance(0.1):
-                del place[key]
-                break
-            else:
-                place[key] = value(odd)
-                break
-    return found
 
 
 def value(odd: Odd) -> Any:

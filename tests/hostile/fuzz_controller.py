@@ -1,15 +1,13 @@
 """The command scripts/fuzz-controller: hostile jobs among ordinary ones, in virtual time or on a sandbox."""
 
 import argparse
-import json
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final, get_args
+from typing import Final, get_args
 
 from campaign import APART, Campaign, Gate, Outcome, compared, run
 from users import Attack
@@ -19,32 +17,6 @@ from muri.simulator.twin.shrink import smallest_failing
 POLICIES: Final = (
     "auto", "muri-s", "muri-l", "muri-slurm", "horus", "sjf-bsbf", "synergy-tune", "muri-hybrid", "tiresias",
 )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """A campaign, what came of it, and the smallest set of hostile jobs with which it fails; None when it does not."""
-
-    campaign: Campaign
-    outcome: Outcome
-    took_s: float
-    culprits: list[Attack] | None = None
-
-    def summary(self) -> dict[str, Any]:
-        """For --json."""
-        culprits = self.culprits and [asdict(attack) for attack in self.culprits]
-        ends = [how for _, how in self.outcome.ends.values()]
-        return {
-            **asdict(self.campaign),
-            "failures": self.outcome.failures,
-            "left_out": sorted(self.outcome.left_out),
-            "cycles": self.outcome.cycles,
-            "longest_cycle_s": round(self.outcome.longest_cycle_s, 2),
-            "took_s": round(self.took_s, 1),
-            "ended_alone": ends.count("alone"),
-            "ended_as_members": ends.count("member"),
-            "smallest_failing_set": culprits,
-        }
 
 
 @contextmanager
@@ -63,17 +35,6 @@ def tried(campaign: Campaign, chosen: Sequence[Attack] | None = None) -> Outcome
     return outcome
 
 
-def judged(campaign: Campaign, most_trials: int) -> Verdict:
-    """Run a campaign; where it fails, look for the smallest set of hostile jobs with which it does."""
-    began_s = time.monotonic()
-    outcome = tried(campaign)
-    took_s = time.monotonic() - began_s
-    if not outcome.failures:
-        return Verdict(campaign, outcome, took_s)
-    culprits = smallest_failing(campaign.attacks(), lambda chosen: bool(tried(campaign, chosen).failures), most_trials)
-    return Verdict(campaign, outcome, took_s, culprits)
-
-
 def _campaigns(options: argparse.Namespace) -> Iterator[Campaign]:
     for seed in range(options.seed, options.seed + options.seeds):
         for policy in options.policy or POLICIES:
@@ -82,19 +43,24 @@ def _campaigns(options: argparse.Namespace) -> Iterator[Campaign]:
                     yield Campaign(policy, gate, seed, options.jobs, options.ordinary, apart)
 
 
-def _tell(verdict: Verdict) -> None:
-    campaign, outcome = verdict.campaign, verdict.outcome
-    where = "apart" if campaign.apart else "together"
+def _judged(campaign: Campaign, most_trials: int) -> bool:
+    """Run a campaign and tell what came of it, with the smallest set of hostile jobs with which it fails."""
+    began_s = time.monotonic()
+    outcome = tried(campaign)
     print(
-        f"seed {campaign.seed}, {campaign.policy}, {campaign.gate}, {where}: {outcome.cycles} cycles, the longest "
-        f"{outcome.longest_cycle_s:.1f} s, {verdict.took_s:.0f} s in all: "
-        f"{'FAILED' if outcome.failures else 'every ordinary job ended'}",
+        f"seed {campaign.seed}, {campaign.policy}, {campaign.gate}, {'apart' if campaign.apart else 'together'}: "
+        f"{outcome.cycles} cycles, the longest {outcome.longest_cycle_s:.1f} s, {time.monotonic() - began_s:.0f} s in "
+        f"all: {'FAILED' if outcome.failures else 'every ordinary job ended'}",
         file=sys.stderr, flush=True,
     )  # fmt: skip
     for text in (*outcome.failures[:10], *(f"left out: {error}" for error in sorted(outcome.left_out)[:10])):
         print(f"  {ascii(text)[1:-1]}", file=sys.stderr, flush=True)
-    for attack in verdict.culprits or ():
+    if not outcome.failures:
+        return True
+    culprits = smallest_failing(campaign.attacks(), lambda chosen: bool(tried(campaign, chosen).failures), most_trials)
+    for attack in culprits:
         print(f"  smallest failing set: {ascii(attack)[:2000]}", file=sys.stderr, flush=True)
+    return False
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -112,7 +78,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--policy", action="append", help="policy, may be repeated [nine of them]")
     parser.add_argument("--gate", action="append", choices=get_args(Gate), help="gate, may be repeated [both]")
     parser.add_argument("--trials", type=int, default=40, help="runs spent on making a failing set smaller [40]")
-    parser.add_argument("--json", action="store_true", help="print what came of each campaign, one JSON line for each")
     parser.add_argument(
         "--sandbox",
         metavar="NAME",
@@ -123,15 +88,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.sandbox:
         from real_campaign import main_on_sandbox
 
-        return main_on_sandbox(options.sandbox, options.jobs, options.ordinary, options.seed, as_json=options.json)
-    failed = False
-    for campaign in _campaigns(options):
-        verdict = judged(campaign, options.trials)
-        failed |= bool(verdict.outcome.failures)
-        _tell(verdict)
-        if options.json:
-            print(json.dumps(verdict.summary(), default=str), flush=True)
-    return int(failed)
+        return main_on_sandbox(options.sandbox, options.jobs, options.ordinary, options.seed)
+    failed = [campaign for campaign in _campaigns(options) if not _judged(campaign, options.trials)]
+    return int(bool(failed))
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ import json
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -150,7 +150,7 @@ def _read_log(log: str, outcome: Outcome) -> None:
         outcome.failures.append(f"the log holds a traceback: {log[log.index('Traceback') - 300 :][:2000]}")
 
 
-def main_on_sandbox(name: str, hostile: int, ordinary: int, seed: int, *, as_json: bool) -> int:
+def main_on_sandbox(name: str, hostile: int, ordinary: int, seed: int) -> int:
     """Try both gateways on a sandbox that is up."""
     try:
         driver = Driver.of(name)
@@ -171,6 +171,4 @@ def main_on_sandbox(name: str, hostile: int, ordinary: int, seed: int, *, as_jso
         )  # fmt: skip
         for failure in outcome.failures[:20]:
             print(f"  {ascii(failure)[1:-1]}", file=sys.stderr, flush=True)
-        if as_json:
-            print(json.dumps(asdict(outcome)), flush=True)
     return int(failed)

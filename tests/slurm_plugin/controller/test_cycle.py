@@ -28,19 +28,6 @@ def test_four_kinds_share_one_gpu(make_controller):
     assert slurm.free_gpus("n1") == 0
 
 
-def test_members_wait_for_their_pilot_and_carry_their_original_request(make_controller):
-    slurm = FakeSlurm(four_jobs(), one_gpu())
-    with make_controller(slurm) as controller:
-        controller.cycle()
-    member = slurm.jobs[1]
-    state = tags.parse_state(member.admin_comment)
-    assert member.dependency == f"after:{pilots(slurm)[0].job_id}"
-    assert (member.gpu_count, member.cpu_count, member.required_nodes) == (0, 1, "n1")
-    assert (state.original.gpu_request, state.original.cpu_count) == ("gres/gpu:1", 4)
-    assert member.time_limit_s == 4 * 3600
-    assert "model=m1" in member.admin_comment
-
-
 def test_enough_gpus_means_nobody_shares(make_controller):
     slurm = FakeSlurm(four_jobs(), [make_node("n1"), make_node("n2")])
     with make_controller(slurm) as controller:
@@ -57,54 +44,6 @@ def test_other_users_are_never_grouped_together(make_controller):
     with make_controller(slurm) as controller:
         controller.cycle()
     assert [read_job(pilot).pilot_tag.members for pilot in pilots(slurm)] == [(1,)]
-
-
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        ({"can_requeue": False}, "--no-requeue"),
-        ({"array": True}, "array"),
-        ({"required_nodes": "n1"}, "by name"),
-        ({"admin_comment": "muri:model=m1,batch-size=8,duration=100,alone=1"}, "alone"),
-    ],
-)
-def test_a_job_that_must_run_alone_runs_alone_and_says_why(make_controller, change, reason):
-    slurm = FakeSlurm([make_job(1, **change), *four_jobs()[1:]], [make_node("n1", gpu_count=2)])
-    with make_controller(slurm) as controller:
-        controller.cycle()
-        assert all(1 not in tags.parse_pilot(pilot.admin_comment)[1] for pilot in pilots(slurm))
-        slurm.end(2)
-        for _ in range(6):
-            slurm.tick()
-            status = controller.cycle()
-    reasons = next((job.reasons for job in status.jobs if job.job_id == 1), ())
-    assert slurm.starts.get(1) == 1
-    assert any(reason in text for text in reasons)
-
-
-def test_a_dependent_job_waits_and_says_for_what(make_controller):
-    slurm = FakeSlurm([make_job(1, dependency="afterok:7(unfulfilled)")], one_gpu())
-    with make_controller(slurm) as controller:
-        status = controller.cycle()
-    assert slurm.jobs[1].held
-    assert "afterok:7" in status.jobs[0].reasons[0]
-
-
-@pytest.mark.parametrize("change", [{"partition": "other"}, {"gpu_count": 0}, {"gpu_count": 16 * 10**9}])
-def test_a_job_that_cannot_be_planned_is_released_at_once(make_controller, change):
-    slurm = FakeSlurm([make_job(9, **change), *four_jobs()], one_gpu())
-    with make_controller(slurm, partitions=("main",)) as controller:
-        controller.cycle()
-    assert not slurm.jobs[9].held
-    assert len(pilots(slurm)) == 1
-
-
-def test_a_job_held_by_its_user_is_left_alone(make_controller):
-    slurm = FakeSlurm([make_job(1, admin_comment="muri:model=m1 muri-hold:user")], one_gpu())
-    with make_controller(slurm) as controller:
-        status = controller.cycle()
-    assert slurm.jobs[1].held
-    assert status.jobs[0].state == "user-held"
 
 
 def test_an_unknown_model_gets_a_dry_run_and_its_result_is_kept(make_controller, tmp_path):

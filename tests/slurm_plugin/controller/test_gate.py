@@ -26,18 +26,6 @@ def waiting(count: int = 4, nodes: list | None = None, **changes) -> FakeSlurm:
     return slurm
 
 
-@pytest.fixture
-def at_work(make_controller) -> FakeSlurm:
-    """Two members at work on the only GPU."""
-    slurm = waiting(2)
-    with make_controller(slurm) as controller:
-        controller.cycle()
-        slurm.tick()
-        controller.cycle()
-    assert [slurm.jobs[n].state for n in (1, 2)] == [JobState.RUNNING] * 2
-    return slurm
-
-
 @pytest.mark.parametrize(
     ("licenses", "own"),
     [
@@ -211,57 +199,28 @@ def test_members_are_put_behind_the_gate_as_soon_as_they_have_started(make_contr
 
 
 @pytest.mark.parametrize("reason", ["JobHeldAdmin", "JobHeldUser"])
-def test_without_the_licence_too_a_member_that_is_held_stays_held_when_its_group_ends(make_controller, reason):
-    slurm = FakeSlurm(four_jobs()[:2], one_gpu())
-    with make_controller(slurm, gate="hold") as controller:
+@pytest.mark.parametrize("gate", ["hold", "licence"])
+def test_of_a_group_that_ends_who_is_held_stays_so_and_the_others_run_alone(make_controller, gate, reason):
+    slurm = waiting(2) if gate == "licence" else FakeSlurm(four_jobs()[:2], one_gpu())
+    with make_controller(slurm) as controller:
         controller.cycle()
         slurm.tick()
+        controller.cycle()
+        assert [slurm.jobs[n].state for n in (1, 2)] == [JobState.RUNNING] * 2
         slurm._update(1, held=True, reason=reason)
         slurm.end(pilots(slurm)[0].job_id, JobState.CANCELLED)
         for member in (1, 2):
             slurm._requeue(member)
+        if gate == "licence":
+            slurm.tick(200)
+            assert slurm.jobs[2].state is JobState.PENDING, "nobody starts without its GPUs"
         for _ in range(3):
             controller.cycle()
             slurm.tick(400)
-    held = slurm.jobs[1]
-    assert (held.held, held.reason, held.gpu_count, held.required_nodes) == (True, reason, 1, "")
-    assert slurm.jobs[2].state is JobState.RUNNING
-
-
-def test_a_running_members_gate_is_closed_again(at_work):
-    assert [GATE_LICENSE in at_work.jobs[n].licenses for n in (1, 2)] == [True, True]
-
-
-@pytest.mark.parametrize("reason", ["JobHeldAdmin", "JobHeldUser"])
-def test_a_member_that_is_held_while_it_runs_stays_held_when_its_group_ends(at_work, make_controller, reason):
-    slurm = at_work
-    slurm._update(1, held=True, reason=reason)
-    slurm.end(pilots(slurm)[0].job_id, JobState.CANCELLED)
-    for member in (1, 2):
-        slurm._requeue(member)
-    with make_controller(slurm) as controller:
-        for _ in range(3):
-            controller.cycle()
-            slurm.tick(400)
-    held = slurm.jobs[1]
+    held, other = slurm.jobs[1], slurm.jobs[2]
     assert (held.held, held.reason, held.state) == (True, reason, JobState.PENDING)
     assert (held.gpu_count, held.dependency, held.required_nodes) == (1, "", "")
-    assert slurm.jobs[2].state is JobState.RUNNING
-    assert (slurm.jobs[2].gpu_count, slurm.starts[2]) == (1, 2)
-
-
-def test_a_member_that_loses_its_group_waits_for_muri_and_runs_alone(at_work, make_controller):
-    slurm = at_work
-    slurm.end(pilots(slurm)[0].job_id, JobState.CANCELLED)
-    for member in (1, 2):
-        slurm._requeue(member)
-    slurm.tick(200)
-    assert [slurm.jobs[n].state for n in (1, 2)] == [JobState.PENDING] * 2
-    with make_controller(slurm) as controller:
-        controller.cycle()
-    slurm.tick()
-    assert slurm.jobs[1].state is JobState.RUNNING
-    assert slurm.jobs[1].gpu_count == 1
+    assert (other.state, other.gpu_count, slurm.starts[2]) == (JobState.RUNNING, 1, 2)
 
 
 @pytest.mark.parametrize("side", ["before", "after"])
@@ -310,22 +269,21 @@ def impossible(job_id: int) -> Job:
     return behind_licence(make_job(job_id, user="bob", uid=1002, node_count=2 * 10**9))
 
 
-@pytest.fixture
-def refusing(monkeypatch) -> FakeSlurm:
-    """Two jobs of alice's behind five that cannot be changed."""
-    slurm = FakeSlurm(
-        [*map(impossible, range(1, 6)), *(behind_licence(make_job(n)) for n in (11, 12))],
-        [make_node("n1")], gate_license=True,
-    )  # fmt: skip
-    slurm.extend_lease(NOW_S + 600)
-    modify = slurm._modify
+class RefusingSlurm(FakeSlurm):
+    """Changes nothing in jobs 1 to 9."""
 
-    def refuse(job_id, change):
+    def _modify(self, job_id, change):
         if job_id < 10:
             raise GatewayError(f"cannot change job {job_id}: Requested partition configuration not available now")
-        modify(job_id, change)
+        super()._modify(job_id, change)
 
-    monkeypatch.setattr(slurm, "_modify", refuse)
+
+@pytest.fixture
+def refusing() -> FakeSlurm:
+    """Two jobs of alice's behind five that cannot be changed."""
+    jobs = [*map(impossible, range(1, 6)), *(behind_licence(make_job(n)) for n in (11, 12))]
+    slurm = RefusingSlurm(jobs, [make_node("n1")], gate_license=True)
+    slurm.extend_lease(NOW_S + 600)
     return slurm
 
 
@@ -353,24 +311,16 @@ def test_a_drain_ends_while_slurm_refuses_to_change_a_job_that_nothing_keeps_wai
     assert drained[-1].is_over
 
 
-def test_a_job_in_which_slurm_changes_nothing_takes_nobodys_place(make_controller, monkeypatch):
+def test_a_job_in_which_slurm_changes_nothing_takes_nobodys_place(make_controller):
     """Slurm finds no node for the memory that bob's older job asks for; Muri's plan may not know."""
-    jobs = [make_job(1, user="bob", uid=1002, submit_s=NOW_S - 9000), make_job(2)]
-    slurm = FakeSlurm(map(behind_licence, jobs), one_gpu(), gate_license=True)
-    modify = slurm._modify
-
-    def refuse(job_id, change):
-        if job_id == 1:
-            raise GatewayError("cannot change job 1: Requested partition configuration not available now")
-        modify(job_id, change)
-
-    monkeypatch.setattr(slurm, "_modify", refuse)
+    jobs = [make_job(1, user="bob", uid=1002, submit_s=NOW_S - 9000), make_job(12)]
+    slurm = RefusingSlurm(map(behind_licence, jobs), one_gpu(), gate_license=True)
     with make_controller(slurm) as controller:
         controller.cycle()
-        assert GATE_LICENSE in slurm.jobs[2].licenses
+        assert GATE_LICENSE in slurm.jobs[12].licenses
         slurm.now_s += 60
         controller.cycle()
-    assert GATE_LICENSE not in slurm.jobs[2].licenses
+    assert GATE_LICENSE not in slurm.jobs[12].licenses
 
 
 def test_a_release_that_fails_in_passing_is_tried_again_in_the_next_cycle(make_controller, monkeypatch):

@@ -3,11 +3,11 @@
 from dataclasses import replace
 
 import pytest
-from fake_slurm import FakeSlurm, Killed, make_job, make_node
+from fake_slurm import FakeSlurm, Killed, make_job, make_node, pilots
 
 from muri.policies.types import Group, NodeShare, Plan, PlanJob, PlanRequest, Running, Solo, Waiting
 from muri.slurm_plugin.execute.gate import stop
-from muri.slurm_plugin.planning.running import settle, why_not_preemptible, with_running
+from muri.slurm_plugin.planning.running import settle, with_running
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import JobState
 from muri.slurm_plugin.records.roles import Role, read_job
@@ -24,10 +24,6 @@ def job(job_id: int, duration_s: int = 100, checkpoint: bool = True, **changes):
 def register(slurm: FakeSlurm, job_id: int) -> None:
     """What the script's call of muri.checkpoint leads to."""
     slurm._update(job_id, comment=f"{tags.CHECKPOINT_PREFIX}{slurm.jobs[job_id].restart_count}")
-
-
-def pilots(slurm: FakeSlurm):
-    return [each for each in slurm.jobs.values() if read_job(each).role is Role.PILOT]
 
 
 def run_long_then_submit_short(make_controller, *, checkpoint: bool = True, registered: bool = True) -> FakeSlurm:
@@ -243,19 +239,6 @@ def test_killed_at_any_call_a_join_is_carried_on(make_controller, side, nth):
     assert tags.parse_state(slurm.jobs[3].admin_comment).pilot == pilots(slurm)[0].job_id
 
 
-def test_reasons_name_what_is_missing():
-    def why(**changes):
-        return why_not_preemptible(read_job(replace(running, **changes)))
-
-    running = job(1, state=JobState.RUNNING, comment=f"{tags.CHECKPOINT_PREFIX}0")
-    assert why() == ""
-    assert "muri.checkpoint" in why(comment="")
-    assert "checkpoint=1" in why(admin_comment=job(1, checkpoint=False).admin_comment)
-    assert "does not run" in why(state=JobState.PENDING, held=False)
-    assert "--no-requeue" in why(can_requeue=False)
-    assert "--muri" in why(admin_comment="")
-
-
 def test_what_was_planned_for_gpus_that_are_not_free_waits_a_cycle():
     def plan_job(job_id: int) -> PlanJob:
         return PlanJob(job_id, "alice", "main", 1, 0.0, preemptible=True)
@@ -299,11 +282,6 @@ def test_a_requeued_job_need_not_wait_for_its_old_credential(make_controller):
     assert slurm.starts[1] == 2
 
 
-def requeued_at(slurm: FakeSlurm, job_id: int) -> None:
-    """Slurm notes the return to the queue as a new submission."""
-    slurm._update(job_id, submit_s=slurm.now_s)
-
-
 def test_a_job_that_was_stopped_counts_from_its_first_submission(make_controller):
     slurm = run_long_then_submit_short(make_controller)
     first_s = slurm.jobs[1].submit_s
@@ -311,7 +289,6 @@ def test_a_job_that_was_stopped_counts_from_its_first_submission(make_controller
     with make_controller(slurm, **SHORTEST) as controller:
         controller.cycle()
     slurm.tick()
-    requeued_at(slurm, 1)
     for _ in range(2):  # also after a restart of the controller
         with make_controller(slurm, **SHORTEST) as controller:
             (waiting,) = (each for each in controller.decision().preparation.request.jobs if each.job_id == 1)
@@ -326,7 +303,6 @@ def test_under_themis_a_job_that_was_stopped_does_not_go_last(make_controller):
     with make_controller(slurm, **SHORTEST) as controller:
         controller.cycle()
     slurm.tick()
-    requeued_at(slurm, 1)
     slurm.end(2) if slurm.jobs[2].state is JobState.RUNNING else slurm.jobs.pop(2)
     slurm.now_s += 500.0
     slurm.jobs[3] = job(3, 100_000, submit_s=slurm.now_s - 450.0)

@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 from fake_slurm import NOW_S, FakeSlurm, behind_licence, make_job, make_node, one_gpu, pilots
 
-from muri.slurm_plugin.gateway.base import GatewayError
-from muri.slurm_plugin.planning import decision as decision_module
+from muri.slurm_plugin.gateway.base import GatewayError, SlurmUnreachableError, SubmissionTimeoutError
 from muri.slurm_plugin.planning.actions import StartGroup
 from muri.slurm_plugin.planning.site_limits import SiteRoom
 from muri.slurm_plugin.records.cluster import Job, JobState
@@ -102,10 +101,11 @@ def test_a_pilot_that_a_limit_refuses_is_tried_with_fewer_members_and_bars_nobod
 
 
 def test_a_pilot_that_could_not_be_submitted_bars_nobody_for_good(make_controller, monkeypatch):
+    """Its user's process was stopped, or did not end; the GPUs go to others meanwhile."""
     slurm = FakeSlurm(waiting(), one_gpu(), gate_license=True)
 
     def fail(_job):
-        raise GatewayError("cannot submit job 'muri-host': the user's sbatch did not end")
+        raise SubmissionTimeoutError("cannot submit job 'muri-host': sbatch did not end within 20 s")
 
     with monkeypatch.context() as patched, make_controller(slurm) as controller:
         patched.setattr(slurm, "submit", fail)
@@ -117,6 +117,19 @@ def test_a_pilot_that_could_not_be_submitted_bars_nobody_for_good(make_controlle
     with make_controller(slurm) as controller:
         controller.cycle()
     assert len(members(slurm)) == 4
+
+
+def test_a_process_that_cannot_be_started_ends_the_cycle_and_bars_nobody(make_controller, monkeypatch):
+    slurm = FakeSlurm(waiting(), one_gpu(), gate_license=True)
+
+    def fail(_job):
+        raise SlurmUnreachableError("cannot submit job 'muri-host': `setpriv` cannot be started")
+
+    monkeypatch.setattr(slurm, "submit", fail)
+    with make_controller(slurm) as controller:
+        with pytest.raises(SlurmUnreachableError):
+            controller.cycle()
+        assert controller._journal.facts(EXCLUSION) == {}
 
 
 def test_a_lone_member_that_slurm_refuses_to_change_starts_plain_and_its_pilot_ends(make_controller, monkeypatch):
@@ -195,30 +208,3 @@ def test_of_a_group_that_is_refused_although_it_was_planned_the_oldest_job_start
     reasons = {job.job_id: " ".join(job.reasons) for job in status.jobs}
     assert "it starts alone: QOS normal allows 65536 MiB of memory for each job" in reasons[1]
     assert "QOS normal allows 65536 MiB" in reasons[2]
-
-
-def test_a_site_policy_that_ignores_the_domains_starts_no_such_group(make_controller, monkeypatch):
-    """A policy of a site's own may not know whom Slurm counts apart."""
-    rich, poor = waiting(2)
-    slurm = FakeSlurm([rich, replace(poor, account="astro")], one_gpu(), gate_license=True)
-    real = decision_module.prepare
-
-    def blind(cycle, use, **rest):
-        found = real(cycle, use, **rest)
-        jobs = tuple(replace(job, domain="") for job in found.request.jobs)
-        return replace(found, request=replace(found.request, jobs=jobs))
-
-    seen = decision_module.broken_laws
-
-    def knowing(request, plan):
-        jobs = tuple(replace(job, domain=str(job.job_id)) for job in request.jobs)
-        return seen(replace(request, jobs=jobs), plan)
-
-    monkeypatch.setattr(decision_module, "prepare", blind)
-    monkeypatch.setattr(decision_module, "broken_laws", knowing)
-    with make_controller(slurm) as controller:
-        decision = controller.decision()
-        assert decision.plan.groups
-        status = controller.cycle()
-    assert not pilots(slurm)
-    assert any("different domains" in reason for job in status.jobs for reason in job.reasons)

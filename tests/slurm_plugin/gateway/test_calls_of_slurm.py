@@ -139,30 +139,6 @@ def test_members_have_no_hidden_gpus(pyslurm: list[PyslurmJob]) -> None:
     assert cost(gateway) == {"jobs": 1, "nodes": 1, "lease": 1}
 
 
-@pytest.mark.parametrize(
-    ("arguments", "kind"),
-    [
-        (["squeue", "--all"], "jobs"),
-        (["squeue", "--jobs=7"], "job"),
-        (["squeue", "--jobs=7,8"], "jobs"),  # squeue fetches all
-        (["squeue", "--helpFormat"], ""),
-        (["scontrol", "--oneliner", "show", "job", "7"], "job"),
-        (["scontrol", "--oneliner", "show", "job"], "jobs"),
-        (["scontrol", "--all", "show", "nodes"], "nodes"),
-        (["scontrol", "show", "config"], "configuration"),
-        (["scontrol", "update", "JobId=7", "Comment=reservationname"], "change"),
-        (["scontrol", "update", "reservationname=muri_gate"], "lease"),
-        (["scontrol", "create", "reservation", "x"], "lease"),
-        (["scontrol", "delete", "reservationname=muri_gate"], "lease"),
-        (["scontrol", "requeue", "incomplete", "7"], "change"),
-        (["scancel", "7"], "cancellation"),
-        (["sacctmgr", "-nP", "show", "qos"], "accounts"),
-    ],
-)
-def test_kinds_of_calls(arguments: list[str], kind: str) -> None:
-    assert kind_of(arguments) == kind
-
-
 def test_every_command_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     (tmp_path / "scontrol").write_text("#!/bin/sh\n")

@@ -3,15 +3,12 @@
 import logging
 import sys
 from collections import Counter
-from pathlib import Path
 from types import ModuleType
 from typing import cast
 
 import pytest
 
-from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.controller import assemble as open_gateway
-from muri.slurm_plugin.controller.status import STATUS_NAME, Status, write_status
 from muri.slurm_plugin.gateway import pyslurm_api, pyslurm_records
 from muri.slurm_plugin.gateway.base import GatewayError, GatewayUnavailableError
 from muri.slurm_plugin.gateway.node_table import nodes_of_table
@@ -108,36 +105,6 @@ def test_auto_falls_back_and_tells_only_who_asks(
         open_gateway.open_gateway("pyslurm")
     with pytest.raises(GatewayUnavailableError, match="choose one of auto, pyslurm, command"):
         open_gateway.open_gateway("pislurm")  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(("broken", "level"), [(False, logging.INFO), (True, logging.WARNING)])
-def test_the_controller_says_its_way_to_slurm_when_that_changes_and_at_the_start_of_a_loop(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path, broken: bool, level: int
-) -> None:
-    if broken:
-        monkeypatch.setitem(sys.modules, "pyslurm", ModuleType("pyslurm"))
-        monkeypatch.setattr(open_gateway, "PyslurmGateway", refuse)
-    else:
-        monkeypatch.setitem(sys.modules, "pyslurm", None)
-    monkeypatch.setattr(open_gateway, "CommandGateway", Commands)
-    config = Config(state_dir=tmp_path)
-
-    def said(*, looping: bool) -> list[int]:
-        caplog.clear()
-        with caplog.at_level(logging.DEBUG), open_gateway.open_controller(config, looping=looping):
-            pass
-        return [record.levelno for record in caplog.records if "by the gateway command" in record.getMessage()]
-
-    assert said(looping=False) == [level]  # the first cycle
-    write_status(tmp_path / STATUS_NAME, Status(1.0, "auto", "command"))
-    assert said(looping=False) == []
-    assert said(looping=True) == [level]
-    write_status(tmp_path / STATUS_NAME, Status(1.0, "auto", "pyslurm"))
-    assert said(looping=False) == [level]
-
-
-def refuse(*_: object) -> None:
-    raise GatewayUnavailableError("pyslurm 25.11 was made for another Slurm")
 
 
 def test_cleared_text_looks_filled_and_is_empty() -> None:

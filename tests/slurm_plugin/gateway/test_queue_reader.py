@@ -129,18 +129,21 @@ def test_one_job_is_read_alone() -> None:
     assert [kind_of(arguments) for arguments in commands.asked] == ["job", "job"]
 
 
-def test_lease_is_made_where_there_is_none() -> None:
+@pytest.mark.parametrize(("end_s", "for_s"), [(1600.0, 600), (0.0, 1)])
+def test_lease_is_made_where_there_is_none(monkeypatch: pytest.MonkeyPatch, end_s: float, for_s: int) -> None:
+    monkeypatch.setattr("time.time", lambda: 1000.0)
+
     def answer(arguments: list[str]) -> str:
         if arguments[1] == "update":
             raise GatewayError(INVALID)
         return "LicenseName=muri_gate Total=500 Used=0" if arguments[1] == "show" else ""
 
     commands = StandIn(answer)
-    extend_lease(commands, 0.0)  # type: ignore[arg-type]
-    assert commands.calls[0] == ["scontrol", "update", "reservationname=muri_gate", "endtime=now+1"]
+    extend_lease(commands, end_s)  # type: ignore[arg-type]
+    assert commands.calls[0] == ["scontrol", "update", "reservationname=muri_gate", f"endtime=now+{for_s}"]
     assert commands.calls[-1] == [
         "scontrol", "create", "reservation", "reservationname=muri_gate", "flags=LICENSE_ONLY",
-        "licenses=muri_gate:500", "user=root", "starttime=now", "endtime=now+1",
+        "licenses=muri_gate:500", "user=root", "starttime=now", f"endtime=now+{for_s}",
     ]  # fmt: skip
 
 

@@ -52,10 +52,12 @@ def slurm(monkeypatch: pytest.MonkeyPatch) -> Slurm:
     return slurm
 
 
+OPTIONS = ["--target", "7", "--token", "t", "--limits", "auto", "--time-limit-s", "20"]
+
+
 def run_dry(*arguments: str) -> tuple[int, dict]:
     """The command's exit code, and the result that it prints."""
-    options = ["--target", "7", "--token", "t", "--limits", "auto", "--time-limit-s", "20", "--", *arguments]
-    done = CliRunner().invoke(dry_run.main, options)
+    done = CliRunner().invoke(dry_run.main, [*OPTIONS, "--", *arguments])
     return done.exit_code, json.loads(done.stdout)
 
 
@@ -76,19 +78,7 @@ def test_words_from_the_facts_arrive_byte_for_byte(slurm: Slurm, tmp_path: Path)
     kept = tmp_path / "words"
     slurm.scripts[7] = b'#!/bin/sh\nfor w; do printf "%s\\0" "$w"; done > ' + bytes(kept) + b"\nexit 3\n"
     given = ["two words", "", "it's $HOME", "a\nb\r", "\udcff", "-x"]
-    options = [
-        "--target",
-        "7",
-        "--token",
-        "t",
-        "--limits",
-        "auto",
-        "--time-limit-s",
-        "20",
-        "--words",
-        encode_words(given),
-    ]
-    CliRunner().invoke(dry_run.main, options)
+    CliRunner().invoke(dry_run.main, [*OPTIONS, "--words", encode_words(given)])
     assert kept.read_bytes() == b"".join(word.encode(errors="surrogateescape") + b"\0" for word in given)
 
 
