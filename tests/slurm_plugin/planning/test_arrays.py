@@ -51,21 +51,16 @@ def test_a_record_has_a_name_of_its_own(tasks: str, name: str, several: bool, un
     assert (job.name_in_slurm, job.several_tasks, job.unknown_task) == (name, several, unknown)
 
 
-def test_as_many_tasks_get_records_as_could_start() -> None:
+def test_as_many_tasks_get_records_as_could_start_and_never_more_than_some_dozen() -> None:
     prepared = prepare(cycle_of(task(10, "0-9999"), gpus=2))
     assert prepared.splits == (SplitTasks(10, tuple(range(8))),)  # four in a group
     assert not prepared.request.jobs
     assert "come after those that have job ids of their own" in prepared.waiting[10]
     ready = [task(20 + number, str(number)) for number in range(8)]
     assert prepare(cycle_of(task(10, "8-9999"), *ready)).splits == ()
-
-
-def test_never_more_than_some_dozen_tasks_have_records_before_they_start() -> None:
     (split,) = prepare(cycle_of(task(10, "0-9999"), gpus=1000)).splits
     assert len(split.tasks) == 64
-
-
-def test_the_last_task_keeps_the_arrays_record() -> None:
+    # The last task keeps the array's record.
     assert prepare(cycle_of(task(10, "4,7"))).splits == (SplitTasks(10, (4,)),)
     assert prepare(cycle_of(task(10, "7"))).splits == ()
 
@@ -93,23 +88,21 @@ def test_the_first_tasks_of_a_throttled_array_are_planned() -> None:
     assert throttled(cycle_of(*jobs, waiting_to_start).view) == dict.fromkeys((12, 13, 10), why)
 
 
-def test_a_task_is_let_go_ahead_of_those_that_are_kept_back() -> None:
-    kept, alone = task(10, "3-9", priority=500), let_go(task(12, "1", priority=501), reason="Resources")
+@pytest.mark.parametrize(
+    ("others", "alone", "member"),
+    [
+        ([task(10, "3-9", priority=500)], 501, 502),
+        ([task(10, "3-9", priority=500), let_go(task(12, "1", priority=501), reason="Resources")], 501, 502),
+        ([task(10, "3-9", priority=0, held=True, reason="JobHeldUser")], None, None),  # Slurm does not look at it
+        ([behind_licence(make_job(7, priority=900))], None, None),  # of no array
+    ],
+)
+def test_a_task_is_let_go_ahead_of_those_that_are_kept_back(
+    others: list[Job], alone: int | None, member: int | None
+) -> None:
     job = task(11, "0", priority=500)
-    view = cycle_of(kept, job).view
-    assert priority_ahead(job, Siblings.of_queue(view).of(job), member=False) == 501
-    assert priority_ahead(job, Siblings.of_queue(view).of(job), member=True) == 502
-    view = cycle_of(kept, alone, job).view
-    assert priority_ahead(job, Siblings.of_queue(view).of(job), member=False) == 501
-    assert priority_ahead(job, Siblings.of_queue(view).of(job), member=True) == 502
-    ordinary = behind_licence(make_job(7))
-    assert priority_ahead(ordinary, Siblings.of_queue(cycle_of(kept, ordinary).view).of(ordinary), member=True) is None
-
-
-def test_siblings_that_slurm_does_not_look_at_need_no_overtaking() -> None:
-    held = task(10, "3-9", priority=0, held=True, reason="JobHeldUser")
-    job = task(11, "0", priority=500)
-    assert priority_ahead(job, Siblings.of_queue(cycle_of(held, job).view).of(job), member=True) is None
+    siblings = Siblings.of_queue(cycle_of(*others, job).view).of(job)
+    assert [priority_ahead(job, siblings, member=each) for each in (False, True)] == [alone, member]
 
 
 def test_tasks_that_wait_in_slurms_queue_stay_ahead_while_the_others_age() -> None:

@@ -3,22 +3,22 @@
 from dataclasses import replace
 
 import pytest
-from fake_slurm import FOUR_KINDS, NOW_S, FakeSlurm, Killed, make_job, make_node
+from at_work import candidate, cycle_of
+from fake_slurm import NOW_S, FakeSlurm, Killed, make_job, make_node
 
 from muri.policies.types import CpuMemShare, Group, NodeShare, Plan
 from muri.profiler.sensitivity.bisection import CpuSensitivity, Point
 from muri.profiler.sensitivity.record import KIND, SensitivityProfile
 from muri.profiler.store import ProfileStore
 from muri.slurm_plugin.cli.look import explanation
-from muri.slurm_plugin.config import Allocation, Config
+from muri.slurm_plugin.config import Allocation
 from muri.slurm_plugin.execute.drain import drain
 from muri.slurm_plugin.gateway.base import GatewayError
-from muri.slurm_plugin.planning.cycle_input import CycleInput, Knowledge
 from muri.slurm_plugin.planning.site_limits import SiteRoom
 from muri.slurm_plugin.planning.starts import as_asked, asked_by, group_cpus, group_mem_mib, share_of, start_group
 from muri.slurm_plugin.records import comment_tags as tags
-from muri.slurm_plugin.records.cluster import JobState, Snapshot
-from muri.slurm_plugin.records.roles import Role, read_job, view_of
+from muri.slurm_plugin.records.cluster import JobState
+from muri.slurm_plugin.records.roles import Role, read_job
 
 TUNE = {"policy": "synergy-tune", "profiling": {"at_once": 0}}
 BOTH = Allocation()
@@ -153,15 +153,6 @@ def test_a_job_that_slurm_refuses_to_change_starts_as_it_asked(make_controller):
 
 
 @pytest.mark.usefixtures("appetites")
-def test_requests_per_gpu_are_left_alone(make_controller):
-    slurm = FakeSlurm(two_jobs(special=("--cpus-per-gpu",)), [make_node("n1")])
-    with make_controller(slurm, **TUNE) as controller:
-        controller.cycle()
-    assert [own_request(slurm, each) for each in (1, 2)] == [UNTOUCHED] * 2
-    assert not any(job.held for job in slurm.jobs.values())
-
-
-@pytest.mark.usefixtures("appetites")
 @pytest.mark.parametrize("drained", [False, True])
 def test_a_job_that_slurm_refuses_its_own_request_is_not_held_for_ever(make_controller, drained):
     slurm = FakeSlurm(two_jobs()[:1], [make_node("n1")])
@@ -217,35 +208,32 @@ def test_the_administrator_says_what_may_be_changed(make_controller, allocation,
     assert [slurm.jobs[each].cpu_count for each in (1, 2)] == cpus
 
 
-def test_cpus_go_below_the_request_only_where_they_were_measured():
-    job = make_job(1, cpu_count=8, cpus_per_task=8)
-    assert share_of(job, (share(3.0),), BOTH, measured=True).cpu_count == 3
-    assert share_of(job, (share(3.0),), BOTH, measured=False).cpu_count == 8
-    assert share_of(job, (share(12.0),), BOTH, measured=False).cpu_count == 12
+@pytest.mark.parametrize(
+    ("asked", "cpus", "measured", "given"),
+    [(8, 3.0, True, 3), (8, 3.0, False, 8), (8, 12.0, False, 12), (4, 0.1, True, 1)],
+)
+def test_cpus_go_below_the_request_only_where_they_were_measured(asked, cpus, measured, given):
+    job = make_job(1, cpu_count=asked, cpus_per_task=asked)
+    assert share_of(job, (share(cpus),), BOTH, measured=measured).cpu_count == given
 
 
-def test_memory_is_never_less_than_the_request_nor_limited_where_it_was_not():
-    job = make_job(1, mem_per_node_mib=8 * GIB)
-    assert share_of(job, (share(4, 2.0),), BOTH, measured=True).mem_per_node_mib == 8 * GIB
-    assert share_of(job, (share(4, 20.0),), BOTH, measured=True).mem_per_node_mib == 20 * GIB
-    assert share_of(make_job(1), (share(4, 20.0),), BOTH, measured=True).mem_per_node_mib == 0
+@pytest.mark.parametrize(("asked_gib", "gib", "given_gib"), [(8, 2.0, 8), (8, 20.0, 20), (0, 20.0, 0)])
+def test_memory_is_never_less_than_the_request_nor_limited_where_it_was_not(asked_gib, gib, given_gib):
+    job = make_job(1, mem_per_node_mib=asked_gib * GIB)
+    assert share_of(job, (share(4, gib),), BOTH, measured=True).mem_per_node_mib == given_gib * GIB
 
 
 def test_tasks_and_nodes_get_whole_cpus_each():
-    tasks = make_job(1, cpu_count=4, cpus_per_task=1)
-    given = share_of(tasks, (share(9.0),), BOTH, measured=True)
+    given = share_of(make_job(1, cpu_count=4, cpus_per_task=1), (share(9.0),), BOTH, measured=True)
     assert (given.cpu_count, given.cpus_per_task) == (8, 2)
-    third = 3 * (16 / 3)
     nodes = make_job(1, node_count=2, gpu_count=4, cpu_count=8, cpus_per_task=4)
-    given = share_of(nodes, (share(third, node="n2"), share(20.0, node="n1")), BOTH, measured=True)
+    given = share_of(nodes, (share(3 * (16 / 3), node="n2"), share(20.0, node="n1")), BOTH, measured=True)
     assert (given.cpu_count, given.cpus_per_task, given.nodes) == (32, 16, "n[1-2]")
-    assert share_of(tasks, (share(0.1),), BOTH, measured=True).cpus_per_task == 1
 
 
 @pytest.mark.parametrize(("cpus", "given"), [(9.0, 8), (7.0, 6), (8.0, 8), (1.0, 1)])
 def test_whole_cores_are_given(cpus, given):
-    job = make_job(1)
-    assert share_of(job, (share(cpus),), BOTH, measured=True, threads_per_core=2).cpu_count == given
+    assert share_of(make_job(1), (share(cpus),), BOTH, measured=True, threads_per_core=2).cpu_count == given
 
 
 @pytest.mark.usefixtures("appetites")
@@ -263,27 +251,27 @@ def test_what_slurm_would_lay_out_differently_keeps_its_request(changes):
     assert share_of(make_job(1, **changes), (share(9.0),), BOTH, measured=True) is None
 
 
-def test_a_group_gets_what_its_members_get_together():
-    jobs = [make_job(1, mem_per_node_mib=GIB), make_job(2, mem_per_node_mib=GIB)]
-    shares = [(share(5.5, 4.0),), (share(2.5, 2.0),)]
-    assert group_cpus(shares, BOTH) == 8
-    assert group_mem_mib(jobs, shares, BOTH) == 6 * GIB
-    assert group_cpus([shares[0], ()], BOTH) == 0
-    assert group_mem_mib(jobs, [(), ()], BOTH) == 2 * GIB
-    assert (group_cpus(shares, Allocation(cpus="off")), group_mem_mib(jobs, shares, Allocation(memory="off"))) == (
-        0, 2 * GIB,
-    )  # fmt: skip
+@pytest.mark.parametrize(
+    ("off", "shares", "cpus", "mem_gib"),
+    [
+        ({}, [(share(5.5, 4.0),), (share(2.5, 2.0),)], 8, 6),
+        ({}, [(share(5.5, 4.0),), ()], 0, 2),
+        ({"cpus": "off", "memory": "off"}, [(share(5.5, 4.0),), (share(2.5, 2.0),)], 0, 2),
+    ],
+)
+def test_a_group_gets_what_its_members_get_together(off, shares, cpus, mem_gib):
+    jobs = [make_job(each, mem_per_node_mib=GIB) for each in (1, 2)]
+    assert group_cpus(shares, Allocation(**off)) == cpus
+    assert group_mem_mib(jobs, shares, Allocation(**off)) == mem_gib * GIB
 
 
 @pytest.mark.parametrize(("cpus", "pilot_cpus"), [((3.0, 7.0), 8), ((9.0, 9.0), 14), ((), 4)])
 def test_the_pilot_of_a_group_gets_the_shares_of_its_members(cpus, pilot_cpus):
-    jobs = [make_job(each, admin_comment=f"muri:model=m{each},batch-size=8", mem_per_node_mib=GIB) for each in (1, 2)]
-    view = view_of(Snapshot(NOW_S, "c", "26.05", tuple(jobs), (make_node("n1"),)))
+    jobs = [candidate(each, f"m{each}", mem_per_node_mib=GIB) for each in (1, 2)]
+    cycle = cycle_of(jobs, [make_node("n1")])
     group = Group((1, 2), (NodeShare("n1", 1),), 1, 1.0, 0.9, {1: 0.9, 2: 0.9})
     shares = {each: (share(count, 3.0),) for each, count in enumerate(cpus, start=1)}
-    know = Knowledge({profile.key: profile for profile in FOUR_KINDS})
-    plan = Plan("p", (group,), cpu_mem_shares=shares)
-    start = start_group(group, plan, CycleInput(view, know, Config()), SiteRoom(view))
+    start = start_group(group, Plan("p", (group,), cpu_mem_shares=shares), cycle, SiteRoom(cycle.view))
     # A CPU for each member's own processes stays outside the pilot; the node has 16.
     assert start.cpu_count == pilot_cpus
     assert start.mem_per_node_mib == (6 * GIB if cpus else 2 * GIB)

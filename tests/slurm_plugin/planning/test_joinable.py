@@ -166,11 +166,12 @@ def test_where_a_node_has_no_room_for_a_pilot_the_job_starts_plain(asked, node, 
     assert start.reasons[-1].startswith(f"nobody can join it: {why}")
 
 
-def test_a_pilot_takes_nothing_that_another_start_asks_for():
-    """Both want 8 of 20 CPUs; what is left, four, goes to the first one's script and its room, then to the other's."""
-    jobs = [candidate(1, cpu_count=8), candidate(2, cpu_count=8)]
-    first, second = decided(jobs, [make_node("n1", cpu_count=20)]).actions
-    assert [(start.cpu_count, start.members[0].cpu_count) for start in (first, second)] == [(8, 1), (8, 1)]
+@pytest.mark.parametrize(("free", "second"), [(20, 8), (17, 7)])
+def test_a_pilot_takes_nothing_that_another_start_asks_for(free, second):
+    """Both want 8 CPUs; what is left goes to the first one's script and its room, then to the other's."""
+    jobs, node = [candidate(1, cpu_count=8), candidate(2, cpu_count=8)], make_node("n1", cpu_count=free)
+    starts = decided(jobs, [node], grouping={"joinable_share": 1.0 if free == 20 else 2.0}).actions
+    assert [(start.cpu_count, start.members[0].cpu_count) for start in starts] == [(8, 1), (second, 1)]
 
 
 def site(own: Limits = NO_LIMITS, qos: Limits = NO_LIMITS) -> SiteLimits:
@@ -297,6 +298,7 @@ def test_what_runs_is_in_every_request():
     assert {job_id: unit.joinable for job_id, unit in found.items()} == {2001: True, 2002: True, 3: False}
     member = found[2001].members[0]
     assert (member.partition, member.gpu_count, member.groupable, member.preemptible) == ("main", 1, True, False)
+    assert (member.attained_gpu_s, member.remaining_s) == (600.0, 1.0)  # of 100 seconds
 
 
 def test_what_runs_has_the_place_and_the_memory_of_what_its_user_asked_for():
@@ -382,6 +384,17 @@ def test_killed_between_two_joins_both_are_carried_on(make_controller, side, nth
     assert set(tags.parse_pilot(pilot.admin_comment).members) == {1, 2, 3}
     assert [slurm.starts[number] for number in (1, 2, 3)] == [1, 1, 1]
     assert all(read_job(slurm.jobs[number]).membership.pilot == pilot.job_id for number in (1, 2, 3))
+
+
+def test_a_join_is_not_carried_on_with_a_request_that_its_user_has_changed_meanwhile(make_controller):
+    slurm = one_and_two_more(make_controller)
+    with pytest.raises(Killed), slurm.killing("before", 1):
+        cycle_with_joins(slurm, make_controller)
+    slurm._update(2, time_limit_s=7200)
+    for _ in range(3):
+        cycle_with_joins(slurm, make_controller)
+        slurm.tick()
+    assert read_job(slurm.jobs[2]).membership.original.time_limit_s == 7200
 
 
 def test_room_for_others_leaves_half_of_what_jobs_may_have_together():

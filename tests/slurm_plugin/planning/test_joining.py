@@ -10,11 +10,14 @@ from fake_slurm import NOW_S, make_node
 from muri.policies.types import FreeNode, Group, NodeShare, Plan, PlanJob, PlanRequest, Running
 from muri.slurm_plugin.planning.actions import Join, ReleaseSolo
 from muri.slurm_plugin.planning.decision import Decision
+from muri.slurm_plugin.planning.joins import groups_by_pilot
 from muri.slurm_plugin.planning.plan_actions import idle_gpus_first
 from muri.slurm_plugin.planning.running import settle
 from muri.slurm_plugin.planning.slurm_requests import longer_limit_change, original_request
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import Job, Node, Reservation
+from muri.slurm_plugin.records.journal import GROUP, JOIN, Intent
+from muri.slurm_plugin.records.limits import PartitionLimits, SiteLimits
 from muri.slurm_plugin.records.roles import read_job
 
 
@@ -71,6 +74,19 @@ def test_the_pilot_alone_must_not_be_extended_into_a_reservation():
     jobs = [joiner(), *group(0, own_s=HOUR_S, limit_s=HOUR_S, pilot_s=HOUR_S + 600)]
     assert joins(decided(jobs, full_nodes(1), maintenance(2 * HOUR_S + 500))) == {}
     assert joins(decided(jobs, full_nodes(1), maintenance(2 * HOUR_S + 601))) == {1: 1000}
+
+
+@pytest.mark.parametrize(("allowed_h", "joined"), [(4, False), (5, True)])
+def test_nobody_joins_where_a_partner_could_not_get_twice_its_time(allowed_h, joined):
+    limits = SiteLimits(partitions=(PartitionLimits("main", max_time_s=allowed_h * HOUR_S),))
+    assert bool(joins(decided([joiner(time_limit_s=600), *group(0)], full_nodes(1), limits=limits))) is joined
+
+
+@pytest.mark.parametrize(("state", "members"), [("done", [1, 2]), ("abandoned", [1])])
+def test_who_did_not_come_in_the_end_is_no_member(state, members):
+    start = Intent("g", GROUP, {"members": [{"job_id": 1}]}, "done", 1000, 0.0)
+    join = Intent("j", JOIN, {"host": 1000, "member": {"job_id": 2}}, state, None, 1.0)
+    assert [each["job_id"] for each in groups_by_pilot((start, join))[1000].payload["members"]] == members
 
 
 @pytest.mark.parametrize(("given_s", "joined"), [(2 * HOUR_S, True), (3 * HOUR_S, False), (0, True)])

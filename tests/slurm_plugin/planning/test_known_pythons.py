@@ -75,10 +75,6 @@ def cluster(*jobs: Job) -> Recording:
     return Recording(list(jobs), one_gpu())
 
 
-def roomy(*jobs: Job) -> Recording:
-    return Recording(list(jobs), [make_node("n1", gpu_count=4)])
-
-
 KEY = ProfileKey("m1", 8, 1, "gpu", "alice")
 KNOWN = KnownPythons.of(
     [
@@ -150,17 +146,19 @@ def test_processes_need_no_python_of_the_runtime_and_no_dry_run_tells_one(make_c
     assert said == (["process: its runs used torch.compile"] if isolation == "auto" else [])
 
 
-def test_jobs_of_two_environments_share_gpus_but_no_process(make_controller: Any) -> None:
-    slurm = cluster(job_in(HERE, 1, "m1"), job_in(THERE, 2, "m2"))
-    pilot, status = of_threads(slurm, make_controller, python=OWN)
+@pytest.mark.parametrize(
+    ("first", "second", "why"),
+    [
+        (HERE, THERE, "process: no partner could share a process with it"),
+        ("", "", "process: its Python or its environment is not known"),
+    ],
+)
+def test_jobs_of_two_environments_and_those_without_facts_share_no_process(
+    make_controller: Any, first: str, second: str, why: str
+) -> None:
+    pilot, status = of_threads(cluster(job_in(first, 1, "m1"), job_in(second, 2, "m2")), make_controller, python=OWN)
     assert (told(pilot).python, told(pilot).threads) == ("", frozenset())
-    assert "process: no partner could share a process with it" in status[1].reasons
-
-
-def test_jobs_without_facts_are_processes(make_controller: Any) -> None:
-    pilot, status = of_threads(cluster(job_in("", 1, "m1"), job_in("", 2, "m2")), make_controller, python=OWN)
-    assert (told(pilot).python, told(pilot).threads) == ("", frozenset())
-    assert "process: its Python or its environment is not known" in status[1].reasons
+    assert why in status[1].reasons
 
 
 def test_a_model_is_measured_once_however_many_environments_there_are(make_controller: Any) -> None:
@@ -178,7 +176,8 @@ def test_a_model_is_measured_once_however_many_environments_there_are(make_contr
 def test_unknown_arguments_leave_a_job_alone(make_controller: Any) -> None:
     """From an older SPANK plugin, on a Slurm that keeps no submit line."""
     unnamed = {"submit_line": "", "admin_comment": "muri:on muri-script:0123456789abcdef"}
-    slurm = roomy(make_job(1, **unnamed), make_job(2, **unnamed), job_in("", 3, "m1", submit_line=""))
+    jobs = [make_job(1, **unnamed), make_job(2, **unnamed), job_in("", 3, "m1", submit_line="")]
+    slurm = Recording(jobs, [make_node("n1", gpu_count=4)])
     with make_controller(slurm) as controller:  # m1 has a profile: what it is called with does not matter
         status = {job.job_id: job for job in controller.cycle().jobs}
     assert slurm.dry_runs() == {}

@@ -3,9 +3,9 @@
 from dataclasses import asdict, replace
 
 import pytest
+from at_work import cycle_of
 from fake_slurm import make_job, make_node
 
-from muri.profiler.errors import CorruptStoreError
 from muri.profiler.interference.ratios import KIND as PAIRS
 from muri.profiler.interference.ratios import Interference, Side
 from muri.profiler.records import ProfileDetail, ProfileKey, StageProfile
@@ -13,8 +13,7 @@ from muri.profiler.sensitivity.bisection import CpuSensitivity, Point
 from muri.profiler.sensitivity.memory_axis import Dataset, throughput
 from muri.profiler.sensitivity.record import KIND, SensitivityProfile
 from muri.profiler.store import Document, ProfileStore
-from muri.slurm_plugin.config import Config
-from muri.slurm_plugin.planning.cycle_input import CycleInput, Knowledge
+from muri.slurm_plugin.planning.cycle_input import Knowledge
 from muri.slurm_plugin.planning.model_traits import (
     KnownTraits,
     batch_model,
@@ -24,9 +23,7 @@ from muri.slurm_plugin.planning.model_traits import (
 )
 from muri.slurm_plugin.planning.request import known_job, plan_job
 from muri.slurm_plugin.profile_use import read_traits
-from muri.slurm_plugin.records.cluster import Snapshot
 from muri.slurm_plugin.records.node_index import NodeIndex
-from muri.slurm_plugin.records.roles import View, read_job
 
 CURVE = CpuSensitivity((Point(2, 2.0), Point(4, 4.0), Point(9, 8.0), Point(12, 8.2)), 9, 0, 4)
 DATASET = Dataset(dataset_gib=100.0, batch_mib=64.0, storage_mib_per_s=256.0)
@@ -81,44 +78,25 @@ def test_a_name_is_a_model_or_a_whole_key():
     assert not traits.is_measured(key("other"))
 
 
-def test_what_cannot_be_read_costs_only_itself(tmp_path, caplog):
-    with ProfileStore(tmp_path / "p.db") as store:
-        store.put_document(KIND, measured().to_document())
-        store.put_document(KIND, Document("broken", "2026-01-01T00:00:00Z", {"points": 3}))
-        traits = read_traits(store)
-    assert list(traits.sensitivities) == ["hungry"]
-    assert "'broken' cannot be read" in caplog.text
-
-
-def test_documents_with_figures_of_another_kind_cost_no_cycle(tmp_path, caplog):
+def test_what_cannot_be_read_or_be_true_costs_only_itself(tmp_path, caplog):
     good = measured().to_document()
+    wrong = {"a": {"process_gib": "much"}, "b": {"points": [{"cpus": "two", "throughput": 1.0}]}, "c": {"points": 3}}
+    wrong["d"] = {"saturating_cpus": float("inf")}
+    side = {"key": asdict(key("m")), "solo_s": 1, "shared_s": 2, "ratio": 2, "spread": None, "confidence": 1}
+    pair = {"a": {**side, "iterations": float("inf")}, "b": side, "rounds": 1, "measured_s": 1, "measured_at": ""}
     with ProfileStore(tmp_path / "p.db") as store:
-        for name, wrong in (("a", {"process_gib": "much"}), ("b", {"points": [{"cpus": "two", "throughput": 1.0}]})):
-            store.put_document(KIND, Document(name, good.measured_at, {**good.body, **wrong}))
-        endless = {**good.body, "saturating_cpus": float("inf")}
-        store.put_document(KIND, Document("c", good.measured_at, endless))
-        side = {"key": asdict(key("m")), "solo_s": 1, "shared_s": 2, "ratio": 2, "spread": None, "confidence": 1}
-        pair = {"a": {**side, "iterations": float("inf")}, "b": side, "rounds": 1, "measured_s": 1, "measured_at": ""}
+        store.put_document(KIND, good)
+        for name, change in wrong.items():
+            store.put_document(KIND, Document(name, good.measured_at, {**good.body, **change}))
         store.put_document(PAIRS, Document("p", good.measured_at, pair))
         traits = read_traits(store)
     assert not traits.pairs
-    assert [traits.sensitivity(key(name)) for name in "abc"] == [None] * 3
-    assert "is not used" in caplog.text
-
-
-def test_figures_that_cannot_be_true_are_not_used(caplog):
+    assert [traits.sensitivity(key(name)) for name in wrong] == [None] * 4
+    assert traits.sensitivity(key("hungry")) is not None
+    assert "'c' cannot be read" in caplog.text
     absurd = measured(cpu=CpuSensitivity((), 4, 0, 2))
     assert KnownTraits({"hungry": absurd}).sensitivity(key("hungry")) is None
     assert "is not used" in caplog.text
-
-
-def test_a_damaged_store_is_for_the_controller_to_mend(tmp_path):
-    class Damaged:
-        def documents(self, kind):
-            raise CorruptStoreError(tmp_path, "not a database")
-
-    with pytest.raises(CorruptStoreError):
-        read_traits(Damaged())
 
 
 def test_a_stage_profile_stands_in_and_never_asks_for_less_than_the_job():
@@ -136,12 +114,13 @@ def test_a_stage_profile_stands_in_and_never_asks_for_less_than_the_job():
 
 def test_nothing_is_derived_from_nothing_or_in_place_of_a_measurement():
     assert derived_for(make_job(1), None, NodeIndex((make_node("n1"),))) is None
-    job = read_job(make_job(1, mem_per_node_mib=2048))
-    view = View(Snapshot(0.0, "c", "26.05", (job,), (make_node("n1"),)), {1: job})
-    profile = StageProfile(CycleInput(view, Knowledge({}), Config()).key_of(job), 0.1, 0.7, 0.1, 0.1, iteration_s=1.0)
+    job = make_job(1, mem_per_node_mib=2048)
+    cycle = cycle_of([job], [make_node("n1")])
+    profile = StageProfile(cycle.key_of(cycle.view.jobs[1]), 0.1, 0.7, 0.1, 0.1, iteration_s=1.0)
     known = Knowledge({profile.key: profile}, traits=KnownTraits({str(profile.key): measured()}))
-    cycle = CycleInput(view, known, Config())
-    assert plan_job(known_job(job, cycle), "main", cycle).sensitivity == sensitivity_of(measured(), least_mem_gib=2.0)
+    cycle = replace(cycle, knowledge=known)
+    planned = plan_job(known_job(cycle.view.jobs[1], cycle), "main", cycle)
+    assert planned.sensitivity == sensitivity_of(measured(), least_mem_gib=2.0)
 
 
 def test_what_is_measured_of_a_users_own_model_comes_before_what_is_published():
@@ -195,9 +174,7 @@ def test_a_table_of_pairs_tells_users_apart():
         for model, user in (("a", "bob"), ("b", ""))
     ]
     table = interference_table(stored, stored, stored, KnownTraits(pairs=(Interference(*sides, 3, 1.0, ""),)))
-    assert table.speeds("a of bob", "b") == pytest.approx((1 / 1.5, 1 / 1.5))
-    assert table.speeds("a of bob", "b of bob") == pytest.approx(
-        (1 / 1.5, 1 / 1.5)
-    )  # the published model stands for his
+    for published_or_his in ("b", "b of bob"):
+        assert table.speeds("a of bob", published_or_his) == pytest.approx((1 / 1.5, 1 / 1.5))
     assert table.speeds("a of alice", "b") == pytest.approx((0.5, 0.5))  # bob's measurement says nothing of hers
     assert table.speeds("a of alice", "a of bob") is None  # they never share

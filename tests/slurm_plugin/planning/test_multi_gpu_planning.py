@@ -1,38 +1,32 @@
 """Jobs on several GPUs and nodes: who is grouped, and what their pilot and members are."""
 
 import dataclasses
-import socket
+from functools import partial
 
+import at_work
 import pytest
-from fake_slurm import FOUR_KINDS, GPUS_REMOVABLE, NOW_S, make_job, make_node, told
+from at_work import behind_pilot, of_kind
+from fake_slurm import FOUR_KINDS, make_job, make_node, told
 
 from muri.group_spec import GroupSpec, MemberSpec
 from muri.slurm_plugin.config import Config
-from muri.slurm_plugin.controller.assemble import policy_of
 from muri.slurm_plugin.gateway.submit_as import sbatch_arguments
-from muri.slurm_plugin.node import pilot as pilot_process
 from muri.slurm_plugin.node.pilot import runtime_command
 from muri.slurm_plugin.planning.actions import Join, ReleaseSolo, StartGroup
-from muri.slurm_plugin.planning.cycle_input import CycleInput, Knowledge
-from muri.slurm_plugin.planning.decision import decide
-from muri.slurm_plugin.planning.joinable import jobs_with_pilots
-from muri.slurm_plugin.planning.node_room import node_room
-from muri.slurm_plugin.planning.plan_actions import actions_of
-from muri.slurm_plugin.planning.request import prepare, ranks_reason
-from muri.slurm_plugin.planning.site_limits import SiteRoom
+from muri.slurm_plugin.planning.request import ranks_reason
 from muri.slurm_plugin.planning.slurm_requests import dry_run_job, pilot_job
-from muri.slurm_plugin.records import comment_tags as tags
-from muri.slurm_plugin.records.cluster import Job, JobState, Snapshot
-from muri.slurm_plugin.records.roles import read_job, view_of
+from muri.slurm_plugin.records.cluster import Job
+from muri.slurm_plugin.records.roles import read_job
 
-PROFILES = {
-    key: dataclasses.replace(profile, key=key)
+PROFILES = [
+    dataclasses.replace(profile, key=dataclasses.replace(profile.key, gpu_count=gpu_count))
     for profile in FOUR_KINDS
     for gpu_count in (1, 2, 4)
-    for key in [dataclasses.replace(profile.key, gpu_count=gpu_count)]
-}
+]
 GUESSED = dataclasses.replace(FOUR_KINDS[0].key, model="guessed", gpu_count=2)
-PROFILES[GUESSED] = dataclasses.replace(FOUR_KINDS[0], key=GUESSED, source="average")
+PROFILES.append(dataclasses.replace(FOUR_KINDS[0], key=GUESSED, source="average"))
+decided = partial(at_work.decided, known=PROFILES)
+IDLE = (make_node("n1"), make_node("n2"))
 GROUP = GroupSpec(members=(MemberSpec(job_id="1"), MemberSpec(job_id="2")))
 
 
@@ -46,21 +40,8 @@ def ddp(job_id: int, nodes: int = 2, gpus: int = 2, **changes):
     return make_job(job_id, **(fields | changes))
 
 
-def planned(*jobs, nodes: int = 2, **changes):
-    """The actions of one cycle on idle nodes with two GPUs."""
-    config = Config(**{"policy": "muri-s", **changes})
-    nodes_there = tuple(make_node(f"n{index + 1}") for index in range(nodes))
-    snapshot = Snapshot(NOW_S, "c", "26.05.5", jobs, nodes_there, gpu_removal=GPUS_REMOVABLE)
-    view, know = view_of(snapshot), Knowledge(PROFILES)
-    cycle = CycleInput(view, know, config)
-    request, policy = prepare(cycle).request, policy_of(config)
-    plan = policy.plan(request)
-    joinable = jobs_with_pilots(request.jobs, policy, cycle)
-    return actions_of(plan, cycle, SiteRoom(view), node_room(request.nodes, cycle), joinable), plan
-
-
 def test_a_group_over_two_nodes_asks_for_them_whole():
-    (group,), _ = planned(ddp(1), ddp(2))
+    (group,) = decided([ddp(1), ddp(2)], IDLE).actions
     assert isinstance(group, StartGroup)
     assert (group.node, group.node_count, group.gpus_per_node) == ("n[1-2]", 2, 2)
     assert [member.cpu_count for member in group.members] == [4, 4]
@@ -72,32 +53,15 @@ def test_a_group_over_two_nodes_asks_for_them_whole():
     assert {"--nodes=2", "--ntasks=4", "--ntasks-per-node=2", "--cpus-per-task=2"} <= set(arguments)
 
 
-def test_a_group_on_two_gpus_of_one_node():
-    (group,), _ = planned(ddp(1, nodes=1), ddp(2, nodes=1), nodes=1)
-    assert (group.node, group.node_count, group.gpus_per_node) == ("n1", 1, 2)
-
-
-def test_a_group_on_one_gpu_is_started_as_ever():
-    jobs = [make_job(job, admin_comment=f"muri:model=m{job},batch-size=8,duration=100") for job in (1, 2, 3, 4)]
-    actions, _ = planned(*jobs, nodes=1)
-    group = next(action for action in actions if isinstance(action, StartGroup))
-    pilot = pilot_job(group, "t", Config())
-    assert (told(pilot).node_count, told(pilot).gpus_per_node) == (1, 1)
-    assert (pilot.node_count, pilot.tasks_per_node) == (1, 1)
-
-
 def test_jobs_of_different_shapes_are_not_grouped():
-    actions, plan = planned(ddp(1, nodes=2, gpus=1), ddp(2, nodes=1, gpus=2), nodes=2)
-    assert not [action for action in actions if isinstance(action, StartGroup)]
-    assert not plan.groups
+    found = decided([ddp(1, nodes=2, gpus=1), ddp(2, nodes=1, gpus=2)], IDLE)
+    assert not of_kind(found, StartGroup)
+    assert not found.plan.groups
 
 
 def test_two_nodes_are_never_one():
     """A node with four GPUs does not do for a job that asks for two nodes."""
-    config = Config(policy="muri-s")
-    nodes = (make_node("n1", gpu_count=4), make_node("n2", gpu_count=4, usable=False))
-    view = view_of(Snapshot(NOW_S, "c", "26.05.5", (ddp(1), ddp(2)), nodes, gpu_removal=GPUS_REMOVABLE))
-    plan = policy_of(config).plan(prepare(CycleInput(view, Knowledge(PROFILES), config)).request)
+    plan = decided([ddp(1), ddp(2)], [make_node("n1", gpu_count=4), make_node("n2", gpu_count=4, usable=False)]).plan
     assert not plan.groups
     assert len(plan.waiting) == 2
     assert "it needs 2 nodes" in str(plan.waiting[0].reasons[0])
@@ -120,8 +84,8 @@ def test_what_cannot_be_grouped_says_why(changes, reason):
 
 
 def test_a_limit_of_one_gpu_leaves_them_alone():
-    actions, _ = planned(ddp(1), ddp(2), grouping={"max_gpus_per_job": 1})
-    assert [type(action) for action in actions] == [ReleaseSolo]
+    found = decided([ddp(1), ddp(2)], IDLE, grouping={"max_gpus_per_job": 1})
+    assert [type(action) for action in found.actions] == [ReleaseSolo]
 
 
 def test_a_dry_run_has_the_shape_of_its_job():
@@ -139,50 +103,27 @@ def test_a_step_of_several_ranks(tmp_path):
     assert "--world-size" not in alone
 
 
-def test_the_port_is_free():
-    port = pilot_process.free_port()
-    with socket.create_server(("127.0.0.1", port)) as server:
-        assert server.getsockname()[1] == port
-
-
-def at_work(nodes: int) -> tuple[Job, ...]:
+def at_work_on(nodes: int) -> list[Job]:
     """A DDP job's pilot on two GPUs of each node, and the job as its only member."""
+    asked = ddp(2001, nodes)
+    shape = {name: getattr(asked, name) for name in ("gpu_count", "gpu_request", "node_count", "cpu_count")}
+    pilot, member = behind_pilot(1, asked, cpus_per_task=2, **shape)
     names = "n1" if nodes == 1 else f"n[1-{nodes}]"
-    running = {"state": JobState.RUNNING, "held": False, "reason": "", "nodes": names, "start_s": NOW_S - 600}
-    asked = ddp(2001, nodes, time_limit_s=3600)
-    original = tags.Original(asked.gpu_request, "", asked.cpu_count, 2, 0, 3600)
-    state = tags.STATE_PREFIX + tags.format_state(tags.MemberState(1001, original, limit_s=3600))
-    member = dataclasses.replace(
-        asked, gpu_count=0, gpu_request="", cpu_count=2 * nodes, cpus_per_task=1, required_nodes=names, **running,
-        admin_comment=f"{asked.admin_comment} {state}",
-    )  # fmt: skip
-    pilot = ddp(1001, nodes, time_limit_s=4200, admin_comment=tags.PILOT_PREFIX + tags.format_pilot("t", (2001,)))
-    return (dataclasses.replace(pilot, **running), member)
+    of_member = {"cpu_count": 2 * nodes, "cpus_per_task": 1, "required_nodes": names}
+    return [dataclasses.replace(pilot, nodes=names), dataclasses.replace(member, nodes=names, **of_member)]
 
 
-def cycle_with(*jobs: Job, nodes: int, **changes) -> CycleInput:
-    """What runs fills all GPUs."""
-    there = tuple(
-        make_node(f"n{index + 1}", gpus_allocated=2, **{"cpu_count": 32, "cpus_allocated": 10, **changes})
+@pytest.mark.parametrize("nodes", [1, 2])
+@pytest.mark.parametrize(("cpus_allocated", "joins"), [(10, True), (31, False)])
+def test_a_job_joins_one_of_the_same_shape_where_the_scripts_tasks_have_cpus(nodes, cpus_allocated, joins):
+    jobs = [*at_work_on(nodes), ddp(2, nodes), ddp(4, nodes, gpus=1)]
+    there = [
+        make_node(f"n{index + 1}", gpus_allocated=2, cpu_count=32, cpus_allocated=cpus_allocated)
         for index in range(nodes)
-    )
-    view = view_of(Snapshot(NOW_S, "c", "26.05.5", jobs, there, gpu_removal=GPUS_REMOVABLE))
-    return CycleInput(view, Knowledge(PROFILES), Config(policy="muri-s"))
-
-
-@pytest.mark.parametrize("nodes", [1, 2])
-def test_a_job_joins_one_of_the_same_shape_on_all_ranks(nodes):
-    cycle = cycle_with(*at_work(nodes), ddp(2, nodes), ddp(4, nodes, gpus=1), nodes=nodes)
-    joins = [action for action in decide(cycle, policy_of(cycle.config)).actions if isinstance(action, Join)]
-    (join,) = joins
-    assert (join.pilot, join.member.job_id, join.member.cpu_count) == (1001, 2, 2 * nodes)
-    assert join.node == ("n1" if nodes == 1 else "n[1-2]")
-
-
-@pytest.mark.parametrize("nodes", [1, 2])
-def test_nobody_joins_where_the_scripts_tasks_have_no_cpus(nodes):
-    cycle = cycle_with(*at_work(nodes), ddp(2, nodes), nodes=nodes, cpus_allocated=31)
-    assert decide(cycle, policy_of(cycle.config)).actions == ()
+    ]
+    found = of_kind(decided(jobs, there), Join)
+    told = [(join.pilot, join.member.job_id, join.member.cpu_count, join.node) for join in found]
+    assert told == ([(1001, 2, 2 * nodes, "n1" if nodes == 1 else "n[1-2]")] if joins else [])
 
 
 @pytest.mark.parametrize(
@@ -194,7 +135,7 @@ def test_nobody_joins_where_the_scripts_tasks_have_no_cpus(nodes):
     ],
 )
 def test_a_measured_job_with_a_task_per_gpu_starts_joinable(changes, kind):
-    (start,), _ = planned(ddp(1, nodes=1, **changes), nodes=1, profiling={"mode": "in-place"})
+    (start,) = decided([ddp(1, nodes=1, **changes)], IDLE[:1], profiling={"mode": "in-place"}).actions
     assert type(start) is kind
     if isinstance(start, StartGroup):
         assert (start.gpus_per_node, start.members[0].cpu_count) == (2, 2)

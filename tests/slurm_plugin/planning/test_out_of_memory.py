@@ -1,5 +1,7 @@
 """A member that ran out of GPU memory beside others is a candidate again and asks for more; not for ever."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
@@ -7,6 +9,7 @@ from fake_slurm import FOUR_KINDS, NOW_S, FakeSlurm, four_jobs, make_job, one_gp
 
 from muri.policies.horus.cost import MAX_RAISES
 from muri.slurm_plugin.config import Config
+from muri.slurm_plugin.controller.cycle import Controller
 from muri.slurm_plugin.execute.drain import drain
 from muri.slurm_plugin.node import membership as member
 from muri.slurm_plugin.node.slurm_calls import JobRecord
@@ -26,11 +29,6 @@ def comment(run, times):
     return f"words {tags.OUT_OF_MEMORY_PREFIX}{out_of_memory_text(run, times)}"
 
 
-def test_what_a_run_tells_survives_the_way_through_a_comment():
-    assert out_of_memory_runs(comment(2, 3)) == (2, 3)
-    assert " " not in out_of_memory_text(2, 3)
-
-
 @pytest.mark.parametrize(
     "text", ["", "muri-out-of-memory:", "muri-out-of-memory:1", "muri-out-of-memory:x.2", "muri-out-of-memory:².1"]
 )
@@ -39,12 +37,9 @@ def test_what_is_no_token_tells_of_nothing(text):
     assert may_try_again(text)
 
 
-def test_tries_are_counted():
+def test_tries_are_counted_and_only_policies_that_plan_by_predicted_memory_give_another():
     assert may_try_again(comment(0, MAX_RAISES - 1))
     assert not may_try_again(comment(0, MAX_RAISES))
-
-
-def test_only_policies_that_plan_by_predicted_memory_give_another_try():
     assert retries_memory(with_retries("muri:model=m", True))
     assert not retries_memory(with_retries(with_retries("muri:model=m", True), False))
 
@@ -85,25 +80,34 @@ def test_a_job_is_planned_with_what_it_asks_for():
     assert plan_job(known_job(jobs[6], cycle), "main", cycle).gpu_mem_request_gib is None
 
 
-def test_a_member_out_of_memory_is_a_candidate_again_with_a_higher_request(make_controller):
+@contextmanager
+def without_memory(make_controller, times: int, run: int = -1, **changes) -> Iterator[tuple[FakeSlurm, Controller]]:
+    """A group of four at work, of which job 3 is back: its last run (-1), or an earlier one, ran out of memory."""
     slurm = FakeSlurm(four_jobs(), one_gpu())
     known = tuple(replace(item, gpu_mem_gib=4.0) for item in FOUR_KINDS)
-    settings = {"grouping": {"join": False}, "gpu_mem_gib": {"gpu": 24.0}}
-    with make_controller(slurm, known, **settings) as controller:
+    with make_controller(slurm, known, **changes) as controller:
         controller.cycle()
+        come_back(slurm, times, run)
+        yield slurm, controller
+
+
+def come_back(slurm: FakeSlurm, times: int, run: int = -1) -> None:
+    for _ in range(2):
         slurm.tick()
-        slurm.tick()
+    slurm.requeue_hold(3)
+    slurm.jobs[3] = replace(slurm.jobs[3], comment=comment(slurm.jobs[3].restart_count + run, times))
+
+
+def test_a_member_out_of_memory_is_a_candidate_again_with_a_higher_request(make_controller):
+    settings = {"grouping": {"join": False}, "gpu_mem_gib": {"gpu": 24.0}}
+    with without_memory(make_controller, 1, **settings) as (slurm, controller):
         (pilot,) = pilots(slurm)
-        slurm.requeue_hold(3)
-        slurm.jobs[3] = replace(slurm.jobs[3], comment=comment(slurm.jobs[3].restart_count - 1, 1))
-        before = controller.decision()
-        again = [action for action in before.repairs if getattr(action, "job_id", 0) == 3]
-        assert [type(action).__name__ for action in again] == ["AskForMore"]
+        again = [action for action in controller.decision().repairs if getattr(action, "job_id", 0) == 3]
+        assert [type(action) for action in again] == [AskForMore]
         controller.cycle()
         after = controller.decision()
     assert read_job(slurm.jobs[3]).role is Role.CANDIDATE
-    assert slurm.jobs[3].held
-    assert slurm.jobs[3].gpu_count == 1
+    assert (slurm.jobs[3].held, slurm.jobs[3].gpu_count) == (True, 1)
     asked = {job.job_id: job.gpu_mem_request_gib for job in after.preparation.request.jobs}
     assert asked == {3: 6.0}
     assert all(read_job(slurm.jobs[i]).role is Role.MEMBER for i in (1, 2, 4))
@@ -111,55 +115,31 @@ def test_a_member_out_of_memory_is_a_candidate_again_with_a_higher_request(make_
 
 
 def test_who_joins_again_asks_for_more_each_time(make_controller):
-    slurm = FakeSlurm(four_jobs(), one_gpu())
-    known = tuple(replace(item, gpu_mem_gib=4.0) for item in FOUR_KINDS)
-    with make_controller(slurm, known, gpu_mem_gib={"gpu": 24.0}) as controller:
-        controller.cycle()
+    with without_memory(make_controller, 1, gpu_mem_gib={"gpu": 24.0}) as (slurm, controller):
         asked = []
-        for times in (1, 2, 3):
-            slurm.tick()
-            slurm.tick()
-            slurm.requeue_hold(3)
-            slurm.jobs[3] = replace(slurm.jobs[3], comment=comment(slurm.jobs[3].restart_count - 1, times))
+        for times in (2, 3, 4):
             asked += [action.gpu_mem_gib for action in controller.decision().repairs]
             slurm.now_s += 10
             controller.cycle()
             assert read_job(slurm.jobs[3]).role is Role.MEMBER
+            come_back(slurm, times)
     assert asked == [6.0, 9.0, 24.0]
 
 
 @pytest.mark.parametrize(
-    ("gpu_mem_gib", "times", "expected"),
+    ("gpu_mem_gib", "times", "run", "expected", "asked_gib"),
     [
-        ({"gpu": 24.0}, MAX_RAISES, "AskForMore"),
-        ({}, MAX_RAISES - 1, "AskForMore"),
-        ({}, MAX_RAISES, "Restore"),
+        ({"gpu": 24.0}, MAX_RAISES, -1, AskForMore, 24.0),
+        ({}, MAX_RAISES - 1, -1, AskForMore, 6.0),
+        ({}, MAX_RAISES, -1, Restore, None),
+        ({}, 1, -2, Restore, None),  # requeued for another reason
     ],
 )
-def test_the_last_try_is_one_without_company(make_controller, gpu_mem_gib, times, expected):
-    slurm = FakeSlurm(four_jobs(), one_gpu())
-    known = tuple(replace(item, gpu_mem_gib=4.0) for item in FOUR_KINDS)
-    with make_controller(slurm, known, gpu_mem_gib=gpu_mem_gib) as controller:
-        controller.cycle()
-        slurm.tick()
-        slurm.tick()
-        slurm.requeue_hold(3)
-        slurm.jobs[3] = replace(slurm.jobs[3], comment=comment(slurm.jobs[3].restart_count - 1, times))
+def test_the_last_try_is_one_without_company(make_controller, gpu_mem_gib, times, run, expected, asked_gib):
+    with without_memory(make_controller, times, run, gpu_mem_gib=gpu_mem_gib) as (_, controller):
         (action,) = controller.decision().repairs
-    assert type(action).__name__ == expected
-    assert getattr(action, "gpu_mem_gib", 24.0) == (24.0 if times == MAX_RAISES else 6.0)
-
-
-def test_a_requeue_for_another_reason_is_not_taken_for_it(make_controller):
-    slurm = FakeSlurm(four_jobs(), one_gpu())
-    with make_controller(slurm) as controller:
-        controller.cycle()
-        slurm.tick()
-        slurm.tick()
-        slurm.requeue_hold(3)
-        slurm.jobs[3] = replace(slurm.jobs[3], comment=comment(slurm.jobs[3].restart_count - 2, 1))
-        repairs = controller.decision().repairs
-    assert [type(action).__name__ for action in repairs] == ["Restore"]
+    assert type(action) is expected
+    assert getattr(action, "gpu_mem_gib", None) == asked_gib
 
 
 ORIGINAL = asked_by(make_job(1))

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from fake_slurm import NOW_S, FakeSlurm, make_job, make_node, told
+from fake_slurm import NOW_S, FakeSlurm, make_job, make_node, one_gpu, told
 
 from muri.policies.registry import get_policy
 from muri.policies.types import PlanRequest
@@ -13,7 +13,7 @@ from muri.profiler.store import ProfileStore
 from muri.slurm_plugin.cli.look import explanation
 from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.controller.assemble import policy_of
-from muri.slurm_plugin.planning.actions import Preempt, StartGroup
+from muri.slurm_plugin.planning.actions import Join, Preempt, StartGroup
 from muri.slurm_plugin.planning.cycle_input import CycleInput, Knowledge
 from muri.slurm_plugin.planning.decision import decide
 from muri.slurm_plugin.planning.model_traits import KnownTraits, with_measured_pairs
@@ -56,8 +56,8 @@ def starts(decision) -> list[StartGroup]:
     return [action for action in decision.actions if isinstance(action, StartGroup)]
 
 
-def two_jobs(*more, **node) -> FakeSlurm:
-    return FakeSlurm([job(1, "a"), job(2, "b"), *more], [make_node("n1", **{"gpu_count": 1, **node})])
+def two_jobs(*more) -> FakeSlurm:
+    return FakeSlurm([job(1, "a"), job(2, "b"), *more], one_gpu())
 
 
 def running_pair() -> FakeSlurm:
@@ -130,8 +130,7 @@ def test_a_pair_is_told_where_all_that_goes_by_these_names_was_measured(more, pa
 
 
 def test_two_jobs_of_one_model_share_if_that_was_measured():
-    slurm = FakeSlurm([job(1, "a"), job(2, "a")], [make_node("n1", gpu_count=1)])
-    (start,) = starts(decided(slurm, pair(A, A, 1.25, 1.25)))
+    (start,) = starts(decided(FakeSlurm([job(1, "a"), job(2, "a")], one_gpu()), pair(A, A, 1.25, 1.25)))
     assert (start.mode, [member.speed for member in start.members]) == ("plain", [0.8, 0.8])
 
 
@@ -155,22 +154,17 @@ def test_members_side_by_side_get_their_cpus_together(asked, node_cpus, cpus):
     assert start.cpu_count == cpus
 
 
-def test_nobody_joins_members_that_share_without_turns():
-    slurm = running_pair()
-    slurm.jobs[3] = job(3, "loader")
-    joined = [action for action in decided(slurm, pair(A, B)).actions if type(action).__name__ == "Join"]
-    assert joined == []
-    turns_again(slurm)
-    joined = [action for action in decided(slurm, pair(A, B)).actions if type(action).__name__ == "Join"]
-    assert [join.member.job_id for join in joined] == [3]
-
-
-def test_what_runs_so_goes_on_so():
+def test_what_runs_without_turns_goes_on_so_and_nobody_joins_it():
     slurm = running_pair()
     decision = decided(slurm, pair(A, B), preemption={"enabled": True})
     (unit,) = decision.preparation.request.running
     assert (unit.mode, [member.job_id for member in unit.members]) == ("plain", [1, 2])
     assert [action for action in decision.actions if isinstance(action, Preempt)] == []
+    slurm.jobs[3] = job(3, "loader")
+    assert [action for action in decided(slurm, pair(A, B)).actions if isinstance(action, Join)] == []
+    turns_again(slurm)
+    joined = [action for action in decided(slurm, pair(A, B)).actions if isinstance(action, Join)]
+    assert [join.member.job_id for join in joined] == [3]
 
 
 def test_stages_slowed_down_side_by_side_make_no_profile_stale(make_controller, tmp_path):

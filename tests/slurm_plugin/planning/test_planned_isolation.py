@@ -15,7 +15,7 @@ from muri.slurm_plugin.records.roles import ManagedJob, read_job, view_of
 
 HERE, THERE = "a" * 16, "b" * 16
 PROFILE = StageProfile(ProfileKey("m", 8, 1, "gpu"), 0.1, 0.1, 0.7, 0.1, iteration_s=1.0, iterations=20)
-PYTHONS = KnownPythons.of(MeasuredPython("m", "alice", each, f"/home/{each}/python") for each in (HERE, THERE))
+PYTHONS = KnownPythons.of(MeasuredPython("m", "alice", each, "/home/alice/python") for each in (HERE, THERE))
 THREAD = Isolation("thread", "its runs showed no danger; the site allows it")
 OTHER = Isolation("process", "its Python or its environment is not that of the group's threads")
 UNKNOWN = Isolation("process", "its Python or its environment is not known")

@@ -104,11 +104,14 @@ def test_nobody_is_put_back_for_what_was_measured_in_other_company(make_controll
 
 
 @pytest.mark.parametrize(
-    ("checkpoint", "preemption"), [(False, PREEMPTION), (True, {"enabled": False}), (True, {"enabled": True})]
+    ("checkpoint", "run", "preemption"),
+    [(False, 0, PREEMPTION), (True, 0, {"enabled": False}), (True, 0, {"enabled": True}), (True, 7, PREEMPTION)],
 )
-def test_nobody_is_stopped_who_must_not_be(make_controller, checkpoint, preemption):
-    """The last case is that of a job that runs for less than `least_run_s`."""
+def test_nobody_is_stopped_who_must_not_be(make_controller, checkpoint, run, preemption):
+    """The third case is that of a job that runs for less than `least_run_s`, the last that of another run's word."""
     slurm = two_at_work(make_controller, checkpoint=checkpoint)
+    for job_id in (1, 2):
+        slurm._update(job_id, comment=f"{tags.CHECKPOINT_PREFIX}{run}")
     slurm.now_s -= 300
     report(slurm, {1: 0.3, 2: 0.3})
     cycle(slurm, make_controller, preemption=preemption)

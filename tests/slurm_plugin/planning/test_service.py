@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from at_work import behind_pilot, candidate, cycle_of
 from fake_slurm import make_job, make_node
 
 from muri.slurm_plugin.planning.service import PastRun, Service, gaps, noted, saved_gpu_s, served_gpu_s, with_accounts
@@ -41,6 +42,12 @@ def test_runs_that_slurm_ended_count_from_their_start_to_their_requeue():
     assert served_gpu_s(known, again, ()) == {1: 120.0}  # what the present run has had is not in it
     known = noted(known, waiting(2, 230.0))
     assert served_gpu_s(known, waiting(2, 230.0), ()) == {1: 180.0}
+
+
+def test_a_member_has_had_the_gpus_of_its_group():
+    group = cycle_of(behind_pilot(1, candidate(2001), gpu_count=4), [make_node("n1", gpu_count=4)]).view
+    (run,) = noted({}, group)[2001].runs
+    assert (run.gpu_count, run.start_s) == (4, group.jobs[2001].start_s)
 
 
 def test_a_run_that_muri_stopped_counts_once_and_only_then_is_saved():

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from fake_slurm import FakeSlurm, Killed, make_job, make_node
+from fake_slurm import FakeSlurm, Killed, make_job, make_node, pilots
 
 from muri.policies.types import NodeShare, Plan, PlanRequest, Reason, Running, Sharer, Waiting
 from muri.profiler.interference.models import KIND, LinearFit, computation_name
@@ -47,23 +47,18 @@ def job(job_id: int, model: str, duration_s: int, accumulate: int = 1, **changes
     return make_job(job_id, admin_comment=mark + (f",accumulate={accumulate}" if accumulate > 1 else ""), **changes)
 
 
-def run_alone(make_controller, **changes) -> FakeSlurm:
-    slurm = FakeSlurm([job(1, "long", 10_000, **changes)], [make_node("n1", gpu_count=1)])
-    with make_controller(slurm, KNOWN, **POLICY) as controller:
-        controller.cycle()
+def run_alone(make_controller, node_gpus: int = 1, known=None, **changes) -> FakeSlurm:
+    slurm = FakeSlurm([job(1, "long", 10_000, **changes)], [make_node("n1", gpu_count=node_gpus)])
+    cycle(slurm, make_controller, known or KNOWN)
     slurm.tick()
     slurm.tick()
     assert slurm.jobs[1].state is JobState.RUNNING
     return slurm
 
 
-def cycle(slurm: FakeSlurm, make_controller, **changes):
-    with make_controller(slurm, KNOWN, **{**POLICY, **changes}) as controller:
+def cycle(slurm: FakeSlurm, make_controller, known=KNOWN, **changes):
+    with make_controller(slurm, known, **{**POLICY, **changes}) as controller:
         return {each.job_id: each for each in controller.cycle().jobs}
-
-
-def pilots(slurm: FakeSlurm):
-    return [each for each in slurm.jobs.values() if read_job(each).role is Role.PILOT]
 
 
 def test_a_short_job_joins_a_long_one_with_as_small_a_batch_as_the_memory_asks(make_controller):
@@ -82,9 +77,10 @@ def test_a_short_job_joins_a_long_one_with_as_small_a_batch_as_the_memory_asks(m
     assert not any("4 steps" in reason for reason in status[1].reasons)
     assert 0 < status[2].predicted_speed < 1
     assert pilots(slurm) == [slurm.jobs[pilot.job_id]]
+    slurm.jobs[3] = job(3, "short", 200, accumulate=8)
     before = dict(slurm.jobs)
     cycle(slurm, make_controller)
-    assert slurm.jobs == before  # both are kept as they are
+    assert slurm.jobs == before  # both are kept as they are, and a third waits
     policy = Scripted()
     decided(slurm, policy)
     units = {unit.members[0].job_id: unit for unit in policy.request.running}
@@ -99,46 +95,26 @@ ON_TWO = tuple(
 
 @pytest.mark.parametrize(("tasks", "joins"), [(2, True), (1, False)])
 def test_a_job_on_two_gpus_joins_one_on_the_same_two_if_it_has_a_rank_for_each(make_controller, tasks, joins):
-    slurm = FakeSlurm([job(1, "long", 10_000, cpus_per_task=2, **TWO_GPUS)], [make_node("n1", gpu_count=2)])
-    with make_controller(slurm, (*KNOWN, *ON_TWO), **POLICY) as controller:
-        controller.cycle()
-    slurm.tick()
-    slurm.tick()
+    known = (*KNOWN, *ON_TWO)
+    slurm = run_alone(make_controller, 2, known, cpus_per_task=2, **TWO_GPUS)
     (pilot,) = pilots(slurm)
-    assert (pilot.gpu_count, slurm.jobs[1].state) == (2, JobState.RUNNING)
+    assert pilot.gpu_count == 2
     slurm.jobs[2] = job(2, "short", 100, cpus_per_task=4 // tasks, **TWO_GPUS)
-    with make_controller(slurm, (*KNOWN, *ON_TWO), **POLICY) as controller:
-        status = {each.job_id: each for each in controller.cycle().jobs}
+    status = cycle(slurm, make_controller, known)
     slurm.tick()
     assert (slurm.jobs[2].state is JobState.RUNNING) == joins
     assert status[2].partners == ((1,) if joins else ())
     assert joins or any("has a task for each" in reason for reason in status[2].reasons)
     # A job on one GPU joins no part of two.
     slurm.jobs[3] = job(3, "short", 100)
-    with make_controller(slurm, (*KNOWN, *ON_TWO), **POLICY) as controller:
-        controller.cycle()
+    cycle(slurm, make_controller, known)
     assert read_job(slurm.jobs[3]).role is Role.CANDIDATE
 
 
-def test_a_job_that_cannot_split_its_batch_waits(make_controller):
+@pytest.mark.parametrize("changes", [{"uid": 1002, "user": "bob"}, {"mem_per_node_mib": 4000}, {"accumulate": 1}])
+def test_who_cannot_join_or_split_its_batch_waits_and_starts_when_the_gpu_is_free(make_controller, changes):
     slurm = run_alone(make_controller)
-    slurm.jobs[2] = job(2, "short", 100)
-    status = cycle(slurm, make_controller)
-    assert read_job(slurm.jobs[2]).role is Role.CANDIDATE
-    assert status[2].reasons
-
-
-def test_sharing_that_does_not_pay_is_left_alone(make_controller):
-    slurm = run_alone(make_controller)
-    slurm.jobs[2] = job(2, "long", 20_000)
-    cycle(slurm, make_controller, gpu_mem_gib={"gpu": 80.0})
-    assert read_job(slurm.jobs[2]).role is Role.CANDIDATE
-
-
-@pytest.mark.parametrize("changes", [{"uid": 1002, "user": "bob"}, {"mem_per_node_mib": 4000}])
-def test_who_cannot_join_waits_and_starts_when_the_gpu_is_free(make_controller, changes):
-    slurm = run_alone(make_controller)
-    slurm.jobs[2] = replace(job(2, "short", 100, accumulate=8), **changes)
+    slurm.jobs[2] = job(2, "short", 100, **{"accumulate": 8, **changes})
     status = cycle(slurm, make_controller)
     assert read_job(slurm.jobs[2]).role is Role.CANDIDATE
     assert status[2].reasons
@@ -169,12 +145,6 @@ def test_a_script_does_not_run_beside_its_own_dry_run(make_controller):
     assert not slurm.jobs[1].held
 
 
-def test_jobs_on_several_gpus_start_without_a_pilot(make_controller):
-    slurm = FakeSlurm([job(1, "long", 10_000, gpu_count=2, gpu_request="gres/gpu:2")], [make_node("n1", gpu_count=2)])
-    cycle(slurm, make_controller)
-    assert read_job(slurm.jobs[1]).role is Role.RELEASED
-
-
 @pytest.mark.parametrize("side", ["before", "after"])
 @pytest.mark.parametrize("nth", [1, 2, 3, 4])
 def test_killed_at_any_call_the_sub_batch_is_carried_on(make_controller, side, nth):
@@ -198,14 +168,6 @@ def test_a_pilot_holds_what_two_jobs_need_as_far_as_its_part_of_the_node_goes(no
     assert (start.mem_per_node_mib, start.cpu_count) == (pilot_mib, 4)
 
 
-def test_of_two_that_want_the_same_group_one_joins(make_controller):
-    slurm = run_alone(make_controller)
-    slurm.jobs[2] = job(2, "short", 100, accumulate=8)
-    slurm.jobs[3] = job(3, "short", 200, accumulate=8)
-    cycle(slurm, make_controller)
-    assert [read_job(slurm.jobs[each]).role for each in (2, 3)] == [Role.MEMBER, Role.CANDIDATE]
-
-
 class Scripted:
     """A policy that gives a prepared answer."""
 
@@ -227,10 +189,9 @@ class Scripted:
         return Plan(self.name, waiting=waiting, sharers=(*self._sharers, *kept))
 
 
-def decided(slurm: FakeSlurm, policy: Scripted):
-    config = Config(**POLICY)
-    know = Knowledge({each.key: each for each in KNOWN})
-    return decide(CycleInput(view_of(slurm.snapshot(), config.partitions), know, config), policy)
+def decided(slurm: FakeSlurm, policy: Scripted, known=KNOWN, **traits: KnownTraits):
+    know = Knowledge({each.key: each for each in known}, **traits)
+    return decide(CycleInput(view_of(slurm.snapshot()), know, Config(**POLICY)), policy)
 
 
 def test_gpus_in_part_or_of_two_jobs_are_not_joined_and_the_reason_is_told(make_controller):
@@ -279,9 +240,8 @@ def test_measured_pairs_come_before_estimates():
     assert estimates.speeds("short", "short") is None  # none of them runs
     sides = [Side(key, 1.0, ratio, ratio, None, 0.9, 10) for key, ratio in ((long, 1.1), (short, 1.6))]
     pair = Interference(*sides, rounds=3, measured_s=1.0, measured_at="2026-01-01T00:00:00+00:00")
-    assert interference_table([long], [short], known, KnownTraits(pairs=(pair,))).speeds(
-        "short", "long"
-    ) == pytest.approx((1 / 1.6, 1 / 1.1))
+    table = interference_table([long], [short], known, KnownTraits(pairs=(pair,)))
+    assert table.speeds("short", "long") == pytest.approx((1 / 1.6, 1 / 1.1))
 
 
 def test_the_better_of_turns_and_none_counts_unless_all_take_turns():
@@ -295,14 +255,6 @@ def test_the_better_of_turns_and_none_counts_unless_all_take_turns():
     for turns_only, ratio in ((True, 1.6), (False, 1.1)):
         table = interference_table([long], [short], known, traits, turns_only=turns_only)
         assert table.speeds("short", "long") == pytest.approx((1 / ratio, 1 / ratio))
-
-
-def test_a_damaged_fit_costs_no_cycle(make_controller):
-    slurm = FakeSlurm([job(1, "long", 10_000)], [make_node("n1", gpu_count=1)])
-    with make_controller(slurm, KNOWN, **POLICY) as controller:
-        controller._store.put_document(KIND, Document("broken", "2026-01-01T00:00:00+00:00", {"fixed_s": "?"}))
-        controller.cycle()
-    assert len(pilots(slurm)) == 1
 
 
 def test_a_script_that_says_so_in_its_dry_run_can_be_split(make_controller):
@@ -320,23 +272,25 @@ def test_a_script_that_says_so_in_its_dry_run_can_be_split(make_controller):
         controller.cycle()
         traits = read_traits(controller._store)
         assert traits.accumulating == {"new of alice (batch 8, 1 × gpu)"}
-        profiles = {each.key: each for each in controller._store.list()}
+        profiles = controller._store.list()
     policy = Scripted()
     slurm.jobs[3] = job(3, "new", 100)
-    decide(CycleInput(view_of(slurm.snapshot()), Knowledge(profiles, traits=traits), Config(**POLICY)), policy)
+    decided(slurm, policy, profiles, traits=traits)
     assert {each.job_id: each.batch.max_accumulate_steps for each in policy.request.jobs}[3] == 8
 
 
-def test_a_slowdown_fitted_on_the_site_reaches_the_policy(make_controller, caplog):
+def test_a_slowdown_fitted_on_the_site_reaches_the_policy_and_damaged_fits_cost_no_cycle(make_controller, caplog):
     slurm = FakeSlurm([job(1, "long", 100)], [make_node("n1", gpu_count=1)])
     curve = Parabola(1.0, 0.01, 0.0)
     fit = SlowdownFit(curve, 0.8, 12, 10.0, 180.0)
     with make_controller(slurm, KNOWN, **POLICY) as controller:
-        for name, body in (("gpu", fit.to_dict()), ("broken", {"curve": "?"})):
-            controller._store.put_document(SLOWDOWNS, Document(name, "2026-01-01T00:00:00+00:00", body))
+        damaged = [(SLOWDOWNS, "broken", {"curve": "?"}), (KIND, "broken", {"fixed_s": "?"})]
+        for kind, name, body in ((SLOWDOWNS, "gpu", fit.to_dict()), *damaged):
+            controller._store.put_document(kind, Document(name, "2026-01-01T00:00:00+00:00", body))
         traits = read_traits(controller._store)
+        controller.cycle()
+    assert len(pilots(slurm)) == 1
     policy = Scripted()
-    profiles = {each.key: each for each in KNOWN}
-    decide(CycleInput(view_of(slurm.snapshot()), Knowledge(profiles, traits=traits), Config(**POLICY)), policy)
+    decided(slurm, policy, traits=traits)
     assert policy.request.slowdowns == {"gpu": curve}
     assert "slow-down on broken is not used" in caplog.text

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from muri.slurm_plugin.planning.actions import Join, MemberPlan, StartGroup
 from muri.slurm_plugin.planning.site_limits import PILOT_EXTRA_S, SiteRoom
 from muri.slurm_plugin.planning.starts import asked_by
+from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import Job, JobState, Snapshot
 from muri.slurm_plugin.records.limits import NO_LIMITS, Association, Limits, PartitionLimits, Qos, SiteLimits, Tres
 from muri.slurm_plugin.records.roles import ManagedJob, View, view_of
@@ -28,6 +29,12 @@ def hep_job(job_id: int, **changes: Any) -> Job:
 
 def running(job_id: int, **changes: Any) -> Job:
     return hep_job(job_id, **{"state": JobState.RUNNING, "held": False, "reason": "", "nodes": "n1", **changes})
+
+
+TASKS = hep_job(7, array=True, array_job_id=7, array_tasks="0-2")
+"""Three tasks that wait."""
+
+MEMBER = tags.format_state(tags.MemberState(8, asked_by(make_job(9))))
 
 
 def site(qos: Limits = NO_LIMITS, own: Limits = NO_LIMITS, above: Limits = NO_LIMITS, **partition: Any) -> SiteLimits:
@@ -80,13 +87,12 @@ def no_room(limits: SiteLimits, job: Job, *others: Job) -> str:
 
 
 def test_a_site_without_limits_allows_everything():
-    job = hep_job(1)
-    assert largest(SiteLimits(), job) == (4, "")
-    assert no_room(SiteLimits(), job) == ""
-    room, _ = room_of(SiteLimits(), job, hep_job(2))
-    assert room.take_group(group_of(job, hep_job(2))) == ""
-    assert room.longest_s(job) is None
-    assert room.member_limit_s(job, 3) == 3 * HOUR_S
+    jobs = [hep_job(1), hep_job(2)]
+    assert largest(SiteLimits(), *jobs) == (4, "")
+    assert no_room(SiteLimits(), *jobs) == ""
+    room, _ = room_of(SiteLimits(), *jobs)
+    assert room.take_group(group_of(*jobs)) == ""
+    assert (room.longest_s(jobs[0]), room.member_limit_s(jobs[0], 3)) == (None, 3 * HOUR_S)
 
 
 # Time
@@ -101,8 +107,17 @@ def test_a_site_without_limits_allows_everything():
         (site(own=Limits(max_wall_s=4000)), 4000),
         (site(Limits(max_tres_minutes_per_job=(Tres("cpu", 400),))), 6000),
         (replace(site(Limits(max_wall_s=5000), max_time_s=9000), enforced=False), 9000),
+        (replace(site(max_time_s=100), qos=(Qos("normal", Limits(max_wall_s=900), over_partition_time=True),)), 900),
     ],
-    ids=["partition", "qos", "qos before association", "association", "minutes of CPUs", "not enforced"],
+    ids=[
+        "partition",
+        "qos",
+        "qos before association",
+        "association",
+        "minutes of CPUs",
+        "not enforced",
+        "over partition",
+    ],
 )
 def test_the_longest_time_limit(limits, longest_s):
     room, _ = room_of(limits)
@@ -118,11 +133,6 @@ def test_the_qos_of_the_partition_goes_first_unless_the_jobs_own_says_otherwise(
     assert room_of(replace(limits, qos=(first, *limits.qos[1:])))[0].longest_s(hep_job(1)) == 100
 
 
-def test_a_qos_may_lift_the_partitions_time_limit():
-    limits = replace(site(max_time_s=100), qos=(Qos("normal", Limits(max_wall_s=900), over_partition_time=True),))
-    assert room_of(limits)[0].longest_s(hep_job(1)) == 900
-
-
 def test_a_long_job_runs_alone_and_a_short_one_in_a_group():
     limits = site(max_time_s=48 * HOUR_S)
     size, why = largest(limits, hep_job(1, time_limit_s=36 * HOUR_S))
@@ -130,11 +140,7 @@ def test_a_long_job_runs_alone_and_a_short_one_in_a_group():
     assert why == "a group of 2 would need a time limit of 72.17 h for its pilot job, 48 h are allowed"
     assert largest(limits, hep_job(1, time_limit_s=20 * 60)) == (4, "")
     assert largest(limits, hep_job(1, time_limit_s=20 * HOUR_S))[0] == 2
-
-
-def test_a_job_without_a_time_limit_is_not_grouped_where_there_is_one():
-    assert largest(site(max_time_s=HOUR_S), hep_job(1, time_limit_s=0))[0] == 1
-    assert largest(site(), hep_job(1, time_limit_s=0))[0] == 4
+    assert largest(limits, hep_job(1, time_limit_s=0))[0] == 1
 
 
 def test_a_members_time_limit_is_capped_but_never_below_its_own():
@@ -157,28 +163,34 @@ def test_a_group_whose_pilot_would_run_too_long_is_refused():
 # Counts of jobs
 
 
-def test_the_pilot_counts_as_a_running_job():
-    limits = site(Limits(max_jobs_per_user=2))
-    size, why = largest(limits, hep_job(1), hep_job(2))
-    assert size == 1
-    assert why == "QOS normal allows 2 running jobs for each user (MaxJobsPerUser), alice would have 3"
-    assert largest(site(Limits(max_jobs_per_user=4)), hep_job(1))[0] == 3
-    assert largest(site(Limits(max_jobs_per_user=4)), hep_job(1), running(9))[0] == 2
-    assert largest(site(Limits(max_jobs_per_user=4)), hep_job(1), running(9, user="bob"))[0] == 3
+@pytest.mark.parametrize(
+    ("limits", "others", "size", "why"),
+    [
+        (Limits(max_jobs_per_user=2), [], 1, "2 running jobs for each user (MaxJobsPerUser), alice would have 3"),
+        (Limits(max_jobs_per_user=4), [], 3, "MaxJobsPerUser"),
+        (Limits(max_jobs_per_user=4), [running(9)], 2, "MaxJobsPerUser"),
+        (Limits(max_jobs_per_user=4), [running(9, user="bob")], 3, "MaxJobsPerUser"),
+        (Limits(max_submit_per_user=2), [hep_job(2)], 1, "2 waiting and running jobs for each user"),
+        (Limits(max_submit_per_user=3), [hep_job(2), hep_job(4, state=JobState.COMPLETED)], 4, ""),
+        (Limits(max_submit_per_user=4), [TASKS], 1, "MaxSubmitJobsPerUser), alice would have 5"),
+    ],
+)
+def test_the_pilot_is_one_job_more_to_submit_and_to_run(limits, others, size, why):
+    found, told = largest(site(limits), hep_job(1), *others)
+    assert found == size
+    assert why in told
 
 
-def test_members_count_as_running_jobs():
-    jobs = [hep_job(1), hep_job(2), hep_job(3)]
-    room, _ = room_of(site(Limits(max_jobs_per_user=3)), *jobs)
-    assert "alice would have 4" in room.take_group(group_of(*jobs))
-    assert room.take_group(group_of(*jobs[:2])) == ""
-
-
-def test_members_have_a_cpu_each():
-    jobs = [hep_job(1), hep_job(2)]
-    room, _ = room_of(site(Limits(max_tres_per_user=(Tres("cpu", 5),))), *jobs)
-    assert "allows 5 CPUs for each user (MaxTRESPerUser), alice would have 6" in room.take_group(group_of(*jobs))
-    assert room.take_group(group_of(*jobs, cpu_count=3)) == ""
+def test_all_accounts_above_a_job_count_and_of_two_associations_that_of_the_partition():
+    limits = site(own=Limits(max_jobs_per_user=9))
+    above = Association("physics", parent="root", limits=Limits(grp_jobs=1))
+    hep = replace(limits.associations[1], parent="physics")
+    nested = replace(limits, associations=(above, hep, *limits.associations[2:]))
+    bobs = running(9, user="bob")
+    assert "account physics allows 1 running jobs (GrpJobs)" in no_room(nested, hep_job(1), bobs)
+    assert no_room(limits, hep_job(1), bobs) == ""
+    own = Association("hep", "alice", partition="main", limits=Limits(max_jobs_per_user=1))
+    assert "(MaxJobs)" in no_room(replace(limits, associations=(*limits.associations, own)), hep_job(1), running(9))
 
 
 @pytest.mark.parametrize("limits", [Limits(max_jobs_per_user=9), Limits(max_jobs_per_account=9)])
@@ -188,73 +200,21 @@ def test_a_qos_that_limits_jobs_replaces_the_limit_of_an_association(limits):
     assert no_room(site(limits, own=own), hep_job(1), running(9)) == ""
 
 
-def test_jobs_alone_start_up_to_the_limit():
-    jobs = [hep_job(1), hep_job(2), hep_job(3)]
-    room, view = room_of(site(own=Limits(max_jobs_per_user=2)), *jobs)
-    refused = [room.take_alone(view.jobs[job.job_id]) for job in jobs]
-    assert refused == ["", "", "account hep allows 2 running jobs for each user (MaxJobs), alice would have 3"]
-
-
-def test_the_pilot_is_a_job_more_to_submit():
-    limits = site(Limits(max_submit_per_user=3))
-    jobs = [hep_job(1), hep_job(2), hep_job(3)]
-    assert largest(limits, *jobs)[1] == (
-        "QOS normal allows 3 waiting and running jobs for each user (MaxSubmitJobsPerUser), alice would have 4"
-    )
-    assert largest(limits, *jobs[:2]) == (4, "")
-    assert no_room(limits, *jobs) == ""
-    ended = hep_job(4, state=JobState.COMPLETED)
-    assert largest(limits, *jobs[:2], ended) == (4, "")
-
-
-def test_a_limit_of_an_account_counts_all_of_its_users():
-    limits = site(above=Limits(grp_jobs=3))
-    bobs = running(9, user="bob")
-    assert largest(limits, hep_job(1), bobs) == (
-        1,
-        "account hep allows 3 running jobs (GrpJobs), its jobs would have 4",
-    )
-    assert no_room(limits, hep_job(1), bobs, running(8)) == ""
-    assert "GrpJobs" in no_room(limits, hep_job(1), bobs, running(8), running(7))
-
-
 # Resources
 
 
-def test_gpus_of_a_user():
+def test_gpus_of_a_user_in_a_qos():
     limits = site(Limits(max_tres_per_user=GPU_2))
     why = "QOS normal allows 2 GPUs for each user (MaxTRESPerUser), alice would have 3"
     assert no_room(limits, hep_job(1), running(8), running(9)) == why
-    assert no_room(limits, hep_job(1), running(8)) == ""
     assert no_room(limits, hep_job(1), running(8), running(9, qos="other")) == ""
     jobs = [hep_job(job) for job in range(1, 7)]
     room, _ = room_of(limits, *jobs)
-    taken = [room.take_group(group_of(*jobs[index : index + 2])) for index in (0, 2, 4)]
-    assert taken == ["", "", why]
-
-
-def test_a_looser_qos_wins_over_an_association():
-    running_jobs = [running(8), running(9)]
-    group = Limits(grp_tres=GPU_2)
-    assert "account hep allows 2 GPUs (GrpTRES)" in no_room(site(above=group), hep_job(1), *running_jobs)
-    assert no_room(site(Limits(grp_tres=(Tres("gres/gpu", 9),)), above=group), hep_job(1), *running_jobs) == ""
-    assert "GrpTRES" in no_room(site(Limits(grp_tres=(Tres("cpu", 99),)), above=group), hep_job(1), *running_jobs)
-
-
-def test_a_qos_scales_the_limits_of_associations():
-    limits = site(above=Limits(grp_tres=GPU_2))
-    doubled = replace(limits, qos=(Qos("normal", limit_factor=2.0),))
+    assert [room.take_group(group_of(*jobs[index : index + 2])) for index in (0, 2, 4)] == ["", "", why]
+    of_account = site(above=Limits(grp_tres=GPU_2))
+    assert "(GrpTRES)" in no_room(of_account, hep_job(1), running(8), running(9))
+    doubled = replace(of_account, qos=(Qos("normal", limit_factor=2.0),))
     assert no_room(doubled, hep_job(1), running(8), running(9)) == ""
-
-
-def test_a_pilot_has_the_memory_of_all_members():
-    limits = site(Limits(max_tres_per_job=(Tres("mem", 2500),)))
-    why = "QOS normal allows 2500 MiB of memory for each job (MaxTRES), Muri's would have 3000"
-    assert largest(limits, hep_job(1, mem_per_node_mib=1000)) == (2, why)
-    jobs = [hep_job(job, mem_per_node_mib=1000) for job in (1, 2, 3)]
-    room, _ = room_of(limits, *jobs)
-    assert room.take_group(group_of(*jobs)) == why
-    assert room.take_group(group_of(*jobs[:2])) == ""
 
 
 @pytest.mark.parametrize(
@@ -271,11 +231,6 @@ def test_a_pilot_has_the_memory_of_all_members():
 )
 def test_the_largest_group_is_the_largest_whose_pilot_is_allowed(limits, size):
     assert largest(limits, hep_job(1, mem_per_node_mib=1000))[0] == size
-
-
-def test_a_pilot_with_whole_cpus_for_each_task_may_have_more_than_its_members():
-    job = hep_job(1, cpu_count=7, gpu_count=2, gpu_request="gres/gpu:2")
-    assert largest(site(Limits(max_tres_per_job=(Tres("cpu", 7),))), job)[0] == 1
 
 
 @pytest.mark.parametrize(
@@ -296,12 +251,6 @@ def test_what_a_plan_gives_beyond_the_requests_is_cut_to_what_is_allowed(limits,
     assert (found.cpu_count, found.mem_per_node_mib) == (cpus, mem_mib)
 
 
-def test_a_pilot_keeps_to_the_partitions_memory():
-    jobs = [hep_job(1, mem_per_node_mib=40_000), hep_job(2, mem_per_node_mib=40_000)]
-    room, _ = room_of(site(max_mem_per_node_mib=64_000), *jobs)
-    assert "partition main allows 64000 MiB of memory for each job (MaxMemPerNode)" in room.take_group(group_of(*jobs))
-
-
 def test_members_without_gpus_do_not_fit_where_each_job_must_have_one():
     size, why = largest(site(Limits(min_tres_per_job=(Tres("gres/gpu", 1),))), hep_job(1))
     assert size == 1
@@ -313,6 +262,8 @@ def test_a_limit_on_a_type_of_gpu():
     typed = {"gpu_request": "gres/gpu:a100:1"}
     assert "1 gres/gpu:a100 for each user" in no_room(limits, hep_job(1, **typed), running(9, **typed))
     assert no_room(limits, hep_job(1, gpu_request="gres/gpu:v100:1"), running(9, **typed)) == ""
+    assert no_room(limits, hep_job(1, **typed)) == ""
+    assert "alice would have 2" in no_room(limits, hep_job(1, node_count=2, gpu_count=2, **typed)), "one on each node"
     assert no_room(limits, hep_job(1), running(9, **typed)) == "", "Slurm itself does not foresee the type"
 
 
@@ -336,6 +287,9 @@ def test_what_slurm_will_start_by_itself_counts_for_groups_only():
     stuck = replace(released, reason="BadConstraints")
     room, _ = room_of(limits, *jobs, stuck)
     assert room.take_group(group_of(*jobs)) == ""
+    member = replace(released, reason="Dependency", gpu_count=0, admin_comment=f"muri:on muri-state:{MEMBER}")
+    room, _ = room_of(site(Limits(max_jobs_per_user=3)), *jobs, member)
+    assert "alice would have 4" in room.take_group(group_of(*jobs)), "it waits for its pilot job only"
 
 
 # Partitions
@@ -348,11 +302,8 @@ def test_the_state_of_a_partition(state, alone, size):
     limits = site(state=state)
     assert (no_room(limits, hep_job(1)) == "") is alone
     assert largest(limits, hep_job(1))[0] == size
-
-
-def test_nodes_that_are_not_shared():
-    size, why = largest(site(exclusive=True), hep_job(1))
-    assert (size, why) == (1, "jobs of partition main do not share nodes (OverSubscribe=EXCLUSIVE)")
+    whole_nodes = "jobs of partition main do not share nodes (OverSubscribe=EXCLUSIVE)"
+    assert largest(site(exclusive=True), hep_job(1)) == (1, whole_nodes)
 
 
 # What is not known
