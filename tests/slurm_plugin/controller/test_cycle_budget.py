@@ -1,16 +1,11 @@
 """What a cycle asks of Slurm is bounded: what does not fit is told, and done in the next cycle, which comes soon."""
 
 from collections import Counter
-from typing import cast
 
 import pytest
 from fake_slurm import NOW_S, FakeSlurm, behind_licence, four_jobs, make_job, make_node, one_gpu
-from virtual_clock import VirtualClock
 
-from muri.slurm_plugin.config import Events
-from muri.slurm_plugin.controller.cycle import Controller
-from muri.slurm_plugin.controller.loop import run_for_timer, run_once
-from muri.slurm_plugin.controller.pace import Bell
+from muri.slurm_plugin.controller.loop import run_once
 from muri.slurm_plugin.execute.apply import Left
 from muri.slurm_plugin.planning.actions import Cancel, Preempt, ReleaseSolo
 from muri.slurm_plugin.records import comment_tags as tags
@@ -123,50 +118,6 @@ def test_told_to_stop_a_cycle_reads_nothing_more(make_controller):
         assert controller.has_more
     assert slurm.reads == {"snapshot": 1}
     assert any("3 starts are left for the next cycle: the controller was told to stop" in e for e in status.errors)
-
-
-class Long:
-    """Leaves something to the next cycles; the flag that ends the loop, too."""
-
-    def __init__(self, clock: VirtualClock, cycles: int, look_s: float = 0.0) -> None:
-        self.begun_s: list[float] = []
-        self.looks_s: list[float] = []
-        self.has_more = True
-        self.someone_waits = False
-        self._clock, self._cycles, self._look_s = clock, cycles, look_s
-
-    def cycle(self) -> None:
-        self.begun_s.append(self._clock())
-        self._clock.sleep(0.5)
-        self.has_more = len(self.begun_s) < self._cycles
-
-    def close_gates(self) -> bool:
-        self.looks_s.append(self._clock())
-        self._clock.sleep(self._look_s)
-        return self._look_s > 0
-
-    def is_set(self) -> bool:
-        return False
-
-    def wait(self, timeout: float) -> bool:
-        self._clock.sleep(timeout)
-        return False
-
-
-def test_what_was_left_is_done_as_soon_as_events_are_served():
-    clock = VirtualClock()
-    controller = Long(clock, 3)
-    run_for_timer(cast(Controller, controller), 60.0, controller, Bell(Events(), (), clock), clock)
-    assert controller.begun_s == [0.0, 5.5, 11.0]
-    assert clock() < 12.0  # nothing is left, and nobody stays for more
-
-
-def test_looks_at_a_long_queue_take_a_tenth_of_the_time():
-    clock = VirtualClock()
-    controller = Long(clock, 1, look_s=2.0)
-    run_once(cast(Controller, controller), 60.0, controller, clock)
-    assert controller.looks_s == [0.5, 20.5, 40.5, 60.5][: len(controller.looks_s)]
-    assert len(controller.looks_s) == 3
 
 
 @pytest.mark.parametrize(

@@ -3,24 +3,11 @@
 from itertools import pairwise
 
 import pytest
+from stand_in_controller import Happenings
 from virtual_clock import VirtualClock
 
 from muri.slurm_plugin.config import Events
 from muri.slurm_plugin.controller.pace import Bell
-
-
-class Happenings:
-    """A watch that knows when events will have happened."""
-
-    def __init__(self, clock: VirtualClock, at_s: list[float]) -> None:
-        self._clock, self._at_s = clock, sorted(at_s)
-
-    def look(self) -> bool:
-        past = [at_s for at_s in self._at_s if at_s <= self._clock()]
-        del self._at_s[: len(past)]
-        return bool(past)
-
-    mark = look
 
 
 def begun(at_s: list[float], lasting_s: float = 0.5, until_s: float = 60.0, **settings: float) -> list[float]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import cast
 
 import pytest
+from stand_in_controller import Happenings, Work
 from virtual_clock import VirtualClock
 
 from muri.errors import MuriError
@@ -54,46 +55,11 @@ def test_the_loop_goes_on_after_a_cycle_that_failed_for_whatever_reason(caplog: 
     assert fault.exc_info is not None  # where it happened, for a report of the fault
 
 
-class Timed:
-    """Notes when each cycle begins; is the flag that ends the loop, too."""
-
-    def __init__(self, clock: VirtualClock, lasting_s: list[float]) -> None:
-        self.begun_s: list[float] = []
-        self._clock, self._lasting_s = clock, lasting_s
-
-    def cycle(self) -> None:
-        self.begun_s.append(self._clock())
-        self._clock.sleep(self._lasting_s.pop(0))
-
-    def is_set(self) -> bool:
-        return not self._lasting_s
-
-    def wait(self, timeout: float) -> bool:
-        self._clock.sleep(timeout)
-        return self.is_set()
-
-
 def test_cycles_begin_at_their_interval_and_at_once_after_one_that_took_longer() -> None:
     clock = VirtualClock()
-    controller = Timed(clock, [1.0, 20.0, 75.0, 1.0])
-    run_forever(cast(Controller, controller), 30.0, 0.0, controller, clock)
-    assert controller.begun_s == [0.0, 30.0, 60.0, 135.0]
-
-
-class Starting(Timed):
-    """Its members start within some seconds."""
-
-    def __init__(self, clock: VirtualClock, start_s: float, cycles: int = 1) -> None:
-        super().__init__(clock, [1.0] * cycles)
-        self.looks_s: list[float] = []
-        self._start_s = start_s
-
-    def is_set(self) -> bool:
-        return False
-
-    def close_gates(self) -> bool:
-        self.looks_s.append(self._clock())
-        return self._clock() < self._start_s
+    work = Work(clock, 1.0, 20.0, 75.0, 1.0)
+    run_forever(work.controller, 30.0, 0.0, Happenings(clock, [], 136.0), clock)
+    assert work.begun_s == [0.0, 30.0, 60.0, 135.0]
 
 
 @pytest.mark.parametrize(
@@ -104,77 +70,32 @@ def test_after_a_cycle_the_controller_stays_until_the_new_members_have_started(
     start_s: float, watch_s: float, looks_s: list[float]
 ) -> None:
     clock = VirtualClock()
-    controller = Starting(clock, start_s)
-    run_once(cast(Controller, controller), watch_s, controller, clock)
-    assert controller.looks_s == looks_s
+    work = Work(clock, 1.0, start_s=start_s)
+    run_once(work.controller, watch_s, Happenings(clock, []), clock)
+    assert work.looks_s == looks_s
 
 
-class StartingOften(Starting):
-    """Ends the loop with its last cycle."""
-
-    def is_set(self) -> bool:
-        return not self._lasting_s
+def test_looks_at_a_long_queue_take_a_tenth_of_the_time() -> None:
+    clock = VirtualClock()
+    work = Work(clock, 0.5, start_s=99.0, look_s=2.0)
+    run_once(work.controller, 60.0, Happenings(clock, []), clock)
+    assert work.looks_s == [0.5, 20.5, 40.5]
 
 
 def test_staying_for_new_members_does_not_put_off_the_next_cycle() -> None:
     clock = VirtualClock()
-    controller = StartingOften(clock, 99.0, cycles=3)
-    run_forever(cast(Controller, controller), 7.0, 60.0, controller, clock)
-    assert controller.begun_s == [0.0, 7.0, 14.0]
+    work = Work(clock, 1.0, start_s=99.0)
+    run_forever(work.controller, 7.0, 60.0, Happenings(clock, [], 15.0), clock)
+    assert work.begun_s == [0.0, 7.0, 14.0]
 
 
-class Happenings:
-    """Events at set times, and the flag that ends the loop at another."""
-
-    def __init__(self, clock: VirtualClock, at_s: list[float], until_s: float) -> None:
-        self._clock, self._at_s, self._until_s = clock, at_s, until_s
-
-    def look(self) -> bool:
-        past = [at_s for at_s in self._at_s if at_s <= self._clock()]
-        self._at_s = self._at_s[len(past) :]
-        return bool(past)
-
-    mark = look
-
-    def is_set(self) -> bool:
-        return self._clock() >= self._until_s
-
-    def wait(self, timeout: float) -> bool:
-        self._clock.sleep(timeout)
-        return self.is_set()
-
-
-class Eventful:
-    """Its cycles take half a second; members start until a set time."""
-
-    def __init__(self, clock: VirtualClock, start_s: float = 0.0, *, someone_waits: bool = False) -> None:
-        self.begun_s: list[float] = []
-        self.someone_waits = someone_waits
-        self.has_more = False
-        self._clock, self._start_s = clock, start_s
-
-    def cycle(self) -> None:
-        self.begun_s.append(self._clock())
-        self._clock.sleep(0.5)
-
-    def close_gates(self) -> bool:
-        return self._clock() < self._start_s
-
-
-def cycles_with(
-    at_s: list[float],
-    interval_s: float = 360.0,
-    start_s: float = 0.0,
-    until_s: float = 720.0,
-    *,
-    someone_waits: bool = False,
-) -> list[float]:
+def cycles_with(at_s: list[float], *, start_s: float = 0.0, someone_waits: bool = False) -> list[float]:
+    """When cycles of half a second begin, each 360 s and on events."""
     clock = VirtualClock()
-    events = Happenings(clock, at_s, until_s)
-    controller = Eventful(clock, start_s, someone_waits=someone_waits)
-    bell = Bell(Events(), (events,), clock)
-    run_forever(cast(Controller, controller), interval_s, 60.0, events, clock, bell)
-    return controller.begun_s
+    events = Happenings(clock, at_s, 720.0)
+    work = Work(clock, 0.5, start_s=start_s, someone_waits=someone_waits)
+    run_forever(work.controller, 360.0, 60.0, events, clock, Bell(Events(), (events,), clock))
+    return work.begun_s
 
 
 def test_an_event_is_served_between_two_cycles_of_the_interval_which_stays() -> None:
@@ -190,6 +111,14 @@ def test_once_members_have_started_a_cycle_lets_waiting_jobs_join_them() -> None
     _, second, *_ = cycles_with([], start_s=10.0, someone_waits=True)
     assert 10.0 < second < 13.0
     assert cycles_with([], start_s=10.0) == [0.0, 360.0]
+
+
+def test_what_was_left_is_done_as_soon_as_events_are_served() -> None:
+    clock = VirtualClock()
+    work = Work(clock, 0.5, cycles=3)
+    run_for_timer(work.controller, 60.0, Happenings(clock, []), Bell(Events(), (), clock), clock)
+    assert work.begun_s == [0.0, 5.5, 11.0]
+    assert clock() < 12.0  # nothing is left, and nobody stays for more
 
 
 class Locked:
@@ -225,10 +154,9 @@ def test_while_another_controller_is_at_work_an_event_is_kept_and_a_failure_is_l
 def test_a_timers_cycle_serves_events_while_it_stays_and_then_leaves_them_to_others() -> None:
     clock = VirtualClock()
     events = Happenings(clock, [10.0, 20.0, 90.0], 1000.0)
-    controller = Eventful(clock, start_s=500.0)
-    bell = Bell(Events(), (events,), clock)
-    run_for_timer(cast(Controller, controller), 60.0, events, bell, clock)
-    assert controller.begun_s == [0.0, 11.5, 21.0]
+    work = Work(clock, 0.5, start_s=500.0)
+    run_for_timer(work.controller, 60.0, events, Bell(Events(), (events,), clock), clock)
+    assert work.begun_s == [0.0, 11.5, 21.0]
     assert clock() == 21.5 + 60.0
 
 

@@ -83,6 +83,12 @@ class Group:
         self._pilot = pilot.PilotWatch(spec, self._status, cast("subprocess.Popen[bytes]", self), self.clock)
         return self._pilot.watch()
 
+    def ends(self, *events: Event, **options: float) -> float:
+        """Watch, and return when the runtime is told to end."""
+        self.watch(*events, **options)
+        ((ended_s, _),) = self.signals
+        return ended_s
+
     def cancel(self) -> None:
         """Signal the pilot job, as Slurm does."""
         assert self._pilot is not None
@@ -158,20 +164,18 @@ def test_nobody_is_asked_about_members_at_work_for_long(group: Group) -> None:
 
 
 def test_the_gpus_are_given_back_soon_after_the_last_member_has_ended(group: Group) -> None:
-    group.watch(
+    ended_s = group.ends(
         (100.1, lambda: group.members("ended", "running")),
         (200.1, lambda: group.members("ended", "ended")),
         (201.1, group.states.clear),
     )
-    ((ended_s, _),) = group.signals
     assert ended_s <= 202.5
     assert group.asked[0][0] > 200.0
     assert len(group.asked) <= 4 + 3
 
 
 def test_the_pauses_grow_while_jobs_go_on_after_their_training(group: Group) -> None:
-    group.watch((60.1, lambda: group.members("ended", "ended")), (3660.1, group.states.clear))
-    ((ended_s, _),) = group.signals
+    ended_s = group.ends((60.1, lambda: group.members("ended", "ended")), (3660.1, group.states.clear))
     assert 3660.0 < ended_s < 3700.0
     assert len(group.asked) <= 8 + 3600 / (30.0 * 0.8) + 3
     assert {job_id for at_s, job_id in group.asked if at_s < 3660.0} == {1}  # one that is there is enough
@@ -193,8 +197,7 @@ def test_a_script_between_two_looks_at_the_status_makes_the_questions_prompt_aga
     def end(sessions: int) -> None:
         group.tell(members={"1": {"state": "ended", "sessions": sessions}, "2": {"state": "ended", "sessions": 1}})
 
-    group.watch((60.1, lambda: end(1)), (300.1, lambda: end(2)), (300.6, group.states.clear))
-    ((ended_s, _),) = group.signals
+    ended_s = group.ends((60.1, lambda: end(1)), (300.1, lambda: end(2)), (300.6, group.states.clear))
     assert ended_s <= 302.0
 
 
@@ -211,8 +214,7 @@ def test_gpus_that_no_member_came_for_are_given_back(group: Group) -> None:
 def test_members_that_were_cancelled_while_they_waited_are_found_soon(group: Group) -> None:
     group.tell()
     group.states = {1: "PENDING", 2: "PENDING"}
-    group.watch((3.1, group.states.clear))
-    ((ended_s, _),) = group.signals
+    ended_s = group.ends((3.1, group.states.clear))
     assert ended_s < 3.1 * 2.5
 
 
@@ -220,23 +222,20 @@ def test_members_that_were_cancelled_while_they_waited_are_found_soon(group: Gro
 def test_a_member_that_started_late_is_waited_for(group: Group, state: str) -> None:
     group.tell()
     group.states = {1: "PENDING", 2: state}
-    group.watch((100.1, group.states.clear), attach_timeout_s=42.0)
-    ((ended_s, _),) = group.signals
+    ended_s = group.ends((100.1, group.states.clear), attach_timeout_s=42.0)
     assert 100.0 < ended_s < 100.0 + 1.2 * 30.0
 
 
 def test_a_member_whose_job_is_suspended_keeps_its_gpus(group: Group) -> None:
     group.tell(members={"1": {"state": "running", "paused": True}, "2": {"state": "ended"}})
     group.states = {1: "SUSPENDED"}
-    group.watch((1000.1, group.states.clear))
-    ((ended_s, _),) = group.signals
+    ended_s = group.ends((1000.1, group.states.clear))
     assert 1000.0 < ended_s < 1000.0 + 1.2 * 1200.0
 
 
 def test_gpus_are_not_given_back_while_a_member_is_at_work(group: Group) -> None:
     group.states = {1: "PENDING", 2: "PENDING"}
-    group.watch((1300.1, group.states.clear), attach_timeout_s=42.0)
-    ((ended_s, _),) = group.signals
+    ended_s = group.ends((1300.1, group.states.clear), attach_timeout_s=42.0)
     assert ended_s > 1300.0
 
 
@@ -246,8 +245,7 @@ def test_a_member_that_was_stopped_and_waits_for_another_group_is_none_any_more(
         group.states = {1: "PENDING", 2: "PENDING"}
         group.tagged.discard(1)
 
-    group.watch((60.1, stop), (64.1, lambda: group.tagged.discard(2)), attach_timeout_s=1000.0)
-    ((ended_s, _),) = group.signals
+    ended_s = group.ends((60.1, stop), (64.1, lambda: group.tagged.discard(2)), attach_timeout_s=1000.0)
     assert 64.0 < ended_s < 69.0
 
 
@@ -257,8 +255,7 @@ def test_the_group_waits_for_a_job_that_is_about_to_join(group: Group) -> None:
         group.states = {3: "RUNNING"}
         group.joined = (1, 2, 3)
 
-    group.watch((60.1, end), (90.1, lambda: group.states.pop(3)))
-    ((ended_s, _),) = group.signals
+    ended_s = group.ends((60.1, end), (90.1, lambda: group.states.pop(3)))
     assert 90.0 < ended_s < 125.0
 
 
