@@ -9,7 +9,6 @@ from policy_builders import KINDS, make_cluster_node, make_job, make_request
 
 from muri.policies.cycle.queue import pools
 from muri.policies.cycle.validation import RequestError, job_error
-from muri.policies.horus.policy import cluster
 from muri.policies.registry import get_policy, policy_names
 from muri.policies.speed.measured import InterferenceTable, PairSpeed
 from muri.policies.types import FreeNode, NodeShare, Running, sentences
@@ -61,12 +60,6 @@ def test_a_job_of_too_many_nodes_is_told_that_it_is_larger_than_its_partition(na
         "it is next in line; it is larger than the partition is now: it needs 2000000000 nodes, "
         "and 3 of partition main can be used"
     )
-
-
-def test_a_job_of_more_gpus_than_all_nodes_have_is_told_so():
-    nodes = [make_cluster_node("n1", 4), make_cluster_node("n2", 2)]
-    plan = get_policy("auto").plan(make_request([make_job(1, gpu_count=8, node_count=2)], nodes))
-    assert "it needs 8 GPUs, and 6 of partition main can be used" in str(plan.waiting[0].reasons[0])
 
 
 HOSTILE = {
@@ -128,11 +121,6 @@ def test_an_error_of_no_single_job_names_none():
     with pytest.raises(RequestError) as caught:
         get_policy("auto").plan(make_request([], [], now_s=math.nan))
     assert caught.value.job_id is None
-
-
-def test_kinds_that_cannot_be_told_apart_are_fewer_kinds():
-    points = [(1.0, 0.0), (1.0, 1e-300), (1.0, 2e-300), (1.0, 1e300)]
-    assert len(set(cluster(points, 3))) == 2
 
 
 class Name(str):

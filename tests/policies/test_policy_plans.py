@@ -104,15 +104,6 @@ def test_every_plan_keeps_the_laws_and_the_order_of_the_input_does_not_matter(re
     assert policy.plan(shuffled) == plan
 
 
-@given(requests())
-def test_nobody_shares_when_all_fit_apart(request_):
-    roomy = [make_node(f"roomy{index}", 16, partitions=("main", "debug", "far"), gpu_count=16) for index in range(15)]
-    plan = MuriL().plan(dataclasses.replace(request_, nodes=tuple(roomy)))
-    assert plan.groups == ()
-    waiting = {job.job_id for job in request_.jobs if job.may_share and job.profile is None}
-    assert {item.job_id for item in plan.waiting} == (waiting if request_.max_group_size > 1 else set())
-
-
 def test_a_group_takes_as_many_gpus_as_one_member():
     jobs = [make_job(number, kind, gpu_count=2) for number, kind in enumerate(KINDS, start=1)]
     plan = MuriL().plan(make_request(jobs, [make_node("n1", 3, gpu_count=4)]))
@@ -124,14 +115,6 @@ def test_best_fit_keeps_the_large_hole():
     nodes = [make_node("a", 4, gpu_count=4), make_node("b", 1, gpu_count=4)]
     plan = Fifo().plan(make_request(jobs, nodes))
     assert {solo.job_id: solo.node for solo in plan.solo} == {1: "b", 2: "a"}
-
-
-def test_solo_jobs_leave_the_larger_memory_to_groups():
-    jobs = [make_job(1, "gpu", groupable=False, alone_reason="asked to"), make_job(2, "cpu"), make_job(3, "network")]
-    nodes = [make_node("a", 1, gpu_mem_gib=80.0), make_node("b", 1, gpu_mem_gib=1.5)]
-    plan = MuriL().plan(make_request(jobs, nodes))
-    assert [(solo.job_id, solo.node) for solo in plan.solo] == [(1, "b")]
-    assert [group.node for group in plan.groups] == ["a"]
 
 
 def test_a_group_that_finds_no_memory_is_dissolved():
@@ -148,11 +131,6 @@ def test_reasons_for_running_alone_tell_why():
     assert "there is room for every job" in str(roomy.solo[0].reasons[1])
     lonely = MuriL().plan(make_request([make_job(1), make_job(2), make_job(3, user="bob"), make_job(4)], nodes))
     assert "no other job that may share with it waits (user bob" in str(lonely.solo[0].reasons[1])
-
-
-def test_a_partition_without_nodes_is_told_apart_from_a_full_one():
-    (item,) = MuriL().plan(make_request([make_job(1, partition="gone")], [make_node("n1", 1)])).waiting
-    assert sentences(item.reasons) == ("it is next in line and no node of partition gone can be used now",)
 
 
 def test_a_job_without_a_profile_waits_for_one_where_it_could_share_and_not_without_end():
@@ -200,16 +178,6 @@ def test_smaller_jobs_pass_a_large_one_until_it_has_waited_too_long():
     aged = next(solo for solo in late.solo if solo.job_id == 1)
     assert aged.node == ""
     assert str(aged.reasons[0]) == "it has waited 1.0 h, longer than max_wait_s allows (1.0 h)"
-
-
-def test_waiting_jobs_know_their_place():
-    jobs = [make_job(number, "gpu") for number in range(1, 5)]
-    plan = Fifo().plan(make_request(jobs, [make_node("n1", 1)]))
-    assert [str(item.reasons[0]) for item in plan.waiting] == [
-        "it is next in line and no GPU is free in partition main",
-        "1 job is ahead of it and no GPU is free in partition main",
-        "2 jobs are ahead of it and no GPU is free in partition main",
-    ]
 
 
 @pytest.mark.parametrize(("speed", "grouped"), [(0.9, True), (0.4, False)])

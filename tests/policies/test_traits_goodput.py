@@ -9,14 +9,12 @@ from policy_builders import make_profile, profiles
 
 from muri.policies.traits import (
     FIRST_SYNC_SHARE,
-    NOISE_SCALE,
     BatchModel,
     goodput,
     iteration_model,
     model_of,
     relative_goodput,
     ring_share,
-    statistical_efficiency,
 )
 
 
@@ -27,11 +25,6 @@ def measured_on(gpu_count, stage_s):
 
 def test_a_ring_moves_nearly_twice_the_gradients():
     assert [ring_share(count) for count in (1, 2, 4)] == [0.0, 1.0, 1.5]
-
-
-def test_efficiency_is_one_for_the_batch_asked_for_and_falls_towards_nothing():
-    assert NOISE_SCALE == 4.0
-    assert [statistical_efficiency(scale) for scale in (1.0, 2.0, 6.0)] == [1.0, 5 / 6, 0.5]
 
 
 def test_fewer_gpus_by_hand():

@@ -45,25 +45,6 @@ def test_at_most_three_jobs_for_each_server_are_split(seed, servers):
     assert int((laid > 0).sum()) <= len(needs) + 3 * servers
 
 
-def test_nobody_is_split_who_need_not_be():
-    laid = map_to_nodes([Need(4, Demand(12.0, 100.0), (0, 1))] * 4, [ROOM] * 2)
-    assert split_jobs(laid) == 0
-    assert laid.sum(axis=0) == pytest.approx([2.0, 2.0])
-
-
-def test_six_gpus_each_on_eight_are_split_where_they_must_be():
-    # 4 jobs of 6 GPUs on 3 servers of 8 GPUs: one has to be split.
-    laid = map_to_nodes([Need(6, Demand(1.0, 1.0), range(3))] * 4, [ROOM] * 3)
-    assert 1 <= split_jobs(laid) <= 3
-
-
-def test_what_does_not_fit_is_told():
-    assert map_to_nodes([Need(9, Demand(1.0, 1.0), (0,))], [ROOM]) is None
-    assert map_to_nodes([Need(1, Demand(25.0, 1.0), (0,))], [ROOM]) is None
-    unlimited = map_to_nodes([Need(1, Demand(25.0, 1.0), (0,))], [Room(8, np.inf, np.inf)])
-    assert unlimited.tolist() == [[1.0]]
-
-
 def test_whole_gpus_go_where_most_of_the_job_is():
     # 3.3 GPUs on server 1 and 2.7 on server 2, the paper's example.
     part = np.array([0.0, 3.3 / 6, 2.7 / 6])

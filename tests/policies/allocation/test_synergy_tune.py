@@ -187,14 +187,6 @@ def test_a_running_job_grows_again_if_that_pays_for_its_restart(restart_s, grows
     assert kept(plan) == {1: not grows}
 
 
-def test_who_cannot_be_stopped_keeps_what_he_has():
-    running = Running((job(1, HUNGRY, preemptible=False),), (NodeShare("a", 1),), {1: (CpuMemShare("a", 12.0, 60.0),)})
-    node = make_host("a", free_gpus=3, free_cpus=0.0, free_mem_gib=180.0)
-    plan = plan_of("synergy-tune-fifo", [job(2, MODEST)], [node], running=(running,))
-    assert shares_by_job(plan) == {1: (12, 60)}
-    assert [item.job_id for item in plan.waiting] == [2]
-
-
 def test_a_job_that_waits_for_cpus_too_long_goes_to_slurm():
     running = Running((job(1, HUNGRY, preemptible=False),), (NodeShare("a", 1),), {1: (CpuMemShare("a", 12.0, 60.0),)})
     node = make_host("a", free_gpus=3, free_cpus=0.0, free_mem_gib=180.0)
@@ -204,12 +196,6 @@ def test_a_job_that_waits_for_cpus_too_long_goes_to_slurm():
     ]
     assert solo.gpus == ()
     assert "longer than max_wait_s allows" in str(solo.reasons[0])
-
-
-def test_proportional_gives_everybody_the_same():
-    plan = plan_of("synergy-proportional-fifo", [job(1, HUNGRY), job(2, MODEST)], [make_host("a")])
-    assert shares_by_job(plan) == {1: FAIR, 2: FAIR}
-    assert said(plan, 1).endswith("it gets 3 CPUs and 60 GiB of memory / CPUs and memory follow the GPUs")
 
 
 def test_greedy_skips_what_does_not_fit():
@@ -264,16 +250,6 @@ def test_opt_out_of_time_is_tune_with_a_bound():
     assert stopped.cpu_mem_shares == tuned.cpu_mem_shares
     # 13.5 of 15 CPUs are in use, and the first program proves that no plan is worth more than all 15.
     assert (stopped.certificate.value, stopped.certificate.upper_bound) == pytest.approx((13.5 / 3.75, 15 / 3.75))
-
-
-def test_opt_without_counting_finds_the_same():
-    request = request_of([job(number, HUNGRY) for number in (1, 2, 3)], [make_host("a", cpus=15.0)])
-    rules = PolicyOptions(max_group_size=1)
-    counted, each = (
-        plan_allocation(request, "any", fifo, rules, partial(optimal, merge_equal=merge), saturating_wish)
-        for merge in (True, False)
-    )
-    assert counted.certificate.value == pytest.approx(each.certificate.value)
 
 
 def test_drf_serves_the_user_with_the_smallest_share():

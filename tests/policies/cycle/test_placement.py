@@ -72,26 +72,6 @@ def test_more_gpus_than_an_island_has_come_from_the_fewest():
     assert FreeGpus([node]).take("main", 4) == (NodeShare("a", 4, (0, 4, 5, 6)),)
 
 
-def test_what_is_given_back_returns_to_its_island():
-    node = make_node("a", 1, gpu_count=4, islands=((3,),), topology=((0, 1), (2, 3)))
-    gpus = FreeGpus([node])
-    gpus.give_back((NodeShare("a", 2, (0, 2)),))
-    assert gpus.take("main", 2) == (NodeShare("a", 2, (2, 3)),)
-
-
-def test_without_names_of_held_gpus_nothing_is_claimed():
-    gpus = FreeGpus([make_cluster_node("a")])
-    gpus.take_exactly((NodeShare("a", 1),))
-    assert gpus.take("main", 1) == (NodeShare("a", 1),)
-
-
-def test_a_copy_leaves_the_original_alone():
-    gpus = FreeGpus([make_cluster_node("a")])
-    trial = gpus.copy()
-    assert trial.take("main", 4) is not None
-    assert gpus.take("main", 4) == (NodeShare("a", 4, (0, 1, 2, 3)),)
-
-
 def test_exactly_these_gpus_are_free_or_not():
     gpus = FreeGpus([make_cluster_node("a")])
     gpus.take_exactly((NodeShare("a", 1, (1,)),))
@@ -147,16 +127,6 @@ def test_of_nodes_that_are_equal_else_one_whose_free_gpus_are_an_island_comes_fi
 def test_a_single_gpu_is_taken_where_it_breaks_no_island():
     gpus = FreeGpus([halves("a", (0, 1)), halves("b", (0,), (2,))])
     assert gpus.take("main", 1) == (NodeShare("b", 1, (0,)),)
-
-
-def test_a_fuller_node_still_goes_before_an_island():
-    gpus = FreeGpus([halves("a", (0,), (2, 3)), halves("b", (0,), (2,))])
-    assert gpus.take("main", 2) == (NodeShare("b", 2, (0, 2)),)
-
-
-def test_where_the_free_gpus_are_not_known_a_node_with_an_island_comes_first():
-    unknown = make_node("a", 2, gpu_count=4, topology=SQUARE)
-    assert FreeGpus([unknown, halves("b", (0, 1))]).take("main", 2) == (NodeShare("b", 2, (0, 1)),)
 
 
 def test_a_job_on_several_nodes_gets_islands_of_them():

@@ -16,7 +16,7 @@ from muri.policies.options import PolicyOptions
 from muri.policies.registry import get_policy
 from muri.policies.speed.model import shape_of
 from muri.policies.speed.registry import speed_model
-from muri.policies.types import NodeShare, Plan, Running
+from muri.policies.types import Plan
 
 
 def plan_of(request, rules=None) -> Plan:
@@ -57,30 +57,6 @@ def test_no_reason_is_made_where_none_is_asked_for(monkeypatch):
     assert plan.groups
     assert plan.waiting
     assert not any(decision.reasons for decision in (*plan.groups, *plan.solo, *plan.waiting))
-
-
-def test_jobs_that_all_have_gpus_of_their_own_are_not_grouped(monkeypatch):
-    asked = []
-
-    def group_buckets(problems, options, model):
-        asked.extend(problems)
-        return original(problems, options, model)
-
-    original = regrouping.group_buckets
-    monkeypatch.setattr(regrouping, "group_buckets", group_buckets)
-    may_stop = {"preemptible": True, "restart_s": 10.0}
-    apart = Running((make_job(1, **may_stop),), (NodeShare("n1", 1),))
-    others = (make_job(2, "storage", user="b", **may_stop), make_job(3, "cpu", user="b", **may_stop))
-    together = Running(others, (NodeShare("n1", 1),))
-    arrived = (make_job(4), make_job(5, user="b"))
-    nodes = [make_node("n1", 0, gpu_count=2), make_node("n2", 8, gpu_count=8)]
-    plan = plan_of(make_request(arrived, nodes, running=(apart, together)))
-    assert {solo.job_id for solo in plan.solo} >= {1, 4}
-    # Only of the user whose jobs have shared so far: all three afresh, then the one that came beside those that stay.
-    assert [len(problem.jobs) for problem in asked] == [3, 1]
-    asked.clear()
-    plan_of(make_request(arrived, nodes, running=(apart, together)), PolicyOptions(merge="whole-rounds"))
-    assert len(asked) >= 2
 
 
 class CountingModel:

@@ -227,14 +227,6 @@ def test_jobs_larger_than_a_node_get_whole_idle_nodes():
     assert str(waits.reasons[0]) == expected
 
 
-def test_jobs_larger_than_a_node_can_share_whole_nodes():
-    jobs = [make_job(1, "gpu", gpu_count=8), make_job(2, "cpu", gpu_count=8)]
-    nodes = [make_cluster_node(name) for name in ("a", "b")]
-    (group,) = plan_of(make_request(jobs, nodes, larger_than_a_node="whole-nodes")).groups
-    assert [share.node for share in group.gpus] == ["a", "b"]
-    assert group.gpu_count == 8
-
-
 def test_an_aged_job_goes_first_where_slurm_is_not_behind_the_plan():
     jobs = [make_job(1, submit_s=0.0, remaining_s=9e5), make_job(2, submit_s=900.0, remaining_s=1.0)]
     request = make_request(jobs, [make_node("n1", 1)], larger_than_a_node="whole-nodes", max_group_size=1)

@@ -64,6 +64,8 @@ def test_a_job_cannot_both_wait_and_run():
         (make_node("n1", 2, gpu_count=2, topology=((0, 1, 2),)), "topology lists 3 GPUs but the node has 2"),
         (make_node("n1", 2, gpu_mem_gib=float("nan")), "gpu_mem_gib is nan"),
         (make_node("n1", 0, gpu_count=-1), "gpu_count is -1"),
+        (make_node("n1", -1), "free_gpus is -1"),
+        (make_node("n1", 3, gpu_count=2), "3 free GPUs but only 2"),
     ],
 )
 def test_nodes_that_cannot_be_are_named(node, message):
@@ -81,6 +83,8 @@ def test_a_gpu_is_either_free_or_held():
         ({"interval_s": -1.0}, "interval_s is -1.0"),
         ({"interval_s": float("nan")}, "interval_s is nan"),
         ({"now_s": float("inf")}, "now_s is inf"),
+        ({"max_group_size": 0}, "max_group_size is 0"),
+        ({"nodes": (BUSY, BUSY)}, "node n1 appears more than once"),
         ({"larger_than_a_node": "slrum"}, "larger_than_a_node is 'slrum'; valid are: slurm, whole-nodes, refuse"),
     ],
 )

@@ -37,27 +37,6 @@ def test_smaller_jobs_pass_what_finds_no_room():
     assert chosen_ids(selection) == {("main", 2): ([1, 4], 1), ("main", 1): ([3], 1)}
 
 
-def test_gpus_that_are_left_go_to_jobs_that_have_only_a_seat():
-    jobs = [make_job(number) for number in range(1, 4)]
-    selection = choose(jobs, [make_node("n1", 4)])
-    assert chosen_ids(selection) == {("main", 1): ([1, 2, 3], 3)}
-    assert selection.room_for_all
-
-
-def test_users_have_seats_of_their_own_unless_they_may_mix():
-    jobs = [make_job(1), make_job(2, user="bob"), make_job(3)]
-    nodes = [make_node("n1", 1)]
-    assert chosen_ids(choose(jobs, nodes)) == {("main", 1): ([1, 3], 1)}
-    assert chosen_ids(choose(jobs, nodes, same_user=False)) == {("main", 1): ([1, 2, 3], 1)}
-
-
-def test_a_job_that_cannot_share_reserves_and_opens_nothing():
-    jobs = [make_job(1, groupable=False), make_job(2)]
-    selection = choose(jobs, [make_node("n1", 1)])
-    assert [contender.job.job_id for contender in selection.alone] == [1]
-    assert selection.buckets == {}
-
-
 @given(requests(), st.integers(1, 4))
 def test_no_more_is_reserved_than_is_free_and_no_more_selected_than_has_seats(request_, group_size):
     queue = line_up(request_, priority.fifo, PolicyOptions())
@@ -69,17 +48,6 @@ def test_no_more_is_reserved_than_is_free_and_no_more_selected_than_has_seats(re
         assert [member.rank for member in choice.members] == sorted(member.rank for member in choice.members)
         assert {member.bucket for member in choice.members} == {bucket}
     assert reserved <= sum(node.free_gpus for node in request_.nodes)
-
-
-@given(requests())
-def test_another_gpu_never_selects_fewer_jobs(request_):
-    def selected(nodes):
-        found = select(line_up(request_, priority.fifo, PolicyOptions()).contenders, FreeGpus(nodes), 2)
-        return len(found.alone) + sum(len(choice.members) for choice in found.buckets.values())
-
-    if all(job.gpu_count == 1 for job in request_.jobs):
-        more = (*request_.nodes, make_node("extra", 1, partitions=("main", "debug", "far")))
-        assert selected(more) >= selected(request_.nodes)
 
 
 def test_pools_share_no_node():

@@ -159,17 +159,6 @@ def test_improving_takes_pairs_apart_again():
     assert improved > 1.02 * rounds
 
 
-@given(problems(), options)
-@settings(max_examples=30, deadline=None)
-def test_equal_jobs_can_change_places(problem, how):
-    # The value depends on which kinds of jobs are urgent, not on how the urgent ones are ordered.
-    model = speed_model(how.speed_model)
-    order = [*reversed(range(problem.slots)), *reversed(range(problem.slots, len(problem.jobs)))]
-    turned = BucketProblem(tuple(problem.jobs[job] for job in order), 1, problem.slots, problem.memory_limit_gib)
-    first, second = group_buckets([problem, turned], how, model)
-    assert first.certificate.value == pytest.approx(second.certificate.value)
-
-
 def random_shapes(count, seed):
     rng = np.random.default_rng(seed)
     stage_s = np.round(rng.lognormal(-2.5, 0.8, (count, 4)), 4)
@@ -207,13 +196,6 @@ def test_trying_every_choice_and_the_program_agree(seed, monkeypatch):
     solved = choose_columns(columns, Limits(counts, urgent, slots))
     assert tried.value == pytest.approx(solved.value)
     assert tried.upper_bound == tried.value
-
-
-def test_one_column_for_very_many_slots():
-    busy = Shape((0.0, 0.0, 1.0, 0.0), 1.0)  # two of them are no faster than one
-    problem = BucketProblem(kinds_with([busy] * 2000), 1, 990)
-    (answer,) = group_buckets([problem], PolicyOptions(grouping="optimal"), speed_model("fair"))
-    assert answer.groups == tuple((job,) for job in range(990))
 
 
 def test_groups_are_listed_again_only_when_jobs_come_or_go():

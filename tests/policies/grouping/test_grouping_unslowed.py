@@ -1,9 +1,8 @@
 """Jobs that do not slow each other share first: nothing is better, so nothing else is computed."""
 
-import numpy as np
 import pytest
 
-from muri.policies.grouping import engine, kway, rounds
+from muri.policies.grouping import engine, rounds
 from muri.policies.grouping.engine import group_buckets
 from muri.policies.grouping.problem import BucketProblem, kinds_with
 from muri.policies.grouping.unslowed import unslowed_groups
@@ -57,26 +56,6 @@ def test_nothing_is_listed_or_solved_where_nobody_is_slowed(monkeypatch):
     assert found.certificate.gap == 0
     assert found.certificate.value == pytest.approx(sum(range(1, 121)))
     assert len(found.groups) == 100
-
-
-@pytest.mark.parametrize("count", [40, 200])
-def test_the_value_is_that_of_all_groups_at_once(count):
-    rng = np.random.default_rng(count)
-    shapes = [(STORAGE, CPU, GPU)[index] for index in rng.integers(0, 3, count)]
-    given = problem(*shapes, slots=count - count // 10)
-    (found,) = group_buckets([given], JCT, FAIR)
-    assert found.left == ()
-    assert found.certificate.value == pytest.approx(sum(kind.worth for kind in given.jobs))
-
-
-def test_a_relaxation_in_whole_numbers_needs_no_integer_program(monkeypatch):
-    def refuse(*_args, **_options):
-        raise AssertionError("an integer program was solved")
-
-    monkeypatch.setattr(kway, "solve_integer", refuse)
-    half = Shape((1.0, 1.0, 0.0, 0.0), 2.0)
-    (found,) = group_buckets([problem(half, half, STORAGE, STORAGE, CPU, slots=3)], JCT, FAIR)
-    assert found.certificate.gap == pytest.approx(0, abs=1e-9)
 
 
 def test_a_like_queue_has_the_matching_that_was_found_before(monkeypatch):

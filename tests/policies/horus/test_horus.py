@@ -21,7 +21,6 @@ from policy_builders import (
 from muri.errors import UsageError
 from muri.policies.horus.cost import MAX_RAISES, CostModel, Load, pays, raised_gib
 from muri.policies.horus.policy import JobQueue, cluster, pick, queues_of
-from muri.policies.options import OptionsError
 from muri.policies.registry import get_policy
 from muri.policies.types import NodeShare, Running
 from muri.profiler.interference.slowdown import Parabola, published_slowdown
@@ -44,10 +43,6 @@ def test_the_cost_of_a_placement_by_hand():
     assert CostModel(0.3, 0.7).of(load, 24.0, RTX_2080) == pytest.approx(0.2 + 0.7 * 1.38024)
 
 
-def test_an_unknown_memory_costs_nothing():
-    assert CostModel(1.0, 0.0).of(Load(1, 30.0, 0.5), float("inf"), RTX_2080) == 0.0
-
-
 def test_an_idle_gpu_is_cheaper_even_where_memory_is_unknown_and_both_are_hardly_used():
     nodes = [make_cluster_node("n1", 2)]
     plan = get_policy("horus").plan(make_request([busy(1, 0.1, 0.0), busy(2, 0.1, 0.0)], nodes))
@@ -59,10 +54,6 @@ def test_sharing_pays_while_the_sum_of_speeds_does_not_fall(newcomer, expected):
     before = Load(1, 1.0, 1.0)
     after = Load(2, 2.0, 1.0 + newcomer)  # f = 1.61, 1.92, 2.16: two jobs do 2/f
     assert pays(before, after, 1.0, RTX_2080) is expected
-
-
-def test_the_first_job_of_a_gpu_is_always_welcome():
-    assert pays(Load(), Load(1, 1.0, 1.0), 4.0, RTX_2080)
 
 
 def test_without_measured_utilisation_the_propagate_share_counts():
@@ -86,13 +77,6 @@ def test_k_means_goes_by_the_l1_distance():
     # (0.5, 0) is 0.50 from the corner and 0.70 from `near`, but 0.50 and 0.49 as the crow flies.
     kinds = cluster([corner] * 10 + [far] * 10 + [near] * 10 + [(0.5, 0.0)], 3)
     assert kinds == [0] * 10 + [2] * 10 + [1] * 10 + [0]
-
-
-@pytest.mark.parametrize("points", [[], [(2.0, 2.0)], [(2.0, 2.0)] * 5, [(1.0, 0.0), (2.0, 0.0)] * 2])
-def test_k_means_of_fewer_different_points_than_kinds(points):
-    kinds = cluster(points, 3)
-    assert len(kinds) == len(points)
-    assert len(set(kinds)) == len(set(points))
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.floats(0, 1)), max_size=30), st.integers(1, 4), st.randoms())
@@ -207,17 +191,6 @@ def test_three_queues_let_small_jobs_past_a_long_line_of_large_ones():
     assert first["horus-f"] & set(range(7, 13))
 
 
-def test_horus_f_has_as_many_queues_as_the_option_says():
-    kinds = [
-        busy(job_id, use, mem_gib) for job_id, (use, mem_gib) in enumerate(((0.1, 1), (0.4, 8), (0.7, 14), (1, 20)))
-    ]
-    request = make_request([*kinds, busy(9, 1.0, gpu_count=4)], [make_cluster_node("n1", 1, 1, gpu_mem_gib=24.0)])
-    for count in (1, 3, 4):
-        plan = get_policy("horus-f", {"horus_queues": count, "horus_jobs_per_round": 1}).plan(request)
-        reasons = " ".join(str(reason) for item in plan.waiting for reason in item.reasons)
-        assert (f"of {count} (" in reasons) is (count > 1)
-
-
 def test_of_equally_cheap_places_the_one_that_leaves_the_fewest_idle_gpus():
     nodes = [make_cluster_node("n1", 4, gpu_mem_gib=24.0), make_cluster_node("n2", 2, gpu_mem_gib=24.0)]
     assert get_policy("horus").plan(make_request([busy(1, 0.1)], nodes)).sharers[0].gpus[0].node == "n2"
@@ -283,14 +256,6 @@ def test_pab_goes_by_measured_speeds_where_there_are_any(speeds, stopped):
     assert [item.job_id for item in plan.waiting if item.preempted] == stopped
 
 
-def test_pab_does_not_blame_company_that_is_not_there():
-    request = make_request([busy(1, 1.0, preemptible=True)], [make_cluster_node("n1", 1, 1, gpu_mem_gib=24.0)])
-    pab = get_policy("pab")
-    after = carried_out(request, pab.plan(request))
-    units = tuple(dataclasses.replace(unit, measured={1: 0.2}) for unit in after.running)
-    assert pab.plan(dataclasses.replace(after, running=units)).waiting == ()
-
-
 def test_pab_stops_nothing_that_cannot_go_on():
     request = make_request([busy(1, 1.0), busy(2, 1.0)], [make_cluster_node("n1", 1, 1, gpu_mem_gib=24.0)])
     pab = get_policy("pab")
@@ -340,22 +305,6 @@ def test_jobs_larger_than_a_node_share_nodes_too():
     where = {item.job_id: [(share.node, share.gpu_count) for share in item.gpus] for item in plan.sharers}
     assert where == {1: [("n1", 2), ("n2", 2)], 2: [("n1", 2), ("n2", 1)], 3: [("n2", 1)]}
     assert plan.sharers[2].gpus[0].gpu_ids == (1,)  # where only one other job is
-
-
-def test_a_job_larger_than_a_node_gets_nodes_of_different_sizes():
-    nodes = [make_cluster_node("n1", 4), make_cluster_node("n2", 2), make_cluster_node("n3", 2)]
-    plan = get_policy("obp").plan(make_request([busy(1, 0.3, gpu_count=8)], nodes, larger_than_a_node="whole-nodes"))
-    assert [share.gpu_count for share in plan.sharers[0].gpus] == [4, 2, 2]
-
-
-def test_options_are_checked():
-    with pytest.raises(OptionsError, match="both 0"):
-        get_policy("horus", {"horus_memory_weight": 0.0, "horus_slowdown_weight": 0.0})
-    with pytest.raises(OptionsError, match="horus_slowdown_weight"):
-        get_policy("horus", {"horus_slowdown_weight": float("nan")})
-    for name in ("horus_jobs_per_round", "horus_queues"):
-        with pytest.raises(OptionsError, match=name):
-            get_policy("horus-f", {name: 0})
 
 
 # Every plan

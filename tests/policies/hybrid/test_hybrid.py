@@ -11,7 +11,6 @@ from policy_builders import KINDS, all_jobs, decided_ids, make_job, make_node, m
 from muri.policies.cycle.queue import worth_of
 from muri.policies.hybrid.policy import MuriHybrid, plan_hybrid, ways_of
 from muri.policies.hybrid.prediction import Predictor
-from muri.policies.hybrid.shares import Needs
 from muri.policies.options import PolicyOptions
 from muri.policies.registry import get_policy
 from muri.policies.speed.fair import Fair
@@ -293,13 +292,3 @@ def test_cpus_that_become_free_go_to_what_runs_where_they_pay_for_the_restart():
         assert plan.solo[0].kept == (cpus is None)
         after = MuriHybrid().plan(next_request(request, plan))
         assert [solo.kept for solo in after.solo] == [True]
-
-
-def test_the_least_share_is_looked_for_once_where_tenants_are_alike(monkeypatch):
-    looked = []
-    least = Needs._least
-    monkeypatch.setattr(Needs, "_least", lambda needs: looked.append(needs) or least(needs))
-    jobs = [full(job_id, "gpu", sensitivity=HUNGRY) for job_id in range(1, 7)]
-    plan = MuriHybrid().plan(make_request(jobs, [make_host(f"n{index}") for index in range(3)]))
-    assert len(plan.solo) == 6
-    assert len(looked) == 1

@@ -60,25 +60,6 @@ def test_running_jobs_keep_their_gpus_where_restarts_cost_more_than_they_gain():
     assert allocate([running(2, 0.4)], 4) == (2,)
 
 
-small_numbers = st.lists(
-    st.builds(
-        Applicant,
-        st.sampled_from((0.5, 1.0, 2.0)),
-        st.dictionaries(st.sampled_from((1, 2, 3, 4)), st.sampled_from((0.5, 1.0, 1.7, 2.5, 3.0)), min_size=1),
-    ),
-    min_size=1,
-    max_size=4,
-)
-
-
-@given(small_numbers, st.integers(1, 8))
-def test_no_more_gpus_than_there_are_and_only_counts_that_jobs_may_have(applicants, gpu_count):
-    counts = allocate(applicants, gpu_count)
-    assert sum(counts) <= gpu_count
-    assert all(not count or count in applicant.speedup for applicant, count in zip(applicants, counts, strict=True))
-    assert counts == allocate(applicants, gpu_count)
-
-
 concave = st.builds(
     lambda worth, share, most: Applicant(worth, {n: 1 / ((1 - share) / n + share) for n in range(1, most + 1)}),
     st.sampled_from((0.5, 1.0, 2.0)),

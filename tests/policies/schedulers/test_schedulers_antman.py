@@ -71,11 +71,6 @@ def test_it_joins_whoever_leaves_it_the_most():
     assert group.members == (2, 3)
 
 
-def test_free_gpus_are_better_than_leftovers():
-    result = plan([opportunistic(2)], free=1, running=[runs(make_job(1, "cpu"))])
-    assert [(solo.job_id, solo.kept) for solo in result.solo] == [(1, True), (2, False)]
-
-
 def test_it_may_join_a_job_that_starts_in_the_same_cycle():
     (group,) = plan([make_job(1, "cpu"), opportunistic(2, "gpu")], free=1).groups
     assert (group.members, group.joining) == ((1, 2), ())
@@ -128,12 +123,6 @@ def test_whom_it_may_not_join(changes):
     result = ANTMAN.plan(request)
     assert result.groups == ()
     assert [item.job_id for item in result.waiting] == [2]
-
-
-def test_users_may_mix_where_the_request_says_so():
-    jobs = [opportunistic(2, user="bob")]
-    assert plan(jobs, running=[runs(make_job(1, "cpu"))], same_user=False).groups
-    assert not plan(jobs, running=[runs(make_job(1, "cpu"))], same_user=False, max_group_size=1).groups
 
 
 def test_a_running_pair_is_kept():

@@ -39,8 +39,3 @@ def test_a_short_job_is_not_slowed_for_a_long_one():
     plan = get_policy("muri-jct").plan(request)
     assert [solo.job_id for solo in plan.solo] == [1]
     assert [item.job_id for item in plan.waiting] == [2]
-
-
-def test_jobs_of_like_length_do_share_under_muri_jct():
-    plan = get_policy("muri-jct").plan(make_request(complementary(), [make_node("n1", 1)]))
-    assert [sorted(group.members) for group in plan.groups] == [[1, 2, 3, 4]]

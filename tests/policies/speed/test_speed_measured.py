@@ -4,14 +4,12 @@ import dataclasses
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from speed_builders import one_group, shape
 
 from muri.policies.speed.fair import Fair
 from muri.policies.speed.lockstep import Lockstep
 from muri.policies.speed.measured import InterferenceTable, Measured, PairSpeed, parse_interference
-from muri.policies.speed.model import InterferenceError, SpeedModelError
+from muri.policies.speed.model import InterferenceError
 
 HEADER = "job_a,job_b,solo_a_iters_per_s,solo_b_iters_per_s,speed_a_fraction,speed_b_fraction"
 TEXT = [
@@ -70,42 +68,12 @@ def test_a_pair_that_was_not_measured_is_left_to_the_other_model():
     assert speeds(known, unknown, other) == pytest.approx(expected)
 
 
-def test_a_group_without_any_measured_pair_is_left_to_the_other_model_as_a_whole():
-    members = [job("BERT", 3, 1, 1, 1), job("GPT-2", 0, 3, 0, 0), job("", 1, 1, 2, 0)]
-    found = Lockstep().evaluate(members, one_group(3)).speed
-    np.testing.assert_array_equal(MODEL.evaluate(members, one_group(3)).speed, found)
-
-
 def test_measured_and_other_groups_do_not_mix():
     distinct = [job("A3C"), job("CycleGAN", 2, 1, 0, 0), job("BERT", 1, 0, 0, 3), job(RESNET), job("GPT-2", 0, 1, 1, 1)]
     rows = np.random.default_rng(2).integers(0, 5, (300, 3))
     many = MODEL.evaluate(distinct, rows)
     for row, of_group in zip(rows, many.speed, strict=True):
         np.testing.assert_array_equal(of_group, speeds(*[distinct[index] for index in row]))
-
-
-@given(st.lists(st.sampled_from(["A3C", "CycleGAN", RESNET, "BERT"]), min_size=1, max_size=4), st.randoms())
-def test_speeds_stay_within_bounds_and_do_not_depend_on_the_order(models, random):
-    members = [job(model, 1 + len(model), 1, 1, 1) for model in models]
-    shuffled = list(range(len(members)))
-    random.shuffle(shuffled)
-    found = speeds(*members)
-    assert ((found > 0) & (found <= 1)).all()
-    assert speeds(*[members[index] for index in shuffled]) == pytest.approx(found[shuffled])
-
-
-def test_a_job_alone_is_at_full_speed():
-    assert speeds(job("A3C")).tolist() == [1.0]
-
-
-def test_the_ordering_is_the_other_model_s():
-    members = [job("A3C", 1, 3, 1, 1), job("CycleGAN", 3, 1, 1, 1)]
-    assert MODEL.order(members) == Lockstep().order(members) == (1, 0)
-
-
-def test_no_more_than_four_members():
-    with pytest.raises(SpeedModelError, match="5 members; it must have 1 to 4"):
-        speeds(*[job("A3C")] * 5)
 
 
 def test_measuring_error_above_one_is_cut_off():

@@ -64,15 +64,6 @@ def test_the_period_is_the_best_or_worst_of_all_permutations(members):
     assert evaluate(members, worst).period_s[0] == pytest.approx(max(periods), rel=1e-12)
 
 
-@pytest.mark.parametrize("size", [2, 3, 4])
-def test_one_permutation_settles_at_the_same_slot_as_the_plain_form(size):
-    # Few values, some a little apart, so that pipelines settle late or agree to 0.1 % before they do.
-    values = np.array([0, 0, 1, 1.0008, 1.004, 2, 2.002, 3, 0.5])
-    drawn = values[np.random.default_rng(size).integers(0, len(values), (size, 3, 5000))]
-    expected = [plain_period([tuple(job) for job in drawn[:, :, group]]) for group in range(5000)]
-    np.testing.assert_allclose(pipeline_period(list(drawn)), expected, rtol=1e-12, atol=1e-12)
-
-
 @pytest.mark.parametrize(
     ("order", "seconds"),
     [
@@ -114,14 +105,6 @@ def test_efficiency_and_speeds_follow_from_the_period(members):
         assert found.speed[0] == pytest.approx(expected)
 
 
-@given(members_strategy, st.randoms(use_true_random=False))
-def test_the_order_of_members_does_not_matter(members, random):
-    shuffled = list(range(len(members)))
-    random.shuffle(shuffled)
-    other = Reference().evaluate(members, np.array([shuffled]))
-    assert other.period_s == pytest.approx(evaluate(members, Reference()).period_s, rel=1e-12)
-
-
 def test_two_identical_loads_overlap_which_no_storage_could_do():
     # DQN on one GPU: 446 ms of load and preprocessing, 8 ms of GPU, 490 ms an iteration, to which the
     # simulator adds 1.5 %. The loads overlap, so a period is 446 + 8 + 8 ms.
@@ -132,30 +115,11 @@ def test_two_identical_loads_overlap_which_no_storage_could_do():
     assert evaluate([dqn, dqn], Reference()).speed.sum() == pytest.approx(1.64, abs=0.005)
 
 
-def test_a_pair_may_run_half_a_turn_apart():
-    # Loads of 4 against GPU and network of 2 + 2 each way: 8 s. As neighbours one load starts late: longer.
-    members = [shape(4, 0, 2, 2), shape(4, 0, 2, 2)]
-    periods = all_periods(members)
-    assert periods[-1] == 8
-    assert evaluate(members).period_s[0] == min(periods)
-
-
 def test_speeds_above_one_are_only_told_when_asked_for():
     # An iteration of 10 s of which the stages are 2 s: the simulator lets a pair run ahead of itself.
     members = [shape(0.5, 0.5, 1, 0, iteration_s=10)] * 2
     assert evaluate(members, Reference()).speed.tolist() == [[1.0, 1.0]]
     assert (evaluate(members, Reference(capped=False)).speed > 1).all()
-
-
-def test_a_single_job_takes_its_own_iteration():
-    found = evaluate([shape(1, 1, 1, 1, iteration_s=5)], Reference())
-    assert (found.speed[0, 0], found.period_s[0], found.efficiency[0]) == (1.0, 5.0, pytest.approx(4 / 20))
-
-
-def test_members_that_use_nothing_do_not_divide_by_zero():
-    found = evaluate([shape(0, 0, 0, 0, iteration_s=3)] * 2, Reference())
-    assert found.speed.tolist() == [[1.0, 1.0]]
-    assert found.efficiency[0] == 0
 
 
 @pytest.mark.parametrize("size", [2, 3, 4])

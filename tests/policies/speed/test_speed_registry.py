@@ -31,18 +31,6 @@ def test_every_model_keeps_the_contract(name, ordering, members):
         assert found.speed.tolist() == [[1.0]]
 
 
-@pytest.mark.parametrize("name", SPEED_MODELS)
-def test_equal_arguments_make_equal_models(name):
-    assert speed_model(name, table=TABLE) == speed_model(name, table=TABLE)
-
-
-@pytest.mark.parametrize("name", ["lockstep", "reference"])
-def test_the_worst_ordering_is_slower(name):
-    members = [shape(3, 1, 1, 1), shape(1, 3, 1, 1), shape(1, 1, 3, 1)]
-    best, worst = (speed_model(name, ordering=ordering) for ordering in ("best", "worst"))
-    assert worst.evaluate(members, one_group(3)).period_s[0] > best.evaluate(members, one_group(3)).period_s[0]
-
-
 def test_measured_falls_back_to_lockstep_of_the_same_ordering():
     members = [shape(3, 1, 1, 1), shape(1, 3, 1, 1)]
     found = speed_model("measured", ordering="worst", table=TABLE).evaluate(members, one_group(2))

@@ -8,7 +8,7 @@ import pytest
 from completions import completions
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from policy_builders import make_cluster_node, make_job, make_profile, make_request
+from policy_builders import carried_out, make_cluster_node, make_job, make_profile, make_request
 
 from muri.policies.cycle.packed import mem_gib_of
 from muri.policies.registry import get_policy
@@ -157,13 +157,6 @@ def test_a_job_waits_where_its_partners_hold_too_few_gpus():
     assert "1 job that it could share with holds 1 GPU, but not as it needs them" in str(plan.waiting[0].reasons[1])
 
 
-def test_users_may_mix_where_the_request_says_so():
-    plan = BSBF.plan(
-        request([job(2, user="bob", remaining_s=100.0)], [runs(job(1, remaining_s=5000.0), 0)], 1, same_user=False)
-    )
-    assert len(plan.sharers) == 2
-
-
 def test_nobody_shares_in_groups_of_one():
     waiting, running = job(2, remaining_s=100.0), [runs(job(1, remaining_s=5000.0), 0)]
     assert len(BSBF.plan(request([waiting], running, 1, max_group_size=1)).sharers) == 1
@@ -292,24 +285,6 @@ def packing_requests(draw):
     )
 
 
-def carried_out(before, plan, new_jobs):
-    """The next cycle's request."""
-    known = {item.job_id: item for item in (*before.jobs, *(unit.members[0] for unit in before.running))}
-    running = [
-        Running((known[sharer.job_id],), sharer.gpus, accumulate_steps=sharer.accumulate_steps)
-        for sharer in plan.sharers
-    ]
-    jobs = [known[item.job_id] for item in plan.waiting] + new_jobs
-    return request(
-        jobs,
-        running,
-        nodes=before.nodes,
-        same_user=before.same_user,
-        larger_than_a_node=before.larger_than_a_node,
-        whole_sets_only=before.whole_sets_only,
-    )
-
-
 @pytest.mark.parametrize("policy", [BSBF, FFS], ids=lambda policy: policy.name)
 @settings(max_examples=50)
 @given(first=packing_requests(), shuffled=st.randoms(use_true_random=False))
@@ -317,7 +292,7 @@ def test_every_plan_keeps_the_rules(policy, first, shuffled):
     plan = policy.plan(first)
     check_plan(first, plan)
     arrivals = [job(100 + number, model, 50.0 * number + 1) for number, model in enumerate("abcab")]
-    second = carried_out(first, plan, arrivals)
+    second = carried_out(first, plan, new_jobs=arrivals)
     after = policy.plan(second)
     check_plan(second, after)
     stays = {sharer.job_id: sharer for sharer in after.sharers if sharer.kept}
@@ -335,7 +310,7 @@ def test_every_plan_keeps_the_rules(policy, first, shuffled):
 def test_another_cycle_on_the_same_cluster_changes_nothing(policy, first):
     first = dataclasses.replace(first, larger_than_a_node="whole-nodes")  # Slurm's jobs would be gone from the next
     plan = policy.plan(first)
-    again = policy.plan(carried_out(first, plan, []))
+    again = policy.plan(carried_out(first, plan))
     assert where(again) == where(plan) and all(sharer.kept for sharer in again.sharers)
 
 
@@ -380,10 +355,6 @@ def check_gpu(before, tenants, capacity_gib):
     assert first.user == second.user or not before.same_user
     if capacity_gib:
         assert sum(mem_gib_of(member, steps) for member, steps in tenants) <= capacity_gib
-
-
-def test_a_model_of_no_compute_time_is_as_fast_in_any_steps():
-    assert [way.speed for way in sub_batches(job(1, batch=BatchModel(4, 0.0, 0.0, max_accumulate_steps=2)))] == [1, 1]
 
 
 @pytest.mark.parametrize("whole_sets_only", [False, True])

@@ -33,16 +33,3 @@ def test_no_time_of_joining_beats_now_and_after(running_s, joining_s, running_xi
     now, after = mean_now(running_s, joining_s, running_xi, joining_xi), mean_after(running_s, joining_s)
     assert min(now, after) == pytest.approx(best)
     assert now == pytest.approx(completions(running_s, joining_s, running_xi, joining_xi).mean_s)
-
-
-@given(seconds, seconds, slowdowns, slowdowns)
-def test_the_published_test_is_the_same(running_s, joining_s, running_xi, joining_xi):
-    """The published scheduler, where a is the joining job and b the running one."""
-    a, b, xi_a, xi_b = joining_s, running_s, joining_xi, running_xi
-    sequential = b + a / 2
-    if xi_a * a >= xi_b * b:
-        concurrent = a / 2 + (1 - 1 / (2 * xi_a)) * xi_b * b
-    else:
-        concurrent = b / 2 + (1 - 1 / (2 * xi_b)) * xi_a * a
-    assert mean_after(running_s, joining_s) == pytest.approx(sequential)
-    assert mean_now(running_s, joining_s, running_xi, joining_xi) == pytest.approx(concurrent)
