@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from accounting_records import Payer, gpu_seconds, most_gpus_at_once, most_runs_at_once, parse_records
 
-from sandbox import accounting, cluster, instance, lifecycle
+from sandbox import accounting, instance, lifecycle
 from sandbox.builds import Build, Pyslurm
 from sandbox.cluster import SUITES, Shape
 from sandbox.instance import Instance
@@ -21,36 +21,9 @@ SACCT = """\
 """
 
 
-def conf(shape: Shape, suite: str = "forky") -> str:
-    return cluster.slurm_files(shape, SUITES[suite], "X")["/etc/slurm/slurm.conf"]
-
-
 def value(text: str, key: str) -> str:
     [line] = [line for line in text.splitlines() if line.startswith(f"{key}=")]
     return line.partition("=")[2]
-
-
-@pytest.mark.parametrize("accounted", [False, True])
-def test_every_sandbox_has_the_licences(accounted: bool) -> None:
-    assert value(conf(Shape(accounting=accounted)), "Licenses") == "muri_gate:1000000,matlab:2"
-
-
-def test_limits_and_priorities_come_with_accounting_alone() -> None:
-    without, accounted = conf(Shape()), conf(Shape(accounting=True))
-    assert value(without, "AccountingStorageType") == "accounting_storage/none"
-    assert "Priority" not in without
-    assert "Feature" not in without
-    assert value(accounted, "AccountingStorageEnforce") == "associations,limits,qos,safe"
-    assert value(accounted, "PriorityType") == "priority/multifactor"
-    for factor in ("Age", "Fairshare", "QOS"):
-        assert int(value(accounted, f"PriorityWeight{factor}")) > 0
-    assert "$" not in accounted
-
-
-@pytest.mark.parametrize(("nodes", "features"), [(1, ["a100"]), (3, ["a100", "a100", "v100"])])
-def test_the_first_half_of_the_nodes_is_of_one_kind(nodes: int, features: list[str]) -> None:
-    lines = [line for line in conf(Shape(nodes=nodes, accounting=True)).splitlines() if line.startswith("NodeName=")]
-    assert [line.partition("Feature=")[2].split()[0] for line in lines] == features
 
 
 @pytest.mark.parametrize(

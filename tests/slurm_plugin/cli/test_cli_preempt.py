@@ -40,23 +40,6 @@ def test_it_marks_the_run_and_requeues(slurm):
     assert read_job(slurm.jobs[1]).role is Role.CANDIDATE
 
 
-@pytest.mark.parametrize(("member", "command"), [(False, "requeue"), (True, "requeue_hold")])
-def test_where_muri_holds_jobs_a_user_who_cannot_say_so_makes_no_hold_that_looks_like_an_administrators(
-    slurm, monkeypatch, member, command
-):
-    def refused(job_id, change):
-        raise GatewayError("Access/permission denied")
-
-    state = tags.format_state(tags.MemberState(9, tags.Original("gres/gpu:1", "", 4, 4, 0, 3600)))
-    comment = f"{MARK} muri-gate:open" + (f" muri-state:{state}" if member else "")
-    slurm.jobs[1] = replace(slurm.jobs[1], admin_comment=comment)
-    monkeypatch.setattr(slurm, "modify", refused)
-    CliRunner().invoke(preempt, ["1", "--yes"], catch_exceptions=False)
-    assert slurm.calls == ["stopped 1 in run 0", command]
-    assert read_job(slurm.jobs[1]).role is (Role.MEMBER if member else Role.RELEASED)
-    assert read_job(slurm.jobs[1]).gated is member
-
-
 def test_an_administrator_closes_the_licence_gate_first_and_makes_no_hold(slurm):
     slurm.jobs[1] = replace(slurm.jobs[1], admin_comment=f"{MARK} muri-gate:licence")
     CliRunner().invoke(preempt, ["1", "--yes"], catch_exceptions=False)
@@ -65,14 +48,28 @@ def test_an_administrator_closes_the_licence_gate_first_and_makes_no_hold(slurm)
     assert not slurm.jobs[1].held
 
 
-def test_a_user_who_may_not_close_the_gate_can_stop_the_job(slurm, monkeypatch):
+STATE = tags.format_state(tags.MemberState(9, tags.Original("gres/gpu:1", "", 4, 4, 0, 3600)))
+
+
+@pytest.mark.parametrize(
+    ("comment", "command", "role"),
+    [
+        (f"{MARK} muri-gate:licence", "requeue", Role.RELEASED),
+        (f"{MARK} muri-gate:open", "requeue", Role.RELEASED),
+        # Where Muri holds jobs, a hold of his would look like an administrator's.
+        (f"{MARK} muri-gate:open muri-state:{STATE}", "requeue_hold", Role.MEMBER),
+    ],
+)
+def test_a_user_who_may_not_close_the_gate_can_stop_the_job(slurm, monkeypatch, comment, command, role):
     def refused(job_id, change):
         raise GatewayError("Access/permission denied")
 
-    slurm.jobs[1] = replace(slurm.jobs[1], admin_comment=f"{MARK} muri-gate:licence")
+    slurm.jobs[1] = replace(slurm.jobs[1], admin_comment=comment)
     monkeypatch.setattr(slurm, "modify", refused)
     CliRunner().invoke(preempt, ["1", "--yes"], catch_exceptions=False)
-    assert slurm.calls == ["stopped 1 in run 0", "requeue"]
+    assert slurm.calls == ["stopped 1 in run 0", command]
+    assert read_job(slurm.jobs[1]).role is role
+    assert read_job(slurm.jobs[1]).gated is (role is Role.MEMBER)
 
 
 def test_no_means_no(slurm):

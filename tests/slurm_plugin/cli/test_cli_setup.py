@@ -6,7 +6,6 @@ import os
 import pytest
 from click.testing import CliRunner
 
-from muri.cli import cli
 from muri.errors import MuriError
 from muri.slurm_plugin.cli.setup import setup
 
@@ -76,7 +75,3 @@ def test_ordinary_users_may_only_look(conf, monkeypatch):
         done = run(mode, "--slurm-conf", conf)
         assert "must run as root" in str(done.exception)
     assert conf.read_text() == CONF
-
-
-def test_the_command_is_listed():
-    assert "setup" in cli.list_commands(None)

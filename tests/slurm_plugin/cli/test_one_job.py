@@ -8,8 +8,9 @@ from fake_slurm import FakeSlurm, make_job, make_node
 
 from muri.errors import UsageError
 from muri.slurm_plugin.cli.admin import preempt
-from muri.slurm_plugin.cli.look import explain, job_id_in
+from muri.slurm_plugin.cli.look import explain, job_id_in, named
 from muri.slurm_plugin.controller import assemble
+from muri.slurm_plugin.controller.status import JobStatus
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import JobState
 
@@ -84,3 +85,19 @@ def test_what_is_no_jobs_name_is_refused(name):
     with pytest.raises(UsageError, match="is no job"):
         job_id_in(name)
     assert job_id_in("4711_3") == job_id_in("4711") == 4711
+
+
+def status(job_id: int, task: str = "") -> JobStatus:
+    return JobStatus(job_id, "alice", "train", "", "waiting", "PENDING", task=task)
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("7", [7]), ("12_3", [13]), ("12_6", [12]), ("12_11", [12]), ("12_5", []), ("12", [12, 13, 14]), ("13", [13]),
+        ("12_[4-8:2,11]", [12]), ("121", [121]), ("8", []), ("x", []), ("12_x", []),
+    ],
+)  # fmt: skip
+def test_a_user_names_jobs_as_slurm_does(name: str, found: list[int]) -> None:
+    jobs = [status(7), status(12, "12_[4-8:2,11]"), status(13, "12_3"), status(14, "12_31"), status(121, "121_3")]
+    assert [job.job_id for job in named(jobs, name)] == found

@@ -56,10 +56,6 @@ def test_lines_that_are_missing_stand_in_a_block():
     assert without_marks(after) == before
 
 
-def test_muris_own_hold_needs_no_licence():
-    assert "muri_gate" not in conf(SITE, with_licence=False)
-
-
 def test_slurm_takes_the_last_of_two_lines():
     after = conf("Licenses=a:1\nLicenses=b:1\nNodeName=n1 Gres=gpu:1\n")
     assert "Licenses=a:1\n" in after

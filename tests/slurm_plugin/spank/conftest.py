@@ -9,22 +9,23 @@ from option_sources import SPANK_SOURCE, Outcome
 
 
 @pytest.fixture(scope="session")
-def parser_program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The parser of options and the reader of command lines."""
     build = tmp_path_factory.mktemp("spank-build")
-    command = ["make", "-s", "-C", str(SPANK_SOURCE), f"BUILD={build}", "muri_options"]
+    command = ["make", "-s", "-C", str(SPANK_SOURCE), f"BUILD={build}", "muri_options", "muri_facts"]
     # The sanitizers turn a read or write out of bounds into a failed test.
     command.append("CFLAGS=-O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all")
     built = subprocess.run(command, capture_output=True, text=True, check=False)
     assert built.returncode == 0, built.stderr
-    return build / "muri_options"
+    return build
 
 
 @pytest.fixture(scope="session")
-def options(parser_program: Path) -> Callable[..., Outcome]:
+def options(programs: Path) -> Callable[..., Outcome]:
     """Feed `layer:option` arguments to the parser."""
 
     def feed(*arguments: str) -> Outcome:
-        command = [parser_program, *arguments]
+        command = [programs / "muri_options", *arguments]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode in (0, 2), done.stderr
         if done.returncode == 2:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from lupa.lua51 import LuaRuntime
-from option_sources import JOB_SUBMIT_SOURCE, SPANK_SOURCE
+from option_sources import JOB_SUBMIT_SOURCE
 
 from muri.slurm_plugin.records.submit_facts import SubmitFacts, decode_words, encode_words, read_facts
 
@@ -23,16 +23,12 @@ arguments = st.lists(st.binary(max_size=40).map(lambda text: text.replace(b"\0",
 
 
 @pytest.fixture(scope="session")
-def tell(tmp_path_factory: pytest.TempPathFactory) -> Tell:
-    """The plugin's reader of command lines, with sanitizers."""
-    build = tmp_path_factory.mktemp("facts-build")
-    command = ["make", "-s", "-C", str(SPANK_SOURCE), f"BUILD={build}", "muri_facts"]
-    command.append("CFLAGS=-O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all")
-    subprocess.run(command, check=True)
+def tell(programs: Path) -> Tell:
+    """The plugin's reader of command lines."""
 
     def run(words: Sequence[Word], script: int = SCRIPT, environment: dict[str, str] = PLAIN, cwd: str = "/") -> str:
         done = subprocess.run(
-            [build / "muri_facts", str(script), *words], env=environment, cwd=cwd, capture_output=True, check=False
+            [programs / "muri_facts", str(script), *words], env=environment, cwd=cwd, capture_output=True, check=False
         )
         assert (done.returncode, done.stderr) == (0, b"")
         return done.stdout.decode("ascii").strip()
@@ -46,7 +42,7 @@ def facts_of(text: str) -> SubmitFacts:
     return found
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40)
 @given(arguments)
 @example([b"two words", b"", b"'", b'"', b"\\", b"a\nb\r\n", b"$(id)`id`", b"\xff\xfe", b"caf\xe9", b"-x", b"\t *?"])
 def test_every_argument_arrives_as_it_was_given(tell: Tell, given_words: list[bytes]) -> None:
@@ -143,7 +139,12 @@ def test_the_environment_is_told_by_what_decides_imports(tell: Tell, tmp_path: P
     assert digest(HOME="/home/alice", TERM="xterm") == digest("--time=5") == plain
     assert digest(PATH=f"{tmp_path}:/usr/bin") == plain  # the same Python
     deciding = [digest(**{name: "/x"}) for name in ("PYTHONPATH", "VIRTUAL_ENV", "CONDA_PREFIX", "LD_LIBRARY_PATH")]
-    exports = [digest("--export=ALL,A=1"), digest("--export", "A=2"), digest("--export", "A=3"), digest(SBATCH_EXPORT="A")]
+    exports = [
+        digest("--export=ALL,A=1"),
+        digest("--export", "A=2"),
+        digest("--export", "A=3"),
+        digest(SBATCH_EXPORT="A"),
+    ]
     assert len({plain, digest(PATH="/nowhere"), *deciding, *exports}) == 2 + len(deciding) + len(exports)
 
 

@@ -1,0 +1,110 @@
+"""What `muri doctor` says of Slurm's settings: the gate, what is counted, files of jobs, and cycles on events."""
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from muri.slurm_plugin.cli.doctor_checks import (
+    EventFacts,
+    Level,
+    examine_select,
+    judge_events,
+    judge_gate,
+    judge_job_files,
+    judge_select,
+)
+from muri.slurm_plugin.config import Allocation, Config
+from muri.slurm_plugin.gateway.base import GatewayUnavailableError
+
+LICENSES = "LicenseName=matlab Total=2 Used=0\nLicenseName=muri_gate Total=1000000 Used=0 Free=0 Reserved=1000000\n"
+LINEAR, CONS_TRES = "select/linear", "select/cons_tres"
+ONLY_CPUS, NEITHER = Allocation(memory="off"), Allocation(cpus="off", memory="off")
+
+
+@pytest.mark.parametrize(
+    ("licenses", "config", "level", "said"),
+    [
+        (LICENSES, {}, Level.OK, "1200 s after the last cycle"),
+        (LICENSES, {"lease_s": 600}, Level.WARNING, "600 s after the last cycle"),
+        ("LicenseName=muri_gate_2 Total=1\n", {}, Level.PROBLEM, "start as ordinary jobs"),
+        ("", {}, Level.PROBLEM, "start as ordinary jobs"),
+        (LICENSES, {"gate": "hold"}, Level.WARNING, "priority 0"),
+        ("", {"gate": "hold"}, Level.WARNING, "wait for the watchdog"),
+    ],
+)
+def test_the_gate_is_judged_by_licence_and_lease(licenses, config, level, said):
+    finding = judge_gate(licenses, Config(**config))
+    assert (finding.level, said in finding.text) == (level, True)
+    assert bool(finding.remedy) is (level is not Level.OK)
+
+
+@pytest.mark.parametrize(
+    ("kind", "parameters", "allocation", "level", "said"),
+    [
+        (CONS_TRES, "CR_CORE_MEMORY", Allocation(), Level.OK, "CR_CORE_MEMORY"),
+        (CONS_TRES, "CR_CPU,CR_CORE_DEFAULT_DIST_BLOCK", Allocation(), Level.WARNING, "does not count memory"),
+        (CONS_TRES, "CR_MEMORY", Allocation(), Level.WARNING, "does not count CPUs"),
+        (LINEAR, "", Allocation(), Level.WARNING, "whole nodes (select/linear with no parameters)"),
+        # What may not be changed need not be counted.
+        (CONS_TRES, "CR_CORE", ONLY_CPUS, Level.OK, "CR_CORE"),
+        (LINEAR, "", NEITHER, None, ""),
+        ("", "", Allocation(), None, ""),
+    ],
+)
+def test_what_slurm_does_not_count_is_named(kind, parameters, allocation, level, said):
+    text = (
+        f"SelectType              = {kind}\nSelectTypeParameters    = {parameters}\nSlurmUser               = root(0)\n"
+    )
+    finding = judge_select(text, Config(allocation=allocation))
+    assert (finding and finding.level) == level
+    assert said in (finding.text if finding else "")
+    assert bool(finding and finding.remedy) == (level is Level.WARNING)
+
+
+def test_a_machine_without_slurm_has_nothing_to_tell():
+    class NoCommands:
+        def run(self, action, arguments):
+            raise GatewayUnavailableError("there is no scontrol")
+
+    assert examine_select(Config(), NoCommands()) is None
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("JobContainerType        = job_container/tmpfs", "JobContainerType=job_container/tmpfs"),
+        ("NamespaceType           = namespace/linux", "NamespaceType=namespace/linux"),
+        ("JobContainerType        = job_container/none", ""),
+        ("NamespaceType           = (null)", ""),
+        ("", ""),
+    ],
+)
+def test_jobs_with_a_tmp_of_their_own_are_named(line, said):
+    finding = judge_job_files(f"ClusterName = x\n{line}\nSlurmUser = root(0)\n")
+    assert (finding is not None) == bool(said)
+    assert said in (finding.text if finding else "")
+
+
+@pytest.mark.parametrize(
+    ("change", "config", "level", "said"),
+    [
+        ({}, {}, Level.OK, "within seconds"),
+        ({"is_watched": False}, {"events": {"enabled": False}}, Level.OK, "off: jobs wait for the timer, up to 360 s"),
+        ({"is_watched": False}, {}, Level.WARNING, "jobs wait for the timer, up to 360 s"),
+        ({"host": "other"}, {}, Level.WARNING, "slurmctld runs on head or spare and gives no notice here"),
+        ({"slurmctld_hosts": ()}, {}, Level.WARNING, "slurmctld runs on another machine"),
+        ({"notice": None}, {}, Level.WARNING, "/run/muri/notice is no file of user"),
+        ({"notice": Path("/").stat()}, {}, Level.WARNING, "/run/muri/notice is no file of user"),
+        ({"slurm_uid": 123456}, {}, Level.WARNING, "/run/muri/notice is no file of user 123456"),
+    ],
+)
+def test_what_is_left_to_the_timer_is_a_warning_with_a_remedy(tmp_path, change, config, level, said):
+    path = tmp_path / "notice"
+    path.touch()
+    facts = EventFacts(
+        is_watched=True, host="head", slurmctld_hosts=("head", "spare"), slurm_uid=os.geteuid(), notice=path.lstat()
+    )
+    finding = judge_events(replace(facts, **change), Config(**config))
+    assert (finding.level, said in finding.text, bool(finding.remedy)) == (level, True, level is Level.WARNING)
