@@ -114,11 +114,6 @@ class VirtualSlurm(FakeSlurm):
         self._refuse(job_id)
         super().release(job_id)
 
-    def batch_script(self, job_id: int) -> str:
-        if job_id in self._acts:
-            return f"#!/bin/sh\n{Odd(job_id).text()}\n"
-        return super().batch_script(job_id)
-
     def job_environment(self, job_id: int) -> dict[str, str] | None:
         found = super().job_environment(job_id)
         if job_id not in self._acts or found is None:

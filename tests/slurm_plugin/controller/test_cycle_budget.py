@@ -85,14 +85,6 @@ def test_repairs_leave_starts_their_half_of_the_calls(make_controller):
     assert [error.partition(" left")[0] for error in status.errors] == ["4 repairs are", "8 starts are"]
 
 
-def test_an_idle_loop_reads_the_queue_once_a_cycle(make_controller):
-    slurm = slurm_with([], one_gpu())
-    with make_controller(slurm) as controller:
-        for _ in range(10):  # an hour of the timer's
-            run_once(controller, 60.0, controller._stop)
-    assert slurm.reads == {"snapshot": 10}
-
-
 def test_a_cycle_that_starts_something_reads_the_jobs_once_more(make_controller):
     slurm = slurm_with(loners(1), one_gpu())
     with make_controller(slurm) as controller:

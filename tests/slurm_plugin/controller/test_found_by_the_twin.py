@@ -13,6 +13,10 @@ from muri.slurm_plugin.records.journal import JournalError
 from muri.slurm_plugin.records.roles import Role, read_job
 
 
+def members_of(slurm):
+    return [number for number, job in slurm.jobs.items() if read_job(job).role is Role.MEMBER]
+
+
 def test_a_journal_that_cannot_be_written_lets_the_lease_end(make_controller):
     slurm = FakeSlurm([behind_licence(job) for job in four_jobs()], one_gpu(), gate_license=True)
     with make_controller(slurm) as controller:
@@ -53,7 +57,7 @@ def test_a_member_whose_comment_was_cut_off_gets_its_own_request_back(make_contr
     with make_controller(slurm) as controller:
         controller.cycle()
         pilot = pilots(slurm)[0]
-        members = [n for n, job in slurm.jobs.items() if read_job(job).role is Role.MEMBER]
+        members = members_of(slurm)
         for number in members:
             comment = slurm.jobs[number].admin_comment
             slurm._update(number, admin_comment=comment[: int(cut * len(comment))])
@@ -94,7 +98,7 @@ def test_a_restore_that_is_cut_off_before_the_release_is_finished_later(make_con
     with make_controller(slurm) as controller:
         controller.cycle()
         slurm.tick()
-        member = next(n for n, job in slurm.jobs.items() if read_job(job).role is Role.MEMBER)
+        member = members_of(slurm)[0]
         slurm.requeue_hold(member)
         slurm.end(pilots(slurm)[0].job_id, JobState.CANCELLED)
 
@@ -133,7 +137,7 @@ def test_a_member_that_returns_keeps_the_time_limit_that_an_administrator_gave_i
     with make_controller(slurm) as controller:
         controller.cycle()
         slurm.tick()
-        member = next(n for n, job in slurm.jobs.items() if read_job(job).role is Role.MEMBER)
+        member = members_of(slurm)[0]
         assert slurm.jobs[member].time_limit_s > own_s
         if limit_s is not None:
             slurm._update(member, time_limit_s=limit_s)
@@ -151,7 +155,7 @@ def test_a_pilot_outlives_a_member_that_an_administrator_gave_more_time(make_con
         controller.cycle()
         slurm.tick()
         before_s = pilots(slurm)[0].time_limit_s
-        members = [n for n, job in slurm.jobs.items() if read_job(job).role is Role.MEMBER]
+        members = members_of(slurm)
         assert before_s < 9 * 3600
         slurm._update(members[0], time_limit_s=limit_s)
         controller.cycle()
@@ -184,7 +188,7 @@ def test_a_members_own_requeue_with_a_hold_loses_no_request_when_its_tags_were_c
     with make_controller(slurm) as controller:
         controller.cycle()
         slurm.tick()
-        member = next(n for n, job in slurm.jobs.items() if read_job(job).role is Role.MEMBER)
+        member = members_of(slurm)[0]
         controller.cycle()  # its gate is closed again while it runs
         slurm.requeue_hold(member)
         slurm.jobs[member] = replace(slurm.jobs[member], admin_comment="muri:model=m1,ba")
@@ -200,9 +204,12 @@ def test_a_users_hold_stays_where_no_answer_had_come_to_a_members_release(make_c
     slurm = FakeSlurm(jobs, one_gpu())
     calls = []
 
+    def released():
+        return [number for number in members_of(slurm) if not slurm.jobs[number].held]
+
     def no_answer(name):
         calls.append(name)
-        if calls[-2:] == ["release", "modify"] and not slurm.jobs[_released(slurm)].held:
+        if calls[-2:] == ["release", "modify"] and released():
             slurm.before_call = lambda name: None
             raise SlurmUnreachableError("Zero Bytes were transmitted or received")
 
@@ -210,7 +217,7 @@ def test_a_users_hold_stays_where_no_answer_had_come_to_a_members_release(make_c
     with make_controller(slurm) as controller:
         with pytest.raises(SlurmUnreachableError):
             controller.cycle()
-        member = _released(slurm)
+        (member,) = released()
         controller.cycle()  # the start is resumed
         slurm.hold(member)
         slurm.cancel(pilots(slurm)[0].job_id)
@@ -229,9 +236,3 @@ def test_a_users_hold_stays_where_the_release_of_a_job_alone_was_not_noted(make_
         slurm.hold(1)
         controller.cycle()
     assert slurm.jobs[1].held
-
-
-def _released(slurm):
-    """The first member that is not held."""
-    members = (n for n, job in slurm.jobs.items() if read_job(job).role is Role.MEMBER and not job.held)
-    return next(members, next(iter(slurm.jobs)))

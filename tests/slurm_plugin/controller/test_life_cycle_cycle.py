@@ -48,7 +48,8 @@ def cycles(slurm: FakeSlurm, make_controller, count: int, **changes) -> None:
             slurm.end(2)
 
 
-SHORTEST = {"policy": "srtf", "preemption": PREEMPTION, "grouping": ALONE}
+PLAIN = {"policy": "srtf", "grouping": ALONE}
+SHORTEST = {**PLAIN, "preemption": PREEMPTION}
 
 
 def test_a_long_job_stops_for_a_short_one_and_runs_again(make_controller):
@@ -89,26 +90,17 @@ def test_runs_that_slurm_itself_ended_count_as_service_but_not_as_done(make_cont
     assert "earlier runs have had 11.7 GPU minutes" in status.jobs[0].reasons
 
 
-@pytest.mark.parametrize(("checkpoint", "registered"), [(False, True), (True, False)])
-def test_without_word_and_checkpoint_nobody_is_stopped(make_controller, checkpoint, registered):
+@pytest.mark.parametrize(
+    ("checkpoint", "registered", "restarts", "options"),
+    [(False, True, 0, SHORTEST), (True, False, 0, SHORTEST), (True, True, 1, SHORTEST), (True, True, 0, PLAIN)],
+    ids=["no word", "no checkpoint", "a checkpoint of an earlier run", "preemption off"],
+)
+def test_nobody_is_stopped_with(make_controller, checkpoint, registered, restarts, options):
     slurm = run_long_then_submit_short(make_controller, checkpoint=checkpoint, registered=registered)
-    cycles(slurm, make_controller, 4, **SHORTEST)
+    slurm._update(1, restart_count=restarts)
+    cycles(slurm, make_controller, 4, **options)
     assert "requeue_hold" not in slurm.calls
-    assert slurm.jobs[1].state is JobState.RUNNING
-    assert slurm.jobs[2].state is JobState.PENDING
-
-
-def test_a_checkpoint_of_an_earlier_run_does_not_count(make_controller):
-    slurm = run_long_then_submit_short(make_controller)
-    slurm._update(1, restart_count=1)
-    cycles(slurm, make_controller, 3, **SHORTEST)
-    assert "requeue_hold" not in slurm.calls
-
-
-def test_preemption_is_off_unless_asked_for(make_controller):
-    slurm = run_long_then_submit_short(make_controller)
-    cycles(slurm, make_controller, 3, policy="srtf", grouping=ALONE)
-    assert "requeue_hold" not in slurm.calls
+    assert (slurm.jobs[1].state, slurm.jobs[2].state) == (JobState.RUNNING, JobState.PENDING)
 
 
 @pytest.mark.parametrize("side", ["before", "after"])
@@ -214,14 +206,6 @@ def test_who_does_not_fit_into_the_gpus_memory_does_not_join(make_controller, gp
         store.put_all([replace(each, gpu_mem_gib=4.0) for each in store.list()])
         controller.cycle()
     assert (tags.parse_state(slurm.jobs[3].admin_comment) is not None) == joins
-
-
-def test_joins_can_be_turned_off(make_controller):
-    slurm = group_of(make_controller, 1, 2)
-    slurm.jobs[3] = job(3)
-    with make_controller(slurm, grouping={"join": False}) as controller:
-        controller.cycle()
-    assert read_job(slurm.jobs[3]).role is Role.CANDIDATE
 
 
 @pytest.mark.parametrize("side", ["before", "after"])

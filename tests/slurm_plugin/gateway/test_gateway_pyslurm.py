@@ -17,10 +17,11 @@ from muri.slurm_plugin.records.cluster import JobChange
 
 TABLE = """\
 Node data as of 2026-01-01T00:00:00, record count 2
-NodeName=n2 Arch=x86_64 CoresPerSocket=1  CPUAlloc=3 CPUEfctv=16 CPUTot=16 CPULoad=0.27 Gres=gpu:a100:2 \
-GresDrain=N/A GresUsed=gpu:a100:1(IDX:0) OS=Linux 6.1 #1 SMP  RealMemory=1 State=ALLOCATED+DRAIN ThreadsPerCore=1 \
+NodeName=n2 Arch=x86_64 CoresPerSocket=1  CPUAlloc=3 CPUEfctv=14 CPUTot=16 CPULoad=0.27 Gres=gpu:a100:2 \
+GresDrain=N/A GresUsed=gpu:a100:1(IDX:0) OS=Linux 6.1 #1 SMP  RealMemory=65000 AllocMem=8000 FreeMem=22868 \
+State=ALLOCATED+DRAIN ThreadsPerCore=2 MemSpecLimit=1000 \
 CfgTRES=cpu=16 Reason=State=IDLE CPUTot=99 [root@2026-01-01T00:00:00]
-NodeName=n1 CPUAlloc=0 CPUTot=16 Gres=(null) State=IDLE ThreadsPerCore=1
+NodeName=n1 CPUAlloc=0 CPUTot=16 Gres=(null) RealMemory=1 State=IDLE
 """
 
 
@@ -28,7 +29,9 @@ def test_node_table_is_read_and_its_free_text_is_not() -> None:
     bare, shared = nodes_of_table(TABLE, {"n2": ("main", "small")})
     assert (bare.name, bare.usable, bare.gpu_count, bare.gpus_allocated, bare.partitions) == ("n1", True, 0, 0, ())
     assert (shared.state, shared.usable, shared.partitions) == ("MIXED+DRAIN", False, ("main", "small"))
-    assert (shared.cpu_count, shared.cpus_allocated) == (16, 3)
+    assert (bare.cpu_count, shared.cpu_count, shared.cpus_allocated) == (16, 14, 3)
+    assert (shared.mem_mib, shared.mem_allocated_mib, shared.threads_per_core) == (64000, 8000, 2)
+    assert (bare.mem_mib, bare.mem_allocated_mib, bare.threads_per_core) == (0, 0, 1)  # it was not configured
     assert (shared.gpu_count, shared.gpus_allocated, shared.gpu_type) == (2, 1, "a100")
 
 

@@ -7,7 +7,6 @@ from fake_slurm import make_job, make_node
 
 from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.gateway.commands import update_settings
-from muri.slurm_plugin.gateway.node_table import nodes_of_table
 from muri.slurm_plugin.gateway.pyslurm_records import change_fields
 from muri.slurm_plugin.planning.cycle_input import CycleInput, Knowledge
 from muri.slurm_plugin.planning.request import free_nodes
@@ -20,20 +19,6 @@ from muri.slurm_plugin.records.cluster import (
     parse_snapshot,
 )
 from muri.slurm_plugin.records.roles import view_of
-
-TABLE = (
-    "NodeName=n1 CPUAlloc=4 CPUTot=16 Gres=gpu:2 RealMemory=65000 AllocMem=8000 FreeMem=22868 "
-    "CPUEfctv=14 State=MIXED ThreadsPerCore=2 MemSpecLimit=1000\n"
-    "NodeName=n2 CPUAlloc=0 CPUTot=16 Gres=gpu:2 RealMemory=1 AllocMem=0 State=IDLE\n"
-)
-
-
-def test_libslurms_table_tells_the_memory_and_none_that_was_not_configured():
-    told, silent = nodes_of_table(TABLE, {})
-    assert (told.mem_mib, told.mem_allocated_mib, told.cpu_count) == (64000, 8000, 14)
-    assert (silent.mem_mib, silent.mem_allocated_mib) == (0, 0)
-    assert (told.threads_per_core, silent.threads_per_core) == (2, 1)
-    assert silent.cpu_count == 16
 
 
 def test_memory_per_cpu_can_be_put_back_through_both_gateways():
@@ -57,6 +42,11 @@ def test_a_snapshot_file_from_before_memory_was_told_is_read():
         parse_snapshot(json.dumps(document))
 
 
+def free(*nodes, jobs=()):
+    """What Muri's plan takes for free."""
+    return free_nodes(CycleInput(view_of(Snapshot(1.0, "c", "26.05", jobs, nodes)), Knowledge({}), Config()))
+
+
 def test_what_is_free_leaves_out_what_waiting_jobs_were_promised():
     released = make_job(
         1, held=False, cpu_count=6, cpus_per_task=6, mem_per_node_mib=10 * 1024, required_nodes="n2", gpu_count=1
@@ -67,8 +57,7 @@ def test_what_is_free_leaves_out_what_waiting_jobs_were_promised():
         make_node("n2", mem_mib=64 * 1024),
         make_node("n3", mem_mib=64 * 1024),
     )
-    view = view_of(Snapshot(1.0, "c", "26.05", (released, running), nodes))
-    found = {node.name: node for node in free_nodes(CycleInput(view, Knowledge({}), Config()))}
+    found = {node.name: node for node in free(*nodes, jobs=(released, running))}
     assert {name: (node.free_gpus, node.free_cpus, node.free_mem_gib) for name, node in found.items()} == {
         "n1": (1, 12.0, 63.0),
         "n2": (1, 10.0, 54.0),
@@ -81,15 +70,8 @@ def test_what_is_free_leaves_out_what_waiting_jobs_were_promised():
 def test_a_job_that_no_nodes_could_hold_is_promised_nothing(request_):
     """Slurm shows "Priority" until it is the job's turn, and only then that it can never start."""
     released = make_job(1, held=False, reason="Priority", **request_)
-    view = view_of(Snapshot(1.0, "c", "26.05", (released,), (make_node("n1"), make_node("n2"))))
-    found = free_nodes(CycleInput(view, Knowledge({}), Config()))
+    found = free(make_node("n1"), make_node("n2"), jobs=(released,))
     assert [(node.free_gpus, node.free_cpus) for node in found] == [(2, 16.0), (2, 16.0)]
-
-
-def test_a_node_whose_memory_slurm_was_not_told_limits_nothing():
-    view = view_of(Snapshot(1.0, "c", "26.05", (), (make_node("n1"),)))
-    (node,) = free_nodes(CycleInput(view, Knowledge({}), Config()))
-    assert (node.mem_gib, node.free_mem_gib) == (0.0, 0.0)
 
 
 PAIRS = ((0, 1), (2, 3))
@@ -107,13 +89,12 @@ PAIRS = ((0, 1), (2, 3))
 )
 def test_free_gpus_are_told_by_island(in_use, allocated, islands):
     node = make_node("n1", gpu_count=4, gpus_allocated=allocated, gpus_in_use=in_use, gpu_islands=PAIRS)
-    (found,) = free_nodes(CycleInput(view_of(Snapshot(1.0, "c", "26.05", (), (node,))), Knowledge({}), Config()))
+    (found,) = free(node)
     assert (found.islands, found.topology) == (islands, PAIRS)
 
 
 def test_of_gpus_that_slurm_will_give_to_others_nobody_knows_which():
     released = make_job(1, held=False, gpu_count=1)
     node = make_node("n1", gpu_count=4, gpu_islands=PAIRS)
-    view = view_of(Snapshot(1.0, "c", "26.05", (released,), (node,)))
-    (found,) = free_nodes(CycleInput(view, Knowledge({}), Config()))
+    (found,) = free(node, jobs=(released,))
     assert (found.free_gpus, found.islands) == (3, ())
