@@ -6,12 +6,16 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
+
+from gateway_inside import EVERY_GATEWAY, SANDBOXES, GatewayInside, Servers  # noqa: E402
+from muri_cluster import keep_gate  # noqa: E402
 
 from sandbox import cgroups, instance, lifecycle  # noqa: E402
 from sandbox.cluster import SUITES, Partition, Shape  # noqa: E402
@@ -87,54 +91,50 @@ def start(suite: str, shape: Shape = TWO_GPUS, kind: str = "") -> Iterator[Drive
 
 
 @pytest.fixture(scope="session")
-def sandbox() -> Iterator[Driver]:
-    """The current Slurm, 4 nodes × 2 GPUs, partitions `main`, `small` (n1) and `two` (n1 and n2)."""
-    yield from start("forky")
+def gateway_servers() -> Iterator[Servers]:
+    """What calls gateways inside the sandboxes."""
+    servers = Servers()
+    yield servers
+    servers.close()
 
 
-@pytest.fixture(scope="session")
-def one_gpu_sandbox() -> Iterator[Driver]:
-    """The current Slurm, a node with one GPU to train on (partition `train`) and one for dry runs (`measure`)."""
-    yield from start("forky", ONE_GPU, "one-gpu")
+@pytest.fixture(params=SANDBOXES.values(), ids=SANDBOXES)
+def gated(request: pytest.FixtureRequest) -> Iterator[Driver]:
+    """An empty sandbox of each release whose gate is kept, as by a controller that died just now."""
+    for driver in emptied(request.getfixturevalue(request.param)):
+        keep_gate(driver)
+        yield driver
 
 
-@pytest.fixture(scope="session")
-def trixie_one_gpu_sandbox() -> Iterator[Driver]:
-    """Slurm 24.11 in the shape of `one_gpu_sandbox`."""
-    yield from start("trixie", ONE_GPU, "one-gpu-trixie")
+@pytest.fixture(params=EVERY_GATEWAY)
+def inside(request: pytest.FixtureRequest) -> Iterator[GatewayInside]:
+    """Every gateway, with an empty queue before and after."""
+    yield from GatewayInside.named(request.param, request)
 
 
-@pytest.fixture(scope="session")
-def old_sandbox() -> Iterator[Driver]:
-    """Debian bookworm's Slurm 22.05, which no pyslurm supports, in the shape of `sandbox`."""
-    yield from start("bookworm")
+def _sandbox(suite: str, shape: Shape = TWO_GPUS, kind: str = "") -> Any:
+    def running() -> Iterator[Driver]:
+        yield from start(suite, shape, kind)
+
+    return pytest.fixture(scope="session")(running)
 
 
-@pytest.fixture(scope="session")
-def trixie_sandbox() -> Iterator[Driver]:
-    """Debian trixie's Slurm 24.11, which no pyslurm supports, in the shape of `sandbox`."""
-    yield from start("trixie")
+#: The current Slurm, 4 nodes × 2 GPUs, partitions `main`, `small` (n1) and `two` (n1 and n2).
+sandbox = _sandbox("forky")
+#: The current Slurm, a node with one GPU to train on (partition `train`) and one for dry runs (`measure`).
+one_gpu_sandbox = _sandbox("forky", ONE_GPU, "one-gpu")
+#: The current Slurm with accounts, QOS and limits; 4 nodes × 2 GPUs.
+#: Partitions `main` and `train` have all nodes, `middle` n2 and n3, `on1` to `on4` one each.
+accounting_sandbox = _sandbox("forky", ACCOUNTING, "accounting")
 
+#: Debian trixie's Slurm 24.11, which no pyslurm supports, in the same shapes.
+trixie_sandbox = _sandbox("trixie")
+trixie_one_gpu_sandbox = _sandbox("trixie", ONE_GPU, "one-gpu-trixie")
+middle_sandbox = _sandbox("trixie", ACCOUNTING, "middle")
 
-@pytest.fixture(scope="session")
-def middle_sandbox() -> Iterator[Driver]:
-    """Debian trixie's Slurm 24.11, which no pyslurm supports, with accounts, in the shape of `accounting_sandbox`."""
-    yield from start("trixie", ACCOUNTING, "middle")
-
-
-@pytest.fixture(scope="session")
-def accounting_sandbox() -> Iterator[Driver]:
-    """The current Slurm with accounts, QOS and limits; 4 nodes × 2 GPUs.
-
-    Partitions `main` and `train` have all nodes, `middle` n2 and n3, `on1` to `on4` one each.
-    """
-    yield from start("forky", ACCOUNTING, "accounting")
-
-
-@pytest.fixture(scope="session")
-def old_accounting_sandbox() -> Iterator[Driver]:
-    """Slurm 22.05 in the shape of `accounting_sandbox`."""
-    yield from start("bookworm", ACCOUNTING, "old-accounting")
+#: Debian bookworm's Slurm 22.05, which no pyslurm supports and on which no groups form.
+old_sandbox = _sandbox("bookworm")
+old_accounting_sandbox = _sandbox("bookworm", ACCOUNTING, "old-accounting")
 
 
 @pytest.fixture(scope="session", params=_sites(*SUITES))
@@ -147,32 +147,27 @@ def site_sandbox(request: pytest.FixtureRequest) -> Iterator[Driver]:
     yield from start(request.param, shape, f"site-{request.param}")
 
 
+def emptied(driver: Driver) -> Iterator[Driver]:
+    """Cancel all jobs before and after a test."""
+    driver.cancel_all()
+    yield driver
+    driver.cancel_all()
+
+
+def _empty(sandbox: str) -> Any:
+    def empty(request: pytest.FixtureRequest) -> Iterator[Driver]:
+        yield from emptied(request.getfixturevalue(sandbox))
+
+    return pytest.fixture(empty)
+
+
 @pytest.fixture
 def site(site_sandbox: Driver) -> Iterator[Driver]:
     """A site on each release with an empty queue, before and after."""
     yield from emptied(site_sandbox)
 
 
-@pytest.fixture
-def cluster(sandbox: Driver) -> Iterator[Driver]:
-    """The sandbox with an empty queue, before and after."""
-    yield from emptied(sandbox)
-
-
-@pytest.fixture
-def one_gpu(one_gpu_sandbox: Driver) -> Iterator[Driver]:
-    """The sandbox with one GPU to train on and an empty queue, before and after."""
-    yield from emptied(one_gpu_sandbox)
-
-
-@pytest.fixture
-def accounted(accounting_sandbox: Driver) -> Iterator[Driver]:
-    """The sandbox with accounting and an empty queue, before and after."""
-    yield from emptied(accounting_sandbox)
-
-
-def emptied(driver: Driver) -> Iterator[Driver]:
-    """Cancel all jobs before and after a test."""
-    driver.cancel_all()
-    yield driver
-    driver.cancel_all()
+#: The sandboxes with an empty queue, before and after each test.
+cluster = _empty("sandbox")
+one_gpu = _empty("one_gpu_sandbox")
+accounted = _empty("accounting_sandbox")

@@ -3,7 +3,9 @@
 A difference that is found becomes a case here: first the real Slurm answers, then the virtual one has to.
 """
 
+import json
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any, Protocol
 
 from muri.slurm_plugin.gateway.base import GatewayError, NoSuchJobError
@@ -20,23 +22,21 @@ class World(Protocol):
                cpus: int = 1, seconds: int = 600, minutes: int = 0, dependency: str = "",
                licence: str = "", tasks: int = 0, at_once: int = 0) -> int:  # fmt: skip
         """Submit a job of alice's that sleeps so long, or an array of so many tasks with a throttle."""
-        ...
 
     def job(self, job_id: int) -> Job:
         """A job as the gateway shows it."""
-        ...
 
     def node(self, name: str) -> Node:
         """A node as the gateway shows it."""
-        ...
 
     def wait(self, job_id: int, state: JobState) -> None:
         """Let time pass until a job is in a state."""
-        ...
+
+    def until(self, reached: Callable[[], bool]) -> None:
+        """Let time pass until something is so."""
 
     def settle(self) -> None:
-        """Let some seconds pass, in which whatever can start does."""
-        ...
+        """Let some seconds pass, in which whatever can start does: to see that something does not."""
 
     def call(self, method: str, *arguments: Any) -> None:
         """Call the gateway.
@@ -44,19 +44,15 @@ class World(Protocol):
         Raises:
             GatewayError: Slurm refused.
         """
-        ...
 
     def split_first(self, job_id: int, count: int) -> None:
         """Give the first waiting tasks of an array records of their own."""
-        ...
 
     def release_by_user(self, job_id: int) -> None:
         """Let alice release her job."""
-        ...
 
     def hold_by_admin(self, job_id: int) -> None:
         """Let root hold a job, as `scontrol hold` does."""
-        ...
 
 
 def _refused(world: World, *call: Any) -> GatewayError:
@@ -74,6 +70,19 @@ def _running(world: World, **asked: Any) -> int:
     return job_id
 
 
+def _waiting(world: World, job_id: int, reason: str) -> Job:
+    """Let time pass until a job waits for a reason."""
+    world.until(lambda: world.job(job_id).reason == reason)
+    job = world.job(job_id)
+    assert job.state is JobState.PENDING
+    return job
+
+
+def _until_all(world: World, state: JobState, *jobs: int) -> None:
+    """Let time pass until tasks of an array are in a state."""
+    world.until(lambda: {world.job(job_id).state for job_id in jobs} == {state})
+
+
 def a_hold_and_its_release_may_be_repeated(world: World) -> None:
     job_id = world.submit(hold=True)
     for _ in range(2):
@@ -83,6 +92,9 @@ def a_hold_and_its_release_may_be_repeated(world: World) -> None:
     for _ in range(2):
         world.call("release", job_id)
     world.wait(job_id, JobState.RUNNING)
+    world.call("release", job_id)
+    world.call("cancel", job_id)
+    world.wait(job_id, JobState.CANCELLED)
     world.call("release", job_id)
 
 
@@ -101,7 +113,7 @@ def a_user_lifts_a_hold_of_the_gateway(world: World) -> None:
     world.release_by_user(job_id)
     job = world.job(job_id)
     assert not job.held
-    assert job.begin_s > 0
+    assert job.begin_s > job.submit_s
 
 
 def an_administrators_hold_shows_as_such(world: World) -> None:
@@ -125,6 +137,7 @@ def a_job_requeued_with_a_hold_is_held(world: World) -> None:
     job_id = _running(world)
     world.call("requeue_hold", job_id)
     world.wait(job_id, JobState.PENDING)
+    world.call("requeue_hold", job_id)
     job = world.job(job_id)
     assert (job.held, job.restart_count, job.reason) == (True, 1, "job_requeued_in_held_state")
 
@@ -144,7 +157,9 @@ def a_job_that_may_not_be_requeued_is_not(world: World) -> None:
 
 def an_unknown_job_is_told_as_such(world: World) -> None:
     for method in ("hold", "release", "requeue", "requeue_hold"):
-        assert isinstance(_refused(world, method, 999_999), NoSuchJobError), method
+        error = _refused(world, method, 999_999)
+        assert isinstance(error, NoSuchJobError), method
+        assert "999999" in str(error)
     assert isinstance(_refused(world, "modify", 999_999, JobChange(cpu_count=1)), NoSuchJobError)
     world.call("cancel", 999_999)
 
@@ -207,8 +222,13 @@ def a_member_runs_beside_the_placeholder_that_has_all_gpus(world: World) -> None
 def a_member_gets_its_own_request_back(world: World) -> None:
     pilot = _running(world, gpus=2, node="n1")
     job_id = world.submit(gpus=1, hold=True, cpus=4, minutes=10)
+    state = "theirs muri:on muri-state:" + json.dumps({"original": ["x'\"" * 8] * 30}, separators=(",", ":"))
+    assert len(state) > 800
     world.call("modify", job_id, JobChange(gpu_request=REMOVED, required_nodes="n1", cpu_count=1, cpus_per_task=1,
-                                           dependency=f"after:{pilot}", time_limit_s=3600))  # fmt: skip
+                                           dependency=f"after:{pilot}", time_limit_s=3600, mem_per_node_mib=64,
+                                           admin_comment=state))  # fmt: skip
+    job = world.job(job_id)
+    assert (job.mem_per_node_mib, job.admin_comment, job.held) == (64, state, True)
     world.call("modify", job_id, JobChange(gpu_request="gres/gpu:1", required_nodes="", cpu_count=4, cpus_per_task=4,
                                            dependency="", time_limit_s=600))  # fmt: skip
     job = world.job(job_id)
@@ -222,9 +242,7 @@ def a_member_gets_its_own_request_back(world: World) -> None:
 def a_job_waits_for_the_start_of_another(world: World) -> None:
     first = world.submit(hold=True)
     second = world.submit(dependency=f"after:{first}")
-    world.settle()
-    job = world.job(second)
-    assert (job.state, job.reason) == (JobState.PENDING, "Dependency")
+    _waiting(world, second, "Dependency")
     world.call("release", first)
     world.wait(second, JobState.RUNNING)
 
@@ -232,9 +250,7 @@ def a_job_waits_for_the_start_of_another(world: World) -> None:
 def gpus_are_given_out_once(world: World) -> None:
     first, second = world.submit(gpus=2, node="n2"), world.submit(gpus=1, node="n2")
     world.wait(first, JobState.RUNNING)
-    world.settle()
-    job = world.job(second)
-    assert (job.state, job.reason) == (JobState.PENDING, "Resources")
+    _waiting(world, second, "Resources")
     world.call("cancel", first)
     world.wait(second, JobState.RUNNING)
 
@@ -260,22 +276,18 @@ def a_job_leaves_neighbouring_nodes_together(world: World) -> None:
 
 def tasks_of_an_array_leave_the_record_of_those_that_wait(world: World) -> None:
     record = world.submit(tasks=3, at_once=2)
-    world.settle()
-    waiting = world.job(record)
-    assert (waiting.state, waiting.reason, waiting.array) == (JobState.PENDING, "JobArrayTaskLimit", True)
-    first, second = (world.job(record + number) for number in (1, 2))
-    assert [(task.state, task.array) for task in (first, second)] == [(JobState.RUNNING, True)] * 2
-    world.call("cancel", first.job_id)
-    world.settle()
-    assert world.job(record).state is JobState.RUNNING  # the last task keeps the record
+    assert _waiting(world, record, "JobArrayTaskLimit").array
+    _until_all(world, JobState.RUNNING, record + 1, record + 2)
+    assert world.job(record + 1).array
+    world.call("cancel", record + 1)
+    _until_all(world, JobState.RUNNING, record)  # the last task keeps the record
 
 
 def an_array_is_cancelled_as_a_whole(world: World) -> None:
     record = world.submit(tasks=3, at_once=1)
-    world.settle()
+    _waiting(world, record, "JobArrayTaskLimit")
     world.call("cancel", record)
-    world.settle()
-    assert [world.job(record + number).state for number in (0, 1)] == [JobState.CANCELLED] * 2
+    _until_all(world, JobState.CANCELLED, record, record + 1)
 
 
 def tasks_get_records_of_their_own_before_they_start(world: World) -> None:
@@ -327,44 +339,16 @@ def a_release_gives_a_job_its_own_priority_back(world: World) -> None:
 def a_waiting_job_behind_the_licence_starts_when_the_lease_ends(world: World) -> None:
     world.call("extend_lease_by", 300)
     job_id = world.submit(licence="muri_gate:1")
-    world.settle()
-    job = world.job(job_id)
-    assert (job.state, job.reason, job.held) == (JobState.PENDING, "Licenses", False)
+    assert not _waiting(world, job_id, "Licenses").held
     world.call("modify", job_id, JobChange(licenses=""))
     world.wait(job_id, JobState.RUNNING)
     other = world.submit(licence="muri_gate:1")
-    world.settle()
-    assert world.job(other).state is JobState.PENDING
+    _waiting(world, other, "Licenses")
     world.call("end_lease")
     world.wait(other, JobState.RUNNING)
 
 
-CASES: tuple[Callable[[World], None], ...] = (
-    a_hold_and_its_release_may_be_repeated,
-    a_running_job_cannot_be_held_by_the_gateway,
-    a_user_lifts_a_hold_of_the_gateway,
-    an_administrators_hold_shows_as_such,
-    a_requeued_job_comes_back_and_waits,
-    a_job_requeued_with_a_hold_is_held,
-    a_requeue_of_a_waiting_job_changes_nothing,
-    a_job_that_may_not_be_requeued_is_not,
-    an_unknown_job_is_told_as_such,
-    an_ended_job_cannot_be_changed,
-    a_cancelled_job_stays_cancelled,
-    of_a_running_job_only_words_limits_and_licences_change,
-    a_time_limit_is_rounded_up_to_minutes,
-    a_change_that_slurm_refuses_changes_nothing,
-    a_member_runs_beside_the_placeholder_that_has_all_gpus,
-    a_member_gets_its_own_request_back,
-    a_job_waits_for_the_start_of_another,
-    gpus_are_given_out_once,
-    a_small_job_starts_behind_one_that_waits_for_resources,
-    a_job_goes_to_the_fullest_node_that_has_room,
-    a_job_leaves_neighbouring_nodes_together,
-    tasks_of_an_array_leave_the_record_of_those_that_wait,
-    an_array_is_cancelled_as_a_whole,
-    tasks_get_records_of_their_own_before_they_start,
-    a_task_that_cannot_start_stops_those_behind_it,
-    a_release_gives_a_job_its_own_priority_back,
-    a_waiting_job_behind_the_licence_starts_when_the_lease_ends,
+#: Every function of this file.
+CASES: tuple[Callable[[World], None], ...] = tuple(
+    each for name, each in list(globals().items()) if isinstance(each, FunctionType) and not name.startswith("_")
 )

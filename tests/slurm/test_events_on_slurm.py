@@ -1,7 +1,7 @@
 """Cycles on events on a real Slurm: jobs start soon after an arrival or an end, although the next cycle is far away."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
@@ -67,15 +67,17 @@ def seconds_to_start(muri: MuriCluster, job: int, ended: int | None = None) -> f
 
 
 @on_both_releases
-@pytest.mark.parametrize("form", ["--interval 360", "--events"])
+@pytest.mark.parametrize("form", ["--events", pytest.param("--interval 360", marks=pytest.mark.thorough)])
 def test_arrivals_and_ends_are_not_left_to_the_next_cycle(muri: MuriCluster, form: str) -> None:
     with at_work(muri, form):
-        alone = muri.submit("load", iterations=150)
-        muri.driver.wait_state(alone, "RUNNING")
-        members = [muri.submit(kind, iterations=60) for kind in ("load", "propagate")]
-        muri.wait_grouped(*members)
-        (pilot,) = muri.hosts()
-        last = muri.submit("load", iterations=10)
+        with muri.training():
+            alone = muri.submit("load")
+            muri.driver.wait_state(alone, "RUNNING")
+            members = [muri.submit(kind) for kind in ("load", "propagate")]
+            muri.driver.run("scancel", str(alone))
+            muri.wait_grouped(*members)
+            (pilot,) = muri.hosts()
+            last = muri.submit("load", iterations=10)
         assert muri.driver.wait_state(last)["JobState"] == "COMPLETED"
     assert seconds_to_start(muri, alone) < INTERVAL_S / 2
     assert seconds_to_start(muri, pilot, ended=alone) < INTERVAL_S / 2
@@ -122,39 +124,32 @@ def test_slurmctld_gives_notice_of_jobs_of_muris_and_of_no_others(noticed: Drive
     assert after != before
 
 
-HINDRANCES = ["true", "ln -s /dev/full", "mkdir", "mkfifo -m 666", "install -m 0 /dev/null"]
+def test_no_submission_fails_for_want_of_a_notice(noticed: Driver) -> None:
+    for hindrance in ("true", "ln -s /dev/full", "mkdir", "mkfifo -m 666", "install -m 0 /dev/null"):
+        noticed.run("sh", "-c", f"rm -rf {NOTICE}; {hindrance} {NOTICE}", user="root", on="ctl")
+        for _ in range(3):
+            fields = noticed.job(submit(noticed, "--muri=model=a"))
+            assert fields["JobState"] == "PENDING"
+            assert "muri-gate:licence" in fields["AdminComment"]
 
 
-@pytest.mark.parametrize("hindrance", HINDRANCES)
-def test_no_submission_fails_for_want_of_a_notice(noticed: Driver, hindrance: str) -> None:
-    noticed.run("sh", "-c", f"rm -rf {NOTICE}; {hindrance} {NOTICE}", user="root", on="ctl")
-    for _ in range(3):
-        job = submit(noticed, "--muri=model=a")
-        fields = noticed.job(job)
-        assert fields["JobState"] == "PENDING"
-        assert "muri-gate:licence" in fields["AdminComment"]
+@pytest.mark.parametrize(
+    ("command", "state"),
+    [
+        ("true", "COMPLETED"),
+        ("false", "FAILED"),
+        ("sleep 300", "CANCELLED"),
+        pytest.param("sleep 300", "TIMEOUT", marks=pytest.mark.thorough),  # a limit is a minute at least
+    ],
+)
+def test_slurmctld_counts_each_kind_of_end(site: Driver, command: str, state: str) -> None:
+    def ended() -> int:
+        return int(site.run("python", "-c", COUNT_ENDS, user="root", on="ctl").stdout)
 
-
-def test_slurmctld_counts_each_kind_of_end(site: Driver) -> None:
-    def ends(end: Callable[[], int], *states: str) -> None:
-        before = int(site.run("python", "-c", COUNT_ENDS, user="root", on="ctl").stdout)
-        site.wait_state(end(), *states)
-        site.wait_until(
-            lambda: int(site.run("python", "-c", COUNT_ENDS, user="root", on="ctl").stdout) > before,
-            f"a count of {states}",
-            deadline_s=30,
-        )
-
-    def wrap(command: str, *options: str) -> int:
-        return site.submit("-p", "gpu", "--gres=gpu:1", *options, f"--wrap={command}")
-
-    def cancelled() -> int:
-        job = wrap("sleep 300")
+    before = ended()
+    job = site.submit("-p", "gpu", "--gres=gpu:1", "--time=1", f"--wrap={command}")
+    if state == "CANCELLED":
         site.wait_state(job, "RUNNING")
         site.run("scancel", str(job))
-        return job
-
-    ends(lambda: wrap("true"), "COMPLETED")
-    ends(lambda: wrap("false"), "FAILED")
-    ends(cancelled, "CANCELLED")
-    ends(lambda: wrap("sleep 300", "--time=1"), "TIMEOUT")
+    site.wait_state(job, state)
+    site.wait_until(lambda: ended() > before, f"a count of {state}")

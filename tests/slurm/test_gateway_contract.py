@@ -1,79 +1,28 @@
 """What every gateway promises, tried on a real Slurm: pyslurm and commands, Slurm 26.05, 24.11 and 22.05."""
 
-import json
-import re
-from collections.abc import Iterator
-
 import pytest
-from gateway_inside import EVERY_GATEWAY, GatewayInside, RefusedError
+from gateway_inside import ALICE, GatewayInside, RefusedError, by_commands, new_job
 
-from muri.slurm_plugin.records.cluster import JobChange, JobState, NewJob
+from muri.slurm_plugin.records.cluster import JobChange, JobState
 from sandbox.driver import Driver
 
-ALICE = 1001
-SLEEP = "#!/bin/sh\nexec sleep 600\n"
-#: Remote procedures that slurmctld's daemons or sdiag itself call, and no gateway.
-BACKGROUND = re.compile(r"REGISTRATION|EPILOG|COMPLETE|STATS_INFO|PING|LAUNCH|CONFIG")
 
-
-@pytest.fixture(params=EVERY_GATEWAY)
-def inside(request: pytest.FixtureRequest) -> Iterator[GatewayInside]:
-    yield from GatewayInside.named(request.param, request)
-
-
-def new_job(script: str = SLEEP, **fields: object) -> NewJob:
-    values = {"environment": {"PATH": "/usr/bin:/bin"}, "partition": "main", "work_dir": "/home/alice", **fields}
-    return NewJob(name="contract", uid=ALICE, gid=ALICE, script=script, **values)  # type: ignore[arg-type]
-
-
-def rpc_counts(driver: Driver) -> dict[str, int]:
-    text = driver.run("sdiag", user="root").stdout
-    section = text.split("by message type")[1].split("by user")[0]
-    return {name: int(count) for name, count in re.findall(r"(\w+)\s*\(\s*\d+\)\s*count:(\d+)", section)}
-
-
-@pytest.mark.parametrize("queued", [1, 40])
-def test_snapshot_costs_the_same_whatever_the_queue(inside: GatewayInside, queued: int) -> None:
-    driver = inside.driver
-    driver.run("sh", "-c", f"for i in $(seq {queued}); do sbatch -H -o /dev/null --wrap=true; done")
-    before = rpc_counts(driver)
-    inside.call(*[("snapshot",)] * 5)
-    five = rpc_counts(driver)
-    inside.call(*[("snapshot",)] * 10)
-    ten = rpc_counts(driver)
-    # Opening a gateway costs the same both times; the difference is five snapshots.
-    cost = {
-        name: (ten[name] - five.get(name, 0)) - (five.get(name, 0) - before.get(name, 0))
-        for name in ten
-        if not BACKGROUND.search(name)
+def test_gpus_are_counted_however_they_were_asked_for(inside: GatewayInside) -> None:
+    told = {
+        "--gres=gpu:2": (2, "gres/gpu:2"),
+        "--gres=gpu": (1, "gres/gpu:1"),
+        "--gpus-per-node=1 --nodes=2": (2, "gres/gpu:1"),
+        "--gpus=2": (2, ""),
+        "--gpus-per-task=1 --ntasks=2": (2, ""),
+        "--ntasks=1": (0, ""),
     }
-    expected = {"REQUEST_JOB_INFO": 5, "REQUEST_NODE_INFO": 5}
-    if inside.kind == "command":
-        expected["REQUEST_PARTITION_INFO"] = 10  # `squeue` and `scontrol show nodes` ask for them by themselves
-    assert {name: count for name, count in cost.items() if count} == expected
-
-
-@pytest.mark.parametrize(
-    ("options", "gpu_count", "gpu_request"),
-    [
-        (["--gres=gpu:2"], 2, "gres/gpu:2"),
-        (["--gres=gpu"], 1, "gres/gpu:1"),
-        (["--gpus-per-node=1", "--nodes=2"], 2, "gres/gpu:1"),
-        (["--gpus=2"], 2, ""),
-        (["--gpus-per-task=1", "--ntasks=2"], 2, ""),
-        ([], 0, ""),
-    ],
-)
-def test_gpus_are_counted_however_they_were_asked_for(
-    inside: GatewayInside, options: list[str], gpu_count: int, gpu_request: str
-) -> None:
-    job_id = inside.driver.submit("--hold", "--output=/dev/null", *options, "--wrap=true")
-    inside.modify(job_id, JobChange(admin_comment="muri:on"))
-    job = inside.job(job_id)
-    assert (job.gpu_count, job.gpu_request) == (gpu_count, gpu_request)
-    assert job.held
-    assert job.state is JobState.PENDING
-    assert job.reason == "JobHeldUser"
+    submit = ("--hold", "--output=/dev/null", "--wrap=true")
+    ids = {options: inside.driver.submit(*options.split(), *submit) for options in told}
+    for job_id in ids.values():
+        inside.modify(job_id, JobChange(admin_comment="muri:on"))
+    jobs = {job.job_id: job for job in inside.snapshot().jobs}
+    assert {options: (jobs[each].gpu_count, jobs[each].gpu_request) for options, each in ids.items()} == told
+    assert all((jobs[each].state, jobs[each].reason) == (JobState.PENDING, "JobHeldUser") for each in ids.values())
 
 
 def test_snapshot_shows_a_job_as_it_was_submitted(inside: GatewayInside) -> None:
@@ -108,17 +57,14 @@ def test_snapshot_shows_nodes_partitions_and_what_is_in_use(inside: GatewayInsid
     assert (nodes["n1"].mem_mib, nodes["n1"].mem_allocated_mib) == (64000, 2 * 2000)
     assert (nodes["n2"].gpus_allocated, nodes["n2"].cpu_count, nodes["n2"].gpu_type) == (0, 16, "gpu")
     assert [node.usable for node in nodes.values()] == [True, True, True, False]
-    assert snapshot.slurm_version == version(driver)
+    assert snapshot.slurm_version == driver.run("sinfo", "--version").stdout.split()[1]
     running = inside.job(job_id)
     assert (running.state, running.nodes, running.held) == (JobState.RUNNING, "n1", False)
     assert running.start_s > 0
     assert (running.mem_per_node_mib, running.mem_per_cpu_mib) == (4000, 2000)
 
 
-def version(driver: Driver) -> str:
-    return driver.run("sinfo", "--version").stdout.split()[1]
-
-
+@by_commands
 def test_submitted_job_runs_as_its_user_with_its_environment_only(inside: GatewayInside) -> None:
     driver = inside.driver
     driver.write("printed", "")
@@ -130,13 +76,16 @@ def test_submitted_job_runs_as_its_user_with_its_environment_only(inside: Gatewa
     environment = {"PATH": "/usr/bin:/bin", "AWKWARD": awkward}
     job_id = inside.submit(
         new_job(script, environment=environment, output="/home/alice/printed", gpu_request="gres/gpu:1",
-                cpu_count=2, time_limit_s=61, mem_per_node_mib=100, admin_comment=comment, required_nodes="n3")
+                work_dir="/home/alice", cpu_count=2, time_limit_s=61, mem_per_node_mib=100, admin_comment=comment,
+                required_nodes="n3", excluded_nodes="n1", licenses="matlab:1")
     )  # fmt: skip
+    inside.environment = {}
     assert driver.wait_state(job_id)["ExitCode"] == "3:0"
     job = inside.job(job_id)
-    assert (job.name, job.state, job.exit_code, job.nodes) == ("contract", JobState.FAILED, 3, "n3")
+    assert (job.name, job.state, job.exit_code, job.nodes) == ("tried", JobState.FAILED, 3, "n3")
     assert (job.cpu_count, job.time_limit_s, job.mem_per_node_mib) == (2, 120, 100)
-    assert (job.admin_comment, job.comment, job.can_requeue) == (comment, "", False)
+    assert (job.admin_comment, job.comment, job.can_requeue, job.special) == (comment, "", False, ())
+    assert (job.licenses, job.excluded_nodes) == ("matlab:1", "n1")
     printed = driver.read("/home/alice/printed")
     assert printed.startswith("alice\n/home/alice\ngpus=1\n")
     assert f"AWKWARD={awkward}\n" in printed
@@ -151,112 +100,11 @@ def test_environment_of_a_pending_job(inside: GatewayInside) -> None:
     assert missing is None
 
 
-def test_old_slurm_that_keeps_the_gpus_is_found_out(old_sandbox: Driver) -> None:
-    """Slurm 22.05 shows the change and hands out the GPU all the same: what it shows must not be believed."""
-    job_id = old_sandbox.submit("--hold", "--gres=gpu:1", "--wrap=sleep 600")
-    GatewayInside(old_sandbox, "command").modify(job_id, JobChange(gpu_request="gres/gpu:0"))
-    old_sandbox.run("scontrol", "release", str(job_id), user="root")
-    old_sandbox.wait_state(job_id, "RUNNING")
-    detail = old_sandbox.run("scontrol", "--details", "show", "job", str(job_id), user="root").stdout
-    assert "TresPerNode=gres:gpu:0" in detail
-    assert "GRES=gpu:1" in detail
-    old_sandbox.cancel_all()
-
-
-@pytest.mark.parametrize("inside", ["pyslurm-26.05", "command-26.05"], indirect=True)
-def test_member_trick_and_its_undoing(inside: GatewayInside) -> None:
-    """A member runs without GPUs on its host's node; put back, it gets its own GPU."""
-    driver = inside.driver
-    host = inside.submit(new_job(gpu_request="gres/gpu:2", required_nodes="n1"))
-    driver.wait_state(host, "RUNNING")
-    printing = "echo $SLURMD_NODENAME gpus=$SLURM_GPUS_ON_NODE cpus=$SLURM_CPUS_ON_NODE"
-    script = driver.write("member.sh", f"#!/bin/sh\n{printing}\nsleep 600\n")
-    options = ("--hold", "--gres=gpu:1", "--cpus-per-task=4", "--time=10", "--output=member.out")
-    member, restored = driver.submit(*options, script), driver.submit(*options, script)
-    comment = "theirs muri:on muri-state:" + json.dumps({"original": ["x'\"" * 8] * 30}, separators=(",", ":"))
-    assert len(comment) > 800
-    change = JobChange(
-        gpu_request="gres/gpu:0", required_nodes="n1", cpu_count=1, cpus_per_task=1, dependency=f"after:{host}",
-        mem_per_node_mib=64, time_limit_s=3600, admin_comment=comment,
-    )  # fmt: skip
-    for job_id in (member, restored):
-        inside.modify(job_id, change)
-    job = inside.job(restored)
-    assert (job.gpu_count, job.gpu_request, job.required_nodes, job.cpu_count) == (0, "gres/gpu:0", "n1", 1)
-    assert (job.time_limit_s, job.mem_per_node_mib, job.admin_comment) == (3600, 64, comment)
-    assert job.held
-
-    inside.call(("release", member))
-    driver.wait_state(member, "RUNNING")
-    driver.wait_until(lambda: driver.read("/home/alice/member.out") != "", "output")
-    assert driver.read("/home/alice/member.out") == "n1 gpus= cpus=1\n"
-
-    undo = JobChange(
-        gpu_request="gres/gpu:1", required_nodes="", cpu_count=4, cpus_per_task=4, dependency="",
-        time_limit_s=600, admin_comment="theirs muri:on",
-    )  # fmt: skip
-    inside.modify(restored, undo)
-    job = inside.job(restored)
-    assert (job.gpu_request, job.required_nodes, job.cpu_count, job.dependency) == ("gres/gpu:1", "", 4, "")
-    inside.call(("release", restored))
-    assert driver.wait_state(restored, "RUNNING")["NodeList"] != "n1"  # n1's GPUs are the host's
-    driver.wait_until(lambda: "gpus=1 cpus=4" in driver.read("/home/alice/member.out"), "output with a GPU")
-
-
-def test_hold_release_and_cancel_may_be_repeated(inside: GatewayInside) -> None:
-    job_id = inside.driver.submit("--hold", "--wrap=sleep 600")
-    inside.call(("hold", job_id), ("hold", job_id))
-    assert inside.job(job_id).held
-    assert inside.job(job_id).reason == "JobHeldUser"
-    inside.call(("release", job_id), ("release", job_id))
-    inside.driver.wait_state(job_id, "RUNNING")
-    inside.call(("release", job_id), ("cancel", job_id), ("cancel", job_id))
-    inside.driver.wait_state(job_id, "CANCELLED")
-    inside.call(("cancel", job_id), ("release", job_id), ("cancel", 999_999))
-
-
-def test_user_may_lift_a_hold(inside: GatewayInside) -> None:
-    job_id = inside.driver.submit("--begin=now+1hour", "--wrap=true")
-    inside.call(("hold", job_id))
-    inside.driver.run("scontrol", "release", str(job_id), user="alice")
-    job = inside.job(job_id)
-    assert not job.held
-    assert job.begin_s > inside.snapshot().taken_s
-
-
-def test_requeue_hold_puts_a_running_job_back_and_spares_an_ended_one(inside: GatewayInside) -> None:
-    driver = inside.driver
-    job_id, ended = driver.submit("--requeue", "--wrap=sleep 600"), driver.submit("--requeue", "--wrap=true")
-    driver.wait_state(job_id, "RUNNING")
-    driver.wait_state(ended, "COMPLETED")
-    inside.call(("requeue_hold", job_id), ("requeue_hold", ended))
-    driver.wait_state(job_id, "PENDING")
-    inside.call(("requeue_hold", job_id))
-    job = inside.job(job_id)
-    assert (job.state, job.held, job.restart_count) == (JobState.PENDING, True, 1)
-    assert inside.job(ended).state is JobState.COMPLETED
-
-
-@pytest.mark.parametrize("method", ["hold", "release", "requeue", "requeue_hold", "modify"])
-def test_unknown_job_is_named(inside: GatewayInside, method: str) -> None:
-    extra = ({"cpu_count": 1},) if method == "modify" else ()
-    with pytest.raises(RefusedError) as caught:
-        inside.call((method, 999_999, *extra))
-    assert caught.value.error == "NoSuchJobError"
-    assert "999999" in caught.value.text
-
-
-def test_refusals_carry_slurms_words(inside: GatewayInside) -> None:
+@by_commands
+def test_a_refused_submission_carries_slurms_words(inside: GatewayInside) -> None:
     with pytest.raises(RefusedError, match="partition") as caught:
         inside.submit(new_job(partition="nowhere"))
     assert caught.value.error == "GatewayError"
-    job_id = inside.driver.submit("--hold", "--wrap=true")
-    with pytest.raises(RefusedError, match="nvalid node name"):
-        inside.modify(job_id, JobChange(required_nodes="nowhere"))
-    with pytest.raises(RefusedError, match="must begin with #!"):
-        inside.submit(new_job("true\n"))
-    with pytest.raises(RefusedError, match="second line"):
-        inside.submit(new_job("#!/bin/sh\n#SBATCH --comment=x\nexec true\n"))
 
 
 def test_unreachable_slurmctld_is_said_to_be_so(inside: GatewayInside) -> None:

@@ -55,6 +55,12 @@ class VirtualWorld:
             assert self.time.now_s < end_s, f"job {job_id} is {self.slurm.jobs[job_id]}"
             self.time.sleep(0.1)
 
+    def until(self, reached: Callable[[], bool]) -> None:
+        end_s = self.time.now_s + LONGEST_S
+        while not reached():
+            assert self.time.now_s < end_s
+            self.time.sleep(0.1)
+
     def settle(self) -> None:
         self.time.sleep(3.0)
 
