@@ -95,13 +95,7 @@ class RankedLauncher:
         """Start all runtimes and wait until they take members."""
         port = free_port()
         for rank in range(self.world_size):
-            command = [
-                sys.executable,
-                "-m",
-                "muri.launcher.runtime.main",
-                "--preload",
-                "",
-            ]
+            command = [sys.executable, "-m", "muri.launcher.runtime.main", "--preload", ""]
             command += ["--rank", str(rank), "--world-size", str(self.world_size), "--order-host", "127.0.0.1"]
             command += ["--order-port", str(port), "--status-file", str(self.path("status.json"))]
             command += runtime_words(members, options)

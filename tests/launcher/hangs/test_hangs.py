@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import threading
+from itertools import accumulate
 from pathlib import Path
 
 import pytest
@@ -12,11 +13,13 @@ from polling import until
 from ranks_harness import RankedLauncher
 from virtual_clock import VirtualClock
 
+from muri.errors import UsageError
 from muri.launcher.arbitration.arbiter import FairArbiter
 from muri.launcher.arbitration.pausing import PausingArbiter
 from muri.launcher.arbitration.switching import make_arbiter
 from muri.launcher.hangs.evidence import IdleTimer, ThreadMeter, ThreadSample, is_stopped
 from muri.launcher.hangs.watch import HangWatch
+from muri.launcher.job.environment import attach_timeout_s, hang_timeout_s, requeue_wait_s
 from muri.launcher.job.session import Roots
 from muri.launcher.job.stage_clock import STAGE_COUNT, IterationRecord, StageClock
 from muri.launcher.ranks.coordination import IdleReports
@@ -189,12 +192,19 @@ def test_a_member_that_keeps_the_interpreter_ends_its_group_and_all_return_to_th
     assert f"code of a member that runs as a thread has kept the interpreter for {TIMEOUT_S} s" in log
 
 
-@pytest.mark.parametrize("value", ["soon", "-1", "inf", "nan"])
-@pytest.mark.parametrize("name", ["MURI_HANG_TIMEOUT_S", "MURI_ATTACH_TIMEOUT_S", "MURI_REQUEUE_WAIT_S"])
-def test_a_duration_that_is_none_is_refused(launcher: Launcher, name: str, value: str) -> None:
-    process = launcher.member("101", launcher.script(WORK), "5", **{name: value})
-    assert ends(process) == 2
-    assert f"{name}={value!r} is not a number of seconds ≥ 0; give for example" in launcher.err("101")
+DURATIONS = {
+    "MURI_HANG_TIMEOUT_S": hang_timeout_s, "MURI_ATTACH_TIMEOUT_S": attach_timeout_s,
+    "MURI_REQUEUE_WAIT_S": requeue_wait_s,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DURATIONS)
+def test_a_duration_that_is_none_is_refused(launcher: Launcher, name: str) -> None:
+    for value in ("-1", "inf", "nan"):
+        with pytest.raises(UsageError, match=f"{name}='{value}' is not a number of seconds ≥ 0; give for example"):
+            DURATIONS[name]({name: value})
+    assert ends(launcher.member("101", launcher.script(WORK), "5", **{name: "soon"})) == 2
+    assert f"{name}='soon' is not a number of seconds ≥ 0" in launcher.err("101")
 
 
 MEETING = """
@@ -258,25 +268,11 @@ def test_a_rank_that_does_not_come_is_ended_unless_it_works_and_a_stopped_runtim
     assert "the group's runtime hung: it was stopped by a signal (SIGSTOP)" in ranked.out("102", 1, "err")
 
 
-class Steps:
-    """A clock that is told how far to go."""
-
-    def __init__(self) -> None:
-        self.now_s = 1000.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
 def watched(looks: list[tuple[float, ThreadSample]]) -> list[float]:
     """What an interval of 5 s makes of looks, each some seconds after the one before."""
-    clock = Steps()
-    timer = IdleTimer(5.0, clock)
-    found = []
-    for step_s, look in looks:
-        clock.now_s += step_s
-        found.append(timer.idle_s(look))
-    return found
+    times_s = list(accumulate((step_s for step_s, _ in looks), initial=1000.0))
+    timer = IdleTimer(5.0, iter(times_s[1:]).__next__)
+    return [timer.idle_s(look) for _, look in looks]
 
 
 def seen(states: str, cpu_s: float = 0.0) -> ThreadSample:
@@ -288,12 +284,9 @@ def test_only_time_that_was_watched_makes_something_look_still() -> None:
     assert watched([(5, seen("S")), (5, seen("S")), (86400, seen("S")), (5, seen("S"))]) == [0, 5, 15, 20]
 
 
-@pytest.mark.parametrize("states", ["R", "RS", "D", "DS", "t"])
-def test_what_runs_or_waits_for_a_disk_or_is_debugged_is_not_still(states: str) -> None:
-    assert watched([(5, seen("S")), (5, seen("S")), (5, seen(states)), (5, seen("S"))]) == [0, 5, 0, 5]
-
-
-def test_little_cpu_is_no_sign_of_life_and_more_is() -> None:
+def test_what_runs_or_waits_for_a_disk_or_is_debugged_or_uses_some_cpu_is_not_still() -> None:
+    for states in ("R", "RS", "D", "DS", "t"):
+        assert watched([(5, seen("S")), (5, seen("S")), (5, seen(states)), (5, seen("S"))]) == [0, 5, 0, 5]
     asks_a_dead_worker = [(5.0, seen("S", 0.0002 * i)) for i in range(181)]
     assert watched(asks_a_dead_worker)[-1] == 900
     loads_slowly = [(5.0, seen("S", 0.005 * i)) for i in range(181)]
@@ -321,11 +314,9 @@ def test_a_member_hangs_only_if_it_does_on_all_ranks_and_must_work_on_one() -> N
 def test_a_rank_that_reports_no_longer_is_not_called_still() -> None:
     ranks, run = IdleReports(), ("101", "0.0.0#1")
     ranks.add(1, run, 150, must_work=True)
-    for _ in range(5):
-        ranks.add(0, run, 0, must_work=True)
+    for spent in (0, 0, 0, 0, 0, 150):
+        ranks.add(0, run, spent, must_work=True)
         assert ranks.take_hung() == []
-    ranks.add(0, run, 150, must_work=True)
-    assert ranks.take_hung() == []
 
 
 @pytest.mark.parametrize("discipline", ["fair", "lockstep", "auto"])
@@ -373,55 +364,63 @@ class Idle:
         os.close(self._end)
 
 
+class Watched:
+    """Idle sessions that are watched for 100 s each, in virtual time."""
+
+    def __init__(self, *sessions: Idle) -> None:
+        self.clock = VirtualClock()
+        self.arbiter = PausingArbiter(FairArbiter(self.clock), now=self.clock)
+        self.watch = HangWatch(lambda: list(sessions), self.arbiter, 100.0, None, self.clock)
+        for session in sessions:
+            self.arbiter.join(session.member, 1.0)
+
+    def waits(self, *asked: tuple[str, int]) -> list[threading.Thread]:
+        """Let members wait for resources."""
+        threads = [self.clock.start(self.arbiter.acquire, member, resource) for member, resource in asked]
+        self.clock.settle()
+        return threads
+
+    def go_on(self, seconds: int) -> None:
+        """Look every five seconds."""
+        for _ in range(0, seconds, 5):
+            assert self.watch.check() == 5.0
+            self.clock.sleep(5.0)
+
+
 def test_who_is_idle_and_obstructs_others_is_ended_after_the_timeout_and_not_before() -> None:
-    clock = VirtualClock()
-    arbiter = PausingArbiter(FairArbiter(clock), now=clock)
-    holder, patient, waiting = Idle("1"), Idle("2", MURI_HANG_TIMEOUT_S="0"), Idle("3")
-    watch = HangWatch(lambda: [holder, patient, waiting], arbiter, 100.0, None, clock)
-    for session in (holder, patient, waiting):
-        arbiter.join(session.member, 1.0)
-    arbiter.acquire("1", 0)
-    arbiter.acquire("2", 2)
-    waits = [clock.start(arbiter.acquire, "3", 0), clock.start(arbiter.acquire, "3", 2)]
-    clock.settle()
-    for second in range(0, 100, 5):
-        assert watch.check() == 5.0
-        assert not holder.hung, f"after {second} s"
-        clock.sleep(5.0)
-    watch.check()
+    holder, patient, waiting = sessions = Idle("1"), Idle("2", MURI_HANG_TIMEOUT_S="0"), Idle("3")
+    group = Watched(*sessions)
+    group.arbiter.acquire("1", 0)
+    group.arbiter.acquire("2", 2)
+    waits = group.waits(("3", 0), ("3", 2))
+    group.go_on(100)
+    assert not holder.hung
+    group.watch.check()
     (cause,) = holder.causes
     assert "holds a resource for which other jobs wait" in cause
     assert "has worked for 100 s" in cause
     assert (patient.hung, waiting.hung) == (False, False)
     for member in "12":
-        arbiter.leave(member)
-    clock.finish(*waits)
+        group.arbiter.leave(member)
+    group.clock.finish(*waits)
 
 
-def test_who_has_trained_must_not_be_idle_unless_it_waits_for_its_turn() -> None:
-    clock = VirtualClock()
-    arbiter = PausingArbiter(FairArbiter(clock), now=clock)
-    stopped, queued, new = Idle("1"), Idle("2"), Idle("3")
-    watch = HangWatch(lambda: [stopped, queued, new], arbiter, 100.0, None, clock)
-    for session in (stopped, queued, new):
-        arbiter.join(session.member, 1.0)
-    for trained in (stopped, queued):
+def test_who_has_trained_must_not_be_idle_unless_it_waits_for_its_turn_or_slurm_has_suspended_it() -> None:
+    stopped, queued, _new, suspended = sessions = [Idle(member) for member in "1235"]
+    group = Watched(*sessions)
+    for trained in (stopped, queued, suspended):
         trained.clock.iterations = 7
-    arbiter.join("4", 1.0)
-    arbiter.acquire("4", 0)  # a long validation of a member that works
-    wait = clock.start(arbiter.acquire, "2", 0)
-    clock.settle()
-    for _ in range(21):
-        watch.check()
-        clock.sleep(5.0)
-    assert [session.hung for session in (stopped, queued, new)] == [True, False, False]
+    suspended.paused = True
+    group.arbiter.join("4", 1.0)
+    group.arbiter.acquire("4", 0)  # a long validation of a member that works
+    waits = group.waits(("2", 0))
+    group.go_on(105)
+    assert [session.hung for session in sessions] == [True, False, False, False]
     assert "has stopped in the middle of its training" in stopped.causes[0]
-    arbiter.release("4", 0)
-    clock.finish(wait)
-    for _ in range(21):
-        watch.check()
-        clock.sleep(5.0)
-    assert [session.hung for session in (stopped, queued, new)] == [True, True, False]
+    group.arbiter.release("4", 0)
+    group.clock.finish(*waits)
+    group.go_on(105)
+    assert [session.hung for session in sessions] == [True, True, False, False]
 
 
 def thread_at(place: Path, state: str, where: str, cpu_us: int, wakes: int) -> None:
@@ -463,22 +462,19 @@ def test_who_does_more_than_ask_for_a_lock_works(
 
 
 def test_a_script_that_does_no_iteration_for_long_is_worth_one_warning(caplog: pytest.LogCaptureFixture) -> None:
-    clock = VirtualClock()
-    arbiter = PausingArbiter(FairArbiter(clock), now=clock)
     session = Idle("1", MURI_HANG_TIMEOUT_S="0")
-    watch = HangWatch(lambda: [session], arbiter, 100.0, None, clock)
+    group = Watched(session)
     for longest_s, quiet_s in ((1.0, 50), (8.0, 400)):
         zeros = (0.0,) * STAGE_COUNT
         session.clock.recent.append(IterationRecord(longest_s, zeros, zeros))
         session.clock.iterations += 1
         caplog.clear()
-        watch.check()
-        clock.sleep(float(quiet_s))
-        watch.check()
+        group.watch.check()
+        group.clock.sleep(float(quiet_s))
+        group.watch.check()
         assert not caplog.records
-        for _ in range(3):
-            clock.sleep(5.0)
-            watch.check()
+        group.clock.sleep(5.0)
+        group.go_on(10)
         assert len(caplog.records) == 1, caplog.text
         assert f"for {quiet_s + 5} s; its longest so far took {longest_s:g} s" in caplog.text
     assert not session.hung

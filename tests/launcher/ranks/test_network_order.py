@@ -136,6 +136,22 @@ def test_turns_of_a_session_that_ended_are_skipped(group: Group) -> None:
     assert not isinstance(results[0], BaseException)
 
 
+def test_a_grant_to_an_earlier_run_of_a_script_is_none_to_the_next(group: Group) -> None:
+    group.join("1")
+    leader, follower = group.ranks[0].arbiter, group.ranks[1].arbiter
+    leader.acquire("1", NETWORK)
+    leader.release("1", NETWORK)
+    until(lambda: follower._role._sequence, "the grant")
+    for ranks in group.ranks:
+        ranks.arbiter.leave("1")
+    group.join("1", but=0)
+    thread, results = in_thread(follower.acquire, "1", NETWORK)
+    until(lambda: results or follower.waiting_hint[NETWORK], "the wait")
+    assert results == []
+    follower.interrupt("1")
+    thread.join(DEADLINE_S)
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_wait_can_be_interrupted(group: Group, rank: int) -> None:
     group.join("1", but=2)
