@@ -31,10 +31,10 @@ def one_thread():
     torch.set_num_threads(before)
 
 
-def data(classes=CLASSES):
+def data():
     generator = torch.Generator().manual_seed(5)
     inputs = torch.randn(SAMPLES, 16, generator=generator)
-    return TensorDataset(inputs, torch.randint(0, classes, (SAMPLES,), generator=generator))
+    return TensorDataset(inputs, torch.randint(0, CLASSES, (SAMPLES,), generator=generator))
 
 
 def mlp():
@@ -42,14 +42,8 @@ def mlp():
 
 
 def cnn():
-    return nn.Sequential(
-        nn.Unflatten(1, (1, 4, 4)),
-        nn.Conv2d(1, 6, 3, padding=1),
-        nn.GroupNorm(2, 6),
-        nn.ReLU(),
-        nn.Flatten(),
-        nn.Linear(96, CLASSES),
-    )
+    first = nn.Unflatten(1, (1, 4, 4)), nn.Conv2d(1, 6, 3, padding=1), nn.GroupNorm(2, 6), nn.ReLU()
+    return nn.Sequential(*first, nn.Flatten(), nn.Linear(96, CLASSES))
 
 
 OPTIMIZERS = {
@@ -68,10 +62,11 @@ def loader():
     return DataLoader(data(), batch_size=12)
 
 
-def whole_curve(model, inputs, targets, loss_function):
-    """The loss on all data: what the weights are worth, whatever the loop saw."""
+def loss_on_all_data(model):
+    """What the weights are worth, whatever the loop saw."""
+    inputs, targets = data().tensors
     with torch.no_grad():
-        return loss_function(model(inputs.double()), targets).item()
+        return functional.cross_entropy(model(inputs.double()), targets).item()
 
 
 def train(make, optimizer, *, loss=functional.cross_entropy, around=nullcontext, after_backward=None, epochs=3):
@@ -107,18 +102,19 @@ def train_explicitly(make, optimizer, steps):
     return curve
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("make", [mlp, cnn])
-@pytest.mark.parametrize("steps", [2, 4, 5])
+WAYS = pytest.mark.parametrize(
+    ("make", "optimizer", "steps"), [(mlp, "adamw", 2), (cnn, "momentum", 4), (mlp, "momentum", 5)]
+)
+
+
+@WAYS
 def test_the_loss_curve_is_the_whole_batchs(make, optimizer, steps):
     whole = train_explicitly(make, optimizer, 1)
     assert train_explicitly(make, optimizer, steps) == pytest.approx(whole, rel=1e-9)
     assert len(set(whole)) == len(whole)  # it does train
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("make", [mlp, cnn])
-@pytest.mark.parametrize("steps", [2, 4, 5])
+@WAYS
 def test_hooks_train_an_unchanged_loop_alike(make, optimizer, steps, capfd):
     whole, _, schedules = train(make, optimizer)
     split, _, split_schedules = train(make, optimizer, around=lambda: muri.accumulate(steps))
@@ -128,30 +124,14 @@ def test_hooks_train_an_unchanged_loop_alike(make, optimizer, steps, capfd):
 
 
 WEIGHTS = torch.tensor([0.2, 1.0, 3.0], dtype=torch.float64)
-
-
-def smooth(outputs, targets):
-    return functional.cross_entropy(outputs, targets, label_smoothing=0.1)
-
-
-def weighted(outputs, targets):
-    return functional.cross_entropy(outputs, targets, weight=WEIGHTS)
-
-
-def ignoring(outputs, targets):
-    return functional.cross_entropy(outputs, torch.where(targets == 1, -100, targets))
-
-
-def summed(outputs, targets):
-    return functional.cross_entropy(outputs, targets, reduction="sum")
-
-
-def divided(outputs, targets):
-    return functional.cross_entropy(outputs, targets, reduction="none").sum() * (1 / len(targets))
-
-
-def squares(outputs, targets):
-    return ((outputs - targets[:, None]) ** 2).sum(1).mean() + 0.5 * functional.mse_loss(outputs, outputs.detach() + 1)
+LOSSES = {
+    "smooth": lambda o, t: functional.cross_entropy(o, t, label_smoothing=0.1),
+    "weighted": lambda o, t: functional.cross_entropy(o, t, weight=WEIGHTS),
+    "ignoring": lambda o, t: functional.cross_entropy(o, torch.where(t == 1, -100, t)),
+    "summed": lambda o, t: functional.cross_entropy(o, t, reduction="sum"),
+    "divided": lambda o, t: functional.cross_entropy(o, t, reduction="none").sum() * (1 / len(t)),
+    "squares": lambda o, t: ((o - t[:, None]) ** 2).sum(1).mean() + 0.5 * functional.mse_loss(o, o.detach() + 1),
+}
 
 
 def middle(outputs, targets):
@@ -159,10 +139,10 @@ def middle(outputs, targets):
     return outputs.mean(0).square().sum()
 
 
-@pytest.mark.parametrize("loss", [smooth, weighted, ignoring, summed, divided, squares])
-def test_losses_are_weighted_by_what_they_are_a_mean_of(loss, capfd):
-    whole, _, _ = train(mlp, "momentum", loss=loss)
-    split, _, _ = train(mlp, "momentum", loss=loss, around=lambda: muri.accumulate(3))
+@pytest.mark.parametrize("name", LOSSES)
+def test_losses_are_weighted_by_what_they_are_a_mean_of(name, capfd):
+    whole, _, _ = train(mlp, "momentum", loss=LOSSES[name])
+    split, _, _ = train(mlp, "momentum", loss=LOSSES[name], around=lambda: muri.accumulate(3))
     assert split == pytest.approx(whole, rel=1e-9)
     assert not capfd.readouterr().err
 
@@ -179,10 +159,6 @@ def test_gradients_are_clipped_once_per_batch():
     assert whole != pytest.approx(free, rel=1e-3)
 
 
-def odd(outputs, targets):
-    return functional.cross_entropy(outputs, targets).sqrt()
-
-
 def own_clipping(model):
     for parameter in model.parameters():
         parameter.grad.clamp_(-0.01, 0.01)
@@ -191,7 +167,7 @@ def own_clipping(model):
 @pytest.mark.parametrize(
     ("loss", "after_backward", "reason"),
     [
-        (odd, None, "SqrtBackward0"),
+        (lambda o, t: functional.cross_entropy(o, t).sqrt(), None, "SqrtBackward0"),
         (lambda o, _: o[:3].square().mean(), None, "is none over"),
         (middle, None, "is no sum over"),
         (lambda o, t: functional.cross_entropy(o, t, reduction="sum") / 7, None, "divides a sum by 7"),
@@ -269,9 +245,7 @@ def saved_at_once(around):
 
     with torch.autograd.graph.saved_tensors_hooks(Kept, lambda kept: kept.tensor), around():
         for inputs, targets in DataLoader(data(), batch_size=32):
-            stepper.zero_grad()
-            functional.cross_entropy(model(inputs.double()), targets).backward()
-            stepper.step()
+            ordinary(model, stepper, inputs.double(), targets)
     return most[0]
 
 
@@ -281,12 +255,10 @@ def test_less_is_kept_for_backward():
 
 
 def test_batch_normalization_is_warned_of(capfd):
-    train(
-        lambda: nn.Sequential(nn.Linear(16, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)),
-        "adamw",
-        around=lambda: muri.accumulate(2),
-        epochs=1,
-    )
+    def normalizing():
+        return nn.Sequential(nn.Linear(16, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
+
+    train(normalizing, "adamw", around=lambda: muri.accumulate(2), epochs=1)
     assert capfd.readouterr().err.count("batch normalization") == 1
 
 
@@ -294,9 +266,7 @@ def test_leaving_the_loop_in_the_middle_of_a_batch_is_told(capfd):
     model, stepper = made(mlp, "momentum")
     with muri.accumulate(4):
         for number, (inputs, targets) in enumerate(loader()):
-            stepper.zero_grad()
-            functional.cross_entropy(model(inputs.double()), targets).backward()
-            stepper.step()
+            ordinary(model, stepper, inputs.double(), targets)
             if number == 5:
                 break
     assert "left in the middle of a batch" in capfd.readouterr().err
@@ -407,7 +377,7 @@ def epochs_of(train_batch, around, loader_of=loader, epochs=2):
         for _ in range(epochs):
             for inputs, targets in loader_of():
                 train_batch(model, stepper, inputs.double(), targets)
-    return whole_curve(model, *data().tensors, functional.cross_entropy)
+    return loss_on_all_data(model)
 
 
 def test_a_gradient_scaler_steps_once_per_batch():
@@ -439,17 +409,18 @@ def test_gradients_cleared_after_the_step_and_through_the_model():
     assert epochs_of(train_batch, lambda: muri.accumulate(4)) == pytest.approx(whole, rel=1e-9)
 
 
-def test_loaders_with_workers_are_split_as_well():
-    def train_batch(model, stepper, inputs, targets):
-        stepper.zero_grad()
-        functional.cross_entropy(model(inputs), targets).backward()
-        stepper.step()
+def ordinary(model, stepper, inputs, targets):
+    stepper.zero_grad()
+    functional.cross_entropy(model(inputs), targets).backward()
+    stepper.step()
 
+
+def test_loaders_with_workers_are_split_as_well():
     def with_workers():
         return DataLoader(data(), batch_size=12, num_workers=1)
 
-    whole = epochs_of(train_batch, nullcontext, epochs=1)
-    split = epochs_of(train_batch, lambda: muri.accumulate(3), with_workers, epochs=1)
+    whole = epochs_of(ordinary, nullcontext, epochs=1)
+    split = epochs_of(ordinary, lambda: muri.accumulate(3), with_workers, epochs=1)
     assert split == pytest.approx(whole, rel=1e-9)
 
 
@@ -466,9 +437,7 @@ def closures(model, stepper, inputs, targets):
 def turns(model, stepper, inputs, targets):
     """As a GAN does: a second step that rests on the first."""
     for _ in range(2):
-        stepper.zero_grad()
-        functional.cross_entropy(model(inputs), targets).backward()
-        stepper.step()
+        ordinary(model, stepper, inputs, targets)
 
 
 def by_hand(model, stepper, inputs, targets):
@@ -526,24 +495,17 @@ def test_a_loader_that_another_thread_goes_on_reading_is_let_go(capfd):
         with ThreadPoolExecutor(1) as pool:
             second = pool.submit(next, iterator).result()
         assert (len(first[0]), len(second[0])) == (6, 12)
-        before = whole_curve(model, *data().tensors, functional.cross_entropy)
-        stepper.zero_grad()
-        functional.cross_entropy(model(second[0].double()), second[1]).backward()
-        stepper.step()
-    assert whole_curve(model, *data().tensors, functional.cross_entropy) != before
+        before = loss_on_all_data(model)
+        ordinary(model, stepper, second[0].double(), second[1])
+    assert loss_on_all_data(model) != before
     assert "several threads" in capfd.readouterr().err
 
 
-def test_other_threads_are_left_alone(monkeypatch):
-    monkeypatch.setenv("MURI_ACCUMULATE", "4")
-    assert LocalState().loop is not None
-    with ThreadPoolExecutor(1) as pool:
-        assert pool.submit(lambda: LocalState().loop).result() is None
-
-
-def test_explicit_calls_end_what_hooks_began(monkeypatch):
+def test_other_threads_are_left_alone_and_explicit_calls_end_what_hooks_began(monkeypatch):
     monkeypatch.setenv("MURI_ACCUMULATE", "4")
     state = LocalState()
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(lambda: state.loop).result() is None
     assert state.loop is not None
     state.become_explicit()
     assert state.loop is None

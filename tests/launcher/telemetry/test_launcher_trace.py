@@ -34,10 +34,11 @@ LOOP = """
 
 
 def test_group_writes_a_valid_trace_with_waits_holders_and_iterations(launcher: Launcher) -> None:
+    """One member is a thread, the other one a process of its own."""
     path = launcher.folder / "out.json"
     runtime = launcher.threads("101", "102", options=("--trace", str(path), "--discipline", "fair"))
     script, before_s = launcher.script(LOOP), time.time()
-    members = [launcher.member(job, script, 100) for job in ("101", "102")]
+    members = [launcher.member("101", script, 100), launcher.member("102", script, 100, MURI_ISOLATION="process")]
     assert [ends(member) for member in members] == [0, 0]
     runtime.terminate()
     assert ends(runtime) == 0
@@ -55,20 +56,6 @@ def test_group_writes_a_valid_trace_with_waits_holders_and_iterations(launcher: 
     for member in ("101", "102"):
         held_s = sum(p.end_s - p.start_s for p in slices if (p.member, p.what) == (member, "propagate"))
         assert 0.8 <= held_s <= time.time() - before_s
-
-
-def test_member_in_a_process_of_its_own_is_in_the_same_trace(launcher: Launcher) -> None:
-    path = launcher.folder / "out.json"
-    runtime = launcher.threads("101", "102", options=("--trace", str(path), "--discipline", "fair"))
-    script = launcher.script(LOOP)
-    members = [launcher.member("101", script, 40), launcher.member("102", script, 40, MURI_ISOLATION="process")]
-    assert [ends(member) for member in members] == [0, 0]
-    runtime.terminate()
-    assert ends(runtime) == 0
-    events = json.loads(path.read_text())
-    require_valid(events)
-    assert {piece.member for piece in read_slices(path)} == {"101", "102"}
-    assert sum(e["ph"] == "i" for e in events) == 80
 
 
 def test_trace_of_a_killed_runtime_can_be_read(launcher: Launcher) -> None:
