@@ -1,9 +1,8 @@
 """`muri run` of a member with a scheduler that notes what it is asked."""
 
-import subprocess
 import sys
 
-from launcher_harness import Launcher
+from launcher_harness import Launcher, Process
 
 MEMBER = {"MURI_JOB": "on", "MURI_REQUEUE_WAIT_S": "0.1", "MURI_ATTACH_TIMEOUT_S": "0.5"}
 
@@ -44,15 +43,11 @@ def member(
     code: str = CLIENT,
     before: tuple[str, ...] = (),
     **variables: str,
-) -> subprocess.Popen[bytes]:
+) -> Process:
     """`muri run` with a scheduler that notes what it is asked."""
     client = launcher.script(code.format(expected=expected, prefix=prefix), f"client-{job_id}.py")
-    process = subprocess.Popen(
-        [*before, sys.executable, str(client), *map(str, arguments)],
-        cwd=launcher.folder,
-        env=launcher.environment | MEMBER | {"SLURM_JOB_ID": job_id} | variables,
-        stdout=launcher.path(job_id, "out").open("wb"),
-        stderr=launcher.path(job_id, "err").open("wb"),
-    )
-    launcher.processes.append(process)
-    return process
+    launcher.warm = launcher.warm and not before
+    environment = launcher.environment | MEMBER | {"SLURM_JOB_ID": job_id} | variables
+    out, err = launcher.path(job_id, "out").open("wb"), launcher.path(job_id, "err").open("wb")
+    command = [*before, sys.executable, str(client), *map(str, arguments)]
+    return launcher.spawn(command, environment, cwd=launcher.folder, stdout=out, stderr=err)

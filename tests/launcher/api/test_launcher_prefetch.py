@@ -74,17 +74,6 @@ def test_shuffling_seed_and_iterator_come_from_the_callers_thread() -> None:
     assert idents[2] != threading.get_ident()
 
 
-def test_dataloader_shuffles_alike_with_and_without() -> None:
-    torch = pytest.importorskip("torch", reason="the loader is PyTorch's")
-
-    def epochs(ahead: int) -> list[list[int]]:
-        torch.manual_seed(3)
-        loader = torch.utils.data.DataLoader(torch.arange(20), batch_size=3, shuffle=True)
-        return [[b.tolist() for b in stages.batches(loader, prefetch=ahead)] for _ in range(2)]
-
-    assert epochs(1) == epochs(0)
-
-
 @pytest.mark.parametrize("bad", [0, 2])
 def test_error_comes_in_place_of_its_batch(bad: int) -> None:
     def loader():

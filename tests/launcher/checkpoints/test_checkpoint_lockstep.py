@@ -11,17 +11,11 @@ def positions(arbiter: LockstepArbiter) -> dict[str, int]:
     return {name: place.position for name, place in arbiter._places.items()}
 
 
-def test_a_member_that_joins_takes_a_free_position():
-    arbiter = LockstepArbiter(["1", "2"])
-    for member in ("1", "2", "3"):
-        arbiter.join(member)
-    assert positions(arbiter) == {"1": 0, "2": 1, "3": 2}
-
-
-def test_it_takes_that_of_one_that_left_and_who_comes_back_finds_another():
-    arbiter = LockstepArbiter(["1", "2", "3", "4"])
+def test_a_member_that_joins_takes_the_place_of_one_that_left_who_finds_another_when_it_comes_back():
+    arbiter = LockstepArbiter(["1", "2", "3"])
     for member in ("1", "2", "3", "4"):
         arbiter.join(member)
+    assert positions(arbiter) == {"1": 0, "2": 1, "3": 2, "4": 3}
     arbiter.leave("2")
     arbiter.join("5")
     assert positions(arbiter)["5"] == 1

@@ -56,24 +56,17 @@ def wait(run_dir: Path, scheduler: Scheduler, clock: VirtualClock, **variables: 
     return wait_for_runtime({"MURI_RUN_DIR": str(run_dir)} | variables, "101", scheduler, clock)
 
 
-def test_runtime_that_comes_in_time_is_found(run_dir: Path) -> None:
-    clock, scheduler = VirtualClock(), Scheduler(expected=True)
-    with runtime_that_comes(clock, protocol.member_socket(run_dir, "101"), 100.1):
+@pytest.mark.parametrize(("pilot", "silent", "comes_s", "found_s"), [("", 0, 100.1, 100.25), ("900", 3, 7.6, 7.75)])
+def test_runtime_that_comes_in_time_is_found_by_its_member_or_its_pilot_job(
+    run_dir: Path, pilot: str, silent: int, comes_s: float, found_s: float
+) -> None:
+    clock, scheduler = VirtualClock(), Scheduler(expected=True, pilot=pilot, silent=silent)
+    path = protocol.pilot_socket(run_dir, pilot) if pilot else protocol.member_socket(run_dir, "101")
+    with runtime_that_comes(clock, path, comes_s):
         connection = wait(run_dir, scheduler, clock)
         assert connection is not None
         connection.close()
-    assert clock() == 100.25
-    assert scheduler.asked == 1
-
-
-def test_runtime_is_found_by_the_pilot_job_that_the_scheduler_names(run_dir: Path) -> None:
-    clock, scheduler = VirtualClock(), Scheduler(expected=True, pilot="900", silent=3)
-    with runtime_that_comes(clock, protocol.pilot_socket(run_dir, "900"), 7.6):
-        connection = wait(run_dir, scheduler, clock)
-        assert connection is not None
-        connection.close()
-    assert clock() == 7.75
-    assert scheduler.asked == 4
+    assert (clock(), scheduler.asked) == (found_s, silent + 1)
 
 
 @pytest.mark.parametrize(("variables", "after_s"), [({}, 120.0), ({"MURI_ATTACH_TIMEOUT_S": "5"}, 5.0)])
