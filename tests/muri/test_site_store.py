@@ -28,6 +28,8 @@ def test_the_configured_state_directory_holds_the_store(config, tmp_path, monkey
     assert stored_at(capsys, "--store", "/nowhere/p.db") == "/nowhere/p.db"
     monkeypatch.setenv("MURI_STATE_DIR", "/srv/muri")
     assert stored_at(capsys) == "/srv/muri/profiles.db"
+    monkeypatch.setenv("MURI_PROFILES", "/srv/other.db")
+    assert stored_at(capsys) == "/srv/other.db"
 
 
 @pytest.mark.parametrize("text", ["", "- a list", "state_dir: 7", "state_dir: [", "grouping: {}"])

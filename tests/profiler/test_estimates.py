@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from profile_builders import make_profile
 
 from muri.profiler import estimates
-from muri.profiler.allreduce import BANDWIDTH_KIND, Bandwidth, bandwidths, nearest_bandwidth, ring_s
+from muri.profiler.allreduce import BANDWIDTH_KIND, Bandwidth, bandwidths, nearest_bandwidth
 from muri.profiler.estimates import best_known, estimated, estimates_of, scale
 from muri.profiler.prediction.predictor import Estimate, Prediction
-from muri.profiler.records import ProfileDetail, ProfileError, ProfileKey
+from muri.profiler.records import ProfileDetail, ProfileKey
 from muri.profiler.store import Document, ProfileStore
 
 A100 = Bandwidth("gpu", nodes=1, ranks_per_node=4, mib_per_s=1000.0, latency_s=1e-3)
@@ -24,13 +24,6 @@ def key(gpu_count, **changes):
 
 def one_gpu(gradient_mib=None, **changes):
     return make_profile(**({"synchronize_s": 0.0, "detail": ProfileDetail(gradient_mib=gradient_mib)} | changes))
-
-
-def test_a_ring_sends_each_byte_twice_but_for_one_nth():
-    assert ring_s(1.0, 0.0, 2) == 1.0
-    assert ring_s(1.0, 0.0, 4) == 1.5
-    assert ring_s(0.0, 0.01, 4) == pytest.approx(0.06)
-    assert ring_s(1.0, 0.01, 1) == 0.0
 
 
 def test_one_gpu_and_a_measured_bandwidth_give_four():
@@ -76,12 +69,6 @@ def test_what_the_network_does_on_one_gpu_too_is_no_all_reduce():
     both = [alone, make_profile(gpu_count=2, synchronize_s=0.092, iteration_s=0.56)]
     assert scale(both, key(4), [A100]).profile.synchronize_s == pytest.approx(0.05 + 1.5 * 0.04 + 6e-3)
     assert scale(both[1:], key(1), [A100]).profile.synchronize_s == 0.0
-
-
-def test_down_to_one_gpu_nothing_is_sent():
-    found = scale([make_profile(gpu_count=4, synchronize_s=0.1, iteration_s=0.57)], key(1))
-    assert found.profile.synchronize_s == 0.0
-    assert found.profile.iteration_s == pytest.approx(0.47)
 
 
 @pytest.mark.parametrize(
@@ -140,19 +127,6 @@ def test_what_cannot_be_true_costs_one_estimate(tmp_path, caplog):
         found = estimates_of(store, [replace(key(4), model="huge"), key(2), replace(key(2), gpu_count=0)])
     assert found.keys() == {key(2)}
     assert "no estimate of huge" in caplog.text
-
-
-@pytest.mark.parametrize(
-    ("figures", "said"),
-    [
-        ((0, 1, 1.0, 0.0), "number of nodes is 0"),
-        ((1, 1, 0.0, 0.0), "MiB/s is 0.0"),
-        ((1, 1, 1.0, -1.0), "latency is -1"),
-    ],
-)
-def test_impossible_bandwidths_are_refused(figures, said):
-    with pytest.raises(ProfileError, match=said):
-        Bandwidth("gpu", *figures)
 
 
 def test_a_measured_profile_counts_more_than_an_estimate(tmp_path):

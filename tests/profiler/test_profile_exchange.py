@@ -21,43 +21,38 @@ def document(**changes):
     return json.dumps({"schema": "muri-profiles", "version": 1, "profiles": [to_dict(make_profile("a")), record]})
 
 
-def test_optional_fields_may_be_missing():
+def test_optional_fields_alone_may_be_missing():
     record = to_dict(make_profile())
     for field in ("gpu_mem_gib", "iterations", "measured_at", "source"):
         del record[field]
-    text = json.dumps({"schema": "muri-profiles", "version": 1, "profiles": [record]})
-    (read,) = from_json(text, "x.json")
+    whole = {"schema": "muri-profiles", "version": 1, "profiles": [record]}
+    (read,) = from_json(json.dumps(whole), "x.json")
     assert (read.gpu_mem_gib, read.iterations, read.measured_at, read.source) == (0, 0, "", "import")
+    del record["propagate_s"]
+    with pytest.raises(ExchangeError, match=r"profiles\[0\].propagate_s: missing"):
+        from_json(json.dumps(whole), "x.json")
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"load_s": "fast"}, r"profiles\[1\].load_s: must be a number, found 'fast'"),
-        ({"load_s": True}, r"profiles\[1\].load_s: must be a number, found True"),
-        ({"load_s": None}, r"profiles\[1\].load_s: must be a number, found None"),
         ({"load_s": 10**400}, r"profiles\[1\].load_s: the number is too large"),
-        ({"load_s": -1}, r"profiles\[1\]: .*load time is -1.0"),
         ({"load_s": float("nan")}, r"profiles\[1\]: .*load time is nan"),
         ({"iteration_s": 0}, r"profiles\[1\]: .*iteration time 0.0 s must be > 0"),
         ({"batch_size": 1.5}, r"profiles\[1\].batch_size: must be a whole number ≥ 0, found 1.5"),
-        ({"batch_size": 2**70}, r"profiles\[1\].batch_size: must be a whole number"),
         ({"gpu_count": 0}, r"profiles\[1\].gpu_count: must be a whole number ≥ 1, found 0"),
         ({"model": ""}, r"profiles\[1\].model: must not be empty"),
-        ({"model": 5}, r"profiles\[1\].model: must be text"),
         ({"model": "a\x1b[31m"}, r"profiles\[1\].model: must be text without control characters"),
         ({"measured_at": "yesterday"}, r"profiles\[1\].measured_at: must be a time such as"),
         ({"lod_s": 1}, r"profiles\[1\].lod_s: unknown field; did you mean 'load_s'\?"),
-        ({"zzz": 1}, r"profiles\[1\].zzz: unknown field; valid are: model, batch_size"),
         ({"model": "a"}, r"profiles\[1\] repeats profiles\[0\]"),
         ({"detail": []}, r"profiles\[1\].detail: must be an object with some of the fields stage_p95_s, "),
         ({"detail": {"confidense": 1}}, r"profiles\[1\].detail.confidense: unknown field; did you mean 'confidence'\?"),
-        ({"detail": {"busy_s": 1}}, r"profiles\[1\].detail.busy_s: must be a list of 4 numbers, found 1"),
         ({"detail": {"busy_s": [1, 2, "x", 4]}}, r"profiles\[1\].detail.busy_s\[2\]: must be a number, found 'x'"),
         ({"detail": {"dangers": "compile"}}, r"profiles\[1\].detail.dangers: must be a list of names, found 'compile'"),
         ({"detail": {"busy_s": [1]}}, r"profiles\[1\].detail: busy_s: there must be one figure per stage"),
         ({"detail": {"confidence": 2}}, r"profiles\[1\].detail: confidence is 2; it must be between 0 and 1"),
-        ({"detail": {"host_mem_gib": None}}, r"profiles\[1\].detail.host_mem_gib: must be a number, found None"),
         ({"detail": {"warmup_iterations": 1.5}}, r"profiles\[1\].detail.warmup_iterations: must be a whole number"),
     ],
 )
@@ -66,21 +61,12 @@ def test_errors_name_the_place(changes, message):
         from_json(document(**changes), "x.json")
 
 
-def test_a_missing_field_is_named():
-    record = to_dict(make_profile())
-    del record["propagate_s"]
-    text = json.dumps({"schema": "muri-profiles", "version": 1, "profiles": [record]})
-    with pytest.raises(ExchangeError, match=r"profiles\[0\].propagate_s: missing"):
-        from_json(text, "x.json")
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("", "line 1, column 1: not JSON"),
         ('{"schema":\n oops}', "line 2, column 2: not JSON"),
         ("[" * 100_000, "nested too deeply"),
-        ("[]", "not an export of profiles"),
         ('{"schema": "other"}', "not an export of profiles"),
         ('{"schema": "muri-profiles", "version": 2}', "version is 2; this version of Muri reads 1"),
         ('{"schema": "muri-profiles", "version": 1}', '"profiles" must be a list'),

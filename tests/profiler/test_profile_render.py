@@ -102,11 +102,6 @@ def test_filters(arguments, models):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--sort", "size"), "'model', 'age', 'iteration'"),
-        (
-            ("--source", "rumour"),
-            "'dry-run', 'in-place', 'run', 'import', 'edit', 'scaled', 'predicted', 'average', 'guess'",
-        ),
         (("--bottleneck", "disk"), "'storage', 'cpu', 'gpu', 'network'"),
         (("--gpu-type", "h100"), "no profile of GPU type 'h100'; there are: a100, gpu"),
         (("--model", "resnet19"), "did you mean resnet18"),
@@ -154,10 +149,6 @@ def test_the_bar_of_an_iteration_is_shared_by_who_owns_it():
     assert bar.plain == "  " + "█" * 19 + "▒" * 38 + "·" * 19
     full = stacked(make_profile(load_s=1.0, preprocess_s=1.0, propagate_s=1.0, synchronize_s=1.0, iteration_s=1.0))
     assert full.plain == "  " + "█" * 19 + "▓" * 19 + "▒" * 19 + "░" * 19
-
-
-def test_what_was_not_measured_is_left_out():
-    assert set(facts(make_profile(), NOW)) == {"bottleneck", "peak GPU memory", "source", "measured"}
 
 
 def test_a_difference_counts_beyond_three_standard_errors():

@@ -20,13 +20,12 @@ from muri.profiler.errors import (
     CorruptStoreError,
     StoreBusyError,
     StoreError,
-    StoreMissingError,
     StoreOutdatedError,
     StorePermissionError,
     StoreVersionError,
 )
 from muri.profiler.records import ProfileKey
-from muri.profiler.store import HISTORY_PER_KEY, ProfileStore, Stored, default_store_path, stats_of
+from muri.profiler.store import HISTORY_PER_KEY, ProfileStore, Stored, stats_of
 from muri.profiler.store_file import APPLICATION_ID, MIGRATIONS
 from muri.profiler.upkeep import Author, Observation
 
@@ -54,15 +53,6 @@ def test_what_is_stored_comes_back(lasting_store, stored):
     assert all(lasting_store.remove(profile.key) for profile in stored)
 
 
-def test_a_new_measurement_replaces_and_the_old_one_is_history(path):
-    old, new = make_profile(load_s=0.1), make_profile(load_s=0.2)
-    with ProfileStore(path) as store:
-        assert store.put(old) == Stored(1, 0)
-        assert store.put(new) == Stored(0, 1)
-        assert store.list() == (new,)
-        assert store.history(new.key) == (new, old)
-
-
 def test_history_does_not_grow_without_end(path):
     with ProfileStore(path) as store:
         other = make_profile("other")
@@ -71,28 +61,6 @@ def test_history_does_not_grow_without_end(path):
         loads = [profile.load_s for profile in store.history(make_profile().key)]
         assert loads == [float(number) for number in range(HISTORY_PER_KEY + 4, 4, -1)]
         assert store.get(other.key) == other
-
-
-def test_removing_forgets_the_history_of_that_key_only(path):
-    keep = make_profile(batch_size=32)
-    with ProfileStore(path) as store:
-        store.put_all((make_profile(), make_profile(load_s=0.2), keep))
-        assert store.remove(make_profile().key)
-        assert store.history(make_profile().key) == ()
-        assert store.list() == (keep,)
-
-
-def test_all_or_none(path):
-    def broken():
-        yield make_profile("first")
-        raise RuntimeError
-
-    with ProfileStore(path) as store:
-        with pytest.raises(RuntimeError):
-            store.put_all(broken())
-        assert store.list() == ()
-        store.put(make_profile("second"))  # the lock was given back
-        assert len(store.list()) == 1
 
 
 @pytest.mark.parametrize("reads", range(1, 4))
@@ -237,22 +205,6 @@ def test_a_newer_format_is_refused(path):
         store._connection.execute("PRAGMA user_version = 99")
     with pytest.raises(StoreVersionError, match="format 99"):
         ProfileStore(path)
-
-
-def test_a_missing_store_is_named(path):
-    with pytest.raises(StoreMissingError, match="no profile store at"):
-        ProfileStore(path, read_only=True)
-    assert not path.parent.exists()
-
-
-def test_the_place_follows_the_environment(monkeypatch):
-    monkeypatch.delenv("MURI_PROFILES", raising=False)
-    monkeypatch.delenv("MURI_STATE_DIR", raising=False)
-    assert default_store_path() == Path("/var/lib/muri/profiles.db")
-    monkeypatch.setenv("MURI_STATE_DIR", "/srv/muri")
-    assert default_store_path() == Path("/srv/muri/profiles.db")
-    monkeypatch.setenv("MURI_PROFILES", "/srv/other.db")
-    assert default_store_path() == Path("/srv/other.db")
 
 
 @pytest.fixture

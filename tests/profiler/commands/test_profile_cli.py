@@ -2,7 +2,6 @@
 
 import json
 import re
-from datetime import UTC, datetime, timedelta
 
 import pytest
 from profile_builders import make_profile
@@ -10,9 +9,7 @@ from profile_commands import invoke, muri, use_own_store
 
 from muri.profiler.commands import profile
 from muri.profiler.exchange import to_json
-from muri.profiler.render import milliseconds
 from muri.profiler.store import ProfileStore
-from muri.utc import age
 
 
 @pytest.fixture(autouse=True)
@@ -56,13 +53,6 @@ def test_list_fits_80_columns(filled):
         assert expected in output
 
 
-def test_list_json_can_be_imported(filled, tmp_path):
-    exported = tmp_path / "x.json"
-    exported.write_text(invoke("list", "--json").output)
-    assert invoke("import", exported, "--store", tmp_path / "new.db").output == "3 added, 0 replaced\n"
-    assert models(tmp_path / "new.db") == models(filled)
-
-
 def test_show_draws_the_stages(filled):
     output = invoke("show", "gpt2").output
     lines = {line.split()[1]: line for line in output.splitlines() if len(line.split()) > 1}
@@ -71,14 +61,6 @@ def test_show_draws_the_stages(filled):
     assert lines["propagate"].split()[-1] == "300"
     assert re.search(r"bottleneck: +gpu\n", output)
     assert max(len(line) for line in output.splitlines()) <= 80
-
-
-def test_show_json_has_the_history(filled):
-    with ProfileStore(filled) as store:
-        store.put(make_profile("gpt2", batch_size=0, load_s=0.5))
-    document = json.loads(invoke("show", "gpt2", "--json").output)
-    assert document["load_s"] == 0.5
-    assert [item["load_s"] for item in document["history"]] == [0.12]
 
 
 def test_show_of_several_lists_the_choices(filled, capsys):
@@ -145,15 +127,6 @@ def test_a_damaged_store_says_what_to_do(path, capsys):
         assert (code, output) == (1, "")
         assert f"muri doctor --store {path} --set-aside" in error
     assert path.read_bytes() == b"damaged" * 1000
-
-
-def test_ages_and_times_are_for_people():
-    now = datetime(2026, 3, 1, 12, tzinfo=UTC)
-    for delta, expected in ((5, "5 s"), (300, "5 min"), (7200, "2 h"), (86_400 * 12, "12 d"), (-5, "0 s")):
-        assert age((now - timedelta(seconds=delta)).isoformat(), now) == expected
-    assert age("2026-03-01T11:00:00", now) == "1 h"  # without a zone: UTC
-    assert age("", now) == "?"
-    assert [milliseconds(value) for value in (0.00004, 0.0123, 0.5)] == ["0.0", "12.3", "500"]
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,6 @@ from muri.profiler.interference.slowdown_fits import (
     SlowdownFit,
     fit_slowdown,
     gpu_percent,
-    r_squared,
 )
 from muri.profiler.records import ProfileDetail
 from muri.profiler.store import ProfileStore
@@ -40,19 +39,6 @@ def test_a_fit_finds_the_curve_that_made_the_points():
     assert fit.curve.square == pytest.approx(5e-5)
     assert fit.r_squared == pytest.approx(1.0)
     assert (fit.pairs, fit.least_percent, fit.most_percent) == (40, 20.0, 200.0)
-
-
-def test_noise_lowers_r_squared_and_the_published_curve_explains_less_than_the_fit():
-    points = on(TRUE, noise=0.2)
-    fit = fit_slowdown(points)
-    assert r_squared(published_slowdown("gpu"), points) < fit.r_squared < 1
-    assert fit_slowdown(random.Random(1).sample(points, len(points))) == fit  # to the last digit
-
-
-def test_points_that_bend_downwards_get_the_straight_line():
-    fit = fit_slowdown(on(lambda use: 1 + math.sqrt(use) / 10))
-    assert fit.curve.square == 0.0
-    assert fit.curve.linear > 0
 
 
 def test_where_the_best_parabola_would_fall_first_the_best_rising_one_is_taken():

@@ -1,16 +1,13 @@
 """Bisection beside full sweeps, over generated and over published curves; the cache model beside published matrices."""
 
-import json
 import math
 import random
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from muri.profiler.errors import SensitivityError
 from muri.profiler.sensitivity.bisection import (
     GAIN,
     MOST_POINTS,
@@ -19,7 +16,6 @@ from muri.profiler.sensitivity.bisection import (
     bisect,
     combined,
     interpolated,
-    monotone,
     sweep,
 )
 from muri.profiler.sensitivity.memory_axis import (
@@ -32,8 +28,6 @@ from muri.profiler.sensitivity.memory_axis import (
     throughput,
 )
 from muri.profiler.sensitivity.throughput import Window, throughput_of
-
-REFERENCE = Path(__file__).parents[4] / "shared" / "reference" / "synergy_sensitivity.json"
 
 
 @st.composite
@@ -108,14 +102,6 @@ def test_a_count_near_the_threshold_is_measured_again():
     assert len(quiet.asked) == len(set(quiet.asked))
 
 
-def test_more_cpus_that_seem_to_harm_count_as_noise():
-    points = [Point(1, 5.0, 0.01), Point(2, 10.2, 0.01), Point(4, 10.0, 0.01), Point(8, 9.9, 0.01)]
-    repaired = [point.throughput for point in monotone(points)]
-    assert repaired[0] == 5.0
-    assert repaired[1] == repaired[2] == repaired[3] == pytest.approx(10.03, abs=0.01)
-    assert bisect(Job([5.0] + [10.0, 9.5] * 8), 16).saturating_cpus == 2
-
-
 def test_a_better_measurement_counts_more_and_scatter_is_seen():
     point = combined(4, [Measured(10.0, 0.001), Measured(12.0, 0.1)])
     assert point.throughput == pytest.approx(10.0, abs=0.01)
@@ -135,47 +121,6 @@ def test_when_measurements_run_out_the_greater_count_is_taken():
     assert found.measurements == 4
     assert found.saturating_cpus == 512
     assert found.undecided_cpus > 0
-
-
-@pytest.fixture(scope="module")
-def reference():
-    if not REFERENCE.exists():
-        pytest.skip(f"{REFERENCE} is not there: the published figures are no part of this repository")
-    return json.loads(REFERENCE.read_text())
-
-
-def test_published_curves_are_bisected_within_a_core(reference):
-    axis, compared = reference["_axes"]["cpu_per_gpu"], 0
-    for models in reference["models"].values():
-        for model in models.values():
-            points = [Point(cpus, max(row)) for cpus, row in zip(axis, model["tput"], strict=True) if max(row) > 0]
-            curve = [interpolated(points, cpus) for cpus in range(1, points[-1].cpus + 1)]
-            few, full = bisect(Job(curve), len(curve)), sweep(Job(curve), len(curve))
-            assert abs(few.saturating_cpus - full.saturating_cpus) <= 1
-            assert few.measurements <= full.measurements / 2
-            compared += 1
-    assert compared == 69
-
-
-def test_the_published_demands_of_one_gpu_are_found_within_a_core(reference):
-    axis = reference["_axes"]["cpu_per_gpu"]
-    for name, model in reference["models"]["models"].items():
-        if name.endswith("_1"):
-            points = [Point(cpus, row[-1]) for cpus, row in zip(axis, model["tput"], strict=True)]
-            curve = [interpolated(points, cpus) for cpus in range(1, 25)]
-            assert abs(bisect(Job(curve), 24).saturating_cpus - model["cpus"]) <= 1, name
-
-
-def test_published_matrices_follow_from_their_two_axes(reference):
-    cells = 0
-    for models in reference["models"].values():
-        for model in models.values():
-            rows = [row for row in model["tput"] if max(row) > 0]
-            for measured in rows:  # full memory on so many CPUs, or so much memory on all CPUs: the less
-                computed = [min(measured[-1], at_all_cpus) for at_all_cpus in rows[-1]]
-                assert computed == pytest.approx(measured, rel=0.03)
-                cells += len(measured)
-    assert cells == 2716
 
 
 datasets = st.builds(
@@ -214,20 +159,6 @@ def test_overlap_is_what_a_dry_run_saw():
     assert measured_overlap(0.10, owned_s=0.0, busy_s=0.04) == pytest.approx(1.0)
     assert measured_overlap(0.125, owned_s=0.075, busy_s=0.1) == pytest.approx(0.5)
     assert measured_overlap(0.1, owned_s=0.0, busy_s=0.0) == 0.0
-
-
-@pytest.mark.parametrize(
-    ("change", "text"),
-    [
-        ({"dataset_gib": 0.0}, "dataset_gib is 0.0"),
-        ({"storage_mib_per_s": math.inf}, "storage_mib_per_s is inf"),
-        ({"batch_mib": 2048.0}, "reads 2048 MiB of a dataset of only 1 GiB"),
-        ({"overlap": 1.5}, "overlap is 1.5"),
-    ],
-)
-def test_datasets_that_cannot_be_are_refused(change, text):
-    with pytest.raises(SensitivityError, match=text):
-        replace(Dataset(1.0, 10.0, 100.0), **change)
 
 
 def ends(times_s):
