@@ -3,12 +3,13 @@
 import json
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from muri.profiler.records import STAGES, ProfileKey
+from muri.profiler.exchange import to_json
+from muri.profiler.records import STAGES, ProfileDetail, ProfileKey, StageProfile
 from sandbox.driver import Driver
+from sandbox.support import CONTROLLER
 
 TRAIN_PY = """\
 import os, sys, time
@@ -18,8 +19,9 @@ iterations, code = int(sys.argv[1]), int(sys.argv[2])
 slow = sys.argv[3]
 print("started", os.environ["SLURM_JOB_ID"], flush=True)
 print("gpus", os.environ.get("CUDA_VISIBLE_DEVICES"), flush=True)
+kept = [os.path.expanduser(f"~/keep-{name}") for name in ("training", slow)]
 step = 0
-while step < iterations or os.path.exists(os.path.expanduser("~/keep-training")):
+while step < iterations or any(map(os.path.exists, kept)):
     step += 1
     for stage in ("load", "preprocess", "propagate", "synchronize"):
         with muri.stage(stage):
@@ -56,9 +58,17 @@ def keep_gate(driver: Driver) -> None:
     job_submit sees changes of reservations to the second: one that is made in the second in which another was deleted
     shows only with its next change.
     """
-    create = "create reservation flags=LICENSE_ONLY licenses=muri_gate:1000000 user=root starttime=now duration=120"
     update = "scontrol update reservationname=muri_gate endtime=now+7200"
-    driver.run("sh", "-c", f"scontrol {create} reservationname=muri_gate && sleep 1; {update}", user="root")
+    create = "create reservation flags=LICENSE_ONLY licenses=muri_gate:1000000 user=root starttime=now duration=120"
+    make = f"scontrol {create} reservationname=muri_gate && sleep 1 && {update}"
+    driver.run("sh", "-c", f"{update} 2>/dev/null || {{ {make}; }}", user="root")
+
+
+def slow_in(stage: str, key: ProfileKey, dangers: Sequence[str] | None = None) -> StageProfile:
+    """The profile of a model whose iterations take 0.1 s, most of it in one stage; `dangers` is for threads to know."""
+    detail = ProfileDetail(dangers=None if dangers is None else tuple(dangers))
+    times_s = [0.07 if each == stage else 0.01 for each in STAGES]
+    return StageProfile(key, *times_s, iteration_s=0.1, iterations=20, detail=detail)
 
 
 class MuriCluster:
@@ -70,6 +80,7 @@ class MuriCluster:
         self.configure()
         self._know_gpu_removal()
         keep_gate(driver)
+        driver.run("sh", "-c", "rm -rf /home/*/keep-* /home/*/.muri", user="root")
         for user in ("alice", "bob"):
             driver.write("train.py", TRAIN_PY, user=user)
             driver.write("train.sh", TRAIN_SH.format(user=user), user=user)
@@ -91,25 +102,31 @@ class MuriCluster:
         config["profiling"] = {"mode": "dry-run", "least_confidence": 0, **changes.get("profiling", {})}
         self.driver.write("/etc/muri/muri.yaml", json.dumps(config), user="root", mode="0644")
 
-    def know_profiles(self, dangers: Sequence[str] | None = None) -> None:
-        """Import profiles of the four kinds, so that a test need not wait for dry runs."""
-        for slow in STAGES:
-            times_s = [0.07 if stage == slow else 0.01 for stage in STAGES]
-            self.know_profile(ProfileKey(slow, 8, 1, "gpu"), times_s, dangers)
+    def know(self, *profiles: StageProfile) -> None:
+        """Import profiles into the controller's store, so that a test need not wait for dry runs."""
+        self.profile("import", "-", stdin=to_json(profiles))
 
-    def know_profile(self, key: ProfileKey, stage_s: Sequence[float], dangers: Sequence[str] | None = None) -> None:
-        """Import the profile of a model whose iterations take 0.1 s, with what its runs did that threads must not."""
-        figures: dict[str, Any] = dict(zip((f"{stage}_s" for stage in STAGES), stage_s, strict=True))
-        figures["dangers"] = dangers
-        self.python(
-            "import sys, json; from pathlib import Path; from muri.profiler.store import ProfileStore;"
-            "from muri.profiler.records import *; a = json.loads(sys.argv[1]); b = json.loads(sys.argv[2]);"
-            "d = b.pop('dangers'); d = ProfileDetail(dangers=None if d is None else tuple(d));"
-            f"s = ProfileStore(Path('{self.state_dir}/profiles.db'));"
-            "s.put(StageProfile(key=ProfileKey(**a), **b, iteration_s=0.1, iterations=20, detail=d)); s.close()",
-            json.dumps(asdict(key)),
-            json.dumps(figures),
-        )
+    def know_profiles(self, dangers: Sequence[str] | None = None, gpu_type: str = "gpu") -> None:
+        """Import profiles of the four kinds."""
+        self.know(*(slow_in(slow, ProfileKey(slow, 8, 1, gpu_type), dangers) for slow in STAGES))
+
+    def know_profile(self, key: ProfileKey, stage_s: Sequence[float]) -> None:
+        """Import the profile of a model whose iterations take 0.1 s."""
+        self.know(StageProfile(key, *stage_s, iteration_s=0.1, iterations=20))
+
+    def profile(self, *command: str, stdin: str = "") -> str:
+        """What a verb of `muri profile` prints of the controller's store."""
+        store = ("--store", f"{self.state_dir}/profiles.db")
+        return str(self.driver.run("muri", "profile", *command, *store, user="root", stdin=stdin).stdout)
+
+    def models(self, *options: str) -> dict[str, dict[str, Any]]:
+        """The profiles in the controller's store, by model."""
+        return {each["model"]: each for each in json.loads(self.profile("list", "--json", *options))["profiles"]}
+
+    def dry_runs(self) -> set[str]:
+        """The dry-run jobs that slurmctld remembers, ended ones too."""
+        listed = self.driver.run("squeue", "-h", "-t", "all", "-n", "muri-dryrun", "-o", "%i", user="root").stdout
+        return set(listed.split())
 
     def python(self, code: str, *arguments: str, check: bool = True, stdin: str = "") -> Any:
         """Run Python as root inside, with the project's environment."""
@@ -121,23 +138,67 @@ class MuriCluster:
         script = (f"/home/{user}/train.sh", str(iterations), str(code), kind)
         return self.driver.submit("-p", "train", "--gres=gpu:1", mark, *options, *script, user=user)
 
-    @contextmanager
-    def training(self, user: str = "alice") -> Iterator[None]:
-        """Keep a user's training jobs at work, whatever their number of iterations, however slow the machine is."""
-        self.driver.write("keep-training", "", user=user)
-        try:
-            yield
-        finally:
-            self.driver.run("rm", "-f", f"/home/{user}/keep-training", user="root")
+    def script(self, name: str, text: str, *before: str) -> str:
+        """Write a training script of alice's and the job script that runs it, after other lines; returns the latter."""
+        self.driver.write(f"{name}.py", text)
+        lines = ("#!/bin/sh", *before, f'exec muri run /home/alice/{name}.py "$@"')
+        return self.driver.write(f"{name}.sh", "\n".join(lines) + "\n")
+
+    def occupy(self, partition: str = "train", on: str = CONTROLLER) -> None:
+        """Have somebody else use one GPU of a partition."""
+        job = self.driver.submit("-p", partition, "--gres=gpu:1", "--wrap=exec sleep infinity", user="bob", on=on)
+        self.driver.wait_state(job, "RUNNING")
 
     @contextmanager
-    def no_starts(self, partition: str = "train") -> Iterator[None]:
-        """Keep Slurm from starting jobs: what goes back to the queue stays there, however late the controller looks."""
-        self.driver.run("scontrol", "update", f"PartitionName={partition}", "State=DOWN", user="root")
+    def training(self, *kinds: str, user: str = "alice") -> Iterator[None]:
+        """Keep a user's training jobs, or those of some kinds, at work for as long as the test wants."""
+        with ExitStack() as ends:
+            for kind in kinds or ("training",):
+                path = self.driver.write(f"keep-{kind}", "", user=user)
+                ends.callback(self.driver.run, "rm", "-f", path, user="root")
+            yield
+
+    def start_group(self, *kinds: str, gpu_type: str = "gpu", **options: Any) -> tuple[list[int], int]:
+        """Submit one job of each kind, which `training` keeps at work, and start them; their ids and their host's."""
+        self.know_profiles(gpu_type=gpu_type)
+        jobs = [self.submit(kind, **{"iterations": 5} | options) for kind in kinds]
+        self.cycle()
+        self.wait_grouped(*jobs)
+        (host,) = self.hosts()
+        return jobs, host
+
+    @contextmanager
+    def going_back(self, *members: int | str, partition: str = "train") -> Iterator[None]:
+        """Wait until members whose group the test kills have their GPUs back, before Slurm may start one.
+
+        So each starts exactly once again. The controller that does it would remember for minutes that nothing starts
+        in the partition: what follows needs another.
+        """
+        with self.no_starts(partition), self.controller():
+            yield
+            self.driver.wait_until(
+                lambda: all("muri" not in self.driver.job(job)["TresPerNode"] for job in members),
+                f"the way back of {members}",
+            )
+
+    def kill_host(self, host: int, *members: int | str) -> None:
+        """Kill a pilot job, and have a controller send its members back, as in `going_back`."""
+        with self.going_back(*members):
+            self.driver.run("scancel", "--signal=KILL", str(host), user="root")
+
+    @contextmanager
+    def no_starts(self, partition: str = "train", *, at_once: bool = True) -> Iterator[None]:
+        """Keep Slurm from starting jobs, from now on or once the test closes the partition.
+
+        What goes back to the queue stays there, however late the controller looks.
+        """
+        update = ("scontrol", "update", f"PartitionName={partition}")
         try:
+            if at_once:
+                self.driver.run(*update, "State=DOWN", user="root")
             yield
         finally:
-            self.driver.run("scontrol", "update", f"PartitionName={partition}", "State=UP", user="root")
+            self.driver.run(*update, "State=UP", user="root")
 
     def cycle(self, *, check: bool = True) -> Any:
         """Run one cycle of the controller."""
@@ -162,6 +223,14 @@ class MuriCluster:
         """Have a controller at work until all jobs have ended; return their fields."""
         with self.controller():
             return {job: self.driver.wait_state(job) for job in jobs}
+
+    def explain(self, job: int | str, *options: str, user: str = "alice") -> str:
+        """What `muri explain` says of a job."""
+        return str(self.driver.run("muri", "explain", str(job), *options, user=user).stdout)
+
+    def wait_checkpoint(self, job: int) -> None:
+        """Wait until Slurm knows that the job has a checkpoint."""
+        self.driver.wait_until(lambda: "muri-checkpoint:" in self.driver.job(job).get("Comment", ""), "a checkpoint")
 
     def output(self, job: int, user: str = "alice") -> str:
         """What a job wrote to its standard output file."""
