@@ -315,6 +315,24 @@ def pilots(slurm: FakeSlurm) -> list[Job]:
     return [job for job in slurm.jobs.values() if read_job(job).role is Role.PILOT]
 
 
+def dry_runs(slurm: FakeSlurm, *users: str) -> list[Job]:
+    """The dry runs that wait or run, of some users or of all."""
+    found = [job for job in slurm.jobs.values() if read_job(job).role is Role.DRY_RUN and job.state.is_active]
+    return [job for job in found if not users or job.user in users]
+
+
+MEASURED = {"load_s": 0.9, "preprocess_s": 0.1, "propagate_s": 0.1, "synchronize_s": 0.1, "iteration_s": 1.2}
+"""What a dry run found of a model."""
+
+
+def end_dry_run(slurm: FakeSlurm, run: Job, target: int, **result: Any) -> None:
+    """End a dry run, which leaves its result in the comment of a job."""
+    token = tags.token(run.admin_comment, tags.DRY_RUN_PREFIX)
+    text = tags.PROFILE_PREFIX + tags.format_json({"iterations": 20, "token": token, **result})
+    slurm.jobs[target] = replace(slurm.jobs[target], comment=text)
+    slurm.end(run.job_id)
+
+
 def profile(model: str, stages: tuple[float, float, float, float]) -> StageProfile:
     """A profile of a one-GPU model."""
     return StageProfile(ProfileKey(model, 8, 1, "gpu"), *stages, iteration_s=sum(stages), iterations=20)

@@ -4,7 +4,7 @@ import os
 from dataclasses import asdict, replace
 
 import pytest
-from fake_slurm import FakeSlurm, make_job, make_node, one_gpu
+from fake_slurm import FakeSlurm, dry_runs, end_dry_run, make_job, make_node, one_gpu
 
 from muri.profiler.dryrun.messages import Limits
 from muri.profiler.records import ProfileKey
@@ -12,11 +12,11 @@ from muri.profiler.sensitivity.bisection import CpuSensitivity, Point
 from muri.profiler.sensitivity.memory_axis import Dataset
 from muri.profiler.sensitivity.record import KIND, SensitivityProfile
 from muri.profiler.store import ProfileStore
+from muri.slurm_plugin.node import cpu_sweep
 from muri.slurm_plugin.node.dry_run import Cpus, measure
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import JobState
 from muri.slurm_plugin.records.comment_reports import MOST_BYTES, comment_with, sweep_figures, sweep_in
-from muri.slurm_plugin.records.roles import Role, read_job
 
 NEW = "muri:model=new,batch-size=8"
 KEY = ProfileKey("new", 8, 1, "gpu", "alice")
@@ -34,39 +34,41 @@ if result := os.environ.get("MURI_DRY_RUN_RESULT"):
     with open(result + ".new", "w") as stream:
         stream.write('{"load_s": %s, "propagate_s": %d}' % (told, cores))
     os.rename(result + ".new", result)
-    time.sleep(60)
+    time.sleep(600)
 assert str(cores) == told == os.environ["MURI_CPUS"] == os.environ["OMP_NUM_THREADS"]
 assert not os.listdir(os.environ["MURI_CHECKPOINT_DIR"])
 open(os.environ["MURI_CHECKPOINT_DIR"] + "/saved", "w").close()
 with open(os.environ["MURI_ITERATION_LOG"], "a") as stream:
-    while True:
-        time.sleep(0.05 / cores)
-        stream.write(f"{time.perf_counter()}\\n")
-        stream.flush()
+    for number in range(1, 1000):  # as it goes on a machine that nothing else slows down
+        stream.write(f"{number * 0.05 / cores}\\n")
+time.sleep(600)
 """
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
 def test_the_script_runs_again_on_other_numbers_of_cpus(monkeypatch):
     monkeypatch.setenv("SLURM_CPUS_ON_NODE", "2")
-    found = measure(ITERATES.encode(), [], Limits(time_limit_s=60), Cpus(own=1, most=2))
+    found = measure(ITERATES.encode(), [], Limits(time_limit_s=240), Cpus(own=1, most=2))
     assert (found["load_s"], found["propagate_s"]) == (1, 1)  # its stages are those of the CPUs that it asked for
     cpu = sweep_in(found["cpus"], 2)
-    assert [point.cpus for point in cpu.points] == [1, 2]
+    assert [(point.cpus, round(point.throughput)) for point in cpu.points] == [(1, 20), (2, 40)]
     assert cpu.saturating_cpus == 2
-    assert cpu.throughput(2) > 1.4 * cpu.throughput(1)
 
 
-def test_a_script_that_cannot_be_swept_keeps_its_stages(capsys):
-    script = b'#!/bin/sh\n[ -n "$MURI_DRY_RUN_RESULT" ] || exit 3\necho \'{"load_s": 1}\' > "$MURI_DRY_RUN_RESULT"\n'
-    assert measure(script, [], Limits(time_limit_s=20), Cpus(1, 2)) == {"load_s": 1}
-    assert "was not measured: no throughput: the script failed with exit code 3" in capsys.readouterr().err
-
-
-def test_a_sweep_without_time_keeps_the_stages(capsys):
-    script = b'#!/bin/sh\necho \'{"load_s": 1}\' > "$MURI_DRY_RUN_RESULT"\nsleep 9\n'
-    assert measure(script, [], Limits(time_limit_s=3), Cpus(1, 2)) == {"load_s": 1}
-    assert "no time is left" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("script", "steady_s", "why"),
+    [
+        ('[ -n "$MURI_DRY_RUN_RESULT" ] || exit 3', 3.0, "no throughput: the script failed with exit code 3"),
+        ("", 1000.0, "no time is left"),
+    ],
+)
+def test_a_script_that_cannot_be_swept_keeps_its_stages(monkeypatch, capsys, script, steady_s, why):
+    monkeypatch.setattr(cpu_sweep, "STEADY_S", steady_s)
+    text = f'#!/bin/sh\n{script}\necho \'{{"load_s": 1}}\' > "$MURI_DRY_RUN_RESULT"\n'
+    assert measure(text.encode(), [], Limits(time_limit_s=240), Cpus(1, 2)) == {"load_s": 1}
+    told = capsys.readouterr().err
+    assert "was not measured" in told
+    assert why in told
 
 
 def test_a_comment_holds_a_sweep():
@@ -74,18 +76,15 @@ def test_a_comment_holds_a_sweep():
     assert len(text) <= MOST_BYTES
     told = tags.parse_json(tags.token(text, tags.PROFILE_PREFIX))
     assert sweep_in(told["cpus"], 16) == CURVE
-    # What would be too long loses details first, then the sweep, and keeps the stages.
-    long = comment_with("x" * 800, "t1", {**STAGES, "iterations": 40, "cpus": sweep_figures(CURVE)})
-    told = tags.parse_json(tags.token(long, tags.PROFILE_PREFIX))
+
+
+@pytest.mark.parametrize(("padding", "left"), [(300, {"cpus", "reads"}), (700, {"cpus"}), (800, set())])
+def test_a_comment_without_room_loses_the_dataset_first_then_the_sweep_and_keeps_the_stages(padding, left):
+    text = comment_with("x" * padding, "t1", {**STAGES, "cpus": sweep_figures(CURVE), "reads": READS})
+    assert len(text) <= MOST_BYTES or not left
+    told = tags.parse_json(tags.token(text, tags.PROFILE_PREFIX))
+    assert {"cpus", "reads"} & set(told) == left
     assert told["iteration_s"] == 0.6
-    assert "cpus" not in told
-
-
-def test_a_comment_without_room_loses_the_dataset_first():
-    for padding, left in ((300, {"cpus", "reads"}), (700, {"cpus"}), (800, set())):
-        text = comment_with("x" * padding, "t1", {**STAGES, "cpus": sweep_figures(CURVE), "reads": READS})
-        assert len(text) <= MOST_BYTES or not left
-        assert {"cpus", "reads"} & set(tags.parse_json(tags.token(text, tags.PROFILE_PREFIX))) == left
 
 
 class NotingSlurm(FakeSlurm):
@@ -101,7 +100,7 @@ def dry_run_of(slurm, controller):
     for _ in range(2):
         controller.cycle()
         slurm.tick()
-    (run,) = [job for job in slurm.jobs.values() if read_job(job).role is Role.DRY_RUN]
+    (run,) = dry_runs(slurm)
     return run
 
 
@@ -119,25 +118,30 @@ def stored(folder):
         return [SensitivityProfile.from_document(each) for each in store.documents(KIND)]
 
 
-def test_a_new_model_is_swept_and_later_jobs_are_planned_with_it(make_controller, tmp_path):
+def planned_with(make_controller, reads=None, detail=None, cpus=None):
+    """Slurm, once job 2 is planned with what a dry run has told of its dataset, its first CPU count and its CPUs."""
     slurm = site()
+    slurm.nodes = {name: replace(node, mem_mib=64_000) for name, node in slurm.nodes.items()}
+    slurm.jobs[2] = replace(slurm.jobs[2], mem_per_node_mib=3000)
+    curve = replace(CURVE, points=(*CURVE.points[:-1], Point(8, 5.0, 0.01)))
+    told = {**STAGES, "detail": {"host_mem_gib": 2.5, **(detail or {})}, "cpus": cpus or sweep_figures(curve)}
     with make_controller(slurm, (), **OPTIONS) as controller:
         run = dry_run_of(slurm, controller)
-        assert (slurm.asked.cpu_count, slurm.asked.time_limit_s) == (8, 660)  # two of four GPUs' shares of 16 CPUs
-        assert "--sweep 4 8" in slurm.asked.script
-        token = tags.token(run.admin_comment, tags.DRY_RUN_PREFIX)
-        figures = {**STAGES, "iterations": 20, "detail": {"host_mem_gib": 2.5}}
-        curve = replace(CURVE, points=(*CURVE.points[:-1], Point(8, 5.0, 0.01)))
-        text = comment_with("", token, {**figures, "cpus": sweep_figures(curve)})
-        slurm.jobs[2] = replace(slurm.jobs[2], comment=text)
-        slurm.end(run.job_id)
+        end_dry_run(slurm, run, 2, **told, **({"reads": reads} if reads else {}))
         controller.cycle()
-        (found,) = stored(tmp_path)
-        assert (found.name, found.cpu.saturating_cpus, found.process_gib) == (str(KEY), 5, 2.5)
         slurm.end(1)
         for _ in range(3):
             slurm.tick()
             controller.cycle()
+    return slurm
+
+
+def test_a_new_model_is_swept_and_later_jobs_are_planned_with_it(make_controller, tmp_path):
+    slurm = planned_with(make_controller)
+    assert (slurm.asked.cpu_count, slurm.asked.time_limit_s) == (8, 660)  # two of four GPUs' shares of 16 CPUs
+    assert "--sweep 4 8" in slurm.asked.script
+    (found,) = stored(tmp_path)
+    assert (found.name, found.cpu.saturating_cpus, found.process_gib) == (str(KEY), 5, 2.5)
     assert slurm.jobs[2].cpu_count == 5
 
 
@@ -153,38 +157,10 @@ def test_a_new_model_is_swept_and_later_jobs_are_planned_with_it(make_controller
     ],
 )
 def test_a_sweep_that_cannot_be_true_costs_only_itself(make_controller, tmp_path, told):
-    slurm = site()
-    with make_controller(slurm, (), **OPTIONS) as controller:
-        run = dry_run_of(slurm, controller)
-        token = tags.token(run.admin_comment, tags.DRY_RUN_PREFIX)
-        text = tags.PROFILE_PREFIX + tags.format_json({**STAGES, "iterations": 20, "token": token, "cpus": told})
-        slurm.jobs[2] = replace(slurm.jobs[2], comment=text)
-        slurm.end(run.job_id)
-        controller.cycle()
+    planned_with(make_controller, cpus=told)
     assert stored(tmp_path) == []
     with ProfileStore(tmp_path / "profiles.db") as store:
         assert store.get(KEY) is not None
-
-
-def planned_with(make_controller, reads, detail):
-    """Job 2, once a dry run has told so much of its dataset and its first CPU count."""
-    slurm = site()
-    slurm.nodes = {name: replace(node, mem_mib=64_000) for name, node in slurm.nodes.items()}
-    slurm.jobs[2] = replace(slurm.jobs[2], mem_per_node_mib=3000)
-    with make_controller(slurm, (), **OPTIONS) as controller:
-        run = dry_run_of(slurm, controller)
-        token = tags.token(run.admin_comment, tags.DRY_RUN_PREFIX)
-        curve = replace(CURVE, points=(*CURVE.points[:-1], Point(8, 5.0, 0.01)))
-        figures = {**STAGES, "iterations": 20, "detail": {"host_mem_gib": 2.5, **detail}}
-        text = comment_with("", token, {**figures, "cpus": sweep_figures(curve), "reads": reads})
-        slurm.jobs[2] = replace(slurm.jobs[2], comment=text)
-        slurm.end(run.job_id)
-        controller.cycle()
-        slurm.end(1)
-        for _ in range(3):
-            slurm.tick()
-            controller.cycle()
-    return slurm.jobs[2]
 
 
 @pytest.mark.parametrize(
@@ -197,7 +173,7 @@ def planned_with(make_controller, reads, detail):
     ],
 )
 def test_the_next_plan_gives_memory_for_the_dataset(make_controller, tmp_path, workers, detail, overlap):
-    job = planned_with(make_controller, {**READS, "workers": workers}, detail)
+    job = planned_with(make_controller, {**READS, "workers": workers}, detail).jobs[2]
     (found,) = stored(tmp_path)
     assert asdict(found.dataset) == pytest.approx(asdict(Dataset(8000 / 1024, 8.0, 16.0, overlap)), rel=0.001)
     assert job.cpu_count == 5
@@ -206,10 +182,10 @@ def test_the_next_plan_gives_memory_for_the_dataset(make_controller, tmp_path, w
 
 
 def test_a_dataset_on_fast_storage_takes_no_memory(make_controller, tmp_path):
-    job = planned_with(make_controller, {**READS, "bytes_per_s": 2.0**33, "workers": True}, {})
+    slurm = planned_with(make_controller, {**READS, "bytes_per_s": 2.0**33, "workers": True})
     (found,) = stored(tmp_path)
     assert (found.demand.cache_gib, found.demand.mem_gib) == (0, 2.5)
-    assert job.mem_per_node_mib == 3000  # as its user asked
+    assert slurm.jobs[2].mem_per_node_mib == 3000  # as its user asked
 
 
 @pytest.mark.parametrize(
@@ -227,14 +203,14 @@ def test_a_dataset_on_fast_storage_takes_no_memory(make_controller, tmp_path):
     ],
 )
 def test_a_dataset_that_cannot_be_true_costs_only_itself(make_controller, tmp_path, wrong):
-    job = planned_with(make_controller, {**READS, **wrong}, {})
+    job = planned_with(make_controller, {**READS, **wrong}).jobs[2]
     (found,) = stored(tmp_path)
     assert (found.dataset, found.cpu.saturating_cpus, job.cpu_count) == (None, 5, 5)
     assert job.mem_per_node_mib == 3000
 
 
 def test_a_dataset_larger_than_any_node_keeps_no_job_waiting(make_controller, tmp_path):
-    job = planned_with(make_controller, {**READS, "items": 10**9}, {})
+    job = planned_with(make_controller, {**READS, "items": 10**9}).jobs[2]
     assert stored(tmp_path)[0].dataset.dataset_gib > 900_000
     assert job.state is JobState.RUNNING
     assert 3000 <= job.mem_per_node_mib <= 64_000

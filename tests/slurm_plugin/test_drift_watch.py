@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from fake_slurm import FOUR_KINDS, FakeSlurm, four_jobs, make_job, one_gpu, pilots
+from fake_slurm import FOUR_KINDS, MEASURED, FakeSlurm, dry_runs, end_dry_run, four_jobs, make_job, one_gpu, pilots
 
 from muri.profiler.errors import CorruptStoreError
 from muri.profiler.records import STAGES, ProfileDetail, ProfileKey
@@ -12,7 +12,6 @@ from muri.profiler.store import ProfileStore, stats_of
 from muri.profiler.upkeep import Author
 from muri.slurm_plugin.config import Profiling
 from muri.slurm_plugin.controller.assemble import open_controller, read_config
-from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import JobState
 from muri.slurm_plugin.records.comment_reports import speeds_token
 from muri.slurm_plugin.records.roles import Role, read_job
@@ -58,7 +57,7 @@ def marks(folder):
         return {mark.key.model: mark for mark in store.stale_marks()}
 
 
-def test_a_member_that_is_slower_for_long_makes_its_profile_stale(make_controller, tmp_path):
+def test_a_member_that_is_slower_for_long_makes_its_users_profile_stale(make_controller, tmp_path):
     slurm = running_group(make_controller)
     cycles(slurm, make_controller, 3, slow={"m1": 1.5})
     assert marks(tmp_path) == {}  # 200 s, not 300
@@ -66,14 +65,18 @@ def test_a_member_that_is_slower_for_long_makes_its_profile_stale(make_controlle
     (mark,) = marks(tmp_path).values()
     assert (mark.key, mark.who) == (M1, "drift")
     assert "load took 1050.0 ms per iteration instead of 700.0 ms over 300 iterations" in mark.reason
-
-
-def test_members_as_fast_as_profiled_mark_nothing(make_controller, tmp_path):
-    slurm = running_group(make_controller)
-    cycles(slurm, make_controller, 8, slow={"m1": 1.1})
-    assert marks(tmp_path) == {}
     with ProfileStore(tmp_path / "profiles.db") as store:
-        assert len(store.observations(M1)) == 8
+        assert len(store.observations(M1)) == 4
+        assert store.observations(M1.published) == ()
+
+
+@pytest.mark.parametrize(("slow", "limit"), [(1.1, {}), (3.0, {"drift_limit": 0})])
+def test_members_as_fast_as_profiled_mark_nothing_and_the_watch_can_be_turned_off(
+    make_controller, tmp_path, slow, limit
+):
+    slurm = running_group(make_controller)
+    cycles(slurm, make_controller, 8, slow={"m1": slow}, profiles={"drift_after_s": 300, **limit})
+    assert marks(tmp_path) == {}
 
 
 def test_what_went_back_to_normal_is_no_longer_stale(make_controller, tmp_path):
@@ -104,26 +107,12 @@ def test_what_jobs_report_replaces_what_a_dry_run_was_not_sure_of(make_controlle
     assert marks(tmp_path) == {}, "what the jobs do now is what is expected of them"
 
 
-def test_what_one_users_jobs_report_marks_no_published_profile(make_controller, tmp_path):
-    slurm = running_group(make_controller)
-    cycles(slurm, make_controller, 8, slow={"m1": 1.5})
-    with ProfileStore(tmp_path / "profiles.db") as store:
-        assert [mark.key.user for mark in store.stale_marks()] == ["alice"]
-        assert store.observations(M1.published) == ()
-
-
 def test_a_mark_by_hand_is_not_taken_back(make_controller, tmp_path):
     slurm = running_group(make_controller)
     with ProfileStore(tmp_path / "profiles.db") as store:
         store.mark_stale(M1, "new loader", Author("bob", "2026-11-21T20:30:00Z", "stale"))
     cycles(slurm, make_controller, 6)
     assert marks(tmp_path)["m1"].who == "bob"
-
-
-def test_the_watch_can_be_turned_off(make_controller, tmp_path):
-    slurm = running_group(make_controller)
-    cycles(slurm, make_controller, 6, slow={"m1": 3.0}, profiles={"drift_limit": 0, "drift_after_s": 300})
-    assert marks(tmp_path) == {}
 
 
 def test_a_measurement_that_did_not_help_is_not_repeated_at_once(make_controller, tmp_path):
@@ -138,24 +127,10 @@ def test_a_measurement_that_did_not_help_is_not_repeated_at_once(make_controller
     assert "m1" in marks(tmp_path)
 
 
-def dry_runs(slurm):
-    return [job for job in slurm.jobs.values() if read_job(job).role is Role.DRY_RUN]
-
-
 def stale_m1(tmp_path):
     with ProfileStore(tmp_path / "profiles.db") as store:
         store.put_all(ALICES)
         store.mark_stale(M1, "drifted", Author("drift", "2026-11-21T20:30:00Z", "stale"))
-
-
-def answer(slurm, run, target, **figures):
-    token = tags.token(run.admin_comment, tags.DRY_RUN_PREFIX)
-    text = tags.PROFILE_PREFIX + tags.format_json({"iterations": 20, "token": token, **figures})
-    slurm.jobs[target] = replace(slurm.jobs[target], comment=text)
-    slurm.end(run.job_id)
-
-
-FIGURES = {"load_s": 0.9, "preprocess_s": 0.1, "propagate_s": 0.1, "synchronize_s": 0.1, "iteration_s": 1.2}
 
 
 def test_one_dry_run_for_a_stale_profile_and_its_other_jobs_start_meanwhile(make_controller, tmp_path):
@@ -169,10 +144,10 @@ def test_one_dry_run_for_a_stale_profile_and_its_other_jobs_start_meanwhile(make
         assert not all(slurm.jobs[number].held for number in (2, 3))  # the old profile serves
         (run,) = dry_runs(slurm)
         slurm.tick()
-        answer(slurm, run, 1, **FIGURES)
+        end_dry_run(slurm, run, 1, **MEASURED)
         controller.cycle()
         controller.cycle()
-    assert len(dry_runs(slurm)) == 1
+    assert dry_runs(slurm) == []
     assert marks(tmp_path) == {}
     with ProfileStore(tmp_path / "profiles.db") as store:
         assert store.get(M1).load_s == 0.9
@@ -187,7 +162,7 @@ def test_the_result_counts_when_the_measured_job_has_ended_first(make_controller
         slurm.jobs[1] = replace(slurm.jobs[1], state=JobState.COMPLETED, held=False)
         controller.cycle()
         assert slurm.jobs[run.job_id].state.is_active  # not cancelled
-        answer(slurm, run, run.job_id, **FIGURES)
+        end_dry_run(slurm, run, run.job_id, **MEASURED)
         controller.cycle()
     assert marks(tmp_path) == {}
 
@@ -201,24 +176,19 @@ def test_new_models_are_measured_before_stale_ones(make_controller, tmp_path):
     assert [(run.key, run.again) for run in planned] == [("new of alice (batch 8, 1 × gpu)", False)]
 
 
-def test_jobs_that_need_no_dry_run_are_counted(make_controller, tmp_path):
+@pytest.mark.parametrize("new", [False, True])
+def test_jobs_that_need_no_dry_run_are_counted(make_controller, tmp_path, new):
     """Four known models start; of two jobs of a new one, the first is measured and the second reuses that."""
-    slurm = FakeSlurm(four_jobs(), one_gpu())
+    jobs = [make_job(number, admin_comment="muri:model=new,batch-size=8") for number in (5, 6)] if new else four_jobs()
+    slurm = FakeSlurm(jobs, one_gpu())
     with make_controller(slurm) as controller:
         controller.cycle()
+        for run in dry_runs(slurm):
+            slurm.tick()
+            end_dry_run(slurm, run, 5, **MEASURED)
         controller.cycle()
     with ProfileStore(tmp_path / "profiles.db", read_only=True) as store:
-        assert stats_of(store).dry_runs_saved == 4
-    new = "muri:model=new,batch-size=8"
-    slurm = FakeSlurm([make_job(number, admin_comment=new) for number in (5, 6)], one_gpu())
-    with make_controller(slurm) as controller:
-        controller.cycle()
-        (run,) = dry_runs(slurm)
-        slurm.tick()
-        answer(slurm, run, 5, **FIGURES)
-        controller.cycle()
-    with ProfileStore(tmp_path / "profiles.db", read_only=True) as store:
-        assert stats_of(store).dry_runs_saved == 5
+        assert stats_of(store).dry_runs_saved == (1 if new else 4)
 
 
 def damage(path: Path) -> bytes:
@@ -234,10 +204,8 @@ def test_a_damaged_store_is_set_aside_at_the_start_and_the_cycle_goes_on(make_co
         pass
     content = damage(tmp_path / "profiles.db")
     slurm = FakeSlurm(four_jobs(), one_gpu())
-    dry_runs_for_all = Profiling(mode="dry-run")
-    config = read_config(None).model_copy(
-        update={"state_dir": tmp_path, "policy": "muri-s", "profiling": dry_runs_for_all}
-    )
+    changes = {"state_dir": tmp_path, "policy": "muri-s", "profiling": Profiling(mode="dry-run")}
+    config = read_config(None).model_copy(update=changes)
     with open_controller(config, slurm) as controller:
         controller.cycle()
     (place,) = tmp_path.glob("profiles.db.damaged-*")

@@ -4,28 +4,20 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from fake_slurm import FOUR_KINDS, FakeSlurm, make_job, make_node
+from fake_slurm import FOUR_KINDS, MEASURED, FakeSlurm, dry_runs, end_dry_run, make_job, make_node
 
 from muri.profiler.errors import CorruptStoreError, StoreBusyError
 from muri.profiler.records import ProfileKey
 from muri.profiler.store import ProfileStore
 from muri.slurm_plugin import profile_use
 from muri.slurm_plugin.cli.look import explanation, show_queue
-from muri.slurm_plugin.records import comment_tags as tags
-from muri.slurm_plugin.records.cluster import JobState
 from muri.slurm_plugin.records.roles import Role, read_job
 
 
 def two_gpus(job_id: int, model: str):
     """A job on two GPUs of one node, of a model that was measured on one."""
-    return make_job(
-        job_id,
-        gpu_count=2,
-        gpu_request="gres/gpu:2",
-        cpu_count=4,
-        cpus_per_task=2,
-        admin_comment=f"muri:model={model},batch-size=8,duration=100",
-    )
+    asked = {"gpu_count": 2, "gpu_request": "gres/gpu:2", "cpus_per_task": 2}
+    return make_job(job_id, admin_comment=f"muri:model={model},batch-size=8,duration=100", **asked)
 
 
 def slurm_with_two() -> FakeSlurm:
@@ -36,17 +28,23 @@ def having(slurm: FakeSlurm, role: Role):
     return [job for job in slurm.jobs.values() if read_job(job).role is role]
 
 
-def test_jobs_with_estimates_are_grouped_at_once_and_say_so(make_controller):
+def test_jobs_with_estimates_are_grouped_at_once_and_say_so(make_controller, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "80")
     slurm = slurm_with_two()
     with make_controller(slurm) as controller:
         status = controller.cycle()
+    show_queue(status)
+    output = capsys.readouterr().out
+    assert "~1." in output or "~0." in output
+    assert "~ planned with an estimated profile" in output
+    assert max(len(line) for line in output.splitlines()) <= 80
     (pilot,) = having(slurm, Role.PILOT)
     assert [job.group for job in status.jobs] == [pilot.job_id, pilot.job_id]
     assert all(job.estimated for job in status.jobs)
     text = "\n".join(explanation(status.jobs[0]))
     assert "(from an estimated profile)" in text
     assert "job 1: its profile is estimated (scaled from another number of GPUs) until it has been measured" in text
-    assert not having(slurm, Role.DRY_RUN)  # their scripts run already
+    assert not dry_runs(slurm)  # their scripts run already
 
 
 def test_profile_that_explains_too_little_plans_as_unknown(make_controller):
@@ -57,19 +55,24 @@ def test_profile_that_explains_too_little_plans_as_unknown(make_controller):
     with make_controller(slurm, tuple(known)) as controller:
         status = controller.cycle()
     assert not having(slurm, Role.PILOT)
-    assert not having(slurm, Role.DRY_RUN)  # what the last one found will be found again
+    assert not dry_runs(slurm)  # what the last one found will be found again
     assert "its profile does not say what it uses: 78% of its iteration is in no stage" in " ".join(
         status.jobs[0].reasons
     )
 
 
-def test_without_estimates_they_wait_for_their_dry_runs(make_controller):
+@pytest.mark.parametrize(
+    ("known", "profiling", "runs"),
+    [(FOUR_KINDS, {"use_estimates": False}, 2), (FOUR_KINDS[:1], {}, 1), (FOUR_KINDS, {"at_once": 0}, 0)],
+)
+def test_without_estimates_they_wait_for_their_dry_runs_if_there_are_any(make_controller, known, profiling, runs):
     slurm = slurm_with_two()
-    with make_controller(slurm, profiling={"use_estimates": False}) as controller:
+    with make_controller(slurm, known, profiling=profiling) as controller:
         status = controller.cycle()
-    assert not having(slurm, Role.PILOT)
-    assert len(having(slurm, Role.DRY_RUN)) == 2
-    assert not any(job.estimated for job in status.jobs)
+    assert len(dry_runs(slurm)) == runs
+    assert bool(having(slurm, Role.PILOT)) == (not runs)
+    assert status.jobs[1].estimated == (not runs)
+    assert (status.jobs[1].state == "waiting") == bool(runs)
 
 
 def test_a_measured_profile_takes_the_estimates_place(make_controller, tmp_path):
@@ -80,31 +83,22 @@ def test_a_measured_profile_takes_the_estimates_place(make_controller, tmp_path)
         controller.cycle()
         slurm.tick()
         controller.cycle()
-        (run,) = having(slurm, Role.DRY_RUN)
+        (run,) = dry_runs(slurm)
         (intent,) = [intent for intent in controller._journal.intents("begun") if intent.kind == "dry-run"]
         assert intent.payload["job_id"] == 3
         slurm.nodes["n2"] = make_node("n2", gpu_count=2)
         slurm.nodes["n3"] = make_node("n3", gpu_count=2)
         controller.cycle()
         assert slurm.jobs[3].held  # GPUs are free, but its script is being executed
-        publish(slurm, run)
+        end_dry_run(slurm, run, run.job_id, **MEASURED)
         controller.cycle()
         slurm.tick()
         controller.cycle()
     with ProfileStore(tmp_path / "profiles.db") as store:
         stored = store.get(ProfileKey("m1", 8, 2, "gpu", "bob"))
     assert stored is not None
-    assert (stored.source, stored.iteration_s) == ("dry-run", 0.7)
+    assert (stored.source, stored.iteration_s) == ("dry-run", 1.2)
     assert not slurm.jobs[3].held
-
-
-def publish(slurm: FakeSlurm, run) -> None:
-    """What a dry run does at its end."""
-    figures = {"load_s": 0.1, "preprocess_s": 0.2, "propagate_s": 0.3, "synchronize_s": 0.1, "iteration_s": 0.7}
-    token = tags.token(run.admin_comment, tags.DRY_RUN_PREFIX)
-    comment = tags.PROFILE_PREFIX + tags.format_json({**figures, "token": token})
-    slurm.jobs[run.job_id] = replace(slurm.jobs[run.job_id], comment=comment)
-    slurm.end(run.job_id)
 
 
 def test_a_model_whose_dry_runs_failed_is_not_planned_with_an_estimate(make_controller):
@@ -120,49 +114,16 @@ def test_a_model_whose_dry_runs_failed_is_not_planned_with_an_estimate(make_cont
     assert "its dry run failed: no stages" in " ".join(status.jobs[0].reasons)
 
 
-def test_an_estimate_lets_no_job_wait_when_profiling_is_off(make_controller):
-    slurm = slurm_with_two()
-    with make_controller(slurm, profiling={"at_once": 0}) as controller:
-        for _ in range(3):
-            controller.cycle()
-            slurm.tick()
-    assert not having(slurm, Role.DRY_RUN)
-    assert {slurm.jobs[1].state, slurm.jobs[2].state} == {JobState.RUNNING}
-
-
-def test_a_released_job_with_an_estimate_says_so(make_controller):
-    slurm = FakeSlurm([two_gpus(1, "m1")], [make_node("n1", gpu_count=2)])
-    with make_controller(slurm) as controller:
-        status = controller.cycle()
-    assert not slurm.jobs[1].held
-    assert "its profile is estimated" in " ".join(status.jobs[0].reasons)
-
-
-def test_queue_marks_plans_with_estimates(make_controller, monkeypatch, capsys):
-    monkeypatch.setenv("COLUMNS", "80")
-    with make_controller(slurm_with_two()) as controller:
-        show_queue(controller.cycle())
-    output = capsys.readouterr().out
-    assert "~1." in output or "~0." in output
-    assert "~ planned with an estimated profile" in output
-    assert max(len(line) for line in output.splitlines()) <= 80
-
-
-@pytest.mark.parametrize("error", [ValueError("a library's own"), StoreBusyError(Path("p.db"), 30.0)])
-def test_what_fails_in_an_estimate_costs_no_cycle(make_controller, monkeypatch, caplog, error):
-    def fail(*_):
-        raise error
-
-    monkeypatch.setattr(profile_use, "estimates_of", fail)
-    slurm = slurm_with_two()
-    with make_controller(slurm) as controller:
-        controller.cycle()
-    assert len(having(slurm, Role.DRY_RUN)) == 2
-    assert "this cycle plans without estimates" in caplog.text
-
-
-def test_a_damaged_store_is_left_to_the_cycle_to_set_aside(make_controller, monkeypatch, tmp_path):
-    told = [CorruptStoreError(tmp_path / "profiles.db", "damaged")]
+@pytest.mark.parametrize(
+    "error",
+    [
+        ValueError("a library's own"),
+        StoreBusyError(Path("p.db"), 30.0),
+        CorruptStoreError(Path("p.db"), "damaged"),  # set aside, and tried again
+    ],
+)
+def test_what_fails_in_an_estimate_costs_no_cycle(make_controller, monkeypatch, caplog, tmp_path, error):
+    told = [error]
 
     def fail_once(*_):
         if told:
@@ -170,15 +131,10 @@ def test_a_damaged_store_is_left_to_the_cycle_to_set_aside(make_controller, monk
         return {}
 
     monkeypatch.setattr(profile_use, "estimates_of", fail_once)
-    with make_controller(slurm_with_two()) as controller:
-        controller.cycle()
-    assert list(tmp_path.glob("profiles.db.damaged*"))
-
-
-@pytest.mark.parametrize("profiles", [FOUR_KINDS[:1]])
-def test_a_model_that_nothing_is_known_of_waits_as_ever(make_controller, profiles):
     slurm = slurm_with_two()
-    with make_controller(slurm, profiles) as controller:
-        status = controller.cycle()
-    assert status.jobs[1].state == "waiting"
-    assert not status.jobs[1].estimated
+    with make_controller(slurm) as controller:
+        controller.cycle()
+    assert len(dry_runs(slurm)) == 2
+    damaged = isinstance(error, CorruptStoreError)
+    assert ("this cycle plans without estimates" in caplog.text) != damaged
+    assert bool(list(tmp_path.glob("profiles.db.damaged*"))) == damaged

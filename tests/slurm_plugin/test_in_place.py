@@ -6,15 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_slurm import FOUR_KINDS, FakeSlurm, four_jobs, make_job, make_node, one_gpu, pilots
+from fake_slurm import FOUR_KINDS, FakeSlurm, dry_runs, four_jobs, make_job, make_node, one_gpu, pilots
 
 from muri.profiler.records import IN_PLACE, ProfileDetail, ProfileKey, StageProfile
 from muri.profiler.store import ProfileStore
 from muri.profiler.upkeep import Author
 from muri.slurm_plugin.records import comment_tags as tags
-from muri.slurm_plugin.records.cluster import Job, JobState
+from muri.slurm_plugin.records.cluster import JobState
 from muri.slurm_plugin.records.comment_reports import MOST_BYTES, read_reports, with_measured
-from muri.slurm_plugin.records.roles import Role, read_job
+from muri.slurm_plugin.records.roles import read_job
 from muri.utc import text_of
 
 Make = Callable[..., Any]
@@ -29,10 +29,6 @@ def result(at_s: float = 0.0, **changes: Any) -> dict[str, Any]:
     detail = {"confidence": 0.97, "dangers": ["children"], "warmup_iterations": 2}
     rest = {"iteration_s": 1.0, "iterations": 14, "gpu_mem_gib": 3.5, "detail": detail, "stopped": "sure", "at": at_s}
     return times | rest | changes
-
-
-def dry_runs(slurm: FakeSlurm) -> list[Job]:
-    return [job for job in slurm.jobs.values() if read_job(job).role is Role.DRY_RUN]
 
 
 def running(make_controller: Make, *known: StageProfile, **changes: Any) -> FakeSlurm:
@@ -61,23 +57,23 @@ def of_m1(folder: Path) -> StageProfile | None:
         return store.get(M1)
 
 
-def test_a_model_never_seen_is_planned_at_once_with_the_mean_of_the_others(make_controller: Make) -> None:
+@pytest.mark.parametrize(
+    ("known", "told"),
+    [
+        (OTHERS, "its profile is estimated (the mean of this site's models) until it has been measured"),
+        ((), "a guess: no model of this site has been measured"),
+    ],
+)
+def test_a_model_never_seen_is_planned_at_once_with_the_mean_of_the_others_or_a_guess(
+    make_controller: Make, known: tuple[StageProfile, ...], told: str
+) -> None:
     slurm = FakeSlurm(four_jobs(), one_gpu())
-    with make_controller(slurm, OTHERS, profiling=PLACE) as controller:
+    with make_controller(slurm, known, profiling=PLACE) as controller:
         status = {job.job_id: job for job in controller.cycle().jobs}
     assert not dry_runs(slurm)
     assert len(pilots(slurm)) == 1
-    assert "its profile is estimated (the mean of this site's models) until it has been measured" in str(status[1])
+    assert told in str(status[1])
     assert "waits for the dry run" not in str(status)
-
-
-def test_at_a_new_site_it_is_a_guess_which_the_job_is_told(make_controller: Make) -> None:
-    slurm = FakeSlurm(four_jobs()[:1], one_gpu())
-    with make_controller(slurm, (), profiling=PLACE) as controller:
-        status = {job.job_id: job for job in controller.cycle().jobs}
-    assert not dry_runs(slurm)
-    assert "a guess: no model of this site has been measured" in str(status[1])
-    assert not slurm.jobs[1].held
 
 
 @pytest.mark.parametrize(("known", "shares"), [(OTHERS, False), (FOUR_KINDS, True)])
@@ -91,13 +87,6 @@ def test_a_script_that_does_not_call_muri_keeps_its_gpus_until_its_model_is_know
     members = {job_id for pilot in pilots(slurm) if (tag := read_job(pilot).pilot_tag) for job_id in tag.members}
     assert (1 in members) == shares
     assert ("does not call `muri run` itself" in str(status[1])) != shares
-
-
-def test_nothing_is_promised_to_a_member_of_which_nothing_is_known(make_controller: Make) -> None:
-    slurm = running(make_controller, *OTHERS)
-    members = {job.job_id: read_job(job) for job in slurm.jobs.values() if read_job(job).role is Role.MEMBER}
-    solo_s = {job_id: job.planned.solo_iteration_s for job_id, job in members.items() if job.planned is not None}
-    assert {job_id for job_id, seconds in solo_s.items() if seconds is None} <= {1}
 
 
 def test_where_the_site_names_the_gpus_memory_an_unknown_model_shares_with_nobody(make_controller: Make) -> None:
@@ -117,6 +106,8 @@ def test_what_a_members_first_iterations_tell_is_stored_once(
     slurm = running(make_controller, *OTHERS)
     tell(slurm, 1, result(slurm.now_s - 30))
     slurm.jobs[1] = replace(slurm.jobs[1], state=state)
+    older = with_measured("", result(slurm.now_s - 90, load_s=0.2))
+    slurm.jobs[9] = make_job(9, state=JobState.COMPLETED, held=False, comment=older)
     for _ in range(3):
         slurm.now_s += 60
         cycle(slurm, make_controller)
@@ -167,49 +158,38 @@ def test_a_model_of_which_runs_tell_too_little_runs_alone_for_a_day(make_control
     assert of_m1(tmp_path) is None
 
 
-def test_a_known_model_keeps_its_profile(make_controller: Make, tmp_path: Path) -> None:
-    slurm = running(make_controller)
-    tell(slurm, 1, result(slurm.now_s))
-    cycle(slurm, make_controller)
-    assert of_m1(tmp_path) is None  # the published one serves
+KIND = replace(FOUR_KINDS[0], key=M1, measured_at=text_of(0))
+UNSURE = replace(KIND, source="dry-run", detail=ProfileDetail(confidence=0.02))
 
 
-def at_work(make_controller: Make, folder: Path, stored: StageProfile) -> FakeSlurm:
+@pytest.mark.parametrize(
+    ("stored", "is_stale", "told_after_s", "confidence", "is_replaced"),
+    [
+        (KIND, True, 5.0, 0.97, True),
+        (KIND, True, -5.0, 0.97, False),  # measured before it became stale
+        (KIND, False, 5.0, 0.97, False),
+        (UNSURE, False, 5.0, 0.97, True),
+        (UNSURE, False, 5.0, 0.01, False),
+        (replace(UNSURE, measured_at=text_of(2e9)), False, 5.0, 0.97, False),  # a newer one is known
+    ],
+)
+def test_a_stale_or_unsure_profile_is_replaced_by_what_was_measured_since_and_is_surer(
+    make_controller: Make, tmp_path: Path, stored: StageProfile, is_stale: bool, told_after_s: float,
+    confidence: float, is_replaced: bool,
+) -> None:  # fmt: skip
     slurm = running(make_controller, *OTHERS)
-    with ProfileStore(folder / "profiles.db") as store:
-        store.put(stored)
-    return slurm
-
-
-@pytest.mark.parametrize(("told_after_s", "is_replaced"), [(-5.0, False), (5.0, True)])
-def test_a_stale_profile_is_replaced_by_what_was_measured_since(
-    make_controller: Make, tmp_path: Path, told_after_s: float, is_replaced: bool
-) -> None:
-    kind = replace(FOUR_KINDS[0], key=M1, measured_at=text_of(0))
-    slurm = at_work(make_controller, tmp_path, kind)
     with ProfileStore(tmp_path / "profiles.db") as store:
-        store.mark_stale(M1, "it drifted", Author("drift", text_of(slurm.now_s), "stale"))
+        store.put(stored)
+        if is_stale:
+            store.mark_stale(M1, "it drifted", Author("drift", text_of(slurm.now_s), "stale"))
+    tell(slurm, 1, result(slurm.now_s + told_after_s, detail={"confidence": confidence}))
     slurm.now_s += 60
-    tell(slurm, 1, result(slurm.now_s - 60 + told_after_s))
     cycle(slurm, make_controller)
     found = of_m1(tmp_path)
     assert found is not None
     assert (found.source == IN_PLACE) == is_replaced
     with ProfileStore(tmp_path / "profiles.db", read_only=True) as store:
-        assert bool(store.stale_marks()) != is_replaced
-
-
-@pytest.mark.parametrize(("confidence", "is_replaced"), [(0.97, True), (0.01, False)])
-def test_an_unsure_profile_is_replaced_by_a_surer_one(
-    make_controller: Make, tmp_path: Path, confidence: float, is_replaced: bool
-) -> None:
-    unsure = replace(FOUR_KINDS[0], key=M1, source="dry-run", detail=ProfileDetail(confidence=0.02))
-    slurm = at_work(make_controller, tmp_path, unsure)
-    tell(slurm, 1, result(slurm.now_s, detail={"confidence": confidence}))
-    cycle(slurm, make_controller)
-    found = of_m1(tmp_path)
-    assert found is not None
-    assert (found.source == IN_PLACE) == is_replaced
+        assert bool(store.stale_marks()) == (is_stale and not is_replaced)
 
 
 def test_spare_nodes_make_dry_runs_for_which_nobody_waits(make_controller: Make) -> None:

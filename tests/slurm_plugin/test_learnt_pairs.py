@@ -1,6 +1,6 @@
 """How pairs that share without turns slow each other down is learnt while they train."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -47,6 +47,16 @@ def cycle(slurm: FakeSlurm, make_controller: Make, policy: str = "auto") -> None
         muri.cycle()
 
 
+def teach(
+    slurm: FakeSlurm, make_controller: Make, rounds: Sequence[tuple[float, float]], first: int = 1,
+    discipline: str = "plain", policy: str = "auto", each: int = 100,
+) -> None:  # fmt: skip
+    """A cycle for each round; members have done so many iterations more in each."""
+    for number, times_s in enumerate(rounds, first):
+        tell(slurm, each * number, times_s, discipline)
+        cycle(slurm, make_controller, policy)
+
+
 def learnt(folder: Path, *, turns: bool = False) -> Interference | None:
     with ProfileStore(folder / "profiles.db", read_only=True) as store:
         return find(by_pair(pair for pair in every_pair(store) if pair.turns == turns), M1, M2)
@@ -71,17 +81,13 @@ def test_a_pair_without_turns_is_learnt_in_a_few_cycles(make_controller: Make, t
 @pytest.mark.parametrize(("discipline", "first"), [("fair", 100), ("lockstep", 100), ("plain", 1)])
 def test_turns_and_warm_ups_teach_nothing(make_controller: Make, tmp_path: Path, discipline: str, first: int) -> None:
     slurm = running_pair(make_controller)
-    for number in range(4):
-        tell(slurm, first * (number + 1), (1.5, 1.2), discipline)
-        cycle(slurm, make_controller)
+    teach(slurm, make_controller, [(1.5, 1.2)] * 4, discipline=discipline, each=first)
     assert learnt(tmp_path) is None
 
 
 def test_policies_that_plan_on_pairs_learn_those_in_turns_apart(make_controller: Make, tmp_path: Path) -> None:
     slurm = running_pair(make_controller)
-    for number, times_s in enumerate([(1.9, 1.2), (1.92, 1.18), (1.88, 1.22)], 1):
-        tell(slurm, 100 * number, times_s, "fair")
-        cycle(slurm, make_controller, "sjf-bsbf")
+    teach(slurm, make_controller, [(1.9, 1.2), (1.92, 1.18), (1.88, 1.22)], discipline="fair", policy="sjf-bsbf")
     found = learnt(tmp_path, turns=True)
     assert found is not None
     assert (found.a.ratio, found.b.ratio) == (pytest.approx(1.9, rel=1e-3), pytest.approx(1.2, rel=1e-3))
@@ -100,10 +106,7 @@ def test_a_change_of_the_discipline_begins_a_new_course(make_controller: Make, t
 
 def test_the_newest_rounds_count_and_older_ones_fade(make_controller: Make, tmp_path: Path) -> None:
     slurm = running_pair(make_controller)
-    rounds = [(1.2, 1.2)] * 12 + [(1.8, 1.4)] * 11
-    for number, times_s in enumerate(rounds, 1):
-        tell(slurm, 100 * number, times_s)
-        cycle(slurm, make_controller)
+    teach(slurm, make_controller, [(1.2, 1.2)] * 12 + [(1.8, 1.4)] * 11)
     found = learnt(tmp_path)
     assert found is not None
     assert (found.rounds, len(found.samples)) == (20, 20)
@@ -112,15 +115,11 @@ def test_the_newest_rounds_count_and_older_ones_fade(make_controller: Make, tmp_
 
 def test_what_other_jobs_of_the_pair_showed_counts_on(make_controller: Make, tmp_path: Path) -> None:
     slurm = running_pair(make_controller)
-    for number in range(1, 5):
-        tell(slurm, 100 * number, (1.5, 1.2))
-        cycle(slurm, make_controller)
+    teach(slurm, make_controller, [(1.5, 1.2)] * 4)
     (pilot,) = pilots(slurm)
     with make_controller(slurm) as muri:  # as if the pair had ended and come together again
         muri._journal.forget_fact(PAIR, str(pilot.job_id))
-    for number in range(5, 8):
-        tell(slurm, 100 * number, (1.6, 1.3))
-        cycle(slurm, make_controller)
+    teach(slurm, make_controller, [(1.6, 1.3)] * 3, first=5)
     found = learnt(tmp_path)
     assert found is not None
     assert [round(first, 1) for first, _ in found.samples] == [1.5] * 4 + [1.6] * 3
@@ -128,16 +127,13 @@ def test_what_other_jobs_of_the_pair_showed_counts_on(make_controller: Make, tmp
 
 def test_a_surer_measurement_stays(make_controller: Make, tmp_path: Path) -> None:
     slurm = running_pair(make_controller)
-    for number in range(4):
-        tell(slurm, 100 * (number + 1), (1.1 + 0.5 * number, 3.0 - 0.5 * number))
-        cycle(slurm, make_controller)
+    teach(slurm, make_controller, [(1.1 + 0.5 * number, 3.0 - 0.5 * number) for number in range(4)])
     found = learnt(tmp_path)
     assert found is not None
     with ProfileStore(tmp_path / "profiles.db") as store:
         sides = (replace(side, ratio=1.3, confidence=0.99) for side in (found.a, found.b))
         put(store, Interference(*sides, rounds=5, measured_s=30.0, measured_at=found.measured_at))
-    tell(slurm, 1000, (1.5, 1.2))
-    cycle(slurm, make_controller)
+    teach(slurm, make_controller, [(1.5, 1.2)], first=10)
     found = learnt(tmp_path)
     assert found is not None
     assert (found.a.ratio, found.confidence) == (1.3, 0.99)

@@ -3,18 +3,17 @@
 from dataclasses import replace
 
 import pytest
-from fake_slurm import NOW_S, FakeSlurm, make_job, make_node, one_gpu, pilots
+from fake_slurm import MEASURED, NOW_S, FakeSlurm, dry_runs, end_dry_run, make_job, make_node, one_gpu, pilots
 
 from muri.profiler.records import ProfileKey, StageProfile
 from muri.profiler.store import ProfileStore
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import Job, JobState
 from muri.slurm_plugin.records.journal import DRY_RUN_FAILED
-from muri.slurm_plugin.records.roles import Role, read_job
 
-FIGURES = {"load_s": 0.9, "preprocess_s": 0.1, "propagate_s": 0.1, "synchronize_s": 0.1, "iteration_s": 1.2}
 UIDS = {"alice": 1001, "bob": 1002, "carol": 1003}
 DAY_S = 86400.0
+THOROUGH = pytest.mark.thorough
 
 
 def job_of(user: str, job_id: int, model: str = "resnet", **changes) -> Job:
@@ -25,19 +24,6 @@ def job_of(user: str, job_id: int, model: str = "resnet", **changes) -> Job:
 def known(user: str, model: str = "resnet", **changes) -> StageProfile:
     times = {"load_s": 0.1, "preprocess_s": 0.1, "propagate_s": 0.7, "synchronize_s": 0.1, "iteration_s": 1.0}
     return StageProfile(ProfileKey(model, 8, 1, "gpu", user), **(times | changes))
-
-
-def dry_runs(slurm: FakeSlurm, *users: str) -> list[Job]:
-    runs = [job for job in slurm.jobs.values() if read_job(job).role is Role.DRY_RUN and job.state.is_active]
-    return [run for run in runs if not users or run.user in users]
-
-
-def answer(slurm: FakeSlurm, run: Job, target: int, **told) -> None:
-    """What a dry run does at its end."""
-    token = tags.token(run.admin_comment, tags.DRY_RUN_PREFIX)
-    text = tags.PROFILE_PREFIX + tags.format_json({"token": token, **told})
-    slurm.jobs[target] = replace(slurm.jobs[target], comment=text)
-    slurm.end(run.job_id)
 
 
 def cycles(slurm: FakeSlurm, make_controller, stored=(), /, count: int = 1, **changes):
@@ -52,11 +38,11 @@ def test_one_users_figures_are_not_used_for_another(make_controller, tmp_path):
     slurm = FakeSlurm([job_of("bob", 1), job_of("alice", 2)], [make_node("n1", gpu_count=2)])
     cycles(slurm, make_controller)
     (bobs,) = dry_runs(slurm, "bob")
-    answer(slurm, bobs, 1, **FIGURES)
+    end_dry_run(slurm, bobs, 1, **MEASURED)
     (alices,) = dry_runs(slurm, "alice")
     cycles(slurm, make_controller)
     assert slurm.jobs[2].held  # bob's measurement is not hers
-    answer(slurm, alices, 2, **(FIGURES | {"load_s": 0.2}))
+    end_dry_run(slurm, alices, 2, **(MEASURED | {"load_s": 0.2}))
     cycles(slurm, make_controller)
     with ProfileStore(tmp_path / "profiles.db") as store:
         assert {item.key.user: item.load_s for item in store.list()} == {"bob": 0.9, "alice": 0.2}
@@ -69,45 +55,32 @@ def test_ones_own_profile_comes_before_the_published_one(make_controller):
         request = controller.decision().preparation.request
     assert {job.user: job.profile.iteration_s for job in request.jobs} == {"alice": 1.5, "bob": 1.0}
     assert {job.user: job.profile.key.user for job in request.jobs} == {"alice": "alice", "bob": ""}
+    slurm.jobs[3] = job_of("carol", 3, "new")
+    cycles(slurm, make_controller, stored)
+    assert [run.user for run in dry_runs(slurm)] == ["carol"], "a published profile saves every user the dry run"
 
 
-def test_a_published_profile_saves_every_user_the_dry_run(make_controller):
-    slurm = FakeSlurm([job_of("alice", 1), job_of("bob", 2), job_of("carol", 3, "new")], one_gpu())
-    cycles(slurm, make_controller, (known(""),))
-    assert [run.user for run in dry_runs(slurm)] == ["carol"]
-
-
-def test_two_failures_of_one_user_bar_no_other(make_controller):
-    slurm = FakeSlurm([job_of("bob", 1)], [make_node("n1", gpu_count=4)])
-    for _ in range(3):
-        cycles(slurm, make_controller)
-        for run in dry_runs(slurm, "bob"):
-            slurm.end(run.job_id, JobState.FAILED)
-    assert not slurm.jobs[1].held  # it runs alone
-    slurm.jobs[2] = job_of("alice", 2, submit_s=slurm.now_s)
-    cycles(slurm, make_controller)
-    assert len(dry_runs(slurm, "alice")) == 1
-
-
-def test_failures_expire(make_controller):
+def test_failures_of_one_user_bar_no_other_and_expire(make_controller):
     slurm = FakeSlurm([job_of("bob", 1)], [make_node("n1", gpu_count=4)])
     for _ in range(3):
         _, failures = cycles(slurm, make_controller)
         for run in dry_runs(slurm):
             slurm.end(run.job_id, JobState.FAILED)
+    assert not slurm.jobs[1].held  # it runs alone
     ((name, (count, why, last_s)),) = failures.items()
     assert (name, count, "without a result" in why) == ("resnet of bob (batch 8, 1 × gpu)", 2, True)
     assert NOW_S < last_s <= slurm.now_s
-    slurm.jobs[2] = job_of("bob", 2, submit_s=slurm.now_s)
-    slurm.now_s = last_s + DAY_S - 1
-    slurm.jobs[2] = job_of("bob", 2, submit_s=slurm.now_s)
+    slurm.jobs[9] = job_of("alice", 9, submit_s=slurm.now_s)
     cycles(slurm, make_controller)
-    assert dry_runs(slurm) == []
-    slurm.now_s = last_s + DAY_S + 1
-    slurm.jobs[3] = job_of("bob", 3, submit_s=slurm.now_s)
-    cycles(slurm, make_controller)
-    (run,) = dry_runs(slurm)
-    slurm.end(run.job_id, JobState.FAILED)
+    (alices,) = dry_runs(slurm, "alice")
+    slurm.end(alices.job_id, JobState.FAILED)
+    slurm.end(9)
+    for job_id, after_s, runs in ((2, DAY_S - 1, 0), (3, DAY_S + 1, 1)):
+        slurm.now_s = last_s + after_s
+        slurm.jobs[job_id] = job_of("bob", job_id, submit_s=slurm.now_s)
+        cycles(slurm, make_controller)
+        assert len(dry_runs(slurm)) == runs
+    slurm.end(dry_runs(slurm)[0].job_id, JobState.FAILED)
     _, failures = cycles(slurm, make_controller)
     assert failures[name][0] == 1  # the earlier ones no longer count
 
@@ -138,23 +111,19 @@ def test_a_dry_run_that_an_older_version_began_counts_for_its_user(make_controll
         assert "user" not in intent.payload["key"]
         controller.cycle()
         assert dry_runs(slurm) == [slurm.jobs[run.job_id]]  # its script does not run twice
-        answer(slurm, slurm.jobs[run.job_id], 1, **FIGURES)
+        end_dry_run(slurm, slurm.jobs[run.job_id], 1, **MEASURED)
         controller.cycle()
     with ProfileStore(tmp_path / "profiles.db") as store:
         assert [item.key.user for item in store.list()] == ["bob"]
 
 
-def test_nobody_has_two_dry_runs_while_others_wait(make_controller):
-    jobs = [job_of("bob", number, f"b{number}") for number in (1, 2, 3)] + [job_of("alice", 4, "a")]
+@pytest.mark.parametrize(("others", "users"), [(["alice"], ["alice", "bob"]), ([], ["bob", "bob"])])
+def test_nobody_has_two_dry_runs_while_others_wait(make_controller, others, users):
+    jobs = [job_of("bob", number, f"b{number}") for number in (1, 2, 3)]
+    jobs += [job_of(user, number, "a") for number, user in enumerate(others, 4)]
     slurm = FakeSlurm(jobs, [make_node("n1", gpu_count=8)])
     cycles(slurm, make_controller)
-    assert sorted(run.user for run in dry_runs(slurm)) == ["alice", "bob"]
-
-
-def test_who_is_alone_uses_all_there_is(make_controller):
-    slurm = FakeSlurm([job_of("bob", number, f"b{number}") for number in (1, 2, 3)], [make_node("n1", gpu_count=8)])
-    cycles(slurm, make_controller)
-    assert len(dry_runs(slurm)) == 2
+    assert sorted(run.user for run in dry_runs(slurm)) == users
 
 
 def test_users_take_turns(make_controller):
@@ -172,7 +141,7 @@ def test_users_take_turns(make_controller):
 
 @pytest.mark.parametrize("held", [True, False])
 def test_dry_runs_that_do_not_start_make_way_and_count_against_no_model(make_controller, held):
-    """Two of bob's take all the room: he holds them, or they can never start."""
+    """Two of bob's take all the room: he holds them, or they can never start. One that runs is none of these."""
     slurm = FakeSlurm([job_of("bob", number, f"b{number}") for number in (1, 2)], [make_node("n1", gpu_count=8)])
     with make_controller(slurm, ()) as controller:
         controller.cycle()
@@ -186,6 +155,10 @@ def test_dry_runs_that_do_not_start_make_way_and_count_against_no_model(make_con
         assert [slurm.jobs[job_id].state for job_id in stuck] == [JobState.CANCELLED] * 2
         assert sorted(run.user for run in dry_runs(slurm)) == ["alice", "bob"]
         assert controller._journal.facts(DRY_RUN_FAILED) == {}
+        slurm.tick()
+        slurm.now_s += 10_000
+        controller.cycle()
+        assert {JobState.RUNNING} == {run.state for run in dry_runs(slurm)}
 
 
 def test_a_dry_run_that_expired_goes_behind_others(make_controller):
@@ -198,22 +171,15 @@ def test_a_dry_run_that_expired_goes_behind_others(make_controller):
             slurm.now_s += 101
 
 
-def test_a_running_dry_run_is_not_taken_for_one_that_never_started(make_controller):
-    slurm = FakeSlurm([job_of("bob", 1)], one_gpu())
-    cycles(slurm, make_controller)
-    (run,) = dry_runs(slurm)
-    slurm.now_s += 10_000
-    cycles(slurm, make_controller)
-    assert dry_runs(slurm) == [slurm.jobs[run.job_id]]
-
-
 @pytest.mark.parametrize(
     "forged",
     [{"iterations": 10**19}, {"iterations": 1e200}, {"iteration_s": 1e308, "preprocess_s": 1.7976931348623157e308},
      {"load_s": 1e300}, {"iteration_s": 5e-324}, {"gpu_mem_gib": 1e200}, {"detail": {"busy_s": [5e-324] * 4}},
      {"detail": {"warmup_iterations": 10**30}}, {"detail": {"host_mem_gib": 1e300}}, {"load_s": [0.1]}],
 )  # fmt: skip
-@pytest.mark.parametrize("policy", ["muri-l", "synergy-tune-srtf", "sjf-bsbf", "horus"])
+@pytest.mark.parametrize(
+    "policy", ["muri-l", "sjf-bsbf", *(pytest.param(each, marks=THOROUGH) for each in ("synergy-tune-srtf", "horus"))]
+)
 def test_forged_results_of_a_dry_run_cost_nobody_the_cycle(make_controller, caplog, forged, policy):
     jobs = [job_of("bob", 1, "x"), job_of("alice", 2, "y"), job_of("bob", 3, "x")]
     slurm = FakeSlurm(jobs, [make_node("n1", gpu_count=1)])
@@ -221,7 +187,7 @@ def test_forged_results_of_a_dry_run_cost_nobody_the_cycle(make_controller, capl
         controller.cycle()
         for run in dry_runs(slurm, "bob"):
             for target in (1, 3):
-                answer(slurm, run, target, **(FIGURES | forged))
+                end_dry_run(slurm, run, target, **(MEASURED | forged))
         for _ in range(3):
             slurm.now_s += 400
             controller.cycle()

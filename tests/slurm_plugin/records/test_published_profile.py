@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 from muri.profiler.dangers import DANGERS
 from muri.profiler.dryrun.messages import DryRunResult
 from muri.profiler.records import ProfileDetail, ProfileError, ProfileKey
-from muri.slurm_plugin.config import ConfigError, load_config
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.comment_reports import MOST_BYTES, comment_with, profile_in
 
@@ -65,9 +64,6 @@ def test_where_a_long_comment_leaves_no_room_details_go_first():
     assert found.detail.confidence == 0.93
     assert found.detail.stage_p95_s is None
     assert profile_in(read(comment_with("x" * 1000, "t", result.to_dict())), KEY, AT).detail == ProfileDetail()
-
-
-def test_a_long_error_is_cut():
     assert len(read(comment_with("", "t", {"error": "e" * 5000}))["error"]) == 300
 
 
@@ -82,27 +78,3 @@ def test_figures_that_cannot_be_true_are_refused(change):
     measured = DryRunResult((0.1, 0.2, 0.3, 0.4), 1.0).to_dict() | change
     with pytest.raises((ProfileError, TypeError, ValueError)):
         profile_in(measured, KEY, AT)
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("{steady_s: 400}", "must be below time_limit_s"),
-        ("{warmup: soon}", "warmup"),
-        ("{warmup: -1}", "warmup"),
-        ("{iterations: 1}", "iterations"),
-    ],
-)
-def test_limits_that_make_no_sense_are_refused(tmp_path, text, message):
-    path = tmp_path / "muri.yaml"
-    path.write_text(f"profiling: {text}\n")
-    with pytest.raises(ConfigError, match=message):
-        load_config(path)
-
-
-def test_limits_reach_the_dry_run(tmp_path):
-    path = tmp_path / "muri.yaml"
-    path.write_text("profiling: {iterations: 20, warmup: 10}\n")
-    assert load_config(path).profiling.limits.text == "30:10"
-    path.write_text("profiling: {iterations: 20, steady_s: 9.5}\n")
-    assert load_config(path).profiling.limits.text == "auto:20:9.5"

@@ -68,12 +68,15 @@ def test_whose_hold_it_is_still_counts(kind):
 
 
 @pytest.mark.usefixtures("damaged")
-def test_a_job_that_is_not_muris_is_none_of_its_business():
-    assert only(make_job(1, admin_comment="odd")).role is Role.OTHER
-    assert (
-        only(make_job(1, admin_comment="muri:on odd", held=False, state=JobState.RUNNING, nodes="n1")).role
-        is Role.OTHER
-    )
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"admin_comment": "odd"},
+        {"admin_comment": "muri:on odd", "held": False, "state": JobState.RUNNING, "nodes": "n1"},
+    ],
+)
+def test_a_job_that_is_not_muris_is_none_of_its_business(changes):
+    assert only(make_job(1, **changes)).role is Role.OTHER
 
 
 @pytest.mark.parametrize(
