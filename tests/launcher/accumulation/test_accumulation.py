@@ -69,23 +69,32 @@ def loss_on_all_data(model):
         return functional.cross_entropy(model(inputs.double()), targets).item()
 
 
-def train(make, optimizer, *, loss=functional.cross_entropy, around=nullcontext, after_backward=None, epochs=3):
-    """A plain training loop that knows nothing of Muri; the loss after each epoch and the model."""
+def working(loss=functional.cross_entropy, then=lambda model: None):
+    """What a plain loop does with a batch: a loss, and something with its gradients before the step."""
+
+    def train_batch(model, stepper, inputs, targets):
+        stepper.zero_grad()
+        loss(model(inputs), targets).backward()
+        then(model)
+        stepper.step()
+
+    return train_batch
+
+
+ordinary = working()
+
+
+def trained(steps, train_batch=ordinary, *, make=mlp, optimizer="momentum", scheduled=False, loader_of=loader):
+    """The loss on all data after two epochs, and how often the schedule stepped; 1 step: without Muri."""
     model, stepper = made(make, optimizer)
-    schedule = torch.optim.lr_scheduler.StepLR(stepper, 4, gamma=0.5)
-    curve = []
-    with around():
-        for _ in range(epochs):
-            for inputs, targets in loader():
-                stepper.zero_grad()
-                loss(model(inputs.double()), targets).backward()
-                if after_backward is not None:
-                    after_backward(model)
-                stepper.step()
-                schedule.step()
-            with torch.no_grad():
-                curve.extend(loss(model(inputs.double()), targets).item() for inputs, targets in loader())
-    return curve, model, schedule.last_epoch
+    schedule = torch.optim.lr_scheduler.StepLR(stepper, 3, gamma=0.5) if scheduled else None
+    with muri.accumulate(steps) if steps > 1 else nullcontext():
+        for _ in range(2):
+            for inputs, targets in loader_of():
+                train_batch(model, stepper, inputs.double(), targets)
+                if schedule is not None:
+                    schedule.step()
+    return loss_on_all_data(model), schedule and schedule.last_epoch
 
 
 def train_explicitly(make, optimizer, steps):
@@ -116,34 +125,9 @@ def test_the_loss_curve_is_the_whole_batchs(make, optimizer, steps):
 
 @WAYS
 def test_hooks_train_an_unchanged_loop_alike(make, optimizer, steps, capfd):
-    whole, _, schedules = train(make, optimizer)
-    split, _, split_schedules = train(make, optimizer, around=lambda: muri.accumulate(steps))
-    assert split == pytest.approx(whole, rel=1e-9)
-    assert split_schedules == schedules == 12
-    assert not capfd.readouterr().err
-
-
-WEIGHTS = torch.tensor([0.2, 1.0, 3.0], dtype=torch.float64)
-LOSSES = {
-    "smooth": lambda o, t: functional.cross_entropy(o, t, label_smoothing=0.1),
-    "weighted": lambda o, t: functional.cross_entropy(o, t, weight=WEIGHTS),
-    "ignoring": lambda o, t: functional.cross_entropy(o, torch.where(t == 1, -100, t)),
-    "summed": lambda o, t: functional.cross_entropy(o, t, reduction="sum"),
-    "divided": lambda o, t: functional.cross_entropy(o, t, reduction="none").sum() * (1 / len(t)),
-    "squares": lambda o, t: ((o - t[:, None]) ** 2).sum(1).mean() + 0.5 * functional.mse_loss(o, o.detach() + 1),
-}
-
-
-def middle(outputs, targets):
-    """A function of means over samples: as many values as classes, whatever the batch."""
-    return outputs.mean(0).square().sum()
-
-
-@pytest.mark.parametrize("name", LOSSES)
-def test_losses_are_weighted_by_what_they_are_a_mean_of(name, capfd):
-    whole, _, _ = train(mlp, "momentum", loss=LOSSES[name])
-    split, _, _ = train(mlp, "momentum", loss=LOSSES[name], around=lambda: muri.accumulate(3))
-    assert split == pytest.approx(whole, rel=1e-9)
+    whole, schedules = trained(1, make=make, optimizer=optimizer, scheduled=True)
+    split = trained(steps, make=make, optimizer=optimizer, scheduled=True)
+    assert split == (pytest.approx(whole, rel=1e-9), schedules) == (split[0], 8)
     assert not capfd.readouterr().err
 
 
@@ -151,59 +135,46 @@ def clip(model):
     nn.utils.clip_grad_norm_(model.parameters(), 0.05)
 
 
-def test_gradients_are_clipped_once_per_batch():
-    whole, _, _ = train(mlp, "momentum", after_backward=clip)
-    split, _, _ = train(mlp, "momentum", after_backward=clip, around=lambda: muri.accumulate(4))
-    free, _, _ = train(mlp, "momentum")
-    assert split == pytest.approx(whole, rel=1e-9)
-    assert whole != pytest.approx(free, rel=1e-3)
+def clearing_after_the_step(model, stepper, inputs, targets):
+    functional.cross_entropy(model(inputs), targets).backward()
+    stepper.step()
+    model.zero_grad()
+
+
+WEIGHTS = torch.tensor([0.2, 1.0, 3.0], dtype=torch.float64)
+SPLIT_ALIKE = {
+    "clipped": working(then=clip),
+    "cleared through the model": clearing_after_the_step,
+    "smooth": working(lambda o, t: functional.cross_entropy(o, t, label_smoothing=0.1)),
+    "weighted": working(lambda o, t: functional.cross_entropy(o, t, weight=WEIGHTS)),
+    "ignoring": working(lambda o, t: functional.cross_entropy(o, torch.where(t == 1, -100, t))),
+    "summed": working(lambda o, t: functional.cross_entropy(o, t, reduction="sum")),
+    "divided": working(lambda o, t: functional.cross_entropy(o, t, reduction="none").sum() * (1 / len(t))),
+    "squares": working(lambda o, t: ((o - t[:, None]) ** 2).sum(1).mean() + functional.mse_loss(o, o.detach() + 1)),
+}
+
+
+@pytest.mark.parametrize("way", SPLIT_ALIKE)
+@pytest.mark.parametrize("steps", [3, 4])
+def test_loops_of_many_kinds_train_alike(way, steps, capfd):
+    whole, _ = trained(1, SPLIT_ALIKE[way])
+    assert trained(steps, SPLIT_ALIKE[way])[0] == pytest.approx(whole, rel=1e-9)
+    assert not capfd.readouterr().err
+
+
+def middle(outputs, targets):
+    """A function of means over samples: as many values as classes, whatever the batch."""
+    return outputs.mean(0).square().sum()
+
+
+def twice(outputs, targets):
+    """Six values, and in two parts six samples in the first one: that the first batch's parts differ shows it."""
+    return middle(torch.cat([outputs, outputs], dim=1), targets)
 
 
 def own_clipping(model):
     for parameter in model.parameters():
         parameter.grad.clamp_(-0.01, 0.01)
-
-
-@pytest.mark.parametrize(
-    ("loss", "after_backward", "reason"),
-    [
-        (lambda o, t: functional.cross_entropy(o, t).sqrt(), None, "SqrtBackward0"),
-        (lambda o, _: o[:3].square().mean(), None, "is none over"),
-        (middle, None, "is no sum over"),
-        (lambda o, t: functional.cross_entropy(o, t, reduction="sum") / 7, None, "divides a sum by 7"),
-        (functional.cross_entropy, own_clipping, "changes or clears gradients"),
-    ],
-)
-def test_what_cannot_be_split_runs_whole_and_says_why(loss, after_backward, reason, capfd):
-    whole, _, schedules = train(mlp, "adamw", loss=loss, after_backward=after_backward)
-    split, _, split_schedules = train(
-        mlp, "adamw", loss=loss, after_backward=after_backward, around=lambda: muri.accumulate(4)
-    )
-    assert split == whole
-    assert split_schedules == schedules
-    err = capfd.readouterr().err
-    assert err.count("batches are not split") == 1
-    assert reason in err
-
-
-def train_accumulating(around):
-    model, stepper = made(mlp, "momentum")
-    seen = []
-    with around():
-        for number, (inputs, targets) in enumerate(loader(), 1):
-            functional.cross_entropy(model(inputs.double()), targets).backward()
-            seen.append(len(inputs))
-            if number % 2 == 0:
-                stepper.step()
-                stepper.zero_grad()
-    return model
-
-
-def test_a_script_that_accumulates_itself_is_left_alone(capfd):
-    split = train_accumulating(lambda: muri.accumulate(3))
-    assert "accumulates gradients over several batches itself" in capfd.readouterr().err
-    # the part before the refusal counted as an iteration of the script's own
-    assert all(bool(torch.isfinite(parameter).all()) for parameter in split.parameters())
 
 
 def test_two_loaders_of_one_iteration_stay_in_step(capfd):
@@ -227,7 +198,7 @@ def test_evaluation_sees_each_sample_once():
     assert sizes == [2, 2, 4, 2]
 
 
-def saved_at_once(around):
+def saved_at_once(steps):
     """Most bytes that autograd keeps for backward at a time."""
     held, most = {}, [0]
     model, stepper = made(mlp, "momentum")
@@ -243,14 +214,14 @@ def saved_at_once(around):
         def __del__(self):
             held.pop(id(self), None)
 
-    with torch.autograd.graph.saved_tensors_hooks(Kept, lambda kept: kept.tensor), around():
+    with torch.autograd.graph.saved_tensors_hooks(Kept, lambda kept: kept.tensor), muri.accumulate(steps):
         for inputs, targets in DataLoader(data(), batch_size=32):
             ordinary(model, stepper, inputs.double(), targets)
     return most[0]
 
 
 def test_less_is_kept_for_backward():
-    whole, quarter = saved_at_once(nullcontext), saved_at_once(lambda: muri.accumulate(4))
+    whole, quarter = saved_at_once(1), saved_at_once(4)
     assert quarter <= 0.3 * whole
 
 
@@ -258,7 +229,7 @@ def test_batch_normalization_is_warned_of(capfd):
     def normalizing():
         return nn.Sequential(nn.Linear(16, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
 
-    train(normalizing, "adamw", around=lambda: muri.accumulate(2), epochs=1)
+    trained(2, make=normalizing)
     assert capfd.readouterr().err.count("batch normalization") == 1
 
 
@@ -294,18 +265,6 @@ def test_hooks_are_taken_out_again():
         assert all(new is not old for new, old in zip(places(), before, strict=True))
         raise RuntimeError("own")
     assert places() == before
-
-
-def test_what_looks_like_a_mean_only_by_its_size_is_found_out(capfd):
-    """Six values, six samples in the first part: the first batch's parts differ, and that shows it."""
-
-    def twice(outputs, targets):
-        return middle(torch.cat([outputs, outputs], dim=1), targets)
-
-    whole, _, _ = train(mlp, "adamw", loss=twice)
-    split, _, _ = train(mlp, "adamw", loss=twice, around=lambda: muri.accumulate(2))
-    assert split == whole
-    assert "not split" in capfd.readouterr().err
 
 
 @given(st.integers(4, 200), st.integers(2, 20))
@@ -370,18 +329,8 @@ def test_without_a_number_the_scheduler_chooses(monkeypatch):
     assert muri.accumulate().steps == 2  # a broken number costs the parts, not the run
 
 
-def epochs_of(train_batch, around, loader_of=loader, epochs=2):
-    """Train a model by `train_batch(model, optimizer, inputs, targets)`; its loss on all data."""
-    model, stepper = made(mlp, "momentum")
-    with around():
-        for _ in range(epochs):
-            for inputs, targets in loader_of():
-                train_batch(model, stepper, inputs.double(), targets)
-    return loss_on_all_data(model)
-
-
 def test_a_gradient_scaler_steps_once_per_batch():
-    def loss_with(around):
+    def loss_with(steps):
         scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=2)
 
         def train_batch(model, stepper, inputs, targets):
@@ -392,36 +341,11 @@ def test_a_gradient_scaler_steps_once_per_batch():
             scaler.step(stepper)
             scaler.update()
 
-        return epochs_of(train_batch, around), scaler.get_scale()
+        return trained(steps, train_batch)[0], scaler.get_scale()
 
-    whole, split = loss_with(nullcontext), loss_with(lambda: muri.accumulate(4))
+    whole, split = loss_with(1), loss_with(4)
     assert split == pytest.approx(whole, rel=1e-9)
     assert whole[1] == 1024.0 * 2**4  # 8 batches
-
-
-def test_gradients_cleared_after_the_step_and_through_the_model():
-    def train_batch(model, stepper, inputs, targets):
-        functional.cross_entropy(model(inputs), targets).backward()
-        stepper.step()
-        model.zero_grad()
-
-    whole = epochs_of(train_batch, nullcontext)
-    assert epochs_of(train_batch, lambda: muri.accumulate(4)) == pytest.approx(whole, rel=1e-9)
-
-
-def ordinary(model, stepper, inputs, targets):
-    stepper.zero_grad()
-    functional.cross_entropy(model(inputs), targets).backward()
-    stepper.step()
-
-
-def test_loaders_with_workers_are_split_as_well():
-    def with_workers():
-        return DataLoader(data(), batch_size=12, num_workers=1)
-
-    whole = epochs_of(ordinary, nullcontext, epochs=1)
-    split = epochs_of(ordinary, lambda: muri.accumulate(3), with_workers, epochs=1)
-    assert split == pytest.approx(whole, rel=1e-9)
 
 
 def closures(model, stepper, inputs, targets):
@@ -462,19 +386,43 @@ def without_backward(model, stepper, inputs, targets):
         (turns, "several backward passes"),
         (by_hand, "changes or clears gradients"),
         (without_backward, "do not come from backward()"),
+        (working(then=own_clipping), "changes or clears gradients"),
+        (working(lambda o, t: functional.cross_entropy(o, t).sqrt()), "SqrtBackward0"),
+        (working(lambda o, _: o[:3].square().mean()), "is none over"),
+        (working(middle), "is no sum over"),
+        (working(twice), "no mean or sum over its samples"),
+        (working(lambda o, t: functional.cross_entropy(o, t, reduction="sum") / 7), "divides a sum by 7"),
     ],
 )
 @pytest.mark.parametrize("steps", [2, 4])
-def test_loops_that_cannot_be_split_train_on_whole_batches(train_batch, reason, steps, capfd):
-    whole = epochs_of(train_batch, nullcontext)
-    assert epochs_of(train_batch, lambda: muri.accumulate(steps)) == whole
-    assert capfd.readouterr().err.count(reason) == 1
+def test_loops_that_cannot_be_split_train_on_whole_batches_and_say_why(train_batch, reason, steps, capfd):
+    assert trained(steps, train_batch, scheduled=True) == trained(1, train_batch, scheduled=True)
+    err = capfd.readouterr().err
+    assert (err.count("batches are not split"), err.count(reason)) == (1, 1)
+
+
+def test_a_script_that_accumulates_itself_is_left_alone(capfd):
+    model, stepper = made(mlp, "momentum")
+    with muri.accumulate(3):
+        for number, (inputs, targets) in enumerate(loader(), 1):
+            functional.cross_entropy(model(inputs.double()), targets).backward()
+            if number % 2 == 0:
+                stepper.step()
+                stepper.zero_grad()
+    assert "accumulates gradients over several batches itself" in capfd.readouterr().err
+    # the part before the refusal counted as an iteration of the script's own
+    assert all(bool(torch.isfinite(parameter).all()) for parameter in model.parameters())
+
+
+def test_loaders_with_workers_are_split_as_well():
+    whole, _ = trained(1)
+    split, _ = trained(3, loader_of=lambda: DataLoader(data(), batch_size=12, num_workers=1))
+    assert split == pytest.approx(whole, rel=1e-9)
 
 
 def test_trainers_that_fetch_ahead_get_whole_batches(monkeypatch, capfd):
     monkeypatch.setitem(sys.modules, "accelerate.data_loader", object())
-    whole, _, _ = train(mlp, "adamw")
-    assert train(mlp, "adamw", around=lambda: muri.accumulate(4))[0] == whole
+    assert trained(4) == trained(1)
     assert "fetch batches ahead" in capfd.readouterr().err
 
 
