@@ -162,6 +162,23 @@ def test_a_drain_ends_when_slurm_refuses_the_same_for_a_minute(monkeypatch):
     assert 60 <= clock() <= 90
 
 
+def test_a_lease_that_cannot_be_ended_is_told_as_are_the_jobs_that_it_keeps(monkeypatch):
+    slurm = FakeSlurm([behind_licence(make_job(number)) for number in (1, 2)], [make_node("n1")], gate_license=True)
+    slurm.extend_lease(NOW_S + 600)
+    modify = slurm._modify
+
+    def refuse(job_id=2, change=None):
+        if job_id == 2:
+            raise GatewayError("Access/permission denied")
+        modify(job_id, change)
+
+    monkeypatch.setattr(slurm, "_modify", refuse)
+    monkeypatch.setattr(slurm, "end_lease", refuse)
+    drained = drain(slurm, slurm.read_now)
+    assert drained.released == (1,)
+    assert [why.partition(":")[0] for why in drained.failed] == ["the reservation muri_gate", "job 2"]
+
+
 def test_a_job_that_its_user_holds_gets_its_own_request_back_and_stays_held():
     given = tags.format_given(tags.Given(int(NOW_S) - 10, tags.Original("gres/gpu:1", "", 4, 4, 0, 3600)))
     job = make_job(1, cpu_count=12, cpus_per_task=12, required_nodes="n1",

@@ -52,7 +52,7 @@ def slurm(monkeypatch: pytest.MonkeyPatch) -> Slurm:
     return slurm
 
 
-OPTIONS = ["--target", "7", "--token", "t", "--limits", "auto", "--time-limit-s", "20"]
+OPTIONS = ["--target", "7", "--token", "t", "--limits", "auto", "--time-limit-s", "240"]
 
 
 def run_dry(*arguments: str) -> tuple[int, dict]:
