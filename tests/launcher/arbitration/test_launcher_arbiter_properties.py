@@ -1,6 +1,5 @@
 """Whatever members do and when, in virtual time: one holder per resource, everybody gets on, no token is lost."""
 
-import logging
 import threading
 from collections.abc import Callable
 
@@ -11,7 +10,7 @@ from virtual_clock import VirtualClock
 
 from muri.launcher.arbitration.arbiter import Arbiter, FairArbiter, WaitInterruptedError
 from muri.launcher.arbitration.lockstep import LockstepArbiter
-from muri.launcher.arbitration.switching import Node, SwitchingArbiter, make_arbiter
+from muri.launcher.arbitration.switching import SwitchingArbiter
 from muri.launcher.job.stage_clock import IterationRecord
 
 MEMBERS = ["1", "2", "3"]
@@ -247,67 +246,6 @@ def test_holder_makes_way_for_a_change_at_its_yield_point() -> None:
     arbiter.release("1", 2)
     arbiter.acquire("1", 2)
     assert arbiter.holders()[2] == "1"
-
-
-CORES = 2
-
-
-class Cores:
-    """Members that compute on the same two cores, whichever stage they are in: nothing is won by turns."""
-
-    def __init__(self, clock: VirtualClock) -> None:
-        self.clock = clock
-        self.busy = 0
-
-    def compute(self, seconds: float) -> None:
-        """Compute in slices; each takes longer the more members want the cores when it begins."""
-        self.busy += 1
-        for _ in range(round(seconds / 0.05)):
-            self.clock.sleep(0.05 * max(1.0, self.busy / CORES))
-        self.busy -= 1
-
-
-def work_done(discipline: str, node: Node, seconds: float) -> tuple[float, SwitchingArbiter | Arbiter]:
-    """Seconds of solo running time that four members get done on two cores."""
-    clock = VirtualClock()
-    cores = Cores(clock)
-    arbiter = make_arbiter(discipline, ["1", "2", "3", "4"], [], now=clock, node=node)
-    iterations = dict.fromkeys(["1", "2", "3", "4"], 0)
-    stop = False
-
-    def train(member: str, stages: list[int]) -> None:
-        while not stop:
-            waited = [0.0] * 4
-            for resource in stages:
-                waited[resource] += arbiter.acquire(member, resource)
-                cores.compute(0.2)
-                arbiter.release(member, resource)
-            iterations[member] += 1
-            held = tuple(0.2 * stages.count(resource) for resource in range(4))
-            arbiter.iteration_done(member, IterationRecord(0.4 + sum(waited), held, tuple(waited)))
-
-    for member in iterations:
-        arbiter.join(member, 0.4)
-    paths = {"1": [1, 2], "2": [2, 2], "3": [2, 1], "4": [2, 2]}
-    threads = [clock.start(train, member, path) for member, path in paths.items()]
-    clock.sleep(seconds)
-    done = sum(iterations.values()) * 0.4
-    stop = True
-    clock.finish(*threads)
-    return done, arbiter
-
-
-@pytest.mark.parametrize("has_gpu", [False, True], ids=["predicted", "found out"])
-def test_auto_shares_cores_plainly_and_gets_as_much_done(has_gpu: bool, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "muri.launcher")
-    seconds = 240.0
-    node = Node(CORES, has_gpu)
-    auto, arbiter = work_done("auto", node, seconds)
-    alone = {discipline: work_done(discipline, node, seconds)[0] for discipline in ("plain", "fair", "lockstep")}
-    assert auto >= 0.97 * max(alone.values()), alone
-    assert arbiter.discipline == "plain"
-    assert max(alone, key=alone.__getitem__) == "plain"
-    assert ("plain may reach" in caplog.text) == has_gpu
 
 
 def test_two_tokens_of_the_cpu_let_two_preprocess_and_one_compute() -> None:

@@ -1,93 +1,14 @@
 """`torch.compile` under hooks: the same graphs and the same losses as under plain Python."""
 
-import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from launcher_harness import Launcher, ends
-from ranks_harness import free_port
-from warm_start import ONE_THREAD
 
 pytest.importorskip("torch", reason="the scripts train with PyTorch")
 
 COMPILED = """
-    import sys
-    import torch
-    from torch import nn
-
-    class Block(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.norm, self.linear = nn.LayerNorm(8), nn.Linear(8, 8)
-
-        def forward(self, x):
-            return x + torch.relu(self.linear(self.norm(x)))
-
-    class Net(nn.Module):
-        def __init__(self, breaks):
-            super().__init__()
-            self.breaks = breaks
-            self.blocks, self.last = nn.ModuleList(Block() for _ in range(3)), nn.Linear(8, 1)
-            self.blocks[1].register_forward_hook(lambda module, inputs, output: output * 1.5)
-
-        def forward(self, x):
-            for block in self.blocks:
-                x = block(x)
-                if self.breaks:
-                    torch._dynamo.graph_break()
-            return self.last(x)
-
-    torch.manual_seed(int(sys.argv[1]))
-    model, broken = Net(False), Net(True)
-    optimizer = torch.optim.SGD([*model.parameters(), *broken.parameters()], lr=0.01)
-
-    def step(loss):
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        print(loss.item())
-
-    compiled = torch.compile(model, backend="eager")
-    whole = torch.compile(lambda x: model(x).square().mean(), backend="eager")
-    for train in (compiled, whole):
-        for _ in range(3):
-            step(train(torch.randn(4, 8)).square().mean())
-    from torch._dynamo.utils import counters
-    print(dict(counters["graph_break"]), dict(counters["frames"]), counters["stats"]["unique_graphs"])
-    compiled = torch.compile(broken, backend="eager")
-    whole = torch.compile(lambda x: step(broken(x).square().mean()), backend="eager")
-    for _ in range(3):
-        step(compiled(torch.randn(4, 8)).square().mean())
-    for _ in range(3):
-        whole(torch.randn(4, 8))
-    print(sum(counters["graph_break"].values()), counters["stats"]["unique_graphs"])
-"""
-EACH_OFFER = """
-    import muri.launcher.automatic.watch as watch
-    watch.YIELD_INTERVAL_S = 0.0  # so that each layer would offer to yield
-"""
-
-
-def test_compiled_models_give_what_they_give_alone(launcher: Launcher) -> None:
-    plain_script, script = launcher.script(COMPILED, "plain.py"), launcher.script(EACH_OFFER + COMPILED)
-    launcher.runtime("101", "102")
-    members = [launcher.member(job, script, seed) for job, seed in (("101", 1), ("102", 2))]
-    plain = [
-        subprocess.run([sys.executable, plain_script, seed], env=launcher.environment | ONE_THREAD, check=True,
-                       capture_output=True, text=True)
-        for seed in ("1", "2")
-    ]  # fmt: skip
-    assert [ends(member) for member in members] == [0, 0], launcher.err("101")
-    assert [launcher.out(job) for job in ("101", "102")] == [each.stdout for each in plain]
-    assert "{} {'total': 2, 'ok': 2} 2" in plain[0].stdout, "no graph is split, or the test shows nothing"
-    for job in ("101", "102"):
-        assert "Dynamo does not know how to trace" not in launcher.err(job)
-        assert "launcher/automatic" not in launcher.err(job)
-    assert ends(launcher.member(None, "--timing", script, "1")) == 0
-    assert launcher.out(None) == plain[0].stdout
-
-
-NETWORK = """
     import os
     import sys
     import torch
@@ -96,8 +17,8 @@ NETWORK = """
     from torch._dynamo.utils import counters
     from torch.nn.parallel import DistributedDataParallel
 
-    rank = int(sys.argv[2])
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{sys.argv[1]}", rank=rank, world_size=2)
+    rank, ranks = int(sys.argv[2]), int(sys.argv[3])
+    dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=rank, world_size=ranks)
     torch.manual_seed(rank)
     graphs, traced = [], []
     torch._dynamo.convert_frame.register_bytecode_hook(lambda code, _new: traced.append(code.co_filename))
@@ -107,12 +28,18 @@ NETWORK = """
         return module.forward
 
     class Net(nn.Module):
-        def __init__(self):
+        def __init__(self, breaks=False):
             super().__init__()
+            self.breaks = breaks
             self.layers = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 1))
+            self.layers[2].register_forward_hook(lambda module, inputs, output: output * 1.5)
 
         def forward(self, x):
-            return self.layers(x) * 1.5
+            for layer in self.layers:
+                x = layer(x)
+                if self.breaks:
+                    torch._dynamo.graph_break()
+            return x
 
     def tell(name, call):
         compiled = torch.compile(call, backend=backend)
@@ -125,8 +52,8 @@ NETWORK = """
             seen.clear()
         torch._dynamo.reset()
 
-    def trained(compiles_all=False):
-        model = DistributedDataParallel(Net())
+    def trained(compiles_all=False, breaks=False, spread=DistributedDataParallel):
+        model = spread(Net(breaks))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         forward = model if compiles_all else torch.compile(model, backend=backend)
         def step(x):
@@ -138,7 +65,7 @@ NETWORK = """
         return step if compiles_all else torch.compiler.disable(step, recursive=False)
 
     def gathers(x):
-        parts = torch.empty(8, 8)
+        parts = torch.empty(4 * ranks, 8)
         dist.all_gather_into_tensor(parts, x * 2)
         return parts + 1
 
@@ -165,6 +92,8 @@ NETWORK = """
     from torch.distributed._functional_collectives import all_reduce
     tell("model", trained())
     tell("whole step", trained(compiles_all=True))
+    tell("layers", Net())
+    tell("broken", trained(compiles_all=True, breaks=True, spread=lambda model: model))
     tell("made", makes)
     tell("all_reduce", reduces)
     tell("maximum", lambda x: reduces(x, op=dist.ReduceOp.MAX))
@@ -175,27 +104,48 @@ NETWORK = """
     dist.barrier()
     os._exit(0)  # gloo now and then aborts a plain process that exits
 """
+EACH_OFFER = """
+    import muri.launcher.automatic.watch as watch
+    watch.YIELD_INTERVAL_S = 0.0  # so that each layer would offer to yield
+"""
 
 
+def run_plainly(launcher: Launcher, script: Path, ranks: int) -> list[str]:
+    """What the script's ranks say without Muri."""
+    for rank in range(ranks):
+        words = [sys.executable, str(script), str(launcher.folder / "plain.store"), str(rank), str(ranks)]
+        with launcher.path(f"plain{rank}", "out").open("wb") as out:
+            launcher.spawn(words, launcher.environment, stdout=out)
+    assert [ends(process) for process in launcher.processes] == [0] * ranks
+    return [line for rank in range(ranks) for line in launcher.out(f"plain{rank}").splitlines()]
+
+
+def test_what_a_member_compiles_is_what_it_is_alone(launcher: Launcher) -> None:
+    plain = run_plainly(launcher, launcher.script(COMPILED, "plain.py"), 1)
+    assert {"layers 1 0", "all_reduce 1 0"} <= {line.partition(" [")[0] for line in plain}, "the test shows nothing"
+    launcher.runtime("101")
+    script = launcher.script(EACH_OFFER + COMPILED)
+    assert ends(launcher.member("101", script, launcher.folder / "store", 0, 1)) == 0, launcher.err("101")
+    assert launcher.out("101").splitlines() == plain
+    assert "switched off" not in launcher.err("101")
+    assert "launcher/automatic" not in launcher.err("101")
+
+
+@pytest.mark.thorough
 @pytest.mark.parametrize("compiler_comes_first", [True, False])
 def test_a_compiled_network_is_what_it_is_alone(launcher: Launcher, *, compiler_comes_first: bool) -> None:
     launcher.warm = compiler_comes_first  # warm processes have imported it when the hooks come
-    script, port = launcher.script(NETWORK), free_port()
-    for rank in range(2):
-        with launcher.path(f"plain{rank}", "out").open("wb") as out:
-            launcher.spawn([sys.executable, str(script), str(port), str(rank)], launcher.environment, stdout=out)
-    assert [ends(process) for process in launcher.processes] == [0, 0]
-    port = free_port()
-    ranks = [launcher.member(None, "--timing", script, port, rank, cwd=launcher.folder) for rank in range(2)]
+    script = launcher.script(COMPILED)
+    plain = run_plainly(launcher, script, 2)
+    ranks = [launcher.member(None, "--timing", script, launcher.folder / "store", rank, 2) for rank in range(2)]
     assert [ends(process) for process in ranks] == [0, 0], launcher.err(None)
-    plain = [launcher.out(f"plain{rank}").splitlines() for rank in range(2)]
-    assert sorted(launcher.out(None).splitlines()) == sorted(plain[0] + plain[1])
-    assert "all_reduce 1 0" in launcher.out(None), "nothing was taken into a graph, or the test shows nothing"
+    assert sorted(launcher.out(None).splitlines()) == sorted(plain)
     assert "switched off" not in launcher.err(None)
 
 
 def test_hooks_are_hidden_when_a_script_first_compiles_something(launcher: Launcher) -> None:
     """Scripts that only import the compiler, as optimizers do, would pay for it in every call."""
+    launcher.warm = False  # the hooks come first, as in users' scripts
     script = launcher.script("""
         import torch
         import torch._dynamo

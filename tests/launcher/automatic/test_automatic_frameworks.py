@@ -35,7 +35,9 @@ def plain_results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         return {name: launcher.out(name).splitlines()[-1] for name in SCRIPTS}
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.thorough if name != "train_plain.py" else ()) for name in SCRIPTS]
+)
 def test_dry_run_finds_the_stages(launcher: Launcher, name: str) -> None:
     result = launcher.folder / "result.json"
     wish = {"MURI_DRY_RUN": "8:3", "MURI_DRY_RUN_RESULT": str(result)}

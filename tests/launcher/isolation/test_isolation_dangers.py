@@ -42,29 +42,29 @@ IN_A_THREAD = """
 PLAIN = "import resource\nprint(resource.getrlimit(resource.RLIMIT_NOFILE) is not None, flush=True)\n"
 
 
-@pytest.mark.parametrize(
-    ("text", "what"),
-    [
-        (WORKERS, "worker processes"),
-        (COMPILES, "torch.compile"),
-        (RANKED, "torch.distributed"),
-        (IN_A_THREAD, "worker processes"),
-        ("import os\nos.fork()\nprint('trains')\n", "forked processes"),
-        ("import signal\nsignal.setitimer(signal.ITIMER_REAL, 9)\nprint('trains')\n", "timers that send signals"),
-        ("import resource\nresource.setrlimit(resource.RLIMIT_CORE, (0, 0))\nprint('trains')\n", "resource limits"),
-    ],
-)
-def test_what_is_not_safe_in_a_thread_returns_to_the_queue_before_it_trains(
-    launcher: Launcher, text: str, what: str
-) -> None:
-    if "torch" in text:
-        pytest.importorskip("torch", reason="the danger is PyTorch's")
-    launcher.threads("101", "102")
-    assert ends(launcher.member("101", launcher.script(text), **AGAIN)) == 75
-    assert launcher.out("101") == ""
-    assert f"gave the script up: the script uses {what}, which is not safe in a thread" in launcher.err("101")
-    assert ends(launcher.member("102", launcher.script(PLAIN))) == 0, launcher.err("102")
-    assert launcher.out("102") == "True\n"
+DANGERS = {
+    WORKERS: "worker processes",
+    COMPILES: "torch.compile",
+    RANKED: "torch.distributed",
+    IN_A_THREAD: "worker processes",
+    "import os\nos.fork()\nprint('trains')\n": "forked processes",
+    "import signal\nsignal.setitimer(signal.ITIMER_REAL, 9)\nprint('trains')\n": "timers that send signals",
+    "import resource\nresource.setrlimit(resource.RLIMIT_CORE, (0, 0))\nprint('trains')\n": "resource limits",
+}
+
+
+def test_what_is_not_safe_in_a_thread_returns_to_the_queue_before_it_trains(launcher: Launcher) -> None:
+    pytest.importorskip("torch", reason="some of the dangers are PyTorch's")
+    jobs = {str(101 + number): text for number, text in enumerate(DANGERS)}
+    launcher.threads(*jobs, "200")
+    members = {job: launcher.member(job, launcher.script(text, f"{job}.py"), **AGAIN) for job, text in jobs.items()}
+    for job, text in jobs.items():
+        assert ends(members[job]) == 75, text
+        assert launcher.out(job) == ""
+        said = f"gave the script up: the script uses {DANGERS[text]}, which is not safe in a thread"
+        assert said in launcher.err(job)
+    assert ends(launcher.member("200", launcher.script(PLAIN))) == 0, launcher.err("200")
+    assert launcher.out("200") == "True\n"
 
 
 def test_a_script_that_catches_everything_is_given_up_all_the_same(launcher: Launcher) -> None:

@@ -1,5 +1,6 @@
 """A member's model is measured over its first iterations, while it trains."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -7,7 +8,7 @@ from launcher_harness import Launcher, ends
 from polling import until
 
 from muri.launcher.job.stage_clock import IterationRecord, StageClock
-from muri.launcher.runtime.measuring import Measurement
+from muri.launcher.runtime.measuring import MOST_TURNS_S, Measurement
 from muri.profiler.dryrun.messages import DryRunResult
 
 LOOP = """
@@ -39,8 +40,10 @@ class Session:
         return {"prefix": "/env", "executable": "/env/bin/python"}
 
 
-def measurement(session: Session, turns: list[bool] | None = None) -> Measurement:
-    return Measurement(session, lambda: turns is None or turns.pop(0), lambda: 7.0)  # type: ignore[arg-type]
+def measurement(
+    session: Session, turns: list[bool] | None = None, now_s: Callable[[], float] = lambda: 7.0
+) -> Measurement:
+    return Measurement(session, lambda: turns is None or turns.pop(0), now_s)  # type: ignore[arg-type]
 
 
 FACTS = {"gpu_mem_gib": 3.0, "gradient_mib": 44.0, "dangers": ["children"], "accumulates": True}
@@ -74,6 +77,13 @@ def test_what_the_process_has_not_told_is_waited_for() -> None:
     assert found.look() is None
     session.told = FACTS
     assert found.look() is not None
+
+
+def test_a_measurement_that_is_never_sure_does_not_keep_the_group_in_turns_for_ever() -> None:
+    times_s = iter([7.0, 7.0 + MOST_TURNS_S - 1, 7.0 + MOST_TURNS_S])
+    found = measurement(Session(FACTS), now_s=lambda: next(times_s))
+    assert found.needs_turns
+    assert not found.needs_turns
 
 
 def test_iterations_without_turns_count_for_nothing() -> None:
@@ -122,8 +132,8 @@ def test_the_status_tells_what_was_measured_of_a_running_script(launcher: Launch
 
 def test_auto_measures_before_it_shares_plainly(launcher: Launcher) -> None:
     launcher.runtime("101", "102", options=("--isolation", "process", "--discipline", "auto"))
-    slow = launcher.script(LOOP.replace("0.05", "0.4").replace("0.1", "0.4"))  # auto's first window ends before
-    members = [launcher.member("101", slow, 100_000), launcher.member("102", launcher.script(LOOP, "two.py"), 100_000)]
+    script = launcher.script(LOOP)
+    members = [launcher.member(job, script, 100_000) for job in ("101", "102")]
     until(lambda: all(each["measured"] for each in launcher.status()["members"].values()), "both measurements")
     until(lambda: launcher.status()["discipline"] == "plain", "a trial of plain sharing")
     for member in members:

@@ -80,6 +80,7 @@ def test_the_promises_of_planned_members_and_of_those_that_join_are_known() -> N
     table = MemberTable(group.ids, group.discipline)
     table.watch(FairArbiter(), {"101": Expectation(min_speed=0.8)})
     admission = AdmissionControl("900", table, group, Scheduler)
+    assert "no member of this group" in AdmissionControl("901", table, group, Scheduler).refusal("102")
     assert admission.refusal("102") == ""
     assert [table.terms(member).min_speed for member in ("101", "102")] == [0.8, 0.7]
     assert table.terms("102").solo_iteration_s == 0.5
