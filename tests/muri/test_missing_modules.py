@@ -35,8 +35,8 @@ def test_a_command_that_plans_says_which_package_brings_what_it_needs(arguments)
 
 @pytest.mark.parametrize(
     "arguments",
-    [("--help",), ("run", "--help"), ("top", "--help"), ("setup", "--help"), ("queue", "--help"),
-     ("completion", "bash"), ("config", "show"), ("profile", "list", "--help"), ("timeline", "--help")],
+    [("--help",), ("run", "--help"), ("top", "--help"), ("setup", "--help"), ("queue", "--help"), ("config", "show"),
+     ("profile", "list", "--help")],
 )  # fmt: skip
 def test_commands_of_users_need_none_of_it(arguments):
     done = muri(*arguments)

@@ -3,10 +3,13 @@
 import subprocess
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 TASKS = ROOT / "packaging/ansible/roles/muri/tasks"
 
 
+@pytest.mark.thorough
 def test_ansible_takes_the_role():
     done = subprocess.run([ROOT / "scripts/check-ansible"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

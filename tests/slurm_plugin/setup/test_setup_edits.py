@@ -56,10 +56,13 @@ def test_lines_that_are_missing_stand_in_a_block():
     assert without_marks(after) == before
 
 
-def test_slurm_takes_the_last_of_two_lines():
-    after = conf("Licenses=a:1\nLicenses=b:1\nNodeName=n1 Gres=gpu:1\n")
+def test_slurm_takes_the_last_of_two_lines_and_knows_quotes_and_comments():
+    after = conf('GresTypes="gpu"\nLicenses=a:1\nLicenses=b:1\n#NodeName=old Gres=gpu:1\nNodeName=n1 Gres="gpu:1"\n')
     assert "Licenses=a:1\n" in after
     assert "Licenses=b:1,muri_gate:1000000\n" in after
+    assert 'GresTypes="gpu,muri"' in after
+    assert 'Gres="gpu:1,muri:64"' in after
+    assert "#NodeName=old Gres=gpu:1\n" in after
 
 
 def test_nodes_may_stand_in_an_included_file_and_have_defaults():
@@ -71,13 +74,6 @@ def test_nodes_may_stand_in_an_included_file_and_have_defaults():
     assert "NodeName=n1,n[2-3] Name=muri Count=64 Flags=CountOnly\n" in gres
     assert with_gres_conf({GRES: gres}, GRES, ("n1",))[GRES] == gres
     assert without_marks(gres) is None
-
-
-def test_quotes_and_comments_are_understood():
-    after = conf('GresTypes="gpu"\n#NodeName=old Gres=gpu:1\nNodeName=n1 Gres="gpu:1"\n')
-    assert 'GresTypes="gpu,muri"' in after
-    assert 'Gres="gpu:1,muri:64"' in after
-    assert "#NodeName=old Gres=gpu:1\n" in after
 
 
 def test_a_cluster_without_gpus_is_refused():
@@ -142,16 +138,19 @@ def test_a_missing_job_submit_is_made_and_goes_again():
     assert hooks.with_job_submit('local muri = require("muri")\n') == 'local muri = require("muri")\n'
 
 
-@pytest.mark.parametrize("there", ["optional /x/muri_spank.so\n", f"include {hooks.FRAGMENT}\n"])
-def test_a_plugin_that_is_included_already_stays(there):
-    assert hooks.with_plugstack(there, [there]) == there
-
-
-def test_a_plugin_in_a_comment_does_not_count():
-    text = "# optional muri_spank.so\n"
-    after = hooks.with_plugstack(text, [text])
-    assert f"include {hooks.FRAGMENT}\n" in after
-    assert without_marks(after) == text
+@pytest.mark.parametrize(
+    ("there", "included"),
+    [
+        ("optional /x/muri_spank.so\n", False),
+        (f"include {hooks.FRAGMENT}\n", False),
+        ("# optional muri_spank.so\n", True),
+    ],
+)
+def test_a_plugin_is_included_where_it_is_not_already(there, included):
+    after = hooks.with_plugstack(there, [there])
+    assert (after != there) == included
+    assert f"include {hooks.FRAGMENT}\n" in after or not included
+    assert without_marks(after) == there
 
 
 @pytest.fixture
