@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from polling import DEADLINE_S
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 import muri
+from muri.launcher.api import dataset_cache
 from muri.launcher.api.dataset_cache import GIB, CacheError, SharedItems, cache, decode, encode
 
 ITEM_FLOATS = 1024
@@ -210,21 +212,24 @@ def test_views_take_only_their_own_size_and_others_keep_their_kind():
     assert type(decode(encode(torch.nn.Parameter(leaf)))) is torch.nn.Parameter
 
 
-def test_threads_and_processes_writing_at_once_keep_every_item_whole():
-    places = 300
+def test_threads_and_processes_writing_at_once_keep_every_item_whole(monkeypatch):
+    places, context, write = 60, multiprocessing.get_context("fork"), dataset_cache._write
     shared = SharedItems(places, SharedItems.table_bytes(places) + places * 100)
+    begin = context.Barrier(6, timeout=DEADLINE_S)
+    # Each one meets the others in the midst of a write.
+    monkeypatch.setattr(dataset_cache, "_write", lambda *arguments: (time.sleep(0.001), write(*arguments)))
 
     def fill():
+        begin.wait()
         for place in range(places):
-            shared.put(place, bytes([place % 251 + 1]) * 100)
+            shared.put(place, bytes([place + 1]) * 100)
 
-    context = multiprocessing.get_context("fork")
     writers = [context.Process(target=fill) for _ in range(3)] + [threading.Thread(target=fill) for _ in range(3)]
     for writer in writers:
         writer.start()
     for writer in writers:
         writer.join(DEADLINE_S)
-    assert [shared.get(place) for place in range(places)] == [bytes([n % 251 + 1]) * 100 for n in range(places)]
+    assert [shared.get(place) for place in range(places)] == [bytes([n + 1]) * 100 for n in range(places)]
     assert (shared.kept, shared.used_bytes) == (places, SharedItems.table_bytes(places) + places * 100)
 
 
