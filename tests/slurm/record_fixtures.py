@@ -46,7 +46,7 @@ def main(name: str) -> None:
     show = ("scontrol", "--all", "--oneliner", "show")
     nodes = driver.run(*show[:3], "--details", *show[3:], "nodes", user="root", env=PLAIN).stdout
     document = {
-        "fields": reader.names,
+        "fields": " ".join(reader.names),
         "squeue": driver.run(*ASK, user="root", env=PLAIN | dict(reader.variables)).stdout,
         "jobs": driver.run(*show, "job", user="root", env=PLAIN).stdout,
         "nodes": re.sub(r" OS=.*?  RealMemory", " OS=Linux  RealMemory", nodes),

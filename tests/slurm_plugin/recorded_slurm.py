@@ -26,7 +26,7 @@ def recorded(version: str) -> dict[str, Any]:
 def rows(version: str) -> list[dict[str, str]]:
     """Return squeue's records."""
     document = recorded(version)
-    return list(FieldReader(document["fields"], MARK).rows(document["squeue"].encode()))
+    return list(FieldReader(document["fields"].split(), MARK).rows(document["squeue"].encode()))
 
 
 def row(version: str, name: str) -> dict[str, str]:
@@ -53,7 +53,7 @@ class RecordedCommands:
     timeout_s = 1.0
 
     def __init__(self, version: str) -> None:
-        self.fields: list[str] = recorded(version)["fields"]
+        self.fields: list[str] = recorded(version)["fields"].split()
         self.rows = rows(version)
         self.shown = shown(version)
         self.nodes: str = recorded(version)["nodes"]
