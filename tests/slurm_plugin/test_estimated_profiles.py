@@ -1,17 +1,23 @@
-"""Planning with estimated profiles until a dry run has measured."""
+"""What is planned for models that are not measured yet, or not surely: who is measured, and who waits for that."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
-from fake_slurm import FOUR_KINDS, MEASURED, FakeSlurm, dry_runs, end_dry_run, make_job, make_node
+from fake_slurm import FOUR_KINDS, MEASURED, FakeSlurm, dry_runs, end_dry_run, four_jobs, make_job, make_node, one_gpu
 
 from muri.profiler.errors import CorruptStoreError, StoreBusyError
-from muri.profiler.records import ProfileKey
+from muri.profiler.records import ProfileDetail, ProfileKey, StageProfile
 from muri.profiler.store import ProfileStore
 from muri.slurm_plugin import profile_use
 from muri.slurm_plugin.cli.look import explanation, show_queue
+from muri.slurm_plugin.config import Config
+from muri.slurm_plugin.profile_use import doubt
+from muri.slurm_plugin.records.cluster import Job, JobState
 from muri.slurm_plugin.records.roles import Role, read_job
+from muri.utc import text_of
 
 
 def two_gpus(job_id: int, model: str):
@@ -138,3 +144,133 @@ def test_what_fails_in_an_estimate_costs_no_cycle(make_controller, monkeypatch, 
     damaged = isinstance(error, CorruptStoreError)
     assert ("this cycle plans without estimates" in caplog.text) != damaged
     assert bool(list(tmp_path.glob("profiles.db.damaged*"))) == damaged
+
+
+def one_cycle(slurm: FakeSlurm, make_controller, policy: str = "muri-s"):
+    with make_controller(slurm, policy=policy) as controller:
+        return {job.job_id: job for job in controller.cycle().jobs}
+
+
+def new_model(job_id: int, mark: str = "", **changes) -> Job:
+    return make_job(job_id, admin_comment=f"muri:model=new,batch-size=8,duration=100{mark}", **changes)
+
+
+@pytest.mark.parametrize(
+    "policy", ["fifo", "srtf", "las", "tiresias", "themis", "synergy-tune-srtf", "drf", "tetris", "antman"]
+)
+def test_who_reads_no_profiles_measures_nobody_and_who_starts_without_one_is_not_measured_beside_itself(
+    make_controller, policy
+):
+    slurm = FakeSlurm([new_model(1)], one_gpu())
+    for _ in range(3):
+        one_cycle(slurm, make_controller, policy)
+        slurm.tick()
+    assert slurm.jobs[1].state is JobState.RUNNING
+    assert list(slurm.jobs) == [1]
+
+
+@pytest.mark.parametrize("policy", ["synergy-tune-fifo", "antman"])
+def test_a_job_that_has_to_wait_is_measured_and_starts_after_its_dry_run(make_controller, policy):
+    slurm = FakeSlurm(
+        [make_job(1, held=False, state=JobState.RUNNING, nodes="n1", admin_comment=""), new_model(2)], one_gpu()
+    )
+    one_cycle(slurm, make_controller, policy)
+    (run,) = dry_runs(slurm)
+    slurm.end(1)
+    status = one_cycle(slurm, make_controller, policy)
+    assert slurm.jobs[2].held
+    assert "being measured with its script" in status[2].reasons[0]
+    slurm.tick()
+    assert slurm.jobs[run.job_id].state is JobState.RUNNING
+    slurm.end(run.job_id, JobState.FAILED)
+    for _ in range(8):
+        one_cycle(slurm, make_controller, policy)
+        slurm.tick()
+        for left in dry_runs(slurm):
+            assert slurm.jobs[2].state is not JobState.RUNNING
+            slurm.end(left.job_id, JobState.FAILED)
+    assert (slurm.jobs[2].state, slurm.starts[2]) == (JobState.RUNNING, 1)
+
+
+def test_alone_by_wish_is_measured_first(make_controller):
+    slurm = FakeSlurm([new_model(1, ",alone=1")], one_gpu())
+    status = one_cycle(slurm, make_controller)
+    assert len(dry_runs(slurm)) == 1
+    assert slurm.jobs[1].held
+    assert "being measured" in status[1].reasons[0]
+
+
+def test_a_job_that_its_user_releases_ends_its_dry_run(make_controller):
+    slurm = FakeSlurm([new_model(1)], one_gpu())
+    one_cycle(slurm, make_controller)
+    slurm.tick()
+    (run,) = dry_runs(slurm)
+    slurm.release(1)
+    one_cycle(slurm, make_controller)
+    assert slurm.jobs[run.job_id].state is JobState.CANCELLED
+    slurm.tick()
+    one_cycle(slurm, make_controller)
+    assert slurm.jobs[1].state is JobState.RUNNING
+    assert dry_runs(slurm) == []
+
+
+def test_a_job_that_waited_too_long_starts_though_its_dry_run_never_did(make_controller):
+    slurm = FakeSlurm(
+        [make_job(1, held=False, state=JobState.RUNNING, nodes="n1", admin_comment=""), new_model(2)], one_gpu()
+    )
+    one_cycle(slurm, make_controller)
+    assert len(dry_runs(slurm)) == 1
+    slurm.now_s += 2 * 86400
+    for _ in range(2):
+        one_cycle(slurm, make_controller)
+    assert not slurm.jobs[2].held
+    assert dry_runs(slurm) == []
+
+
+M1 = ProfileKey("m1", 8, 1, "gpu", "alice")
+SURE = tuple(each for each in FOUR_KINDS if each.key.model != "m1")
+Make = Callable[..., Any]
+
+
+def unsure(at_s: float, confidence: float | None = 0.03) -> StageProfile:
+    kind = next(each for each in FOUR_KINDS if each.key.model == "m1")
+    detail = ProfileDetail(confidence=confidence)
+    return replace(kind, key=M1, detail=detail, measured_at=text_of(at_s), source="dry-run")
+
+
+@pytest.mark.parametrize(
+    ("profile", "doubted"),
+    [
+        (unsure(0.0), True),
+        (unsure(0.0, 0.1), False),
+        (unsure(0.0, None), False),
+        (replace(unsure(0.0), source="edit"), False),
+        (replace(unsure(0.0), source="import"), False),
+    ],
+)
+def test_a_dry_run_that_was_not_sure_is_doubted(profile: StageProfile, doubted: bool) -> None:
+    assert bool(doubt(profile, Config())) == doubted
+    assert not doubt(profile, Config(profiling={"least_confidence": 0}))
+
+
+def test_its_model_is_measured_again_and_shares_nothing_meanwhile(make_controller: Make) -> None:
+    slurm = FakeSlurm(four_jobs(), one_gpu())
+    with make_controller(slurm, (*SURE, unsure(slurm.now_s))) as controller:
+        controller.cycle()
+    assert len(dry_runs(slurm)) == 1
+    assert slurm.jobs[1].held
+
+
+@pytest.mark.parametrize(("last_s", "runs"), [(100.0, 0), (2 * 86400.0, 1)])
+def test_after_as_many_attempts_as_a_failure_has_its_jobs_run_alone_for_a_day(
+    make_controller: Make, tmp_path: Path, last_s: float, runs: int
+) -> None:
+    slurm = FakeSlurm(four_jobs()[:1], one_gpu())
+    with ProfileStore(tmp_path / "profiles.db") as store:
+        for ago_s in (last_s + 100.0, last_s):
+            store.put(unsure(slurm.now_s - ago_s))
+    with make_controller(slurm, SURE) as controller:
+        (job,) = controller.cycle().jobs
+    assert len(dry_runs(slurm)) == runs
+    why = "its dry run failed: it was 3% sure of its means, less than profiling.least_confidence (10%)"
+    assert (why in "; ".join(job.reasons)) == (runs == 0)

@@ -1,16 +1,18 @@
-"""Of the jobs that Slurm alone decides about it gets enough to choose from, not all at once, and nobody is starved."""
+"""Slurm gets enough to choose from of the jobs that it alone decides about, not all at once; none is held for ever."""
 
 from dataclasses import replace
 
-from fake_slurm import NOW_S, behind_licence, make_job, make_node
+import pytest
+from fake_slurm import NOW_S, FakeSlurm, behind_licence, make_job, make_node
 
+from muri.policies.registry import describe_policies
 from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.controller.assemble import policy_of
 from muri.slurm_plugin.planning.actions import ReleaseSolo
 from muri.slurm_plugin.planning.backlog import to_let_go
 from muri.slurm_plugin.planning.cycle_input import CycleInput, Knowledge
 from muri.slurm_plugin.planning.decision import decide
-from muri.slurm_plugin.records.cluster import Job, Snapshot
+from muri.slurm_plugin.records.cluster import Job, JobState, Snapshot
 from muri.slurm_plugin.records.roles import view_of
 
 
@@ -71,3 +73,44 @@ def test_a_cycle_lets_a_portion_go_and_says_why_the_others_wait() -> None:
     decision = decide(cycle, policy_of(cycle.config))
     assert [each.job_id for each in decision.actions if isinstance(each, ReleaseSolo)] == [1, 2, 3]
     assert {number for number, why in decision.preparation.waiting.items() if "slurm_backlog" in why} == {4, 5}
+
+
+NAMES = [info.name for info in describe_policies() if not info.simulated_only]
+# Synergy's orders make no difference to who is overdue.
+POLICIES = [name for name in NAMES if not name.startswith("synergy-") or name.endswith("-fifo")]
+
+HARD = {
+    "an unknown model": {"admin_comment": "muri:model=unknown,batch-size=8"},
+    "alone by wish": {"admin_comment": "muri:model=unknown,batch-size=8,alone=1"},
+    "more GPUs than any node has": {"gpu_count": 64, "gpu_request": "gres/gpu:64"},
+    "more GPUs than the cluster has": {"gpu_count": 64, "gpu_request": "gres/gpu:8", "node_count": 8},
+    "an odd number of GPUs on its nodes": {"gpu_count": 3, "gpu_request": "gres/gpu:2", "node_count": 2},
+    "a partition without nodes": {"partition": "empty"},
+    "more CPUs than any node has": {"cpu_count": 999, "cpus_per_task": 999},
+    "more memory than any node has": {"mem_per_node_mib": 10**9},
+    "a type of GPU that is nowhere": {"gpu_request": "gres/gpu:h100:1"},
+    "a checkpoint": {"admin_comment": "muri:model=m1,batch-size=8,duration=100,checkpoint=1", "restart_count": 3},
+}
+
+
+def two_cycles(slurm: FakeSlurm, make_controller, policy: str) -> None:
+    for _ in range(2):
+        with make_controller(slurm, policy=policy, gpu_mem_gib={"gpu": 80.0}) as controller:
+            controller.cycle()
+        slurm.tick()
+
+
+def held(slurm: FakeSlurm) -> list[str]:
+    return [name for job_id, name in enumerate(HARD, start=2) if slurm.jobs[job_id].held]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_every_job_is_released_in_the_end(make_controller, policy):
+    busy = make_job(1, state=JobState.RUNNING, held=False, nodes="n1", gpu_count=2, admin_comment="")
+    jobs = [make_job(n, **changes) for n, changes in enumerate(HARD.values(), start=2)]
+    slurm = FakeSlurm([busy, *jobs], [make_node("n1", mem_mib=64_000)])
+    two_cycles(slurm, make_controller, policy)
+    assert held(slurm)
+    slurm.now_s += 3 * 86_400
+    two_cycles(slurm, make_controller, policy)
+    assert held(slurm) == []

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from at_work import candidate
+from at_work import candidate, decided
 from fake_slurm import NOW_S, FakeSlurm, behind_licence, make_job, make_node, pilots
 
 from muri.slurm_plugin.planning.placement import Places, domain_of
@@ -122,6 +122,12 @@ def test_what_muri_does_not_understand_runs_alone_with_its_request_untouched(mak
     assert not any(job.name == "muri-dryrun" for job in slurm.jobs.values())
     assert slurm.jobs[2].gpu_request == "gres/gpu:1"
     assert any(option in reason for job in status.jobs if job.job_id == 2 for reason in job.reasons)
+
+
+def test_gpus_for_which_a_job_that_was_let_go_waits_are_nobody_elses():
+    node, let_go = make_node("n1", gpu_count=1), {"held": False, "reason": "Resources"}
+    assert decided([candidate(1), candidate(2, **let_go)], [node]).actions == ()
+    assert len(decided([candidate(1), candidate(2, held=False, reason="QOSMaxGRESPerUser")], [node]).actions) == 1
 
 
 def test_a_job_slurm_cannot_start_is_released_once_and_holds_no_gpu(make_controller):

@@ -221,12 +221,6 @@ def test_pilots_with_a_qos_of_their_own_do_not_count_in_the_users():
     assert [type(start) for start in starts] == [ReleaseSolo] * 3
 
 
-def test_a_pilot_that_would_be_too_long_is_none():
-    short = SiteLimits(partitions=(PartitionLimits("main", max_time_s=2 * HOUR_S),))
-    (start,) = decided([candidate(1, time_limit_s=HOUR_S)], [make_node("n1")], limits=short).actions
-    assert isinstance(start, ReleaseSolo)
-
-
 def test_a_refused_pilot_lets_its_job_start_plain_in_the_same_cycle(make_controller):
     slurm = FakeSlurm([candidate(1)], [make_node("n1")])
 
@@ -318,16 +312,6 @@ def test_what_runs_has_the_place_and_the_memory_of_what_its_user_asked_for():
     assert (unit.joinable, unit.spare_mem_gib, unit.members[0].mem_gib) == (True, 16.0, 8.0)
 
 
-def test_nobody_is_stopped_where_preemption_is_off_whatever_a_policy_says():
-    class Stops(Joins):
-        def plan(self, request: PlanRequest) -> Plan:
-            stopped = super().plan(request)
-            return replace(stopped, groups=tuple(replace(group, joining=()) for group in stopped.groups))
-
-    cycle = cycle_of([*alone_behind_pilot(1), candidate(1, "m2")], [make_node("n1", gpu_count=1, gpus_allocated=1)])
-    assert decide(cycle, Stops((1,), joins().base)).actions == ()
-
-
 def test_several_jobs_join_a_unit_in_one_cycle():
     jobs = [*alone_behind_pilot(1), candidate(1, "m2"), candidate(2, "m3", time_limit_s=3 * HOUR_S)]
     cycle = cycle_of(jobs, [make_node("n1", gpu_count=1, gpus_allocated=1, cpus_allocated=5)])
@@ -359,16 +343,6 @@ def one_and_two_more(make_controller: Any) -> FakeSlurm:
         slurm.tick()
     slurm.jobs |= {2: candidate(2, "m2"), 3: candidate(3, "m3")}
     return slurm
-
-
-def test_a_pilot_knows_all_who_joined_it_in_one_cycle(make_controller):
-    slurm = one_and_two_more(make_controller)
-    cycle_with_joins(slurm, make_controller)
-    (pilot,) = pilots(slurm)
-    assert tags.parse_pilot(pilot.admin_comment).members == (1, 2, 3)
-    slurm.tick()
-    assert [slurm.jobs[number].state for number in (1, 2, 3)] == [JobState.RUNNING] * 3
-    assert pilot.time_limit_s >= 3 * HOUR_S
 
 
 @pytest.mark.parametrize("side", ["before", "after"])

@@ -89,7 +89,7 @@ def test_who_did_not_come_in_the_end_is_no_member(state, members):
     assert [each["job_id"] for each in groups_by_pilot((start, join))[1000].payload["members"]] == members
 
 
-@pytest.mark.parametrize(("given_s", "joined"), [(2 * HOUR_S, True), (3 * HOUR_S, False), (0, True)])
+@pytest.mark.parametrize(("given_s", "joined"), [(2 * HOUR_S, True), (3 * HOUR_S, False), (HOUR_S, False), (0, True)])
 def test_nobody_joins_a_group_whose_members_time_limit_somebody_has_changed(given_s, joined):
     """To join would make it longer again; 0 is what an older Muri wrote, which nobody can tell anything from."""
     pilot, member = group(0)

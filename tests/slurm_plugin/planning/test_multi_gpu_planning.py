@@ -13,7 +13,7 @@ from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.gateway.submit_as import sbatch_arguments
 from muri.slurm_plugin.node.pilot import runtime_command
 from muri.slurm_plugin.planning.actions import Join, ReleaseSolo, StartGroup
-from muri.slurm_plugin.planning.request import ranks_reason
+from muri.slurm_plugin.planning.request import known_job, plan_job, ranks_reason
 from muri.slurm_plugin.planning.slurm_requests import dry_run_job, pilot_job
 from muri.slurm_plugin.records.cluster import Job
 from muri.slurm_plugin.records.roles import read_job
@@ -86,6 +86,12 @@ def test_what_cannot_be_grouped_says_why(changes, reason):
 def test_a_limit_of_one_gpu_leaves_them_alone():
     found = decided([ddp(1), ddp(2)], IDLE, grouping={"max_gpus_per_job": 1})
     assert [type(action) for action in found.actions] == [ReleaseSolo]
+
+
+def test_what_a_run_that_was_stopped_has_saved_is_time_on_each_of_its_gpus():
+    cycle = at_work.cycle_of([ddp(1)], IDLE, known=PROFILES)
+    cycle = dataclasses.replace(cycle, knowledge=dataclasses.replace(cycle.knowledge, saved_gpu_s={1: 40.0}))
+    assert plan_job(known_job(cycle.view.jobs[1], cycle), "main", cycle).remaining_s == 90.0
 
 
 def test_a_dry_run_has_the_shape_of_its_job():

@@ -16,7 +16,6 @@ from muri.slurm_plugin.node.slurm_calls import JobRecord
 from muri.slurm_plugin.planning.actions import AskForMore, Restore, ReturnToQueue
 from muri.slurm_plugin.planning.cycle_input import CycleInput, Knowledge
 from muri.slurm_plugin.planning.repairs import reconcile
-from muri.slurm_plugin.planning.request import known_job, plan_job
 from muri.slurm_plugin.planning.slurm_requests import with_retries
 from muri.slurm_plugin.planning.starts import asked_by
 from muri.slurm_plugin.records import comment_tags as tags
@@ -70,14 +69,6 @@ def test_after_a_drain_members_fail_as_they_would_alone(make_controller):
     assert not drained.failed
     assert not any(retries_memory(job.admin_comment) for job in slurm.jobs.values())
     assert all(read_job(slurm.jobs[each]).role is Role.MEMBER for each in at_work)
-
-
-def test_a_job_is_planned_with_what_it_asks_for():
-    slurm = FakeSlurm([make_job(5), make_job(6)], [])
-    cycle = CycleInput(view_of(slurm.snapshot()), Knowledge({}, gpu_mem_gib={5: 9.0}), Config())
-    jobs = cycle.view.jobs
-    assert plan_job(known_job(jobs[5], cycle), "main", cycle).gpu_mem_gib == 9.0
-    assert plan_job(known_job(jobs[6], cycle), "main", cycle).gpu_mem_request_gib is None
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Promised speeds in the controller: what a plan carries, whom it keeps apart, when a group takes no more members."""
+"""Promised speeds in the controller, and AntMan's classes: what a plan carries, whom it keeps apart, what is told."""
 
 import dataclasses
 from dataclasses import replace
@@ -7,14 +7,16 @@ from typing import Any
 import at_work
 import pytest
 from at_work import behind_pilot, of_kind
-from fake_slurm import FakeSlurm, make_node
+from fake_slurm import FakeSlurm, make_job, make_node
 
+from muri.policies.types import Plan, PlanRequest, Policy
 from muri.slurm_plugin.cli.look import explanation, show_queue
 from muri.slurm_plugin.config import Config
+from muri.slurm_plugin.controller.assemble import policy_of
 from muri.slurm_plugin.controller.status import JobStatus, Status, status_of
-from muri.slurm_plugin.planning.actions import Join, StartGroup, members_in
+from muri.slurm_plugin.planning.actions import Join, ReleaseSolo, StartGroup, members_in
 from muri.slurm_plugin.planning.cycle_input import CycleInput
-from muri.slurm_plugin.planning.decision import Decision, why_too_slow
+from muri.slurm_plugin.planning.decision import Decision, decide
 from muri.slurm_plugin.planning.joins import why_no_room
 from muri.slurm_plugin.planning.placement import Places
 from muri.slurm_plugin.planning.request import known_job, plan_job
@@ -130,13 +132,26 @@ def test_a_journal_from_before_promises_can_be_read():
     assert member.min_speed == 0.0
 
 
+@dataclasses.dataclass
+class Careless:
+    """A site's own policy, which knows of no promises."""
+
+    base: Policy
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.base, name)
+
+    def plan(self, request: PlanRequest) -> Plan:
+        plan = self.base.plan(request)
+        groups = tuple(replace(group, speed=dict.fromkeys(group.members, 0.41)) for group in plan.groups)
+        return replace(plan, groups=groups)
+
+
 def test_what_a_policy_of_the_site_plans_too_slow_is_refused():
-    (start,) = of_kind(decided([candidate(1, "m1"), candidate(2, "m3")]), StartGroup)
-    assert why_too_slow(start.members) == ""
-    slow = replace(start.members[1], speed=0.41)
-    assert why_too_slow((start.members[0], slow)) == (
-        f"job {slow.job_id} would get 0.41 of its speed alone there, and is promised 0.50"
-    )
+    cycle = cycle_of([candidate(1, "m1"), candidate(2, "m3")], policy="muri-jct")
+    (start,) = decide(cycle, Careless(policy_of(cycle.config))).actions
+    assert (type(start), start.job_id) == (ReleaseSolo, 1)
+    assert "would get 0.41 of its speed alone there, and is promised 0.50" in start.reasons[0]
 
 
 def shown(jobs: list[Job]) -> dict[int, JobStatus]:
@@ -172,3 +187,66 @@ def test_the_queue_shows_promised_planned_and_measured_speed(monkeypatch, capsys
         ["2001", "alice", "m3", "interleaved", "1001", "2000", "0.80", "0.90", "0.95"],
     ]
     assert max(map(len, lines[:4])) <= 80
+
+
+def of_class(job_id: int, model: str, *, opportunistic: bool = False, **changes: Any) -> Job:
+    of_class = ",opportunistic=1" if opportunistic else ""
+    return make_job(job_id, admin_comment=f"muri:model={model},batch-size=8{of_class}", **changes)
+
+
+def alone_of_class(job_id: int, model: str, *, opportunistic: bool = False) -> list[Job]:
+    """A job that runs behind a pilot of its own, 1001, on n1."""
+    job = of_class(job_id, model, opportunistic=opportunistic)
+    return at_work.behind_pilot(1, job, promise=0.95, time_limit_s=9000)
+
+
+def decided_on(jobs: list[Job], policy: str = "antman", free: int = 0, **changes: Any) -> Decision:
+    nodes = [make_node("n1", gpu_count=1, gpus_allocated=1 - free)]
+    return at_work.decided(jobs, nodes, policy=policy, **changes)
+
+
+@pytest.mark.parametrize(("waits", "runs"), [(True, False), (False, True)])
+def test_one_of_each_class_shares_whoever_runs_first(waits: bool, runs: bool) -> None:
+    jobs = [of_class(1, "m1", opportunistic=waits), *alone_of_class(2000, "m3", opportunistic=runs)]
+    (join,) = decided_on(jobs).actions
+    assert isinstance(join, Join)
+    assert (join.pilot, join.member.job_id) == (1001, 1)
+    assert join.member.min_speed == (0.0 if waits else 0.95)
+
+
+def test_a_running_job_is_never_stopped_for_one_that_comes() -> None:
+    pilot, job = alone_of_class(2000, "m3", opportunistic=True)
+    marked = job.admin_comment.replace("muri:model", "muri:checkpoint=1,model")
+    jobs = [of_class(1, "m1"), pilot, replace(job, admin_comment=marked, comment="muri-checkpoint:0")]
+    found = decided_on(jobs, preemption={"enabled": True, "least_run_s": 0})
+    assert [type(action) for action in found.actions] == [Join]
+
+
+def test_a_guaranteed_job_is_promised_its_speed_from_the_start_alone_or_in_a_pair() -> None:
+    for jobs, promised in (
+        ([of_class(1, "m1")], {1: 0.95}),
+        ([of_class(1, "m1", opportunistic=True), of_class(2, "m3")], {1: 0.0, 2: 0.95}),
+    ):
+        (start,) = decided_on(jobs, free=1).actions
+        assert isinstance(start, StartGroup)
+        assert {member.job_id: member.min_speed for member in start.members} == promised
+
+
+def test_what_is_promised_reaches_the_jobs_record(make_controller: Any) -> None:
+    slurm = FakeSlurm([of_class(1, "m1"), of_class(2, "m3", opportunistic=True)], [make_node("n1", gpu_count=1)])
+    with make_controller(slurm, policy="antman") as controller:
+        jobs = {job.job_id: job for job in controller.cycle().jobs}
+    assert [read_job(slurm.jobs[job_id]).membership.min_speed for job_id in (1, 2)] == [0.95, 0.0]
+    assert [(jobs[each].promised_speed, jobs[each].opportunistic) for each in (1, 2)] == [(0.95, False), (None, True)]
+
+
+def test_the_queue_and_explain_show_the_class(monkeypatch: Any, capsys: Any) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    jobs = [of_class(1, "m1"), *alone_of_class(2000, "m3", opportunistic=True)]
+    found = status_of(at_work.cycle_of(jobs, [make_node("n1")]).view, None, {}, {})
+    show_queue(Status(0.0, "antman", "fake", found))
+    lines = capsys.readouterr().out.splitlines()[:3]
+    assert [line.split()[3:5] for line in lines] == [["STATE", "CLASS"], ["waiting", "-"], ["alone", "opp"]]
+    assert max(map(len, lines)) <= 80
+    said = "It only asks for what others leave over (opportunistic), which counts under the policy antman."
+    assert [said in explanation(job) for job in found] == [False, True]

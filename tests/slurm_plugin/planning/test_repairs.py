@@ -1,0 +1,165 @@
+"""What a cycle puts right: jobs that Slurm set aside, submissions cut off, groups that an error of the GPU ended."""
+
+from dataclasses import replace
+
+import pytest
+from fake_slurm import NOW_S, FakeSlurm, four_jobs, make_job, make_node, one_gpu, pilots
+
+from muri.slurm_plugin.config import Config
+from muri.slurm_plugin.controller.cycle import cycle_input
+from muri.slurm_plugin.execute.drain import drain
+from muri.slurm_plugin.gateway import text_fields
+from muri.slurm_plugin.planning.actions import Cancel, ReturnToQueue
+from muri.slurm_plugin.planning.repairs import reconcile
+from muri.slurm_plugin.records import comment_tags as tags
+from muri.slurm_plugin.records.cluster import SPECIAL_EXIT, JobState
+from muri.slurm_plugin.records.comment_reports import Fault, fault_token, parse_fault
+from muri.slurm_plugin.records.roles import Role, read_job
+
+
+def set_aside(slurm: FakeSlurm, job_id: int) -> None:
+    slurm.requeue_hold(job_id)
+    slurm._update(job_id, reason=SPECIAL_EXIT)
+
+
+def group_at_work(make_controller) -> FakeSlurm:
+    jobs = [make_job(n, admin_comment=f"muri:model=m{n},batch-size=8,duration=100") for n in (1, 2)]
+    slurm = FakeSlurm(jobs, [make_node("n1", gpu_count=1)])
+    with make_controller(slurm) as controller:
+        controller.cycle()
+    slurm.tick()
+    assert slurm.jobs[1].gpu_count == 0
+    return slurm
+
+
+def test_the_state_that_both_gateways_read():
+    assert text_fields.reason_text("JobHeldUser", ["PENDING", "SPECIAL_EXIT"]) == SPECIAL_EXIT
+    assert text_fields.reason_text("JobHeldUser", ["PENDING"]) == "JobHeldUser"
+
+
+@pytest.mark.parametrize("reason", [SPECIAL_EXIT, "JobHoldMaxRequeue"])
+def test_a_job_alone_is_left_held_by_cycles_and_by_a_drain(make_controller, reason):
+    slurm = FakeSlurm([make_job(1, reason=reason, restart_count=1, exit_code=7)], [make_node("n1")])
+    with make_controller(slurm) as controller:
+        controller.cycle()
+    drain(slurm, slurm.snapshot)
+    assert (read_job(slurm.jobs[1]).role, slurm.jobs[1].held) == (Role.USER_HELD, True)
+
+
+@pytest.mark.parametrize("drained", [False, True])
+def test_a_member_gets_its_own_request_back_and_stays_held(make_controller, drained):
+    slurm = group_at_work(make_controller)
+    set_aside(slurm, 1)
+    if drained:
+        drain(slurm, slurm.snapshot)
+    else:
+        for _ in range(2):
+            with make_controller(slurm) as controller:
+                controller.cycle()
+    assert (slurm.jobs[1].held, slurm.jobs[1].gpu_count, read_job(slurm.jobs[1]).role) == (True, 1, Role.USER_HELD)
+    slurm.release(1)
+    slurm.end(2)
+    slurm.end(max(slurm.jobs))
+    slurm.tick()
+    assert slurm.starts[1] == 2
+
+
+HELD = {"admin_comment": "", "submit_s": NOW_S - 100, "job_id": 9}
+OWN = {**HELD, "name": "muri-host", "comment": "muri-host:abc:1,2"}
+
+
+def repairs(*jobs):
+    slurm = FakeSlurm([make_job(**job) for job in jobs], [make_node("n1")])
+    return reconcile(cycle_input(slurm.snapshot(), None, Config()))
+
+
+@pytest.mark.parametrize("fields", [{}, {"name": "muri-dryrun", "comment": "muri-dryrun:abc"}])
+def test_a_job_of_muris_that_was_never_tagged_is_cancelled(fields):
+    assert repairs({**OWN, **fields}) == (Cancel(9, "its submission was cut off"),)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"name": "train"}, {"comment": "muri-hosts are fine"}, {"held": False, "reason": ""}, {"submit_s": NOW_S - 30}],
+)
+def test_others_are_left_alone(fields):
+    assert repairs({**OWN, **fields}) == ()
+
+
+def test_it_comes_after_all_other_repairs():
+    stopped = {"admin_comment": "muri:on", "comment": "muri-stopped:0", "restart_count": 1, "begin_s": NOW_S + 60}
+    kinds = [type(action) for action in repairs({**OWN, "job_id": 1}, {**stopped, "job_id": 2})]
+    assert kinds == [ReturnToQueue, Cancel]
+
+
+def test_a_job_that_may_start_in_a_moment_is_not_delayed_anew_in_each_cycle():
+    """Muri lets a requeued job start two seconds later; a cycle each half second would put that off for ever."""
+    gated = {"admin_comment": "muri:on muri-gate:licence", "licenses": "muri_gate:1", "held": False}
+    requeued = {"job_id": 1, "restart_count": 1, **gated}
+    assert [type(action) for action in repairs({**requeued, "begin_s": NOW_S + 60})] == [ReturnToQueue]
+    assert repairs({**requeued, "begin_s": NOW_S + 2}) == ()
+
+
+CAUSE = "CUDA error: an illegal memory access was encountered"
+
+
+def test_token_survives_the_way_through_a_comment():
+    token = fault_token({"fault": {"cause": CAUSE, "culprits": ["3", "4"]}, "members": {}})
+    assert " " not in token
+    assert parse_fault(f"others {token} text") == Fault(CAUSE, (3, 4))
+    long = fault_token({"fault": {"cause": "x" * 5000, "culprits": ["3", None, "4_x"]}})
+    assert len(long) < 1024
+    assert parse_fault(long).culprits == (3,)
+
+
+@pytest.mark.parametrize("status", [{}, {"fault": None}, {"fault": "text"}])
+def test_no_fault_no_token(status):
+    assert fault_token(status) is None
+
+
+@pytest.mark.parametrize("text", ["", "muri-fault:{", 'muri-fault:["x"]', "muri-speed:{}"])
+def test_what_is_no_token_is_no_fault(text):
+    assert parse_fault(text) is None
+
+
+def test_culprit_runs_alone_and_the_others_share_again(make_controller):
+    slurm = FakeSlurm(four_jobs(), one_gpu())
+    with make_controller(slurm) as controller:
+        controller.cycle()
+        slurm.tick()
+        slurm.tick()
+        (pilot,) = pilots(slurm)
+        token = fault_token({"fault": {"cause": CAUSE, "culprits": ["3"]}})
+        slurm.jobs[pilot.job_id] = replace(slurm.jobs[pilot.job_id], comment=token)
+        for i in (1, 2, 3, 4):
+            slurm.requeue_hold(i)
+        slurm.end(pilot.job_id, JobState.FAILED)
+        told: set[str] = set()
+        for _ in range(4):
+            status = controller.cycle()
+            told |= {reason for job in status.jobs if job.job_id == 3 for reason in job.reasons}
+            slurm.tick()
+            if slurm.jobs[3].state is JobState.RUNNING:
+                assert read_job(slurm.jobs[3]).role is not Role.MEMBER
+                assert slurm.jobs[3].gpu_count == 1
+                slurm.end(3, JobState.FAILED)
+    second = [job for job in pilots(slurm) if job.job_id != pilot.job_id]
+    assert [set(tags.parse_pilot(job.admin_comment)[1]) for job in second] == [{1, 2, 4}]
+    assert slurm.jobs[3].state is JobState.FAILED
+    assert any("may have caused" in reason for reason in told)
+
+
+def test_pilot_that_slurm_has_forgotten_leaves_its_members_alone(make_controller):
+    slurm = FakeSlurm(four_jobs(), [make_node("n1", gpu_count=1)])
+    with make_controller(slurm) as controller:
+        controller.cycle()
+        slurm.tick()
+        slurm.tick()
+        (pilot,) = pilots(slurm)
+        for i in (1, 2, 3, 4):
+            slurm.requeue_hold(i)
+        del slurm.jobs[pilot.job_id]
+        controller.cycle()
+        controller.cycle()
+    assert pilots(slurm) == []
+    assert not any(slurm.jobs[i].held for i in (1, 2, 3, 4))
