@@ -5,7 +5,7 @@ import random
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from muri.profiler.sensitivity.bisection import (
@@ -63,7 +63,6 @@ class Job:
         return Measured(noisy, self.spread)
 
 
-@settings(deadline=None, max_examples=100)
 @given(curves())
 def test_without_noise_bisection_finds_what_a_sweep_finds(curve):
     job = Job(curve)
@@ -78,7 +77,6 @@ def test_without_noise_bisection_finds_what_a_sweep_finds(curve):
         assert few.undecided_cpus == 0
 
 
-@settings(deadline=None, max_examples=100)
 @given(curves(), st.floats(0.001, 0.05), st.integers(0, 1000))
 def test_with_noise_it_is_off_only_where_the_noise_decides(curve, spread, seed):
     job = Job(curve, spread, seed)
@@ -128,7 +126,6 @@ datasets = st.builds(
 )  # fmt: skip
 
 
-@settings(deadline=None)
 @given(datasets, st.floats(0.01, 1000), st.floats(0, 1))
 def test_the_least_cache_is_the_least(dataset, at_full, gain):
     gain = max(gain, 0.01)
