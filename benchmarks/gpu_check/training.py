@@ -138,10 +138,11 @@ def _in_place(check: Check, alone: Mapping[str, Any]) -> dict[str, Any]:
     with running(setting) as run:
         run.start_interleaved({}, discipline="fair", isolation="process")
         run.await_start()
-        limit_s = time.monotonic() + (2.0 if check.smoke else IN_PLACE_LIMIT_S)
+        seconds, iterations = (0.5, 10) if check.smoke else (IN_PLACE_LIMIT_S, IN_PLACE_ITERATIONS)
+        limit_s = time.monotonic() + seconds
         while not all(map(_is_measured, run.member_status().values())):
             least = min(len(run.ends_s(model)) for model in check.models)
-            if time.monotonic() > limit_s and least >= IN_PLACE_ITERATIONS:
+            if time.monotonic() > limit_s and least >= iterations:
                 break
             time.sleep(0.2)
         run.end()  # what is unsure by now is told at the end, with what confidence it has

@@ -10,6 +10,7 @@ import pytest
 from warm_start import ONE_THREAD
 
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
+pytestmark = pytest.mark.thorough
 
 TRAIN = """
 import os, time
@@ -21,18 +22,13 @@ GIVEN_AWAY = 'import os; print("a member" if "MURI_GATE" in os.environ else "alo
 
 
 @pytest.fixture
-def benchmark(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    import compatibility
-
-    return compatibility
+def compatibility(benchmark):
+    return benchmark("compatibility")
 
 
 @pytest.fixture
 def observation(benchmark):
-    import compatibility_observation
-
-    return compatibility_observation
+    return benchmark("compatibility_observation")
 
 
 def make_repository(folder: Path, **scripts: str) -> Path:
@@ -46,14 +42,14 @@ def make_repository(folder: Path, **scripts: str) -> Path:
     return folder / "clones"
 
 
-def test_a_group_gives_what_each_script_gives_alone_and_a_difference_is_found(benchmark, tmp_path: Path) -> None:
+def test_a_group_gives_what_each_script_gives_alone_and_a_difference_is_found(compatibility, tmp_path: Path) -> None:
     clones = make_repository(tmp_path, train=TRAIN, other=TRAIN, told=GIVEN_AWAY)
     scripts = [
-        benchmark.Script(name, "somebody/examples", (f"{name}.py",), copies={f"{name}.py": "src/"})
+        compatibility.Script(name, "somebody/examples", (f"{name}.py",), copies={f"{name}.py": "src/"})
         for name in ("train", "other", "told")
     ]
-    place = benchmark.Place(clones, Path(sys.executable), tmp_path / "cache")
-    result = benchmark.measure(place, scripts, "process", rounds=1, seed=1, jobs=3, resume=False)
+    place = compatibility.Place(clones, Path(sys.executable), tmp_path / "cache")
+    result = compatibility.measure(place, scripts, "process", rounds=1, seed=1, jobs=3, resume=False)
     rows = {row["name"]: row for row in result["scripts"]}
     never = {"process twins": [0, 0], "thread": [0, 0], "thread twins": [0, 0]}
     assert result["counts"] == {"muri run": [3, 3], "process": [2, 3]} | never
@@ -62,60 +58,16 @@ def test_a_group_gives_what_each_script_gives_alone_and_a_difference_is_found(be
     (run,) = rows["told"]["process"]
     assert sorted(run["with"]) == ["other", "train"]
     assert run["differences"] == ["out: line 1: 'alone' alone, 'a member' here"]
-    page = benchmark.page_of(result)
+    page = compatibility.page_of(result)
     assert "| told | somebody/examples |" in page
     assert "- told, process beside" in page
     assert rows["train"]["stage_share"] is rows["train"]["dangers"] is None
     assert "- train: the script ended, no stages marked: it never called" in page
     # Everything is stored: nothing runs again, not even a script that is gone.
     (tmp_path / "cache" / "streams" / "train" / "out").unlink()
-    again = benchmark.measure(place, scripts, "process", rounds=1, seed=1, jobs=1, resume=True)
+    again = compatibility.measure(place, scripts, "process", rounds=1, seed=1, jobs=1, resume=True)
     assert again["scripts"] == result["scripts"]
     assert not (tmp_path / "cache" / "streams" / "train" / "out").exists()
-
-
-def test_twins_run_beside_each_other_and_are_counted_by_themselves(benchmark, tmp_path: Path, monkeypatch) -> None:
-    clones = make_repository(tmp_path, train=TRAIN, other=TRAIN)
-    scripts = [
-        benchmark.Script(name, "somebody/examples", (f"{name}.py",), copies={f"{name}.py": "src/"})
-        for name in ("train", "other")
-    ]
-    monkeypatch.setattr(benchmark, "TWINS", (("train", "other"), ("train", "not here")))
-    place = benchmark.Place(clones, Path(sys.executable), tmp_path / "cache")
-    result = benchmark.measure(place, scripts, "process", rounds=0, seed=1, jobs=2, resume=False)
-    assert result["counts"]["process twins"] == [2, 2]
-    assert result["counts"]["process"] == [0, 0]
-    assert "| beside a twin, isolation process | 2 of 2 |" in benchmark.page_of(result)
-
-
-def test_only_scripts_that_would_be_safe_or_slow_run_as_threads_and_the_page_says_why(benchmark) -> None:
-    run = {"with": ["safe"], "twins": False, "admitted": True, "differences": []}
-    common = {
-        "source": "a/b", "version": "1", "steps": 1, "losses": 1, "files": 0, "muri_run": [], "process": [run],
-        "losses_repeat": True, "files_vary": [], "out_repeats": "all", "err_repeats": "all", "plain_frozen": 0,
-    }  # fmt: skip
-    found = {
-        "safe": ([], 0.95), "slow": (["interpreter"], 0.8), "foreign": (["children", "interpreter"], 0.99),
-        "short": (None, None),
-    }  # fmt: skip
-    rows = [
-        common | {"name": name, "dangers": dangers, "stage_share": share, "iteration_s": 0.002 if share else None,
-                  "no_stage": "why" if share != 0.99 else None,
-                  "thread": [run] if benchmark.may_be_thread(dangers) else []}
-        for name, (dangers, share) in found.items()
-    ]  # fmt: skip
-    counts = benchmark.counts(rows)
-    assert counts["thread"] == [2, 2]
-    machine = {"python": "3.11", "cores": 2, "commit": "abc"}
-    page = benchmark.page_of({"scripts": rows, "machine": machine, "seed": 1, "rounds": 1, "counts": counts})
-    assert "| slow | a/b | 1 | 1 | 1 | 0 | 80% | the same | 1 of 1 | 1 of 1 |" in page
-    assert "| foreign | a/b | 1 | 1 | 1 | 0 | 99% | the same | 1 of 1 | children, interpreter |" in page
-    assert "| short | a/b | 1 | 1 | 1 | 0 | – | the same | 1 of 1 | unknown |" in page
-    words = " ".join(page.split())
-    assert "none in 1 scripts (safe)" in words
-    assert "only `interpreter`: threads would be slow" in words
-    assert "measured 3 of 4 scripts. In 2 of them the share is 90% or more" in words
-    assert "- slow, 2 ms an iteration: why\n- short: why\n" in page
 
 
 def test_losses_and_steps_are_counted_from_outside(observation, tmp_path: Path) -> None:
@@ -165,7 +117,7 @@ def test_what_two_plain_runs_have_not_alike_is_not_compared(observation) -> None
     ]  # fmt: skip
 
 
-def test_output_is_compared_without_times_and_with_everything_else(observation) -> None:
+def test_output_and_names_of_files_are_compared_without_times_dates_and_hosts(observation) -> None:
     text = (
         "  0%| | 0/8\r100%|##| 8/8 [00:02<00:00, 3.81it/s]\n0%| | 0/8 [00:00<?, ?it/s]\n"
         "2026-11-23 10:11:12,345 loss 0.25\nepoch 3 took 2.5s\n\ndoes it lose 17 samples?\n"
@@ -174,19 +126,8 @@ def test_output_is_compared_without_times_and_with_everything_else(observation) 
         "100%|##| 8/8 [TIME TIME]", "0%| | 0/8 [TIME TIME]", "DATE loss 0.25", "epoch 3 took TIME",
         "does it lose 17 samples?",
     ]  # fmt: skip
-
-
-def test_files_are_compared_under_names_without_dates_and_hosts(observation) -> None:
-    one = {
-        "logs/events.out.tfevents.1795475275.vm.561.0": "a",
-        "wandb/run-20261123_101112-abcdefgh/x": "b",
-        "m.pt": "c",
-    }
-    other = {
-        "logs/events.out.tfevents.1795475999.vm.77.0": "a",
-        "wandb/run-20261124_101112-12345678/x": "b",
-        "m.pt": "c",
-    }
+    one = {"logs/events.out.tfevents.1795475275.vm.561.0": "a", "wandb/run-20261123_101112-abcdefgh/x": "b"}
+    other = {"logs/events.out.tfevents.1795475999.vm.77.0": "a", "wandb/run-20261124_101112-12345678/x": "b"}
     assert observation.plainly_named(one) == observation.plainly_named(other)
     assert observation.plainly_named({"m-1.pt": "c"}) != observation.plainly_named({"m-2.pt": "c"})
 
@@ -203,19 +144,11 @@ def test_checkpoints_are_compared_by_what_they_hold(observation, tmp_path: Path)
     assert observation.digest(tmp_path / "a" / "one.pt") != observation.digest(tmp_path / "other.pt")
 
 
-def test_each_script_is_drawn_once_a_round_beside_others(benchmark) -> None:
+def test_each_script_is_drawn_once_a_round_beside_others(compatibility) -> None:
     names = [f"s{index}" for index in range(41)]
-    rounds = benchmark.draw_groups(names, 2, seed=1)
-    assert rounds == benchmark.draw_groups(names, 2, seed=1)
+    rounds = compatibility.draw_groups(names, 2, seed=1)
+    assert rounds == compatibility.draw_groups(names, 2, seed=1)
     assert [sorted(name for group in groups for name in group) for groups in rounds] == [sorted(names)] * 2
     assert {len(group) for groups in rounds for group in groups} == {2, 3, 4}
     met = [{frozenset((a, b)) for group in groups for a in group for b in group if a != b} for groups in rounds]
     assert len(met[0] & met[1]) <= 1
-
-
-def test_the_list_of_scripts_is_sound(benchmark) -> None:
-    names = [script.name for script in benchmark.SCRIPTS]
-    assert len(set(names)) == len(names) >= 30
-    import compatibility_data
-
-    assert {kind for script in benchmark.SCRIPTS for kind, _ in script.data} <= compatibility_data.KINDS.keys()

@@ -4,18 +4,11 @@ from pathlib import Path
 
 import pytest
 
-BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
+pytestmark = pytest.mark.thorough
 
 
-@pytest.fixture
-def soak(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    import soak
-
-    return soak
-
-
-def test_survivors_of_a_short_soak_have_the_losses_of_their_runs_alone(soak) -> None:
+def test_survivors_of_a_short_soak_have_the_losses_of_their_runs_alone(benchmark) -> None:
+    soak = benchmark("soak")
     kinds = soak.draw_kinds(("stages",), seeds=2, iterations=600)
     found = soak.measure(6.0, 3, kinds, 3.0, print)
     assert found["errors"] == []
@@ -24,7 +17,8 @@ def test_survivors_of_a_short_soak_have_the_losses_of_their_runs_alone(soak) -> 
     assert sum(found["events"].values()) > 0
 
 
-def test_a_wrong_loss_and_a_wrong_exit_code_are_noticed(soak, tmp_path: Path) -> None:
+def test_a_wrong_loss_and_a_wrong_exit_code_are_noticed(benchmark, tmp_path: Path) -> None:
+    soak = benchmark("soak")
     kind = soak.Kind("stages", 1, 5)
     watched = soak.Soak(tmp_path, [kind], seed=1)
     reference = watched._reference[kind]
