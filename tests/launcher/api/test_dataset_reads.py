@@ -76,17 +76,6 @@ def test_items_of_an_iteration(counts, expected):
     assert per_iteration(counts) == expected
 
 
-def test_computing_is_no_reading():
-    fetch = Fetch()
-    time.sleep(0.05)
-    until_s = time.thread_time() + 0.05
-    while time.thread_time() < until_s:
-        pass
-    fetch.end()
-    assert fetch.blocked_ns >= 45 * MS
-    assert fetch.end_ns - fetch.start_ns - fetch.blocked_ns >= 50 * MS
-
-
 class BusyMachine:
     """Each reading of a clock takes a microsecond; one of them also takes the thread's core away for a while."""
 

@@ -5,7 +5,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import own_time
@@ -90,18 +89,6 @@ def test_help_shows_examples() -> None:
     result = subprocess.run(command, check=True, capture_output=True, text=True)
     assert "muri run train.py --lr 0.1" in result.stdout
     assert max(map(len, result.stdout.splitlines())) <= 80
-
-
-def test_timing_and_trace_are_reported_on_demand(launcher: Launcher) -> None:
-    script = launcher.script(STAGES)
-    trace = launcher.folder / "trace.jsonl"
-    assert ends(launcher.member(None, "--timing", "--trace", trace, script, "8")) == 0
-    assert "muri: 8 iterations" in launcher.err(None)
-    assert "propagate" in launcher.err(None)
-    events = [json.loads(line) for line in trace.read_text().splitlines()]
-    assert [event["stage"] for event in events].count("propagate") == 8
-    assert {event["member"] for event in events} == {"solo"}
-    assert abs(events[0]["start_s"] - time.time()) < 3600
 
 
 def dry_run(launcher: Launcher, script: str, *arguments: object, **variables: str) -> tuple[int, dict]:

@@ -1,4 +1,4 @@
-"""Traces keep to the trace-event format, can be read back, and cost little."""
+"""Traces keep to the trace-event format, can be read back, and have bounds."""
 
 import json
 import threading
@@ -22,7 +22,10 @@ from muri.launcher.telemetry.trace import ChromeTrace, open_trace
 from muri.profiler.records import RESOURCES, STAGES
 
 LOOP = """
-    import sys, time, muri
+    import os, sys, time, muri
+    open("of-" + os.environ["SLURM_JOB_ID"], "w").close()
+    while not all(os.path.exists("of-" + partner) for partner in sys.argv[2:]):
+        time.sleep(0.005)
     for _ in muri.batches(range(int(sys.argv[1]))):
         with muri.stage("propagate"):
             time.sleep(0.004)
@@ -38,7 +41,8 @@ def test_group_writes_a_valid_trace_with_waits_holders_and_iterations(launcher: 
     path = launcher.folder / "out.json"
     runtime = launcher.threads("101", "102", options=("--trace", str(path), "--discipline", "fair"))
     script, before_s = launcher.script(LOOP), time.time()
-    members = [launcher.member("101", script, 100), launcher.member("102", script, 100, MURI_ISOLATION="process")]
+    isolations = {"101": "thread", "102": "process"}
+    members = [launcher.member(job, script, 100, *isolations, MURI_ISOLATION=how) for job, how in isolations.items()]
     assert [ends(member) for member in members] == [0, 0]
     runtime.terminate()
     assert ends(runtime) == 0
@@ -95,27 +99,18 @@ def test_any_stretches_of_several_threads_give_a_valid_trace(tmp_path_factory: A
     assert sum(piece.what != "wait" for piece in read) == len(events)
 
 
-def test_recording_is_cheap_and_bounded(
+def test_what_is_kept_between_two_flushes_is_bounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(trace_module, "MOST_PENDING", 1000)
     trace = ChromeTrace(tmp_path / "out.json", "group")
-    best_s = min(_seconds_of(lambda: trace.record("7", "load", 1.0, 2.0, 0.0), 100) for _ in range(5))
-    assert best_s / 100 < 50e-6  # about 1 µs where nothing else runs
-    for _ in range(2000):
+    for _ in range(2500):
         trace.record("7", "load", 1.0, 2.0, 0.0)
     assert trace.dropped == 1500
     trace.close()
     assert "out.json lacks 1500 events" in caplog.text
     trace.record("7", "load", 1.0, 2.0, 0.0)
     trace.flush()
-
-
-def _seconds_of(action: Any, times: int) -> float:
-    before_s = time.thread_time()  # what others do on the machine does not count
-    for _ in range(times):
-        action()
-    return time.thread_time() - before_s
 
 
 def test_trace_that_grows_too_large_is_closed_properly(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
