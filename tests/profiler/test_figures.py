@@ -4,13 +4,12 @@ import math
 from dataclasses import replace
 
 import pytest
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 from profile_builders import make_profile, profiles
 
 from muri.policies.allocation.demand import derived_sensitivity
 from muri.policies.traits import Demand
-from muri.profiler import figures
 from muri.profiler.allreduce import Bandwidth
 from muri.profiler.differences import DriftRule, compare, find_drift
 from muri.profiler.dryrun.messages import DryRunResult
@@ -20,7 +19,7 @@ from muri.profiler.interference.models import LinearFit, estimated_ratio
 from muri.profiler.interference.ratios import Side
 from muri.profiler.records import STAGES, ProfileDetail, ProfileError, ProfileKey
 from muri.profiler.sensitivity.bisection import CpuSensitivity, Point
-from muri.profiler.sensitivity.memory_axis import Dataset, saturating_cache_gib, throughput
+from muri.profiler.sensitivity.memory_axis import Dataset
 from muri.profiler.sensitivity.record import SensitivityProfile
 from muri.profiler.store import Document
 from muri.profiler.upkeep import Observation
@@ -148,21 +147,3 @@ def test_nothing_that_computes_with_what_passes_fails(one, other):
     for count in (1, 2, 10**6):
         found = scale([one], replace(one.key, gpu_count=count))
         assert found is None or found.profile.iteration_s > 0
-
-
-@given(st.floats(1e-9, 1e9), st.floats(1e-9, 1e9), st.floats(1e-6, 1e9), st.floats(0, 1), st.floats(1 / 86400, 1e9))
-def test_a_dataset_that_passes_gives_a_throughput(dataset_gib, batch_mib, rate, overlap, at_full):
-    dataset = Dataset(dataset_gib, min(batch_mib, 1024 * dataset_gib), rate, overlap)
-    for cache_gib in (0.0, dataset_gib / 2, saturating_cache_gib(dataset, at_full)):
-        assert 0 <= throughput(dataset, at_full, cache_gib) <= at_full * (1 + 1e-9)
-
-
-anything = st.none() | st.booleans() | st.floats() | st.integers() | st.text(max_size=5)
-
-
-@given(st.recursive(anything, st.lists, max_leaves=4))
-@example(1 << 2_000)
-def test_a_bound_answers_whatever_it_is_asked(value):
-    for bounds in (figures.TIME_S, figures.ITERATIONS, figures.SHARE, figures.RATIO):
-        fault = bounds.fault(value)
-        assert fault or bounds.least <= value <= bounds.most

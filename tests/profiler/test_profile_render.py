@@ -12,7 +12,7 @@ from muri.cli import cli, run_command
 from muri.profiler.commands import profile
 from muri.profiler.differences import compare
 from muri.profiler.records import ProfileDetail
-from muri.profiler.render import facts, stacked
+from muri.profiler.render import facts
 from muri.profiler.store import ProfileStore
 from muri.profiler.upkeep import Author
 
@@ -142,13 +142,6 @@ def test_show_has_the_history(path):
     with ProfileStore(path) as store:
         store.put(make_profile("resnet18", iteration_s=0.6))
     assert "dry-run       480 ms  -20 %" in output_of("show", "resnet18")
-
-
-def test_the_bar_of_an_iteration_is_shared_by_who_owns_it():
-    bar = stacked(make_profile(load_s=0.25, preprocess_s=0.0, propagate_s=0.5, synchronize_s=0.0, iteration_s=1.0))
-    assert bar.plain == "  " + "█" * 19 + "▒" * 38 + "·" * 19
-    full = stacked(make_profile(load_s=1.0, preprocess_s=1.0, propagate_s=1.0, synchronize_s=1.0, iteration_s=1.0))
-    assert full.plain == "  " + "█" * 19 + "▓" * 19 + "▒" * 19 + "░" * 19
 
 
 def test_a_difference_counts_beyond_three_standard_errors():

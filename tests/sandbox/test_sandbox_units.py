@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sandbox import builds, cli, cluster, host, instance, lifecycle, namespace
+from sandbox import builds, cli, cluster, instance, lifecycle, namespace
 from sandbox.builds import Build, Pyslurm
 from sandbox.cluster import SUITES, Shape, suite_named
 from sandbox.daemons import NodeState, parse_nodes, waiting_for
@@ -36,14 +36,6 @@ SITE = instance.Instance("x", "trixie", "24.11.5", 1, 2, 16, 7, 1, "2026-01-01T0
 def test_mistakes_are_refused(make: Callable[[], object], said: str) -> None:
     with pytest.raises(UsageError, match=said):
         make()
-
-
-def test_recipe_hash_depends_on_the_mirror(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = SUITES["forky"].recipe_hash
-    assert before == SUITES["forky"].recipe_hash
-    assert before != SUITES["bookworm"].recipe_hash
-    monkeypatch.setenv("MURI_DEBIAN_MIRROR", "http://mirror.invalid/debian")
-    assert before != SUITES["forky"].recipe_hash
 
 
 def test_a_sites_hosts_have_what_is_theirs(tmp_path: Path) -> None:
@@ -97,27 +89,6 @@ def test_pyslurm_is_refused_in_one_sentence_for_an_old_slurm(tmp_path: Path) -> 
     assert outcome.directory is None
     assert outcome.reason.startswith("pyslurm 25.11.2 cannot be built for Slurm 22.05.8 (")
     assert "command gateway" in outcome.reason
-
-
-def test_a_failed_build_of_pyslurm_is_remembered(tmp_path: Path) -> None:
-    status = tmp_path / "root/var/lib/dpkg/status"
-    status.parent.mkdir(parents=True)
-    status.write_text("Package: slurmctld\nVersion: 26.05.5-1\n\n")
-    note = tmp_path / f"pyslurm-{builds.PYSLURM_VERSION}-{host.python_tag()}.failed"
-    note.touch()
-    outcome = builds.ensure_pyslurm(Build(SUITES["forky"], tmp_path), Progress())
-    assert outcome.directory is None
-    assert f"remove {note} to try again" in outcome.reason
-
-
-def test_local_paths_of_pip_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "index/simple").mkdir(parents=True)
-    (tmp_path / "wheels").mkdir()
-    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "wheels"))
-    monkeypatch.setenv("PIP_EXTRA_INDEX_URL", f"file://{tmp_path}/index/simple https://example.invalid/simple")
-    targets = {item.target for item in host.pip_binds()}
-    assert {str(tmp_path / "wheels"), str(tmp_path / "index")} <= targets
-    assert "/" not in targets
 
 
 def test_a_process_that_reuses_an_id_is_not_the_instance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,23 +22,6 @@ def test_hidden_work_owns_only_what_the_loop_waits_for():
     assert found.busy_s == (8, 0, 3, 0)
 
 
-def test_the_innermost_hold_of_the_loop_wins():
-    assert owned(Interval(LOAD, 0, 10, own=True), Interval(PREPROCESS, 6, 9, own=True)) == (7, 3, 0, 0)
-
-
-def test_the_highest_use_owns_and_equal_use_shares():
-    assert owned(Interval(LOAD, 0, 4, 0.25), Interval(PREPROCESS, 0, 4, 0.5)) == (0, 4, 0, 0)
-    assert owned(Interval(LOAD, 0, 4, 0.5), Interval(PREPROCESS, 0, 4, 0.5)) == (2, 2, 0, 0)
-    two_workers = [Interval(LOAD, 0, 4, 0.25)] * 2
-    assert owned(*two_workers, Interval(PREPROCESS, 0, 4, 0.4)) == (4, 0, 0, 0)
-
-
-def test_use_below_the_threshold_counts_as_none():
-    found = attribute([Interval(SYNCHRONIZE, 0, 4, USE_THRESHOLD / 2)], 0, 10)
-    assert found.owned_s == found.busy_s == (0, 0, 0, 0)
-    assert owned(Interval(SYNCHRONIZE, 0, 4, USE_THRESHOLD)) == (0, 0, 0, 4)
-
-
 intervals = st.builds(
     lambda stage, start, length, use, own: Interval(stage, start, start + length, use, own),
     st.integers(0, 3),

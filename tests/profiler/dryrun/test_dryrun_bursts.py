@@ -7,7 +7,6 @@ import pytest
 
 from muri.profiler.dryrun.course import Course
 from muri.profiler.dryrun.messages import Limits
-from muri.profiler.dryrun.steadiness import ordinary
 
 LOAD, _, PROPAGATE, _ = range(4)
 QUICK_S = 0.003
@@ -83,12 +82,6 @@ def test_periods_that_do_not_fit_are_trusted_less_and_said(period):
         assert result.iteration_s == pytest.approx(FETCH_S / period)
 
 
-def test_more_iterations_make_room_for_longer_periods():
-    course = course_of(bursty(24), ahead=(48, 24), limits=Limits(80))
-    assert course.result().detail.confidence > 0.9
-    assert "recur" not in course.result().stopped
-
-
 def test_slow_iterations_of_bursty_loaders_stop_at_the_seconds():
     lengths_s = (100 * length_s for length_s in bursty(4))  # 4 s each, 16 s a period
     course = course_of(lengths_s, ahead=(8, 4))
@@ -122,11 +115,3 @@ def test_one_hiccup_is_left_out_after_looking_whether_it_recurs():
     assert course.measured == 40
     assert course.result().iteration_s == pytest.approx(0.1)
     assert course.result().detail.confidence > 0.9
-
-
-def test_what_recurs_is_part_of_the_job():
-    steady = [0.1] * 40
-    assert ordinary([*steady[:-1], 0.5]) == [True] * 39 + [False]
-    assert all(ordinary([*steady[:19], 0.5, *steady[:19], 0.5]))
-    assert ordinary([*steady[:38], 0.15, 0.15]).count(False) == 2
-    assert all(ordinary(steady[:37] + [0.15] * 3))

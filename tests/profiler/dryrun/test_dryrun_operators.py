@@ -39,12 +39,6 @@ def test_shares_below_the_threshold_change_nothing():
     assert refine(RESULT, [], HOLDS, [Operator(PREPROCESS, 1, 4)]) == RESULT
 
 
-def test_no_more_is_owned_than_the_iteration_has():
-    crowded = DryRunResult((0.1, 0.0, 0.85, 0.0), 1.0)
-    found = refine(crowded, [(0, 10)], HOLDS, [Operator(PREPROCESS, 1, 2), Operator(PREPROCESS, 9, 10)])
-    assert sum(found.stage_s) == pytest.approx(1.0)
-
-
 def test_an_iteration_that_was_held_up_does_not_count():
     computing = [Operator(PREPROCESS, start, start + 8) for start in (0, 10, 50)]
     windows = [(0, 10), (10, 50), (50, 60)]

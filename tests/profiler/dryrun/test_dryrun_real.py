@@ -86,18 +86,6 @@ def test_operators_outside_of_stages_are_found_by_the_profiler(script):
     assert sum(result.stage_s) <= result.iteration_s * (1 + 1e-9)
 
 
-def test_the_cores_are_those_that_were_given(script):
-    text = """
-        import os, time, muri
-        assert os.sched_getaffinity(0) == {CPU}, os.sched_getaffinity(0)
-        for batch in muri.batches(range(99)):
-            with muri.stage("propagate"): time.sleep(0.001)
-    """
-    cpu = max(os.sched_getaffinity(0))
-    path = script(text.replace("CPU", str(cpu)))
-    assert measure_script([path], cpus=frozenset({cpu}), limits=LIMITS).iterations >= 10
-
-
 def test_a_script_that_fails_tells_its_last_words(script):
     with pytest.raises(DryRunFailedError, match=r"(?s)exit code 1.*no such dataset: cats"):
         measure_script([script(FAILS)], limits=LIMITS)

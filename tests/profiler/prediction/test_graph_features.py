@@ -60,18 +60,6 @@ class TestByHand:
         assert features.activation_bytes == (hidden + scores) * FLOAT_BYTES
         assert features.depth == 2
 
-    def test_depth_is_the_longest_path(self):
-        class Branches(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.long, self.short = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), nn.Linear(4, 4)
-
-            def forward(self, x):
-                return self.long(x) + self.short(x)
-
-        features = of(Branches(), 2, 4)
-        assert (features.depth, features.matmuls) == (2, 3)
-
     def test_tied_and_frozen_parameters(self):
         model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False))
         model[1].weight = model[0].weight

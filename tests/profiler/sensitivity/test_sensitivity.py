@@ -20,8 +20,6 @@ from muri.profiler.sensitivity.bisection import (
 )
 from muri.profiler.sensitivity.memory_axis import (
     Dataset,
-    hit_rate,
-    load_s,
     matrix,
     measured_overlap,
     saturating_cache_gib,
@@ -134,12 +132,6 @@ def test_the_least_cache_is_the_least(dataset, at_full, gain):
     assert throughput(dataset, at_full, least_gib) * (1 + gain) >= at_full * (1 - 1e-6)
     if least_gib > 0.001 * dataset.dataset_gib:
         assert throughput(dataset, at_full, 0.99 * least_gib) * (1 + gain) < at_full
-
-
-def test_the_hit_rate_is_the_share_that_fits():
-    dataset = Dataset(dataset_gib=100, batch_mib=50, storage_mib_per_s=500)
-    assert [hit_rate(dataset, gib) for gib in (-1, 0, 25, 100, 200)] == [0, 0, 0.25, 1, 1]
-    assert [load_s(dataset, gib) for gib in (0, 50, 100)] == [0.1, 0.05, 0]
 
 
 def test_prefetched_reading_hides_and_other_reading_adds_up():
