@@ -1,8 +1,7 @@
 """`muri run --accumulate` on real processes: DDP ranks, a member of a group, refusals on the command line."""
 
 import json
-import sys
-import textwrap
+from collections.abc import Callable
 
 import pytest
 from launcher_harness import Launcher, ends
@@ -14,38 +13,36 @@ from muri.launcher.job.scheduler import NoMembership
 from muri.launcher.runtime.admission import AdmissionControl
 from muri.launcher.runtime.member_table import MemberTable
 
-torch = pytest.importorskip("torch", reason="training needs torch")
-
 TRAIN = """
     import sys
-    import torch
+    import muri, torch
     from torch import distributed, nn
     from torch.utils.data import DataLoader, TensorDataset
 
     torch.set_num_threads(1)
     torch.manual_seed(3)
     inputs, targets = torch.randn(40, 8).double(), torch.randint(0, 3, (40,))
-    model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 3)).double()
-    exchanges = []
+    rank, ranks, exchanges, sizes = 0, 1, [], []
     if "--ddp" in sys.argv:
         distributed.init_process_group("gloo")
         rank, ranks = distributed.get_rank(), distributed.get_world_size()
-        mine = TensorDataset(inputs[rank::ranks], targets[rank::ranks])
-        trained = nn.parallel.DistributedDataParallel(model)
-        def count(state, bucket):
-            exchanges.append(1)
-            return distributed.algorithms.ddp_comm_hooks.default_hooks.allreduce_hook(None, bucket)
-        import torch.distributed.algorithms.ddp_comm_hooks.default_hooks
-        trained.register_comm_hook(None, count)
-        loader = DataLoader(mine, batch_size=10 // ranks)
-    else:
+    loader = DataLoader(TensorDataset(inputs[rank::ranks], targets[rank::ranks]), batch_size=10 // ranks)
+
+    def made():
+        model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 3)).double()
         trained = model
-        loader = DataLoader(TensorDataset(inputs, targets), batch_size=10)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9)
-    batches = __import__("muri").batches(loader) if "--batches" in sys.argv else loader
-    sizes = []
+        if ranks > 1:
+            import torch.distributed.algorithms.ddp_comm_hooks.default_hooks as hooks
+            def count(state, bucket):
+                exchanges.append(1)
+                return hooks.allreduce_hook(None, bucket)
+            trained = nn.parallel.DistributedDataParallel(model)
+            trained.register_comm_hook(None, count)
+        return model, trained, torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9)
+
+    model, trained, optimizer = made()
     for epoch in range(2):
-        for x, y in batches:
+        for x, y in muri.batches(loader) if "--batches" in sys.argv else loader:
             sizes.append(len(x))
             optimizer.zero_grad()
             nn.functional.cross_entropy(trained(x), y).backward()
@@ -53,14 +50,10 @@ TRAIN = """
     with torch.no_grad():
         loss = nn.functional.cross_entropy(model(inputs), targets).item()
     print(f"{loss:.12f}", sizes[:3], len(exchanges), flush=True)
-    if "--ddp" in sys.argv:
-        import muri
-        torch.manual_seed(4)
-        model = nn.Linear(8, 3).double()
-        trained = nn.parallel.DistributedDataParallel(model)
-        trained.register_comm_hook(None, count)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
-        accumulate, exchanges, curve = muri.accumulate(2), [], []
+    if "--explicit" in sys.argv:
+        exchanges.clear()
+        model, trained, optimizer = made()
+        accumulate, curve = muri.accumulate(ranks), []
         for batch in loader:
             optimizer.zero_grad()
             for x, y in accumulate(batch):
@@ -68,57 +61,39 @@ TRAIN = """
             optimizer.step()
             curve.append(accumulate.loss)
         mean = torch.stack(curve)
-        distributed.all_reduce(mean)
+        if ranks > 1:
+            distributed.all_reduce(mean)
+            distributed.destroy_process_group()
         print((mean / ranks).tolist(), len(exchanges), flush=True)
-        distributed.destroy_process_group()
-    elif "--explicit" in sys.argv:
-        torch.manual_seed(4)
-        model = nn.Linear(8, 3).double()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
-        curve = []
-        for x, y in loader:
-            optimizer.zero_grad()
-            loss = nn.functional.cross_entropy(model(x), y)
-            loss.backward()
-            optimizer.step()
-            curve.append(loss.item())
-        print(curve, flush=True)
 """
 
 
-def losses_of_whole_batches(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> tuple[float, list[float]]:
-    """The last loss of the unchanged loop, and the curve of the one that splits its batches itself."""
-    monkeypatch.setattr(sys, "argv", ["train.py", "--explicit"])
-    threads = torch.get_num_threads()
-    exec(textwrap.dedent(TRAIN), {"__name__": "__main__"})
-    torch.set_num_threads(threads)
-    first, curve = capsys.readouterr().out.splitlines()
-    return float(first.split()[0]), json.loads(curve)
-
-
-def test_two_ranks_exchange_once_per_batch(
-    launcher: Launcher, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_two_ranks_exchange_once_per_batch(launcher: Launcher) -> None:
     script, home = launcher.script(TRAIN), launcher.folder
     ranks = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
-    processes = []
-    for rank in ("0", "1"):
-        launcher.folder = home / rank
+
+    def told(*words: str, name: str, **variables: str) -> Callable[[], tuple[list[str], list[str]]]:
+        """Start a run; returns how to wait for what it tells of the unchanged loop and of the explicit one."""
+        launcher.folder = home / name
         launcher.folder.mkdir()
-        processes.append(launcher.member(None, "--accumulate", "2", script, "--ddp", RANK=rank, **ranks))
-    whole, curve = losses_of_whole_batches(monkeypatch, capsys)
-    assert [ends(process) for process in processes] == [0, 0], (home / "0" / "solo.err").read_text()
-    for rank in ("0", "1"):
-        hooked, explicit = (home / rank / "solo.out").read_text().splitlines()
-        loss, *sizes, exchanges = hooked.split()
-        assert float(loss) == pytest.approx(whole, rel=1e-9)
-        assert " ".join(sizes) == "[3, 2, 3]"
-        assert int(exchanges) == 8
-        mean, _, exchanges = explicit.rpartition(" ")
-        assert (json.loads(mean), int(exchanges)) == (pytest.approx(curve, rel=1e-9), 4)
-        assert "not split" not in (home / rank / "solo.err").read_text()
+        process = launcher.member(None, *words[:-1], script, words[-1], "--explicit", **variables)
+
+        def lines() -> tuple[list[str], list[str]]:
+            assert ends(process) == 0, (home / name / "solo.err").read_text()
+            assert "not split" not in (home / name / "solo.err").read_text()
+            first, second = (line.rsplit(maxsplit=1) for line in (home / name / "solo.out").read_text().splitlines())
+            return first, second
+
+        return lines
+
+    runs = [told("--accumulate", "2", "--ddp", name=rank, RANK=rank, **ranks) for rank in ("0", "1")]
+    (whole, _), (curve, _) = told("--alone", name="alone")()
+    for run in runs:
+        (hooked, exchanges), (explicit, exchanges_too) = run()
+        loss, _, sizes = hooked.partition(" ")
+        assert float(loss) == pytest.approx(float(whole.split()[0]), rel=1e-9)
+        assert (sizes, exchanges, exchanges_too) == ("[3, 2, 3]", "8", "4")
+        assert json.loads(explicit) == pytest.approx(json.loads(curve), rel=1e-9)
 
 
 def test_a_members_iterations_are_whole_batches(launcher: Launcher) -> None:

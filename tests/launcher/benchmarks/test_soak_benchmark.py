@@ -1,5 +1,6 @@
-"""The soak, in its short form: signals, pauses and kills in a real runtime; and that it notices what it looks for."""
+"""The soaks, in their short forms: what a real runtime leaves behind, and what signals, pauses and kills do to it."""
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -36,3 +37,9 @@ def test_a_wrong_loss_and_a_wrong_exit_code_are_noticed(benchmark, tmp_path: Pat
     job.log.write_text("\n".join(["7", *reference[:4], "0x1p-3", ""]))
     watched._check(job, 0)
     assert "loss 4 is 0x1p-3" in watched.errors.pop()
+
+
+def test_short_soak_in_a_real_runtime_leaves_nothing_behind(benchmark) -> None:
+    found = benchmark("interleaving_soak").measure(60, lambda text: print(text, file=sys.stderr))
+    assert found["threads"][1] <= found["threads"][0]
+    assert found["files"][1] <= found["files"][0]
