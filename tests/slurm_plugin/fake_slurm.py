@@ -315,6 +315,21 @@ def pilots(slurm: FakeSlurm) -> list[Job]:
     return [job for job in slurm.jobs.values() if read_job(job).role is Role.PILOT]
 
 
+def one_cycle(make_controller: Any, slurm: FakeSlurm, *known: Any, **changes: Any) -> dict[int, Any]:
+    """A cycle of a new controller; returns what users are told, by job id."""
+    with make_controller(slurm, *known, **changes) as controller:
+        return {job.job_id: job for job in controller.cycle().jobs}
+
+
+def group_at_work(make_controller: Any, *known: Any, **changes: Any) -> FakeSlurm:
+    """Four jobs that share a GPU."""
+    slurm = FakeSlurm(four_jobs(), one_gpu())
+    one_cycle(make_controller, slurm, *known, **changes)
+    for _ in range(3):
+        slurm.tick()
+    return slurm
+
+
 def dry_runs(slurm: FakeSlurm, *users: str) -> list[Job]:
     """The dry runs that wait or run, of some users or of all."""
     found = [job for job in slurm.jobs.values() if read_job(job).role is Role.DRY_RUN and job.state.is_active]

@@ -4,7 +4,18 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from fake_slurm import FOUR_KINDS, MEASURED, FakeSlurm, dry_runs, end_dry_run, four_jobs, make_job, one_gpu, pilots
+from fake_slurm import (
+    FOUR_KINDS,
+    MEASURED,
+    FakeSlurm,
+    dry_runs,
+    end_dry_run,
+    four_jobs,
+    group_at_work,
+    make_job,
+    one_gpu,
+    pilots,
+)
 
 from muri.profiler.errors import CorruptStoreError
 from muri.profiler.records import STAGES, ProfileDetail, ProfileKey
@@ -35,15 +46,6 @@ def report(slurm, cycle, **slow):
     slurm.jobs[pilot.job_id] = replace(pilot, comment=speeds_token({"members": members}))
 
 
-def running_group(make_controller, **changes):
-    slurm = FakeSlurm(four_jobs(), one_gpu())
-    with make_controller(slurm, **(WATCH | changes)) as controller:
-        controller.cycle()
-    for _ in range(3):
-        slurm.tick()
-    return slurm
-
-
 def cycles(slurm, make_controller, count, begin=0, slow=None, **changes):
     with make_controller(slurm, **(WATCH | changes)) as controller:
         for cycle in range(begin, begin + count):
@@ -58,7 +60,7 @@ def marks(folder):
 
 
 def test_a_member_that_is_slower_for_long_makes_its_users_profile_stale(make_controller, tmp_path):
-    slurm = running_group(make_controller)
+    slurm = group_at_work(make_controller, **WATCH)
     cycles(slurm, make_controller, 3, slow={"m1": 1.5})
     assert marks(tmp_path) == {}  # 200 s, not 300
     cycles(slurm, make_controller, 1, begin=3, slow={"m1": 1.5})
@@ -74,13 +76,13 @@ def test_a_member_that_is_slower_for_long_makes_its_users_profile_stale(make_con
 def test_members_as_fast_as_profiled_mark_nothing_and_the_watch_can_be_turned_off(
     make_controller, tmp_path, slow, limit
 ):
-    slurm = running_group(make_controller)
+    slurm = group_at_work(make_controller, **WATCH)
     cycles(slurm, make_controller, 8, slow={"m1": slow}, profiles={"drift_after_s": 300, **limit})
     assert marks(tmp_path) == {}
 
 
 def test_what_went_back_to_normal_is_no_longer_stale(make_controller, tmp_path):
-    slurm = running_group(make_controller)
+    slurm = group_at_work(make_controller, **WATCH)
     cycles(slurm, make_controller, 4, slow={"m1": 1.5})
     cycles(slurm, make_controller, 3, begin=4, slow={"m1": 1.15})
     assert "m1" in marks(tmp_path)  # below the limit, above half of it
@@ -89,7 +91,7 @@ def test_what_went_back_to_normal_is_no_longer_stale(make_controller, tmp_path):
 
 
 def test_what_jobs_report_replaces_what_a_dry_run_was_not_sure_of(make_controller, tmp_path):
-    slurm = running_group(make_controller)
+    slurm = group_at_work(make_controller, **WATCH)
     unsure = replace(ALICES[0], detail=ProfileDetail(confidence=0.03, gradient_mib=5.0), source="dry-run")
     with ProfileStore(tmp_path / "profiles.db") as store:
         store.put(unsure)
@@ -108,7 +110,7 @@ def test_what_jobs_report_replaces_what_a_dry_run_was_not_sure_of(make_controlle
 
 
 def test_a_mark_by_hand_is_not_taken_back(make_controller, tmp_path):
-    slurm = running_group(make_controller)
+    slurm = group_at_work(make_controller, **WATCH)
     with ProfileStore(tmp_path / "profiles.db") as store:
         store.mark_stale(M1, "new loader", Author("bob", "2026-11-21T20:30:00Z", "stale"))
     cycles(slurm, make_controller, 6)
@@ -116,7 +118,7 @@ def test_a_mark_by_hand_is_not_taken_back(make_controller, tmp_path):
 
 
 def test_a_measurement_that_did_not_help_is_not_repeated_at_once(make_controller, tmp_path):
-    slurm = running_group(make_controller)
+    slurm = group_at_work(make_controller, **WATCH)
     cycles(slurm, make_controller, 4, slow={"m1": 1.5})
     with ProfileStore(tmp_path / "profiles.db") as store:
         store.put(ALICES[0])  # the dry run found the same as before

@@ -6,7 +6,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_slurm import FOUR_KINDS, MEASURED, FakeSlurm, dry_runs, end_dry_run, four_jobs, make_job, make_node, one_gpu
+from fake_slurm import (
+    FOUR_KINDS,
+    MEASURED,
+    FakeSlurm,
+    dry_runs,
+    end_dry_run,
+    four_jobs,
+    make_job,
+    make_node,
+    one_cycle,
+    one_gpu,
+)
 
 from muri.profiler.errors import CorruptStoreError, StoreBusyError
 from muri.profiler.records import ProfileDetail, ProfileKey, StageProfile
@@ -138,17 +149,14 @@ def test_what_fails_in_an_estimate_costs_no_cycle(make_controller, monkeypatch, 
 
     monkeypatch.setattr(profile_use, "estimates_of", fail_once)
     slurm = slurm_with_two()
-    with make_controller(slurm) as controller:
-        controller.cycle()
+    one_cycle(make_controller, slurm)
     assert len(dry_runs(slurm)) == 2
     damaged = isinstance(error, CorruptStoreError)
     assert ("this cycle plans without estimates" in caplog.text) != damaged
     assert bool(list(tmp_path.glob("profiles.db.damaged*"))) == damaged
 
 
-def one_cycle(slurm: FakeSlurm, make_controller, policy: str = "muri-s"):
-    with make_controller(slurm, policy=policy) as controller:
-        return {job.job_id: job for job in controller.cycle().jobs}
+AT_WORK = make_job(1, held=False, state=JobState.RUNNING, nodes="n1", admin_comment="")
 
 
 def new_model(job_id: int, mark: str = "", **changes) -> Job:
@@ -163,7 +171,7 @@ def test_who_reads_no_profiles_measures_nobody_and_who_starts_without_one_is_not
 ):
     slurm = FakeSlurm([new_model(1)], one_gpu())
     for _ in range(3):
-        one_cycle(slurm, make_controller, policy)
+        one_cycle(make_controller, slurm, policy=policy)
         slurm.tick()
     assert slurm.jobs[1].state is JobState.RUNNING
     assert list(slurm.jobs) == [1]
@@ -171,20 +179,18 @@ def test_who_reads_no_profiles_measures_nobody_and_who_starts_without_one_is_not
 
 @pytest.mark.parametrize("policy", ["synergy-tune-fifo", "antman"])
 def test_a_job_that_has_to_wait_is_measured_and_starts_after_its_dry_run(make_controller, policy):
-    slurm = FakeSlurm(
-        [make_job(1, held=False, state=JobState.RUNNING, nodes="n1", admin_comment=""), new_model(2)], one_gpu()
-    )
-    one_cycle(slurm, make_controller, policy)
+    slurm = FakeSlurm([AT_WORK, new_model(2)], one_gpu())
+    one_cycle(make_controller, slurm, policy=policy)
     (run,) = dry_runs(slurm)
     slurm.end(1)
-    status = one_cycle(slurm, make_controller, policy)
+    status = one_cycle(make_controller, slurm, policy=policy)
     assert slurm.jobs[2].held
     assert "being measured with its script" in status[2].reasons[0]
     slurm.tick()
     assert slurm.jobs[run.job_id].state is JobState.RUNNING
     slurm.end(run.job_id, JobState.FAILED)
     for _ in range(8):
-        one_cycle(slurm, make_controller, policy)
+        one_cycle(make_controller, slurm, policy=policy)
         slurm.tick()
         for left in dry_runs(slurm):
             assert slurm.jobs[2].state is not JobState.RUNNING
@@ -194,7 +200,7 @@ def test_a_job_that_has_to_wait_is_measured_and_starts_after_its_dry_run(make_co
 
 def test_alone_by_wish_is_measured_first(make_controller):
     slurm = FakeSlurm([new_model(1, ",alone=1")], one_gpu())
-    status = one_cycle(slurm, make_controller)
+    status = one_cycle(make_controller, slurm)
     assert len(dry_runs(slurm)) == 1
     assert slurm.jobs[1].held
     assert "being measured" in status[1].reasons[0]
@@ -202,27 +208,25 @@ def test_alone_by_wish_is_measured_first(make_controller):
 
 def test_a_job_that_its_user_releases_ends_its_dry_run(make_controller):
     slurm = FakeSlurm([new_model(1)], one_gpu())
-    one_cycle(slurm, make_controller)
+    one_cycle(make_controller, slurm)
     slurm.tick()
     (run,) = dry_runs(slurm)
     slurm.release(1)
-    one_cycle(slurm, make_controller)
+    one_cycle(make_controller, slurm)
     assert slurm.jobs[run.job_id].state is JobState.CANCELLED
     slurm.tick()
-    one_cycle(slurm, make_controller)
+    one_cycle(make_controller, slurm)
     assert slurm.jobs[1].state is JobState.RUNNING
     assert dry_runs(slurm) == []
 
 
 def test_a_job_that_waited_too_long_starts_though_its_dry_run_never_did(make_controller):
-    slurm = FakeSlurm(
-        [make_job(1, held=False, state=JobState.RUNNING, nodes="n1", admin_comment=""), new_model(2)], one_gpu()
-    )
-    one_cycle(slurm, make_controller)
+    slurm = FakeSlurm([AT_WORK, new_model(2)], one_gpu())
+    one_cycle(make_controller, slurm)
     assert len(dry_runs(slurm)) == 1
     slurm.now_s += 2 * 86400
     for _ in range(2):
-        one_cycle(slurm, make_controller)
+        one_cycle(make_controller, slurm)
     assert not slurm.jobs[2].held
     assert dry_runs(slurm) == []
 
@@ -255,8 +259,7 @@ def test_a_dry_run_that_was_not_sure_is_doubted(profile: StageProfile, doubted: 
 
 def test_its_model_is_measured_again_and_shares_nothing_meanwhile(make_controller: Make) -> None:
     slurm = FakeSlurm(four_jobs(), one_gpu())
-    with make_controller(slurm, (*SURE, unsure(slurm.now_s))) as controller:
-        controller.cycle()
+    one_cycle(make_controller, slurm, (*SURE, unsure(slurm.now_s)))
     assert len(dry_runs(slurm)) == 1
     assert slurm.jobs[1].held
 

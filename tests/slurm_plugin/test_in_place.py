@@ -6,7 +6,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_slurm import FOUR_KINDS, FakeSlurm, dry_runs, four_jobs, make_job, make_node, one_gpu, pilots
+from fake_slurm import (
+    FOUR_KINDS,
+    FakeSlurm,
+    dry_runs,
+    four_jobs,
+    group_at_work,
+    make_job,
+    make_node,
+    one_cycle,
+    one_gpu,
+    pilots,
+)
 
 from muri.profiler.records import IN_PLACE, ProfileDetail, ProfileKey, StageProfile
 from muri.profiler.store import ProfileStore
@@ -31,13 +42,9 @@ def result(at_s: float = 0.0, **changes: Any) -> dict[str, Any]:
     return times | rest | changes
 
 
-def running(make_controller: Make, *known: StageProfile, **changes: Any) -> FakeSlurm:
+def running(make_controller: Make, *known: StageProfile) -> FakeSlurm:
     """Four jobs in a group that runs."""
-    slurm = FakeSlurm(four_jobs(), one_gpu())
-    with make_controller(slurm, known or FOUR_KINDS, profiling=PLACE, **changes) as controller:
-        controller.cycle()
-    for _ in range(3):
-        slurm.tick()
+    slurm = group_at_work(make_controller, known or FOUR_KINDS, profiling=PLACE)
     assert pilots(slurm)
     return slurm
 
@@ -68,8 +75,7 @@ def test_a_model_never_seen_is_planned_at_once_with_the_mean_of_the_others_or_a_
     make_controller: Make, known: tuple[StageProfile, ...], told: str
 ) -> None:
     slurm = FakeSlurm(four_jobs(), one_gpu())
-    with make_controller(slurm, known, profiling=PLACE) as controller:
-        status = {job.job_id: job for job in controller.cycle().jobs}
+    status = one_cycle(make_controller, slurm, known, profiling=PLACE)
     assert not dry_runs(slurm)
     assert len(pilots(slurm)) == 1
     assert told in str(status[1])
@@ -82,8 +88,7 @@ def test_a_script_that_does_not_call_muri_keeps_its_gpus_until_its_model_is_know
 ) -> None:
     slurm = FakeSlurm(four_jobs(), one_gpu())
     slurm.jobs[1] = replace(slurm.jobs[1], admin_comment=f"{slurm.jobs[1].admin_comment} muri-calls:no")
-    with make_controller(slurm, known, profiling=PLACE) as controller:
-        status = {job.job_id: job for job in controller.cycle().jobs}
+    status = one_cycle(make_controller, slurm, known, profiling=PLACE)
     members = {job_id for pilot in pilots(slurm) if (tag := read_job(pilot).pilot_tag) for job_id in tag.members}
     assert (1 in members) == shares
     assert ("does not call `muri run` itself" in str(status[1])) != shares
@@ -92,8 +97,7 @@ def test_a_script_that_does_not_call_muri_keeps_its_gpus_until_its_model_is_know
 def test_where_the_site_names_the_gpus_memory_an_unknown_model_shares_with_nobody(make_controller: Make) -> None:
     slurm = FakeSlurm(four_jobs(), [make_node("n1", gpu_count=2)])
     others = tuple(replace(each, gpu_mem_gib=2.0) for each in OTHERS)
-    with make_controller(slurm, others, profiling=PLACE, gpu_mem_gib={"gpu": 24.0}) as controller:
-        controller.cycle()
+    one_cycle(make_controller, slurm, others, profiling=PLACE, gpu_mem_gib={"gpu": 24.0})
     groups = [read_job(pilot).pilot_tag for pilot in pilots(slurm)]
     assert groups
     assert all(group is not None and (1 not in group.members or group.members == (1,)) for group in groups)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_slurm import FOUR_KINDS, FakeSlurm, four_jobs, one_gpu, pilots
+from fake_slurm import FOUR_KINDS, FakeSlurm, four_jobs, one_cycle, one_gpu, pilots
 
 from muri.profiler.interference.ratios import Interference, by_pair, every_pair, find, put
 from muri.profiler.records import STAGES, ProfileKey
@@ -21,8 +21,7 @@ M1, M2 = (ProfileKey(name, 8, 1, "gpu", "alice") for name in ("m1", "m2"))
 
 def running_pair(make_controller: Make) -> FakeSlurm:
     slurm = FakeSlurm(four_jobs()[:2], one_gpu())
-    with make_controller(slurm, ALICES, profiling={"mode": "in-place"}) as controller:
-        controller.cycle()
+    one_cycle(make_controller, slurm, ALICES, profiling={"mode": "in-place"})
     for _ in range(3):
         slurm.tick()
     (pilot,) = pilots(slurm)

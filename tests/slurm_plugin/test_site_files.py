@@ -3,8 +3,6 @@
 import configparser
 import re
 import shlex
-import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -49,19 +47,6 @@ def test_units_and_cron_call_commands_that_exist(line):
     assert program == "/usr/bin/muri"
     command = cli.get_command(cli.make_context("muri", arguments[:1]), arguments[0])
     assert command.make_context(arguments[0], arguments[1:]).params["stale_s"] == 1800
-
-
-@pytest.mark.thorough  # each release of systemd has its own opinion
-@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
-@pytest.mark.parametrize(("name", "most"), [*zip(SERVICES, (2.6, 2.6, 2.0), strict=True)])
-def test_services_have_few_rights(name, most):
-    command = ["systemd-analyze", "security", "--offline=true", "--no-pager", str(ETC / "systemd" / name)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if "unrecognized option" in done.stderr:
-        pytest.skip("this systemd only judges units that are loaded")
-    score = re.search(r"exposure level for .*: ([\d.]+)", done.stdout)
-    assert score is not None, done.stderr
-    assert float(score[1]) <= most
 
 
 def test_what_the_services_may_write_is_what_the_configuration_names():

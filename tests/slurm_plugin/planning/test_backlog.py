@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from fake_slurm import NOW_S, FakeSlurm, behind_licence, make_job, make_node
+from fake_slurm import NOW_S, FakeSlurm, behind_licence, make_job, make_node, one_cycle
 
 from muri.policies.registry import describe_policies
 from muri.slurm_plugin.config import Config
@@ -95,8 +95,7 @@ HARD = {
 
 def two_cycles(slurm: FakeSlurm, make_controller, policy: str) -> None:
     for _ in range(2):
-        with make_controller(slurm, policy=policy, gpu_mem_gib={"gpu": 80.0}) as controller:
-            controller.cycle()
+        one_cycle(make_controller, slurm, policy=policy, gpu_mem_gib={"gpu": 80.0})
         slurm.tick()
 
 

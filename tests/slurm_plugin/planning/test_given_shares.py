@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 from at_work import candidate, cycle_of
-from fake_slurm import NOW_S, FakeSlurm, Killed, make_job, make_node
+from fake_slurm import NOW_S, FakeSlurm, Killed, make_job, make_node, one_cycle
 
 from muri.policies.types import CpuMemShare, Group, NodeShare, Plan
 from muri.profiler.sensitivity.bisection import CpuSensitivity, Point
@@ -76,8 +76,7 @@ def test_killed_at_any_call_each_job_runs_once_with_its_share(make_controller, s
         controller.cycle()
     left_over = [job for job in slurm.jobs.values() if job.held and tags.parse_given(job.admin_comment)]
     for _ in range(3):
-        with make_controller(slurm, **TUNE) as controller:
-            controller.cycle()
+        one_cycle(make_controller, slurm, **TUNE)
         slurm.tick()
     assert slurm.starts == {1: 1, 2: 1}
     assert [slurm.jobs[each].cpu_count for each in (1, 2)] == [9, 2]
@@ -203,8 +202,7 @@ def test_a_job_that_its_user_holds_gets_its_own_request_back_and_stays_held(make
 )
 def test_the_administrator_says_what_may_be_changed(make_controller, allocation, cpus):
     slurm = FakeSlurm(two_jobs(), [make_node("n1")])
-    with make_controller(slurm, **TUNE, allocation=allocation) as controller:
-        controller.cycle()
+    one_cycle(make_controller, slurm, **TUNE, allocation=allocation)
     assert [slurm.jobs[each].cpu_count for each in (1, 2)] == cpus
 
 
@@ -239,8 +237,7 @@ def test_whole_cores_are_given(cpus, given):
 @pytest.mark.usefixtures("appetites")
 def test_shares_of_nodes_with_two_threads_per_core_fit_together(make_controller):
     slurm = FakeSlurm(two_jobs(), [make_node("n1", threads_per_core=2)])
-    with make_controller(slurm, **TUNE) as controller:
-        controller.cycle()
+    one_cycle(make_controller, slurm, **TUNE)
     assert [slurm.jobs[each].cpu_count for each in (1, 2)] == [8, 2]
 
 
@@ -320,8 +317,7 @@ def test_a_share_changes_only_at_a_restart(make_controller, checkpoint):
     slurm.now_s += 1000
     preemption = {"enabled": True, "least_run_s": 0, "restart_s": 1}
     for _ in range(4):
-        with make_controller(slurm, **TUNE, preemption=preemption) as controller:
-            controller.cycle()
+        one_cycle(make_controller, slurm, **TUNE, preemption=preemption)
         slurm.tick()
     job = slurm.jobs[1]
     assert job.state is JobState.RUNNING

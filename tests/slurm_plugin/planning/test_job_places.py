@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 from at_work import candidate, decided
-from fake_slurm import NOW_S, FakeSlurm, behind_licence, make_job, make_node, pilots
+from fake_slurm import NOW_S, FakeSlurm, behind_licence, make_job, make_node, one_cycle, pilots
 
 from muri.slurm_plugin.planning.placement import Places, domain_of
 from muri.slurm_plugin.planning.site_limits import SiteRoom
@@ -101,8 +101,7 @@ def test_what_differs_between_jobs_keeps_them_apart(make_controller, change):
     jobs = [behind_licence(each) for each in (candidate(1, "m1"), candidate(2, "m2", **change))]
     assert domain_of(jobs[0]) != domain_of(jobs[1])
     slurm = FakeSlurm(jobs, [make_node("n1", gpu_count=1, features=("a100",))], gate_license=True)
-    with make_controller(slurm) as controller:
-        controller.cycle()
+    one_cycle(make_controller, slurm)
     assert [len(read_job(pilot).pilot_tag.members) for pilot in pilots(slurm)] == [1]
 
 
@@ -149,8 +148,7 @@ def test_a_job_for_one_node_and_a_group_are_not_promised_the_same_gpu(make_contr
     jobs = [candidate(1, required_nodes="n1"), *(candidate(n, f"m{n}") for n in (2, 3, 4))]
     nodes = [make_node("n1", gpu_count=1), make_node("n2", gpu_count=1)]
     slurm = FakeSlurm([*map(behind_licence, jobs)], nodes, gate_license=True)
-    with make_controller(slurm) as controller:
-        controller.cycle()
+    one_cycle(make_controller, slurm)
     promised = [job.required_nodes for job in pilots(slurm)]
     assert "n1" not in promised
     assert "muri_gate" not in slurm.jobs[1].licenses

@@ -7,7 +7,7 @@ from typing import Any
 import at_work
 import pytest
 from at_work import HOUR_S, behind_pilot, candidate
-from fake_slurm import FOUR_KINDS, NOW_S, FakeSlurm, Killed, make_node, pilots
+from fake_slurm import FOUR_KINDS, NOW_S, FakeSlurm, Killed, make_node, one_cycle, pilots
 
 from muri.policies.registry import get_policy
 from muri.policies.types import Group, Plan, PlanRequest, Policy
@@ -252,8 +252,7 @@ def test_a_change_that_fails_lets_the_job_start_plain_and_its_pilot_end(make_con
         modify(job_id, change)
 
     monkeypatch.setattr(slurm, "_modify", fail_once)
-    with make_controller(slurm) as controller:
-        controller.cycle()
+    one_cycle(make_controller, slurm)
     (pilot,) = pilots(slurm)
     slurm.tick()
     assert pilot.state is JobState.CANCELLED
@@ -337,8 +336,7 @@ def cycle_with_joins(slurm: FakeSlurm, make_controller: Any) -> None:
 def one_and_two_more(make_controller: Any) -> FakeSlurm:
     """A job alone behind its pilot, and two that wait."""
     slurm = FakeSlurm([candidate(1)], [make_node("n1", gpu_count=1)])
-    with make_controller(slurm) as controller:
-        controller.cycle()
+    one_cycle(make_controller, slurm)
     for _ in range(2):
         slurm.tick()
     slurm.jobs |= {2: candidate(2, "m2"), 3: candidate(3, "m3")}

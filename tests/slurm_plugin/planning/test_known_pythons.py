@@ -4,17 +4,16 @@ import base64
 from typing import Any
 
 import pytest
-from fake_slurm import FakeSlurm, make_job, make_node, one_gpu, pilots, told
+from fake_slurm import FakeSlurm, dry_runs, end_dry_run, make_job, make_node, one_cycle, one_gpu, pilots, told
 from option_sources import SPANK_SOURCE
 
 from muri.profiler.dryrun.messages import DryRunResult
 from muri.profiler.records import ProfileDetail, ProfileKey
 from muri.pythons import DECIDING
 from muri.slurm_plugin.planning.pythons import KnownPythons, MeasuredPython
-from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import Job, JobState, NewJob
-from muri.slurm_plugin.records.comment_reports import comment_with, python_in
-from muri.slurm_plugin.records.roles import Role, read_job
+from muri.slurm_plugin.records.comment_reports import python_in
+from muri.slurm_plugin.records.roles import read_job
 
 HERE, THERE = "a" * 16, "b" * 16
 OWN, OTHER = "/home/alice/venv/bin/python3", "/home/alice/conda/bin/python"
@@ -42,23 +41,12 @@ class Recording(FakeSlurm):
     def job_environment(self, job_id: int) -> dict[str, str]:
         return {"PATH": "/bin", "LD_LIBRARY_PATH": "/opt/cuda", "SECRET": "x", "PYTHONPATH": "/home/alice/lib"}
 
-    def dry_runs(self) -> dict[int, NewJob]:
-        """Those that are not over."""
-        return {
-            job_id: job
-            for job_id, job in self.submitted.items()
-            if read_job(self.jobs[job_id]).role is Role.DRY_RUN and self.jobs[job_id].state.is_active
-        }
-
     def finish_dry_runs(self, **result: Any) -> int:
         """End each dry run with a result; returns how many there were."""
         figures = DryRunResult((0.7, 0.1, 0.1, 0.1), 1.0, iterations=20).to_dict() | result
-        found = self.dry_runs()
-        for job_id, job in found.items():
-            target = int(job.script.split("--target ")[1].split()[0])
-            token = tags.token(job.admin_comment, tags.DRY_RUN_PREFIX)
-            self._update(target, comment=comment_with("", token or "", figures))
-            self.end(job_id)
+        found = dry_runs(self)
+        for run in found:
+            end_dry_run(self, run, int(self.submitted[run.job_id].script.split("--target ")[1].split()[0]), **figures)
         return len(found)
 
 
@@ -170,7 +158,7 @@ def test_a_model_is_measured_once_however_many_environments_there_are(make_contr
         for job_id, environment in ((2, THERE), (3, HERE)):
             slurm.jobs[job_id] = job_in(environment, job_id, "m1")
         controller.cycle()
-        assert slurm.dry_runs() == {}
+        assert dry_runs(slurm) == []
 
 
 def test_unknown_arguments_leave_a_job_alone(make_controller: Any) -> None:
@@ -180,7 +168,7 @@ def test_unknown_arguments_leave_a_job_alone(make_controller: Any) -> None:
     slurm = Recording(jobs, [make_node("n1", gpu_count=4)])
     with make_controller(slurm) as controller:  # m1 has a profile: what it is called with does not matter
         status = {job.job_id: job for job in controller.cycle().jobs}
-    assert slurm.dry_runs() == {}
+    assert dry_runs(slurm) == []
     assert any("nothing tells its script's arguments" in why for why in status[1].reasons), status[1]
     assert not any("arguments" in why for why in status[3].reasons), status[3]
 
@@ -188,9 +176,8 @@ def test_unknown_arguments_leave_a_job_alone(make_controller: Any) -> None:
 def test_arguments_that_are_too_long_leave_a_new_model_alone(make_controller: Any) -> None:
     comment = f"muri:on muri-script:0123456789abcdef muri-facts:1.{HERE}.{'c' * 16}..~"
     slurm = cluster(make_job(1, admin_comment=comment))
-    with make_controller(slurm) as controller:
-        status = {job.job_id: job for job in controller.cycle().jobs}
-    assert slurm.dry_runs() == {}
+    status = one_cycle(make_controller, slurm)
+    assert dry_runs(slurm) == []
     assert any("too long to travel" in why for why in status[1].reasons), status[1]
     assert slurm.jobs[1].state is JobState.PENDING
     assert not slurm.jobs[1].held
@@ -198,10 +185,9 @@ def test_arguments_that_are_too_long_leave_a_new_model_alone(make_controller: An
 
 def test_a_dry_run_gets_the_words_of_the_facts_in_an_alphabet_without_quotes(make_controller: Any) -> None:
     slurm = cluster(job_in(HERE, 1, "m9"))
-    with make_controller(slurm) as controller:
-        controller.cycle()
-    (run,) = slurm.dry_runs().values()
-    assert run.script.endswith(" --words YQA\n")
+    one_cycle(make_controller, slurm)
+    (run,) = dry_runs(slurm)
+    assert slurm.submitted[run.job_id].script.endswith(" --words YQA\n")
 
 
 @pytest.mark.parametrize("forged", ["python3", "/x\ny", "/" + "x" * 2000, 7, None, ["/bin/sh"], {"executable": "/x"}])

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
-from fake_slurm import FOUR_KINDS, NOW_S, FakeSlurm, four_jobs, make_job, one_gpu, pilots
+from fake_slurm import FOUR_KINDS, NOW_S, FakeSlurm, four_jobs, group_at_work, make_job, one_gpu, pilots
 
 from muri.policies.horus.cost import MAX_RAISES
 from muri.slurm_plugin.config import Config
@@ -57,11 +57,7 @@ def test_ranks_of_one_job_count_as_one_try(monkeypatch, capsys):
 
 
 def test_after_a_drain_members_fail_as_they_would_alone(make_controller):
-    slurm = FakeSlurm(four_jobs(), one_gpu())
-    with make_controller(slurm, FOUR_KINDS, policy="horus", gpu_mem_gib={"gpu": 24.0}) as controller:
-        controller.cycle()
-    slurm.tick()
-    slurm.tick()
+    slurm = group_at_work(make_controller, policy="horus", gpu_mem_gib={"gpu": 24.0})
     at_work = [job.job_id for job in slurm.jobs.values() if retries_memory(job.admin_comment)]
     assert at_work
     drained = drain(slurm, slurm.snapshot)

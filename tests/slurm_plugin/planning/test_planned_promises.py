@@ -7,7 +7,7 @@ from typing import Any
 import at_work
 import pytest
 from at_work import behind_pilot, of_kind
-from fake_slurm import FakeSlurm, make_job, make_node
+from fake_slurm import FakeSlurm, make_job, make_node, one_cycle
 
 from muri.policies.types import Plan, PlanRequest, Policy
 from muri.slurm_plugin.cli.look import explanation, show_queue
@@ -71,8 +71,7 @@ def joiners(decision: Decision) -> set[int]:
 )
 def test_a_group_is_told_the_larger_of_both_promises(make_controller, site, own, promised):
     slurm = FakeSlurm([candidate(1, "m1", own), candidate(2, "m3")], [make_node("n1", gpu_count=1)])
-    with make_controller(slurm, grouping={"min_speed": site}, policy="muri-jct") as controller:
-        jobs = {job.job_id: job for job in controller.cycle().jobs}
+    jobs = one_cycle(make_controller, slurm, grouping={"min_speed": site}, policy="muri-jct")
     assert read_job(slurm.jobs[1]).membership.min_speed == promised
     assert jobs[1].promised_speed == (promised or None)
 
@@ -234,8 +233,7 @@ def test_a_guaranteed_job_is_promised_its_speed_from_the_start_alone_or_in_a_pai
 
 def test_what_is_promised_reaches_the_jobs_record(make_controller: Any) -> None:
     slurm = FakeSlurm([of_class(1, "m1"), of_class(2, "m3", opportunistic=True)], [make_node("n1", gpu_count=1)])
-    with make_controller(slurm, policy="antman") as controller:
-        jobs = {job.job_id: job for job in controller.cycle().jobs}
+    jobs = one_cycle(make_controller, slurm, policy="antman")
     assert [read_job(slurm.jobs[job_id]).membership.min_speed for job_id in (1, 2)] == [0.95, 0.0]
     assert [(jobs[each].promised_speed, jobs[each].opportunistic) for each in (1, 2)] == [(0.95, False), (None, True)]
 

@@ -1,7 +1,8 @@
 """A fault costs one job: whatever a job, an intent or a profile does to a decision, the others' cycle goes on."""
 
 import pytest
-from fake_slurm import FOUR_KINDS, FakeSlurm, behind_licence, make_job, make_node
+from at_work import candidate
+from fake_slurm import FOUR_KINDS, FakeSlurm, behind_licence, group_at_work, make_node, pilots
 
 from muri.slurm_plugin.planning import decision as decision_module
 from muri.slurm_plugin.records.cluster import JobState
@@ -11,13 +12,10 @@ from muri.slurm_plugin.records.roles import Role
 def queue(count: int, hostile: set[int]) -> FakeSlurm:
     """Jobs of alice's, the hostile ones bob's."""
     owners = {True: {"user": "bob", "uid": 1002}, False: {}}
-    jobs = [
-        behind_licence(
-            make_job(n, admin_comment=f"muri:model=m{n % 4 + 1},batch-size=8,duration=100", **owners[n in hostile])
-        )
-        for n in range(1, count + 1)
-    ]
-    return FakeSlurm(jobs, [make_node(f"n{n}", gpu_count=4) for n in range(1, 4)], gate_license=True)
+    jobs = [candidate(n, f"m{n % 4 + 1}", **owners[n in hostile]) for n in range(1, count + 1)]
+    return FakeSlurm(
+        [*map(behind_licence, jobs)], [make_node(f"n{n}", gpu_count=4) for n in range(1, 4)], gate_license=True
+    )
 
 
 @pytest.fixture
@@ -106,13 +104,9 @@ def test_a_fault_that_is_nobodys_is_raised(make_controller, monkeypatch):
 
 
 def test_a_pilot_at_fault_still_counts_as_running(make_controller, monkeypatch):
-    slurm = queue(4, set())
-    slurm.nodes = {"n1": make_node("n1", gpu_count=1)}
+    slurm = group_at_work(make_controller)
     with make_controller(slurm) as controller:
-        controller.cycle()
-        slurm.tick()
-        controller.cycle()
-        (pilot,) = [job for job in slurm.jobs.values() if job.admin_comment.startswith("muri-host")]
+        (pilot,) = pilots(slurm)
         real = decision_module.reconcile
 
         def reconcile(cycle):

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from fake_slurm import NOW_S, FakeSlurm, four_jobs, make_job, make_node, one_gpu, pilots
+from fake_slurm import NOW_S, FakeSlurm, group_at_work, make_job, make_node, one_cycle, pilots
 
 from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.controller.cycle import cycle_input
@@ -22,16 +22,6 @@ def set_aside(slurm: FakeSlurm, job_id: int) -> None:
     slurm._update(job_id, reason=SPECIAL_EXIT)
 
 
-def group_at_work(make_controller) -> FakeSlurm:
-    jobs = [make_job(n, admin_comment=f"muri:model=m{n},batch-size=8,duration=100") for n in (1, 2)]
-    slurm = FakeSlurm(jobs, [make_node("n1", gpu_count=1)])
-    with make_controller(slurm) as controller:
-        controller.cycle()
-    slurm.tick()
-    assert slurm.jobs[1].gpu_count == 0
-    return slurm
-
-
 def test_the_state_that_both_gateways_read():
     assert text_fields.reason_text("JobHeldUser", ["PENDING", "SPECIAL_EXIT"]) == SPECIAL_EXIT
     assert text_fields.reason_text("JobHeldUser", ["PENDING"]) == "JobHeldUser"
@@ -40,8 +30,7 @@ def test_the_state_that_both_gateways_read():
 @pytest.mark.parametrize("reason", [SPECIAL_EXIT, "JobHoldMaxRequeue"])
 def test_a_job_alone_is_left_held_by_cycles_and_by_a_drain(make_controller, reason):
     slurm = FakeSlurm([make_job(1, reason=reason, restart_count=1, exit_code=7)], [make_node("n1")])
-    with make_controller(slurm) as controller:
-        controller.cycle()
+    one_cycle(make_controller, slurm)
     drain(slurm, slurm.snapshot)
     assert (read_job(slurm.jobs[1]).role, slurm.jobs[1].held) == (Role.USER_HELD, True)
 
@@ -54,12 +43,11 @@ def test_a_member_gets_its_own_request_back_and_stays_held(make_controller, drai
         drain(slurm, slurm.snapshot)
     else:
         for _ in range(2):
-            with make_controller(slurm) as controller:
-                controller.cycle()
+            one_cycle(make_controller, slurm)
     assert (slurm.jobs[1].held, slurm.jobs[1].gpu_count, read_job(slurm.jobs[1]).role) == (True, 1, Role.USER_HELD)
     slurm.release(1)
-    slurm.end(2)
-    slurm.end(max(slurm.jobs))
+    for job_id in (2, 3, 4, max(slurm.jobs)):
+        slurm.end(job_id)
     slurm.tick()
     assert slurm.starts[1] == 2
 
@@ -123,11 +111,8 @@ def test_what_is_no_token_is_no_fault(text):
 
 
 def test_culprit_runs_alone_and_the_others_share_again(make_controller):
-    slurm = FakeSlurm(four_jobs(), one_gpu())
+    slurm = group_at_work(make_controller)
     with make_controller(slurm) as controller:
-        controller.cycle()
-        slurm.tick()
-        slurm.tick()
         (pilot,) = pilots(slurm)
         token = fault_token({"fault": {"cause": CAUSE, "culprits": ["3"]}})
         slurm.jobs[pilot.job_id] = replace(slurm.jobs[pilot.job_id], comment=token)
@@ -150,16 +135,12 @@ def test_culprit_runs_alone_and_the_others_share_again(make_controller):
 
 
 def test_pilot_that_slurm_has_forgotten_leaves_its_members_alone(make_controller):
-    slurm = FakeSlurm(four_jobs(), [make_node("n1", gpu_count=1)])
-    with make_controller(slurm) as controller:
-        controller.cycle()
-        slurm.tick()
-        slurm.tick()
-        (pilot,) = pilots(slurm)
-        for i in (1, 2, 3, 4):
-            slurm.requeue_hold(i)
-        del slurm.jobs[pilot.job_id]
-        controller.cycle()
-        controller.cycle()
+    slurm = group_at_work(make_controller)
+    (pilot,) = pilots(slurm)
+    for i in (1, 2, 3, 4):
+        slurm.requeue_hold(i)
+    del slurm.jobs[pilot.job_id]
+    for _ in range(2):
+        one_cycle(make_controller, slurm)
     assert pilots(slurm) == []
     assert not any(slurm.jobs[i].held for i in (1, 2, 3, 4))

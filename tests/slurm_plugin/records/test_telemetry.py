@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from fake_slurm import FakeSlurm, four_jobs, make_job, one_gpu, pilots
+from fake_slurm import group_at_work, make_job, pilots
 
 from muri.profiler.records import STAGES
 from muri.profiler.resource_usage.use import JobUse, NodeUse, OneGpu
@@ -100,11 +100,9 @@ def test_off_plan_means_more_than_a_fifth():
 
 
 def test_queue_and_explain_show_what_the_pilot_measured(make_controller, tmp_path, capsys):
-    slurm = FakeSlurm(four_jobs(), one_gpu())
+    slurm = group_at_work(make_controller)
+    (pilot,) = pilots(slurm)
     with make_controller(slurm) as controller:
-        controller.cycle()
-        slurm.tick()
-        (pilot,) = pilots(slurm)
         planned = {job.job_id: job for job in controller.cycle().jobs}
         solo_s, predicted = planned[2].solo_iteration_s, planned[2].predicted_speed
         figures = {"1": member(rate_per_s=planned[1].predicted_speed / planned[1].solo_iteration_s)}

@@ -1,7 +1,7 @@
 """A comment that cannot be read costs its job no more than being planned: nothing stays behind the gate for ever."""
 
 import pytest
-from fake_slurm import NOW_S, FakeSlurm, behind_licence, make_job, make_node
+from fake_slurm import NOW_S, FakeSlurm, behind_licence, make_job, make_node, one_cycle
 
 from muri.slurm_plugin.execute.drain import drain
 from muri.slurm_plugin.records import comment_tags as tags
@@ -50,8 +50,7 @@ def test_a_job_whose_admin_comment_cannot_be_read_is_left_to_slurm(make_controll
     slurm.extend_lease(NOW_S + 600) if kind == "licence" else None
     assert only(slurm.jobs[1]).role is Role.NOT_OURS
     if leave == "cycle":
-        with make_controller(slurm, gate=kind) as controller:
-            controller.cycle()
+        one_cycle(make_controller, slurm, gate=kind)
     else:
         drain(slurm, slurm.read_now)
     assert (slurm.jobs[1].held, slurm.jobs[1].licenses) == (False, "")
