@@ -40,12 +40,9 @@ def test_a_tiny_group_and_the_nodes(driver: Driver) -> None:
 
 
 def test_a_cluster_whose_job_submit_does_not_know_muri(driver: Driver) -> None:
-    lua, plain = (
-        "/etc/slurm/job_submit.lua",
-        "function slurm_job_submit() return 0 end\nfunction slurm_job_modify() return 0 end",
-    )
+    lua = "/etc/slurm/job_submit.lua"
     own = driver.read(lua)
-    driver.write(lua, f"{plain}\nreturn slurm.SUCCESS\n", user="root", mode="0644")
+    driver.write(lua, PLAIN_LUA, user="root", mode="0644")
     try:
         found = findings(driver, "--try", "alice")
     finally:

@@ -1,11 +1,9 @@
 """Whether a waiting job's GPUs can be taken away is found out by trying, on each release of Slurm."""
 
 import json
-from collections.abc import Iterator
 
 import pytest
 from accounting_records import complete_records
-from conftest import emptied
 from site_cluster import SiteCluster
 
 from sandbox.driver import Driver
@@ -45,45 +43,16 @@ def test_what_can_be_taken_away_is_found_out(
     driver.wait_until(lambda: not driver.run("squeue", "-h", user="root").stdout.strip(), "an empty queue")
 
 
-def test_the_form_that_takes_gpus_away_is_worth_believing(middle_sandbox: Driver) -> None:
-    """The witness is not the text that Slurm shows: 24.11 shows gres/gpu:0 and hands out the GPU."""
-    job = middle_sandbox.submit("--hold", "--gres=gpu:1", "--wrap=sleep 600")
-    middle_sandbox.run("scontrol", "update", f"JobId={job}", "TresPerNode=gres/gpu:0", user="root")
-    middle_sandbox.run("scontrol", "release", str(job), user="root")
-    fields = middle_sandbox.wait_state(job, "RUNNING")
-    assert fields["TresPerNode"] == "gres/gpu:0"
-    assert "gres/gpu=1" in fields["AllocTRES"]
-    middle_sandbox.cancel_all()
-
-
-@pytest.fixture
-def site(middle_sandbox: Driver) -> Iterator[SiteCluster]:
-    for driver in emptied(middle_sandbox):
-        yield SiteCluster(driver, "auto")
-
-
-def test_groups_form_on_slurm_24_11(site: SiteCluster) -> None:
-    """Members give up their GPUs, are counted by the GRES muri, and end with their own exit codes."""
-    site.block("on1", 1)
-    jobs = [site.submit(kind, "-p", "on1", iterations=20, code=code) for kind, code in (("load", 0), ("propagate", 3))]
-    ended = site.cycles_until_ended(*jobs)
-    assert [ended[job]["ExitCode"] for job in jobs] == ["0:0", "3:0"]
-    assert [ended[job]["TresPerNode"] for job in jobs] == [BY_MURI] * 2
-    [pilot] = {site.pilot(job) for job in jobs}
-    assert pilot is not None
-    records = {record.job_id: record for record in complete_records(site.driver, *jobs, pilot)}
-    assert [records[job].gpus for job in (*jobs, pilot)] == [0, 0, 1]
-
-
-@pytest.mark.parametrize("option", ["--gpus=1", "--gpus-per-task=1"])
-def test_jobs_whose_gpus_cannot_be_taken_away_run_alone(site: SiteCluster, option: str) -> None:
+@pytest.mark.parametrize("option", ["--gpus=1", pytest.param("--gpus-per-task=1", marks=pytest.mark.thorough)])
+def test_jobs_whose_gpus_cannot_be_taken_away_run_alone(accounted: Driver, option: str) -> None:
     """Neither beside another nor as the first of a group: it has its own GPU, and the other job's pilot another."""
+    site = SiteCluster(accounted, "auto")
     site.block("on1", 1)
     mark = "--muri=model=load,batch-size=8,duration=2s"
     script = ("/home/alice/train.sh", "20", "0", "load")
-    alone = site.driver.submit("-p", "on1", option, "--ntasks=1", mark, *script)
+    alone = accounted.submit("-p", "on1", option, "--ntasks=1", mark, *script)
     other = site.submit("propagate", "-p", "on1", iterations=20)
     site.cycles_until_ended(alone, other)
-    records = {record.job_id: record for record in complete_records(site.driver, alone, other)}
+    records = {record.job_id: record for record in complete_records(accounted, alone, other)}
     assert [records[job].gpus for job in (alone, other)] == [1, 0]
-    site.driver.wait_until(lambda: not site.hosts(), "the end of its pilot job")
+    accounted.wait_until(lambda: not site.hosts(), "the end of its pilot job")

@@ -7,7 +7,7 @@ import pytest
 
 from muri.slurm_plugin.planning.site_limits import SiteRoom
 from muri.slurm_plugin.records.cluster import parse_snapshot
-from muri.slurm_plugin.records.limits import Association, SiteLimits, Tres, is_limit_reason, is_limit_refusal
+from muri.slurm_plugin.records.limits import Association, Tres, is_limit_reason, is_limit_refusal
 from muri.slurm_plugin.records.roles import View, view_of
 from sandbox.driver import CommandError, Driver
 
@@ -32,16 +32,12 @@ def setting(driver: Driver, qos: str, name: str, value: str) -> Iterator[None]:
         change("-1")
 
 
-@pytest.mark.parametrize("gateway", ["command", "pyslurm"])
-def test_limits_are_read_through_both_gateways(accounted: Driver, gateway: str) -> None:
-    check_limits(seen(accounted, gateway).snapshot.limits)
-
-
-def test_limits_are_read_from_the_older_release(old_accounting_sandbox: Driver) -> None:
-    check_limits(seen(old_accounting_sandbox, "command").snapshot.limits)
-
-
-def check_limits(limits: SiteLimits) -> None:
+@pytest.mark.parametrize(
+    ("fixture", "gateway"),
+    [("accounting_sandbox", "command"), ("accounting_sandbox", "pyslurm"), ("old_accounting_sandbox", "command")],
+)
+def test_limits_are_read(fixture: str, gateway: str, request: pytest.FixtureRequest) -> None:
+    limits = seen(request.getfixturevalue(fixture), gateway).snapshot.limits
     qos = {each.name: each.limits for each in limits.qos}
     assert (limits.enforced, limits.why_unknown) == (True, "")
     assert qos["short"].max_wall_s == 3600
@@ -79,11 +75,3 @@ def test_slurms_refusal_for_a_limit_is_known_as_one(accounted: Driver) -> None:
             accounted.submit("--qos=small", "--hold", "--wrap=true")
     assert "QOSMaxSubmitJobPerUserLimit" in str(refused.value)
     assert is_limit_refusal(str(refused.value))
-
-
-def test_an_administrators_change_of_a_time_limit_is_not_stopped(accounted: Driver) -> None:
-    """Why Muri must mind limits itself: Slurm runs such a job."""
-    job = accounted.submit("--qos=short", "--time=5", "--hold", "--wrap=true")
-    accounted.run("scontrol", "update", f"jobid={job}", "timelimit=600", user="root")
-    accounted.run("scontrol", "release", str(job), user="root")
-    assert accounted.wait_state(job)["JobState"] == "COMPLETED"
