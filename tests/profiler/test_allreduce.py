@@ -111,14 +111,6 @@ def test_two_tasks_of_a_step_measure_together(path):
     assert told[1] == ""
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "said"),
-    [
-        (("--backend", "nccl", "--ranks", "64"), 1, "nccl needs a GPU for each rank: 64 ranks here"),
-        (("--backend", "mpi"), 2, "'auto', 'gloo', 'nccl'"),
-        (("--ranks", "1"), 2, "2<=x<=64"),
-    ],
-)
-def test_what_cannot_be_measured_says_why(capsys, arguments, code, said):
-    assert run_command(cli, ["profile", "bandwidth", *arguments]) == code
-    assert said in capsys.readouterr().err
+def test_a_backend_that_the_node_cannot_have_is_refused(capsys):
+    assert run_command(cli, ["profile", "bandwidth", "--backend", "nccl", "--ranks", "64"]) == 1
+    assert "nccl needs a GPU for each rank: 64 ranks here" in capsys.readouterr().err

@@ -86,14 +86,6 @@ def test_several_models_at_once_as_json(path, capsys):
     assert (code, len(json.loads(output)["unpublished"])) == (0, 2)
 
 
-def test_what_is_unknown_or_published_already_is_said(path, capsys):
-    assert "did you mean resnet18?" in muri(capsys, "publish", "resnet81", "--yes")[2]
-    assert "no such profile of 'resnet18'" in muri(capsys, "unpublish", "resnet18", "--yes")[2]
-    with ProfileStore(path) as store:
-        store.put(make_profile("vgg16"))
-    assert "every profile of 'vgg16' is published already" in muri(capsys, "publish", "vgg16", "--yes")[2]
-
-
 def test_what_is_known_of_a_model_goes_with_it(path, capsys):
     cpu = CpuSensitivity((Point(1, 1.0), Point(4, 3.0)), 4, 0, 2)
     with ProfileStore(path) as store:

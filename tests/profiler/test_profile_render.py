@@ -8,7 +8,6 @@ from click.testing import CliRunner
 from profile_builders import make_profile
 from profile_commands import use_own_store
 
-from muri.cli import cli, run_command
 from muri.profiler.commands import profile
 from muri.profiler.differences import compare
 from muri.profiler.records import ProfileDetail
@@ -97,19 +96,6 @@ def test_orders(sort, first, last):
 )
 def test_filters(arguments, models):
     assert listed(*arguments) == models
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (("--bottleneck", "disk"), "'storage', 'cpu', 'gpu', 'network'"),
-        (("--gpu-type", "h100"), "no profile of GPU type 'h100'; there are: a100, gpu"),
-        (("--model", "resnet19"), "did you mean resnet18"),
-    ],
-)
-def test_errors_list_what_is_valid(capsys, arguments, said):
-    assert run_command(cli, ["profile", "list", *arguments]) == 2
-    assert said in capsys.readouterr().err
 
 
 def test_a_list_marks_estimates_and_stale_profiles():

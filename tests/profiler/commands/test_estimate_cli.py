@@ -12,7 +12,6 @@ from click.testing import CliRunner
 from profile_builders import make_profile
 from profile_commands import use_own_store
 
-from muri.cli import cli, run_command
 from muri.profiler.commands import profile
 from muri.profiler.records import ProfileDetail
 from muri.profiler.store import ProfileStore
@@ -64,21 +63,6 @@ def test_an_estimate_as_json():
     assert least < document["estimate"]["iteration_s"] < most
     assert document["measured"] is None
     assert "the model's own on 2 GPUs" in document["basis"][1]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (("resnet19",), "did you mean resnet18?"),
-        (("gpt2",), "nothing to estimate gpt2 (batch 4, 1 × a100) from: no profile of it on another number"),
-        (("gpt2", "--batch-size", "8"), "nothing to estimate gpt2 (batch 8, 1 × a100) from"),
-        (("resnet18", "--gpu-type", "x"), "nothing to estimate resnet18 (batch 64, 1 × x) from"),
-        (("gpt2", "--gpus", "0"), "Invalid value for '--gpus'"),
-    ],
-)
-def test_what_cannot_be_estimated_says_why(capsys, arguments, said):
-    assert run_command(cli, ["profile", "predict", *arguments]) == 2
-    assert said in capsys.readouterr().err
 
 
 def complete(path, *words):

@@ -80,26 +80,6 @@ def test_scripts_that_cannot_be_measured(tmp_path, capsys, text, options, messag
     assert "Traceback" not in err
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("job.py",), "a pair is two scripts, not 1"),
-        (("a.py", "job.py"), "there is no script a.py"),
-        (("job.py 'x", "job.py"), "is no command line"),
-        (("--list", "--next"), "not both"),
-        (("--list", "job.py", "job.py"), "--list takes no scripts"),
-        (("job.py", "job.py", "--model-a", "x:y"), "is not MODEL[:BATCH[:GPUS[:TYPE[:USER]]]]"),
-        (("job.py", "job.py", "--model-a", "x:1:1:v100", "--model-b", "y:1:1:a100"), "cannot share GPUs"),
-    ],
-)
-def test_wrong_usage_is_refused_before_anything_runs(tmp_path, capsys, arguments, message):
-    (tmp_path / "job.py").write_text(IDLE)
-    code, out, err = muri(capsys, "pair", *arguments)
-    assert code == 2
-    assert out == ""
-    assert message in err
-
-
 def test_before_the_first_pair(capsys):
     assert "No pairs yet" in muri(capsys, "pair", "--list")[1]
     assert json.loads(muri(capsys, "pair", "--list", "--json")[1]) == {"pairs": []}

@@ -74,14 +74,6 @@ def test_show_of_several_lists_the_choices(filled, capsys):
         assert "batch 128" in output
 
 
-def test_show_of_an_unknown_model_names_the_nearest(filled, capsys):
-    code, _, error = muri(capsys, "show", "resnet81")
-    assert code == 2
-    assert error == "muri: no profile of model 'resnet81'; did you mean resnet18?\n"
-    _, _, error = muri(capsys, "show", "resnet18", "--batch-size", 3)
-    assert "no such profile of 'resnet18'. There are:" in error
-
-
 def test_rm_asks_first(filled):
     refused = invoke("rm", "gpt2", input="n\n")
     assert refused.exit_code == 1
@@ -127,21 +119,6 @@ def test_a_damaged_store_says_what_to_do(path, capsys):
         assert (code, output) == (1, "")
         assert f"muri doctor --store {path} --set-aside" in error
     assert path.read_bytes() == b"damaged" * 1000
-
-
-@pytest.mark.parametrize(
-    ("command", "said"),
-    [
-        (("import", "gone.json"), "No such file or directory"),
-        (("export", "-o", "/gone/x.json"), "No such file or directory"),
-        (("import", "binary"), "not UTF-8 text"),
-    ],
-)
-def test_files_that_cannot_be_read_or_written_are_named(filled, tmp_path, monkeypatch, capsys, command, said):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
-    code, _, error = muri(capsys, *command)
-    assert (code, said in error) == (2, True)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pwd
 
 import pytest
 from profile_builders import make_profile
-from profile_commands import invoke, muri, use_own_store
+from profile_commands import invoke, use_own_store
 
 from muri.profiler.records import ProfileDetail
 from muri.profiler.store import ProfileStore
@@ -38,30 +38,6 @@ def test_a_mark_is_set_listed_and_taken_back():
     assert plain("stale", "gpt2", "--clear")["changed"]
     assert plain("stale")["stale"] == []
     assert [entry["action"] for entry in plain("audit")["audit"]] == ["stale", "clear"]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (("stale", "gpt2"), "--reason"),
-        (("stale", "gpt2", "--reason", " "), "--reason is empty"),
-        (("stale", "--clear"), "need a MODEL"),
-        (("stale", "gpt3", "--reason", "x"), "did you mean gpt2"),
-        (("edit", "gpt2"), "--load-ms"),
-        (("edit", "gpt2", "--load-ms", "600"), "correct the iteration too"),
-        (("edit", "gpt2", "--load-ms", "-1"), "must be ≥ 0"),
-    ],
-)
-def test_wrong_input_is_named_and_changes_nothing(capsys, path, arguments, words):
-    before = path.read_bytes()
-    code, _, error = muri(capsys, *arguments)
-    assert code == 2
-    assert words in error
-    assert "Traceback" not in error
-    with ProfileStore(path, read_only=True) as store:
-        assert (store.stale_marks(), store.audit()) == ((), ())
-        assert len(store.list()) == 2
-    assert path.read_bytes() == before
 
 
 def test_an_edit_keeps_the_old_figures_as_history_and_says_who(path):

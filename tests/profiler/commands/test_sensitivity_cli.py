@@ -7,7 +7,6 @@ import re
 import pytest
 from click.testing import CliRunner
 
-from muri.errors import MuriError
 from muri.profiler.commands import profile
 from muri.profiler.errors import NoSuchSensitivityError, SensitivityError, StorageError
 from muri.profiler.sensitivity import memory_axis as storage
@@ -95,22 +94,6 @@ def test_affinity_and_threads_are_those_of_the_count(run, tmp_path):
     assert sorted(set(seen)) == [(cpus,) * 3 for cpus in range(1, most + 1)]
     assert result.stdout.startswith("cores: ")
     assert "cores by affinity" in result.stdout
-
-
-@pytest.mark.parametrize(
-    ("arguments", "text"),
-    [
-        ((), "nothing to measure"),
-        (("--max-cpus", 4096, "--", "train.py"), "4096 CPUs were asked for; this process may use 1 to"),
-        (("--batch-mib", 1, "--", "train.py"), "also needs --dataset or --dataset-gib, --dataset or --storage-mib"),
-        (("--dataset", "/nowhere", "--batch-mib", 1, "--", "train.py"), "there is no dataset /nowhere"),
-        (("--show", "resnet", "--", "train.py"), "--show measures nothing"),
-    ],
-)
-def test_mistakes_are_named_before_anything_is_measured(run, arguments, text):
-    result = run(*arguments)
-    assert isinstance(result.exception, MuriError)
-    assert text in str(result.exception)
 
 
 def test_a_script_that_ends_too_soon_is_told_what_to_do(run, tmp_path):

@@ -77,40 +77,33 @@ def muri(slurm: Slurm) -> Any:
     return slurm.lua.eval('package.loaded["muri"]')
 
 
+WAITS = "muri: waits for the licence muri_gate until Muri starts it; `muri queue` shows how it stands"
+HELD = "muri: held until Muri starts it; `muri queue` shows how it stands"
+NOBODY = "muri: no controller is at work; submitted as an ordinary job"
+
+
 @pytest.mark.parametrize(
-    ("asked", "licenses"), [(None, "muri_gate:1"), ("", "muri_gate:1"), ("matlab:2", "matlab:2,muri_gate:1")]
+    ("setting", "asked", "gate", "priority", "licenses", "told"),
+    [
+        ("", None, "licence", NO_VAL, "muri_gate:1", WAITS),
+        ("", "", "licence", NO_VAL, "muri_gate:1", WAITS),
+        ("", "matlab:2", "licence", NO_VAL, "matlab:2,muri_gate:1", WAITS),
+        ('package.loaded["muri"].gate = "hold"', None, "hold", 0, None, HELD),
+        ("slurm.reservations = nil", None, "open", NO_VAL, None, NOBODY),
+        ("slurm.reservations = {}", None, "open", NO_VAL, None, NOBODY),
+        ("slurm.reservations.muri_gate.end_time = os.time() - 1", None, "open", NO_VAL, None, NOBODY),
+    ],
 )
-def test_a_marked_gpu_batch_job_is_tagged_and_waits_for_the_licence(
-    slurm: Slurm, asked: str | None, licenses: str
+def test_a_marked_gpu_batch_job_is_tagged_and_kept_as_its_site_does_it(
+    slurm: Slurm, setting: str, asked: str | None, gate: str, priority: int, licenses: str | None, told: str
 ) -> None:
+    slurm.lua.execute(setting)
     entries = {0: "_SLURM_SPANK_OPTION_muri_muri=x", 1: f"MURI_JOB={FULL_MARK}"}
     job = slurm.job(spank_job_env=slurm.lua.table_from(entries), licenses=asked)
     assert slurm.submit(job) == 0
-    assert job.admin_comment == f"muri:{FULL_MARK} muri-gate:licence"
-    assert (job.priority, job.licenses) == (NO_VAL, licenses)
-    assert slurm.told == [
-        "muri: waits for the licence muri_gate until Muri starts it; `muri queue` shows how it stands"
-    ]
-    assert slurm.logged == []
-
-
-def test_a_site_without_the_licence_holds_its_jobs(slurm: Slurm) -> None:
-    muri(slurm).gate = "hold"
-    job = slurm.job(FULL_MARK)
-    assert slurm.submit(job) == 0
-    assert job.admin_comment == f"muri:{FULL_MARK} muri-gate:hold"
-    assert (job.priority, job.licenses) == (0, None)
-    assert slurm.told == ["muri: held until Muri starts it; `muri queue` shows how it stands"]
-
-
-@pytest.mark.parametrize("lease", ["nil", "{}", "{ muri_gate = { end_time = os.time() - 1 } }"])
-def test_without_a_controller_nothing_keeps_a_job(slurm: Slurm, lease: str) -> None:
-    slurm.lua.execute(f"slurm.reservations = {lease}")
-    job = slurm.job(FULL_MARK)
-    assert slurm.submit(job) == 0
-    assert job.admin_comment == f"muri:{FULL_MARK} muri-gate:open"
-    assert (job.priority, job.licenses) == (NO_VAL, None)
-    assert slurm.told == ["muri: no controller is at work; submitted as an ordinary job"]
+    assert job.admin_comment == f"muri:{FULL_MARK} muri-gate:{gate}"
+    assert (job.priority, job.licenses) == (priority, licenses)
+    assert (slurm.told, slurm.logged) == ([told], [])
 
 
 @pytest.mark.parametrize("mark", [None, "on"])

@@ -1,0 +1,63 @@
+"""What is wrong with a call of `muri profile …`: it is said in a line or two, and nothing has changed."""
+
+import shlex
+
+import pytest
+from profile_builders import make_profile
+from profile_commands import muri, use_own_store
+
+from muri.profiler.store import ProfileStore
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("list --bottleneck disk", "'storage', 'cpu', 'gpu', 'network'"),
+        ("list --gpu-type h100", "no profile of GPU type 'h100'; there are: a100, gpu"),
+        ("list --model resnet19", "did you mean resnet18"),
+        ("show resnet81", "no profile of model 'resnet81'; did you mean resnet18?\n"),
+        ("show resnet18 --batch-size 3", "no such profile of 'resnet18'. There are:"),
+        ("import gone.json", "No such file or directory"),
+        ("import binary", "not UTF-8 text"),
+        ("export -o /gone/x.json", "No such file or directory"),
+        ("stale gpt2", "--reason"),
+        ("stale gpt2 --reason ' '", "--reason is empty"),
+        ("stale --clear", "need a MODEL"),
+        ("stale gpt3 --reason x", "did you mean gpt2"),
+        ("edit gpt2", "--load-ms"),
+        ("edit gpt2 --load-ms 600", "correct the iteration too"),
+        ("edit gpt2 --load-ms -1", "must be ≥ 0"),
+        ("publish bart --yes", "did you mean bert?"),
+        ("publish gpt2 --yes", "every profile of 'gpt2' is published already"),
+        ("predict gpt2", "nothing to estimate gpt2 (batch 64, 1 × a100) from: no profile of it on another number"),
+        ("predict gpt2 --batch-size 8", "nothing to estimate gpt2 (batch 8, 1 × a100) from"),
+        ("predict gpt2 --gpus 0", "Invalid value for '--gpus'"),
+        ("bandwidth --backend mpi", "'auto', 'gloo', 'nccl'"),
+        ("bandwidth --ranks 1", "2<=x<=64"),
+        ("pair job.py", "a pair is two scripts, not 1"),
+        ("pair a.py job.py", "there is no script a.py"),
+        ('pair "job.py \'x" job.py', "is no command line"),
+        ("pair --list --next", "not both"),
+        ("pair --list job.py job.py", "--list takes no scripts"),
+        ("pair job.py job.py --model-a x:y", "is not MODEL[:BATCH[:GPUS[:TYPE[:USER]]]]"),
+        ("pair job.py job.py --model-a x:1:1:v100 --model-b y:1:1:a100", "cannot share GPUs"),
+        ("fit-slowdown gpu --forget --no-store", "--no-store"),
+        ("sensitivity", "nothing to measure"),
+        ("sensitivity --max-cpus 4096 -- job.py", "4096 CPUs were asked for; this process may use 1 to"),
+        ("sensitivity --batch-mib 1 -- job.py", "--dataset or --dataset-gib, --dataset or --storage-mib"),
+        ("sensitivity --show resnet -- job.py", "--show measures nothing"),
+    ],
+)
+def test_a_mistake_is_named_and_changes_nothing(tmp_path, monkeypatch, capsys, line, said):
+    monkeypatch.chdir(tmp_path)
+    path = use_own_store(tmp_path, monkeypatch)
+    (tmp_path / "job.py").write_text("raise SystemExit('it was run')")
+    (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
+    with ProfileStore(path) as store:
+        store.put_all([make_profile(), make_profile("gpt2", gpu_type="a100"), make_profile("bert", user="alice")])
+    before = path.read_bytes()
+    code, out, error = muri(capsys, *shlex.split(line))
+    assert (code, out) == (2, "")
+    assert said in error
+    assert "Traceback" not in error
+    assert path.read_bytes() == before
