@@ -47,7 +47,7 @@ class Launcher:
     def script(self, text: str, name: str = "train.py", folder: str = ".") -> Path:
         """Write a training script."""
         path = self.folder / folder / name
-        path.parent.mkdir(exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(textwrap.dedent(text))
         return path
 
@@ -73,6 +73,13 @@ class Launcher:
         variables = self.environment | environment | ({"SLURM_JOB_ID": job_id} if job_id else {})
         out, err = self.path(job_id, "out").open("ab"), self.path(job_id, "err").open("ab")
         return self.spawn(command, variables, stdout=out, stderr=err, cwd=cwd or self.folder)
+
+    def dry_run(self, limits: str, *arguments: object, **environment: str) -> tuple[int, dict]:
+        """Measure a script that runs alone; returns its exit code and the result, empty if there is none."""
+        result = self.folder / "result.json"
+        asked = {"MURI_DRY_RUN": limits, "MURI_DRY_RUN_RESULT": str(result)}
+        code = ends(self.member(None, *arguments, **asked, **environment))
+        return code, json.loads(result.read_text()) if result.exists() else {}
 
     def path(self, job_id: str | None, kind: str) -> Path:
         """Where a member's output goes."""

@@ -146,7 +146,5 @@ def test_a_dry_run_tells_that_a_script_can_be_split(launcher: Launcher) -> None:
                 sum(range(1000))
     """)
     for argument, told in (("can", True), ("no", None)):
-        result = launcher.folder / f"{argument}.json"
-        environment = {"MURI_DRY_RUN": "20:5", "MURI_DRY_RUN_RESULT": str(result)}
-        assert ends(launcher.member(None, script, argument, **environment)) == 0, launcher.err(None)
-        assert json.loads(result.read_text()).get("accumulates") is told
+        code, result = launcher.dry_run("20:5", script, argument)
+        assert (code, result.get("accumulates")) == (0, told), launcher.err(None)

@@ -114,12 +114,15 @@ def test_followers_grant_in_the_leaders_order(group: Group) -> None:
 
 
 def test_the_leader_waits_until_a_session_runs_everywhere(group: Group) -> None:
+    leader = group.ranks[0].arbiter
     group.join("1", but=2)
-    first = Asking(group.ranks[0].arbiter.acquire, "1", NETWORK)
+    first = Asking(leader.acquire, "1", NETWORK)
+    until(lambda: first.results or leader._role._waiting, "the wait")
+    assert first.results == []
     group.join("2")
-    group.ranks[0].arbiter.acquire("2", NETWORK)
-    assert group.ranks[0].arbiter.holders()[NETWORK] == "2"
-    group.ranks[0].arbiter.release("2", NETWORK)
+    leader.acquire("2", NETWORK)
+    assert leader.holders()[NETWORK] == "2"
+    leader.release("2", NETWORK)
     assert first.results == []
     group.ranks[2].arbiter.announce("1", "0.0.0")
     group.ranks[2].arbiter.join("1")

@@ -48,12 +48,6 @@ def runtime_under(python: Path, launcher: Launcher, *members: str) -> None:
     assert process.poll() is None, log.read_text()
 
 
-def test_a_script_runs_alone_under_it(launcher: Launcher, own: Path) -> None:
-    assert ends(launcher.member(None, "--timing", launcher.script(SCRIPT))) == 3, launcher.err(None)
-    assert launcher.out(None).split() == [str(own.parent.parent), "False", "False"]
-    assert "propagate" in launcher.err(None)
-
-
 @pytest.mark.parametrize("isolation", ["thread", pytest.param("process", marks=pytest.mark.thorough)])
 def test_members_share_a_runtime_under_it(launcher: Launcher, own: Path, isolation: str) -> None:
     runtime_under(own, launcher, "101", "102")

@@ -84,20 +84,6 @@ def test_missing_script_and_unknown_option_are_explained(launcher: Launcher) -> 
     assert "Traceback" not in launcher.err(None)
 
 
-def test_help_shows_examples() -> None:
-    command = [sys.executable, "-c", "from muri.cli import main; main()", "run", "--help"]
-    result = subprocess.run(command, check=True, capture_output=True, text=True)
-    assert "muri run train.py --lr 0.1" in result.stdout
-    assert max(map(len, result.stdout.splitlines())) <= 80
-
-
-def dry_run(launcher: Launcher, script: str, *arguments: object, **variables: str) -> tuple[int, dict]:
-    result = launcher.folder / "result.json"
-    asked = {"MURI_DRY_RUN": "20:5", "MURI_DRY_RUN_RESULT": str(result)}
-    code = ends(launcher.member(None, launcher.script(script), *arguments, **asked, **variables))
-    return code, json.loads(result.read_text()) if result.exists() else {}
-
-
 def test_dry_run_measures_after_warm_up_and_ends_the_script(launcher: Launcher) -> None:
     """In time that goes on while the script sleeps or computes: the machine may be busy."""
     request = DryRunRequest(Limits(15, fixed_warmup=5), launcher.folder / "result.json")
@@ -135,7 +121,7 @@ LOOP = """
 def test_dry_run_of_a_script_that_ends_early_counts_what_suffices(
     launcher: Launcher, iterations: int, code: int, error: str | None
 ) -> None:
-    got, result = dry_run(launcher, LOOP, iterations, code)
+    got, result = launcher.dry_run("20:5", launcher.script(LOOP), iterations, code)
     assert got == code
     assert result["iterations"] == 3 if error is None else re.search(error, result["error"])
 
@@ -143,13 +129,13 @@ def test_dry_run_of_a_script_that_ends_early_counts_what_suffices(
 @pytest.mark.parametrize(("rank", "answers"), [("0", True), ("1", False)])
 def test_only_the_first_rank_of_a_dry_run_answers(launcher: Launcher, rank: str, answers: bool) -> None:
     task = {"SLURM_PROCID": rank, "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NODELIST": "localhost"}
-    code, result = dry_run(launcher, LOOP, 8, 0, **task)
+    code, result = launcher.dry_run("20:5", launcher.script(LOOP), 8, 0, **task)
     assert (code, bool(result)) == (0, answers), launcher.err(None)
 
 
 @pytest.mark.parametrize(("script", "code"), [("print('x')", 0), ("1 / 0", 1), ("import os; os._exit(4)", 4)])
 def test_dry_run_without_stages_says_so(launcher: Launcher, script: str, code: int) -> None:
-    got, result = dry_run(launcher, script)
+    got, result = launcher.dry_run("20:5", launcher.script(script))
     assert got == code
     assert "no stages marked" in result["error"]
 
@@ -181,14 +167,13 @@ def test_script_that_swallows_the_end_of_its_dry_run_is_ended(launcher: Launcher
                 with muri.stage("propagate"): pass
             except BaseException: pass
     """
-    code, result = dry_run(launcher, script)
+    code, result = launcher.dry_run("20:5", launcher.script(script))
     assert (code, result["iterations"]) == (0, 15)
 
 
 @pytest.mark.parametrize("spec", ["30", "5:5"])
 def test_malformed_dry_run_is_refused(launcher: Launcher, spec: str) -> None:
-    variables = {"MURI_DRY_RUN": spec, "MURI_DRY_RUN_RESULT": str(launcher.folder / "r.json")}
-    assert ends(launcher.member(None, launcher.script("print('ran')"), **variables)) == 2
+    assert launcher.dry_run(spec, launcher.script("print('ran')")) == (2, {})
     assert spec in launcher.err(None)
     assert launcher.out(None) == ""
 

@@ -79,10 +79,7 @@ def test_a_script_runs_alone_with_its_stages(launcher: Launcher, python: str) ->
 
 
 def test_a_dry_run_measures_it(launcher: Launcher, python: str) -> None:
-    result = launcher.folder / "result.json"
-    variables = {"MURI_DRY_RUN": "auto:12:5", "MURI_DRY_RUN_RESULT": str(result)}
-    ends(launcher.member(None, launcher.script(SCRIPT), **variables))
-    found = json.loads(result.read_text())
+    _code, found = launcher.dry_run("auto:12:5", launcher.script(SCRIPT))
     assert found["python"]["executable"] == python, found
     assert found["iterations"] >= 5, (found, launcher.err(None))
     assert found["propagate_s"] >= 0.002

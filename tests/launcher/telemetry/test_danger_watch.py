@@ -1,11 +1,10 @@
 """What a dry run tells of a script that threads of one process could not keep apart."""
 
-import json
 import textwrap
 import time
 
 import pytest
-from launcher_harness import Launcher, ends
+from launcher_harness import Launcher
 
 from muri.launcher.telemetry.danger_watch import LEAST_LOOKS, MOST_HELD, LockWatch
 from muri.profiler.dangers import DANGERS, said
@@ -48,10 +47,9 @@ USES = [
 
 def dangers(launcher: Launcher, text: str, limits: str = "8:2") -> set[str]:
     """What a dry run of a script tells."""
-    path = launcher.folder / "result.json"
-    place = {"MURI_DRY_RUN": limits, "MURI_DRY_RUN_RESULT": str(path)}
-    assert ends(launcher.member(None, launcher.script(text), **place)) == 0, launcher.err(None)
-    return set(json.loads(path.read_text())["detail"]["dangers"])
+    code, result = launcher.dry_run(limits, launcher.script(text))
+    assert code == 0, launcher.err(None)
+    return set(result["detail"]["dangers"])
 
 
 @pytest.mark.parametrize(("danger", "use"), USES)
