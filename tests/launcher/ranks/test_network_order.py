@@ -17,7 +17,7 @@ from muri.launcher.arbitration.arbiter import WaitInterruptedError
 from muri.launcher.job.environment import missing_variables, task_of
 from muri.launcher.ranks.coordination import Ranks
 from muri.launcher.ranks.link import RETRY_S, Listener, Place, RankLink, RankLinkError, connect
-from muri.launcher.ranks.network_order import NETWORK, Leader, RankedArbiter, session_key
+from muri.launcher.ranks.network_order import NETWORK, Follower, Leader, RankedArbiter, session_key
 from muri.launcher.runtime.options import KEY_VARIABLE, parse_place
 
 KEY = b"k" * 64
@@ -77,6 +77,13 @@ class Asking:
         self._thread = threading.Thread(target=self._work, daemon=True)
         self._thread.start()
 
+    def waits(self, arbiter: RankedArbiter) -> bool:
+        """Whether it has to wait: on rank 0 for its peers, on the others for its turn."""
+        role = arbiter._role
+        waiting = role._waiting if isinstance(role, Leader) else arbiter.waiting_hint
+        until(lambda: self.results or any(waiting), "the answer or the wait for it")
+        return not self.results
+
     def answer(self) -> object:
         """What came of it in the end: the call's result, or its exception."""
         self._thread.join(DEADLINE_S)
@@ -90,18 +97,12 @@ class Asking:
             self.results.append(error)
 
 
-def until_it_waits(arbiter: RankedArbiter) -> None:
-    """Wait until a thread waits for the network: for its peers on rank 0, for its turn on the others."""
-    role = arbiter._role
-    until(lambda: role._waiting if isinstance(role, Leader) else arbiter.waiting_hint[NETWORK], "the wait")
-
-
 def test_followers_grant_in_the_leaders_order(group: Group) -> None:
     group.join("1")
     group.join("2")
     leader, follower = group.ranks[0].arbiter, group.ranks[1].arbiter
     second = Asking(follower.acquire, "2", NETWORK)
-    until_it_waits(follower)
+    assert second.waits(follower)
     leader.acquire("1", NETWORK)
     follower.acquire("1", NETWORK)
     assert second.results == [], "2 must wait for 1, which is first on rank 0"
@@ -117,8 +118,7 @@ def test_the_leader_waits_until_a_session_runs_everywhere(group: Group) -> None:
     leader = group.ranks[0].arbiter
     group.join("1", but=2)
     first = Asking(leader.acquire, "1", NETWORK)
-    until(lambda: first.results or leader._role._waiting, "the wait")
-    assert first.results == []
+    assert first.waits(leader)
     group.join("2")
     leader.acquire("2", NETWORK)
     assert leader.holders()[NETWORK] == "2"
@@ -137,7 +137,7 @@ def test_turns_of_a_session_that_ended_are_skipped(group: Group) -> None:
     leader.release("1", NETWORK)
     leader.acquire("2", NETWORK)
     second = Asking(follower.acquire, "2", NETWORK)
-    until_it_waits(follower)
+    assert second.waits(follower)
     follower.leave("1")
     assert isinstance(second.answer(), float)
 
@@ -147,13 +147,14 @@ def test_a_grant_to_an_earlier_run_of_a_script_is_none_to_the_next(group: Group)
     leader, follower = group.ranks[0].arbiter, group.ranks[1].arbiter
     leader.acquire("1", NETWORK)
     leader.release("1", NETWORK)
-    until(lambda: follower._role._sequence, "the grant")
+    role = follower._role
+    assert isinstance(role, Follower)
+    until(lambda: role._sequence, "the grant")
     for ranks in group.ranks:
         ranks.arbiter.leave("1")
     group.join("1", but=0)
     next_run = Asking(follower.acquire, "1", NETWORK)
-    until(lambda: next_run.results or follower.waiting_hint[NETWORK], "the wait")
-    assert next_run.results == []
+    assert next_run.waits(follower)
     follower.interrupt("1")
     assert isinstance(next_run.answer(), WaitInterruptedError)
 
@@ -163,7 +164,7 @@ def test_a_wait_can_be_interrupted(group: Group, rank: int) -> None:
     group.join("1", but=2)
     arbiter = group.ranks[rank].arbiter
     waiting = Asking(arbiter.acquire, "1", NETWORK)
-    until_it_waits(arbiter)
+    assert waiting.waits(arbiter)
     arbiter.interrupt("1")
     assert isinstance(waiting.answer(), WaitInterruptedError)
 
