@@ -7,7 +7,8 @@ from muri.profiler.commands import profile
 
 
 def use_own_store(tmp_path, monkeypatch):
-    """Let the commands mean a store in `tmp_path`, whatever the environment says, on a terminal of 80 columns."""
+    """Let the commands mean a store in `tmp_path`, where they run, on a terminal of 80 columns."""
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MURI_STATE_DIR", str(tmp_path))
     monkeypatch.setenv("COLUMNS", "80")
     for name in ("MURI_PROFILES", "MURI_STORE_JOURNAL", "SUDO_USER"):

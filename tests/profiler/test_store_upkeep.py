@@ -41,16 +41,6 @@ PRAGMA user_version = 1;
 """As stores of format 1 were made; written down here so that no later change of the migrations touches it."""
 
 
-@pytest.fixture(autouse=True)
-def no_forced_journal(monkeypatch):
-    monkeypatch.delenv("MURI_STORE_JOURNAL", raising=False)
-
-
-@pytest.fixture
-def path(tmp_path):
-    return tmp_path / "profiles.db"
-
-
 @pytest.fixture
 def store(path):
     with ProfileStore(path) as opened:

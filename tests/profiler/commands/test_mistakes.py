@@ -4,7 +4,7 @@ import shlex
 
 import pytest
 from profile_builders import make_profile
-from profile_commands import muri, use_own_store
+from profile_commands import muri
 
 from muri.profiler.store import ProfileStore
 
@@ -48,9 +48,7 @@ from muri.profiler.store import ProfileStore
         ("sensitivity --show resnet -- job.py", "--show measures nothing"),
     ],
 )
-def test_a_mistake_is_named_and_changes_nothing(tmp_path, monkeypatch, capsys, line, said):
-    monkeypatch.chdir(tmp_path)
-    path = use_own_store(tmp_path, monkeypatch)
+def test_a_mistake_is_named_and_changes_nothing(tmp_path, path, capsys, line, said):
     (tmp_path / "job.py").write_text("raise SystemExit('it was run')")
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
     with ProfileStore(path) as store:

@@ -5,7 +5,7 @@ import json
 import psutil
 import pytest
 from profile_builders import make_profile
-from profile_commands import muri, use_own_store
+from profile_commands import muri
 
 from muri.profiler.store import ProfileStore
 
@@ -35,13 +35,9 @@ with open(os.environ["MURI_ITERATION_LOG"], "a", buffering=1) as log:
 """
 SHORT = "import time, muri\nfor _ in range(20):\n    with muri.stage('load'):\n        time.sleep(0.002)\n"
 BROKEN = "raise RuntimeError('no such weights')\n"
-IDLE = "import time\ntime.sleep(60)\n"
+IDLE = "import time\ntime.sleep(600)\n"
 
-
-@pytest.fixture(autouse=True)
-def path(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    return use_own_store(tmp_path, monkeypatch)
+pytestmark = pytest.mark.usefixtures("path")
 
 
 def test_two_scripts_that_share_a_resource(tmp_path, capsys):

@@ -5,16 +5,13 @@ import re
 
 import pytest
 from profile_builders import make_profile
-from profile_commands import invoke, muri, use_own_store
+from profile_commands import invoke, muri
 
 from muri.profiler.commands import profile
 from muri.profiler.exchange import to_json
 from muri.profiler.store import ProfileStore
 
-
-@pytest.fixture(autouse=True)
-def path(tmp_path, monkeypatch):
-    return use_own_store(tmp_path, monkeypatch)
+pytestmark = pytest.mark.usefixtures("path")
 
 
 @pytest.fixture
@@ -126,8 +123,7 @@ def test_a_damaged_store_says_what_to_do(path, capsys):
     [("list",), ("show", "m"), ("rm", "m", "-y"), ("export",), ("edit", "m", "--load-ms", 90), ("fit", "m"),
      ("stale", "m", "--reason", "new")],
 )  # fmt: skip
-def test_a_missing_store_is_named_and_not_made(tmp_path, monkeypatch, capsys, command):
-    monkeypatch.chdir(tmp_path)
+def test_a_missing_store_is_named_and_not_made(tmp_path, capsys, command):
     code, _, error = muri(capsys, *command, "--store", "gone.db")
     assert code == 1
     assert error.startswith("muri: there is no profile store at ")

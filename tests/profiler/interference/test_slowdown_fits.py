@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from profile_builders import make_profile
-from profile_commands import muri, use_own_store
+from profile_commands import muri
 
 from muri.profiler.errors import FitError
 from muri.profiler.interference.ratios import Interference, Side, pair_points, put
@@ -113,12 +113,6 @@ def filled(path, gpu_type="a100", pairs=12):
             ratio = TRUE(200 * share)
             side = Side(profile.key, 0.1, 0.1 * ratio, ratio, 0.01, 0.95, 40)
             put(store, Interference(side, side, 5, 20.0, "2026-03-01T12:00:00+00:00"))
-
-
-@pytest.fixture
-def path(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    return use_own_store(tmp_path, monkeypatch)
 
 
 def test_pairs_count_where_both_models_have_measured_profiles(path):

@@ -21,6 +21,12 @@ def start(code):
     return subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
 
+def go_on(process):
+    process.stdin.write(b"\n")
+    process.stdin.flush()
+    process.stdout.readline()
+
+
 def cpu_s(usage):
     return sum(sample.cpu_cores * sample.over_s for sample in usage.samples)
 
@@ -31,9 +37,7 @@ def test_cpu_of_children_counts_also_when_they_have_ended():
     with start(code + "print(1, flush=True)\ninput()") as process:
         with Sampler(process.pid, interval_s=0.05) as running:
             until(lambda: running._before is not None, "the first sample", 20)  # what is used from now on counts
-            process.stdin.write(b"\n")
-            process.stdin.flush()
-            process.stdout.readline()  # the child has ended by now
+            go_on(process)  # the child has ended then
         usage = running.stop()
         all_s = sum(psutil.Process(process.pid).cpu_times()[:4])
         process.communicate(b"\n")
@@ -60,9 +64,7 @@ def test_a_child_whose_parent_ended_is_still_followed():
         parent_s = sum(psutil.Process(process.pid).cpu_times()[:2])
         process.send_signal(9)
         process.wait()
-        process.stdin.write(b"\n")
-        process.stdin.flush()
-        process.stdout.readline()
+        go_on(process)
         after = reader.read()
         process.stdin.close()
     assert after.cpu_s - before.cpu_s >= 0.2 - parent_s - 0.03  # in steps of 0.01
