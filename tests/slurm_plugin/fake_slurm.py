@@ -87,6 +87,7 @@ class FakeSlurm:
         self.calls: list[str] = []
         self.slurm_calls: Counter[str] = Counter()
         self.starts: dict[int, int] = {}
+        self.submitted: dict[int, NewJob] = {}
         self.before_call: Callable[[str], None] = lambda name: None
         self.after_call: Callable[[str], None] = lambda name: None
         self._next_id = max([job.job_id for job in jobs], default=0) + 100
@@ -179,6 +180,7 @@ class FakeSlurm:
         job_id, self._next_id = self._next_id, self._next_id + 1
         gpus = re.search(r"(\d+)$", job.gpu_request)
         user = next((each.user for each in self.jobs.values() if each.uid == job.uid), "alice")
+        self.submitted[job_id] = job
         self.jobs[job_id] = make_job(
             job_id, user=user, name=job.name, uid=job.uid, held=False, reason="", submit_s=self.now_s,
             admin_comment=job.admin_comment,

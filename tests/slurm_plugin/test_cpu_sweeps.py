@@ -64,7 +64,8 @@ def test_the_script_runs_again_on_other_numbers_of_cpus(monkeypatch):
 )
 def test_a_script_that_cannot_be_swept_keeps_its_stages(monkeypatch, capsys, script, steady_s, why):
     monkeypatch.setattr(cpu_sweep, "STEADY_S", steady_s)
-    text = f'#!/bin/sh\n{script}\necho \'{{"load_s": 1}}\' > "$MURI_DRY_RUN_RESULT"\n'
+    told = "$MURI_DRY_RUN_RESULT"
+    text = f'#!/bin/sh\n{script}\necho \'{{"load_s": 1}}\' > "{told}.new"\nmv "{told}.new" "{told}"\n'
     assert measure(text.encode(), [], Limits(time_limit_s=240), Cpus(1, 2)) == {"load_s": 1}
     told = capsys.readouterr().err
     assert "was not measured" in told
@@ -87,14 +88,6 @@ def test_a_comment_without_room_loses_the_dataset_first_then_the_sweep_and_keeps
     assert told["iteration_s"] == 0.6
 
 
-class NotingSlurm(FakeSlurm):
-    """Keeps what it was asked to submit."""
-
-    def submit(self, job):
-        self.asked = job
-        return super().submit(job)
-
-
 def dry_run_of(slurm, controller):
     """The dry run with the script of job 2: job 1 starts without waiting for any."""
     for _ in range(2):
@@ -107,7 +100,7 @@ def dry_run_of(slurm, controller):
 def site():
     """One GPU on which a job of the new model runs while another waits, and a spare node for dry runs."""
     spare = make_node("n9", partitions=("spare",), gpu_count=4)
-    return NotingSlurm([make_job(number, admin_comment=NEW) for number in (1, 2)], [*one_gpu(), spare])
+    return FakeSlurm([make_job(number, admin_comment=NEW) for number in (1, 2)], [*one_gpu(), spare])
 
 
 OPTIONS = {"policy": "synergy-tune", "profiling": {"mode": "dry-run", "partition": "spare"}, "partitions": ("main",)}
@@ -138,8 +131,9 @@ def planned_with(make_controller, reads=None, detail=None, cpus=None):
 
 def test_a_new_model_is_swept_and_later_jobs_are_planned_with_it(make_controller, tmp_path):
     slurm = planned_with(make_controller)
-    assert (slurm.asked.cpu_count, slurm.asked.time_limit_s) == (8, 660)  # two of four GPUs' shares of 16 CPUs
-    assert "--sweep 4 8" in slurm.asked.script
+    (asked,) = slurm.submitted.values()
+    assert (asked.cpu_count, asked.time_limit_s) == (8, 660)  # two of four GPUs' shares of 16 CPUs
+    assert "--sweep 4 8" in asked.script
     (found,) = stored(tmp_path)
     assert (found.name, found.cpu.saturating_cpus, found.process_gib) == (str(KEY), 5, 2.5)
     assert slurm.jobs[2].cpu_count == 5
@@ -221,4 +215,5 @@ def test_no_sweep_where_it_would_not_be_used(make_controller, options):
     slurm = site()
     with make_controller(slurm, (), **{**OPTIONS, **options}) as controller:
         dry_run_of(slurm, controller)
-    assert (slurm.asked.cpu_count, slurm.asked.time_limit_s, "--sweep" in slurm.asked.script) == (4, 360, False)
+    asked = list(slurm.submitted.values())[-1]
+    assert (asked.cpu_count, asked.time_limit_s, "--sweep" in asked.script) == (4, 360, False)

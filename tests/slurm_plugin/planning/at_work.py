@@ -6,11 +6,13 @@ from typing import Any
 
 from fake_slurm import FOUR_KINDS, GPUS_REMOVABLE, NOW_S, make_job
 
-from muri.profiler.records import StageProfile
+from muri.profiler.interference.ratios import Interference, Side
+from muri.profiler.records import ProfileKey, StageProfile
 from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.controller.assemble import policy_of
 from muri.slurm_plugin.planning.cycle_input import CycleInput, Knowledge
 from muri.slurm_plugin.planning.decision import Decision, decide
+from muri.slurm_plugin.planning.model_traits import KnownTraits
 from muri.slurm_plugin.planning.starts import asked_by
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import Job, JobState, Node, Reservation, Snapshot
@@ -50,13 +52,13 @@ def behind_pilot(number: int, *members: Job, own_s: int = 0, promise: float = 0.
 
 def cycle_of(
     jobs: Iterable[Job], nodes: Sequence[Node], *reservations: Reservation, limits: SiteLimits = NO_SITE_LIMITS,
-    known: Iterable[StageProfile] = FOUR_KINDS, **config: Any,
+    known: Iterable[StageProfile] = FOUR_KINDS, traits: KnownTraits | None = None, **config: Any,
 ) -> CycleInput:  # fmt: skip
     """What a cycle decides on, under muri-s unless the configuration says otherwise."""
     snapshot = Snapshot(
         NOW_S, "c", "26.05", tuple(jobs), tuple(nodes), reservations, limits=limits, gpu_removal=GPUS_REMOVABLE
     )
-    knowledge = Knowledge({profile.key: profile for profile in known})
+    knowledge = Knowledge({profile.key: profile for profile in known}, traits=traits or KnownTraits())
     return CycleInput(view_of(snapshot), knowledge, Config.model_validate({"policy": "muri-s", **config}))
 
 
@@ -64,6 +66,12 @@ def decided(jobs: Iterable[Job], nodes: Sequence[Node], *reservations: Reservati
     """What a cycle decides; `changes` as `cycle_of` takes them."""
     cycle = cycle_of(jobs, nodes, *reservations, **changes)
     return decide(cycle, policy_of(cycle.config))
+
+
+def measured_pair(a: ProfileKey, b: ProfileKey, ratio_a: float, ratio_b: float, *, turns: bool = False) -> Interference:
+    """How many times as long as alone the iterations of two models took beside each other."""
+    sides = [Side(key, 1.0, ratio, ratio, None, 0.9, 10) for key, ratio in ((a, ratio_a), (b, ratio_b))]
+    return Interference(*sides, rounds=3, measured_s=1.0, measured_at="2026-01-01T00:00:00+00:00", turns=turns)
 
 
 def of_kind(decision: Decision, kind: type[Any]) -> list[Any]:

@@ -2,17 +2,16 @@
 
 from dataclasses import replace
 
+import at_work
 import pytest
 from fake_slurm import NOW_S, behind_licence, make_job, make_node
 
-from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.planning.actions import Overtake, SplitTasks
 from muri.slurm_plugin.planning.arrays import Siblings, overtakes, priority_ahead, task_numbers, throttled
-from muri.slurm_plugin.planning.cycle_input import CycleInput, Knowledge
+from muri.slurm_plugin.planning.cycle_input import CycleInput
 from muri.slurm_plugin.planning.request import prepare
 from muri.slurm_plugin.records import comment_tags as tags
-from muri.slurm_plugin.records.cluster import Job, JobState, Snapshot
-from muri.slurm_plugin.records.roles import view_of
+from muri.slurm_plugin.records.cluster import Job, JobState
 
 MEMBER = tags.STATE_PREFIX + tags.format_state(tags.MemberState(99, tags.Original("gres/gpu:1", "", 4, 4, 0, 3600)))
 
@@ -31,8 +30,7 @@ def let_go(job: Job, **changes: object) -> Job:
 
 
 def cycle_of(*jobs: Job, gpus: int = 2) -> CycleInput:
-    nodes = (make_node("n1", gpu_count=gpus),)
-    return CycleInput(view_of(Snapshot(NOW_S, "c", "26.05", jobs, nodes)), Knowledge({}), Config())
+    return at_work.cycle_of(jobs, [make_node("n1", gpu_count=gpus)])
 
 
 @pytest.mark.parametrize(

@@ -26,41 +26,32 @@ def job_in(environment: str, job_id: int, model: str = "m1", **changes: Any) -> 
     return make_job(job_id, **{"admin_comment": comment, **changes})
 
 
-class Recording(FakeSlurm):
-    """Keeps what was submitted, in full."""
-
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        self.submitted: dict[int, NewJob] = {}
-
-    def _submit(self, job: NewJob) -> int:
-        job_id = super()._submit(job)
-        self.submitted[job_id] = job
-        return job_id
-
+class Exporting(FakeSlurm):
     def job_environment(self, job_id: int) -> dict[str, str]:
         return {"PATH": "/bin", "LD_LIBRARY_PATH": "/opt/cuda", "SECRET": "x", "PYTHONPATH": "/home/alice/lib"}
 
-    def finish_dry_runs(self, **result: Any) -> int:
-        """End each dry run with a result; returns how many there were."""
-        figures = DryRunResult((0.7, 0.1, 0.1, 0.1), 1.0, iterations=20).to_dict() | result
-        found = dry_runs(self)
-        for run in found:
-            end_dry_run(self, run, int(self.submitted[run.job_id].script.split("--target ")[1].split()[0]), **figures)
-        return len(found)
+
+def finish_dry_runs(slurm: FakeSlurm, **result: Any) -> int:
+    """End each dry run with a result; returns how many there were."""
+    figures = DryRunResult((0.7, 0.1, 0.1, 0.1), 1.0, iterations=20).to_dict() | result
+    found = dry_runs(slurm)
+    for run in found:
+        target = int(slurm.submitted[run.job_id].script.split("--target ")[1].split()[0])
+        end_dry_run(slurm, run, target, **figures)
+    return len(found)
 
 
-def measured_and_planned(slurm: Recording, make_controller: Any, grouping: Any = None, **result: Any) -> Any:
+def measured_and_planned(slurm: Exporting, make_controller: Any, grouping: Any = None, **result: Any) -> Any:
     """Measure what has to be measured and plan; returns the last status by job id."""
     with make_controller(slurm, (), profiling={"at_once": 4}, grouping=grouping or {}) as controller:
         controller.cycle()
         slurm.tick()
-        slurm.finish_dry_runs(**result)
+        finish_dry_runs(slurm, **result)
         return {job.job_id: job for job in controller.cycle().jobs}
 
 
-def cluster(*jobs: Job) -> Recording:
-    return Recording(list(jobs), one_gpu())
+def cluster(*jobs: Job) -> Exporting:
+    return Exporting(list(jobs), one_gpu())
 
 
 KEY = ProfileKey("m1", 8, 1, "gpu", "alice")
@@ -104,7 +95,7 @@ def test_where_nothing_was_measured_the_first_python_in_path_may_be_the_sites(fi
 THREADS = ProfileDetail(dangers=()).to_dict()
 
 
-def of_threads(slurm: Recording, make_controller: Any, **result: Any) -> tuple[NewJob, Any]:
+def of_threads(slurm: Exporting, make_controller: Any, **result: Any) -> tuple[NewJob, Any]:
     """The pilot of jobs whose runs showed no danger where the site allows threads, and the last status by job id."""
     told_of = {"detail": THREADS, **result}
     status = measured_and_planned(slurm, make_controller, grouping={"isolation": "auto"}, **told_of)
@@ -153,7 +144,7 @@ def test_a_model_is_measured_once_however_many_environments_there_are(make_contr
     slurm = cluster(job_in(HERE, 1, "m1"))
     with make_controller(slurm, ()) as controller:
         controller.cycle()
-        assert slurm.finish_dry_runs(python=OWN) == 1
+        assert finish_dry_runs(slurm, python=OWN) == 1
         controller.cycle()
         for job_id, environment in ((2, THERE), (3, HERE)):
             slurm.jobs[job_id] = job_in(environment, job_id, "m1")
@@ -165,7 +156,7 @@ def test_unknown_arguments_leave_a_job_alone(make_controller: Any) -> None:
     """From an older SPANK plugin, on a Slurm that keeps no submit line."""
     unnamed = {"submit_line": "", "admin_comment": "muri:on muri-script:0123456789abcdef"}
     jobs = [make_job(1, **unnamed), make_job(2, **unnamed), job_in("", 3, "m1", submit_line="")]
-    slurm = Recording(jobs, [make_node("n1", gpu_count=4)])
+    slurm = Exporting(jobs, [make_node("n1", gpu_count=4)])
     with make_controller(slurm) as controller:  # m1 has a profile: what it is called with does not matter
         status = {job.job_id: job for job in controller.cycle().jobs}
     assert dry_runs(slurm) == []

@@ -3,11 +3,10 @@
 from dataclasses import asdict, replace
 
 import pytest
-from at_work import cycle_of
+from at_work import cycle_of, measured_pair
 from fake_slurm import make_job, make_node
 
 from muri.profiler.interference.ratios import KIND as PAIRS
-from muri.profiler.interference.ratios import Interference, Side
 from muri.profiler.records import ProfileDetail, ProfileKey, StageProfile
 from muri.profiler.sensitivity.bisection import CpuSensitivity, Point
 from muri.profiler.sensitivity.memory_axis import Dataset, throughput
@@ -169,11 +168,8 @@ def test_a_table_of_pairs_tells_users_apart():
         return StageProfile(ProfileKey(model, 8, 1, "gpu", user), 0, 0, 1, 0, 1)
 
     stored = {each.key: each for each in (of("alice", "a"), of("bob", "a"), of("bob", "b"), of("", "b"))}
-    sides = [
-        Side(ProfileKey(model, 8, 1, "gpu", user), 0.1, 0.15, 1.5, None, 0.9, 40)
-        for model, user in (("a", "bob"), ("b", ""))
-    ]
-    table = interference_table(stored, stored, stored, KnownTraits(pairs=(Interference(*sides, 3, 1.0, ""),)))
+    keys = [ProfileKey(model, 8, 1, "gpu", user) for model, user in (("a", "bob"), ("b", ""))]
+    table = interference_table(stored, stored, stored, KnownTraits(pairs=(measured_pair(*keys, 1.5, 1.5),)))
     for published_or_his in ("b", "b of bob"):
         assert table.speeds("a of bob", published_or_his) == pytest.approx((1 / 1.5, 1 / 1.5))
     assert table.speeds("a of alice", "b") == pytest.approx((0.5, 0.5))  # bob's measurement says nothing of hers

@@ -1,28 +1,29 @@
 """muri-hybrid in the controller's cycle: measured pairs share without turns, nobody else does."""
 
 from dataclasses import replace
+from functools import partial
 
+import at_work
 import pytest
+from at_work import measured_pair, of_kind
 from fake_slurm import NOW_S, FakeSlurm, make_job, make_node, one_gpu, told
 
 from muri.policies.registry import get_policy
 from muri.policies.types import PlanRequest
-from muri.profiler.interference.ratios import Interference, Side
+from muri.profiler.interference.ratios import Interference
 from muri.profiler.records import STAGES, ProfileKey, StageProfile
 from muri.profiler.store import ProfileStore
 from muri.slurm_plugin.cli.look import explanation
 from muri.slurm_plugin.config import Config
-from muri.slurm_plugin.controller.assemble import policy_of
 from muri.slurm_plugin.planning.actions import Join, Preempt, StartGroup
-from muri.slurm_plugin.planning.cycle_input import CycleInput, Knowledge
-from muri.slurm_plugin.planning.decision import decide
+from muri.slurm_plugin.planning.decision import Decision
 from muri.slurm_plugin.planning.model_traits import KnownTraits, with_measured_pairs
 from muri.slurm_plugin.planning.slurm_requests import pilot_job
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import NewJob
 from muri.slurm_plugin.records.comment_reports import speeds_token
 from muri.slurm_plugin.records.comment_tags import MODE_PREFIX, mode_of
-from muri.slurm_plugin.records.roles import Role, read_job, view_of
+from muri.slurm_plugin.records.roles import Role, read_job
 
 HYBRID = {"policy": "muri-hybrid"}
 A, B = ProfileKey("a", 8, 1, "gpu"), ProfileKey("b", 8, 1, "gpu")
@@ -37,9 +38,7 @@ def profile(key: ProfileKey, gpu: float = 1.0) -> StageProfile:
 KNOWN = (profile(A), profile(B), profile(LOADER, 0.0))
 
 
-def pair(a: ProfileKey, b: ProfileKey, ratio_a: float = 1.25, ratio_b: float = 1.6) -> Interference:
-    sides = [Side(key, 1.0, ratio, ratio, None, 0.9, 10) for key, ratio in ((a, ratio_a), (b, ratio_b))]
-    return Interference(*sides, rounds=3, measured_s=1.0, measured_at="2026-01-01T00:00:00+00:00")
+pair = partial(measured_pair, ratio_a=1.25, ratio_b=1.6)
 
 
 def job(job_id: int, model: str, batch_size: int = 8, **changes):
@@ -47,13 +46,12 @@ def job(job_id: int, model: str, batch_size: int = 8, **changes):
 
 
 def decided(slurm: FakeSlurm, *pairs: Interference, known=KNOWN, **changes):
-    config = Config(**{**HYBRID, **changes})
-    know = Knowledge({each.key: each for each in known}, traits=KnownTraits(pairs=pairs))
-    return decide(CycleInput(view_of(slurm.snapshot(), config.partitions), know, config), policy_of(config))
+    seen, config = slurm.snapshot(), {**HYBRID, **changes}
+    return at_work.decided(seen.jobs, seen.nodes, known=known, traits=KnownTraits(pairs=pairs), **config)
 
 
-def starts(decision) -> list[StartGroup]:
-    return [action for action in decision.actions if isinstance(action, StartGroup)]
+def starts(decision: Decision) -> list[StartGroup]:
+    return of_kind(decision, StartGroup)
 
 
 def two_jobs(*more) -> FakeSlurm:
@@ -105,7 +103,7 @@ def test_estimates_are_not_enough():
     known = (profile(A, 0.6), profile(B, 0.6))
     (start,) = starts(decided(two_jobs(), known=known))
     assert start.mode == "interleave"
-    (start,) = starts(decided(two_jobs(), pair(A, B, 1.0, 1.0), known=known))
+    (start,) = starts(decided(two_jobs(), measured_pair(A, B, 1.0, 1.0), known=known))
     assert start.mode == "plain"
     (start,) = starts(decided(two_jobs()))
     assert len(start.members) == 1  # both want the GPU all the time: one after the other
@@ -115,11 +113,11 @@ def test_estimates_are_not_enough():
     ("more", "pairs", "speeds"),
     [
         ([], [pair(A, B)], (0.8, 0.625)),
-        ([], [pair(B, A, 1.6, 1.25)], (0.8, 0.625)),
+        ([], [measured_pair(B, A, 1.6, 1.25)], (0.8, 0.625)),
         ([], [pair(replace(A, batch_size=4), B)], None),
         ([], [pair(A, replace(B, gpu_type="other"))], None),
         ([job(3, "a", 16)], [pair(A, B)], None),  # which of the two batch sizes it is the table can't tell
-        ([job(3, "a", 16)], [pair(A, B), pair(replace(A, batch_size=16), B, 2.0, 1.25)], (0.5, 0.625)),
+        ([job(3, "a", 16)], [pair(A, B), measured_pair(replace(A, batch_size=16), B, 2.0, 1.25)], (0.5, 0.625)),
         ([job(3, "a", 8, gpu_count=2, gpu_request="gres/gpu:2")], [pair(A, B)], (0.8, 0.625)),
     ],
 )
@@ -130,7 +128,7 @@ def test_a_pair_is_told_where_all_that_goes_by_these_names_was_measured(more, pa
 
 
 def test_two_jobs_of_one_model_share_if_that_was_measured():
-    (start,) = starts(decided(FakeSlurm([job(1, "a"), job(2, "a")], one_gpu()), pair(A, A, 1.25, 1.25)))
+    (start,) = starts(decided(FakeSlurm([job(1, "a"), job(2, "a")], one_gpu()), measured_pair(A, A, 1.25, 1.25)))
     assert (start.mode, [member.speed for member in start.members]) == ("plain", [0.8, 0.8])
 
 
@@ -159,12 +157,11 @@ def test_what_runs_without_turns_goes_on_so_and_nobody_joins_it():
     decision = decided(slurm, pair(A, B), preemption={"enabled": True})
     (unit,) = decision.preparation.request.running
     assert (unit.mode, [member.job_id for member in unit.members]) == ("plain", [1, 2])
-    assert [action for action in decision.actions if isinstance(action, Preempt)] == []
+    assert of_kind(decision, Preempt) == []
     slurm.jobs[3] = job(3, "loader")
-    assert [action for action in decided(slurm, pair(A, B)).actions if isinstance(action, Join)] == []
+    assert of_kind(decided(slurm, pair(A, B)), Join) == []
     turns_again(slurm)
-    joined = [action for action in decided(slurm, pair(A, B)).actions if isinstance(action, Join)]
-    assert [join.member.job_id for join in joined] == [3]
+    assert [join.member.job_id for join in of_kind(decided(slurm, pair(A, B)), Join)] == [3]
 
 
 def test_stages_slowed_down_side_by_side_make_no_profile_stale(make_controller, tmp_path):

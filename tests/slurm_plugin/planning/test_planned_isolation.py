@@ -3,15 +3,14 @@
 from dataclasses import replace
 
 import pytest
-from fake_slurm import NOW_S, make_job
+from at_work import cycle_of
+from fake_slurm import make_job
 
 from muri.profiler.records import ProfileDetail, ProfileKey, StageProfile
-from muri.slurm_plugin.config import Config
-from muri.slurm_plugin.planning.cycle_input import CycleInput, Knowledge
+from muri.slurm_plugin.planning.cycle_input import Knowledge
 from muri.slurm_plugin.planning.isolation import Isolation, isolations
 from muri.slurm_plugin.planning.pythons import KnownPythons, MeasuredPython
-from muri.slurm_plugin.records.cluster import Snapshot
-from muri.slurm_plugin.records.roles import ManagedJob, read_job, view_of
+from muri.slurm_plugin.records.roles import ManagedJob, read_job
 
 HERE, THERE = "a" * 16, "b" * 16
 PROFILE = StageProfile(ProfileKey("m", 8, 1, "gpu"), 0.1, 0.1, 0.7, 0.1, iteration_s=1.0, iterations=20)
@@ -29,10 +28,9 @@ def job(number: int, environment: str = HERE, **changes: int) -> ManagedJob:
 def planned(
     jobs: list[ManagedJob], dangers: list[tuple[str, ...] | None], mode: str = "interleave", isolation: str = "auto"
 ) -> list[Isolation]:
-    config = Config.model_validate({"grouping": {"isolation": isolation}})
-    view = view_of(Snapshot(NOW_S, "c", "26.05", (), ()))
+    cycle = cycle_of([], [], grouping={"isolation": isolation})
     profiles = [replace(PROFILE, detail=ProfileDetail(dangers=each)) for each in dangers]
-    return isolations(jobs, profiles, mode, CycleInput(view, Knowledge({}, pythons=PYTHONS), config))
+    return isolations(jobs, profiles, mode, replace(cycle, knowledge=Knowledge({}, pythons=PYTHONS)))
 
 
 def test_by_default_nobody_is_a_thread_and_there_is_nothing_to_say() -> None:

@@ -11,7 +11,7 @@ from muri.slurm_plugin.node import dry_run
 from muri.slurm_plugin.planning.slurm_requests import arguments_in_line, dry_run_environment, dry_run_job
 from muri.slurm_plugin.records.roles import read_job
 
-LIMITS = Limits(time_limit_s=20.0)
+LIMITS = Limits(time_limit_s=240.0)
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,8 @@ def test_a_dry_run_asks_for_what_its_job_asks_for():
 
 def test_a_script_is_ended_as_soon_as_its_model_is_measured(tmp_path):
     later = tmp_path / "later"
-    script = f'#!/bin/sh\necho \'{{"load_s": 1}}\' > "$MURI_DRY_RUN_RESULT"\nsleep 60\ntouch {later}\n'
+    told = "$MURI_DRY_RUN_RESULT"
+    script = f'#!/bin/sh\necho \'{{"load_s": 1}}\' > "{told}.new"\nmv "{told}.new" "{told}"\nsleep 600\ntouch {later}\n'
     assert dry_run.measure(script.encode(), [], LIMITS) == {"load_s": 1}
     assert not later.exists()
 

@@ -3,11 +3,11 @@
 from dataclasses import replace
 
 import pytest
+from at_work import measured_pair
 from fake_slurm import FakeSlurm, Killed, make_job, make_node, pilots
 
 from muri.policies.types import NodeShare, Plan, PlanRequest, Reason, Running, Sharer, Waiting
 from muri.profiler.interference.models import KIND, LinearFit, computation_name
-from muri.profiler.interference.ratios import Interference, Side
 from muri.profiler.interference.slowdown import Parabola
 from muri.profiler.interference.slowdown_fits import KIND as SLOWDOWNS
 from muri.profiler.interference.slowdown_fits import SlowdownFit
@@ -238,8 +238,7 @@ def test_measured_pairs_come_before_estimates():
     assert estimates.speeds("long", "short") == pytest.approx((1 / 1.34, 1 / 1.34))
     assert estimates.speeds("long", "long") == pytest.approx((1 / 1.58, 1 / 1.58))
     assert estimates.speeds("short", "short") is None  # none of them runs
-    sides = [Side(key, 1.0, ratio, ratio, None, 0.9, 10) for key, ratio in ((long, 1.1), (short, 1.6))]
-    pair = Interference(*sides, rounds=3, measured_s=1.0, measured_at="2026-01-01T00:00:00+00:00")
+    pair = measured_pair(long, short, 1.1, 1.6)
     table = interference_table([long], [short], known, KnownTraits(pairs=(pair,)))
     assert table.speeds("short", "long") == pytest.approx((1 / 1.6, 1 / 1.1))
 
@@ -247,10 +246,7 @@ def test_measured_pairs_come_before_estimates():
 def test_the_better_of_turns_and_none_counts_unless_all_take_turns():
     known = {each.key: each for each in KNOWN}
     long, short = ProfileKey("long", 8, 1, "gpu"), ProfileKey("short", 4, 1, "gpu")
-    plain, turns = (
-        Interference(*(Side(key, 1.0, ratio, ratio, None, 0.9, 10) for key in (long, short)), 3, 1.0, "", turns=turns)
-        for ratio, turns in ((1.1, False), (1.6, True))
-    )
+    plain, turns = measured_pair(long, short, 1.1, 1.1), measured_pair(long, short, 1.6, 1.6, turns=True)
     traits = KnownTraits(pairs=(plain,), pairs_in_turns=(turns,))
     for turns_only, ratio in ((True, 1.6), (False, 1.1)):
         table = interference_table([long], [short], known, traits, turns_only=turns_only)
