@@ -33,11 +33,6 @@ def test_a_lower_side_that_binds_has_a_negative_price():
     assert solution.price.tolist() == [-3.0, 4.0]
 
 
-def test_each_of_a_column_may_be_limited():
-    one_row = csc_array(np.ones((1, 2)))
-    assert linear_value(np.array([1.0, 2.0]), one_row, np.array([3.0]), np.array([2.0, 2.0])) == 5.0
-
-
 def test_a_program_without_a_solution_says_so():
     row = csc_array(np.ones((1, 1)))
     with pytest.raises(SolverError, match="Infeasible"):

@@ -5,7 +5,7 @@ import math
 import tracemalloc
 
 import pytest
-from policy_builders import KINDS, make_cluster_node, make_job, make_request
+from policy_builders import KINDS, make_cluster_node, make_job, make_node, make_request
 
 from muri.policies.cycle.queue import pools
 from muri.policies.cycle.validation import RequestError, job_error
@@ -171,3 +171,10 @@ def test_messages_read_well_with_a_placement_domain():
     ]
     nowhere = get_policy("fifo").plan(make_request(jobs[:1], [make_cluster_node("n1", 1, 1, partitions=("gpu",))]))
     assert "no node of partition gpu (--constraint=v100) can be used now" in str(nowhere.waiting[0].reasons[0])
+
+
+def test_pools_share_no_node():
+    nodes = [make_node("a", 1, partitions=("p", "q")), make_node("b", 1, partitions=("q", "r")), make_node("c", 1)]
+    request = make_request([make_job(1, partition="lonely")], nodes)
+    assert pools(request) == (frozenset({"lonely"}), frozenset({"main"}), frozenset({"p", "q", "r"}))
+    assert pools(dataclasses.replace(request, jobs=(), nodes=())) == ()

@@ -61,6 +61,11 @@ def test_no_new_plan_goes_below_a_promise(name, request, promises, min_speed):
     assert too_slow(request, plan, min_speed) == []
 
 
+def test_the_higher_of_two_promises_counts():
+    request = make_request([make_job(1, min_speed=0.9), make_job(2)], [])
+    assert [job.min_speed for job in with_promises(request, 0.5).jobs] == [0.9, 0.5]
+
+
 @pytest.mark.parametrize("name", SHARING)
 def test_who_was_promised_nearly_all_of_its_speed_shares_with_nobody(name):
     """Each of them uses the GPU for 60 % of its time."""

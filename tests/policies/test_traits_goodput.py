@@ -8,23 +8,17 @@ from hypothesis import strategies as st
 from policy_builders import make_profile, profiles
 
 from muri.policies.traits import (
-    FIRST_SYNC_SHARE,
     BatchModel,
     goodput,
     iteration_model,
     model_of,
     relative_goodput,
-    ring_share,
 )
 
 
 def measured_on(gpu_count, stage_s):
     profile = make_profile(stage_s)
     return replace(profile, key=replace(profile.key, gpu_count=gpu_count))
-
-
-def test_a_ring_moves_nearly_twice_the_gradients():
-    assert [ring_share(count) for count in (1, 2, 4)] == [0.0, 1.0, 1.5]
 
 
 def test_fewer_gpus_by_hand():
@@ -44,12 +38,6 @@ def test_more_gpus_take_a_larger_batch_only_where_that_pays():
     assert goodput(synchronizes, 4, 8) >= max(same_batch, doubled)
     silent = iteration_model(measured_on(4, (0.0, 0.0, 8.0, 0.0)))
     assert relative_goodput(silent, 4, 8) == pytest.approx(2.0)
-
-
-def test_a_job_measured_on_one_gpu_will_have_to_synchronize_on_two():
-    model = iteration_model(measured_on(1, (0.0, 0.0, 0.5, 0.5)))
-    no_larger_batch = 1 / (0.5 + FIRST_SYNC_SHARE)
-    assert no_larger_batch <= relative_goodput(model, 1, 2) < 2
 
 
 def test_a_batch_model_pays_its_fixed_part_in_every_accumulation_step():

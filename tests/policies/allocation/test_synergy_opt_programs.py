@@ -11,7 +11,7 @@ from hypothesis import settings as examples
 from hypothesis import strategies as st
 from policy_builders import make_request
 
-from muri.policies.allocation.ideal import Choice, Ideal, Need, Room, map_to_nodes, split_jobs, whole_gpus
+from muri.policies.allocation.ideal import Need, Room, map_to_nodes, split_jobs
 from muri.policies.registry import get_policy
 from muri.policies.traits import Demand
 
@@ -43,24 +43,6 @@ def test_at_most_three_jobs_for_each_server_are_split(seed, servers):
     assert split_jobs(laid) <= 3 * servers
     # What the proof says: no more parts than rows of the program.
     assert int((laid > 0).sum()) <= len(needs) + 3 * servers
-
-
-def test_whole_gpus_go_where_most_of_the_job_is():
-    # 3.3 GPUs on server 1 and 2.7 on server 2, the paper's example.
-    part = np.array([0.0, 3.3 / 6, 2.7 / 6])
-    assert whole_gpus(part, (3, 3), [8, 8, 8]) == ((1, 3), (2, 3))
-    assert whole_gpus(part, (3, 3), [8, 2, 8]) == ((0, 3), (2, 3))
-    assert whole_gpus(part, (3, 3), [2, 2, 8]) is None
-
-
-def test_the_first_program_is_the_papers():
-    # Two jobs, 9 CPUs: 5 + 2. With 10 CPUs, one of them is a third on its way from 6 to 9 CPUs, or from 3 to 6.
-    choices = [Choice(0, Demand(float(cpus), 1.0), value) for cpus, value in ((3, 2.0), (6, 5.0), (9, 6.0))]
-    program = Ideal(choices, [2], Demand(9.0, 10.0))
-    assert program.allocation(10.0) == [[Demand(3.0, 1.0), Demand(6.0, 1.0)]]
-    assert program.bound() == pytest.approx(7.0)
-    assert Ideal(choices, [2], Demand(10.0, 10.0)).bound() == pytest.approx(8.0)
-    assert Ideal(choices, [2], Demand(5.0, 10.0)).allocation(10.0) is None
 
 
 def plans(jobs, nodes, **changes):

@@ -90,6 +90,14 @@ def test_step_3_takes_from_those_with_the_most_first():
     assert shares_by_job(plan) == {1: (6, 10), 2: (6, 10), 3: (1, 10)}
 
 
+def test_step_3_restarts_nobody_where_a_newcomer_has_enough():
+    policy, request = get_policy("synergy-tune-fifo"), request_of([job(1, HUNGRY)], [make_host("a")])
+    request = next_request(request, policy.plan(request), new_jobs=(job(2, HUNGRY), job(3, MODEST)))
+    plan = policy.plan(request)
+    assert shares_by_job(plan) == {1: (6, 10), 2: FAIR, 3: (1, 10)}
+    assert kept(plan) == {1: True, 2: False, 3: False}
+
+
 def test_step_3_takes_nothing_in_vain():
     # 9 holds 10 of the 12 CPUs and cannot be stopped: nobody can make room for 1, which must have 3 at least.
     fixed = Running((job(9, HUNGRY, preemptible=False),), (NodeShare("a", 1),), {9: (CpuMemShare("a", 10.0, 10.0),)})

@@ -1,7 +1,5 @@
 """GPUs one by one: who is on them, what is free, and requests that don't say so."""
 
-import dataclasses
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -60,17 +58,6 @@ def test_free_gpus_are_taken_where_they_fit_best():
     assert packed.put_on_free(make_job(4), gpu_count=2).shares == (NodeShare("n2", 2, (0, 1)),)
 
 
-def test_whole_sets_are_shared_by_nobody_else():
-    a, b, c, d = (make_job(number, gpu_count=count) for number, count in ((1, 2), (2, 2), (3, 1), (4, 1)))
-    request = make_request([], [busy_node()], running=(runs(a, 0, 1), runs(b, 0, 1), runs(c, 2), runs(d, 3)))
-    packed = PackedGpus(request)
-    held = [sorted(item.job.job_id for item in holders) for holders in packed.whole_sets("main").values()]
-    assert held == [[1, 2], [3], [4]]
-    packed.put(make_job(5, gpu_count=2), [gpu for gpu in packed.gpus if gpu.gpu_id >= 2])
-    assert len(packed.whole_sets("main")) == 1
-    assert packed.whole_sets("debug") == {}
-
-
 @given(st.lists(st.tuples(st.integers(1, 9), st.sets(st.integers(0, 7), min_size=1)), max_size=20))
 def test_what_comes_and_goes_leaves_nothing_behind(moves):
     packed = PackedGpus(make_request([], [make_cluster_node("n1", 4), make_cluster_node("n2", 4)]))
@@ -110,12 +97,3 @@ def test_what_comes_and_goes_leaves_nothing_behind(moves):
 def test_requests_that_do_not_say_which_gpus_are_refused(node, running, message):
     with pytest.raises(RequestError, match=message):
         check_request(make_request([], [node], running=tuple(running)), packed=True)
-
-
-def test_only_elastic_policies_run_jobs_on_other_numbers_of_gpus():
-    request = make_request([], [busy_node()], running=(runs(make_job(1), 0, 1),))
-    check_request(request, packed=True, elastic=True)
-    overlapping = dataclasses.replace(request, running=(runs(make_job(1), 0), runs(make_job(2), 0)))
-    check_request(overlapping, packed=True)
-    with pytest.raises(RequestError, match="GPU 0 is held by job 2 and by another"):
-        check_request(overlapping)

@@ -50,15 +50,6 @@ def test_a_plan_without_reasons_decides_the_same(policy, request):
         assert decision.reasons
 
 
-def test_no_reason_is_made_where_none_is_asked_for(monkeypatch):
-    monkeypatch.setattr("muri.policies.cycle.decisions.reasons", None)
-    jobs = [make_job(number, kind) for number, kind in enumerate(("gpu", "storage", "cpu", "gpu", "gpu"), 1)]
-    plan = plan_of(make_request(jobs, [make_node("n1", 1)], explained=False))
-    assert plan.groups
-    assert plan.waiting
-    assert not any(decision.reasons for decision in (*plan.groups, *plan.solo, *plan.waiting))
-
-
 class CountingModel:
     """Lockstep that counts the groups that it is asked about."""
 

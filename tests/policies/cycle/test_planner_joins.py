@@ -95,6 +95,14 @@ def test_nobody_joins_jobs_of_another_user_or_domain():
     assert not plan_of(full(unit, jobs=[of(2, "cpu", user="ann", domain="account hep")])).groups
 
 
+def test_of_two_that_will_share_the_one_with_the_costlier_restart_goes_on():
+    cheap, dear = (runs(of(number, kind, preemptible=True, restart_s=restart_s))
+                   for number, kind, restart_s in ((1, "gpu", 1.0), (2, "cpu", 60.0)))  # fmt: skip
+    plan = plan_of(full(cheap, dear, jobs=[of(3, "gpu", user="bob", remaining_s=10.0)]))
+    (group,) = plan.groups
+    assert (sorted(group.members), group.joining) == ([1, 2], (1,))
+
+
 def test_a_full_unit_takes_nobody():
     unit = runs(of(1, "gpu"), of(2, "cpu"))
     assert plan_of(full(unit, jobs=[of(3, "storage")])).groups[0].joining == (3,)

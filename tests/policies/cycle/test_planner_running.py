@@ -107,7 +107,7 @@ LAWS = (
 )
 
 
-@settings(max_examples=200)
+@settings(max_examples=120)
 @given(second_cycles(), st.randoms(use_true_random=False))
 def test_every_plan_keeps_the_laws_and_the_order_of_what_runs_does_not_matter(cycle, rng):
     """All laws look at the same plans: to make these takes longer than to check them."""
@@ -203,16 +203,6 @@ def test_a_running_job_makes_room_for_a_large_urgent_one():
     assert "a more urgent job needs 2 GPUs on a, where it ran" in sentences(moved.reasons)
 
 
-def test_a_less_urgent_large_job_moves_nobody():
-    large = make_job(9, gpu_count=2, groupable=False)
-    small = [make_job(number, preemptible=True, groupable=False) for number in (2, 3)]
-    running = tuple(_running([job], NodeShare(node, 1)) for job, node in zip(small, ("a", "b"), strict=True))
-    nodes = [make_node("a", 1, gpu_count=2), make_node("b", 1, gpu_count=2)]
-    plan = plan_of(make_request([large], nodes, running=running))
-    assert all(solo.kept for solo in plan.solo)
-    assert [item.job_id for item in plan.waiting] == [9]
-
-
 def test_jobs_larger_than_a_node_get_whole_idle_nodes():
     jobs = [make_job(1, gpu_count=6, groupable=False), make_job(2, groupable=False)]
     nodes = [make_cluster_node(name) for name in ("a", "b", "c")]
@@ -254,7 +244,9 @@ def test_the_plan_adds_up_the_proofs_of_its_buckets():
     assert plan.certificate.upper_bound >= plan.certificate.value - 1e-9
 
 
-@pytest.mark.parametrize("seed", [3, 11, 35, 65, 118, 129])
+@pytest.mark.parametrize(
+    "seed", [3, *(pytest.param(seed, marks=pytest.mark.thorough) for seed in (11, 35, 65, 118, 129))]
+)
 def test_a_crowded_cluster_of_mixed_memory_settles_at_once(seed):
     rng = random.Random(seed)
     jobs = [

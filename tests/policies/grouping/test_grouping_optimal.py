@@ -2,7 +2,7 @@
 
 import dataclasses
 from functools import cache
-from itertools import combinations
+from itertools import chain, combinations
 
 import numpy as np
 import pytest
@@ -93,11 +93,21 @@ def best_value(problem, how, model):
     return best(0, 0, problem.slots)
 
 
+def check_limits(answer, problem, how):
+    """Every job once, no more groups than slots, and nobody urgent left out."""
+    assert sorted([*chain(*answer.groups), *answer.left]) == list(range(len(problem.jobs)))
+    assert len(answer.groups) <= problem.slots
+    assert not [job for job in answer.left if job < problem.slots]
+    assert all(1 <= len(group) <= how.max_group_size and list(group) == sorted(group) for group in answer.groups)
+    assert answer.certificate.upper_bound >= answer.certificate.value
+
+
 @given(problems(), options)
 @settings(max_examples=60, deadline=None)
 def test_the_value_is_that_of_the_best_of_all_groupings(problem, how):
     model = speed_model(how.speed_model)
     (answer,) = group_buckets([problem], how, model)
+    check_limits(answer, problem, how)
     total = sum(value_of(members, problem, how, model) for members in answer.groups)
     assert total == pytest.approx(answer.certificate.value, abs=1e-9)
     if len(problem.jobs) <= problem.slots:
@@ -108,26 +118,6 @@ def test_the_value_is_that_of_the_best_of_all_groupings(problem, how):
         assert answer.certificate.gap == pytest.approx(0.0, abs=1e-6)
 
 
-@given(problems(), options.flatmap(lambda how: st.sampled_from(("optimal", "rounds")).map(lambda m: (how, m))))
-@settings(max_examples=60, deadline=None)
-def test_every_job_once_no_more_groups_than_slots_and_nobody_urgent_left_out(problem, drawn):
-    how, method = drawn
-    how = PolicyOptions(
-        max_group_size=how.max_group_size, grouping=method, objective=how.objective, min_speedup=how.min_speedup
-    )
-    (answer,) = group_buckets([problem], how, speed_model(how.speed_model))
-    assert sorted([job for group in answer.groups for job in group] + list(answer.left)) == list(
-        range(len(problem.jobs))
-    )
-    assert len(answer.groups) <= problem.slots
-    assert not [job for job in answer.left if job < problem.slots]
-    assert all(1 <= len(group) <= how.max_group_size and list(group) == sorted(group) for group in answer.groups)
-    assert answer.certificate.upper_bound >= answer.certificate.value
-    if how.max_group_size > 1 and len(problem.jobs) > problem.slots:
-        best = best_value(problem, how, speed_model(how.speed_model))
-        assert answer.certificate.upper_bound >= best - 1e-6
-
-
 @given(problems(), options)
 @settings(max_examples=60, deadline=None)
 def test_improving_the_groups_of_algorithm_1_keeps_every_limit(problem, how):
@@ -136,11 +126,8 @@ def test_improving_the_groups_of_algorithm_1_keeps_every_limit(problem, how):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(engine, "COLUMN_LIMIT", 0)  # as if there were too many kinds to list all groups
         (answer,) = group_buckets([problem], how, model)
-    assert sorted([job for group in answer.groups for job in group] + list(answer.left)) == list(
-        range(len(problem.jobs))
-    )
-    assert not [job for job in answer.left if job < problem.slots]
-    assert len(answer.groups) <= problem.slots
+    check_limits(rounds, problem, how)
+    check_limits(answer, problem, how)
     worth = [value_of(members, problem, how, model) for members in answer.groups]
     assert sum(worth) == pytest.approx(answer.certificate.value)
     assert answer.certificate.value >= rounds.certificate.value - 1e-9
@@ -182,7 +169,7 @@ def test_many_kinds_are_solved_to_a_small_proven_gap(slots):
     assert 1 - choice.value / choice.upper_bound < (0.05 if slots < 10 else 0.01)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(5))
 def test_trying_every_choice_and_the_program_agree(seed, monkeypatch):
     rng = np.random.default_rng(seed)
     kinds = sorted(random_shapes(3, seed))

@@ -96,19 +96,6 @@ def random_shapes(count, seed):
     return [shape(stage_s) for stage_s in np.round(rng.random((count, 4)), 3).tolist()]
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_all_exact_methods_find_pairs_of_equal_worth(seed):
-    jobs = random_shapes(12 + seed, seed)
-    half = -(-len(jobs) // 2)
-    worth = {
-        method: groups_of(jobs, half, max_group_size=2, matching=method).certificate.value
-        for method in ("certified", "rustworkx", "networkx", "priority-order")
-    }
-    assert worth["certified"] == pytest.approx(worth["networkx"])
-    assert worth["rustworkx"] == pytest.approx(worth["networkx"])
-    assert worth["priority-order"] <= worth["networkx"] + 1e-9
-
-
 def test_the_proven_bound_holds_for_every_method():
     jobs = random_shapes(24, seed=1)
     optimum = groups_of(jobs, 6, grouping="optimal").certificate
@@ -127,16 +114,13 @@ def test_the_most_urgent_jobs_are_in_a_group_and_the_rest_waits():
 
 
 @pytest.mark.parametrize("grouping", ["rounds", "optimal"])
-def test_a_short_job_is_not_slowed_for_a_long_one(grouping):
-    # Both mostly use the GPU: together each runs at 0.59 of its speed (T = 2.2 s for iterations of 1.3 s).
-    # For two jobs of equal remaining time that is worth it, for a short one and a long one it isn't.
-    def partners(short_worth, long_worth):
-        problem = BucketProblem(kinds_with((FOUR[2], FOUR[2]), (short_worth, long_worth)), 1, 1)
-        options = PolicyOptions(objective="jct", grouping=grouping)
-        return group_buckets([problem], options, speed_model("lockstep"))[0].groups
-
-    assert partners(1.0, 1.0) == ((0, 1),)
-    assert partners(1.0, 1 / 1.5) == ((0,),)  # 0.59 + 0.59 / 1.5 < 1
+@pytest.mark.parametrize(("worth", "partners"), [((1.0, 1.0), (0, 1)), ((1.0, 1 / 1.5), (0,))])
+def test_a_short_job_is_not_slowed_for_a_long_one(grouping, worth, partners):
+    # Both mostly use the GPU: together each runs at 0.59 of its speed (T = 2.2 s for iterations of 1.3 s). For two jobs
+    # of equal remaining time that is worth it, for a short one and a long one it isn't: 0.59 + 0.59 / 1.5 < 1.
+    problem = BucketProblem(kinds_with((FOUR[2], FOUR[2]), worth), 1, 1)
+    options = PolicyOptions(objective="jct", grouping=grouping)
+    assert group_buckets([problem], options, speed_model("lockstep"))[0].groups == (partners,)
 
 
 @pytest.mark.parametrize("grouping", ["rounds", "optimal"])

@@ -2,8 +2,6 @@
 
 import pytest
 
-from muri.policies.grouping import engine, rounds
-from muri.policies.grouping.engine import group_buckets
 from muri.policies.grouping.problem import BucketProblem, kinds_with
 from muri.policies.grouping.unslowed import unslowed_groups
 from muri.policies.options import PolicyOptions
@@ -45,25 +43,3 @@ def test_limits_hold():
     assert unslowed_groups(BucketProblem(tuple(guesses), 1, 1), JCT, FAIR) is None
     alone = [kind._replace(largest=1) for kind in kinds_with([STORAGE, CPU])]
     assert unslowed_groups(BucketProblem(tuple(alone), 1, 1), JCT, FAIR) is None
-
-
-def test_nothing_is_listed_or_solved_where_nobody_is_slowed(monkeypatch):
-    def refuse(*_args, **_options):
-        raise AssertionError("columns were asked for")
-
-    monkeypatch.setattr(engine, "choose_columns", refuse)
-    (found,) = group_buckets([problem(*[STORAGE, CPU, GPU] * 40, slots=100)], JCT, FAIR)
-    assert found.certificate.gap == 0
-    assert found.certificate.value == pytest.approx(sum(range(1, 121)))
-    assert len(found.groups) == 100
-
-
-def test_a_like_queue_has_the_matching_that_was_found_before(monkeypatch):
-    asked = []
-    match = rounds.match_weights
-    monkeypatch.setattr(rounds, "match_weights", lambda *given: asked.append(given) or match(*given))
-    odd = Shape((0.3, 0.25, 0.2, 0.125), 0.875)
-    given, options = problem(odd, STORAGE, CPU, GPU, slots=2), PolicyOptions(max_group_size=2)
-    first, second = (group_buckets([given], options, speed_model("lockstep")) for _ in range(2))
-    assert first == second
-    assert len(asked) == 1

@@ -3,7 +3,6 @@
 import dataclasses
 import random
 from collections import defaultdict
-from itertools import permutations
 
 import pytest
 from hypothesis import given, settings
@@ -22,7 +21,6 @@ from muri.errors import UsageError
 from muri.policies.horus.cost import MAX_RAISES, CostModel, Load, pays, raised_gib
 from muri.policies.horus.policy import JobQueue, cluster, pick, queues_of
 from muri.policies.registry import get_policy
-from muri.policies.types import NodeShare, Running
 from muri.profiler.interference.slowdown import Parabola, published_slowdown
 
 RTX_2080 = published_slowdown("rtx2080")
@@ -62,14 +60,6 @@ def test_without_measured_utilisation_the_propagate_share_counts():
 
 
 # Queues
-
-
-def test_k_means_finds_kinds_whatever_order_points_come_in():
-    points = [(1.0, 0.1), (1.0, 0.12), (8.0, 0.1), (8.0, 0.9), (8.0, 0.95), (1.0, 0.11)]
-    kinds = cluster(points, 3)
-    assert kinds == [0, 0, 1, 2, 2, 0]
-    for order in list(permutations(range(len(points))))[::29]:
-        assert cluster([points[index] for index in order], 3) == [kinds[index] for index in order]
 
 
 def test_k_means_goes_by_the_l1_distance():
@@ -196,26 +186,6 @@ def test_of_equally_cheap_places_the_one_that_leaves_the_fewest_idle_gpus():
     assert get_policy("horus").plan(make_request([busy(1, 0.1)], nodes)).sharers[0].gpus[0].node == "n2"
 
 
-def gpus_beside_two_busy_jobs(larger_than_a_node):
-    """Where a job of two GPUs goes on two nodes, on each of which one of two GPUs is busy."""
-    free = [make_cluster_node(name, 2, gpu_mem_gib=24.0) for name in ("n1", "n2")]
-    nodes = [dataclasses.replace(node, free_gpus=1, islands=((1,),)) for node in free]
-    busy_jobs = ((busy(1, 0.9), "n1"), (busy(2, 0.8), "n2"))
-    runs = tuple(Running((job,), (NodeShare(node, 1, (0,)),)) for job, node in busy_jobs)
-    newcomer = busy(3, 0.1, gpu_count=2)
-    request = make_request([newcomer], nodes, running=runs, larger_than_a_node=larger_than_a_node)
-    (placed,) = (item for item in get_policy("horus").plan(request).sharers if item.job_id == 3)
-    return {(share.node, gpu_id) for share in placed.gpus for gpu_id in share.gpu_ids}
-
-
-def test_a_job_takes_as_many_of_the_cheapest_gpus_as_it_asks_for_whatever_node_they_are_on():
-    assert gpus_beside_two_busy_jobs("whole-nodes") == {("n1", 1), ("n2", 1)}
-
-
-def test_on_slurm_a_job_that_fits_a_node_stays_on_one():
-    assert gpus_beside_two_busy_jobs("slurm") == {("n2", 0), ("n2", 1)}
-
-
 def test_pab_puts_back_the_latest_comer_who_then_waits_for_gpus_of_its_own():
     jobs = [busy(1, 1.0, preemptible=True), busy(2, 1.0, preemptible=True)]
     request = make_request(jobs, [make_cluster_node("n1", 1, 1, gpu_mem_gib=24.0)])
@@ -262,15 +232,6 @@ def test_pab_stops_nothing_that_cannot_go_on():
     assert len(pab.plan(carried_out(request, pab.plan(request))).sharers) == 2
 
 
-def test_whole_sets_are_joined_as_a_whole():
-    jobs = [busy(1, 0.2, gpu_count=2), busy(2, 0.2, gpu_count=1), busy(3, 0.2, gpu_count=2)]
-    node = make_cluster_node("n1", 2, gpu_mem_gib=24.0)
-    apart = make_request(jobs, [node])
-    assert {item.job_id for item in get_policy("horus").plan(apart).sharers} == {1, 2, 3}
-    whole = dataclasses.replace(apart, whole_sets_only=True)
-    assert {item.job_id for item in get_policy("horus").plan(whole).sharers} == {1, 3}
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_who_waited_too_long_is_given_to_slurm_or_goes_first(name):
     node = make_cluster_node("n1", 2, gpu_mem_gib=24.0)
@@ -296,15 +257,6 @@ def test_a_job_larger_than_a_node_is_slurms_or_gets_idle_nodes():
     assert [item.job_id for item in plan.waiting] == [2]  # its GPUs are left to the job that Slurm places
     spread = get_policy("horus").plan(dataclasses.replace(request, larger_than_a_node="whole-nodes"))
     assert [share.node for share in spread.sharers[0].gpus] == ["n1", "n2"]
-
-
-def test_jobs_larger_than_a_node_share_nodes_too():
-    nodes = [make_cluster_node(name, 2, gpu_mem_gib=24.0) for name in ("n1", "n2")]
-    jobs = [busy(1, 0.3, gpu_count=4), busy(2, 0.3, gpu_count=3), busy(3, 0.3)]
-    plan = get_policy("horus").plan(make_request(jobs, nodes, larger_than_a_node="whole-nodes"))
-    where = {item.job_id: [(share.node, share.gpu_count) for share in item.gpus] for item in plan.sharers}
-    assert where == {1: [("n1", 2), ("n2", 2)], 2: [("n1", 2), ("n2", 1)], 3: [("n2", 1)]}
-    assert plan.sharers[2].gpus[0].gpu_ids == (1,)  # where only one other job is
 
 
 # Every plan

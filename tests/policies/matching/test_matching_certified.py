@@ -76,17 +76,6 @@ def test_potentials_are_a_feasible_dual(weights):
     assert assignment.potential.sum() == pytest.approx(chosen, abs=1e-9)
 
 
-@pytest.mark.parametrize("method", EXACT)
-@pytest.mark.parametrize("size", [3, 5, 7, 9])
-def test_an_odd_cycle_leaves_one_job_out(method, size):
-    weights = np.full((size, size), np.nan)
-    for job in range(size):
-        weights[job, (job + 1) % size] = weights[(job + 1) % size, job] = 1 + job / 100
-    found = match_weights(weights, method)
-    assert len(found.pairs) == size // 2
-    assert found.weight == found.upper_bound == close_to(oracle_weight(weights))
-
-
 def test_the_assignment_bound_alone_is_not_tight_on_a_triangle():
     triangle = np.ones((3, 3)) - np.eye(3)
     found = match_weights(triangle, "priority-order")
@@ -108,7 +97,7 @@ def test_hundreds_of_jobs_agree_with_blossom(seed):
     assert found.weight == found.upper_bound == close_to(match_weights(weights, "rustworkx").weight)
 
 
-@pytest.mark.parametrize("size", [301, 302])
+@pytest.mark.parametrize("size", [101, 102])
 def test_every_bucket_of_equal_weights_is_paired_off(size):
     found = match_weights(np.full((size, size), 0.3))
     assert len(found.pairs) == size // 2

@@ -39,12 +39,6 @@ def order(policy, jobs, **changes):
     return [item.job_id for item in plan.waiting]
 
 
-def starts(policy, jobs, gpus, **changes):
-    """Who starts alone on one node with so many free GPUs."""
-    plan = policy.plan(make_request(jobs, [make_node("n1", gpus, gpu_count=8)], now_s=NOW_S, **changes))
-    return [solo.job_id for solo in plan.solo]
-
-
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
@@ -63,22 +57,6 @@ def starts(policy, jobs, gpus, **changes):
 )
 def test_the_order_of_the_queue(name, expected):
     assert order(get_policy(name), queue()) == expected
-
-
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("fifo", [2]),  # 2 takes both GPUs
-        ("sjf", [3, 1]),  # 4 needs four and is passed; 3 takes one; 2 needs two and is passed; 1 takes the other
-        ("srtf", [2]),  # 4 is passed, 2 takes both
-        ("srsf", [3, 1]),
-        ("las", [3, 1]),
-        ("2d-las", [3, 1]),
-        ("themis", [3, 1]),
-    ],
-)
-def test_who_starts_on_two_free_gpus(name, expected):
-    assert starts(get_policy(name), queue(), 2) == expected
 
 
 # Job 2 no longer tells its duration: it follows those who do.
@@ -121,11 +99,6 @@ def test_a_job_at_the_limit_has_left_the_queue():
     assert order(tiresias(), jobs) == [2, 1]
 
 
-def test_tiresias_default_queues():
-    jobs = queue({1: (0.0, 1, 7200.0, None), 2: (1.0, 1, 3250.0, None), 3: (2.0, 1, 3249.0, None)})
-    assert order(get_policy("tiresias", {"promote_after": math.inf}), jobs) == [3, 2, 1]
-
-
 @pytest.mark.parametrize(
     ("promote_after", "expected"),
     [
@@ -160,18 +133,6 @@ def test_gittins_prefers_who_is_about_to_finish():
     older = queue(QUEUE | {3: (5.0, 1, 100.0, 90.0)})
     assert order(tiresias(), older) == [3, 1, 4, 2]
     assert order(policy, older) == [1, 3, 4, 2]
-
-
-def test_gittins_without_a_history_is_2d_las_within_a_queue():
-    assert order(tiresias("tiresias-gittins"), queue()) == [3, 1, 4, 2]
-
-
-def test_gittins_gives_up_on_who_outlived_the_past():
-    jobs = queue(
-        {1: (0.0, 1, 100.0, None), 2: (1.0, 1, 120.0, None), 3: (2.0, 1, 130.0, None), 4: (3.0, 1, 10.0, None)}
-    )
-    policy = tiresias("tiresias-gittins", service_history_gpu_s=(100.0, 125.0))
-    assert order(policy, jobs) == [2, 1, 4, 3]  # 1/5; 1/25; the larger of 1/180 and 2/205; 0
 
 
 @given(

@@ -28,14 +28,3 @@ def sizes(name, gpus):
 )
 def test_how_far_jobs_are_merged(name, gpus, expected):
     assert sizes(name, gpus) == expected
-
-
-def test_a_short_job_is_not_slowed_for_a_long_one():
-    # Two jobs that use the GPU 77 % of their time would share it at 0.65 of their speed each: more work is done,
-    # but the short one, worth a thousand times as much, would wait for the long one.
-    jobs = [make_job(1, "gpu", remaining_s=10.0), make_job(2, "gpu", remaining_s=10_000.0)]
-    request = make_request(jobs, [make_node("n1", 1)])
-    assert [group.members for group in get_policy("auto", {"speed_model": "fair"}).plan(request).groups] == [(1, 2)]
-    plan = get_policy("muri-jct").plan(request)
-    assert [solo.job_id for solo in plan.solo] == [1]
-    assert [item.job_id for item in plan.waiting] == [2]

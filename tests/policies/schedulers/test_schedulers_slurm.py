@@ -92,7 +92,7 @@ def crowded(draw):
     return make_request(jobs, nodes)
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(requests() | crowded(), st.sampled_from((SLURM, get_policy("muri-slurm", {"min_speedup": 1.7}))))
 def test_no_job_loses_its_turn(request_, policy):
     """Whoever waits would not fit beside those alone that are more urgent, or that share with one that is."""

@@ -133,12 +133,6 @@ def test_members_that_use_nothing():
     assert found.efficiency[0] == 0
 
 
-def test_no_groups_at_all():
-    found = Lockstep().evaluate([shape(1, 1)], np.empty((0, 2), dtype=np.intp))
-    assert found.speed.shape == (0, 2)
-    assert found.efficiency.shape == found.period_s.shape == (0,)
-
-
 @pytest.mark.parametrize(
     ("stage_s", "iteration_s", "message"),
     [

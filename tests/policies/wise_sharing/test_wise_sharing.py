@@ -151,19 +151,6 @@ def test_who_must_not_share(waiting, running, changes, why):
     assert why in str(plan.waiting[0].reasons[1])
 
 
-def test_a_job_waits_where_its_partners_hold_too_few_gpus():
-    running = [runs(job(1, remaining_s=9000.0), 0), runs(job(9, remaining_s=9000.0, user="bob"), 1)]
-    plan = BSBF.plan(request([job(2, remaining_s=10.0, gpu_count=2)], running))
-    assert "1 job that it could share with holds 1 GPU, but not as it needs them" in str(plan.waiting[0].reasons[1])
-
-
-def test_nobody_shares_in_groups_of_one():
-    waiting, running = job(2, remaining_s=100.0), [runs(job(1, remaining_s=5000.0), 0)]
-    assert len(BSBF.plan(request([waiting], running, 1, max_group_size=1)).sharers) == 1
-    alone = get_policy("sjf-bsbf", {"max_group_size": 1})
-    assert len(alone.plan(request([waiting], running, 1)).sharers) == 1
-
-
 def test_two_on_a_gpu_is_the_most():
     running = [runs(job(1, remaining_s=9000.0), 0), runs(job(2, remaining_s=5000.0), 0)]
     assert [item.job_id for item in BSBF.plan(request([job(3, remaining_s=10.0)], running, 1)).waiting] == [3]
@@ -218,14 +205,6 @@ def test_whole_sets_only():
     assert [item.job_id for item in plan.waiting] == [5]
     free_one = BSBF.plan(request([jobs[1]], running[:1], nodes=nodes, whole_sets_only=True))
     assert where(free_one)[4] == [("n1", 0, 1)]
-
-
-def test_a_job_of_several_nodes_gets_as_many_gpus_on_each():
-    nodes = [make_cluster_node(name, 2, 1) for name in ("n1", "n2")]
-    running = [runs(job(1, "b", 9000.0), 0), runs(job(2, "b", 9000.0, gpu_count=2), 0, 1, node="n2")]
-    waiting = [job(3, remaining_s=50.0, gpu_count=4, node_count=2)]
-    plan = BSBF.plan(request(waiting, running, nodes=nodes))
-    assert where(plan)[3] == [("n1", 0, 1), ("n2", 0, 1)]
 
 
 @pytest.mark.parametrize("larger", ["slurm", "whole-nodes"])

@@ -5,16 +5,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-import click
 import pytest
-from click.testing import CliRunner
 
 from muri.cli import cli, run_command
 from muri.profiler.exchange import to_json
 from muri.profiler.records import ProfileKey, StageProfile
 from muri.simulator.traces.generator import Recipe, generate
-from muri.simulator.traces.log_formats import SACCT_COMMAND
-from muri.simulator.traces.read import FORMATS, read_trace
+from muri.simulator.traces.read import read_trace
 from muri.simulator.traces.schema import write_trace
 
 MURI = "from muri.cli import main; main()"
@@ -101,18 +98,6 @@ def test_a_reader_that_goes_away_causes_no_traceback(tmp_path: Path) -> None:
     assert b"Traceback" not in said
 
 
-def test_another_profile_seed_is_another_assignment(tmp_path: Path) -> None:
-    rows = "".join(f"{number},ann,1,2020-06-09 18:41:01,3600\n" for number in range(40))
-    path = tmp_path / "h.csv"
-    path.write_text(HELIOS.splitlines()[0] + "\n" + rows, encoding="utf-8")
-    models = []
-    for seed in ("0", "0", "1"):
-        output = tmp_path / "out.csv"
-        assert run_command(cli, ["trace", "import", str(path), "--profile-seed", seed, "-o", str(output)]) == 0
-        models.append([job.key.model for job in read_trace(output).jobs])
-    assert models[0] == models[1] != models[2]
-
-
 def test_import_assigns_a_sites_exported_profiles(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     own = StageProfile(ProfileKey("unet", 32, 1, "a100"), 0.1, 0.2, 0.3, 0.4, 0.5)
     exported, log, output = tmp_path / "profiles.json", tmp_path / "h.csv", tmp_path / "out.csv"
@@ -160,40 +145,3 @@ def test_generate_refuses_what_makes_no_sense(
     assert run_command(cli, command) == 2
     assert said in capsys.readouterr().err
     assert not output.exists()
-
-
-def test_a_file_that_cannot_be_written_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    output = tmp_path / "no" / "t.csv"
-    assert run_command(cli, ["trace", "generate", "--jobs", "5", "--gpus", "8", "-o", str(output)]) == 2
-    assert f"cannot write {output}: No such file or directory" in capsys.readouterr().err
-
-
-def test_imports_help_shows_all_formats_and_the_sacct_command() -> None:
-    shown = CliRunner().invoke(cli, ["trace", "import", "--from", "sacct", "--help"]).output
-    assert all(name in shown for name in FORMATS)
-    unfolded = " ".join(shown.replace("\\\n", " ").split())
-    assert " ".join(SACCT_COMMAND.replace("\\\n", " ").split()) in unfolded
-    assert max(map(len, shown.splitlines())) <= 80
-
-
-@pytest.mark.parametrize("name", ["", "import", "generate", "show", "check"])
-def test_every_help_page_teaches_with_examples(name: str) -> None:
-    result = CliRunner().invoke(cli, ["trace", *([name] if name else []), "--help"])
-    assert result.exit_code == 0
-    assert "Examples:\n" in result.output
-    assert f"muri trace {name}" in result.output
-
-
-def test_the_group_loads_nothing_before_it_works() -> None:
-    program = (
-        "import sys; from muri.simulator.cli.trace_command import trace; "
-        "print([m for m in ('yaml', 'rich', 'numpy', 'scipy', 'muri.simulator.traces.read') if m in sys.modules])"
-    )
-    finished = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert finished.stdout.strip() == "[]"
-
-
-def test_trace_is_a_group_of_the_root_command() -> None:
-    command = cli.get_command(click.Context(cli), "trace")
-    assert isinstance(command, click.Group)
-    assert set(command.commands) == {"import", "generate", "show", "check"}

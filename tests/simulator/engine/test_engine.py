@@ -39,11 +39,6 @@ def test_a_job_stopped_while_it_restarts_pays_again() -> None:
     assert by_id(result)[1].restarts == 2
 
 
-def test_policies_that_stop_nobody_keep_what_runs() -> None:
-    jobs = [job(1, 0.0, 1000.0), job(2, 100.0, 100.0), job(3, 200.0, 10.0)]
-    assert ends(run(jobs, "sjf", ONE_GPU)) == {1: 1000.0, 3: 1010.0, 2: 1110.0}
-
-
 def test_without_checkpoints_nobody_can_be_stopped() -> None:
     jobs = [job(1, 0.0, 1000.0), job(2, 100.0, 100.0)]
     assert ends(run(jobs, "srtf", ONE_GPU, checkpoints=False)) == {1: 1000.0, 2: 1100.0}
@@ -71,11 +66,6 @@ def test_four_jobs_of_four_resources_don_t_slow_each_other() -> None:
     assert result.samples[0].utilization == (1.0, 1.0, 1.0, 1.0)
 
 
-def test_equal_jobs_are_never_made_to_share() -> None:
-    jobs = [job(1, 0.0, 100.0), job(2, 0.0, 100.0)]
-    assert sorted(ends(run(jobs, "muri-s", ONE_GPU)).values()) == [100.0, 200.0]
-
-
 def test_a_job_that_joins_disturbs_nobody() -> None:
     jobs = [job(1, 0.0, 1000.0, GPU), job(2, 100.0, 100.0, CPU)]
     result = run(jobs, "muri-s", ONE_GPU, restart_s=30.0)
@@ -88,6 +78,12 @@ def test_without_joins_a_new_group_restarts_who_runs() -> None:
     result = run(jobs, "muri-s", ONE_GPU, restart_s=30.0, options={"join": False})
     assert ends(result) == {1: 100.0 + 30.0 + 900.0, 2: 200.0}
     assert by_id(result)[1].restarts == 1
+
+
+def test_service_counts_with_the_number_of_gpus() -> None:
+    # At 50 s job 1 has had 200 GPU-seconds; job 2 comes then, and needs 150 of them on its single GPU.
+    jobs = [job(1, 0.0, 1000.0, gpu_count=4), job(2, 50.0, 150.0)]
+    assert ends(run(jobs, "2d-las", Cluster(1, 4), restart_s=0.0, interval_s=50.0))[2] == 200.0
 
 
 @pytest.mark.parametrize("any_user", [False, True])
@@ -123,12 +119,6 @@ def test_plans_follow_the_interval(interval_s: float, start_s: float) -> None:
     assert record.start_s == pytest.approx(start_s)
 
 
-def test_gpus_stay_idle_until_the_next_plan() -> None:
-    jobs = [job(1, 0.0, 90.0), job(2, 0.0, 90.0)]
-    result = run(jobs, "fifo", ONE_GPU, interval_s=60.0)
-    assert by_id(result)[2].start_s == 120.0
-
-
 def test_jobs_larger_than_a_node_get_whole_nodes() -> None:
     jobs = [job(1, 0.0, 100.0, gpu_count=4), job(2, 0.0, 100.0, gpu_count=1)]
     result = run(jobs, "fifo", Cluster(2, 2))
@@ -145,11 +135,6 @@ def test_the_first_job_of_a_model_waits_for_its_dry_run_and_the_next_ones_for_th
     jobs = [job(1, 0.0, 100.0, name="a"), job(2, 40.0, 100.0, name="a"), job(3, 500.0, 100.0, name="a")]
     result = run(jobs, "muri-s", Cluster(1, 2), profiling_s=60.0)
     assert [record.start_s for record in result.records] == [60.0, 60.0, 500.0]
-
-
-def test_exclusive_policies_need_no_dry_run() -> None:
-    (record,) = run([job(1, 0.0, 100.0)], "srsf", ONE_GPU, profiling_s=60.0).records
-    assert record.start_s == 0.0
 
 
 def test_a_failed_node_gives_its_jobs_back_with_what_their_checkpoints_hold() -> None:
@@ -171,30 +156,9 @@ def test_a_drained_node_finishes_what_runs_and_takes_nothing_new() -> None:
     assert ends(result) == {1: 100.0, 2: 310.0}
 
 
-def test_while_nodes_are_away_larger_jobs_wait_for_them() -> None:
-    result = run([job(1, 10.0, 100.0, gpu_count=2)], "fifo", Cluster(2, 1), outages=(Outage(1, 0.0, 500.0),))
-    assert ends(result) == {1: 600.0}
-
-
 def test_overlapping_outages_end_with_the_last() -> None:
     outages = (Outage(0, 0.0, 50.0), Outage(0, 20.0, 90.0))
     assert ends(run([job(1, 10.0, 100.0)], "fifo", ONE_GPU, outages=outages)) == {1: 190.0}
-
-
-def test_unknown_durations_change_who_goes_first() -> None:
-    jobs = [job(1, 0.0, 1000.0), job(2, 100.0, 2000.0)]
-    known = run(jobs, "auto", ONE_GPU, restart_s=0.0)
-    unknown = run(jobs, "auto", ONE_GPU, restart_s=0.0, durations_known=False)
-    assert ends(known) == {1: 1000.0, 2: 3000.0}
-    assert ends(unknown) == {1: 3000.0, 2: 2100.0}  # what has received nothing goes first
-    assert known.policy == "auto"
-
-
-def test_progress_never_falls_and_ends_at_one() -> None:
-    told: list[float] = []
-    run([job(index, 0.0, 10.0) for index in range(30)], "fifo", ONE_GPU, progress=told.append)
-    assert told == sorted(told)
-    assert told[-1] == 1.0
 
 
 @pytest.mark.parametrize(

@@ -84,18 +84,6 @@ def test_synergy_s_models_are_known_by_name(allocate: Callable[..., None]) -> No
     assert ends(result)[1] == pytest.approx(100 / 1.75)
 
 
-def test_the_proportional_share_said_aloud_changes_nothing(allocate: Callable[..., None]) -> None:
-    jobs = [job(1, 0.0, 300.0, HALF_CPU), job(2, 10.0, 300.0, HALF_CPU)]
-    plain = ends(run(jobs, "fifo", NODE))
-    allocate(fixed(j1=(4.0, 50.0), j2=(4.0, 50.0)))
-    assert ends(run(jobs, "x", NODE)) == plain == {1: 300.0, 2: 310.0}
-
-
-def test_without_limits_shares_have_no_effect(allocate: Callable[..., None]) -> None:
-    allocate(fixed(j1=(1.0, 1.0)))
-    assert ends(run([job(1, 0.0, 300.0, HALF_CPU)], "x", Cluster(1, 2))) == {1: 300.0}
-
-
 def test_another_share_costs_a_restart_and_the_same_one_none(allocate: Callable[..., None]) -> None:
     def shares(request: PlanRequest, _: Plan) -> Mapping[int, tuple[CpuMemShare, ...]]:
         return {1: (CpuMemShare("n0", 8.0 if request.now_s >= 100 else 2.0, 50.0),)}

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from engine_builders import CPU, GPU, MODELS, GroupingPolicy, job, run
+from engine_builders import MODELS, GroupingPolicy, job, run
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -133,15 +133,6 @@ def _decisions(plan: Plan) -> tuple[object, ...]:
     return groups, [(solo.job_id, solo.gpus, solo.kept) for solo in plan.solo]
 
 
-def test_a_long_queue_is_cut_where_the_policy_is_known_and_nowhere_else() -> None:
-    assert view_of(get_policy("muri-s", {"max_wait_s": float("inf")})).timeless
-    assert not view_of(get_policy("muri-s")).timeless
-    assert view_of(get_policy("themis")).per_slot == 2
-    assert view_of(get_policy("antman")) == View()
-    assert view_of(get_policy("muri-s")).per_slot == 13, "what runs to its end takes newcomers beside the groups"
-    assert view_of(get_policy("muri-s"), checkpoints=True).per_slot == 5
-
-
 @pytest.mark.parametrize(("switch", "check", "trusted"), [("1", False, False), ("0", True, False), ("0", False, True)])
 def test_requests_are_checked_where_asked_for_and_never_explained(
     monkeypatch: pytest.MonkeyPatch, switch: str, check: bool, trusted: bool
@@ -169,12 +160,6 @@ def test_noise_is_of_the_size_asked_for_and_only_policies_see_it() -> None:
     # Alone, a job takes its true time whatever its profile says.
     (record,) = run([jobs[0]], "muri-s", Cluster(1, 1), profile_noise=1.0).records
     assert record.end_s == 300.0
-
-
-def test_wrong_profiles_make_groups_whose_true_speeds_are_used() -> None:
-    jobs = [job(1, 0.0, 100.0, GPU), job(2, 0.0, 100.0, CPU)]
-    result = run(jobs, "muri-s", Cluster(1, 1), profile_noise=0.5)
-    assert {record.end_s for record in result.records} == {100.0}
 
 
 def test_the_order_of_hashes_and_the_wall_clock_decide_nothing() -> None:

@@ -3,7 +3,6 @@
 import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 import pytest
 from engine_builders import CPU, GPU, STORAGE, GroupingPolicy, by_id, ends, job, run
@@ -11,15 +10,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_engine_laws import all_settings, traces
 
-from muri.errors import UsageError
 from muri.policies.cycle.validation import check_request
 from muri.policies.speed.measured import PairSpeed
 from muri.policies.traits import BatchModel
 from muri.policies.types import CpuMemShare, Group, NodeShare, Plan, PlanJob, PlanRequest, Sharer, Waiting
 from muri.profiler.interference.slowdown import published_slowdown
 from muri.simulator import run as run_module
-from muri.simulator.cli.request import read_interference
-from muri.simulator.engine.pace import Pairs
 from muri.simulator.model import Cluster, Settings, SimulationError, SimulationResult, Trace, TraceJob
 from muri.simulator.sweep.metrics import metrics_of
 from muri.simulator.sweep.runs import Outcome, Run
@@ -98,12 +94,6 @@ def test_a_pair_that_nobody_measured_is_estimated_from_its_profiles() -> None:
     table = policy.seen[0].interference
     assert table is not None
     assert table.speeds(jobs[0].key.model, jobs[1].key.model) == (0.8, 0.8)
-
-
-def test_estimates_do_not_depend_on_the_order_of_the_trace() -> None:
-    jobs = [job(1, 0.0, 100.0, GPU, name="a"), job(2, 5.0, 100.0, CPU, name="a"), job(3, 5.0, 100.0, GPU, name="b")]
-    first, second = (Pairs((), order).table for order in (jobs, jobs[::-1]))
-    assert first.rows == second.rows
 
 
 def test_the_other_truth_is_horus_s_function_of_utilisation() -> None:
@@ -202,19 +192,6 @@ def test_an_elastic_job_follows_the_model_that_pollux_plans_with() -> None:
     assert ends(packed([known], [on(1, 0, 1)], Cluster(1, 4), elastic=True)[0])[1] == 100.0
 
 
-def test_another_number_of_gpus_is_a_restart() -> None:
-    jobs = [job(1, 0.0, 100.0, GPU), job(2, 10.0, 1.0, GPU)]
-    result, _ = packed(
-        jobs,
-        lambda request: [on(1, *((0,) if request.now_s < 10 else (0, 1, 2))), on(2, 3)],
-        Cluster(1, 4),
-        elastic=True,
-        restart_s=7.0,
-    )
-    assert by_id(result)[1].restarts == 1
-    assert by_id(result)[1].end_s < 60.0
-
-
 @pytest.mark.parametrize(
     ("sharers", "message"),
     [
@@ -281,18 +258,6 @@ def test_members_of_a_plain_group_run_side_by_side_and_a_group_that_takes_turns_
     # Beside b, a does 62.5 s of work in the first 125 s, and the rest alone.
 
 
-def test_interference_tables_are_read_and_refused_by_line(tmp_path: Path) -> None:
-    header = "job_a,job_b,solo_a_iters_per_s,solo_b_iters_per_s,speed_a_fraction,speed_b_fraction\n"
-    file = tmp_path / "pairs.csv"
-    file.write_text(header + "a,b,1,1,0.5,0.8\n", encoding="utf-8")
-    assert read_interference(file) == (PairSpeed("a", "b", 0.5, 0.8),)
-    file.write_text(header + "a,b,1,1,0.5,x\n", encoding="utf-8")
-    with pytest.raises(UsageError, match=r"pairs.csv: line 2, column speed_b_fraction: 'x' is not a number"):
-        read_interference(file)
-    with pytest.raises(UsageError, match=r"cannot read --interference .*nothing"):
-        read_interference(tmp_path / "nothing")
-
-
 def random_planner(chance: random.Random, *, elastic: bool) -> Planner:
     """Plans that keep most of what runs, and overcommit memory now and then."""
 
@@ -342,10 +307,3 @@ def test_whoever_joins_whom_nothing_is_lost_run_twice_or_over_committed(
     for sample in result.samples:
         assert 0 <= sample.utilization[2] <= sample.gpus_held / 4 + 1e-9
         assert sample.gpus_held <= 4
-
-
-def test_random_plans_run_out_of_memory_now_and_then() -> None:
-    jobs = [job(index, 0.0, 50.0, GPU, gpu_mem_gib=20.0) for index in range(8)]
-    planner = random_planner(random.Random(1), elastic=False)
-    result, _ = packed(jobs, planner, Cluster(2, 2, gpu_mem_gib=48.0))
-    assert sum(record.out_of_memory for record in result.records) > 0

@@ -10,7 +10,6 @@ from test_engine_laws import traces
 
 from muri.policies.speed.measured import PairSpeed
 from muri.simulator.model import Cluster, TraceJob
-from muri.simulator.traces.read import read_trace
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "traces"
 PAIRS = (PairSpeed("a", "b", 0.7, 0.8),)
@@ -64,11 +63,3 @@ def test_nothing_is_given_out_twice_whatever_comes(
     result = run(jobs, "muri-hybrid", cluster, interference=pairs, **how)
     assert len(result.records) == len(jobs)
     assert ends(run(jobs, "muri-hybrid", cluster, interference=pairs, **how)) == ends(result)
-
-
-def test_those_who_join_and_those_who_move_have_their_part_of_cpus_and_memory() -> None:
-    trace = read_trace(EXAMPLES / "short-and-crowded.csv")
-    cluster = Cluster(2, 8, gpu_mem_gib=16.0, cpus_per_node=24.0, mem_gib_per_node=500.0)
-    result = run(trace.jobs[:60], "muri-hybrid", cluster, interval_s=360.0, any_user=True)
-    assert len(result.records) == 60
-    assert max(record.restarts for record in result.records) > 0

@@ -36,11 +36,6 @@ def test_a_job_grows_when_another_ends_and_pays_for_the_restart() -> None:
     assert {number: record.restarts for number, record in by_id(result).items()} == {1: 0, 2: 1}
 
 
-def test_without_checkpoints_every_job_has_what_it_asked_for() -> None:
-    jobs = [job(1, 0.0, 1000.0, GPU), job(2, 0.0, 2000.0, GPU, gpu_count=2)]
-    assert ends(run(jobs, "pollux", FOUR, checkpoints=False)) == {1: 1000.0, 2: 2000.0}
-
-
 def test_on_a_crowded_cluster_elastic_jobs_wait_less_than_under_fifo() -> None:
     trace = read_trace(EXAMPLES / "mixed-appetites.csv")
     found = {

@@ -38,17 +38,6 @@ def test_processes_give_what_one_process_gives_in_the_order_of_the_runs() -> Non
     assert list(map(figures, together)) == list(map(figures, alone))
 
 
-def test_every_run_is_watched_to_its_end() -> None:
-    seen: dict[int, float] = {}
-
-    def watch(index: int, share: float) -> None:
-        assert 0 <= share <= 1
-        seen[index] = share
-
-    sweep(runs(), 1, watch)
-    assert seen == {0: 1.0, 1: 1.0}
-
-
 @pytest.mark.parametrize("processes", [1, 2])
 def test_refusal_of_one_run_is_that_of_the_sweep(processes: int) -> None:
     wanted = runs()
@@ -98,13 +87,6 @@ def test_seeds_are_averaged_and_told_apart() -> None:
     assert each[0] != each[1]
     assert document["avg_jct_s"] == pytest.approx(sum(each) / 2)
     assert document["jobs"] == 40
-
-
-def test_slurm_where_there_is_none_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
-    monkeypatch.setenv("PATH", "/nowhere")
-    monkeypatch.chdir(str(tmp_path))
-    with pytest.raises(MuriError, match="no Slurm here"):
-        sweep_on_slurm(runs(), 1, (), None, lambda index, share: None)
 
 
 @pytest.mark.parametrize(

@@ -5,19 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from muri.policies.traits import Demand
-from muri.simulator.traces.models import synergy_figures, synergy_models, synergy_sensitivity
+from muri.simulator.traces.models import synergy_figures
 
 PUBLISHED = Path(__file__).parents[4] / "shared" / "reference" / "synergy_sensitivity.json"
 FAIR_SHARE = (3.0, 62.5)
-
-
-def test_every_model_of_the_traces_has_one() -> None:
-    assert synergy_figures().keys() == synergy_models().keys()
-
-
-def test_a_model_of_another_system_has_none() -> None:
-    assert synergy_sensitivity("vgg19") is None
 
 
 @pytest.mark.parametrize("model", sorted(synergy_figures()))
@@ -34,13 +25,6 @@ def test_the_demand_gives_the_listed_speedup(model: str) -> None:
     highest = max(max(row) for row in figures.sensitivity.throughput)
     assert figures.sensitivity.throughput_at(*demand) == pytest.approx(highest)
     assert figures.speedup == pytest.approx(highest)
-
-
-def test_a_model_that_needs_more_than_its_share() -> None:
-    alexnet = synergy_figures()["alexnet"]
-    assert alexnet.sensitivity.demand == Demand(12.0, 125.0)
-    assert alexnet.speedup == 2.94
-    assert alexnet.sensitivity.throughput_at(6, 62.5) == 1.75
 
 
 @pytest.mark.skipif(not PUBLISHED.exists(), reason=f"no published figures at {PUBLISHED}")
