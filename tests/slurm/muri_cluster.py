@@ -161,7 +161,8 @@ class MuriCluster:
     def start_group(self, *kinds: str, gpu_type: str = "gpu", **options: Any) -> tuple[list[int], int]:
         """Submit one job of each kind, which `training` keeps at work, and start them; their ids and their host's."""
         self.know_profiles(gpu_type=gpu_type)
-        jobs = [self.submit(kind, **{"iterations": 5} | options) for kind in kinds]
+        options.setdefault("iterations", 5)
+        jobs = [self.submit(kind, **options) for kind in kinds]
         self.cycle()
         self.wait_grouped(*jobs)
         (host,) = self.hosts()

@@ -6,31 +6,26 @@ from muri_cluster import MuriCluster
 from sandbox.driver import Driver
 
 
-@pytest.fixture
-def muri(one_gpu: Driver) -> MuriCluster:
-    cluster = MuriCluster(one_gpu)
+@pytest.mark.parametrize("opportunistic_first", [pytest.param(False, marks=pytest.mark.thorough), True])
+def test_a_guaranteed_job_goes_first_whoever_came_first(one_gpu: Driver, opportunistic_first: bool) -> None:
+    muri = MuriCluster(one_gpu)
     # These scripts only sleep in their stages: without turns both would get all of their speed, as auto finds out.
-    cluster.configure(policy="antman", grouping={"min_speed": 0, "discipline": "fair"})
-    cluster.know_profiles()
-    return cluster
+    muri.configure(policy="antman", grouping={"min_speed": 0, "discipline": "fair"})
+    muri.know_profiles()
 
+    def submit(*, opportunistic: bool) -> int:
+        """A job that has the GPU for 70 % of its time: beside another the second gets on at 0.43 at best."""
+        mark = "--muri=model=propagate,batch-size=8" + (",opportunistic=1" if opportunistic else "")
+        script = ("/home/alice/train.sh", "5", "0", "propagate")
+        return muri.driver.submit("-p", "train", "--gres=gpu:1", mark, *script)
 
-def submit(muri: MuriCluster, *, opportunistic: bool) -> int:
-    """A job that has the GPU for 70 % of its time: beside another the second gets on at 0.43 of its speed at best."""
-    mark = "--muri=model=propagate,batch-size=8" + (",opportunistic=1" if opportunistic else "")
-    script = ("/home/alice/train.sh", "30", "0", "propagate")
-    return muri.driver.submit("-p", "train", "--gres=gpu:1", mark, *script)
-
-
-@pytest.mark.parametrize("opportunistic_first", [False, True])
-def test_a_guaranteed_job_goes_first_whoever_came_first(muri: MuriCluster, opportunistic_first: bool) -> None:
     with muri.training():
-        first = submit(muri, opportunistic=opportunistic_first)
+        first = submit(opportunistic=opportunistic_first)
         muri.cycle()
         muri.wait_grouped(first)
         (pilot,) = muri.hosts()
-        second = submit(muri, opportunistic=not opportunistic_first)
-        other = submit(muri, opportunistic=not opportunistic_first)  # only one of each class
+        # Only one of each class shares: the other waits.
+        second, other = (submit(opportunistic=not opportunistic_first) for _ in range(2))
         muri.cycle()
         muri.wait_grouped(second)
         guaranteed, opportunistic = (second, first) if opportunistic_first else (first, second)
@@ -47,8 +42,7 @@ def test_a_guaranteed_job_goes_first_whoever_came_first(muri: MuriCluster, oppor
         assert (shown[first]["partners"], shown[other]["state"]) == ([second], "waiting")
         assert [shown[job]["opportunistic"] for job in (guaranteed, opportunistic)] == [False, True]
         assert [shown[job]["promised_speed"] for job in (guaranteed, opportunistic)] == [0.95, None]
-        explained = muri.driver.run("muri", "explain", str(opportunistic), user="alice").stdout
-        assert "It only asks for what others leave over (opportunistic)" in explained
+        assert "It only asks for what others leave over (opportunistic)" in muri.explain(opportunistic)
         assert muri.driver.job(first)["Restarts"] == "0"
         muri.driver.run("scancel", str(other), user="alice")
     ended = muri.cycles_until_ended(first, second)

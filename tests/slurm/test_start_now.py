@@ -12,24 +12,11 @@ import pytest
 from conftest import ONE_GPU, emptied, start
 from gateway_inside import GatewayInside
 from muri_cluster import MuriCluster
+from test_life_cycle import CURVE_PY, submit, wait_at_work
 
 from muri.slurm_plugin.records.cluster import JobChange
 from sandbox.cluster import SLURM_CRED_EXPIRE_S
 from sandbox.driver import Driver
-
-TRAIN_PY = """\
-import time
-import muri
-
-begun = muri.checkpoint(lambda path: path.write_text("state"), lambda path: None)
-print("started at", begun.iteration, flush=True)
-for _ in muri.batches(range(10_000)):
-    if begun.resumed:
-        break
-    with muri.stage("propagate"):
-        time.sleep(0.05)
-print("finished", flush=True)
-"""
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +42,7 @@ def waited_s(driver: Driver, job: int, since: datetime) -> float:
 
 
 def test_slurm_itself_lets_a_requeued_job_wait(driver: Driver) -> None:
-    job = driver.submit("--requeue", "--wrap=sleep 600")
+    job = driver.submit("--requeue", "--wrap=sleep infinity")
     driver.wait_state(job, "RUNNING")
     before = now(driver)
     driver.run("scontrol", "requeue", str(job), user="root")
@@ -66,7 +53,7 @@ def test_slurm_itself_lets_a_requeued_job_wait(driver: Driver) -> None:
 
 @pytest.mark.parametrize("kind", ["pyslurm", "command"])
 def test_a_gateway_lets_a_job_start_at_once(driver: Driver, kind: str) -> None:
-    job = driver.submit("--requeue", "--wrap=sleep 600")
+    job = driver.submit("--requeue", "--wrap=sleep infinity")
     driver.wait_state(job, "RUNNING")
     before = now(driver)
     inside = GatewayInside(driver, kind)
@@ -81,13 +68,10 @@ def test_a_gateway_lets_a_job_start_at_once(driver: Driver, kind: str) -> None:
 def test_a_preempted_job_resumes_before_slurm_would_let_it(driver: Driver) -> None:
     muri = MuriCluster(driver)
     muri.know_profiles()
-    driver.write("patient.py", TRAIN_PY)
-    driver.write("patient.sh", "#!/bin/sh\nmuri run /home/alice/patient.py\n")
-    mark = "--muri=model=propagate,batch-size=8,duration=60s,checkpoint=1"
-    job = driver.submit("-p", "train", "--gres=gpu:1", mark, "--open-mode=append", "/home/alice/patient.sh")
+    muri.script("curve", CURVE_PY)
+    job = submit(muri)
     muri.cycle()
-    muri.wait_grouped(job)
-    driver.wait_until(lambda: "muri-checkpoint:" in driver.job(job).get("Comment", ""), "the checkpoint's comment")
+    wait_at_work(muri, job)
     before = now(driver)
     driver.run("muri", "preempt", str(job), "--yes", user="root")
     fields = muri.cycles_until_ended(job)
@@ -96,15 +80,13 @@ def test_a_preempted_job_resumes_before_slurm_would_let_it(driver: Driver) -> No
     assert waited_s(driver, job, before) < SLURM_CRED_EXPIRE_S
 
 
+@pytest.mark.thorough
 def test_members_of_a_dead_host_start_again_before_slurm_would_let_them(driver: Driver) -> None:
     muri = MuriCluster(driver)
-    muri.know_profiles()
-    jobs = [muri.submit(kind, iterations=30) for kind in ("load", "propagate")]
-    muri.cycle()
-    muri.wait_grouped(*jobs)
-    (host,) = muri.hosts()
-    before = now(driver)
-    driver.run("scancel", "--signal=KILL", str(host), user="root")
+    with muri.training():
+        jobs, host = muri.start_group("load", "propagate")
+        before = now(driver)
+        driver.run("scancel", "--signal=KILL", str(host), user="root")
     fields = muri.cycles_until_ended(*jobs)
     assert {job["JobState"] for job in fields.values()} == {"COMPLETED"}
     # One GPU: the second may start when the first has ended.
