@@ -85,14 +85,6 @@ def test_before_the_first_pair(capsys):
     assert "there is no profile store" in err
 
 
-def test_the_next_pairs_of_known_models(path, capsys):
-    with ProfileStore(path) as store:
-        store.put_all([make_profile("a"), make_profile("b"), make_profile("c", gpu_type="a100")])
-    (found,) = json.loads(muri(capsys, "pair", "--next", "--json")[1])["pairs"]
-    assert (found["a"]["model"], found["b"]["model"], found["confidence"]) == ("a", "b", None)
-    assert "CHANCES" in muri(capsys, "pair", "--next")[1]
-
-
 def test_what_to_expect_of_a_pair_that_was_not_measured(path, capsys):
     with ProfileStore(path) as store:
         gpu_bound = {"load_s": 0.0, "preprocess_s": 0.0, "propagate_s": 1.0, "iteration_s": 1.0}

@@ -116,14 +116,6 @@ def test_without_permission_disk_and_memory_fall_back_and_say_so(monkeypatch):
     assert {host.NODE_DISK_NOTE, host.NO_DISK_NOTE} & set(reader.notes)
 
 
-def test_network_counts_loopback_apart_and_says_whose_it_is():
-    reader = HostReader(os.getpid())
-    found = reader.read()
-    counters = psutil.net_io_counters(pernic=True, nowrap=False)
-    assert found.loopback_mib <= counters["lo"].bytes_sent / host.MIB
-    assert host.NETWORK_NOTE in reader.notes
-
-
 def test_an_ended_process_gives_a_note_and_no_error():
     process = start("pass")
     process.communicate()

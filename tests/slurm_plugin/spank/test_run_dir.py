@@ -54,14 +54,6 @@ def test_everybody_may_enter_the_first_and_only_the_user_the_second(make: Make, 
     assert facts(tmp_path / "muri" / str(USER)) == (USER, 0o700)
 
 
-def test_again_it_changes_nothing(make: Make, tmp_path: Path) -> None:
-    make(tmp_path)
-    (tmp_path / "muri" / str(USER) / "host-1.sock").touch()
-    before = (tmp_path / "muri" / str(USER)).stat()
-    assert make(tmp_path) == ""
-    assert (tmp_path / "muri" / str(USER)).stat() == before
-
-
 def test_jobs_that_start_at_the_same_moment(make: Make, tmp_path: Path) -> None:
     barrier, errors = threading.Barrier(8), []
 
