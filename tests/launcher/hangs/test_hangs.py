@@ -125,15 +125,6 @@ def test_what_hangs_is_ended_and_what_works_or_may_wait_goes_on(launcher: Launch
     assert launcher.out("105") == "starts\nfinished\n"
 
 
-def test_a_stopped_process_is_ended_though_nobody_waits_for_it(launcher: Launcher) -> None:
-    launcher.threads("101", options=SOON)
-    script = launcher.script("import os, time\nprint('here', os.getpid(), flush=True)\ntime.sleep(1000)")
-    stopped = launcher.member("101", script, MURI_ISOLATION="process")
-    os.kill(int(said(launcher, "101", "here").split()[1]), signal.SIGSTOP)
-    assert ends(stopped) == 124
-    assert "the script's process was stopped by a signal (SIGSTOP)" in launcher.err("101")
-
-
 KEEPS_THE_INTERPRETER = """
     import ctypes, threading
     import muri
@@ -169,17 +160,22 @@ WAITS_BEFORE_IT_TRAINS = """
 """
 
 
-def test_who_has_stopped_training_is_ended_though_it_holds_nothing_and_who_has_not_begun_may_wait(
+def test_who_has_stopped_training_or_is_stopped_is_ended_though_it_holds_nothing_and_who_has_not_begun_may_wait(
     launcher: Launcher,
 ) -> None:
-    launcher.runtime("101", "102", "103", options=SOON)
+    launcher.runtime("101", "102", "103", "104", options=SOON)
     frozen = launcher.member("101", launcher.script(KEEPS_THE_INTERPRETER, "keeps.py"))
     deadlocked = launcher.member("102", launcher.script(DEADLOCKED_POOL, "pool.py"))
     waits = launcher.member("103", launcher.script(WAITS_BEFORE_IT_TRAINS, "waits.py"))
-    assert [ends(frozen), ends(deadlocked), ends(waits)] == [124, 124, 0], launcher.err("102") + launcher.err("103")
+    here = launcher.script("import os, time\nprint('here', os.getpid(), flush=True)\ntime.sleep(1000)", "here.py")
+    stopped = launcher.member("104", here)
+    os.kill(int(said(launcher, "104", "here").split()[1]), signal.SIGSTOP)
+    codes = [ends(process) for process in (frozen, deadlocked, waits, stopped)]
+    assert codes == [124, 124, 0, 124], launcher.err("102") + launcher.err("103")
     assert [launcher.out(job) for job in ("101", "102", "103")] == ["keeps\n", "waits\n", "finished\n"]
     for job in ("101", "102"):
         assert "muri: the script has stopped in the middle of its training, and nothing of it" in launcher.err(job)
+    assert "the script's process was stopped by a signal (SIGSTOP)" in launcher.err("104")
 
 
 def test_a_member_that_keeps_the_interpreter_ends_its_group_and_all_return_to_the_queue(launcher: Launcher) -> None:

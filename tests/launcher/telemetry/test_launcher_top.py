@@ -222,23 +222,23 @@ def test_no_group_says_where_to_look(tmp_path: Path) -> None:
 def test_status_that_a_killed_pilot_left_behind_is_no_group(tmp_path: Path) -> None:
     gone = subprocess.Popen(["true"])
     gone.wait()
-    hanging = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", str(tmp_path / "host-2.json")])
-    # The system shows a command line a moment after the program has been started.
-    until(Path(f"/proc/{hanging.pid}/cmdline").read_bytes, "a command line")
     long_ago = {"updated": "2026-01-01T00:00:00Z"}
-    for pilot, changes in (
-        (1, long_ago | {"pid": gone.pid}),
-        (2, long_ago | {"pid": hanging.pid}),
-        (3, {"pid": gone.pid}),  # its pilot job is about to say why it died
-        (4, long_ago | {"pid": "me"}),
-        (5, long_ago | {"pid": os.getpid()}),  # another process has its number by now
-    ):
-        (tmp_path / f"host-{pilot}.json").write_text(json.dumps(status(**{"101": member()}) | changes))
-    groups = find_groups({"MURI_RUN_DIR": str(tmp_path)})
-    hanging.kill()
-    hanging.wait()
-    assert [group.path.name for group in groups] == ["host-2.json", "host-3.json"]
-    assert [group.stale for group in groups] == [True, False]
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", tmp_path / "host-2.json"]) as hanging:
+        # The system shows a command line a moment after the program has been started.
+        until(Path(f"/proc/{hanging.pid}/cmdline").read_bytes, "a command line")
+        for pilot, changes in (
+            (1, long_ago | {"pid": gone.pid}),
+            (2, long_ago | {"pid": hanging.pid}),
+            (3, {"pid": gone.pid}),  # its pilot job is about to say why it died
+            (4, long_ago | {"pid": "me"}),
+            (5, long_ago | {"pid": os.getpid()}),  # another process has its number by now
+        ):
+            (tmp_path / f"host-{pilot}.json").write_text(json.dumps(status(**{"101": member()}) | changes))
+        try:
+            groups = find_groups({"MURI_RUN_DIR": str(tmp_path)})
+        finally:
+            hanging.kill()
+    assert [(group.path.name, group.stale) for group in groups] == [("host-2.json", True), ("host-3.json", False)]
 
 
 def test_shows_a_real_group_plainly_as_json_and_live(launcher: Launcher) -> None:
