@@ -1,7 +1,4 @@
-"""`sbatch --muri` on a real Slurm: what users see, what reaches slurmctld and the job.
-
-Runs on Slurm 26.05 (forky) and 22.05 (bookworm).
-"""
+"""`sbatch --muri` on a real Slurm: what users see, what reaches slurmctld and the job."""
 
 import re
 import subprocess
@@ -18,7 +15,6 @@ from sandbox.driver import Driver
 PLUGIN = "/opt/muri/spank/muri_spank.so"
 MODULE = "/opt/muri/job_submit/muri.lua"
 GPU = "--gres=gpu:1"
-DEADLINE_S = 240.0
 KEY_LIST = ["model=NAME", "batch-size=N", "duration=TIME", "checkpoint ", "alone ", "min-speed=X", "opportunistic "]
 Done = subprocess.CompletedProcess[str]
 
@@ -38,30 +34,22 @@ class Cluster:
     def write(self, path: str, text: str) -> None:
         self.driver.write(path, text, user="root", mode="0644")
 
-    def submit(self, *options: str, script: str = "true", **variables: str) -> int:
+    def submit(self, *options: str, script: str = "true") -> int:
         """Submit a script; Slurm's own complaints go to standard error, apart from the output."""
-        done = self.run("sbatch", "-o", "/tmp/out-%j", "-e", "/tmp/err-%j", *options, f"--wrap={script}", **variables)
-        return job_id(done)
-
-    def field(self, job: int, name: str) -> str:
-        """Return a field of `scontrol show job`, "" if Slurm doesn't print it."""
-        text = self.root(f"scontrol show job {job}")
-        found = re.search(rf"\b{name}=(.*?)(?= [A-Z][A-Za-z]*=|\n|$)", text)
-        return found.group(1).strip() if found else ""
+        return job_id(self.run("sbatch", "-o", "/tmp/out-%j", "-e", "/tmp/err-%j", *options, f"--wrap={script}"))
 
     def comment(self, job: int) -> str:
         """AdminComment without the gate, the facts and what tells of the script."""
-        text, found = re.subn(r" muri-script:[0-9a-f]{16}", "", self.field(job, "AdminComment"))
+        text, found = re.subn(r" muri-script:[0-9a-f]{16}", "", self.driver.job(job).get("AdminComment", ""))
         assert found == int("muri:" in text and "model=" not in text), text
         text = text.replace(" muri-calls:no", "")
-        text, facts = re.subn(r" muri-facts:1(\.[A-Za-z0-9_~-]*){4}", "", text)
-        assert facts == int("muri:" in text), text
-        text, gates = re.subn(" muri-gate:licence", "", text)
-        assert gates == int("muri:" in text), text
+        for pattern in (r" muri-facts:1(\.[A-Za-z0-9_~-]*){4}", " muri-gate:licence"):
+            text, found = re.subn(pattern, "", text)
+            assert found == int("muri:" in text), text
         return text
 
     def is_kept(self, job: int) -> bool:
-        return "muri_gate" in self.field(job, "Licenses")
+        return "muri_gate" in self.driver.job(job)["Licenses"]
 
     def start(self, job: int | str) -> None:
         """Take the licence away, as the controller does."""
@@ -77,37 +65,21 @@ class Cluster:
     def _next_job_id(self) -> int:
         return int(self.root("scontrol show config | sed -n 's/^NEXT_JOB_ID *= //p'"))
 
-    def output_of(self, job: int, state: str = "COMPLETED") -> str:
-        """Wait until a job has ended in this state and return what it wrote."""
-        deadline = time.monotonic() + DEADLINE_S
-        while (now := self.field(job, "JobState")) in {"PENDING", "RUNNING", "COMPLETING"}:
-            assert time.monotonic() < deadline, f"job {job} is still {now}"
-            time.sleep(0.2)
-        assert now == state
+    def output_of(self, job: int) -> str:
+        """Wait until a job has ended well and return what it wrote."""
+        assert self.driver.wait_state(job)["JobState"] == "COMPLETED"
         return self.root(f"cat /tmp/out-{job}")
 
 
 def job_id(done: Done) -> int:
-    assert done.returncode == 0, done.stderr
     found = re.search(r"Submitted batch job (\d+)", done.stdout)
-    assert found, done.stdout
+    assert found, done.stdout + done.stderr
     return int(found.group(1))
 
 
-@pytest.fixture(
-    scope="module", params=["sandbox", "trixie_sandbox", "old_sandbox"], ids=["forky", "trixie", "bookworm"]
-)
-def running(request: pytest.FixtureRequest) -> Cluster:
-    driver: Driver = request.getfixturevalue(request.param)
-    driver.cancel_all()
-    keep_gate(driver)
-    return Cluster(driver)
-
-
 @pytest.fixture
-def cluster(running: Cluster) -> Iterator[Cluster]:
-    yield running
-    running.root("scancel --user=alice")
+def cluster(gated: Driver) -> Cluster:
+    return Cluster(gated)
 
 
 @pytest.fixture
@@ -137,56 +109,54 @@ def test_a_gpu_batch_job_is_tagged_and_waits_for_the_licence(cluster: Cluster) -
     assert cluster.is_kept(job)
 
 
-@pytest.mark.parametrize(
-    "request_for_gpu",
-    ["--gres=gpu:1", "--gpus=1", "--gpus-per-node=1", "--gpus-per-task=1", "--gpus-per-socket=1"],
-)
-def test_every_way_to_ask_for_gpus(cluster: Cluster, request_for_gpu: str) -> None:
-    more = ["--sockets-per-node=1"] if "socket" in request_for_gpu else ["--ntasks=1"]
-    job = cluster.submit("--muri", request_for_gpu, *more)
-    assert cluster.comment(job) == "muri:on"
-    assert cluster.is_kept(job)
+def test_every_way_to_ask_for_gpus(cluster: Cluster) -> None:
+    for asked in ("--gres=gpu:1", "--gpus=1", "--gpus-per-node=1", "--gpus-per-task=1 --ntasks=1",
+                  "--gpus-per-socket=1 --sockets-per-node=1"):  # fmt: skip
+        job = cluster.submit("--muri", *asked.split())
+        assert cluster.comment(job) == "muri:on"
+        assert cluster.is_kept(job)
 
 
-@pytest.mark.parametrize("command", ["sbatch", "srun", "salloc"])
-def test_a_misspelt_key_is_refused_with_the_valid_ones(cluster: Cluster, command: str) -> None:
-    rest = ["--wrap=true"] if command == "sbatch" else ["true"]
-    with cluster.submitting_nothing():
-        done = cluster.run(command, "--muri=modle=x", GPU, *rest)
-    assert done.returncode != 0
-    assert 'muri: --muri=modle=x: unknown key "modle"; did you mean "model"?' in done.stderr
-    assert all(key in done.stderr for key in KEY_LIST)
-
-
-def test_a_promised_speed_is_kept_in_the_tag_and_one_out_of_range_is_refused(cluster: Cluster) -> None:
+def test_a_promised_speed_is_kept_in_the_tag(cluster: Cluster) -> None:
     job = cluster.submit("--muri=min-speed=0.80,model=m", GPU)
     assert cluster.comment(job) == "muri:model=m,min-speed=0.8"
-    _, line, *_ = cluster.run("muri", "queue").stdout.splitlines()
+    _, line, *_ = cluster.run("muri", "queue", MURI_CONFIG="/dev/null").stdout.splitlines()
     assert line.split() == [str(job), "alice", "m", "waiting", "-", "-", "0.80", "-", "-"]
-    with cluster.submitting_nothing():
-        done = cluster.run("sbatch", "--muri=min-speed=2", GPU, "--wrap=true")
-    assert done.returncode != 0
-    assert "muri: --muri=min-speed=2: min-speed=2: not a number from 0 to 0.999" in done.stderr
+
+
+MISSPELT = 'muri: {}=modle=x: unknown key "modle"; did you mean "model"?'
+TWICE = "given twice with different values"
 
 
 @pytest.mark.parametrize(
-    ("options", "complaint"),
+    ("options", "variable", "complaint"),
     [
-        (["--muri=batch-size=many"], "batch-size=many: not a whole number"),
-        (["--muri=duration=soon"], "duration=soon: not a time"),
-        (["--muri=model=a", "--muri=model=b"], "model is given twice with different values (a and b)"),
-        (["--muri=alone=1,alone=0"], "alone is given twice with different values (yes and no)"),
-        (["--muri", "--no-muri"], "--muri and --no-muri contradict each other"),
-        (["--no-muri", "--muri"], "--muri and --no-muri contradict each other"),
+        ("--muri=modle=x", "", MISSPELT.format("--muri")),
+        ("", "modle=x", MISSPELT.format("SBATCH_MURI")),  # although the plugin is optional
+        ("--muri=batch-size=many", "", "batch-size=many: not a whole number"),
+        ("--muri=duration=soon", "", "duration=soon: not a time"),
+        ("--muri=min-speed=2", "", "muri: --muri=min-speed=2: min-speed=2: not a number from 0 to 0.999"),
+        ("--muri=model=a --muri=model=b", "", f"model is {TWICE} (a and b)"),
+        ("--muri=alone=1,alone=0", "", f"alone is {TWICE} (yes and no)"),
+        ("--muri --no-muri", "", "--muri and --no-muri contradict each other"),
+        ("--no-muri --muri", "", "--muri and --no-muri contradict each other"),
     ],
 )
 def test_malformed_and_contradictory_options_submit_nothing(
-    cluster: Cluster, options: list[str], complaint: str
+    cluster: Cluster, options: str, variable: str, complaint: str
 ) -> None:
     with cluster.submitting_nothing():
-        done = cluster.run("sbatch", *options, GPU, "--wrap=true")
+        done = cluster.run("sbatch", *options.split(), GPU, "--wrap=true", SBATCH_MURI=variable)
     assert done.returncode != 0
     assert complaint in done.stderr
+
+
+@pytest.mark.parametrize("command", ["sbatch", "srun", "salloc"])
+def test_who_misspells_a_key_is_told_the_valid_ones(cluster: Cluster, command: str) -> None:
+    with cluster.submitting_nothing():
+        done = cluster.run(command, "--muri=modle=x", GPU, *(["--wrap=true"] if command == "sbatch" else ["true"]))
+    assert done.returncode != 0
+    assert all(key in done.stderr for key in KEY_LIST)
 
 
 @pytest.mark.parametrize(
@@ -229,24 +199,20 @@ def test_a_contradiction_inside_the_script_is_refused(cluster: Cluster, script: 
     assert "given twice" in done.stderr
 
 
-def test_a_malformed_variable_is_refused_although_the_plugin_is_optional(cluster: Cluster) -> None:
-    with cluster.submitting_nothing():
-        done = cluster.run("sbatch", GPU, "--wrap=true", SBATCH_MURI="modle=x")
-    assert done.returncode != 0
-    assert 'muri: SBATCH_MURI=modle=x: unknown key "modle"; did you mean "model"?' in done.stderr
-
-
 def test_options_after_the_script_belong_to_the_script(cluster: Cluster, script: Callable[..., str]) -> None:
     job = job_id(cluster.run("sbatch", script("--muri=model=a"), "--muri=model=b", "--no-muri"))
     assert cluster.comment(job) == "muri:model=a"
 
 
-@pytest.mark.parametrize("export", ["ALL", "NONE", "HOME"])
-def test_the_mark_is_in_the_script_and_its_steps(cluster: Cluster, export: str) -> None:
+def test_the_mark_is_in_the_script_and_its_steps(cluster: Cluster) -> None:
     lines = "echo script $MURI_JOB; srun --export=NONE /usr/bin/env | sed -n s/^MURI_JOB=/step./p"
-    job = cluster.submit("--muri=model=m", GPU, f"--export={export}", script=f"PATH=/usr/bin:/bin; {lines}")
-    cluster.start(job)
-    assert cluster.output_of(job).split("\n")[:2] == ["script model=m", "step.model=m"]
+    options = ("--muri=model=m", GPU)
+    for job in [
+        cluster.submit(*options, f"--export={export}", script=f"PATH=/usr/bin:/bin; {lines}")
+        for export in ("ALL", "NONE", "HOME")
+    ]:
+        cluster.start(job)
+        assert cluster.output_of(job).split("\n")[:2] == ["script model=m", "step.model=m"]
 
 
 def test_srun_and_salloc_start_at_once_and_set_the_mark(cluster: Cluster) -> None:
@@ -259,16 +225,16 @@ def test_srun_and_salloc_start_at_once_and_set_the_mark(cluster: Cluster) -> Non
         assert message in done.stderr
 
 
-def test_a_job_without_gpus_runs_and_its_user_is_told_why(cluster: Cluster) -> None:
-    done = cluster.run("sbatch", "--muri", "-o", "/tmp/out-%j", "--wrap=echo ran")
-    assert "muri: submitted as an ordinary job: it asks for no GPU" in done.stderr
-    assert cluster.output_of(job_id(done)) == "ran\n"
-
-
-def test_a_heterogeneous_job_runs_as_an_ordinary_one(cluster: Cluster) -> None:
-    line = ["sbatch", "--muri", GPU, "-o", "/tmp/out-%j", "--wrap=echo ran", ":", GPU]
-    done = cluster.run(*line)
-    assert "heterogeneous jobs are never grouped" in done.stderr
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        (["-o", "/tmp/out-%j", "--wrap=echo ran"], "muri: submitted as an ordinary job: it asks for no GPU"),
+        ([GPU, "-o", "/tmp/out-%j", "--wrap=echo ran", ":", GPU], "heterogeneous jobs are never grouped"),
+    ],
+)
+def test_what_cannot_be_grouped_runs_and_its_user_is_told_why(cluster: Cluster, options: list[str], why: str) -> None:
+    done = cluster.run("sbatch", "--muri", *options)
+    assert why in done.stderr
     assert cluster.output_of(job_id(done)) == "ran\n"
 
 
@@ -295,15 +261,17 @@ def test_a_hold_of_the_user_s_own_stays_beside_the_gate(cluster: Cluster) -> Non
     assert cluster.comment(job) == "muri:on"
     assert cluster.is_kept(job)
     cluster.start(job)
-    assert (cluster.field(job, "JobState"), cluster.field(job, "Reason")) == ("PENDING", "JobHeldUser")
+    fields = cluster.driver.job(job)
+    assert (fields["JobState"], fields["Reason"]) == ("PENDING", "JobHeldUser")
     assert cluster.run("scontrol", "release", str(job)).returncode == 0
     assert cluster.output_of(job) == "ran\n"
 
 
 def test_a_waiting_job_keeps_its_priority_and_starts_when_the_lease_ends(cluster: Cluster) -> None:
     job = cluster.submit("--muri", GPU, script="echo ran")
-    assert cluster.field(job, "Priority") != "0"
-    assert cluster.field(job, "Reason") in {"Licenses", "None"}
+    fields = cluster.driver.job(job)
+    assert fields["Priority"] != "0"
+    assert fields["Reason"] in {"Licenses", "None"}
     time.sleep(1)  # job_submit would not see two changes of a reservation in one second: see keep_gate
     cluster.root("scontrol delete reservationname=muri_gate")
     try:
@@ -313,19 +281,6 @@ def test_a_waiting_job_keeps_its_priority_and_starts_when_the_lease_ends(cluster
         assert cluster.output_of(job_id(late)) == "ran\n"
     finally:
         keep_gate(cluster.driver)
-
-
-def test_a_request_that_no_node_can_meet_is_refused_as_without_muri(cluster: Cluster) -> None:
-    done = cluster.run("sbatch", "--muri", GPU, "--constraint=v100", "--wrap=true")
-    assert done.returncode != 0
-    assert "Invalid feature specification" in done.stderr
-
-
-def test_a_user_may_take_a_job_back_and_run_it_as_it_is(cluster: Cluster) -> None:
-    job = cluster.submit("--muri", GPU, script="echo ran on $CUDA_VISIBLE_DEVICES")
-    assert cluster.is_kept(job)
-    assert cluster.run("scontrol", "update", f"jobid={job}", "licenses=").returncode == 0
-    assert cluster.output_of(job).startswith("ran on ")
 
 
 def test_users_cannot_forge_tokens(cluster: Cluster) -> None:
@@ -338,8 +293,7 @@ def test_users_cannot_forge_tokens(cluster: Cluster) -> None:
 def test_every_task_of_an_array_keeps_the_tag(cluster: Cluster) -> None:
     job = cluster.submit("--muri=model=m", "--array=1-2", GPU)
     cluster.start(f"{job}_1")
-    first, second = f"{job}_1", f"{job}_2"
-    for task in (first, second):
+    for task in (f"{job}_1", f"{job}_2"):
         assert "AdminComment=muri:model=m" in cluster.root(f"scontrol show job {task}")
 
 
