@@ -4,16 +4,17 @@ import itertools
 import re
 import shlex
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 from muri.group_spec import GroupSpec, read_group
-from muri.profiler.records import ProfileKey, StageProfile
+from muri.profiler.records import STAGES, ProfileKey, StageProfile
 from muri.slurm_plugin.gateway.base import GatewayError, NoGateLicenseError, NoSuchJobError
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import Job, JobChange, JobState, NewJob, Node, Reservation, Snapshot
+from muri.slurm_plugin.records.comment_reports import speeds_token
 from muri.slurm_plugin.records.gate import GATE_LICENSE, is_behind_licence, with_gate
 from muri.slurm_plugin.records.gpu_removal import PER_NODE, TYPED, GpuRemoval, Place, TriedForm
 from muri.slurm_plugin.records.limits import NO_SITE_LIMITS
@@ -323,13 +324,26 @@ def one_cycle(make_controller: Any, slurm: FakeSlurm, *known: Any, **changes: An
         return {job.job_id: job for job in controller.cycle().jobs}
 
 
-def group_at_work(make_controller: Any, *known: Any, **changes: Any) -> FakeSlurm:
-    """Four jobs that share a GPU."""
-    slurm = FakeSlurm(four_jobs(), one_gpu())
+def group_at_work(make_controller: Any, *known: Any, count: int = 4, **changes: Any) -> FakeSlurm:
+    """Four jobs, or the first of them, that share a GPU."""
+    slurm = FakeSlurm(four_jobs()[:count], one_gpu())
     one_cycle(make_controller, slurm, *known, **changes)
     for _ in range(3):
         slurm.tick()
     return slurm
+
+
+def speeds_report(
+    speeds: Mapping[int, float], iterations: int = 90, discipline: str = "fair", steady: Collection[str] = (),
+    broken: Collection[int] = (),
+) -> str:  # fmt: skip
+    """What a pilot job's comment tells of members whose iteration takes 1 s alone."""
+    figures = {"iterations": iterations, "stage_s": dict.fromkeys(STAGES, 0.0), "wait_s": dict.fromkeys(STAGES, 0.0)}
+    members = {
+        str(job_id): {**figures, "iteration_s": 1 / speed, "promise_broken": job_id in broken}
+        for job_id, speed in speeds.items()
+    }
+    return speeds_token({"members": members, "discipline": discipline}, steady) or ""
 
 
 def dry_runs(slurm: FakeSlurm, *users: str) -> list[Job]:

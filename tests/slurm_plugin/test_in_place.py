@@ -55,8 +55,7 @@ def tell(slurm: FakeSlurm, job_id: int, found: dict[str, Any]) -> None:
 
 
 def cycle(slurm: FakeSlurm, make_controller: Make, **changes: Any) -> Any:
-    with make_controller(slurm, profiling=PLACE, **changes) as controller:
-        return {job.job_id: job for job in controller.cycle().jobs}
+    return one_cycle(make_controller, slurm, profiling=PLACE, **changes)
 
 
 def of_m1(folder: Path) -> StageProfile | None:

@@ -6,12 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_slurm import FOUR_KINDS, FakeSlurm, four_jobs, one_cycle, one_gpu, pilots
+from fake_slurm import FOUR_KINDS, FakeSlurm, group_at_work, one_cycle, pilots, speeds_report
 
 from muri.profiler.interference.ratios import Interference, by_pair, every_pair, find, put
-from muri.profiler.records import STAGES, ProfileKey
+from muri.profiler.records import ProfileKey
 from muri.profiler.store import ProfileStore
-from muri.slurm_plugin.records.comment_reports import speeds_token
 from muri.slurm_plugin.records.journal import PAIR
 
 Make = Callable[..., Any]
@@ -20,30 +19,19 @@ M1, M2 = (ProfileKey(name, 8, 1, "gpu", "alice") for name in ("m1", "m2"))
 
 
 def running_pair(make_controller: Make) -> FakeSlurm:
-    slurm = FakeSlurm(four_jobs()[:2], one_gpu())
-    one_cycle(make_controller, slurm, ALICES, profiling={"mode": "in-place"})
-    for _ in range(3):
-        slurm.tick()
-    (pilot,) = pilots(slurm)
-    assert pilot.state == "RUNNING"
-    return slurm
+    return group_at_work(make_controller, ALICES, count=2, profiling={"mode": "in-place"})
 
 
 def tell(slurm: FakeSlurm, iterations: int, times_s: tuple[float, float], discipline: str = "plain") -> None:
     """Let the pilot job tell of its members; both models take a second alone."""
-    none_s = dict.fromkeys(STAGES, 0.0)
-    members = {
-        str(number): {"iterations": iterations, "iterations_per_s": 1 / seconds, "stage_s": none_s, "wait_s": none_s}
-        for number, seconds in enumerate(times_s, 1)
-    }
+    speeds = {number: 1 / seconds for number, seconds in enumerate(times_s, 1)}
     (pilot,) = pilots(slurm)
-    slurm.jobs[pilot.job_id] = replace(pilot, comment=speeds_token({"members": members, "discipline": discipline}))
+    slurm.jobs[pilot.job_id] = replace(pilot, comment=speeds_report(speeds, iterations, discipline))
 
 
 def cycle(slurm: FakeSlurm, make_controller: Make, policy: str = "auto") -> None:
     slurm.now_s += 60
-    with make_controller(slurm, policy=policy, profiling={"mode": "in-place"}, profiles={"drift_limit": 0}) as muri:
-        muri.cycle()
+    one_cycle(make_controller, slurm, policy=policy, profiling={"mode": "in-place"}, profiles={"drift_limit": 0})
 
 
 def teach(

@@ -161,16 +161,6 @@ def test_dry_runs_that_do_not_start_make_way_and_count_against_no_model(make_con
         assert {JobState.RUNNING} == {run.state for run in dry_runs(slurm)}
 
 
-def test_a_dry_run_that_expired_goes_behind_others(make_controller):
-    slurm = FakeSlurm([job_of("bob", 1, "b1"), job_of("alice", 2, "a", submit_s=NOW_S)], one_gpu())
-    options = {"profiling": {"at_once": 1, "start_timeout_s": 100}}
-    with make_controller(slurm, (), **options) as controller:
-        for expected in ("bob", "alice", "bob", "alice"):
-            controller.cycle()
-            assert [run.user for run in dry_runs(slurm)] == [expected]
-            slurm.now_s += 101
-
-
 @pytest.mark.parametrize(
     "forged",
     [{"iterations": 10**19}, {"iterations": 1e200}, {"iteration_s": 1e308, "preprocess_s": 1.7976931348623157e308},

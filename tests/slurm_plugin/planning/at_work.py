@@ -1,11 +1,12 @@
 """Jobs that wait, groups at work, and what a cycle decides about them."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fake_slurm import FOUR_KINDS, GPUS_REMOVABLE, NOW_S, make_job
 
+from muri.policies.types import Plan, PlanRequest, Policy
 from muri.profiler.interference.ratios import Interference, Side
 from muri.profiler.records import ProfileKey, StageProfile
 from muri.slurm_plugin.config import Config
@@ -72,6 +73,20 @@ def measured_pair(a: ProfileKey, b: ProfileKey, ratio_a: float, ratio_b: float, 
     """How many times as long as alone the iterations of two models took beside each other."""
     sides = [Side(key, 1.0, ratio, ratio, None, 0.9, 10) for key, ratio in ((a, ratio_a), (b, ratio_b))]
     return Interference(*sides, rounds=3, measured_s=1.0, measured_at="2026-01-01T00:00:00+00:00", turns=turns)
+
+
+@dataclass
+class Changed:
+    """A policy whose plans something changes."""
+
+    base: Policy
+    change: Callable[[PlanRequest, Plan], Plan]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.base, name)
+
+    def plan(self, request: PlanRequest) -> Plan:
+        return self.change(request, self.base.plan(request))
 
 
 def of_kind(decision: Decision, kind: type[Any]) -> list[Any]:

@@ -234,13 +234,6 @@ def test_whole_cores_are_given(cpus, given):
     assert share_of(make_job(1), (share(cpus),), BOTH, measured=True, threads_per_core=2).cpu_count == given
 
 
-@pytest.mark.usefixtures("appetites")
-def test_shares_of_nodes_with_two_threads_per_core_fit_together(make_controller):
-    slurm = FakeSlurm(two_jobs(), [make_node("n1", threads_per_core=2)])
-    one_cycle(make_controller, slurm, **TUNE)
-    assert [slurm.jobs[each].cpu_count for each in (1, 2)] == [8, 2]
-
-
 @pytest.mark.parametrize(
     "changes", [{"array": True}, {"het": True}, {"node_count": 2}, {"special": ("--mem-per-gpu",)}]
 )

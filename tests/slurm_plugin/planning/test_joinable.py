@@ -1,16 +1,16 @@
 """Jobs alone that others may join: who starts behind a pilot of its own, with what, and who starts plain, and why."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import at_work
 import pytest
-from at_work import HOUR_S, behind_pilot, candidate
+from at_work import HOUR_S, Changed, behind_pilot, candidate
 from fake_slurm import FOUR_KINDS, NOW_S, FakeSlurm, Killed, make_node, one_cycle, pilots
 
 from muri.policies.registry import get_policy
-from muri.policies.types import Group, Plan, PlanRequest, Policy
+from muri.policies.types import Group, Plan, PlanRequest
 from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.gateway.base import GatewayError
 from muri.slurm_plugin.planning.actions import Join, ReleaseSolo, StartGroup
@@ -34,35 +34,22 @@ def alone_behind_pilot(number: int, **pilot: Any) -> list[Job]:
     return behind_pilot(number, candidate(2000 + number), **pilot)
 
 
-@dataclass
-class Joins:
+def joins(*job_ids: int) -> Changed:
     """A policy that lets jobs join the first unit that runs."""
 
-    joining: tuple[int, ...]
-    base: Policy
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.base, name)
-
-    def plan(self, request: PlanRequest) -> Plan:
-        plan = self.base.plan(request)
-        if not self.joining:
+    def join(request: PlanRequest, plan: Plan) -> Plan:
+        if not job_ids:
             return plan
         unit = request.running[0]
         others = tuple(each.job_id for each in unit.members)
-        members = others + self.joining
-        group = Group(members, unit.gpus, 1, 1.0, 1.0, dict.fromkeys(members, 0.9), joining=self.joining)
+        members = others + job_ids
+        group = Group(members, unit.gpus, 1, 1.0, 1.0, dict.fromkeys(members, 0.9), joining=job_ids)
         kept = tuple(each for each in plan.groups if not set(each.members) & set(others))
-        return replace(
-            plan,
-            groups=(*kept, group),
-            solo=tuple(each for each in plan.solo if each.job_id not in members),
-            waiting=tuple(each for each in plan.waiting if each.job_id not in members),
-        )
+        solo = tuple(each for each in plan.solo if each.job_id not in members)
+        waiting = tuple(each for each in plan.waiting if each.job_id not in members)
+        return replace(plan, groups=(*kept, group), solo=solo, waiting=waiting)
 
-
-def joins(*job_ids: int) -> Joins:
-    return Joins(job_ids, get_policy("muri-s", {"preemption": False}))
+    return Changed(get_policy("muri-s", {"preemption": False}), join)
 
 
 def test_a_job_that_may_share_starts_behind_a_pilot_of_its_own():
@@ -116,13 +103,6 @@ def test_nothing_is_measured_that_no_plan_needs_or_that_dry_runs_measure(config)
     assert isinstance(start, ReleaseSolo)
 
 
-def test_a_job_that_cannot_have_its_pilot_starts_plain_and_is_told_that_it_is_not_measured():
-    node = make_node("n1", cpu_count=32, cpus_allocated=31)
-    (start,) = decided([candidate(1, model="new", cpu_count=1)], [node], grouping={"join": False}).actions
-    assert isinstance(start, ReleaseSolo)
-    assert start.reasons[-1].startswith("it cannot be measured: n1 has no CPU left for a batch script")
-
-
 @pytest.mark.parametrize(
     ("asked", "node", "share", "pilot"),
     [
@@ -161,9 +141,10 @@ def test_the_pilot_has_room_for_others_as_far_as_it_is_free_and_belongs_to_its_g
     ],
 )
 def test_where_a_node_has_no_room_for_a_pilot_the_job_starts_plain(asked, node, why):
-    (start,) = decided([candidate(1, **asked)], [make_node("n1", **node)]).actions
-    assert isinstance(start, ReleaseSolo)
-    assert start.reasons[-1].startswith(f"nobody can join it: {why}")
+    for model, grouping, what in (("m1", {}, "nobody can join it"), ("new", {"join": False}, "it cannot be measured")):
+        (start,) = decided([candidate(1, model, **asked)], [make_node("n1", **node)], grouping=grouping).actions
+        assert isinstance(start, ReleaseSolo)
+        assert start.reasons[-1].startswith(f"{what}: {why}")
 
 
 @pytest.mark.parametrize(("free", "second"), [(20, 8), (17, 7)])

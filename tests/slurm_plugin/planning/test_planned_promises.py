@@ -6,10 +6,10 @@ from typing import Any
 
 import at_work
 import pytest
-from at_work import behind_pilot, of_kind
-from fake_slurm import FakeSlurm, make_job, make_node, one_cycle
+from at_work import Changed, behind_pilot, of_kind
+from fake_slurm import FakeSlurm, make_job, make_node, one_cycle, speeds_report
 
-from muri.policies.types import Plan, PlanRequest, Policy
+from muri.policies.types import Plan, PlanRequest
 from muri.slurm_plugin.cli.look import explanation, show_queue
 from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.controller.assemble import policy_of
@@ -23,7 +23,6 @@ from muri.slurm_plugin.planning.request import known_job, plan_job
 from muri.slurm_plugin.planning.slurm_requests import group_spec
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import Job, JobState, Node
-from muri.slurm_plugin.records.comment_reports import speeds_token
 from muri.slurm_plugin.records.roles import read_job
 
 BROKEN = "a member does not get the speed that it was promised"
@@ -31,19 +30,6 @@ BROKEN = "a member does not get the speed that it was promised"
 
 def candidate(job_id: int, model: str, promise: str = "") -> Job:
     return at_work.candidate(job_id, model, f",min-speed={promise}" if promise else "")
-
-
-def report(speeds: dict[int, float], broken: tuple[int, ...]) -> str:
-    """What a pilot tells of members whose iteration takes 1 s alone."""
-    times = dict.fromkeys(("load", "preprocess", "propagate", "synchronize"), 0.1)
-    members = {
-        str(job_id): {
-            "iterations": 9, "iteration_s": 1 / speed, "stage_s": times, "wait_s": times,
-            "promise_broken": job_id in broken,
-        }
-        for job_id, speed in speeds.items()
-    }  # fmt: skip
-    return speeds_token({"members": members, "discipline": "fair"}) or ""
 
 
 def group(*models: str, promise: float = 0.8, comment: str = "") -> list[Job]:
@@ -99,18 +85,11 @@ def test_no_decision_goes_below_a_promise(policy, promise):
     assert all(member.min_speed >= 0.5 for member in members)
 
 
-def test_a_promise_can_keep_a_job_alone():
-    jobs = [candidate(1, "m1"), candidate(2, "m1")]
-    assert any(len(start.members) > 1 for start in of_kind(decided(jobs), StartGroup))
-    jobs[1] = candidate(2, "m1", "0.95")
-    assert not any(len(start.members) > 1 for start in of_kind(decided(jobs), StartGroup))
-
-
 @pytest.mark.parametrize(("broken", "joined"), [((), {1}), ((2000,), set()), ((77,), {1})])
 def test_nobody_joins_a_group_that_breaks_a_promise(broken, joined):
     """Whoever is not, or no longer, a member of the group does not count."""
     speeds = {2000: 0.71} | dict.fromkeys(broken, 0.71)
-    jobs = [candidate(1, "m3"), *group("m1", comment=report(speeds, broken))]
+    jobs = [candidate(1, "m3"), *group("m1", comment=speeds_report(speeds, broken=broken))]
     assert joiners(decided(jobs)) == joined
     cycle = cycle_of(jobs)
     (running,) = cycle.view.running_groups
@@ -131,24 +110,13 @@ def test_a_journal_from_before_promises_can_be_read():
     assert member.min_speed == 0.0
 
 
-@dataclasses.dataclass
-class Careless:
-    """A site's own policy, which knows of no promises."""
-
-    base: Policy
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.base, name)
-
-    def plan(self, request: PlanRequest) -> Plan:
-        plan = self.base.plan(request)
-        groups = tuple(replace(group, speed=dict.fromkeys(group.members, 0.41)) for group in plan.groups)
-        return replace(plan, groups=groups)
-
-
 def test_what_a_policy_of_the_site_plans_too_slow_is_refused():
+    def careless(request: PlanRequest, plan: Plan) -> Plan:
+        groups = (replace(group, speed=dict.fromkeys(group.members, 0.41)) for group in plan.groups)
+        return replace(plan, groups=tuple(groups))
+
     cycle = cycle_of([candidate(1, "m1"), candidate(2, "m3")], policy="muri-jct")
-    (start,) = decide(cycle, Careless(policy_of(cycle.config))).actions
+    (start,) = decide(cycle, Changed(policy_of(cycle.config), careless)).actions
     assert (type(start), start.job_id) == (ReleaseSolo, 1)
     assert "would get 0.41 of its speed alone there, and is promised 0.50" in start.reasons[0]
 
@@ -158,7 +126,7 @@ def shown(jobs: list[Job]) -> dict[int, JobStatus]:
 
 
 def test_members_are_told_that_their_group_breaks_a_promise():
-    found = shown(group("m1", "m3", comment=report({2000: 0.71, 2001: 0.95}, (2000,))))
+    found = shown(group("m1", "m3", comment=speeds_report({2000: 0.71, 2001: 0.95}, broken=(2000,))))
     assert found[2000].is_promise_broken
     assert found[2001].promises_broken == (2000,)
     assert "It was promised 0.80 and gets 0.71: nobody joins its group any more." in explanation(found[2000])
@@ -176,7 +144,10 @@ def test_a_waiting_job_tells_what_it_asks_for():
 
 def test_the_queue_shows_promised_planned_and_measured_speed(monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "80")
-    jobs = [candidate(1, "m1", "0.75"), *group("m1", "m3", comment=report({2000: 0.71, 2001: 0.95}, (2000,)))]
+    jobs = [
+        candidate(1, "m1", "0.75"),
+        *group("m1", "m3", comment=speeds_report({2000: 0.71, 2001: 0.95}, broken=(2000,))),
+    ]
     show_queue(Status(0.0, "muri-s", "fake", tuple(shown(jobs).values())))
     lines = capsys.readouterr().out.splitlines()
     assert [line.split() for line in lines[:4]] == [
@@ -229,13 +200,6 @@ def test_a_guaranteed_job_is_promised_its_speed_from_the_start_alone_or_in_a_pai
         (start,) = decided_on(jobs, free=1).actions
         assert isinstance(start, StartGroup)
         assert {member.job_id: member.min_speed for member in start.members} == promised
-
-
-def test_what_is_promised_reaches_the_jobs_record(make_controller: Any) -> None:
-    slurm = FakeSlurm([of_class(1, "m1"), of_class(2, "m3", opportunistic=True)], [make_node("n1", gpu_count=1)])
-    jobs = one_cycle(make_controller, slurm, policy="antman")
-    assert [read_job(slurm.jobs[job_id]).membership.min_speed for job_id in (1, 2)] == [0.95, 0.0]
-    assert [(jobs[each].promised_speed, jobs[each].opportunistic) for each in (1, 2)] == [(0.95, False), (None, True)]
 
 
 def test_the_queue_and_explain_show_the_class(monkeypatch: Any, capsys: Any) -> None:

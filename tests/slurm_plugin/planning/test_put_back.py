@@ -3,17 +3,15 @@
 from typing import Any
 
 import pytest
-from fake_slurm import FakeSlurm, Killed, make_job, make_node
+from fake_slurm import FakeSlurm, Killed, make_job, make_node, one_cycle, pilots, speeds_report
 
 from muri.profiler.records import ProfileDetail, ProfileKey, StageProfile
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import JobState
-from muri.slurm_plugin.records.comment_reports import speeds_token
 from muri.slurm_plugin.records.roles import Role, read_job
 
 PREEMPTION = {"enabled": True, "least_run_s": 0, "restart_s": 0}
 PAB = {"policy": "pab", "gpu_mem_gib": {"gpu": 40.0}, "grouping": {"min_speed": 0.0}, "preemption": PREEMPTION}
-STAGES = ("load", "preprocess", "propagate", "synchronize")
 
 
 def profile(model: str) -> StageProfile:
@@ -33,23 +31,13 @@ def job(job_id: int, model: str, *, checkpoint: bool = True):
 
 
 def cycle(slurm: FakeSlurm, make_controller: Any, **changes: Any):
-    with make_controller(slurm, KNOWN, **{**PAB, **changes}) as controller:
-        return {each.job_id: each for each in controller.cycle().jobs}
+    return one_cycle(make_controller, slurm, KNOWN, **{**PAB, **changes})
 
 
 def report(slurm: FakeSlurm, speeds: dict[int, float], steady: tuple[str, ...] = ("1", "2")) -> None:
     """What the pilot tells of members whose iteration takes 1 s alone."""
-    members = {
-        str(job_id): {
-            "iterations": 90,
-            "iteration_s": 1 / speed,
-            "stage_s": dict.fromkeys(STAGES, 0.1),
-            "wait_s": dict.fromkeys(STAGES, 0.0),
-        }
-        for job_id, speed in speeds.items()
-    }
-    (pilot,) = (each for each in slurm.jobs.values() if read_job(each).role is Role.PILOT)
-    slurm._update(pilot.job_id, comment=speeds_token({"members": members, "discipline": "fair"}, steady))
+    (pilot,) = pilots(slurm)
+    slurm._update(pilot.job_id, comment=speeds_report(speeds, steady=steady))
 
 
 def two_at_work(make_controller: Any, *, checkpoint: bool = True) -> FakeSlurm:
@@ -77,7 +65,7 @@ def test_a_job_that_company_slows_down_to_less_than_half_goes_back_and_waits_for
     assert (slurm.jobs[1].state, slurm.jobs[2].state) == (JobState.RUNNING, JobState.PENDING)
     assert any("waits for GPUs of its own" in reason for reason in status[2].reasons)
     assert slurm.jobs[2].gpu_request == "gres/gpu:1"  # its own request again
-    (pilot,) = (each for each in slurm.jobs.values() if read_job(each).role is Role.PILOT)
+    (pilot,) = pilots(slurm)
     slurm.end(1)
     slurm.end(pilot.job_id)
     for _ in range(2):

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 from at_work import measured_pair
-from fake_slurm import FakeSlurm, Killed, make_job, make_node, pilots
+from fake_slurm import FakeSlurm, Killed, make_job, make_node, one_cycle, pilots
 
 from muri.policies.types import NodeShare, Plan, PlanRequest, Reason, Running, Sharer, Waiting
 from muri.profiler.interference.models import KIND, LinearFit, computation_name
@@ -57,8 +57,7 @@ def run_alone(make_controller, node_gpus: int = 1, known=None, **changes) -> Fak
 
 
 def cycle(slurm: FakeSlurm, make_controller, known=KNOWN, **changes):
-    with make_controller(slurm, known, **{**POLICY, **changes}) as controller:
-        return {each.job_id: each for each in controller.cycle().jobs}
+    return one_cycle(make_controller, slurm, known, **{**POLICY, **changes})
 
 
 def test_a_short_job_joins_a_long_one_with_as_small_a_batch_as_the_memory_asks(make_controller):
@@ -132,17 +131,6 @@ def test_where_nobody_may_join_jobs_start_without_a_pilot(make_controller, group
     slurm.tick()
     assert read_job(slurm.jobs[1]).role is Role.RELEASED
     assert not pilots(slurm)
-
-
-def test_a_script_does_not_run_beside_its_own_dry_run(make_controller):
-    slurm = FakeSlurm([job(1, "unknown", 100)], [make_node("n1")])
-    status = cycle(slurm, make_controller)
-    assert slurm.calls == ["submit"]  # the dry run
-    assert slurm.jobs[1].held
-    assert any("no profile yet" in reason for reason in status[1].reasons)
-    slurm.now_s += 2 * Config().grouping.max_wait_s
-    cycle(slurm, make_controller)
-    assert not slurm.jobs[1].held
 
 
 @pytest.mark.parametrize("side", ["before", "after"])

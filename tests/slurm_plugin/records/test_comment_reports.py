@@ -1,19 +1,27 @@
-"""What pilots tell of their members reaches queue and explain, and fits into a comment."""
+"""What jobs tell in their own comments: a pilot of its members, which queue and explain show, a dry run of a model."""
 
 from dataclasses import replace
 
 import pytest
 from fake_slurm import group_at_work, make_job, pilots
+from hypothesis import given
+from hypothesis import strategies as st
 
-from muri.profiler.records import STAGES
+from muri.profiler.dangers import DANGERS
+from muri.profiler.dryrun.messages import DryRunResult
+from muri.profiler.records import STAGES, ProfileDetail, ProfileError, ProfileKey
 from muri.profiler.resource_usage.use import JobUse, NodeUse, OneGpu
 from muri.slurm_plugin.cli.look import explanation, use_text
 from muri.slurm_plugin.controller.status import read_status, refresh, write_status
 from muri.slurm_plugin.records import comment_reports as telemetry
+from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.comment_reports import (
+    MOST_BYTES,
     MemberReport,
+    comment_with,
     is_off_plan,
     member_report,
+    profile_in,
     promise_broken,
     speeds_token,
     steady_company,
@@ -166,3 +174,73 @@ def test_a_group_shows_in_explain_what_a_job_uses():
     report = told_of({"1": member()}, use={**USE, "jobs": {"1": USE["jobs"]["10000000"]}})
     assert use_text(telemetry.job_use(report, 1)) == "1.2 cores, 3.5 GiB, 1230.0 MiB/s of disks, 25% of a GPU"
     assert use_text(JobUse()) == ""
+
+
+FOUR = (0.1234, 0.2345, 0.3456, 0.4567)
+KEY = ProfileKey("m", 8, 1, "gpu")
+AT = "2026-03-01T12:00:00+00:00"
+seconds = st.floats(1e-9, 86400)
+four = st.tuples(seconds, seconds, seconds, seconds)
+results = st.builds(
+    DryRunResult,
+    four,
+    seconds,
+    seconds,
+    st.integers(1, 10**6),
+    st.builds(
+        ProfileDetail,
+        **dict.fromkeys(("stage_p95_s", "stage_cv", "busy_s"), four),
+        **dict.fromkeys(("iteration_p95_s", "iteration_cv", "host_mem_gib", "cpu_cores", "gradient_mib"), seconds),
+        gpu_utilisation=st.floats(0, 1),
+        confidence=st.floats(0, 1),
+        warmup_iterations=st.integers(0, 10**4),
+        dangers=st.none() | st.sets(st.sampled_from(sorted(DANGERS))).map(tuple),
+    ),
+    st.text(max_size=100),
+)
+
+
+def read_result(comment):
+    return tags.parse_json(tags.token(comment, tags.PROFILE_PREFIX))
+
+
+@given(results)
+def test_every_detail_survives_the_comment(result):
+    comment = comment_with("my own words", "token-1", result.to_dict())
+    assert len(comment.encode()) <= MOST_BYTES
+    assert comment.startswith("my own words ")
+    found, measured = profile_in(read_result(comment), KEY, AT), result.profile(KEY, AT)
+    assert read_result(comment)["token"] == "token-1"
+    assert found.stage_s == pytest.approx(measured.stage_s, rel=1e-3)
+    assert (found.iterations, found.measured_at, found.source) == (measured.iterations, AT, "dry-run")
+    assert found.detail.dangers == measured.detail.dangers
+    assert found.detail.figures()
+    for (name, mine), (other, theirs) in zip(found.detail.figures(), measured.detail.figures(), strict=True):
+        assert name == other
+        assert mine == pytest.approx(theirs, rel=1e-3)
+
+
+def test_where_a_long_comment_leaves_no_room_details_go_first():
+    detail = ProfileDetail(stage_p95_s=FOUR, stage_cv=FOUR, busy_s=FOUR, confidence=0.93)
+    result = DryRunResult((0.1, 0.2, 0.3, 0.4), 1.0, detail=detail)
+    comment = comment_with("x" * 750, "t", result.to_dict())
+    assert len(comment.encode()) <= MOST_BYTES
+    found = profile_in(read_result(comment), KEY, AT)
+    assert found.stage_s == result.stage_s
+    assert found.detail.confidence == 0.93
+    assert found.detail.stage_p95_s is None
+    assert profile_in(read_result(comment_with("x" * 1000, "t", result.to_dict())), KEY, AT).detail == ProfileDetail()
+    assert len(read_result(comment_with("", "t", {"error": "e" * 5000}))["error"]) == 300
+
+
+TOLD = [{"detail": {"dangers": told}} for told in (3, [3], ["\x1b[2J"], ["a"] * 33)]
+"""What a user may have written there."""
+
+
+@pytest.mark.parametrize(
+    "change", [{"load_s": "x"}, {"iteration_s": None}, {"load_s": -1}, {"detail": {"busy_s": 3}}, *TOLD]
+)
+def test_figures_that_cannot_be_true_are_refused(change):
+    measured = DryRunResult((0.1, 0.2, 0.3, 0.4), 1.0).to_dict() | change
+    with pytest.raises((ProfileError, TypeError, ValueError)):
+        profile_in(measured, KEY, AT)
