@@ -5,13 +5,6 @@
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 
-NVML_ERROR_INVALID_ARGUMENT = 2
-NVML_ERROR_NOT_SUPPORTED = 3
-NVML_ERROR_NO_PERMISSION = 4
-NVML_ERROR_NOT_FOUND = 6
-NVML_ERROR_DRIVER_NOT_LOADED = 9
-NVML_ERROR_LIBRARY_NOT_FOUND = 12
-NVML_ERROR_LIB_RM_VERSION_MISMATCH = 18
 MIB = 1024**2
 
 
@@ -44,13 +37,13 @@ class FakeNvml:
     NVML_PCIE_UTIL_TX_BYTES = 0
     NVML_PCIE_UTIL_RX_BYTES = 1
     NVMLError = NVMLError
-    NVML_ERROR_INVALID_ARGUMENT = NVML_ERROR_INVALID_ARGUMENT
-    NVML_ERROR_NOT_SUPPORTED = NVML_ERROR_NOT_SUPPORTED
-    NVML_ERROR_NO_PERMISSION = NVML_ERROR_NO_PERMISSION
-    NVML_ERROR_NOT_FOUND = NVML_ERROR_NOT_FOUND
-    NVML_ERROR_DRIVER_NOT_LOADED = NVML_ERROR_DRIVER_NOT_LOADED
-    NVML_ERROR_LIBRARY_NOT_FOUND = NVML_ERROR_LIBRARY_NOT_FOUND
-    NVML_ERROR_LIB_RM_VERSION_MISMATCH = NVML_ERROR_LIB_RM_VERSION_MISMATCH
+    NVML_ERROR_INVALID_ARGUMENT = 2
+    NVML_ERROR_NOT_SUPPORTED = 3
+    NVML_ERROR_NO_PERMISSION = 4
+    NVML_ERROR_NOT_FOUND = 6
+    NVML_ERROR_DRIVER_NOT_LOADED = 9
+    NVML_ERROR_LIBRARY_NOT_FOUND = 12
+    NVML_ERROR_LIB_RM_VERSION_MISMATCH = 18
 
     def __init__(self, *devices, init_error=None, mig=None):
         self.devices = devices
@@ -74,7 +67,7 @@ class FakeNvml:
 
     def nvmlDeviceGetHandleByUUID(self, uuid):
         if uuid not in self.mig:
-            raise NVMLError(NVML_ERROR_INVALID_ARGUMENT)
+            raise NVMLError(self.NVML_ERROR_INVALID_ARGUMENT)
         return self.mig[uuid]
 
     def nvmlDeviceGetUUID(self, device):
@@ -101,5 +94,5 @@ class FakeNvml:
         """The samples (time in µs, process, percent) after a time; NVML has an error where there are none."""
         found = [SimpleNamespace(timeStamp=at, pid=pid, smUtil=sm) for at, pid, sm in device.samples if at > since_us]
         if not found:
-            raise NVMLError(device.refuses.get("samples", NVML_ERROR_NOT_FOUND))
+            raise NVMLError(device.refuses.get("samples", self.NVML_ERROR_NOT_FOUND))
         return found

@@ -1,15 +1,7 @@
 """GPU telemetry against a stand-in for NVML: no GPU is needed, and none is proven here."""
 
 import pytest
-from fake_nvml import (
-    MIB,
-    NVML_ERROR_DRIVER_NOT_LOADED,
-    NVML_ERROR_LIBRARY_NOT_FOUND,
-    NVML_ERROR_NO_PERMISSION,
-    NVML_ERROR_NOT_SUPPORTED,
-    Device,
-    FakeNvml,
-)
+from fake_nvml import MIB, Device, FakeNvml
 
 from muri.profiler.resource_usage import nvml
 from muri.profiler.resource_usage.nvml import GpuReader, GpuUnreadableError, check
@@ -59,7 +51,7 @@ def test_no_visible_gpu_is_said(gpus, visible):
 
 
 def test_a_mig_instance_says_what_it_does_not_support():
-    refused = dict.fromkeys(("utilisation", "pcie"), NVML_ERROR_NOT_SUPPORTED)
+    refused = dict.fromkeys(("utilisation", "pcie"), FakeNvml.NVML_ERROR_NOT_SUPPORTED)
     instance = Device("MIG-5", used_mib=2048, processes={10: 1024 * MIB}, refuses=refused)
     found = reader([Device("GPU-a")], "MIG-5", mig={"MIG-5": instance})
     reading = found.read(frozenset({10}))
@@ -70,7 +62,7 @@ def test_a_mig_instance_says_what_it_does_not_support():
 
 
 def test_what_is_refused_for_good_is_not_asked_again(gpus):
-    gpus[0].refuses["utilisation"] = NVML_ERROR_NO_PERMISSION
+    gpus[0].refuses["utilisation"] = FakeNvml.NVML_ERROR_NO_PERMISSION
     found = reader(gpus)
     assert found.read(frozenset()).utilisation is None
     gpus[0].refuses.clear()
@@ -95,9 +87,9 @@ def test_process_ids_of_another_namespace_are_no_zero(gpus, monkeypatch):
 @pytest.mark.parametrize(
     ("error", "text"),
     [
-        (NVML_ERROR_LIBRARY_NOT_FOUND, "no NVIDIA driver on this node"),
-        (NVML_ERROR_DRIVER_NOT_LOADED, "no NVIDIA driver is loaded"),
-        (NVML_ERROR_NO_PERMISSION, "no permission to read the GPUs"),
+        (FakeNvml.NVML_ERROR_LIBRARY_NOT_FOUND, "no NVIDIA driver on this node"),
+        (FakeNvml.NVML_ERROR_DRIVER_NOT_LOADED, "no NVIDIA driver is loaded"),
+        (FakeNvml.NVML_ERROR_NO_PERMISSION, "no permission to read the GPUs"),
         (999, "NVML says: error 999"),
     ],
 )

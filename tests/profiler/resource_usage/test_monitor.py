@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
-from fake_nvml import NVML_ERROR_NOT_SUPPORTED, Device, FakeNvml
+from fake_nvml import Device, FakeNvml
 
 from muri.profiler.resource_usage import monitor as monitor_module
 from muri.profiler.resource_usage import sample
@@ -123,7 +123,7 @@ def test_gpus_are_shared_out_by_process_and_counted_in_whole(machine):
 
 
 def test_what_cannot_be_read_is_none_and_the_rest_goes_on(machine):
-    refuses = {"samples": NVML_ERROR_NOT_SUPPORTED, "utilisation": NVML_ERROR_NOT_SUPPORTED}
+    refuses = {"samples": FakeNvml.NVML_ERROR_NOT_SUPPORTED, "utilisation": FakeNvml.NVML_ERROR_NOT_SUPPORTED}
     monitor = Monitor(FakeNvml(Device("GPU-a", refuses=refuses, processes={SCRIPT: 1 << 30})))
     without = Monitor(FakeNvml())
     assert list(without.notes) == ["the NVIDIA driver finds no GPU on this node"]

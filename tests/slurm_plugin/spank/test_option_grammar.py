@@ -1,13 +1,12 @@
 """One table of keys for C, Lua, Python and the documentation page: they agree, and a difference is found."""
 
-import importlib.util
 import re
+import runpy
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -197,19 +196,6 @@ NEW_KEY = """
 """
 
 
-def load(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location("edited_submit_option", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    try:
-        spec.loader.exec_module(module)
-    finally:
-        del sys.modules[spec.name]
-    return module
-
-
 def test_a_new_key_needs_one_entry(checkout: Path) -> None:
     table = checkout / TABLE.relative_to(REPOSITORY)
     table.write_text(table.read_text(encoding="utf-8") + NEW_KEY, encoding="utf-8")
@@ -229,7 +215,7 @@ def test_a_new_key_needs_one_entry(checkout: Path) -> None:
     assert tag == "alone=1,max-partners=2"
     assert "not a whole number from 1 to 7" in parse("max-partners=8").stderr
     assert lua_module(checkout / "slurm_plugin" / "job_submit").is_canonical(tag)
-    python = load(checkout / "slurm_plugin" / "records" / "submit_option.py")
-    assert python.parse_request(f"muri:{tag}").max_partners == 2
-    assert python.parse_request("muri:on").max_partners == 3
+    python = runpy.run_path(str(checkout / "slurm_plugin" / "records" / "submit_option.py"), run_name="edited")
+    assert python["parse_request"](f"muri:{tag}").max_partners == 2
+    assert python["parse_request"]("muri:on").max_partners == 3
     assert "| `max-partners=N` |" in (checkout / "docs" / "sbatch-option.md").read_text(encoding="utf-8")
