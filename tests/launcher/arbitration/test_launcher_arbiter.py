@@ -25,30 +25,6 @@ def clock() -> VirtualClock:
 
 
 @EACH
-def test_one_member_holds_a_resource_and_all_get_on(make: Make, clock: VirtualClock) -> None:
-    arbiter = make(clock)
-    holders: list[list[str]] = [[], [], [], []]
-    clashes: list[str] = []
-
-    def work(member: str, rounds: int) -> None:
-        arbiter.join(member)
-        for _ in range(rounds):
-            for resource in range(4):
-                arbiter.acquire(member, resource)
-                holders[resource].append(member)
-                if holders[resource] != [member]:
-                    clashes.append(member)
-                clock.sleep(0.01 * int(member))
-                holders[resource].remove(member)
-                arbiter.release(member, resource)
-        arbiter.leave(member)
-
-    clock.finish(*[clock.start(work, member, 10 * int(member)) for member in MEMBERS])
-    assert clashes == []
-    assert arbiter.holders() == [None] * 4
-
-
-@EACH
 def test_wait_is_interrupted_and_leaving_frees_everything(make: Make, clock: VirtualClock) -> None:
     arbiter = make(clock)
     order = ["1", "2"]

@@ -2,16 +2,16 @@
 
 import json
 import mmap
-import os
-import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from fake_cuda import FakeCuda, GpuMember
 from launcher_harness import Launcher, ends
+from member_gates import gates_of
 from polling import until
 from trace_rules import names_of_threads, require_valid
 from virtual_clock import VirtualClock
@@ -20,9 +20,7 @@ from muri.launcher.arbitration.arbiter import Arbiter, FairArbiter, PlainArbiter
 from muri.launcher.arbitration.switching import Node, SwitchingArbiter, make_arbiter
 from muri.launcher.job.stage_clock import TURNS, TURNS_INDEX, IterationRecord
 from muri.launcher.sessions.gpu_streams import Device
-from muri.launcher.sessions.process_session import Channels, share_waiting_hint
 from muri.launcher.telemetry import script_clock
-from muri.launcher.wire import process_gate
 from muri.launcher.wire.process_gate import ProcessGate
 
 GPU = 2
@@ -102,61 +100,29 @@ def test_kernels_of_members_overlap() -> None:
     assert device.suspects() == ["1", "2"]
 
 
-@pytest.fixture
-def gate_of() -> Iterator[Callable[[str], tuple[ProcessGate, list[IterationRecord]]]]:
-    """The gate of a member that the arbiter doesn't know: to ask it for anything would end the script."""
-    with ExitStack() as opened:
-
-        def make(discipline: str) -> tuple[ProcessGate, list[IterationRecord]]:
-            arbiter = make_arbiter(discipline, ["1", "2"], [])
-            page_fd = share_waiting_hint(arbiter)
-            opened.callback(os.close, page_fd)
-            own, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            opened.enter_context(own)
-            records: list[IterationRecord] = []
-            Channels("1", arbiter, records.append, None).open(theirs)
-            return ProcessGate(own, mmap.mmap(page_fd, process_gate.PAGE_BYTES, prot=mmap.PROT_READ)), records
-
-        yield make
-
-
 @pytest.mark.parametrize("discipline", ["plain", "fair"])
-def test_a_process_asks_for_nothing_and_waits_for_no_kernel(
-    discipline: str,
-    gate_of: Callable[[str], tuple[ProcessGate, list[IterationRecord]]],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    gate, records = gate_of(discipline)
-    monkeypatch.setattr(script_clock, "gate_from_environment", lambda _: gate)
-    clock = script_clock.clock_from_environment({})
-    assert clock.gpu.at_yield_point() == (discipline == "fair")
-    clock.ask_batch()
-    with nullcontext() if discipline == "plain" else pytest.raises(SystemExit):
-        clock.enter(GPU)
-        clock.yield_point()
-        clock.leave()
-    clock.ask_batch()
-    until(lambda: records, "the iteration, which the runtime hears of all the same")
-    assert records == list(clock.recent)
+def test_a_process_asks_for_nothing_and_waits_for_no_kernel(discipline: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with gates_of(make_arbiter(discipline, ["1", "2"], [])) as gates:
+        gate = gates.open("1")  # which has not joined: to ask for anything would end the script
+        monkeypatch.setattr(script_clock, "gate_from_environment", lambda _: gate)
+        clock = script_clock.clock_from_environment({})
+        assert clock.gpu.at_yield_point() == (discipline == "fair")
+        clock.ask_batch()
+        with nullcontext() if discipline == "plain" else pytest.raises(SystemExit):
+            clock.enter(GPU)
+            clock.yield_point()
+            clock.leave()
+        clock.ask_batch()
+        until(lambda: gates.records["1"], "the iteration, which the runtime hears of all the same")
+        assert gates.records["1"] == list(clock.recent)
 
 
-class Pair:
+class Pair(NamedTuple):
     """Two members' gates under an arbiter whose discipline the test changes."""
 
-    def __init__(self, opened: ExitStack) -> None:
-        makers: dict[str, Callable[[], Arbiter]] = {"plain": PlainArbiter, "fair": FairArbiter}
-        self.arbiter = SwitchingArbiter(makers)
-        page_fd = share_waiting_hint(self.arbiter)
-        opened.callback(os.close, page_fd)
-        self.page = mmap.mmap(page_fd, process_gate.PAGE_BYTES, prot=mmap.PROT_READ)
-        self.gates = [self._gate(name, opened) for name in ("1", "2")]
-
-    def _gate(self, name: str, opened: ExitStack) -> ProcessGate:
-        own, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        opened.enter_context(own)
-        self.arbiter.join(name, 1.0)
-        Channels(name, self.arbiter, lambda _: True, None).open(theirs)
-        return ProcessGate(own, self.page)
+    arbiter: SwitchingArbiter
+    gates: list[ProcessGate]
+    page: mmap.mmap
 
     def holder(self) -> str | None:
         """Who has the GPU."""
@@ -165,8 +131,12 @@ class Pair:
 
 @pytest.fixture
 def pair() -> Iterator[Pair]:
-    with ExitStack() as opened:
-        yield Pair(opened)
+    makers: dict[str, Callable[[], Arbiter]] = {"plain": PlainArbiter, "fair": FairArbiter}
+    arbiter = SwitchingArbiter(makers)
+    with gates_of(arbiter) as gates:
+        for member in ("1", "2"):
+            arbiter.join(member, 1.0)
+        yield Pair(arbiter, [gates.open(member) for member in ("1", "2")], gates.page)
 
 
 def test_turns_that_end_within_a_stage_leave_no_token_behind(pair: Pair) -> None:
@@ -186,25 +156,19 @@ def test_turns_that_end_within_a_stage_leave_no_token_behind(pair: Pair) -> None
 @pytest.mark.parametrize("discipline", ["fair", "auto"])
 def test_sole_member_asks_for_nothing_until_another_one_comes(discipline: str) -> None:
     arbiter = make_arbiter(discipline, ["1", "2"], [])
-    with ExitStack() as opened:
-        page_fd = share_waiting_hint(arbiter)
-        opened.callback(os.close, page_fd)
-        page = mmap.mmap(page_fd, process_gate.PAGE_BYTES, prot=mmap.PROT_READ)
-        own, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        opened.enter_context(own)
-        Channels("1", arbiter, lambda _: True, None).open(theirs)
-        gate = ProcessGate(own, page)
+    with gates_of(arbiter) as gates:
+        gate = gates.open("1")
         arbiter.join("1", 1.0)
         gate.acquire(GPU)
-        assert (gate.takes_turns, arbiter.holders()[GPU]) == (True, None)  # it is measured as under turns
+        assert (gate.takes_turns, gates.holder(GPU)) == (True, None)  # it is measured as under turns
         arbiter.join("2", 1.0)
         gate.yield_point(GPU)
-        assert arbiter.holders()[GPU] == "1"
+        assert gates.holder(GPU) == "1"
         arbiter.leave("2")
         gate.release(GPU)
-        until(lambda: arbiter.holders()[GPU] is None, "the release of what was granted under turns")
+        until(lambda: gates.holder(GPU) is None, "the release of what was granted under turns")
         gate.acquire(GPU)
-        assert arbiter.holders()[GPU] is None
+        assert gates.holder(GPU) is None
 
 
 def test_ranks_ask_for_the_network_also_alone() -> None:

@@ -55,15 +55,6 @@ def test_dry_run_finds_the_stages(launcher: Launcher, name: str) -> None:
     assert 0.4 * times["iteration_s"] < stages_s <= times["iteration_s"]
 
 
-def test_measured_script_prints_what_it_does_under_plain_python(
-    launcher: Launcher, plain_results: dict[str, str]
-) -> None:
-    name = "train_plain.py"
-    assert ends(launcher.member(None, "--timing", EXAMPLES / name, *SCRIPTS[name], **ENVIRONMENT)) == 0
-    assert launcher.out(None).splitlines()[-1] == plain_results[name]
-    assert "muri: 10 iterations" in launcher.err(None)
-
-
 @pytest.mark.parametrize(
     ("start", "names"),
     [("threads", ("train_plain.py", "train_plain.py")), ("runtime", ("train_lightning.py", "train_huggingface.py"))],

@@ -89,30 +89,3 @@ def test_dry_run_ends_all_ranks(launcher: Launcher) -> None:
         times["iteration_s"] * (1 + 1e-9)
     )
     assert "rank" not in launcher.out(None)  # no rank went on to its end
-
-
-DROPS_MODELS = """
-    import sys, torch, torch.distributed as dist
-    from torch.nn.parallel import DistributedDataParallel
-
-    dist.init_process_group("gloo")
-    for round in range(12):
-        pair = dist.new_group([0, 1])
-        model = DistributedDataParallel(torch.nn.Linear(4, 1), process_group=pair)
-        model(torch.randn(3, 4)).sum().backward()
-        total = model.module.weight.grad.clone()
-        dist.all_reduce(total, group=pair)
-        del total  # from now on one of gloo's threads is the last to hold it
-        dist.destroy_process_group(pair)
-        del pair, model
-    sys.stdout.write(f"done {dist.get_rank()}\\n")  # one write, as above
-    dist.destroy_process_group()
-"""
-
-
-@pytest.mark.thorough
-def test_ranks_that_a_member_starts_do_not_freeze_when_they_drop_a_model(launcher: Launcher) -> None:
-    launcher.runtime("101")
-    member = launcher.member("101", *TORCHRUN, launcher.script(DROPS_MODELS), **ENVIRONMENT)
-    assert ends(member) == 0, launcher.err("101")
-    assert sorted(launcher.out("101").splitlines()) == ["done 0", "done 1"]

@@ -7,6 +7,7 @@ import sys
 import pytest
 from launcher_harness import Launcher, ends
 from polling import until
+from two_members import run_both
 
 EXIT_FUNCTIONS = """
     import atexit, sys
@@ -29,7 +30,7 @@ IN_A_THREAD = """
     print("not reached")
 """
 LAST_WORDS = """
-    import sys
+    import sys  # run UNBUFFERED
 
     class Last:
         def __del__(self):
@@ -52,8 +53,8 @@ MAIN_THREAD = """
     signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(7))
     signal.raise_signal(signal.SIGTERM)
 """
-UNBUFFERED = """
-    import os, sys
+UNBUFFERED_OUTPUT = """
+    import os, sys  # run UNBUFFERED
     sys.stdout.write("a part of a line, ")
     os.write(1, b"and its end\\n")
     print("\\udcc3\\udca9", sys.stdout.write_through, sys.stdout.line_buffering)
@@ -67,60 +68,78 @@ LOGGING = """
     warnings.warn("careful")
     logging.captureWarnings(False)
 """
-TAKES_OVER = """
-    import logging, logging.config, os, sys, time
-    me, other = sys.argv[1:]
-    handler = logging.FileHandler(f"{me}.log", mode="w")
-    log = logging.getLogger("train")
-    log.addHandler(handler)
-    log.warning("first")
-    open(f"{me}-ready", "w").close()
-    while not os.path.exists(f"{other}-ready"):
-        time.sleep(0.01)
-    if me == "101":
-        logging.config.dictConfig({"version": 1})
-        logging.shutdown()
-        open("done", "w").close()
-    while not os.path.exists("done"):
-        time.sleep(0.01)
-    log.warning("second")
-"""
 
 
 def test_configuring_logging_closes_nobody_elses_files(launcher: Launcher) -> None:
-    script = launcher.script(TAKES_OVER)
-    launcher.threads("101", "102")
-    processes = [launcher.member(a, script, a, b) for a, b in (("101", "102"), ("102", "101"))]
-    assert [ends(process) for process in processes] == [0, 0], launcher.err("101")
+    code = """
+        import logging, logging.config
+        log = logging.getLogger("train")
+        log.addHandler(logging.FileHandler(f"{me}.log", mode="w"))
+        log.warning("first")
+        meet("ready")
+        if me == "101":
+            logging.config.dictConfig({"version": 1})
+            logging.shutdown()
+        meet("done")
+        log.warning("second")
+    """
+    run_both(launcher, code)
     assert (launcher.folder / "102.log").read_text() == "first\nsecond\n"
 
 
-def _as_alone(launcher: Launcher, text: str, **environment: str) -> None:
-    """Two members at once say and return what plain Python does."""
-    script = launcher.script(text)
-    launcher.threads("101", "102")
-    processes = [launcher.member(job, script, **environment) for job in ("101", "102")]
-    variables = launcher.environment | environment
-    alone = subprocess.run(
-        [sys.executable, script], check=False, capture_output=True, env=variables, stdin=subprocess.DEVNULL
-    )
-    expected = (alone.stdout.decode(), re.sub("0x[0-9a-f]+", "0x", alone.stderr.decode()), alone.returncode)
-    for job, process in zip(("101", "102"), processes, strict=True):
-        code = ends(process)
-        assert (launcher.out(job), re.sub("0x[0-9a-f]+", "0x", launcher.err(job)), code) == expected
+OPEN_POOL = """
+    import sys, threading, time
+    from concurrent.futures import ThreadPoolExecutor
+    pool, last_line = ThreadPoolExecutor(2), threading.Event()
+    print(pool.submit(pow, 2, 10).result())
+    pool.submit(lambda: (last_line.wait(), time.sleep(0.1), print("the pool's last work", flush=True)))
+    print("last line", flush=True)
+    last_line.set()
+"""
+WAITING_THREAD = """
+    import atexit, pickle, threading, time
+    class Model: pass
+    assert type(pickle.loads(pickle.dumps(Model()))) is Model
+    atexit.register(print, "exit function")
+    last_line = threading.Event()
+    threading.Thread(target=lambda: (last_line.wait(), time.sleep(0.1), print("thread done"))).start()
+    print("main done")
+    last_line.set()
+"""
+SCRIPTS = (
+    *(EXIT_FUNCTIONS, IN_A_THREAD, LAST_WORDS, LOGGING, MAIN_THREAD, UNBUFFERED_OUTPUT, OPEN_POOL, WAITING_THREAD),
+    *("", "import sys; sys.exit(3)", "import sys; sys.exit()", "import sys; sys.exit('no data')"),
+    *("import sys; sys.exit(259)", "import os; os._exit(7)", "raise KeyboardInterrupt", "raise MemoryError", "x =\n"),
+    "def f():\n    raise ValueError('bad')\nf()\n",
+    "import helper\n",
+    "try:\n    1 / 0\nexcept ZeroDivisionError as error:\n    raise KeyError('x') from error\n",
+    "import muri\nmuri.stage('sync')\n",
+)
+DEADLY = (
+    "import os; os.abort()",
+    "import os, signal; os.kill(os.getpid(), signal.SIGKILL)",
+    "import ctypes; ctypes.string_at(0)",
+)
 
 
-@pytest.mark.parametrize("script", [EXIT_FUNCTIONS, IN_A_THREAD, LAST_WORDS, LOGGING, MAIN_THREAD, UNBUFFERED])
-def test_ends_are_as_alone(launcher: Launcher, script: str) -> None:
-    _as_alone(launcher, script, PYTHONUNBUFFERED="1", LC_ALL="C")
-
-
-def test_an_error_of_syntax_shows_no_frame_of_the_launcher(launcher: Launcher) -> None:
-    script = launcher.script("print('x'\n")
-    launcher.threads("101")
-    assert ends(launcher.member("101", script, MURI_ISOLATION="process")) == 1
-    alone = subprocess.run([sys.executable, script], check=False, capture_output=True)
-    assert launcher.err("101") == alone.stderr.decode()
+@pytest.mark.parametrize(("isolation", "texts"), [("thread", SCRIPTS), ("process", SCRIPTS + DEADLY)])
+def test_ends_and_last_words_are_as_alone(launcher: Launcher, isolation: str, texts: tuple[str, ...]) -> None:
+    launcher.script("import no_such_module\n", "helper.py")
+    scripts = {str(101 + number): launcher.script(text, f"{101 + number}.py") for number, text in enumerate(texts)}
+    special = {"PYTHONUNBUFFERED": "1", "LC_ALL": "C"}
+    variables = {job: special if "UNBUFFERED" in script.read_text() else {} for job, script in scripts.items()}
+    launcher.runtime(*scripts, options=("--isolation", isolation))
+    members = {job: launcher.member(job, script.name, **variables[job]) for job, script in scripts.items()}
+    for job, script in scripts.items():
+        command = [sys.executable, script.name]
+        environment = launcher.environment | variables[job]
+        alone = subprocess.run(
+            command, check=False, capture_output=True, cwd=launcher.folder, env=environment, stdin=subprocess.DEVNULL
+        )
+        code = alone.returncode if alone.returncode >= 0 else 128 - alone.returncode
+        expected = (code, alone.stdout.decode(), re.sub("0x[0-9a-f]+", "0x", alone.stderr.decode()))
+        found = (ends(members[job]), launcher.out(job), re.sub("0x[0-9a-f]+", "0x", launcher.err(job)))
+        assert found == expected, script.read_text()
 
 
 CANNOT_BE_FORGOTTEN = """
@@ -136,17 +155,3 @@ def test_the_end_of_a_script_is_told_even_if_cleaning_up_after_it_fails(launcher
     launcher.threads("101")
     assert ends(launcher.member("101", launcher.script(CANNOT_BE_FORGOTTEN))) == 3
     until(lambda: "no way to forget" in (launcher.folder / "runtime.log").read_text(), "the runtime's log")
-
-
-OPEN_POOL = """
-    import sys, time
-    from concurrent.futures import ThreadPoolExecutor
-    pool = ThreadPoolExecutor(2)
-    print(pool.submit(pow, 2, 10).result())
-    pool.submit(lambda: (time.sleep(0.2), print("the pool's last work", flush=True)))
-    print("last line", flush=True)
-"""
-
-
-def test_a_pool_of_threads_that_is_never_shut_down_does_its_work_and_ends(launcher: Launcher) -> None:
-    _as_alone(launcher, OPEN_POOL)

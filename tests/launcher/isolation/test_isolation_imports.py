@@ -7,6 +7,7 @@ import threading
 import pytest
 from launcher_harness import ends
 from polling import until
+from two_members import run_both
 
 from muri.launcher.isolation.local_imports import ImportTurns, LocalModules
 
@@ -31,12 +32,8 @@ def test_a_package_that_fails_shows_no_frame_of_the_launcher(launcher):
     assert launcher.err("101").count("File ") == 2
 
 
-@pytest.fixture
-def turns():
-    return ImportTurns(longest_wait_s=0.05)
-
-
-def test_a_turn_is_shared_by_the_threads_of_one_session_and_by_nobody_else(turns):
+def test_a_turn_is_shared_by_the_threads_of_one_session_and_by_nobody_else():
+    turns = ImportTurns(longest_wait_s=0.05)
     assert turns.take("a")
     assert turns.take("a")
     assert not turns.take("b")
@@ -96,135 +93,90 @@ def test_a_signal_waits_for_the_end_of_an_import_that_others_share(launcher):
     assert [launcher.out(member) for member in ("101", "102")] == ["imported\n", "True\n"]
 
 
-FIRST_TENSORS = """
-    import builtins, os, sys, time
-    import torch
-    def slow_import(name, *arguments, plain=builtins.__import__, sleep=time.sleep, **keywords):
-        if name.partition(".")[0] == "torch":
-            sleep(0.2)  # lets the other member run
-        return plain(name, *arguments, **keywords)
-    builtins.__import__ = slow_import
-    open(sys.argv[1], "w").close()
-    while not os.path.exists(sys.argv[2]):
-        time.sleep(0.001)
-    torch.tensor([1.0]).fill_(2.0)
-    with torch.autograd.profiler.record_function("step"):
-        pass
-    print("done")
-"""
-
-
 def test_members_use_pytorch_for_the_first_time_at_once(launcher):
     pytest.importorskip("torch", reason="its first use is the subject")
-    launcher.threads("101", "102")
-    script = launcher.script(FIRST_TENSORS)
-    members = [launcher.member(me, script, me, other) for me, other in (("101", "102"), ("102", "101"))]
-    assert [ends(member) for member in members] == [0, 0], launcher.err("101") + launcher.err("102")
-    assert launcher.out("101") + launcher.out("102") == "done\ndone\n"
-
-
-UNPICKLES = r"""
-    import io, os, pickle, sys, time
-    from multiprocessing.reduction import ForkingPickler
-    me, other = sys.argv[1:]
-    open(f"{me}-ready", "w").close()
-    while not os.path.exists(f"{other}-ready"):
-        time.sleep(0.001)
-    switch_interval_s = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    reference = b"cnamed\nOWNER\n."  # as a class of the module would be written
-    owners = set()
-    for _ in range(2000):
-        owners.add(pickle.loads(reference))
-        owners.add(pickle.load(io.BytesIO(reference)))
-        owners.add(ForkingPickler.loads(reference))
-        owners.add(pickle.Unpickler(io.BytesIO(reference)).load())
-    sys.setswitchinterval(switch_interval_s)
-    print(owners)
-"""
+    code = """
+        import builtins
+        import torch
+        def slow_import(name, *arguments, plain=builtins.__import__, sleep=time.sleep, **keywords):
+            if name.partition(".")[0] == "torch":
+                sleep(0.2)  # lets the other member run
+            return plain(name, *arguments, **keywords)
+        builtins.__import__ = slow_import
+        meet("ready")
+        torch.tensor([1.0]).fill_(2.0)
+        with torch.autograd.profiler.record_function("step"):
+            pass
+        print("done")
+    """
+    assert run_both(launcher, code) == ("done\n", "done\n")
 
 
 def test_unpickling_finds_the_members_own_modules(launcher):
-    launcher.threads("101", "102")
     for member in ("101", "102"):
-        launcher.script(UNPICKLES, "train.py", member)
         launcher.script(f"OWNER = '{member}'\n", "named.py", member)
-    pairs = (("101", "102"), ("102", "101"))
-    members = [launcher.member(me, f"{me}/train.py", me, other) for me, other in pairs]
-    assert [ends(member) for member in members] == [0, 0], launcher.err("101") + launcher.err("102")
-    assert [launcher.out(me) for me, _ in pairs] == ["{'101'}\n", "{'102'}\n"]
-
-
-ADDS_PATHS = """
-    import os, sys, time
-    me, other = sys.argv[1:]
-    try:
-        import added  # not there yet
-    except ImportError:
-        pass
-    import colorsys
-    sys.path.insert(0, os.path.join(os.path.dirname(__file__), "first"))
-    sys.path.append("last")  # in this member's working directory
-    import first_of, last_of
-    sys.path.append(me)
-    open(f"{me}-ready", "w").close()
-    while not os.path.exists(f"../{other}/{other}-ready"):
-        time.sleep(0.01)
-    import added
-    from package import part
-    print(first_of.WHO, last_of.WHO, added.WHO, part.WHO, colorsys.__file__ == sys.modules["colorsys"].__file__)
-"""
+    code = r"""
+        import io, pickle
+        from multiprocessing.reduction import ForkingPickler
+        meet("ready")
+        switch_interval_s = sys.getswitchinterval()
+        sys.setswitchinterval(1e-6)
+        reference = b"cnamed\nOWNER\n."  # as a class of the module would be written
+        owners = set()
+        for _ in range(2000):
+            owners.add(pickle.loads(reference))
+            owners.add(pickle.load(io.BytesIO(reference)))
+            owners.add(ForkingPickler.loads(reference))
+            owners.add(pickle.Unpickler(io.BytesIO(reference)).load())
+        sys.setswitchinterval(switch_interval_s)
+        print(owners)
+    """
+    assert run_both(launcher, code, own_folders=True) == ("{'101'}\n", "{'102'}\n")
 
 
 def test_modules_from_directories_that_a_script_adds_are_its_own(launcher):
-    launcher.threads("101", "102")
-    pairs = (("101", "102"), ("102", "101"))
-    for me, _ in pairs:
-        launcher.script(ADDS_PATHS, "train.py", me)
+    for me in ("101", "102"):
         for place in ("first/first_of.py", "last/last_of.py", f"{me}/added.py", "first/package/part.py"):
-            file = launcher.folder / me / place
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(f"WHO = '{me} {place[0]}'\n")
-    members = [launcher.member(me, "train.py", me, other, cwd=launcher.folder / me) for me, other in pairs]
-    assert [ends(member) for member in members] == [0, 0], launcher.err("101") + launcher.err("102")
-    for me, _ in pairs:
-        assert launcher.out(me) == f"{me} f {me} l {me} {me[0]} {me} f True\n"
-
-
-INSTALLED_OR_LOCAL = """
-    import os, sys, time
-    def meet(name):
-        open(f"{sys.argv[1]}-{name}", "w").close()
-        while not os.path.exists(f"{sys.argv[2]}-{name}"):
-            time.sleep(0.01)
-    if sys.argv[1] == "102":
-        meet("first")
-    import named
-    if sys.argv[1] == "101":
-        meet("first")
-    meet("both")
-    def again():
-        import named
-        return named.WHO
-    print(named.WHO, again(), again(), flush=True)
-"""
+            launcher.script(f"WHO = '{me} {place[0]}'\n", place, me)
+    code = """
+        try:
+            import added  # not there yet
+        except ImportError:
+            pass
+        import colorsys
+        sys.path.insert(0, os.path.join(os.path.dirname(__file__), "first"))
+        sys.path.append("last")  # in this member's working directory
+        import first_of, last_of
+        sys.path.append(me)
+        meet("ready")
+        import added
+        from package import part
+        print(first_of.WHO, last_of.WHO, added.WHO, part.WHO, colorsys.__file__ == sys.modules["colorsys"].__file__)
+    """
+    outputs = run_both(launcher, code, own_folders=True)
+    assert outputs == tuple(f"{me} f {me} l {me} {me[0]} {me} f True\n" for me in ("101", "102"))
 
 
 @pytest.mark.parametrize("first", ["installed", "local"])
 def test_a_members_own_module_stands_beside_an_installed_one_of_its_name(launcher, first):
     launcher.script("WHO = 'installed'\n", "named.py", "site")
     launcher.environment["PYTHONPATH"] = str(launcher.folder / "site")
-    launcher.threads("101", "102")
-    places = {"101": first, "102": "local" if first == "installed" else "installed"}
-    for me, place in places.items():
-        launcher.script(INSTALLED_OR_LOCAL, "train.py", me)
-        if place == "local":
-            launcher.script("WHO = 'local'\n", "named.py", me)
-    pairs = (("101", "102"), ("102", "101"))
-    members = [launcher.member(a, f"{a}/train.py", a, b, PYTHONPATH="") for a, b in pairs]
-    assert [ends(member) for member in members] == [0, 0], launcher.err("101") + launcher.err("102")
-    for me, place in places.items():
-        assert launcher.out(me) == f"{place} {place} {place}\n"
+    launcher.script("WHO = 'local'\n", "named.py", "102" if first == "installed" else "101")
+    code = """
+        if me == "102":
+            meet("first")
+        import named
+        if me == "101":
+            meet("first")
+        meet("both")
+        def again():
+            import named
+            return named.WHO
+        print(named.WHO, again(), again(), flush=True)
+    """
+    places = [first, "local" if first == "installed" else "installed"]
+    outputs = run_both(launcher, code, own_folders=True, PYTHONPATH="")
+    assert outputs == tuple(f"{place} {place} {place}\n" for place in places)
 
 
 REPLACES_ITSELF = """
@@ -238,14 +190,12 @@ sys.modules[__name__] = lazy
 
 
 def test_a_member_that_imports_from_a_package_which_replaces_itself_waits_for_its_end(launcher):
-    package = launcher.folder / "site" / "lazy_package" / "__init__.py"
-    package.parent.mkdir(parents=True)
-    package.write_text(REPLACES_ITSELF)
+    launcher.script(REPLACES_ITSELF, "__init__.py", "site/lazy_package")
     launcher.environment["PYTHONPATH"] = str(launcher.folder / "site")
-    launcher.threads("101", "102")
-    imports = "from lazy_package import Trainer\nprint(Trainer)\n"
-    first = launcher.member("101", launcher.script(imports, "first.py"), PYTHONPATH="")
-    until((launcher.folder / "begun").exists, "the import's begin")
-    second = launcher.member("102", launcher.script(imports, "second.py"), PYTHONPATH="")
-    assert [ends(first), ends(second)] == [0, 0], launcher.err("101") + launcher.err("102")
-    assert launcher.out("101") == launcher.out("102") == "<class 'object'>\n"
+    code = """
+        while me == "102" and not os.path.exists("begun"):
+            time.sleep(0.001)
+        from lazy_package import Trainer
+        print(Trainer)
+    """
+    assert run_both(launcher, code, PYTHONPATH="") == ("<class 'object'>\n",) * 2

@@ -45,7 +45,7 @@ TRAIN = """
     for epoch in range(3):
         for batch in muri.batches(loader):
             with muri.stage("propagate"):
-                batch = batch + torch.randn_like(batch) * 0.1
+                batch = torch.native_dropout(batch, 0.1, True)[0] + torch.randn_like(batch) * 0.1
                 loss = ((model(batch) - batch.mean(dim=1, keepdim=True)) ** 2).mean()
                 optimizer.zero_grad(); loss.backward(); optimizer.step()
             print(loss.dtype, loss.item().hex(), random.random(), np.random.randint(1000), flush=True)

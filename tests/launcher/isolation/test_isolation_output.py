@@ -8,6 +8,7 @@ from textwrap import indent
 import pytest
 from launcher_harness import Launcher, ends
 from polling import until
+from two_members import run_both
 
 WAYS = {
     "os.write": 'os.write(1, b"HERE")',
@@ -42,13 +43,30 @@ def test_every_way_to_write_reaches_the_members_own_output(launcher: Launcher) -
     assert "HERE" not in (launcher.folder / "runtime.log").read_text()
 
 
-def test_members_that_write_from_c_at_once_do_not_mix(launcher: Launcher) -> None:
-    script = launcher.script(PRELUDE + "for i in range(500): libc.dprintf(1, b'%s %d\\n', sys.argv[1].encode(), i)\n")
-    launcher.threads("101", "102")
-    running = [launcher.member(member, script, member) for member in ("101", "102")]
-    assert [ends(process) for process in running] == [0, 0]
-    for member in ("101", "102"):
-        assert launcher.out(member).splitlines() == [f"{member} {i}" for i in range(500)]
+def test_what_threads_c_and_subprocesses_of_members_write_at_once_does_not_mix(launcher: Launcher) -> None:
+    code = """
+        import ctypes, logging, subprocess, threading
+        logging.basicConfig(level=logging.INFO, format="%(message)s")
+        libc = ctypes.CDLL(None)
+
+        def write(part):
+            for line in range(1000):
+                sys.stdout.write(f"{me} {part} {line}\\n")  # as one piece: print() writes the newline apart
+                libc.dprintf(1, b"%s C %d\\n", me.encode(), line) if part == 0 else None
+
+        meet("ready")
+        threads = [threading.Thread(target=write, args=(part,)) for part in range(4)]
+        [thread.start() for thread in threads]
+        [thread.join() for thread in threads]
+        sys.stdout.flush()
+        subprocess.run(["sh", "-c", "echo $SLURM_JOB_ID from the shell in $PWD"], check=True)
+        logging.info("%s logs", me)
+    """
+    for job, output in zip(("101", "102"), run_both(launcher, code, PYTHONUNBUFFERED="1"), strict=True):
+        *lines, last = output.splitlines()
+        assert sorted(lines) == sorted(f"{job} {part} {line}" for part in "0123C" for line in range(1000))
+        assert last == f"{job} from the shell in {launcher.folder}"
+        assert launcher.err(job) == f"{job} logs\n"
 
 
 def test_a_subprocess_may_still_gain_rights(launcher: Launcher) -> None:

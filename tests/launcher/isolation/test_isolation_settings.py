@@ -1,30 +1,12 @@
 """What scripts set for Python and PyTorch counts for them alone. Two members run the same script at once."""
 
 import pytest
-from launcher_harness import Launcher, ends
-
-BOTH_READY = """
-import os, sys, time
-me, other = sys.argv[1:3]
-def meet(where):
-    open(f"{where}-{me}", "w").close()
-    end = time.monotonic() + 240
-    while not os.path.exists(f"{where}-{other}"):
-        assert time.monotonic() < end, "the other member did not come"
-        time.sleep(0.01)
-"""
-
-
-def _run_both(launcher: Launcher, code: str, exit_code: int = 0) -> None:
-    script = launcher.script(BOTH_READY + code)
-    launcher.threads("101", "102")
-    running = [launcher.member(a, script, a, b) for a, b in (("101", "102"), ("102", "101"))]
-    codes = [ends(process) for process in running]
-    assert codes == [exit_code] * 2, [launcher.err(member) for member in ("101", "102")]
+from launcher_harness import ends
+from two_members import run_both
 
 
 def test_logging_and_warnings(launcher):
-    _run_both(
+    run_both(
         launcher,
         """
 import logging, warnings
@@ -50,7 +32,7 @@ meet("done")
 
 
 def test_settings_of_the_interpreter(launcher):
-    _run_both(
+    run_both(
         launcher,
         """
 import gc, multiprocessing, socket, tempfile, threading
@@ -76,7 +58,7 @@ raise ValueError("the end")
 
 def test_settings_of_pytorch(launcher):
     pytest.importorskip("torch", reason="the settings are PyTorch's")
-    _run_both(
+    run_both(
         launcher,
         """
 import threading, torch, muri
@@ -133,37 +115,28 @@ def test_what_a_package_registers_at_its_import_outlives_the_session(launcher):
 def test_modules_of_the_same_name(launcher):
     pytest.importorskip("torch", reason="the workers are a DataLoader's")
     for member in ("101", "102"):
-        launcher.script(f"OWNER = '{member}'\nclass Sample: owner = OWNER\n", "utils.py", member)
-        launcher.script(f"VALUE = '{member}'\n", "lazy.py", member)
-        launcher.script(
-            BOTH_READY
-            + """
-import importlib, pickle, threading, utils
-from torch.utils.data import DataLoader, Dataset
-class Lazy(Dataset):
-    def __len__(self): return 4
-    def __getitem__(self, index):
-        import lazy
-        return lazy.VALUE
-found = []
-meet("../imported")
-def look():
-    import lazy
-    found.append(lazy.VALUE)
-for _ in range(20):
-    thread = threading.Thread(target=look); thread.start(); thread.join(); look()
-    found.append(pickle.loads(pickle.dumps(utils.Sample())).owner)
-    found.append(importlib.reload(utils).OWNER)
-    found.append(importlib.import_module("utils").OWNER)
-found += [value for batch in DataLoader(Lazy()) for value in batch]
-print(set(found), len(found))
-""",
-            "train.py",
-            member,
-        )
-    launcher.threads("101", "102")
-    pairs = (("101", "102"), ("102", "101"))
-    running = [launcher.member(a, f"{a}/train.py", a, b) for a, b in pairs]
-    assert [ends(process) for process in running] == [0, 0], launcher.err("101") + launcher.err("102")
-    for member in ("101", "102"):
-        assert launcher.out(member) == f"{{'{member}'}} 104\n"
+        launcher.script("from .names import OWNER\nclass Sample: owner = OWNER\n", "__init__.py", f"{member}/utils")
+        launcher.script(f"OWNER = '{member}'\n", "names.py", f"{member}/utils")
+        launcher.script("from utils.names import OWNER as VALUE\n", "lazy.py", member)
+    code = """
+        import importlib, pickle, threading, utils
+        from torch.utils.data import DataLoader, Dataset
+        class Lazy(Dataset):
+            def __len__(self): return 4
+            def __getitem__(self, index):
+                import lazy
+                return lazy.VALUE
+        found = []
+        meet("imported")
+        def look():
+            import lazy
+            found.append(lazy.VALUE)
+        for _ in range(20):
+            thread = threading.Thread(target=look); thread.start(); thread.join(); look()
+            found.append(pickle.loads(pickle.dumps(utils.Sample())).owner)
+            found.append(importlib.reload(utils).OWNER)
+            found.append(importlib.import_module("utils.names").OWNER)
+        found += [value for batch in DataLoader(Lazy()) for value in batch]
+        print(set(found), len(found))
+    """
+    assert run_both(launcher, code, own_folders=True) == ("{'101'} 104\n", "{'102'} 104\n")

@@ -47,6 +47,9 @@ SCHEDULER = """
 )
 def test_words_of_cuda(error: Exception, expected: bool) -> None:
     assert is_out_of_memory(error) is expected
+    later = ValueError("training failed")
+    later.__cause__ = error
+    assert is_out_of_memory(later) is expected
 
 
 @pytest.mark.parametrize(("isolation", "answer"), [("thread", True), ("thread", False), ("process", True)])

@@ -15,6 +15,7 @@ import pytest
 from group_words import runtime_words
 from launcher_harness import Launcher, ends
 from polling import DEADLINE_S, until
+from two_members import run_both
 
 from muri.errors import UsageError
 from muri.launcher.runtime.options import read_options
@@ -31,115 +32,6 @@ LOOP = """
 """
 
 
-ENDINGS = (
-    ("", 0, ""),
-    ("import sys; sys.exit(3)", 3, ""),
-    ("import sys; sys.exit()", 0, ""),
-    ("import sys; sys.exit('no data')", 1, "no data\n"),
-    ("import sys; sys.exit(259)", 3, ""),
-    ("import os; os._exit(7)", 7, ""),
-    ("raise KeyboardInterrupt", 130, "KeyboardInterrupt"),
-)
-
-
-def test_exit_code_is_the_scripts(launcher: Launcher) -> None:
-    jobs = [str(101 + number) for number in range(len(ENDINGS))]
-    launcher.threads(*jobs)
-    members = [
-        launcher.member(job, launcher.script(ending, f"{job}.py"))
-        for job, (ending, _, _) in zip(jobs, ENDINGS, strict=True)
-    ]
-    for job, member, (ending, code, error) in zip(jobs, members, ENDINGS, strict=True):
-        assert ends(member) == code, ending
-        assert error in launcher.err(job)
-        assert bool(error) == bool(launcher.err(job))
-
-
-FAILURES = (
-    "def f():\n    raise ValueError('bad')\nf()\n",
-    "import helper\n",
-    "try:\n    1 / 0\nexcept ZeroDivisionError as error:\n    raise KeyError('x') from error\n",
-    "import muri\nmuri.stage('sync')\n",
-    "x =\n",
-)
-
-
-def test_traceback_is_the_one_of_python(launcher: Launcher) -> None:
-    launcher.script("import no_such_module\n", "helper.py")
-    jobs = [str(101 + number) for number in range(len(FAILURES))]
-    launcher.threads(*jobs)
-    scripts = [launcher.script(text, f"{job}.py") for job, text in zip(jobs, FAILURES, strict=True)]
-    members = [launcher.member(job, script.name) for job, script in zip(jobs, scripts, strict=True)]
-    for job, script, member in zip(jobs, scripts, members, strict=True):
-        assert ends(member) == 1
-        command = [sys.executable, script.name]
-        plain = subprocess.run(command, cwd=script.parent, check=False, capture_output=True, text=True)
-        assert launcher.err(job) == plain.stderr
-
-
-def test_failure_of_one_member_leaves_the_others_running(launcher: Launcher) -> None:
-    launcher.threads("101", "102", "103")
-    loop = launcher.script(LOOP)
-    thread_crash = launcher.script(
-        """
-        import threading
-        thread = threading.Thread(target=lambda: 1 / 0)
-        thread.start(); thread.join()
-        raise MemoryError("out of memory")
-        """,
-        "crash.py",
-    )
-    good = launcher.member("101", loop, "200")
-    bad = [launcher.member("102", thread_crash), launcher.member("103", launcher.script("exit(9)", "exit.py"))]
-    assert [ends(process) for process in bad] == [1, 9]
-    assert ends(good) == 0
-    assert launcher.out("101") == "started\nfinished\n"
-    assert launcher.err("101") == ""
-    assert "ZeroDivisionError" in launcher.err("102")
-    assert "MemoryError: out of memory" in launcher.err("102")
-
-
-def test_output_of_members_is_apart_even_from_threads_and_subprocesses(launcher: Launcher) -> None:
-    script = launcher.script(
-        """
-        import logging, os, subprocess, sys, threading
-        name, count = sys.argv[1], int(sys.argv[2])
-        logging.basicConfig(level=logging.INFO, format="%(message)s")
-
-        def work(part):
-            for line in range(count):
-                sys.stdout.write(f"{name} {part} {line}\\n")  # as one piece: print() writes the newline apart
-
-        threads = [threading.Thread(target=work, args=(part,)) for part in range(4)]
-        [thread.start() for thread in threads]
-        [thread.join() for thread in threads]
-        sys.stdout.buffer.write(bytes([0, 255, 10])); sys.stdout.flush()
-        subprocess.run(["sh", "-c", "echo $MARK from the shell in $PWD"], check=True)
-        logging.info("%s logs", name)
-        """
-    )
-    launcher.threads("101", "102")
-    processes = [launcher.member(job, script, f"job{job}", 5_000, MARK=f"mark{job}") for job in ("101", "102")]
-    assert [ends(process) for process in processes] == [0, 0]
-    for job in ("101", "102"):
-        raw = launcher.path(job, "out").read_bytes()
-        lines = raw.split(b"\n")
-        expected = {f"job{job} {part} {line}".encode() for part in range(4) for line in range(5_000)}
-        assert len(lines) == 20_000 + 3
-        assert set(lines[:20_000]) == expected
-        assert lines[20_000] == b"\x00\xff"
-        assert lines[20_001] == f"mark{job} from the shell in {launcher.folder}".encode()
-        assert launcher.err(job) == f"job{job} logs\n"
-
-
-def test_lines_arrive_as_they_are_printed(launcher: Launcher) -> None:
-    launcher.threads("101")
-    process = launcher.member("101", launcher.script("print('first')\nimport time\ntime.sleep(600)\n"))
-    until(lambda: launcher.out("101") == "first\n", "the first line")
-    process.terminate()
-    assert ends(process) == 143
-
-
 def test_argv_directory_environment_umask_and_path_are_the_members(launcher: Launcher) -> None:
     text = """
         import json, os, sys, threading
@@ -151,20 +43,24 @@ def test_argv_directory_environment_umask_and_path_are_the_members(launcher: Lau
         thread.start(); thread.join()
         umask = os.umask(0)
         print(json.dumps([sys.argv, other, seen, os.environ["OWN"], sys.path[0], __name__, umask,
-                          sys.modules["__main__"].json is json, "SLURM_JOB_ID" in os.environ]))
+                          sys.modules["__main__"].json is json, "SLURM_JOB_ID" in os.environ,
+                          os.environ["CUDA_VISIBLE_DEVICES"]]))
     """
+    launcher.environment["CUDA_VISIBLE_DEVICES"] = "3"  # the GPU is that of the group
     launcher.threads("101", "102")
     for job in ("101", "102"):
         script = launcher.script(text, folder=f"home{job}")
         (script.parent / "inner").mkdir()
-        process = launcher.member(job, script.name, f"--{job}", "x y", cwd=script.parent, OWN=f"own{job}")
+        variables = {"OWN": f"own{job}", "CUDA_VISIBLE_DEVICES": "NoDevFiles"}
+        process = launcher.member(job, script.name, f"--{job}", "x y", cwd=script.parent, **variables)
         assert ends(process) == 0, launcher.err(job)
         home = str(script.parent)
         seen = [[f"{home}/inner", f"--{job}", f"--{job}"]]
         argv = ["train.py", f"--{job}", "x y"]
         umask = os.umask(0o022)
         os.umask(umask)
-        assert json.loads(launcher.out(job)) == [argv, home, seen, f"own{job}", home, "__main__", umask, True, True]
+        own = [argv, home, seen, f"own{job}", home, "__main__", umask, True, True, "3"]
+        assert json.loads(launcher.out(job)) == own
 
 
 def test_modules_run_with_dash_m(launcher: Launcher) -> None:
@@ -178,49 +74,16 @@ def test_modules_run_with_dash_m(launcher: Launcher) -> None:
 
 
 def test_redirected_output_stays_within_the_member(launcher: Launcher) -> None:
-    meet = """
-        import contextlib, io, os, sys, time
-        def meet(own, other):
-            open(own, "w").close()
-            while not os.path.exists(other):
-                time.sleep(0.001)
-    """
-    redirects = """
+    code = """
+        import contextlib, io
         text = io.StringIO()
-        with contextlib.redirect_stdout(text):
-            meet("redirected", "printed")
-            print("inside")
+        with contextlib.redirect_stdout(text if me == "101" else sys.stdout):
+            meet("redirected")
+            print(me)
+            meet("printed")
         print("after", repr(text.getvalue()))
     """
-    prints = """
-        meet("waits", "redirected")
-        print("outside")
-        open("printed", "w").close()
-    """
-    launcher.threads("101", "102")
-    first = launcher.member("101", launcher.script(meet + redirects, "redirects.py"))
-    second = launcher.member("102", launcher.script(meet + prints, "prints.py"))
-    assert [ends(first), ends(second)] == [0, 0]
-    assert launcher.out("101") == "after 'inside\\n'\n"
-    assert launcher.out("102") == "outside\n"
-
-
-def test_exit_functions_pickling_and_waiting_threads(launcher: Launcher) -> None:
-    script = launcher.script(
-        """
-        import atexit, pickle, threading, time
-        class Model: pass
-        assert type(pickle.loads(pickle.dumps(Model()))) is Model
-        atexit.register(print, "exit function")
-        last_line = threading.Event()
-        threading.Thread(target=lambda: (last_line.wait(), time.sleep(0.1), print("thread done"))).start()
-        print("main done")
-        last_line.set()
-        """
-    )
-    launcher.threads("101")
-    assert ends(launcher.member("101", script)) == 0, launcher.err("101")
-    assert launcher.out("101") == "main done\nthread done\nexit function\n"
+    assert run_both(launcher, code) == ("after '101\\n'\n", "102\nafter ''\n")
 
 
 def test_signal_ends_the_script_and_runs_its_clean_up(launcher: Launcher) -> None:
@@ -401,24 +264,6 @@ def test_wrong_options_are_explained(launcher: Launcher) -> None:
     assert result.returncode == 2
     assert "at most 4" in result.stderr
     assert "Traceback" not in result.stderr
-
-
-def test_worker_processes_of_a_script_are_its_own(launcher: Launcher) -> None:
-    script = launcher.script(
-        """
-        import multiprocessing, os, sys
-        import muri
-        def work(number):
-            with muri.stage("preprocess"):
-                print("worker", number, os.environ["OWN"], flush=True)
-            return number
-        with muri.stage("preprocess"), multiprocessing.get_context("fork").Pool(2) as pool:
-            print(sum(pool.map(work, range(3))))
-        """
-    )
-    launcher.runtime("101")
-    assert ends(launcher.member("101", script, OWN="mine")) == 0, launcher.err("101")
-    assert sorted(launcher.out("101").split("\n")) == ["", "3", "worker 0 mine", "worker 1 mine", "worker 2 mine"]
 
 
 def test_a_signal_that_another_thread_takes_ends_the_runtime(launcher: Launcher) -> None:

@@ -3,9 +3,6 @@
 import logging
 
 import pytest
-from group_words import runtime_words
-from launcher_harness import Launcher
-from polling import until
 from virtual_clock import VirtualClock
 
 from muri.group_spec import GroupSpec, MemberSpec, Place, read_group
@@ -35,11 +32,6 @@ def test_a_look_at_a_good_or_an_unknown_speed_starts_the_minute_anew(between: fl
     watch.look(0.0, 0.7, 0.8)
     watch.look(50.0, between, 0.8)
     assert not watch.look(PATIENCE_S + 1, 0.7, 0.8)
-
-
-def test_nothing_is_broken_where_nothing_was_promised() -> None:
-    watch = PromiseWatch()
-    assert not any(watch.look(float(second), 0.0, 0.0) for second in range(100))
 
 
 def test_lockstep_is_left_for_fair_when_it_breaks_a_promise(caplog: pytest.LogCaptureFixture) -> None:
@@ -118,23 +110,3 @@ def test_promise_reaches_the_arbiter_also_after_a_pause_and_a_change_of_the_disc
         inner.switch("fair", "because")
     assert set(told) == {("1", 0.8)}
     assert len(told) == (3 if discipline == "auto" else 2)
-
-
-@pytest.mark.parametrize("isolation", ["thread", "process"])
-def test_status_tells_what_was_promised(launcher: Launcher, isolation: str) -> None:
-    options = ("--min-speed", "101=0.8", "--discipline", "fair", "--isolation", isolation)
-    assert '"min_speed":0.8' in " ".join(runtime_words(["101", "102"], options))
-    launcher.runtime("101", "102", options=options)
-    script = launcher.script("""
-        import time, muri
-        for _ in muri.batches(range(100_000)):
-            with muri.stage("propagate"):
-                time.sleep(0.01)
-    """)
-    members = [launcher.member(job_id, script) for job_id in ("101", "102")]
-    until(lambda: launcher.status()["members"]["101"]["speed"], "a speed")
-    status = launcher.status()["members"]
-    assert [status[job_id]["promised_speed"] for job_id in ("101", "102")] == [0.8, None]
-    assert [status[job_id]["promise_broken"] for job_id in ("101", "102")] == [False, False]
-    for member in members:
-        member.terminate()

@@ -58,34 +58,6 @@ def started_pid(launcher: Launcher, job: str) -> int:
     return int(launcher.out(job).split()[1])
 
 
-ENDINGS = {
-    "": 0,
-    "import sys; sys.exit(3)": 3,
-    "import sys; sys.exit('no data')": 1,
-    "import sys; sys.exit(259)": 3,
-    "import os; os._exit(7)": 7,
-    "raise ValueError('bad')": 1,
-    "import os; os.abort()": 134,
-    "import os, signal; os.kill(os.getpid(), signal.SIGKILL)": 137,
-    "import ctypes; ctypes.string_at(0)": 139,
-}
-
-
-def test_exit_codes_and_messages_are_those_of_plain_python(launcher: Launcher) -> None:
-    jobs = {str(101 + number): ending for number, ending in enumerate(ENDINGS)}
-    launcher.runtime(*jobs)
-    scripts = {job: launcher.script(ending, f"{job}.py") for job, ending in jobs.items()}
-    members = {job: launcher.member(job, script.name, **OWN) for job, script in scripts.items()}
-    for job, script in scripts.items():
-        code = ENDINGS[jobs[job]]
-        assert ends(members[job]) == code, jobs[job]
-        plain = subprocess.run([sys.executable, script.name], cwd=script.parent, check=False, capture_output=True)
-        assert code == (plain.returncode if plain.returncode >= 0 else 128 - plain.returncode)
-        assert launcher.err(job) == plain.stderr.decode()
-    codes = {job: ENDINGS[ending] for job, ending in jobs.items()}
-    until(lambda: {job: m["exit_code"] for job, m in launcher.status()["members"].items()} == codes, "the last status")
-
-
 def test_everything_a_script_sees_is_as_alone(launcher: Launcher) -> None:
     text = """
         import json, os, resource, sys

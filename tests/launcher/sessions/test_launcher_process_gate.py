@@ -12,11 +12,12 @@ from pathlib import Path
 from types import FrameType
 
 import pytest
+from member_gates import Gates, gates_of
 from polling import DEADLINE_S, until
 
-from muri.launcher.arbitration.arbiter import Arbiter, FairArbiter
-from muri.launcher.job.stage_clock import IterationRecord, StageClock
-from muri.launcher.sessions.process_session import Channels, share_waiting_hint
+from muri.launcher.arbitration.arbiter import FairArbiter
+from muri.launcher.job.stage_clock import IterationRecord
+from muri.launcher.sessions.process_session import Channels
 from muri.launcher.wire import process_gate
 from muri.launcher.wire.process_gate import ProcessGate, gate_from_environment
 
@@ -27,13 +28,10 @@ BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 class Member:
     """A gate, served by channels as the runtime would."""
 
-    def __init__(self, name: str, arbiter: Arbiter, page: mmap.mmap) -> None:
-        self.name, self.arbiter = name, arbiter
-        self.records: list[IterationRecord] = []
-        arbiter.join(name)
-        self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        Channels(name, arbiter, self.records.append, None).open(theirs)
-        self.gate = ProcessGate(self.socket, page)
+    def __init__(self, name: str, gates: Gates) -> None:
+        self.name, self.arbiter, self.records = name, gates.arbiter, gates.records[name]
+        self.arbiter.join(name)
+        self.gate = gates.open(name)
 
     def holds(self, stage: int) -> bool:
         """Whether the arbiter would let nobody else in."""
@@ -46,19 +44,8 @@ class Member:
 
 @pytest.fixture
 def make() -> Iterator[Callable[[str], Member]]:
-    arbiter = FairArbiter()
-    page_fd = share_waiting_hint(arbiter)
-    page = mmap.mmap(page_fd, process_gate.PAGE_BYTES, prot=mmap.PROT_READ)
-    members: list[Member] = []
-
-    def make_member(name: str) -> Member:
-        members.append(Member(name, arbiter, page))
-        return members[-1]
-
-    yield make_member
-    for member in members:
-        member.socket.close()
-    os.close(page_fd)
+    with gates_of(FairArbiter()) as gates:
+        yield lambda name: Member(name, gates)
 
 
 def in_background(function: Callable[[], object]) -> threading.Thread:
@@ -92,17 +79,6 @@ def test_all_that_a_process_has_told_counts_when_its_channels_are_finished() -> 
     threading.Timer(0.05, read_on.set).start()
     channels.finish(DEADLINE_S)
     assert records == [*told, last]
-
-
-def test_release_passes_on_to_the_waiting_process(make: Callable[[str], Member]) -> None:
-    one, two = make("1"), make("2")
-    one.gate.acquire(GPU)
-    end = threading.Event()
-    in_background(lambda: (two.gate.acquire(GPU), end.wait(DEADLINE_S)))
-    until(two.waits, "the second member's wait")
-    one.gate.release(GPU)
-    until(lambda: two.holds(GPU), "the second member's turn")
-    end.set()
 
 
 def test_yield_point_speaks_only_when_somebody_waits(make: Callable[[str], Member]) -> None:
@@ -168,18 +144,6 @@ def test_exception_of_a_signal_handler_waits_for_the_answer_and_gives_it_back(ma
     assert two.holds(GPU)
 
 
-def test_iterations_reach_the_arbiter_with_their_times(make: Callable[[str], Member]) -> None:
-    one = make("1")
-    clock = StageClock(one.gate)
-    for _ in range(3):
-        clock.ask_batch()
-        clock.enter(GPU)
-        clock.leave()
-    clock.end_iteration()
-    until(lambda: len(one.records) == 3, "three records")
-    assert one.records == list(clock.recent)
-
-
 def test_member_that_left_is_told_to_end_and_a_lost_runtime_opens_the_gate(make: Callable[[str], Member]) -> None:
     one = make("1")
     one.arbiter.leave("1")
@@ -213,10 +177,16 @@ def test_nonsense_ends_the_channel_only(make: Callable[[str], Member], caplog: p
     assert one.records == []
 
 
-@pytest.mark.parametrize("text", ["", "1:2:3", "a:b:c:d", "PARENT:0:1:0", "OWN:9999:9998:0"])
-def test_only_the_process_that_is_meant_takes_the_gate(text: str) -> None:
-    text = text.replace("PARENT", str(os.getppid())).replace("OWN", str(os.getpid()))
-    assert gate_from_environment({process_gate.VARIABLE: text}) is None
+def test_only_the_process_that_is_meant_takes_the_gate() -> None:
+    own, theirs = socket.socketpair()
+    page_fd, _ = process_gate.make_page()
+    place = f"{own.detach()}:{page_fd}:0"
+    for text in ("", "1:2:3", "a:b:c:d", f"{os.getppid()}:{place}"):
+        assert gate_from_environment({process_gate.VARIABLE: text}) is None
+    gate = gate_from_environment({process_gate.VARIABLE: f"{os.getpid()}:{place}"})
+    assert gate is not None
+    gate._main.close()
+    theirs.close()
 
 
 def test_member_processes_leave_no_descriptor_and_no_thread_behind(monkeypatch: pytest.MonkeyPatch) -> None:
