@@ -73,9 +73,8 @@ def test_profile_that_explains_too_little_plans_as_unknown(make_controller):
         status = controller.cycle()
     assert not having(slurm, Role.PILOT)
     assert not dry_runs(slurm)  # what the last one found will be found again
-    assert "its profile does not say what it uses: 78% of its iteration is in no stage" in " ".join(
-        status.jobs[0].reasons
-    )
+    why = "its profile does not say what it uses: 78% of its iteration is in no stage"
+    assert why in " ".join(status.jobs[0].reasons)
 
 
 @pytest.mark.parametrize(
@@ -198,12 +197,15 @@ def test_a_job_that_has_to_wait_is_measured_and_starts_after_its_dry_run(make_co
     assert (slurm.jobs[2].state, slurm.starts[2]) == (JobState.RUNNING, 1)
 
 
-def test_alone_by_wish_is_measured_first(make_controller):
-    slurm = FakeSlurm([new_model(1, ",alone=1")], one_gpu())
-    status = one_cycle(make_controller, slurm)
-    assert len(dry_runs(slurm)) == 1
-    assert slurm.jobs[1].held
-    assert "being measured" in status[1].reasons[0]
+@pytest.mark.parametrize(("late_s", "held", "runs"), [(0, True, 1), (2 * 86400, False, 0)])
+def test_alone_by_wish_is_measured_first_but_waits_no_longer_than_any_other(make_controller, late_s, held, runs):
+    slurm = FakeSlurm([AT_WORK, new_model(2, ",alone=1")], one_gpu())
+    one_cycle(make_controller, slurm)
+    slurm.now_s += late_s
+    for _ in range(2):
+        status = one_cycle(make_controller, slurm)
+    assert (slurm.jobs[2].held, len(dry_runs(slurm))) == (held, runs)
+    assert ("being measured" in status[2].reasons[0]) == held
 
 
 def test_a_job_that_its_user_releases_ends_its_dry_run(make_controller):
@@ -217,17 +219,6 @@ def test_a_job_that_its_user_releases_ends_its_dry_run(make_controller):
     slurm.tick()
     one_cycle(make_controller, slurm)
     assert slurm.jobs[1].state is JobState.RUNNING
-    assert dry_runs(slurm) == []
-
-
-def test_a_job_that_waited_too_long_starts_though_its_dry_run_never_did(make_controller):
-    slurm = FakeSlurm([AT_WORK, new_model(2)], one_gpu())
-    one_cycle(make_controller, slurm)
-    assert len(dry_runs(slurm)) == 1
-    slurm.now_s += 2 * 86400
-    for _ in range(2):
-        one_cycle(make_controller, slurm)
-    assert not slurm.jobs[2].held
     assert dry_runs(slurm) == []
 
 

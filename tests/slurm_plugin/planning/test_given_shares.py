@@ -23,6 +23,7 @@ from muri.slurm_plugin.records.roles import Role, read_job
 TUNE = {"policy": "synergy-tune", "profiling": {"at_once": 0}}
 BOTH = Allocation()
 GIB = 1024
+pytestmark = pytest.mark.usefixtures("appetites")
 
 
 def share(cpus, mem_gib=0.0, node="n1"):
@@ -53,27 +54,23 @@ def own_request(slurm, job_id):
 UNTOUCHED = (4, 4, 0, "", None)
 
 
-@pytest.mark.usefixtures("appetites")
 def test_synergy_sets_the_cpus_that_each_model_wants(make_controller):
     slurm = FakeSlurm(two_jobs(), [make_node("n1")])
-    with make_controller(slurm, **TUNE) as controller:
-        status = controller.cycle()
+    status = one_cycle(make_controller, slurm, **TUNE)
     hungry, modest = slurm.jobs[1], slurm.jobs[2]
     assert (hungry.cpu_count, hungry.cpus_per_task, hungry.required_nodes, hungry.held) == (9, 9, "n1", False)
     assert (modest.cpu_count, modest.cpus_per_task, modest.held) == (2, 2, False)
     assert tags.parse_given(hungry.admin_comment).original.cpu_count == 4
     assert read_job(hungry).role is Role.RELEASED
-    told = "\n".join(explanation(next(job for job in status.jobs if job.job_id == 1)))
-    assert "4 → 9 CPUs" in told
+    assert "4 → 9 CPUs" in "\n".join(explanation(status[1]))
 
 
-@pytest.mark.usefixtures("appetites")
 @pytest.mark.parametrize("side", ["before", "after"])
 @pytest.mark.parametrize("nth", range(1, 7))
 def test_killed_at_any_call_each_job_runs_once_with_its_share(make_controller, side, nth):
     slurm = FakeSlurm(two_jobs(mem_per_cpu_mib=500, mem_per_node_mib=2000), [make_node("n1")])
-    with pytest.raises(Killed), slurm.killing(side, nth), make_controller(slurm, **TUNE) as controller:
-        controller.cycle()
+    with pytest.raises(Killed), slurm.killing(side, nth):
+        one_cycle(make_controller, slurm, **TUNE)
     left_over = [job for job in slurm.jobs.values() if job.held and tags.parse_given(job.admin_comment)]
     for _ in range(3):
         one_cycle(make_controller, slurm, **TUNE)
@@ -84,12 +81,11 @@ def test_killed_at_any_call_each_job_runs_once_with_its_share(make_controller, s
         assert tags.parse_given(slurm.jobs[job.job_id].admin_comment).original.cpu_count == 4
 
 
-@pytest.mark.usefixtures("appetites")
 @pytest.mark.parametrize("nth", range(1, 7))
 def test_a_drain_after_the_controller_died_gives_every_job_its_own_request(make_controller, nth):
     slurm = FakeSlurm(two_jobs(mem_per_cpu_mib=500, mem_per_node_mib=2000), [make_node("n1")])
-    with pytest.raises(Killed), slurm.killing("after", nth), make_controller(slurm, **TUNE) as controller:
-        controller.cycle()
+    with pytest.raises(Killed), slurm.killing("after", nth):
+        one_cycle(make_controller, slurm, **TUNE)
     assert drain(slurm, slurm.snapshot).failed == ()
     for each in (1, 2):
         assert own_request(slurm, each) == (4, 4, 2000, "", None)
@@ -97,14 +93,13 @@ def test_a_drain_after_the_controller_died_gives_every_job_its_own_request(make_
         assert not slurm.jobs[each].held
 
 
-@pytest.mark.usefixtures("appetites")
 @pytest.mark.parametrize("starts", [True, False])
 def test_a_job_that_starts_while_a_drain_resets_it_is_no_failure(make_controller, starts):
     """The lease has ended, so Slurm may be quicker; of a running job it says that the node name is invalid."""
     slurm = FakeSlurm(two_jobs()[:1], [make_node("n1")], gate_license=True)
     slurm.jobs[1] = replace(slurm.jobs[1], licenses="muri_gate:1", held=False)
-    with pytest.raises(Killed), slurm.killing("after", 3), make_controller(slurm, **TUNE) as controller:
-        controller.cycle()
+    with pytest.raises(Killed), slurm.killing("after", 3):
+        one_cycle(make_controller, slurm, **TUNE)
     assert tags.parse_given(slurm.jobs[1].admin_comment)
 
     def refuse(job_id, change):
@@ -116,21 +111,16 @@ def test_a_job_that_starts_while_a_drain_resets_it_is_no_failure(make_controller
     assert bool(drain(slurm, slurm.snapshot).failed) != starts
 
 
-@pytest.mark.usefixtures("appetites")
 def test_a_share_that_is_not_free_is_given_up_in_time(make_controller):
     slurm = FakeSlurm(two_jobs(), [make_node("n1"), make_node("n2")])
-    with make_controller(slurm, **TUNE) as controller:
-        controller.cycle()
+    for cpus in (9, 9, 4):
+        one_cycle(make_controller, slurm, **TUNE)
+        assert slurm.jobs[1].cpu_count == cpus
         slurm.now_s += 100
-        controller.cycle()
-        assert slurm.jobs[1].cpu_count == 9
-        slurm.now_s += 100
-        controller.cycle()
     assert own_request(slurm, 1) == UNTOUCHED
     assert not slurm.jobs[1].held
 
 
-@pytest.mark.usefixtures("appetites")
 def test_a_job_that_slurm_refuses_to_change_starts_as_it_asked(make_controller):
     slurm = FakeSlurm(two_jobs(), [make_node("n1")])
     modify = slurm._modify
@@ -141,17 +131,14 @@ def test_a_job_that_slurm_refuses_to_change_starts_as_it_asked(make_controller):
         modify(job_id, change)
 
     slurm._modify = refuse
-    with make_controller(slurm, **TUNE) as controller:
-        controller.cycle()
-        slurm.tick()
-        status = controller.cycle()
+    one_cycle(make_controller, slurm, **TUNE)
+    slurm.tick()
+    status = one_cycle(make_controller, slurm, **TUNE)
     assert own_request(slurm, 1) == UNTOUCHED
     assert slurm.starts == {1: 1, 2: 1}
-    reasons = next(job.reasons for job in status.jobs if job.job_id == 1)
-    assert any("its own request after all" in reason and "not available" in reason for reason in reasons)
+    assert any("its own request after all" in why and "not available" in why for why in status[1].reasons)
 
 
-@pytest.mark.usefixtures("appetites")
 @pytest.mark.parametrize("drained", [False, True])
 def test_a_job_that_slurm_refuses_its_own_request_is_not_held_for_ever(make_controller, drained):
     slurm = FakeSlurm(two_jobs()[:1], [make_node("n1")])
@@ -175,22 +162,19 @@ def test_a_job_that_slurm_refuses_its_own_request_is_not_held_for_ever(make_cont
     assert not slurm.jobs[1].held
 
 
-@pytest.mark.usefixtures("appetites")
 def test_a_job_that_its_user_holds_gets_its_own_request_back_and_stays_held(make_controller):
     slurm = FakeSlurm(two_jobs(), [make_node("n1")])
-    with make_controller(slurm, **TUNE) as controller:
-        controller.cycle()
-        assert slurm.jobs[1].cpu_count == 9
-        assert tags.parse_given(slurm.jobs[1].admin_comment).original.cpu_count == 4
-        assert as_asked(read_job(slurm.jobs[1])).required_nodes == ""
-        slurm.hold(1)
-        for _ in range(2):
-            controller.cycle()
+    one_cycle(make_controller, slurm, **TUNE)
+    assert slurm.jobs[1].cpu_count == 9
+    assert tags.parse_given(slurm.jobs[1].admin_comment).original.cpu_count == 4
+    assert as_asked(read_job(slurm.jobs[1])).required_nodes == ""
+    slurm.hold(1)
+    for _ in range(2):
+        one_cycle(make_controller, slurm, **TUNE)
     assert slurm.jobs[1].held
     assert slurm.jobs[1].cpu_count == 4
 
 
-@pytest.mark.usefixtures("appetites")
 @pytest.mark.parametrize(
     ("allocation", "cpus"),
     [
@@ -277,7 +261,6 @@ def test_the_tag_survives_other_words_and_damage_is_no_tag():
     assert tags.parse_state(tags.STATE_PREFIX + old).original.mem_per_cpu_mib == 0
 
 
-@pytest.mark.usefixtures("appetites")
 def test_a_running_job_keeps_what_it_has(make_controller):
     slurm = FakeSlurm(two_jobs(), [make_node("n1")])
     preemption = {"enabled": True, "least_run_s": 0}
@@ -303,7 +286,6 @@ def running_with_too_little(*, checkpoint):
     return FakeSlurm([job], [make_node("n1", cpus_allocated=4)])
 
 
-@pytest.mark.usefixtures("appetites")
 @pytest.mark.parametrize("checkpoint", [True, False])
 def test_a_share_changes_only_at_a_restart(make_controller, checkpoint):
     slurm = running_with_too_little(checkpoint=checkpoint)

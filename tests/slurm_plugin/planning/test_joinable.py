@@ -71,6 +71,10 @@ def test_a_job_that_may_share_starts_behind_a_pilot_of_its_own():
         ({}, {"grouping": {"discipline": "lockstep"}}),
         ({}, {"grouping": {"max_group_size": 1}}),
         ({"model": "unknown"}, {"profiling": {"at_once": 0}}),
+        # Nothing is measured that no plan needs or that dry runs measure.
+        ({"model": "new"}, {"grouping": {"max_group_size": 1}}),
+        ({"model": "new"}, {"grouping": {"join": False}, "profiling": {"mode": "dry-run", "at_once": 0}}),
+        ({"model": "new"}, {"grouping": {"join": False}, "policy": "fifo"}),
     ],
 )
 def test_other_jobs_start_plain(changes, config):
@@ -88,19 +92,6 @@ def test_where_nobody_may_join_a_model_never_seen_is_measured_behind_a_pilot_wit
     assert (start.cpu_count, start.mem_per_node_mib) == (4, 8 * GIB)
     assert "its model is measured while it runs" in start.reasons
     assert not any("join" in reason for reason in start.reasons)
-
-
-@pytest.mark.parametrize(
-    "config",
-    [
-        {"grouping": {"max_group_size": 1}},
-        {"grouping": {"join": False}, "profiling": {"mode": "dry-run", "at_once": 0}},
-        {"grouping": {"join": False}, "policy": "fifo"},
-    ],
-)
-def test_nothing_is_measured_that_no_plan_needs_or_that_dry_runs_measure(config):
-    (start,) = decided([candidate(1, model="new")], [make_node("n1")], **config).actions
-    assert isinstance(start, ReleaseSolo)
 
 
 @pytest.mark.parametrize(

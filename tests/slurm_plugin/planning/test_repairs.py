@@ -95,7 +95,7 @@ def test_token_survives_the_way_through_a_comment():
     token = fault_token({"fault": {"cause": CAUSE, "culprits": ["3", "4"]}, "members": {}})
     assert " " not in token
     assert parse_fault(f"others {token} text") == Fault(CAUSE, (3, 4))
-    long = fault_token({"fault": {"cause": "x" * 5000, "culprits": ["3", None, "4_x"]}})
+    long = fault_token({"fault": {"cause": "x" * 5000, "culprits": ["3", None, "4_x", "9" * 500]}})
     assert len(long) < 1024
     assert parse_fault(long).culprits == (3,)
 

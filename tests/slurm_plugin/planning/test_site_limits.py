@@ -109,15 +109,6 @@ def test_a_site_without_limits_allows_everything():
         (replace(site(Limits(max_wall_s=5000), max_time_s=9000), enforced=False), 9000),
         (replace(site(max_time_s=100), qos=(Qos("normal", Limits(max_wall_s=900), over_partition_time=True),)), 900),
     ],
-    ids=[
-        "partition",
-        "qos",
-        "qos before association",
-        "association",
-        "minutes of CPUs",
-        "not enforced",
-        "over partition",
-    ],
 )
 def test_the_longest_time_limit(limits, longest_s):
     room, _ = room_of(limits)
@@ -252,9 +243,8 @@ def test_what_a_plan_gives_beyond_the_requests_is_cut_to_what_is_allowed(limits,
 
 
 def test_members_without_gpus_do_not_fit_where_each_job_must_have_one():
-    size, why = largest(site(Limits(min_tres_per_job=(Tres("gres/gpu", 1),))), hep_job(1))
-    assert size == 1
-    assert why == "QOS normal demands 1 GPUs of each job (MinTRES), a group's member has 0"
+    why = "QOS normal demands 1 GPUs of each job (MinTRES), a group's member has 0"
+    assert largest(site(Limits(min_tres_per_job=(Tres("gres/gpu", 1),))), hep_job(1)) == (1, why)
 
 
 def test_a_limit_on_a_type_of_gpu():
@@ -272,9 +262,7 @@ def test_nodes_count_once():
     jobs = [hep_job(1), hep_job(2), running(9)]
     room, _ = room_of(limits, *jobs)
     assert room.take_group(group_of(*jobs[:2])) == ""
-    assert room.take_group(group_of(*jobs[:2], node="n2")) == (
-        "QOS normal allows 1 nodes for each user (MaxTRESPerUser), alice would have 2"
-    )
+    assert "allows 1 nodes for each user" in room.take_group(group_of(*jobs[:2], node="n2"))
 
 
 def test_what_slurm_will_start_by_itself_counts_for_groups_only():
