@@ -2,15 +2,11 @@
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
 
 from muri.profiler.prediction.features import (
-    METHODS,
     OPERATOR_CLASSES,
-    VECTOR,
     GraphFeatures,
     estimate_memory,
 )
@@ -127,35 +123,11 @@ class TestGraph:
         assert (features.embeddings, features.matmuls, features.input_elements) == (1, 1, 5)
         assert features.training_flops > features.forward_flops
 
-    def test_another_batch_size_is_in_proportion(self):
-        model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 10))
-        small, large = of(model, 4, 3, 8, 8), of(model, 32, 3, 8, 8)
-        scaled = small.scaled(32)
-        for name in ("forward_flops", "training_flops", "activation_bytes", "input_bytes", "parameters", "depth"):
-            assert getattr(scaled, name) == getattr(large, name), name
-        assert scaled.working_bytes == pytest.approx(large.working_bytes, rel=0.25)  # linear only in part
-        assert scaled.scaled(4) == small
-
 
 def test_operators_in_place_and_views():
     assert class_of("relu_") == class_of("relu") == class_of("__add__") == "elementwise"
     assert class_of("view") is None
     assert class_of("an_operator_of_tomorrow") == "others"
-
-
-counts = st.integers(0, 2**50)
-figures = st.fixed_dictionaries(
-    dict.fromkeys(set(VECTOR) & set(GraphFeatures.__dataclass_fields__), counts)
-    | {"batch_size": st.integers(1, 10**6), "method": st.sampled_from(METHODS)}
-)
-
-
-class TestRecord:
-    @given(figures)
-    def test_comes_back_from_json(self, values):
-        features = GraphFeatures(**values)
-        assert GraphFeatures.from_dict(features.to_dict() | {"of_tomorrow": 1}) == features
-        assert len(features.vector()) == len(VECTOR)
 
 
 class TestMemory:
