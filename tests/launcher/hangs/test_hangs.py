@@ -428,33 +428,29 @@ def thread_at(place: Path, state: str, where: str, cpu_us: int, wakes: int) -> N
     (place / "wchan").write_text(where)
 
 
-def test_who_only_asks_for_a_lock_all_the_time_does_no_work(tmp_path: Path) -> None:
-    thread, meter = tmp_path / "7", ThreadMeter()
-    looks = [("S", "futex_do_wait", 500, 1000), ("S", "futex_do_wait", 10500, 2000), ("R", "0", 20500, 3000)]
-    found = []
-    for look in looks:
-        thread_at(thread, *look)
-        found.append(meter.sample([thread]))
-    assert found == [seen("S", 0.0005), ThreadSample(frozenset(), 500_000), ThreadSample(frozenset(), 500_000)]
+AT_LOCK = ("S", "futex_do_wait")
 
 
 @pytest.mark.parametrize(
-    ("state", "where", "cpu_us", "wakes"),
+    ("looks", "works"),
     [
-        ("S", "sk_wait_data", 10500, 2000),  # a download
-        ("S", "futex_do_wait", 500_500, 2000),  # a worker that gets work
-        ("S", "futex_do_wait", 550, 1001),  # woken once
-        ("R", "0", 50_500, 1001),  # computes
+        ([(*AT_LOCK, 10500, 2000), ("R", "0", 20500, 3000)], False),  # it only asks for the lock all the time
+        ([("S", "sk_wait_data", 10500, 2000)], True),  # a download
+        ([(*AT_LOCK, 500_500, 2000)], True),  # a worker that gets work
+        ([(*AT_LOCK, 550, 1001)], True),  # woken once
+        ([("R", "0", 50_500, 1001)], True),  # computes
     ],
 )
-def test_who_does_more_than_ask_for_a_lock_works(
-    tmp_path: Path, state: str, where: str, cpu_us: int, wakes: int
+def test_who_only_asks_for_a_lock_does_no_work(
+    tmp_path: Path, looks: list[tuple[str, str, int, int]], works: bool
 ) -> None:
     thread, meter = tmp_path / "7", ThreadMeter()
-    thread_at(thread, "S", "futex_do_wait", 500, 1000)
-    meter.sample([thread])
-    thread_at(thread, state, where, cpu_us, wakes)
-    assert meter.sample([thread]) == ThreadSample(frozenset(state), cpu_us * 1000)
+    thread_at(thread, *AT_LOCK, 500, 1000)
+    assert meter.sample([thread]) == seen("S", 0.0005)
+    for state, where, cpu_us, wakes in looks:
+        thread_at(thread, state, where, cpu_us, wakes)
+        found = ThreadSample(frozenset(state), cpu_us * 1000) if works else ThreadSample(frozenset(), 500_000)
+        assert meter.sample([thread]) == found
 
 
 def test_a_script_that_does_no_iteration_for_long_is_worth_one_warning(caplog: pytest.LogCaptureFixture) -> None:

@@ -25,7 +25,7 @@ def pythons() -> tuple[str, str]:
     """One that is older than Muri's own, and the newest one of this machine."""
     old = subprocess.check_output([SCRIPTS / "install-old-python"], text=True).strip()
     found = [path for minor in range(20) if (path := shutil.which(f"python3.{minor}"))]
-    return old, found[-1]
+    return old, [old, *found][-1]
 
 
 SCRIPT = """
