@@ -1,9 +1,5 @@
 """On a real Slurm: a model never seen starts at once, and is measured while its job trains."""
 
-import json
-from typing import Any
-
-import pytest
 from muri_cluster import MuriCluster
 
 from sandbox.driver import Driver
@@ -27,53 +23,29 @@ while epoch < 3 or os.path.exists(os.path.expanduser("~/keep-training")):
 print("finished", os.environ["SLURM_JOB_ID"], flush=True)
 """
 
-NEW_SH = "#!/bin/sh\necho started\nmuri run /home/alice/new.py\n"
 
-
-@pytest.fixture
-def muri(one_gpu: Driver) -> MuriCluster:
+def test_a_pytorch_script_never_seen_shares_at_once_and_its_profile_is_stored_while_it_trains(one_gpu: Driver) -> None:
     muri = MuriCluster(one_gpu)
     muri.configure(profiling={"mode": "in-place"})
-    return muri
-
-
-def profiles(muri: MuriCluster, user: str) -> dict[str, dict[str, Any]]:
-    """The stored profiles of a user's own models."""
-    path = f"{muri.state_dir}/profiles.db"
-    text = muri.driver.run("muri", "profile", "list", "--json", "--user", user, "--store", path, user="root").stdout
-    return {each["model"]: each for each in json.loads(text)["profiles"]}
-
-
-def dry_runs(muri: MuriCluster) -> set[str]:
-    """The dry-run jobs that slurmctld remembers, ended ones too."""
-    return set(
-        muri.driver.run("squeue", "-h", "-t", "all", "-n", "muri-dryrun", "-o", "%i", user="root").stdout.split()
-    )
-
-
-def test_a_pytorch_script_never_seen_shares_at_once_and_its_profile_is_stored_while_it_trains(
-    muri: MuriCluster,
-) -> None:
     muri.know_profiles()
-    before = dry_runs(muri)
-    muri.driver.write("new.py", NEW_PY, user="alice")
-    muri.driver.write("new.sh", NEW_SH, user="alice", mode="0755")
+    before = muri.dry_runs()
+    script = muri.script("new", NEW_PY, "echo started")
     with muri.training():
-        known = muri.submit("load", iterations=30)
+        known = muri.submit("load", iterations=5)
         mark = "--muri=model=new,batch-size=64,duration=100s"
-        new = muri.driver.submit("-p", "train", "--gres=gpu:1", mark, "/home/alice/new.sh", user="alice")
+        new = one_gpu.submit("-p", "train", "--gres=gpu:1", mark, script)
         muri.cycle()
         muri.wait_grouped(known, new)
         assert "the mean of this site's models" in str(muri.queue()[new])
-        muri.driver.wait_until(lambda: "muri-measured:" in muri.driver.job(new).get("Comment", ""), "the measurement")
+        one_gpu.wait_until(lambda: "muri-measured:" in one_gpu.job(new).get("Comment", ""), "the measurement")
         muri.cycle()
-        found = profiles(muri, "alice")["new"]
-        assert muri.driver.job(new)["JobState"] == "RUNNING"
+        found = muri.models("--user", "alice")["new"]
+        assert one_gpu.job(new)["JobState"] == "RUNNING"
     assert (found["source"], found["batch_size"], found["gpu_count"]) == ("in-place", 64, 1)
     assert found["iterations"] >= 10
     assert found["propagate_s"] > found["load_s"]
     assert found["detail"]["gradient_mib"] > 1
     assert isinstance(found["detail"]["dangers"], list)
-    assert {muri.driver.wait_state(job)["JobState"] for job in (known, new)} == {"COMPLETED"}
+    assert {one_gpu.wait_state(job)["JobState"] for job in (known, new)} == {"COMPLETED"}
     assert muri.output(new).count("started") == 1  # no script ran twice
-    assert dry_runs(muri) == before
+    assert muri.dry_runs() == before

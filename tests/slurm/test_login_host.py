@@ -1,104 +1,84 @@
 """A login host: no state directory, no status files, no run directories, no configuration; Slurm's records suffice."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
-import pytest
 from conftest import on_sites
-from muri_cluster import STAGES, MuriCluster
+from muri_cluster import MuriCluster
 
-from muri.profiler.records import ProfileKey
 from sandbox.driver import Driver
-
-_HIDE = """
-for place in /etc/muri /run/muri /var/lib; do
-    if [ -d $place ]; then mount -t tmpfs -o mode=0755 none $place; fi
-done
-user=$1; shift
-exec setpriv --reuid "$user" --regid "$user" --init-groups --inh-caps=-all "$@"
-"""
-
-
-def on_login_host(driver: Driver, *command: str, user: str = "alice", check: bool = True) -> Any:
-    """Run a command where Muri has left nothing: in a mount namespace with empty directories in their place."""
-    line = ("unshare", "--mount", "sh", "-ec", _HIDE, "sh", user, *command)
-    return driver.run(*line, user="root", chdir="/", check=check)
-
-
-@pytest.fixture
-def muri(one_gpu: Driver) -> MuriCluster:
-    muri = MuriCluster(one_gpu)
-    muri.know_profiles()
-    return muri
 
 
 @contextmanager
-def running_group(muri: MuriCluster, kinds: Sequence[str]) -> Iterator[tuple[list[int], int]]:
+def running_group(muri: MuriCluster, gpu_type: str = "gpu") -> Iterator[tuple[list[int], int]]:
     """Two members at work, of which their pilot job has reported; their ids and the pilot's."""
-    jobs = [muri.submit(kind, iterations=2000) for kind in kinds]
-    muri.cycle()
-    muri.wait_grouped(*jobs)
-    (pilot,) = muri.hosts()
-    muri.driver.wait_until(lambda: all(muri.queue()[job]["measured_speed"] for job in jobs), "measured speeds")
-    yield jobs, pilot
-    muri.driver.run("scancel", *map(str, jobs), user="alice")
+    with muri.training():
+        jobs, pilot = muri.start_group("load", "propagate", gpu_type=gpu_type)
+        muri.driver.wait_until(lambda: all(muri.queue()[job]["measured_speed"] for job in jobs), "measured speeds")
+        yield jobs, pilot
     muri.driver.wait_until(lambda: not muri.hosts(), "the end of the pilot job")
 
 
-def test_a_group_is_told_from_slurms_records(muri: MuriCluster) -> None:
-    with running_group(muri, ("load", "propagate")) as (jobs, pilot):
+@on_sites("forky", "trixie")
+def test_a_group_is_told_from_slurms_records(site: Driver) -> None:
+    """By a host of its own, with neither pyslurm nor anything that a controller or a node has written."""
+    muri = MuriCluster(site)
+    muri.occupy(on="login")
+
+    def told(*command: str) -> str:
+        done = site.run("muri", *command, on="login")
+        assert done.stderr == ""
+        return done.stdout
+
+    with running_group(muri, "tesla") as (jobs, pilot):
         waiting = muri.submit("preprocess", "--hold")
         late = muri.submit("synchronize")
-        done = on_login_host(muri.driver, "muri", "queue", "--json")
-        assert done.stderr == ""
-        status = json.loads(done.stdout)
+        status = json.loads(told("queue", "--json"))
         shown = {job["job_id"]: job for job in status["jobs"]}
         assert status["cycle_s"] == 0
         for job, partner in (jobs, jobs[::-1]):
-            told = shown[job]
-            assert (told["state"], told["group"], told["partners"]) == ("interleaved", pilot, [partner])
-            assert 0 < told["predicted_speed"] <= 1
-            assert told["measured_speed"]
-            assert any("γ" in reason for reason in told["reasons"])
+            seen = shown[job]
+            assert (seen["state"], seen["group"], seen["partners"]) == ("interleaved", pilot, [partner])
+            assert 0 < seen["predicted_speed"] <= 1
+            assert seen["measured_speed"]
+            assert any("γ" in reason for reason in seen["reasons"])
         assert shown[waiting]["state"] == "user-held"
-        table = on_login_host(muri.driver, "muri", "queue").stdout
-        assert "no controller has left its plans on this machine" in table
-        explained = on_login_host(muri.driver, "muri", "explain", str(jobs[0])).stdout
+        assert "no controller has left its plans on this machine" in told("queue")
+        explained = told("explain", str(jobs[0]))
         assert f"It shares the GPUs of pilot job {pilot} with {jobs[1]}." in explained
-        assert "planned" in explained
-        assert "γ" in explained
-        assert "Milliseconds per iteration" in explained
-        why = on_login_host(muri.driver, "muri", "explain", str(late)).stdout
+        assert all(words in explained for words in ("planned", "γ", "Milliseconds per iteration"))
+        why = told("explain", str(late))
         assert "Slurm's reason is" in why
         assert f"`muri explain {late}` there tells more" in why
-        top = on_login_host(muri.driver, "muri", "top", "--once")
-        assert top.stderr == ""
-        assert "No group runs on this host" in top.stdout
-        assert f"Group of pilot job {pilot} on n1: " in top.stdout
-        assert max(map(len, top.stdout.splitlines())) <= 80
-        (group,) = json.loads(on_login_host(muri.driver, "muri", "top", "--json").stdout)
+        top = told("top", "--once")
+        assert "No group runs on this host" in top
+        assert f"Group of pilot job {pilot} on n1: " in top
+        assert max(map(len, top.splitlines())) <= 80
+        (group,) = json.loads(told("top", "--json"))
         assert set(group["members"]) == set(map(str, jobs))
-        nobody = on_login_host(muri.driver, "muri", "top", user="bob", check=False)
+        nobody = site.run("muri", "top", user="bob", check=False, on="login")
         assert (nobody.returncode, nobody.stdout) == (1, "")
 
 
-def test_a_job_alone_says_why(muri: MuriCluster) -> None:
-    job = muri.submit("load", iterations=2000)
+@on_sites("forky", "trixie")
+def test_a_job_alone_says_why(site: Driver) -> None:
+    muri = MuriCluster(site)
+    muri.know_profiles(gpu_type="tesla")
     muri.configure(policy="fifo")
-    muri.cycle()
-    muri.driver.wait_state(job, "RUNNING")
-    here = muri.driver.run("muri", "explain", str(job), user="root").stdout
-    there = on_login_host(muri.driver, "muri", "explain", str(job)).stdout
-    assert [line for line in there.splitlines() if line.startswith("- ")] == [
-        line for line in here.splitlines() if line.startswith("- ")
-    ]
-    assert "muri-plan:" in muri.driver.run("scontrol", "show", "job", str(job)).stdout
+    with muri.training():
+        job = muri.submit("load", iterations=5)
+        muri.cycle()
+        site.wait_state(job, "RUNNING")
+        texts = (muri.explain(job, user="root"), site.run("muri", "explain", str(job), on="login").stdout)
+        assert "muri-plan:" in site.run("scontrol", "show", "job", str(job)).stdout
+    here, there = ([line for line in text.splitlines() if line.startswith("- ")] for text in texts)
+    assert here == there
 
 
-def test_a_killed_pilot_is_no_group_and_its_successor_tidies_up(muri: MuriCluster) -> None:
-    with running_group(muri, ("load", "propagate")) as (jobs, pilot):
+def test_a_killed_pilot_is_no_group_and_its_successor_tidies_up(one_gpu: Driver) -> None:
+    muri = MuriCluster(one_gpu)
+    with running_group(muri) as (jobs, pilot):
         status = f"/run/muri/1001/host-{pilot}.json"
         runtime = json.loads(muri.driver.read(status))["pid"]
         muri.driver.run("pkill", "-KILL", "-f", f"muri.slurm_plugin.node.pilot.*{jobs[0]}", user="root")
@@ -110,24 +90,5 @@ def test_a_killed_pilot_is_no_group_and_its_successor_tidies_up(muri: MuriCluste
         assert muri.driver.run("test", "-e", status, user="root", check=False).returncode == 0
         muri.driver.run("scancel", *map(str, jobs), user="alice")
         muri.driver.run("touch", "--date=1 minute ago", status, user="root")  # Slurm is not asked about younger ones
-        with running_group(muri, ("load", "propagate")):
-            assert muri.driver.run("test", "-e", status, user="root", check=False).returncode == 1
-
-
-@on_sites("forky", "trixie")
-def test_a_sites_login_host_tells_of_a_group(site: Driver) -> None:
-    """A host of its own, with neither pyslurm nor anything that a controller or a node has written."""
-    muri = MuriCluster(site)
-    for slow in STAGES:
-        muri.know_profile(ProfileKey(slow, 8, 1, "tesla"), [0.07 if stage == slow else 0.01 for stage in STAGES])
-    other = site.submit("-p", "train", "--gres=gpu:1", "--wrap=exec sleep 600", user="bob", on="login")
-    site.wait_state(other, "RUNNING")
-    with running_group(muri, ("load", "propagate")) as (jobs, pilot):
-        told = site.run("muri", "queue", "--json", on="login")
-        assert told.stderr == ""
-        shown = {job["job_id"]: job for job in json.loads(told.stdout)["jobs"]}
-        assert [shown[job]["group"] for job in jobs] == [pilot, pilot]
-        assert [shown[job]["partners"] for job in jobs] == [[jobs[1]], [jobs[0]]]
-        assert all(shown[job]["predicted_speed"] and shown[job]["measured_speed"] for job in jobs)
-        assert "γ" in site.run("muri", "explain", str(jobs[0]), on="login").stdout
-        assert f"Group of pilot job {pilot} on n1" in site.run("muri", "top", "--once", on="login").stdout
+    with running_group(muri):
+        assert muri.driver.run("test", "-e", status, user="root", check=False).returncode == 1

@@ -1,10 +1,9 @@
 """Members as Slurm steps of their pilot job: what their scripts see, how they end, and what Slurm records of them."""
 
 from conftest import on_sites
-from devices import constrained, opener
-from muri_cluster import STAGES, MuriCluster
+from devices import constrained, opened_by_step, opener
+from muri_cluster import MuriCluster
 
-from muri.profiler.records import ProfileKey
 from sandbox.driver import Driver
 
 TRAIN_PY = """\
@@ -18,7 +17,9 @@ inner = ["srun", "--overlap", "--ntasks=1", "printenv", "SLURM_JOB_ID"]
 in_step = subprocess.check_output(inner, text=True).strip()
 print(os.environ["SLURM_JOB_ID"], in_step, os.environ["MINE"], os.getcwd(), os.umask(0),
       resource.getrlimit(resource.RLIMIT_NOFILE)[0], os.environ["CUDA_VISIBLE_DEVICES"], *opened, flush=True)
-for step in range(iterations):
+step = 0
+while step < iterations or os.path.exists("/home/alice/keep-training"):
+    step += 1
     for stage in ("load", "preprocess", "propagate", "synchronize"):
         with muri.stage(stage):
             time.sleep(0.07 if stage == slow else 0.01)
@@ -28,6 +29,8 @@ sys.exit(int(ending))
 """
 TRAIN_SH = """\
 #!/bin/sh
+echo "batch: $({opens})"
+echo "step: $(srun {opens} 2>/dev/null)"
 umask 027
 ulimit -n 777
 cd /tmp
@@ -38,27 +41,24 @@ exec muri run /home/alice/train.py "$@"
 
 def cluster_with_one_free_gpu(site: Driver) -> MuriCluster:
     muri = MuriCluster(site)
-    site.write("train.py", TRAIN_PY.format(opens=opener(site)))
-    site.write("train.sh", TRAIN_SH)
-    for slow in STAGES:
-        muri.know_profile(ProfileKey(slow, 8, 1, "tesla"), [0.07 if stage == slow else 0.01 for stage in STAGES])
-    other = site.submit("-p", "train", "--gres=gpu:1", "--wrap=exec sleep 600", user="bob", on="login")
-    site.wait_state(other, "RUNNING")
+    opens = opener(site)
+    site.write("train.py", TRAIN_PY.format(opens=opens))
+    site.write("train.sh", TRAIN_SH.format(opens=opens))
+    muri.know_profiles(gpu_type="tesla")
+    muri.occupy(on="login")
     return muri
 
 
-def submit(muri: MuriCluster, slow: str, iterations: int, ending: str | int) -> int:
-    mark = f"--muri=model={slow},batch-size=8,duration={max(1, iterations // 10)}s"
-    words = ("/home/alice/train.sh", slow, str(iterations), str(ending))
-    return muri.driver.submit("-p", "train", "--gres=gpu:1", mark, *words)
-
-
-def started(muri: MuriCluster, *jobs: int, times: int = 1) -> None:
-    """Wait until the scripts run, for the time that is named."""
-    for job in jobs:
-        muri.driver.wait_until(
-            lambda job=job: muri.output(job).count(f"{job} ") >= times, f"run {times} of the script of job {job}"
-        )
+def start(muri: MuriCluster, **endings: str) -> tuple[list[int], int]:
+    """Start a group of jobs by the stage that is slow, which the test keeps at work; their ids and the pilot's."""
+    jobs = []
+    for slow, ending in endings.items():
+        mark = f"--muri=model={slow},batch-size=8,duration=1s"
+        jobs.append(muri.driver.submit("-p", "train", "--gres=gpu:1", mark, "/home/alice/train.sh", slow, "5", ending))
+    muri.cycle()
+    muri.driver.wait_until(lambda: all(f"{job} " in muri.output(job) for job in jobs), "the scripts' work")
+    (pilot,) = muri.hosts()
+    return jobs, pilot
 
 
 def steps(muri: MuriCluster, pilot: int) -> dict[str, str]:
@@ -78,26 +78,24 @@ def records(muri: MuriCluster, pilot: int) -> dict[str, list[str]]:
 @on_sites("forky", "trixie")
 def test_steps_see_and_end_as_alone_and_slurm_records_each(site: Driver) -> None:
     muri = cluster_with_one_free_gpu(site)
-    with muri.controller():
-        jobs = [
-            submit(muri, "load", 30, 7),
-            submit(muri, "propagate", 3000, 0),
-            submit(muri, "synchronize", 20, "crash"),
-        ]
-        started(muri, *jobs)
-        (pilot,) = muri.hosts()
+    with muri.training():
+        jobs, pilot = start(muri, load="7", propagate="0", synchronize="crash")
         assert {str(job) for job in jobs} <= steps(muri, pilot).keys()
         site.run("scancel", "--batch", "--signal=USR1", str(jobs[1]))
-        ended = [site.wait_state(job) for job in jobs]
+        site.wait_state(jobs[1])
+    ended = [site.wait_state(job) for job in jobs]
     assert [job["ExitCode"] for job in ended] == ["7:0", "5:0", "139:0"]
     assert [job["Restarts"] for job in ended] == ["0", "0", "0"]
-    seen = [muri.output(job).split() for job in jobs]
+    lines = [muri.output(job).splitlines() for job in jobs]
+    assert [printed[:2] for printed in lines] == [["batch: ", "step: "]] * 3  # no GPU is theirs to open
+    seen = [printed[2].split() for printed in lines]
     # A step that the script starts is one of its own job.
     assert [words[:6] for words in seen] == [[str(job), str(job), "own", "/tmp", "23", "777"] for job in jobs]
     ((visible, device),) = {tuple(words[6:8]) for words in seen}
     assert visible == "0"  # Slurm counts the GPUs that a step may open
     assert device in {"/dev/muri-gpu0", "/dev/muri-gpu1"}
     site.wait_until(lambda: muri.hosts() == [], "the end of the group")
+    assert opened_by_step(site, "--partition=train") == []
     site.wait_until(lambda: {str(job) for job in jobs} <= records(muri, pilot).keys(), "the records of the steps")
     told = records(muri, pilot)
     assert [told[str(job)][0] for job in jobs] == ["7:0", "5:0", "0:11"]
@@ -109,13 +107,12 @@ def test_steps_see_and_end_as_alone_and_slurm_records_each(site: Driver) -> None
 @on_sites("forky", "trixie")
 def test_members_of_a_killed_step_and_a_killed_pilot_run_again_alone(site: Driver) -> None:
     muri = cluster_with_one_free_gpu(site)
-    jobs = [submit(muri, "load", 60, 0), submit(muri, "propagate", 60, 0)]
-    with muri.controller():
-        started(muri, *jobs)
-        (pilot,) = muri.hosts()
+    with muri.training():
+        jobs, pilot = start(muri, load="0", propagate="0")
         step = steps(muri, pilot)[str(jobs[0])]
-        site.run("scancel", "--signal=KILL", step)
-        site.wait_until(lambda: step not in steps(muri, pilot).values(), "the end of the step")
-        site.run("scancel", "--signal=KILL", str(pilot))
-        ended = [site.wait_state(job) for job in jobs]
+        with muri.going_back(*jobs):
+            site.run("scancel", "--signal=KILL", step)
+            site.wait_until(lambda: step not in steps(muri, pilot).values(), "the end of the step")
+            site.run("scancel", "--signal=KILL", str(pilot))
+    ended = muri.cycles_until_ended(*jobs).values()
     assert [(job["JobState"], job["Restarts"]) for job in ended] == [("COMPLETED", "1")] * 2
