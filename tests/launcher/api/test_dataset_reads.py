@@ -1,21 +1,17 @@
 """What a dry run learns of the dataset in `muri.cache`: its size, what an iteration reads, and how fast storage is."""
 
-import json
-import os
-import subprocess
-import sys
-import textwrap
 import time
 from array import array
 from types import SimpleNamespace
 
 import pytest
+from launcher_harness import Launcher
 from torch.utils.data import DataLoader
 
 from muri.launcher.api.dataset_cache import cache, encode
 from muri.launcher.job import dataset_reads
 from muri.launcher.job.dataset_reads import WORDS, DatasetReads, Fetch, per_iteration
-from muri.profiler.dryrun.messages import DRY_RUN_VARIABLE, FULL_MEMORY_VARIABLE, READS, DryRunRequest, Limits
+from muri.profiler.dryrun.messages import DRY_RUN_VARIABLE, FULL_MEMORY_VARIABLE, READS
 from muri.units import MIB
 
 MS = 1_000_000
@@ -167,12 +163,9 @@ SCRIPT = """
 """
 
 
-def test_a_dry_run_tells_the_dataset_of_which_most_was_read(tmp_path):
-    script, request = tmp_path / "train.py", DryRunRequest(Limits(12, 20.0), tmp_path / "result.json")
-    script.write_text(textwrap.dedent(SCRIPT))
-    command = [sys.executable, "-c", "from muri.cli import main; main()", "run", str(script)]
-    subprocess.run(command, env={**os.environ, **request.environment()}, check=False, timeout=120)
-    told = json.loads(request.result_path.read_text())[READS]
+def test_a_dry_run_tells_the_dataset_of_which_most_was_read(launcher: Launcher) -> None:
+    _code, result = launcher.dry_run("auto:12:20", launcher.script(SCRIPT))
+    told = result[READS]
     assert (told["items"], told["batch_items"], told["workers"]) == (1000, 4, False)
     assert told["item_bytes"] == len(encode(bytes(1 << 16)))
     assert 0 < told["bytes_per_s"] <= told["item_bytes"] / 0.002 * 1.1
