@@ -10,7 +10,7 @@ from policy_builders import KINDS, decided_ids, gpus_by_node, make_job, make_nod
 from muri.policies.options import PolicyOptions
 from muri.policies.registry import get_policy, policy_names
 from muri.policies.schedulers.exclusive import Fifo
-from muri.policies.schedulers.muri import Auto, MuriJct, MuriL, MuriS
+from muri.policies.schedulers.muri import MuriL, MuriS
 from muri.policies.speed.measured import InterferenceTable, PairSpeed
 from muri.policies.types import sentences
 
@@ -202,20 +202,3 @@ def test_the_garbage_collector_is_left_as_it_was():
         assert not gc.isenabled()
     finally:
         gc.enable()
-
-
-@given(
-    st.lists(st.sampled_from(sorted(KINDS)), min_size=1, max_size=9),
-    st.integers(0, 6),
-    st.sampled_from(("efficiency", "throughput", "jct")),
-)
-def test_another_free_gpu_never_lowers_the_objective(kinds, free_gpus, objective):
-    jobs = [make_job(number, kind, remaining_s=float(10**number % 997)) for number, kind in enumerate(kinds, start=1)]
-    options = PolicyOptions(grouping="optimal", objective=objective)
-    before, after = (
-        MuriJct(options).plan(make_request(jobs, [make_node("n1", gpus, gpu_count=8)])).certificate.value
-        if objective == "jct"
-        else Auto(options).plan(make_request(jobs, [make_node("n1", gpus, gpu_count=8)])).certificate.value
-        for gpus in (free_gpus, free_gpus + 1)
-    )
-    assert after >= before - 1e-9

@@ -23,7 +23,6 @@ from policy_builders import (
 from muri.policies.allocation.names import ALIASES, SYNERGY_NAMES
 from muri.policies.cycle.laws import broken_laws
 from muri.policies.cycle.queue import groups_needed
-from muri.policies.options import PolicyOptions
 from muri.policies.registry import get_policy, policy_names
 from muri.policies.speed.measured import InterferenceTable, PairSpeed
 from muri.policies.types import Group, NodeShare, Plan, Running, Sharer, sentences
@@ -180,10 +179,3 @@ def test_a_broken_law_names_the_jobs_and_the_limit():
     assert [law.job_ids for law in broken_laws(request, Plan("site", sharers=sharers))] == [(1, 2)]
     kept = tuple(dataclasses.replace(sharer, kept=True) for sharer in sharers)
     assert not broken_laws(request, Plan("site", sharers=kept))
-
-
-def test_options_limit_groups_further():
-    plan = get_policy("auto", PolicyOptions(max_group_size=2)).plan(
-        make_request(four_kinds(largest_group=3), [make_node("n1", 1)])
-    )
-    assert company(plan) == [2]

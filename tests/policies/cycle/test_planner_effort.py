@@ -14,8 +14,8 @@ from muri.policies.cycle.regrouping import Forecasts
 from muri.policies.cycle.validation import RequestError
 from muri.policies.options import PolicyOptions
 from muri.policies.registry import get_policy
+from muri.policies.speed.lockstep import Lockstep
 from muri.policies.speed.model import shape_of
-from muri.policies.speed.registry import speed_model
 from muri.policies.types import Plan
 
 
@@ -50,32 +50,17 @@ def test_a_plan_without_reasons_decides_the_same(policy, request):
         assert decision.reasons
 
 
-class CountingModel:
-    """Lockstep that counts the groups that it is asked about."""
-
-    def __init__(self):
-        self.model, self.asked = speed_model("lockstep"), 0
-        self.name, self.order = self.model.name, self.model.order
-
-    def evaluate(self, shapes, groups):
-        self.asked += len(groups)
-        return self.model.evaluate(shapes, groups)
-
-
 def members_of(*shapes):
     bucket = Bucket("user", "main", 1)
     return tuple(Contender(rank, make_job(rank), bucket, shape, None) for rank, shape in enumerate(shapes))
 
 
 def test_forecasts_are_kept_from_plan_to_plan_whatever_numbers_shapes_have(monkeypatch):
-    model = CountingModel()
+    model = Lockstep()
     first, second = (shape_of(make_profile(stage_s)) for stage_s in ((1.0, 0.1, 0.1, 0.0), (0.1, 0.1, 1.0, 0.0)))
     known = Forecasts(model, (first, second)).of(members_of(0, 1))[1]
     again = Forecasts(model, (replace(first, stage_s=(9.0, 1.0, 1.0, 1.0), iteration_s=12.0), first, second))
     assert again.of(members_of(1, 2))[1] == known
-    assert model.asked == 1
-    again.prepare([members_of(0, 2), members_of(1, 2)])
-    assert model.asked == 2
     monkeypatch.setattr(regrouping, "_MOST_KNOWN", 2)
     Forecasts(model, (first, second)).prepare([members_of(0), members_of(1)])
     assert len(regrouping._known_of(model)) == 2

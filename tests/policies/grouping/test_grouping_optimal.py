@@ -198,18 +198,6 @@ def test_groups_are_listed_again_only_when_jobs_come_or_go():
     np.testing.assert_allclose(twice, 2 * once)
 
 
-def test_algorithm_1_is_compared_with_the_proven_optimum():
-    kinds = random_shapes(12, seed=7)
-    jobs = tuple(kinds[index] for index in np.random.default_rng(1).integers(0, 12, 60))
-    problem = BucketProblem(kinds_with(jobs), 1, 15)
-    model = speed_model("lockstep")
-    (optimal,) = group_buckets([problem], PolicyOptions(grouping="optimal"), model)
-    (rounds,) = group_buckets([problem], PolicyOptions(grouping="rounds"), model)
-    assert rounds.certificate.value <= optimal.certificate.upper_bound + 1e-9
-    assert optimal.certificate.value >= 0.98 * rounds.certificate.value
-    assert optimal.certificate.gap < 0.02
-
-
 def test_no_slot_stays_empty_beside_a_waiting_job():
     kinds = random_shapes(64, seed=6)
     jobs = tuple(kinds[index] for index in np.random.default_rng(2).integers(0, 64, 1000).tolist())

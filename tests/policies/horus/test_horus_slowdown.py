@@ -14,12 +14,9 @@ GPU_TYPES = st.sampled_from(["rtx2080", "NVIDIA GeForce GTX 1080 Ti", "a100", ""
     ("gpu_type", "percent", "expected"),
     [
         ("rtx2080", 100, 1.16664 - 0.302 + 0.4),
-        ("NVIDIA GeForce RTX 2080", 200, 1.16664 - 0.604 + 1.6),
         ("gtx1080", 100, 1.32198 - 0.728 + 0.6),
         ("a100", 100, (1.26464 + 1.19398) / 2),
-        ("", 100, (1.26464 + 1.19398) / 2),
         ("rtx2080", 0, 1.16664 - 0.00302**2 / (4 * 4e-5)),
-        ("gtx1080", 0, 1.32198 - 0.00728**2 / (4 * 6e-5)),
     ],
 )
 def test_the_fit_of_the_paper(gpu_type: str, percent: float, expected: float) -> None:

@@ -1,6 +1,7 @@
 """The certified solver reaches networkx's optimum and proves it; the bound holds for every method."""
 
 import math
+from itertools import combinations
 
 import networkx
 import numpy as np
@@ -9,7 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muri.policies.matching import certified
-from muri.policies.matching.certified import solve_assignment
+from muri.policies.matching.certified import (
+    networkx_graph,
+    rustworkx_graph,
+    solve_assignment,
+    solve_networkx,
+    solve_rustworkx,
+    whole_weights,
+)
 from muri.policies.matching.problem import WeightsError, scaled
 from muri.policies.matching.solve import match_weights
 from muri.policies.options import MATCHINGS, OptionsError
@@ -138,3 +146,35 @@ def test_impossible_weights_are_refused(weights, message):
 def test_an_unknown_method_names_the_valid_ones():
     with pytest.raises(OptionsError, match="certified, rustworkx, networkx, priority-order"):
         match_weights(np.ones((2, 2)), "blossom")
+
+
+def all_pairs(size):
+    first, second = zip(*combinations(range(size), 2), strict=True)
+    return np.array(first), np.array(second)
+
+
+def test_equal_weights_have_one_optimum():
+    first, second = all_pairs(40)
+    assert len(set(whole_weights(first, second, np.full(len(first), 0.5)))) == len(first)
+
+
+def test_tie_breakers_never_outweigh_a_real_difference():
+    first, second = all_pairs(100)
+    low = whole_weights(first, second, np.full(len(first), 0.5))
+    high = whole_weights(first, second, np.full(len(first), 0.5 + 1e-12))
+    # Half a million of the largest tie-breakers weigh less than one step of the twelfth digit.
+    assert min(high) - max(low) > 500_000 * (1 << 40)
+
+
+def test_weights_that_differ_by_rounding_only_are_equal():
+    first, second = np.array([0]), np.array([1])
+    rounded = whole_weights(first, second, np.array([0.1 + 0.2]))
+    assert rounded == whole_weights(first, second, np.array([0.3]))
+
+
+def test_both_solvers_break_ties_alike():
+    first, second = all_pairs(30)
+    weight = np.full(len(first), 0.25)
+    pairs = solve_rustworkx(rustworkx_graph(first, second, weight))
+    assert pairs == solve_networkx(networkx_graph(first, second, weight))
+    assert len(pairs) == 15

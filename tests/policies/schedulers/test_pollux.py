@@ -148,12 +148,6 @@ def test_every_plan_gives_each_gpu_to_one_job_and_decides_on_every_job(request_,
         check_request(request_, packed=True, elastic=True)
 
 
-def test_a_thousand_gpus_are_all_given_out():
-    jobs = [make_job(n, gpu_count=2 ** (n % 4), attained_gpu_s=n * 100.0, **ELASTIC) for n in range(1, 1500)]
-    request = make_request(jobs, [make_cluster_node(f"n{n:03}", 8) for n in range(128)])
-    assert sum(sizes(Pollux().plan(request)).values()) == 1024
-
-
 @settings(max_examples=40)
 @given(cluster_requests(preemptible=None))
 def test_on_an_unchanged_cluster_plans_come_to_rest(request_):

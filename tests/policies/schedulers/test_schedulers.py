@@ -5,7 +5,7 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from policy_builders import make_job, make_node, make_profile, make_request
+from policy_builders import KINDS, make_job, make_node, make_profile, make_request
 
 from muri.policies.options import PolicyOptions
 from muri.policies.registry import get_policy
@@ -209,3 +209,20 @@ def test_what_cannot_be_resumed_is_not_stopped(name):
 def test_preemption_can_be_turned_off():
     first, second = queue({1: (0.0, 1, 500.0, 100.0), 2: (900.0, 1, 0.0, 10.0)}, preemptible=True)
     assert with_running(get_policy("srtf", {"preemption": False}), first, second) == KEPT
+
+
+@pytest.mark.parametrize(
+    ("name", "gpus", "expected"),
+    [
+        ("muri-s", 4, [1, 1, 1, 1]),  # room for all: nobody shares
+        ("muri-s", 3, [2, 2]),  # the paper merges all pairs of a round, and leaves a GPU idle
+        ("auto", 3, [1, 1, 2]),
+        ("muri-s", 1, [4]),
+        ("auto", 1, [4]),
+        ("srsf", 1, [1]),
+    ],
+)
+def test_how_far_jobs_are_merged(name, gpus, expected):
+    jobs = [make_job(number, kind, remaining_s=10.0) for number, kind in enumerate(KINDS, start=1)]
+    plan = get_policy(name).plan(make_request(jobs, [make_node("n1", gpus, gpu_count=4)]))
+    assert sorted([1] * len(plan.solo) + [len(group.members) for group in plan.groups]) == expected

@@ -115,13 +115,6 @@ def test_two_identical_loads_overlap_which_no_storage_could_do():
     assert evaluate([dqn, dqn], Reference()).speed.sum() == pytest.approx(1.64, abs=0.005)
 
 
-def test_speeds_above_one_are_only_told_when_asked_for():
-    # An iteration of 10 s of which the stages are 2 s: the simulator lets a pair run ahead of itself.
-    members = [shape(0.5, 0.5, 1, 0, iteration_s=10)] * 2
-    assert evaluate(members, Reference()).speed.tolist() == [[1.0, 1.0]]
-    assert (evaluate(members, Reference(capped=False)).speed > 1).all()
-
-
 @pytest.mark.parametrize("size", [2, 3, 4])
 def test_many_groups_are_evaluated_as_single_ones(size):
     distinct = [shape(*row) for row in np.random.default_rng(9).random((20, 4)).tolist()]

@@ -3,9 +3,10 @@
 import dataclasses
 import random
 from collections import Counter
+from typing import NamedTuple
 
+import numpy as np
 import pytest
-from completions import completions
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from policy_builders import carried_out, make_cluster_node, make_job, make_profile, make_request
@@ -15,14 +16,14 @@ from muri.policies.registry import get_policy
 from muri.policies.speed.measured import InterferenceTable, PairSpeed
 from muri.policies.traits import BatchModel
 from muri.policies.types import NodeShare, Running
-from muri.policies.wise_sharing.partners import mean_after, sub_batches
+from muri.policies.wise_sharing.partners import mean_after, mean_now, sub_batches
 
 BSBF, FFS = get_policy("sjf-bsbf"), get_policy("sjf-ffs")
 SPEEDS = {("a", "a"): (0.7, 0.7), ("a", "b"): (0.9, 0.8), ("a", "c"): (0.6, 0.3), ("b", "b"): (0.45, 0.45),
           ("b", "c"): (0.95, 0.55)}  # c beside c was never measured  # fmt: skip
 TABLE = InterferenceTable(tuple(PairSpeed(*pair, *speeds) for pair, speeds in SPEEDS.items()))
 
-seconds = st.floats(1, 1e6)
+seconds, slowdowns = st.floats(1, 1e6), st.floats(1, 10)
 
 
 def job(job_id, model="a", remaining_s=1000.0, *, mem_gib=1.0, **changes):
@@ -47,6 +48,62 @@ def request(jobs, running=(), gpu_count=2, nodes=None, **changes):
 
 def where(plan):
     return {sharer.job_id: [(share.node, *share.gpu_ids) for share in sharer.gpus] for sharer in plan.sharers}
+
+
+# Theorem 1: a job joins another now or after it, whatever takes less time on average
+
+
+class Completions(NamedTuple):
+    """Seconds from now until two jobs are done."""
+
+    running_s: float
+    joining_s: float
+
+    @property
+    def mean_s(self):
+        """What Theorem 1 makes as small as it can be."""
+        return (self.running_s + self.joining_s) / 2
+
+
+def completions(running_s, joining_s, running_slowdown, joining_slowdown, insert_s=0.0):
+    """When both are done if the second joins the first at a given time.
+
+    Args:
+        running_s: What the running job still needs alone.
+        joining_s: What the other job needs alone.
+        running_slowdown: ξ of the running job beside the other.
+        joining_slowdown: ξ of the other beside the running job.
+        insert_s: When it joins; 0 is now, `running_s` is after the running job.
+    """
+    left_s = running_s - insert_s
+    shared_s = min(running_slowdown * left_s, joining_slowdown * joining_s)
+    return Completions(
+        insert_s + shared_s + left_s - shared_s / running_slowdown,
+        insert_s + shared_s + joining_s - shared_s / joining_slowdown,
+    )
+
+
+def test_a_pair_worked_by_hand():
+    """A needs 100 s, B 50 s, both run at two thirds beside each other.
+
+    Now: B ends at 75, by when A has done 50 of its 100, and ends at 125. After: A ends at 100, B at 150.
+    """
+    assert completions(100.0, 50.0, 1.5, 1.5) == (125.0, 75.0)
+    assert completions(100.0, 50.0, 1.5, 1.5, insert_s=100.0) == (100.0, 150.0)
+    assert (mean_now(100.0, 50.0, 1.5, 1.5), mean_after(100.0, 50.0)) == (100.0, 125.0)
+    # A joins 80 s later: B has done 20 when A ends at 110, and ends at 140.
+    assert completions(100.0, 50.0, 1.5, 1.5, insert_s=80.0) == pytest.approx((110.0, 140.0))
+
+
+@given(seconds, seconds, slowdowns, slowdowns)
+def test_no_time_of_joining_beats_now_and_after(running_s, joining_s, running_xi, joining_xi):
+    best = min(
+        completions(running_s, joining_s, running_xi, joining_xi, insert_s).mean_s
+        for insert_s in np.linspace(0, running_s, 101)
+    )
+    now, after = mean_now(running_s, joining_s, running_xi, joining_xi), mean_after(running_s, joining_s)
+    assert min(now, after) == pytest.approx(best)
+    assert now == pytest.approx(completions(running_s, joining_s, running_xi, joining_xi).mean_s)
 
 
 # Sub-batches
@@ -218,13 +275,6 @@ def test_jobs_larger_than_a_node(larger):
         assert where(plan) == {1: [("n1", 0)], 3: [("n1", 0)]}
     else:
         assert where(plan)[2] == [("n1", 0), ("n2", 0, 1), ("n3", 0, 1)]
-
-
-def test_a_job_that_waited_too_long_queues_in_slurm():
-    waiting = [job(2, "b", 1000.0, submit_s=0.0)]
-    plan = BSBF.plan(request(waiting, [runs(job(1, "b"), 0)], 1, now_s=90_000.0))
-    assert [(solo.job_id, solo.gpus) for solo in plan.solo] == [(2, ())]
-    assert "it has waited 1.0 d" in str(plan.solo[0].reasons[0])
 
 
 def test_a_batch_too_large_for_any_gpu_starts_divided():

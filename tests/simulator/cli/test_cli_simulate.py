@@ -225,7 +225,7 @@ def test_as_many_simulations_at_a_time_as_there_are_cpus_unless_told_otherwise(
 
 
 def test_progress_on_a_terminal_and_a_clean_end_by_ctrl_c(tmp_path: Path) -> None:
-    path = trace_file(tmp_path, jobs=1500)
+    path = trace_file(tmp_path, jobs=3000)  # far more than what is waited for
     parent, child = pty.openpty()
     process = subprocess.Popen(
         [MURI, "simulate", path, "--policy", "muri-s,muri-l", *TWO_BY_FOUR, "--jobs", "2"],

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from muri.policies.allocation.names import ALIASES, SYNERGY_NAMES
 from muri.policies.priority import PriorityKey
 from muri.policies.registry import get_policy, policy_names
-from muri.policies.schedulers.base import QueuePolicy
 from muri.policies.schedulers.exclusive import Srtf
 from muri.policies.types import Plan, PlanRequest
 from muri.simulator import run as run_module
@@ -131,19 +130,6 @@ def _decisions(plan: Plan) -> tuple[object, ...]:
     """Who runs where; reasons also tell how many others there were."""
     groups = [(group.members, group.gpus, group.kept, tuple(group.speed.items())) for group in plan.groups]
     return groups, [(solo.job_id, solo.gpus, solo.kept) for solo in plan.solo]
-
-
-@pytest.mark.parametrize(("switch", "check", "trusted"), [("1", False, False), ("0", True, False), ("0", False, True)])
-def test_requests_are_checked_where_asked_for_and_never_explained(
-    monkeypatch: pytest.MonkeyPatch, switch: str, check: bool, trusted: bool
-) -> None:
-    seen: list[PlanRequest] = []
-    monkeypatch.setenv(checks.SWITCH, switch)
-    plan = QueuePolicy.plan
-    monkeypatch.setattr(QueuePolicy, "plan", lambda policy, request: (seen.append(request), plan(policy, request))[1])
-    jobs = [job(number, 0.0, 100.0) for number in (1, 2)]
-    assert run(jobs, "srtf", Cluster(1, 1), check=check).records
-    assert {(request.trusted, request.explained) for request in seen} == {(trusted, False)}
 
 
 def test_noise_is_of_the_size_asked_for_and_only_policies_see_it() -> None:

@@ -13,7 +13,7 @@ from test_engine_laws import all_settings, traces
 from muri.policies.cycle.validation import check_request
 from muri.policies.speed.measured import PairSpeed
 from muri.policies.traits import BatchModel
-from muri.policies.types import CpuMemShare, Group, NodeShare, Plan, PlanJob, PlanRequest, Sharer, Waiting
+from muri.policies.types import Group, NodeShare, Plan, PlanJob, PlanRequest, Sharer, Waiting
 from muri.profiler.interference.slowdown import published_slowdown
 from muri.simulator import run as run_module
 from muri.simulator.model import Cluster, Settings, SimulationError, SimulationResult, Trace, TraceJob
@@ -21,7 +21,6 @@ from muri.simulator.sweep.metrics import metrics_of
 from muri.simulator.sweep.runs import Outcome, Run
 from muri.simulator.sweep.summary import TraceSummary, summarise, table_of
 
-Seats = dict[int, tuple[int, ...]]
 Planner = Callable[[PlanRequest], Iterable[Sharer]]
 
 TWO_GPUS = Cluster(1, 2)
@@ -205,22 +204,6 @@ def test_an_elastic_job_follows_the_model_that_pollux_plans_with() -> None:
 def test_a_plan_that_cannot_be_is_refused(sharers: list[Sharer], message: str) -> None:
     with pytest.raises(SimulationError, match=message):
         packed([job(1, 0.0, 10.0, gpu_count=2)], sharers)
-
-
-def test_packing_and_grouping_are_not_mixed(monkeypatch: pytest.MonkeyPatch) -> None:
-    for packs in (True, False):
-        policy = Packing(lambda _: [on(1, 0)], supports_packing=packs)
-        wrong = Plan("packing", groups=(Group((1, 2), (NodeShare("n0", 1),), 1, 0.0, 1.0, {}),)) if packs else None
-        monkeypatch.setattr(policy, "plan", lambda _, wrong=wrong: wrong or Plan("packing", sharers=(on(1, 0),)))
-        monkeypatch.setattr(run_module, "get_policy", lambda *_, policy=policy: policy)
-        with pytest.raises(SimulationError, match="plans otherwise"):
-            run([job(1, 0.0, 10.0), job(2, 0.0, 10.0)], "packing", TWO_GPUS)
-    shares = Plan("packing", sharers=(on(1, 0),), cpu_mem_shares={1: (CpuMemShare("n0", 1.0, 1.0),)})
-    policy = Packing(lambda _: [])
-    monkeypatch.setattr(policy, "plan", lambda _: shares)
-    monkeypatch.setattr(run_module, "get_policy", lambda *_: policy)
-    with pytest.raises(SimulationError, match="can't have shares of their own"):
-        run([job(1, 0.0, 10.0)], "packing", TWO_GPUS)
 
 
 def test_a_job_that_fits_no_gpu_undivided_is_refused_when_it_is_not_divided() -> None:

@@ -1,7 +1,5 @@
 """`muri-hybrid` simulated: what its decisions come to, and conservation with CPUs, memory and measured pairs."""
 
-from pathlib import Path
-
 import pytest
 from engine_builders import CPU, GPU, STORAGE, by_id, ends, job, run
 from hypothesis import given, settings
@@ -11,7 +9,6 @@ from test_engine_laws import traces
 from muri.policies.speed.measured import PairSpeed
 from muri.simulator.model import Cluster, TraceJob
 
-EXAMPLES = Path(__file__).parents[3] / "examples" / "traces"
 PAIRS = (PairSpeed("a", "b", 0.7, 0.8),)
 
 

@@ -1,17 +1,11 @@
 """Pollux in the simulator: jobs grow into free GPUs, at the speed of their goodput, and restarts cost."""
 
-from pathlib import Path
-
 import pytest
 from engine_builders import GPU, by_id, ends, job, run
 
 from muri.policies.traits import model_of, relative_goodput
-from muri.simulator.model import Cluster, Settings, TraceJob
-from muri.simulator.run import simulate
-from muri.simulator.sweep.metrics import metrics_of
-from muri.simulator.traces.read import read_trace
+from muri.simulator.model import Cluster, TraceJob
 
-EXAMPLES = Path(__file__).parents[3] / "examples" / "traces"
 FOUR = Cluster(1, 4)
 
 
@@ -34,13 +28,3 @@ def test_a_job_grows_when_another_ends_and_pays_for_the_restart() -> None:
     left_s = 8000 - first_s * speed(jobs[1], 2)
     assert ends(result) == {1: pytest.approx(first_s), 2: pytest.approx(first_s + 30 + left_s / speed(jobs[1], 4))}
     assert {number: record.restarts for number, record in by_id(result).items()} == {1: 0, 2: 1}
-
-
-def test_on_a_crowded_cluster_elastic_jobs_wait_less_than_under_fifo() -> None:
-    trace = read_trace(EXAMPLES / "mixed-appetites.csv")
-    found = {
-        policy: metrics_of(simulate(trace, policy, Cluster(4, 8), Settings(interval_s=360.0)))
-        for policy in ("fifo", "pollux")
-    }
-    assert found["pollux"].avg_jct_s < found["fifo"].avg_jct_s
-    assert found["pollux"].queueing_delay_s < found["fifo"].queueing_delay_s / 2

@@ -305,10 +305,3 @@ def test_a_site_assigns_its_own_profiles_and_a_jobs_name_may_be_its_model(tmp_pa
     assert [(job.key.gpu_count, job.iterations) for job in jobs if job.job_id != 2] == [(1, 800), (2, 200), (16, 400)]
     assert jobs[2].key.model in {"unet", "bert"}
     assert {(job.key.gpu_type, job.key.batch_size, job.profile.gpu_mem_gib) for job in jobs} == {("a100", 32, 7.0)}
-
-
-def test_a_jobs_profile_does_not_depend_on_the_other_rows(tmp_path: Path) -> None:
-    rows = [helios_row(number, 1, f"2020-06-09 18:41:{number:02d}", 500) for number in range(20)]
-    every = read_trace(write(tmp_path, "all.csv", HELIOS_HEADER + "".join(rows)))
-    some = read_trace(write(tmp_path, "some.csv", HELIOS_HEADER + "".join(rows[3:9])))
-    assert [job.profile for job in some.jobs] == [job.profile for job in every.jobs[3:9]]
