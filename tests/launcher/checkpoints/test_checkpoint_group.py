@@ -171,7 +171,7 @@ class JoinableGroup:
     def goes_on(self) -> None:
         """Fail unless the first member is still at work, and ends when it is told."""
         assert self.first.poll() is None
-        assert self.launcher.status()["members"]["101"]["state"] == "running"
+        until(lambda: self.launcher.status()["members"]["101"]["state"] == "running", "the status to tell of it")
         self.over.touch()
         assert ends(self.first) == 0
         assert self.launcher.out("101") == "started\nfinished\n"

@@ -211,12 +211,6 @@ def test_no_group_says_where_to_look(tmp_path: Path) -> None:
     (tmp_path / "host-7.trace.json").write_text("[]")
     with pytest.raises(NoGroupError, match=r"srun --overlap --pty --jobid=GROUP muri top"):
         find_groups({"MURI_RUN_DIR": str(tmp_path)})
-    done = subprocess.run(
-        [*MURI, "top"], env=os.environ | {"MURI_RUN_DIR": str(tmp_path)}, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 1
-    assert done.stderr.startswith("muri: no group of yours runs on this node")
-    assert "Traceback" not in done.stderr
 
 
 def test_status_that_a_killed_pilot_left_behind_is_no_group(tmp_path: Path) -> None:
@@ -246,14 +240,11 @@ def test_shows_a_real_group_plainly_as_json_and_live(launcher: Launcher) -> None
     launcher.threads("101", "102", options=("--solo-iteration-s", "101=0.005"))
     job = launcher.member("101", launcher.script(LOOP), 100_000)
     until(lambda: launcher.status()["members"]["101"]["speed"], "a speed")
-    plain = subprocess.run([*MURI, "top"], env=launcher.environment, capture_output=True, text=True, check=True)
-    assert max(map(len, plain.stdout.splitlines())) <= 80
-    assert "\x1b" not in plain.stdout
-    assert "train.py" in plain.stdout
-    whole = subprocess.run(
-        [*MURI, "top", "--json"], env=launcher.environment, capture_output=True, text=True, check=True
-    )
-    (group,) = json.loads(whole.stdout)
+    plain = subprocess.check_output([*MURI, "top"], env=launcher.environment, text=True)
+    assert max(map(len, plain.splitlines())) <= 80
+    assert "\x1b" not in plain
+    assert "train.py" in plain
+    (group,) = json.loads(subprocess.check_output([*MURI, "top", "--json"], env=launcher.environment))
     assert group["file"] == str(launcher.status_path)
     assert group["members"]["101"]["iterations"] > 0
     assert group["stale"] is False
