@@ -29,6 +29,14 @@ def ends(process: Process) -> int:
     return process.wait(timeout=DEADLINE_S)
 
 
+def gone(pid: int) -> bool:
+    """Whether a process has ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
 class Launcher:
     """A run directory, runtimes that serve it, and members.
 

@@ -5,7 +5,6 @@ import sys
 import own_time
 import pytest
 from launcher_harness import Launcher, ends
-from polling import until
 
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
 
@@ -307,26 +306,3 @@ def test_data_parallel_training_is_bitwise_the_same(launcher: Launcher) -> None:
     assert "switched off" not in report
     seconds = {line.split()[1]: float(line.split()[2]) for line in report.splitlines() if line.startswith("muri:   ")}
     assert min(seconds["synchronize"], seconds["propagate"]) > 0
-
-
-def test_member_that_is_cancelled_within_hooks_ends_alone(launcher: Launcher) -> None:
-    endless = """
-        import torch, itertools
-        model = torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(20)])
-        optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
-        for epoch in itertools.count():
-            for batch in torch.utils.data.DataLoader([torch.ones(64)] * 64, batch_size=8):
-                model(batch).sum().backward()
-                optimizer.step()
-            print("epoch", epoch, flush=True)
-            if epoch == EPOCHS:
-                break
-    """
-    launcher.environment |= ENVIRONMENT
-    launcher.threads("101", "102", options=("--preload", "torch"))
-    first = launcher.member("101", launcher.script(endless.replace("EPOCHS", "-1"), "endless.py"))
-    second = launcher.member("102", launcher.script(endless.replace("EPOCHS", "30"), "short.py"))
-    until(lambda: "epoch 3" in launcher.out("101") and "epoch" in launcher.out("102"), "both at work")
-    first.terminate()
-    assert ends(first) == 143
-    assert ends(second) == 0, launcher.err("102")

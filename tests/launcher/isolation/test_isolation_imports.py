@@ -81,8 +81,20 @@ def test_a_session_is_forgotten_while_another_looks_modules_up():
         sys.setswitchinterval(switching_s)
 
 
+WAITS_FOR_A_SIGNAL = """
+    import time
+    from muri.launcher.job.session import current_session
+    print("imported", flush=True)
+    while not current_session().interrupted.is_set():
+        time.sleep(0.001)
+    for _ in range(10**6):
+        pass
+    whole = True
+"""
+
+
 def test_a_signal_waits_for_the_end_of_an_import_that_others_share(launcher):
-    launcher.script("print('imported', flush=True)\nfor _ in range(10**7): pass\nwhole = True\n", "slow.py", "site")
+    launcher.script(WAITS_FOR_A_SIGNAL, "slow.py", "site")
     launcher.environment["PYTHONPATH"] = str(launcher.folder / "site")
     launcher.threads("101", "102")
     first = launcher.member("101", launcher.script("import slow\nprint('not reached')\n", "first.py"), PYTHONPATH="")

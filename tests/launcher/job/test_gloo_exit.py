@@ -3,8 +3,6 @@
 import subprocess
 import sys
 
-import pytest
-
 LEAVES_AT_ONCE = """
 import sys, torch
 import torch.distributed as dist
@@ -23,12 +21,10 @@ def run_as_task_of_two(launcher, text):
 
 
 def test_a_script_in_a_hurry_keeps_its_exit_code(launcher):
-    for _ in range(2):
-        done = run_as_task_of_two(launcher, LEAVES_AT_ONCE)
-        assert done.returncode == 5, done.stderr
+    done = run_as_task_of_two(launcher, LEAVES_AT_ONCE)
+    assert done.returncode == 5, done.stderr
 
 
-@pytest.mark.parametrize("code", [0, 3])
-def test_a_script_without_gloo_does_not_wait(launcher, code):
-    done = run_as_task_of_two(launcher, f"import sys\nsys.exit({code})\n")
-    assert (done.returncode, done.stdout, done.stderr) == (code, "", "")
+def test_a_script_without_gloo_does_not_wait(launcher):
+    done = run_as_task_of_two(launcher, "import sys\nsys.exit(3)\n")
+    assert (done.returncode, done.stdout, done.stderr) == (3, "", "")

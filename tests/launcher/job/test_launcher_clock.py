@@ -12,13 +12,22 @@ LOAD, PREPROCESS, PROPAGATE, SYNCHRONIZE = range(4)
 
 
 class FakeTime:
-    """Seconds that pass when told to."""
+    """Seconds that pass when told to, and the CPU seconds among them."""
 
     def __init__(self) -> None:
-        self.seconds = 0.0
+        self.seconds = self.cpu_seconds = 0.0
 
     def __call__(self) -> float:
         return self.seconds
+
+    def compute(self, seconds: float) -> None:
+        self.seconds += seconds
+        self.cpu_seconds += seconds
+
+    def within(self, clock: StageClock, stage: int, seconds: float, **options: bool) -> None:
+        clock.enter(stage, **options)
+        self.seconds += seconds
+        clock.leave()
 
 
 class SlowGate:
@@ -266,63 +275,34 @@ def test_at_boundary_is_called_with_the_iteration_counted_and_nothing_held(clock
     assert seen == [(1, []), (2, [])]
 
 
-class Computing:
-    """CPU seconds of the thread, which the test moves beside the wall clock."""
-
-    def __init__(self, time: FakeTime) -> None:
-        self.time = time
-        self.seconds = 0.0
-
-    def __call__(self) -> float:
-        return self.seconds
-
-    def compute(self, seconds: float) -> None:
-        self.seconds += seconds
-        self.time.seconds += seconds
-
-
 @pytest.fixture
-def cpu(time: FakeTime) -> Computing:
-    return Computing(time)
-
-
-@pytest.fixture
-def hooked(time: FakeTime, cpu: Computing) -> StageClock:
+def hooked(time: FakeTime) -> StageClock:
     """The clock of a script whose stages are found by hooks."""
-    clock = StageClock(now=time, cpu_now=cpu)
+    clock = StageClock(now=time, cpu_now=lambda: time.cpu_seconds)
     clock.explains_gaps = True
     return clock
 
 
-def test_computing_outside_of_stages_is_preprocess_and_sleeping_is_not(hooked, time, cpu) -> None:
+def test_computing_outside_of_stages_is_preprocess_and_sleeping_is_not(hooked, time) -> None:
     hooked.ask_batch()
-    cpu.compute(2.0)
+    time.compute(2.0)
     time.seconds += 1.0
-    hooked.enter(PROPAGATE)
-    time.seconds += 5.0
-    hooked.leave()
-    cpu.compute(0.5)  # metrics, at the end of the iteration
+    time.within(hooked, PROPAGATE, 5.0)
+    time.compute(0.5)  # metrics, at the end of the iteration
     hooked.ask_batch()
     assert hooked.recent[0] == IterationRecord(8.5, (0.0, 2.5, 5.0, 0.0), (0.0,) * 4)
 
 
 def test_time_between_forward_and_backward_is_propagate(hooked, time) -> None:
     hooked.ask_batch()
-    hooked.enter(PROPAGATE)
-    time.seconds += 1.0
-    hooked.leave()
+    time.within(hooked, PROPAGATE, 1.0)
     time.seconds += 0.25  # the loss
-    hooked.enter(PROPAGATE, joins=True)
-    time.seconds += 2.0
-    hooked.leave()
+    time.within(hooked, PROPAGATE, 2.0, joins=True)
     time.seconds += 4.0  # the environment of reinforcement learning, until the next forward pass
-    hooked.enter(PROPAGATE)
-    hooked.leave()
-    hooked.enter(LOAD)
-    hooked.leave()
+    time.within(hooked, PROPAGATE, 0.0)
+    time.within(hooked, LOAD, 0.0)
     time.seconds += 3.0  # after another stage
-    hooked.enter(PROPAGATE, joins=True)
-    hooked.leave()
+    time.within(hooked, PROPAGATE, 0.0, joins=True)
     hooked.ask_batch()
     assert hooked.recent[0].stage_s == (0.0, 0.0, 3.25, 0.0)
 
@@ -341,10 +321,10 @@ def test_waiting_for_workers_is_what_they_did(hooked, time, gate) -> None:
     assert not hooked.begin_fetch_wait()  # the stage's time
 
 
-def test_script_that_marks_its_stages_says_what_the_rest_is(hooked, cpu) -> None:
+def test_script_that_marks_its_stages_says_what_the_rest_is(hooked, time) -> None:
     hooked.become_explicit()
     hooked.ask_batch()
-    cpu.compute(2.0)
+    time.compute(2.0)
     hooked.ask_batch()
     assert hooked.recent[0].stage_s == (0.0,) * 4
 
@@ -358,12 +338,8 @@ def test_time_of_the_gpu_owns_what_no_other_stage_does(hooked, time) -> None:
 
     hooked.gpu = Streams()
     hooked.ask_batch()
-    hooked.enter(LOAD)
-    time.seconds += 4.0
-    hooked.leave()
-    hooked.enter(PROPAGATE)  # kernels are only queued
-    time.seconds += 1.0
-    hooked.leave()
+    time.within(hooked, LOAD, 4.0)
+    time.within(hooked, PROPAGATE, 1.0)  # kernels are only queued
     time.seconds += 5.0
     hooked.ask_batch()
     assert hooked.recent[0].stage_s == (4.0, 0.0, 6.0, 0.0)

@@ -15,7 +15,7 @@ LOOP = """
     import sys, time, muri
     for _ in muri.batches(range(int(sys.argv[1]))):
         with muri.stage("propagate"):
-            time.sleep(0.01)
+            time.sleep(0.05)
 """
 
 
@@ -83,18 +83,18 @@ def test_holders_are_told_by_every_discipline(arbiter: FairArbiter | LockstepArb
 
 
 def test_status_file_tells_speed_against_the_plan(launcher: Launcher) -> None:
-    options = ("--solo-iteration-s", "101=0.01", "--predicted-speed", "101=0.9,102=0.8", "--discipline", "fair")
+    options = ("--solo-iteration-s", "101=0.05", "--predicted-speed", "101=0.9,102=0.8", "--discipline", "fair")
     options = (*options, "--min-speed", "101=0.8")
     launcher.threads("101", "102", options=options)
     member = launcher.member("101", launcher.script(LOOP), 100_000)
-    until(lambda: launcher.status()["members"]["101"]["iterations"] > 50, "50 iterations")
+    until(lambda: launcher.status()["members"]["101"]["iterations"] > 20, "20 iterations")
     until(lambda: launcher.status()["members"]["101"]["speed"], "a speed")
     status = launcher.status()
     running = status["members"]["101"]
     assert status["total_speed"] == running["speed"]
-    assert running["speed"] == pytest.approx(running["iterations_per_s"] * 0.01)
+    assert running["speed"] == pytest.approx(running["iterations_per_s"] * 0.05)
     assert 0 < running["speed"] <= 1.05
-    assert (running["predicted_speed"], running["solo_iteration_s"]) == (0.9, 0.01)
+    assert (running["predicted_speed"], running["solo_iteration_s"]) == (0.9, 0.05)
     assert (running["promised_speed"], status["members"]["102"]["promised_speed"]) == (0.8, None)
     assert running["script"].endswith("train.py")
     assert running["share"]["propagate"] > 0.5

@@ -122,7 +122,6 @@ def test_the_status_tells_what_was_measured_of_a_running_script(launcher: Launch
     figures = DryRunResult.from_dict(told)
     assert figures.stage_s[0] >= 0.05
     assert figures.stage_s[2] >= 0.1
-    assert figures.stage_s[0] < figures.stage_s[2]
     assert figures.iterations >= 10
     assert figures.detail.dangers is not None
     assert launcher.status()["members"]["101"]["state"] == "running"

@@ -6,10 +6,9 @@ import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
-from launcher_harness import Launcher, ends
+from launcher_harness import Launcher, ends, gone
 from polling import until
 
 OWN = {"MURI_ISOLATION": "process"}
@@ -35,14 +34,6 @@ BYSTANDER = """
     print("started", os.getpid(), flush=True)
     time.sleep(1000)
 """
-
-
-def alive(pid: int) -> bool:
-    """Whether the process is there and no zombie."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
 
 
 def start_bystander(launcher: Launcher, job: str) -> subprocess.Popen[str]:
@@ -149,16 +140,7 @@ def test_signal_ends_a_process_that_waits_for_a_resource(launcher: Launcher, num
         assert ends(holder) == 143
     assert ends(waiter) == code
     assert number == signal.SIGINT or "granted" not in launcher.out("102")
-    assert not alive(pid)
-
-
-def test_client_that_is_killed_takes_its_process_along(launcher: Launcher) -> None:
-    launcher.runtime("101")
-    process = launcher.member("101", launcher.script(HOLDER), **OWN)
-    pid = started_pid(launcher, "101")
-    process.kill()
-    until(lambda: not alive(pid), "the script's end")
-    until(lambda: launcher.status()["members"]["101"]["state"] == "ended", "the status")
+    assert gone(pid)
 
 
 FAMILY = """
@@ -172,7 +154,7 @@ FAMILY = """
 def test_what_a_script_leaves_running_is_ended(launcher: Launcher) -> None:
     launcher.runtime("101")
     assert ends(launcher.member("101", launcher.script(FAMILY), "0", **OWN)) == 0
-    assert not alive(started_pid(launcher, "101"))
+    assert gone(started_pid(launcher, "101"))
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
@@ -182,7 +164,7 @@ def test_end_of_the_runtime_ends_process_and_grandchildren(launcher: Launcher, n
     started_pid(launcher, "101")
     pids = list(map(int, launcher.out("101").split()[1:]))
     runtime.send_signal(number)
-    until(lambda: not any(map(alive, pids)), "the end of all processes")
+    until(lambda: all(map(gone, pids)), "the end of all processes")
     until(lambda: "requeueing job 101" in launcher.err("101"), "the member's way back to the queue")
     assert ends(process) == 75, "no scheduler takes the job back here: it must not seem done"
 

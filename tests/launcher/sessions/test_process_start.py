@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from launcher_harness import Launcher, ends
+from launcher_harness import Launcher, ends, gone
 from polling import until
 
 from muri.errors import UsageError
@@ -31,6 +31,7 @@ SRUN = """\
 #!/bin/sh
 # The step is no child of srun, and has GPUs, an environment and a directory of its own.
 echo "$@" >> {folder}/srun.words
+echo $$ > {folder}/srun.pid
 env | grep -c '^SLURM_' >> {folder}/srun.variables
 while [ "${{1#-}}" != "$1" ]; do shift; done
 cd /tmp && CUDA_VISIBLE_DEVICES=3 SLURM_JOB_ID=900 SLURM_STEP_ID=7 setsid "$@" &
@@ -67,14 +68,6 @@ def pids(launcher: Launcher, job: str) -> tuple[int, int]:
     until(lambda: launcher.out(job).endswith("\n"), "the script")
     _, script, supervisor = launcher.out(job).split()
     return int(script), int(supervisor)
-
-
-def gone(pid: int) -> bool:
-    """Whether a process has ended."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return True
 
 
 def short_folder() -> tempfile.TemporaryDirectory[str]:
@@ -118,12 +111,8 @@ def test_a_step_outlives_its_srun(steps: Launcher) -> None:
     runtime_with_steps(steps, "101")
     member = steps.member("101", steps.script(WAITS), **OWN)
     script, supervisor = pids(steps, "101")
-    command = f"{steps.folder}/srun\0".encode()
-    sruns = [
-        path.parent for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists() and command in path.read_bytes()
-    ]
-    assert sruns
-    until(lambda: not any(path.exists() for path in sruns), "the end of srun")
+    srun = int((steps.folder / "srun.pid").read_text())
+    until(lambda: gone(srun), "the end of srun")
     assert not gone(script)
     assert not gone(supervisor)
     member.send_signal(signal.SIGUSR1)
