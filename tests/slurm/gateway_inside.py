@@ -64,7 +64,7 @@ class Servers:
 
     def ask(self, driver: Driver, request: str) -> str:
         server = self._running.get(driver.instance.name)
-        if server is None:
+        if server is None or server.poll() is not None:
             line = instance.command_line(driver.instance, "root", ["python", "-c", _SERVER], "/root")
             server = subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
             self._running[driver.instance.name] = server

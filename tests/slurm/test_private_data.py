@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import pytest
 from muri_cluster import MuriCluster
@@ -25,15 +25,25 @@ def private_data(driver: Driver, kinds: str) -> Iterator[None]:
         driver.run("scontrol", "reconfigure", user="root")
 
 
-@pytest.mark.parametrize("kinds", ["jobs", EVERYTHING])
-@pytest.mark.parametrize("gateway", ["auto", "command"])
+@pytest.mark.parametrize(
+    ("kinds", "gateway"),
+    [
+        (EVERYTHING, "auto"),
+        *(
+            pytest.param(*other, marks=pytest.mark.thorough)
+            for other in (("jobs", "auto"), ("jobs", "command"), (EVERYTHING, "command"))
+        ),
+    ],
+)
 def test_commands_show_own_jobs_and_nothing_of_others(accounted: Driver, kinds: str, gateway: str) -> None:
-    with private_data(accounted, kinds):
+    with private_data(accounted, kinds), ExitStack() as kept_at_work:
         muri = MuriCluster(accounted)
         muri.configure(gateway=gateway)
         muri.know_profiles()
-        own = [muri.submit(kind, iterations=2000) for kind in ("load", "propagate")]
-        others = [muri.submit(kind, "--job-name=secret-name", user="bob", iterations=2000) for kind in ("load", "load")]
+        for user in ("alice", "bob"):
+            kept_at_work.enter_context(muri.training(user=user))
+        own = [muri.submit(kind) for kind in ("load", "propagate")]
+        others = [muri.submit("load", "--job-name=secret-name", user="bob") for _ in range(2)]
         muri.cycle()
         muri.wait_grouped(*own)
         for user, seen, hidden in (("alice", own, others), ("bob", others, own)):

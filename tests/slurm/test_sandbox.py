@@ -4,9 +4,12 @@ import json
 import os
 import signal
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from conftest import start
 from polling import until
 
 from sandbox import daemons, instance, lifecycle, namespace
@@ -21,24 +24,14 @@ def cli(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([COMMAND, *arguments], capture_output=True, text=True, check=False, timeout=240)
 
 
+@contextmanager
+def one_more(kind: str, shape: Shape) -> Iterator[Driver]:
+    """Start another sandbox; take it down at the end."""
+    yield from start("forky", shape, kind)
+
+
 def mounts_of_host() -> str:
     return Path("/proc/self/mountinfo").read_text()
-
-
-def test_jobs_get_distinct_gpus(cluster: Driver) -> None:
-    script = "#!/bin/sh\necho gpu=$CUDA_VISIBLE_DEVICES node=$SLURMD_NODENAME\nsleep 2\n"
-    path = cluster.write("gpu.sh", script)
-    jobs = [cluster.submit("--gres=gpu:1", "--nodelist=n2", f"--output=g{i}.out", path) for i in range(2)]
-    for job in jobs:
-        assert cluster.wait_state(job)["JobState"] == "COMPLETED"
-    lines = sorted(cluster.read(f"/home/alice/g{i}.out").strip() for i in range(2))
-    assert lines == ["gpu=0 node=n2", "gpu=1 node=n2"]
-
-
-def test_exit_code_of_a_job_is_its_own(cluster: Driver) -> None:
-    job = cluster.submit("--wrap=exit 3")
-    fields = cluster.wait_state(job)
-    assert (fields["JobState"], fields["ExitCode"]) == ("FAILED", "3:0")
 
 
 def test_users_are_themselves(cluster: Driver) -> None:
@@ -68,31 +61,11 @@ def test_the_key_of_the_cluster_is_secret(sandbox: Driver) -> None:
         assert sandbox.run("cat", path, user="alice", check=False).returncode != 0
 
 
-def test_pyslurm_reads_the_jobs(cluster: Driver) -> None:
-    assert cluster.instance.pyslurm, cluster.instance.pyslurm_reason
-    job = cluster.submit("--hold", "--wrap=true")
-    code = f"import pyslurm; print(pyslurm.Jobs.load()[{job}].user_name)"
-    assert cluster.run("python3", "-c", code, user="root").stdout == "alice\n"
-
-
-def test_member_starts_beside_its_host_without_a_gpu(cluster: Driver) -> None:
-    host = cluster.submit("--gres=gpu:2", "--nodelist=n3", "--wrap=sleep 30")
-    cluster.wait_state(host, "RUNNING")
-    member = cluster.submit("--hold", "--gres=gpu:1", "--output=m.out", "--wrap=echo gpu=$CUDA_VISIBLE_DEVICES")
-    change = ["TresPerNode=gres/gpu:0", "ReqNodeList=n3"]
-    cluster.run("scontrol", "update", f"jobid={member}", *change, user="root")
-    cluster.run("scontrol", "release", str(member), user="root")
-    fields = cluster.wait_state(member)
-    assert (fields["JobState"], fields["NodeList"]) == ("COMPLETED", "n3")
-    assert cluster.read("/home/alice/m.out") == "gpu=\n"
-
-
-def test_jobs_survive_a_restart_of_the_controller(cluster: Driver) -> None:
-    job = cluster.submit("--hold", "--comment=kept", "--wrap=true")
-    cluster.restart_controller()
-    assert cluster.job(job)["Comment"] == "kept"
-    cluster.run("scontrol", "release", str(job))
-    assert cluster.wait_state(job)["JobState"] == "COMPLETED"
+def test_nobody_but_root_reads_the_database(accounting_sandbox: Driver) -> None:
+    query = ("mariadb", "--execute", "SHOW TABLES", "slurm_acct_db")
+    assert "acct_table" in accounting_sandbox.run(*query, user="root").stdout
+    assert accounting_sandbox.run(*query, user="alice", check=False).returncode != 0
+    assert accounting_sandbox.run("cat", "/etc/slurm/slurmdbd.conf", user="alice", check=False).returncode != 0
 
 
 def test_up_again_says_so(sandbox: Driver) -> None:
@@ -108,42 +81,31 @@ def test_status_as_json(sandbox: Driver) -> None:
 
 
 def test_second_instance_runs_beside_and_leaves_nothing(sandbox: Driver) -> None:
-    name, before = f"second-{os.getpid()}", mounts_of_host()
-    started, fresh = lifecycle.up(name, SUITES["forky"], Shape(nodes=1, gpus_per_node=1), Progress())
-    try:
-        second = Driver(started)
-        assert fresh
+    before = mounts_of_host()
+    with one_more("second", Shape(nodes=1, gpus_per_node=1)) as second:
         assert second.run("sinfo", "--noheader", "--format=%N").stdout == "n1\n"
         job = second.submit("--wrap=sleep 60")
         second.wait_state(job, "RUNNING")
         assert mounts_of_host() == before
-    finally:
-        lifecycle.down(name, Progress())
-    assert namespace.start_ticks(started.pid) is None
-    assert not InstancePaths(name).directory.exists()
+    assert namespace.start_ticks(second.instance.pid) is None
+    assert not InstancePaths(second.instance.name).directory.exists()
     assert mounts_of_host() == before
     assert sandbox.run("sinfo", "--noheader", "--format=%N").stdout == "n[1-4]\n"
 
 
-@pytest.mark.usefixtures("sandbox")  # so that the cached build is there
 def test_a_slurmd_that_ended_is_started_again_and_one_that_cannot_start_is_named() -> None:
-    name = f"revived-{os.getpid()}"
-    started, _ = lifecycle.up(name, SUITES["forky"], Shape(nodes=2), Progress())
-    try:
-        driver = Driver(started)
+    with one_more("revived", Shape(nodes=2)) as driver:
         end_n2 = ("pkill", "-KILL", "--exact", "--full", "slurmd -N n2")
         driver.run(*end_n2, user="root")
         driver.run("scontrol", "update", "nodename=n2", "state=down", "reason=test", user="root")
-        daemons.wait_until_idle(started, Progress())
+        daemons.wait_until_idle(driver.instance, Progress())
         job = driver.submit("--nodelist=n2", "--wrap=true")
         assert driver.wait_state(job)["JobState"] == "COMPLETED"
         driver.run(*end_n2, user="root")
         # A socket that cannot be removed has the same end as two slurmds that bind it at the same time.
         driver.run("sh", "-c", "rm /run/slurm/sack.socket && mkdir -p /run/slurm/sack.socket/x", user="root")
         with pytest.raises(StartError, match=r"(?s)slurmd of n2 ended 3 times.*slurmd-n2.log.*sack\.socket"):
-            daemons.ensure_slurmd(started, "n2", Progress())
-    finally:
-        lifecycle.down(name, Progress())
+            daemons.ensure_slurmd(driver.instance, "n2", Progress())
 
 
 def test_a_wait_in_vain_names_the_nodes_their_states_and_reasons(cluster: Driver) -> None:
@@ -156,16 +118,10 @@ def test_a_wait_in_vain_names_the_nodes_their_states_and_reasons(cluster: Driver
         cluster.run(*change, "state=resume", user="root")
 
 
-def test_build_starts_nothing(sandbox: Driver) -> None:
-    def unnumbered() -> list[str]:
-        """Names of sandboxes without the process id that those of tests end with; other tests run meanwhile."""
-        return [name for name in instance.names() if not name.rpartition("-")[2].isdigit()]
-
-    before = unnumbered()
+def test_build_says_what_is_there(sandbox: Driver) -> None:
     done = cli("build", "--suite", "forky")
     assert done.returncode == 0, done.stderr
     assert done.stdout == f"forky: Slurm {sandbox.instance.slurm_version}, with pyslurm.\n"
-    assert unnumbered() == before
 
 
 @pytest.mark.usefixtures("sandbox")
@@ -191,13 +147,3 @@ def test_down_finds_what_a_killed_up_left_unrecorded() -> None:
     assert done.returncode == 0, done.stderr
     assert not started.alive
     assert not InstancePaths(name).directory.exists()
-
-
-def test_bookworm_runs_the_old_slurm_without_pyslurm(old_sandbox: Driver) -> None:
-    assert old_sandbox.instance.slurm_version.startswith("22.05.")
-    assert not old_sandbox.instance.pyslurm
-    assert "command gateway" in old_sandbox.instance.pyslurm_reason
-    job = old_sandbox.submit("--gres=gpu:1", "--output=o.out", "--wrap=echo gpu=$CUDA_VISIBLE_DEVICES")
-    assert old_sandbox.wait_state(job)["JobState"] == "COMPLETED"
-    assert old_sandbox.read("/home/alice/o.out") == "gpu=0\n"
-    assert old_sandbox.run("squeue", "--json").stdout.lstrip().startswith("{")

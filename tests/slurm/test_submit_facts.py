@@ -6,10 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from conftest import ONE_GPU, emptied, start
+from conftest import emptied
 from muri_cluster import TRAIN_PY, MuriCluster
-
-from sandbox.driver import Driver
 
 WORDS = ["train_cpu.py", "--iterations", "100", "two words", "", "it's $HOME `id`", "a\nb", "*", "-x"]
 
@@ -21,14 +19,9 @@ muri run /home/alice/train.py 30 0 load
 """
 
 
-@pytest.fixture(scope="module", params=["forky", "trixie"])
-def release(request: pytest.FixtureRequest) -> Iterator[Driver]:
-    yield from start(request.param, ONE_GPU, f"facts-{request.param}")
-
-
-@pytest.fixture
-def muri(release: Driver) -> Iterator[MuriCluster]:
-    for driver in emptied(release):
+@pytest.fixture(params=["one_gpu_sandbox", "trixie_one_gpu_sandbox"])
+def muri(request: pytest.FixtureRequest) -> Iterator[MuriCluster]:
+    for driver in emptied(request.getfixturevalue(request.param)):
         cluster = MuriCluster(driver)
         driver.run("sh", "-c", "rm -f words.*")
         driver.write("train.py", TRAIN_PY)
@@ -59,23 +52,18 @@ def test_arguments_reach_dry_run_and_job_as_they_were_given(muri: MuriCluster) -
     assert "--iterations 100 'two words'" in model
 
 
-def test_other_arguments_are_another_model_and_the_same_are_not(muri: MuriCluster) -> None:
-    jobs = [submit(muri, "two words"), submit(muri, "two", "words"), submit(muri, "two words")]
-    muri.cycles_until_ended(*jobs)
-    assert len(models(muri)) == 2
-
-
-def test_jobs_that_only_their_arguments_tell_apart_are_measured_and_grouped(muri: MuriCluster) -> None:
+def test_jobs_that_only_their_arguments_tell_apart_are_measured_once_each_and_grouped(muri: MuriCluster) -> None:
     muri.driver.write("plain.sh", '#!/bin/sh\nmuri run /home/alice/train.py "$@"\n')
     jobs = [
         muri.driver.submit("-p", "train", "--gres=gpu:1", "--muri", "plain.sh", "60", "0", kind, "two words")
-        for kind in ("load", "propagate")
+        for kind in ("load", "propagate", "load")
     ]
     fields = muri.cycles_until_ended(*jobs)
     assert {job["JobState"] for job in fields.values()} == {"COMPLETED"}, muri.controller_log()
     assert len(models(muri)) == 2
-    assert all("muri-state" in job["AdminComment"] for job in fields.values()), muri.controller_log()  # grouped
-    assert [job["Restarts"] for job in fields.values()] == ["0", "0"]
+    grouped = [job for job in fields.values() if "muri-state" in job["AdminComment"]]
+    assert len(grouped) >= 2, muri.controller_log()
+    assert {job["Restarts"] for job in fields.values()} == {"0"}
 
 
 def test_arguments_that_are_too_long_leave_the_job_alone_and_it_says_so(muri: MuriCluster) -> None:
@@ -127,3 +115,15 @@ def test_a_forged_word_costs_the_facts_and_reaches_nothing(muri: MuriCluster) ->
     assert "forged" not in comment
     assert "muri-state" not in comment
     assert comment.count("muri-facts:1.") == 1
+
+
+def test_a_script_in_another_encoding_and_a_comment_of_two_lines_are_no_obstacle_to_a_dry_run(
+    muri: MuriCluster,
+) -> None:
+    write = "printf '#!/bin/sh\\n# caf\\351\\nmuri run /home/alice/train.py 500 0 load\\n' > latin1.sh"
+    options = "-p train --gres=gpu:1 --muri=model=latin,batch-size=8,duration=60s"
+    submit = f"sbatch --parsable {options} --comment=\"$(printf 'a\\nb')\" latin1.sh"
+    job = int(muri.driver.run("sh", "-c", f"{write}; {submit}").stdout)
+    with muri.controller():
+        muri.driver.wait_until(lambda: "latin" in models(muri), "the profile")
+        muri.driver.run("scancel", str(job), user="alice")

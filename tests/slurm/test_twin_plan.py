@@ -1,11 +1,12 @@
 """The same snapshot gives the same plan, byte for byte: from the controller on a real Slurm, and in the twin."""
 
-import base64
 import json
 from pathlib import Path
 
 from muri_cluster import MuriCluster
 
+from muri.profiler.exchange import from_json
+from muri.profiler.store import ProfileStore
 from muri.simulator.twin.site import Site, plain_nodes
 from muri.simulator.twin.twin import Twin
 from muri.slurm_plugin.config import load_config
@@ -14,7 +15,6 @@ from muri.slurm_plugin.records.cluster import Snapshot, dump_snapshot, parse_sna
 from sandbox.driver import Driver
 
 LIVE = """
-import base64
 import json
 from muri.slurm_plugin.controller.assemble import open_controller, read_config
 from muri.slurm_plugin.planning.actions import render_action
@@ -40,10 +40,10 @@ def test_the_twin_plans_as_the_live_controller_does(one_gpu: Driver, tmp_path: P
     config.write_text(one_gpu.read("/etc/muri/muri.yaml"))
     twin = Twin(Site(plain_nodes(1, 1)), load_config(config), tmp_path)
     twin.config.state_dir.mkdir(mode=0o700)
-    for name in ("profiles.db", "profiles.db-wal"):
-        content = one_gpu.run("sh", "-c", f"base64 {cluster.state_dir}/{name} 2>/dev/null || true", user="root").stdout
-        if content.strip():
-            (twin.config.state_dir / name).write_bytes(base64.b64decode(content))
+    store = ProfileStore(twin.config.state_dir / "profiles.db")
+    for profile in from_json(cluster.profile("export"), "the live controller"):
+        store.put(profile)
+    store.close()
 
     def frozen() -> Snapshot:
         return snapshot
