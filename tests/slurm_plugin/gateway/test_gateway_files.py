@@ -3,6 +3,7 @@
 import random
 import struct
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from muri.slurm_plugin.gateway.node_table import nodes_of_table
 from muri.slurm_plugin.records.cluster import Snapshot, SnapshotFileError, dump_snapshot, load_snapshot, parse_snapshot
 
 
+@cache
 def snapshot() -> Snapshot:
     nodes = nodes_of_table(recorded("26.05.5")["nodes"])
     return Snapshot(1e9 + 0.25, "invented", "26.05.5", tuple(jobs("26.05.5").values()), nodes)
