@@ -217,10 +217,11 @@ def test_a_damaged_store_is_set_aside_at_the_start_and_the_cycle_goes_on(make_co
     assert len([job for job in slurm.jobs.values() if read_job(job).role is Role.CANDIDATE]) == 4  # nobody is lost
 
 
-def test_a_store_that_is_damaged_while_the_controller_runs_is_set_aside(make_controller, tmp_path, caplog):
+@pytest.mark.parametrize("table", ["measurement", "document"])
+def test_a_store_that_is_damaged_while_the_controller_runs_is_set_aside(make_controller, tmp_path, caplog, table):
     slurm = FakeSlurm(four_jobs(), one_gpu())
     with make_controller(slurm) as controller:
-        controller._store._connection.execute("DROP TABLE measurement")
+        controller._store._connection.execute(f"DROP TABLE {table}")
         status = controller.cycle()
         assert status.errors == ()
         controller.cycle()

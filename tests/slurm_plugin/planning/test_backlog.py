@@ -2,18 +2,17 @@
 
 from dataclasses import replace
 
+import at_work
 import pytest
 from fake_slurm import NOW_S, FakeSlurm, behind_licence, make_job, make_node, one_cycle
 
 from muri.policies.registry import describe_policies
-from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.controller.assemble import policy_of
 from muri.slurm_plugin.planning.actions import ReleaseSolo
 from muri.slurm_plugin.planning.backlog import to_let_go
-from muri.slurm_plugin.planning.cycle_input import CycleInput, Knowledge
+from muri.slurm_plugin.planning.cycle_input import CycleInput
 from muri.slurm_plugin.planning.decision import decide
-from muri.slurm_plugin.records.cluster import Job, JobState, Snapshot
-from muri.slurm_plugin.records.roles import view_of
+from muri.slurm_plugin.records.cluster import Job, JobState
 
 
 def cycle_of(*jobs: Job, idle_cpus: int = 0, backlog: int = 3) -> CycleInput:
@@ -22,8 +21,7 @@ def cycle_of(*jobs: Job, idle_cpus: int = 0, backlog: int = 3) -> CycleInput:
         make_node("n2", cpu_count=16, cpus_allocated=16, partitions=("other",)),
         make_node("n3", cpu_count=16, usable=False, partitions=("main",)),
     )
-    config = Config(slurm_backlog=backlog)
-    return CycleInput(view_of(Snapshot(NOW_S, "c", "26.05", jobs, nodes), config.partitions), Knowledge({}), config)
+    return at_work.cycle_of(jobs, nodes, policy="auto", slurm_backlog=backlog)
 
 
 def waiting(job_id: int, priority: int = 100, **changes: object) -> Job:
