@@ -4,25 +4,32 @@ import signal
 import sys
 from pathlib import Path
 
+import pytest
 from checkpoint_scripts import TRAIN, lines
 from launcher_harness import Launcher, ends
 from polling import until
 from ranks_harness import free_port
 
+import muri
+
 STOPPED = 128 + signal.SIGTERM
 
 
-def run(launcher: Launcher, name: str, stop_at: int, **variables: str) -> int:
-    script = launcher.script(TRAIN)
-    place = {"MURI_CHECKPOINT_DIR": str(launcher.folder / f"{name}.checkpoints")}
-    process = launcher.member(None, script, launcher.folder / f"{name}.curve", stop_at, **place, **variables)
-    return ends(process)
+@pytest.fixture(autouse=True)
+def place(launcher: Launcher) -> Path:
+    """Where the scripts' checkpoints are."""
+    place = launcher.folder / "c"
+    launcher.environment["MURI_CHECKPOINT_DIR"] = str(place)
+    return place
 
 
 def curve_of(launcher: Launcher, name: str, *stops: int, **variables: str) -> list[str]:
-    codes = [run(launcher, name, stop_at, **variables) for stop_at in stops]
+    """The losses of a script that is stopped at these iterations, 0: not at all."""
+    script, path = launcher.script(TRAIN), launcher.folder / f"{name}.curve"
+    variables |= {"MURI_CHECKPOINT_DIR": str(launcher.folder / name)}
+    codes = [ends(launcher.member(None, script, path, stop_at, **variables)) for stop_at in stops]
     assert codes == [STOPPED if stop_at else 0 for stop_at in stops], launcher.err(None)
-    return lines(launcher.folder / f"{name}.curve")
+    return lines(path)
 
 
 def test_stops_in_mid_epoch_and_at_its_end_leave_the_loss_curve_as_it_is(launcher, uninterrupted_curve):
@@ -41,13 +48,13 @@ def test_kill_at_any_moment_leaves_a_whole_checkpoint(launcher, uninterrupted_cu
     """With a checkpoint after every iteration, a killed script loses one iteration at most."""
     text = TRAIN.replace("muri.checkpoint(save, load)", "muri.checkpoint(save, load, every_iterations=1)")
     script = launcher.script(text.replace("done += 1", "done += 1; time.sleep(0.005)"))
-    path, place = launcher.folder / "killed.curve", {"MURI_CHECKPOINT_DIR": str(launcher.folder / "checkpoints")}
+    path = launcher.folder / "killed.curve"
     for least in (3, 9, 16):
-        process = launcher.member(None, script, path, 0, **place)
+        process = launcher.member(None, script, path, 0)
         until(lambda least=least: len(lines(path)) >= least, "the first iterations")
         process.kill()
         process.wait()
-    assert ends(launcher.member(None, script, path, 0, **place)) == 0
+    assert ends(launcher.member(None, script, path, 0)) == 0
     assert list(dict.fromkeys(lines(path))) == uninterrupted_curve  # a repeated iteration repeats its loss
     assert len(lines(path)) <= len(uninterrupted_curve) + 3
 
@@ -62,7 +69,7 @@ def test_own_handler_is_called_as_well_and_an_ignored_signal_stops_nothing(launc
         for step in muri.batches(range(1000)):
             os.kill(os.getpid(), {1: signal.SIGUSR1, 3: signal.SIGTERM}.get(step, 0))
     """)
-    assert ends(launcher.member(None, script, MURI_CHECKPOINT_DIR=str(launcher.folder / "c"))) == STOPPED
+    assert ends(launcher.member(None, script)) == STOPPED
     assert launcher.out(None) == "own handler\n"
     assert "saved at iteration 4" in launcher.err(None)
 
@@ -86,9 +93,8 @@ OWN_LOOP = """
 
 def test_a_loop_without_stages_asks_should_stop(launcher):
     script = launcher.script(OWN_LOOP)
-    place = {"MURI_CHECKPOINT_DIR": str(launcher.folder / "c")}
-    assert ends(launcher.member(None, script, **place)) == 5
-    assert ends(launcher.member(None, script, **place)) == 0
+    assert ends(launcher.member(None, script)) == 5
+    assert ends(launcher.member(None, script)) == 0
     assert launcher.out(None) == "finished 20\n"
 
 
@@ -108,30 +114,28 @@ FAILING = """
 """
 
 
-def test_a_failing_save_costs_neither_the_job_nor_the_last_checkpoint(launcher):
+def test_a_failing_save_costs_neither_the_job_nor_the_last_checkpoint(launcher, place):
     script = launcher.script(FAILING)
-    place = {"MURI_CHECKPOINT_DIR": str(launcher.folder / "c")}
-    assert ends(launcher.member(None, script, "sound", **place)) == 0
-    assert ends(launcher.member(None, script, "broken", **place)) == 0
+    assert ends(launcher.member(None, script, "sound")) == 0
+    assert ends(launcher.member(None, script, "broken")) == 0
     assert launcher.out(None) == "reached the end from 0\nreached the end from 5\n"
     assert "no space left" in launcher.err(None)
     assert "The job goes on" in launcher.err(None)
-    assert [entry.name for entry in (launcher.folder / "c").iterdir() if entry.is_dir()] == ["iteration-0000000005"]
+    assert [entry.name for entry in place.iterdir() if entry.is_dir()] == ["iteration-0000000005"]
 
 
-def test_a_checkpoint_that_cannot_be_loaded_is_a_clear_error_and_stays(launcher):
+def test_a_checkpoint_that_cannot_be_loaded_is_a_clear_error_and_stays(launcher, place):
     good = launcher.script("""
         import muri
         muri.checkpoint(lambda path: path.write_text("state"), print, every_iterations=1)
         for step in muri.batches(range(3)): pass
     """)
     bad = launcher.script("import muri\nmuri.checkpoint(print, lambda path: 1 / 0)\n", "bad.py")
-    place = {"MURI_CHECKPOINT_DIR": str(launcher.folder / "c")}
-    assert ends(launcher.member(None, good, **place)) == 0
-    assert ends(launcher.member(None, bad, **place)) == 1
+    assert ends(launcher.member(None, good)) == 0
+    assert ends(launcher.member(None, bad)) == 1
     said = launcher.err(None)
     assert "could not be loaded: ZeroDivisionError: division by zero. Nothing was deleted" in said
-    assert (launcher.folder / "c" / "iteration-0000000003" / "state").read_text() == "state"
+    assert (place / "iteration-0000000003" / "state").read_text() == "state"
 
 
 TWO_RANKS = """
@@ -150,32 +154,67 @@ TWO_RANKS = """
 """
 
 
-def test_ranks_stop_and_resume_at_the_same_iteration(launcher, tmp_path):
+def test_ranks_stop_and_resume_at_the_same_iteration(launcher, place):
     script = launcher.script(TWO_RANKS)
+    files = [[launcher.path(f"rank-{rank}", kind) for kind in ("out", "err")] for rank in (0, 1)]
 
-    def both() -> list[tuple[int, str, str]]:
+    def both() -> list[int]:
         port = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
-        place = {"MURI_CHECKPOINT_DIR": str(tmp_path / "c")}
-        variables = launcher.environment | port | place
-        files = [(launcher.path(f"rank-{rank}", "out"), launcher.path(f"rank-{rank}", "err")) for rank in (0, 1)]
-        processes = [
-            launcher.spawn([sys.executable, str(script)], variables | {"RANK": str(rank)}, cwd=launcher.folder,
-                           stdout=out.open("wb"), stderr=err.open("wb"))
-            for rank, (out, err) in enumerate(files)
-        ]  # fmt: skip
-        codes = [ends(process) for process in processes]
-        return [(code, out.read_text(), err.read_text()) for code, (out, err) in zip(codes, files, strict=True)]
+        processes = []
+        for rank, paths in enumerate(files):
+            streams = dict(zip(("stdout", "stderr"), (path.open("wb") for path in paths), strict=True))
+            variables = launcher.environment | port | {"RANK": str(rank)}
+            processes.append(launcher.spawn([sys.executable, str(script)], variables, cwd=launcher.folder, **streams))
+        return [ends(process) for process in processes]
 
-    first = both()
-    assert [code for code, _, _ in first] == [STOPPED, STOPPED], first
-    saved = [[int(entry.name[10:]) for entry in Path(tmp_path, "c", f"rank-{r}").glob("iter*")] for r in (0, 1)]
+    assert both() == [STOPPED, STOPPED], [err.read_text() for _, err in files]
+    saved = [[int(entry.name[10:]) for entry in (place / f"rank-{rank}").glob("iter*")] for rank in (0, 1)]
     assert saved[0] == saved[1]
-    assert len(saved[0]) == 1
-    second = both()
-    assert [(code, out) for code, out, _ in second] == [(0, f"rank {r} from {saved[0][0]}\n") for r in (0, 1)], second
+    (iteration,) = saved[0]
+    assert both() == [0, 0], [err.read_text() for _, err in files]
+    assert [out.read_text() for out, _ in files] == [f"rank {rank} from {iteration}\n" for rank in (0, 1)]
 
 
 def test_unconnected_ranks_are_refused(launcher):
     script = launcher.script("import muri\nmuri.checkpoint(print, print)\n")
     assert ends(launcher.member(None, script, WORLD_SIZE="2")) == 1
     assert "call muri.checkpoint after" in launcher.err(None)
+
+
+VALIDATES = """
+    import time, muri
+    training = muri.batches(range(1000))
+    print("before", *training.lease, flush=True)
+    muri.checkpoint(lambda path: path.write_text("state"), lambda path: None)
+    for step in training:
+        if step == 3:
+            print("training", *training.lease, flush=True)
+            validation, seen = muri.batches(range(10000)), 0
+            for sample in validation:
+                seen += 1
+                if seen == 2:
+                    print("validating", flush=True)
+                if not training.lease.renewed:
+                    break
+                time.sleep(0.01)
+            print("asked", *training.lease, seen < 10000, validation.lease == training.lease, flush=True)
+        time.sleep(0.01)
+    print("never", flush=True)
+"""
+
+
+def test_a_validation_loop_sees_that_the_lease_is_not_renewed(launcher):
+    script = launcher.script(VALIDATES)
+    process = launcher.member(None, script)
+    until(lambda: "validating" in launcher.out(None), "the validation")
+    process.terminate()
+    assert ends(process) == STOPPED
+    told = launcher.out(None).splitlines()
+    assert told == ["before True False", "training True True", "validating", "asked False True True True"]
+    assert "saved at iteration " in launcher.err(None)
+
+
+def test_a_script_without_checkpoint_has_a_lease_that_nobody_ends():
+    loop = muri.batches([1, 2])
+    assert list(loop) == [1, 2]
+    assert loop.lease == (True, False)
