@@ -134,8 +134,8 @@ class Driver:
 
     def cancel_all(self) -> None:
         """Cancel every job and wait until none is left in the queue."""
-        for user in ("alice", "bob", "root"):
-            self.run("scancel", "--user", user, user="root", check=False)
+        cancel = "for user in alice bob root; do scancel --user $user; done"
+        self.run("sh", "-c", cancel, user="root", check=False)
         queue = ("squeue", "--noheader", "--format", "%i")
         self.wait_until(lambda: not self.run(*queue, user="root").stdout.strip(), "an empty queue")
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 import pytest
-from conftest import start
+from conftest import emptied, start
 from muri_cluster import MuriCluster
 
 from muri.profiler.records import ProfileKey
@@ -20,9 +20,14 @@ exec srun --unbuffered muri run /home/alice/train.py "$@"
 
 
 @pytest.fixture(scope="module")
-def pairs() -> Iterator[Driver]:
+def linked() -> Iterator[Driver]:
     """Two nodes of four GPUs, which gres.conf links in pairs."""
     yield from start("forky", PAIRS, "pairs")
+
+
+@pytest.fixture
+def pairs(linked: Driver) -> Iterator[Driver]:
+    yield from emptied(linked)
 
 
 def in_use(driver: Driver, node: str) -> tuple[int, ...]:
@@ -59,14 +64,11 @@ def test_a_pilot_job_goes_where_the_free_gpus_are_linked(pairs: Driver) -> None:
     assert pairs.job(job)["NodeList"] == "n2"
     assert len(muri.hosts()) == 1
     assert in_use(pairs, "n2") == (0, 1, 2, 3)
-    pairs.run("scancel", "--user=alice", user="root")
 
 
 @pytest.mark.parametrize(("held", "given"), [((0,), (1, 2)), ((1,), (0, 2)), ((0, 1), (2, 3)), ((), (0, 1))])
 def test_slurm_gives_the_first_gpu_and_those_linked_to_it(pairs: Driver, held: tuple[int, ...], given: tuple[int, ...]):
     """What Muri expects of Slurm, which looks for no better pair among the GPUs that are free."""
-    pairs.run("scancel", "--user=alice", user="root")
-    pairs.wait_until(lambda: not in_use(pairs, "n1"), "idle GPUs")
     for job, gpu in zip(hold(pairs, "n1", 4), range(4), strict=True):
         if gpu not in held:
             pairs.run("scancel", str(job), user="root")
@@ -74,4 +76,3 @@ def test_slurm_gives_the_first_gpu_and_those_linked_to_it(pairs: Driver, held: t
     two = pairs.submit("-p", "train", "-w", "n1", "--gres=gpu:2", "--wrap=exec sleep 3000")
     pairs.wait_state(two, "RUNNING")
     assert in_use(pairs, "n1") == tuple(sorted((*held, *given)))
-    pairs.run("scancel", "--user=alice", user="root")

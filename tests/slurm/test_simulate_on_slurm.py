@@ -16,6 +16,15 @@ TRACE = (
     )
 )
 CLUSTER = ("--nodes", "1", "--gpus-per-node", "2")
+
+#: `muri` that asks sooner for what has left the queue, and waits less for its result.
+IMPATIENT = """
+from muri.cli import main
+from muri.simulator.sweep import on_slurm
+
+on_slurm._QUEUE_EVERY_S = on_slurm._GRACE_S = 1.0
+main()
+"""
 WALL_CLOCK = ("wall_s", "decision_mean_s", "decision_p99_s")
 
 
@@ -59,10 +68,10 @@ def test_partition_that_is_not_there_is_slurms_refusal(cluster: Driver, trace: s
     assert "Slurm did not take the job array" in done.stderr
 
 
-def submit_for_later(cluster: Driver, trace: str) -> "subprocess.Popen[str]":
+def submit_for_later(cluster: Driver, trace: str, *command: str) -> "subprocess.Popen[str]":
     """A sweep whose job array is in the queue and stays there."""
-    command = ("muri", "simulate", trace, "--policy", "srsf,fifo", *CLUSTER, "--executor", "slurm")
-    process = cluster.popen(*command, "--slurm-option", "additional_parameters={begin: now+1hour}")
+    options = ("simulate", trace, "--policy", "srsf,fifo", *CLUSTER, "--executor", "slurm")
+    process = cluster.popen(*command, *options, "--slurm-option", "additional_parameters={begin: now+1hour}")
     cluster.wait_until(lambda: queued(cluster) != "", "the job array")
     return process
 
@@ -72,7 +81,7 @@ def queued(cluster: Driver) -> str:
 
 
 def test_interrupt_takes_the_job_array_back(cluster: Driver, trace: str) -> None:
-    process = submit_for_later(cluster, trace)
+    process = submit_for_later(cluster, trace, "muri")
     cluster.run("pkill", "--signal", "INT", "--full", "muri simulate", user="root")
     _, stderr = process.communicate(timeout=240)
     assert "muri: interrupted" in stderr
@@ -81,7 +90,7 @@ def test_interrupt_takes_the_job_array_back(cluster: Driver, trace: str) -> None
 
 
 def test_cancelled_task_is_an_error_and_not_a_long_wait(cluster: Driver, trace: str) -> None:
-    process = submit_for_later(cluster, trace)
+    process = submit_for_later(cluster, trace, "python", "-c", IMPATIENT)
     cluster.cancel_all()
     _, stderr = process.communicate(timeout=240)
     assert process.returncode == 1

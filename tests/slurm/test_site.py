@@ -17,17 +17,6 @@ from sandbox.support import InstancePaths, Progress, StartError
 #: An unprivileged job that tells where it runs.
 WHERE = "--wrap=hostname"
 
-#: Builds a package, installs it, and leaves the package file's folder as it was.
-INSTALL = """
-set -e
-folder=$(mktemp -d)
-mkdir -p $folder/DEBIAN $folder/opt/tried
-cd $folder
-printf '%s\\n' 'Package: tried' 'Version: 1' 'Architecture: all' 'Maintainer: A <a@b>' 'Description: x' > DEBIAN/control
-dpkg-deb --build $folder $folder.deb
-dpkg --install $folder.deb
-"""
-
 
 def exists(driver: Driver, path: str, on: str) -> bool:
     return driver.run("test", "-e", path, user="root", on=on, check=False).returncode == 0
@@ -50,17 +39,6 @@ def test_each_host_has_its_name_and_its_own_files_but_home_is_shared(site: Drive
     foreign = ("/var/lib/muri", "/etc/muri", "/opt/muri/pyslurm", "/opt/muri/job_submit",
                "/var/spool/slurmctld/clustername", "/etc/slurm/slurmdbd.conf", "/etc/slurm/job_submit.lua")  # fmt: skip
     assert [(host, path) for host in ("login", "n1") for path in foreign if exists(site, path, host)] == []
-
-
-def test_a_package_is_installed_on_one_host_only(site: Driver) -> None:
-    site.run("sh", "-c", INSTALL, user="root", on="n1")
-    installed = ("dpkg-query", "--show", "--showformat=${Status}", "tried")
-    assert site.run(*installed, on="n1").stdout == "install ok installed"
-    assert exists(site, "/opt/tried", "n1")
-    for other in ("ctl", "login", "n2"):
-        assert site.run(*installed, on=other, check=False).returncode != 0
-        assert not exists(site, "/opt/tried", other)
-    site.run("dpkg", "--purge", "tried", user="root", on="n1")
 
 
 def test_daemons_run_as_on_a_site(site: Driver) -> None:
