@@ -18,7 +18,7 @@ from muri.profiler.dryrun.runner import DryRunFailedError, NoScriptError, measur
 from muri.profiler.lookup import of_command
 from muri.profiler.store import ProfileStore
 
-LIMITS = Limits(12, 20.0, time_limit_s=120.0)
+LIMITS = Limits(12, 20.0, time_limit_s=600.0)
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def test_stages_in_threads_of_the_script_count(script):
 
 
 def test_workers_and_gradients_of_a_script_that_marks_nothing(script):
-    result = measure_script([script(WORKERS)], limits=Limits(20, 20.0, time_limit_s=120.0))
+    result = measure_script([script(WORKERS)], limits=Limits(20, 20.0, time_limit_s=600.0))
     assert result.detail.warmup_iterations >= 4 * 2
     assert result.iterations % 4 == 0
     # Each four batches take 0.04 s to read and 0.02 s to transform, less what lies between two iterations.

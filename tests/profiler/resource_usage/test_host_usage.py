@@ -36,7 +36,7 @@ def test_cpu_of_children_counts_also_when_they_have_ended():
     code = f"import subprocess, sys\ninput()\nsubprocess.run([sys.executable, '-c', {child!r}])\n"
     with start(code + "print(1, flush=True)\ninput()") as process:
         with Sampler(process.pid, interval_s=0.05) as running:
-            until(lambda: running._before is not None, "the first sample", 20)  # what is used from now on counts
+            until(lambda: running._before is not None, "the first sample")  # what is used from now on counts
             go_on(process)  # the child has ended then
         usage = running.stop()
         all_s = sum(psutil.Process(process.pid).cpu_times()[:4])
@@ -49,7 +49,7 @@ def test_cpu_of_children_counts_also_when_they_have_ended():
 def test_a_process_that_has_ended_has_no_known_memory():
     with start("") as process:
         process.stdout.read()
-        until(lambda: psutil.Process(process.pid).status() == psutil.STATUS_ZOMBIE, "its end", 20)
+        until(lambda: psutil.Process(process.pid).status() == psutil.STATUS_ZOMBIE, "its end")
         assert HostReader(process.pid).read().mem_gib is None
 
 
@@ -88,7 +88,7 @@ def test_a_total_does_not_fall_while_an_ended_child_is_not_waited_for(monkeypatc
 def test_memory_that_processes_share_counts_once():
     code = (
         "import os, time\ndata = bytearray(os.urandom(1 << 20)) * 200\n"
-        "for _ in range(3):\n    if os.fork() == 0:\n        time.sleep(60)\n        os._exit(0)\n"
+        "for _ in range(3):\n    if os.fork() == 0:\n        time.sleep(600)\n        os._exit(0)\n"
         "print(1, flush=True)\ninput()"
     )
     with start(code) as process:
@@ -172,7 +172,7 @@ def test_a_failing_reader_ends_sampling_with_a_note(monkeypatch):
     monkeypatch.setattr(HostReader, "read", fail)
     running = Sampler(os.getpid())
     running.start()
-    until(lambda: not running._thread.is_alive(), "the end of the thread", 20)
+    until(lambda: not running._thread.is_alive(), "the end of the thread")
     assert "sampling ended early: ValueError: nonsense in /proc" in running.stop().notes
 
 
