@@ -162,21 +162,6 @@ def test_orders_from_outside_come_before_fairness(clock: VirtualClock) -> None:
     assert log == ["2", "1"]
 
 
-def test_helper_thread_gets_a_resource_while_its_member_waits_for_another(clock: VirtualClock) -> None:
-    for arbiter in (FairArbiter(clock), make_arbiter("auto", ["1", "2"], [], now=clock)):
-        arbiter.join("1", 1.0)
-        arbiter.join("2", 1.0)
-        arbiter.acquire("2", 2)
-        waiting = clock.start(arbiter.acquire, "1", 2)
-        clock.settle()
-        assert arbiter.waiting_hint[2]
-        assert arbiter.acquire("1", 0) == 0.0
-        arbiter.release("1", 0)
-        arbiter.release("2", 2)
-        clock.finish(waiting)
-        assert arbiter.holders()[2] == "1"
-
-
 def test_release_says_whether_somebody_was_woken(clock: VirtualClock) -> None:
     arbiter = FairArbiter(clock)
     woken: list[tuple[str, bool]] = []

@@ -235,43 +235,6 @@ def test_change_waits_for_the_last_old_token_and_carries_the_waits_over() -> Non
     assert [(entry.discipline, entry.reason) for entry in arbiter.history][-1] == ("lockstep", "a test")
 
 
-def test_holder_makes_way_for_a_change_at_its_yield_point() -> None:
-    arbiter = switching(VirtualClock())
-    arbiter.join("1", 1.0)
-    arbiter.acquire("1", 2)
-    assert arbiter.yield_point("1", 2) == 0.0
-    arbiter.switch("lockstep", "a test")
-    arbiter.yield_point("1", 2)
-    assert arbiter.discipline == "lockstep"
-    arbiter.release("1", 2)
-    arbiter.acquire("1", 2)
-    assert arbiter.holders()[2] == "1"
-
-
-def test_two_tokens_of_the_cpu_let_two_preprocess_and_one_compute() -> None:
-    clock = VirtualClock()
-    arbiter = FairArbiter(clock, cpus=2)
-    for member in MEMBERS:
-        arbiter.join(member, 1.0)
-    assert [arbiter.acquire(member, 1) for member in ("1", "2")] == [0.0, 0.0]
-    assert arbiter.acquire("1", 2) == 0.0
-    ends_s: dict[str, float] = {}
-
-    def third(resource: int) -> None:
-        arbiter.acquire("3", resource)
-        ends_s[f"3 at {resource}"] = clock()
-
-    threads = [clock.start(third, resource) for resource in (1, 2)]
-    clock.sleep(1.0)
-    assert (ends_s, arbiter.waiting_hint[1], arbiter.waiting_hint[2]) == ({}, 1, 1)
-    assert arbiter.obstructs("2")
-    arbiter.release("2", 1)
-    arbiter.leave("1")
-    clock.finish(*threads)
-    assert ends_s == {"3 at 1": 1.0, "3 at 2": 1.0}
-    assert arbiter.acquire("2", 1) == 0.0
-
-
 def test_a_member_that_leaves_gives_back_all_that_its_threads_hold() -> None:
     arbiter = FairArbiter(VirtualClock(), cpus=2)
     arbiter.join("1", 1.0)

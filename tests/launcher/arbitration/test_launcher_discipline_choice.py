@@ -212,15 +212,6 @@ def test_a_good_prediction_of_turns_spares_their_trial() -> None:
     assert sure.decisions == []
 
 
-def test_iteration_times_that_are_not_known_are_learnt_under_turns() -> None:
-    choice = DisciplineChoice(("plain", "fair"))
-    assert choice.members_changed(frozenset({"1"})) is None
-    decision = choice.members_changed(frozenset({"2"}), timed=False)
-    assert decision is not None
-    assert decision.discipline == "fair"
-    assert choice.members_changed(frozenset({"1", "2"}), timed=False) is None
-
-
 def test_members_that_share_a_process_always_take_turns() -> None:
     choice = DisciplineChoice(("plain", "fair", "lockstep"))
     assert choice.members_changed(frozenset({"1"})) is None

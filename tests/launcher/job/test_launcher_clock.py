@@ -255,14 +255,6 @@ def test_the_thread_that_asks_for_batches_owns_the_clock_whoever_was_first(clock
     assert gate.held == [PROPAGATE]
 
 
-def test_explicit_once_the_script_marks_a_stage(clock) -> None:
-    clock.enter(LOAD)  # on the script's behalf
-    clock.leave()
-    assert not clock.explicit
-    with stages.stage("load"):
-        assert clock.explicit
-
-
 def test_at_boundary_is_called_with_the_iteration_counted_and_nothing_held(clock, gate) -> None:
     seen = []
     clock.at_boundary.append(lambda: seen.append((clock.iterations, list(gate.held))))

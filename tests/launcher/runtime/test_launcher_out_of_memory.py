@@ -52,32 +52,28 @@ def test_words_of_cuda(error: Exception, expected: bool) -> None:
     assert is_out_of_memory(later) is expected
 
 
-@pytest.mark.parametrize(("isolation", "answer"), [("thread", True), ("thread", False), ("process", True)])
-def test_beside_others_the_scheduler_is_asked(launcher: Launcher, isolation: str, answer: bool) -> None:
+DEALS = HUNGRY.replace('raise ValueError("training failed") from error', "raise SystemExit(0)")
+
+
+@pytest.mark.parametrize(
+    ("isolation", "script", "beside", "answer", "asked"),
+    [
+        ("thread", HUNGRY, True, True, True),
+        ("thread", HUNGRY, True, False, True),
+        ("process", HUNGRY, True, True, True),
+        ("thread", DEALS, True, True, False),
+        ("thread", HUNGRY, False, True, False),
+    ],
+    ids=["beside another", "with no for an answer", "in a process", "that dealt with it", "alone"],
+)
+def test_beside_others_the_scheduler_is_asked_for_a_script_that_fails(
+    launcher: Launcher, isolation: str, script: str, beside: bool, answer: bool, asked: bool
+) -> None:
     launcher.runtime("1", "2", options=("--isolation", isolation))
-    beside = member(launcher, "2", launcher.script(SLEEPER, "sleeper.py"))
-    until(lambda: "started" in launcher.out("2"), "the partner's script")
+    others = [member(launcher, "2", launcher.script(SLEEPER, "sleeper.py"))] if beside else []
+    until(lambda: not beside or "started" in launcher.out("2"), "the partner's script")
     code = SCHEDULER.replace("ANSWER", repr(answer))
-    hungry = member(launcher, "1", launcher.script(HUNGRY, "hungry.py"), code=code)
-    assert ends(hungry) == 1
-    assert (launcher.folder / "asked").read_text() == "1"
-    assert "CUDA out of memory" in launcher.err("1")
-    assert beside.poll() is None
-
-
-def test_a_script_that_dealt_with_it_has_ended_as_it_says(launcher: Launcher) -> None:
-    launcher.runtime("1", "2", options=("--isolation", "thread"))
-    beside = member(launcher, "2", launcher.script(SLEEPER, "sleeper.py"))
-    until(lambda: "started" in launcher.out("2"), "the partner's script")
-    handled = HUNGRY.replace('raise ValueError("training failed") from error', "raise SystemExit(0)")
-    code = SCHEDULER.replace("ANSWER", "True")
-    assert ends(member(launcher, "1", launcher.script(handled, "handled.py"), code=code)) == 0
-    assert not (launcher.folder / "asked").exists()
-    assert beside.poll() is None
-
-
-def test_alone_it_fails_as_ever(launcher: Launcher) -> None:
-    launcher.threads("1", "2")
-    code = SCHEDULER.replace("ANSWER", "True")
-    assert ends(member(launcher, "1", launcher.script(HUNGRY, "hungry.py"), code=code)) == 1
-    assert not (launcher.folder / "asked").exists()
+    assert ends(member(launcher, "1", launcher.script(script, "hungry.py"), code=code)) == (script is HUNGRY)
+    assert (launcher.folder / "asked").exists() == asked
+    assert ("CUDA out of memory" in launcher.err("1")) == (script is HUNGRY)
+    assert [other.poll() for other in others] == [None] * beside

@@ -86,81 +86,62 @@ def test_redirected_output_stays_within_the_member(launcher: Launcher) -> None:
     assert run_both(launcher, code) == ("after '101\\n'\n", "102\nafter ''\n")
 
 
-def test_signal_ends_the_script_and_runs_its_clean_up(launcher: Launcher) -> None:
-    script = launcher.script(
-        """
-        import muri
-        print("started")
+CLEANS_UP = """
+    import muri
+    print("started")
+    try:
+        while True:
+            with muri.stage("propagate"):
+                sum(range(1000))
+    finally:
+        print("clean-up")
+"""
+HANDLES = """
+    import signal, sys, time
+    import muri
+    def handle(signum, frame):
+        print("handler", signum)
+        sys.exit(5)
+    assert signal.signal(signal.SIGTERM, handle) == signal.SIG_DFL
+    print("started")
+    while True:
+        with STAGE:
+            time.sleep(0.01)
+"""
+SWALLOWS = """
+    import time
+    print("started")
+    for attempt in range(3):
         try:
-            while True:
-                with muri.stage("propagate"):
-                    sum(range(1000))
-        finally:
-            print("clean-up")
-        """
-    )
-    signals = {"101": (signal.SIGTERM, 143), "102": (signal.SIGINT, 130), "103": (signal.SIGUSR1, 138)}
-    launcher.threads(*signals, "104")
-    members = {job: launcher.member(job, script) for job in signals}
-    other = launcher.member("104", launcher.script(LOOP, "loop.py"), 100)
-    for job, (number, code) in signals.items():
+            time.sleep(600)
+        except BaseException:
+            print("swallowed")
+        while attempt == 0:
+            try:
+                while True: sum(range(1000))
+            except SystemExit:
+                print("again"); raise
+"""
+SIGNALLED = {
+    "101": (CLEANS_UP, signal.SIGTERM, 143, "clean-up\n"),
+    "102": (CLEANS_UP, signal.SIGINT, 130, "clean-up\n"),
+    "103": (CLEANS_UP, signal.SIGUSR1, 138, "clean-up\n"),
+    "104": (HANDLES.replace("STAGE", 'muri.stage("load")'), signal.SIGTERM, 5, "handler 15\n"),
+    "105": (HANDLES.replace("STAGE", "open('/dev/null')"), signal.SIGTERM, 5, "handler 15\n"),
+    "106": (SWALLOWS, signal.SIGTERM, 143, "swallowed\nagain\n"),
+}
+
+
+def test_a_signal_ends_the_script_as_it_is_handled_and_nobody_else(launcher: Launcher) -> None:
+    launcher.threads(*SIGNALLED, "107")
+    members = {job: launcher.member(job, launcher.script(SIGNALLED[job][0], f"{job}.py")) for job in SIGNALLED}
+    other = launcher.member("107", launcher.script(LOOP, "loop.py"), 100)
+    for job, (_, number, code, said) in SIGNALLED.items():
         until(lambda job=job: "started" in launcher.out(job), "the script")
         members[job].send_signal(number)
-        assert ends(members[job]) == code
-        assert launcher.out(job) == "started\nclean-up\n"
+        assert ends(members[job]) == code, job
+        assert launcher.out(job) == f"started\n{said}"
     assert ends(other) == 0
-
-
-def test_signal_handler_of_the_script_runs(launcher: Launcher) -> None:
-    script = launcher.script(
-        """
-        import signal, sys, time
-        import muri
-        def handle(signum, frame):
-            print("handler", signum)
-            sys.exit(5)
-        assert signal.signal(signal.SIGTERM, handle) == signal.SIG_DFL
-        print("started")
-        while True:
-            if len(sys.argv) > 1:
-                time.sleep(0.01)
-            else:
-                with muri.stage("load"):
-                    time.sleep(0.01)
-        """
-    )
-    launcher.threads("101", "102")
-    processes = [launcher.member("101", script), launcher.member("102", script, "without-stages")]
-    for job, process in zip(("101", "102"), processes, strict=True):
-        until(lambda job=job: "started" in launcher.out(job), "the script")
-        process.terminate()
-        assert ends(process) == 5
-        assert launcher.out(job) == "started\nhandler 15\n"
-
-
-def test_script_that_swallows_sigterm_is_told_again(launcher: Launcher) -> None:
-    script = launcher.script(
-        """
-        import time
-        print("started")
-        for attempt in range(3):
-            try:
-                time.sleep(600)
-            except BaseException:
-                print("swallowed")
-            while attempt == 0:
-                try:
-                    while True: sum(range(1000))
-                except SystemExit:
-                    print("again"); raise
-        """
-    )
-    launcher.threads("101")
-    process = launcher.member("101", script)
-    until(lambda: "started" in launcher.out("101"), "the script")
-    process.terminate()
-    assert ends(process) == 143
-    assert launcher.out("101") == "started\nswallowed\nagain\n"
 
 
 @pytest.mark.parametrize("discipline", [pytest.param("fair", marks=pytest.mark.thorough), "lockstep"])
@@ -222,14 +203,22 @@ def test_sockets_vanish_with_the_runtime_and_stale_ones_do_no_harm(launcher: Lau
     assert ends(launcher.member("101", "train.py")) == 0  # alone now
 
 
-def test_two_runtimes_cannot_serve_one_member(launcher: Launcher) -> None:
+FIVE = json.dumps({"members": [{"job_id": str(each)} for each in range(5)], "discipline": "lockstep"})
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [(runtime_words(["101"]), 1, "another runtime"), (["--group", FIVE], 2, "at most 4")],
+    ids=["two cannot serve one member", "five cannot rotate"],
+)
+def test_a_runtime_that_cannot_start_says_why(launcher: Launcher, words: list[str], code: int, message: str) -> None:
     launcher.threads("101")
-    command = [sys.executable, "-m", "muri.launcher.runtime.main", "--preload", "", *runtime_words(["101"])]
+    command = [sys.executable, "-m", "muri.launcher.runtime.main", "--preload", "", *words]
     again = subprocess.run(
         command, env=launcher.environment, check=False, capture_output=True, text=True, timeout=DEADLINE_S
     )
-    assert again.returncode == 1
-    assert "another runtime" in again.stderr
+    assert again.returncode == code
+    assert message in again.stderr
     assert "Traceback" not in again.stderr
     assert ends(launcher.member("101", launcher.script("print('still there')"))) == 0
 
@@ -253,17 +242,6 @@ def test_two_runtimes_cannot_serve_one_member(launcher: Launcher) -> None:
 def test_a_group_that_makes_no_sense_is_refused(group: dict, message: str) -> None:
     with pytest.raises(UsageError, match=re.escape(message)):
         read_options(["--group", json.dumps(group)], {})
-
-
-def test_wrong_options_are_explained(launcher: Launcher) -> None:
-    group = {"members": [{"job_id": str(each)} for each in range(5)], "discipline": "lockstep"}
-    command = [sys.executable, "-m", "muri.launcher.runtime.main", "--group", json.dumps(group)]
-    result = subprocess.run(
-        command, env=launcher.environment, check=False, capture_output=True, text=True, timeout=DEADLINE_S
-    )
-    assert result.returncode == 2
-    assert "at most 4" in result.stderr
-    assert "Traceback" not in result.stderr
 
 
 def test_a_signal_that_another_thread_takes_ends_the_runtime(launcher: Launcher) -> None:

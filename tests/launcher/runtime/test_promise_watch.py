@@ -53,12 +53,6 @@ def test_lockstep_is_left_for_fair_when_it_breaks_a_promise(caplog: pytest.LogCa
     assert "the group takes no more members" in caplog.messages[0]
 
 
-def test_lockstep_without_promises_stays() -> None:
-    arbiter = make_arbiter("lockstep", ["1", "2"], [])
-    PromiseKeeper(arbiter, lambda: ["1"]).look()
-    assert arbiter.discipline == "lockstep"
-
-
 class Scheduler(NoMembership):
     """Has put job 102 into the group of pilot job 900, with a promise."""
 

