@@ -62,6 +62,8 @@ def test_an_opportunistic_job_joins_a_running_one_on_its_gpus():
     assert (group.gpus, group.gpu_count, group.kept) == ((NodeShare("n1", 1),), 1, False)
     assert group.joining == (2,)
     assert "2 joins 1, which runs on 1 GPU of n1 and goes on undisturbed" in str(group.reasons[1])
+    picky = get_policy("antman", {"min_speedup": 1.6})
+    assert not picky.plan(make_request([second], [make_node("n1", 0, gpu_count=8)], running=(runs(first),))).groups
 
 
 def test_it_joins_whoever_leaves_it_the_most():

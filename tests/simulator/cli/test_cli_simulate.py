@@ -194,7 +194,7 @@ def is_there(process_group: int) -> bool:
     return True
 
 
-def read_terminal(fd: int, last: re.Pattern[str], deadline_s: float = 60.0) -> str:
+def read_terminal(fd: int, last: re.Pattern[str], deadline_s: float = 240.0) -> str:
     """What is drawn on a terminal until the last pattern is there or the other end is closed."""
     text, limit = "", time.monotonic() + deadline_s
     while not last.search(text) and time.monotonic() < limit:
@@ -233,10 +233,14 @@ def test_progress_on_a_terminal_and_a_clean_end_by_ctrl_c(tmp_path: Path) -> Non
         env={**os.environ, "TERM": "xterm", "COLUMNS": "80"},
     )  # fmt: skip
     os.close(child)
-    drawn = read_terminal(parent, re.compile(r"[1-9]\d*%.*left", re.DOTALL))
-    os.killpg(process.pid, signal.SIGINT)  # as a terminal does it: to the workers too
-    drawn += read_terminal(parent, re.compile(r"interrupted"))
-    assert process.wait(timeout=60) == 130
+    try:
+        drawn = read_terminal(parent, re.compile(r"[1-9]\d*%.*left", re.DOTALL))
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does it: to the workers too
+        drawn += read_terminal(parent, re.compile(r"interrupted"))
+        assert process.wait(timeout=120) == 130
+    except BaseException:
+        os.killpg(process.pid, signal.SIGKILL)
+        raise
     assert "small, muri-" in drawn
     assert "muri: interrupted" in drawn
     assert "Traceback" not in drawn
