@@ -46,6 +46,7 @@ def test_a_request_names_its_nodes(request_, nodes):
     found = place(**request_)
     assert found.nodes == frozenset(nodes.split())
     assert found.left_to_slurm == ""
+    assert place(features="a100", excluded_nodes="n1").name == "main (--constraint=a100, --exclude=n1)"
 
 
 @pytest.mark.parametrize(
@@ -78,11 +79,6 @@ def test_a_job_must_end_before_the_maintenance():
     assert place(SOON, time_limit_s=36 * 3600).nodes == {"n3"}
     assert place(SOON, time_limit_s=0).nodes == {"n3"}
     assert "maint" in place(SOON, time_limit_s=36 * 3600, features="a100").left_to_slurm
-
-
-def test_a_name_tells_what_restricts_a_job():
-    assert place().name == "main"
-    assert place(features="a100", excluded_nodes="n1").name == "main (--constraint=a100, --exclude=n1)"
 
 
 @pytest.mark.parametrize(

@@ -50,13 +50,9 @@ def test_a_group_over_two_nodes_asks_for_them_whole():
     assert pilot.gpu_request == "gres/gpu:2"
     assert (told(pilot).node_count, told(pilot).gpus_per_node) == (2, 2)
     arguments = sbatch_arguments(pilot, "mark")
+    run = dry_run_job(read_job(ddp(1)), "t", {}, Config())
+    assert (run.node_count, run.tasks_per_node, run.cpu_count) == (2, 2, 2)
     assert {"--nodes=2", "--ntasks=4", "--ntasks-per-node=2", "--cpus-per-task=2"} <= set(arguments)
-
-
-def test_jobs_of_different_shapes_are_not_grouped():
-    found = decided([ddp(1, nodes=2, gpus=1), ddp(2, nodes=1, gpus=2)], IDLE)
-    assert not of_kind(found, StartGroup)
-    assert not found.plan.groups
 
 
 def test_two_nodes_are_never_one():
@@ -83,20 +79,20 @@ def test_what_cannot_be_grouped_says_why(changes, reason):
     assert bool(found) == bool(reason)
 
 
-def test_a_limit_of_one_gpu_leaves_them_alone():
-    found = decided([ddp(1), ddp(2)], IDLE, grouping={"max_gpus_per_job": 1})
-    assert [type(action) for action in found.actions] == [ReleaseSolo]
+@pytest.mark.parametrize(
+    ("other", "grouping"),
+    [(ddp(2), {"max_gpus_per_job": 1}), (ddp(2, nodes=1, gpus=2), {}), (ddp(2, cpu_count=6), {})],
+)
+def test_jobs_of_different_shapes_and_larger_ones_than_the_site_says_are_not_grouped(other, grouping):
+    found = decided([ddp(1, nodes=2, gpus=2), other], IDLE, grouping=grouping)
+    assert all(len(start.members) == 1 for start in of_kind(found, StartGroup))
+    assert not found.plan.groups
 
 
 def test_what_a_run_that_was_stopped_has_saved_is_time_on_each_of_its_gpus():
     cycle = at_work.cycle_of([ddp(1)], IDLE, known=PROFILES)
     cycle = dataclasses.replace(cycle, knowledge=dataclasses.replace(cycle.knowledge, saved_gpu_s={1: 40.0}))
     assert plan_job(known_job(cycle.view.jobs[1], cycle), "main", cycle).remaining_s == 90.0
-
-
-def test_a_dry_run_has_the_shape_of_its_job():
-    run = dry_run_job(read_job(ddp(1)), "t", {}, Config())
-    assert (run.node_count, run.tasks_per_node, run.cpu_count) == (2, 2, 2)
 
 
 def test_a_step_of_several_ranks(tmp_path):

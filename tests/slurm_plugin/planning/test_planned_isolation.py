@@ -33,11 +33,8 @@ def planned(
     return isolations(jobs, profiles, mode, replace(cycle, knowledge=Knowledge({}, pythons=PYTHONS)))
 
 
-def test_by_default_nobody_is_a_thread_and_there_is_nothing_to_say() -> None:
+def test_threads_are_those_whose_runs_showed_no_danger_where_the_site_has_any() -> None:
     assert planned([job(1), job(2)], [(), ()], isolation="process") == [Isolation("process", "")] * 2
-
-
-def test_threads_are_those_whose_runs_showed_no_danger() -> None:
     found = planned([job(number) for number in range(4)], [(), ("children", "compile"), None, ()])
     assert [found[0], found[3]] == [THREAD, THREAD]
     assert found[1] == Isolation("process", "its runs used DataLoader workers or other child processes, torch.compile")

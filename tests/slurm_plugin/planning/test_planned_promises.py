@@ -160,8 +160,8 @@ def test_the_queue_shows_promised_planned_and_measured_speed(monkeypatch, capsys
 
 
 def of_class(job_id: int, model: str, *, opportunistic: bool = False, **changes: Any) -> Job:
-    of_class = ",opportunistic=1" if opportunistic else ""
-    return make_job(job_id, admin_comment=f"muri:model={model},batch-size=8{of_class}", **changes)
+    words = ",opportunistic=1" if opportunistic else ""
+    return make_job(job_id, admin_comment=f"muri:model={model},batch-size=8{words}", **changes)
 
 
 def alone_of_class(job_id: int, model: str, *, opportunistic: bool = False) -> list[Job]:

@@ -18,9 +18,6 @@ from muri.slurm_plugin.records.host_lists import MOST_NODES, HostListError, name
 )
 def test_names_are_unfolded(host_list, names):
     assert names_in(host_list) == set(names.split())
-
-
-def test_as_many_nodes_as_slurm_lists():
     assert len(names_in(f"n[1-{MOST_NODES}]")) == MOST_NODES
 
 

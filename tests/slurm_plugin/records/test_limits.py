@@ -44,6 +44,7 @@ LIMITS = SiteLimits(
 )
 def test_time_limits(text, seconds):
     assert parse_duration_s(text) == seconds
+    assert (parse_count("0"), parse_count(""), parse_count("UNLIMITED")) == (0, None, None), "zero is a limit"
 
 
 @pytest.mark.parametrize(
@@ -69,10 +70,6 @@ def test_resources(text, found):
 def test_what_is_no_limit_is_named(read, text):
     with pytest.raises(LimitTextError, match=text[:9]):
         read(text)
-
-
-def test_a_count_of_zero_is_a_limit():
-    assert (parse_count("0"), parse_count(""), parse_count("UNLIMITED")) == (0, None, None)
 
 
 @pytest.mark.parametrize(
