@@ -5,7 +5,7 @@ import json
 import pytest
 from muri_cluster import MuriCluster
 
-from sandbox.driver import DeadlineError, Driver
+from sandbox.driver import Driver
 
 PARTITION = ["-p", "small", "--gres=gpu:1"]
 
@@ -45,11 +45,10 @@ def build():
 
 TRAIN_PY = """\
 import os, time
-from pathlib import Path
 import muri
 
 print("started", os.environ["SLURM_JOB_ID"], flush=True)
-while not Path("/home/alice/enough").exists():
+while os.path.exists("/home/alice/keep-training"):
     for stage in ("load", "propagate"):
         with muri.stage(stage):
             time.sleep(0.02)
@@ -77,10 +76,8 @@ print("finished", flush=True)
 def muri(cluster: Driver) -> MuriCluster:
     site = MuriCluster(cluster)
     site.configure(policy="horus", partitions=["small"], gpu_mem_gib={"gpu": 24.0})
-    for name, text in (("patient", TRAIN_PY), ("hungry", HUNGRY_PY)):
-        cluster.write(f"{name}.py", text)
-        cluster.write(f"{name}.sh", f"#!/bin/sh\nmuri run /home/alice/{name}.py\n")
-    cluster.run("rm", "-f", "/home/alice/enough")
+    site.script("patient", TRAIN_PY)
+    site.script("hungry", HUNGRY_PY)
     site.python(MEASURED, f"{site.state_dir}/profiles.db")
     return site
 
@@ -91,57 +88,46 @@ def submit(muri: MuriCluster, model: str, script: str) -> int:
 
 
 def all_end_well(muri: MuriCluster, *jobs: int) -> None:
-    muri.driver.write("enough", "")
     ended = muri.cycles_until_ended(*jobs)
     assert {fields["JobState"] for fields in ended.values()} == {"COMPLETED"}
 
 
-def explained(muri: MuriCluster, job: int) -> str:
-    return str(muri.driver.run("muri", "explain", str(job), user="alice").stdout)
-
-
 def cycles_until(muri: MuriCluster, what: str, *jobs: int) -> None:
     """Have a controller at work until the jobs' outputs say so."""
-
-    def done() -> bool:
-        return all(muri.driver.job(job)["JobState"] != "PENDING" and what in muri.output(job) for job in jobs)
-
-    try:
-        with muri.controller():
-            muri.driver.wait_until(done, f"{what!r} of jobs {jobs}")
-    except DeadlineError:
-        pytest.fail("\n".join(explained(muri, job) for job in jobs))
+    with muri.controller():
+        muri.driver.wait_until(lambda: all(what in muri.output(job) for job in jobs), f"{what!r} of jobs {jobs}")
 
 
+@pytest.mark.thorough
 def test_a_model_that_never_ran_is_placed_by_its_graph_and_shares_a_gpu(muri: MuriCluster) -> None:
     muri.driver.write("net.py", NET_PY, user="root")
-    store = f"{muri.state_dir}/profiles.db"
     graph = ("--module", "net.py:build", "--input", "64", "--batch-size", "8", "--keep-as", "newcomer")
-    said = muri.driver.run("muri", "profile", "predict", *graph, "--store", store, "--json", user="root")
-    assert json.loads(said.stdout)
-    jobs = [submit(muri, "newcomer", "patient") for _ in range(3)]
-    muri.cycle()
-    hosts = muri.hosts()
-    assert len(hosts) == 2  # both GPUs have a job that was never measured, before any dry run
-    cycles_until(muri, "started", *jobs)
-    assert sorted(muri.hosts()) == sorted(hosts)  # the third one joined
-    texts = [explained(muri, job) for job in jobs]
+    assert json.loads(muri.profile("predict", *graph, "--json"))
+    with muri.training():
+        jobs = [submit(muri, "newcomer", "patient") for _ in range(3)]
+        muri.cycle()
+        hosts = muri.hosts()
+        assert len(hosts) == 2  # both GPUs have a job that was never measured, before any dry run
+        cycles_until(muri, "started", *jobs)
+        assert sorted(muri.hosts()) == sorted(hosts)  # the third one joined
+        texts = [muri.explain(job) for job in jobs]
     assert all("never measured here" in text and "predicted from its model's graph" in text for text in texts)
     assert "shares GPUs with" in texts[2]
     all_end_well(muri, *jobs)
 
 
 def test_who_runs_out_of_gpu_memory_beside_others_comes_back_and_asks_for_more(muri: MuriCluster) -> None:
-    partners = [submit(muri, "family1", "patient") for _ in range(2)]
-    cycles_until(muri, "started", *partners)
-    hungry = submit(muri, "family2", "hungry")
-    cycles_until(muri, "finished", hungry)
+    with muri.training():
+        partners = [submit(muri, "family1", "patient") for _ in range(2)]
+        cycles_until(muri, "started", *partners)
+        hungry = submit(muri, "family2", "hungry")
+        cycles_until(muri, "finished", hungry)
+        assert all(muri.driver.job(job)["JobState"] == "RUNNING" for job in partners)
     output = muri.output(hungry)
     assert output.count("started") == 2
     assert "asks for more next time" in output
-    assert muri.driver.job(hungry)["Restarts"] == "1"
-    assert all(muri.driver.job(job)["JobState"] == "RUNNING" for job in partners)
     asks = "import sys; from pathlib import Path; from muri.slurm_plugin.records.journal import Journal;"
     asks += "print(*Journal(Path(sys.argv[1])).facts('gpu-mem').values())"
     assert muri.python(asks, f"{muri.state_dir}/journal.db").stdout.split() == ["3.0"]  # its profile says 2 GiB
     all_end_well(muri, *partners, hungry)
+    assert muri.driver.job(hungry)["Restarts"] == "1"

@@ -2,12 +2,12 @@
 
 import pytest
 from muri_cluster import MuriCluster
-from real_campaign import GATEWAYS, run
+from real_campaign import run
 
 from sandbox.driver import Driver
 
 
-@pytest.mark.parametrize("gateway", GATEWAYS)
+@pytest.mark.parametrize("gateway", ["command", pytest.param("pyslurm", marks=pytest.mark.thorough)])
 def test_hostile_jobs_harm_nobody(one_gpu: Driver, gateway: str) -> None:
     outcome = run(MuriCluster(one_gpu), gateway, seed=1, hostile=40, ordinary=4)
     assert not outcome.failures, "\n".join(outcome.failures)

@@ -1,7 +1,5 @@
 """muri-hybrid on a real Slurm: two jobs whose pair was measured train side by side on one GPU, without turns."""
 
-import json
-
 import pytest
 from muri_cluster import MuriCluster
 
@@ -9,34 +7,22 @@ from sandbox.driver import Driver
 
 TRAIN_PY = """\
 import os, sys, time
-import torch, muri
+import muri
 
 own, other = sys.argv[1:]
-torch.set_num_threads(1)
-data = torch.utils.data.TensorDataset(torch.randn(64, 6), torch.randint(0, 3, (64,)))
-loader = torch.utils.data.DataLoader(data, batch_size=8)
-model = torch.nn.Linear(6, 3)
-optimizer = torch.optim.SGD(model.parameters(), 0.1)
 print("started", own, "pid", os.getpid(), "gpu", os.environ.get("CUDA_VISIBLE_DEVICES"), flush=True)
 met = False
-while not os.path.exists("end"):
-    for inputs, targets in muri.batches(loader):
-        with muri.stage("propagate"):
-            optimizer.zero_grad()
-            torch.nn.functional.cross_entropy(model(inputs), targets).backward()
-            optimizer.step()
-            # Within the stage that members with turns never share.
-            open(f"{own}-is-there", "w").close()
-            limit_s = time.monotonic() + 120
-            while not (met or os.path.exists(f"{other}-is-there")):
-                assert time.monotonic() < limit_s, f"{other} was never at the GPU beside {own}"
-                time.sleep(0.005)
-            met = True
+while not met or os.path.exists("keep-training"):
+    with muri.stage("propagate"):  # which members with turns never share
+        open(f"{own}-is-there", "w").close()
+        limit_s = time.monotonic() + 120
+        while not (met or os.path.exists(f"{other}-is-there")):
+            assert time.monotonic() < limit_s, f"{other} was never at the GPU beside {own}"
+            time.sleep(0.005)
+        met = True
     time.sleep(0.01)
 print("met and finished", own, flush=True)
 """
-
-TRAIN_SH = '#!/bin/sh\nmuri run /home/alice/meet.py "$@"\n'
 
 MEASURED = """\
 import sys
@@ -44,65 +30,45 @@ from pathlib import Path
 from muri.profiler.interference.ratios import Interference, Side, put
 from muri.profiler.records import ProfileKey, StageProfile
 from muri.profiler.store import ProfileStore
-path = Path(sys.argv[1])
-path.parent.mkdir(exist_ok=True)
 sides = [Side(ProfileKey(name, 8, 1, "gpu"), 0.1, 0.1 * r, r, 0.02, 0.9, 40) for name, r in (("a", 1.25), ("b", 1.6))]
-with ProfileStore(path) as store:
+with ProfileStore(Path(sys.argv[1])) as store:
     for side in sides:  # both are at the GPU all the time
         store.put(StageProfile(side.key, 0.0, 0.0, 0.1, 0.0, iteration_s=0.1, iterations=20))
     put(store, Interference(*sides, rounds=5, measured_s=30.0, measured_at="2026-01-01T00:00:00+00:00"))
 """
 
-STARTS = """\
-import json, sys
-from pathlib import Path
-from muri.slurm_plugin.records.journal import Journal
-with Journal(Path(sys.argv[1])) as journal:
-    groups = [intent for intent in journal.intents() if intent.kind == "group"]
-    print(json.dumps([[intent.submitted_job, intent.state, intent.payload["mode"]] for intent in groups]))
-"""
 
+def test_a_measured_pair_trains_side_by_side_without_turns(cluster: Driver) -> None:
+    muri = MuriCluster(cluster)
+    muri.configure(policy="muri-hybrid", partitions=["small"])
+    script = muri.script("meet", TRAIN_PY)
+    cluster.run("rm", "-f", "a-is-there", "b-is-there")
+    muri.python(MEASURED, f"{muri.state_dir}/profiles.db")
+    muri.occupy("small")
 
-@pytest.fixture
-def muri(cluster: Driver) -> MuriCluster:
-    """A node with two GPUs, of which somebody else has one."""
-    site = MuriCluster(cluster)
-    site.configure(policy="muri-hybrid", partitions=["small"])
-    cluster.write("meet.py", TRAIN_PY)
-    cluster.write("meet.sh", TRAIN_SH)
-    cluster.run("rm", "-f", *(f"/home/alice/{name}" for name in ("end", "a-is-there", "b-is-there")), user="alice")
-    site.python(MEASURED, f"{site.state_dir}/profiles.db")
-    cluster.wait_state(cluster.submit("-p", "small", "--gres=gpu:1", "--wrap=sleep infinity", user="bob"), "RUNNING")
-    return site
-
-
-def test_a_measured_pair_trains_side_by_side_without_turns(muri: MuriCluster) -> None:
     def submit(own: str, other: str) -> int:
         mark = f"--muri=model={own},batch-size=8,duration=1h"
-        return muri.driver.submit("-p", "small", "--gres=gpu:1", mark, "/home/alice/meet.sh", own, other)
+        return cluster.submit("-p", "small", "--gres=gpu:1", mark, script, own, other)
 
-    jobs = {"a": submit("a", "b"), "b": submit("b", "a")}
-    muri.cycle()
-    (host,) = muri.hosts()
-    assert "muri-mode:plain" in muri.driver.job(host)["AdminComment"].split()
-    muri.wait_grouped(*jobs.values())
-    told = muri.driver.run(
-        "squeue", "-h", "-u", "alice", "-t", "RUNNING", "-o", "%i %u %N %b", user="root"
-    ).stdout.split("\n")
-    running = {int(line.split()[0]): line.split()[1:] for line in told if line}
-    member = ["alice", "n1", "gres/gpu:0,gres/muri:1"]
-    assert running == {host: ["alice", "n1", "gres/gpu:1"], jobs["a"]: member, jobs["b"]: member}
+    with muri.training():
+        jobs = {"a": submit("a", "b"), "b": submit("b", "a")}
+        muri.cycle()
+        (host,) = muri.hosts()
+        assert "muri-mode:plain" in cluster.job(host)["AdminComment"].split()
+        muri.wait_grouped(*jobs.values())
+        told = cluster.run("squeue", "-h", "-u", "alice", "-t", "RUNNING", "-o", "%i %u %N %b", user="root").stdout
+        running = {int(line.split()[0]): line.split()[1:] for line in told.splitlines()}
+        member = ["alice", "n1", "gres/gpu:0,gres/muri:1"]
+        assert running == {host: ["alice", "n1", "gres/gpu:1"], jobs["a"]: member, jobs["b"]: member}
 
-    muri.driver.wait_until(lambda: muri.queue()[jobs["a"]]["discipline"] == "plain", "the runtime's word")
-    shown = muri.queue()
-    assert [(shown[job]["state"], shown[job]["group"]) for job in jobs.values()] == [("shared", host)] * 2
-    assert [shown[jobs[name]]["predicted_speed"] for name in "ab"] == pytest.approx([0.8, 0.625])
-    assert any("they share without turns" in reason for reason in shown[jobs["a"]]["reasons"])
-    assert json.loads(muri.python(STARTS, f"{muri.state_dir}/journal.db").stdout) == [[host, "done", "plain"]]
+        cluster.wait_until(lambda: muri.queue()[jobs["a"]]["discipline"] == "plain", "the runtime's word")
+        shown = muri.queue()
+        assert [(shown[job]["state"], shown[job]["group"]) for job in jobs.values()] == [("shared", host)] * 2
+        assert [shown[jobs[name]]["predicted_speed"] for name in "ab"] == pytest.approx([0.8, 0.625])
+        assert any("they share without turns" in reason for reason in shown[jobs["a"]]["reasons"])
 
-    muri.driver.write("end", "")
     for job in (*jobs.values(), host):
-        ended = muri.driver.wait_state(job, "COMPLETED")
+        ended = cluster.wait_state(job, "COMPLETED")
         assert (ended["ExitCode"], ended["Restarts"]) == ("0:0", "0")
     lines = {name: muri.output(job).splitlines() for name, job in jobs.items()}
     assert [lines[name][-1] for name in "ab"] == ["met and finished a", "met and finished b"]

@@ -17,11 +17,6 @@ WRAPPER = """\
 PYTHONPATH={library} exec /opt/private/bin/python3 -c 'from muri.cli import main; main()' "$@"
 """
 
-TRAIN_SH = """\
-#!/bin/sh
-muri run /home/alice/train.py "$@"
-"""
-
 
 @pytest.fixture(scope="module", params=["forky", "trixie"])
 def release(request: pytest.FixtureRequest) -> Iterator[Driver]:
@@ -48,44 +43,31 @@ def muri(one_gpu: Driver) -> MuriCluster:
         one_gpu.run("sh", "-c", f"rm -rf {name}; python3 -m venv --without-pip {name}")
         lacks = one_gpu.run(f"/home/alice/{name}/bin/python3", "-c", "import click", check=False)
         assert "No module named 'click'" in lacks.stderr
-    one_gpu.write("train.py", f"import sys\nprint('prefix', sys.prefix, flush=True)\n{TRAIN_PY}")
-    one_gpu.write("train.sh", TRAIN_SH)
+    cluster.script("train", f"import sys\nprint('prefix', sys.prefix, flush=True)\n{TRAIN_PY}")
     return cluster
 
 
-def submit(muri: MuriCluster, kind: str, venv: str, iterations: int = 60, *options: str) -> int:
+def submit(muri: MuriCluster, kind: str, venv: str, iterations: int = 30) -> int:
     """Submit a job as one who has activated a virtual environment."""
     path = f"/home/alice/{venv}/bin:/opt/packaged:/usr/local/bin:/usr/bin:/bin"
     environment = {"PATH": path, "VIRTUAL_ENV": f"/home/alice/{venv}"}
     words = ("/home/alice/train.sh", str(iterations), "0", kind)
     sbatch = muri.driver.run("sh", "-c", "command -v sbatch").stdout.strip()
-    options = ("-p", "train", "--gres=gpu:1", f"--muri=model={kind},batch-size=8", *options)
+    options = ("-p", "train", "--gres=gpu:1", f"--muri=model={kind},batch-size=8")
     done = muri.driver.run("env", *(f"{k}={v}" for k, v in environment.items()), sbatch, "--parsable", *options, *words)
     return int(done.stdout.strip().split(";")[0])
 
 
-def test_jobs_of_one_own_python_are_measured_and_share_a_gpu_in_it(muri: MuriCluster) -> None:
-    jobs = [submit(muri, "load", "one"), submit(muri, "propagate", "one")]
-    fields = muri.cycles_until_ended(*jobs)
-    log = muri.controller_log()
-    assert {job["JobState"] for job in fields.values()} == {"COMPLETED"}, log
-    assert [job["Restarts"] for job in fields.values()] == ["0", "0"], log
-    assert all("muri-state" in job["AdminComment"] for job in fields.values()), log  # grouped
-    for job in jobs:
-        assert muri.output(job).split("\n")[0] == "prefix /home/alice/one"
-        assert "refused" not in muri.output(job)
-
-
-def test_jobs_of_two_own_pythons_share_a_gpu_each_in_its_own(muri: MuriCluster) -> None:
-    first = [submit(muri, "load", "one"), submit(muri, "propagate", "two")]
-    muri.cycles_until_ended(*first)
-    muri.driver.wait_until(lambda: not muri.hosts(), "the end of the pilot job")  # nobody joins a group that ends
+@pytest.mark.parametrize("second", ["two", pytest.param("one", marks=pytest.mark.thorough)])
+def test_jobs_in_own_pythons_are_measured_and_share_a_gpu_each_in_its_own(muri: MuriCluster, second: str) -> None:
     with muri.training():
-        jobs = [submit(muri, "load", "one"), submit(muri, "propagate", "two")]
-        print(muri.cycle().stderr)
-        muri.wait_grouped(*jobs)
+        jobs = [submit(muri, "load", "one"), submit(muri, "propagate", second)]
+        with muri.controller():
+            muri.wait_grouped(*jobs)
+        assert muri.models().keys() == {"load", "propagate"}, muri.controller_log()
         assert len(muri.hosts()) == 1
     fields = [muri.driver.wait_state(job) for job in jobs]
-    assert [job["JobState"] for job in fields] == ["COMPLETED"] * 2
+    assert [(job["JobState"], job["Restarts"]) for job in fields] == [("COMPLETED", "0")] * 2
     prefixes = [muri.output(job).split("\n")[0] for job in jobs]
-    assert prefixes == ["prefix /home/alice/one", "prefix /home/alice/two"]
+    assert prefixes == ["prefix /home/alice/one", f"prefix /home/alice/{second}"]
+    assert all("refused" not in muri.output(job) for job in jobs)

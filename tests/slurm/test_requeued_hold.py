@@ -6,7 +6,7 @@ from muri_cluster import MuriCluster
 from sandbox.driver import Driver
 
 
-@pytest.fixture(params=["pyslurm", "command"])
+@pytest.fixture(params=[pytest.param("pyslurm", marks=pytest.mark.thorough), "command"])
 def holding(request: pytest.FixtureRequest, cluster: Driver) -> MuriCluster:
     """A site whose gate is a hold."""
     site = MuriCluster(cluster)
@@ -17,14 +17,14 @@ def holding(request: pytest.FixtureRequest, cluster: Driver) -> MuriCluster:
 
 def running(site: MuriCluster, word: str) -> int:
     """Start an ordinary job and give it the tags of one that was submitted with --muri."""
-    job = site.driver.submit("--gres=gpu:1", "--requeue", "--output=/dev/null", "--wrap=exec sleep 600")
+    job = site.driver.submit("--gres=gpu:1", "--requeue", "--output=/dev/null", "--wrap=exec sleep infinity")
     site.driver.wait_state(job, "RUNNING")
     tags = f"AdminComment=muri:model=load,batch-size=8,alone=1{word}"
     site.driver.run("scontrol", "update", f"JobId={job}", tags, user="root")
     return job
 
 
-@pytest.mark.parametrize("word", ["", " muri-gate:open"])
+@pytest.mark.parametrize("word", [pytest.param("", marks=pytest.mark.thorough), " muri-gate:open"])
 def test_an_administrators_stays(holding: MuriCluster, word: str) -> None:
     driver, job = holding.driver, running(holding, word)
     holding.cycle()

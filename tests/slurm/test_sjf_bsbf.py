@@ -107,35 +107,31 @@ def test_how_a_running_pair_slows_each_other_down_counts_in_the_next_plan(muri, 
     """By the estimate two long jobs share with gain. Their profiles are far too fast, so they seem to lose much."""
     grouping = {"min_speed": 0, "discipline": discipline}
     muri.configure(policy="sjf-bsbf", grouping=grouping, profiles={"drift_limit": 0})
-    muri.know(profile("long", 8, 1e-4, 0.3, 1.0), profile("short", 8, 1e-4, 0.9, 1.0))
+    muri.know(profile("load", 8, 1e-4, 0.3, 1.0), profile("propagate", 8, 1e-4, 0.9, 1.0))
 
     def learnt():
         """What is known of the pair; under `auto` a group may take turns for a while before it shares plainly."""
         pairs = json.loads(muri.profile("pair", "--list", "--json"))["pairs"]
         return [pair for pair in pairs if pair["turns"] == turns and pair["rounds"] >= 3]
 
-    with muri.training("first"):
-        first = submit(muri, "model=long,batch-size=8,duration=2h", "first")
-        muri.cycle()
-        wait_at_work(muri, first)
-        with muri.training("second"):
-            second = submit(muri, "model=short,batch-size=8,duration=2h", "second")
-            muri.cycle()
-            assert muri.queue()[second]["partners"] == [first]
-            wait_at_work(muri, second)
-            with muri.controller():
-                muri.driver.wait_until(learnt, "a pair that is learnt")
-        muri.driver.wait_state(second)
-        (pair,) = learnt()
-        assert [pair[side]["key"]["model"] for side in "ab"] == ["long", "short"]
-        assert pair["source"] == "learnt"
-        assert min(pair[side]["ratio"] for side in "ab") > 2
-        assert "learnt, turns" in muri.profile("pair", "--list") or not turns
+    first = muri.submit("load", iterations=72_000)
+    muri.cycle()
+    muri.wait_grouped(first)
+    second = muri.submit("propagate", iterations=72_000)
+    muri.cycle()
+    assert muri.queue()[second]["partners"] == [first]
+    with muri.controller():
+        muri.driver.wait_until(learnt, "a pair that is learnt")
+    muri.driver.run("scancel", str(second), user="alice")
+    muri.driver.wait_state(second, "CANCELLED")
+    (pair,) = learnt()
+    assert [pair[side]["key"]["model"] for side in "ab"] == ["load", "propagate"]
+    assert pair["source"] == "learnt"
+    assert min(pair[side]["ratio"] for side in "ab") > 2
+    assert "learnt, turns" in muri.profile("pair", "--list") or not turns
 
-        third = submit(muri, "model=short,batch-size=8,duration=2h", "third")
-        muri.cycle()
-        shown = muri.queue()[third]
-        assert shown["partners"] == []
-        assert any(f"sharing with job {first} now would end both" in reason for reason in shown["reasons"])
-        muri.driver.run("scancel", str(third), user="alice")
-    muri.driver.wait_state(first, "COMPLETED")
+    third = muri.submit("propagate", iterations=72_000)
+    muri.cycle()
+    shown = muri.queue()[third]
+    assert shown["partners"] == []
+    assert any(f"sharing with job {first} now would end both" in reason for reason in shown["reasons"])

@@ -78,16 +78,3 @@ def test_a_preempted_job_resumes_before_slurm_would_let_it(driver: Driver) -> No
     assert fields[job]["JobState"] == "COMPLETED"
     assert "resumed at iteration" in muri.output(job)
     assert waited_s(driver, job, before) < SLURM_CRED_EXPIRE_S
-
-
-@pytest.mark.thorough
-def test_members_of_a_dead_host_start_again_before_slurm_would_let_them(driver: Driver) -> None:
-    muri = MuriCluster(driver)
-    with muri.training():
-        jobs, host = muri.start_group("load", "propagate")
-        before = now(driver)
-        driver.run("scancel", "--signal=KILL", str(host), user="root")
-    fields = muri.cycles_until_ended(*jobs)
-    assert {job["JobState"] for job in fields.values()} == {"COMPLETED"}
-    # One GPU: the second may start when the first has ended.
-    assert min(waited_s(driver, job, before) for job in jobs) < SLURM_CRED_EXPIRE_S

@@ -2,25 +2,16 @@
 
 from muri_cluster import MuriCluster
 
-#: Runs a cycle by Slurm's commands, and ends it once it lets the third job go. Not the controller alone gets the
-#: signal but its whole process group, as with Ctrl-C.
-STOPPED_PY = """\
-import os, signal, subprocess, sys
-
-command = ["muri-controller", "--once"]
-with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
-    released = 0
-    for line in process.stderr:
-        sys.stderr.write(line)
-        released += "released alone" in line
-        if released == 3:
-            os.killpg(process.pid, signal.SIGTERM)
-            break
-    sys.stderr.write(process.stderr.read())
-sys.exit(process.returncode)
+#: With the third job that is let go the controller is told to stop. Not it alone gets the signal but its whole process
+#: group, as with Ctrl-C; the command itself goes on.
+SCONTROL = """\
+#!/bin/sh
+{scontrol} "$@" || exit
+case "$*" in *Licenses=*) echo released >> /root/stopping/released ;; *) exit 0 ;; esac
+test $(wc -l < /root/stopping/released) != 3 || kill -s TERM -- -$(ps -o pgid= -p $PPID | tr -d ' ')
 """
 
-JOBS = 25
+JOBS = 6
 
 
 def waiting(muri: MuriCluster, jobs: list[int]) -> int:
@@ -34,18 +25,18 @@ def test_a_controller_that_is_told_to_stop_ends_soon_and_the_next_lets_each_job_
     muri = MuriCluster(one_gpu)
     muri.configure(gateway="command", partitions=["measure"])  # so Slurm alone decides about the jobs of `train`
     script = one_gpu.write("ran.sh", '#!/bin/sh\necho "$SLURM_JOB_ID" >> ~/ran\n')
-    one_gpu.run("sh", "-c", "rm -f ~/ran")
-    jobs = [
-        one_gpu.submit(
-            "--muri=model=load,batch-size=8", "--partition=train", "--gres=gpu:1", "--output=/dev/null", script
-        )
-        for _ in range(JOBS)
-    ]
+    one_gpu.run("rm", "-rf", "/home/alice/ran", "/root/stopping", user="root")
+    scontrol = one_gpu.run("sh", "-c", "command -v scontrol", user="root").stdout.strip()
+    one_gpu.write("stopping/scontrol", SCONTROL.format(scontrol=scontrol), user="root")
+    options = ("--muri=model=load,batch-size=8", "--partition=train", "--gres=gpu:1", "--output=/dev/null")
+    jobs = [one_gpu.submit(*options, script) for _ in range(JOBS)]
     assert waiting(muri, jobs) == JOBS
-    stopped = muri.python(STOPPED_PY)
+    stopped = one_gpu.run(
+        "setsid", "--wait", "sh", "-c", "PATH=/root/stopping:$PATH exec muri-controller --once", user="root"
+    )
     assert "left for the next cycle: the controller was told to stop" in stopped.stderr
     assert "failed" not in stopped.stderr  # no command of its own was hit
-    assert JOBS - 2 >= waiting(muri, jobs) > 0
+    assert waiting(muri, jobs) == JOBS - 3
     muri.cycle()
     for job in jobs:
         assert one_gpu.wait_state(job)["JobState"] == "COMPLETED"
