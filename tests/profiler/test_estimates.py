@@ -175,17 +175,12 @@ def test_a_prediction_serves_where_nothing_was_measured(tmp_path, monkeypatch):
     with ProfileStore(tmp_path / "p.db") as store:
         store.put_all((one_gpu(100.0), make_profile("vgg16", gpu_count=4)))
         found = estimates.estimates_of(store, keys)
+        made = estimated(store, key(1, model="gpt2"))
+    assert made.interval_s == ((0.0, 0.4), (0.05, 0.6), (0.25, 1.4), (0.0, 0.0), (0.5, 2.0))
+    assert "60 measured profiles of 10 families" in made.basis[1]
     assert {item.model: profile.source for item, profile in found.items()} == {
         "gpt2": "predicted",
         "resnet18": "scaled",
     }
     assert "predicted from the model's graph" in estimates.why_estimated(found[keys[0]])
     assert estimates.why_estimated(one_gpu()) == ""
-
-
-def test_a_prediction_comes_with_its_interval(tmp_path, monkeypatch):
-    monkeypatch.setattr("muri.profiler.prediction.predictor.prediction_of", lambda *_: Predicted())
-    with ProfileStore(tmp_path / "p.db") as store:
-        found = estimated(store, key(1))
-    assert found.interval_s == ((0.0, 0.4), (0.05, 0.6), (0.25, 1.4), (0.0, 0.0), (0.5, 2.0))
-    assert "60 measured profiles of 10 families" in found.basis[1]

@@ -84,16 +84,12 @@ def test_one_that_never_settles_is_trusted_half():
 
 
 @pytest.mark.parametrize("count", [0, 2, 4])
-def test_a_script_that_ends_too_early_has_no_profile(count):
+def test_a_script_that_ends_early_counts_and_one_that_ends_too_early_has_no_profile(count):
     script = Script()
     assert script.run([0.1] * count) is None
     with pytest.raises(TooShortError, match=f"ended after {count} iterations.*at least 3"):
         script.course.result()
-
-
-def test_a_script_that_ends_early_counts():
-    script = Script()
-    script.run([0.1] * 8)
+    script.run([0.1] * (8 - count))
     assert (script.course.result().iterations, script.course.result().stopped) == (6, "the script ended")
 
 

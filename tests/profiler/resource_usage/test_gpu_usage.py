@@ -70,18 +70,15 @@ def test_what_is_refused_for_good_is_not_asked_again(gpus):
     assert [note for note in found.notes if "no permission" in note]
 
 
-def test_memory_that_the_driver_does_not_tell_apart_is_unknown(gpus):
-    gpus[0].processes[10] = None
-    assert reader(gpus).read(frozenset({10})).mem_gib is None
-
-
-def test_process_ids_of_another_namespace_are_no_zero(gpus, monkeypatch):
+def test_memory_that_the_driver_does_not_tell_apart_is_unknown_and_no_zero(gpus, monkeypatch):
     monkeypatch.setattr(nvml, "_pid_namespace", lambda: "pid:[4026532999]")
     found = reader(gpus)
     assert found.read(frozenset({5})).mem_gib is None
     assert any("container" in note for note in found.notes)
     monkeypatch.setattr(nvml, "_pid_namespace", lambda: nvml.FIRST_PID_NAMESPACE)
     assert reader(gpus).read(frozenset({5})).mem_gib == 0
+    gpus[0].processes[10] = None
+    assert reader(gpus).read(frozenset({10})).mem_gib is None
 
 
 @pytest.mark.parametrize(

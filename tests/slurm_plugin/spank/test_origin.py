@@ -50,7 +50,4 @@ def test_argument_is(library: ctypes.CDLL, index: int, name: str, value: str | N
 
 def test_a_command_line_cut_short_is_not_read_beyond_its_end(library: ctypes.CDLL) -> None:
     assert library.muri_argument_is(b"sbatch\0--muri", 13, 1, b"muri", None) is False
-
-
-def test_an_empty_command_line(library: ctypes.CDLL) -> None:
     assert library.muri_argument_is(b"", 0, 0, b"muri", None) is False
