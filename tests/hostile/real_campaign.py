@@ -46,7 +46,6 @@ class Outcome:
         ordinary: How each ordinary job ended.
         cycles: How many cycles there were.
         took_s: From the first submission to the last ordinary job's end.
-        seconds_of_commands: How long commands of users and administrators took.
     """
 
     gateway: str
@@ -55,7 +54,6 @@ class Outcome:
     ordinary: dict[int, str] = field(default_factory=dict)
     cycles: int = 0
     took_s: float = 0.0
-    seconds_of_commands: dict[str, float] = field(default_factory=dict)
 
 
 def submit_attacks(driver: Driver, seed: int, count: int, partition: str) -> list[int]:
@@ -115,17 +113,13 @@ def _commands(muri: MuriCluster, outcome: Outcome) -> None:
     known = json.loads(muri.driver.run("muri", "queue", "--json", user="root").stdout)["jobs"]
     waiting = [job["job_id"] for job in known if job["slurm_state"] == "PENDING" and job["state"] != "grouped"]
     for command in (*_COMMANDS, *(("muri", "explain", str(job_id)) for job_id in waiting[-1:])):
-        began_s = time.monotonic()
         done = muri.driver.run(*command, user="root", check=False)
-        outcome.seconds_of_commands[" ".join(command[:2])] = round(time.monotonic() - began_s, 1)
         if "is not a waiting or running job" not in done.stderr:  # it has ended meanwhile
             _judge(" ".join(command), done, outcome)
 
 
 def _drain(muri: MuriCluster, outcome: Outcome) -> None:
-    began_s = time.monotonic()
     done = muri.driver.run("muri", "drain", user="root", check=False, timeout_s=1800)
-    outcome.seconds_of_commands["muri drain"] = round(time.monotonic() - began_s, 1)
     _judge("muri drain", done, outcome)
     found = muri.driver.run("python", "-c", _SECRETS, user="root", check=False)
     if found.returncode:
@@ -166,7 +160,7 @@ def main_on_sandbox(name: str, hostile: int, ordinary: int, seed: int) -> int:
         completed = list(outcome.ordinary.values()).count("COMPLETED")
         print(
             f"{gateway}: {outcome.hostile} hostile jobs taken, {completed} of {ordinary} ordinary jobs completed after "
-            f"{outcome.took_s:.0f} s; commands took {outcome.seconds_of_commands}",
+            f"{outcome.took_s:.0f} s",
             file=sys.stderr, flush=True,
         )  # fmt: skip
         for failure in outcome.failures[:20]:

@@ -36,6 +36,17 @@ def waiting(count: int = 4, **changes: object) -> list[Job]:
     ]
 
 
+def submitting_nothing(error: Exception) -> FakeSlurm:
+    """Four jobs for one GPU; each submission ends with the error."""
+    slurm = FakeSlurm(waiting(), one_gpu(), gate_license=True)
+
+    def fail(_job):
+        raise error
+
+    slurm.submit = fail
+    return slurm
+
+
 def members(slurm: FakeSlurm) -> list[int]:
     return [job.job_id for job in slurm.jobs.values() if read_job(job).membership is not None]
 
@@ -80,12 +91,8 @@ def test_a_qos_limit_on_gpus_holds(make_controller):
 
 def test_a_pilot_that_a_limit_refuses_is_tried_with_fewer_members_and_bars_nobody(make_controller):
     """MaxSubmitJobs that Muri does not know of (row I)."""
-    slurm = FakeSlurm(waiting(), one_gpu(), gate_license=True)
-
-    def refuse(job):
-        raise GatewayError("cannot submit job 'muri-host': Job violates accounting/QOS policy (job submit limit, …)")
-
-    slurm.submit = refuse
+    error = GatewayError("cannot submit job 'muri-host': Job violates accounting/QOS policy (job submit limit, …)")
+    slurm = submitting_nothing(error)
     with make_controller(slurm) as controller:
         sizes = []
         for _ in range(5):
@@ -100,18 +107,14 @@ def test_a_pilot_that_a_limit_refuses_is_tried_with_fewer_members_and_bars_nobod
     assert any("muri_gate" not in job.licenses for job in slurm.jobs.values())
 
 
-def test_a_pilot_that_could_not_be_submitted_bars_nobody_for_good(make_controller, monkeypatch):
+def test_a_pilot_that_could_not_be_submitted_bars_nobody_for_good(make_controller):
     """Its user's process was stopped, or did not end; the GPUs go to others meanwhile."""
-    slurm = FakeSlurm(waiting(), one_gpu(), gate_license=True)
-
-    def fail(_job):
-        raise SubmissionTimeoutError("cannot submit job 'muri-host': sbatch did not end within 20 s")
-
-    with monkeypatch.context() as patched, make_controller(slurm) as controller:
-        patched.setattr(slurm, "submit", fail)
+    slurm = submitting_nothing(SubmissionTimeoutError("cannot submit job 'muri-host': sbatch did not end within 20 s"))
+    with make_controller(slurm) as controller:
         controller.cycle()
         assert controller.decision().plan.groups == ()
         assert controller._journal.facts(EXCLUSION) == {}
+    del slurm.submit
     slurm.now_s += 2 * HOUR_S
     slurm.extend_lease(slurm.now_s + 600)
     with make_controller(slurm) as controller:
@@ -119,13 +122,8 @@ def test_a_pilot_that_could_not_be_submitted_bars_nobody_for_good(make_controlle
     assert len(members(slurm)) == 4
 
 
-def test_a_process_that_cannot_be_started_ends_the_cycle_and_bars_nobody(make_controller, monkeypatch):
-    slurm = FakeSlurm(waiting(), one_gpu(), gate_license=True)
-
-    def fail(_job):
-        raise SlurmUnreachableError("cannot submit job 'muri-host': `setpriv` cannot be started")
-
-    monkeypatch.setattr(slurm, "submit", fail)
+def test_a_process_that_cannot_be_started_ends_the_cycle_and_bars_nobody(make_controller):
+    slurm = submitting_nothing(SlurmUnreachableError("cannot submit job 'muri-host': `setpriv` cannot be started"))
     with make_controller(slurm) as controller:
         with pytest.raises(SlurmUnreachableError):
             controller.cycle()
