@@ -136,15 +136,3 @@ def test_both_gateways_see_the_same(sandbox: Driver) -> None:
     assert pyslurm.nodes == command.nodes
     assert (pyslurm.cluster, pyslurm.slurm_version) == (command.cluster, command.slurm_version)
     sandbox.cancel_all()
-
-
-def test_auto_falls_back_to_commands_where_pyslurm_is_missing(old_sandbox: Driver) -> None:
-    code = "from muri.slurm_plugin.controller.assemble import open_gateway; print(open_gateway('auto', print).name)"
-    done = old_sandbox.run("python", "-c", code, user="root")
-    why, name = done.stdout.splitlines()
-    assert (name, done.stderr) == ("command", "")
-    assert why.startswith("pyslurm is not installed")
-    with pytest.raises(RefusedError) as caught:
-        GatewayInside(old_sandbox, "pyslurm").snapshot()
-    assert caught.value.error == "NoPyslurmError"
-    assert "gateway: command" in caught.value.text
