@@ -245,7 +245,7 @@ def test_the_plan_adds_up_the_proofs_of_its_buckets():
 
 
 @pytest.mark.parametrize(
-    "seed", [3, *(pytest.param(seed, marks=pytest.mark.thorough) for seed in (11, 35, 65, 118, 129))]
+    "seed", [65, *(pytest.param(seed, marks=pytest.mark.thorough) for seed in (3, 11, 35, 118, 129))]
 )
 def test_a_crowded_cluster_of_mixed_memory_settles_at_once(seed):
     rng = random.Random(seed)

@@ -208,11 +208,6 @@ def test_who_must_not_share(waiting, running, changes, why):
     assert why in str(plan.waiting[0].reasons[1])
 
 
-def test_two_on_a_gpu_is_the_most():
-    running = [runs(job(1, remaining_s=9000.0), 0), runs(job(2, remaining_s=5000.0), 0)]
-    assert [item.job_id for item in BSBF.plan(request([job(3, remaining_s=10.0)], running, 1)).waiting] == [3]
-
-
 @pytest.mark.parametrize("policy", [BSBF, FFS], ids=lambda policy: policy.name)
 def test_a_job_leaves_free_gpus_to_others_where_those_of_its_partners_will_do(policy):
     """Five GPUs: two held by job 1, one by job 2, which is the better partner, and two free ones."""
