@@ -1,16 +1,15 @@
 """Every command in the hands of an ordinary user, on hosts where something is missing: a message, never a traceback."""
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 
 import click
 import pytest
 from muri_cluster import MuriCluster
 
 from muri.cli import cli
-from sandbox import daemons
 from sandbox.driver import Driver
+from sandbox.support import CHECKOUT
 
 COMMANDS = {
     "run": "/home/alice/missing.py",
@@ -93,7 +92,7 @@ def ended(name, child, *files):
 import muri.slurm_plugin.cli.doctor, muri.simulator.cli.simulate_command, muri.profiler.commands.look  # once for all
 items = list(json.load(sys.stdin).items())
 told = []
-for first in range(0, len(items), 10):  # Slurm's commands wait long for a slurmctld that is down
+for first in range(0, len(items), 10):  # Slurm's commands try for a while to reach a slurmctld
     told += [ended(*each) for each in [start(*item) for item in items[first : first + 10]]]
 print(json.dumps(told))
 """
@@ -120,57 +119,37 @@ def muri(one_gpu: Driver) -> MuriCluster:
     return muri
 
 
-@contextmanager
-def no_rights(muri: MuriCluster) -> Iterator[dict[str, str]]:
-    """The state directory is there, and closed to users."""
-    yield {}
+#: No slurmctld answers, as Slurm's commands see it; how long they try again depends on the two timeouts.
+NOBODY = "s/^SlurmctldPort=.*/SlurmctldPort=1/;s/^(SlurmctldTimeout|MessageTimeout)=.*/\\1=4/"
+
+#: What root does before, the users' environment, and what must fail then.
+CONDITIONS: dict[str, tuple[str, dict[str, str], set[str]]] = {
+    "a state directory that is closed to users": ("true", {}, NEVER),
+    "no state directory": (
+        "true",
+        {"MURI_STATE_DIR": "/var/lib/none", "MURI_STATUS_DIR": "/var/lib/none/status", "MURI_CONFIG": "/dev/null"},
+        NEVER,
+    ),
+    "a closed configuration": ("chmod 700 /etc/muri", {}, NEVER | NEED_CONFIG),
+    "neither Slurm's commands nor pyslurm": (
+        "true", {"PATH": f"{CHECKOUT}/.venv/bin", "PYTHONPATH": ""}, NEVER | NEED_SLURM
+    ),
+    "no slurmctld": (
+        f"rm -rf /tmp/nobody; cp -r /etc/slurm /tmp/nobody; sed -i -E '{NOBODY}' /tmp/nobody/slurm.conf",
+        {"SLURM_CONF": "/tmp/nobody/slurm.conf"},
+        NEVER | NEED_SLURM,
+    ),
+}  # fmt: skip
 
 
-@contextmanager
-def no_state_directory(muri: MuriCluster) -> Iterator[dict[str, str]]:
-    yield {"MURI_STATE_DIR": "/var/lib/none", "MURI_STATUS_DIR": "/var/lib/none/status", "MURI_CONFIG": "/dev/null"}
-
-
-@contextmanager
-def closed_configuration(muri: MuriCluster) -> Iterator[dict[str, str]]:
-    muri.driver.run("chmod", "700", "/etc/muri", user="root")
+@pytest.mark.parametrize("condition", CONDITIONS)
+def test_ordinary_users_get_messages(muri: MuriCluster, condition: str) -> None:
+    before, environment, must_fail = CONDITIONS[condition]
+    muri.driver.run("sh", "-c", before, user="root")
     try:
-        yield {}
+        run = muri.driver.run("python", "-c", _RUN_ALL, env=environment, stdin=json.dumps(COMMANDS), timeout_s=1200)
     finally:
         muri.driver.run("chmod", "755", "/etc/muri", user="root")
-
-
-@contextmanager
-def no_slurm(muri: MuriCluster) -> Iterator[dict[str, str]]:
-    """Neither Slurm's commands nor pyslurm."""
-    python = muri.driver.run("python", "-c", "import sys; print(sys.prefix)").stdout.strip()
-    yield {"PATH": f"{python}/bin", "PYTHONPATH": ""}
-
-
-@contextmanager
-def slurmctld_down(muri: MuriCluster) -> Iterator[dict[str, str]]:
-    daemons.stop_controller(muri.driver.instance)
-    try:
-        yield {}
-    finally:
-        muri.driver.restart_controller()
-
-
-CONDITIONS = [
-    (no_rights, NEVER),
-    (no_state_directory, NEVER),
-    (closed_configuration, NEVER | NEED_CONFIG),
-    (no_slurm, NEVER | NEED_SLURM),
-    (slurmctld_down, NEVER | NEED_SLURM),
-]
-
-
-@pytest.mark.parametrize(("condition", "must_fail"), CONDITIONS)
-def test_ordinary_users_get_messages(
-    muri: MuriCluster, condition: Callable[[MuriCluster], contextmanager], must_fail: set[str]
-) -> None:
-    with condition(muri) as environment:
-        run = muri.driver.run("python", "-c", _RUN_ALL, env=environment, stdin=json.dumps(COMMANDS), timeout_s=1200)
     codes = {}
     for name, code, printed, said in json.loads(run.stdout):
         assert "Traceback" not in printed + said, f"{name}: {said}"
@@ -180,12 +159,11 @@ def test_ordinary_users_get_messages(
     assert {name for name in ANYWHERE if codes[name] != 0} == set()
 
 
-@pytest.mark.parametrize("mode", ["--once", "--interval 1"])
-def test_the_controller_refuses_to_run_as_slurmuser_and_leaves_nothing_in_roots_way(one_gpu: Driver, mode: str) -> None:
+def test_the_controller_refuses_to_run_as_slurmuser_and_leaves_nothing_in_roots_way(one_gpu: Driver) -> None:
     muri = MuriCluster(one_gpu)
-    as_slurm = ("setpriv", "--reuid=slurm", "--regid=slurm", "--clear-groups", "muri-controller", *mode.split())
-    for _ in range(2):  # before root's first cycle, and when root's lock file is there
-        refused = muri.driver.run(*as_slurm, user="root", check=False)
+    as_slurm = ("setpriv", "--reuid=slurm", "--regid=slurm", "--clear-groups", "muri-controller")
+    for mode in ("--once", "--interval 1"):  # before root's first cycle, and when root's lock file is there
+        refused = muri.driver.run(*as_slurm, *mode.split(), user="root", check=False)
         assert refused.returncode == 2
         assert refused.stderr.startswith("muri: muri-controller must run as root, not as slurm")
         assert "Traceback" not in refused.stderr
