@@ -2,11 +2,11 @@
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from muri_cluster import MuriCluster
+from muri_cluster import MuriCluster, slow_in
+from test_end_to_end import KILL
 
 from muri.profiler.records import ProfileKey
 from muri.slurm_plugin.records import comment_tags as tags
@@ -30,8 +30,7 @@ print(f"cache of {muri.cache([1, 2]).gib * 1024:.0f} MiB")
 APPETITES = """\
 import sys
 from pathlib import Path
-from muri.profiler.sensitivity.bisection import CpuSensitivity
-from muri.profiler.sensitivity.bisection import Point
+from muri.profiler.sensitivity.bisection import CpuSensitivity, Point
 from muri.profiler.sensitivity.record import KIND, SensitivityProfile
 from muri.profiler.store import ProfileStore
 curves = {
@@ -47,7 +46,7 @@ FRESH_PY = """\
 import os, time
 import muri
 cpus = int(os.environ.get("MURI_CPUS") or os.environ["SLURM_CPUS_ON_NODE"])
-for _ in muri.batches(range(4000)):
+for _ in muri.batches(range(100_000)):
     with muri.stage("preprocess"):
         time.sleep(0.06 / min(cpus, 2))
     with muri.stage("propagate"):
@@ -63,7 +62,7 @@ class Files:
         return 8000
     def __getitem__(self, index):
         if os.environ.get("MURI_DRY_RUN"):  # later runs find them in the page cache
-            time.sleep(0.01)
+            time.sleep(0.02)
         return bytes(1 << 16)
 
 data = muri.cache(Files(), gib=0.2)
@@ -73,15 +72,6 @@ def batches():
 for _ in muri.batches(batches(), prefetch=0):
     with muri.stage("propagate"):
         time.sleep(0.005)
-"""
-
-SENSITIVITIES = """\
-import json, sys
-from pathlib import Path
-from muri.profiler.sensitivity.record import KIND
-from muri.profiler.store import ProfileStore
-with ProfileStore(Path(sys.argv[1]), read_only=True) as store:
-    print(json.dumps({each.name: each.body for each in store.documents(KIND)}))
 """
 
 GIVE = """\
@@ -99,21 +89,6 @@ for job in gateway.snapshot().jobs:
 """
 
 
-KILLED_BEFORE_THE_GATE_OPENS = """\
-import os, signal
-from muri.slurm_plugin.gateway.pyslurm_api import PyslurmGateway
-from muri.slurm_plugin.controller.assemble import open_controller, read_config
-modify = PyslurmGateway.modify
-def dying(gateway, job_id, change):
-    if change.licenses is not None:
-        os.kill(os.getpid(), signal.SIGKILL)
-    modify(gateway, job_id, change)
-PyslurmGateway.modify = dying
-with open_controller(read_config(None)) as controller:
-    controller.cycle()
-"""
-
-
 class Site(MuriCluster):
     """One node with two GPUs and 16 CPUs, planned by synergy-tune."""
 
@@ -121,10 +96,8 @@ class Site(MuriCluster):
         super().__init__(driver)
         self.gateway = gateway
         self.configure(policy="synergy-tune", partitions=["small"], gateway=gateway, profiling={"at_once": 0})
-        driver.run("mkdir", "-p", self.state_dir, user="root")
         self.python(APPETITES, f"{self.state_dir}/profiles.db")
-        for model in ("hungry", "modest"):
-            self.know_profile(ProfileKey(model, 8, 1, "gpu"), [0.01, 0.07, 0.01, 0.01])
+        self.know(*(slow_in("preprocess", ProfileKey(model, 8, 1, "gpu")) for model in ("hungry", "modest")))
         driver.write("resources.sh", TRAIN_SH, user="alice")
         driver.write("cached.py", CACHED_PY, user="alice")
 
@@ -135,17 +108,13 @@ class Site(MuriCluster):
     def asked(self, job: int) -> dict[str, Any]:
         """What of a pending job Muri may change, as `scontrol show job` tells it."""
         names = ("NumCPUs", "NumTasks", "CPUs/Task", "MinCPUsNode", "MinMemoryNode", "MinMemoryCPU", "ReqNodeList")
-        return {name: self.driver.job(job).get(name) for name in names}
+        fields = self.driver.job(job)
+        return {name: fields.get(name) for name in names}
 
-
-@contextmanager
-def no_starts(driver: Driver) -> Iterator[None]:
-    """Keep Slurm from starting jobs on n1, as it may as soon as a drain has ended the lease."""
-    driver.run("scontrol", "update", "nodename=n1", "state=drain", "reason=test", user="root")
-    try:
-        yield
-    finally:
-        driver.run("scontrol", "update", "nodename=n1", "state=resume", user="root")
+    def seen(self, *jobs: int) -> dict[int, dict[str, str]]:
+        """Let jobs end that the test has seen run, and return their fields then."""
+        self.driver.run("touch", *(f"/home/alice/seen-{job}" for job in jobs), user="alice")
+        return self.cycles_until_ended(*jobs)
 
 
 @pytest.fixture(params=["forky-pyslurm", "bookworm-command"])
@@ -168,11 +137,8 @@ def test_jobs_run_on_the_cpus_that_synergy_gives_them(site: Site) -> None:
     assert sorted(listed.split("\n"))[1:] == sorted([f"{hungry} 9 alice", f"{modest} 2 alice"])
     told = site.queue()[hungry]
     assert (told["cpu_count"], told["asked_cpu_count"], told["state"]) == (9, 4, "alone")
-    explained = site.driver.run("muri", "explain", str(hungry), user="alice").stdout
-    assert "4 → 9 CPUs" in explained
-
-    site.driver.run("touch", f"/home/alice/seen-{hungry}", f"/home/alice/seen-{modest}", user="alice")
-    ended = site.cycles_until_ended(hungry, modest)
+    assert "4 → 9 CPUs" in site.explain(hungry)
+    ended = site.seen(hungry, modest)
     # Memory: the 2 GiB that the model was measured to need, and 3000 MiB because the user asked for no less.
     for job, cpus, mem_mib in ((hungry, 9, 2048), (modest, 2, 3000)):
         output = site.output(job)
@@ -195,7 +161,7 @@ def test_a_start_that_was_cut_off_is_undone_to_the_letter(site: Site) -> None:
     for job in jobs:
         given = site.asked(job)
         assert (given["NumCPUs"], given["ReqNodeList"], given["MinMemoryNode"]) == ("8", "n1", "20G")
-    with no_starts(site.driver):
+    with site.no_starts("small"):  # as Slurm may as soon as a drain has ended the lease
         drained = json.loads(site.driver.run("muri", "drain", "--json", user="root").stdout)
         assert sorted(drained["released"]) == sorted(jobs)
         assert [site.asked(job) for job in jobs] == before
@@ -205,11 +171,10 @@ def test_a_start_that_was_cut_off_is_undone_to_the_letter(site: Site) -> None:
 def test_a_controller_killed_between_change_and_start_loses_nothing(cluster: Driver) -> None:
     site = Site(cluster, "pyslurm")
     job = site.submit_model("hungry", "-c", "4", "--mem-per-cpu=500")
-    site.python(KILLED_BEFORE_THE_GATE_OPENS, check=False)
+    site.python(KILL, "3", "before", check=False)
     left = cluster.job(job)
     assert (left["JobState"], left["Licenses"], left["NumCPUs"]) == ("PENDING", "muri_gate:1", "9")
-    cluster.run("touch", f"/home/alice/seen-{job}", user="alice")
-    ended = site.cycles_until_ended(job)[job]
+    ended = site.seen(job)[job]
     assert (ended["JobState"], ended["ExitCode"], ended["NumCPUs"], ended["Restarts"]) == ("COMPLETED", "0:0", "9", "0")
     given = tags.parse_given(ended["AdminComment"])
     assert given is not None
@@ -217,54 +182,48 @@ def test_a_controller_killed_between_change_and_start_loses_nothing(cluster: Dri
     assert site.output(job).count("batch cpus=9") == 1
 
 
-def arrive(site: Site, model: str, text: str, *options: str) -> tuple[list[int], dict[str, Any]]:
-    """Two jobs of a new model, and the sensitivity that the first one's dry run finds."""
+def arrive(site: Site, model: str, text: str, *options: str) -> tuple[int, dict[str, Any]]:
+    """The second of two jobs of a new model, and the sensitivity that the first one's dry run finds."""
     site.configure(policy="synergy-tune", profiling={"partition": "measure"})
-    driver, script = site.driver, f"/home/alice/{model}.sh"
-    driver.write(f"{model}.py", text, user="alice")
-    driver.write(f"{model}.sh", f"#!/bin/sh\nexec muri run /home/alice/{model}.py\n", user="alice")
+    driver, script = site.driver, site.script(model, text)
     mark = f"--muri=model={model},batch-size=8"
     jobs = [driver.submit("-p", "train", "--gres=gpu:1", mark, "-c", "1", *options, script) for _ in range(2)]
-    name = f"{model} of alice (batch 8, 1 × gpu)"
+    found: list[dict[str, Any]] = []
 
-    def known() -> dict[str, Any]:
-        told: dict[str, Any] = json.loads(site.python(SENSITIVITIES, f"{site.state_dir}/profiles.db").stdout)
-        return told
+    def measured() -> bool:
+        told = site.profile("sensitivity", "--show", f"{model} of alice (batch 8, 1 × gpu)", "--json")
+        found.append(json.loads(told))
+        return True
 
     with site.controller():
-        driver.wait_until(lambda: name in known(), "the sensitivity of the new model")
-    return jobs, known()[name]
+        driver.wait_until(measured, "the sensitivity of the new model")
+    driver.run("scancel", str(jobs[0]), user="alice")
+    with site.controller():  # the other one starts with what was measured
+        driver.wait_state(jobs[1], "RUNNING", "COMPLETED")
+    return jobs[1], found[0]
 
 
 def test_a_new_models_cpus_are_measured_on_arrival(one_gpu: Driver) -> None:
     site = Site(one_gpu, "pyslurm")
-    jobs, body = arrive(site, "fresh", FRESH_PY)
+    job, body = arrive(site, "fresh", FRESH_PY)
     rates = {point["cpus"]: point["throughput"] for point in body["points"]}
     assert min(rates) == 1 and max(rates) >= 2, rates
     assert rates[max(rates)] > 1.4 * rates[1], rates
     assert body["saturating_cpus"] == 2
     assert body["process_gib"] > 0
     assert body["dataset"] is None
-    one_gpu.run("scancel", str(jobs[0]), user="alice")
-    with site.controller():  # the other one starts with what was measured
-        one_gpu.wait_state(jobs[1], "RUNNING")
-    assert one_gpu.job(jobs[1])["NumCPUs"] == "2"
-    assert "1 → 2 CPUs" in one_gpu.run("muri", "explain", str(jobs[1]), user="alice").stdout
-    one_gpu.cancel_all()
+    assert one_gpu.job(job)["NumCPUs"] == "2"
+    assert "1 → 2 CPUs" in site.explain(job)
 
 
 def test_a_new_models_dataset_is_measured_on_arrival_and_gets_memory(one_gpu: Driver) -> None:
     site = Site(one_gpu, "pyslurm")
-    jobs, body = arrive(site, "stored", STORED_PY, "--mem=300")
+    job, body = arrive(site, "stored", STORED_PY, "--mem=300")
     dataset = body["dataset"]
     assert dataset["dataset_gib"] == pytest.approx(8000 / 2**14, rel=0.01)
     assert dataset["batch_mib"] == pytest.approx(0.25, rel=0.01)
-    assert 0 < dataset["storage_mib_per_s"] < 6.3  # 64 KiB in 10 ms
+    assert 0 < dataset["storage_mib_per_s"] < 3.2  # 64 KiB in 20 ms
     assert dataset["overlap"] < 0.1
-    assert min(point["throughput"] for point in body["points"]) > 50  # measured as if all were in memory
-    one_gpu.run("scancel", str(jobs[0]), user="alice")
-    with site.controller():
-        one_gpu.wait_state(jobs[1], "RUNNING")
+    assert min(point["throughput"] for point in body["points"]) > 25  # measured as if all were in memory
     # All but a few of its 500 MiB, and its processes.
-    assert 480 < float(one_gpu.job(jobs[1])["MinMemoryNode"].removesuffix("M")) < 1000
-    one_gpu.cancel_all()
+    assert 480 < float(one_gpu.job(job)["MinMemoryNode"].removesuffix("M")) < 1000
