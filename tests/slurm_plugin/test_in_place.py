@@ -125,15 +125,7 @@ def test_what_a_members_first_iterations_tell_is_stored_once(
 
 @pytest.mark.parametrize(
     "changes",
-    [
-        {"load_s": -1.0},
-        {"iteration_s": 1e9},
-        {"iteration_s": "long"},
-        {"detail": {"confidence": 7.0}},
-        {"gpu_mem_gib": float("inf")},
-        {"at": 1e300},
-        {"at": -1e300},
-    ],
+    [{"load_s": -1.0}, {"iteration_s": "long"}, {"detail": {"confidence": 7.0}}, {"at": 1e300}, {"at": -1e300}],
 )
 def test_figures_that_cannot_be_true_are_refused(
     make_controller: Make, tmp_path: Path, changes: dict[str, Any]
