@@ -41,6 +41,12 @@ ARBITERS = pytest.mark.parametrize(
 )
 
 
+def switch(arbiter: Arbiter, discipline: str) -> None:
+    """Change the discipline, if it can be changed."""
+    if isinstance(arbiter, SwitchingArbiter):
+        arbiter.switch(discipline, "a test")
+
+
 class Crowd:
     """Members whose two threads each ask, hold, yield and give back as told; notes who holds what."""
 
@@ -89,25 +95,23 @@ class Crowd:
 
     def yield_point(self, member: str, thread: int) -> None:
         def work() -> None:
-            with self.lock:
-                mine = [r for r, holder in self.held.items() if holder == (member, thread)]
-                if not mine:
-                    return
-                del self.held[mine[0]]  # others may hold it until the call returns
-                stay = self.stay[member]
-            self._note(self.arbiter.yield_point, member, thread, mine[0], stay)
+            stay, resource = self.stay[member], self._drop(member, thread)
+            if resource is not None:  # others may hold it until the call returns
+                self._note(self.arbiter.yield_point, member, thread, resource, stay)
 
         self._in_thread(member, thread, work)
 
     def give_back(self, member: str, thread: int) -> None:
-        if self._is_busy(member, thread):
-            return
-        with self.lock:
-            mine = [r for r, holder in self.held.items() if holder == (member, thread)]
-            for resource in mine:
-                del self.held[resource]
-        for resource in mine:
+        if not self._is_busy(member, thread) and (resource := self._drop(member, thread)) is not None:
             self.arbiter.release(member, resource)
+
+    def _drop(self, member: str, thread: int) -> int | None:
+        """Forget what a thread holds, one resource at most; returns it."""
+        with self.lock:
+            mine = next((r for r, holder in self.held.items() if holder == (member, thread)), None)
+            if mine is not None:
+                del self.held[mine]
+            return mine
 
     def _is_busy(self, member: str, thread: int) -> bool:
         return (member, thread) in self.busy and self.clock.is_under_way(self.busy[member, thread])
@@ -126,15 +130,11 @@ class Crowd:
             "interrupt": lambda: self.arbiter.interrupt(member),
             "leave": lambda: self.leave(member),
             "join": lambda: self.join(member),
-            "switch": lambda: self.switch(["fair", "lockstep"][resource % 2]),
+            "switch": lambda: switch(self.arbiter, ["fair", "lockstep"][resource % 2]),
         }
         actions[name]()
         self.clock.settle()
         self.clock.sleep(IDLE_LIMIT_S / 4)
-
-    def switch(self, discipline: str) -> None:
-        if isinstance(self.arbiter, SwitchingArbiter):
-            self.arbiter.switch(discipline, "a test")
 
     def settle(self) -> None:
         """Everybody gives back what it gets, until nobody waits: waits end, whatever happened before."""
@@ -203,8 +203,7 @@ def test_every_member_gets_on_while_the_others_never_stop_asking(make: Make) -> 
     paths = {"1": [0, 1, 2, 3], "2": [2], "3": [2, 3]}
     threads = [clock.start(work, member, paths[member]) for member in MEMBERS]
     for least in (10, 20, 30):
-        if isinstance(arbiter, SwitchingArbiter):
-            arbiter.switch("lockstep" if least % 20 else "fair", "a test")
+        switch(arbiter, "lockstep" if least % 20 else "fair")
         clock.sleep(1.0)  # ten rounds of all members, one after the other, take 0.07 s
         assert min(rounds.values()) >= least, rounds
     stop = True

@@ -192,12 +192,6 @@ def test_unknown_stage_names_the_valid_ones(name, near) -> None:
     assert near is None or near in str(caught.value)
 
 
-def test_batches_has_the_loaders_length() -> None:
-    assert len(stages.batches([1, 2, 3])) == 3
-    with pytest.raises(TypeError):
-        len(stages.batches(iter([])))
-
-
 def in_thread(function) -> None:
     thread = threading.Thread(target=function)
     thread.start()
