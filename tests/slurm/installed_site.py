@@ -1,7 +1,6 @@
 """A bare site on which Muri is installed as docs/install.md says, and removed as docs/removal.md says."""
 
 import hashlib
-import os
 import re
 import shutil
 import time
@@ -12,7 +11,9 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from sandbox import daemons, instance, lifecycle, packages
+from conftest import start
+
+from sandbox import daemons, instance, packages
 from sandbox.builds import ensure_rootfs
 from sandbox.cluster import SUITES, Shape
 from sandbox.driver import Driver
@@ -53,12 +54,7 @@ def users_python() -> Path:
 @contextmanager
 def bare_site(suite: str, shape: Shape = SHAPE) -> Iterator[Driver]:
     """Start a sandbox that has nothing of Muri."""
-    name = f"test-install-{suite}-{os.getpid()}"
-    lifecycle.up(name, SUITES[suite], shape, Progress())
-    try:
-        yield Driver.of(name)
-    finally:
-        lifecycle.down(name, Progress())
+    yield from start(suite, shape, f"install-{suite}")
 
 
 def built(suite: str, revision: int = 1, kind: str = "deb") -> Path:
