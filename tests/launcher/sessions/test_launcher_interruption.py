@@ -18,81 +18,55 @@ class ToldError(Exception):
     """What is raised from outside."""
 
 
-def interrupted(script: Callable[[Interruption, Callable[[], None]], None]) -> BaseException | None:
-    """Run a script with the interruption and a function that raises `ToldError` from outside; returns how it ended."""
-    ended: list[BaseException | None] = []
+def in_thread(work: Callable[..., object], *arguments: object) -> None:
+    thread = threading.Thread(target=work, args=arguments)
+    thread.start()
+    thread.join()
 
-    def throw() -> None:
-        thrower = threading.Thread(target=interruption.throw, args=(ToldError,))
-        thrower.start()
-        thrower.join()
+
+def play(words: str) -> tuple[type[BaseException] | None, str]:
+    """Run a script told in words, with an interruption; returns how it ended, and the digits that it has reached."""
+    ended: list[type[BaseException] | None] = []
+    reached: list[str] = []
 
     def run() -> None:
+        steps: dict[str, Callable[[], object]] = {
+            "hold": interruption.hold_back,
+            "hold-elsewhere": lambda: in_thread(interruption.hold_back),
+            "let": lambda: interruption.let_through(False),
+            "let-now": lambda: interruption.let_through(True),
+            "safe": interruption.safe_point,
+            "forbid": interruption.forbid,
+            "throw": lambda: in_thread(interruption.throw, ToldError),
+            "wait": lambda: threading.Event().wait(DEADLINE_S),
+        }
         try:
-            script(interruption, throw)
+            for word in words.split():
+                steps.get(word, lambda word=word: reached.append(word))()  # type: ignore[misc]
             ended.append(None)
         except BaseException as error:
-            ended.append(error)
+            ended.append(type(error))
 
     thread = threading.Thread(target=run, daemon=True)
     state = SimpleNamespace(member="101", interrupted=threading.Event(), handlers={})
     interruption = Interruption(cast("SessionState", state), FairArbiter(), thread)
     thread.start()
     thread.join(DEADLINE_S)
-    return ended[0]
+    return ended[0], "".join(reached)
 
 
-def test_nothing_is_raised_before_the_outermost_call_lets_it_through() -> None:
-    reached: list[str] = []
-
-    def script(interruption: Interruption, throw: Callable[[], None]) -> None:
-        interruption.hold_back()
-        interruption.hold_back()
-        throw()
-        reached.append("held back")
-        interruption.let_through(True)
-        reached.append("held back still")
-        interruption.let_through(True)
-        reached.append("let through")
-
-    assert isinstance(interrupted(script), ToldError)
-    assert reached == ["held back", "held back still"]
-
-
-def test_what_is_not_raised_at_once_waits_for_a_safe_point() -> None:
-    reached: list[str] = []
-
-    def script(interruption: Interruption, throw: Callable[[], None]) -> None:
-        interruption.hold_back()
-        throw()
-        interruption.let_through(False)
-        reached.append("let through")
-        interruption.safe_point()
-        reached.append("safe point")
-
-    assert isinstance(interrupted(script), ToldError)
-    assert reached == ["let through"]
-
-
-def test_a_script_that_only_clears_up_is_left_alone() -> None:
-    def script(interruption: Interruption, throw: Callable[[], None]) -> None:
-        interruption.hold_back()
-        throw()
-        interruption.forbid()
-        interruption.let_through(True)
-
-    assert interrupted(script) is None
-
-
-def test_other_threads_of_the_script_hold_nothing_back() -> None:
-    def script(interruption: Interruption, throw: Callable[[], None]) -> None:
-        helper = threading.Thread(target=interruption.hold_back)
-        helper.start()
-        helper.join()
-        throw()
-        threading.Event().wait(DEADLINE_S)
-
-    assert isinstance(interrupted(script), ToldError)
+@pytest.mark.parametrize(
+    ("words", "ended", "reached"),
+    [
+        ("hold hold throw 1 let-now 2 let-now 3", ToldError, "12"),
+        ("hold throw let 1 safe 2", ToldError, "1"),
+        ("hold throw forbid let-now 1", None, "1"),
+        ("hold-elsewhere throw wait", ToldError, ""),
+    ],
+    ids=["until the outermost call", "until a safe point", "while it clears up", "by another thread, which may not"],
+)
+def test_what_comes_from_outside_is_held_back(words: str, ended: type[BaseException] | None, reached: str) -> None:
+    assert play(words) == (ended, reached)
 
 
 @pytest.mark.parametrize("woken", [True, False])
