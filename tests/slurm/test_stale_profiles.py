@@ -2,16 +2,10 @@
 
 import json
 
-import pytest
 from muri_cluster import MuriCluster
 
 from muri.profiler.records import ProfileKey, StageProfile
 from sandbox.driver import Driver
-
-
-@pytest.fixture
-def muri(one_gpu: Driver) -> MuriCluster:
-    return MuriCluster(one_gpu)
 
 
 def profile(model: str, load_s: float) -> StageProfile:
@@ -25,7 +19,8 @@ def cycles_until(muri: MuriCluster, logged: str) -> None:
         muri.driver.wait_until(lambda: logged in muri.controller_log(), f"{logged!r} in the log")
 
 
-def test_drift_of_a_running_group_is_measured_again_once(muri: MuriCluster) -> None:
+def test_drift_of_a_running_group_is_measured_again_once(one_gpu: Driver) -> None:
+    muri = MuriCluster(one_gpu)
     profiles = {"drift_after_s": 4.0, "drift_limit": 1.5}
     muri.configure(
         profiles=profiles, profiling={"partition": "measure"}, grouping={"wait_for_profiles_s": 0, "discipline": "fair"}
@@ -55,7 +50,8 @@ def test_drift_of_a_running_group_is_measured_again_once(muri: MuriCluster) -> N
     assert shown["load_s"] > 0.05
 
 
-def test_a_damaged_store_is_set_aside_and_no_job_is_lost(muri: MuriCluster) -> None:
+def test_a_damaged_store_is_set_aside_and_no_job_is_lost(one_gpu: Driver) -> None:
+    muri = MuriCluster(one_gpu)
     muri.know(profile("load", 0.07), profile("propagate", 0.03))
     path = f"{muri.state_dir}/profiles.db"
     muri.driver.run("sh", "-c", f"head -c 20000 /dev/urandom > {path}; rm -f {path}-wal {path}-shm", user="root")
