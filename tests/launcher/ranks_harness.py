@@ -119,8 +119,10 @@ class RankedLauncher:
         """What one rank's runtime has logged."""
         return self.log_path(rank).read_text()
 
-    def member(self, job_id: str, *arguments: object, alone: bool = False, **environment: str) -> list[Process]:
-        """Start all tasks of a member as `srun muri run train_ddp.py …` would."""
+    def member(
+        self, job_id: str, *arguments: object, alone: bool = False, script: Path | None = None, **environment: str
+    ) -> list[Process]:
+        """Start all tasks of a member as `srun muri run train_ddp.py …` would, or of another script."""
         port = str(free_port())
         processes = []
         for rank in range(self.world_size):
@@ -130,8 +132,8 @@ class RankedLauncher:
             variables |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "SLURM_LOCALID": str(rank)}
             variables["ALONE"] = str(alone)
             options = ["--no-attach"] if alone else []
-            command = [sys.executable, "-c", "from muri.cli import main; main()", "run", *options, str(self.script)]
-            command += map(str, arguments)
+            command = [sys.executable, "-c", "from muri.cli import main; main()", "run", *options]
+            command += map(str, (script or self.script, *arguments))
             out, err = self.out_path(job_id, rank).open("ab"), self.out_path(job_id, rank, "err").open("ab")
             processes.append(self.launcher.spawn(command, variables, stdout=out, stderr=err, cwd=self.launcher.folder))
         return processes

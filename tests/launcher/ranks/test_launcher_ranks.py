@@ -2,6 +2,7 @@
 
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from launcher_harness import Launcher, ends, launcher_in
@@ -18,7 +19,7 @@ def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RankedLaunch
     """The runtimes of two ranks with PyTorch loaded, for all tests that leave them running."""
     with launcher_in(tmp_path_factory.mktemp("two-ranks")) as launcher:
         ranked = RankedLauncher(launcher, 2)
-        ranked.start(*map(str, range(101, 108)), options=("--preload", "torch"))
+        ranked.start(*map(str, range(101, 111)), options=("--preload", "torch"))
         yield ranked
 
 
@@ -92,3 +93,63 @@ def test_a_member_that_is_not_one_process_per_gpu_is_refused(two_ranks: RankedLa
     process = two_ranks.launcher.member("107", two_ranks.script, **variables)
     assert ends(process) == 75
     assert "it runs as rank 0 of 1, but its group has one runtime per GPU" in two_ranks.launcher.err("107")
+
+
+RANK = """
+    import os, threading
+    import torch, torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+
+    assert not dist.is_initialized(), "another member's group is visible"
+    dist.init_process_group("gloo", rank=int(os.environ["SLURM_PROCID"]), world_size=2)
+    rank, member = dist.get_rank(), int(os.environ["SLURM_JOB_ID"])
+    seen = []
+    thread = threading.Thread(target=lambda: seen.append(dist.get_world_size()))
+    thread.start(); thread.join()
+    pair = dist.new_group([0, 1])
+    torch.manual_seed(member)
+    model = DistributedDataParallel(torch.nn.Linear(4, 1))
+    for step in range(10):
+        value = torch.tensor([float(member + rank)])
+        dist.all_reduce(value, group=pair)
+        assert value.item() == 2 * member + 1, value
+        model(torch.randn(3, 4) + rank).sum().backward()
+        total = model.module.weight.grad.clone(); dist.all_reduce(total)
+        assert torch.equal(total, 2 * model.module.weight.grad), "gradients are not those of both ranks"
+        model.zero_grad()
+    all_reduce = torch.distributed._functional_collectives.all_reduce
+    functional = all_reduce(torch.ones(1) * member, "sum", dist.group.WORLD).item()
+    dist.barrier()
+    dist.destroy_process_group()
+    print("done", seen, dist.is_initialized(), functional, flush=True)
+"""
+DROPS_MODELS = """
+    import os, sys, torch, torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+
+    for round in range(8):  # each with a store of its own: a rank that is ahead could still find the last one
+        place = f"file://{sys.argv[1]}/{round}"
+        dist.init_process_group("gloo", init_method=place, rank=int(os.environ["SLURM_PROCID"]), world_size=2)
+        model = DistributedDataParallel(torch.nn.Linear(4, 1))
+        model(torch.randn(3, 4)).sum().backward()
+        total = model.module.weight.grad.clone()
+        dist.all_reduce(total)
+        del total  # from now on one of gloo's threads is the last to hold it
+        dist.destroy_process_group()
+        del model
+    print("done")
+"""
+
+
+def test_members_see_their_own_process_groups(two_ranks: RankedLauncher) -> None:
+    script, jobs = two_ranks.launcher.script(RANK, "rank.py"), ("108", "109")
+    members = {job: two_ranks.member(job, script=script) for job in jobs}
+    for job, processes in members.items():
+        assert two_ranks.exit_codes(processes) == [0, 0], [two_ranks.out(job, rank, "err") for rank in range(2)]
+        assert [two_ranks.out(job, rank) for rank in range(2)] == [f"done [2] False {2.0 * int(job)}\n"] * 2
+
+
+def test_dropping_a_model_after_its_process_group_stops_nobody(two_ranks: RankedLauncher, tmp_path: Path) -> None:
+    processes = two_ranks.member("110", tmp_path, script=two_ranks.launcher.script(DROPS_MODELS, "drops.py"))
+    assert two_ranks.exit_codes(processes) == [0, 0], [two_ranks.out("110", rank, "err") for rank in range(2)]
+    assert [two_ranks.out("110", rank) for rank in range(2)] == ["done\n"] * 2
