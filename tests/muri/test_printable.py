@@ -6,7 +6,7 @@ import re
 
 import click
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from rich.table import Table
 
@@ -19,7 +19,6 @@ from muri.utc import log_handler
 HOSTILE = "a\n2026-01-01T00:00:00Z ERROR forged\r\x1b]0;title\x07\x1b[2J\x9b31m\u202eevil\u2028x\udce9[red]:bomb:"
 
 
-@settings(deadline=None)
 @given(st.text())
 def test_what_is_shown_is_one_line_of_visible_characters(text: str) -> None:
     assert printable(text).isprintable()

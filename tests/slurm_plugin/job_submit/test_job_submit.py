@@ -139,7 +139,7 @@ def test_other_licences_and_administrators_are_left_alone(slurm: Slurm, licenses
 
 
 @given(licenses=st.text(alphabet="muri_gate:1=5,;|@ x", max_size=40))
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_whatever_is_asked_for_the_gate_counts_once_and_the_rest_stays(slurm: Slurm, licenses: str) -> None:
     one_gate = muri(slurm).one_gate
     kept = one_gate(licenses)
@@ -267,7 +267,7 @@ def test_a_fingerprint_tells_scripts_apart_and_only_them(slurm: Slurm) -> None:
     assert all(re.fullmatch("[0-9a-f]{16}", each) for each in found)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(comment=st.text(max_size=60), mark=st.text(max_size=60))
 def test_a_hostile_client_adds_one_token_at_most(slurm: Slurm, comment: str, mark: str) -> None:
     job = slurm.job(mark, admin_comment=comment)
@@ -362,7 +362,7 @@ def test_facts_in_their_form_are_kept_and_others_cost_the_job_nothing(
     assert facts_kept(slurm, text, environment) == kept
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(text=st.one_of(st.text(), st.from_regex(r"1\.[0-9a-f]{16}\.[0-9a-f]{16}\.\S{0,9}\.\S{0,9}")))
 def test_no_text_of_a_user_makes_another_word_of_muris(slurm: Slurm, text: str) -> None:
     kept = muri(slurm).facts(slurm.lua.table_from({0: f"MURI_FACTS={text}"}), slurm.lua.table_from({"PATH": "/bin"}))

@@ -1,7 +1,7 @@
 """The word muri-report in AdminComment, and how a pilot job's GPU time is split among its members."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from muri.slurm_plugin.records import comment_tags as tags
@@ -77,7 +77,6 @@ def test_a_member_that_never_ran_gets_nothing():
 SPANS = st.tuples(st.integers(0, 50), st.integers(1, 50)).map(lambda each: (each[0], each[0] + each[1]))
 
 
-@settings(deadline=None)
 @given(st.dictionaries(st.integers(1, 9), SPANS, min_size=1, max_size=5), st.integers(1, 8))
 def test_no_gpu_second_is_lost_or_given_twice(spans, gpu_count):
     split = split_gpu_time(gpu_count, (0, 100), spans)

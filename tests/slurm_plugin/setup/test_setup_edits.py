@@ -4,7 +4,7 @@ from pathlib import Path
 
 import lupa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from muri.slurm_plugin.setup import hooks
@@ -88,7 +88,6 @@ def test_what_the_site_changes_later_stays():
     )
 
 
-@settings(deadline=None)
 @given(
     st.lists(
         st.sampled_from(

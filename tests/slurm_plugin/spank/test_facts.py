@@ -42,7 +42,7 @@ def facts_of(text: str) -> SubmitFacts:
     return found
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40, deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40)
 @given(arguments)
 @example([b"two words", b"", b"'", b'"', b"\\", b"a\nb\r\n", b"$(id)`id`", b"\xff\xfe", b"caf\xe9", b"-x", b"\t *?"])
 def test_every_argument_arrives_as_it_was_given(tell: Tell, given_words: list[bytes]) -> None:
@@ -162,7 +162,6 @@ def test_a_damaged_word_is_no_fact(text: str) -> None:
     assert found is None or found.python == ""
 
 
-@settings(deadline=None)
 @given(st.text())
 def test_no_comment_makes_reading_fail(comment: str) -> None:
     read_facts(comment)

@@ -95,7 +95,7 @@ def as_typed(tag: str) -> str:
     return re.sub(rf"(?:^|(?<=,))((?:{times})=\d+)(?=,|$)", r"\1s", tag)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(request=VALID_REQUESTS, data=st.data())
 def test_a_valid_request_is_the_same_in_all_languages(
     options: Options, is_canonical: IsCanonical, request: dict[str, str | int], data: st.DataObject
@@ -108,7 +108,7 @@ def test_a_valid_request_is_the_same_in_all_languages(
     assert parse_request(f"muri:{tag}") == SubmitRequest(**given_fields)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(items=st.lists(DOUBTFUL_ITEMS, min_size=1, max_size=4))
 def test_lua_lets_pass_exactly_what_c_can_write(options: Options, is_canonical: IsCanonical, items: list[str]) -> None:
     text = ",".join(items)
@@ -118,7 +118,6 @@ def test_lua_lets_pass_exactly_what_c_can_write(options: Options, is_canonical: 
 
 
 @pytest.mark.parametrize("key", KEYS, ids=lambda key: key["name"])
-@settings(deadline=None)
 @given(data=st.data())
 def test_python_takes_from_a_tag_exactly_what_lua_lets_pass(
     is_canonical: IsCanonical, key: dict[str, Any], data: st.DataObject
