@@ -1,6 +1,7 @@
 """Scripts under Pythons older and newer than Muri's own: what runs in their processes, without PyTorch."""
 
 import json
+import os
 import shutil
 import socket
 import subprocess
@@ -18,14 +19,21 @@ from muri.profiler.records import STAGES
 from muri.pythons import with_library
 
 SCRIPTS = Path(__file__).parents[3] / "scripts"
+PYENV = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv")
+ASK = "import sys; print(*sys.version_info[:2])"
 
 
 @pytest.fixture(scope="session")
 def pythons() -> tuple[str, str]:
     """One that is older than Muri's own, and the newest one of this machine."""
     old = subprocess.check_output([SCRIPTS / "install-old-python"], text=True).strip()
-    found = [path for minor in range(20) if (path := shutil.which(f"python3.{minor}"))]
-    return old, [old, *found][-1]
+    named = filter(None, (shutil.which(f"python3.{minor}") for minor in range(20)))
+    releases = {}
+    for path in [old, *named, *map(str, PYENV.glob("versions/3.*/bin/python3"))]:
+        done = subprocess.run([path, "-c", ASK], capture_output=True, text=True, check=False)
+        if done.returncode == 0:  # pyenv's placeholders for Pythons that are not chosen do not start
+            releases[tuple(map(int, done.stdout.split()))] = path
+    return old, releases[max(releases)]
 
 
 SCRIPT = """
