@@ -248,10 +248,9 @@ def test_a_rank_that_does_not_come_is_ended_unless_it_works_and_a_stopped_runtim
 ) -> None:
     ranked = RankedLauncher(launcher, 2)
     ranked.start("101", "102", options=SOON)
-    ranked.script = launcher.script(NETWORK, "network.py")
-    others = ranked.member("102", **AGAIN)
-    ranked.script = launcher.script(MEETING, "meeting.py")
-    assert [ends(process) for process in ranked.member("101")] == [124, 124], ranked.out("101", 0, "err")
+    others = ranked.member("102", script=launcher.script(NETWORK, "network.py"), **AGAIN)
+    meeting = ranked.member("101", script=launcher.script(MEETING, "meeting.py"))
+    assert [ends(process) for process in meeting] == [124, 124], ranked.out("101", 0, "err")
     for rank in range(2):
         assert ranked.out("101", rank) == "met\n", ranked.out("101", rank, "err")
         assert "nothing of it has worked on any of its ranks" in ranked.out("101", rank, "err")
