@@ -8,6 +8,12 @@ from collections.abc import Iterator
 from typing import Final
 
 import pytest
+from hypothesis.internal.conjecture import providers
+
+# Hypothesis also tries the numbers and texts that stand in the product's modules, but only of those that happen to be
+# loaded: which other tests ran before in the same process would decide what a test is given.
+if hasattr(providers, "_get_local_constants"):
+    providers._get_local_constants = lambda: providers._local_constants
 
 USUAL: Final = {
     signal.SIGINT: signal.default_int_handler, signal.SIGHUP: signal.SIG_DFL, signal.SIGTERM: signal.SIG_DFL,
