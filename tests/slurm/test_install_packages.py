@@ -15,9 +15,10 @@ from installed_site import (
     slurm_itself,
     users_python,
 )
-from muri_cluster import TRAIN_PY, TRAIN_SH
+from muri_cluster import TRAIN_PY, TRAIN_SH, slow_in
 
-from muri.profiler.records import STAGES
+from muri.profiler.exchange import to_json
+from muri.profiler.records import STAGES, ProfileKey
 from muri.slurm_plugin.records import comment_tags as tags
 from sandbox.driver import Driver
 from sandbox.support import CHECKOUT
@@ -26,20 +27,6 @@ pytestmark = [pytest.mark.timeout(900)]
 
 #: Releases whose waiting jobs can give their GPUs to a pilot job.
 GROUPS_FORM = {"forky", "trixie"}
-
-KNOW_PROFILES = """\
-import sys
-from pathlib import Path
-from muri.profiler.records import STAGES, ProfileKey, StageProfile
-from muri.profiler.store import ProfileStore
-
-store = ProfileStore(Path("/var/lib/muri/profiles.db"))
-for slow in STAGES:
-    stage_s = {f"{stage}_s": 0.07 if stage == slow else 0.01 for stage in STAGES}
-    key = ProfileKey(slow, 8, 1, "tesla")
-    store.put(StageProfile(key=key, **stage_s, iteration_s=0.1, iterations=20))
-store.close()
-"""
 
 
 class Users:
@@ -84,7 +71,8 @@ def adapt(site: Driver) -> None:
 
 def know_profiles(site: Driver) -> None:
     """Give the controller profiles of four kinds of jobs, so that nothing waits for dry runs."""
-    site.run("/usr/lib/muri/controller/bin/python", "-c", KNOW_PROFILES, user="root")
+    profiles = [slow_in(stage, ProfileKey(stage, 8, 1, "tesla")) for stage in STAGES]
+    site.run("muri", "profile", "import", "-", user="root", stdin=to_json(profiles))
 
 
 def the_readmes_example(users: Users) -> None:
