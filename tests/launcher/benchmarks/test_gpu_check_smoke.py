@@ -85,9 +85,8 @@ REQUIRE: dict[str, Callable[[dict[str, Any]], None]] = {
 @pytest.mark.parametrize(
     ("version", "parts"),
     [
-        ("3.12", ("stages", "bottlenecks")),
-        ("3.12", ("losses",)),
-        ("3.12", ("hand-over", "nvml")),
+        ("3.11", ("losses",)),
+        ("3.11", ("hand-over", "nvml")),
         pytest.param("3.11", tuple(PARTS), marks=pytest.mark.thorough),
         pytest.param("3.12", tuple(PARTS), marks=pytest.mark.thorough),
     ],
