@@ -181,7 +181,7 @@ def test_directives_behind_the_command_are_not_obeyed(inside: GatewayInside) -> 
         f"{word} --job-name=wrong\n{word} --bbf=/etc/shadow\n" for word in ("#SBATCH", "#SLURM", "#PBS", "#BSUB")
     )
     script = f"#!/bin/sh\nexec sleep 600 <<'END'\n{lines}END\n"
-    job = inside.job(inside.submit(new_job(script, uid=BOB, excluded_nodes="n1")))
+    job = inside.job(inside.submit(new_job(script, uid=BOB, excluded_nodes="n1", admin_comment="muri:on")))
     assert (job.name, job.excluded_nodes, job.special) == ("tried", "n1", ())
 
 
