@@ -1,7 +1,6 @@
 """One table of keys for C, Lua, Python and the documentation page: they agree, and a difference is found."""
 
 import re
-import runpy
 import shutil
 import subprocess
 import sys
@@ -14,7 +13,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lupa.lua51 import LuaRuntime
-from option_sources import JOB_SUBMIT_SOURCE, REPOSITORY, SPANK_SOURCE, Outcome
+from option_sources import JOB_SUBMIT_SOURCE, REPOSITORY, Outcome
 
 from muri.slurm_plugin.records.submit_option import SubmitRequest, parse_request
 
@@ -35,13 +34,9 @@ GENERATED = [
 ]
 
 
-def lua_module(folder: Path) -> Any:
-    return LuaRuntime().execute((folder / "muri.lua").read_text(encoding="utf-8"))
-
-
 @pytest.fixture(scope="module")
 def is_canonical() -> IsCanonical:
-    return lua_module(JOB_SUBMIT_SOURCE).is_canonical
+    return LuaRuntime().execute((JOB_SUBMIT_SOURCE / "muri.lua").read_text(encoding="utf-8")).is_canonical
 
 
 def as_field(key: dict[str, Any], value: str | int) -> str | int | float:
@@ -135,21 +130,16 @@ def test_the_examples_of_the_table_are_valid(options: Options, key: dict[str, An
     assert options(f"cli:--muri={key['name']}={key['example']}").error == ""
 
 
-@pytest.fixture
-def checkout(tmp_path: Path) -> Path:
-    """The table, the generator and its outputs, to be edited."""
-    for name in {GENERATOR, str(TABLE.relative_to(REPOSITORY)), *(name for name, _, _ in GENERATED)}:
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(REPOSITORY / name, tmp_path / name)
-    return tmp_path
-
-
 def generate(checkout: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, checkout / GENERATOR, *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-def test_everything_follows_the_table_and_an_edit_of_an_output_is_shown_and_can_be_undone(checkout: Path) -> None:
+def test_everything_follows_the_table_and_an_edit_of_an_output_is_shown_and_can_be_undone(tmp_path: Path) -> None:
+    checkout = tmp_path
+    for name in {GENERATOR, str(TABLE.relative_to(REPOSITORY)), *(name for name, _, _ in GENERATED)}:
+        (checkout / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(REPOSITORY / name, checkout / name)
     done = generate(checkout, "--check")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     before = {name: (checkout / name).read_text(encoding="utf-8") for name, _, _ in GENERATED}
@@ -163,58 +153,3 @@ def test_everything_follows_the_table_and_an_edit_of_an_output_is_shown_and_can_
     assert f"run `.venv/bin/python {GENERATOR}`" in done.stderr
     assert generate(checkout).returncode == 0
     assert {name: (checkout / name).read_text(encoding="utf-8") for name in before} == before
-
-
-@pytest.mark.parametrize(
-    ("name", "change", "said"),
-    [
-        ("slurm_plugin/spank/keys.c", ("generated from", "taken from"), "keys.c: no line has the marker"),
-        ("slurm_plugin/submit_option.yaml", ("  help:", "  halp:"), "submit_option.yaml"),
-        ("slurm_plugin/submit_option.yaml", ("  type: flag", "  type: flag\n  max: 3"), "submit_option.yaml"),
-    ],
-)
-def test_a_missing_marker_and_a_malformed_entry_are_named(
-    checkout: Path, name: str, change: tuple[str, str], said: str
-) -> None:
-    text = (checkout / name).read_text(encoding="utf-8")
-    (checkout / name).write_text(text.replace(*change), encoding="utf-8")
-    done = generate(checkout, "--check")
-    assert done.returncode == 1
-    assert said in done.stderr
-
-
-NEW_KEY = """
-- name: max-partners
-  type: count
-  min: 1
-  max: 7
-  form: N
-  example: 2
-  default: 3
-  help: share the GPUs with at most N jobs
-"""
-
-
-def test_a_new_key_needs_one_entry(checkout: Path) -> None:
-    table = checkout / TABLE.relative_to(REPOSITORY)
-    table.write_text(table.read_text(encoding="utf-8") + NEW_KEY, encoding="utf-8")
-    assert generate(checkout).returncode == 0
-    for source in [*SPANK_SOURCE.glob("*.[ch]"), SPANK_SOURCE / "Makefile"]:
-        target = checkout / source.relative_to(REPOSITORY)
-        if not target.exists():
-            shutil.copy(source, target)
-    make = ["make", "-s", "-C", checkout / "slurm_plugin" / "spank", "BUILD=build", "muri_options"]
-    subprocess.run(make, check=True)
-    program = checkout / "slurm_plugin" / "spank" / "build" / "muri_options"
-
-    def parse(text: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([program, f"cli:--muri={text}"], capture_output=True, text=True, check=False)
-
-    tag = parse("max-partners=2,alone").stdout.strip()
-    assert tag == "alone=1,max-partners=2"
-    assert "not a whole number from 1 to 7" in parse("max-partners=8").stderr
-    assert lua_module(checkout / "slurm_plugin" / "job_submit").is_canonical(tag)
-    python = runpy.run_path(str(checkout / "slurm_plugin" / "records" / "submit_option.py"), run_name="edited")
-    assert python["parse_request"](f"muri:{tag}").max_partners == 2
-    assert python["parse_request"]("muri:on").max_partners == 3
-    assert "| `max-partners=N` |" in (checkout / "docs" / "sbatch-option.md").read_text(encoding="utf-8")

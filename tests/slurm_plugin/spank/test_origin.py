@@ -36,7 +36,6 @@ COMMAND = ["sbatch", "--muri=model=a", "--no-muri", "--muri", "--mur=alone", "-N
         (1, "muri", "model=b", False),
         (1, "no-muri", None, False),
         (2, "no-muri", None, True),
-        (2, "muri", None, False),
         (3, "muri", None, True),
         (4, "muri", "alone", True),
         (0, "muri", None, False),
