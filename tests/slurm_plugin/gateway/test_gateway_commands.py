@@ -9,7 +9,6 @@ from stand_in_commands import CONFIG, Commands
 
 from muri.slurm_plugin.gateway.base import GatewayError, GatewayUnavailableError, NoSuchJobError, SlurmUnreachableError
 from muri.slurm_plugin.gateway.commands import CommandGateway, update_settings
-from muri.slurm_plugin.gateway.slurm_commands import SlurmCommands
 from muri.slurm_plugin.records.cluster import JobChange, NewJob
 
 
@@ -35,9 +34,7 @@ def test_update_settings() -> None:
 @pytest.mark.parametrize(
     ("stderr", "kind"),
     [
-        ("slurm_suspend error: Invalid job id specified\n", NoSuchJobError),
         ("Job has already finished for job 5\nslurm_suspend error: x\n", NoSuchJobError),
-        ("Unable to contact slurm controller (connect failure)\n", SlurmUnreachableError),
         ("slurm_update error: Socket timed out on send/recv operation\n", SlurmUnreachableError),
         ("slurm_load_ctl_conf error:Unable to contact slurm controller (connect failure)\n", SlurmUnreachableError),
         ("Access/permission denied\n", GatewayError),
@@ -79,12 +76,6 @@ def test_a_signal_to_the_callers_terminal_does_not_reach_a_command(commands: Com
     gateway = CommandGateway()
     commands.add("scontrol", body="sys.exit(os.getsid(0) != os.getpid())")
     gateway.hold(5)
-
-
-def test_hanging_command_counts_as_unreachable(commands: Commands) -> None:
-    commands.add("scontrol", body="import time; time.sleep(60)")
-    with pytest.raises(SlurmUnreachableError, match=r"within 0\.3 s"):
-        CommandGateway(SlurmCommands(timeout_s=0.3))
 
 
 def test_missing_commands_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

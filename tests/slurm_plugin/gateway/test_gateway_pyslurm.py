@@ -3,7 +3,7 @@
 import logging
 import sys
 from collections import Counter
-from types import ModuleType
+from pathlib import Path
 from typing import cast
 
 import pytest
@@ -57,8 +57,6 @@ def test_texts_of_any_encoding_keep_their_bytes() -> None:
     [
         ("25.11.2", "25.11", True),
         ("25.11.2", "26.05", True),
-        ("25.11.2", "24.11", False),
-        ("24.11.0", "24.11", True),
         ("24.11.0", "25.05", False),
         ("27.05.0", "", True),
     ],
@@ -80,12 +78,6 @@ def test_libslurm_must_not_be_newer_than_slurmctld() -> None:
         check_controller("25.11.3", "26.05")
 
 
-def test_missing_pyslurm_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pyslurm", None)
-    with pytest.raises(GatewayUnavailableError, match="gateway: command"):
-        import_pyslurm()
-
-
 class Commands:
     name = "command"
 
@@ -104,18 +96,10 @@ def test_auto_falls_back_and_tells_only_who_asks(
         assert open_gateway.open_gateway("auto", told.append).name == "command"
     assert [type(each) for each in told] == [NoPyslurmError]
     assert not caplog.records
-    with pytest.raises(GatewayUnavailableError):
+    with pytest.raises(GatewayUnavailableError, match="gateway: command"):
         open_gateway.open_gateway("pyslurm")
     with pytest.raises(GatewayUnavailableError, match="choose one of auto, pyslurm, command"):
         open_gateway.open_gateway("pislurm")  # type: ignore[arg-type]
-
-
-def test_cleared_text_looks_filled_and_is_empty() -> None:
-    cleared = pyslurm_records.Cleared()
-    assert cleared
-    assert cleared[0] != "\0"
-    assert isinstance(cleared, str)
-    assert (len(cleared), cleared.encode()) == (0, b"")
 
 
 def test_change_is_translated() -> None:
@@ -136,15 +120,10 @@ def test_change_is_translated() -> None:
         pyslurm_records.change_fields(JobChange(gpu_request="??:"))
 
 
-def test_broken_pyslurm_is_told_from_a_missing_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Broken:
-        def find_spec(self, name: str, *_: object) -> ModuleType | None:
-            if name == "pyslurm":
-                raise ImportError("libslurm.so.44: cannot open shared object file")
-            return None
-
+def test_broken_pyslurm_is_told_from_a_missing_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "pyslurm.py").write_text("raise ImportError('libslurm.so.44: cannot open shared object file')")
     monkeypatch.delitem(sys.modules, "pyslurm", raising=False)
-    monkeypatch.setattr(sys, "meta_path", [Broken(), *sys.meta_path])
+    monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(GatewayUnavailableError, match=r"libslurm\.so\.44.*Rebuild"):
         import_pyslurm()
 

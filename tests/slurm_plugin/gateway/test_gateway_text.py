@@ -15,17 +15,12 @@ NAMES = st.from_regex(r"gpu(:[a-z][a-z0-9_]{0,8})?|shard|nvme", fullmatch=True)
     [
         ("", {}),
         ("gres/gpu:2", {"gpu": 2}),
-        ("gres:gpu:2", {"gpu": 2}),
         ("gres/gpu", {"gpu": 1}),
-        ("gres:gpu:a100:2", {"gpu:a100": 2}),
         ("gres/gpu:a100", {"gpu:a100": 1}),
-        ("gres/gpu=1", {"gpu": 1}),
         ("cpu=3,gres/gpu:a100=1", {"gpu:a100": 1}),
-        ("gpu:2(S:0-1)", {"gpu": 2}),
         ("gpu:a100:1(IDX:0),gpu:v100:2(IDX:1-2)", {"gpu:a100": 1, "gpu:v100": 2}),
         ("gpu:2,shard:1K", {"gpu": 2, "shard": 1024}),
         ("(null)", {}),
-        ("N/A", {}),
         ("gres/gpu:0", {"gpu": 0}),
     ],
 )
@@ -60,7 +55,6 @@ def test_gpus_among_gres(counts: dict[str, int], total: int, kind: str) -> None:
         (["RUNNING"], JobState.RUNNING),
         (["COMPLETED", "COMPLETING"], JobState.COMPLETING),
         (["RUNNING", "CONFIGURING"], JobState.RUNNING),
-        (["CONFIGURING"], JobState.RUNNING),
         (["PENDING", "REQUEUE_HOLD"], JobState.PENDING),
         (["REQUEUED"], JobState.PENDING),
         (["SPECIAL_EXIT"], JobState.PENDING),
@@ -76,23 +70,17 @@ def test_job_states(words: list[str], state: JobState) -> None:
 @pytest.mark.parametrize(
     ("text", "usable"),
     [
-        ("IDLE", True),
-        ("MIXED", True),
         ("ALLOCATED", True),
         ("IDLE+PLANNED", True),
         ("IDLE~", True),
         ("IDLE+CLOUD+POWERED_DOWN", True),
-        ("IDLE+DRAIN", False),
         ("MIXED+DRAIN", False),
-        ("DOWN*", False),
         ("IDLE*", False),
         ("IDLE+NOT_RESPONDING", False),
         ("IDLE$", True),
         ("IDLE+RESERVED", True),
         ("ALLOCATED+MAINTENANCE", True),
         ("IDLE@", False),
-        ("UNKNOWN", False),
-        ("FUTURE", False),
         ("SOMETHING_NEW", False),
         ("", False),
     ],
@@ -114,13 +102,6 @@ def test_where_new_jobs_can_start(text: str, usable: bool) -> None:
 def test_dependencies_have_one_form(text: str, expected: str) -> None:
     assert text_fields.dependency_text(text) == expected
     assert text_fields.dependency_text(expected) == expected
-
-
-def test_gpus_of_a_job_by_option() -> None:
-    none = {"per_job": "", "per_node": "", "per_socket": "", "per_task": "", "node_count": 2, "task_count": 4}
-    assert text_fields.job_gpus(**none) == 0  # type: ignore[arg-type]
-    for option, count in (("per_job", 1), ("per_node", 2), ("per_socket", 2), ("per_task", 4)):
-        assert text_fields.job_gpus(**none | {option: "gres/gpu:1"}) == count  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("text", ["job requeued in held state", "job_requeued_in_held_state"])

@@ -25,18 +25,12 @@ def many(count: int) -> list[str]:
     return [PLAIN.format(number) for number in range(1, count + 1)]
 
 
-def test_a_job_is_asked_for_once() -> None:
+def test_a_job_is_asked_for_once_and_anew_when_it_has_changed_and_forgotten_when_it_is_gone() -> None:
     slurm = Scontrol(*many(2))
     reader = DetailsReader(slurm)
-    assert set(reader.read({1: "a", 2: "a"})) == {1, 2}
-    assert set(reader.read({1: "a", 2: "a"})) == {1, 2}
+    for _ in range(2):
+        assert set(reader.read({1: "a", 2: "a"})) == {1, 2}
     assert slurm.asked == [1, 2]
-
-
-def test_it_is_asked_for_anew_when_it_has_changed_and_forgotten_when_it_is_gone() -> None:
-    slurm = Scontrol(*many(2))
-    reader = DetailsReader(slurm)
-    reader.read({1: "a", 2: "a"})
     assert set(reader.read({2: "b"})) == {2}
     reader.read({1: "a", 2: "b"})
     assert slurm.asked == [1, 2, 2, 1]
