@@ -2,12 +2,9 @@
 
 from collections import Counter
 
-import pytest
 from fake_slurm import NOW_S, FakeSlurm, behind_licence, four_jobs, make_job, make_node, one_gpu
 
 from muri.slurm_plugin.controller.loop import run_once
-from muri.slurm_plugin.execute.apply import Left
-from muri.slurm_plugin.planning.actions import Cancel, Preempt, ReleaseSolo
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import JobState
 
@@ -90,38 +87,6 @@ def test_a_cycle_that_starts_something_reads_the_jobs_once_more(make_controller)
     with make_controller(slurm) as controller:
         run_once(controller, 60.0, controller._stop)
     assert slurm.reads == {"snapshot": 1, "queue": 1}
-
-
-def test_new_members_are_looked_for_among_the_jobs_alone(make_controller):
-    slurm = slurm_with([behind_licence(job) for job in four_jobs()], one_gpu())
-    with make_controller(slurm) as controller:
-        controller.cycle()
-        assert controller.close_gates()
-        slurm.tick()
-        assert not controller.close_gates()
-    assert slurm.reads == {"snapshot": 1, "queue": 3}
-
-
-def test_told_to_stop_a_cycle_reads_nothing_more(make_controller):
-    slurm = slurm_with(loners(3), [make_node("n1", gpu_count=4)])
-    with make_controller(slurm) as controller:
-        controller._stop.set()
-        status = controller.cycle()
-        assert controller.has_more
-    assert slurm.reads == {"snapshot": 1}
-    assert any("3 starts are left for the next cycle: the controller was told to stop" in e for e in status.errors)
-
-
-@pytest.mark.parametrize(
-    ("actions", "text"),
-    [
-        ((ReleaseSolo(1, ()),), "1 start is left"),
-        ((ReleaseSolo(1, ()), ReleaseSolo(2, ()), Cancel(3, "")), "2 starts and 1 repair are left"),
-        ((Preempt(1, 0, ()), Cancel(3, ""), ReleaseSolo(1, ())), "1 stop, 1 repair and 1 start are left"),
-    ],
-)
-def test_what_is_left_is_counted_in_plain_words(actions, text):
-    assert str(Left(actions, "no more calls")) == f"{text} for the next cycle: no more calls"
 
 
 def test_all_start_once_in_the_end(make_controller):

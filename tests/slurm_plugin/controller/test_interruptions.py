@@ -2,8 +2,6 @@
 
 import select
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -78,19 +76,6 @@ def test_a_cycle_that_takes_too_long_leaves_the_rest_to_the_next(slurm, make_con
     assert any("cycle_limit_s" in error for error in status.errors)
     assert not pilots(slurm)
     assert ended(slurm, make_controller) == [JobState.COMPLETED] * 4
-
-
-def test_a_process_that_waits_ends_when_told():
-    code = (
-        "from muri.slurm_plugin.controller.stop import StopSignal\n"
-        "stop = StopSignal(); stop.heed_signals(); print('waits', flush=True)\n"
-        "print(stop.wait(600.0), stop.is_set())"
-    )
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout.readline() == "waits\n"
-        process.terminate()
-        assert process.communicate()[0] == "True True\n"
-        assert process.returncode == 0
 
 
 def test_a_signal_may_come_at_any_moment_of_waiting_and_twice(monkeypatch):

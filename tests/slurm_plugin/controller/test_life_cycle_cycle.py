@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from fake_slurm import FakeSlurm, Killed, make_job, make_node, pilots
 
-from muri.policies.types import Group, NodeShare, Plan, PlanJob, PlanRequest, Running, Solo, Waiting
+from muri.policies.types import Group, NodeShare, Plan, PlanJob, PlanRequest, Running, Waiting
 from muri.slurm_plugin.execute.gate import stop
 from muri.slurm_plugin.planning.running import settle, with_running
 from muri.slurm_plugin.records import comment_tags as tags
@@ -236,19 +236,6 @@ def test_what_was_planned_for_gpus_that_are_not_free_waits_a_cycle():
     assert [item.job_id for item in settled.plan.waiting] == [1, 2]
 
 
-def test_what_is_kept_is_neither_stopped_nor_started():
-    def plan_job(job_id: int) -> PlanJob:
-        return PlanJob(job_id, "alice", "main", 1, 0.0)
-
-    share = (NodeShare("n1", 1),)
-    running = (Running((plan_job(3),), share), Running((plan_job(4), plan_job(5)), share))
-    plan = Plan(
-        "p", groups=(Group((4, 5), share, 1, 1.0, 1.0, {}, (), kept=True),), solo=(Solo(3, (), share, kept=True),)
-    )
-    settled = settle(plan, PlanRequest((), (), 0.0, running=running))
-    assert (settled.stops, settled.plan.groups, settled.plan.solo) == ((), (), ())
-
-
 def test_a_requeued_job_need_not_wait_for_its_old_credential(make_controller):
     slurm = FakeSlurm([job(1)], [make_node("n1", gpu_count=1)])
     with make_controller(slurm) as controller:
@@ -278,19 +265,3 @@ def test_a_job_that_was_stopped_counts_from_its_first_submission(make_controller
             (waiting,) = (each for each in controller.decision().preparation.request.jobs if each.job_id == 1)
             controller.cycle()
         assert (waiting.submit_s, waiting.waiting_since_s) == (first_s, slurm.jobs[1].submit_s)
-
-
-def test_under_themis_a_job_that_was_stopped_does_not_go_last(make_controller):
-    """Its ρ counts the time since its first submission; since its return it has hardly waited longer than the other."""
-    slurm = run_long_then_submit_short(make_controller)
-    slurm.now_s = slurm.jobs[1].start_s + 500.0
-    with make_controller(slurm, **SHORTEST) as controller:
-        controller.cycle()
-    slurm.tick()
-    slurm.end(2) if slurm.jobs[2].state is JobState.RUNNING else slurm.jobs.pop(2)
-    slurm.now_s += 500.0
-    slurm.jobs[3] = job(3, 100_000, submit_s=slurm.now_s - 450.0)
-    with make_controller(slurm, policy="themis", preemption=PREEMPTION, grouping=ALONE) as controller:
-        controller.cycle()
-    slurm.tick()
-    assert (slurm.jobs[1].state, slurm.jobs[3].state) == (JobState.RUNNING, JobState.PENDING)
