@@ -12,10 +12,8 @@ from recorded_slurm import VERSIONS, RecordedCommands
 from muri.slurm_plugin.gateway.base import GatewayError, TooLongAnswerError
 from muri.slurm_plugin.gateway.command_output import LinesWith
 from muri.slurm_plugin.gateway.commands import CommandGateway
-from muri.slurm_plugin.gateway.node_table import nodes_of_table
 from muri.slurm_plugin.gateway.pyslurm_records import job_record
 from muri.slurm_plugin.gateway.read_each import read_each
-from muri.slurm_plugin.gateway.reservation_table import reservations_of_table
 from muri.slurm_plugin.gateway.squeue_fields import FieldReader
 from muri.slurm_plugin.gateway.tag_reader import read_tagged_jobs
 from muri.slurm_plugin.records.cluster import Snapshot, dump_snapshot, parse_snapshot
@@ -27,12 +25,6 @@ ClusterName             = muri
 PriorityType            = priority/multifactor
 SLURM_VERSION           = 26.05.5
 StateSaveLocation       = /var/spool/slurmctld
-"""
-
-NODES = """\
-NodeName=n2 Arch=x86_64 CPUAlloc=3 CPUEfctv=16 CPUTot=16 Gres=gpu:a100:2 GresUsed=gpu:a100:1(IDX:0) RealMemory=64000 \
-AllocMem=100 MemSpecLimit=1 State=ALLOCATED+DRAIN ThreadsPerCore=1 AvailableFeatures=a,b Reason=State=IDLE CPUTot=99
-NodeName=n1 CPUAlloc=0 CPUTot=16 Gres=(null) State=IDLE ThreadsPerCore=1
 """
 
 RESERVATIONS = """\
@@ -154,14 +146,6 @@ def test_records_of_pyslurm_of_any_form_are_read_or_named(seed):
     assert len(jobs) + len(unreadable) == 1
     for job in jobs:
         checked(Snapshot(1.0, "c", "26.05", (job,), ()))
-
-
-@pytest.mark.parametrize("seed", seeds(80))
-def test_damaged_tables_of_libslurm_are_read_line_by_line(seed):
-    odd = Odd(seed)
-    nodes = nodes_of_table(damaged_table(odd, NODES), {"n1": ("main",)})
-    reservations = reservations_of_table(damaged_table(odd, RESERVATIONS))
-    checked(Snapshot(1.0, "c", "26.05", (), tuple({node.name: node for node in nodes}.values()), reservations))
 
 
 @pytest.mark.parametrize("seed", seeds(40))

@@ -44,12 +44,8 @@ class Slurm:
         assert load(str(folder / "job_submit.lua")) == 0
 
     def job(self, mark: str | None = "on", **fields: Any) -> Any:
-        job: dict[str, Any] = {
-            "script": "#!/bin/sh\nmuri run a.py\n",
-            "tres_per_node": "gres:gpu:1",
-            "priority": NO_VAL,
-        }
-        job["het_job_offset"] = NO_VAL
+        job: dict[str, Any] = {"script": "#!/bin/sh\nmuri run a.py\n", "tres_per_node": "gres:gpu:1"}
+        job |= {"priority": NO_VAL, "het_job_offset": NO_VAL}
         if mark is not None:
             job["spank_job_env"] = self.lua.table_from({0: f"MURI_JOB={mark}"})
         job.update(fields)
@@ -247,7 +243,6 @@ def test_a_job_without_the_mark_is_left_alone(slurm: Slurm, environment: dict[in
         ("#!/bin/sh\nsrun /opt/bin/muri  run -m train\n", True),
         ('#!/bin/sh\n"$HOME/env/bin/muri" run train.py\n', True),
         ("#!/bin/sh\npython train.py\n", False),
-        ("#!/bin/sh\nrun train.py\n", False),
         ("#!/bin/sh\n" + "# a long way to go\n" * 5000 + "muri run train.py\n", True),
     ],
 )

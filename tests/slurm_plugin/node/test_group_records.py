@@ -47,15 +47,11 @@ def test_a_group_is_told_from_the_records_of_its_jobs(slurm: FakeSlurm) -> None:
     assert (second["speed"], second["state"]) == (None, "running")
 
 
-def test_groups_are_shown_to_their_user_and_to_root(slurm: FakeSlurm) -> None:
+def test_groups_are_shown_to_their_user_and_to_root_until_their_pilot_ends(slurm: FakeSlurm) -> None:
     (pilot,) = pilots(slurm)
     view = view_of(slurm.queue())
     assert len(groups_in(view, 0)) == 1
     assert groups_in(view, pilot.uid + 1) == []
-
-
-def test_a_pilot_that_has_ended_is_no_group(slurm: FakeSlurm) -> None:
-    (pilot,) = pilots(slurm)
     slurm.end(pilot.job_id)
     assert groups_in(view_of(slurm.queue()), 0) == []
 
