@@ -7,16 +7,12 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
 import muri
-from muri.launcher.accumulation.loop import LocalState
-from muri.launcher.accumulation.splitting import UnsplittableError, cut, sample_count, sizes_of, varied
-from muri.launcher.job.environment import AccumulateError
+from muri.launcher.accumulation.splitting import UnsplittableError, cut, sample_count, sizes_of
 
 SAMPLES = 44  # batches of 12, the last one of 8
 CLASSES = 3
@@ -263,17 +259,6 @@ def test_hooks_are_taken_out_again():
     assert places() == before
 
 
-@given(st.integers(4, 200), st.integers(2, 20))
-@settings(deadline=None, max_examples=60)
-def test_parts_of_the_first_batch_differ(samples, steps):
-    equal = sizes_of(samples, min(steps, samples // 2))
-    sizes = varied(equal)
-    assert sum(sizes) == samples
-    assert min(sizes) >= 2
-    assert len(set(sizes)) > 1 or sizes == [2, 2]
-    assert max(sizes) in {max(equal), 4}
-
-
 def test_how_batches_are_cut():
     pair = namedtuple("pair", "x y")
     batch = {"a": torch.arange(5), "b": [torch.zeros(5, 2), "kept"], "n": ["p", "q", "r", "s", "t"], "k": 3}
@@ -304,12 +289,6 @@ def test_a_loader_of_odd_things_is_left_alone(capfd):
     with muri.accumulate(2):
         assert next(iter(DataLoader(Odd(), batch_size=None, collate_fn=lambda _: Odd()))).shape == (2,)
     assert "a batch cannot be cut" in capfd.readouterr().err
-
-
-@pytest.mark.parametrize("steps", [0, -1, 2.0, True, "4"])
-def test_a_senseless_number_is_refused(steps):
-    with pytest.raises(AccumulateError, match="whole number of 1 or more"):
-        muri.accumulate(steps)
 
 
 def test_without_a_number_the_scheduler_chooses(monkeypatch):
@@ -443,13 +422,3 @@ def test_a_loader_that_another_thread_goes_on_reading_is_let_go(capfd):
         ordinary(model, stepper, second[0].double(), second[1])
     assert loss_on_all_data(model) != before
     assert "several threads" in capfd.readouterr().err
-
-
-def test_other_threads_are_left_alone_and_explicit_calls_end_what_hooks_began(monkeypatch):
-    monkeypatch.setenv("MURI_ACCUMULATE", "4")
-    state = LocalState()
-    with ThreadPoolExecutor(1) as pool:
-        assert pool.submit(lambda: state.loop).result() is None
-    assert state.loop is not None
-    state.become_explicit()
-    assert state.loop is None

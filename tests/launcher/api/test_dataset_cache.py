@@ -1,6 +1,5 @@
 """`muri.cache`: equal items, a fixed hit rate in every epoch, shared by a loader's workers, within its limit."""
 
-import copy
 import gc
 import multiprocessing
 import operator
@@ -233,15 +232,6 @@ def test_a_writer_killed_while_it_holds_the_lock_blocks_nobody():
     assert shared.get(0) == b"kept"
     os.close(reader)
     os.close(writer)
-
-
-def test_a_copy_begins_with_a_cache_of_its_own(samples):
-    cached = cache(samples, gib=0.1)
-    cached[1]
-    twin = copy.deepcopy(cached)
-    assert (cached.kept, twin.kept) == (1, 0)
-    twin[2]
-    assert (cached.kept, twin.kept) == (1, 1)
 
 
 def test_memory_goes_with_the_dataset(samples):

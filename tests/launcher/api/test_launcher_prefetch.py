@@ -158,12 +158,6 @@ def test_fetch_is_a_lane_and_its_wait_is_the_loops_as_far_as_it_waited(monkeypat
     assert (record.iteration_s, record.wait_s[LOAD], record.busy_s) == (3.0, 3.0, 0.0)
 
 
-@pytest.mark.parametrize("ahead", [-1, 2, None, "1"])
-def test_unknown_prefetch_is_refused(ahead) -> None:
-    with pytest.raises(stages.PrefetchError, match=r"give 0 \(none\) or 1"):
-        stages.batches([], prefetch=ahead)
-
-
 def test_close_gives_up_on_a_loader_that_hangs(monkeypatch, caplog) -> None:
     monkeypatch.setattr(stages, "CLOSE_TIMEOUT_S", 0.2)
     go_on = threading.Event()

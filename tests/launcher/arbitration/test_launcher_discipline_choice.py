@@ -183,15 +183,6 @@ def test_what_cannot_gain_is_tried_once_at_most(speeds: Speeds, trials: dict[str
     assert {name: group.names().count(name) for name in trials} == trials
 
 
-def test_better_one_is_kept_and_the_reason_says_why() -> None:
-    group = Group(even(fair=1.4, plain=1.9, lockstep=0.5))
-    group.run(60)
-    assert group.names()[:1] == ["plain"]
-    assert group.decisions[0].reason == "fair reaches 1.40, plain may reach 3.00"
-    assert group.choice.discipline == "plain"
-    assert any(decision.reason.startswith("plain reaches 1.90, fair 1.40") for decision in group.decisions)
-
-
 def test_worse_one_is_given_up_before_its_window_ends() -> None:
     group = Group(even(fair=2.0, plain=0.3), ("fair", "plain"))
     began_s = None

@@ -6,7 +6,7 @@ import pytest
 from virtual_clock import VirtualClock
 
 from muri.launcher.arbitration.arbiter import CPU, Arbiter, FairArbiter, Waiter, WaitInterruptedError
-from muri.launcher.arbitration.promises import CREDIT_S, DEBT_S, Promises
+from muri.launcher.arbitration.promises import Promises
 from muri.launcher.job.stage_clock import STAGE_COUNT, IterationRecord
 
 GPU = 2
@@ -241,30 +241,6 @@ def test_grant_between_a_nudge_and_the_look_that_follows_is_not_lost() -> None:
         hold(clock, arbiter, name, seconds)
     clock.finish(clock.start(hold, clock, arbiter, "2", 0.5))
     assert arbiter.holders()[GPU] is None
-
-
-def test_slack_is_what_a_member_could_wait_and_is_bounded() -> None:
-    promises = Promises()
-    assert not promises
-    promises.join("0", 0.0, 1.0, 0.0)
-    assert not promises
-    promises.join("1", 0.8, 1.0, 0.0)
-    assert promises
-    assert promises.slack_s("0", 5.0) == float("inf")
-    promises.asks("1", GPU, 100.0)  # the start of its script was not slow
-    promises.iteration_done("1", 1.0, 101.0)
-    assert promises.slack_s("1", 101.0) == pytest.approx(0.25)
-    promises.begins_to_wait("1", 101.0)
-    assert promises.slack_s("1", 102.0) == pytest.approx(-0.75)
-    promises.ends_to_wait("1", 102.0)
-    assert promises.slack_s("1", 103.0) == pytest.approx(-0.5)
-    assert promises.slack_s("1", 104.0) == pytest.approx(-1.5)  # slower than alone, without a wait
-    assert promises.slack_s("1", 1000.0) == -DEBT_S
-    for second in range(1000, 1100):
-        promises.iteration_done("1", 1.0, float(second))
-    assert promises.slack_s("1", 1099.0) == CREDIT_S
-    promises.leave("1")
-    assert not promises
 
 
 def test_member_relatively_furthest_behind_goes_first() -> None:
