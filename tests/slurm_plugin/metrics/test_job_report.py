@@ -13,15 +13,7 @@ FULL = SharingReport(
 )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "report",
-    [
-        FULL,
-        SharingReport(7, 1, 12.5),
-        SharingReport(7, 1, 12.5, 0.0, "plan"),
-        SharingReport(7, 1, 0.0, 3.0, "plan", 0, (9,)),
-    ],
-)
+@pytest.mark.parametrize("report", [FULL, SharingReport(7, 1, 12.5), SharingReport(7, 1, 0.0, 3.0, "plan", 0, (9,))])
 def test_a_report_comes_back_as_it_was_written(report):
     assert parse_report(with_report("muri:model=m1 site:x", report)) == report
 
@@ -32,12 +24,6 @@ def test_a_report_replaces_what_an_ended_job_needs_no_more():
     assert first.startswith("site:a muri:model=m1,batch-size=8 muri-report:1,pilot=7,")
     assert not set("\"'`") & set(first)  # sacctmgr would change them
     assert with_report(first, FULL) == first
-
-
-def test_saved_is_the_time_alone_less_the_share():
-    assert FULL.alone_gpu_s == 120.0
-    assert FULL.saved_gpu_s == pytest.approx(38.5)
-    assert SharingReport(7, 1, 12.5).saved_gpu_s is None
 
 
 def test_a_long_list_of_partners_is_cut():

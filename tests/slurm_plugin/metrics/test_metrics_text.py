@@ -110,24 +110,20 @@ def test_reasons_are_classes(run, accounts):
     known, unheld = {"admin_comment": "muri:model=m1,batch-size=8,duration=100"}, {"held": False}
     jobs = [
         gated(1, "Dependency", dependency="afterok:99"),
-        gated(2, "BeginTime", begin_s=9e9),
         gated(3, "Licenses", admin_comment="muri:model=unknown,batch-size=8"),
         replace(gated(4, "JobHeldAdmin"), held=True),
         make_job(5, reason="QOSMaxGRESPerUser", **known, **unheld),
         make_job(6, reason="Resources", **known, **unheld),
-        make_job(7, reason="ReqNodeNotAvail,_UnavailableNodes:n1", **known, **unheld),
         make_job(8, reason="A_new_word_of_Slurm's", **known, **unheld),
     ]
     told = run(FakeSlurm(jobs, one_gpu(), gate_license=True))
     shown = {labels: value for (name, labels), value in told.items() if name == "muri_jobs"}
     assert shown == {  # labels in the order of their names: reason, state
         ("dependency", "waiting"): 1,
-        ("begin-time", "waiting"): 1,
         ("gpus", "waiting"): 1,
         ("held", "user-held"): 1,
         ("limit", "alone"): 1,
         ("resources", "alone"): 1,
-        ("nodes", "alone"): 1,
         ("other", "alone"): 1,
     }
 

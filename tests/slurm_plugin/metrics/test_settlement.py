@@ -96,18 +96,6 @@ def test_a_member_that_ends_before_its_partner_is_reported_after_the_pilots_next
     assert parse_report(accounts.comments[1]).iterations == 95
 
 
-def test_without_iterations_the_plan_tells_the_time_alone(group, accounts):
-    slurm, pilot, cycle = group
-    slurm.tick(100)
-    for job in (1, 2, pilot):
-        slurm.end(job)
-    cycle()
-    report = parse_report(accounts.comments[1])
-    ran_s = slurm.jobs[1].end_s - slurm.jobs[1].start_s
-    assert report.basis == "plan"
-    assert report.alone_s == pytest.approx(ran_s)  # planned without a slow-down
-
-
 def test_what_slurmctld_has_forgotten_is_looked_up(group, accounts):
     slurm, pilot, cycle = group
     measure(slurm, pilot, {1: 90, 2: 80})
@@ -141,6 +129,8 @@ def test_while_the_accounts_do_not_answer_reports_wait_and_are_counted_once(grou
     assert set(accounts.comments) == {1, 2}
     assert counters(tmp_path)["members_ended"] == {"plan": 2.0}
     assert open_accounts(tmp_path) == {}
+    ran_s = slurm.jobs[1].end_s - slurm.jobs[1].start_s
+    assert parse_report(accounts.comments[1]).alone_s == pytest.approx(ran_s)  # planned without a slow-down
 
 
 @pytest.mark.parametrize(

@@ -41,9 +41,7 @@ def test_islands_are_fully_linked_and_a_line_without_a_node_is_for_every_node():
     [
         "Name=gpu File=/dev/nvidia0 Links=-1,x\nName=gpu File=/dev/nvidia1 Links=4,-1",
         "Name=gpu File=/dev/nvidia0 Links=-1,4\nName=gpu File=/dev/nvidia1 Links=-1,4",
-        "Name=gpu File=/dev/nvidia0 Links=-1,0\nName=gpu File=/dev/nvidia1 Links=0,-1",
         "Name=gpu Count=4",
-        "AutoDetect=nvml",
         "NodeName=n[1 Name=gpu File=/dev/nvidia0 Cores=0\nNodeName=n[1 Name=gpu File=/dev/nvidia1 Cores=1",
         "",
     ],

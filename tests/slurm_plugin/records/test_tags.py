@@ -49,20 +49,14 @@ def test_what_was_planned_survives_the_round_trip():
 def test_a_damaged_plan_or_state_is_none(text):
     assert tags.parse_state(f"muri-state:{text}") is None
     assert tags.parse_state("muri-state:{}") is None
+    assert tags.parse_given(f"muri-given:{text}") is None
     assert "host" in text or tags.parse_plan(f"muri-plan:{text}") is None
-
-
-def test_a_pilots_token_names_its_members():
-    assert tags.parse_pilot("x muri-host:" + tags.format_pilot("t1", (3, 4))) == ("t1", (3, 4))
 
 
 def test_a_full_request_is_read():
     keys = "model=a/b,batch-size=8,duration=90,checkpoint=1,alone=1,min-speed=0.75,opportunistic=1"
     request = parse_request(f"billing=7 muri:{keys} x")
     assert request == SubmitRequest("a/b", 8, 90, checkpoint=True, alone=True, min_speed=0.75, opportunistic=True)
-
-
-def test_a_job_without_a_tag_is_none_of_our_business():
     assert parse_request("billing=7 nomuri:on") is None
 
 
