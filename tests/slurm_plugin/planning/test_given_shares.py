@@ -15,7 +15,7 @@ from muri.slurm_plugin.config import Allocation
 from muri.slurm_plugin.execute.drain import drain
 from muri.slurm_plugin.gateway.base import GatewayError
 from muri.slurm_plugin.planning.site_limits import SiteRoom
-from muri.slurm_plugin.planning.starts import as_asked, asked_by, group_cpus, group_mem_mib, share_of, start_group
+from muri.slurm_plugin.planning.starts import as_asked, share_of, start_group
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import JobState
 from muri.slurm_plugin.records.roles import Role, read_job
@@ -180,7 +180,6 @@ def test_a_job_that_its_user_holds_gets_its_own_request_back_and_stays_held(make
     [
         ({"cpus": "both"}, [9, 2]),
         ({"cpus": "raise-only"}, [9, 4]),
-        ({"cpus": "off"}, [4, 4]),
         ({"cpus": "off", "memory": "off"}, [4, 4]),
     ],
 )
@@ -225,40 +224,21 @@ def test_what_slurm_would_lay_out_differently_keeps_its_request(changes):
     assert share_of(make_job(1, **changes), (share(9.0),), BOTH, measured=True) is None
 
 
+OFF = {"cpus": "off", "memory": "off"}
+
+
 @pytest.mark.parametrize(
-    ("off", "shares", "cpus", "mem_gib"),
-    [
-        ({}, [(share(5.5, 4.0),), (share(2.5, 2.0),)], 8, 6),
-        ({}, [(share(5.5, 4.0),), ()], 0, 2),
-        ({"cpus": "off", "memory": "off"}, [(share(5.5, 4.0),), (share(2.5, 2.0),)], 0, 2),
-    ],
+    ("allocation", "cpus", "pilot_cpus", "mem_gib"),
+    [({}, (3.0, 7.0), 8, 6), ({}, (9.0, 9.0), 14, 6), ({}, (9.0,), 4, 2), (OFF, (9.0, 9.0), 4, 2)],
 )
-def test_a_group_gets_what_its_members_get_together(off, shares, cpus, mem_gib):
-    jobs = [make_job(each, mem_per_node_mib=GIB) for each in (1, 2)]
-    assert group_cpus(shares, Allocation(**off)) == cpus
-    assert group_mem_mib(jobs, shares, Allocation(**off)) == mem_gib * GIB
-
-
-@pytest.mark.parametrize(("cpus", "pilot_cpus"), [((3.0, 7.0), 8), ((9.0, 9.0), 14), ((), 4)])
-def test_the_pilot_of_a_group_gets_the_shares_of_its_members(cpus, pilot_cpus):
+def test_the_pilot_of_a_group_gets_the_shares_of_its_members(allocation, cpus, pilot_cpus, mem_gib):
     jobs = [candidate(each, f"m{each}", mem_per_node_mib=GIB) for each in (1, 2)]
-    cycle = cycle_of(jobs, [make_node("n1")])
+    cycle = cycle_of(jobs, [make_node("n1")], allocation=allocation)
     group = Group((1, 2), (NodeShare("n1", 1),), 1, 1.0, 0.9, {1: 0.9, 2: 0.9})
     shares = {each: (share(count, 3.0),) for each, count in enumerate(cpus, start=1)}
     start = start_group(group, Plan("p", (group,), cpu_mem_shares=shares), cycle, SiteRoom(cycle.view))
     # A CPU for each member's own processes stays outside the pilot; the node has 16.
-    assert start.cpu_count == pilot_cpus
-    assert start.mem_per_node_mib == (6 * GIB if cpus else 2 * GIB)
-
-
-def test_the_tag_survives_other_words_and_damage_is_no_tag():
-    given = tags.Given(int(NOW_S), asked_by(make_job(1, required_nodes="n[1-2]", mem_per_cpu_mib=500)))
-    comment = tags.with_token("muri:model=m others", tags.GIVEN_PREFIX, tags.format_given(given))
-    assert tags.parse_given(comment) == given
-    assert tags.parse_given("muri-given:{}") is None
-    assert tags.parse_given("muri-given:{") is None
-    old = tags.format_state(tags.MemberState(7, given.original)).replace(',"mem_per_cpu_mib":500', "")
-    assert tags.parse_state(tags.STATE_PREFIX + old).original.mem_per_cpu_mib == 0
+    assert (start.cpu_count, start.mem_per_node_mib) == (pilot_cpus, mem_gib * GIB)
 
 
 def test_a_running_job_keeps_what_it_has(make_controller):

@@ -11,7 +11,7 @@ from muri.profiler.dryrun.messages import DryRunResult
 from muri.profiler.records import ProfileDetail, ProfileKey
 from muri.pythons import DECIDING
 from muri.slurm_plugin.planning.pythons import KnownPythons, MeasuredPython
-from muri.slurm_plugin.records.cluster import Job, JobState, NewJob
+from muri.slurm_plugin.records.cluster import Job
 from muri.slurm_plugin.records.comment_reports import python_in
 from muri.slurm_plugin.records.roles import read_job
 
@@ -92,19 +92,11 @@ def test_where_nothing_was_measured_the_first_python_in_path_may_be_the_sites(fi
     assert KnownPythons.of([], "/opt/muri/bin/python").of_job(job, KEY) == python
 
 
-THREADS = ProfileDetail(dangers=()).to_dict()
-
-
-def of_threads(slurm: Exporting, make_controller: Any, **result: Any) -> tuple[NewJob, Any]:
-    """The pilot of jobs whose runs showed no danger where the site allows threads, and the last status by job id."""
-    told_of = {"detail": THREADS, **result}
+def test_threads_run_under_the_python_that_dry_runs_told(make_controller: Any) -> None:
+    slurm = cluster(job_in(HERE, 1, "m1"), job_in(HERE, 2, "m2"))
+    told_of = {"detail": ProfileDetail(dangers=()).to_dict(), "python": OWN}
     status = measured_and_planned(slurm, make_controller, grouping={"isolation": "auto"}, **told_of)
     (pilot,) = (slurm.submitted[job.job_id] for job in pilots(slurm))
-    return pilot, status
-
-
-def test_threads_run_under_the_python_that_dry_runs_told(make_controller: Any) -> None:
-    pilot, status = of_threads(cluster(job_in(HERE, 1, "m1"), job_in(HERE, 2, "m2")), make_controller, python=OWN)
     assert (told(pilot).python, told(pilot).threads) == (OWN, {"1", "2"})
     assert pilot.environment["MURI_MEMBERS_LD_LIBRARY_PATH"] == "/opt/cuda"
     assert pilot.environment["MURI_MEMBERS_PYTHONPATH"] == "/home/alice/lib"
@@ -125,21 +117,6 @@ def test_processes_need_no_python_of_the_runtime_and_no_dry_run_tells_one(make_c
     assert said == (["process: its runs used torch.compile"] if isolation == "auto" else [])
 
 
-@pytest.mark.parametrize(
-    ("first", "second", "why"),
-    [
-        (HERE, THERE, "process: no partner could share a process with it"),
-        ("", "", "process: its Python or its environment is not known"),
-    ],
-)
-def test_jobs_of_two_environments_and_those_without_facts_share_no_process(
-    make_controller: Any, first: str, second: str, why: str
-) -> None:
-    pilot, status = of_threads(cluster(job_in(first, 1, "m1"), job_in(second, 2, "m2")), make_controller, python=OWN)
-    assert (told(pilot).python, told(pilot).threads) == ("", frozenset())
-    assert why in status[1].reasons
-
-
 def test_a_model_is_measured_once_however_many_environments_there_are(make_controller: Any) -> None:
     slurm = cluster(job_in(HERE, 1, "m1"))
     with make_controller(slurm, ()) as controller:
@@ -155,23 +132,16 @@ def test_a_model_is_measured_once_however_many_environments_there_are(make_contr
 def test_unknown_arguments_leave_a_job_alone(make_controller: Any) -> None:
     """From an older SPANK plugin, on a Slurm that keeps no submit line."""
     unnamed = {"submit_line": "", "admin_comment": "muri:on muri-script:0123456789abcdef"}
-    jobs = [make_job(1, **unnamed), make_job(2, **unnamed), job_in("", 3, "m1", submit_line="")]
+    too_long = f"muri:on muri-script:0123456789abcdef muri-facts:1.{HERE}.{'c' * 16}..~"
+    jobs = [make_job(1, **unnamed), make_job(2, admin_comment=too_long), job_in("", 3, "m1", submit_line="")]
     slurm = Exporting(jobs, [make_node("n1", gpu_count=4)])
     with make_controller(slurm) as controller:  # m1 has a profile: what it is called with does not matter
         status = {job.job_id: job for job in controller.cycle().jobs}
     assert dry_runs(slurm) == []
     assert any("nothing tells its script's arguments" in why for why in status[1].reasons), status[1]
+    assert any("too long to travel" in why for why in status[2].reasons), status[2]
     assert not any("arguments" in why for why in status[3].reasons), status[3]
-
-
-def test_arguments_that_are_too_long_leave_a_new_model_alone(make_controller: Any) -> None:
-    comment = f"muri:on muri-script:0123456789abcdef muri-facts:1.{HERE}.{'c' * 16}..~"
-    slurm = cluster(make_job(1, admin_comment=comment))
-    status = one_cycle(make_controller, slurm)
-    assert dry_runs(slurm) == []
-    assert any("too long to travel" in why for why in status[1].reasons), status[1]
-    assert slurm.jobs[1].state is JobState.PENDING
-    assert not slurm.jobs[1].held
+    assert not any(slurm.jobs[each].held for each in (1, 2))
 
 
 def test_a_dry_run_gets_the_words_of_the_facts_in_an_alphabet_without_quotes(make_controller: Any) -> None:

@@ -63,10 +63,6 @@ def test_gpus_of_a_job_share_the_cache_and_the_storage():
     assert four.demand.cpus == one.demand.cpus
 
 
-def test_the_demand_is_never_below_what_the_job_asked_for():
-    assert KnownTraits({"hungry": measured()}).sensitivity(key("hungry"), 7.5).demand.mem_gib == 7.5
-
-
 def test_a_name_is_a_model_or_a_whole_key():
     exact = measured(str(key("m", 2)), process_gib=5.0)
     traits = KnownTraits({"m": measured("m"), exact.name: exact})

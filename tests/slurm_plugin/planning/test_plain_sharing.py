@@ -13,7 +13,6 @@ from muri.policies.types import PlanRequest
 from muri.profiler.interference.ratios import Interference
 from muri.profiler.records import STAGES, ProfileKey, StageProfile
 from muri.profiler.store import ProfileStore
-from muri.slurm_plugin.cli.look import explanation
 from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.planning.actions import Join, Preempt, StartGroup
 from muri.slurm_plugin.planning.decision import Decision
@@ -183,13 +182,3 @@ def test_stages_slowed_down_side_by_side_make_no_profile_stale(make_controller, 
     turns_again(slurm)
     assert marks_after_slow_cycles(slurm, "plain") == set()  # auto has left the turns out
     assert marks_after_slow_cycles(slurm, "fair") == {"a", "b"}
-
-
-def test_the_queue_tells_who_shares_without_turns(make_controller):
-    slurm = running_pair()
-    with make_controller(slurm, KNOWN, **HYBRID) as controller:
-        status = {each.job_id: each for each in controller.cycle().jobs}
-        assert [status[each].state for each in (1, 2)] == ["shared", "shared"]
-        assert explanation(status[1])[1].endswith("with 2, without turns.")
-        turns_again(slurm)
-        assert {each.state for each in controller.cycle().jobs} == {"interleaved"}

@@ -1,6 +1,5 @@
 """Promised speeds in the controller, and AntMan's classes: what a plan carries, whom it keeps apart, what is told."""
 
-import dataclasses
 from dataclasses import replace
 from typing import Any
 
@@ -14,14 +13,13 @@ from muri.slurm_plugin.cli.look import explanation, show_queue
 from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.controller.assemble import policy_of
 from muri.slurm_plugin.controller.status import JobStatus, Status, status_of
-from muri.slurm_plugin.planning.actions import Join, ReleaseSolo, StartGroup, members_in
+from muri.slurm_plugin.planning.actions import Join, ReleaseSolo, StartGroup
 from muri.slurm_plugin.planning.cycle_input import CycleInput
 from muri.slurm_plugin.planning.decision import Decision, decide
 from muri.slurm_plugin.planning.joins import why_no_room
 from muri.slurm_plugin.planning.placement import Places
 from muri.slurm_plugin.planning.request import known_job, plan_job
 from muri.slurm_plugin.planning.slurm_requests import group_spec
-from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import Job, JobState, Node
 from muri.slurm_plugin.records.roles import read_job
 
@@ -68,12 +66,6 @@ def test_the_runtime_is_told_too():
     assert {each.job_id: each.min_speed for each in group_spec(start, Config()).members} == {"1": 0.7, "2": 0.5}
 
 
-def test_a_joiner_takes_its_promise_along():
-    (join,) = of_kind(decided([candidate(1, "m3", "0.7"), *group("m1", promise=0.5)]), Join)
-    assert join.member.min_speed == 0.7
-    assert join.member.speed >= 0.7
-
-
 @pytest.mark.parametrize("policy", ["muri-s", "muri-l", "muri-jct", "muri-slurm", "muri-hybrid", "horus", "sjf-bsbf"])
 @pytest.mark.parametrize("promise", ["0", "0.6", "0.75", "0.9", "0.999"])
 def test_no_decision_goes_below_a_promise(policy, promise):
@@ -103,13 +95,6 @@ def test_what_was_promised_stays_so_when_the_site_promises_less():
     assert plan_job(known_job(member, cycle), "main", cycle).min_speed == 0.7
 
 
-def test_a_journal_from_before_promises_can_be_read():
-    slow = {"job_id": 1, "solo_iteration_s": 1.0, "speed": 0.9, "time_limit_s": 60}
-    original = dataclasses.asdict(tags.Original("gres/gpu:1", "", 4, 4, 0, 3600))
-    (member,) = members_in({"members": [{**slow, "original": original}]})
-    assert member.min_speed == 0.0
-
-
 def test_what_a_policy_of_the_site_plans_too_slow_is_refused():
     def careless(request: PlanRequest, plan: Plan) -> Plan:
         groups = (replace(group, speed=dict.fromkeys(group.members, 0.41)) for group in plan.groups)
@@ -133,13 +118,6 @@ def test_members_are_told_that_their_group_breaks_a_promise():
     others = explanation(found[2001])
     assert "It was promised at least 0.80 of its speed alone." in others
     assert "Job 2000 beside it does not get the speed that it was promised: nobody joins the group any more." in others
-
-
-def test_a_waiting_job_tells_what_it_asks_for():
-    found = shown([candidate(1, "m1", "0.75"), candidate(2, "m1")])
-    assert (found[1].promised_speed, found[2].promised_speed) == (0.75, None)
-    assert "It asks for at least 0.75 of its speed alone." in explanation(found[1])
-    assert not any("speed" in line for line in explanation(found[2]))
 
 
 def test_the_queue_shows_promised_planned_and_measured_speed(monkeypatch, capsys):
@@ -200,15 +178,3 @@ def test_a_guaranteed_job_is_promised_its_speed_from_the_start_alone_or_in_a_pai
         (start,) = decided_on(jobs, free=1).actions
         assert isinstance(start, StartGroup)
         assert {member.job_id: member.min_speed for member in start.members} == promised
-
-
-def test_the_queue_and_explain_show_the_class(monkeypatch: Any, capsys: Any) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    jobs = [of_class(1, "m1"), *alone_of_class(2000, "m3", opportunistic=True)]
-    found = status_of(at_work.cycle_of(jobs, [make_node("n1")]).view, None, {}, {})
-    show_queue(Status(0.0, "antman", "fake", found))
-    lines = capsys.readouterr().out.splitlines()[:3]
-    assert [line.split()[3:5] for line in lines] == [["STATE", "CLASS"], ["waiting", "-"], ["alone", "opp"]]
-    assert max(map(len, lines)) <= 80
-    said = "It only asks for what others leave over (opportunistic), which counts under the policy antman."
-    assert [said in explanation(job) for job in found] == [False, True]

@@ -74,19 +74,16 @@ def test_a_job_that_company_slows_down_to_less_than_half_goes_back_and_waits_for
     assert (slurm.jobs[2].state, slurm.starts[2]) == (JobState.RUNNING, 2)
 
 
-@pytest.mark.parametrize("speeds", [{1: 0.8, 2: 0.55}, {1: 0.8}, {}])
-def test_who_is_fast_enough_or_was_not_measured_stays(make_controller, speeds):
-    slurm = two_at_work(make_controller)
-    if speeds:
-        report(slurm, speeds)
-    cycle(slurm, make_controller)
-    assert "requeue_hold" not in slurm.calls
+FAST, SLOW = {1: 0.8, 2: 0.55}, {1: 0.4, 2: 0.4}
 
 
-@pytest.mark.parametrize("steady", [(), ("1",), ("1", "2", "3")])
-def test_nobody_is_put_back_for_what_was_measured_in_other_company(make_controller, steady):
+@pytest.mark.parametrize(
+    ("speeds", "steady"),
+    [(FAST, ("1", "2")), ({1: 0.8}, ("1", "2")), (SLOW, ()), (SLOW, ("1",)), (SLOW, ("1", "2", "3"))],
+)
+def test_nobody_is_put_back_who_is_fast_enough_or_was_not_measured_in_this_company(make_controller, speeds, steady):
     slurm = two_at_work(make_controller)
-    report(slurm, {1: 0.4, 2: 0.4}, steady)
+    report(slurm, speeds, steady)
     cycle(slurm, make_controller)
     assert "requeue_hold" not in slurm.calls
 

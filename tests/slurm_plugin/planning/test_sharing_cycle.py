@@ -124,15 +124,6 @@ def test_who_cannot_join_or_split_its_batch_waits_and_starts_when_the_gpu_is_fre
     assert slurm.jobs[2].state is JobState.RUNNING
 
 
-@pytest.mark.parametrize("grouping", [{"join": False}, {"max_group_size": 1}, {"discipline": "lockstep"}])
-def test_where_nobody_may_join_jobs_start_without_a_pilot(make_controller, grouping):
-    slurm = FakeSlurm([job(1, "long", 10_000)], [make_node("n1", gpu_count=1)])
-    cycle(slurm, make_controller, grouping=grouping)
-    slurm.tick()
-    assert read_job(slurm.jobs[1]).role is Role.RELEASED
-    assert not pilots(slurm)
-
-
 @pytest.mark.parametrize("side", ["before", "after"])
 @pytest.mark.parametrize("nth", [1, 2, 3, 4])
 def test_killed_at_any_call_the_sub_batch_is_carried_on(make_controller, side, nth):

@@ -86,15 +86,6 @@ def no_room(limits: SiteLimits, job: Job, *others: Job) -> str:
     return room.why_no_room(view.jobs[job.job_id])
 
 
-def test_a_site_without_limits_allows_everything():
-    jobs = [hep_job(1), hep_job(2)]
-    assert largest(SiteLimits(), *jobs) == (4, "")
-    assert no_room(SiteLimits(), *jobs) == ""
-    room, _ = room_of(SiteLimits(), *jobs)
-    assert room.take_group(group_of(*jobs)) == ""
-    assert (room.longest_s(jobs[0]), room.member_limit_s(jobs[0], 3)) == (None, 3 * HOUR_S)
-
-
 # Time
 
 
@@ -199,9 +190,6 @@ def test_gpus_of_a_user_in_a_qos():
     why = "QOS normal allows 2 GPUs for each user (MaxTRESPerUser), alice would have 3"
     assert no_room(limits, hep_job(1), running(8), running(9)) == why
     assert no_room(limits, hep_job(1), running(8), running(9, qos="other")) == ""
-    jobs = [hep_job(job) for job in range(1, 7)]
-    room, _ = room_of(limits, *jobs)
-    assert [room.take_group(group_of(*jobs[index : index + 2])) for index in (0, 2, 4)] == ["", "", why]
     of_account = site(above=Limits(grp_tres=GPU_2))
     assert "(GrpTRES)" in no_room(of_account, hep_job(1), running(8), running(9))
     doubled = replace(of_account, qos=(Qos("normal", limit_factor=2.0),))
