@@ -72,19 +72,13 @@ def test_a_script_that_cannot_be_swept_keeps_its_stages(monkeypatch, capsys, scr
     assert why in told
 
 
-def test_a_comment_holds_a_sweep():
-    text = comment_with("my own words", "t1", {**STAGES, "iterations": 40, "cpus": sweep_figures(CURVE)})
-    assert len(text) <= MOST_BYTES
-    told = tags.parse_json(tags.token(text, tags.PROFILE_PREFIX))
-    assert sweep_in(told["cpus"], 16) == CURVE
-
-
 @pytest.mark.parametrize(("padding", "left"), [(300, {"cpus", "reads"}), (700, {"cpus"}), (800, set())])
 def test_a_comment_without_room_loses_the_dataset_first_then_the_sweep_and_keeps_the_stages(padding, left):
     text = comment_with("x" * padding, "t1", {**STAGES, "cpus": sweep_figures(CURVE), "reads": READS})
     assert len(text) <= MOST_BYTES or not left
     told = tags.parse_json(tags.token(text, tags.PROFILE_PREFIX))
     assert {"cpus", "reads"} & set(told) == left
+    assert "cpus" not in left or sweep_in(told["cpus"], 16) == CURVE
     assert told["iteration_s"] == 0.6
 
 
@@ -144,8 +138,6 @@ def test_a_new_model_is_swept_and_later_jobs_are_planned_with_it(make_controller
     [
         {"points": [[16, 5.0, 0.01, 1]], "least": 16, "open": 0, "runs": 1},  # the dry run had 8
         {"points": [[4, -5.0, 0.01, 1]], "least": 4, "open": 0, "runs": 1},
-        {"points": [], "least": 4, "open": 0, "runs": 1},
-        {"points": [[4, 5.0, 0.01, 1]], "least": 3, "open": 0, "runs": 1},
         {"points": [[4, 5.0]], "least": 4},
         {"points": 7},
     ],
@@ -168,13 +160,6 @@ def test_the_next_plan_gives_memory_for_the_dataset(make_controller, tmp_path, w
     assert job.cpu_count == 5
     # Its demand, and what makes it as fast as the proportional share of the node, which has room for the whole dataset.
     assert 6000 < 0.99 * found.demand.mem_gib * 1024 < job.mem_per_node_mib < 2.5 * 1024 + 8010
-
-
-def test_a_dataset_on_fast_storage_takes_no_memory(make_controller, tmp_path):
-    slurm = planned_with(make_controller, {**READS, "bytes_per_s": 2.0**33, "workers": True})
-    (found,) = stored(tmp_path)
-    assert (found.demand.cache_gib, found.demand.mem_gib) == (0, 2.5)
-    assert slurm.jobs[2].mem_per_node_mib == 3000  # as its user asked
 
 
 @pytest.mark.parametrize(

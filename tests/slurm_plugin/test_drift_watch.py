@@ -19,7 +19,7 @@ from fake_slurm import (
 
 from muri.profiler.errors import CorruptStoreError
 from muri.profiler.records import STAGES, ProfileDetail, ProfileKey
-from muri.profiler.store import ProfileStore, stats_of
+from muri.profiler.store import ProfileStore
 from muri.profiler.upkeep import Author
 from muri.slurm_plugin.config import Profiling
 from muri.slurm_plugin.controller.assemble import open_controller, read_config
@@ -173,21 +173,6 @@ def test_new_models_are_measured_before_stale_ones(make_controller, tmp_path):
     with make_controller(slurm, profiling={"at_once": 1}) as controller:
         planned = controller.decision().preparation.dry_runs
     assert [(run.key, run.again) for run in planned] == [("new of alice (batch 8, 1 × gpu)", False)]
-
-
-@pytest.mark.parametrize("new", [False, True])
-def test_jobs_that_need_no_dry_run_are_counted(make_controller, tmp_path, new):
-    """Four known models start; of two jobs of a new one, the first is measured and the second reuses that."""
-    jobs = [make_job(number, admin_comment="muri:model=new,batch-size=8") for number in (5, 6)] if new else four_jobs()
-    slurm = FakeSlurm(jobs, one_gpu())
-    with make_controller(slurm) as controller:
-        controller.cycle()
-        for run in dry_runs(slurm):
-            slurm.tick()
-            end_dry_run(slurm, run, 5, **MEASURED)
-        controller.cycle()
-    with ProfileStore(tmp_path / "profiles.db", read_only=True) as store:
-        assert stats_of(store).dry_runs_saved == (1 if new else 4)
 
 
 def damage(path: Path) -> bytes:

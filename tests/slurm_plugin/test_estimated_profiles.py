@@ -117,19 +117,6 @@ def test_a_measured_profile_takes_the_estimates_place(make_controller, tmp_path)
     assert not slurm.jobs[3].held
 
 
-def test_a_model_whose_dry_runs_failed_is_not_planned_with_an_estimate(make_controller):
-    slurm = slurm_with_two()
-    keys = [str(ProfileKey(model, 8, 2, "gpu")) for model in ("m1", "m3")]
-    with make_controller(slurm) as controller:
-        for key in keys:
-            controller._journal.set_fact("dry-run-failed", key, [2, "no stages"])
-        for _ in range(3):
-            status = controller.cycle()
-            slurm.tick()
-    assert not having(slurm, Role.PILOT)
-    assert "its dry run failed: no stages" in " ".join(status.jobs[0].reasons)
-
-
 @pytest.mark.parametrize(
     "error",
     [

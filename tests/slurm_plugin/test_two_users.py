@@ -85,21 +85,6 @@ def test_failures_of_one_user_bar_no_other_and_expire(make_controller):
     assert failures[name][0] == 1  # the earlier ones no longer count
 
 
-def test_failures_that_an_older_version_counted_are_read_and_expire_too(make_controller):
-    slurm = FakeSlurm([job_of("bob", 1)], one_gpu())
-    with make_controller(slurm, ()) as controller:
-        controller._journal.set_fact(DRY_RUN_FAILED, "resnet (batch 8, 1 × gpu)", [2, "no stages"])
-        status = controller.cycle()
-        assert dry_runs(slurm) == []
-        assert "its dry run failed: no stages" in " ".join(status.jobs[0].reasons)
-        slurm.now_s += DAY_S + 60
-        slurm.jobs[2] = job_of("bob", 2, submit_s=slurm.now_s)
-        controller.cycle()
-        controller.cycle()
-        assert len(dry_runs(slurm)) == 1
-        assert controller._journal.facts(DRY_RUN_FAILED) == {}
-
-
 def test_a_dry_run_that_an_older_version_began_counts_for_its_user(make_controller, tmp_path):
     slurm = FakeSlurm([job_of("bob", 1)], one_gpu())
     cycles(slurm, make_controller)
