@@ -92,18 +92,6 @@ def test_losses_and_steps_are_counted_from_outside(observation, tmp_path: Path) 
     assert (found.steps, found.loss_count) == (2, 4)
 
 
-def test_every_difference_is_named(observation) -> None:
-    plain = observation.Observation(0, 8, ("a", "b"), 16, {"model.pt": "1", "log": "2"}, "one\ntwo\n", "")
-    same = observation.repeatable(plain, plain, ordered=True)
-    assert observation.differences(plain, plain, same, ordered=True) == []
-    other = observation.Observation(1, 2, ("a", "c"), 16, {"model.pt": "3", "more": "4"}, "one\n", "oh\n")
-    assert observation.differences(plain, other, same, ordered=True) == [
-        "exit code: 0 alone, 1 here", "steps: 8 alone, 2 here", "losses", "file missing: log", "file added: more",
-        "file: model.pt", "out: line 2: 'two' alone, 'nothing more' here",
-        "err: line 1: 'nothing more' alone, 'oh' here",
-    ]  # fmt: skip
-
-
 def test_what_two_plain_runs_have_not_alike_is_not_compared(observation) -> None:
     one = observation.Observation(0, 8, ("a",), 8, {"model.pt": "1", "events": "2"}, "loss 1.5\nend\n", "x")
     two = replace(one, losses=("b",), files={"model.pt": "1", "events": "3"}, out="loss 1.7\nend\n", err="y")

@@ -112,12 +112,3 @@ def test_without_a_gpu_it_says_so_and_what_to_do(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout, list(tmp_path.iterdir())) == (1, "", [])
     assert "finds no GPU" in done.stderr
     assert "--smoke" in done.stderr
-
-
-@pytest.mark.thorough
-def test_without_its_packages_it_names_them_and_the_python(tmp_path: Path) -> None:
-    bare = tmp_path / "bare"
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(bare)], check=True)
-    done = run_check(str(bare / "bin" / "python"), "--smoke", "--out", str(tmp_path / "out"))
-    lacks = f"gpu-check: {bare}/bin/python lacks torch, psutil, numpy, scipy, click, rich; PYTHON="
-    assert (done.returncode, done.stderr[: len(lacks)]) == (1, lacks)

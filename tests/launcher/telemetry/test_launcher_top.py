@@ -18,15 +18,12 @@ from rich.console import Console
 
 from muri.launcher.telemetry import top
 from muri.launcher.telemetry.top import (
-    BAR_WIDTH,
     GroupView,
     NoGroupError,
-    StatusFileError,
     find_groups,
     read_group,
     render,
     sort_members,
-    stage_bar,
 )
 
 MURI = [sys.executable, "-c", "from muri.cli import main; main()"]
@@ -103,15 +100,6 @@ def test_use_of_members_and_node_fits_80_columns() -> None:
     assert rows(text)["node"] == ["12.3/64", "123", "99999", "1.0", "74%", "60.0"]
 
 
-@pytest.mark.parametrize("gpus", [0, 2])
-def test_each_of_several_gpus_has_a_row_and_without_one_there_is_a_dash(gpus: int) -> None:
-    node = {**USE["node"], "gpus": {str(number): {"utilisation": None, "mem_gib": 1.0} for number in range(gpus)}}
-    text = shown(GroupView(Path("s"), status() | {"use": {"node": node, "jobs": {}}}, 0.5))
-    found = [line.split() for line in text.splitlines() if line.startswith("gpu ")]
-    assert found == [["gpu", str(number), "-", "1.0"] for number in range(gpus)]
-    assert rows(text)["node"][-2:] == ["-", "-"]
-
-
 @pytest.mark.parametrize("use", [3, {"node": 3}, {"node": {"gpus": {"0": 1}, "cpu_count": "x"}, "jobs": []}])
 def test_a_damaged_file_of_use_hides_no_group(use: Any) -> None:
     assert "101" in shown(GroupView(Path("s"), status(**{"101": member()}) | {"use": use}, 0.5))
@@ -154,12 +142,6 @@ def test_states_are_told() -> None:
     assert "has not written for 99 s" in text
 
 
-@pytest.mark.parametrize("shares", [{"load": 1.0}, {"load": 1 / 3, "preprocess": 1 / 3, "other": 1 / 3}, {"wait": 2.0}])
-def test_bar_has_its_width_whatever_the_shares(shares: dict[str, float]) -> None:
-    assert len(stage_bar(shares).plain) == BAR_WIDTH
-    assert stage_bar({}).plain == "-"
-
-
 def test_sorting() -> None:
     members = {
         "9": member(speed=0.5, iterations=1, share={"wait": 0.1}),
@@ -169,16 +151,6 @@ def test_sorting() -> None:
     orders = {by: [name for name, _ in sort_members(members, by)] for by in ("job", "speed", "iterations", "wait")}
     assert orders.pop("iterations") == ["10", "8", "9"]
     assert list(orders.values()) == [["8", "9", "10"]] * 3
-
-
-def test_files_that_are_none_are_refused(tmp_path: Path) -> None:
-    path = tmp_path / "s.json"
-    with pytest.raises(StatusFileError, match="No such file"):
-        read_group(path)
-    for content, message in (("{", "not JSON"), ("[]", "lacks the members"), ('{"members": {}}', "lacks the members")):
-        path.write_text(content)
-        with pytest.raises(StatusFileError, match=message):
-            read_group(path)
 
 
 def test_root_looks_only_into_directories_that_belong_to_their_user(tmp_path: Path) -> None:

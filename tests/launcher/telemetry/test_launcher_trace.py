@@ -1,7 +1,6 @@
 """Traces keep to the trace-event format, can be read back, and have bounds."""
 
 import json
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from muri.launcher.telemetry import timeline as timeline_module
 from muri.launcher.telemetry import trace as trace_module
 from muri.launcher.telemetry.timeline import Slice, TraceFileError, load_events, read_slices, timeline
 from muri.launcher.telemetry.trace import ChromeTrace, open_trace
-from muri.profiler.records import RESOURCES, STAGES
+from muri.profiler.records import STAGES
 
 LOOP = """
     import os, sys, time, muri
@@ -126,20 +125,6 @@ def test_trace_that_grows_too_large_is_closed_properly(tmp_path: Path, caplog: p
     assert caplog.text.count("out.json ends here") == 1
 
 
-def test_concurrent_records_are_all_written(tmp_path: Path) -> None:
-    trace = open_trace(tmp_path / "out.jsonl", "group")
-    threads = [
-        threading.Thread(target=lambda: [trace.record("7", "load", 1.0, 2.0, 0.0) for _ in range(500)])
-        for _ in range(4)
-    ]
-    for thread in threads:
-        thread.start()
-    while any(thread.is_alive() for thread in threads):
-        trace.flush()
-    trace.close()
-    assert len((tmp_path / "out.jsonl").read_text().splitlines()) == 2000
-
-
 def test_trace_that_cannot_be_written_is_said_clearly(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"cannot write the trace .*No such file or directory"):
         open_trace(tmp_path / "no" / "out.json", "group")
@@ -211,12 +196,3 @@ def test_picture_shows_who_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyP
     slices = read_slices(trace.path)
     timeline_module.draw(slices, min(piece.start_s for piece in slices), 2.0, tmp_path / "out.png")
     assert drawn == [["7", "12"]]
-
-
-def test_resources_have_tracks_in_the_resources_order(tmp_path: Path) -> None:
-    events = json.loads(small_trace(tmp_path / "out.json").read_text())
-    require_valid(events)
-    order = {e["tid"]: e["args"]["sort_index"] for e in events if e["name"] == "thread_sort_index"}
-    tracks = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
-    names = [tracks[tid] for tid in sorted(order, key=lambda tid: order[tid])]
-    assert names == ["job 7", "job 12", *(f"{resource}: held by" for resource in RESOURCES)]

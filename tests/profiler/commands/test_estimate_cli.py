@@ -88,15 +88,3 @@ def test_bash_completes_commands_options_and_models(path):
     assert complete(path, "muri", "profile", "predict", "gpt2", "--gpu-type", "") == ["a100", "gpu"]
     assert complete(path, "muri", "profile", "predict", "--gp") == ["--gpus", "--gpu-type"]
     assert complete(path.with_name("none.db"), "muri", "profile", "show", "re") in ([], [""])
-
-
-def test_completing_a_command_imports_no_command():
-    code = "import sys; from muri.cli import main; main()"
-    environment = {**os.environ, "_MURI_COMPLETE": "bash_complete", "COMP_WORDS": "muri p", "COMP_CWORD": "1"}
-    script = f"import atexit, sys; sys.argv = ['muri']; atexit.register(lambda: print(sorted(sys.modules))); {code}"
-    done = subprocess.run(
-        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False, timeout=240
-    )
-    assert "plain,profile" in done.stdout
-    assert "'muri.profiler" not in done.stdout
-    assert "'muri.slurm_plugin" not in done.stdout
