@@ -36,19 +36,6 @@ FAILS = """
     raise ValueError("no such dataset: cats")
 """
 
-THREADS = """
-    import threading, time, muri
-    def work():
-        while True:
-            with muri.stage("load"):
-                time.sleep(0.004)
-    threading.Thread(target=work, daemon=True).start()
-    for batch in muri.batches(range(400)):
-        time.sleep(0.01)
-        with muri.stage("propagate"):
-            time.sleep(0.01)
-"""
-
 UNMARKED = """
     import torch, muri
     torch.set_num_threads(1)

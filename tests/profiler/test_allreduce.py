@@ -1,8 +1,6 @@
 """Measuring an all-reduce: between real processes, and what follows from the times."""
 
 import json
-import os
-import subprocess
 import sys
 
 import pytest
@@ -91,24 +89,6 @@ def test_each_task_of_a_step_measures_and_the_first_one_tells_and_stores(path, m
     assert [line.partition(":")[0] for line in capsys.readouterr().out.splitlines()[:1]] == told
     with ProfileStore(path) as store:
         assert [found.name for found in bandwidths(store)] == told
-
-
-@pytest.mark.thorough
-def test_two_tasks_of_a_step_measure_together(path):
-    """As srun would start them; MASTER_ADDR stands for the first node's name."""
-    command = [sys.executable, "-c", "from muri.cli import main; main()", "profile", "bandwidth", "--backend", "gloo"]
-    environment = os.environ | STEP | {"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NUM_NODES": "1"}
-    environment |= {"MASTER_ADDR": "127.0.0.1", "SLURM_JOB_ID": str(os.getpid()), "GLOO_SOCKET_IFNAME": "lo"}
-    tasks = [
-        subprocess.Popen(
-            command, env=environment | {"SLURM_PROCID": rank, "SLURM_LOCALID": rank}, stdout=subprocess.PIPE, text=True
-        )
-        for rank in ("0", "1")
-    ]
-    told = [task.communicate(timeout=240)[0] for task in tasks]
-    assert [task.returncode for task in tasks] == [0, 0]
-    assert told[0].startswith("gpu/2x1: ")
-    assert told[1] == ""
 
 
 def test_a_backend_that_the_node_cannot_have_is_refused(capsys):

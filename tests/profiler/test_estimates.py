@@ -8,10 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from profile_builders import make_profile
 
-from muri.profiler import estimates
 from muri.profiler.allreduce import BANDWIDTH_KIND, Bandwidth, bandwidths, nearest_bandwidth
 from muri.profiler.estimates import best_known, estimated, estimates_of, scale
-from muri.profiler.prediction.predictor import Estimate, Prediction
 from muri.profiler.records import ProfileDetail, ProfileKey
 from muri.profiler.store import Document, ProfileStore
 
@@ -37,13 +35,6 @@ def test_one_gpu_and_a_measured_bandwidth_give_four():
     assert found.basis[0] == "load, preprocess and propagate as measured on 1 × gpu"
     assert "1000 MiB/s as measured on gpu/4x1" in found.basis[1]
     assert "ASSUMED" not in " ".join(found.basis)
-
-
-def test_assumptions_are_named():
-    found = scale([one_gpu(gpu_mem_gib=4.0)], key(2))
-    assert "1024.0 MiB of gradients (ASSUMED" in found.basis[1]
-    assert "10240 MiB/s (ASSUMED; measure: muri profile bandwidth)" in found.basis[1]
-    assert found.profile.synchronize_s == pytest.approx(0.1, rel=1e-3)
 
 
 def test_the_models_own_all_reduce_counts_more_than_a_bandwidth():
@@ -141,46 +132,6 @@ def test_a_measured_profile_counts_more_than_an_estimate(tmp_path):
         assert estimated(store, key(4)).profile.source == "scaled"
 
 
-def test_an_estimate_has_an_interval_for_each_stage_and_the_iteration():
-    found = scale([one_gpu(100.0)], key(4), [A100])
-    values = (*found.profile.stage_s, found.profile.iteration_s)
-    assert len(found.interval_s) == 5
-    assert all(0 <= least <= value <= most for (least, most), value in zip(found.interval_s, values, strict=True))
-    surer = scale([one_gpu(100.0), make_profile(gpu_count=2)], key(4), [A100])
-    assert surer.interval_s[4][1] - surer.interval_s[4][0] < found.interval_s[4][1] - found.interval_s[4][0]
-
-
 def test_network_use_of_one_gpu_is_no_hidden_all_reduce():
     base = one_gpu(100.0, detail=ProfileDetail(gradient_mib=100.0, busy_s=(0.12, 0.05, 0.3, 10.0)))
     assert scale([base], key(4), [A100]).profile.synchronize_s == pytest.approx(0.156)
-
-
-class Predicted:
-    """The part of a prediction that counts here."""
-
-    iteration_s = Estimate(1.0, 0.5, 2.0)
-    shares = (Estimate(0.1, 0.0, 0.2), Estimate(0.2, 0.1, 0.3), Estimate(0.6, 0.5, 0.7), Estimate(0.0, 0.0, 0.0))
-    profiles, families = 60, 10
-    interval_s = Prediction.interval_s
-
-    def profile(self, wanted):
-        return make_profile(wanted.model, source="predicted", gpu_count=wanted.gpu_count)
-
-
-def test_a_prediction_serves_where_nothing_was_measured(tmp_path, monkeypatch):
-    """What a prediction is made of, tests/profiler/test_prediction*.py say."""
-    monkeypatch.setattr("muri.profiler.prediction.predictor.prediction_of", lambda *_: Predicted())
-    keys = [key(4, model=model) for model in ("gpt2", "resnet18", "vgg16")]
-    monkeypatch.setattr(estimates, "keys_with_features", lambda _: frozenset(keys[:1]))
-    with ProfileStore(tmp_path / "p.db") as store:
-        store.put_all((one_gpu(100.0), make_profile("vgg16", gpu_count=4)))
-        found = estimates.estimates_of(store, keys)
-        made = estimated(store, key(1, model="gpt2"))
-    assert made.interval_s == ((0.0, 0.4), (0.05, 0.6), (0.25, 1.4), (0.0, 0.0), (0.5, 2.0))
-    assert "60 measured profiles of 10 families" in made.basis[1]
-    assert {item.model: profile.source for item, profile in found.items()} == {
-        "gpt2": "predicted",
-        "resnet18": "scaled",
-    }
-    assert "predicted from the model's graph" in estimates.why_estimated(found[keys[0]])
-    assert estimates.why_estimated(one_gpu()) == ""

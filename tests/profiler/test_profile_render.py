@@ -1,7 +1,6 @@
 """Lists, bars and comparisons of profiles."""
 
 import json
-from datetime import UTC, datetime
 
 import pytest
 from click.testing import CliRunner
@@ -11,24 +10,14 @@ from profile_commands import use_own_store
 from muri.profiler.commands import profile
 from muri.profiler.differences import compare
 from muri.profiler.records import ProfileDetail
-from muri.profiler.render import facts
 from muri.profiler.store import ProfileStore
 from muri.profiler.upkeep import Author
 
-NOW = datetime(2026, 3, 2, 12, tzinfo=UTC)
 DETAIL = ProfileDetail(
     stage_p95_s=(0.14, 0.06, 0.31, 0.002), stage_cv=(0.1, 0.1, 0.01, 0.3), busy_s=(0.24, 0.05, 0.3, 0.05),
     iteration_p95_s=0.5, iteration_cv=0.02, host_mem_gib=2.1, cpu_cores=2.3, gpu_utilisation=0.63, gradient_mib=44.6,
     confidence=0.93, warmup_iterations=10, dangers=("children", "compile"),
 )  # fmt: skip
-
-
-def test_what_is_in_no_stage_is_shown_with_its_reason() -> None:
-    assert "in no stage" not in facts(make_profile(), NOW)
-    told = facts(make_profile(iteration_s=0.6), NOW)["in no stage"]
-    assert told.startswith("21%: the loop waited there")
-    assert "unknown" not in told
-    assert facts(make_profile(iteration_s=1.0), NOW)["in no stage"].endswith("; planned as unknown")
 
 
 @pytest.fixture(autouse=True)
@@ -124,12 +113,6 @@ def test_show_says_what_is_stale_and_what_is_estimated():
     assert json.loads(CliRunner().invoke(profile, ["show", "vgg16", "--json"]).output)["stale"]["since"]
 
 
-def test_show_has_the_history(path):
-    with ProfileStore(path) as store:
-        store.put(make_profile("resnet18", iteration_s=0.6))
-    assert "dry-run       480 ms  -20 %" in output_of("show", "resnet18")
-
-
 def test_a_difference_counts_beyond_three_standard_errors():
     one = make_profile(detail=DETAIL, iterations=25)
     other = make_profile(detail=DETAIL, iterations=25, load_s=0.13, propagate_s=0.31)
@@ -148,12 +131,3 @@ def test_compare_shows_both_sides():
     assert lines["bottleneck"].split()[1:] == ["gpu", "storage"]
     document = json.loads(CliRunner().invoke(profile, ["compare", "resnet18", "vgg16", "--json"]).output)
     assert document["rows"][0] == {"name": "load", "first_s": 0.12, "second_s": 0.6, "ratio": 5.0, "differs": None}
-
-
-def test_a_profile_tells_what_threads_could_not_keep_apart_and_whether_that_was_looked_for():
-    details = [ProfileDetail(dangers=each) for each in (None, ())]
-    said = [facts(make_profile(detail=each), NOW).get("dangers to threads") for each in details]
-    assert said == [None, "none found"]
-    assert "dangers to threads: DataLoader workers or other child processes, torch.compile" in " ".join(
-        output_of("show", "resnet18").split()
-    )

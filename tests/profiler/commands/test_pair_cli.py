@@ -76,15 +76,6 @@ def test_scripts_that_cannot_be_measured(tmp_path, capsys, text, options, messag
     assert "Traceback" not in err
 
 
-def test_before_the_first_pair(capsys):
-    assert "No pairs yet" in muri(capsys, "pair", "--list")[1]
-    assert json.loads(muri(capsys, "pair", "--list", "--json")[1]) == {"pairs": []}
-    assert "No pair is left" in muri(capsys, "pair", "--next")[1]
-    code, _, err = muri(capsys, "pair", "--list", "--store", "elsewhere.db")
-    assert code == 1
-    assert "there is no profile store" in err
-
-
 def test_what_to_expect_of_a_pair_that_was_not_measured(path, capsys):
     with ProfileStore(path) as store:
         gpu_bound = {"load_s": 0.0, "preprocess_s": 0.0, "propagate_s": 1.0, "iteration_s": 1.0}

@@ -35,20 +35,6 @@ def test_list_before_the_first_measurement():
     assert json.loads(invoke("list", "--json").output)["profiles"] == []
 
 
-def test_list_fits_80_columns(filled):
-    with ProfileStore(filled) as store:
-        store.put(
-            make_profile("a-very-long-model-name/of-sixty-four-characters.that-goes-on-and-on",
-                         batch_size=1_048_576, gpu_count=128, gpu_type="nvidia_h100_80gb_hbm3_1g.10gb",
-                         load_s=12.3, preprocess_s=99.9, propagate_s=1234.5, synchronize_s=0.05,
-                         iteration_s=1400.0, gpu_mem_gib=79.5)
-        )  # fmt: skip
-    output = invoke("list").output
-    assert max(len(line) for line in output.splitlines()) <= 80
-    for expected in ("resnet18", "gpt2", "2×a100", "120", "50.0", "300", "1.0", "480", "1234500", "1048576"):
-        assert expected in output
-
-
 def test_show_of_several_lists_the_choices(filled, capsys):
     code, _, error = muri(capsys, "show", "resnet18")
     assert code == 2

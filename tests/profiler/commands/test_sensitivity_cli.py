@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from muri.profiler.commands import profile
-from muri.profiler.errors import NoSuchSensitivityError, SensitivityError, StorageError
+from muri.profiler.errors import NoSuchSensitivityError, SensitivityError
 from muri.profiler.sensitivity import memory_axis as storage
 from muri.profiler.sensitivity import throughput as cpu_limits
 from muri.profiler.sensitivity.bisection import Measured, bisect
@@ -157,15 +157,3 @@ def test_storage_that_refuses_direct_reading_is_read_without_its_pages(tmp_path,
     found = storage.measure_bandwidth([path])
     assert not found.direct
     assert found.read_mib == 1.0
-
-
-def test_datasets_that_cannot_be_read_are_named(tmp_path):
-    with pytest.raises(StorageError, match="there is no dataset"):
-        storage.files_of(tmp_path / "nothing")
-    with pytest.raises(StorageError, match="holds no files"):
-        storage.files_of(tmp_path)
-    (tmp_path / "empty").touch()
-    with pytest.raises(StorageError, match="are empty"):
-        storage.measure_bandwidth([tmp_path / "empty"])
-    with pytest.raises(StorageError, match="cannot read"):
-        storage.measure_bandwidth([tmp_path / "gone"])

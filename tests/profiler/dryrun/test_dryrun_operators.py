@@ -3,17 +3,14 @@
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from muri.launcher.telemetry.dry_run_recorder import clock_offset_s, operators_of
-from muri.profiler.dryrun.attribution import Interval, Operator, refine, stage_of, union, without
+from muri.profiler.dryrun.attribution import Interval, Operator, refine, stage_of
 from muri.profiler.dryrun.messages import DryRunResult
 
 LOAD, PREPROCESS, PROPAGATE, SYNCHRONIZE = range(4)
 HOLDS = [Interval(LOAD, 0, 1, own=True), Interval(PROPAGATE, 2, 9, own=True)]
 RESULT = DryRunResult((0.1, 0.0, 0.7, 0.0), 1.0)
-spans = st.lists(st.tuples(st.integers(0, 30), st.integers(1, 9)).map(lambda pair: (pair[0], sum(pair))), max_size=9)
 
 
 def refined(*operators):
@@ -51,15 +48,6 @@ def test_the_clocks_are_matched_where_nothing_came_between():
     assert clock_offset_s(anchors, [0.01, 0.5005, 1.1]) == pytest.approx(1.5)
     with pytest.raises(ValueError, match="3 marks were made and 4 found"):
         clock_offset_s(anchors, [0.01, 0.5005, 1.1, 1.2])
-
-
-@given(spans, spans)
-def test_without_leaves_what_no_cover_lies_over(parts, covers):
-    left = without(parts, covers)
-    for at in range(45):
-        inside, covered = (any(low <= at < high for low, high in these) for these in (parts, covers))
-        assert any(low <= at < high for low, high in left) == (inside and not covered)
-    assert union(left) == left
 
 
 @pytest.mark.parametrize(

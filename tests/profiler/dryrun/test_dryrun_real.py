@@ -9,7 +9,7 @@ import textwrap
 
 import pytest
 from click.testing import CliRunner
-from dryrun_scripts import FAILS, SLEEPS, THREADS, UNMARKED, VIRTUAL_TIME, WORKERS
+from dryrun_scripts import FAILS, SLEEPS, UNMARKED, VIRTUAL_TIME, WORKERS
 from polling import until
 
 from muri.profiler.commands import profile
@@ -56,15 +56,6 @@ def test_hidden_reading_owns_only_what_the_loop_waits_for(script):
     assert load_s < result.detail.busy_s[0]
     assert load_s + propagate_s <= result.iteration_s + 1e-9
     assert result.detail.busy_s[0] > 0.01  # 0.02 but for what goes on in iterations that do not count
-
-
-def test_stages_in_threads_of_the_script_count(script):
-    result = measure_script([script(THREADS)], limits=LIMITS)
-    load_s, _, propagate_s, _ = result.stage_s
-    assert propagate_s >= 0.01
-    assert 0 < result.detail.busy_s[0] - propagate_s <= load_s + 1e-9
-    assert load_s < result.detail.busy_s[0]
-    assert load_s + propagate_s <= result.iteration_s + 1e-9
 
 
 def test_workers_and_gradients_of_a_script_that_marks_nothing(script):

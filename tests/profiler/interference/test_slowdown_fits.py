@@ -139,10 +139,3 @@ def test_a_look_keeps_nothing(path, capsys):
     assert '"r_squared_of_published"' in out
     with ProfileStore(path) as store:
         assert not store.documents("slowdown")
-
-
-def test_too_few_pairs_and_unknown_types_are_refused(path, capsys):
-    filled(path, pairs=LEAST_PAIRS - 1)
-    for gpu_type, said in (("a100", f"not {LEAST_PAIRS - 1}"), ("h100", "there are pairs of: a100")):
-        code, _, err = muri(capsys, "fit-slowdown", gpu_type)
-        assert (code, said in err) == (2, True)

@@ -2,7 +2,6 @@
 
 import json
 import re
-import subprocess
 import sys
 from dataclasses import replace
 
@@ -303,15 +302,6 @@ class TestCommand:
         assert (done.exit_code, done.stderr) == (0, "kept the features of mine\n")
         with ProfileStore(path, read_only=True) as store:
             assert predicted_profile(store, ProfileKey("mine", 32, 1, GPU)).source == "predicted"
-
-
-def test_neither_pytorch_nor_scikit_learn_is_imported_early():
-    code = (
-        "import sys, muri.profiler.prediction.predictor, muri.profiler.commands.predict; "
-        "print({'torch', 'sklearn'} & set(sys.modules))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "set()"
 
 
 def test_the_cache_keeps_what_was_learnt(store, monkeypatch):

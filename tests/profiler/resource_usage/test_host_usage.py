@@ -10,9 +10,9 @@ import pytest
 from polling import until
 
 from muri.profiler.resource_usage import host, sampler
-from muri.profiler.resource_usage.host import HostReader, rate
+from muri.profiler.resource_usage.host import HostReader
 from muri.profiler.resource_usage.sample import Sample, Usage
-from muri.profiler.resource_usage.sampler import FORKED_NOTE, Sampler, SamplerError
+from muri.profiler.resource_usage.sampler import FORKED_NOTE, Sampler
 
 BURN = "import time\nend = time.process_time() + {s}\nwhile time.process_time() < end: pass\n"
 
@@ -176,11 +176,6 @@ def test_a_failing_reader_ends_sampling_with_a_note(monkeypatch):
     assert "sampling ended early: ValueError: nonsense in /proc" in running.stop().notes
 
 
-def test_an_interval_that_is_too_short_is_refused():
-    with pytest.raises(SamplerError, match=r"the least is 0\.01 s"):
-        Sampler(1, interval_s=0.001)
-
-
 def test_means_weigh_by_time_and_leave_out_what_was_not_read():
     samples = (
         Sample(at_s=1.0, over_s=1.0, cpu_cores=1.0, gpu_utilisation=None),
@@ -193,10 +188,3 @@ def test_means_weigh_by_time_and_leave_out_what_was_not_read():
     assert usage.peak.cpu_cores == 2.0
     assert usage.since(1.0).mean.cpu_cores == 2.0
     assert Usage().mean.to_dict() == {}
-
-
-def test_a_rate_is_never_negative_and_unknown_where_a_reading_is():
-    assert rate(1.0, 3.0, 2.0) == 1.0
-    assert rate(3.0, 1.0, 2.0) == 0.0
-    assert rate(None, 1.0, 2.0) is None
-    assert rate(1.0, 2.0, 0.0) is None
