@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from fake_slurm import FakeSlurm, Killed, make_job, make_node, pilots
 
-from muri.policies.types import Group, NodeShare, Plan, PlanJob, PlanRequest, Running, Waiting
+from muri.policies.types import FreeNode, Group, NodeShare, Plan, PlanJob, PlanRequest, Running, Solo, Waiting
 from muri.slurm_plugin.execute.gate import stop
 from muri.slurm_plugin.planning.running import settle, with_running
 from muri.slurm_plugin.records import comment_tags as tags
@@ -223,17 +223,25 @@ def test_killed_at_any_call_a_join_is_carried_on(make_controller, side, nth):
     assert tags.parse_state(slurm.jobs[3].admin_comment).pilot == pilots(slurm)[0].job_id
 
 
-def test_what_was_planned_for_gpus_that_are_not_free_waits_a_cycle():
-    def plan_job(job_id: int) -> PlanJob:
-        return PlanJob(job_id, "alice", "main", 1, 0.0, preemptible=True)
+SHARE = (NodeShare("n1", 1),)
+PLAN_JOBS = tuple(PlanJob(number, "alice", "main", 1, 0.0, preemptible=True) for number in range(1, 4))
 
-    share = (NodeShare("n1", 1),)
-    request = PlanRequest((plan_job(1), plan_job(2)), (), 0.0, running=(Running((plan_job(3),), share),))
-    plan = Plan("p", groups=(Group((1, 2), share, 1, 1.0, 1.0, {}),), solo=(), waiting=(Waiting(3, (), True),))
+
+def test_what_was_planned_for_gpus_that_are_not_free_waits_a_cycle():
+    request = PlanRequest(PLAN_JOBS[:2], (), 0.0, running=(Running(PLAN_JOBS[2:], SHARE),))
+    plan = Plan("p", groups=(Group((1, 2), SHARE, 1, 1.0, 1.0, {}),), solo=(), waiting=(Waiting(3, (), True),))
     settled = settle(plan, request)
     assert [item.job_id for item in settled.stops] == [3]
     assert settled.plan.groups == ()
     assert [item.job_id for item in settled.plan.waiting] == [1, 2]
+
+
+def test_what_is_kept_is_neither_stopped_nor_started_where_gpus_are_free():
+    running = (Running(PLAN_JOBS[:2], SHARE), Running(PLAN_JOBS[2:], SHARE))
+    group, solo = Group((1, 2), SHARE, 1, 1.0, 1.0, {}, (), kept=True), Solo(3, (), SHARE, kept=True)
+    request = PlanRequest((), (FreeNode("n1", ("main",), 2),), 0.0, running=running)
+    settled = settle(Plan("p", groups=(group,), solo=(solo,), waiting=()), request)
+    assert (settled.stops, settled.plan.groups, settled.plan.solo) == ((), (), ())
 
 
 def test_a_requeued_job_need_not_wait_for_its_old_credential(make_controller):

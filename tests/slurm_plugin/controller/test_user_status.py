@@ -17,7 +17,7 @@ from fake_slurm import FakeSlurm, make_job, make_node
 from muri.slurm_plugin.cli.look import explanation
 from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.controller import user_status
-from muri.slurm_plugin.controller.status import STATUS_NAME, JobStatus, Status, read_status, refresh, write_status
+from muri.slurm_plugin.controller.status import STATUS_NAME, JobStatus, Status, refresh
 from muri.slurm_plugin.controller.user_status import CYCLE_NAME, cycle_age_s, latest_status
 from muri.slurm_plugin.records.roles import view_of
 
@@ -150,14 +150,3 @@ def test_a_job_name_that_is_no_utf_8_hides_nobodys_status(
         controller.cycle()
     status, _ = latest_status(Config(state_dir=tmp_path))
     assert {job.job_id: job.name for job in status.jobs} == {1: "job1", 2: "job2", 3: "caf\udce9"}
-
-
-def test_a_status_survives_its_file(tmp_path: Path) -> None:
-    jobs = (
-        JobStatus(1, "alice", "a\nb", "", "waiting", "PENDING", reasons=("it is next in line",)),
-        JobStatus(2, "bob", "b", "m", "alone", "RUNNING", group=3, stage_s=(1.0, 2.0)),
-    )
-    status = Status(5.0, "auto", "pyslurm", jobs, ("an error",))
-    for told in (status, Status(6.0, "auto", "pyslurm")):
-        write_status(tmp_path / STATUS_NAME, told)
-        assert read_status(tmp_path / STATUS_NAME) == told
