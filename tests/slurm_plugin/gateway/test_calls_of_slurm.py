@@ -121,13 +121,7 @@ def test_a_cycle_through_pyslurm_makes_two_calls_beside_the_lease(pyslurm: list[
     commands.asked.clear()
     assert cost(gateway) == cost(gateway) == {"jobs": 1, "nodes": 1, "lease": 1}
     assert [words[1] for words in commands.asked] == ["update", "update"]  # no other command is run
-
-
-def test_members_have_no_hidden_gpus(pyslurm: list[PyslurmJob]) -> None:
-    commands = CountedCommands()
-    gateway = PyslurmGateway(CommandGateway(commands), commands)  # type: ignore[arg-type]
-    gateway.snapshot()
-    pyslurm[0].gres_per_node = {"gpu": 0, "muri": 1}
+    pyslurm[0].gres_per_node = {"gpu": 0, "muri": 1}  # a member has no hidden GPUs
     assert cost(gateway) == {"jobs": 1, "nodes": 1, "lease": 1}
 
 

@@ -175,8 +175,9 @@ def snapshot(*jobs, taken_s: float = NOW_S) -> Snapshot:
     return Snapshot(taken_s, "c", "26.05", jobs, (make_node("n1"),))
 
 
-def test_nothing_is_tried_before_a_job_waits_for_muri(tmp_path) -> None:
+def test_nothing_is_tried_before_a_job_waits_for_muri_or_by_who_only_looks(tmp_path) -> None:
     gateway = Gateway(FOUND)
+    assert GpuRemovalFile(tmp_path, (), may_try=False).current(gateway, snapshot(TAGGED)) == NOT_TRIED
     file = GpuRemovalFile(tmp_path, ())
     assert file.current(gateway, snapshot(make_job(1, admin_comment=""))) == NOT_TRIED
     assert gateway.asked == 0
@@ -187,12 +188,6 @@ def test_nothing_is_tried_before_a_job_waits_for_muri(tmp_path) -> None:
     assert gateway.asked == 1
     file.current(gateway, snapshot(TAGGED, taken_s=NOW_S + 90))
     assert gateway.asked == 2
-
-
-def test_who_only_looks_tries_nothing(tmp_path) -> None:
-    gateway = Gateway(FOUND)
-    assert GpuRemovalFile(tmp_path, (), may_try=False).current(gateway, snapshot(TAGGED)) == NOT_TRIED
-    assert gateway.asked == 0
 
 
 def test_what_cannot_be_found_out_costs_groups_alone(tmp_path) -> None:

@@ -28,6 +28,8 @@ def test_gpus_of_every_way_to_ask(version: str) -> None:
         "array": (0, ""),
         "one": (1, "gres/gpu:1"),
     }
+    per_socket = row(version, "array") | {"tres-per-socket": "gres/gpu:2"}
+    assert job_of(per_socket, None, 0.0).gpu_count == 2
 
 
 @pytest.mark.parametrize("version", VERSIONS)
