@@ -1,9 +1,12 @@
 """What a dry run tells of a script that threads of one process could not keep apart."""
 
 import textwrap
+import time
 
 import pytest
 from launcher_harness import Launcher
+
+from muri.launcher.telemetry.danger_watch import LEAST_LOOKS, MOST_HELD, LockWatch
 
 LOOP = """
 import muri
@@ -86,3 +89,20 @@ def test_a_loop_that_waits_is_no_danger(launcher: Launcher) -> None:
 def test_a_script_that_computes_in_python_and_one_too_short_to_tell(launcher: Launcher) -> None:
     assert dangers(launcher, COMPUTES + LOOP, "400:2") == {"interpreter"}
     assert dangers(launcher, REST + LOOP, "4:1") == {"interpreter"}
+
+
+@pytest.mark.parametrize("computes", [True, False])
+def test_the_lock_is_found_held_while_python_computes_and_free_while_it_waits(computes: bool) -> None:
+    watch = LockWatch()
+    while True:
+        share, looks = watch.share, watch._looks  # in this order, as the watch looks on meanwhile
+        if looks >= LEAST_LOOKS:
+            break
+        assert share is None
+        if computes:
+            sum(range(10_000))
+        else:
+            time.sleep(0.5)
+    watch.stop()
+    assert watch.share is not None
+    assert (watch.share > MOST_HELD) == computes
