@@ -96,8 +96,12 @@ class Copy:
                 shutil.copy2(ROOT / name, folder / name, follow_symlinks=False)
         subprocess.run(["scripts/make-venv"], cwd=folder, check=True, stderr=subprocess.DEVNULL)
 
-    def passes(self, tests: Sequence[str]) -> tuple[int, str]:
-        """Run tests; return pytest's exit code, or -1 if they took too long, and what it printed."""
+    def run(self, tests: Sequence[str]) -> tuple[int, str]:
+        """Run tests.
+
+        Returns:
+            pytest's exit code, -1 if the tests took too long; and what it printed.
+        """
         command = [".venv/bin/python", "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests]
         try:
             done = subprocess.run(
@@ -135,7 +139,7 @@ def _find(mutation: Mutation, copies: SimpleQueue[Copy]) -> bool:
     began_s = time.monotonic()
     try:
         with copy.with_bug(mutation):
-            code, printed = copy.passes([mutation.test])
+            code, printed = copy.run([mutation.test])
     finally:
         copies.put(copy)
     word = "found" if code == 1 else "NOT FOUND" if code == 0 else f"NO ANSWER ({code})"
@@ -150,7 +154,7 @@ def _find(mutation: Mutation, copies: SimpleQueue[Copy]) -> bool:
 @click.option("--jobs", default=2, show_default=True, type=click.IntRange(1), help="Copies to work on at once.")
 @click.option("--list", "only_lists", is_flag=True, help="Check that the entries fit the product, and print them.")
 def main(rooms: tuple[str, ...], jobs: int, only_lists: bool) -> None:
-    """Check the lists."""
+    """Run the command."""
     mutations = listed(rooms)
     if only_lists:
         for mutation in mutations:
@@ -163,7 +167,7 @@ def main(rooms: tuple[str, ...], jobs: int, only_lists: bool) -> None:
             (Path(folder) / str(number)).mkdir()
             copies.put(Copy(Path(folder) / str(number)))
         whole = copies.get()
-        code, printed = whole.passes(sorted({mutation.test for mutation in mutations}))
+        code, printed = whole.run(sorted({mutation.test for mutation in mutations}))
         copies.put(whole)
         if code:
             raise click.ClickException(f"without any bug the tests fail:\n{printed}")

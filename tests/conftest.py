@@ -43,7 +43,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture(autouse=True)
 def _no_thread_of_a_virtual_clock_is_left() -> Iterator[None]:
-    """A thread whose time does not come any more would fail minutes later, in the middle of other tests."""
+    """A thread that waits for virtual time after its test would fail minutes later, in the middle of other tests."""
     yield
     if (virtual_clock := sys.modules.get("virtual_clock")) is not None:
         left = virtual_clock.end_threads()

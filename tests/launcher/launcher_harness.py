@@ -83,7 +83,7 @@ class Launcher:
         return self.spawn(command, variables, stdout=out, stderr=err, cwd=cwd or self.folder)
 
     def dry_run(self, limits: str, *arguments: object, **environment: str) -> tuple[int, dict]:
-        """Measure a script that runs alone; returns its exit code and the result, empty if there is none."""
+        """Measure a script that runs alone; returns its exit code and the result, or {} where it left none."""
         result = self.folder / "result.json"
         asked = {"MURI_DRY_RUN": limits, "MURI_DRY_RUN_RESULT": str(result)}
         code = ends(self.member(None, *arguments, **asked, **environment))

@@ -19,7 +19,7 @@ _clocks: "weakref.WeakSet[VirtualClock]" = weakref.WeakSet()
 
 
 def end_threads() -> list[threading.Thread]:
-    """End the threads that still wait for a virtual time that nobody lets come any more; returns them."""
+    """End the threads that still wait for a clock of an ended test; returns them."""
     return [thread for clock in list(_clocks) for thread in clock.abandon()]
 
 
@@ -139,7 +139,7 @@ class VirtualClock(Clock):
 
 
 class _AbandonedError(BaseException):
-    """Ends a thread whose time does not come any more."""
+    """Ends a thread whose clock stands still for good."""
 
 
 class _Wait:

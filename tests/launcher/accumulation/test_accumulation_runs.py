@@ -73,7 +73,7 @@ def test_two_ranks_exchange_once_per_batch(launcher: Launcher) -> None:
     ranks = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
 
     def told(*words: str, name: str, **variables: str) -> Callable[[], tuple[list[str], list[str]]]:
-        """Start a run; returns how to wait for what it tells of the unchanged loop and of the explicit one."""
+        """Start a run; the result waits for its end and returns the lines of the unchanged and of the explicit loop."""
         launcher.folder = home / name
         launcher.folder.mkdir()
         process = launcher.member(None, *words[:-1], script, words[-1], "--explicit", **variables)

@@ -80,7 +80,7 @@ def test_who_waits_for_a_resource_when_it_is_paused_goes_on_waiting(discipline: 
     group.arbiter.acquire("b", GPU)
     waits = group.asks("a", GPU)
     group.arbiter.pause("a")
-    group.arbiter.resume("a")  # before it notices: nobody is interrupted
+    group.arbiter.resume("a")  # it has not noticed the pause yet
     group.arbiter.pause("a")
     group.arbiter.pause("a")  # as every look at a suspended job does
     group.arbiter.release("b", GPU)

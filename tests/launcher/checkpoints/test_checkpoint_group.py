@@ -12,7 +12,7 @@ from polling import until
 
 STOPPED = 128 + signal.SIGTERM
 WAITS_AT = 4
-"""The iteration at whose end a script waits until it is asked to stop."""
+"""After this iteration a script waits until it is asked to stop."""
 
 STEPS = """
     import os, sys, time, muri
@@ -149,7 +149,7 @@ def test_a_member_that_is_ended_from_outside_leaves_a_checkpoint_behind(launcher
 
 
 class JoinableGroup:
-    """The group of pilot job 900 with one member at work; a scheduler of the test's own says whom it may admit."""
+    """The group of pilot job 900 with one member at work. The test says whom it may admit."""
 
     def __init__(self, launcher: Launcher) -> None:
         self.launcher, self.over = launcher, launcher.folder / "over"

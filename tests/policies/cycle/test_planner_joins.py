@@ -113,8 +113,8 @@ def test_a_full_unit_takes_nobody():
 
 @pytest.mark.parametrize(("cpu_s", "joins"), [(0.1, False), (0.5, True)])
 def test_nobody_joins_where_it_would_mostly_take_from_others(cpu_s, joins):
-    # Both use the GPU for 1 s of each iteration; together they get 1.1 or 1.5 times as much done as one of them. What
-    # the second adds must be a fifth of what it would do alone.
+    # Both use the GPU for 1 s of each iteration; together they get 1.1 or 1.5 times as much done as one of them. The
+    # second must add at least 0.2.
     jobs = [make_job(number, profile=make_profile([0.0, cpu_s, 1.0, 0.0]), remaining_s=100.0) for number in (1, 2)]
     assert bool(plan_of(full(runs(jobs[0]), jobs=jobs[1:])).groups) is joins
 

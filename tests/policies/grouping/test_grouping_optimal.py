@@ -94,7 +94,7 @@ def best_value(problem, how, model):
 
 
 def check_limits(answer, problem, how):
-    """Every job once, no more groups than slots, and nobody urgent left out."""
+    """Each job is placed or left out once, groups fit the slots, and no urgent job is left out."""
     assert sorted([*chain(*answer.groups), *answer.left]) == list(range(len(problem.jobs)))
     assert len(answer.groups) <= problem.slots
     assert not [job for job in answer.left if job < problem.slots]
