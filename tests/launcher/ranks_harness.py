@@ -1,6 +1,5 @@
 """Runtimes of several ranks and DDP members on this machine, with gloo."""
 
-import contextlib
 import secrets
 import signal
 import socket
@@ -72,13 +71,27 @@ if os.environ["ALONE"] == "True":  # a plain process with gloo is now and then a
 """
 
 
+_KEPT: list[socket.socket] = []
+"""The ports that this process has given away: nothing can take them before who they are for listens."""
+
+
 def free_port() -> int:
-    """A TCP port that was free a moment ago, below those that the kernel gives to connections."""
+    """A TCP port that stays free for what listens with SO_REUSEADDR, below those that the kernel gives to connections.
+
+    Linux lets such a listener share a port with a socket that is only bound, if both have the option. This one gets it
+    after it was bound, so that it has the port alone.
+    """
     given = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     while True:
-        port = given // 2 + secrets.randbelow(given // 2)
-        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
-            return port
+        kept, port = socket.socket(), given // 2 + secrets.randbelow(given // 2)
+        try:
+            kept.bind(("", port))
+        except OSError:
+            kept.close()
+            continue
+        kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        _KEPT.append(kept)
+        return port
 
 
 class RankedLauncher:
