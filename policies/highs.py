@@ -15,6 +15,10 @@ from muri.policies.speed.model import Floats, Indices
 
 _UNLIMITED: Final = 2**31 - 1
 
+_ITERATIONS: Final = 1_000_000
+"""Simplex iterations of a linear program at most, far more than any needs: a solver that cycles would hold the
+controller for ever. Unlike a limit in seconds it is the same on every machine."""
+
 
 class SolverError(MuriError):
     """A solver failed on a program that has a solution."""
@@ -50,6 +54,7 @@ class LinearProgram:
         self._highs = _program(least, most)
         # Presolve would forget the optimum that there is, and costs more than it saves on programs so small.
         self._highs.setOptionValue("presolve", "off")
+        self._highs.setOptionValue("simplex_iteration_limit", _ITERATIONS)
 
     def add(self, value: Floats, matrix: csc_array, most: Floats | float = np.inf) -> None:
         """Let columns join.

@@ -5,6 +5,7 @@ import pytest
 from scipy.optimize import linprog
 from scipy.sparse import csc_array
 
+from muri.policies import highs
 from muri.policies.highs import LinearProgram, SolverError, linear_value, solve_integer
 
 
@@ -38,6 +39,13 @@ def test_a_program_without_a_solution_says_so():
     with pytest.raises(SolverError, match="Infeasible"):
         linear_value(np.ones(1), row, np.array([-1.0]), np.ones(1))
     assert solve_integer(np.ones(1), row, 0.2, np.array([0.8]), gap=0.0).amount is None
+
+
+def test_a_solver_that_goes_on_and_on_is_stopped(monkeypatch):
+    monkeypatch.setattr(highs, "_ITERATIONS", 1)
+    matrix = csc_array(np.vstack([np.eye(8), np.ones(8)]))
+    with pytest.raises(SolverError, match="Iteration limit"):
+        linear_value(np.arange(1.0, 9.0), matrix, np.full(9, 4.5), np.full(8, 9.0))
 
 
 def test_solving_prints_nothing(capfd):
