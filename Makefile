@@ -11,7 +11,7 @@ demo: venv ## Watch Muri do its job on a real Slurm, with and without, and compa
 test: ## Check types and style, and test everything, on a real Slurm too.
 	@scripts/test
 
-test-all: test ## The slow tests, too: more seeds, older Slurms, packages, deliberate bugs (before a release).
+test-all: test ## The slow tests, too: more seeds, older Slurms, packages, deliberate bugs.
 	@scripts/test-rest
 
 venv: ## Make .venv (third-party packages come from a cache outside the checkout).
