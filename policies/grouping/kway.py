@@ -74,7 +74,8 @@ _NODES: Final = 50
 """Branches of the integer program at most: a limit that, unlike seconds, is the same on every machine."""
 
 _EXACT_NODES: Final = 1_000
-"""The same for an integer program over all columns; of 6,000 random ones none took more than five."""
+"""The same for an integer program over all columns; of 6,000 random ones none took more than five. Where it is reached,
+the bound says how far from the optimum the choice can be."""
 
 _LISTINGS: Final = 8
 """Listings of groups that are kept, for a few GPU counts; the largest take 12 MiB."""

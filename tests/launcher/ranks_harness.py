@@ -72,7 +72,7 @@ if os.environ["ALONE"] == "True":  # a plain process with gloo is now and then a
 
 
 _KEPT: list[socket.socket] = []
-"""The ports that this process has given away: nothing can take them before who they are for listens."""
+"""Sockets that keep each port of `free_port` bound until this process ends."""
 
 
 def free_port() -> int:

@@ -139,7 +139,7 @@ class VirtualClock(Clock):
 
 
 class _AbandonedError(BaseException):
-    """Ends a thread whose clock stands still for good."""
+    """Ends a thread of an abandoned clock."""
 
 
 class _Wait:

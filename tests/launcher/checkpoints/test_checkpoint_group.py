@@ -149,7 +149,7 @@ def test_a_member_that_is_ended_from_outside_leaves_a_checkpoint_behind(launcher
 
 
 class JoinableGroup:
-    """The group of pilot job 900 with one member at work. The test says whom it may admit."""
+    """A group of one member, behind pilot job 900. It admits the jobs that the test writes a file for."""
 
     def __init__(self, launcher: Launcher) -> None:
         self.launcher, self.over = launcher, launcher.folder / "over"

@@ -214,7 +214,7 @@ def test_preemption_can_be_turned_off():
 @pytest.mark.parametrize(
     ("name", "gpus", "expected"),
     [
-        ("muri-s", 4, [1, 1, 1, 1]),  # there is room for all, so nobody shares
+        ("muri-s", 4, [1, 1, 1, 1]),  # one GPU for each of the four jobs
         ("muri-s", 3, [2, 2]),  # the paper merges all pairs of a round, and leaves a GPU idle
         ("auto", 3, [1, 1, 2]),
         ("muri-s", 1, [4]),
