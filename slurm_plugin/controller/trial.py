@@ -5,6 +5,7 @@ controller sees is narrowed to these jobs and one free GPU, so that no other job
 that vanishes.
 """
 
+import os
 import pwd
 import tempfile
 import threading
@@ -21,12 +22,10 @@ from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.controller.assemble import open_controller, open_gateway
 from muri.slurm_plugin.controller.loop import only_one
 from muri.slurm_plugin.execute.interruptible import InterruptibleGateway
-from muri.slurm_plugin.gateway.base import first_line
-from muri.slurm_plugin.gateway.slurm_commands import SlurmCommands
 from muri.slurm_plugin.node.tiny_training import ITERATION_S, QUICK_S, SLOW_S
 from muri.slurm_plugin.private_files import make_private_directory
 from muri.slurm_plugin.records import comment_tags as tags
-from muri.slurm_plugin.records.cluster import Job, Node, Snapshot
+from muri.slurm_plugin.records.cluster import Job, NewJob, Node, Snapshot
 from muri.slurm_plugin.records.gate import lease_end_s
 from muri.slurm_plugin.records.roles import read_job
 
@@ -119,7 +118,6 @@ class _Run:
         self._user = user
         self._say = say
         self._clock = clock
-        self._commands = SlurmCommands()
 
     def run(self) -> Trial:
         try:
@@ -135,24 +133,14 @@ class _Run:
             if self._config.gate == "licence":
                 gateway.extend_lease(snapshot.taken_s + self._config.lease_s)
             for stage, code in _EXIT_CODES.items():
-                gateway.jobs.add(self._submit(account, partition, stage, code))
+                job_id = gateway.submit(_member(account, partition, stage, code))
+                gateway.jobs.add(job_id)
+                self._say(f"submitted job {job_id} of {self._user} with --muri")
             self._check_tags(gateway)
             pilot = self._cycles(gateway, node)
             return Trial(node.name, pilot, tuple(sorted(gateway.jobs)), self._clock() - begun_s)
         finally:
             self._clean_up(gateway, had_lease=had_lease)
-
-    def _submit(self, account: pwd.struct_passwd, partition: str, stage: str, code: int) -> int:
-        identity = (f"--reuid={account.pw_uid}", f"--regid={account.pw_gid}", "--init-groups", "--inh-caps=-all")
-        mark = f"--muri=model={_model(stage)},batch-size=1,duration=2s"
-        options = (
-            "--parsable", f"--partition={partition}", "--gres=gpu:1", "--time=5", "--chdir=/tmp", "--output=/dev/null",
-            "--job-name=muri-trial", mark, f"--wrap=muri run -m {_TRAINING} {stage} {code}",
-        )  # fmt: skip
-        printed = self._commands.run(f"submit a job for {self._user}", ["setpriv", *identity, "sbatch", *options])
-        job_id = int(first_line(printed).split(";")[0])
-        self._say(f"submitted job {job_id} of {self._user} with --muri")
-        return job_id
 
     def _check_tags(self, gateway: _OnlyThese) -> None:
         for job in gateway.snapshot().jobs:
@@ -223,6 +211,21 @@ class _Run:
 
 def _model(stage: str) -> str:
     return f"muri-trial-{stage}"
+
+
+def _member(account: pwd.struct_passwd, partition: str, stage: str, code: int) -> NewJob:
+    return NewJob(
+        name="muri-trial",
+        uid=account.pw_uid,
+        gid=account.pw_gid,
+        script=f"#!/bin/sh\nexec muri run -m {_TRAINING} {stage} {code}\n",
+        environment={"PATH": os.environ["PATH"]},
+        partition=partition,
+        gpu_request="gres/gpu:1",
+        time_limit_s=300,
+        requeue=True,
+        muri=f"model={_model(stage)},batch-size=1,duration=2s",
+    )
 
 
 def _free_place(snapshot: Snapshot, partitions: tuple[str, ...]) -> tuple[Node, str]:

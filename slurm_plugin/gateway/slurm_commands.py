@@ -111,14 +111,10 @@ def not_started(action: str, command: str, error: OSError) -> GatewayError:
     That no process or memory is left is nobody's job's fault, so it ends the cycle as an unreachable slurmctld does.
     """
     if isinstance(error, FileNotFoundError):
-        return _no_such_command(action, command)
+        text = f"cannot {action}: the command {command!r} is not in PATH: install Slurm's commands and util-linux"
+        return GatewayUnavailableError(text)
     text = f"cannot {action}: `{command}` cannot be started: {error.strerror or error}"
     return GatewayError(text) if error.errno == errno.E2BIG else SlurmUnreachableError(text)
-
-
-def _no_such_command(action: str, command: str) -> GatewayUnavailableError:
-    package = "util-linux" if command == "setpriv" else "Slurm's client commands"
-    return GatewayUnavailableError(f"cannot {action}: the command {command!r} is not in PATH. Install {package}")
 
 
 def command_environment() -> dict[str, str]:

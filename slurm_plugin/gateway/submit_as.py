@@ -37,6 +37,7 @@ from muri.slurm_plugin.gateway.slurm_commands import (
     not_started,
 )
 from muri.slurm_plugin.records.cluster import Job, JobState, NewJob
+from muri.slurm_plugin.records.comment_tags import DRY_RUN_PREFIX, PILOT_PREFIX, STATE_PREFIX
 
 _KEPT_FROM_USERS: Final = ("SLURM_JWT", "HOME")
 """Variables of the controller that are not the user's to read or to live with."""
@@ -100,7 +101,7 @@ def submit(commands: SlurmCommands, job: NewJob) -> int:
     """Submit a batch job as its user, tag it as root, and return its id.
 
     It is submitted held, its mark in its Comment, so that a job left behind by a crash can be recognised. sbatch
-    cannot set an AdminComment, and a user may not.
+    cannot set an AdminComment, and a user may not. A job with --muri is tagged, and kept waiting, by job_submit.
 
     Raises:
         SlurmUnreachableError: slurmctld does not answer, or no process can be started.
@@ -112,6 +113,8 @@ def submit(commands: SlurmCommands, job: NewJob) -> int:
     begun_s = time.monotonic()
     job_id = _sbatch(commands, job, mark)
     _check_identity(commands, job_id, job, mark, begun_s)
+    if job.muri:
+        return job_id
     try:
         tag = [f"AdminComment={job.admin_comment}"] if job.admin_comment else []
         commands.run(f"tag job {job_id}", ["scontrol", "update", f"JobId={job_id}", *tag, "Comment="])
@@ -180,10 +183,12 @@ def _difference(found: Job, new: NewJob, mark: str, begun_s: float) -> str:
     # A site's job_submit may add to a comment.
     if found.uid != new.uid or found.name != new.name or mark not in found.comment:
         return "its user, name or comment differs"
-    if found.state is not JobState.PENDING or not found.held or found.reason != _HELD_BY_USER:
+    # Nothing holds a job with --muri where job_submit does not call muri.submit; root does not release it either.
+    if not new.muri and (found.state is not JobState.PENDING or not found.held or found.reason != _HELD_BY_USER):
         return f"it is not held as sbatch holds it, but {found.state}, {found.reason or 'without a reason'}"
-    # A site's job_submit may write an AdminComment of its own.
-    if found.array or found.het or found.restart_count or "muri" in found.admin_comment:
+    # A site's job_submit may write an AdminComment of its own, and muri.submit writes the request of --muri there.
+    tags = (STATE_PREFIX, PILOT_PREFIX, DRY_RUN_PREFIX) if new.muri else ("muri",)
+    if found.array or found.het or found.restart_count or any(tag in found.admin_comment for tag in tags):
         return "it is part of an array or a heterogeneous job, has run before, or has a tag of Muri's"
     if found.submit_s < begun_s - _CLOCK_TOLERANCE_S:
         return "it is older"
@@ -305,7 +310,7 @@ def _memory_file(content: bytes) -> Iterator[int]:
 
 
 def sbatch_arguments(job: NewJob, mark: str) -> list[str]:
-    """Return the sbatch command line that submits a job held, its script on standard input.
+    """Return the sbatch command line that submits a job, held where it has no --muri, its script on standard input.
 
     Args:
         job: The job.
@@ -336,11 +341,13 @@ def sbatch_arguments(job: NewJob, mark: str) -> list[str]:
         "output": job.output,
         "input": "/dev/null",
         "comment": mark,
+        "muri": job.muri,
     }
     options = [_option(job, name, value) for name, value in values.items() if value != ""]
     # sbatch obeys lines that begin with #PBS or #BSUB behind the command, too: a user's argument may hold one.
     requeue = "--requeue" if job.requeue else "--no-requeue"
-    return ["sbatch", "--parsable", "--ignore-pbs", "--hold", requeue, *options]
+    held = [] if job.muri else ["--hold"]
+    return ["sbatch", "--parsable", "--ignore-pbs", *held, requeue, *options]
 
 
 def _option(job: NewJob, name: str, value: str | int) -> str:

@@ -362,6 +362,7 @@ class NewJob:
         reservation: Reservation, "" for none.
         features: Node features as --constraint takes them, "" for any.
         excluded_nodes: Folded host list, "" for none.
+        muri: What --muri says, "" where the job goes past Muri: it is submitted held then, to be tagged by root.
     """
 
     name: str
@@ -387,6 +388,7 @@ class NewJob:
     reservation: str = ""
     features: str = ""
     excluded_nodes: str = ""
+    muri: str = ""
 
 
 class SnapshotFileError(UsageError):

@@ -52,6 +52,19 @@ def test_a_cluster_whose_job_submit_does_not_know_muri(driver: Driver) -> None:
     assert not driver.run("squeue", "-h", "-t", "PENDING", user="root").stdout.strip()
 
 
+@pytest.mark.thorough
+def test_a_job_that_the_users_sbatch_lies_about_is_left_alone(driver: Driver) -> None:
+    bobs = driver.submit("--wrap=sleep 600", user="bob")
+    lie = f'#!/bin/sh\n[ "$(id -un)" = alice ] && exec echo {bobs}\nexec /usr/bin/sbatch "$@"\n'
+    folder = driver.write("/usr/local/lib/lie/sbatch", lie, user="root").removesuffix("/sbatch")
+    path = driver.run("printenv", "PATH", user="root").stdout.strip()
+    asked = ("env", f"PATH={folder}:{path}", "muri", "doctor", "--json", "--try", "alice")
+    printed = driver.run(*asked, user="root", check=False).stdout
+    driver.run("rm", "-r", folder, user="root")
+    assert "which sbatch named, is another one (of bob)" in printed
+    assert driver.job(bobs)["JobState"] == "RUNNING"
+
+
 def test_an_ordinary_user_gets_findings_and_no_traceback(driver: Driver) -> None:
     found = findings(driver, user="alice")
     assert found["SPANK plugin"]["level"] == "ok"

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -101,6 +102,27 @@ def test_a_job_that_the_users_process_lied_about_is_left_alone(commands: Command
     with pytest.raises(GatewayError, match="job 17, which sbatch named"):
         submit(SlurmCommands(), new_job())
     assert [name for name, _ in commands.calls()] == ["setpriv", "sbatch", "scontrol", "squeue"]
+
+
+def test_a_job_with_the_option_is_kept_by_job_submit_and_changed_by_nobody(commands: Commands) -> None:
+    known(commands, Reason="Licenses", PriorityLong=4711, admin_comment="muri:on muri-gate:licence")
+    assert submit(SlurmCommands(), new_job(muri="model=m")) == 17
+    calls = commands.calls()
+    assert [name for name, _ in calls] == ["setpriv", "sbatch", "scontrol", "squeue"]
+    assert "--muri=model=m" in calls[1][1]["argv"]
+    assert "--hold" not in calls[1][1]["argv"]
+    for fields in ({"UserID": 1002}, {"admin_comment": "muri:on muri-state:{}"}, {"SubmitTime": 0}):
+        known(commands, **fields)
+        with pytest.raises(GatewayError, match="it is left alone"):
+            submit(SlurmCommands(), new_job(muri="model=m"))
+
+
+def test_nothing_else_becomes_a_user() -> None:
+    product = Path(submit_as.__file__).parents[2]
+    becomes = re.compile(r"""["'](setpriv|runuser|su|sudo)["']|os\.set\w*[ug]ids?\(|\buser=\w*uid\b""")
+    rooms = ("launcher", "muri", "policies", "profiler", "simulator", "slurm_plugin")
+    named = {path for room in rooms for path in (product / room).rglob("*.py") if becomes.search(path.read_text())}
+    assert named == {Path(submit_as.__file__)}
 
 
 def test_slurmctlds_own_clock_tells_when_a_job_was_submitted(commands: Commands) -> None:
