@@ -9,6 +9,7 @@ import click
 
 from muri import __version__
 from muri.commands import LazyCommand, LazyGroup, run_command
+from muri.foreign import yaml_of
 
 COMMANDS = {
     "run": LazyCommand("muri.launcher.run.command:run", "Run a training script; inside a group, interleave it."),
@@ -48,11 +49,9 @@ def site_state_dir() -> str | None:
     Only that key is read, without the configuration's model: that takes long to load, and a fault elsewhere in the
     file must not keep users from their profiles. `muri config check` judges the file.
     """
-    import yaml  # most commands never ask
-
     try:
-        config = yaml.safe_load(Path(os.environ.get("MURI_CONFIG") or _DEFAULT_CONFIG).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError):
+        config = yaml_of(Path(os.environ.get("MURI_CONFIG") or _DEFAULT_CONFIG).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
         return None
     value = config.get("state_dir") if isinstance(config, dict) else None
     return value if isinstance(value, str) else None

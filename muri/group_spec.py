@@ -12,6 +12,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
 from muri.errors import UsageError
+from muri.foreign import json_of
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -290,7 +291,7 @@ def read_group(text: str) -> GroupSpec:
         UsageError: It is no such text; the error says where and why.
     """
     try:
-        return group_of(json.loads(text))
+        return group_of(json_of(text))
     except ValueError as error:
         raise UsageError(f"--group: it is no JSON: {error}") from error
     except UsageError as error:

@@ -6,7 +6,6 @@ standard library, PyTorch and NumPy only.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from muri.errors import UsageError
+from muri.foreign import json_of
 
 OLDEST: Final = (3, 8)
 """What Muri asks of a script's Python; pyproject.toml has what is imported there."""
@@ -105,7 +105,7 @@ def look_at(executable: str, environment: Mapping[str, str]) -> ScriptPython:
     command = [executable, "-c", _PROBE]
     try:
         done = subprocess.run(command, capture_output=True, text=True, env=dict(environment), check=True)
-        prefix, version, release = json.loads(done.stdout.splitlines()[-1])
+        prefix, version, release = json_of(done.stdout.splitlines()[-1])
     except (OSError, subprocess.CalledProcessError, ValueError, IndexError) as error:
         raise UsageError(f"{executable} does not run as a Python ({error}); see ${PYTHON_VARIABLE}") from error
     return ScriptPython(executable, prefix, version, (release[0], release[1]))

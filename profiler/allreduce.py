@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Self
 import click
 
 from muri.errors import MuriError
+from muri.foreign import json_of
 from muri.profiler import figures
 from muri.profiler.records import ProfileError
 from muri.profiler.store import Document, ProfileStore
@@ -170,7 +171,7 @@ def measure_on_this_node(ranks: int, backend: str) -> tuple[Timing, ...]:
         if process.returncode:
             last = (words.strip().splitlines() or ["nothing"])[-1]
             raise AllReduceError(f"rank {rank} ended with code {process.returncode}; its last words: {last}")
-    return tuple(Timing(*pair) for pair in json.loads(told[0][0]))
+    return tuple(Timing(*pair) for pair in json_of(told[0][0]))
 
 
 class Step(NamedTuple):

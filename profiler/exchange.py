@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Any, Final
 
+from muri.foreign import json_of
 from muri.profiler.errors import ExchangeError
 from muri.profiler.records import (
     DANGERS,
@@ -62,11 +63,11 @@ def from_json(text: str, name: str) -> tuple[StageProfile, ...]:
         ExchangeError: The text names the place of the fault, and what would be right.
     """
     try:
-        document = json.loads(text)
+        document = json_of(text)
     except json.JSONDecodeError as error:
         raise ExchangeError(f"{name}: line {error.lineno}, column {error.colno}: not JSON: {error.msg}") from error
-    except RecursionError as error:
-        raise ExchangeError(f"{name}: not an export of profiles: nested too deeply") from error
+    except ValueError as error:
+        raise ExchangeError(f"{name}: not an export of profiles: {error}") from error
     if not isinstance(document, dict) or document.get("schema") != SCHEMA:
         raise ExchangeError(f'{name}: not an export of profiles: "schema" must be "{SCHEMA}"')
     if document.get("version") != VERSION:

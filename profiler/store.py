@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
 from muri.clock import MACHINE_CLOCK, Clock
+from muri.foreign import json_of
 from muri.profiler.exchange import to_dict
 from muri.profiler.records import ProfileDetail, ProfileError, ProfileKey, StageProfile
 from muri.profiler.store_file import SIDE_FILES, JournalMode, StoreFile, existing_journal, set_aside_stores, side_file
@@ -295,7 +296,7 @@ class ProfileStore(StoreFile):
     def documents(self, kind: str) -> tuple[Document, ...]:
         """All documents of a kind, by name."""
         rows = self._rows(_DOCUMENTS_OF_KIND, (kind,))
-        return self._sane("document", rows, lambda row: Document(row[0], row[1], dict(json.loads(row[2]))))
+        return self._sane("document", rows, lambda row: Document(row[0], row[1], dict(json_of(row[2]))))
 
     def remove_document(self, kind: str, name: str) -> bool:
         """Forget a document; returns whether there was one."""
@@ -355,19 +356,19 @@ def _profile(row: Any) -> StageProfile:
     if not all(isinstance(text, str) for text in (model, gpu_type, user, *values[-2:])):
         raise ProfileError("a name, time or source is no text")
     key = ProfileKey(model, batch_size, gpu_count, gpu_type, user)
-    return replace(StageProfile(key, *values), detail=ProfileDetail.from_dict(dict(json.loads(detail))))
+    return replace(StageProfile(key, *values), detail=ProfileDetail.from_dict(dict(json_of(detail))))
 
 
 def _observation(row: Any) -> Observation:
     _, at, job_id, iterations, stage_s, gpu_mem_gib = row
-    times_s = tuple(map(float, json.loads(stage_s)))
+    times_s = tuple(map(float, json_of(stage_s)))
     held_gib = None if gpu_mem_gib is None else float(gpu_mem_gib)
     return Observation(str(at), int(job_id), int(iterations), times_s, held_gib)
 
 
 def _audit_entry(row: Any) -> AuditEntry:
     _, at, who, action, *key, before, after = row
-    return AuditEntry(at, who, action, ProfileKey(*key), *(dict(json.loads(side)) or None for side in (before, after)))
+    return AuditEntry(at, who, action, ProfileKey(*key), *(dict(json_of(side)) or None for side in (before, after)))
 
 
 @dataclass(frozen=True, slots=True)

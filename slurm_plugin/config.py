@@ -19,6 +19,7 @@ from pydantic import (
 )
 
 from muri.errors import UsageError
+from muri.foreign import yaml_of
 from muri.profiler.dryrun.messages import DEFAULT_ITERATIONS, DEFAULT_STEADY_S, LEAST_CONFIDENCE, Limits
 from muri.slurm_plugin.private_files import why_unsafe
 
@@ -397,7 +398,7 @@ def load_config(path: Path | None) -> Config:
     if path is None:
         return Config()
     try:
-        loaded = yaml.safe_load(path.read_text())
+        loaded = yaml_of(path.read_text())
     except PermissionError as error:
         raise ConfigError(
             f"cannot read the configuration {path}: {error.strerror}. It holds no secrets: let users read it "
@@ -405,12 +406,12 @@ def load_config(path: Path | None) -> Config:
         ) from error
     except OSError as error:
         raise ConfigError(f"cannot read the configuration {path}: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except ValueError as error:
         raise ConfigError(f"{path} is not valid YAML: {error}") from error
     if loaded is not None and not isinstance(loaded, dict):
         raise ConfigError(f"{path}: expected keys and values, found a {type(loaded).__name__}")
     try:
-        return Config(**(loaded or {}))
+        return Config.model_validate(loaded or {})
     except ValidationError as error:
         problems = "\n".join(f"  {_explain(dict(problem))}" for problem in error.errors())
         raise ConfigError(f"{path} has {error.error_count()} problem(s):\n{problems}") from error

@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from muri.clock import MACHINE_CLOCK, Clock
 from muri.errors import MuriError
+from muri.foreign import json_of
 
 DIRECTORY_VARIABLE: Final = "MURI_CHECKPOINT_DIR"
 LOCK_TIMEOUT_S: Final = 60.0
@@ -116,7 +117,7 @@ class CheckpointStore:
         """
         folder = self._folder(iteration)
         try:
-            facts = json.loads((folder / _OWN_PART).read_text(encoding="utf-8"))
+            facts = json_of((folder / _OWN_PART).read_text(encoding="utf-8"))
             version = facts["format"]
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise CheckpointError(

@@ -1,9 +1,10 @@
 """Authenticated connections between the runtimes of one group: rank 0 listens, the other ranks connect.
 
 A cluster is shared, so a process that connects has to prove that it knows the group's key, and so has rank 0:
-both sides answer the other's random challenge with an HMAC (SHA-256) over both challenges and the rank. The key
-travels in the environment of the pilot job's step, which only its user (and root) can read. Messages that follow
-are JSON in the framing of `multiprocessing.connection`, never pickle; they are not encrypted.
+both sides answer the other's random challenge with an HMAC (SHA-256) over both challenges and the rank. Key and port
+travel in the environment of the pilot job's step, which only its user (and root) can read. Until then each side reads
+as many bytes as a proof has, within one time limit. Messages that follow are JSON in the framing of
+`multiprocessing.connection`, never pickle; they are not encrypted.
 """
 
 import contextlib
@@ -14,22 +15,28 @@ import secrets
 import socket
 import struct
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Final
 
 from muri.clock import MACHINE_CLOCK, Clock
 from muri.errors import MuriError
+from muri.foreign import json_of
+from muri.newcomers import Newcomers
 
 logger = logging.getLogger("muri.launcher")
 
 LARGEST_MESSAGE_BYTES: Final = 4096
 HANDSHAKE_TIMEOUT_S: Final = 5.0
 RETRY_S: Final = 0.1
-_MOST_HANDSHAKES: Final = 16
+_MOST_HANDSHAKES: Final = 64
 _CHALLENGE_BYTES: Final = 32
+_HELLO: Final = struct.Struct("!I32s32s")
+"""What another rank says first: its number, its challenge, its proof."""
+
+_PROOF_BYTES: Final = 32
+_LOOK_S: Final = 0.5
 _KEEPALIVE: Final = ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))
 
 Message = dict[str, list[str | int]]
@@ -82,7 +89,7 @@ class RankLink:
             RankLinkError: The connection ended, or what came is no message.
         """
         try:
-            message = json.loads(self._connection.recv_bytes(LARGEST_MESSAGE_BYTES))
+            message = json_of(self._connection.recv_bytes(LARGEST_MESSAGE_BYTES))
         except (OSError, EOFError) as error:
             raise RankLinkError(f"the connection to rank {self.rank} ended") from error
         except ValueError as error:
@@ -102,7 +109,7 @@ class RankLink:
 
 
 class Listener:
-    """Rank 0's side: takes one connection of each other rank.
+    """Rank 0's side: takes one connection of each other rank, and then no more.
 
     Args:
         place: Where to listen, and the key.
@@ -117,8 +124,10 @@ class Listener:
         self._on_link = on_link
         self._expected = set(range(1, place.world_size))
         self._lock = threading.Lock()
-        self._slots = threading.BoundedSemaphore(_MOST_HANDSHAKES + place.world_size)
+        self._newcomers = Newcomers(_MOST_HANDSHAKES + place.world_size)
+        self._refused = 0
         self._socket = socket.create_server((place.host, place.port), backlog=64)
+        self._socket.settimeout(_LOOK_S)
         threading.Thread(target=self._accept, name="ranks", daemon=True).start()
 
     def close(self) -> None:
@@ -128,46 +137,50 @@ class Listener:
         self._socket.close()
 
     def _accept(self) -> None:
-        while True:
+        while self._expected:
             try:
                 raw, address = self._socket.accept()
+            except TimeoutError:
+                continue
             except OSError:
                 return
-            if self._slots.acquire(blocking=False):
-                threading.Thread(target=self._greet, args=(raw, address[0]), name="rank-link", daemon=True).start()
-            else:
-                raw.close()
+            self._newcomers.add(raw)
+            threading.Thread(target=self._greet, args=(raw, address[0]), name="rank-link", daemon=True).start()
+        self.close()
 
     def _greet(self, raw: socket.socket, address: str) -> None:
-        try:
-            _set_timeout(raw, HANDSHAKE_TIMEOUT_S)
-            connection = _connection(raw)
-            with _closed_on_error(connection):
-                rank = self._admit(connection)
-                _set_timeout_of(connection, 0.0)
-        except (OSError, EOFError, ValueError, RankLinkError) as error:
-            logger.warning("a connection from %s was refused: %s", address, error or type(error).__name__)
-        else:
-            self._on_link(RankLink(connection, rank))
-        finally:
-            self._slots.release()
+        with raw:
+            try:
+                link = RankLink(*self._admit(raw))
+            except (OSError, RankLinkError) as error:
+                self._newcomers.take(raw)
+                self._note_refused(address, error)
+                return
+        self._on_link(link)
 
-    def _admit(self, connection: "Connection[bytes, bytes]") -> int:
+    def _admit(self, raw: socket.socket) -> tuple["Connection[bytes, bytes]", int]:
+        _set_timeout(raw, HANDSHAKE_TIMEOUT_S)
         mine = secrets.token_bytes(_CHALLENGE_BYTES)
-        connection.send_bytes(mine)
-        answer = json.loads(connection.recv_bytes(LARGEST_MESSAGE_BYTES))
-        if not isinstance(answer, dict) or not isinstance(answer.get("rank"), int):
-            raise RankLinkError("it speaks another protocol")
-        rank: int = answer["rank"]
-        theirs = bytes.fromhex(str(answer.get("challenge", "")))
-        if not hmac.compare_digest(_proof(self._place.key, "follower", rank, mine, theirs), str(answer.get("proof"))):
+        raw.sendall(mine)
+        rank, theirs, proof = _HELLO.unpack(_exactly(raw, _HELLO.size))
+        if not hmac.compare_digest(_proof(self._place.key, "follower", rank, mine, theirs), proof):
             raise RankLinkError("it does not know the group's key")
+        if not self._newcomers.take(raw):
+            raise RankLinkError("it was ended for a newer one")
         with self._lock:
             if rank not in self._expected:
                 raise RankLinkError(f"rank {rank} is connected already, or there is no such rank")
             self._expected.discard(rank)
-        connection.send_bytes(_proof(self._place.key, "leader", rank, mine, theirs).encode())
-        return rank
+        raw.sendall(_proof(self._place.key, "leader", rank, mine, theirs))
+        return _connection(raw), rank
+
+    def _note_refused(self, address: str, error: Exception) -> None:
+        """Log the first, second, fourth, eighth, …: strangers must not fill the log."""
+        with self._lock:
+            self._refused += 1
+            count = self._refused
+        if not count & (count - 1):
+            logger.warning("%d connections were refused, the last from %s: %s", count, address, error)
 
 
 def connect(place: Place, timeout_s: float, clock: Clock = MACHINE_CLOCK) -> RankLink:
@@ -180,45 +193,41 @@ def connect(place: Place, timeout_s: float, clock: Clock = MACHINE_CLOCK) -> Ran
     while True:
         try:
             return _connect_once(place)
-        except (OSError, EOFError, RankLinkError) as error:
+        except (OSError, RankLinkError) as error:
             if clock() >= deadline_s:
                 raise RankLinkError(
                     f"rank {place.rank} could not reach rank 0 at {place.host}:{place.port} within {timeout_s:g} s "
-                    f"({error or 'it closed the connection'}); the nodes must reach each other on that port"
+                    f"({error}); the nodes must reach each other on that port"
                 ) from error
         clock.sleep(RETRY_S)
 
 
 def _connect_once(place: Place) -> RankLink:
-    raw = socket.create_connection((place.host, place.port), HANDSHAKE_TIMEOUT_S)
-    _set_timeout(raw, HANDSHAKE_TIMEOUT_S)
-    connection = _connection(raw)
-    with _closed_on_error(connection):
-        theirs = connection.recv_bytes(LARGEST_MESSAGE_BYTES)
+    with socket.create_connection((place.host, place.port), HANDSHAKE_TIMEOUT_S) as raw:
+        _set_timeout(raw, HANDSHAKE_TIMEOUT_S)
+        theirs = _exactly(raw, _CHALLENGE_BYTES)
         mine = secrets.token_bytes(_CHALLENGE_BYTES)
-        proof = _proof(place.key, "follower", place.rank, theirs, mine)
-        answer = {"rank": place.rank, "challenge": mine.hex(), "proof": proof}
-        connection.send_bytes(json.dumps(answer).encode())
-        told = connection.recv_bytes(LARGEST_MESSAGE_BYTES)
-        if not hmac.compare_digest(_proof(place.key, "leader", place.rank, theirs, mine).encode(), told):
+        raw.sendall(_HELLO.pack(place.rank, mine, _proof(place.key, "follower", place.rank, theirs, mine)))
+        told = _exactly(raw, _PROOF_BYTES)
+        if not hmac.compare_digest(_proof(place.key, "leader", place.rank, theirs, mine), told):
             raise RankLinkError("the process that listens there does not know the group's key")
-        _set_timeout_of(connection, 0.0)
-    return RankLink(connection, 0)
+        return RankLink(_connection(raw), 0)
 
 
-@contextmanager
-def _closed_on_error(connection: "Connection[bytes, bytes]") -> Iterator[None]:
-    """Close a connection that does not become a link, so that the other end notices at once."""
+def _exactly(raw: socket.socket, count: int) -> bytes:
+    """The next bytes, in one call: so the kernel's time limit is one for all of them, however slowly they come."""
     try:
-        yield
-    except BaseException:
-        connection.close()
-        raise
+        said = raw.recv(count, socket.MSG_WAITALL)
+    except BlockingIOError:
+        said = b""
+    if len(said) < count:
+        raise RankLinkError("it ended, or did not say in time who it is")
+    return said
 
 
-def _proof(key: bytes, role: str, rank: int, leaders: bytes, followers: bytes) -> str:
+def _proof(key: bytes, role: str, rank: int, leaders: bytes, followers: bytes) -> bytes:
     text = b"|".join((b"muri", role.encode(), str(rank).encode(), leaders.hex().encode(), followers.hex().encode()))
-    return hmac.digest(key, text, "sha256").hex()
+    return hmac.digest(key, text, "sha256")
 
 
 def _connection(raw: socket.socket) -> "Connection[bytes, bytes]":
@@ -227,17 +236,13 @@ def _connection(raw: socket.socket) -> "Connection[bytes, bytes]":
     raw.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in _KEEPALIVE:  # a node that lost power does not close its connections
         raw.setsockopt(socket.IPPROTO_TCP, option, value)
-    raw.settimeout(None)
+    _set_timeout(raw, 0.0)
     return Connection(raw.detach())
 
 
 def _set_timeout(raw: socket.socket, seconds: float) -> None:
+    """Let the kernel end each call after so many seconds; 0: never."""
+    raw.settimeout(None)
     value = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))
     raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, value)
     raw.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, value)
-
-
-def _set_timeout_of(connection: "Connection[bytes, bytes]", seconds: float) -> None:
-    raw = socket.socket(fileno=connection.fileno())
-    _set_timeout(raw, seconds)
-    raw.detach()

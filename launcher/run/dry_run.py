@@ -2,7 +2,6 @@
 
 import contextlib
 import ctypes
-import json
 import os
 import signal
 import subprocess
@@ -13,6 +12,7 @@ from types import FrameType
 from typing import Any, Final
 
 from muri.files import atomic_json
+from muri.foreign import json_of
 from muri.launcher.job.environment import task_of
 from muri.profiler.dryrun.messages import DryRunRequest
 from muri.profiler.dryrun.summary import with_usage
@@ -82,7 +82,7 @@ def _started(command: Sequence[str], variables: Mapping[str, str]) -> Iterator["
 
 def _take(path: Path) -> dict[str, Any] | None:
     try:
-        return dict(json.loads(path.read_text()))
+        return dict(json_of(path.read_text()))
     except FileNotFoundError:
         return None
     finally:

@@ -16,6 +16,8 @@ from muri.launcher.sessions.process_start import ChildStarter, Starter, StepStar
 from muri.run_dir import default_run_dir
 
 KEY_VARIABLE: Final = "MURI_GROUP_KEY"
+PORT_VARIABLE: Final = "MURI_GROUP_PORT"
+"""Rank 0's port; all users of a node can read its processes' command lines."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +52,6 @@ def _path(text: str) -> Path:
     return Path(text).resolve()
 
 
-def _port(text: str) -> int:
-    if not 1 <= int(text) <= 65535:
-        raise argparse.ArgumentTypeError(f"{text} must be 1 to 65535")
-    return int(text)
-
-
 def _gib(text: str) -> float:
     value = float(text)
     if not value > 0:
@@ -78,8 +74,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--preload", default="torch", help="Modules to import ahead, comma-separated (default: %(default)s).")
     add("--rank", type=int, help="This runtime's rank; else $SLURM_PROCID.")
     add("--world-size", type=int, help="Runtimes of the group, one per GPU (default: 1).")
-    add("--order-host", help="Where rank 0 listens; else the node on which srun was called.")
-    add("--order-port", type=_port, help="Rank 0's port; the key is $MURI_GROUP_KEY.")
+    add("--order-host", help="Where rank 0 listens, at $MURI_GROUP_PORT; else the node on which srun was called.")
     add("--steps", action="store_true", help="Start processes of members as steps of the Slurm job around this one.")
     add("--grace-s", type=float, default=10.0, help="Seconds that scripts get to end at SIGTERM (%(default)s).")
     return parser
@@ -120,7 +115,7 @@ def cpus_of(environment: Mapping[str, str]) -> int:
 
 
 def parse_place(
-    rank: int | None, world_size: int | None, host: str | None, port: int | None, environment: Mapping[str, str]
+    rank: int | None, world_size: int | None, host: str | None, environment: Mapping[str, str]
 ) -> Place | None:
     """Where this runtime stands in its group; None for the only one of a group on one GPU.
 
@@ -128,8 +123,7 @@ def parse_place(
         rank: --rank, or None for $SLURM_PROCID.
         world_size: --world-size, or None for 1.
         host: --order-host, or None for the node that srun was called on.
-        port: --order-port.
-        environment: Holds the group's key, and Slurm's variables.
+        environment: Holds the group's key and rank 0's port, and Slurm's variables.
 
     Raises:
         UsageError: Something is missing or out of range.
@@ -140,19 +134,22 @@ def parse_place(
     if world_size is None or world_size < 1 or not 0 <= rank < world_size:
         raise UsageError(f"--rank {rank} must be 0 to {(world_size or 1) - 1}, the ranks of --world-size {world_size}")
     host = host or environment.get("SLURM_LAUNCH_NODE_IPADDR")
-    if not host or port is None:
-        raise UsageError("--world-size above 1 needs --order-port, and --order-host where srun does not tell the node")
+    if not host:
+        raise UsageError("--world-size above 1 needs --order-host where srun does not tell the node")
+    port = environment.get(PORT_VARIABLE, "")
+    if not port.isdecimal() or not 1 <= int(port) <= 65535:
+        raise UsageError(f"--world-size above 1 needs rank 0's port in ${PORT_VARIABLE}, not {port!r}")
     key = environment.get(KEY_VARIABLE, "")
     if len(key) < 32:
         raise UsageError(f"--world-size above 1 needs a secret of at least 32 characters in ${KEY_VARIABLE}")
-    return Place(rank, world_size, host, port, key.encode())
+    return Place(rank, world_size, host, int(port), key.encode())
 
 
 def _take_place(values: dict[str, Any], environment: Mapping[str, str]) -> Place | None:
     """Take the options of a group of several ranks out of a command line's; None for a group of one rank."""
-    rank, size, host, port = (values.pop(name) for name in ("rank", "world_size", "order_host", "order_port"))
-    place = parse_place(rank, size, host, port, environment)
-    os.environ.pop(KEY_VARIABLE, None)  # members' scripts have no use for it
+    place = parse_place(*(values.pop(name) for name in ("rank", "world_size", "order_host")), environment)
+    for name in (KEY_VARIABLE, PORT_VARIABLE):  # members' scripts have no use for them
+        os.environ.pop(name, None)
     if place is not None and place.rank > 0:  # ranks may share a directory; rank 0's files are the group's
         for name in ("status_file", "trace"):
             if values[name] is not None:

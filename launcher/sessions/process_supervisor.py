@@ -95,7 +95,7 @@ class _Runtime:
             files.frombytes(data)
         if len(start) != LENGTH.size or len(files) != FILE_COUNT:
             raise _RuntimeGoneError
-        return json.loads(self._exactly(*LENGTH.unpack(start))), list(files)
+        return json.loads(self._exactly(*LENGTH.unpack(start))), list(files)  # noqa: TID251 (the runtime wrote it)
 
     def _exactly(self, count: int) -> bytes:
         parts = bytearray()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from muri.errors import UsageError
+from muri.foreign import json_of
 from muri.profiler.records import RESOURCES, STAGES
 
 if TYPE_CHECKING:
@@ -234,10 +235,10 @@ def load_events(text: str) -> list[dict[str, Any]]:
         ValueError: It is something else.
     """
     try:
-        events = json.loads(text)
+        events = json_of(text)
     except ValueError:
         whole, _, _ = text.rstrip().removesuffix(",").rpartition("}")
-        events = json.loads(whole + "}\n]")
+        events = json_of(whole + "}\n]")
     if isinstance(events, dict):  # the format's other form, as other tools save it
         events = events["traceEvents"]
     if not isinstance(events, list):
@@ -262,7 +263,7 @@ def _from_events(events: Iterable[Mapping[str, Any]]) -> Iterable[Slice]:
 
 def _from_lines(text: str) -> Iterable[Slice]:
     for line in text.splitlines():
-        event = json.loads(line)
+        event = json_of(line)
         if event["wait_s"] > 0:
             yield Slice(event["member"], "wait", event["start_s"] - event["wait_s"], event["start_s"])
         yield Slice(event["member"], event["stage"], event["start_s"], event["end_s"])

@@ -21,6 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from muri.errors import MuriError, UsageError
+from muri.foreign import json_of
 from muri.launcher.job.scheduler import load_membership
 from muri.launcher.telemetry.top_use import use_table
 from muri.run_dir import RUN_DIR_VARIABLE, SITE_RUN_DIR, default_run_dir, use_file
@@ -210,7 +211,7 @@ def read_group(path: Path, now_s: float | None = None, *, follow_links: bool = T
         # O_NONBLOCK: a pipe of that name must not keep the reader waiting.
         flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | (0 if follow_links else os.O_NOFOLLOW)
         with os.fdopen(os.open(path, flags), "rb") as file:
-            status = json.loads(file.read(_LARGEST_STATUS))
+            status = json_of(file.read(_LARGEST_STATUS))
     except OSError as error:
         raise StatusFileError(f"cannot read the status file {path}: {error.strerror}") from error
     except ValueError as error:
@@ -228,7 +229,7 @@ def _use_beside(status: Path, now_s: float) -> dict[str, Any]:
     path = use_file(status)
     try:
         with os.fdopen(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW), "rb") as file:
-            use = json.loads(file.read(_LARGEST_STATUS))
+            use = json_of(file.read(_LARGEST_STATUS))
         return {"use": use} if isinstance(use, dict) and now_s - _written_s(use, path) < OLD_USE_S else {}
     except (OSError, ValueError):
         return {}

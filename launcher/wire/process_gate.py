@@ -26,6 +26,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
+from muri.foreign import json_of
 from muri.launcher.job.stage_clock import NO_TURNS, STAGE_COUNT, TURNS, TURNS_INDEX, IterationRecord
 
 VARIABLE: Final = "MURI_GATE"
@@ -103,7 +104,7 @@ def unpack_facts(message: bytes) -> dict[str, Any]:
     Raises:
         ValueError: It holds something else.
     """
-    return dict(json.loads(message[1:]))
+    return dict(json_of(message[1:]))
 
 
 def make_page() -> tuple[int, mmap.mmap]:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from muri.errors import MuriError
+from muri.foreign import json_of
 from muri.run_dir import RUN_DIR_VARIABLE, RendezvousError
 from muri.units import MIB
 
@@ -205,7 +206,7 @@ def _receive_body(connection: socket.socket, header: bytes) -> Frame:
     if body is None:
         raise ProtocolError("the connection ended within a frame")
     try:
-        frame = json.loads(body)
+        frame = json_of(body)
     except ValueError as error:
         raise ProtocolError(f"a frame is not JSON: {error}") from error
     if not isinstance(frame, dict) or not isinstance(frame.get("type"), str):

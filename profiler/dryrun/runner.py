@@ -1,7 +1,6 @@
 """Runs a training script under measurement, as a process of its own."""
 
 import contextlib
-import json
 import os
 import signal
 import subprocess
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 from muri.errors import MuriError, UsageError
+from muri.foreign import json_of
 from muri.profiler.dryrun.messages import DryRunRequest, DryRunResult, Limits
 
 Progress = Mapping[str, Any]
@@ -151,14 +151,14 @@ def _wait(
                 said = request.progress_path.read_text()
                 if said != told:
                     told = said
-                    on_progress(json.loads(said))
+                    on_progress(json_of(said))
         time.sleep(_TICK_S)
     return True
 
 
 def _read(request: DryRunRequest, code: int, output: Path, *, in_time: bool) -> DryRunResult:
     try:
-        value = json.loads(request.result_path.read_text())
+        value = json_of(request.result_path.read_text())
         if "error" not in value:
             return DryRunResult.from_dict(value)
         why = str(value["error"])

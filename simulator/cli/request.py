@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 import click
-import yaml
 
 from muri.errors import UsageError
+from muri.foreign import yaml_of
 from muri.policies.registry import get_policy
 from muri.policies.speed.measured import PairSpeed, parse_interference
 from muri.policies.speed.model import InterferenceError
@@ -143,8 +143,8 @@ def parse_options(words: Iterable[str]) -> dict[str, dict[str, Any]]:
         target, equals, text = word.partition("=")
         policy, _, key = target.rpartition(":")
         try:
-            value = yaml.safe_load(text)
-        except yaml.YAMLError:
+            value = yaml_of(text)
+        except ValueError:
             value = None
         if not (equals and key.strip()) or value is None:
             raise click.BadParameter(

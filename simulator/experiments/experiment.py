@@ -9,10 +9,10 @@ from pathlib import Path
 from string import digits
 from typing import Annotated, Any, Final, Literal
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from muri.errors import UsageError
+from muri.foreign import yaml_of
 from muri.profiler.records import RESOURCES
 from muri.simulator.experiments.workloads import submitted_at_zero, with_bottlenecks
 from muri.simulator.model import Cluster, Settings, Trace
@@ -216,8 +216,8 @@ def parse_experiment(text: str, source: str) -> Experiment:
         ExperimentError: Names every key that is wrong.
     """
     try:
-        document = yaml.safe_load(text)
-    except yaml.YAMLError as error:
+        document = yaml_of(text)
+    except ValueError as error:
         raise ExperimentError(f"{source}: not YAML: {' '.join(str(error).split())}") from error
     if not isinstance(document, dict):
         raise ExperimentError(f"{source}: must be a mapping with the keys {', '.join(Experiment.model_fields)}")

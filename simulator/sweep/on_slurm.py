@@ -6,10 +6,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-import yaml
-
 from muri.clock import MACHINE_CLOCK, Clock
 from muri.errors import MuriError, UsageError
+from muri.foreign import yaml_of
 from muri.simulator.sweep.runs import Outcome, Run, SweepError, Watch, run_one
 
 _DEFAULTS: Final = {"job_name": "muri-simulate", "time": 240, "cpus_per_task": 1}
@@ -62,8 +61,8 @@ def _parameters(words: Iterable[str]) -> dict[str, Any]:
 
 def _parsed(word: str, text: str) -> Any:
     try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError as error:
+        return yaml_of(text)
+    except ValueError as error:
         raise UsageError(f"--slurm-option {word!r}: {text!r} is no value: {' '.join(str(error).split())}") from error
 
 

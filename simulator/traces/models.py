@@ -10,8 +10,8 @@ from itertools import groupby
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-import yaml
 
+from muri.foreign import yaml_of
 from muri.policies.speed.measured import COLUMNS
 from muri.policies.traits import FIRST_SYNC_SHARE, BatchModel, Demand, Sensitivity, ring_share
 from muri.profiler.figures import reproducible
@@ -162,7 +162,7 @@ def profiles_bound_by(resource: str, gpu_count: int) -> tuple[StageProfile, ...]
 @cache
 def _table() -> dict[str, Any]:
     text = files(__package__).joinpath("model_profiles.yaml").read_text(encoding="utf-8")
-    table: dict[str, Any] = yaml.safe_load(text)
+    table: dict[str, Any] = yaml_of(text)
     return table
 
 
@@ -207,7 +207,7 @@ def synergy_sensitivity(model: str) -> Sensitivity | None:
 def synergy_figures() -> dict[str, SynergyFigures]:
     """All of Synergy's models, by name."""
     text = files(__package__).joinpath("synergy_sensitivities.yaml").read_text(encoding="utf-8")
-    table: dict[str, Any] = yaml.safe_load(text)
+    table: dict[str, Any] = yaml_of(text)
     cpus = tuple(float(count) for count in table["cpus"])
     mem_gib = tuple(float(amount) for amount in table["mem_gib"])
     return {name: _synergy_figures(entry, cpus, mem_gib) for name, entry in sorted(table["models"].items())}

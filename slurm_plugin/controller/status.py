@@ -10,6 +10,7 @@ from pydantic import TypeAdapter
 
 from muri.errors import MuriError
 from muri.files import write_atomically
+from muri.foreign import json_of
 from muri.policies.types import Plan, PlanJob, sentences
 from muri.profiler.estimates import why_estimated
 from muri.slurm_plugin.records.cluster import JobState
@@ -302,7 +303,7 @@ def read_status(path: Path) -> Status:
     """
     try:
         # Not by validate_json: it refuses the whole file for one byte of a job's name that could not be decoded.
-        return _STATUS.validate_python(json.loads(path.read_bytes()))
+        return _STATUS.validate_python(json_of(path.read_bytes()))
     except FileNotFoundError as error:
         raise NoStatusError(f"there is no {path}: no controller cycle has run here") from error
     except PermissionError as error:

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import click
 
 from muri.errors import MuriError
+from muri.foreign import json_of
 from muri.profiler.dryrun.messages import DryRunRequest, Limits
 from muri.profiler.dryrun.runner import end, last_words
 from muri.slurm_plugin.gateway.base import GatewayError, NoSuchJobError
@@ -107,7 +108,7 @@ def _read(request: DryRunRequest, code: int, output: Path, *, in_time: bool) -> 
         if not in_time:
             value = {"error": f"no result within {request.limits.time_limit_s:g} s"}
         elif request.result_path.exists():
-            value = dict(json.loads(request.result_path.read_text()))
+            value = dict(json_of(request.result_path.read_text()))
     except ValueError:
         value = {"error": "the launcher left an unreadable result"}
     if "error" in value:

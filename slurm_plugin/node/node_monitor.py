@@ -3,7 +3,6 @@
 The runtime itself may run under its members' Python, which need not have what reads the machine; a pilot job does not.
 """
 
-import json
 import logging
 import threading
 from collections.abc import Mapping
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from muri.files import atomic_json
+from muri.foreign import json_of
 from muri.profiler.resource_usage.monitor import Monitor
 from muri.run_dir import use_file
 from muri.utc import now_text
@@ -70,7 +70,7 @@ class NodeMonitor:
 def script_pids(status: Path) -> dict[str, int]:
     """Return the process of each script that a runtime's status tells of; members that are threads of one have none."""
     try:
-        members = json.loads(status.read_text()).get("members", {})
+        members = json_of(status.read_text()).get("members", {})
     except (OSError, ValueError, AttributeError):
         return {}
     return {

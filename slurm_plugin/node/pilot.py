@@ -4,7 +4,6 @@ The batch script that `slurm_requests.pilot_job` writes runs it: `python -m muri
 """
 
 import contextlib
-import json
 import logging
 import os
 import re
@@ -24,6 +23,7 @@ import click
 from muri.clock import MACHINE_CLOCK, Clock
 from muri.commands import run_command
 from muri.errors import UsageError
+from muri.foreign import json_of
 from muri.group_spec import GroupSpec, read_group
 from muri.pythons import OLDEST_OF_THREADS, look_at, of_members
 from muri.run_dir import default_run_dir, make_run_dir
@@ -40,13 +40,13 @@ _TICK_S = 0.25
 
 _RUNTIME_GRACE_S = 20.0
 
-_PILOT_FILE = re.compile(r"host-([0-9]{1,10})\.(?:json|use\.json|log|trace\.json)")
+_PILOT_FILE = re.compile(r"(?:r[0-9]+-)?host-([0-9]{1,10})\.(?:json|use\.json|log|trace\.json)")
 
 _KEEP_STATUS_S = 30.0
 
 _KEEP_LOGS_S = 7 * 86400.0
 
-KEY_VARIABLE = "MURI_GROUP_KEY"
+KEY_VARIABLE, PORT_VARIABLE = "MURI_GROUP_KEY", "MURI_GROUP_PORT"
 
 
 def runtime_command(group: GroupSpec, run_dir: Path, status: Path) -> list[str]:
@@ -122,7 +122,7 @@ class PilotWatch:
     def _runtime_status(self) -> dict[str, Any]:
         """What the runtime last wrote about itself; without members until it first writes."""
         try:
-            status = json.loads(self._status.read_text())
+            status = json_of(self._status.read_text())
         except (OSError, ValueError):
             status = None
         if not isinstance(status, dict):
@@ -217,7 +217,7 @@ def step_options(group: GroupSpec) -> tuple[list[str], list[str]]:
     if nodes * gpus == 1:
         return ["--ntasks=1"], []
     step = [f"--nodes={nodes}", f"--ntasks={nodes * gpus}", f"--ntasks-per-node={gpus}", "--distribution=block"]
-    return step, ["--world-size", str(nodes * gpus), "--order-port", str(free_port())]
+    return step, ["--world-size", str(nodes * gpus)]
 
 
 def free_port() -> int:
@@ -244,12 +244,12 @@ def with_possible_threads(group: GroupSpec, environment: Mapping[str, str]) -> G
 
 
 def start(command: list[str], group: GroupSpec) -> "subprocess.Popen[bytes]":
-    """Start the step, with a fresh key by which its ranks authenticate each other.
+    """Start the step, with a port at which its ranks meet and a fresh key by which they authenticate each other.
 
     Muri need not be installed in the members' own Python.
     """
     own = of_members(os.environ) if members_python(group) else dict(os.environ)
-    environment = own | {KEY_VARIABLE: secrets.token_hex(32)}
+    environment = own | {KEY_VARIABLE: secrets.token_hex(32), PORT_VARIABLE: str(free_port())}
     return subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment)
 
 

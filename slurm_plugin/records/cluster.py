@@ -9,6 +9,7 @@ from types import UnionType
 from typing import Any, Final, get_args, get_origin, get_type_hints
 
 from muri.errors import UsageError
+from muri.foreign import json_of
 from muri.slurm_plugin.records.gpu_removal import NOT_TRIED, GpuRemoval
 from muri.slurm_plugin.records.limits import NO_SITE_LIMITS, SiteLimits
 
@@ -438,7 +439,7 @@ def parse_snapshot(text: str, source: str = "snapshot") -> Snapshot:
         SnapshotFileError: It is no snapshot; the text says where and why.
     """
     try:
-        document = json.loads(text)
+        document = json_of(text)
     except ValueError as err:
         raise SnapshotFileError(f"{source}: it is not JSON: {err}") from err
     if not isinstance(document, dict) or document.get("schema") != _SCHEMA:

@@ -9,6 +9,7 @@ import json
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Final, Literal, NamedTuple
 
+from muri.foreign import json_of
 from muri.printable import printable
 
 REQUEST_PREFIX: Final = "muri:"
@@ -171,8 +172,8 @@ def parse_json(text: str | None) -> dict[str, Any] | None:
     if text is None:
         return None
     try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):  # a user's comment may be nested as deeply as it is long
+        value = json_of(text)
+    except ValueError:
         return None
     return value if isinstance(value, dict) else None
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from muri.errors import MuriError
+from muri.foreign import json_of
 from muri.profiler.errors import StoreError
 from muri.profiler.store_file import set_aside, tells_damage
 
@@ -236,7 +237,7 @@ class Journal:
             CorruptJournalError: The file is damaged.
         """
         try:
-            return json.loads(text)
+            return json_of(text)
         except (TypeError, ValueError) as error:
             raise CorruptJournalError(f"the journal {self._path} is damaged: a value in it cannot be read.") from error
 

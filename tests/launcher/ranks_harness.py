@@ -110,9 +110,10 @@ class RankedLauncher:
         for rank in range(self.world_size):
             command = [sys.executable, "-m", "muri.launcher.runtime.main", "--preload", ""]
             command += ["--rank", str(rank), "--world-size", str(self.world_size), "--order-host", "127.0.0.1"]
-            command += ["--order-port", str(port), "--status-file", str(self.path("status.json"))]
+            command += ["--status-file", str(self.path("status.json"))]
             command += runtime_words(members, options)
             environment = self.launcher.environment | {"MURI_GROUP_KEY": self._key, "PYTHONFAULTHANDLER": "1"}
+            environment["MURI_GROUP_PORT"] = str(port)
             log = self.log_path(rank).open("ab")
             self.runtimes.append(self.launcher.spawn(command, environment, stderr=log))
         for rank in range(self.world_size):

@@ -66,7 +66,7 @@ def test_errors_name_the_place(changes, message):
     [
         ("", "line 1, column 1: not JSON"),
         ('{"schema":\n oops}', "line 2, column 2: not JSON"),
-        ("[" * 100_000, "nested too deeply"),
+        ("[" * 100_000, "levels deep"),
         ('{"schema": "other"}', "not an export of profiles"),
         ('{"schema": "muri-profiles", "version": 2}', "version is 2; this version of Muri reads 1"),
         ('{"schema": "muri-profiles", "version": 1}', '"profiles" must be a list'),

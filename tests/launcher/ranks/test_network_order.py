@@ -1,11 +1,13 @@
 """The order of the network over several ranks: the connections, and what each rank grants."""
 
+import contextlib
 import random
 import re
 import secrets
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 
 import pytest
 from polling import DEADLINE_S, until
@@ -18,7 +20,7 @@ from muri.launcher.job.environment import missing_variables, task_of
 from muri.launcher.ranks.coordination import Ranks
 from muri.launcher.ranks.link import RETRY_S, Listener, Place, RankLink, RankLinkError, connect
 from muri.launcher.ranks.network_order import NETWORK, Follower, Leader, RankedArbiter, session_key
-from muri.launcher.runtime.options import KEY_VARIABLE, parse_place
+from muri.launcher.runtime.options import KEY_VARIABLE, PORT_VARIABLE, parse_place
 
 KEY = b"k" * 64
 
@@ -244,16 +246,42 @@ def test_who_does_not_know_the_key_is_refused(listener) -> None:
     until(lambda: len(links) == 1, "the rank with the key")
 
 
-def test_garbage_and_silence_do_not_keep_a_rank_out(listener) -> None:
+def send_slowly(strangers: list[socket.socket], over: threading.Event, rounds: int) -> int:
+    """Send a byte over each connection every while; return how often."""
+    for done in range(rounds):
+        if over.wait(0.1):
+            return done
+        for raw in strangers:
+            with contextlib.suppress(OSError):
+                raw.send(b"x")
+    return rounds
+
+
+def test_garbage_silence_and_slowness_do_not_keep_a_rank_out(listener) -> None:
     place, links, _ = listener
-    silent = [socket.create_connection((place.host, place.port)) for _ in range(5)]
-    for junk in (b"GET / HTTP/1.0\r\n\r\n", b"\xff" * 64, secrets.token_bytes(5000), b"\0\0\0\2{}"):
-        with socket.create_connection((place.host, place.port)) as raw:
+    with ExitStack() as stack:
+        slow = [stack.enter_context(socket.create_connection((place.host, place.port))) for _ in range(200)]
+        for raw, junk in zip(slow, (b"GET / HTTP/1.0\r\n\r\n", b"\xff" * 68, secrets.token_bytes(5000)), strict=False):
             raw.sendall(junk)
-    connect(peer(place), DEADLINE_S).close()
-    until(lambda: len(links) == 1, "the rank with the key")
-    for raw in silent:
-        raw.close()
+        over = threading.Event()
+        sending = Asking(send_slowly, slow, over, 10_000)
+        connect(peer(place), DEADLINE_S).close()
+        until(lambda: len(links) == 1, "the rank with the key")
+        over.set()
+        sending.answer()
+
+
+def test_a_stranger_has_one_time_limit_for_all_that_it_says(listener, monkeypatch: pytest.MonkeyPatch) -> None:
+    place, _, _ = listener
+    monkeypatch.setattr("muri.launcher.ranks.link.HANDSHAKE_TIMEOUT_S", 0.5)
+    with socket.create_connection((place.host, place.port)) as raw:
+        over = threading.Event()
+        sending = Asking(send_slowly, [raw], over, 60)
+        with contextlib.suppress(ConnectionResetError):
+            while raw.recv(4096):
+                pass
+        over.set()
+        assert sending.answer() < 60, "it was heard to the end"
 
 
 def test_a_rank_connects_once(listener) -> None:
@@ -305,9 +333,9 @@ def test_rank_0_is_known_by_the_key_too() -> None:
 
         def pretend() -> None:
             raw, _ = impostor.accept()
-            raw.sendall(b"\0\0\0\x20" + b"c" * 32)
+            raw.sendall(b"c" * 32)
             raw.recv(4096)
-            raw.sendall(b"\0\0\0\x40" + b"0" * 64)
+            raw.sendall(b"0" * 32)
 
         Asking(pretend)
         with pytest.raises(RankLinkError, match="does not know the group's key"):
@@ -320,24 +348,24 @@ def test_a_message_that_makes_no_sense_ends_the_group(group: Group) -> None:
 
 
 @pytest.mark.parametrize(
-    ("rank", "size", "host", "port", "environment", "message"),
+    ("rank", "host", "environment", "message"),
     [
-        (4, 4, "h", 1, {KEY_VARIABLE: "k" * 64}, "--rank 4 must be 0 to 3"),
-        (None, 4, "h", 1, {KEY_VARIABLE: "k" * 64}, "--rank -1"),
-        (0, 4, None, 1, {KEY_VARIABLE: "k" * 64}, "--order-host"),
-        (0, 4, "h", None, {KEY_VARIABLE: "k" * 64}, "--order-port"),
-        (0, 4, "h", 1, {KEY_VARIABLE: "short"}, "32 characters"),
+        (4, "h", {}, "--rank 4 must be 0 to 3"),
+        (None, "h", {}, "--rank -1"),
+        (0, None, {}, "--order-host"),
+        (0, "h", {PORT_VARIABLE: "0"}, "MURI_GROUP_PORT, not '0'"),
+        (0, "h", {KEY_VARIABLE: "short"}, "32 characters"),
     ],
 )
-def test_a_place_is_told_in_full(rank, size, host, port, environment, message) -> None:
+def test_a_place_is_told_in_full(rank, host, environment, message) -> None:
     with pytest.raises(UsageError, match=message):
-        parse_place(rank, size, host, port, environment)
+        parse_place(rank, 4, host, {KEY_VARIABLE: "k" * 64, PORT_VARIABLE: "5", **environment})
 
 
 def test_a_place_comes_from_slurm() -> None:
     environment = {KEY_VARIABLE: "k" * 64, "SLURM_PROCID": "3", "SLURM_LAUNCH_NODE_IPADDR": "10.0.0.1"}
-    assert parse_place(None, 4, None, 5, environment) == Place(3, 4, "10.0.0.1", 5, KEY)
-    assert parse_place(None, 1, None, None, environment) is None
+    assert parse_place(None, 4, None, environment | {PORT_VARIABLE: "5"}) == Place(3, 4, "10.0.0.1", 5, KEY)
+    assert parse_place(None, 1, None, environment) is None
 
 
 def test_a_task_is_read_from_torchrun_or_srun() -> None:

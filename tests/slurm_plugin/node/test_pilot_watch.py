@@ -412,7 +412,7 @@ def test_a_new_pilot_removes_what_killed_ones_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slurm_answers: bool
 ) -> None:
     ends = ("1.json", "1.log", "2.json", "3.log", "4.trace.json", "9.json", "x.json")
-    names = [f"host-{end}" for end in ends]
+    names = ["r12-host-1.json", *(f"host-{end}" for end in ends)]
     now_s = 1e9
     for name in (*names, "rt-7.sock"):
         (tmp_path / name).touch()
@@ -431,7 +431,7 @@ def test_a_new_pilot_removes_what_killed_ones_left(
     monkeypatch.setattr(pilot, "state_of", state_of)
     pilot.remove_left_behind(tmp_path, PILOT, now_s)
     assert asked == ([1, 2, 3, 4] if slurm_answers else [1])  # not about 5, whose runtime has just written its status
-    gone = {"host-1.json", "host-3.log"} if slurm_answers else set()
+    gone = {"host-1.json", "r12-host-1.json", "host-3.log"} if slurm_answers else set()
     assert {path.name for path in tmp_path.iterdir()} == {*names, "rt-7.sock", "host-5.json"} - gone
 
 

@@ -99,7 +99,6 @@ def test_a_step_of_several_ranks(tmp_path):
     command = runtime_command(dataclasses.replace(GROUP, node_count=2, gpus_per_node=2), tmp_path, tmp_path / "s.json")
     assert command[:5] == ["srun", "--nodes=2", "--ntasks=4", "--ntasks-per-node=2", "--distribution=block"]
     assert command[command.index("--world-size") + 1] == "4"
-    assert 0 < int(command[command.index("--order-port") + 1]) < 65536
     alone = runtime_command(GROUP, tmp_path, tmp_path / "s.json")
     assert alone[:2] == ["srun", "--ntasks=1"]
     assert "--world-size" not in alone
