@@ -147,7 +147,8 @@ def parse_place(
 
 def _take_place(values: dict[str, Any], environment: Mapping[str, str]) -> Place | None:
     """Take the options of a group of several ranks out of a command line's; None for a group of one rank."""
-    place = parse_place(*(values.pop(name) for name in ("rank", "world_size", "order_host")), environment)
+    rank, size, host = (values.pop(name) for name in ("rank", "world_size", "order_host"))
+    place = parse_place(rank, size, host, environment)
     for name in (KEY_VARIABLE, PORT_VARIABLE):  # members' scripts have no use for them
         os.environ.pop(name, None)
     if place is not None and place.rank > 0:  # ranks may share a directory; rank 0's files are the group's

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Thread
-from wsgiref.simple_server import WSGIServer
 
 from muri import __version__
 from muri.clock import MACHINE_CLOCK, Clock
@@ -18,6 +17,7 @@ from muri.files import write_atomically
 from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.controller import metrics
 from muri.slurm_plugin.controller.counters import Counters, Labels
+from muri.slurm_plugin.controller.metrics_server import MetricsServer
 from muri.slurm_plugin.controller.settlement import Settlement
 from muri.slurm_plugin.controller.status import STATUS_NAME, Status
 from muri.slurm_plugin.execute.interruptible import StopFlag
@@ -175,22 +175,22 @@ class Books:
         if self._config.metrics_file:
             write_atomically(Path(self._config.metrics_file), metrics.text_of(self._values), 0o644)
 
-    def serve(self) -> tuple[WSGIServer, Thread]:
+    def serve(self) -> tuple[MetricsServer, Thread]:
         """Answer Prometheus at `metrics_listen`, from a thread that ends with the process; return server and thread.
 
         Raises:
             MetricsError: Nothing can listen there.
         """
-        from prometheus_client import start_http_server
-
         host, _, port = self._config.metrics_listen.rpartition(":")
         try:
-            server = start_http_server(int(port), host, metrics.registry_of(lambda: self._values))
+            server = MetricsServer(host, int(port), metrics.registry_of(lambda: self._values))
         except OSError as error:
             where = self._config.metrics_listen
             raise MetricsError(f"metrics_listen: cannot listen at {where}: {error.strerror or error}") from error
+        thread = Thread(target=server.serve_forever, name="metrics", daemon=True)
+        thread.start()
         log.info("metrics are served at http://%s/metrics", self._config.metrics_listen)
-        return server
+        return server, thread
 
 
 def _told_by(status: Status) -> dict[str, dict[Labels, float]]:

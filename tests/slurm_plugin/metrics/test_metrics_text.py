@@ -1,16 +1,20 @@
 """What the controller tells Prometheus: the file, what survives a process, and that no metric costs a cycle."""
 
+import socket
 import stat
+import threading
 import urllib.request
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from fake_slurm import FakeSlurm, behind_licence, four_jobs, make_job, one_gpu, pilots
+from polling import DEADLINE_S, until
 from prometheus_client.parser import text_string_to_metric_families
 
 from muri.slurm_plugin.config import Config, ConfigError, load_config
-from muri.slurm_plugin.controller import metrics
+from muri.slurm_plugin.controller import metrics, metrics_server
 from muri.slurm_plugin.controller.books import MetricsError
 from muri.slurm_plugin.gateway.base import GatewayError, SlurmUnreachableError
 from muri.slurm_plugin.records import comment_tags as tags
@@ -194,6 +198,31 @@ def test_a_controller_that_stays_serves_the_same_and_says_where_its_address_is_t
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+def test_strangers_use_up_neither_files_nor_threads_and_end_in_time(make_controller, accounts, monkeypatch):
+    with make_controller(FakeSlurm([], one_gpu()), metrics_listen="127.0.0.1:0") as controller, ExitStack() as stack:
+        server, thread = controller.books.serve()
+        controller.cycle()
+        stack.callback(thread.join)
+        stack.callback(server.server_close)
+        stack.callback(server.shutdown)
+        address, before = ("127.0.0.1", server.server_port), threading.active_count()
+        strangers = [stack.enter_context(socket.create_connection(address, DEADLINE_S)) for _ in range(100)]
+        assert is_ended(strangers[-1 - metrics_server.MOST_CONNECTIONS])
+        until(lambda: threading.active_count() - before <= metrics_server.MOST_CONNECTIONS, "the threads' ends")
+        with urllib.request.urlopen(f"http://127.0.0.1:{server.server_port}") as answer:
+            assert b"muri_info" in answer.read()
+        strangers[-1].sendall(b"GET / HTTP/1.1\r\nA: ")
+        monkeypatch.setattr(metrics_server, "REQUEST_LIMIT_S", 0.0)
+        assert is_ended(strangers[-1])
+
+
+def is_ended(stranger: socket.socket) -> bool:
+    try:
+        return stranger.recv(1) == b""
+    except ConnectionResetError:
+        return True
 
 
 @pytest.mark.parametrize(
