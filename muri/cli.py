@@ -9,7 +9,7 @@ import click
 
 from muri import __version__
 from muri.commands import LazyCommand, LazyGroup, run_command
-from muri.foreign import yaml_of
+from muri.foreign_yaml import yaml_of
 
 COMMANDS = {
     "run": LazyCommand("muri.launcher.run.command:run", "Run a training script; inside a group, interleave it."),

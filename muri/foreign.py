@@ -1,6 +1,6 @@
-"""Text that others wrote, read as data: whatever is wrong with it is a ValueError, as callers expect.
+"""JSON that others wrote, read as data: whatever is wrong with it is a ValueError, as callers expect.
 
-Ruff forbids the libraries' own functions elsewhere (pyproject.toml).
+Ruff forbids the library's own functions elsewhere (pyproject.toml).
 """
 
 from __future__ import annotations
@@ -21,38 +21,26 @@ def json_of(text: str | bytes) -> Any:
     try:
         value = json.loads(text)  # noqa: TID251
     except RecursionError as error:
-        raise _too_deep() from error
-    _require_flat(value)
+        raise too_deep() from error
+    require_flat(value)
     return value
 
 
-def yaml_of(text: str) -> Any:
-    """Read YAML.
-
-    Raises:
-        ValueError: It is something else, or nested too deeply.
-    """
-    import yaml  # takes time to load, and the runtime's Python may lack it
-
-    try:
-        value = yaml.safe_load(text)  # noqa: TID251
-    except RecursionError as error:
-        raise _too_deep() from error
-    except Exception as error:  # numbers and times that are none end in whatever their constructors raise
-        raise ValueError(str(error) or type(error).__name__) from error
-    _require_flat(value)
-    return value
-
-
-def _too_deep() -> ValueError:
+def too_deep() -> ValueError:
+    """What is raised for text that is nested too deeply."""
     return ValueError(f"it is nested more than {MOST_LEVELS} levels deep")
 
 
-def _require_flat(value: Any) -> None:
+def require_flat(value: Any) -> None:
+    """Refuse what is nested too deeply.
+
+    Raises:
+        ValueError: It is.
+    """
     level = [value] if isinstance(value, (dict, list)) else []
     for _ in range(MOST_LEVELS):
         every = (part for each in level for part in (each.values() if isinstance(each, dict) else each))
         # By identity: what YAML's aliases name again and again is looked at once in each level.
         level = list({id(part): part for part in every if isinstance(part, (dict, list))}.values())
     if level:
-        raise _too_deep()
+        raise too_deep()

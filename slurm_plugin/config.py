@@ -19,7 +19,7 @@ from pydantic import (
 )
 
 from muri.errors import UsageError
-from muri.foreign import yaml_of
+from muri.foreign_yaml import yaml_of
 from muri.profiler.dryrun.messages import DEFAULT_ITERATIONS, DEFAULT_STEADY_S, LEAST_CONFIDENCE, Limits
 from muri.slurm_plugin.private_files import why_unsafe
 

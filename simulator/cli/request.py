@@ -9,7 +9,7 @@ from typing import Any, Literal
 import click
 
 from muri.errors import UsageError
-from muri.foreign import yaml_of
+from muri.foreign_yaml import yaml_of
 from muri.policies.registry import get_policy
 from muri.policies.speed.measured import PairSpeed, parse_interference
 from muri.policies.speed.model import InterferenceError
