@@ -23,6 +23,7 @@ from muri.slurm_plugin.execute.executor import Executor
 from muri.slurm_plugin.execute.gate import close_gate
 from muri.slurm_plugin.execute.interruptible import InterruptibleGateway
 from muri.slurm_plugin.gateway.base import Gateway, GatewayError, SlurmUnreachableError
+from muri.slurm_plugin.planning import stated_durations
 from muri.slurm_plugin.planning.actions import Action
 from muri.slurm_plugin.planning.cycle_input import CycleInput, Knowledge, dry_run_key
 from muri.slurm_plugin.planning.decision import Decision, decide
@@ -30,6 +31,7 @@ from muri.slurm_plugin.planning.first_submits import first_submits
 from muri.slurm_plugin.planning.proposals import Proposals, proposed_moves
 from muri.slurm_plugin.planning.pythons import KnownPythons, MeasuredPython
 from muri.slurm_plugin.planning.service import had_before, noted, saved_gpu_s, served_gpu_s
+from muri.slurm_plugin.planning.stated_durations import Claim, Claims
 from muri.slurm_plugin.profile_use import (
     learn_pairs,
     log_set_aside,
@@ -43,6 +45,7 @@ from muri.slurm_plugin.records.cluster import JobState, Snapshot
 from muri.slurm_plugin.records.dry_run_failures import current
 from muri.slurm_plugin.records.gate import is_behind_licence
 from muri.slurm_plugin.records.journal import (
+    CLAIMS,
     DRY_RUN,
     DRY_RUN_FAILED,
     EXCLUSION,
@@ -114,6 +117,7 @@ def _remembered(journal: Journal, profiles: Mapping[ProfileKey, StageProfile], v
         exclusions={job_id: str(why) for job_id, why in _readable(journal.facts(EXCLUSION).items(), _of_job)},
         served_gpu_s=served_gpu_s(noted(read_service(journal.facts(SERVICE)), view), view, journal.intents()),
         saved_gpu_s=saved_gpu_s(view, journal.intents()),
+        claims=stated_durations.noted(_claims(journal), view),
         first_submit_s=first_submits(dict(_readable(journal.facts(FIRST_SUBMIT).items(), _time_of_job)), view),
         gpu_mem_gib={job_id: float(gib) for job_id, gib in _readable(journal.facts(GPU_MEM).items(), _of_job)},
         refused_releases=_lately(journal.facts(RELEASE_REFUSED), now_s, str),
@@ -121,6 +125,11 @@ def _remembered(journal: Journal, profiles: Mapping[ProfileKey, StageProfile], v
             _readable(journal.facts(PYTHON).values(), lambda told: MeasuredPython(*map(str, told))), config.node_python
         ),
     )
+
+
+def _claims(journal: Journal) -> Claims:
+    """How far users' jobs had kept to their stated durations by the last cycle."""
+    return dict(_readable(journal.facts(CLAIMS).items(), lambda fact: (fact[0], tuple(map(Claim.of, fact[1])))))
 
 
 def _readable(entries: Iterable[_Entry], read: Callable[[_Entry], _Read]) -> Iterator[_Read]:
@@ -255,6 +264,7 @@ class Controller:
         errors += self._keep_up(decision)
         self._note_submits(decision)
         note_service(self._journal, self.books.accounting, decision.view)
+        self._note_durations(decision)
         self._tidy(decision.view)
         errors += self._extend_lease()
         view = self._view_after(decision)
@@ -374,9 +384,15 @@ class Controller:
             notes[job_id] = (*notes.get(job_id, ()), not_grouped_again(why))
         for job_id, gpu_s in decision.preparation.cycle.knowledge.served_gpu_s.items():
             notes[job_id] = (*notes.get(job_id, ()), had_before(gpu_s))
+        doubts = decision.preparation.cycle.doubts()
+        for job_id, doubt in doubts.items():
+            notes[job_id] = (*notes.get(job_id, ()), doubt.why)
         for job_id, why in left.items():
             notes[job_id] = (why, *notes.get(job_id, ()))
-        jobs = status_of(view, decision.plan, decision.preparation.waiting, notes)
+        jobs = tuple(
+            replace(job, duration_factor=doubts[job.job_id].times) if job.job_id in doubts else job
+            for job in status_of(view, decision.plan, decision.preparation.waiting, notes)
+        )
         calls, policy = self.books.calls_of_cycle, decision.plan.policy
         return Status(view.snapshot.taken_s, policy, self._gateway.name, jobs, tuple(errors), calls)
 
@@ -402,6 +418,11 @@ class Controller:
         facts = {str(job_id): time_s for job_id, time_s in times_s.items()}
         if facts != self._journal.facts(FIRST_SUBMIT):
             self._journal.replace_facts({FIRST_SUBMIT: facts})
+
+    def _note_durations(self, decision: Decision) -> None:
+        claims = decision.preparation.cycle.knowledge.claims
+        if claims != _claims(self._journal):
+            self._journal.replace_facts({CLAIMS: stated_durations.facts_of(claims)})
 
     def _tidy(self, view: View) -> None:
         self._journal.forget_before(view.snapshot.taken_s - _KEEP_INTENTS_S)

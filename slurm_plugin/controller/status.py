@@ -65,6 +65,7 @@ class JobStatus:
         reasons: Sentences for people, the last decision first.
         opportunistic: Whether it only asks for what others leave over.
         use: What its processes use, as its pilot job's monitor last told it: fields of `JobUse`. None before.
+        duration_factor: How many times as long as its user stated it is taken to run; None where that is believed.
         task: Of a job array's task how Slurm shows it, "12_3", or "12_[4-9]" for those that wait; "" for other jobs.
     """
 
@@ -95,6 +96,7 @@ class JobStatus:
     promises_broken: tuple[int, ...] = ()
     opportunistic: bool = False
     use: Mapping[str, float | None] | None = None
+    duration_factor: float | None = None
 
     @property
     def is_promise_broken(self) -> bool:
@@ -240,7 +242,11 @@ def refresh(status: Status, view: View, reader: str | None = None) -> Status:
     return replace(
         status,
         jobs=tuple(
-            replace(fresh, reasons=_reasons(known.get(fresh.job_id), fresh, view, status, reader))
+            replace(
+                fresh,
+                reasons=_reasons(old := known.get(fresh.job_id), fresh, view, status, reader),
+                duration_factor=None if old is None else old.duration_factor,
+            )
             for fresh in status_of(view, None, {}, {})
         ),
     )

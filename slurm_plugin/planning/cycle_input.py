@@ -7,6 +7,7 @@ from muri.profiler.records import ProfileKey, StageProfile
 from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.planning.model_traits import KnownTraits
 from muri.slurm_plugin.planning.pythons import KnownPythons
+from muri.slurm_plugin.planning.stated_durations import Claims, Expected, expected
 from muri.slurm_plugin.records.cluster import Node
 from muri.slurm_plugin.records.journal import Intent
 from muri.slurm_plugin.records.node_index import NodeIndex
@@ -29,6 +30,7 @@ class Knowledge:
         largest_group: How large a group Slurm lately had room for, and why no larger, by job id.
         served_gpu_s: GPU-seconds that a job had in earlier runs, by job id.
         saved_gpu_s: Those of them that a checkpoint has kept, by job id.
+        claims: How far users' last jobs kept to their stated durations.
         first_submit_s: When jobs that have run were submitted at first, seconds since the epoch, by job id.
         traits: What is stored of models beyond their stage profiles.
         gpu_mem_gib: GPU memory that jobs ask for since they ran out of it, by job id.
@@ -47,6 +49,7 @@ class Knowledge:
     largest_group: Mapping[int, tuple[int, str]] = field(default_factory=dict)
     served_gpu_s: Mapping[int, float] = field(default_factory=dict)
     saved_gpu_s: Mapping[int, float] = field(default_factory=dict)
+    claims: Claims = field(default_factory=dict)
     first_submit_s: Mapping[int, float] = field(default_factory=dict)
     traits: KnownTraits = field(default_factory=KnownTraits)
     gpu_mem_gib: Mapping[int, float] = field(default_factory=dict)
@@ -83,6 +86,10 @@ class Knowledge:
     def needed_gib(self, job_id: int, profile: StageProfile) -> float:
         """Return the GPU memory that a job asks for: what it asked for anew, else what its profile says."""
         return self.gpu_mem_gib.get(job_id, profile.gpu_mem_gib)
+
+    def expected(self, job: ManagedJob, key: ProfileKey) -> Expected | None:
+        """Return how long a job is expected to run alone, None where its user did not say."""
+        return expected(job, key.model, self.claims.get(job.user, ()))
 
     def failed(self, key: ProfileKey, config: Config) -> str:
         """Return why a model is not profiled any more, "" when it still may be."""
@@ -127,6 +134,12 @@ class CycleInput:
     def key_of(self, job: ManagedJob) -> ProfileKey:
         """Return the key under which a job's model is profiled."""
         return profile_key(job, self.node_index)
+
+    def doubts(self) -> dict[int, Expected]:
+        """Return how long jobs are expected to run whose stated durations are not believed, by job id."""
+        stated = (job for job in self.view.jobs.values() if job.state.is_active and job.request.duration_s is not None)
+        found = {job.job_id: self.knowledge.expected(job, self.key_of(job)) for job in stated}
+        return {job_id: each for job_id, each in found.items() if each is not None and each.times > 1}
 
 
 def dry_run_key(intent: Intent, view: View) -> ProfileKey:

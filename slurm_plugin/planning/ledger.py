@@ -12,7 +12,7 @@ from typing import Any, Final
 from muri.slurm_plugin.planning.joins import groups_by_pilot
 from muri.slurm_plugin.records.cluster import Job, JobState
 from muri.slurm_plugin.records.comment_reports import MemberReport, member_report
-from muri.slurm_plugin.records.job_report import Basis, SharingReport, split_gpu_time
+from muri.slurm_plugin.records.job_report import SharingReport, alone_s, split_gpu_time
 from muri.slurm_plugin.records.journal import Intent
 from muri.slurm_plugin.records.roles import ManagedJob, Role, View
 from muri.slurm_plugin.records.usage import Run
@@ -62,19 +62,12 @@ class MemberRun:
 
     def report(self, group: "GroupRun", gpu_s: float) -> SharingReport:
         """Return the report of a run that has ended."""
-        alone_s, basis = self._alone_s()
+        known_s, basis = alone_s(self.end_s - self.start_s, self.speed, self.solo_iteration_s, self.measured)
         others = tuple(each.job_id for each in group.members if each.job_id != self.job_id and each.start_s)
         seen = self.measured or MemberReport(1.0)
         return SharingReport(
-            group.pilot, group.gpu_count, gpu_s, alone_s, basis, seen.iterations or 0, others, seen.stage_s, seen.wait_s
+            group.pilot, group.gpu_count, gpu_s, known_s, basis, seen.iterations or 0, others, seen.stage_s, seen.wait_s
         )
-
-    def _alone_s(self) -> tuple[float, Basis]:
-        if self.measured is not None and self.measured.iterations and self.solo_iteration_s:
-            return self.measured.iterations * self.solo_iteration_s, "iterations"
-        if self.speed:
-            return (self.end_s - self.start_s) * self.speed, "plan"
-        return 0.0, ""
 
 
 @dataclass(frozen=True, slots=True)

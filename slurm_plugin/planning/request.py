@@ -236,7 +236,7 @@ def plan_job(known: KnownJob, partition: str, cycle: CycleInput, limits: GroupLi
     """
     job, key = known.job, known.key
     profile, alone, largest = sharing(known, cycle, limits)
-    duration_s = job.request.duration_s
+    expected = cycle.knowledge.expected(job, key)
     saved_s = cycle.knowledge.saved_gpu_s.get(job.job_id, 0.0) / max(1, job.gpu_count)
     sensitivity = cycle.knowledge.traits.sensitivity(key, _mem_gib_per_gpu(job))
     return PlanJob(
@@ -247,7 +247,7 @@ def plan_job(known: KnownJob, partition: str, cycle: CycleInput, limits: GroupLi
         submit_s=cycle.knowledge.first_submit_s.get(job.job_id, job.submit_s),
         waiting_since_s=job.submit_s if job.restart_count else None,
         profile=profile,
-        remaining_s=None if duration_s is None else max(1.0, duration_s - saved_s),
+        remaining_s=None if expected is None else max(1.0, expected.seconds - saved_s),
         attained_gpu_s=cycle.knowledge.served_gpu_s.get(job.job_id, 0.0),
         groupable=not alone,
         alone_reason=alone,

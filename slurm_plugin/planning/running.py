@@ -26,6 +26,7 @@ from muri.slurm_plugin.planning.cycle_input import CycleInput
 from muri.slurm_plugin.planning.request import KnownJob, Preparation, is_served, known_job, plan_job, sharing
 from muri.slurm_plugin.planning.site_limits import SiteRoom
 from muri.slurm_plugin.planning.starts import as_asked, with_request
+from muri.slurm_plugin.planning.stated_durations import overran, took_s
 from muri.slurm_plugin.records.cluster import Job, JobState, Node
 from muri.slurm_plugin.records.comment_reports import member_report, promise_broken, steady_company
 from muri.slurm_plugin.records.host_lists import names_in
@@ -194,7 +195,10 @@ def _plan_job(job: ManagedJob, cycle: CycleInput, room: SiteRoom) -> PlanJob:
     """Describe a job that runs to a policy; `job` is as its user submitted it."""
     planned = plan_job(known_job(job, cycle), room.places.of(job).name, cycle)
     ran_s = max(0.0, cycle.now_s - job.start_s)
-    left_s = None if planned.remaining_s is None else max(1.0, planned.remaining_s - ran_s)
+    alone_s = took_s(job, cycle.view)
+    # Who has overrun is taken to need as long again, as in 2D-LAS.
+    least_s = alone_s if overran(job, alone_s) else 1.0
+    left_s = None if planned.remaining_s is None else max(least_s, planned.remaining_s - ran_s)
     stopping, settled = cycle.config.preemption, ran_s >= cycle.config.preemption.least_run_s
     return replace(
         planned,

@@ -11,6 +11,7 @@ from typing import Final, Literal
 from muri.profiler import figures
 from muri.profiler.records import STAGES
 from muri.slurm_plugin.records import comment_tags as tags
+from muri.slurm_plugin.records.comment_reports import MemberReport
 
 REPORT_PREFIX: Final = "muri-report:"
 """In an ended member's AdminComment, so that it lands in `sacct`."""
@@ -130,6 +131,20 @@ def _can_be_true(report: SharingReport) -> bool:
     whole = {len(report.stage_s), len(report.wait_s)} <= {0, len(STAGES)}
     bounded = 0 <= report.gpu_s <= _MOST_GPU_S and 0 <= report.alone_s <= _MOST_GPU_S
     return whole and bounded and not any(figures.TIME_S.fault(value) for value in times)
+
+
+def alone_s(ran_s: float, speed: float, solo_iteration_s: float, measured: MemberReport | None) -> tuple[float, Basis]:
+    """Return how long a member's run would have taken alone, 0 when that is not known, and where it comes from.
+
+    Args:
+        ran_s: How long it ran.
+        speed: Planned speed, 1 = as fast as alone; 0 when not known.
+        solo_iteration_s: Iteration time alone, from its profile; 0 when not known.
+        measured: What the runtime last reported of it.
+    """
+    if measured is not None and measured.iterations and solo_iteration_s:
+        return measured.iterations * solo_iteration_s, "iterations"
+    return (ran_s * speed, "plan") if speed else (0.0, "")
 
 
 Span = tuple[float, float]

@@ -81,6 +81,10 @@ GROUP_RUN: Final = "group-run"
 SERVICE: Final = "service"
 """Name of the facts that hold when the runs of a job began and ended (`planning.service.Service`), by job id."""
 
+CLAIMS: Final = "claims"
+"""Name of the facts that hold how far jobs kept to the durations that were stated (`planning.stated_durations`), by
+user."""
+
 COUNTERS: Final = "counters"
 """Name of the facts that hold the metrics' counters, by metric."""
 

@@ -247,7 +247,8 @@ def test_users_read_that_such_a_job_runs_alone_and_without_its_pilot_it_goes_bac
 
 
 def test_what_runs_is_in_every_request():
-    plain = candidate(3, "m3", state=JobState.RUNNING, held=False, reason="", nodes="n3", start_s=NOW_S - 600)
+    at_work = {"state": JobState.RUNNING, "held": False, "reason": "", "nodes": "n3", "start_s": NOW_S - 600}
+    plain = candidate(3, admin_comment="muri:model=m3,batch-size=8,duration=1000", **at_work)
     busy = {"gpu_count": 1, "gpus_allocated": 1, "cpus_allocated": 5}
     nodes = [make_node(f"n{number}", **busy) for number in (1, 2, 3)]
     several = {"gpu_count": 2, "gpu_request": "gres/gpu:2"}
@@ -258,7 +259,8 @@ def test_what_runs_is_in_every_request():
     assert {job_id: unit.joinable for job_id, unit in found.items()} == {2001: True, 2002: True, 3: False}
     member = found[2001].members[0]
     assert (member.partition, member.gpu_count, member.groupable, member.preemptible) == ("main", 1, True, False)
-    assert (member.attained_gpu_s, member.remaining_s) == (600.0, 1.0)  # of 100 seconds
+    assert (member.attained_gpu_s, member.remaining_s) == (600.0, 540.0)  # 100 seconds stated, and 540 done
+    assert found[3].members[0].remaining_s == 400.0
 
 
 def test_what_runs_has_the_place_and_the_memory_of_what_its_user_asked_for():
