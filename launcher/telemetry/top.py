@@ -8,7 +8,7 @@ import select
 import stat
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path, PurePath
@@ -23,9 +23,10 @@ from rich.text import Text
 from muri.errors import MuriError, UsageError
 from muri.foreign import json_of
 from muri.launcher.job.scheduler import load_membership
+from muri.launcher.telemetry.status_form import checked
 from muri.launcher.telemetry.top_use import use_table
 from muri.run_dir import RUN_DIR_VARIABLE, SITE_RUN_DIR, default_run_dir, use_file
-from muri.terminal import PlainConsole, cell
+from muri.terminal import PlainConsole, cell, say
 
 NARROWEST: Final = 80
 
@@ -54,7 +55,9 @@ STALE_S: Final = 10.0
 ASKING_S: Final = 60.0
 """Seconds between two questions to the scheduler: pilot jobs report once a minute at most."""
 
-_LARGEST_STATUS: Final = 4 << 20
+_LARGEST_STATUS: Final = 1 << 20
+_MOST_GROUPS: Final = 32
+"""Of one user on a node; an older pilot job's status is left out."""
 
 _STATUS_NAME: Final = re.compile(r"host-\d+\.json")
 _RUN_DIR_NAME: Final = re.compile(r"(?:muri-)?(\d+)")
@@ -91,6 +94,10 @@ class StatusFileError(UsageError):
     """A status file was named that is none."""
 
 
+class DamagedStatusError(StatusFileError):
+    """A file has the name of a status and holds something else."""
+
+
 @dataclass(frozen=True, slots=True)
 class GroupView:
     """One group's status.
@@ -121,6 +128,19 @@ class GroupView:
         return {"file": file, "age_s": round(self.age_s, 1), "stale": self.stale, **self.status}
 
 
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a look has found.
+
+    Attributes:
+        groups: The groups, ordered by file.
+        left_out: Why files that have a status' name are no groups.
+    """
+
+    groups: tuple[GroupView, ...]
+    left_out: tuple[str, ...] = ()
+
+
 def _writes(pid: object, path: Path | None) -> bool:
     """Whether a process is the runtime that writes a status file; its number may belong to another by now."""
     try:
@@ -144,11 +164,14 @@ def top(files: tuple[Path, ...], once: bool, as_json: bool, interval: float, sor
     or Ctrl-C.
     """
 
-    def look() -> list[GroupView]:
-        return [read_group(path) for path in files] if files else find_groups(os.environ)
+    def look() -> Found:
+        return Found(tuple(map(read_group, files))) if files else find_groups(os.environ)
 
     if as_json:
-        click.echo(json.dumps([group.to_json() for group in look()], indent=1))
+        found = look()
+        click.echo(json.dumps([group.to_json() for group in found.groups], indent=1))
+        for reason in found.left_out:
+            say(reason, to_stderr=True)
         return
     console = PlainConsole()
     if not console.is_terminal:
@@ -159,7 +182,7 @@ def top(files: tuple[Path, ...], once: bool, as_json: bool, interval: float, sor
     _watch(console, look, interval, sort)
 
 
-def _watch(console: Console, look: Callable[[], list[GroupView]], interval_s: float, sort: str) -> None:
+def _watch(console: Console, look: Callable[[], Found], interval_s: float, sort: str) -> None:
     """Redraw until a key or Ctrl-C; a group that ends leaves a line, and one that comes is shown."""
     first = look()
     with _single_keys() as pressed, Live(render(first, sort), console=console, screen=True, auto_refresh=False) as live:
@@ -174,9 +197,9 @@ def _watch(console: Console, look: Callable[[], list[GroupView]], interval_s: fl
                     live.update("The last group has ended. q to leave.", refresh=True)
 
 
-def _pause_s(shown: Sequence[GroupView], interval_s: float) -> float:
+def _pause_s(shown: Found, interval_s: float) -> float:
     """Seconds until the next look: a file may be read each second, the scheduler must not be asked that often."""
-    return interval_s if all(group.path for group in shown) else max(interval_s, ASKING_S)
+    return interval_s if all(group.path for group in shown.groups) else max(interval_s, ASKING_S)
 
 
 @contextlib.contextmanager
@@ -207,39 +230,44 @@ def read_group(path: Path, now_s: float | None = None, *, follow_links: bool = T
     Raises:
         StatusFileError: It is missing, unreadable or something else.
     """
+    now_s = now_s or time.time()
     try:
-        # O_NONBLOCK: a pipe of that name must not keep the reader waiting.
-        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | (0 if follow_links else os.O_NOFOLLOW)
-        with os.fdopen(os.open(path, flags), "rb") as file:
-            status = json_of(file.read(_LARGEST_STATUS))
+        value, written_s = _read(path, 0 if follow_links else os.O_NOFOLLOW)
+        status = checked(value)
     except OSError as error:
         raise StatusFileError(f"cannot read the status file {path}: {error.strerror}") from error
     except ValueError as error:
-        raise StatusFileError(f"{path} is no status file of a runtime: it is not JSON ({error})") from error
-    if not isinstance(status, dict) or not isinstance(status.get("members"), dict) or "discipline" not in status:
-        raise StatusFileError(
-            f"{path} is no status file of a runtime: it lacks the members; a runtime writes one with --status-file"
-        )
-    age_s = max(0.0, (now_s or time.time()) - _written_s(status, path))
-    return GroupView(path, status | _use_beside(path, now_s or time.time()), age_s)
+        raise DamagedStatusError(f"{path} is no status file of a runtime: {error}") from error
+    age_s = max(0.0, now_s - _written_s(status, written_s))
+    return GroupView(path, status | _use_beside(path, now_s), age_s)
+
+
+def _read(path: Path, flags: int) -> tuple[Any, float]:
+    """What a file holds, and when it was written; a pipe of that name must not keep the reader waiting.
+
+    Raises:
+        OSError: It cannot be read.
+        ValueError: It is not JSON.
+    """
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | flags), "rb") as file:
+        return json_of(file.read(_LARGEST_STATUS)), os.fstat(file.fileno()).st_mtime
 
 
 def _use_beside(status: Path, now_s: float) -> dict[str, Any]:
     """What the pilot job last wrote of its node's use, unless it is old; {} for nothing."""
-    path = use_file(status)
-    try:
-        with os.fdopen(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW), "rb") as file:
-            use = json_of(file.read(_LARGEST_STATUS))
-        return {"use": use} if isinstance(use, dict) and now_s - _written_s(use, path) < OLD_USE_S else {}
-    except (OSError, ValueError):
-        return {}
+    with contextlib.suppress(OSError, ValueError):
+        use, written_s = _read(use_file(status), os.O_NOFOLLOW)
+        json.dumps(use, allow_nan=False)
+        if isinstance(use, dict) and now_s - _written_s(use, written_s) < OLD_USE_S:
+            return {"use": use}
+    return {}
 
 
-def _written_s(status: Mapping[str, Any], path: Path) -> float:
+def _written_s(status: Mapping[str, Any], otherwise_s: float) -> float:
     try:
         return datetime.fromisoformat(str(status["updated"])).timestamp()
-    except (KeyError, ValueError):
-        return path.stat().st_mtime
+    except (KeyError, ValueError, OverflowError):
+        return otherwise_s
 
 
 def run_dirs(environment: Mapping[str, str]) -> list[Path]:
@@ -260,32 +288,45 @@ def _belongs_to_its_user(path: Path) -> bool:
     return name is not None and mine and facts.st_uid == int(name[1])
 
 
-def find_groups(environment: Mapping[str, str]) -> list[GroupView]:
-    """All groups on this node, ordered by file; where there is none, those that the scheduler knows of.
+def find_groups(environment: Mapping[str, str]) -> Found:
+    """All groups on this node; where there is none, those that the scheduler knows of.
 
-    A file that vanishes, is being replaced or was left behind is no group.
+    A file that vanishes or was left behind is no group.
 
     Raises:
         NoGroupError: There is none; the text says where one could be looked at.
     """
-    looked, groups = run_dirs(environment), []
+    looked, groups, left_out = run_dirs(environment), list[GroupView](), list[str]()
     for run_dir in looked:
-        try:
-            names = sorted(path for path in run_dir.iterdir() if _STATUS_NAME.fullmatch(path.name))
-        except OSError:
-            continue
-        for path in names:
-            with contextlib.suppress(StatusFileError):
+        for path in _statuses(run_dir):
+            try:
                 groups.append(read_group(path, follow_links=False))  # root must not follow a user's link
+            except DamagedStatusError as error:
+                left_out.append(str(error))
+            except StatusFileError:
+                continue
     groups = [group for group in groups if not group.left_behind]
-    if groups:
-        return groups
+    if not groups:
+        groups = _known_to_slurm("; ".join([_nothing_found(looked), *left_out]))
+    return Found(tuple(groups), tuple(left_out))
+
+
+def _statuses(run_dir: Path) -> list[Path]:
+    """The files in a run directory that have a status' name, those of the newest pilot jobs."""
+    try:
+        named = [path for path in run_dir.iterdir() if _STATUS_NAME.fullmatch(path.name)]
+    except OSError:
+        return []
+    return sorted(sorted(named, key=lambda path: (len(path.name), path.name))[-_MOST_GROUPS:])
+
+
+def _known_to_slurm(nothing: str) -> list[GroupView]:
     try:
         known = [GroupView(None, status, 0.0) for status in load_membership().groups()]
     except MuriError as error:
-        raise NoGroupError(f"{_nothing_found(looked)}. The scheduler's records cannot be read: {error}") from error
+        raise NoGroupError(f"{nothing}. The scheduler's records cannot be read: {error}") from error
     if not known:
-        raise NoGroupError(_nothing_found(looked))
+        raise NoGroupError(nothing)
     return known
 
 
@@ -307,7 +348,7 @@ def stage_bar(share: Mapping[str, float], width: int = BAR_WIDTH) -> Text:
     drawn, up_to = 0, 0.0
     for name, letter, style in PARTS:
         up_to += share.get(name, 0.0)
-        end = round(up_to / total * width)
+        end = round(min(1.0, up_to / total) * width)
         text.append(letter * (end - drawn), style)
         drawn = end
     return text
@@ -335,14 +376,15 @@ def sort_members(members: Mapping[str, Mapping[str, Any]], by: str) -> list[tupl
     return sorted(members.items(), key=key)
 
 
-def render(groups: Sequence[GroupView], sort: str) -> RenderableType:
+def render(found: Found, sort: str) -> RenderableType:
     """All groups, one below the other."""
     parts: list[RenderableType] = []
-    if not all(group.path for group in groups):
+    if not all(group.path for group in found.groups):
         parts.append(Text(FROM_RECORDS, style="dim"))
-    for group in groups:
+    for group in found.groups:
         parts += [_headline(group), _members_table(group, sort), _resources_line(group.status)]
         parts += [*use_table(group.status), Text("")]
+    parts += [Text(f"Left out: {reason}", "red") for reason in found.left_out]
     return Group(*parts, Text(LEGEND, style="dim"))
 
 

@@ -1,15 +1,17 @@
 """The lower table of `muri top`: what each member, the node and its GPUs use."""
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 from rich.console import RenderableType
 from rich.table import Table
 
+from muri.launcher.telemetry.status_form import MOST_ROWS
 from muri.terminal import cell
 
 _COLUMNS: Final = ("CPU", "MEM GIB", "DISK MIB/S", "NET MIB/S", "GPU", "GPU GIB")
 _UNKNOWN: Final = "-"
+_MOST: Final = 1e12
 
 
 def use_table(status: Mapping[str, Any]) -> list[RenderableType]:
@@ -49,7 +51,7 @@ def _node_rows(node: Mapping[str, Any]) -> Iterator[tuple[RenderableType, ...]]:
     found = node.get("gpus")
     gpus = (
         [(name, gpu) for name, gpu in found.items() if isinstance(gpu, Mapping)] if isinstance(found, Mapping) else []
-    )
+    )[:MOST_ROWS]
     cores, count = _number(node.get("cpu_cores")), node.get("cpu_count")
     first = gpus[0][1] if len(gpus) == 1 else {}
     yield (
@@ -67,10 +69,14 @@ def _node_rows(node: Mapping[str, Any]) -> Iterator[tuple[RenderableType, ...]]:
 
 
 def _number(value: object) -> str:
-    if not isinstance(value, int | float) or isinstance(value, bool):
+    if not _is_figure(value):
         return _UNKNOWN
     return f"{value:.1f}" if value < 100 else f"{value:.0f}"
 
 
 def _share(value: object) -> str:
-    return f"{value:.0%}" if isinstance(value, int | float) and not isinstance(value, bool) else _UNKNOWN
+    return f"{value:.0%}" if _is_figure(value) else _UNKNOWN
+
+
+def _is_figure(value: object) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < _MOST

@@ -18,6 +18,7 @@ from rich.console import Console
 
 from muri.launcher.telemetry import top
 from muri.launcher.telemetry.top import (
+    Found,
     GroupView,
     NoGroupError,
     find_groups,
@@ -63,7 +64,7 @@ def status(**members: dict[str, Any]) -> dict[str, Any]:
 
 def shown(group: GroupView, sort: str = "job", width: int = 80) -> str:
     console = Console(width=width, record=True, file=io.StringIO())
-    console.print(render([group], sort))
+    console.print(render(Found((group,)), sort))
     return console.export_text()
 
 
@@ -175,7 +176,41 @@ def test_neither_links_nor_pipes_of_users_are_followed(tmp_path: Path) -> None:
         find_groups({"MURI_RUN_DIR": str(tmp_path)})
     (tmp_path / "host-7.json").unlink()
     real.rename(tmp_path / "host-7.json")
-    assert len(find_groups({"MURI_RUN_DIR": str(tmp_path)})) == 1
+    assert len(find_groups({"MURI_RUN_DIR": str(tmp_path)}).groups) == 1
+
+
+@pytest.mark.parametrize("changes", [
+    {"discipline": ["x"], "members": {"1": [1, 2]}, "updated": 5, "pid": -1},
+    {"members": {"1": member(speed=10**400)}},
+    {"members": {"1": member(speed="fast")}},
+    {"members": {"1": member(share={"load": 1.0, "wait": float("inf")})}},
+    {"members": {"1": member(share={"load": 1e12, "wait": -1e12 + 0.001})}},
+    {"members": {str(number): member() for number in range(1000)}},
+    {"total_speed": "1"}, {"total_speed": float("nan")}, {"resources": [1]}, {"disciplines": [1, 2]},
+    {"anything": 1e400}, {"resources": {"gpu": {"busy": "x"}}}, {"updated": "9999-12-31T23:59:59-23:59"},
+    {"node": "x" * 100_000},
+    {"use": {"node": {"mem_gib": 10**400, "gpus": {"0": {"utilisation": 10**400}}}}},
+    "[" * 100_000, '{"discipline":"x","members":{"1":' + "[" * 100_000 + "}}", "1", "[]", "null",
+], ids=range(20))  # fmt: skip
+def test_what_a_users_file_holds_hides_no_other_group(tmp_path: Path, changes: Any, monkeypatch, capsys) -> None:
+    damaged = changes if isinstance(changes, str) else json.dumps(status(**{"101": member()}) | changes)
+    (tmp_path / "host-9.json").write_text(damaged)
+    (tmp_path / "host-7.json").write_text(json.dumps(status(**{"4242": member()})))
+    monkeypatch.setenv("MURI_RUN_DIR", str(tmp_path))
+    for options in (["--once"], ["--json"]):
+        top.top(options, standalone_mode=False)
+        told = capsys.readouterr()
+        assert "4242" in told.out
+        shown = told.out.count("Group of pilot job") > 1 or told.out.count('"file"') > 1
+        assert shown or "host-9.json is no status file of a runtime" in " ".join((told.out + told.err).split())
+    json.loads(told.out, parse_constant=pytest.fail)
+
+
+def test_many_files_of_a_user_are_not_all_read(tmp_path: Path) -> None:
+    for number in range(100):
+        (tmp_path / f"host-{number}.json").write_text(json.dumps(status(**{"101": member()})))
+    found = find_groups({"MURI_RUN_DIR": str(tmp_path)}).groups
+    assert {group.path.name for group in found if group.path} == {f"host-{number}.json" for number in range(68, 100)}
 
 
 def test_no_group_says_where_to_look(tmp_path: Path) -> None:
@@ -201,7 +236,7 @@ def test_status_that_a_killed_pilot_left_behind_is_no_group(tmp_path: Path) -> N
         ):
             (tmp_path / f"host-{pilot}.json").write_text(json.dumps(status(**{"101": member()}) | changes))
         try:
-            groups = find_groups({"MURI_RUN_DIR": str(tmp_path)})
+            groups = find_groups({"MURI_RUN_DIR": str(tmp_path)}).groups
         finally:
             hanging.kill()
     assert [(group.path.name, group.stale) for group in groups] == [("host-2.json", True), ("host-3.json", False)]
