@@ -17,7 +17,7 @@ from muri.errors import UsageError
 from muri.printable import printable, printable_lines
 from muri.slurm_plugin.config import Config, config_path, render_config
 from muri.slurm_plugin.private_files import user_name
-from muri.utc import log_handler
+from muri.utc import FewWarnings, log_handler
 
 if TYPE_CHECKING:
     from muri.slurm_plugin.controller.stop import StopSignal
@@ -62,7 +62,9 @@ def controller(
 
     if sum((once, interval_s is not None, events, dry_run)) != 1:
         raise UsageError("say one of --once, --interval SECONDS, --events or --dry-run")
-    logging.basicConfig(level=logging.DEBUG if verbose else logging.INFO, handlers=[log_handler()], force=True)
+    handler = log_handler()
+    handler.addFilter(FewWarnings())
+    logging.basicConfig(level=logging.DEBUG if verbose else logging.INFO, handlers=[handler], force=True)
     config = read_trusted_config(config_file)
     if dry_run:
         _print_decision(config)

@@ -30,6 +30,7 @@ from muri.slurm_plugin.planning.decision import Decision, decide
 from muri.slurm_plugin.planning.first_submits import first_submits
 from muri.slurm_plugin.planning.proposals import Proposals, proposed_moves
 from muri.slurm_plugin.planning.pythons import KnownPythons, MeasuredPython
+from muri.slurm_plugin.planning.quarantine import Quarantine, by_user
 from muri.slurm_plugin.planning.service import had_before, noted, saved_gpu_s, served_gpu_s
 from muri.slurm_plugin.planning.stated_durations import Claim, Claims
 from muri.slurm_plugin.profile_use import (
@@ -376,10 +377,13 @@ class Controller:
         notes: dict[int, tuple[str, ...]] = {job_id: (why,) for job_id, why in estimated.items()}
         for job_id, why in self._proposed(decision).items():
             notes[job_id] = (why,)
-        for job_id, why in decision.quarantine.jobs.items():
+        for job_id, why in (*decision.untrue.items(), *decision.quarantine.jobs.items()):
             notes[job_id] = (why, *notes.get(job_id, ()))
         errors += [f"job {each.job_id} is left alone: {each.why}" for each in decision.view.snapshot.unreadable]
-        errors += decision.quarantine.faults
+        untrue = by_user(decision.untrue, decision.view)
+        for line in untrue:
+            log.warning("%s", line)
+        errors += (*untrue, *decision.quarantine.faults(decision.view))
         for job_id, why in _readable(self._journal.facts(EXCLUSION).items(), _of_job):
             notes[job_id] = (*notes.get(job_id, ()), not_grouped_again(why))
         for job_id, gpu_s in decision.preparation.cycle.knowledge.served_gpu_s.items():
@@ -398,7 +402,7 @@ class Controller:
 
     def _proposed(self, decision: Decision) -> dict[int, str]:
         """What to tell jobs that could move if running jobs were stopped; a failure here must not cost the cycle."""
-        if self._config.preemption.enabled or decision.quarantine.faults:
+        if self._config.preemption.enabled or decision.quarantine != Quarantine():
             return {}
         policy_for, snapshot = self._policy_for, decision.view.snapshot
         request, restart_s = decision.preparation.request, self._config.preemption.restart_s

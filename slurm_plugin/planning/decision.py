@@ -21,6 +21,7 @@ from muri.slurm_plugin.planning.actions import (
 )
 from muri.slurm_plugin.planning.backlog import LATER, to_let_go
 from muri.slurm_plugin.planning.cycle_input import CycleInput
+from muri.slurm_plugin.planning.in_place import untrue_reports
 from muri.slurm_plugin.planning.joinable import jobs_with_pilots, started_plain
 from muri.slurm_plugin.planning.joins import with_closed_units
 from muri.slurm_plugin.planning.lost_tags import with_known_members
@@ -51,6 +52,7 @@ class Decision:
         plan: What the policy answered.
         actions: What follows from the plan.
         quarantine: What was left out, because deciding failed on it.
+        untrue: Why what jobs say of their models cannot be true, by job id.
     """
 
     view: View
@@ -59,6 +61,7 @@ class Decision:
     plan: Plan
     actions: tuple[Action, ...]
     quarantine: Quarantine = field(default_factory=Quarantine)
+    untrue: Mapping[int, str] = field(default_factory=dict)
 
 
 @garbage_collector_paused()
@@ -114,7 +117,7 @@ def _decide(cycle: CycleInput, policy: Policy) -> Decision:
     # What a cycle has no time for, the next one does. The few new dry runs stand ahead, or starts would leave them no
     # GPU; and however many jobs Slurm is to decide about, and refuses to let go, they come last.
     actions = stops + new + overtaken + idle_gpus_first(starts) + again + releases
-    return Decision(view, repairs, preparation, plan, actions)
+    return Decision(view, repairs, preparation, plan, actions, untrue=untrue_reports(cycle))
 
 
 def _releases(preparation: Preparation) -> tuple[tuple[ReleaseSolo, ...], dict[int, str]]:

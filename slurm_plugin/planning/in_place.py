@@ -1,22 +1,40 @@
 """What members' first iterations told of their models, as profiles to be stored. Pure.
 
 A user may write anything into his jobs' comments: figures are checked as a dry run's are, and serve his own jobs alone.
+Only a member's own run is believed, and only times within it.
 """
 
-import logging
 from collections.abc import Iterator, Mapping
-from typing import Any
+from contextlib import suppress
+from typing import Any, Final, NamedTuple
 
 from muri.profiler.records import IN_PLACE, ProfileError, ProfileKey, StageProfile
 from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.planning.actions import KeepProfile, NotMeasured
 from muri.slurm_plugin.planning.cycle_input import CycleInput
 from muri.slurm_plugin.planning.running import as_submitted
+from muri.slurm_plugin.records.cluster import Job
 from muri.slurm_plugin.records.comment_reports import profile_in, python_in
 from muri.slurm_plugin.records.roles import ManagedJob
 from muri.utc import moment, text_of
 
-log = logging.getLogger("muri.controller")
+_CLOCKS_DIFFER_S: Final = 60.0
+"""By so much at most does a node's clock, which members' reports name, differ from slurmctld's."""
+
+_UNTRUE: Final = (ProfileError, KeyError, TypeError, ValueError, OverflowError)
+
+
+class _Report(NamedTuple):
+    """What the comment of a member that has run says of its model."""
+
+    job: ManagedJob
+    measured: Mapping[str, Any]
+    key: ProfileKey
+
+
+def ran_s(job: Job, now_s: float) -> float:
+    """Return the seconds of a job's last run, 0 when it has not started."""
+    return max(0.0, (job.end_s or now_s) - job.start_s) if job.start_s else 0.0
 
 
 def doubt(profile: StageProfile, config: Config) -> str:
@@ -32,15 +50,11 @@ def doubt(profile: StageProfile, config: Config) -> str:
 
 def measured_in_place(cycle: CycleInput) -> Iterator[KeepProfile | NotMeasured]:
     """Return what members told that is new: at most one profile for each key, the newest."""
-    if not cycle.config.profiling.in_place:
-        return
     kept: dict[ProfileKey, KeepProfile] = {}
-    for job in cycle.view.jobs.values():
-        measured = job.reports.measured
-        key = None if measured is None else _key_of(job, cycle)
-        if measured is None or key is None:
-            continue
-        found = _told(job, measured, key, cycle)
+    for report in _reports(cycle):
+        found = None
+        with suppress(*_UNTRUE):
+            found = _told(report, cycle)
         if isinstance(found, KeepProfile):
             known = kept.get(found.profile.key)
             if known is None or _is_before(known.profile.measured_at, found.profile.measured_at):
@@ -50,18 +64,43 @@ def measured_in_place(cycle: CycleInput) -> Iterator[KeepProfile | NotMeasured]:
     yield from kept.values()
 
 
-def _told(
-    job: ManagedJob, measured: Mapping[str, Any], key: ProfileKey, cycle: CycleInput
-) -> KeepProfile | NotMeasured | None:
-    """What a job's comment says of its model; None where that cannot be true or is of no use."""
-    try:
-        at_s = min(float(measured["at"]), cycle.now_s)
-        if "error" in measured:
-            return _failure(key, str(measured["error"]), at_s, cycle)
-        profile = profile_in(measured, key, text_of(at_s), IN_PLACE)
-    except (ProfileError, KeyError, TypeError, ValueError, OverflowError) as error:
-        log.warning("job %d: what it says of its model cannot be true: %s", job.job_id, error)
+def untrue_reports(cycle: CycleInput) -> dict[int, str]:
+    """Return why what jobs say of their models cannot be true, by job id."""
+    found = {}
+    for report in _reports(cycle):
+        try:
+            _told(report, cycle)
+        except _UNTRUE as error:
+            found[report.job.job_id] = f"what it says of its model cannot be true: {error}"
+    return found
+
+
+def _reports(cycle: CycleInput) -> Iterator[_Report]:
+    """What members say of their models; none where nothing tells any more how many GPUs one had asked for."""
+    if not cycle.config.profiling.in_place:
+        return
+    for job in cycle.view.jobs.values():
+        measured, membership = job.reports.measured, job.membership
+        pilot = None if measured is None or membership is None else cycle.view.jobs.get(membership.pilot)
+        if measured is not None and pilot is not None and ran_s(job, cycle.now_s):
+            yield _Report(job, measured, cycle.key_of(as_submitted(job, pilot)))
+
+
+def _told(report: _Report, cycle: CycleInput) -> KeepProfile | NotMeasured | None:
+    """What a report says of a model; None where it is of no use: it is known, or of an earlier run.
+
+    Raises:
+        ProfileError, KeyError, TypeError, ValueError, OverflowError: It cannot be true.
+    """
+    job, measured, key = report
+    at_s = float(measured["at"])
+    if at_s > cycle.now_s + _CLOCKS_DIFFER_S:
+        raise ValueError("it names a time to come")
+    if not job.start_s - _CLOCKS_DIFFER_S <= at_s <= cycle.now_s:
         return None
+    if "error" in measured:
+        return _failure(key, str(measured["error"]), at_s, cycle)
+    profile = profile_in(measured, key, text_of(at_s), ran_s(job, cycle.now_s), IN_PLACE)
     if not _is_wanted(profile, cycle):
         return None
     environment = "" if job.facts is None else job.facts.environment
@@ -74,14 +113,6 @@ def _failure(key: ProfileKey, why: str, at_s: float, cycle: CycleInput) -> NotMe
     if (known is not None and not known.is_estimate) or not counted_s < at_s:
         return None
     return NotMeasured(str(key), why, at_s)
-
-
-def _key_of(job: ManagedJob, cycle: CycleInput) -> ProfileKey | None:
-    """The key of a job's model; None where nothing tells any more how many GPUs it had asked for."""
-    if job.membership is not None:
-        pilot = cycle.view.jobs.get(job.membership.pilot)
-        return None if pilot is None else cycle.key_of(as_submitted(job, pilot))
-    return cycle.key_of(job) if job.gpu_count > 0 else None
 
 
 def _is_wanted(profile: StageProfile, cycle: CycleInput) -> bool:

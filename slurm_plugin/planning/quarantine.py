@@ -43,13 +43,29 @@ class Quarantine:
     intents: Mapping[str, str] = field(default_factory=dict)
     profiles: Mapping[ProfileKey, str] = field(default_factory=dict)
 
-    @property
-    def faults(self) -> tuple[str, ...]:
+    def faults(self, view: View) -> tuple[str, ...]:
         """Everything that was left out, for people."""
-        named = {f"job {job_id}": why for job_id, why in self.jobs.items()}
-        named |= {f"intent {token}": why for token, why in self.intents.items()}
+        named = {f"intent {token}": why for token, why in self.intents.items()}
         named |= {f"profile {key}": why for key, why in self.profiles.items()}
-        return tuple(f"{name}: {why}" for name, why in named.items())
+        return (*by_user(self.jobs, view), *(f"{name}: {why}" for name, why in named.items()))
+
+
+def by_user(faulty: Mapping[int, str], view: View) -> tuple[str, ...]:
+    """Return a line for each user with faulty jobs, however many there are.
+
+    Args:
+        faulty: What is wrong with jobs, by job id.
+        view: The queue.
+    """
+    found: dict[str, list[int]] = {}
+    for job_id in faulty:
+        known = view.jobs.get(job_id)  # of those left out only Muri's own jobs stay in the queue
+        found.setdefault("others" if known is None else known.user, []).append(job_id)
+    lines = []
+    for user, (job_id, *more) in found.items():
+        rest = f" (one of {len(more) + 1} faulty jobs of {user})" if more else ""
+        lines.append(f"job {job_id}: {faulty[job_id]}{rest}")
+    return tuple(lines)
 
 
 def decide_without_culprits(cycle: CycleInput, decide: Callable[[CycleInput], _Answer]) -> tuple[_Answer, Quarantine]:

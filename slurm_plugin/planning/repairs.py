@@ -27,7 +27,7 @@ from muri.slurm_plugin.planning.actions import (
 from muri.slurm_plugin.planning.arrays import overtakes
 from muri.slurm_plugin.planning.cpu_sweeps import sensitivity_in
 from muri.slurm_plugin.planning.cycle_input import CycleInput, dry_run_key
-from muri.slurm_plugin.planning.in_place import measured_in_place
+from muri.slurm_plugin.planning.in_place import measured_in_place, ran_s
 from muri.slurm_plugin.planning.joins import begun_joins, resume_joins
 from muri.slurm_plugin.planning.placement import ends_at_s
 from muri.slurm_plugin.planning.site_limits import PILOT_EXTRA_S
@@ -198,9 +198,11 @@ def _dry_run(cycle: CycleInput, intent: Intent) -> Iterator[Action]:
     target = view.jobs.get(int(intent.payload["job_id"]))
     key = dry_run_key(intent, view)
     run = next((job for job in view.jobs.values() if job.dry_run == intent.token), None)
-    measured = _measured(target, intent) or _measured(run, intent)
+    # No dry run that slurmctld has forgotten has taken longer than this.
+    took_s = cycle.now_s - intent.begun_s if run is None else ran_s(run, cycle.now_s)
+    measured = (_measured(target, intent) or _measured(run, intent)) if took_s else None
     if measured is not None:
-        yield _result(intent, key, measured)
+        yield _result(intent, key, measured, took_s)
         return
     if target is not None and target.role in {Role.RELEASED, Role.MEMBER} and target.state.is_active:
         yield from _overtaken(intent, target.job_id, view)
@@ -257,12 +259,12 @@ def _measured(job: ManagedJob | None, intent: Intent) -> Mapping[str, Any] | Non
     return result if result is not None and result.get("token") == intent.token else None
 
 
-def _result(intent: Intent, key: ProfileKey, measured: Mapping[str, Any]) -> Action:
+def _result(intent: Intent, key: ProfileKey, measured: Mapping[str, Any], took_s: float) -> Action:
     if "error" in measured:
         return DryRunFailed(intent.token, str(key), str(measured["error"]))
     measured_at = text_of(intent.begun_s)
     try:
-        profile = profile_in(measured, key, measured_at)
+        profile = profile_in(measured, key, measured_at, took_s)
     except (ProfileError, KeyError, TypeError, ValueError, OverflowError) as error:
         return DryRunFailed(intent.token, str(key), f"the dry run sent figures that cannot be true: {error}")
     environment = str(intent.payload.get("environment", ""))

@@ -12,7 +12,7 @@ from typing import Any, Final
 from muri.policies.horus.cost import MAX_RAISES
 from muri.profiler import figures
 from muri.profiler.dryrun.messages import READS, DryRunResult
-from muri.profiler.records import STAGES, ProfileKey, StageProfile
+from muri.profiler.records import STAGES, ProfileError, ProfileKey, StageProfile
 from muri.profiler.resource_usage.use import JobUse, NodeUse, OneGpu
 from muri.profiler.sensitivity.bisection import CpuSensitivity, Point, monotone
 from muri.slurm_plugin.records import comment_tags as tags
@@ -26,6 +26,9 @@ SWEEP: Final = "cpus"
 """Name of the CPU axis in a dry run's result."""
 
 _ERROR_CHARACTERS: Final = 300
+
+_CLOCK_TOLERANCE_S: Final = 5.0
+"""slurmctld's times are whole seconds, and the time now is another machine's."""
 
 _DISPENSABLE: Final = (
     "stage_p95_s",
@@ -149,14 +152,28 @@ def with_foreign_python(result: Mapping[str, Any], own_prefix: str) -> dict[str,
     return rest
 
 
-def profile_in(measured: Mapping[str, Any], key: ProfileKey, measured_at: str, source: str = "dry-run") -> StageProfile:
+def profile_in(
+    measured: Mapping[str, Any], key: ProfileKey, measured_at: str, ran_s: float, source: str = "dry-run"
+) -> StageProfile:
     """Return the profile that a measurement holds.
+
+    Args:
+        measured: The measurement.
+        key: Of what model it is.
+        measured_at: When that was.
+        ran_s: For how long the job has run that tells of it.
+        source: What kind of job that is.
 
     Raises:
         ProfileError: A figure cannot be true.
         KeyError, TypeError, ValueError: One is missing or is no number.
     """
-    return DryRunResult.from_dict(measured).profile(key, measured_at, source)
+    found = DryRunResult.from_dict(measured).profile(key, measured_at, source)
+    if found.iterations * found.iteration_s > ran_s + _CLOCK_TOLERANCE_S:
+        raise ProfileError(
+            f"{found.iterations} iterations of {found.iteration_s:g} s take longer than the job has run ({ran_s:.0f} s)"
+        )
+    return found
 
 
 def python_in(measured: Mapping[str, Any]) -> str:

@@ -272,7 +272,7 @@ def _read_if_possible(job: Job, partitions: tuple[str, ...]) -> ManagedJob | Non
 
 def _unreadable(job: Job) -> ManagedJob:
     """A job of which only its gate is known, which must not stay closed while the lease goes on."""
-    log.error("job %d: Muri leaves it to Slurm", job.job_id)
+    log.warning("job %d: Muri leaves it to Slurm", job.job_id)
     own_hold = is_behind_own_hold(job)
     gated = _is_gated(job, own_hold=own_hold)
     submitted = tags.token(job.admin_comment, tags.REQUEST_PREFIX) is not None

@@ -14,7 +14,7 @@ from muri.commands import run_command
 from muri.errors import UsageError
 from muri.printable import printable, printable_lines
 from muri.terminal import PlainConsole, cell, say, say_columns
-from muri.utc import log_handler
+from muri.utc import FewWarnings, log_handler
 
 HOSTILE = "a\n2026-01-01T00:00:00Z ERROR forged\r\x1b]0;title\x07\x1b[2J\x9b31m\u202eevil\u2028x\udce9[red]:bomb:"
 
@@ -51,6 +51,25 @@ def test_a_long_text_does_not_fill_the_log() -> None:
     line = logged("\n" * 100_000)
     assert len(line) < 2100
     assert line.endswith(" more characters)\n")
+
+
+def test_warnings_are_logged_once_an_hour_and_a_few_of_a_place() -> None:
+    now_s, lines = [0.0], io.StringIO()
+    handler = logging.StreamHandler(lines)
+    handler.addFilter(FewWarnings(lambda: now_s[0]))
+    logger = logging.Logger("muri.test")
+    logger.addHandler(handler)
+    for cycle in range(3):
+        for job in range(cycle * 1000):
+            logger.warning("job %d is odd", job)
+        logger.error("cycle %d skipped", cycle)
+    assert len(lines.getvalue().splitlines()) == 50 + 3
+    now_s[0] = 3600.0
+    logger.info("on")
+    for _ in range(2):
+        for job in range(2):
+            logger.warning("job %d is odd", job)
+    assert lines.getvalue().splitlines()[53:] == ["on", "job 0 is odd", "job 1 is odd"]
 
 
 def test_no_line_of_a_traceback_looks_like_a_record() -> None:

@@ -1,8 +1,18 @@
 """On a real Slurm: a model never seen starts at once, and is measured while its job trains."""
 
+import pytest
 from muri_cluster import MuriCluster
 
 from sandbox.driver import Driver
+
+FORGE = """scontrol update jobid=$job comment='muri-measured:{"at":1e300,"error":"as-forged"}'"""
+FORGE_SH = f"""\
+for number in $(seq 20); do
+    job=$(sbatch --parsable --hold --gres=gpu:1 --muri=model=forged$number --wrap=true)
+    {FORGE}
+    [ $number -gt 10 ] || scancel $job
+done
+"""
 
 NEW_PY = """\
 import os, sys
@@ -49,3 +59,25 @@ def test_a_pytorch_script_never_seen_shares_at_once_and_its_profile_is_stored_wh
     assert {one_gpu.wait_state(job)["JobState"] for job in (known, new)} == {"COMPLETED"}
     assert muri.output(new).count("started") == 1  # no script ran twice
     assert muri.dry_runs() == before
+
+
+@pytest.mark.thorough
+def test_forged_measurements_leave_one_line_in_the_log(one_gpu: Driver) -> None:
+    muri = MuriCluster(one_gpu)
+    muri.configure(profiling={"mode": "in-place"})
+    with muri.training():
+        members, _ = muri.start_group("load", "propagate")
+        one_gpu.run("sh", "-c", FORGE_SH)
+        times: set[str] = set()
+
+        def has_run_cycles() -> bool:
+            one_gpu.run("sh", "-c", f'for job in "$@"; do {FORGE}; done', "sh", *map(str, members))
+            times.add(one_gpu.run("stat", "--format=%Y", f"{muri.state_dir}/status.json", user="root").stdout)
+            return len(times) > 5  # two cycles a second
+
+        with muri.controller():
+            one_gpu.wait_until(has_run_cycles, "ten cycles")
+    log = muri.controller_log()
+    assert log.count("what it says of its model cannot be true") <= 2, log  # of one member, and of both
+    assert "one of 2 faulty jobs of alice" in log
+    assert "as-forged" not in log

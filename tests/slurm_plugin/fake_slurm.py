@@ -357,7 +357,8 @@ MEASURED = {"load_s": 0.9, "preprocess_s": 0.1, "propagate_s": 0.1, "synchronize
 
 
 def end_dry_run(slurm: FakeSlurm, run: Job, target: int, **result: Any) -> None:
-    """End a dry run, which leaves its result in the comment of a job."""
+    """End a dry run of a minute, which leaves its result in the comment of a job."""
+    slurm.jobs[run.job_id] = replace(run, state=JobState.RUNNING, start_s=slurm.now_s - 60)
     token = tags.token(run.admin_comment, tags.DRY_RUN_PREFIX)
     text = tags.PROFILE_PREFIX + tags.format_json({"iterations": 20, "token": token, **result})
     slurm.jobs[target] = replace(slurm.jobs[target], comment=text)

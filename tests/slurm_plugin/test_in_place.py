@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from fake_slurm import (
     FOUR_KINDS,
+    NOW_S,
     FakeSlurm,
     dry_runs,
     four_jobs,
@@ -22,9 +23,11 @@ from fake_slurm import (
 from muri.profiler.records import IN_PLACE, ProfileDetail, ProfileKey, StageProfile
 from muri.profiler.store import ProfileStore
 from muri.profiler.upkeep import Author
+from muri.slurm_plugin.planning.actions import KeepProfile, NotMeasured
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import JobState
 from muri.slurm_plugin.records.comment_reports import MOST_BYTES, read_reports, with_measured
+from muri.slurm_plugin.records.journal import DRY_RUN_FAILED
 from muri.slurm_plugin.records.roles import read_job
 from muri.utc import text_of
 
@@ -125,16 +128,51 @@ def test_what_a_members_first_iterations_tell_is_stored_once(
 
 @pytest.mark.parametrize(
     "changes",
-    [{"load_s": -1.0}, {"iteration_s": "long"}, {"detail": {"confidence": 7.0}}, {"at": 1e300}, {"at": -1e300}],
+    [
+        {"load_s": -1.0},
+        {"iteration_s": "long"},
+        {"detail": {"confidence": 7.0}},
+        {"iterations": 1000},  # more than it can have done since its start
+        {"at": 1e300},
+        {"at": 1e300, "error": "A" * 400},
+    ],
 )
-def test_figures_that_cannot_be_true_are_refused(
+def test_figures_that_cannot_be_true_are_refused_in_one_line_of_a_user(
     make_controller: Make, tmp_path: Path, changes: dict[str, Any]
 ) -> None:
     slurm = running(make_controller, *OTHERS)
-    comment = tags.MEASURED_PREFIX + tags.format_json(result(0.0) | changes)
-    slurm.jobs[1] = replace(slurm.jobs[1], comment=comment)
-    assert cycle(slurm, make_controller)
-    assert changes.get("at") == 1e300 or of_m1(tmp_path) is None  # a time to come is now
+    forged = tags.MEASURED_PREFIX + tags.format_json(result(slurm.now_s) | changes)
+    for job_id in (1, 2):
+        slurm.jobs[job_id] = replace(slurm.jobs[job_id], comment=forged)
+    with make_controller(slurm, (), profiling=PLACE) as controller:
+        for _ in range(2):
+            slurm.now_s += 60
+            status = controller.cycle()
+        assert controller._journal.facts(DRY_RUN_FAILED) == {}
+    (line,) = status.errors
+    assert "what it says of its model cannot be true" in line
+    assert line.endswith("(one of 2 faulty jobs of alice)")
+    assert "cannot be true" in str([job.reasons for job in status.jobs if job.job_id == 2])
+    assert of_m1(tmp_path) is None
+
+
+@pytest.mark.parametrize("told", [{"error": "A" * 400}, {"a": 1}, result()])
+@pytest.mark.parametrize("at_s", [1e300, -1e300, NOW_S])
+def test_jobs_that_have_not_run_in_a_group_say_nothing_of_their_models(
+    make_controller: Make, caplog: pytest.LogCaptureFixture, told: dict[str, Any], at_s: float
+) -> None:
+    forged = tags.MEASURED_PREFIX + tags.format_json(told | {"at": at_s})
+    alone = {"start_s": NOW_S - 100, "nodes": "n1", "held": False}
+    states = {JobState.PENDING: {}, JobState.CANCELLED: {}, JobState.RUNNING: alone, JobState.COMPLETED: alone}
+    jobs = [make_job(number, comment=forged, state=each, **states[each]) for number, each in enumerate(states, 1)]
+    state = f"muri-state:{tags.format_state(tags.MemberState(9, tags.Original('gres/gpu:1', '', 4, 1, 0, 3600)))}"
+    jobs += [make_job(5, comment=forged, state=JobState.CANCELLED, admin_comment=f"muri:model=m1 {state}")]
+    slurm = FakeSlurm([*jobs, make_job(9, admin_comment="muri-host:t:5")], one_gpu())
+    with make_controller(slurm, OTHERS, profiling=PLACE) as controller:
+        decision = controller.decision()
+    assert not [each for each in decision.repairs if isinstance(each, KeepProfile | NotMeasured)]
+    assert decision.untrue == {}
+    assert caplog.records == []
 
 
 def test_a_model_of_which_runs_tell_too_little_runs_alone_for_a_day(make_controller: Make, tmp_path: Path) -> None:

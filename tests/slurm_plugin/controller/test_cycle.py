@@ -54,6 +54,7 @@ def test_an_unknown_model_gets_a_dry_run_and_its_result_is_kept(make_controller,
         (run,) = [j for j in slurm.jobs.values() if read_job(j).role is Role.DRY_RUN]
         token = tags.token(run.admin_comment, tags.DRY_RUN_PREFIX)
         slurm.tick()
+        slurm.tick()
         figures = {"load_s": 0.1, "preprocess_s": 0.2, "propagate_s": 0.3, "synchronize_s": 0.0, "iteration_s": 0.6}
         comment = tags.PROFILE_PREFIX + tags.format_json({**figures, "iterations": 20, "token": token})
         slurm.jobs[1] = make_job(1, admin_comment=job.admin_comment, comment=f"my own words {comment}")

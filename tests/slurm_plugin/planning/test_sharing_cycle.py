@@ -241,6 +241,7 @@ def test_a_script_that_says_so_in_its_dry_run_can_be_split(make_controller):
         (run,) = [each for each in slurm.jobs.values() if read_job(each).role is Role.DRY_RUN]
         token = tags.token(run.admin_comment, tags.DRY_RUN_PREFIX)
         slurm.tick()
+        slurm.tick()
         told = {**figures, "iterations": 20, "gpu_mem_gib": 6.0, "accumulates": True, "token": token}
         slurm._update(2, comment=tags.PROFILE_PREFIX + tags.format_json(told))
         slurm.end(run.job_id)

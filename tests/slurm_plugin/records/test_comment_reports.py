@@ -1,5 +1,6 @@
 """What jobs tell in their own comments: a pilot of its members, which queue and explain show, a dry run of a model."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -200,7 +201,7 @@ def test_every_detail_survives_the_comment(result):
     comment = comment_with("my own words", "token-1", result.to_dict())
     assert len(comment.encode()) <= MOST_BYTES
     assert comment.startswith("my own words ")
-    found, measured = profile_in(read_result(comment), KEY, AT), result.profile(KEY, AT)
+    found, measured = profile_in(read_result(comment), KEY, AT, math.inf), result.profile(KEY, AT)
     assert read_result(comment)["token"] == "token-1"
     assert found.stage_s == pytest.approx(measured.stage_s, rel=1e-3)
     assert (found.iterations, found.measured_at, found.source) == (measured.iterations, AT, "dry-run")
@@ -216,11 +217,12 @@ def test_where_a_long_comment_leaves_no_room_details_go_first():
     result = DryRunResult((0.1, 0.2, 0.3, 0.4), 1.0, detail=detail)
     comment = comment_with("x" * 750, "t", result.to_dict())
     assert len(comment.encode()) <= MOST_BYTES
-    found = profile_in(read_result(comment), KEY, AT)
+    found = profile_in(read_result(comment), KEY, AT, math.inf)
     assert found.stage_s == result.stage_s
     assert found.detail.confidence == 0.93
     assert found.detail.stage_p95_s is None
-    assert profile_in(read_result(comment_with("x" * 1000, "t", result.to_dict())), KEY, AT).detail == ProfileDetail()
+    longer = read_result(comment_with("x" * 1000, "t", result.to_dict()))
+    assert profile_in(longer, KEY, AT, math.inf).detail == ProfileDetail()
     assert len(read_result(comment_with("", "t", {"error": "e" * 5000}))["error"]) == 300
 
 
@@ -229,9 +231,10 @@ TOLD = [{"detail": {"dangers": told}} for told in (3, [3], ["\x1b[2J"], ["a"] * 
 
 
 @pytest.mark.parametrize(
-    "change", [{"load_s": "x"}, {"iteration_s": None}, {"load_s": -1}, {"detail": {"busy_s": 3}}, *TOLD]
+    "change",
+    [{"load_s": "x"}, {"iteration_s": None}, {"load_s": -1}, {"detail": {"busy_s": 3}}, {"iterations": 66}, *TOLD],
 )
 def test_figures_that_cannot_be_true_are_refused(change):
     measured = DryRunResult((0.1, 0.2, 0.3, 0.4), 1.0).to_dict() | change
     with pytest.raises((ProfileError, TypeError, ValueError)):
-        profile_in(measured, KEY, AT)
+        profile_in(measured, KEY, AT, 60.0)
