@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import json
 import os
+import struct
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 
-def write_atomically(path: Path, text: str, mode: int | None = None, owner: int | None = None) -> None:
+def write_atomically(path: Path, text: str, mode: int | None = None, reader: int | None = None) -> None:
     """Replace a file in one step, so that a reader sees all of the old text or all of the new.
 
     Args:
         path: The file; its directory must exist. A link is replaced, not followed.
         text: What it will hold.
         mode: Permissions, such as 0o644; None for those that the umask leaves.
-        owner: User id of its owner; None for the user that runs this.
+        reader: User id of the one user besides its owner who may read it, and nobody else; None: as `mode` says.
 
     Raises:
-        OSError: The directory is missing, full or not writable, or the file cannot be given away.
+        OSError: The directory is missing, full or not writable, or its file system knows no readers.
     """
     # The process id keeps two writers apart; the leading dot hides the draft from those who list the directory.
     draft = path.with_name(f".{path.name}.{os.getpid()}")
@@ -31,14 +32,39 @@ def write_atomically(path: Path, text: str, mode: int | None = None, owner: int 
             if mode is not None:
                 os.fchmod(handle, mode)
             file.write(text)
-            if owner is not None:
-                os.fchown(handle, owner, -1)
+            if reader is not None:
+                share_with(handle, reader, 0o4)
         draft.replace(path)
     except BaseException:
         draft.unlink(missing_ok=True)
         raise
 
 
-def atomic_json(path: Path, document: Any, mode: int | None = None, owner: int | None = None, **layout: Any) -> None:
+def atomic_json(path: Path, document: Any, mode: int | None = None, **layout: Any) -> None:
     """Replace a file by a document in JSON; `layout` as `json.dumps` takes it. See `write_atomically`."""
-    write_atomically(path, json.dumps(document, **layout) + "\n", mode, owner)
+    write_atomically(path, json.dumps(document, **layout) + "\n", mode)
+
+
+_ACL: Final = "system.posix_acl_access"
+_ACL_VERSION: Final = struct.Struct("<I")
+_ACL_ENTRY: Final = struct.Struct("<HHI")
+_OWNER, _USER, _GROUP, _MASK, _OTHER = 0x01, 0x02, 0x04, 0x10, 0x20
+_NO_ID: Final = 0xFFFFFFFF
+
+
+def share_with(handle: int, uid: int, may: int) -> None:
+    """Let one user do with an open file what its owner may, and nobody else anything, by an access control list.
+
+    The file stays its owner's: who owns a file could write it, and keep it on the owner's disk. A private group would
+    do, but nothing tells that a user's group is private.
+
+    Args:
+        handle: The file.
+        uid: The user.
+        may: What both may: 0o4 to read, 0o6 to write, too.
+
+    Raises:
+        OSError: The file system keeps no such lists, or the file is another user's.
+    """
+    entries = ((_OWNER, may, _NO_ID), (_USER, may, uid), (_GROUP, 0, _NO_ID), (_MASK, may, _NO_ID), (_OTHER, 0, _NO_ID))
+    os.setxattr(handle, _ACL, _ACL_VERSION.pack(2) + b"".join(_ACL_ENTRY.pack(*entry) for entry in entries))

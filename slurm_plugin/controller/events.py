@@ -10,6 +10,7 @@ from typing import Final
 
 from muri.clock import MACHINE_CLOCK, Clock
 from muri.errors import MuriError
+from muri.files import share_with
 from muri.slurm_plugin.config import Events
 from muri.slurm_plugin.controller.pace import Bell
 from muri.slurm_plugin.controller.status import STATUS_NAME, StatusError, read_status
@@ -87,7 +88,7 @@ class ArrivalWatch:
 
 
 def make_notice_file(path: Path, uid: int) -> None:
-    """Make the file to which job_submit writes, for SlurmUser alone, in a directory where only root makes files.
+    """Make the file to which job_submit alone writes, as SlurmUser, in a directory where only root makes files.
 
     It holds one byte, which is overwritten: so it never grows, and a full disk matters to nobody.
 
@@ -103,7 +104,7 @@ def make_notice_file(path: Path, uid: int) -> None:
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         os.write(handle, b"0")
-        os.fchown(handle, uid, -1)  # last: root without CAP_DAC_OVERRIDE could not write it any more
+        share_with(handle, uid, 0o6)
     finally:
         os.close(handle)
 

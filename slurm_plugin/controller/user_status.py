@@ -1,7 +1,7 @@
 """Status files for users: each finds their own jobs in a file that nobody else can read.
 
-The status directory holds `<uid>.json` for every user with jobs, and `cycle.json`, which says when the last cycle
-finished and nothing of any job. So no text of one user reaches another, whatever Slurm's PrivateData says.
+The status directory holds `<uid>.json`, root's own, for every user with jobs, and `cycle.json`, which says when the
+last cycle finished and nothing of any job. So no text of one user reaches another, whatever Slurm's PrivateData says.
 """
 
 import errno
@@ -64,7 +64,7 @@ def _publish(folder: Path, status: Status, lines: Mapping[int, str], view: View)
         if job_id in view.jobs:
             own.setdefault(view.jobs[job_id].uid, []).append(line)
     for uid, users in own.items():
-        write_atomically(folder / f"{uid}.json", with_lines(about, users), 0o400, uid)
+        write_atomically(folder / f"{uid}.json", with_lines(about, users), 0o400, reader=uid)
     for path in folder.glob("*.json"):
         if path.stem.isdecimal() and int(path.stem) not in own:
             path.unlink()

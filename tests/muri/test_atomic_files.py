@@ -47,11 +47,11 @@ def test_a_draft_is_never_wider_than_the_file(tmp_path, monkeypatch):
     assert seen == [0o400]
 
 
-def test_a_file_that_cannot_be_given_away_leaves_nothing_behind(tmp_path, monkeypatch):
+def test_where_a_file_system_knows_no_readers_nothing_is_left_behind(tmp_path, monkeypatch):
     def refuse(*_):
-        raise PermissionError(1, "Operation not permitted")
+        raise OSError(95, "Operation not supported")
 
-    monkeypatch.setattr(os, "fchown", refuse)
-    with pytest.raises(PermissionError):
-        write_atomically(tmp_path / "own.json", "secret", 0o400, owner=4711)
+    monkeypatch.setattr(os, "setxattr", refuse)
+    with pytest.raises(OSError, match="not supported"):
+        write_atomically(tmp_path / "own.json", "secret", 0o400, reader=4711)
     assert list(tmp_path.iterdir()) == []

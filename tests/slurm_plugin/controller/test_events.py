@@ -79,9 +79,9 @@ def test_slurm_names_its_user_and_its_hosts(told: Told) -> None:
 
 def test_the_notice_file_is_slurms_alone_and_holds_a_byte(tmp_path: Path) -> None:
     path = tmp_path / "run" / "notice"
-    make_notice_file(path, os.geteuid())
+    make_notice_file(path, 4711)
     facts = path.lstat()
-    assert (stat.S_IMODE(facts.st_mode), facts.st_size, facts.st_uid) == (0o600, 1, os.geteuid())
+    assert (stat.S_IMODE(facts.st_mode), facts.st_size, facts.st_uid) == (0o660, 1, os.geteuid())
 
 
 def test_the_notice_file_replaces_a_link_and_lies_where_nobody_else_writes(tmp_path: Path) -> None:

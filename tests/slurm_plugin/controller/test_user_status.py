@@ -21,7 +21,7 @@ from muri.slurm_plugin.controller.status import STATUS_NAME, JobStatus, Status, 
 from muri.slurm_plugin.controller.user_status import CYCLE_NAME, cycle_age_s, latest_status
 from muri.slurm_plugin.records.roles import view_of
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to users")
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be one user after the other")
 
 ALICE, BOB = 1001, 1002
 SECRET = "token=hunter2"
@@ -47,11 +47,15 @@ def told(slurm: FakeSlurm, make_controller: Callable[..., Any], tmp_path: Path) 
     return tmp_path / "status"
 
 
-def test_each_user_has_a_file_that_nobody_else_can_read(told: Path) -> None:
+def test_each_user_has_a_file_that_nobody_else_can_read(told: Path, config: Config) -> None:
     assert facts(told) == (0, 0o755)
     assert {path.name: facts(path) for path in told.iterdir()} == {
-        f"{ALICE}.json": (ALICE, 0o400), f"{BOB}.json": (BOB, 0o400), CYCLE_NAME: (0, 0o644),
+        f"{ALICE}.json": (0, 0o440), f"{BOB}.json": (0, 0o440), CYCLE_NAME: (0, 0o644),
     }  # fmt: skip
+    uses = (Path.read_text, lambda path: path.open("a"), lambda path: path.chmod(0o700))
+    for uid, may in ((ALICE, [0]), (BOB, []), (4711, [])):
+        with being(uid):
+            assert [number for number, use in enumerate(uses) if is_let(use, told / f"{ALICE}.json")] == may
     own = json.loads((told / f"{ALICE}.json").read_text())
     assert [job["job_id"] for job in own["jobs"]] == [1, 2]
     assert all(job["reasons"] for job in own["jobs"])
@@ -89,6 +93,14 @@ def test_a_place_that_others_may_write_costs_no_cycle_and_stays_empty(
     assert "users cannot see why their jobs wait" in caplog.text
     assert not any(target.iterdir())
     assert kind in {"link", "file"} or not any(place.iterdir())
+
+
+def is_let(use: Callable[[Path], object], path: Path) -> bool:
+    try:
+        use(path)
+    except PermissionError:
+        return False
+    return True
 
 
 @contextmanager
