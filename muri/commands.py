@@ -10,6 +10,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from muri.errors import MuriError
+from muri.inherited import settle
 from muri.printable import printable_lines
 
 _OF_THE_CONTROLLER: Final = {"highspy", "networkx", "numpy", "prometheus_client", "rustworkx", "scipy"}
@@ -75,6 +76,7 @@ def run_command(command: click.Command, arguments: Sequence[str] | None = None) 
     Returns:
         The exit code: 0, that of the error, or the one that the command chose.
     """
+    settle()
     _print_whatever_comes()
     try:
         result = command.main(args=arguments, standalone_mode=False)

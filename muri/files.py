@@ -8,6 +8,8 @@ import struct
 from pathlib import Path
 from typing import Any, Final
 
+PRIVATE_FILE: Final = 0o600
+
 
 def write_atomically(path: Path, text: str, mode: int | None = None, reader: int | None = None) -> None:
     """Replace a file in one step, so that a reader sees all of the old text or all of the new.

@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+from muri.inherited import settle_own
 from muri.launcher.hangs.evidence import IdleTimer, ThreadSample, sample, sampling_interval_s
 from muri.launcher.job.process_tree import threads_of
 
@@ -134,4 +135,5 @@ def _end(runtime: int, cause: str, grace_s: float) -> None:
 
 
 if __name__ == "__main__":
+    settle_own()
     main(int(sys.argv[1]), float(sys.argv[2]))

@@ -8,6 +8,7 @@ from typing import Any, Final, Protocol, cast
 
 from muri.errors import MuriError
 from muri.group_spec import Place
+from muri.inherited import settle
 from muri.launcher.job import scheduler_call
 
 ENTRY_POINTS: Final = "muri.schedulers"
@@ -172,4 +173,7 @@ def answer(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(answer(sys.argv[1:]))
+    settle()
+    exit_code = answer(sys.argv[1:])
+    print(exit_code)
+    sys.exit(exit_code)

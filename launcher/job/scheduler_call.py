@@ -15,7 +15,7 @@ REQUEUE_STOPPED: Final = "requeue-stopped"
 DECLARE_CHECKPOINT: Final = "declare-checkpoint"
 DONE: Final = 0
 NOT_RUNNING: Final = 3
-"""Exit codes of the process; with any other one the last line of its stderr says what failed."""
+"""Exit codes of the process, which prints it, too; with any other one the last line of its stderr says what failed."""
 
 _LIMIT_S: Final = 300.0
 """Slurm's commands try again while slurmctld is away, but not for as long."""
@@ -58,8 +58,10 @@ def _call(what: str, job_id: str, run: int) -> int:
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise SchedulerCallError(f"{command[0]}: {error}") from error
-    if done.returncode not in (DONE, NOT_RUNNING):
-        said = done.stderr.strip().splitlines() or [f"{command[0]} ended with exit code {done.returncode}"]
+    words = done.stdout.split()
+    code = int(words[-1]) if words else done.returncode or 1  # 0 where the script ignores SIGCHLD, whatever it was
+    if code not in (DONE, NOT_RUNNING):
+        said = done.stderr.strip().splitlines() or [f"{command[0]} ended with exit code {code}"]
         raise SchedulerCallError(said[-1])
     sys.stderr.write(done.stderr)
-    return done.returncode
+    return code

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Final
 
+from muri import inherited
 from muri.clock import MACHINE_CLOCK, Clock
 from muri.errors import MuriError, UsageError
 from muri.group_spec import Place
@@ -63,7 +64,7 @@ def build_request(
         target=target,
         module=module,
         arguments=tuple(arguments),
-        cwd=str(Path.cwd()),
+        cwd=inherited.working_directory(),
         environment={**(os.environ if python.is_own else with_library(os.environ)), **missing_variables(os.environ)},
         umask=umask,
         executable=python.executable,
@@ -71,6 +72,8 @@ def build_request(
         python=python.version,
         limits=_limits(),
         nice=os.getpriority(os.PRIO_PROCESS, 0),
+        blocked=inherited.blocked(),
+        ignored=inherited.ignored(),
     )
 
 
@@ -127,7 +130,7 @@ def attach(connection: socket.socket, request: protocol.AttachRequest) -> int:
         AttachBusyError: The member already runs another script there.
         OutOfMemoryBesideOthersError: The script ended for lack of GPU memory, and others shared the GPUs.
     """
-    with connection, _open_standard_files():
+    with connection:
         try:
             with _forwarding(connection):
                 protocol.send_with_files(connection, request.to_frame(), STANDARD_FILES)
@@ -164,22 +167,12 @@ def _forwarding(connection: socket.socket) -> Iterator[None]:
             protocol.send(connection, {"type": "signal", "signum": signum})
 
     previous = {number: signal.signal(number, forward) for number in FORWARDED_SIGNALS}
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED_SIGNALS)  # the script blocks those that this process did
     try:
         yield
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
-
-
-@contextlib.contextmanager
-def _open_standard_files() -> Iterator[None]:
-    """Open closed standard files, with which a job may run but which it cannot hand over."""
-    for file in STANDARD_FILES:
-        try:
-            os.fstat(file)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number, which is `file`
-    yield
 
 
 def wait_for_runtime(

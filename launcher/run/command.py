@@ -11,6 +11,7 @@ import click
 
 from muri.clock import MACHINE_CLOCK, Clock
 from muri.errors import MuriError, UsageError
+from muri.inherited import give_back
 from muri.launcher.automatic.watch import AUTOMATIC_VARIABLE
 from muri.launcher.job.environment import (
     ACCUMULATE_VARIABLE,
@@ -147,6 +148,7 @@ def _run_alone(python: ScriptPython, script: str, module: bool, arguments: tuple
     if request is None:
         sys.stdout.flush()
         sys.stderr.flush()
+        give_back()
         os.execv(python.executable, command)  # this process becomes the script's
     from muri.launcher.run.dry_run import supervise
 

@@ -11,8 +11,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Final
 
-from muri.files import atomic_json
+from muri.files import PRIVATE_FILE, atomic_json
 from muri.foreign import json_of
+from muri.inherited import give_back
 from muri.launcher.job.environment import task_of
 from muri.profiler.dryrun.messages import DryRunRequest
 from muri.profiler.dryrun.summary import with_usage
@@ -49,7 +50,7 @@ def supervise(command: Sequence[str], request: DryRunRequest, python: ScriptPyth
     request.progress_path.unlink(missing_ok=True)
     result = _completed(_take(found.result_path), code, usage)
     found_python = {"executable": python.executable, "prefix": python.prefix}
-    atomic_json(request.result_path, result | {"python": found_python})
+    atomic_json(request.result_path, result | {"python": found_python}, PRIVATE_FILE)
     return _exit_code(code)
 
 
@@ -66,17 +67,20 @@ def _started(command: Sequence[str], variables: Mapping[str, str]) -> Iterator["
     """Run the script's process; it receives the signals that would end this one, and does not outlive this one."""
     libc = ctypes.CDLL(None)
 
-    def die_with_parent() -> None:
-        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    def prepare() -> None:
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # it ends with this process
+        give_back()
 
     environment = {**os.environ, **variables}
-    with subprocess.Popen(command, preexec_fn=die_with_parent, env=environment) as process:  # noqa: PLW1509 (one thread)
+    with subprocess.Popen(command, preexec_fn=prepare, env=environment) as process:  # noqa: PLW1509 (one thread)
 
         def forward(signum: int, _frame: FrameType | None) -> None:
             process.send_signal(signum)
 
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signals = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+        for number in signals:
             signal.signal(number, forward)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
         yield process
 
 

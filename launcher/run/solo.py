@@ -13,9 +13,9 @@ import signal
 import sys
 import traceback
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Final
 
+from muri.inherited import working_directory
 from muri.launcher import automatic
 from muri.launcher.automatic.started_scripts import install_in_launchers
 from muri.launcher.automatic.watch import close_iterations, stages_wanted
@@ -45,8 +45,9 @@ def main(arguments: list[str]) -> None:
     module = arguments[0] == "-m"
     target, *rest = arguments[1:] if module else arguments
     if not getattr(sys.flags, "safe_path", False):  # since Python 3.11
-        # Python put its own first entry there for `-m muri.launcher.run.solo`: the working directory.
-        sys.path[0] = script.own_directories(target, module, str(Path.cwd()), "")[0]
+        cwd = working_directory()
+        # Python put it first for `-m muri.launcher.run.solo`, unless it was deleted.
+        sys.path[: cwd in sys.path[:1]] = script.own_directories(target, module, cwd, "")[:1]
     sys.argv[:] = ["-m" if module else target, *rest]
     install_in_launchers()  # before a module's package is imported, which may be one of them
     try:

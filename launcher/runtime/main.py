@@ -15,6 +15,7 @@ from types import FrameType
 from typing import Final
 
 from muri.errors import MuriError
+from muri.inherited import settle_own
 from muri.launcher import automatic, isolation
 from muri.launcher.arbitration.arbiter import Arbiter
 from muri.launcher.arbitration.pausing import EVERYWHERE, PausingArbiter
@@ -246,4 +247,5 @@ def _serve() -> None:
 
 
 if __name__ == "__main__":
+    settle_own()
     sys.exit(main())

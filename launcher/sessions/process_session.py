@@ -242,6 +242,8 @@ class ProcessSession(AttachedSession):
             "umask": request.umask,
             "limits": dict(request.limits),
             "nice": request.nice,
+            "blocked": request.blocked,
+            "ignored": request.ignored,
             "traced": self._traced,
         }
 

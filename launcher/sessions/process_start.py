@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Protocol
 
+from muri import inherited
 from muri.errors import MuriError, UsageError
 from muri.launcher.sessions import process_supervisor
 from muri.launcher.sessions.endings import call_later
@@ -216,7 +217,7 @@ def supervised(starter: Starter, run_dir: Path, member: str) -> Iterator[Supervi
         StartError: It did not come.
     """
     address = run_dir / f"start-{secrets.token_hex(4)}.sock"
-    supervisor = [sys.executable, "-I", "-S", process_supervisor.__file__, str(address)]
+    supervisor = [sys.executable, "-I", "-S", inherited.__file__, process_supervisor.__file__, str(address)]
     with contextlib.ExitStack() as open_ones:
         try:
             with _listening(run_dir, address) as listener:

@@ -1,9 +1,9 @@
 """Stands between the runtime and a member's process, so that neither leaves anything behind.
 
-Started by `process_start.py` as `python -I -S process_supervisor.py SOCKET`, as the runtime's child or as a Slurm step;
-it uses nothing but the standard library. It connects to the runtime, gets the command with all that belongs to it and
-starts it, passes signals on, adopts what the command leaves running and ends it, and reports. When the connection
-breaks, it ends everything: the runtime is gone.
+Started by `process_start.py` as `python -I -S inherited.py process_supervisor.py SOCKET`, as the runtime's child or as
+a Slurm step; it uses nothing but the standard library. It connects to the runtime, gets the command with all that
+belongs to it and starts it, passes signals on, adopts what the command leaves running and ends it, and reports. When
+the connection breaks, it ends everything: the runtime is gone.
 
 To the runtime go a `HELLO`, a `STARTED` and an `ENDED`. From it come a `LENGTH` with the open files beside it, as many
 bytes of JSON, and then a `SIGNAL` for every signal to pass on.
@@ -184,8 +184,8 @@ def _become(wanted: dict[str, Any], gate: int, page: int) -> NoReturn:
     try:
         _libc.prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL))
         os.setsid()
-        for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, *WITHSTOOD, signal.SIGCHLD):
-            signal.signal(number, signal.SIG_DFL)  # Python and `main` have changed these
+        for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:  # Python and `main` have changed some
+            signal.signal(number, signal.SIG_IGN if number in wanted.get("ignored", ()) else signal.SIG_DFL)
         for file in (gate, page):
             os.set_inheritable(file, True)
         os.umask(wanted["umask"])
@@ -194,7 +194,7 @@ def _become(wanted: dict[str, Any], gate: int, page: int) -> NoReturn:
         own = {name: os.environ[name] for name in wanted["own_variables"] if name in os.environ}
         address = f"{os.getpid()}:{gate}:{page}:{int(wanted['traced'])}"
         environment = {**wanted["environment"], **own, "MURI_GATE": address}
-        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        signal.pthread_sigmask(signal.SIG_SETMASK, wanted.get("blocked", ()))
         os.execve(command[0], command, environment)
     except OSError as error:
         os.write(2, f"muri: {error.filename or command[0]} could not be started: {error.strerror}\n".encode())

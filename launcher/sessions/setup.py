@@ -3,6 +3,7 @@
 import ctypes
 import logging
 import os
+import signal
 import struct
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
@@ -107,6 +108,7 @@ def build_state(request: AttachRequest, files: tuple[int, int, int], base_path: 
         path=[*own, *shared],
         shared_path=frozenset(shared),
         files=files,
+        handlers=dict.fromkeys(request.ignored, signal.SIG_IGN),
         streams=open_streams(files, unbuffered=bool(request.environment.get("PYTHONUNBUFFERED"))),
         main=ModuleType("__main__"),
     )

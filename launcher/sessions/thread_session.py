@@ -50,6 +50,8 @@ INSIST_S: Final = 2.0
 CANCEL_GRACE_S: Final = 20.0
 """After this time a script is abandoned: it keeps its thread but no resource."""
 
+_WITHOUT_EFFECT: Final = (signal.SIGCHLD, signal.SIGCONT, signal.SIGWINCH, signal.SIGURG)
+
 
 class ThreadSession(AttachedSession):
     """Runs one attach request.
@@ -108,7 +110,7 @@ class ThreadSession(AttachedSession):
     def deliver(self, signum: int) -> None:
         """Do what the signal would do to a process that runs the script."""
         handler = self._state.handlers.get(signum, signal.SIG_DFL)
-        if handler == signal.SIG_IGN or signum in {signal.SIGCHLD, signal.SIGCONT, signal.SIGWINCH, signal.SIGURG}:
+        if handler == signal.SIG_IGN or signum in {*_WITHOUT_EFFECT, *self._request.blocked}:
             return
         if stopping.notify(self._state, signum):
             return

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Any, Final
 
-from muri.files import atomic_json
+from muri.files import PRIVATE_FILE, atomic_json
 from muri.launcher.job.dataset_reads import iteration_ended, reads_found
 from muri.launcher.job.environment import AGENT_VARIABLE, is_declared
 from muri.launcher.job.import_hooks import after_import
@@ -219,7 +219,7 @@ class DryRunRecorder:
         """Write what was measured, once."""
         if not self._done:
             self._done = True
-            atomic_json(self._request.result_path, self.result())
+            atomic_json(self._request.result_path, self.result(), PRIVATE_FILE)
 
     def result(self) -> dict[str, Any]:
         """The figures, or why there are none."""
@@ -275,7 +275,7 @@ class DryRunRecorder:
         if now_s - self._told_s >= PROGRESS_INTERVAL_S:
             self._told_s = now_s
             so_far = {"iterations": len(self._course.windows), "measured": self._course.measured}
-            atomic_json(self._request.progress_path, so_far)
+            atomic_json(self._request.progress_path, so_far, PRIVATE_FILE)
 
 
 def _end_other_ranks() -> None:

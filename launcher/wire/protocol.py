@@ -57,6 +57,8 @@ class AttachRequest:
         python: sys.version of the member's Python.
         limits: Its resource limits, soft and hard, by their names in `resource`; none from an older member.
         nice: Its niceness; None from an older member.
+        blocked: The signals that it was started with as blocked; none from an older member.
+        ignored: Those that it was started with as ignored.
     """
 
     job_id: str
@@ -71,6 +73,8 @@ class AttachRequest:
     python: str
     limits: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     nice: int | None = None
+    blocked: tuple[int, ...] = ()
+    ignored: tuple[int, ...] = ()
 
     def to_frame(self) -> Frame:
         """The frame that carries the request."""
@@ -87,7 +91,8 @@ class AttachRequest:
         values = {name: frame[name] for name in cls.__dataclass_fields__ if name in frame}
         limits = _limits_of(frame)
         try:
-            return cls(**values | {"arguments": tuple(frame["arguments"]), "limits": limits})
+            signals = {name: tuple(map(int, frame.get(name, ()))) for name in ("blocked", "ignored")}
+            return cls(**values | signals | {"arguments": tuple(frame["arguments"]), "limits": limits})
         except (KeyError, TypeError, ValueError) as error:
             raise ProtocolError(f"the attach request lacks fields: {error}") from error
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 from muri.errors import UsageError
+from muri.inherited import PUBLIC, settle_own
 from muri.printable import printable, printable_lines
 from muri.slurm_plugin.config import Config, config_path, render_config
 from muri.slurm_plugin.private_files import user_name
@@ -70,6 +71,7 @@ def controller(
         _print_decision(config)
         return
     _require_root()
+    settle_own(PUBLIC)
     stop = StopSignal()
     stop.heed_signals()
     if events:

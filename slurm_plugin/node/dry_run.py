@@ -20,6 +20,7 @@ import click
 
 from muri.errors import MuriError
 from muri.foreign import json_of
+from muri.inherited import PUBLIC, settle_own
 from muri.profiler.dryrun.messages import DryRunRequest, Limits
 from muri.profiler.dryrun.runner import end, last_words
 from muri.slurm_plugin.gateway.base import GatewayError, NoSuchJobError
@@ -176,4 +177,5 @@ def main(
 
 
 if __name__ == "__main__":
+    settle_own(PUBLIC)
     main()

@@ -25,6 +25,7 @@ from muri.commands import run_command
 from muri.errors import UsageError
 from muri.foreign import json_of
 from muri.group_spec import GroupSpec, read_group
+from muri.inherited import settle_own
 from muri.pythons import OLDEST_OF_THREADS, look_at, of_members
 from muri.run_dir import default_run_dir, make_run_dir
 from muri.slurm_plugin.gateway.base import GatewayError
@@ -254,4 +255,5 @@ def start(command: list[str], group: GroupSpec) -> "subprocess.Popen[bytes]":
 
 
 if __name__ == "__main__":
+    settle_own()
     sys.exit(run_command(main))

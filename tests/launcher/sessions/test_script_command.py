@@ -27,7 +27,7 @@ def test_a_script_that_wants_no_stages_is_plain() -> None:
 
 def test_a_request_of_an_older_member_has_no_limits_and_one_that_lacks_fields_is_refused() -> None:
     frame = _request().to_frame()
-    older = {name: value for name, value in frame.items() if name not in {"limits", "nice"}}
+    older = {name: value for name, value in frame.items() if name not in {"limits", "nice", "blocked", "ignored"}}
     assert AttachRequest.from_frame(older) == _request()
     with pytest.raises(ProtocolError, match=r"lacks fields: .*umask"):
         AttachRequest.from_frame({name: value for name, value in frame.items() if name != "umask"})
