@@ -1,8 +1,9 @@
-"""What stands in for a model of which nothing is known: the mean of the site's models, else a guess. Pure."""
+"""What stands in for a model of which nothing is known: what is known of the site's others, else a guess. Pure."""
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Collection, Iterable, Sequence
 from itertools import groupby
-from statistics import fmean, geometric_mean
+from statistics import fmean, median
 from typing import Final
 
 from muri.profiler.records import ProfileKey, StageProfile
@@ -12,34 +13,49 @@ GUESSED_SHARES: Final = (1 / 6, 1 / 6, 1 / 2, 1 / 6)
 
 GUESSED_ITERATION_S: Final = 0.3
 
+_Figures = tuple[float, ...]
+"""The share of an iteration that each stage has, and the logarithm of its seconds."""
 
-def unknown_model(known: Iterable[StageProfile], key: ProfileKey) -> StageProfile:
-    """Return what a model of which nothing is known is planned with, until it has been measured.
+_GUESS: Final[_Figures] = (*GUESSED_SHARES, math.log(GUESSED_ITERATION_S))
 
-    Each user's models count as one, so that nobody's many models, or odd ones, make the mean. The shares of an
-    iteration are averaged, not the seconds, in which a few slow models would outweigh all others. `GUESSED_SHARES`
-    count like one more model: the first one that is known says little of the next.
+
+def unknown_models(known: Iterable[StageProfile], keys: Collection[ProfileKey]) -> dict[ProfileKey, StageProfile]:
+    """Return what models of which nothing is known are planned with, until they have been measured.
+
+    The user's own models and published ones are averaged. Of other users, who may have had anything measured, each has
+    one vote, as the guess has one: the median of these counts like one model more. The shares of an iteration are
+    averaged, not the seconds, in which a few slow models would outweigh all others.
 
     Args:
         known: The site's profiles.
-        key: The model's.
+        keys: The models'.
     """
     measured = sorted((each for each in known if not each.is_estimate), key=lambda each: each.key.user)
-    alike = [each for each in measured if each.key.gpu_count == key.gpu_count]
-    users = [list(each) for _, each in groupby(alike or measured, lambda each: each.key.user)]
-    if not users:
-        return _profile(key, _on_gpus(GUESSED_SHARES, key.gpu_count), GUESSED_ITERATION_S, "guess")
-    mean = [fmean(column) for column in zip(*map(_shares, users), strict=True)]
-    count = sum(map(len, users))
-    shares = [(count * share + guess) / (count + 1) for share, guess in zip(mean, GUESSED_SHARES, strict=True)]
-    iteration_s = geometric_mean(geometric_mean(each.iteration_s for each in user) for user in users)
-    return _profile(key, _on_gpus(shares, key.gpu_count), iteration_s, "average")
+    found = {}
+    for gpu_count in sorted({key.gpu_count for key in keys}):
+        alike = [each for each in measured if each.key.gpu_count == gpu_count] or measured
+        users = {user: list(map(_figures, each)) for user, each in groupby(alike, lambda each: each.key.user)}
+        votes = {user: _mean(models) for user, models in users.items()}
+        for key in (key for key in keys if key.gpu_count == gpu_count):
+            own = {"", key.user}
+            site = _median([_GUESS, *(vote for user, vote in votes.items() if user not in own)])
+            trusted = [figures for user in sorted(own) for figures in users.get(user, ())]
+            *shares, _ = _mean([*trusted, site])
+            iteration_s = math.exp(_mean(trusted or [site])[-1])
+            found[key] = _profile(key, _on_gpus(shares, gpu_count), iteration_s, "average" if alike else "guess")
+    return found
 
 
-def _shares(profiles: Sequence[StageProfile]) -> list[float]:
-    """The mean share of an iteration that each stage has."""
-    each = ([seconds / profile.iteration_s for seconds in profile.stage_s] for profile in profiles)
-    return [fmean(column) for column in zip(*each, strict=True)]
+def _figures(profile: StageProfile) -> _Figures:
+    return (*(seconds / profile.iteration_s for seconds in profile.stage_s), math.log(profile.iteration_s))
+
+
+def _mean(models: Sequence[_Figures]) -> _Figures:
+    return tuple(fmean(column) for column in zip(*models, strict=True))
+
+
+def _median(votes: Sequence[_Figures]) -> _Figures:
+    return tuple(median(column) for column in zip(*votes, strict=True))
 
 
 def _on_gpus(shares: Sequence[float], gpu_count: int) -> Sequence[float]:

@@ -26,6 +26,9 @@ STORE_NAME: Final = "profiles.db"
 HISTORY_PER_KEY: Final = 50
 """Measurements kept of one model; older ones are dropped when a new one arrives."""
 
+MOST_OF_A_USER: Final = 1000
+"""Models of a user: combinations of name, batch size and GPUs. Whose jobs name ever new ones must not fill the disk."""
+
 OBSERVATIONS_PER_KEY: Final = 1000
 
 REUSE_KIND: Final = "reuse"
@@ -58,6 +61,10 @@ _OF_KEY: Final = """
     FROM measurement
     WHERE model = ? AND batch_size = ? AND gpu_count = ? AND gpu_type = ? AND user = ?
     ORDER BY id DESC LIMIT ?
+"""
+_BEYOND_OF_USER: Final = """
+    SELECT model, batch_size, gpu_count, gpu_type, user FROM measurement WHERE user = ?
+    GROUP BY model, batch_size, gpu_count, gpu_type ORDER BY max(id) DESC LIMIT -1 OFFSET ?
 """
 _DELETE_KEY: Final = """
     DELETE FROM measurement
@@ -193,8 +200,15 @@ class ProfileStore(StoreFile):
         super().__init__(path, read_only=read_only, journal=journal, clock=clock)
 
     def put(self, profile: StageProfile) -> Stored:
-        """Store a profile; the one it replaces becomes history."""
-        return self.put_all((profile,))
+        """Store a profile; the one it replaces becomes history.
+
+        Where a user has too many models, as whoever names each job's anew, those go that were measured longest ago.
+        """
+        stored = self.put_all((profile,))
+        if stored.added and profile.key.user:
+            for key in self._rows(_BEYOND_OF_USER, (profile.key.user, MOST_OF_A_USER)):
+                self.remove(ProfileKey(*key))
+        return stored
 
     def put_all(self, profiles: Iterable[StageProfile], author: Author | None = None) -> Stored:
         """Store several profiles, all or none.

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple, Protocol
 from muri.errors import MuriError
 from muri.policies.types import PlanJob, Policy
 from muri.profiler import figures
-from muri.profiler.averages import unknown_model
+from muri.profiler.averages import unknown_models
 from muri.profiler.differences import Drift, DriftRule, find_drift, is_due, measured_by_jobs
 from muri.profiler.errors import CorruptStoreError
 from muri.profiler.estimates import estimates_of
@@ -375,9 +375,11 @@ def _unknown(missing: Collection[ProfileKey], cycle: CycleInput) -> dict[Profile
     have been measured.
     """
     known, mem_gib = cycle.knowledge.profiles.values(), cycle.config.gpu_mem_gib
-    # Only its number of GPUs tells one such model from another.
-    means = {count: unknown_model(known, key) for count, key in {key.gpu_count: key for key in missing}.items()}
-    return {key: replace(means[key.gpu_count], key=key, gpu_mem_gib=mem_gib.get(key.gpu_type, 0)) for key in missing}
+    # Only its user and its number of GPUs tell one such model from another.
+    alike = {(key.user, key.gpu_count): key for key in missing}
+    found = unknown_models(known, alike.values())
+    means = ((key, found[alike[key.user, key.gpu_count]]) for key in missing)
+    return {key: replace(mean, key=key, gpu_mem_gib=mem_gib.get(key.gpu_type, 0)) for key, mean in means}
 
 
 def _keys(cycle: CycleInput) -> Iterator[ProfileKey]:

@@ -2,10 +2,14 @@
 
 import pytest
 
-from muri.profiler.averages import GUESSED_SHARES, unknown_model
+from muri.profiler.averages import GUESSED_SHARES, unknown_models
 from muri.profiler.records import ProfileKey, StageProfile
 
 KEY = ProfileKey("new", 8, 1, "a100", "alice")
+
+
+def unknown_model(known: list[StageProfile], key: ProfileKey) -> StageProfile:
+    return unknown_models(known, [key])[key]
 
 
 def known(model: str, *stage_s: float, user: str = "", gpus: int = 1, iteration_s: float = 1.0, source: str = "import"):
@@ -42,10 +46,15 @@ def test_shares_are_averaged_so_that_a_slow_model_does_not_outweigh_the_others()
     assert found.stage_s == pytest.approx([10.0 * share for share in on_one(with_guess(2, 0.5, 0.0, 0.4, 0.0))])
 
 
-def test_each_user_counts_once() -> None:
-    many = [known(f"m{number}", 1.0, 0.0, 0.0, 0.0, user="bob") for number in range(20)]
-    found = unknown_model([*many, known("a", 0.0, 1.0, 0.0, 0.0, user="carol")], KEY)
-    assert found.stage_s == pytest.approx(on_one(with_guess(21, 0.5, 0.5, 0.0, 0.0)))
+def test_of_other_users_each_has_one_vote_and_none_makes_the_outcome() -> None:
+    odd = [known(f"m{number}", 1.0, 0.0, 0.0, 0.0, user="bob", iteration_s=1000.0) for number in range(20)]
+    usual = known("a", *GUESSED_SHARES, user="carol", iteration_s=0.3)
+    found, own = unknown_model([*odd, usual], KEY), known("b", 0.2, 0.2, 0.6, 0.0, user="alice", iteration_s=2.0)
+    assert found.iteration_s == pytest.approx(0.3)
+    assert found.stage_s == pytest.approx([0.3 * share for share in on_one(list(GUESSED_SHARES))])
+    hers = unknown_model([*odd, usual, own], KEY)
+    assert hers.iteration_s == pytest.approx(2.0)
+    assert hers.stage_s == pytest.approx([2.0 * share for share in on_one(with_guess(1, 0.2, 0.2, 0.6, 0.0))])
 
 
 def test_models_on_as_many_gpus_go_before_others_and_one_gpu_has_no_network() -> None:

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from profile_builders import make_profile, profiles
 from virtual_clock import VirtualClock
 
+from muri.profiler import store as store_module
 from muri.profiler.errors import (
     CorruptStoreError,
     StoreBusyError,
@@ -61,6 +62,17 @@ def test_history_does_not_grow_without_end(path):
         loads = [profile.load_s for profile in store.history(make_profile().key)]
         assert loads == [float(number) for number in range(HISTORY_PER_KEY + 4, 4, -1)]
         assert store.get(other.key) == other
+
+
+def test_a_user_who_names_ever_new_models_keeps_the_newest(path, monkeypatch):
+    monkeypatch.setattr(store_module, "MOST_OF_A_USER", 3)
+    with ProfileStore(path) as store:
+        published, bobs = make_profile("m1", user=""), make_profile("m1", user="bob")
+        store.put_all((published, bobs))
+        for number in (1, 2, 3, 1, 4, 5):
+            store.put(make_profile(f"m{number}", user="alice"))
+        assert {each.key.model for each in store.list() if each.key.user == "alice"} == {"m1", "m4", "m5"}
+        assert {published, bobs} <= set(store.list())
 
 
 @pytest.mark.parametrize("reads", range(1, 4))

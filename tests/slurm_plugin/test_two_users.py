@@ -48,6 +48,17 @@ def test_one_users_figures_are_not_used_for_another(make_controller, tmp_path):
         assert {item.key.user: item.load_s for item in store.list()} == {"bob": 0.9, "alice": 0.2}
 
 
+def test_a_dry_run_that_has_not_run_has_no_result(make_controller, tmp_path):
+    slurm = FakeSlurm([job_of("alice", 1)], one_gpu())
+    cycles(slurm, make_controller)
+    (run,) = dry_runs(slurm)
+    end_dry_run(slurm, run, 1, **{name: seconds / 100 for name, seconds in MEASURED.items()})
+    slurm.jobs[run.job_id] = replace(run, state=JobState.PENDING, start_s=0.0)
+    cycles(slurm, make_controller)
+    with ProfileStore(tmp_path / "profiles.db") as store:
+        assert store.list() == ()
+
+
 def test_ones_own_profile_comes_before_the_published_one(make_controller):
     slurm = FakeSlurm([job_of("alice", 1), job_of("bob", 2)], one_gpu())
     stored = (known("", iteration_s=1.0), known("alice", iteration_s=1.5), known("bob", "other"))
