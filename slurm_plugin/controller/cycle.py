@@ -70,6 +70,8 @@ _KEEP_INTENTS_S = 7 * 86400.0
 
 _KEEP_REFUSALS_S = 3600.0
 
+_MOST_NAMED = 5
+
 _Entry = TypeVar("_Entry")
 _Read = TypeVar("_Read")
 
@@ -379,7 +381,10 @@ class Controller:
             notes[job_id] = (why,)
         for job_id, why in (*decision.untrue.items(), *decision.quarantine.jobs.items()):
             notes[job_id] = (why, *notes.get(job_id, ()))
-        errors += [f"job {each.job_id} is left alone: {each.why}" for each in decision.view.snapshot.unreadable]
+        unreadable = [f"job {each.job_id} is left alone: {each.why}" for each in decision.view.snapshot.unreadable]
+        errors += unreadable[:_MOST_NAMED]
+        if more := len(unreadable[_MOST_NAMED:]):
+            errors.append(f"{more} more jobs are left alone, whose records cannot be read either")
         untrue = by_user(decision.untrue, decision.view)
         for line in untrue:
             log.warning("%s", line)

@@ -1,11 +1,13 @@
 """A fault costs one job: whatever a job, an intent or a profile does to a decision, the others' cycle goes on."""
 
+from dataclasses import replace
+
 import pytest
 from at_work import candidate
 from fake_slurm import FOUR_KINDS, FakeSlurm, behind_licence, group_at_work, make_node, pilots
 
 from muri.slurm_plugin.planning import decision as decision_module
-from muri.slurm_plugin.records.cluster import JobState
+from muri.slurm_plugin.records.cluster import JobState, Unreadable
 from muri.slurm_plugin.records.roles import Role
 
 
@@ -62,6 +64,18 @@ def test_a_thousand_faulty_jobs_of_one_user_cost_few_decisions(make_controller, 
         decision = controller.decision()
     assert set(decision.quarantine.jobs) == hostile
     assert len(calls) < 60
+
+
+def test_many_faulty_and_unreadable_jobs_are_told_in_few_lines(make_controller, poison, monkeypatch):
+    slurm, hostile = queue(40, set(range(1, 31))), set(range(1, 31))
+    poison("reconcile", hostile)
+    odd, real = tuple(Unreadable(n, "its time is odd") for n in range(100, 200)), slurm.snapshot
+    monkeypatch.setattr(slurm, "snapshot", lambda: replace(real(), unreadable=odd))
+    with make_controller(slurm) as controller:
+        errors = controller.cycle().errors
+    assert len(errors) == 7
+    assert "one of 30 faulty jobs of bob" in str(errors)
+    assert "95 more jobs are left alone" in str(errors)
 
 
 def test_a_profile_that_breaks_the_plan_costs_its_own_jobs_at_most(make_controller, monkeypatch):
