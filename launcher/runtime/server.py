@@ -212,13 +212,16 @@ class Server:
         while not self._closing:
             try:
                 raw, _ = self._socket.accept()
-            except OSError:
+                try:
+                    threading.Thread(target=self._serve, args=(raw,), name="connection", daemon=True).start()
+                except RuntimeError:  # no thread is left: the member goes back to the queue
+                    raw.close()
+                    raise
+            except (OSError, RuntimeError):
                 if self._closing:
                     return
                 logger.exception("accepting a member failed")
                 threading.Event().wait(1.0)
-                continue
-            threading.Thread(target=self._serve, args=(raw,), name="connection", daemon=True).start()
 
     def _serve(self, raw: socket.socket) -> None:
         with raw:

@@ -197,8 +197,8 @@ class ProcessSession(AttachedSession):
         try:
             with self._start(self.member) as supervisor:
                 code = self._run(supervisor)
-        except (StartError, SupervisorLostError, OSError) as error:
-            self.lost_cause = str(error)
+        except (StartError, SupervisorLostError, OSError, RuntimeError, MemoryError) as error:  # no thread is left, too
+            self.lost_cause = str(error) or "no memory is left"
             logger.warning("member %s goes back to the queue: %s", self.member, error)
         finally:
             self._conclude(code)

@@ -6,10 +6,9 @@ import signal
 import subprocess
 import sys
 import tempfile
-import textwrap
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import oddly
 import psutil
@@ -19,10 +18,8 @@ from polling import DEADLINE_S, until
 from muri.group_spec import GroupSpec, MemberSpec
 from muri.slurm_plugin.records import comment_tags as tags
 
-PILOT, MEMBER = 900, 101
-TAG = tags.STATE_PREFIX + tags.format_state(tags.MemberState(PILOT, tags.Original("gres/gpu:1", "", 1, 1, 0, 0)))
+TAG = tags.STATE_PREFIX + tags.format_state(tags.MemberState(900, tags.Original("gres/gpu:1", "", 1, 1, 0, 0)))
 MURI = (sys.executable, "-c", "from muri.cli import main; main()")
-MODULE = (sys.executable, "-m")
 SEE = """\
 import json, os, resource, sys
 status = dict(line.split(":", 1) for line in open("/proc/self/status") if ":" in line)
@@ -30,57 +27,50 @@ try:
     place = os.getcwd()
 except FileNotFoundError:
     place = "deleted"
-streams = [stream is None for stream in (sys.stdin, sys.stdout, sys.stderr)] + [os.path.exists("/proc/self/fd/9")]
-seen = {name: status[name] for name in ("SigBlk", "SigIgn")} | {"umask": os.umask(0o077), "place": place}
-seen |= {name: resource.getrlimit(getattr(resource, name)) for name in ("RLIMIT_NOFILE", "RLIMIT_CORE", "RLIMIT_FSIZE")}
+limits = [resource.getrlimit(getattr(resource, f"RLIMIT_{name}")) for name in ("NOFILE", "CORE", "FSIZE")]
+seen = [status["SigBlk"], status["SigIgn"], os.umask(0o077), place, limits]
+files = [stream is None for stream in (sys.stdin, sys.stdout, sys.stderr)] + [os.path.exists("/proc/self/fd/9")]
 with open(sys.argv[1], "w") as file:
-    json.dump([seen, streams], file)
+    json.dump([seen, files], file)
 sys.exit(7)
 """
-COMMANDS = {
-    # The step is no child of srun, and begins as oddly as the pilot job.
-    "srun": """
-        case "$(readlink /proc/$$/cwd)" in *deleted*) exit 1 ;; esac
-        while [ "${{1#-}}" != "$1" ]; do shift; done
-        SLURMD_NODENAME=n1 SLURM_JOB_ID=900 CUDA_VISIBLE_DEVICES=0 setsid {oddly} "$@" &
-        wait $!
-    """,
-    "squeue": """
-        echo asked >> {folder}/asked
-        case "$*" in *--jobs=*) ;; *) echo "slurm is down" >&2; exit 1 ;; esac
-        state=RUNNING; [ -e {folder}/ended ] && state=COMPLETED
-        id=${{*##*--jobs=}}; id=${{id%% *}}
-        printf '%-16s%-16s%-32s%-32s%-32768s%-32768s\\n' $id $id N/A $state '' '{tag}'
-    """,
-    "scontrol": """
-        case "$1 $2" in
-            "write batch_script") cat {folder}/batch ;;
-            "show config") echo "SLURM_VERSION = 25.11.2" ;;
-            update*) echo "$*" >> {folder}/updates ;;
-            *) echo "slurm is down" >&2; exit 1 ;;
-        esac
-    """,
-}
+# The step is no child of srun, and begins as oddly as the pilot job; srun needs its directory.
+SRUN = """#!/bin/sh
+case "$(readlink /proc/$$/cwd)" in *deleted*) exit 1 ;; esac
+while [ "${{1#-}}" != "$1" ]; do shift; done
+SLURMD_NODENAME=n1 SLURM_JOB_ID=900 CUDA_VISIBLE_DEVICES=0 setsid {oddly} "$@" &
+wait $!
+"""
+SQUEUE = """#!/bin/sh
+echo asked >> {folder}/asked
+case "$*" in *--jobs=*) ;; *) exit 1 ;; esac
+state=RUNNING; [ -e {folder}/ended ] && state=COMPLETED
+id=${{*##*--jobs=}}; id=${{id%% *}}
+printf '%-16s%-16s%-32s%-32s%-32768s%-32768s\\n' $id $id N/A $state '' '{tag}'
+"""
+SCONTROL = """#!/bin/sh
+case "$*" in
+    "write batch_script"*) cat {folder}/batch ;;
+    "show config") echo "SLURM_VERSION = 25.11.2" ;;
+    update*) echo "$*" >> {folder}/updates ;;
+    *) exit 1 ;;
+esac
+"""
 
 
 class Odd:
-    """A folder in which a stand-in for Slurm runs Muri's processes oddly, with a umask."""
+    """Runs Muri's processes oddly, with a umask, beside a stand-in for Slurm."""
 
-    def __init__(self, folder: Path, run_dir: Path, umask: str) -> None:
-        self.folder, self.run_dir = folder, run_dir
-        self.oddly = (sys.executable, oddly.__file__, umask)
-        for name, text in COMMANDS.items():
-            path = folder / "bin" / name
-            path.parent.mkdir(exist_ok=True)
-            said = textwrap.dedent(text).format(oddly=" ".join(self.oddly), folder=folder, tag=TAG)
-            path.write_text(f"#!/bin/sh{said}")
-            path.chmod(0o755)
-        self.script = folder / "see.py"
-        self.script.write_text(SEE)
-        own = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "MURI"))}
-        own |= {"PATH": f"{folder}/bin:{os.environ['PATH']}", "MURI_RUN_DIR": str(run_dir)}
+    def __init__(self, folder: Path, run_dir: str, umask: str) -> None:
+        self.folder, self.run_dir = folder, Path(run_dir)
+        self.oddly = [sys.executable, oddly.__file__, umask]
         self.processes: list[subprocess.Popen[bytes]] = []
-        self.environment = own | {"PYTHONDONTWRITEBYTECODE": "1"}
+        (folder / "see.py").write_text(SEE)
+        for name, text in {"srun": SRUN, "squeue": SQUEUE, "scontrol": SCONTROL}.items():
+            (folder / name).write_text(text.format(oddly=" ".join(self.oddly), folder=folder, tag=TAG))
+            (folder / name).chmod(0o755)
+        own = {"MURI_RUN_DIR": run_dir, "PATH": f"{folder}:{os.environ['PATH']}", "PYTHONDONTWRITEBYTECODE": "1"}
+        self.environment = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM", "MURI"))} | own
 
     def start(self, *command: object, **variables: str) -> "subprocess.Popen[bytes]":
         words = [*self.oddly, *map(str, command)]
@@ -92,18 +82,17 @@ class Odd:
 
     def seen(self, *command: object, **variables: str) -> Any:
         """What a script sees that is run by a command."""
-        out = self.folder / "seen.json"
-        out.unlink(missing_ok=True)
-        assert self.code(*command, self.script, out, **variables) == 7
-        return json.loads(out.read_text())
+        assert self.code(*command, self.folder / "see.py", self.folder / "seen", **variables) == 7
+        text = (self.folder / "seen").read_text()
+        (self.folder / "seen").unlink()
+        return json.loads(text)
 
 
 @pytest.fixture(params=["0", "777"])
 def odd(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Odd]:
     """For processes that inherit an open umask, and one that forbids all."""
     with tempfile.TemporaryDirectory(prefix="muri-", dir="/tmp") as run_dir:
-        odd = Odd(tmp_path, Path(run_dir), request.param)
-        yield odd
+        yield (odd := Odd(tmp_path, run_dir, request.param))
         for process in odd.processes:  # where the test has failed
             for each in psutil.Process(process.pid).children(recursive=True) if process.poll() is None else ():
                 each.kill()
@@ -112,7 +101,6 @@ def odd(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Odd]:
 
 def test_a_script_alone_and_in_a_dry_run_sees_what_python_alone_would_show_it(odd: Odd) -> None:
     plain = odd.seen(sys.executable)
-    assert plain[0]["SigBlk"].strip("\t\n 0")
     assert odd.seen(*MURI, "run") == plain
     result = odd.folder / "result.json"
     in_dry_run, files = odd.seen(*MURI, "run", MURI_DRY_RUN="auto", MURI_DRY_RUN_RESULT=str(result))
@@ -121,34 +109,33 @@ def test_a_script_alone_and_in_a_dry_run_sees_what_python_alone_would_show_it(od
 
 
 @pytest.mark.parametrize("isolation", ["process", "thread"])
-def test_a_pilot_job_serves_a_member_and_ends_with_it(odd: Odd, isolation: str) -> None:
-    group = GroupSpec(members=(MemberSpec(str(MEMBER), isolation=isolation),), poll_s=0.2).to_text()
-    pilot = odd.start(*MODULE, "muri.slurm_plugin.node.pilot", "--group", group, SLURM_JOB_ID=str(PILOT))
-    status = odd.run_dir / f"host-{PILOT}.json"
+def test_a_pilot_job_serves_a_member_and_ends_with_it(odd: Odd, isolation: Literal["process", "thread"]) -> None:
+    group = GroupSpec(members=(MemberSpec("101", isolation=isolation),), poll_s=0.2).to_text()
+    module = ("-m", "muri.slurm_plugin.node.pilot")
+    pilot = odd.start(sys.executable, *module, "--group", group, SLURM_JOB_ID="900")
+    status = odd.run_dir / "host-900.json"
     until(lambda: status.exists() or pilot.poll() is not None, "the runtime")
-    seen, files = odd.seen(*MURI, "run", SLURM_JOB_ID=str(MEMBER))
+    seen, files = odd.seen(*MURI, "run", SLURM_JOB_ID="101")
     if isolation == "process":
         assert seen == odd.seen(sys.executable)[0]
         assert files == [False] * 4  # /dev/null stands for what is closed; others are not passed on
     (odd.folder / "ended").touch()
     assert pilot.wait(DEADLINE_S) == 0
-    assert not status.exists()
-    assert "pilot job 900 ends with code 0" in (odd.run_dir / f"host-{PILOT}.log").read_text()
+    assert "pilot job 900 ends with code 0" in status.with_suffix(".log").read_text()
 
 
 def test_a_dry_run_job_publishes_what_it_has_measured(odd: Odd) -> None:
     (odd.folder / "batch").write_text("#!/bin/sh\necho '{\"load_s\": 1}' > $MURI_DRY_RUN_RESULT\n")
     options = ("--target", "7", "--token", "t", "--limits", "auto", "--time-limit-s", "240")
-    assert odd.code(*MODULE, "muri.slurm_plugin.node.dry_run", *options, SLURM_JOB_ID="9") == 0
+    assert odd.code(sys.executable, "-m", "muri.slurm_plugin.node.dry_run", *options, SLURM_JOB_ID="9") == 0
     assert '"load_s":1' in (odd.folder / "updates").read_text()
 
 
 def test_a_controller_works_in_private_until_it_is_told_to_stop(odd: Odd) -> None:
-    config, state = odd.folder / "muri.yaml", odd.folder / "state"
+    config, state, asked = (odd.folder / name for name in ("muri.yaml", "state", "asked"))
     config.write_text(f"state_dir: {state}\nstatus_dir: {odd.folder}/status\npolicy: muri-s\n")
     config.chmod(0o644)
     controller = odd.start(*MURI, "controller", "--interval", "0.2", "--config", config)
-    asked = odd.folder / "asked"
     until(lambda: (asked.exists() and asked.read_text().count("\n") > 2) or controller.poll() is not None, "cycles")
     controller.send_signal(signal.SIGTERM)
     assert controller.wait(DEADLINE_S) == 0

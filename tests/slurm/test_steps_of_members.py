@@ -1,5 +1,6 @@
 """Members as Slurm steps of their pilot job: what their scripts see, how they end, and what Slurm records of them."""
 
+import pytest
 from conftest import on_sites
 from devices import constrained, opened_by_step, opener
 from muri_cluster import MuriCluster
@@ -116,3 +117,37 @@ def test_members_of_a_killed_step_and_a_killed_pilot_run_again_alone(site: Drive
             site.run("scancel", "--signal=KILL", str(pilot))
     ended = muri.cycles_until_ended(*jobs).values()
     assert [(job["JobState"], job["Restarts"]) for job in ended] == [("COMPLETED", "1")] * 2
+
+
+BLOCKS_SIGCHLD = """\
+#include <signal.h>
+#include <stddef.h>
+#include <slurm/spank.h>
+SPANK_PLUGIN(blocks, 1)
+int slurm_spank_task_init(spank_t spank, int argc, char **argv) {
+    sigset_t set;
+    sigemptyset(&set);
+    sigaddset(&set, SIGCHLD);
+    return sigprocmask(SIG_BLOCK, &set, NULL);
+}
+"""
+COMPILE = (
+    "cc -shared -fPIC -o /usr/lib/blocks.so -x c - && echo required /usr/lib/blocks.so >> /etc/slurm/plugstack.conf"
+)
+
+
+@pytest.mark.thorough
+def test_members_end_as_their_scripts_where_slurm_starts_tasks_with_sigchld_blocked(one_gpu: Driver) -> None:
+    """As Slurm 25.05 does."""
+    muri = MuriCluster(one_gpu)
+    try:
+        one_gpu.run("sh", "-c", COMPILE, user="root", stdin=BLOCKS_SIGCHLD)
+        told = one_gpu.submit("-p", "train", "--wrap=srun grep SigBlk /proc/self/status")
+        one_gpu.wait_state(told)
+        assert muri.output(told).split() == ["SigBlk:", f"{1 << 16:016x}"]  # it is signal 17
+        with muri.training():
+            jobs, _ = muri.start_group("load", "propagate", code=7)
+        assert [one_gpu.wait_state(job)["ExitCode"] for job in jobs] == ["7:0"] * 2
+        one_gpu.wait_until(lambda: muri.hosts() == [], "the end of the group")
+    finally:
+        one_gpu.run("sed", "-i", "/blocks.so/d", "/etc/slurm/plugstack.conf", user="root")

@@ -161,12 +161,6 @@ def test_it_is_as_good_on_a_machine_that_others_disturb(name: str, has_gpu: bool
     assert min(shares) >= 0.94
 
 
-def test_starts_with_plain_sharing_only_where_cores_are_all_that_there_is() -> None:
-    assert candidates(4, Node(2, has_gpu=False)) == ("plain", "fair", "lockstep")
-    assert candidates(4, Node(2, has_gpu=True)) == ("fair", "plain", "lockstep")
-    assert "lockstep" not in candidates(5, Node(2, has_gpu=True))
-
-
 @pytest.mark.parametrize(
     ("speeds", "trials"),
     [

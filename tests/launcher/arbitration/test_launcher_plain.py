@@ -18,7 +18,7 @@ from virtual_clock import VirtualClock
 
 from muri.launcher.arbitration.arbiter import Arbiter, FairArbiter, PlainArbiter, WaitInterruptedError
 from muri.launcher.arbitration.switching import Node, SwitchingArbiter, make_arbiter
-from muri.launcher.job.stage_clock import TURNS, TURNS_INDEX, IterationRecord
+from muri.launcher.job.stage_clock import TURNS_INDEX, IterationRecord
 from muri.launcher.sessions.gpu_streams import Device
 from muri.launcher.telemetry import script_clock
 from muri.launcher.wire.process_gate import ProcessGate
@@ -169,12 +169,6 @@ def test_sole_member_asks_for_nothing_until_another_one_comes(discipline: str) -
         until(lambda: gates.holder(GPU) is None, "the release of what was granted under turns")
         gate.acquire(GPU)
         assert gates.holder(GPU) is None
-
-
-def test_ranks_ask_for_the_network_also_alone() -> None:
-    arbiter = FairArbiter()
-    arbiter.join("1", 1.0)
-    assert arbiter.waiting_hint[TURNS_INDEX] == TURNS
 
 
 def test_stage_that_began_without_turns_asks_at_its_next_yield_point(pair: Pair) -> None:

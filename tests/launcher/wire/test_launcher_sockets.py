@@ -108,6 +108,30 @@ def test_a_runtime_that_starts_does_not_remove_the_socket_of_one_that_starts_too
         server.close()
 
 
+def test_a_member_for_whom_no_thread_is_left_hears_so_and_the_next_is_served(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tmp_path.chmod(0o700)
+    plain, failures = threading.Thread.start, iter([RuntimeError("can't start new thread")])
+
+    def start(thread: threading.Thread) -> None:
+        if thread.name == "connection" and (error := next(failures, None)):
+            raise error
+        plain(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    server = Server(tmp_path, ["101"], cast(Any, SimpleNamespace(running=lambda: ())), cast(Any, None))
+    server.start()
+    for said, answer in ((b"", None), (bytes(5), "refused")):
+        connection = protocol.connect(protocol.member_socket(tmp_path, "101"))
+        assert connection is not None
+        with connection:
+            connection.sendall(said)
+            heard = protocol.receive(connection)
+            assert (heard and heard["type"]) == answer
+    server.close()
+
+
 def test_too_long_socket_path_says_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(RendezvousError, match="MURI_RUN_DIR"):
         protocol.connect(tmp_path / ("x" * 120))
