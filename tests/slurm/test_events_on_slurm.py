@@ -115,12 +115,12 @@ def submit(site: Driver, *options: str) -> int:
 
 def test_slurmctld_gives_notice_of_jobs_of_muris_and_of_no_others(noticed: Driver) -> None:
     before = written_ns(noticed)
-    assert before.startswith("slurm 600 1 ")
+    assert before.startswith("root 660 1 ")
     submit(noticed)
     assert written_ns(noticed) == before
     submit(noticed, "--muri=model=a")
     after = written_ns(noticed)
-    assert after.startswith("slurm 600 1 ")
+    assert after.startswith("root 660 1 ")
     assert after != before
 
 

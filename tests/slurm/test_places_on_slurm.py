@@ -77,7 +77,7 @@ def test_users_learn_about_their_own_jobs_and_read_nothing_else(muri: MuriCluste
     muri.cycle()
     status = f"{muri.state_dir}-status"
     places = (muri.state_dir, f"{muri.state_dir}/journal.db", status, f"{status}/1001.json", f"{status}/1002.json")
-    assert modes(muri.driver, *places) == ["root 700", "root 600", "root 755", "alice 400", "bob 400"]
+    assert modes(muri.driver, *places) == ["root 700", "root 600", "root 755", "root 440", "root 440"]
     own = json.loads(muri.driver.run("cat", f"{status}/1001.json", user="alice").stdout)
     assert [told["job_id"] for told in own["jobs"]] == [job]
     assert muri.driver.run("cat", f"{status}/1002.json", user="alice", check=False).returncode != 0
@@ -99,7 +99,7 @@ def test_the_units_leave_the_rights_that_a_cycle_and_the_watchdog_need(muri: Mur
     muri.know_profiles()
     jobs = [muri.submit(kind, iterations=20) for kind in STAGES[:2]]
     muri.driver.run(*rights_of("muri-controller"), "muri-controller", "--once", user="root")
-    assert modes(muri.driver, f"{muri.state_dir}-status/1001.json") == ["alice 400"]
+    assert modes(muri.driver, f"{muri.state_dir}-status/1001.json") == ["root 440"]
     muri.wait_grouped(*jobs)
     held, new = muri.submit("preprocess"), muri.submit("unknown")
     muri.driver.run(*rights_of("muri-controller"), "muri-controller", "--once", user="root")  # submits a dry run, too
