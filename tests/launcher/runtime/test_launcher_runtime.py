@@ -144,6 +144,26 @@ def test_a_signal_ends_the_script_as_it_is_handled_and_nobody_else(launcher: Lau
     assert ends(other) == 0
 
 
+DEAF = """
+import signal
+signal.signal(signal.SIGHUP, signal.SIG_IGN)
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+from muri.cli import main
+main()
+"""
+
+
+def test_a_signal_that_the_job_ignores_or_blocks_does_not_reach_its_thread(launcher: Launcher) -> None:
+    launcher.threads("101")
+    command = [sys.executable, "-c", DEAF, "run", str(launcher.script(HANDLES.replace("STAGE", "open('/dev/null')")))]
+    out = launcher.path("101", "out").open("ab")
+    member = launcher.spawn(command, launcher.environment | {"SLURM_JOB_ID": "101"}, stdout=out)
+    until(lambda: "started" in launcher.out("101"), "the script")
+    for number in (signal.SIGHUP, signal.SIGUSR1, signal.SIGTERM):
+        member.send_signal(number)
+    assert ends(member) == 5
+
+
 @pytest.mark.parametrize("discipline", [pytest.param("fair", marks=pytest.mark.thorough), "lockstep"])
 def test_client_that_is_killed_cancels_its_session_only(launcher: Launcher, discipline: str) -> None:
     launcher.threads("101", "102", options=("--discipline", discipline))
