@@ -9,7 +9,7 @@ import logging
 from muri.slurm_plugin.execute.gate import open_gate
 from muri.slurm_plugin.gateway.base import Gateway, GatewayError, NoSuchJobError, SlurmUnreachableError, job_started
 from muri.slurm_plugin.planning.actions import GivenShare
-from muri.slurm_plugin.planning.slurm_requests import given_change, given_comment, reset_change
+from muri.slurm_plugin.planning.slurm_requests import given_change, given_comment, in_own_place, reset_change
 from muri.slurm_plugin.records.cluster import Job, JobChange
 from muri.slurm_plugin.records.roles import ManagedJob
 
@@ -47,15 +47,16 @@ def _refusal(gateway: Gateway, job: Job, change: JobChange) -> str:
 
 
 def reset_request(gateway: Gateway, job: ManagedJob) -> None:
-    """Give a pending job its own CPUs and memory back.
+    """Give a pending job its own CPUs, memory and place in the queue back.
 
     Raises:
         GatewayError: Slurm refused.
     """
-    if job.given is None:
+    change = _own_change(job)
+    if change == JobChange():
         return
     try:
-        gateway.modify(job.job_id, reset_change(job, job.given.original))
+        gateway.modify(job.job_id, change)
     except NoSuchJobError:
         log.info("job %d: gone already", job.job_id)
     except GatewayError as error:
@@ -86,9 +87,13 @@ def release_as_asked(gateway: Gateway, job: ManagedJob) -> None:
         GatewayError: Slurm refused; its gate is open, unless Slurm refused that too.
     """
     try:
-        open_gate(gateway, job, JobChange() if job.given is None else reset_change(job, job.given.original))
+        open_gate(gateway, job, _own_change(job))
     except (NoSuchJobError, SlurmUnreachableError):
         raise
     except GatewayError:
         open_gate(gateway, job)
         raise
+
+
+def _own_change(job: ManagedJob) -> JobChange:
+    return in_own_place(job, JobChange() if job.given is None else reset_change(job, job.given.original))

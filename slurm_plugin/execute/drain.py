@@ -30,7 +30,8 @@ class Drained:
 
     Attributes:
         released: Waiting jobs whose gate was opened, with their own request.
-        restored: Waiting members, and jobs that were given other CPUs or memory, that got their own request back.
+        restored: Waiting members, and jobs that were given other CPUs, memory or a place in the queue, that got their
+            own back.
         cancelled: Muri's own jobs that were ended (waiting pilots, dry runs).
         running: Members that run on in their group.
         failed: Jobs that Slurm refused to change, with its words.
@@ -82,7 +83,7 @@ def drain(gateway: Gateway, read: Callable[[], Snapshot]) -> Drained:
     waiting = [
         job for role in (Role.RELEASED, Role.USER_HELD) for job in view.having(role) if job.state is JobState.PENDING
     ]
-    given = [job for job in waiting if job.given is not None]
+    given = [job for job in waiting if job.given is not None or job.place is not None]
     # Members go before pilots: a cancelled pilot would set its waiting members free without GPUs.
     restored = _each(waiting_members, lambda job: restore_request(gateway, job, _DRAINED), failed)
     restored += _each(given, lambda job: _reset(gateway, job, read), failed)

@@ -28,7 +28,6 @@ from muri.slurm_plugin.planning.actions import (
     MemberPlan,
     MoveToLicence,
     NotMeasured,
-    Overtake,
     Preempt,
     Regroup,
     ReleaseSolo,
@@ -37,13 +36,13 @@ from muri.slurm_plugin.planning.actions import (
     ResumeGroup,
     ReturnToQueue,
     SplitTasks,
+    StandBack,
     StartDryRun,
     StartGroup,
     join_payload,
     members_in,
     started,
 )
-from muri.slurm_plugin.planning.arrays import Siblings, priority_ahead
 from muri.slurm_plugin.planning.joinable import started_plain
 from muri.slurm_plugin.planning.repairs import find_pilot
 from muri.slurm_plugin.planning.slurm_requests import (
@@ -53,11 +52,13 @@ from muri.slurm_plugin.planning.slurm_requests import (
     dry_run_environment,
     dry_run_job,
     given_comment,
+    in_own_place,
     join_change,
     longer_limit_change,
     member_change,
     original_request,
     pilot_job,
+    placed,
 )
 from muri.slurm_plugin.planning.starts import was_changed
 from muri.slurm_plugin.profile_use import DocumentSink, note_accumulates
@@ -119,7 +120,6 @@ class Executor:
         self._config = config
         self._policy = policy
         self._view = view
-        self._siblings = Siblings.of_queue(view)
         self._now_s = view.snapshot.taken_s
         # Pilots that were told of a new member in this cycle: the next one must not replace it.
         self._pilots: dict[int, ManagedJob] = {}
@@ -144,7 +144,7 @@ class Executor:
             DryRunFailed: self._dry_run_failed,
             NotMeasured: self._not_measured,
             SplitTasks: self._split_tasks,
-            Overtake: self._overtake,
+            StandBack: self._stand_back,
         }
         self.errors = errors
         self.outcomes: Counter[tuple[str, ...]] = Counter()
@@ -271,7 +271,6 @@ class Executor:
             self.errors.append(f"job {member.job_id}: its GPUs cannot be taken away now: {way.why}")
             return False
         change = member_change(member, place, job, retries=retries, no_gpus=way.request)
-        change = replace(change, priority=self._priority_ahead(job, member=True))
         try:
             open_gate(self._gateway, job, change)
         except NoSuchJobError:
@@ -286,10 +285,6 @@ class Executor:
         else:
             return True
         return False
-
-    def _priority_ahead(self, job: ManagedJob, *, member: bool = False) -> int | None:
-        """The priority that an array's task needs to start."""
-        return priority_ahead(job, self._siblings.of(job), member=member)
 
     def _split_tasks(self, action: SplitTasks) -> None:
         job = self._view.jobs[action.job_id]
@@ -306,9 +301,10 @@ class Executor:
             self._journal.set_fact(EXCLUSION, str(job.job_id), why)
             raise
 
-    def _overtake(self, action: Overtake) -> None:
+    def _stand_back(self, action: StandBack) -> None:
+        job = self._view.jobs[action.job_id]
         try:
-            self._gateway.modify(action.job_id, JobChange(priority=action.priority))
+            self._gateway.modify(job.job_id, in_own_place(job) if action.place is None else placed(job, action.place))
         except NoSuchJobError:
             log.info("job %d: gone already", action.job_id)
         except GatewayError as error:
@@ -328,8 +324,7 @@ class Executor:
                 comment = comment if why else given_comment(job, action.share, self._now_s)
                 reasons += [f"it starts with its own request after all: {why}"] if why else []
             log.info("job %d: released alone: %s", action.job_id, "; ".join(reasons))
-            change = JobChange(priority=self._priority_ahead(job))
-            open_gate(self._gateway, job, change, tags.with_plan(comment, tags.Planned(tuple(reasons))))
+            open_gate(self._gateway, job, comment=tags.with_plan(comment, tags.Planned(tuple(reasons))))
         except NoSuchJobError:
             log.info("job %d: gone already", action.job_id)
         except SlurmUnreachableError:
@@ -351,8 +346,7 @@ class Executor:
         """Undo `_make_member` and let the job run alone."""
         log.info("job %d: runs alone from now on: %s", action.job_id, action.why)
         self._journal.set_fact(EXCLUSION, str(action.job_id), action.why)
-        job = self._view.jobs[action.job_id]
-        restore_request(self._gateway, job, not_grouped_again(action.why), self._priority_ahead(job))
+        restore_request(self._gateway, self._view.jobs[action.job_id], not_grouped_again(action.why))
 
     def _cancel(self, action: Cancel) -> None:
         log.info("job %d: cancelled: %s", action.job_id, action.why)
@@ -398,8 +392,6 @@ class Executor:
         job = self._view.jobs[action.job_id]
         try:
             close_gate(self._gateway, job, original_request(job))
-            if job.array_tasks and job.gate == "licence" and not job.held:
-                self._gateway.release(job.job_id)  # its priority was Muri's; from now on it is Slurm's again
         except NoSuchJobError:
             log.info("job %d: gone already", action.job_id)
         if action.token:
@@ -492,14 +484,13 @@ class Executor:
         self._journal.set_fact(DRY_RUN_FAILED, key, after_another(earlier.get(key), why, at_s).fact)
 
 
-def restore_request(gateway: Gateway, job: ManagedJob, why: str, priority: int | None = None) -> None:
+def restore_request(gateway: Gateway, job: ManagedJob, why: str) -> None:
     """Give a pending member its original request back and let it run alone, unless somebody holds it.
 
     Args:
         gateway: The way to Slurm.
         job: The member.
         why: Why it runs alone from now on, for people.
-        priority: Its priority from now on; None leaves that to Slurm.
 
     Raises:
         GatewayError: Slurm refused a step, or what it asked for is not known.
@@ -510,6 +501,6 @@ def restore_request(gateway: Gateway, job: ManagedJob, why: str, priority: int |
             "submit it again"
         )
     try:
-        open_gate(gateway, job, replace(original_request(job, why), priority=priority))
+        open_gate(gateway, job, original_request(job, why))
     except NoSuchJobError:
         log.info("job %d: gone already", job.job_id)

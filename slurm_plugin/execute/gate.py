@@ -7,6 +7,7 @@ controller that dies in between leaves behind is a held job that the next cycle 
 from dataclasses import replace
 
 from muri.slurm_plugin.gateway.base import Gateway, GatewayError, NoSuchJobError, SlurmUnreachableError, job_started
+from muri.slurm_plugin.planning.slurm_requests import in_own_place
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import JobChange, JobState
 from muri.slurm_plugin.records.gate import (
@@ -37,6 +38,9 @@ def open_gate(gateway: Gateway, job: ManagedJob, change: JobChange = _NOTHING, c
         NoSuchJobError: It is gone.
         GatewayError: Slurm refused.
     """
+    if job.place is not None:
+        change = in_own_place(job, change if comment is None else replace(change, admin_comment=comment))
+        comment = None
     lifts = job.gated and job.held and not job.held_by_others
     if is_behind_licence(job):
         told = change.admin_comment if comment is None else comment

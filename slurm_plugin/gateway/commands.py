@@ -264,7 +264,7 @@ def update_settings(change: JobChange, gres_separator: str = "/") -> list[str]:
         "AdminComment": change.admin_comment,
         "StartTime": text_fields.SOON if change.start_now else None,
         "Licenses": change.licenses,
-        "Priority": change.priority,
+        "Nice": change.nice,
     }
     return [f"{name}={value}" for name, value in settings.items() if value is not None]
 

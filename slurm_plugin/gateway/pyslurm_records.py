@@ -129,6 +129,7 @@ def _record(job: Any, taken_s: float, details: JobDetails, default_mem: frozense
         comment=text_fields.kept_text(job.comment or ""),
         mem_per_cpu_mib=_number(job.memory_per_cpu),
         priority=priority,
+        nice=job.nice or 0,
         licenses=text_fields.license_text(",".join(job.licenses or ())),
         reservation=job.reservation or "",
         features=",".join(job.constraints or ()),
@@ -279,7 +280,7 @@ def change_fields(change: JobChange) -> dict[str, Any]:
         "time_limit": None if change.time_limit_s is None else _time_limit(change.time_limit_s),
         "begin_time": text_fields.SOON if change.start_now else None,
         "licenses": _text(change.licenses),
-        "priority": change.priority,
+        "nice": None if change.nice is None else str(change.nice),  # the number 0 is left out
     }
     return {name: value for name, value in fields.items() if value is not None}
 

@@ -14,7 +14,7 @@ from muri.slurm_plugin.gateway.slurm_commands import decoded
 
 FIELDS: Final = (
     "JobID", "UserID", "UserName", "GroupID", "Account", "Partition", "QOS", "Name", "State", "Reason", "PriorityLong",
-    "SubmitTime", "EligibleTime", "StartTime", "EndTime", "TimeLimit", "ArrayJobID", "ArrayTaskID", "HetJobID",
+    "Nice", "SubmitTime", "EligibleTime", "StartTime", "EndTime", "TimeLimit", "ArrayJobID", "ArrayTaskID", "HetJobID",
     "tres-per-node", "tres-per-job", "tres-per-task", "tres-per-socket", "tres-alloc", "NumNodes", "NumCPUs",
     "NumTasks", "cpus-per-task", "MinMemory", "NodeList", "ReqNodes", "Dependency", "Requeue", "RestartCnt",
     "exit_code", "BatchFlag", "Command", "WorkDir", "admin_comment", "Comment", "Licenses", "Reservation", "Feature",

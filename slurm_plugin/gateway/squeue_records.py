@@ -112,6 +112,7 @@ def job_of(row: Mapping[str, str], details: JobDetails | None, taken_s: float, *
         comment=_free_text(row["Comment"]),
         mem_per_cpu_mib=mem_mib if per_cpu else 0,
         priority=priority,
+        nice=text_fields.nice_value(row["Nice"]),
         licenses=text_fields.license_text(_text(row["Licenses"])),
         reservation=_text(row["Reservation"]),
         features=_text(row["Feature"]),

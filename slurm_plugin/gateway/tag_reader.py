@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 _WIDTHS: Final = {
     "JobID": 12, "ArrayJobID": 12, "State": 16, "PriorityLong": 22, "Reason": 48, "ArrayTaskID": 64, "Licenses": 512,
-    "admin_comment": 16384,
+    "Nice": 12, "Dependency": 2048, "admin_comment": 16384,
 }  # fmt: skip
 """Bytes of each field, in the order of a line. squeue pads what is shorter and cuts off what is longer."""
 
@@ -31,6 +31,8 @@ _AT_ONCE: Final = 500
 """Jobs in one such command."""
 
 _TAG: Final = b"muri"
+
+_NOTHING: Final = ("(null)", "N/A")
 
 _LINE: Final = re.compile(r"(?P<id>[1-9][0-9]{0,10})\Z")
 
@@ -90,9 +92,11 @@ def _job(fields: Mapping[str, str]) -> Job:
         job_id=int(fields["JobID"]), user="", uid=0, gid=0, account="", partition="", qos="", name="",
         state=text_fields.job_state([fields["State"]]), reason=text_fields.reason_text(fields["Reason"]), held=held,
         submit_s=0.0, begin_s=0.0, start_s=0.0, end_s=0.0, time_limit_s=0, gpu_count=1, gpu_request="", node_count=1,
-        cpu_count=1, cpus_per_task=1, mem_per_node_mib=0, nodes="", required_nodes="", dependency="", can_requeue=True,
+        cpu_count=1, cpus_per_task=1, mem_per_node_mib=0, nodes="", required_nodes="", can_requeue=True,
         restart_count=0, exit_code=0, batch=True, array=bool(tasks), het=False, command="", work_dir="", submit_line="",
         admin_comment=fields["admin_comment"], comment="", priority=0 if held else 1,
-        licenses="" if licenses in ("(null)", "N/A") else licenses,
+        licenses="" if licenses in _NOTHING else licenses,
+        nice=text_fields.nice_value(fields["Nice"]),
+        dependency="" if fields["Dependency"] in _NOTHING else text_fields.dependency_text(fields["Dependency"]),
         array_job_id=int(fields["ArrayJobID"]) if tasks else 0, array_tasks=tasks,
     )  # fmt: skip

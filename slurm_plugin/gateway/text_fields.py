@@ -45,6 +45,7 @@ _NODE_SUFFIXES = {"*": "NOT_RESPONDING", "$": "MAINTENANCE", "@": "REBOOT", "^":
 _GRES = re.compile(
     r"^(?:gres[:/])?(?P<name>[^:/=(]+)(?::(?P<type>[A-Za-z_][^:=(]*))?(?:[:=](?P<count>\d+)(?P<unit>[KMGT]?))?$"
 )
+_NICE: Final = re.compile(r"-?[0-9]{1,10}\Z")
 _TASKS: Final = re.compile(r"[0-9]{1,7}(-[0-9]{1,7}(:[1-9][0-9]{0,6})?)?")
 
 MOST: Final = 1_000_000
@@ -186,6 +187,11 @@ def job_gpus(*, per_job: str, per_node: str, per_socket: str, per_task: str, nod
         or gpu_total(gres_counts(per_socket)) * max(1, node_count)
     )
     return bounded(asked, MOST)
+
+
+def nice_value(text: str) -> int:
+    """Read a nice value; 0 where Slurm shows none."""
+    return int(text) if _NICE.match(text) else 0
 
 
 def dependency_text(text: str) -> str:

@@ -8,7 +8,7 @@ from pydantic import Field, TypeAdapter
 
 from muri.profiler.records import StageProfile
 from muri.profiler.sensitivity.record import SensitivityProfile
-from muri.slurm_plugin.records.comment_tags import Original
+from muri.slurm_plugin.records.comment_tags import Original, Place
 
 
 @dataclass(frozen=True, slots=True)
@@ -375,16 +375,16 @@ class SplitTasks:
 
 
 @dataclass(frozen=True, slots=True)
-class Overtake:
-    """Let a job array's task that may start stand before its siblings in Slurm's queue.
+class StandBack:
+    """Let an array's task that is kept back stand behind siblings that may start, or where Slurm has it.
 
     Attributes:
-        job_id: The task.
-        priority: Its priority from now on.
+        job_id: The task, or the record of several.
+        place: What makes it stand there; None takes that away.
     """
 
     job_id: int
-    priority: int
+    place: Place | None
 
 
 Action = (
@@ -408,7 +408,7 @@ Action = (
     | DryRunFailed
     | NotMeasured
     | SplitTasks
-    | Overtake
+    | StandBack
 )
 
 

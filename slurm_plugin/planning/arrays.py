@@ -4,23 +4,29 @@ In Slurm the waiting tasks of an array are one record. A task of which something
 job id of its own; from then on it is planned like any job. Only as many tasks get one as could start soon.
 
 When Slurm's schedulers find that a task of an array cannot start, they pass over all its siblings behind that task in
-the queue: without Muri all ask for the same. So a task that Muri lets go must stand before those that Muri keeps back,
-and a member, which asks for no GPUs, before those that wait for some.
+the queue: without Muri all ask for the same. So those that Muri keeps back must stand behind those that it lets go. No
+job gets more priority for that than Slurm gives it: the ones that are kept back get less, by a nice value, which costs
+neither age nor fair share and gives way to a priority that an administrator has fixed. Where a nice value does nothing,
+as among jobs of the least priority, they wait for their siblings' start by a dependency, which ends by itself.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from itertools import islice
 from typing import Final
 
-from muri.slurm_plugin.planning.actions import Overtake, SplitTasks
+from muri.slurm_plugin.planning.actions import Action, ResumeGroup, SplitTasks, StandBack, members_in, started
 from muri.slurm_plugin.planning.cycle_input import CycleInput
 from muri.slurm_plugin.records.cluster import Job, JobState
+from muri.slurm_plugin.records.comment_tags import Place
 from muri.slurm_plugin.records.roles import ManagedJob, Role, View
 
 _MOST_READY: Final = 64
 """So many tasks of an array have records of their own before they start; each costs slurmctld a record."""
+
+_MOST_NICE: Final = 2_000_000_000
+"""Slurm takes nice values up to 2,147,483,645."""
 
 
 def task_numbers(text: str) -> Iterator[int]:
@@ -93,56 +99,72 @@ def throttled(view: View) -> dict[int, str]:
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class Siblings:
-    """The records of job arrays that Slurm may look at: they wait, and nobody holds them."""
+def stand_backs(cycle: CycleInput, actions: Sequence[Action]) -> Iterator[StandBack]:
+    """Let tasks that are kept back stand behind siblings that may start, and others where Slurm has them.
 
-    _waiting: Mapping[int, Sequence[ManagedJob]]
-
-    @classmethod
-    def of_queue(cls, view: View) -> "Siblings":
-        """Find them in one pass."""
-        waiting: defaultdict[int, list[ManagedJob]] = defaultdict(list)
-        for job in view.jobs.values():
-            if job.array_job_id and job.state is JobState.PENDING and not job.held:
-                waiting[job.array_job_id].append(job)
-        return cls(waiting)
-
-    def arrays(self) -> Iterable[Sequence[ManagedJob]]:
-        """Return the records of each array that has any."""
-        return self._waiting.values()
-
-    def of(self, job: Job) -> Sequence[ManagedJob]:
-        """Return the other records of a task's array."""
-        waiting = self._waiting.get(job.array_job_id, ()) if job.array_job_id else ()
-        return [each for each in waiting if each.job_id != job.job_id]
-
-
-def priority_ahead(job: Job, siblings: Iterable[ManagedJob], *, member: bool) -> int | None:
-    """Return the priority with which a task that is let go stands before the siblings that could stop it.
+    A nice value stays until its task is let go: until then Muri alone decides when it starts.
 
     Args:
-        job: The task.
-        siblings: Records of its array that wait.
-        member: Whether it asks for no GPUs.
-
-    Returns:
-        A priority, None where it has it already, or is no task of an array.
+        cycle: What the cycle decides on.
+        actions: What else it does, starts above all.
     """
-    kept = max((each.priority for each in siblings if each.gated), default=0)
-    alone = max((each.priority for each in siblings if each.role is Role.RELEASED and not each.gated), default=0)
-    # Those that are let go alone together with it stand one before the ones that are kept back.
-    needed = max(kept + 2 if kept else 0, alone + 1 if alone else 0) if member else kept + 1 if kept else 0
-    return needed if job.priority < needed and not job.held else None
-
-
-def overtakes(cycle: CycleInput) -> Iterator[Overtake]:
-    """Bring tasks before siblings whose priority has grown with their age, or that were released before them."""
-    siblings = Siblings.of_queue(cycle.view)
-    for records in siblings.arrays():
+    resumed = {action.token for action in actions if isinstance(action, ResumeGroup)}
+    groups = [members_in(intent.payload) for intent in cycle.intents if intent.token in resumed]
+    starts = started(actions) | {member.job_id for members in groups for member in members}
+    arrays: defaultdict[int, list[ManagedJob]] = defaultdict(list)
+    for job in cycle.view.jobs.values():
+        if job.array_job_id and job.state is JobState.PENDING:
+            arrays[job.array_job_id].append(job)
+    for records in arrays.values():
+        ahead = [job for job in records if not job.held and (job.job_id in starts or _waits_for_slurm(job))]
+        # What goes away goes first: two tasks that wait for each other's start Slurm would refuse.
+        yield from (StandBack(job.job_id, None) for job in records if _stands_back_for_nobody(job, ahead, starts))
         for job in records:
-            if job.role not in {Role.MEMBER, Role.RELEASED} or not _is_let_go(job):
-                continue
-            priority = priority_ahead(job, siblings.of(job), member=job.role is Role.MEMBER)
-            if priority is not None:
-                yield Overtake(job.job_id, priority)
+            may_wait = job.role is Role.CANDIDATE and job.given is None and job.job_id not in starts
+            if may_wait and _is_looked_at(job, cycle.now_s) and (place := _place_behind(job, ahead)) is not None:
+                yield StandBack(job.job_id, place)
+
+
+def _waits_for_slurm(job: ManagedJob) -> bool:
+    return job.role in {Role.MEMBER, Role.RELEASED} and _is_let_go(job)
+
+
+def _stands_back_for_nobody(job: ManagedJob, ahead: Sequence[ManagedJob], starts: AbstractSet[int]) -> bool:
+    if job.place is None or job.held:
+        return False
+    if job.role is not Role.CANDIDATE:
+        return True
+    waits_for = set() if job.dependency == job.own_dependency else set(job.dependency.split(","))
+    return bool(waits_for) and (job.job_id in starts or waits_for.isdisjoint(map(_start_of, ahead)))
+
+
+def _is_looked_at(job: ManagedJob, now_s: float) -> bool:
+    """Whether Slurm's schedulers look at a waiting record."""
+    return not (job.held or job.dependency or job.begin_s > now_s)
+
+
+def _place_behind(job: ManagedJob, ahead: Sequence[ManagedJob]) -> Place | None:
+    """What makes a task stand behind siblings, None where it does already."""
+    passed = [
+        each
+        for each in ahead
+        if each.partition == job.partition and _order(job, job.priority) < _order(each, each.own_priority)
+    ]
+    if not passed:
+        return None
+    lowest, own_nice = min(each.own_priority for each in passed), job.own_nice
+    nice = job.nice + job.priority - lowest + 1
+    was_in_vain = job.place is not None and job.place.nice not in {job.nice, job.place.own_nice}
+    if lowest > 1 and nice <= _MOST_NICE and not was_in_vain:
+        return Place(own_nice, nice)
+    return Place(own_nice, own_nice, ",".join(sorted(map(_start_of, passed))))
+
+
+def _start_of(job: Job) -> str:
+    """The dependency on a task's start."""
+    return f"after:{job.name_in_slurm}"
+
+
+def _order(job: Job, priority: int) -> tuple[float, float, float]:
+    """Slurm's order among an array's records; the record of several tasks comes last."""
+    return -priority, job.submit_s, float("inf") if job.several_tasks else int(job.array_tasks or 0)

@@ -22,7 +22,7 @@ def to_let_go(jobs: Sequence[ManagedJob], cycle: CycleInput) -> tuple[ManagedJob
         jobs: Those that are left to Slurm.
         cycle: What the cycle decides on.
     """
-    by_priority = sorted(jobs, key=lambda job: (-job.priority, job.submit_s, job.job_id))
+    by_priority = sorted(jobs, key=lambda job: (-job.own_priority, job.submit_s, job.job_id))
     partitions = {job.partition for job in jobs}
     competing = Counter(job.partition for job in cycle.view.having(Role.RELEASED) if _competes(job))
     room = {each: _idle_cpus(each, cycle) + cycle.config.slurm_backlog - competing[each] for each in partitions}

@@ -19,6 +19,7 @@ from muri.slurm_plugin.planning.actions import (
     StartGroup,
     started,
 )
+from muri.slurm_plugin.planning.arrays import stand_backs
 from muri.slurm_plugin.planning.backlog import LATER, to_let_go
 from muri.slurm_plugin.planning.cycle_input import CycleInput
 from muri.slurm_plugin.planning.in_place import untrue_reports
@@ -78,9 +79,10 @@ def decide(cycle: CycleInput, policy: Policy) -> Decision:
     stuck = [(job_id, why) for job_id, why in quarantine.jobs.items() if _waits(cycle.view, job_id)]
     releases = tuple(ReleaseSolo(job_id, (why,)) for job_id, why in stuck)
     abandoned = tuple(Abandon(token, why) for token, why in quarantine.intents.items())
-    return replace(
-        decision, repairs=decision.repairs + abandoned, actions=decision.actions + releases, quarantine=quarantine
-    )
+    actions = decision.actions + releases
+    repairs = decision.repairs + abandoned
+    repairs += tuple(stand_backs(cycle, (*repairs, *actions)))
+    return replace(decision, repairs=repairs, actions=actions, quarantine=quarantine)
 
 
 def _waits(view: View, job_id: int) -> bool:

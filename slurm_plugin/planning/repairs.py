@@ -24,7 +24,6 @@ from muri.slurm_plugin.planning.actions import (
     ResumeGroup,
     ReturnToQueue,
 )
-from muri.slurm_plugin.planning.arrays import overtakes
 from muri.slurm_plugin.planning.cpu_sweeps import sensitivity_in
 from muri.slurm_plugin.planning.cycle_input import CycleInput, dry_run_key
 from muri.slurm_plugin.planning.in_place import measured_in_place, ran_s
@@ -69,7 +68,6 @@ def reconcile(cycle: CycleInput) -> tuple[Action, ...]:
     actions += gates(cycle, settled)
     actions += _pilots(groups, cycle)
     actions += _short_pilots(view)
-    actions += overtakes(cycle)
     for intent in intents:
         if intent.kind == DRY_RUN and intent.state == "begun":
             actions += _dry_run(cycle, intent)

@@ -143,8 +143,8 @@ def _why_not_possible(job: ManagedJob, grouping: Grouping) -> Iterator[str]:
 
 
 def _not_ready(job: ManagedJob, now_s: float) -> str:
-    if job.dependency:
-        return f"it waits for its dependency {job.dependency}"
+    if job.own_dependency:
+        return f"it waits for its dependency {job.own_dependency}"
     # After a first run this is not --begin but Slurm's delay after a requeue, which the repairs remove.
     if job.begin_s > now_s and not job.restart_count:
         return "its --begin time has not come"
@@ -257,7 +257,7 @@ def plan_job(known: KnownJob, partition: str, cycle: CycleInput, limits: GroupLi
         gpu_mem_request_gib=cycle.knowledge.gpu_mem_gib.get(job.job_id),
         domain=domain_of(job),
         largest_group=largest,
-        priority=job.priority,
+        priority=job.own_priority,
         min_speed=promised_to(job),
         opportunistic=job.request.opportunistic,
         mem_gib=job.mem_per_node_mib / MIB_PER_GIB,

@@ -27,6 +27,8 @@ PILOT_NAME: Final = "muri-host"
 
 DRY_RUN_NAME: Final = "muri-dryrun"
 
+_NO_CHANGE: Final = JobChange()
+
 MEMBER_MEM_MIB: Final = 512
 """What a member's own batch script needs while the runtime does its work."""
 
@@ -198,6 +200,34 @@ def original_request(job: ManagedJob, why: str = "") -> JobChange:
         admin_comment=tags.with_plan(
             tags.with_token(job.admin_comment, tags.STATE_PREFIX, None), tags.Planned((why,)) if why else None
         ),
+    )
+
+
+def placed(job: ManagedJob, place: tags.Place) -> JobChange:
+    """Return the change that makes a task that is kept back stand behind siblings."""
+    back = in_own_place(job)
+    return replace(
+        back,
+        nice=place.nice if place.nice != job.nice else None,
+        dependency=place.dependency or back.dependency,
+        admin_comment=tags.with_token(job.admin_comment, tags.PLACE_PREFIX, tags.format_place(place)),
+    )
+
+
+def in_own_place(job: ManagedJob, change: JobChange = _NO_CHANGE) -> JobChange:
+    """Return a change after which a task stands where Slurm has it, with the nice value that its user wrote.
+
+    One that is held keeps what it was given: with priority/basic, a new nice value would lift the hold.
+    """
+    if job.place is None or job.held:
+        return change
+    comment = job.admin_comment if change.admin_comment is None else change.admin_comment
+    waits = job.own_dependency != job.dependency and change.dependency is None
+    return replace(
+        change,
+        nice=job.own_nice if job.own_nice != job.nice else None,
+        dependency="" if waits else change.dependency,
+        admin_comment=tags.with_token(comment, tags.PLACE_PREFIX, None),
     )
 
 

@@ -94,6 +94,7 @@ class Job:
         comment: The job's own comment, which its user may write.
         mem_per_cpu_mib: Memory per CPU, where it was asked for (or is the default) in this form; 0 otherwise.
         priority: Slurm's priority; 0 when held.
+        nice: What it stands back in its priority (`--nice`).
         licenses: Licences asked for, such as "matlab:1,muri_gate:1"; "" when none.
         reservation: Reservation asked for, "" when none.
         features: Node features asked for with --constraint, "" when none.
@@ -144,6 +145,7 @@ class Job:
     comment: str
     mem_per_cpu_mib: int = 0
     priority: int = 1
+    nice: int = 0
     licenses: str = ""
     reservation: str = ""
     features: str = ""
@@ -308,7 +310,7 @@ class JobChange:
         start_now: Whether it may start at once. Slurm lets a requeued job wait for `cred_expire`, 120 s by default.
         admin_comment: The whole new AdminComment.
         licenses: All licences; "" asks for none. Of a job that runs, too.
-        priority: Slurm's priority, which does not change by itself any more until the job is released.
+        nice: What it stands back in its priority. Slurm ignores it where somebody has fixed the priority.
     """
 
     gpu_request: str | None = None
@@ -322,7 +324,7 @@ class JobChange:
     start_now: bool = False
     admin_comment: str | None = None
     licenses: str | None = None
-    priority: int | None = None
+    nice: int | None = None
 
     @property
     def least_cpus(self) -> int | None:

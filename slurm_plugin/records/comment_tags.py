@@ -30,6 +30,9 @@ FACTS_PREFIX: Final = "muri-facts:"
 
 GIVEN_PREFIX: Final = "muri-given:"
 
+PLACE_PREFIX: Final = "muri-place:"
+"""In the AdminComment of an array's task that is kept back: what makes it stand behind siblings in Slurm's queue."""
+
 PLAN_PREFIX: Final = "muri-plan:"
 """In a job's AdminComment: what was decided when it was started, for `muri queue` and `muri explain` on any host."""
 
@@ -96,6 +99,21 @@ class Given:
 
     given_s: int
     original: Original
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What makes an array's task that is kept back stand behind siblings that may start.
+
+    Attributes:
+        own_nice: Its user's nice value.
+        nice: The value that it was given.
+        dependency: The dependency that it was given, "" for none.
+    """
+
+    own_nice: int
+    nice: int
+    dependency: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,6 +233,22 @@ def parse_given(admin_comment: str) -> Given | None:
     told = parse_json(token(admin_comment, GIVEN_PREFIX))
     try:
         return None if told is None else Given(_whole(told["given_s"]), _original(told["original"]))
+    except (KeyError, TypeError):
+        return None
+
+
+def format_place(place: Place) -> str:
+    """Write what makes a task stand behind siblings, as a token's text."""
+    return format_json(asdict(place))
+
+
+def parse_place(admin_comment: str) -> Place | None:
+    """Read what makes a task stand behind siblings; None when nothing does or the token is damaged."""
+    told = parse_json(token(admin_comment, PLACE_PREFIX))
+    try:
+        if told is None:
+            return None
+        return Place(_whole(told["own_nice"]), _whole(told["nice"]), _text(told["dependency"]))
     except (KeyError, TypeError):
         return None
 

@@ -56,6 +56,7 @@ class ManagedJob(Job):
         request: What `--muri` asked for.
         membership: Its group and its own request, None when it is no member or its tag is damaged.
         given: What it had asked for, None when it has its own CPUs and memory.
+        place: What makes it stand behind siblings of its array, None when nothing does.
         planned: What the controller decided about it when it started it, None when it did not or did not say.
         pilot_tag: Of a pilot job: its start and its members.
         mode: Of a pilot job: how its members share, as in `Group.mode`.
@@ -74,6 +75,7 @@ class ManagedJob(Job):
     request: SubmitRequest = field(default_factory=SubmitRequest)
     membership: tags.MemberState | None = None
     given: tags.Given | None = None
+    place: tags.Place | None = None
     planned: tags.Planned | None = None
     pilot_tag: tags.PilotTag | None = None
     mode: tags.Mode = "interleave"
@@ -92,6 +94,22 @@ class ManagedJob(Job):
         """Whether somebody has changed a member's time limit since Muri gave it one: they get what they wrote."""
         given_s = 0 if self.membership is None else self.membership.limit_s
         return given_s > 0 and self.time_limit_s != given_s
+
+    @property
+    def own_nice(self) -> int:
+        """Its user's nice value; one that has changed since Muri gave it another is the user's, too."""
+        return self.place.own_nice if self.place is not None and self.nice == self.place.nice else self.nice
+
+    @property
+    def own_priority(self) -> int:
+        """The priority that Slurm gives it without Muri's nice value."""
+        return self.priority if self.held else self.priority + self.nice - self.own_nice
+
+    @property
+    def own_dependency(self) -> str:
+        """Its dependency without Muri's on siblings."""
+        given = set() if self.place is None else set(self.place.dependency.split(","))
+        return "" if given.issuperset(self.dependency.split(",")) else self.dependency
 
 
 _REMEMBERED: Final = 16_384
@@ -136,6 +154,7 @@ def _read(job: Job, partitions: tuple[str, ...]) -> ManagedJob:
         request=request or SubmitRequest(),
         membership=tags.parse_state(comment),
         given=tags.parse_given(comment),
+        place=tags.parse_place(comment),
         planned=tags.parse_plan(comment),
         pilot_tag=pilot_tag,
         mode=tags.mode_of(comment),

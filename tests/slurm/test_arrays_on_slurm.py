@@ -186,3 +186,36 @@ def test_one_task_is_measured_for_all(muri: MuriCluster) -> None:
     fields = wait_ended(muri, array, 4, 5)
     assert {job["JobState"] for job in fields.values()} == {"COMPLETED"}
     assert [output(muri, array, task).count("started") for task in (4, 5)] == [1, 1]
+
+
+def places(muri: MuriCluster) -> dict[str, tuple[int, int]]:
+    """Priority and nice value of each of alice's records that wait or run, by Slurm's name."""
+    shown = muri.driver.run("squeue", "-h", "-u", "alice", "-O", "JobArrayID:60,PriorityLong:20,Nice:20").stdout
+    return {name: (int(priority), int(nice)) for name, priority, nice in map(str.split, shown.splitlines())}
+
+
+@pytest.mark.thorough
+@on_every_release
+def test_an_array_that_its_user_requeues_never_stands_before_an_older_job(muri: MuriCluster) -> None:
+    older = muri.driver.submit("-p", "train", "--gres=gpu:1", "--hold", "--wrap=exec sleep 600", user="bob")
+    seen: set[tuple[int, int]] = set()
+    with muri.training(), muri.controller():
+        array = submit(muri, "0-9", "--requeue")
+        for last in (False, False, True):
+            muri.driver.wait_until(lambda: at_work(muri, array) != [], "tasks at work")
+            if last:
+                muri.driver.run("scontrol", "release", str(older), user="bob")
+            muri.driver.run("scontrol", "requeue", ",".join(at_work(muri, array)), check=False)
+            seen |= set(places(muri).values())
+        muri.driver.wait_state(older, "RUNNING")
+        seen |= set(places(muri).values())
+    assert seen == {(1, 0)}  # as Slurm has it without Muri
+    muri.driver.run("scancel", str(older), user="bob")
+    with muri.controller():
+        fields = wait_ended(muri, array, *range(10))
+    assert {(job["JobState"], job["Nice"]) for job in fields.values()} == {("COMPLETED", "0")}
+
+
+def at_work(muri: MuriCluster, array: int) -> list[str]:
+    """The tasks that run."""
+    return [f"{array}_{task}" for task, record in records(muri, array).items() if record["state"] == "RUNNING"]

@@ -200,7 +200,7 @@ class FakeSlurm:
         fields: dict[str, Any] = {}
         for name in (
             "required_nodes", "cpu_count", "cpus_per_task", "dependency", "time_limit_s", "admin_comment", "licenses",
-            "priority",
+            "nice",
         ):  # fmt: skip
             if getattr(change, name) is not None:
                 fields[name] = getattr(change, name)
@@ -216,6 +216,8 @@ class FakeSlurm:
             fields |= {"gpu_request": change.gpu_request, "gpu_count": int(change.gpu_request.rsplit(":", 1)[1])}
         if change.start_now:
             fields["begin_s"] = 0.0
+        if change.nice is not None:
+            fields["priority"] = max(1, job.priority + job.nice - change.nice)
         self.jobs[job_id] = replace(job, **fields)
 
     def hold(self, job_id: int) -> None:
@@ -298,9 +300,11 @@ class FakeSlurm:
                         break
 
     def _dependency_met(self, job: Job) -> bool:
-        if not job.dependency.startswith("after:"):
-            return not job.dependency
-        return self.jobs[int(job.dependency.removeprefix("after:"))].state is not JobState.PENDING
+        names = {each.name_in_slurm: each for each in self.jobs.values()} | {
+            str(each): self.jobs[each] for each in self.jobs
+        }
+        parts = [part.removeprefix("after:") for part in job.dependency.split(",") if part]
+        return all(part in names and names[part].state is not JobState.PENDING for part in parts)
 
 
 def four_jobs(**changes: Any) -> list[Job]:

@@ -102,8 +102,7 @@ def test_a_squeue_that_is_too_slow_for_every_job_is_no_empty_queue() -> None:
 def test_a_broken_record_costs_itself(field: str, shown_id: int) -> None:
     commands = RecordedCommands("26.05.5")
     intact = {job.job_id for job in CommandGateway(commands).snapshot().jobs}  # type: ignore[arg-type]
-    assert commands.rows[3]["JobID"] == "4"
-    commands.rows[3][field] = "x"
+    next(row for row in commands.rows if row["JobID"] == "4")[field] = "x"
     found = CommandGateway(commands).snapshot()  # type: ignore[arg-type]
     assert {job.job_id for job in found.jobs} == intact - {4}
     assert [each.job_id for each in found.unreadable] == [shown_id]

@@ -19,8 +19,13 @@ class Commands:
         return found.lines()
 
 
-def line(job_id: object, state: str, priority: int, reason: str, licenses: str, comment: str) -> str:
-    return f"{job_id:<12}{job_id:<12}{state:<16}{priority:<22}{reason:<48}{'N/A':<64}{licenses:<512}{comment:<16384}"
+def line(
+    job_id: object, state: str, priority: int, reason: str, licenses: str, comment: str, waits: str = "(null)"
+) -> str:
+    return (
+        f"{job_id:<12}{job_id:<12}{state:<16}{priority:<22}{reason:<48}{'N/A':<64}{licenses:<512}{-3:<12}{waits:<2048}"
+        f"{comment:<16384}"
+    )
 
 
 def task_line(job_id: int, tasks: str) -> str:
@@ -33,7 +38,7 @@ LINES = "\n".join(
     [
         line(1, "PENDING", 4711, "Licenses", "matlab:1,muri_gate:1", "site=x muri:model=a muri-gate:licence"),
         line(2, "PENDING", 0, "JobHeldAdmin", "muri_gate:1", "muri:model=a muri-gate:licence"),
-        line(3, "PENDING", 0, "JobHeldUser", "(null)", "muri:on"),
+        line(3, "PENDING", 0, "JobHeldUser", "(null)", "muri:on", "after:9_2(unfulfilled)"),
         line(4, "RUNNING", 1, "None", "(null)", "muri-host:f00d:1,2"),
         line(5, "RUNNING", 1, "None", "(null)", "of another tool"),
         line(6, "PENDING", 1, "Dependency", "(null)", "of another tool\nmuri:on 7           PENDING muri:"),
@@ -50,6 +55,7 @@ def test_tagged_jobs_are_read_and_nothing_else():
     assert sorted(jobs) == [1, 2, 3, 4]
     assert [jobs[n].role for n in (1, 2, 3, 4)] == [Role.CANDIDATE, Role.USER_HELD, Role.CANDIDATE, Role.PILOT]
     assert jobs[1].licenses == "matlab:1,muri_gate:1"
+    assert [(jobs[n].nice, jobs[n].dependency) for n in (1, 3)] == [(-3, ""), (-3, "after:9_2")]
     assert jobs[4].state is JobState.RUNNING
     form = commands.asked[-1].lower()
     assert not any(text in form for text in ("name", "command", "workdir", "std"))
@@ -82,7 +88,7 @@ class Squeue:
             raise NoSuchJobError("Invalid job id specified")
         found = LinesWith(word, longest)
         for job_id, (licenses, comment) in known.items():
-            values = (str(job_id), str(job_id), "PENDING", "4711", "Licenses", "N/A", licenses, comment)
+            values = (str(job_id), str(job_id), "PENDING", "4711", "Licenses", "N/A", licenses, "0", "(null)", comment)
             cut = "".join(v[:width].ljust(width) for v, width in zip(values, widths.values(), strict=True))
             found.take(cut.encode() + b"\n")
         return found.lines()

@@ -6,22 +6,21 @@ import at_work
 import pytest
 from fake_slurm import NOW_S, behind_licence, make_job, make_node
 
-from muri.slurm_plugin.planning.actions import Overtake, SplitTasks
-from muri.slurm_plugin.planning.arrays import Siblings, overtakes, priority_ahead, task_numbers, throttled
+from muri.slurm_plugin.planning.actions import ReleaseSolo, SplitTasks, StandBack
+from muri.slurm_plugin.planning.arrays import stand_backs, task_numbers, throttled
 from muri.slurm_plugin.planning.cycle_input import CycleInput
 from muri.slurm_plugin.planning.request import prepare
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import Job, JobState
+from muri.slurm_plugin.records.comment_tags import Place
 
 MEMBER = tags.STATE_PREFIX + tags.format_state(tags.MemberState(99, tags.Original("gres/gpu:1", "", 4, 4, 0, 3600)))
 
 
 def task(job_id: int, tasks: str, limit: int = 0, **changes: object) -> Job:
     """A record of array 10, behind the licence."""
-    return replace(
-        behind_licence(make_job(job_id, array=True, array_job_id=10, array_tasks=tasks, array_limit=limit)),
-        **changes,  # type: ignore[arg-type]
-    )
+    told = {"array": True, "array_job_id": 10, "array_tasks": tasks, "array_limit": limit, "submit_s": NOW_S - 100}
+    return replace(behind_licence(make_job(job_id, **told)), **changes)  # type: ignore[arg-type]
 
 
 def let_go(job: Job, **changes: object) -> Job:
@@ -86,28 +85,71 @@ def test_the_first_tasks_of_a_throttled_array_are_planned() -> None:
     assert throttled(cycle_of(*jobs, waiting_to_start).view) == dict.fromkeys((12, 13, 10), why)
 
 
+def placed(job: Job, place: Place, **changes: object) -> Job:
+    """The same task as it stands once it was told to stand back."""
+    waits = {"dependency": place.dependency} if place.dependency else {}
+    comment = f"{job.admin_comment} {tags.PLACE_PREFIX}{tags.format_place(place)}"
+    priority = max(1, job.priority + job.nice - place.nice)
+    told = replace(job, nice=place.nice, priority=priority, admin_comment=comment, **waits)
+    return replace(told, **changes)  # type: ignore[arg-type]
+
+
+ALONE = let_go(task(11, "2", priority=500), reason="Licenses")
+KEPT = task(10, "3-9", priority=500)
+
+
 @pytest.mark.parametrize(
-    ("others", "alone", "member"),
+    ("kept", "place"),
     [
-        ([task(10, "3-9", priority=500)], 501, 502),
-        ([task(10, "3-9", priority=500), let_go(task(12, "1", priority=501), reason="Resources")], 501, 502),
-        ([task(10, "3-9", priority=0, held=True, reason="JobHeldUser")], None, None),  # Slurm does not look at it
-        ([behind_licence(make_job(7, priority=900))], None, None),  # of no array
+        (KEPT, None),  # the record of several tasks comes last
+        (replace(KEPT, priority=700), Place(0, 201)),
+        (replace(KEPT, priority=700, nice=50), Place(50, 251)),
+        (task(12, "1", priority=500), Place(0, 1)),
+        (task(12, "3", priority=500), None),
+        (task(12, "3", priority=500, submit_s=ALONE.submit_s - 1), Place(0, 1)),
+        (task(12, "1", priority=500, begin_s=NOW_S + 60), None),  # Slurm does not look at it
+        (task(12, "1", priority=500, dependency="afterok:7"), None),
+        (task(12, "1", priority=0, held=True, reason="JobHeldUser"), None),
+        (task(12, "1", priority=700, partition="other"), None),
+        (behind_licence(make_job(7, priority=900)), None),  # of no array
     ],
 )
-def test_a_task_is_let_go_ahead_of_those_that_are_kept_back(
-    others: list[Job], alone: int | None, member: int | None
-) -> None:
-    job = task(11, "0", priority=500)
-    siblings = Siblings.of_queue(cycle_of(*others, job).view).of(job)
-    assert [priority_ahead(job, siblings, member=each) for each in (False, True)] == [alone, member]
+def test_those_that_are_kept_back_stand_behind_those_that_are_let_go(kept: Job, place: Place | None) -> None:
+    wanted = [] if place is None else [StandBack(kept.job_id, place)]
+    assert list(stand_backs(cycle_of(kept, ALONE), ())) == wanted
+    if place is not None:
+        assert list(stand_backs(cycle_of(placed(kept, place), ALONE), ())) == []
+        # Muri's own order does not count what Muri has taken.
+        planned = cycle_of(placed(kept, place)).view.jobs[kept.job_id]
+        assert (planned.own_priority, planned.own_nice) == (kept.priority, kept.nice)
 
 
-def test_tasks_that_wait_in_slurms_queue_stay_ahead_while_the_others_age() -> None:
-    kept = task(10, "3-9", priority=700)
-    alone = let_go(task(11, "0", priority=501), reason="Resources")
-    member = let_go(task(12, "1", priority=502), reason="Dependency", dependency="after:99")
+def test_where_a_nice_value_does_nothing_a_task_waits_for_its_siblings_start() -> None:
+    least = (task(12, "1", priority=1), replace(ALONE, priority=1))
+    member = let_go(task(13, "4", priority=1), reason="Dependency", dependency="after:99")
     member = replace(member, admin_comment=f"{member.admin_comment} {MEMBER}")
-    assert list(overtakes(cycle_of(kept, alone, member))) == [Overtake(11, 701), Overtake(12, 702)]
-    ahead = (kept, replace(alone, priority=701), replace(member, priority=702))
-    assert list(overtakes(cycle_of(*ahead))) == []
+    waits = Place(0, 0, "after:10_2,after:10_4")
+    assert list(stand_backs(cycle_of(*least, member), ())) == [StandBack(12, waits)]
+    fixed = placed(task(12, "1", priority=500), Place(0, 1), nice=0, priority=500)  # by an administrator
+    assert list(stand_backs(cycle_of(fixed, ALONE), ())) == [StandBack(12, Place(0, 0, "after:10_2"))]
+    back = placed(least[0], waits)
+    assert list(stand_backs(cycle_of(back, least[1]), ())) == []
+    assert not prepare(cycle_of(back, least[1])).waiting.get(12, "").startswith("it waits for its dependency")
+    # Neither waits for the other once the other one is let go, nor for a task that is held.
+    assert list(stand_backs(cycle_of(back, task(11, "2", priority=1)), (ReleaseSolo(12, ()),))) == [StandBack(12, None)]
+    held = replace(ALONE, priority=0, held=True, reason="JobHeldUser")
+    assert list(stand_backs(cycle_of(back, held), ())) == [StandBack(12, None)]
+
+
+def test_a_task_that_muri_no_longer_keeps_back_stands_where_slurm_has_it() -> None:
+    freed = let_go(placed(task(12, "1", priority=500, nice=7), Place(7, 50)))
+    assert list(stand_backs(cycle_of(freed, ALONE), ())) == [StandBack(12, None)]
+    # With priority/basic, a new nice value would lift the hold.
+    assert list(stand_backs(cycle_of(replace(freed, held=True, reason="JobHeldUser")), ())) == []
+
+
+def test_tasks_that_are_let_go_together_stand_before_the_others() -> None:
+    jobs = [task(12, "1", priority=500), task(13, "2", priority=500), task(14, "3", priority=500)]
+    assert list(stand_backs(cycle_of(*jobs), (ReleaseSolo(13, ()), ReleaseSolo(14, ())))) == [
+        StandBack(12, Place(0, 1))
+    ]
