@@ -10,7 +10,7 @@ from muri.profiler.records import ProfileKey, StageProfile
 from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.planning.cycle_input import CycleInput, Knowledge
 from muri.slurm_plugin.records.cluster import Job, JobState, Node, Snapshot
-from muri.slurm_plugin.records.gpu_removal import EVERY_FORM, WAYS, GpuRemoval, TriedForm
+from muri.slurm_plugin.records.gpu_removal import EVERY_FORM, TYPED, WAYS, GpuRemoval, TriedForm
 from muri.slurm_plugin.records.roles import view_of
 
 NOW_S: Final = 1_800_000_000.0
@@ -62,7 +62,7 @@ def snapshot_of(size: Size) -> Snapshot:
     rng = random.Random(size.seed)  # noqa: S311
     jobs = [_waiting(1 + index, size, rng) for index in range(size.pending)]
     jobs += [job for index in range(size.groups) for job in _group(index, size, rng)]
-    forms = tuple(TriedForm(form, WAYS[-1]) for form in EVERY_FORM)
+    forms = tuple(TriedForm(form, WAYS[-1]) for form in (*EVERY_FORM, TYPED))
     return Snapshot(
         taken_s=NOW_S,
         cluster="scale",

@@ -321,7 +321,7 @@ def examine_slurm(config: Config) -> Iterator[Finding]:
         yield Finding("gateway", Level.OK if normal else Level.WARNING, f"{gateway.name}: {why}", remedy)
     if (submission := examine_submission(SlurmCommands())) is not None:
         yield submission
-    yield from examine_real_path(config, snapshot, SlurmCommands())
+    yield from examine_real_path(config, snapshot, gateway, SlurmCommands())
 
 
 def examine_events(config: Config, commands: SlurmCommands | None = None) -> Finding | None:

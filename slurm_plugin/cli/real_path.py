@@ -11,9 +11,16 @@ from ClusterShell.NodeSet import NodeSet
 
 from muri.errors import MuriError, UsageError
 from muri.slurm_plugin.cli.doctor_checks import Finding, Level
+from muri.slurm_plugin.cli.member_trial import MARK, examine_members
 from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.controller.gpu_removal_file import read_gpu_removal
-from muri.slurm_plugin.gateway.base import GatewayError, GatewayUnavailableError, SlurmUnreachableError, first_line
+from muri.slurm_plugin.gateway.base import (
+    Gateway,
+    GatewayError,
+    GatewayUnavailableError,
+    SlurmUnreachableError,
+    first_line,
+)
 from muri.slurm_plugin.gateway.gpu_removal import (
     PROBE_NAME,
     cancelled_afterwards,
@@ -29,7 +36,6 @@ from muri.slurm_plugin.records.gpu_removal import PER_NODE, Place, TriedForm
 _SPANK: Final = "SPANK plugin"
 _TAKING: Final = "members' GPUs"
 _SUBMIT: Final = "job_submit"
-_MARK: Final = "--muri=model=muri-doctor"
 _MOST_SKEW_S: Final = 5.0
 
 _LOOK: Final = """\
@@ -56,25 +62,32 @@ def examine_submission(commands: SlurmCommands) -> Finding | None:
     return Finding(_SPANK, Level.PROBLEM, "sbatch on this machine does not know --muri", remedy)
 
 
-def examine_real_path(config: Config, snapshot: Snapshot, commands: SlurmCommands) -> Iterator[Finding]:
+def examine_real_path(
+    config: Config, snapshot: Snapshot, gateway: Gateway, commands: SlurmCommands
+) -> Iterator[Finding]:
     """What becomes of a job; root tries it with held jobs that are cancelled again, others see what is known."""
-    place = place_for(snapshot.nodes, config.partitions)
+    place = place_for(snapshot.nodes, config.partitions, snapshot.limits)
     if place is None:
         yield Finding(
             _TAKING, Level.WARNING, "no node with GPUs is in a partition that Muri serves", "see `partitions`"
         )
     elif os.geteuid() == 0:
         yield _examine_job_submit(config, place, commands)
-        yield _examine_removal(place, commands)
+        yield from _examine_members(config, place, snapshot, gateway, commands)
     else:
         yield judge_removal(read_gpu_removal(config.state_dir).forms)
 
 
-def _examine_removal(place: Place, commands: SlurmCommands) -> Finding:
+def _examine_members(
+    config: Config, place: Place, snapshot: Snapshot, gateway: Gateway, commands: SlurmCommands
+) -> Iterator[Finding]:
     try:
-        return judge_removal(try_every_form(commands, place))
+        forms = try_every_form(commands, place)
     except MuriError as error:
-        return Finding(_TAKING, Level.PROBLEM, f"it cannot be tried whether they can be taken away: {error}")
+        yield Finding(_TAKING, Level.PROBLEM, f"it cannot be tried whether they can be taken away: {error}")
+        return
+    yield judge_removal(forms)
+    yield from examine_members(snapshot, config.partitions, forms, gateway, commands)
 
 
 def judge_removal(forms: Sequence[TriedForm]) -> Finding:
@@ -93,7 +106,7 @@ def judge_removal(forms: Sequence[TriedForm]) -> Finding:
 
 def _examine_job_submit(config: Config, place: Place, commands: SlurmCommands) -> Finding:
     try:
-        job_id = submit_probe(commands, "--gres=gpu:1", f"--partition={place.partition}", _MARK)
+        job_id = submit_probe(commands, "--gres=gpu:1", f"--partition={place.partition}", MARK)
     except SlurmUnreachableError as error:
         return Finding(_SUBMIT, Level.PROBLEM, str(error))
     except (GatewayError, ValueError) as error:
@@ -176,7 +189,7 @@ def _examine_node(node: Node, partition: str, commands: SlurmCommands) -> Findin
         return Finding(title, Level.WARNING, f"not examined: it is {node.state}")
     arguments = [
         "srun", "--quiet", f"--nodelist={node.name}", f"--partition={partition}", "--ntasks=1", "--time=1", "--mem=1",
-        "--immediate=20", "--chdir=/", f"--job-name={PROBE_NAME}", _MARK, "/bin/sh", "-c", _LOOK,
+        "--immediate=20", "--chdir=/", f"--job-name={PROBE_NAME}", MARK, "/bin/sh", "-c", _LOOK,
     ]  # fmt: skip
     before_s = time.time()
     try:

@@ -66,7 +66,7 @@ class GpuRemovalFile:
 
     def _found(self, gateway: Gateway, snapshot: Snapshot, waiting: Job) -> GpuRemoval:
         known = read_gpu_removal(self._state_dir)
-        place = place_for(snapshot.nodes, self._partitions)
+        place = place_for(snapshot.nodes, self._partitions, snapshot.limits)
         try:
             found = gateway.gpu_removal(known, place, waiting, snapshot.taken_s)
         except SlurmUnreachableError:

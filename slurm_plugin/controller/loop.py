@@ -160,6 +160,8 @@ def run_once(
         rest_s = max(_LOOK_AGAIN_S, _LEAST_REST * (clock() - looked_s))
         if _wait(min(clock() + rest_s, end_s), stop, clock, bell):
             return
+    if were_open and bell is not None:
+        bell.ring()  # a group whose members do not start must not keep its GPUs until the timer
 
 
 def run_for_timer(

@@ -2,7 +2,7 @@
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any, Protocol
 
@@ -202,25 +202,48 @@ class Executor:
                 self._release_solo(started_plain(action, f"Slurm refused its pilot job: {error}"))
                 return
             self._note_refusal(ids, error)
+            self._start_oldest(ids, error)
             raise
         self._journal.set_submitted_job(token, pilot)
         place = GroupPlace(pilot, action.node, action.reasons)
-        made = [self._make_member(member, place) for member in action.members]
-        if made == [False]:
-            self._take_back(action, place)
+        refused = self._make_members(action.members, place)
+        nobody = len(refused) == len(action.members)
+        for member, why in refused.items():
+            self._undo(member, place, why, starts=nobody)
+        if nobody:  # a pilot job without members would keep the GPUs idle
+            self._cancel(Cancel(pilot, "none of its jobs has become a member"))
         self._journal.finish(token, "done")
 
-    def _take_back(self, action: StartGroup, place: GroupPlace) -> None:
-        """Let a group's only job start plain after all, and end its pilot job, which would keep the GPU idle.
+    def _start_oldest(self, ids: list[int], error: GatewayError) -> None:
+        """Let the oldest job of a group whose pilot job Slurm refused start alone: its GPUs must not stay idle."""
+        oldest = min((self._view.jobs[job_id] for job_id in ids), key=lambda job: (job.submit_s, job.job_id))
+        try:
+            self._release_solo(ReleaseSolo(oldest.job_id, (f"it starts alone: Slurm refused a pilot job: {error}",)))
+        except SlurmUnreachableError:
+            raise
+        except GatewayError as refusal:
+            self.errors.append(f"job {oldest.job_id}: {refusal}")
 
-        A call that failed may have changed the job all the same, so it gets all of its own request back first.
+    def _make_members(self, members: Sequence[MemberPlan], place: GroupPlace) -> dict[MemberPlan, str]:
+        """Make jobs members of a group; return those that Slurm refused to change, and why."""
+        found = ((member, self._make_member(member, place)) for member in members)
+        return {member: why for member, why in found if why}
+
+    def _undo(self, member: MemberPlan, place: GroupPlace, why: str, *, starts: bool) -> None:
+        """Give a job that Slurm refused to make a member all of its own request back.
+
+        A call that failed may have changed the job all the same.
+
+        Args:
+            member: What was planned for it.
+            place: Its group.
+            why: Why it is not in a group, for people.
+            starts: Whether it may start alone at once, because nothing holds its GPUs.
         """
-        (member,) = action.members
         job = self._view.jobs[member.job_id]
         as_member = replace(job, membership=tags.MemberState(place.pilot, member.original))
-        why = started_plain(action, "Slurm refused to change its request").reasons[-1]
         try:
-            open_gate(self._gateway, job, original_request(as_member, why))
+            (open_gate if starts else close_gate)(self._gateway, job, original_request(as_member, why))
         except NoSuchJobError:
             log.info("job %d: gone already", member.job_id)
         except SlurmUnreachableError:
@@ -229,7 +252,6 @@ class Executor:
             self.errors.append(f"job {member.job_id}: {error}")
             if is_limit_refusal(str(error)):
                 self._journal.set_fact(RELEASE_REFUSED, str(member.job_id), [str(error), self._now_s])
-        self._cancel(Cancel(place.pilot, f"job {member.job_id} did not become its member"))
 
     def _note_refusal(self, ids: list[int], error: GatewayError) -> None:
         """For a while try a smaller group than the refused one where a limit was in the way, else none."""
@@ -256,35 +278,38 @@ class Executor:
             if was_changed(job, member):
                 log.info("job %d: not made a member: its request was changed meanwhile", member.job_id)
                 continue
-            self._make_member(member, place)
+            if why := self._make_member(member, place):
+                self._undo(member, place, why, starts=False)
         self._journal.finish(action.token, "done")
 
-    def _make_member(self, member: MemberPlan, place: GroupPlace) -> bool:
+    def _make_member(self, member: MemberPlan, place: GroupPlace) -> str:
         """Change and release one member; Slurm starts it as soon as the pilot has started.
 
         Returns:
-            Whether it has become one.
+            Why it has not become one, "" when it has.
         """
         job, retries = self._view.jobs[member.job_id], self._policy.retries_out_of_memory
-        way = self._view.snapshot.gpu_removal.way_for(job.gpu_request)
+        snapshot = self._view.snapshot
+        way = snapshot.gpu_removal.way_for(job.gpu_request, snapshot.limits.partition(job.partition))
         if not way.request:
             self.errors.append(f"job {member.job_id}: its GPUs cannot be taken away now: {way.why}")
-            return False
+            return f"its GPUs cannot be taken away now: {way.why}"
         change = member_change(member, place, job, retries=retries, no_gpus=way.request)
         try:
             open_gate(self._gateway, job, change)
         except NoSuchJobError:
             log.info("job %d: gone before its group started", member.job_id)
+            return "it is gone"
         except SlurmUnreachableError:
             raise
         except GatewayError as error:
             self.errors.append(f"job {member.job_id}: Slurm refused to change it: {error}")
+            why = f"Slurm refused to change its request: {error}"
             if not is_limit_refusal(str(error)):
-                self._journal.set_fact(EXCLUSION, str(member.job_id), f"Slurm refused to change its request: {error}")
+                self._journal.set_fact(EXCLUSION, str(member.job_id), why)
             log.warning("job %d: not made a member: %s", member.job_id, error)
-        else:
-            return True
-        return False
+            return why
+        return ""
 
     def _split_tasks(self, action: SplitTasks) -> None:
         job = self._view.jobs[action.job_id]
@@ -419,7 +444,9 @@ class Executor:
         self._gateway.modify(action.pilot, change)
         self._pilots[action.pilot] = changed_pilot(pilot, change)
         self._extend_partners(action)
-        self._make_member(action.member, GroupPlace(action.pilot, action.node, action.reasons))
+        place = GroupPlace(action.pilot, action.node, action.reasons)
+        if why := self._make_member(action.member, place):
+            self._undo(action.member, place, why, starts=False)
         self._journal.finish(token, "done")
 
     def _extend_partners(self, action: Join) -> None:

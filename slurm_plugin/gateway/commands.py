@@ -70,7 +70,7 @@ class CommandGateway:
         settings = config_settings(self._commands.run("read the configuration", ["scontrol", "show", "config"]))
         self._limits = LimitsReader(self._commands)
         self._reservations = ReservationsReader(self._reservation_table)
-        self._submissions = Submissions(self._commands)
+        self._submissions = Submissions(self._commands, self._limits.forget)
         self._arrays = ArrayRecords()
         self._cluster = settings.get("ClusterName", "")
         self._state_save_location = settings.get("StateSaveLocation", "")
@@ -121,7 +121,7 @@ class CommandGateway:
 
     def _snapshot_of(self, reader: QueueReader) -> Snapshot:
         taken_s = time.time()
-        queue = reader.read(taken_s, self._limits.partitions_with_default_mem)
+        queue = reader.read(taken_s, self._limits.partitions)
         self.learn(queue.jobs)
         return Snapshot(
             taken_s=taken_s,

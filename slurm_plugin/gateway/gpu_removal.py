@@ -16,7 +16,17 @@ from muri.slurm_plugin.gateway.base import GatewayError, SlurmUnreachableError, 
 from muri.slurm_plugin.gateway.site_limits import config_settings
 from muri.slurm_plugin.gateway.slurm_commands import SlurmCommands
 from muri.slurm_plugin.records.cluster import Job, Node
-from muri.slurm_plugin.records.gpu_removal import EVERY_FORM, PER_NODE, TYPED, WAYS, GpuRemoval, Place, TriedForm
+from muri.slurm_plugin.records.gpu_removal import (
+    EVERY_FORM,
+    PER_GPU,
+    PER_NODE,
+    TYPED,
+    WAYS,
+    GpuRemoval,
+    Place,
+    TriedForm,
+)
+from muri.slurm_plugin.records.limits import NO_SITE_LIMITS, SiteLimits
 
 log = logging.getLogger(__name__)
 
@@ -25,16 +35,20 @@ PROBE_NAME: Final = "muri-probe"
 _START_TIMEOUT_S: Final = 15.0
 _POLL_S: Final = 0.2
 _NO_SUCH_GRES: Final = "generic resource"
+_MEM_MIB: Final = 64
 _OLD_NOTATION: Final = "gres:"
 _SITE: Final = ("SLURM_VERSION", "BOOT_TIME", "GresTypes", "AccountingStorageTRES")
 
 
-def place_for(nodes: tuple[Node, ...], partitions: tuple[str, ...]) -> Place | None:
+def place_for(
+    nodes: tuple[Node, ...], partitions: tuple[str, ...], limits: SiteLimits = NO_SITE_LIMITS
+) -> Place | None:
     """Return where to try: on usable nodes first, in a partition that Muri serves; None where no node has GPUs.
 
     Args:
         nodes: All nodes.
         partitions: Partitions that Muri serves, empty for all.
+        limits: What they allow, and give by default.
     """
     found = (
         (not node.usable, partition, node.gpu_type)
@@ -43,7 +57,8 @@ def place_for(nodes: tuple[Node, ...], partitions: tuple[str, ...]) -> Place | N
         if node.gpu_count and (not partitions or partition in partitions)
     )
     best = min(found, default=None)
-    return None if best is None else Place(best[1], best[2])
+    per_gpu = any(each.has_defaults_per_gpu for each in limits.partitions if not partitions or each.name in partitions)
+    return None if best is None else Place(best[1], best[2], per_gpu)
 
 
 def find_gpu_removal(
@@ -69,14 +84,14 @@ def find_gpu_removal(
     """
     settings = config_settings(commands.run("read the configuration", ["scontrol", "show", "config"]))
     site = "; ".join(f"{name}={settings.get(name, '')}" for name in _SITE)
+    site += "; defaults per GPU" if place is not None and place.defaults_per_gpu else ""
     if known.holds(site, now_s):
         return known
     if place is None:
         return GpuRemoval(site, now_s, why="no node with GPUs is in a partition that Muri serves")
     probe = _Probe(commands, place, waiting, clock)
     probe.cancel_leftovers()
-    typed = (TYPED,) if place.gpu_type != "gpu" else ()
-    forms = tuple(probe.tried(form) for form in (PER_NODE, *typed))
+    forms = tuple(probe.tried(form) for form in _forms(place, PER_NODE))
     for each in forms:
         log.info("GPUs asked for by %s: %s", each.form, f"taken away by {each.request}" if each.request else each.why)
     return GpuRemoval(site, now_s, forms, "")
@@ -89,7 +104,12 @@ def try_every_form(commands: SlurmCommands, place: Place, clock: Clock = MACHINE
         SlurmUnreachableError: slurmctld does not answer.
     """
     probe = _Probe(commands, place, None, clock)
-    return tuple(probe.tried(form) for form in EVERY_FORM if form != TYPED or place.gpu_type != "gpu")
+    return tuple(probe.tried(form) for form in _forms(place, *EVERY_FORM))
+
+
+def _forms(place: Place, *untyped: str) -> tuple[str, ...]:
+    typed = (TYPED,) if place.gpu_type != "gpu" else ()
+    return (*untyped, *typed, *((PER_GPU,) if place.defaults_per_gpu else ()))
 
 
 def submit_probe(commands: SlurmCommands, *options: str) -> int:
@@ -136,8 +156,10 @@ class _Probe:
             SlurmUnreachableError: slurmctld does not answer.
         """
         option = form.replace("TYPE", self._place.gpu_type).removesuffix("N") + "1"
+        if form == PER_GPU:
+            option = "--gres=gpu:1" if self._place.gpu_type == "gpu" else f"--gres=gpu:{self._place.gpu_type}:1"
         reasons: dict[str, str] = {}
-        for way in WAYS:
+        for way in WAYS if form != PER_GPU else WAYS[1:]:
             try:
                 with self._held_job(option) as job_id:
                     outcome = self._outcome(job_id, way)
@@ -187,7 +209,8 @@ class _Probe:
         return "Slurm accepts it and hands out the GPU" if re.search(r"\bgpu\b", given) else ""
 
     def _change(self, job_id: int, way: str) -> None:
-        arguments = ["scontrol", "update", f"JobId={job_id}", f"TresPerNode={way}"]
+        # A member's memory is always named: what a site gives for each GPU would be none, or a whole node's.
+        arguments = ["scontrol", "update", f"JobId={job_id}", f"MinMemoryNode={_MEM_MIB}", f"TresPerNode={way}"]
         try:
             self._commands.run(f"change job {job_id}", arguments)
         except GatewayError as error:

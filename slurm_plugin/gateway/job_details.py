@@ -30,6 +30,8 @@ _BEGIN: Final = re.compile(rb"^JobId=([1-9][0-9]{0,9}) ", re.MULTILINE)
 
 _SUBMIT_LINE: Final = re.compile(r" SubmitLine=(.*?) WorkDir=/", re.DOTALL)
 
+_REQUESTED: Final = re.compile(r" ReqTRES=(\S+)")
+
 _THROTTLE: Final = re.compile(r"^JobId=\d+ ArrayJobId=\d+ ArrayTaskId=\S+ ArrayTaskThrottle=(\d+) ", re.MULTILINE)
 
 _EXCLUDED: Final = re.compile(r" ExcNodeList=(\S+)")
@@ -71,6 +73,7 @@ class JobDetails:
         mem_per_cpu: Whether memory was asked for each CPU.
         all_mem: Whether it asked for no figure of memory, which stands for all of a node's.
         array_limit: How many of its array's tasks may run at once, 0 for any number.
+        mem_mib: All memory that it asks for.
         flags: Words of flags as `special_options` knows them.
         options: Other fields by the names that `special_options` has for them.
     """
@@ -80,6 +83,7 @@ class JobDetails:
     mem_per_cpu: bool = False
     all_mem: bool = False
     array_limit: int = 0
+    mem_mib: int = 0
     flags: tuple[str, ...] = ()
     options: Mapping[str, str] = field(default_factory=dict)
 
@@ -110,13 +114,14 @@ def details_of(text: str) -> JobDetails:
     options = {_OPTIONS[name]: value for name, value in _OPTION.findall(text)}
     if "per_task" in options.get("tres_bind", "") and " TresPerTask=" in text:
         del options["tres_bind"]  # newer releases set it for --gpus-per-task
-    memory = text.find(" MinMemory")
+    memory, requested = text.find(" MinMemory"), _REQUESTED.search(text)
     return JobDetails(
         submit_line="" if line is None or line[1] == "(null)" else text_fields.kept_text(line[1]),
         excluded_nodes="" if excluded is None or excluded[1] == "(null)" else excluded[1],
         mem_per_cpu=text.startswith(" MinMemoryCPU=", memory) if memory >= 0 else False,
         all_mem=text.startswith(" MinMemoryNode=0 ", memory) if memory >= 0 else False,
         array_limit=0 if throttle is None else text_fields.bounded(int(throttle[1])),
+        mem_mib=0 if requested is None else int(text_fields.counted_tres(requested[1]).get("mem", 0.0)),
         flags=tuple(flag for word, flag in _FLAGS.items() if word in text),
         options=options,
     )

@@ -132,7 +132,7 @@ class PyslurmGateway:
         self._details = None if helper is None else DetailsReader(helper.show_job)
         self._limits = LimitsReader(self._commands)
         self._reservations = ReservationsReader(self._reservation_table)
-        self._submissions = Submissions(self._commands)
+        self._submissions = Submissions(self._commands, self._limits.forget)
         self._partitions: dict[str, tuple[str, ...]] = {}
         self._arrays = ArrayRecords()
 
@@ -209,7 +209,7 @@ class PyslurmGateway:
         unknown = untold(sorted(tagged), told)
         left_out = {each.job_id for each in unknown}
         readable = [job for job in loaded if int(job.id) not in left_out] if left_out else loaded
-        defaults = self._limits.partitions_with_default_mem
+        defaults = self._limits.partitions
         jobs, unreadable = read_each(
             readable, lambda job: job_record(job, taken_s, told.get(int(job.id)), defaults), lambda job: int(job.id)
         )

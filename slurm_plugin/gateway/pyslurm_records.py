@@ -4,6 +4,7 @@ import pwd
 from collections.abc import Mapping
 from functools import lru_cache
 from operator import attrgetter
+from types import MappingProxyType
 from typing import Any, Final
 
 from muri.slurm_plugin.gateway import text_fields
@@ -11,6 +12,7 @@ from muri.slurm_plugin.gateway.base import GatewayError
 from muri.slurm_plugin.gateway.job_details import NO_DETAILS, JobDetails, wants_details
 from muri.slurm_plugin.gateway.special_options import Request, said, special_options
 from muri.slurm_plugin.records.cluster import Job, JobChange
+from muri.slurm_plugin.records.limits import PartitionLimits
 
 
 class Cleared(str):
@@ -66,7 +68,10 @@ def has_request(job: Any) -> bool:
 
 
 def job_record(
-    job: Any, taken_s: float, details: JobDetails | None = None, default_mem: frozenset[str] = frozenset()
+    job: Any,
+    taken_s: float,
+    details: JobDetails | None = None,
+    partitions: Mapping[str, PartitionLimits] = MappingProxyType({}),
 ) -> Job:
     """Convert a `pyslurm.Job`.
 
@@ -74,22 +79,25 @@ def job_record(
         job: The job.
         taken_s: The time, in seconds since the epoch.
         details: What only `scontrol show job` tells of it, None where it was not asked.
-        default_mem: Partitions in which a job that asks for no memory gets some.
+        partitions: What partitions give to jobs by default, by name.
     """
     try:
-        return _record(job, taken_s, details or NO_DETAILS, default_mem)
+        return _record(job, taken_s, details or NO_DETAILS, partitions)
     except UnicodeDecodeError:
-        return _record(LenientRecord(job), taken_s, details or NO_DETAILS, default_mem)
+        return _record(LenientRecord(job), taken_s, details or NO_DETAILS, partitions)
 
 
-def _record(job: Any, taken_s: float, details: JobDetails, default_mem: frozenset[str]) -> Job:
+def _record(job: Any, taken_s: float, details: JobDetails, partitions: Mapping[str, PartitionLimits]) -> Job:
     state = text_fields.job_state([job.state or ""])
     node_count, cpu_count, task_count = (_count(each) for each in (job.num_nodes, job.cpus, job.ntasks))
     per_node = _per_node(job)
     eligible_s = job.eligible_time or 0
     priority = 1 if job.priority is None else _number(job.priority)
     partition = text_fields.first_partition(job.partition)
-    all_mem = details.all_mem and partition in default_mem
+    default = partitions.get(partition) or PartitionLimits(partition)
+    all_mem = details.all_mem and default.default_mem
+    # Where jobs get memory for each GPU, Slurm shows that figure, whatever a job has named itself.
+    per_gpu = default.mem_per_gpu and state is state.PENDING
     return Job(
         job_id=job.id,
         user=_user_name(job.user_id),
@@ -112,7 +120,7 @@ def _record(job: Any, taken_s: float, details: JobDetails, default_mem: frozense
         node_count=node_count,
         cpu_count=cpu_count,
         cpus_per_task=_count(job.cpus_per_task),
-        mem_per_node_mib=_mem_per_node_mib(job, cpu_count, node_count),
+        mem_per_node_mib=details.mem_mib // node_count if per_gpu else _mem_per_node_mib(job, cpu_count, node_count),
         nodes=job.allocated_nodes or "",
         required_nodes=job.required_nodes or "",
         dependency=_dependency(job.dependencies),
@@ -127,7 +135,7 @@ def _record(job: Any, taken_s: float, details: JobDetails, default_mem: frozense
         work_dir=text_fields.kept_text(job.working_directory or ""),
         admin_comment=job.admin_comment or "",
         comment=text_fields.kept_text(job.comment or ""),
-        mem_per_cpu_mib=_number(job.memory_per_cpu),
+        mem_per_cpu_mib=0 if per_gpu else _number(job.memory_per_cpu),
         priority=priority,
         nice=job.nice or 0,
         licenses=text_fields.license_text(",".join(job.licenses or ())),
@@ -138,6 +146,7 @@ def _record(job: Any, taken_s: float, details: JobDetails, default_mem: frozense
         array_job_id=_number(job.array_id),
         array_tasks=_array_tasks(job),
         array_limit=_number(job.array_tasks_parallel),
+        cpus_per_gpu=default.cpus_per_gpu if job.cpus_per_task is None else 0,
     )
 
 

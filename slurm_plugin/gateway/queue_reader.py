@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Final
 
 from muri.slurm_plugin.gateway import text_fields
@@ -20,6 +21,7 @@ from muri.slurm_plugin.gateway.slurm_commands import SlurmCommands
 from muri.slurm_plugin.gateway.squeue_fields import FieldReader, known_fields
 from muri.slurm_plugin.gateway.squeue_records import job_of
 from muri.slurm_plugin.records.cluster import Job, Unreadable
+from muri.slurm_plugin.records.limits import PartitionLimits
 
 log = logging.getLogger(__name__)
 
@@ -72,14 +74,14 @@ class QueueReader:
     details: DetailsReader
     job_id: int = 0
 
-    def read(self, taken_s: float, partitions_with_default_mem: frozenset[str] = frozenset()) -> Queue:
+    def read(self, taken_s: float, partitions: Mapping[str, PartitionLimits] = MappingProxyType({})) -> Queue:
         """Return the jobs, and those that cannot be read.
 
         One RPC; more of them only where squeue's output is too long, and for tagged jobs that are new.
 
         Args:
             taken_s: The time, in seconds since the epoch.
-            partitions_with_default_mem: Partitions in which a job that asks for no memory gets some.
+            partitions: What partitions give to jobs by default, by name.
 
         Raises:
             SlurmUnreachableError: slurmctld does not answer.
@@ -97,8 +99,7 @@ class QueueReader:
 
         def job(row: Row) -> Job:
             partition = text_fields.first_partition(row["Partition"])
-            by_default = partition in partitions_with_default_mem
-            return job_of(row, told.get(_id(row)), taken_s, mem_by_default=by_default)
+            return job_of(row, told.get(_id(row)), taken_s, partitions.get(partition))
 
         rows = [row for row in found.rows if _id(row) not in left_out] if left_out else found.rows
         jobs, unreadable = read_each(rows, job, _id)

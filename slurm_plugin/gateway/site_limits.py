@@ -9,6 +9,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Final, Protocol, TypeVar
 
 from muri.slurm_plugin.gateway.base import GatewayError
@@ -65,6 +66,8 @@ _ASSOCIATION_COLUMNS: Final = (
 )  # fmt: skip
 
 _FIELD: Final = re.compile(r"(\w+)=(\S*)")
+_JOB_DEFAULT: Final = re.compile(r"(\w+)=(\d{1,18})")
+_MOST_MEM: Final = ("MaxMemPerNode", "MaxMemPerCPU")
 
 Record = TypeVar("Record")
 
@@ -101,9 +104,13 @@ class LimitsReader:
         self._read_again_s = float("-inf")
 
     @property
-    def partitions_with_default_mem(self) -> frozenset[str]:
-        """Names of the partitions in which a job that asks for no memory gets some, as last read."""
-        return frozenset(partition.name for partition in self._limits.partitions if partition.default_mem)
+    def partitions(self) -> Mapping[str, PartitionLimits]:
+        """The partitions as last read, by name."""
+        return {partition.name: partition for partition in self._limits.partitions}
+
+    def forget(self) -> None:
+        """Read them anew the next time: Slurm has refused something that they allow."""
+        self._read_again_s = float("-inf")
 
     def read(self) -> SiteLimits:
         """Return the limits, at most some minutes old."""
@@ -123,11 +130,7 @@ class LimitsReader:
 
     def _fresh(self) -> SiteLimits:
         settings = config_settings(self._run("scontrol", "show", "config"))
-        default_mem = _gives_mem(settings)
-        partitions = tuple(
-            replace(partition, default_mem=partition.default_mem or default_mem)
-            for partition in read_partitions(self._run("scontrol", "--all", "--oneliner", "show", "partition"))
-        )
+        partitions = tuple(read_partitions(self._run("scontrol", "--all", "--oneliner", "show", "partition"), settings))
         enforced = limits_enforced(settings)
         found = SiteLimits(partitions, enforced, priority_type=settings.get("PriorityType", ""))
         if not enforced:
@@ -159,9 +162,14 @@ def limits_enforced(settings: Mapping[str, str]) -> bool:
     return bool(_ENFORCING.intersection(settings.get("AccountingStorageEnforce", "").lower().split(",")))
 
 
-def read_partitions(text: str) -> Iterator[PartitionLimits]:
-    """Read `scontrol --oneliner show partition`; a line that cannot be read is logged and left out."""
-    return _each(text, _partition)
+def read_partitions(text: str, settings: Mapping[str, str]) -> Iterator[PartitionLimits]:
+    """Read `scontrol --oneliner show partition`; a line that cannot be read is logged and left out.
+
+    Args:
+        text: What it printed.
+        settings: The cluster's, of `scontrol show config`; a partition's own go before.
+    """
+    return _each(text, partial(_partition, settings=settings))
 
 
 def read_qos(text: str) -> Iterator[Qos]:
@@ -184,19 +192,34 @@ def _each(text: str, read: Callable[[str], Record]) -> Iterator[Record]:
             )
 
 
-def _partition(line: str) -> PartitionLimits:
+def _partition(line: str, settings: Mapping[str, str]) -> PartitionLimits:
     fields = dict(_FIELD.findall(line))
     if "PartitionName" not in fields:
         raise LimitTextError("it names no partition")
+    # A partition's most memory is for each node or for each CPU, and takes the place of the cluster's, whichever it is.
+    most_mem = fields if {_limit_of(fields, name) for name in _MOST_MEM} != {None} else settings
+    defaults = (_JOB_DEFAULT.findall(each.get("JobDefaults", "")) for each in (settings, fields))
+    per_gpu = {name: int(value) for found in defaults for name, value in found}
+    default_mem = _gives_mem(fields) or _gives_mem(settings)
+    own_select = fields.get("SelectTypeParameters", "NONE")
+    select = settings.get("SelectTypeParameters", "") if own_select == "NONE" else own_select
     return PartitionLimits(
         name=fields["PartitionName"],
         state=fields.get("State", "UP"),
         max_time_s=parse_duration_s(fields.get("MaxTime", "")),
         qos="" if fields.get("QoS", "N/A") == "N/A" else fields["QoS"],
         exclusive=fields.get("OverSubscribe") == "EXCLUSIVE" or fields.get("Exclusive", "NO") not in ("NO", "USER"),
-        max_mem_per_node_mib=parse_count(fields.get("MaxMemPerNode", "")),
-        default_mem=_gives_mem(fields),
+        max_mem_per_node_mib=_limit_of(most_mem, "MaxMemPerNode"),
+        max_mem_per_cpu_mib=_limit_of(most_mem, "MaxMemPerCPU"),
+        default_mem=default_mem,
+        cpus_per_gpu=per_gpu.get("DefCpuPerGPU", 0),
+        mem_per_gpu="DefMemPerGPU" in per_gpu,
+        all_mem="MEMORY" in select.upper() and not default_mem and "DefMemPerGPU" not in per_gpu,
     )
+
+
+def _limit_of(fields: Mapping[str, str], name: str) -> int | None:
+    return parse_count(fields.get(name, ""))
 
 
 def _gives_mem(settings: Mapping[str, str]) -> bool:

@@ -10,6 +10,7 @@ from muri.slurm_plugin.gateway import text_fields
 from muri.slurm_plugin.gateway.job_details import NO_DETAILS, JobDetails
 from muri.slurm_plugin.gateway.special_options import Request, said, special_options
 from muri.slurm_plugin.records.cluster import Job, JobState
+from muri.slurm_plugin.records.limits import PartitionLimits
 
 _NOTHING: Final = frozenset({"", "(null)", "N/A", "NONE", "None", "Unknown"})
 """What squeue prints where nothing is set."""
@@ -36,10 +37,6 @@ _SHARING: Final[Mapping[str, str]] = {
     "NO": "none", "NODE": "none", "YES": "oversubscribe", "USER": "user", "MCS": "mcs", "TOPO": "topo",
 }  # fmt: skip
 
-_COUNTS: Final = re.compile(r"(?:^|,)(node|mem)=(\d{1,15})(\.\d+)?([KMGTP]?)")
-
-_MIB_OF_UNIT: Final = {"K": 1 / 1024, "": 1.0, "M": 1.0, "G": 1024.0, "T": 1024.0**2, "P": 1024.0**3}
-
 _TIME: Final = re.compile(r"(?:(\d{1,9})-)?(?:(\d{1,9}):)?(\d{1,9}):(\d\d)")
 
 #: Slurm's NO_VAL and INFINITE of 16, 32 and 64 bits, which some releases print as plain numbers.
@@ -48,14 +45,16 @@ _NOT_A_VALUE: Final = frozenset(
 )
 
 
-def job_of(row: Mapping[str, str], details: JobDetails | None, taken_s: float, *, mem_by_default: bool = False) -> Job:
+def job_of(
+    row: Mapping[str, str], details: JobDetails | None, taken_s: float, partition: PartitionLimits | None = None
+) -> Job:
     """Convert one job.
 
     Args:
         row: Its fields.
         details: What scontrol told of it, None where it was not asked.
         taken_s: The time, in seconds since the epoch.
-        mem_by_default: Whether jobs that ask for no memory get some, not all of a node.
+        partition: What its partition gives to jobs by default, None where that is not known.
 
     Raises:
         ValueError: A field has an unexpected form.
@@ -63,12 +62,15 @@ def job_of(row: Mapping[str, str], details: JobDetails | None, taken_s: float, *
     """
     told = details or NO_DETAILS
     state = text_fields.job_state((row["State"],))
-    tres = _counted(row["tres-alloc"])
+    tres = text_fields.counted_tres(row["tres-alloc"])
     node_count = _bounded_count(tres.get("node", 0) if state is JobState.PENDING else 0) or _count(row["NumNodes"])
     cpu_count, task_count = _count(row["NumCPUs"]), _count(row["NumTasks"])
     cpus_per_task = _number(row["cpus-per-task"]) or max(1, cpu_count // task_count)
-    mem_mib = _mib(row["MinMemory"])
-    per_cpu = _is_per_cpu(mem_mib, tres.get("mem", 0.0), cpu_count, node_count, told)
+    default = partition or PartitionLimits("")
+    # Where jobs get memory for each GPU, squeue shows that figure, whatever a job has named itself.
+    per_gpu = default.mem_per_gpu and state is JobState.PENDING
+    mem_mib = int(tres.get("mem", 0.0) / node_count) if per_gpu else _mib(row["MinMemory"])
+    per_cpu = not per_gpu and _is_per_cpu(mem_mib, tres.get("mem", 0.0), cpu_count, node_count, told)
     priority = _number(row["PriorityLong"], 1)
     eligible_s = _number(row["EligibleTime"])
     tasks = row["ArrayTaskID"] if row["ArrayTaskID"] not in _NOTHING else ""
@@ -125,12 +127,13 @@ def job_of(row: Mapping[str, str], details: JobDetails | None, taken_s: float, *
                 cpu_count,
                 task_count,
                 cpus_per_task,
-                all_mem=mem_by_default and not mem_mib and row["mem-per-tres"] in _NOT_SET,
+                all_mem=default.default_mem and not mem_mib and row["mem-per-tres"] in _NOT_SET,
             )
         ),
         array_job_id=_number(row["ArrayJobID"]) if tasks else 0,
         array_tasks=text_fields.waiting_tasks(tasks),
         array_limit=told.array_limit if tasks else 0,
+        cpus_per_gpu=_number(row["cpus-per-tres"].removeprefix("gpu:")) if default.cpus_per_gpu else 0,
     )
 
 
@@ -166,19 +169,12 @@ def _count(value: str) -> int:
 
 
 @lru_cache(maxsize=4096)
-def _counted(tres: str) -> Mapping[str, float]:
-    """Read nodes, and memory in MiB, of a text such as "cpu=3,mem=2100M,node=1"."""
-    return {
-        name: float(whole + (part or "")) * (_MIB_OF_UNIT[unit] if name == "mem" else 1.0)
-        for name, whole, part, unit in _COUNTS.findall(tres)
-    }
-
-
-@lru_cache(maxsize=4096)
 def _mib(text: str) -> int:
     """Read memory such as "1500M"."""
     match = re.fullmatch(r"(\d{1,15})(\.\d+)?([KMGTP]?)", text)
-    return text_fields.bounded(round(float(match[1] + (match[2] or "")) * _MIB_OF_UNIT[match[3]])) if match else 0
+    if match is None:
+        return 0
+    return text_fields.bounded(round(float(match[1] + (match[2] or "")) * text_fields.MIB_OF_UNIT[match[3]]))
 
 
 def _is_per_cpu(mem_mib: int, total_mib: float, cpu_count: int, node_count: int, told: JobDetails) -> bool:

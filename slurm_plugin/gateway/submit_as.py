@@ -38,6 +38,7 @@ from muri.slurm_plugin.gateway.slurm_commands import (
 )
 from muri.slurm_plugin.records.cluster import Job, JobState, NewJob
 from muri.slurm_plugin.records.comment_tags import DRY_RUN_PREFIX, PILOT_PREFIX, STATE_PREFIX
+from muri.slurm_plugin.records.limits import is_limit_refusal
 
 _KEPT_FROM_USERS: Final = ("SLURM_JWT", "HOME")
 """Variables of the controller that are not the user's to read or to live with."""
@@ -70,11 +71,15 @@ class Submissions:
 
     Args:
         commands: How commands are run.
+        at_limit: Called where a limit was in the way: what is known of the site's limits may be out of date.
         clock: Tells the time.
     """
 
-    def __init__(self, commands: SlurmCommands, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, commands: SlurmCommands, at_limit: Callable[[], None], clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._commands = commands
+        self._at_limit = at_limit
         self._clock = clock
         self._again_s: dict[int, float] = {}
 
@@ -94,6 +99,10 @@ class Submissions:
             return submit(self._commands, job)
         except SubmissionTimeoutError:
             self._again_s[job.uid] = self._clock() + _NONE_FOR_S
+            raise
+        except GatewayError as error:
+            if is_limit_refusal(str(error)):
+                self._at_limit()
             raise
 
 

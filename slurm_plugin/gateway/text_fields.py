@@ -126,6 +126,20 @@ def mem_of_cpus_mib(mem_per_cpu_mib: int, cpu_count: int, node_count: int) -> in
     return mem_per_cpu_mib * -(-cpu_count // max(1, node_count))
 
 
+MIB_OF_UNIT: Final = {"K": 1 / 1024, "": 1.0, "M": 1.0, "G": 1024.0, "T": 1024.0**2, "P": 1024.0**3}
+
+_COUNTED: Final = re.compile(r"(?:^|,)(node|mem)=(\d{1,15})(\.\d+)?([KMGTP]?)")
+
+
+@lru_cache(maxsize=4096)
+def counted_tres(text: str) -> Mapping[str, float]:
+    """Read nodes, and memory in MiB, of a text such as "cpu=3,mem=2100M,node=1"."""
+    return {
+        name: float(whole + (part or "")) * (MIB_OF_UNIT[unit] if name == "mem" else 1.0)
+        for name, whole, part, unit in _COUNTED.findall(text)
+    }
+
+
 def gres_counts(text: str) -> dict[str, int]:
     """Count per GRES, keyed "gpu" or "gpu:a100", of any of Slurm's notations.
 

@@ -247,10 +247,12 @@ def with_possible_threads(group: GroupSpec, environment: Mapping[str, str]) -> G
 def start(command: list[str], group: GroupSpec) -> "subprocess.Popen[bytes]":
     """Start the step, with a port at which its ranks meet and a fresh key by which they authenticate each other.
 
-    Muri need not be installed in the members' own Python.
+    Muri need not be installed in the members' own Python. srun refuses two figures of CPUs that differ, which they do
+    where Slurm gave the pilot more than it asked for: what it gave counts.
     """
     own = of_members(os.environ) if members_python(group) else dict(os.environ)
     environment = own | {KEY_VARIABLE: secrets.token_hex(32), PORT_VARIABLE: str(free_port())}
+    environment.pop("SLURM_TRES_PER_TASK", None)
     return subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment)
 
 

@@ -68,13 +68,14 @@ class NodeRoom:
     def take_alone(self, job: Job, gpus: Sequence[NodeShare]) -> None:
         """Take what a job alone has on its nodes."""
         for share in gpus:
-            self._take(share.node, -(-job.cpu_count // len(gpus)), job.mem_per_node_mib)
+            self._take(share.node, -(-job.given_cpus // len(gpus)), job.mem_per_node_mib)
 
     def take_joinable(self, job: Job, name: str) -> PilotShare | str:
         """Give a job that is counted as one alone a pilot with room for others, as far as that costs nobody anything.
 
-        Pilot and batch script together hold no more than the GPUs' part of the node, or the job's own CPUs where these
-        are more, and no more than is free: other GPUs keep the CPUs and memory that belong to them.
+        The pilot asks for no more than as many jobs like this one as may share its GPUs. Pilot and batch script
+        together hold no more than the GPUs' part of the node, or the job's own CPUs where these are more, and no more
+        than is free: other GPUs keep the CPUs and memory that belong to them.
 
         Args:
             job: The job, on GPUs of one node.
@@ -86,7 +87,7 @@ class NodeRoom:
         node, left = self._nodes[name], self._left[name]
         part = self._part(node, job.gpu_count)
         cpus = self._pilot_cpus(
-            job, node, min(left.cpus + job.cpu_count, max(job.cpu_count, int(part * node.cpu_count)))
+            job, node, min(left.cpus + job.given_cpus, max(job.given_cpus, int(part * node.cpu_count)))
         )
         if not cpus:
             return f"{name} has no CPU left for a batch script beside a pilot job"
@@ -95,13 +96,14 @@ class NodeRoom:
             return f"{name} has no host memory left for anybody else beside these GPUs"
         script_mib = min(job.mem_per_node_mib, MEMBER_MEM_MIB)
         script_cpus = _script_cpus(job, node)
-        self._take(name, cpus + script_cpus - job.cpu_count, mem_mib + script_mib - job.mem_per_node_mib)
+        self._take(name, cpus + script_cpus - job.given_cpus, mem_mib + script_mib - job.mem_per_node_mib)
         return PilotShare(cpus, mem_mib)
 
     def widen(self, group: StartGroup) -> StartGroup:
         """Return a group that is counted, with memory for those that join it later.
 
-        All that it has on a node is no more than its GPUs' part of that, and no more than is free.
+        All that it has on a node is no more than its GPUs' part of that, no more than is free, and for each further
+        member no more than those that it has ask for.
         """
         names = names_in(group.node)
         if not group.mem_per_node_mib or not names <= self._nodes.keys() or len(group.members) >= self._scripts:
@@ -110,7 +112,8 @@ class NodeRoom:
         own_mib = group.mem_per_node_mib
         nodes = [self._nodes[name] for name in names]
         part_mib = min(int(self._part(node, group.gpus_per_node) * node.mem_mib) for node in nodes) - scripts_mib
-        more_mib = max(0, min(part_mib - own_mib, *(self._left[name].mem_mib for name in names)))
+        for_others_mib = own_mib * (self._scripts - len(group.members)) // len(group.members)
+        more_mib = max(0, min(part_mib - own_mib, for_others_mib, *(self._left[name].mem_mib for name in names)))
         for name in names:
             self._take(name, 0, more_mib)
         return replace(group, mem_per_node_mib=own_mib + more_mib)
@@ -122,10 +125,11 @@ class NodeRoom:
     def _pilot_cpus(self, job: Job, node: Node, most: int) -> int:
         """CPUs of a pilot, 0 where there are too few; each of its ranks, one for each GPU, gets as many."""
         script = _script_cpus(job, node)
-        wanted = max(job.cpu_count, most - self._scripts * script)
+        own = job.given_cpus
+        wanted = min(max(own, most - self._scripts * script), self._scripts * own)
         cpus = min(wanted, most - script)
         cpus -= cpus % job.gpu_count
-        return cpus if cpus >= max(1, _LEAST_OF_OWN_CPUS * job.cpu_count) else 0
+        return cpus if cpus >= max(1, _LEAST_OF_OWN_CPUS * own) else 0
 
     def _pilot_mem_mib(self, job: Job, most_mib: int) -> int | None:
         """Memory of a pilot, None where there is too little."""
@@ -134,7 +138,7 @@ class NodeRoom:
             return 0
         if own_mib + min(own_mib, MEMBER_MEM_MIB) > most_mib:
             return None
-        return max(own_mib, most_mib - self._scripts * MEMBER_MEM_MIB)
+        return min(max(own_mib, most_mib - self._scripts * MEMBER_MEM_MIB), self._scripts * own_mib)
 
     def _take(self, name: str, cpus: int, mem_mib: int) -> None:
         left = self._left.get(name)

@@ -25,7 +25,7 @@ from muri.slurm_plugin.planning.actions import (
     ReturnToQueue,
 )
 from muri.slurm_plugin.planning.cpu_sweeps import sensitivity_in
-from muri.slurm_plugin.planning.cycle_input import CycleInput, dry_run_key
+from muri.slurm_plugin.planning.cycle_input import START_DELAY_S, CycleInput, dry_run_key
 from muri.slurm_plugin.planning.in_place import measured_in_place, ran_s
 from muri.slurm_plugin.planning.joins import begun_joins, resume_joins
 from muri.slurm_plugin.planning.placement import ends_at_s
@@ -36,6 +36,7 @@ from muri.slurm_plugin.records.comment_reports import profile_in, python_in
 from muri.slurm_plugin.records.comment_tags import MemberState
 from muri.slurm_plugin.records.gate import gate_word, is_behind_licence, is_lifted, lease_end_s
 from muri.slurm_plugin.records.journal import DRY_RUN, GROUP, PREEMPT, Intent
+from muri.slurm_plugin.records.limits import is_limit_reason, will_start_by_itself
 from muri.slurm_plugin.records.roles import ManagedJob, Role, View
 from muri.utc import text_of
 
@@ -43,7 +44,8 @@ log = logging.getLogger("muri.controller")
 
 # A pilot ends itself a few seconds after its last member; only a pilot that did not is cancelled.
 _PILOT_GRACE_S = 60.0
-_SHORT_DELAY_S = 5.0
+_EMPTY_S = 30.0
+"""So long a pilot job may run while Slurm finds no room for any of its members."""
 
 
 def reconcile(cycle: CycleInput) -> tuple[Action, ...]:
@@ -64,9 +66,10 @@ def reconcile(cycle: CycleInput) -> tuple[Action, ...]:
     settled |= {action.job_id for action in returns}
     since_s = {job_id: intent.begun_s for job_id, intent in joined.items()}
     actions += _members(cycle, {intent.submitted_job for intent in begun}, settled, since_s)
+    left = {action.job_id for action in actions if isinstance(action, Restore | Regroup | ReturnToQueue)}
     actions += resets(cycle, settled)
     actions += gates(cycle, settled)
-    actions += _pilots(groups, cycle)
+    actions += _pilots(groups, cycle, left)
     actions += _short_pilots(view)
     for intent in intents:
         if intent.kind == DRY_RUN and intent.state == "begun":
@@ -131,15 +134,13 @@ def _members(
             yield ReturnToQueue(job.job_id, "", "it was held; it waits until it is released")
         elif job.gated:
             yield Restore(job.job_id, "it was taken out of its group")
-        elif _overdue(pilot, cycle):
-            # Slurm had something else for its GPUs; that says nothing against sharing.
-            size = len(pilot.pilot_tag.members) if pilot.pilot_tag is not None else 0
-            yield Regroup(job.job_id, max(1, size - 1), f"pilot job {pilot.job_id} could not start in time")
-        elif (
-            pilot.state is JobState.RUNNING
-            and _waited_s(job, pilot, since_s, cycle.now_s) > cycle.config.host.attach_timeout_s
-        ):
-            yield Restore(job.job_id, "it could not start beside its group")
+        elif why := _why_not_started(pilot, cycle):
+            # Slurm had something else for its GPUs, or a limit is in the way: that says nothing against sharing.
+            competes = will_start_by_itself(pilot.reason) or is_limit_reason(pilot.reason)
+            size = len(pilot.pilot_tag.members) if competes and pilot.pilot_tag is not None else 0
+            yield Regroup(job.job_id, max(1, size - 1), why)
+        elif why := _why_not_beside(job, pilot, _waited_s(job, pilot, since_s, cycle.now_s), cycle):
+            yield Restore(job.job_id, why)
 
 
 def _waiting_members(view: View, settled: AbstractSet[int]) -> Iterator[tuple[ManagedJob, MemberState]]:
@@ -157,12 +158,35 @@ def _waited_s(job: Job, pilot: Job, since_s: Mapping[int, float], now_s: float) 
     return now_s - max(pilot.start_s, since_s.get(job.job_id, 0.0))
 
 
-def _overdue(pilot: Job, cycle: CycleInput) -> bool:
-    return pilot.state is JobState.PENDING and cycle.now_s - pilot.submit_s > cycle.config.host.start_timeout_s
+def _why_not_started(pilot: Job, cycle: CycleInput) -> str:
+    """Why a waiting pilot is given up, "" while it may start."""
+    if pilot.state is not JobState.PENDING:
+        return ""
+    if not will_start_by_itself(pilot.reason):
+        return f"Slurm does not start pilot job {pilot.job_id} ({pilot.reason})"
+    late = cycle.now_s - pilot.submit_s > cycle.config.host.start_timeout_s
+    return f"pilot job {pilot.job_id} could not start in time" if late else ""
 
 
-def _pilots(groups: Mapping[str, Intent], cycle: CycleInput) -> Iterator[Action]:
-    served = {job.membership.pilot for job in cycle.view.having(Role.MEMBER) if job.membership is not None}
+def _why_not_beside(member: ManagedJob, pilot: Job, waited_s: float, cycle: CycleInput) -> str:
+    """Why a member waits no longer to start beside its running pilot, "" while it may start.
+
+    Where none of its group is at work, the GPUs idle meanwhile: Slurm's word that it found no place for it is enough.
+    """
+    group = cycle.view.group_of.get(member.job_id)
+    if pilot.state is not JobState.RUNNING or group is None:
+        return ""
+    nobody_works = all(job.state is JobState.PENDING for job in group.members)
+    if nobody_works and waited_s > _EMPTY_S and member.reason not in {"", "None", "Priority", "Dependency"}:
+        return f"Slurm did not start it beside its pilot job ({member.reason})"
+    return "it could not start beside its group" if waited_s > cycle.config.host.attach_timeout_s else ""
+
+
+def _pilots(groups: Mapping[str, Intent], cycle: CycleInput, left: AbstractSet[int]) -> Iterator[Action]:
+    """End the pilots that hold GPUs for nobody; `left` are members that go now."""
+    members = [job for job in cycle.view.having(Role.MEMBER) if job.membership is not None]
+    served = {job.membership.pilot for job in members if job.membership is not None and job.job_id not in left}
+    just_left = {job.membership.pilot for job in members if job.membership is not None} - served
     for pilot in cycle.view.having(Role.PILOT):
         token = pilot.pilot_tag.token if pilot.pilot_tag is not None else ""
         intent = groups.get(token)
@@ -170,14 +194,12 @@ def _pilots(groups: Mapping[str, Intent], cycle: CycleInput) -> Iterator[Action]
             # With the journal lost, the members' own tags still say which pilot they belong to.
             if pilot.job_id not in served:
                 yield Cancel(pilot.job_id, "no member of its group is left")
-        elif intent.state == "done" and _overdue(pilot, cycle):
-            yield Cancel(pilot.job_id, "it could not start in time")
-        elif (
-            intent.state == "done"
-            and pilot.job_id not in served
-            and cycle.now_s - max(pilot.start_s, pilot.submit_s) > _PILOT_GRACE_S
-        ):
-            yield Cancel(pilot.job_id, "no member of its group is left")
+        elif intent.state == "done" and (why := _why_not_started(pilot, cycle)):
+            yield Cancel(pilot.job_id, why)
+        elif intent.state == "done" and pilot.job_id not in served:
+            late = cycle.now_s - max(pilot.start_s, pilot.submit_s) > _PILOT_GRACE_S
+            if late or pilot.job_id in just_left:
+                yield Cancel(pilot.job_id, "no member of its group is left")
 
 
 def _short_pilots(view: View) -> Iterator[ExtendPilot]:
@@ -347,7 +369,7 @@ def _is_delayed(job: ManagedJob, now_s: float) -> bool:
 
     Muri's own changes let a job start two seconds later: that is no delay, and no change is to begin it anew.
     """
-    return job.begin_s > now_s + _SHORT_DELAY_S
+    return job.begin_s > now_s + START_DELAY_S
 
 
 def _planned_gib(job_id: int, intents: tuple[Intent, ...]) -> float:

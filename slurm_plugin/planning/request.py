@@ -16,14 +16,14 @@ from muri.slurm_plugin.config import Config, Grouping
 from muri.slurm_plugin.planning.actions import SplitTasks, StartDryRun
 from muri.slurm_plugin.planning.arrays import split_soon, throttled
 from muri.slurm_plugin.planning.cpu_sweeps import sweep_cpus
-from muri.slurm_plugin.planning.cycle_input import CycleInput, dry_run_key
+from muri.slurm_plugin.planning.cycle_input import START_DELAY_S, CycleInput, dry_run_key
 from muri.slurm_plugin.planning.model_traits import derived_for, gpu_utilization
 from muri.slurm_plugin.planning.placement import Place, Places, domain_of
 from muri.slurm_plugin.planning.site_limits import SiteRoom
 from muri.slurm_plugin.planning.slurm_requests import dry_run_limit_s
 from muri.slurm_plugin.records.cluster import Job, JobState, Node
 from muri.slurm_plugin.records.journal import DRY_RUN
-from muri.slurm_plugin.records.limits import will_start_by_itself
+from muri.slurm_plugin.records.limits import PartitionLimits, will_start_by_itself
 from muri.slurm_plugin.records.roles import ManagedJob, Role, why_arguments_are_unknown
 from muri.units import MIB_PER_GIB
 
@@ -43,7 +43,7 @@ def ranks_reason(job: Job) -> str:
     Its group has one runtime per GPU, so the job must tell its GPUs per node, and start one task per GPU: with
     srun (as many tasks as GPUs) or with torchrun (one task per node).
     """
-    if job.gpu_count == 1 and job.node_count == 1:
+    if job.task_count == job.gpu_count == job.node_count == 1:
         return ""
     if job.gpu_count % max(1, job.node_count) or not job.gpu_request:
         return (
@@ -52,8 +52,8 @@ def ranks_reason(job: Job) -> str:
         )
     if job.task_count not in (job.gpu_count, job.node_count):
         return (
-            f"it has {job.task_count} tasks for {job.gpu_count} GPUs; a job with a task per GPU, or one per node for "
-            "torchrun, can be grouped"
+            f"it has {job.task_count} tasks for {job.gpu_count} GPU{'s' * (job.gpu_count > 1)}; a job with a task per "
+            "GPU, or one per node for torchrun, can be grouped"
         )
     return ""
 
@@ -107,13 +107,15 @@ class Preparation:
 
 def alone_reason(job: ManagedJob, cycle: CycleInput) -> str:
     """Return why a job must run alone, "" when it may be grouped."""
-    reasons = chain(_why_unknown_or_alone(job, cycle), _why_not_possible(job, cycle.config.grouping))
+    partition = cycle.view.snapshot.limits.partition(job.partition)
+    reasons = chain(_why_unknown_or_alone(job, cycle), _why_not_possible(job, partition, cycle.config.grouping))
     return next(reasons, "") or cycle.knowledge.exclusions.get(job.job_id, "")
 
 
 def _why_unknown_or_alone(job: ManagedJob, cycle: CycleInput) -> Iterator[str]:
     """Why Muri cannot or must not take a job's GPUs away."""
-    removal = cycle.view.snapshot.gpu_removal.way_for(job.gpu_request)
+    snapshot = cycle.view.snapshot
+    removal = snapshot.gpu_removal.way_for(job.gpu_request, snapshot.limits.partition(job.partition))
     if not removal.request:
         yield f"its GPUs cannot be taken away while it waits, which a group needs ({removal.why})"
     if job.facts is None and not job.request.model and (why := why_arguments_are_unknown(job)):
@@ -124,7 +126,7 @@ def _why_unknown_or_alone(job: ManagedJob, cycle: CycleInput) -> Iterator[str]:
         yield "nothing tells which of its array's tasks it is"
 
 
-def _why_not_possible(job: ManagedJob, grouping: Grouping) -> Iterator[str]:
+def _why_not_possible(job: ManagedJob, partition: PartitionLimits, grouping: Grouping) -> Iterator[str]:
     """What a job asks for that a group could not give it."""
     if job.het:
         yield "heterogeneous jobs are not grouped"
@@ -132,6 +134,8 @@ def _why_not_possible(job: ManagedJob, grouping: Grouping) -> Iterator[str]:
         yield "it was submitted with --no-requeue, and a group's failure would have to requeue it"
     if why := ranks_reason(job):
         yield why
+    if partition.all_mem and not job.mem_per_node_mib:
+        yield "it asks for no memory, so Slurm gives it all of its node's; with --mem it could share"
     if job.special:
         yield f"it asks for {', '.join(job.special)}, which a group could not give it"
     if job.required_nodes:
@@ -146,7 +150,7 @@ def _not_ready(job: ManagedJob, now_s: float) -> str:
     if job.own_dependency:
         return f"it waits for its dependency {job.own_dependency}"
     # After a first run this is not --begin but Slurm's delay after a requeue, which the repairs remove.
-    if job.begin_s > now_s and not job.restart_count:
+    if job.begin_s > now_s + START_DELAY_S and not job.restart_count:
         return "its --begin time has not come"
     if job.given is not None:
         return "it is about to get its own CPUs and memory back"

@@ -254,6 +254,7 @@ class SiteRoom:
 
         What a plan gives it beyond its members' requests is cut. It keeps the CPUs of the largest request, and the
         memory of all: with less, members would be worse off than alone, and `take_group` says why it cannot start.
+        Where Slurm allows only so much memory for each CPU, it has as many CPUs as the members' memory takes.
 
         Args:
             group: The group.
@@ -265,10 +266,14 @@ class SiteRoom:
         starts = self._starts(group)
         cpus = self._most("cpu", group, starts, of_shared) // ranks
         mem_mib = self._most("mem", group, starts, of_shared) // group.node_count
+        cpu_count = min(group.cpu_count, max(asked_cpus, cpus))
+        partition = self._book.partition(starts[0].payer)
+        if partition is not None and partition.max_mem_per_cpu_mib:
+            per_rank_mib = partition.max_mem_per_cpu_mib * group.gpus_per_node
+            cpu_count = max(cpu_count, -(-asked_mib // per_rank_mib))
+            mem_mib = min(mem_mib, cpu_count * per_rank_mib)
         return replace(
-            group,
-            cpu_count=min(group.cpu_count, max(asked_cpus, cpus)),
-            mem_per_node_mib=min(group.mem_per_node_mib, max(asked_mib, mem_mib)),
+            group, cpu_count=cpu_count, mem_per_node_mib=min(group.mem_per_node_mib, max(asked_mib, mem_mib))
         )
 
     def _most(self, resource: str, group: StartGroup, starts: Sequence[_Start], of_shared: int) -> int:
@@ -506,9 +511,8 @@ class SiteRoom:
 
     def _member_like(self, job: Job) -> _Start:
         """A job as a member, before there is a plan."""
-        cpus = job.task_count if job.gpu_count > 1 else 1
         mem_mib = min(job.mem_per_node_mib, MEMBER_MEM_MIB) * max(1, job.node_count)
-        return _Start(payer_of(job), {"cpu": cpus, "mem": mem_mib, "node": max(1, job.node_count)})
+        return _Start(payer_of(job), {"cpu": job.task_count, "mem": mem_mib, "node": max(1, job.node_count)})
 
     def _pilot_like(self, job: Job, size: int) -> _Start:
         """The pilot of a group of jobs like this one, before there is a plan: the least that it may have.
@@ -517,7 +521,7 @@ class SiteRoom:
         """
         ranks = max(1, job.gpu_count)
         asked = _asked_by(job)
-        tres = {**asked, "cpu": -(-job.cpu_count // ranks) * ranks, "mem": asked["mem"] * size}
+        tres = {**asked, "cpu": -(-job.given_cpus // ranks) * ranks, "mem": asked["mem"] * size}
         payer = payer_of(job)
         return _Start(payer._replace(qos=self._pilot_qos or payer.qos), tres, is_new=True)
 
@@ -546,7 +550,7 @@ def _is_promised(job: ManagedJob) -> bool:
 def _asked_by(job: Job) -> dict[str, int]:
     nodes = max(1, job.node_count)
     return {
-        "cpu": job.cpu_count,
+        "cpu": job.given_cpus,
         "mem": job.mem_per_node_mib * nodes,
         **_gpus(job.gpu_count, job.gpu_request, nodes),
     }

@@ -124,7 +124,7 @@ def member_plan(
         solo_iteration_s=None if profile.says_nothing_of_model else profile.iteration_s,
         speed=speed,
         time_limit_s=time_limit_s,
-        cpu_count=job.task_count if job.gpu_count > 1 else 1,
+        cpu_count=job.task_count,
         gpu_mem_gib=cycle.knowledge.needed_gib(job.job_id, profile),
         estimated=profile.is_estimate,
         min_speed=promised,
@@ -144,9 +144,9 @@ def cpus_of_a_rank(jobs: Sequence[Job], nodes: Sequence[Node], gpus_per_node: in
         gpus_per_node: GPUs on each node.
         planned: CPUs on each node for the members together; 0: the most that one of them asks for per GPU.
     """
-    kept = sum(-(-job.task_count // len(nodes)) if job.gpu_count > 1 else 1 for job in jobs)
+    kept = sum(-(-job.task_count // len(nodes)) for job in jobs)
     spare = min(node.cpu_count - node.cpus_allocated for node in nodes) - kept
-    wanted = max(-(-job.cpu_count // (len(nodes) * gpus_per_node)) for job in jobs)
+    wanted = max(-(-job.given_cpus // (len(nodes) * gpus_per_node)) for job in jobs)
     if planned:
         wanted = (planned - kept) // gpus_per_node
     return max(1, min(wanted, spare // gpus_per_node))
@@ -158,7 +158,7 @@ def cpus_side_by_side(jobs: Sequence[Job], node: Node) -> int:
     All of them compute at once: what they asked for together, as far as the GPU's part of its node goes, and never
     less than the largest request alone.
     """
-    asked = [job.cpu_count for job in jobs]
+    asked = [job.given_cpus for job in jobs]
     part = node.cpu_count // max(1, node.gpu_count) - len(jobs)
     return len(jobs) + max(*asked, min(sum(asked), part))
 
@@ -219,7 +219,8 @@ def share_of(
     """
     # What Slurm would lay out differently from the plan is left alone. So are special requests: a changed count of CPUs
     # does not reach the steps of a job that asks for them per GPU, and srun refuses memory both per GPU and per node.
-    if not planned or len(planned) != max(1, job.node_count) or job.unknown_task or job.het or job.special:
+    per_gpu = job.special or job.cpus_per_gpu
+    if not planned or len(planned) != max(1, job.node_count) or job.unknown_task or job.het or per_gpu:
         return None
     cpus = min(share.cpus for share in planned)
     cpus_per_task = _cpus_per_task(job, cpus, threads_per_core, allocation, measured=measured)

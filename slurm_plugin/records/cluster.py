@@ -105,6 +105,7 @@ class Job:
         array_tasks: The array's tasks that this record stands for: "3" for one, "4-9,12" for those that wait and have
             no record of their own; "" where that is not known.
         array_limit: How many of the array's tasks may run at once (`--array=…%N`), 0 for any number.
+        cpus_per_gpu: CPUs for each GPU that it gets because it names none, 0 where it names them or gets no more.
     """
 
     job_id: int
@@ -154,6 +155,12 @@ class Job:
     array_job_id: int = 0
     array_tasks: str = ""
     array_limit: int = 0
+    cpus_per_gpu: int = 0
+
+    @property
+    def given_cpus(self) -> int:
+        """CPUs that Slurm gives it, which are more than it asks for where a site has a default for each GPU."""
+        return max(self.cpu_count, self.cpus_per_gpu * self.gpu_count)
 
     @property
     def several_tasks(self) -> bool:

@@ -4,6 +4,8 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
+from muri.slurm_plugin.records.limits import PartitionLimits
+
 WAYS: Final = ("gres/gpu:0,gres/muri:1", "gres/gpu:0")
 """Requests per node in whose favour a job may lose its GPUs, the better one first.
 
@@ -13,7 +15,12 @@ and counts who shares. Slurm 26.05 takes either.
 
 PER_NODE: Final = "--gres=gpu:N"
 TYPED: Final = "--gres=gpu:TYPE:N"
-EVERY_FORM: Final = (PER_NODE, TYPED, "--gpus-per-node=N", "--gpus=N", "--gpus-per-task=N")
+PER_GPU: Final = "--gres=gpu:N with a default for each GPU"
+"""Jobs to which their partition gives CPUs or memory for each GPU.
+
+Slurm takes their GPUs away only by a request that names GPUs and nothing else."""
+EVERY_FORM: Final = (PER_NODE, "--gpus-per-node=N", "--gpus=N", "--gpus-per-task=N")
+"""Those of jobs without a type of GPU."""
 
 _TRY_AGAIN_S: Final = 600.0
 
@@ -51,13 +58,16 @@ class GpuRemoval:
     forms: tuple[TriedForm, ...] = ()
     why: str = "it has not been tried yet whether Slurm can take a waiting job's GPUs away"
 
-    def way_for(self, gpu_request: str) -> TriedForm:
+    def way_for(self, gpu_request: str, partition: PartitionLimits) -> TriedForm:
         """Return what is known of jobs that ask per node, with --gres or --gpus-per-node.
 
         Args:
             gpu_request: Such as "gres/gpu:1" or "gres/gpu:a100:2".
+            partition: The job's.
         """
         wanted = TYPED if re.search(r"gpu:[A-Za-z_]", gpu_request) else PER_NODE
+        if partition.has_defaults_per_gpu:
+            wanted = PER_GPU
         found = next((form for form in self.forms if form.form == wanted), None)
         return found or TriedForm(wanted, why=self.why or "this form of request was not tried", conclusive=False)
 
@@ -74,10 +84,12 @@ class Place:
     Attributes:
         partition: A partition whose nodes have GPUs.
         gpu_type: The GPUs' type there, "gpu" when they have none.
+        defaults_per_gpu: Whether a partition that Muri serves gives CPUs or memory for each GPU.
     """
 
     partition: str
     gpu_type: str
+    defaults_per_gpu: bool = False
 
 
 NOT_TRIED: Final = GpuRemoval()

@@ -75,7 +75,11 @@ class PartitionLimits:
         qos: QOS whose limits hold for all of its jobs, "" for none.
         exclusive: Whether its jobs get whole nodes, which nothing can share.
         max_mem_per_node_mib: Most memory of a job on each node, None for all.
+        max_mem_per_cpu_mib: Most memory for each CPU, None for any; Slurm gives a job that asks for more further CPUs.
         default_mem: Whether a job that asks for no memory gets some, not all of a node.
+        cpus_per_gpu: CPUs that a job which names none gets for each GPU (DefCpuPerGPU), 0 where nothing is set.
+        mem_per_gpu: Whether jobs get memory for each GPU where they name none (DefMemPerGPU).
+        all_mem: Whether a job that asks for no memory gets all of its nodes', so that nothing runs beside it.
     """
 
     name: str
@@ -84,7 +88,16 @@ class PartitionLimits:
     qos: str = ""
     exclusive: bool = False
     max_mem_per_node_mib: int | None = None
+    max_mem_per_cpu_mib: int | None = None
     default_mem: bool = False
+    cpus_per_gpu: int = 0
+    mem_per_gpu: bool = False
+    all_mem: bool = False
+
+    @property
+    def has_defaults_per_gpu(self) -> bool:
+        """Whether Slurm writes into each job what it gets for a GPU, and so refuses some changes of its GPUs."""
+        return self.mem_per_gpu or self.cpus_per_gpu > 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +157,10 @@ class SiteLimits:
     associations: tuple[Association, ...] = ()
     priority_type: str = ""
     why_unknown: str = ""
+
+    def partition(self, name: str) -> PartitionLimits:
+        """Return what a partition allows; one that is not known sets nothing."""
+        return next((each for each in self.partitions if each.name == name), PartitionLimits(name))
 
 
 NO_SITE_LIMITS: Final = SiteLimits()

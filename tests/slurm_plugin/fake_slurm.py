@@ -26,7 +26,8 @@ CRED_EXPIRE_S = 120.0
 
 
 def make_job(job_id: int, **changes: Any) -> Job:
-    """A held one-GPU job of alice's, as submitted with --muri."""
+    """A held one-GPU job of alice's, as submitted with --muri; its CPUs are one task's."""
+    changes.setdefault("cpus_per_task", changes.get("cpu_count", 4))
     job = Job(
         job_id=job_id, user="alice", uid=1001, gid=1001, account="", partition="main", qos="", name=f"job{job_id}",
         state=JobState.PENDING, reason="JobHeldUser", held=True, submit_s=NOW_S - 100 + job_id / 100, begin_s=0.0,

@@ -13,8 +13,9 @@ from muri.slurm_plugin.gateway.base import GatewayError, SlurmUnreachableError
 from muri.slurm_plugin.gateway.gpu_removal import find_gpu_removal, place_for
 from muri.slurm_plugin.records.cluster import Snapshot
 from muri.slurm_plugin.records.gpu_removal import NOT_TRIED, GpuRemoval, Place, TriedForm
+from muri.slurm_plugin.records.limits import PartitionLimits, SiteLimits
 
-MAIN = Place("main", "gpu")
+MAIN, MAIN_LIMITS = Place("main", "gpu"), PartitionLimits("main")
 TAGGED = make_job(7, admin_comment="muri:model=a", account="hep", qos="short")
 
 
@@ -58,7 +59,8 @@ class ScriptedCommands:
         if arguments[1:] == ["show", "config"]:
             return f"SLURM_VERSION = 24.11.5\nBOOT_TIME = {self.boot_s}\nGresTypes = gpu,muri\n"
         if arguments[1] == "update":
-            way = arguments[3].removeprefix("TresPerNode=")
+            assert arguments[3] == "MinMemoryNode=64", "without memory of its own it would wait for all of a node's"
+            way = arguments[4].removeprefix("TresPerNode=")
             if "muri" in way and not self.known_gres:
                 raise GatewayError("cannot change job 1: Invalid generic resource (gres) specification for job 1")
             self.gpus[arguments[2].removeprefix("JobId=")] &= way not in self.ways
@@ -90,7 +92,7 @@ def tried(commands: ScriptedCommands, known: GpuRemoval = NOT_TRIED, place: Plac
 def test_the_better_way_that_works_is_taken(counts, ways, request_for_members) -> None:
     commands = ScriptedCommands(*ways, counts=counts)
     found = tried(commands)
-    assert found.way_for("gres/gpu:1").request == request_for_members
+    assert found.way_for("gres/gpu:1", MAIN_LIMITS).request == request_for_members
     assert found.holds(found.site, NOW_S + 1e9)
     assert commands.gpus == {}, "every job that was tried with is cancelled"
 
@@ -111,12 +113,22 @@ def test_typed_gpus_are_tried_by_themselves() -> None:
     found = tried(commands, place=Place("main", "tesla"))
     assert [form.form for form in found.forms] == ["--gres=gpu:N", "--gres=gpu:TYPE:N"]
     assert any("--gres=gpu:tesla:1" in line for line in commands.lines)
-    assert found.way_for("gres/gpu:tesla:2").request == "gres/gpu:0"
+    assert found.way_for("gres/gpu:tesla:2", MAIN_LIMITS).request == "gres/gpu:0"
+
+
+@pytest.mark.parametrize(("ways", "taken"), [(("gres/gpu:0",), "gres/gpu:0"), (("gres/gpu:0,gres/muri:1",), "")])
+def test_jobs_with_a_default_for_each_gpu_lose_it_only_by_a_request_that_names_nothing_else(ways, taken) -> None:
+    per_gpu = PartitionLimits("main", mem_per_gpu=True)
+    plain = tried(ScriptedCommands(*ways))
+    assert plain.way_for("gres/gpu:1", per_gpu).request == "", "not tried where no partition has such a default"
+    found = tried(ScriptedCommands(*ways), plain, place_for((make_node("n1"),), (), SiteLimits((per_gpu,))))
+    assert found.way_for("gres/gpu:1", per_gpu).request == taken
+    assert found.way_for("gres/gpu:1", MAIN_LIMITS).request == ways[0]
 
 
 def test_where_root_may_not_submit_it_is_tried_in_the_name_of_a_waiting_job() -> None:
     commands = ScriptedCommands("gres/gpu:0", refuses_root=True)
-    assert tried(commands, waiting=TAGGED).way_for("gres/gpu:1").request == "gres/gpu:0"
+    assert tried(commands, waiting=TAGGED).way_for("gres/gpu:1", MAIN_LIMITS).request == "gres/gpu:0"
     own = next(line for line in commands.lines if "--uid=" in line)
     assert f"--uid={TAGGED.uid} --gid={TAGGED.gid} --partition={TAGGED.partition} --account=hep --qos=short" in own
 
@@ -125,7 +137,7 @@ def test_a_refusal_and_a_job_that_does_not_start_are_no_answers() -> None:
     """Neither is remembered for long, and other forms are not waited for."""
     for commands in (ScriptedCommands(refuses_root=True), ScriptedCommands(counts=False, starts=False)):
         found = tried(commands)
-        assert found.way_for("gres/gpu:1").request == ""
+        assert found.way_for("gres/gpu:1", MAIN_LIMITS).request == ""
         assert not found.forms[0].conclusive
         assert found.holds(found.site, NOW_S + 1)
         assert not found.holds(found.site, NOW_S + 3600)
@@ -152,7 +164,7 @@ def test_place_is_a_partition_with_gpus_that_muri_serves() -> None:
     assert place_for(nodes, ("train",)) == Place("train", "a100")
     assert place_for(nodes, ("old",)) == Place("old", "gpu")
     assert place_for(nodes, ("cpu",)) is None
-    assert "no node with GPUs" in tried(ScriptedCommands(), place=None).way_for("gres/gpu:1").why
+    assert "no node with GPUs" in tried(ScriptedCommands(), place=None).way_for("gres/gpu:1", MAIN_LIMITS).why
 
 
 class Gateway:
@@ -192,7 +204,7 @@ def test_nothing_is_tried_before_a_job_waits_for_muri_or_by_who_only_looks(tmp_p
 
 def test_what_cannot_be_found_out_costs_groups_alone(tmp_path) -> None:
     refused = GpuRemovalFile(tmp_path, ()).current(Gateway(GatewayError("no")), snapshot(TAGGED))
-    assert refused.way_for("gres/gpu:1").why == "no"
+    assert refused.way_for("gres/gpu:1", MAIN_LIMITS).why == "no"
     with pytest.raises(SlurmUnreachableError):
         GpuRemovalFile(tmp_path, ()).current(Gateway(SlurmUnreachableError("away")), snapshot(TAGGED))
 

@@ -61,6 +61,25 @@ def test_partitions():
     assert (limits.enforced, limits.priority_type, limits.why_unknown) == (True, "priority/multifactor", "")
 
 
+def test_what_a_partition_sets_goes_before_what_the_cluster_does():
+    nothing = "SelectTypeParameters = CR_CORE_MEMORY\n"
+    config = (
+        f"{nothing}MaxMemPerCPU = 4000\nDefMemPerNode = UNLIMITED\nJobDefaults = DefCpuPerGPU=3,DefMemPerGPU=4000\n"
+    )
+    partitions = (
+        "PartitionName=a JobDefaults=(null) MaxMemPerNode=UNLIMITED\n"
+        "PartitionName=b JobDefaults=DefCpuPerGPU=4 MaxMemPerCPU=3000\n"
+        "PartitionName=c JobDefaults=(null) MaxMemPerNode=9000 DefMemPerCPU=10\n"
+    )
+    assert LimitsReader(Commands(config=config, partition=partitions)).read().partitions == (
+        PartitionLimits("a", max_mem_per_cpu_mib=4000, cpus_per_gpu=3, mem_per_gpu=True),
+        PartitionLimits("b", max_mem_per_cpu_mib=3000, cpus_per_gpu=4, mem_per_gpu=True),
+        PartitionLimits("c", max_mem_per_node_mib=9000, default_mem=True, cpus_per_gpu=3, mem_per_gpu=True),
+    )
+    found = LimitsReader(Commands(config=nothing, partition=partitions)).read().partitions
+    assert [each.all_mem for each in found] == [True, True, False]
+
+
 def test_qos():
     normal, small = LimitsReader(Commands()).read().qos
     assert normal == Qos("normal")

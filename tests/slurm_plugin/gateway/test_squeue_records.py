@@ -11,6 +11,7 @@ from muri.slurm_plugin.gateway.node_table import nodes_of_table
 from muri.slurm_plugin.gateway.squeue_fields import FieldReader, known_fields
 from muri.slurm_plugin.gateway.squeue_records import job_of
 from muri.slurm_plugin.records.cluster import JobState
+from muri.slurm_plugin.records.limits import PartitionLimits
 
 NEW = "26.05.5"
 
@@ -122,8 +123,25 @@ def test_options_that_muri_does_not_carry_over(fields: dict[str, str], special: 
 
 def test_no_memory_is_all_memory_only_where_jobs_get_some_by_default() -> None:
     record = row(NEW, "bare") | {"MinMemory": "0", "tres-alloc": "cpu=1,mem=62.50G,node=1"}
-    assert job_of(record, None, 0.0, mem_by_default=True).special == ("--mem",)
+    assert job_of(record, None, 0.0, PartitionLimits("main", default_mem=True)).special == ("--mem",)
     assert job_of(record, None, 0.0).special == ()
+
+
+@pytest.mark.parametrize(
+    ("asked", "cpus_per_tres", "mem_mib", "given_cpus"),
+    [
+        ("cpu=1,mem=6000M,node=1", "gpu:4", 6000, 8),
+        ("cpu=1,mem=500M,node=1", "gpu:4", 500, 8),
+        ("cpu=2,mem=6000M,node=1", "N/A", 6000, 2),
+    ],
+)
+def test_what_a_partition_gives_for_each_gpu_is_what_a_job_has(asked, cpus_per_tres, mem_mib, given_cpus) -> None:
+    """As Slurm 26.05 shows jobs of two GPUs in a partition with DefMemPerGPU=3000 and DefCpuPerGPU=4."""
+    cpus = asked[4]
+    shown = {"MinMemory": "3000M", "tres-alloc": asked, "mem-per-tres": "gpu:3000", "cpus-per-tres": cpus_per_tres}
+    record = row(NEW, "bare") | shown | {"tres-per-node": "gres/gpu:2", "NumCPUs": cpus, "cpus-per-task": cpus}
+    job = job_of(record, None, 0.0, PartitionLimits("main", cpus_per_gpu=4, mem_per_gpu=True))
+    assert (job.mem_per_node_mib, job.mem_per_cpu_mib, job.given_cpus, job.special) == (mem_mib, 0, given_cpus, ())
 
 
 def test_job_that_must_wait_until_later_says_so() -> None:

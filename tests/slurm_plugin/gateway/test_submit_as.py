@@ -181,7 +181,7 @@ def test_a_user_whose_process_stood_still_costs_one_time_limit(
     commands: Commands, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now_s = [1000.0]
-    submissions = Submissions(SlurmCommands(), lambda: now_s[0])
+    submissions = Submissions(SlurmCommands(), lambda: None, lambda: now_s[0])
     commands.add("sbatch", body="import signal; os.kill(os.getpid(), signal.SIGSTOP)")
     with monkeypatch.context() as patched, pytest.raises(SubmissionTimeoutError, match=r"did not end within 0\.2 s"):
         patched.setattr(submit_as, "_CHILD_ENDS_WITHIN_S", 0.2)

@@ -16,8 +16,9 @@ from muri.slurm_plugin.gateway.base import GatewayError
 from muri.slurm_plugin.planning.actions import Join, ReleaseSolo, StartGroup
 from muri.slurm_plugin.planning.decision import decide
 from muri.slurm_plugin.planning.slurm_requests import pilot_job
+from muri.slurm_plugin.planning.starts import asked_by
 from muri.slurm_plugin.records import comment_tags as tags
-from muri.slurm_plugin.records.cluster import Job, JobState
+from muri.slurm_plugin.records.cluster import Job, JobChange, JobState
 from muri.slurm_plugin.records.limits import NO_LIMITS, Association, Limits, PartitionLimits, Qos, SiteLimits, Tres
 from muri.slurm_plugin.records.roles import read_job
 
@@ -205,26 +206,56 @@ def test_a_refused_pilot_lets_its_job_start_plain_in_the_same_cycle(make_control
     assert any("Invalid qos specification" in error for error in status.errors)
 
 
-@pytest.mark.parametrize("carried_out", [True, False])
-def test_a_change_that_fails_lets_the_job_start_plain_and_its_pilot_end(make_controller, monkeypatch, carried_out):
-    slurm = FakeSlurm([candidate(1)], [make_node("n1")])
-    modify, failed = slurm._modify, []
+def refusing(monkeypatch, slurm: FakeSlurm, *job_ids: int, applies: JobChange | None) -> None:
+    """Have Slurm refuse a job's first change, of which it may have made a part; None: all of it."""
+    modify, left = slurm._modify, set(job_ids)
 
-    def fail_once(job_id: int, change: Any) -> None:
-        if job_id == 1 and not failed:
-            failed.append(change)
-            if carried_out:
-                modify(job_id, change)
-            raise GatewayError("Job is in transition")
-        modify(job_id, change)
+    def fail_once(job_id: int, change: JobChange) -> None:
+        if job_id not in left:
+            modify(job_id, change)
+            return
+        left.remove(job_id)
+        modify(job_id, change if applies is None else applies)
+        raise GatewayError("Invalid generic resource (gres) specification")
 
     monkeypatch.setattr(slurm, "_modify", fail_once)
-    one_cycle(make_controller, slurm)
+
+
+@pytest.mark.parametrize("applies", [None, JobChange(), JobChange(required_nodes="n1", cpu_count=1)])
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_group_whose_changes_slurm_refuses_is_undone_whole_and_at_once(make_controller, monkeypatch, count, applies):
+    jobs = [candidate(number, f"m{number}") for number in range(1, count + 1)]
+    slurm = FakeSlurm(jobs, [make_node("n1", gpu_count=1)])
+    refusing(monkeypatch, slurm, 1, 2, applies=applies)
+    told = one_cycle(make_controller, slurm)
     (pilot,) = pilots(slurm)
     slurm.tick()
     assert pilot.state is JobState.CANCELLED
-    assert (slurm.jobs[1].state, slurm.jobs[1].gpu_count, slurm.jobs[1].dependency) == (JobState.RUNNING, 1, "")
-    assert not tags.is_member(slurm.jobs[1].admin_comment)
+    assert slurm.jobs[1].state is JobState.RUNNING
+    for job in jobs:
+        now = slurm.jobs[job.job_id]
+        assert asked_by(now) == asked_by(job)
+        assert (now.dependency, now.held, tags.is_member(now.admin_comment)) == ("", False, False)
+        assert "Slurm refused to change its request: Invalid generic" in " ".join(told[job.job_id].reasons)
+
+
+def test_a_job_that_slurm_refuses_to_change_leaves_its_group_and_waits_with_its_own_request(
+    make_controller, monkeypatch
+):
+    jobs = [candidate(1, "m1"), candidate(2, "m2")]
+    slurm = FakeSlurm(jobs, [make_node("n1", gpu_count=1)])
+    refusing(monkeypatch, slurm, 2, applies=JobChange(required_nodes="n1", cpu_count=1))
+    with make_controller(slurm) as controller:
+        controller.cycle()
+        assert asked_by(slurm.jobs[2]) == asked_by(jobs[1])
+        for _ in range(2):
+            slurm.tick()
+        assert [slurm.jobs[number].state for number in (1, 2)] == [JobState.RUNNING, JobState.PENDING]
+        for job in (*pilots(slurm), slurm.jobs[1]):
+            slurm.end(job.job_id)
+        controller.cycle()
+        slurm.tick()
+    assert (slurm.jobs[2].state, slurm.jobs[2].gpu_count) == (JobState.RUNNING, 1)
 
 
 def test_users_read_that_such_a_job_runs_alone_and_without_its_pilot_it_goes_back_and_runs_plain(make_controller):
@@ -339,7 +370,7 @@ def test_a_join_is_not_carried_on_with_a_request_that_its_user_has_changed_meanw
 
 
 def test_room_for_others_leaves_half_of_what_jobs_may_have_together():
-    asked = replace(three_jobs()[0], mem_per_node_mib=4 * GIB, cpu_count=2, cpus_per_task=2)
+    asked = replace(three_jobs()[0], mem_per_node_mib=4 * GIB, cpu_count=4, cpus_per_task=4)
     limits = site(own=Limits(grp_tres=(Tres("mem", 24 * GIB), Tres("cpu", 24))))
     (start,) = decided([asked], [make_node("n1", mem_mib=64 * GIB, cpu_count=64)], limits=limits).actions
     # 12 GiB and 12 CPUs are half; beside the pilot there is the script.
@@ -349,10 +380,10 @@ def test_room_for_others_leaves_half_of_what_jobs_may_have_together():
 @pytest.mark.parametrize(
     ("limits", "config", "mem_mib"),
     [
-        (SiteLimits(), {}, 46 * GIB),  # half of the node, less than what four scripts take
+        (SiteLimits(), {}, 16 * GIB),  # four jobs like these
         (SiteLimits(), {"grouping": {"join": False}}, 8 * GIB),
         (SiteLimits(), {"grouping": {"max_group_size": 2}}, 8 * GIB),
-        (site(own=Limits(grp_tres=(Tres("mem", 60 * GIB),))), {}, 29 * GIB),
+        (site(own=Limits(grp_tres=(Tres("mem", 20 * GIB),))), {}, 9 * GIB),
     ],
 )
 def test_a_group_that_starts_has_memory_for_those_that_join_later(limits, config, mem_mib):
@@ -361,6 +392,15 @@ def test_a_group_that_starts_has_memory_for_those_that_join_later(limits, config
     (start,) = decided(jobs, [node], limits=limits, **config).actions
     assert len(start.members) == 2
     assert start.mem_per_node_mib == mem_mib
+
+
+def test_a_pilot_has_as_many_cpus_as_its_memory_takes():
+    """Slurm would give it more CPUs by itself (MaxMemPerCPU), or never start it."""
+    jobs = [replace(each, mem_per_node_mib=4 * GIB, cpu_count=1, cpus_per_task=1) for each in three_jobs()[:2]]
+    limits = SiteLimits(partitions=(PartitionLimits("main", max_mem_per_cpu_mib=3 * GIB),))
+    node = make_node("n1", mem_mib=96 * GIB, gpus_allocated=1)
+    (start,) = decided(jobs, [node], limits=limits).actions
+    assert (len(start.members), start.cpu_count, start.mem_per_node_mib) == (2, 3, 9 * GIB)
 
 
 def test_groups_share_what_a_node_has_free():

@@ -3,13 +3,13 @@
 from dataclasses import replace
 
 import pytest
-from fake_slurm import NOW_S, FakeSlurm, group_at_work, make_job, make_node, one_cycle, pilots
+from fake_slurm import NOW_S, FakeSlurm, four_jobs, group_at_work, make_job, make_node, one_cycle, one_gpu, pilots
 
 from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.controller.cycle import cycle_input
 from muri.slurm_plugin.execute.drain import drain
 from muri.slurm_plugin.gateway import text_fields
-from muri.slurm_plugin.planning.actions import Cancel, ReturnToQueue
+from muri.slurm_plugin.planning.actions import Cancel, Regroup, Restore, ReturnToQueue
 from muri.slurm_plugin.planning.repairs import reconcile
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import SPECIAL_EXIT, JobState
@@ -122,6 +122,36 @@ def test_culprit_runs_alone_and_the_others_share_again(make_controller):
     assert [set(tags.parse_pilot(job.admin_comment)[1]) for job in second] == [{1, 2, 4}]
     assert slurm.jobs[3].state is JobState.FAILED
     assert any("may have caused" in reason for reason in told)
+
+
+@pytest.mark.parametrize(
+    ("pilot", "member", "after_s", "gives_up"),
+    [
+        ({"reason": "BadConstraints"}, {}, 1, True),
+        ({"reason": "QOSMaxGRESPerUser"}, {}, 1, True),
+        ({"reason": "Resources"}, {}, 100, False),
+        ({"reason": "Resources"}, {}, 200, True),
+        ({"state": JobState.RUNNING}, {"reason": "Resources"}, 20, False),
+        ({"state": JobState.RUNNING}, {"reason": "Resources"}, 40, True),
+        ({"state": JobState.RUNNING}, {"reason": "Priority"}, 200, False),
+        ({"state": JobState.RUNNING}, {"reason": "Priority"}, 400, True),
+    ],
+)
+def test_a_pilot_that_does_not_start_or_stays_empty_ends_and_its_jobs_wait_with_their_own_request(
+    make_controller, pilot, member, after_s, gives_up
+):
+    slurm = FakeSlurm(four_jobs(), one_gpu())
+    one_cycle(make_controller, slurm)
+    (placeholder,) = pilots(slurm)
+    slurm._update(placeholder.job_id, start_s=NOW_S, nodes="n1" if "state" in pilot else "", **pilot)
+    for number in (1, 2, 3, 4):
+        slurm._update(number, **{"reason": "Dependency", **member})
+    slurm.now_s += after_s
+    actions = reconcile(cycle_input(slurm.snapshot(), None, Config()))
+    left = {action.job_id for action in actions if isinstance(action, Regroup | Restore)}
+    assert left == ({1, 2, 3, 4} if gives_up else set())
+    ended = [action.job_id for action in actions if isinstance(action, Cancel)]
+    assert ended == ([placeholder.job_id] if gives_up else [])
 
 
 def test_pilot_that_slurm_has_forgotten_leaves_its_members_alone(make_controller):
