@@ -33,6 +33,7 @@ class MetricsServer(ThreadingMixIn, WSGIServer):
     """
 
     daemon_threads = True
+    request_queue_size = 64
 
     def __init__(self, host: str, port: int, registry: "CollectorRegistry") -> None:
         from prometheus_client import make_wsgi_app

@@ -208,6 +208,7 @@ def test_strangers_use_up_neither_files_nor_threads_and_end_in_time(make_control
         stack.callback(server.server_close)
         stack.callback(server.shutdown)
         address, before = ("127.0.0.1", server.server_port), threading.active_count()
+        monkeypatch.setattr(metrics_server, "REQUEST_LIMIT_S", 2 * DEADLINE_S)
         strangers = [stack.enter_context(socket.create_connection(address, DEADLINE_S)) for _ in range(100)]
         assert is_ended(strangers[-1 - metrics_server.MOST_CONNECTIONS])
         until(lambda: threading.active_count() - before <= metrics_server.MOST_CONNECTIONS, "the threads' ends")
