@@ -262,10 +262,9 @@ def test_garbage_silence_and_slowness_do_not_keep_a_rank_out(listener, monkeypat
     monkeypatch.setattr("muri.launcher.ranks.link.HANDSHAKE_TIMEOUT_S", 2 * DEADLINE_S)  # time alone ends none of them
     with ExitStack() as stack:
         strangers = [stack.enter_context(socket.create_connection((place.host, place.port))) for _ in range(200)]
-        for raw, junk in zip(
-            strangers, (b"GET / HTTP/1.0\r\n\r\n", b"\xff" * 68, secrets.token_bytes(5000)), strict=False
-        ):
-            raw.sendall(junk)
+        for junk in (b"GET / HTTP/1.0\r\n\r\n", b"\xff" * 68, secrets.token_bytes(5000)):
+            strangers.append(stack.enter_context(socket.create_connection((place.host, place.port))))
+            strangers[-1].sendall(junk)
         over = threading.Event()
         sending = Asking(send_slowly, strangers[-60:], over, 10_000)
         connect(peer(place), DEADLINE_S).close()
