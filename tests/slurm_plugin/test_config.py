@@ -32,6 +32,9 @@ def write(tmp_path, text):
         ("profiling: {iterations: 1}", ["iterations"]),
         ("- a", []),
         ("a: [", []),
+        ("1: 2", ["Keys should be strings"]),
+        ("a: !!float ''", []),
+        pytest.param("[" * 5_000, ["levels deep"], id="deep"),
     ],
 )
 def test_what_is_no_configuration_is_refused_and_every_problem_is_named(tmp_path, text, told):
