@@ -1,6 +1,7 @@
 /* sbatch, salloc and srun: from options to a mark on the job. */
 #define _GNU_SOURCE
 #include <errno.h>
+#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -38,6 +39,11 @@ static int read_environment(void)
 	return -1;
 }
 
+static bool is_sbatch(void)
+{
+	return strcmp(program_invocation_short_name, "sbatch") == 0;
+}
+
 /* Add what only this process knows. A job without it is Muri's as well, but its arguments may not be known. */
 static void add_facts(spank_t spank)
 {
@@ -45,10 +51,22 @@ static void add_facts(spank_t spank)
 	char facts[MURI_FACTS_SIZE];
 
 	/* sbatch has read its options: the next word is the batch script, whatever follows is its own. */
-	if (strcmp(program_invocation_short_name, "sbatch") == 0 && words.text &&
-	    muri_facts(words.text, words.size, optind, facts) == 0)
+	if (is_sbatch() && words.text && muri_facts(words.text, words.size, optind, facts) == 0)
 		spank_job_control_setenv(spank, MURI_FACTS_NAME, facts, 1);
 	muri_words_free(&words);
+}
+
+/*
+ * Whether sbatch only asks when Slurm would start the job: behind the gate that is never. Slurm tells neither plugins
+ * nor slurmctld's job_submit that no job is to come of it, so the command line must.
+ */
+static bool only_tests(void)
+{
+	struct muri_words words = muri_command_line();
+	bool found = is_sbatch() && muri_says(&words, optind, "--test-only");
+
+	muri_words_free(&words);
+	return found;
 }
 
 static int mark(spank_t spank, const char *canonical)
@@ -82,6 +100,11 @@ static int apply(spank_t spank)
 
 	forget_facts(spank);
 	if (!muri_options_result(&muri_given, &request)) {
+		unmark(spank);
+		return 0;
+	}
+	if (only_tests()) {
+		slurm_info("muri: tested as an ordinary job; Muri may start it at another time");
 		unmark(spank);
 		return 0;
 	}

@@ -56,3 +56,19 @@ const char *muri_word(const char *text, size_t size, int index)
 		return NULL;
 	return text;
 }
+
+bool muri_says(const struct muri_words *words, int end, const char *option)
+{
+	const char *word = words->text;
+
+	for (int index = 0; word && index < end; index++) {
+		size_t left = words->size - (size_t)(word - words->text), length = strnlen(word, left);
+
+		if (length == left)
+			return false;
+		if (length > strlen("--") && strncmp(option, word, length) == 0)
+			return true;
+		word += length + 1;
+	}
+	return false;
+}

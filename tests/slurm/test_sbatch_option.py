@@ -238,6 +238,14 @@ def test_what_cannot_be_grouped_runs_and_its_user_is_told_why(cluster: Cluster, 
     assert cluster.output_of(job_id(done)) == "ran\n"
 
 
+def test_only_asking_when_a_job_would_start_is_answered_as_without_muri(cluster: Cluster) -> None:
+    for option in ("--test-only", "--test"):
+        done = cluster.run("sbatch", "--muri=model=m", option, GPU, "-t5", "--wrap=true")
+        assert (done.returncode, done.stdout) == (0, ""), done
+        assert re.search(r"muri: tested as an ordinary job(.|\n)* Job \d+ to start at ", done.stderr), done
+    assert cluster.is_kept(cluster.submit("--muri", GPU, "--comment=--test-only", script="true --test-only"))
+
+
 def test_jobs_submitted_from_a_muri_job_are_not_muri_s_unasked(cluster: Cluster) -> None:
     inner = f"sbatch -o /tmp/inner-%j {GPU} --wrap='echo [$MURI_JOB]'; sbatch --muri=model=in {GPU} --wrap=true"
     job = cluster.submit("--muri=model=outer", GPU, script=inner)
