@@ -16,6 +16,5 @@ def test_what_cannot_be_used_is_one_kind_of_error() -> None:
     for read, text in [(read, text) for read in (json_of, yaml_of) for text in DEEP] + [(yaml_of, t) for t in NO_YAML]:
         with pytest.raises(ValueError, match="levels" if text in DEEP else r"\w"):
             read(text)
-    for read in (json_of, yaml_of):
-        assert json.dumps(read("[" * MOST_LEVELS + "]" * MOST_LEVELS), indent=1)
+    assert all(json.dumps(read("[" * MOST_LEVELS + "]" * MOST_LEVELS), indent=1) for read in (json_of, yaml_of))
     assert len(yaml_of(ALIASES)) == 50, "aliases are read without being written out"

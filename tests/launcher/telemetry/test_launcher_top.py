@@ -189,9 +189,8 @@ def test_neither_links_nor_pipes_of_users_are_followed(tmp_path: Path) -> None:
     "[" * 100_000, '{"discipline":"x","members":{"1":' + "[" * 100_000 + "}}", "1", "[]", "null",
 ], ids=range(23))  # fmt: skip
 def test_what_a_users_file_holds_hides_no_other_group(tmp_path: Path, changes: Any, monkeypatch, capsys) -> None:
-    damaged = changes if isinstance(changes, str) else json.dumps(status(**{"101": member()}) | changes)
-    (tmp_path / "host-9.json").write_text(damaged)
-    (tmp_path / "host-7.json").write_text(json.dumps(status(**{"4242": member()})))
+    for name, text in (("9", changes), ("7", {"members": {"4242": member()}})):
+        (tmp_path / f"host-{name}.json").write_text(text if isinstance(text, str) else json.dumps(status() | text))
     monkeypatch.setenv("MURI_RUN_DIR", str(tmp_path))
     for options in (["--once"], ["--json"]):
         top.top(options, standalone_mode=False)
