@@ -125,7 +125,8 @@ def test_a_pilot_job_serves_a_member_and_ends_with_it(odd: Odd, isolation: Liter
 
 
 def test_a_dry_run_job_publishes_what_it_has_measured(odd: Odd) -> None:
-    (odd.folder / "batch").write_text("#!/bin/sh\necho '{\"load_s\": 1}' > $MURI_DRY_RUN_RESULT\n")
+    result = "$MURI_DRY_RUN_RESULT"  # in one step, as it is read as soon as it is there
+    (odd.folder / "batch").write_text(f"#!/bin/sh\necho '{{\"load_s\": 1}}' > {result}.new; mv {result}.new {result}\n")
     options = ("--target", "7", "--token", "t", "--limits", "auto", "--time-limit-s", "240")
     assert odd.code(sys.executable, "-m", "muri.slurm_plugin.node.dry_run", *options, SLURM_JOB_ID="9") == 0
     assert '"load_s":1' in (odd.folder / "updates").read_text()

@@ -112,21 +112,20 @@ def test_a_member_for_whom_no_thread_is_left_hears_so_and_the_next_is_served(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tmp_path.chmod(0o700)
-    plain, failures = threading.Thread.start, iter([RuntimeError("can't start new thread")])
+    plain, starts = threading.Thread.start, itertools.count()
 
     def start(thread: threading.Thread) -> None:
-        if thread.name == "connection" and (error := next(failures, None)):
-            raise error
+        if thread.name == "connection" and next(starts) == 0:
+            raise RuntimeError("can't start new thread")
         plain(thread)
 
     monkeypatch.setattr(threading.Thread, "start", start)
     server = Server(tmp_path, ["101"], cast(Any, SimpleNamespace(running=lambda: ())), cast(Any, None))
     server.start()
-    for said, answer in ((b"", None), (bytes(5), "refused")):
-        connection = protocol.connect(protocol.member_socket(tmp_path, "101"))
-        assert connection is not None
-        with connection:
-            connection.sendall(said)
+    for answer in (None, "refused"):
+        with cast(socket.socket, protocol.connect(protocol.member_socket(tmp_path, "101"))) as connection:
+            if answer:
+                connection.sendall(bytes(5))
             heard = protocol.receive(connection)
             assert (heard and heard["type"]) == answer
     server.close()
