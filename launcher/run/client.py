@@ -26,6 +26,10 @@ FORWARDED_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal
 STANDARD_FILES: Final = (0, 1, 2)
 
 _POLL_S: Final = 0.25
+_EARLIER_RUN_S: Final = 100.0
+"""A group gives a script of a job that Slurm has ended 60 s to be saved and 20 s to end; then it is killed."""
+_FIRST_DOUBT_S: Final = 10.0
+"""A runtime that has not come by then may never come: Slurm is asked whether its pilot job still runs."""
 _LIMITS_NOT_SENT: Final = frozenset({"RLIMIT_AS", "RLIMIT_RSS", "RLIMIT_OFILE"})
 """Slurm may derive the first two from a job's memory, which is the pilot job's business for a member. The third is
 another name of RLIMIT_NOFILE."""
@@ -115,6 +119,20 @@ def open_runtime(path: Path) -> socket.socket | None:
     return connection
 
 
+def await_earlier_run(environment: Mapping[str, str], job_id: str) -> None:
+    """Wait until no script of an earlier run of the job is left in a group on this node; Slurm has ended that run.
+
+    Two runs at once would write the same files. What does not answer is passed over.
+    """
+    frame = {"type": "leave", "job_id": job_id, "run": stopping.run_of(environment)}
+    for path in sorted(default_run_dir(environment).glob(protocol.RUNTIMES)):
+        with contextlib.suppress(MuriError, OSError), open_runtime(path) or contextlib.nullcontext() as connection:
+            if connection is not None:
+                connection.settimeout(_EARLIER_RUN_S)
+                protocol.send_with_files(connection, frame, STANDARD_FILES)
+                protocol.receive(connection)
+
+
 def attach(connection: socket.socket, request: protocol.AttachRequest) -> int:
     """Let the runtime run the script; signals that come here are forwarded.
 
@@ -196,8 +214,9 @@ def wait_for_runtime(
     timeout_s = attach_timeout_s(environment)
     deadline_s = clock() + timeout_s
     place: Place | None = None
+    begun_s, doubt_s = clock(), clock() + _FIRST_DOUBT_S
     while True:
-        distrust, connection = _look_for_runtime(environment, job_id, "" if place is None else place.pilot)
+        distrust, connection = _look_for_runtime(environment, job_id, place)
         if connection is not None:
             return connection
         if place is None:
@@ -211,17 +230,37 @@ def wait_for_runtime(
                 continue
         elif distrust is not None:
             raise RuntimeLostError(f"the runtime of the group of job {job_id} cannot be trusted: {distrust}")
+        if clock() >= doubt_s:
+            _require_pilot(membership, place)
+            doubt_s += clock() - begun_s
         if clock() >= deadline_s:
             raise RuntimeLostError(f"the runtime of the group of job {job_id} did not come within {timeout_s:g} s")
         clock.sleep(_POLL_S)
 
 
-def _look_for_runtime(
-    environment: Mapping[str, str], job_id: str, pilot: str
-) -> tuple[MuriError | None, socket.socket | None]:
-    """Why the run directory or the runtime must not be trusted, or None; and a connection if there is one."""
+def _require_pilot(membership: Membership, place: Place | None) -> None:
+    """Refuse to wait on for a pilot job that has ended."""
+    if place is None or not place.pilot:
+        return
     try:
-        connection = find_runtime(environment, job_id)
+        runs = membership.runs(place.pilot)
+    except MuriError:
+        return  # it is asked again
+    if not runs:
+        raise RuntimeLostError(f"pilot job {place.pilot}, which was to hold the job's GPUs, has ended")
+
+
+def _look_for_runtime(
+    environment: Mapping[str, str], job_id: str, place: Place | None
+) -> tuple[MuriError | None, socket.socket | None]:
+    """Why the run directory or the runtime must not be trusted, or None; and a connection if there is one.
+
+    After a requeue the job's own name may still lead to the group that it was taken out of.
+    """
+    pilot = "" if place is None else place.pilot
+    by_own_name = not stopping.run_of(environment) or (place is not None and not pilot)
+    try:
+        connection = find_runtime(environment, job_id) if by_own_name else None
         if connection is None and pilot:
             connection = _open_any(environment, partial(protocol.pilot_socket, default_run_dir(environment), pilot))
     except (RendezvousError, protocol.ProtocolError) as error:

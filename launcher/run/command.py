@@ -13,6 +13,7 @@ from muri.clock import MACHINE_CLOCK, Clock
 from muri.errors import MuriError, UsageError
 from muri.inherited import give_back
 from muri.launcher.automatic.watch import AUTOMATIC_VARIABLE
+from muri.launcher.checkpoints.stopping import run_of
 from muri.launcher.job.environment import (
     ACCUMULATE_VARIABLE,
     attach_timeout_s,
@@ -29,6 +30,7 @@ from muri.launcher.run.client import (
     OutOfMemoryBesideOthersError,
     RuntimeLostError,
     attach,
+    await_earlier_run,
     build_request,
     find_runtime,
     wait_for_runtime,
@@ -159,7 +161,11 @@ def _run_in_group(job_id: str, script: str, module: bool, arguments: tuple[str, 
     """The exit code of the script in the group's runtime, None when the job should run alone."""
     membership: Membership | None = None
     try:
-        connection = _trusted_runtime(job_id)
+        if run_of(os.environ):
+            await_earlier_run(os.environ, job_id)
+            connection = None
+        else:
+            connection = _trusted_runtime(job_id)
         if connection is None and may_be_member(os.environ):
             membership = load_membership()
             connection = wait_for_runtime(os.environ, job_id, membership)

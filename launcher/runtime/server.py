@@ -15,6 +15,7 @@ from typing import Final
 from muri.group_spec import GroupSpec, MemberSpec
 from muri.launcher import automatic
 from muri.launcher.arbitration.arbiter import Arbiter
+from muri.launcher.checkpoints.stopping import run_of
 from muri.launcher.job.environment import hooks_wanted
 from muri.launcher.job.session import MemberSession
 from muri.launcher.runtime.admission import AdmissionControl, MemoryAdmission
@@ -159,6 +160,7 @@ class Server:
         self.end_cause: str | None = None
         self.ended_by_signal = False
         self._pilot_job = os.environ.get("SLURM_JOB_ID")  # in a member's thread this is the member's own
+        self._latest: dict[str, tuple[int, MemberSession]] = {}
         self._unreported: set[MemberSession] = set()
         self._reported = threading.Condition()
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -232,13 +234,24 @@ class Server:
                 protocol.require_same_user(raw)
                 hello = protocol.receive_with_files(raw, 3)
                 raw.settimeout(None)
-                if hello is not None:
+                if hello is not None and hello[0]["type"] == "leave":
+                    self._leave(connection, *hello)
+                elif hello is not None:
                     self._attach(connection, *hello)
             except (ProtocolError, OSError) as error:
                 logger.warning("a connection was refused: %s", error)
                 connection.finish({"type": "refused", "kind": "protocol", "reason": str(error)})
             finally:
                 self._open.discard(raw)
+
+    def _leave(self, connection: Connection, frame: Frame, files: list[int]) -> None:
+        """Answer once no script of another run of the job is left here; that run's process is gone or soon will be."""
+        _close_all(files)
+        run, session = self._latest.get(str(frame.get("job_id")), (0, None))
+        if session is not None and run != frame.get("run"):
+            logger.info("another run of job %s waits for the end of its script here", session.member)
+            session.ended.wait()
+        connection.finish({"type": "left"})
 
     def _attach(self, connection: Connection, frame: Frame, files: list[int]) -> None:
         try:
@@ -258,6 +271,7 @@ class Server:
             reason = f"job {request.job_id} already runs a script in its group; run one at a time"
             connection.finish({"type": "refused"} | (refusal or {"kind": "busy", "reason": reason}))
             return
+        self._latest[request.job_id] = run_of(request.environment), session
         with self._reported:
             self._unreported.add(session)
         connection.send({"type": "accepted"})

@@ -33,6 +33,9 @@ _CREDENTIALS: Final = struct.Struct("3i")
 LONGEST_SOCKET_PATH: Final = 107
 """The kernel's limit for the path of a Unix socket, in bytes."""
 
+RUNTIMES: Final = "runtime-*.sock"
+"""The sockets on which runtimes listen, in a run directory."""
+
 Frame = dict[str, Any]
 
 
@@ -243,7 +246,7 @@ def pilot_socket(run_dir: Path, pilot_job: str, rank: int | None = None) -> Path
 
 def runtime_socket(run_dir: Path, pid: int) -> Path:
     """The socket on which a runtime listens; the members' names lead to it."""
-    return run_dir / f"runtime-{pid}.sock"
+    return run_dir / RUNTIMES.replace("*", str(pid))
 
 
 def require_short(path: Path) -> None:

@@ -9,6 +9,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 from muri_cluster import MuriCluster
+from site_cluster import SiteCluster
 
 from sandbox.driver import Driver
 
@@ -212,3 +213,44 @@ def test_a_member_that_stops_after_a_drain_goes_on_as_a_plain_job(muri):
     assert sorted(each for done in passes for each in done["restored"]) == [job]
     assert "muri-state" not in muri.driver.job(job)["AdminComment"]
     assert_resumed_once(muri, job)
+
+
+STUBBORN_PY = """\
+import os, signal, time
+import muri
+
+run = os.environ.get("SLURM_RESTART_COUNT", "0")
+with open("stubborn.runs", "a+") as runs:
+    runs.seek(0)
+    left = [line for line in runs if os.path.exists("/proc/" + line.split()[1])]
+    print(run, os.getpid(), len(left), file=runs)
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+while run == "0":
+    with muri.stage("load"):
+        time.sleep(0.1)
+"""
+
+
+@pytest.mark.thorough
+def test_a_requeued_member_waits_for_its_own_first_run_and_is_requeued_no_more(accounted: Driver) -> None:
+    """The first run ignores SIGTERM; Slurm starts the second, on a GPU of its own, before the group has killed it."""
+    site = SiteCluster(accounted, "auto")
+    stubborn = site.script("stubborn", STUBBORN_PY, "touch stubborn.runs")
+    accounted.run("rm", "-f", "stubborn.runs")
+    blockers = [site.block("on1", gpus=1) for _ in range(2)]
+    mark = "--muri=model=load,batch-size=8,duration=60s"
+    job = accounted.submit("-p", "on1", "--gres=gpu:1", mark, stubborn)
+    partner = site.until_go("propagate", "-p", "on1")
+    with site.controller():
+        accounted.run("scancel", str(blockers[0]), user="bob")
+        accounted.wait_until(lambda: accounted.run("cat", "stubborn.runs").stdout.startswith("0 "), "the first run")
+        assert site.pilot(job) is not None
+        accounted.run("scancel", str(blockers[1]), user="bob")
+        accounted.run("scontrol", "requeue", str(job))
+        fields = accounted.wait_state(job)
+        site.go()
+        accounted.wait_state(partner)
+    assert (fields["JobState"], fields["Restarts"]) == ("COMPLETED", "1")
+    assert [line.split()[::2] for line in accounted.run("cat", "stubborn.runs").stdout.splitlines()] == [
+        ["0", "0"], ["1", "0"],
+    ]  # fmt: skip

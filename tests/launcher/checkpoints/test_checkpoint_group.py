@@ -50,7 +50,7 @@ CLIENT = """
 
     class Scheduler:
         def await_place(self, job_id):
-            return Place("900", MemberSpec(job_id))
+            return Place("", MemberSpec(job_id))
 
         def requeue(self, job_id, reason):
             print("requeued:", reason, flush=True)

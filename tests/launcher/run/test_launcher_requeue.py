@@ -86,6 +86,38 @@ def test_a_member_that_sees_other_file_systems_runs_alone(launcher: Launcher) ->
     assert "sees other file systems than its group" in reason
 
 
+@pytest.mark.parametrize("isolation", ["thread", "process"])
+def test_a_run_after_a_requeue_waits_for_the_script_of_the_run_before_and_keeps_out_of_its_group(
+    launcher: Launcher, isolation: str
+) -> None:
+    """Slurm has ended the first run's own processes; its script, which does not end at once, is still in the group."""
+    launcher.runtime("101", options=("--isolation", isolation))
+    script = launcher.script("""
+        import os, time
+        run, said = os.environ.get("SLURM_RESTART_COUNT", "0"), open("runs", "a", buffering=1)
+        print("begin", run, file=said)
+        while run == "0" and not os.path.exists("over"):
+            try:
+                while not os.path.exists("over"): time.sleep(0.01)
+            except BaseException:
+                pass
+        print("end", run, file=said)
+    """)
+    runs = launcher.folder / "runs"
+    first = member(launcher, "101", script, MURI_ISOLATION=isolation)
+    until(lambda: runs.exists() and "begin 0" in runs.read_text(), "the first run")
+    first.kill()
+    second = member(launcher, "101", script, SLURM_JOB_GPUS="0", SLURM_RESTART_COUNT="1")
+    log = launcher.folder / "runtime.log"
+    until(lambda: "waits for" in log.read_text() or second.poll() is not None, "the second run's question")
+    (launcher.folder / "over").touch()
+    assert ends(second) == 0, launcher.err("101")
+    began, *_ = runs.read_text().partition("begin 1")
+    assert began in {"begin 0\nend 0\n", "begin 0\n"}  # on a slow machine the group has killed it meanwhile
+    assert runs.read_text() == f"{began}begin 1\nend 1\n"
+    assert requeued(launcher) == []
+
+
 def test_member_without_runtime_is_requeued_and_never_run_here(launcher: Launcher) -> None:
     assert ends(member(launcher, "101", launcher.script("print('ran')"))) == 75
     assert launcher.out("101") == ""

@@ -69,6 +69,22 @@ def test_runtime_that_comes_in_time_is_found_by_its_member_or_its_pilot_job(
     assert (clock(), scheduler.asked) == (found_s, silent + 1)
 
 
+def test_after_a_requeue_the_jobs_own_name_may_lead_to_a_group_that_it_has_left(run_dir: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as left, socket.socket(socket.AF_UNIX) as new:
+        for listener, path in (
+            (left, protocol.member_socket(run_dir, "101")),
+            (new, protocol.pilot_socket(run_dir, "900")),
+        ):
+            listener.bind(str(path))
+            listener.listen()
+        run_2 = {"SLURM_RESTART_COUNT": "1"}
+        assert wait(run_dir, Scheduler(expected=False), VirtualClock(), **run_2) is None
+        connection = wait(run_dir, Scheduler(expected=True, pilot="900"), VirtualClock(), **run_2)
+        assert connection is not None
+        assert connection.getpeername() == new.getsockname()
+        connection.close()
+
+
 @pytest.mark.parametrize(("variables", "after_s"), [({}, 120.0), ({"MURI_ATTACH_TIMEOUT_S": "5"}, 5.0)])
 @pytest.mark.parametrize("scheduler", [Scheduler(expected=True), Scheduler(expected=False, silent=10_000)])
 def test_wait_for_a_runtime_has_an_end(
@@ -78,6 +94,13 @@ def test_wait_for_a_runtime_has_an_end(
     with pytest.raises(RuntimeLostError, match=f"job 101 did not come within {after_s:g} s"):
         wait(run_dir, scheduler, clock, **variables)
     assert clock() == after_s
+
+
+def test_a_member_does_not_wait_for_a_pilot_job_that_has_ended(run_dir: Path) -> None:
+    clock = VirtualClock()
+    with pytest.raises(RuntimeLostError, match="pilot job 900, which was to hold the job's GPUs, has ended"):
+        wait(run_dir, Scheduler(expected=True, pilot="900"), clock)
+    assert clock() == 10.0
 
 
 def test_job_in_no_group_runs_alone_as_soon_as_that_is_known(run_dir: Path) -> None:
