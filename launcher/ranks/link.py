@@ -145,7 +145,11 @@ class Listener:
             except OSError:
                 return
             self._newcomers.add(raw)
-            threading.Thread(target=self._greet, args=(raw, address[0]), name="rank-link", daemon=True).start()
+            try:
+                threading.Thread(target=self._greet, args=(raw, address[0]), name="rank-link", daemon=True).start()
+            except RuntimeError:  # no thread is left now; a rank tries again
+                self._newcomers.take(raw)
+                raw.close()
         self.close()
 
     def _greet(self, raw: socket.socket, address: str) -> None:
