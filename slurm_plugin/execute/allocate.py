@@ -29,7 +29,7 @@ def give_share(gateway: Gateway, job: Job, share: GivenShare, now_s: float) -> s
     """
     if refusal := _refusal(gateway, job, JobChange(admin_comment=given_comment(job, share, now_s))):
         return refusal
-    refusal = _refusal(gateway, job, given_change(share))
+    refusal = _refusal(gateway, job, given_change(job, share))
     if refusal:
         gateway.modify(job.job_id, reset_change(job, share.original))
     return refusal

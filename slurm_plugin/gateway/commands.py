@@ -157,9 +157,13 @@ class CommandGateway:
         """Submit a batch job as its user and return its id."""
         return self._submissions.submit(job)
 
-    def _update(self, job_id: int, settings: Sequence[str]) -> None:
+    def _update(self, job_id: int, settings: Sequence[str], owner: tuple[int, int] | None = None) -> None:
         name = self._arrays.name(job_id)
-        self._commands.run(f"change job {name}", ["scontrol", "update", f"JobId={name}", *settings])
+        arguments = ["scontrol", "update", f"JobId={name}", *settings]
+        if owner is None:
+            self._commands.run(f"change job {name}", arguments)
+        else:
+            self._submissions.change(job_id, owner, arguments)
 
     def split_tasks(self, job: Job, tasks: Sequence[int]) -> None:
         """Give some of a job array's waiting tasks records of their own: any change of a task does that."""
@@ -168,15 +172,22 @@ class CommandGateway:
         self._commands.run(f"give tasks {name} records of their own", ["scontrol", "update", *settings])
 
     def modify(self, job_id: int, change: JobChange) -> None:
-        """Change a pending job."""
+        """Change a pending job; where that is done in its user's name, root checks it and changes the rest."""
+        if change.owner is not None:
+            self._modify(job_id, change.by_owner)
+            self._submissions.check(job_id, change)
+            change = change.by_root
+        self._modify(job_id, change)
+
+    def _modify(self, job_id: int, change: JobChange) -> None:
         settings = update_settings(change, self._gres_separator)
         if change.has_several_tasks and change.gpu_request is not None:
             # Together with GRES, Slurm takes the least CPUs of a node for all CPUs of the job, too few for its tasks.
             least = next(setting for setting in settings if setting.startswith(_LEAST_CPUS))
-            self._update(job_id, [least])
+            self._update(job_id, [least], change.owner)
             settings.remove(least)
         if settings:
-            self._update(job_id, settings)
+            self._update(job_id, settings, change.owner)
 
     def hold(self, job_id: int) -> None:
         """Hold a pending job so that its user may release it, too."""

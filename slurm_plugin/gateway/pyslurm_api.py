@@ -265,7 +265,7 @@ class PyslurmGateway:
 
     def modify(self, job_id: int, change: JobChange) -> None:
         """Change a pending job, in one RPC; the GPUs of several tasks take two."""
-        if self._helper is not None and change.least_cpus is not None:
+        if self._helper is not None and (change.least_cpus is not None or change.owner is not None):
             self._helper.modify(job_id, change)
         elif fields := change_fields(change):
             with self._slurm(f"change job {job_id}"):

@@ -1,8 +1,8 @@
-"""Submits a batch job as its user: what Slurm refuses to the user it refuses to Muri.
+"""Submits and changes a batch job as its user: what Slurm refuses to the user it refuses to Muri.
 
-sbatch runs in a process that has become the user before it reads anything: no capability, no way back to root, none of
-the controller's environment. That process is the user's, who may stop it or write what he likes in its place. So
-nothing that it prints is believed: the job that it names is looked up before root touches it.
+sbatch or scontrol runs in a process that has become the user before it reads anything: no capability, no way back to
+root, none of the controller's environment. That process is the user's, who may stop it or write what he likes in its
+place. So nothing that it prints is believed: the job that it names is looked up before root touches it.
 """
 
 import os
@@ -36,7 +36,7 @@ from muri.slurm_plugin.gateway.slurm_commands import (
     encoded,
     not_started,
 )
-from muri.slurm_plugin.records.cluster import Job, JobState, NewJob
+from muri.slurm_plugin.records.cluster import Job, JobChange, JobState, NewJob
 from muri.slurm_plugin.records.comment_tags import DRY_RUN_PREFIX, PILOT_PREFIX, STATE_PREFIX
 from muri.slurm_plugin.records.limits import is_limit_refusal
 
@@ -90,20 +90,67 @@ class Submissions:
             SubmissionTimeoutError: A process of the user's did not end in time, now or not long ago.
             GatewayError: As `submit` says.
         """
-        if self._clock() < self._again_s.get(job.uid, 0.0):
+        with self._as_user(f"submit job {job.name!r}", job.uid):
+            return submit(self._commands, job)
+
+    def change(self, job_id: int, owner: tuple[int, int], arguments: Sequence[str]) -> None:
+        """Run `scontrol update` of a job as its user.
+
+        Raises:
+            NoSuchJobError: It is gone.
+            SubmissionTimeoutError: A process of the user's did not end in time, now or not long ago.
+            GatewayError: Slurm refused.
+        """
+        action = f"change job {job_id} as its user"
+        with self._as_user(action, owner[0]):
+            try:
+                _run_as_user(action, [*become(*owner, os.geteuid(), action), *arguments], self._timeout_s)
+            except _ChildError as error:
+                # The user may have written the reason. Whether the job is there is asked in root's own name.
+                self._commands.run(action, ["scontrol", "--oneliner", "show", "job", str(job_id)])
+                kind = SubmissionTimeoutError if isinstance(error, _ChildTimeoutError) else GatewayError
+                raise kind(f"cannot {action}: {error}") from error
+
+    def check(self, job_id: int, change: JobChange) -> None:
+        """Refuse to go on where a user's process has not made a change that it was to make.
+
+        Raises:
+            NoSuchJobError: The job is gone.
+            GatewayError: It has not.
+        """
+        found = read_job(self._commands, job_id)
+        if found is None:
+            raise NoSuchJobError(f"cannot change job {job_id}: it is gone")
+        wanted = {
+            "its time limit": (change.time_limit_s, found.time_limit_s),
+            "its GPUs": (change.gpu_request, found.gpu_request),
+        }
+        if wrong := [name for name, (asked, is_now) in wanted.items() if asked is not None and asked != is_now]:
+            raise GatewayError(
+                f"cannot change job {job_id} as its user: {' and '.join(wrong)} did not change; a process of the "
+                "user's has kept scontrol from it, or job_submit has"
+            )
+
+    @contextmanager
+    def _as_user(self, action: str, uid: int) -> Iterator[None]:
+        if self._clock() < self._again_s.get(uid, 0.0):
             raise SubmissionTimeoutError(
-                f"cannot submit job {job.name!r}: not tried, because an earlier sbatch of uid {job.uid} did not end in "
-                f"time. Muri submits no job of this user for {_NONE_FOR_S / 60:g} minutes"
+                f"cannot {action}: not tried, because an earlier process of uid {uid} did not end in time. Muri runs "
+                f"none as this user for {_NONE_FOR_S / 60:g} minutes"
             )
         try:
-            return submit(self._commands, job)
+            yield
         except SubmissionTimeoutError:
-            self._again_s[job.uid] = self._clock() + _NONE_FOR_S
+            self._again_s[uid] = self._clock() + _NONE_FOR_S
             raise
         except GatewayError as error:
             if is_limit_refusal(str(error)):
                 self._at_limit()
             raise
+
+    @property
+    def _timeout_s(self) -> float:
+        return min(_CHILD_ENDS_WITHIN_S, self._commands.timeout_s)
 
 
 def submit(commands: SlurmCommands, job: NewJob) -> int:
@@ -146,12 +193,12 @@ def _release(commands: SlurmCommands, job_id: int) -> None:
 def _sbatch(commands: SlurmCommands, job: NewJob, mark: str) -> int:
     """Run sbatch as the user and return the id that it prints, which may be a lie."""
     action = f"submit job {job.name!r}"
-    arguments = [*become(job, os.geteuid()), *sbatch_arguments(job, mark)]
+    arguments = [*become(job.uid, job.gid, os.geteuid(), action), *sbatch_arguments(job, mark)]
     variables = "".join(f"{name}={value}\0" for name, value in explicit_environment(job).items())
     commands.calls[SUBMISSION] += 1
     try:
         timeout_s = min(_CHILD_ENDS_WITHIN_S, commands.timeout_s)
-        output = _run_as_user(action, arguments, encoded(job.script), encoded(variables), timeout_s)
+        output = _run_with_files(action, arguments, encoded(job.script), encoded(variables), timeout_s)
     except _ChildError as error:
         # The user may have written the reason. Whether slurmctld answers is asked in root's own name.
         commands.run(action, ["scontrol", "show", "config"])
@@ -213,26 +260,28 @@ def _look_up(commands: SlurmCommands, job_id: int) -> tuple[Job | None, float]:
     return found, float(now[1]) if now else time.time()
 
 
-def become(job: NewJob, own_uid: int) -> list[str]:
+def become(uid: int, gid: int, own_uid: int, action: str) -> list[str]:
     """Return the command ahead of another that runs it as a job's user.
 
     Args:
-        job: The job.
+        uid: The user.
+        gid: That user's group.
         own_uid: Who this process is.
+        action: What is to be done, for people.
 
     Raises:
         GatewayError: It cannot become that user.
     """
     if own_uid == 0:
         return [
-            "setpriv", f"--reuid={job.uid}", f"--regid={job.gid}", "--init-groups", "--inh-caps=-all",
+            "setpriv", f"--reuid={uid}", f"--regid={gid}", "--init-groups", "--inh-caps=-all",
             "--ambient-caps=-all", "--bounding-set=-all", "--no-new-privs", "--",
         ]  # fmt: skip
-    if own_uid == job.uid:
+    if own_uid == uid:
         return []
     raise GatewayError(
-        f"cannot submit job {job.name!r} for uid {job.uid}: this process is uid {own_uid}. Run the controller as root, "
-        "which submits as each user; anybody else can only submit for himself"
+        f"cannot {action}: it is uid {uid}'s, and this process is uid {own_uid}. Run the controller as root, which "
+        "submits as each user; anybody else can only submit for himself"
     )
 
 
@@ -244,37 +293,48 @@ class _ChildTimeoutError(_ChildError):
     """The user's process did not end in time."""
 
 
-def _run_as_user(action: str, arguments: Sequence[str], script: bytes, variables: bytes, timeout_s: float) -> str:
-    """Run a command of which the user is master, and return what it printed.
-
-    Files in memory give it its input, so nothing waits for it to read. Pipes take its output, and what they do not
-    hold it cannot write. Its session is its own, and ends with the time limit.
-    """
+def _run_with_files(action: str, arguments: Sequence[str], script: bytes, variables: bytes, timeout_s: float) -> str:
+    """Run sbatch as a user. Files in memory give it its input, so nothing waits for it to read."""
     with ExitStack() as stack:
         stdin, environment = (stack.enter_context(_memory_file(content)) for content in (script, variables))
         # Slurm 26.05 reads the file only together with ALL; neither version then adds the caller's variables.
         options = ["--export=ALL", f"--export-file={environment}"]
-        try:
-            with signals_kept_off():
-                child = subprocess.Popen(
-                    [arguments[0], *map(encoded, (*arguments[1:], *options))],
-                    stdin=stdin,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.PIPE,
-                    pass_fds=(environment,),
-                    cwd="/",
-                    env=_environment_for_users() if arguments[0] == "setpriv" else command_environment(),
-                    umask=0o022,
-                    start_new_session=True,
-                )
-        except OSError as err:
-            raise not_started(action, arguments[0], err) from err
-        try:
-            return _output_of(child, timeout_s)
-        finally:
-            for pipe in (child.stdout, child.stderr):
-                if pipe is not None:
-                    pipe.close()
+        return _run_as_user(action, [*arguments, *options], timeout_s, stdin, (environment,))
+
+
+def _run_as_user(
+    action: str,
+    arguments: Sequence[str],
+    timeout_s: float,
+    stdin: int = subprocess.DEVNULL,
+    files: Sequence[int] = (),
+) -> str:
+    """Run a command of which the user is master, and return what it printed.
+
+    Pipes take its output, and what they do not hold it cannot write. Its session is its own, and ends with the time
+    limit.
+    """
+    try:
+        with signals_kept_off():
+            child = subprocess.Popen(
+                [arguments[0], *map(encoded, arguments[1:])],
+                stdin=stdin,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                pass_fds=files,
+                cwd="/",
+                env=_environment_for_users() if arguments[0] == "setpriv" else command_environment(),
+                umask=0o022,
+                start_new_session=True,
+            )
+    except OSError as err:
+        raise not_started(action, arguments[0], err) from err
+    try:
+        return _output_of(child, timeout_s)
+    finally:
+        for pipe in (child.stdout, child.stderr):
+            if pipe is not None:
+                pipe.close()
 
 
 def _output_of(child: "subprocess.Popen[bytes]", timeout_s: float) -> str:
@@ -285,9 +345,9 @@ def _output_of(child: "subprocess.Popen[bytes]", timeout_s: float) -> str:
             os.killpg(child.pid, signal.SIGKILL)
         with suppress(subprocess.TimeoutExpired):
             child.wait(_KILLED_WITHIN_S)
-        raise _ChildTimeoutError(f"sbatch did not end within {timeout_s:g} s; the user may have stopped it") from err
+        raise _ChildTimeoutError(f"it did not end within {timeout_s:g} s; the user may have stopped it") from err
     if code:
-        raise _ChildError(first_line(_held_by(child.stderr)) or f"sbatch ended with {code} and gave no reason")
+        raise _ChildError(first_line(_held_by(child.stderr)) or f"it ended with {code} and gave no reason")
     return _held_by(child.stdout)
 
 

@@ -192,7 +192,7 @@ def original_request(job: ManagedJob, why: str = "") -> JobChange:
         return replace(own, start_now=True)
     original = job.membership.original
     return replace(
-        _own_cpus_and_memory(original),
+        _own_cpus_and_memory(job, original),
         gpu_request=original.gpu_request,
         dependency="",
         start_now=True,
@@ -313,8 +313,8 @@ def given_comment(job: Job, share: GivenShare, now_s: float) -> str:
     return tags.with_token(job.admin_comment, tags.GIVEN_PREFIX, tags.format_given(given))
 
 
-def given_change(share: GivenShare) -> JobChange:
-    """Return the change that gives a held job its share.
+def given_change(job: Job, share: GivenShare) -> JobChange:
+    """Return the change that gives a held job its share, in its user's name: the user's limits hold for it.
 
     Memory is always given per node: a request per CPU would grow and shrink with the CPUs.
     """
@@ -323,18 +323,21 @@ def given_change(share: GivenShare) -> JobChange:
         cpu_count=share.cpu_count,
         cpus_per_task=share.cpus_per_task,
         mem_per_node_mib=share.mem_per_node_mib or None,
+        owner=(job.uid, job.gid),
     )
 
 
 def reset_change(job: Job, original: tags.Original) -> JobChange:
     """Return the change that gives a pending job its own CPUs, memory and nodes back, and drops the tag."""
     comment = tags.with_token(job.admin_comment, tags.GIVEN_PREFIX, None)
-    return replace(_own_cpus_and_memory(original), admin_comment=comment)
+    return replace(_own_cpus_and_memory(job, original), admin_comment=comment)
 
 
-def _own_cpus_and_memory(original: tags.Original) -> JobChange:
+def _own_cpus_and_memory(job: Job, original: tags.Original) -> JobChange:
+    """The change of a job's request back, in its user's name: it must leave nothing that exempts it from limits."""
     per_cpu_mib = original.mem_per_cpu_mib
     return JobChange(
+        owner=(job.uid, job.gid),
         required_nodes=original.required_nodes,
         cpu_count=original.cpu_count,
         cpus_per_task=original.cpus_per_task,

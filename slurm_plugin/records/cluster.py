@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
+from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from types import UnionType
@@ -318,6 +318,8 @@ class JobChange:
         admin_comment: The whole new AdminComment.
         licenses: All licences; "" asks for none. Of a job that runs, too.
         nice: What it stands back in its priority. Slurm ignores it where somebody has fixed the priority.
+        owner: The uid and gid of the job's user, in whose name its request is changed, and within whose limits; None:
+            root changes it, and Slurm exempts what root changes from the limits of partition and QOS, for good.
     """
 
     gpu_request: str | None = None
@@ -332,6 +334,17 @@ class JobChange:
     admin_comment: str | None = None
     licenses: str | None = None
     nice: int | None = None
+    owner: tuple[int, int] | None = None
+
+    @property
+    def by_root(self) -> "JobChange":
+        """What only an administrator may change, whoever changes the rest."""
+        return JobChange(admin_comment=self.admin_comment, licenses=self.licenses, nice=self.nice)
+
+    @property
+    def by_owner(self) -> "JobChange":
+        """The rest: what the job asks for."""
+        return replace(self, admin_comment=None, licenses=None, nice=None)
 
     @property
     def least_cpus(self) -> int | None:

@@ -13,9 +13,10 @@ from stand_in_commands import Commands
 
 from muri.slurm_plugin.gateway import submit_as
 from muri.slurm_plugin.gateway.base import GatewayError, SlurmUnreachableError, SubmissionTimeoutError
+from muri.slurm_plugin.gateway.commands import CommandGateway
 from muri.slurm_plugin.gateway.slurm_commands import SlurmCommands
 from muri.slurm_plugin.gateway.submit_as import Submissions, become, sbatch_arguments, submit
-from muri.slurm_plugin.records.cluster import NewJob
+from muri.slurm_plugin.records.cluster import JobChange, NewJob
 
 MARK = "muri-host:abc"
 SCRIPT = "#!/bin/sh\nexec true \udce9\n"
@@ -53,7 +54,7 @@ def known(stand_ins: Commands, now_s: float = 0.0, **fields: object) -> None:
     }  # fmt: skip
     record |= {name: str(value) for name, value in fields.items()}
     stand_ins.add("squeue", body=SQUEUE.format(record=record))
-    stand_ins.add("scontrol", f"Configuration data as of {int(now_s or time.time())}\n")
+    stand_ins.add("scontrol", f"Configuration data as of {int(now_s or time.time())}\nSLURM_VERSION = 26.05.5\n")
 
 
 def test_sbatch_runs_as_the_user_and_root_only_tags(commands: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,6 +210,32 @@ def test_a_user_who_leaves_no_process_to_start_excludes_nobody(
         submit(SlurmCommands(), new_job())
 
 
+ITS_OWN = JobChange(time_limit_s=1200, gpu_request="gres/gpu:1", admin_comment="muri:on", owner=(1001, 1001))
+
+
+def test_a_request_is_given_back_in_its_users_name_and_root_changes_only_the_rest(commands: Commands) -> None:
+    """Slurm exempts what root has changed from the limits of partition and QOS."""
+    gateway = CommandGateway()
+    known(commands, TimeLimit="20:00", **{"tres-per-node": "gres/gpu:1"})
+    begun = len(commands.calls())
+    gateway.modify(17, ITS_OWN)
+    (_, setpriv), (_, own), (looks, _), (_, rest) = commands.calls()[begun:]
+    assert setpriv["argv"][:2] == ["--reuid=1001", "--regid=1001"]  # type: ignore[index]
+    assert own["argv"] == ["update", "JobId=17", "TresPerNode=gres/gpu:1", "TimeLimit=20"]
+    assert (looks, rest["argv"]) == ("squeue", ["update", "JobId=17", "AdminComment=muri:on"])
+
+
+@pytest.mark.parametrize("lie", ["sys.exit(0)", "sys.exit('slurm_update error: Unable to contact slurm controller')"])
+def test_a_user_who_keeps_a_request_from_being_given_back_keeps_the_gate_closed(commands: Commands, lie: str) -> None:
+    gateway = CommandGateway()
+    known(commands, TimeLimit="40:00", **{"tres-per-node": "gres/gpu:0"})
+    commands.add("setpriv", body=lie)
+    with pytest.raises(GatewayError, match="as its user") as caught:
+        gateway.modify(17, ITS_OWN)
+    assert not isinstance(caught.value, SlurmUnreachableError)
+    assert not any("AdminComment" in " ".join(call["argv"]) for _, call in commands.calls())  # type: ignore[arg-type]
+
+
 def test_job_that_cannot_be_tagged_is_not_left_behind(commands: Commands) -> None:
     body = "if 'update' in sys.argv: sys.exit('slurm_update error: Access/permission denied')"
     commands.add("scontrol", body=body)
@@ -219,9 +246,9 @@ def test_job_that_cannot_be_tagged_is_not_left_behind(commands: Commands) -> Non
 
 
 def test_whoever_is_not_root_submits_for_himself_only() -> None:
-    assert become(new_job(), own_uid=1001) == []
+    assert become(1001, 1001, 1001, "submit job 'x'") == []
     with pytest.raises(GatewayError, match="Run the controller as root"):
-        become(new_job(), own_uid=1002)
+        become(1001, 1001, 1002, "submit job 'x'")
 
 
 def test_sbatch_command_line() -> None:
