@@ -5,14 +5,7 @@ from muri_cluster import MuriCluster
 
 from sandbox.driver import Driver
 
-FORGE = """scontrol update jobid=$job comment='muri-measured:{"at":1e300,"error":"as-forged"}'"""
-FORGE_SH = f"""\
-for number in $(seq 20); do
-    job=$(sbatch --parsable --hold --gres=gpu:1 --muri=model=forged$number --wrap=true)
-    {FORGE}
-    [ $number -gt 10 ] || scancel $job
-done
-"""
+FORGE = """for job; do scontrol update jobid=$job comment='muri-measured:{"at":1e300,"error":"as-forged"}'; done"""
 
 NEW_PY = """\
 import os, sys
@@ -67,17 +60,13 @@ def test_forged_measurements_leave_one_line_in_the_log(one_gpu: Driver) -> None:
     muri.configure(profiling={"mode": "in-place"})
     with muri.training():
         members, _ = muri.start_group("load", "propagate")
-        one_gpu.run("sh", "-c", FORGE_SH)
-        times: set[str] = set()
-
-        def has_run_cycles() -> bool:
-            one_gpu.run("sh", "-c", f'for job in "$@"; do {FORGE}; done', "sh", *map(str, members))
-            times.add(one_gpu.run("stat", "--format=%Y", f"{muri.state_dir}/status.json", user="root").stdout)
-            return len(times) > 5  # two cycles a second
-
+        others = [one_gpu.submit("--hold", "--gres=gpu:1", f"--muri=model=m{n}", "--wrap=true") for n in range(10)]
+        one_gpu.run("sh", "-c", FORGE, "sh", *map(str, others))
+        one_gpu.run("scancel", *map(str, others[5:]))
         with muri.controller():
-            one_gpu.wait_until(has_run_cycles, "ten cycles")
+            for _ in range(60):  # the pilot job tells of its members, too
+                one_gpu.run("sh", "-c", FORGE, "sh", *map(str, members))
+            one_gpu.wait_until(lambda: "2 faulty jobs of alice" in muri.controller_log(), "a cycle")
     log = muri.controller_log()
     assert log.count("what it says of its model cannot be true") <= 2, log  # of one member, and of both
-    assert "one of 2 faulty jobs of alice" in log
     assert "as-forged" not in log

@@ -26,7 +26,7 @@ from muri.profiler.upkeep import Author
 from muri.slurm_plugin.planning.actions import KeepProfile, NotMeasured
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import JobState
-from muri.slurm_plugin.records.comment_reports import MOST_BYTES, read_reports, with_measured
+from muri.slurm_plugin.records.comment_reports import with_measured
 from muri.slurm_plugin.records.journal import DRY_RUN_FAILED
 from muri.slurm_plugin.records.roles import read_job
 from muri.utc import text_of
@@ -240,13 +240,3 @@ def test_spare_nodes_make_dry_runs_for_which_nobody_waits(make_controller: Make)
     assert not slurm.jobs[5].held
     assert slurm.jobs[run.job_id].state is JobState.CANCELLED
     assert "release" not in slurm.calls[: slurm.calls.index("cancel")]
-
-
-def test_the_figures_fit_into_a_comment_beside_the_users_text() -> None:
-    detail = {"dangers": ["a" * 16] * 32, "confidence": 0.123456789, "stage_cv": [0.123456] * 4}
-    text = with_measured("my own text muri-checkpoint:0", result(1.7e9, detail=detail))
-    assert len(text) <= MOST_BYTES
-    reports = read_reports(text)
-    assert reports.measured is not None
-    assert (reports.measured["at"], reports.checkpoint_run) == (1_700_000_000, 0)
-    assert text.startswith("my own text ")
