@@ -110,6 +110,7 @@ def test_a_run_after_a_requeue_waits_for_the_script_of_the_run_before_and_keeps_
     second = member(launcher, "101", script, SLURM_JOB_GPUS="0", SLURM_RESTART_COUNT="1")
     log = launcher.folder / "runtime.log"
     until(lambda: "waits for" in log.read_text() or second.poll() is not None, "the second run's question")
+    assert "waits for" in log.read_text()
     (launcher.folder / "over").touch()
     assert ends(second) == 0, launcher.err("101")
     began, *_ = runs.read_text().partition("begin 1")
