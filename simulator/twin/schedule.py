@@ -50,7 +50,7 @@ def why_unready(job: Job, jobs: Mapping[int, Job], now_s: float) -> str:
         return "BeginTime"
     for condition in filter(None, job.dependency.replace("?", ",").split(",")):
         kind, _, number = condition.partition(":")
-        other = jobs.get(int(number)) if number.isdigit() else None
+        other = jobs.get(int(number)) if number.isdigit() else _task(number, jobs)
         if other is None:
             continue  # forgotten: it has ended
         if kind == "after" and other.state is JobState.PENDING:
@@ -60,6 +60,11 @@ def why_unready(job: Job, jobs: Mapping[int, Job], now_s: float) -> str:
         if kind == "afterok" and other.state not in _ENDED_WELL:
             return "DependencyNeverSatisfied"
     return ""
+
+
+def _task(name: str, jobs: Mapping[int, Job]) -> Job | None:
+    """The record of an array's task, such as "12_3"."""
+    return next((job for job in jobs.values() if job.array_job_id and job.name_in_slurm == name), None)
 
 
 class Cluster(Protocol):

@@ -438,7 +438,7 @@ class VirtualSlurm:
 
     def _in_order(self) -> list[int]:
         ids = self._waiting | (self._gated_tasks if self.lease_runs else self._gated)
-        return sorted(ids, key=lambda job_id: (-self.jobs[job_id].priority, job_id))
+        return sorted(ids, key=lambda job_id: _place(self.jobs[job_id]))
 
     def _reason(self, job: Job, why: str) -> None:
         if job.reason != why:
@@ -446,12 +446,12 @@ class VirtualSlurm:
 
     def _why_waiting(self, job: Job) -> str:
         """Why a job cannot start now, whatever is free; "" when it can."""
-        if is_behind_licence(job) and self.lease_runs:
-            return "Licenses"
         if why := why_unready(job, self.jobs, self.now_s):
             if why == "BeginTime":
                 self.time.at(job.begin_s, self.look_soon)
             return why
+        if is_behind_licence(job) and self.lease_runs:
+            return "Licenses"
         book, running = self.ledger[job.job_id], self.running()
         if book.most_tasks and sum(self.ledger[each.job_id].array == book.array for each in running) >= book.most_tasks:
             return "JobArrayTaskLimit"
@@ -663,6 +663,12 @@ class VirtualSlurm:
 _ON_NODES: Final = frozenset({JobState.RUNNING, JobState.COMPLETING, JobState.SUSPENDED})
 
 
+def _place(job: Job) -> tuple[float, ...]:
+    """Where a job stands in the queue; the record of an array's waiting tasks comes behind those with their own."""
+    task = float("inf") if job.several_tasks or not job.array_tasks else int(job.array_tasks)
+    return -job.priority, job.submit_s, job.array_job_id or job.job_id, task
+
+
 def _is_harmless(change: JobChange) -> bool:
     """Whether Slurm lets an administrator change that in a job that runs."""
     return replace(change, admin_comment=None, time_limit_s=None, licenses=None) == JobChange()
@@ -671,9 +677,11 @@ def _is_harmless(change: JobChange) -> bool:
 def _changed_fields(job: Job, change: JobChange, now_s: float) -> dict[str, Any]:
     """The fields of a job's record that a change sets."""
     names = (
-        "required_nodes", "cpu_count", "cpus_per_task", "dependency", "admin_comment", "licenses", "priority",
+        "required_nodes", "cpu_count", "cpus_per_task", "dependency", "admin_comment", "licenses", "nice",
     )  # fmt: skip
     fields = {name: getattr(change, name) for name in names if getattr(change, name) is not None}
+    if change.nice is not None and not job.held:
+        fields["priority"] = max(1, job.priority + job.nice - change.nice)
     if change.time_limit_s is not None:
         fields["time_limit_s"] = 60 * whole_minutes(change.time_limit_s)
     if change.mem_per_node_mib is not None:

@@ -320,20 +320,18 @@ def a_task_that_cannot_start_stops_those_behind_it(world: World) -> None:
     world.call("modify", second, JobChange(licenses=""))
     world.settle()
     assert world.job(second).state is JobState.PENDING
-    most = max(world.job(record + number).priority for number in range(3))
-    world.call("modify", second, JobChange(priority=most + 1))
+    start = f"after:{world.job(second).name_in_slurm}"
+    for kept in (record, record + 1):
+        world.call("modify", kept, JobChange(dependency=start))
+    assert {world.job(kept).dependency for kept in (record, record + 1)} == {start}
     world.wait(second, JobState.RUNNING)
-    assert world.job(second).priority == most + 1
 
 
-def a_release_gives_a_job_its_own_priority_back(world: World) -> None:
-    world.call("extend_lease_by", 300)
-    job_id = world.submit(licence="muri_gate:1")
-    own = world.job(job_id).priority
-    world.call("modify", job_id, JobChange(priority=own + 7))
-    assert world.job(job_id).priority == own + 7
-    world.call("release", job_id)
-    assert world.job(job_id).priority == own
+def a_nice_value_is_given_and_taken_back(world: World) -> None:
+    job_id = world.submit(hold=True)
+    for nice in (7, 0):
+        world.call("modify", job_id, JobChange(nice=nice))
+        assert (world.job(job_id).nice, world.job(job_id).held) == (nice, True)
 
 
 def a_waiting_job_behind_the_licence_starts_when_the_lease_ends(world: World) -> None:

@@ -86,8 +86,7 @@ SLURMS_OWN = {
     slurm_cases.a_task_that_cannot_start_stops_those_behind_it,
     slurm_cases.a_waiting_job_behind_the_licence_starts_when_the_lease_ends,
 }
-#: Slurm 22.05 keeps the GPUs of a waiting job, so that no groups form there, of jobs or of an array's tasks. At a
-#: release it counts priorities anew.
+#: Slurm 22.05 keeps the GPUs of a waiting job, so that no groups form there, of jobs or of an array's tasks.
 OF_GROUPS = {
     slurm_cases.a_member_runs_beside_the_placeholder_that_has_all_gpus,
     slurm_cases.a_member_gets_its_own_request_back,
@@ -95,7 +94,6 @@ OF_GROUPS = {
     slurm_cases.an_array_is_cancelled_as_a_whole,
     slurm_cases.tasks_get_records_of_their_own_before_they_start,
     slurm_cases.a_task_that_cannot_start_stops_those_behind_it,
-    slurm_cases.a_release_gives_a_job_its_own_priority_back,
 }
 
 
