@@ -1,7 +1,7 @@
 """Job arrays on a real Slurm: tasks are members like other jobs, and each stays a task of its array."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 from conftest import emptied
@@ -40,11 +40,11 @@ def muri(request: pytest.FixtureRequest) -> Iterator[MuriCluster]:
         yield muri
 
 
-def submit(muri: MuriCluster, tasks: str, *words: str) -> int:
+def submit(muri: MuriCluster, tasks: str, *words: str, options: Sequence[str] = ("-p", "train")) -> int:
     """Submit an array whose tasks leave room for each other."""
     muri.know_profiles()
     mark = "--muri=model=load,batch-size=8,duration=3s"
-    return muri.driver.submit("-p", "train", "--gres=gpu:1", f"--array={tasks}", mark, "/home/alice/task.sh", *words)
+    return muri.driver.submit(*options, "--gres=gpu:1", f"--array={tasks}", mark, "/home/alice/task.sh", *words)
 
 
 def records(muri: MuriCluster, array: int) -> dict[int, dict[str, str]]:
@@ -188,9 +188,11 @@ def test_one_task_is_measured_for_all(muri: MuriCluster) -> None:
     assert [output(muri, array, task).count("started") for task in (4, 5)] == [1, 1]
 
 
-def places(muri: MuriCluster) -> dict[str, tuple[int, int]]:
-    """Priority and nice value of each of alice's records that wait or run, by Slurm's name."""
-    shown = muri.driver.run("squeue", "-h", "-u", "alice", "-O", "JobArrayID:60,PriorityLong:20,Nice:20").stdout
+def places(muri: MuriCluster, *options: str) -> dict[str, tuple[int, int]]:
+    """Priority and nice value of alice's records that wait or run, by Slurm's name."""
+    shown = muri.driver.run(
+        "squeue", "-h", "-r", "-u", "alice", "-O", "JobArrayID:60,PriorityLong:20,Nice:20", *options
+    ).stdout
     return {name: (int(priority), int(nice)) for name, priority, nice in map(str.split, shown.splitlines())}
 
 
@@ -199,16 +201,21 @@ def places(muri: MuriCluster) -> dict[str, tuple[int, int]]:
 def test_an_array_that_its_user_requeues_never_stands_before_an_older_job(muri: MuriCluster) -> None:
     older = muri.driver.submit("-p", "train", "--gres=gpu:1", "--hold", "--wrap=exec sleep 600", user="bob")
     seen: set[tuple[int, int]] = set()
+
+    def requeued() -> bool:
+        """Put what runs back into the queue; whether there was any."""
+        seen.update(places(muri).values())
+        running = [f"{array}_{task}" for task, each in records(muri, array).items() if each["state"] == "RUNNING"]
+        return bool(running) and muri.driver.run("scontrol", "requeue", ",".join(running)).returncode == 0
+
     with muri.training(), muri.controller():
-        array = submit(muri, "0-9", "--requeue")
-        for last in (False, False, True):
-            muri.driver.wait_until(lambda: at_work(muri, array) != [], "tasks at work")
-            if last:
-                muri.driver.run("scontrol", "release", str(older), user="bob")
-            muri.driver.run("scontrol", "requeue", ",".join(at_work(muri, array)), check=False)
-            seen |= set(places(muri).values())
-        muri.driver.wait_state(older, "RUNNING")
-        seen |= set(places(muri).values())
+        array = submit(muri, "0-9", options=("-p", "train", "--requeue"))
+        for _ in range(3):
+            muri.driver.wait_until(requeued, "tasks at work")
+        muri.driver.run("scontrol", "release", str(older), user="bob")
+        muri.driver.wait_until(
+            lambda: not requeued() and muri.driver.job(older)["JobState"] == "RUNNING", "the start of the older job"
+        )
     assert seen == {(1, 0)}  # as Slurm has it without Muri
     muri.driver.run("scancel", str(older), user="bob")
     with muri.controller():
@@ -216,6 +223,23 @@ def test_an_array_that_its_user_requeues_never_stands_before_an_older_job(muri: 
     assert {(job["JobState"], job["Nice"]) for job in fields.values()} == {("COMPLETED", "0")}
 
 
-def at_work(muri: MuriCluster, array: int) -> list[str]:
-    """The tasks that run."""
-    return [f"{array}_{task}" for task, record in records(muri, array).items() if record["state"] == "RUNNING"]
+@pytest.mark.thorough
+@pytest.mark.parametrize("muri", ["accounting_sandbox"], indirect=True)
+def test_those_that_wait_for_muri_stand_back_and_get_their_users_nice_value_again(muri: MuriCluster) -> None:
+    """Priorities follow age and fair share: the requeued task has less of the former than its siblings."""
+    muri.configure(partitions=["on1"], grouping={"max_group_size": 1})
+    with muri.controller():
+        with muri.training():
+            array = submit(muri, "0-5", options=("-p", "on1", "--nice=7"))
+            wait_running(muri, array, 0, 1)
+            muri.driver.run("scontrol", "requeue", f"{array}_0")
+
+            def stand_back() -> bool:
+                kept = places(muri, "-t", "PD")
+                priority, nice = kept.pop(f"{array}_0", (0, 0))
+                return bool(kept) and nice == 7 and all(each[0] < priority and each[1] > 7 for each in kept.values())
+
+            muri.driver.wait_until(stand_back, "tasks that stand back")
+        fields = wait_ended(muri, array, *range(6))
+    assert {(job["JobState"], job["Nice"]) for job in fields.values()} == {("COMPLETED", "7")}
+    assert not any("muri-place" in job["AdminComment"] for job in fields.values())
