@@ -194,7 +194,8 @@ def original_request(job: ManagedJob, why: str = "") -> JobChange:
     return replace(
         _own_cpus_and_memory(job, original),
         gpu_request=original.gpu_request,
-        dependency="",
+        # Its user may have made it wait for something else meanwhile.
+        dependency="" if job.dependency in {"", f"after:{job.membership.pilot}"} else None,
         start_now=True,
         time_limit_s=None if job.has_changed_limit else original.time_limit_s or None,
         admin_comment=tags.with_plan(

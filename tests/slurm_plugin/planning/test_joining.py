@@ -106,6 +106,9 @@ def test_a_longer_limit_for_a_partner_does_not_look_like_somebody_elses():
     assert change.time_limit_s == 3 * HOUR_S
     assert not longer.has_changed_limit
     assert original_request(longer).time_limit_s == 2 * HOUR_S
+    pilot = longer.membership.pilot
+    waits = {"": "", f"after:{pilot}": "", "afterok:7": None, f"after:{pilot},afterok:7": None}
+    assert {text: original_request(replace(longer, dependency=text)).dependency for text in waits} == waits
 
 
 def test_reservations_elsewhere_or_of_the_job_itself_do_not_matter():
