@@ -86,6 +86,10 @@ def _examine_members(
     except MuriError as error:
         yield Finding(_TAKING, Level.PROBLEM, f"it cannot be tried whether they can be taken away: {error}")
         return
+    known = read_gpu_removal(config.state_dir).forms
+    if known and not any(each.conclusive for each in forms):  # root may not submit: the controller has, as a user
+        yield judge_removal(known)
+        return
     yield judge_removal(forms)
     yield from examine_members(snapshot, config.partitions, forms, gateway, commands)
 
