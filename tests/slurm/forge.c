@@ -14,7 +14,6 @@ static void set(job_desc_msg_t *job, const char *key, char *value)
 	struct { const char *key; char **field; } fields[] = {
 		{ "admin_comment", &job->admin_comment }, { "comment", &job->comment }, { "name", &job->name },
 		{ "licenses", &job->licenses }, { "gres", &job->tres_per_node }, { "script", &job->script },
-		{ "partition", &job->partition },
 	};
 
 	for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
@@ -32,7 +31,6 @@ int main(int argc, char **argv)
 	submit_response_msg_t *batch = NULL;
 	resource_allocation_response_msg_t *allocation = NULL;
 	const char *how = argv[argc - 1];
-	int code;
 
 	slurm_init(NULL);
 	slurm_init_job_desc_msg(&job);
@@ -53,16 +51,10 @@ int main(int argc, char **argv)
 	slurm_list_append(het, &job);
 	if (!strncmp(how, "allocation", 10))
 		job.script = NULL;
-	if (isdigit(*how))
-		code = slurm_update_job(&job);
-	else if (!strcmp(how, "batch-het"))
-		code = slurm_submit_batch_het_job(het, &batch);
-	else if (!strcmp(how, "allocation-het"))
-		code = slurm_allocate_het_job_blocking(het, 1, NULL, -1) == NULL;
-	else if (job.script)
-		code = slurm_submit_batch_job(&job, &batch);
-	else
-		code = slurm_allocate_resources(&job, &allocation);
+	int code = isdigit(*how) ? slurm_update_job(&job)
+		: !strcmp(how, "batch-het") ? slurm_submit_batch_het_job(het, &batch)
+		: !strcmp(how, "allocation-het") ? !slurm_allocate_het_job_blocking(het, 1, NULL, -1)
+		: job.script ? slurm_submit_batch_job(&job, &batch) : slurm_allocate_resources(&job, &allocation);
 	if (code)
 		return fprintf(stderr, "%s\n", slurm_strerror(errno)), 1;
 	printf("%u\n", batch ? batch->step_id.job_id : allocation ? allocation->step_id.job_id : 0);

@@ -51,6 +51,13 @@ def test_both_formats_hold_the_same(directory: Path, name: str) -> None:
     print(said("dpkg-deb", "-I", next(directory.glob(f"{name}_*.deb"))))
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_all_is_roots_nothing_is_set_uid_and_nobody_else_may_write(directory: Path, name: str) -> None:
+    lines = [line.split(maxsplit=2) for line in said("dpkg-deb", "-c", *directory.glob(f"{name}_*.deb")).splitlines()]
+    assert {owner for _, owner, _ in lines} == {"root/root"}
+    assert not [mode for mode, *_ in lines if not re.fullmatch(r"l.*|.r[w-][x-]r-[x-](r-[x-]|---)", mode)]
+
+
 def test_packages_share_no_file(directory: Path) -> None:
     files = [path for name in NAMES for path in deb_files(directory, name)]
     assert len(files) == len({*files})

@@ -291,13 +291,6 @@ def test_a_waiting_job_keeps_its_priority_and_starts_when_the_lease_ends(cluster
         keep_gate(cluster.driver)
 
 
-def test_users_cannot_forge_tokens(cluster: Cluster) -> None:
-    job = cluster.submit("--muri", GPU)
-    forged = cluster.run("scontrol", "update", f"jobid={job}", "admincomment=muri-state:{}")
-    assert forged.returncode != 0
-    assert cluster.comment(job) == "muri:on"
-
-
 def test_every_task_of_an_array_keeps_the_tag(cluster: Cluster) -> None:
     job = cluster.submit("--muri=model=m", "--array=1-2", GPU)
     cluster.start(f"{job}_1")
