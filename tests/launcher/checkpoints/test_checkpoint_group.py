@@ -42,7 +42,7 @@ RUNTIME = """
 """
 
 CLIENT = """
-    import sys
+    import os, sys
     from muri.commands import run_command
     from muri.group_spec import MemberSpec, Place
     from muri.launcher.checkpoints import stopping
@@ -50,7 +50,10 @@ CLIENT = """
 
     class Scheduler:
         def await_place(self, job_id):
-            return Place("", MemberSpec(job_id))
+            return Place("900" if os.path.exists("host_of_" + job_id) else "", MemberSpec(job_id))
+
+        def runs(self, job_id):
+            return True
 
         def requeue(self, job_id, reason):
             print("requeued:", reason, flush=True)
