@@ -37,13 +37,14 @@ from muri.slurm_plugin.records.comment_tags import MemberState
 from muri.slurm_plugin.records.gate import gate_word, is_behind_licence, is_lifted, lease_end_s
 from muri.slurm_plugin.records.journal import DRY_RUN, GROUP, PREEMPT, Intent
 from muri.slurm_plugin.records.limits import is_limit_reason, will_start_by_itself
-from muri.slurm_plugin.records.roles import ManagedJob, Role, View
+from muri.slurm_plugin.records.roles import ManagedJob, Role, RunningGroup, View
 from muri.utc import text_of
 
 log = logging.getLogger("muri.controller")
 
 # A pilot ends itself a few seconds after its last member; only a pilot that did not is cancelled.
 _PILOT_GRACE_S = 60.0
+_BEFORE_ITS_TURN = {"", "None", "Priority", "Dependency", "BeginTime", "Licenses"}
 _EMPTY_S = 30.0
 """So long a pilot job may run while Slurm finds no room for any of its members."""
 
@@ -66,10 +67,9 @@ def reconcile(cycle: CycleInput) -> tuple[Action, ...]:
     settled |= {action.job_id for action in returns}
     since_s = {job_id: intent.begun_s for job_id, intent in joined.items()}
     actions += _members(cycle, {intent.submitted_job for intent in begun}, settled, since_s)
-    left = {action.job_id for action in actions if isinstance(action, Restore | Regroup | ReturnToQueue)}
     actions += resets(cycle, settled)
     actions += gates(cycle, settled)
-    actions += _pilots(groups, cycle, left)
+    actions += _pilots(groups, cycle, since_s)
     actions += _short_pilots(view)
     for intent in intents:
         if intent.kind == DRY_RUN and intent.state == "begun":
@@ -176,30 +176,37 @@ def _why_not_beside(member: ManagedJob, pilot: Job, waited_s: float, cycle: Cycl
     group = cycle.view.group_of.get(member.job_id)
     if pilot.state is not JobState.RUNNING or group is None:
         return ""
-    nobody_works = all(job.state is JobState.PENDING for job in group.members)
-    if nobody_works and waited_s > _EMPTY_S and member.reason not in {"", "None", "Priority", "Dependency"}:
+    nobody_works = all(job.state is JobState.PENDING and not job.gated for job in group.members)
+    if nobody_works and waited_s > _EMPTY_S and member.reason not in _BEFORE_ITS_TURN:
         return f"Slurm did not start it beside its pilot job ({member.reason})"
     return "it could not start beside its group" if waited_s > cycle.config.host.attach_timeout_s else ""
 
 
-def _pilots(groups: Mapping[str, Intent], cycle: CycleInput, left: AbstractSet[int]) -> Iterator[Action]:
-    """End the pilots that hold GPUs for nobody; `left` are members that go now."""
-    members = [job for job in cycle.view.having(Role.MEMBER) if job.membership is not None]
-    served = {job.membership.pilot for job in members if job.membership is not None and job.job_id not in left}
-    just_left = {job.membership.pilot for job in members if job.membership is not None} - served
+def _pilots(groups: Mapping[str, Intent], cycle: CycleInput, since_s: Mapping[int, float]) -> Iterator[Action]:
+    """End the pilots that hold GPUs for nobody; `since_s` as `_members` takes it."""
+    served = {job.membership.pilot for job in cycle.view.having(Role.MEMBER) if job.membership is not None}
+    empty = {group.pilot.job_id for group in cycle.view.running_groups if _stays_empty(group, since_s, cycle)}
     for pilot in cycle.view.having(Role.PILOT):
-        token = pilot.pilot_tag.token if pilot.pilot_tag is not None else ""
-        intent = groups.get(token)
-        if intent is None or intent.state == "abandoned":
-            # With the journal lost, the members' own tags still say which pilot they belong to.
-            if pilot.job_id not in served:
-                yield Cancel(pilot.job_id, "no member of its group is left")
-        elif intent.state == "done" and (why := _why_not_started(pilot, cycle)):
+        intent = groups.get(pilot.pilot_tag.token if pilot.pilot_tag is not None else "")
+        if intent is not None and intent.state == "begun":
+            continue
+        # With the journal lost, the members' own tags still say which pilot they belong to.
+        is_lost = intent is None or intent.state == "abandoned" or pilot.job_id in empty
+        late = cycle.now_s - max(pilot.start_s, pilot.submit_s) > _PILOT_GRACE_S
+        if why := _why_not_started(pilot, cycle):
             yield Cancel(pilot.job_id, why)
-        elif intent.state == "done" and pilot.job_id not in served:
-            late = cycle.now_s - max(pilot.start_s, pilot.submit_s) > _PILOT_GRACE_S
-            if late or pilot.job_id in just_left:
-                yield Cancel(pilot.job_id, "no member of its group is left")
+        elif pilot.job_id not in served - empty and (is_lost or late):
+            yield Cancel(pilot.job_id, "no member of its group is left")
+
+
+def _stays_empty(group: RunningGroup, since_s: Mapping[int, float], cycle: CycleInput) -> bool:
+    """Whether all members of a group have waited in vain to start beside its pilot."""
+    members, pilot = group.members, group.pilot
+    return all(
+        job.state is JobState.PENDING
+        and _why_not_beside(job, pilot, _waited_s(job, pilot, since_s, cycle.now_s), cycle)
+        for job in members
+    )
 
 
 def _short_pilots(view: View) -> Iterator[ExtendPilot]:

@@ -192,6 +192,7 @@ def test_what_a_users_file_holds_hides_no_other_group(tmp_path: Path, changes: A
     for name, text in (("9", changes), ("7", {"members": {"4242": member()}})):
         (tmp_path / f"host-{name}.json").write_text(text if isinstance(text, str) else json.dumps(status() | text))
     monkeypatch.setenv("MURI_RUN_DIR", str(tmp_path))
+    monkeypatch.setenv("COLUMNS", "400")
     for options in (["--once"], ["--json"]):
         top.top(options, standalone_mode=False)
         told = capsys.readouterr()

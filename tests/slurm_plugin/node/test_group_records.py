@@ -67,7 +67,7 @@ def test_top_shows_the_records_where_no_group_runs_and_says_so(
     assert "No group runs on this host" in text
     assert "on n1: fair" in text
     assert max(map(len, text.splitlines())) <= 80
-    assert groups[0].to_json()["file"] is None
+    assert groups.groups[0].to_json()["file"] is None
     assert top._pause_s(groups, 1.0) == top.ASKING_S
 
 
