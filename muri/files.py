@@ -55,7 +55,7 @@ _NO_ID: Final = 0xFFFFFFFF
 
 
 def share_with(handle: int, uid: int, may: int) -> None:
-    """Let one user do with an open file what its owner may, and nobody else anything, by an access control list.
+    """Give one user the same access to an open file as its owner, and everybody else none, by an access control list.
 
     The file stays its owner's: who owns a file could write it, and keep it on the owner's disk. A private group would
     do, but nothing tells that a user's group is private.

@@ -1,4 +1,4 @@
-"""What a process inherits from whoever starts it, set to what Muri needs.
+"""Sets what a process inherits from its parent (signals, umask, limits, directory) to what Muri needs.
 
 Slurm, systemd, cron and shells leave different things to what they start: Slurm 25.05 blocks SIGCHLD in a job's tasks,
 a shell ignores SIGINT in the background, an administrator's umask, limits and directory are his own. Commands, which
@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Final
 
 PRIVATE: Final = 0o077
-"""The umask of processes whose files are one user's."""
+"""The umask of processes whose files only their user may read."""
 
 PUBLIC: Final = 0o022
-"""That of the controller: sbatch passes it on to jobs, and files that nobody else may read say so themselves."""
+"""The controller's umask, which sbatch passes on to jobs; the controller's private files set their own mode."""
 
 _FILES_NEEDED: Final = 1024
 """What most systems allow; select() knows no more."""

@@ -1,4 +1,4 @@
-"""Connections of which nobody knows yet who is at the other end: strangers must not use up what others wait for."""
+"""Bounds the connections that have not yet said who they are, so that strangers leave room for peers."""
 
 import contextlib
 import socket
@@ -9,7 +9,7 @@ from muri.clock import MACHINE_CLOCK, Clock
 
 
 class Newcomers:
-    """A few connections. Where one more comes than there may be, the oldest ends: whoever is expected is done by then.
+    """Keeps a bounded number of connections open. One more closes the oldest: an expected peer has identified by then.
 
     Args:
         most: How many there may be.

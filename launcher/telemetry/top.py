@@ -289,7 +289,7 @@ def _belongs_to_its_user(path: Path) -> bool:
 
 
 def find_groups(environment: Mapping[str, str]) -> Found:
-    """All groups on this node; where there is none, those that the scheduler knows of.
+    """Return all groups on this node, or, if it has none, the groups that the scheduler knows of.
 
     A file that vanishes or was left behind is no group.
 

@@ -64,7 +64,7 @@ def examine_members(
 def _why_refused(
     partition: str, node: Node, snapshot: Snapshot, removal: GpuRemoval, gateway: Gateway, commands: SlurmCommands
 ) -> str:
-    """Return why there is no group in a partition, "" where there can be one.
+    """Return why no group can be in a partition, "" if one can.
 
     Raises:
         MuriError: It could not be tried.

@@ -161,7 +161,7 @@ def run_once(
         if _wait(min(clock() + rest_s, end_s), stop, clock, bell):
             return
     if were_open and bell is not None:
-        bell.ring()  # a group whose members do not start must not keep its GPUs until the timer
+        bell.ring()  # otherwise a group whose members never start would keep its GPUs until the timer
 
 
 def run_for_timer(

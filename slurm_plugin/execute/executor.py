@@ -215,7 +215,7 @@ class Executor:
         self._journal.finish(token, "done")
 
     def _start_oldest(self, ids: list[int], error: GatewayError) -> None:
-        """Let the oldest job of a group whose pilot job Slurm refused start alone: its GPUs must not stay idle."""
+        """Start a group's oldest job alone after Slurm has refused the pilot job, so that the GPUs do not stay idle."""
         oldest = min((self._view.jobs[job_id] for job_id in ids), key=lambda job: (job.submit_s, job.job_id))
         try:
             self._release_solo(ReleaseSolo(oldest.job_id, (f"it starts alone: Slurm refused a pilot job: {error}",)))

@@ -155,9 +155,9 @@ class _Probe:
         Raises:
             SlurmUnreachableError: slurmctld does not answer.
         """
-        option = form.replace("TYPE", self._place.gpu_type).removesuffix("N") + "1"
-        if form == PER_GPU:
-            option = "--gres=gpu:1" if self._place.gpu_type == "gpu" else f"--gres=gpu:{self._place.gpu_type}:1"
+        gpu_type = self._place.gpu_type
+        asked = form if form != PER_GPU else PER_NODE if gpu_type == "gpu" else TYPED
+        option = asked.replace("TYPE", gpu_type).removesuffix("N") + "1"
         reasons: dict[str, str] = {}
         for way in WAYS if form != PER_GPU else WAYS[1:]:
             try:

@@ -197,7 +197,7 @@ def _partition(line: str, settings: Mapping[str, str]) -> PartitionLimits:
     if "PartitionName" not in fields:
         raise LimitTextError("it names no partition")
     # A partition's most memory is for each node or for each CPU, and takes the place of the cluster's, whichever it is.
-    most_mem = fields if {_limit_of(fields, name) for name in _MOST_MEM} != {None} else settings
+    most_mem = fields if any(_limit_of(fields, name) is not None for name in _MOST_MEM) else settings
     defaults = (_JOB_DEFAULT.findall(each.get("JobDefaults", "")) for each in (settings, fields))
     per_gpu = {name: int(value) for found in defaults for name, value in found}
     default_mem = _gives_mem(fields) or _gives_mem(settings)

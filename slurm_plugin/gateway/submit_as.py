@@ -102,14 +102,10 @@ class Submissions:
             GatewayError: Slurm refused.
         """
         action = f"change job {job_id} as its user"
-        with self._as_user(action, owner[0]):
-            try:
-                _run_as_user(action, [*become(*owner, os.geteuid(), action), *arguments], self._timeout_s)
-            except _ChildError as error:
-                # The user may have written the reason. Whether the job is there is asked in root's own name.
-                self._commands.run(action, ["scontrol", "--oneliner", "show", "job", str(job_id)])
-                kind = SubmissionTimeoutError if isinstance(error, _ChildTimeoutError) else GatewayError
-                raise kind(f"cannot {action}: {error}") from error
+        as_user = [*become(*owner, os.geteuid(), action), *arguments]
+        shown = ("--oneliner", "show", "job", str(job_id))
+        with self._as_user(action, owner[0]), _asked_as_root(self._commands, action, *shown):
+            _run_as_user(action, as_user, _child_ends_within_s(self._commands))
 
     def check(self, job_id: int, change: JobChange) -> None:
         """Refuse to go on where a user's process has not made a change that it was to make.
@@ -147,10 +143,6 @@ class Submissions:
             if is_limit_refusal(str(error)):
                 self._at_limit()
             raise
-
-    @property
-    def _timeout_s(self) -> float:
-        return min(_CHILD_ENDS_WITHIN_S, self._commands.timeout_s)
 
 
 def submit(commands: SlurmCommands, job: NewJob) -> int:
@@ -196,14 +188,10 @@ def _sbatch(commands: SlurmCommands, job: NewJob, mark: str) -> int:
     arguments = [*become(job.uid, job.gid, os.geteuid(), action), *sbatch_arguments(job, mark)]
     variables = "".join(f"{name}={value}\0" for name, value in explicit_environment(job).items())
     commands.calls[SUBMISSION] += 1
-    try:
-        timeout_s = min(_CHILD_ENDS_WITHIN_S, commands.timeout_s)
-        output = _run_with_files(action, arguments, encoded(job.script), encoded(variables), timeout_s)
-    except _ChildError as error:
-        # The user may have written the reason. Whether slurmctld answers is asked in root's own name.
-        commands.run(action, ["scontrol", "show", "config"])
-        kind = SubmissionTimeoutError if isinstance(error, _ChildTimeoutError) else GatewayError
-        raise kind(f"cannot {action}: {error}") from error
+    with _asked_as_root(commands, action, "show", "config"):
+        output = _run_with_files(
+            action, arguments, encoded(job.script), encoded(variables), _child_ends_within_s(commands)
+        )
     match = _JOB_ID.match(output)
     if match is None:
         raise GatewayError(f"cannot {action}: sbatch printed {output[:80]!r} instead of a job id")
@@ -293,6 +281,33 @@ class _ChildTimeoutError(_ChildError):
     """The user's process did not end in time."""
 
 
+@contextmanager
+def _asked_as_root(commands: SlurmCommands, action: str, *question: str) -> Iterator[None]:
+    """Where a user's process fails, ask slurmctld as root first: the user may have written the reason.
+
+    Args:
+        commands: How commands are run.
+        action: What the process does, for people.
+        question: What scontrol is asked.
+
+    Raises:
+        SlurmUnreachableError: slurmctld does not answer.
+        NoSuchJobError: The job that it is asked for is gone.
+        SubmissionTimeoutError: The process did not end in time.
+        GatewayError: It failed.
+    """
+    try:
+        yield
+    except _ChildError as error:
+        commands.run(action, ["scontrol", *question])
+        kind = SubmissionTimeoutError if isinstance(error, _ChildTimeoutError) else GatewayError
+        raise kind(f"cannot {action}: {error}") from error
+
+
+def _child_ends_within_s(commands: SlurmCommands) -> float:
+    return min(_CHILD_ENDS_WITHIN_S, commands.timeout_s)
+
+
 def _run_with_files(action: str, arguments: Sequence[str], script: bytes, variables: bytes, timeout_s: float) -> str:
     """Run sbatch as a user. Files in memory give it its input, so nothing waits for it to read."""
     with ExitStack() as stack:
@@ -309,7 +324,7 @@ def _run_as_user(
     stdin: int = subprocess.DEVNULL,
     files: Sequence[int] = (),
 ) -> str:
-    """Run a command of which the user is master, and return what it printed.
+    """Run a command as a user, who controls it from then on, and return what it printed.
 
     Pipes take its output, and what they do not hold it cannot write. Its session is its own, and ends with the time
     limit.

@@ -1,4 +1,4 @@
-"""Reads ids, states and tags of jobs, and nothing else: what `muri drain` needs when everything else is broken.
+"""Reads ids, owners, states and tags of jobs, and nothing else: what `muri drain` needs when everything else is broken.
 
 Nothing that a user may write is read: no name, comment, directory or command line. A line that is not in the expected
 form is skipped.
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 _WIDTHS: Final = {
     "JobID": 12, "ArrayJobID": 12, "State": 16, "PriorityLong": 22, "Reason": 48, "ArrayTaskID": 64, "Licenses": 512,
-    "Nice": 12, "Dependency": 2048, "admin_comment": 16384,
+    "Nice": 12, "Dependency": 2048, "UserID": 12, "GroupID": 12, "admin_comment": 16384,
 }  # fmt: skip
 """Bytes of each field, in the order of a line. squeue pads what is shorter and cuts off what is longer."""
 
@@ -34,11 +34,13 @@ _TAG: Final = b"muri"
 
 _NOTHING: Final = ("(null)", "N/A")
 
-_LINE: Final = re.compile(r"(?P<id>[1-9][0-9]{0,10})\Z")
+_JOB: Final = re.compile(r"[1-9][0-9]{0,10}\Z")
+_OWNER: Final = re.compile(r"[0-9]{1,10}\Z")
+_NUMBERS: Final = {"JobID": _JOB, "ArrayJobID": _JOB, "UserID": _OWNER, "GroupID": _OWNER}
 
 
 def read_tagged_jobs(commands: SlurmCommands) -> Snapshot:
-    """Return the jobs whose AdminComment names Muri; every field but those of a gate and its tags is empty.
+    """Return the jobs whose AdminComment names Muri, with their owners, gates and tags; all other fields are empty.
 
     Raises:
         SlurmUnreachableError: slurmctld does not answer.
@@ -67,7 +69,7 @@ def _read(
         return [], []
     jobs, cut_off = [], []
     for fields in (_fields(line, widths) for line in lines):
-        readable = _LINE.match(fields["JobID"]) and _LINE.match(fields["ArrayJobID"])
+        readable = all(number.match(fields[name]) for name, number in _NUMBERS.items())
         if not readable or _TAG.decode() not in fields["admin_comment"]:
             continue
         if any(len(encoded(fields[name])) >= widths[name] for name in ("ArrayTaskID", "Licenses", "admin_comment")):
@@ -89,7 +91,8 @@ def _job(fields: Mapping[str, str]) -> Job:
     held = fields["PriorityLong"] == "0"
     licenses, tasks = fields["Licenses"], text_fields.waiting_tasks(fields["ArrayTaskID"])
     return Job(
-        job_id=int(fields["JobID"]), user="", uid=0, gid=0, account="", partition="", qos="", name="",
+        job_id=int(fields["JobID"]), user="", uid=int(fields["UserID"]), gid=int(fields["GroupID"]),
+        account="", partition="", qos="", name="",
         state=text_fields.job_state([fields["State"]]), reason=text_fields.reason_text(fields["Reason"]), held=held,
         submit_s=0.0, begin_s=0.0, start_s=0.0, end_s=0.0, time_limit_s=0, gpu_count=1, gpu_request="", node_count=1,
         cpu_count=1, cpus_per_task=1, mem_per_node_mib=0, nodes="", required_nodes="", can_requeue=True,

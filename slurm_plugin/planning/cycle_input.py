@@ -15,7 +15,7 @@ from muri.slurm_plugin.records.node_index import NodeIndex
 from muri.slurm_plugin.records.roles import ManagedJob, View, profile_key
 
 START_DELAY_S: Final = 5.0
-"""Muri's own changes let a job start two seconds later: a start that is no further off is no delay of its user's."""
+"""Muri's own changes move a job's start by two seconds; only a later start is a delay that its user asked for."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -108,14 +108,14 @@ class Preparation:
 def alone_reason(job: ManagedJob, cycle: CycleInput) -> str:
     """Return why a job must run alone, "" when it may be grouped."""
     partition = cycle.view.snapshot.limits.partition(job.partition)
-    reasons = chain(_why_unknown_or_alone(job, cycle), _why_not_possible(job, partition, cycle.config.grouping))
+    impossible = _why_not_possible(job, partition, cycle.config.grouping)
+    reasons = chain(_why_unknown_or_alone(job, partition, cycle), impossible)
     return next(reasons, "") or cycle.knowledge.exclusions.get(job.job_id, "")
 
 
-def _why_unknown_or_alone(job: ManagedJob, cycle: CycleInput) -> Iterator[str]:
+def _why_unknown_or_alone(job: ManagedJob, partition: PartitionLimits, cycle: CycleInput) -> Iterator[str]:
     """Why Muri cannot or must not take a job's GPUs away."""
-    snapshot = cycle.view.snapshot
-    removal = snapshot.gpu_removal.way_for(job.gpu_request, snapshot.limits.partition(job.partition))
+    removal = cycle.view.snapshot.gpu_removal.way_for(job.gpu_request, partition)
     if not removal.request:
         yield f"its GPUs cannot be taken away while it waits, which a group needs ({removal.why})"
     if job.facts is None and not job.request.model and (why := why_arguments_are_unknown(job)):

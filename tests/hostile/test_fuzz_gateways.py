@@ -151,7 +151,7 @@ def test_records_of_pyslurm_of_any_form_are_read_or_named(seed):
 @pytest.mark.parametrize("seed", seeds(40))
 def test_a_drain_reads_damaged_lines(seed):
     line = f"{1:<12}{1:<12}{'PENDING':<16}{0:<22}{'JobHeldUser':<48}{'N/A':<64}{'(null)':<512}"
-    line += f"{0:<12}{'(null)':<2048}{'muri:on':<16384}"
+    line += f"{0:<12}{'(null)':<2048}{1001:<12}{1001:<12}{'muri:on':<16384}"
 
     class Squeue:
         def lines(self, action: str, arguments: Sequence[str], word: bytes, longest: int) -> list[bytes]:

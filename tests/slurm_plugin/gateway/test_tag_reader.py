@@ -24,7 +24,7 @@ def line(
 ) -> str:
     return (
         f"{job_id:<12}{job_id:<12}{state:<16}{priority:<22}{reason:<48}{'N/A':<64}{licenses:<512}{-3:<12}{waits:<2048}"
-        f"{comment:<16384}"
+        f"{1001:<12}{1002:<12}{comment:<16384}"
     )
 
 
@@ -57,6 +57,7 @@ def test_tagged_jobs_are_read_and_nothing_else():
     assert jobs[1].licenses == "matlab:1,muri_gate:1"
     assert [(jobs[n].nice, jobs[n].dependency) for n in (1, 3)] == [(-3, ""), (-3, "after:9_2")]
     assert jobs[4].state is JobState.RUNNING
+    assert {(job.uid, job.gid) for job in jobs.values()} == {(1001, 1002)}
     form = commands.asked[-1].lower()
     assert not any(text in form for text in ("name", "command", "workdir", "std"))
 
@@ -88,7 +89,8 @@ class Squeue:
             raise NoSuchJobError("Invalid job id specified")
         found = LinesWith(word, longest)
         for job_id, (licenses, comment) in known.items():
-            values = (str(job_id), str(job_id), "PENDING", "4711", "Licenses", "N/A", licenses, "0", "(null)", comment)
+            number, uid = str(job_id), "1001"
+            values = (number, number, "PENDING", "4711", "Licenses", "N/A", licenses, "0", "(null)", uid, uid, comment)
             cut = "".join(v[:width].ljust(width) for v, width in zip(values, widths.values(), strict=True))
             found.take(cut.encode() + b"\n")
         return found.lines()
