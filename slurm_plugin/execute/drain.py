@@ -59,7 +59,7 @@ def drain(gateway: Gateway, read: Callable[[], Snapshot]) -> Drained:
 
     Args:
         gateway: Changes jobs.
-        read: Reads the jobs; their ids, states and tags suffice.
+        read: Reads the jobs; their ids, owners, states and tags suffice.
 
     Raises:
         SlurmUnreachableError: slurmctld does not answer.

@@ -133,7 +133,7 @@ class CommandGateway:
         )
 
     def tagged(self) -> Snapshot:
-        """Read the ids, states and tags of Muri's jobs alone, which works where the queue cannot be read."""
+        """Read the ids, owners, states and tags of Muri's jobs alone, which works where the queue cannot be read."""
         found = read_tagged_jobs(self._commands)
         self.learn(found.jobs)
         return found
