@@ -320,10 +320,12 @@ def a_task_that_cannot_start_stops_those_behind_it(world: World) -> None:
     world.call("modify", second, JobChange(licenses=""))
     world.settle()
     assert world.job(second).state is JobState.PENDING
+    world.hold_by_admin(second)  # once it has started, nobody waits for its start any more
     start = f"after:{world.job(second).name_in_slurm}"
     for kept in (record, record + 1):
         world.call("modify", kept, JobChange(dependency=start))
     assert {world.job(kept).dependency for kept in (record, record + 1)} == {start}
+    world.call("release", second)
     world.wait(second, JobState.RUNNING)
 
 

@@ -216,7 +216,7 @@ def test_an_array_that_its_user_requeues_never_stands_before_an_older_job(muri: 
         muri.driver.wait_until(
             lambda: not requeued() and muri.driver.job(older)["JobState"] == "RUNNING", "the start of the older job"
         )
-    assert seen == {(1, 0)}  # as Slurm has it without Muri
+    assert seen - {(0, 0)} == {(1, 0)}  # as Slurm has it without Muri; a pilot job is held until it has its mark
     muri.driver.run("scancel", str(older), user="bob")
     with muri.controller():
         fields = wait_ended(muri, array, *range(10))

@@ -28,17 +28,17 @@ def site(max_time_s: int | None = None, qos: Limits | None = None, association: 
 
 
 def waiting(count: int = 4, **changes: object) -> list[Job]:
-    """Jobs of different kinds behind the licence."""
+    """Jobs behind the licence, of four kinds in turn."""
     own = {"account": "hep", "qos": "normal", **changes}
     return [
-        behind_licence(make_job(n, admin_comment=f"muri:model=m{n},batch-size=8,duration=100", **own))
+        behind_licence(make_job(n, admin_comment=f"muri:model=m{(n - 1) % 4 + 1},batch-size=8,duration=100", **own))
         for n in range(1, count + 1)
     ]
 
 
-def submitting_nothing(error: Exception) -> FakeSlurm:
-    """Four jobs for one GPU; each submission ends with the error."""
-    slurm = FakeSlurm(waiting(), one_gpu(), gate_license=True)
+def submitting_nothing(error: Exception, count: int = 4) -> FakeSlurm:
+    """Jobs for one GPU; each submission ends with the error."""
+    slurm = FakeSlurm(waiting(count), one_gpu(), gate_license=True)
 
     def fail(_job):
         raise error
@@ -92,7 +92,7 @@ def test_a_qos_limit_on_gpus_holds(make_controller):
 def test_where_a_limit_refuses_a_pilot_the_oldest_job_starts_alone_at_once_and_nobody_is_barred(make_controller):
     """MaxSubmitJobs that Muri does not know of (row I)."""
     error = GatewayError("cannot submit job 'muri-host': Job violates accounting/QOS policy (job submit limit, …)")
-    slurm = submitting_nothing(error)
+    slurm = submitting_nothing(error, count=5)
     with make_controller(slurm) as controller:
         (group,) = controller.decision().plan.groups
         controller.cycle()
