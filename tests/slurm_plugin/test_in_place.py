@@ -113,7 +113,7 @@ def test_what_a_members_first_iterations_tell_is_stored_once(
     tell(slurm, 1, result(slurm.now_s - 30))
     slurm.jobs[1] = replace(slurm.jobs[1], state=state)
     older = with_measured("", result(slurm.now_s - 90, load_s=0.2))
-    slurm.jobs[9] = make_job(9, state=JobState.COMPLETED, held=False, comment=older)
+    slurm.jobs[9] = replace(slurm.jobs[1], job_id=9, start_s=slurm.now_s - 300, comment=older)
     for _ in range(3):
         slurm.now_s += 60
         cycle(slurm, make_controller)

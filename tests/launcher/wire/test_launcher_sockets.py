@@ -124,6 +124,7 @@ def test_a_member_for_whom_no_thread_is_left_hears_so_and_the_next_is_served(
     server.start()
     for answer in (None, "refused"):
         with cast(socket.socket, protocol.connect(protocol.member_socket(tmp_path, "101"))) as connection:
+            connection.settimeout(10)  # a server that has died would leave it waiting
             if answer:
                 connection.sendall(bytes(5))
             heard = protocol.receive(connection)
