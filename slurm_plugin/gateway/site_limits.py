@@ -200,7 +200,6 @@ def _partition(line: str, settings: Mapping[str, str]) -> PartitionLimits:
     most_mem = fields if any(_limit_of(fields, name) is not None for name in _MOST_MEM) else settings
     defaults = (_JOB_DEFAULT.findall(each.get("JobDefaults", "")) for each in (settings, fields))
     per_gpu = {name: int(value) for found in defaults for name, value in found}
-    default_mem = _gives_mem(fields) or _gives_mem(settings)
     own_select = fields.get("SelectTypeParameters", "NONE")
     select = settings.get("SelectTypeParameters", "") if own_select == "NONE" else own_select
     return PartitionLimits(
@@ -211,10 +210,10 @@ def _partition(line: str, settings: Mapping[str, str]) -> PartitionLimits:
         exclusive=fields.get("OverSubscribe") == "EXCLUSIVE" or fields.get("Exclusive", "NO") not in ("NO", "USER"),
         max_mem_per_node_mib=_limit_of(most_mem, "MaxMemPerNode"),
         max_mem_per_cpu_mib=_limit_of(most_mem, "MaxMemPerCPU"),
-        default_mem=default_mem,
+        default_mem=_gives_mem(fields) or _gives_mem(settings),
         cpus_per_gpu=per_gpu.get("DefCpuPerGPU", 0),
         mem_per_gpu="DefMemPerGPU" in per_gpu,
-        all_mem="MEMORY" in select.upper() and not default_mem and "DefMemPerGPU" not in per_gpu,
+        counts_mem="MEMORY" in select.upper(),
     )
 
 

@@ -96,17 +96,17 @@ def _decide(cycle: CycleInput, policy: Policy) -> Decision:
     cycle = preparation.cycle
     if policy.supports_packing:
         shared, preparation = ask_to_share(policy, preparation)
-        plan, starts = shared.plan, shared.actions
+        plan, starts, crowded = shared.plan, shared.actions, shared.crowded
         stops = stop_actions(shared.stops, preparation.request, view)
     else:
         settled, preparation = ask(policy, preparation)
         plan, stops = settled.plan, stop_actions(settled.stops, preparation.request, view)
         with_pilots = jobs_with_pilots(preparation.request.jobs, policy, cycle)
         nodes = node_room(preparation.request.nodes, cycle)
-        starts = actions_of(plan, cycle, preparation.room, nodes, with_pilots)
+        starts, crowded = actions_of(plan, cycle, preparation.room, nodes, with_pilots)
     # A site's own policy may not know whom Slurm counts apart.
     unlawful = {job_id: law.why for law in broken_laws(preparation.request, plan) for job_id in law.job_ids}
-    starts, refused = within_limits(starts, preparation.room, view, unlawful)
+    starts, refused = within_limits(starts, preparation.room, view, {**crowded, **unlawful})
     if not policy.supports_packing and may_join(cycle.config):
         starts = tuple(_with_room(action, plan, preparation.room, nodes) for action in starts)
     preparation = replace(preparation, waiting={**preparation.waiting, **refused})

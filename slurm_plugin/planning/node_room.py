@@ -22,6 +22,13 @@ class _Left:
     cpus: int
     mem_mib: int
 
+    def why_short(self, cpus: int, mem_mib: int) -> str:
+        """Say what is too little for a group, "" where nothing is."""
+        for unit, needed, left in (("CPUs", cpus, self.cpus), ("MiB of memory", mem_mib, self.mem_mib)):
+            if needed > left:
+                return f"has {max(0, left)} {unit} left, and its pilot job and its members' scripts need {needed}"
+        return ""
+
 
 @dataclass(frozen=True, slots=True)
 class PilotShare:
@@ -58,12 +65,29 @@ class NodeRoom:
         self._share = share
         self._scripts = scripts
 
-    def take_group(self, group: StartGroup) -> None:
-        """Take what a group that starts has on its nodes."""
+    def take_group(self, group: StartGroup, *, counts_mem: bool) -> str:
+        """Take what a group that starts has on its nodes.
+
+        Args:
+            group: The group.
+            counts_mem: Whether Slurm gives out memory there.
+
+        Returns:
+            Why its pilot job and its members' batch scripts find no room side by side, "" where they do.
+        """
         scripts = sum(member.cpu_count for member in group.members) // group.node_count
         scripts_mib = MEMBER_MEM_MIB * len(group.members) if group.mem_per_node_mib else 0
-        for name in names_in(group.node):
-            self._take(name, group.cpu_count * group.gpus_per_node + scripts, group.mem_per_node_mib + scripts_mib)
+        cpus, mem_mib = group.cpu_count * group.gpus_per_node + scripts, group.mem_per_node_mib + scripts_mib
+        names = sorted(names_in(group.node) & self._left.keys())
+        short = ((name, self._left[name].why_short(cpus, mem_mib if counts_mem else 0)) for name in names)
+        why = next((f"{name} {what}" for name, what in short if what), "")
+        if why:  # one of its jobs may start alone instead
+            asked = [member.original for member in group.members]
+            cpus = max(-(-each.cpu_count // group.node_count) for each in asked)
+            mem_mib = max(each.mem_per_node_mib for each in asked)
+        for name in names:
+            self._take(name, cpus, mem_mib)
+        return why
 
     def take_alone(self, job: Job, gpus: Sequence[NodeShare]) -> None:
         """Take what a job alone has on its nodes."""

@@ -66,11 +66,13 @@ class Shared:
     Attributes:
         plan: The plan in terms of groups and jobs alone.
         actions: Starts and joins.
+        crowded: Why groups do not fit on their nodes, by job id.
         stops: Running jobs that have to stop, with the reasons.
     """
 
     plan: Plan
     actions: tuple[Action, ...]
+    crowded: Mapping[int, str]
     stops: tuple[Waiting, ...] = ()
 
 
@@ -111,9 +113,9 @@ def share(plan: Plan, request: PlanRequest, cycle: CycleInput, room: SiteRoom) -
     waiting = [item for item in plan.waiting if item.job_id not in at_work]
     solo = (*(item for item in plan.solo if item.job_id not in at_work), *outcome.solo)
     done = replace(plan, groups=tuple(outcome.groups), solo=solo, waiting=(*waiting, *outcome.waiting), sharers=())
-    actions = actions_of(done, cycle, room, node_room(request.nodes, cycle), {})
+    actions, crowded = actions_of(done, cycle, room, node_room(request.nodes, cycle), {})
     starts = tuple(_prepared(action, outcome.steps, jobs, cycle.view) for action in actions)
-    return Shared(done, (*starts, *outcome.joins), stops)
+    return Shared(done, (*starts, *outcome.joins), crowded, stops)
 
 
 class PlacementOutcome:

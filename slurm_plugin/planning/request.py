@@ -20,8 +20,9 @@ from muri.slurm_plugin.planning.cycle_input import START_DELAY_S, CycleInput, dr
 from muri.slurm_plugin.planning.model_traits import derived_for, gpu_utilization
 from muri.slurm_plugin.planning.placement import Place, Places, domain_of
 from muri.slurm_plugin.planning.site_limits import SiteRoom
-from muri.slurm_plugin.planning.slurm_requests import dry_run_limit_s
+from muri.slurm_plugin.planning.slurm_requests import MEMBER_MEM_MIB, dry_run_limit_s
 from muri.slurm_plugin.records.cluster import Job, JobState, Node
+from muri.slurm_plugin.records.host_lists import names_in
 from muri.slurm_plugin.records.journal import DRY_RUN
 from muri.slurm_plugin.records.limits import PartitionLimits, will_start_by_itself
 from muri.slurm_plugin.records.roles import ManagedJob, Role, why_arguments_are_unknown
@@ -444,6 +445,11 @@ class _Free:
             node.mem_mib - node.mem_allocated_mib,
         )
 
+    def take_script(self, cpus: int) -> None:
+        """Set aside what the batch script of a member that starts needs."""
+        self.cpus -= cpus
+        self.mem_mib -= MEMBER_MEM_MIB
+
 
 class _Eligible:
     """The nodes of a place where jobs start by themselves; what is set aside for these is taken from what is free.
@@ -486,6 +492,8 @@ class _Eligible:
 def free_nodes(cycle: CycleInput, places: Places | None = None, jobs: Sequence[Job] = ()) -> tuple[FreeNode, ...]:
     """Return what can be given out: what is idle, less what is promised to Muri's jobs that start by themselves.
 
+    Members that wait for their pilot job's start are promised what their batch scripts need.
+
     Args:
         cycle: What the cycle decides on.
         places: Where jobs may run.
@@ -503,6 +511,11 @@ def free_nodes(cycle: CycleInput, places: Places | None = None, jobs: Sequence[J
             if place not in eligible:
                 eligible[place] = _Eligible([node for node in nodes if node.name in place.nodes], free)
             eligible[place].take(job)
+    for member in cycle.view.having(Role.MEMBER):
+        pilot = cycle.view.active(member.membership.pilot) if member.membership else None
+        if pilot is not None and member.state is JobState.PENDING:
+            for name in names_in(pilot.nodes or pilot.required_nodes) & free.keys():
+                free[name].take_script(-(-member.task_count // max(1, pilot.node_count)))
     names = places.names(jobs)
     return tuple(_free_node(node, names[node.name], free[node.name], cycle.config) for node in nodes)
 

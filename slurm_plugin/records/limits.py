@@ -79,7 +79,7 @@ class PartitionLimits:
         default_mem: Whether a job that asks for no memory gets some, not all of a node.
         cpus_per_gpu: CPUs that a job which names none gets for each GPU (DefCpuPerGPU), 0 where nothing is set.
         mem_per_gpu: Whether jobs get memory for each GPU where they name none (DefMemPerGPU).
-        all_mem: Whether a job that asks for no memory gets all of its nodes', so that nothing runs beside it.
+        counts_mem: Whether Slurm gives out each MiB of a node's memory once.
     """
 
     name: str
@@ -92,7 +92,12 @@ class PartitionLimits:
     default_mem: bool = False
     cpus_per_gpu: int = 0
     mem_per_gpu: bool = False
-    all_mem: bool = False
+    counts_mem: bool = False
+
+    @property
+    def all_mem(self) -> bool:
+        """Whether a job that asks for no memory gets all of its nodes', so that nothing runs beside it."""
+        return self.counts_mem and not self.default_mem and not self.mem_per_gpu
 
     @property
     def has_defaults_per_gpu(self) -> bool:

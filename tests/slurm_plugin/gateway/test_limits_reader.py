@@ -71,10 +71,11 @@ def test_what_a_partition_sets_goes_before_what_the_cluster_does():
         "PartitionName=b JobDefaults=DefCpuPerGPU=4 MaxMemPerCPU=3000\n"
         "PartitionName=c JobDefaults=(null) MaxMemPerNode=9000 DefMemPerCPU=10\n"
     )
+    always = {"mem_per_gpu": True, "counts_mem": True}
     assert LimitsReader(Commands(config=config, partition=partitions)).read().partitions == (
-        PartitionLimits("a", max_mem_per_cpu_mib=4000, cpus_per_gpu=3, mem_per_gpu=True),
-        PartitionLimits("b", max_mem_per_cpu_mib=3000, cpus_per_gpu=4, mem_per_gpu=True),
-        PartitionLimits("c", max_mem_per_node_mib=9000, default_mem=True, cpus_per_gpu=3, mem_per_gpu=True),
+        PartitionLimits("a", max_mem_per_cpu_mib=4000, cpus_per_gpu=3, **always),
+        PartitionLimits("b", max_mem_per_cpu_mib=3000, cpus_per_gpu=4, **always),
+        PartitionLimits("c", max_mem_per_node_mib=9000, default_mem=True, cpus_per_gpu=3, **always),
     )
     found = LimitsReader(Commands(config=nothing, partition=partitions)).read().partitions
     assert [each.all_mem for each in found] == [True, True, False]

@@ -13,8 +13,9 @@ from muri.policies.registry import get_policy
 from muri.policies.types import Group, Plan, PlanRequest
 from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.gateway.base import GatewayError
-from muri.slurm_plugin.planning.actions import Join, ReleaseSolo, StartGroup
+from muri.slurm_plugin.planning.actions import Join, ReleaseSolo, StartGroup, started
 from muri.slurm_plugin.planning.decision import decide
+from muri.slurm_plugin.planning.request import free_nodes
 from muri.slurm_plugin.planning.slurm_requests import pilot_job
 from muri.slurm_plugin.planning.starts import asked_by
 from muri.slurm_plugin.records import comment_tags as tags
@@ -410,3 +411,35 @@ def test_groups_share_what_a_node_has_free():
     scripts = 2 * 2 * 512
     assert first.mem_per_node_mib + second.mem_per_node_mib + scripts <= 56 * GIB
     assert second.mem_per_node_mib >= 8 * GIB
+
+
+@pytest.mark.parametrize(
+    ("node", "counts_mem", "why"),
+    [
+        ({"cpu_count": 12}, True, ""),
+        ({"cpu_count": 11}, True, "n1 has 5 CPUs left, and its pilot job and its members' scripts need 6"),
+        ({"mem_mib": 18 * GIB - 1}, True, "n1 has 9215 MiB of memory left, and its pilot job and its members' scripts"),
+        ({"mem_mib": 18 * GIB - 1}, False, ""),
+        ({"mem_mib": 18 * GIB}, True, ""),
+    ],
+)
+def test_of_two_groups_that_a_node_cannot_hold_the_second_does_not_start(node, counts_mem, why):
+    """Its pilot would keep a GPU while Slurm has no room for its members' scripts."""
+    jobs = [replace(candidate(number, f"m{number % 2 + 1}"), mem_per_node_mib=4 * GIB) for number in range(1, 5)]
+    limits = SiteLimits(partitions=(PartitionLimits("main", counts_mem=counts_mem),))
+    nodes = [make_node("n1", **{"cpu_count": 64, "mem_mib": 64 * GIB, **node})]
+    decision = decided(jobs, nodes, limits=limits, grouping={"join": False})
+    first, second = decision.actions
+    assert isinstance(first, StartGroup)
+    assert isinstance(second, ReleaseSolo if why else StartGroup)
+    assert why in " ".join(second.reasons)
+    kept = {job.job_id for job in jobs} - started(decision.actions)
+    assert all(why in decision.preparation.waiting[job_id] for job_id in kept)
+
+
+def test_what_scripts_of_members_need_that_start_with_their_pilot_is_not_free():
+    members = [candidate(1, mem_per_node_mib=GIB), candidate(2, "m2", mem_per_node_mib=GIB)]
+    pilot, *waiting = behind_pilot(1, *members)
+    waiting = [replace(job, state=JobState.PENDING, nodes="", reason="Dependency") for job in waiting]
+    (free,) = free_nodes(cycle_of([pilot, *waiting], [make_node("n1", mem_mib=8 * GIB, cpus_allocated=4)]))
+    assert (free.free_cpus, free.free_mem_gib) == (16 - 4 - 2, 7.0)
