@@ -148,10 +148,11 @@ def site_sandbox(request: pytest.FixtureRequest) -> Iterator[Driver]:
 
 
 def emptied(driver: Driver) -> Iterator[Driver]:
-    """Cancel all jobs before and after a test."""
+    """Cancel all jobs before and after a test, and end what it left running as a user."""
     driver.cancel_all()
     yield driver
     driver.cancel_all()
+    driver.run("pkill", "-KILL", "-u", "alice,bob", user="root", check=False)
 
 
 def _empty(sandbox: str) -> Any:

@@ -131,7 +131,7 @@ ATTACKS = {
         r"(muri: the conf.* is not safe to obey.*\n){3}muri: going on with the built-in .*\n(?!.*\bstate\n)(?s:.*)",
     ),
     "what root has written": Attack(
-        "ln -s /etc /run/muri/1003; mkdir /run/muri/1004; muri drain; muri-controller --once",
+        "srun true; ln -s /etc /run/muri/1003; mkdir /run/muri/1004; muri drain; muri-controller --once",
         """find /run/muri /etc/muri /opt/muri /var/lib/muri* ! -type l -perm /022
            find /run/muri /etc/muri /opt/muri /var/lib/muri* ! -uid 0 ! -path '/run/muri/100?*'
            ls -d /var/lib/muri-*[0-9] | xargs stat -c %a | sort -u""",
@@ -253,6 +253,28 @@ while True:
 """
 
 
+SLOW = """
+local submit = slurm_job_submit
+function slurm_job_submit(job, ...)
+  if (job.name or ""):find("^muri") then os.execute("sleep 2") end
+  return submit(job, ...)
+end
+
+return slurm.SUCCESS
+"""
+
+
+@pytest.fixture
+def slow_submission(accounting_sandbox: Driver) -> Iterator[None]:
+    """Muri's own submissions take two seconds, so that nobody's sbatch has gone before it is found."""
+    lua = "/etc/slurm/job_submit.lua"
+    own = accounting_sandbox.read(lua)
+    accounting_sandbox.write(lua, own.removesuffix("return slurm.SUCCESS\n") + SLOW, user="root", mode="0644")
+    yield
+    accounting_sandbox.write(lua, own, user="root", mode="0644")
+
+
+@pytest.mark.usefixtures("slow_submission")
 def test_a_users_sbatch_names_another_users_job_in_vain(site: SiteCluster) -> None:
     """That of a pilot job, and that of a dry run; what follows a semicolon is the name of a cluster."""
     driver, train = site.driver, ("--gres=gpu:1", "/home/alice/train.sh", "9", "0", "load")

@@ -5,7 +5,7 @@ from conftest import ROOT
 from muri_cluster import MuriCluster, slow_in
 
 from muri.profiler.records import ProfileKey
-from sandbox.driver import Driver
+from sandbox.driver import DeadlineError, Driver
 
 PARTITIONS = {1: "small", 2: "two"}
 
@@ -56,10 +56,13 @@ class DdpCluster(MuriCluster):
     def start(self, nodes: int, *models: str, script: str = "srun") -> list[int]:
         """Start a group and wait until all train on all their ranks; the test keeps them at work."""
         jobs = [self.submit_ddp(model, nodes, script=script) for model in models]
-        self.cycle()
-        self.driver.wait_until(
-            lambda: all(self.output(job).count("epoch 0 loss") == 2 * nodes for job in jobs), "all to train"
-        )
+        with self.controller():
+            try:
+                self.driver.wait_until(
+                    lambda: all(self.output(job).count("epoch 0 loss") == 2 * nodes for job in jobs), "all to train"
+                )
+            except DeadlineError as late:
+                raise AssertionError(self.queue(), *map(self.output, jobs), self.controller_log()) from late
         assert len(self.hosts()) == 1, f"the jobs were not grouped: {self.queue()}"
         return jobs
 
