@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 PRIVATE: Final = 0o077
-"""The umask of processes whose files only their user may read."""
+"""The umask that keeps a process's files private to its user."""
 
 PUBLIC: Final = 0o022
 """The controller's umask, which sbatch passes on to jobs; the controller's private files set their own mode."""

@@ -161,7 +161,7 @@ def run_once(
         if _wait(min(clock() + rest_s, end_s), stop, clock, bell):
             return
     if were_open and bell is not None:
-        bell.ring()  # otherwise a group whose members never start would keep its GPUs until the timer
+        bell.ring()  # look again: a group whose members never start must not hold GPUs until the timer
 
 
 def run_for_timer(

@@ -324,7 +324,7 @@ def _run_as_user(
     stdin: int = subprocess.DEVNULL,
     files: Sequence[int] = (),
 ) -> str:
-    """Run a command as a user, who controls it from then on, and return what it printed.
+    """Run a command as a user and return what it printed. The user may stop, trace or change the process.
 
     Pipes take its output, and what they do not hold it cannot write. Its session is its own, and ends with the time
     limit.

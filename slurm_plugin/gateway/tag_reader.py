@@ -40,7 +40,7 @@ _NUMBERS: Final = {"JobID": _JOB, "ArrayJobID": _JOB, "UserID": _OWNER, "GroupID
 
 
 def read_tagged_jobs(commands: SlurmCommands) -> Snapshot:
-    """Return the jobs whose AdminComment names Muri, with their owners, gates and tags; all other fields are empty.
+    """Return the jobs whose AdminComment names Muri. Only owners, states, gates and tags are filled in.
 
     Raises:
         SlurmUnreachableError: slurmctld does not answer.

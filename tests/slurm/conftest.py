@@ -148,7 +148,7 @@ def site_sandbox(request: pytest.FixtureRequest) -> Iterator[Driver]:
 
 
 def emptied(driver: Driver) -> Iterator[Driver]:
-    """Cancel all jobs before and after a test, and end what it left running as a user."""
+    """Cancel all jobs before and after a test, and kill the users' processes after it."""
     driver.cancel_all()
     yield driver
     driver.cancel_all()

@@ -320,7 +320,7 @@ def a_task_that_cannot_start_stops_those_behind_it(world: World) -> None:
     world.call("modify", second, JobChange(licenses=""))
     world.settle()
     assert world.job(second).state is JobState.PENDING
-    world.hold_by_admin(second)  # once it has started, nobody waits for its start any more
+    world.hold_by_admin(second)  # Slurm drops a dependency on a start that has happened
     start = f"after:{world.job(second).name_in_slurm}"
     for kept in (record, record + 1):
         world.call("modify", kept, JobChange(dependency=start))

@@ -204,7 +204,8 @@ def test_an_array_that_its_user_requeues_never_stands_before_an_older_job(muri: 
 
     def requeued() -> bool:
         """Put what runs back into the queue; whether there was any."""
-        seen.update(places(muri).values())
+        # A pilot job is held until it has its mark; a task never is.
+        seen.update(place for name, place in places(muri).items() if "_" in name or place != (0, 0))
         running = [f"{array}_{task}" for task, each in records(muri, array).items() if each["state"] == "RUNNING"]
         return bool(running) and muri.driver.run("scontrol", "requeue", ",".join(running)).returncode == 0
 
@@ -216,7 +217,7 @@ def test_an_array_that_its_user_requeues_never_stands_before_an_older_job(muri: 
         muri.driver.wait_until(
             lambda: not requeued() and muri.driver.job(older)["JobState"] == "RUNNING", "the start of the older job"
         )
-    assert seen - {(0, 0)} == {(1, 0)}  # as Slurm has it without Muri; a pilot job is held until it has its mark
+    assert seen == {(1, 0)}  # as Slurm has it without Muri
     muri.driver.run("scancel", str(older), user="bob")
     with muri.controller():
         fields = wait_ended(muri, array, *range(10))

@@ -266,7 +266,7 @@ return slurm.SUCCESS
 
 @pytest.fixture
 def slow_submission(accounting_sandbox: Driver) -> Iterator[None]:
-    """Muri's own submissions take two seconds, so that nobody's sbatch has gone before it is found."""
+    """Delay each of Muri's submissions by two seconds, so that the attacker finds its sbatch process."""
     lua = "/etc/slurm/job_submit.lua"
     own = accounting_sandbox.read(lua)
     accounting_sandbox.write(lua, own.removesuffix("return slurm.SUCCESS\n") + SLOW, user="root", mode="0644")
