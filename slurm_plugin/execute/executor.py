@@ -216,7 +216,7 @@ class Executor:
 
     def _start_oldest(self, ids: list[int], error: GatewayError) -> None:
         """Start a group's oldest job alone after Slurm has refused the pilot job, so that the GPUs do not stay idle."""
-        oldest = min((self._view.jobs[job_id] for job_id in ids), key=lambda job: (job.submit_s, job.job_id))
+        oldest = self._view.oldest(ids)
         try:
             self._release_solo(ReleaseSolo(oldest.job_id, (f"it starts alone: Slurm refused a pilot job: {error}",)))
         except SlurmUnreachableError:

@@ -237,7 +237,7 @@ def _oldest_alone(group: StartGroup, room: SiteRoom, view: View, why: str) -> tu
 
     Planned again in the next cycle, the same group would be refused again, and its GPUs would stay idle for ever.
     """
-    oldest = min((view.jobs[member.job_id] for member in group.members), key=lambda job: (job.submit_s, job.job_id))
+    oldest = view.oldest(member.job_id for member in group.members)
     return () if room.take_alone(oldest) else (ReleaseSolo(oldest.job_id, (f"it starts alone: {why}",)),)
 
 

@@ -2,7 +2,7 @@
 
 import logging
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from functools import cached_property, lru_cache
@@ -261,6 +261,10 @@ class View:
         """Return a job that still waits or runs, None when it ended or is unknown."""
         job = self.jobs.get(job_id)
         return job if job is not None and job.state.is_active else None
+
+    def oldest(self, job_ids: Iterable[int]) -> ManagedJob:
+        """Return the one of some jobs that was submitted first."""
+        return min((self.jobs[job_id] for job_id in job_ids), key=lambda job: (job.submit_s, job.job_id))
 
 
 def view_of(snapshot: Snapshot, partitions: tuple[str, ...] = ()) -> View:
