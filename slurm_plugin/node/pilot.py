@@ -13,7 +13,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,9 @@ log = logging.getLogger("muri.pilot")
 _TICK_S = 0.25
 
 _RUNTIME_GRACE_S = 20.0
+
+_STEP_TRIES = 3
+"""srun gives up when slurmctld does not answer for half a minute, as while it is restarted."""
 
 _PILOT_FILE = re.compile(r"(?:r[0-9]+-)?host-([0-9]{1,10})\.(?:json|use\.json|log|trace\.json)")
 
@@ -71,16 +74,18 @@ class PilotWatch:
         self,
         group: GroupSpec,
         status: Path,
-        runtime: "subprocess.Popen[bytes]",
+        start_runtime: Callable[[], "subprocess.Popen[bytes]"],
         clock: Clock = MACHINE_CLOCK,
         monitor: NodeMonitor | None = None,
     ) -> None:
-        """Bind the watch to a started runtime; `monitor` tells what the node is used for."""
+        """Start the runtime and watch it; `monitor` says what the node is used for."""
         pilot = int(os.environ["SLURM_JOB_ID"])
         self._clock = clock
         self._group = group
         self._status = status
-        self._runtime = runtime
+        self._start_runtime = start_runtime
+        self._runtime = start_runtime()
+        self._tries_left = _STEP_TRIES - 1
         self._monitor = monitor
         self._members = MemberWatch(pilot, group, clock)
         self._reports = GroupReports(pilot, group.telemetry_s, clock)
@@ -100,7 +105,11 @@ class PilotWatch:
                 return 1
             code = self._runtime.poll()
             status = self._runtime_status()
-            if code is not None:
+            if code is not None and self._tries_left and not self._status.exists():
+                log.warning("the runtime's step ended with code %d before it began; it is started again", code)
+                self._tries_left -= 1
+                self._runtime = self._start_runtime()
+            elif code is not None:
                 log.error("the runtime ended by itself with code %d; its members go back to the queue", code)
                 self._reports.tell_fault(status)
                 return code or 1
@@ -163,7 +172,7 @@ def main(text: str) -> None:
     log.info("pilot job %s for members %s", job_id, ",".join(group.ids))
     command = runtime_command(group, run_dir, status)
     monitor = NodeMonitor(status)
-    watch = PilotWatch(group, status, start(command, group), monitor=monitor)
+    watch = PilotWatch(group, status, lambda: start(command, group), monitor=monitor)
     monitor.start()
     # scancel and the time limit end the pilot: the runtime must not outlive it.
     signal.signal(signal.SIGTERM, lambda *_: watch.end_early())

@@ -1,11 +1,15 @@
 """Muri's promises on a real Slurm: the user's job stays an ordinary job, and nothing is lost."""
 
 import json
+import sys
 from collections.abc import Iterator
 
 import pytest
 from conftest import emptied
 from muri_cluster import STAGES, MuriCluster
+
+from sandbox import daemons
+from sandbox.support import Progress
 
 #: For what depends on Slurm's release: on each one where groups form.
 on_every_release = pytest.mark.parametrize("muri", ["one_gpu_sandbox", "trixie_one_gpu_sandbox"], indirect=True)
@@ -126,6 +130,33 @@ def test_members_of_a_dead_host_run_alone(muri, kinds):
     assert [job["TimeLimit"] for job in fields] == limits
     assert all("gres/gpu:1" in job["TresPerNode"] for job in fields)
     assert all(muri.output(job).split("\n")[1].startswith("gpus 0") for job in jobs)
+
+
+PATIENT_PYTHON = f"""#!/bin/sh
+while [ -e /home/alice/keep-waiting ]; do sleep 0.1; done
+exec {sys.executable} "$@"
+"""
+
+
+@pytest.mark.thorough  # srun gives up after half a minute
+def test_a_group_that_starts_while_slurmctld_is_away_begins_once_it_is_back(muri):
+    muri.configure(node_python=muri.driver.write("python", PATIENT_PYTHON))
+    muri.know_profiles()
+    jobs = [muri.submit(kind, iterations=10) for kind in ("load", "propagate")]
+    with muri.training("waiting"):
+        muri.cycle()
+        (pilot,) = muri.hosts()
+        for job in (pilot, *jobs):
+            muri.driver.wait_state(job, "RUNNING")
+        daemons.stop_controller(muri.driver.instance)
+    log = f"/run/muri/1001/host-{pilot}.log"
+    try:
+        muri.driver.wait_until(lambda: "it is started again" in muri.driver.read(log), "the end of srun's patience")
+    finally:
+        daemons.start_controller(muri.driver.instance, Progress())
+    fields = [muri.driver.wait_state(job) for job in jobs]
+    assert {(job["JobState"], job["Restarts"]) for job in fields} == {("COMPLETED", "0")}
+    assert [muri.output(job).count(f"started {job}") for job in jobs] == [1, 1]
 
 
 KILL = """

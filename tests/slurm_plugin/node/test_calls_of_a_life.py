@@ -123,7 +123,7 @@ def live(slurm: Slurm, folder: Path, *, measured: bool = False) -> tuple[int, in
     runtime = Runtime(slurm, folder / "status.json", measured=measured)
     group = GroupSpec(members=(MemberSpec(job_id="1"), MemberSpec(job_id="2")))
     slurm.clock.start(runtime.live)
-    assert pilot.PilotWatch(group, folder / "status.json", cast("Any", runtime), slurm.clock).watch() == 0
+    assert pilot.PilotWatch(group, folder / "status.json", lambda: cast("Any", runtime), slurm.clock).watch() == 0
     return slurm.counts()
 
 

@@ -37,7 +37,10 @@ class Group:
         joined: Those whom the pilot's own AdminComment names.
         more_tags: What else stands in their AdminComments.
         silent: slurmctld does not answer.
+        folder: Where the runtime writes its status.
         code: The runtime's exit code, None while it runs.
+        first_codes: The exit codes of the first starts of the runtime, which fail.
+        starts_s: When the runtime was started.
         stubborn: The runtime does not end when it is told to.
     """
 
@@ -47,12 +50,15 @@ class Group:
         self.tagged = {1, 2}
         self.silent = self.stubborn = False
         self.code: int | None = None
+        self.first_codes: list[int] = []
+        self.starts_s: list[float] = []
         self.joined = (1, 2)
         self.more_tags = ""
         self.asked: list[tuple[float, int]] = []
         self.reports: list[tuple[float, str]] = []
         self.measured: list[tuple[float, int, str]] = []
         self.signals: list[tuple[float, int]] = []
+        self.folder = folder
         self._status = folder / "status.json"
         self._pilot: pilot.PilotWatch | None = None
         monkeypatch.setenv("SLURM_JOB_ID", str(PILOT))
@@ -79,7 +85,7 @@ class Group:
 
         spec = GroupSpec(members=(MemberSpec(job_id="1"), MemberSpec(job_id="2")), **options)
         self.clock.start(happen)
-        self._pilot = pilot.PilotWatch(spec, self._status, cast("subprocess.Popen[bytes]", self), self.clock)
+        self._pilot = pilot.PilotWatch(spec, self._status, self._start, self.clock)
         return self._pilot.watch()
 
     def ends(self, *events: Event, **options: float) -> float:
@@ -92,6 +98,11 @@ class Group:
         """Signal the pilot job, as Slurm does."""
         assert self._pilot is not None
         self._pilot.end_early()
+
+    def _start(self) -> "subprocess.Popen[bytes]":
+        self.starts_s.append(self.clock())
+        self.code = self.first_codes.pop(0) if self.first_codes else None
+        return cast("subprocess.Popen[bytes]", self)
 
     def poll(self) -> int | None:
         """As the runtime's process."""
@@ -282,6 +293,27 @@ def test_a_runtime_that_does_not_end_is_killed(group: Group) -> None:
     assert killed_s == told_s + 20.0
 
 
+def test_a_step_that_slurm_could_not_start_is_started_again(group: Group) -> None:
+    """As after half a minute without slurmctld, when srun gives up."""
+    (group.folder / "status.json").unlink()
+    group.first_codes = [1, 1]
+
+    def end() -> None:
+        group.members("ended", "ended")
+        group.states.clear()
+
+    assert group.watch((5.1, end)) == 0
+    assert group.starts_s == [0.0, 0.0, 0.25]
+    assert group.reports == []
+
+
+def test_a_step_that_slurm_cannot_start_ends_the_pilot(group: Group) -> None:
+    (group.folder / "status.json").unlink()
+    group.first_codes = [1, 1, 2, 1]
+    assert group.watch() == 2
+    assert len(group.starts_s) == 3
+
+
 @pytest.mark.parametrize(("code", "told"), [(3, 3), (0, 1)])
 def test_a_runtime_that_ends_by_itself_is_a_failure_with_its_cause(group: Group, code: int, told: int) -> None:
     def end() -> None:
@@ -294,6 +326,7 @@ def test_a_runtime_that_ends_by_itself_is_a_failure_with_its_cause(group: Group,
     assert report.startswith("muri-fault:")
     assert "illegal" in report
     assert group.signals == []
+    assert len(group.starts_s) == 1  # it had begun
 
 
 def test_a_pilot_that_slurm_ends_says_whom_to_cancel_instead(group: Group, caplog: pytest.LogCaptureFixture) -> None:
