@@ -42,7 +42,7 @@ _TICK_S = 0.25
 _RUNTIME_GRACE_S = 20.0
 
 _STEP_TRIES = 3
-"""srun gives up when slurmctld does not answer for half a minute, as while it is restarted."""
+"""srun gives up when slurmctld does not answer for half a minute; and the port for the ranks may be taken meanwhile."""
 
 _PILOT_FILE = re.compile(r"(?:r[0-9]+-)?host-([0-9]{1,10})\.(?:json|use\.json|log|trace\.json)")
 
