@@ -8,9 +8,10 @@ import sys
 from collections.abc import Callable
 from types import FrameType
 
-from sandbox import cluster, daemons, host, instance, lifecycle, releases
+from sandbox import cluster, host, instance, lifecycle, releases
 from sandbox.builds import USERS
 from sandbox.cluster import SUITES, Shape, suite_named
+from sandbox.driver import Driver
 from sandbox.support import CONTROLLER, InstancePaths, Progress, SandboxError, UsageError
 
 _EPILOG = """examples:
@@ -203,10 +204,8 @@ def _matrix(options: argparse.Namespace) -> int:
 
 
 def _restart_controller(options: argparse.Namespace) -> int:
-    running = instance.require(options.name)
-    daemons.stop_controller(running)
-    daemons.start_controller(running, Progress())
-    print(f"slurmctld of the sandbox {running.name!r} has restarted.")
+    Driver.of(options.name).restart_controller()
+    print(f"slurmctld of the sandbox {options.name!r} has restarted.")
     return 0
 
 

@@ -3,7 +3,8 @@
 import re
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from sandbox import daemons
@@ -141,5 +142,14 @@ class Driver:
 
     def restart_controller(self) -> None:
         """Restart slurmctld, which keeps its state."""
+        with self.no_controller():
+            pass
+
+    @contextmanager
+    def no_controller(self) -> Iterator[None]:
+        """Keep slurmctld away for a while; it keeps its state."""
         daemons.stop_controller(self.instance)
-        daemons.start_controller(self.instance, Progress())
+        try:
+            yield
+        finally:
+            daemons.start_controller(self.instance, Progress())

@@ -8,9 +8,6 @@ import pytest
 from conftest import emptied
 from muri_cluster import STAGES, MuriCluster
 
-from sandbox import daemons
-from sandbox.support import Progress
-
 #: For what depends on Slurm's release: on each one where groups form.
 on_every_release = pytest.mark.parametrize("muri", ["one_gpu_sandbox", "trixie_one_gpu_sandbox"], indirect=True)
 
@@ -148,12 +145,10 @@ def test_a_group_that_starts_while_slurmctld_is_away_begins_once_it_is_back(muri
         (pilot,) = muri.hosts()
         for job in (pilot, *jobs):
             muri.driver.wait_state(job, "RUNNING")
-        daemons.stop_controller(muri.driver.instance)
-    log = f"/run/muri/1001/host-{pilot}.log"
-    try:
-        muri.driver.wait_until(lambda: "it is started again" in muri.driver.read(log), "the end of srun's patience")
-    finally:
-        daemons.start_controller(muri.driver.instance, Progress())
+        with muri.driver.no_controller():
+            muri.driver.run("rm", "keep-waiting")
+            log = f"/run/muri/1001/host-{pilot}.log"
+            muri.driver.wait_until(lambda: "it is started again" in muri.driver.read(log), "the end of srun's patience")
     fields = [muri.driver.wait_state(job) for job in jobs]
     assert {(job["JobState"], job["Restarts"]) for job in fields} == {("COMPLETED", "0")}
     assert [muri.output(job).count(f"started {job}") for job in jobs] == [1, 1]

@@ -37,9 +37,7 @@ class Group:
         joined: Those whom the pilot's own AdminComment names.
         more_tags: What else stands in their AdminComments.
         silent: slurmctld does not answer.
-        folder: Where the runtime writes its status.
         code: The runtime's exit code, None while it runs.
-        first_codes: The exit codes of the first starts of the runtime, which fail.
         starts_s: When the runtime was started.
         stubborn: The runtime does not end when it is told to.
     """
@@ -50,7 +48,7 @@ class Group:
         self.tagged = {1, 2}
         self.silent = self.stubborn = False
         self.code: int | None = None
-        self.first_codes: list[int] = []
+        self._first_codes: list[int] = []
         self.starts_s: list[float] = []
         self.joined = (1, 2)
         self.more_tags = ""
@@ -58,7 +56,6 @@ class Group:
         self.reports: list[tuple[float, str]] = []
         self.measured: list[tuple[float, int, str]] = []
         self.signals: list[tuple[float, int]] = []
-        self.folder = folder
         self._status = folder / "status.json"
         self._pilot: pilot.PilotWatch | None = None
         monkeypatch.setenv("SLURM_JOB_ID", str(PILOT))
@@ -74,6 +71,11 @@ class Group:
     def members(self, *states: str) -> None:
         """Write the members' states into the runtime's status."""
         self.tell(members={str(number): {"state": state} for number, state in enumerate(states, 1)})
+
+    def fail_to_begin(self, *codes: int) -> None:
+        """Let the first starts of the runtime end with these codes before it has written a status."""
+        self._status.unlink()
+        self._first_codes.extend(codes)
 
     def watch(self, *events: Event, **options: float) -> int:
         """Watch until the pilot job ends, while events come at their times; returns its exit code."""
@@ -101,7 +103,7 @@ class Group:
 
     def _start(self) -> "subprocess.Popen[bytes]":
         self.starts_s.append(self.clock())
-        self.code = self.first_codes.pop(0) if self.first_codes else None
+        self.code = self._first_codes.pop(0) if self._first_codes else None
         return cast("subprocess.Popen[bytes]", self)
 
     def poll(self) -> int | None:
@@ -295,8 +297,7 @@ def test_a_runtime_that_does_not_end_is_killed(group: Group) -> None:
 
 def test_a_step_that_slurm_could_not_start_is_started_again(group: Group) -> None:
     """As after half a minute without slurmctld, when srun gives up."""
-    (group.folder / "status.json").unlink()
-    group.first_codes = [1, 1]
+    group.fail_to_begin(1, 1)
 
     def end() -> None:
         group.members("ended", "ended")
@@ -308,8 +309,7 @@ def test_a_step_that_slurm_could_not_start_is_started_again(group: Group) -> Non
 
 
 def test_a_step_that_slurm_cannot_start_ends_the_pilot(group: Group) -> None:
-    (group.folder / "status.json").unlink()
-    group.first_codes = [1, 1, 2, 1]
+    group.fail_to_begin(1, 1, 2, 1)
     assert group.watch() == 2
     assert len(group.starts_s) == 3
 
