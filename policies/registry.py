@@ -236,7 +236,7 @@ def _describe(name: str, factory: PolicyFactory, policy: Policy, source: str) ->
         order=getattr(factory, "order", ""),
         shares=None if fixed is None else fixed.get("max_group_size", 2) > 1,
         preempts=None if fixed is None else fixed.get("preemption", True),
-        summary=(getdoc(factory) or "").partition("\n")[0],
+        summary=" ".join((getdoc(factory) or "").partition("\n\n")[0].split()),
         source=source,
         simulated_only=policy.simulated_only,
         is_baseline=policy.is_baseline,

@@ -39,13 +39,15 @@ class MuriL(FixedOrder):
 
 
 class Auto(QueuePolicy):
-    """Muri-S when every job tells its duration, else Muri-L; merges only as needed.
+    """Follows Slurm's priorities where PriorityType=priority/multifactor (Slurm's default since 23.11), else SRSF if all
+    durations are stated, else 2D-LAS.
 
-    Only jobs that may be grouped have a say. Every option is honoured.
+    On a cluster of that PriorityType the controller takes `MuriSlurm` instead of this class. Only the durations of jobs
+    that may be grouped count. Groups merge only as needed, and every option is honoured.
     """
 
     name = "auto"
-    order = "as muri-s or muri-l"
+    order = "Slurm's, or as muri-s or muri-l"
 
     def key(self, request: PlanRequest) -> priority.PriorityKey:
         """By remaining or by attained GPU-seconds."""

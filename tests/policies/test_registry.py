@@ -149,6 +149,13 @@ def test_the_chapters_table_says_what_every_policy_says_of_itself():
     assert told == {info.name: (info.preempts, info.live) for info in describe_policies()}
 
 
+@pytest.mark.parametrize("page", ["README.md", "docs/policies.md", "docs/choosing-a-policy.md"])
+def test_pages_say_of_auto_what_it_says_of_itself(page):
+    (auto,) = (info for info in describe_policies() if info.name == "auto")
+    text = " ".join((ROOT / page).read_text().replace("`", "").replace("|", "").split())
+    assert f"auto {auto.summary[0].lower()}{auto.summary[1:-1]}" in text
+
+
 def test_baselines_are_those_that_beat_fifo_on_one_shipped_trace_at_most():
     """Of what papers take as baselines: the policies of whole clusters that gain nothing over first in, first out."""
     baselines = {info.name for info in describe_policies() if info.is_baseline}
