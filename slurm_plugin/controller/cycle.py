@@ -21,7 +21,7 @@ from muri.slurm_plugin.controller.user_status import report
 from muri.slurm_plugin.execute.apply import Left, apply
 from muri.slurm_plugin.execute.executor import Executor
 from muri.slurm_plugin.execute.gate import close_gate
-from muri.slurm_plugin.execute.interruptible import InterruptibleGateway
+from muri.slurm_plugin.execute.interruptible import CycleCutShortError, InterruptibleGateway
 from muri.slurm_plugin.gateway.base import Gateway, GatewayError, SlurmUnreachableError
 from muri.slurm_plugin.planning import stated_durations
 from muri.slurm_plugin.planning.actions import Action
@@ -280,10 +280,11 @@ class Controller:
     def close_gates(self) -> bool:
         """Close the gates of members that have started since the last cycle.
 
-        A member that loses its group before that is not kept from starting anew, without GPUs.
+        A member that loses its group before that is not kept from starting anew, without GPUs. Gates that are open when
+        the controller is told to stop are closed after the next cycle.
 
         Returns:
-            Whether members have yet to start.
+            Whether members have yet to start, or their gates to be closed.
         """
         if not self._members_start:
             return False
@@ -294,6 +295,8 @@ class Controller:
         for job in (job for job in open_members if job.state is JobState.RUNNING):
             try:
                 close_gate(gateway, job)
+            except CycleCutShortError:
+                return True
             except SlurmUnreachableError:
                 raise
             except GatewayError as error:

@@ -12,6 +12,7 @@ from muri.slurm_plugin.controller.assemble import open_controller
 from muri.slurm_plugin.controller.stop import StopSignal
 from muri.slurm_plugin.controller.surroundings import Surroundings
 from muri.slurm_plugin.records.cluster import JobState
+from muri.slurm_plugin.records.gate import GATE_LICENSE
 from muri.slurm_plugin.records.journal import GROUP
 
 CALLS_OF_A_START = 5
@@ -66,6 +67,28 @@ def test_after_the_signal_no_call_is_made_and_the_next_cycle_starts_each_job_onc
     slurm.after_call = lambda _name: None
     assert ended(slurm, make_controller) == [JobState.COMPLETED] * 4
     assert [slurm.starts[n] for n in (1, 2, 3, 4)] == [1] * 4
+
+
+def test_a_signal_while_gates_are_closed_is_no_failure_and_the_next_controller_closes_the_others(
+    slurm, make_controller, stop
+):
+    def closed() -> list[int]:
+        return [number for number in (1, 2, 3, 4) if GATE_LICENSE in slurm.jobs[number].licenses]
+
+    with make_controller(slurm) as controller:
+        config = controller._config
+    with open_controller(config, slurm, surroundings=Surroundings(stop)) as controller:
+        controller.cycle()
+        slurm.tick()
+        slurm.after_call = lambda _name: signal.raise_signal(signal.SIGTERM)
+        assert controller.close_gates()
+    assert closed() == [1]
+    slurm.after_call = lambda _name: None
+    with make_controller(slurm) as controller:
+        controller.cycle()
+        assert not controller.close_gates()
+    assert closed() == [1, 2, 3, 4]
+    assert ended(slurm, make_controller) == [JobState.COMPLETED] * 4
 
 
 def test_a_cycle_that_takes_too_long_leaves_the_rest_to_the_next(slurm, make_controller):
