@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from muri.launcher.job.process_tree import threads_of
+from muri.launcher.job.process_tree import MURIS_OWN, threads_of
 
 STOPPED: Final = "T"
 _AT_WORK: Final = frozenset("RDt")
@@ -64,7 +64,7 @@ class _Reading:
 
 
 class ThreadMeter:
-    """Samples threads again and again, and leaves out those that only ask for a lock all the time.
+    """Samples threads again and again, and leaves out Muri's own and those that only ask for a lock all the time.
 
     While C code keeps the interpreter of a process, its other Python threads do that: every few milliseconds each of
     them wakes up for some microseconds.
@@ -78,7 +78,9 @@ class ThreadMeter:
         readings, states, cpu_ns = {}, set(), 0
         for thread in threads:
             with contextlib.suppress(OSError, IndexError, ValueError):
-                fields = _stat(thread)
+                name, fields = _stat(thread)
+                if name == MURIS_OWN:
+                    continue
                 reading = readings[thread] = self._read(thread, fields[0], _cpu_ns(thread, fields))
                 cpu_ns += reading.cpu_ns - reading.asked_ns
                 if not reading.asks:
@@ -110,13 +112,14 @@ def is_stopped(pid: int) -> bool:
     states = set()
     for thread in threads_of(pid):
         with contextlib.suppress(OSError, IndexError):
-            states.add(_stat(thread)[0])
+            states.add(_stat(thread)[1][0])
     return states == {STOPPED}
 
 
-def _stat(thread: Path) -> list[str]:
-    """What proc(5) tells of a thread, from its state on."""
-    return (thread / "stat").read_text().rpartition(")")[2].split()
+def _stat(thread: Path) -> tuple[str, list[str]]:
+    """A thread's name, and what proc(5) tells of it from its state on."""
+    named, _, rest = (thread / "stat").read_text().rpartition(")")
+    return named.partition("(")[2], rest.split()
 
 
 def _wakes(thread: Path) -> int:

@@ -24,6 +24,7 @@ from typing import Any, Final
 
 from muri.launcher.job.environment import task_of
 from muri.launcher.job.import_hooks import after_import
+from muri.launcher.job.process_tree import name_as_muris_own
 
 KNOWN: Final = frozenset(
     {
@@ -81,6 +82,7 @@ class LockWatch:
         self._thread.join()
 
     def _look(self) -> None:
+        name_as_muris_own()
         chance = random.Random(0)  # noqa: S311 -- so that no loop keeps in step with it
         before = _switches()
         while not self._stopped.wait(_LOOK_S * (0.5 + chance.random())):

@@ -17,12 +17,13 @@ from muri.errors import UsageError
 from muri.launcher.arbitration.arbiter import FairArbiter
 from muri.launcher.arbitration.pausing import PausingArbiter
 from muri.launcher.arbitration.switching import make_arbiter
-from muri.launcher.hangs.evidence import IdleTimer, ThreadMeter, ThreadSample, is_stopped
+from muri.launcher.hangs.evidence import IdleTimer, ThreadMeter, ThreadSample, is_stopped, sample
 from muri.launcher.hangs.watch import HangWatch
 from muri.launcher.job.environment import attach_timeout_s, hang_timeout_s, requeue_wait_s
 from muri.launcher.job.session import Roots
 from muri.launcher.job.stage_clock import STAGE_COUNT, IterationRecord, StageClock
 from muri.launcher.ranks.coordination import IdleReports
+from muri.launcher.telemetry.danger_watch import LockWatch
 
 TIMEOUT_S = "1"
 SOON = ("--hang-timeout-s", TIMEOUT_S)
@@ -455,6 +456,13 @@ def test_who_only_asks_for_a_lock_does_no_work(
         thread_at(thread, state, where, cpu_us, wakes)
         found = ThreadSample(frozenset(state), cpu_us * 1000) if works else ThreadSample(frozenset(), 500_000)
         assert meter.sample([thread]) == found
+
+
+def test_muris_own_looks_at_the_interpreters_lock_are_no_work_of_the_script() -> None:
+    watch = LockWatch()
+    until(lambda: watch._looks, "a look")
+    assert sample([Path(f"/proc/self/task/{watch._thread.native_id}")]) == ThreadSample()
+    watch.stop()
 
 
 def test_a_script_that_does_no_iteration_for_long_is_worth_one_warning(caplog: pytest.LogCaptureFixture) -> None:
