@@ -39,8 +39,8 @@ class MuriL(FixedOrder):
 
 
 class Auto(QueuePolicy):
-    """Follows Slurm's priorities where PriorityType=priority/multifactor (Slurm's default since 23.11), else SRSF if all
-    durations are stated, else 2D-LAS.
+    """Follows Slurm's priorities where PriorityType=priority/multifactor (Slurm's default since 23.11), else SRSF if
+    all durations are stated, else 2D-LAS.
 
     On a cluster of that PriorityType the controller takes `MuriSlurm` instead of this class. Only the durations of jobs
     that may be grouped count. Groups merge only as needed, and every option is honoured.

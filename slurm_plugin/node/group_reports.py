@@ -155,14 +155,15 @@ class GroupReports:
         self._tell_speeds(status)
         self._tell_measurements(status.get("members", {}))
 
-    def tell_fault(self, status: Mapping[str, Any]) -> None:
-        """Tell which members may have broken the GPU's context."""
+    def tell_fault(self, status: Mapping[str, Any]) -> bool:
+        """Tell which members may have broken the GPU's context; return whether it is broken."""
         token = fault_token(status)
         if token is not None:
             try:
                 set_comment(str(self._pilot), token)
             except GatewayError as error:
                 log.warning("cannot report the fault; every member runs alone: %s", error)
+        return token is not None
 
     def _tell_speeds(self, status: Mapping[str, Any]) -> None:
         """Tell each member's progress and times through the pilot job's comment."""

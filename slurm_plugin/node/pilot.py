@@ -102,6 +102,7 @@ class PilotWatch:
                 self._tell_members()
                 self._tell_runtime()
                 self._await_runtime()
+                self._reports.tell_fault(self._runtime_status())
                 return 1
             code = self._runtime.poll()
             status = self._runtime_status()
@@ -116,7 +117,9 @@ class PilotWatch:
             if self._members.is_over(status["members"]):
                 self._tell_runtime()
                 self._reports.end(self._runtime_status())  # meanwhile the runtime ends
-                return self._await_runtime()
+                self._await_runtime()
+                # The controller may have taken the members back while the runtime was ending because of a fault.
+                return int(self._reports.tell_fault(self._runtime_status()))
             self._reports.look(status)
             self._clock.sleep(_TICK_S)
 
@@ -146,12 +149,11 @@ class PilotWatch:
         with contextlib.suppress(KeyError, ProcessLookupError):
             os.kill(self._runtime_status()["pid"], signal.SIGTERM)
 
-    def _await_runtime(self) -> int:
+    def _await_runtime(self) -> None:
         try:
             self._runtime.wait(_RUNTIME_GRACE_S)
         except subprocess.TimeoutExpired:
             self._runtime.kill()
-        return 0
 
 
 @click.command()

@@ -329,6 +329,24 @@ def test_a_runtime_that_ends_by_itself_is_a_failure_with_its_cause(group: Group,
     assert len(group.starts_s) == 1  # it had begun
 
 
+@pytest.mark.parametrize("ends", ["its members are taken back", "Slurm ends it"])
+def test_a_pilot_whose_end_comes_before_that_of_a_broken_runtime_tells_the_fault_and_fails(
+    group: Group, ends: str
+) -> None:
+    def break_context() -> None:
+        group.tell(
+            members={"1": {"state": "ended"}, "2": {"state": "ended"}},
+            fault={"cause": "illegal address", "culprits": ["2"]},
+        )
+        if ends == "Slurm ends it":
+            group.cancel()
+        group.tagged.clear()
+
+    assert group.watch((60.1, break_context)) == 1
+    assert [number for _, number in group.signals] == [signal.SIGTERM]
+    assert group.reports[-1][1].startswith("muri-fault:")
+
+
 def test_a_pilot_that_slurm_ends_says_whom_to_cancel_instead(group: Group, caplog: pytest.LogCaptureFixture) -> None:
     assert group.watch((7.1, group.cancel)) == 1
     assert group.signals == [(7.25, signal.SIGTERM)]  # of the runtime itself: srun would kill it
