@@ -40,6 +40,8 @@ ITERATION_STANDS_FOR_S = 1.0
 """What an iteration would take on a real GPU: so many iterations are that many seconds of training."""
 POLL_S = 0.05
 END_S = 180.0
+LEAST_EVENTS = 6
+"""A soak in which less happens shows nothing: on a busy machine it lasts longer."""
 LAST_EVENT = 0.85
 """No event reaches a job that is nearly done: it could be one for an exit that is under way."""
 PAUSE_S = (0.05, 1.5)
@@ -111,10 +113,12 @@ class Soak:
         self.errors: list[str] = []
 
     def run(self, seconds: float, events_per_s: float, tell_progress: Callable[[str], None]) -> None:
-        """Keep every place busy for so long, and let things happen to the jobs."""
+        """Keep every place busy for so long and until enough has happened to the jobs."""
         begin_s = told_s = time.monotonic()
         next_event_s = begin_s
-        while (now_s := time.monotonic()) < begin_s + seconds and not self.errors:
+        while not self.errors and (
+            (now_s := time.monotonic()) < begin_s + seconds or self.events.total() < LEAST_EVENTS
+        ):
             for member in MEMBERS:
                 if member not in self._jobs and now_s >= self._next_start_s[member]:
                     self._start(member, self._random.choice(self._kinds))
@@ -232,7 +236,7 @@ def measure(
     """Run a soak.
 
     Args:
-        seconds: How long.
+        seconds: How long at least.
         seed: Of all that is drawn.
         kinds: The jobs.
         events_per_s: How often something happens, on average.

@@ -11,11 +11,11 @@ pytestmark = pytest.mark.thorough
 def test_survivors_of_a_short_soak_have_the_losses_of_their_runs_alone(benchmark) -> None:
     soak = benchmark("soak")
     kinds = soak.draw_kinds(("stages",), seeds=2, iterations=600)
-    found = soak.measure(6.0, 3, kinds, 3.0, print)
+    found = soak.measure(0.0, 3, kinds, 3.0, print)  # until enough has happened
     assert found["errors"] == []
     assert [bar for bar in soak.bars(found) if not bar.passed] == []
     assert sum(found["jobs"].values()) >= len(soak.MEMBERS)
-    assert sum(found["events"].values()) > 0
+    assert sum(found["events"].values()) >= soak.LEAST_EVENTS
 
 
 def test_a_wrong_loss_and_a_wrong_exit_code_are_noticed(benchmark, tmp_path: Path) -> None:
