@@ -25,22 +25,31 @@ _OUTPUT = Path("/opt/muri/pyslurm")
 _SCRIPT = Path("/tmp/build-pyslurm")  # inside the build's own root
 _INCLUDE = "/tmp/slurm-include"
 
-#: pyslurm's headers are those of 25.11. Newer Slurms keep the old names behind a switch of their own; two
-#: more that 26.05 dropped are mapped on the command line.
+_VERSION_HEADER = "usr/include/slurm/slurm_version.h"
+
+#: pyslurm's headers are those of 25.11. From 26.05 on Slurm keeps the old names behind a switch of its own; two more
+#: that it dropped are mapped on the command line. Where Slurm still has them, the mapping would be an error.
 _COMPATIBILITY_FLAGS = (
     "-DSLURM_BACKWARD_COMPAT -Dslurm_free_ctl_conf=slurm_free_conf -DESLURM_ERROR_ON_DESC_TO_RECORD_COPY=2065"
 )
+_DROPS_OLD_NAMES = 0x1A0500  # 26.05 as SLURM_VERSION_NUMBER has it
 
-PYSLURM_SCRIPT = f"""#!/bin/sh
+
+def pyslurm_script(version_header: str) -> str:
+    """Return the script that compiles pyslurm for a Slurm, given its slurm_version.h."""
+    number = re.search(r"^#define SLURM_VERSION_NUMBER (0x[0-9a-f]+)", version_header, re.MULTILINE)
+    is_new = number is not None and int(number[1], 16) >= _DROPS_OLD_NAMES
+    flags = " ".join(["-O1 -w", *([_COMPATIBILITY_FLAGS] if is_new else [])])
+    return f"""#!/bin/sh
 set -eu
 mkdir -p {_INCLUDE}/slurm
 ln -s /usr/include/slurm/*.h {_INCLUDE}/slurm/
 rm {_INCLUDE}/slurm/slurm_version.h
 # pyslurm refuses every release but its own, so the header names the release that pyslurm was made for.
 sed 's/^#define SLURM_VERSION_NUMBER .*/#define SLURM_VERSION_NUMBER 0x190b00/' \\
-    /usr/include/slurm/slurm_version.h > {_INCLUDE}/slurm/slurm_version.h
+    /{_VERSION_HEADER} > {_INCLUDE}/slurm/slurm_version.h
 library=$(dirname "$(find /usr/lib -name libslurm.so | head -n 1)")
-export SLURM_INCLUDE_DIR={_INCLUDE} SLURM_LIB_DIR="$library" CFLAGS="-O1 -w {_COMPATIBILITY_FLAGS}"
+export SLURM_INCLUDE_DIR={_INCLUDE} SLURM_LIB_DIR="$library" CFLAGS="{flags}"
 exec "$1" -m pip install --verbose --root-user-action=ignore --no-cache-dir --no-deps --no-compile \\
     --target {_OUTPUT} pyslurm=={PYSLURM_VERSION}
 """
@@ -66,6 +75,11 @@ class Build:
         if found is None:
             raise BuildError(f"{self.root} holds no slurmctld: remove {self.directory} and try again")
         return found.group(1)
+
+    @property
+    def pyslurm_script(self) -> str:
+        """Compiles pyslurm for this Slurm, in this root."""
+        return pyslurm_script((self.root / _VERSION_HEADER).read_text(encoding="utf-8"))
 
 
 def ensure_rootfs(suite: Suite, progress: Progress) -> Build:
@@ -191,7 +205,7 @@ def _build_pyslurm(build: Build, directory: Path, progress: Progress) -> Pyslurm
 
 def _compile(build: Build, temporary: Path, output: Path, log: Path, progress: Progress) -> None:
     progress.step(f"building pyslurm {PYSLURM_VERSION} for Slurm {build.slurm_version} (first start only)")
-    plan = pyslurm_plan(build.root, temporary / "mnt", output)
+    plan = pyslurm_plan(build, temporary / "mnt", output)
     with log.open("w", encoding="utf-8") as log_stream, namespace.run_plan(plan, temporary / "plan.json") as lines:
         for line in lines:
             log_stream.write(line)
@@ -199,15 +213,15 @@ def _compile(build: Build, temporary: Path, output: Path, log: Path, progress: P
                 progress.detail(f"pip: {line.strip()[:80]}")
 
 
-def pyslurm_plan(root: Path, mountpoint: Path, output: Path) -> Plan:
-    """Return the plan of the root in which pip compiles pyslurm, with the host's network."""
+def pyslurm_plan(build: Build, mountpoint: Path, output: Path) -> Plan:
+    """Return the plan of the build's root in which pip compiles pyslurm, with the host's network."""
     python = str(host.python_executable())
     environment = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": str(Path.home()), "LC_ALL": "C.UTF-8"}
     return Plan(
-        lower=str(root),
+        lower=str(build.root),
         mountpoint=str(mountpoint),
         binds=(*host.python_binds(), *host.pip_binds(), Bind(str(output), str(_OUTPUT), read_only=False)),
-        files=(TextFile(str(_SCRIPT), PYSLURM_SCRIPT, 0o755),),
+        files=(TextFile(str(_SCRIPT), build.pyslurm_script, 0o755),),
         command=("/bin/sh", str(_SCRIPT), python),
         environment={**environment, **host.pip_environment(), "MAKEFLAGS": f"-j{os.cpu_count() or 1}"},
     )

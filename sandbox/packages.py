@@ -131,7 +131,7 @@ def _environment_texts(build: Build) -> dict[str, str]:
         "/tmp/controller.txt": "".join(f"{line}\n" for line in dependencies),
     }
     if ".".join(build.slurm_version.split(".")[:2]) in builds.BUILDABLE_FOR:
-        texts["/tmp/build-pyslurm"] = builds.PYSLURM_SCRIPT
+        texts["/tmp/build-pyslurm"] = build.pyslurm_script
     return texts
 
 

@@ -91,6 +91,13 @@ def test_pyslurm_is_refused_in_one_sentence_for_an_old_slurm(tmp_path: Path) -> 
     assert "command gateway" in outcome.reason
 
 
+@pytest.mark.parametrize(("number", "flagged"), [("0x190b07", False), ("0x1a0500", True), ("0x1a0b02", True)])
+def test_pyslurm_gets_the_names_that_slurm_has_dropped_and_no_others(number: str, flagged: bool) -> None:
+    script = builds.pyslurm_script(f"#define _SLURM_VERSION_H_\n#define SLURM_VERSION_NUMBER {number}\n")
+    assert ("ESLURM_ERROR_ON_DESC_TO_RECORD_COPY=2065" in script) is flagged
+    assert ('CFLAGS="-O1 -w"' in script) is not flagged
+
+
 def test_a_process_that_reuses_an_id_is_not_the_instance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MURI_CACHE", str(tmp_path))
     ticks = namespace.start_ticks(os.getpid())
