@@ -1,25 +1,23 @@
 """`make demo`: eight jobs of four kinds on one GPU, in three rounds, each on a fresh cluster of one node.
 
 1. Plain Slurm, in the order of submission.
-2. Muri, which may change the order, but shares nothing (grouping.max_group_size: 1).
-3. Muri as it is: jobs share the GPU. It has seen none of the models before.
-
-Users say how long their jobs take, so Muri's order is SRSF: short jobs first. What round 2 gains on round 1 is due to
-the order, what round 3 gains on round 2 to sharing.
+2. Muri as shipped. It has seen none of the models before, and `policy: auto` keeps to Slurm's order: what this round
+   gains on round 1 is due to sharing.
+3. Muri with `policy: muri-jct`. Users say how long their jobs take, so short jobs go first: what that order adds.
 """
 
 import argparse
+import shutil
 import sys
 from contextlib import nullcontext
 from pathlib import Path
 
 from rich.console import Console
 
-from muri.launcher.telemetry import timeline
 from sandbox.support import SandboxError
 
-from .cluster import CHECKOUT, STATE_DIR, Cluster, DemoError, controller, fresh_cluster
-from .report import Comparison, Jobs, print_table, save
+from .cluster import CHECKOUT, MURI_JCT, SHIPPED, STATE_DIR, Cluster, DemoError, controller, fresh_cluster
+from .report import Jobs, draw_timeline, print_table, save
 from .watch import wait_for
 
 LONG = 1.8
@@ -27,11 +25,11 @@ KINDS = ("storage", "network", "cpu", "gpu")
 BATCH_SIZES = {"storage": 18, "network": 72, "cpu": 16, "gpu": 4}
 LIMIT_S = 600.0
 
-# What a round is called, and how many jobs may share the GPU; None: without Muri.
-ROUNDS: tuple[tuple[str, int | None], ...] = (
-    ("Plain Slurm: eight jobs on one GPU, in the order of submission", None),
-    ("Muri without sharing: the same jobs and scripts, short jobs first", 1),
-    ("Muri: the same again, and jobs share the GPU; no model is known", 4),
+# Each round's name in the results, its title, and muri.yaml; None: without Muri.
+ROUNDS: tuple[tuple[str, str, str | None], ...] = (
+    ("slurm", "Plain Slurm: eight jobs on one GPU, in the order of submission", None),
+    ("shipped", "Muri as shipped: the same jobs and scripts share the GPU; no model is known", SHIPPED),
+    ("muri-jct", "Muri with `policy: muri-jct`: the same again, short jobs first", MURI_JCT),
 )
 
 
@@ -51,55 +49,41 @@ def submit_all(cluster: Cluster, iterations: int, *, muri: bool) -> tuple[int, .
     return tuple(ids)
 
 
-def run_round(console: Console, options: argparse.Namespace, max_group_size: int | None, out: Path) -> Jobs:
-    """Run the jobs on a fresh cluster until all have ended; without a group size, without Muri."""
-    out.mkdir(parents=True, exist_ok=True)
-    muri = max_group_size is not None
+def run_round(console: Console, iterations: int, config: str | None, out: Path) -> Jobs:
+    """Run the jobs on a fresh cluster until all have ended; without a configuration, without Muri."""
+    shutil.rmtree(out, ignore_errors=True)  # traces of an earlier demo
+    out.mkdir(parents=True)
+    muri = config is not None
     with fresh_cluster() as cluster:
-        with controller(cluster, max_group_size, out / "controller.log") if muri else nullcontext():
-            ids = submit_all(cluster, options.iterations, muri=muri)
+        with nullcontext() if config is None else controller(cluster, config, out / "controller.log"):
+            ids = submit_all(cluster, iterations, muri=muri)
             wait_for(cluster, ids, console, LIMIT_S, muri=muri)
         jobs = cluster.jobs()
-        found = tuple(jobs[i] for i in ids)
-        if (max_group_size or 1) > 1:
-            keep(cluster, found, options.out)
-    return found
+        if muri:
+            keep(cluster, out)
+    return tuple(jobs[i] for i in ids)
 
 
-def keep(cluster: Cluster, jobs: Jobs, out: Path) -> None:
-    """Keep what sharing leaves behind: a group's timeline and the models' profiles."""
-    save_timeline(cluster, {str(job.job_id): job.name for job in jobs}, out / "timeline.png")
+def keep(cluster: Cluster, out: Path) -> None:
+    """Keep what sharing leaves behind: the groups' traces and the models' profiles."""
+    for trace in cluster.run("sh", "-c", "ls /run/muri/1001/host-*.trace.json").split():
+        (out / Path(trace).name).write_text(cluster.run("cat", trace))
     profiles = cluster.run("muri", "profile", "list", "--json", "--store", f"{STATE_DIR}/profiles.db")
     (out / "profiles.json").write_text(profiles)
 
 
-def save_timeline(cluster: Cluster, names: dict[str, str], path: Path) -> None:
-    """Draw the first group's stages.
-
-    Raises:
-        DemoError: No group left a trace, so nothing was interleaved.
-    """
-    traces = cluster.run("sh", "-c", "ls /run/muri/1001/host-*.trace.json").split()
-    trace = path.with_name("trace.json")
-    trace.write_text(cluster.run("cat", traces[0]))
-    slices = timeline.read_slices(trace)
-    title = "Four jobs on one GPU: each holds a resource while the others hold the other three"
-    start_s = timeline.busiest_moment_s(slices, timeline.DEFAULT_SPAN_S)
-    timeline.draw(slices, start_s, timeline.DEFAULT_SPAN_S, path, timeline.Captions(title, names))
-
-
 def demo(options: argparse.Namespace, console: Console) -> int:
     """Run the rounds, print the table and return the exit code."""
-    rounds = []
-    for number, (title, max_group_size) in enumerate(ROUNDS, start=1):
+    rounds, picture = {}, options.out / "timeline.png"
+    for number, (name, title, config) in enumerate(ROUNDS, start=1):
         console.print(f"\n[bold]{number}. {title}")
-        rounds.append(run_round(console, options, max_group_size, options.out / f"round-{number}"))
-    comparison = Comparison(*rounds)
-    save(comparison, options.out / "result.json")
+        rounds[name] = run_round(console, options.iterations, config, options.out / name)
+    save(rounds, options.out / "result.json")
     console.print()
-    print_table(comparison, console)
-    console.print(f"Timeline of one group's stages: {options.out / 'timeline.png'}", soft_wrap=True)
-    if not comparison.all_completed:
+    print_table(rounds, console)
+    title = draw_timeline(options.out / "shipped", rounds["shipped"], picture)
+    console.print(f"{picture}: {title}", soft_wrap=True)
+    if not all(job.state == "COMPLETED" for jobs in rounds.values() for job in jobs):
         console.print("[red]Not every job is COMPLETED in Slurm.[/]")
         return 1
     return 0

@@ -1,59 +1,19 @@
-"""What the demo leaves behind: the table of job completion times, and the same figures as JSON."""
+"""What the demo leaves behind: the table of job completion times, the same figures as JSON, and a picture."""
 
 import json
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
-from .cluster import JobRecord
+from muri.launcher.telemetry import timeline
+
+from .cluster import DemoError, JobRecord
 
 Jobs = tuple[JobRecord, ...]
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """The same jobs, in the same order, in each round.
-
-    Attributes:
-        fifo: Plain Slurm, in the order of submission.
-        ordered: Muri's order, one job after the other.
-        shared: Muri's order, and jobs share the GPU.
-    """
-
-    fifo: Jobs
-    ordered: Jobs
-    shared: Jobs
-
-    @property
-    def rounds(self) -> tuple[Jobs, Jobs, Jobs]:
-        """The jobs of each round."""
-        return self.fifo, self.ordered, self.shared
-
-    @property
-    def all_completed(self) -> bool:
-        """Whether Slurm says COMPLETED of every job."""
-        return all(job.state == "COMPLETED" for jobs in self.rounds for job in jobs)
-
-    def gain(self, figure: Callable[[Jobs], float]) -> "Gain":
-        """Split what became better of a figure."""
-        fifo, ordered, shared = map(figure, self.rounds)
-        return Gain(fifo / ordered, ordered / shared)
-
-
-@dataclass(frozen=True)
-class Gain:
-    """How many times shorter a time became, by each of two causes."""
-
-    order: float
-    sharing: float
-
-    @property
-    def total(self) -> float:
-        """How many times shorter it became in all."""
-        return self.order * self.sharing
+SPAN_S = timeline.DEFAULT_SPAN_S
 
 
 def average_jct_s(jobs: Jobs) -> float:
@@ -69,35 +29,63 @@ def makespan_s(jobs: Jobs) -> float:
 FIGURES: dict[str, Callable[[Jobs], float]] = {"average JCT": average_jct_s, "makespan": makespan_s}
 
 
-def print_table(comparison: Comparison, console: Console) -> None:
-    """Print JCT per job, averages and makespan, and what of the gain is due to order and to sharing."""
+def print_table(rounds: Mapping[str, Jobs], console: Console) -> None:
+    """Print JCT per job, averages and makespan of each round, and how many times shorter than plain Slurm's."""
     table = Table(title="Job completion time (JCT), seconds from submission to end", title_justify="left")
     table.add_column("job", no_wrap=True)
-    for name in ("1. Slurm,\nFIFO", "2. Muri,\norder", "3. Muri,\nsharing"):
+    for name in (
+        "1. plain\nSlurm",
+        "2. Muri\nas shipped",
+        "3. Muri,\nmuri-jct",
+        "2. times\nshorter",
+        "3. times\nshorter",
+    ):
         table.add_column(name, justify="right")
-    for name in ("due to\norder", "due to\nsharing", "\ntotal"):
-        table.add_column(name, justify="right")
-    for row in zip(*comparison.rounds, strict=True):
+    for row in zip(*rounds.values(), strict=True):
         times_s = [job.jct_s for job in row]
-        table.add_row(row[0].name, *(f"{each:.0f}" for each in times_s), *_factors(*times_s))
+        table.add_row(row[0].name, *(f"{each:.0f}" for each in times_s), *_times_shorter(times_s))
     table.add_section()
     for name, figure in FIGURES.items():
-        times_s = [figure(jobs) for jobs in comparison.rounds]
-        table.add_row(name, *(f"{each:.1f}" for each in times_s), *_factors(*times_s))
+        times_s = [figure(jobs) for jobs in rounds.values()]
+        table.add_row(name, *(f"{each:.1f}" for each in times_s), *_times_shorter(times_s))
     console.print(table)
 
 
-def _factors(fifo_s: float, ordered_s: float, shared_s: float) -> tuple[str, str, str]:
-    gain = Gain(fifo_s / ordered_s, ordered_s / shared_s)
-    return f"{gain.order:.2f} ×", f"{gain.sharing:.2f} ×", f"{gain.total:.2f} ×"
+def _times_shorter(times_s: list[float]) -> list[str]:
+    plain_s, *with_muri_s = times_s
+    return [f"{plain_s / each:.2f} ×" for each in with_muri_s]
 
 
-def save(comparison: Comparison, path: Path) -> None:
-    """Write all jobs and the gains as JSON."""
-    names = ("fifo", "ordered", "shared")
-    rounds = {name: [asdict(job) for job in jobs] for name, jobs in zip(names, comparison.rounds, strict=True)}
-    gains = {
-        name: {**asdict(gain), "total": gain.total}
-        for name, gain in ((name, comparison.gain(figure)) for name, figure in FIGURES.items())
-    }
-    path.write_text(json.dumps({"rounds": rounds, "gains": gains}, indent=1) + "\n")
+def save(rounds: Mapping[str, Jobs], path: Path) -> None:
+    """Write each round's jobs and figures as JSON."""
+    figures = {what: {name: figure(jobs) for name, jobs in rounds.items()} for what, figure in FIGURES.items()}
+    jobs = {name: [asdict(job) for job in jobs] for name, jobs in rounds.items()}
+    path.write_text(json.dumps({"figures": figures, "rounds": jobs}, indent=1) + "\n")
+
+
+def draw_timeline(folder: Path, jobs: Jobs, output: Path) -> str:
+    """Draw the group that had most members at once, at its busiest, and return the picture's title.
+
+    Args:
+        folder: Has the traces of a round's groups.
+        jobs: The round's jobs.
+        output: The picture.
+
+    Raises:
+        DemoError: No group's trace has a stage.
+    """
+    found = []
+    for path in sorted(folder.glob("*.trace.json")):
+        try:
+            slices = timeline.read_slices(path)
+        except timeline.TraceFileError:  # a group whose job was gone before its first stage
+            continue
+        begin_s = timeline.busiest_moment_s(slices, SPAN_S)
+        found.append((len(timeline.members_of(timeline.within(slices, begin_s, SPAN_S))), begin_s, slices))
+    if not found:
+        raise DemoError(f"no group in {folder} has left a trace with stages")
+    count, begin_s, slices = max(found, key=lambda each: each[0])
+    title = f"{count} job{'s' * (count > 1)} on one GPU: what each does, and who uses each resource"
+    names = {str(job.job_id): job.name for job in jobs}
+    timeline.draw(slices, begin_s, SPAN_S, output, timeline.Captions(title, names))
+    return title

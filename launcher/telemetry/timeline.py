@@ -6,6 +6,7 @@ A trace is Chrome trace events, also of a runtime that was killed, or JSON lines
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -103,11 +104,22 @@ def shares_of(slices: Sequence[Slice]) -> dict[str, dict[str, float]]:
 
 
 def busiest_moment_s(slices: Sequence[Slice], span_s: float) -> float:
-    """Start of a stretch in which all members were at work: the middle of their common time."""
-    firsts = [min(p.start_s for p in slices if p.member == member) for member in members_of(slices)]
-    lasts = [max(p.end_s for p in slices if p.member == member) for member in members_of(slices)]
-    begin_s, end_s = max(firsts), min(lasts)
+    """Start of a stretch in which most members were there: the middle of the longest such time."""
+    own = [[piece for piece in slices if piece.member == member] for member in members_of(slices)]
+    stays = [(min(p.start_s for p in pieces), max(p.end_s for p in pieces)) for pieces in own]
+    moves = sorted({moment_s for stay in stays for moment_s in stay})
+
+    def merit(between: tuple[float, float]) -> tuple[int, float]:
+        begin_s, end_s = between
+        return sum(first_s <= begin_s and end_s <= last_s for first_s, last_s in stays), end_s - begin_s
+
+    begin_s, end_s = max(pairwise(moves), key=merit, default=(moves[0], moves[0]))
     return max(begin_s, (begin_s + end_s - span_s) / 2)
+
+
+def within(slices: Iterable[Slice], begin_s: float, span_s: float) -> list[Slice]:
+    """Those that lie in a stretch, or partly."""
+    return [piece for piece in slices if piece.end_s > begin_s and piece.start_s < begin_s + span_s]
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +156,7 @@ def draw(slices: Sequence[Slice], begin_s: float, span_s: float, output: Path, c
         from matplotlib.figure import Figure  # (heavy, and optional)
     except ImportError as error:
         raise UsageError("a picture needs matplotlib: pip install 'muri[report]'") from error
-    shown = [piece for piece in slices if piece.end_s > begin_s and piece.start_s < begin_s + span_s]
+    shown = within(slices, begin_s, span_s)
     if not shown:
         length_s = max(p.end_s for p in slices) - min(p.start_s for p in slices)
         raise UsageError(f"nothing happened in that stretch; the trace is {length_s:.1f} s long: choose another --from")

@@ -186,6 +186,14 @@ def test_timeline_prints_shares_and_draws(tmp_path: Path) -> None:
         assert message in str(result.exception)
 
 
+def test_the_busiest_moment_is_when_most_members_were_there_and_need_not_be_that_of_all() -> None:
+    stays = {"1": (0.0, 20.0), "2": (4.0, 10.0), "3": (6.0, 30.0), "4": (25.0, 40.0)}
+    slices = [Slice(member, "load", first_s, last_s) for member, (first_s, last_s) in stays.items()]
+    assert timeline_module.busiest_moment_s(slices, 1.0) == 7.5
+    assert timeline_module.busiest_moment_s(slices, 60.0) == 6.0
+    assert {piece.member for piece in timeline_module.within(slices, 7.5, 1.0)} == {"1", "2", "3"}
+
+
 def test_picture_shows_who_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trace = open_trace(tmp_path / "out.jsonl", "group")
     for member, start_s in (("7", 0.0), ("12", 0.5), ("13", 5.0)):
