@@ -4,17 +4,15 @@ import io
 import sys
 from collections.abc import Mapping, Sequence
 from importlib import import_module
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import click
 from click.shell_completion import CompletionItem
 
 from muri.errors import MuriError
 from muri.inherited import settle
+from muri.installed import OF_THE_CONTROLLER, what_plans
 from muri.printable import printable_lines
-
-_OF_THE_CONTROLLER: Final = {"highspy", "networkx", "numpy", "prometheus_client", "rustworkx", "scipy"}
-"""Dependencies of Muri that the package muri-node leaves out."""
 
 
 class LazyCommand(NamedTuple):
@@ -91,13 +89,9 @@ def run_command(command: click.Command, arguments: Sequence[str] | None = None) 
         return 130
     except ModuleNotFoundError as error:
         module = (error.name or "").partition(".")[0]
-        if module not in _OF_THE_CONTROLLER:
+        if module not in OF_THE_CONTROLLER:
             raise
-        click.echo(
-            f"muri: this command needs the Python module {module}, which is not here: run it where the package "
-            "muri-controller is installed, or in an environment into which pip has installed Muri",
-            err=True,
-        )
+        click.echo(f"muri: this command {what_plans(module)}", err=True)
         return 1
     return result if isinstance(result, int) else 0
 

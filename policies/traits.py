@@ -21,6 +21,12 @@ eight measured models in Muri's table of profiles."""
 _MOST_SYNC_SHARE: Final = 0.9
 """No job is taken to synchronize for longer, or one GPU would look infinitely fast."""
 
+_LEAST_GAIN: Final = 0.10
+"""Synergy's profiler stops where one more CPU gains less (Mohan et al., OSDI 2022, section 3.1)."""
+
+_MOST_POINTS: Final = 64
+_FRACTIONS: Final = (0.25, 0.5, 0.75)
+
 _BATCH_SCALES: Final = 8
 """How many batch sizes are tried between the one asked for and the largest."""
 
@@ -94,6 +100,50 @@ def _place(axis: tuple[float, ...], value: float) -> tuple[int, float]:
 
 def _between(values: tuple[float, ...], index: int, share: float) -> float:
     return values[index] + share * (values[index + 1] - values[index]) if share else values[index]
+
+
+def derived_sensitivity(profile: StageProfile, fair: Demand, most_cpus: float) -> Sensitivity | None:
+    """The sensitivity of a model that nobody measured one of; None where the number of CPUs is unknown or unlimited.
+
+    It follows from the stage profile: the time of the preprocess stage is inversely proportional to the CPUs; host
+    memory makes no difference.
+
+    Args:
+        profile: Measured with the GPU-proportional share.
+        fair: That share, per GPU.
+        most_cpus: CPUs per GPU of a job that has its nodes' CPUs to itself.
+    """
+    if not 0 < fair.cpus < math.inf:
+        return None
+    axis = _cpu_axis(fair.cpus, most_cpus)
+    throughput = [_throughput(profile, fair.cpus, cpus) for cpus in axis]
+    needs_gib = (profile.detail.host_mem_gib or 0.0) / profile.key.gpu_count
+    mem_gib = min(needs_gib, fair.mem_gib) or fair.mem_gib
+    demand = Demand(_saturating_cpus(axis, throughput), mem_gib if mem_gib < math.inf else 0.0)
+    return Sensitivity(axis, (0.0,), tuple((value,) for value in throughput), demand)
+
+
+def _cpu_axis(fair_cpus: float, most_cpus: float) -> tuple[float, ...]:
+    """Whole CPUs, some fractions of one, and the share that the profile was measured with."""
+    most = max(fair_cpus, most_cpus)
+    step = max(1, math.ceil(most / _MOST_POINTS))
+    whole = [float(count) for count in range(step, math.floor(most) + 1, step)]
+    return tuple(sorted({*(share for share in _FRACTIONS if share < most), *whole, fair_cpus, most}))
+
+
+def _throughput(profile: StageProfile, fair_cpus: float, cpus: float) -> float:
+    """Relative to the proportional share."""
+    preprocess_s = min(profile.preprocess_s, profile.iteration_s)
+    scaled_s = profile.iteration_s - preprocess_s + preprocess_s * fair_cpus / cpus
+    return profile.iteration_s / scaled_s
+
+
+def _saturating_cpus(axis: tuple[float, ...], throughput: list[float]) -> float:
+    """The least CPUs from which on one more gains less than 10 %."""
+    for (cpus, value), (more, better) in pairwise(zip(axis, throughput, strict=True)):
+        if cpus >= 1 and better / value - 1 < _LEAST_GAIN * (more - cpus):
+            return cpus
+    return axis[-1]
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,15 +2,13 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from muri.policies.options import MAX_GROUP_SIZE
+from muri.policies.speed.pairs import InterferenceTable
 from muri.policies.traits import BatchModel, Sensitivity
 from muri.profiler.interference.slowdown import Parabola
 from muri.profiler.records import StageProfile
-
-if TYPE_CHECKING:
-    from muri.policies.speed.measured import InterferenceTable
 
 
 class Reason(NamedTuple):
@@ -112,6 +110,11 @@ class PlanJob:
     def attained_s(self) -> float:
         """Seconds of service received so far, as if all of its GPUs had always run at full speed."""
         return self.attained_gpu_s / self.gpu_count
+
+
+def waited_s(job: PlanJob, now_s: float) -> float:
+    """Seconds since a job last received service, or since its submission."""
+    return now_s - (job.submit_s if job.waiting_since_s is None else job.waiting_since_s)
 
 
 def may_share_gpus(jobs: Sequence[PlanJob]) -> bool:
@@ -253,7 +256,7 @@ class PlanRequest:
     running: tuple[Running, ...] = ()
     interval_s: float = 360.0
     larger_than_a_node: Literal["slurm", "whole-nodes", "refuse"] = "slurm"
-    interference: "InterferenceTable | None" = None
+    interference: InterferenceTable | None = None
     slowdowns: Mapping[str, Parabola] = field(default_factory=dict)
     whole_sets_only: bool = False
     trusted: bool = False

@@ -23,6 +23,7 @@ import click
 
 from muri.errors import MuriError
 from muri.foreign import json_of
+from muri.installed import what_brings
 from muri.profiler import figures
 from muri.profiler.records import ProfileError
 from muri.profiler.store import Document, ProfileStore
@@ -226,7 +227,7 @@ def usable_backend(wanted: str, local_ranks: int) -> str:
         AllReduceError: PyTorch is not installed, or nccl is wanted and not usable here.
     """
     if find_spec("torch") is None:
-        raise AllReduceError("measuring a bandwidth needs PyTorch: pip install 'muri[torch]'")
+        raise AllReduceError(f"measuring a bandwidth needs PyTorch: {what_brings('torch')}")
     if wanted == "gloo":
         return wanted
     import torch  # takes seconds

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Final
 
 from muri.errors import MuriError, UsageError
+from muri.installed import what_brings
 
 LEAST_PROFILES: Final = 40
 LEAST_FAMILIES: Final = 8
@@ -147,5 +148,5 @@ class LearnerMissingError(PredictionError):
 
     def __init__(self, reason: str) -> None:
         super().__init__(
-            f"predictions need scikit-learn, which cannot be imported ({reason}): pip install 'muri[predict]'"
+            f"predictions need scikit-learn, which cannot be imported ({reason}): {what_brings('predict')}"
         )

@@ -31,9 +31,6 @@ _KEEP_S = 2 * 86400
 _OUT = "/out"  # inside the root
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
-#: The dependencies of muri-node among those of pyproject.toml; muri-controller has all.
-NODE_DEPENDENCIES = ("click", "clustershell", "psutil", "pydantic", "pyyaml", "rich")
-
 #: What packages are made from, beside the root and the environments.
 _INPUTS = ("etc", "launcher", "muri", "packaging", "policies", "profiler", "pyproject.toml", "README.md", "LICENSE",
            "sandbox/packages.py", "scripts/generate_man_pages.py", "simulator", "slurm_plugin")  # fmt: skip
@@ -123,13 +120,9 @@ def ensure_environments(build: Build, progress: Progress) -> Path:
 
 def _environment_texts(build: Build) -> dict[str, str]:
     """Return the files, by their path in the root, that decide what the environments hold."""
-    dependencies: list[str] = _project()["dependencies"]
-    node = [line for line in dependencies if re.split(r"[^\w-]", line)[0].lower() in NODE_DEPENDENCIES]
-    texts = {
-        "/tmp/build-in-root": (SOURCES / "build-in-root").read_text(encoding="utf-8"),
-        "/tmp/node.txt": "".join(f"{line}\n" for line in node),
-        "/tmp/controller.txt": "".join(f"{line}\n" for line in dependencies),
-    }
+    texts = {"/tmp/build-in-root": (SOURCES / "build-in-root").read_text(encoding="utf-8")}
+    for environment, lines in python_requirements().items():
+        texts[f"/tmp/{environment}.txt"] = "".join(f"{line}\n" for line in lines)
     if ".".join(build.slurm_version.split(".")[:2]) in builds.BUILDABLE_FOR:
         texts["/tmp/build-pyslurm"] = build.pyslurm_script
     return texts
@@ -451,6 +444,16 @@ _PACKERS = {"deb": _pack_deb, "rpm": _pack_rpm}
 def package_table() -> dict[str, dict[str, Any]]:
     """Return the packages by their names, as packaging/packages.toml describes them."""
     return tomllib.loads((SOURCES / "packages.toml").read_text(encoding="utf-8"))
+
+
+def python_requirements() -> dict[str, list[str]]:
+    """Return the Python requirements of the packages' environments, "node" and "controller", as pip reads them."""
+    dependencies: list[str] = _project()["dependencies"]
+    extras: dict[str, list[str]] = _project()["optional-dependencies"]
+    wanted = package_table()["muri-node"]["python"]
+    every = [*dependencies, *(line for lines in extras.values() for line in lines)]
+    node = [line for line in every if re.split(r"[^\w-]", line)[0].lower() in wanted]
+    return {"node": node, "controller": [*dependencies, *(line for line in node if line not in dependencies)]}
 
 
 def _project() -> dict[str, Any]:

@@ -27,7 +27,7 @@ from typing import Final
 
 from benchmarks.papers.frame import ROOT
 from muri.errors import UsageError
-from muri.policies.speed.measured import PairSpeed, parse_interference
+from muri.policies.speed.pairs import PairSpeed, parse_interference
 from muri.simulator.model import Cluster, JobRecord, Settings, Trace, TraceJob
 from muri.simulator.run import simulate
 from muri.simulator.sweep.metrics import JobMetrics, job_metrics

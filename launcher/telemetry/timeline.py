@@ -14,6 +14,7 @@ import click
 
 from muri.errors import UsageError
 from muri.foreign import json_of
+from muri.installed import what_brings
 from muri.profiler.records import RESOURCES, STAGES
 
 if TYPE_CHECKING:
@@ -155,7 +156,7 @@ def draw(slices: Sequence[Slice], begin_s: float, span_s: float, output: Path, c
     try:
         from matplotlib.figure import Figure  # (heavy, and optional)
     except ImportError as error:
-        raise UsageError("a picture needs matplotlib: pip install 'muri[report]'") from error
+        raise UsageError(f"a picture needs matplotlib: {what_brings('report')}") from error
     shown = within(slices, begin_s, span_s)
     if not shown:
         length_s = max(p.end_s for p in slices) - min(p.start_s for p in slices)

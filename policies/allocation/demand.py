@@ -1,15 +1,14 @@
-"""What CPUs and host memory do for a job, what it therefore asks of a node, and how that follows from a profile."""
+"""What CPUs and host memory do for a job, and what it therefore asks of a node."""
 
 import math
 from collections.abc import Callable
 from functools import lru_cache
-from itertools import pairwise, product
+from itertools import product
 from typing import Final
 
 from muri.policies.speed.model import Shape
 from muri.policies.traits import Demand, Sensitivity
 from muri.policies.types import FreeNode, PlanJob
-from muri.profiler.records import StageProfile
 
 SLACK: Final = 1e-9
 """Relative difference that is only a rounding error."""
@@ -18,12 +17,6 @@ Wish = Callable[[PlanJob, FreeNode, int], Demand]
 """What a job asks for each of its GPUs on a node, of which it has so many there."""
 
 _LOAD, _PREPROCESS = 0, 1
-
-_LEAST_GAIN: Final = 0.10
-"""Synergy's profiler stops where one more CPU gains less (Mohan et al., OSDI 2022, section 3.1)."""
-
-_MOST_POINTS: Final = 64
-_FRACTIONS: Final = (0.25, 0.5, 0.75)
 
 
 def fair_share(node: FreeNode) -> Demand:
@@ -167,47 +160,3 @@ def shape_with(shape: Shape, sensitivity: Sensitivity | None, given: Demand, fai
     load_s, preprocess_s = load_s + min(0.0, preprocess_s), preprocess_s + min(0.0, load_s)
     stage_s = (max(0.0, load_s), max(0.0, preprocess_s), *shape.stage_s[2:])
     return Shape(stage_s, iteration_s, shape.gpu_mem_gib, shape.model)
-
-
-def derived_sensitivity(profile: StageProfile, fair: Demand, most_cpus: float) -> Sensitivity | None:
-    """The sensitivity of a model that nobody measured one of; None where the number of CPUs is unknown or unlimited.
-
-    It follows from the stage profile: the time of the preprocess stage is inversely proportional to the CPUs; host
-    memory makes no difference.
-
-    Args:
-        profile: Measured with the GPU-proportional share.
-        fair: That share, per GPU.
-        most_cpus: CPUs per GPU of a job that has its nodes' CPUs to itself.
-    """
-    if not 0 < fair.cpus < math.inf:
-        return None
-    axis = _cpu_axis(fair.cpus, most_cpus)
-    throughput = [_throughput(profile, fair.cpus, cpus) for cpus in axis]
-    needs_gib = (profile.detail.host_mem_gib or 0.0) / profile.key.gpu_count
-    mem_gib = min(needs_gib, fair.mem_gib) or fair.mem_gib
-    demand = Demand(_saturating_cpus(axis, throughput), mem_gib if mem_gib < math.inf else 0.0)
-    return Sensitivity(axis, (0.0,), tuple((value,) for value in throughput), demand)
-
-
-def _cpu_axis(fair_cpus: float, most_cpus: float) -> tuple[float, ...]:
-    """Whole CPUs, some fractions of one, and the share that the profile was measured with."""
-    most = max(fair_cpus, most_cpus)
-    step = max(1, math.ceil(most / _MOST_POINTS))
-    whole = [float(count) for count in range(step, math.floor(most) + 1, step)]
-    return tuple(sorted({*(share for share in _FRACTIONS if share < most), *whole, fair_cpus, most}))
-
-
-def _throughput(profile: StageProfile, fair_cpus: float, cpus: float) -> float:
-    """Relative to the proportional share."""
-    preprocess_s = min(profile.preprocess_s, profile.iteration_s)
-    scaled_s = profile.iteration_s - preprocess_s + preprocess_s * fair_cpus / cpus
-    return profile.iteration_s / scaled_s
-
-
-def _saturating_cpus(axis: tuple[float, ...], throughput: list[float]) -> float:
-    """The least CPUs from which on one more gains less than 10 %."""
-    for (cpus, value), (more, better) in pairwise(zip(axis, throughput, strict=True)):
-        if cpus >= 1 and better / value - 1 < _LEAST_GAIN * (more - cpus):
-            return cpus
-    return axis[-1]

@@ -10,7 +10,7 @@ from muri.policies.cycle.free_gpus import FreeGpus
 from muri.policies.options import PolicyOptions
 from muri.policies.priority import PriorityKey
 from muri.policies.speed.model import Shape, shape_of
-from muri.policies.types import PlanJob, PlanRequest, Running
+from muri.policies.types import PlanJob, PlanRequest, Running, waited_s
 from muri.profiler.records import StageProfile
 
 REFERENCE_GPU_S: Final = 3600.0
@@ -114,11 +114,6 @@ def is_movable(unit: Running, request: PlanRequest, options: PolicyOptions) -> b
     """
     spans = len(unit.gpus) > 1 and request.larger_than_a_node == "slurm"
     return options.preemption and unit.preemptible and not spans
-
-
-def waited_s(job: PlanJob, now_s: float) -> float:
-    """Seconds since a job last received service, or since its submission."""
-    return now_s - (job.submit_s if job.waiting_since_s is None else job.waiting_since_s)
 
 
 def full_key(key: PriorityKey, job: PlanJob) -> tuple[float, ...]:

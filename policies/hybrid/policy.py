@@ -11,7 +11,7 @@ from muri.policies.cycle import reasons
 from muri.policies.cycle.free_gpus import FreeGpus
 from muri.policies.cycle.planner import plan_queue
 from muri.policies.cycle.promises import keeps_promise, with_promises
-from muri.policies.cycle.queue import full_key, is_movable, waited_s, worth_of
+from muri.policies.cycle.queue import full_key, is_movable, worth_of
 from muri.policies.cycle.reasons import blanks
 from muri.policies.hybrid.prediction import BetterOfBoth, Mode, Predictor, weighted
 from muri.policies.hybrid.shares import Tenant, give_out, speeds_of
@@ -20,7 +20,7 @@ from muri.policies.priority import PriorityKey
 from muri.policies.schedulers.muri import MuriJct
 from muri.policies.speed.registry import speed_model
 from muri.policies.traits import Demand
-from muri.policies.types import CpuMemShare, Group, Plan, PlanJob, PlanRequest, Reason, Running, Solo, Waiting
+from muri.policies.types import CpuMemShare, Group, Plan, PlanJob, PlanRequest, Reason, Running, Solo, Waiting, waited_s
 
 _GAIN: Final = 1e-9
 """Relative gain below which another way than interleaving is only a rounding error."""

@@ -11,7 +11,7 @@ import numpy as np
 from muri.policies.allocation.demand import enough, shape_with, throughput_ratio
 from muri.policies.cycle.queue import worth_of
 from muri.policies.options import MAX_GROUP_SIZE
-from muri.policies.speed.measured import InterferenceTable, PairLookup
+from muri.policies.speed.measured import PairLookup
 from muri.policies.speed.model import (
     Evaluation,
     Floats,
@@ -23,6 +23,7 @@ from muri.policies.speed.model import (
     shape_of,
     used_share,
 )
+from muri.policies.speed.pairs import InterferenceTable
 from muri.policies.traits import Demand, Sensitivity
 from muri.policies.types import PlanJob
 

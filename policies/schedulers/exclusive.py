@@ -5,12 +5,11 @@ from bisect import bisect_right
 import numpy as np
 
 from muri.policies import priority
-from muri.policies.cycle.queue import waited_s
 from muri.policies.options import PolicyOptions
 from muri.policies.priority import PriorityKey
 from muri.policies.schedulers.base import EXCLUSIVE, EXCLUSIVE_TO_THE_END, FixedOrder, QueuePolicy
 from muri.policies.speed.model import Floats
-from muri.policies.types import PlanJob, PlanRequest
+from muri.policies.types import PlanJob, PlanRequest, waited_s
 
 
 class Fifo(FixedOrder):

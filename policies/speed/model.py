@@ -91,10 +91,6 @@ class SpeedModelError(UsageError):
     """Groups, shapes or parameters that a speed model cannot evaluate."""
 
 
-class InterferenceError(SpeedModelError):
-    """A table of measured interference holds something that no measurement can give."""
-
-
 class UnknownSpeedModelError(OptionsError):
     """No speed model has this name."""
 

@@ -3,8 +3,9 @@
 from muri.policies.options import SPEED_MODELS
 from muri.policies.speed.fair import Fair
 from muri.policies.speed.lockstep import Lockstep
-from muri.policies.speed.measured import InterferenceTable, Measured
+from muri.policies.speed.measured import Measured
 from muri.policies.speed.model import SpeedModel, SpeedModelError, UnknownSpeedModelError
+from muri.policies.speed.pairs import InterferenceTable
 from muri.policies.speed.reference import Reference
 
 

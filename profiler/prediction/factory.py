@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from muri.errors import UsageError
+from muri.installed import what_brings
 
 if TYPE_CHECKING:
     import torch
@@ -69,7 +70,7 @@ def build(target: str) -> "nn.Module":
     try:
         import torch  # an extra
     except ImportError as error:
-        raise FactoryError(f"PyTorch cannot be imported ({error}): pip install 'muri[torch]'") from error
+        raise FactoryError(f"PyTorch cannot be imported ({error}): {what_brings('torch')}") from error
     path, attribute = _split(target)
     with _importable(path.parent):
         factory = _factory(path, attribute)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from muri.errors import MuriError
+from muri.installed import what_brings
 from muri.profiler.resource_usage.sample import Throttle
 from muri.profiler.resource_usage.use import OneGpu
 from muri.units import GIB, KIB_PER_MIB
@@ -200,7 +201,7 @@ def _bindings() -> Any:
         import pynvml  # an extra: nodes without GPUs have no use for it
     except ImportError as error:
         raise GpuUnreadableError(
-            "GPUs cannot be read: the package nvidia-ml-py is not installed (it comes with the extra `torch`)"
+            f"GPUs cannot be read: the Python package nvidia-ml-py is not installed: {what_brings('torch')}"
         ) from error
     return pynvml
 

@@ -11,8 +11,7 @@ import click
 from muri.errors import UsageError
 from muri.foreign_yaml import yaml_of
 from muri.policies.registry import get_policy
-from muri.policies.speed.measured import PairSpeed, parse_interference
-from muri.policies.speed.model import InterferenceError
+from muri.policies.speed.pairs import InterferenceError, PairSpeed, parse_interference
 from muri.simulator.model import Cluster, Outage, Settings, Trace
 from muri.simulator.run import check_policies
 from muri.simulator.sweep.runs import Run

@@ -10,13 +10,13 @@ from typing import Final, Literal, NamedTuple
 import numpy as np
 
 from muri.policies.cycle.planner import JOINERS_PER_SEAT
-from muri.policies.cycle.queue import full_key, waited_s
+from muri.policies.cycle.queue import full_key
 from muri.policies.hybrid.policy import MuriHybrid
 from muri.policies.priority import PriorityKey
 from muri.policies.schedulers.base import QueuePolicy
 from muri.policies.schedulers.muri import Auto
 from muri.policies.traits import Demand, Sensitivity
-from muri.policies.types import CpuMemShares, NodeShare, PlanJob, PlanRequest, Policy, Running
+from muri.policies.types import CpuMemShares, NodeShare, PlanJob, PlanRequest, Policy, Running, waited_s
 from muri.profiler.records import StageProfile
 from muri.simulator.model import JobRecord, TraceJob
 

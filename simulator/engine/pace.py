@@ -8,12 +8,12 @@ from typing import Final, Protocol
 
 import numpy as np
 
-from muri.policies.allocation.demand import derived_sensitivity, shape_with, throughput_ratio
+from muri.policies.allocation.demand import shape_with, throughput_ratio
 from muri.policies.schedulers.antman import leftover_speed
 from muri.policies.speed.lockstep import Lockstep, period_s
-from muri.policies.speed.measured import InterferenceTable, PairSpeed
 from muri.policies.speed.model import Shape, SpeedModel, shape_of
-from muri.policies.traits import Demand, Sensitivity
+from muri.policies.speed.pairs import InterferenceTable, PairSpeed
+from muri.policies.traits import Demand, Sensitivity, derived_sensitivity
 from muri.policies.types import Policy
 from muri.profiler.interference.models import estimated_ratio
 from muri.profiler.records import RESOURCES, StageProfile

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from muri.errors import MuriError
+from muri.installed import what_brings
 from muri.simulator.model import JobRecord
 from muri.simulator.sweep.summary import TraceSummary, document_of
 
@@ -101,7 +102,7 @@ def written_to(folder: Path) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
         yield
     except ModuleNotFoundError as error:
-        raise ReportError(f"--out needs {error.name}: pip install 'muri[report]'") from error
+        raise ReportError(f"--out needs {error.name}: {what_brings('report')}") from error
     except OSError as error:
         raise ReportError(
             f"{error.filename or folder}: {error.strerror}; free space or choose another folder"

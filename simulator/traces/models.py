@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from muri.foreign_yaml import yaml_of
-from muri.policies.speed.measured import COLUMNS
+from muri.policies.speed.pairs import COLUMNS
 from muri.policies.traits import FIRST_SYNC_SHARE, BatchModel, Demand, Sensitivity, ring_share
 from muri.profiler.figures import reproducible
 from muri.profiler.records import RESOURCES, ProfileKey, StageProfile
@@ -318,7 +318,7 @@ def models_of_pairs(lines: Iterable[str]) -> tuple[TrainedModel, ...]:
     """The models of a table of pair speeds, by name.
 
     Args:
-        lines: The table's lines, the header first, as `muri.policies.speed.measured.parse_interference` takes them.
+        lines: The table's lines, the header first, as `muri.policies.speed.pairs.parse_interference` takes them.
 
     Raises:
         TraceError: A column is missing, or a speed alone is no number above 0.

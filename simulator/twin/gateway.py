@@ -100,7 +100,7 @@ class VirtualGateway:
         queue = self.queue()
         return replace(queue, jobs=tuple(job for job in queue.jobs if job_id in {job.job_id, job.array_job_id}))
 
-    def gpu_removal(self, known: GpuRemoval, place: Place | None, waiting: Job | None, now_s: float) -> GpuRemoval:
+    def gpu_removal(self, known: GpuRemoval, place: Place, waiting: Job | None, now_s: float) -> GpuRemoval:
         """GPUs can be taken away, as on the sandbox."""
         return GPUS_REMOVABLE
 

@@ -45,7 +45,7 @@ from muri.slurm_plugin.cli.doctor_checks import (
 )
 from muri.slurm_plugin.cli.real_path import examine_nodes, examine_real_path, examine_submission
 from muri.slurm_plugin.config import Config, config_path
-from muri.slurm_plugin.controller.assemble import open_gateway, policy_of, profiles_path, read_config
+from muri.slurm_plugin.controller.assemble import check_policy, open_gateway, profiles_path, read_config
 from muri.slurm_plugin.controller.events import slurm_user_of, slurmctld_hosts, this_host
 from muri.slurm_plugin.controller.loop import EVENTS_LOCK_NAME, AnotherControllerError, holder_of, only_one
 from muri.slurm_plugin.controller.trial import try_group
@@ -212,10 +212,11 @@ def examine_config(config_file: Path | None) -> tuple[Config, Finding]:
     """Read the configuration; fall back to the built-in one when it is wrong."""
     try:
         config = read_config(config_file)
-        policy_of(config)
+        unchecked = check_policy(config)
     except MuriError as error:
         return Config(), Finding("configuration", Level.PROBLEM, str(error), "correct it, then run `muri config check`")
-    return config, Finding("configuration", Level.OK, str(config_path(config_file) or "built-in defaults"))
+    place = str(config_path(config_file) or "built-in defaults")
+    return config, Finding("configuration", Level.OK, f"{place}; {unchecked}" if unchecked else place)
 
 
 def examine_trust(path: Path | None, config: Config) -> Iterator[Finding]:

@@ -9,6 +9,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
+from muri.installed import OF_THE_CONTROLLER, what_plans
 from muri.policies.allocation.names import listed
 from muri.policies.registry import describe_policies, get_policy
 from muri.policies.types import Policy
@@ -98,6 +99,24 @@ def policy_of(config: Config, priority_type: str = "", *, stopping: bool = False
             f"of these for the cluster: {valid}"
         )
     return policy
+
+
+def check_policy(config: Config) -> str:
+    """Make the configured policy, to see that it can be made.
+
+    Returns:
+        Why only its name could be checked, "" where it was made.
+
+    Raises:
+        MuriError: It cannot be; the same errors as of `policy_of`.
+    """
+    try:
+        policy_of(config)
+    except ModuleNotFoundError as error:
+        if error.name not in OF_THE_CONTROLLER:
+            raise
+        return f"of policy {config.policy} only the name was checked: it {what_plans(error.name)}"
+    return ""
 
 
 def profiles_path(config: Config) -> Path:

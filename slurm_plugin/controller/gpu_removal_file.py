@@ -67,6 +67,9 @@ class GpuRemovalFile:
     def _found(self, gateway: Gateway, snapshot: Snapshot, waiting: Job) -> GpuRemoval:
         known = read_gpu_removal(self._state_dir)
         place = place_for(snapshot.nodes, self._partitions, snapshot.limits)
+        if place is None:  # this tells of the configuration and of today's nodes, not of Slurm: it is not kept
+            served = f": {', '.join(self._partitions)}" if self._partitions else ""
+            return GpuRemoval(why=f"no node with GPUs is in a partition that Muri serves{served}")
         try:
             found = gateway.gpu_removal(known, place, waiting, snapshot.taken_s)
         except SlurmUnreachableError:

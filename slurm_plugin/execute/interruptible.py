@@ -102,7 +102,7 @@ class InterruptibleGateway:
         """As `Gateway.one_job`; looking is never refused."""
         return self._gateway.one_job(job_id)
 
-    def gpu_removal(self, known: GpuRemoval, place: Place | None, waiting: Job | None, now_s: float) -> GpuRemoval:
+    def gpu_removal(self, known: GpuRemoval, place: Place, waiting: Job | None, now_s: float) -> GpuRemoval:
         """Return whether a waiting job's GPUs can be taken away."""
         return self.in_time().gpu_removal(known, place, waiting, now_s)
 

@@ -129,7 +129,7 @@ class Gateway(Protocol):
         """
         ...
 
-    def gpu_removal(self, known: GpuRemoval, place: Place | None, waiting: Job | None, now_s: float) -> GpuRemoval:
+    def gpu_removal(self, known: GpuRemoval, place: Place, waiting: Job | None, now_s: float) -> GpuRemoval:
         """Return whether and how a waiting job's GPUs can be taken away.
 
         Where `known` does not hold on this site any more, that is tried, in some dozen RPCs, with jobs of Muri's own

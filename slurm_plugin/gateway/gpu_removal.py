@@ -58,13 +58,13 @@ def place_for(
     )
     best = min(found, default=None)
     per_gpu = any(each.has_defaults_per_gpu for each in limits.partitions if not partitions or each.name in partitions)
-    return None if best is None else Place(best[1], best[2], per_gpu)
+    return None if best is None else Place(best[1], best[2], per_gpu, partitions)
 
 
 def find_gpu_removal(
     commands: SlurmCommands,
     known: GpuRemoval,
-    place: Place | None,
+    place: Place,
     waiting: Job | None,
     now_s: float,
     clock: Clock = MACHINE_CLOCK,
@@ -84,11 +84,9 @@ def find_gpu_removal(
     """
     settings = config_settings(commands.run("read the configuration", ["scontrol", "show", "config"]))
     site = "; ".join(f"{name}={settings.get(name, '')}" for name in _SITE)
-    site += "; defaults per GPU" if place is not None and place.defaults_per_gpu else ""
+    site += f"; partitions={','.join(place.served)}{'; defaults per GPU' if place.defaults_per_gpu else ''}"
     if known.holds(site, now_s):
         return known
-    if place is None:
-        return GpuRemoval(site, now_s, why="no node with GPUs is in a partition that Muri serves")
     probe = _Probe(commands, place, waiting, clock)
     probe.cancel_leftovers()
     forms = tuple(probe.tried(form) for form in _forms(place, PER_NODE))

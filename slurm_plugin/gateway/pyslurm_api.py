@@ -245,7 +245,7 @@ class PyslurmGateway:
             nodes = nodes_of_table(table, self._partitions)
         return nodes
 
-    def gpu_removal(self, known: GpuRemoval, place: Place | None, waiting: Job | None, now_s: float) -> GpuRemoval:
+    def gpu_removal(self, known: GpuRemoval, place: Place, waiting: Job | None, now_s: float) -> GpuRemoval:
         """Return whether a waiting job's GPUs can be taken away, trying it where `known` does not hold."""
         return find_gpu_removal(self._commands, known, place, waiting, now_s)
 

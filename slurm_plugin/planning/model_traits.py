@@ -12,9 +12,8 @@ from itertools import chain, product
 from typing import Final
 
 from muri.errors import MuriError
-from muri.policies.allocation.demand import derived_sensitivity
-from muri.policies.speed.measured import InterferenceTable, PairSpeed
-from muri.policies.traits import BatchModel, Demand, Sensitivity, TraitError
+from muri.policies.speed.pairs import InterferenceTable, PairSpeed
+from muri.policies.traits import BatchModel, Demand, Sensitivity, TraitError, derived_sensitivity
 from muri.policies.types import PlanRequest, Policy
 from muri.profiler.errors import FitError
 from muri.profiler.interference.models import (

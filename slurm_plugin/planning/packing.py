@@ -10,7 +10,6 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 
 from muri.policies.cycle.packed import mem_gib_of
-from muri.policies.cycle.queue import waited_s
 from muri.policies.cycle.validation import RequestError
 from muri.policies.traits import BatchModel
 from muri.policies.types import (
@@ -27,6 +26,7 @@ from muri.policies.types import (
     Solo,
     Waiting,
     sentences,
+    waited_s,
 )
 from muri.profiler.records import ProfileKey, StageProfile
 from muri.slurm_plugin.planning.actions import Action, Join, MemberPlan, StartGroup

@@ -7,9 +7,8 @@ from heapq import heapify, heapreplace
 from itertools import chain
 from typing import NamedTuple
 
-from muri.policies.cycle.queue import waited_s
 from muri.policies.options import MAX_GROUP_SIZE
-from muri.policies.types import FreeNode, PlanJob, PlanRequest, ProfileUse
+from muri.policies.types import FreeNode, PlanJob, PlanRequest, ProfileUse, waited_s
 from muri.profiler.coverage import says_little
 from muri.profiler.records import ProfileKey, StageProfile
 from muri.slurm_plugin.config import Config, Grouping

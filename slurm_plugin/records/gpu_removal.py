@@ -47,7 +47,8 @@ class GpuRemoval:
     """Whether a waiting job's GPUs can be taken away, which a group needs.
 
     Attributes:
-        site: What it was found out on: Slurm's version, start and settings; another one means another try.
+        site: What it was found out on: Slurm's version, start and settings, and the partitions that Muri serves;
+            another one means another try.
         tried_s: When, seconds since the epoch.
         forms: Each form of request that was tried.
         why: Why nothing was tried, "" where something was.
@@ -85,11 +86,13 @@ class Place:
         partition: A partition whose nodes have GPUs.
         gpu_type: The GPUs' type there, "gpu" when they have none.
         defaults_per_gpu: Whether a partition that Muri serves gives CPUs or memory for each GPU.
+        served: Partitions that Muri serves, as configured; empty for all.
     """
 
     partition: str
     gpu_type: str
     defaults_per_gpu: bool = False
+    served: tuple[str, ...] = ()
 
 
 NOT_TRIED: Final = GpuRemoval()

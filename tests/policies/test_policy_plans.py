@@ -11,7 +11,7 @@ from muri.policies.options import PolicyOptions
 from muri.policies.registry import get_policy, policy_names
 from muri.policies.schedulers.exclusive import Fifo
 from muri.policies.schedulers.muri import MuriL, MuriS
-from muri.policies.speed.measured import InterferenceTable, PairSpeed
+from muri.policies.speed.pairs import InterferenceTable, PairSpeed
 from muri.policies.types import sentences
 
 GROUPING = [name for name in policy_names() if not get_policy(name).supports_packing]

@@ -10,7 +10,7 @@ from policy_builders import KINDS, all_jobs, cluster_requests, company, make_clu
 
 from muri.policies.cycle.promises import keeps_promise, with_promises
 from muri.policies.registry import get_policy, policy_names
-from muri.policies.speed.measured import InterferenceTable, PairSpeed
+from muri.policies.speed.pairs import InterferenceTable, PairSpeed
 
 PROMISES = (0.0, 0.5, 0.8, 0.95)
 SHARING = [

@@ -24,7 +24,7 @@ from muri.policies.allocation.names import ALIASES, SYNERGY_NAMES
 from muri.policies.cycle.laws import broken_laws
 from muri.policies.cycle.queue import groups_needed
 from muri.policies.registry import get_policy, policy_names
-from muri.policies.speed.measured import InterferenceTable, PairSpeed
+from muri.policies.speed.pairs import InterferenceTable, PairSpeed
 from muri.policies.types import Group, NodeShare, Plan, Running, Sharer, sentences
 
 PAIRS = InterferenceTable(

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from profile_builders import make_profile, profiles
 
-from muri.policies.allocation.demand import derived_sensitivity
-from muri.policies.traits import Demand
+from muri.policies.traits import Demand, derived_sensitivity
 from muri.profiler.allreduce import Bandwidth
 from muri.profiler.differences import DriftRule, compare, find_drift
 from muri.profiler.dryrun.messages import DryRunResult

@@ -133,6 +133,15 @@ def a_group_of_four(users: Users, suite: str) -> None:
         assert states == [None] * 4
 
 
+def the_login_host_explains(users: Users) -> None:
+    """A user learns there why a job waits, and how the examined site looks, with the modules of muri-node alone."""
+    waiting = users.submit("--muri=model=cpu", "--gres=gpu:1", "--hold", "train.sh", "1", "0", "load")
+    told = users.site.run("muri", "explain", str(waiting), on="login")
+    assert f"Job {waiting} (cpu) of alice: user-held, PENDING in Slurm." in told.stdout
+    users.site.run("scancel", str(waiting))
+    assert "muri-controller" not in users.site.run("muri", "doctor", on="login", check=False).stderr
+
+
 def removal(users: Users, before: dict[str, dict[str, str]], slurm_before: dict[str, str]) -> None:
     """Jobs in the queue run on; nothing else stays."""
     site = users.site
@@ -186,6 +195,7 @@ def test_a_site_installs_uses_and_removes_muri(suite: str, capfd: pytest.Capture
             the_readmes_example(users)
             exit_codes(users)
             a_group_of_four(users, suite)
+            the_login_host_explains(users)
         removal(users, before, slurm_before)
 
 

@@ -140,7 +140,7 @@ class FakeSlurm:
             self.now_s, "fake", "26.05", jobs, nodes, reservations, limits=self.limits, gpu_removal=GPUS_REMOVABLE
         )
 
-    def gpu_removal(self, known: GpuRemoval, place: Place | None, waiting: Job | None, now_s: float) -> GpuRemoval:
+    def gpu_removal(self, known: GpuRemoval, place: Place, waiting: Job | None, now_s: float) -> GpuRemoval:
         return GPUS_REMOVABLE
 
     def queue(self) -> Snapshot:

@@ -13,7 +13,7 @@ from muri.policies.hybrid.policy import MuriHybrid, ways_of
 from muri.policies.hybrid.prediction import Predictor
 from muri.policies.registry import get_policy
 from muri.policies.speed.fair import Fair
-from muri.policies.speed.measured import InterferenceTable, PairSpeed
+from muri.policies.speed.pairs import InterferenceTable, PairSpeed
 from muri.policies.traits import Demand
 from muri.policies.types import CpuMemShare, NodeShare, Running, sentences
 

@@ -13,7 +13,7 @@ from policy_builders import carried_out, make_cluster_node, make_job, make_profi
 
 from muri.policies.cycle.packed import mem_gib_of
 from muri.policies.registry import get_policy
-from muri.policies.speed.measured import InterferenceTable, PairSpeed
+from muri.policies.speed.pairs import InterferenceTable, PairSpeed
 from muri.policies.traits import BatchModel
 from muri.policies.types import NodeShare, Running
 from muri.policies.wise_sharing.partners import mean_after, mean_now, sub_batches

@@ -10,10 +10,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_engine_laws import traces
 
-from muri.policies.allocation.demand import derived_sensitivity, shape_with, throughput_ratio
+from muri.policies.allocation.demand import shape_with, throughput_ratio
 from muri.policies.registry import get_policy
 from muri.policies.speed.model import shape_of
-from muri.policies.traits import Demand, Sensitivity
+from muri.policies.traits import Demand, Sensitivity, derived_sensitivity
 from muri.policies.types import CpuMemShare, Plan, PlanRequest
 from muri.simulator import run as run_module
 from muri.simulator.model import Cluster, SimulationError, TraceJob

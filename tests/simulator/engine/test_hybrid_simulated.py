@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_engine_laws import traces
 
-from muri.policies.speed.measured import PairSpeed
+from muri.policies.speed.pairs import PairSpeed
 from muri.simulator.model import Cluster, TraceJob
 
 PAIRS = (PairSpeed("a", "b", 0.7, 0.8),)

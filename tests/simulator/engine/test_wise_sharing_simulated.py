@@ -3,7 +3,7 @@
 import pytest
 from engine_builders import ends, job, run
 
-from muri.policies.speed.measured import PairSpeed
+from muri.policies.speed.pairs import PairSpeed
 from muri.policies.traits import BatchModel
 from muri.simulator.model import Cluster
 

@@ -37,7 +37,7 @@ def slurm() -> FakeSlurm:
     """Nothing is free, so that jobs wait and a reason is given."""
     alice = [make_job(number, user="alice", uid=ALICE, admin_comment=f"muri:model=m{number}") for number in (1, 2)]
     bob = make_job(3, user="bob", uid=BOB, name=SECRET, admin_comment="muri:on", submit_line=f"sbatch {SECRET}")
-    return FakeSlurm([*alice, bob], [make_node("n1", gpu_count=0)])
+    return FakeSlurm([*alice, bob], [make_node("n1", usable=False)])
 
 
 @pytest.fixture

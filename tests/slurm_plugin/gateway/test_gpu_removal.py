@@ -76,7 +76,7 @@ class ScriptedCommands:
         )
 
 
-def tried(commands: ScriptedCommands, known: GpuRemoval = NOT_TRIED, place: Place | None = MAIN, waiting=None):
+def tried(commands: ScriptedCommands, known: GpuRemoval = NOT_TRIED, place: Place = MAIN, waiting=None):
     return find_gpu_removal(commands, known, place, waiting, NOW_S, VirtualClock())
 
 
@@ -161,10 +161,28 @@ def test_place_is_a_partition_with_gpus_that_muri_serves() -> None:
         make_node("n3", partitions=("debug", "train"), gpu_type="a100"),
     )
     assert place_for(nodes, ()) == Place("debug", "a100")
-    assert place_for(nodes, ("train",)) == Place("train", "a100")
-    assert place_for(nodes, ("old",)) == Place("old", "gpu")
+    assert place_for(nodes, ("train",)) == Place("train", "a100", served=("train",))
+    assert place_for(nodes, ("old",)) == Place("old", "gpu", served=("old",))
     assert place_for(nodes, ("cpu",)) is None
-    assert "no node with GPUs" in tried(ScriptedCommands(), place=None).way_for("gres/gpu:1", MAIN_LIMITS).why
+
+
+@pytest.mark.parametrize("ways", [("gres/gpu:0",), ()])
+def test_what_was_found_out_holds_for_the_partitions_that_it_was_found_out_in(ways) -> None:
+    commands = ScriptedCommands(*ways)
+    known = tried(commands, place=Place("main", "gpu", served=("main", "old")))
+    probes = len(commands.lines)
+    assert tried(commands, known, Place("main", "gpu", served=("main", "old"))) == known
+    assert len(commands.lines) == probes + 1
+    tried(commands, known, Place("main", "gpu", served=("main",)))
+    assert len(commands.lines) > probes + 2
+
+
+def test_a_partition_that_was_mistyped_and_mended_is_tried_in_at_the_next_cycle(tmp_path) -> None:
+    gateway = Gateway(FOUND)
+    wrong = GpuRemovalFile(tmp_path, ("mian",)).current(gateway, snapshot(TAGGED))
+    assert wrong.way_for("gres/gpu:1", MAIN_LIMITS).why == "no node with GPUs is in a partition that Muri serves: mian"
+    assert not (tmp_path / FILE_NAME).exists()
+    assert GpuRemovalFile(tmp_path, ("main",)).current(gateway, snapshot(TAGGED)) == FOUND
 
 
 class Gateway:
