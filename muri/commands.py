@@ -1,6 +1,9 @@
 """What all commands share: groups that import a command only when it is called, and errors as one message."""
 
+import contextlib
+import errno
 import io
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from importlib import import_module
@@ -12,7 +15,10 @@ from click.shell_completion import CompletionItem
 from muri.errors import MuriError
 from muri.inherited import settle
 from muri.installed import OF_THE_CONTROLLER, what_plans
-from muri.printable import printable_lines
+from muri.nearest import nearest
+from muri.printable import printable, printable_lines
+
+_OF_FULL_DISKS: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
 
 
 class LazyCommand(NamedTuple):
@@ -49,6 +55,16 @@ class LazyGroup(click.Group):
             raise TypeError(f"{target} is not a click command")
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command; name the one that an unknown one may be a slip of."""
+        name = args[0]
+        near = [] if name in self._table or name.startswith("-") else nearest(name, self._table)
+        if near:
+            ctx.fail(f"No such command {name!r}; did you mean {near[0]!r}?")
+        return super().resolve_command(ctx, args)
+
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Names and help lines from the table alone: the user waits for them at each press of the key."""
         own = [
@@ -78,22 +94,54 @@ def run_command(command: click.Command, arguments: Sequence[str] | None = None) 
     _print_whatever_comes()
     try:
         result = command.main(args=arguments, standalone_mode=False)
-    except MuriError as error:
-        click.echo(f"muri: {printable_lines(str(error))}", err=True)
-        return error.exit_code
-    except click.ClickException as error:
-        error.show()
-        return error.exit_code
-    except click.Abort:
-        click.echo("muri: interrupted", err=True)
-        return 130
-    except ModuleNotFoundError as error:
-        module = (error.name or "").partition(".")[0]
-        if module not in OF_THE_CONTROLLER:
-            raise
-        click.echo(f"muri: this command {what_plans(module)}", err=True)
-        return 1
+        sys.stdout.flush()
+    except (MuriError, click.ClickException, click.Abort, ModuleNotFoundError, OSError) as error:
+        result = _tell(error)
+    finally:
+        _give_up_what_cannot_be_written()
     return result if isinstance(result, int) else 0
+
+
+def _tell(error: Exception) -> int:
+    """Say what went wrong in one message, or raise again what no message would explain; the exit code."""
+    code = error.exit_code if isinstance(error, (MuriError, click.ClickException)) else 1
+    if isinstance(error, MuriError):
+        _complain(printable_lines(str(error)))
+    elif isinstance(error, click.ClickException):
+        with contextlib.suppress(OSError):
+            error.show()
+    elif isinstance(error, click.Abort):
+        _complain("interrupted")
+        code = 130
+    elif (
+        isinstance(error, ModuleNotFoundError) and (module := (error.name or "").partition(".")[0]) in OF_THE_CONTROLLER
+    ):
+        _complain(f"this command {what_plans(module)}")
+    elif isinstance(error, OSError) and (error.filename is not None or error.errno in _OF_FULL_DISKS):
+        _complain(f"{_place(error)}: {error.strerror}")
+    elif not isinstance(error, BrokenPipeError):  # its reader, such as `head`, has had enough
+        raise error
+    return code
+
+
+def _complain(text: str) -> None:
+    """Print an error, unless that is what cannot be printed: the exit code tells then."""
+    with contextlib.suppress(OSError):
+        click.echo(f"muri: {text}", err=True)
+
+
+def _place(error: OSError) -> str:
+    """What an error is about: Python names files when they are opened, not when they are written to."""
+    return "the output could not be written" if error.filename is None else printable(os.fsdecode(error.filename))
+
+
+def _give_up_what_cannot_be_written() -> None:
+    """Leave nothing in the standard files for Python's end, which would print a traceback and change the exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _print_whatever_comes() -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import shutil
 import struct
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -45,6 +48,34 @@ def write_atomically(path: Path, text: str, mode: int | None = None, reader: int
 def atomic_json(path: Path, document: Any, mode: int | None = None, **layout: Any) -> None:
     """Replace a file by a document in JSON; `layout` as `json.dumps` takes it. See `write_atomically`."""
     write_atomically(path, json.dumps(document, **layout) + "\n", mode)
+
+
+@contextlib.contextmanager
+def whole_file(path: Path) -> Iterator[Path]:
+    """Let a file that a user asked for be written whole or not at all: a full disk leaves what was there before.
+
+    Args:
+        path: The file. A link stays and its target is replaced; a device or pipe is written to as it is.
+
+    Yields:
+        The path to write to, of the same suffix.
+
+    Raises:
+        OSError: The directory is missing, full or not writable.
+    """
+    path = path.resolve()
+    if path.exists() and not path.is_file():
+        yield path
+        return
+    draft = path.with_name(f".{os.getpid()}-{path.name}")
+    try:
+        yield draft
+        if path.exists():
+            shutil.copymode(path, draft)
+        draft.replace(path)
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise
 
 
 _ACL: Final = "system.posix_acl_access"

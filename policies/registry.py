@@ -1,6 +1,5 @@
 """Policies by name: Muri's own, and those of other distributions (the entry point group `muri.policies`)."""
 
-import difflib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from importlib import import_module
@@ -9,6 +8,7 @@ from inspect import getdoc
 from typing import Any, Final, Literal, cast
 
 from muri.errors import UsageError
+from muri.nearest import nearest
 from muri.policies.allocation.names import ALIASES, SYNERGY_NAMES, listed
 from muri.policies.options import OptionsError, PolicyOptions
 from muri.policies.types import Policy
@@ -285,7 +285,7 @@ def _unknown(name: str) -> UnknownPolicyError:
 
 
 def _nearest(name: str, valid: Sequence[str]) -> str:
-    near = difflib.get_close_matches(name, valid, n=1, cutoff=0.5)
+    near = nearest(name, valid)
     return f" (did you mean {near[0]!r}?)" if near else ""
 
 

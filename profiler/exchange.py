@@ -1,13 +1,13 @@
 """Profiles as JSON, to move them between clusters; every error names its place in the file."""
 
 import dataclasses
-import difflib
 import json
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Any, Final
 
 from muri.foreign import json_of
+from muri.nearest import nearest
 from muri.profiler.errors import ExchangeError
 from muri.profiler.records import (
     DANGERS,
@@ -134,7 +134,7 @@ def _figures(value: object, field: str, place: str) -> None:
 
 
 def _nearest(field: str, valid: Sequence[str]) -> str:
-    near = difflib.get_close_matches(field, valid, n=1)
+    near = nearest(field, valid)
     return f"; did you mean {near[0]!r}?" if near else f"; valid are: {', '.join(valid)}"
 
 

@@ -1,6 +1,5 @@
 """Which profiles a person means: by options, by a selector, by a list's filter, or by a script's fingerprint."""
 
-import difflib
 import hashlib
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -8,6 +7,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Final
 
+from muri.nearest import nearest
 from muri.profiler.errors import NoSuchProfileError
 from muri.profiler.records import ProfileKey, StageProfile
 from muri.utc import moment
@@ -142,7 +142,7 @@ def _nothing(known: Sequence[ProfileKey], wanted: Wanted) -> str:
     if same_model:
         return f"no such profile of {wanted.model!r}. There are:\n{_choices(same_model)}"
     models = sorted({key.model for key in known})
-    near = difflib.get_close_matches(wanted.model, models, n=5, cutoff=0.4)
+    near = nearest(wanted.model, models, most=5)
     if near:
         return f"no profile of model {wanted.model!r}; did you mean {' or '.join(near)}?"
     if models:

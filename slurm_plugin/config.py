@@ -1,6 +1,5 @@
 """The configuration file: typed, validated, every key documented where it is defined."""
 
-import difflib
 import os
 import re
 import sys
@@ -20,6 +19,7 @@ from pydantic import (
 
 from muri.errors import UsageError
 from muri.foreign_yaml import yaml_of
+from muri.nearest import nearest
 from muri.profiler.dryrun.messages import DEFAULT_ITERATIONS, DEFAULT_STEADY_S, LEAST_CONFIDENCE, Limits
 from muri.slurm_plugin.private_files import why_unsafe
 
@@ -467,7 +467,7 @@ def _explain(problem: dict[str, Any]) -> str:
     if problem["type"] != "extra_forbidden":
         return f"{name}: {problem['msg']} (found {problem['input']!r})"
     valid = list(_section_at(location[:-1]).model_fields)
-    near = difflib.get_close_matches(str(location[-1]), valid, n=1)
+    near = nearest(str(location[-1]), valid)
     hint = f"did you mean {near[0]}? " if near else ""
     return f"{name}: unknown key; {hint}valid keys here: {', '.join(valid)}"
 

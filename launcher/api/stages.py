@@ -9,7 +9,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import contextvars
-import difflib
 import logging
 import queue
 import sys
@@ -26,6 +25,7 @@ from muri.launcher.api.lease import Lease, current_lease
 from muri.launcher.checkpoints.registry import begin_loop
 from muri.launcher.job.stage_clock import StageClock
 from muri.launcher.telemetry.script_clock import current_clock
+from muri.nearest import nearest
 from muri.profiler.records import STAGES
 
 logger = logging.getLogger("muri.launcher")
@@ -182,7 +182,7 @@ def step() -> None:
 
 def _unknown_stage(name: object) -> str:
     text = f"there is no stage {name!r}; the stages are {', '.join(STAGES)}"
-    near = difflib.get_close_matches(str(name), STAGES, n=1, cutoff=0.5)
+    near = nearest(str(name), STAGES)
     return f"{text}. Did you mean {near[0]!r}?" if near else text
 
 

@@ -15,7 +15,7 @@ import os
 import sys
 import time
 from dataclasses import dataclass
-from importlib.machinery import ModuleSpec, SourceFileLoader
+from importlib.machinery import BuiltinImporter, ModuleSpec, SourceFileLoader
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Final
@@ -27,6 +27,10 @@ _POLL_S: Final = 0.002
 _QUIET_POLLS: Final = 3
 _LIMIT_S: Final = 1.0
 _TASKS: Final = Path("/proc/self/task")
+
+
+NAMELESS: Final = ("-c", "-")
+"""Targets that are no file: code in the next argument, code on standard input."""
 
 
 class ScriptError(UsageError):
@@ -46,12 +50,13 @@ def own_directories(target: str, module: bool, cwd: str, python_path: str) -> li
     """The entries that `python target` would put in front of sys.path.
 
     Args:
-        target: Script or module.
+        target: Script, module or one of `NAMELESS`.
         module: Whether it is a module.
         cwd: The member's working directory.
         python_path: The member's $PYTHONPATH.
     """
-    first = cwd if module else str((Path(cwd) / target).resolve().parent)
+    beside = "" if target in NAMELESS else str((Path(cwd) / target).resolve().parent)
+    first = cwd if module else beside
     return [first, *(str(Path(cwd) / entry) for entry in python_path.split(os.pathsep) if entry)]
 
 
@@ -65,18 +70,34 @@ def load(target: str, module: bool) -> LoadedScript:
     return _load_module(target) if module else _load_file(target)
 
 
+def load_text(source: str | bytes, target: str) -> LoadedScript:
+    """Compile code that stands in no file; `target` is one of `NAMELESS`.
+
+    Raises:
+        SyntaxError: The code is not valid Python.
+    """
+    if target == "-":
+        main = _main_module("<stdin>", SourceFileLoader("__main__", "<stdin>"), None)
+        return LoadedScript(compile(source, "<stdin>", "exec", dont_inherit=True), main, target)
+    main = _main_module("<string>", BuiltinImporter, None)
+    for name in ("__file__", "__cached__"):  # such code has none
+        del main.__dict__[name]
+    return LoadedScript(compile(source, "<string>", "exec", dont_inherit=True), main, target)
+
+
 def _load_file(target: str) -> LoadedScript:
-    path = Path(target).absolute()  # as Python's own __main__ has it
-    if path.is_dir():
-        path = path / "__main__.py"
+    # As Python's own __main__ has it: absolute, and otherwise as it was given.
+    path = target if target.startswith(os.sep) else f"{os.getcwd()}{os.sep}{target}"  # noqa: PTH109
+    if Path(path).is_dir():
+        path = str(Path(path) / "__main__.py")
         sys.path[0] = target
     try:
-        with io.open_code(str(path)) as file:
+        with io.open_code(path) as file:
             source = file.read()
     except OSError as error:
         raise ScriptError(f"can't open file {target!r}: [Errno {error.errno}] {error.strerror}") from error
-    main = _main_module(str(path), SourceFileLoader("__main__", str(path)), None)
-    return LoadedScript(compile(source, str(path), "exec", dont_inherit=True), main, target)
+    main = _main_module(path, SourceFileLoader("__main__", path), None)
+    return LoadedScript(compile(source, path, "exec", dont_inherit=True), main, target)
 
 
 def _load_module(name: str) -> LoadedScript:
@@ -103,7 +124,8 @@ def _main_module(file: str, loader: object, spec: ModuleSpec | None) -> ModuleTy
     main.__loader__ = loader  # type: ignore[assignment]
     main.__spec__ = spec
     main.__package__ = spec.parent if spec is not None else None
-    main.__dict__.update(__builtins__=__builtins__, __annotations__={}, __cached__=None)
+    cached = spec.cached if spec is not None else None
+    main.__dict__.update(__builtins__=__builtins__, __annotations__={}, __cached__=cached)
     return main
 
 

@@ -5,7 +5,7 @@ import os
 import resource
 import signal
 import socket
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -18,6 +18,7 @@ from muri.group_spec import Place
 from muri.launcher.checkpoints import stopping
 from muri.launcher.job.environment import attach_timeout_s, missing_variables, task_of
 from muri.launcher.job.scheduler import Membership
+from muri.launcher.run.python_line import PythonLine
 from muri.launcher.wire import protocol
 from muri.pythons import ScriptPython, with_library
 from muri.run_dir import RendezvousError, default_run_dir, verify_run_dir
@@ -57,17 +58,16 @@ class AttachBusyError(UsageError):
     """The member already has a session in the runtime."""
 
 
-def build_request(
-    job_id: str, target: str, module: bool, arguments: Sequence[str], python: ScriptPython
-) -> protocol.AttachRequest:
+def build_request(job_id: str, line: PythonLine, python: ScriptPython) -> protocol.AttachRequest:
     """Describe this process, and the Python of its script, so that the runtime can run the script in its place."""
     umask = os.umask(0o077)
     os.umask(umask)
     return protocol.AttachRequest(
         job_id=job_id,
-        target=target,
-        module=module,
-        arguments=tuple(arguments),
+        target=line.target,
+        module=line.module,
+        arguments=line.arguments,
+        options=line.options,
         cwd=inherited.working_directory(),
         environment={**(os.environ if python.is_own else with_library(os.environ)), **missing_variables(os.environ)},
         umask=umask,

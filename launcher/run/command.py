@@ -1,6 +1,7 @@
 """The command `muri run`: alone it is `python script.py`; in a group it attaches to the runtime."""
 
 import os
+import shutil
 import socket
 import sys
 from collections.abc import Mapping
@@ -35,10 +36,12 @@ from muri.launcher.run.client import (
     find_runtime,
     wait_for_runtime,
 )
+from muri.launcher.run.python_line import PythonLine, read_line
 from muri.launcher.telemetry import script_clock
+from muri.launcher.telemetry.trace import require_writable
 from muri.launcher.wire.protocol import ISOLATION_VARIABLE, ProtocolError
 from muri.profiler.dryrun.messages import DRY_RUN_VARIABLE, DryRunRequest
-from muri.pythons import ScriptPython, script_python, with_library
+from muri.pythons import PYTHON_VARIABLE, ScriptPython, script_python, with_library
 from muri.run_dir import RendezvousError
 
 REQUEUE_DELAYS_S: Final = (1.0, 2.0, 4.0, 8.0, 16.0)
@@ -48,6 +51,8 @@ EPILOG = """
 Examples:
   muri run train.py --lr 0.1          as python train.py --lr 0.1
   muri run -m my.training --epochs 3  as python -m my.training --epochs 3
+  muri run python -u train.py         the same as muri run -u train.py
+  muri run torchrun train.py          a Python program of PATH
   muri run --timing train.py          stage times on stderr at the end
   muri run --trace t.json train.py    every stage, for ui.perfetto.dev
   muri run --accumulate 4 train.py    batches in 4 parts, for less memory
@@ -58,15 +63,28 @@ muri.batches(loader) mark them by hand.
 """
 
 
-class TargetError(UsageError):
-    """The given script does not exist."""
+class _AsPython(click.Command):
+    """A command whose line is Python's, with options of its own before it."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read the line; click reads the command's own options."""
+        if ctx.resilient_parsing:  # a shell asks for completions: the line is not whole yet
+            return super().parse_args(ctx, [])
+        own = [option for option in self.get_params(ctx) if isinstance(option, click.Option)]
+        valued = {name for option in own if not option.is_flag for name in option.opts}
+        line = read_line(args, valued, {name for option in own for name in option.opts} - valued)
+        super().parse_args(ctx, list(line.own))
+        if not line.target:
+            raise click.UsageError("Missing argument 'SCRIPT'.", ctx)
+        ctx.params["line"] = line
+        return []
+
+    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
+        """Say what follows the options."""
+        return [*super().collect_usage_pieces(ctx), "[-m MODULE | -c CODE | - | SCRIPT]", "[ARGUMENTS]..."]
 
 
-@click.command(
-    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
-    epilog=EPILOG,
-)
-@click.option("-m", "module", is_flag=True, help="SCRIPT is the name of a module, as in python -m.")
+@click.command(cls=_AsPython, epilog=EPILOG)
 @click.option("--no-attach", is_flag=True, help="Run alone even when the group's runtime is there.")
 @click.option(
     "--isolation",
@@ -90,26 +108,13 @@ class TargetError(UsageError):
 )
 @click.option("--timing", is_flag=True, help="Print stage times on stderr at the end (or set MURI_TIMING=1).")
 @click.option("--trace", type=click.Path(dir_okay=False), help="Write a trace of all stages to FILE, for Perfetto.")
-@click.argument("script")
-@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-def run(
-    module: bool,
-    no_attach: bool,
-    isolation: str | None,
-    timing: bool,
-    trace: str | None,
-    script: str,
-    arguments: tuple[str, ...],
-) -> int:
+def run(no_attach: bool, isolation: str | None, timing: bool, trace: str | None, line: PythonLine) -> int:
     """Run a training script; inside a group, interleave it with its partners.
 
-    Alone this is `python SCRIPT …`. When the job is a member of a Muri group, the script runs on
-    the group's GPUs, in your own Python: output, signals and the exit code are passed through.
+    Alone this is `python SCRIPT …`. Before SCRIPT may stand `python` itself and its options -b -B -d -O -P -q -R -s -u
+    -v -W -X; SCRIPT may be a Python program of PATH, such as torchrun. When the job is a member of a Muri group, the
+    script runs on the group's GPUs, in your own Python: output, signals and the exit code are passed through.
     """
-    if script.startswith("-"):
-        raise click.NoSuchOption(script)
-    if not module and not Path(script).exists():
-        raise TargetError(f"there is no script {script}; give its path, or -m and the name of a module")
     for duration_s in (hang_timeout_s, attach_timeout_s, requeue_wait_s):
         duration_s(os.environ)  # refuse a malformed value now rather than overlook it later
     if isolation is not None:
@@ -118,12 +123,15 @@ def run(
         os.environ[script_clock.TIMING_VARIABLE] = "1"
     if trace is not None:
         os.environ[script_clock.TRACE_VARIABLE] = str(Path(trace).absolute())
+    require_writable(os.environ.get(script_clock.TRACE_VARIABLE, ""))
+    if line.python and (os.sep in line.python or (not os.environ.get(PYTHON_VARIABLE) and shutil.which(line.python))):
+        os.environ[PYTHON_VARIABLE] = line.python
     job_id = os.environ.get("SLURM_JOB_ID")
     if job_id and not no_attach and not os.environ.get(DRY_RUN_VARIABLE):
-        code = _run_in_group(job_id, script, module, arguments)
+        code = _run_in_group(job_id, line)
         if code is not None:
             return code
-    return _run_alone(script_python(os.environ), script, module, arguments)
+    return _run_alone(script_python(os.environ), line)
 
 
 def _leave_hooks_out(given: bool) -> None:
@@ -137,12 +145,13 @@ def _split_batches(given: str | None) -> None:
         os.environ[ACCUMULATE_VARIABLE] = given
 
 
-def _run_alone(python: ScriptPython, script: str, module: bool, arguments: tuple[str, ...]) -> int:
+def _run_alone(python: ScriptPython, line: PythonLine) -> int:
     hooks, several_ranks = solo.wants_hooks(os.environ), task_of(os.environ)[1] > 1
     if hooks and python.why_too_old:
         raise UsageError(python.why_too_old)
     runner = ["-m", "muri.launcher.run.solo"] if hooks or (several_ranks and not python.why_too_old) else []
-    command = [python.executable, *runner, *(["-m"] if module else []), script, *arguments]
+    module = ["-m"] if line.module else []
+    command = [python.executable, *line.options, *runner, *module, line.target, *line.arguments]
     request = DryRunRequest.from_environment(os.environ)
     os.environ.update(missing_variables(os.environ))
     if not python.is_own:
@@ -157,7 +166,7 @@ def _run_alone(python: ScriptPython, script: str, module: bool, arguments: tuple
     return supervise(command, request, python)
 
 
-def _run_in_group(job_id: str, script: str, module: bool, arguments: tuple[str, ...]) -> int | None:
+def _run_in_group(job_id: str, line: PythonLine) -> int | None:
     """The exit code of the script in the group's runtime, None when the job should run alone."""
     membership: Membership | None = None
     try:
@@ -171,20 +180,20 @@ def _run_in_group(job_id: str, script: str, module: bool, arguments: tuple[str, 
             connection = wait_for_runtime(os.environ, job_id, membership)
         if connection is None:
             return None
-        return _attach(connection, job_id, script, module, arguments)
+        return _attach(connection, job_id, line)
     except RuntimeLostError as error:
         give_up(job_id, error, membership or load_membership())
     except OutOfMemoryBesideOthersError as error:
         return try_with_more_memory(job_id, error, membership or load_membership())
 
 
-def _attach(connection: socket.socket, job_id: str, script: str, module: bool, arguments: tuple[str, ...]) -> int:
+def _attach(connection: socket.socket, job_id: str, line: PythonLine) -> int:
     """As `attach`; under a Python in which Muri cannot run, the job goes back and runs alone."""
     python = script_python(os.environ)
     if python.why_too_old:
         connection.close()
         raise RuntimeLostError(python.why_too_old)
-    return attach(connection, build_request(job_id, script, module, arguments, python))
+    return attach(connection, build_request(job_id, line, python))
 
 
 def _trusted_runtime(job_id: str) -> socket.socket | None:

@@ -1,4 +1,4 @@
-"""Runs a script alone: `python -m muri.launcher.run.solo [-m] SCRIPT args…`.
+"""Runs a script alone: `python -m muri.launcher.run.solo [-m] SCRIPT args…`; SCRIPT may be `-c CODE` or `-`.
 
 `muri run` starts this instead of plain Python when automatic stages measure something, and for one task of several,
 because gloo might spoil its exit code. The runtime starts it for a member with a process of its own.
@@ -51,7 +51,7 @@ def main(arguments: list[str]) -> None:
     sys.argv[:] = ["-m" if module else target, *rest]
     install_in_launchers()  # before a module's package is imported, which may be one of them
     try:
-        loaded = script.load(target, module)
+        loaded = _load(target, module, rest)
     except script.ScriptError as error:
         print(f"{sys.executable}: {error}", file=sys.stderr)
         raise SystemExit(error.exit_code) from None
@@ -69,6 +69,15 @@ def main(arguments: list[str]) -> None:
     if os.environ.get(DRY_RUN_VARIABLE) or is_gated(os.environ):
         danger_watch.begin(sys.path[0])
     _execute(loaded, mark)
+
+
+def _load(target: str, module: bool, rest: list[str]) -> script.LoadedScript:
+    if module or target not in script.NAMELESS:
+        return script.load(target, module)
+    if target == "-":
+        return script.load_text(sys.stdin.buffer.read(), target)
+    del sys.argv[1]
+    return script.load_text(rest[0], target)
 
 
 def _execute(loaded: script.LoadedScript, mark: str) -> None:

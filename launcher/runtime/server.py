@@ -17,6 +17,7 @@ from muri.launcher import automatic
 from muri.launcher.arbitration.arbiter import Arbiter
 from muri.launcher.checkpoints.stopping import run_of
 from muri.launcher.job.environment import hooks_wanted
+from muri.launcher.job.script import NAMELESS
 from muri.launcher.job.session import MemberSession
 from muri.launcher.runtime.admission import AdmissionControl, MemoryAdmission
 from muri.launcher.runtime.member_table import MemberTable
@@ -107,7 +108,9 @@ class SessionFactory:
 
     def _as_thread(self, request: AttachRequest) -> bool:
         """Whether a script runs as a thread: it is planned so, its user agrees, and its Python is this one."""
-        if request.job_id not in self._threads or request.environment.get(ISOLATION_VARIABLE) == "process":
+        wants_own = request.environment.get(ISOLATION_VARIABLE) == "process"
+        # Python's options are of a whole interpreter; code without a file has nothing that a thread's modules go by.
+        if request.job_id not in self._threads or wants_own or request.options or request.target in NAMELESS:
             return False
         return (request.prefix, request.python) == (sys.prefix, sys.version)
 

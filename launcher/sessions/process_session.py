@@ -266,7 +266,7 @@ def script_command(request: AttachRequest) -> list[str]:
     hooks = stages_wanted(request.environment) or task_of(request.environment)[1] > 1
     runner = ["-m", "muri.launcher.run.solo"] if hooks else []
     module = ["-m"] if request.module else []
-    return [request.executable, *runner, *module, request.target, *request.arguments]
+    return [request.executable, *request.options, *runner, *module, request.target, *request.arguments]
 
 
 def _environment(request: AttachRequest, mark: Path) -> dict[str, str]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from muri.errors import UsageError
+from muri.files import whole_file
 from muri.foreign import json_of
 from muri.installed import what_brings
 from muri.profiler.records import RESOURCES, STAGES
@@ -171,9 +172,11 @@ def draw(slices: Sequence[Slice], begin_s: float, span_s: float, output: Path, c
     lower.set_xlabel("seconds")
     upper.set_title(captions.title)
     try:
-        figure.savefig(output, dpi=110)
+        with whole_file(output) as draft:
+            figure.savefig(draft, dpi=110)
     except (OSError, ValueError) as error:
-        raise UsageError(f"cannot write the picture {output}: {error}") from error
+        reason = (isinstance(error, OSError) and error.strerror) or error
+        raise UsageError(f"cannot write the picture {output}: {reason}") from error
 
 
 def _draw_members(axes: "Axes", shown: Sequence[Slice], names: Mapping[str, str], begin_s: float) -> None:
@@ -232,9 +235,10 @@ def read_slices(path: Path) -> list[Slice]:
         raise TraceFileError(f"cannot read the trace {path}: {error}") from error
     try:
         slices = list(_from_lines(text) if path.suffix == ".jsonl" else _from_events(load_events(text)))
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        reason = f"an event lacks {error}" if isinstance(error, KeyError) else error
         raise TraceFileError(
-            f"{path} is no trace of stages: {error}. Write one with: muri run --trace {path.name}"
+            f"{path} is no trace of stages: {reason}. Write one with: muri run --trace {path.name}"
         ) from error
     if not slices:
         raise TraceFileError(f"the trace {path} holds no stage; does the script mark any?")
@@ -250,12 +254,14 @@ def load_events(text: str) -> list[dict[str, Any]]:
     try:
         events = json_of(text)
     except ValueError:
-        whole, _, _ = text.rstrip().removesuffix(",").rpartition("}")
+        whole, found, _ = text.rstrip().removesuffix(",").rpartition("}")
+        if not found:
+            raise  # there is no event that a killed runtime could have left whole
         events = json_of(whole + "}\n]")
     if isinstance(events, dict):  # the format's other form, as other tools save it
-        events = events["traceEvents"]
-    if not isinstance(events, list):
-        raise ValueError("it is no list of events")  # noqa: TRY004 (the content is wrong, not an argument's type)
+        events = events.get("traceEvents")
+    if not isinstance(events, list) or not all(isinstance(event, dict) for event in events):
+        raise ValueError("it is no list of events")
     return events
 
 
@@ -277,6 +283,8 @@ def _from_events(events: Iterable[Mapping[str, Any]]) -> Iterable[Slice]:
 def _from_lines(text: str) -> Iterable[Slice]:
     for line in text.splitlines():
         event = json_of(line)
+        if not isinstance(event, dict):
+            raise ValueError("a line is no event")  # noqa: TRY004 (the content is wrong, not an argument's type)
         if event["wait_s"] > 0:
             yield Slice(event["member"], "wait", event["start_s"] - event["wait_s"], event["start_s"])
         yield Slice(event["member"], event["stage"], event["start_s"], event["end_s"])

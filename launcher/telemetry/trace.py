@@ -7,6 +7,7 @@ https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -67,6 +68,24 @@ class IterationMark(NamedTuple):
     member: str
     end_s: float
     iteration: int
+
+
+def require_writable(trace: str) -> None:
+    """Refuse a trace that cannot be written, before a script has begun for it; "" stands for none.
+
+    Raises:
+        UsageError: It cannot.
+    """
+    path = Path(trace)
+    reason = ""
+    if path.is_dir():
+        reason = "it is a directory; name a file"
+    elif not path.parent.is_dir():
+        reason = f"there is no directory {path.parent}"
+    elif not os.access(path if path.exists() else path.parent, os.W_OK):
+        reason = "no permission"
+    if trace and reason:
+        raise UsageError(f"cannot write the trace {path}: {reason}")
 
 
 class Trace(ABC):
@@ -152,14 +171,20 @@ class Trace(ABC):
             return
         if parts:
             self._write("".join(parts))
-        if self._written_bytes > self._largest_bytes:
+        if self._written_bytes > self._largest_bytes and not self._file.closed:
             self._write(self._ending())
             self._file.close()
             logger.warning("the trace %s ends here: it has reached %d MiB", self.path, self._written_bytes >> 20)
 
     def _write(self, text: str) -> None:
-        self._file.write(text)
-        self._file.flush()
+        """Write now. A full disk ends the trace alone: what is traced goes on."""
+        try:
+            self._file.write(text)
+            self._file.flush()
+        except OSError as error:
+            with contextlib.suppress(OSError):  # it tries to write the rest, too
+                self._file.close()
+            logger.warning("the trace %s ends here: %s", self.path, error.strerror)
         self._written_bytes += len(text)
 
 

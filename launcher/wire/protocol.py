@@ -49,7 +49,7 @@ class AttachRequest:
 
     Attributes:
         job_id: The member's Slurm job id.
-        target: Path of the script, or name of the module.
+        target: Path of the script, name of the module, or "-c" (the code is the first argument), "-" (standard input).
         module: Whether `target` is a module.
         arguments: What follows the script.
         cwd: Working directory.
@@ -62,6 +62,7 @@ class AttachRequest:
         nice: Its niceness; None from an older member.
         blocked: The signals that it was started with as blocked; none from an older member.
         ignored: Those that it was started with as ignored.
+        options: Python's own options before the script; none from an older member.
     """
 
     job_id: str
@@ -78,6 +79,7 @@ class AttachRequest:
     nice: int | None = None
     blocked: tuple[int, ...] = ()
     ignored: tuple[int, ...] = ()
+    options: tuple[str, ...] = ()
 
     def to_frame(self) -> Frame:
         """The frame that carries the request."""
@@ -95,7 +97,8 @@ class AttachRequest:
         limits = _limits_of(frame)
         try:
             signals = {name: tuple(map(int, frame.get(name, ()))) for name in ("blocked", "ignored")}
-            return cls(**values | signals | {"arguments": tuple(frame["arguments"]), "limits": limits})
+            words = {name: tuple(frame.get(name, ())) for name in ("arguments", "options")}
+            return cls(**values | signals | words | {"limits": limits})
         except (KeyError, TypeError, ValueError) as error:
             raise ProtocolError(f"the attach request lacks fields: {error}") from error
 

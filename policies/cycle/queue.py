@@ -7,6 +7,7 @@ from itertools import islice
 from typing import Final, NamedTuple
 
 from muri.policies.cycle.free_gpus import FreeGpus
+from muri.policies.cycle.validation import RequestError
 from muri.policies.options import PolicyOptions
 from muri.policies.priority import PriorityKey
 from muri.policies.speed.model import Shape, shape_of
@@ -117,8 +118,15 @@ def is_movable(unit: Running, request: PlanRequest, options: PolicyOptions) -> b
 
 
 def full_key(key: PriorityKey, job: PlanJob) -> tuple[float, ...]:
-    """A job's key and what breaks ties: the earlier submission, then the lower id."""
-    return (*key(job), job.submit_s, job.job_id)
+    """A job's key and what breaks ties: the earlier submission, then the lower id.
+
+    Raises:
+        RequestError: The key has a NaN, which is neither before nor after anything: the order would be left to chance.
+    """
+    own = key(job)
+    if [part for part in own if part != part]:  # noqa: PLR0124 (so is NaN told apart, whatever a key is made of)
+        raise RequestError(f"the policy's key of job {job.job_id} is not a number (NaN): {own}", job.job_id)
+    return (*own, job.submit_s, job.job_id)
 
 
 def worth_of(job: PlanJob) -> float:

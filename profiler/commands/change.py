@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from muri.files import whole_file
 from muri.profiler.commands.options import (
     author,
     echo_json,
@@ -169,7 +170,8 @@ def export_command(output: Path | None, store_path: Path | None) -> None:
         click.echo(to_json(profiles), nl=False)
         return
     try:
-        output.write_text(to_json(profiles), encoding="utf-8")
+        with whole_file(output) as draft:
+            draft.write_text(to_json(profiles), encoding="utf-8")
     except OSError as error:
         raise ExchangeError(f"cannot write {output}: {error.strerror}") from error
     click.echo(f"exported {len(profiles)} to {output}", err=True)

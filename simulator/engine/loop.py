@@ -2,9 +2,11 @@
 
 import math
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final, Literal, NamedTuple
 
+from muri.errors import MuriError
 from muri.policies.speed.pairs import InterferenceTable
 from muri.policies.types import NodeShare, Plan, PlanRequest, Policy, Sharer
 from muri.profiler.records import ProfileKey
@@ -20,6 +22,10 @@ _IDLE_PLANS: Final = 10_000
 """Plans in a row without any progress, after which the policy is taken to stop all jobs forever."""
 
 _ROUNDING_S: Final = 1e-3
+
+_MOST_FRAMES: Final = 3
+_MOST_TEXT: Final = 500
+"""What is told of an error that a policy raised."""
 
 _REPORTS: Final = 200
 """Most reports of progress."""
@@ -229,9 +235,24 @@ class Engine:
 
     def _decide(self, request: PlanRequest) -> Plan:
         begin_s = time.perf_counter()
-        plan = self._policy.plan(request)
+        try:
+            plan = self._policy.plan(request)
+        except MuriError:
+            raise
+        except Exception as error:  # a site's own policy may raise anything
+            raise SimulationError(_failure(self._policy.name, error)) from error
+        if not isinstance(plan, Plan):
+            raise SimulationError(f"policy {self._policy.name} returned {type(plan).__name__}, which is no Plan")
         self.decision_s.append(time.perf_counter() - begin_s)
         return plan
+
+
+def _failure(policy: str, error: Exception) -> str:
+    """What a policy's author needs: the error, and its innermost places."""
+    frames = traceback.extract_tb(error.__traceback__)[:0:-1][:_MOST_FRAMES]
+    places = (f"\n  {frame.filename}:{frame.lineno}, in {frame.name}: {frame.line}" for frame in frames)
+    text = "".join(traceback.format_exception_only(error)).strip()
+    return f"policy {policy} failed: {text[:_MOST_TEXT]}{''.join(places)}"
 
 
 def carry_out(plan: Plan, world: World, *, stops_jobs: bool) -> None:

@@ -7,6 +7,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, Final
 
+from muri.files import whole_file
 from muri.profiler.records import RESOURCES
 from muri.simulator.experiments.experiment import (
     Experiment,
@@ -194,8 +195,9 @@ def write_experiment(findings: Findings, summaries: Sequence[TraceSummary], fold
     """
     with written_to(folder):
         write_files(summaries, folder)
-        (folder / "experiment.md").write_text(markdown_page(findings), encoding="utf-8")
-        (folder / "experiment.html").write_text(html_page(findings), encoding="utf-8")
+        for name, page in (("experiment.md", markdown_page), ("experiment.html", html_page)):
+            with whole_file(folder / name) as draft:
+                draft.write_text(page(findings), encoding="utf-8")
         if findings.experiment.curves:
             from muri.simulator.report.images import write_curves
 

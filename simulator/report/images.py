@@ -8,6 +8,7 @@ from matplotlib.collections import PatchCollection
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
+from muri.files import whole_file
 from muri.profiler.records import RESOURCES
 from muri.simulator.model import SimulationResult
 from muri.simulator.report import series
@@ -45,7 +46,8 @@ def _results(policies: Sequence[PolicySummary]) -> list[tuple[str, str, Simulati
 
 
 def _save(figure: Figure, path: Path) -> None:
-    figure.savefig(path, dpi=150, metadata={"Software": None})
+    with whole_file(path) as draft:
+        figure.savefig(draft, dpi=150, metadata={"Software": None})
 
 
 def _axes(figure: Figure, x_title: str, y_title: str) -> Axes:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from muri.errors import MuriError
+from muri.files import whole_file
 from muri.installed import what_brings
 from muri.simulator.model import JobRecord
 from muri.simulator.sweep.summary import TraceSummary, document_of
@@ -44,21 +45,23 @@ def write_report(summaries: Sequence[TraceSummary], folder: Path) -> Path:
             target.mkdir(exist_ok=True)
             write_images(summary, target)
         path = folder / "report.html"
-        path.write_text(report_page(summaries), encoding="utf-8")
+        with whole_file(path) as draft:
+            draft.write_text(report_page(summaries), encoding="utf-8")
     return path
 
 
 def write_files(summaries: Sequence[TraceSummary], folder: Path) -> tuple[Path, ...]:
     """Write all figures, one row for each run and one row for each job of each run."""
     paths = (folder / "results.json", folder / "metrics.csv", folder / "jobs.csv")
-    paths[0].write_text(json.dumps(document_of(summaries), indent=1) + "\n", encoding="utf-8")
+    with whole_file(paths[0]) as draft:
+        draft.write_text(json.dumps(document_of(summaries), indent=1) + "\n", encoding="utf-8")
     rows = list(_metric_rows(summaries))
     columns = list(dict.fromkeys(column for row in rows for column in row))
-    with paths[1].open("w", newline="", encoding="utf-8") as stream:
+    with whole_file(paths[1]) as draft, draft.open("w", newline="", encoding="utf-8") as stream:
         writer = csv.DictWriter(stream, columns)
         writer.writeheader()
         writer.writerows(rows)
-    with paths[2].open("w", newline="", encoding="utf-8") as stream:
+    with whole_file(paths[2]) as draft, draft.open("w", newline="", encoding="utf-8") as stream:
         lines = csv.writer(stream)
         lines.writerow(_JOB_COLUMNS)
         lines.writerows(_job_rows(summaries))

@@ -1,10 +1,10 @@
 """Reading a trace of any known format."""
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from difflib import get_close_matches
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
+from muri.nearest import nearest
 from muri.profiler.records import StageProfile
 from muri.simulator.model import Trace, TraceJob
 from muri.simulator.traces.formats import Assignment, Format, Reading, assignment_of, to_trace_jobs
@@ -104,8 +104,8 @@ def find_format(name: str) -> Format:
         TraceError: There is none of that name.
     """
     if name not in FORMATS:
-        nearest = get_close_matches(name, FORMATS, n=1)
-        hint = f" (is it {nearest[0]}?)" if nearest else ""
+        near = nearest(name, FORMATS)
+        hint = f" (is it {near[0]}?)" if near else ""
         raise TraceError(f"unknown trace format {name!r}{hint}; choose one of {one_of(FORMATS)}")
     return FORMATS[name]
 

@@ -6,12 +6,12 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from io import TextIOWrapper
 from itertools import chain
 from pathlib import Path
 from typing import TextIO
 
+from muri.nearest import nearest
 from muri.simulator.model import SimulationError
 
 MAX_SHOWN = 5
@@ -338,5 +338,5 @@ def read_header(name: str, header: Sequence[str], required: Iterable[str]) -> di
 
 
 def _with_nearest(column: str, columns: Sequence[str]) -> str:
-    nearest = get_close_matches(column, columns, n=1, cutoff=0.6)
-    return f"{column} (is it {nearest[0]}?)" if nearest else column
+    near = nearest(column, columns)
+    return f"{column} (is it {near[0]}?)" if near else column

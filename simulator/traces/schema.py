@@ -5,6 +5,7 @@ import math
 from pathlib import Path
 from typing import IO
 
+from muri.files import whole_file
 from muri.policies.traits import BatchModel
 from muri.profiler.records import ProfileKey, StageProfile
 from muri.simulator.model import Trace, TraceJob
@@ -93,7 +94,7 @@ def write_trace(trace: Trace, path: Path) -> None:
         TraceError: The file cannot be written.
     """
     try:
-        with path.open("w", encoding="utf-8", newline="") as stream:
+        with whole_file(path) as draft, draft.open("w", encoding="utf-8", newline="") as stream:
             write_rows(trace, stream)
     except OSError as error:
         raise TraceError(f"cannot write {path}: {error.strerror}") from error

@@ -35,13 +35,23 @@ def test_without_muri_a_script_is_run_by_python(tmp_path):
     done = shim("run", "--timing", "--isolation", "process", "--trace=x", str(script), "--lr", "0.1", "two words", "")
     assert (done.stdout, done.returncode) == ("['--lr', '0.1', 'two words', '']\n", 7)
     assert "Zen" in shim("run", "-m", "this").stdout
+    for words in (["-OuW", "ignore me"], ["python", "-O"], [sys.executable, "-O"]):
+        assert shim("run", *words, "-c", "print(__debug__)", MURI_PYTHON=sys.executable).stdout == "False\n", words
+
+
+def test_without_muri_a_program_of_path_is_run(tmp_path):
+    program = tmp_path / "torchrun"
+    program.write_text(f"#!{sys.executable}\nimport sys; print(sys.argv)")
+    program.chmod(0o755)
+    done = shim("run", "torchrun", "--nproc", "2", PATH=f"{tmp_path}:{os.environ['PATH']}")
+    assert done.stdout == f"['{program}', '--nproc', '2']\n"
 
 
 def test_every_option_of_muri_run_is_known_to_the_shim(tmp_path):
     script = tmp_path / "x.py"
     script.write_text("print('ran')")
     for option in run.params:
-        if not isinstance(option, click.Option) or option.name == "module":
+        if not isinstance(option, click.Option):
             continue
         for name in option.opts:
             words = [name] if option.is_flag else [name, "process"]

@@ -14,6 +14,7 @@ import pytest
 from launcher_harness import Launcher, ends
 
 from muri.launcher.run import client
+from muri.launcher.run.python_line import PythonLine
 from muri.launcher.runtime.server import Server
 from muri.launcher.wire import protocol
 from muri.launcher.wire.protocol import AttachRequest, ProtocolError
@@ -147,7 +148,8 @@ def test_job_with_gpus_of_its_own_runs_alone_where_others_can_enter_the_run_dir(
 
 
 def a_request() -> AttachRequest:
-    return client.build_request("101", "train.py", False, ["--name", "caf\udce9"], own_python())
+    line = PythonLine((), ("-u", "-W", "error"), False, "train.py", ("--name", "caf\udce9"))
+    return client.build_request("101", line, own_python())
 
 
 def test_request_and_files_survive_the_journey(tmp_path: Path) -> None:

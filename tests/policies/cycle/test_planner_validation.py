@@ -21,6 +21,15 @@ def runs(job, *shares):
     return Running((job,), shares or (NodeShare("n1", job.gpu_count),))
 
 
+def test_a_key_that_is_no_number_is_refused_rather_than_sorted_anyhow():
+    def key(job):
+        return (float("nan") if job.job_id == 2 else 0.0,)
+
+    with pytest.raises(RequestError, match=r"the policy's key of job 2 is not a number \(NaN\)") as caught:
+        plan_queue(make_request([make_job(n) for n in (1, 2, 3)], [make_node("n1", 1)]), "test", key, PolicyOptions())
+    assert caught.value.job_id == 2
+
+
 @pytest.mark.parametrize(
     ("running", "message"),
     [

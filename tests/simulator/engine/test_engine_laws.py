@@ -228,6 +228,10 @@ class _Greedy(GroupingPolicy):
             return replace(plan, solo=tuple(replace(solo, job_id=99) for solo in plan.solo))
         if self._breaks == "over-commits":
             return replace(plan, solo=tuple(replace(solo, gpus=plan.solo[0].gpus) for solo in plan.solo))
+        if self._breaks == "raises":
+            raise KeyError("speed" * 1000)
+        if self._breaks == "nothing":
+            return None  # type: ignore[return-value]
         if self._breaks == "to-slurm":
             return replace(plan, solo=tuple(replace(solo, gpus=()) for solo in plan.solo))
         return Plan("greedy")
@@ -247,6 +251,20 @@ def test_a_policy_that_plans_nonsense_is_told_so(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(run_module, "get_policy", lambda *_: _Greedy(breaks))
     with pytest.raises(SimulationError, match=message):
         run([job(1, 0.0, 50.0), job(2, 0.0, 50.0)], "greedy", Cluster(2, 1))
+
+
+@pytest.mark.parametrize("breaks", ["raises", "nothing"])
+def test_a_policy_that_fails_is_told_where_in_a_few_lines(monkeypatch: pytest.MonkeyPatch, breaks: str) -> None:
+    monkeypatch.setattr(run_module, "get_policy", lambda *_: _Greedy(breaks))
+    with pytest.raises(SimulationError) as caught:
+        run([job(1, 0.0, 50.0)], "greedy", Cluster(2, 1))
+    text = str(caught.value)
+    if breaks == "nothing":
+        assert text == "policy greedy returned NoneType, which is no Plan"
+        return
+    assert text.startswith("policy greedy failed: KeyError: 'speedspeed")
+    assert text.endswith("""in plan: raise KeyError("speed" * 1000)""")
+    assert (len(text) < 1000, text.count("\n")) == (True, 1)
 
 
 def test_a_trace_of_thousands_of_events_is_thinned_without_changing_its_means(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,36 @@
+"""The one measure behind every "did you mean": which valid name a mistyped one is near to.
+
+A wrong hint is worse than none, so names are near only if well over half of their letters agree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import SequenceMatcher
+from typing import Final
+
+_LEAST: Final = 0.6
+
+
+def nearest(name: str, valid: Iterable[str], most: int = 1) -> list[str]:
+    """Return valid names that a name may be a slip of, the nearest first; often none.
+
+    Letter case does not count, nor does the order of words: `num_gpus` is near to `gpu_num`.
+
+    Args:
+        name: What was given.
+        valid: What could be meant.
+        most: How many to return at most.
+    """
+    rated = sorted(((_likeness(name, each), each) for each in valid), key=lambda pair: -pair[0])
+    return [each for likeness, each in rated[:most] if likeness >= _LEAST]
+
+
+def _likeness(one: str, other: str) -> float:
+    """Share of letters that agree in order, 1 for all."""
+    plain = SequenceMatcher(None, one.lower(), other.lower()).ratio()
+    return max(plain, SequenceMatcher(None, _sorted_words(one), _sorted_words(other)).ratio())
+
+
+def _sorted_words(name: str) -> str:
+    return "_".join(sorted(name.lower().replace("-", "_").replace(" ", "_").split("_")))
