@@ -17,6 +17,7 @@ from muri.profiler.records import STAGES
 
 if TYPE_CHECKING:
     from muri.slurm_plugin.gateway.accounting import Accounting
+    from muri.slurm_plugin.records.job_report import SharingReport
     from muri.slurm_plugin.records.usage import JobUse, Payer, Run, Sums
 
 _HOUR_S: Final = 3600.0
@@ -57,7 +58,8 @@ def report(name: str | None, **options: Any) -> None:
 
     Reads Slurm's accounts (sacct), on any host. BILLED is the GPU time of the records: a member's own holds no GPU,
     its group's pilot job does. HAD splits the pilot jobs' GPU time among their members. ALONE is what the members
-    would have needed alone, SAVED the difference to what they had.
+    would have needed alone, SAVED the difference to what they had. Both are sums over those whose iterations were
+    counted and whose model was measured; the table says how many it leaves out. ~ marks an estimate.
 
     \b
     Examples:
@@ -172,8 +174,10 @@ def described(use: "JobUse") -> list[str]:
     lines = [f"Job {run.job_id}{named} of {run.user}: {run.state}; account {run.account}, QOS {run.qos}."]
     lines += [_who_shared(use), "", _row("Waited", run.start_s - run.submit_s, "from its submission to its start")]
     lines.append(_row("Ran", run.elapsed_s))
-    if shared is not None and shared.basis:
-        lines.append(_row("Alone, predicted", shared.alone_s, _basis(use)))
+    if shared is not None and shared.basis == "plan":
+        lines.append(_row("Alone, estimated", shared.alone_s, "the time that it ran × its planned speed", "~"))
+    elif shared is not None and shared.is_counted:
+        lines.append(_row("Alone, predicted", shared.alone_s, _basis(shared)))
         ratio = f"{run.elapsed_s / shared.alone_s:.2f} times as long as predicted alone" if shared.alone_s else ""
         lines.append(_row("Longer", run.elapsed_s - shared.alone_s, ratio))
     part = use.gpu_s / (use.group_gpu_count * run.elapsed_s) if use.group_gpu_count and run.elapsed_s else 0.0
@@ -185,12 +189,13 @@ def described(use: "JobUse") -> list[str]:
         against = "GPU time, against running alone"
         lines.append(_row("Saved", saved_s, against) if saved_s >= 0 else _row("Cost", -saved_s, f"more {against}"))
     elif use.grouped:
-        lines += ["", "Its time alone is not known, so neither is what sharing saved or cost."]
+        alone = "an estimate" if shared is not None and shared.basis else "not known"
+        lines += ["", f"Its time alone is {alone}, so what sharing saved or cost is not known."]
     return lines + _stage_lines(use)
 
 
-def _row(name: str, seconds: float, what: str = "") -> str:
-    return f"{name:<18}{_clock_text(seconds):>10}   {what}".rstrip()
+def _row(name: str, seconds: float, what: str = "", mark: str = "") -> str:
+    return f"{name:<18}{mark + _clock_text(seconds):>10}   {what}".rstrip()
 
 
 def _clock_text(seconds: float) -> str:
@@ -209,10 +214,7 @@ def _who_shared(use: "JobUse") -> str:
     return f"It shared {gpus}{beside} (pilot job {run.pilot})."
 
 
-def _basis(use: "JobUse") -> str:
-    shared = use.shared
-    if shared is None or shared.basis == "plan" or not shared.iterations:
-        return "the time that it ran × its planned speed"
+def _basis(shared: "SharingReport") -> str:
     return f"{shared.iterations:,} iterations × {shared.alone_s / shared.iterations * 1e3:.1f} ms of its profile"
 
 
@@ -250,17 +252,19 @@ def _print_period(runs: Iterable["Run"], period: tuple[float, float], chosen: _C
     if chosen.each_job:
         uses = [use for use in uses_of(runs) if ended_within(use, period)]
         records = [as_record(use) for use in uses]
-        table = job_table(uses)
+        table, note = job_table(uses), ""
     else:
         sums = table_of(runs, period)
         records = [_sums_record(payer, each) for payer, each in sums.items()]
-        table = sums_table(sums)
+        table, note = sums_table(sums), _left_out(_total(sums.values()))
     if chosen.as_json:
         click.echo(json.dumps(records, indent=1))
     elif chosen.as_csv:
         click.echo(_csv(records), nl=False)
     else:
         _print_table(table, period)
+        if note:
+            click.echo(note)
 
 
 def _sums_record(payer: "Payer", sums: "Sums") -> dict[str, Any]:
@@ -304,6 +308,13 @@ def _sums_cells(sums: "Sums") -> tuple[str, ...]:
     return str(sums.jobs), str(sums.grouped), *cells[:2], *(cells[2:] if known else ("-", "-"))
 
 
+def _left_out(total: "Sums") -> str:
+    """Say how many jobs the sums of times alone leave out; "" where it is none."""
+    if not total.left_out:
+        return ""
+    return f"ALONE and SAVED leave out {total.left_out} of {total.grouped} grouped jobs: no time alone was counted"
+
+
 def _total(sums: Iterable["Sums"]) -> "Sums":
     from muri.slurm_plugin.records.usage import Sums
 
@@ -322,7 +333,9 @@ def job_table(uses: Iterable["JobUse"]) -> Table:
 
 def _job_cells(use: "JobUse") -> tuple[str, ...]:
     run, shared, saved_s = use.run, use.shared, use.saved_gpu_s
-    alone = _clock_text(shared.alone_s) if shared is not None and shared.basis else "-"
+    alone = "-"
+    if shared is not None and shared.basis:
+        alone = ("" if shared.is_counted else "~") + _clock_text(shared.alone_s)
     partners = "-" if shared is None else ",".join(map(str, shared.partners)) or "-"
     return (
         str(run.job_id), run.user, run.state, _clock_text(run.elapsed_s), alone, _clock_text(use.gpu_s),

@@ -9,7 +9,9 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Final
 
+from muri.slurm_plugin.planning.cycle_input import CycleInput
 from muri.slurm_plugin.planning.joins import groups_by_pilot
+from muri.slurm_plugin.planning.starts import with_request
 from muri.slurm_plugin.records.cluster import Job, JobState
 from muri.slurm_plugin.records.comment_reports import MemberReport, member_report
 from muri.slurm_plugin.records.job_report import SharingReport, alone_s, split_gpu_time
@@ -40,7 +42,7 @@ class MemberRun:
 
     Attributes:
         job_id: The member.
-        solo_iteration_s: Iteration time alone, from its profile; 0 when not known.
+        solo_iteration_s: Iteration time alone, from a measured profile; 0 while there is none.
         speed: Planned speed, 1 = as fast as alone; 0 when not known.
         start_s: When it started, seconds since the epoch; 0 before.
         end_s: When it ended or left; 0 before.
@@ -155,7 +157,8 @@ def _group(run: GroupRun, view: View, start: Intent | None) -> GroupRun:
 
 
 def _planned(job_id: int, planned: Mapping[str, Any]) -> MemberRun:
-    return MemberRun(job_id, float(planned.get("solo_iteration_s") or 0.0), float(planned.get("speed") or 0.0))
+    known = 0.0 if planned.get("estimated") else planned.get("solo_iteration_s")
+    return MemberRun(job_id, float(known or 0.0), float(planned.get("speed") or 0.0))
 
 
 def _seen(run: GroupRun, pilot: ManagedJob) -> GroupRun:
@@ -194,6 +197,26 @@ def _ended(member: MemberRun, job: Job) -> MemberRun:
     if not job.start_s or job.end_s <= job.start_s:
         return replace(member, standing=Standing.CLOSED)  # cancelled before it ran
     return replace(member, start_s=job.start_s, end_s=job.end_s, admin_comment=job.admin_comment)
+
+
+def with_profiles(ledger: Ledger, cycle: CycleInput) -> dict[int, GroupRun]:
+    """Add the iteration times of models that were measured after their members' starts, such as by these members."""
+    return {
+        pilot: replace(run, members=tuple(_profiled(member, run, cycle) for member in run.members))
+        for pilot, run in ledger.items()
+    }
+
+
+def _profiled(member: MemberRun, run: GroupRun, cycle: CycleInput) -> MemberRun:
+    job = cycle.view.jobs.get(member.job_id)
+    if member.solo_iteration_s or member.standing is not Standing.OPEN or job is None or job.membership is None:
+        return member
+    # An ended pilot job may hold no GPU any more.
+    key = cycle.key_of(with_request(job, job.membership.original, run.gpu_count))
+    profile = cycle.knowledge.profile_of(key)
+    if profile is None or profile.is_estimate:
+        return member
+    return replace(member, solo_iteration_s=profile.iteration_s)
 
 
 def forgotten(ledger: Ledger, view: View) -> set[int]:

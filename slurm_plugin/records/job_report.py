@@ -23,8 +23,8 @@ _MOST_PARTNERS: Final = 8
 _MOST_GPU_S: Final = 1e12
 
 Basis = Literal["iterations", "plan", ""]
-"""Where the time alone comes from: iterations done × the profile's iteration time, run time × the planned speed, or
-nothing is known."""
+"""Where the time alone comes from: iterations done × the measured profile's iteration time, or an estimate, run time ×
+the planned speed, or nothing is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +59,9 @@ class SharingReport:
         return self.gpu_count * self.alone_s
 
     @property
-    def saved_gpu_s(self) -> float | None:
-        """GPU-seconds that sharing saved, negative where it cost some; None when the time alone is not known."""
-        return self.alone_gpu_s - self.gpu_s if self.basis else None
+    def is_counted(self) -> bool:
+        """Whether its time alone was counted: an estimate enters no sum."""
+        return self.basis == "iterations" and bool(self.iterations)
 
 
 def with_report(admin_comment: str, report: SharingReport) -> str:
@@ -139,7 +139,7 @@ def alone_s(ran_s: float, speed: float, solo_iteration_s: float, measured: Membe
     Args:
         ran_s: How long it ran.
         speed: Planned speed, 1 = as fast as alone; 0 when not known.
-        solo_iteration_s: Iteration time alone, from its profile; 0 when not known.
+        solo_iteration_s: Iteration time alone, from its profile; 0 when that was not measured.
         measured: What the runtime last reported of it.
     """
     if measured is not None and measured.iterations and solo_iteration_s:

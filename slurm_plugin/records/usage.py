@@ -108,8 +108,8 @@ class JobUse:
 
     @property
     def saved_gpu_s(self) -> float | None:
-        """GPU-seconds that sharing saved, negative where it cost some; None when the time alone is not known."""
-        if self.shared is None or not self.shared.basis:
+        """GPU-seconds that sharing saved, negative where it cost some; None where no time alone was counted."""
+        if self.shared is None or not self.shared.is_counted:
             return None
         return self.shared.alone_gpu_s - self.gpu_s
 
@@ -177,12 +177,14 @@ class Sums:
         grouped: Of these, jobs that ran in a group.
         billed_gpu_s: GPU-seconds of their records, pilot jobs and dry runs included.
         credited_gpu_s: GPU-seconds that the jobs had: their own, or their shares of pilot jobs.
-        alone_gpu_s: Predicted GPU-seconds alone of the grouped jobs for which they are known.
+        left_out: Of the grouped jobs, those whose time alone is an estimate or not known; the next two leave them out.
+        alone_gpu_s: Predicted GPU-seconds alone of the other grouped jobs.
         saved_gpu_s: What sharing saved these, negative where it cost.
     """
 
     jobs: int = 0
     grouped: int = 0
+    left_out: int = 0
     billed_gpu_s: float = 0.0
     credited_gpu_s: float = 0.0
     alone_gpu_s: float = 0.0
@@ -213,6 +215,7 @@ def table_of(runs: Iterable[Run], period: Span) -> dict[Payer, Sums]:
     for use in jobs.values():  # a job that was started again after its node failed counts once, too
         of(use.run).jobs += 1
         of(use.run).grouped += use.grouped
+        of(use.run).left_out += use.grouped and use.saved_gpu_s is None
     return dict(sorted(sums.items(), key=lambda item: (item[0].user, item[0].account, item[0].qos)))
 
 

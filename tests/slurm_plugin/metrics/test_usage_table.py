@@ -97,8 +97,20 @@ waiting             0.0          2.5          0.0          0.0
 
 def test_a_job_that_shared_without_a_time_alone_and_one_that_ran_alone_are_told_apart():
     texts = {use.run.job_id: described(use) for use in uses_of(RECORDS)}
-    assert "Its time alone is not known, so neither is what sharing saved or cost." in texts[42]
+    assert "Its time alone is not known, so what sharing saved or cost is not known." in texts[42]
     assert "It ran alone, on 4 GPUs." in texts[43]
+
+
+def test_an_estimated_time_alone_is_marked_and_enters_no_sum():
+    planned = with_report("muri:model=resnet18", replace(FIRST, basis="plan", alone_s=2400.0))
+    records = [replace(MEMBERS[0], admin_comment=planned), *RECORDS[1:]]
+    (use,) = (use for use in uses_of(records) if use.run.job_id == 41)
+    text = "\n".join(described(use))
+    assert "Alone, estimated    ~0:40:00   the time that it ran × its planned speed\n" in text
+    assert "Its time alone is an estimate, so what sharing saved or cost is not known." in text
+    assert not any(word in text for word in ("times as long", "Saved", "Cost"))
+    sums = table_of(records, (BEGIN_S, BEGIN_S + 3601))[ALICE]
+    assert (sums.grouped, sums.left_out, sums.alone_gpu_s, sums.saved_gpu_s) == (2, 2, 0.0, 0.0)
 
 
 def sacct_line(run: Run) -> str:
@@ -161,6 +173,7 @@ alice  hep      normal     2        2    1.02  1.00   0.50   0.17
 bob    astro    short      1        0    0.40  0.40      -      -
 total                      3        2    1.42  1.40   0.50   0.17
 jobs that ended from 2026-11-01 to before 2026-12-01 00:00; GPU hours
+ALONE and SAVED leave out 1 of 2 grouped jobs: no time alone was counted
 """
 
 
@@ -184,7 +197,7 @@ def test_no_text_becomes_a_formula_of_a_spreadsheet(sacct, tmp_path):
 def test_a_month_for_programs(sacct):
     records = json.loads(printed("--month", "2026-11", "--json"))
     assert records[0] == {
-        "user": "alice", "account": "hep", "qos": "normal", "jobs": 2, "grouped": 2, "billed_gpu_s": 3660.0,
+        "user": "alice", "account": "hep", "qos": "normal", "jobs": 2, "grouped": 2, "left_out": 1, "billed_gpu_s": 3660.0,
         "credited_gpu_s": 3600.0, "alone_gpu_s": 1800.0, "saved_gpu_s": 600.0,
     }  # fmt: skip
     text = printed("--since", "2026-11-01", "--until", "2026-12-01", "--jobs", "--csv")
