@@ -174,15 +174,14 @@ def described(use: "JobUse") -> list[str]:
     lines = [f"Job {run.job_id}{named} of {run.user}: {run.state}; account {run.account}, QOS {run.qos}."]
     lines += [_who_shared(use), "", _row("Waited", run.start_s - run.submit_s, "from its submission to its start")]
     lines.append(_row("Ran", run.elapsed_s))
-    if shared is not None and shared.basis == "plan":
+    if use.grouped and shared is not None and shared.basis == "plan":
         lines.append(_row("Alone, estimated", shared.alone_s, "the time that it ran × its planned speed", "~"))
-    elif shared is not None and shared.is_counted:
+    elif use.grouped and shared is not None and shared.is_counted:
         lines.append(_row("Alone, predicted", shared.alone_s, _basis(shared)))
         ratio = f"{run.elapsed_s / shared.alone_s:.2f} times as long as predicted alone" if shared.alone_s else ""
         lines.append(_row("Longer", run.elapsed_s - shared.alone_s, ratio))
     part = use.gpu_s / (use.group_gpu_count * run.elapsed_s) if use.group_gpu_count and run.elapsed_s else 0.0
-    shares = use.grouped and (shared is None or shared.partners)
-    whose = f"its share of the group's, {part:.0%} of its run" if shares else "all its own"
+    whose = f"its share of the group's, {part:.0%} of its run" if use.grouped else "all its own"
     lines.append(_row("GPU time", use.gpu_s, whose))
     saved_s = use.saved_gpu_s
     if saved_s is not None:
@@ -205,13 +204,12 @@ def _clock_text(seconds: float) -> str:
 
 def _who_shared(use: "JobUse") -> str:
     run, gpus = use.run, f"{use.group_gpu_count} GPU{'' if use.group_gpu_count == 1 else 's'}"
-    if not use.grouped:
+    if run.pilot is None:
         return f"It ran alone, on {gpus}."
-    partners = use.shared.partners if use.shared is not None else ()
-    if use.shared is not None and not partners:
+    if not use.grouped:
         return f"It ran alone, on {gpus} that others could have joined (pilot job {run.pilot})."
-    beside = f" with job{'' if len(partners) == 1 else 's'} {', '.join(map(str, partners))}" if partners else ""
-    return f"It shared {gpus}{beside} (pilot job {run.pilot})."
+    partners = f"job{'' if len(use.partners) == 1 else 's'} {', '.join(map(str, use.partners))}"
+    return f"It shared {gpus} with {partners} (pilot job {run.pilot})."
 
 
 def _basis(shared: "SharingReport") -> str:
@@ -230,13 +228,13 @@ def _stage_lines(use: "JobUse") -> list[str]:
 def as_record(use: "JobUse") -> dict[str, Any]:
     """Return one run as plain values, for JSON and CSV."""
     run, shared = use.run, use.shared
-    known = shared is not None and bool(shared.basis)
+    known = use.grouped and shared is not None and bool(shared.basis)
     return {
         "job_id": run.job_id, "user": run.user, "account": run.account, "qos": run.qos, "state": run.state,
         "model": run.model, "submit_s": run.submit_s, "start_s": run.start_s, "end_s": run.end_s,
         "elapsed_s": run.elapsed_s, "gpu_count": use.group_gpu_count, "gpu_s": round(use.gpu_s, 1),
         "pilot": run.pilot,
-        "partners": list(shared.partners) if shared is not None else [],
+        "partners": list(use.partners),
         "alone_s": shared.alone_s if shared is not None and known else None,
         "alone_by": shared.basis if shared is not None and known else None,
         "iterations": shared.iterations if shared is not None and shared.iterations else None,
@@ -334,9 +332,9 @@ def job_table(uses: Iterable["JobUse"]) -> Table:
 def _job_cells(use: "JobUse") -> tuple[str, ...]:
     run, shared, saved_s = use.run, use.shared, use.saved_gpu_s
     alone = "-"
-    if shared is not None and shared.basis:
+    if use.grouped and shared is not None and shared.basis:
         alone = ("" if shared.is_counted else "~") + _clock_text(shared.alone_s)
-    partners = "-" if shared is None else ",".join(map(str, shared.partners)) or "-"
+    partners = ",".join(map(str, use.partners)) or "-"
     return (
         str(run.job_id), run.user, run.state, _clock_text(run.elapsed_s), alone, _clock_text(use.gpu_s),
         "-" if saved_s is None else _clock_text(saved_s), partners,

@@ -128,8 +128,9 @@ class Settlement:
 
 def _count(run: GroupRun, member: MemberRun, counters: Counters, now_s: float) -> GroupRun:
     report = member.report(run, run.gpu_s(now_s).get(member.job_id, 0.0))
-    counters.add("members_ended", (report.basis or "unknown",))
-    if report.is_counted:
+    shared = bool(report.partners)
+    counters.add("members_ended", (report.basis or "unknown" if shared else "unshared",))
+    if shared and report.is_counted:
         counters.add("member_gpu_seconds_alone", (), report.alone_gpu_s)
         counters.add("member_gpu_seconds_shared", (), report.gpu_s)
     comment = with_report(member.admin_comment, report)

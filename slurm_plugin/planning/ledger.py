@@ -4,6 +4,7 @@ Pure. slurmctld forgets an ended job after MinJobAge, which may be shorter than 
 forgotten is looked up in the accounts.
 """
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -14,7 +15,7 @@ from muri.slurm_plugin.planning.joins import groups_by_pilot
 from muri.slurm_plugin.planning.starts import with_request
 from muri.slurm_plugin.records.cluster import Job, JobState
 from muri.slurm_plugin.records.comment_reports import MemberReport, member_report
-from muri.slurm_plugin.records.job_report import SharingReport, alone_s, split_gpu_time
+from muri.slurm_plugin.records.job_report import SharingReport, Span, alone_s, partners_of, split_gpu_time
 from muri.slurm_plugin.records.journal import Intent
 from muri.slurm_plugin.records.roles import ManagedJob, Role, View
 from muri.slurm_plugin.records.usage import Run
@@ -65,7 +66,7 @@ class MemberRun:
     def report(self, group: "GroupRun", gpu_s: float) -> SharingReport:
         """Return the report of a run that has ended."""
         known_s, basis = alone_s(self.end_s - self.start_s, self.speed, self.solo_iteration_s, self.measured)
-        others = tuple(each.job_id for each in group.members if each.job_id != self.job_id and each.start_s)
+        others = partners_of(self.job_id, (self.start_s, self.end_s), group.spans(math.inf))
         seen = self.measured or MemberReport(1.0)
         return SharingReport(
             group.pilot, group.gpu_count, gpu_s, known_s, basis, seen.iterations or 0, others, seen.stage_s, seen.wait_s
@@ -110,8 +111,12 @@ class GroupRun:
 
     def gpu_s(self, now_s: float) -> dict[int, float]:
         """Return each member's share of the GPU time so far, by job id."""
-        spans = {each.job_id: (each.start_s, each.end_s or now_s) for each in self.members if each.start_s}
-        return split_gpu_time(self.gpu_count, (self.start_s, self.end_s or now_s), spans) if self.start_s else {}
+        span = self.start_s, self.end_s or now_s
+        return split_gpu_time(self.gpu_count, span, self.spans(now_s)) if self.start_s else {}
+
+    def spans(self, now_s: float) -> dict[int, Span]:
+        """Return when each member ran, by job id; those that run until now."""
+        return {each.job_id: (each.start_s, each.end_s or now_s) for each in self.members if each.start_s}
 
     def with_member(self, changed: MemberRun) -> "GroupRun":
         """Return the group with one member's run replaced."""

@@ -38,7 +38,7 @@ class SharingReport:
         alone_s: Predicted seconds of the same training alone; 0 when not known.
         basis: Where `alone_s` comes from.
         iterations: Iterations done, 0 when not known.
-        partners: Job ids of the other members, the first few.
+        partners: Job ids of the members that ran at some time of its run, the first few.
         stage_s: Seconds of an iteration in each stage, in the order of `STAGES`; () when not known.
         wait_s: Seconds of an iteration waiting for each stage's resource; () when not known.
     """
@@ -175,6 +175,17 @@ def split_gpu_time(gpu_count: int, pilot: Span, members: Mapping[int, Span]) -> 
         for job_id in served:
             gpu_s[job_id] += gpu_count * (end - start) / len(served)
     return gpu_s
+
+
+def partners_of(job_id: int, span: Span, members: Mapping[int, Span]) -> tuple[int, ...]:
+    """Return the members that ran at some time of one's run.
+
+    Args:
+        job_id: The one.
+        span: When it ran.
+        members: When each member ran, by job id.
+    """
+    return tuple(each for each, (start, end) in members.items() if each != job_id and start < span[1] and span[0] < end)
 
 
 def _running(runs: Mapping[int, Span], moment_s: float) -> list[int]:

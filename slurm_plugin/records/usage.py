@@ -4,12 +4,13 @@ A member's own record holds no GPU: the pilot job of its group holds it. So the 
 their members.
 """
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from muri.slurm_plugin.records import comment_tags as tags
-from muri.slurm_plugin.records.job_report import SharingReport, Span, parse_report, split_gpu_time
+from muri.slurm_plugin.records.job_report import SharingReport, Span, parse_report, partners_of, split_gpu_time
 from muri.slurm_plugin.records.submit_option import parse_request
 
 _NOT_ENDED: Final = {"PENDING", "RUNNING", "SUSPENDED", "COMPLETING", "CONFIGURING", "RESIZING"}
@@ -60,8 +61,8 @@ class Run:
 
     @property
     def span(self) -> Span:
-        """From when to when it ran."""
-        return float(self.start_s), float(self.end_s)
+        """From when to when it ran; without an end while it runs."""
+        return float(self.start_s), float(self.end_s) if self.has_ended else math.inf
 
     @property
     def pilot(self) -> int | None:
@@ -94,22 +95,24 @@ class JobUse:
         gpu_s: GPU-seconds that it had: its own, or its share of its group's.
         shared: What is known of its run in a group; None where it ran alone.
         group_gpu_count: GPUs of its group, or its own.
+        partners: Job ids of those that ran on its GPUs at some time of its run.
     """
 
     run: Run
     gpu_s: float
     shared: SharingReport | None = None
     group_gpu_count: int = 0
+    partners: tuple[int, ...] = ()
 
     @property
     def grouped(self) -> bool:
-        """Whether it ran in a group."""
-        return self.run.pilot is not None
+        """Whether it shared its GPUs, and was not alone behind its pilot job all the time."""
+        return bool(self.partners)
 
     @property
     def saved_gpu_s(self) -> float | None:
-        """GPU-seconds that sharing saved, negative where it cost some; None where no time alone was counted."""
-        if self.shared is None or not self.shared.is_counted:
+        """GPU-seconds that sharing saved, negative where it cost some; None where it did not, or none was counted."""
+        if not self.grouped or self.shared is None or not self.shared.is_counted:
             return None
         return self.shared.alone_gpu_s - self.gpu_s
 
@@ -128,35 +131,50 @@ def missing_runs(runs: Iterable[Run]) -> set[int]:
 def uses_of(runs: Iterable[Run]) -> list[JobUse]:
     """Return what the runs of users' jobs got, in the order of the records; Muri's own jobs only pass GPU time on."""
     records = list(runs)
-    shares = _shares(records)
-    return [_use(run, shares) for run in records if run.has_ended and not run.is_own]
+    groups = _groups(records)
+    return [_use(run, groups) for run in records if run.has_ended and not run.is_own]
 
 
-def _use(run: Run, shares: Mapping[tuple[int, int], tuple[int, float]]) -> JobUse:
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """A pilot job that has started, its members' runs, and their shares of its GPU time once it has ended."""
+
+    pilot: Run
+    spans: Mapping[int, Span]
+    gpu_s: Mapping[int, float]
+
+
+def _groups(records: Iterable[Run]) -> dict[int, _Group]:
+    """The groups among some records, by pilot job."""
+    members: dict[int, dict[int, Span]] = {}
+    pilots: dict[int, Run] = {}
+    for run in records:
+        if tags.parse_pilot(run.admin_comment) is not None and run.start_s:
+            pilots[run.job_id] = run
+        elif run.pilot is not None and run.start_s:
+            members.setdefault(run.pilot, {})[run.job_id] = run.span
+    return {pilot: _group(run, members.get(pilot, {})) for pilot, run in pilots.items()}
+
+
+def _group(pilot: Run, spans: Mapping[int, Span]) -> _Group:
+    return _Group(pilot, spans, split_gpu_time(pilot.gpu_count, pilot.span, spans) if pilot.has_ended else {})
+
+
+def _use(run: Run, groups: Mapping[int, _Group]) -> JobUse:
     if run.pilot is None:
         return JobUse(run, run.gpu_s, group_gpu_count=run.gpu_count)
     report = parse_report(run.admin_comment)
     if report is not None and report.pilot != run.pilot:
         report = None
-    told = (report.gpu_count, report.gpu_s) if report is not None else (0, 0.0)
-    gpu_count, gpu_s = shares.get((run.pilot, run.job_id), told)
-    return JobUse(run, gpu_s, report, gpu_count)
-
-
-def _shares(records: Iterable[Run]) -> dict[tuple[int, int], tuple[int, float]]:
-    """The GPUs of each group that has ended, and each member's share of their time, by pilot and member."""
-    members: dict[int, dict[int, Span]] = {}
-    pilots: dict[int, Run] = {}
-    for run in records:
-        if tags.parse_pilot(run.admin_comment) is not None and run.has_ended:
-            pilots[run.job_id] = run
-        elif run.pilot is not None and run.has_ended:
-            members.setdefault(run.pilot, {})[run.job_id] = run.span
-    return {
-        (pilot, job_id): (record.gpu_count, gpu_s)
-        for pilot, record in pilots.items()
-        for job_id, gpu_s in split_gpu_time(record.gpu_count, record.span, members.get(pilot, {})).items()
-    }
+    told = report or SharingReport(run.pilot, 0, 0.0)
+    group = groups.get(run.pilot)
+    if group is None:
+        return JobUse(run, told.gpu_s, report, told.gpu_count, told.partners)
+    gpu_s = group.gpu_s.get(run.job_id, told.gpu_s)
+    # One that has left the group since is known to the report alone.
+    left = tuple(each for each in told.partners if each not in group.spans)
+    beside = partners_of(run.job_id, run.span, group.spans) + left
+    return JobUse(run, gpu_s, report, group.pilot.gpu_count, beside)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +192,7 @@ class Sums:
 
     Attributes:
         jobs: Jobs with GPUs that ended.
-        grouped: Of these, jobs that ran in a group.
+        grouped: Of these, jobs that shared their GPUs.
         billed_gpu_s: GPU-seconds of their records, pilot jobs and dry runs included.
         credited_gpu_s: GPU-seconds that the jobs had: their own, or their shares of pilot jobs.
         left_out: Of the grouped jobs, those whose time alone is an estimate or not known; the next two leave them out.
@@ -221,7 +239,7 @@ def table_of(runs: Iterable[Run], period: Span) -> dict[Payer, Sums]:
 
 def ended_within(use: JobUse, period: Span) -> bool:
     """Whether a run that had GPU time, or was to share some, ended in a period."""
-    return _within(use.run, period) and bool(use.gpu_s or use.grouped)
+    return _within(use.run, period) and bool(use.gpu_s or use.run.pilot is not None)
 
 
 def _within(run: Run, period: Span) -> bool:

@@ -234,6 +234,42 @@ def test_a_job_that_joins_pays_its_part_from_then_on(group, accounts):
     assert (reports[3].partners, reports[1].partners) == ((1, 2), (2, 3))
 
 
+def test_a_job_that_joins_after_anothers_end_has_not_shared_with_it(group, accounts):
+    slurm, pilot, cycle = group
+    slurm.end(1)
+    slurm.tick(10)
+    slurm.jobs[3] = replace(four_jobs()[2], submit_s=slurm.now_s)
+    cycle()
+    cycle()
+    assert slurm.jobs[3].state is JobState.RUNNING
+    slurm.tick(100)
+    for job in (2, 3, pilot):
+        slurm.end(job)
+    cycle()
+    partners = {job: parse_report(comment).partners for job, comment in accounts.comments.items()}
+    assert partners == {1: (2,), 2: (1, 3), 3: (2,)}
+
+
+def test_a_job_alone_behind_its_pilot_saves_nothing_by_sharing(make_controller, accounts, tmp_path):
+    slurm = FakeSlurm(four_jobs()[:1], one_gpu())
+    for _ in range(3):
+        slurm.tick(10)
+        with make_controller(slurm) as controller:
+            controller.cycle()
+    (pilot,) = pilots(slurm)
+    slurm.tick(100)
+    measure(slurm, pilot.job_id, {1: 60})
+    for job in (1, pilot.job_id):
+        slurm.end(job)
+    with make_controller(slurm) as controller:
+        controller.cycle()
+    report = parse_report(accounts.comments[1])
+    assert (report.basis, report.partners) == ("iterations", ())
+    told = counters(tmp_path)
+    assert told["members_ended"] == {"unshared": 1.0}
+    assert "member_gpu_seconds_alone" not in told
+
+
 @pytest.mark.parametrize("nth", range(1, 8))
 def test_a_controller_killed_at_any_call_reports_all_the_same(make_controller, accounts, nth):
     slurm = FakeSlurm(four_jobs()[:2], one_gpu())

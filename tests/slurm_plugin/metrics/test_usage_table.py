@@ -113,6 +113,26 @@ def test_an_estimated_time_alone_is_marked_and_enters_no_sum():
     assert (sums.grouped, sums.left_out, sums.alone_gpu_s, sums.saved_gpu_s) == (2, 2, 0.0, 0.0)
 
 
+@pytest.mark.parametrize("reported", [True, False])
+def test_a_job_alone_behind_its_pilot_or_there_before_the_others_shared_nothing(reported):
+    alone = with_report("muri:model=bert", replace(FIRST, partners=())) if reported else f"muri-state:{STATE}"
+    later = replace(MEMBERS[1], start_s=MEMBERS[0].end_s)
+    records = [replace(MEMBERS[0], admin_comment=alone), later, PILOT]
+    (use, _) = uses_of(records)
+    assert (use.grouped, use.partners, use.saved_gpu_s) == (False, (), None)
+    text = "\n".join(described(use))
+    assert "It ran alone, on 1 GPU that others could have joined (pilot job 50)." in text
+    assert "0:40:00   all its own" in text
+    assert not any(word in text for word in ("shared", "Saved", "Alone", "time alone"))
+    sums = table_of(records, (BEGIN_S, BEGIN_S + 3601))[ALICE]
+    assert (sums.jobs, sums.grouped, sums.left_out, sums.saved_gpu_s) == (2, 0, 0, 0.0)
+
+
+def test_a_partner_that_has_left_the_group_is_known_from_the_report():
+    (use,) = uses_of([MEMBERS[0], PILOT])
+    assert (use.partners, use.saved_gpu_s) == ((42,), -1800.0)
+
+
 def sacct_line(run: Run) -> str:
     tres = f"billing=4,cpu=4,gres/gpu={run.gpu_count},node=1" if run.gpu_count else "billing=1,cpu=1,node=1"
     fields = (run.job_id, run.user, run.account, run.qos, run.state, run.submit_s, run.start_s or "Unknown",
