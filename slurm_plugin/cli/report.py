@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import math
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -160,20 +161,43 @@ def _print_job(name: str, accounting: "Accounting", *, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps([as_record(use) for use in uses], indent=1))
         return
+    within_min = _figures_within_min() if any(use.awaits_report for use in uses) else 0
     for number, use in enumerate(uses, start=1):
         if len(uses) > 1:
             click.echo(f"{'' if number == 1 else chr(10)}Run {number} of {len(uses)}:")
-        for line in described(use):
+        for line in described(use, within_min):
             say(line)
 
 
-def described(use: "JobUse") -> list[str]:
-    """Return what `muri report JOB` prints of one run."""
+def _figures_within_min() -> int:
+    """In how many minutes after a member's end its report is written, as this host's configuration has it."""
+    from muri.slurm_plugin.config import config_path, load_config
+    from muri.slurm_plugin.records.job_report import PILOT_REPORTS_AWAITED
+
+    config = load_config(config_path(None))
+    return math.ceil((PILOT_REPORTS_AWAITED * config.host.telemetry_s + config.interval_s) / 60)
+
+
+def described(use: "JobUse", figures_within_min: int = 0) -> list[str]:
+    """Return what `muri report JOB` prints of one run.
+
+    Args:
+        use: The run.
+        figures_within_min: So many minutes after a member's end its group has reported, though it runs on.
+    """
     run, shared = use.run, use.shared
     named = f" ({run.model})" if run.model else ""
     lines = [f"Job {run.job_id}{named} of {run.user}: {run.state}; account {run.account}, QOS {run.qos}."]
     lines += [_who_shared(use), "", _row("Waited", run.start_s - run.submit_s, "from its submission to its start")]
     lines.append(_row("Ran", run.elapsed_s))
+    if use.awaits_report:
+        unknown = f"Not known yet: GPU time, time alone, what sharing saved. Its group (pilot job {run.pilot})"
+        return [
+            *lines,
+            "",
+            unknown,
+            f"still runs; the figures follow within {figures_within_min} minutes of the job's end.",
+        ]
     if use.grouped and shared is not None and shared.basis == "plan":
         lines.append(_row("Alone, estimated", shared.alone_s, "the time that it ran × its planned speed", "~"))
     elif use.grouped and shared is not None and shared.is_counted:
@@ -188,8 +212,10 @@ def described(use: "JobUse") -> list[str]:
         against = "GPU time, against running alone"
         lines.append(_row("Saved", saved_s, against) if saved_s >= 0 else _row("Cost", -saved_s, f"more {against}"))
     elif use.grouped:
-        alone = "an estimate" if shared is not None and shared.basis else "not known"
-        lines += ["", f"Its time alone is {alone}, so what sharing saved or cost is not known."]
+        alone = "No report on it was written yet"
+        if shared is not None:
+            alone = "Its time alone is an estimate" if shared.basis else "Its time alone is not known"
+        lines += ["", f"{alone}: what sharing saved or cost is not known."]
     return lines + _stage_lines(use)
 
 
@@ -232,8 +258,9 @@ def as_record(use: "JobUse") -> dict[str, Any]:
     return {
         "job_id": run.job_id, "user": run.user, "account": run.account, "qos": run.qos, "state": run.state,
         "model": run.model, "submit_s": run.submit_s, "start_s": run.start_s, "end_s": run.end_s,
-        "elapsed_s": run.elapsed_s, "gpu_count": use.group_gpu_count, "gpu_s": round(use.gpu_s, 1),
-        "pilot": run.pilot,
+        "elapsed_s": run.elapsed_s, "gpu_count": use.group_gpu_count,
+        "gpu_s": None if use.awaits_report else round(use.gpu_s, 1),
+        "pilot": run.pilot, "awaits_report": use.awaits_report,
         "partners": list(use.partners),
         "alone_s": shared.alone_s if shared is not None and known else None,
         "alone_by": shared.basis if shared is not None and known else None,
@@ -336,7 +363,8 @@ def _job_cells(use: "JobUse") -> tuple[str, ...]:
         alone = ("" if shared.is_counted else "~") + _clock_text(shared.alone_s)
     partners = ",".join(map(str, use.partners)) or "-"
     return (
-        str(run.job_id), run.user, run.state, _clock_text(run.elapsed_s), alone, _clock_text(use.gpu_s),
+        str(run.job_id), run.user, run.state, _clock_text(run.elapsed_s), alone,
+        "-" if use.awaits_report else _clock_text(use.gpu_s),
         "-" if saved_s is None else _clock_text(saved_s), partners,
     )  # fmt: skip
 

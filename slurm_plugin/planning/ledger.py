@@ -8,20 +8,24 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any, Final
+from typing import Any
 
 from muri.slurm_plugin.planning.cycle_input import CycleInput
 from muri.slurm_plugin.planning.joins import groups_by_pilot
 from muri.slurm_plugin.planning.starts import with_request
 from muri.slurm_plugin.records.cluster import Job, JobState
 from muri.slurm_plugin.records.comment_reports import MemberReport, member_report
-from muri.slurm_plugin.records.job_report import SharingReport, Span, alone_s, partners_of, split_gpu_time
+from muri.slurm_plugin.records.job_report import (
+    PILOT_REPORTS_AWAITED,
+    SharingReport,
+    Span,
+    alone_s,
+    partners_of,
+    split_gpu_time,
+)
 from muri.slurm_plugin.records.journal import Intent
 from muri.slurm_plugin.records.roles import ManagedJob, Role, View
 from muri.slurm_plugin.records.usage import Run
-
-_REPORTS_AWAITED: Final = 2
-"""So many of the pilot job's reports are awaited after a member's end: the last one tells all of its iterations."""
 
 
 class Standing(StrEnum):
@@ -106,7 +110,7 @@ class GroupRun:
             for member in self.members
             if member.standing is Standing.OPEN
             and member.end_s
-            and (self.end or (running and now_s - member.end_s > _REPORTS_AWAITED * telemetry_s))
+            and (self.end or (running and now_s - member.end_s > PILOT_REPORTS_AWAITED * telemetry_s))
         ]
 
     def gpu_s(self, now_s: float) -> dict[int, float]:

@@ -16,6 +16,9 @@ from muri.slurm_plugin.records.comment_reports import MemberReport
 REPORT_PREFIX: Final = "muri-report:"
 """In an ended member's AdminComment, so that it lands in `sacct`."""
 
+PILOT_REPORTS_AWAITED: Final = 2
+"""So many of the pilot job's reports are awaited after a member's end: the last one tells all of its iterations."""
+
 _VERSION: Final = "1"
 
 _MOST_PARTNERS: Final = 8

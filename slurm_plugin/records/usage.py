@@ -96,6 +96,7 @@ class JobUse:
         shared: What is known of its run in a group; None where it ran alone.
         group_gpu_count: GPUs of its group, or its own.
         partners: Job ids of those that ran on its GPUs at some time of its run.
+        awaits_report: Whether its group runs on and has not told of it yet: its GPU time is not known.
     """
 
     run: Run
@@ -103,6 +104,7 @@ class JobUse:
     shared: SharingReport | None = None
     group_gpu_count: int = 0
     partners: tuple[int, ...] = ()
+    awaits_report: bool = False
 
     @property
     def grouped(self) -> bool:
@@ -174,7 +176,8 @@ def _use(run: Run, groups: Mapping[int, _Group]) -> JobUse:
     # One that has left the group since is known to the report alone.
     left = tuple(each for each in told.partners if each not in group.spans)
     beside = partners_of(run.job_id, run.span, group.spans) + left
-    return JobUse(run, gpu_s, report, group.pilot.gpu_count, beside)
+    awaits = report is None and not group.pilot.has_ended
+    return JobUse(run, gpu_s, report, group.pilot.gpu_count, beside, awaits)
 
 
 @dataclass(frozen=True, slots=True)
