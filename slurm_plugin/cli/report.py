@@ -153,7 +153,9 @@ def _print_job(name: str, accounting: "Accounting", *, as_json: bool) -> None:
     if not own:
         raise UsageError(f"the accounts have no job {name}, or you may not see it (sacct --jobs={name})")
     if own[-1].is_own:
-        raise UsageError(f"job {name} is one of Muri's own; ask for a user's job, such as a member of its group")
+        members = " and ".join(map(str, own[-1].held_for or ()))
+        its = f"it held GPUs for {members}: ask for one of them" if members else "ask for a user's job"
+        raise UsageError(f"job {name} is one of Muri's own; {its}")
     meant = {run.job_id for run in own}
     uses = [use for use in uses_of(_completed(own, accounting)) if use.run.job_id in meant]
     if not uses:

@@ -74,6 +74,12 @@ class Run:
         return None if report is None else report.pilot
 
     @property
+    def held_for(self) -> tuple[int, ...] | None:
+        """Of a pilot job: its members; None of others."""
+        pilot_tag = tags.parse_pilot(self.admin_comment)
+        return None if pilot_tag is None else pilot_tag.members
+
+    @property
     def is_own(self) -> bool:
         """Whether it is a job of Muri's own: a pilot job or a dry run."""
         own = (tags.PILOT_PREFIX, tags.DRY_RUN_PREFIX)
@@ -125,8 +131,7 @@ def missing_runs(runs: Iterable[Run]) -> set[int]:
     needed: set[int] = set()
     for run in runs:
         known.add(run.job_id)
-        pilot_tag = tags.parse_pilot(run.admin_comment)
-        needed |= set(pilot_tag.members) if pilot_tag is not None else {run.pilot or run.job_id}
+        needed |= {run.pilot or run.job_id} if run.held_for is None else set(run.held_for)
     return needed - known
 
 
@@ -151,7 +156,7 @@ def _groups(records: Iterable[Run]) -> dict[int, _Group]:
     members: dict[int, dict[int, Span]] = {}
     pilots: dict[int, Run] = {}
     for run in records:
-        if tags.parse_pilot(run.admin_comment) is not None and run.start_s:
+        if run.held_for is not None and run.start_s:
             pilots[run.job_id] = run
         elif run.pilot is not None and run.start_s:
             members.setdefault(run.pilot, {})[run.job_id] = run.span
