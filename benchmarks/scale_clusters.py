@@ -138,8 +138,8 @@ def _group(index: int, size: Size, rng: random.Random) -> tuple[Job, Job]:
         admin_comment=f"{asked.admin_comment} muri-state:{state}",
     )  # fmt: skip
     pilot = replace(
-        at_work, job_id=pilot_id, name="muri-host", cpu_count=15, cpus_per_task=15, mem_per_node_mib=129_000,
-        licenses="", can_requeue=False, command="", submit_line="", time_limit_s=90_000,
+        at_work, job_id=pilot_id, name=f"muri:{member.job_id}", cpu_count=15, cpus_per_task=15,
+        mem_per_node_mib=129_000, licenses="", can_requeue=False, command="", submit_line="", time_limit_s=90_000,
         admin_comment=f"muri-host:t{index}:{member.job_id}",
     )  # fmt: skip
     return pilot, member

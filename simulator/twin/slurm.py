@@ -671,13 +671,14 @@ def _place(job: Job) -> tuple[float, ...]:
 
 def _is_harmless(change: JobChange) -> bool:
     """Whether Slurm lets an administrator change that in a job that runs."""
-    return replace(change, admin_comment=None, time_limit_s=None, licenses=None) == JobChange()
+    return replace(change, admin_comment=None, time_limit_s=None, licenses=None, name=None) == JobChange()
 
 
 def _changed_fields(job: Job, change: JobChange, now_s: float) -> dict[str, Any]:
     """The fields of a job's record that a change sets."""
     names = (
         "required_nodes", "cpu_count", "cpus_per_task", "dependency", "admin_comment", "licenses", "nice",
+        "name",
     )  # fmt: skip
     fields = {name: getattr(change, name) for name in names if getattr(change, name) is not None}
     if change.nice is not None and not job.held:

@@ -37,8 +37,8 @@ _POLICY_WIDTHS = (33, 6, 5, 6)
 _CONTEXT = {"help_option_names": ["-h", "--help"]}
 
 
-def _current(config: "Config", name: str = "") -> "Status":
-    """Return what is known of all jobs, or of the one that a user names and its group."""
+def _current(config: "Config", name: str = "") -> "tuple[Status, View]":
+    """Return what is known of all jobs, or of the one that a user names and its group, and what Slurm shows of them."""
     from muri.slurm_plugin.controller.assemble import open_gateway
     from muri.slurm_plugin.controller.status import refresh
     from muri.slurm_plugin.controller.user_status import latest_status
@@ -47,7 +47,8 @@ def _current(config: "Config", name: str = "") -> "Status":
     status, reader = latest_status(config)
     gateway = open_gateway(config.gateway)
     queue = snapshot_around(gateway, job_id_in(name)) if name else gateway.queue()
-    return refresh(status, view_of(queue, config.partitions), reader)
+    view = view_of(queue, config.partitions)
+    return refresh(status, view, reader), view
 
 
 def job_id_in(name: str) -> int:
@@ -105,7 +106,7 @@ def queue(config_file: Path | None, as_json: bool) -> None:
     """
     from muri.slurm_plugin.controller.assemble import read_config
 
-    status = _current(read_config(config_file))
+    status, _ = _current(read_config(config_file))
     if as_json:
         click.echo(json.dumps(asdict(status), indent=1, sort_keys=True))
         return
@@ -180,12 +181,16 @@ def explain(name: str, config_file: Path | None, as_json: bool) -> None:
     from muri.terminal import say
 
     config = read_config(config_file)
-    jobs = named(_current(config, name).jobs, name)
+    status, view = _current(config, name)
+    jobs = named(status.jobs, name)
+    if not jobs and (own := _own_job(view, name)):
+        click.echo(json.dumps({"job_id": int(name), "is": own}) if as_json else f"Job {name} is {own}.")
+        return
     if not jobs:
-        known = ", ".join(job.shown_id for job in _current(config).jobs[:_MOST_NAMED]) or "none"
+        known = ", ".join(job.shown_id for job in _current(config)[0].jobs[:_MOST_NAMED]) or "none"
         raise UsageError(
             f"job {name} is not a waiting or running job submitted with --muri; such jobs now: {known}. "
-            f"For an ended job ask Slurm: scontrol show job {name}"
+            f"For an ended job: muri report {name}, or scontrol show job {name}"
         )
     if as_json:
         told = [asdict(job) for job in jobs]
@@ -194,6 +199,18 @@ def explain(name: str, config_file: Path | None, as_json: bool) -> None:
     for job in jobs:
         for line in explanation(job):
             say(line)
+
+
+def _own_job(view: "View", name: str) -> str:
+    """Say what a job of Muri's own is for; "" where it is none that waits or runs."""
+    job = view.active(job_id_in(name))
+    if job is None or job.pilot_tag is None:
+        return "" if job is None or job.dry_run is None else f"a dry run that measures a model of {job.user}"
+    members = [each.name_in_slurm for each in map(view.active, job.pilot_tag.members) if each is not None]
+    gpus = f"{job.gpu_count} GPU{'' if job.gpu_count == 1 else 's'}"
+    if not members:
+        return f"a pilot job of {job.user}; the jobs that it held {gpus} for have ended"
+    return f"the pilot job that holds {gpus} for {' and '.join(members)} of {job.user} (muri explain {members[0]})"
 
 
 def named(jobs: "Sequence[JobStatus]", name: str) -> "list[JobStatus]":

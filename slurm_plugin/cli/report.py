@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import math
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,6 +18,7 @@ from muri.profiler.records import STAGES
 
 if TYPE_CHECKING:
     from muri.slurm_plugin.gateway.accounting import Accounting
+    from muri.slurm_plugin.records.job_report import SharingReport
     from muri.slurm_plugin.records.usage import JobUse, Payer, Run, Sums
 
 _HOUR_S: Final = 3600.0
@@ -57,7 +59,8 @@ def report(name: str | None, **options: Any) -> None:
 
     Reads Slurm's accounts (sacct), on any host. BILLED is the GPU time of the records: a member's own holds no GPU,
     its group's pilot job does. HAD splits the pilot jobs' GPU time among their members. ALONE is what the members
-    would have needed alone, SAVED the difference to what they had.
+    would have needed alone, SAVED the difference to what they had. Both are sums over those whose iterations were
+    counted and whose model was measured; the table says how many it leaves out. ~ marks an estimate.
 
     \b
     Examples:
@@ -150,7 +153,9 @@ def _print_job(name: str, accounting: "Accounting", *, as_json: bool) -> None:
     if not own:
         raise UsageError(f"the accounts have no job {name}, or you may not see it (sacct --jobs={name})")
     if own[-1].is_own:
-        raise UsageError(f"job {name} is one of Muri's own; ask for a user's job, such as a member of its group")
+        members = " and ".join(map(str, own[-1].held_for or ()))
+        its = f"it held GPUs for {members}: ask for one of them" if members else "ask for a user's job"
+        raise UsageError(f"job {name} is one of Muri's own; {its}")
     meant = {run.job_id for run in own}
     uses = [use for use in uses_of(_completed(own, accounting)) if use.run.job_id in meant]
     if not uses:
@@ -158,39 +163,66 @@ def _print_job(name: str, accounting: "Accounting", *, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps([as_record(use) for use in uses], indent=1))
         return
+    within_min = _figures_within_min() if any(use.awaits_report for use in uses) else 0
     for number, use in enumerate(uses, start=1):
         if len(uses) > 1:
             click.echo(f"{'' if number == 1 else chr(10)}Run {number} of {len(uses)}:")
-        for line in described(use):
+        for line in described(use, within_min):
             say(line)
 
 
-def described(use: "JobUse") -> list[str]:
-    """Return what `muri report JOB` prints of one run."""
+def _figures_within_min() -> int:
+    """In how many minutes after a member's end its report is written, as this host's configuration has it."""
+    from muri.slurm_plugin.config import config_path, load_config
+    from muri.slurm_plugin.records.job_report import PILOT_REPORTS_AWAITED
+
+    config = load_config(config_path(None))
+    return math.ceil((PILOT_REPORTS_AWAITED * config.host.telemetry_s + config.interval_s) / 60)
+
+
+def described(use: "JobUse", figures_within_min: int = 0) -> list[str]:
+    """Return what `muri report JOB` prints of one run.
+
+    Args:
+        use: The run.
+        figures_within_min: So many minutes after a member's end its group has reported, though it runs on.
+    """
     run, shared = use.run, use.shared
     named = f" ({run.model})" if run.model else ""
     lines = [f"Job {run.job_id}{named} of {run.user}: {run.state}; account {run.account}, QOS {run.qos}."]
     lines += [_who_shared(use), "", _row("Waited", run.start_s - run.submit_s, "from its submission to its start")]
     lines.append(_row("Ran", run.elapsed_s))
-    if shared is not None and shared.basis:
-        lines.append(_row("Alone, predicted", shared.alone_s, _basis(use)))
+    if use.awaits_report:
+        unknown = f"Not known yet: GPU time, time alone, what sharing saved. Its group (pilot job {run.pilot})"
+        return [
+            *lines,
+            "",
+            unknown,
+            f"still runs; the figures follow within {figures_within_min} minutes of the job's end.",
+        ]
+    if use.grouped and shared is not None and shared.basis == "plan":
+        lines.append(_row("Alone, estimated", shared.alone_s, "the time that it ran × its planned speed", "~"))
+    elif use.grouped and shared is not None and shared.is_counted:
+        lines.append(_row("Alone, predicted", shared.alone_s, _basis(shared)))
         ratio = f"{run.elapsed_s / shared.alone_s:.2f} times as long as predicted alone" if shared.alone_s else ""
         lines.append(_row("Longer", run.elapsed_s - shared.alone_s, ratio))
     part = use.gpu_s / (use.group_gpu_count * run.elapsed_s) if use.group_gpu_count and run.elapsed_s else 0.0
-    shares = use.grouped and (shared is None or shared.partners)
-    whose = f"its share of the group's, {part:.0%} of its run" if shares else "all its own"
+    whose = f"its share of the group's, {part:.0%} of its run" if use.grouped else "all its own"
     lines.append(_row("GPU time", use.gpu_s, whose))
     saved_s = use.saved_gpu_s
     if saved_s is not None:
         against = "GPU time, against running alone"
         lines.append(_row("Saved", saved_s, against) if saved_s >= 0 else _row("Cost", -saved_s, f"more {against}"))
     elif use.grouped:
-        lines += ["", "Its time alone is not known, so neither is what sharing saved or cost."]
+        alone = "No report on it was written yet"
+        if shared is not None:
+            alone = "Its time alone is an estimate" if shared.basis else "Its time alone is not known"
+        lines += ["", f"{alone}: what sharing saved or cost is not known."]
     return lines + _stage_lines(use)
 
 
-def _row(name: str, seconds: float, what: str = "") -> str:
-    return f"{name:<18}{_clock_text(seconds):>10}   {what}".rstrip()
+def _row(name: str, seconds: float, what: str = "", mark: str = "") -> str:
+    return f"{name:<18}{mark + _clock_text(seconds):>10}   {what}".rstrip()
 
 
 def _clock_text(seconds: float) -> str:
@@ -200,19 +232,15 @@ def _clock_text(seconds: float) -> str:
 
 def _who_shared(use: "JobUse") -> str:
     run, gpus = use.run, f"{use.group_gpu_count} GPU{'' if use.group_gpu_count == 1 else 's'}"
-    if not use.grouped:
+    if run.pilot is None:
         return f"It ran alone, on {gpus}."
-    partners = use.shared.partners if use.shared is not None else ()
-    if use.shared is not None and not partners:
+    if not use.grouped:
         return f"It ran alone, on {gpus} that others could have joined (pilot job {run.pilot})."
-    beside = f" with job{'' if len(partners) == 1 else 's'} {', '.join(map(str, partners))}" if partners else ""
-    return f"It shared {gpus}{beside} (pilot job {run.pilot})."
+    partners = f"job{'' if len(use.partners) == 1 else 's'} {', '.join(map(str, use.partners))}"
+    return f"It shared {gpus} with {partners} (pilot job {run.pilot})."
 
 
-def _basis(use: "JobUse") -> str:
-    shared = use.shared
-    if shared is None or shared.basis == "plan" or not shared.iterations:
-        return "the time that it ran × its planned speed"
+def _basis(shared: "SharingReport") -> str:
     return f"{shared.iterations:,} iterations × {shared.alone_s / shared.iterations * 1e3:.1f} ms of its profile"
 
 
@@ -228,13 +256,14 @@ def _stage_lines(use: "JobUse") -> list[str]:
 def as_record(use: "JobUse") -> dict[str, Any]:
     """Return one run as plain values, for JSON and CSV."""
     run, shared = use.run, use.shared
-    known = shared is not None and bool(shared.basis)
+    known = use.grouped and shared is not None and bool(shared.basis)
     return {
         "job_id": run.job_id, "user": run.user, "account": run.account, "qos": run.qos, "state": run.state,
         "model": run.model, "submit_s": run.submit_s, "start_s": run.start_s, "end_s": run.end_s,
-        "elapsed_s": run.elapsed_s, "gpu_count": use.group_gpu_count, "gpu_s": round(use.gpu_s, 1),
-        "pilot": run.pilot,
-        "partners": list(shared.partners) if shared is not None else [],
+        "elapsed_s": run.elapsed_s, "gpu_count": use.group_gpu_count,
+        "gpu_s": None if use.awaits_report else round(use.gpu_s, 1),
+        "pilot": run.pilot, "awaits_report": use.awaits_report,
+        "partners": list(use.partners),
         "alone_s": shared.alone_s if shared is not None and known else None,
         "alone_by": shared.basis if shared is not None and known else None,
         "iterations": shared.iterations if shared is not None and shared.iterations else None,
@@ -250,17 +279,19 @@ def _print_period(runs: Iterable["Run"], period: tuple[float, float], chosen: _C
     if chosen.each_job:
         uses = [use for use in uses_of(runs) if ended_within(use, period)]
         records = [as_record(use) for use in uses]
-        table = job_table(uses)
+        table, note = job_table(uses), ""
     else:
         sums = table_of(runs, period)
         records = [_sums_record(payer, each) for payer, each in sums.items()]
-        table = sums_table(sums)
+        table, note = sums_table(sums), _left_out(_total(sums.values()))
     if chosen.as_json:
         click.echo(json.dumps(records, indent=1))
     elif chosen.as_csv:
         click.echo(_csv(records), nl=False)
     else:
         _print_table(table, period)
+        if note:
+            click.echo(note)
 
 
 def _sums_record(payer: "Payer", sums: "Sums") -> dict[str, Any]:
@@ -304,6 +335,13 @@ def _sums_cells(sums: "Sums") -> tuple[str, ...]:
     return str(sums.jobs), str(sums.grouped), *cells[:2], *(cells[2:] if known else ("-", "-"))
 
 
+def _left_out(total: "Sums") -> str:
+    """Say how many jobs the sums of times alone leave out; "" where it is none."""
+    if not total.left_out:
+        return ""
+    return f"ALONE and SAVED leave out {total.left_out} of {total.grouped} grouped jobs: no time alone was counted"
+
+
 def _total(sums: Iterable["Sums"]) -> "Sums":
     from muri.slurm_plugin.records.usage import Sums
 
@@ -322,10 +360,13 @@ def job_table(uses: Iterable["JobUse"]) -> Table:
 
 def _job_cells(use: "JobUse") -> tuple[str, ...]:
     run, shared, saved_s = use.run, use.shared, use.saved_gpu_s
-    alone = _clock_text(shared.alone_s) if shared is not None and shared.basis else "-"
-    partners = "-" if shared is None else ",".join(map(str, shared.partners)) or "-"
+    alone = "-"
+    if use.grouped and shared is not None and shared.basis:
+        alone = ("" if shared.is_counted else "~") + _clock_text(shared.alone_s)
+    partners = ",".join(map(str, use.partners)) or "-"
     return (
-        str(run.job_id), run.user, run.state, _clock_text(run.elapsed_s), alone, _clock_text(use.gpu_s),
+        str(run.job_id), run.user, run.state, _clock_text(run.elapsed_s), alone,
+        "-" if use.awaits_report else _clock_text(use.gpu_s),
         "-" if saved_s is None else _clock_text(saved_s), partners,
     )  # fmt: skip
 

@@ -129,7 +129,7 @@ class Books:
             self._forget()
             self._publish(counters, {})
             return
-        runs = self._settlement.look(decision.view, counters, self._config.host.telemetry_s)
+        runs = self._settlement.look(decision.preparation.cycle, counters)
         self._settlement.save(runs, counters)
         self._forget()
         left = self._settlement.write(runs, decision.view.snapshot.taken_s)

@@ -70,10 +70,12 @@ METRICS: Final = (
     Metric("muri_group_members", "gauge", "Jobs in running groups"),
     Metric("muri_group_efficiency", "gauge", "Mean interleaving efficiency γ of the running groups", ("figure",)),
     Metric("muri_groups_ended", "counter", "Groups that ended, by how their pilot jobs ended", ("end",)),
-    Metric("muri_members_ended", "counter", "Members that ended, by where their time alone comes from", ("basis",)),
-    Metric("muri_member_gpu_seconds_alone", "counter", "GPU time that ended members would have needed alone"),
-    Metric("muri_member_gpu_seconds_shared", "counter", "GPU time that they had: shares of their groups' GPU time"),
-    Metric("muri_gpu_seconds_saved", "gauge", "The difference of the two, negative where sharing cost GPU time"),
+    Metric("muri_members_ended", "counter", "Members that ended, by whether their time alone is known", ("basis",)),
+    Metric("muri_member_gpu_seconds_alone", "counter", "GPU time alone of ended members, where it was counted"),
+    Metric("muri_member_gpu_seconds_shared", "counter", "GPU time that the same had: shares of their groups' GPU time"),
+    Metric(
+        "muri_gpu_seconds_saved", "gauge", "Alone less shared, without estimates; negative where sharing cost GPU time"
+    ),
     Metric("muri_reports_waiting", "gauge", "Ended members whose reports have yet to be written to the accounts"),
     Metric("muri_dry_runs", "counter", "Dry runs: started, measured, failed", ("outcome",)),
     Metric("muri_left_out", "gauge", "What the last cycle left out because deciding failed on it", ("what",)),

@@ -16,10 +16,18 @@ from muri.slurm_plugin.controller.counters import Counters
 from muri.slurm_plugin.execute.interruptible import StopFlag
 from muri.slurm_plugin.gateway.accounting import Accounting, NoAccountingError
 from muri.slurm_plugin.gateway.base import GatewayError, NoSuchJobError
-from muri.slurm_plugin.planning.ledger import GroupRun, MemberRun, Standing, forgotten, looked_up, updated
+from muri.slurm_plugin.planning.cycle_input import CycleInput
+from muri.slurm_plugin.planning.ledger import (
+    GroupRun,
+    MemberRun,
+    Standing,
+    forgotten,
+    looked_up,
+    updated,
+    with_profiles,
+)
 from muri.slurm_plugin.records.job_report import with_report
 from muri.slurm_plugin.records.journal import GROUP_RUN, Journal
-from muri.slurm_plugin.records.roles import View
 from muri.slurm_plugin.records.usage import Run
 
 log = logging.getLogger("muri.controller")
@@ -51,11 +59,11 @@ class Settlement:
         self._stop = stop
         self._clock = clock
 
-    def look(self, view: View, counters: Counters, telemetry_s: float) -> dict[int, GroupRun]:
+    def look(self, cycle: CycleInput, counters: Counters) -> dict[int, GroupRun]:
         """Bring the open accounts up to what Slurm shows, and count what has ended since the last cycle."""
-        now_s = view.snapshot.taken_s
+        view, now_s, telemetry_s = cycle.view, cycle.now_s, cycle.config.host.telemetry_s
         before = _read(self._journal.facts(GROUP_RUN))
-        runs = updated(before, view, self._journal.intents(), now_s)
+        runs = with_profiles(updated(before, view, self._journal.intents(), now_s), cycle)
         lost = forgotten({pilot: runs[pilot] for pilot in before}, view)
         records = self._records_of(lost) if lost else None
         if records is not None:
@@ -120,8 +128,9 @@ class Settlement:
 
 def _count(run: GroupRun, member: MemberRun, counters: Counters, now_s: float) -> GroupRun:
     report = member.report(run, run.gpu_s(now_s).get(member.job_id, 0.0))
-    counters.add("members_ended", (report.basis or "unknown",))
-    if report.basis:
+    shared = bool(report.partners)
+    counters.add("members_ended", (report.basis or "unknown" if shared else "unshared",))
+    if shared and report.is_counted:
         counters.add("member_gpu_seconds_alone", (), report.alone_gpu_s)
         counters.add("member_gpu_seconds_shared", (), report.gpu_s)
     comment = with_report(member.admin_comment, report)

@@ -440,7 +440,7 @@ class Executor:
         self._journal.set_submitted_job(token, action.pilot)
         # A pilot that does not know its new member might end before it, so a refusal here fails the join.
         pilot = self._pilots.get(action.pilot, self._view.jobs[action.pilot])
-        change = join_change(pilot, action)
+        change = join_change(pilot, action, self._view)
         self._gateway.modify(action.pilot, change)
         self._pilots[action.pilot] = changed_pilot(pilot, change)
         self._extend_partners(action)

@@ -273,6 +273,7 @@ def update_settings(change: JobChange, gres_separator: str = "/") -> list[str]:
         "MinMemoryCPU": change.mem_per_cpu_mib,
         "TimeLimit": None if change.time_limit_s is None else text_fields.time_limit_text(change.time_limit_s),
         "AdminComment": change.admin_comment,
+        "JobName": change.name,
         "StartTime": text_fields.SOON if change.start_now else None,
         "Licenses": change.licenses,
         "Nice": change.nice,

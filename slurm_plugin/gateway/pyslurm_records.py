@@ -282,6 +282,7 @@ def change_fields(change: JobChange) -> dict[str, Any]:
         "required_nodes": _text(change.required_nodes),
         "dependencies": _text(change.dependency),
         "admin_comment": _text(change.admin_comment),
+        "name": change.name,
         "min_cpus_per_node": change.cpu_count,
         "cpus_per_task": change.cpus_per_task,
         "memory_per_node": None if change.mem_per_node_mib is None else f"{change.mem_per_node_mib}M",

@@ -4,21 +4,28 @@ Pure. slurmctld forgets an ended job after MinJobAge, which may be shorter than 
 forgotten is looked up in the accounts.
 """
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any, Final
+from typing import Any
 
+from muri.slurm_plugin.planning.cycle_input import CycleInput
 from muri.slurm_plugin.planning.joins import groups_by_pilot
+from muri.slurm_plugin.planning.starts import with_request
 from muri.slurm_plugin.records.cluster import Job, JobState
 from muri.slurm_plugin.records.comment_reports import MemberReport, member_report
-from muri.slurm_plugin.records.job_report import SharingReport, alone_s, split_gpu_time
+from muri.slurm_plugin.records.job_report import (
+    PILOT_REPORTS_AWAITED,
+    SharingReport,
+    Span,
+    alone_s,
+    partners_of,
+    split_gpu_time,
+)
 from muri.slurm_plugin.records.journal import Intent
 from muri.slurm_plugin.records.roles import ManagedJob, Role, View
 from muri.slurm_plugin.records.usage import Run
-
-_REPORTS_AWAITED: Final = 2
-"""So many of the pilot job's reports are awaited after a member's end: the last one tells all of its iterations."""
 
 
 class Standing(StrEnum):
@@ -40,7 +47,7 @@ class MemberRun:
 
     Attributes:
         job_id: The member.
-        solo_iteration_s: Iteration time alone, from its profile; 0 when not known.
+        solo_iteration_s: Iteration time alone, from a measured profile; 0 while there is none.
         speed: Planned speed, 1 = as fast as alone; 0 when not known.
         start_s: When it started, seconds since the epoch; 0 before.
         end_s: When it ended or left; 0 before.
@@ -63,7 +70,7 @@ class MemberRun:
     def report(self, group: "GroupRun", gpu_s: float) -> SharingReport:
         """Return the report of a run that has ended."""
         known_s, basis = alone_s(self.end_s - self.start_s, self.speed, self.solo_iteration_s, self.measured)
-        others = tuple(each.job_id for each in group.members if each.job_id != self.job_id and each.start_s)
+        others = partners_of(self.job_id, (self.start_s, self.end_s), group.spans(math.inf))
         seen = self.measured or MemberReport(1.0)
         return SharingReport(
             group.pilot, group.gpu_count, gpu_s, known_s, basis, seen.iterations or 0, others, seen.stage_s, seen.wait_s
@@ -103,13 +110,17 @@ class GroupRun:
             for member in self.members
             if member.standing is Standing.OPEN
             and member.end_s
-            and (self.end or (running and now_s - member.end_s > _REPORTS_AWAITED * telemetry_s))
+            and (self.end or (running and now_s - member.end_s > PILOT_REPORTS_AWAITED * telemetry_s))
         ]
 
     def gpu_s(self, now_s: float) -> dict[int, float]:
         """Return each member's share of the GPU time so far, by job id."""
-        spans = {each.job_id: (each.start_s, each.end_s or now_s) for each in self.members if each.start_s}
-        return split_gpu_time(self.gpu_count, (self.start_s, self.end_s or now_s), spans) if self.start_s else {}
+        span = self.start_s, self.end_s or now_s
+        return split_gpu_time(self.gpu_count, span, self.spans(now_s)) if self.start_s else {}
+
+    def spans(self, now_s: float) -> dict[int, Span]:
+        """Return when each member ran, by job id; those that run until now."""
+        return {each.job_id: (each.start_s, each.end_s or now_s) for each in self.members if each.start_s}
 
     def with_member(self, changed: MemberRun) -> "GroupRun":
         """Return the group with one member's run replaced."""
@@ -155,7 +166,8 @@ def _group(run: GroupRun, view: View, start: Intent | None) -> GroupRun:
 
 
 def _planned(job_id: int, planned: Mapping[str, Any]) -> MemberRun:
-    return MemberRun(job_id, float(planned.get("solo_iteration_s") or 0.0), float(planned.get("speed") or 0.0))
+    known = 0.0 if planned.get("estimated") else planned.get("solo_iteration_s")
+    return MemberRun(job_id, float(known or 0.0), float(planned.get("speed") or 0.0))
 
 
 def _seen(run: GroupRun, pilot: ManagedJob) -> GroupRun:
@@ -194,6 +206,26 @@ def _ended(member: MemberRun, job: Job) -> MemberRun:
     if not job.start_s or job.end_s <= job.start_s:
         return replace(member, standing=Standing.CLOSED)  # cancelled before it ran
     return replace(member, start_s=job.start_s, end_s=job.end_s, admin_comment=job.admin_comment)
+
+
+def with_profiles(ledger: Ledger, cycle: CycleInput) -> dict[int, GroupRun]:
+    """Add the iteration times of models that were measured after their members' starts, such as by these members."""
+    return {
+        pilot: replace(run, members=tuple(_profiled(member, run, cycle) for member in run.members))
+        for pilot, run in ledger.items()
+    }
+
+
+def _profiled(member: MemberRun, run: GroupRun, cycle: CycleInput) -> MemberRun:
+    job = cycle.view.jobs.get(member.job_id)
+    if member.solo_iteration_s or member.standing is not Standing.OPEN or job is None or job.membership is None:
+        return member
+    # An ended pilot job may hold no GPU any more.
+    key = cycle.key_of(with_request(job, job.membership.original, run.gpu_count))
+    profile = cycle.knowledge.profile_of(key)
+    if profile is None or profile.is_estimate:
+        return member
+    return replace(member, solo_iteration_s=profile.iteration_s)
 
 
 def forgotten(ledger: Ledger, view: View) -> set[int]:

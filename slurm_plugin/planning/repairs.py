@@ -30,7 +30,6 @@ from muri.slurm_plugin.planning.in_place import measured_in_place, ran_s
 from muri.slurm_plugin.planning.joins import begun_joins, resume_joins
 from muri.slurm_plugin.planning.placement import ends_at_s
 from muri.slurm_plugin.planning.site_limits import PILOT_EXTRA_S
-from muri.slurm_plugin.planning.slurm_requests import DRY_RUN_NAME, PILOT_NAME
 from muri.slurm_plugin.records.cluster import Job, JobState
 from muri.slurm_plugin.records.comment_reports import profile_in, python_in
 from muri.slurm_plugin.records.comment_tags import MemberState
@@ -87,12 +86,12 @@ def _half_submitted(cycle: CycleInput) -> Iterator[Action]:
     """Cancel what a killed controller left between submitting a job of its own and tagging it.
 
     Jobs are submitted held, with the tag in their own comment; it moves to AdminComment before the job is released.
-    A comment may say anything, so the name must be Muri's, too.
+    A comment may say anything, so it must name a start or a dry run that the journal knows.
     """
+    known = {intent.token for intent in cycle.intents}
     for job in cycle.view.having(Role.OTHER):
         waits = job.held and job.state is JobState.PENDING
-        own = job.reports.unfinished and job.name in {PILOT_NAME, DRY_RUN_NAME}
-        if own and waits and cycle.now_s - job.submit_s > _PILOT_GRACE_S:
+        if job.reports.unfinished in known and waits and cycle.now_s - job.submit_s > _PILOT_GRACE_S:
             yield Cancel(job.job_id, "its submission was cut off")
 
 

@@ -1,7 +1,7 @@
 """What Muri submits and what it changes in jobs, materialised in full before anything is sent. Pure."""
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import Final
@@ -14,7 +14,7 @@ from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import Job, JobChange, NewJob
 from muri.slurm_plugin.records.comment_tags import with_mode
 from muri.slurm_plugin.records.gate import without_gate
-from muri.slurm_plugin.records.roles import ManagedJob
+from muri.slurm_plugin.records.roles import ManagedJob, View
 from muri.slurm_plugin.records.submit_facts import encode_words
 from muri.units import whole_minutes
 
@@ -23,14 +23,17 @@ _STALE_PREFIXES = ("SLURM_", "SPANK_", "_SLURM_", "SBATCH_", "MURI_")
 
 _KEPT = ("SLURM_SUBMIT_DIR", "SLURM_SUBMIT_HOST", "MURI_RUN_DIR")
 
-PILOT_NAME: Final = "muri-host"
-
 DRY_RUN_NAME: Final = "muri-dryrun"
 
 _NO_CHANGE: Final = JobChange()
 
 MEMBER_MEM_MIB: Final = 512
 """What a member's own batch script needs while the runtime does its work."""
+
+
+def pilot_name(members: Iterable[int]) -> str:
+    """Return the name of a pilot job, which tells users whose GPUs it holds: "muri:8+12". Muri itself goes by tags."""
+    return f"muri:{'+'.join(map(str, members))}"
 
 
 def plain_environment(user: str) -> dict[str, str]:
@@ -77,7 +80,7 @@ def pilot_job(action: StartGroup, token: str, config: Config, submitted: Mapping
     spec, tag = group_spec(action, config).to_text(), tags.PILOT_PREFIX + tags.format_pilot(token, members)
     command = [config.node_python, "-m", "muri.slurm_plugin.node.pilot", "--group", spec]
     return NewJob(
-        name=PILOT_NAME,
+        name=pilot_name(members),
         uid=action.uid,
         gid=action.gid,
         script=f"#!/bin/sh\nexec {shlex.join(command)}\n",
@@ -293,12 +296,16 @@ def longer_limit_change(member: ManagedJob, limit_s: int) -> JobChange:
     return JobChange(time_limit_s=limit_s, admin_comment=comment)
 
 
-def join_change(pilot: ManagedJob, join: Join) -> JobChange:
-    """Return the change that tells a pilot of its new member and extends its time limit."""
+def join_change(pilot: ManagedJob, join: Join, view: View) -> JobChange:
+    """Return the change that tells a pilot of its new member and extends its time limit.
+
+    It is named after those of its members that have not ended.
+    """
     token, members = pilot.pilot_tag or tags.PilotTag("", ())
     known = tuple(dict.fromkeys((*members, join.member.job_id)))
     comment = tags.with_token(pilot.admin_comment, tags.PILOT_PREFIX, tags.format_pilot(token, known))
-    return JobChange(admin_comment=comment, time_limit_s=join.pilot_limit_s or None)
+    name = pilot_name(each for each in known if each == join.member.job_id or view.active(each) is not None)
+    return JobChange(name=name, admin_comment=comment, time_limit_s=join.pilot_limit_s or None)
 
 
 def changed_pilot(pilot: ManagedJob, change: JobChange) -> ManagedJob:

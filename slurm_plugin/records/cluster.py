@@ -316,6 +316,7 @@ class JobChange:
         time_limit_s: Time limit, rounded up to Slurm's whole minutes; 0 = unlimited.
         start_now: Whether it may start at once. Slurm lets a requeued job wait for `cred_expire`, 120 s by default.
         admin_comment: The whole new AdminComment.
+        name: Job name. Of a job that runs, too.
         licenses: All licences; "" asks for none. Of a job that runs, too.
         nice: What it stands back in its priority. Slurm ignores it where somebody has fixed the priority.
         owner: The uid and gid of the job's user, in whose name its request is changed, and within whose limits; None:
@@ -332,6 +333,7 @@ class JobChange:
     time_limit_s: int | None = None
     start_now: bool = False
     admin_comment: str | None = None
+    name: str | None = None
     licenses: str | None = None
     nice: int | None = None
     owner: tuple[int, int] | None = None

@@ -445,8 +445,8 @@ class JobReports:
         measured: What a member's first iterations told of its model.
         speeds: A pilot's report of its group's members, for `member_report`.
         fault: Why a pilot's group ended.
-        unfinished: Whether it may be a job of Muri's own whose submission was cut off: such jobs are submitted with
-            the tag in this comment, and it moves to AdminComment before they are released.
+        unfinished: The start or dry run of which it may be a job whose submission was cut off, "" for none: Muri's own
+            jobs are submitted with the tag in this comment, and it moves to AdminComment before they are released.
     """
 
     checkpoint_run: int | None = None
@@ -456,7 +456,7 @@ class JobReports:
     measured: Mapping[str, Any] | None = None
     speeds: Mapping[str, Any] | None = None
     fault: Fault | None = None
-    unfinished: bool = False
+    unfinished: str = ""
 
 
 def read_reports(comment: str) -> JobReports:
@@ -471,8 +471,13 @@ def read_reports(comment: str) -> JobReports:
         measured=tags.parse_json(tags.token(comment, tags.MEASURED_PREFIX)),
         speeds=tags.parse_json(tags.token(comment, tags.SPEED_PREFIX)),
         fault=parse_fault(comment),
-        unfinished=bool(tags.token(comment, tags.PILOT_PREFIX) or tags.token(comment, tags.DRY_RUN_PREFIX)),
+        unfinished=_unfinished(comment),
     )
+
+
+def _unfinished(comment: str) -> str:
+    pilot = tags.parse_pilot(comment)
+    return pilot.token if pilot is not None else tags.token(comment, tags.DRY_RUN_PREFIX) or ""
 
 
 def _run_in(comment: str, prefix: str) -> int | None:

@@ -16,6 +16,9 @@ from muri.slurm_plugin.records.comment_reports import MemberReport
 REPORT_PREFIX: Final = "muri-report:"
 """In an ended member's AdminComment, so that it lands in `sacct`."""
 
+PILOT_REPORTS_AWAITED: Final = 2
+"""So many of the pilot job's reports are awaited after a member's end: the last one tells all of its iterations."""
+
 _VERSION: Final = "1"
 
 _MOST_PARTNERS: Final = 8
@@ -23,8 +26,8 @@ _MOST_PARTNERS: Final = 8
 _MOST_GPU_S: Final = 1e12
 
 Basis = Literal["iterations", "plan", ""]
-"""Where the time alone comes from: iterations done × the profile's iteration time, run time × the planned speed, or
-nothing is known."""
+"""Where the time alone comes from: iterations done × the measured profile's iteration time, or an estimate, run time ×
+the planned speed, or nothing is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +41,7 @@ class SharingReport:
         alone_s: Predicted seconds of the same training alone; 0 when not known.
         basis: Where `alone_s` comes from.
         iterations: Iterations done, 0 when not known.
-        partners: Job ids of the other members, the first few.
+        partners: Job ids of the members that ran at some time of its run, the first few.
         stage_s: Seconds of an iteration in each stage, in the order of `STAGES`; () when not known.
         wait_s: Seconds of an iteration waiting for each stage's resource; () when not known.
     """
@@ -59,9 +62,9 @@ class SharingReport:
         return self.gpu_count * self.alone_s
 
     @property
-    def saved_gpu_s(self) -> float | None:
-        """GPU-seconds that sharing saved, negative where it cost some; None when the time alone is not known."""
-        return self.alone_gpu_s - self.gpu_s if self.basis else None
+    def is_counted(self) -> bool:
+        """Whether its time alone was counted: an estimate enters no sum."""
+        return self.basis == "iterations" and bool(self.iterations)
 
 
 def with_report(admin_comment: str, report: SharingReport) -> str:
@@ -139,7 +142,7 @@ def alone_s(ran_s: float, speed: float, solo_iteration_s: float, measured: Membe
     Args:
         ran_s: How long it ran.
         speed: Planned speed, 1 = as fast as alone; 0 when not known.
-        solo_iteration_s: Iteration time alone, from its profile; 0 when not known.
+        solo_iteration_s: Iteration time alone, from its profile; 0 when that was not measured.
         measured: What the runtime last reported of it.
     """
     if measured is not None and measured.iterations and solo_iteration_s:
@@ -175,6 +178,17 @@ def split_gpu_time(gpu_count: int, pilot: Span, members: Mapping[int, Span]) -> 
         for job_id in served:
             gpu_s[job_id] += gpu_count * (end - start) / len(served)
     return gpu_s
+
+
+def partners_of(job_id: int, span: Span, members: Mapping[int, Span]) -> tuple[int, ...]:
+    """Return the members that ran at some time of one's run.
+
+    Args:
+        job_id: The one.
+        span: When it ran.
+        members: When each member ran, by job id.
+    """
+    return tuple(each for each, (start, end) in members.items() if each != job_id and start < span[1] and span[0] < end)
 
 
 def _running(runs: Mapping[int, Span], moment_s: float) -> list[int]:

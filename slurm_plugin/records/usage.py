@@ -4,12 +4,13 @@ A member's own record holds no GPU: the pilot job of its group holds it. So the 
 their members.
 """
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from muri.slurm_plugin.records import comment_tags as tags
-from muri.slurm_plugin.records.job_report import SharingReport, Span, parse_report, split_gpu_time
+from muri.slurm_plugin.records.job_report import SharingReport, Span, parse_report, partners_of, split_gpu_time
 from muri.slurm_plugin.records.submit_option import parse_request
 
 _NOT_ENDED: Final = {"PENDING", "RUNNING", "SUSPENDED", "COMPLETING", "CONFIGURING", "RESIZING"}
@@ -60,8 +61,8 @@ class Run:
 
     @property
     def span(self) -> Span:
-        """From when to when it ran."""
-        return float(self.start_s), float(self.end_s)
+        """From when to when it ran; without an end while it runs."""
+        return float(self.start_s), float(self.end_s) if self.has_ended else math.inf
 
     @property
     def pilot(self) -> int | None:
@@ -71,6 +72,12 @@ class Run:
             return state.pilot
         report = parse_report(self.admin_comment)
         return None if report is None else report.pilot
+
+    @property
+    def held_for(self) -> tuple[int, ...] | None:
+        """Of a pilot job: its members; None of others."""
+        pilot_tag = tags.parse_pilot(self.admin_comment)
+        return None if pilot_tag is None else pilot_tag.members
 
     @property
     def is_own(self) -> bool:
@@ -94,22 +101,26 @@ class JobUse:
         gpu_s: GPU-seconds that it had: its own, or its share of its group's.
         shared: What is known of its run in a group; None where it ran alone.
         group_gpu_count: GPUs of its group, or its own.
+        partners: Job ids of those that ran on its GPUs at some time of its run.
+        awaits_report: Whether its group runs on and has not told of it yet: its GPU time is not known.
     """
 
     run: Run
     gpu_s: float
     shared: SharingReport | None = None
     group_gpu_count: int = 0
+    partners: tuple[int, ...] = ()
+    awaits_report: bool = False
 
     @property
     def grouped(self) -> bool:
-        """Whether it ran in a group."""
-        return self.run.pilot is not None
+        """Whether it shared its GPUs, and was not alone behind its pilot job all the time."""
+        return bool(self.partners)
 
     @property
     def saved_gpu_s(self) -> float | None:
-        """GPU-seconds that sharing saved, negative where it cost some; None when the time alone is not known."""
-        if self.shared is None or not self.shared.basis:
+        """GPU-seconds that sharing saved, negative where it cost some; None where it did not, or none was counted."""
+        if not self.grouped or self.shared is None or not self.shared.is_counted:
             return None
         return self.shared.alone_gpu_s - self.gpu_s
 
@@ -120,43 +131,58 @@ def missing_runs(runs: Iterable[Run]) -> set[int]:
     needed: set[int] = set()
     for run in runs:
         known.add(run.job_id)
-        pilot_tag = tags.parse_pilot(run.admin_comment)
-        needed |= set(pilot_tag.members) if pilot_tag is not None else {run.pilot or run.job_id}
+        needed |= {run.pilot or run.job_id} if run.held_for is None else set(run.held_for)
     return needed - known
 
 
 def uses_of(runs: Iterable[Run]) -> list[JobUse]:
     """Return what the runs of users' jobs got, in the order of the records; Muri's own jobs only pass GPU time on."""
     records = list(runs)
-    shares = _shares(records)
-    return [_use(run, shares) for run in records if run.has_ended and not run.is_own]
+    groups = _groups(records)
+    return [_use(run, groups) for run in records if run.has_ended and not run.is_own]
 
 
-def _use(run: Run, shares: Mapping[tuple[int, int], tuple[int, float]]) -> JobUse:
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """A pilot job that has started, its members' runs, and their shares of its GPU time once it has ended."""
+
+    pilot: Run
+    spans: Mapping[int, Span]
+    gpu_s: Mapping[int, float]
+
+
+def _groups(records: Iterable[Run]) -> dict[int, _Group]:
+    """The groups among some records, by pilot job."""
+    members: dict[int, dict[int, Span]] = {}
+    pilots: dict[int, Run] = {}
+    for run in records:
+        if run.held_for is not None and run.start_s:
+            pilots[run.job_id] = run
+        elif run.pilot is not None and run.start_s:
+            members.setdefault(run.pilot, {})[run.job_id] = run.span
+    return {pilot: _group(run, members.get(pilot, {})) for pilot, run in pilots.items()}
+
+
+def _group(pilot: Run, spans: Mapping[int, Span]) -> _Group:
+    return _Group(pilot, spans, split_gpu_time(pilot.gpu_count, pilot.span, spans) if pilot.has_ended else {})
+
+
+def _use(run: Run, groups: Mapping[int, _Group]) -> JobUse:
     if run.pilot is None:
         return JobUse(run, run.gpu_s, group_gpu_count=run.gpu_count)
     report = parse_report(run.admin_comment)
     if report is not None and report.pilot != run.pilot:
         report = None
-    told = (report.gpu_count, report.gpu_s) if report is not None else (0, 0.0)
-    gpu_count, gpu_s = shares.get((run.pilot, run.job_id), told)
-    return JobUse(run, gpu_s, report, gpu_count)
-
-
-def _shares(records: Iterable[Run]) -> dict[tuple[int, int], tuple[int, float]]:
-    """The GPUs of each group that has ended, and each member's share of their time, by pilot and member."""
-    members: dict[int, dict[int, Span]] = {}
-    pilots: dict[int, Run] = {}
-    for run in records:
-        if tags.parse_pilot(run.admin_comment) is not None and run.has_ended:
-            pilots[run.job_id] = run
-        elif run.pilot is not None and run.has_ended:
-            members.setdefault(run.pilot, {})[run.job_id] = run.span
-    return {
-        (pilot, job_id): (record.gpu_count, gpu_s)
-        for pilot, record in pilots.items()
-        for job_id, gpu_s in split_gpu_time(record.gpu_count, record.span, members.get(pilot, {})).items()
-    }
+    told = report or SharingReport(run.pilot, 0, 0.0)
+    group = groups.get(run.pilot)
+    if group is None:
+        return JobUse(run, told.gpu_s, report, told.gpu_count, told.partners)
+    gpu_s = group.gpu_s.get(run.job_id, told.gpu_s)
+    # One that has left the group since is known to the report alone.
+    left = tuple(each for each in told.partners if each not in group.spans)
+    beside = partners_of(run.job_id, run.span, group.spans) + left
+    awaits = report is None and not group.pilot.has_ended
+    return JobUse(run, gpu_s, report, group.pilot.gpu_count, beside, awaits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,15 +200,17 @@ class Sums:
 
     Attributes:
         jobs: Jobs with GPUs that ended.
-        grouped: Of these, jobs that ran in a group.
+        grouped: Of these, jobs that shared their GPUs.
         billed_gpu_s: GPU-seconds of their records, pilot jobs and dry runs included.
         credited_gpu_s: GPU-seconds that the jobs had: their own, or their shares of pilot jobs.
-        alone_gpu_s: Predicted GPU-seconds alone of the grouped jobs for which they are known.
+        left_out: Of the grouped jobs, those whose time alone is an estimate or not known; the next two leave them out.
+        alone_gpu_s: Predicted GPU-seconds alone of the other grouped jobs.
         saved_gpu_s: What sharing saved these, negative where it cost.
     """
 
     jobs: int = 0
     grouped: int = 0
+    left_out: int = 0
     billed_gpu_s: float = 0.0
     credited_gpu_s: float = 0.0
     alone_gpu_s: float = 0.0
@@ -213,12 +241,13 @@ def table_of(runs: Iterable[Run], period: Span) -> dict[Payer, Sums]:
     for use in jobs.values():  # a job that was started again after its node failed counts once, too
         of(use.run).jobs += 1
         of(use.run).grouped += use.grouped
+        of(use.run).left_out += use.grouped and use.saved_gpu_s is None
     return dict(sorted(sums.items(), key=lambda item: (item[0].user, item[0].account, item[0].qos)))
 
 
 def ended_within(use: JobUse, period: Span) -> bool:
     """Whether a run that had GPU time, or was to share some, ended in a period."""
-    return _within(use.run, period) and bool(use.gpu_s or use.grouped)
+    return _within(use.run, period) and bool(use.gpu_s or use.run.pilot is not None)
 
 
 def _within(run: Run, period: Span) -> bool:

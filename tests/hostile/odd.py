@@ -15,7 +15,7 @@ _TEXTS: Final = (
     "\x00", "[bold red]markup[/]", "[/", ":smile:", "{}", "{0}", "%s%n%d", "${HOME}`id`$(id)",
     "'; DROP TABLE profiles; --",
     "\"'\\", LATIN_1, "\udcff\udcfe", "\u202eevil", "\ufeff", "日本語", "e\u0301" * 50, "²", "٣",
-    "--wrap=id", "-N 2000000000", "../../../../etc/shadow", "muri-host", "muri-dryrun", "NaN", "null", "None", "(null)",
+    "--wrap=id", "-N 2000000000", "../../../../etc/shadow", "muri:1+2", "muri-dryrun", "NaN", "null", "None", "(null)",
     "2026-01-01T00:00:00 INFO muri.controller: group 1 on n1",
 )  # fmt: skip
 

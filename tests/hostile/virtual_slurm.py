@@ -252,7 +252,7 @@ class VirtualSlurm(FakeSlurm):
 
     def _act_on_pilot(self, pilot: Job, tag: tags.PilotTag) -> None:
         odd = Odd(f"pilot {tag.members} {self.now_s}")
-        self._update(pilot.job_id, comment=pilot_report(odd, tag.members), name=odd.text("muri-host"))
+        self._update(pilot.job_id, comment=pilot_report(odd, tag.members), name=odd.text("muri:1+2"))
         if odd.chance(0.1):
             self.end(pilot.job_id, odd.one((JobState.CANCELLED, JobState.FAILED)))
         elif pilot.state is JobState.PENDING and odd.chance(0.1):

@@ -244,8 +244,10 @@ class MuriCluster:
 
     def hosts(self) -> list[int]:
         """Host jobs that wait or run."""
-        text = self.driver.run("squeue", "-h", "-n", "muri-host", "-o", "%i", user="root").stdout
-        return [int(word) for word in text.split()]
+        text = self.driver.run("squeue", "-h", "-o", "%i %j", user="root").stdout
+        return [
+            int(job) for job, _, name in (line.partition(" ") for line in text.splitlines()) if name.startswith("muri:")
+        ]
 
     def wait_grouped(self, *jobs: int) -> None:
         """Wait until the jobs run as members and have written their first line."""

@@ -186,9 +186,9 @@ def a_cancelled_job_stays_cancelled(world: World) -> None:
 def of_a_running_job_only_words_limits_and_licences_change(world: World) -> None:
     job_id = _running(world, minutes=10)
     _refused(world, "modify", job_id, JobChange(cpu_count=2, cpus_per_task=2))
-    world.call("modify", job_id, JobChange(admin_comment="theirs muri:on", time_limit_s=1200))
+    world.call("modify", job_id, JobChange(admin_comment="theirs muri:on", name="muri:8+12", time_limit_s=1200))
     job = world.job(job_id)
-    assert (job.admin_comment, job.time_limit_s) == ("theirs muri:on", 1200)
+    assert (job.admin_comment, job.name, job.time_limit_s) == ("theirs muri:on", "muri:8+12", 1200)
 
 
 def a_time_limit_is_rounded_up_to_minutes(world: World) -> None:

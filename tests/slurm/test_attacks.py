@@ -290,7 +290,7 @@ def test_a_users_sbatch_names_another_users_job_in_vain(site: SiteCluster) -> No
         nonlocal said
         said += site.cycle().stderr
         refusal = rf"cannot submit job '{{}}': job {bobs}, which sbatch named, is another one \(of bob\)"
-        return all(re.search(refusal.format(name), said) for name in ("muri-host", "muri-dryrun"))
+        return all(re.search(refusal.format(name), said) for name in (r"muri:[\d+]+", "muri-dryrun"))
 
     driver.wait_until(refused, "the refusals")
     hijack.terminate()
@@ -303,10 +303,10 @@ MISCHIEF = r"""
 import random, subprocess
 
 COMMENTS = ("[" * 400, '{"a":' * 150, '{"at":1e308,"error":NaN}', '{"iteration_s":-1}', "1" * 500, "\x1b[2J")
-NAMES = ("muri-host", "muri-dryrun", "n" * 99, "\x1b]0;owned\x07", "\u202egnp.")
+NAMES = ("muri:1+2", "muri-dryrun", "n" * 99, "\x1b]0;owned\x07", "\u202egnp.")
 KINDS = '''hold {}|uhold {}|release {}|requeue {}|requeuehold {}|suspend {}|top {}|update jobid={} timelimit=1
 update jobid={} gres=gpu:2|update jobid={} gres=|update jobid={} licenses=|update jobid={} licenses=muri_gate:9
-update jobid={} name=muri-host|update jobid={} comment=muri-host:t:1,2|update jobid={} numnodes=2
+update jobid={} name=muri:1+2|update jobid={} comment=muri-host:t:1,2|update jobid={} numnodes=2
 update jobid={} starttime=now+60|update jobid={} dependency=singleton|update jobid={} numcpus=3
 update jobid={} qos=small|update jobid={} excnodelist=n2|update jobid={} admincomment=muri:on
 update jobid={} partition=on3'''
@@ -322,8 +322,8 @@ for number in range(60):
 folder = "d=$(printf '/tmp/d\n\033[31m\351'); mkdir -p \"$d\"; cd \"$d\";"
 run("sh", "-c", folder + "sbatch --hold --muri --gres=gpu:1 /home/alice/train.sh x")
 for number in range(40):
-    tasks = run("squeue", "--me", "-h", "-r", "-n", "train.sh,muri-host", "-o", "%i").split() or ["1"]
-    job = chosen(tasks)
+    shown = map(str.split, run("squeue", "--me", "-h", "-r", "-o", "%i %j").splitlines())
+    job = chosen([each[0] for each in shown if each[1] == "train.sh" or each[1].startswith("muri:")] or ["1"])
     run("scontrol", *chosen(KINDS.replace("\n", "|").split("|")).format(job).split())
     if number % 5 == 0:
         subprocess.Popen(("scancel", "-s", chosen(("STOP", "CONT", "KILL", "USR1")), job))  # may wait for the job

@@ -189,9 +189,9 @@ class Watch:
         promised = sum("muri_gate" not in job["Licenses"] and number not in member_of for number, job in active.items())
         for number, job in active.items():
             pending = job["JobState"] == "PENDING"
-            if job["JobName"] == "muri-host" and number not in self.pilots:
+            if job["JobName"].startswith("muri:") and number not in self.pilots:
                 yield f"pilot job {number} has no member", 2
-            if job["JobName"] == "muri-host" and not pending and number in set(member_of.values()) - begun:
+            if job["JobName"].startswith("muri:") and not pending and number in set(member_of.values()) - begun:
                 yield f"no member of pilot job {number} starts", 20
             if member_of.get(number, number) not in active:
                 yield f"job {number} has lost its pilot job {member_of[number]}", 2

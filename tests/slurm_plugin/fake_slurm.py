@@ -196,12 +196,12 @@ class FakeSlurm:
 
     def _modify(self, job_id: int, change: JobChange) -> None:
         # What Slurm lets an administrator change in a job that runs.
-        harmless = replace(change, admin_comment=None, time_limit_s=None, licenses=None) == JobChange()
+        harmless = replace(change, admin_comment=None, time_limit_s=None, licenses=None, name=None) == JobChange()
         job = self.jobs[job_id] if harmless and self.jobs[job_id].state.is_active else self._pending(job_id)
         fields: dict[str, Any] = {}
         for name in (
             "required_nodes", "cpu_count", "cpus_per_task", "dependency", "time_limit_s", "admin_comment", "licenses",
-            "nice",
+            "nice", "name",
         ):  # fmt: skip
             if getattr(change, name) is not None:
                 fields[name] = getattr(change, name)

@@ -1,6 +1,7 @@
 """Commands about one job ask slurmctld for that job and its group, not for the whole queue."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from click.testing import CliRunner
@@ -22,7 +23,7 @@ MEMBER = tags.STATE_PREFIX + tags.format_state(tags.MemberState(9, tags.Original
 def slurm(monkeypatch, tmp_path) -> FakeSlurm:
     """A waiting job, a group of two, an array, and a hundred others; reading the whole queue is not allowed."""
     members = [make_job(number, **RUNNING, admin_comment=f"muri:model=m {MEMBER}") for number in (1, 2)]
-    pilot = make_job(9, **RUNNING, name="muri-host", admin_comment="muri-host:f00d:1,2")
+    pilot = make_job(9, **RUNNING, name="muri:1+2", admin_comment="muri-host:f00d:1,2")
     array = [make_job(30, array=True, array_job_id=30, array_tasks="4-9")]
     array += [make_job(31, array=True, array_job_id=30, array_tasks="3")]
     others = [make_job(number) for number in range(100, 200)]
@@ -61,6 +62,16 @@ def test_a_member_is_read_with_its_group(slurm):
     assert slurm.calls == ["1", "9", "2"]
 
 
+def test_a_pilot_job_is_told_by_its_members(slurm):
+    slurm.jobs[9] = replace(slurm.jobs[9], name="train", gpu_count=1)  # its user may call it as he likes
+    assert explained("9") == "Job 9 is the pilot job that holds 1 GPU for 1 and 2 of alice (muri explain 1).\n"
+    assert json.loads(explained("9", "--json"))["is"].startswith("the pilot job that holds 1 GPU")
+    slurm.jobs[2] = replace(slurm.jobs[2], state=JobState.COMPLETED)
+    assert "for 1 of alice" in explained("9")
+    slurm.jobs[9] = replace(slurm.jobs[9], admin_comment="muri-dryrun:beef")
+    assert explained("9") == "Job 9 is a dry run that measures a model of alice.\n"
+
+
 @pytest.mark.parametrize(("name", "tasks"), [("30", ["30_3", "30_[4-9]"]), ("30_5", ["30_[4-9]"]), ("30_3", ["30_3"])])
 def test_an_array_is_read_by_its_id(slurm, name, tasks):
     told = json.loads(explained(name, "--json"))
@@ -72,6 +83,8 @@ def test_of_a_job_that_is_not_there_the_others_are_named(slurm):
     with pytest.raises(UsageError, match="such jobs now: 1, 2, 5, 30_"):
         explained("77")
     assert slurm.calls == ["77", "queue"]
+    with pytest.raises(UsageError, match="For an ended job: muri report 77, or scontrol show job 77"):
+        explained("77")
 
 
 def test_a_job_to_be_stopped_is_read_alone(slurm):

@@ -91,7 +91,7 @@ def test_a_qos_limit_on_gpus_holds(make_controller):
 
 def test_where_a_limit_refuses_a_pilot_the_oldest_job_starts_alone_at_once_and_nobody_is_barred(make_controller):
     """MaxSubmitJobs that Muri does not know of (row I)."""
-    error = GatewayError("cannot submit job 'muri-host': Job violates accounting/QOS policy (job submit limit, …)")
+    error = GatewayError("cannot submit job 'muri:1+2': Job violates accounting/QOS policy (job submit limit, …)")
     slurm = submitting_nothing(error, count=5)
     with make_controller(slurm) as controller:
         (group,) = controller.decision().plan.groups
@@ -108,7 +108,7 @@ def test_where_a_limit_refuses_a_pilot_the_oldest_job_starts_alone_at_once_and_n
 
 def test_a_pilot_that_could_not_be_submitted_bars_nobody_for_good(make_controller):
     """Its user's process was stopped, or did not end; the GPUs go to others meanwhile."""
-    slurm = submitting_nothing(SubmissionTimeoutError("cannot submit job 'muri-host': sbatch did not end within 20 s"))
+    slurm = submitting_nothing(SubmissionTimeoutError("cannot submit job 'muri:1+2': sbatch did not end within 20 s"))
     with make_controller(slurm) as controller:
         controller.cycle()
         assert controller.decision().plan.groups == ()
@@ -125,7 +125,7 @@ def test_a_pilot_that_could_not_be_submitted_bars_nobody_for_good(make_controlle
 
 
 def test_a_process_that_cannot_be_started_ends_the_cycle_and_bars_nobody(make_controller):
-    slurm = submitting_nothing(SlurmUnreachableError("cannot submit job 'muri-host': `setpriv` cannot be started"))
+    slurm = submitting_nothing(SlurmUnreachableError("cannot submit job 'muri:1+2': `setpriv` cannot be started"))
     with make_controller(slurm) as controller:
         with pytest.raises(SlurmUnreachableError):
             controller.cycle()

@@ -3,8 +3,9 @@
 from dataclasses import replace
 
 import pytest
-from fake_slurm import FakeSlurm, Killed, four_jobs, one_gpu, pilots
+from fake_slurm import FOUR_KINDS, FakeSlurm, Killed, four_jobs, one_gpu, pilots
 
+from muri.profiler.records import StageProfile
 from muri.slurm_plugin.config import Pilot
 from muri.slurm_plugin.controller import metrics
 from muri.slurm_plugin.controller.counters import Counters
@@ -12,6 +13,7 @@ from muri.slurm_plugin.gateway.accounting import NoAccountingError
 from muri.slurm_plugin.gateway.base import GatewayError, NoSuchJobError
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import JobState
+from muri.slurm_plugin.records.comment_reports import with_measured
 from muri.slurm_plugin.records.job_report import parse_report
 from muri.slurm_plugin.records.journal import COUNTERS, GROUP_RUN, Journal
 from muri.slurm_plugin.records.usage import Run
@@ -20,11 +22,15 @@ from muri.slurm_plugin.records.usage import Run
 @pytest.fixture
 def group(make_controller):
     """A group of jobs 1 and 2 that runs; returns its Slurm, the pilot's id and a function that runs a cycle."""
+    return running_group(make_controller, *FOUR_KINDS)
+
+
+def running_group(make_controller, *known: StageProfile, **changes):
     slurm = FakeSlurm(four_jobs()[:2], one_gpu())
 
     def cycle(seconds: float = 10.0):
         slurm.tick(seconds)
-        with make_controller(slurm) as controller:  # a fresh process each time, as a timer starts it
+        with make_controller(slurm, known, **changes) as controller:  # a fresh process each time, as a timer starts it
             return controller.cycle()
 
     cycle()
@@ -82,6 +88,47 @@ def test_a_group_that_ended_is_reported_once(group, accounts, tmp_path):
     cycle()
     assert (accounts.writes, open_accounts(tmp_path)) == (2, {})
     assert counters(tmp_path)["members_ended"] == {"iterations": 2.0}
+
+
+#: What the first iterations of a member told: its model takes 1.25 s alone.
+FIRST = {
+    "load_s": 0.6, "preprocess_s": 0.2, "propagate_s": 0.3, "synchronize_s": 0.1, "iteration_s": 1.25,
+    "iterations": 14, "gpu_mem_gib": 3.5, "detail": {"confidence": 0.97},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("seen", ["running", "ended"])
+def test_the_first_job_of_a_model_is_told_its_counted_iterations_in_the_time_that_it_was_measured_with(
+    make_controller, accounts, tmp_path, seen
+):
+    slurm, pilot, cycle = running_group(make_controller, *FOUR_KINDS[1:], profiling={"mode": "in-place"})
+    slurm.tick(100)
+    measure(slurm, pilot, {1: 60, 2: 60})
+    job = slurm.jobs[1]
+    slurm.jobs[1] = replace(job, comment=with_measured(job.comment, {**FIRST, "at": slurm.now_s}))
+    if seen == "running":
+        cycle()
+    for each in (1, 2, pilot):
+        slurm.end(each)
+    cycle()
+    report = parse_report(accounts.comments[1])
+    assert (report.basis, report.alone_s) == ("iterations", pytest.approx(60 * 1.25))
+    assert counters(tmp_path)["members_ended"] == {"iterations": 2.0}
+
+
+def test_an_estimate_of_a_time_alone_enters_no_sum(make_controller, accounts, tmp_path):
+    slurm, pilot, cycle = running_group(make_controller, *FOUR_KINDS[1:], profiling={"mode": "in-place"})
+    slurm.tick(100)
+    measure(slurm, pilot, {1: 60, 2: 60})
+    for each in (1, 2, pilot):
+        slurm.end(each)
+    cycle()
+    reports = {job: parse_report(comment) for job, comment in accounts.comments.items()}
+    assert {job: report.basis for job, report in reports.items()} == {1: "plan", 2: "iterations"}
+    told = counters(tmp_path)
+    assert told["members_ended"] == {"plan": 1.0, "iterations": 1.0}
+    assert told["member_gpu_seconds_alone"][""] == pytest.approx(reports[2].alone_gpu_s)
+    assert told["member_gpu_seconds_shared"][""] == pytest.approx(reports[2].gpu_s, abs=0.1)
 
 
 def test_a_member_that_ends_before_its_partner_is_reported_after_the_pilots_next_reports(group, accounts):
@@ -185,6 +232,42 @@ def test_a_job_that_joins_pays_its_part_from_then_on(group, accounts):
         3: pytest.approx(together_s / 3, abs=0.1),
     }
     assert (reports[3].partners, reports[1].partners) == ((1, 2), (2, 3))
+
+
+def test_a_job_that_joins_after_anothers_end_has_not_shared_with_it(group, accounts):
+    slurm, pilot, cycle = group
+    slurm.end(1)
+    slurm.tick(10)
+    slurm.jobs[3] = replace(four_jobs()[2], submit_s=slurm.now_s)
+    cycle()
+    cycle()
+    assert slurm.jobs[3].state is JobState.RUNNING
+    slurm.tick(100)
+    for job in (2, 3, pilot):
+        slurm.end(job)
+    cycle()
+    partners = {job: parse_report(comment).partners for job, comment in accounts.comments.items()}
+    assert partners == {1: (2,), 2: (1, 3), 3: (2,)}
+
+
+def test_a_job_alone_behind_its_pilot_saves_nothing_by_sharing(make_controller, accounts, tmp_path):
+    slurm = FakeSlurm(four_jobs()[:1], one_gpu())
+    for _ in range(3):
+        slurm.tick(10)
+        with make_controller(slurm) as controller:
+            controller.cycle()
+    (pilot,) = pilots(slurm)
+    slurm.tick(100)
+    measure(slurm, pilot.job_id, {1: 60})
+    for job in (1, pilot.job_id):
+        slurm.end(job)
+    with make_controller(slurm) as controller:
+        controller.cycle()
+    report = parse_report(accounts.comments[1])
+    assert (report.basis, report.partners) == ("iterations", ())
+    told = counters(tmp_path)
+    assert told["members_ended"] == {"unshared": 1.0}
+    assert "member_gpu_seconds_alone" not in told
 
 
 @pytest.mark.parametrize("nth", range(1, 8))

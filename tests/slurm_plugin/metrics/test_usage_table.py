@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from muri.commands import run_command
 from muri.errors import UsageError
-from muri.slurm_plugin.cli.report import described, report
+from muri.slurm_plugin.cli.report import as_record, described, report
 from muri.slurm_plugin.gateway import accounting
 from muri.slurm_plugin.gateway.accounting import NoAccountingError, parse_runs
 from muri.slurm_plugin.records import comment_tags as tags
@@ -97,8 +97,61 @@ waiting             0.0          2.5          0.0          0.0
 
 def test_a_job_that_shared_without_a_time_alone_and_one_that_ran_alone_are_told_apart():
     texts = {use.run.job_id: described(use) for use in uses_of(RECORDS)}
-    assert "Its time alone is not known, so neither is what sharing saved or cost." in texts[42]
+    assert "No report on it was written yet: what sharing saved or cost is not known." in texts[42]
     assert "It ran alone, on 4 GPUs." in texts[43]
+
+
+def test_an_estimated_time_alone_is_marked_and_enters_no_sum():
+    planned = with_report("muri:model=resnet18", replace(FIRST, basis="plan", alone_s=2400.0))
+    records = [replace(MEMBERS[0], admin_comment=planned), *RECORDS[1:]]
+    (use,) = (use for use in uses_of(records) if use.run.job_id == 41)
+    text = "\n".join(described(use))
+    assert "Alone, estimated    ~0:40:00   the time that it ran × its planned speed\n" in text
+    assert "Its time alone is an estimate: what sharing saved or cost is not known." in text
+    assert not any(word in text for word in ("times as long", "Saved", "Cost"))
+    sums = table_of(records, (BEGIN_S, BEGIN_S + 3601))[ALICE]
+    assert (sums.grouped, sums.left_out, sums.alone_gpu_s, sums.saved_gpu_s) == (2, 2, 0.0, 0.0)
+
+
+@pytest.mark.parametrize("reported", [True, False])
+def test_a_job_alone_behind_its_pilot_or_there_before_the_others_shared_nothing(reported):
+    alone = with_report("muri:model=bert", replace(FIRST, partners=())) if reported else f"muri-state:{STATE}"
+    later = replace(MEMBERS[1], start_s=MEMBERS[0].end_s)
+    records = [replace(MEMBERS[0], admin_comment=alone), later, PILOT]
+    (use, _) = uses_of(records)
+    assert (use.grouped, use.partners, use.saved_gpu_s) == (False, (), None)
+    text = "\n".join(described(use))
+    assert "It ran alone, on 1 GPU that others could have joined (pilot job 50)." in text
+    assert "0:40:00   all its own" in text
+    assert not any(word in text for word in ("shared", "Saved", "Alone", "time alone", "not known"))
+    sums = table_of(records, (BEGIN_S, BEGIN_S + 3601))[ALICE]
+    assert (sums.jobs, sums.grouped, sums.left_out, sums.saved_gpu_s) == (2, 0, 0, 0.0)
+
+
+def test_a_member_whose_group_runs_on_is_told_when_its_figures_follow():
+    pilot = replace(PILOT, state="RUNNING", end_s=0, elapsed_s=2500)
+    partner = replace(MEMBERS[0], state="RUNNING", end_s=0, admin_comment=f"muri-state:{STATE}")
+    use = next(each for each in uses_of([partner, MEMBERS[1], pilot]))
+    assert (use.partners, use.awaits_report) == ((41,), True)
+    assert described(use, figures_within_min=16) == [
+        "Job 42 (bert) of alice: FAILED; account hep, QOS normal.",
+        "It shared 1 GPU with job 41 (pilot job 50).",
+        "",
+        "Waited               0:01:30   from its submission to its start",
+        "Ran                  1:00:00",
+        "",
+        "Not known yet: GPU time, time alone, what sharing saved. Its group (pilot job 50)",
+        "still runs; the figures follow within 16 minutes of the job's end.",
+    ]
+    record = as_record(use)
+    assert (record["awaits_report"], record["gpu_s"], record["saved_gpu_s"]) == (True, None, None)
+    (told,) = uses_of([partner, replace(MEMBERS[0]), pilot])
+    assert (told.awaits_report, told.gpu_s) == (False, 1000.0)
+
+
+def test_a_partner_that_has_left_the_group_is_known_from_the_report():
+    (use,) = uses_of([MEMBERS[0], PILOT])
+    assert (use.partners, use.saved_gpu_s) == ((42,), -1800.0)
 
 
 def sacct_line(run: Run) -> str:
@@ -161,6 +214,7 @@ alice  hep      normal     2        2    1.02  1.00   0.50   0.17
 bob    astro    short      1        0    0.40  0.40      -      -
 total                      3        2    1.42  1.40   0.50   0.17
 jobs that ended from 2026-11-01 to before 2026-12-01 00:00; GPU hours
+ALONE and SAVED leave out 1 of 2 grouped jobs: no time alone was counted
 """
 
 
@@ -184,8 +238,8 @@ def test_no_text_becomes_a_formula_of_a_spreadsheet(sacct, tmp_path):
 def test_a_month_for_programs(sacct):
     records = json.loads(printed("--month", "2026-11", "--json"))
     assert records[0] == {
-        "user": "alice", "account": "hep", "qos": "normal", "jobs": 2, "grouped": 2, "billed_gpu_s": 3660.0,
-        "credited_gpu_s": 3600.0, "alone_gpu_s": 1800.0, "saved_gpu_s": 600.0,
+        "user": "alice", "account": "hep", "qos": "normal", "jobs": 2, "grouped": 2, "left_out": 1,
+        "billed_gpu_s": 3660.0, "credited_gpu_s": 3600.0, "alone_gpu_s": 1800.0, "saved_gpu_s": 600.0,
     }  # fmt: skip
     text = printed("--since", "2026-11-01", "--until", "2026-12-01", "--jobs", "--csv")
     rows = list(csv.DictReader(io.StringIO(text)))
@@ -208,7 +262,7 @@ def test_who_and_what_is_asked_for_reaches_sacct(sacct):
         (["--month", "2026-13"], "is no month: write it as 2026-11"),
         (["--since", "2026-11-05", "--until", "2026-11-01"], "nothing lies between"),
         (["46"], "job 46 has not run to an end yet (PENDING)"),
-        (["50"], "job 50 is one of Muri's own"),
+        (["50"], "job 50 is one of Muri's own; it held GPUs for 41 and 42: ask for one of them"),
         (["99"], "the accounts have no job 99"),
     ],
 )  # fmt: skip

@@ -14,6 +14,7 @@ from muri.slurm_plugin.planning.repairs import reconcile
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import SPECIAL_EXIT, JobState
 from muri.slurm_plugin.records.comment_reports import Fault, fault_token, parse_fault
+from muri.slurm_plugin.records.journal import GROUP, Intent
 from muri.slurm_plugin.records.roles import Role, read_job
 
 
@@ -53,22 +54,28 @@ def test_a_member_gets_its_own_request_back_and_stays_held(make_controller, drai
 
 
 HELD = {"admin_comment": "", "submit_s": NOW_S - 100, "job_id": 9}
-OWN = {**HELD, "name": "muri-host", "comment": "muri-host:abc:1,2"}
+OWN = {**HELD, "name": "muri:1+2", "comment": "muri-host:abc:1,2"}
+KNOWN = (Intent("abc", GROUP, {}, "abandoned", None, NOW_S - 100),)
 
 
 def repairs(*jobs):
     slurm = FakeSlurm([make_job(**job) for job in jobs], [make_node("n1")])
-    return reconcile(cycle_input(slurm.snapshot(), None, Config()))
+    return reconcile(replace(cycle_input(slurm.snapshot(), None, Config()), intents=KNOWN))
 
 
-@pytest.mark.parametrize("fields", [{}, {"name": "muri-dryrun", "comment": "muri-dryrun:abc"}])
+@pytest.mark.parametrize("fields", [{}, {"name": "muri-host"}, {"comment": "muri-dryrun:abc"}])
 def test_a_job_of_muris_that_was_never_tagged_is_cancelled(fields):
     assert repairs({**OWN, **fields}) == (Cancel(9, "its submission was cut off"),)
 
 
 @pytest.mark.parametrize(
     "fields",
-    [{"name": "train"}, {"comment": "muri-hosts are fine"}, {"held": False, "reason": ""}, {"submit_s": NOW_S - 30}],
+    [
+        {"comment": "muri-host:mine:1,2"},
+        {"comment": "muri-hosts are fine"},
+        {"held": False, "reason": ""},
+        {"submit_s": NOW_S - 30},
+    ],
 )
 def test_others_are_left_alone(fields):
     assert repairs({**OWN, **fields}) == ()

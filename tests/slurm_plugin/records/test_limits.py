@@ -108,7 +108,7 @@ def test_reasons_that_free_gpus_do_not_end(reason):
 )
 def test_refusals_that_are_limits(words):
     assert is_limit_refusal(words)
-    assert is_limit_refusal(str(slurm_error("submit job 'muri-host'", words)))
+    assert is_limit_refusal(str(slurm_error("submit job 'muri:1+2'", words)))
     assert not is_limit_refusal("Invalid account or account/partition combination specified: Access/permission denied")
 
 
