@@ -30,6 +30,8 @@ from muri.slurm_plugin.records.cluster import Job, JobState
 from muri.slurm_plugin.records.roles import Role, read_job
 from muri.utc import text_of
 
+pytestmark = pytest.mark.configuration(profiling={"mode": "dry-run"})
+
 
 def two_gpus(job_id: int, model: str):
     """A job on two GPUs of one node, of a model that was measured on one."""
