@@ -144,6 +144,18 @@ def test_what_fails_in_an_estimate_costs_no_cycle(make_controller, monkeypatch, 
     assert bool(list(tmp_path.glob("profiles.db.damaged*"))) == damaged
 
 
+@pytest.mark.configuration(profiling={"mode": "in-place"})
+def test_who_asks_for_billions_of_gpus_costs_nobody_a_cycle(make_controller, caplog):
+    asked = {"gpu_count": 2 * 10**9, "gpu_request": "gres/gpu:2000000000"}
+    slurm = FakeSlurm([new_model(1), new_model(2, user="bob", uid=1002, **asked)], one_gpu())
+    one_cycle(make_controller, slurm)
+    assert not slurm.jobs[2].held  # it is Slurm's, and waits for ever
+    slurm.tick()
+    status = one_cycle(make_controller, slurm)
+    assert (status[1].slurm_state, status[1].estimated, status[2].estimated) == ("RUNNING", True, False)
+    assert caplog.text == ""
+
+
 AT_WORK = make_job(1, held=False, state=JobState.RUNNING, nodes="n1", admin_comment="")
 
 
