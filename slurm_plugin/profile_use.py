@@ -385,7 +385,8 @@ def _unknown(missing: Collection[ProfileKey], cycle: CycleInput) -> dict[Profile
 def _keys(cycle: CycleInput) -> Iterator[ProfileKey]:
     """What the jobs that wait, and those that run in groups or alone, are profiled under."""
     for job in (*cycle.view.having(Role.CANDIDATE), *cycle.view.having(Role.RELEASED)):
-        if job.gpu_count > 0:  # a member that was just requeued has none
+        # A member that was just requeued has no GPUs, and anybody may ask for billions: no profile is of so many.
+        if not figures.GPU_COUNT.fault(job.gpu_count):
             yield cycle.key_of(job)
     for group in cycle.view.running_groups:
         for member in group.members:

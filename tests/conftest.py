@@ -4,8 +4,8 @@ import random
 import signal
 import sys
 import threading
-from collections.abc import Iterator
-from typing import Final
+from collections.abc import Callable, Iterator
+from typing import Any, Final
 
 import pytest
 from hypothesis.internal.conjecture import providers
@@ -48,3 +48,22 @@ def _no_thread_of_a_virtual_clock_is_left() -> Iterator[None]:
     if (virtual_clock := sys.modules.get("virtual_clock")) is not None:
         left = virtual_clock.end_threads()
         assert not left, f"{left} still wait: the test's own thread has to let time go on until they have ended"
+
+
+@pytest.fixture
+def configured(request: pytest.FixtureRequest) -> Callable[..., dict[str, Any]]:
+    """Give the keys of muri.yaml that a test's controllers have; all others are as shipped.
+
+    The marks `configuration` name them, a module's and then a test's own, and at last the arguments. Of a section,
+    such as `profiling`, what is named later changes only the keys that it names.
+    """
+    marks = [mark.kwargs for mark in request.node.iter_markers("configuration")]
+
+    def keys(**changes: Any) -> dict[str, Any]:
+        config: dict[str, Any] = {}
+        for named in (*reversed(marks), changes):
+            both = {key: {**config[key], **named[key]} for key in named if isinstance(config.get(key), dict)}
+            config |= {**named, **both}
+        return config
+
+    return keys

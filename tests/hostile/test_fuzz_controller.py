@@ -7,23 +7,25 @@ from fuzz_controller import tried
 from muri.simulator.twin.shrink import smallest_failing
 
 CAMPAIGNS = [
-    Campaign("muri-s", "licence", 3, 200, 12),
-    Campaign("muri-l", "hold", 4, 60, 6),
+    Campaign("auto", "licence", 3, 200, 12),
     Campaign("auto", "hold", 8, 40, 8, apart=False),
+    Campaign("muri-s", "licence", 3, 60, 6, profiling="dry-run"),
+    Campaign("muri-l", "hold", 4, 60, 6),
     Campaign("synergy-tune", "licence", 9, 40, 8, apart=False),
 ]
 MORE_CAMPAIGNS = [
-    Campaign("horus", "licence", 5, 60, 6),
+    Campaign("horus", "licence", 5, 60, 6, profiling="dry-run"),
     Campaign("sjf-bsbf", "hold", 6, 60, 6),
     Campaign("tiresias", "licence", 7, 60, 6),
     Campaign("muri-hybrid", "licence", 10, 40, 8, apart=False),
+    Campaign("synergy-tune", "licence", 9, 40, 8, apart=False, profiling="dry-run"),
 ]
 
 
 @pytest.mark.parametrize(
     "campaign",
     [*CAMPAIGNS, *(pytest.param(each, marks=pytest.mark.thorough) for each in MORE_CAMPAIGNS)],
-    ids=lambda campaign: f"{campaign.policy}-{campaign.gate}",
+    ids=lambda campaign: f"{campaign.policy}-{campaign.gate}-{campaign.profiling}",
 )
 def test_every_ordinary_job_runs_once_to_its_end_and_no_cycle_is_lost(campaign):
     outcome = tried(campaign)

@@ -23,15 +23,15 @@ def status_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def make_controller(tmp_path: Path) -> Callable[..., Any]:
-    """Open a controller on a FakeSlurm, as a fresh process would; models are measured in dry runs."""
+def make_controller(tmp_path: Path, configured: Callable[..., dict[str, Any]]) -> Callable[..., Any]:
+    """Open a controller on a FakeSlurm, as a fresh process would, with the shipped configuration but for `changes`."""
 
     @contextmanager
     def make(slurm: FakeSlurm, known: tuple[StageProfile, ...] = FOUR_KINDS, /, **changes: Any) -> Iterator[Controller]:
-        gate = "licence" if slurm.gate_license else "hold"
+        # Not this machine's files; and the gate that this Slurm has.
         files = {"state_dir": tmp_path, "status_dir": tmp_path / "status"}
-        profiling = {"mode": "dry-run", **changes.pop("profiling", {})}
-        config = Config(**{**files, "policy": "muri-s", "gate": gate, "profiling": profiling, **changes})
+        gate = "licence" if slurm.gate_license else "hold"
+        config = Config(**{**files, "gate": gate, **configured(**changes)})
         with ProfileStore(tmp_path / "profiles.db") as store:
             if not store.list():
                 store.put_all(known)

@@ -31,6 +31,7 @@ M1 = ProfileKey("m1", 8, 1, "gpu", "alice")
 ALICES = tuple(replace(each, key=replace(each.key, user="alice")) for each in FOUR_KINDS)
 WATCH = {"profiles": {"drift_after_s": 300, "drift_again_s": 10_000}}
 CYCLE_S = 100.0
+DRY_RUN = pytest.mark.configuration(profiling={"mode": "dry-run"})
 
 
 def report(slurm, cycle, **slow):
@@ -132,6 +133,7 @@ def stale_m1(tmp_path):
         store.mark_stale(M1, "drifted", Author("drift", "2026-11-21T20:30:00Z", "stale"))
 
 
+@DRY_RUN
 def test_one_dry_run_for_a_stale_profile_and_its_other_jobs_start_meanwhile(make_controller, tmp_path):
     stale_m1(tmp_path)
     slurm = FakeSlurm([make_job(number) for number in (1, 2, 3)], one_gpu())
@@ -152,6 +154,7 @@ def test_one_dry_run_for_a_stale_profile_and_its_other_jobs_start_meanwhile(make
         assert store.get(M1).load_s == 0.9
 
 
+@DRY_RUN
 def test_the_result_counts_when_the_measured_job_has_ended_first(make_controller, tmp_path):
     stale_m1(tmp_path)
     slurm = FakeSlurm([make_job(1)], one_gpu())
@@ -166,6 +169,7 @@ def test_the_result_counts_when_the_measured_job_has_ended_first(make_controller
     assert marks(tmp_path) == {}
 
 
+@DRY_RUN
 def test_new_models_are_measured_before_stale_ones(make_controller, tmp_path):
     stale_m1(tmp_path)
     new = make_job(2, admin_comment="muri:model=new,batch-size=8")
@@ -199,6 +203,7 @@ def test_a_damaged_store_is_set_aside_at_the_start_and_the_cycle_goes_on(make_co
     assert len([job for job in slurm.jobs.values() if read_job(job).role is Role.CANDIDATE]) == 4  # nobody is lost
 
 
+@DRY_RUN
 @pytest.mark.parametrize("table", ["measurement", "document"])
 def test_a_store_that_is_damaged_while_the_controller_runs_is_set_aside(make_controller, tmp_path, caplog, table):
     slurm = FakeSlurm(four_jobs(), one_gpu())

@@ -30,6 +30,8 @@ from muri.slurm_plugin.records.cluster import Job, JobState
 from muri.slurm_plugin.records.roles import Role, read_job
 from muri.utc import text_of
 
+pytestmark = pytest.mark.configuration(profiling={"mode": "dry-run"})
+
 
 def two_gpus(job_id: int, model: str):
     """A job on two GPUs of one node, of a model that was measured on one."""
@@ -140,6 +142,18 @@ def test_what_fails_in_an_estimate_costs_no_cycle(make_controller, monkeypatch, 
     damaged = isinstance(error, CorruptStoreError)
     assert ("this cycle plans without estimates" in caplog.text) != damaged
     assert bool(list(tmp_path.glob("profiles.db.damaged*"))) == damaged
+
+
+@pytest.mark.configuration(profiling={"mode": "in-place"})
+def test_who_asks_for_billions_of_gpus_costs_nobody_a_cycle(make_controller, caplog):
+    asked = {"gpu_count": 2 * 10**9, "gpu_request": "gres/gpu:2000000000"}
+    slurm = FakeSlurm([new_model(1), new_model(2, user="bob", uid=1002, **asked)], one_gpu())
+    one_cycle(make_controller, slurm)
+    assert not slurm.jobs[2].held  # it is Slurm's, and waits for ever
+    slurm.tick()
+    status = one_cycle(make_controller, slurm)
+    assert (status[1].slurm_state, status[1].estimated, status[2].estimated) == ("RUNNING", True, False)
+    assert caplog.text == ""
 
 
 AT_WORK = make_job(1, held=False, state=JobState.RUNNING, nodes="n1", admin_comment="")

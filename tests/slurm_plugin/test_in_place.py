@@ -32,7 +32,6 @@ from muri.slurm_plugin.records.roles import read_job
 from muri.utc import text_of
 
 Make = Callable[..., Any]
-PLACE = {"mode": "in-place"}
 M1 = ProfileKey("m1", 8, 1, "gpu", "alice")
 OTHERS = FOUR_KINDS[1:]
 
@@ -47,7 +46,7 @@ def result(at_s: float = 0.0, **changes: Any) -> dict[str, Any]:
 
 def running(make_controller: Make, *known: StageProfile) -> FakeSlurm:
     """Four jobs in a group that runs."""
-    slurm = group_at_work(make_controller, known or FOUR_KINDS, profiling=PLACE)
+    slurm = group_at_work(make_controller, known or FOUR_KINDS)
     assert pilots(slurm)
     return slurm
 
@@ -58,7 +57,7 @@ def tell(slurm: FakeSlurm, job_id: int, found: dict[str, Any]) -> None:
 
 
 def cycle(slurm: FakeSlurm, make_controller: Make, **changes: Any) -> Any:
-    return one_cycle(make_controller, slurm, profiling=PLACE, **changes)
+    return one_cycle(make_controller, slurm, **changes)
 
 
 def of_m1(folder: Path) -> StageProfile | None:
@@ -77,7 +76,7 @@ def test_a_model_never_seen_is_planned_at_once_with_the_mean_of_the_others_or_a_
     make_controller: Make, known: tuple[StageProfile, ...], told: str
 ) -> None:
     slurm = FakeSlurm(four_jobs(), one_gpu())
-    status = one_cycle(make_controller, slurm, known, profiling=PLACE)
+    status = one_cycle(make_controller, slurm, known)
     assert not dry_runs(slurm)
     assert len(pilots(slurm)) == 1
     assert told in str(status[1])
@@ -90,7 +89,7 @@ def test_a_script_that_does_not_call_muri_keeps_its_gpus_until_its_model_is_know
 ) -> None:
     slurm = FakeSlurm(four_jobs(), one_gpu())
     slurm.jobs[1] = replace(slurm.jobs[1], admin_comment=f"{slurm.jobs[1].admin_comment} muri-calls:no")
-    status = one_cycle(make_controller, slurm, known, profiling=PLACE)
+    status = one_cycle(make_controller, slurm, known)
     members = {job_id for pilot in pilots(slurm) if (tag := read_job(pilot).pilot_tag) for job_id in tag.members}
     assert (1 in members) == shares
     assert ("does not call `muri run` itself" in str(status[1])) != shares
@@ -99,7 +98,7 @@ def test_a_script_that_does_not_call_muri_keeps_its_gpus_until_its_model_is_know
 def test_where_the_site_names_the_gpus_memory_an_unknown_model_shares_with_nobody(make_controller: Make) -> None:
     slurm = FakeSlurm(four_jobs(), [make_node("n1", gpu_count=2)])
     others = tuple(replace(each, gpu_mem_gib=2.0) for each in OTHERS)
-    one_cycle(make_controller, slurm, others, profiling=PLACE, gpu_mem_gib={"gpu": 24.0})
+    one_cycle(make_controller, slurm, others, gpu_mem_gib={"gpu": 24.0})
     groups = [read_job(pilot).pilot_tag for pilot in pilots(slurm)]
     assert groups
     assert all(group is not None and (1 not in group.members or group.members == (1,)) for group in groups)
@@ -144,7 +143,7 @@ def test_figures_that_cannot_be_true_are_refused_in_one_line_of_a_user(
     forged = tags.MEASURED_PREFIX + tags.format_json(result(slurm.now_s) | changes)
     for job_id in (1, 2):
         slurm.jobs[job_id] = replace(slurm.jobs[job_id], comment=forged)
-    with make_controller(slurm, (), profiling=PLACE) as controller:
+    with make_controller(slurm, ()) as controller:
         for _ in range(2):
             slurm.now_s += 60
             status = controller.cycle()
@@ -168,7 +167,7 @@ def test_jobs_that_have_not_run_in_a_group_say_nothing_of_their_models(
     state = f"muri-state:{tags.format_state(tags.MemberState(9, tags.Original('gres/gpu:1', '', 4, 1, 0, 3600)))}"
     jobs += [make_job(5, comment=forged, state=JobState.CANCELLED, admin_comment=f"muri:model=m1 {state}")]
     slurm = FakeSlurm([*jobs, make_job(9, admin_comment="muri-host:t:5")], one_gpu())
-    with make_controller(slurm, OTHERS, profiling=PLACE) as controller:
+    with make_controller(slurm, OTHERS) as controller:
         decision = controller.decision()
     assert not [each for each in decision.repairs if isinstance(each, KeepProfile | NotMeasured)]
     assert decision.untrue == {}
@@ -226,11 +225,10 @@ def test_a_stale_or_unsure_profile_is_replaced_by_what_was_measured_since_and_is
 
 
 def test_spare_nodes_make_dry_runs_for_which_nobody_waits(make_controller: Make) -> None:
-    spare = {**PLACE, "partition": "measure"}
     nodes = [make_node("n1", gpu_count=1), make_node("n2", gpu_count=1, partitions=("measure",))]
     slurm = FakeSlurm([make_job(5), make_job(6)], nodes)
     slurm.jobs[9] = make_job(9, admin_comment="", held=False, state=JobState.RUNNING, nodes="n1")
-    with make_controller(slurm, (), profiling=spare) as controller:
+    with make_controller(slurm, (), profiling={"partition": "measure"}) as controller:
         controller.cycle()
         (run,) = dry_runs(slurm)
         assert run.partition == "measure"

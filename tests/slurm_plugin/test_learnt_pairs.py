@@ -19,7 +19,7 @@ M1, M2 = (ProfileKey(name, 8, 1, "gpu", "alice") for name in ("m1", "m2"))
 
 
 def running_pair(make_controller: Make) -> FakeSlurm:
-    return group_at_work(make_controller, ALICES, count=2, profiling={"mode": "in-place"})
+    return group_at_work(make_controller, ALICES, count=2)
 
 
 def tell(slurm: FakeSlurm, iterations: int, times_s: tuple[float, float], discipline: str = "plain") -> None:
@@ -31,7 +31,7 @@ def tell(slurm: FakeSlurm, iterations: int, times_s: tuple[float, float], discip
 
 def cycle(slurm: FakeSlurm, make_controller: Make, policy: str = "auto") -> None:
     slurm.now_s += 60
-    one_cycle(make_controller, slurm, policy=policy, profiling={"mode": "in-place"}, profiles={"drift_limit": 0})
+    one_cycle(make_controller, slurm, policy=policy, profiles={"drift_limit": 0})
 
 
 def teach(

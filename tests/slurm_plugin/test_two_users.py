@@ -11,6 +11,8 @@ from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import Job, JobState
 from muri.slurm_plugin.records.journal import DRY_RUN_FAILED
 
+pytestmark = pytest.mark.configuration(profiling={"mode": "dry-run"})
+
 UIDS = {"alice": 1001, "bob": 1002, "carol": 1003}
 DAY_S = 86400.0
 THOROUGH = pytest.mark.thorough

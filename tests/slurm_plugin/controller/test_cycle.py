@@ -46,6 +46,7 @@ def test_other_users_are_never_grouped_together(make_controller):
     assert [read_job(pilot).pilot_tag.members for pilot in pilots(slurm)] == [(1,)]
 
 
+@pytest.mark.configuration(profiling={"mode": "dry-run"})
 def test_an_unknown_model_gets_a_dry_run_and_its_result_is_kept(make_controller, tmp_path):
     job = make_job(1, admin_comment="muri:model=new,batch-size=8")
     slurm = FakeSlurm([job], one_gpu())
@@ -68,6 +69,7 @@ def test_an_unknown_model_gets_a_dry_run_and_its_result_is_kept(make_controller,
     assert not slurm.jobs[1].held
 
 
+@pytest.mark.configuration(profiling={"mode": "dry-run"})
 @pytest.mark.parametrize("result", [None, {"error": "no stages"}, {"load_s": -1.0, "iteration_s": 0.1}])
 def test_a_failed_dry_run_does_not_block_the_job(make_controller, result):
     job = make_job(1, admin_comment="muri:model=new,batch-size=8")

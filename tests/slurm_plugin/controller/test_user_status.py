@@ -122,9 +122,9 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
 
 def test_users_see_why_their_own_jobs_wait(slurm: FakeSlurm, told: Path, config: Config) -> None:
     status, jobs = seen_by_alice(slurm, config)
-    assert status.policy == "muri-s"
+    assert status.policy == "muri-l"  # auto: no job tells its duration
     assert cycle_age_s(config, time.time()) is not None
-    assert explanation(jobs[1])[-1] == "- waits for a profile of its model"
+    assert explanation(jobs[1])[1] == "- it is next in line and no node of partition main can be used now"
     assert explanation(jobs[3])[-1] == "- only bob and administrators may see why"
     (told / f"{ALICE}.json").unlink()
     assert seen_by_alice(slurm, config)[0] == replace(status, jobs=())  # as before alice's first job

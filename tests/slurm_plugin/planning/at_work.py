@@ -55,12 +55,12 @@ def cycle_of(
     jobs: Iterable[Job], nodes: Sequence[Node], *reservations: Reservation, limits: SiteLimits = NO_SITE_LIMITS,
     known: Iterable[StageProfile] = FOUR_KINDS, traits: KnownTraits | None = None, **config: Any,
 ) -> CycleInput:  # fmt: skip
-    """What a cycle decides on, under muri-s unless the configuration says otherwise."""
+    """What a cycle decides on; `config` is what differs from the shipped configuration."""
     snapshot = Snapshot(
         NOW_S, "c", "26.05", tuple(jobs), tuple(nodes), reservations, limits=limits, gpu_removal=GPUS_REMOVABLE
     )
     knowledge = Knowledge({profile.key: profile for profile in known}, traits=traits or KnownTraits())
-    return CycleInput(view_of(snapshot), knowledge, Config.model_validate({"policy": "muri-s", **config}))
+    return CycleInput(view_of(snapshot), knowledge, Config.model_validate(config))
 
 
 def decided(jobs: Iterable[Job], nodes: Sequence[Node], *reservations: Reservation, **changes: Any) -> Decision:

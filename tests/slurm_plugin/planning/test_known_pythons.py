@@ -15,6 +15,8 @@ from muri.slurm_plugin.records.cluster import Job
 from muri.slurm_plugin.records.comment_reports import python_in
 from muri.slurm_plugin.records.roles import read_job
 
+pytestmark = pytest.mark.configuration(profiling={"mode": "dry-run"})
+
 HERE, THERE = "a" * 16, "b" * 16
 OWN, OTHER = "/home/alice/venv/bin/python3", "/home/alice/conda/bin/python"
 

@@ -136,7 +136,7 @@ def test_a_job_joins_one_of_the_same_shape_where_the_scripts_tasks_have_cpus(nod
     ],
 )
 def test_a_measured_job_with_a_task_per_gpu_starts_joinable(changes, kind):
-    (start,) = decided([ddp(1, nodes=1, **changes)], IDLE[:1], profiling={"mode": "in-place"}).actions
+    (start,) = decided([ddp(1, nodes=1, **changes)], IDLE[:1]).actions
     assert type(start) is kind
     if isinstance(start, StartGroup):
         assert (start.gpus_per_node, start.members[0].cpu_count) == (2, 2)

@@ -232,6 +232,7 @@ def test_the_better_of_turns_and_none_counts_unless_all_take_turns():
         assert table.speeds("short", "long") == pytest.approx((1 / ratio, 1 / ratio))
 
 
+@pytest.mark.configuration(profiling={"mode": "dry-run"})
 def test_a_script_that_says_so_in_its_dry_run_can_be_split(make_controller):
     slurm = FakeSlurm([job(2, "new", 100)], [make_node("n1", gpu_count=1)])
     figures = {"load_s": 0.0, "preprocess_s": 0.0, "propagate_s": 0.3, "synchronize_s": 0.0, "iteration_s": 0.3}
