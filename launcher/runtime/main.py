@@ -44,6 +44,9 @@ from muri.utc import log_handler
 logger = logging.getLogger("muri.launcher")
 
 STATUS_INTERVAL_S: Final = 1.0
+MEANS_INTERVAL_S: Final = 0.25
+"""The same while the first means of a model never seen are due: the planner may wait for them."""
+
 REPORT_TIMEOUT_S: Final = 3.0
 """Longer than the loss of another rank may hold a report back."""
 
@@ -183,7 +186,7 @@ class Runtime:
             if last:
                 return
             # The pilot waits for the last member to end, so write each end at once.
-            self._table.changed.wait(STATUS_INTERVAL_S)
+            self._table.changed.wait(MEANS_INTERVAL_S if self._table.awaits_means else STATUS_INTERVAL_S)
             self._table.changed.clear()
 
     def _end(self) -> None:

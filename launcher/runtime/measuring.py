@@ -31,14 +31,21 @@ class Measurement:
     Args:
         session: The session; its clock tells nobody else of its iterations.
         is_undisturbed: Whether stages now take the time that they take alone.
+        tells_early: Whether its first means are told, sure or not: nothing better is known of the model.
         now_s: The time, seconds since the epoch.
     """
 
     def __init__(
-        self, session: MemberSession, is_undisturbed: Callable[[], bool], now_s: Callable[[], float] = time.time
+        self,
+        session: MemberSession,
+        is_undisturbed: Callable[[], bool],
+        *,
+        tells_early: bool = False,
+        now_s: Callable[[], float] = time.time,
     ) -> None:
         self._session = session
         self._is_undisturbed = is_undisturbed
+        self._tells_early = tells_early
         self._now_s = now_s
         self._fresh: deque[tuple[IterationRecord, bool]] = deque(maxlen=_MOST_WAITING)
         self._course: LiveCourse | None = None
@@ -52,8 +59,15 @@ class Measurement:
         """Whether members should take turns for it."""
         return not self._over and self._now_s() - self._begun_s < MOST_TURNS_S
 
+    @property
+    def is_awaited(self) -> bool:
+        """Whether its first means are due soon, and others may wait for them."""
+        return self._tells_early and self._result is None and self.needs_turns and self._session.clock.iterations > 0
+
     def look(self, *, ended: bool = False) -> dict[str, Any] | None:
-        """The figures of a profile as plain JSON values, once they are sure, or an error; None before.
+        """The figures of a profile as plain JSON values, or an error; None before.
+
+        Told early they change once, when they are sure.
 
         Args:
             ended: Whether the script has ended: what was measured by then has to do.
@@ -66,7 +80,9 @@ class Measurement:
         if ended or (self._course is not None and self._course.is_over):
             self._over, self._session.clock.on_record = True, None
             self._fresh.clear()
-            self._result = (None if facts is None else self._sum_up(facts)) or self._why_not()
+            self._result = (None if facts is None else self._sum_up(facts)) or self._result or self._why_not()
+        elif facts is not None and self._tells_early and self._result is None and self._has_means():
+            self._result = self._sum_up(facts)
         return self._result
 
     def _take(self, record: IterationRecord) -> None:
@@ -82,6 +98,9 @@ class Measurement:
             else:
                 course = LiveCourse(ahead)
         self._course = course
+
+    def _has_means(self) -> bool:
+        return self._course is not None and self._course.has_means
 
     def _why_not(self) -> dict[str, Any] | None:
         """An error, where a script that has done all of its work told too little."""

@@ -170,7 +170,7 @@ class Member:
         return self.measurement is not None and self.measurement.needs_turns
 
     def measured(self) -> dict[str, Any] | None:
-        """The figures of a profile, once they are sure."""
+        """The figures of a profile, once there are any."""
         return None if self.measurement is None else self.measurement.look(ended=self.state == "ended")
 
 
@@ -226,20 +226,30 @@ class MemberTable:
             member.sessions += 1
             member.script, member.started = script, utc_now()
             member.meter, member.promise = SpeedMeter(), PromiseWatch()
-            member.measurement = Measurement(session, self._is_undisturbed)
+            unknown = member.expectation.solo_iteration_s is None
+            member.measurement = Measurement(session, self._is_undisturbed, tells_early=unknown)
             self.changed.set()
         if self._arbiter is not None:
-            self._arbiter.set_measuring(session.member, measuring=member.expectation.solo_iteration_s is None)
+            self._arbiter.set_measuring(session.member, measuring=unknown)
         return True
 
     def end_measurements(self) -> None:
         """Let members that are measured by now, or took too long, share as suits the group."""
         with self._lock:
             at_work = [(name, each) for name, each in self._members.items() if each.state == "running"]
-            over = [name for name, each in at_work if each.measured() or not each.needs_turns]
+            for _, each in at_work:
+                each.measured()
+            over = [name for name, each in at_work if not each.needs_turns]
         if self._arbiter is not None:
             for name in over:
                 self._arbiter.set_measuring(name, measuring=False)
+
+    @property
+    def awaits_means(self) -> bool:
+        """Whether a script's first means are due soon, for which others may wait."""
+        with self._lock:
+            at_work = [each.measurement for each in self._members.values() if each.state == "running"]
+        return any(each is not None and each.is_awaited for each in at_work)
 
     def finish(self, session: MemberSession) -> None:
         """Note that the session ended."""

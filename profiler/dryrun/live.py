@@ -1,8 +1,8 @@
 """Measures a model over the first iterations of a job that trains, alone or in company. Pure.
 
 The rules are a dry run's (`steadiness`): when the script has warmed up, and when its means are sure. Only the end
-differs. Nothing ends with it, so more iterations cost nothing: means that are unsure after `ENOUGH_ITERATIONS` and
-`ENOUGH_S` are reported with what confidence they have.
+differs. Nothing ends with it, so more iterations cost nothing: the first means are told as soon as there are any, sure or
+not, and those that are unsure after `ENOUGH_ITERATIONS` and `ENOUGH_S` with what confidence they have.
 
 An iteration alone takes what it took less the waits for other members: its stages' own times, and the time in no stage.
 What others slow down otherwise (caches, memory, cores) is in it, so in company it is an upper bound.
@@ -61,12 +61,17 @@ class LiveCourse:
         self._warmup: int | None = None
         self._stopped = "the script ended"
         self._measured_s = 0.0
-        self._next_look = max(LEAST_ITERATIONS, LEAST_PERIODS * self._ahead.period)
+        self._least = self._next_look = max(LEAST_ITERATIONS, LEAST_PERIODS * self._ahead.period)
 
     @property
     def measured(self) -> int:
         """Iterations after the warm-up; 0 while that goes on."""
         return 0 if self._warmup is None else len(self._iterations) - self._warmup
+
+    @property
+    def has_means(self) -> bool:
+        """Whether its means say something, sure or not."""
+        return self.measured >= self._least
 
     def add(self, own_s: float, stage_s: tuple[float, ...]) -> bool:
         """An iteration ended; returns whether enough is known.

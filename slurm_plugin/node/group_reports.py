@@ -137,7 +137,7 @@ class GroupReports:
         self._steady: frozenset[str] = frozenset()
         self._told_steady: frozenset[str] = frozenset()
         self._report: str | None = None
-        self._measured: set[str] = set()
+        self._measured: dict[str, tuple[int, float]] = {}
         self._measure_s = clock()
 
     def look(self, status: Mapping[str, Any]) -> None:
@@ -179,13 +179,17 @@ class GroupReports:
         self._times.tried(self._clock(), status.get("members", {}), told=told)
 
     def _tell_measurements(self, members: Mapping[str, Any]) -> None:
-        """Tell of each member once what its first iterations say."""
+        """Tell of each member's first script what its iterations say, and again when that is surer."""
         for job_id, member in members.items():
-            if member.get("measured") and job_id not in self._measured:
-                self._tell_measured(job_id, member["measured"])
+            found = member.get("measured")
+            if not found:
+                continue
+            told, this = self._measured.get(job_id), (member.get("sessions", 0), found["at"])
+            if told is None or (told[0] == this[0] and told[1] < this[1]):
+                self._tell_measured(job_id, found, this)
 
-    def _tell_measured(self, job_id: str, found: Mapping[str, Any]) -> None:
-        """Tell what a member's first iterations say of its model, once, through that job's own comment."""
+    def _tell_measured(self, job_id: str, found: Mapping[str, Any], this: tuple[int, float]) -> None:
+        """Tell what a member's iterations say of its model through that job's own comment; `this` is its mark."""
         try:
             told = found if "error" in found else with_foreign_python(found, sys.prefix)
             record = job_record(int(job_id))
@@ -197,7 +201,7 @@ class GroupReports:
             return
         except GatewayError as error:
             log.warning("job %s is measured, which cannot be told: %s", job_id, error)
-        self._measured.add(job_id)
+        self._measured[job_id] = this
 
 
 def _is_estimated(record: JobRecord) -> bool:

@@ -21,6 +21,9 @@ from muri.utc import moment, text_of
 _CLOCKS_DIFFER_S: Final = 60.0
 """By so much at most does a node's clock, which members' reports name, differ from slurmctld's."""
 
+_SURE: Final = 0.95
+"""With this confidence a measurement ends as sure; figures told earlier have less, and surer ones replace them."""
+
 _UNTRUE: Final = (ProfileError, KeyError, TypeError, ValueError, OverflowError)
 
 
@@ -120,11 +123,19 @@ def _is_wanted(profile: StageProfile, cycle: CycleInput) -> bool:
     known, knowledge = cycle.knowledge.profile_of(profile.key), cycle.knowledge
     if known is None or known.is_estimate:
         return True
-    if not _is_before(known.measured_at, profile.measured_at):
+    if _is_before(profile.measured_at, known.measured_at):
         return False
     if doubt(known, cycle.config):
         return not doubt(profile, cycle.config)
+    if _is_surer(profile, known):
+        return True
     return knowledge.is_stale(profile.key) and _is_before(knowledge.stale_since(profile.key), profile.measured_at)
+
+
+def _is_surer(profile: StageProfile, known: StageProfile) -> bool:
+    """Whether a measurement is surer than one that was told before it was sure."""
+    before, now = known.detail.confidence, profile.detail.confidence
+    return known.source == IN_PLACE and before is not None and now is not None and before < min(now, _SURE)
 
 
 def _is_before(one: str, other: str) -> bool:

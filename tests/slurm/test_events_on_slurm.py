@@ -84,6 +84,32 @@ def test_arrivals_and_ends_are_not_left_to_the_next_cycle(muri: MuriCluster, for
     assert seconds_to_start(muri, last, ended=pilot) < INTERVAL_S / 2
 
 
+UNSTEADY_PY = """\
+import os, time
+import muri
+
+for step in range(20):
+    with muri.stage("load"):
+        time.sleep(0.05 + 0.4 * (step % 2))
+while os.path.exists(os.path.expanduser("~/keep-training")):
+    time.sleep(0.1)
+"""
+
+
+@pytest.mark.parametrize("muri", ["one_gpu_sandbox"], indirect=True)
+def test_the_first_means_of_a_model_never_seen_cause_a_cycle_although_they_are_not_sure(muri: MuriCluster) -> None:
+    muri.configure(interval_s=INTERVAL_S, profiling={"mode": "in-place"})
+    script = muri.script("unsteady", UNSTEADY_PY)
+    with at_work(muri, "--events"), muri.training():
+        job = muri.driver.submit("-p", "train", "--gres=gpu:1", "--muri=model=unsteady,batch-size=8", script)
+        muri.driver.wait_until(lambda: "unsteady" in muri.models("--user", "alice"), "a cycle after the measurement")
+        found = muri.models("--user", "alice")["unsteady"]
+        assert muri.driver.job(job)["JobState"] == "RUNNING"
+    assert found["source"] == "in-place"
+    assert found["detail"]["confidence"] < 0.95
+    assert muri.driver.wait_state(job)["JobState"] == "COMPLETED"
+
+
 @pytest.mark.parametrize("muri", ["one_gpu_sandbox"], indirect=True)
 def test_the_timers_cycles_go_on_beside_the_process_that_watches(muri: MuriCluster) -> None:
     with at_work(muri, "--events"):

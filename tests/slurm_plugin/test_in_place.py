@@ -192,6 +192,7 @@ def test_a_model_of_which_runs_tell_too_little_runs_alone_for_a_day(make_control
 
 KIND = replace(FOUR_KINDS[0], key=M1, measured_at=text_of(0))
 UNSURE = replace(KIND, source="dry-run", detail=ProfileDetail(confidence=0.02))
+EARLY = replace(KIND, source=IN_PLACE, detail=ProfileDetail(confidence=0.6))
 
 
 @pytest.mark.parametrize(
@@ -203,6 +204,9 @@ UNSURE = replace(KIND, source="dry-run", detail=ProfileDetail(confidence=0.02))
         (UNSURE, False, 5.0, 0.97, True),
         (UNSURE, False, 5.0, 0.01, False),
         (replace(UNSURE, measured_at=text_of(2e9)), False, 5.0, 0.97, False),  # a newer one is known
+        (EARLY, False, 5.0, 0.97, True),  # told at once, before it was sure
+        (EARLY, False, 5.0, 0.5, False),
+        (replace(EARLY, detail=ProfileDetail(confidence=0.96)), False, 5.0, 0.97, False),
     ],
 )
 def test_a_stale_or_unsure_profile_is_replaced_by_what_was_measured_since_and_is_surer(
@@ -219,7 +223,7 @@ def test_a_stale_or_unsure_profile_is_replaced_by_what_was_measured_since_and_is
     cycle(slurm, make_controller)
     found = of_m1(tmp_path)
     assert found is not None
-    assert (found.source == IN_PLACE) == is_replaced
+    assert (found.measured_at != stored.measured_at) == is_replaced
     with ProfileStore(tmp_path / "profiles.db", read_only=True) as store:
         assert bool(store.stale_marks()) == (is_stale and not is_replaced)
 

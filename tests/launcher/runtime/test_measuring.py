@@ -1,6 +1,7 @@
 """A member's model is measured over its first iterations, while it trains."""
 
 from collections.abc import Callable
+from itertools import count
 from typing import Any
 
 import pytest
@@ -9,7 +10,9 @@ from polling import until
 
 from muri.launcher.job.stage_clock import IterationRecord, StageClock
 from muri.launcher.runtime.measuring import MOST_TURNS_S, Measurement
+from muri.profiler.dryrun.live import ENOUGH_ITERATIONS, LEAST_ITERATIONS
 from muri.profiler.dryrun.messages import DryRunResult
+from muri.profiler.dryrun.steadiness import HALF_WINDOW
 
 LOOP = """
     import sys, time, muri
@@ -41,9 +44,10 @@ class Session:
 
 
 def measurement(
-    session: Session, turns: list[bool] | None = None, now_s: Callable[[], float] = lambda: 7.0
+    session: Session, turns: list[bool] | None = None, now_s: Callable[[], float] = lambda: 7.0, *, early: bool = False
 ) -> Measurement:
-    return Measurement(session, lambda: turns is None or turns.pop(0), now_s)  # type: ignore[arg-type]
+    undisturbed = (lambda: True) if turns is None else (lambda: turns.pop(0))
+    return Measurement(session, undisturbed, tells_early=early, now_s=now_s)  # type: ignore[arg-type]
 
 
 FACTS = {"gpu_mem_gib": 3.0, "gradient_mib": 44.0, "dangers": ["children"], "accumulates": True}
@@ -67,6 +71,50 @@ def test_it_is_sure_after_the_first_steady_iterations_and_leaves_waits_out() -> 
     assert (told["at"], told["accumulates"], told["python"]["prefix"]) == (7.0, True, "/env")
     assert found.look() == told
     assert session.clock.on_record is None  # the rest of the training costs nothing
+
+
+def unsteady(number: int) -> IterationRecord:
+    """Iterations of 0.1 and 0.7 s in turn: no ten of them are sure."""
+    return IterationRecord(0.1 + 0.6 * (number % 2), (0.1, 0.0, 0.0, 0.0), (0.0,) * 4)
+
+
+@pytest.mark.parametrize("early", [True, False])
+def test_the_first_means_of_a_model_never_seen_are_told_at_once_and_replaced_once_they_are_sure(early: bool) -> None:
+    session, times_s = Session(FACTS), count(7.0)
+    found, told = measurement(session, now_s=lambda: next(times_s), early=early), []
+    for number in range(ENOUGH_ITERATIONS + 2 * HALF_WINDOW):
+        session.clock.count(unsteady(number))
+        told += [figures for figures in (found.look(),) if figures is not None and figures not in told]
+    first, last = (DryRunResult.from_dict(each) for each in (told[0], told[-1]))
+    assert len(told) == (2 if early else 1)
+    assert (first.iterations == LEAST_ITERATIONS) == early
+    assert last.iterations >= ENOUGH_ITERATIONS
+    assert (last.detail.confidence or 0.0) > (first.detail.confidence or 0.0) or not early
+    assert told[-1]["at"] > told[0]["at"] or not early
+
+
+def test_first_means_stay_where_a_script_ends_with_less_than_it_has_told() -> None:
+    session = Session(FACTS)
+    found = measurement(session, [True] * 12 + [False] + [True] * 5, early=True)
+    for number in range(12):
+        session.clock.count(unsteady(number))
+    first = found.look()
+    assert first is not None
+    for number in range(6):
+        session.clock.count(unsteady(number))
+    assert found.look(ended=True) == first
+
+
+def test_first_means_are_looked_for_often_while_they_are_due() -> None:
+    session = Session(FACTS)
+    found = measurement(session, early=True)
+    assert not found.is_awaited
+    session.clock.count(STEADY)
+    assert found.is_awaited
+    for _ in range(11):
+        session.clock.count(STEADY)
+    assert found.look() is not None
+    assert not found.is_awaited
 
 
 def test_what_the_process_has_not_told_is_waited_for() -> None:

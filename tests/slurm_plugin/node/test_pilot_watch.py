@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
@@ -515,6 +516,16 @@ def test_what_was_measured_of_a_member_is_told_once_in_its_own_comment(group: Gr
     assert found is not None
     assert (found["at"], found["python"], found["iterations"]) == (7, "/env/bin/python", 12)
     assert "stopped" not in found
+
+
+def test_surer_figures_of_the_same_script_are_told_again_and_those_of_a_second_one_are_not(group: Group) -> None:
+    def tell(at_s: float, sessions: int) -> None:
+        member = {"state": "running", "sessions": sessions, "measured": {**MEASURED, "at": at_s}}
+        group.tell(members={"1": member})
+
+    events = [(at_s, partial(tell, at_s, sessions)) for at_s, sessions in ((20.1, 1), (30.1, 1), (40.1, 2))]
+    group.watch(*events, (600.1, group.states.clear))
+    assert [at_s for at_s, _, _ in group.measured] == [20.25, 30.25]
 
 
 @pytest.mark.parametrize(("estimated", "told"), [(True, 1), (False, 0)])
