@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.papers.frame import ROOT, Experiment, Outcome, document_of, keep, shown
+from muri.errors import MuriError
 
 
 def experiments() -> dict[str, Experiment]:
@@ -47,21 +48,38 @@ def _list(of_name: Mapping[str, Experiment]) -> None:
         click.echo(f"{experiment.name:<{widest}}  {experiment.place}: {experiment.title}")
 
 
+def _run(experiment: Experiment, quick: bool, traces: tuple[Path, ...]) -> Outcome:
+    if not traces:
+        return experiment.run(quick)
+    if quick or experiment.run_on is None:
+        raise click.UsageError(f"--trace is no option of {experiment.name}{' --quick' * quick}")
+    return experiment.run_on(traces)
+
+
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("names", nargs=-1, metavar="NAME…")
 @click.option("--quick", is_flag=True, help="A small part that takes seconds; nothing is kept.")
+@click.option(
+    "--trace",
+    "traces",
+    multiple=True,
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Run on this trace instead of those that the published figures are of, and keep nothing; repeatable.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--write/--no-write", "stored", default=True, help="Keep the figures in benchmarks/results/papers.")
-def main(names: tuple[str, ...], quick: bool, as_json: bool, stored: bool) -> None:
+def main(names: tuple[str, ...], quick: bool, traces: tuple[Path, ...], as_json: bool, stored: bool) -> None:
     """Repeat figures and tables of the papers, and print ours beside the published figures.
 
-    Without NAME the experiments are listed. After a run, scripts/papers_page.py writes docs/papers.md anew.
+    Without NAME the experiments are listed. After a run, scripts/papers_page.py writes docs/papers.md anew. An
+    experiment that lacks a trace or table of the published figures says which, keeps nothing and exits with 1.
 
     \b
     Examples:
       python -m benchmarks.papers
       python -m benchmarks.papers muri-fig13
       python -m benchmarks.papers synergy-fig7 --quick --json
+      python -m benchmarks.papers muri-table4 --trace mine.csv
     """
     of_name = experiments()
     if not names:
@@ -72,13 +90,16 @@ def main(names: tuple[str, ...], quick: bool, as_json: bool, stored: bool) -> No
         raise click.UsageError(f"no experiment {', '.join(unknown)}; there are: {', '.join(of_name)}")
     for name in names:
         experiment, start_s = of_name[name], time.process_time()
-        outcome = experiment.run(quick)
+        try:
+            outcome = _run(experiment, quick, traces)
+        except MuriError as error:
+            raise click.ClickException(f"{name}: {error}; nothing is kept") from error
         click.echo(f"{name}: {time.process_time() - start_s:.1f} s of CPU", err=True)
         if as_json:
             click.echo(json.dumps(document_of(experiment, outcome), indent=1, ensure_ascii=False))
         else:
             print_outcome(experiment, outcome)
-        if stored and not quick:
+        if stored and not quick and not traces:
             click.echo(f"kept in {keep(experiment, outcome).relative_to(ROOT)}", err=True)
 
 

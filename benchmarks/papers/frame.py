@@ -1,18 +1,36 @@
 """What an experiment of a paper is, and how its figures are kept."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from benchmarks.machine import describe_machine
+from muri.errors import MuriError
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "papers"
 
+GAVELS = "the table of pairs that Gavel's authors measured on a V100"
+
 Figure = float | str | None
 """A number, or words where a number would say too much ("≤ 1.3", "0.9 to 1.1"); None: there is none."""
+
+
+class MissingDataError(MuriError):
+    """A trace or table that the published figures are of is not at hand."""
+
+
+def needed(path: Path, what: str) -> Path:
+    """The path of published data.
+
+    Raises:
+        MissingDataError: There is no such file.
+    """
+    if not path.is_file():
+        raise MissingDataError(f"{what} is not at hand: there is no {path}")
+    return path
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +88,7 @@ class Experiment:
         title: What it compares.
         split: On which data something was fitted or tuned, and on which it is judged.
         run: Runs it; True: only a small part that takes seconds, for the tests.
+        run_on: Runs it on other traces than the published figures are of; None: it takes none.
     """
 
     name: str
@@ -77,6 +96,7 @@ class Experiment:
     title: str
     split: str
     run: Callable[[bool], Outcome]
+    run_on: Callable[[Sequence[Path]], Outcome] | None = None
 
 
 def document_of(experiment: Experiment, outcome: Outcome) -> dict[str, Any]:

@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
 from benchmarks.pair_model import GAVEL, Floats, gavel_pairs, simulate
-from benchmarks.papers.frame import Curve, Experiment, Outcome, Row
-from muri.errors import UsageError
+from benchmarks.papers.frame import GAVELS, Curve, Experiment, Outcome, Row, needed
 from muri.profiler.interference.slowdown import Slowdown, published_slowdown
 from muri.profiler.interference.slowdown_fits import PairPoint, SlowdownFit, fit_slowdown, gpu_percent, r_squared
 from muri.profiler.records import ProfileKey, StageProfile
@@ -42,13 +41,11 @@ def figure_4a(quick: bool) -> Outcome:
     """R² of f on pairs measured on a V100, and on simulated ones; half a minute.
 
     Raises:
-        UsageError: Gavel's table is not at hand.
+        MissingDataError: Gavel's table is not at hand.
     """
     simulated = of_simulated(QUICK_JOBS if quick else JOBS)
     cases = {"simulated pairs that share each resource in halves": simulated}
     if not quick:
-        if not GAVEL.exists():
-            raise UsageError(f"horus-fits needs {GAVEL}, the pairs that Gavel measured on a V100")
         cases["V100, pairs of Gavel's table"] = of_gavel()
     rows = tuple(row for case, judged in cases.items() for row in _rows(case, judged))
     return Outcome(rows, _FIGURE_4A, () if quick else tuple(_curves(cases["V100, pairs of Gavel's table"])))
@@ -111,7 +108,7 @@ def of_simulated(jobs: int) -> Judged:
 
 def of_gavel() -> Judged:
     """The pairs of Gavel's table; a tenth at a time is left out of the fit of utilizations and f."""
-    models, ratios = gavel_pairs(GAVEL.read_text(encoding="utf-8").splitlines())
+    models, ratios = gavel_pairs(needed(GAVEL, GAVELS).read_text(encoding="utf-8").splitlines())
     ratios = np.maximum(1.0, ratios)
     order = np.random.default_rng(SEED).permutation(len(models))
     predicted = np.empty(len(models))
@@ -161,7 +158,7 @@ def figure_2(quick: bool) -> Outcome:
     """How much pairs slow each other down at all; a second. The small run takes simulated pairs.
 
     Raises:
-        UsageError: Gavel's table is not at hand.
+        MissingDataError: Gavel's table is not at hand.
     """
     slowed = _slowed_simulated() if quick else _slowed_on_v100()
     everything = [ratio for ratios in slowed.values() for ratio in ratios]
@@ -183,10 +180,8 @@ _FIGURE_2: Final = (
 
 def _slowed_on_v100() -> dict[str, list[float]]:
     """How many times longer each model takes, over its partners in Gavel's table."""
-    if not GAVEL.exists():
-        raise UsageError(f"horus-fig2 needs {GAVEL}, the pairs that Gavel measured on a V100")
     slowed: dict[str, list[float]] = {}
-    for row in csv.DictReader(GAVEL.read_text(encoding="utf-8").splitlines()):
+    for row in csv.DictReader(needed(GAVEL, GAVELS).read_text(encoding="utf-8").splitlines()):
         for job, speed in (("job_a", "speed_a_fraction"), ("job_b", "speed_b_fraction")):
             slowed.setdefault(row[job], []).append(max(1.0, 1 / float(row[speed])))
     return slowed

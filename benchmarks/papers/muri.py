@@ -1,10 +1,11 @@
 """Figures and tables of the Muri paper: `muri simulate --experiment`, kept for docs/papers.md.
 
-MURI_PAPER_TRACES names the folder of the paper's traces; otherwise they are looked for in ../shared/traces.
+MURI_PAPER_TRACES names the folder of the paper's traces; otherwise they are looked for in ../shared/traces. Where one
+of an experiment's traces is missing, nothing is run: a published figure is set only beside ours of the same trace.
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,9 +13,11 @@ from typing import Final
 
 import numpy as np
 
-from benchmarks.papers.frame import ROOT, Curve, Experiment, Outcome, Row
+from benchmarks.papers.frame import ROOT, Curve, Experiment, MissingDataError, Outcome, Row
 from muri.profiler.records import RESOURCES
+from muri.simulator.experiments.experiment import Experiment as SimulatorExperiment
 from muri.simulator.experiments.experiment import (
+    ExperimentError,
     experiment_names,
     find_traces,
     load_experiment,
@@ -38,15 +41,34 @@ def simulated(name: str, quick: bool) -> Outcome:
     """Run an experiment of the simulator on the paper's traces, or on the first jobs of one of our own.
 
     Raises:
-        ExperimentError: The paper's traces are not at hand.
+        MissingDataError: A trace of the paper's is not at hand; names all that are missing.
     """
     experiment = load_experiment(name)
     if quick:
         small = read_trace(SMALL)
-        traces = [replace(small, jobs=small.jobs[:QUICK_JOBS])]
-    else:
-        files = find_traces(experiment, TRACES, ()).files
-        traces = [_named(path, trace) for trace, path in files.items()]
+        return _outcome(experiment, [replace(small, jobs=small.jobs[:QUICK_JOBS])])
+    try:
+        found = find_traces(experiment, TRACES, ())
+    except ExperimentError as error:
+        raise MissingDataError(str(error)) from error
+    if found.missing:
+        names = ", ".join(found.missing)
+        raise MissingDataError(f"{TRACES} has no trace {names}; MURI_PAPER_TRACES names another folder")
+    return _outcome(experiment, [_named(path, trace) for trace, path in found.files.items()])
+
+
+def simulated_on(name: str, given: Sequence[Path]) -> Outcome:
+    """Run an experiment of the simulator on given traces.
+
+    Raises:
+        UsageError: A file is no trace.
+    """
+    experiment = load_experiment(name)
+    files = find_traces(experiment, None, given).files
+    return _outcome(experiment, [_named(path, trace) for trace, path in files.items()])
+
+
+def _outcome(experiment: SimulatorExperiment, traces: Sequence[Trace]) -> Outcome:
     summaries = summarise(sweep(runs_of_experiment(experiment, traces)))
     findings = Findings.of(experiment, summaries)
     rows = (*map(_row, findings.cells), *map(_range_row, findings.ranges))
@@ -99,7 +121,14 @@ def _even(steps: series.Curve) -> tuple[tuple[float, ...], tuple[float, ...]]:
 
 
 EXPERIMENTS: Final = tuple(
-    Experiment(f"muri-{name}", experiment.figure, experiment.title, SPLIT, partial(simulated, name))
+    Experiment(
+        f"muri-{name}",
+        experiment.figure,
+        experiment.title,
+        SPLIT,
+        partial(simulated, name),
+        partial(simulated_on, name),
+    )
     for name in experiment_names()
     for experiment in [load_experiment(name)]
 )

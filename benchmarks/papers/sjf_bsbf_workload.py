@@ -25,8 +25,7 @@ from itertools import combinations_with_replacement
 from random import Random
 from typing import Final
 
-from benchmarks.papers.frame import ROOT
-from muri.errors import UsageError
+from benchmarks.papers.frame import GAVELS, ROOT, needed
 from muri.policies.speed.pairs import PairSpeed, parse_interference
 from muri.simulator.model import Cluster, JobRecord, Settings, Trace, TraceJob
 from muri.simulator.run import simulate
@@ -111,13 +110,11 @@ def pair_lines(quick: bool) -> tuple[str, ...]:
     """The lines of the table of measured pairs; of a made-up one in a small run.
 
     Raises:
-        UsageError: The table is not there.
+        MissingDataError: The table is not there.
     """
     if quick:
         return tuple(_MADE_UP.splitlines())
-    if not PAIRS.exists():
-        raise UsageError(f"there is no {PAIRS}: the table of pairs that Gavel's authors measured on a V100")
-    return tuple(PAIRS.read_text(encoding="utf-8").splitlines())
+    return tuple(needed(PAIRS, GAVELS).read_text(encoding="utf-8").splitlines())
 
 
 @cache

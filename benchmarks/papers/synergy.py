@@ -11,11 +11,20 @@ from typing import Final
 import numpy as np
 
 from benchmarks.papers.frame import Curve, Experiment, Outcome, Row
-from benchmarks.papers.synergy_traces import FIRST, LAST, SHORT_H, USUAL, Jcts, Workload, jct_h, simulated_by_default
+from benchmarks.papers.synergy_traces import (
+    QUICK,
+    SHORT_H,
+    USUAL,
+    Jcts,
+    Workload,
+    counted_jobs,
+    jct_h,
+    simulated_by_default,
+)
 
 SPLIT: Final = (
     "Nothing is fitted. Demands and speeds are those of the public simulator's tables; arrivals and durations are the "
-    "authors' own (or, where their trace is not at hand, drawn by their recipe), sizes are drawn from Philly's."
+    "authors' own, sizes are drawn from Philly's."
 )
 SIZES: Final = (
     "The paper's prose gives few figures, and its curves come without a table. Sizes of jobs are drawn from the 33,192 "
@@ -27,10 +36,6 @@ SPLITS: Final = {"20/70/10": USUAL, "33/33/33": (33, 33, 33), "50/0/50": (50, 0,
 LOADS: Final = (1.0, 2.0, 3.0, 4.0, 5.5)
 
 _LOAD, _JCT = "jobs per hour", "average JCT, h"
-
-
-def _jobs(quick: bool) -> tuple[int, int]:
-    return (200, 260) if quick else (FIRST, LAST)
 
 
 def _ratio(case: str, figure: str, published: float | str | None, base: Jcts, better: Jcts) -> Row:
@@ -62,12 +67,14 @@ def figure_1(quick: bool) -> Outcome:
     curves = []
     for order in ("las", "srtf"):
         found = {
-            name: [jct_h(Workload(load, multi=True), f"synergy-{name}-{order}", jobs=_jobs(quick)) for load in loads]
+            name: [
+                jct_h(Workload(load, multi=True), f"synergy-{name}-{order}", jobs=counted_jobs(quick)) for load in loads
+            ]
             for name in ("proportional", "tune")
         }
         for load, base, better in zip(loads, *found.values(), strict=True):
             case = f"{order.upper()}, {load:g} jobs an hour"
-            rows.append(_ratio(case, "average JCT", "≤ 1.6" if load == loads[-1] else None, base, better))
+            rows.append(_ratio(case, "average JCT", "≤ 1.6" if load == LOADS[-1] else None, base, better))
         curves += [_over_load(f"{order.upper()}, {name}", loads, jcts) for name, jcts in found.items()]
     return Outcome(
         tuple(rows), f"{SIZES} The paper says up to 1.6 × for jobs of several GPUs (section 5.3.2).", tuple(curves)
@@ -81,7 +88,7 @@ def jct_and_cdf(order: str, shown_load: float, published_p95: str | float | None
     found: dict[str, list[Jcts]] = {"proportional": [], "tune": []}
     curves = []
     for load, name in product(loads, found):
-        found[name].append(jct_h(Workload(load, multi=True), f"synergy-{name}-{order}", jobs=_jobs(quick)))
+        found[name].append(jct_h(Workload(load, multi=True), f"synergy-{name}-{order}", jobs=counted_jobs(quick)))
     for load, base, better in zip(loads, *found.values(), strict=True):
         rows.append(
             _ratio(f"{load:g} jobs an hour", "average JCT", "≤ 1.6" if load == shown_load else None, base, better)
@@ -113,7 +120,7 @@ def figure_9(quick: bool) -> Outcome:
     loads = (9.0,) if quick else (5.0, 6.0, 7.0, 8.0, 9.0)
     found: dict[str, list[Jcts]] = {"proportional": [], "tune": []}
     for load, name in product(loads, found):
-        found[name].append(jct_h(Workload(load), f"synergy-{name}-fifo", jobs=_jobs(quick)))
+        found[name].append(jct_h(Workload(load), f"synergy-{name}-fifo", jobs=counted_jobs(quick)))
     published = {"proportional": 81.0, "tune": 22.0}
     for name, jcts in found.items():
         rows.append(
@@ -124,7 +131,7 @@ def figure_9(quick: bool) -> Outcome:
     for multi, most in ((False, 2.3), (True, 2.0)):
         load, size = (3.5, "several GPUs") if multi else (9.0, "one GPU")
         pair = [
-            jct_h(Workload(load, multi=multi), f"synergy-{name}-ftf", jobs=_jobs(quick))
+            jct_h(Workload(load, multi=multi), f"synergy-{name}-ftf", jobs=counted_jobs(quick))
             for name in ("proportional", "tune")
         ]
         rows.append(_ratio(f"FTF, {load:g} jobs an hour of {size}", "average JCT", f"≤ {most}", *pair))
@@ -145,10 +152,12 @@ def figure_11(quick: bool) -> Outcome:
     for label, split in SPLITS.items():
         found: dict[str, list[Jcts]] = {"proportional": [], "greedy": [], "tune": []}
         for load, name in product(loads, found):
-            found[name].append(jct_h(Workload(load, split, multi=True), f"synergy-{name}-fifo", jobs=_jobs(quick)))
+            found[name].append(
+                jct_h(Workload(load, split, multi=True), f"synergy-{name}-fifo", jobs=counted_jobs(quick))
+            )
         for load, base, greedy, tuned in zip(loads, *found.values(), strict=True):
             case = f"{label}, {load:g} jobs an hour"
-            worst = label == "50/0/50" and load == loads[-1]
+            worst = label == "50/0/50" and load == LOADS[-1]
             rows.append(_ratio(case, "average JCT", "≥ 1" if worst else None, base, tuned))
             figure = "average JCT, GREEDY over proportional"
             ratio = round(float(greedy.mean() / base.mean()), 3)
@@ -171,7 +180,7 @@ def figure_12(quick: bool) -> Outcome:
         found: dict[str, list[Jcts]] = {"proportional": [], "tune": []}
         for load, name in product(loads, found):
             policy = f"synergy-{name}-fifo"
-            found[name].append(jct_h(Workload(load), policy, cpus_per_gpu=cpus, jobs=_jobs(quick)))
+            found[name].append(jct_h(Workload(load), policy, cpus_per_gpu=cpus, jobs=counted_jobs(quick)))
         for load, base, better in zip(loads, *found.values(), strict=True):
             case = f"{cpus} CPUs for each GPU, {load:g} jobs an hour"
             rows.append(_ratio(case, "average JCT", published[cpus] if load == 9 else None, base, better))
@@ -187,7 +196,7 @@ def figure_12(quick: bool) -> Outcome:
 
 def figure_13(quick: bool) -> Outcome:
     """DRF and Tetris, which ask for whole demands and stop nobody, against TUNE, default model; two minutes."""
-    count = 120 if quick else 2000
+    count = 120 if counted_jobs(quick) == QUICK else 2000
     published = {("W2, 50/0/50", "drf"): 7.2, ("W2, 50/0/50", "tetris"): 1.8}
     rows: list[Row] = []
     for label, split in {"W1, 20/70/10": USUAL, "W2, 50/0/50": (50, 0, 50)}.items():

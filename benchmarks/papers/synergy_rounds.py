@@ -5,7 +5,7 @@ from typing import Final
 import numpy as np
 
 from benchmarks.papers.frame import Curve, Experiment, Outcome, Row
-from benchmarks.papers.synergy_traces import FIRST, LAST, Workload, simulated
+from benchmarks.papers.synergy_traces import Workload, counted_jobs, simulated
 from muri.policies.allocation.demand import cells, throughput
 from muri.policies.allocation.ideal import Choice, Ideal, Need, Room, map_to_nodes, split_jobs
 from muri.policies.registry import get_policy
@@ -71,7 +71,7 @@ def figure_3(quick: bool) -> Outcome:
 
 def figure_10(quick: bool) -> Outcome:
     """GPUs in use over time, all jobs sensitive, 5.5 jobs an hour (10a); half a minute."""
-    jobs = (200, 260) if quick else (FIRST, LAST)
+    jobs = counted_jobs(quick)
     workload = Workload(5.5, (50, 0, 50), multi=True)
     rows: list[Row] = []
     curves = []

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.papers.frame import ROOT
+from benchmarks.papers.frame import ROOT, needed
 from muri.simulator.model import Cluster, Settings, SimulationResult, Trace, TraceJob
 from muri.simulator.run import simulate
 from muri.simulator.traces.generator import PHILLY_GPU_MIX
@@ -20,6 +20,8 @@ PUBLISHED: Final = ROOT.parent / "shared" / "traces" / "synergy_single_gpu_load9
 PUBLISHED_LOAD: Final = 9.0
 FIRST, LAST = 4_000, 5_000
 """The jobs that count: the cluster is in its steady state."""
+
+QUICK: Final = (200, 260)
 
 MODELS: Final = (
     ("alexnet", "res18", "res50", "mobilenet", "shufflenet"),
@@ -54,11 +56,23 @@ class Workload(NamedTuple):
     multi: bool = False
 
 
+def counted_jobs(quick: bool) -> tuple[int, int]:
+    """Which jobs count, the first and the one after the last; fewer in a small run.
+
+    Raises:
+        MissingDataError: The authors' trace, which all but small runs need, is not at hand.
+    """
+    if quick:
+        return QUICK
+    needed(PUBLISHED, "the trace of Synergy's authors")
+    return FIRST, LAST
+
+
 @cache
 def drawn_jobs() -> tuple[tuple[float, float], ...]:
     """Submission at 9 jobs an hour and duration with the proportional share, seconds, of each job.
 
-    From the authors' own trace where it is at hand; else by the paper's recipe.
+    From the authors' own trace where it is at hand; else, for small runs, by the paper's recipe.
     """
     if PUBLISHED.exists():
         jobs = read_trace(PUBLISHED).jobs

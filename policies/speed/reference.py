@@ -78,8 +78,15 @@ class Reference:
         """The name by which options select the model."""
         return "reference"
 
-    def evaluate(self, shapes: Sequence[Shape], groups: Indices) -> Evaluation:
+    def evaluate(
+        self, shapes: Sequence[Shape], groups: Indices, believed: Sequence[Shape] | None = None
+    ) -> Evaluation:
         """Evaluate many groups of up to four jobs with the four stages of Muri; see `SpeedModel`.
+
+        Args:
+            shapes: What the jobs are.
+            groups: As in `SpeedModel`.
+            believed: What each is taken for when the permutation is chosen; None: the same.
 
         Returns:
             Speeds, γ = Σ resource time / (4 T), and T with its multiplier.
@@ -90,12 +97,14 @@ class Reference:
         if members == 1:
             return alone(figures, checked)
         resource_s = _three_resources(figures)
+        believed_s = resource_s if believed is None else _three_resources(_figures(believed))
         speed = np.empty((members, count))
         efficiency = np.empty(count)
         period = np.empty(count)
         for part in chunks(count):
             index = member_rows(checked, part)
-            chosen = self._periods([resource_s[:, row] for row in index]) * self.multipliers[members - 2]
+            of, by = ([times_s[:, row] for row in index] for times_s in (resource_s, believed_s))
+            chosen = self._periods(of, of if believed is None else by) * self.multipliers[members - 2]
             # Members that use no resource have no period; they don't slow each other down.
             period[part] = np.where(chosen > 0, chosen, figures.iteration_s[index].max(axis=0))
             speed[:, part] = figures.iteration_s[index] / period[part]
@@ -113,15 +122,20 @@ class Reference:
         """
         return _order(tuple(members), self.ordering == "worst")
 
-    def _periods(self, members: Sequence[Floats]) -> Floats:
-        """Best or worst T of each group over all permutations and, for two jobs, half a turn apart."""
-        pick = np.maximum if self.ordering == "worst" else np.minimum
-        chosen = pipeline_period(members)
-        for way in list(permutations(members))[1:]:
-            pick(chosen, pipeline_period(way), out=chosen)
-        if len(members) == 2:
-            pick(chosen, _half_a_turn_apart(*members), out=chosen)
-        return chosen
+    def _periods(self, members: Sequence[Floats], believed: Sequence[Floats]) -> Floats:
+        """T of each group in the permutation whose believed T is best or worst; see `_ways`."""
+        periods = np.array(_ways(members))
+        if believed is not members:
+            judged = np.array(_ways(believed))
+            first = judged.argmax(axis=0) if self.ordering == "worst" else judged.argmin(axis=0)
+            return np.asarray(np.take_along_axis(periods, first[None], axis=0)[0])
+        return np.asarray(periods.max(axis=0) if self.ordering == "worst" else periods.min(axis=0))
+
+
+def _ways(members: Sequence[Floats]) -> list[Floats]:
+    """T of each permutation and, of two jobs, half a turn apart."""
+    periods = [pipeline_period(way) for way in permutations(members)]
+    return [*periods, _half_a_turn_apart(*members)] if len(members) == 2 else periods
 
 
 @lru_cache(maxsize=4096)

@@ -74,12 +74,12 @@ class Published(_Strict):
 
     Attributes:
         variant: Its name.
-        trace: Name of the trace; None: the trace is not published.
+        trace: Name of the trace that they are of; they are shown beside ours of the same trace only.
         at_most: Whether the figures are upper bounds.
     """
 
     variant: str
-    trace: str | None = None
+    trace: str
     at_most: bool = False
     avg_jct_s: float | None = None
     median_jct_s: float | None = None

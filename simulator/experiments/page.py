@@ -107,7 +107,10 @@ def compare(experiment: Experiment, summaries: Sequence[TraceSummary]) -> tuple[
 
 
 def compare_ranges(experiment: Experiment, summaries: Sequence[TraceSummary]) -> tuple[RangeComparison, ...]:
-    """The published ranges, and ours over the traces that were run."""
+    """The published ranges, and ours over the same traces; none where other traces were run."""
+    wanted = {trace + "'" * zero for trace in experiment.traces for zero in experiment.submit_at_zero}
+    if wanted != {summary.name for summary in summaries}:
+        return ()
     return tuple(
         RangeComparison(one.metric, one.over, (min(ratios), max(ratios)), (one.low, one.high))
         for one in experiment.ranges
@@ -146,8 +149,7 @@ class _Published:
 
     def find(self, trace: str, variant: Variant, metric: Metric) -> tuple[float | None, bool]:
         """The figure, and whether it is an upper bound."""
-        places = (self._own.get((trace, variant.name)), self._own.get((None, variant.name)))
-        for place in (*places, self._run(trace, variant)):
+        for place in (self._own.get((trace, variant.name)), self._run(trace, variant)):
             if place is not None and place.figure(metric) is not None:
                 return place.figure(metric), place.at_most
         return None, False

@@ -1,7 +1,7 @@
 """The groups that jobs can form: their periods and efficiencies, and the matching of the greatest weight."""
 
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import combinations_with_replacement
@@ -54,12 +54,18 @@ class GroupFigures:
         shapes: The distinct profiles.
         ordering: "best" or "worst" permutation of the members.
         multipliers: Factors on the period of two, three and four members.
+        planned: What the members are taken for when their permutation is chosen; None: what they are.
     """
 
     def __init__(
-        self, shapes: Sequence[Shape], ordering: str = "best", multipliers: tuple[float, float, float] = MULTIPLIERS
+        self,
+        shapes: Sequence[Shape],
+        ordering: str = "best",
+        multipliers: tuple[float, float, float] = MULTIPLIERS,
+        planned: Sequence[Shape] | None = None,
     ) -> None:
         self._shapes = shapes
+        self._planned = None if planned == shapes else planned
         self._model = Reference(ordering, multipliers, capped=False)
         self._busy_s = [sum(shape.stage_s) for shape in shapes]
         self._period_s: dict[Kinds, float] = {}
@@ -68,22 +74,24 @@ class GroupFigures:
         """Compute all groups of some kinds, unless there are too many."""
         for size in range(2, largest + 1):
             if comb(len(kinds) + size - 1, size) <= _AHEAD_LIMIT:
-                self._compute(combinations_with_replacement(sorted(kinds), size))
+                self.compute(combinations_with_replacement(sorted(kinds), size))
 
     def period_s(self, kinds: Kinds) -> float:
         """Seconds in which every member completes one iteration, with the multiplier."""
-        if kinds not in self._period_s:
-            self._compute([kinds])
+        self.compute([kinds])
         return self._period_s[kinds]
 
     def efficiency(self, kinds: Kinds) -> float:
         """γ = Σ resource time / (4 T), T with its multiplier."""
         return sum(self._busy_s[kind] for kind in kinds) / (_SLOTS * self.period_s(kinds))
 
-    def _compute(self, groups: Iterable[Kinds]) -> None:
-        rows = list(groups)
-        period_s = self._model.evaluate(self._shapes, np.array(rows, dtype=np.intp)).period_s
-        self._period_s.update(zip(rows, period_s.tolist(), strict=True))
+    def compute(self, groups: Iterable[Kinds]) -> None:
+        """Compute groups, those of one size at once, unless they are known."""
+        new = {kinds for kinds in groups if kinds not in self._period_s}
+        for size in {len(kinds) for kinds in new}:
+            rows = [kinds for kinds in new if len(kinds) == size]
+            found = self._model.evaluate(self._shapes, np.array(rows, dtype=np.intp), self._planned)
+            self._period_s.update(zip(rows, found.period_s.tolist(), strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,12 +162,13 @@ class Pairing:
     for granted, and what then is left over is matched exactly.
 
     Args:
-        weight: What a unit of these kinds (all members, ascending) is worth.
+        figures: What a unit of some kinds (all members, ascending) is worth: its efficiency.
         largest: Most members of a unit.
     """
 
-    def __init__(self, weight: Callable[[Kinds], float], largest: int) -> None:
-        self._weight = lru_cache(maxsize=None)(weight)
+    def __init__(self, figures: GroupFigures, largest: int) -> None:
+        self._figures = figures
+        self._weight = lru_cache(maxsize=None)(figures.efficiency)
         self._table = lru_cache(maxsize=1 << 12)(self._weights)
         self._largest = largest
         self.match = lru_cache(maxsize=None)(self._match)
@@ -206,12 +215,16 @@ class Pairing:
 
     def _weights(self, units: tuple[Kinds, ...]) -> NDArray[np.int64]:
         """Weight of each pair of kinds of units; 0 where they would be too many."""
-        return np.array(
-            [
-                [self._whole(merged(one, other)) if len(one) + len(other) <= self._largest else 0 for other in units]
-                for one in units
-            ]
-        )
+        weight = np.zeros((len(units), len(units)), dtype=np.int64)
+        pairs = [
+            (one, other, merged(units[one], units[other]))
+            for one, other in combinations_with_replacement(range(len(units)), 2)
+            if len(units[one]) + len(units[other]) <= self._largest
+        ]
+        self._figures.compute([kinds for _, _, kinds in pairs])
+        for one, other, kinds in pairs:
+            weight[one, other] = weight[other, one] = self._whole(kinds)
+        return weight
 
     def _whole(self, kinds: Kinds) -> int:
         """The weight as a whole number, in whose last digits a checksum decides between equally good matchings."""

@@ -98,13 +98,13 @@ class Muri(Discipline):
         # Until its first run a job is rated by the duration that the trace lists.
         self._key = table.listed_s * table.gpus if options.durations_known else np.zeros(len(table))
         multipliers = MULTIPLIERS if options.blossom else MULTIPLIERS_NO_BLOSSOM
-        self._figures = GroupFigures(table.shapes, options.ordering, multipliers)
+        self._figures = GroupFigures(table.shapes, options.ordering, multipliers, table.planned)
         planned = GroupFigures(table.planned, options.ordering, multipliers)
         if table.planned == table.shapes:
             self._figures = planned
         for gpus in np.unique(table.gpus):
             planned.compute_all(np.unique(table.kind[table.gpus == gpus]).tolist(), options.max_group_size)
-        self._pairing = Pairing(planned.efficiency, options.max_group_size)
+        self._pairing = Pairing(planned, options.max_group_size)
         self._mates = lru_cache(maxsize=_REMEMBERED)(self._new_mates)
         self._queues = ServiceQueues(ledger) if options.service_queues and not options.durations_known else None
 
@@ -359,7 +359,7 @@ class MuriJct(Discipline):
         self._cluster = cluster
         self._durations_known = durations_known
         self._columns = {gpus: columns_of(table, gpus, max_group_size) for gpus in np.unique(table.gpus).tolist()}
-        self._figures = GroupFigures(table.shapes)
+        self._figures = GroupFigures(table.shapes, planned=table.planned)
         self._place_of_kind = np.array(
             [
                 self._columns[gpus].kinds.index(kind)

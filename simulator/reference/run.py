@@ -73,7 +73,9 @@ def simulate_reference(task: Simulation) -> SimulationResult:
     check_noise(settings)
     check_cluster(task.cluster)
     check_sizes(task.trace, task.cluster)
-    ledger = Ledger.of(job_table(task.trace, settings.profile_noise, settings.seed))
+    # muri-jct lists the groups of all kinds of jobs, so that jobs of one profile have to stay one kind.
+    table = job_table(task.trace, settings.profile_noise, settings.seed, once_a_profile=task.policy == _JCT)
+    ledger = Ledger.of(table)
     film = _Film(task, ledger)
     decision_s = run_clock(ledger, _discipline(task, ledger), film.look)
     records = _records(ledger)

@@ -74,7 +74,7 @@ class JobTable:
         opportunistic: AntMan's second class.
         resource_s: Array (n, 3): seconds per iteration of load with preprocess, of propagate and of synchronize.
         kind: Index into `shapes`.
-        shapes: The distinct profiles; load holds load and preprocess together.
+        shapes: The distinct profiles, or those of the jobs; load holds load and preprocess together.
         planned: What policies take them for: the same, unless profiles are noisy.
     """
 
@@ -96,19 +96,21 @@ class JobTable:
         return len(self.jobs)
 
 
-def job_table(trace: Trace, noise: float = 0.0, seed: int = 0) -> JobTable:
+def job_table(trace: Trace, noise: float = 0.0, seed: int = 0, *, once_a_profile: bool = False) -> JobTable:
     """Lay out a trace as arrays.
 
     Args:
         trace: The jobs.
-        noise: n_p: for planning, every stage of every distinct profile gets a factor from U[1 − n_p, 1 + n_p]
-            (Muri, section 6.4); a model is profiled once, so all of its jobs share the error.
+        noise: n_p: for planning, every stage of every job gets a factor from U[1 − n_p, 1 + n_p] (Muri, section 6.4).
         seed: For the noise.
+        once_a_profile: Whether jobs of one profile get the same factors, so that there are no more kinds of jobs.
     """
     jobs = tuple(sorted(trace.jobs, key=lambda job: job.submit_s))
     shapes = [_shape(job.profile) for job in jobs]
-    distinct = tuple(sorted(set(shapes)))
+    by_job = noise > 0 and not once_a_profile
+    distinct = tuple(shapes if by_job else sorted(set(shapes)))
     place = {shape: index for index, shape in enumerate(distinct)}
+    kind = range(len(jobs)) if by_job else [place[shape] for shape in shapes]
     resource_s = np.array([(shape.stage_s[0], *shape.stage_s[2:]) for shape in shapes]).reshape(-1, 3)
     iteration_s = np.array([_ms(job.profile.iteration_s) * RUN_TIME_FACTOR / 1000 for job in jobs])
     iterations = np.array([float(job.iterations) for job in jobs])
@@ -124,7 +126,7 @@ def job_table(trace: Trace, noise: float = 0.0, seed: int = 0) -> JobTable:
         overhead_s=np.array([_overhead_s(job) for job in jobs]),
         opportunistic=np.array([job.opportunistic for job in jobs], dtype=np.bool_),
         resource_s=resource_s,
-        kind=np.array([place[shape] for shape in shapes], dtype=np.intp),
+        kind=np.array(kind, dtype=np.intp),
         shapes=distinct,
         planned=distinct
         if noise <= 0

@@ -11,10 +11,12 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from benchmarks.papers import frame, horus_slowdown, muri, sjf_bsbf_workload, synergy_traces
 from benchmarks.papers.__main__ import experiments, main
 from benchmarks.papers.frame import RESULTS
+from benchmarks.papers.muri import SMALL
 from muri.cli import cli
-from muri.simulator.experiments.experiment import experiment_names
+from muri.simulator.experiments.experiment import experiment_names, load_experiment
 
 ROOT = Path(__file__).resolve().parents[2]
 SPEC = importlib.util.spec_from_file_location("papers_page", ROOT / "scripts" / "papers_page.py")
@@ -23,6 +25,8 @@ sys.modules["papers_page"] = page
 SPEC.loader.exec_module(page)
 ROWS = [(name, row) for name in page.PAPERS for row in page.read_rows(name)]
 COMMANDS = sorted({row.command for _, row in ROWS if row.command})
+SIX_JOBS = "".join(SMALL.read_text().splitlines(keepends=True)[:7])
+SIMULATED = [name for name, experiment in experiments().items() if experiment.run_on]
 SLOW = {"horus-table6", "muri-fig13", "synergy-fig11", "synergy-fig13"}
 
 
@@ -74,20 +78,66 @@ def test_a_script_that_a_row_names_has_the_options(command):
     assert all(word.partition("=")[0] in done.stdout for word in words if word.startswith("--"))
 
 
+def kept_figures(name):
+    return json.loads((RESULTS / f"{name}.json").read_text())
+
+
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.thorough] * (name in SLOW)) for name in sorted(experiments())]
 )
 def test_an_experiment_runs_and_its_figures_are_those_that_are_kept(name):
     done = CliRunner().invoke(main, [name, "--quick", "--json"], catch_exceptions=False)
     assert done.exit_code == 0
-    document, kept = json.loads(done.stdout), json.loads((RESULTS / f"{name}.json").read_text())
+    document, kept = json.loads(done.stdout), kept_figures(name)
     assert document["rows"] and document["difference"] and document["split"]
+    assert [document[text] for text in ("place", "title", "split")] == [
+        kept[text] for text in ("place", "title", "split")
+    ]
     assert {row["figure"] for row in document["rows"]} <= {row["figure"] for row in kept["rows"]}
+    published = {(row["case"], row["figure"]): row["published"] for row in kept["rows"]}
+    for row in document["rows"]:
+        assert published.get((row["case"], row["figure"]), row["published"]) == row["published"]
+
+
+@pytest.mark.parametrize("name", SIMULATED)
+def test_the_figures_that_are_kept_are_of_the_traces_that_the_published_ones_are_of(name, tmp_path):
+    """Small traces by the names of the published ones give the same cases, beside the same published figures."""
+    small = [tmp_path / f"{trace}.csv" for trace in load_experiment(name.removeprefix("muri-")).traces]
+    for path in small:
+        path.write_text(SIX_JOBS)
+    outcome, kept = experiments()[name].run_on(small), kept_figures(name)
+    told = [(row.case, row.figure, row.unit, row.published) for row in outcome.rows]
+    assert told == [(row["case"], row["figure"], row["unit"], row["published"]) for row in kept["rows"]]
+    assert outcome.difference == kept["difference"]
+
+
+def test_an_experiment_that_lacks_a_trace_names_it_and_keeps_nothing(tmp_path, monkeypatch):
+    for module in (muri, frame):
+        monkeypatch.setattr(module, "TRACES" if module is muri else "RESULTS", tmp_path)
+    (tmp_path / "muri_trace1.csv").write_text(SIX_JOBS)
+    for name, missing in (("muri-fig8", "cluster_trace"), ("muri-fig9", "no trace trace2, trace3, trace4")):
+        done = CliRunner().invoke(main, [name])
+        assert (done.exit_code, missing in done.stderr, name in done.stderr) == (1, True, True), done.stderr
+    own = CliRunner().invoke(main, ["muri-table4", "--trace", str(tmp_path / "muri_trace1.csv"), "--json"])
+    assert own.exit_code == 0
+    assert {row["published"] for row in json.loads(own.stdout)["rows"]} == {None}
+    assert [path.name for path in tmp_path.iterdir()] == ["muri_trace1.csv"]
+
+
+@pytest.mark.parametrize("name", ["horus-fig2", "horus-fits", "sjf-bsbf-table2", "synergy-fig10", "synergy-fig13"])
+def test_an_experiment_that_lacks_a_table_says_so_and_keeps_nothing(name, tmp_path, monkeypatch):
+    monkeypatch.setattr(frame, "RESULTS", tmp_path)
+    monkeypatch.setattr(horus_slowdown, "GAVEL", tmp_path / "pairs.csv")
+    monkeypatch.setattr(horus_slowdown, "of_simulated", lambda jobs: None)
+    monkeypatch.setattr(sjf_bsbf_workload, "PAIRS", tmp_path / "pairs.csv")
+    monkeypatch.setattr(synergy_traces, "PUBLISHED", tmp_path / "synergy.csv")
+    done = CliRunner().invoke(main, [name])
+    assert (done.exit_code, "is not at hand" in done.stderr, list(tmp_path.iterdir())) == (1, True, []), done.stderr
 
 
 def test_the_figures_of_every_experiment_are_shown():
     for name in experiments():
-        kept = json.loads((RESULTS / f"{name}.json").read_text())
-        assert any(row["published"] is not None for row in kept["rows"]) or kept["difference"]
+        kept = kept_figures(name)
+        assert kept["rows"] and all(row["ours"] is not None for row in kept["rows"])
         assert [row.result for _, row in ROWS].count(name) == 1, f"docs/papers/*.yaml: one row needs `result: {name}`"
         assert not kept["curves"] or (RESULTS / f"{name}.png").stat().st_size > 1000

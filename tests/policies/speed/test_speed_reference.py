@@ -136,6 +136,17 @@ def test_the_order_is_that_of_the_extreme_period(members):
         assert period == pytest.approx(extreme(plain_period(way) for way in permutations(triples)))
 
 
+@given(st.lists(st.tuples(shapes(shortest=0.001), shapes(shortest=0.001)), min_size=2, max_size=4))
+def test_a_permutation_chosen_by_wrong_times_lasts_as_long_as_the_true_ones_say(pairs):
+    members, believed = map(list, zip(*pairs, strict=True))
+    periods, judged = all_periods(members), all_periods(believed)
+    for ordering, extreme in (("best", min), ("worst", max)):
+        model = Reference(ordering, (1.0, 1.0, 1.0), capped=False)
+        found = model.evaluate(members, one_group(len(members)), believed).period_s[0]
+        chosen = [true for true, seen in zip(periods, judged, strict=True) if seen == pytest.approx(extreme(judged))]
+        assert any(found == pytest.approx(true, rel=1e-12) for true in chosen)
+
+
 def test_bad_input_is_refused():
     with pytest.raises(OptionsError, match="ordering is 'none'; valid are: best, worst"):
         Reference("none")

@@ -35,7 +35,7 @@ submit_at_zero: [false, true]
 metrics: [avg_jct_s, makespan_s]
 published:
   - {variant: fifo, trace: small, avg_jct_s: 1000}
-  - {variant: muri-s, avg_jct_s: 2000, at_most: true}
+  - {variant: muri-s, trace: "small'", avg_jct_s: 2000, at_most: true}
 variants:
   - {name: fifo, policy: fifo}
   - {name: muri-s, policy: muri-s, options: {max_group_size: 2}}
@@ -73,9 +73,21 @@ def test_cells_hold_ours_the_published_and_the_ratio() -> None:
     assert cells["small'", "fifo", "avg_jct_s"].published is None
     assert cells["small'", "fifo", "avg_jct_s"].ratio is None
     assert cells["small", "fifo", "makespan_s"].published is None
-    anywhere = cells["small'", "muri-s", "avg_jct_s"]
-    assert (anywhere.published, anywhere.at_most) == (2000, True)
+    bound = cells["small'", "muri-s", "avg_jct_s"]
+    assert (bound.published, bound.at_most) == (2000, True)
     assert summaries[1].policies[0].outcomes[0].run.trace.jobs[-1].submit_s == 0
+
+
+def test_published_figures_are_set_beside_those_of_their_own_trace_only() -> None:
+    experiment = parse_experiment(SMALL + RATIOS, "small.yaml")
+    for name in ("other", "small"):
+        summaries = summarise([run_one(run) for run in runs_of_experiment(experiment, [small_trace(name, jobs=4)])])
+        published = [cell.published for cell in compare(experiment, summaries) if cell.published is not None]
+        assert (published, len(compare_ranges(experiment, summaries))) == (
+            ([], 0) if name == "other" else ([1000, 2000], 1)
+        )
+    with pytest.raises(ExperimentError, match=r"published\[0\]\.trace: Field required"):
+        parse_experiment(SMALL.replace(" trace: small,", ""), "small.yaml")
 
 
 def test_figures_relative_to_a_variant() -> None:

@@ -10,6 +10,7 @@ import pytest
 from muri.profiler.records import ProfileKey, StageProfile
 from muri.simulator.model import Cluster, Settings, SimulationError, SimulationResult, Trace, TraceJob
 from muri.simulator.reference.run import REFERENCE_POLICIES
+from muri.simulator.reference.state import job_table
 from muri.simulator.run import simulate
 from muri.simulator.traces.read import read_trace
 
@@ -199,6 +200,24 @@ def test_noise_changes_plans_but_not_speeds() -> None:
     assert exact.records != wrong.records
     alone = Trace("alone", (job(0, 0.0, 1, 1_000, "resnet18"),))
     assert simulate(alone, "muri-s", CLUSTER, noisy).records[0].end_s == pytest.approx(1_000 * 0.779 * 1.015)
+
+
+def test_every_job_has_an_error_of_its_own_unless_kinds_of_jobs_are_to_stay_few() -> None:
+    trace = Trace("alike", tuple(job(index, 0.0, 1, 1_000, "dqn") for index in range(3)))
+    exact, own, once = job_table(trace), job_table(trace, 0.5), job_table(trace, 0.5, once_a_profile=True)
+    assert (len(exact.planned), len(set(own.planned)), len(once.planned)) == (1, 3, 1)
+    assert [table.shapes[kind] for table in (exact, own, once) for kind in table.kind] == [exact.shapes[0]] * 9
+    assert exact.planned == exact.shapes != once.planned
+
+
+def test_wrong_profiles_cost_the_ordering_that_true_ones_would_have_chosen() -> None:
+    """Three jobs that have to share: with wrong times the group is the same, but not always its best ordering."""
+    trace = Trace("three", tuple(job(row, 0.0, 1, 1_000, model) for row, model in enumerate(("gpt2", "vgg16", "dqn"))))
+    best, *wrong = (
+        max(record.end_s for record in simulate(trace, "muri-l", Cluster(1, 1), settings).records)
+        for settings in (REFERENCE, *(replace(REFERENCE, profile_noise=1.0, seed=seed) for seed in range(8)))
+    )
+    assert min(wrong) >= best < max(wrong)
 
 
 @pytest.mark.parametrize(
