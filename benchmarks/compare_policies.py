@@ -6,8 +6,8 @@
 
 Default model, a plan every 360 s, durations known, restarts of 30 s, checkpoints, jobs of any user sharing. Nodes have
 8 GPUs of 16 GiB, 24 CPUs and 500 GiB, so that CPUs and memory are worth sharing out; pairs that share are as fast as
-their profiles say. With --plain neither CPUs nor memory are limited, and jobs share within a user. A run that is refused
-or takes too long is kept with its reason.
+their profiles say. With --plain neither CPUs nor memory are limited, and jobs share within a user. A run that is
+refused or takes too long is kept with its reason.
 """
 
 import json
@@ -23,6 +23,7 @@ from types import FrameType
 from typing import Any, Final
 
 import click
+import compare_policies_page as page
 from bars import Bar, keep, tell, verdict
 
 from muri.errors import MuriError
@@ -101,7 +102,9 @@ def measure(
     """Trace, policy and figures of each run, as they end."""
     wanted = [(trace, policy) for policy in policies for trace in traces]
     with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
-        futures = {pool.submit(attempt, trace, policy, limit_s, plain=plain): (trace, policy) for trace, policy in wanted}
+        futures = {
+            pool.submit(attempt, trace, policy, limit_s, plain=plain): (trace, policy) for trace, policy in wanted
+        }
         for number, future in enumerate(as_completed(futures), 1):
             trace, policy = futures[future]
             figures = future.result()
@@ -152,6 +155,8 @@ def main(policies: tuple[str, ...], traces: tuple[str, ...], jobs: int, limit_s:
         case = merged(_stored(result), trace, {policy: figures})
         found[trace] = judge(trace, case, PLAIN_POLICIES if plain else policy_names())
         keep(result, {trace: case}, found[trace])  # at once: a run of minutes may be cut off
+    if not plain:
+        page.draw(_stored(result), list(NODES))
     sys.exit(verdict(bar for of_trace in found.values() for bar in of_trace))
 
 
