@@ -2,16 +2,17 @@
 
     <!-- figure: scale:cycle-10k.figures.cpu_s .1f -->0.5<!-- /figure --> s
     <!-- figure: 1e3 * simulator:cases.trace.wall_s / simulator:cases.trace.decisions .1f -->1.0<!-- /figure --> ms
-    <!-- figure: max dry_run:synthetic.*.largest_error .1% -->5.5 %<!-- /figure -->
+    <!-- figure: max dry_run:synthetic.largest_error .1% -->5.5 %<!-- /figure -->
     <!-- figure: muri.policies.grouping.engine:COLUMN_LIMIT ,d -->1,000,000<!-- /figure -->
     <!-- table: policies -->
     …
     <!-- /table -->
 
-A value is FILE:PATH, from benchmarks/results/FILE.json, or MODULE:NAME, from the code. In a path `_` also stands for a
-space, a number is an index, `name=value` the first of a list with that value, `*` all of a list or mapping. Values may
-follow `max`, `min`, `mean`, `sum`, `count` or `abs`, and are joined by + - * / from left to right. The last word is
-Python's format. Tables are made by the functions of benchmarks/page_tables.py.
+A value is FILE:PATH, from benchmarks/results/FILE.json, or MODULE:NAME or MODULE:NAME(1,2), from the code. In a path
+`_` also stands for a space, a number is an index, `[0:4]` a part of a list, `[name=value&…]` the first of it with these
+values, `*` all values of a mapping; another name is asked of each of a list. Values may follow `max`, `min`, `mean`,
+`sum`, `count` or `abs`, and are joined by + - * / from left to right. The last word is Python's format. Tables are made
+by the functions of benchmarks/page_tables.py.
 """
 
 import json
@@ -62,14 +63,17 @@ def value_of(word: str) -> Any:
     source, _, path = word.partition(":")
     try:
         found = import_module(source) if "." in source else stored(source)
-        for name in path.split("."):
-            found = _attribute(found, name) if "." in source else _entry(found, name)
+        for name in re.findall(r"\[[^]]*\]|[^.[]+", path):
+            found = _attribute(found, name) if "." in source and not isinstance(found, tuple) else _entry(found, name)
     except (AttributeError, ImportError, IndexError, KeyError, StopIteration, TypeError, ValueError) as error:
         raise PageError(f"{word}: {type(error).__name__}: {error}") from error
     return found
 
 
 def _attribute(owner: Any, name: str) -> Any:
+    if name.endswith(")"):
+        called, _, arguments = name.removesuffix(")").partition("(")
+        return getattr(owner, called)(*map(int, filter(None, arguments.split(","))))
     for fields in (getattr(owner, "__dataclass_fields__", {}), getattr(owner, "model_fields", {})):
         if isinstance(owner, type) and name in fields:
             return fields[name].default
@@ -80,12 +84,14 @@ def _entry(found: Any, name: str) -> Any:
     if isinstance(found, dict) and name != "*":
         return {key.replace(" ", "_"): value for key, value in found.items()}[name]
     if name == "*":
-        return [*(found.values() if isinstance(found, dict) else found)]
+        return [*found.values()] if isinstance(found, dict) else [each for part in found for each in part.values()]
     if re.fullmatch(r"-?\d+", name):
         return found[int(name)]
-    head, is_choice, wanted = name.partition("=")
-    if is_choice:
-        return next(each for each in found if str(each[head]).replace(" ", "_") == wanted)
+    if ":" in name:
+        return found[slice(*(int(end) if end else None for end in name[1:-1].split(":")))]
+    if name.startswith("["):
+        wanted = dict(part.split("=", 1) for part in name[1:-1].split("&"))
+        return next(each for each in found if wanted == {key: str(each[key]).replace(" ", "_") for key in wanted})
     return [_entry(each, name) for each in found]
 
 

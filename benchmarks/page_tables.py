@@ -1,12 +1,16 @@
 """Tables of the pages, made of stored results; benchmarks/pages.py puts them between their marks."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import count
 from typing import Any, Final
 
 from benchmarks import compare_policies_page
 from benchmarks.compatibility_page import page_of
+from benchmarks.fidelity_workloads import named
 from benchmarks.gpu_check import page as gpu_check_page
 from benchmarks.page_marks import stored, written
+from muri.policies.grouping.engine import COLUMN_LIMIT
+from muri.policies.grouping.kway import column_count
 
 _FIDELITY_SETS: Final = {
     "the first twelve": lambda name: not name.startswith(("fresh", "unseen", "drawn")),
@@ -28,14 +32,29 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, left: int = 1) 
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
+def kinds_beyond(group_size: int) -> int:
+    """The fewest kinds of jobs of which "optimal" no longer lists all groups."""
+    return next(kinds for kinds in count(1) if column_count(kinds, group_size) > COLUMN_LIMIT)
+
+
 def fidelity(_: str) -> str:
     """Live runs beside their twins, workload by workload."""
     rows = []
     for row in stored("fidelity")["rows"]:
         name = row["workload"] + (f" ({row['live_runs']} runs)" if row["live_runs"] > 1 else "")
-        cells = [cell for figure in _BOTH for cell in (_seconds(row, figure), written(row[f"{figure}_error"], "+.1%"))]
-        rows.append([name, str(row["jobs"]), *cells])
-    head = ["workload", "jobs", "average JCT live, twins (range)", "error", "makespan live, twins (range)", "error"]
+        cells = [cell for figure in _BOTH for cell in (_seconds(row, figure), written(row[f"{figure}_error"], "+z.1%"))]
+        workload = named(row["workload"])
+        nodes = f"{workload.node_count} × {workload.gpus_per_node}" if workload else ""
+        rows.append([name, str(row["jobs"]), nodes, *cells])
+    head = [
+        "workload",
+        "jobs",
+        "nodes × GPUs",
+        "average JCT live, twins (range)",
+        "error",
+        "makespan live, twins (range)",
+        "error",
+    ]
     return table(head, rows)
 
 
@@ -61,7 +80,7 @@ def forty(_: str) -> str:
     rows = []
     for side, title in (("plain", "plain Slurm"), ("muri", "Muri")):
         row = found[side]
-        cells = [cell for figure in _BOTH for cell in (_seconds(row, figure), written(row[f"{figure}_error"], "+.1%"))]
+        cells = [cell for figure in _BOTH for cell in (_seconds(row, figure), written(row[f"{figure}_error"], "+z.1%"))]
         rows.append([f"{title} ({row['live_runs']} run{'s' * (row['live_runs'] > 1)})", *cells])
     ratios = [
         found["plain"][way]["makespan_s"][0] / found["muri"][way]["makespan_s"][0]
@@ -107,6 +126,35 @@ def synergy_reference(_: str) -> str:
     return table(head, rows)
 
 
+def scaling_errors(_: str) -> str:
+    """How far estimates from other numbers of GPUs are off."""
+    titles = {"one GPU unchanged (baseline)": "the profile of one GPU as it is",
+              "from 1 GPU, other models' bandwidth": "from 1 GPU, other models"}  # fmt: skip
+    rows = []
+    for name, found in stored("scaling_error")["errors"].items():
+        estimate, gpus = name.split("; ")
+        spans = [
+            " / ".join(f"{found[part][rank]:.0f}" for rank in ("median", "p90", "worst"))
+            for part in (
+                "iteration_percent", "load_and_preprocess_percent", "propagate_percent",
+                "synchronize_percent_of_iteration",
+            )
+        ]  # fmt: skip
+        title = titles.get(estimate, estimate)
+        rows.append([title, gpus.removesuffix(" GPUs"), str(found["cases"]), *spans, str(found["same_bottleneck"])])
+    head = ["estimate", "GPUs", "cases", "iteration", "load + preprocess", "propagate", "synchronize",
+            "same bottleneck"]  # fmt: skip
+    return table(head, rows, left=2)
+
+
+def estimates() -> tuple[int, int, int]:
+    """How many estimates were compared, and of how many the interval holds the iteration and `synchronize`."""
+    found = [each for each in stored("scaling_error")["errors"].values() if each["iteration_in_interval"] is not None]
+    names = ("cases", "iteration_in_interval", "synchronize_in_interval")
+    cases, iterations, synchronized = (sum(each[name] for each in found) for name in names)
+    return cases, iterations, synchronized
+
+
 def _reference(trace: str, policy: str, beside: str = "") -> Mapping[str, Any]:
     """A run of benchmarks/simulator_reference.py."""
     wanted = (trace, policy, beside or policy)
@@ -120,7 +168,7 @@ def models(_: str) -> str:
     for policy in ("srtf", "srsf", "tiresias", "antman", "muri-s", "muri-l"):
         run = _reference("trace1", policy)
         reference_s, default_s = run["ours"]["avg_jct_s"], run["default_avg_jct_s"]
-        change = written(default_s / reference_s - 1, "+.1%")
+        change = written(default_s / reference_s - 1, "+z.1%")
         rows.append([f"`{policy}`", f"{reference_s:,.0f} s", f"{default_s:,.0f} s", change])
     return table(["policy", "reference", "default", ""], rows)
 
@@ -145,7 +193,7 @@ def published_jct(_: str) -> str:
 
 
 def _off(run: Mapping[str, Any], figure: str) -> str:
-    return written(run["ratio"][figure] - 1, "z+.2%")
+    return written(run["ratio"][figure] - 1, "+z.2%")
 
 
 def promises(_: str) -> str:
@@ -175,6 +223,7 @@ TABLES: Final[Mapping[str, Callable[[str], str]]] = {
     "promises": promises,
     "published": published,
     "published-jct": published_jct,
+    "scaling-errors": scaling_errors,
     "synergy-opt": synergy_opt,
     "synergy-reference": synergy_reference,
 }

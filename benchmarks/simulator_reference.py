@@ -4,8 +4,8 @@
     python benchmarks/simulator_reference.py --traces DIR --published FILE --json > benchmarks/results/reference.json
 
 Every row of the file of published results is simulated once, on 8 nodes with 8 GPUs; `muri-jct` with and without known
-durations stands beside muri-s and muri-l. `ratio` is ours over published, `wall_s` and `cpu_s` are of one run. Where the
-default model knows the policy, `default_avg_jct_s` is the average JCT there, with a plan at every event.
+durations stands beside muri-s and muri-l. `ratio` is ours over published, `wall_s` and `cpu_s` are of one run. Where
+the default model knows the policy, `default_avg_jct_s` is the average JCT there, with a plan at every event.
 """
 
 import csv

@@ -55,9 +55,11 @@ def test_check_says_which_line_differs_and_writes_nothing(
     ("expression", "text"),
     [
         ("made:rows.1.s .2f", "2.50"),
-        ("made:rows.name=the_first.s .1%", "50.0 %"),
-        ("max made:rows.*.s .1f", "2.5"),
-        ("1e3 * min made:rows.*.s / 4 ,.0f", "125"),
+        ("made:rows[name=the_first&s=0.5].s .1%", "50.0 %"),
+        ("max made:rows.s .1f", "2.5"),
+        ("1e3 * min made:rows.s / 4 ,.0f", "125"),
+        ("sum made:cases.*.*.s .1f", "1.5"),
+        ("max made:rows[0:1].s .1f", "0.5"),
         ("made:rows.0.s - made:rows.1.s +.1f", "−2.0"),
         ("count made:rows d", "2"),
         ("made:two_words s", "yes"),
@@ -66,6 +68,7 @@ def test_check_says_which_line_differs_and_writes_nothing(
 )
 def test_what_a_mark_can_say(expression: str, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     made = {"rows": [{"name": "the first", "s": 0.5}, {"name": "other", "s": 2.5}], "two words": "yes"}
+    made["cases"] = {"a": {"seed 1": {"s": 0.5}, "seed 2": {"s": 0.5}}, "b": {"seed 1": {"s": 0.5}}}
     monkeypatch.setattr(page_marks, "stored", {"made": made}.__getitem__)
     assert page_marks.figure(expression) == text
 
