@@ -126,6 +126,19 @@ def synergy_reference(_: str) -> str:
     return table(head, rows)
 
 
+def predictor(_: str) -> str:
+    """What the predictor's errors are, beside a linear fit and the mean."""
+    found = stored("predictor")
+    scores = {(score["target"], score["predictor"]): score for score in found["scores"]}
+    rows = []
+    for target in dict.fromkeys(score["target"] for score in found["scores"]):
+        three = [scores[target, name] for name in found["predictors"]]
+        cells = [f"{score['rmsle']:.3f}, {score['mae']:.1f} {score['unit']}" for score in three]
+        rows.append([target, *cells, written(three[0]["covered"], ".0%")])
+    head = ["target", "trees: RMSLE, MAE", "linear (ridge)", "mean only", "in the 90 % interval"]
+    return table(head, rows)
+
+
 def scaling_errors(_: str) -> str:
     """How far estimates from other numbers of GPUs are off."""
     titles = {"one GPU unchanged (baseline)": "the profile of one GPU as it is",
@@ -220,6 +233,7 @@ TABLES: Final[Mapping[str, Callable[[str], str]]] = {
     "models": models,
     "policies": lambda _: f"\n{compare_policies_page.tables(stored('compare_policies'), _TRACES)}\n",
     "policies-plain": lambda _: compare_policies_page.plain_table(stored("compare_policies_plain"), _TRACES[:3]),
+    "predictor": predictor,
     "promises": promises,
     "published": published,
     "published-jct": published_jct,
