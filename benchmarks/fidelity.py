@@ -1,7 +1,7 @@
 """Predicted = measured? Workloads run on a sandbox, a real Slurm, and in the twin, and what each job took in both.
 
     python benchmarks/fidelity.py live --out benchmarks/results/fidelity      # minutes for each workload
-    python benchmarks/fidelity.py compare benchmarks/results/fidelity
+    python benchmarks/fidelity.py compare benchmarks/results/fidelity --json > benchmarks/results/fidelity.json
 
 The twin is told what the live run was told: jobs, profiles, configuration. Besides, three phases that no configuration
 tells are read off the live run: when slurmctld's second begins, when its backfill loop ticks, and when the controller

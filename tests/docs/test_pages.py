@@ -1,4 +1,4 @@
-"""The figures of README.md and docs/ are those of the stored results and of the code, and their commands exist."""
+"""The figures of README.md and docs/ are those of the stored results and of the code."""
 
 import re
 import sys
@@ -12,7 +12,6 @@ from benchmarks.page_tables import TABLES
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = [str(page.relative_to(ROOT)) for page in pages.all_pages()]
 MARKED = [name for name in NAMES if "<!-- figure: " in (ROOT / name).read_text()]
-COMMAND = re.compile(r"(?:python |`)(-m benchmarks[\w.]*|benchmarks/[\w/]+\.py)([^`\n\\|]*)")
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -89,19 +88,3 @@ def test_a_wrong_mark_is_told_with_its_page(text: str, said: str) -> None:
     with pytest.raises(page_marks.PageError, match=re.escape(said)) as error:
         page_marks.renewed("docs/some.md", text, TABLES)
     assert "docs/some.md" in str(error.value) or "table" in said
-
-
-def commands() -> set[tuple[str, str]]:
-    """Return the scripts and modules of benchmarks that pages name, each with the words that follow it there."""
-    found = [match for name in NAMES for match in COMMAND.findall((ROOT / name).read_text())]
-    return {(place, " ".join(words.split())) for place, words in found}
-
-
-def test_the_benchmarks_that_pages_name_exist() -> None:
-    assert len(commands()) > 40
-    for place, words in commands():
-        if place.startswith("-m"):
-            path = ROOT / place.removeprefix("-m ").replace(".", "/")
-            assert path.with_suffix(".py").is_file() or (path / "__main__.py").is_file(), f"python {place} {words}"
-        else:
-            assert (ROOT / place).is_file(), f"python {place} {words}"
