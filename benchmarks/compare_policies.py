@@ -1,12 +1,13 @@
-"""Every policy on every shipped trace: the figures of docs/choosing-a-policy.md.
+"""Every policy on every shipped trace: the figures of docs/choosing-a-policy.md and docs/simulator.md.
 
     python benchmarks/compare_policies.py                        all runs, about ten minutes on two cores
     python benchmarks/compare_policies.py --policy pollux        one policy anew, the others as they were
-    python benchmarks/compare_policies.py --page-only            table and chart of what is in the results
+    python benchmarks/compare_policies.py --plain --limit 400    the runs of docs/simulator.md, as `muri simulate` does
 
 Default model, a plan every 360 s, durations known, restarts of 30 s, checkpoints, jobs of any user sharing. Nodes have
 8 GPUs of 16 GiB, 24 CPUs and 500 GiB, so that CPUs and memory are worth sharing out; pairs that share are as fast as
-their profiles say. A run that is refused or takes too long is kept with its reason.
+their profiles say. With --plain neither CPUs nor memory are limited, and jobs share within a user. A run that is
+refused or takes too long is kept with its reason.
 """
 
 import json
@@ -15,6 +16,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
+from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
 from types import FrameType
@@ -32,22 +34,32 @@ from muri.simulator.traces.read import read_trace
 
 ROOT: Final = Path(__file__).parents[1]
 TRACES: Final = ROOT / "examples" / "traces"
-RESULT: Final = ROOT / "benchmarks" / "results" / "compare_policies.json"
+RESULTS: Final = ROOT / "benchmarks" / "results"
+RESULT: Final = RESULTS / "compare_policies.json"
+PLAIN_RESULT: Final = RESULTS / "compare_policies_plain.json"
 NODES: Final = {"philly-like": 8, "storage-heavy": 8, "short-and-crowded": 4, "mixed-appetites": 4}
 """Nodes of 8 GPUs that each trace was made for; see examples/traces/README.md."""
 
+PLAIN_TRACES: Final = ("philly-like", "storage-heavy", "short-and-crowded")
+PLAIN_POLICIES: Final = (
+    *("fifo", "sjf", "srtf", "srsf", "las", "2d-las", "tiresias", "tiresias-gittins", "themis", "antman"),
+    *("muri-s", "muri-l", "muri-jct"),
+)
 SETTINGS: Final = Settings(interval_s=360.0, any_user=True)
 _HOUR_S: Final = 3600.0
 
 
-def cluster_of(trace: str) -> Cluster:
-    """The cluster that a trace runs on."""
+def cluster_of(trace: str, *, plain: bool = False) -> Cluster:
+    """The cluster that a trace runs on; a plain one limits GPUs alone."""
+    if plain:
+        return Cluster(NODES[trace], 8)
     return Cluster(NODES[trace], 8, gpu_mem_gib=16.0, cpus_per_node=24.0, mem_gib_per_node=500.0)
 
 
-def attempt(trace: str, policy: str, limit_s: int) -> dict[str, Any]:
+def attempt(trace: str, policy: str, limit_s: int, *, plain: bool = False) -> dict[str, Any]:
     """One simulation: its figures, or why there are none."""
-    run = Run(policy, read_trace(TRACES / f"{trace}.csv"), policy, cluster_of(trace), SETTINGS)
+    settings = replace(SETTINGS, any_user=not plain)
+    run = Run(policy, read_trace(TRACES / f"{trace}.csv"), policy, cluster_of(trace, plain=plain), settings)
     try:
         with _no_longer_than(limit_s):
             figures = run_one(run).metrics
@@ -85,12 +97,14 @@ def _no_longer_than(limit_s: int) -> Iterator[None]:
 
 
 def measure(
-    traces: tuple[str, ...], policies: tuple[str, ...], jobs: int, limit_s: int
+    traces: tuple[str, ...], policies: tuple[str, ...], jobs: int, limit_s: int, *, plain: bool = False
 ) -> Iterator[tuple[str, str, dict[str, Any]]]:
     """Trace, policy and figures of each run, as they end."""
     wanted = [(trace, policy) for policy in policies for trace in traces]
     with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
-        futures = {pool.submit(attempt, trace, policy, limit_s): (trace, policy) for trace, policy in wanted}
+        futures = {
+            pool.submit(attempt, trace, policy, limit_s, plain=plain): (trace, policy) for trace, policy in wanted
+        }
         for number, future in enumerate(as_completed(futures), 1):
             trace, policy = futures[future]
             figures = future.result()
@@ -105,9 +119,9 @@ def merged(stored: Mapping[str, Any], trace: str, measured: Mapping[str, Any]) -
     return {policy: known[policy] for policy in policy_names() if policy in known}
 
 
-def judge(trace: str, figures: Mapping[str, Any]) -> list[Bar]:
+def judge(trace: str, figures: Mapping[str, Any], policies: tuple[str, ...]) -> list[Bar]:
     """Every policy has figures."""
-    without = sum("failed" in found for found in figures.values()) + len(set(policy_names()) - set(figures))
+    without = sum("failed" in found for found in figures.values()) + len(set(policies) - set(figures))
     return [Bar(trace, "policies without figures", without, "0", without == 0)]
 
 
@@ -120,30 +134,34 @@ def judge(trace: str, figures: Mapping[str, Any]) -> list[Bar]:
 @click.option(
     "--limit", "limit_s", default=40, show_default=True, type=click.IntRange(1), help="CPU seconds for each run."
 )
-@click.option("--page-only", is_flag=True, help="Only make the page's tables and the chart anew.")
-def main(policies: tuple[str, ...], traces: tuple[str, ...], jobs: int, limit_s: int, *, page_only: bool) -> None:
-    """Simulate every policy on every shipped trace and write the comparison.
+@click.option("--plain", is_flag=True, help="Nothing but GPUs is limited, and jobs share within a user.")
+def main(policies: tuple[str, ...], traces: tuple[str, ...], jobs: int, limit_s: int, *, plain: bool) -> None:
+    """Simulate every policy on every shipped trace; python -m benchmarks.pages then writes the comparison.
 
     \b
     Examples:
       python benchmarks/compare_policies.py
       python benchmarks/compare_policies.py --policy pollux --trace mixed-appetites
-      python benchmarks/compare_policies.py --page-only
+      python benchmarks/compare_policies.py --plain --limit 400
 
     Exits with 1 while a policy has no figures.
     """
     found: dict[str, list[Bar]] = {}
-    if not page_only:
-        for trace, policy, figures in measure(traces or tuple(NODES), policies or policy_names(), jobs, limit_s):
-            case = merged(_stored(), trace, {policy: figures})
-            found[trace] = judge(trace, case)
-            keep(RESULT, {trace: case}, found[trace])  # at once: a run of minutes may be cut off
-    page.write(_stored(), list(NODES))
+    result = PLAIN_RESULT if plain else RESULT
+    wanted = policies or (PLAIN_POLICIES if plain else policy_names())
+    for trace, policy, figures in measure(
+        traces or (PLAIN_TRACES if plain else tuple(NODES)), wanted, jobs, limit_s, plain=plain
+    ):
+        case = merged(_stored(result), trace, {policy: figures})
+        found[trace] = judge(trace, case, PLAIN_POLICIES if plain else policy_names())
+        keep(result, {trace: case}, found[trace])  # at once: a run of minutes may be cut off
+    if not plain:
+        page.draw(_stored(result), list(NODES))
     sys.exit(verdict(bar for of_trace in found.values() for bar in of_trace))
 
 
-def _stored() -> dict[str, Any]:
-    return dict(json.loads(RESULT.read_text(encoding="utf-8"))) if RESULT.exists() else {}
+def _stored(result: Path) -> dict[str, Any]:
+    return dict(json.loads(result.read_text(encoding="utf-8"))) if result.exists() else {}
 
 
 if __name__ == "__main__":

@@ -4,15 +4,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from bars import tell
-
 from muri.policies.registry import policy_names
 
 ROOT: Final = Path(__file__).parents[1]
-PAGE: Final = ROOT / "docs" / "choosing-a-policy.md"
 CHART: Final = ROOT / "docs" / "images" / "policies.png"
-BEGIN: Final = "<!-- tables: benchmarks/compare_policies.py -->"
-END: Final = "<!-- end of tables -->"
 BASE: Final = "fifo"
 """The policy that others are compared with."""
 
@@ -20,25 +15,15 @@ Stored = Mapping[str, Mapping[str, Any]]
 """Results by trace, as `bars.keep` stores them."""
 
 
-def write(stored: Stored, traces: Sequence[str]) -> None:
-    """Put the tables on the page, between their markers, and draw the chart."""
-    traces = [trace for trace in traces if trace in stored]
-    text = PAGE.read_text(encoding="utf-8")
-    PAGE.write_text(with_block(text, tables(stored, traces)), encoding="utf-8")
-    draw(stored, traces)
-    tell(f"wrote the tables of {PAGE.relative_to(ROOT)} and {CHART.relative_to(ROOT)}")
+def plain_table(stored: Stored, traces: Sequence[str]) -> str:
+    """The comparison where nothing but GPUs is limited: a cell has average JCT, 99th percentile and makespan."""
+    policies = sorted(_policies(stored, traces), key=lambda policy: policy.startswith("muri-"))
+    return _table(traces, ([_plain(stored, trace, policy) for trace in traces] for policy in policies), policies)
 
 
-def with_block(text: str, block: str) -> str:
-    """The page with another block between the markers.
-
-    Raises:
-        ValueError: The page lacks a marker.
-    """
-    if text.count(BEGIN) != 1 or text.count(END) != 1:
-        raise ValueError(f"{PAGE} needs the lines {BEGIN} and {END}, each once")
-    before, _, rest = text.partition(BEGIN)
-    return f"{before}{BEGIN}\n\n{block.strip()}\n\n{END}{rest.partition(END)[2]}"
+def _plain(stored: Stored, trace: str, policy: str) -> str:
+    figures = stored[trace]["figures"][policy]
+    return f"{_jct(stored, trace, policy, ())}, {figures['p99_jct_h']:.0f} h, {figures['makespan_h']:.0f} h"
 
 
 def tables(stored: Stored, traces: Sequence[str]) -> str:

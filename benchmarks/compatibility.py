@@ -31,7 +31,6 @@ from compatibility_observation import (
     plainly_named,
     repeatable,
 )
-from compatibility_page import page_of
 from compatibility_runs import HERE, LIMIT_S, Place, Workshop, draw_groups
 from compatibility_scripts import SCRIPTS, TWINS, Script
 from machine import describe_machine
@@ -43,7 +42,6 @@ from muri.profiler.records import STAGES
 
 ROOT = HERE.parent
 RESULT = HERE / "results" / "compatibility.json"
-PAGE = ROOT / "docs" / "compatibility.md"
 REQUIREMENTS = HERE / "compatibility_requirements.txt"
 CACHE = Path.home() / ".cache" / "muri" / "compatibility"
 ISOLATIONS = ("process", "thread")
@@ -272,10 +270,9 @@ def chosen_scripts(names: Sequence[str]) -> list[Script]:
 @click.option("--resume", is_flag=True, help="Keep the runs of an earlier call that were made of the same.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @click.option("--write", is_flag=True, help="Keep it in benchmarks/results/compatibility.json.")
-@click.option("--write-page", "writes_page", is_flag=True, help="Write docs/compatibility.md from what is kept.")
 def main(  # noqa: PLR0913 (click's options)
     *, repositories: Path | None, prepares: bool, names: tuple[str, ...], isolation: str, rounds: int, seed: int,
-    jobs: int, cache: Path, resume: bool, as_json: bool, write: bool, writes_page: bool,
+    jobs: int, cache: Path, resume: bool, as_json: bool, write: bool,
 ) -> None:  # fmt: skip
     """Compare training scripts under Muri with the same scripts alone; exit with 1 where a process's differ.
 
@@ -283,7 +280,7 @@ def main(  # noqa: PLR0913 (click's options)
     Examples:
       python benchmarks/compatibility.py --setup
       python benchmarks/compatibility.py --repositories ~/clones --isolation process      about 40 minutes
-      python benchmarks/compatibility.py --repositories ~/clones --resume --write --write-page
+      python benchmarks/compatibility.py --repositories ~/clones --resume --write
     """
     try:
         if prepares:
@@ -301,8 +298,6 @@ def main(  # noqa: PLR0913 (click's options)
                 click.echo(json.dumps(result, indent=1, ensure_ascii=False))
     except BenchmarkError as error:
         raise click.ClickException(str(error)) from error
-    if writes_page:
-        PAGE.write_text(page_of(json.loads(RESULT.read_text(encoding="utf-8"))), encoding="utf-8")
     sys.exit(0 if passed else 1)
 
 

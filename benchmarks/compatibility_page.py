@@ -1,4 +1,4 @@
-"""Writes docs/compatibility.md from what benchmarks/compatibility.py found."""
+"""What docs/compatibility.md says, from what benchmarks/compatibility.py found."""
 
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,7 +19,7 @@ LEAST_SHARE = 0.9
 
 _HEAD = """# Compatibility
 
-This page is written by `python benchmarks/compatibility.py --write-page`; do not edit it.
+`python -m benchmarks.pages` writes this page; do not edit it.
 
 Training scripts that were not written for Muri, each compared with itself alone under plain Python, on Python {python}
 ({cores} cores, commit {commit}). A run is *the same* if it has the same losses (all digits of each), the same number of
@@ -69,7 +69,8 @@ and a start.
 Clone each of these into clones/owner/name: {repositories}.
 
     python benchmarks/compatibility.py --setup
-    python benchmarks/compatibility.py --repositories clones --jobs 2 --write --write-page
+    python benchmarks/compatibility.py --repositories clones --jobs 2 --write
+    python -m benchmarks.pages
 
 Lightning numbers its log folders by the job id where there is one, so all runs of a script have the same one. Data sets
 and pretrained models are replaced by small local files of the same format (`benchmarks/compatibility_data.py`).

@@ -1,7 +1,7 @@
 """Predicted = measured? Workloads run on a sandbox, a real Slurm, and in the twin, and what each job took in both.
 
     python benchmarks/fidelity.py live --out benchmarks/results/fidelity      # minutes for each workload
-    python benchmarks/fidelity.py compare benchmarks/results/fidelity
+    python benchmarks/fidelity.py compare benchmarks/results/fidelity --json > benchmarks/results/fidelity.json
 
 The twin is told what the live run was told: jobs, profiles, configuration. Besides, three phases that no configuration
 tells are read off the live run: when slurmctld's second begins, when its backfill loop ticks, and when the controller
@@ -26,19 +26,16 @@ import click
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from fidelity_live import INTERVAL_S, JobRun, Run, config_of, dump, load, mark_of, run_live
-from fidelity_workloads import USERS, VALIDATION, WORKLOADS, Workload, named, seeded
+from fidelity_workloads import SANDBOX, USERS, VALIDATION, WORKLOADS, Workload, named, seeded
 from machine import describe_machine
 
 from muri.profiler.records import ProfileKey, StageProfile
 from muri.simulator.twin.programs import Work
 from muri.simulator.twin.sharing import Iteration, Sharing
-from muri.simulator.twin.site import Delays, Site, SlurmConf, plain_nodes
+from muri.simulator.twin.site import Site, SlurmConf, plain_nodes
 from muri.simulator.twin.submission import Submission
 from muri.simulator.twin.twin import EPOCH_S, Twin, folder
 from muri.slurm_plugin.config import Config
-
-SANDBOX: Final = Delays(crowd_s=0.08, crowd_alone_s=0.053, join_s=0.17)
-"""Of a sandbox on two cores, which all of its nodes share."""
 
 TWINS: Final = 12
 

@@ -4,6 +4,11 @@ import random
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from muri.simulator.twin.site import Delays
+
+SANDBOX: Final = Delays(crowd_s=0.08, crowd_alone_s=0.053, join_s=0.17)
+"""How long things take on a sandbox on two cores, which all of its nodes share."""
+
 STAGES: Final = ("load", "preprocess", "propagate", "synchronize")
 
 USERS: Final = ("alice", "bob")

@@ -3,7 +3,8 @@
     scripts/free-threaded run -m benchmarks.free_threading --json     # two to three minutes
 
 Needs a free-threaded build of Python, which runs with the lock and without (`PYTHON_GIL`). The same job runs alone,
-four times as plain processes, and four times as members (threads) of one runtime.
+four times as plain processes, and four times as members (threads) of one runtime. What it printed is kept in
+benchmarks/results/free_threading.json.
 """
 
 import argparse

@@ -5,7 +5,7 @@
     python benchmarks/simulator.py --case 100000-jobs --json           one case
 
 Times are of one run, in seconds. `wall_s` is the simulation alone, without reading or making the trace; `decision_s` is
-the part of it that the policy took.
+the part of it that the policy took. benchmarks/results/simulator.json has what the second line printed.
 """
 
 import argparse

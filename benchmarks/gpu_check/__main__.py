@@ -5,7 +5,7 @@
     scripts/gpu-check --smoke             # no GPU: all parts in tiny sizes on the CPU
 
 Each part writes gpu-NAME.json as soon as it has a figure, so what is stopped costs one part. No setting of the GPU is
-changed. `python -m benchmarks.gpu_check.page` brings the results that are kept into the docs.
+changed. `python -m benchmarks.pages` brings the results that are kept into the docs.
 """
 
 import argparse

@@ -1,11 +1,6 @@
-"""Says what the stored results of the GPU check are, in docs/gpu.md and the README.
-
-python -m benchmarks.gpu_check.page             # writes the marked parts of both anew
-python -m benchmarks.gpu_check.page --check     # only says whether they are as they should be
-"""
+"""Says what the stored results of the GPU check are, in docs/gpu.md and the README, for benchmarks/pages.py."""
 
 import json
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,8 +9,6 @@ from muri.profiler.records import STAGES
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
-PAGES = ("docs/gpu.md", "README.md")
-BEGIN, END = "<!-- gpu-check: made by python -m benchmarks.gpu_check.page -->\n", "<!-- /gpu-check -->\n"
 
 Found = Mapping[str, Any]
 
@@ -32,7 +25,7 @@ ISOLATIONS = {"process": "processes", "thread": "threads"}
 
 
 class PageError(Exception):
-    """The stored results or a page are not as they should be; the text says how."""
+    """The stored results are not as they should be; the text says how."""
 
 
 def losses(found: Found) -> Iterator[str]:
@@ -222,43 +215,3 @@ def _readme(results: Mapping[str, Found]) -> str:
         f"- **Minutes on one GPU are all it has had** ({gpus}): [docs/gpu.md](docs/gpu.md) has the figures.\n"
         "  Groups of several ranks are tested with gloo only ([docs/multi-gpu.md](docs/multi-gpu.md)).\n"
     )
-
-
-def renewed(page: str, text: str, results: Mapping[str, Found]) -> str:
-    """A page's text with its marked part made anew.
-
-    Raises:
-        PageError: The marks are missing.
-    """
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise PageError(f"{page} lacks the marks {BEGIN.strip()} and {END.strip()}")
-    return before + begin + marked(page, results) + end + after
-
-
-def main() -> int:
-    """Bring the pages up to date, or check them; the exit status."""
-    try:
-        results = stored()
-        stale = []
-        for page in PAGES:
-            old = (ROOT / page).read_text(encoding="utf-8")
-            new = renewed(page, old, results)
-            if new != old:
-                stale.append(page)
-                if sys.argv[1:] != ["--check"]:
-                    (ROOT / page).write_text(new, encoding="utf-8")
-    except PageError as error:
-        print(f"gpu-check: {error}", file=sys.stderr)
-        return 1
-    if stale and sys.argv[1:] == ["--check"]:
-        print(
-            f"{', '.join(stale)}: not as the results have it; run python -m benchmarks.gpu_check.page", file=sys.stderr
-        )
-        return 1
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

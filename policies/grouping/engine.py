@@ -29,7 +29,7 @@ from muri.policies.speed.model import Floats, Indices, Shape, SpeedModel
 from muri.policies.types import Certificate
 
 COLUMN_LIMIT: Final = 1_000_000
-"""Most groups that "optimal" lists: all groups of 4 out of 66 kinds. Beyond, it improves those of Algorithm 1."""
+"""Most groups that "optimal" lists: all groups of 4 out of 67 kinds. Beyond, it improves those of Algorithm 1."""
 
 _GOOD_GAP: Final = 3e-3
 """Relative gap from which exchanging members is tried after rounding."""

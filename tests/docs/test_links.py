@@ -10,7 +10,7 @@ PAGES = sorted(page for pattern in ("*.md", "docs/**/*.md", "examples/**/*.md") 
 ROOMS = "benchmarks|bin|docs|etc|examples|launcher|muri|policies|profiler|sandbox|scripts|simulator|slurm_plugin|tests"
 LINK = re.compile(r"\]\(([^)#\s]*)#?([^)\s]*)\)")
 FILE = re.compile(rf"(?<![\w/.~$-])(?:{ROOMS})/[\w./-]*\w|`([\w.-]+(?:/[\w.-]+)+\.(?:py|c|lua|yaml|md))`")
-MODULE = re.compile(r"(?<![\w/])muri(?:\.[a-zA-Z_]+)+")
+MODULE = re.compile(r"(?<![\w/:])muri(?:\.[a-zA-Z_]+)+")
 # Made by a command that the page shows.
 BUILT = {"slurm_plugin/spank/build/muri_facts", "slurm_plugin/spank/build/muri_options"}
 # Files of a site, a unit, the Lua module and a group of entry points.
