@@ -111,7 +111,7 @@ def _options_of(word: str, rest: list[str]) -> tuple[list[str], str]:
     Returns:
         The options, and "-c" or "-m" where that ends them.
     """
-    options = []
+    options: list[str] = []
     for place, letter in enumerate(word[1:], start=2):
         if letter in _REFUSED:
             raise click.UsageError(f"muri run takes no -{letter}: {_REFUSED[letter]}")

@@ -1,6 +1,5 @@
 """What the demo leaves behind, and what the README says of it."""
 
-import json
 import sys
 from pathlib import Path
 
