@@ -265,7 +265,7 @@ def examine_store(path: Path) -> Iterator[Finding]:
             profiles, stale = len(store.list()), len(store.stale_marks())
         yield Finding(name, Level.OK, f"{path}: whole; {profiles} profiles, {stale} of them stale")
     except StoreMissingError:
-        yield Finding(name, Level.OK, f"there is no {path} yet; the first dry run makes it")
+        yield Finding(name, Level.OK, f"there is no {path} yet; the first measurement makes it")
     except StoreOutdatedError as error:
         yield Finding(name, Level.WARNING, str(error))
     except CorruptStoreError as error:

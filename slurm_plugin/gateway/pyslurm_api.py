@@ -129,7 +129,7 @@ class PyslurmGateway:
         self._pyslurm = import_pyslurm()
         self._libslurm = libslurm.Libslurm()
         check_library(str(self._pyslurm.__version__), self._libslurm.release())
-        with self._slurm("read the configuration"):
+        with self._slurm("read Slurm's configuration"):
             config = self._pyslurm.slurmctld.Config.load()
             self._cluster = str(config.cluster_name)
             self._slurm_version = str(config.version)
