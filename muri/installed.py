@@ -24,8 +24,15 @@ def is_packaged(place: Path = Path(__file__)) -> bool:
     return place.is_relative_to(_PACKAGES)
 
 
-def what_brings(extra: str) -> str:
-    """Say how a Python module comes here that only an extra of Muri has."""
+def what_brings(extra: str, package: str = "") -> str:
+    """Say how a Python module comes here that only an extra of Muri has.
+
+    Args:
+        extra: The extra.
+        package: Muri's .deb or .rpm that has the module, too; "" where none has.
+    """
+    if is_packaged() and package:
+        return f"the package {package} brings it"
     if is_packaged():
         return (
             "Muri's packages leave it out: install Muri from its checkout into an environment of your own "

@@ -21,7 +21,7 @@ class StoreMissingError(StoreError):
 
     def __init__(self, path: Path) -> None:
         super().__init__(
-            f"there is no profile store at {path}. The controller makes it with the first dry run; "
+            f"there is no profile store at {path}. The controller makes it with the first measurement; "
             "another place can be given with --store or MURI_PROFILES"
         )
 
@@ -54,13 +54,27 @@ class CorruptStoreError(StoreError):
         detail: What is wrong with it.
     """
 
-    def __init__(self, path: Path, detail: str) -> None:
+    def __init__(self, path: Path, detail: str, text: str = "") -> None:
         self.path = path
         self.detail = detail
         super().__init__(
-            f"the profile store {path} is damaged ({detail}). Nothing was changed. Look at it with `muri doctor "
+            text
+            or f"the profile store {path} is damaged ({detail}). Nothing was changed. Look at it with `muri doctor "
             f"--store {path}` and set it aside with `muri doctor --store {path} --set-aside`, which renames it: "
             "models are then measured again, or read an export with `muri profile import`"
+        )
+
+
+class NoStoreError(CorruptStoreError):
+    """The file is text, so it never was a store, or nothing is left of the one that it was."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(
+            path,
+            "it is a text file",
+            f"{path} is a text file, no profile store: --store takes the database that the controller keeps as "
+            f"profiles.db in its state directory. If this should be that one, `muri doctor --store {path} --set-aside` "
+            "renames it; exported profiles are read with `muri profile import`",
         )
 
 

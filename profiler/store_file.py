@@ -10,6 +10,7 @@ Two ways of writing, chosen by `journal_of`:
 import os
 import random
 import sqlite3
+from codecs import getincrementaldecoder
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime
@@ -24,6 +25,7 @@ from muri.clock import MACHINE_CLOCK, Clock
 from muri.profiler.errors import (
     CorruptStoreError,
     JournalChoiceError,
+    NoStoreError,
     StoreBusyError,
     StoreError,
     StoreMissingError,
@@ -130,6 +132,7 @@ MIGRATIONS: Final = (
 
 SIDE_FILES: Final = ("-wal", "-shm", "-journal")
 _PROBLEMS_SHOWN: Final = 5
+_LOOKED_AT: Final = 4096  # bytes
 
 _NETWORK_NAMES: Final = (
     "9p afs beegfs ceph cifs gfs2 glusterfs gpfs lustre ncpfs nfs nfs4 ocfs2 orangefs panfs pvfs2 quobyte "
@@ -255,6 +258,11 @@ class StoreFile:
         if version == len(MIGRATIONS):
             return
         if self.read_only:
+            if not version:
+                raise StoreOutdatedError(
+                    f"the profile store {self.path} is an empty file. The controller fills the one in its state "
+                    "directory once it measures a job; give another one with --store"
+                )
             raise StoreOutdatedError(
                 f"the profile store {self.path} has format {version}, this version reads {len(MIGRATIONS)}. "
                 "Start the controller once: it brings the store up to date"
@@ -456,7 +464,16 @@ def named_errors(path: Path, action: str) -> Iterator[None]:
     except sqlite3.OperationalError as error:
         raise _operational(path, action, error) from error
     except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
+        if "not a database" in str(error) and _is_text(path):
+            raise NoStoreError(path) from error
         raise CorruptStoreError(path, str(error)) from error
+
+
+def _is_text(path: Path) -> bool:
+    """Whether a file begins with readable text, as neither a database nor what is left of one does."""
+    with suppress(OSError, UnicodeDecodeError), path.open("rb") as stream:
+        return "\0" not in getincrementaldecoder("utf-8")().decode(stream.read(_LOOKED_AT))
+    return False
 
 
 _DAMAGED: Final = (

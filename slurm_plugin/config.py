@@ -3,8 +3,9 @@
 import os
 import re
 import sys
+from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Final, Literal, Self, get_args, get_origin
 
 import yaml
 from pydantic import (
@@ -16,6 +17,7 @@ from pydantic import (
     ValidationError,
     model_validator,
 )
+from pydantic.fields import FieldInfo
 
 from muri.errors import UsageError
 from muri.foreign_yaml import yaml_of
@@ -398,7 +400,7 @@ def load_config(path: Path | None) -> Config:
     if path is None:
         return Config()
     try:
-        loaded = yaml_of(path.read_text())
+        loaded = yaml_of(path.read_text(), str(path))
     except PermissionError as error:
         raise ConfigError(
             f"cannot read the configuration {path}: {error.strerror}. It holds no secrets: let users read it "
@@ -413,8 +415,14 @@ def load_config(path: Path | None) -> Config:
     try:
         return Config.model_validate(loaded or {})
     except ValidationError as error:
-        problems = "\n".join(f"  {_explain(dict(problem))}" for problem in error.errors())
-        raise ConfigError(f"{path} has {error.error_count()} problem(s):\n{problems}") from error
+        # Of a key that takes one of several kinds of values pydantic tells each kind.
+        raise problems_of(path, dict.fromkeys(_explain(dict(problem)) for problem in error.errors())) from error
+
+
+def problems_of(path: Path | None, problems: Collection[str]) -> ConfigError:
+    """Return the error that tells all problems of a configuration file."""
+    lines = "\n".join(f"  {problem}" for problem in problems)
+    return ConfigError(f"{path or 'the built-in configuration'} has {len(problems)} problem(s):\n{lines}")
 
 
 def state_dir_of_refused(path: Path | None) -> Path | None:
@@ -451,25 +459,74 @@ def require_trusted(path: Path | None) -> None:
         )
 
 
-def _section_at(location: tuple[Any, ...]) -> type[Section]:
-    section: type[Section] = Config
+_BOUNDS: Final = {"gt": "above", "ge": "at least", "lt": "below", "le": "at most"}
+
+_UNITS_S: Final = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
+
+_EITHER: Final = Literal["auto"] | NonNegativeInt
+
+_KINDS: Final[Mapping[Any, str]] = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "a text",
+    Path: "a path",
+    tuple[str, ...]: "a list such as [gpu]",
+    tuple[float, ...]: "a list of numbers such as [3250, 7200]",
+    dict[str, PositiveFloat]: "types and numbers such as {a100: 80}",
+    _EITHER: "auto or a whole number from 0 on",
+}
+"""How the file names what a key takes, by the annotation of the key."""
+
+
+def _field_at(location: tuple[Any, ...]) -> tuple[type[Section], str, FieldInfo | None]:
+    """Return the innermost section on the way to a place, the name of what lies on the way there, and its field."""
+    section, names, field = Config, [], None
+    inner: Any = Config
     for part in location:
-        field = section.model_fields.get(str(part))
-        if field is None or not (isinstance(field.annotation, type) and issubclass(field.annotation, Section)):
+        if not (isinstance(inner, type) and issubclass(inner, Section)):
             break
-        section = field.annotation
-    return section
+        section, field = inner, inner.model_fields.get(str(part))
+        names.append(str(part))
+        inner = None if field is None else field.annotation
+    return section, ".".join(names), field
 
 
 def _explain(problem: dict[str, Any]) -> str:
-    location = problem["loc"]
-    name = ".".join(map(str, location))
-    if problem["type"] != "extra_forbidden":
-        return f"{name}: {problem['msg']} (found {problem['input']!r})"
-    valid = list(_section_at(location[:-1]).model_fields)
-    near = nearest(str(location[-1]), valid)
-    hint = f"did you mean {near[0]}? " if near else ""
-    return f"{name}: unknown key; {hint}valid keys here: {', '.join(valid)}"
+    """Say what is wrong in words of the file."""
+    section, name, field = _field_at(problem["loc"])
+    found = f"(found {problem['input']!r})"
+    if problem["type"] == "extra_forbidden" or field is None:
+        valid = list(section.model_fields)
+        near = nearest(str(problem["loc"][-1]), valid)
+        hint = f"did you mean {near[0]}? " if near else ""
+        return f"{name}: unknown key; {hint}valid keys here: {', '.join(valid)}"
+    if problem["type"] == "value_error":
+        return f"{name}: {problem['ctx']['error']}"
+    context = problem.get("ctx", {})
+    bounds = [f"{word} {context[key]:g}" for key, word in _BOUNDS.items() if key in context]
+    if bounds and field.annotation != _EITHER:
+        return f"{name}: must be {bounds[0]} {found}"
+    if problem["type"] == "string_pattern_mismatch":
+        return f"{name}: must be what its comment says: {field.description} {found}"
+    return f"{name}: {_wanted(name, field, problem['input'])} {found}"
+
+
+def _wanted(name: str, field: FieldInfo, value: Any) -> str:
+    """Say what a key takes."""
+    kind = field.annotation
+    if isinstance(kind, type) and issubclass(kind, Section):
+        first, inner = next(iter(kind.model_fields.items()))
+        example = yaml.safe_dump(inner.default).split("\n")[0]
+        return f"takes keys of its own, such as {{{first}: {example}}}"
+    if get_origin(kind) is Literal:
+        return f"one of {', '.join(map(str, get_args(kind)))}"
+    if kind in (int, float) and name.endswith("_s"):
+        written = re.fullmatch(r"(\d+(?:\.\d+)?) ?([a-z]+)", str(value))
+        known = written is not None and written[2] in _UNITS_S
+        example = f": {float(written[1]) * _UNITS_S[written[2]]:g}" if written is not None and known else ""
+        return f"seconds, as a number{example}"
+    return _KINDS[kind]
 
 
 def render_config(config: Config, *, comments: bool = True) -> str:

@@ -42,8 +42,8 @@ def profile() -> None:
     """List, show, move and remove stage profiles.
 
     A profile says how long one training iteration of a model holds storage, CPU, GPU and
-    network. It is measured once, in a dry run of a few seconds, and reused for every later job
-    with the same model, batch size, GPU count and GPU type of its user or, once an administrator has
+    network. It is measured once, while the first job trains or in a dry run of a few seconds, and reused for every
+    later job with the same model, batch size, GPU count and GPU type of its user or, once an administrator has
     published it, of all users.
 
     \b

@@ -20,6 +20,7 @@ from muri.profiler.commands.options import (
     store_option,
     user_option,
     wanted_options,
+    why_none,
 )
 from muri.profiler.differences import compare
 from muri.profiler.errors import NoSuchProfileError
@@ -69,7 +70,7 @@ def list_command(sort: str, reverse: bool, store_path: Path | None, as_json: boo
     elif stored:
         click.echo(f"None of the {len(stored)} profiles matches.")
     else:
-        click.echo("No profiles yet: the first job of a model is measured in a dry run.")
+        click.echo(why_none(store_path))
 
 
 @click.command("show", short_help="Show a profile with its stages as bars.")

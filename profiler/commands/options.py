@@ -138,6 +138,19 @@ def read_if_any(
         return ()
 
 
+def why_none(store_path: Path | None) -> str:
+    """Say why there are no profiles to show.
+
+    Args:
+        store_path: As given with --store.
+    """
+    path = store_path or _default_path(click.get_current_context())
+    when = "a model is measured while its first job trains, or in a dry run (profiling.mode of muri.yaml)"
+    if exists(path):
+        return f"No profiles in {path} yet: {when}."
+    return f"There is no profile store {path} on this machine. The controller keeps one where it runs: {when}."
+
+
 def refuse_unwritable(store_path: Path | None) -> None:
     """Open the store for writing and close it, before a measurement whose result could not be kept.
 

@@ -201,7 +201,7 @@ def _bindings() -> Any:
         import pynvml  # an extra: nodes without GPUs have no use for it
     except ImportError as error:
         raise GpuUnreadableError(
-            f"GPUs cannot be read: the Python package nvidia-ml-py is not installed: {what_brings('torch')}"
+            f"GPUs cannot be read: the Python package nvidia-ml-py is missing: {what_brings('torch', 'muri-node')}"
         ) from error
     return pynvml
 

@@ -216,7 +216,7 @@ def parse_experiment(text: str, source: str) -> Experiment:
         ExperimentError: Names every key that is wrong.
     """
     try:
-        document = yaml_of(text)
+        document = yaml_of(text, source)
     except ValueError as error:
         raise ExperimentError(f"{source}: not YAML: {' '.join(str(error).split())}") from error
     if not isinstance(document, dict):

@@ -16,7 +16,7 @@ import click
 from muri.errors import UsageError
 from muri.inherited import PUBLIC, settle_own
 from muri.printable import printable, printable_lines
-from muri.slurm_plugin.config import Config, config_path, render_config
+from muri.slurm_plugin.config import Config, config_path, problems_of, render_config
 from muri.slurm_plugin.private_files import user_name
 from muri.utc import FewWarnings, log_handler
 
@@ -300,12 +300,20 @@ def config_show(config_file: Path | None, defaults: bool, as_json: bool) -> None
 @config.command("check")
 @click.argument("file", type=click.Path(path_type=Path), required=False)
 def config_check(file: Path | None) -> None:
-    """Check a configuration file; exits with 2 when something is wrong."""
+    """Check a configuration file; exits with 2 when something is wrong.
+
+    Where Slurm answers, it also looks there for the partitions, the QOS and the types of GPUs that the file names.
+    """
+    from muri.slurm_plugin.cli.site_names import look_for_names
     from muri.slurm_plugin.controller.assemble import check_policy, read_config
 
-    unchecked = check_policy(read_config(file))
+    config = read_config(file)
+    policy = check_policy(config)
+    named = look_for_names(config)
+    if named.wrong:
+        raise problems_of(config_path(file), named.wrong)
     click.echo(f"{config_path(file) or 'built-in defaults'}: fine")
-    if unchecked:
+    for unchecked in filter(None, (policy, *named.unchecked)):
         click.echo(f"not checked here: {unchecked}")
 
 

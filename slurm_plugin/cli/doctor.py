@@ -44,6 +44,7 @@ from muri.slurm_plugin.cli.doctor_checks import (
     judge_way_of_writing,
 )
 from muri.slurm_plugin.cli.real_path import examine_nodes, examine_real_path, examine_submission
+from muri.slurm_plugin.cli.site_names import names_in, wrong_python
 from muri.slurm_plugin.config import Config, config_path
 from muri.slurm_plugin.controller.assemble import check_policy, open_gateway, profiles_path, read_config
 from muri.slurm_plugin.controller.events import slurm_user_of, slurmctld_hosts, this_host
@@ -57,6 +58,8 @@ from muri.slurm_plugin.private_files import user_name, why_unsafe
 from muri.slurm_plugin.records.journal import SCHEMA_VERSION
 
 _COLOURS = {Level.OK: "green", Level.WARNING: "yellow", Level.PROBLEM: "red"}
+_NAMES = "muri.yaml's names"
+_CORRECT = "correct it, then run `muri config check`"
 _INDENT = 26
 _WIDTH = 80
 
@@ -187,6 +190,8 @@ def examine(config_file: Path | None, store: Path | None) -> Iterator[Finding]:
     """
     config, finding = examine_config(config_file)
     yield finding
+    for wrong in wrong_python(config):
+        yield Finding(_NAMES, Level.PROBLEM, wrong, _CORRECT)
     yield from examine_trust(config_path(config_file), config)
     yield judge_folder(_folder(config.state_dir))
     yield _space(config.state_dir)
@@ -214,7 +219,7 @@ def examine_config(config_file: Path | None) -> tuple[Config, Finding]:
         config = read_config(config_file)
         unchecked = check_policy(config)
     except MuriError as error:
-        return Config(), Finding("configuration", Level.PROBLEM, str(error), "correct it, then run `muri config check`")
+        return Config(), Finding("configuration", Level.PROBLEM, str(error), _CORRECT)
     place = str(config_path(config_file) or "built-in defaults")
     return config, Finding("configuration", Level.OK, f"{place}; {unchecked}" if unchecked else place)
 
@@ -260,7 +265,7 @@ def examine_store(path: Path) -> Iterator[Finding]:
             profiles, stale = len(store.list()), len(store.stale_marks())
         yield Finding(name, Level.OK, f"{path}: whole; {profiles} profiles, {stale} of them stale")
     except StoreMissingError:
-        yield Finding(name, Level.OK, f"there is no {path} yet; the first dry run makes it")
+        yield Finding(name, Level.OK, f"there is no {path} yet; the first measurement makes it")
     except StoreOutdatedError as error:
         yield Finding(name, Level.WARNING, str(error))
     except CorruptStoreError as error:
@@ -316,6 +321,11 @@ def examine_slurm(config: Config) -> Iterator[Finding]:
     gpus = sum(node.gpu_count for node in snapshot.nodes)
     size = f"{len(snapshot.nodes)} nodes, {gpus} GPUs"
     yield Finding("Slurm", Level.OK, f"{snapshot.cluster}, Slurm {snapshot.slurm_version}, by {gateway.name}: {size}")
+    named = names_in(config, snapshot, SlurmCommands())
+    for wrong in named.wrong:
+        yield Finding(_NAMES, Level.PROBLEM, wrong, _CORRECT)
+    for unchecked in named.unchecked:
+        yield Finding(_NAMES, Level.WARNING, f"not checked: {unchecked}")
     for why in lacking:
         normal = isinstance(why, NoPyslurmError)
         remedy = "" if normal else f"`gateway: {gateway.name}` in muri.yaml, if it is to stay so"

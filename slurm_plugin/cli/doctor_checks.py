@@ -250,7 +250,7 @@ def examine_gate(config: Config, commands: SlurmCommands | None = None) -> Findi
     """Look at what keeps waiting jobs; None where Slurm cannot be asked, which other findings say."""
     commands = commands or SlurmCommands()
     try:
-        commands.run("read the configuration", ["scontrol", "show", "config"])
+        commands.run("read Slurm's configuration", ["scontrol", "show", "config"])
         licenses = commands.run("read the licences", ["scontrol", "show", "license", "--oneliner"])
     except MuriError:
         return None
@@ -288,7 +288,7 @@ def judge_gate(licenses: str, config: Config) -> Finding:
 def examine_select(config: Config, commands: SlurmCommands | None = None) -> Finding | None:
     """Look at how Slurm allocates; None where Slurm cannot be asked, which other findings say."""
     try:
-        text = (commands or SlurmCommands()).run("read the configuration", ["scontrol", "show", "config"])
+        text = (commands or SlurmCommands()).run("read Slurm's configuration", ["scontrol", "show", "config"])
     except MuriError:
         return None
     return judge_select(text, config)
@@ -329,7 +329,7 @@ def _settings(text: str) -> dict[str, str]:
 def examine_job_files(commands: SlurmCommands | None = None) -> Finding | None:
     """Look at what file systems jobs see; None where nothing is wrong or Slurm cannot be asked."""
     try:
-        text = (commands or SlurmCommands()).run("read the configuration", ["scontrol", "show", "config"])
+        text = (commands or SlurmCommands()).run("read Slurm's configuration", ["scontrol", "show", "config"])
     except MuriError:
         return None
     return judge_job_files(text)

@@ -140,8 +140,8 @@ def open_controller(
         config: The configuration.
         gateway: Use this one instead of opening the configured kind.
         look_only: Leave a damaged profile store where it is; the caller changes nothing.
-        looping: The process runs many cycles, so it says at its start how it speaks to Slurm; others only if that has
-            changed since the last cycle.
+        looping: The process runs many cycles, so it says at its start how it speaks to Slurm; others say so, and all
+            say why, only if that has changed since the last cycle.
         surroundings: Clock, accounts and who tells it to stop; the machine's own by default.
 
     Raises:
@@ -183,13 +183,15 @@ def _open_journal(path: Path, around: Surroundings, *, look_only: bool) -> Journ
 
 
 def _open_and_say(config: Config, *, always: bool) -> Gateway:
-    """Open the gateway, and log why another cannot be used: always, or where the last cycle used another one."""
+    """Open the gateway; log why another cannot be used where the last cycle used another, else `always` its name."""
     lacking: list[GatewayUnavailableError] = []
     gateway = open_gateway(config.gateway, lacking.append)
-    if always or gateway.name != _last_gateway(config):
-        for why in lacking:
-            level = logging.INFO if isinstance(why, NoPyslurmError) else logging.WARNING
-            log.log(level, "speaking to Slurm by the gateway %s: %s", gateway.name, why)
+    if gateway.name == _last_gateway(config):
+        log.log(logging.INFO if always else logging.DEBUG, "speaking to Slurm by the gateway %s", gateway.name)
+        return gateway
+    for why in lacking:
+        level = logging.INFO if isinstance(why, NoPyslurmError) else logging.WARNING
+        log.log(level, "speaking to Slurm by the gateway %s: %s", gateway.name, why)
     return gateway
 
 

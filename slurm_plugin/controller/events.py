@@ -139,7 +139,7 @@ def this_host() -> str:
 
 
 def _slurm_settings(commands: SlurmCommands) -> dict[str, str]:
-    return config_settings(commands.run("read the configuration", ["scontrol", "show", "config"]))
+    return config_settings(commands.run("read Slurm's configuration", ["scontrol", "show", "config"]))
 
 
 class LastCycle:

@@ -67,7 +67,7 @@ class CommandGateway:
 
     def __init__(self, commands: SlurmCommands | None = None) -> None:
         self._commands = commands or SlurmCommands()
-        settings = config_settings(self._commands.run("read the configuration", ["scontrol", "show", "config"]))
+        settings = config_settings(self._commands.run("read Slurm's configuration", ["scontrol", "show", "config"]))
         self._limits = LimitsReader(self._commands)
         self._reservations = ReservationsReader(self._reservation_table)
         self._submissions = Submissions(self._commands, self._limits.forget)

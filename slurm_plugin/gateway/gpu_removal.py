@@ -82,7 +82,7 @@ def find_gpu_removal(
     Raises:
         SlurmUnreachableError: slurmctld does not answer.
     """
-    settings = config_settings(commands.run("read the configuration", ["scontrol", "show", "config"]))
+    settings = config_settings(commands.run("read Slurm's configuration", ["scontrol", "show", "config"]))
     site = "; ".join(f"{name}={settings.get(name, '')}" for name in _SITE)
     site += f"; partitions={','.join(place.served)}{'; defaults per GPU' if place.defaults_per_gpu else ''}"
     if known.holds(site, now_s):

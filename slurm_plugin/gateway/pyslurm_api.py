@@ -7,8 +7,9 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
+from muri.installed import is_packaged, what_brings
 from muri.slurm_plugin.gateway import lease, libslurm
 from muri.slurm_plugin.gateway.array_records import ArrayRecords
 from muri.slurm_plugin.gateway.base import (
@@ -40,10 +41,17 @@ log = logging.getLogger(__name__)
 #: pyslurm's release → releases of libslurm that it was seen to build for and to work with.
 COMPATIBLE: Mapping[str, tuple[str, ...]] = {"25.11": ("25.11", "26.05")}
 
-_WHAT_TO_DO = (
-    "Rebuild pyslurm against the libslurm of this machine (`pip install --force-reinstall --no-cache-dir "
-    "--no-binary :all: pyslurm==<Slurm's release>.*`), or set `gateway: command` in muri.yaml"
-)
+_OR: Final = "or set `gateway: command` in muri.yaml"
+
+
+def _what_to_do() -> str:
+    """Say how a pyslurm comes here that fits."""
+    if is_packaged():
+        return f"Install Muri's packages for this release of Slurm, {_OR}"
+    return (
+        "Rebuild pyslurm against the libslurm of this machine (`pip install --force-reinstall --no-cache-dir "
+        f"--no-binary :all: pyslurm==<Slurm's release>.*`), {_OR}"
+    )
 
 
 class NoPyslurmError(GatewayUnavailableError):
@@ -121,7 +129,7 @@ class PyslurmGateway:
         self._pyslurm = import_pyslurm()
         self._libslurm = libslurm.Libslurm()
         check_library(str(self._pyslurm.__version__), self._libslurm.release())
-        with self._slurm("read the configuration"):
+        with self._slurm("read Slurm's configuration"):
             config = self._pyslurm.slurmctld.Config.load()
             self._cluster = str(config.cluster_name)
             self._slurm_version = str(config.version)
@@ -362,13 +370,13 @@ def import_pyslurm() -> Any:
         return importlib.import_module("pyslurm")
     except ModuleNotFoundError as err:
         if err.name != "pyslurm":
-            raise GatewayUnavailableError(f"pyslurm cannot be imported: {err}. {_WHAT_TO_DO}") from err
+            raise GatewayUnavailableError(f"pyslurm cannot be imported: {err}. {_what_to_do()}") from err
         raise NoPyslurmError(
-            "pyslurm is not installed for this Python. Where one fits your Slurm, install it (`pip install "
-            "muri[slurm]`, which needs Slurm's headers); elsewhere Slurm's commands do the same (`gateway: command`)"
+            "pyslurm is not installed for this Python; Slurm's commands do the same (`gateway: command`). Where one "
+            f"fits this Slurm: {what_brings('slurm', 'muri-controller')}"
         ) from err
     except (ImportError, OSError, AttributeError) as err:
-        raise GatewayUnavailableError(f"pyslurm cannot be imported: {err}. {_WHAT_TO_DO}") from err
+        raise GatewayUnavailableError(f"pyslurm cannot be imported: {err}. {_what_to_do()}") from err
 
 
 def release(version: str) -> str:
@@ -393,7 +401,7 @@ def check_library(pyslurm_version: str, library: str) -> None:
     if library and library not in fits:
         raise GatewayUnavailableError(
             f"pyslurm {pyslurm_version} was made for Slurm {' or '.join(fits)}, but libslurm here is of Slurm "
-            f"{library}. {_WHAT_TO_DO}"
+            f"{library}. {_what_to_do()}"
         )
 
 

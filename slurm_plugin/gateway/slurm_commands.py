@@ -111,8 +111,10 @@ def not_started(action: str, command: str, error: OSError) -> GatewayError:
     That no process or memory is left is nobody's job's fault, so it ends the cycle as an unreachable slurmctld does.
     """
     if isinstance(error, FileNotFoundError):
-        text = f"cannot {action}: the command {command!r} is not in PATH: install Slurm's commands and util-linux"
-        return GatewayUnavailableError(text)
+        return GatewayUnavailableError(
+            f"cannot {action}: the command {command!r} is not in PATH: this needs a host of the cluster, with Slurm's "
+            "commands and util-linux"
+        )
     text = f"cannot {action}: `{command}` cannot be started: {error.strerror or error}"
     return GatewayError(text) if error.errno == errno.E2BIG else SlurmUnreachableError(text)
 

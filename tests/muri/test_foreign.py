@@ -18,3 +18,22 @@ def test_what_cannot_be_used_is_one_kind_of_error() -> None:
             read(text)
     assert all(json.dumps(read("[" * MOST_LEVELS + "]" * MOST_LEVELS), indent=1) for read in (json_of, yaml_of))
     assert len(yaml_of(ALIASES)) == 50, "aliases are read without being written out"
+
+
+@pytest.mark.parametrize(
+    ("text", "lines"),
+    [("a: 1\nb: 2\na: 3", (1, 3)), ("x:\n- {a: 1,\n   'a': 2}", (2, 3)), ("x:\n  1: 2\n  1: 2", (2, 3))],
+)
+def test_a_key_that_stands_twice_is_an_error_with_both_lines(text, lines) -> None:
+    with pytest.raises(ValueError, match=f"in line {lines[0]} and again in line {lines[1]}"):
+        yaml_of(text)
+
+
+def test_keys_of_other_mappings_may_be_the_same_and_merged_ones_replaced() -> None:
+    assert yaml_of("a: &a {x: 1, y: 2}\nb:\n  <<: *a\n  x: 3\n")["b"] == {"x": 3, "y": 2}
+    assert yaml_of("- {1: 2}\n- {'1': 2, 1: 3}")[1] == {"1": 2, 1: 3}
+
+
+def test_a_place_in_the_text_is_told_by_the_name_of_its_source() -> None:
+    with pytest.raises(ValueError, match=r"in /etc/muri/muri\.yaml, line 2"):
+        yaml_of("a: 1\nb: [", "/etc/muri/muri.yaml")

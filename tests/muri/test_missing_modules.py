@@ -14,6 +14,9 @@ from pathlib import Path
 import pytest
 
 from muri.installed import OF_THE_CONTROLLER, is_packaged, what_brings
+from muri.profiler.resource_usage.nvml import check as why_no_gpu
+from muri.slurm_plugin.gateway.base import GatewayUnavailableError
+from muri.slurm_plugin.gateway.pyslurm_api import NoPyslurmError, check_library, import_pyslurm
 from sandbox.packages import python_requirements
 
 ROOT = Path(__file__).parents[2]
@@ -169,3 +172,19 @@ def test_advice_fits_how_muri_was_installed(monkeypatch):
     assert what_brings("report") == "pip install 'muri[report]'"
     monkeypatch.setattr("muri.installed.is_packaged", lambda: True)
     assert "packages leave it out" in what_brings("report")
+    assert what_brings("slurm", "muri-controller") == "the package muri-controller brings it"
+
+
+@pytest.mark.parametrize("packaged", [True, False])
+def test_advice_on_modules_that_the_packages_bring_names_an_extra_only_after_pip(monkeypatch, packaged):
+    for name in ("installed.is_packaged", "slurm_plugin.gateway.pyslurm_api.is_packaged"):
+        monkeypatch.setattr(f"muri.{name}", lambda: packaged)
+    for module in ("pynvml", "pyslurm"):
+        monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(NoPyslurmError) as no_pyslurm:
+        import_pyslurm()
+    with pytest.raises(GatewayUnavailableError) as wrong_release:
+        check_library("24.11.1", "23.02")
+    for told in (why_no_gpu(), str(no_pyslurm.value), str(wrong_release.value)):
+        assert ("pip install" in told) is not packaged
+        assert ("package" in told.replace("Python package", "")) is packaged

@@ -131,7 +131,7 @@ def test_a_change_of_journal_waits_for_those_who_have_the_file_open(path):
 
 
 @pytest.mark.parametrize(
-    "content", [b"not a database at all, but long enough" * 200, b"SQLite format 3\x00" + b"\xff" * 5000]
+    "content", [b"\x00not a database at all, but long enough" * 200, b"SQLite format 3\x00" + b"\xff" * 5000]
 )
 @pytest.mark.parametrize("read_only", [False, True])
 def test_a_damaged_file_is_named_and_left_as_it_is(path, content, read_only):
@@ -140,6 +140,23 @@ def test_a_damaged_file_is_named_and_left_as_it_is(path, content, read_only):
     with pytest.raises(CorruptStoreError, match=r"is damaged .*Nothing was changed.*muri doctor .*--set-aside"):
         ProfileStore(path, read_only=read_only).list()
     assert path.read_bytes() == content
+
+
+@pytest.mark.parametrize("text", ["policy: fifo  # γ\n", "{}", "γ" * 4095])
+@pytest.mark.parametrize("read_only", [False, True])
+def test_a_text_file_is_told_to_be_one(path, text, read_only):
+    path.parent.mkdir()
+    path.write_text(text)
+    with pytest.raises(CorruptStoreError, match="is a text file, no profile store: --store takes the database that"):
+        ProfileStore(path, read_only=read_only).list()
+    assert path.read_text() == text
+
+
+def test_an_empty_file_is_told_to_be_one_and_no_old_format(path):
+    path.parent.mkdir()
+    path.touch()
+    with pytest.raises(StoreVersionError, match=r"is an empty file\. The controller fills .* with --store"):
+        ProfileStore(path, read_only=True)
 
 
 @pytest.mark.parametrize("column", ["load_s", "iteration_s", "gpu_mem_gib", "iterations", "detail", "batch_size"])

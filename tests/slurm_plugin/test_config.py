@@ -26,13 +26,21 @@ def write(tmp_path, text):
     [
         ("grouping: {max_grup_size: 3}", ["grouping.max_grup_size: unknown key; did you mean max_group_size"]),
         ("polcy: fifo\ngrouping: {max_group_size: 9}", ["did you mean policy", "grouping.max_group_size"]),
-        ("grouping: {isolation: thread}", ["isolation: Input should be 'process' or 'auto'", "'thread'"]),
+        ("grouping: {isolation: thread}", ["grouping.isolation: one of process, auto (found 'thread')"]),
+        ("partitions: gpu", ["partitions: a list such as [gpu] (found 'gpu')"]),
+        ("gpu_mem_gib: {a: -1}", ["gpu_mem_gib: must be above 0 (found -1)"]),
+        ("gpu_mem_gib: 80", ["gpu_mem_gib: types and numbers such as {a100: 80} (found 80)"]),
+        ("events: false", ["events: takes keys of its own, such as {enabled: true} (found False)"]),
+        ("interval_s: 6m", ["interval_s: seconds, as a number: 360 (found '6m')"]),
+        ("metrics_listen: x", ["metrics_listen: must be what its comment says", "127.0.0.1:9810"]),
+        ("policy: auto\ngate: hold\npolicy: fifo", ["the key policy stands in line 1 and again in line 3"]),
+        ("grouping:\n  join: true\n  join: false", ["the key join stands in line 2 and again in line 3"]),
         ("profiling: {steady_s: 400}", ["must be below time_limit_s"]),
-        ("profiling: {warmup: -1}", ["warmup"]),
+        ("profiling: {warmup: -1}", ["1 problem(s)", "profiling.warmup: auto or a whole number from 0 on (found -1)"]),
         ("profiling: {iterations: 1}", ["iterations"]),
         ("- a", []),
-        ("a: [", []),
-        ("1: 2", ["Keys should be strings"]),
+        ("a: [", ["in ", "muri.yaml, line 1, column 5"]),
+        ("1: 2", ["1: unknown key; valid keys here: policy"]),
         ("a: !!float ''", []),
         pytest.param("[" * 5_000, ["levels deep"], id="deep"),
     ],
@@ -44,6 +52,21 @@ def test_what_is_no_configuration_is_refused_and_every_problem_is_named(tmp_path
     assert all(each in str(caught.value) for each in told)
     with pytest.raises(ConfigError, match="No such file"):
         load_config(tmp_path / "none.yaml")
+
+
+def test_each_key_has_words_for_what_it_takes(tmp_path):
+    """None of them is a list of mappings."""
+    lines = render_config(Config(), comments=False).splitlines()
+    keys = [line.strip().partition(":")[0] for line in lines]
+    for number, (line, key) in enumerate(zip(lines, keys, strict=True)):
+        indent = line[: len(line) - len(line.lstrip())]
+        section = next((each for each in reversed(lines[:number]) if not each.startswith(" ")), "") if indent else ""
+        with pytest.raises(ConfigError) as caught:
+            load_config(write(tmp_path, f"{section}\n{indent}{key}: [{{a: 1}}]"))
+        name = section + key if section else key
+        assert f"  {name.replace(':', '.')}: " in str(caught.value)
+        assert "[{'a': 1}])" in str(caught.value) or "{'a': 1})" in str(caught.value)
+        assert "Input" not in str(caught.value)
 
 
 def test_what_show_prints_can_be_read_back(tmp_path):

@@ -30,8 +30,11 @@ def models(path):
         return [item.key.model for item in store.list()]
 
 
-def test_list_before_the_first_measurement():
-    assert "No profiles yet" in invoke("list").output
+def test_list_before_the_first_measurement(path):
+    none = invoke("list").output
+    assert none.startswith(f"There is no profile store {path} on this machine. The controller keeps one where it runs")
+    with ProfileStore(path):
+        assert invoke("list").output.startswith(f"No profiles in {path} yet: a model is measured while its first job")
     assert json.loads(invoke("list", "--json").output)["profiles"] == []
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from fake_slurm import FakeSlurm, make_job, make_node
 
+from muri.cli import cli
 from muri.commands import run_command
 from muri.slurm_plugin.cli.admin import controller, drain
 from muri.slurm_plugin.controller import assemble
@@ -120,3 +121,17 @@ def test_a_state_directory_of_another_user_is_a_message(
     assert run_command(drain, ["--config", str(config)]) == 1
     assert capsys.readouterr().err.startswith(f"muri: {tmp_path}/state belongs to 4711, not to root: run this as 4711")
     assert slurm.jobs[1].held
+
+
+@pytest.mark.parametrize(
+    "arguments", [("queue",), ("explain", "7"), ("snapshot",), ("drain",), ("controller", "--once"), ("preempt", "7")]
+)
+def test_without_slurm_it_is_slurms_configuration_that_cannot_be_read(
+    config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...]
+) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setenv("MURI_CONFIG", str(config))
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    assert run_command(cli, arguments) == 1
+    told = capsys.readouterr().err
+    assert "cannot read Slurm's configuration: the command 'scontrol' is not in PATH: this needs a host" in told

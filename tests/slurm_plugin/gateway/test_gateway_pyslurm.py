@@ -3,11 +3,14 @@
 import logging
 import sys
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import cast
 
 import pytest
+from fake_slurm import FakeSlurm
 
+from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.controller import assemble as open_gateway
 from muri.slurm_plugin.gateway import pyslurm_api, pyslurm_records
 from muri.slurm_plugin.gateway.base import GatewayError, GatewayUnavailableError
@@ -100,6 +103,27 @@ def test_auto_falls_back_and_tells_only_who_asks(
         open_gateway.open_gateway("pyslurm")
     with pytest.raises(GatewayUnavailableError, match="choose one of auto, pyslurm, command"):
         open_gateway.open_gateway("pislurm")  # type: ignore[arg-type]
+
+
+def test_advice_on_pyslurm_is_logged_when_the_gateway_changes_and_not_at_each_start(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    slurm = FakeSlurm([], [])
+    config = Config(state_dir=tmp_path, status_dir=tmp_path / "status")
+
+    def opened(kind: str, note: Callable[[GatewayUnavailableError], None]) -> FakeSlurm:
+        note(GatewayUnavailableError("pyslurm 24.11 was made for Slurm 24.11"))
+        return slurm
+
+    monkeypatch.setattr(open_gateway, "open_gateway", opened)
+    told = []
+    for _ in range(2):
+        caplog.clear()
+        with caplog.at_level(logging.INFO), open_gateway.open_controller(config, looping=True) as controller:
+            controller.cycle()
+        told.append([(each.levelname, each.getMessage()) for each in caplog.records if "speaking" in each.msg])
+    by = "speaking to Slurm by the gateway fake"
+    assert told == [[("WARNING", f"{by}: pyslurm 24.11 was made for Slurm 24.11")], [("INFO", by)]]
 
 
 def test_change_is_translated() -> None:
