@@ -123,13 +123,19 @@ class DecisionWriter:
     def _why_grouped(self, placement: Placement, forecast: Forecast) -> tuple[Reason, ...]:
         unit = placement.unit
         job_ids = [member.job.job_id for member in unit.members]
-        resources = [self._bottlenecks[member.shape] for member in unit.members if member.shape is not None]
+        resources = [self._bottleneck_of(member) for member in unit.members]
         return (
             reasons.grouped(job_ids, forecast.efficiency, sum(forecast.speed)),
             reasons.bottlenecks(job_ids, resources),
             _where(placement),
             *unit.notes,
         )
+
+    def _bottleneck_of(self, member: Contender) -> str:
+        shape, profile = member.shape, member.job.profile
+        if shape is None or profile is None or profile.is_unmeasured:
+            return ""
+        return self._bottlenecks[shape]
 
     def _group_of_unknown_speed(self, unit: Running, notes: tuple[Reason, ...]) -> None:
         """A group that runs although nothing is known of a member, say one whose profile was deleted."""

@@ -48,9 +48,10 @@ def grouped(job_ids: Sequence[int], efficiency: float, total_speed: float) -> Re
 
 
 def bottlenecks(job_ids: Sequence[int], resources: Sequence[str]) -> Reason:
-    """What each member of a group mostly uses."""
-    values = tuple(value for pair in zip(job_ids, resources, strict=True) for value in pair)
-    return Reason("; ".join(["{} mostly uses the {}"] * len(job_ids)), values)
+    """What each member of a group mostly uses, "" for one that was never measured."""
+    told = ("{} mostly uses the {}" if each else "what {} mostly uses is not measured yet" for each in resources)
+    values = (value for pair in zip(job_ids, resources, strict=True) for value in pair if value)
+    return Reason("; ".join(told), tuple(values))
 
 
 def sharing(gpu_count: int, gpus: Shares) -> Reason:

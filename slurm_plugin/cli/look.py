@@ -91,7 +91,7 @@ def queue(config_file: Path | None, as_json: bool) -> None:
 
     Speed 1.00 is as fast as alone. MIN is promised, or asked for by a job that waits; ! there says that it has been
     missed for a minute. PLAN is what the plan expects, SPEED what is measured; ! there says that they differ by more
-    than 20 %.
+    than 20 %. ~ marks what rests on an estimate of the time alone, for a model that is not measured yet.
     CLASS, where there are any: opp for jobs that only ask for what others leave over (--muri=opportunistic=1).
     CPUS, where Muri gave any: those asked for → those given.
     States: waiting (held until Muri starts it), grouped (about to start with
@@ -117,6 +117,10 @@ def _speed(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f}"
 
 
+def _measured(job: "JobStatus") -> str:
+    return ("~" if job.is_speed_estimated and job.measured_speed is not None else "") + _speed(job.measured_speed)
+
+
 def _cpus(job: "JobStatus") -> str:
     asked = job.asked_cpu_count
     return str(job.cpu_count) if asked in (None, job.cpu_count) else f"{asked} → {job.cpu_count}"
@@ -132,10 +136,14 @@ def show_queue(status: "Status") -> None:
     if all(job.asked_cpu_count is None for job in status.jobs):
         columns.remove("CPUS")
     shown = {job.job_id: job.shown_id for job in status.jobs}
-    rows = ([row[name] for name in columns] for row in (_row(job, shown) for job in status.jobs))
-    say_columns(columns, rows, {"USER", "MODEL", "STATE", "CLASS", "PARTNERS"})
-    if any(job.estimated for job in status.jobs):
-        click.echo("~ planned with an estimated profile until it is measured (muri profile)")
+    rows = [_row(job, shown) for job in status.jobs]
+    say_columns(
+        columns,
+        ([row[name] for name in columns] for row in rows),
+        {"USER", "MODEL", "STATE", "CLASS", "PARTNERS"},
+    )
+    if any("~" in row["PLAN"] + row["SPEED"] for row in rows):
+        click.echo("~ by an estimate of the time alone, until the model is measured (muri profile)")
     click.echo(f"{len(status.jobs)} jobs; {_last_cycle(status)}")
     for error in status.errors:
         say(f"refused by Slurm in the last cycle: {error}", to_stderr=True)
@@ -152,7 +160,7 @@ def _row(job: "JobStatus", shown: Mapping[int, str]) -> dict[str, str]:
         "PARTNERS": ",".join(shown.get(partner, str(partner)) for partner in job.partners) or "-",
         "MIN": _speed(job.promised_speed) + ("!" if job.is_promise_broken else ""),
         "PLAN": ("~" if job.estimated else "") + _speed(job.predicted_speed),
-        "SPEED": _speed(job.measured_speed) + ("!" if job.off_plan else ""),
+        "SPEED": _measured(job) + ("!" if job.off_plan else ""),
         "CPUS": _cpus(job),
     }
 
@@ -250,7 +258,7 @@ def explanation(job: "JobStatus") -> list[str]:
         lines.append(f"It has the GPUs of pilot job {job.group} to itself.")
     if job.predicted_speed is not None:
         planned = f"{job.predicted_speed:.2f}{' (from an estimated profile)' if job.estimated else ''}"
-        lines.append(f"Speed against running alone: planned {planned}, measured {_speed(job.measured_speed)}.")
+        lines.append(f"Speed against running alone: planned {planned}, measured {_measured(job)}.")
     lines += promise_lines(job)
     if job.asked_cpu_count is not None:
         had = (job.asked_cpu_count, job.cpu_count, job.asked_mem_per_node_mib or 0, job.mem_per_node_mib)
@@ -264,7 +272,7 @@ def promise_lines(job: "JobStatus") -> list[str]:
     """Return what was promised to a job, and whether its group keeps its promises, for `muri explain`."""
     lines = []
     if job.is_promise_broken:
-        promised, gets = _speed(job.promised_speed), _speed(job.measured_speed)
+        promised, gets = _speed(job.promised_speed), _measured(job)
         lines.append(f"It was promised {promised} and gets {gets}: nobody joins its group any more.")
     elif job.promised_speed is not None:
         verb = "asks for" if job.group is None else "was promised"

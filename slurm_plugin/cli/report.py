@@ -6,6 +6,7 @@ import json
 import math
 import os
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
@@ -164,9 +165,14 @@ def _print_job(name: str, accounting: "Accounting", *, as_json: bool) -> None:
         click.echo(json.dumps([as_record(use) for use in uses], indent=1))
         return
     within_min = _figures_within_min() if any(use.awaits_report for use in uses) else 0
-    for number, use in enumerate(uses, start=1):
-        if len(uses) > 1:
-            click.echo(f"{'' if number == 1 else chr(10)}Run {number} of {len(uses)}:")
+    runs = Counter(use.run.job_id for use in uses)
+    told: Counter[int] = Counter()
+    for use in uses:
+        if told:
+            click.echo()
+        told[use.run.job_id] += 1
+        if runs[use.run.job_id] > 1:
+            click.echo(f"Run {told[use.run.job_id]} of {runs[use.run.job_id]}:")
         for line in described(use, within_min):
             say(line)
 
@@ -189,7 +195,7 @@ def described(use: "JobUse", figures_within_min: int = 0) -> list[str]:
     """
     run, shared = use.run, use.shared
     named = f" ({run.model})" if run.model else ""
-    lines = [f"Job {run.job_id}{named} of {run.user}: {run.state}; account {run.account}, QOS {run.qos}."]
+    lines = [f"Job {run.shown_id}{named} of {run.user}: {run.state}; account {run.account}, QOS {run.qos}."]
     lines += [_who_shared(use), "", _row("Waited", run.start_s - run.submit_s, "from its submission to its start")]
     lines.append(_row("Ran", run.elapsed_s))
     if use.awaits_report:
@@ -233,10 +239,11 @@ def _clock_text(seconds: float) -> str:
 def _who_shared(use: "JobUse") -> str:
     run, gpus = use.run, f"{use.group_gpu_count} GPU{'' if use.group_gpu_count == 1 else 's'}"
     if run.pilot is None:
-        return f"It ran alone, on {gpus}."
+        why = "" if run.calls_muri else ": its batch script does not call `muri run` itself"
+        return f"It ran alone, on {gpus}{why}."
     if not use.grouped:
         return f"It ran alone, on {gpus} that others could have joined (pilot job {run.pilot})."
-    partners = f"job{'' if len(use.partners) == 1 else 's'} {', '.join(map(str, use.partners))}"
+    partners = f"job{'' if len(use.partners) == 1 else 's'} {', '.join(use.partners.values())}"
     return f"It shared {gpus} with {partners} (pilot job {run.pilot})."
 
 
@@ -258,8 +265,8 @@ def as_record(use: "JobUse") -> dict[str, Any]:
     run, shared = use.run, use.shared
     known = use.grouped and shared is not None and bool(shared.basis)
     return {
-        "job_id": run.job_id, "user": run.user, "account": run.account, "qos": run.qos, "state": run.state,
-        "model": run.model, "submit_s": run.submit_s, "start_s": run.start_s, "end_s": run.end_s,
+        "job_id": run.job_id, "task": run.task, "user": run.user, "account": run.account, "qos": run.qos,
+        "state": run.state, "model": run.model, "submit_s": run.submit_s, "start_s": run.start_s, "end_s": run.end_s,
         "elapsed_s": run.elapsed_s, "gpu_count": use.group_gpu_count,
         "gpu_s": None if use.awaits_report else round(use.gpu_s, 1),
         "pilot": run.pilot, "awaits_report": use.awaits_report,
@@ -289,9 +296,16 @@ def _print_period(runs: Iterable["Run"], period: tuple[float, float], chosen: _C
     elif chosen.as_csv:
         click.echo(_csv(records), nl=False)
     else:
-        _print_table(table, period)
+        _print_table(table, period, _whose(chosen))
         if note:
             click.echo(note)
+
+
+def _whose(chosen: _Chosen) -> str:
+    """Whose jobs were asked for, behind "No job"."""
+    told = [f"of {chosen.user}"] if chosen.user else []
+    told += [f"of account {chosen.account}"] if chosen.account else []
+    return " ".join(told) or ("of any user" if os.geteuid() == 0 else "of yours")
 
 
 def _sums_record(payer: "Payer", sums: "Sums") -> dict[str, Any]:
@@ -354,7 +368,7 @@ def _total(sums: Iterable["Sums"]) -> "Sums":
 
 def job_table(uses: Iterable["JobUse"]) -> Table:
     """Return the table with one line for each job."""
-    names = ("JOB", "USER", "STATE", "RAN", "ALONE", "GPU TIME", "SAVED", "WITH")
+    names = ("JOB", "USER", "MODEL", "STATE", "RAN", "ALONE", "GPU TIME", "SAVED", "WITH")
     return names, [_job_cells(use) for use in uses]
 
 
@@ -363,26 +377,38 @@ def _job_cells(use: "JobUse") -> tuple[str, ...]:
     alone = "-"
     if use.grouped and shared is not None and shared.basis:
         alone = ("" if shared.is_counted else "~") + _clock_text(shared.alone_s)
-    partners = ",".join(map(str, use.partners)) or "-"
+    partners = ",".join(use.partners.values()) or "-"
     return (
-        str(run.job_id), run.user, run.state, _clock_text(run.elapsed_s), alone,
+        run.shown_id, run.user, run.model or "-", run.state, _clock_text(run.elapsed_s), alone,
         "-" if use.awaits_report else _clock_text(use.gpu_s),
         "-" if saved_s is None else _clock_text(saved_s), partners,
     )  # fmt: skip
 
 
-def _print_table(table: Table, period: tuple[float, float]) -> None:
+def _print_table(table: Table, period: tuple[float, float], whose: str) -> None:
+    from rich.cells import cell_len
     from rich.table import Table as RichTable
 
-    from muri.terminal import PlainConsole, cell
+    from muri.terminal import PlainConsole, cell, say
 
     names, rows = table
+    begin, end = (datetime.fromtimestamp(each, UTC).astimezone() for each in period)
+    when = f"from {begin:%Y-%m-%d} to before {end:%Y-%m-%d %H:%M}"
+    if not rows:
+        say(f"No job {whose} that had GPUs ended {when}.")
+        return
+    widths = [max(map(cell_len, column)) for column in zip(names, *rows, strict=True)]
+    console = PlainConsole()
+    if "MODEL" in names and sum(widths) + 2 * len(names) - 2 > console.width:
+        at = names.index("MODEL")
+        names, rows = names[:at] + names[at + 1 :], [row[:at] + row[at + 1 :] for row in rows]
     drawn = RichTable(box=None, pad_edge=False, header_style="bold")
     for name in names:
-        drawn.add_column(name, justify="left" if name in {"USER", "ACCOUNT", "QOS", "STATE", "WITH"} else "right")
+        drawn.add_column(
+            name, justify="left" if name in {"USER", "ACCOUNT", "QOS", "MODEL", "STATE", "WITH"} else "right"
+        )
     for row in rows:
         drawn.add_row(*map(cell, row))
-    PlainConsole().print(drawn)
-    begin, end = (datetime.fromtimestamp(each, UTC).astimezone() for each in period)
+    console.print(drawn)
     unit = "" if "BILLED" not in names else "; GPU hours"
-    click.echo(f"jobs that ended from {begin:%Y-%m-%d} to before {end:%Y-%m-%d %H:%M}{unit}")
+    click.echo(f"jobs that ended {when}{unit}")

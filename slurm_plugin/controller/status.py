@@ -48,10 +48,10 @@ class JobStatus:
         group: Id of its pilot job, None when it has none.
         partners: Job ids of the other members that still wait or run.
         predicted_speed: Speed that the plan expects, 1 = as fast as alone; None when alone.
-        measured_speed: Speed measured by the runtime, None while there is none.
+        measured_speed: Speed measured by the runtime, None while there is none; see `is_speed_estimated`.
         promised_speed: Speed in its group that it was promised; of a waiting job the one that it asks for. None: none.
         promises_broken: Job ids of those in its group, itself among them, that do not get what they were promised.
-        off_plan: Whether measured and predicted speed differ by more than 20 %.
+        off_plan: Whether measured and predicted speed differ by more than 20 %, of a model that was measured.
         solo_iteration_s: Iteration time alone, from the profile; None when in no group.
         estimated: Whether the plan rests on an estimate of its profile.
         cpu_count: CPUs that it has or asks for now.
@@ -104,6 +104,11 @@ class JobStatus:
         return self.job_id in self.promises_broken
 
     @property
+    def is_speed_estimated(self) -> bool:
+        """Whether its measured speed rests on an estimate of its time alone."""
+        return self.estimated or self.solo_iteration_s is None
+
+    @property
     def shown_id(self) -> str:
         """Its id as Slurm's commands show and take it."""
         return self.task or str(self.job_id)
@@ -143,11 +148,11 @@ def _with_report(job: JobStatus, view: View) -> JobStatus:
     job, report = replace(job, promises_broken=broken), member_report(speeds, job.job_id)
     if report is None:
         return job
-    speed, use = report.speed(job.solo_iteration_s), job_use(speeds, job.job_id)
+    speed, use = report.speed_or_estimate(job.solo_iteration_s), job_use(speeds, job.job_id)
     return replace(
         job,
         measured_speed=speed,
-        off_plan=is_off_plan(speed, job.predicted_speed),
+        off_plan=not job.is_speed_estimated and is_off_plan(speed, job.predicted_speed),
         iterations=report.iterations,
         stage_s=report.stage_s,
         wait_s=report.wait_s,

@@ -9,7 +9,8 @@ from muri.slurm_plugin.gateway.slurm_commands import SlurmCommands
 from muri.slurm_plugin.records.usage import Run
 
 _FIELDS: Final = (
-    "JobIDRaw", "User", "Account", "QOS", "State", "Submit", "Start", "End", "ElapsedRaw", "AllocTRES", "AdminComment"
+    "JobIDRaw", "JobID", "User", "Account", "QOS", "State", "Submit", "Start", "End", "ElapsedRaw", "AllocTRES",
+    "AdminComment",
 )  # fmt: skip
 
 _BETWEEN: Final = "\x1f"
@@ -121,12 +122,13 @@ def parse_runs(text: str) -> list[Run]:
 
 
 def _run(fields: Sequence[str]) -> Run:
-    job_id, user, account, qos, state, submit_s, start_s, end_s, elapsed_s, tres, comment = fields
+    job_id, name, user, account, qos, state, submit_s, start_s, end_s, elapsed_s, tres, comment = fields
     gpus = _GPUS.search(tres)
     return Run(
         job_id=int(job_id), user=user, account=account, qos=qos, state=state.partition(" ")[0],
         submit_s=_time(submit_s), start_s=_time(start_s), end_s=_time(end_s), elapsed_s=_time(elapsed_s),
         gpu_count=int(gpus[1]) if gpus else 0, admin_comment=_with_quotes(comment),
+        task=name if "_" in name else "",
     )  # fmt: skip
 
 

@@ -66,7 +66,7 @@ def _member(job: ManagedJob, report: MemberReport | None, *, broken: bool) -> di
         "predicted_speed": planned.speed,
         "promised_speed": (job.membership.min_speed or None) if job.membership is not None else None,
         "promise_broken": broken,
-        "solo_iteration_s": planned.solo_iteration_s,
+        "solo_iteration_s": None if planned.estimated else planned.solo_iteration_s,
         "speed": None,
     }
     if report is None:
@@ -74,7 +74,7 @@ def _member(job: ManagedJob, report: MemberReport | None, *, broken: bool) -> di
     return member | {
         "iterations": report.iterations or 0,
         "iterations_per_s": 1 / report.iteration_s,
-        "speed": report.speed(planned.solo_iteration_s),
+        "speed": report.speed_or_estimate(planned.solo_iteration_s),
         "share": _share(report),
     }
 

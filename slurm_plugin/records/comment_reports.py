@@ -213,6 +213,12 @@ class MemberReport:
         """Normalized speed: 1 = as fast as alone; None when the time alone is not known."""
         return None if solo_iteration_s is None else solo_iteration_s / self.iteration_s
 
+    def speed_or_estimate(self, solo_iteration_s: float | None) -> float | None:
+        """The same for people; for a time alone that is not known its own time without waits stands in."""
+        if solo_iteration_s is not None or not self.wait_s:
+            return self.speed(solo_iteration_s)
+        return max(0.0, 1 - sum(self.wait_s) / self.iteration_s)
+
 
 def speeds_token(status: Mapping[str, Any], steady: Collection[str] = ()) -> str | None:
     """Return the token for the pilot job's comment; None when no member has done an iteration.

@@ -6,7 +6,7 @@ their members.
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from muri.slurm_plugin.records import comment_tags as tags
@@ -35,6 +35,7 @@ class Run:
         elapsed_s: How long it ran, without suspensions.
         gpu_count: GPUs that it held.
         admin_comment: Its AdminComment at its end.
+        task: Of a job array's task how Slurm shows it, "12_3"; "" for other jobs.
     """
 
     job_id: int
@@ -48,6 +49,17 @@ class Run:
     elapsed_s: int
     gpu_count: int
     admin_comment: str = ""
+    task: str = ""
+
+    @property
+    def shown_id(self) -> str:
+        """Its id as Slurm's commands show and take it."""
+        return self.task or str(self.job_id)
+
+    @property
+    def calls_muri(self) -> bool:
+        """Whether its batch script may call `muri run` itself."""
+        return tags.token(self.admin_comment, tags.CALLS_PREFIX) != "no"
 
     @property
     def gpu_s(self) -> float:
@@ -101,7 +113,7 @@ class JobUse:
         gpu_s: GPU-seconds that it had: its own, or its share of its group's.
         shared: What is known of its run in a group; None where it ran alone.
         group_gpu_count: GPUs of its group, or its own.
-        partners: Job ids of those that ran on its GPUs at some time of its run.
+        partners: Those that ran on its GPUs at some time of its run, by job id: how Slurm shows them.
         awaits_report: Whether its group runs on and has not told of it yet: its GPU time is not known.
     """
 
@@ -109,7 +121,7 @@ class JobUse:
     gpu_s: float
     shared: SharingReport | None = None
     group_gpu_count: int = 0
-    partners: tuple[int, ...] = ()
+    partners: Mapping[int, str] = field(default_factory=dict)
     awaits_report: bool = False
 
     @property
@@ -139,7 +151,8 @@ def uses_of(runs: Iterable[Run]) -> list[JobUse]:
     """Return what the runs of users' jobs got, in the order of the records; Muri's own jobs only pass GPU time on."""
     records = list(runs)
     groups = _groups(records)
-    return [_use(run, groups) for run in records if run.has_ended and not run.is_own]
+    names = {run.job_id: run.shown_id for run in records}
+    return [_use(run, groups, names) for run in records if run.has_ended and not run.is_own]
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +180,7 @@ def _group(pilot: Run, spans: Mapping[int, Span]) -> _Group:
     return _Group(pilot, spans, split_gpu_time(pilot.gpu_count, pilot.span, spans) if pilot.has_ended else {})
 
 
-def _use(run: Run, groups: Mapping[int, _Group]) -> JobUse:
+def _use(run: Run, groups: Mapping[int, _Group], names: Mapping[int, str]) -> JobUse:
     if run.pilot is None:
         return JobUse(run, run.gpu_s, group_gpu_count=run.gpu_count)
     report = parse_report(run.admin_comment)
@@ -176,13 +189,17 @@ def _use(run: Run, groups: Mapping[int, _Group]) -> JobUse:
     told = report or SharingReport(run.pilot, 0, 0.0)
     group = groups.get(run.pilot)
     if group is None:
-        return JobUse(run, told.gpu_s, report, told.gpu_count, told.partners)
+        return JobUse(run, told.gpu_s, report, told.gpu_count, _named(told.partners, names))
     gpu_s = group.gpu_s.get(run.job_id, told.gpu_s)
     # One that has left the group since is known to the report alone.
     left = tuple(each for each in told.partners if each not in group.spans)
     beside = partners_of(run.job_id, run.span, group.spans) + left
     awaits = report is None and not group.pilot.has_ended
-    return JobUse(run, gpu_s, report, group.pilot.gpu_count, beside, awaits)
+    return JobUse(run, gpu_s, report, group.pilot.gpu_count, _named(beside, names), awaits)
+
+
+def _named(job_ids: Iterable[int], names: Mapping[int, str]) -> dict[int, str]:
+    return {each: names.get(each, str(each)) for each in job_ids}
 
 
 @dataclass(frozen=True, slots=True)

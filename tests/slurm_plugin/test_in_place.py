@@ -83,6 +83,14 @@ def test_a_model_never_seen_is_planned_at_once_with_the_mean_of_the_others_or_a_
     assert "waits for the dry run" not in str(status)
 
 
+def test_what_a_model_never_seen_mostly_uses_is_not_told_as_a_fact(make_controller: Make) -> None:
+    slurm = FakeSlurm(four_jobs(), one_gpu())
+    told = str(one_cycle(make_controller, slurm, OTHERS, profiling=PLACE)[1])
+    assert "what 1 mostly uses is not measured yet" in told
+    assert " 1 mostly uses the " not in told.replace(";", " ")
+    assert "2 mostly uses the cpu" in told
+
+
 @pytest.mark.parametrize(("known", "shares"), [(OTHERS, False), (FOUR_KINDS, True)])
 def test_a_script_that_does_not_call_muri_keeps_its_gpus_until_its_model_is_known(
     make_controller: Make, known: tuple[StageProfile, ...], shares: bool

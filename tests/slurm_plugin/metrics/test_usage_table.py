@@ -119,7 +119,7 @@ def test_a_job_alone_behind_its_pilot_or_there_before_the_others_shared_nothing(
     later = replace(MEMBERS[1], start_s=MEMBERS[0].end_s)
     records = [replace(MEMBERS[0], admin_comment=alone), later, PILOT]
     (use, _) = uses_of(records)
-    assert (use.grouped, use.partners, use.saved_gpu_s) == (False, (), None)
+    assert (use.grouped, use.partners, use.saved_gpu_s) == (False, {}, None)
     text = "\n".join(described(use))
     assert "It ran alone, on 1 GPU that others could have joined (pilot job 50)." in text
     assert "0:40:00   all its own" in text
@@ -132,7 +132,7 @@ def test_a_member_whose_group_runs_on_is_told_when_its_figures_follow():
     pilot = replace(PILOT, state="RUNNING", end_s=0, elapsed_s=2500)
     partner = replace(MEMBERS[0], state="RUNNING", end_s=0, admin_comment=f"muri-state:{STATE}")
     use = next(each for each in uses_of([partner, MEMBERS[1], pilot]))
-    assert (use.partners, use.awaits_report) == ((41,), True)
+    assert (use.partners, use.awaits_report) == ({41: "41"}, True)
     assert described(use, figures_within_min=16) == [
         "Job 42 (bert) of alice: FAILED; account hep, QOS normal.",
         "It shared 1 GPU with job 41 (pilot job 50).",
@@ -151,13 +151,13 @@ def test_a_member_whose_group_runs_on_is_told_when_its_figures_follow():
 
 def test_a_partner_that_has_left_the_group_is_known_from_the_report():
     (use,) = uses_of([MEMBERS[0], PILOT])
-    assert (use.partners, use.saved_gpu_s) == ((42,), -1800.0)
+    assert (use.partners, use.saved_gpu_s) == ({42: "42"}, -1800.0)
 
 
 def sacct_line(run: Run) -> str:
     tres = f"billing=4,cpu=4,gres/gpu={run.gpu_count},node=1" if run.gpu_count else "billing=1,cpu=1,node=1"
-    fields = (run.job_id, run.user, run.account, run.qos, run.state, run.submit_s, run.start_s or "Unknown",
-              run.end_s or "Unknown", run.elapsed_s, tres, run.admin_comment)  # fmt: skip
+    fields = (run.job_id, run.shown_id, run.user, run.account, run.qos, run.state, run.submit_s,
+              run.start_s or "Unknown", run.end_s or "Unknown", run.elapsed_s, tres, run.admin_comment)  # fmt: skip
     return "\x1f".join(map(str, fields))
 
 
@@ -233,6 +233,50 @@ def test_no_text_becomes_a_formula_of_a_spreadsheet(sacct, tmp_path):
     with (tmp_path / "records").open("a") as records:
         records.write(sacct_line(run_of(47, 0, 60, gpus=1, payer=Payer("eve", "=1+1", "normal"))) + "\n")
     assert "eve,'=1+1,normal" in printed("--month", "2026-11", "--csv")
+
+
+JOBS = """\
+ JOB  USER   MODEL     STATE          RAN    ALONE  GPU TIME    SAVED  WITH
+37_0  alice  resnet18  COMPLETED  0:40:00  0:30:00   0:20:00  0:10:00  42
+  42  alice  bert      FAILED     1:00:00        -   0:40:00        -  37_0
+  43  bob    -         COMPLETED  0:06:00        -   0:24:00        -  -
+jobs that ended from 2026-11-01 to before 2026-12-01 00:00
+"""
+
+
+def test_a_line_for_each_job_names_tasks_as_slurm_does_and_models_where_there_is_room(sacct, tmp_path, monkeypatch):
+    records = [replace(MEMBERS[0], task="37_0"), *RECORDS[1:]]
+    (tmp_path / "records").write_text("".join(sacct_line(run) + "\n" for run in records))
+    shown = printed("--month", "2026-11", "--jobs")
+    assert "\n".join(line.rstrip() for line in shown.splitlines()) + "\n" == JOBS
+    assert printed("41").startswith("Job 37_0 (resnet18) of alice: ")
+    assert "It shared 1 GPU with job 37_0 (pilot job 50)." in printed("42")
+    assert json.loads(printed("41", "--json"))[0]["task"] == "37_0"
+    monkeypatch.setenv("COLUMNS", "70")
+    assert printed("--month", "2026-11", "--jobs").split("\n")[0].split()[:3] == ["JOB", "USER", "STATE"]
+
+
+def test_runs_of_one_job_are_counted_and_those_of_other_tasks_are_not(sacct, tmp_path):
+    again = replace(ALONE, state="REQUEUED", task="37_1")
+    records = [again, replace(ALONE, task="37_1"), replace(ALONE, job_id=44, task="37_2")]
+    (tmp_path / "records").write_text("".join(sacct_line(run) + "\n" for run in records))
+    (tmp_path / "bin/sacct").write_text(f"#!/bin/sh\n/bin/cat {tmp_path}/records\n")
+    heads = [line for line in printed("37").splitlines() if line.startswith(("Run", "Job"))]
+    assert [head.split(" of bob")[0] for head in heads] == [
+        "Run 1 of 2:", "Job 37_1", "Run 2 of 2:", "Job 37_1", "Job 37_2"
+    ]  # fmt: skip
+
+
+def test_where_no_job_ended_that_is_said(sacct):
+    ended = "that had GPUs ended from 2025-11-01 to before 2025-12-01 00:00.\n"
+    assert printed("--month", "2025-11", "--user", "bob") == f"No job of bob {ended}"
+    assert printed("--month", "2025-11", "--account", "hep") == f"No job of account hep {ended}"
+    assert printed("--month", "2025-11", "--json") == "[]\n"
+
+
+def test_a_script_that_does_not_call_muri_run_is_named():
+    (use,) = uses_of([replace(ALONE, admin_comment="muri:model=m muri-calls:no")])
+    assert described(use)[1] == "It ran alone, on 4 GPUs: its batch script does not call `muri run` itself."
 
 
 def test_a_month_for_programs(sacct):

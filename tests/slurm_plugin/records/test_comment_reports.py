@@ -4,7 +4,7 @@ import math
 from dataclasses import replace
 
 import pytest
-from fake_slurm import group_at_work, make_job, pilots
+from fake_slurm import FOUR_KINDS, group_at_work, make_job, pilots
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,8 +12,9 @@ from muri.profiler.dangers import DANGERS
 from muri.profiler.dryrun.messages import DryRunResult
 from muri.profiler.records import STAGES, ProfileDetail, ProfileError, ProfileKey
 from muri.profiler.resource_usage.use import JobUse, NodeUse, OneGpu
-from muri.slurm_plugin.cli.look import explanation
-from muri.slurm_plugin.controller.status import read_status, refresh, write_status
+from muri.slurm_plugin.cli.look import explanation, show_queue
+from muri.slurm_plugin.controller.status import Status, read_status, refresh, status_of, write_status
+from muri.slurm_plugin.node.group_records import groups_in
 from muri.slurm_plugin.records import comment_reports as telemetry
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.comment_reports import (
@@ -98,6 +99,26 @@ def test_members_without_an_iteration_are_left_out():
 def test_damaged_comments_tell_nothing(text):
     assert member_report(told_in(text), 1) is None
     assert promise_broken(told_in(text)) == ()
+
+
+def test_of_a_model_that_is_not_measured_queue_explain_and_top_show_the_same_estimated_speed(make_controller, capsys):
+    slurm = group_at_work(make_controller, FOUR_KINDS[1:], profiling={"mode": "in-place"})
+    (pilot,) = pilots(slurm)
+    token = speeds_token({"members": {"1": member(rate_per_s=5.0)}, "discipline": "fair"})
+    slurm.jobs[pilot.job_id] = replace(pilot, comment=token)
+    view = view_of(slurm.snapshot())
+    job = next(each for each in status_of(view, None, {}, {}) if each.job_id == 1)
+    waits = 4 * 0.0123456789 * 5.0  # as shares of its time
+    assert job.measured_speed == pytest.approx(1 - waits, abs=1e-3)
+    assert (job.is_speed_estimated, job.off_plan) == (True, False)
+    (group,) = groups_in(view, pilot.uid)
+    assert group["members"]["1"]["speed"] == job.measured_speed
+    assert group["members"]["1"]["solo_iteration_s"] is None  # marked by `muri top`
+    show_queue(Status(0.0, "muri-s", "fake", (job,)))
+    head, row, note, *_ = capsys.readouterr().out.splitlines()
+    assert dict(zip(head.split(), row.split(), strict=False))["SPEED"] == "~0.75"
+    assert note == "~ by an estimate of the time alone, until the model is measured (muri profile)"
+    assert "measured ~0.75." in "\n".join(explanation(job))
 
 
 def test_off_plan_means_more_than_a_fifth():
