@@ -1,8 +1,8 @@
 """Measures a model over the first iterations of a job that trains, alone or in company. Pure.
 
 The rules are a dry run's (`steadiness`): when the script has warmed up, and when its means are sure. Only the end
-differs. Nothing ends with it, so more iterations cost nothing: the first means are told as soon as there are any, sure or
-not, and those that are unsure after `ENOUGH_ITERATIONS` and `ENOUGH_S` with what confidence they have.
+differs. Nothing ends with it, so more iterations cost nothing: the first means are told as soon as there are any, sure
+or not, and those that are unsure after `ENOUGH_ITERATIONS` and `ENOUGH_S` with what confidence they have.
 
 An iteration alone takes what it took less the waits for other members: its stages' own times, and the time in no stage.
 What others slow down otherwise (caches, memory, cores) is in it, so in company it is an upper bound.

@@ -33,7 +33,7 @@ from muri.slurm_plugin.planning.site_limits import PILOT_EXTRA_S
 from muri.slurm_plugin.planning.slurm_requests import DRY_RUN_NAME, PILOT_NAME
 from muri.slurm_plugin.records.cluster import Job, JobState
 from muri.slurm_plugin.records.comment_reports import profile_in, python_in
-from muri.slurm_plugin.records.comment_tags import MemberState
+from muri.slurm_plugin.records.comment_tags import MemberState, MemoryRetry
 from muri.slurm_plugin.records.gate import gate_word, is_behind_licence, is_lifted, lease_end_s
 from muri.slurm_plugin.records.journal import DRY_RUN, GROUP, PREEMPT, Intent
 from muri.slurm_plugin.records.limits import is_limit_reason, will_start_by_itself
@@ -349,11 +349,14 @@ def gates(cycle: CycleInput, settled: AbstractSet[int]) -> Iterator[KeepGate | M
 def after_out_of_memory(job: ManagedJob, cycle: CycleInput) -> AskForMore | Restore | None:
     """Return what to do with a returned member whose last run ran out of GPU memory; None if it did not.
 
-    The job's last try is alone, whether the GPUs' memory is known or not.
+    Where its policy plans by memory it asks for more, else it runs alone. Its last try is alone, whether
+    the GPUs' memory is known or not.
     """
     run, times = job.reports.out_of_memory
     if not _is_back(job, cycle.now_s) or times < 1 or run != job.restart_count - 1:
         return None
+    if job.memory_retry is not MemoryRetry.WITH_MORE:
+        return Restore(job.job_id, "it ran out of GPU memory beside others")
     nodes = (node for node in cycle.nodes if node.usable and job.partition in node.partitions)
     capacity_gib = max((cycle.config.gpu_mem_gib.get(node.gpu_type, 0.0) for node in nodes), default=0.0)
     asked_gib = _planned_gib(job.job_id, cycle.intents)
