@@ -42,7 +42,8 @@ from muri.utc import text_of
 
 log = logging.getLogger("muri.controller")
 
-# A pilot ends itself a few seconds after its last member; only a pilot that did not is cancelled.
+# A pilot ends itself a few seconds after its last member, of which it tells what was measured; only a pilot that did not
+# end is cancelled.
 _PILOT_GRACE_S = 60.0
 _BEFORE_ITS_TURN = {"", "None", "Priority", "Dependency", "BeginTime", "Licenses"}
 _EMPTY_S = 30.0
@@ -185,6 +186,10 @@ def _why_not_beside(member: ManagedJob, pilot: Job, waited_s: float, cycle: Cycl
 def _pilots(groups: Mapping[str, Intent], cycle: CycleInput, since_s: Mapping[int, float]) -> Iterator[Action]:
     """End the pilots that hold GPUs for nobody; `since_s` as `_members` takes it."""
     served = {job.membership.pilot for job in cycle.view.having(Role.MEMBER) if job.membership is not None}
+    ended_s: dict[int, float] = {}
+    for job in cycle.view.jobs.values():
+        if job.membership is not None and not job.state.is_active:
+            ended_s[job.membership.pilot] = max(job.end_s, ended_s.get(job.membership.pilot, 0.0))
     empty = {group.pilot.job_id for group in cycle.view.running_groups if _stays_empty(group, since_s, cycle)}
     for pilot in cycle.view.having(Role.PILOT):
         intent = groups.get(pilot.pilot_tag.token if pilot.pilot_tag is not None else "")
@@ -192,10 +197,10 @@ def _pilots(groups: Mapping[str, Intent], cycle: CycleInput, since_s: Mapping[in
             continue
         # With the journal lost, the members' own tags still say which pilot they belong to.
         is_lost = intent is None or intent.state == "abandoned" or pilot.job_id in empty
-        late = cycle.now_s - max(pilot.start_s, pilot.submit_s) > _PILOT_GRACE_S
+        idle_s = cycle.now_s - max(pilot.start_s, pilot.submit_s, ended_s.get(pilot.job_id, 0.0))
         if why := _why_not_started(pilot, cycle):
             yield Cancel(pilot.job_id, why)
-        elif pilot.job_id not in served - empty and (is_lost or late):
+        elif pilot.job_id not in served - empty and (is_lost or idle_s > _PILOT_GRACE_S):
             yield Cancel(pilot.job_id, "no member of its group is left")
 
 
