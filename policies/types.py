@@ -451,7 +451,10 @@ class Policy(Protocol):
 
     @property
     def retries_out_of_memory(self) -> bool:
-        """Whether a job that ran out of GPU memory gets another try with more: its plans rest on predicted memory."""
+        """Whether a job that ran out of GPU memory beside others asks for more, since plans rest on predicted memory.
+
+        Under all other policies it runs alone next time.
+        """
         ...
 
     @property

@@ -15,7 +15,9 @@ from typing import Final
 MARK_VARIABLE: Final = "MURI_OUT_OF_MEMORY_MARK"
 """Names the file that a script in a process of its own makes when it ends so; the script doesn't see the variable."""
 
-_WORDS: Final = re.compile(r"(CUDA|HIP)( error:)? out of memory|CUBLAS_STATUS_ALLOC_FAILED")
+_WORDS: Final = re.compile(
+    r"(CUDA|HIP)( error:)? out of memory|CUBLAS_STATUS_ALLOC_FAILED|RESOURCE_EXHAUSTED: Out of memory"
+)
 
 
 def chain_of(error: BaseException | None) -> Iterator[BaseException]:
@@ -28,7 +30,7 @@ def chain_of(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error, or one that led to it, is PyTorch's or CUDA's for lack of GPU memory."""
+    """Whether an error, or one that led to it, is PyTorch's, JAX's or CUDA's for lack of GPU memory."""
     return any(
         isinstance(link, RuntimeError) and (type(link).__name__ == "OutOfMemoryError" or _WORDS.search(str(link)))
         for link in chain_of(error)

@@ -57,10 +57,10 @@ class Membership(Protocol):
         """
 
     def requeue_for_memory(self, job_id: str) -> bool:
-        """Put a job that ran out of GPU memory beside others back into the queue, to ask for more next time.
+        """Put a job that ran out of GPU memory beside others back into the queue, to ask for more or run alone then.
 
         Returns:
-            Whether it was put back; False where its policy doesn't do that, or has done it too often.
+            Whether it was put back; False where no controller would plan it again, or it was put back too often.
 
         Raises:
             MuriError: The scheduler did not accept it.

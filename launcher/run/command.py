@@ -218,7 +218,7 @@ def may_be_member(environment: Mapping[str, str]) -> bool:
 
 
 def try_with_more_memory(job_id: str, error: OutOfMemoryBesideOthersError, membership: Membership) -> int:
-    """Requeue the job if its policy wants that; else, and where Slurm refuses, it fails as it would have alone.
+    """Requeue the job if it may try again; else, and where Slurm refuses, it fails as it would have alone.
 
     Returns:
         The script's exit code.

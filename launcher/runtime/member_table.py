@@ -100,6 +100,7 @@ class Member:
         meter: Its session's speed.
         promise: Whether it gets the speed that it was promised.
         measurement: What is measured of its session in place.
+        had_company: Whether another member has been at work beside its session.
     """
 
     session: MemberSession | None = None
@@ -112,6 +113,7 @@ class Member:
     meter: SpeedMeter = field(default_factory=SpeedMeter)
     promise: PromiseWatch = field(default_factory=PromiseWatch)
     measurement: Measurement | None = None
+    had_company: bool = False
 
     @property
     def is_at_work(self) -> bool:
@@ -222,6 +224,9 @@ class MemberTable:
             member = self._members[session.member]
             if member.state == "running":
                 return False
+            others = [each for each in self._members.values() if each.state == "running"]
+            for each in (member, *others):
+                each.had_company = bool(others)
             member.session, member.state = session, "running"
             member.sessions += 1
             member.script, member.started = script, utc_now()
@@ -250,6 +255,11 @@ class MemberTable:
         with self._lock:
             at_work = [each.measurement for each in self._members.values() if each.state == "running"]
         return any(each is not None and each.is_awaited for each in at_work)
+
+    def had_company(self, session: MemberSession) -> bool:
+        """Whether another member has been at work beside a session, at its end or before: two may end for one cause."""
+        with self._lock:
+            return self._members[session.member].had_company
 
     def finish(self, session: MemberSession) -> None:
         """Note that the session ended."""

@@ -316,7 +316,7 @@ class Server:
             if self._ranks is not None and not session.lost and self._ranks.cut_short(session):
                 connection.finish({"type": "lost", "reason": "another rank of the group was lost"})
                 return
-            shared = bool(self._table.running())
+            shared = self._table.had_company(session)
             connection.finish(_last_frame(session, shared=shared, end_cause=self.end_cause or signal_cause(session)))
 
         def signal_cause(session: MemberSession) -> str | None:
@@ -380,7 +380,7 @@ def _last_frame(session: MemberSession, *, shared: bool = False, end_cause: str 
 
     Args:
         session: The script's session.
-        shared: Whether other members are at work in the runtime.
+        shared: Whether other members have been at work in the runtime beside it.
         end_cause: Why the runtime ends, if that is known.
     """
     if session.lost:

@@ -15,7 +15,8 @@ from muri.policies.grouping.engine import group_buckets
 from muri.policies.grouping.problem import BucketGroups, BucketProblem, Kind, OpenUnit
 from muri.policies.options import PolicyOptions
 from muri.policies.speed.model import Shape, SpeedModel
-from muri.policies.types import Certificate, Reason, Running, may_share_gpus
+from muri.policies.types import Certificate, PlanJob, Reason, Running, may_share_gpus
+from muri.profiler.records import ProfileKey
 
 Composition = tuple[int, ...]
 """The members' shapes as indices, ascending."""
@@ -25,6 +26,9 @@ _MOST_KNOWN: Final = 65_536
 
 _GAIN: Final = 1e-9
 """Relative gain below which a regrouping is only a rounding error."""
+
+_MOST_GUESSES: Final = 64
+"""So many models never seen are told apart, lest on a site that knows none each job is of a kind of its own."""
 
 
 class Forecast(NamedTuple):
@@ -190,6 +194,7 @@ class Grouper:
         self._model = model
         self._shapes = shapes
         self._interval_s = interval_s
+        self._guesses: dict[ProfileKey, int] = {}
         self.forecasts = Forecasts(model, shapes)
 
     def group(self, tasks: Sequence[Task]) -> tuple[Grouping, ...]:
@@ -334,8 +339,13 @@ class Grouper:
             worth=worth_of(job) if options.objective == "jct" else 1.0,
             largest=min(options.max_group_size, job.largest_group),
             min_speed=max(options.min_speed, job.min_speed),
-            is_guess=job.profile is not None and job.profile.is_unmeasured,
+            guess=self._guess(job),
         )
+
+    def _guess(self, job: PlanJob) -> int:
+        if job.profile is None or not job.profile.is_unmeasured:
+            return 0
+        return 1 + self._guesses.setdefault(job.profile.key, len(self._guesses)) % _MOST_GUESSES
 
     def _open_unit(self, members: Members, waiting: Members) -> OpenUnit:
         unit = members[0].unit

@@ -27,14 +27,14 @@ class Kind(NamedTuple):
         worth: What a second of a job's full-speed progress is worth; 1 unless the objective is "jct".
         largest: Largest group that it may be in.
         min_speed: Speed in company below which it must not be put.
-        is_guess: Whether its shape is no more than an estimate.
+        guess: Where its shape is no more than an estimate: a number of its model, from 1; else 0.
     """
 
     shape: Shape
     worth: float = 1.0
     largest: int = MAX_GROUP_SIZE
     min_speed: float = 0.0
-    is_guess: bool = False
+    guess: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,22 +201,26 @@ class Appraiser:
         self._limits_size = bool((self._largest < options.max_group_size).any())
         self._min_speed = np.array([kind.min_speed for kind in kinds])
         self._promises = bool(self._min_speed.any())
-        self._is_guess = np.array([kind.is_guess for kind in kinds], dtype=np.intp)
-        self._limits = bool(self._limits_size or np.isfinite(memory_limit_gib) or self._is_guess.any())
+        self._guess = np.array([kind.guess for kind in kinds], dtype=np.intp)
+        self._limits = bool(self._limits_size or np.isfinite(memory_limit_gib) or self._guess.any())
 
     def memory_gib(self, groups: Indices) -> Floats:
         """GPU memory that each group needs."""
         return np.asarray(self._memory_gib[groups].sum(axis=1))
 
     def fits(self, groups: Indices) -> NDArray[np.bool_]:
-        """Which groups may form: they fit the GPU's memory, no member's limit, and at most one shape is a guess."""
+        """Which groups may form: they fit the GPU's memory and members' limits, and guesses are of different models.
+
+        Of one model a single job is measured: the others wait for that.
+        """
         if not self._limits:
             return np.ones(len(groups), dtype=np.bool_)
         fits = np.asarray(self._memory_gib[groups].sum(axis=1) <= self._memory_limit_gib)
         if self._limits_size:
             fits &= self._largest[groups].min(axis=1) >= groups.shape[1]
-        if self._is_guess.any():
-            fits &= self._is_guess[groups].sum(axis=1) <= 1
+        if self._guess.any():
+            models = np.sort(self._guess[groups], axis=1)
+            fits &= ~((models[:, 1:] == models[:, :-1]) & (models[:, 1:] > 0)).any(axis=1)
         return fits
 
     def appraise(self, groups: Indices) -> Appraisal:

@@ -86,7 +86,7 @@ def _why_refused(
 def _why_not_changed(job: ManagedJob, place: GroupPlace, no_gpus: str, gateway: Gateway) -> str:
     member = MemberPlan(job.job_id, asked_by(job), None, 1.0, _MEMBERS * job.time_limit_s)
     try:
-        gateway.modify(job.job_id, member_change(member, place, job, retries=False, no_gpus=no_gpus))
+        gateway.modify(job.job_id, member_change(member, place, job, no_gpus=no_gpus))
         own = original_request(replace(job, membership=MemberState(place.pilot, member.original)))
         gateway.modify(job.job_id, replace(own, start_now=False))
     except GatewayError as error:

@@ -9,8 +9,9 @@ from muri.clock import MACHINE_CLOCK, Clock
 from muri.slurm_plugin.execute.allocate import release_as_asked, reset_request
 from muri.slurm_plugin.execute.executor import restore_request
 from muri.slurm_plugin.gateway.base import Gateway, GatewayError, NoSuchJobError, SlurmUnreachableError
-from muri.slurm_plugin.planning.slurm_requests import without_retries
-from muri.slurm_plugin.records.cluster import JobState, Snapshot
+from muri.slurm_plugin.planning.slurm_requests import with_memory_retry
+from muri.slurm_plugin.records.cluster import JobChange, JobState, Snapshot
+from muri.slurm_plugin.records.comment_tags import MemoryRetry
 from muri.slurm_plugin.records.gate import GATE_LICENSE, is_behind_licence
 from muri.slurm_plugin.records.roles import ManagedJob, Role, View, view_of
 
@@ -88,11 +89,16 @@ def drain(gateway: Gateway, read: Callable[[], Snapshot]) -> Drained:
     restored = _each(waiting_members, lambda job: restore_request(gateway, job, _DRAINED), failed)
     restored += _each(given, lambda job: _reset(gateway, job, read), failed)
     # Without a controller, a job that came back after running out of memory would stay held.
-    retrying = [job for job in members if job.state is not JobState.PENDING and job.retries_memory]
-    _each(retrying, lambda job: gateway.modify(job.job_id, without_retries(job.admin_comment)), failed)
+    at_work = [job for job in members if job.state is not JobState.PENDING]
+    retrying = [job for job in at_work if job.memory_retry is not MemoryRetry.NONE]
+    _each(retrying, lambda job: gateway.modify(job.job_id, _without_retry(job.admin_comment)), failed)
     cancelled = _each(own, lambda job: gateway.cancel(job.job_id), failed)
-    running = tuple(job.job_id for job in members if job.state is not JobState.PENDING)
+    running = tuple(job.job_id for job in at_work)
     return Drained(released, restored, cancelled, running, tuple(failed), _leaving(view))
+
+
+def _without_retry(admin_comment: str) -> JobChange:
+    return JobChange(admin_comment=with_memory_retry(admin_comment, MemoryRetry.NONE))
 
 
 class _FreeAnywayError(Exception):

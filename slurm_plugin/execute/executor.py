@@ -64,6 +64,7 @@ from muri.slurm_plugin.planning.starts import was_changed
 from muri.slurm_plugin.profile_use import DocumentSink, note_accumulates
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import JobChange, JobState
+from muri.slurm_plugin.records.comment_tags import MemoryRetry
 from muri.slurm_plugin.records.dry_run_failures import after_another, current
 from muri.slurm_plugin.records.gate import is_lifted
 from muri.slurm_plugin.records.journal import (
@@ -288,13 +289,14 @@ class Executor:
         Returns:
             Why it has not become one, "" when it has.
         """
-        job, retries = self._view.jobs[member.job_id], self._policy.retries_out_of_memory
+        job = self._view.jobs[member.job_id]
+        retry = MemoryRetry.WITH_MORE if self._policy.retries_out_of_memory else MemoryRetry.ALONE
         snapshot = self._view.snapshot
         way = snapshot.gpu_removal.way_for(job.gpu_request, snapshot.limits.partition(job.partition))
         if not way.request:
             self.errors.append(f"job {member.job_id}: its GPUs cannot be taken away now: {way.why}")
             return f"its GPUs cannot be taken away now: {way.why}"
-        change = member_change(member, place, job, retries=retries, no_gpus=way.request)
+        change = member_change(member, place, job, no_gpus=way.request, memory_retry=retry)
         try:
             open_gate(self._gateway, job, change)
         except NoSuchJobError:

@@ -13,7 +13,7 @@ from muri.slurm_plugin.node.pauses import growing_pauses
 from muri.slurm_plugin.node.slurm_calls import JobRecord, job_record, requeue, requeue_hold, set_comment, state_of
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.comment_reports import may_try_again, out_of_memory_runs, out_of_memory_text
-from muri.slurm_plugin.records.comment_tags import retries_memory
+from muri.slurm_plugin.records.comment_tags import MemoryRetry, memory_retry
 
 _FIRST_RETRY_S, _MOST_RETRY_S = 5.0, 60.0
 
@@ -91,9 +91,11 @@ class SlurmMembership:
         run, (last, times) = int(os.environ.get("SLURM_RESTART_COUNT") or 0), out_of_memory_runs(record.comment)
         if last == run:
             return True  # another rank of the job has reported it and requeues the job
-        if not (retries_memory(record.admin_comment) and may_try_again(record.comment)):
+        retry = memory_retry(record.admin_comment)
+        if retry is MemoryRetry.NONE or not may_try_again(record.comment):
             return False
-        print("muri: out of GPU memory beside others; the job goes back to the queue and asks for more next time",
+        then = "asks for more" if retry is MemoryRetry.WITH_MORE else "runs alone"
+        print(f"muri: out of GPU memory beside others; the job goes back to the queue and {then} next time",
               file=sys.stderr, flush=True)  # fmt: skip
         _set_token(record, tags.OUT_OF_MEMORY_PREFIX, out_of_memory_text(run, times + 1))
         _requeue_to_gate(record)

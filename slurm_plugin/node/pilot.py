@@ -101,6 +101,7 @@ class PilotWatch:
             if self._ended_by_slurm:
                 self._tell_members()
                 self._tell_runtime()
+                self._reports.end(self._runtime_status())  # meanwhile the runtime ends
                 self._await_runtime()
                 self._reports.tell_fault(self._runtime_status())
                 return 1

@@ -32,7 +32,7 @@ from muri.slurm_plugin.planning.placement import ends_at_s
 from muri.slurm_plugin.planning.site_limits import PILOT_EXTRA_S
 from muri.slurm_plugin.records.cluster import Job, JobState
 from muri.slurm_plugin.records.comment_reports import profile_in, python_in
-from muri.slurm_plugin.records.comment_tags import MemberState
+from muri.slurm_plugin.records.comment_tags import MemberState, MemoryRetry
 from muri.slurm_plugin.records.gate import gate_word, is_behind_licence, is_lifted, lease_end_s
 from muri.slurm_plugin.records.journal import DRY_RUN, GROUP, PREEMPT, Intent
 from muri.slurm_plugin.records.limits import is_limit_reason, will_start_by_itself
@@ -41,7 +41,8 @@ from muri.utc import text_of
 
 log = logging.getLogger("muri.controller")
 
-# A pilot ends itself a few seconds after its last member; only a pilot that did not is cancelled.
+# A pilot ends itself a few seconds after its last member, of which it tells what was measured; only a pilot that did not
+# end is cancelled.
 _PILOT_GRACE_S = 60.0
 _BEFORE_ITS_TURN = {"", "None", "Priority", "Dependency", "BeginTime", "Licenses"}
 _EMPTY_S = 30.0
@@ -184,6 +185,10 @@ def _why_not_beside(member: ManagedJob, pilot: Job, waited_s: float, cycle: Cycl
 def _pilots(groups: Mapping[str, Intent], cycle: CycleInput, since_s: Mapping[int, float]) -> Iterator[Action]:
     """End the pilots that hold GPUs for nobody; `since_s` as `_members` takes it."""
     served = {job.membership.pilot for job in cycle.view.having(Role.MEMBER) if job.membership is not None}
+    ended_s: dict[int, float] = {}
+    for job in cycle.view.jobs.values():
+        if job.membership is not None and not job.state.is_active:
+            ended_s[job.membership.pilot] = max(job.end_s, ended_s.get(job.membership.pilot, 0.0))
     empty = {group.pilot.job_id for group in cycle.view.running_groups if _stays_empty(group, since_s, cycle)}
     for pilot in cycle.view.having(Role.PILOT):
         intent = groups.get(pilot.pilot_tag.token if pilot.pilot_tag is not None else "")
@@ -191,10 +196,10 @@ def _pilots(groups: Mapping[str, Intent], cycle: CycleInput, since_s: Mapping[in
             continue
         # With the journal lost, the members' own tags still say which pilot they belong to.
         is_lost = intent is None or intent.state == "abandoned" or pilot.job_id in empty
-        late = cycle.now_s - max(pilot.start_s, pilot.submit_s) > _PILOT_GRACE_S
+        idle_s = cycle.now_s - max(pilot.start_s, pilot.submit_s, ended_s.get(pilot.job_id, 0.0))
         if why := _why_not_started(pilot, cycle):
             yield Cancel(pilot.job_id, why)
-        elif pilot.job_id not in served - empty and (is_lost or late):
+        elif pilot.job_id not in served - empty and (is_lost or idle_s > _PILOT_GRACE_S):
             yield Cancel(pilot.job_id, "no member of its group is left")
 
 
@@ -348,11 +353,14 @@ def gates(cycle: CycleInput, settled: AbstractSet[int]) -> Iterator[KeepGate | M
 def after_out_of_memory(job: ManagedJob, cycle: CycleInput) -> AskForMore | Restore | None:
     """Return what to do with a returned member whose last run ran out of GPU memory; None if it did not.
 
-    The job's last try is alone, whether the GPUs' memory is known or not.
+    Where its policy plans by memory it asks for more, else it runs alone. Its last try is alone, whether
+    the GPUs' memory is known or not.
     """
     run, times = job.reports.out_of_memory
     if not _is_back(job, cycle.now_s) or times < 1 or run != job.restart_count - 1:
         return None
+    if job.memory_retry is not MemoryRetry.WITH_MORE:
+        return Restore(job.job_id, "it ran out of GPU memory beside others")
     nodes = (node for node in cycle.nodes if node.usable and job.partition in node.partitions)
     capacity_gib = max((cycle.config.gpu_mem_gib.get(node.gpu_type, 0.0) for node in nodes), default=0.0)
     asked_gib = _planned_gib(job.job_id, cycle.intents)

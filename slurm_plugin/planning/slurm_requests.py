@@ -12,7 +12,7 @@ from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.planning.actions import GivenShare, Join, MemberPlan, StartGroup
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import Job, JobChange, NewJob
-from muri.slurm_plugin.records.comment_tags import with_mode
+from muri.slurm_plugin.records.comment_tags import MemoryRetry, with_mode
 from muri.slurm_plugin.records.gate import without_gate
 from muri.slurm_plugin.records.roles import ManagedJob, View
 from muri.slurm_plugin.records.submit_facts import encode_words
@@ -235,14 +235,9 @@ def in_own_place(job: ManagedJob, change: JobChange = _NO_CHANGE) -> JobChange:
     )
 
 
-def with_retries(admin_comment: str, retries: bool) -> str:
-    """Return a member's AdminComment that says whether it is given another try with more GPU memory."""
-    return tags.with_token(admin_comment, tags.RETRY_MEMORY_PREFIX, "1" if retries else None)
-
-
-def without_retries(admin_comment: str) -> JobChange:
-    """The change after which a member that runs out of GPU memory fails as it would alone."""
-    return JobChange(admin_comment=tags.with_token(admin_comment, tags.RETRY_MEMORY_PREFIX, None))
+def with_memory_retry(admin_comment: str, retry: MemoryRetry) -> str:
+    """Return a member's AdminComment that says what becomes of it when it runs out of GPU memory beside others."""
+    return tags.with_token(admin_comment, tags.RETRY_MEMORY_PREFIX, retry or None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,15 +255,17 @@ class GroupPlace:
     why: tuple[str, ...]
 
 
-def member_change(member: MemberPlan, place: GroupPlace, job: Job, *, retries: bool, no_gpus: str) -> JobChange:
+def member_change(
+    member: MemberPlan, place: GroupPlace, job: Job, *, no_gpus: str, memory_retry: MemoryRetry = MemoryRetry.ALONE
+) -> JobChange:
     """Return the change that makes a held job a member: without GPUs, behind its group's pilot job.
 
     Args:
         member: What was planned for it.
         place: Its group.
         job: As Slurm shows it.
-        retries: Whether the policy gives it another try after it ran out of GPU memory.
         no_gpus: The request per node that takes its GPUs away.
+        memory_retry: What becomes of it when it runs out of GPU memory beside others.
     """
     limit_s = 60 * whole_minutes(member.time_limit_s)
     state = tags.MemberState(place.pilot, member.original, member.accumulate_steps, limit_s, member.min_speed)
@@ -283,7 +280,7 @@ def member_change(member: MemberPlan, place: GroupPlace, job: Job, *, retries: b
         dependency=f"after:{place.pilot}",
         mem_per_node_mib=member_mem_mib(member.original),
         time_limit_s=limit_s or None,
-        admin_comment=tags.with_plan(with_retries(comment, retries), planned),
+        admin_comment=tags.with_plan(with_memory_retry(comment, memory_retry), planned),
     )
 
 

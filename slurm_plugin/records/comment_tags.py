@@ -7,6 +7,7 @@ lost journal loses no job: the original request of a changed job is in its own c
 
 import json
 from dataclasses import asdict, dataclass, fields, replace
+from enum import StrEnum
 from typing import Any, Final, Literal, NamedTuple
 
 from muri.foreign import json_of
@@ -64,6 +65,7 @@ STOPPED_PREFIX: Final = "muri-stopped:"
 """In a job's own comment: the run that was stopped on purpose, to resume from its checkpoint later."""
 
 RETRY_MEMORY_PREFIX: Final = "muri-retry-memory:"
+"""What becomes of a member that runs out of GPU memory beside others, a `MemoryRetry`."""
 
 OUT_OF_MEMORY_PREFIX: Final = "muri-out-of-memory:"
 """In a job's own comment: the run that ended for lack of GPU memory beside others, and how often that has happened."""
@@ -352,6 +354,18 @@ def with_mode(admin_comment: str, mode: Mode) -> str:
     return with_token(admin_comment, MODE_PREFIX, "plain") if mode == "plain" else admin_comment
 
 
-def retries_memory(admin_comment: str) -> bool:
-    """Whether a member is given another try with more memory."""
-    return token(admin_comment, RETRY_MEMORY_PREFIX) is not None
+class MemoryRetry(StrEnum):
+    """What becomes of a member that runs out of GPU memory beside others."""
+
+    ALONE = ""
+    """It runs alone next time."""
+    WITH_MORE = "1"
+    """It asks for more memory, because its policy plans by that."""
+    NONE = "no"
+    """It fails as it would alone: no controller is there to plan it again."""
+
+
+def memory_retry(admin_comment: str) -> MemoryRetry:
+    """Return what becomes of a member that runs out of GPU memory beside others."""
+    told = token(admin_comment, RETRY_MEMORY_PREFIX)
+    return MemoryRetry(told) if told in set(MemoryRetry) else MemoryRetry.ALONE

@@ -64,7 +64,7 @@ class ManagedJob(Job):
         script: Hash of its batch script, "" when unknown.
         calls_muri: Whether its batch script may call `muri run`, without which a member has no GPU.
         facts: What its submission told, None where the SPANK plugin is older or the job was submitted without it.
-        retries_memory: Whether it is given another try with more GPU memory.
+        memory_retry: What becomes of it when it runs out of GPU memory beside others.
         reports: What its own comment tells.
         gate: What kind of gate it was submitted with.
         gated: Whether Muri keeps it from starting: it waits for Muri's licence, or Muri's own hold is on it.
@@ -83,7 +83,7 @@ class ManagedJob(Job):
     script: str = ""
     calls_muri: bool = True
     facts: SubmitFacts | None = None
-    retries_memory: bool = False
+    memory_retry: tags.MemoryRetry = tags.MemoryRetry.ALONE
     reports: JobReports = field(default_factory=JobReports)
     gate: Gate = "hold"
     gated: bool = False
@@ -162,7 +162,7 @@ def _read(job: Job, partitions: tuple[str, ...]) -> ManagedJob:
         script=tags.token(comment, tags.SCRIPT_PREFIX) or "",
         calls_muri=tags.token(comment, tags.CALLS_PREFIX) != "no",
         facts=read_facts(comment),
-        retries_memory=tags.retries_memory(comment),
+        memory_retry=tags.memory_retry(comment),
         reports=read_reports(job.comment),
         gate=gate_of(job),
         gated=gated,

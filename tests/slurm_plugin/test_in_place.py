@@ -112,6 +112,17 @@ def test_where_the_site_names_the_gpus_memory_an_unknown_model_shares_with_nobod
     assert all(group is not None and (1 not in group.members or group.members == (1,)) for group in groups)
 
 
+@pytest.mark.parametrize(("gpu_mem_gib", "together"), [({}, 2), ({"gpu": 24.0}, 1)])
+def test_two_models_never_seen_share_at_once_where_no_memory_is_named(
+    make_controller: Make, gpu_mem_gib: dict[str, float], together: int
+) -> None:
+    slurm = FakeSlurm(four_jobs(), one_gpu())
+    one_cycle(make_controller, slurm, (), profiling=PLACE, gpu_mem_gib=gpu_mem_gib)
+    (group,) = [read_job(pilot).pilot_tag for pilot in pilots(slurm)]
+    assert group is not None
+    assert len(group.members) == together
+
+
 @pytest.mark.parametrize("state", [JobState.RUNNING, JobState.COMPLETED])
 def test_what_a_members_first_iterations_tell_is_stored_once(
     make_controller: Make, tmp_path: Path, state: JobState

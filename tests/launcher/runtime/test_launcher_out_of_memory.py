@@ -1,5 +1,7 @@
 """A script that runs out of GPU memory beside others is offered back to the scheduler; one alone just fails."""
 
+from textwrap import dedent
+
 import pytest
 from launcher_harness import Launcher, ends
 from polling import until
@@ -40,6 +42,7 @@ SCHEDULER = """
     [
         (RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be reported later"), True),
         (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), True),
+        (RuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 8589934592 bytes."), True),
         (RuntimeError("CUDA error: an illegal memory access was encountered"), False),
         (MemoryError("out of memory"), False),
         (ValueError("CUDA out of memory"), False),
@@ -77,3 +80,15 @@ def test_beside_others_the_scheduler_is_asked_for_a_script_that_fails(
     assert (launcher.folder / "asked").exists() == asked
     assert ("CUDA out of memory" in launcher.err("1")) == (script is HUNGRY)
     assert [other.poll() for other in others] == [None] * beside
+
+
+def test_the_second_of_two_scripts_that_run_out_of_memory_together_was_not_alone_either(launcher: Launcher) -> None:
+    launcher.runtime("1", "2", options=("--isolation", "process"))
+    waits = 'import os, time\nprint("started", flush=True)\nwhile not os.path.exists("go"): time.sleep(0.01)\n'
+    code = SCHEDULER.replace("ANSWER", "True")
+    second = member(launcher, "2", launcher.script(waits + dedent(HUNGRY), "second.py"), code=code)
+    until(lambda: "started" in launcher.out("2"), "the second script")
+    assert ends(member(launcher, "1", launcher.script(HUNGRY, "first.py"), code=code)) == 1
+    (launcher.folder / "go").touch()
+    assert ends(second) == 1
+    assert (launcher.folder / "asked").read_text() == "12"

@@ -142,16 +142,19 @@ def test_new_groups_keep_promises_too():
         assert not plan_of(make_request(jobs, [make_node("n1", 1)]), replace(JCT, grouping=grouping)).groups
 
 
-def test_a_group_has_one_member_at_most_whose_profile_is_a_guess():
-    def guessed(job_id, resource):
-        job = of(job_id, resource)
-        return replace(job, profile=replace(job.profile, source="predicted"))
+def test_profiles_that_are_guesses_are_of_different_models_in_a_group():
+    def guessed(job_id, resource, model="new"):
+        profile = of(job_id, resource).profile
+        key = replace(profile.key, model=model)
+        return replace(of(job_id, resource), profile=replace(profile, key=key, source="predicted"))
 
     both = [guessed(1, "cpu"), guessed(2, "gpu")]
     assert both[0].profile.is_unmeasured
     assert not plan_of(make_request(both, [make_node("n1", 1)])).groups
     assert plan_of(make_request([both[0], of(2, "gpu")], [make_node("n1", 1)])).groups
     assert not plan_of(full(runs(both[0]), jobs=[both[1]])).groups
+    assert plan_of(make_request([both[0], guessed(2, "gpu", "newer")], [make_node("n1", 1)])).groups
+    assert plan_of(full(runs(both[0]), jobs=[guessed(2, "gpu", "newer")])).groups
     assert plan_of(full(runs(both[0]), jobs=[of(2, "gpu")])).groups
 
 

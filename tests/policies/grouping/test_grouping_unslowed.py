@@ -39,7 +39,8 @@ def test_there_is_no_answer_where_pairs_are_not_enough_or_would_slow_each_other(
 
 def test_limits_hold():
     assert unslowed_groups(problem(STORAGE, CPU, slots=1, memory=19.0), JCT, FAIR) is None
-    guesses = [kind._replace(is_guess=True) for kind in kinds_with([STORAGE, CPU])]
-    assert unslowed_groups(BucketProblem(tuple(guesses), 1, 1), JCT, FAIR) is None
+    for models, fits in (((1, 1), False), ((1, 2), True)):
+        guesses = [kind._replace(guess=guess) for kind, guess in zip(kinds_with([STORAGE, CPU]), models, strict=True)]
+        assert (unslowed_groups(BucketProblem(tuple(guesses), 1, 1), JCT, FAIR) is not None) == fits
     alone = [kind._replace(largest=1) for kind in kinds_with([STORAGE, CPU])]
     assert unslowed_groups(BucketProblem(tuple(alone), 1, 1), JCT, FAIR) is None

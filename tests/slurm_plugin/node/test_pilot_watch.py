@@ -518,6 +518,11 @@ def test_what_was_measured_of_a_member_is_told_once_in_its_own_comment(group: Gr
     assert "stopped" not in found
 
 
+def test_a_pilot_that_slurm_ends_tells_what_was_measured_by_then(group: Group) -> None:
+    group.watch((7.1, lambda: group.tell(members={"1": {"state": "ended", "measured": MEASURED}})), (7.1, group.cancel))
+    assert [job_id for _, job_id, _ in group.measured] == [1]
+
+
 def test_surer_figures_of_the_same_script_are_told_again_and_those_of_a_second_one_are_not(group: Group) -> None:
     def tell(at_s: float, sessions: int) -> None:
         member = {"state": "running", "sessions": sessions, "measured": {**MEASURED, "at": at_s}}

@@ -16,11 +16,11 @@ from muri.slurm_plugin.node.slurm_calls import JobRecord
 from muri.slurm_plugin.planning.actions import AskForMore, Restore, ReturnToQueue
 from muri.slurm_plugin.planning.cycle_input import CycleInput, Knowledge
 from muri.slurm_plugin.planning.repairs import reconcile
-from muri.slurm_plugin.planning.slurm_requests import with_retries
+from muri.slurm_plugin.planning.slurm_requests import with_memory_retry
 from muri.slurm_plugin.planning.starts import asked_by
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.comment_reports import may_try_again, out_of_memory_runs, out_of_memory_text
-from muri.slurm_plugin.records.comment_tags import retries_memory
+from muri.slurm_plugin.records.comment_tags import MemoryRetry, memory_retry
 from muri.slurm_plugin.records.roles import Role, read_job, view_of
 
 
@@ -36,15 +36,16 @@ def test_what_is_no_token_tells_of_nothing(text):
     assert may_try_again(text)
 
 
-def test_tries_are_counted_and_only_policies_that_plan_by_predicted_memory_give_another():
+def test_tries_are_counted_and_a_comment_says_what_becomes_of_the_next():
     assert may_try_again(comment(0, MAX_RAISES - 1))
     assert not may_try_again(comment(0, MAX_RAISES))
-    assert retries_memory(with_retries("muri:model=m", True))
-    assert not retries_memory(with_retries(with_retries("muri:model=m", True), False))
+    for retry in MemoryRetry:
+        assert memory_retry(with_memory_retry("muri:model=m muri-retry-memory:1", retry)) is retry
+    assert memory_retry("muri:model=m muri-retry-memory:perhaps") is MemoryRetry.ALONE
 
 
 def test_ranks_of_one_job_count_as_one_try(monkeypatch, capsys):
-    text = {"comment": "words", "admin_comment": with_retries("muri:model=m", True)}
+    text = {"comment": "words", "admin_comment": with_memory_retry("muri:model=m", MemoryRetry.WITH_MORE)}
     monkeypatch.setenv("SLURM_RESTART_COUNT", "2")
     monkeypatch.setattr(member, "job_record", lambda job_id: JobRecord(str(job_id), "RUNNING", **text))
     monkeypatch.setattr(member, "set_comment", lambda name, comment: text.update(comment=comment))
@@ -56,33 +57,40 @@ def test_ranks_of_one_job_count_as_one_try(monkeypatch, capsys):
     assert "out of GPU memory beside others" in capsys.readouterr().err
 
 
-def test_after_a_drain_members_fail_as_they_would_alone(make_controller):
-    slurm = group_at_work(make_controller, policy="horus", gpu_mem_gib={"gpu": 24.0})
-    at_work = [job.job_id for job in slurm.jobs.values() if retries_memory(job.admin_comment)]
+@pytest.mark.parametrize("policy", ["auto", "horus"])
+def test_after_a_drain_members_fail_as_they_would_alone(make_controller, policy, monkeypatch):
+    slurm = group_at_work(make_controller, policy=policy, gpu_mem_gib={"gpu": 24.0})
+    at_work = [job.job_id for job in slurm.jobs.values() if read_job(job).role is Role.MEMBER]
     assert at_work
     drained = drain(slurm, slurm.snapshot)
     assert set(drained.running) == set(at_work)
     assert not drained.failed
-    assert not any(retries_memory(job.admin_comment) for job in slurm.jobs.values())
+    assert {memory_retry(slurm.jobs[each].admin_comment) for each in at_work} == {MemoryRetry.NONE}
+    told = {each: JobRecord(str(each), "RUNNING", "", slurm.jobs[each].admin_comment) for each in at_work}
+    monkeypatch.setattr(member, "job_record", told.__getitem__)
+    assert not any(member.SlurmMembership().requeue_for_memory(str(each)) for each in at_work)
     assert all(read_job(slurm.jobs[each]).role is Role.MEMBER for each in at_work)
 
 
 @contextmanager
-def without_memory(make_controller, times: int, run: int = -1, **changes) -> Iterator[tuple[FakeSlurm, Controller]]:
+def without_memory(
+    make_controller, times: int, run: int = -1, retry: MemoryRetry = MemoryRetry.WITH_MORE, **changes
+) -> Iterator[tuple[FakeSlurm, Controller]]:
     """A group of four at work, of which job 3 is back: its last run (-1), or an earlier one, ran out of memory."""
     slurm = FakeSlurm(four_jobs(), one_gpu())
     known = tuple(replace(item, gpu_mem_gib=4.0) for item in FOUR_KINDS)
     with make_controller(slurm, known, **changes) as controller:
         controller.cycle()
-        come_back(slurm, times, run)
+        come_back(slurm, times, run, retry)
         yield slurm, controller
 
 
-def come_back(slurm: FakeSlurm, times: int, run: int = -1) -> None:
+def come_back(slurm: FakeSlurm, times: int, run: int = -1, retry: MemoryRetry = MemoryRetry.WITH_MORE) -> None:
     for _ in range(2):
         slurm.tick()
     slurm.requeue_hold(3)
-    slurm.jobs[3] = replace(slurm.jobs[3], comment=comment(slurm.jobs[3].restart_count + run, times))
+    job, tag = slurm.jobs[3], with_memory_retry(slurm.jobs[3].admin_comment, retry)
+    slurm.jobs[3] = replace(job, comment=comment(job.restart_count + run, times), admin_comment=tag)
 
 
 def test_a_member_out_of_memory_is_a_candidate_again_with_a_higher_request(make_controller):
@@ -111,6 +119,16 @@ def test_who_joins_again_asks_for_more_each_time(make_controller):
             assert read_job(slurm.jobs[3]).role is Role.MEMBER
             come_back(slurm, times)
     assert asked == [6.0, 9.0, 24.0]
+
+
+def test_where_the_policy_does_not_plan_by_memory_it_runs_alone_next_time(make_controller):
+    with without_memory(make_controller, 1, retry=MemoryRetry.ALONE) as (slurm, controller):
+        controller.cycle()
+        after = controller.cycle()
+    assert read_job(slurm.jobs[3]).role is Role.RELEASED
+    assert slurm.jobs[3].gpu_count == 1
+    (why,) = [job.reasons for job in after.jobs if job.job_id == 3]
+    assert "it ran out of GPU memory beside others" in str(why)
 
 
 @pytest.mark.parametrize(

@@ -161,6 +161,19 @@ def test_a_pilot_that_does_not_start_or_stays_empty_ends_and_its_jobs_wait_with_
     assert ended == ([placeholder.job_id] if gives_up else [])
 
 
+@pytest.mark.parametrize(("after_s", "is_cancelled"), [(50.0, False), (70.0, True)])
+def test_a_pilot_has_time_to_tell_of_its_last_member_however_long_it_has_run(make_controller, after_s, is_cancelled):
+    slurm = group_at_work(make_controller)
+    (pilot,) = pilots(slurm)
+    slurm.now_s += 1000
+    for number in (1, 2, 3, 4):
+        slurm.end(number)
+    slurm.now_s += after_s
+    with make_controller(slurm, ()) as controller:
+        actions = controller.decision().repairs
+    assert [action.job_id for action in actions if isinstance(action, Cancel)] == [pilot.job_id] * is_cancelled
+
+
 def test_pilot_that_slurm_has_forgotten_leaves_its_members_alone(make_controller):
     slurm = group_at_work(make_controller)
     (pilot,) = pilots(slurm)
