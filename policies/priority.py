@@ -34,7 +34,7 @@ def srtf(job: PlanJob) -> tuple[float, ...]:
 def srsf(job: PlanJob) -> tuple[float, ...]:
     """Shortest remaining service first, r·g; jobs of unknown duration follow by attained service.
 
-    Source: Muri, section 5 (Muri-S), after Tiresias.
+    Source: Muri, section 4.2 (Muri-S), after Tiresias.
     """
     if job.remaining_s is None:
         return (1.0, job.attained_gpu_s)
@@ -49,7 +49,7 @@ def las(job: PlanJob) -> tuple[float, ...]:
 def two_dimensional_las(job: PlanJob) -> tuple[float, ...]:
     """Least attained service first, a·g: the GPU-seconds received so far (2D-LAS).
 
-    Source: Muri, section 5 (Muri-L), after Tiresias; continuous, without its discrete queues.
+    Source: Muri, section 4.2 (Muri-L), after Tiresias; continuous, without its discrete queues.
     """
     return (job.attained_gpu_s,)
 

@@ -17,6 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.papers.frame import RESULTS, shown  # noqa: E402 (scripts are run by their path)
+from benchmarks.papers.quoted import quote, quoted  # noqa: E402
 
 FOLDER = ROOT / "docs" / "papers"
 PAGE = ROOT / "docs" / "papers.md"
@@ -34,8 +35,8 @@ Every mechanism, equation, algorithm, table and figure of the five source texts:
 measured beside the published figure. A row without a place says why it is missing. The names lead to the code. Commands
 run from a checkout; what they print is kept in `benchmarks/results/papers/`.
 
-`scripts/papers_page.py` makes this page from `docs/papers/*.yaml`; a test compares both, imports every name and runs
-every experiment small.
+`scripts/papers_page.py` makes this page from `docs/papers/*.yaml` and the figures in `benchmarks/results`; a test
+compares them, imports every name and runs every experiment small.
 """
 
 
@@ -139,8 +140,15 @@ def _list_line(row: Row) -> str:
     if row.command:
         sentences.append(f"Command: `{row.command}`.")
     labelled = {"Published": row.published, "Measured": row.measured, "Difference": row.difference, "Open": row.open}
-    sentences += [f"{label}: {_sentence(text)}" for label, text in labelled.items() if text]
+    sentences += [f"{label}: {_sentence(_with_figures(row, text))}" for label, text in labelled.items() if text]
     return _wrapped(" ".join(sentences), "  ")
+
+
+def _with_figures(row: Row, text: str) -> str:
+    try:
+        return quote(text, quoted())
+    except KeyError as error:
+        sys.exit(f"{row.place}: benchmarks/papers/quoted.py has no figure {error}")
 
 
 def _wrapped(text: str, indent: str = "") -> str:

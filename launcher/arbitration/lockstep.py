@@ -42,7 +42,7 @@ class _Place:
 
 
 class LockstepArbiter(Arbiter):
-    """At step j the member at position i holds resource (i + j) mod 4 (Muri, section 3, Eq. 3).
+    """At step j the member at position i holds resource (i + j) mod 4 (Muri, section 4.2, Eq. 3).
 
     A step ends when every member in the rotation is done with it. A member passes over a
     resource that its script does not use. One that has not started, has ended, or runs outside

@@ -17,7 +17,7 @@ def greedy(round_: Round) -> Seating:
     A running job keeps its place (lease renewal) until a more urgent one needs it: then the least urgent leave the node
     where that takes the fewest GPUs, and are seated again when their turn comes, if they fit.
 
-    Source: Synergy (Mohan et al., OSDI 2022), section 4.1: Synergy-GREEDY.
+    Source: Synergy (Mohan et al., OSDI 2022), section 3.3: Synergy-GREEDY.
     """
     cycle = _Greedy(round_)
     for contender in round_.contenders:

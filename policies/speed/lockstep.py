@@ -195,7 +195,7 @@ def _positions(members: tuple[Shape, ...], gaps: bool, worst: bool) -> Positions
 
 
 def period_s(stage_s: Sequence[Sequence[float]], positions: Sequence[int] | None = None) -> float:
-    """Period of a group in a given ordering: T = Σ_{j<k} max_i t_i^{(i+j) mod k} (Muri, section 4.1, Eq. 3).
+    """Period of a group in a given ordering: T = Σ_{j<k} max_i t_i^{(i+j) mod k} (Muri, section 4.2, Eq. 3).
 
     In slot j of a period the member at position i holds resource (i + j) mod k, so a slot lasts as long as the slowest
     of its stages. k slots are a period, in which every member completes one iteration.

@@ -42,6 +42,8 @@ MULTIPLIERS_NO_BLOSSOM: Final = (*MULTIPLIERS[:2], 1.3 / ALONE_OVERHEAD)
 _SLOTS: Final = 4
 _STEPS: Final = 2 * _SLOTS
 _CONVERGED: Final = 1e-3
+_FEW: Final = 256
+"""Groups of which the numbers take less time than the calls."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,18 +124,21 @@ class Reference:
 
     def _periods(self, members: Sequence[Floats], believed: Sequence[Floats]) -> Floats:
         """T of each group in the permutation whose believed T is best or worst; see `_ways`."""
-        periods = np.array(_ways(members))
+        periods = _ways(members)
         if believed is not members:
-            judged = np.array(_ways(believed))
+            judged = _ways(believed)
             first = judged.argmax(axis=0) if self.ordering == "worst" else judged.argmin(axis=0)
             return np.asarray(np.take_along_axis(periods, first[None], axis=0)[0])
         return np.asarray(periods.max(axis=0) if self.ordering == "worst" else periods.min(axis=0))
 
 
-def _ways(members: Sequence[Floats]) -> list[Floats]:
-    """T of each permutation and, of two jobs, half a turn apart."""
-    periods = [pipeline_period(way) for way in permutations(members)]
-    return [*periods, _half_a_turn_apart(*members)] if len(members) == 2 else periods
+def _ways(members: Sequence[Floats]) -> Floats:
+    """Array (ways, groups): T of each permutation and, of two jobs, half a turn apart."""
+    ways, groups = list(permutations(members)), members[0].shape[1]
+    if groups <= _FEW:  # all permutations at once
+        ways = [tuple(np.concatenate(jobs, axis=1) for jobs in zip(*ways, strict=True))]
+    periods = np.concatenate([pipeline_period(way) for way in ways]).reshape(-1, groups)
+    return np.vstack([periods, _half_a_turn_apart(*members)]) if len(members) == 2 else periods
 
 
 @lru_cache(maxsize=4096)

@@ -15,6 +15,7 @@ from benchmarks.papers import frame, horus_slowdown, muri, sjf_bsbf_workload, sy
 from benchmarks.papers.__main__ import experiments, main
 from benchmarks.papers.frame import RESULTS
 from benchmarks.papers.muri import SMALL
+from benchmarks.papers.quoted import quote, quoted
 from muri.cli import cli
 from muri.simulator.experiments.experiment import experiment_names, load_experiment
 
@@ -43,6 +44,18 @@ def test_every_named_piece_of_code_exists():
         page.find("no_such_package.module")
 
 
+def test_rows_quote_other_results_as_they_are_stored():
+    loops = json.loads((ROOT / "benchmarks" / "results" / "dry_run.json").read_text())["synthetic"]
+    figures = quoted()
+    assert figures["dry_run_error"] == f"{100 * max(loop['largest_error'] for loop in loops):.1f} %"
+    assert figures["dry_run_iterations"] == str(max(loop["iterations"] for loop in loops))
+    assert quote("within {dry_run_error} {", figures) == f"within {figures['dry_run_error']} {{"
+    texts = "".join(path.read_text() for path in page.FOLDER.glob("*.yaml"))
+    assert sorted(name for name in figures if f"{{{name}}}" not in texts) == [], "no row quotes them"
+    with pytest.raises(SystemExit, match=r"Table 0: .* has no figure 'dry_run'"):
+        page._with_figures(page.Row(place="Table 0", kind="table", what="w", open="o"), "{dry_run}")
+
+
 def options_of(command, words):
     """Return a command's options and the words after its name."""
     context = click.Context(command)
@@ -54,6 +67,7 @@ def options_of(command, words):
 def test_every_named_command_exists():
     for command in COMMANDS:
         first, *words = shlex.split(command)
+        assert "--help" not in words, f"{command}: a help page shows nothing of what the row claims"
         if first == "sbatch":  # its option's grammar is tested where it is defined
             assert words[0].startswith("--muri")
         elif first == "muri":
