@@ -28,7 +28,7 @@ ROOT: Final = Path(__file__).resolve().parents[1]
 RESULTS: Final = ROOT / "benchmarks" / "results"
 FIGURE: Final = re.compile(r"(<!-- figure: ([^>]+?) -->)([^<]*)(<!-- /figure -->)")
 TABLE: Final = re.compile(r"(<!-- table: (\S+) -->\n)(.*?)(<!-- /table -->)", re.DOTALL)
-_BEGINS_LINE: Final = re.compile(r"^ {0,3}<!-- figure: ", re.MULTILINE)
+_BEGINS_LINE: Final = re.compile(r"^ *(?:[-*] |\d+\. )?<!-- figure: ", re.MULTILINE)
 _OPERATORS: Final[Mapping[str, Callable[[float, float], float]]] = {
     "+": lambda a, b: a + b, "-": lambda a, b: a - b, "*": lambda a, b: a * b, "/": lambda a, b: a / b,
 }  # fmt: skip
@@ -104,21 +104,21 @@ def figure(expression: str) -> str:
     *words, spec = expression.split()
     total: Any = None
     operator, folds = "", []
-    for word in words:
-        if word in _OPERATORS:
-            operator = word
-        elif word in _FOLDS:
-            folds.append(_FOLDS[word])
-        else:
-            value = value_of(word) if ":" in word else float(word)
-            for fold in reversed(folds):
-                value = fold(value)
-            total = value if total is None else _OPERATORS[operator](total, value)
-            folds = []
     try:
+        for word in words:
+            if word in _OPERATORS:
+                operator = word
+            elif word in _FOLDS:
+                folds.append(_FOLDS[word])
+            else:
+                value = value_of(word) if ":" in word else float(word)
+                for fold in reversed(folds):
+                    value = fold(value)
+                total = value if total is None else _OPERATORS[operator](total, value)
+                folds = []
         return written(total, spec)
-    except (TypeError, ValueError) as error:
-        raise PageError(f"{expression}: {total!r} is no figure: {error}") from error
+    except (ArithmeticError, KeyError, TypeError, ValueError) as error:
+        raise PageError(f"{expression} is no figure: {type(error).__name__}: {error}") from error
 
 
 def written(value: Any, spec: str) -> str:

@@ -1,6 +1,5 @@
 """Whether what muri.yaml names is there: partitions, QOS and types of GPUs in Slurm, a Python on this machine."""
 
-import difflib
 import sys
 from collections.abc import Collection, Iterator
 from contextlib import suppress
@@ -9,6 +8,7 @@ from typing import NamedTuple
 
 from muri.errors import MuriError
 from muri.installed import is_packaged
+from muri.nearest import nearest
 from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.controller.assemble import open_gateway
 from muri.slurm_plugin.gateway.slurm_commands import SlurmCommands
@@ -79,6 +79,6 @@ def names_in(config: Config, snapshot: Snapshot, commands: SlurmCommands) -> Nam
 def _missing(key: str, kind: str, wanted: Collection[str], there: Collection[str]) -> Iterator[str]:
     for name in wanted:
         if name not in there:
-            near = difflib.get_close_matches(name, there, n=1)
+            near = nearest(name, there)
             hint = f"did you mean {near[0]}? " if near else ""
             yield f"{key}: Slurm has no {kind} {name}; {hint}it has {', '.join(sorted(filter(None, there))) or 'none'}"

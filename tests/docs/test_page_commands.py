@@ -89,12 +89,13 @@ def test_every_result_that_a_page_shows_has_a_command() -> None:
     assert not [name for name in sorted(files) if not name.startswith("papers/") and f"{name}.json" not in sources]
 
 
-@pytest.mark.parametrize(
-    "policy", ["fifo", "srsf", "antman", pytest.param("muri-s", marks=pytest.mark.thorough), "sjf"]
-)
-def test_the_simulator_still_gives_the_stored_comparison(policy: str, benchmark: Callable[[str], ModuleType]) -> None:
-    case = stored("compare_policies_plain")["short-and-crowded"]["figures"][policy]
-    found = benchmark("compare_policies").attempt("short-and-crowded", policy, 400, plain=True)
+@pytest.mark.parametrize("policy", ["fifo", "srsf", "antman", pytest.param("muri-s", marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("plain", [True, False], ids=["plain", "limited"])
+def test_the_simulator_still_gives_the_stored_comparison(
+    policy: str, plain: bool, benchmark: Callable[[str], ModuleType]
+) -> None:
+    case = stored("compare_policies_plain" if plain else "compare_policies")["short-and-crowded"]["figures"][policy]
+    found = benchmark("compare_policies").attempt("short-and-crowded", policy, 400, plain=plain)
     assert _without_times(found) == _without_times(case)
 
 

@@ -11,7 +11,7 @@ from benchmarks.page_tables import TABLES
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = [str(page.relative_to(ROOT)) for page in pages.all_pages()]
-MARKED = [name for name in NAMES if "<!-- figure: " in (ROOT / name).read_text()]
+MARKED = [name for name in NAMES if re.search("<!-- (figure|table): ", (ROOT / name).read_text())]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -79,8 +79,10 @@ def test_what_a_mark_can_say(expression: str, text: str, monkeypatch: pytest.Mon
         ("a <!-- figure: scale:no-such-case.x d -->1<!-- /figure -->", "no-such-case"),
         ("a <!-- figure: muri.units:NO_SUCH_NAME d -->1<!-- /figure -->", "NO_SUCH_NAME"),
         ("a <!-- figure: scale:cycle-10k.figures d -->1<!-- /figure -->", "is no figure"),
+        ("a <!-- figure: 1 2 d -->1<!-- /figure -->", "1 2 d is no figure"),
         ("a <!-- figure: scale:cycle-10k.figures.cpu_s d -->1", "lacks its begin or its end"),
         ("<!-- figure: scale:cycle-10k.figures.cpu_s .1f -->0.5<!-- /figure -->", "no line may begin with a figure"),
+        ("- <!-- figure: scale:cycle-10k.figures.cpu_s .1f -->0.5<!-- /figure -->", "no line may begin with a figure"),
         ("<!-- table: no-such-table -->\n<!-- /table -->", "there is no table no-such-table"),
     ],
 )

@@ -85,7 +85,7 @@ def test_a_model_never_seen_is_planned_at_once_with_the_mean_of_the_others_or_a_
 
 def test_what_a_model_never_seen_mostly_uses_is_not_told_as_a_fact(make_controller: Make) -> None:
     slurm = FakeSlurm(four_jobs(), one_gpu())
-    told = str(one_cycle(make_controller, slurm, OTHERS, profiling=PLACE)[1])
+    told = str(one_cycle(make_controller, slurm, OTHERS)[1])
     assert "what 1 mostly uses is not measured yet" in told
     assert " 1 mostly uses the " not in told.replace(";", " ")
     assert "2 mostly uses the cpu" in told
@@ -117,7 +117,7 @@ def test_two_models_never_seen_share_at_once_where_no_memory_is_named(
     make_controller: Make, gpu_mem_gib: dict[str, float], together: int
 ) -> None:
     slurm = FakeSlurm(four_jobs(), one_gpu())
-    one_cycle(make_controller, slurm, (), profiling=PLACE, gpu_mem_gib=gpu_mem_gib)
+    one_cycle(make_controller, slurm, (), gpu_mem_gib=gpu_mem_gib)
     (group,) = [read_job(pilot).pilot_tag for pilot in pilots(slurm)]
     assert group is not None
     assert len(group.members) == together
