@@ -50,7 +50,8 @@ def sentence(stored: Mapping[str, Any]) -> str:
     load = _ends([run["load_1min"] for run in runs], 1)
     return (
         f"In {count} (short jobs of {stored['iterations']} iterations, {stored['machine']['cores']} cores, load {load} "
-        f"before each run), Muri as shipped made the average JCT {times[0]} times and the makespan {times[1]} times shorter than plain Slurm; `policy: muri-jct` made the "
+        f"before each run), Muri as shipped made the average JCT {times[0]} times and the makespan {times[1]} times "
+        "shorter than plain Slurm; `policy: muri-jct` made the "
         f"average JCT {times[2]} times and the makespan {times[3]} times shorter."
     )
 
