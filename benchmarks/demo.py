@@ -20,8 +20,8 @@ ROOT: Final = Path(__file__).resolve().parents[1]
 RESULT: Final = ROOT / "benchmarks" / "results" / "demo.json"
 COMMAND: Final = str(ROOT / "scripts" / "demo")
 
-Run = Mapping[str, Mapping[str, float]]
-"""The figures of one run, in seconds, each by the name of the round."""
+Run = Mapping[str, Any]
+"""The figures of one run, in seconds, each by the name of the round; and the machine's load when it began."""
 
 
 def runs_of(command: Sequence[str], count: int) -> list[dict[str, Any]]:
@@ -47,28 +47,37 @@ def sentence(stored: Mapping[str, Any]) -> str:
     runs = stored["runs"]
     times = [_range(runs, what, name) for name in ("shipped", "muri-jct") for what in ("average JCT", "makespan")]
     count = "one run" if len(runs) == 1 else f"{len(runs)} runs"
+    load = _ends([run["load_1min"] for run in runs], 1)
     return (
-        f"In {count} on a machine with {stored['machine']['cores']} cores, Muri as shipped made the average JCT "
-        f"{times[0]} times and the makespan {times[1]} times shorter than plain Slurm; `policy: muri-jct` made the "
+        f"In {count} (short jobs of {stored['iterations']} iterations, {stored['machine']['cores']} cores, load {load} "
+        f"before each run), Muri as shipped made the average JCT {times[0]} times and the makespan {times[1]} times "
+        "shorter than plain Slurm; `policy: muri-jct` made the "
         f"average JCT {times[2]} times and the makespan {times[3]} times shorter."
     )
 
 
 def _range(runs: Sequence[Run], what: str, name: str) -> str:
-    times = sorted(run[what]["slurm"] / run[what][name] for run in runs)
-    return " to ".join(dict.fromkeys(f"{each:.2f}" for each in (times[0], times[-1])))
+    return _ends([run[what]["slurm"] / run[what][name] for run in runs], 2)
+
+
+def _ends(values: Sequence[float], digits: int) -> str:
+    return " to ".join(dict.fromkeys(f"{each:.{digits}f}" for each in (min(values), max(values))))
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--runs", default=3, show_default=True, type=click.IntRange(1), help="How many times.")
+@click.option(
+    "--iterations", default=240, show_default=True, type=click.IntRange(1), help="Of a short job, as the demo's."
+)
 @click.option("--write/--no-write", "stored", default=False, help=f"Keep them in benchmarks/results/{RESULT.name}.")
 @click.option("--sentence", "only_says", is_flag=True, help="Run nothing: say what is stored.")
-def main(runs: int, stored: bool, only_says: bool) -> None:
+def main(runs: int, iterations: int, stored: bool, only_says: bool) -> None:
     """Run the demo several times and say how many times shorter Muri made the jobs' times."""
     if only_says:
         click.echo(sentence(json.loads(RESULT.read_text(encoding="utf-8"))))
         return
-    found = {"machine": describe_machine(), "runs": runs_of([COMMAND], runs)}
+    command = [COMMAND, "--iterations", str(iterations)]
+    found = {"machine": describe_machine(), "iterations": iterations, "runs": runs_of(command, runs)}
     if stored:
         RESULT.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     click.echo(sentence(found))

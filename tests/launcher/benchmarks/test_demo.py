@@ -65,10 +65,11 @@ def test_figures_are_those_of_the_runs_and_a_failed_run_keeps_none(tmp_path: Pat
     )
     runs = demo.runs_of([sys.executable, str(script)], 2)
     assert [run["makespan"] for run in runs] == [{"slurm": 60.0, "shipped": 40.0, "muri-jct": 40.0}] * 2
-    assert demo.sentence({"machine": {"cores": 2}, "runs": runs}) == (
-        "In 2 runs on a machine with 2 cores, Muri as shipped made the average JCT 1.12 times and the makespan 1.50 "
-        "times shorter than plain Slurm; `policy: muri-jct` made the average JCT 1.50 times and the makespan 1.50 "
-        "times shorter."
+    runs = [{**run, "load_1min": load} for run, load in zip(runs, (0.2, 0.4), strict=True)]
+    assert demo.sentence({"machine": {"cores": 2}, "iterations": 240, "runs": runs}) == (
+        "In 2 runs (short jobs of 240 iterations, 2 cores, load 0.2 to 0.4 before each run), Muri as shipped made the "
+        "average JCT 1.12 times and the makespan 1.50 times shorter than plain Slurm; `policy: muri-jct` made the "
+        "average JCT 1.50 times and the makespan 1.50 times shorter."
     )
     script.write_text("raise SystemExit(3)")
     with pytest.raises(Exception, match="the demo ended with 3; nothing is kept"):
