@@ -463,7 +463,7 @@ _BOUNDS: Final = {"gt": "above", "ge": "at least", "lt": "below", "le": "at most
 
 _UNITS_S: Final = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 
-_EITHER: Final = Literal["auto"] | NonNegativeInt
+_EITHER: Final[Any] = Literal["auto"] | NonNegativeInt
 
 _KINDS: Final[Mapping[Any, str]] = {
     bool: "true or false",
@@ -481,8 +481,10 @@ _KINDS: Final[Mapping[Any, str]] = {
 
 def _field_at(location: tuple[Any, ...]) -> tuple[type[Section], str, FieldInfo | None]:
     """Return the innermost section on the way to a place, the name of what lies on the way there, and its field."""
-    section, names, field = Config, [], None
+    section: type[Section] = Config
     inner: Any = Config
+    names: list[str] = []
+    field = None
     for part in location:
         if not (isinstance(inner, type) and issubclass(inner, Section)):
             break
