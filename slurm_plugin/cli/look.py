@@ -16,6 +16,7 @@ from muri.policies.registry import PolicyInfo, describe_policies, policy_problem
 from muri.profiler.records import STAGES
 from muri.profiler.resource_usage.use import JobUse
 from muri.slurm_plugin.cli.admin import CONFIG_OPTION
+from muri.units import counted
 
 if TYPE_CHECKING:
     from muri.slurm_plugin.config import Config
@@ -135,7 +136,7 @@ def show_queue(status: "Status") -> None:
     say_columns(columns, rows, {"USER", "MODEL", "STATE", "CLASS", "PARTNERS"})
     if any(job.estimated for job in status.jobs):
         click.echo("~ planned with an estimated profile until it is measured (muri profile)")
-    click.echo(f"{len(status.jobs)} jobs; {_last_cycle(status)}")
+    click.echo(f"{counted(len(status.jobs), 'job')}; {_last_cycle(status)}")
     for error in status.errors:
         say(f"refused by Slurm in the last cycle: {error}", to_stderr=True)
 
@@ -163,10 +164,10 @@ def _last_cycle(status: "Status") -> str:
 
 
 @click.command(context_settings=_CONTEXT)
-@click.argument("name", metavar="JOB")
+@click.argument("names", metavar="JOB...", nargs=-1, required=True)
 @CONFIG_OPTION
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def explain(name: str, config_file: Path | None, as_json: bool) -> None:
+def explain(names: tuple[str, ...], config_file: Path | None, as_json: bool) -> None:
     """Say why JOB waits, whom it was grouped with and why, or why not.
 
     Of a job array, JOB is one task (4711_3) or all that have not ended.
@@ -174,19 +175,15 @@ def explain(name: str, config_file: Path | None, as_json: bool) -> None:
     \b
     Examples:
       muri explain 4711
-      muri explain 4711_3
+      muri explain 4711_3 4712
     """
     from muri.slurm_plugin.controller.assemble import read_config
     from muri.terminal import say
 
+    for name in names:
+        job_id_in(name)  # before Slurm is asked for any
     config = read_config(config_file)
-    jobs = named(_current(config, name).jobs, name)
-    if not jobs:
-        known = ", ".join(job.shown_id for job in _current(config).jobs[:_MOST_NAMED]) or "none"
-        raise UsageError(
-            f"job {name} is not a waiting or running job submitted with --muri; such jobs now: {known}. "
-            f"For an ended job ask Slurm: scontrol show job {name}"
-        )
+    jobs = [job for name in names for job in _meant(config, name)]
     if as_json:
         told = [asdict(job) for job in jobs]
         click.echo(json.dumps(told[0] if len(told) == 1 else told, indent=1, sort_keys=True))
@@ -194,6 +191,22 @@ def explain(name: str, config_file: Path | None, as_json: bool) -> None:
     for job in jobs:
         for line in explanation(job):
             say(line)
+
+
+def _meant(config: "Config", name: str) -> "list[JobStatus]":
+    """Return the jobs that a user means.
+
+    Raises:
+        UsageError: There are none.
+    """
+    jobs = named(_current(config, name).jobs, name)
+    if jobs:
+        return jobs
+    known = ", ".join(job.shown_id for job in _current(config).jobs[:_MOST_NAMED]) or "none"
+    raise UsageError(
+        f"job {name} is not a waiting or running job submitted with --muri; such jobs now: {known}. "
+        f"For an ended job ask Slurm: scontrol show job {name}"
+    )
 
 
 def named(jobs: "Sequence[JobStatus]", name: str) -> "list[JobStatus]":
@@ -263,9 +276,8 @@ def measured_lines(job: "JobStatus") -> list[str]:
     if job.off_plan:
         lines.append("That differs from the plan by more than 20 %: its profile may be out of date (muri profile).")
     if job.iterations is not None:
-        lines.append(
-            f"{job.iterations} iterations done in this group, under {job.discipline or 'an unknown discipline'}."
-        )
+        done = counted(job.iterations, "iteration")
+        lines.append(f"{done} done in this group, under {job.discipline or 'an unknown discipline'}.")
     if job.stage_s and job.wait_s:
         parts = zip(STAGES, job.stage_s, job.wait_s, strict=True)
         times = ", ".join(f"{stage} {held * 1e3:.1f} + {wait * 1e3:.1f}" for stage, held, wait in parts)
