@@ -112,6 +112,12 @@ def test_impossible_options_are_named(options, message):
         get_policy("auto", options)
 
 
+def test_a_name_that_is_near_to_none_gets_no_hint():
+    for name in ("nope", "xyz"):
+        with pytest.raises(UnknownPolicyError, match=rf"unknown policy '{name}'; valid are"):
+            get_policy(name)
+
+
 def test_choosing_a_policy_loads_no_more_than_it_needs():
     """Neither the metadata of distributions nor other policies for a built-in one, and never a heavy package."""
     code = (
