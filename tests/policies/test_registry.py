@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+import textwrap
 import tomllib
 from pathlib import Path
 from types import SimpleNamespace
@@ -314,3 +315,11 @@ def test_a_mechanism_alone_goes_by_submit_time():
         get_policy("synergy-tune-lass")
     assert "synergy-{proportional,greedy,tune,opt}-{fifo,srtf,las,ftf}" in str(caught.value)
     assert "synergy-tune-fifo" not in str(caught.value)
+
+
+def test_the_example_of_the_page_runs_and_prints_what_it_says():
+    page = (Path(__file__).parents[2] / "docs/policies.md").read_text()
+    begin = page.index("    from muri.policies.options import")
+    example = textwrap.dedent(page[begin : page.index("\n| name", begin)])
+    done = subprocess.run([sys.executable, "-c", example], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == example.rpartition("# ")[2].strip()
