@@ -11,6 +11,9 @@ from typing import Final
 
 _LEAST: Final = 0.6
 
+_SHORTEST_BEGINNING: Final = 3
+"""So many letters with which a name begins stand for all of it, such as `sync` for `synchronize`."""
+
 
 def nearest(name: str, valid: Iterable[str], most: int = 1) -> list[str]:
     """Return valid names that a name may be a slip of, the nearest first; often none.
@@ -29,6 +32,8 @@ def nearest(name: str, valid: Iterable[str], most: int = 1) -> list[str]:
 def _likeness(one: str, other: str) -> float:
     """Share of letters that agree in order, 1 for all."""
     plain = SequenceMatcher(None, one.lower(), other.lower()).ratio()
+    if len(one) >= _SHORTEST_BEGINNING and other.lower().startswith(one.lower()):
+        return max(plain, _LEAST)
     return max(plain, SequenceMatcher(None, _sorted_words(one), _sorted_words(other)).ratio())
 
 

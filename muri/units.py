@@ -20,3 +20,8 @@ MIB_PER_GIB: Final = 1024
 def whole_minutes(seconds: int) -> int:
     """Return a time limit in minutes, rounded up."""
     return -(-seconds // 60)
+
+
+def counted(count: int, noun: str) -> str:
+    """Return a number and what is counted: "1 change", "2 changes"."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"

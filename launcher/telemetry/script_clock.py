@@ -21,6 +21,7 @@ from muri.launcher.wire.process_gate import gate_from_environment
 from muri.profiler.coverage import UNEXPLAINED_SHARE, UNMARKED, WAITS_UNSEEN
 from muri.profiler.dryrun.messages import DRY_RUN_VARIABLE, ITERATION_LOG_VARIABLE, DryRunRequest
 from muri.profiler.records import STAGES
+from muri.units import counted
 
 if TYPE_CHECKING:
     from muri.launcher.telemetry.dry_run_recorder import DryRunRecorder
@@ -114,7 +115,7 @@ def summary(clock: StageClock) -> str:
     records = list(clock.recent)
     whole_s = sum(record.iteration_s for record in records)
     rank, ranks = task_of(os.environ)
-    head = f"muri: {f'rank {rank}, ' if ranks > 1 else ''}{clock.iterations} iterations"
+    head = f"muri: {f'rank {rank}, ' if ranks > 1 else ''}{counted(clock.iterations, 'iteration')}"
     lines = [head if not records else f"{head}, the last ones took {whole_s / len(records) * 1e3:.1f} ms on average"]
     owned = [sum(column) for column in zip(*(record.stage_s for record in records))] or [0.0] * STAGE_COUNT
     waited_s = sum(sum(record.wait_s) for record in records)

@@ -27,6 +27,7 @@ from muri.launcher.telemetry.status_form import checked
 from muri.launcher.telemetry.top_use import use_table
 from muri.run_dir import RUN_DIR_VARIABLE, SITE_RUN_DIR, default_run_dir, use_file
 from muri.terminal import PlainConsole, cell, say
+from muri.units import counted
 
 NARROWEST: Final = 80
 
@@ -398,7 +399,7 @@ def _headline(group: GroupView) -> Text:
     text = Text(f"{name}: {status['discipline']}, total speed {speed}", style="bold")
     changes = status.get("disciplines") or []
     if len(changes) > 1:
-        text.append(f" ({len(changes) - 1} changes: {changes[-1].get('reason', '')})", "not bold")
+        text.append(f" ({counted(len(changes) - 1, 'change')}: {changes[-1].get('reason', '')})", "not bold")
     if isinstance(fault := status.get("fault"), dict):
         text.append(f"\nError of the GPU: {fault.get('cause')}", "red")
     if group.stale:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from muri.profiler.records import RESOURCES
+from muri.units import counted
 
 if TYPE_CHECKING:
     from muri.profiler.records import StageProfile
@@ -194,7 +195,7 @@ def generate_command(output: Path | None, **figures: Any) -> None:
     made = generate(_recipe(output, figures))
     _write(made, output)
     if output is not None:
-        click.echo(f"wrote {len(made.jobs)} jobs to {output}", err=True)
+        click.echo(f"wrote {counted(len(made.jobs), 'job')} to {output}", err=True)
 
 
 @trace.command("show", short_help="Jobs, GPU mix, load, bottlenecks, durations.")

@@ -14,6 +14,7 @@ from muri.simulator.report.html import Cell, page, plot_script, table
 from muri.simulator.report.series import GROUP_COLOURS, colour, time_unit
 from muri.simulator.sweep.metrics import count, duration, percent, ratio
 from muri.simulator.sweep.summary import PolicySummary, TraceSummary
+from muri.units import counted
 
 _HEADER: Final = (
     "Policy", "Average JCT", "Median JCT", "p99 JCT", "Makespan", "Queue", "Storage", "CPU", "GPU", "Network",
@@ -89,7 +90,7 @@ def _circumstances(summary: TraceSummary) -> str:
     if run.first is not None:
         words.append(f"figures are of jobs {run.first} to {(run.last or 0) - 1}, the plots of all")
     if summary.skipped_rows:
-        words.append(f"{summary.skipped_rows} bad rows were left out")
+        words.append(f"{counted(summary.skipped_rows, 'bad row')} left out")
     return "; ".join(words) + "."
 
 

@@ -11,6 +11,7 @@ from rich.table import Table
 
 from muri.simulator.sweep.metrics import count, duration, percent, ratio
 from muri.simulator.sweep.runs import Outcome
+from muri.units import counted
 
 _COLUMNS: Final = ("POLICY", "AVG JCT", "MEDIAN", "P99", "MAKESPAN", "QUEUE", "GPU", "SPEED-UP")
 
@@ -151,5 +152,5 @@ def _headline(summary: TraceSummary) -> str:
     if len(summary.policies[0].outcomes) > 1:
         parts.append(f"mean of {len(summary.policies[0].outcomes)} seeds")
     if summary.skipped_rows:
-        parts.append(f"{summary.skipped_rows} bad rows skipped")
+        parts.append(f"{counted(summary.skipped_rows, 'bad row')} skipped")
     return ", ".join(parts)

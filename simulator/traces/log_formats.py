@@ -191,7 +191,8 @@ def _helios_job(row: Row) -> LoggedJob:
     submit_s = to_time("submit_time", row.text("submit_time"))
     if submit_s is None:
         raise RowError("submit_time", "is empty; give the time of submission")
-    run_s = row.number("duration")
+    began = row.text("duration").strip() or row.text("start_time").strip()
+    run_s = row.number("duration") if began else 0.0  # cancelled while it waited
     if gpu_count == 0:
         raise LeftOutError(NO_GPUS)
     if run_s == 0:

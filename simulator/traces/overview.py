@@ -10,6 +10,7 @@ from rich.table import Table
 
 from muri.profiler.records import RESOURCES
 from muri.simulator.model import Trace
+from muri.units import counted
 
 QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99, 1.0)
 """Which quantiles of the durations are shown."""
@@ -136,7 +137,7 @@ def _totals_table(overview: Overview, gpus: int | None) -> Table:
     table = Table(show_header=False, title=f"Trace {overview.name}", title_justify="left", box=None, pad_edge=False)
     table.add_row("Jobs", f"{overview.jobs:,} of {overview.users} users, {overview.models} models")
     if overview.skipped_rows:
-        table.add_row("Left out", f"{overview.skipped_rows:,} bad rows")
+        table.add_row("Left out", counted(overview.skipped_rows, "bad row"))
     table.add_row("Opportunistic", f"{overview.opportunistic / overview.jobs:.1%} of the jobs")
     table.add_row("Submitted within", duration(overview.span_s))
     table.add_row("Work", f"{overview.gpu_s / _HOUR_S:,.1f} GPU-hours, every job running alone")

@@ -9,8 +9,8 @@ from muri.profiler.records import StageProfile
 from muri.simulator.model import Trace, TraceJob
 from muri.simulator.traces.formats import Assignment, Format, Reading, assignment_of, to_trace_jobs
 from muri.simulator.traces.log_formats import HELIOS, PAI, PHILLY, SACCT, TASK_FILE
-from muri.simulator.traces.rows import BadRows, RowError, Source, TraceError, one_of, open_source
-from muri.simulator.traces.schema import MURI, MURI_PAPER, SYNERGY
+from muri.simulator.traces.rows import BadRows, RowError, Source, TraceError, one_of, open_source, separator_hint
+from muri.simulator.traces.schema import MURI, MURI_PAPER, REQUIRED, SYNERGY
 
 Job = TypeVar("Job")
 
@@ -120,6 +120,8 @@ def _checked(source: Source, wanted: Format | None) -> Format:
             raise TraceError(
                 f"{source.name}:1: not a trace of a known format; name its format with --from, "
                 f"one of {one_of(FORMATS)}\n  the file starts with: {source.head[0].strip()[:60]}"
+                f"{separator_hint(source.head[0].strip())}\n"
+                f"  a table of your own needs the columns {one_of(REQUIRED)} (docs/traces.md)"
             )
         return likely[0]
     if likely and wanted not in likely:

@@ -17,6 +17,10 @@ from muri.simulator.model import SimulationError
 MAX_SHOWN = 5
 """How many bad rows an error shows; the rest is only counted."""
 
+_MOST_NAMES = 40
+_LONGEST_NAME = 40
+"""What an error shows of a header."""
+
 HEAD_LINES = 8
 MAX_LINE_CHARS = 1 << 16
 CHUNK_CHARS = 1 << 16
@@ -101,6 +105,21 @@ class BadRows:
 def one_of(names: Iterable[str]) -> str:
     """A list of choices for a message."""
     return ", ".join(names)
+
+
+def found_columns(columns: Sequence[str]) -> str:
+    """The columns that a file has, cut for a message, and how they are separated where that is the trouble."""
+    shown = [name if len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]}…" for name in columns[:_MOST_NAMES]]
+    more = f", … ({len(columns)} columns)" if len(columns) > _MOST_NAMES else ""
+    return f"\n  the header has: {one_of(shown)}{more}{separator_hint(columns[0]) if len(columns) == 1 else ''}"
+
+
+def separator_hint(line: str) -> str:
+    """What to say of a header whose columns are not separated by commas; "" for any other."""
+    for separator, what in ((";", "semicolons"), ("\t", "tabs")):
+        if separator in line and "," not in line:
+            return f"\n  its columns are separated by {what}; save it with commas"
+    return ""
 
 
 @dataclass
@@ -325,14 +344,14 @@ def read_header(name: str, header: Sequence[str], required: Iterable[str]) -> di
     columns = [column.strip() for column in header]
     doubled = sorted({column for column in columns if column and columns.count(column) > 1})
     if doubled:
-        raise TraceError(f"{name}:1: the column {one_of(doubled)} appears twice")
+        raise TraceError(f"{name}:1: the column {doubled[0][:_LONGEST_NAME]} appears twice")
     wanted = tuple(required)
-    spare = [column for column in columns if column not in wanted]
+    spare = [column for column in columns[:_MOST_NAMES] if column not in wanted and len(columns) > 1]
     missing = [_with_nearest(column, spare) for column in wanted if column not in columns]
     if missing:
         raise TraceError(
-            f"{name}:1: missing {'column' if len(missing) == 1 else 'columns'} {one_of(missing)}\n"
-            f"  the header has: {one_of(columns)}"
+            f"{name}:1: missing {'column' if len(missing) == 1 else 'columns'} {one_of(missing)}"
+            f"{found_columns(columns)}"
         )
     return {column: position for position, column in enumerate(columns) if column}
 

@@ -16,6 +16,7 @@ from muri.policies.registry import PolicyInfo, describe_policies, policy_problem
 from muri.profiler.records import STAGES
 from muri.profiler.resource_usage.use import JobUse
 from muri.slurm_plugin.cli.admin import CONFIG_OPTION
+from muri.units import counted
 
 if TYPE_CHECKING:
     from muri.slurm_plugin.config import Config
@@ -144,7 +145,7 @@ def show_queue(status: "Status") -> None:
     )
     if any("~" in row["PLAN"] + row["SPEED"] for row in rows):
         click.echo("~ by an estimate of the time alone, until the model is measured (muri profile)")
-    click.echo(f"{len(status.jobs)} jobs; {_last_cycle(status)}")
+    click.echo(f"{counted(len(status.jobs), 'job')}; {_last_cycle(status)}")
     for error in status.errors:
         say(f"refused by Slurm in the last cycle: {error}", to_stderr=True)
 
@@ -172,10 +173,10 @@ def _last_cycle(status: "Status") -> str:
 
 
 @click.command(context_settings=_CONTEXT)
-@click.argument("name", metavar="JOB")
+@click.argument("names", metavar="JOB...", nargs=-1, required=True)
 @CONFIG_OPTION
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def explain(name: str, config_file: Path | None, as_json: bool) -> None:
+def explain(names: tuple[str, ...], config_file: Path | None, as_json: bool) -> None:
     """Say why JOB waits, whom it was grouped with and why, or why not.
 
     Of a job array, JOB is one task (4711_3) or all that have not ended.
@@ -183,30 +184,40 @@ def explain(name: str, config_file: Path | None, as_json: bool) -> None:
     \b
     Examples:
       muri explain 4711
-      muri explain 4711_3
+      muri explain 4711_3 4712
     """
     from muri.slurm_plugin.controller.assemble import read_config
     from muri.terminal import say
 
+    for name in names:
+        job_id_in(name)  # before Slurm is asked for any
     config = read_config(config_file)
-    status, view = _current(config, name)
-    jobs = named(status.jobs, name)
-    if not jobs and (own := _own_job(view, name)):
-        click.echo(json.dumps({"job_id": int(name), "is": own}) if as_json else f"Job {name} is {own}.")
-        return
-    if not jobs:
-        known = ", ".join(job.shown_id for job in _current(config)[0].jobs[:_MOST_NAMED]) or "none"
-        raise UsageError(
-            f"job {name} is not a waiting or running job submitted with --muri; such jobs now: {known}. "
-            f"For an ended job: muri report {name}, or scontrol show job {name}"
-        )
+    found = [told for name in names for told in _found(config, name)]
     if as_json:
-        told = [asdict(job) for job in jobs]
+        told = [record for record, _ in found]
         click.echo(json.dumps(told[0] if len(told) == 1 else told, indent=1, sort_keys=True))
         return
-    for job in jobs:
-        for line in explanation(job):
+    for _, lines in found:
+        for line in lines:
             say(line)
+
+
+def _found(config: "Config", name: str) -> list[tuple[dict[str, object], list[str]]]:
+    """Return what is told of the jobs that a user means: as a record, and as lines.
+
+    Raises:
+        UsageError: There are none.
+    """
+    status, view = _current(config, name)
+    if jobs := named(status.jobs, name):
+        return [(asdict(job), explanation(job)) for job in jobs]
+    if own := _own_job(view, name):
+        return [({"job_id": job_id_in(name), "is": own}, [f"Job {name} is {own}."])]
+    known = ", ".join(job.shown_id for job in _current(config)[0].jobs[:_MOST_NAMED]) or "none"
+    raise UsageError(
+        f"job {name} is not a waiting or running job submitted with --muri; such jobs now: {known}. "
+        f"For an ended job: muri report {name}, or scontrol show job {name}"
+    )
 
 
 def _own_job(view: "View", name: str) -> str:
@@ -215,7 +226,7 @@ def _own_job(view: "View", name: str) -> str:
     if job is None or job.pilot_tag is None:
         return "" if job is None or job.dry_run is None else f"a dry run that measures a model of {job.user}"
     members = [each.name_in_slurm for each in map(view.active, job.pilot_tag.members) if each is not None]
-    gpus = f"{job.gpu_count} GPU{'' if job.gpu_count == 1 else 's'}"
+    gpus = counted(job.gpu_count, "GPU")
     if not members:
         return f"a pilot job of {job.user}; the jobs that it held {gpus} for have ended"
     return f"the pilot job that holds {gpus} for {' and '.join(members)} of {job.user} (muri explain {members[0]})"
@@ -288,9 +299,8 @@ def measured_lines(job: "JobStatus") -> list[str]:
     if job.off_plan:
         lines.append("That differs from the plan by more than 20 %: its profile may be out of date (muri profile).")
     if job.iterations is not None:
-        lines.append(
-            f"{job.iterations} iterations done in this group, under {job.discipline or 'an unknown discipline'}."
-        )
+        done = counted(job.iterations, "iteration")
+        lines.append(f"{done} done in this group, under {job.discipline or 'an unknown discipline'}.")
     if job.stage_s and job.wait_s:
         parts = zip(STAGES, job.stage_s, job.wait_s, strict=True)
         times = ", ".join(f"{stage} {held * 1e3:.1f} + {wait * 1e3:.1f}" for stage, held, wait in parts)

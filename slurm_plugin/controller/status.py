@@ -1,6 +1,7 @@
 """What the last cycle decided about each job, in a file for the controller's user; `user_status` writes to users."""
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -252,9 +253,14 @@ def refresh(status: Status, view: View, reader: str | None = None) -> Status:
                 reasons=_reasons(old := known.get(fresh.job_id), fresh, view, status, reader),
                 duration_factor=None if old is None else old.duration_factor,
             )
-            for fresh in status_of(view, None, {}, {})
+            for fresh in sorted(status_of(view, None, {}, {}), key=_place)
         ),
     )
+
+
+def _place(job: JobStatus) -> list[int]:
+    """Order by the id that is shown: tasks of an array get job ids of their own in any order."""
+    return [int(number) for number in re.findall(r"[0-9]+", job.shown_id)[:2]]
 
 
 def _reasons(

@@ -19,7 +19,8 @@ PRINTING = ["--version", "policies", "policies --json", "config show", "completi
 
 def shell(script: str, folder: Path) -> tuple[int, str]:
     """Exit code and standard error of a shell's script, in which the function `muri` is the command."""
-    script = f'set -o pipefail; muri() {{ {MURI} "$@"; }}; {script}'
+    # Python 3.11 leaves half a module in its cache where a file may not grow.
+    script = f'export PYTHONDONTWRITEBYTECODE=1; muri() {{ {MURI} "$@"; }}; {script}'
     done = subprocess.run(["bash", "-c", script], check=False, text=True, cwd=folder, stderr=subprocess.PIPE)
     return done.returncode, done.stderr
 

@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+import textwrap
 import tomllib
 from pathlib import Path
 from types import SimpleNamespace
@@ -110,6 +111,12 @@ def test_a_limit_that_a_policy_stays_below_is_not():
 def test_impossible_options_are_named(options, message):
     with pytest.raises(OptionsError, match=message):
         get_policy("auto", options)
+
+
+def test_a_name_that_is_near_to_none_gets_no_hint():
+    for name in ("nope", "xyz"):
+        with pytest.raises(UnknownPolicyError, match=rf"unknown policy '{name}'; valid are"):
+            get_policy(name)
 
 
 def test_choosing_a_policy_loads_no_more_than_it_needs():

@@ -136,6 +136,7 @@ def test_helios_keeps_slurms_ids_and_cpus(tmp_path: Path) -> None:
         + helios_row(1425511, 1, "2020-06-09 18:41:01", 36848)
         + helios_row(1425513, 0, "2020-06-09 18:41:28", 60)
         + helios_row(1425514, 2, "2020-06-09 18:41:28", 0, "CANCELLED")
+        + "1425515,uAbc,vcX,2,8,1,CANCELLED,2020-06-09 18:41:28,,,,0\n"
     )
     reading = read_with_notes(write(tmp_path, "cluster_log.csv", text))
     assert reading.format == "helios"
@@ -144,7 +145,13 @@ def test_helios_keeps_slurms_ids_and_cpus(tmp_path: Path) -> None:
         (1425512, 26.0, 4, 16.0),
     ]
     assert [ran(job) for job in reading.trace.jobs] == [36848.0, 249.0]
-    assert reading.left_out == {"had no GPUs": 1, "never ran": 1}
+    assert reading.left_out == {"had no GPUs": 1, "never ran": 2}
+
+
+def test_a_job_that_began_and_has_no_duration_is_a_bad_row(tmp_path: Path) -> None:
+    row = "1,uAbc,vcX,2,8,1,RUNNING,2020-06-09 18:41:28,2020-06-09 18:41:29,,,0\n"
+    with pytest.raises(TraceError, match="column duration: is empty; give a number"):
+        read_with_notes(write(tmp_path, "cluster_log.csv", HELIOS_HEADER + row))
 
 
 def pai_tables(tmp_path: Path, tasks: str, jobs: str) -> Path:

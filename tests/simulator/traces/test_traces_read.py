@@ -214,6 +214,22 @@ def test_a_missing_column_is_named_with_the_nearest(written: Writer, missing: st
         (MURI_HEADER, "hellios", "unknown trace format 'hellios' (is it helios?)"),
         ("a,b,c\n1,2,3\n", None, "the file starts with: a,b,c"),
         *(("a,b,c\n1,2,3\n", None, name) for name in FORMATS),
+        (
+            "id,submit,gpus,hours\n",
+            None,
+            "a table of your own needs the columns job_id, submit_s, gpu_count, ",
+        ),
+        ("job_id;user;gpu_num\n", None, "its columns are separated by semicolons; save it with commas"),
+        ("job_id;user;gpu_num\n", "helios", "its columns are separated by semicolons; save it with commas"),
+        ("job_id\tuser\tgpu_num\n", "helios", "its columns are separated by tabs; save it with commas"),
+        (
+            "gpu_milli,num_gpu,user,job_id\n",
+            "helios",
+            "missing columns gpu_num (is it num_gpu?), submit_time, ",
+        ),
+        ("num_gpus,user,job_id\n", "helios", "missing columns gpu_num (is it num_gpus?), submit_time, duration"),
+        ("c" * 90 + ",d\n", "helios", f"has: {'c' * 40}…, d"),
+        (",".join(f"c{number}" for number in range(8000)) + "\n", "helios", "c38, c39, … (8000 columns)"),
     ],
 )
 def test_a_file_that_is_no_trace_says_why(written: Writer, text: str, name: str | None, said: str) -> None:

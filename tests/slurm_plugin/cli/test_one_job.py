@@ -25,7 +25,7 @@ def slurm(monkeypatch, tmp_path) -> FakeSlurm:
     members = [make_job(number, **RUNNING, admin_comment=f"muri:model=m {MEMBER}") for number in (1, 2)]
     pilot = make_job(9, **RUNNING, name="muri:1+2", admin_comment="muri-host:f00d:1,2")
     array = [make_job(30, array=True, array_job_id=30, array_tasks="4-9")]
-    array += [make_job(31, array=True, array_job_id=30, array_tasks="3")]
+    array += [make_job(31, array=True, array_job_id=30, array_tasks="3")]  # shown first, though its own id is higher
     others = [make_job(number) for number in range(100, 200)]
     fake = FakeSlurm([make_job(5), *members, pilot, *array, *others], [make_node("n1")])
     monkeypatch.setattr(assemble, "open_gateway", lambda kind: fake)
@@ -75,8 +75,16 @@ def test_a_pilot_job_is_told_by_its_members(slurm):
 @pytest.mark.parametrize(("name", "tasks"), [("30", ["30_3", "30_[4-9]"]), ("30_5", ["30_[4-9]"]), ("30_3", ["30_3"])])
 def test_an_array_is_read_by_its_id(slurm, name, tasks):
     told = json.loads(explained(name, "--json"))
-    assert sorted(job["task"] for job in (told if isinstance(told, list) else [told])) == tasks
+    assert [job["task"] for job in (told if isinstance(told, list) else [told])] == tasks
     assert slurm.calls == ["30"]
+
+
+def test_several_jobs_are_explained_in_turn(slurm):
+    shown = explained("30_3", "5")
+    assert shown.startswith("Job 30_3 ")
+    assert "\nJob 5 " in shown
+    with pytest.raises(UsageError, match="'' is no job: write its id"):
+        explained("5", "")
 
 
 def test_of_a_job_that_is_not_there_the_others_are_named(slurm):

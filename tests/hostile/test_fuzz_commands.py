@@ -1,0 +1,86 @@
+"""Every command that reads a file, on files that are not what it wants: a short message and an exit code, no traceback.
+
+The commands and their files are found in the command line's own description, so that a new one is tried, too.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+from muri.cli import cli
+from muri.commands import run_command
+
+MOST_LETTERS = 2000
+"""A terminal's screen of text: what was wrong must not scroll away."""
+
+BAD = {
+    "deep.json": b"[\n" * 2_000,
+    "deep.yaml": b"a: " + b"{a: " * 2_000,
+    "deep.csv": b"[,\n" * 2_000,
+    "list.json": b"[1, 2, 3]",
+    "words.json": b'"words"',
+    "digits.json": b"[" + b"9" * 5000 + b"]",
+    "object.jsonl": b"[1]\n{}\n",
+    "header.csv": "|".join(f"column{number}" for number in range(2000)).encode() + b"\n1|2\n",
+    "commas.csv": b",".join([b"x" * 5000] * 3) + b"\n1,2,3\n",
+    "one-line.txt": b"x" * 20_000,
+    "binary": bytes(range(256)) * 4,
+    "zeros": bytes(100),
+}
+WRITTEN = {"-o", "--out", "--trace"}
+WORDS = {
+    "explain": ["1"], "preempt": ["1"], "controller": ["--once"], "setup": ["--check"],
+    "simulate": ["--policy", "fifo", "--nodes", "1", "--gpus-per-node", "4"],
+    "trace generate": ["--jobs", "3", "--gpus", "4"], "profile run": ["true"], "profile fit-slowdown": ["a100"],
+    "profile compare": ["a", "b"],
+}  # fmt: skip
+"""What a command needs beside a file; those that need a model get one."""
+
+
+def commands(command: click.Command = cli, *path: str) -> Iterator[tuple[str, click.Command]]:
+    """All commands that are no groups, by their words."""
+    if isinstance(command, click.Group):
+        for name in command.list_commands(click.Context(command)):
+            found = command.get_command(click.Context(command), name)
+            assert found is not None
+            yield from commands(found, *path, name)
+    else:
+        yield " ".join(path), command
+
+
+def calls() -> Iterator[list[str]]:
+    """Command lines with FILE for a bad one."""
+    for name, command in commands():
+        files = [each for each in command.params if isinstance(each.type, click.Path)]
+        models = ["a" for each in command.params if each.required and str(each.name).startswith("model")]
+        for file in files:
+            if WRITTEN & set(file.opts) or name == "profile bandwidth":  # which measures for a minute first
+                continue
+            words = [*name.split(), *WORDS.get(name, models)]
+            for each in files:
+                if each is file or each.required:
+                    words += [each.opts[0], "FILE"] if isinstance(each, click.Option) else ["FILE"]
+            yield words
+    yield ["timeline", "--json", "FILE"]
+    for form in ("muri", "muri-paper", "synergy", "philly", "helios", "pai", "sacct"):
+        yield ["trace", "import", "--from", form, "--skip-bad-rows", "FILE"]
+
+
+@pytest.mark.parametrize("words", [*calls()], ids=" ".join)
+def test_a_bad_file_is_a_short_message(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    for name, content in BAD.items():
+        (tmp_path / name).write_bytes(content)
+    # A profile store that is not there is one without profiles yet.
+    for name in (*BAD, "folder", *([] if "--store" in words else ["missing"])):
+        code = run_command(cli, [name if word == "FILE" else word for word in words])
+        said = capsys.readouterr()
+        assert code != 0, (name, said.err[:200])
+        text = said.err + said.out * (words[0] == "doctor")  # whose report stands on standard output
+        assert 0 < len(text) < MOST_LETTERS, (name, text[:200])
+        assert "Traceback" not in text, (name, text)
