@@ -28,6 +28,7 @@ from muri.slurm_plugin.planning.actions import Action
 from muri.slurm_plugin.planning.cycle_input import CycleInput, Knowledge, dry_run_key
 from muri.slurm_plugin.planning.decision import Decision, decide
 from muri.slurm_plugin.planning.first_submits import first_submits
+from muri.slurm_plugin.planning.joinable import shares_gpus
 from muri.slurm_plugin.planning.proposals import Proposals, proposed_moves
 from muri.slurm_plugin.planning.pythons import KnownPythons, MeasuredPython
 from muri.slurm_plugin.planning.quarantine import Quarantine, by_user
@@ -378,7 +379,11 @@ class Controller:
         return view_of(self._gateway.queue(), self._config.partitions)
 
     def _status(self, decision: Decision, view: View, left: Mapping[int, str], errors: list[str]) -> Status:
-        estimated = notes_of(decision.preparation.request.jobs, decision.plan)
+        policy = self._policy_for(decision.view.snapshot.limits.priority_type)
+        shares, dry_runs = shares_gpus(policy), self._config.profiling.starts_dry_runs and policy.profile_use != "none"
+        # Of others an estimate decides nothing, and no measurement follows.
+        concerned = [job for job in decision.preparation.request.jobs if dry_runs or (shares and job.may_share)]
+        estimated = notes_of(concerned, decision.plan)
         notes: dict[int, tuple[str, ...]] = {job_id: (why,) for job_id, why in estimated.items()}
         for job_id, why in self._proposed(decision).items():
             notes[job_id] = (why,)
@@ -405,8 +410,8 @@ class Controller:
             replace(job, duration_factor=doubts[job.job_id].times) if job.job_id in doubts else job
             for job in status_of(view, decision.plan, decision.preparation.waiting, notes)
         )
-        calls, policy = self.books.calls_of_cycle, decision.plan.policy
-        return Status(view.snapshot.taken_s, policy, self._gateway.name, jobs, tuple(errors), calls)
+        name, calls = decision.plan.policy, self.books.calls_of_cycle
+        return Status(view.snapshot.taken_s, name, self._gateway.name, jobs, tuple(errors), calls)
 
     def _proposed(self, decision: Decision) -> dict[int, str]:
         """What to tell jobs that could move if running jobs were stopped; a failure here must not cost the cycle."""

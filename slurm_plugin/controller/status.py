@@ -338,7 +338,7 @@ def age_s(path: Path, now_s: float) -> float | None:
 
 
 def notes_of(jobs: Sequence[PlanJob], plan: Plan) -> dict[int, str]:
-    """Return why jobs were planned with an estimate, by job id; grouped jobs are told by their group."""
-    grouped = {job_id for group in plan.groups for job_id in group.members}
+    """Return why jobs that wait are planned with an estimate, by job id; those that start are told by their start."""
+    waiting = {item.job_id for item in plan.waiting}
     said = {job.job_id: why_estimated(job.profile) for job in jobs if job.profile is not None}
-    return {job_id: why for job_id, why in said.items() if why and job_id not in grouped}
+    return {job_id: why for job_id, why in said.items() if why and job_id in waiting}

@@ -30,7 +30,7 @@ def jobs_with_pilots(jobs: Iterable[PlanJob], policy: Policy, cycle: CycleInput)
         policy: The policy in force.
         cycle: What the cycle decides on.
     """
-    if not _shares(policy):
+    if not shares_gpus(policy):
         return {}
     config, asked = cycle.config, cycle.view.jobs
     known = [job for job in jobs if job.may_share and job.profile is not None]
@@ -53,7 +53,7 @@ def _is_to_be_measured(job: PlanJob, config: Config) -> bool:
     return estimated and config.profiling.in_place and config.grouping.max_group_size > 1
 
 
-def _shares(policy: Policy) -> bool:
+def shares_gpus(policy: Policy) -> bool:
     """Whether jobs ever share GPUs under a policy; one of a site's own may not tell its options."""
     rules = getattr(policy, "rules", None)
     return policy.profile_use == "sharing" if rules is None else rules.max_group_size > 1

@@ -105,8 +105,8 @@ def prepare_site(case: Case, folder: Path) -> dict[str, Path]:
     state = folder / "state"
     state.mkdir()
     places = {"state_dir": str(state), "status_dir": str(state / "status")}
+    # The recorded queues have no licence, and answers name no machine's paths; all else is as shipped.
     config = {**places, "gate": "hold", "node_python": "/opt/muri/bin/python", **case.config}
-    config["profiling"] = {"mode": "dry-run", **case.config.get("profiling", {})}
     files = {"config": folder / "muri.yaml", "snapshot": folder / "snapshot.json", "profiles": state / "profiles.db"}
     files["config"].write_text(yaml.safe_dump(config, sort_keys=True))
     files["snapshot"].write_text(json.dumps(case.snapshot))

@@ -27,6 +27,7 @@ from muri.slurm_plugin.records.roles import Role, view_of
 from muri.utc import log_handler
 
 Gate = Literal["licence", "hold"]
+Profiling = Literal["in-place", "dry-run"]
 
 CYCLE_S: Final = 60.0
 
@@ -60,7 +61,7 @@ class Campaign:
     hostile: int = 100
     ordinary: int = 20
     apart: bool = True
-    profiling: Literal["in-place", "dry-run"] = "in-place"
+    profiling: Profiling = "in-place"
 
     def attacks(self) -> list[Attack]:
         """The hostile jobs."""

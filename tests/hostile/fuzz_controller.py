@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, get_args
 
-from campaign import APART, Campaign, Gate, Outcome, compared, run
+from campaign import APART, Campaign, Gate, Outcome, Profiling, compared, run
 from users import Attack
 
 from muri.simulator.twin.shrink import smallest_failing
@@ -40,7 +40,7 @@ def _campaigns(options: argparse.Namespace) -> Iterator[Campaign]:
         for policy in options.policy or POLICIES:
             for gate in options.gate or get_args(Gate):
                 for apart in (True, False):
-                    yield Campaign(policy, gate, seed, options.jobs, options.ordinary, apart)
+                    yield Campaign(policy, gate, seed, options.jobs, options.ordinary, apart, options.profiling)
 
 
 def _judged(campaign: Campaign, most_trials: int) -> bool:
@@ -77,6 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seeds", type=int, default=1, help="how many seeds [1]")
     parser.add_argument("--policy", action="append", help="policy, may be repeated [nine of them]")
     parser.add_argument("--gate", action="append", choices=get_args(Gate), help="gate, may be repeated [both]")
+    parser.add_argument("--profiling", choices=get_args(Profiling), default="in-place", help="[in-place]")
     parser.add_argument("--trials", type=int, default=40, help="runs spent on making a failing set smaller [40]")
     parser.add_argument(
         "--sandbox",

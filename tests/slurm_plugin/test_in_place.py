@@ -247,6 +247,21 @@ def test_a_stale_or_unsure_profile_is_replaced_by_what_was_measured_since_and_is
         assert bool(store.stale_marks()) == (is_stale and not is_replaced)
 
 
+@pytest.mark.parametrize(
+    ("policy", "words", "times"), [("auto", "", 1), ("auto", ",alone=1", 0), ("fifo", "", 0), ("synergy-tune", "", 0)]
+)
+def test_who_may_share_is_told_once_of_an_estimate_and_nobody_else_is(
+    make_controller: Make, policy: str, words: str, times: int
+) -> None:
+    comment = f"muri:model=new,batch-size=8,duration=100{words}"
+    bobs = make_job(2, user="bob", uid=1002, admin_comment=comment)
+    slurm = FakeSlurm([make_job(1, admin_comment=comment), bobs], one_gpu())
+    status = one_cycle(make_controller, slurm, (), policy=policy)
+    assert (status[1].state, status[2].state) == ("alone", "waiting")
+    told = [sum("its profile is estimated" in why for why in status[number].reasons) for number in (1, 2)]
+    assert told == [times, times]
+
+
 def test_spare_nodes_make_dry_runs_for_which_nobody_waits(make_controller: Make) -> None:
     nodes = [make_node("n1", gpu_count=1), make_node("n2", gpu_count=1, partitions=("measure",))]
     slurm = FakeSlurm([make_job(5), make_job(6)], nodes)
