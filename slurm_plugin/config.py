@@ -165,7 +165,9 @@ class Profiling(Section):
     steady_s: float = Field(
         DEFAULT_STEADY_S, gt=0, description="Most seconds that a dry run measures, warm-up not counted."
     )
-    at_once: int = Field(2, ge=0, description="Most dry runs at the same time; 0: none, so that mode: dry-run measures nothing.")
+    at_once: int = Field(
+        2, ge=0, description="Most dry runs at the same time; 0: none, so that mode: dry-run measures nothing."
+    )
     time_limit_s: int = Field(300, ge=60, description="A dry run longer than this has failed.")
     partition: str = Field(
         "", description="Partition for dry runs; empty: the job's own, and none with mode: in-place."

@@ -73,6 +73,7 @@ class Rounds:
         self.kinds = kinds
         self.appraiser = Appraiser(kinds.kinds, options, model, problem.memory_limit_gib)
         self.units: list[Unit] = self._single_jobs()
+        self._kind_of = {job: kind for kind, jobs in enumerate(kinds.jobs) for job in jobs}
 
     @property
     def fits(self) -> bool:
@@ -99,8 +100,32 @@ class Rounds:
         return bool(merges)
 
     def chosen(self) -> list[Unit]:
-        """The units that get a slot: those with an urgent job first, then the most urgent of the others."""
-        return self.units[: self._problem.slots]
+        """The units that get a slot: those with an urgent job first, then the most urgent of the others.
+
+        A job that the matchings have left alone takes the best partner among those that get none.
+        """
+        slots = self._problem.slots
+        units, left = self.units[:slots], sorted(job for unit in self.units[slots:] for job in unit.members)
+        for place, unit in enumerate(units):
+            if len(unit.members) == 1 and left:
+                units[place] = self._with_partner(unit, left)
+                left = [job for job in left if job not in units[place].members]
+        return units
+
+    def _with_partner(self, unit: Unit, left: Sequence[int]) -> Unit:
+        """A job alone with the one of these that adds most, the most urgent of its kind; alone where none pays."""
+        most_urgent: dict[int, int] = {}
+        for job in left:
+            most_urgent.setdefault(self._kind_of[job], job)
+        groups = np.array([sorted((*unit.kinds, kind)) for kind in most_urgent], dtype=np.intp)
+        appraisal = self.appraiser.appraise(groups)
+        admitted = self.appraiser.pays(appraisal, unit.total_speed) & self.appraiser.fits(groups)
+        gain = np.where(admitted, appraisal.value - unit.value, 0.0)
+        best, (kind, job) = min(enumerate(most_urgent.items()), key=lambda item: (-round(gain[item[0]], 9), item[1][1]))
+        if gain[best] <= 0:
+            return unit
+        total_speed, value = float(appraisal.total_speed[best]), float(appraisal.value[best])
+        return Unit(tuple(sorted((*unit.members, job))), tuple(sorted((*unit.kinds, kind))), total_speed, value)
 
     def _single_jobs(self) -> list[Unit]:
         groups = np.arange(len(self.kinds.kinds), dtype=np.intp)[:, None]

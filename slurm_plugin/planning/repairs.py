@@ -41,8 +41,7 @@ from muri.utc import text_of
 
 log = logging.getLogger("muri.controller")
 
-# A pilot ends itself a few seconds after its last member, of which it tells what was measured; only a pilot that did
-# not end is cancelled.
+# A pilot tells what was measured of its last member and ends itself some seconds later; one that did not is cancelled.
 _PILOT_GRACE_S = 60.0
 _BEFORE_ITS_TURN = {"", "None", "Priority", "Dependency", "BeginTime", "Licenses"}
 _EMPTY_S = 30.0

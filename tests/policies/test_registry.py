@@ -4,7 +4,6 @@ import json
 import re
 import subprocess
 import sys
-import textwrap
 import tomllib
 from pathlib import Path
 from types import SimpleNamespace

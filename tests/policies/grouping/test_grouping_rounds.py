@@ -114,6 +114,18 @@ def test_the_most_urgent_jobs_are_in_a_group_and_the_rest_waits():
 
 
 @pytest.mark.parametrize("grouping", ["rounds", "optimal"])
+def test_a_job_that_a_matching_leaves_alone_takes_a_partner_among_those_that_get_no_slot(grouping):
+    # The two others are the better pair.
+    jobs = [shape((0.5, 0.4, 0.1, 0.0)), shape((1.0, 0.0, 0.0, 0.0)), shape((0.0, 1.0, 0.0, 0.0))]
+    assert groups_of(jobs, 1, grouping=grouping, max_group_size=2).groups == ((0, 2),)
+
+
+def test_a_job_that_a_matching_leaves_alone_stays_so_where_no_partner_pays():
+    jobs = [shape((1.0, 1.0, 0.0, 0.0)), shape((1.0, 0.0, 0.0, 0.0)), shape((0.0, 1.0, 0.0, 0.0))]
+    assert groups_of(jobs, 1, max_group_size=2, min_speedup=1.6).groups == ((0,),)
+
+
+@pytest.mark.parametrize("grouping", ["rounds", "optimal"])
 @pytest.mark.parametrize(("worth", "partners"), [((1.0, 1.0), (0, 1)), ((1.0, 1 / 1.5), (0,))])
 def test_a_short_job_is_not_slowed_for_a_long_one(grouping, worth, partners):
     # Both mostly use the GPU: together each runs at 0.59 of its speed (T = 2.2 s for iterations of 1.3 s). For two jobs
