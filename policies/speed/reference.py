@@ -80,9 +80,7 @@ class Reference:
         """The name by which options select the model."""
         return "reference"
 
-    def evaluate(
-        self, shapes: Sequence[Shape], groups: Indices, believed: Sequence[Shape] | None = None
-    ) -> Evaluation:
+    def evaluate(self, shapes: Sequence[Shape], groups: Indices, believed: Sequence[Shape] | None = None) -> Evaluation:
         """Evaluate many groups of up to four jobs with the four stages of Muri; see `SpeedModel`.
 
         Args:
