@@ -11,7 +11,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.papers.frame import ROOT, Experiment, Outcome, document_of, keep, shown
+from benchmarks.papers.frame import ROOT, Experiment, MissingDataError, Outcome, document_of, keep, shown
 from muri.errors import MuriError
 
 
@@ -92,7 +92,7 @@ def main(names: tuple[str, ...], quick: bool, traces: tuple[Path, ...], as_json:
         experiment, start_s = of_name[name], time.process_time()
         try:
             outcome = _run(experiment, quick, traces)
-        except MuriError as error:
+        except (MissingDataError, MuriError) as error:
             raise click.ClickException(f"{name}: {error}; nothing is kept") from error
         click.echo(f"{name}: {time.process_time() - start_s:.1f} s of CPU", err=True)
         if as_json:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.machine import describe_machine
-from muri.errors import MuriError
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "papers"
@@ -18,7 +17,7 @@ Figure = float | str | None
 """A number, or words where a number would say too much ("≤ 1.3", "0.9 to 1.1"); None: there is none."""
 
 
-class MissingDataError(MuriError):
+class MissingDataError(Exception):
     """A trace or table that the published figures are of is not at hand."""
 
 
