@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from warm_start import ONE_THREAD
 
+from benchmarks.compatibility_page import page_of
+
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 pytestmark = pytest.mark.thorough
 
@@ -58,7 +60,7 @@ def test_a_group_gives_what_each_script_gives_alone_and_a_difference_is_found(co
     (run,) = rows["told"]["process"]
     assert sorted(run["with"]) == ["other", "train"]
     assert run["differences"] == ["out: line 1: 'alone' alone, 'a member' here"]
-    page = compatibility.page_of(result)
+    page = page_of(result)
     assert "| told | somebody/examples |" in page
     assert "- told, process beside" in page
     assert rows["train"]["stage_share"] is rows["train"]["dangers"] is None
