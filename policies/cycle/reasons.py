@@ -50,7 +50,7 @@ def grouped(job_ids: Sequence[int], efficiency: float, total_speed: float) -> Re
 def bottlenecks(job_ids: Sequence[int], resources: Sequence[str]) -> Reason:
     """What each member of a group mostly uses, "" for one that was never measured."""
     told = ("{} mostly uses the {}" if each else "what {} mostly uses is not measured yet" for each in resources)
-    values = (value for pair in zip(job_ids, resources, strict=True) for value in pair if value)
+    values = (value for pair in zip(job_ids, resources, strict=True) for value in pair if value != "")
     return Reason("; ".join(told), tuple(values))
 
 

@@ -55,7 +55,7 @@ def test_jobs_with_estimates_are_grouped_at_once_and_say_so(make_controller, mon
     show_queue(status)
     output = capsys.readouterr().out
     assert "~1." in output or "~0." in output
-    assert "~ planned with an estimated profile" in output
+    assert "~ by an estimate of the time alone, until the model is measured" in output
     assert max(len(line) for line in output.splitlines()) <= 80
     (pilot,) = having(slurm, Role.PILOT)
     assert [job.group for job in status.jobs] == [pilot.job_id, pilot.job_id]

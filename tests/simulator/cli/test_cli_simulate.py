@@ -174,7 +174,7 @@ def test_bad_rows_are_counted_when_skipped(tmp_path: Path, capsys: pytest.Captur
     assert f"{path}:8" in refusal(capsys, path, "--policy", "fifo", *TWO_BY_FOUR)
     words = (path, "--policy", "fifo", *TWO_BY_FOUR, "--skip-bad-rows")
     assert json.loads(printed(capsys, *words, "--json"))["skipped_rows"] == 1
-    assert "1 bad rows skipped" in printed(capsys, *words)
+    assert "1 bad row skipped" in printed(capsys, *words)
 
 
 def test_folder_that_cannot_be_written_is_refused_before_the_work(

@@ -146,7 +146,7 @@ def test_queue_and_explain_show_what_the_pilot_measured(make_controller, tmp_pat
     assert shown[3].measured_speed is None
     said = "\n".join(explanation(shown[2]))
     assert "differs from the plan by more than 20 %" in said
-    assert "123456789 iterations done in this group, under fair." in said
+    assert "123,456,789 iterations done in this group, under fair." in said
     assert "propagate 12.3 + 12.3" in said
     assert "differs" not in "\n".join(explanation(shown[1]))
 
