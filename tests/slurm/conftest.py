@@ -3,7 +3,7 @@
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
 from gateway_inside import EVERY_GATEWAY, SANDBOXES, GatewayInside, Servers  # noqa: E402
-from muri_cluster import keep_gate  # noqa: E402
+from muri_cluster import MuriCluster, keep_gate  # noqa: E402
 
 from sandbox import cgroups, instance, lifecycle  # noqa: E402
 from sandbox.cluster import SUITES, Partition, Shape  # noqa: E402
@@ -69,6 +69,11 @@ def _sites(*suites: str) -> list[object]:
 def on_sites(*suites: str) -> pytest.MarkDecorator:
     """Run a test of the fixture `site` on these releases only."""
     return pytest.mark.parametrize("site_sandbox", _sites(*suites), indirect=True)
+
+
+@pytest.fixture(autouse=True)
+def _as_a_test_names_it(configured: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(MuriCluster, "configured", staticmethod(configured))
 
 
 def remove_leftovers() -> None:

@@ -2,14 +2,22 @@
 
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
+
+import pytest
 
 from muri.profiler.exchange import to_json
 from muri.profiler.records import STAGES, ProfileDetail, ProfileKey, StageProfile
 from sandbox.driver import Driver
 from sandbox.support import CONTROLLER
+
+#: Models are measured in dry runs. The machine's cores belong to all tests: its dry runs are disturbed, and all the
+#: same tell the stages apart.
+DRY_RUNS = pytest.mark.configuration(profiling={"mode": "dry-run", "least_confidence": 0})
+#: The order of the paper, whatever the site's priorities and however few jobs tell their durations.
+MURI_S = pytest.mark.configuration(policy="muri-s")
 
 TRAIN_PY = """\
 import os, sys, time
@@ -74,6 +82,9 @@ def slow_in(stage: str, key: ProfileKey, dangers: Sequence[str] | None = None) -
 class MuriCluster:
     """What the end-to-end tests do as administrator and as users."""
 
+    configured: Callable[..., dict[str, Any]] = dict
+    """Gives the keys of muri.yaml that a test names; tests/conftest.py says how."""
+
     def __init__(self, driver: Driver) -> None:
         self.driver = driver
         self.state_dir = f"/var/lib/muri-{time.monotonic_ns()}"
@@ -94,12 +105,13 @@ class MuriCluster:
         self.driver.run("chmod", "0700", self.state_dir, user="root")
 
     def configure(self, **changes: Any) -> None:
-        """Write the controller's configuration."""
+        """Write the controller's configuration: the shipped one but for what a sandbox needs, and what a test names."""
+        # Scripts of seconds on a busy machine: pilots report within a second, and wait long for what starts slowly.
         host = {"telemetry_s": 1, "poll_s": 0.5, "attach_timeout_s": 240}
         places = {"state_dir": self.state_dir, "status_dir": f"{self.state_dir}-status"}
-        config = {**places, "gate_watch_s": 0, "policy": "muri-s", "partitions": ["train"], "host": host, **changes}
-        # The machine's cores belong to all tests: its dry runs are disturbed, and all the same tell the stages apart.
-        config["profiling"] = {"mode": "dry-run", "least_confidence": 0, **changes.get("profiling", {})}
+        # A cycle ends with its last action, so that a test can look at what has not started yet; one partition is
+        # Muri's, the others are for what Slurm runs beside it.
+        config = {**places, "gate_watch_s": 0, "partitions": ["train"], "host": host, **self.configured(**changes)}
         self.driver.write("/etc/muri/muri.yaml", json.dumps(config), user="root", mode="0644")
 
     def know(self, *profiles: StageProfile) -> None:

@@ -46,8 +46,8 @@ class SiteCluster(MuriCluster):
         self.know_profiles()
 
     def configure(self, **changes: object) -> None:
-        """Write the configuration: the site's own priorities, every partition."""
-        super().configure(**{"policy": "auto", "partitions": [], "gateway": self.gateway, **changes})
+        """Write the configuration: every partition is Muri's."""
+        super().configure(**{"partitions": [], "gateway": self.gateway, **changes})
 
     def pair(self, *options: str, user: str = "alice", iterations: int = 15) -> list[int]:
         """Submit two jobs that are better off in a group."""

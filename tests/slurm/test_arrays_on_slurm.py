@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 from conftest import emptied
-from muri_cluster import MuriCluster
+from muri_cluster import DRY_RUNS, MuriCluster
 
 on_every_release = pytest.mark.parametrize("muri", ["one_gpu_sandbox", "trixie_one_gpu_sandbox"], indirect=True)
 
@@ -175,6 +175,7 @@ def test_a_drain_leaves_tasks_that_run_in_their_group(muri: MuriCluster) -> None
     assert {(job["JobState"], job["Restarts"]) for job in fields.values()} == {("COMPLETED", "0")}
 
 
+@DRY_RUNS
 @pytest.mark.thorough
 def test_one_task_is_measured_for_all(muri: MuriCluster) -> None:
     """A dry run of the script that does not know its task would fail, and all tasks would run alone."""

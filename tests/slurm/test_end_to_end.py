@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 from conftest import emptied
-from muri_cluster import STAGES, MuriCluster
+from muri_cluster import DRY_RUNS, STAGES, MuriCluster
 
 #: For what depends on Slurm's release: on each one where groups form.
 on_every_release = pytest.mark.parametrize("muri", ["one_gpu_sandbox", "trixie_one_gpu_sandbox"], indirect=True)
@@ -94,6 +94,7 @@ def test_a_job_alone_behind_a_pilot_job_looks_as_it_would_alone(muri):
     assert muri.driver.wait_state(alone)["JobState"] == "COMPLETED"
 
 
+@DRY_RUNS
 def test_dry_runs_measure_new_models_and_the_jobs_are_grouped_then(muri):
     jobs = [muri.submit("load", iterations=30), muri.submit("propagate", iterations=30)]
     fields = muri.cycles_until_ended(*jobs)
@@ -104,6 +105,7 @@ def test_dry_runs_measure_new_models_and_the_jobs_are_grouped_then(muri):
     assert all(muri.output(job).count("started") == 1 for job in jobs)
 
 
+@DRY_RUNS
 def test_a_failing_dry_run_does_not_block_the_job(muri):
     muri.driver.write("broken.sh", "#!/bin/sh\necho no stages here\nexit 0\n")
     job = muri.driver.submit("-p", "train", "--gres=gpu:1", "--muri=model=broken", "/home/alice/broken.sh")

@@ -3,9 +3,11 @@
 import json
 
 import pytest
-from muri_cluster import MuriCluster
+from muri_cluster import DRY_RUNS, MuriCluster
 
 from sandbox.driver import Driver
+
+pytestmark = DRY_RUNS
 
 PARTITION = ["-p", "small", "--gres=gpu:1"]
 

@@ -5,9 +5,11 @@ from pathlib import Path
 
 import pytest
 from conftest import ONE_GPU, emptied, start
-from muri_cluster import TRAIN_PY, MuriCluster
+from muri_cluster import DRY_RUNS, TRAIN_PY, MuriCluster
 
 from sandbox.driver import Driver
+
+pytestmark = DRY_RUNS
 
 LIBRARY = Path(__file__).resolve().parents[2] / "muri" / "elsewhere"
 

@@ -2,10 +2,12 @@
 
 import json
 
-from muri_cluster import MuriCluster
+from muri_cluster import DRY_RUNS, MuriCluster
 
 from muri.profiler.records import ProfileKey, StageProfile
 from sandbox.driver import Driver
+
+pytestmark = DRY_RUNS
 
 
 def profile(model: str, load_s: float) -> StageProfile:

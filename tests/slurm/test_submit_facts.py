@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 from conftest import emptied
-from muri_cluster import TRAIN_PY, MuriCluster
+from muri_cluster import DRY_RUNS, TRAIN_PY, MuriCluster
+
+pytestmark = DRY_RUNS
 
 WORDS = ["train_cpu.py", "--iterations", "100", "two words", "", "it's $HOME `id`", "a\nb", "*", "-x"]
 

@@ -5,12 +5,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from muri_cluster import MuriCluster, slow_in
+from muri_cluster import DRY_RUNS, MuriCluster, slow_in
 from test_end_to_end import KILL
 
 from muri.profiler.records import ProfileKey
 from muri.slurm_plugin.records import comment_tags as tags
 from sandbox.driver import Driver
+
+pytestmark = DRY_RUNS
 
 TRAIN_SH = """\
 #!/bin/sh
