@@ -11,8 +11,8 @@ import os
 import random
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from statistics import median
 from typing import Any, Final
@@ -23,11 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from bars import Bar, finish, tell
 
-from examples.demo.cluster import CHECKOUT, STATE_DIR, Cluster, JobRecord
-from sandbox import lifecycle
-from sandbox.cluster import SUITES, Shape
-from sandbox.driver import Driver
-from sandbox.support import Progress
+from examples.demo.cluster import CHECKOUT, Cluster, JobRecord, controller, fresh_cluster
 
 RESULT: Final = Path(__file__).parent / "results" / "cold.json"
 
@@ -59,37 +55,6 @@ def kinds() -> list[tuple[str, int]]:
     return [(names[number % len(names)], round(time_s / _ITERATION_S)) for number, time_s in enumerate(times_s)]
 
 
-@contextmanager
-def sandbox() -> Iterator[Cluster]:
-    """Start a node with one GPU on which nothing has run yet, and take it down at the end."""
-    name = "cold"
-    lifecycle.down(name, Progress())
-    lifecycle.up(name, SUITES["forky"], Shape(nodes=1, gpus_per_node=1), Progress())
-    try:
-        yield Cluster(Driver.of(name))
-    finally:
-        lifecycle.down(name, Progress())
-
-
-@contextmanager
-def controller(cluster: Cluster) -> Iterator[None]:
-    """Have the controller at work as its service is, with nothing set in muri.yaml but where its files are."""
-    cluster.driver.write("/etc/muri/muri.yaml", f"state_dir: {STATE_DIR}\n", user="root", mode="0644")
-    log = f"exec muri-controller --interval 360 >{STATE_DIR}.log 2>&1"
-    process = cluster.driver.popen("sh", "-c", log, user="root")
-    status = ("test", "-e", f"{STATE_DIR}/status.json")
-    try:
-        cluster.driver.wait_until(
-            lambda: cluster.driver.run(*status, user="root", check=False).returncode == 0, "the first cycle"
-        )
-        yield
-        if process.poll() is not None:
-            raise click.ClickException(f"the controller ended by itself:\n{cluster.run('cat', f'{STATE_DIR}.log')}")
-    finally:
-        process.terminate()
-        process.communicate()
-
-
 def submit(cluster: Cluster, jobs: Sequence[tuple[str, int]], *, muri: bool) -> list[int]:
     """Submit the jobs at once, and return their ids."""
     ids = []
@@ -117,8 +82,12 @@ def ended(cluster: Cluster, ids: Sequence[int]) -> list[JobRecord]:
 def run_round(jobs: Sequence[tuple[str, int]], side: str) -> dict[str, Any]:
     """Run the jobs on a fresh cluster; return its figures."""
     begun = os.getloadavg()[0]
-    with sandbox() as cluster, controller(cluster) if side == "muri" else nullcontext():
-        found = ended(cluster, submit(cluster, jobs, muri=side == "muri"))
+    log = CHECKOUT / "out" / "cold" / "controller.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with_muri = side == "muri"
+    # Nothing is set in muri.yaml.
+    with fresh_cluster("cold") as cluster, controller(cluster, "", log) if with_muri else nullcontext():
+        found = ended(cluster, submit(cluster, jobs, muri=with_muri))
     failed = [f"{job.name}: {job.state}" for job in found if job.state != "COMPLETED"]
     if failed:
         raise click.ClickException(f"not all jobs completed: {', '.join(failed)}")

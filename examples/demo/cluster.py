@@ -91,14 +91,14 @@ def _record(job: dict) -> JobRecord:  # type: ignore[type-arg]
 
 
 @contextmanager
-def fresh_cluster() -> Iterator[Cluster]:
+def fresh_cluster(name: str = NAME) -> Iterator[Cluster]:
     """Start a cluster on which nothing has run yet, and take it down at the end, however the round ends."""
-    lifecycle.down(NAME, Progress())
-    lifecycle.up(NAME, SUITES["forky"], Shape(nodes=1, gpus_per_node=1), Progress())
+    lifecycle.down(name, Progress())
+    lifecycle.up(name, SUITES["forky"], Shape(nodes=1, gpus_per_node=1), Progress())
     try:
-        yield Cluster(Driver.of(NAME))
+        yield Cluster(Driver.of(name))
     finally:
-        lifecycle.down(NAME, Progress())
+        lifecycle.down(name, Progress())
 
 
 @contextmanager
