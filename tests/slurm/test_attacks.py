@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from conftest import emptied
+from muri_cluster import DRY_RUNS
 from site_cluster import SiteCluster
 
 from sandbox.driver import Driver
@@ -274,6 +275,7 @@ def slow_submission(accounting_sandbox: Driver) -> Iterator[None]:
     accounting_sandbox.write(lua, own, user="root", mode="0644")
 
 
+@DRY_RUNS
 @pytest.mark.usefixtures("slow_submission")
 def test_a_users_sbatch_names_another_users_job_in_vain(site: SiteCluster) -> None:
     """That of a pilot job, and that of a dry run; what follows a semicolon is the name of a cluster."""

@@ -157,6 +157,8 @@ class Watch:
 
     site: SiteCluster
     jobs: list[int]
+    at_once: int
+    """How many jobs Slurm runs at once without Muri: one that has a whole node to itself leaves no GPU idle."""
     running: int = 0
     """A job that runs, alone or in a group."""
     pilots: set[int] = field(default_factory=set)
@@ -195,7 +197,7 @@ class Watch:
                 yield f"no member of pilot job {number} starts", 20
             if member_of.get(number, number) not in active:
                 yield f"job {number} has lost its pilot job {member_of[number]}", 2
-            if pending and "muri_gate" in job["Licenses"] and promised < GPUS:
+            if pending and "muri_gate" in job["Licenses"] and promised < self.at_once:
                 yield f"job {number} waits for Muri, and a GPU is idle", 4
             if pending and job["Reason"] == "BadConstraints":
                 yield f"job {number} can never start", 0
@@ -241,7 +243,7 @@ def test_groups_form_or_jobs_get_what_they_get_without_muri(own: Driver, conf: s
         for job in plain[: row.at_once]:
             own.wait_state(job, "RUNNING")
         jobs = [job for _ in range(2) for job in site.pair(*options, iterations=15)]
-        watch = Watch(site, jobs)
+        watch = Watch(site, jobs, row.at_once)
         with site.controller():
             with site.training("load", "propagate"):
                 own.wait_until(lambda: watch.look() or True, "the first cycle")
