@@ -25,6 +25,10 @@ _MOST_PARTNERS: Final = 8
 
 _MOST_GPU_S: Final = 1e12
 
+_MOST_OF_RUN: Final = 1.2
+"""No member trains faster than alone. A profile may be off by that much; iterations that would have taken longer were
+not all of this run: `muri run` outlived the batch script, or its user made them up."""
+
 Basis = Literal["iterations", "plan", ""]
 """Where the time alone comes from: iterations done × the measured profile's iteration time, or an estimate, run time ×
 the planned speed, or nothing is known."""
@@ -146,7 +150,9 @@ def alone_s(ran_s: float, speed: float, solo_iteration_s: float, measured: Membe
         measured: What the runtime last reported of it.
     """
     if measured is not None and measured.iterations and solo_iteration_s:
-        return measured.iterations * solo_iteration_s, "iterations"
+        counted_s = measured.iterations * solo_iteration_s
+        if counted_s <= _MOST_OF_RUN * ran_s:
+            return counted_s, "iterations"
     return (ran_s * speed, "plan") if speed else (0.0, "")
 
 

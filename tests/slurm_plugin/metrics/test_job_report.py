@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muri.slurm_plugin.records import comment_tags as tags
-from muri.slurm_plugin.records.job_report import SharingReport, parse_report, split_gpu_time, with_report
+from muri.slurm_plugin.records.comment_reports import MemberReport
+from muri.slurm_plugin.records.job_report import SharingReport, alone_s, parse_report, split_gpu_time, with_report
 
 FULL = SharingReport(
     pilot=7, gpu_count=2, gpu_s=81.5, alone_s=60.0, basis="iterations", iterations=600, partners=(2, 3),
@@ -42,6 +43,12 @@ def test_a_long_list_of_partners_is_cut():
 )  # fmt: skip
 def test_a_damaged_report_is_none(word):
     assert parse_report(word) is None
+
+
+@pytest.mark.parametrize(("iterations", "known"), [(110, (11.0, "iterations")), (770, (6.0, "plan"))])
+def test_iterations_that_a_run_had_no_time_for_are_not_counted(iterations, known):
+    measured = MemberReport(0.6, iterations=iterations)
+    assert alone_s(10.0, 0.6, 0.1, measured) == known
 
 
 def test_gpu_time_is_split_among_those_that_run():
