@@ -111,11 +111,21 @@ _FIGURES: Final = ("makespan_s", "average_jct_s")
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--rounds", "count", type=click.IntRange(1, 9), default=3, show_default=True, help="Rounds of each side.")
+@click.option(
+    "--jobs",
+    "job_count",
+    type=click.IntRange(1, _COUNT),
+    default=_COUNT,
+    show_default=True,
+    help="Only the first of the jobs, for a quick look; with --no-write.",
+)
 @click.option("--write/--no-write", "stored", default=True, help=f"Keep it in benchmarks/results/{RESULT.name}.")
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
-def main(count: int, stored: bool, as_json: bool) -> None:
+def main(count: int, job_count: int, stored: bool, as_json: bool) -> None:
     """Compare Muri, which knows no model, with plain Slurm on eleven short jobs."""
-    jobs, rounds = kinds(), {side: [] for side in SIDES}
+    if stored and job_count < _COUNT:
+        raise click.UsageError("figures of fewer jobs are not kept: add --no-write")
+    jobs, rounds = kinds()[:job_count], {side: [] for side in SIDES}
     for number in range(count):
         for side in SIDES:
             rounds[side].append(figures := run_round(jobs, side))

@@ -1,6 +1,6 @@
 """The figures of `make demo` that the README states: it runs several times, and each run's are kept.
 
-python -m benchmarks.demo --runs 3 --write      # about seven minutes a run; leave the machine alone meanwhile
+python -m benchmarks.demo --runs 3 --write      # about six minutes a run; leave the machine alone meanwhile
 python -m benchmarks.demo --sentence            # what the stored runs say
 """
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import count
 from typing import Any, Final
 
-from benchmarks import compare_policies_page
+from benchmarks import compare_policies_page, demo
 from benchmarks.compatibility_page import page_of
 from benchmarks.fidelity_workloads import named
 from benchmarks.gpu_check import page as gpu_check_page
@@ -226,6 +226,7 @@ def promises(_: str) -> str:
 
 TABLES: Final[Mapping[str, Callable[[str], str]]] = {
     "compatibility": lambda _: page_of(stored("compatibility")),
+    "demo": lambda _: f"{demo.sentence(stored('demo'))}\n",
     "fidelity": fidelity,
     "fidelity-errors": fidelity_errors,
     "forty": forty,
