@@ -103,12 +103,10 @@ class Copy:
             pytest's exit code, -1 if the tests took too long; and what it printed.
         """
         command = [".venv/bin/python", "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests]
-        variables = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
         try:
             done = subprocess.run(
                 command,
                 cwd=self._folder,
-                env=variables,
                 check=False,
                 timeout=_LONGEST_S,
                 text=True,

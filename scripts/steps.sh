@@ -2,7 +2,7 @@
 failed=()
 times=()
 mkdir -p out
-unset PYTHONDONTWRITEBYTECODE # pytest would compile its plugins anew in each of hundreds of runs
+unset PYTHONDONTWRITEBYTECODE # each of thousands of processes would compile its modules anew
 
 step() { # NAME COMMAND…
     local name=$1 began_s=$SECONDS

@@ -1,4 +1,4 @@
-"""The demo and the cold start, whose figures the pages state, small and on real clusters of their own."""
+"""Small runs of the two commands that measure the demo and a cold start, each on its own real cluster."""
 
 import json
 import subprocess
@@ -11,10 +11,9 @@ from sandbox.support import CHECKOUT
 pytestmark = pytest.mark.thorough
 
 
-def printed(*command: str) -> str:
-    """What one of the benchmarks prints; figures of so short jobs may miss their bars."""
+def printed(*command: str, codes: tuple[int, ...] = (0,)) -> str:
     done = subprocess.run([sys.executable, *command], cwd=CHECKOUT, capture_output=True, text=True, check=False)
-    assert done.returncode in (0, 1), done.stdout + done.stderr
+    assert done.returncode in codes, done.stdout + done.stderr
     return done.stdout
 
 
@@ -26,9 +25,7 @@ def test_the_demo_runs_its_three_rounds_and_says_what_they_took() -> None:
 
 
 def test_a_cold_start_is_measured_beside_plain_slurm() -> None:
-    found = json.loads(printed("benchmarks/cold.py", "--rounds", "1", "--jobs", "2", "--no-write", "--json"))
-    rounds = found["cases"]["cold"]["rounds"]
-    assert {side: [len(each["jobs"]) for each in rounds[side]] for side in ("plain", "muri")} == {
-        "plain": [2],
-        "muri": [2],
-    }
+    command = ("benchmarks/cold.py", "--rounds", "1", "--jobs", "2", "--no-write", "--json")
+    found = json.loads(printed(*command, codes=(0, 1)))  # 1: two jobs do not gain what eleven do
+    counts = {side: [len(each["jobs"]) for each in runs] for side, runs in found["cases"]["cold"]["rounds"].items()}
+    assert counts == {"plain": [2], "muri": [2]}
