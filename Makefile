@@ -1,6 +1,6 @@
 # What a newcomer needs: `make demo` and `make test`. The rest is for maintainers.
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all check unit sandbox-test venv sandbox packages clean
+.PHONY: help demo test test-all check unit sandbox-test venv sandbox packages docs clean
 
 help: ## Show this list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -31,6 +31,9 @@ sandbox: venv ## Start a sandbox to play in: bin/muri-sandbox shell
 
 packages: venv ## Build .deb and .rpm into out/packages (SUITES=trixie: for one Debian release and its Slurm).
 	@scripts/build-packages $(SUITES)
+
+docs: venv ## Build the site of the documentation into out/docs.
+	@scripts/docs
 
 clean: ## Remove what was made in this checkout; the cache stays.
 	@rm -rf .venv build out *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
