@@ -249,7 +249,7 @@ def run_live(workload: Workload, log: Path, *, with_muri: bool = True) -> Run:
             for number, job_id, before_s, _ in map(json.loads, told):
                 ids[job_id], submitted_s[number] = number, before_s
             _wait(driver, frozenset(ids))
-            snapshot = parse_snapshot(driver.run("muri", "snapshot", user="root").stdout)
+            snapshot = parse_snapshot(driver.run("muri", "plan", "--save", "-", user="root").stdout)
         times = {user: driver.run("sh", "-c", "cd ~/times && grep . *", user=user).stdout for user in USERS}
     return _run_of(ids, submitted_s, snapshot, _times(times.values()), start_s, cycle_s)
 

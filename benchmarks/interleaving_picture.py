@@ -11,8 +11,8 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.runtime_process import MURI_RUN, socket_folder, start_runtime
+from examples.demo.timeline import Captions, busiest_moment_s, draw, read_slices
 from muri.group_spec import group_of
-from muri.launcher.telemetry.timeline import Captions, busiest_moment_s, draw, read_slices
 
 CHECKOUT = Path(__file__).parents[1]
 NAMES = {"101": "storage", "102": "network", "103": "cpu", "104": "gpu"}

@@ -18,8 +18,8 @@ import psutil
 
 from benchmarks.real_report import Case, Throughput
 from benchmarks.runtime_process import MURI_RUN, START_LIMIT_S, BenchmarkError, socket_folder, start_runtime
+from examples.demo.timeline import Slice, members_of, read_slices
 from muri.group_spec import group_of
-from muri.launcher.telemetry.timeline import read_slices, shares_of
 from muri.profiler.records import STAGES
 
 WARM_ITERATIONS, LEAST_ITERATIONS = 5, 3
@@ -297,3 +297,16 @@ def write_random_file(path: Path, size_mib: int) -> None:
             file.write(os.urandom(1 << 20))
         file.flush()
         os.fsync(file.fileno())
+
+
+def shares_of(slices: Sequence[Slice]) -> dict[str, dict[str, float]]:
+    """For each member the shares of its time, from its first event to its last, that stages and waits took."""
+    shares = {}
+    for member in members_of(slices):
+        own = [piece for piece in slices if piece.member == member]
+        total_s = max(piece.end_s for piece in own) - min(piece.start_s for piece in own)
+        shares[member] = {
+            what: sum(p.end_s - p.start_s for p in own if p.what == what) / total_s if total_s > 0 else 0.0
+            for what in (*STAGES, "wait")
+        }
+    return shares

@@ -3,23 +3,22 @@
 import os
 import sys
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import click
 
 from muri import __version__
-from muri.commands import LazyCommand, LazyGroup, run_command
+from muri.commands import LazyCommand, LazyGroup, NoSuchCommandError, run_command
+from muri.errors import UsageError
 from muri.foreign_yaml import yaml_of
 
 COMMANDS = {
     "run": LazyCommand("muri.launcher.run.command:run", "Run a training script; inside a group, interleave it."),
     "queue": LazyCommand("muri.slurm_plugin.cli.look:queue", "Show each Muri job: state, partners, speed."),
     "top": LazyCommand("muri.launcher.telemetry.top:top", "Watch the groups on this node, live."),
-    "timeline": LazyCommand("muri.launcher.telemetry.timeline:timeline", "Draw a trace: who held which resource when."),
     "explain": LazyCommand("muri.slurm_plugin.cli.look:explain", "Say why a job waits or whom it runs with."),
     "report": LazyCommand("muri.slurm_plugin.cli.report:report", "Say what sharing did for a job, or in a month."),
-    "plan": LazyCommand("muri.slurm_plugin.cli.look:plan", "Print the plan for a snapshot without acting on it."),
-    "snapshot": LazyCommand("muri.slurm_plugin.cli.look:snapshot", "Print queue and nodes as JSON, for replay."),
+    "plan": LazyCommand("muri.slurm_plugin.cli.look:plan", "Save queue and nodes, or print the plan for them."),
     "preempt": LazyCommand("muri.slurm_plugin.cli.admin:preempt", "Stop a running job that has a checkpoint."),
     "drain": LazyCommand(
         "muri.slurm_plugin.cli.admin:drain", "Let Slurm start every waiting job as its user submitted it."
@@ -34,11 +33,17 @@ COMMANDS = {
     ),
     "doctor": LazyCommand("muri.slurm_plugin.cli.doctor:doctor", "Examine what Muri needs; say what to do."),
     "setup": LazyCommand("muri.slurm_plugin.cli.setup:setup", "Bring Slurm's files to what Muri needs, or back."),
-    "config": LazyCommand("muri.slurm_plugin.cli.admin:config", "Show or check the configuration file."),
-    "completion": LazyCommand("muri.completion:completion", "Print the completion script for a shell."),
-    "controller": LazyCommand("muri.slurm_plugin.cli.admin:controller", "Run the controller (as muri-controller)."),
+    "config": LazyCommand("muri.slurm_plugin.cli.admin:config", "Check the configuration file, and show it."),
 }
 
+REMOVED: Final = {
+    "timeline": "open the trace in https://ui.perfetto.dev",
+    "snapshot": "use `muri plan --save FILE`",
+    "config show": "use `muri config check --show`",
+    "completion": "click has it: `_MURI_COMPLETE=bash_source muri` prints the script for bash, likewise zsh and fish",
+    "controller": "use `muri-controller`",
+}
+"""Commands, and options behind their command's name, that 0.2 had: what to do instead."""
 
 _DEFAULT_CONFIG: Final = "/etc/muri/muri.yaml"
 
@@ -57,8 +62,25 @@ def site_state_dir() -> str | None:
     return value if isinstance(value, str) else None
 
 
+class _Muri(LazyGroup):
+    """The command itself, which knows what it no longer has."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run a command; one that is gone says what to use instead."""
+        try:
+            return super().invoke(ctx)
+        except (click.NoSuchOption, NoSuchCommandError) as error:
+            words, at = [error.name if isinstance(error, NoSuchCommandError) else error.option_name], error.ctx
+            while at is not None and at.parent is not None:
+                words, at = [at.info_name or "", *words], at.parent
+            name = " ".join(words)
+            if name not in REMOVED:
+                raise
+            raise UsageError(f"`muri {name}` was removed in 0.3: {REMOVED[name]}") from None
+
+
 @click.group(
-    cls=LazyGroup,
+    cls=_Muri,
     table=COMMANDS,
     # Commands find the object in their context, also when a shell asks for completions and none of them runs.
     context_settings={"help_option_names": ["-h", "--help"], "obj": site_state_dir},

@@ -28,6 +28,14 @@ class LazyCommand(NamedTuple):
     summary: str
 
 
+class NoSuchCommandError(click.UsageError):
+    """A group has no command of this name."""
+
+    def __init__(self, message: str, ctx: click.Context, name: str) -> None:
+        super().__init__(message, ctx)
+        self.name: Final = name
+
+
 class LazyGroup(click.Group):
     """A click group whose commands are imported only when they are called.
 
@@ -60,10 +68,11 @@ class LazyGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Find the command; name the one that an unknown one may be a slip of."""
         name = args[0]
-        near = [] if name in self._table or name.startswith("-") else nearest(name, self._table)
-        if near:
-            ctx.fail(f"No such command {name!r}; did you mean {near[0]!r}?")
-        return super().resolve_command(ctx, args)
+        if name in self._table or name.startswith("-"):
+            return super().resolve_command(ctx, args)
+        near = nearest(name, self._table)
+        hint = f"; did you mean {near[0]!r}?" if near else "."
+        raise NoSuchCommandError(f"No such command {name!r}{hint}", ctx, name)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Names and help lines from the table alone: the user waits for them at each press of the key."""

@@ -16,7 +16,7 @@ import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from sandbox import builds, host, namespace
 from sandbox.builds import Build
@@ -190,6 +190,16 @@ def _fragment(plugin: str) -> str:
     return text.replace("optional muri_spank.so", f"optional {plugin}")
 
 
+_COMPLETION: Final = """
+import os, sys
+os.environ["_MURI_COMPLETE"] = "{shell}_source"
+sys.argv[0] = "muri"
+from muri.cli import main
+main()
+"""
+"""Prints click's script for a shell, as `_MURI_COMPLETE=bash_source muri` does."""
+
+
 def _stage_node(tree: Path, environments: Path, temporary: Path, progress: Progress) -> None:
     payload = tree / LIBRARY / "payload"
     _link_environment(environments / "node", payload / "node")
@@ -206,7 +216,7 @@ def _stage_node(tree: Path, environments: Path, temporary: Path, progress: Progr
     ):
         _write(
             tree / "usr/share" / place,
-            _muri(payload / "lib", "-c", "from muri.cli import main; main()", "completion", shell),
+            _muri(payload / "lib", "-c", _COMPLETION.format(shell=shell)),
         )
     pages = temporary / "man"
     _muri(payload / "lib", str(CHECKOUT / "scripts/generate_man_pages.py"), str(pages))

@@ -8,8 +8,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from muri.launcher.telemetry import timeline
-
+from . import timeline
 from .cluster import DemoError, JobRecord
 
 Jobs = tuple[JobRecord, ...]

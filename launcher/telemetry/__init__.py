@@ -1,1 +1,1 @@
-"""Measures scripts (clock, dry runs, traces) and shows groups (`muri top`, `muri timeline`)."""
+"""Measures scripts (clock, dry runs, traces) and shows groups (`muri top`)."""

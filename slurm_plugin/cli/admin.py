@@ -9,10 +9,11 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import click
 
+from muri.commands import LazyCommand, LazyGroup
 from muri.errors import UsageError
 from muri.inherited import PUBLIC, settle_own
 from muri.printable import printable, printable_lines
@@ -273,36 +274,26 @@ def _print_drained(done: "Drained", *, as_json: bool, one_line: bool) -> None:
             say(f"{name:<10}{', '.join(map(str, values)) or '-'}")
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+CHECK: Final = LazyCommand("muri.slurm_plugin.cli.admin:config_check", "Check the file; show what is in force.")
+
+
+@click.group(cls=LazyGroup, table={"check": CHECK}, context_settings={"help_option_names": ["-h", "--help"]})
 def config() -> None:
-    """Show or check the configuration file.
-
-    \b
-    Examples:
-      muri config show                   what is in force, each key under its meaning
-      muri config show --defaults        a file to start from
-      muri config check /etc/muri/muri.yaml
-    """
+    """Check the configuration file, and show what is in force."""
 
 
-@config.command("show")
-@CONFIG_OPTION
-@click.option("--defaults", is_flag=True, help="Ignore any file.")
-@click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
-def config_show(config_file: Path | None, defaults: bool, as_json: bool) -> None:
-    """Print the configuration in force."""
-    from muri.slurm_plugin.controller.assemble import read_config
-
-    current = Config() if defaults else read_config(config_file)
-    click.echo(current.model_dump_json(indent=1) if as_json else render_config(current), nl=as_json)
-
-
-@config.command("check")
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("file", type=click.Path(path_type=Path), required=False)
-def config_check(file: Path | None) -> None:
+@click.option("--show", is_flag=True, help="Also print what is in force, each key under its meaning.")
+def config_check(file: Path | None, show: bool) -> None:
     """Check a configuration file; exits with 2 when something is wrong.
 
     Where Slurm answers, it also looks there for the partitions, the QOS and the types of GPUs that the file names.
+
+    \b
+    Examples:
+      muri config check
+      muri config check --show /etc/muri/muri.yaml
     """
     from muri.slurm_plugin.cli.site_names import look_for_names
     from muri.slurm_plugin.controller.assemble import check_policy, read_config
@@ -312,9 +303,11 @@ def config_check(file: Path | None) -> None:
     named = look_for_names(config)
     if named.wrong:
         raise problems_of(config_path(file), named.wrong)
-    click.echo(f"{config_path(file) or 'built-in defaults'}: fine")
+    if show:
+        click.echo(render_config(config), nl=False)
+    click.echo(f"{config_path(file) or 'built-in defaults'}: fine", err=show)
     for unchecked in filter(None, (policy, *named.unchecked)):
-        click.echo(f"not checked here: {unchecked}")
+        click.echo(f"not checked here: {unchecked}", err=show)
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})

@@ -1,4 +1,4 @@
-"""Commands that only look: queue, explain, snapshot, plan, policies."""
+"""Commands that only look: queue, explain, plan, policies."""
 
 import json
 import time
@@ -322,15 +322,9 @@ def use_text(use: JobUse) -> str:
     return ", ".join(form.format(value) for value, form in parts if value is not None)
 
 
-@click.command(context_settings=_CONTEXT)
-@CONFIG_OPTION
-def snapshot(config_file: Path | None) -> None:
-    """Print the queue and the nodes as JSON.
-
-    \b
-    Example:
-      muri snapshot > s.json && muri plan --snapshot s.json
-    """
+def _save(config_file: Path | None, file: Path) -> None:
+    """Write the queue and the nodes into a file, or print them."""
+    from muri.files import whole_file
     from muri.slurm_plugin.controller.assemble import open_gateway, read_config
     from muri.slurm_plugin.controller.gpu_removal_file import read_gpu_removal
     from muri.slurm_plugin.gateway.gres_conf import GresConf, default_path
@@ -340,29 +334,42 @@ def snapshot(config_file: Path | None) -> None:
     gateway = open_gateway(config.gateway)
     taken = gateway.snapshot()
     nodes = GresConf(default_path()).with_places(gateway, taken.nodes)
-    click.echo(dump_snapshot(replace(taken, nodes=nodes, gpu_removal=read_gpu_removal(config.state_dir))), nl=False)
+    text = dump_snapshot(replace(taken, nodes=nodes, gpu_removal=read_gpu_removal(config.state_dir)))
+    if str(file) == "-":
+        click.echo(text, nl=False)
+        return
+    with whole_file(file) as draft:
+        draft.write_text(text, encoding="utf-8")
 
 
 @click.command(context_settings=_CONTEXT)
 @CONFIG_OPTION
 @click.option(
-    "--snapshot",
-    "file",
-    type=click.Path(path_type=Path),
-    required=True,
-    help="A file written by `muri snapshot`.",
+    "--save", type=click.Path(allow_dash=True, path_type=Path), help="Write queue and nodes as JSON; -: print."
 )
+@click.option("--snapshot", "file", type=click.Path(path_type=Path), help="Plan for a file that --save has written.")
 @click.option("--profiles", type=click.Path(path_type=Path), help="Profile store. [default: profiles.db in state_dir]")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, one action a line.")
-def plan(config_file: Path | None, file: Path, profiles: Path | None, as_json: bool) -> None:
-    """Print the plan for a snapshot; needs no Slurm and changes nothing.
+def plan(config_file: Path | None, save: Path | None, file: Path | None, profiles: Path | None, as_json: bool) -> None:
+    """Save what a plan is made of, or print the plan for it; changes nothing.
 
-    The snapshot's own time is the clock: the same files give the same plan, byte for byte.
+    A plan needs no Slurm. The saved time is the clock: the same files give the same plan, byte for byte.
 
     \b
     Example:
+      muri plan --save s.json
       muri plan --snapshot s.json
     """
+    if (save is None) == (file is None):
+        raise UsageError("give --save FILE to write the queue and the nodes, or --snapshot FILE to plan for them")
+    if save is not None:
+        _save(config_file, save)
+    elif file is not None:
+        _print_plan(config_file, file, profiles, as_json)
+
+
+def _print_plan(config_file: Path | None, file: Path, profiles: Path | None, as_json: bool) -> None:
+    """Print the plan for a saved situation."""
     from muri.profiler.store import ProfileStore
     from muri.profiler.store_file import exists
     from muri.slurm_plugin.controller.assemble import policy_of, profiles_path, read_config

@@ -467,7 +467,7 @@ def parse_snapshot(text: str, source: str = "snapshot") -> Snapshot:
     except ValueError as err:
         raise SnapshotFileError(f"{source}: it is not JSON: {err}") from err
     if not isinstance(document, dict) or document.get("schema") != _SCHEMA:
-        raise SnapshotFileError(f"{source}: it is not a snapshot; make one with `muri snapshot > {source}`")
+        raise SnapshotFileError(f"{source}: it is not a snapshot; make one with `muri plan --save {source}`")
     if document.get("schema_version") != SCHEMA_VERSION:
         raise SnapshotFileError(
             f"{source}: schema_version is {document.get('schema_version')!r}, this Muri reads {SCHEMA_VERSION}; take "

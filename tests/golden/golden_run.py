@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, Self
 
+import click
 import pytest
 import yaml
 from click.testing import CliRunner
@@ -18,6 +19,7 @@ from click.testing import CliRunner
 from muri.cli import cli
 from muri.profiler.store import Document, ProfileStore
 from muri.profiler.upkeep import Author
+from muri.slurm_plugin.cli.admin import controller
 from muri.slurm_plugin.records.cluster import parse_snapshot
 from muri.slurm_plugin.records.journal import Journal
 
@@ -33,7 +35,7 @@ class Case:
     """What stands in a site's files when a cycle begins.
 
     Attributes:
-        snapshot: What `muri snapshot` writes.
+        snapshot: What `muri plan --save` writes.
         config: Keys of muri.yaml.
         store: The profile store: profiles as in a file of `muri profile export`, other documents, and the models whose
             profiles are marked as stale.
@@ -131,14 +133,14 @@ def prepare_site(case: Case, folder: Path) -> dict[str, Path]:
     return files
 
 
-def run_command(*arguments: str) -> str:
-    """Run `muri ARGUMENTS` and return what it prints on standard output.
+def run_command(*arguments: str, command: click.Command = cli) -> str:
+    """Run `muri ARGUMENTS`, or another command, and return what it prints on standard output.
 
     Raises:
         AssertionError: It failed.
     """
-    result = CliRunner().invoke(cli, list(arguments), catch_exceptions=False)
-    assert result.exit_code == 0, f"muri {' '.join(arguments)}: {result.output}"
+    result = CliRunner().invoke(command, list(arguments), catch_exceptions=False)
+    assert result.exit_code == 0, f"{command.name} {' '.join(arguments)}: {result.output}"
     return result.stdout
 
 
@@ -158,8 +160,8 @@ def outputs_of(case: Case, folder: Path, patch: pytest.MonkeyPatch) -> dict[str,
     options = [f"--{name}={path}" for name, path in files.items()]
     config = f"--config={files['config']}"
     text, lines = run_command("plan", *options), run_command("plan", *options, "--json")
-    decision = run_command("controller", config, "--dry-run")
-    run_command("controller", config, "--once")
+    decision = run_command(config, "--dry-run", command=controller)
+    run_command(config, "--once", command=controller)
     calls = "".join(json.dumps(call, sort_keys=True, ensure_ascii=False) + "\n" for call in slurm.calls)
     status = _told((files["profiles"].parent / "status.json").read_text())
     return {"plan.txt": text, "plan.jsonl": lines, "decision.jsonl": decision, "calls.jsonl": calls,

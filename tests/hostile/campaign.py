@@ -194,7 +194,7 @@ def _cycle(controller: Controller, slurm: VirtualSlurm, folder: Path, outcome: O
 
 
 def _look(slurm: VirtualSlurm, folder: Path, outcome: Outcome) -> None:
-    """Do what `muri queue`, `muri explain` and `muri snapshot` do."""
+    """Do what `muri queue`, `muri explain` and `muri plan --save` do."""
     snapshot = slurm.snapshot()
     try:
         shown = refresh(read_status(folder / "state" / STATUS_NAME), view_of(snapshot))

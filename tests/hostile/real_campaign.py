@@ -24,7 +24,7 @@ _ENDED_S: Final = 3600.0
 _COMMANDS: Final = (
     ("muri", "queue"),
     ("muri", "queue", "--json"),
-    ("muri", "snapshot"),
+    ("muri", "plan", "--save", "-"),
     ("muri-controller", "--dry-run"),
 )
 

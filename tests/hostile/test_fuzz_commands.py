@@ -29,9 +29,9 @@ BAD = {
     "binary": bytes(range(256)) * 4,
     "zeros": bytes(100),
 }
-WRITTEN = {"-o", "--out", "--trace"}
+WRITTEN = {"-o", "--out", "--save", "--trace"}
 WORDS = {
-    "explain": ["1"], "preempt": ["1"], "controller": ["--once"], "setup": ["--check"],
+    "explain": ["1"], "preempt": ["1"], "setup": ["--check"],
     "simulate": ["--policy", "fifo", "--nodes", "1", "--gpus-per-node", "4"],
     "trace generate": ["--jobs", "3", "--gpus", "4"], "profile run": ["true"], "profile fit-slowdown": ["a100"],
     "profile compare": ["a", "b"],
@@ -63,7 +63,6 @@ def calls() -> Iterator[list[str]]:
                 if each is file or each.required:
                     words += [each.opts[0], "FILE"] if isinstance(each, click.Option) else ["FILE"]
             yield words
-    yield ["timeline", "--json", "FILE"]
     for form in ("muri", "muri-paper", "synergy", "philly", "helios", "pai", "sacct"):
         yield ["trace", "import", "--from", form, "--skip-bad-rows", "FILE"]
 

@@ -14,7 +14,7 @@ FULL = Path("/dev/full")
 """Every write to it fails as on a full disk."""
 
 MURI = f"{shlex.quote(sys.executable)} -c 'from muri.cli import main; main()'"
-PRINTING = ["--version", "policies", "policies --json", "config show", "completion bash", "run --help"]
+PRINTING = ["--version", "policies", "policies --json", "config check --show", "run --help"]
 
 
 def shell(script: str, folder: Path) -> tuple[int, str]:
@@ -38,7 +38,7 @@ def test_an_error_keeps_its_exit_code_where_it_cannot_be_printed(tmp_path: Path)
 
 
 def test_a_reader_that_has_had_enough_hears_nothing(tmp_path: Path) -> None:
-    assert shell("muri config show | true", tmp_path)[1] == ""
+    assert shell("muri config check --show | true", tmp_path)[1] == ""
 
 
 @pytest.mark.parametrize("before", ["", "old"])

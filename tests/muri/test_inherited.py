@@ -20,6 +20,7 @@ from muri.slurm_plugin.records import comment_tags as tags
 
 TAG = tags.STATE_PREFIX + tags.format_state(tags.MemberState(900, tags.Original("gres/gpu:1", "", 1, 1, 0, 0)))
 MURI = (sys.executable, "-c", "from muri.cli import main; main()")
+CONTROLLER = (sys.executable, "-c", "from muri.slurm_plugin.cli.admin import controller_main as main; main()")
 SEE = """\
 import json, os, resource, sys
 status = dict(line.split(":", 1) for line in open("/proc/self/status") if ":" in line)
@@ -136,7 +137,7 @@ def test_a_controller_works_in_private_until_it_is_told_to_stop(odd: Odd) -> Non
     config, state, asked = (odd.folder / name for name in ("muri.yaml", "state", "asked"))
     config.write_text(f"state_dir: {state}\nstatus_dir: {odd.folder}/status\npolicy: muri-s\n")
     config.chmod(0o644)
-    controller = odd.start(*MURI, "controller", "--interval", "0.2", "--config", config)
+    controller = odd.start(*CONTROLLER, "--interval", "0.2", "--config", config)
     until(lambda: (asked.exists() and asked.read_text().count("\n") > 2) or controller.poll() is not None, "cycles")
     controller.send_signal(signal.SIGTERM)
     assert controller.wait(DEADLINE_S) == 0

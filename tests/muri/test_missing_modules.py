@@ -134,8 +134,8 @@ def test_a_command_that_plans_says_which_package_brings_what_it_needs(arguments)
 
 @pytest.mark.parametrize(
     "arguments",
-    [("--help",), ("run", "--help"), ("top", "--help"), ("setup", "--help"), ("queue", "--help"), ("config", "show"),
-     ("profile", "list", "--help"), ("simulate", "--help")],
+    [("--help",), ("run", "--help"), ("top", "--help"), ("setup", "--help"), ("queue", "--help"),
+     ("config", "check", "--show"), ("profile", "list", "--help"), ("simulate", "--help")],
 )  # fmt: skip
 def test_commands_of_users_need_none_of_it(arguments):
     done = muri(*arguments)
@@ -149,7 +149,7 @@ def test_commands_of_users_need_none_of_it(arguments):
         (("explain", "1"), 0, "Job 1 (m1) of alice: waiting"),
         (("explain", "2"), 0, "It shares the GPUs of pilot job 9 with 3."),
         (("explain", "30_5"), 0, "Job 30_[4-9] (m1) of alice"),
-        (("snapshot",), 0, '"job_id": 30'),
+        (("plan", "--save", "-"), 0, '"job_id": 30'),
         (("preempt", "4", "--yes"), 0, "job 4 is being saved"),
         (("preempt", "1", "--yes"), 2, ""),
         (("drain",), 0, "released  1"),

@@ -121,7 +121,8 @@ ATTACKS = {
             for name in sitecustomize usercustomize json yaml click muri/__init__; do
               echo "open('/tmp/evil/imported', 'a').write('$name ')" >$name.py; done; chmod 777 .""",
         """cd /tmp/evil; export MURI_CONFIG=/etc/muri/muri.yaml; {
-             muri queue; muri profile list; muri config show; muri drain; muri doctor; muri-controller --once; muri top
+             muri queue; muri profile list; muri config check --show; muri drain; muri doctor; muri-controller --once
+             muri top
            } >/dev/null 2>&1; cat imported; python -c 'import yaml'; cat imported""",
         r"cat: imported: No .*\nyaml ",
     ),

@@ -15,7 +15,8 @@ from sandbox.driver import CommandError, Driver
 def seen(driver: Driver, gateway: str = "auto") -> View:
     """The queue and the limits as Muri reads them."""
     driver.write("/root/muri.yaml", f"gateway: {gateway}\n", user="root")
-    return view_of(parse_snapshot(driver.run("muri", "snapshot", "--config", "/root/muri.yaml", user="root").stdout))
+    taken = driver.run("muri", "plan", "--save=-", "--config=/root/muri.yaml", user="root")
+    return view_of(parse_snapshot(taken.stdout))
 
 
 @contextmanager

@@ -15,11 +15,9 @@ COMMANDS = {
     "run": "/home/alice/missing.py",
     "queue": "",
     "top": "--once",
-    "timeline": "/missing.json",
     "explain": "1",
     "report": "1",
     "plan": "--snapshot /missing.json",
-    "snapshot": "",
     "doctor": "",
     "preempt": "1 --yes",
     "drain": "",
@@ -50,23 +48,20 @@ COMMANDS = {
     "policies": "",
     "simulate": "/missing.csv --policy muri-s",
     "config check": "",
-    "config show": "",
-    "completion": "bash",
-    "controller": "--once",
 }
 """Each command with arguments that an ordinary user might give."""
 
 #: Those that work on any host, whatever is missing there.
-ANYWHERE = {"policies", "completion"}
+ANYWHERE = {"policies"}
 
 #: Those that must fail wherever an ordinary user gives them: for root alone, or asked about what is not there.
 NEVER = {
-    "run", "timeline", "plan", "top", "explain", "report", "preempt", "drain", "profile show", "profile compare",
+    "run", "plan", "top", "explain", "report", "preempt", "drain", "profile show", "profile compare",
     "profile edit", "profile rm", "profile publish", "profile unpublish", "profile import", "trace check",
-    "trace import", "trace show", "simulate", "controller",
+    "trace import", "trace show", "simulate",
 }  # fmt: skip
-NEED_SLURM = {"queue", "snapshot"}
-NEED_CONFIG = {"queue", "snapshot", "config check", "config show"}
+NEED_SLURM = {"queue"}
+NEED_CONFIG = {"queue", "config check"}
 
 _RUN_ALL = """
 import json, os, sys, tempfile

@@ -63,7 +63,7 @@ def test_commands_show_own_jobs_and_nothing_of_others(accounted: Driver, kinds: 
                 assert "secret-name" not in "".join((*texts, top.stdout))
             told = re.compile(rf"\bjobs? (\d+, )*({'|'.join(map(str, hidden))})\b")
             assert not [text for text in texts if told.search(text)]
-            taken = muri.driver.run("muri", "snapshot", user=user, check=False)
+            taken = muri.driver.run("muri", "plan", "--save", "-", user=user, check=False)
             assert "Traceback" not in taken.stderr
             if taken.returncode == 0:
                 assert {job["job_id"] for job in json.loads(taken.stdout)["jobs"]}.isdisjoint(hidden)

@@ -6,17 +6,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 from launcher_harness import Launcher, ends
 from polling import until
 from trace_rules import names_of_threads, require_valid
 
+from examples.demo import timeline
+from examples.demo.timeline import Slice, TraceFileError, load_events, read_slices
 from muri.errors import UsageError
-from muri.launcher.telemetry import timeline as timeline_module
 from muri.launcher.telemetry import trace as trace_module
-from muri.launcher.telemetry.timeline import Slice, TraceFileError, load_events, read_slices, timeline
 from muri.launcher.telemetry.trace import ChromeTrace, open_trace
 from muri.profiler.records import STAGES
 
@@ -168,30 +167,23 @@ def test_both_forms_say_the_same(tmp_path: Path, name: str) -> None:
     assert isinstance(first, Slice)
 
 
-def test_timeline_prints_shares_and_draws(tmp_path: Path) -> None:
-    trace, picture = small_trace(tmp_path / "out.json"), tmp_path / "out.png"
-    result = CliRunner().invoke(timeline, [str(trace), "-o", str(picture), "--span", "4", "--from", "0"])
-    assert result.exit_code == 0, result.output
-    assert result.output.splitlines()[2].split() == ["7", "20%", "20%", "20%", "20%", "20%", "0%"]
+def test_timeline_draws(tmp_path: Path) -> None:
+    slices, picture = read_slices(small_trace(tmp_path / "out.json")), tmp_path / "out.png"
+    begin_s = min(piece.start_s for piece in slices)
+    timeline.draw(slices, begin_s, 4.0, picture)
     assert picture.read_bytes().startswith(b"\x89PNG")
-    shares = json.loads(CliRunner().invoke(timeline, [str(trace), "--json"]).output)
-    assert shares["7"]["wait"] == pytest.approx(0.2, abs=1e-3)
-    assert list(shares["12"]) == [*STAGES, "wait"]
-    for arguments, message in (
-        (["--from", "100", "-o", str(picture)], "nothing happened"),
-        (["-o", str(tmp_path / "out.gif?")], "cannot write the picture"),
-    ):
-        result = CliRunner().invoke(timeline, [str(trace), *arguments])
-        assert isinstance(result.exception, UsageError)
-        assert message in str(result.exception)
+    with pytest.raises(UsageError, match="nothing happened"):
+        timeline.draw(slices, begin_s + 100, 4.0, picture)
+    with pytest.raises(UsageError, match="cannot write the picture"):
+        timeline.draw(slices, begin_s, 4.0, tmp_path / "out.gif?")
 
 
 def test_the_busiest_moment_is_when_most_members_were_there_and_need_not_be_that_of_all() -> None:
     stays = {"1": (0.0, 20.0), "2": (4.0, 10.0), "3": (6.0, 30.0), "4": (25.0, 40.0)}
     slices = [Slice(member, "load", first_s, last_s) for member, (first_s, last_s) in stays.items()]
-    assert timeline_module.busiest_moment_s(slices, 1.0) == 7.5
-    assert timeline_module.busiest_moment_s(slices, 60.0) == 6.0
-    assert {piece.member for piece in timeline_module.within(slices, 7.5, 1.0)} == {"1", "2", "3"}
+    assert timeline.busiest_moment_s(slices, 1.0) == 7.5
+    assert timeline.busiest_moment_s(slices, 60.0) == 6.0
+    assert {piece.member for piece in timeline.within(slices, 7.5, 1.0)} == {"1", "2", "3"}
 
 
 def test_picture_shows_who_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,7 +192,7 @@ def test_picture_shows_who_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyP
         trace.record(member, "load", start_s, start_s + 1.0, 0.0)
     trace.close()
     drawn: list[list[str]] = []
-    monkeypatch.setattr(timeline_module, "_draw_members", lambda _axes, _shown, names, _begin_s: drawn.append([*names]))
+    monkeypatch.setattr(timeline, "_draw_members", lambda _axes, _shown, names, _begin_s: drawn.append([*names]))
     slices = read_slices(trace.path)
-    timeline_module.draw(slices, min(piece.start_s for piece in slices), 2.0, tmp_path / "out.png")
+    timeline.draw(slices, min(piece.start_s for piece in slices), 2.0, tmp_path / "out.png")
     assert drawn == [["7", "12"]]

@@ -66,10 +66,10 @@ def test_an_estimate_as_json():
 
 
 def complete(path, *words):
-    """What bash offers for the last word, by the function that `muri completion bash` defines."""
+    """What bash offers for the last word, by the function that click's script for bash defines."""
     bash = shutil.which("bash")
     assert bash
-    script = 'eval "$(muri completion bash)"; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); '
+    script = 'eval "$(_MURI_COMPLETE=bash_source muri)"; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); '
     script += "_muri_completion muri; printf '%s\\n' \"${COMPREPLY[@]}\""
     search = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     environment = {**os.environ, "PATH": search, "MURI_PROFILES": str(path)}

@@ -1,16 +1,13 @@
-"""The command `muri timeline`: reads a trace back, and draws which member held which resource when.
+"""Reads a trace back, and draws which member held which resource when.
 
 A trace is Chrome trace events, also of a runtime that was killed, or JSON lines.
 """
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
-
-import click
 
 from muri.errors import UsageError
 from muri.files import whole_file
@@ -26,20 +23,6 @@ COLOURS: Final = {
 }  # fmt: skip
 MEMBER_COLOURS: Final = ("#332288", "#88ccee", "#ddcc77", "#cc6677", "#117733", "#aa4499", "#999933", "#882255")
 DEFAULT_SPAN_S: Final = 1.5
-
-EPILOG = """
-\b
-Examples:
-  muri timeline out.json                      shares of time, in the terminal
-  muri timeline out.json -o out.png           a picture of 1.5 seconds
-  muri timeline out.json -o out.png --from 12.5 --span 0.4
-  muri timeline out.json --json
-
-\b
-The trace comes from `muri run --trace out.json`, or from the runtime of a
-group (host.trace in muri.yaml). The same file opens in
-https://ui.perfetto.dev and chrome://tracing.
-"""
 
 _WAIT: Final = "wait for "
 
@@ -65,44 +48,9 @@ class Slice:
     end_s: float
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"]}, epilog=EPILOG)
-@click.argument("trace", type=click.Path(path_type=Path))
-@click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="Picture to write: .png, .svg.")
-@click.option("--from", "from_s", type=click.FloatRange(0), help="Seconds after the first event. [default: middle]")
-@click.option(
-    "--span", type=click.FloatRange(0, min_open=True), default=DEFAULT_SPAN_S, show_default=True, help="Seconds."
-)
-@click.option("--json", "as_json", is_flag=True, help="Print the shares as JSON.")
-def timeline(trace: Path, output: Path | None, from_s: float | None, span: float, as_json: bool) -> None:
-    """Show what a TRACE says: each member's shares of time, and a picture of the interleaving."""
-    slices = read_slices(trace)
-    shares = shares_of(slices)
-    if as_json:
-        click.echo(json.dumps(shares, indent=1))
-    else:
-        _print_shares(shares)
-    if output is not None:
-        begin_s = busiest_moment_s(slices, span) if from_s is None else min(s.start_s for s in slices) + from_s
-        draw(slices, begin_s, span, output)
-        click.echo(f"wrote {output}", err=as_json)
-
-
 def members_of(slices: Sequence[Slice]) -> list[str]:
     """The members, by job id."""
     return sorted({piece.member for piece in slices}, key=lambda member: (len(member), member))
-
-
-def shares_of(slices: Sequence[Slice]) -> dict[str, dict[str, float]]:
-    """For each member the shares of its time, from its first event to its last, that stages and waits took."""
-    shares = {}
-    for member in members_of(slices):
-        own = [piece for piece in slices if piece.member == member]
-        total_s = max(piece.end_s for piece in own) - min(piece.start_s for piece in own)
-        shares[member] = {
-            what: sum(p.end_s - p.start_s for p in own if p.what == what) / total_s if total_s > 0 else 0.0
-            for what in (*STAGES, "wait")
-        }
-    return shares
 
 
 def busiest_moment_s(slices: Sequence[Slice], span_s: float) -> float:
@@ -155,13 +103,13 @@ def draw(slices: Sequence[Slice], begin_s: float, span_s: float, output: Path, c
         UsageError: matplotlib is missing, the file cannot be written, or nothing happened in that stretch.
     """
     try:
-        from matplotlib.figure import Figure  # (heavy, and optional)
+        from matplotlib.figure import Figure  # noqa: PLC0415 (heavy, and optional)
     except ImportError as error:
         raise UsageError(f"a picture needs matplotlib: {what_brings('report')}") from error
     shown = within(slices, begin_s, span_s)
     if not shown:
         length_s = max(p.end_s for p in slices) - min(p.start_s for p in slices)
-        raise UsageError(f"nothing happened in that stretch; the trace is {length_s:.1f} s long: choose another --from")
+        raise UsageError(f"nothing happened in that stretch; the trace is {length_s:.1f} s long")
     members = members_of(shown)  # others have left the group by then, or come later
     figure = Figure(figsize=(11, 0.45 * (len(members) + len(RESOURCES)) + 2.2), layout="constrained")
     upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=[len(members), len(RESOURCES)])
@@ -202,25 +150,10 @@ def _draw_resources(axes: "Axes", shown: Sequence[Slice], names: Mapping[str, st
 
 
 def _legend(axes: "Axes", colours: Mapping[str, str]) -> None:
-    from matplotlib.patches import Patch  # (as above)
+    from matplotlib.patches import Patch  # noqa: PLC0415 (as above)
 
     handles: list[Any] = [Patch(color=colour, label=name) for name, colour in colours.items()]
     axes.legend(handles=handles, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
-
-
-def _print_shares(shares: dict[str, dict[str, float]]) -> None:
-    from rich.table import Table  # (only when printing)
-
-    from muri.terminal import PlainConsole
-
-    table = Table(box=None, pad_edge=False, title="Shares of each job's time", title_justify="left")
-    table.add_column("job")
-    for name in (*STAGES, "wait", "other"):
-        table.add_column(name, justify="right")
-    for member, parts in shares.items():
-        other = max(0.0, 1 - sum(parts.values()))
-        table.add_row(member, *(f"{share:.0%}" for share in (*parts.values(), other)))
-    PlainConsole().print(table)
 
 
 def read_slices(path: Path) -> list[Slice]:
