@@ -9,6 +9,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
+THE_LAB: Final = "pip install ./lab in Muri's checkout, into the environment of this muri"
+"""What brings the distribution muri-lab and the Python modules that only it needs."""
+
 OF_THE_CONTROLLER: Final = frozenset({"highspy", "networkx", "numpy", "prometheus_client", "rustworkx", "scipy"})
 """Modules of Muri's dependencies that the package muri-node leaves out."""
 

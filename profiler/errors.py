@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Final
 
 from muri.errors import MuriError, UsageError
-from muri.installed import what_brings
+from muri.installed import THE_LAB
 
 LEAST_PROFILES: Final = 40
 LEAST_FAMILIES: Final = 8
@@ -161,6 +161,4 @@ class LearnerMissingError(PredictionError):
     """scikit-learn is not installed."""
 
     def __init__(self, reason: str) -> None:
-        super().__init__(
-            f"predictions need scikit-learn, which cannot be imported ({reason}): {what_brings('predict')}"
-        )
+        super().__init__(f"predictions need scikit-learn, which cannot be imported ({reason}): {THE_LAB}")

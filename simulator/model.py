@@ -139,8 +139,7 @@ class Settings:
     """How to simulate.
 
     Attributes:
-        model: "default" is physically sound; "reference" repeats the public Muri simulator's semantics; "live" runs
-            the real controller on a virtual Slurm.
+        model: "default" is physically sound; `muri.simulator.run.simulation_model` knows the other names.
         interval_s: Seconds between two plans; 0: at every arrival and completion.
         restart_s: Seconds lost by a start, regrouping or move, for jobs that state none.
         profile_noise: n_p: stage times as planned with are the true ones × U[1 − n_p, 1 + n_p] (Muri, section 6.4).
@@ -159,7 +158,7 @@ class Settings:
         check: Whether to check every request and every step of the default model, and not only the end.
     """
 
-    model: Literal["default", "reference", "live"] = "default"
+    model: str = "default"
     interval_s: float = 0.0
     restart_s: float = 30.0
     profile_noise: float = 0.0
@@ -319,3 +318,17 @@ class Simulation:
             decision_s=tuple(decision_s),
             wall_s=perf_counter() - self.begin_s,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class SimulationModel:
+    """Another way to simulate, which a distribution offers in the entry point group `muri.simulation_models`.
+
+    Attributes:
+        simulate: Carries out a simulation, or raises `SimulationError`.
+        check: Called with a policy's name and options before the first simulation; refuses what the model does not
+            know with a `UsageError` that lists the valid names.
+    """
+
+    simulate: Callable[[Simulation], SimulationResult]
+    check: Callable[[str, Mapping[str, Any]], None]

@@ -2,9 +2,10 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import entry_points
 from typing import Any, Final
 
-from muri.policies.allocation.names import parse_name
+from muri.installed import THE_LAB
 from muri.policies.options import PolicyOptions
 from muri.policies.registry import get_policy
 from muri.policies.schedulers.base import QueuePolicy
@@ -17,12 +18,21 @@ from muri.simulator.engine.nodes import Nodes
 from muri.simulator.engine.pace import Pace, Pairs, Speeds, pace_of, sensitivities_of
 from muri.simulator.engine.packing import PackedNodes, PackedWorld, crowding_of
 from muri.simulator.engine.world import World
-from muri.simulator.model import Cluster, Settings, Simulation, SimulationError, SimulationResult, Trace, TraceJob
-from muri.simulator.reference.run import REFERENCE_POLICIES, check_reference, simulate_reference
-from muri.simulator.synergy_reference.run import SYNERGY_REFERENCE_POLICIES, check_synergy, simulate_synergy
+from muri.simulator.model import (
+    Cluster,
+    Settings,
+    Simulation,
+    SimulationError,
+    SimulationModel,
+    SimulationResult,
+    Trace,
+    TraceJob,
+)
 
-PUBLISHED_POLICIES: Final = (*REFERENCE_POLICIES, *SYNERGY_REFERENCE_POLICIES)
-"""Policies of the reference model: those of Muri's public simulator, then those of Synergy's."""
+MODELS_GROUP: Final = "muri.simulation_models"
+"""Entry points of other distributions' models: each names a `SimulationModel`."""
+
+_MODELS_OF_THE_LAB: Final = ("live", "reference")
 
 
 def simulate(
@@ -46,8 +56,7 @@ def simulate(
 
     Args:
         trace: The jobs.
-        policy_name: One of `muri.policies.registry.policy_names`; of `muri.simulator.run.PUBLISHED_POLICIES`
-            under the reference model.
+        policy_name: One of `muri.policies.registry.policy_names`; another model may have its own.
         cluster: The nodes.
         settings: How to simulate.
         options: Policy options by name. Unlike on a cluster, `max_wait_s` is infinite unless it is given, and plans
@@ -61,14 +70,22 @@ def simulate(
         muri.policies.options.OptionsError: An option is unknown, wrong, or contradicts the policy.
     """
     task = Simulation(trace, policy_name, cluster, settings, options or {}, progress, with_spans)
-    if settings.model == "live":
-        from muri.simulator.twin.live import simulate_live  # the controller is not needed for the other models
+    return _simulate_cluster(task) if settings.model == "default" else simulation_model(settings.model).simulate(task)
 
-        return simulate_live(task)
-    if settings.model != "reference":
-        return _simulate_cluster(task)
-    check_published(policy_name, task.options)
-    return simulate_reference(task) if parse_name(policy_name) is None else simulate_synergy(task)
+
+def simulation_model(name: str) -> SimulationModel:
+    """Return a model of another distribution.
+
+    Raises:
+        SimulationError: No installed distribution offers it.
+    """
+    offers = {offer.name: offer for offer in entry_points(group=MODELS_GROUP)}
+    if name in offers:
+        model: SimulationModel = offers[name].load()
+        return model
+    if name in _MODELS_OF_THE_LAB:
+        raise SimulationError(f"the model {name} is in Muri's lab: {THE_LAB}")
+    raise SimulationError(f"there is no model {name!r}; valid are: {', '.join(('default', *sorted(offers)))}")
 
 
 def _simulate_cluster(task: Simulation) -> SimulationResult:
@@ -166,31 +183,14 @@ def check_policies(model: str, options: Mapping[str, Mapping[str, Any]]) -> None
     """Refuse unknown policies and options before the first simulation starts.
 
     Args:
-        model: "default", "live", or "reference", which has policies of its own.
+        model: "default", or one of another distribution, which may have policies of its own.
         options: Options by policy.
 
     Raises:
         UsageError: Lists the valid names.
     """
+    check: Callable[[str, Mapping[str, Any]], object] = (
+        get_policy if model == "default" else simulation_model(model).check
+    )
     for name, chosen in options.items():
-        if model == "default":
-            get_policy(name, chosen)
-        elif model == "live":
-            get_policy(name)
-        else:
-            check_published(name, chosen)
-
-
-def check_published(policy: str, options: Mapping[str, Any]) -> None:
-    """Refuse a policy or option that the reference model does not know.
-
-    Raises:
-        SimulationError: Lists the valid ones.
-    """
-    if parse_name(policy) is not None:
-        check_synergy(policy, options)
-    elif policy in REFERENCE_POLICIES:
-        check_reference(policy, options)
-    else:
-        valid = ", ".join(PUBLISHED_POLICIES)
-        raise SimulationError(f"the reference model has no policy {policy!r}; valid are: {valid}")
+        check(name, chosen)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from muri.errors import UsageError
 from muri.files import whole_file
 from muri.foreign import json_of
-from muri.installed import what_brings
+from muri.installed import THE_LAB
 from muri.profiler.records import RESOURCES, STAGES
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def draw(slices: Sequence[Slice], begin_s: float, span_s: float, output: Path, c
     try:
         from matplotlib.figure import Figure  # noqa: PLC0415 (heavy, and optional)
     except ImportError as error:
-        raise UsageError(f"a picture needs matplotlib: {what_brings('report')}") from error
+        raise UsageError(f"a picture needs matplotlib: {THE_LAB}") from error
     shown = within(slices, begin_s, span_s)
     if not shown:
         length_s = max(p.end_s for p in slices) - min(p.start_s for p in slices)

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from muri.errors import MuriError
 from muri.files import whole_file
-from muri.installed import what_brings
+from muri.installed import THE_LAB
 from muri.simulator.model import JobRecord
 from muri.simulator.sweep.summary import TraceSummary, document_of
 
@@ -105,7 +105,7 @@ def written_to(folder: Path) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
         yield
     except ModuleNotFoundError as error:
-        raise ReportError(f"--out needs {error.name}: {what_brings('report')}") from error
+        raise ReportError(f"--out needs {error.name}: {THE_LAB}") from error
     except OSError as error:
         raise ReportError(
             f"{error.filename or folder}: {error.strerror}; free space or choose another folder"

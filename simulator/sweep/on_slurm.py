@@ -9,7 +9,7 @@ from typing import Any, Final
 from muri.clock import MACHINE_CLOCK, Clock
 from muri.errors import MuriError, UsageError
 from muri.foreign_yaml import yaml_of
-from muri.installed import what_brings
+from muri.installed import THE_LAB
 from muri.simulator.sweep.runs import Outcome, Run, SweepError, Watch, run_one
 
 _DEFAULTS: Final = {"job_name": "muri-simulate", "time": 240, "cpus_per_task": 1}
@@ -72,7 +72,7 @@ def _submit(runs: Sequence[Run], parameters: dict[str, Any], logs: Path) -> list
         import submitit
         from submitit.core.utils import FailedJobError, FailedSubmissionError
     except ModuleNotFoundError as error:
-        raise UsageError(f"--executor slurm needs submitit: {what_brings('sweep')}") from error
+        raise UsageError(f"--executor slurm needs submitit: {THE_LAB}") from error
     try:
         executor = submitit.SlurmExecutor(folder=logs)
         executor.update_parameters(**parameters)

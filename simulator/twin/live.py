@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from muri.policies.registry import get_policy
 from muri.profiler.records import RESOURCES
 from muri.simulator.engine.checks import check_cluster
 from muri.simulator.engine.meter import LEAST_REMAINING_S, Samples
@@ -15,6 +16,7 @@ from muri.simulator.model import (
     Settings,
     Simulation,
     SimulationError,
+    SimulationModel,
     SimulationResult,
     TraceJob,
 )
@@ -36,6 +38,10 @@ _MIB_OF_NODE: Final = 4_000_000
 
 _OPTIONS: Final = {"grouping": "method", **{name: name for name in Grouping.model_fields if name != "method"}}
 """Policy options, and their keys in the part `grouping` of muri.yaml."""
+
+
+def _check_policy(policy: str, options: Mapping[str, Any]) -> None:
+    get_policy(policy)  # its options are those of muri.yaml, which the simulation checks
 
 
 def simulate_live(task: Simulation) -> SimulationResult:
@@ -229,3 +235,6 @@ def _add_busy(busy: list[float], course: Course, twin: Twin) -> None:
     iteration = program.work.iteration
     for resource, seconds in enumerate(iteration.stage_s):
         busy[resource] += speed * seconds / iteration.iteration_s * course.asked.gpu_count
+
+
+MODEL: Final = SimulationModel(simulate_live, _check_policy)

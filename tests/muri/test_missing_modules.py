@@ -169,9 +169,9 @@ def test_advice_fits_how_muri_was_installed(monkeypatch):
     assert not is_packaged(Path("/opt/muri/lib/python3.13/site-packages/muri/installed.py"))
     assert is_packaged(Path("/usr/lib/muri/0.2.0-1/lib/muri/installed.py"))
     monkeypatch.setattr("muri.installed.is_packaged", lambda: False)
-    assert what_brings("report") == "pip install 'muri[report]'"
+    assert what_brings("torch") == "pip install 'muri[torch]'"
     monkeypatch.setattr("muri.installed.is_packaged", lambda: True)
-    assert "packages leave it out" in what_brings("report")
+    assert "packages leave it out" in what_brings("torch")
     assert what_brings("slurm", "muri-controller") == "the package muri-controller brings it"
 
 

@@ -83,7 +83,7 @@ class MuriCluster:
     """What the end-to-end tests do as administrator and as users."""
 
     configured: Callable[..., dict[str, Any]] = dict
-    """Gives the keys of muri.yaml that a test names; tests/conftest.py says how."""
+    """Gives the keys of muri.yaml that a test names; conftest.py says how."""
 
     def __init__(self, driver: Driver) -> None:
         self.driver = driver

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from muri.policies.grouping.kway import multisets
 from muri.policies.speed.model import Floats, Indices, Shape
 from muri.policies.speed.reference import MULTIPLIERS, Reference
-from muri.simulator.reference.state import RUN_TIME_FACTOR, JobTable
+from muri_lab.muri_reference.state import RUN_TIME_FACTOR, JobTable
 
 _AHEAD_LIMIT: Final = 20_000
 """Most groups of one GPU count that are computed before the first is asked for: one call instead of hundreds."""

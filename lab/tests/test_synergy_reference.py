@@ -14,18 +14,18 @@ from muri.profiler.records import StageProfile
 from muri.simulator.model import Cluster, Settings, SimulationError, SimulationResult, Trace, TraceJob
 from muri.simulator.run import simulate
 from muri.simulator.sweep.metrics import metrics_of
-from muri.simulator.synergy_reference.mechanisms import MECHANISMS, Round
-from muri.simulator.synergy_reference.run import (
+from muri.simulator.traces.models import synergy_models
+from muri.simulator.traces.read import read_trace
+from muri_lab.synergy_reference.mechanisms import MECHANISMS, Round
+from muri_lab.synergy_reference.run import (
     KEYS,
     SYNERGY_REFERENCE_POLICIES,
     URGENT_AFTER_S,
     in_order,
 )
-from muri.simulator.synergy_reference.state import JobTable, Ledger, Share, job_table
-from muri.simulator.traces.models import synergy_models
-from muri.simulator.traces.read import read_trace
+from muri_lab.synergy_reference.state import JobTable, Ledger, Share, job_table
 
-SHARED = Path(__file__).parents[4] / "shared"
+SHARED = Path(__file__).parents[3] / "shared"
 PUBLISHED = SHARED / "reference" / "results_synergy.csv"
 PUBLIC_TRACE = SHARED / "traces" / "synergy_single_gpu_load9.csv"
 

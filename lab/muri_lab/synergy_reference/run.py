@@ -12,8 +12,8 @@ from muri.policies.speed.model import Floats
 from muri.simulator.engine.checks import ConservationError, check_cluster, check_records, check_sizes, wanted
 from muri.simulator.engine.meter import LEAST_REMAINING_S, Film
 from muri.simulator.model import Cluster, GroupSpan, Sample, Settings, Simulation, SimulationError, SimulationResult
-from muri.simulator.synergy_reference.mechanisms import MECHANISMS, Round, runnable
-from muri.simulator.synergy_reference.state import ROUND_S, Ledger, Rows, job_table
+from muri_lab.synergy_reference.mechanisms import MECHANISMS, Round, runnable
+from muri_lab.synergy_reference.state import ROUND_S, Ledger, Rows, job_table
 
 SYNERGY_REFERENCE_POLICIES: Final = tuple(
     name for name in (*SYNERGY_NAMES, *ALIASES) if (parsed := parse_name(name)) and parsed.mechanism in MECHANISMS

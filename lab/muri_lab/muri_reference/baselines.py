@@ -8,9 +8,9 @@ from typing import Final
 import numpy as np
 
 from muri.simulator.model import Cluster
-from muri.simulator.reference.clock import Discipline, Event
-from muri.simulator.reference.queues import ServiceQueues
-from muri.simulator.reference.state import FreeNodes, Ledger
+from muri_lab.muri_reference.clock import Discipline, Event
+from muri_lab.muri_reference.queues import ServiceQueues
+from muri_lab.muri_reference.state import FreeNodes, Ledger
 
 _TOO_MANY = 1 << 30
 _FREE = -1

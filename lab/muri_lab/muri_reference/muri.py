@@ -14,10 +14,10 @@ from muri.policies.options import MAX_GROUP_SIZE
 from muri.policies.speed.model import Floats, Indices
 from muri.policies.speed.reference import MULTIPLIERS, MULTIPLIERS_NO_BLOSSOM
 from muri.simulator.model import Cluster
-from muri.simulator.reference.clock import Discipline
-from muri.simulator.reference.groups import Columns, GroupFigures, Kinds, Pairing, columns_of, merged
-from muri.simulator.reference.queues import ServiceQueues
-from muri.simulator.reference.state import FreeNodes, Ledger
+from muri_lab.muri_reference.clock import Discipline
+from muri_lab.muri_reference.groups import Columns, GroupFigures, Kinds, Pairing, columns_of, merged
+from muri_lab.muri_reference.queues import ServiceQueues
+from muri_lab.muri_reference.state import FreeNodes, Ledger
 
 _REMEMBERED = 1 << 12
 """Cached matchings of a bucket; most events leave most buckets as they were."""

@@ -26,10 +26,10 @@ from muri.simulator.model import (
     SimulationError,
     SimulationResult,
 )
-from muri.simulator.reference.baselines import AntMan, Shortest, Tiresias
-from muri.simulator.reference.clock import Discipline, run_clock
-from muri.simulator.reference.muri import Muri, MuriJct, MuriOptions
-from muri.simulator.reference.state import Ledger, job_table
+from muri_lab.muri_reference.baselines import AntMan, Shortest, Tiresias
+from muri_lab.muri_reference.clock import Discipline, run_clock
+from muri_lab.muri_reference.muri import Muri, MuriJct, MuriOptions
+from muri_lab.muri_reference.state import Ledger, job_table
 
 _MURI: Final[Mapping[str, Mapping[str, Any]]] = {
     "muri-s": {"durations_known": True},

@@ -7,7 +7,7 @@ from time import perf_counter
 from typing import Final
 
 from muri.simulator.model import SimulationError
-from muri.simulator.reference.state import SAME_TIME, SAME_TIME_S, JobTable, Ledger
+from muri_lab.muri_reference.state import SAME_TIME, SAME_TIME_S, JobTable, Ledger
 
 _NEAR: Final = 1 + 100 * SAME_TIME
 """Completions further than this from the first one are never counted with it."""

@@ -9,12 +9,12 @@ import pytest
 
 from muri.profiler.records import ProfileKey, StageProfile
 from muri.simulator.model import Cluster, Settings, SimulationError, SimulationResult, Trace, TraceJob
-from muri.simulator.reference.run import REFERENCE_POLICIES
-from muri.simulator.reference.state import job_table
 from muri.simulator.run import simulate
 from muri.simulator.traces.read import read_trace
+from muri_lab.muri_reference.run import REFERENCE_POLICIES
+from muri_lab.muri_reference.state import job_table
 
-SHARED = Path(__file__).parents[4] / "shared"
+SHARED = Path(__file__).parents[3] / "shared"
 PUBLISHED = SHARED / "reference" / "results_muri.csv"
 CLUSTER = Cluster(8, 8)
 REFERENCE = Settings(model="reference")

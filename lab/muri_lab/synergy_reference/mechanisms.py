@@ -9,7 +9,7 @@ import numpy as np
 
 from muri.policies.speed.model import Floats
 from muri.simulator.model import Cluster
-from muri.simulator.synergy_reference.state import JobTable, Kind, Rows, Share
+from muri_lab.synergy_reference.state import JobTable, Kind, Rows, Share
 
 _ROUNDING: Final = 1e-9
 

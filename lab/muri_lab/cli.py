@@ -1,0 +1,33 @@
+"""The command `muri-lab`: a table of sub-commands, each imported only when it is called."""
+
+import sys
+from typing import Final
+
+import click
+
+from muri import __version__
+from muri.commands import LazyCommand, LazyGroup, run_command
+
+COMMANDS: Final = {
+    "fault-runs": LazyCommand(
+        "muri.simulator.twin.fault_runs:main",
+        "Try the real controller on a virtual Slurm with faults, in virtual time.",
+    ),
+}
+
+
+@click.group(
+    cls=LazyGroup,
+    table=COMMANDS,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="The lab's policies and simulation models need no command of their own: once it is installed, `muri "
+    "policies` lists them, and `muri simulate --policy NAME --model NAME` takes them.",
+)
+@click.version_option(__version__, prog_name="muri-lab")
+def cli() -> None:
+    """Explore, compare and prove: experiments of papers, sweeps, reports, fault stories, benchmarks."""
+
+
+def main() -> None:
+    """Entry point of the console script `muri-lab`."""
+    sys.exit(run_command(cli))
