@@ -1,6 +1,6 @@
 """What a script does that threads of one process could not keep apart, as a measurement notes it.
 
-`muri.launcher.telemetry.danger_watch` finds it, planning heeds it, people read it.
+`muri.launcher.shared_process.danger_watch` finds it, planning heeds it, people read it.
 """
 
 from __future__ import annotations

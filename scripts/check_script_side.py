@@ -16,8 +16,9 @@ import muri
 from muri.pythons import OLDEST
 
 ROOT = Path(__file__).resolve().parents[1]
-ENTRIES = ("muri.launcher.run.solo", *sorted({"muri", *muri._LAZY.values()}))
-"""What a script's process begins with: `muri run` and the names that `import muri` gives."""
+SCRIPTS = ("muri.launcher.run.solo", "muri.launcher.shared_process.danger_watch")
+ENTRIES = (*SCRIPTS, *sorted({"muri", *muri._LAZY.values()}))
+"""What a script's process begins with: `muri run`, what it loads by name, and the names that `import muri` gives."""
 
 _BUILTIN_TYPES = frozenset(
     {"bool", "bytes", "complex", "dict", "float", "frozenset", "int", "list", "set", "str", "tuple", "type"}

@@ -19,7 +19,7 @@ from typing import Any, Final
 from muri.launcher.accumulation.losses import Shares, UnknownLossError
 from muri.launcher.accumulation.splitting import SplitBatch, UnsplittableError, cut, sample_count, sizes_of, varied
 from muri.launcher.job.environment import hooked_steps
-from muri.launcher.job.session import current_session
+from muri.launcher.threads import current_script
 
 _MOST_NODES: Final = 100_000
 
@@ -415,8 +415,8 @@ class LocalState(threading.local):
 
 def _is_first_thread() -> bool:
     """Whether the calling thread is the one that the script begins in."""
-    session, thread = current_session(), threading.current_thread()
-    return thread is threading.main_thread() if session is None else thread not in session.threads
+    script, thread = current_script(), threading.current_thread()
+    return thread is threading.main_thread() if script is None else thread not in script.threads
 
 
 local = LocalState()

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Final, Protocol, TypeVar
 
 from muri.launcher.checkpoints.loader_position import LoaderPosition, Site
-from muri.launcher.job.session import PerSession, SessionState, current_session
+from muri.launcher.threads import Script, current_script
 
 Batch = TypeVar("Batch")
 
@@ -49,7 +49,6 @@ class _Place:
 
 
 _process: Final = _Place()
-_per_session: Final = PerSession(_Place)
 
 
 def current() -> Checkpointer | None:
@@ -57,9 +56,9 @@ def current() -> Checkpointer | None:
     return _place().checkpointer
 
 
-def of(session: SessionState) -> Checkpointer | None:
-    """A session's checkpointer, None before its script called `muri.checkpoint`."""
-    return _per_session.of(session).checkpointer
+def of(script: Script) -> Checkpointer | None:
+    """The checkpointer of one of this process's scripts, None before it called `muri.checkpoint`."""
+    return _place_of(script).checkpointer
 
 
 def register(checkpointer: Checkpointer) -> None:
@@ -74,8 +73,13 @@ def begin_loop(loader: Iterable[Batch], site: Site, skipped: Callable[[], None])
 
 
 def _place() -> _Place:
-    session = current_session()
-    return _process if session is None else _per_session.of(session)
+    script = current_script()
+    return _process if script is None else _place_of(script)
+
+
+def _place_of(script: Script) -> _Place:
+    place: _Place = script.belongings.setdefault(_Place, _Place())
+    return place
 
 
 def _forget() -> None:

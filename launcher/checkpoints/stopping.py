@@ -12,12 +12,11 @@ from types import FrameType
 from typing import Final, NoReturn
 
 from muri.errors import MuriError
-from muri.launcher.checkpoints import registry
 from muri.launcher.checkpoints.registry import Checkpointer
 from muri.launcher.job.environment import wait_for_end
 from muri.launcher.job.scheduler_call import declare_checkpoint, requeue_stopped
 from muri.launcher.job.script import wait_for_gloo_at_exit
-from muri.launcher.job.session import SessionState, current_session
+from muri.launcher.threads import current_script
 
 STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 """Slurm's own SIGTERM, and what users choose for `--signal`."""
@@ -38,26 +37,13 @@ def watch(checkpointer: Checkpointer) -> None:
     A handler that the script has set is called as well. In a group the runtime delivers the signals.
     """
     environment = dict(os.environ)
-    if current_session() is None:
+    if current_script() is None:
         wait_for_gloo_at_exit()
         if threading.current_thread() is threading.main_thread():
             for number in STOP_SIGNALS:
                 _chain(number, checkpointer)
     if environment.get("SLURM_JOB_ID") and wants_requeue(environment) and checkpointer.is_first_rank:
         threading.Thread(target=_declare, args=(environment,), name="declare-checkpoint", daemon=True).start()
-
-
-def notify(session: SessionState, signum: int) -> bool:
-    """Deliver a signal to a session's checkpointer.
-
-    Returns:
-        Whether nothing else remains to do: the script has a checkpoint and no handler of its own.
-    """
-    checkpointer = registry.of(session)
-    if checkpointer is None or signum not in STOP_SIGNALS:
-        return False
-    checkpointer.ask_stop()
-    return not callable(session.handlers.get(signum, signal.SIG_DFL))
 
 
 def end_script(iteration: int) -> NoReturn:
@@ -73,7 +59,7 @@ def end_script(iteration: int) -> NoReturn:
 
 def requeue_if_wanted() -> None:
     """Requeue a job that runs alone; in a group the member's own process does it."""
-    if current_session() is None:
+    if current_script() is None:
         conclude(os.environ)
 
 

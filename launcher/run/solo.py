@@ -23,7 +23,8 @@ from muri.launcher.job import script
 from muri.launcher.job.environment import hooks_wanted
 from muri.launcher.job.out_of_memory import MARK_VARIABLE, leave_mark
 from muri.launcher.job.process_groups import keep_process_groups
-from muri.launcher.telemetry import danger_watch, script_clock
+from muri.launcher.telemetry import script_clock
+from muri.launcher.threads import watch_dangers
 from muri.launcher.wire.process_gate import is_gated
 from muri.profiler.dryrun.messages import DRY_RUN_VARIABLE
 
@@ -67,7 +68,7 @@ def main(arguments: list[str]) -> None:
     keep_process_groups()
     mark = os.environ.pop(MARK_VARIABLE, "")
     if os.environ.get(DRY_RUN_VARIABLE) or is_gated(os.environ):
-        danger_watch.begin(sys.path[0])
+        watch_dangers(sys.path[0])
     _execute(loaded, mark)
 
 

@@ -13,7 +13,7 @@ from muri.launcher.job.scheduler import Membership, load_membership
 from muri.launcher.job.session import MemberSession
 from muri.launcher.runtime import gpu_memory
 from muri.launcher.runtime.member_table import Expectation, MemberTable
-from muri.launcher.sessions.gpu_streams import preparation
+from muri.launcher.threads import SharedProcess
 
 logger = logging.getLogger("muri.launcher")
 
@@ -88,6 +88,7 @@ class MemoryAdmission:
         device_gib: Memory of the GPU; None: the GPU is asked, and without one every member is admitted.
         now: Clock in seconds.
         measured_gib: What was measured of members at work by now, which counts instead.
+        threads: What runs members as threads, and so knows the GPU, if some are.
     """
 
     def __init__(
@@ -97,9 +98,11 @@ class MemoryAdmission:
         device_gib: float | None = None,
         now: Callable[[], float] = time.monotonic,
         measured_gib: Callable[[], Mapping[str, float]] = dict,
+        threads: SharedProcess | None = None,
     ) -> None:
         self._need_gib = need_gib
         self._measured_gib = measured_gib
+        self._threads = threads
         self._now = now
         self._running = running
         self._device_gib = device_gib
@@ -144,9 +147,9 @@ class MemoryAdmission:
     def _capacity_gib(self) -> float | None:
         if self._device_gib is not None:
             return self._device_gib
-        device = preparation.ready()
-        if device is not None:
-            return device.mem_gib
+        own_gib = None if self._threads is None else self._threads.gpu_mem_gib()
+        if own_gib is not None:
+            return own_gib
         if not self._driver_asked:
             self._driver_asked, self._driver_gib = True, gpu_memory.total_gib()
         return self._driver_gib

@@ -5,7 +5,6 @@ Where none is, it never loads PyTorch.
 """
 
 import functools
-import importlib
 import logging
 import os
 import signal
@@ -16,15 +15,11 @@ from typing import Final
 
 from muri.errors import MuriError
 from muri.inherited import settle_own
-from muri.launcher import automatic, isolation
 from muri.launcher.arbitration.arbiter import Arbiter
 from muri.launcher.arbitration.pausing import EVERYWHERE, PausingArbiter
 from muri.launcher.arbitration.switching import make_arbiter
-from muri.launcher.automatic.watch import stages_wanted
 from muri.launcher.hangs.watch import HangWatch
 from muri.launcher.hangs.watchdog import Watchdog
-from muri.launcher.job.session import current_session
-from muri.launcher.job.stage_clock import StageClock
 from muri.launcher.ranks.network_order import NETWORK
 from muri.launcher.runtime.admission import AdmissionControl, MemoryAdmission
 from muri.launcher.runtime.member_table import Expectation, MemberTable
@@ -33,11 +28,10 @@ from muri.launcher.runtime.promise_watch import PromiseKeeper
 from muri.launcher.runtime.rank_group import RankGroup
 from muri.launcher.runtime.server import Server, SessionFactory
 from muri.launcher.runtime.suspension import SuspensionWatch
-from muri.launcher.sessions import gpu_errors, gpu_streams
 from muri.launcher.sessions.process_start import supervised
 from muri.launcher.sessions.setup import take_short_turns, wait_without_spinning
-from muri.launcher.telemetry.script_clock import set_clock_provider
 from muri.launcher.telemetry.trace import Trace, open_trace
+from muri.launcher.threads import SharedProcess, shared_process
 from muri.printable import printable_lines
 from muri.utc import log_handler
 
@@ -67,8 +61,13 @@ class Runtime:
         group = options.group
         self._table = MemberTable(group.ids, group.discipline)
         self._ranks = None if options.place is None else RankGroup(options.place, self._table, self._tell_end)
+        in_turns = group.discipline != "plain"
+        self._threads: SharedProcess | None = None
         # One member's process group could stop the others as it ends, so members of several ranks are no threads.
-        self._threads = group.threads if self._ranks is None else frozenset[str]()
+        if group.threads and self._ranks is None:
+            self._threads = shared_process(
+                group.threads, options.preload, self._table.running, self._tell_end, takes_turns=in_turns
+            )
         speeds = {each.job_id: each.predicted_speed for each in group.members if each.predicted_speed}
         arbiter: Arbiter
         if self._ranks is None:
@@ -81,7 +80,6 @@ class Runtime:
         pausing = PausingArbiter(arbiter, EVERYWHERE if self._ranks is None else frozenset({NETWORK}))
         # One rank pauses for all: the others wait for its turn at the network.
         self._suspension = SuspensionWatch(self._table.running, pausing)
-        in_turns = group.discipline != "plain"
         self._trace = _open_trace(options, shared=in_turns)
         self._table.watch(
             arbiter,
@@ -90,28 +88,30 @@ class Runtime:
                 for each in group.members
             },
             has_gpu=options.node.has_gpu,
+            threads=self._threads,
         )
         self._promises = PromiseKeeper(arbiter, self._table.broken_promises)
         start = functools.partial(supervised, options.starter, options.run_dir)
-        factory = SessionFactory(pausing, self._table.terms, self._trace, _base_path(), start, self._threads)
+        factory = SessionFactory(pausing, self._table.terms, self._trace, start, self._threads)
         admission = AdmissionControl(os.environ.get("SLURM_JOB_ID"), self._table, group)
         need_gib = {each.job_id: each.gpu_mem_gib for each in group.members if each.gpu_mem_gib}
         memory = MemoryAdmission(
-            need_gib, self._table.running, options.device_mem_gib, measured_gib=self._table.measured_gpu_mem_gib
+            need_gib,
+            self._table.running,
+            options.device_mem_gib,
+            measured_gib=self._table.measured_gpu_mem_gib,
+            threads=self._threads,
         )
         self._server = Server(options.run_dir, group.ids, self._table, factory, self._ranks, admission, memory)
         self._hangs = HangWatch(self._table.running, pausing, group.hang_timeout_s, self._ranks)
         self._watchdog = Watchdog(group.hang_timeout_s, self._end_as_hung)
         self._stopped = threading.Event()
-        if self._threads:
-            gpu_streams.preparation.expect(options.preload, takes_turns=in_turns)
-        gpu_errors.watch.start(self._table.running, self._tell_end)
 
     def run(self) -> int:
         """Serve until SIGTERM or SIGINT, then end the sessions; returns the process's exit code."""
         self._handle_signals()
-        if self._threads:
-            _prepare_for_threads()
+        if self._threads is not None:
+            self._threads.install()
         self._watchdog.start()
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         wait_without_spinning(os.environ)
@@ -120,8 +120,8 @@ class Runtime:
             self._ranks.start()
         self._server.start()
         logger.info("serving members %s in %s", ", ".join(self._options.group.ids), self._options.run_dir)
-        if self._threads:
-            threading.Thread(target=self._preload, name="preload", daemon=True).start()
+        if self._threads is not None:
+            threading.Thread(target=self._threads.preload, name="preload", daemon=True).start()
         reporter = threading.Thread(target=self._report, name="status", daemon=True)
         reporter.start()
         self._hangs.start()
@@ -137,7 +137,8 @@ class Runtime:
             self._trace.close()
         self._watchdog.close()
         lost = self._ranks is not None and self._ranks.lost
-        return int(lost or gpu_errors.watch.fault is not None or self._server.end_cause is not None)
+        faulty = self._threads is not None and self._threads.fault() is not None
+        return int(lost or faulty or self._server.end_cause is not None)
 
     def _handle_signals(self) -> None:
         def tell(signum: int, _frame: FrameType | None) -> None:
@@ -162,14 +163,6 @@ class Runtime:
         """End the scripts in order: the watchdog has continued this stopped process only for that."""
         self._server.end_cause = f"the group's runtime hung: {cause}"
         self._tell_end()
-
-    def _preload(self) -> None:
-        for name in self._options.preload:
-            try:
-                importlib.import_module(name)
-            except ImportError as error:
-                logger.info("not loaded ahead: %s", error)
-        gpu_streams.preparation.prepare()
 
     def _report(self) -> None:
         while True:
@@ -203,28 +196,10 @@ class Runtime:
         self._server.await_reports(REPORT_TIMEOUT_S)
 
 
-def _prepare_for_threads() -> None:
-    """Let this process hold several scripts."""
-    isolation.install()
-    if stages_wanted(os.environ):
-        automatic.install_stage_hooks()
-    set_clock_provider(_clock_of_thread)
-
-
-def _base_path() -> list[str]:
-    """sys.path without what `python -m` puts first."""
-    return list(sys.path if sys.flags.safe_path else sys.path[1:])
-
-
 def _open_trace(options: RuntimeOptions, *, shared: bool) -> Trace | None:
     if options.trace is None:
         return None
     return open_trace(options.trace, f"group {','.join(options.group.ids)}", shared=shared)
-
-
-def _clock_of_thread() -> StageClock | None:
-    session = current_session()
-    return None if session is None else session.clock
 
 
 def main() -> int:

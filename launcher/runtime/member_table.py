@@ -17,8 +17,8 @@ from muri.launcher.job.session import MemberSession
 from muri.launcher.job.stage_clock import IterationRecord
 from muri.launcher.runtime.measuring import Measurement
 from muri.launcher.runtime.promise_watch import PromiseWatch
-from muri.launcher.sessions import gpu_errors
 from muri.launcher.sessions.setup import Terms
+from muri.launcher.threads import SharedProcess
 from muri.profiler.records import RESOURCES, STAGES
 
 WINDOW_S: Final = 30.0
@@ -188,6 +188,7 @@ class MemberTable:
         self._discipline = discipline
         self._started = utc_now()
         self._arbiter: Arbiter | None = None
+        self._threads: SharedProcess | None = None
         self._has_gpu = True
         self._lock = threading.Lock()
         self.changed = threading.Event()
@@ -196,9 +197,16 @@ class MemberTable:
         """Whether the job is a member."""
         return member in self._members
 
-    def watch(self, arbiter: Arbiter, expected: Mapping[str, Expectation], *, has_gpu: bool = True) -> None:
-        """Set what members' speed is measured against, the arbiter, and whether the runtime has a GPU."""
-        self._arbiter, self._has_gpu = arbiter, has_gpu
+    def watch(
+        self,
+        arbiter: Arbiter,
+        expected: Mapping[str, Expectation],
+        *,
+        has_gpu: bool = True,
+        threads: SharedProcess | None = None,
+    ) -> None:
+        """Set the arbiter, what members' speed is measured against, whether there is a GPU, what runs threads."""
+        self._arbiter, self._has_gpu, self._threads = arbiter, has_gpu, threads
         for name, member in self._members.items():
             member.expectation = expected.get(name, Expectation())
 
@@ -295,8 +303,8 @@ class MemberTable:
         with self._lock:
             alone = sum(member.is_at_work for member in self._members.values()) < 2
             members = {name: member.status(alone=alone) for name, member in self._members.items()}
-        fault = gpu_errors.watch.fault
-        group: dict[str, object] = {} if fault is None else {"fault": fault.status()}
+        fault = None if self._threads is None else self._threads.fault()
+        group: dict[str, object] = {} if fault is None else {"fault": fault}
         group |= {"pid": os.getpid(), "host_job": os.environ.get("SLURM_JOB_ID"), "started": self._started}
         return group | group_status(self._arbiter, self._discipline, members)
 

@@ -11,8 +11,8 @@ from muri.errors import UsageError
 from muri.group_spec import GroupSpec, read_group
 from muri.launcher.arbitration.switching import Node
 from muri.launcher.ranks.link import Place
-from muri.launcher.sessions.gpu_streams import has_gpu
 from muri.launcher.sessions.process_start import ChildStarter, Starter, StepStarter
+from muri.launcher.sessions.setup import has_gpu
 from muri.run_dir import default_run_dir
 
 KEY_VARIABLE: Final = "MURI_GROUP_KEY"

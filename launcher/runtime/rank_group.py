@@ -16,7 +16,7 @@ from muri.launcher.ranks.coordination import Ranks
 from muri.launcher.ranks.link import Place, RankLinkError
 from muri.launcher.ranks.network_order import session_key
 from muri.launcher.runtime.member_table import MemberTable
-from muri.launcher.sessions.endings import call_later
+from muri.launcher.sessions.setup import call_later
 from muri.launcher.wire.protocol import AttachRequest
 
 logger = logging.getLogger("muri.launcher")

@@ -5,7 +5,6 @@ import logging
 import os
 import signal
 import socket
-import sys
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,22 +12,18 @@ from pathlib import Path
 from typing import Final
 
 from muri.group_spec import GroupSpec, MemberSpec
-from muri.launcher import automatic
 from muri.launcher.arbitration.arbiter import Arbiter
 from muri.launcher.checkpoints.stopping import run_of
-from muri.launcher.job.environment import hooks_wanted
-from muri.launcher.job.script import NAMELESS
 from muri.launcher.job.session import MemberSession
 from muri.launcher.runtime.admission import AdmissionControl, MemoryAdmission
 from muri.launcher.runtime.member_table import MemberTable
 from muri.launcher.runtime.rank_group import RankGroup
-from muri.launcher.sessions import gpu_errors
 from muri.launcher.sessions.process_session import ProcessSession, Start, share_waiting_hint
 from muri.launcher.sessions.setup import Terms
-from muri.launcher.sessions.thread_session import ThreadSession
 from muri.launcher.telemetry.trace import Trace
+from muri.launcher.threads import SharedProcess
 from muri.launcher.wire import protocol
-from muri.launcher.wire.protocol import ISOLATION_VARIABLE, AttachRequest, Frame, ProtocolError
+from muri.launcher.wire.protocol import AttachRequest, Frame, ProtocolError
 from muri.profiler.records import STAGES
 from muri.run_dir import RendezvousError, make_run_dir
 
@@ -67,9 +62,8 @@ class SessionFactory:
         arbiter: Whom the sessions ask.
         terms: Says what the arbiter is told of a member.
         trace: Where stages are noted.
-        base_path: `sys.path` of scripts that run as threads.
         start: Starts the supervisors of scripts with a process of their own.
-        threads: Members that may be threads; all others, those that join later among them, get a process of their own.
+        threads: Runs some members as threads; all others, those that join later among them, get a process of their own.
     """
 
     def __init__(
@@ -77,16 +71,14 @@ class SessionFactory:
         arbiter: Arbiter,
         terms: Callable[[str], Terms],
         trace: Trace | None,
-        base_path: list[str],
         start: Start,
-        threads: frozenset[str],
+        threads: SharedProcess | None = None,
     ) -> None:
         self._arbiter = arbiter
         self._start = start
         self._terms = terms
         self._trace = trace
-        self._base_path = base_path
-        self._threads = threads
+        self.threads = threads
         self._page_fd = share_waiting_hint(arbiter)
 
     def make(self, request: AttachRequest, files: tuple[int, int, int]) -> MemberSession:
@@ -99,20 +91,10 @@ class SessionFactory:
 
         terms = self._terms(member)
         listener = None if trace is None else record
-        if self._as_thread(request):
-            if hooks_wanted(request.environment):
-                automatic.install_splitting_hooks()
-            return _marked(ThreadSession(request, files, self._arbiter, self._base_path, listener, terms), trace)
+        if self.threads is not None and self.threads.takes(request):
+            return _marked(self.threads.session(request, files, self._arbiter, listener, terms), trace)
         session = ProcessSession(request, files, self._arbiter, self._page_fd, self._start, listener, terms)
         return _marked(session, trace)
-
-    def _as_thread(self, request: AttachRequest) -> bool:
-        """Whether a script runs as a thread: it is planned so, its user agrees, and its Python is this one."""
-        wants_own = request.environment.get(ISOLATION_VARIABLE) == "process"
-        # Python's options are of a whole interpreter; code without a file has nothing that a thread's modules go by.
-        if request.job_id not in self._threads or wants_own or request.options or request.target in NAMELESS:
-            return False
-        return (request.prefix, request.python) == (sys.prefix, sys.version)
 
 
 def _marked(session: MemberSession, trace: Trace | None) -> MemberSession:
@@ -308,7 +290,8 @@ class Server:
                     self._reported.notify_all()
 
         def tell(session: MemberSession) -> None:
-            gpu_errors.watch.session_ended(session)
+            if self._factory.threads is not None:
+                self._factory.threads.session_ended(session)
             self._table.finish(session)
             if self._ranks is not None:
                 self._ranks.ended(session)

@@ -36,14 +36,17 @@ from muri.launcher.job.stage_clock import (
 )
 from muri.launcher.sessions import process_supervisor
 from muri.launcher.sessions.descendants import continue_descendants, stop_descendants
-from muri.launcher.sessions.endings import HUNG_GRACE_S, call_later, reported_code, tell_hang
 from muri.launcher.sessions.process_start import StartError, Supervisor, SupervisorLostError
 from muri.launcher.sessions.setup import (
     GPU_VARIABLES,
+    HUNG_GRACE_S,
     NO_TERMS,
     AttachedSession,
     Terms,
+    call_later,
+    reported_code,
     take_short_turns,
+    tell_hang,
     wait_without_spinning,
 )
 from muri.launcher.wire import process_gate

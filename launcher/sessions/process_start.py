@@ -24,7 +24,7 @@ from typing import Any, Final, Protocol
 from muri import inherited
 from muri.errors import MuriError, UsageError
 from muri.launcher.sessions import process_supervisor
-from muri.launcher.sessions.endings import call_later
+from muri.launcher.sessions.setup import call_later
 from muri.launcher.wire import protocol
 
 logger = logging.getLogger("muri.launcher")

@@ -1,19 +1,17 @@
-"""Prepares what a script gets at its start: environment, GPUs, working directory, and short turns on the cores."""
+"""What sessions of both kinds need: their terms, short turns on the cores, the notice to a script that hangs."""
 
+import contextlib
 import ctypes
 import logging
 import os
-import signal
 import struct
-from collections.abc import Mapping, MutableMapping
+import threading
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
-from typing import Final
+from typing import Any, Final
 
 from muri.launcher.arbitration.arbiter import Arbiter
-from muri.launcher.job import script
-from muri.launcher.job.session import SessionState, open_streams
 from muri.launcher.wire.protocol import AttachRequest
 
 logger = logging.getLogger("muri.launcher")
@@ -28,7 +26,6 @@ GPU_VARIABLES: Final = (
 )
 """These name the GPUs that a process uses: the session's are the runtime's, not the member's."""
 
-_CLONE_FS: Final = 0x200
 SLICE_NS: Final = 100_000
 """The kernel's least slice. A thread with a short slice that wakes up overtakes one with a long slice, so a
 member that was handed a resource does not wait for milliseconds behind a partner's long computation."""
@@ -36,7 +33,13 @@ member that was handed a resource does not wait for milliseconds behind a partne
 _SYSTEM_CALLS: Final = {"x86_64": 314, "aarch64": 274}
 _ATTRIBUTES: Final = struct.Struct("<IIQiIQQQII")
 
-_libc = ctypes.CDLL(None, use_errno=True)
+HUNG_EXIT_CODE: Final = 124
+"""Exit code of a script that was ended because it hung; timeout(1) uses the same."""
+
+HUNG_GRACE_S: Final = 2.0
+"""After this time a hanging script is abandoned, or its process killed: it rarely ends by itself."""
+
+DEVICE_FILES: Final = ("/dev/nvidiactl", "/dev/kfd")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,45 +89,32 @@ class AttachedSession:
         return {"prefix": self._request.prefix, "executable": self._request.executable}
 
 
-def build_state(request: AttachRequest, files: tuple[int, int, int], base_path: list[str]) -> SessionState:
-    """Everything that the session has for itself, before its script is loaded.
+def tell_hang(file: int, cause: str) -> None:
+    """Write the cause to a member's standard error, from a thread: what hangs may be the reader of that file."""
+    copy = os.dup(file)
 
-    Args:
-        request: What the member handed over.
-        files: Its standard input, output and error.
-        base_path: sys.path of the interpreter without a script.
-    """
-    environment = {os.fsencode(name): os.fsencode(value) for name, value in request.environment.items()}
-    for name in map(os.fsencode, GPU_VARIABLES):
-        environment.pop(name, None)
-        if name in os.environb:
-            environment[name] = os.environb[name]
-    own = script.own_directories(request.target, request.module, request.cwd, request.environment.get("PYTHONPATH", ""))
-    shared = [entry for entry in base_path if entry not in own]
-    return SessionState(
-        member=request.job_id,
-        environment=environment,
-        argv=[request.target, *request.arguments],
-        path=[*own, *shared],
-        shared_path=frozenset(shared),
-        files=files,
-        handlers=dict.fromkeys(request.ignored, signal.SIG_IGN),
-        streams=open_streams(files, unbuffered=bool(request.environment.get("PYTHONUNBUFFERED"))),
-        main=ModuleType("__main__"),
-    )
+    def write() -> None:
+        with contextlib.suppress(OSError), os.fdopen(copy, "w") as stream:
+            stream.write(f"muri: {cause}\n")
+
+    threading.Thread(target=write, name="notice", daemon=True).start()
 
 
-def own_working_directory(request: AttachRequest, state: SessionState) -> None:
-    """Give this thread, and those it starts, a working directory and umask of their own."""
-    if _libc.unshare(_CLONE_FS) != 0:
-        reason = os.strerror(ctypes.get_errno())
-        print(
-            f"muri: the working directory is shared with the other members of the group ({reason}); use absolute paths",
-            file=state.streams["stderr"],
-        )
-        return
-    os.umask(request.umask)
-    os.chdir(Path(request.cwd))
+def reported_code(code: int, *, hung: bool) -> int:
+    """The exit code to report for a script: its own, unless it was ended for hanging."""
+    return HUNG_EXIT_CODE if hung and code > 128 else code
+
+
+def call_later(delay_s: float, function: Callable[..., object], *arguments: Any) -> None:
+    """Call a function after some seconds, in a thread of its own that does not keep the process alive."""
+    timer = threading.Timer(delay_s, function, arguments)
+    timer.daemon = True
+    timer.start()
+
+
+def has_gpu() -> bool:
+    """Whether this node has a GPU, as far as its device files tell: nothing is loaded to find out."""
+    return any(Path(file).exists() for file in DEVICE_FILES)
 
 
 def wait_without_spinning(environment: MutableMapping[str, str]) -> None:

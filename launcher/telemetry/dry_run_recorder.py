@@ -19,7 +19,7 @@ from muri.launcher.job.dataset_reads import iteration_ended, reads_found
 from muri.launcher.job.environment import AGENT_VARIABLE, is_declared
 from muri.launcher.job.import_hooks import after_import
 from muri.launcher.job.stage_clock import IterationRecord
-from muri.launcher.telemetry import danger_watch
+from muri.launcher.threads import danger_watch
 from muri.profiler.dryrun.attribution import USE_THRESHOLD, Operator, Span, refine, stage_of
 from muri.profiler.dryrun.course import Course, TooShortError
 from muri.profiler.dryrun.messages import READS, DryRunRequest, DryRunResult
@@ -185,7 +185,7 @@ class DryRunRecorder:
         self._request = request
         self._course = Course(request.limits)
         self._gradients = GradientSize()
-        self._dangers = danger_watch.begun()
+        self._dangers = danger_watch()
         self._disturbance: Disturbance | None = None
         self._figures: DryRunResult | None = None
         self._trace: OperatorTrace | None = None

@@ -13,8 +13,8 @@ from typing import Any, Callable, Final
 
 from muri.launcher.job.environment import is_declared
 from muri.launcher.job.stage_clock import StageClock
-from muri.launcher.telemetry import danger_watch
 from muri.launcher.telemetry.dry_run_recorder import GradientSize
+from muri.launcher.threads import danger_watch
 from muri.profiler.dryrun.steadiness import LoaderAhead
 from muri.units import GIB
 
@@ -48,7 +48,7 @@ class ScriptFacts:
         self._begun_s: float | None = None
         self._due = list(TOLD_AT)
         self._gradients = GradientSize()
-        self._dangers = danger_watch.begun()
+        self._dangers = danger_watch()
         clock.on_prefetch_depth = self._works_ahead
         clock.at_boundary.append(self._look)
 

@@ -8,7 +8,7 @@ import threading
 from types import SimpleNamespace
 
 from muri.launcher.job.stage_clock import IterationRecord, StageClock
-from muri.launcher.sessions.gpu_streams import Device, StreamPace
+from muri.launcher.shared_process.gpu import Device, StreamPace
 from muri.profiler.records import STAGES
 
 

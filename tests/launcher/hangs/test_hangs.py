@@ -23,7 +23,7 @@ from muri.launcher.job.environment import attach_timeout_s, hang_timeout_s, requ
 from muri.launcher.job.session import Roots
 from muri.launcher.job.stage_clock import STAGE_COUNT, IterationRecord, StageClock
 from muri.launcher.ranks.coordination import IdleReports
-from muri.launcher.telemetry.danger_watch import LockWatch
+from muri.launcher.shared_process.danger_watch import LockWatch
 
 TIMEOUT_S = "1"
 SOON = ("--hang-timeout-s", TIMEOUT_S)

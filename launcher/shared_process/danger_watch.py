@@ -262,16 +262,3 @@ def _is_scripts(thread: threading.Thread) -> bool:
         return False
     functions = (getattr(thread, "_target", None), *(getattr(thread, "_args", None) or ()))
     return not any(_top(getattr(function, "__module__", "")) == "muri" for function in functions)
-
-
-_begun: Final[list[DangerWatch]] = []
-
-
-def begin(own_directory: str) -> None:
-    """Watch this process from now on; its script's own modules are in that directory."""
-    _begun.append(DangerWatch(own_directory))
-
-
-def begun() -> DangerWatch | None:
-    """The watch of this process, None where nobody has begun one."""
-    return _begun[0] if _begun else None

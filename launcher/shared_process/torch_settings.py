@@ -18,9 +18,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
-from muri.launcher.isolation.threads_and_processes import at_thread_start
 from muri.launcher.job.import_hooks import after_import
-from muri.launcher.job.session import PerSession, SessionState, current_session
+from muri.launcher.shared_process.state import PerSession, SessionState, current_session
+from muri.launcher.shared_process.threads_and_processes import at_thread_start
 
 _ALWAYS_DEFAULT: Final = (
     *("zeros", "ones", "empty", "rand", "randn", "eye", "linspace", "logspace", "empty_strided", "empty_permuted"),

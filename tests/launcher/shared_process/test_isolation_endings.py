@@ -143,7 +143,7 @@ def test_ends_and_last_words_are_as_alone(launcher: Launcher, isolation: str, te
 
 
 CANNOT_BE_FORGOTTEN = """
-    from muri.launcher import isolation
+    from muri.launcher.shared_process import isolation
     def forget(session):
         raise RuntimeError("no way to forget")
     isolation.forget = forget

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
-from muri.launcher.isolation.local_imports import LocalModules
-from muri.launcher.job.session import PerSession, SessionState, current_session
+from muri.launcher.shared_process.local_imports import LocalModules
+from muri.launcher.shared_process.state import PerSession, SessionState, current_session
 
 _MANY: Final = 256
 """After this many new finalizers the list drops those that have run."""

@@ -9,7 +9,7 @@ from launcher_harness import ends
 from polling import until
 from two_members import run_both
 
-from muri.launcher.isolation.local_imports import ImportTurns, LocalModules
+from muri.launcher.shared_process.local_imports import ImportTurns, LocalModules
 
 
 def test_members_begin_with_different_parts_of_a_package_while_it_is_loaded_ahead(launcher):
@@ -83,7 +83,7 @@ def test_a_session_is_forgotten_while_another_looks_modules_up():
 
 WAITS_FOR_A_SIGNAL = """
     import time
-    from muri.launcher.job.session import current_session
+    from muri.launcher.shared_process.state import current_session
     print("imported", flush=True)
     while not current_session().interrupted.is_set():
         time.sleep(0.001)

@@ -6,7 +6,7 @@ import sys
 import pytest
 from launcher_harness import Launcher, ends
 
-from muri.launcher.isolation.threads_and_processes import _owning_stash
+from muri.launcher.shared_process.threads_and_processes import _owning_stash
 
 
 def test_a_thread_that_ran_a_backward_pass_does_not_keep_its_session(launcher: Launcher) -> None:

@@ -4,7 +4,7 @@ Every patched function asks `current_session()`; in the runtime's own threads it
 Nothing here knows of sockets or resources. docs/isolation.md says what is isolated, how, and what stays shared.
 """
 
-from muri.launcher.isolation import (
+from muri.launcher.shared_process import (
     dangers,
     interpreter,
     local_imports,
@@ -15,8 +15,8 @@ from muri.launcher.isolation import (
     threads_and_processes,
     torch_settings,
 )
-from muri.launcher.isolation.local_imports import LocalModules
-from muri.launcher.job.session import SessionState
+from muri.launcher.shared_process.local_imports import LocalModules
+from muri.launcher.shared_process.state import SessionState
 
 _installed: list[LocalModules] = []
 

@@ -1,4 +1,4 @@
-"""Interrupts a script that runs in a thread, and keeps interruptions away from the arbiter's state."""
+"""How a script in a thread is interrupted, and how it ends: exit codes, signals, the traceback that it leaves."""
 
 import contextlib
 import ctypes
@@ -6,13 +6,20 @@ import os
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Callable
-from typing import Final
+from functools import partial
+from types import ModuleType, TracebackType
+from typing import Final, NoReturn
 
 from muri.launcher.arbitration.arbiter import Arbiter, WaitInterruptedError, give_way
-from muri.launcher.isolation.torch_settings import apply_torch_flags
-from muri.launcher.job.session import SessionState
+from muri.launcher.job import script
 from muri.launcher.job.stage_clock import PROPAGATE, IterationRecord
+from muri.launcher.shared_process import local_imports
+from muri.launcher.shared_process.interpreter import own_excepthook
+from muri.launcher.shared_process.signals_and_exits import SessionExit
+from muri.launcher.shared_process.state import SessionState
+from muri.launcher.shared_process.torch_settings import apply_torch_flags
 
 
 class Interruption:
@@ -195,3 +202,95 @@ class SessionGate:
             apply_torch_flags(interruption.state)
         interruption.safe_point()
         return waited_s
+
+
+class SessionSignalError(SystemExit):
+    """A signal ends the script; the exit code is that of the shell, 128 + signal."""
+
+    signum = 0
+
+    def __init__(self) -> None:
+        super().__init__(128 + self.signum)
+
+
+def ending_of(signum: int) -> type[BaseException]:
+    """Raised in the script by a signal without a handler."""
+    if signum == signal.SIGINT:
+        return KeyboardInterrupt
+    return type(f"Ended_{signal.Signals(signum).name}", (SessionSignalError,), {"signum": signum})
+
+
+def exit_with(code: int) -> type[SystemExit]:
+    """What ends a script at once from another thread: raised without arguments."""
+
+    class Left(SessionExit):
+        def __init__(self) -> None:
+            super().__init__(code)
+
+    return Left
+
+
+def clear_main_module(main: ModuleType) -> None:
+    """Release what a script holds at its end, the newest first: an object may need older ones to finish."""
+    names = main.__dict__
+    for _ in range(len(names)):
+        if names:
+            names.popitem()
+    names.clear()
+
+
+def exit_code(error: SystemExit, state: SessionState) -> int:
+    """The exit code that Python derives from the exception; prints its message if it has one."""
+    if error.code is None:
+        return 0
+    if isinstance(error.code, int):
+        return error.code & 0xFF
+    print(error.code, file=state.streams["stderr"])
+    return 1
+
+
+def _without_launcher(frames: TracebackType | None, session_file: str) -> TracebackType | None:
+    while frames is not None and frames.tb_frame.f_code.co_filename in {session_file, script.__file__}:
+        frames = frames.tb_next
+    return frames
+
+
+def leave_process(code: int, state: SessionState) -> NoReturn:
+    """End a process that a script has forked, as Python would: its own thread is the process's last."""
+    for stream in state.streams.values():
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)
+
+
+def print_unraisable(
+    error: BaseException, function: Callable[..., object], state: SessionState, session_file: str
+) -> None:
+    """Print what a function given to `atexit` raised, as Python does."""
+    plain = function.func if isinstance(function, partial) else function
+    with contextlib.suppress(OSError, ValueError):
+        print(f"Exception ignored in atexit callback: {plain!r}", file=state.streams["stderr"])
+        frames = _without_launcher(error.__traceback__, session_file)
+        traceback.print_exception(type(error), error, frames, file=state.streams["stderr"])
+
+
+def print_exception(error: BaseException, state: SessionState, session_file: str) -> None:
+    """Print a traceback without frames of the launcher, as Python's own would be, or call the script's hook."""
+    hook = own_excepthook()
+    if hook is not None:
+        try:
+            hook(type(error), error, _without_launcher(error.__traceback__, session_file))
+        except Exception as failure:
+            print("Error in sys.excepthook:", file=state.streams["stderr"])
+            traceback.print_exception(failure, file=state.streams["stderr"])
+        else:
+            return
+    report: traceback.TracebackException | None = traceback.TracebackException.from_exception(error)
+    text = report
+    while report is not None:
+        kept = [f for f in report.stack if f.filename not in {session_file, script.__file__, local_imports.__file__}]
+        report.stack = traceback.StackSummary.from_list(kept)
+        report = report.__cause__ or report.__context__
+    with contextlib.suppress(OSError, ValueError):
+        for part in text.format() if text is not None else ():
+            print(part, file=state.streams["stderr"], end="")

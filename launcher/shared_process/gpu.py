@@ -7,21 +7,30 @@ the GPU is bounded: one iteration, and one stretch between two yield points with
 
 Only `torch.cuda` (or what stands in for it) is used, and only once it is there: nothing here imports
 torch.
+
+After an illegal memory access or a device-side assert, every later call into CUDA fails in the whole process. The
+runtime then ends. Its members go back to the queue, whatever their scripts reported meanwhile, and the runtime names
+those that may have caused the error, so that they run without partners.
 """
 
 import ctypes
 import gc
 import logging
+import re
 import sys
 import threading
 import time
 from collections import deque
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from muri.launcher.job.session import SessionState
+from muri.launcher.job.out_of_memory import chain_of
+from muri.launcher.job.session import MemberSession
 from muri.launcher.job.stage_clock import GpuTimes, StageClock
+from muri.launcher.sessions.setup import has_gpu
+from muri.launcher.shared_process.state import SessionState
+from muri.launcher.shared_process.threads_and_processes import at_thread_start
 from muri.units import GIB
 
 logger = logging.getLogger("muri.launcher")
@@ -33,7 +42,14 @@ MEMORY_INTERVAL_S: Final = 5.0
 """How often a member's use of memory is looked up; a look takes milliseconds."""
 
 PREPARATION_LIMIT_S: Final = 120.0
-DEVICE_FILES: Final = ("/dev/nvidiactl", "/dev/kfd")
+
+# CUDA's own words for the errors of which it says "leaves the process in an inconsistent state".
+_STICKY: Final = re.compile(
+    r"illegal memory access|device-side assert|unspecified launch failure|misaligned address|illegal instruction"
+    r"|illegal address|invalid program counter|invalid address space|hardware stack error|uncorrectable ECC error"
+    r"|operation not supported on global/shared address space|launch timed out and was terminated"
+)
+_ACCELERATOR: Final = re.compile(r"(CUDA|HIP) error")
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,8 +261,6 @@ class Preparation:
         cuda = getattr(sys.modules.get("torch"), "cuda", None)
         try:
             if cuda is not None and cuda.is_available():
-                from muri.launcher.isolation.threads_and_processes import at_thread_start
-
                 cuda.init()
                 self.device = Device(cuda, takes_turns=self._takes_turns)
                 at_thread_start(_enter_thread)
@@ -261,11 +275,6 @@ class Preparation:
         if self._expected and not self._done.wait(PREPARATION_LIMIT_S):
             logger.warning("the GPU was not ready within %g s", PREPARATION_LIMIT_S)
         return self.device
-
-
-def has_gpu() -> bool:
-    """Whether this node has a GPU, as far as its device files tell: nothing is loaded to find out."""
-    return any(Path(file).exists() for file in DEVICE_FILES)
 
 
 preparation: Final = Preparation()
@@ -298,3 +307,82 @@ def give_memory_back(clock: StageClock) -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's
     if trim is not None:
         trim(0)
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Why the runtime cannot go on.
+
+    Attributes:
+        cause: The error, in CUDA's words.
+        culprits: Job ids of the members that may have caused it.
+    """
+
+    cause: str
+    culprits: tuple[str, ...]
+
+    def status(self) -> dict[str, Any]:
+        """The fault's part of the status file."""
+        return asdict(self) | {"culprits": list(self.culprits)}
+
+
+def sticky_text(error: BaseException, device: Device | None) -> str | None:
+    """The error's text if it ended the CUDA context, else None.
+
+    Args:
+        error: What a script raised; its causes count as well.
+        device: The GPU, which is asked whether it still works. Without one the words decide.
+    """
+    for link in chain_of(error):
+        text = str(link)
+        if isinstance(link, RuntimeError) and _ACCELERATOR.search(text) and _STICKY.search(text):
+            return text.splitlines()[0] if device is None or is_dead(device) else None
+    return None
+
+
+def is_dead(device: Device) -> bool:
+    """Whether the CUDA context is beyond use: a synchronisation fails, other than for lack of memory."""
+    try:
+        device.cuda.synchronize()
+    except RuntimeError as error:
+        return not isinstance(error, device.cuda.OutOfMemoryError)
+    return False
+
+
+class FaultWatch:
+    """Looks at each session that ends, and ends the runtime after a fault.
+
+    Attributes:
+        fault: The first fault, None so far.
+    """
+
+    def __init__(self) -> None:
+        self.fault: Fault | None = None
+        self._lock = threading.Lock()
+        self._running: Callable[[], list[MemberSession]] = list
+        self._end_runtime: Callable[[], None] = lambda: None
+
+    def start(self, running: Callable[[], list[MemberSession]], end_runtime: Callable[[], None]) -> None:
+        """Say who runs and how to end the runtime."""
+        self._running, self._end_runtime = running, end_runtime
+
+    def session_ended(self, session: MemberSession) -> None:
+        """Called before the member's process learns of the end."""
+        cause, device = session.fault, preparation.device
+        if cause is None and device is not None and session.exit_code and is_dead(device):
+            cause = "CUDA error: the context is beyond use, and the script did not say why"
+        if cause is None:
+            return
+        session.condemned = True
+        with self._lock:
+            if self.fault is not None:
+                return
+            suspects = [] if device is None else device.suspects()
+            self.fault = Fault(cause, tuple(dict.fromkeys([session.member, *suspects])))
+        logger.error("%s: members are requeued; it may come from %s", cause, ", ".join(self.fault.culprits))
+        for other in self._running():
+            other.condemned = True
+        self._end_runtime()
+
+
+watch: Final = FaultWatch()

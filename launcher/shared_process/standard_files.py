@@ -24,8 +24,8 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any, Final
 
-from muri.launcher.isolation import c_output_helper
-from muri.launcher.job.session import SessionState, add_properties, current_session
+from muri.launcher.shared_process import c_output_helper
+from muri.launcher.shared_process.state import SessionState, add_properties, current_session
 
 logger = logging.getLogger("muri.launcher")
 

@@ -6,7 +6,7 @@ import time
 import pytest
 from launcher_harness import Launcher
 
-from muri.launcher.telemetry.danger_watch import LEAST_LOOKS, MOST_HELD, LockWatch
+from muri.launcher.shared_process.danger_watch import LEAST_LOOKS, MOST_HELD, LockWatch
 
 LOOP = """
 import muri

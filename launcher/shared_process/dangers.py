@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any, Final
 
 from muri.launcher.job.import_hooks import after_import
-from muri.launcher.job.session import current_session
+from muri.launcher.shared_process.state import current_session
 
 PROCESS_WIDE_PACKAGES: Final = frozenset({"accelerate", "transformers"})
 """Packages that keep the state of a training, such as its gradient accumulation, once for the whole process."""

@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any, Final
 
 from muri.launcher.job.import_hooks import after_import
-from muri.launcher.job.session import PerSession, add_properties, current_session, session_value
+from muri.launcher.shared_process.state import PerSession, add_properties, current_session, session_value
 
 
 class MainProxy(ModuleType):

@@ -9,9 +9,9 @@ import pytest
 from polling import DEADLINE_S
 
 from muri.launcher.arbitration.arbiter import FairArbiter
-from muri.launcher.job.session import SessionState
-from muri.launcher.sessions import interruption as interruption_module
-from muri.launcher.sessions.interruption import Interruption, SessionGate
+from muri.launcher.shared_process import interruption as interruption_module
+from muri.launcher.shared_process.interruption import Interruption, SessionGate
+from muri.launcher.shared_process.state import SessionState
 
 
 class ToldError(Exception):

@@ -9,21 +9,28 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from muri.launcher import isolation
 from muri.launcher.arbitration.arbiter import Arbiter
 from muri.launcher.automatic.watch import stages_wanted
-from muri.launcher.checkpoints import registry, stopping
-from muri.launcher.isolation.signals_and_exits import SessionExit
-from muri.launcher.isolation.threads_and_processes import begin_session, close_executors
+from muri.launcher.checkpoints import registry
+from muri.launcher.checkpoints.stopping import STOP_SIGNALS
 from muri.launcher.job import script
 from muri.launcher.job.out_of_memory import is_out_of_memory
-from muri.launcher.job.session import MemberSession, Roots, enter_session
+from muri.launcher.job.session import MemberSession, Roots
 from muri.launcher.job.stage_clock import IntervalListener, StageClock
-from muri.launcher.sessions import gpu_errors, gpu_streams
-from muri.launcher.sessions.endings import (
+from muri.launcher.sessions.setup import (
     HUNG_GRACE_S,
-    SessionSignalError,
+    NO_TERMS,
+    AttachedSession,
+    Terms,
     call_later,
+    reported_code,
+    tell_hang,
+)
+from muri.launcher.shared_process import gpu, isolation
+from muri.launcher.shared_process.interruption import (
+    Interruption,
+    SessionGate,
+    SessionSignalError,
     clear_main_module,
     ending_of,
     exit_code,
@@ -31,11 +38,10 @@ from muri.launcher.sessions.endings import (
     leave_process,
     print_exception,
     print_unraisable,
-    reported_code,
-    tell_hang,
 )
-from muri.launcher.sessions.interruption import Interruption, SessionGate
-from muri.launcher.sessions.setup import NO_TERMS, AttachedSession, Terms, build_state, own_working_directory
+from muri.launcher.shared_process.signals_and_exits import SessionExit
+from muri.launcher.shared_process.state import build_state, enter_session, own_working_directory
+from muri.launcher.shared_process.threads_and_processes import begin_session, close_executors
 from muri.launcher.wire.protocol import AttachRequest
 from muri.profiler.dryrun.steadiness import LoaderAhead
 
@@ -112,7 +118,7 @@ class ThreadSession(AttachedSession):
         handler = self._state.handlers.get(signum, signal.SIG_DFL)
         if handler == signal.SIG_IGN or signum in {*_WITHOUT_EFFECT, *self._request.blocked}:
             return
-        if stopping.notify(self._state, signum):
+        if self._asked_to_stop(signum):
             return
         own = self._interruption.in_own_thread
         if callable(handler) and handler is not signal.default_int_handler and own:
@@ -124,6 +130,14 @@ class ThreadSession(AttachedSession):
             raise ending_of(signum)()
         else:
             self.end(signum)
+
+    def _asked_to_stop(self, signum: int) -> bool:
+        """Deliver a signal to the script's checkpointer; whether nothing else remains to do: it has no handler."""
+        checkpointer = registry.of(self._state)
+        if checkpointer is None or signum not in STOP_SIGNALS:
+            return False
+        checkpointer.ask_stop()
+        return not callable(self._state.handlers.get(signum, signal.SIG_DFL))
 
     def end(self, signum: int, grace_s: float = CANCEL_GRACE_S) -> None:
         """End the script with a signal's default action, and insist on it from another thread."""
@@ -194,7 +208,7 @@ class ThreadSession(AttachedSession):
         if callable(handler):
             self.deliver(signal.SIGTERM)
             call_later(grace_s / 2, self.end, signal.SIGTERM, grace_s / 2)
-        elif stopping.notify(self._state, signal.SIGTERM):
+        elif self._asked_to_stop(signal.SIGTERM):
             call_later(grace_s * 0.8, self.end, signal.SIGTERM, grace_s * 0.2)
         else:
             self.end(signal.SIGTERM, grace_s)
@@ -257,7 +271,7 @@ class ThreadSession(AttachedSession):
     def _run_script(self) -> int:
         try:
             own_working_directory(self._request, self._state)
-            gpu_streams.enter_session(self._state)
+            gpu.enter_session(self._state)
             loaded = script.load(self._request.target, self._request.module)
             self._state.main = loaded.module
             self._state.argv[0] = loaded.argv0
@@ -279,7 +293,7 @@ class ThreadSession(AttachedSession):
         return code
 
     def _code_of(self, error: BaseException) -> int:
-        self.fault = gpu_errors.sticky_text(error, gpu_streams.preparation.device)
+        self.fault = gpu.sticky_text(error, gpu.preparation.device)
         # A script that caught the error and chose its exit code has dealt with it.
         self.out_of_memory = not isinstance(error, SystemExit) and is_out_of_memory(error)
         if isinstance(error, SystemExit):
@@ -314,7 +328,7 @@ class ThreadSession(AttachedSession):
         enter_session(None)
         if failure is not None:
             logger.error("member %s: cleaning up after its script failed", self.member, exc_info=failure)
-        gpu_streams.give_memory_back(self.clock)
+        gpu.give_memory_back(self.clock)
 
     def _clean_up(self) -> BaseException | None:
         """Drop what the script has left; a failure is returned, because the member's process waits for the end."""

@@ -7,8 +7,8 @@ import pytest
 from fake_cuda import FakeCuda, GpuMember, Granting, OutOfMemoryError, module
 
 from muri.launcher.job.stage_clock import StageClock
-from muri.launcher.sessions import gpu_errors, gpu_streams
-from muri.launcher.sessions.gpu_streams import Device
+from muri.launcher.shared_process import gpu
+from muri.launcher.shared_process.gpu import Device
 
 GPU = 2
 
@@ -58,7 +58,7 @@ def test_times_come_from_the_gpu_one_iteration_later(device: Device, cuda: FakeC
 def test_long_stage_is_never_more_than_two_stretches_ahead_and_close_yield_points_cost_nothing(
     device: Device, cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch, interval_s: float, ahead_s: float, unread: int
 ) -> None:
-    monkeypatch.setattr(gpu_streams, "MARK_INTERVAL_S", interval_s)
+    monkeypatch.setattr(gpu, "MARK_INTERVAL_S", interval_s)
     one = GpuMember(device, cuda, "1")
     one.iterate(1.0, pieces=10)
     assert one.pace.stream.end_s - cuda.now_s == pytest.approx(ahead_s)
@@ -105,16 +105,16 @@ STICKY = "CUDA error: an illegal memory access was encountered\nCompile with TOR
     ],
 )
 def test_errors_that_end_the_context_are_recognised(error: Exception, sticky: bool, device: Device) -> None:
-    assert (gpu_errors.sticky_text(error, None) is not None) == sticky
-    assert gpu_errors.sticky_text(error, device) is None, "the device still works"
+    assert (gpu.sticky_text(error, None) is not None) == sticky
+    assert gpu.sticky_text(error, device) is None, "the device still works"
     device.cuda.broken = STICKY
-    assert (gpu_errors.sticky_text(error, device) is not None) == sticky
+    assert (gpu.sticky_text(error, device) is not None) == sticky
 
 
 def test_error_is_recognised_behind_another() -> None:
     error = ValueError("training failed")
     error.__cause__ = RuntimeError(STICKY)
-    assert gpu_errors.sticky_text(error, None) == STICKY.splitlines()[0]
+    assert gpu.sticky_text(error, None) == STICKY.splitlines()[0]
 
 
 def test_device_that_is_only_full_is_not_dead(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,7 +122,7 @@ def test_device_that_is_only_full_is_not_dead(device: Device, monkeypatch: pytes
         raise OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(device.cuda, "synchronize", full)
-    assert not gpu_errors.is_dead(device)
+    assert not gpu.is_dead(device)
 
 
 def test_suspects_are_those_whose_work_is_not_known_to_be_done(device: Device, cuda: FakeCuda) -> None:
@@ -138,7 +138,7 @@ def test_suspects_are_those_whose_work_is_not_known_to_be_done(device: Device, c
 def test_a_process_without_a_gpu_has_no_device(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", module(cuda))
     monkeypatch.setattr(cuda, "is_available", lambda: False)
-    preparation = gpu_streams.Preparation()
+    preparation = gpu.Preparation()
     preparation.expect(["torch"])
     preparation.prepare()
     assert (preparation.ready(), preparation.device) == (None, None)
@@ -149,14 +149,14 @@ def test_preparation_makes_a_stream_for_each_session_and_its_threads(
 ) -> None:
     monkeypatch.setitem(sys.modules, "torch", module(cuda))
     started: list[object] = []
-    monkeypatch.setattr("muri.launcher.isolation.threads_and_processes._at_start", started)
-    preparation = gpu_streams.Preparation()
+    monkeypatch.setattr("muri.launcher.shared_process.threads_and_processes._at_start", started)
+    preparation = gpu.Preparation()
     preparation.prepare()
-    monkeypatch.setattr(gpu_streams, "preparation", preparation)
+    monkeypatch.setattr(gpu, "preparation", preparation)
     sessions = [SimpleNamespace(member=name, clock=StageClock(Granting())) for name in ("1", "2")]
     streams = []
     for session in sessions:
-        gpu_streams.enter_session(session)  # type: ignore[arg-type]
+        gpu.enter_session(session)  # type: ignore[arg-type]
         streams.append(cuda.current_stream())
     assert len({id(stream) for stream in streams} | {id(cuda.default)}) == 3
     (at_start,) = started
@@ -169,19 +169,19 @@ def test_gpu_that_cannot_be_initialised_leaves_sessions_as_they_are(
 ) -> None:
     monkeypatch.setitem(sys.modules, "torch", module(cuda))
     cuda.broken = "CUDA driver initialization failed"
-    preparation = gpu_streams.Preparation()
+    preparation = gpu.Preparation()
     preparation.prepare()
     assert preparation.ready() is None
     assert "cannot be prepared" in caplog.text
 
 
 def test_memory_goes_back_after_a_session(device: Device, cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_streams.preparation, "device", device)
+    monkeypatch.setattr(gpu.preparation, "device", device)
     one = GpuMember(device, cuda, "1")
     one.iterate(1.0)
-    gpu_streams.give_memory_back(one.clock)
+    gpu.give_memory_back(one.clock)
     assert cuda.now_s == pytest.approx(1.0), "the member's work was waited for"
     assert cuda.emptied == 1
     cuda.broken = STICKY
     one.pace.stream.end_s = 2.0
-    gpu_streams.give_memory_back(one.clock)  # a broken device does not keep a session from ending
+    gpu.give_memory_back(one.clock)  # a broken device does not keep a session from ending

@@ -19,7 +19,13 @@ from types import ModuleType
 from typing import Any, Final
 
 from muri.launcher.job.import_hooks import after_import
-from muri.launcher.job.session import PerSession, SessionState, current_session, enter_session, look_up_foreign_threads
+from muri.launcher.shared_process.state import (
+    PerSession,
+    SessionState,
+    current_session,
+    enter_session,
+    look_up_foreign_threads,
+)
 
 _KEY: Final = "muri.session"
 _DIRECTORY_ARGUMENT: Final = 4

@@ -26,9 +26,9 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any, Final
 
-from muri.launcher.isolation.dangers import check_import
 from muri.launcher.job.import_hooks import after_import
-from muri.launcher.job.session import PerSession, SessionState, current_session
+from muri.launcher.shared_process.dangers import check_import
+from muri.launcher.shared_process.state import PerSession, SessionState, current_session
 
 LONGEST_WAIT_S: Final = 120.0
 """After this wait a session imports out of turn, as plain threads do: a package may wait for another's import."""

@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import Any, Final
 
 from muri.launcher.job.import_hooks import after_import
-from muri.launcher.job.session import (
+from muri.launcher.shared_process.state import (
     PerSession,
     SessionState,
     add_properties,

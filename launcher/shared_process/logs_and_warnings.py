@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterator, MutableMapping
 from functools import partial
 from typing import Any, Final
 
-from muri.launcher.isolation.local_imports import LocalModules
-from muri.launcher.isolation.threads_and_processes import at_session_start
-from muri.launcher.job.session import PerSession, SessionState, add_properties, current_session, session_value
+from muri.launcher.shared_process.local_imports import LocalModules
+from muri.launcher.shared_process.state import PerSession, SessionState, add_properties, current_session, session_value
+from muri.launcher.shared_process.threads_and_processes import at_session_start
 
 _WARNING_TABLES: Final = ("filters", "onceregistry")
 _WARNING_HOOKS: Final = ("showwarning", "formatwarning", "_showwarnmsg_impl")

@@ -1,0 +1,1 @@
+"""Members that are threads of one process. `muri.launcher.threads` is the only way in: it loads `entry`."""
