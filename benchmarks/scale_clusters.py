@@ -129,7 +129,7 @@ def _group(index: int, size: Size, rng: random.Random) -> tuple[Job, Job]:
         "gpu_request": asked.gpu_request, "required_nodes": "", "cpu_count": 8, "cpus_per_task": 8,
         "mem_per_node_mib": 32_768, "time_limit_s": 86_400, "mem_per_cpu_mib": 0,
     }  # fmt: skip
-    state = json.dumps({"host": pilot_id, "original": original}, separators=(",", ":"), sort_keys=True)
+    state = json.dumps({"pilot": pilot_id, "original": original}, separators=(",", ":"), sort_keys=True)
     at_work = replace(
         asked, state=JobState.RUNNING, reason="", nodes=node, required_nodes=node, start_s=NOW_S - 600,
     )  # fmt: skip
@@ -140,6 +140,6 @@ def _group(index: int, size: Size, rng: random.Random) -> tuple[Job, Job]:
     pilot = replace(
         at_work, job_id=pilot_id, name=f"muri:{member.job_id}", cpu_count=15, cpus_per_task=15,
         mem_per_node_mib=129_000, licenses="", can_requeue=False, command="", submit_line="", time_limit_s=90_000,
-        admin_comment=f"muri-host:t{index}:{member.job_id}",
+        admin_comment=f"muri-pilot:t{index}:{member.job_id}",
     )  # fmt: skip
     return pilot, member

@@ -24,6 +24,7 @@ from muri.foreign_yaml import yaml_of
 from muri.nearest import nearest
 from muri.profiler.dryrun.messages import DEFAULT_ITERATIONS, DEFAULT_STEADY_S, LEAST_CONFIDENCE, Limits
 from muri.slurm_plugin.private_files import why_unsafe
+from muri.slurm_plugin.renamed import OLD_KEYS
 
 DEFAULT_PATH = Path("/etc/muri/muri.yaml")
 
@@ -378,7 +379,7 @@ class Config(Section):
     profiles: Profiles = Field(
         default_factory=Profiles, description="The store of profiles, and when one is measured again."
     )
-    host: Pilot = Field(default_factory=Pilot, description="The pilot job, which holds a group's GPUs.")
+    pilot: Pilot = Field(default_factory=Pilot, description="The pilot job, which holds a group's GPUs.")
 
 
 def config_path(explicit: Path | None = None) -> Path | None:
@@ -401,6 +402,32 @@ def load_config(path: Path | None) -> Config:
     """
     if path is None:
         return Config()
+    values = _document(path)
+    try:
+        _use_new_names(values)
+        return Config.model_validate(values)
+    except ValidationError as error:
+        # Of a key that takes one of several kinds of values pydantic tells each kind.
+        raise problems_of(path, dict.fromkeys(_explain(dict(problem)) for problem in error.errors())) from error
+    except ValueError as error:
+        raise problems_of(path, [str(error)]) from error
+
+
+def old_keys_in(path: Path | None) -> Mapping[str, str]:
+    """Return the keys of a configuration file that have another name now, with that name.
+
+    Raises:
+        ConfigError: The file cannot be read, or is no YAML mapping.
+    """
+    return {} if path is None else _use_new_names(_document(path))
+
+
+def _document(path: Path) -> dict[str, Any]:
+    """Return the keys and values of a configuration file.
+
+    Raises:
+        ConfigError: The file cannot be read, or is no YAML mapping.
+    """
     try:
         loaded = yaml_of(path.read_text(), str(path))
     except PermissionError as error:
@@ -414,11 +441,30 @@ def load_config(path: Path | None) -> Config:
         raise ConfigError(f"{path} is not valid YAML: {error}") from error
     if loaded is not None and not isinstance(loaded, dict):
         raise ConfigError(f"{path}: expected keys and values, found a {type(loaded).__name__}")
-    try:
-        return Config.model_validate(loaded or {})
-    except ValidationError as error:
-        # Of a key that takes one of several kinds of values pydantic tells each kind.
-        raise problems_of(path, dict.fromkeys(_explain(dict(problem)) for problem in error.errors())) from error
+    return loaded or {}
+
+
+def _use_new_names(values: dict[str, Any]) -> Mapping[str, str]:
+    """Replace old names of keys; returns those that were found, with their new names.
+
+    Raises:
+        ValueError: A key stands there under both names.
+    """
+    found = {}
+    for old, new in OLD_KEYS.items():
+        section, _, key = old.partition(".")
+        if not isinstance(values.get(section), dict) or key not in values[section]:
+            continue
+        new_section, _, new_key = new.partition(".")
+        place = values.setdefault(new_section, {})
+        if isinstance(place, dict):  # else the file's reader says what is wrong there
+            if new_key in place:
+                raise ValueError(f"{old}: is called {new} now, which is there, too")
+            place[new_key] = values[section].pop(key)
+            found[old] = new
+        if not values[section]:
+            del values[section]
+    return found
 
 
 def problems_of(path: Path | None, problems: Collection[str]) -> ConfigError:

@@ -17,7 +17,7 @@ NAME = "demo"
 
 # Muri as shipped, but for one key: groups write down their stages, for the timeline. That changes no plan.
 SHIPPED = """\
-host:
+pilot:
   trace: true
 """
 # The same, and one key that decides: `auto` keeps to Slurm's order here, muri-jct lets short jobs go first.

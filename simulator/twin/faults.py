@@ -252,7 +252,7 @@ _FORGED: Final = (
     'muri-speed:{"JOB":{"n":1,"t":1e-9,"s":[1,1,1,1],"w":[0,0,0,0]}}',
     'muri-profile:{"token":"000000000001","load_s":9,"preprocess_s":9,"propagate_s":9,"synchronize_s":9,"iteration_s":36}',
     'muri-fault:{"cause":"x","culprits":[1,2,3,4]}',
-    "muri-host:000000000001:1,2,3 muri-state:{}",
+    "muri-pilot:000000000001:1,2,3 muri-state:{}",
     "{" * 400,
 )  # fmt: skip
 

@@ -120,7 +120,7 @@ def tell(seed: int, most_faults: int = 10) -> Story:
         "interval_s": 60.0,
         "lease_s": 240.0,
         "gate_watch_s": draw.choice((0.0, 30.0)),
-        "host": {"start_timeout_s": 90.0, "attach_timeout_s": 120.0, "telemetry_s": 30.0},
+        "pilot": {"start_timeout_s": 90.0, "attach_timeout_s": 120.0, "telemetry_s": 30.0},
         "grouping": {"max_wait_s": 900.0, "discipline": draw.choice(("fair", "auto")), "wait_for_profiles_s": 30.0},
         "profiling": {
             "mode": "dry-run",

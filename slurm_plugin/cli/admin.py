@@ -17,7 +17,7 @@ from muri.commands import LazyCommand, LazyGroup
 from muri.errors import UsageError
 from muri.inherited import PUBLIC, settle_own
 from muri.printable import printable, printable_lines
-from muri.slurm_plugin.config import Config, config_path, problems_of, render_config
+from muri.slurm_plugin.config import Config, config_path, old_keys_in, problems_of, render_config
 from muri.slurm_plugin.private_files import user_name
 from muri.utc import FewWarnings, log_handler
 
@@ -306,6 +306,8 @@ def config_check(file: Path | None, show: bool) -> None:
     if show:
         click.echo(render_config(config), nl=False)
     click.echo(f"{config_path(file) or 'built-in defaults'}: fine", err=show)
+    for old, new in old_keys_in(config_path(file)).items():
+        click.echo(f"{old}: is called {new} now; Muri 0.4 will refuse the old name", err=show)
     for unchecked in filter(None, (policy, *named.unchecked)):
         click.echo(f"not checked here: {unchecked}", err=show)
 

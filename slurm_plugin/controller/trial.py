@@ -105,9 +105,9 @@ def try_group(config: Config, user: str, say: Callable[[str], None], clock: Cloc
 def _narrowed(config: Config, folder: Path) -> Config:
     state = folder / "state"
     changes = {"state_dir": state, "status_dir": folder / "status", "policy": "muri-s", "gate_watch_s": 0.0}
-    pilot = config.host.model_copy(update={"poll_s": 0.5, "telemetry_s": 1.0, "attach_timeout_s": DEADLINE_S})
+    pilot = config.pilot.model_copy(update={"poll_s": 0.5, "telemetry_s": 1.0, "attach_timeout_s": DEADLINE_S})
     grouping = config.grouping.model_copy(update={"max_group_size": max(2, config.grouping.max_group_size)})
-    return config.model_copy(update={**changes, "host": pilot, "grouping": grouping})
+    return config.model_copy(update={**changes, "pilot": pilot, "grouping": grouping})
 
 
 class _Run:

@@ -366,7 +366,7 @@ class Executor:
         """Undo a share. If Slurm keeps refusing the change, the job is released with what it was given."""
         log.info("job %d: its own CPUs and memory again: %s", action.job_id, action.why)
         job = self._view.jobs[action.job_id]
-        tried = job.given is not None and self._now_s - job.given.given_s > self._config.host.start_timeout_s
+        tried = job.given is not None and self._now_s - job.given.given_s > self._config.pilot.start_timeout_s
         (reset_or_release if tried and job.role is Role.CANDIDATE else reset_request)(self._gateway, job)
 
     def _restore(self, action: Restore) -> None:

@@ -1,4 +1,4 @@
-"""The process of a group's placeholder job: starts the runtime on the GPUs, reports speeds, ends with the last member.
+"""The process of a group's pilot job: starts the runtime on the GPUs, reports speeds, ends with the last member.
 
 The batch script that `slurm_requests.pilot_job` writes runs it: `python -m muri.slurm_plugin.node.pilot --group JSON`.
 """

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Annotated, Any, Final, Literal
+from typing import Any, Final, Literal
 
-from pydantic import Field, TypeAdapter
+from pydantic import TypeAdapter
 
 from muri.profiler.records import StageProfile
 from muri.profiler.sensitivity.record import SensitivityProfile
@@ -294,12 +294,11 @@ class Join:
         joining: How many jobs join the group together, this one among them; their time limits allow for all of them.
     """
 
-    # Journals of running sites keep the old keys.
-    pilot: Annotated[int, Field(alias="host")]
+    pilot: int
     node: str
     member: MemberPlan
     others: tuple[tuple[int, int], ...]
-    pilot_limit_s: Annotated[int, Field(alias="host_limit_s")]
+    pilot_limit_s: int
     reasons: tuple[str, ...]
     token: str = ""
     joining: int = 1
@@ -423,7 +422,7 @@ def members_in(payload: Mapping[str, Any]) -> tuple[MemberPlan, ...]:
 
 def join_payload(join: Join) -> dict[str, Any]:
     """Return what the journal keeps of a join."""
-    payload: dict[str, Any] = _JOIN.dump_python(join, by_alias=True, exclude={"token"})
+    payload: dict[str, Any] = _JOIN.dump_python(join, exclude={"token"})
     return payload
 
 

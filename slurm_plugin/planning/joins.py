@@ -35,7 +35,7 @@ def groups_by_pilot(intents: tuple[Intent, ...]) -> dict[int, Intent]:
     """Return the group starts by pilot job, their members and those that joined later together."""
     groups = {intent.submitted_job: intent for intent in intents if intent.kind == GROUP and intent.submitted_job}
     for intent in begun_joins(intents).values():
-        group = groups.get(int(intent.payload["host"]))
+        group = groups.get(int(intent.payload["pilot"]))
         if group is not None and group.submitted_job is not None and intent.state == "done":
             members = [*group.payload["members"], intent.payload["member"]]
             groups[group.submitted_job] = replace(group, payload={**group.payload, "members": members})
@@ -47,7 +47,7 @@ def resume_joins(view: View, intents: tuple[Intent, ...]) -> Iterator[Action]:
     for job_id, intent in begun_joins(intents).items():
         if intent.state != "begun":
             continue
-        job, pilot = view.active(job_id), view.active(int(intent.payload["host"]))
+        job, pilot = view.active(job_id), view.active(int(intent.payload["pilot"]))
         if job is None or not job.gated:
             yield Abandon(intent.token, f"job {job_id} is not waiting to join any more")
         elif was_changed(job, join_in(intent.payload, intent.token).member):

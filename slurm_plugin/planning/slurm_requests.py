@@ -60,7 +60,7 @@ def group_spec(action: StartGroup, config: Config) -> GroupSpec:
         node_count=action.node_count,
         gpus_per_node=action.gpus_per_node,
         python=action.python,
-        **config.host.model_dump(exclude={"start_timeout_s"}),
+        **config.pilot.model_dump(exclude={"start_timeout_s"}),
     )
 
 

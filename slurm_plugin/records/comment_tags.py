@@ -12,12 +12,13 @@ from typing import Any, Final, Literal, NamedTuple
 
 from muri.foreign import json_of
 from muri.printable import printable
+from muri.slurm_plugin.renamed import OLD_PILOT, OLD_TAGS
 
 REQUEST_PREFIX: Final = "muri:"
 
 STATE_PREFIX: Final = "muri-state:"
 
-PILOT_PREFIX: Final = "muri-host:"
+PILOT_PREFIX: Final = "muri-pilot:"
 
 DRY_RUN_PREFIX: Final = "muri-dryrun:"
 
@@ -169,12 +170,19 @@ class PilotTag(NamedTuple):
 def token(comment: str, prefix: str) -> str | None:
     """Return what follows `prefix` in the first such token of a comment, None when there is none."""
     if prefix not in comment:  # most tags are in few comments, and words are found ten times slower
-        return None
+        old = OLD_TAGS.get(prefix)
+        return None if old is None else token(comment, old)
     return next((word[len(prefix) :] for word in comment.split() if word.startswith(prefix)), None)
 
 
 def with_token(comment: str, prefix: str, value: str | None) -> str:
-    """Return the comment with its `prefix` token replaced, or taken out when `value` is None."""
+    """Return the comment with its `prefix` token replaced, or taken out when `value` is None.
+
+    A tag that 0.2 wrote keeps its old prefix: the job's own process may run 0.2.
+    """
+    old = OLD_TAGS.get(prefix)
+    if old is not None and token(comment, old) is not None:
+        prefix = old
     kept = [word for word in comment.split() if not word.startswith(prefix)]
     if value is not None:
         kept.append(prefix + value)
@@ -203,7 +211,8 @@ def format_state(state: MemberState) -> str:
     steps = {"accumulate_steps": state.accumulate_steps} if state.accumulate_steps > 1 else {}
     limit = {"limit_s": state.limit_s} if state.limit_s else {}
     promise = {"min_speed": state.min_speed} if state.min_speed else {}
-    return format_json({"host": state.pilot, "original": asdict(state.original), **steps, **limit, **promise})
+    pilot = {"pilot": state.pilot, OLD_PILOT: state.pilot}
+    return format_json({**pilot, "original": asdict(state.original), **steps, **limit, **promise})
 
 
 def is_member(admin_comment: str) -> bool:
@@ -215,12 +224,12 @@ def parse_state(admin_comment: str) -> MemberState | None:
     """Read a member's state; None when the job is no member or the token is damaged."""
     told = parse_json(token(admin_comment, STATE_PREFIX))
     try:
-        # Tags in a site's Slurm keep the old word for the pilot.
         if told is None:
             return None
         steps, limit_s = _whole(told.get("accumulate_steps", 1)), _whole(told.get("limit_s", 0))
         promise = _promise(told.get("min_speed", 0))
-        return MemberState(_whole(told["host"]), _original(told["original"]), steps, limit_s, promise)
+        pilot = _whole(told["pilot"] if "pilot" in told else told[OLD_PILOT])
+        return MemberState(pilot, _original(told["original"]), steps, limit_s, promise)
     except (KeyError, TypeError):
         return None
 

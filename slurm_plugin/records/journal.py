@@ -19,17 +19,18 @@ from muri.errors import MuriError
 from muri.foreign import json_of
 from muri.profiler.errors import StoreError
 from muri.profiler.store_file import set_aside, tells_damage
+from muri.slurm_plugin.renamed import OLD_JOIN_FIELDS
 
 log = logging.getLogger("muri.controller")
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 _SCHEMA = """
 CREATE TABLE intents (
     token TEXT PRIMARY KEY,
     kind TEXT NOT NULL,
     payload TEXT NOT NULL,
     state TEXT NOT NULL CHECK (state IN ('begun', 'done', 'abandoned')),
-    host_job INTEGER,
+    submitted_job INTEGER,
     begun_s REAL NOT NULL
 ) STRICT;
 CREATE INDEX intents_by_state ON intents (state);
@@ -205,6 +206,21 @@ class Journal:
                     for statement in _SCHEMA.split(";\n"):
                         self._connection.execute(statement)
                     self._connection.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
+        elif version == 1:
+            with self._transaction():
+                if self._version() == 1:
+                    self._rename_fields()
+                    self._connection.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
+
+    def _rename_fields(self) -> None:
+        """Bring a journal of 0.2 to the names of this version."""
+        self._connection.execute("ALTER TABLE intents RENAME COLUMN host_job TO submitted_job")
+        joins = self._connection.execute("SELECT token, payload FROM intents WHERE kind=?", (JOIN,)).fetchall()
+        for token, text in joins:
+            payload = {OLD_JOIN_FIELDS.get(name, name): value for name, value in self._parsed(text).items()}
+            self._connection.execute(
+                "UPDATE intents SET payload=? WHERE token=?", (json.dumps(payload, sort_keys=True), token)
+            )
 
     def _version(self) -> int:
         return int(self._connection.execute("PRAGMA user_version").fetchone()[0])
@@ -263,7 +279,7 @@ class Journal:
 
     def set_submitted_job(self, token: str, job_id: int) -> None:
         """Remember the job that was submitted for an intent."""
-        self._change("UPDATE intents SET host_job=? WHERE token=?", job_id, token)
+        self._change("UPDATE intents SET submitted_job=? WHERE token=?", job_id, token)
 
     def finish(self, token: str, state: str) -> None:
         """Close an intent as "done" or "abandoned"."""
@@ -283,7 +299,7 @@ class Journal:
     def intents(self, state: str | None = None) -> tuple[Intent, ...]:
         """Return intents, oldest first; all of them or those in one state."""
         rows = self._read(
-            "SELECT token, kind, payload, state, host_job, begun_s FROM intents WHERE ?1 IS NULL OR state=?1 "
+            "SELECT token, kind, payload, state, submitted_job, begun_s FROM intents WHERE ?1 IS NULL OR state=?1 "
             "ORDER BY begun_s, token",
             state,
         )

@@ -124,8 +124,8 @@ def prepare_site(case: Case, folder: Path) -> dict[str, Path]:
     with Journal(state / "journal.db") as journal:
         for each in case.journal["intents"]:
             journal.begin(each["token"], each["kind"], each["payload"], each["begun_s"])
-            if each["host_job"] is not None:
-                journal.set_submitted_job(each["token"], each["host_job"])
+            if each["submitted_job"] is not None:
+                journal.set_submitted_job(each["token"], each["submitted_job"])
             if each["state"] != "begun":
                 journal.finish(each["token"], each["state"])
         for name, subject, value in case.journal["facts"]:

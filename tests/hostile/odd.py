@@ -59,7 +59,7 @@ LICENSES: Final = (
 )  # fmt: skip
 
 _PREFIXES: Final = (
-    "muri:", "muri-state:", "muri-host:", "muri-dryrun:", "muri-script:", "muri-given:", "muri-hold:", "muri-gate:",
+    "muri:", "muri-state:", "muri-pilot:", "muri-dryrun:", "muri-script:", "muri-given:", "muri-hold:", "muri-gate:",
     "muri-profile:", "muri-speed:", "muri-checkpoint:", "muri-stopped:", "muri-retry-memory:", "muri-out-of-memory:",
     "muri-mode:", "muri-fault:", "muri-calls:", "muri-measured:", "muri",
 )  # fmt: skip

@@ -29,7 +29,7 @@ OPTIONS: Final = (
 MARKS: Final = (
     "--muri", "--muri", "--muri=model=load,batch-size=8", "--muri=model=propagate,batch-size=8,duration=1s",
     "--muri=batch-size=1000000000,accumulate=1024", "--muri=duration=3650d,checkpoint=1", "--muri=alone",
-    "--muri=model=../../x", "--muri=model=a\nmuri-host:1:1", "--comment=muri:model=load,batch-size=8",
+    "--muri=model=../../x", "--muri=model=a\nmuri-pilot:1:1", "--comment=muri:model=load,batch-size=8",
 )  # fmt: skip
 
 FOLDERS: Final = (

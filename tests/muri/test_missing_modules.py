@@ -53,7 +53,7 @@ state = tags.format_state(tags.MemberState(9, tags.Original("gres/gpu:1", "", 4,
 group = [
     *(make_job(id, **at_work, admin_comment=f"muri:model=m {tags.STATE_PREFIX}{state}") for id in (2, 3)),
     make_job(4, **at_work, comment="muri-checkpoint:0", admin_comment="muri:model=m,checkpoint=1"),
-    make_job(9, **at_work, name="muri-host", admin_comment="muri-host:f00d:2,3"),
+    make_job(9, **at_work, name="muri-pilot", admin_comment="muri-pilot:f00d:2,3"),
 ]
 waiting = [make_job(1), make_job(30, array=True, array_job_id=30, array_tasks="4-9")]
 fake = FakeSlurm(waiting if sys.argv[1] == "setup" else waiting + group, [make_node("n1")])

@@ -107,11 +107,11 @@ class MuriCluster:
     def configure(self, **changes: Any) -> None:
         """Write the controller's configuration: the shipped one but for what a sandbox needs, and what a test names."""
         # Scripts of seconds on a busy machine: pilots report within a second, and wait long for what starts slowly.
-        host = {"telemetry_s": 1, "poll_s": 0.5, "attach_timeout_s": 240}
+        pilot = {"telemetry_s": 1, "poll_s": 0.5, "attach_timeout_s": 240}
         places = {"state_dir": self.state_dir, "status_dir": f"{self.state_dir}-status"}
         # A cycle ends with its last action, so that a test can look at what has not started yet; one partition is
         # Muri's, the others are for what Slurm runs beside it.
-        config = {**places, "gate_watch_s": 0, "partitions": ["train"], "host": host, **self.configured(**changes)}
+        config = {**places, "gate_watch_s": 0, "partitions": ["train"], "pilot": pilot, **self.configured(**changes)}
         self.driver.write("/etc/muri/muri.yaml", json.dumps(config), user="root", mode="0644")
 
     def know(self, *profiles: StageProfile) -> None:
@@ -171,14 +171,14 @@ class MuriCluster:
             yield
 
     def start_group(self, *kinds: str, gpu_type: str = "gpu", **options: Any) -> tuple[list[int], int]:
-        """Submit one job of each kind, which `training` keeps at work, and start them; their ids and their host's."""
+        """Submit one job of each kind, which `training` keeps at work, and start them; their ids and their pilot's."""
         self.know_profiles(gpu_type=gpu_type)
         options.setdefault("iterations", 5)
         jobs = [self.submit(kind, **options) for kind in kinds]
         self.cycle()
         self.wait_grouped(*jobs)
-        (host,) = self.hosts()
-        return jobs, host
+        (pilot,) = self.pilots()
+        return jobs, pilot
 
     @contextmanager
     def going_back(self, *members: int | str, partition: str = "train") -> Iterator[None]:
@@ -194,10 +194,10 @@ class MuriCluster:
                 f"the way back of {members}",
             )
 
-    def kill_host(self, host: int, *members: int | str) -> None:
+    def kill_pilot(self, pilot: int, *members: int | str) -> None:
         """Kill a pilot job, and have a controller send its members back, as in `going_back`."""
         with self.going_back(*members):
-            self.driver.run("scancel", "--signal=KILL", str(host), user="root")
+            self.driver.run("scancel", "--signal=KILL", str(pilot), user="root")
 
     @contextmanager
     def no_starts(self, partition: str = "train", *, at_once: bool = True) -> Iterator[None]:

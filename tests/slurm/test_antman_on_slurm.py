@@ -23,7 +23,7 @@ def test_a_guaranteed_job_goes_first_whoever_came_first(one_gpu: Driver, opportu
         first = submit(opportunistic=opportunistic_first)
         muri.cycle()
         muri.wait_grouped(first)
-        (pilot,) = muri.hosts()
+        (pilot,) = muri.pilots()
         # Only one of each class shares: the other waits.
         second, other = (submit(opportunistic=not opportunistic_first) for _ in range(2))
         muri.cycle()
@@ -38,7 +38,7 @@ def test_a_guaranteed_job_goes_first_whoever_came_first(one_gpu: Driver, opportu
         # Without classes both would get on at 0.71. At first the one that was alone shows what it had then.
         muri.driver.wait_until(guaranteed_goes_first, "a guaranteed job that is much faster than the other")
         shown = muri.queue()
-        assert muri.hosts() == [pilot]
+        assert muri.pilots() == [pilot]
         assert (shown[first]["partners"], shown[other]["state"]) == ([second], "waiting")
         assert [shown[job]["opportunistic"] for job in (guaranteed, opportunistic)] == [False, True]
         assert [shown[job]["promised_speed"] for job in (guaranteed, opportunistic)] == [0.95, None]

@@ -74,7 +74,7 @@ def start(muri: MuriCluster, tasks: str, *words: str) -> tuple[int, int]:
     array = submit(muri, tasks, *words)
     muri.cycle()
     wait_running(muri, array, *range(min(4, int(tasks[-1]) + 1)))
-    (pilot,) = muri.hosts()
+    (pilot,) = muri.pilots()
     return array, pilot
 
 
@@ -141,7 +141,7 @@ def test_tasks_whose_group_dies_run_alone_before_those_that_wait(muri: MuriClust
     """Slurm passes over tasks that stand behind one that it cannot start, and Muri keeps some back."""
     with muri.training():
         array, pilot = start(muri, "0-5")
-        muri.kill_host(pilot, *(f"{array}_{task}" for task in range(4)))
+        muri.kill_pilot(pilot, *(f"{array}_{task}" for task in range(4)))
     with muri.controller():
         fields = wait_ended(muri, array, *range(6))
     assert {job["JobState"] for job in fields.values()} == {"COMPLETED"}
@@ -157,7 +157,7 @@ def test_the_last_task_whose_job_id_is_the_arrays_goes_back_alone(muri: MuriClus
         muri.driver.run("scancel", f"{array}_0")
         wait_ended(muri, array, 0)
         assert records(muri, array)[2]["id"] == str(array)
-        muri.kill_host(pilot, f"{array}_1", f"{array}_2")
+        muri.kill_pilot(pilot, f"{array}_1", f"{array}_2")
     with muri.controller():
         fields = wait_ended(muri, array, 0, 1, 2)
     assert [job["JobState"] for job in fields.values()] == ["CANCELLED", "COMPLETED", "COMPLETED"]

@@ -50,19 +50,19 @@ EXPOSURES = re.findall(r"\| (muri-\S+service) \|[^|]*\| ([\d.]+) \|", (CHECKOUT 
 ATTACKS = {
     "an AdminComment at submission": Attack(
         "for how in batch allocation batch-het allocation-het $(forge batch hold=1);"
-        " do forge $how admin_comment=muri-host:t:9; done | grep -o denied",
-        "forge batch admin_comment=muri-host:root; fields AdminComment",
-        r"(denied\n){5}\d+\nAdminComment=muri-host:root\n",
+        " do forge $how admin_comment=muri-pilot:t:9; done | grep -o denied",
+        "forge batch admin_comment=muri-pilot:root; fields AdminComment",
+        r"(denied\n){5}\d+\nAdminComment=muri-pilot:root\n",
     ),
     "a forged mark": Attack(
-        "for mark in model=m 'on muri-host:t:9' 'model=m muri-host:t:9' 'model=m\nmuri-host:t:9' model=m,model=b"
+        "for mark in model=m 'on muri-pilot:t:9' 'model=m muri-pilot:t:9' 'model=m\nmuri-pilot:t:9' model=m,model=b"
         " batch-size=99999999999999999999 model=%n%s $(digits 100000);"
         f' do forge batch {GPU} hold=1 "spank=MURI_JOB=$mark"; done',
         "fields AdminComment",
         r"(\d+\n){8}AdminComment=muri:model=m muri-calls:no muri-gate:licence\n",
     ),
     "forged facts": Attack(
-        "for more in '' ' muri-host:t:9' '\nmuri-host:t:9' $(digits 5000); do forge batch hold=1 spank=MURI_JOB=model=m"
+        "for more in '' ' muri-pilot:t:9' '\nmuri-pilot:t' $(digits 5000); do forge batch hold=1 spank=MURI_JOB=model=m"
         f' {GPU} "spank=MURI_FACTS=1.0123456789abcdef.fedcba9876543210.L3Vz.NwA4AA$more"; done',
         "fields AdminComment | sort",
         r"(\d+\n){4}AdminComment=muri:model=m muri-calls:no muri-facts:1\.\S+\.NwA4AA muri-gate:licence\n"
@@ -70,7 +70,7 @@ ATTACKS = {
     ),
     "odd options": Attack(
         r"""try() { sbatch --muri="$1" --hold --gres=gpu:1 --wrap=true; }
-            for text in "model=$(printf '\033[31m')x" model=%n%s "$(printf 'model=a\nmuri-host:t:9')" \
+            for text in "model=$(printf '\033[31m')x" model=%n%s "$(printf 'model=a\nmuri-pilot:t:9')" \
               "model=$(digits 100000)"; do
                 try "$text"; SBATCH_MURI="$text" sbatch --gres=gpu:1 --wrap=true; done 2>&1 |
               grep -cE 'not submitted|Invalid'
@@ -309,7 +309,7 @@ COMMENTS = ("[" * 400, '{"a":' * 150, '{"at":1e308,"error":NaN}', '{"iteration_s
 NAMES = ("muri:1+2", "muri-dryrun", "n" * 99, "\x1b]0;owned\x07", "\u202egnp.")
 KINDS = '''hold {}|uhold {}|release {}|requeue {}|requeuehold {}|suspend {}|top {}|update jobid={} timelimit=1
 update jobid={} gres=gpu:2|update jobid={} gres=|update jobid={} licenses=|update jobid={} licenses=muri_gate:9
-update jobid={} name=muri:1+2|update jobid={} comment=muri-host:t:1,2|update jobid={} numnodes=2
+update jobid={} name=muri:1+2|update jobid={} comment=muri-pilot:t:1,2|update jobid={} numnodes=2
 update jobid={} starttime=now+60|update jobid={} dependency=singleton|update jobid={} numcpus=3
 update jobid={} qos=small|update jobid={} excnodelist=n2|update jobid={} admincomment=muri:on
 update jobid={} partition=on3'''
@@ -319,7 +319,7 @@ def run(*words, **options):
     return subprocess.run(words, capture_output=True, text=True, timeout=60, **options).stdout
 
 for number in range(60):
-    told = ["comment=muri-" + chosen(("measured", "speed", "profile", "host")) + ":" + chosen(COMMENTS), "hold=1",
+    told = ["comment=muri-" + chosen(("measured", "speed", "profile", "pilot")) + ":" + chosen(COMMENTS), "hold=1",
             "name=" + chosen(NAMES), "gres=gres/gpu:1", "spank=MURI_JOB=model=m,batch-size=8"]
     run("/tmp/forge", "batch", input="".join(each + "\0" for each in told))
 folder = "d=$(printf '/tmp/d\n\033[31m\351'); mkdir -p \"$d\"; cd \"$d\";"

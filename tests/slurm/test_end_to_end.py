@@ -29,24 +29,24 @@ def test_four_jobs_share_one_gpu_and_stay_ordinary_jobs(muri):
             ordinary = muri.driver.submit("-p", "train", f"--dependency=afterok:{jobs[1]}", "--wrap=true")
             muri.cycle()
             muri.wait_grouped(*jobs)
-            (host,) = muri.hosts()
+            (pilot,) = muri.pilots()
             shown = muri.queue()
             muri.cycle()
             assert [muri.driver.job(job)["JobState"] for job in (after, ordinary)] == ["PENDING"] * 2
         failed = muri.driver.wait_state(jobs[0])
         assert (failed["JobState"], failed["ExitCode"]) == ("FAILED", "3:0")
         assert [muri.driver.job(job)["JobState"] for job in jobs[1:]] == ["RUNNING"] * 3
-    assert {(shown[job]["state"], shown[job]["group"]) for job in jobs} == {("interleaved", host)}
+    assert {(shown[job]["state"], shown[job]["group"]) for job in jobs} == {("interleaved", pilot)}
     fields = muri.cycles_until_ended(*jobs[1:], after, ordinary)
     assert {(job["JobState"], job["ExitCode"]) for job in fields.values()} == {("COMPLETED", "0:0")}
     for job, code in zip(jobs, (3, 0, 0, 0), strict=True):
         assert muri.output(job).split("\n")[2:] == [f"finished {job}", f"script ends with {code}", ""]
-    muri.driver.wait_state(host, "COMPLETED")
+    muri.driver.wait_state(pilot, "COMPLETED")
 
 
 @on_every_release
 def test_scancel_of_a_member_leaves_its_partners_and_that_of_a_whole_group_ends_it_for_good(muri):
-    """The latter as `scancel -u alice` does it: the host goes, too, and its members must not come back for its sake."""
+    """The latter as `scancel -u alice` does it: the pilot goes, too, and its members must not come back for it."""
     muri.configure(gateway="command")
     with muri.training("load", "propagate", "synchronize"):
         with muri.training("preprocess"):
@@ -64,33 +64,33 @@ def test_scancel_of_a_member_leaves_its_partners_and_that_of_a_whole_group_ends_
 
 def test_jobs_of_two_users_are_never_grouped_and_explain_says_why_one_waits(muri):
     with muri.training():
-        (first,), host = muri.start_group("load")
+        (first,), pilot = muri.start_group("load")
         second = muri.submit("propagate", user="bob", iterations=5)
         muri.cycle()
-        assert muri.hosts() == [host]
+        assert muri.pilots() == [pilot]
         assert muri.driver.job(second)["JobState"] == "PENDING"
         said = muri.explain(second, user="bob")
     assert "waiting" in said
     assert "GPU" in said
     fields = muri.cycles_until_ended(first, second)
     assert {job["JobState"] for job in fields.values()} == {"COMPLETED"}
-    assert muri.driver.job(host)["AdminComment"].endswith(f":{first}")
+    assert muri.driver.job(pilot)["AdminComment"].endswith(f":{first}")
 
 
 def test_a_job_alone_behind_a_pilot_job_looks_as_it_would_alone(muri):
     with muri.training():
-        (job,), host = muri.start_group("load", code=3)
+        (job,), pilot = muri.start_group("load", code=3)
         shown = muri.queue()[job]
-        assert (shown["state"], shown["group"], shown["partners"]) == ("alone", host, [])
+        assert (shown["state"], shown["group"], shown["partners"]) == ("alone", pilot, [])
         told = muri.explain(job)
-        assert f"It has the GPUs of pilot job {host} to itself." in told
+        assert f"It has the GPUs of pilot job {pilot} to itself." in told
         assert "others may join it while it runs" in told
     assert muri.driver.wait_state(job)["ExitCode"] == "3:0"
     assert f"finished {job}" in muri.output(job)
-    muri.driver.wait_until(lambda: not muri.hosts(), "the end of the pilot job")
+    muri.driver.wait_until(lambda: not muri.pilots(), "the end of the pilot job")
     alone = muri.submit("load", "--muri=model=load,batch-size=8,alone", iterations=3)
     muri.cycle()
-    assert muri.hosts() == []
+    assert muri.pilots() == []
     assert muri.driver.wait_state(alone)["JobState"] == "COMPLETED"
 
 
@@ -116,14 +116,14 @@ def test_a_failing_dry_run_does_not_block_the_job(muri):
 @on_every_release
 @pytest.mark.parametrize("kinds", [("load", "propagate"), pytest.param(("load",), marks=pytest.mark.thorough)])
 def test_members_of_a_dead_host_run_alone(muri, kinds):
-    """One of them keeps the time limit that an administrator has given it; its host had to last as long."""
+    """One of them keeps the time limit that an administrator has given it; its pilot had to last as long."""
     with muri.training():
-        jobs, host = muri.start_group(*kinds)
+        jobs, pilot = muri.start_group(*kinds)
         limits = ["1-06:00:00", "01:00:00"][: len(jobs)]  # the latter is the partition's
         muri.driver.run("scontrol", "update", f"JobId={jobs[0]}", f"TimeLimit={limits[0]}", user="root")
         muri.cycle()
-        assert muri.driver.job(host)["TimeLimit"].startswith("1-06:1")
-        muri.kill_host(host, *jobs)
+        assert muri.driver.job(pilot)["TimeLimit"].startswith("1-06:1")
+        muri.kill_pilot(pilot, *jobs)
     fields = muri.cycles_until_ended(*jobs).values()
     assert {(job["JobState"], job["Restarts"]) for job in fields} == {("COMPLETED", "1")}
     assert [job["TimeLimit"] for job in fields] == limits
@@ -144,7 +144,7 @@ def test_a_group_that_starts_while_slurmctld_is_away_begins_once_it_is_back(muri
     jobs = [muri.submit(kind, iterations=10) for kind in ("load", "propagate")]
     with muri.training("waiting"):
         muri.cycle()
-        (pilot,) = muri.hosts()
+        (pilot,) = muri.pilots()
         for job in (pilot, *jobs):
             muri.driver.wait_state(job, "RUNNING")
         with muri.driver.no_controller():
@@ -207,7 +207,7 @@ def test_a_controller_killed_at_any_point_loses_and_doubles_no_job(muri, nth, si
     fields = muri.cycles_until_ended(*jobs)
     assert {(job["JobState"], job["Restarts"]) for job in fields.values()} == {("COMPLETED", "0")}
     assert [muri.output(job).count(f"started {job}") for job in jobs] == [1, 1]
-    muri.driver.wait_until(lambda: not muri.hosts(), "the end of the host")
+    muri.driver.wait_until(lambda: not muri.pilots(), "the end of the pilot")
 
 
 @on_every_release
@@ -226,7 +226,7 @@ def test_drain_gives_every_held_job_back(muri):
             assert (fields["NumCPUs"], fields["ReqNodeList"]) == ("2", "(null)")
             assert "muri-state" not in fields["AdminComment"]
     assert {muri.driver.wait_state(job)["JobState"] for job in jobs} == {"COMPLETED"}
-    muri.driver.wait_until(lambda: not muri.hosts(), "the end of what was left")
+    muri.driver.wait_until(lambda: not muri.pilots(), "the end of what was left")
 
 
 def test_on_an_old_slurm_every_job_runs_alone_and_the_log_says_why(old_sandbox):

@@ -76,7 +76,7 @@ def test_arrivals_and_ends_are_not_left_to_the_next_cycle(muri: MuriCluster, for
             members = [muri.submit(kind) for kind in ("load", "propagate")]
             muri.driver.run("scancel", str(alone))
             muri.wait_grouped(*members)
-            (pilot,) = muri.hosts()
+            (pilot,) = muri.pilots()
             last = muri.submit("load", iterations=10)
         assert muri.driver.wait_state(last)["JobState"] == "COMPLETED"
     assert seconds_to_start(muri, alone) < INTERVAL_S / 2

@@ -72,7 +72,7 @@ def test_submitted_job_runs_as_its_user_with_its_environment_only(inside: Gatewa
     printing = "id -un; pwd; echo gpus=$SLURM_GPUS_ON_NODE; env\nexit 3\n"
     script = f"#!/bin/sh\nexec sh <<'END'\n#SBATCH --job-name=wrong\n{printing}END\n"
     awkward = "a b\n'\"$(id)`,é"
-    comment = 'x muri-host:{"k":["a b","\'"]}'
+    comment = 'x muri-pilot:{"k":["a b","\'"]}'
     environment = {"PATH": "/usr/bin:/bin", "AWKWARD": awkward}
     job_id = inside.submit(
         new_job(script, environment=environment, output="/home/alice/printed", gpu_request="gres/gpu:1",

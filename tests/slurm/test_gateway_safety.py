@@ -123,7 +123,7 @@ def another_sbatch(inside: GatewayInside, script: str) -> Iterator[None]:
 def test_sbatch_is_the_users_process_without_a_capability(inside: GatewayInside) -> None:
     inside.driver.run("rm", "-f", "/tmp/seen", user="root")
     with another_sbatch(inside, WATCHING):
-        job_id = inside.submit(new_job(uid=BOB, admin_comment="muri-host:x"))
+        job_id = inside.submit(new_job(uid=BOB, admin_comment="muri-pilot:x"))
     uid, groups, place, *rest = inside.driver.read("/tmp/seen").splitlines()
     assert (uid, groups, place) == ("1002", "1002", "/")
     capabilities = [line.split() for line in rest if line.startswith("Cap")]
@@ -132,7 +132,7 @@ def test_sbatch_is_the_users_process_without_a_capability(inside: GatewayInside)
     assert "NoNewPrivs:\t1" in rest
     assert not any("leak" in line or line.startswith(("HOME=/root", "SLURM_JWT")) for line in rest)
     job = inside.job(job_id)
-    assert (job.uid, job.admin_comment, job.comment, job.held) == (BOB, "muri-host:x", "", False)
+    assert (job.uid, job.admin_comment, job.comment, job.held) == (BOB, "muri-pilot:x", "", False)
 
 
 LYING = """#!/bin/sh
@@ -143,19 +143,19 @@ echo {job_id}
 
 @by_commands
 def test_another_users_job_is_never_tagged(inside: GatewayInside) -> None:
-    victim = inside.driver.submit("--hold", "--job-name=tried", "--comment=muri-host:x", "--wrap=true", user="alice")
+    victim = inside.driver.submit("--hold", "--job-name=tried", "--comment=muri-pilot:x", "--wrap=true", user="alice")
     with (
         another_sbatch(inside, LYING.format(job_id=victim)),
         pytest.raises(RefusedError, match="is another one") as caught,
     ):
-        inside.submit(new_job(uid=BOB, admin_comment="muri-host:x"))
+        inside.submit(new_job(uid=BOB, admin_comment="muri-pilot:x"))
     assert caught.value.error == "GatewayError"
     job = inside.job(victim)
     assert (job.admin_comment, job.held) == ("", True)
 
 
 REWRITING = """#!/bin/sh
-/usr/bin/scontrol update jobid={job_id} jobname=tried comment=muri-host:x
+/usr/bin/scontrol update jobid={job_id} jobname=tried comment=muri-pilot:x
 echo {job_id}
 """
 
@@ -170,9 +170,9 @@ def test_a_users_older_job_is_neither_tagged_nor_released(inside: GatewayInside,
         another_sbatch(inside, REWRITING.format(job_id=older)),
         pytest.raises(RefusedError, match="it is older" if held_by == "bob" else "JobHeldAdmin"),
     ):
-        inside.submit(new_job(uid=BOB, admin_comment="muri-host:x"))
+        inside.submit(new_job(uid=BOB, admin_comment="muri-pilot:x"))
     job = inside.job(older)
-    assert (job.name, job.comment, job.admin_comment, job.held) == ("tried", "muri-host:x", "", True)
+    assert (job.name, job.comment, job.admin_comment, job.held) == ("tried", "muri-pilot:x", "", True)
 
 
 @by_commands

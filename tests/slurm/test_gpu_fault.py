@@ -33,7 +33,7 @@ def start(muri: MuriCluster) -> tuple[list[int], int, int]:
     muri.cycle()
     muri.wait_grouped(*partners)
     muri.driver.wait_state(culprit, "RUNNING")
-    (pilot,) = muri.hosts()
+    (pilot,) = muri.pilots()
     return partners, culprit, pilot
 
 

@@ -55,4 +55,4 @@ def test_jobs_whose_gpus_cannot_be_taken_away_run_alone(accounted: Driver, optio
     site.cycles_until_ended(alone, other)
     records = {record.job_id: record for record in complete_records(accounted, alone, other)}
     assert [records[job].gpus for job in (alone, other)] == [1, 0]
-    accounted.wait_until(lambda: not site.hosts(), "the end of its pilot job")
+    accounted.wait_until(lambda: not site.pilots(), "the end of its pilot job")

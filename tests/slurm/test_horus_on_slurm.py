@@ -108,10 +108,10 @@ def test_a_model_that_never_ran_is_placed_by_its_graph_and_shares_a_gpu(muri: Mu
     with muri.training():
         jobs = [submit(muri, "newcomer", "patient") for _ in range(3)]
         muri.cycle()
-        hosts = muri.hosts()
-        assert len(hosts) == 2  # both GPUs have a job that was never measured, before any dry run
+        pilots = muri.pilots()
+        assert len(pilots) == 2  # both GPUs have a job that was never measured, before any dry run
         cycles_until(muri, "started", *jobs)
-        assert sorted(muri.hosts()) == sorted(hosts)  # the third one joined
+        assert sorted(muri.pilots()) == sorted(pilots)  # the third one joined
         texts = [muri.explain(job) for job in jobs]
     assert all("never measured here" in text and "predicted from its model's graph" in text for text in texts)
     assert "shares GPUs with" in texts[2]

@@ -53,21 +53,21 @@ def test_a_measured_pair_trains_side_by_side_without_turns(cluster: Driver) -> N
     with muri.training():
         jobs = {"a": submit("a", "b"), "b": submit("b", "a")}
         muri.cycle()
-        (host,) = muri.hosts()
-        assert "muri-mode:plain" in cluster.job(host)["AdminComment"].split()
+        (pilot,) = muri.pilots()
+        assert "muri-mode:plain" in cluster.job(pilot)["AdminComment"].split()
         muri.wait_grouped(*jobs.values())
         told = cluster.run("squeue", "-h", "-u", "alice", "-t", "RUNNING", "-o", "%i %u %N %b", user="root").stdout
         running = {int(line.split()[0]): line.split()[1:] for line in told.splitlines()}
         member = ["alice", "n1", "gres/gpu:0,gres/muri:1"]
-        assert running == {host: ["alice", "n1", "gres/gpu:1"], jobs["a"]: member, jobs["b"]: member}
+        assert running == {pilot: ["alice", "n1", "gres/gpu:1"], jobs["a"]: member, jobs["b"]: member}
 
         cluster.wait_until(lambda: muri.queue()[jobs["a"]]["discipline"] == "plain", "the runtime's word")
         shown = muri.queue()
-        assert [(shown[job]["state"], shown[job]["group"]) for job in jobs.values()] == [("shared", host)] * 2
+        assert [(shown[job]["state"], shown[job]["group"]) for job in jobs.values()] == [("shared", pilot)] * 2
         assert [shown[jobs[name]]["predicted_speed"] for name in "ab"] == pytest.approx([0.8, 0.625])
         assert any("they share without turns" in reason for reason in shown[jobs["a"]]["reasons"])
 
-    for job in (*jobs.values(), host):
+    for job in (*jobs.values(), pilot):
         ended = cluster.wait_state(job, "COMPLETED")
         assert (ended["ExitCode"], ended["Restarts"]) == ("0:0", "0")
     lines = {name: muri.output(job).splitlines() for name, job in jobs.items()}
@@ -75,4 +75,4 @@ def test_a_measured_pair_trains_side_by_side_without_turns(cluster: Driver) -> N
     words = [lines[name][0].split() for name in "ab"]
     assert words[0][5] == words[1][5] != "None"  # one GPU
     assert words[0][3] != words[1][3]  # each has a process, as when the pair was measured
-    assert muri.hosts() == []
+    assert muri.pilots() == []

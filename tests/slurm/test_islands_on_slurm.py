@@ -62,7 +62,7 @@ def test_a_pilot_job_goes_where_the_free_gpus_are_linked(pairs: Driver) -> None:
     muri.cycle()
     pairs.wait_state(job, "RUNNING")
     assert pairs.job(job)["NodeList"] == "n2"
-    assert len(muri.hosts()) == 1
+    assert len(muri.pilots()) == 1
     assert in_use(pairs, "n2") == (0, 1, 2, 3)
 
 

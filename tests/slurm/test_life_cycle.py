@@ -121,7 +121,7 @@ def test_a_preempted_member_resumes_where_it_was(muri):
     assert {field["JobState"] for field in fields.values()} == {"COMPLETED"}
     assert (fields[job]["Restarts"], fields[partner]["Restarts"]) == ("1", "0")
     assert_resumed_once(muri, job)
-    muri.driver.wait_until(lambda: not muri.hosts(), "the end of the host, which serves nobody any more")
+    muri.driver.wait_until(lambda: not muri.pilots(), "the end of the pilot, which serves nobody any more")
 
 
 @pytest.mark.parametrize("policy", ["srtf", "themis"])
@@ -144,17 +144,17 @@ def test_the_controller_stops_a_long_job_for_one_that_waits(muri, policy):
 def test_a_waiting_job_joins_a_group_at_work(muri):
     with muri.training("load", "propagate"):
         with muri.training("synchronize"):
-            (*first, leaver), host = muri.start_group("load", "propagate", "synchronize")
-        # It leaves its share of the host's memory to the one that joins.
+            (*first, leaver), pilot = muri.start_group("load", "propagate", "synchronize")
+        # It leaves its share of the pilot's memory to the one that joins.
         muri.driver.wait_state(leaver, "COMPLETED")
         third = muri.submit("preprocess", iterations=5)
         muri.cycle()
         assert muri.driver.wait_state(third)["JobState"] == "COMPLETED"
-        assert muri.hosts() == [host]
+        assert muri.pilots() == [pilot]
         assert all(muri.driver.job(job)["JobState"] == "RUNNING" for job in first)
     fields = muri.cycles_until_ended(*first, third)
     assert {field["JobState"] for field in fields.values()} == {"COMPLETED"}
-    assert f"{third}" in muri.driver.job(host)["AdminComment"]
+    assert f"{third}" in muri.driver.job(pilot)["AdminComment"]
 
 
 @pytest.mark.thorough

@@ -17,7 +17,7 @@ def running_group(muri: MuriCluster, gpu_type: str = "gpu") -> Iterator[tuple[li
         jobs, pilot = muri.start_group("load", "propagate", gpu_type=gpu_type)
         muri.driver.wait_until(lambda: all(muri.queue()[job]["measured_speed"] for job in jobs), "measured speeds")
         yield jobs, pilot
-    muri.driver.wait_until(lambda: not muri.hosts(), "the end of the pilot job")
+    muri.driver.wait_until(lambda: not muri.pilots(), "the end of the pilot job")
 
 
 @on_sites("forky", "trixie")

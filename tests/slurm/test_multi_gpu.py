@@ -63,7 +63,7 @@ class DdpCluster(MuriCluster):
                 )
             except DeadlineError as late:
                 raise AssertionError(self.queue(), *map(self.output, jobs), self.controller_log()) from late
-        assert len(self.hosts()) == 1, f"the jobs were not grouped: {self.queue()}"
+        assert len(self.pilots()) == 1, f"the jobs were not grouped: {self.queue()}"
         return jobs
 
     def ended(self, *jobs: int) -> None:
@@ -135,11 +135,11 @@ def test_a_job_joins_those_at_work_on_all_ranks(ddp: DdpCluster, policy: str, no
     ddp.configure(policy=policy, partitions=list(PARTITIONS.values()), grouping={"min_speed": 0})
     with ddp.training("0", "1"):
         jobs = ddp.start(nodes, *list(MODELS)[:at_work])
-        (host,) = ddp.hosts()
+        (pilot,) = ddp.pilots()
         joiner = ddp.submit_ddp("loads", nodes, epochs=3)
         ddp.cycle()
         shown = ddp.queue()[joiner]
-        assert (shown["group"], set(shown["partners"])) == (host, set(jobs)), shown
+        assert (shown["group"], set(shown["partners"])) == (pilot, set(jobs)), shown
         ddp.ended(joiner)
         assert {ddp.driver.job(job)["JobState"] for job in jobs} == {"RUNNING"}
     ddp.ended(*jobs)

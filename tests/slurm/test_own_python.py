@@ -67,7 +67,7 @@ def test_jobs_in_own_pythons_are_measured_and_share_a_gpu_each_in_its_own(muri: 
         with muri.controller():
             muri.wait_grouped(*jobs)
         assert muri.models().keys() == {"load", "propagate"}, muri.controller_log()
-        assert len(muri.hosts()) == 1
+        assert len(muri.pilots()) == 1
     fields = [muri.driver.wait_state(job) for job in jobs]
     assert [(job["JobState"], job["Restarts"]) for job in fields] == [("COMPLETED", "0")] * 2
     prefixes = [muri.output(job).split("\n")[0] for job in jobs]

@@ -66,7 +66,7 @@ def test_without_the_plugin_they_meet_in_a_directory_of_their_own_in_tmp(muri: M
         jobs, _ = muri.start_group(*STAGES[:2])
         assert modes(muri.driver, SQUATTED) == ["alice 700"]
     assert [muri.driver.wait_state(job)["JobState"] for job in jobs] == ["COMPLETED"] * 2
-    muri.driver.wait_until(lambda: not muri.hosts(), "the end of the pilot job")
+    muri.driver.wait_until(lambda: not muri.pilots(), "the end of the pilot job")
     muri.driver.run("rm", "-r", SQUATTED, user="root")
 
 

@@ -108,7 +108,7 @@ def test_jobs_run_where_they_ask_to_and_no_gpu_is_promised_twice(site: SiteClust
         group = site.pair("-p", "on1")
         site.cycle()
         named_is_promised = "muri_gate" not in site.driver.job(named)["Licenses"]
-        assert named_is_promised + len(site.hosts()) == 1
+        assert named_is_promised + len(site.pilots()) == 1
         reserved = [site.submit(kind, "--reservation=res1") for kind in STAGES[:3]]
         v100 = site.submit("load", "--constraint=v100")
         a100 = [site.submit("load", "--constraint=a100") for _ in range(2)]

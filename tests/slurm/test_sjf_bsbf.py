@@ -75,20 +75,20 @@ def test_a_short_job_joins_a_long_one_in_smaller_parts_and_trains_as_alone(muri)
         long = submit(muri, "model=long,batch-size=8,duration=2h", "first")
         muri.cycle()
         wait_at_work(muri, long)
-        (host,) = muri.hosts()
+        (pilot,) = muri.pilots()
         with muri.training("second"):
             short = submit(muri, "model=short,batch-size=8,duration=60s,accumulate=8", "second")
             muri.cycle()
             shown = muri.queue()[short]
-            assert (shown["group"], shown["partners"]) == (host, [long])
+            assert (shown["group"], shown["partners"]) == (pilot, [long])
             assert "in 4 steps" in " ".join(shown["reasons"])
             wait_at_work(muri, short)
         ended = [muri.driver.wait_state(short)]
         assert muri.driver.job(long)["JobState"] == "RUNNING"
-        assert muri.hosts() == [host]
+        assert muri.pilots() == [pilot]
     ended.append(muri.driver.wait_state(long))
     assert [(job["JobState"], job["ExitCode"]) for job in ended] == [("COMPLETED", "0:0")] * 2
-    muri.driver.wait_state(host, "COMPLETED")
+    muri.driver.wait_state(pilot, "COMPLETED")
 
     first = {job: muri.output(job).splitlines()[0].split() for job in (long, short)}
     assert [first[job][1] for job in (long, short)] == ["1", "4"]

@@ -58,7 +58,7 @@ def start(muri: MuriCluster, **endings: str) -> tuple[list[int], int]:
         jobs.append(muri.driver.submit("-p", "train", "--gres=gpu:1", mark, "/home/alice/train.sh", slow, "5", ending))
     muri.cycle()
     muri.driver.wait_until(lambda: all(f"{job} " in muri.output(job) for job in jobs), "the scripts' work")
-    (pilot,) = muri.hosts()
+    (pilot,) = muri.pilots()
     return jobs, pilot
 
 
@@ -95,7 +95,7 @@ def test_steps_see_and_end_as_alone_and_slurm_records_each(site: Driver) -> None
     ((visible, device),) = {tuple(words[6:8]) for words in seen}
     assert visible == "0"  # Slurm counts the GPUs that a step may open
     assert device in {"/dev/muri-gpu0", "/dev/muri-gpu1"}
-    site.wait_until(lambda: muri.hosts() == [], "the end of the group")
+    site.wait_until(lambda: muri.pilots() == [], "the end of the group")
     assert opened_by_step(site, "--partition=train") == []
     site.wait_until(lambda: {str(job) for job in jobs} <= records(muri, pilot).keys(), "the records of the steps")
     told = records(muri, pilot)
@@ -148,6 +148,6 @@ def test_members_end_as_their_scripts_where_slurm_starts_tasks_with_sigchld_bloc
         with muri.training():
             jobs, _ = muri.start_group("load", "propagate", code=7)
         assert [one_gpu.wait_state(job)["ExitCode"] for job in jobs] == ["7:0"] * 2
-        one_gpu.wait_until(lambda: muri.hosts() == [], "the end of the group")
+        one_gpu.wait_until(lambda: muri.pilots() == [], "the end of the group")
     finally:
         one_gpu.run("sed", "-i", "/blocks.so/d", "/etc/slurm/plugstack.conf", user="root")

@@ -9,17 +9,17 @@ from sandbox.driver import Driver
 
 def test_group_is_watched_by_its_user_by_root_and_by_the_controller(one_gpu: Driver) -> None:
     muri = MuriCluster(one_gpu)
-    muri.configure(host={"telemetry_s": 1, "poll_s": 0.5, "attach_timeout_s": 240, "trace": True})
+    muri.configure(pilot={"telemetry_s": 1, "poll_s": 0.5, "attach_timeout_s": 240, "trace": True})
     with muri.training():
-        jobs, host = muri.start_group("load", "propagate")
-        watch(muri, jobs, host)
-    muri.driver.wait_until(lambda: not muri.hosts(), "the end of the host")
-    (trace,) = muri.driver.run("sh", "-c", f"ls /run/muri/1001/host-{host}.trace.json", user="root").stdout.split()
+        jobs, pilot = muri.start_group("load", "propagate")
+        watch(muri, jobs, pilot)
+    muri.driver.wait_until(lambda: not muri.pilots(), "the end of the pilot")
+    (trace,) = muri.driver.run("sh", "-c", f"ls /run/muri/1001/host-{pilot}.trace.json", user="root").stdout.split()
     events = json.loads(muri.driver.read(trace))
     assert {f"job {job}" for job in jobs} <= {e["args"]["name"] for e in events if e["name"] == "thread_name"}
 
 
-def watch(muri: MuriCluster, jobs: list[int], host: int) -> None:
+def watch(muri: MuriCluster, jobs: list[int], pilot: int) -> None:
     names = {str(job) for job in jobs}
 
     def told() -> bool:
@@ -31,20 +31,20 @@ def watch(muri: MuriCluster, jobs: list[int], host: int) -> None:
     use = muri.queue()[jobs[0]]["use"]
     assert use["mem_gib"] > 0
     assert (use["gpu_utilisation"], use["gpu_mem_gib"]) == (None, None)  # the sandbox's GPUs are stand-ins
-    top = ("srun", "--overlap", f"--jobid={host}", "muri", "top")
+    top = ("srun", "--overlap", f"--jobid={pilot}", "muri", "top")
     groups = json.loads(muri.driver.run(*top, "--json", user="alice").stdout)
     # A pilot job of another test that was killed less than ten seconds ago may still be shown.
-    (group,) = (group for group in groups if group["host_job"] == str(host))
+    (group,) = (group for group in groups if group["host_job"] == str(pilot))
     assert set(group["members"]) == set(group["use"]["jobs"]) == names
     assert all(0 < member["speed"] <= 1.2 and member["predicted_speed"] for member in group["members"].values())
     assert group["use"]["node"]["cpu_cores"] > 0
     plain = muri.driver.run(*top, user="alice").stdout
-    assert f"Group of pilot job {host}" in plain
+    assert f"Group of pilot job {pilot}" in plain
     assert max(map(len, plain.splitlines())) <= 80
     rows = {line.split()[0]: line.split()[1:] for line in plain.splitlines() if line.strip()}  # the lower table is last
     assert "/" in rows["node"][0]
     assert rows[str(jobs[0])][3:] == ["-", "-", "-"]
-    assert f"Group of pilot job {host}" in muri.driver.run("muri", "top", user="root").stdout
+    assert f"Group of pilot job {pilot}" in muri.driver.run("muri", "top", user="root").stdout
     nobody = muri.driver.run("muri", "top", user="bob", check=False)
     assert nobody.returncode == 1
     assert "srun --overlap" in nobody.stderr

@@ -185,7 +185,7 @@ def test_jobs_that_have_not_run_in_a_group_say_nothing_of_their_models(
     jobs = [make_job(number, comment=forged, state=each, **states[each]) for number, each in enumerate(states, 1)]
     state = f"muri-state:{tags.format_state(tags.MemberState(9, tags.Original('gres/gpu:1', '', 4, 1, 0, 3600)))}"
     jobs += [make_job(5, comment=forged, state=JobState.CANCELLED, admin_comment=f"muri:model=m1 {state}")]
-    slurm = FakeSlurm([*jobs, make_job(9, admin_comment="muri-host:t:5")], one_gpu())
+    slurm = FakeSlurm([*jobs, make_job(9, admin_comment="muri-pilot:t:5")], one_gpu())
     with make_controller(slurm, OTHERS) as controller:
         decision = controller.decision()
     assert not [each for each in decision.repairs if isinstance(each, KeepProfile | NotMeasured)]

@@ -28,8 +28,8 @@ def test_the_demo_changes_nothing_of_what_is_shipped_that_decides_and_the_last_r
         path.write_text(text)
         config = load_config(path)
         differing.append({name for name in Config.model_fields if getattr(config, name) != getattr(shipped, name)})
-    assert differing == [{"host"}, {"host", "policy"}]
-    assert config.host == shipped.host.model_copy(update={"trace": True})
+    assert differing == [{"pilot"}, {"pilot", "policy"}]
+    assert config.pilot == shipped.pilot.model_copy(update={"trace": True})
     assert config.policy == "muri-jct"
 
 

@@ -23,7 +23,7 @@ MEMBER = tags.STATE_PREFIX + tags.format_state(tags.MemberState(9, tags.Original
 def slurm(monkeypatch, tmp_path) -> FakeSlurm:
     """A waiting job, a group of two, an array, and a hundred others; reading the whole queue is not allowed."""
     members = [make_job(number, **RUNNING, admin_comment=f"muri:model=m {MEMBER}") for number in (1, 2)]
-    pilot = make_job(9, **RUNNING, name="muri:1+2", admin_comment="muri-host:f00d:1,2")
+    pilot = make_job(9, **RUNNING, name="muri:1+2", admin_comment="muri-pilot:f00d:1,2")
     array = [make_job(30, array=True, array_job_id=30, array_tasks="4-9")]
     array += [make_job(31, array=True, array_job_id=30, array_tasks="3")]  # shown first, though its own id is higher
     others = [make_job(number) for number in range(100, 200)]

@@ -18,7 +18,7 @@ from muri.slurm_plugin.gateway.slurm_commands import SlurmCommands
 from muri.slurm_plugin.gateway.submit_as import Submissions, become, sbatch_arguments, submit
 from muri.slurm_plugin.records.cluster import JobChange, NewJob
 
-MARK = "muri-host:abc"
+MARK = "muri-pilot:abc"
 SCRIPT = "#!/bin/sh\nexec true \udce9\n"
 SQUEUE = """\
 for field in os.environ["SQUEUE_FORMAT2"].split(","):
@@ -81,7 +81,7 @@ def test_sbatch_runs_as_the_user_and_root_only_tags(commands: Commands, monkeypa
     [
         {"UserID": 1002},
         {"Name": "other"},
-        {"Comment": "muri-host:guess"},
+        {"Comment": "muri-pilot:guess"},
         {"JobID": 3},
         {"Reason": "JobHeldAdmin"},
         {"Reason": "JobHoldMaxRequeue"},

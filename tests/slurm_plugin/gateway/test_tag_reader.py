@@ -39,7 +39,7 @@ LINES = "\n".join(
         line(1, "PENDING", 4711, "Licenses", "matlab:1,muri_gate:1", "site=x muri:model=a muri-gate:licence"),
         line(2, "PENDING", 0, "JobHeldAdmin", "muri_gate:1", "muri:model=a muri-gate:licence"),
         line(3, "PENDING", 0, "JobHeldUser", "(null)", "muri:on", "after:9_2(unfulfilled)"),
-        line(4, "RUNNING", 1, "None", "(null)", "muri-host:f00d:1,2"),
+        line(4, "RUNNING", 1, "None", "(null)", "muri-pilot:f00d:1,2"),
         line(5, "RUNNING", 1, "None", "(null)", "of another tool"),
         line(6, "PENDING", 1, "Dependency", "(null)", "of another tool\nmuri:on 7           PENDING muri:"),
         line("x", "PENDING", 1, "None", "(null)", "muri:on"),

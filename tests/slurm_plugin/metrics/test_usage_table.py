@@ -33,7 +33,7 @@ def run_of(job_id, start_s, end_s, *, gpus=0, comment="", payer=ALICE, state="CO
 
 STAGE_S = {"stage_s": (0.07, 0.01, 0.01, 0.01), "wait_s": (0.0, 0.0025, 0.0, 0.0)}
 FIRST = SharingReport(50, 1, 1000.0, 1800.0, "iterations", 18_000, (42,), **STAGE_S)
-PILOT = run_of(50, 0, 3600, gpus=1, comment="muri-host:abc:41,42")
+PILOT = run_of(50, 0, 3600, gpus=1, comment="muri-pilot:abc:41,42")
 MEMBERS = [
     run_of(41, 0, 2400, comment=with_report("muri:model=resnet18,batch-size=8", FIRST)),
     run_of(42, 0, 3600, comment=f"muri:model=bert muri-state:{STATE}", state="FAILED"),  # not reported yet

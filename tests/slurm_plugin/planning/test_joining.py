@@ -85,7 +85,7 @@ def test_nobody_joins_where_a_partner_could_not_get_twice_its_time(allowed_h, jo
 @pytest.mark.parametrize(("state", "members"), [("done", [1, 2]), ("abandoned", [1])])
 def test_who_did_not_come_in_the_end_is_no_member(state, members):
     start = Intent("g", GROUP, {"members": [{"job_id": 1}]}, "done", 1000, 0.0)
-    join = Intent("j", JOIN, {"host": 1000, "member": {"job_id": 2}}, state, None, 1.0)
+    join = Intent("j", JOIN, {"pilot": 1000, "member": {"job_id": 2}}, state, None, 1.0)
     assert [each["job_id"] for each in groups_by_pilot((start, join))[1000].payload["members"]] == members
 
 

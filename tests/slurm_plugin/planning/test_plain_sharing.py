@@ -95,7 +95,7 @@ def test_a_measured_pair_starts_side_by_side_in_processes():
     assert (mode_of(pilot.admin_comment), tags.parse_pilot(pilot.admin_comment)) == ("plain", ("0a1b", (1, 2)))
     turns = pilot_job(replace(start, mode="interleave"), "0a1b", Config())
     assert (told(turns).discipline, kinds(turns)) == ("auto", {"process"})
-    assert (mode_of(turns.admin_comment), turns.admin_comment) == ("interleave", "muri-host:0a1b:1,2")
+    assert (mode_of(turns.admin_comment), turns.admin_comment) == ("interleave", "muri-pilot:0a1b:1,2")
 
 
 def test_estimates_are_not_enough():

@@ -54,7 +54,7 @@ def test_a_member_gets_its_own_request_back_and_stays_held(make_controller, drai
 
 
 HELD = {"admin_comment": "", "submit_s": NOW_S - 100, "job_id": 9}
-OWN = {**HELD, "name": "muri:1+2", "comment": "muri-host:abc:1,2"}
+OWN = {**HELD, "name": "muri:1+2", "comment": "muri-pilot:abc:1,2"}
 KNOWN = (Intent("abc", GROUP, {}, "abandoned", None, NOW_S - 100),)
 
 
@@ -63,7 +63,7 @@ def repairs(*jobs):
     return reconcile(replace(cycle_input(slurm.snapshot(), None, Config()), intents=KNOWN))
 
 
-@pytest.mark.parametrize("fields", [{}, {"name": "muri-host"}, {"comment": "muri-dryrun:abc"}])
+@pytest.mark.parametrize("fields", [{}, {"name": "muri-pilot"}, {"comment": "muri-dryrun:abc"}])
 def test_a_job_of_muris_that_was_never_tagged_is_cancelled(fields):
     assert repairs({**OWN, **fields}) == (Cancel(9, "its submission was cut off"),)
 
@@ -71,8 +71,8 @@ def test_a_job_of_muris_that_was_never_tagged_is_cancelled(fields):
 @pytest.mark.parametrize(
     "fields",
     [
-        {"comment": "muri-host:mine:1,2"},
-        {"comment": "muri-hosts are fine"},
+        {"comment": "muri-pilot:mine:1,2"},
+        {"comment": "muri-pilots are fine"},
         {"held": False, "reason": ""},
         {"submit_s": NOW_S - 30},
     ],

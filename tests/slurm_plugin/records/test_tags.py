@@ -44,13 +44,13 @@ def test_what_was_planned_survives_the_round_trip():
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[1]", "{", '{"speed":"x"}', '{"speed":-1}', '{"why":1}', '{"host":1,"original":{"x":1}}']
+    "text", ["", "[1]", "{", '{"speed":"x"}', '{"speed":-1}', '{"why":1}', '{"pilot":1,"original":{"x":1}}']
 )
 def test_a_damaged_plan_or_state_is_none(text):
     assert tags.parse_state(f"muri-state:{text}") is None
     assert tags.parse_state("muri-state:{}") is None
     assert tags.parse_given(f"muri-given:{text}") is None
-    assert "host" in text or tags.parse_plan(f"muri-plan:{text}") is None
+    assert "pilot" in text or tags.parse_plan(f"muri-plan:{text}") is None
 
 
 def test_a_full_request_is_read():
