@@ -8,7 +8,7 @@ from typing import Any
 _WHY = {
     ("word-lstm", "thread"): "the whole model is pickled, and names its LSTM's weights twice where it would refer to"
     " the first name. Plain Python does so, too, once another LSTM was made in the same process. All weights are the"
-    " same bit for bit ([isolation.md](isolation.md#what-members-share))"
+    " same bit for bit ([shared-process.md](shared-process.md#what-threads-share))"
 }
 """Of differences between runs of a script in a way, where that was found out."""
 
@@ -110,7 +110,7 @@ def _admitted(scripts: Sequence[Mapping[str, Any]]) -> str:
     unknown = [each for each in scripts if each["dangers"] is None]
     rest = len(scripts) - len(safe) - len(slow) - len(unknown)
     return _wrapped(
-        "A dry run of each script, as the controller makes it, tells its [dangers](isolation-process.md#dangers) to"
+        "A dry run of each script, as the controller makes it, tells its [dangers](shared-process.md#dangers) to"
         f" others in one process. It found none in {len(safe)} scripts ({_names(safe)}): they may be threads under"
         " `isolation: auto`. In"
         f" {len(slow)} it found only `interpreter`: threads would be slow, and `auto` makes them processes. Here they"

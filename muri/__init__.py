@@ -10,7 +10,7 @@ need less memory::
             ...
 
     muri.checkpoint(save, load)                 # before the loop: docs/checkpoints.md
-    muri.cache(dataset, gib=8)                  # keeps part of a dataset in memory: docs/stage-api.md
+    muri.cache(dataset, gib=8)                  # keeps part of a dataset in memory: docs/scripts.md
 
 Everything else is reached through the commands `muri` and `muri-controller`.
 """

@@ -19,7 +19,7 @@ WAY_NAMES = {
 
 NOTHING_YET = """\
 - **Nothing has run on a GPU yet.** A stand-in for CUDA tests streams, memory admission and error handling
-  ([docs/gpu.md](docs/gpu.md)); groups of several ranks are tested with gloo ([docs/multi-gpu.md](docs/multi-gpu.md)).
+  ([docs/gpu.md](docs/gpu.md)); groups of several ranks are tested with gloo ([docs/sharing.md](docs/sharing.md)).
 """
 ISOLATIONS = {"process": "processes", "thread": "threads"}
 
@@ -213,5 +213,5 @@ def _readme(results: Mapping[str, Found]) -> str:
     gpus = " and ".join(sorted({str(found["gpu"]) for found in results.values()}))
     return (
         f"- **Minutes on one GPU are all it has had** ({gpus}): [docs/gpu.md](docs/gpu.md) has the figures.\n"
-        "  Groups of several ranks are tested with gloo only ([docs/multi-gpu.md](docs/multi-gpu.md)).\n"
+        "  Groups of several ranks are tested with gloo only ([docs/sharing.md](docs/sharing.md)).\n"
     )

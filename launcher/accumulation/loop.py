@@ -26,7 +26,7 @@ _MOST_NODES: Final = 100_000
 _LEAST_SAMPLES = 2
 """Least samples of a part: layers that normalize over samples refuse a single one."""
 
-_ADVICE = "use muri.accumulate() in the script (docs/sub-batches.md)"
+_ADVICE = "use muri.accumulate() in the script (docs/scripts.md)"
 
 
 class Gradients:

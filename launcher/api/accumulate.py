@@ -28,7 +28,7 @@ class accumulate:
             print(accumulate.loss)              # the whole batch's
 
     `with muri.accumulate():` around a training loop that stays as it was lets hooks do the same;
-    docs/sub-batches.md says what they ask of the loop.
+    docs/scripts.md says what they ask of the loop.
 
     Args:
         steps: Number of micro-batches; None leaves it to the scheduler.

@@ -1,7 +1,7 @@
 """The stage API of training scripts: `muri.stage` and `muri.batches`, which can fetch one batch ahead.
 
 Works in any Python process. Alone it only measures; inside a group each stage first waits for
-its resource. See docs/stage-api.md.
+its resource. See docs/scripts.md.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 `watch` tells which clock a thread's hooks feed, and tells iterations apart; `data_loading` sees the DataLoader and its
 workers, `compute` forward, backward and optimizer steps, `network` collectives and DDP; `compiling` keeps hooks away
-from `torch.compile`. Nothing here imports torch before the script does. See docs/automatic-stages.md and, for split
-batches, docs/sub-batches.md.
+from `torch.compile`. Nothing here imports torch before the script does. See docs/scripts.md and, for split
+batches, docs/scripts.md.
 """
 
 from __future__ import annotations

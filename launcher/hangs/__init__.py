@@ -1,1 +1,1 @@
-"""Finds processes and members that hang, and ends them with a clear cause (docs/hangs.md)."""
+"""Finds processes and members that hang, and ends them with a clear cause (docs/sharing.md)."""

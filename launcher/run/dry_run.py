@@ -104,5 +104,5 @@ def _why_no_result(code: int) -> str:
     ending = "ended" if code == 0 else f"failed with exit code {code}"
     return (
         f"the script {ending}, no stages marked: it never called muri.stage or muri.batches, and automatic stages"
-        " saw no loader, module, backward or optimizer of PyTorch (docs/automatic-stages.md)"
+        " saw no loader, module, backward or optimizer of PyTorch (docs/scripts.md)"
     )

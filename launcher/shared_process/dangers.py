@@ -1,7 +1,7 @@
 """What a script cannot do in a thread without a wrong result or a halt of its partners.
 
 Dry runs keep such scripts out of threads. One that does it nevertheless is given up here, before the act: its job goes
-back to the queue and runs alone (docs/isolation.md).
+back to the queue and runs alone (docs/shared-process.md).
 """
 
 import os

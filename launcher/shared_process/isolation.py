@@ -1,7 +1,7 @@
 """Gives each session its own view of the state that Python keeps once per process.
 
 Every patched function asks `current_session()`; in the runtime's own threads it does what it always did.
-Nothing here knows of sockets or resources. docs/isolation.md says what is isolated, how, and what stays shared.
+Nothing here knows of sockets or resources. docs/shared-process.md says what is isolated, how, and what stays shared.
 """
 
 from muri.launcher.shared_process import (

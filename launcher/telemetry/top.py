@@ -105,7 +105,7 @@ class GroupView:
 
     Attributes:
         path: Where it was read; None where the scheduler's records tell it.
-        status: The content of the file, see docs/telemetry.md.
+        status: The content of the file, see docs/sharing.md.
         age_s: Seconds since it was written.
     """
 

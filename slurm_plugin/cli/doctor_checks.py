@@ -346,6 +346,6 @@ def judge_job_files(text: str) -> Finding | None:
         kind = settings.get(key, "")
         if kind.partition("/")[2] not in {"", "none"}:
             lost = f"each job has its own /tmp ({key}={kind}): members of groups go back to the queue and run alone"
-            remedy = "name other nodes than those of Muri in job_container.conf; see docs/isolation-process.md"
+            remedy = "name other nodes than those of Muri in job_container.conf; see docs/sharing.md"
             return Finding("job files", Level.WARNING, lost, remedy)
     return None

@@ -52,7 +52,7 @@ def started_pid(launcher: Launcher, job: str) -> int:
 def test_everything_a_script_sees_is_as_alone(launcher: Launcher) -> None:
     text = """
         import json, os, resource, sys
-        for name in ("MURI_GATE", "OMP_WAIT_POLICY"):  # what the runtime adds, see docs/isolation-process.md
+        for name in ("MURI_GATE", "OMP_WAIT_POLICY"):  # what the runtime adds, see docs/sharing.md
             os.environ.pop(name, None)
         umask = os.umask(0)
         print(json.dumps([sys.argv, sys.path, sys.flags, os.getcwd(), umask, dict(os.environ), __name__, __file__]))
