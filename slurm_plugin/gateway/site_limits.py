@@ -36,7 +36,6 @@ _ENFORCING: Final = frozenset({"limits", "safe", "all"})
 # Slurm's names of the columns that hold limits, each with the field of Limits.
 _COMMON_TRES: Final = {
     "MaxTRES": "max_tres_per_job",
-    "MaxTRESPerNode": "max_tres_per_node",
     "MaxTRESMins": "max_tres_minutes_per_job",
     "GrpTRES": "grp_tres",
 }

@@ -1,85 +1,249 @@
-"""Whether what a plan starts stays within the site's limits. Pure.
+"""What a site's limits leave room for. Pure.
 
-On Slurm a group is its pilot job, which holds the GPUs, and one job more for each member.
+Slurm judges whatever a job's user submits, and the pilot jobs and dry runs that Muri submits in that user's name. What
+it does not judge stands here, because Muri acts as an administrator, whose changes Slurm exempts from limits: time
+limits that it raises, and the CPUs and memory that members keep. A group is also more jobs than its user submitted: the
+pilot must not take from a user what limits on the number of jobs allow. And a job that Slurm would not start gets no
+GPUs in a plan.
+
+Slurm looks at the QOS of the partition, then the job's own (the other way round with the flag OverPartQOS), then the
+user's association and the accounts above it. Where two of them limit the same thing, the first wins, however large;
+only the accounts of a chain all count. The partition's own limits hold besides.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from operator import attrgetter
-from typing import Final
+from typing import Final, NamedTuple
 
 from muri.slurm_plugin.planning.actions import Join, MemberPlan, StartGroup
 from muri.slurm_plugin.planning.arrays import task_count
-from muri.slurm_plugin.planning.limit_rules import RUNNING, SUBMITTED, JobRule, Key, Payer, Rule, RuleBook
 from muri.slurm_plugin.planning.placement import Places, ends_at_s
 from muri.slurm_plugin.planning.slurm_requests import MEMBER_MEM_MIB, member_mem_mib
 from muri.slurm_plugin.records.cluster import Job, JobState
-from muri.slurm_plugin.records.host_lists import HostListError, names_in
-from muri.slurm_plugin.records.limits import will_start_by_itself
+from muri.slurm_plugin.records.limits import Association, Limits, Qos, SiteLimits, will_start_by_itself
 from muri.slurm_plugin.records.roles import ManagedJob, Role, View
 
 PILOT_EXTRA_S: Final = 600
 """A pilot outlives its members by this much, so that the last of them can end cleanly."""
 
+RUNNING: Final = "running jobs"
+SUBMITTED: Final = "waiting and running jobs"
+
 _STARTED: Final = frozenset({JobState.RUNNING, JobState.SUSPENDED})
 _PROMISED: Final = frozenset({Role.PILOT, Role.MEMBER, Role.DRY_RUN, Role.RELEASED})
+_UNITS: Final = {"cpu": "CPUs", "mem": "MiB of memory", "gres/gpu": "GPUs"}
 
-_UNITS: Final = {"cpu": "CPUs", "mem": "MiB of memory", "node": "nodes", "gres/gpu": "GPUs"}
+# Limits on jobs together: whose jobs, what is counted, the field of Limits, Slurm's name of it in a QOS.
+_COUNTS: Final = (
+    ("user", RUNNING, "max_jobs_per_user", "MaxJobsPerUser"),
+    ("user", SUBMITTED, "max_submit_per_user", "MaxSubmitJobsPerUser"),
+    ("account", RUNNING, "max_jobs_per_account", "MaxJobsPerAccount"),
+    ("account", SUBMITTED, "max_submit_per_account", "MaxSubmitJobsPerAccount"),
+    ("all", RUNNING, "grp_jobs", "GrpJobs"),
+    ("all", SUBMITTED, "grp_submit", "GrpSubmit"),
+)
+_TRES: Final = (
+    ("user", "max_tres_per_user", "MaxTRESPerUser"),
+    ("account", "max_tres_per_account", "MaxTRESPerAccount"),
+    ("all", "grp_tres", "GrpTRES"),
+)
 
+Key = tuple[str, ...]
+"""Jobs that are counted together: those of a QOS, of a user in a QOS, of an association, of an account, …"""
 
-_Likeness = tuple[object, ...]
-
-_likeness: Final[Callable[[Job], _Likeness]] = attrgetter(
+_likeness: Final[Callable[[Job], tuple[object, ...]]] = attrgetter(
     "user", "account", "qos", "partition", "gpu_count", "gpu_request", "node_count", "cpu_count", "cpus_per_task",
-    "mem_per_node_mib", "time_limit_s", "required_nodes",
+    "mem_per_node_mib", "time_limit_s",
 )  # fmt: skip
 """All that limits look at in a job that waits."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Start:
-    """A job as Slurm's limits see it.
+class Payer(NamedTuple):
+    """Whom Slurm counts a job for."""
 
-    Attributes:
-        payer: Whom it counts for.
-        tres: What it has of each resource; its nodes are counted in `nodes`.
-        nodes: Its nodes, as far as they are known.
-        is_new: Whether it is submitted now.
-    """
+    user: str
+    account: str
+    qos: str
+    partition: str
+
+
+class _Limit(NamedTuple):
+    """A limit on a resource: how much, who sets it, Slurm's name of it; of jobs together: which, and whose they are."""
+
+    resource: str
+    most: int
+    setter: str
+    setting: str
+    jobs: Key = ()
+    each: str = ""
+    whose: str = ""
+
+    @property
+    def text(self) -> str:
+        """How much of what, for people."""
+        return f"{self.most} {_UNITS.get(self.resource, self.resource)}" if self.resource else f"{self.most} s"
+
+
+class _Level(NamedTuple):
+    """A QOS or an association: its name for people, its limits, and which jobs count together for it."""
+
+    name: str
+    limits: Limits
+    key: Key
+    factor: float = 1.0
+
+
+class _Start(NamedTuple):
+    """A job as Slurm's limits see it: its payer, what it has on its nodes, and whether it is submitted now."""
 
     payer: Payer
     tres: Mapping[str, int]
-    nodes: frozenset[str] = frozenset()
     is_new: bool = False
+    nodes: int = 1
 
 
-@dataclass(slots=True)
-class _Tally:
-    """What jobs have together."""
+class _Rules:
+    """The limits that hold for one payer.
 
-    amounts: Counter[tuple[Key, str]] = field(default_factory=Counter)
-    nodes: dict[Key, set[str]] = field(default_factory=dict)
+    Attributes:
+        partition: Its partition, None when it is not known.
+        keys: All that its jobs are counted in, whether or not it is limited for this payer.
+        together: Limits on what its jobs have together with others.
+        wall: Longest time limits.
+        most: Most that one job may have.
+        per_node: Most that one job may have on each node.
+        minutes: Most resources × minutes of one job.
+        least: Least that one job must have.
+        why_unknown: Why some of its limits are not known, "" when all are.
+    """
 
-    def add(self, keys: Iterable[Key], start: _Start, times: int = 1) -> None:
-        """Count a job that starts; -1 times takes back what was counted, save the names of nodes."""
-        for key in keys:
-            self.amounts[key, RUNNING] += times
-            self.amounts[key, SUBMITTED] += times * start.is_new
-            for name, amount in start.tres.items():
-                self.amounts[key, name] += times * amount
-            if start.nodes:
-                self.nodes.setdefault(key, set()).update(start.nodes)
+    def __init__(self, limits: SiteLimits, payer: Payer, associations: Mapping[Key, Association]) -> None:
+        self._payer = payer
+        known_qos = {each.name: each for each in limits.qos} if limits.enforced else {}
+        self.partition = next((each for each in limits.partitions if each.name == payer.partition), None)
+        names = (self.partition.qos if self.partition is not None else "", payer.qos)
+        qos = [known_qos[name] for name in dict.fromkeys(names) if name in known_qos]
+        if len(qos) == 2 and qos[1].over_partition_qos:
+            qos.reverse()
+        job_qos = known_qos.get(payer.qos, Qos(""))
+        own, accounts = _chain(payer, associations) if limits.enforced else (None, [])
+        self._qos = [_Level(f"QOS {each.name}", each.limits, ("qos", each.name)) for each in qos]
+        self._chain = [
+            _Level(
+                f"{each.user} in {each.account}" if each.user else f"account {each.account}",
+                each.limits,
+                ("association", each.account, each.user, each.partition),
+                job_qos.limit_factor,
+            )
+            for each in (*filter(None, (own,)), *accounts)
+        ]
+        self._own = self._chain[: own is not None]
+        self.keys = (
+            *(
+                (*level.key, *of)
+                for level in self._qos
+                for of in ((), ("user", payer.user), ("account", payer.account))
+            ),
+            *(level.key for level in self._chain),
+        )
+        self.together = tuple(self._together())
+        single, of_partition = [*self._qos, *self._own], f"partition {payer.partition}"
+        self.wall = [
+            _Limit("", level.limits.max_wall_s, level.name, "MaxWall")
+            for level in single
+            if level.limits.max_wall_s is not None
+        ][:1]
+        if self.partition is not None and self.partition.max_time_s is not None and not job_qos.over_partition_time:
+            self.wall.insert(0, _Limit("", self.partition.max_time_s, of_partition, "MaxTime"))
+        self.most = _first(single, "max_tres_per_job", "MaxTRES")
+        most_mib = None if self.partition is None else self.partition.max_mem_per_node_mib
+        self.per_node = () if most_mib is None else (_Limit("mem", most_mib, of_partition, "MaxMemPerNode"),)
+        self.minutes = _first(single, "max_tres_minutes_per_job", "MaxTRESMins")
+        self.least = _first(single, "min_tres_per_job", "MinTRES")
+        self.why_unknown = self._why_unknown(limits, names, known_qos)
+
+    def _why_unknown(self, limits: SiteLimits, qos: Iterable[str], known_qos: Container[str]) -> str:
+        payer = self._payer
+        if limits.why_unknown:
+            return f"the site's limits are unknown: {limits.why_unknown}"
+        if self.partition is None:
+            return f"the limits of partition {payer.partition} are unknown" if limits.partitions else ""
+        if not limits.enforced:
+            return ""
+        for name in qos:
+            if name and name not in known_qos:
+                return f"the limits of QOS {name} are unknown"
+        return "" if self._own else f"the limits of {payer.user} in account {payer.account or 'none'} are unknown"
+
+    def _together(self) -> Iterator[_Limit]:
+        user, account = self._payer.user, self._payer.account
+        owners = (("user", user, user), ("account", account, f"account {account}"))
+        set_by_qos: set[tuple[str, str]] = set()
+        for level in self._qos:
+            of_level = {of: ((*level.key, of, name), f" for each {of}", whose) for of, name, whose in owners}
+            found = list(_limits_on_jobs(level))
+            for of, limit in found:
+                jobs, each, whose = of_level.get(of, limit[-3:])
+                if (of, limit.resource) not in set_by_qos:
+                    yield limit._replace(jobs=jobs, each=each, whose=whose)
+            set_by_qos |= {(of, limit.resource) for of, limit in found}
+        for level in self._chain:
+            for of, limit in _limits_on_jobs(level):
+                replaced = {(of, limit.resource), ("account", limit.resource)} & set_by_qos
+                if of == "user" and limit.resource in (RUNNING, SUBMITTED) and level in self._own and not replaced:
+                    yield limit._replace(
+                        setter=f"account {account}",
+                        setting=limit.setting.replace("PerUser", ""),
+                        each=" for each user",
+                        whose=user,
+                    )
+                elif of == "all" and (of, limit.resource) not in set_by_qos:
+                    yield limit
+
+
+def _chain(payer: Payer, associations: Mapping[Key, Association]) -> tuple[Association | None, list[Association]]:
+    """Return a payer's association and the accounts above it, the next one first."""
+    own = associations.get((payer.account, payer.user, payer.partition))
+    own = own or associations.get((payer.account, payer.user, ""))
+    found: list[Association] = []
+    above = associations.get((payer.account, "", ""))
+    while above is not None and above not in found:
+        found.append(above)
+        above = associations.get((above.parent, "", ""))
+    return own, found
+
+
+def _limits_on_jobs(level: _Level) -> Iterator[tuple[str, _Limit]]:
+    """Yield a level's limits on what jobs have together, each after whose jobs: of a "user", an "account" or "all"."""
+    for of, resource, name, setting in _COUNTS:
+        most: int | None = getattr(level.limits, name)
+        if most is not None:
+            yield of, _Limit(resource, most, level.name, setting, level.key, whose="its jobs")
+    for of, name, setting in _TRES:
+        for each in getattr(level.limits, name):
+            most = int(each.amount * level.factor)
+            yield of, _Limit(each.name, most, level.name, setting, level.key, whose="its jobs")
+
+
+def _first(levels: Iterable[_Level], name: str, setting: str) -> tuple[_Limit, ...]:
+    """Return the first limit on each resource."""
+    found: dict[str, _Limit] = {}
+    for level in levels:
+        for each in getattr(level.limits, name):
+            limit = _Limit(each.name, int(each.amount * level.factor), level.name, setting)
+            found.setdefault(each.name, limit)
+    return tuple(found.values())
 
 
 class SiteRoom:
     """The room that the site's limits, and reservations of others, leave in one cycle.
 
-    Where limits that hold for a job are not known, it is not grouped: Muri changes time limits as an administrator,
-    whom Slurm does not stop. Alone such a job is left to Slurm.
+    Where limits that hold for a job are not known, it is not grouped. Alone such a job is left to Slurm.
 
-    What Slurm enforces by itself when a job starts and Muri does not foresee: limits on minutes of all jobs together
-    (GrpTRESMins, GrpTRESRunMins, GrpWall), and on billing, licences, energy and burst buffers.
+    What Slurm enforces by itself and Muri does not foresee: limits on each node, on types of GPUs of jobs that name
+    none, on minutes of all jobs together, and on nodes, billing, licences, energy and burst buffers.
 
     Args:
         view: The queue, and what the site allows.
@@ -93,35 +257,45 @@ class SiteRoom:
         self.places = Places(view.snapshot)
         self._pilot_qos = pilot_qos
         self._view = view
-        self._book = RuleBook(view.snapshot.limits)
-        self._types = _gpu_types(view) if self._book.names("gres/gpu:") else {}
-        self._counts_nodes = self._book.names("node")
-        self._used, self._promised = _Tally(), _Tally()
-        # Answers for jobs that are alike, until something is taken.
-        self._no_room: dict[_Likeness, str] = {}
-        self._largest: dict[tuple[_Likeness, int], tuple[int, str]] = {}
-        self._largest_joining: dict[tuple[_Likeness, int], tuple[int, str]] = {}
-        if view.snapshot.limits.enforced:
-            self._count_jobs()
-
-    def _count_jobs(self) -> None:
-        for job in self._view.jobs.values():
-            keys = self._book.keys(payer_of(job))
+        self._limits = view.snapshot.limits
+        self._associations: dict[Key, Association] = {
+            (each.account, each.user, each.partition): each for each in self._limits.associations
+        }
+        self._rules: dict[Payer, _Rules] = {}
+        self._used: Counter[tuple[Key, str]] = Counter()
+        self._promised: Counter[tuple[Key, str]] = Counter()
+        self._answers: dict[tuple[object, ...], tuple[int, str]] = {}
+        """Of jobs that are alike, until something is taken."""
+        for job in view.jobs.values() if self._limits.enforced else ():
             if job.state is JobState.PENDING or job.state in _STARTED:
-                count = task_count(job)
-                for key in keys:
-                    self._used.amounts[key, SUBMITTED] += count
+                for key in self._of(payer_of(job)).keys:
+                    self._used[key, SUBMITTED] += task_count(job)
             if job.state in _STARTED:
-                self._used.add(keys, self._as_it_is(job, job.nodes))
+                self._count(_alone(job))
             elif _is_promised(job):
-                self._promised.add(keys, self._as_it_is(job, job.required_nodes))
+                self._count(_alone(job), 1, self._promised)
+
+    def _of(self, payer: Payer) -> _Rules:
+        if payer not in self._rules:
+            self._rules[payer] = _Rules(self._limits, payer, self._associations)
+        return self._rules[payer]
+
+    def _count(self, start: _Start, times: int = 1, tally: Counter[tuple[Key, str]] | None = None) -> None:
+        """Count a job that starts; -1 times takes back what was counted."""
+        self._answers.clear()
+        tally = self._used if tally is None else tally
+        for key in self._of(start.payer).keys:
+            tally[key, RUNNING] += times
+            tally[key, SUBMITTED] += times * start.is_new
+            for name, amount in start.tres.items():
+                tally[key, name] += times * amount
 
     def longest_s(self, job: Job) -> int | None:
         """Return the longest time limit that partition, QOS and association allow, in seconds; None for any."""
-        rules = self._book.single(payer_of(job))
-        tres = _asked_by(job) if rules.most_minutes else {}
-        limits = [rule.amount for rule in rules.wall]
-        limits += [60 * rule.amount // tres[rule.resource] for rule in rules.most_minutes if tres.get(rule.resource)]
+        rules = self._of(payer_of(job))
+        tres = _asked_by(job) if rules.minutes else {}
+        limits = [limit.most for limit in rules.wall]
+        limits += [60 * limit.most // tres[limit.resource] for limit in rules.minutes if tres.get(limit.resource)]
         return min(limits, default=None)
 
     def member_limit_s(self, job: Job, size: int, after_s: int = 0) -> int:
@@ -169,11 +343,22 @@ class SiteRoom:
         Returns:
             A size, 1 when it must run alone, and the reason; "" when `most` is allowed.
         """
-        alike = _likeness(job), most
-        if alike not in self._largest:
-            self._largest[alike] = self._largest_group(job, most)
-        found = self._largest[alike]
-        return self._before_reservations(job, *found) if self.places.are_set_aside else found
+        alike = "group", most, _likeness(job)
+        if alike not in self._answers:
+            no_group = self._why_no_group(job)
+            self._answers[alike] = (1, no_group) if no_group else _largest(most, lambda size: self._why_not(job, size))
+        largest, why = self._answers[alike]
+        return self._before_reservations(job, largest, why) if self.places.are_set_aside else (largest, why)
+
+    def _why_not(self, job: ManagedJob, size: int) -> str:
+        """Why a job cannot be in a group of this many jobs like itself, whose pilot has the least that it may have."""
+        if why := self.why_no_time(job, size):
+            return why
+        ranks, asked, payer = max(1, job.gpu_count), _asked_by(job), payer_of(job)
+        tres = {**asked, "cpu": -(-job.given_cpus // ranks) * ranks, "mem": asked["mem"] * size}
+        pilot = _Start(payer._replace(qos=self._pilot_qos or payer.qos), tres, True, max(1, job.node_count))
+        allowed = self._why_not_allowed(pilot, pilot_limit_s(job, size))
+        return allowed or self._why_not_together([pilot, *([_member_like(job)] * size)])
 
     def _before_reservations(self, job: Job, most: int, why: str) -> tuple[int, str]:
         """The largest group whose pilot ends before reservations begin on any nodes that the job may get."""
@@ -182,21 +367,6 @@ class SiteRoom:
             if late:
                 return size - 1, f"the pilot job of a group of {size} could not start: {late}"
         return most, why
-
-    def _largest_group(self, job: ManagedJob, most: int) -> tuple[int, str]:
-        why = self._why_no_group(job)
-        if why:
-            return 1, why
-        for size in range(2, most + 1):
-            pilot, limit_s = self._pilot_like(job, size), pilot_limit_s(job, size)
-            why = (
-                self.why_no_time(job, size)
-                or self._why_not_allowed(pilot, max(1, job.node_count), limit_s)
-                or self._why_not_together([pilot, *([self._member_like(job)] * size)])
-            )
-            if why:
-                return size - 1, why
-        return most, ""
 
     def largest_when_joining(self, job: ManagedJob, most: int) -> tuple[int, str]:
         """Return how large a group may become by a job's joining it while it runs, and why no larger.
@@ -208,34 +378,25 @@ class SiteRoom:
         Returns:
             A size, 1 when it can join none, and the reason; "" when `most` is allowed.
         """
-        alike = _likeness(job), most
-        if alike not in self._largest_joining:
-            self._largest_joining[alike] = self._largest_when_joining(job, most)
-        return self._largest_joining[alike]
-
-    def _largest_when_joining(self, job: ManagedJob, most: int) -> tuple[int, str]:
-        why = self._why_no_member(job) or self._why_not_together([self._member_like(job)])
-        if why:
-            return 1, why
-        sizes = range(2, most + 1)
-        return next(((size - 1, why) for size in sizes if (why := self.why_no_time(job, size))), (most, ""))
+        alike = "join", most, _likeness(job)
+        if alike not in self._answers:
+            no_join = self._why_no_member(job) or self._why_not_together([_member_like(job)])
+            self._answers[alike] = (1, no_join) if no_join else _largest(most, lambda size: self.why_no_time(job, size))
+        return self._answers[alike]
 
     def why_no_room(self, job: ManagedJob) -> str:
         """Return why a job cannot start alone now because of what others use, "" when it can."""
-        alike = _likeness(job)
-        if alike not in self._no_room:
-            self._no_room[alike] = self._why_no_room(job)
-        return self._no_room[alike]
-
-    def _why_no_room(self, job: ManagedJob) -> str:
-        partition = self._book.partition(payer_of(job))
-        if partition is not None and partition.state in ("DOWN", "INACTIVE"):
-            return f"partition {partition.name} is {partition.state}"
-        return self._why_over([self._alone(job)], self._used)
+        alike = "alone", _likeness(job)
+        if alike not in self._answers:
+            partition = self._of(payer_of(job)).partition
+            down = partition is not None and partition.state in ("DOWN", "INACTIVE")
+            why = f"partition {job.partition} is {partition.state}" if partition is not None and down else ""
+            self._answers[alike] = 1, why or self._why_over([_alone(job)], self._used)
+        return self._answers[alike][1]
 
     def take_alone(self, job: ManagedJob) -> str:
         """Count a job that starts alone; return why it cannot, "" when it does."""
-        return self.why_no_room(job) or self._take([self._alone(job)])
+        return self.why_no_room(job) or self._take([_alone(job)])
 
     def take_dry_run(self, job: ManagedJob, partition: str, time_limit_s: int) -> str:
         """Count a job that measures a waiting job's script; return why it cannot start, "" when it does.
@@ -245,8 +406,8 @@ class SiteRoom:
             partition: Where it is measured.
             time_limit_s: Time limit of the measurement.
         """
-        start = replace(self._alone(job), payer=payer_of(job)._replace(partition=partition), is_new=True)
-        why = self._why_not_allowed(start, max(1, job.node_count), time_limit_s) or self._why_not_together([start])
+        start = _Start(payer_of(job)._replace(partition=partition), _asked_by(job), True, max(1, job.node_count))
+        why = self._why_not_allowed(start, time_limit_s) or self._why_not_together([start])
         return why or self._take([start])
 
     def capped(self, group: StartGroup, of_shared: int = 1) -> StartGroup:
@@ -260,34 +421,32 @@ class SiteRoom:
             group: The group.
             of_shared: Of limits on what several jobs have together, this part at most may be in use then: 2 is half.
         """
+        starts = self._starts(group)
         ranks = group.gpus_per_node * group.node_count
         asked_cpus = max(-(-member.original.cpu_count // ranks) for member in group.members)
         asked_mib = sum(member.original.mem_per_node_mib for member in group.members)
-        starts = self._starts(group)
-        cpus = self._most("cpu", group, starts, of_shared) // ranks
-        mem_mib = self._most("mem", group, starts, of_shared) // group.node_count
-        cpu_count = min(group.cpu_count, max(asked_cpus, cpus))
-        partition = self._book.partition(starts[0].payer)
-        if partition is not None and partition.max_mem_per_cpu_mib:
-            per_rank_mib = partition.max_mem_per_cpu_mib * group.gpus_per_node
+        cpu_count = min(group.cpu_count, max(asked_cpus, self._most("cpu", group, starts, of_shared) // ranks))
+        mem_mib = max(asked_mib, self._most("mem", group, starts, of_shared) // group.node_count)
+        per_rank_mib = self._limits.partition(group.partition).max_mem_per_cpu_mib or 0
+        per_rank_mib *= group.gpus_per_node
+        if per_rank_mib:
             cpu_count = max(cpu_count, -(-asked_mib // per_rank_mib))
-            mem_mib = min(mem_mib, cpu_count * per_rank_mib)
-        return replace(
-            group, cpu_count=cpu_count, mem_per_node_mib=min(group.mem_per_node_mib, max(asked_mib, mem_mib))
-        )
+            mem_mib = max(asked_mib, min(mem_mib, cpu_count * per_rank_mib))
+        return replace(group, cpu_count=cpu_count, mem_per_node_mib=min(group.mem_per_node_mib, mem_mib))
 
     def _most(self, resource: str, group: StartGroup, starts: Sequence[_Start], of_shared: int) -> int:
         """How much of a resource a group's pilot may have now; `starts` are the pilot and the members."""
         pilot, *members = starts
-        rules = self._book.single(pilot.payer)
-        most = [rule.amount for rule in rules.most if rule.resource == resource]
-        most += [rule.amount * group.node_count for rule in rules.most_per_node if rule.resource == resource]
+        rules = self._of(pilot.payer)
+        most = [limit.most for limit in rules.most if limit.resource == resource]
+        most += [limit.most * group.node_count for limit in rules.per_node if limit.resource == resource]
         if group.time_limit_s:
-            minutes = [rule.amount for rule in rules.most_minutes if rule.resource == resource]
-            most += [60 * amount // group.time_limit_s for amount in minutes]
+            most += [60 * limit.most // group.time_limit_s for limit in rules.minutes if limit.resource == resource]
         others = sum(member.tres[resource] for member in members)
-        shared = [rule for rule in self._book.shared(pilot.payer) if rule.resource == resource]
-        most += [rule.most // of_shared - others - _amount_of(rule, self._used, self._promised) for rule in shared]
+        for limit in rules.together:
+            if limit.resource == resource:
+                counted = limit.jobs, resource
+                most.append(limit.most // of_shared - others - self._used[counted] - self._promised[counted])
         return max(0, min(most, default=pilot.tres[resource]))
 
     def take_group(self, group: StartGroup) -> str:
@@ -295,10 +454,13 @@ class SiteRoom:
         size = len(group.members)
         for member in group.members:
             job = self._view.jobs[member.job_id]
-            why = self._why_no_group(job) or self.why_no_time(job, size)
-            if why:
+            if why := self._why_no_group(job) or self.why_no_time(job, size):
                 return f"job {job.job_id}: {why}"
-        return self._why_reserved(group) or self._why_not_startable(group) or self._take(self._starts(group))
+        # Alone, its members may end early enough for these nodes.
+        end_s = ends_at_s(self._view.snapshot.taken_s, group.time_limit_s)
+        if why := self.places.why_not_until(end_s, group.node, group.reservation):
+            return f"its pilot job could not start on {group.node}: {why}"
+        return self._why_not_startable(group) or self._take(self._starts(group))
 
     def take_pilot(self, group: StartGroup) -> tuple[StartGroup, str]:
         """Give a job that is counted as one that starts alone a pilot job of its own, so that others may join it.
@@ -312,92 +474,60 @@ class SiteRoom:
         Returns:
             The group with no more CPUs and memory than is allowed, and why the job cannot have a pilot, "" when it has.
         """
-        alone = self._alone(self._view.jobs[group.members[0].job_id])
+        alone = _alone(self._view.jobs[group.members[0].job_id])
         self._count(alone, -1)
         group = self.capped(group, of_shared=2)
-        why = self._why_crowded(self._pilot(group).payer) or self.take_group(group)
+        why = self._why_crowded(self._starts(group)[0].payer) or self.take_group(group)
         if why:
-            self._count(alone, 1)
+            self._count(alone)
         return group, why
+
+    def _why_crowded(self, payer: Payer) -> str:
+        for limit in self._of(payer).together:
+            if limit.resource in (RUNNING, SUBMITTED) and 2 * (self._used[limit.jobs, SUBMITTED] + 1) > limit.most:
+                return (
+                    f"{limit.setter} allows {limit.text}{limit.each} ({limit.setting}), and a pilot job of its own "
+                    "would count like a job"
+                )
+        return ""
 
     def widen(self, group: StartGroup, wider: StartGroup) -> StartGroup:
         """Give a group that is counted what it may have of more memory, by the same rule, for those that join it."""
         for start in self._starts(group):
             self._count(start, -1)
         wider = self.capped(wider, of_shared=2)
-        why = self._why_not_startable(wider)
-        found = group if why else wider
+        found = group if self._why_not_startable(wider) else wider
         for start in self._starts(found):
-            self._count(start, 1)
+            self._count(start)
         return found
-
-    def _starts(self, group: StartGroup) -> list[_Start]:
-        """What Slurm counts of a group: its pilot and its members."""
-        return [self._pilot(group), *(self._member(each, group.node, group.node_count) for each in group.members)]
-
-    def _why_not_startable(self, group: StartGroup) -> str:
-        """Why limits do not let a group start."""
-        starts = self._starts(group)
-        why = self._why_not_allowed(starts[0], group.node_count, group.time_limit_s)
-        return why or self._why_not_together(starts)
-
-    def _why_crowded(self, payer: Payer) -> str:
-        for rule in self._book.shared(payer):
-            if rule.resource in (RUNNING, SUBMITTED):
-                counted = self._used.amounts[rule.jobs, SUBMITTED] + 1
-                if 2 * counted > rule.most:
-                    return (
-                        f"{rule.setter} allows {_amount(rule.most, rule.resource)}{rule.each} ({rule.setting}), and a "
-                        "pilot job of its own would count like a job"
-                    )
-        return ""
-
-    def _count(self, start: _Start, times: int) -> None:
-        """Count a job that starts, or count it no more."""
-        for answers in (self._no_room, self._largest, self._largest_joining):
-            answers.clear()
-        self._used.add(self._book.keys(start.payer), start, times)
-
-    def _why_reserved(self, group: StartGroup) -> str:
-        """Why Slurm would not start a group's pilot: alone, its members may end early enough for these nodes."""
-        end_s = ends_at_s(self._view.snapshot.taken_s, group.time_limit_s)
-        why = self.places.why_not_until(end_s, group.node, group.reservation)
-        return f"its pilot job could not start on {group.node}: {why}" if why else ""
 
     def take_join(self, join: Join) -> str:
         """Count a job that joins a running group; return why it cannot, "" when it does."""
         job, pilot = self._view.jobs[join.member.job_id], self._view.jobs[join.pilot]
-        start = self._member(join.member, join.node, max(1, pilot.node_count))
+        start = self._member(join.member, max(1, pilot.node_count))
         why = self._why_no_member(job) or self.why_too_late(join) or self._why_not_together([start])
         return why or self._take([start])
 
     def why_too_late(self, join: Join) -> str:
         """Return why a join would leave somebody too little time, or give more than there is; "" when it would not."""
         job, pilot = self._view.jobs[join.member.job_id], self._view.jobs[join.pilot]
-        longest_s = self.longest_s(job)
+        longest_s, now_s = self.longest_s(job), self._view.snapshot.taken_s
         if longest_s is not None and join.pilot_limit_s > longest_s:
             return (
                 f"the group's pilot job would need a time limit of {_hours(join.pilot_limit_s)}, "
                 f"{_hours(longest_s)} are allowed"
             )
-        return self._why_too_little_time(job, join, pilot) or self._why_past_reservation(join, pilot)
-
-    def _why_too_little_time(self, job: ManagedJob, join: Join, pilot: Job) -> str:
-        """Why a join would leave somebody less time than sharing takes."""
-        size, now_s = join.size, self._view.snapshot.taken_s
-        why = self.why_no_time(job, size, int(max(0.0, now_s - pilot.start_s)))
-        for job_id, _ in join.others:
-            other = self._view.jobs[job_id]
-            if why or other.membership is None:
+        if why := self.why_no_time(job, join.size, int(max(0.0, now_s - pilot.start_s))):
+            return why
+        others = [(self._view.jobs[job_id], limit_s) for job_id, limit_s in join.others]
+        for other, _ in others:
+            if other.membership is None:
                 continue
             own_s = other.membership.original.time_limit_s
-            why = self.why_no_time(other, size, int(max(0.0, other.start_s - pilot.start_s)), own_s)
-        return why
-
-    def _why_past_reservation(self, join: Join, pilot: Job) -> str:
-        """Why new ends would be too late: Slurm lets an administrator, and so Muri, move them into a reservation."""
-        ends = [ends_at_s(self._view.snapshot.taken_s, join.member.time_limit_s)]
-        others = [(self._view.jobs[job_id], limit_s) for job_id, limit_s in join.others]
+            if why := self.why_no_time(other, join.size, int(max(0.0, other.start_s - pilot.start_s)), own_s):
+                return why
+        # Slurm lets an administrator, and so Muri, move ends into a reservation.
+        ends = [ends_at_s(now_s, join.member.time_limit_s)]
         extended = [(pilot, join.pilot_limit_s), *others]
         ends += [job.start_s + limit_s for job, limit_s in extended if limit_s > job.time_limit_s]
         why = self.places.why_not_until(max(ends), join.node, pilot.reservation)
@@ -405,125 +535,87 @@ class SiteRoom:
 
     def _why_no_group(self, job: ManagedJob) -> str:
         """Why a job cannot be in any group."""
-        partition = self._book.partition(payer_of(job))
+        payer = payer_of(job)
+        partition = self._of(payer).partition
         if partition is not None and partition.state in ("DRAIN", "INACTIVE"):
             return f"partition {partition.name} takes no new jobs, such as a pilot job (its state is {partition.state})"
-        payer = payer_of(job)
-        pilots = payer._replace(qos=self._pilot_qos or payer.qos)
-        return self._why_no_member(job) or self._book.why_unknown(pilots)
+        of_pilots = payer._replace(qos=self._pilot_qos or payer.qos)
+        return self._why_no_member(job) or self._of(of_pilots).why_unknown
 
     def _why_no_member(self, job: ManagedJob) -> str:
         """Why a job cannot be one without GPUs beside others."""
-        payer = payer_of(job)
-        partition = self._book.partition(payer)
-        if partition is not None and partition.exclusive:
-            return f"jobs of partition {partition.name} do not share nodes (OverSubscribe=EXCLUSIVE)"
-        tres = self._member_like(job).tres
-        for rule in self._book.single(payer).least:
-            if tres.get(rule.resource, 0) < rule.amount:
+        rules = self._of(payer_of(job))
+        if rules.partition is not None and rules.partition.exclusive:
+            return f"jobs of partition {rules.partition.name} do not share nodes (OverSubscribe=EXCLUSIVE)"
+        tres = _member_like(job).tres
+        for limit in rules.least:
+            if tres.get(limit.resource, 0) < limit.most:
                 return (
-                    f"{rule.setter} demands {_amount(rule.amount, rule.resource)} of each job ({rule.setting}), a "
-                    f"group's member has {tres.get(rule.resource, 0)}"
+                    f"{limit.setter} demands {limit.text} of each job ({limit.setting}), a group's member has "
+                    f"{tres.get(limit.resource, 0)}"
                 )
-        return self._book.why_unknown(payer)
+        return rules.why_unknown
 
-    def _why_not_allowed(self, start: _Start, node_count: int, time_limit_s: int) -> str:
+    def _why_not_allowed(self, start: _Start, time_limit_s: int) -> str:
         """Why one job may not be as it is."""
-        rules = self._book.single(start.payer)
-        minutes = time_limit_s / 60
-        checks: list[tuple[JobRule, float]] = [
-            *((rule, time_limit_s) for rule in rules.wall),
-            *((rule, start.tres.get(rule.resource, 0)) for rule in rules.most),
-            *((rule, start.tres.get(rule.resource, 0) / node_count) for rule in rules.most_per_node),
-            *((rule, start.tres.get(rule.resource, 0) * minutes) for rule in rules.most_minutes),
-        ]
-        for rule, wanted in checks:
-            if wanted > rule.amount:
+        rules, minutes = self._of(start.payer), time_limit_s / 60
+        checks: list[tuple[_Limit, float]] = [(limit, time_limit_s) for limit in rules.wall]
+        checks += [(limit, start.tres.get(limit.resource, 0)) for limit in rules.most]
+        checks += [(limit, start.tres.get(limit.resource, 0) / start.nodes) for limit in rules.per_node]
+        checks += [(limit, start.tres.get(limit.resource, 0) * minutes) for limit in rules.minutes]
+        for limit, wanted in checks:
+            if wanted > limit.most:
                 return (
-                    f"{rule.setter} allows {_amount(rule.amount, rule.resource)} for each job ({rule.setting}), Muri's "
-                    f"would have {wanted:g}"
+                    f"{limit.setter} allows {limit.text} for each job ({limit.setting}), Muri's would have {wanted:g}"
                 )
         return ""
+
+    def _why_not_startable(self, group: StartGroup) -> str:
+        """Why limits do not let a group start."""
+        starts = self._starts(group)
+        return self._why_not_allowed(starts[0], group.time_limit_s) or self._why_not_together(starts)
 
     def _why_not_together(self, starts: Sequence[_Start]) -> str:
         """Why a group's jobs cannot start now: jobs that Slurm will start by itself come first."""
         return self._why_over(starts, self._used, self._promised)
 
-    def _why_over(self, starts: Sequence[_Start], *present: _Tally) -> str:
+    def _why_over(self, starts: Sequence[_Start], *present: Counter[tuple[Key, str]]) -> str:
         """Why jobs cannot start beside those that are counted already."""
-        rules = [rule for payer in dict.fromkeys(start.payer for start in starts) for rule in self._book.shared(payer)]
-        if not rules:
+        limits = [
+            limit for payer in dict.fromkeys(start.payer for start in starts) for limit in self._of(payer).together
+        ]
+        if not limits:
             return ""
-        added = _Tally()
+        added: Counter[tuple[Key, str]] = Counter()
         for start in starts:
-            added.add(self._book.keys(start.payer), start)
-        for rule in rules:
-            more = _amount_of(rule, added)
-            total = _amount_of(rule, added, *present)
-            if more and total > rule.most:
-                return _over(rule, total)
+            self._count(start, 1, added)
+        for limit in limits:
+            counted = limit.jobs, limit.resource
+            total = added[counted] + sum(tally[counted] for tally in present)
+            if added[counted] and total > limit.most:
+                allowed = f"{limit.setter} allows {limit.text}{limit.each} ({limit.setting})"
+                return f"{allowed}, {limit.whose} would have {total}"
         return ""
 
-    def _take(self, starts: Sequence[_Start]) -> str:
+    def _take(self, starts: Iterable[_Start]) -> str:
         for start in starts:
-            self._count(start, 1)
+            self._count(start)
         return ""
 
-    def _alone(self, job: Job) -> _Start:
-        return _Start(payer_of(job), _asked_by(job), self._names(job.required_nodes))
-
-    def _as_it_is(self, job: Job, nodes: str) -> _Start:
-        """A job that runs, or that is known to start on these nodes."""
-        names = self._names(nodes)
-        return _Start(payer_of(job), self._typed(_asked_by(job), names), names)
-
-    def _names(self, nodes: str) -> frozenset[str]:
-        """Names of nodes, where any limit asks for them and they can be read."""
-        if not nodes or not (self._counts_nodes or self._types):
-            return frozenset()
-        try:
-            return names_in(nodes)
-        except HostListError:
-            return frozenset()
-
-    def _typed(self, tres: dict[str, int], nodes: frozenset[str]) -> dict[str, int]:
-        """Count GPUs of no particular type as their node's type."""
-        types = {self._types[name] for name in nodes if name in self._types}
-        if len(types) == 1 and not any(name.startswith("gres/gpu:") for name in tres):
-            tres[f"gres/gpu:{types.pop()}"] = tres.get("gres/gpu", 0)
-        return tres
-
-    def _pilot(self, group: StartGroup) -> _Start:
+    def _starts(self, group: StartGroup) -> list[_Start]:
+        """What Slurm counts of a group: its pilot and its members."""
         gpus, nodes = group.gpus_per_node, group.node_count
         tres = {
             "cpu": group.cpu_count * gpus * nodes,
             "mem": group.mem_per_node_mib * nodes,
             **_gpus(gpus * nodes, group.gpu_request, nodes),
         }
-        names = self._names(group.node)
         payer = Payer(group.user, group.account, self._pilot_qos or group.qos, group.partition)
-        return _Start(payer, self._typed(tres, names), names, is_new=True)
+        return [_Start(payer, tres, True, nodes), *(self._member(each, nodes) for each in group.members)]
 
-    def _member(self, member: MemberPlan, node: str, node_count: int) -> _Start:
+    def _member(self, member: MemberPlan, node_count: int) -> _Start:
         mem_mib = (member_mem_mib(member.original) or 0) * node_count
-        tres = {"cpu": member.cpu_count, "mem": mem_mib}
-        return _Start(payer_of(self._view.jobs[member.job_id]), tres, self._names(node))
-
-    def _member_like(self, job: Job) -> _Start:
-        """A job as a member, before there is a plan."""
-        mem_mib = min(job.mem_per_node_mib, MEMBER_MEM_MIB) * max(1, job.node_count)
-        return _Start(payer_of(job), {"cpu": job.task_count, "mem": mem_mib, "node": max(1, job.node_count)})
-
-    def _pilot_like(self, job: Job, size: int) -> _Start:
-        """The pilot of a group of jobs like this one, before there is a plan: the least that it may have.
-
-        Other groups with the job may be larger than that in one thing, smaller in another; `take_group` looks again.
-        """
-        ranks = max(1, job.gpu_count)
-        asked = _asked_by(job)
-        tres = {**asked, "cpu": -(-job.given_cpus // ranks) * ranks, "mem": asked["mem"] * size}
-        payer = payer_of(job)
-        return _Start(payer._replace(qos=self._pilot_qos or payer.qos), tres, is_new=True)
+        return _Start(payer_of(self._view.jobs[member.job_id]), {"cpu": member.cpu_count, "mem": mem_mib})
 
 
 def pilot_limit_s(job: Job, size: int) -> int:
@@ -536,6 +628,11 @@ def payer_of(job: Job) -> Payer:
     return Payer(job.user, job.account, job.qos, job.partition)
 
 
+def _largest(most: int, why_not: Callable[[int], str]) -> tuple[int, str]:
+    """Return the largest size for which nothing speaks against one or a smaller one, and why no larger."""
+    return next(((size - 1, why) for size in range(2, most + 1) if (why := why_not(size))), (most, ""))
+
+
 def _is_promised(job: ManagedJob) -> bool:
     """Whether a waiting job was started by Muri and will start by itself."""
     waits_for_pilot = job.role is Role.MEMBER and job.reason == "Dependency"
@@ -545,6 +642,16 @@ def _is_promised(job: ManagedJob) -> bool:
         and not job.held
         and (will_start_by_itself(job.reason) or waits_for_pilot)
     )
+
+
+def _alone(job: Job) -> _Start:
+    return _Start(payer_of(job), _asked_by(job))
+
+
+def _member_like(job: Job) -> _Start:
+    """A job as a member, before there is a plan."""
+    mem_mib = min(job.mem_per_node_mib, MEMBER_MEM_MIB) * max(1, job.node_count)
+    return _Start(payer_of(job), {"cpu": job.task_count, "mem": mem_mib})
 
 
 def _asked_by(job: Job) -> dict[str, int]:
@@ -564,27 +671,6 @@ def _gpus(count: int, request: str, node_count: int) -> dict[str, int]:
         if name.startswith("gres/gpu:") and number.isdigit():
             found[name] = found.get(name, 0) + int(number) * node_count
     return found
-
-
-def _gpu_types(view: View) -> dict[str, str]:
-    return {node.name: node.gpu_type for node in view.snapshot.nodes if node.gpu_count and node.gpu_type != "gpu"}
-
-
-def _amount_of(rule: Rule, *tallies: _Tally) -> int:
-    if rule.resource == "node":
-        return len(set().union(*(tally.nodes.get(rule.jobs, ()) for tally in tallies)))
-    return sum(tally.amounts[rule.jobs, rule.resource] for tally in tallies)
-
-
-def _over(rule: Rule, total: int) -> str:
-    return (
-        f"{rule.setter} allows {_amount(rule.most, rule.resource)}{rule.each} ({rule.setting}), {rule.whose} would "
-        f"have {total}"
-    )
-
-
-def _amount(amount: int, resource: str) -> str:
-    return f"{amount} {_UNITS.get(resource, resource)}" if resource else f"{amount} s"
 
 
 def _hours(seconds: int) -> str:

@@ -31,7 +31,6 @@ class Limits:
     Attributes:
         max_wall_s: Longest time limit of a job.
         max_tres_per_job: Most that one job may have.
-        max_tres_per_node: Most that one job may have on each of its nodes.
         max_tres_minutes_per_job: Most resources × minutes that one job may ask for.
         min_tres_per_job: Least that one job must have.
         max_jobs_per_user: Running jobs of a user; of an association: of it.
@@ -47,7 +46,6 @@ class Limits:
 
     max_wall_s: int | None = None
     max_tres_per_job: tuple[Tres, ...] = ()
-    max_tres_per_node: tuple[Tres, ...] = ()
     max_tres_minutes_per_job: tuple[Tres, ...] = ()
     min_tres_per_job: tuple[Tres, ...] = ()
     max_jobs_per_user: int | None = None

@@ -21,17 +21,14 @@ PARTITIONS = (
     "MaxMemPerNode=UNLIMITED\n"
 )
 #: Name, Flags, LimitFactor, MaxWall, GrpJobs, GrpSubmit, MaxJobsPU, MaxSubmitPU, MaxJobsPA, MaxSubmitPA, MaxTRES,
-#: MaxTRESPerNode, MaxTRESMins, GrpTRES, MaxTRESPU, MaxTRESPA, MinTRES
+#: MaxTRESMins, GrpTRES, MaxTRESPU, MaxTRESPA, MinTRES
 QOS = (
-    "normal"
-    + "|" * 16
-    + "\n"
-    + "small|DenyOnLimit,OverPartQOS|2.000000|1-00:00:00|10|20|2|3|4|5|cpu=8|cpu=4|gres/gpu=600|"
+    "normal" + "|" * 15 + "\n" + "small|DenyOnLimit,OverPartQOS|2.000000|1-00:00:00|10|20|2|3|4|5|cpu=8|gres/gpu=600|"
     "gres/gpu=4|gres/gpu=2|gres/gpu=3|cpu=1\n"
 )
-#: Account, User, Partition, ParentName, MaxWall, GrpJobs, GrpSubmit, MaxJobs, MaxSubmit, MaxTRES, MaxTRESPerNode,
-#: MaxTRESMins, GrpTRES
-ASSOCIATIONS = "root" + "|" * 12 + "\nhep|||root" + "|" * 9 + "\n" + "hep|alice|||12:00:00||8|2|3||||gres/gpu=2\n"
+#: Account, User, Partition, ParentName, MaxWall, GrpJobs, GrpSubmit, MaxJobs, MaxSubmit, MaxTRES, MaxTRESMins,
+#: GrpTRES
+ASSOCIATIONS = "root" + "|" * 11 + "\nhep|||root" + "|" * 8 + "\n" + "hep|alice|||12:00:00||8|2|3|||gres/gpu=2\n"
 
 
 class Commands:
@@ -95,7 +92,6 @@ def test_qos():
             max_jobs_per_account=4,
             max_submit_per_account=5,
             max_tres_per_job=(Tres("cpu", 8),),
-            max_tres_per_node=(Tres("cpu", 4),),
             max_tres_minutes_per_job=(Tres("gres/gpu", 600),),
             grp_tres=(Tres("gres/gpu", 4),),
             max_tres_per_user=(Tres("gres/gpu", 2),),
@@ -159,13 +155,13 @@ def test_limits_are_kept_for_some_minutes():
 
 
 def test_a_line_that_cannot_be_read_costs_itself(caplog):
-    qos = QOS + "odd|||soon" + "|" * 13 + "\n" + "shares|Relative" + "|" * 15 + "\nshort|\n"
+    qos = QOS + "odd|||soon" + "|" * 12 + "\n" + "shares|Relative" + "|" * 14 + "\nshort|\n"
     with caplog.at_level(logging.WARNING):
         limits = LimitsReader(Commands(qos=qos)).read()
     assert [each.name for each in limits.qos] == ["normal", "small"]
     assert "'soon' is no time limit" in caplog.text
     assert "percentages" in caplog.text
-    assert "2 columns instead of 17" in caplog.text
+    assert "2 columns instead of 16" in caplog.text
 
 
 def test_while_slurmdbd_is_away_the_last_limits_hold():

@@ -200,7 +200,6 @@ def test_gpus_of_a_user_in_a_qos():
     ("limits", "size"),
     [
         (site(Limits(max_tres_per_job=(Tres("mem", 3000),))), 3),
-        (site(Limits(max_tres_per_node=(Tres("mem", 2000),))), 2),
         (site(max_mem_per_node_mib=1500), 1),
         (site(Limits(max_tres_per_user=(Tres("mem", 3100),))), 2),
         (site(Limits(max_tres_minutes_per_job=(Tres("mem", 2000 * 130),))), 2),
@@ -217,7 +216,6 @@ def test_the_largest_group_is_the_largest_whose_pilot_is_allowed(limits, size):
     [
         (site(), 12, 9000),
         (site(Limits(max_tres_per_job=(Tres("cpu", 8), Tres("mem", 5000)))), 8, 5000),
-        (site(Limits(max_tres_per_node=(Tres("cpu", 3), Tres("mem", 3000)))), 4, 4000),
         (site(max_mem_per_node_mib=6000), 12, 6000),
         (site(Limits(max_tres_per_user=(Tres("cpu", 15), Tres("mem", 7024)))), 9, 5000),
         (site(Limits(max_tres_minutes_per_job=(Tres("cpu", 1300),))), 10, 9000),
@@ -243,14 +241,6 @@ def test_a_limit_on_a_type_of_gpu():
     assert no_room(limits, hep_job(1, **typed)) == ""
     assert "alice would have 2" in no_room(limits, hep_job(1, node_count=2, gpu_count=2, **typed)), "one on each node"
     assert no_room(limits, hep_job(1), running(9, **typed)) == "", "Slurm itself does not foresee the type"
-
-
-def test_nodes_count_once():
-    limits = site(Limits(max_tres_per_user=(Tres("node", 1),)))
-    jobs = [hep_job(1), hep_job(2), running(9)]
-    room, _ = room_of(limits, *jobs)
-    assert room.take_group(group_of(*jobs[:2])) == ""
-    assert "allows 1 nodes for each user" in room.take_group(group_of(*jobs[:2], node="n2"))
 
 
 def test_what_slurm_will_start_by_itself_counts_for_groups_only():
