@@ -27,7 +27,6 @@ import compare_policies_page as page
 from bars import Bar, keep, tell, verdict
 
 from muri.errors import MuriError
-from muri.policies.registry import policy_names
 from muri.simulator.model import Cluster, Settings
 from muri.simulator.sweep.runs import Run, run_one
 from muri.simulator.traces.read import read_trace
@@ -59,7 +58,8 @@ def cluster_of(trace: str, *, plain: bool = False) -> Cluster:
 def attempt(trace: str, policy: str, limit_s: int, *, plain: bool = False) -> dict[str, Any]:
     """One simulation: its figures, or why there are none."""
     settings = replace(SETTINGS, any_user=not plain)
-    run = Run(policy, read_trace(TRACES / f"{trace}.csv"), policy, cluster_of(trace, plain=plain), settings)
+    name, options = page.case_of(policy)
+    run = Run(policy, read_trace(TRACES / f"{trace}.csv"), name, cluster_of(trace, plain=plain), settings, options)
     try:
         with _no_longer_than(limit_s):
             figures = run_one(run).metrics
@@ -116,7 +116,7 @@ def measure(
 def merged(stored: Mapping[str, Any], trace: str, measured: Mapping[str, Any]) -> dict[str, Any]:
     """What was measured, beside what is stored of other policies; in the registry's order, without policies gone."""
     known = {**stored.get(trace, {}).get("figures", {}), **measured}
-    return {policy: known[policy] for policy in policy_names() if policy in known}
+    return {policy: known[policy] for policy in page.names() if policy in known}
 
 
 def judge(trace: str, figures: Mapping[str, Any], policies: tuple[str, ...]) -> list[Bar]:
@@ -126,9 +126,7 @@ def judge(trace: str, figures: Mapping[str, Any], policies: tuple[str, ...]) -> 
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.option(
-    "--policy", "policies", multiple=True, type=click.Choice(policy_names()), help="Only this one; repeatable."
-)
+@click.option("--policy", "policies", multiple=True, type=click.Choice(page.names()), help="Only this one; repeatable.")
 @click.option("--trace", "traces", multiple=True, type=click.Choice(list(NODES)), help="Only this; repeatable.")
 @click.option("--jobs", default=2, show_default=True, type=click.IntRange(1), help="Simulations at a time.")
 @click.option(
@@ -148,12 +146,12 @@ def main(policies: tuple[str, ...], traces: tuple[str, ...], jobs: int, limit_s:
     """
     found: dict[str, list[Bar]] = {}
     result = PLAIN_RESULT if plain else RESULT
-    wanted = policies or (PLAIN_POLICIES if plain else policy_names())
+    wanted = policies or (PLAIN_POLICIES if plain else page.names())
     for trace, policy, figures in measure(
         traces or (PLAIN_TRACES if plain else tuple(NODES)), wanted, jobs, limit_s, plain=plain
     ):
         case = merged(_stored(result), trace, {policy: figures})
-        found[trace] = judge(trace, case, PLAIN_POLICIES if plain else policy_names())
+        found[trace] = judge(trace, case, PLAIN_POLICIES if plain else page.names())
         keep(result, {trace: case}, found[trace])  # at once: a run of minutes may be cut off
     if not plain:
         page.draw(_stored(result), list(NODES))

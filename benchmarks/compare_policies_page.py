@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from muri.policies.options import MECHANISMS, ORDERS
 from muri.policies.registry import policy_names
 
 ROOT: Final = Path(__file__).parents[1]
@@ -11,8 +12,30 @@ CHART: Final = ROOT / "docs" / "images" / "policies.png"
 BASE: Final = "fifo"
 """The policy that others are compared with."""
 
+VARIANTS: Final[Mapping[str, Mapping[str, Mapping[str, str]]]] = {
+    "synergy": {f"synergy-{way}-{order}": {"mechanism": way, "order": order} for way in MECHANISMS for order in ORDERS},
+    "synergy-opt": {f"synergy-opt-{order}": {"order": order} for order in ORDERS},
+}
+"""Of a policy that is compared with several options: these, by the name of their figures."""
+
 Stored = Mapping[str, Mapping[str, Any]]
 """Results by trace, as `bars.keep` stores them."""
+
+
+def names() -> tuple[str, ...]:
+    """Names of figures: those of the policies, in the registry's order, and of their variants."""
+    return tuple(label for policy in policy_names() for label in VARIANTS.get(policy, (policy,)))
+
+
+def case_of(label: str) -> tuple[str, Mapping[str, str]]:
+    """Policy and options that have the figures of this name."""
+    found = [(policy, variants[label]) for policy, variants in VARIANTS.items() if label in variants]
+    return found[0] if found else (label, {})
+
+
+def _shown(label: str) -> str:
+    policy, options = case_of(label)
+    return f"`{policy}`" + (f" {', '.join(options.values())}" if options else "")
 
 
 def plain_table(stored: Stored, traces: Sequence[str]) -> str:
@@ -42,13 +65,13 @@ def tables(stored: Stored, traces: Sequence[str]) -> str:
 
 def _table(traces: Sequence[str], rows: Iterable[Sequence[str]], policies: Sequence[str]) -> str:
     lines = [("policy", *traces), ("---", *["---:"] * len(traces))]
-    lines += [(f"`{policy}`", *cells) for policy, cells in zip(policies, rows, strict=True)]
+    lines += [(_shown(policy), *cells) for policy, cells in zip(policies, rows, strict=True)]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
 def _policies(stored: Stored, traces: Sequence[str]) -> list[str]:
     """Those of which anything is stored, in the registry's order."""
-    return [policy for policy in policy_names() if any(policy in stored[trace]["figures"] for trace in traces)]
+    return [policy for policy in names() if any(policy in stored[trace]["figures"] for trace in traces)]
 
 
 def _found(stored: Stored, trace: str, policy: str) -> Mapping[str, Any] | None:

@@ -45,7 +45,7 @@ def on_trace_1(policy: str) -> Callable[[], dict[str, Any]]:
 
 ROWS: Final[dict[str, tuple[Callable[[], dict[str, Any]], dict[str, float]]]] = {
     "simulate-trace-1-srtf": (on_trace_1("srtf"), {}),
-    "simulate-trace-1-synergy": (on_trace_1("synergy-tune-fifo"), {}),
+    "simulate-trace-1-synergy": (on_trace_1("synergy"), {}),
     "simulate-trace-1-muri-s": (on_trace_1("muri-s"), {"cpu_s": 5.0}),
     "simulate-trace-1-muri-jct": (on_trace_1("muri-jct"), {"cpu_s": 15.0}),
     "simulate-20k-muri-jct": (simulating("muri-jct", lambda: generate(Recipe(20_000, 64))), {}),

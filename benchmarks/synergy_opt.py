@@ -10,11 +10,10 @@ from typing import Any, Final
 import click
 from bars import Bar, finish, tell
 
-from muri.policies.allocation.demand import saturating_wish
 from muri.policies.allocation.mechanisms import tune
 from muri.policies.allocation.optimal import GAP, optimal
 from muri.policies.allocation.seats import Round, Seating
-from muri.policies.allocation.synergy import plan_allocation
+from muri.policies.allocation.synergy import Way, plan_allocation
 from muri.policies.options import PolicyOptions
 from muri.policies.priority import fifo
 from muri.policies.types import FreeNode, Plan, PlanJob, PlanRequest
@@ -68,7 +67,7 @@ def planned(request: PlanRequest, mechanism: Mechanism) -> tuple[Plan, float]:
         took_s = time.process_time() - start_s
         return seating
 
-    plan = plan_allocation(request, "benchmark", fifo, PolicyOptions(max_group_size=1), timed, saturating_wish)
+    plan = plan_allocation(request, "benchmark", fifo, PolicyOptions(max_group_size=1), Way(timed))
     return plan, took_s
 
 

@@ -36,11 +36,12 @@ HOUR_S = 3_600.0
 MURI = Path(sys.executable).with_name("muri")
 
 
-def command(trace: Path, policy: str) -> list[str]:
+def command(trace: Path, options: Mapping[str, str]) -> list[str]:
     """The command line that is timed."""
     sizes = ["--nodes", "16", "--gpus-per-node", "8", "--cpus-per-node", "24", "--mem-gb-per-node", "500"]
+    chosen = [word for name, value in options.items() for word in ("--option", f"{name}={value}")]
     rest = ["--model", "reference", "--steady-state", f"{FIRST}:{LAST}", "--json"]
-    return [str(MURI), "simulate", str(trace), "--policy", policy, *sizes, *rest]
+    return [str(MURI), "simulate", str(trace), "--policy", "synergy", *chosen, *sizes, *rest]
 
 
 def children_cpu_s() -> float:
@@ -49,9 +50,9 @@ def children_cpu_s() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def figures_of(trace: Trace, policy: str) -> dict[str, float]:
+def figures_of(trace: Trace, options: Mapping[str, str]) -> dict[str, float]:
     """The figures that are published, of the jobs of the steady state."""
-    result = simulate(trace, policy, CLUSTER, Settings(model="reference", until=LAST))
+    result = simulate(trace, "synergy", CLUSTER, Settings(model="reference", until=LAST), options)
     records = sorted(result.records, key=lambda record: (record.job.submit_s, record.job.job_id))
     jct_h = np.array([record.jct_s for record in records[FIRST:LAST]]) / HOUR_S
     return dict(zip(FIGURES, map(float, (jct_h.mean(), np.median(jct_h), np.percentile(jct_h, 99))), strict=True))
@@ -59,16 +60,16 @@ def figures_of(trace: Trace, policy: str) -> dict[str, float]:
 
 def compare(path: Path, trace: Trace, row: dict[str, str]) -> dict[str, Any]:
     """One simulation beside one published row."""
-    policy = f"synergy-{row['mechanism']}-{row['policy'].lower()}"
+    options = {"mechanism": row["mechanism"], "order": row["policy"].lower()}
     start_s, start_cpu_s = time.perf_counter(), children_cpu_s()
-    printed = subprocess.run(command(path, policy), capture_output=True, text=True, check=True).stdout
+    printed = subprocess.run(command(path, options), capture_output=True, text=True, check=True).stdout
     wall_s, cpu_s = time.perf_counter() - start_s, children_cpu_s() - start_cpu_s
-    avg_jct_h = json.loads(printed)["policies"][policy]["avg_jct_s"] / HOUR_S
-    ours = {**figures_of(trace, policy), "avg_jct_h": avg_jct_h}
+    avg_jct_h = json.loads(printed)["policies"]["synergy"]["avg_jct_s"] / HOUR_S
+    ours = {**figures_of(trace, options), "avg_jct_h": avg_jct_h}
     published = {name: float(row[name]) for name in FIGURES}
     public_code_wall_s = float(row["public_code_wall_s"])
     return {
-        "policy": policy,
+        "policy": f"synergy-{options['mechanism']}-{options['order']}",
         "published": published,
         "ours": ours,
         "relative_error": {name: ours[name] / published[name] - 1 for name in FIGURES},

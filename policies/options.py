@@ -17,6 +17,12 @@ MERGES: Final = ("as-needed", "whole-rounds")
 OBJECTIVES: Final = ("efficiency", "throughput", "jct")
 SPEED_MODELS: Final = ("lockstep", "fair", "measured", "reference")
 
+MECHANISMS: Final = ("tune", "proportional", "greedy")
+"""Synergy's ways to share out CPUs and memory: Synergy (OSDI 2022), sections 3 and 4."""
+
+ORDERS: Final = ("fifo", "srtf", "las", "ftf")
+"""Synergy's orders: first in first out, shortest remaining time, least attained service, finish-time fairness."""
+
 
 class OptionsError(UsageError):
     """A policy option has a value that the policy doesn't know."""
@@ -51,6 +57,10 @@ class PolicyOptions:
         join: Whether waiting jobs may join what runs, without stopping anybody.
         min_speed: Speed in company below which no member may be put, 1 = as fast as alone; a job's own promise, if
             higher, goes before it.
+        mechanism: Synergy: "tune" shares CPUs and memory out by demand, "proportional" by GPUs, "greedy" gives each job
+            its whole demand or lets it wait.
+        order: Synergy: who goes first, by submit time ("fifo"), remaining time ("srtf"), attained time ("las") or
+            finish-time fairness ("ftf").
         queue_limits_gpu_s: Tiresias: attained GPU-seconds at which a job leaves the first queue, the
             second, and so on; ascending.
         promote_after: Tiresias: a job that has waited more than this many times the seconds of service
@@ -76,6 +86,8 @@ class PolicyOptions:
     join: bool = True
     min_speed: float = 0.0
     certify: bool = True
+    mechanism: str = "tune"
+    order: str = "fifo"
     queue_limits_gpu_s: tuple[float, ...] = (3250.0, 7200.0)
     promote_after: float = 8.0
     service_history_gpu_s: tuple[float, ...] = ()
@@ -138,6 +150,8 @@ _CHOICES: Final = {
     "merge": MERGES,
     "objective": OBJECTIVES,
     "speed_model": SPEED_MODELS,
+    "mechanism": MECHANISMS,
+    "order": ORDERS,
 }
 
 _KINDS: Final = {

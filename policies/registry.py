@@ -9,8 +9,7 @@ from typing import Any, Final, Literal, cast
 
 from muri.errors import UsageError
 from muri.nearest import nearest
-from muri.policies.allocation.names import ALIASES, SYNERGY_NAMES, listed
-from muri.policies.options import OptionsError, PolicyOptions
+from muri.policies.options import MECHANISMS, ORDERS, OptionsError, PolicyOptions
 from muri.policies.types import Policy
 
 PolicyFactory = Callable[[PolicyOptions], Policy]
@@ -33,7 +32,8 @@ _BUILT_IN: Final = {
     "tiresias-gittins": "schedulers.exclusive:TiresiasGittins",
     "themis": "schedulers.exclusive:Themis",
     "antman": "schedulers.antman:AntMan",
-    **dict.fromkeys(SYNERGY_NAMES, "allocation.synergy:POLICIES"),
+    "synergy": "allocation.synergy:Synergy",
+    "synergy-opt": "allocation.optimal:SynergyOpt",
     "drf": "allocation.synergy:Drf",
     "tetris": "baselines.tetris:Tetris",
     "sjf-ffs": "wise_sharing.policy:SjfFfs",
@@ -44,8 +44,19 @@ _BUILT_IN: Final = {
     "pab": "baselines.memory_packing:PutBack",
     "pollux": "schedulers.pollux:Pollux",
 }
-"""Module (in `muri.policies`) and class of each, or a table of classes; imported when first asked for, so that a
-command that needs one policy does not load the solvers of the others. The default comes first."""
+"""Module (in `muri.policies`) and class of each; imported when first asked for, so that a command that needs one policy
+does not load the solvers of the others. The default comes first."""
+
+_REMOVED: Final = {
+    **{f"synergy-{way}": f"choose synergy with the option mechanism={way}" for way in MECHANISMS},
+    **{
+        f"synergy-{way}-{order}": f"choose synergy with the options mechanism={way} and order={order}"
+        for way in MECHANISMS
+        for order in ORDERS
+    },
+    **{f"synergy-opt-{order}": f"choose synergy-opt with the option order={order}" for order in ORDERS},
+}
+"""Names that policies had before 0.3, and what to choose instead."""
 
 GROUP: Final = "muri.policies"
 
@@ -173,7 +184,7 @@ def get_policy(name: str, options: PolicyOptions | Mapping[str, Any] | None = No
     """Make a policy.
 
     Args:
-        name: One of `policy_names`, or short for one (`allocation.names.ALIASES`).
+        name: One of `policy_names`.
         options: All options; or by name only those that the user chose, on top of the policy's own
             defaults; or None for these.
 
@@ -182,7 +193,6 @@ def get_policy(name: str, options: PolicyOptions | Mapping[str, Any] | None = No
         OptionsError: An option is unknown, has a bad value, or contradicts what the policy is.
         SitePolicyError: The policy comes from another distribution, which is broken.
     """
-    name = ALIASES.get(name, name)
     if name in _BUILT_IN:
         factory = _built_in(name)
         return factory(_options_for(name, factory, options))
@@ -259,8 +269,7 @@ def _live(policy: Policy) -> tuple[Live, str]:
 
 def _built_in(name: str) -> PolicyFactory:
     module, _, attribute = _BUILT_IN[name].partition(":")
-    found = getattr(import_module(f"muri.policies.{module}"), attribute)
-    return cast(PolicyFactory, found[name] if isinstance(found, Mapping) else found)
+    return cast(PolicyFactory, getattr(import_module(f"muri.policies.{module}"), attribute))
 
 
 def _options_for(name: str, factory: PolicyFactory, given: PolicyOptions | Mapping[str, Any] | None) -> PolicyOptions:
@@ -279,9 +288,13 @@ def _options_for(name: str, factory: PolicyFactory, given: PolicyOptions | Mappi
 
 
 def _unknown(name: str) -> UnknownPolicyError:
+    if name in _REMOVED:
+        return UnknownPolicyError(
+            f"policy name {name!r} was removed in 0.3: {_REMOVED[name]} (in muri.yaml below `synergy:`, in "
+            "`muri simulate` by --option)"
+        )
     names = policy_names()
-    near = _nearest(name.lower(), (*names, *ALIASES))
-    return UnknownPolicyError(f"unknown policy {name!r}{near}; valid are: {', '.join(listed(names))}")
+    return UnknownPolicyError(f"unknown policy {name!r}{_nearest(name.lower(), names)}; valid are: {', '.join(names)}")
 
 
 def _nearest(name: str, valid: Sequence[str]) -> str:

@@ -110,7 +110,7 @@ class Preemption(Section):
 
 
 class Allocation(Section):
-    """CPUs and memory that policies such as synergy-tune give to jobs."""
+    """CPUs and memory that the policy synergy gives to jobs."""
 
     cpus: Literal["both", "raise-only", "off"] = Field(
         "both",
@@ -120,6 +120,18 @@ class Allocation(Section):
     memory: Literal["raise-only", "off"] = Field(
         "raise-only",
         description="raise-only: a job gets the memory planned, never less than it asked for; off: what it asked for.",
+    )
+
+
+class Synergy(Section):
+    """The policy synergy."""
+
+    mechanism: Literal["tune", "proportional", "greedy"] = Field(
+        "tune",
+        description="tune: CPUs and memory by demand; proportional: by GPUs; greedy: all a job asks for, or it waits.",
+    )
+    order: Literal["fifo", "srtf", "las", "ftf"] = Field(
+        "fifo", description="By submit time, remaining time, attained time or finish-time fairness."
     )
 
 
@@ -373,6 +385,7 @@ class Config(Section):
     allocation: Allocation = Field(
         default_factory=Allocation, description="CPUs and memory, where the policy plans them."
     )
+    synergy: Synergy = Field(default_factory=Synergy, description="Options of synergy only.")
     tiresias: Tiresias = Field(default_factory=Tiresias, description="Options of tiresias and tiresias-gittins only.")
     horus: Horus = Field(default_factory=Horus, description="Options of horus and horus-f only.")
     profiling: Profiling = Field(default_factory=Profiling, description="How models without a profile are measured.")

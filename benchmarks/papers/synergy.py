@@ -67,9 +67,7 @@ def figure_1(quick: bool) -> Outcome:
     curves = []
     for order in ("las", "srtf"):
         found = {
-            name: [
-                jct_h(Workload(load, multi=True), f"synergy-{name}-{order}", jobs=counted_jobs(quick)) for load in loads
-            ]
+            name: [jct_h(Workload(load, multi=True), f"{name}-{order}", jobs=counted_jobs(quick)) for load in loads]
             for name in ("proportional", "tune")
         }
         for load, base, better in zip(loads, *found.values(), strict=True):
@@ -88,7 +86,7 @@ def jct_and_cdf(order: str, shown_load: float, published_p95: str | float | None
     found: dict[str, list[Jcts]] = {"proportional": [], "tune": []}
     curves = []
     for load, name in product(loads, found):
-        found[name].append(jct_h(Workload(load, multi=True), f"synergy-{name}-{order}", jobs=counted_jobs(quick)))
+        found[name].append(jct_h(Workload(load, multi=True), f"{name}-{order}", jobs=counted_jobs(quick)))
     for load, base, better in zip(loads, *found.values(), strict=True):
         rows.append(
             _ratio(f"{load:g} jobs an hour", "average JCT", "≤ 1.6" if load == shown_load else None, base, better)
@@ -120,7 +118,7 @@ def figure_9(quick: bool) -> Outcome:
     loads = (9.0,) if quick else (5.0, 6.0, 7.0, 8.0, 9.0)
     found: dict[str, list[Jcts]] = {"proportional": [], "tune": []}
     for load, name in product(loads, found):
-        found[name].append(jct_h(Workload(load), f"synergy-{name}-fifo", jobs=counted_jobs(quick)))
+        found[name].append(jct_h(Workload(load), f"{name}-fifo", jobs=counted_jobs(quick)))
     published = {"proportional": 81.0, "tune": 22.0}
     for name, jcts in found.items():
         rows.append(
@@ -131,7 +129,7 @@ def figure_9(quick: bool) -> Outcome:
     for multi, most in ((False, 2.3), (True, 2.0)):
         load, size = (3.5, "several GPUs") if multi else (9.0, "one GPU")
         pair = [
-            jct_h(Workload(load, multi=multi), f"synergy-{name}-ftf", jobs=counted_jobs(quick))
+            jct_h(Workload(load, multi=multi), f"{name}-ftf", jobs=counted_jobs(quick))
             for name in ("proportional", "tune")
         ]
         rows.append(_ratio(f"FTF, {load:g} jobs an hour of {size}", "average JCT", f"≤ {most}", *pair))
@@ -152,9 +150,7 @@ def figure_11(quick: bool) -> Outcome:
     for label, split in SPLITS.items():
         found: dict[str, list[Jcts]] = {"proportional": [], "greedy": [], "tune": []}
         for load, name in product(loads, found):
-            found[name].append(
-                jct_h(Workload(load, split, multi=True), f"synergy-{name}-fifo", jobs=counted_jobs(quick))
-            )
+            found[name].append(jct_h(Workload(load, split, multi=True), f"{name}-fifo", jobs=counted_jobs(quick)))
         for load, base, greedy, tuned in zip(loads, *found.values(), strict=True):
             case = f"{label}, {load:g} jobs an hour"
             worst = label == "50/0/50" and load == LOADS[-1]
@@ -179,8 +175,8 @@ def figure_12(quick: bool) -> Outcome:
     for cpus in (3, 6) if quick else published:
         found: dict[str, list[Jcts]] = {"proportional": [], "tune": []}
         for load, name in product(loads, found):
-            policy = f"synergy-{name}-fifo"
-            found[name].append(jct_h(Workload(load), policy, cpus_per_gpu=cpus, jobs=counted_jobs(quick)))
+            jcts = jct_h(Workload(load), f"{name}-fifo", cpus_per_gpu=cpus, jobs=counted_jobs(quick))
+            found[name].append(jcts)
         for load, base, better in zip(loads, *found.values(), strict=True):
             case = f"{cpus} CPUs for each GPU, {load:g} jobs an hour"
             rows.append(_ratio(case, "average JCT", published[cpus] if load == 9 else None, base, better))
@@ -201,11 +197,11 @@ def figure_13(quick: bool) -> Outcome:
     rows: list[Row] = []
     for label, split in {"W1, 20/70/10": USUAL, "W2, 50/0/50": (50, 0, 50)}.items():
         found: dict[str, Jcts] = {}
-        for policy in ("drf", "tetris", "synergy-tune-fifo"):
+        for policy in ("drf", "tetris", "synergy"):
             result = simulated_by_default(Workload(4.0, split, multi=True), policy, count)
             records = sorted(result.records, key=lambda record: record.job.job_id)
             found[policy] = np.array([record.jct_s for record in records[count // 2 : 3 * count // 4]]) / 3600
-        tuned = found.pop("synergy-tune-fifo")
+        tuned = found.pop("synergy")
         for policy, jct in found.items():
             figure = f"average JCT, {policy} over TUNE (FIFO)"
             ratio = round(float(jct.mean() / tuned.mean()), 3)

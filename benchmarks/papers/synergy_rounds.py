@@ -50,8 +50,8 @@ def figure_3(quick: bool) -> Outcome:
     )
     rows: list[Row] = []
     faster: dict[str, float] = {}
-    for name in ("tune", "opt"):
-        request, plan = _plan(jobs, 2, f"synergy-{name}-fifo")
+    for name, policy in {"tune": "synergy", "opt": "synergy-opt"}.items():
+        request, plan = _plan(jobs, 2, policy)
         speeds = _speeds(request, plan)
         faster[name] = len(jobs) / sum(1 / speed for speed in speeds.values())
         for job, (model, (_, published)) in zip(jobs, EXAMPLE.items(), strict=True):
@@ -76,7 +76,7 @@ def figure_10(quick: bool) -> Outcome:
     rows: list[Row] = []
     curves = []
     for name in ("proportional", "greedy", "tune"):
-        samples = [each for each in simulated(workload, f"synergy-{name}-fifo", jobs=jobs).samples if each.pending]
+        samples = [each for each in simulated(workload, f"{name}-fifo", jobs=jobs).samples if each.pending]
         held = np.array([each.gpus_held for each in samples]) / 1.28
         published = {"greedy": "far below 100"}.get(name)
         rows.append(
@@ -110,7 +110,7 @@ def second_program(quick: bool) -> Outcome:
             assert laid is not None
             split = max(split, split_jobs(laid))
             bound += best
-            tuned += sum(_speeds(request, get_policy("synergy-tune-fifo").plan(request)).values())
+            tuned += sum(_speeds(request, get_policy("synergy").plan(request)).values())
         case = f"{servers} nodes, jobs of 1 to 16 GPUs"
         rows.append(Row(case, "jobs split, most of 5 draws", "", f"≤ {3 * servers}", split))
         rows.append(Row(case, "throughput of TUNE over LP (1)-(5)", "", "≥ 0.9", round(tuned / bound, 3)))

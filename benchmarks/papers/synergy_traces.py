@@ -113,27 +113,28 @@ def trace_of(workload: Workload, count: int) -> Trace:
 
 
 def simulated(
-    workload: Workload, policy: str, *, cpus_per_gpu: int = 3, jobs: tuple[int, int] = (FIRST, LAST)
+    workload: Workload, way: str, *, cpus_per_gpu: int = 3, jobs: tuple[int, int] = (FIRST, LAST)
 ) -> SimulationResult:
     """The model of the public simulator, until the last job that counts has ended; see `jct_h`."""
     cluster = Cluster(16, 8, cpus_per_node=8 * cpus_per_gpu, mem_gib_per_node=500)
     trace = trace_of(workload, jobs[1] + jobs[1] // 4)
     if cpus_per_gpu != 3:
         trace = replace(trace, jobs=tuple(_longer(job, cpus_per_gpu) for job in trace.jobs))
-    return simulate(trace, policy, cluster, Settings(model="reference", until=jobs[1]))
+    options = dict(zip(("mechanism", "order"), way.split("-"), strict=True))
+    return simulate(trace, "synergy", cluster, Settings(model="reference", until=jobs[1]), options)
 
 
-def jct_h(workload: Workload, policy: str, *, cpus_per_gpu: int = 3, jobs: tuple[int, int] = (FIRST, LAST)) -> Jcts:
+def jct_h(workload: Workload, way: str, *, cpus_per_gpu: int = 3, jobs: tuple[int, int] = (FIRST, LAST)) -> Jcts:
     """JCT, hours, of the jobs of the steady state under the model of the public simulator.
 
     Args:
         workload: What is submitted.
-        policy: As "synergy-tune-fifo".
+        way: Synergy's mechanism and order, as "tune-fifo".
         cpus_per_gpu: CPUs of a node by its 8 GPUs. A job's duration with the proportional share is the same whatever
             that is, as in the public code.
         jobs: Which jobs count.
     """
-    result = simulated(workload, policy, cpus_per_gpu=cpus_per_gpu, jobs=jobs)
+    result = simulated(workload, way, cpus_per_gpu=cpus_per_gpu, jobs=jobs)
     records = sorted(result.records, key=lambda record: (record.job.submit_s, record.job.job_id))
     return np.array([record.jct_s for record in records[slice(*jobs)]]) / HOUR_S
 

@@ -3,13 +3,12 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
-from muri.policies.allocation.names import parse_name
 from muri.simulator.model import Simulation, SimulationError, SimulationModel, SimulationResult
 from muri_lab.muri_reference.run import REFERENCE_POLICIES, check_reference, simulate_reference
-from muri_lab.synergy_reference.run import SYNERGY_REFERENCE_POLICIES, check_synergy, simulate_synergy
+from muri_lab.synergy_reference.run import SYNERGY, check_synergy, simulate_synergy
 
-PUBLISHED_POLICIES: Final = (*REFERENCE_POLICIES, *SYNERGY_REFERENCE_POLICIES)
-"""Policies of the reference model: those of Muri's public simulator, then those of Synergy's."""
+PUBLISHED_POLICIES: Final = (*REFERENCE_POLICIES, SYNERGY)
+"""Policies of the reference model: those of Muri's public simulator, then that of Synergy's."""
 
 
 def check_published(policy: str, options: Mapping[str, Any]) -> None:
@@ -18,8 +17,8 @@ def check_published(policy: str, options: Mapping[str, Any]) -> None:
     Raises:
         SimulationError: Lists the valid ones.
     """
-    if parse_name(policy) is not None:
-        check_synergy(policy, options)
+    if policy == SYNERGY:
+        check_synergy(options)
     elif policy in REFERENCE_POLICIES:
         check_reference(policy, options)
     else:
@@ -29,7 +28,7 @@ def check_published(policy: str, options: Mapping[str, Any]) -> None:
 
 def _simulate(task: Simulation) -> SimulationResult:
     check_published(task.policy, task.options)
-    return simulate_reference(task) if parse_name(task.policy) is None else simulate_synergy(task)
+    return simulate_synergy(task) if task.policy == SYNERGY else simulate_reference(task)
 
 
 MODEL: Final = SimulationModel(_simulate, check_published)

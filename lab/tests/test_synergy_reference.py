@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from muri.policies.allocation.names import SYNERGY_NAMES
+from muri.policies.options import MECHANISMS as NAMES
+from muri.policies.options import ORDERS
 from muri.profiler.records import StageProfile
 from muri.simulator.model import Cluster, Settings, SimulationError, SimulationResult, Trace, TraceJob
 from muri.simulator.run import simulate
@@ -19,7 +20,6 @@ from muri.simulator.traces.read import read_trace
 from muri_lab.synergy_reference.mechanisms import MECHANISMS, Round
 from muri_lab.synergy_reference.run import (
     KEYS,
-    SYNERGY_REFERENCE_POLICIES,
     URGENT_AFTER_S,
     in_order,
 )
@@ -61,8 +61,12 @@ def speeds_of(mechanism: str, models: Sequence[str], cluster: Cluster = ONE) -> 
     return dict(zip(found.rows.tolist(), found.speeds.tolist(), strict=True))
 
 
-def simulated(trace: Trace, policy: str, cluster: Cluster = ONE, settings: Settings = REFERENCE) -> SimulationResult:
-    return simulate(trace, policy, cluster, settings)
+def simulated(
+    trace: Trace, way: str = "tune-fifo", cluster: Cluster = ONE, settings: Settings = REFERENCE
+) -> SimulationResult:
+    """Simulate a mechanism and an order."""
+    mechanism, _, order = way.partition("-")
+    return simulate(trace, "synergy", cluster, settings, {"mechanism": mechanism, "order": order})
 
 
 # Demands
@@ -154,21 +158,21 @@ def test_jobs_start_and_end_on_the_boundaries_of_rounds() -> None:
     trace = Trace(
         "small", (job(0, "gnmt", iterations=2_501, submit_s=1.0), job(1, "gnmt", iterations=1, submit_s=300.0))
     )
-    records = simulated(trace, "synergy-tune-fifo").records
+    records = simulated(trace, "tune-fifo").records
     assert [(record.start_s, record.end_s, record.run_s) for record in records] == [(300, 900, 600), (300, 600, 300)]
 
 
 def test_an_unfinished_iteration_is_lost_at_the_end_of_a_round() -> None:
     """alexnet: ⌊300 / (0.6 / 2.94)⌋ = 1,470 with the demand, 500 with the fair share."""
     trace = Trace("small", (job(0, "alexnet", iterations=2_940),))
-    assert simulated(trace, "synergy-tune-fifo").records[0].end_s == 600
-    assert simulated(trace, "synergy-proportional-fifo").records[0].end_s == 1_800
+    assert simulated(trace, "tune-fifo").records[0].end_s == 600
+    assert simulated(trace, "proportional-fifo").records[0].end_s == 1_800
 
 
 def test_stops_are_counted() -> None:
     """SRTF stops the long job for a shorter one that needs all GPUs."""
     long, short = job(0, "gnmt", 8, iterations=5_000), job(1, "gnmt", 8, iterations=2_000, submit_s=200.0)
-    first, second = simulated(Trace("small", (long, short)), "synergy-tune-srtf").records
+    first, second = simulated(Trace("small", (long, short)), "tune-srtf").records
     assert (first.restarts, first.run_s, first.end_s) == (1, 600, 900)
     assert (second.restarts, second.run_s, second.end_s) == (0, 300, 600)
 
@@ -186,14 +190,14 @@ def busy_trace(count: int = 120) -> Trace:
     return Trace("busy", jobs)
 
 
-@pytest.mark.parametrize("policy", [name for name in SYNERGY_REFERENCE_POLICIES if name in SYNERGY_NAMES])
-def test_work_is_conserved(policy: str) -> None:
+@pytest.mark.parametrize("way", [f"{name}-{order}" for name in NAMES for order in ORDERS])
+def test_work_is_conserved(way: str) -> None:
     """Every round is checked as well (conftest.py): GPUs, CPUs and memory of each node, nobody before his time."""
     trace = busy_trace()
-    result = simulated(trace, policy, TWO)
+    result = simulated(trace, way, TWO)
     assert len(result.records) == len(trace.jobs)
     for record in result.records:
-        fastest = 2.94 if "proportional" not in policy else 1.0
+        fastest = 2.94 if "proportional" not in way else 1.0
         assert record.run_s * fastest >= record.job.service_s
         assert record.end_s - record.start_s >= record.run_s
     held_s = sum(record.run_s * record.job.gpu_count for record in result.records)
@@ -201,11 +205,11 @@ def test_work_is_conserved(policy: str) -> None:
     assert all(0 <= share <= 1 for sample in result.samples for share in sample.utilization)
 
 
-@pytest.mark.parametrize("policy", ["synergy-tune-srtf", "synergy-greedy-fifo"])
-def test_the_figures_of_the_first_jobs_are_the_same_when_it_stops_behind_them(policy: str) -> None:
+@pytest.mark.parametrize("way", ["tune-srtf", "greedy-fifo"])
+def test_the_figures_of_the_first_jobs_are_the_same_when_it_stops_behind_them(way: str) -> None:
     trace = busy_trace()
-    whole = simulated(trace, policy, TWO)
-    short = simulated(trace, policy, TWO, replace(REFERENCE, until=60))
+    whole = simulated(trace, way, TWO)
+    short = simulated(trace, way, TWO, replace(REFERENCE, until=60))
     assert short.unfinished
     assert {job.job_id for job in short.unfinished} | {one.job.job_id for one in short.records} == set(range(120))
     assert short.records[:60] == whole.records[:60]
@@ -224,8 +228,7 @@ def published() -> dict[str, dict[str, float]]:
     with PUBLISHED.open() as file:
         rows = list(csv.DictReader(file))
     return {
-        f"synergy-{row['mechanism']}-{row['policy'].lower()}": {key: float(row[key]) for key in list(row)[2:5]}
-        for row in rows
+        f"{row['mechanism']}-{row['policy'].lower()}": {key: float(row[key]) for key in list(row)[2:5]} for row in rows
     }
 
 
@@ -234,10 +237,10 @@ def test_published_to_the_digit(monkeypatch: pytest.MonkeyPatch) -> None:
     """One of the six, the fastest one of TUNE; benchmarks/synergy_reference.py has all."""
     monkeypatch.setenv("MURI_SIMULATOR_CHECKS", "0")
     cluster = Cluster(16, 8, **NODE)
-    result = simulated(read_trace(PUBLIC_TRACE), "synergy-tune-fifo", cluster, replace(REFERENCE, until=5_000))
+    result = simulated(read_trace(PUBLIC_TRACE), "tune-fifo", cluster, replace(REFERENCE, until=5_000))
     jct_h = np.array([record.jct_s for record in result.records[4_000:5_000]]) / 3_600
     ours = {"avg_jct_h": jct_h.mean(), "p50_jct_h": np.median(jct_h), "p99_jct_h": np.percentile(jct_h, 99)}
-    assert ours == pytest.approx(published()["synergy-tune-fifo"], rel=1e-9)
+    assert ours == pytest.approx(published()["tune-fifo"], rel=1e-9)
 
 
 # Refusals
@@ -249,7 +252,7 @@ def test_published_to_the_digit(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_a_cluster_without_figures_is_refused(cluster: Cluster, option: str) -> None:
     with pytest.raises(SimulationError, match=f"say {option}"):
-        simulated(jobs_of("gnmt"), "synergy-tune-fifo", cluster)
+        simulated(jobs_of("gnmt"), "tune-fifo", cluster)
 
 
 def of_profile(profile: StageProfile) -> Trace:
@@ -259,10 +262,10 @@ def of_profile(profile: StageProfile) -> Trace:
 def test_another_systems_model_is_refused() -> None:
     profile = job(0, "gnmt").profile
     with pytest.raises(SimulationError, match=r"job 7.*'vgg19'.*alexnet, bert"):
-        simulated(of_profile(replace(profile, key=replace(profile.key, model="vgg19"))), "synergy-tune-fifo")
+        simulated(of_profile(replace(profile, key=replace(profile.key, model="vgg19"))), "tune-fifo")
 
 
 def test_an_iteration_longer_than_a_round_is_refused() -> None:
     profile = replace(job(0, "gnmt").profile, iteration_s=301.0, propagate_s=300.0)
     with pytest.raises(SimulationError, match=r"job 7.*301.0 s.*300 s"):
-        simulated(of_profile(profile), "synergy-tune-fifo")
+        simulated(of_profile(profile), "tune-fifo")

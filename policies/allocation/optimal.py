@@ -11,6 +11,7 @@ from muri.policies.allocation.demand import SLACK, cells, fair_share, throughput
 from muri.policies.allocation.ideal import Choice, Ideal, Need, Room, map_to_nodes, whole_gpus
 from muri.policies.allocation.mechanisms import tune
 from muri.policies.allocation.seats import JobShares, Round, Seat, Seating, Servers, per_gpu
+from muri.policies.allocation.synergy import Synergy, Way
 from muri.policies.cycle.free_gpus import Shares
 from muri.policies.highs import solve_integer
 from muri.policies.speed.model import Indices
@@ -310,3 +311,13 @@ def _mean_share(nodes: Iterable[FreeNode]) -> Demand:
 
 def _numbers(items: Iterable[K]) -> dict[K, int]:
     return {item: number for number, item in enumerate(items)}
+
+
+class SynergyOpt(Synergy):
+    """CPUs and memory by an integer program: slow, with a bound.
+
+    Source: Synergy (Mohan et al., OSDI 2022), section 4.1.
+    """
+
+    name = "synergy-opt"
+    way = Way(optimal)

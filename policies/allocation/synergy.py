@@ -1,17 +1,14 @@
 """Policies that give out CPUs and memory beside GPUs, Synergy's and dominant resource fairness, and their cycle."""
 
+from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import product
-from types import MappingProxyType
-from typing import ClassVar, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from muri.garbage import garbage_collector_paused
 from muri.policies import priority
 from muri.policies.allocation.demand import Wish, exceeds, fair_share, proportional_wish, saturating_wish, speed
 from muri.policies.allocation.mechanisms import greedy, proportional, tune
-from muri.policies.allocation.names import MECHANISMS, ORDERS, SynergyName
-from muri.policies.allocation.optimal import optimal
 from muri.policies.allocation.seats import JobShares, Round, Seat, Seating, Servers, amounts_text, share_reason
 from muri.policies.cycle import reasons
 from muri.policies.cycle.decisions import DecisionWriter, SlurmQueue
@@ -29,11 +26,11 @@ from muri.policies.speed.registry import speed_model
 from muri.policies.traits import Demand
 from muri.policies.types import CpuMemShare, FreeNode, NodeShare, Plan, PlanJob, PlanRequest, Reason, Running, Waiting
 
-_ORDERS: Final[Mapping[str, tuple[str, Callable[[PlanRequest], PriorityKey]]]] = {
-    "fifo": ("submit time", lambda _: priority.fifo),
-    "srtf": ("remaining time", lambda _: priority.srtf),
-    "las": ("attained time", lambda _: priority.las),
-    "ftf": ("worst slowdown ρ", worst_fairness_first),
+_ORDERS: Final[Mapping[str, Callable[[PlanRequest], PriorityKey]]] = {
+    "fifo": lambda _: priority.fifo,
+    "srtf": lambda _: priority.srtf,
+    "las": lambda _: priority.las,
+    "ftf": worst_fairness_first,
 }
 
 Mechanism = Callable[[Round], Seating]
@@ -46,78 +43,58 @@ _MOVED: Final = Reason("moved: the place where it ran goes to more urgent jobs")
 _Totals = tuple[float, float, float]
 
 
+class Way(NamedTuple):
+    """A mechanism, and what jobs ask for under it."""
+
+    mechanism: Mechanism
+    wish: Wish = saturating_wish
+
+
+_WAYS: Final[Mapping[str, Way]] = {
+    "tune": Way(tune),
+    "proportional": Way(proportional, proportional_wish),
+    "greedy": Way(greedy),
+}
+
+
 class AllocationPolicy(QueuePolicy):
-    """A policy that gives out CPUs and host memory beside GPUs; nobody shares a GPU.
-
-    A subclass gives `mechanism`, and `wish` where jobs do not ask for what saturates their throughput.
-
-    Attributes:
-        mechanism: Who gets which GPUs, CPUs and memory.
-        wish: What a job asks for.
-    """
+    """A policy that gives out CPUs and host memory beside GPUs; nobody shares a GPU."""
 
     allocates_cpus = True
-    mechanism: ClassVar[Mechanism]
-    wish: ClassVar[Wish] = saturating_wish
+
+    @property
+    @abstractmethod
+    def way(self) -> Way:
+        """How CPUs and memory are shared out."""
 
     def plan(self, request: PlanRequest) -> Plan:
         """Decide on every job; see `muri.policies.types.Policy`."""
         check_request(request)
-        way = type(self)
-        return plan_allocation(request, self.name, self.key(request), self.rules, way.mechanism, way.wish)
+        return plan_allocation(request, self.name, self.key(request), self.rules, self.way)
 
 
-class _Way(NamedTuple):
-    """A mechanism, what jobs ask for under it, and a sentence on it."""
+class Synergy(AllocationPolicy):
+    """CPUs and memory by demand, no job below its GPUs' share.
 
-    mechanism: Mechanism
-    wish: Wish
-    summary: str
-
-
-_WAYS: Final[Mapping[str, _Way]] = {
-    "proportional": _Way(proportional, proportional_wish, "CPUs and memory follow the GPUs."),
-    "greedy": _Way(greedy, saturating_wish, "Each job's whole demand of CPUs and memory, or it waits."),
-    "tune": _Way(tune, saturating_wish, "CPUs and memory by demand; nobody below the GPUs' share."),
-    "opt": _Way(optimal, saturating_wish, "CPUs and memory by an integer program: slow, with a bound."),
-}
-
-
-class SynergyPolicy(AllocationPolicy):
-    """One mechanism with one order; a subclass for each pair is in `POLICIES`.
-
-    Every job has its GPUs to itself. What runs keeps its nodes, CPUs and memory from round to round (lease renewal).
-    FTF serves the worst ρ first, as Themis and the paper do; the key of the paper's public simulator is the reverse.
+    The options `mechanism` and `order` choose another way to share out, and who goes first. Every job has its GPUs to
+    itself. What runs keeps its nodes, CPUs and memory from round to round (lease renewal). FTF serves the worst ρ
+    first, as Themis and the paper do; the key of the paper's public simulator is the reverse.
 
     Source: Synergy (Mohan et al., OSDI 2022).
     """
 
+    name = "synergy"
+    order = "submit time (option)"
     fixed = EXCLUSIVE
-    ranking_of: ClassVar[Callable[[PlanRequest], PriorityKey]]
+
+    @property
+    def way(self) -> Way:
+        """As the option `mechanism` says."""
+        return _WAYS[self.rules.mechanism]
 
     def key(self, request: PlanRequest) -> PriorityKey:
-        """By the order that the name says."""
-        return type(self).ranking_of(request)
-
-
-def _policy(name: SynergyName) -> type[SynergyPolicy]:
-    way, (order, ranking) = _WAYS[name.mechanism], _ORDERS[name.order]
-    members = {
-        "name": str(name),
-        "order": order,
-        "ranking_of": ranking,
-        "mechanism": way.mechanism,
-        "wish": way.wish,
-        "__doc__": way.summary,
-        "__module__": __name__,
-    }
-    return type(f"Synergy{name.mechanism.capitalize()}{name.order.capitalize()}", (SynergyPolicy,), members)
-
-
-POLICIES: Final[Mapping[str, type[SynergyPolicy]]] = MappingProxyType(
-    {str(name): _policy(name) for name in (SynergyName(*pair) for pair in product(MECHANISMS, ORDERS))}
-)
-"""Every policy of Synergy by its name in full."""
+        """As the option `order` says."""
+        return _ORDERS[self.rules.order](request)
 
 
 class Drf(AllocationPolicy):
@@ -129,7 +106,7 @@ class Drf(AllocationPolicy):
     name = "drf"
     order = "dominant share"
     fixed = EXCLUSIVE_TO_THE_END
-    mechanism = greedy
+    way = Way(greedy)
 
     def key(self, request: PlanRequest) -> PriorityKey:
         """By the dominant share of the job's user when its turn comes."""
@@ -187,9 +164,7 @@ def _demand(job: PlanJob, node: FreeNode | None) -> _Totals:
     return (job.gpu_count, each.cpus * job.gpu_count, each.mem_gib * job.gpu_count)
 
 
-def plan_allocation(
-    request: PlanRequest, policy: str, key: PriorityKey, options: PolicyOptions, mechanism: Mechanism, wish: Wish
-) -> Plan:
+def plan_allocation(request: PlanRequest, policy: str, key: PriorityKey, options: PolicyOptions, way: Way) -> Plan:
     """Decide on every job of a request; nobody shares GPUs.
 
     Args:
@@ -197,13 +172,12 @@ def plan_allocation(
         policy: Name to put on the plan.
         key: Order of priority.
         options: Whether running jobs compete, and the aging bound.
-        mechanism: Who gets what.
-        wish: What jobs ask for under the mechanism, to explain.
+        way: Who gets what, and what jobs ask for, to explain.
     """
     with garbage_collector_paused():
         queue = line_up(request, key, options)
-        cycle = _Cycle(request, options, queue, wish)
-        seating = mechanism(cycle.round())
+        cycle = _Cycle(request, options, queue, way.wish)
+        seating = way.mechanism(cycle.round())
         return cycle.plan(policy, seating)
 
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from muri.policies.allocation.demand import saturating_wish
 from muri.policies.allocation.seats import Round, Seat, Seating, Servers, size_of, spread
-from muri.policies.allocation.synergy import AllocationPolicy
+from muri.policies.allocation.synergy import AllocationPolicy, Way
 from muri.policies.cycle.queue import Contender
 from muri.policies.priority import fifo
 from muri.policies.schedulers.base import EXCLUSIVE_TO_THE_END, FixedOrder
@@ -117,6 +117,6 @@ class Tetris(AllocationPolicy, FixedOrder):
     name = "tetris"
     order = "best match, submit time"
     fixed = EXCLUSIVE_TO_THE_END
-    mechanism = tetris
+    way = Way(tetris)
     ranking = fifo
     is_baseline = True

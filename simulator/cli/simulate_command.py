@@ -149,7 +149,7 @@ def simulate(**given: Any) -> None:
       muri simulate a.csv b.csv --policy srtf,muri-s --seed 0,1,2 --profile-noise 0.2 --jobs 4
       muri simulate jobs.csv --policy muri-s,muri-jct --model live
       muri simulate jobs.csv --policy fifo,auto --outage 3:3600:7200 --option max_group_size=2
-      muri simulate jobs.csv --policy fifo,synergy-tune-fifo --cpus-per-node 24 --mem-gb-per-node 500
+      muri simulate jobs.csv --policy fifo,synergy --cpus-per-node 24 --mem-gb-per-node 500
       muri simulate jobs.csv --policy sjf,sjf-bsbf,muri-jct --gpu-mem-gb 16 --interference pairs.csv
       muri simulate --experiment fig9 --traces traces --out fig9
       muri simulate jobs.csv --policy muri-s --json | jq '.policies["muri-s"].avg_jct_s'
@@ -172,7 +172,6 @@ def simulate(**given: Any) -> None:
 
 
 def _check(request: "Request") -> None:
-    from muri.policies.allocation.names import listed
     from muri.policies.registry import policy_names
 
     if request.slurm_options and request.executor != "slurm":
@@ -185,7 +184,7 @@ def _check(request: "Request") -> None:
     if not request.trace_files:
         raise UsageError("no trace; name a file, or --experiment NAME with --traces DIR")
     if not request.policies:
-        raise UsageError(f"no policy; say --policy with some of: {', '.join(listed(policy_names()))}")
+        raise UsageError(f"no policy; say --policy with some of: {', '.join(policy_names())}")
 
 
 def _check_left_to_the_experiment() -> None:

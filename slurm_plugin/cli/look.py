@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 import click
 
 from muri.errors import UsageError
-from muri.policies.allocation.names import ALIASES, ORDERS, SYNERGY_NAMES
 from muri.policies.registry import PolicyInfo, describe_policies, policy_problems
 from muri.profiler.records import STAGES
 from muri.profiler.resource_usage.use import JobUse
@@ -439,7 +438,6 @@ def policies(as_json: bool) -> None:
       muri policies
       muri policies --json | jq -r '.policies[] | select(.shares) | .name'
       muri policies --json | jq -r '.policies[] | select(.live != "yes") | [.name, .live_limit] | @tsv'
-      muri policies --json | jq -r '.policies[].name' | grep synergy
     """
     infos, problems = describe_policies(), policy_problems()
     if as_json:
@@ -453,15 +451,15 @@ def policies(as_json: bool) -> None:
         raise click.exceptions.Exit(1)
 
 
-def _print_policies(infos: Iterable[PolicyInfo]) -> None:
+def _print_policies(infos: Sequence[PolicyInfo]) -> None:
     """A line of facts for each policy, and what it does below that, where it has the whole width."""
     from rich.padding import Padding
     from rich.table import Table
 
     from muri.terminal import PlainConsole
 
-    console, shown = PlainConsole(), list(_one_order_of_each(infos))
-    widths = (max((len(info.name) for info in shown), default=6), *_POLICY_WIDTHS)
+    console = PlainConsole()
+    widths = (max((len(info.name) for info in infos), default=6), *_POLICY_WIDTHS)
 
     def line(*words: str, style: str = "") -> Table:
         table = Table(box=None, pad_edge=False, show_header=False)
@@ -471,12 +469,10 @@ def _print_policies(infos: Iterable[PolicyInfo]) -> None:
         return table
 
     console.print(line("POLICY", "GOES FIRST", "SHARES", "STOPS", "LIVE", style="bold"))
-    for info in shown:
+    for info in infos:
         words = (_word(info.shares), _word(info.preempts), info.live or "?")
         console.print(line(info.name, info.order or "?", *words), Padding(_what_it_does(info), (0, 0, 0, 4)))
-    _print_limits(shown)
-    others = ", ".join(f"-{order}" for order in ORDERS[1:])
-    click.echo(f"\nOf synergy-* there are other orders: put {others} behind the name.")
+    _print_limits(infos)
 
 
 def _what_it_does(info: PolicyInfo) -> str:
@@ -497,14 +493,6 @@ def _print_limits(infos: Iterable[PolicyInfo]) -> None:
     click.echo()
     for (live, limit), names in limited.items():
         PlainConsole().print(f"LIVE {live} ({', '.join(names)}): {limit}")
-
-
-def _one_order_of_each(infos: Iterable[PolicyInfo]) -> Iterable[PolicyInfo]:
-    """Of Synergy's policies only those with a short name, by that."""
-    short = {name: alias for alias, name in ALIASES.items()}
-    for info in infos:
-        if info.name in short or info.name not in SYNERGY_NAMES:
-            yield replace(info, name=short.get(info.name, info.name))
 
 
 def _word(value: bool | None) -> str:

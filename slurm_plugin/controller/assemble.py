@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
 from muri.installed import OF_THE_CONTROLLER, what_plans
-from muri.policies.allocation.names import listed
 from muri.policies.registry import describe_policies, get_policy
 from muri.policies.types import Policy
 from muri.profiler.store import ProfileStore
@@ -86,6 +85,7 @@ def policy_of(config: Config, priority_type: str = "", *, stopping: bool = False
         "min_speedup": grouping.min_speedup,
         "join": grouping.join,
         "min_speed": grouping.min_speed,
+        **config.synergy.model_dump(),
         **tiresias.model_dump(),
         **{f"horus_{name}": value for name, value in config.horus},
         **{option: value for option, value in choices.items() if value != "default"},
@@ -93,7 +93,7 @@ def policy_of(config: Config, priority_type: str = "", *, stopping: bool = False
     name = "muri-slurm" if config.policy == "auto" and priority_type == _MULTIFACTOR else config.policy
     policy = get_policy(name, options)
     if policy.simulated_only:
-        valid = ", ".join(listed(info.name for info in describe_policies() if not info.simulated_only))
+        valid = ", ".join(info.name for info in describe_policies() if not info.simulated_only)
         raise ConfigError(
             f"policy {config.policy} is for comparisons in `muri simulate` only, Slurm can't be run by it; choose one "
             f"of these for the cluster: {valid}"

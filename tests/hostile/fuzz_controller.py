@@ -15,7 +15,7 @@ from users import Attack
 from muri.simulator.twin.shrink import smallest_failing
 
 POLICIES: Final = (
-    "auto", "muri-s", "muri-l", "muri-slurm", "horus", "sjf-bsbf", "synergy-tune", "muri-hybrid", "tiresias",
+    "auto", "muri-s", "muri-l", "muri-slurm", "horus", "sjf-bsbf", "synergy", "muri-hybrid", "tiresias",
 )  # fmt: skip
 
 

@@ -11,14 +11,14 @@ CAMPAIGNS = [
     Campaign("auto", "hold", 8, 40, 8, apart=False),
     Campaign("muri-s", "licence", 3, 60, 6, profiling="dry-run"),
     Campaign("muri-l", "hold", 4, 60, 6),
-    Campaign("synergy-tune", "licence", 9, 40, 8, apart=False),
+    Campaign("synergy", "licence", 9, 40, 8, apart=False),
 ]
 MORE_CAMPAIGNS = [
     Campaign("horus", "licence", 5, 60, 6, profiling="dry-run"),
     Campaign("sjf-bsbf", "hold", 6, 60, 6),
     Campaign("tiresias", "licence", 7, 60, 6),
     Campaign("muri-hybrid", "licence", 10, 40, 8, apart=False),
-    Campaign("synergy-tune", "licence", 9, 40, 8, apart=False, profiling="dry-run"),
+    Campaign("synergy", "licence", 9, 40, 8, apart=False, profiling="dry-run"),
 ]
 
 

@@ -138,7 +138,7 @@ class Name(str):
         return super().__eq__(other)
 
 
-@pytest.mark.parametrize("name", ["auto", "horus", "sjf-bsbf", "antman", "drf", "synergy-tune-fifo"])
+@pytest.mark.parametrize("name", ["auto", "horus", "sjf-bsbf", "antman", "drf", "synergy"])
 @pytest.mark.parametrize("shared", [True, False])
 def test_as_many_partitions_as_jobs_are_each_looked_at_a_few_times(name, shared):
     """Placement domains are named by what users ask for, so there can be thousands, with nodes or without any."""

@@ -12,7 +12,6 @@ import pytest
 from policy_builders import make_job, make_node, make_request
 
 from muri.cli import cli, run_command
-from muri.policies.allocation.names import ALIASES, SYNERGY_NAMES, listed
 from muri.policies.options import OptionsError, PolicyOptions
 from muri.policies.registry import UnknownPolicyError, describe_policies, get_policy, policy_names
 from muri.policies.schedulers.muri import MuriJct
@@ -33,7 +32,7 @@ def test_the_default_comes_first_and_nothing_is_missing():
 def test_an_unknown_policy_lists_the_valid_ones():
     with pytest.raises(UnknownPolicyError, match=r"unknown policy 'tiresia' \(did you mean 'tiresias'\?\)") as caught:
         get_policy("tiresia")
-    assert all(name in str(caught.value) for name in listed(policy_names()))
+    assert all(name in str(caught.value) for name in policy_names())
     assert caught.value.exit_code == 2
 
 
@@ -150,8 +149,6 @@ def test_every_policy_describes_itself():
 def test_the_chapters_table_says_what_every_policy_says_of_itself():
     rows = re.findall(r"^\| `([\w-]+)` \|.*\| (yes|no) \| (yes|partly|no) \|$", DOC.read_text(), flags=re.MULTILINE)
     told = {name: (stops == "yes", live) for name, stops, live in rows}
-    stops, live = told.pop("synergy-MECHANISM-ORDER")
-    told |= dict.fromkeys(SYNERGY_NAMES, (stops, live))
     assert told == {info.name: (info.preempts, info.live) for info in describe_policies()}
 
 
@@ -307,17 +304,21 @@ def test_the_list_fits_eighty_columns(tmp_path, muri):
     assert (done.returncode, done.stderr) == (0, "")
     assert max(map(len, done.stdout.splitlines())) <= 80
     rows = {line.split()[0] for line in done.stdout.splitlines() if line.strip()}
-    assert set(policy_names()) - set(SYNERGY_NAMES) | set(ALIASES) <= rows
-    assert not rows & set(SYNERGY_NAMES)
-    assert "-srtf, -las, -ftf behind the name" in done.stdout
+    assert set(policy_names()) <= rows
     assert done.stdout.count("baseline") == 3
     assert "LIVE no (pollux): Slurm cannot change the number of a running job's GPUs" in done.stdout
     assert "LIVE partly (sjf-ffs, sjf-bsbf, horus, horus-f, obp, pab): " in done.stdout
 
 
-def test_a_mechanism_alone_goes_by_submit_time():
-    assert {name: get_policy(name).name for name in ALIASES} == ALIASES
-    with pytest.raises(UnknownPolicyError, match=r"did you mean 'synergy-tune-las'\?") as caught:
-        get_policy("synergy-tune-lass")
-    assert "synergy-{proportional,greedy,tune,opt}-{fifo,srtf,las,ftf}" in str(caught.value)
-    assert "synergy-tune-fifo" not in str(caught.value)
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [
+        ("synergy-tune", "choose synergy with the option mechanism=tune (in muri.yaml below `synergy:`"),
+        ("synergy-greedy-las", "choose synergy with the options mechanism=greedy and order=las"),
+        ("synergy-opt-fifo", "choose synergy-opt with the option order=fifo"),
+    ],
+)
+def test_a_removed_name_says_what_to_choose_instead(name, instead):
+    with pytest.raises(UnknownPolicyError) as caught:
+        get_policy(name)
+    assert f"policy name '{name}' was removed in 0.3: {instead}" in str(caught.value)

@@ -20,7 +20,6 @@ from policy_builders import (
     make_request,
 )
 
-from muri.policies.allocation.names import ALIASES, SYNERGY_NAMES
 from muri.policies.cycle.laws import broken_laws
 from muri.policies.cycle.queue import groups_needed
 from muri.policies.registry import get_policy, policy_names
@@ -32,7 +31,8 @@ PAIRS = InterferenceTable(
 )
 MERGING = ({}, {"grouping": "optimal"}, {"merge": "whole-rounds"}, {"matching": "priority-order"})
 POLICIES = [
-    *(get_policy(name) for name in policy_names() if name not in SYNERGY_NAMES or name in ALIASES.values()),
+    *map(get_policy, policy_names()),
+    *(get_policy("synergy", {"mechanism": way}) for way in ("proportional", "greedy")),
     *(get_policy("auto", options) for options in MERGING),
     get_policy("auto", {"grouping": "optimal", "objective": "throughput"}),
     get_policy("muri-jct", {"grouping": "rounds"}),

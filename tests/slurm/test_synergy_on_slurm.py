@@ -1,4 +1,4 @@
-"""On a real Slurm: synergy-tune sets each job's CPUs and memory before it starts, and `muri drain` takes them back."""
+"""On a real Slurm: synergy sets each job's CPUs and memory before it starts, and `muri drain` takes them back."""
 
 import json
 from collections.abc import Iterator
@@ -92,12 +92,12 @@ for job in gateway.snapshot().jobs:
 
 
 class Site(MuriCluster):
-    """One node with two GPUs and 16 CPUs, planned by synergy-tune."""
+    """One node with two GPUs and 16 CPUs, planned by synergy."""
 
     def __init__(self, driver: Driver, gateway: str) -> None:
         super().__init__(driver)
         self.gateway = gateway
-        self.configure(policy="synergy-tune", partitions=["small"], gateway=gateway, profiling={"at_once": 0})
+        self.configure(policy="synergy", partitions=["small"], gateway=gateway, profiling={"at_once": 0})
         self.python(APPETITES, f"{self.state_dir}/profiles.db")
         self.know(*(slow_in("preprocess", ProfileKey(model, 8, 1, "gpu")) for model in ("hungry", "modest")))
         driver.write("resources.sh", TRAIN_SH, user="alice")
@@ -186,7 +186,7 @@ def test_a_controller_killed_between_change_and_start_loses_nothing(cluster: Dri
 
 def arrive(site: Site, model: str, text: str, *options: str) -> tuple[int, dict[str, Any]]:
     """The second of two jobs of a new model, and the sensitivity that the first one's dry run finds."""
-    site.configure(policy="synergy-tune", profiling={"partition": "measure"})
+    site.configure(policy="synergy", profiling={"partition": "measure"})
     driver, script = site.driver, site.script(model, text)
     mark = f"--muri=model={model},batch-size=8"
     jobs = [driver.submit("-p", "train", "--gres=gpu:1", mark, "-c", "1", *options, script) for _ in range(2)]

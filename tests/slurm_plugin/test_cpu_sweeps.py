@@ -97,7 +97,7 @@ def site():
     return FakeSlurm([make_job(number, admin_comment=NEW) for number in (1, 2)], [*one_gpu(), spare])
 
 
-OPTIONS = {"policy": "synergy-tune", "profiling": {"mode": "dry-run", "partition": "spare"}, "partitions": ("main",)}
+OPTIONS = {"policy": "synergy", "profiling": {"mode": "dry-run", "partition": "spare"}, "partitions": ("main",)}
 
 
 def stored(folder):

@@ -163,21 +163,19 @@ def new_model(job_id: int, mark: str = "", **changes) -> Job:
     return make_job(job_id, admin_comment=f"muri:model=new,batch-size=8,duration=100{mark}", **changes)
 
 
-@pytest.mark.parametrize(
-    "policy", ["fifo", "srtf", "las", "tiresias", "themis", "synergy-tune-srtf", "drf", "tetris", "antman"]
-)
+@pytest.mark.parametrize("policy", ["fifo", "srtf", "las", "tiresias", "themis", "synergy", "drf", "tetris", "antman"])
 def test_who_reads_no_profiles_measures_nobody_and_who_starts_without_one_is_not_measured_beside_itself(
     make_controller, policy
 ):
     slurm = FakeSlurm([new_model(1)], one_gpu())
     for _ in range(3):
-        one_cycle(make_controller, slurm, policy=policy)
+        one_cycle(make_controller, slurm, policy=policy, synergy={"order": "srtf"})
         slurm.tick()
     assert slurm.jobs[1].state is JobState.RUNNING
     assert list(slurm.jobs) == [1]
 
 
-@pytest.mark.parametrize("policy", ["synergy-tune-fifo", "antman"])
+@pytest.mark.parametrize("policy", ["synergy", "antman"])
 def test_a_job_that_has_to_wait_is_measured_and_starts_after_its_dry_run(make_controller, policy):
     slurm = FakeSlurm([AT_WORK, new_model(2)], one_gpu())
     one_cycle(make_controller, slurm, policy=policy)

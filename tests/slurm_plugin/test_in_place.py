@@ -248,7 +248,7 @@ def test_a_stale_or_unsure_profile_is_replaced_by_what_was_measured_since_and_is
 
 
 @pytest.mark.parametrize(
-    ("policy", "words", "times"), [("auto", "", 1), ("auto", ",alone=1", 0), ("fifo", "", 0), ("synergy-tune", "", 0)]
+    ("policy", "words", "times"), [("auto", "", 1), ("auto", ",alone=1", 0), ("fifo", "", 0), ("synergy", "", 0)]
 )
 def test_who_may_share_is_told_once_of_an_estimate_and_nobody_else_is(
     make_controller: Make, policy: str, words: str, times: int

@@ -166,12 +166,13 @@ def test_dry_runs_that_do_not_start_make_way_and_count_against_no_model(make_con
      {"detail": {"warmup_iterations": 10**30}}, {"detail": {"host_mem_gib": 1e300}}, {"load_s": [0.1]}],
 )  # fmt: skip
 @pytest.mark.parametrize(
-    "policy", ["muri-l", "sjf-bsbf", *(pytest.param(each, marks=THOROUGH) for each in ("synergy-tune-srtf", "horus"))]
+    "policy", ["muri-l", "sjf-bsbf", *(pytest.param(each, marks=THOROUGH) for each in ("synergy", "horus"))]
 )
 def test_forged_results_of_a_dry_run_cost_nobody_the_cycle(make_controller, caplog, forged, policy):
     jobs = [job_of("bob", 1, "x"), job_of("alice", 2, "y"), job_of("bob", 3, "x")]
     slurm = FakeSlurm(jobs, [make_node("n1", gpu_count=1)])
-    with make_controller(slurm, (known("alice", "y"), known("", "z")), policy=policy) as controller:
+    stored = (known("alice", "y"), known("", "z"))
+    with make_controller(slurm, stored, policy=policy, synergy={"order": "srtf"}) as controller:
         controller.cycle()
         for run in dry_runs(slurm, "bob"):
             for target in (1, 3):

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from muri.policies.allocation.names import ALIASES, SYNERGY_NAMES, SynergyName, parse_name
+from muri.policies.options import PolicyOptions
 from muri.policies.speed.model import Floats
 from muri.simulator.engine.checks import ConservationError, check_cluster, check_records, check_sizes, wanted
 from muri.simulator.engine.meter import LEAST_REMAINING_S, Film
@@ -15,14 +15,13 @@ from muri.simulator.model import Cluster, GroupSpan, Sample, Settings, Simulatio
 from muri_lab.synergy_reference.mechanisms import MECHANISMS, Round, runnable
 from muri_lab.synergy_reference.state import ROUND_S, Ledger, Rows, job_table
 
-SYNERGY_REFERENCE_POLICIES: Final = tuple(
-    name for name in (*SYNERGY_NAMES, *ALIASES) if (parsed := parse_name(name)) and parsed.mechanism in MECHANISMS
-)
-"""The public simulator's policies that are simulated here; `opt` is not among them."""
+SYNERGY: Final = "synergy"
+"""The one policy of the public simulator; its options `mechanism` and `order` are known here, no others."""
 
 URGENT_AFTER_S: Final = 1000 * 3600
 """A job that has not run for longer than this goes first from then on, in every order except first in, first out."""
 
+_OPTIONS = ("mechanism", "order")
 _ROUNDING = 1e-6
 
 
@@ -30,44 +29,39 @@ def simulate_synergy(task: Simulation) -> SimulationResult:
     """Simulate a trace of Synergy's models on a cluster whose CPUs and host memory are known.
 
     There is a plan every 300 s, in which every job gets its place anew at no cost. Jobs end at the end of a round. Of
-    the settings only `until` counts; this model has neither noise nor seed, and its policies have no options.
+    the settings only `until` counts; this model has neither noise nor seed.
 
     Raises:
         SimulationError: This model does not know a setting, or the trace cannot run on the cluster.
     """
     trace, cluster = task.trace, task.cluster
-    name = parse_name(task.policy)
-    assert name is not None, "`check_synergy` has let the policy pass"
+    rules = PolicyOptions(**task.options)
     _check_settings(task.settings)
     _check_room(cluster)
     check_sizes(trace, cluster)
-    ledger = Ledger(job_table(trace, cluster, by_demand=name.mechanism != "proportional"))
+    ledger = Ledger(job_table(trace, cluster, by_demand=rules.mechanism != "proportional"))
     count = min(task.settings.until or len(trace.jobs), len(trace.jobs))
     film = _Film(task, ledger, count)
-    decision_s = run_rounds(ledger, name, cluster, film.look, count)
+    decision_s = run_rounds(ledger, rules, cluster, film.look, count)
     records, unfinished = ledger.records(), ledger.unfinished()
     left = {job.job_id for job in unfinished}
     check_records([job for job in trace.jobs if job.job_id not in left], records)
     return task.result(records, film.samples(), film.spans(), decision_s, unfinished)
 
 
-def check_synergy(policy: str, options: Mapping[str, Any]) -> None:
-    """Refuse a policy or option that this model does not know.
+def check_synergy(options: Mapping[str, Any]) -> None:
+    """Refuse an option that this model does not know.
 
     Raises:
         SimulationError: Lists the valid ones.
+        OptionsError: An option has a wrong value.
     """
-    name = parse_name(policy)
-    valid = ", ".join(SYNERGY_REFERENCE_POLICIES)
-    if name is None:
-        raise SimulationError(f"the reference model has no policy {policy!r}; of Synergy's it has: {valid}")
-    if name.mechanism not in MECHANISMS:
+    unknown = [name for name in options if name not in _OPTIONS]
+    if unknown:
         raise SimulationError(
-            f"the reference model has no {policy}: an integer program for each of thousands of rounds would take too "
-            f"long, and no results of it are published; simulate it under the default model, or take one of: {valid}"
+            f"under the reference model synergy has no option {unknown[0]!r}; valid are: {', '.join(_OPTIONS)}"
         )
-    if options:
-        raise SimulationError(f"under the reference model {policy} has no option {next(iter(options))!r}; it has none")
+    PolicyOptions(**options)
 
 
 def _check_settings(settings: Settings) -> None:
@@ -93,14 +87,14 @@ Look = Callable[[float, Rows, Round], None]
 """Called before each round with its time, the queue in order of arrival, and the jobs that run."""
 
 
-def run_rounds(ledger: Ledger, name: SynergyName, cluster: Cluster, look: Look, until: int) -> list[float]:
+def run_rounds(ledger: Ledger, rules: PolicyOptions, cluster: Cluster, look: Look, until: int) -> list[float]:
     """Simulate until the first jobs have ended.
 
     At the same time a job arrives first, then leases end, then the next round is planned.
 
     Args:
         ledger: The jobs.
-        name: Mechanism and order.
+        rules: Mechanism and order.
         cluster: Where they run.
         look: Called before each round.
         until: How many of the jobs, in order of submission, must have ended.
@@ -120,7 +114,7 @@ def run_rounds(ledger: Ledger, name: SynergyName, cluster: Cluster, look: Look, 
             queue = np.concatenate((queue, np.arange(arrived, count)))
             arrived = count
         begin_s = perf_counter()
-        found = _plan(ledger, queue, now_s, name, cluster)
+        found = _plan(ledger, queue, now_s, rules, cluster)
         decision_s.append(perf_counter() - begin_s)
         look(now_s, queue, found)
         done = ledger.run_round(now_s, queue, found.rows, found.speeds)
@@ -131,13 +125,13 @@ def run_rounds(ledger: Ledger, name: SynergyName, cluster: Cluster, look: Look, 
     return decision_s
 
 
-def _plan(ledger: Ledger, queue: Rows, now_s: float, name: SynergyName, cluster: Cluster) -> Round:
-    rows = in_order(KEYS[name.order], ledger, queue, now_s)
-    if name.order == "las":  # chooses who runs before anything is shared out, and TUNE then starts with the largest
+def _plan(ledger: Ledger, queue: Rows, now_s: float, rules: PolicyOptions, cluster: Cluster) -> Round:
+    rows = in_order(KEYS[rules.order], ledger, queue, now_s)
+    if rules.order == "las":  # chooses who runs before anything is shared out, and TUNE then starts with the largest
         rows = runnable(ledger.table, cluster.gpu_count, rows)
-        if name.mechanism == "tune":
+        if rules.mechanism == "tune":
             rows = rows[np.argsort(-ledger.table.gpus[rows], kind="stable")]
-    return MECHANISMS[name.mechanism](ledger.table, cluster, rows)
+    return MECHANISMS[rules.mechanism](ledger.table, cluster, rows)
 
 
 Key = Callable[[Ledger, Rows, float], Floats]

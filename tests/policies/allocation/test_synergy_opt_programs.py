@@ -47,7 +47,7 @@ def test_at_most_three_jobs_for_each_server_are_split(seed, servers):
 
 def plans(jobs, nodes, **changes):
     request = make_request(jobs, nodes, larger_than_a_node="whole-nodes", **({"interval_s": 300.0} | changes))
-    return [get_policy(f"synergy-{name}-fifo").plan(request) for name in ("tune", "opt")]
+    return [get_policy(name).plan(request) for name in ("synergy", "synergy-opt")]
 
 
 def total_cpus(plan, job_id):
@@ -85,8 +85,8 @@ def test_opt_is_never_worse_than_tune_and_below_its_bound(seed):
         jobs.append(job(number, sensitivity, gpu_count=node_count * draw.choice((1, 2)), node_count=node_count))
     nodes = [make_host(name, 4) for name in "abc"]
     request = make_request(jobs, nodes, larger_than_a_node="refuse", interval_s=300.0)
-    best = get_policy("synergy-opt-fifo").plan(request)
-    tuned = get_policy("synergy-tune-fifo").plan(request)
+    best = get_policy("synergy-opt").plan(request)
+    tuned = get_policy("synergy").plan(request)
     assert {solo.job_id for solo in tuned.solo if solo.gpus} == {solo.job_id for solo in best.solo if solo.gpus}
     worth = [worth_of(request, plan) for plan in (tuned, best)]
     assert worth[1] >= worth[0] * (1 - 1e-6)

@@ -14,15 +14,19 @@ from policy_builders import all_jobs, decided_ids
 from muri.policies.registry import get_policy
 
 POLICIES = (
-    "synergy-proportional-las",
-    "synergy-greedy-srtf",
-    "synergy-tune-fifo",
-    "synergy-tune-srtf",
-    "synergy-opt-ftf",
-    "drf",
-    "tetris",
+    ("synergy", {"mechanism": "proportional", "order": "las"}),
+    ("synergy", {"mechanism": "greedy", "order": "srtf"}),
+    ("synergy", {}),
+    ("synergy", {"order": "srtf"}),
+    ("synergy-opt", {"order": "ftf"}),
+    ("drf", {}),
+    ("tetris", {}),
 )
-NEVER_BELOW = tuple(name for name in POLICIES if name.startswith("synergy"))
+RESTING = (
+    *(("synergy", {"mechanism": way}) for way in ("proportional", "greedy", "tune")),
+    ("drf", {}),
+    ("tetris", {}),
+)
 SLACK = 1e-6
 
 
@@ -85,29 +89,29 @@ def check_speeds(request, plan):
         assert reached >= usual * (1 - 1e-6)
 
 
-@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize(("name", "options"), POLICIES)
 @examples(max_examples=25)
 @given(case=host_requests())
-def test_every_plan_of_three_rounds(name, case):
+def test_every_plan_of_three_rounds(name, options, case):
     request, later = case
-    policy = get_policy(name, {"max_wait_s": math.inf})
+    policy = get_policy(name, {"max_wait_s": math.inf, **options})
     for new_jobs in (later, (), None):
         plan = policy.plan(request)
         check_frame(request, plan)
         check_resources(request, plan)
         check_kept(request, plan)
-        if name in NEVER_BELOW:
+        if name.startswith("synergy"):
             check_speeds(request, plan)
         if new_jobs is not None:
             request = next_request(request, plan, new_jobs=tuple(new_jobs), now_s=request.now_s + 300)
 
 
-@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize(("name", "options"), POLICIES)
 @examples(max_examples=12)
 @given(case=host_requests(), rng=st.randoms(use_true_random=False))
-def test_the_order_of_jobs_and_nodes_does_not_matter(name, case, rng):
+def test_the_order_of_jobs_and_nodes_does_not_matter(name, options, case, rng):
     request, later = case
-    policy = get_policy(name)
+    policy = get_policy(name, options)
     request = next_request(request, policy.plan(request), new_jobs=tuple(later))
     parts = {part: list(getattr(request, part)) for part in ("jobs", "nodes", "running")}
     for listed in parts.values():
@@ -116,15 +120,13 @@ def test_the_order_of_jobs_and_nodes_does_not_matter(name, case, rng):
     assert policy.plan(shuffled) == policy.plan(request)
 
 
-@pytest.mark.parametrize(
-    "name", ["synergy-proportional-fifo", "synergy-greedy-fifo", "synergy-tune-fifo", "drf", "tetris"]
-)
+@pytest.mark.parametrize(("name", "options"), RESTING)
 @examples(max_examples=12)
 @given(case=host_requests())
-def test_an_unchanged_cluster_comes_to_rest(name, case):
+def test_an_unchanged_cluster_comes_to_rest(name, options, case):
     """Restarts that pay take a round or two; then nothing moves."""
     request, later = case
-    policy = get_policy(name, {"max_wait_s": math.inf})
+    policy = get_policy(name, {"max_wait_s": math.inf, **options})
     request = dataclasses.replace(request, jobs=(*request.jobs, *later))
     for _ in range(4):
         plan = policy.plan(request)
@@ -138,5 +140,5 @@ def test_an_unchanged_cluster_comes_to_rest(name, case):
 @given(case=host_requests())
 def test_tune_runs_whoever_proportional_shares_would_run(case):
     request, _ = case
-    tuned, plain = (get_policy(f"synergy-{name}-fifo").plan(request) for name in ("tune", "proportional"))
+    tuned, plain = (get_policy("synergy", {"mechanism": way}).plan(request) for way in ("tune", "proportional"))
     assert {solo.job_id for solo in plain.solo} <= {solo.job_id for solo in tuned.solo}

@@ -39,7 +39,7 @@ def without_reasons(plan: Plan) -> Plan:
     )
 
 
-@pytest.mark.parametrize("policy", ["srtf", "auto", "muri-jct", "muri-slurm", "synergy-tune-fifo"])
+@pytest.mark.parametrize("policy", ["srtf", "auto", "muri-jct", "muri-slurm", "synergy"])
 @settings(max_examples=10, deadline=None)
 @given(request=cluster_requests())
 def test_a_plan_without_reasons_decides_the_same(policy, request):

@@ -52,8 +52,8 @@ def test_cpus_of_nodes_matter_to_policies_that_give_them_out(trace: Path, capsys
     node = (trace, "--gpus-per-node", 2, "--cpus-per-node", 8)
     assert figures(capsys, "fifo", *node)["avg_jct_s"] == 400.0
     # Job 2 does nothing but preprocess: with 7 of the 8 CPUs it takes 4/7 of the time.
-    assert figures(capsys, "synergy-tune-fifo", *node)["avg_jct_s"] < 330.0
-    assert figures(capsys, "synergy-tune-fifo", trace, "--gpus-per-node", 2)["avg_jct_s"] == 400.0
+    assert figures(capsys, "synergy", *node)["avg_jct_s"] < 330.0
+    assert figures(capsys, "synergy", trace, "--gpus-per-node", 2)["avg_jct_s"] == 400.0
 
 
 def test_jobs_of_two_users_share_only_if_that_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -195,9 +195,14 @@ def test_whatever_is_given_out_nothing_is_lost_or_over_committed(jobs: list[Trac
     assert len(result.records) == len(jobs)
 
 
-@pytest.mark.parametrize("policy", ["synergy-tune-fifo", "synergy-greedy-srtf", "drf", "tetris"])
+@pytest.mark.parametrize(
+    ("policy", "options"),
+    [("synergy", {}), ("synergy", {"mechanism": "greedy", "order": "srtf"}), ("drf", {}), ("tetris", {})],
+)
 @settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(jobs=traces(), interval_s=st.sampled_from([0.0, 300.0]))
-def test_synergy_s_policies_keep_to_what_nodes_have(policy: str, jobs: list[TraceJob], interval_s: float) -> None:
+def test_synergy_s_policies_keep_to_what_nodes_have(
+    policy: str, options: dict[str, str], jobs: list[TraceJob], interval_s: float
+) -> None:
     cluster = Cluster(2, 2, cpus_per_node=6, mem_gib_per_node=64)
-    assert len(run(jobs, policy, cluster, restart_s=5.0, interval_s=interval_s).records) == len(jobs)
+    assert len(run(jobs, policy, cluster, options=options, restart_s=5.0, interval_s=interval_s).records) == len(jobs)

@@ -13,7 +13,6 @@ from engine_builders import MODELS, GroupingPolicy, job, run
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from muri.policies.allocation.names import ALIASES, SYNERGY_NAMES
 from muri.policies.priority import PriorityKey
 from muri.policies.registry import get_policy, policy_names
 from muri.policies.schedulers.exclusive import Srtf
@@ -24,11 +23,12 @@ from muri.simulator.engine import loop as engine
 from muri.simulator.engine.jobs import View, WaitingJobs, planned_profiles, view_of
 from muri.simulator.model import Cluster, JobRecord, Outage, Settings, SimulationError, SimulationResult, TraceJob
 
-POLICIES = [name for name in policy_names() if name not in SYNERGY_NAMES or name in ALIASES.values()]
-"""Of Synergy's, one order of each mechanism."""
+POLICIES = policy_names()
+WAYS = ({"mechanism": "proportional"}, {"mechanism": "greedy"})
+VARIANTS = [*((name, {}) for name in POLICIES), *(("synergy", way) for way in WAYS)]
 
 SMALL = Cluster(2, 2, gpu_mem_gib=40.0)
-CUTTING = [name for name in POLICIES if view_of(get_policy(name)) != View()]
+CUTTING = [(name, way) for name, way in VARIANTS if view_of(get_policy(name)) != View()]
 """Those that see only as much of the queue as they need; the others see all of it."""
 
 
@@ -72,21 +72,21 @@ def all_settings(draw: st.DrawFn) -> Settings:
     )
 
 
-def simulated(jobs: list[TraceJob], policy: str, how: Settings, cluster: Cluster = SMALL) -> SimulationResult:
+def simulated(jobs: list[TraceJob], policy: str, options: dict[str, str], how: Settings) -> SimulationResult:
     fields = {name: getattr(how, name) for name in Settings.__dataclass_fields__}
-    return run(jobs, policy, cluster, **fields)
+    return run(jobs, policy, SMALL, options=options, **fields)
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize(("policy", "options"), VARIANTS)
 @settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(jobs=traces(), how=all_settings(), again=st.booleans())
 def test_nothing_is_lost_run_twice_or_over_committed(
-    policy: str, jobs: list[TraceJob], how: Settings, again: bool
+    policy: str, options: dict[str, str], jobs: list[TraceJob], how: Settings, again: bool
 ) -> None:
     assert checks.wanted()
-    result = simulated(jobs, policy, how)
+    result = simulated(jobs, policy, options, how)
     checks.check_records(jobs, result.records)
-    assert not again or simulated(jobs, policy, how) == result
+    assert not again or simulated(jobs, policy, options, how) == result
     length_s = max(record.end_s for record in result.records)
     assert sum(sample.length_s for sample in result.samples) == pytest.approx(length_s)
     elastic = get_policy(policy).elastic  # more GPUs than asked for make a job faster
@@ -95,18 +95,18 @@ def test_nothing_is_lost_run_twice_or_over_committed(
         assert record.shared_s <= record.run_s <= record.jct_s * (1 + 1e-9) + 1e-9
 
 
-@pytest.mark.parametrize("policy", CUTTING)
+@pytest.mark.parametrize(("policy", "options"), CUTTING)
 @settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(jobs=traces(40), how=all_settings(), max_wait_s=st.sampled_from([float("inf"), 300.0]))
 def test_the_end_of_a_long_queue_changes_no_decision(
-    policy: str, jobs: list[TraceJob], how: Settings, max_wait_s: float
+    policy: str, options: dict[str, str], jobs: list[TraceJob], how: Settings, max_wait_s: float
 ) -> None:
     """Every plan of a simulation is made twice: for the jobs that matter, and for all."""
     jobs = [replace(item, submit_s=item.submit_s / 5) for item in jobs]
     how = replace(how, interval_s=10 * how.interval_s)  # two plans each time: not too often
     if max_wait_s < float("inf"):
         how = replace(how, restart_s=0.0)  # who has waited long stops others at every plan, before they have restarted
-    chosen = get_policy(policy, {"max_wait_s": max_wait_s})
+    chosen = get_policy(policy, {"max_wait_s": max_wait_s, **options})
     reduced, whole = WaitingJobs.reduce, [PlanRequest((), (), 0.0)]
 
     def reduce(waiting: WaitingJobs, request: PlanRequest, gpu_count: int) -> PlanRequest:
@@ -123,7 +123,7 @@ def test_the_end_of_a_long_queue_changes_no_decision(
         patch.setattr(run_module, "get_policy", lambda *_: chosen)
         patch.setattr(WaitingJobs, "reduce", reduce)
         patch.setattr(engine.Engine, "_decide", decide)
-        simulated(jobs, policy, how)
+        simulated(jobs, policy, options, how)
 
 
 def _decisions(plan: Plan) -> tuple[object, ...]:

@@ -20,7 +20,7 @@ from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import JobState
 from muri.slurm_plugin.records.roles import Role, read_job
 
-TUNE = {"policy": "synergy-tune", "profiling": {"at_once": 0}}
+TUNE = {"policy": "synergy", "profiling": {"at_once": 0}}
 BOTH = Allocation()
 GIB = 1024
 pytestmark = pytest.mark.usefixtures("appetites")

@@ -38,7 +38,7 @@ def node_reads(waiting: int, nodes: int, policy: str, **changes: Any) -> int:
     return READS["node"]
 
 
-@pytest.mark.parametrize("policy", ["auto", "synergy-tune-fifo", "sjf-bsbf", "horus"])
+@pytest.mark.parametrize("policy", ["auto", "synergy", "sjf-bsbf", "horus"])
 @pytest.mark.parametrize("taken", [0, 1])
 def test_no_job_that_waits_has_all_nodes_looked_at(policy: str, taken: int) -> None:
     nodes = 40
