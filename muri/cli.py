@@ -32,7 +32,6 @@ COMMANDS = {
         "muri.simulator.cli.simulate_command:simulate", "Say what policies would do to a trace's jobs."
     ),
     "doctor": LazyCommand("muri.slurm_plugin.cli.doctor:doctor", "Examine what Muri needs; say what to do."),
-    "setup": LazyCommand("muri.slurm_plugin.cli.setup:setup", "Bring Slurm's files to what Muri needs, or back."),
     "config": LazyCommand("muri.slurm_plugin.cli.admin:config", "Check the configuration file, and show it."),
 }
 
@@ -42,6 +41,9 @@ REMOVED: Final = {
     "config show": "use `muri config check --show`",
     "completion": "click has it: `_MURI_COMPLETE=bash_source muri` prints the script for bash, likewise zsh and fish",
     "controller": "use `muri-controller`",
+    "setup": "`muri doctor` prints the lines that Slurm's files lack; before a removal use `muri drain --forget`",
+    "doctor --nodes": "try a node with a job: `srun --nodelist=NODE --muri=model=x muri --version`",
+    "doctor --try": "submit two jobs with --muri, and look at them with `muri queue`",
 }
 """Commands, and options behind their command's name, that 0.2 had: what to do instead."""
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from muri.commands import LazyCommand, LazyGroup
-from muri.errors import UsageError
+from muri.errors import MuriError, UsageError
 from muri.inherited import PUBLIC, settle_own
 from muri.printable import printable, printable_lines
 from muri.slurm_plugin.config import Config, config_path, old_keys_in, problems_of, render_config
@@ -24,6 +24,7 @@ from muri.utc import FewWarnings, log_handler
 if TYPE_CHECKING:
     from muri.slurm_plugin.controller.stop import StopSignal
     from muri.slurm_plugin.execute.drain import Drained
+    from muri.slurm_plugin.gateway.commands import CommandGateway
 
 CONFIG_OPTION = click.option(
     "--config",
@@ -187,8 +188,9 @@ def controller_main() -> None:
 @CONFIG_OPTION
 @click.option("--if-stale", "stale_s", type=float, help="Only when no cycle has finished for SECONDS (watchdog).")
 @click.option("--wait", is_flag=True, help="Stay until the last group has ended, for jobs that come back held.")
+@click.option("--forget", is_flag=True, help="As --wait; then take Muri's words from all jobs, before it is removed.")
 @click.option("--json", "as_json", is_flag=True, help="Print the outcome as JSON; with --wait a line for each pass.")
-def drain(config_file: Path | None, stale_s: float | None, wait: bool, as_json: bool) -> None:
+def drain(config_file: Path | None, stale_s: float | None, wait: bool, forget: bool, as_json: bool) -> None:
     """Let Slurm start every waiting job, with its original request.
 
     The reservation muri_gate is deleted first: Slurm then starts what waits for its licence by itself, and new jobs
@@ -201,6 +203,7 @@ def drain(config_file: Path | None, stale_s: float | None, wait: bool, as_json: 
       muri drain                         give every job back to Slurm
       muri drain --wait                  the same, and look after running groups until they have ended
       muri drain --if-stale 1800         the same, only if the controller has been dead for half an hour
+      muri drain --forget                before Muri is removed
     """
     from muri.slurm_plugin.controller.status import STATUS_NAME, age_s
     from muri.slurm_plugin.execute.drain import drain as drain_jobs
@@ -212,15 +215,44 @@ def drain(config_file: Path | None, stale_s: float | None, wait: bool, as_json: 
     if stale_s is not None and age is not None and age < stale_s:
         click.echo(f"the last cycle finished {age:.0f} s ago; nothing to do")
         return
+    wait = wait or forget
+    if forget:
+        _end_watcher(config)
     with _only_one_unless_hung(config.state_dir, stale_s):
         gateway = CommandGateway()
         for done in drain_until_over(gateway, gateway.tagged) if wait else (drain_jobs(gateway, gateway.tagged),):
             _print_drained(done, as_json=as_json, one_line=wait)
+        if forget and not done.failed:
+            _forget(gateway, as_json=as_json)
     if done.running and not as_json:
         click.echo("members run on: leave the watchdog on, or run `muri drain --wait`, for those that come back held",
                    err=True)  # fmt: skip
     if done.failed:
         sys.exit(1)
+
+
+def _end_watcher(config: Config) -> None:
+    """End the process that runs cycles on events, and what wakes it.
+
+    Raises:
+        MuriError: It does not end.
+    """
+    from muri.slurm_plugin.controller.loop import end_watcher
+
+    if not end_watcher(config.state_dir):
+        raise MuriError("the controller does not end; no job was changed")
+    config.events.notice_file.unlink(missing_ok=True)
+
+
+def _forget(gateway: "CommandGateway", *, as_json: bool) -> None:
+    """Take Muri's words from the AdminComment of every job that waits or runs."""
+    from muri.slurm_plugin.execute.drain import clear_tags
+
+    cleared = clear_tags(gateway, gateway.tagged)
+    if as_json:
+        click.echo(json.dumps({"cleared": list(cleared)}))
+    elif cleared:
+        click.echo(f"took Muri's words from the AdminComment of jobs {', '.join(map(str, cleared))}")
 
 
 def _config_to_drain_with(config_file: Path | None) -> Config:
@@ -295,7 +327,7 @@ def config_check(file: Path | None, show: bool) -> None:
       muri config check
       muri config check --show /etc/muri/muri.yaml
     """
-    from muri.slurm_plugin.cli.site_names import look_for_names
+    from muri.slurm_plugin.cli.doctor_slurm import look_for_names
     from muri.slurm_plugin.controller.assemble import check_policy, read_config
 
     config = read_config(file)

@@ -11,14 +11,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
-from itertools import chain
 from pathlib import Path
 from urllib.parse import quote
 
 import click
 
-from muri.errors import MuriError, UsageError
-from muri.printable import printable_lines
+from muri.errors import MuriError
+from muri.printable import printable, printable_lines
 from muri.profiler.errors import CorruptStoreError, StoreMissingError, StoreOutdatedError
 from muri.profiler.resource_usage.nvml import check as why_no_gpu
 from muri.profiler.store import ProfileStore
@@ -43,13 +42,11 @@ from muri.slurm_plugin.cli.doctor_checks import (
     judge_status_dir,
     judge_way_of_writing,
 )
-from muri.slurm_plugin.cli.real_path import examine_nodes, examine_real_path, examine_submission
-from muri.slurm_plugin.cli.site_names import names_in, wrong_python
+from muri.slurm_plugin.cli.doctor_slurm import examine_real_path, examine_submission, names_in, wrong_python
 from muri.slurm_plugin.config import Config, config_path
 from muri.slurm_plugin.controller.assemble import check_policy, open_gateway, profiles_path, read_config
 from muri.slurm_plugin.controller.events import slurm_user_of, slurmctld_hosts, this_host
 from muri.slurm_plugin.controller.loop import EVENTS_LOCK_NAME, AnotherControllerError, holder_of, only_one
-from muri.slurm_plugin.controller.trial import try_group
 from muri.slurm_plugin.controller.user_status import cycle_age_s
 from muri.slurm_plugin.gateway.base import GatewayUnavailableError
 from muri.slurm_plugin.gateway.pyslurm_api import NoPyslurmError
@@ -69,32 +66,17 @@ _WIDTH = 80
 @click.option("--store", type=click.Path(dir_okay=False, path_type=Path), help="Another profile store than its own.")
 @click.option("--set-aside", is_flag=True, help="Rename the profile store, if it is damaged.")
 @click.option("-y", "--yes", is_flag=True, help="With --set-aside: don't ask.")
-@click.option("--nodes", metavar="NODES", help="Also run a job of a second on these nodes, such as n[1-4], or all.")
-@click.option(
-    "--try", "user", metavar="[USER]", is_flag=False, flag_value="",
-    help="Also run a tiny group of USER's end to end. [default: who called sudo]",
-)  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def doctor(
-    config_file: Path | None,
-    store: Path | None,
-    set_aside: bool,
-    yes: bool,
-    nodes: str | None,
-    user: str | None,
-    as_json: bool,
-) -> None:
+def doctor(config_file: Path | None, store: Path | None, set_aside: bool, yes: bool, as_json: bool) -> None:
     """Examine what Muri needs: configuration, files, Slurm, and the way that a job takes.
 
     As root it submits a few held jobs to see what becomes of them, and cancels them. Nothing else is
-    changed without --set-aside, --nodes or --try. Exits with 1 when something has to be done; warnings
-    alone give 0. Works where there is no Slurm, and says so.
+    changed without --set-aside. It prints the lines that Slurm's files lack. Exits with 1 when something
+    has to be done; warnings alone give 0. Works where there is no Slurm, and says so.
 
     \b
     Examples:
       muri doctor
-      muri doctor --nodes all    SPANK plugin, installation, clock of each node
-      muri doctor --try alice    two jobs of two seconds, in a group
       muri doctor --json | jq '.findings[] | select(.level != "ok")'
       muri doctor --set-aside    rename a damaged store
     """
@@ -102,12 +84,8 @@ def doctor(
     if set_aside:
         _set_aside(config_file, store, yes, as_json)
         return
-    if (nodes or user is not None) and os.geteuid() != 0:
-        raise UsageError("--try and --nodes submit jobs for others: run them as root")
-    if user == "" and not (user := os.environ.get("SUDO_USER", "")):
-        raise UsageError("say whose jobs they are: muri doctor --try USER")
     findings = []
-    for finding in chain(examine(config_file, store), _examine_on_request(config_file, nodes, user)):
+    for finding in examine(config_file, store):
         findings.append(finding)
         if not as_json:
             _print(finding)
@@ -118,29 +96,6 @@ def doctor(
     click.get_current_context().exit(exit_code(findings))
 
 
-def _examine_on_request(config_file: Path | None, nodes: str | None, user: str | None) -> Iterator[Finding]:
-    config, _ = examine_config(config_file)
-    if nodes:
-        snapshot = open_gateway(config.gateway).snapshot()
-        yield from examine_nodes(nodes, config, snapshot, SlurmCommands())
-    if user:
-        yield examine_group(config, user)
-
-
-def examine_group(config: Config, user: str) -> Finding:
-    """Run a tiny group end to end."""
-    name = "a tiny group"
-    try:
-        trial = try_group(config, user, lambda line: click.echo(f"{' ' * _INDENT}{line}", err=True))
-    except AnotherControllerError:
-        return Finding(name, Level.WARNING, "a controller is in a cycle", "run this again in a moment")
-    except MuriError as error:
-        return Finding(name, Level.PROBLEM, str(error))
-    members = " and ".join(map(str, trial.members))
-    text = f"jobs {members} shared a GPU of {trial.node} in pilot job {trial.pilot} and ended with their own exit codes"
-    return Finding(name, Level.OK, f"{text}, {trial.took_s:.0f} s after their submission")
-
-
 def _print(finding: Finding) -> None:
     head = click.style(f"{finding.level.upper():<9}", fg=_COLOURS[finding.level]) + f"{finding.name:<17}"
     space = " " * _INDENT
@@ -148,6 +103,8 @@ def _print(finding: Finding) -> None:
     click.echo(head + text.replace("\n", f"\n{space}"))
     if finding.remedy:
         click.echo(click.wrap_text(finding.remedy, _WIDTH, f"{space}→ ", f"{space}  "))
+    for line in finding.lines:
+        click.echo(printable(f"    {line}"))
 
 
 def _summary(findings: Sequence[Finding]) -> str:

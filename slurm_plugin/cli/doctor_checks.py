@@ -49,12 +49,14 @@ class Finding:
         level: How bad it is.
         text: What was found.
         remedy: What to do, "" when nothing.
+        lines: What to add to a file, as it is.
     """
 
     name: str
     level: Level
     text: str
     remedy: str = ""
+    lines: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

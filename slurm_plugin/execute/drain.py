@@ -21,6 +21,8 @@ log = logging.getLogger("muri.drain")
 
 _POLL_S = 5.0
 
+_ALIVE: Final = frozenset({JobState.PENDING, JobState.RUNNING, JobState.SUSPENDED})
+
 _MOST_REFUSALS = 12
 """How many passes in a row may do nothing but fail in the same way; a job that no nodes could hold stays refused."""
 
@@ -182,3 +184,26 @@ def _each(jobs: Iterable[ManagedJob], change: Callable[[ManagedJob], None], fail
             )
             failed.append(f"job {job.job_id}: {error}")
     return tuple(changed)
+
+
+def clear_tags(gateway: Gateway, read: Callable[[], Snapshot]) -> tuple[int, ...]:
+    """Take Muri's words from every waiting and running job; returns their ids.
+
+    Slurm keeps ended jobs as they are.
+
+    Raises:
+        SlurmUnreachableError: slurmctld does not answer.
+    """
+    cleared = []
+    for job in read().jobs:
+        rest = " ".join(word for word in job.admin_comment.split() if not word.startswith(("muri:", "muri-")))
+        if job.state not in _ALIVE or rest == job.admin_comment:
+            continue
+        try:
+            gateway.modify(job.job_id, JobChange(admin_comment=rest))
+            cleared.append(job.job_id)
+        except NoSuchJobError:
+            continue
+        except GatewayError as error:
+            log.warning("job %d keeps Muri's words: %s", job.job_id, error)
+    return tuple(cleared)

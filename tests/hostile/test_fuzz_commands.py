@@ -31,7 +31,7 @@ BAD = {
 }
 WRITTEN = {"-o", "--out", "--save", "--trace"}
 WORDS = {
-    "explain": ["1"], "preempt": ["1"], "setup": ["--check"],
+    "explain": ["1"], "preempt": ["1"],
     "simulate": ["--policy", "fifo", "--nodes", "1", "--gpus-per-node", "4"],
     "trace generate": ["--jobs", "3", "--gpus", "4"], "profile run": ["true"], "profile fit-slowdown": ["a100"],
     "profile compare": ["a", "b"],

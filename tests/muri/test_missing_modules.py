@@ -46,7 +46,6 @@ from muri.slurm_plugin.gateway import commands
 from muri.slurm_plugin.node import membership
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import JobState
-from muri.slurm_plugin.setup.site import Site
 
 at_work = {"state": JobState.RUNNING, "held": False, "nodes": "n1"}
 state = tags.format_state(tags.MemberState(9, tags.Original("gres/gpu:1", "", 4, 4, 0, 3600)))
@@ -56,8 +55,7 @@ group = [
     make_job(9, **at_work, name="muri-pilot", admin_comment="muri-pilot:f00d:2,3"),
 ]
 waiting = [make_job(1), make_job(30, array=True, array_job_id=30, array_tasks="4-9")]
-fake = FakeSlurm(waiting if sys.argv[1] == "setup" else waiting + group, [make_node("n1")])
-Site.has_controller = True
+fake = FakeSlurm(waiting if "--forget" in sys.argv else waiting + group, [make_node("n1")])
 assemble.open_gateway = commands.CommandGateway = lambda *_: fake
 membership.mark_stopped = lambda *_: None
 """
@@ -134,7 +132,7 @@ def test_a_command_that_plans_says_which_package_brings_what_it_needs(arguments)
 
 @pytest.mark.parametrize(
     "arguments",
-    [("--help",), ("run", "--help"), ("top", "--help"), ("setup", "--help"), ("queue", "--help"),
+    [("--help",), ("run", "--help"), ("top", "--help"), ("queue", "--help"),
      ("config", "check", "--show"), ("profile", "list", "--help"), ("simulate", "--help")],
 )  # fmt: skip
 def test_commands_of_users_need_none_of_it(arguments):
@@ -155,7 +153,7 @@ def test_commands_of_users_need_none_of_it(arguments):
         (("drain",), 0, "released  1"),
         (("doctor",), 1, "policy auto only"),
         (("config", "check"), 0, "of policy auto only the name was checked"),
-        (("setup", "--remove", "--slurm-conf", "slurm.conf"), 0, "AdminComment of jobs 1, 30\nnothing of Muri's was"),
+        (("drain", "--forget"), 0, "AdminComment of jobs 1, 30"),
     ],
 )  # fmt: skip
 def test_whoever_looks_drains_or_removes_needs_none_of_it_either(on_slurm, arguments, code, told):

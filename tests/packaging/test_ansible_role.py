@@ -1,9 +1,11 @@
-"""The Ansible role: what Ansible itself says of its syntax, and that it calls the commands of the pages."""
+"""The Ansible role: what Ansible itself says of its syntax, and that it does what the pages say."""
 
 import subprocess
 from pathlib import Path
 
 import pytest
+
+from muri.slurm_plugin.cli.doctor_slurm import INCLUDE, LOAD
 
 ROOT = Path(__file__).parents[2]
 TASKS = ROOT / "packaging/ansible/roles/muri/tasks"
@@ -15,6 +17,11 @@ def test_ansible_takes_the_role():
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_the_role_calls_the_commands_of_the_pages():
-    assert "muri setup --apply" in (TASKS / "present.yml").read_text()
-    assert "muri setup --remove" in (TASKS / "absent.yml").read_text()
+def test_the_role_does_what_the_pages_and_the_doctor_say():
+    wanted = {
+        "present.yml": ("install.md", ["Name=muri Count=64 Flags=CountOnly", INCLUDE, LOAD]),
+        "absent.yml": ("removal.md", ["muri drain --forget"]),
+    }
+    for name, (page, lines) in wanted.items():
+        for text in ((TASKS / name).read_text(), (ROOT / "docs" / page).read_text()):
+            assert [line for line in lines if line not in text] == []

@@ -85,10 +85,10 @@ def the_readmes_example(users: Users) -> None:
 
 
 def doctor_takes_the_real_way(site: Driver) -> None:
-    """Each step of a job's way is found to work, up to a tiny group."""
-    told = site.run("muri", "doctor", "--json", "--nodes", "n1", "--try", "alice", user="root").stdout
+    """Each step of a job's way is found to work."""
+    told = site.run("muri", "doctor", "--json", user="root").stdout
     found = {each["name"]: each["level"] for each in json.loads(told)["findings"]}
-    names = ("SPANK plugin", "members' GPUs", "node n1", "a tiny group")
+    names = ("SPANK plugin", "members' GPUs", "job_submit")
     assert {name: found[name] for name in names} == dict.fromkeys(names, "ok"), told
 
 
@@ -181,8 +181,6 @@ def test_a_site_installs_uses_and_removes_muri(suite: str, capfd: pytest.Capture
         seconds = follow(site, "install.md")
         with capfd.disabled():
             print(f"\ninstalling on {len(site.instance.host_names)} hosts ({suite}): {seconds:.0f} s", flush=True)
-        checked = site.run("muri", "setup", "--check", "--json", user="root")
-        assert json.loads(checked.stdout)["complete"]
         assert "--muri" in site.run("sbatch", "--help", on="login").stdout
 
         adapt(site)

@@ -21,7 +21,6 @@ COMMANDS = {
     "doctor": "",
     "preempt": "1 --yes",
     "drain": "",
-    "setup": "--check",
     "profile list": "",
     "profile show": "m",
     "profile compare": "m n",

@@ -69,7 +69,7 @@ def test_nodes_get_no_heavy_packages(directory: Path) -> None:
     assert not held & {"numpy", "scipy", "torch", "networkx", "rustworkx"}
     assert {"pydantic", "click", "ClusterShell", "psutil", "rich", "yaml"} <= held
     for wanted in (
-        "/usr/share/man/man1/muri-run.1.gz", "/usr/share/man/man1/muri-setup.1.gz",
+        "/usr/share/man/man1/muri-run.1.gz", "/usr/share/man/man1/muri-doctor.1.gz",
         "/usr/share/bash-completion/completions/muri", "/usr/lib/tmpfiles.d/muri.conf",
         "/usr/lib/systemd/system/run-muri.mount", "/usr/lib/muri/payload/lib/muri/launcher/run/command.py",
     ):  # fmt: skip

@@ -5,6 +5,7 @@ import os
 import re
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -135,3 +136,14 @@ def test_without_slurm_it_is_slurms_configuration_that_cannot_be_read(
     assert run_command(controller if arguments == ("--once",) else cli, arguments) == 1
     told = capsys.readouterr().err
     assert "cannot read Slurm's configuration: the command 'scontrol' is not in PATH: this needs a host" in told
+
+
+def test_before_removal_a_drain_takes_muris_words_from_jobs_and_no_others(
+    config: Path, slurm: FakeSlurm, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = slurm.jobs[1]
+    slurm.jobs[1] = replace(job, admin_comment=f"site=x {job.admin_comment}")
+    assert run_command(drain, ["--forget", "--config", str(config)]) == 0
+    assert slurm.jobs[1].admin_comment == "site=x"
+    assert not slurm.jobs[1].held
+    assert "took Muri's words from the AdminComment of jobs 1\n" in capsys.readouterr().out

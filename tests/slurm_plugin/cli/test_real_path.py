@@ -1,21 +1,15 @@
 """What `muri doctor` makes of what became of the jobs that it tried with; tests/slurm takes the real way."""
 
 import pytest
+from fake_slurm import make_node
 
 from muri.slurm_plugin.cli.doctor_checks import Level
-from muri.slurm_plugin.cli.real_path import NodeReport, examine_submission, judge_job_submit, judge_node, judge_removal
+from muri.slurm_plugin.cli.doctor_slurm import LOAD, examine_submission, judge_job_submit, judge_removal
 from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.gateway.base import GatewayError, GatewayUnavailableError
 from muri.slurm_plugin.records.gpu_removal import TriedForm
 
-FACTS = {
-    "time": "100.5",
-    "mark": "model=muri-doctor",
-    "muri": "muri, version 0.2.0",
-    "run_dir": "0 700",
-    "devices": "2",
-    "commands": "3",
-}
+NODES = (make_node("n1"), make_node("n2"), make_node("login", gpu_count=0))
 
 
 class Commands:
@@ -44,18 +38,19 @@ def test_whether_sbatch_knows_the_option(answer, level) -> None:
 
 def test_gpus_that_can_be_taken_away_in_some_form_are_enough() -> None:
     forms = (TriedForm("--gres=gpu:N", "gres/gpu:0"), TriedForm("--gpus=N", why="Slurm accepts it and keeps the GPU"))
-    finding = judge_removal(forms)
+    finding = judge_removal(forms, NODES)
     assert finding.level is Level.OK
     assert finding.text == "can be taken away where asked for by --gres=gpu:N; jobs with --gpus=N run alone"
 
 
 def test_where_no_group_can_form_that_is_a_problem_and_what_to_do_is_said() -> None:
-    finding = judge_removal((TriedForm("--gpus=N", why="a"), TriedForm("--gres=gpu:N", why="the GPU is kept")))
+    finding = judge_removal((TriedForm("--gpus=N", why="a"), TriedForm("--gres=gpu:N", why="the GPU is kept")), NODES)
     assert finding.level is Level.PROBLEM
     assert "no group can form" in finding.text
     assert "the GPU is kept" in finding.text
-    assert "muri setup" in finding.remedy
-    assert judge_removal(()).level is Level.WARNING
+    assert finding.lines[0] == "GresTypes=gpu,muri"
+    assert finding.lines[-1] == "NodeName=n[1-2] Name=muri Count=64 Flags=CountOnly"
+    assert judge_removal((), NODES).level is Level.WARNING
 
 
 @pytest.mark.parametrize(
@@ -72,26 +67,4 @@ def test_what_job_submit_wrote(comment, gate, level, words) -> None:
     finding = judge_job_submit(comment, Config(gate=gate))
     assert finding.level is level
     assert words in finding.text
-
-
-def node(**changes: str):
-    return judge_node(NodeReport("n1", {**FACTS, **changes}, 100.0, 101.0))
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({}, "2 NVIDIA devices"),
-        ({"mark": ""}, "SPANK plugin"),
-        ({"muri": "/bin/sh: 4: muri: not found"}, "not found"),
-        ({"run_dir": "stat: cannot statx '/run/muri/0': No such file or directory"}, "run directory"),
-        ({"run_dir": "0 755"}, "run directory"),
-        ({"commands": "1"}, "Slurm's commands"),
-        ({"time": "160.0"}, "59 s off"),
-        ({"time": "40.0"}, "60 s off"),
-    ],
-)
-def test_what_a_node_lacks_is_named(changes, words) -> None:
-    finding = node(**changes)
-    assert finding.level is (Level.PROBLEM if changes else Level.OK)
-    assert words in finding.text
+    assert finding.lines == ((LOAD,) if "not tagged" in words else ())

@@ -7,8 +7,8 @@ import pytest
 from fake_slurm import FakeSlurm, make_node
 
 from muri.cli import cli, run_command
-from muri.slurm_plugin.cli import site_names
-from muri.slurm_plugin.cli.site_names import names_in, wrong_python
+from muri.slurm_plugin.cli import doctor_slurm
+from muri.slurm_plugin.cli.doctor_slurm import names_in, wrong_python
 from muri.slurm_plugin.config import Config, Grouping, Profiling
 from muri.slurm_plugin.gateway.base import GatewayUnavailableError
 from muri.slurm_plugin.records.limits import PartitionLimits, SiteLimits
@@ -32,7 +32,7 @@ class NoAccounts(OneQos):
 @pytest.fixture
 def slurm(monkeypatch):
     fake = FakeSlurm([], NODES)
-    monkeypatch.setattr(site_names, "open_gateway", lambda kind: fake)
+    monkeypatch.setattr(doctor_slurm, "open_gateway", lambda kind: fake)
     return fake
 
 
