@@ -64,8 +64,9 @@ def requeue_if_wanted() -> None:
 
 
 def wants_requeue(environment: Mapping[str, str]) -> bool:
-    """Whether the job was submitted with `--muri=checkpoint=1`."""
-    return "checkpoint=1" in environment.get("MURI_JOB", "").split(",")
+    """Whether the job was submitted with `--muri=checkpoint`; a step has the option as its user typed it."""
+    items = environment.get("MURI_JOB", "").lower().split(",")
+    return not {"checkpoint", *(f"checkpoint={yes}" for yes in ("1", "yes", "on", "true"))}.isdisjoint(items)
 
 
 def conclude(environment: Mapping[str, str]) -> None:

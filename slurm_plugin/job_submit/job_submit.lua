@@ -19,8 +19,8 @@ end
 
 function slurm_job_submit(job_desc, part_list, submit_uid)
   local result = site_submit and site_submit(job_desc, part_list, submit_uid) or slurm.SUCCESS
-  if loaded and not refused(result) then
-    muri.submit(job_desc, submit_uid)
+  if loaded and not refused(result) and muri.submit(job_desc, submit_uid) == "refused" then
+    return slurm.ERROR
   end
   return result
 end

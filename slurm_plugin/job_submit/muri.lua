@@ -1,7 +1,9 @@
 -- Muri's part of job_submit.lua: marks the jobs submitted with --muri and keeps them until Muri starts them.
 --
 --     local muri = require("muri")
---     muri.submit(job_desc, submit_uid)   -- in slurm_job_submit, after your own rules
+--     if muri.submit(job_desc, submit_uid) == "refused" then   -- in slurm_job_submit, after your own rules
+--       return slurm.ERROR
+--     end
 --     muri.modify(job_desc, modify_uid, job_rec)   -- in slurm_job_modify, after your own rules
 --
 -- Both never raise, and their cost does not grow with the queue. Their only I/O is one byte into a file that is there
@@ -29,70 +31,193 @@ local MEASURED_TAG = "muri-measured:"
 local ESTIMATED = '"estimated":true' -- in the plan in a member's AdminComment
 local FACTS_TAG = "muri-facts:" -- what the submitting process told of itself: slurm_plugin/spank/facts.h
 local FACTS_LONGEST = 4096
+local CARRIER = "SLURM_SPANK_MURI_JOB" -- from which the plugin sets MURI_JOB in a batch job and its steps
 local FINGERPRINT_BYTES = 65536 -- slurmctld waits while a script is read, so long scripts are read in part
 
--- The keys in the order of the canonical text; "max" of a name counts characters, of a time seconds.
--- generated from slurm_plugin/submit_option.yaml: keys
-local CANONICAL_LONGEST = 180
-local KEYS = {
-  { name = "model", type = "name", max = 64 },
-  { name = "batch-size", type = "count", min = 1, max = 1000000000 },
-  { name = "duration", type = "time", min = 1, max = 315360000 },
-  { name = "checkpoint", type = "flag" },
-  { name = "alone", type = "flag" },
-  { name = "accumulate", type = "count", min = 1, max = 1024 },
-  { name = "min-speed", type = "share" },
-  { name = "opportunistic", type = "flag" },
+-- The keys of --muri in the order of the mark; "max" of a name counts characters, of a time seconds. The same keys stand in
+-- slurm_plugin/records/submit_option.py, in the help in slurm_plugin/spank/client.c and in docs/sbatch-option.md.
+M.KEYS = {
+  { name = "model", form = "model=NAME", type = "name", max = 64, example = "model=resnet18",
+    help = "name under which the training profile is kept" },
+  { name = "batch-size", form = "batch-size=N", type = "count", min = 1, max = 1000000000, example = "batch-size=64",
+    help = "samples per iteration on one GPU" },
+  { name = "duration", form = "duration=TIME", type = "time", min = 1, max = 315360000, example = "duration=90m",
+    help = "expected run time alone: minutes, HH:MM:SS, 90m, 2h" },
+  { name = "checkpoint", form = "checkpoint", type = "flag",
+    help = "the job writes checkpoints and may be stopped and resumed" },
+  { name = "alone", form = "alone", type = "flag", help = "profile the job but never group it with others" },
+  { name = "accumulate", form = "accumulate=N", type = "count", min = 1, max = 1024, example = "accumulate=8",
+    help = "the script can split each batch into up to N parts (muri.accumulate)" },
+  { name = "min-speed", form = "min-speed=X", type = "share", example = "min-speed=0.8",
+    help = "least speed beside others, as a share of its speed alone" },
+  { name = "opportunistic", form = "opportunistic", type = "flag", help = "the job only asks for what others leave over" },
 }
--- end of the generated part
 
-local function is_number(value, key)
-  return value:match("^[1-9][0-9]*$") and tonumber(value) >= key.min and tonumber(value) <= key.max
+local TEXTS_LONGEST = 4096 -- slurm_plugin/spank/options.h allows less
+local DIGITS_MOST = 12
+local NAME_LONGEST_COMPARED, EDITS_MOST = 32, 2 -- a name with more edits than this is no typing error
+local TRUTH = {
+  ["1"] = "1", yes = "1", on = "1", ["true"] = "1", ["0"] = "0", no = "0", off = "0", ["false"] = "0",
+}
+local UNIT_S = { s = 1, m = 60, h = 3600, d = 86400 }
+
+local function whole(text)
+  return text:match("^[0-9]+$") and #text <= DIGITS_MOST and tonumber(text) or nil
 end
 
-local IS_VALID = {
-  name = function(value, key)
-    return #value <= key.max and value:match("^[A-Za-z0-9][A-Za-z0-9._+/-]*$")
-  end,
-  count = is_number,
-  time = is_number,
-  share = function(value)
-    return value == "0" or value:match("^0%.[0-9]?[0-9]?[1-9]$")
-  end,
-  flag = function(value)
-    return value == "1"
-  end,
-}
-
--- Index of the key that this item gives a valid value to, or nil.
-local function key_index(item)
-  local name, value = item:match("^([a-z-]+)=(.+)$")
-  for index, key in ipairs(KEYS) do
-    if key.name == name and IS_VALID[key.type](value, key) then
-      return index
+-- Seconds in a Slurm time or a number with a unit, or nil.
+local function seconds(text)
+  local number, unit = text:match("^([0-9]+)([smhd])$")
+  if number then
+    return whole(number) and whole(number) * UNIT_S[unit]
+  end
+  local days, rest = text:match("^([0-9]+)%-(.+)$")
+  local fields = {}
+  for field in ((rest or text) .. ":"):gmatch("([^:]*):") do
+    fields[#fields + 1] = whole(field)
+    if not whole(field) or #fields > 3 then
+      return nil
     end
   end
-  return nil
+  if days or #fields == 3 then
+    days = whole(days or "0")
+    return days and days * 86400 + fields[1] * 3600 + (fields[2] or 0) * 60 + (fields[3] or 0)
+  end
+  return fields[1] * 60 + (fields[2] or 0)
 end
 
--- True for the text that the SPANK plugin writes. The client is the user's own process and could
--- send anything, so no other text may reach AdminComment.
+-- How the text after "key=" becomes the value of the mark, by type: that value, or nil and what is wrong.
+local READ = {
+  name = function(text, key)
+    if #text > key.max then
+      return nil, ("%s: the name has %d characters; at most %d are allowed"):format(key.name, #text, key.max)
+    end
+    return text:match("^[A-Za-z0-9][A-Za-z0-9._+/-]*$"),
+      ("%s=%s: a name starts with a letter or digit, followed by letters, digits and . _ + / -; for example %s"):format(
+        key.name, text, key.example)
+  end,
+  count = function(text, key)
+    local number = whole(text)
+    return number and number >= key.min and number <= key.max and ("%d"):format(number) or nil,
+      ("%s=%s: not a whole number from %d to %d; for example %s"):format(
+        key.name, text:sub(1, 64), key.min, key.max, key.example)
+  end,
+  time = function(text, key)
+    local number = seconds(text)
+    return number and number >= key.min and number <= key.max and ("%d"):format(number) or nil,
+      ("%s=%s: not a time above zero and up to %d days; write minutes, MM:SS, HH:MM:SS, D-HH[:MM[:SS]], or a whole "
+        .. "number with s, m, h or d; for example %s"):format(key.name, text:sub(1, 64), key.max / 86400, key.example)
+  end,
+  share = function(text, key)
+    local digits = text == "0" and "0" or text:match("^0?%.([0-9][0-9]?[0-9]?)$")
+    return digits and ("0." .. digits):gsub("0+$", ""):match("^(.-)%.?$"),
+      ("%s=%s: not a number from 0 to 0.999 with at most three digits after the point; for example %s"):format(
+        key.name, text:sub(1, 64), key.example)
+  end,
+  flag = function(text, key)
+    return TRUTH[text:lower()],
+      ("%s=%s: write %s, %s=yes or %s=no"):format(key.name, text:sub(1, 64), key.name, key.name, key.name)
+  end,
+}
+
+-- A value as a message shows it.
+local function shown(key, value)
+  local words = { flag = value == "1" and "yes" or "no", time = value .. "s" }
+  return words[key.type] or value
+end
+
+-- Edits that turn one word into another, counting a swap of two neighbours as one ("modle" -> "model").
+local function edits(one, other)
+  local cost = {}
+  for i = 0, #one do
+    cost[i] = { [0] = i }
+    for j = 1, #other do
+      local swapped = i > 1 and j > 1 and one:byte(i) == other:byte(j - 1) and one:byte(i - 1) == other:byte(j)
+      cost[i][j] = i == 0 and j or math.min(
+        cost[i - 1][j - 1] + (one:byte(i) == other:byte(j) and 0 or 1), cost[i - 1][j] + 1, cost[i][j - 1] + 1,
+        swapped and cost[i - 2][j - 2] + 1 or math.huge)
+    end
+  end
+  return cost[#one][#other]
+end
+
+local function unknown_key(name)
+  local nearest, best = nil, EDITS_MOST + 1
+  if TRUTH[name:lower()] == "0" then
+    return ('"%s" is not a key; to submit without Muri write --no-muri'):format(name)
+  end
+  for _, key in ipairs(#name >= 2 and #name <= NAME_LONGEST_COMPARED and M.KEYS or {}) do
+    -- A beginning of the key, such as "batch", is as near as can be.
+    local distance = key.name:sub(1, #name) == name and 0 or edits(name, key.name)
+    if distance < best then
+      nearest, best = key.name, distance
+    end
+  end
+  return ('unknown key "%s"'):format(name:sub(1, 64)) .. (nearest and ('; did you mean "%s"?'):format(nearest) or "")
+end
+
+-- Read "key=value" or a bare "key" into a table by key. Returns what is wrong, and whether the list of keys would help.
+local function read_item(item, given)
+  local name, text = item:match("^([^=]*)=(.*)$")
+  if item == "" then
+    return "an empty item between commas; write key=value,key=value without spaces", true
+  end
+  for _, key in ipairs(M.KEYS) do
+    if key.name == (name or item) then
+      if not text and key.type ~= "flag" then
+        return ("%s needs a value: %s"):format(key.name, key.form)
+      elseif text == "" then
+        return ("%s= has no value; write %s"):format(key.name, key.form)
+      end
+      local value, complaint = READ[key.type](text or "yes", key)
+      local before = given[key.name]
+      if value and before and before ~= value then
+        return ("%s is given twice with different values (%s and %s); keep one"):format(
+          key.name, shown(key, before), shown(key, value))
+      end
+      given[key.name] = value
+      return not value and complaint or nil
+    end
+  end
+  return unknown_key(name or item), true
+end
+
+-- Read the texts that the SPANK plugin collected: "s:model=a;e:alone;c:batch-size=8", from the script, SBATCH_MURI and
+-- the command line. A later place overrides an earlier one key by key; within one a contradiction is refused.
+-- Returns the mark: "on", or the given keys in the order of KEYS, times in whole seconds, flags as 1 or left out. Else nil,
+-- what is wrong, whether the list of keys would help, and the option with its text.
+function M.parse(texts)
+  local layers = { s = {}, e = {}, c = {} }
+  if #texts > TEXTS_LONGEST or texts:find("[^A-Za-z0-9._+/:=,;-]") then
+    texts = "?"
+  end
+  for entry in texts:gmatch("[^;]+") do
+    local letter, text = entry:match("^([sec]):(.*)$")
+    if not letter then
+      return nil, "the text is not one that Muri's SPANK plugin sends", false, "--muri"
+    end
+    local plain = text == "" or TRUTH[text:lower()] == "1" -- --muri, or --muri=1 and its like
+    for item in (plain and "" or text .. ","):gmatch("([^,]*),") do
+      local complaint, listed = read_item(item, layers[letter])
+      if complaint then
+        return nil, complaint, listed or false, (letter == "e" and "SBATCH_MURI=" or "--muri=") .. text
+      end
+    end
+  end
+  local items = {}
+  for _, key in ipairs(M.KEYS) do
+    local value = layers.c[key.name] or layers.e[key.name] or layers.s[key.name]
+    if value and not (key.type == "flag" and value == "0") then
+      items[#items + 1] = key.name .. "=" .. value
+    end
+  end
+  return #items > 0 and table.concat(items, ",") or "on"
+end
+
+-- True for a mark as `parse` writes it. A plugin of Muri 0.2 sends one itself, with a duration in seconds; the client is
+-- the user's own process and could send anything, so no other text may reach AdminComment.
 function M.is_canonical(text)
-  if text == "on" then
-    return true
-  end
-  if text == "" or #text > CANONICAL_LONGEST or text:find(",,", 1, true) or text:match("^,") or text:match(",$") then
-    return false
-  end
-  local last = 0
-  for item in text:gmatch("[^,]+") do
-    local index = key_index(item)
-    if not index or index <= last then
-      return false
-    end
-    last = index
-  end
-  return true
+  return M.parse("c:" .. text:gsub("duration=[0-9]+", "%0s")) == text
 end
 
 -- What the SPANK plugin left under a name, or nil. Entries are "NAME=value"; Slurm counts them from 0.
@@ -108,11 +233,6 @@ local function left_by_plugin(spank_job_env, name)
     index = index + 1
   end
   return nil
-end
-
--- The mark that the SPANK plugin left, or nil.
-function M.mark(spank_job_env)
-  return left_by_plugin(spank_job_env, "MURI_JOB")
 end
 
 local function is_digest(text)
@@ -313,10 +433,34 @@ local function give_notice()
   end
 end
 
+-- Tell the user why the option is refused, with the list of keys where it helps.
+local function refuse(option, complaint, listed)
+  slurm.log_user("%s", "muri: " .. option .. ": " .. complaint)
+  if listed then
+    slurm.log_user("%s", "muri: valid keys of --muri=key=value,key=value are:")
+    for _, key in ipairs(M.KEYS) do
+      slurm.log_user("%s", ("muri:   %-14s %s"):format(key.form, key.help))
+    end
+  end
+  return "refused"
+end
+
 local function submit(job_desc)
-  local mark = M.mark(job_desc.spank_job_env)
-  if not mark then
+  local left = job_desc.spank_job_env
+  local tested, texts = left_by_plugin(left, "MURI_TESTED"), left_by_plugin(left, "MURI_OPTION")
+  local mark = left_by_plugin(left, "MURI_JOB") -- of a plugin of Muri 0.2
+  if tested or texts then
+    local complaint, listed, option
+    mark, complaint, listed, option = M.parse(tested or texts)
+    if complaint then
+      return refuse(option, complaint, listed)
+    end
+  end
+  if tested or not mark then
     return "unmarked"
+  end
+  if texts and job_desc.script and job_desc.script ~= "" and job_desc.environment then
+    job_desc.environment[CARRIER] = mark
   end
   local reason = reason_not(job_desc, mark)
   if reason then
@@ -342,8 +486,8 @@ local function guarded(act, job_desc, uid)
 end
 
 -- Tag a job marked with --muri and keep it until Muri starts it. Returns "licence" or "hold" (what keeps it), "open"
--- (tagged, but nothing keeps it), "ordinary" (marked, but Muri does not take it), "unmarked", or "failed" (logged;
--- the job is submitted unchanged).
+-- (tagged, but nothing keeps it), "ordinary" (marked, but Muri does not take it), "unmarked", "failed" (logged; the job
+-- is submitted unchanged), or "refused" (the option has a mistake and its user was told: do not submit the job).
 function M.submit(job_desc, submit_uid)
   guarded(limit_gate, job_desc, submit_uid)
   local result = guarded(submit, job_desc, submit_uid)

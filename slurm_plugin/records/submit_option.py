@@ -1,4 +1,7 @@
-"""What `sbatch --muri` asked for, read from the tag that job_submit writes into AdminComment."""
+"""What `sbatch --muri` asked for, read from the tag that job_submit writes into AdminComment.
+
+muri.lua reads what users type, and has the same keys and limits.
+"""
 
 import re
 from collections.abc import Callable
@@ -12,7 +15,6 @@ from muri.slurm_plugin.records.comment_tags import REQUEST_PREFIX, token
 class SubmitRequest:
     """What `--muri` asked for; a key that the tag lacks has its default."""
 
-    # generated from slurm_plugin/submit_option.yaml: fields
     model: str = ""
     """Name under which the training profile is kept."""
     batch_size: int = 0
@@ -29,7 +31,6 @@ class SubmitRequest:
     """Least speed beside others, as a share of its speed alone."""
     opportunistic: bool = False
     """The job only asks for what others leave over."""
-    # end of the generated part
 
 
 def _name(longest: int) -> Callable[[str], str | None]:
@@ -54,7 +55,6 @@ def _flag(text: str) -> bool | None:
     return True if text == "1" else None
 
 
-# generated from slurm_plugin/submit_option.yaml: readers
 _READERS: Final[dict[str, tuple[str, Callable[[str], Any]]]] = {
     "model": ("model", _name(64)),
     "batch-size": ("batch_size", _number(1, 1000000000)),
@@ -65,7 +65,6 @@ _READERS: Final[dict[str, tuple[str, Callable[[str], Any]]]] = {
     "min-speed": ("min_speed", _share),
     "opportunistic": ("opportunistic", _flag),
 }
-# end of the generated part
 
 
 def parse_request(admin_comment: str) -> SubmitRequest | None:

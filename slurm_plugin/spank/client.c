@@ -1,7 +1,8 @@
-/* sbatch, salloc and srun: from options to a mark on the job. */
+/* sbatch, salloc and srun: from options to a mark on the job. job_submit/muri.lua reads what they say. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <stdbool.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -9,7 +10,101 @@
 #include "command_line.h"
 #include "context.h"
 #include "facts.h"
-#include "table.h"
+#include "options.h"
+
+enum { OPTION_MURI = 1, OPTION_NO_MURI = 2 };
+
+/* What the options of this process have said so far. */
+static struct muri_options given;
+
+/* Tell the user why an option is refused, if it is. Returns 0, or -1 for a refusal. */
+static int report(const char *source, const char *refusal)
+{
+	if (refusal)
+		slurm_error("muri: %s: %s", source, refusal);
+	return refusal ? -1 : 0;
+}
+
+static enum muri_layer layer_of(const char *name, const char *value)
+{
+	/* srun and salloc have no script; only the allocator context of sbatch needs the question. */
+	if (spank_context() != S_CTX_ALLOCATOR)
+		return MURI_COMMAND_LINE;
+	return muri_on_command_line(name, value) ? MURI_COMMAND_LINE : MURI_SCRIPT;
+}
+
+/*
+ * True if Slurm calls back for a variable that it exported itself, not for an option that a user
+ * wrote. For a heterogeneous job, sbatch passes the options of the previous component this way,
+ * with the text "(null)" for an option without a value.
+ */
+static bool is_exported(const char *text, const char *variable)
+{
+	return text && text == getenv(variable);
+}
+
+static int on_muri(int value, const char *text, int remote)
+{
+	(void)value;
+	/* In slurmstepd the mark is read from the environment; see spank.c. */
+	if (remote || is_exported(text, MURI_EXPORTED))
+		return 0;
+	return report("--muri", muri_options_want(&given, layer_of("muri", text), text));
+}
+
+static int on_no_muri(int value, const char *text, int remote)
+{
+	(void)value;
+	if (remote || is_exported(text, MURI_EXPORTED_NO))
+		return 0;
+	return report("--no-muri", muri_options_refuse(&given, layer_of("no-muri", NULL)));
+}
+
+static struct spank_option table[] = {
+	{
+		.name = "muri",
+		.arginfo = "[key=value,...]",
+		.usage = "let Muri share the job's GPUs with other training jobs. Keys: "
+			 "model=NAME (name under which the training profile is kept), "
+			 "batch-size=N (samples per iteration on one GPU), "
+			 "duration=TIME (expected run time alone: minutes, HH:MM:SS, 90m, 2h), "
+			 "checkpoint (the job writes checkpoints and may be stopped and resumed), "
+			 "alone (profile the job but never group it with others), "
+			 "accumulate=N (the script can split each batch into up to N parts (muri.accumulate)), "
+			 "min-speed=X (least speed beside others, as a share of its speed alone), "
+			 "opportunistic (the job only asks for what others leave over). "
+			 "sbatch also reads SBATCH_MURI=1 or SBATCH_MURI=key=value,...",
+		.has_arg = 2,
+		.val = OPTION_MURI,
+		.cb = on_muri,
+	},
+	{
+		.name = "no-muri",
+		.usage = "submit an ordinary job, whatever the script or SBATCH_MURI says",
+		.has_arg = 0,
+		.val = OPTION_NO_MURI,
+		.cb = on_no_muri,
+	},
+};
+
+int muri_register_options(spank_t spank)
+{
+	static bool done;
+
+	if (done)
+		return 0;
+	done = true;
+	muri_options_clear(&given);
+	for (size_t i = 0; i < sizeof(table) / sizeof(table[0]); i++) {
+		spank_err_t failure = spank_option_register(spank, &table[i]);
+
+		if (failure != ESPANK_SUCCESS) {
+			slurm_error("muri: cannot register --%s: %s", table[i].name, spank_strerror(failure));
+			return -1;
+		}
+	}
+	return 0;
+}
 
 int muri_client_init(spank_t spank)
 {
@@ -27,16 +122,12 @@ int muri_client_init(spank_t spank)
 static int read_environment(void)
 {
 	const char *text = getenv("SBATCH_MURI");
-	struct muri_error error;
 
 	if (strcmp(program_invocation_short_name, "salloc") == 0)
 		return 0;	/* sbatch alone reads SBATCH_ variables */
-	if (!text || !*text || muri_truth(text) == 0 || muri_given.layer[MURI_COMMAND_LINE].refused)
+	if (!text || !*text || muri_says_no(text) || given.layer[MURI_COMMAND_LINE].refused)
 		return 0;
-	if (muri_options_want(&muri_given, MURI_ENVIRONMENT, text, &error) == 0)
-		return 0;
-	muri_say_refusal("SBATCH_MURI", text, &error);
-	return -1;
+	return report("SBATCH_MURI", muri_options_want(&given, MURI_ENVIRONMENT, text));
 }
 
 static bool is_sbatch(void)
@@ -69,48 +160,44 @@ static bool only_tests(void)
 	return found;
 }
 
-static int mark(spank_t spank, const char *canonical)
+/* What slurmctld's job_submit reads, and what the job finds in MURI_JOB; for a batch job job_submit writes that anew. */
+static int mark(spank_t spank, const char *texts)
 {
-	spank_err_t failure = spank_job_control_setenv(spank, MURI_CONTROL_NAME, canonical, 1);
+	char text[MURI_TEXTS_SIZE];
+	spank_err_t failure = spank_job_control_setenv(spank, MURI_OPTION_NAME, texts, 1);
 
-	if (failure == ESPANK_SUCCESS && setenv(MURI_CARRIER, canonical, 1) == 0)
+	muri_options_mark(texts, text);
+	if (failure == ESPANK_SUCCESS && setenv(MURI_CARRIER, text, 1) == 0)
 		return 0;
 	slurm_error("muri: cannot mark the job (%s); it is submitted as an ordinary job", spank_strerror(failure));
 	return -1;
 }
 
+/* Forget what an outer job left: it says nothing of this one. */
 static void unmark(spank_t spank)
 {
-	spank_job_control_unsetenv(spank, MURI_CONTROL_NAME);
+	spank_job_control_unsetenv(spank, MURI_OPTION_NAME);
+	spank_job_control_unsetenv(spank, MURI_FACTS_NAME);
+	unsetenv(MURI_OPTION_CARRIER);
+	unsetenv(MURI_FACTS_CARRIER);
 	unsetenv(MURI_CARRIER);
 	unsetenv(MURI_JOB_VARIABLE);
 }
 
-/* Those of an outer job say nothing of this one. */
-static void forget_facts(spank_t spank)
-{
-	spank_job_control_unsetenv(spank, MURI_FACTS_NAME);
-	unsetenv(MURI_FACTS_CARRIER);
-}
-
 static int apply(spank_t spank)
 {
-	struct muri_request request;
-	char canonical[MURI_CANONICAL_SIZE];
+	char texts[MURI_TEXTS_SIZE];
 
-	forget_facts(spank);
-	if (!muri_options_result(&muri_given, &request)) {
-		unmark(spank);
+	unmark(spank);
+	if (!muri_options_result(&given, texts))
 		return 0;
-	}
 	if (only_tests()) {
 		slurm_info("muri: tested as an ordinary job; Muri may start it at another time");
-		unmark(spank);
+		spank_job_control_setenv(spank, MURI_TESTED_NAME, texts, 1);
 		return 0;
 	}
-	muri_request_canonical(&request, canonical);
 	add_facts(spank);
-	return mark(spank, canonical);
+	return mark(spank, texts);
 }
 
 int muri_allocator_post_options(spank_t spank)
@@ -129,5 +216,5 @@ int muri_allocator_post_options(spank_t spank)
 
 int muri_local_post_options(spank_t spank)
 {
-	return muri_options_given(&muri_given) ? apply(spank) : 0;
+	return muri_options_given(&given) ? apply(spank) : 0;
 }

@@ -21,4 +21,13 @@ const char *muri_word(const char *text, size_t size, int index);
 /* Whether one of the words up to number `end` says a long option; getopt_long takes its beginnings as well. */
 bool muri_says(const struct muri_words *words, int end, const char *option);
 
+/*
+ * True if argument number `index` of the NUL-separated command line `text` is the option
+ * --name, abbreviated as getopt_long allows, with exactly this value (NULL: no value).
+ */
+bool muri_argument_is(const char *text, size_t size, int index, const char *name, const char *value);
+
+/* The same question about this process and the option getopt_long has just read. */
+bool muri_on_command_line(const char *name, const char *value);
+
 #endif

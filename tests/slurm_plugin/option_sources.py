@@ -1,6 +1,6 @@
-"""Where the sources of `--muri` lie, and what its C parser answers."""
+"""Where the sources of `--muri` lie, and what becomes of some options."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -10,7 +10,8 @@ JOB_SUBMIT_SOURCE = REPOSITORY / "slurm_plugin" / "job_submit"
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the option parser made of some options."""
+    """The mark or the reason for which there is none, and what the SPANK plugin sends."""
 
     mark: str | None
     error: str
+    texts: str = field(default="", compare=False)

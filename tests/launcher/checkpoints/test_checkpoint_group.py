@@ -10,6 +10,8 @@ from group_words import runtime_words
 from launcher_harness import Launcher, Process, ends
 from polling import until
 
+from muri.launcher.checkpoints.stopping import wants_requeue
+
 STOPPED = 128 + signal.SIGTERM
 WAITS_AT = 4
 """After this iteration a script waits until it is asked to stop."""
@@ -132,6 +134,15 @@ def test_only_a_job_that_slurm_is_not_ending_anyway_is_requeued(launcher, state,
     assert ends(member) == STOPPED
     wanted = (state, mark) == ("runs", "checkpoint=1")
     assert ("requeued 101 after run 2" in launcher.out("101")) == wanted, launcher.err("101")
+
+
+@pytest.mark.parametrize(
+    ("mark", "wanted"),
+    [("on", False), ("model=m,checkpoint=1", True), ("checkpoint", True), ("alone,checkpoint=YES", True),
+     ("checkpoint=no", False), ("model=checkpoint", False)],
+)  # fmt: skip
+def test_the_option_is_understood_as_job_submit_writes_it_and_as_a_step_has_it(mark, wanted):
+    assert wants_requeue({"MURI_JOB": mark}) == wanted
 
 
 @pytest.mark.parametrize("ended", ["its own process, by Slurm", "the runtime"])

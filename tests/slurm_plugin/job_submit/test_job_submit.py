@@ -236,6 +236,79 @@ def test_a_job_without_the_mark_is_left_alone(slurm: Slurm, environment: dict[in
     assert (slurm.told, slurm.logged) == ([], [])
 
 
+def texts_of(slurm: Slurm, texts: str, name: str = "MURI_OPTION", **fields: Any) -> Any:
+    """A job whose SPANK plugin left the texts of the option."""
+    environment = slurm.lua.table_from({"PATH": "/bin", "SLURM_SPANK_MURI_JOB": "as typed"})
+    left = slurm.lua.table_from({0: "OTHER=1", 1: f"{name}={texts}"})
+    return slurm.job(None, **{"spank_job_env": left, "environment": environment, **fields})
+
+
+@pytest.mark.parametrize(
+    ("texts", "mark"),
+    [
+        ("c:", "on"),
+        ("s:model=a,alone;e:duration=1h;c:alone=no;c:batch-size=08", "model=a,batch-size=8,duration=3600"),
+        ("c:min-speed=.50,checkpoint", "checkpoint=1,min-speed=0.5"),
+    ],
+)
+def test_the_texts_of_an_option_become_the_tag_and_the_mark_of_the_job(slurm: Slurm, texts: str, mark: str) -> None:
+    job = texts_of(slurm, texts)
+    assert slurm.submit(job) == 0
+    assert job.admin_comment.split()[0] == f"muri:{mark}"
+    assert (job.environment["SLURM_SPANK_MURI_JOB"], job.environment["PATH"]) == (mark, "/bin")
+    interactive = texts_of(slurm, texts, script=None)  # Slurm lets none read or write the environment of such a job
+    assert slurm.submit(interactive) == 0
+    assert interactive.environment["SLURM_SPANK_MURI_JOB"] == "as typed"
+
+
+@pytest.mark.parametrize("name", ["MURI_OPTION", "MURI_TESTED"])
+@pytest.mark.parametrize("fields", [{}, {"script": None}, {"tres_per_node": None}, {"het_job_offset": 1}])
+@pytest.mark.parametrize(
+    ("texts", "complaint", "lists"),
+    [
+        ("c:modle=x", 'muri: --muri=modle=x: unknown key "modle"; did you mean "model"?', True),
+        ("c:;e:modle=x", 'muri: SBATCH_MURI=modle=x: unknown key "modle"; did you mean "model"?', True),
+        ("s:duration=soon;c:duration=1h", "muri: --muri=duration=soon: duration=soon: not a time", False),
+        ("c:alone;c:alone=no", "muri: --muri=alone=no: alone is given twice with different values (yes and no)", False),
+    ],
+)
+def test_a_mistake_in_an_option_submits_nothing_and_its_user_is_told(
+    slurm: Slurm, name: str, fields: dict[str, Any], texts: str, complaint: str, lists: bool
+) -> None:
+    job = texts_of(slurm, texts, name, admin_comment="kept", **fields)
+    assert slurm.submit(job) == -1
+    assert (job.admin_comment, job.priority, is_kept(job)) == ("kept", NO_VAL, False)
+    assert slurm.told[0].startswith(complaint)
+    listed = "\n".join(slurm.told[1:])
+    assert all((key in listed) == lists for key in ("valid keys", "model=NAME", "duration=TIME", "opportunistic "))
+    assert slurm.logged == []
+
+
+def test_a_job_that_is_only_tested_is_an_ordinary_one(slurm: Slurm) -> None:
+    job = texts_of(slurm, "c:model=a", "MURI_TESTED")
+    assert slurm.submit(job) == 0
+    assert (job.admin_comment, is_kept(job), slurm.told) == (None, False, [])
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    texts=st.text(max_size=60)
+    | st.text("sect:;,=model1 \n%\x1b", max_size=40).map("c:".__add__)
+    | st.sampled_from(["c:" + "model=a," * 100_000, "x" * 5000, "c:model=%n%s", "c:model=a\nmuri-plan:{}", "c:\0"])
+)
+def test_no_text_of_a_forged_option_is_repeated_or_harms(slurm: Slurm, texts: str) -> None:
+    slurm.told.clear()
+    job = texts_of(slurm, texts, admin_comment="before")
+    code = slurm.submit(job)
+    assert (code == 0) == is_kept(job)
+    words = job.admin_comment.split()
+    assert words[0] == "before"
+    assert all(re.fullmatch(r"muri[a-z-]*:[A-Za-z0-9._+/:=,-]+", word) for word in words[1:])
+    assert len([word for word in words if word.startswith("muri:")]) == is_kept(job)
+    assert all(re.fullmatch(r"[ -~]{1,4500}", line) for line in slurm.told)
+    assert slurm.logged == []
+
+
 @pytest.mark.parametrize(
     ("script", "calls"),
     [

@@ -1,35 +1,63 @@
-"""Builds the C option parser once per session and wraps it for the tests."""
+"""Builds what of the SPANK plugin needs no Slurm, and reads options as a submission does: C collects, Lua reads."""
 
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
-from option_sources import SPANK_SOURCE, Outcome
+from lupa.lua51 import LuaRuntime
+from option_sources import JOB_SUBMIT_SOURCE, SPANK_SOURCE, Outcome
 
 
 @pytest.fixture(scope="session")
-def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The parser of options and the reader of command lines."""
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Shows what sbatch would send."""
     build = tmp_path_factory.mktemp("spank-build")
-    command = ["make", "-s", "-C", str(SPANK_SOURCE), f"BUILD={build}", "muri_options", "muri_facts"]
+    command = ["make", "-s", "-C", str(SPANK_SOURCE), f"BUILD={build}", "muri_try"]
     # The sanitizers turn a read or write out of bounds into a failed test.
     command.append("CFLAGS=-O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all")
     built = subprocess.run(command, capture_output=True, text=True, check=False)
     assert built.returncode == 0, built.stderr
-    return build
+    return build / "muri_try"
 
 
 @pytest.fixture(scope="session")
-def options(programs: Path) -> Callable[..., Outcome]:
-    """Feed `layer:option` arguments to the parser."""
+def lua() -> Any:
+    """The module that job_submit loads."""
+    runtime = LuaRuntime(unpack_returned_tuples=True)
+    return runtime.execute((JOB_SUBMIT_SOURCE / "muri.lua").read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="session")
+def collected(program: Path) -> Callable[..., Outcome]:
+    """Collect `layer:option` arguments; the mark is that of a step."""
 
     def feed(*arguments: str) -> Outcome:
-        command = [programs / "muri_options", *arguments]
+        command = [program, "options", *arguments]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode in (0, 2), done.stderr
         if done.returncode == 2:
             return Outcome(None, done.stderr)
-        return Outcome(done.stdout.strip(), "")
+        texts, *mark = done.stdout.split()
+        return Outcome(mark[0] if mark else None, "", texts)
+
+    return feed
+
+
+@pytest.fixture(scope="session")
+def options(collected: Callable[..., Outcome], lua: Any) -> Callable[..., Outcome]:
+    """Collect `layer:option` arguments and read them; the mark is that of a job."""
+
+    def feed(*arguments: str) -> Outcome:
+        sent = collected(*arguments)
+        if sent.error or sent.texts == "none":
+            return sent if sent.error else Outcome("none", "")
+        read = lua.parse(sent.texts)
+        if isinstance(read, str):
+            return Outcome(read, "", sent.texts)
+        _, complaint, listed, _ = read
+        keys = [f"  {key.form}: {key.help}" for key in lua.KEYS.values()] if listed else []
+        return Outcome(None, "\n".join([complaint, *keys]), sent.texts)
 
     return feed

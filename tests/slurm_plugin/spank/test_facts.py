@@ -23,12 +23,12 @@ arguments = st.lists(st.binary(max_size=40).map(lambda text: text.replace(b"\0",
 
 
 @pytest.fixture(scope="session")
-def tell(programs: Path) -> Tell:
+def tell(program: Path) -> Tell:
     """The plugin's reader of command lines."""
 
     def run(words: Sequence[Word], script: int = SCRIPT, environment: dict[str, str] = PLAIN, cwd: str = "/") -> str:
         done = subprocess.run(
-            [programs / "muri_facts", str(script), *words], env=environment, cwd=cwd, capture_output=True, check=False
+            [program, "facts", str(script), *words], env=environment, cwd=cwd, capture_output=True, check=False
         )
         assert (done.returncode, done.stderr) == (0, b"")
         return done.stdout.decode("ascii").strip()

@@ -1,4 +1,4 @@
-"""The option parser of the SPANK plugin: --muri and --no-muri in three layers."""
+"""--muri and --no-muri in three layers, collected by the SPANK plugin and read by job_submit."""
 
 from collections.abc import Callable
 
@@ -43,7 +43,7 @@ def test_duration(options: Options, text: str, seconds: int) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["0", "0s", "00:00:00", "-5", "1:2:3:4", "1-", "-", "1-2-3", "1h30m", "1.5h", "1 h", "2w", "h", "1:",
+    ["0", "0s", "00:00:00", "-5", "1:2:3:4", "1-", "-", "1-2-3", "1h30m", "1.5h", "2w", "h", "1:",
      ":1", "3651d", "99999999999", "abc", "1-1s"],
 )  # fmt: skip
 def test_malformed_duration_names_the_forms(options: Options, text: str) -> None:
@@ -86,6 +86,10 @@ def test_unknown_key_suggests_the_nearest_if_it_is_near_and_lists_all(options: O
         ("=", 'unknown key ""'),
         ("no", "write --no-muri"),
         ("model=a" + ",model=a" * 200, "longer than"),
+        ("duration=1 h", "only letters, digits and"),
+        ("model=a\nmuri-plan:{}", "only letters, digits and"),
+        ("model=a;c:alone", "only letters, digits and"),
+        ("model=%n%s", "only letters, digits and"),
     ],
 )
 def test_malformed_text_is_refused(options: Options, text: str, complaint: str) -> None:
@@ -132,3 +136,25 @@ def test_contradictions_are_refused(options: Options, arguments: list[str]) -> N
 )
 def test_layers(options: Options, arguments: list[str], mark: str) -> None:
     assert options(*arguments) == Outcome(mark, "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "texts", "mark"),
+    [
+        (["cli:--muri"], "c:", "on"),
+        (["cli:--muri=alone", "script:--muri=model=a", "cli:--muri=model=b"], "s:model=a;c:alone;c:model=b",
+         "model=a,alone,model=b"),
+        (["env:--muri=" + "x" * 997, "cli:--muri=1"], "e:" + "x" * 997 + ";c:1", "x" * 997 + ",1"),
+        (["script:--muri=model=a", "env:--no-muri", "cli:--muri=alone"], "c:alone", "alone"),
+    ],
+)  # fmt: skip
+def test_the_texts_are_passed_on_as_they_are(collected: Options, arguments: list[str], texts: str, mark: str) -> None:
+    outcome = collected(*arguments)
+    assert (outcome.texts, outcome.mark) == (texts, mark)
+
+
+def test_no_layer_outgrows_its_place(collected: Options) -> None:
+    for count in (1, 2, 300, 400):
+        outcome = collected(*["cli:--muri"] * count, *["env:--muri=" + "m" * (1000 - count)], "script:--muri")
+        assert (outcome.mark is None) == (count > 335), count
+    assert "longer than 1000 characters" in collected("cli:--muri=a", "cli:--muri=" + "m" * 998).error
