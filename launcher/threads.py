@@ -5,7 +5,6 @@ Most groups have no such member. A script's own process looks only for what woul
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -78,11 +77,9 @@ class Script(Protocol):
     """One of several scripts of this process.
 
     Attributes:
-        threads: Those that it started.
         belongings: What belongs to it alone; each of the launcher's modules keeps its own under a key of its own.
     """
 
-    threads: list[threading.Thread]
     belongings: dict[Any, Any]
 
 

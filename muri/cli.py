@@ -36,6 +36,7 @@ COMMANDS = {
 }
 
 REMOVED: Final = {
+    "run --accumulate": "let the script call muri.accumulate() (docs/scripts.md)",
     "timeline": "open the trace in https://ui.perfetto.dev",
     "snapshot": "use `muri plan --save FILE`",
     "config show": "use `muri config check --show`",

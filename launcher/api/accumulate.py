@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
+import functools
 import sys
-from collections.abc import Iterator
-from contextlib import ExitStack
-from types import TracebackType
-from typing import Any
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NoReturn
 
-from muri.launcher import automatic
-from muri.launcher.accumulation.loop import local
-from muri.launcher.accumulation.splitting import cut, sample_count, sizes_of
 from muri.launcher.job.environment import AccumulateError, chosen_steps, declare
+
+
+class UnsplittableError(AccumulateError):
+    """A loader gave something that cannot be cut into parts."""
+
+
+class _Local(threading.local):
+    """What the calling thread works on.
+
+    Attributes:
+        more_to_come: Whether it is a micro-batch that isn't the last one of its batch.
+    """
+
+    more_to_come = False
+
+
+_local = _Local()
 
 
 class accumulate:
@@ -26,9 +40,6 @@ class accumulate:
                 accumulate.backward(loss_function(model(inputs), targets))
             optimizer.step()
             print(accumulate.loss)              # the whole batch's
-
-    `with muri.accumulate():` around a training loop that stays as it was lets hooks do the same;
-    docs/scripts.md says what they ask of the loop.
 
     Args:
         steps: Number of micro-batches; None leaves it to the scheduler.
@@ -45,15 +56,13 @@ class accumulate:
     def __init__(self, steps: int | None = None) -> None:
         if steps is not None and (isinstance(steps, bool) or not isinstance(steps, int) or steps < 1):
             raise AccumulateError(f"muri.accumulate({steps!r}): give a whole number of 1 or more, or nothing")
-        local.become_explicit()
         if steps is None:
             declare()
         self.steps = chosen_steps() if steps is None else steps
         self.share = 1.0
         self.loss: Any = None
-        self._hooks = ExitStack()
         if self.steps > 1 and _has_other_ranks():
-            automatic.install_splitting_hooks()  # ranks exchange gradients with the last part only
+            _let_exchanges_wait()
 
     def __call__(self, batch: Any) -> Iterator[Any]:
         """The micro-batches of a batch, in order.
@@ -73,8 +82,11 @@ class accumulate:
         sizes = sizes_of(samples, self.steps)
         for size in sizes:
             self.share = size / samples if samples else 1.0
-            with local.partial(start + size < samples):
+            _local.more_to_come = start + size < samples
+            try:
                 yield cut(batch, start, start + size, samples)
+            finally:
+                _local.more_to_come = False
             start += size
 
     def backward(self, loss: Any) -> None:
@@ -87,21 +99,124 @@ class accumulate:
         weighted.backward()
         self.loss = weighted.detach() if self.loss is None else self.loss + weighted.detach()
 
-    def __enter__(self) -> accumulate:
-        """Let hooks split what loaders give in this thread, from here on."""
-        if self.steps > 1:
-            from muri.launcher.accumulation import hooks  # imports torch, which a script may lack
+    def __enter__(self) -> NoReturn:
+        """Refuse what there was before.
 
-            self._hooks.enter_context(hooks.in_effect(self.steps))
-        return self
+        Raises:
+            AccumulateError: Always.
+        """
+        raise AccumulateError(
+            "`with muri.accumulate():` was removed in 0.3: go through the micro-batches in the loop, "
+            "`for part in accumulate(batch):` (docs/scripts.md)"
+        )
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Hand out whole batches again."""
-        self._hooks.close()
+    def __exit__(self, *_error: object) -> None:
+        """Never called; `with` looks for it."""
 
 
 def _has_other_ranks() -> bool:
     distributed = getattr(sys.modules.get("torch"), "distributed", None)
     return distributed is not None and distributed.is_available() and distributed.is_initialized()
+
+
+def _let_exchanges_wait() -> None:
+    """Let ranks exchange gradients with the last micro-batch only; a second call changes nothing."""
+    import torch
+    from torch.nn.parallel import DistributedDataParallel
+
+    kind: Any = DistributedDataParallel
+    plain = kind.forward
+    if hasattr(plain, "muri_waits"):
+        return
+
+    @functools.wraps(plain)
+    def forward(model: Any, *args: Any, **kwargs: Any) -> Any:
+        if not (_local.more_to_come and torch.is_grad_enabled()):
+            return plain(model, *args, **kwargs)
+        with model.no_sync():  # DDP decides in forward whether backward exchanges gradients
+            return plain(model, *args, **kwargs)
+
+    forward.muri_waits = True  # type: ignore[attr-defined]
+    kind.forward = forward
+
+
+def sample_count(batch: Any) -> int:
+    """Number of samples: the length of the first dimension, which all arrays of the batch share.
+
+    Raises:
+        UnsplittableError: There is no array in it, or arrays differ in length.
+    """
+    counts = set(_lengths(batch))
+    if len(counts) != 1:
+        found = ", ".join(map(str, sorted(counts))) or "none"
+        raise UnsplittableError(f"a batch must hold tensors with one common first dimension (found: {found})")
+    return counts.pop()
+
+
+def sizes_of(samples: int, steps: int) -> list[int]:
+    """Sizes of at most `steps` micro-batches, as equal as possible, larger ones first; none is empty.
+
+    Returns:
+        The sizes; a single 0 for a batch without samples.
+    """
+    steps = max(1, min(steps, samples))
+    whole, rest = divmod(samples, steps)
+    return [whole + (position < rest) for position in range(steps)]
+
+
+def cut(batch: Any, start: int, stop: int, samples: int) -> Any:
+    """The samples from `start` on, before `stop`, in the same structure; tensors are views, not copies.
+
+    Args:
+        batch: Tensors or arrays, or mappings, lists, tuples and named tuples of them.
+        start: First sample.
+        stop: One after the last.
+        samples: `sample_count(batch)`; texts and other objects in a list of that length are one per sample.
+    """
+    if _is_array(batch):
+        return batch[start:stop]
+    if isinstance(batch, Mapping):
+        return _like_mapping(batch, {key: cut(value, start, stop, samples) for key, value in batch.items()})
+    if _is_sequence(batch):
+        if not any(True for _ in _lengths(batch)) and len(batch) == samples:
+            return batch[start:stop]
+        return _like_sequence(batch, [cut(value, start, stop, samples) for value in batch])
+    return batch
+
+
+def _lengths(batch: Any) -> Iterator[int]:
+    if _is_array(batch):
+        yield len(batch)
+    elif isinstance(batch, Mapping):
+        for value in batch.values():
+            yield from _lengths(value)
+    elif _is_sequence(batch):
+        for value in batch:
+            yield from _lengths(value)
+
+
+def _is_array(value: Any) -> bool:
+    """A tensor or array with a first dimension; scalars belong to the whole batch."""
+    return hasattr(value, "ndim") and hasattr(value, "shape") and value.ndim > 0
+
+
+def _is_sequence(value: Any) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, (str, bytes))
+
+
+def _like_mapping(original: Any, values: dict[Any, Any]) -> Any:
+    if type(original) is dict:
+        return values
+    try:
+        return type(original)(values)
+    except Exception as error:
+        raise UnsplittableError(f"a batch of type {type(original).__name__} cannot be made again: {error}") from error
+
+
+def _like_sequence(original: Any, values: list[Any]) -> Any:
+    try:
+        if hasattr(original, "_fields"):
+            return type(original)(*values)
+        return type(original)(values)
+    except Exception as error:
+        raise UnsplittableError(f"a batch of type {type(original).__name__} cannot be made again: {error}") from error

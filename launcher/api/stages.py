@@ -20,7 +20,6 @@ from types import TracebackType
 from typing import Final, Generic, TypeVar
 
 from muri.errors import UsageError
-from muri.launcher.accumulation.loop import local as splitting
 from muri.launcher.api.lease import Lease, current_lease
 from muri.launcher.checkpoints.registry import begin_loop
 from muri.launcher.job.stage_clock import StageClock
@@ -126,8 +125,6 @@ class batches(Generic[Batch]):
         if not clock.explicit:
             clock.become_explicit()
         clock.ask_batch()
-        if self._prefetch:
-            splitting.refuse("muri.batches(…, prefetch=1) fetches batches ahead of the loop")
         clock.report_prefetch_depth(self._loader, int(self._prefetch))
         with stage("load"):
             source = begin_loop(self._loader, self._site, clock.yield_point)
@@ -144,8 +141,7 @@ class batches(Generic[Batch]):
                     return
                 yield batch
                 del batch
-                if not splitting.within_batch:
-                    clock.ask_batch()
+                clock.ask_batch()
         except GeneratorExit:  # the loop was left with `break`: its last iteration is done
             clock.end_iteration()
             raise

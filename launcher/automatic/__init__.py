@@ -2,33 +2,19 @@
 
 `watch` tells which clock a thread's hooks feed, and tells iterations apart; `data_loading` sees the DataLoader and its
 workers, `compute` forward, backward and optimizer steps, `network` collectives and DDP; `compiling` keeps hooks away
-from `torch.compile`. Nothing here imports torch before the script does. See docs/scripts.md and, for split
-batches, docs/scripts.md.
+from `torch.compile`. Nothing here imports torch before the script does. See docs/scripts.md.
 """
 
 from __future__ import annotations
 
-import threading
 from types import ModuleType
-from typing import Final
 
 from muri.launcher.job.import_hooks import after_import
-
-_splitting_lock: Final = threading.Lock()
-_splitting_installed: Final = threading.Event()
 
 
 def install_stage_hooks() -> None:
     """Mark the stages of scripts from PyTorch's import on; call once per process."""
     after_import("torch", _install_stage_hooks)
-
-
-def install_splitting_hooks() -> None:
-    """Split batches from PyTorch's import on; call after `install_stage_hooks`. A second call changes nothing."""
-    with _splitting_lock:
-        if not _splitting_installed.is_set():
-            _splitting_installed.set()
-            after_import("torch", _install_splitting_hooks)
 
 
 def _install_stage_hooks(_torch: ModuleType) -> None:
@@ -41,10 +27,3 @@ def _install_stage_hooks(_torch: ModuleType) -> None:
     guarded_installation("collectives", network.install_collectives)
     guarded_installation("data_parallel", network.install_data_parallel)
     guarded_installation("torch.compile", compiling.install)
-
-
-def _install_splitting_hooks(_torch: ModuleType) -> None:
-    from muri.launcher.accumulation import hooks
-    from muri.launcher.automatic.watch import guarded_installation
-
-    guarded_installation("sub-batches", hooks.install)

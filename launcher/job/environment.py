@@ -28,13 +28,9 @@ REQUEUE_WAIT_VARIABLE: Final = "MURI_REQUEUE_WAIT_S"
 REQUEUE_WAIT_S: Final = 60.0
 """How long a process waits for Slurm to end it after its job was requeued."""
 
-ACCUMULATE_VARIABLE: Final = "MURI_ACCUMULATE"
-"""Into how many parts hooks split batches of a script that calls nothing; "auto": as many as the scheduler chose."""
-
 STEPS_VARIABLE: Final = "MURI_ACCUMULATE_STEPS"
-"""The scheduler's choice; it has no effect on a script that neither calls `muri.accumulate` nor asks for splitting."""
+"""The scheduler's choice; it has no effect on a script that doesn't call `muri.accumulate`."""
 
-AUTO: Final = "auto"
 HANG_TIMEOUT_VARIABLE: Final = "MURI_HANG_TIMEOUT_S"
 HANG_TIMEOUT_S: Final = 900.0
 
@@ -120,73 +116,26 @@ class AccumulateError(UsageError, ValueError):
     """A number of micro-batches, or a batch, that makes no sense."""
 
 
-def steps_from(value: str, source: str) -> int:
-    """A number of micro-batches from text.
-
-    Raises:
-        AccumulateError: The text is no whole number of 1 or more.
-    """
-    if not value.isascii() or not value.isdigit() or int(value) < 1:
-        raise AccumulateError(f"{source}: {value!r} is no number of micro-batches; give a whole number of 1 or more")
-    return int(value)
-
-
-def check_option(given: str) -> None:
-    """Check the value of `--accumulate`.
-
-    Raises:
-        AccumulateError: The value is neither a whole number of 1 or more nor "auto".
-    """
-    if given != AUTO:
-        try:
-            steps_from(given, "--accumulate")
-        except AccumulateError as error:
-            raise AccumulateError(f"{error}, or {AUTO}") from None
-
-
-def scheduled_steps(environment: Mapping[str, str]) -> int:
-    """The scheduler's choice; 1 without one."""
-    return _read(environment, STEPS_VARIABLE)
-
-
-def hooked_steps(environment: Mapping[str, str]) -> int:
-    """The number of micro-batches into which hooks split a batch; 1 leaves batches whole."""
-    if environment.get(ACCUMULATE_VARIABLE) == AUTO:
-        return scheduled_steps(environment)
-    return _read(environment, ACCUMULATE_VARIABLE)
-
-
 def chosen_steps() -> int:
-    """The number for a script that does not say: the scheduler's, else that of `muri run --accumulate N`."""
-    scheduled = scheduled_steps(os.environ)
-    return scheduled if scheduled > 1 else hooked_steps(os.environ)
-
-
-def hooks_wanted(environment: Mapping[str, str]) -> bool:
-    """Whether hooks should split the batches of a script that doesn't call `muri.accumulate`."""
-    return hooked_steps(environment) > 1
-
-
-def _read(environment: Mapping[str, str], name: str) -> int:
-    """A variable's number; a malformed one costs the script its micro-batches, not its run."""
-    try:
-        return steps_from(environment.get(name) or "1", name)
-    except AccumulateError as error:
-        print(f"muri: {error}; batches stay whole", file=sys.stderr)
-        return 1
+    """The scheduler's number of micro-batches; 1 without one. A malformed one costs the micro-batches, not the run."""
+    value = os.environ.get(STEPS_VARIABLE) or "1"
+    if value.isascii() and value.isdigit() and int(value) > 0:
+        return int(value)
+    print(f"muri: {STEPS_VARIABLE}: {value!r} is no number of micro-batches; batches stay whole", file=sys.stderr)
+    return 1
 
 
 _said: Final = threading.Event()
 
 
 def declare() -> None:
-    """Note that the script leaves the number of micro-batches to the scheduler or to `muri run`."""
+    """Note that the script leaves the number of micro-batches to the scheduler."""
     _said.set()
 
 
-def is_declared(environment: Mapping[str, str]) -> bool:
-    """Whether the script has said so, or the command that runs it: `muri run --accumulate auto`."""
-    return _said.is_set() or environment.get(ACCUMULATE_VARIABLE) == AUTO
+def is_declared() -> bool:
+    """Whether the script has said so."""
+    return _said.is_set()
 
 
 def hang_timeout_s(environment: Mapping[str, str], default_s: float = HANG_TIMEOUT_S) -> float:

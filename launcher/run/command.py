@@ -16,9 +16,7 @@ from muri.inherited import give_back
 from muri.launcher.automatic.watch import AUTOMATIC_VARIABLE
 from muri.launcher.checkpoints.stopping import run_of
 from muri.launcher.job.environment import (
-    ACCUMULATE_VARIABLE,
     attach_timeout_s,
-    check_option,
     hang_timeout_s,
     missing_variables,
     requeue_wait_s,
@@ -55,7 +53,6 @@ Examples:
   muri run torchrun train.py          a Python program of PATH
   muri run --timing train.py          stage times on stderr at the end
   muri run --trace t.json train.py    every stage, for ui.perfetto.dev
-  muri run --accumulate 4 train.py    batches in 4 parts, for less memory
 
 Everything after SCRIPT belongs to the script. Stages of PyTorch scripts are found by
 themselves; muri.stage("load"), "preprocess", "propagate", "synchronize" and
@@ -72,7 +69,11 @@ class _AsPython(click.Command):
             return super().parse_args(ctx, [])
         own = [option for option in self.get_params(ctx) if isinstance(option, click.Option)]
         valued = {name for option in own if not option.is_flag for name in option.opts}
-        line = read_line(args, valued, {name for option in own for name in option.opts} - valued)
+        try:
+            line = read_line(args, valued, {name for option in own for name in option.opts} - valued)
+        except click.NoSuchOption as error:
+            error.ctx = ctx
+            raise
         super().parse_args(ctx, list(line.own))
         if not line.target:
             raise click.UsageError("Missing argument 'SCRIPT'.", ctx)
@@ -98,13 +99,6 @@ class _AsPython(click.Command):
     expose_value=False,
     callback=lambda _context, _option, given: _leave_hooks_out(given),
     help="Only stages that the script marks (or set MURI_AUTOMATIC=0).",
-)
-@click.option(
-    "--accumulate",
-    metavar="N",
-    expose_value=False,
-    callback=lambda _context, _option, given: _split_batches(given),
-    help="Split each batch into N micro-batches and accumulate their gradients; auto: as many as the scheduler chose.",
 )
 @click.option("--timing", is_flag=True, help="Print stage times on stderr at the end (or set MURI_TIMING=1).")
 @click.option("--trace", type=click.Path(dir_okay=False), help="Write a trace of all stages to FILE, for Perfetto.")
@@ -139,14 +133,8 @@ def _leave_hooks_out(given: bool) -> None:
         os.environ[AUTOMATIC_VARIABLE] = "0"
 
 
-def _split_batches(given: str | None) -> None:
-    if given is not None:
-        check_option(given)
-        os.environ[ACCUMULATE_VARIABLE] = given
-
-
 def _run_alone(python: ScriptPython, line: PythonLine) -> int:
-    hooks, several_ranks = solo.wants_hooks(os.environ), task_of(os.environ)[1] > 1
+    hooks, several_ranks = solo.wants_stages(os.environ), task_of(os.environ)[1] > 1
     if hooks and python.why_too_old:
         raise UsageError(python.why_too_old)
     runner = ["-m", "muri.launcher.run.solo"] if hooks or (several_ranks and not python.why_too_old) else []

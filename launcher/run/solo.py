@@ -20,7 +20,6 @@ from muri.launcher import automatic
 from muri.launcher.automatic.started_scripts import install_in_launchers
 from muri.launcher.automatic.watch import close_iterations, stages_wanted
 from muri.launcher.job import script
-from muri.launcher.job.environment import hooks_wanted
 from muri.launcher.job.out_of_memory import MARK_VARIABLE, leave_mark
 from muri.launcher.job.process_groups import keep_process_groups
 from muri.launcher.telemetry import script_clock
@@ -29,11 +28,6 @@ from muri.launcher.wire.process_gate import is_gated
 from muri.profiler.dryrun.messages import DRY_RUN_VARIABLE
 
 _OWN_FILES: Final = {__file__, script.__file__, runpy.__file__, "<frozen runpy>"}
-
-
-def wants_hooks(environment: Mapping[str, str]) -> bool:
-    """Whether hooks should mark the script's stages or split its batches."""
-    return wants_stages(environment) or hooks_wanted(environment)
 
 
 def wants_stages(environment: Mapping[str, str]) -> bool:
@@ -63,8 +57,6 @@ def main(arguments: list[str]) -> None:
     sys.modules["__main__"] = loaded.module
     if wants_stages(os.environ):
         automatic.install_stage_hooks()
-    if hooks_wanted(os.environ):
-        automatic.install_splitting_hooks()
     keep_process_groups()
     mark = os.environ.pop(MARK_VARIABLE, "")
     if os.environ.get(DRY_RUN_VARIABLE) or is_gated(os.environ):

@@ -10,7 +10,6 @@ from typing import Any
 from muri.launcher import automatic, threads
 from muri.launcher.arbitration.arbiter import Arbiter
 from muri.launcher.automatic.watch import stages_wanted
-from muri.launcher.job.environment import hooks_wanted
 from muri.launcher.job.script import NAMELESS
 from muri.launcher.job.session import MemberSession
 from muri.launcher.job.stage_clock import IntervalListener, StageClock
@@ -77,8 +76,6 @@ class Threads:
         terms: Terms,
     ) -> MemberSession:
         """Return a session that has not started."""
-        if hooks_wanted(request.environment):
-            automatic.install_splitting_hooks()
         return ThreadSession(request, files, arbiter, self._base_path, on_interval, terms)
 
     def gpu_mem_gib(self) -> float | None:

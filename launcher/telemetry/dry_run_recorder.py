@@ -227,7 +227,7 @@ class DryRunRecorder:
             figures = self._figures or self._measured()
         except (TooShortError, ProfileError) as error:
             return {"error": str(error)}
-        said: dict[str, Any] = {"accumulates": True} if is_declared(os.environ) else {}
+        said: dict[str, Any] = {"accumulates": True} if is_declared() else {}
         reads = reads_found()
         if reads is not None:
             said[READS] = reads

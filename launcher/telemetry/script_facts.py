@@ -6,7 +6,6 @@ how its loader works ahead, and what it did that threads could not keep apart.
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Mapping
 from typing import Any, Callable, Final
@@ -60,7 +59,7 @@ class ScriptFacts:
             "dangers": self._found_dangers(),
             "depth": self._ahead.depth,
             "period": self._ahead.period,
-            "accumulates": is_declared(os.environ),
+            "accumulates": is_declared(),
         }
 
     def _works_ahead(self, depth: int, period: int) -> None:

@@ -60,9 +60,3 @@ class accumulate:
     def backward(self, loss):
         loss.backward()
         self.loss = loss.detach()
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *exception):
-        return None

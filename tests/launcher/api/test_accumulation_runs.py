@@ -1,11 +1,10 @@
-"""`muri run --accumulate` on real processes: DDP ranks, a member of a group, refusals on the command line."""
+"""`muri.accumulate` on real processes: DDP ranks, members of a group, dry runs."""
 
 import json
 from collections.abc import Callable
 
 import pytest
 from launcher_harness import Launcher, ends
-from polling import until
 from ranks_harness import free_port
 
 from muri.group_spec import GroupSpec, MemberSpec, Place
@@ -22,7 +21,7 @@ TRAIN = """
     torch.set_num_threads(1)
     torch.manual_seed(3)
     inputs, targets = torch.randn(40, 8).double(), torch.randint(0, 3, (40,))
-    rank, ranks, exchanges, sizes = 0, 1, [], []
+    rank, ranks, exchanges = 0, 1, []
     if "--ddp" in sys.argv:
         distributed.init_process_group("gloo")
         rank, ranks = distributed.get_rank(), distributed.get_world_size()
@@ -41,30 +40,18 @@ TRAIN = """
         return model, trained, torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9)
 
     model, trained, optimizer = made()
-    for epoch in range(2):
-        for x, y in muri.batches(loader) if "--batches" in sys.argv else loader:
-            sizes.append(len(x))
-            optimizer.zero_grad()
-            nn.functional.cross_entropy(trained(x), y).backward()
-            optimizer.step()
-    with torch.no_grad():
-        loss = nn.functional.cross_entropy(model(inputs), targets).item()
-    print(f"{loss:.12f}", sizes[:3], len(exchanges), flush=True)
-    if "--explicit" in sys.argv:
-        exchanges.clear()
-        model, trained, optimizer = made()
-        accumulate, curve = muri.accumulate(ranks), []
-        for batch in loader:
-            optimizer.zero_grad()
-            for x, y in accumulate(batch):
-                accumulate.backward(nn.functional.cross_entropy(trained(x), y))
-            optimizer.step()
-            curve.append(accumulate.loss)
-        mean = torch.stack(curve)
-        if ranks > 1:
-            distributed.all_reduce(mean)
-            distributed.destroy_process_group()
-        print((mean / ranks).tolist(), len(exchanges), flush=True)
+    accumulate, curve = muri.accumulate(ranks), []
+    for batch in loader:
+        optimizer.zero_grad()
+        for x, y in accumulate(batch):
+            accumulate.backward(nn.functional.cross_entropy(trained(x), y))
+        optimizer.step()
+        curve.append(accumulate.loss)
+    mean = torch.stack(curve)
+    if ranks > 1:
+        distributed.all_reduce(mean)
+        distributed.destroy_process_group()
+    print((mean / ranks).tolist(), len(exchanges), flush=True)
 """
 
 
@@ -72,46 +59,24 @@ def test_two_ranks_exchange_once_per_batch(launcher: Launcher) -> None:
     script, home = launcher.script(TRAIN), launcher.folder
     ranks = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
 
-    def told(*words: str, name: str, **variables: str) -> Callable[[], tuple[list[str], list[str]]]:
-        """Start a run; the result waits for its end and returns the lines of the unchanged and of the explicit loop."""
+    def told(word: str, name: str, **variables: str) -> Callable[[], list[str]]:
+        """Start a run; the result waits for its end and returns its losses and the number of its exchanges."""
         launcher.folder = home / name
         launcher.folder.mkdir()
-        process = launcher.member(None, *words[:-1], script, words[-1], "--explicit", **variables)
+        process = launcher.member(None, script, word, **variables)
 
-        def lines() -> tuple[list[str], list[str]]:
+        def words() -> list[str]:
             assert ends(process) == 0, (home / name / "solo.err").read_text()
-            assert "not split" not in (home / name / "solo.err").read_text()
-            first, second = (line.rsplit(maxsplit=1) for line in (home / name / "solo.out").read_text().splitlines())
-            return first, second
+            return (home / name / "solo.out").read_text().rsplit(maxsplit=1)
 
-        return lines
+        return words
 
-    runs = [told("--accumulate", "2", "--ddp", name=rank, RANK=rank, **ranks) for rank in ("0", "1")]
-    (whole, _), (curve, _) = told("--alone", name="alone")()
+    runs = [told("--ddp", rank, RANK=rank, **ranks) for rank in ("0", "1")]
+    whole, _ = told("--alone", "alone")()
     for run in runs:
-        (hooked, exchanges), (explicit, exchanges_too) = run()
-        loss, _, sizes = hooked.partition(" ")
-        assert float(loss) == pytest.approx(float(whole.split()[0]), rel=1e-9)
-        assert (sizes, exchanges, exchanges_too) == ("[3, 2, 3]", "8", "4")
-        assert json.loads(explicit) == pytest.approx(json.loads(curve), rel=1e-9)
-
-
-def test_a_members_iterations_are_whole_batches(launcher: Launcher) -> None:
-    launcher.threads("7")
-    script = launcher.script(TRAIN)
-    for scripts, marks in enumerate(([], ["--batches"]), 1):
-        assert ends(launcher.member("7", "--accumulate", "4", script, *marks)) == 0, launcher.err("7")
-        assert launcher.out("7").splitlines()[-1].split()[1:4] == ["[3,", "3,", "2]"]
-        until(lambda count=8 * scripts: launcher.status()["members"]["7"]["iterations"] == count, "whole batches")
-    assert not launcher.err("7")
-
-
-@pytest.mark.parametrize("number", ["0", "two", "-1", "1.5"])
-def test_a_senseless_number_is_refused(launcher: Launcher, number: str) -> None:
-    assert ends(launcher.member(None, "--accumulate", number, launcher.script("print('ran')"))) == 2
-    assert "give a whole number of 1 or more, or auto" in launcher.err(None)
-    assert "Traceback" not in launcher.err(None)
-    assert not launcher.out(None)
+        curve, exchanges = run()
+        assert exchanges == "4"
+        assert json.loads(curve) == pytest.approx(json.loads(whole), rel=1e-9)
 
 
 class Scheduler(NoMembership):
