@@ -1,4 +1,4 @@
-"""Says what the stored results of the GPU check are, in docs/gpu.md and the README, for benchmarks/pages.py."""
+"""Says what the stored results of the GPU check are, in docs/testing.md and the README, for benchmarks/pages.py."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -19,7 +19,7 @@ WAY_NAMES = {
 
 NOTHING_YET = """\
 - **Nothing has run on a GPU yet.** A stand-in for CUDA tests streams, memory admission and error handling
-  ([docs/gpu.md](docs/gpu.md)); groups of several ranks are tested with gloo ([docs/sharing.md](docs/sharing.md)).
+  ([docs/testing.md](docs/testing.md)); groups of several ranks are tested with gloo ([docs/sharing.md](docs/sharing.md)).
 """
 ISOLATIONS = {"process": "processes", "thread": "threads"}
 
@@ -212,6 +212,6 @@ def _readme(results: Mapping[str, Found]) -> str:
         return NOTHING_YET
     gpus = " and ".join(sorted({str(found["gpu"]) for found in results.values()}))
     return (
-        f"- **Minutes on one GPU are all it has had** ({gpus}): [docs/gpu.md](docs/gpu.md) has the figures.\n"
+        f"- **Minutes on one GPU are all it has had** ({gpus}): [docs/testing.md](docs/testing.md) has the figures.\n"
         "  Groups of several ranks are tested with gloo only ([docs/sharing.md](docs/sharing.md)).\n"
     )

@@ -9,7 +9,7 @@ from muri.slurm_plugin.records.limits import NO_SITE_LIMITS, SiteLimits
 
 @dataclass(frozen=True, slots=True)
 class Delays:
-    """How long things take, in seconds; see docs/twin.md for where each figure comes from.
+    """How long things take, in seconds; see docs/testing.md for where each figure comes from.
 
     Attributes:
         submit_s: From sbatch's start to a job in the queue.

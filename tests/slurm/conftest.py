@@ -1,4 +1,4 @@
-"""Sandboxes that all tests of a real Slurm share, one of each shape per test process; see docs/sandbox.md."""
+"""Sandboxes that all tests of a real Slurm share, one of each shape per test process; see docs/testing.md."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""Faults that stories told on the twin found (docs/twin.md), each in a cycle or two of its own."""
+"""Faults that stories told on the twin found (docs/testing.md), each in a cycle or two of its own."""
 
 import sqlite3
 from dataclasses import replace
