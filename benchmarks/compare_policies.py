@@ -1,4 +1,4 @@
-"""Every policy on every shipped trace: the figures of docs/choosing-a-policy.md and docs/simulator.md.
+"""Every policy on every shipped trace: the figures of docs/policies.md and docs/simulator.md.
 
     python benchmarks/compare_policies.py                        all runs, about ten minutes on two cores
     python benchmarks/compare_policies.py --policy pollux        one policy anew, the others as they were

@@ -20,7 +20,7 @@ PARTITIONS: Final = ("main", "short")
 GPU_TYPE: Final = "a100"
 
 _NODE_CPUS, _NODE_MEM_MIB = 128, 1024 * 1024
-# Most jobs ask for one GPU, as in the traces of docs/choosing-a-policy.md.
+# Most jobs ask for one GPU, as in the traces of docs/policies.md.
 GPU_COUNTS: Final = (1,) * 14 + (2,) * 3 + (4,) * 2 + (8,)
 _FIRST_PILOT: Final = 1_000_000
 

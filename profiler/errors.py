@@ -9,7 +9,7 @@ from muri.installed import THE_LAB
 
 LEAST_PROFILES: Final = 40
 LEAST_FAMILIES: Final = 8
-"""With fewer, the trees predict worse than the mean does (docs/prediction.md)."""
+"""With fewer, the trees predict worse than the mean does (docs/lab.md)."""
 
 
 class StoreError(MuriError):

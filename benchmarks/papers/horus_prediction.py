@@ -76,7 +76,7 @@ REGRESSORS: Final[dict[str, tuple[Figure, Make]]] = {
     "mean only": (None, Constant),
 }
 """The published RMSLE and what makes a regressor, by name. No setting was chosen on these data but those of Muri's own
-trees, which docs/prediction.md says of them."""
+trees, which docs/lab.md says of them."""
 
 
 def table_4(quick: bool) -> Outcome:

@@ -54,7 +54,7 @@ def figure_4a(quick: bool) -> Outcome:
 _FIGURE_4A: Final = (
     "The paper's R² are of the pairs that f was fitted to, with each model's utilization as measured. The "
     "simulated pairs agree with them: jobs meet at random, as in the processor-sharing model of "
-    "docs/interference.md, and mostly at the GPU. Gavel's table has speeds of pairs but no utilizations, so each "
+    "docs/lab.md, and mostly at the GPU. Gavel's table has speeds of pairs but no utilizations, so each "
     "of its 26 models gets the one that fits best; measured ones could hardly do better by this f. Even so f "
     "explains less there than on the paper's GPUs: slowdowns reach 11 times, and the two jobs of a pair suffer "
     "differently, which a sum cannot tell. The curves published for other GPUs explain less there than the mean "

@@ -42,7 +42,7 @@ class Pollux(QueuePolicy):
     they asked for. Jobs without a checkpoint or a profile get what they asked for. Slurm cannot resize a job that
     runs a user's script, so the policy exists for comparisons in the simulator.
 
-    Source: Pollux (Qiao et al., OSDI 2021); docs/pollux.md says what is simplified.
+    Source: Pollux (Qiao et al., OSDI 2021); docs/lab.md says what is simplified.
     """
 
     name = "pollux"

@@ -152,7 +152,7 @@ def test_the_chapters_table_says_what_every_policy_says_of_itself():
     assert told == {info.name: (info.preempts, info.live) for info in describe_policies()}
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/policies.md", "docs/choosing-a-policy.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/policies.md"])
 def test_pages_say_of_auto_what_it_says_of_itself(page):
     (auto,) = (info for info in describe_policies() if info.name == "auto")
     text = " ".join((ROOT / page).read_text().replace("`", "").replace("|", "").split())
