@@ -22,9 +22,7 @@ from muri.slurm_plugin.controller.settlement import Settlement
 from muri.slurm_plugin.controller.status import STATUS_NAME, Status
 from muri.slurm_plugin.execute.interruptible import StopFlag
 from muri.slurm_plugin.gateway.accounting import Accounting
-from muri.slurm_plugin.gateway.base import Gateway
-from muri.slurm_plugin.gateway.call_kinds import Calls
-from muri.slurm_plugin.gateway.counting import Requests, counted
+from muri.slurm_plugin.gateway.base import Calls, Gateway, Requests, counted
 from muri.slurm_plugin.planning.decision import Decision
 from muri.slurm_plugin.planning.ledger import GroupRun, Standing
 from muri.slurm_plugin.records.journal import COUNTERS, Journal

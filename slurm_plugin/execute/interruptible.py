@@ -6,8 +6,7 @@ from typing import Protocol
 
 from muri.clock import MACHINE_CLOCK, Clock
 from muri.errors import MuriError
-from muri.slurm_plugin.gateway.base import Gateway
-from muri.slurm_plugin.gateway.call_kinds import Calls
+from muri.slurm_plugin.gateway.base import Calls, Gateway
 from muri.slurm_plugin.records.cluster import Job, JobChange, NewJob, Snapshot
 from muri.slurm_plugin.records.gpu_removal import GpuRemoval, Place
 

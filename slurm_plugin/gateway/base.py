@@ -1,16 +1,75 @@
-"""The protocol behind which both gateways stand, their errors, and what they do alike."""
+"""The protocol behind which both gateways stand, its errors, what they do alike, and how calls are counted."""
 
 import logging
 import re
 import struct
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Final, Protocol, TypeVar, cast
 
 from muri.errors import MuriError
-from muri.slurm_plugin.gateway.call_kinds import Calls
 from muri.slurm_plugin.records.cluster import Job, JobChange, NewJob, Snapshot
 from muri.slurm_plugin.records.gpu_removal import GpuRemoval, Place
+
+Calls = Counter[str]
+"""How often Slurm was asked, by kind."""
+
+JOBS: Final = "jobs"
+"""All jobs."""
+
+JOB: Final = "job"
+"""One job."""
+
+NODES: Final = "nodes"
+RESERVATIONS: Final = "reservations"
+LEASE: Final = "lease"
+"""A change of the reservation that withholds the gate's licence."""
+
+CHANGE: Final = "change"
+"""A change of one job."""
+
+SUBMISSION: Final = "submission"
+
+_SHOWN: Final[Mapping[str, str]] = {
+    "nodes": NODES, "node": NODES, "reservation": RESERVATIONS, "partition": "partitions", "config": "configuration",
+    "license": "licences",
+}  # fmt: skip
+
+_OF_COMMAND: Final[Mapping[str, str]] = {
+    "sbatch": SUBMISSION, "scancel": "cancellation", "sacctmgr": "accounts", "sacct": "accounts", "sinfo": NODES,
+}  # fmt: skip
+
+
+def kind_of(arguments: Sequence[str]) -> str:
+    """Return what kind of call a command is, "" where it asks nobody.
+
+    Args:
+        arguments: The command's name and its arguments.
+    """
+    command, words = arguments[0], [word for word in arguments[1:] if not word.startswith("-")]
+    if command == "squeue":
+        return _of_squeue(arguments)
+    if command == "scontrol" and len(words) > 1:
+        return _of_scontrol(*words)
+    return _OF_COMMAND.get(command, "other")
+
+
+def _of_squeue(arguments: Sequence[str]) -> str:
+    if "--helpFormat" in arguments:
+        return ""
+    chosen = [word for word in arguments if word.startswith("--jobs=")]
+    return JOB if chosen and "," not in chosen[0] else JOBS  # squeue fetches all jobs to show several
+
+
+def _of_scontrol(verb: str, what: str, *others: str) -> str:
+    if verb == "show" and what == "job":
+        return JOB if others else JOBS
+    if verb == "show":
+        return _SHOWN.get(what, "other")
+    return LEASE if "reservation" in what else CHANGE
+
 
 _UNREACHABLE = (
     "unable to contact slurm controller",
@@ -332,3 +391,44 @@ def parse_environment(content: bytes) -> dict[str, str]:
         raise ValueError(f"it announces {count} variables and holds {len(items)}")
     pairs = [item.decode("utf-8", "surrogateescape").partition("=") for item in items]
     return {name: value for name, separator, value in pairs if name and separator}
+
+
+Requests = Counter[tuple[str, str]]
+"""How often something was asked for: the method, and "done", "refused", "gone" or "unreachable"."""
+
+
+_Way = TypeVar("_Way")
+
+
+def counted(way: _Way, requests: Requests) -> _Way:
+    """Return the same way to Slurm, a gateway or the accounts; each of its calls is counted."""
+    return cast("_Way", _Counted(way, requests))
+
+
+class _Counted:
+    def __init__(self, way: object, requests: Requests) -> None:
+        self._way = way
+        self._requests = requests
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._way, name)
+        return self._counting(name, value) if callable(value) else value
+
+    def _counting(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(call)
+        def count(*arguments: Any, **named: Any) -> Any:
+            outcome = "refused"
+            try:
+                result = call(*arguments, **named)
+                outcome = "done"
+            except SlurmUnreachableError:
+                outcome = "unreachable"
+                raise
+            except NoSuchJobError:
+                outcome = "gone"
+                raise
+            finally:
+                self._requests[name, outcome] += 1
+            return result
+
+        return count

@@ -8,9 +8,9 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Final
 
-from muri.slurm_plugin.gateway import lease, text_fields
-from muri.slurm_plugin.gateway.array_records import ArrayRecords
+from muri.slurm_plugin.gateway import tables, text_fields
 from muri.slurm_plugin.gateway.base import (
+    Calls,
     GatewayError,
     GatewayUnavailableError,
     NoSuchJobError,
@@ -20,18 +20,14 @@ from muri.slurm_plugin.gateway.base import (
     job_pending,
     job_started,
 )
-from muri.slurm_plugin.gateway.call_kinds import Calls
 from muri.slurm_plugin.gateway.gpu_removal import find_gpu_removal
-from muri.slurm_plugin.gateway.gpus_in_use import Held, read_gpus_in_use
 from muri.slurm_plugin.gateway.job_details import DetailsReader
-from muri.slurm_plugin.gateway.node_table import nodes_of_table
-from muri.slurm_plugin.gateway.queue_reader import QueueReader
-from muri.slurm_plugin.gateway.reservation_table import ReservationsReader
+from muri.slurm_plugin.gateway.queue_reader import ArrayRecords, QueueReader, read_tagged_jobs
 from muri.slurm_plugin.gateway.site_limits import LimitsReader, config_settings
 from muri.slurm_plugin.gateway.slurm_commands import SlurmCommands
-from muri.slurm_plugin.gateway.squeue_fields import known_fields
+from muri.slurm_plugin.gateway.squeue import known_fields
 from muri.slurm_plugin.gateway.submit_as import Submissions
-from muri.slurm_plugin.gateway.tag_reader import read_tagged_jobs
+from muri.slurm_plugin.gateway.tables import Held, ReservationsReader, nodes_of_table, read_gpus_in_use
 from muri.slurm_plugin.records.cluster import Job, JobChange, NewJob, Node, Snapshot
 from muri.slurm_plugin.records.gpu_removal import GpuRemoval, Place
 
@@ -203,12 +199,12 @@ class CommandGateway:
 
     def extend_lease(self, end_s: float) -> None:
         """Withhold the licence `muri_gate` until a time, in seconds since the epoch."""
-        if lease.extend_lease(self._commands, end_s):
+        if tables.extend_lease(self._commands, end_s):
             self._reservations.forget()
 
     def end_lease(self) -> None:
         """Withhold the licence no longer."""
-        lease.end_lease(self._commands)
+        tables.end_lease(self._commands)
         self._reservations.forget()
 
     def requeue(self, job_id: int) -> None:

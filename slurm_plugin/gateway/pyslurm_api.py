@@ -10,9 +10,14 @@ from dataclasses import replace
 from typing import Any, Final, Protocol
 
 from muri.installed import is_packaged, what_brings
-from muri.slurm_plugin.gateway import lease, libslurm
-from muri.slurm_plugin.gateway.array_records import ArrayRecords
+from muri.slurm_plugin.gateway import tables
 from muri.slurm_plugin.gateway.base import (
+    CHANGE,
+    JOB,
+    JOBS,
+    NODES,
+    RESERVATIONS,
+    Calls,
     GatewayError,
     GatewayUnavailableError,
     NoSuchJobError,
@@ -22,17 +27,15 @@ from muri.slurm_plugin.gateway.base import (
     job_started,
     slurm_error,
 )
-from muri.slurm_plugin.gateway.call_kinds import CHANGE, JOB, JOBS, NODES, RESERVATIONS, Calls
 from muri.slurm_plugin.gateway.gpu_removal import find_gpu_removal
-from muri.slurm_plugin.gateway.gpus_in_use import Held, read_gpus_in_use
 from muri.slurm_plugin.gateway.job_details import DetailsReader, untold
-from muri.slurm_plugin.gateway.node_table import nodes_of_table
-from muri.slurm_plugin.gateway.pyslurm_records import change_fields, has_request, job_record
-from muri.slurm_plugin.gateway.read_each import read_each
-from muri.slurm_plugin.gateway.reservation_table import ReservationsReader
+from muri.slurm_plugin.gateway.pyslurm_records import Libslurm, change_fields, has_request, job_record
+from muri.slurm_plugin.gateway.queue_reader import ArrayRecords
 from muri.slurm_plugin.gateway.site_limits import LimitsReader
 from muri.slurm_plugin.gateway.slurm_commands import SlurmCommands
 from muri.slurm_plugin.gateway.submit_as import Submissions
+from muri.slurm_plugin.gateway.tables import Held, ReservationsReader, nodes_of_table, read_gpus_in_use
+from muri.slurm_plugin.gateway.text_fields import read_each
 from muri.slurm_plugin.records.cluster import Job, JobChange, JobState, NewJob, Node, Snapshot, Unreadable
 from muri.slurm_plugin.records.gpu_removal import GpuRemoval, Place
 
@@ -127,7 +130,7 @@ class PyslurmGateway:
     def __init__(self, helper: Helper | None = None, commands: SlurmCommands | None = None) -> None:
         os.environ.setdefault("SLURM_BITSTR_LEN", "0")  # else libslurm cuts off the list of an array's waiting tasks
         self._pyslurm = import_pyslurm()
-        self._libslurm = libslurm.Libslurm()
+        self._libslurm = Libslurm()
         check_library(str(self._pyslurm.__version__), self._libslurm.release())
         with self._slurm("read Slurm's configuration"):
             config = self._pyslurm.slurmctld.Config.load()
@@ -263,12 +266,12 @@ class PyslurmGateway:
 
     def extend_lease(self, end_s: float) -> None:
         """Withhold the licence `muri_gate` until a time, in seconds since the epoch."""
-        if lease.extend_lease(self._commands, end_s):
+        if tables.extend_lease(self._commands, end_s):
             self._reservations.forget()
 
     def end_lease(self) -> None:
         """Withhold the licence no longer."""
-        lease.end_lease(self._commands)
+        tables.end_lease(self._commands)
         self._reservations.forget()
 
     def modify(self, job_id: int, change: JobChange) -> None:

@@ -17,6 +17,7 @@ from typing import IO, Final
 
 from muri.slurm_plugin.gateway import text_fields
 from muri.slurm_plugin.gateway.base import (
+    SUBMISSION,
     GatewayError,
     NoSuchJobError,
     SubmissionTimeoutError,
@@ -26,8 +27,6 @@ from muri.slurm_plugin.gateway.base import (
     job_ended,
     job_started,
 )
-from muri.slurm_plugin.gateway.call_kinds import SUBMISSION
-from muri.slurm_plugin.gateway.command_output import signals_kept_off
 from muri.slurm_plugin.gateway.queue_reader import read_job
 from muri.slurm_plugin.gateway.slurm_commands import (
     SlurmCommands,
@@ -35,6 +34,7 @@ from muri.slurm_plugin.gateway.slurm_commands import (
     decoded,
     encoded,
     not_started,
+    signals_kept_off,
 )
 from muri.slurm_plugin.records.cluster import Job, JobChange, JobState, NewJob
 from muri.slurm_plugin.records.comment_tags import DRY_RUN_PREFIX, PILOT_PREFIX, STATE_PREFIX

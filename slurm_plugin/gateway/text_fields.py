@@ -1,12 +1,12 @@
-"""Slurm's small notations, read the same way for both gateways: states, GRES, dependencies, numbers."""
+"""Slurm's small notations and its records, read alike for both gateways: states, GRES, dependencies, numbers."""
 
 import hashlib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
-from typing import Final
+from typing import Any, Final, TypeVar
 
-from muri.slurm_plugin.records.cluster import SPECIAL_EXIT, JobState
+from muri.slurm_plugin.records.cluster import SPECIAL_EXIT, JobState, Unreadable
 from muri.units import GIB, KIB, MIB, whole_minutes
 
 #: When a requeued job may start again. Up to 24.11 at least, a node takes a run that begins in the second of the
@@ -263,3 +263,29 @@ def indices_in(gres_used: str) -> tuple[int, ...]:
             if first.isdecimal() and (not last or last.isdecimal()):
                 found.update(range(int(first), min(int(last or first), int(first) + _MOST_DEVICES) + 1))
     return tuple(sorted(found))
+
+
+BROKEN_RECORD: Final = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+"""What reading a record of an unexpected form may raise."""
+
+Record = TypeVar("Record")
+
+
+def read_each(
+    records: Iterable[Any], read: Callable[[Any], Record], job_id: Callable[[Any], int]
+) -> tuple[list[Record], list[Unreadable]]:
+    """Read records of jobs one by one, so that a broken one costs itself only.
+
+    Args:
+        records: As Slurm gives them.
+        read: Makes one of Muri's records.
+        job_id: Returns the job's id, whatever else is broken.
+    """
+    found: list[Record] = []
+    unreadable: list[Unreadable] = []
+    for record in records:
+        try:
+            found.append(read(record))
+        except BROKEN_RECORD as error:
+            unreadable.append(Unreadable(job_id(record), f"its record cannot be read: {error!r}"))
+    return found, unreadable

@@ -10,12 +10,12 @@ from odd import Odd
 from recorded_slurm import VERSIONS, RecordedCommands
 
 from muri.slurm_plugin.gateway.base import GatewayError, TooLongAnswerError
-from muri.slurm_plugin.gateway.command_output import LinesWith
 from muri.slurm_plugin.gateway.commands import CommandGateway
 from muri.slurm_plugin.gateway.pyslurm_records import job_record
-from muri.slurm_plugin.gateway.read_each import read_each
-from muri.slurm_plugin.gateway.squeue_fields import FieldReader
-from muri.slurm_plugin.gateway.tag_reader import read_tagged_jobs
+from muri.slurm_plugin.gateway.queue_reader import read_tagged_jobs
+from muri.slurm_plugin.gateway.slurm_commands import LinesWith
+from muri.slurm_plugin.gateway.squeue import FieldReader
+from muri.slurm_plugin.gateway.text_fields import read_each
 from muri.slurm_plugin.records.cluster import Snapshot, dump_snapshot, parse_snapshot
 from muri.slurm_plugin.records.roles import view_of
 

@@ -8,7 +8,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from muri.slurm_plugin.gateway.queue_reader import ASK
-from muri.slurm_plugin.gateway.squeue_fields import FieldReader, known_fields
+from muri.slurm_plugin.gateway.squeue import FieldReader, known_fields
 from sandbox.driver import Driver
 
 FIXTURES = Path(__file__).resolve().parents[1] / "slurm_plugin/fixtures"

@@ -7,8 +7,8 @@ from conftest import emptied, start
 from muri_cluster import MuriCluster
 
 from muri.profiler.records import ProfileKey
-from muri.slurm_plugin.gateway.gpus_in_use import held_in
 from muri.slurm_plugin.gateway.gres_conf import gpus_by_node
+from muri.slurm_plugin.gateway.tables import held_in
 from sandbox.cluster import Partition, Shape
 from sandbox.driver import Driver
 

@@ -3,7 +3,7 @@
 import pytest
 from fake_slurm import make_job
 
-from muri.slurm_plugin.gateway.array_records import ArrayRecords
+from muri.slurm_plugin.gateway.queue_reader import ArrayRecords
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ from fake_slurm import FakeSlurm, make_node
 from recorded_slurm import RecordedCommands, recorded
 
 from muri.slurm_plugin.controller.status import STATUS_NAME, read_status
-from muri.slurm_plugin.gateway import libslurm, pyslurm_api
-from muri.slurm_plugin.gateway.call_kinds import Calls, kind_of
+from muri.slurm_plugin.gateway import pyslurm_api
+from muri.slurm_plugin.gateway.base import Calls, kind_of
 from muri.slurm_plugin.gateway.commands import CommandGateway
 from muri.slurm_plugin.gateway.pyslurm_api import PyslurmGateway
 
@@ -109,7 +109,7 @@ def pyslurm(monkeypatch: pytest.MonkeyPatch) -> list[PyslurmJob]:
         Nodes=SimpleNamespace(load=lambda: nodes),
     )
     monkeypatch.setattr(pyslurm_api, "import_pyslurm", lambda: module)
-    monkeypatch.setattr(libslurm, "Libslurm", Library)
+    monkeypatch.setattr(pyslurm_api, "Libslurm", Library)
     return jobs
 
 

@@ -7,8 +7,7 @@ import tracemalloc
 import pytest
 
 from muri.slurm_plugin.gateway.base import CommandTimeoutError, SlurmUnreachableError, TooLongAnswerError
-from muri.slurm_plugin.gateway.command_output import Collected, LinesWith, run_taking
-from muri.slurm_plugin.gateway.slurm_commands import SlurmCommands
+from muri.slurm_plugin.gateway.slurm_commands import Collected, LinesWith, SlurmCommands, run_taking
 
 
 def python(script: str) -> list[str]:

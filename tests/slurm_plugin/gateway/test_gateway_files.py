@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from recorded_slurm import jobs, recorded
 
 from muri.slurm_plugin.gateway import base as state_files
-from muri.slurm_plugin.gateway.node_table import nodes_of_table
+from muri.slurm_plugin.gateway.tables import nodes_of_table
 from muri.slurm_plugin.records.cluster import Snapshot, SnapshotFileError, dump_snapshot, load_snapshot, parse_snapshot
 
 

@@ -14,8 +14,8 @@ from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.controller import assemble as open_gateway
 from muri.slurm_plugin.gateway import pyslurm_api, pyslurm_records
 from muri.slurm_plugin.gateway.base import GatewayError, GatewayUnavailableError
-from muri.slurm_plugin.gateway.node_table import nodes_of_table
 from muri.slurm_plugin.gateway.pyslurm_api import NoPyslurmError, check_controller, check_library, import_pyslurm
+from muri.slurm_plugin.gateway.tables import nodes_of_table
 from muri.slurm_plugin.records.cluster import JobChange
 
 TABLE = """\

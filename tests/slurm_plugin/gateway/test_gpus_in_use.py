@@ -3,8 +3,8 @@
 from fake_slurm import FakeSlurm, make_node
 
 from muri.slurm_plugin.gateway.base import GatewayError
-from muri.slurm_plugin.gateway.gpus_in_use import held_in
 from muri.slurm_plugin.gateway.gres_conf import GresConf, gpus_by_node
+from muri.slurm_plugin.gateway.tables import held_in
 
 START = "JobId=7 JobName=wrap JobState={state} Reason=None NodeList={nodes} JOB_GRES=gpu:1 "
 SHARE = "Nodes={nodes} CPU_IDs=0-1 Mem=2000 GRES={gres} MinCPUsNode=1"

@@ -12,14 +12,13 @@ from muri.slurm_plugin.gateway.base import (
     NoGateLicenseError,
     SlurmUnreachableError,
     TooLongAnswerError,
+    kind_of,
 )
-from muri.slurm_plugin.gateway.call_kinds import kind_of
 from muri.slurm_plugin.gateway.commands import CommandGateway
 from muri.slurm_plugin.gateway.job_details import DetailsReader
-from muri.slurm_plugin.gateway.lease import end_lease, extend_lease
 from muri.slurm_plugin.gateway.queue_reader import QueueReader
-from muri.slurm_plugin.gateway.reservation_table import ReservationsReader, reservations_of_table
-from muri.slurm_plugin.gateway.squeue_fields import known_fields
+from muri.slurm_plugin.gateway.squeue import known_fields
+from muri.slurm_plugin.gateway.tables import ReservationsReader, end_lease, extend_lease, reservations_of_table
 from muri.slurm_plugin.records.cluster import Reservation
 
 INVALID = "cannot x: Requested reservation is invalid"

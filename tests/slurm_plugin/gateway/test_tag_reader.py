@@ -1,8 +1,8 @@
 """What a drain reads: ids, states and tags, whatever else stands in the queue."""
 
 from muri.slurm_plugin.gateway.base import NoSuchJobError
-from muri.slurm_plugin.gateway.command_output import LinesWith
-from muri.slurm_plugin.gateway.tag_reader import read_tagged_jobs
+from muri.slurm_plugin.gateway.queue_reader import read_tagged_jobs
+from muri.slurm_plugin.gateway.slurm_commands import LinesWith
 from muri.slurm_plugin.records.cluster import JobState
 from muri.slurm_plugin.records.roles import Role, read_job
 

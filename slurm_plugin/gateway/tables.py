@@ -1,0 +1,253 @@
+"""Slurm's tables of nodes, their GPUs and reservations, and the reservation that withholds the licence `muri_gate`.
+
+The commands and libslurm print the tables alike, in all releases.
+"""
+
+import logging
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import datetime
+from typing import Final, TypeVar
+
+from muri.slurm_plugin.gateway import text_fields
+from muri.slurm_plugin.gateway.base import GatewayError, NoGateLicenseError, SlurmUnreachableError
+from muri.slurm_plugin.gateway.slurm_commands import SlurmCommands
+from muri.slurm_plugin.records.cluster import Node, Reservation
+from muri.slurm_plugin.records.gate import GATE_LICENSE
+
+log = logging.getLogger(__name__)
+
+Record = TypeVar("Record")
+
+_NODE_NAMES: Final = (
+    "NodeName", "State", "CPUAlloc", "CPUEfctv", "CPUTot", "Gres", "GresUsed", "Partitions", "RealMemory",
+    "MemSpecLimit", "AllocMem", "ThreadsPerCore", "AvailableFeatures",
+)  # fmt: skip
+_NODE_FIELD: Final = re.compile(rf"(?:^|\s)({'|'.join(_NODE_NAMES)})=(\S*)")
+
+
+def nodes_of_table(table: str, partitions: Mapping[str, tuple[str, ...]] | None = None) -> tuple[Node, ...]:
+    """Parse the node table, one line per node; a line that cannot be read is left out.
+
+    Args:
+        table: The text.
+        partitions: Names of each node's partitions, for a text that does not tell them.
+    """
+    nodes = _readable("node", table, "NodeName=", lambda line: _node(line, partitions or {}))
+    return tuple(sorted(nodes, key=lambda node: node.name))
+
+
+def _readable(kind: str, table: str, begin: str, read: Callable[[str], Record]) -> Iterator[Record]:
+    """Yield what each line that begins with a word says; one that cannot be read is left out."""
+    for line in table.split("\n"):
+        if line.startswith(begin):
+            try:
+                yield read(line)
+            except (LookupError, ValueError, OverflowError) as error:
+                log.warning("a %s is left out, for its record cannot be read: %r; in %.200r", kind, error, line)
+
+
+def _node(line: str, partitions: Mapping[str, tuple[str, ...]]) -> Node:
+    fields: dict[str, str] = {}
+    for name, value in _NODE_FIELD.findall(line):
+        fields.setdefault(name, value)  # free text such as Reason= comes last and can't replace a field
+    cpus_allocated = int(fields["CPUAlloc"])
+    state = text_fields.node_words(fields["State"])
+    cpu_count = int(fields.get("CPUEfctv", fields["CPUTot"]))
+    if 0 < cpus_allocated < cpu_count:
+        # Slurm leaves it to its clients to say so of a node with some CPUs free.
+        state = ["MIXED" if word == "ALLOCATED" else word for word in state]
+    configured = text_fields.gres_counts(fields.get("Gres", ""))
+    name = fields["NodeName"]
+    return Node(
+        name=name,
+        usable=text_fields.node_usable(state),
+        state="+".join(state),
+        partitions=partitions.get(name) or tuple(sorted(_listed(fields.get("Partitions", "")))),
+        cpu_count=cpu_count,
+        cpus_allocated=cpus_allocated,
+        gpu_count=text_fields.gpu_total(configured),
+        gpus_allocated=text_fields.gpu_total(text_fields.gres_counts(fields.get("GresUsed", ""))),
+        gpu_type=text_fields.gpu_type(configured),
+        mem_mib=text_fields.node_mem_mib(int(fields.get("RealMemory", 0)), int(fields.get("MemSpecLimit", 0))),
+        mem_allocated_mib=int(fields.get("AllocMem", 0)),
+        threads_per_core=max(1, int(fields.get("ThreadsPerCore", 1))),
+        features=tuple(_listed(fields.get("AvailableFeatures", ""))),
+        gpus_in_use=text_fields.indices_in(fields.get("GresUsed", "")),
+    )
+
+
+def _listed(text: str) -> list[str]:
+    return [part for part in text.replace("(null)", "").split(",") if part]
+
+
+_SHARE: Final = re.compile(r" Nodes=(\S+) CPU_IDs=\S* Mem=\d+ GRES=(\S*)")
+"""What a job has on some of its nodes.
+
+A user's own texts could hold the same words: who believes it compares the number of GPUs with the nodes' table.
+"""
+
+_AT_WORK: Final = (" JobState=RUNNING ", " JobState=SUSPENDED ", " JobState=COMPLETING ")
+
+Held = tuple[str, tuple[int, ...]]
+"""A folded host list, and Slurm's indices of the GPUs that a job has on each of these nodes."""
+
+
+def read_gpus_in_use(commands: SlurmCommands) -> tuple[Held, ...]:
+    """Return which GPUs running jobs have.
+
+    Raises:
+        GatewayError: Slurm cannot be asked.
+    """
+    show = ["scontrol", "--all", "--details", "--oneliner", "show", "job"]
+    return tuple(held_in(commands.run("read which GPUs are in use", show)))
+
+
+def held_in(text: str) -> Iterator[Held]:
+    """Read what `scontrol --details --oneliner show job` prints."""
+    for line in text.split("\n"):
+        if any(state in line for state in _AT_WORK):
+            found = ((nodes, text_fields.indices_in(gres)) for nodes, gres in _SHARE.findall(line))
+            yield from ((nodes, indices) for nodes, indices in found if indices)
+
+
+_RESERVATION_FIELD: Final = re.compile(r"(?:^|\s)([A-Za-z]+)=(\S*)")
+
+
+_KEEP_S: Final = 300.0
+
+_SET_ASIDE: Final = frozenset({"RESERVED", "MAINT", "MAINTENANCE"})
+"""States of a node that an active reservation sets aside."""
+
+
+class ReservationsReader:
+    """Reads reservations and keeps them for some minutes, or until the nodes show that one has begun or ended.
+
+    One that was made meanwhile for later is seen some minutes later; Slurm obeys it anyway.
+
+    Args:
+        table: Asks Slurm.
+        now: The clock, in seconds.
+    """
+
+    def __init__(self, table: Callable[[], str], now: Callable[[], float] = time.monotonic) -> None:
+        self._table = table
+        self._now = now
+        self._kept: tuple[Reservation, ...] = ()
+        self._set_aside: frozenset[str] = frozenset()
+        self._read_again_s = float("-inf")
+
+    def read(self, nodes: Iterable[Node]) -> tuple[Reservation, ...]:
+        """Return the reservations.
+
+        Args:
+            nodes: As they are now.
+        """
+        set_aside = frozenset(node.name for node in nodes if _SET_ASIDE.intersection(node.state.split("+")))
+        if self._now() >= self._read_again_s or set_aside != self._set_aside:
+            self._kept = reservations_of_table(self._table())
+            self._set_aside = set_aside
+            self._read_again_s = self._now() + _KEEP_S
+        return self._kept
+
+    def forget(self) -> None:
+        """Read anew the next time: Muri itself has made or ended one."""
+        self._read_again_s = float("-inf")
+
+
+def reservations_of_table(table: str) -> tuple[Reservation, ...]:
+    """Parse `scontrol show reservation --oneliner`; a line that cannot be read is left out."""
+    reservations = _readable("reservation", table, "ReservationName=", _reservation)
+    return tuple(sorted(reservations, key=lambda each: each.name))
+
+
+def _reservation(line: str) -> Reservation:
+    fields: dict[str, str] = {}
+    for name, value in _RESERVATION_FIELD.findall(line):
+        fields.setdefault(name, "" if value == "(null)" else value)
+    return Reservation(
+        name=fields["ReservationName"],
+        nodes=fields.get("Nodes", ""),
+        start_s=_time_s(fields["StartTime"]),
+        end_s=_time_s(fields["EndTime"]),
+        flags=tuple(sorted(flag.partition("=")[0].upper() for flag in fields.get("Flags", "").split(",") if flag)),
+        licenses=text_fields.license_text(fields.get("Licenses", "")),
+    )
+
+
+def _time_s(text: str) -> float:
+    """Read a time, which Slurm prints as seconds where SLURM_TIME_FORMAT says so."""
+    return float(text_fields.bounded(int(text) if text.isdigit() else int(datetime.fromisoformat(text).timestamp())))
+
+
+_NAME: Final = f"reservationname={GATE_LICENSE}"
+
+_MISSING: Final = "requested reservation is invalid"
+
+_TOTAL: Final = re.compile(r"Total=(\d+)")
+
+
+def extend_lease(commands: SlurmCommands, end_s: float) -> bool:
+    """Let the reservation end at a time, making it where there is none; return whether it was made.
+
+    Args:
+        commands: How commands are run.
+        end_s: Seconds since the epoch; a time that has passed counts as the next second.
+
+    Raises:
+        NoGateLicenseError: Slurm has no such licence.
+        GatewayError: Slurm refused.
+    """
+    # A time from now on needs no time zone, and no clock that agrees with slurmctld's.
+    end = f"endtime=now+{max(1, round(end_s - time.time()))}"
+    try:
+        commands.run(f"extend the reservation {GATE_LICENSE}", ["scontrol", "update", _NAME, end])
+    except GatewayError as error:
+        if not _is_missing(error):
+            raise
+        _withhold(commands, end)
+        return True
+    return False
+
+
+def end_lease(commands: SlurmCommands) -> None:
+    """Delete the reservation; no error where there is none.
+
+    Raises:
+        GatewayError: Slurm refused.
+    """
+    try:
+        commands.run(f"delete the reservation {GATE_LICENSE}", ["scontrol", "delete", _NAME])
+    except GatewayError as error:
+        if not _is_missing(error):
+            raise
+
+
+def _withhold(commands: SlurmCommands, end: str) -> None:
+    licenses = f"licenses={GATE_LICENSE}:{_total(commands)}"
+    arguments = [_NAME, "flags=LICENSE_ONLY", licenses, "user=root", "starttime=now", end]
+    commands.run(f"make the reservation {GATE_LICENSE}", ["scontrol", "create", "reservation", *arguments])
+
+
+def _total(commands: SlurmCommands) -> int:
+    """Return how many of the licence there are."""
+    try:
+        text = commands.run(
+            f"read the licence {GATE_LICENSE}", ["scontrol", "show", "license", GATE_LICENSE, "--oneliner"]
+        )
+    except SlurmUnreachableError:
+        raise
+    except GatewayError:  # Slurm 22.05 prints nothing instead
+        text = ""
+    match = _TOTAL.search(text)
+    if match is None:
+        raise NoGateLicenseError(
+            f"Slurm has no licence {GATE_LICENSE}: add Licenses={GATE_LICENSE}:1000000 to slurm.conf and run "
+            "`scontrol reconfigure`, or let Muri hold the jobs that wait for it"
+        )
+    return int(match[1])
+
+
+def _is_missing(error: GatewayError) -> bool:
+    return _MISSING in str(error).lower()
