@@ -39,7 +39,7 @@ _ROUNDING: Final = 1e-6
 def plans(chosen: tuple[str, ...]) -> Iterator[tuple[str, dict[str, Any]]]:
     """Plan every cluster with the policies of the live controller, all of them or those chosen."""
     policies = [
-        info.name for info in describe_policies() if not info.simulated_only and info.name in (chosen or (info.name,))
+        info.name for info in describe_policies() if info.live != "no" and info.name in (chosen or (info.name,))
     ]
     for (place, size), policy in product(SIZES.items(), policies):
         cycle = cycle_of(size, policy=policy)

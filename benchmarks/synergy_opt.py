@@ -11,13 +11,13 @@ import click
 from bars import Bar, finish, tell
 
 from muri.policies.allocation.mechanisms import tune
-from muri.policies.allocation.optimal import GAP, optimal
 from muri.policies.allocation.seats import Round, Seating
 from muri.policies.allocation.synergy import Way, plan_allocation
 from muri.policies.options import PolicyOptions
 from muri.policies.priority import fifo
 from muri.policies.types import FreeNode, Plan, PlanJob, PlanRequest
 from muri.simulator.traces.models import synergy_figures
+from muri_lab.policies.synergy_opt import GAP, optimal
 
 RESULT = Path(__file__).parent / "results" / "synergy_opt.json"
 

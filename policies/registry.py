@@ -8,6 +8,7 @@ from inspect import getdoc
 from typing import Any, Final, Literal, cast
 
 from muri.errors import UsageError
+from muri.installed import THE_LAB
 from muri.nearest import nearest
 from muri.policies.options import MECHANISMS, ORDERS, OptionsError, PolicyOptions
 from muri.policies.types import Policy
@@ -21,31 +22,25 @@ _BUILT_IN: Final = {
     "muri-l": "schedulers.muri:MuriL",
     "muri-jct": "schedulers.muri:MuriJct",
     "muri-slurm": "schedulers.muri:MuriSlurm",
-    "muri-hybrid": "hybrid.policy:MuriHybrid",
     "fifo": "schedulers.exclusive:Fifo",
     "sjf": "schedulers.exclusive:Sjf",
     "srtf": "schedulers.exclusive:Srtf",
     "srsf": "schedulers.exclusive:Srsf",
-    "las": "schedulers.exclusive:Las",
     "2d-las": "schedulers.exclusive:TwoDimensionalLas",
     "tiresias": "schedulers.exclusive:Tiresias",
-    "tiresias-gittins": "schedulers.exclusive:TiresiasGittins",
-    "themis": "schedulers.exclusive:Themis",
-    "antman": "schedulers.antman:AntMan",
     "synergy": "allocation.synergy:Synergy",
-    "synergy-opt": "allocation.optimal:SynergyOpt",
-    "drf": "allocation.synergy:Drf",
-    "tetris": "baselines.tetris:Tetris",
-    "sjf-ffs": "wise_sharing.policy:SjfFfs",
     "sjf-bsbf": "wise_sharing.policy:SjfBsbf",
     "horus": "horus.policy:Horus",
     "horus-f": "horus.policy:HorusFair",
-    "obp": "baselines.memory_packing:OpportunisticBinPacking",
-    "pab": "baselines.memory_packing:PutBack",
-    "pollux": "schedulers.pollux:Pollux",
 }
 """Module (in `muri.policies`) and class of each; imported when first asked for, so that a command that needs one policy
 does not load the solvers of the others. The default comes first."""
+
+_IN_THE_LAB: Final = (
+    *("muri-hybrid", "las", "themis", "tiresias-gittins", "antman", "pollux", "sjf-ffs"),
+    *("synergy-opt", "drf", "tetris", "obp", "pab"),
+)
+"""Policies that the distribution muri-lab brings."""
 
 _REMOVED: Final = {
     **{f"synergy-{way}": f"choose synergy with the option mechanism={way}" for way in MECHANISMS},
@@ -87,8 +82,6 @@ class PolicyInfo:
         summary: One line.
         source: "built-in", or the distribution that it comes from.
         problem: Why it cannot be used; empty when it can.
-        simulated_only: Whether only `muri simulate` has it.
-        is_baseline: Whether it exists to compare others with.
         live: Whether Slurm can carry out its plans: "yes", "partly" or "no"; empty when it cannot be used.
         live_limit: What Slurm cannot do of them, a sentence; empty when it can do all.
     """
@@ -100,8 +93,6 @@ class PolicyInfo:
     summary: str = ""
     source: str = "built-in"
     problem: str = ""
-    simulated_only: bool = False
-    is_baseline: bool = False
     live: Live = ""
     live_limit: str = ""
 
@@ -248,8 +239,6 @@ def _describe(name: str, factory: PolicyFactory, policy: Policy, source: str) ->
         preempts=None if fixed is None else fixed.get("preemption", True),
         summary=" ".join((getdoc(factory) or "").partition("\n\n")[0].split()),
         source=source,
-        simulated_only=policy.simulated_only,
-        is_baseline=policy.is_baseline,
         live=live,
         live_limit=limit,
     )
@@ -257,9 +246,8 @@ def _describe(name: str, factory: PolicyFactory, policy: Policy, source: str) ->
 
 def _live(policy: Policy) -> tuple[Live, str]:
     """Whether Slurm can carry out a policy's plans, and what it cannot do; this follows from what the policy plans."""
-    if policy.simulated_only:
-        why = "Slurm cannot change the number of a running job's GPUs; " if policy.elastic else ""
-        return "no", f"{why}only `muri simulate` has it."
+    if policy.elastic:
+        return "no", "Slurm cannot change the number of a running job's GPUs; only `muri simulate` has it."
     if policy.supports_packing:
         return "partly", (
             "A job joins one running job, on just the same GPUs of one node; a job on several needs a task for each."
@@ -293,6 +281,8 @@ def _unknown(name: str) -> UnknownPolicyError:
             f"policy name {name!r} was removed in 0.3: {_REMOVED[name]} (in muri.yaml below `synergy:`, in "
             "`muri simulate` by --option)"
         )
+    if name in _IN_THE_LAB:
+        return UnknownPolicyError(f"policy {name!r} is in Muri's lab: {THE_LAB}")
     names = policy_names()
     return UnknownPolicyError(f"unknown policy {name!r}{_nearest(name.lower(), names)}; valid are: {', '.join(names)}")
 

@@ -436,7 +436,7 @@ class Policy(Protocol):
 
     @property
     def elastic(self) -> bool:
-        """Whether a job may get another number of GPUs than it asked for."""
+        """Whether a job may get another number of GPUs than it asked for; only `muri simulate` can carry that out."""
         ...
 
     @property
@@ -455,16 +455,6 @@ class Policy(Protocol):
 
         Under all other policies it runs alone next time.
         """
-        ...
-
-    @property
-    def simulated_only(self) -> bool:
-        """Whether only `muri simulate` can carry out its plans; the controller refuses such a policy."""
-        ...
-
-    @property
-    def is_baseline(self) -> bool:
-        """Whether it exists to compare others with, and no cluster gains by choosing it."""
         ...
 
     def plan(self, request: PlanRequest) -> Plan:

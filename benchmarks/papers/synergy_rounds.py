@@ -7,11 +7,11 @@ import numpy as np
 from benchmarks.papers.frame import Curve, Experiment, Outcome, Row
 from benchmarks.papers.synergy_traces import Workload, counted_jobs, simulated
 from muri.policies.allocation.demand import cells, throughput
-from muri.policies.allocation.ideal import Choice, Ideal, Need, Room, map_to_nodes, split_jobs
 from muri.policies.registry import get_policy
 from muri.policies.traits import Demand
 from muri.policies.types import FreeNode, Plan, PlanJob, PlanRequest
 from muri.simulator.traces.models import synergy_figures
+from muri_lab.policies.ideal import Choice, Ideal, Need, Room, map_to_nodes, split_jobs
 
 GPUS, CPUS, MEM_GIB = 8, 24.0, 500.0
 """Of each node."""

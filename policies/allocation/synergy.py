@@ -1,4 +1,4 @@
-"""Policies that give out CPUs and memory beside GPUs, Synergy's and dominant resource fairness, and their cycle."""
+"""Policies that give out CPUs and memory beside GPUs: Synergy's, and the cycle that others share with it."""
 
 from abc import abstractmethod
 from collections import Counter
@@ -19,12 +19,12 @@ from muri.policies.cycle.reasons import plural
 from muri.policies.cycle.regrouping import Forecasts
 from muri.policies.cycle.validation import check_request
 from muri.policies.options import PolicyOptions
-from muri.policies.priority import PriorityKey, all_jobs
-from muri.policies.schedulers.base import EXCLUSIVE, EXCLUSIVE_TO_THE_END, QueuePolicy
+from muri.policies.priority import PriorityKey
+from muri.policies.schedulers.base import EXCLUSIVE, QueuePolicy
 from muri.policies.schedulers.exclusive import worst_fairness_first
 from muri.policies.speed.registry import speed_model
 from muri.policies.traits import Demand
-from muri.policies.types import CpuMemShare, FreeNode, NodeShare, Plan, PlanJob, PlanRequest, Reason, Running, Waiting
+from muri.policies.types import CpuMemShare, NodeShare, Plan, PlanJob, PlanRequest, Reason, Running, Waiting
 
 _ORDERS: Final[Mapping[str, Callable[[PlanRequest], PriorityKey]]] = {
     "fifo": lambda _: priority.fifo,
@@ -40,7 +40,6 @@ _UNKNOWN: Final = Reason("nothing is known of what CPUs and memory do for it: it
 _PROPORTIONAL: Final = Reason("CPUs and memory follow the GPUs")
 _NOT_ALLOCATED: Final = Reason("its node tells neither CPUs nor memory: they are not given out")
 _MOVED: Final = Reason("moved: the place where it ran goes to more urgent jobs")
-_Totals = tuple[float, float, float]
 
 
 class Way(NamedTuple):
@@ -95,73 +94,6 @@ class Synergy(AllocationPolicy):
     def key(self, request: PlanRequest) -> PriorityKey:
         """As the option `order` says."""
         return _ORDERS[self.rules.order](request)
-
-
-class Drf(AllocationPolicy):
-    """Dominant resource fairness: the user with the smallest share goes first.
-
-    Source: DRF (Ghodsi et al., NSDI 2011), as a baseline of Synergy (OSDI 2022).
-    """
-
-    name = "drf"
-    order = "dominant share"
-    fixed = EXCLUSIVE_TO_THE_END
-    way = Way(greedy)
-
-    def key(self, request: PlanRequest) -> PriorityKey:
-        """By the dominant share of the job's user when its turn comes."""
-        share = fill_order(request)
-
-        def smallest_first(job: PlanJob) -> tuple[float, ...]:
-            return (share[job.job_id],)
-
-        return smallest_first
-
-
-def fill_order(request: PlanRequest) -> Mapping[int, float]:
-    """Dominant share of its user when a job's turn comes, by job id.
-
-    Progressive filling starts the next job of the user with the smallest dominant share. With demands that only add
-    up, that is the order of what a user's jobs before this one ask for together; a user's running jobs come first,
-    then the others as they were submitted.
-
-    Source: DRF (Ghodsi et al., NSDI 2011), algorithm 1.
-    """
-    totals, nodes = _totals(request), _first_nodes(request.nodes)
-    running = {job.job_id for unit in request.running for job in unit.members}
-    held: dict[str, list[float]] = {}
-    share: dict[int, float] = {}
-    for job in sorted(all_jobs(request), key=lambda job: (job.job_id not in running, job.submit_s, job.job_id)):
-        amounts = held.setdefault(job.user, [0.0, 0.0, 0.0])
-        share[job.job_id] = max(
-            (amount / total for amount, total in zip(amounts, totals, strict=True) if total), default=0.0
-        )
-        for index, amount in enumerate(_demand(job, nodes.get(job.partition))):
-            amounts[index] += amount
-    return share
-
-
-def _totals(request: PlanRequest) -> _Totals:
-    nodes = request.nodes
-    return (
-        sum(node.gpu_count or node.free_gpus for node in nodes),
-        sum(node.cpu_count for node in nodes),
-        sum(node.mem_gib for node in nodes),
-    )
-
-
-def _first_nodes(nodes: Iterable[FreeNode]) -> Mapping[str, FreeNode]:
-    """The first node of known size by name, for each partition."""
-    last_first = sorted((node for node in nodes if node.gpu_count), key=lambda node: node.name, reverse=True)
-    return {partition: node for node in last_first for partition in node.partitions}
-
-
-def _demand(job: PlanJob, node: FreeNode | None) -> _Totals:
-    """What a job asks for on a node that could be its own."""
-    if node is None:
-        return (job.gpu_count, 0.0, 0.0)
-    each = saturating_wish(job, node, min(job.gpu_count, node.gpu_count))
-    return (job.gpu_count, each.cpus * job.gpu_count, each.mem_gib * job.gpu_count)
 
 
 def plan_allocation(request: PlanRequest, policy: str, key: PriorityKey, options: PolicyOptions, way: Way) -> Plan:

@@ -41,8 +41,7 @@ class QueuePolicy(ABC):
         defaults: Options in which the policy differs from `PolicyOptions` unless the user says otherwise.
         fixed: Options that make the policy what it is, whatever the user says.
         in_order: Whether groups never cost a job its turn; see `plan_queue`.
-        supports_packing, elastic, plain_groups, allocates_cpus, retries_out_of_memory, simulated_only,
-            is_baseline: See `Policy`.
+        supports_packing, elastic, plain_groups, allocates_cpus, retries_out_of_memory: See `Policy`.
     """
 
     options: PolicyOptions | None = None
@@ -56,8 +55,6 @@ class QueuePolicy(ABC):
     plain_groups: ClassVar[bool] = False
     allocates_cpus: ClassVar[bool] = False
     retries_out_of_memory: ClassVar[bool] = False
-    simulated_only: ClassVar[bool] = False
-    is_baseline: ClassVar[bool] = False
 
     @abstractmethod
     def key(self, request: PlanRequest) -> PriorityKey:
@@ -79,7 +76,11 @@ class QueuePolicy(ABC):
 
     def plan(self, request: PlanRequest) -> Plan:
         """Decide on every job; see `muri.policies.types.Policy`."""
-        return plan_queue(request, self.name, self.key(request), self.rules, in_order=self.in_order)
+        return self.plan_by(request, self.key(request))
+
+    def plan_by(self, request: PlanRequest, key: PriorityKey) -> Plan:
+        """Decide by an order of priority, from the front of the queue alone as `plan_queue` does."""
+        return plan_queue(request, self.name, key, self.rules, in_order=self.in_order)
 
 
 class FixedOrder(QueuePolicy):

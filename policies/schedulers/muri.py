@@ -38,7 +38,17 @@ class MuriL(FixedOrder):
     ranking = priority.two_dimensional_las
 
 
-class Auto(QueuePolicy):
+class SrsfOrLas(QueuePolicy):
+    """A policy that goes by remaining GPU-seconds when all durations are known, else by attained ones."""
+
+    order = "as muri-s or muri-l"
+
+    def key(self, request: PlanRequest) -> priority.PriorityKey:
+        """By remaining or by attained GPU-seconds."""
+        return priority.srsf_or_las(request)
+
+
+class Auto(SrsfOrLas):
     """Follows Slurm's priorities where PriorityType=priority/multifactor (Slurm's default since 23.11), else SRSF if
     all durations are stated, else 2D-LAS.
 
@@ -49,18 +59,13 @@ class Auto(QueuePolicy):
     name = "auto"
     order = "Slurm's, or as muri-s or muri-l"
 
-    def key(self, request: PlanRequest) -> priority.PriorityKey:
-        """By remaining or by attained GPU-seconds."""
-        return priority.srsf_or_las(request)
-
-    def plan(self, request: PlanRequest) -> Plan:
+    def plan_by(self, request: PlanRequest, key: priority.PriorityKey) -> Plan:
         """Decide; the plan carries the name of the policy whose order was chosen."""
-        key = self.key(request)
         name = MuriS.name if key is priority.srsf else MuriL.name
         return plan_queue(request, name, key, self.rules)
 
 
-class MuriJct(QueuePolicy):
+class MuriJct(SrsfOrLas):
     """Muri for the average JCT: short jobs are not slowed for long ones.
 
     What a member's speed is worth falls with the service that the job still needs (or has received,
@@ -69,13 +74,8 @@ class MuriJct(QueuePolicy):
     """
 
     name = "muri-jct"
-    order = "as muri-s or muri-l"
     defaults = MappingProxyType({"grouping": "optimal", "speed_model": "fair"})
     fixed = MappingProxyType({"objective": "jct"})
-
-    def key(self, request: PlanRequest) -> priority.PriorityKey:
-        """By remaining GPU-seconds when all durations are known, else by attained ones."""
-        return priority.srsf_or_las(request)
 
 
 class MuriSlurm(FixedOrder):

@@ -35,32 +35,7 @@ _NOBODY: Final = Reason(
 )
 
 
-class SjfFfs(FixedOrder):
-    """Shortest job first, and first-fit sharing: join the first running job whose GPUs have the memory.
-
-    As `SjfBsbf`, without its test whether sharing pays; the batch is divided only as far as the memory asks for.
-
-    Source: SJF-BSBF, its baseline SJF-FFS.
-    """
-
-    name = "sjf-ffs"
-    order = "remaining time"
-    fixed = TO_THE_END
-    ranking = priority.srtf
-    supports_packing = True
-    tests_pairs = False
-
-    def plan(self, request: PlanRequest) -> Plan:
-        """Decide on every job; see `muri.policies.types.Policy`."""
-        check_request(request, packed=True)
-        request = with_promises(request, self.rules.min_speed)
-        cycle = SharingCycle(self.rules, request, tests_pairs=self.tests_pairs)
-        for contender in line_up(request, self.key(request), self.rules).contenders:
-            cycle.decide(contender.job)
-        return cycle.result(self.name)
-
-
-class SjfBsbf(SjfFfs):
+class SjfBsbf(FixedOrder):
     """Shortest job first; it shares a running job's GPUs if both then end sooner on average.
 
     A job starts on free GPUs where there are enough. Otherwise it joins running ones that hold their GPUs alone, at
@@ -72,7 +47,20 @@ class SjfBsbf(SjfFfs):
     """
 
     name = "sjf-bsbf"
+    order = "remaining time"
+    fixed = TO_THE_END
+    ranking = priority.srtf
+    supports_packing = True
     tests_pairs = True
+
+    def plan(self, request: PlanRequest) -> Plan:
+        """Decide on every job; see `muri.policies.types.Policy`."""
+        check_request(request, packed=True)
+        request = with_promises(request, self.rules.min_speed)
+        cycle = SharingCycle(self.rules, request, tests_pairs=self.tests_pairs)
+        for contender in line_up(request, self.key(request), self.rules).contenders:
+            cycle.decide(contender.job)
+        return cycle.result(self.name)
 
 
 class SharingCycle:

@@ -11,10 +11,9 @@ import numpy as np
 
 from muri.policies.cycle.planner import JOINERS_PER_SEAT
 from muri.policies.cycle.queue import full_key
-from muri.policies.hybrid.policy import MuriHybrid
 from muri.policies.priority import PriorityKey
-from muri.policies.schedulers.base import QueuePolicy
-from muri.policies.schedulers.muri import Auto
+from muri.policies.schedulers.base import FixedOrder, QueuePolicy
+from muri.policies.schedulers.muri import SrsfOrLas
 from muri.policies.traits import Demand, Sensitivity
 from muri.policies.types import CpuMemShares, NodeShare, PlanJob, PlanRequest, Policy, Running, waited_s
 from muri.profiler.records import StageProfile
@@ -23,15 +22,8 @@ from muri.simulator.model import JobRecord, TraceJob
 PARTITION = "all"
 """A simulated cluster is one partition."""
 
-_TIMELESS: Final = frozenset(
-    {
-        "auto", "muri-s", "muri-l", "muri-jct", "muri-hybrid", "muri-slurm",
-        "fifo", "sjf", "srtf", "srsf", "las", "2d-las",
-    }
-)  # fmt: skip
-"""Policies whose order of waiting jobs does not change while they wait."""
-
-_COMMON_CYCLE: Final = (QueuePolicy.plan, Auto.plan, MuriHybrid.plan)
+_TIMELESS: Final = (FixedOrder.key, SrsfOrLas.key)
+"""Orders of waiting jobs that do not change while they wait."""
 
 
 @dataclass(slots=True, eq=False)
@@ -265,13 +257,13 @@ class View:
 
 
 def view_of(policy: Policy, *, checkpoints: bool = False) -> View:
-    """The part of the queue that a policy needs: all of it, unless the policy is known to plan by the common cycle.
+    """The part of the queue that a policy needs: all of it where the policy has a `plan` of its own.
 
     Args:
         policy: The policy.
         checkpoints: Whether all jobs can resume from a checkpoint.
     """
-    if not isinstance(policy, QueuePolicy) or type(policy).plan not in _COMMON_CYCLE:
+    if not isinstance(policy, QueuePolicy) or type(policy).plan is not QueuePolicy.plan:
         return View()
     rules = policy.rules
     endless = rules.max_wait_s == float("inf")
@@ -279,7 +271,7 @@ def view_of(policy: Policy, *, checkpoints: bool = False) -> View:
     # Where everything that runs is up for decision, nothing takes jobs beside those that groups are chosen from.
     joined = rules.join and not (rules.preemption and checkpoints)
     considered = max(size, JOINERS_PER_SEAT * (size - 1)) if joined else size
-    return View(considered + 1, endless and policy.name in _TIMELESS, rules.max_wait_s, policy.key)
+    return View(considered + 1, endless and type(policy).key in _TIMELESS, rules.max_wait_s, policy.key)
 
 
 class _Sharers(NamedTuple):

@@ -4,12 +4,11 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property, lru_cache
 from itertools import combinations_with_replacement
-from typing import Final, Protocol
+from typing import Final, Protocol, runtime_checkable
 
 import numpy as np
 
 from muri.policies.allocation.demand import shape_with, throughput_ratio
-from muri.policies.schedulers.antman import leftover_speed
 from muri.policies.speed.lockstep import Lockstep, period_s
 from muri.policies.speed.model import Shape, SpeedModel, shape_of
 from muri.policies.speed.pairs import InterferenceTable, PairSpeed
@@ -36,6 +35,16 @@ class Pace(Protocol):
 
     def order(self, planned: Sequence[Shape]) -> tuple[int, ...]:
         """The members' ordering after one has left, chosen from the profiles that the policy sees."""
+        ...
+
+
+@runtime_checkable
+class PacedPolicy(Protocol):
+    """A policy whose jobs share resources in a way of its own."""
+
+    @property
+    def pace(self) -> Pace:
+        """True speeds of the members of its groups."""
         ...
 
 
@@ -68,16 +77,6 @@ class _ModelPace:
         return self._model.order(planned)
 
 
-class _LeftoverPace:
-    """AntMan: the first at full speed, the others take what it leaves over."""
-
-    def speeds(self, members: tuple[Shape, ...]) -> tuple[float, ...]:
-        return (1.0, *(leftover_speed(members[0], other) for other in members[1:]))
-
-    def order(self, planned: Sequence[Shape]) -> tuple[int, ...]:
-        return tuple(range(len(planned)))
-
-
 def pace_of(policy: Policy, model: SpeedModel) -> Pace:
     """How the runtime shares out resources under a policy.
 
@@ -85,8 +84,8 @@ def pace_of(policy: Policy, model: SpeedModel) -> Pace:
         policy: The policy.
         model: The speed model that the policy plans with.
     """
-    if policy.name == "antman":
-        return _LeftoverPace()
+    if isinstance(policy, PacedPolicy):
+        return policy.pace
     return _LockstepPace(model) if isinstance(model, Lockstep) else _ModelPace(model)
 
 

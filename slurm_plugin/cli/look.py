@@ -428,8 +428,8 @@ def policies(as_json: bool) -> None:
 
     Choose one with `policy:` in the configuration. The first is the default. Running jobs are stopped only if they
     can resume from a checkpoint, and only with preemption.enabled. LIVE says whether Slurm can carry out the
-    policy's plans: the configuration refuses one that is only for `muri simulate`. Baselines are there to compare
-    others with, and no cluster gains by choosing one. Other distributions add policies by the entry point group
+    policy's plans: the configuration refuses one that is only for `muri simulate`. Other distributions, such as
+    muri-lab, add policies by the entry point group
     "muri.policies".
     Exits with 1 when one of those cannot be used.
 
@@ -478,8 +478,7 @@ def _print_policies(infos: Sequence[PolicyInfo]) -> None:
 def _what_it_does(info: PolicyInfo) -> str:
     summary = "cannot be used, see below" if info.problem else info.summary
     origin = "" if info.source == "built-in" else f" ({info.source})"
-    only = " (baseline, for comparison)" if info.is_baseline else ""
-    return summary + origin + only
+    return summary + origin
 
 
 def _print_limits(infos: Iterable[PolicyInfo]) -> None:

@@ -92,8 +92,8 @@ def policy_of(config: Config, priority_type: str = "", *, stopping: bool = False
     }
     name = "muri-slurm" if config.policy == "auto" and priority_type == _MULTIFACTOR else config.policy
     policy = get_policy(name, options)
-    if policy.simulated_only:
-        valid = ", ".join(info.name for info in describe_policies() if not info.simulated_only)
+    if policy.elastic:
+        valid = ", ".join(info.name for info in describe_policies() if info.live != "no")
         raise ConfigError(
             f"policy {config.policy} is for comparisons in `muri simulate` only, Slurm can't be run by it; choose one "
             f"of these for the cluster: {valid}"

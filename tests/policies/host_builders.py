@@ -6,6 +6,7 @@ from collections import Counter
 from hypothesis import strategies as st
 from policy_builders import all_jobs, feed_back, make_job, make_node, make_request
 
+from muri.policies.registry import get_policy
 from muri.policies.traits import Demand, Sensitivity
 from muri.policies.types import CpuMemShare
 
@@ -165,3 +166,11 @@ def host_requests(draw):
         interval_s=draw(st.sampled_from((0.0, 300.0))),
     )
     return request, later
+
+
+def request_of(jobs, nodes, **changes):
+    return make_request(jobs, nodes, larger_than_a_node="whole-nodes", **({"interval_s": 300.0} | changes))
+
+
+def plan_of(name, jobs, nodes, options=None, **changes):
+    return get_policy(name, options).plan(request_of(jobs, nodes, **changes))

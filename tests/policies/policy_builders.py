@@ -1,10 +1,12 @@
 """Jobs, nodes and requests for the tests of planning, and hypothesis strategies for them."""
 
 import dataclasses
+import math
 from collections import Counter
 
 from hypothesis import strategies as st
 
+from muri.policies.registry import get_policy
 from muri.policies.types import FreeNode, Plan, PlanJob, PlanRequest, Running
 from muri.profiler.records import ProfileKey, StageProfile
 
@@ -228,3 +230,34 @@ def carried_out(request: PlanRequest, plan: Plan, *, new_jobs=(), **changes) -> 
         nodes.append(dataclasses.replace(node, islands=islands, free_gpus=sum(map(len, islands))))
     waiting = (*(jobs[item.job_id] for item in plan.waiting), *new_jobs)
     return dataclasses.replace(request, jobs=waiting, running=running, nodes=tuple(nodes), **changes)
+
+
+NOW_S = 1000.0
+KEYS = ("submit_s", "gpu_count", "attained_gpu_s", "remaining_s")
+
+# The clock shows 1000 s. What follows from each line:
+#
+#        submitted GPUs attained remaining |          whole      rem.   GPU-s  ρ = (waited + remaining)
+#            at s         GPU-s      s     | att. s    s         × GPUs  att.     / whole
+QUEUE = {  #                              |
+    1: (10.0, 1, 150.0, 400.0),  #        |  150     550        400     150   1390 / 550 = 2.53
+    2: (0.0, 2, 600.0, 50.0),  #          |  300     350        100     600   1050 / 350 = 3.00
+    3: (20.0, 1, 100.0, 90.0),  #         |  100     190         90     100   1070 / 190 = 5.63
+    4: (900.0, 4, 240.0, 30.0),  #        |   60      90        120     240    130 /  90 = 1.44
+}
+
+
+def queue(figures=QUEUE, **changes):
+    return [make_job(number, **dict(zip(KEYS, values, strict=True)), **changes) for number, values in figures.items()]
+
+
+def order(policy, jobs, **changes):
+    """The jobs as the policy ranks them: on a full cluster all wait in that order."""
+    plan = policy.plan(make_request(jobs, [make_node("n1", 0, gpu_count=8)], now_s=NOW_S, **changes))
+    assert not plan.groups
+    assert not plan.solo
+    return [item.job_id for item in plan.waiting]
+
+
+def tiresias(name="tiresias", **options):
+    return get_policy(name, {"queue_limits_gpu_s": (200.0, 500.0), "promote_after": math.inf} | options)

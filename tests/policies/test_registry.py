@@ -12,13 +12,13 @@ import pytest
 from policy_builders import make_job, make_node, make_request
 
 from muri.cli import cli, run_command
+from muri.policies import registry
 from muri.policies.options import OptionsError, PolicyOptions
 from muri.policies.registry import UnknownPolicyError, describe_policies, get_policy, policy_names
 from muri.policies.schedulers.muri import MuriJct
 
 ROOT = Path(__file__).resolve().parents[2]
 DOC = ROOT / "docs" / "policies.md"
-FIGURES = ROOT / "benchmarks" / "results" / "compare_policies.json"
 
 
 def test_the_default_comes_first_and_nothing_is_missing():
@@ -143,7 +143,7 @@ def test_every_policy_describes_itself():
         assert info.summary.endswith(".")
     assert [infos[name].shares for name in ("fifo", "srtf", "muri-s", "auto")] == [False, False, True, True]
     assert [infos[name].preempts for name in ("fifo", "sjf", "srtf", "muri-s")] == [False, False, True, True]
-    assert [infos[name].simulated_only for name in ("auto", "pollux")] == [False, True]
+    assert [infos[name].live for name in ("auto", "pollux")] == ["yes", "no"]
 
 
 def test_the_chapters_table_says_what_every_policy_says_of_itself():
@@ -157,15 +157,6 @@ def test_pages_say_of_auto_what_it_says_of_itself(page):
     (auto,) = (info for info in describe_policies() if info.name == "auto")
     text = " ".join((ROOT / page).read_text().replace("`", "").replace("|", "").split())
     assert f"auto {auto.summary[0].lower()}{auto.summary[1:-1]}" in text
-
-
-def test_baselines_are_those_that_beat_fifo_on_one_shipped_trace_at_most():
-    """Of what papers take as baselines: the policies of whole clusters that gain nothing over first in, first out."""
-    baselines = {info.name for info in describe_policies() if info.is_baseline}
-    assert baselines == {"obp", "pab", "tetris"}
-    traces = [trace["figures"] for trace in json.loads(FIGURES.read_text()).values()]
-    wins = {name: sum(trace[name]["avg_jct_h"] < trace["fifo"]["avg_jct_h"] for trace in traces) for name in baselines}
-    assert max(wins.values()) <= 1
 
 
 def metadata_of(site, name, version="1.0", **targets):
@@ -256,7 +247,7 @@ BROKEN = {
     "attribute": ("fine:Nothing", "AttributeError"),
     "number": ("fine:NUMBER", "it is a int"),
     "planless": ("fine:Planless", "what it makes has no name, profile_use, supports_packing"),
-    "unfinished": ("fine:Unfinished", "what it makes has no is_baseline; a class that inherits"),
+    "unfinished": ("fine:Unfinished", "what it makes has no retries_out_of_memory; a class that inherits"),
     "optionless": ("fine:Optionless", "TypeError"),
 }
 
@@ -271,8 +262,7 @@ def broken(tmp_path):
     (tmp_path / "fine.py").write_text(
         "NUMBER = 3\n\nclass Planless:\n    def __init__(self, options): pass\n\nclass Optionless:\n    pass\n\n"
         "class Unfinished(Planless):\n    name, profile_use = 'unfinished', 'none'\n    def plan(self, request): pass\n"
-        "    supports_packing = elastic = plain_groups = allocates_cpus = simulated_only = False\n"
-        "    retries_out_of_memory = False\n"
+        "    supports_packing = elastic = plain_groups = allocates_cpus = False\n"
     )
     return tmp_path
 
@@ -305,9 +295,8 @@ def test_the_list_fits_eighty_columns(tmp_path, muri):
     assert max(map(len, done.stdout.splitlines())) <= 80
     rows = {line.split()[0] for line in done.stdout.splitlines() if line.strip()}
     assert set(policy_names()) <= rows
-    assert done.stdout.count("baseline") == 3
     assert "LIVE no (pollux): Slurm cannot change the number of a running job's GPUs" in done.stdout
-    assert "LIVE partly (sjf-ffs, sjf-bsbf, horus, horus-f, obp, pab): " in done.stdout
+    assert "LIVE partly (sjf-bsbf, horus, horus-f, obp, pab, sjf-ffs): " in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -322,3 +311,12 @@ def test_a_removed_name_says_what_to_choose_instead(name, instead):
     with pytest.raises(UnknownPolicyError) as caught:
         get_policy(name)
     assert f"policy name '{name}' was removed in 0.3: {instead}" in str(caught.value)
+
+
+def test_without_the_lab_its_policies_say_where_they_are(monkeypatch):
+    monkeypatch.setattr(registry, "entry_points", lambda group: ())
+    with pytest.raises(UnknownPolicyError, match=r"policy 'drf' is in Muri's lab: pip install ./lab"):
+        get_policy("drf")
+    core = set(policy_names())
+    monkeypatch.undo()
+    assert core | set(registry._IN_THE_LAB) == set(policy_names())

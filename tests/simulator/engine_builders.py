@@ -1,7 +1,10 @@
 """Small traces, and an engine run in one line."""
 
+import functools
 from collections.abc import Sequence
 from typing import Any
+
+from hypothesis import strategies as st
 
 from muri.profiler.records import ProfileKey, StageProfile
 from muri.simulator.model import Cluster, JobRecord, Settings, SimulationResult, Trace, TraceJob
@@ -57,5 +60,26 @@ class GroupingPolicy:
     """The capabilities of a policy that puts jobs into groups, for policies of which a test writes `plan` only."""
 
     profile_use = "none"
-    supports_packing = elastic = plain_groups = allocates_cpus = simulated_only = is_baseline = False
-    retries_out_of_memory = False
+    supports_packing = elastic = plain_groups = allocates_cpus = retries_out_of_memory = False
+
+
+_count_of_jobs = functools.cache(functools.partial(st.integers, 1))
+_bursts, _gpus, _iterations = st.integers(0, 20), st.sampled_from([1, 1, 1, 2, 3, 4]), st.integers(1, 2000)
+_models, _either = st.sampled_from(MODELS), st.booleans()
+
+
+@st.composite
+def traces(draw: st.DrawFn, most: int = 14) -> list[TraceJob]:
+    """Jobs of all sizes and both classes, in bursts."""
+    count = draw(_count_of_jobs(most))
+    return [
+        TraceJob(
+            job_id=index,
+            submit_s=float(draw(_bursts) * 50),
+            gpu_count=draw(_gpus),
+            iterations=draw(_iterations),
+            profile=draw(_models),
+            opportunistic=draw(_either),
+        )
+        for index in range(count)
+    ]

@@ -73,7 +73,7 @@ def test_what_show_prints_can_be_read_back(tmp_path):
     assert load_config(write(tmp_path, render_config(config))) == config
 
 
-@pytest.mark.parametrize("name", [info.name for info in describe_policies() if not info.simulated_only])
+@pytest.mark.parametrize("name", [info.name for info in describe_policies() if info.live != "no"])
 def test_the_sample_goes_with_every_policy(name):
     config = load_config(SAMPLE).model_copy(update={"policy": name})
     assert policy_of(config).name == name

@@ -1,42 +1,12 @@
 """Every policy on a queue small enough to be checked by hand."""
 
-import math
-
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from policy_builders import KINDS, make_job, make_node, make_profile, make_request
+from policy_builders import KINDS, NOW_S, QUEUE, make_job, make_node, make_profile, make_request, order, queue, tiresias
 
 from muri.policies.options import PolicyOptions
 from muri.policies.registry import get_policy
-from muri.policies.schedulers.exclusive import GittinsIndex, finish_time_fairness
+from muri.policies.schedulers.exclusive import finish_time_fairness
 from muri.policies.types import NodeShare, Running
-
-NOW_S = 1000.0
-KEYS = ("submit_s", "gpu_count", "attained_gpu_s", "remaining_s")
-
-# The clock shows 1000 s. What follows from each line:
-#
-#        submitted GPUs attained remaining |          whole      rem.   GPU-s  ρ = (waited + remaining)
-#            at s         GPU-s      s     | att. s    s         × GPUs  att.     / whole
-QUEUE = {  #                              |
-    1: (10.0, 1, 150.0, 400.0),  #        |  150     550        400     150   1390 / 550 = 2.53
-    2: (0.0, 2, 600.0, 50.0),  #          |  300     350        100     600   1050 / 350 = 3.00
-    3: (20.0, 1, 100.0, 90.0),  #         |  100     190         90     100   1070 / 190 = 5.63
-    4: (900.0, 4, 240.0, 30.0),  #        |   60      90        120     240    130 /  90 = 1.44
-}
-
-
-def queue(figures=QUEUE, **changes):
-    return [make_job(number, **dict(zip(KEYS, values, strict=True)), **changes) for number, values in figures.items()]
-
-
-def order(policy, jobs, **changes):
-    """The jobs as the policy ranks them: on a full cluster all wait in that order."""
-    plan = policy.plan(make_request(jobs, [make_node("n1", 0, gpu_count=8)], now_s=NOW_S, **changes))
-    assert not plan.groups
-    assert not plan.solo
-    return [item.job_id for item in plan.waiting]
 
 
 @pytest.mark.parametrize(
@@ -90,10 +60,6 @@ def test_fairness_of_a_job_that_nothing_is_known_of():
     assert finish_time_fairness(make_job(1, submit_s=NOW_S, remaining_s=5.0), NOW_S, 60.0) == 1.0
 
 
-def tiresias(name="tiresias", **options):
-    return get_policy(name, {"queue_limits_gpu_s": (200.0, 500.0), "promote_after": math.inf} | options)
-
-
 def test_a_job_at_the_limit_has_left_the_queue():
     jobs = queue({1: (0.0, 1, 200.0, None), 2: (5.0, 1, 199.0, None)})
     assert order(tiresias(), jobs) == [2, 1]
@@ -121,32 +87,6 @@ def test_a_running_job_does_not_wait_and_is_promoted_by_nothing():
 def test_waiting_counts_from_the_last_service():
     jobs = queue(waiting_since_s=950.0)  # 50 s ago: nobody has waited longer than it has run
     assert order(tiresias(promote_after=1.0), jobs) == [1, 3, 4, 2]
-
-
-def test_gittins_prefers_who_is_about_to_finish():
-    # Half of the past jobs needed 200 GPU-seconds. Job 1 has had 150 and may end after 50 more, job 3 after 100 more:
-    #   job 1: 1 of 2 ends within 50, on average 50 are spent: 1 / (50 + 50)   = 0.0100
-    #   job 3: 1 of 2 ends within 100:                         1 / (100 + 100) = 0.0050
-    policy = tiresias("tiresias-gittins", service_history_gpu_s=(200.0, 5000.0))
-    assert GittinsIndex((200.0, 5000.0)).at(150.0) == pytest.approx(0.01)
-    assert GittinsIndex((5000.0, 200.0)).at(100.0) == pytest.approx(0.005)
-    older = queue(QUEUE | {3: (5.0, 1, 100.0, 90.0)})
-    assert order(tiresias(), older) == [3, 1, 4, 2]
-    assert order(policy, older) == [1, 3, 4, 2]
-
-
-@given(
-    st.lists(st.integers(1, 50).map(float), min_size=1, max_size=8),
-    st.integers(0, 49).map(float),
-)
-def test_the_gittins_index_is_the_best_of_all_quanta(history, attained):
-    longer = [total - attained for total in history if total > attained]
-    rates = [
-        sum(needed <= quantum for needed in longer) / sum(min(needed, quantum) for needed in longer)
-        for quantum in (step / 4 for step in range(1, 201))
-        if longer
-    ]
-    assert GittinsIndex(tuple(history)).at(attained) == pytest.approx(max(rates, default=0.0))
 
 
 @pytest.mark.parametrize(

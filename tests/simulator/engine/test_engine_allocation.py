@@ -5,10 +5,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import pytest
-from engine_builders import CPU, GPU, GroupingPolicy, by_id, ends, job, profile, run
+from engine_builders import CPU, GPU, GroupingPolicy, by_id, ends, job, profile, run, traces
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from test_engine_laws import traces
 
 from muri.policies.allocation.demand import shape_with, throughput_ratio
 from muri.policies.registry import get_policy

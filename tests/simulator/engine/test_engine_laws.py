@@ -1,6 +1,5 @@
 """What must hold for every policy on any trace: conservation, determinism, and shortcuts that change nothing."""
 
-import functools
 import json
 import os
 import subprocess
@@ -9,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from engine_builders import MODELS, GroupingPolicy, job, run
+from engine_builders import MODELS, GroupingPolicy, job, run, traces
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -30,28 +29,6 @@ VARIANTS = [*((name, {}) for name in POLICIES), *(("synergy", way) for way in WA
 SMALL = Cluster(2, 2, gpu_mem_gib=40.0)
 CUTTING = [(name, way) for name, way in VARIANTS if view_of(get_policy(name)) != View()]
 """Those that see only as much of the queue as they need; the others see all of it."""
-
-
-_count_of_jobs = functools.cache(functools.partial(st.integers, 1))
-_bursts, _gpus, _iterations = st.integers(0, 20), st.sampled_from([1, 1, 1, 2, 3, 4]), st.integers(1, 2000)
-_models, _either = st.sampled_from(MODELS), st.booleans()
-
-
-@st.composite
-def traces(draw: st.DrawFn, most: int = 14) -> list[TraceJob]:
-    """Jobs of all sizes and both classes, in bursts."""
-    count = draw(_count_of_jobs(most))
-    return [
-        TraceJob(
-            job_id=index,
-            submit_s=float(draw(_bursts) * 50),
-            gpu_count=draw(_gpus),
-            iterations=draw(_iterations),
-            profile=draw(_models),
-            opportunistic=draw(_either),
-        )
-        for index in range(count)
-    ]
 
 
 @st.composite

@@ -5,10 +5,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 import pytest
-from engine_builders import CPU, GPU, STORAGE, GroupingPolicy, by_id, ends, job, run
+from engine_builders import CPU, GPU, STORAGE, GroupingPolicy, by_id, ends, job, run, traces
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from test_engine_laws import all_settings, traces
+from test_engine_laws import all_settings
 
 from muri.policies.cycle.validation import check_request
 from muri.policies.speed.pairs import PairSpeed

@@ -73,7 +73,7 @@ def test_a_cycle_lets_a_portion_go_and_says_why_the_others_wait() -> None:
     assert {number for number, why in decision.preparation.waiting.items() if "slurm_backlog" in why} == {4, 5}
 
 
-NAMES = [info.name for info in describe_policies() if not info.simulated_only]
+NAMES = [info.name for info in describe_policies() if info.live != "no"]
 # Synergy's orders make no difference to who is overdue.
 POLICIES = [name for name in NAMES if not name.startswith("synergy-") or name.endswith("-fifo")]
 

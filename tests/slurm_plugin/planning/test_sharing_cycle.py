@@ -151,7 +151,7 @@ class Scripted:
     """A policy that gives a prepared answer."""
 
     name, profile_use, supports_packing = "scripted", "sharing", True
-    elastic = plain_groups = allocates_cpus = retries_out_of_memory = simulated_only = is_baseline = False
+    elastic = plain_groups = allocates_cpus = retries_out_of_memory = False
 
     def __init__(self, *sharers: Sharer) -> None:
         self._sharers = sharers

@@ -13,14 +13,14 @@ from muri.policies.cycle.planner import plan_queue
 from muri.policies.cycle.promises import keeps_promise, with_promises
 from muri.policies.cycle.queue import full_key, is_movable, worth_of
 from muri.policies.cycle.reasons import blanks
-from muri.policies.hybrid.prediction import BetterOfBoth, Mode, Predictor, weighted
-from muri.policies.hybrid.shares import Tenant, give_out, speeds_of
 from muri.policies.options import PolicyOptions
 from muri.policies.priority import PriorityKey
 from muri.policies.schedulers.muri import MuriJct
 from muri.policies.speed.registry import speed_model
 from muri.policies.traits import Demand
 from muri.policies.types import CpuMemShare, Group, Plan, PlanJob, PlanRequest, Reason, Running, Solo, Waiting, waited_s
+from muri_lab.policies.hybrid.prediction import BetterOfBoth, Mode, Predictor, weighted
+from muri_lab.policies.hybrid.shares import Tenant, give_out, speeds_of
 
 _GAIN: Final = 1e-9
 """Relative gain below which another way than interleaving is only a rounding error."""
@@ -43,9 +43,9 @@ class MuriHybrid(MuriJct):
     plain_groups = True
     allocates_cpus = True
 
-    def plan(self, request: PlanRequest) -> Plan:
+    def plan_by(self, request: PlanRequest, key: PriorityKey) -> Plan:
         """Decide on every job; see `muri.policies.types.Policy`."""
-        return plan_hybrid(request, self.name, self.key(request), self.rules)
+        return plan_hybrid(request, self.name, key, self.rules)
 
 
 def plan_hybrid(request: PlanRequest, policy: str, key: PriorityKey, options: PolicyOptions) -> Plan:

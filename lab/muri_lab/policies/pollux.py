@@ -50,7 +50,6 @@ class Pollux(QueuePolicy):
     fixed = EXCLUSIVE
     supports_packing = True
     elastic = True
-    simulated_only = True
 
     def key(self, request: PlanRequest) -> PriorityKey:
         """Jobs that received little service first; the order matters only while GPUs are fewer than jobs."""

@@ -1,14 +1,19 @@
-"""Tetris: the job goes where its demand points in the same direction as what is left."""
+"""Dominant resource fairness and Tetris: jobs get their whole demand of CPUs and memory, and nothing is stopped."""
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from muri.policies.allocation.demand import saturating_wish
+from muri.policies.allocation.mechanisms import greedy
 from muri.policies.allocation.seats import Round, Seat, Seating, Servers, size_of, spread
 from muri.policies.allocation.synergy import AllocationPolicy, Way
 from muri.policies.cycle.queue import Contender
-from muri.policies.priority import fifo
+from muri.policies.priority import PriorityKey, all_jobs, fifo
 from muri.policies.schedulers.base import EXCLUSIVE_TO_THE_END, FixedOrder
-from muri.policies.types import CpuMemShare, FreeNode, NodeShare
+from muri.policies.types import CpuMemShare, FreeNode, NodeShare, PlanJob, PlanRequest
+
+Totals = tuple[float, float, float]
+"""GPUs, CPUs and memory."""
 
 
 def tetris(round_: Round) -> Seating:
@@ -119,4 +124,70 @@ class Tetris(AllocationPolicy, FixedOrder):
     fixed = EXCLUSIVE_TO_THE_END
     way = Way(tetris)
     ranking = fifo
-    is_baseline = True
+
+
+class Drf(AllocationPolicy):
+    """Dominant resource fairness: the user with the smallest share goes first.
+
+    Source: DRF (Ghodsi et al., NSDI 2011), as a baseline of Synergy (OSDI 2022).
+    """
+
+    name = "drf"
+    order = "dominant share"
+    fixed = EXCLUSIVE_TO_THE_END
+    way = Way(greedy)
+
+    def key(self, request: PlanRequest) -> PriorityKey:
+        """By the dominant share of the job's user when its turn comes."""
+        share = fill_order(request)
+
+        def smallest_first(job: PlanJob) -> tuple[float, ...]:
+            return (share[job.job_id],)
+
+        return smallest_first
+
+
+def fill_order(request: PlanRequest) -> Mapping[int, float]:
+    """Dominant share of its user when a job's turn comes, by job id.
+
+    Progressive filling starts the next job of the user with the smallest dominant share. With demands that only add
+    up, that is the order of what a user's jobs before this one ask for together; a user's running jobs come first,
+    then the others as they were submitted.
+
+    Source: DRF (Ghodsi et al., NSDI 2011), algorithm 1.
+    """
+    totals, nodes = _totals(request), _first_nodes(request.nodes)
+    running = {job.job_id for unit in request.running for job in unit.members}
+    held: dict[str, list[float]] = {}
+    share: dict[int, float] = {}
+    for job in sorted(all_jobs(request), key=lambda job: (job.job_id not in running, job.submit_s, job.job_id)):
+        amounts = held.setdefault(job.user, [0.0, 0.0, 0.0])
+        share[job.job_id] = max(
+            (amount / total for amount, total in zip(amounts, totals, strict=True) if total), default=0.0
+        )
+        for index, amount in enumerate(_demand(job, nodes.get(job.partition))):
+            amounts[index] += amount
+    return share
+
+
+def _totals(request: PlanRequest) -> Totals:
+    nodes = request.nodes
+    return (
+        sum(node.gpu_count or node.free_gpus for node in nodes),
+        sum(node.cpu_count for node in nodes),
+        sum(node.mem_gib for node in nodes),
+    )
+
+
+def _first_nodes(nodes: Iterable[FreeNode]) -> Mapping[str, FreeNode]:
+    """The first node of known size by name, for each partition."""
+    last_first = sorted((node for node in nodes if node.gpu_count), key=lambda node: node.name, reverse=True)
+    return {partition: node for node in last_first for partition in node.partitions}
+
+
+def _demand(job: PlanJob, node: FreeNode | None) -> Totals:
+    """What a job asks for on a node that could be its own."""
+    if node is None:
+        return (job.gpu_count, 0.0, 0.0)
+    each = saturating_wish(job, node, min(job.gpu_count, node.gpu_count))
+    return (job.gpu_count, each.cpus * job.gpu_count, each.mem_gib * job.gpu_count)

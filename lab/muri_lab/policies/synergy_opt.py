@@ -8,7 +8,6 @@ import numpy as np
 from scipy.sparse import coo_array, csc_array
 
 from muri.policies.allocation.demand import SLACK, cells, fair_share, throughput
-from muri.policies.allocation.ideal import Choice, Ideal, Need, Room, map_to_nodes, whole_gpus
 from muri.policies.allocation.mechanisms import tune
 from muri.policies.allocation.seats import JobShares, Round, Seat, Seating, Servers, per_gpu
 from muri.policies.allocation.synergy import Synergy, Way
@@ -17,6 +16,7 @@ from muri.policies.highs import solve_integer
 from muri.policies.speed.model import Indices
 from muri.policies.traits import Demand, Sensitivity
 from muri.policies.types import Certificate, FreeNode, NodeShare
+from muri_lab.policies.ideal import Choice, Ideal, Need, Room, map_to_nodes, whole_gpus
 
 TIME_LIMIT_S: Final = 30.0
 """HiGHS stops then, with the best that it has found; which that is depends on the machine."""

@@ -30,7 +30,6 @@ class OpportunisticBinPacking(FixedOrder):
     ranking = fifo
     supports_packing = True
     retries_out_of_memory = True
-    is_baseline = True
 
     def plan(self, request: PlanRequest) -> Plan:
         """Decide on every job; see `muri.policies.types.Policy`."""

@@ -1,10 +1,9 @@
 """`muri-hybrid` simulated: what its decisions come to, and conservation with CPUs, memory and measured pairs."""
 
 import pytest
-from engine_builders import CPU, GPU, STORAGE, by_id, ends, job, run
+from engine_builders import CPU, GPU, STORAGE, by_id, ends, job, run, traces
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_engine_laws import traces
 
 from muri.policies.speed.pairs import PairSpeed
 from muri.simulator.model import Cluster, TraceJob

@@ -9,9 +9,9 @@ from muri.policies.allocation.demand import SLACK, enough, exceeds, fair_share, 
 from muri.policies.allocation.seats import JobShares, Servers, share_reason
 from muri.policies.cycle.free_gpus import Shares
 from muri.policies.cycle.queue import worth_of
-from muri.policies.hybrid.prediction import Mode, Predictor, Speeds, weighted
 from muri.policies.traits import Demand, Sensitivity
 from muri.policies.types import CpuMemShare, CpuMemShares, FreeNode, PlanJob, Reason, Running
+from muri_lab.policies.hybrid.prediction import Mode, Predictor, Speeds, weighted
 
 _GIVES_BACK: Final = Reason("restarts on the GPUs that it has: a newcomer needs what it had above its share")
 _TOO_LITTLE: Final = Reason("restarts on the GPUs that it has: with what it holds it is slower than with its share")

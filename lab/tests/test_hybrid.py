@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 from policy_builders import KINDS, all_jobs, decided_ids, make_job, make_node, make_profile, make_request, requests
 
 from muri.policies.cycle.queue import worth_of
-from muri.policies.hybrid.policy import MuriHybrid, ways_of
-from muri.policies.hybrid.prediction import Predictor
 from muri.policies.registry import get_policy
 from muri.policies.speed.fair import Fair
 from muri.policies.speed.pairs import InterferenceTable, PairSpeed
 from muri.policies.traits import Demand
 from muri.policies.types import CpuMemShare, NodeShare, Running, sentences
+from muri_lab.policies.hybrid.policy import MuriHybrid, ways_of
+from muri_lab.policies.hybrid.prediction import Predictor
 
 SIMULATED = {"larger_than_a_node": "whole-nodes"}
 FULL = {"gpu": (0.0, 0.0, 1.0, 0.0), "cpu": (0.0, 1.0, 0.0, 0.0), "storage": (1.0, 0.0, 0.0, 0.0)}

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from policy_builders import KINDS, decided_ids, make_job, make_node, make_profile, make_request, requests
 
 from muri.policies.registry import get_policy
-from muri.policies.schedulers.antman import GUARANTEED_SPEED, leftover_speed
 from muri.policies.speed.model import Shape
 from muri.policies.types import NodeShare, Running
+from muri_lab.policies.antman import GUARANTEED_SPEED, leftover_speed
 
 ANTMAN = get_policy("antman")
 

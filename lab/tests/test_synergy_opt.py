@@ -1,20 +1,39 @@
-"""Synergy-OPT's two programs, and what they do for jobs on several nodes."""
+"""Synergy-OPT beside TUNE, its two programs, and what they do for jobs on several nodes."""
 
 import dataclasses
 import random
+from functools import partial
 
 import numpy as np
 import pytest
-from host_builders import HUNGRY, MODEST, job, make_host, scaling, speed_ratios
+from host_builders import (
+    HUNGRY,
+    MODEST,
+    job,
+    make_host,
+    next_request,
+    plan_of,
+    request_of,
+    scaling,
+    shares_by_job,
+    speed_ratios,
+)
 from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 from policy_builders import make_request
 
-from muri.policies.allocation.ideal import Need, Room, map_to_nodes, split_jobs
+from muri.policies.allocation.mechanisms import tune
+from muri.policies.allocation.synergy import Way, plan_allocation
+from muri.policies.options import PolicyOptions
+from muri.policies.priority import fifo
 from muri.policies.registry import get_policy
 from muri.policies.traits import Demand
+from muri.policies.types import CpuMemShare
+from muri_lab.policies.ideal import Need, Room, map_to_nodes, split_jobs
+from muri_lab.policies.synergy_opt import optimal
 
+FAIR = (3, 60)
 ROOM = Room(8, 24.0, 500.0)
 
 
@@ -46,7 +65,7 @@ def test_at_most_three_jobs_for_each_server_are_split(seed, servers):
 
 
 def plans(jobs, nodes, **changes):
-    request = make_request(jobs, nodes, larger_than_a_node="whole-nodes", **({"interval_s": 300.0} | changes))
+    request = request_of(jobs, nodes, **changes)
     return [get_policy(name).plan(request) for name in ("synergy", "synergy-opt")]
 
 
@@ -100,3 +119,52 @@ def worth_of(request, plan):
     for (job_id, _), (reached, usual) in speed_ratios(request, plan).items():
         slowest[job_id] = min(slowest.get(job_id, float("inf")), reached / usual)
     return sum(slowest.get(solo.job_id, 1.0) for solo in plan.solo if solo.gpus)
+
+
+@pytest.mark.parametrize("sensitivity", [None, HUNGRY])
+def test_a_running_job_may_be_on_a_node_that_tells_nothing_and_on_one_that_does(sensitivity):
+    nodes = [make_host("a", cpus=0.0, mem_gib=0.0), make_host("b")]
+    jobs = [job(1, sensitivity, gpu_count=2, node_count=2), job(2, HUNGRY)]
+    request = make_request(jobs, nodes, larger_than_a_node="whole-nodes")
+    policy = get_policy("synergy-opt")
+    first = policy.plan(request)
+    assert first.cpu_mem_shares[1] == (CpuMemShare("b", *((6, 10) if sensitivity else FAIR)),)
+    second = policy.plan(next_request(request, first, now_s=1300.0))
+    assert [solo.kept for solo in second.solo] == [True, True]
+
+
+def test_opt_gives_out_in_part_what_tune_gives_whole_or_not_at_all():
+    # 16 CPUs, 4 per GPU. TUNE: 6, 6 and the share of 4, which is all. With 15 (3.75 per GPU) 1 and 2 take 6 each, 3 are
+    # left for job 3, too few: one goes back to 3.75, and 1.5 are left over. OPT gives out 6 + 6 (or 3.75) in the steps
+    # of the matrix, 3 and 6, and the share.
+    jobs = [job(number, HUNGRY) for number in (1, 2, 3)]
+    tuned, best = (plan_of(name, jobs, [make_host("a", cpus=15.0)]) for name in ("synergy", "synergy-opt"))
+    assert shares_by_job(tuned) == {1: (6, 10), 2: (3.75, 60), 3: (3.75, 60)}
+    # Speeds are min(CPUs, 6) / 3.75. 6 + 3.75 + 3.75 is the best choice, and no plan is worth more than 15 / 3.75.
+    assert best.certificate.value == pytest.approx(13.5 / 3.75)
+    assert best.certificate.value <= best.certificate.upper_bound <= 4.0
+
+
+def test_opt_looks_at_what_cpus_are_worth_not_at_who_asks_for_most():
+    # TUNE serves 3 first, which asks for 12 CPUs and makes little of them; then it has to give way to the others.
+    slow = scaling(12)
+    slow = type(slow)(slow.cpus, slow.mem_gib, tuple((1.0 + index * 0.1,) * 3 for index in range(5)), slow.demand)
+    jobs = [job(1, HUNGRY), job(2, HUNGRY), job(3, slow), job(4, MODEST)]
+    nodes = [make_host("a", 6, cpus=18.0, mem_gib=360.0)]
+    tuned, best = (plan_of(name, jobs, nodes) for name in ("synergy", "synergy-opt"))
+    assert shares_by_job(tuned)[3] == (3, 60)
+    assert {job_id: shares_by_job(best)[job_id][0] for job_id in (1, 2, 4)} == {1: 6, 2: 6, 4: 1}
+    assert shares_by_job(best)[3][0] == 3  # 5 CPUs are left, and the matrix has no step between 3 and 6
+
+
+def test_opt_out_of_time_is_tune_with_a_bound():
+    request = request_of([job(number, HUNGRY) for number in (1, 2, 3)], [make_host("a", cpus=15.0)])
+    rules = PolicyOptions(max_group_size=1)
+    tuned, stopped = (
+        plan_allocation(request, "any", fifo, rules, Way(mechanism))
+        for mechanism in (tune, partial(optimal, time_limit_s=0.0))
+    )
+    assert stopped.solo == tuned.solo
+    assert stopped.cpu_mem_shares == tuned.cpu_mem_shares
+    # 13.5 of 15 CPUs are in use, and the first program proves that no plan is worth more than all 15.
+    assert (stopped.certificate.value, stopped.certificate.upper_bound) == pytest.approx((13.5 / 3.75, 15 / 3.75))

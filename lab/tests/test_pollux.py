@@ -17,8 +17,8 @@ from policy_builders import (
 )
 
 from muri.policies.cycle.validation import check_request
-from muri.policies.schedulers.pollux import STARVED, Applicant, Pollux, allocate, fitness, weight
 from muri.policies.types import NodeShare, Running, sentences
+from muri_lab.policies.pollux import STARVED, Applicant, Pollux, allocate, fitness, weight
 
 HOUR_S = 3600.0
 ELASTIC = {"preemptible": True, "restart_s": 30.0}

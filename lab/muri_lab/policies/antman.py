@@ -24,6 +24,18 @@ _NOT_STOPPED = Reason("antman stops nothing that runs")
 _NO_PROFILE = Reason("it shares with nobody while its model has no profile")
 
 
+class LeftoverPace:
+    """True speeds in a simulation: the first at full speed, the others take what it leaves over."""
+
+    def speeds(self, members: tuple[Shape, ...]) -> tuple[float, ...]:
+        """Speed of each, 1 = as fast as alone."""
+        return (1.0, *(leftover_speed(members[0], other) for other in members[1:]))
+
+    def order(self, planned: Sequence[Shape]) -> tuple[int, ...]:
+        """The members as they are."""
+        return tuple(range(len(planned)))
+
+
 class AntMan(QueuePolicy):
     """Guaranteed jobs at full speed; opportunistic ones take what is left over.
 
@@ -43,6 +55,7 @@ class AntMan(QueuePolicy):
     name = "antman"
     order = "class, submit time"
     fixed = TO_THE_END
+    pace = LeftoverPace()
 
     def key(self, request: PlanRequest) -> PriorityKey:
         """Guaranteed jobs before opportunistic ones."""

@@ -1,0 +1,1 @@
+"""Policies to compare with, by the entry point group `muri.policies`."""
