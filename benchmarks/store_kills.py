@@ -181,7 +181,7 @@ def compare(folder: Path, path: Path, load: Load) -> tuple[int, int]:
     with ProfileStore(path, read_only=True) as store:
         profiles = {profile.key.model: profile for profile in store.list()}
         documents = {document.name: document for document in store.documents(KIND)}
-        kept = sum(store.measurements().values())
+        kept = sum(len(store.history(profile.key)) for profile in store.list())
     expected = list(_acknowledged_records(folder, load))
     lost = sum(
         (documents.get(item.name) if isinstance(item, Document) else profiles.get(item.key.model)) != item

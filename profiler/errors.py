@@ -137,10 +137,6 @@ class StorageError(SensitivityError):
     """The bandwidth of a dataset's storage cannot be measured."""
 
 
-class NoSuchSensitivityError(SensitivityError):
-    """Nothing is stored under the name."""
-
-
 class PredictionError(MuriError):
     """Nothing can be predicted."""
 

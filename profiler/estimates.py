@@ -265,5 +265,5 @@ def _from_size(measured: Sequence[StageProfile], link: Bandwidth | None, latency
     if link:
         mib_per_s, over = link.mib_per_s, f"{link.mib_per_s:.0f} MiB/s as measured on {link.name}"
     else:
-        mib_per_s, over = DEFAULT_MIB_PER_S, f"{DEFAULT_MIB_PER_S:.0f} MiB/s (ASSUMED; measure: muri profile bandwidth)"
+        mib_per_s, over = DEFAULT_MIB_PER_S, f"{DEFAULT_MIB_PER_S:.0f} MiB/s (ASSUMED)"
     return Traffic(gradient_mib / mib_per_s, latency_s, f"synchronize by the ring model from {size} at {over}")

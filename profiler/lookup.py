@@ -1,7 +1,7 @@
 """Which profiles a person means: by options, by a selector, by a list's filter, or by a script's fingerprint."""
 
 import hashlib
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -188,42 +188,24 @@ class Filter:
 
     Attributes:
         model: Model name, or a pattern with * and ?.
-        batch_size: Batch size.
-        gpu_count: GPUs of the whole job.
         gpu_type: GRES type.
-        source: One of `SOURCES`.
-        bottleneck: One of `RESOURCES`.
-        stale: Only profiles that are to be measured again.
         user: Whose; "" means published ones.
     """
 
     model: str | None = None
-    batch_size: int | None = None
-    gpu_count: int | None = None
     gpu_type: str | None = None
-    source: str | None = None
-    bottleneck: str | None = None
-    stale: bool = False
     user: str | None = None
 
-    def matches(self, profile: StageProfile, stale: Collection[ProfileKey]) -> bool:
-        """Whether a profile has everything that was asked for."""
-        key = profile.key
+    def matches(self, key: ProfileKey) -> bool:
+        """Whether a profile's key has everything that was asked for."""
         return (
             (self.model is None or key.model == self.model or fnmatchcase(key.model, self.model))
-            and self.batch_size in (None, key.batch_size)
-            and self.gpu_count in (None, key.gpu_count)
             and self.gpu_type in (None, key.gpu_type)
-            and self.source in (None, profile.source)
-            and self.bottleneck in (None, profile.bottleneck)
-            and (not self.stale or key in stale)
             and self.user in (None, key.user)
         )
 
 
-def listed(
-    profiles: Iterable[StageProfile], wanted: Filter, stale: Collection[ProfileKey], sort: str, *, reverse: bool = False
-) -> tuple[StageProfile, ...]:
+def listed(profiles: Iterable[StageProfile], wanted: Filter, sort: str) -> tuple[StageProfile, ...]:
     """The profiles that match, in order.
 
     Raises:
@@ -232,8 +214,7 @@ def listed(
     known = tuple(profiles)
     if known:
         _refuse_unknown(known, wanted)
-    found = (profile for profile in known if wanted.matches(profile, stale))
-    return tuple(sorted(found, key=SORTS[sort], reverse=reverse))
+    return tuple(sorted((profile for profile in known if wanted.matches(profile.key)), key=SORTS[sort]))
 
 
 def _refuse_unknown(known: Sequence[StageProfile], wanted: Filter) -> None:
@@ -241,7 +222,7 @@ def _refuse_unknown(known: Sequence[StageProfile], wanted: Filter) -> None:
     if wanted.gpu_type is not None and wanted.gpu_type not in types:
         raise NoSuchProfileError(f"no profile of GPU type {wanted.gpu_type!r}; there are: {', '.join(types)}")
     model = wanted.model
-    if model is not None and not any(Filter(model=model).matches(profile, ()) for profile in known):
+    if model is not None and not any(Filter(model=model).matches(profile.key) for profile in known):
         find_all((profile.key for profile in known), Wanted(model))
 
 

@@ -11,7 +11,6 @@ from rich.text import Text
 
 from muri.profiler.coverage import unexplained
 from muri.profiler.dangers import said
-from muri.profiler.differences import Row
 from muri.profiler.dryrun.messages import LEAST_CONFIDENCE
 from muri.profiler.estimates import ProfileEstimate
 from muri.profiler.interference.models import LinearFit, overlap_exponent
@@ -20,7 +19,7 @@ from muri.profiler.lookup import PUBLISHED
 from muri.profiler.records import RESOURCES, STAGES, ProfileKey, StageProfile
 from muri.profiler.sensitivity.memory_axis import Dataset, cache_sizes, throughput
 from muri.profiler.sensitivity.record import SensitivityProfile
-from muri.profiler.upkeep import StaleMark
+from muri.profiler.store import StaleMark
 from muri.utc import age
 
 _STACK_WIDTH: Final = 76
@@ -50,10 +49,10 @@ def mark_of(profile: StageProfile, stale: Collection[ProfileKey] = ()) -> str:
 
 
 def print_table(
-    console: Console, profiles: Sequence[StageProfile], now: datetime, stale: Collection[ProfileKey] = ()
+    console: Console, profiles: Sequence[StageProfile], now: datetime, stale: Sequence[StaleMark] = ()
 ) -> None:
-    """One line for each profile; stage and iteration times in milliseconds."""
-    marks = [mark_of(profile, stale) for profile in profiles]
+    """One line for each profile, stage and iteration times in milliseconds; then why some are stale."""
+    marks = [mark_of(profile, {mark.key for mark in stale}) for profile in profiles]
     table = Table(box=None, pad_edge=False, header_style="bold", caption_justify="left")
     table.add_column("MODEL", overflow="fold", min_width=10)
     # Where all profiles are published the column is not worth its place.
@@ -80,6 +79,8 @@ def print_table(
     for symbol, meaning in (("~", "estimated, not measured"), ("!", "stale: to be measured again")):
         if any(symbol in mark for mark in marks):
             console.print(Text(f"{symbol} {meaning}", style="dim"))
+    for each in stale:
+        console.print(Text(f"! {each.key}, {age(each.since, now)} ago, by {each.who}: {each.reason}", style="dim"))
 
 
 def print_profile(
@@ -184,31 +185,6 @@ def _print_history(console: Console, history: Sequence[StageProfile], now: datet
         console.print(
             Text(f"  {ago:>10}  {profile.source:<9} {milliseconds(profile.iteration_s):>7} ms  {change:+.0f} %")
         )
-
-
-def print_comparison(
-    console: Console, first: StageProfile, second: StageProfile, rows: Sequence[Row], now: datetime
-) -> None:
-    """Two profiles: milliseconds, ratio, and whether the difference is more than noise."""
-    for name, profile in (("A", first), ("B", second)):
-        console.print(Text(f"{name}: {profile.key}{mark_of(profile)}", style="bold"))
-    table = _table()
-    table.add_column("ms per iteration")
-    _add_figures(table, "A", "B", "B / A")
-    table.add_column("DIFFERENT?")
-    words = {True: "yes", False: "within noise", None: "noise not measured"}
-    for row in rows:
-        ratio = "-" if row.ratio is None else f"{row.ratio:.2f}"
-        table.add_row(row.name, milliseconds(row.first_s), milliseconds(row.second_s), ratio, words[row.differs])
-    console.print(table)
-    console.print(_side_by_side(facts(first, now), facts(second, now)))
-
-
-def _side_by_side(first: dict[str, str], second: dict[str, str]) -> Table:
-    table = Table(box=None, pad_edge=False, show_header=False)
-    for name in first | second:
-        table.add_row(name, Text(first.get(name, "-")), Text(second.get(name, "-")))
-    return table
 
 
 def print_estimate(console: Console, found: ProfileEstimate, measured: StageProfile | None) -> None:

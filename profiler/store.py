@@ -1,10 +1,9 @@
-"""The store of stage profiles: one SQLite file, safe with many readers and writers; and what it holds, counted."""
+"""The store of stage profiles: one SQLite file, safe with many readers and writers."""
 
 import json
 import logging
 import os
 import sqlite3
-from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,11 +11,10 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from muri.clock import MACHINE_CLOCK, Clock
 from muri.foreign import json_of
+from muri.profiler import figures
 from muri.profiler.exchange import to_dict
 from muri.profiler.records import ProfileDetail, ProfileError, ProfileKey, StageProfile
-from muri.profiler.store_file import SIDE_FILES, JournalMode, StoreFile, existing_journal, set_aside_stores, side_file
-from muri.profiler.upkeep import AuditEntry, Author, Observation, StaleMark
-from muri.units import MIB
+from muri.profiler.store_file import JournalMode, StoreFile
 
 log = logging.getLogger("muri.profiler")
 
@@ -30,6 +28,9 @@ MOST_OF_A_USER: Final = 1000
 """Models of a user: combinations of name, batch size and GPUs. Whose jobs name ever new ones must not fill the disk."""
 
 OBSERVATIONS_PER_KEY: Final = 1000
+
+DRIFT: Final = "drift"
+"""The `who` of marks that the controller sets because live figures moved away; no user has that name."""
 
 REUSE_KIND: Final = "reuse"
 REUSE_NAME: Final = "jobs"
@@ -129,7 +130,92 @@ _WRITE_AUDIT: Final = """
 _AUDIT: Final = """
     SELECT id, at, who, action, model, batch_size, gpu_count, gpu_type, user, before, after FROM audit ORDER BY id
 """
-_COUNT_BY_SOURCE: Final = "SELECT source, count(*) FROM measurement GROUP BY source ORDER BY source"
+
+
+class Author(NamedTuple):
+    """Who changes the store, and when.
+
+    Attributes:
+        who: User name, or `DRIFT`.
+        at: UTC time, ISO-8601.
+        action: The verb of the command: "set", "rm", "import", "publish", "withdraw"; the controller's are
+            "stale" and "clear".
+    """
+
+    who: str
+    at: str
+    action: str
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What a running job reported of its iterations.
+
+    Attributes:
+        observed_at: UTC time, ISO-8601.
+        job_id: The job.
+        iterations: Iterations that it had done by then.
+        stage_s: Seconds per iteration lately in which it used each resource, waits left out, in the
+            order of `STAGES`.
+        gpu_mem_gib: GPU memory of its processes then; None where nobody looked.
+    """
+
+    observed_at: str
+    job_id: int
+    iterations: int
+    stage_s: tuple[float, ...]
+    gpu_mem_gib: float | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse figures that no job reports.
+
+        Raises:
+            ProfileError: A figure is outside of what `muri.profiler.figures` allows.
+        """
+        checks: list[tuple[figures.Bounds, float]] = [(figures.ITERATIONS, self.iterations)]
+        checks += [(figures.TIME_S, value) for value in self.stage_s]
+        checks += [(figures.GPU_MEM_GIB, self.gpu_mem_gib)] if self.gpu_mem_gib is not None else []
+        for bounds, value in checks:
+            if fault := bounds.fault(value):
+                raise ProfileError(f"a report of job {self.job_id} {fault}")
+
+
+@dataclass(frozen=True, slots=True)
+class StaleMark:
+    """A profile that is to be measured again; it serves planning until then.
+
+    Attributes:
+        key: Which one.
+        since: UTC time, ISO-8601.
+        reason: Why, for people.
+        who: User name, or `DRIFT`.
+    """
+
+    key: ProfileKey
+    since: str
+    reason: str
+    who: str
+
+
+@dataclass(frozen=True, slots=True)
+class AuditEntry:
+    """One change made by hand, or a mark.
+
+    Attributes:
+        at: UTC time, ISO-8601.
+        who: User name, or `DRIFT`.
+        action: The verb.
+        key: What was changed.
+        before: Figures as in an export, None when there were none.
+        after: Figures as in an export, None when there are none.
+    """
+
+    at: str
+    who: str
+    action: str
+    key: ProfileKey
+    before: dict[str, Any] | None
+    after: dict[str, Any] | None
 
 
 class Stored(NamedTuple):
@@ -240,10 +326,6 @@ class ProfileStore(StoreFile):
     def history(self, key: ProfileKey) -> tuple[StageProfile, ...]:
         """The kept measurements of a key, the newest first."""
         return self._select(_OF_KEY, (*_values(key), HISTORY_PER_KEY))
-
-    def measurements(self) -> dict[str, int]:
-        """How many measurements are kept, by source."""
-        return dict(self._rows(_COUNT_BY_SOURCE))
 
     def remove(self, key: ProfileKey, author: Author | None = None) -> bool:
         """Forget a key, its history, observations and mark.
@@ -385,71 +467,7 @@ def _audit_entry(row: Any) -> AuditEntry:
     return AuditEntry(at, who, action, ProfileKey(*key), *(dict(json_of(side)) or None for side in (before, after)))
 
 
-@dataclass(frozen=True, slots=True)
-class StoreStats:
-    """What a store holds.
-
-    Attributes:
-        path: The file.
-        file_mib: Its size with its side files.
-        journal: How it is written, "wal" or "delete".
-        profiles: Keys that have a profile.
-        models: Models among them.
-        estimates: Profiles that are no measurement.
-        stale: Profiles that are marked to be measured again.
-        measurements: Kept measurements by source, older ones included.
-        gpu_types: Profiles by GPU type.
-        dry_runs_saved: Jobs that started with a profile that was measured for another one.
-        oldest: When the oldest of the newest profiles was measured, "" when there is none.
-        newest: When the newest was.
-        changes_by_hand: Entries of the audit.
-        damaged: Damaged stores that were set aside beside it.
-    """
-
-    path: str
-    file_mib: float
-    journal: str
-    profiles: int
-    models: int
-    estimates: int
-    stale: int
-    measurements: dict[str, int]
-    gpu_types: dict[str, int]
-    dry_runs_saved: int
-    oldest: str
-    newest: str
-    changes_by_hand: int
-    damaged: tuple[str, ...]
-
-
-def stats_of(store: ProfileStore) -> StoreStats:
-    """Count the contents of a store."""
-    profiles = store.list()
-    times = sorted(profile.measured_at for profile in profiles if profile.measured_at)
-    return StoreStats(
-        path=str(store.path),
-        file_mib=round(_file_bytes(store.path) / MIB, 3),
-        journal=existing_journal(store.path) or "",
-        profiles=len(profiles),
-        models=len({profile.key.model for profile in profiles}),
-        estimates=sum(profile.is_estimate for profile in profiles),
-        stale=len(store.stale_marks()),
-        measurements=store.measurements(),
-        gpu_types=dict(sorted(Counter(profile.key.gpu_type for profile in profiles).items())),
-        dry_runs_saved=reuse_count(store),
-        oldest=times[0] if times else "",
-        newest=times[-1] if times else "",
-        changes_by_hand=len(store.audit()),
-        damaged=tuple(str(path) for path in set_aside_stores(store.path)),
-    )
-
-
 def reuse_count(store: ProfileStore) -> int:
     """Jobs that the controller started with a profile that was measured for another one."""
     found = {document.name: document.body for document in store.documents(REUSE_KIND)}
     return int(found.get(REUSE_NAME, {}).get(REUSE_COUNT, 0))
-
-
-def _file_bytes(path: Path) -> int:
-    files = (path, *(side_file(path, end) for end in SIDE_FILES))
-    return sum(file.stat().st_size for file in files if file.exists())

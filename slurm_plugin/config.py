@@ -115,7 +115,7 @@ class Allocation(Section):
     cpus: Literal["both", "raise-only", "off"] = Field(
         "both",
         description="both: a job gets the CPUs that the policy plans, fewer than it asked for only where "
-        "`muri profile sensitivity` has measured its model; raise-only: never fewer; off: what it asked for.",
+        "`muri profile run --sweep` has measured its model; raise-only: never fewer; off: what it asked for.",
     )
     memory: Literal["raise-only", "off"] = Field(
         "raise-only",

@@ -15,7 +15,7 @@ from muri.errors import MuriError
 from muri.policies.types import PlanJob, Policy
 from muri.profiler import figures
 from muri.profiler.averages import unknown_models
-from muri.profiler.differences import Drift, DriftRule, find_drift, is_due, measured_by_jobs
+from muri.profiler.drift import Drift, DriftRule, find_drift, is_due, measured_by_jobs
 from muri.profiler.errors import CorruptStoreError
 from muri.profiler.estimates import estimates_of
 from muri.profiler.interference.models import KIND as FITS
@@ -27,9 +27,20 @@ from muri.profiler.interference.slowdown_fits import KIND as SLOWDOWNS
 from muri.profiler.interference.slowdown_fits import SlowdownFit
 from muri.profiler.records import STAGES, ProfileKey, StageProfile
 from muri.profiler.sensitivity import record
-from muri.profiler.store import ACCUMULATES, REUSE_COUNT, REUSE_KIND, REUSE_NAME, Document, ProfileStore, reuse_count
+from muri.profiler.store import (
+    ACCUMULATES,
+    DRIFT,
+    REUSE_COUNT,
+    REUSE_KIND,
+    REUSE_NAME,
+    Author,
+    Document,
+    Observation,
+    ProfileStore,
+    StaleMark,
+    reuse_count,
+)
 from muri.profiler.store_file import JournalMode, set_aside
-from muri.profiler.upkeep import DRIFT, Author, Observation, StaleMark
 from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.planning.actions import Action, started
 from muri.slurm_plugin.planning.cycle_input import CycleInput

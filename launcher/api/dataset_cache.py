@@ -3,7 +3,7 @@
 Training reads each item once per epoch in random order. A cache that makes room for new items, such
 as the page cache, throws away what comes round next; keeping what came first and replacing nothing
 gives a hit rate of cache size over dataset size in every epoch (MinIO, in Synergy, section 3.1). It is also the
-hit rate that `muri profile sensitivity` counts on.
+hit rate that `muri profile run --sweep` counts on.
 """
 
 from __future__ import annotations

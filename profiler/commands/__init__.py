@@ -11,27 +11,18 @@ _HERE: Final = "muri.profiler.commands"
 VERBS: Final = {
     "list": LazyCommand(f"{_HERE}.look:list_command", "List profiles, sorted and filtered."),
     "show": LazyCommand(f"{_HERE}.look:show_command", "Show a profile with its stages as bars."),
-    "compare": LazyCommand(f"{_HERE}.look:compare_command", "Show two profiles side by side."),
     "run": LazyCommand(f"{_HERE}.measure:run_command", "Measure a script in a dry run and store its profile."),
-    "sensitivity": LazyCommand(
-        f"{_HERE}.measure:sensitivity_command", "Find the least CPUs and memory that saturate a script."
-    ),
-    "bandwidth": LazyCommand(
-        f"{_HERE}.measure:bandwidth_command", "Measure the all-reduce that scaled profiles rest on."
-    ),
     "predict": LazyCommand(f"{_HERE}.predict:predict_command", "Estimate a profile that was not measured."),
     "pair": LazyCommand(f"{_HERE}.pair:pair_command", "Measure how two scripts slow each other down."),
     "fit": LazyCommand(f"{_HERE}.pair:fit_command", "Fit a model's times to batch size and gradient size."),
     "fit-slowdown": LazyCommand(
         f"{_HERE}.slowdown:slowdown_command", "Fit how use slows jobs down on a GPU type, from measured pairs."
     ),
-    "edit": LazyCommand(f"{_HERE}.change:edit_command", "Correct a profile's figures by hand."),
-    "audit": LazyCommand(f"{_HERE}.look:audit_command", "Show who changed which profile, and when."),
-    "stale": LazyCommand(f"{_HERE}.change:stale_command", "List, set or take back marks to measure again."),
-    "stats": LazyCommand(f"{_HERE}.look:stats_command", "Count profiles, measurements and marks."),
+    "set": LazyCommand(f"{_HERE}.change:set_command", "Correct a profile's figures by hand."),
     "rm": LazyCommand(f"{_HERE}.change:rm_command", "Remove a profile; its model is measured again."),
-    "publish": LazyCommand(f"{_HERE}.publish:publish_command", "Make users' profiles valid for all users."),
-    "unpublish": LazyCommand(f"{_HERE}.publish:unpublish_command", "Take published profiles back."),
+    "publish": LazyCommand(
+        f"{_HERE}.publish:publish_command", "Make users' profiles valid for all users, or take them back."
+    ),
     "export": LazyCommand(f"{_HERE}.change:export_command", "Write all profiles as JSON."),
     "import": LazyCommand(f"{_HERE}.change:import_command", "Read profiles from a JSON export."),
 }

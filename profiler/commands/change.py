@@ -1,57 +1,57 @@
-"""Commands that change what is stored: `muri profile edit`, `stale`, `rm`, `export` and `import`."""
+"""Commands that change what is stored: `muri profile set`, `rm`, `export` and `import`."""
 
 import json
-from dataclasses import asdict, replace
-from datetime import UTC, datetime
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, Final
 
 import click
 
+from muri.errors import UsageError
 from muri.files import whole_file
 from muri.profiler.commands.options import (
     author,
     echo_json,
     json_option,
-    maybe_wanted_options,
     open_store,
-    read_if_any,
     store_option,
     wanted_options,
 )
 from muri.profiler.errors import ExchangeError
 from muri.profiler.exchange import from_json, to_dict, to_json
 from muri.profiler.lookup import Wanted, find_all, find_one
-from muri.profiler.records import StageProfile
-from muri.profiler.store import ProfileStore
-from muri.profiler.upkeep import Edit, StaleMark, changed_figures, edited
-from muri.utc import age
+from muri.profiler.records import STAGES, ProfileDetail, StageProfile
 
 
-@click.command("edit", short_help="Correct a profile's figures by hand.")
+class EditError(UsageError):
+    """The new figures contradict each other, or none is given."""
+
+
+FIGURES: Final = ("load_ms", "preprocess_ms", "propagate_ms", "synchronize_ms", "iteration_ms", "gpu_mem_gib")
+
+
+@click.command("set", short_help="Correct a profile's figures by hand.")
 @wanted_options
-@click.option("--load-ms", type=float, help="Milliseconds per iteration that storage owns.")
-@click.option("--preprocess-ms", type=float, help="Milliseconds per iteration that the CPU owns.")
-@click.option("--propagate-ms", type=float, help="Milliseconds per iteration that the GPU owns.")
-@click.option("--synchronize-ms", type=float, help="Milliseconds per iteration that the network owns.")
-@click.option("--iteration-ms", type=float, help="Milliseconds of a whole iteration.")
-@click.option("--gpu-mem-gib", type=float, help="Peak GPU memory.")
+@click.argument("figures", nargs=-1, required=True, metavar="FIGURE=VALUE...")
 @store_option
 @json_option
-def edit_command(wanted: Wanted, store_path: Path | None, as_json: bool, **figures: float | None) -> None:
+def set_command(wanted: Wanted, figures: tuple[str, ...], store_path: Path | None, as_json: bool) -> None:
     """Correct figures of MODEL's profile; the old ones stay in its history.
 
-    The profile's source becomes "edit"; `muri profile audit` shows who changed what, and when.
+    FIGURE is load_ms, preprocess_ms, propagate_ms or synchronize_ms: milliseconds per iteration that storage, the CPU,
+    the GPU or the network owns; iteration_ms: those of a whole iteration; or gpu_mem_gib: its peak GPU memory. The
+    profile's source becomes "edit".
 
     \b
     Examples:
-      muri profile edit resnet18 --gpu-mem-gib 5.5
-      muri profile edit resnet18 --batch-size 64 --load-ms 120 --iteration-ms 480
+      muri profile set resnet18 gpu_mem_gib=5.5
+      muri profile set resnet18 --batch-size 64 load_ms=120 iteration_ms=480
     """
-    by = author("edit")
+    edit, by = Edit(**dict(map(_figure_of, figures))), author("set")
     with open_store(store_path, existing=True) as store:
         key = find_one((item.key for item in store.list()), wanted)
         old = store.history(key)[0]
-        new = edited(old, Edit(**figures), by.at)
+        new = edited(old, edit, by.at)
         store.put_all((new,), by)
     before, after = to_dict(old), to_dict(new)
     if as_json:
@@ -62,63 +62,91 @@ def edit_command(wanted: Wanted, store_path: Path | None, as_json: bool, **figur
         click.echo(f"  {line}")
 
 
-@click.command("stale", short_help="List, set or take back marks to measure again.")
-@maybe_wanted_options
-@click.option("--reason", help="Mark the profile, for this reason.")
-@click.option("--clear", is_flag=True, help="Take the mark back.")
-@store_option
-@json_option
-def stale_command(
-    wanted: Wanted | None, reason: str | None, clear: bool, store_path: Path | None, as_json: bool
-) -> None:
-    """List the profiles that are marked as stale; with MODEL and --reason mark one, with --clear unmark it.
+def _figure_of(text: str) -> tuple[str, float]:
+    """Return the name and the value that a FIGURE=VALUE says."""
+    name, _, value = text.partition("=")
+    if name not in FIGURES:
+        raise EditError(f"{text!r} is no FIGURE=VALUE; figures are {', '.join(FIGURES)}")
+    try:
+        return name, float(value)
+    except ValueError as error:
+        raise EditError(f"{name} must be a number, not {value!r}") from error
 
-    A marked profile serves planning until the next job of its model has been measured again. The
-    controller itself marks a profile that has drifted: its running jobs differ by over 20 % for long.
 
-    \b
-    Examples:
-      muri profile stale
-      muri profile stale resnet18 --batch-size 64 --reason "new data loader"
-      muri profile stale resnet18 --batch-size 64 --clear
+def changed_figures(before: dict[str, Any] | None, after: dict[str, Any] | None) -> list[str]:
+    """What differs between two exports of a profile, a line for each figure that people look at."""
+    old, new = before or {}, after or {}
+    skip = {"measured_at", "detail", "model", "batch_size", "gpu_count", "gpu_type", "user"}
+    names = [name for name in {**old, **new} if name not in skip and old.get(name) != new.get(name)]
+    return [f"{name}: {_figure(old.get(name))} → {_figure(new.get(name))}" for name in names]
+
+
+def _figure(value: object) -> str:
+    return "–" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """New figures of a profile; None keeps the old one.
+
+    Attributes:
+        load_ms: Milliseconds per iteration that storage owns.
+        preprocess_ms: Milliseconds per iteration that the CPU owns.
+        propagate_ms: Milliseconds per iteration that the GPU owns.
+        synchronize_ms: Milliseconds per iteration that the network owns.
+        iteration_ms: Milliseconds of a whole iteration.
+        gpu_mem_gib: Peak GPU memory.
     """
-    if wanted is None:
-        if reason is not None or clear:
-            raise click.UsageError("--reason and --clear need a MODEL")
-        _list_marks(store_path, as_json)
-        return
-    if (reason is None) != clear:
-        raise click.UsageError('say one of --reason "…" to mark it and --clear to take the mark back')
-    if reason is not None and not reason.strip():
-        raise click.UsageError("--reason is empty; say why, for those who read the list")
-    with open_store(store_path, existing=True) as store:
-        key = find_one((item.key for item in store.list()), wanted)
-        if reason is None:
-            changed = store.clear_stale(key, author("clear"))
-        else:
-            changed = store.mark_stale(key, reason, author("stale"))
-    if as_json:
-        click.echo(json.dumps({"key": asdict(key), "stale": not clear, "changed": changed}, ensure_ascii=False))
-    elif clear:
-        click.echo(f"{key}: the mark is taken back" if changed else f"{key} was not marked")
-    else:
-        click.echo(f"{key}: the next job of it is measured again" if changed else f"{key} was marked already")
+
+    load_ms: float | None = None
+    preprocess_ms: float | None = None
+    propagate_ms: float | None = None
+    synchronize_ms: float | None = None
+    iteration_ms: float | None = None
+    gpu_mem_gib: float | None = None
+
+    def times_s(self) -> dict[str, float]:
+        """The times that change, by field of `StageProfile`."""
+        given = {name: getattr(self, f"{name}_ms") for name in (*STAGES, "iteration")}
+        return {f"{name}_s": value / 1000 for name, value in given.items() if value is not None}
 
 
-def _list_marks(store_path: Path | None, as_json: bool) -> None:
-    marks = read_if_any(store_path, ProfileStore.stale_marks)
-    if as_json:
-        echo_json({"stale": [_plain(mark) for mark in marks]})
-        return
-    if not marks:
-        click.echo("No profile is stale.")
-        return
-    for mark in marks:
-        click.echo(f"{mark.key}\n  {mark.reason}\n  {age(mark.since, datetime.now(UTC))} ago, by {mark.who}")
+def edited(profile: StageProfile, edit: Edit, now: str) -> StageProfile:
+    """The profile with the new figures, its source "edit".
+
+    The other measurements of times (spread, hidden use, confidence) do not fit changed times; they are dropped.
+
+    Args:
+        profile: What is stored.
+        edit: What changes.
+        now: UTC time, ISO-8601.
+
+    Raises:
+        EditError: A stage would take longer than its iteration.
+        ProfileError: A figure cannot be true.
+    """
+    times = edit.times_s()
+    memory = profile.gpu_mem_gib if edit.gpu_mem_gib is None else edit.gpu_mem_gib
+    detail = _without_times(profile.detail) if times else profile.detail
+    changes: dict[str, Any] = {**times, "gpu_mem_gib": memory, "detail": detail}
+    new = replace(profile, **changes, source="edit", measured_at=now)
+    longest_s = max(new.stage_s)
+    if longest_s > new.iteration_s:
+        raise EditError(
+            f"a stage would take {1000 * longest_s:g} ms of an iteration of {1000 * new.iteration_s:g} ms; "
+            "correct the iteration too, with iteration_ms=…"
+        )
+    return new
 
 
-def _plain(mark: StaleMark) -> dict[str, object]:
-    return {**asdict(mark.key), "since": mark.since, "reason": mark.reason, "who": mark.who}
+def _without_times(detail: ProfileDetail) -> ProfileDetail:
+    return ProfileDetail(
+        host_mem_gib=detail.host_mem_gib,
+        cpu_cores=detail.cpu_cores,
+        gpu_utilisation=detail.gpu_utilisation,
+        gradient_mib=detail.gradient_mib,
+        dangers=detail.dangers,
+    )
 
 
 @click.command("rm", short_help="Remove a profile; its model is measured again.")

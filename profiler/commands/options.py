@@ -2,6 +2,7 @@
 
 import json
 import os
+import pwd
 import shlex
 from collections.abc import Callable
 from functools import wraps
@@ -15,9 +16,8 @@ from muri.errors import MuriError
 from muri.profiler.errors import StoreMissingError
 from muri.profiler.lookup import PUBLISHED, Wanted
 from muri.profiler.records import ProfileKey
-from muri.profiler.store import ProfileStore, default_store_path
+from muri.profiler.store import Author, ProfileStore, default_store_path
 from muri.profiler.store_file import exists
-from muri.profiler.upkeep import Author, login_name, user_name
 from muri.utc import now_text
 
 if TYPE_CHECKING:
@@ -44,29 +44,18 @@ def json_option(command: Command) -> Command:
 
 def wanted_options(command: Callable[..., None]) -> Callable[..., None]:
     """Add MODEL and the options that narrow it, handed over as one `wanted`."""
-    return _with_model(command, required=True)
 
-
-def maybe_wanted_options(command: Callable[..., None]) -> Callable[..., None]:
-    """The same, but MODEL may be left out: `wanted` is None then."""
-    return _with_model(command, required=False)
-
-
-def _with_model(command: Callable[..., None], *, required: bool) -> Callable[..., None]:
     @wraps(command)
     def with_wanted(
         *,
-        model: str | None,
+        model: str,
         batch_size: int | None,
         gpu_count: int | None,
         gpu_type: str | None,
         user: str | None,
         **others: object,
     ) -> None:
-        said = (batch_size, gpu_count, gpu_type, user)
-        if model is None and any(value is not None for value in said):
-            raise click.UsageError("--batch-size, --gpus, --gpu-type and --user narrow down a MODEL; name one")
-        command(wanted=None if model is None else Wanted(model, *said), **others)
+        command(wanted=Wanted(model, batch_size, gpu_count, gpu_type, user), **others)
 
     decorated: Callable[..., None] = with_wanted
     for decorate in (
@@ -74,7 +63,7 @@ def _with_model(command: Callable[..., None], *, required: bool) -> Callable[...
         click.option("--gpu-type", shell_complete=complete_gpu_type, help="Only of this GPU type."),
         click.option("--gpus", "gpu_count", type=click.IntRange(1), help="Only of jobs with so many GPUs."),
         click.option("--batch-size", type=click.IntRange(0), help="Only of this batch size (0: not known)."),
-        click.argument("model", required=required, shell_complete=complete_model),
+        click.argument("model", shell_complete=complete_model),
     ):
         decorated = decorate(decorated)
     return decorated
@@ -92,6 +81,22 @@ def user_option(text: str) -> Callable[[Command], Command]:
 def author(action: str) -> Author:
     """Who runs the command, now, for the audit."""
     return Author(user_name(), now_text(), action)
+
+
+def login_name() -> str:
+    """Who runs this process."""
+    uid = os.geteuid()
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
+def user_name() -> str:
+    """Who runs this process; under sudo, also who called it."""
+    name = login_name()
+    caller = os.environ.get("SUDO_USER", "")
+    return f"{caller} as {name}" if caller and caller != name else name
 
 
 def open_store(store_path: Path | None, *, read_only: bool = False, existing: bool = False) -> ProfileStore:

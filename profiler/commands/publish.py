@@ -1,9 +1,12 @@
-"""Commands that make users' profiles valid for all users, and take them back: `muri profile publish`, `unpublish`."""
+"""`muri profile publish`: a user's profile, with what else is known of it, becomes one of all users; and the reverse.
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
-from functools import wraps
+What is published is a copy, so a user who measures his model again changes nothing for others.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Final, NamedTuple, TypedDict, Unpack
 
 import click
 
@@ -17,10 +20,43 @@ from muri.profiler.commands.options import (
     store_option,
     user_option,
 )
-from muri.profiler.errors import NoSuchProfileError
+from muri.profiler.errors import NoSuchProfileError, NotPublishableError
+from muri.profiler.interference.models import KIND as FITS
+from muri.profiler.interference.models import computation_name
+from muri.profiler.interference.ratios import KIND as PAIRS
+from muri.profiler.interference.ratios import Interference, Side, known_pairs, to_document
 from muri.profiler.lookup import Wanted, find_all, find_one
-from muri.profiler.publishing import publish, withdraw
+from muri.profiler.prediction.features import KIND as FEATURES
 from muri.profiler.records import ProfileKey
+from muri.profiler.sensitivity.record import KIND as SENSITIVITIES
+from muri.profiler.store import ACCUMULATES, Author, Document, ProfileStore, Stored
+
+FROM: Final = "published_from"
+"""In the body of a published document: the user whose document it is a copy of."""
+
+KINDS: Final = (ACCUMULATES, SENSITIVITIES, FITS, PAIRS, FEATURES)
+"""Kinds of documents that say something of a model."""
+
+
+_NAMES: Final[tuple[tuple[str, Callable[[ProfileKey], str]], ...]] = (
+    (ACCUMULATES, str),
+    (SENSITIVITIES, str),
+    (SENSITIVITIES, lambda key: key.name),
+    (FITS, computation_name),
+    (FEATURES, str),
+)
+"""The names under which documents of a kind are kept of a key; pairs have two keys."""
+
+
+class _Which(TypedDict):
+    """The options of `_Request`."""
+
+    models: tuple[str, ...]
+    batch_size: int | None
+    gpu_count: int | None
+    gpu_type: str | None
+    all_matching: bool
+    yes: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,99 +81,170 @@ class _Request:
             return tuple(dict.fromkeys(key for each in wanted for key in find_all(known, each)))
         return tuple(dict.fromkeys(find_one(known, each) for each in wanted))
 
-    def confirmed(self, keys: Iterable[ProfileKey], verb: str, effect: str) -> bool:
-        """Ask, unless --yes was given."""
+    def confirm(self, keys: Iterable[ProfileKey], verb: str, effect: str) -> None:
+        """Ask, unless --yes was given; a no ends the command with 1."""
         names = "\n".join(f"  {key}" for key in keys)
-        if self.yes or click.confirm(f"{verb.capitalize()}\n{names}\n{effect}?", err=True):
-            return True
-        click.echo(f"Nothing was {verb}ed.", err=True)
-        return False
+        if not self.yes and not click.confirm(f"{verb.capitalize()}\n{names}\n{effect}?", err=True):
+            click.echo(f"Nothing was {verb}ed.", err=True)
+            click.get_current_context().exit(1)
 
 
-def _request_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add MODEL… and the options that narrow it, handed over as one `request`."""
-
-    @wraps(command)
-    def with_request(
-        *,
-        models: tuple[str, ...],
-        batch_size: int | None,
-        gpu_count: int | None,
-        gpu_type: str | None,
-        all_matching: bool,
-        yes: bool,
-        **others: object,
-    ) -> None:
-        command(request=_Request(models, batch_size, gpu_count, gpu_type, all_matching, yes), **others)
-
-    decorated: Callable[..., None] = with_request
-    for decorate in (
-        click.option("-y", "--yes", is_flag=True, help="Don't ask."),
-        click.option("--all-matching", is_flag=True, help="All that match, not only one of each MODEL."),
-        click.option("--gpu-type", shell_complete=complete_gpu_type, help="Only of this GPU type."),
-        click.option("--gpus", "gpu_count", type=click.IntRange(1), help="Only of jobs with so many GPUs."),
-        click.option("--batch-size", type=click.IntRange(0), help="Only of this batch size (0: not known)."),
-        click.argument("models", nargs=-1, required=True, metavar="MODEL...", shell_complete=complete_model),
-    ):
-        decorated = decorate(decorated)
-    return decorated
-
-
-@click.command("publish", short_help="Make users' profiles valid for all users.")
-@_request_options
+@click.command("publish", short_help="Make users' profiles valid for all users, or take them back.")
+@click.argument("models", nargs=-1, required=True, metavar="MODEL...", shell_complete=complete_model)
+@click.option("--withdraw", "take_back", is_flag=True, help="Take published profiles back.")
+@click.option("--batch-size", type=click.IntRange(0), help="Only of this batch size (0: not known).")
+@click.option("--gpus", "gpu_count", type=click.IntRange(1), help="Only of jobs with so many GPUs.")
+@click.option("--gpu-type", shell_complete=complete_gpu_type, help="Only of this GPU type.")
 @user_option("Only of this user.")
+@click.option("--all-matching", is_flag=True, help="All that match, not only one of each MODEL.")
+@click.option("-y", "--yes", is_flag=True, help="Don't ask.")
 @store_option
 @json_option
-def publish_command(request: _Request, user: str | None, store_path: Path | None, as_json: bool) -> None:
+def publish_command(
+    take_back: bool, user: str | None, store_path: Path | None, as_json: bool, **which: Unpack[_Which]
+) -> None:
     """Make the profiles of MODEL... valid for all users, with what else is known of these models.
 
     A job is planned with its user's own profile first, then with a published one of the same model,
     batch size, GPU count and GPU type. What is published is a copy: later measurements of its user
-    change nothing for others. `muri profile unpublish` takes it back.
+    change nothing for others. --withdraw takes it back; users keep their own profiles, and jobs of a
+    user who has none of such a model are measured again.
 
     \b
     Examples:
       muri profile publish resnet18 --user alice
       muri profile publish resnet18 bert --user alice --all-matching --yes
+      muri profile publish resnet18 --withdraw
     """
+    request = _Request(**which)
+    if take_back and user is not None:
+        raise click.UsageError("--user says whose profile is published; published ones are of all users")
     with open_store(store_path, existing=True) as store:
         every = [item.key for item in store.list()]
+        if take_back:
+            keys = request.keys(every, "")
+            request.confirm(keys, "unpublish", "and their history")
+            withdraw(store, keys, author("withdraw"))
+            _tell("unpublished", keys, {}, as_json=as_json)
+            return
         own = [key for key in every if key.user]
         for model in request.models:
             if any(key.model == model for key in every) and not any(key.model == model for key in own):
                 raise NoSuchProfileError(f"every profile of {model!r} is published already")
         keys = request.keys(own, user)
-        if not request.confirmed(keys, "publish", "for all users, in place of what is published of them"):
-            click.get_current_context().exit(1)
+        request.confirm(keys, "publish", "for all users, in place of what is published of them")
         stored = publish(store, keys, author("publish"))
+        _tell("published", keys, stored._asdict(), as_json=as_json)
+
+
+def _tell(done: str, keys: Sequence[ProfileKey], counts: dict[str, int], *, as_json: bool) -> None:
     if as_json:
-        echo_json({"published": [asdict(key) for key in keys], **stored._asdict()})
+        echo_json({done: [asdict(key) for key in keys], **counts})
         return
     for key in keys:
-        click.echo(f"published {key}")
+        click.echo(f"{done} {key}")
 
 
-@click.command("unpublish", short_help="Take published profiles back.")
-@_request_options
-@store_option
-@json_option
-def unpublish_command(request: _Request, store_path: Path | None, as_json: bool) -> None:
-    """Take the published profiles of MODEL... back, with what was published with them.
+class Copy(NamedTuple):
+    """A document to be stored."""
 
-    Users keep their own profiles. Jobs of a user who has none of such a model are measured again.
+    kind: str
+    document: Document
 
-    \b
-    Examples:
-      muri profile unpublish resnet18
-      muri profile unpublish resnet18 bert --all-matching --yes
+
+def publish(store: ProfileStore, keys: Sequence[ProfileKey], author: Author) -> Stored:
+    """Make profiles of users valid for all, with what else is known of them.
+
+    Args:
+        store: Open for writing.
+        keys: Whose; each with a profile of its user.
+        author: Who publishes them, for the audit.
+
+    Raises:
+        NotPublishableError: Two of them would become the same profile.
+        StoreError: The store cannot be written.
     """
-    with open_store(store_path, existing=True) as store:
-        keys = request.keys([item.key for item in store.list()], "")
-        if not request.confirmed(keys, "unpublish", "and their history"):
-            click.get_current_context().exit(1)
-        withdraw(store, keys, author("unpublish"))
-    if as_json:
-        echo_json({"unpublished": [asdict(key) for key in keys]})
-        return
+    _refuse_repeats(keys)
+    profiles = [found for key in keys if (found := store.get(key)) is not None]
+    stored = store.put_all((replace(each, key=each.key.published) for each in profiles), author)
+    copies = tuple(_copies(store, keys))
+    split = {each.document.name for each in copies if each.kind == ACCUMULATES}
     for key in keys:
-        click.echo(f"unpublished {key}")
+        if str(key.published) not in split:  # what an earlier script of that name declared
+            store.remove_document(ACCUMULATES, str(key.published))
+    for kind, document in copies:
+        store.put_document(kind, document)
+    return stored
+
+
+def withdraw(store: ProfileStore, keys: Sequence[ProfileKey], author: Author) -> int:
+    """Take published profiles back, with the documents that were published with them; users keep their own.
+
+    Args:
+        store: Open for writing.
+        keys: Published ones.
+        author: Who withdraws them, for the audit.
+
+    Returns:
+        How many there were.
+
+    Raises:
+        StoreError: The store cannot be written.
+    """
+    gone = sum(store.remove(key, author) for key in keys)
+    models = {profile.key.model for profile in store.list() if not profile.key.user}
+    for kind in KINDS:
+        for document in store.documents(kind):
+            if FROM in document.body and any(_is_of(kind, document, key, models) for key in keys):
+                store.remove_document(kind, document.name)
+    return gone
+
+
+def _refuse_repeats(keys: Iterable[ProfileKey]) -> None:
+    owners: dict[ProfileKey, ProfileKey] = {}
+    for key in keys:
+        other = owners.setdefault(key.published, key)
+        if other != key:
+            raise NotPublishableError(
+                f"{other} and {key} would be published as the same profile; say whose with --user"
+            )
+
+
+def _copies(store: ProfileStore, keys: Sequence[ProfileKey]) -> Iterator[Copy]:
+    """The documents of users' models, under their published names."""
+    for kind, name_of in _NAMES:
+        owners = {name_of(key): key for key in keys}
+        for document in store.documents(kind):
+            key = owners.get(document.name)
+            if key is not None:
+                about = {"key": asdict(key.published)} if kind == FEATURES else {}
+                published = Document(name_of(key.published), document.measured_at, {**document.body, **about})
+                yield Copy(kind, _marked(published, key.user))
+    yield from _pairs(store, set(keys))
+
+
+def _pairs(store: ProfileStore, keys: set[ProfileKey]) -> Iterator[Copy]:
+    """Pairs of these keys of which both sides are published by now."""
+    public = {profile.key for profile in store.list() if not profile.key.user}
+    for pair in known_pairs(store):
+        copy = replace(pair, a=_public_side(pair.a), b=_public_side(pair.b))
+        if keys.intersection(pair.pair) and public.issuperset(copy.pair):
+            users = " and ".join(sorted({key.user for key in pair.pair} - {""}))
+            yield Copy(PAIRS, _marked(to_document(copy), users))
+
+
+def _public_side(side: Side) -> Side:
+    return replace(side, key=side.key.published)
+
+
+def _marked(document: Document, user: str) -> Document:
+    return document._replace(body={**document.body, FROM: user})
+
+
+def _is_of(kind: str, document: Document, key: ProfileKey, published_models: set[str]) -> bool:
+    """Whether a document says something of a key that is no longer published, and of nothing that still is."""
+    if kind == PAIRS:
+        return key in Interference.from_dict(document.body).pair
+    if document.name == key.model:
+        return key.model not in published_models
+    return document.name in (str(key), computation_name(key))

@@ -212,6 +212,11 @@ def _open(path: Path) -> tuple[int, bool]:
     return fd, False
 
 
+MEMORY_KEYS: Final = ("dataset", "dataset-gib", "storage-mib-per-s", "batch-mib", "overlap")
+"""What the memory axis is told: the dataset's files, or its size in place of them; the bandwidth of its storage, else
+measured on them; what an iteration reads; the share of reading that the job hides, else measured."""
+
+
 @dataclass(frozen=True, slots=True)
 class MemoryAxis:
     """How the memory axis is to be computed.
@@ -231,32 +236,29 @@ class MemoryAxis:
     overlap: float | None = None
 
     @classmethod
-    def from_options(
-        cls,
-        path: Path | None,
-        dataset_gib: float | None,
-        storage_mib_per_s: float | None,
-        batch_mib: float | None,
-        overlap: float | None,
-    ) -> "MemoryAxis | None":
-        """The axis that the options mean, None where none was given.
+    def from_words(cls, words: str) -> "MemoryAxis":
+        """Return the axis that KEY=VALUE,... means.
 
         Raises:
-            SensitivityError: Some are given, but not enough.
+            SensitivityError: A key or value is none, or there are not enough.
         """
-        given = (path, dataset_gib, storage_mib_per_s, batch_mib, overlap)
-        if all(value is None for value in given):
-            return None
-        missing = []
-        if batch_mib is None:
-            missing.append("--batch-mib (batch size × mean size of a sample)")
-        if path is None and dataset_gib is None:
-            missing.append("--dataset or --dataset-gib")
-        if path is None and storage_mib_per_s is None:
-            missing.append("--dataset or --storage-mib-per-s")
-        if batch_mib is None or missing:
-            raise SensitivityError(f"the memory axis also needs {', '.join(dict.fromkeys(missing))}")
-        return cls(batch_mib, path, dataset_gib, storage_mib_per_s, overlap)
+        given: dict[str, str] = {}
+        for word in words.split(","):
+            key, _, value = word.partition("=")
+            if key not in MEMORY_KEYS or not value:
+                raise SensitivityError(f"{word!r} says nothing of memory; give KEY=VALUE of {', '.join(MEMORY_KEYS)}")
+            given[key] = value
+        path = Path(given["dataset"]) if "dataset" in given else None
+        missing = [] if "batch-mib" in given else ["batch-mib (batch size × mean size of a sample)"]
+        if path is None:
+            missing += [f"dataset or {key}" for key in ("dataset-gib", "storage-mib-per-s") if key not in given]
+        if missing:
+            raise SensitivityError(f"the memory axis also needs {', '.join(missing)}")
+        try:
+            figures = {key.replace("-", "_"): float(value) for key, value in given.items() if key != "dataset"}
+        except ValueError as error:
+            raise SensitivityError(f"of memory {words!r} something is no number: {error}") from error
+        return cls(path=path, **figures)
 
     def measure(self) -> Dataset:
         """Measure what was not said.

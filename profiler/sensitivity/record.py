@@ -1,11 +1,10 @@
 """A job's sensitivity as a document of the profile store."""
 
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from muri.profiler import figures
-from muri.profiler.errors import NoSuchSensitivityError, SensitivityError
+from muri.profiler.errors import SensitivityError
 from muri.profiler.sensitivity.bisection import CpuSensitivity, Point
 from muri.profiler.sensitivity.memory_axis import Dataset, cache_sizes, matrix, saturating_cache_gib
 from muri.profiler.store import Document, ProfileStore
@@ -123,20 +122,11 @@ class SensitivityProfile:
         return known
 
 
-def stored(store: ProfileStore, name: str) -> SensitivityProfile:
-    """The stored sensitivity of a job.
+def stored(store: ProfileStore, name: str) -> SensitivityProfile | None:
+    """Return the stored sensitivity of a job, None without one.
 
     Raises:
-        NoSuchSensitivityError: There is none; the text lists those there are.
+        SensitivityError: It cannot be read.
     """
-    documents = store.documents(KIND)
-    for document in documents:
-        if document.name == name:
-            return SensitivityProfile.from_document(document)
-    raise NoSuchSensitivityError(_nothing(name, (document.name for document in documents)))
-
-
-def _nothing(name: str, known: Iterable[str]) -> str:
-    names = ", ".join(known)
-    there = f"measured are: {names}" if names else "none was measured yet"
-    return f"no sensitivity of {name!r} is stored; {there}. Measure it with `muri profile sensitivity -- SCRIPT`"
+    documents = (document for document in store.documents(KIND) if document.name == name)
+    return next(map(SensitivityProfile.from_document, documents), None)

@@ -51,7 +51,7 @@ class KnownTraits:
     """What is stored of models, read once in a cycle.
 
     Attributes:
-        sensitivities: As `muri profile sensitivity` stores them, by name: the model's, or a profile key's text.
+        sensitivities: As `muri profile run --sweep` stores them, by name: the model's, or a profile key's text.
         fits: Iteration times over batch sizes, by name.
         pairs: Models that were measured side by side, or that shared GPUs as plain processes do.
         accumulating: Profile keys, as text, of scripts that declared that their batches can be split.

@@ -17,8 +17,7 @@ import yaml
 from click.testing import CliRunner
 
 from muri.cli import cli
-from muri.profiler.store import Document, ProfileStore
-from muri.profiler.upkeep import Author
+from muri.profiler.store import Author, Document, ProfileStore
 from muri.slurm_plugin.cli.admin import controller
 from muri.slurm_plugin.records.cluster import parse_snapshot
 from muri.slurm_plugin.records.journal import Journal

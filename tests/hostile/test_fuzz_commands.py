@@ -34,7 +34,7 @@ WORDS = {
     "explain": ["1"], "preempt": ["1"],
     "simulate": ["--policy", "fifo", "--nodes", "1", "--gpus-per-node", "4"],
     "trace generate": ["--jobs", "3", "--gpus", "4"], "profile run": ["true"], "profile fit-slowdown": ["a100"],
-    "profile compare": ["a", "b"],
+    "profile set": ["a", "load_ms=1"],
 }  # fmt: skip
 """What a command needs beside a file; those that need a model get one."""
 
@@ -56,7 +56,7 @@ def calls() -> Iterator[list[str]]:
         files = [each for each in command.params if isinstance(each.type, click.Path)]
         models = ["a" for each in command.params if each.required and str(each.name).startswith("model")]
         for file in files:
-            if WRITTEN & set(file.opts) or name == "profile bandwidth":  # which measures for a minute first
+            if WRITTEN & set(file.opts):
                 continue
             words = [*name.split(), *WORDS.get(name, models)]
             for each in files:

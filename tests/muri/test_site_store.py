@@ -17,8 +17,8 @@ def config(tmp_path, monkeypatch):
 
 
 def stored_at(capsys, *options):
-    """The store that `muri profile stats` looks for and does not find."""
-    assert run_command(cli, ["profile", "stats", *options]) == 1
+    """The store that `muri profile export` looks for and does not find."""
+    assert run_command(cli, ["profile", "export", *options]) == 1
     return capsys.readouterr().err.partition("there is no profile store at ")[2].partition(". ")[0]
 
 

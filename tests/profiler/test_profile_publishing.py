@@ -44,11 +44,11 @@ def test_a_profile_is_published_and_taken_back(path, capsys):
     with ProfileStore(path) as store:
         assert store.get(PUBLIC) == replace(ALICES, key=PUBLIC)
         assert store.get(BOBS.key) == BOBS
-    assert muri(capsys, "unpublish", "resnet18", "--yes")[:2] == (0, f"unpublished {PUBLIC}\n")
+    assert muri(capsys, "publish", "resnet18", "--withdraw", "--yes")[:2] == (0, f"unpublished {PUBLIC}\n")
     with ProfileStore(path) as store:
         assert [item.key.user for item in store.list()] == ["alice", "bob"]
         entries = [(entry.action, entry.key, bool(entry.before), bool(entry.after)) for entry in store.audit()]
-    assert entries == [("publish", PUBLIC, False, True), ("unpublish", PUBLIC, True, False)]
+    assert entries == [("publish", PUBLIC, False, True), ("withdraw", PUBLIC, True, False)]
 
 
 def test_whose_is_asked_where_it_is_not_clear(path, capsys):
@@ -82,7 +82,7 @@ def test_several_models_at_once_as_json(path, capsys):
     assert [(key["model"], key["gpu_count"], key["user"]) for key in found["published"]] == [
         ("resnet18", 1, "alice"), ("bert", 1, "alice"), ("bert", 2, "alice"),
     ]  # fmt: skip
-    code, output, _ = muri(capsys, "unpublish", "bert", "--all-matching", "--yes", "--json")
+    code, output, _ = muri(capsys, "publish", "bert", "--withdraw", "--all-matching", "--yes", "--json")
     assert (code, len(json.loads(output)["unpublished"])) == (0, 2)
 
 
@@ -101,7 +101,7 @@ def test_what_is_known_of_a_model_goes_with_it(path, capsys):
     with ProfileStore(path) as store:
         published = {item.name: SensitivityProfile.from_document(item) for item in store.documents(SENSITIVITIES)}
     assert published["resnet18"].cpu == cpu
-    muri(capsys, "unpublish", "resnet18", "--yes")
+    muri(capsys, "publish", "resnet18", "--withdraw", "--yes")
     for kind in (SENSITIVITIES, FITS, ACCUMULATES):
         assert len(names(path, kind)) == 2
         assert all(" of " in name for name in names(path, kind))
@@ -112,7 +112,7 @@ def test_what_was_measured_for_all_stays_when_a_profile_is_taken_back(path, caps
     with ProfileStore(path) as store:
         store.put_document(SENSITIVITIES, SensitivityProfile("resnet18", "", cpu).to_document())
     muri(capsys, "publish", "resnet18", "--user", "alice", "--yes")
-    muri(capsys, "unpublish", "resnet18", "--yes")
+    muri(capsys, "publish", "resnet18", "--withdraw", "--yes")
     assert names(path, SENSITIVITIES) == ["resnet18"]
 
 
@@ -135,7 +135,7 @@ def test_a_pair_is_published_with_the_second_of_its_models(path, capsys):
     with ProfileStore(path) as store:
         pairs = by_pair(known_pairs(store))
         assert find(pairs, BOBS.key, replace(other.key, user="bob")).a.key == PUBLIC
-    muri(capsys, "unpublish", "bert", "--yes")
+    muri(capsys, "publish", "bert", "--withdraw", "--yes")
     assert len(names(path, "interference")) == 1
 
 

@@ -8,10 +8,8 @@ from profile_builders import make_profile
 from profile_commands import use_own_store
 
 from muri.profiler.commands import profile
-from muri.profiler.differences import compare
 from muri.profiler.records import ProfileDetail
-from muri.profiler.store import ProfileStore
-from muri.profiler.upkeep import Author
+from muri.profiler.store import Author, ProfileStore
 
 DETAIL = ProfileDetail(
     stage_p95_s=(0.14, 0.06, 0.31, 0.002), stage_cv=(0.1, 0.1, 0.01, 0.3), busy_s=(0.24, 0.05, 0.3, 0.05),
@@ -66,7 +64,6 @@ def test_orders(sort, first, last):
     assert first in (None, found[0])
     assert last in (None, found[-1])
     assert sorted(found) == ["gpt2", "resnet18", "resnet50", "vgg16"]
-    assert listed("--sort", sort, "--reverse") != found
 
 
 @pytest.mark.parametrize(
@@ -75,12 +72,7 @@ def test_orders(sort, first, last):
         (("--model", "resnet*"), ["resnet18", "resnet50"]),
         (("--model", "vgg16"), ["vgg16"]),
         (("--gpu-type", "a100"), ["resnet50"]),
-        (("--gpus", "2"), ["vgg16"]),
-        (("--batch-size", "32"), []),
-        (("--source", "predicted"), ["gpt2"]),
-        (("--bottleneck", "storage"), ["vgg16"]),
-        (("--stale",), ["vgg16"]),
-        (("--stale", "--gpus", "1"), []),
+        (("--user", "alice"), []),
     ],
 )
 def test_filters(arguments, models):
@@ -93,8 +85,9 @@ def test_a_list_marks_estimates_and_stale_profiles():
     assert "vgg16!" in output
     assert "~ estimated, not measured" in output
     assert "! stale: to be measured again" in output
+    assert "by ann: load takes twice as long" in " ".join(output.split())
     assert "~" not in output_of("list", "--model", "resnet*")
-    assert output_of("list", "--batch-size", "32") == "None of the 4 profiles matches.\n"
+    assert output_of("list", "--user", "alice") == "None of the 4 profiles matches.\n"
 
 
 def test_show_has_all_that_was_measured():
@@ -111,23 +104,3 @@ def test_show_says_what_is_stale_and_what_is_estimated():
     assert "STALE since 2026-03-02T12:00:00Z: load takes twice as long (ann)" in output_of("show", "vgg16")
     assert "(estimated, not measured)" in output_of("show", "gpt2")
     assert json.loads(CliRunner().invoke(profile, ["show", "vgg16", "--json"]).output)["stale"]["since"]
-
-
-def test_a_difference_counts_beyond_three_standard_errors():
-    one = make_profile(detail=DETAIL, iterations=25)
-    other = make_profile(detail=DETAIL, iterations=25, load_s=0.13, propagate_s=0.31)
-    rows = {row.name: row for row in compare(one, other)}
-    assert rows["load"].differs is False  # 10 ms: standard errors 2.4 and 2.6, together 3.5
-    assert rows["propagate"].differs is True  # 10 ms: standard errors 0.6 and 0.6
-    assert rows["propagate"].ratio == pytest.approx(0.31 / 0.3)
-    assert {row.differs for row in compare(one, make_profile())} == {None}
-
-
-def test_compare_shows_both_sides():
-    output = output_of("compare", "resnet18:64", "vgg16")
-    lines = {line.split()[0]: line for line in output.splitlines()}
-    assert lines["load"].split()[1:4] == ["120", "600", "5.00"]
-    assert "noise not measured" in lines["load"]
-    assert lines["bottleneck"].split()[1:] == ["gpu", "storage"]
-    document = json.loads(CliRunner().invoke(profile, ["compare", "resnet18", "vgg16", "--json"]).output)
-    assert document["rows"][0] == {"name": "load", "first_s": 0.12, "second_s": 0.6, "ratio": 5.0, "differs": None}

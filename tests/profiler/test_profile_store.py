@@ -26,9 +26,8 @@ from muri.profiler.errors import (
     StoreVersionError,
 )
 from muri.profiler.records import ProfileKey
-from muri.profiler.store import HISTORY_PER_KEY, ProfileStore, Stored, stats_of
+from muri.profiler.store import HISTORY_PER_KEY, Author, Observation, ProfileStore, Stored, reuse_count
 from muri.profiler.store_file import APPLICATION_ID, MIGRATIONS
-from muri.profiler.upkeep import Author, Observation
 
 NOBODY = 65_534
 
@@ -353,7 +352,7 @@ def test_what_an_older_version_stored_serves_all_users(path):
         assert [(mark.key, mark.reason) for mark in store.stale_marks()] == [(key, "drifted")]
         assert [each.job_id for each in store.observations(key)] == [7]
         assert [(entry.key, entry.action) for entry in store.audit()] == [(key, "edit")]
-        assert stats_of(store).dry_runs_saved == 3
+        assert reuse_count(store) == 3
         store.check()
         store.put(make_profile(user="alice", load_s=0.5))
         assert [(item.key.user, item.load_s) for item in store.list()] == [("", 0.12), ("alice", 0.5)]

@@ -12,7 +12,7 @@ from profile_builders import make_profile
 from muri.profiler import store_file
 from muri.profiler.errors import CorruptStoreError, StoreError, StoreVersionError
 from muri.profiler.records import ProfileDetail
-from muri.profiler.store import OBSERVATIONS_PER_KEY, ProfileStore
+from muri.profiler.store import OBSERVATIONS_PER_KEY, Author, Observation, ProfileStore
 from muri.profiler.store_file import (
     existing_journal,
     file_system_of,
@@ -21,7 +21,6 @@ from muri.profiler.store_file import (
     set_aside,
     set_aside_stores,
 )
-from muri.profiler.upkeep import Author, Observation
 
 NOW = datetime(2026, 11, 21, 20, 30, tzinfo=UTC)
 BOB = Author("bob", "2026-11-21T20:30:00+00:00", "edit")

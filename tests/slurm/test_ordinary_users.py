@@ -23,21 +23,14 @@ COMMANDS = {
     "drain": "",
     "profile list": "",
     "profile show": "m",
-    "profile compare": "m n",
     "profile run": "-- /home/alice/missing.py",
-    "profile sensitivity": "--show m",
-    "profile bandwidth": "--gpus 1",
     "profile predict": "m",
     "profile pair": "/home/alice/missing.py /home/alice/missing.py",
     "profile fit": "m",
     "profile fit-slowdown": "gpu",
-    "profile edit": "m --load-s 1",
-    "profile audit": "",
-    "profile stale": "m",
-    "profile stats": "",
+    "profile set": "m load_ms=1",
     "profile rm": "m --yes",
     "profile publish": "m --yes",
-    "profile unpublish": "m --yes",
     "profile export": "",
     "profile import": "/missing.json",
     "trace check": "/missing.csv",
@@ -55,8 +48,8 @@ ANYWHERE = {"policies"}
 
 #: Those that must fail wherever an ordinary user gives them: for root alone, or asked about what is not there.
 NEVER = {
-    "run", "plan", "top", "explain", "report", "preempt", "drain", "profile show", "profile compare",
-    "profile edit", "profile rm", "profile publish", "profile unpublish", "profile import", "trace check",
+    "run", "plan", "top", "explain", "report", "preempt", "drain", "profile show",
+    "profile set", "profile rm", "profile publish", "profile import", "trace check",
     "trace import", "trace show", "simulate",
 }  # fmt: skip
 NEED_SLURM = {"queue"}

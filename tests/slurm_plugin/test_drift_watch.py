@@ -19,8 +19,7 @@ from fake_slurm import (
 
 from muri.profiler.errors import CorruptStoreError
 from muri.profiler.records import STAGES, ProfileDetail, ProfileKey
-from muri.profiler.store import ProfileStore
-from muri.profiler.upkeep import Author
+from muri.profiler.store import Author, ProfileStore
 from muri.slurm_plugin.config import Profiling
 from muri.slurm_plugin.controller.assemble import open_controller, read_config
 from muri.slurm_plugin.records.cluster import JobState

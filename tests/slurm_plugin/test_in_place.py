@@ -21,8 +21,7 @@ from fake_slurm import (
 )
 
 from muri.profiler.records import IN_PLACE, ProfileDetail, ProfileKey, StageProfile
-from muri.profiler.store import ProfileStore
-from muri.profiler.upkeep import Author
+from muri.profiler.store import Author, ProfileStore
 from muri.slurm_plugin.planning.actions import KeepProfile, NotMeasured
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import JobState

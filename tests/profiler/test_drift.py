@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from profile_builders import make_profile
 
-from muri.profiler.differences import (
+from muri.profiler.drift import (
     LEAST_ITERATIONS,
     LEAST_OBSERVATIONS,
     DriftRule,
@@ -17,7 +17,7 @@ from muri.profiler.differences import (
     measured_by_jobs,
 )
 from muri.profiler.records import ProfileDetail
-from muri.profiler.upkeep import Observation
+from muri.profiler.store import Observation
 
 MEASURED = datetime(2026, 3, 1, 12, tzinfo=UTC)
 PROFILE = make_profile(load_s=0.1, preprocess_s=0.05, propagate_s=0.3, synchronize_s=0.001, iteration_s=0.451)

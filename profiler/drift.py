@@ -1,6 +1,6 @@
-"""Whether figures of a model differ by more than noise: two profiles, or a profile and its running jobs. Pure.
+"""Whether the figures of running jobs have drifted away from their model's profile. Pure.
 
-Drift. The rule, over the observations of a key since it was measured:
+The rule, over the observations of a key since it was measured:
 
 1. Only the newest observations count: those of `after_s` seconds or, where that is longer, of
    `LEAST_OBSERVATIONS` observations and `LEAST_ITERATIONS` iterations. They must reach back that far.
@@ -15,18 +15,14 @@ Drift. The rule, over the observations of a key since it was measured:
    half of that (hysteresis); in between, nothing changes.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import median
-from typing import Final, NamedTuple
+from typing import Final
 
 from muri.profiler.records import STAGES, StageProfile
-from muri.profiler.upkeep import Observation
+from muri.profiler.store import Observation
 from muri.utc import moment
-
-STANDARD_ERRORS: Final = 3.0
-"""A difference of two means counts when it is more than this many of its standard errors (Welch, 1947)."""
 
 LEAST_OBSERVATIONS: Final = 3
 LEAST_ITERATIONS: Final = 50
@@ -39,50 +35,6 @@ _RIGHT_AGAIN: Final = 0.5
 _TINY_SHARE: Final = 1e-3
 _PER_WINDOW: Final = 10
 """Observations of a job that are kept in `after_s` seconds, at most."""
-
-
-class Row(NamedTuple):
-    """One figure of both profiles.
-
-    Attributes:
-        name: A stage, or "iteration".
-        first_s: Seconds per iteration in the first profile.
-        second_s: And in the second.
-        ratio: Second over first, None when the first is 0.
-        differs: Whether the difference is beyond the noise of the iterations; None when that was not measured.
-    """
-
-    name: str
-    first_s: float
-    second_s: float
-    ratio: float | None
-    differs: bool | None
-
-
-def compare(first: StageProfile, second: StageProfile) -> tuple[Row, ...]:
-    """Every stage, and the iteration."""
-    return tuple(
-        Row(name, one, other, other / one if one else None, _differs(one_error, other_error, other - one))
-        for name, (one, one_error), (other, other_error) in zip(
-            (*STAGES, "iteration"), _means(first), _means(second), strict=True
-        )
-    )
-
-
-def _means(profile: StageProfile) -> list[tuple[float, float | None]]:
-    """Each mean with its standard error, None where the variation was not measured."""
-    detail = profile.detail
-    variations = (*(detail.stage_cv or (None,) * len(STAGES)), detail.iteration_cv)
-    return [
-        (value, None if cv is None or not profile.iterations else cv * value / math.sqrt(profile.iterations))
-        for value, cv in zip((*profile.stage_s, profile.iteration_s), variations, strict=True)
-    ]
-
-
-def _differs(one: float | None, other: float | None, difference_s: float) -> bool | None:
-    if one is None or other is None:
-        return None
-    return abs(difference_s) > STANDARD_ERRORS * math.hypot(one, other)
 
 
 @dataclass(frozen=True, slots=True)
