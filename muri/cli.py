@@ -57,6 +57,10 @@ REMOVED: Final = {
     "profile list --source": "use --json with jq",
     "profile list --bottleneck": "use --sort bottleneck, or --json with jq",
     "profile list --stale": "`muri profile list` says below its table what is stale, and why",
+    "report --since": "use --month",
+    "report --until": "use --month",
+    "report --account": "use --json with jq: each record names its account",
+    "report --csv": "use --json with jq: `jq -r '.[] | [.job_id, .gpu_s] | @csv'`",
     "doctor --nodes": "try a node with a job: `srun --nodelist=NODE --muri=model=x muri --version`",
     "doctor --try": "submit two jobs with --muri, and look at them with `muri queue`",
 }

@@ -20,7 +20,7 @@ WAY_NAMES = {
 NOTHING_YET = """\
 - **Nothing has run on a GPU yet.** A stand-in for CUDA tests streams, memory admission and error handling
   ([docs/testing.md](docs/testing.md)); groups of several ranks are tested with gloo ([docs/sharing.md](docs/sharing.md)).
-"""
+"""  # noqa: E501 (a line of the page)
 ISOLATIONS = {"process": "processes", "thread": "threads"}
 
 

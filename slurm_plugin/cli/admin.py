@@ -17,6 +17,7 @@ from muri.commands import LazyCommand, LazyGroup
 from muri.errors import MuriError, UsageError
 from muri.inherited import PUBLIC, settle_own
 from muri.printable import printable, printable_lines
+from muri.slurm_plugin.cli.options import CONFIG_OPTION, job_id_in
 from muri.slurm_plugin.config import Config, config_path, old_keys_in, problems_of, render_config
 from muri.slurm_plugin.private_files import user_name
 from muri.utc import FewWarnings, log_handler
@@ -25,13 +26,6 @@ if TYPE_CHECKING:
     from muri.slurm_plugin.controller.stop import StopSignal
     from muri.slurm_plugin.execute.drain import Drained
     from muri.slurm_plugin.gateway.commands import CommandGateway
-
-CONFIG_OPTION = click.option(
-    "--config",
-    "config_file",
-    type=click.Path(path_type=Path),
-    help="Configuration file. [default: $MURI_CONFIG or /etc/muri/muri.yaml]",
-)
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -361,7 +355,6 @@ def preempt(name: str, config_file: Path | None, yes: bool, as_json: bool) -> No
       muri preempt 4711                  asks first
       muri preempt 4711 --yes --json     for scripts
     """
-    from muri.slurm_plugin.cli.look import job_id_in
     from muri.slurm_plugin.controller.assemble import open_gateway, read_config
     from muri.slurm_plugin.execute.gate import stop_as_caller
     from muri.slurm_plugin.node.membership import mark_stopped

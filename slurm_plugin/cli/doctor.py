@@ -23,7 +23,6 @@ from muri.profiler.resource_usage.nvml import check as why_no_gpu
 from muri.profiler.store import ProfileStore
 from muri.profiler.store_file import existing_journal, exists, file_system_of, is_network, set_aside, set_aside_stores
 from muri.run_dir import SITE_RUN_DIR
-from muri.slurm_plugin.cli.admin import CONFIG_OPTION
 from muri.slurm_plugin.cli.doctor_checks import (
     EventFacts,
     Finding,
@@ -43,6 +42,7 @@ from muri.slurm_plugin.cli.doctor_checks import (
     judge_way_of_writing,
 )
 from muri.slurm_plugin.cli.doctor_slurm import examine_real_path, examine_submission, names_in, wrong_python
+from muri.slurm_plugin.cli.options import CONFIG_OPTION
 from muri.slurm_plugin.config import Config, config_path
 from muri.slurm_plugin.controller.assemble import check_policy, open_gateway, profiles_path, read_config
 from muri.slurm_plugin.controller.events import slurm_user_of, slurmctld_hosts, this_host

@@ -14,7 +14,7 @@ from muri.errors import UsageError
 from muri.policies.registry import PolicyInfo, describe_policies, policy_problems
 from muri.profiler.records import STAGES
 from muri.profiler.resource_usage.use import JobUse
-from muri.slurm_plugin.cli.admin import CONFIG_OPTION
+from muri.slurm_plugin.cli.options import CONFIG_OPTION, job_id_in
 from muri.units import counted
 
 if TYPE_CHECKING:
@@ -24,9 +24,6 @@ if TYPE_CHECKING:
     from muri.slurm_plugin.planning.actions import Action
     from muri.slurm_plugin.records.cluster import Snapshot
     from muri.slurm_plugin.records.roles import View
-
-#: Digits of a job id.
-_LONGEST_ID = 10
 
 #: So many jobs are named where the one that was asked for is not there.
 _MOST_NAMED = 100
@@ -49,18 +46,6 @@ def _current(config: "Config", name: str = "") -> "tuple[Status, View]":
     queue = snapshot_around(gateway, job_id_in(name)) if name else gateway.queue()
     view = view_of(queue, config.partitions)
     return refresh(status, view, reader), view
-
-
-def job_id_in(name: str) -> int:
-    """Return the job to ask Slurm for: of a job array's task the array.
-
-    Raises:
-        UsageError: It is no job's name.
-    """
-    array = name.partition("_")[0]
-    if not (array.isascii() and array.isdecimal() and len(array) <= _LONGEST_ID):
-        raise UsageError(f"{name!r} is no job: write its id, 4711, or of a job array's task 4711_3")
-    return int(array)
 
 
 def snapshot_around(gateway: "Gateway", job_id: int) -> "Snapshot":

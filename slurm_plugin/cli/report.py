@@ -1,14 +1,12 @@
 """The command `muri report`: what sharing did for one job, or for everybody's jobs in a month."""
 
-import csv
-import io
 import json
 import math
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
@@ -31,31 +29,13 @@ _LOOKUPS: Final = 3
 """From a job to its pilot job, and from there to the other members."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Chosen:
-    """The command's options."""
-
-    month: str | None = None
-    since: str | None = None
-    until: str | None = None
-    user: str | None = None
-    account: str | None = None
-    each_job: bool = False
-    as_json: bool = False
-    as_csv: bool = False
-
-
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("name", metavar="[JOB]", required=False)
 @click.option("--month", metavar="YYYY-MM", help="Jobs that ended in this month. [default: this month]")
-@click.option("--since", metavar="DATE", help="Jobs that ended on this day or later, such as 2026-11-23.")
-@click.option("--until", metavar="DATE", help="With --since: and before this day. [default: now]")
 @click.option("--user", help="Only this user's jobs. [default: yours; as root everybody's]")
-@click.option("--account", help="Only jobs of this account.")
 @click.option("--jobs", "each_job", is_flag=True, help="One line for each job in place of sums.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@click.option("--csv", "as_csv", is_flag=True, help="Print CSV.")
-def report(name: str | None, **options: Any) -> None:
+def report(name: str | None, month: str | None, user: str | None, each_job: bool, as_json: bool) -> None:
     """Say what sharing did for JOB, or sum up a month's jobs by user, account and QOS.
 
     Reads Slurm's accounts (sacct), on any host. BILLED is the GPU time of the records: a member's own holds no GPU,
@@ -68,41 +48,33 @@ def report(name: str | None, **options: Any) -> None:
       muri report 4711
       muri report 4711_3                 one task of a job array
       muri report --month 2026-11
-      muri report --since 2026-11-01 --account hep --jobs --csv > jobs.csv
+      muri report --month 2026-11 --jobs --json | jq '.[] | select(.account == "hep")'
     """
     from muri.slurm_plugin.gateway.accounting import Accounting
     from muri.slurm_plugin.gateway.slurm_commands import SlurmCommands
 
-    chosen, accounting = _Chosen(**options), Accounting(SlurmCommands(_TIMEOUT_S))
-    if chosen.as_json and chosen.as_csv:
-        raise UsageError("give --json or --csv, not both")
+    accounting = Accounting(SlurmCommands(_TIMEOUT_S))
     if name is None:
-        begin, end = _period(chosen)
-        runs = accounting.runs_between(_slurm_time(begin), _slurm_time(end), _filters(chosen))
-        _print_period(_completed(runs, accounting), (begin.timestamp(), end.timestamp()), chosen)
-    elif replace(chosen, as_json=False) != _Chosen():
+        begin, end = _period(month)
+        whose = [f"--user={user}"] if user else ["--allusers"] if os.geteuid() == 0 else []
+        runs = _completed(accounting.runs_between(_slurm_time(begin), _slurm_time(end), whose), accounting)
+        period = (begin.timestamp(), end.timestamp())
+        if each_job:
+            _print_jobs(runs, period, user, as_json=as_json)
+        else:
+            _print_sums(runs, period, user, as_json=as_json)
+    elif month or user or each_job:
         raise UsageError("with a JOB only --json makes sense")
     else:
-        _print_job(name, accounting, as_json=chosen.as_json)
+        _print_job(name, accounting, as_json=as_json)
 
 
-def _period(chosen: _Chosen) -> tuple[datetime, datetime]:
+def _period(month: str | None) -> tuple[datetime, datetime]:
     """From when to before when, in this host's time zone, as sacct counts."""
-    month, since, until = chosen.month, chosen.since, chosen.until
-    if month and (since or until):
-        raise UsageError("give --month or --since, not both")
-    if until and not since:
-        raise UsageError("--until needs --since")
     now = datetime.now().astimezone()
-    if since:
-        begin, end = _day(since, "--since"), _day(until, "--until") if until else now
-    else:
-        begin = _month(month) if month else datetime(now.year, now.month, 1).astimezone()
-        year, following = divmod(begin.year * 12 + begin.month, 12)
-        end = datetime(year, following + 1, 1).astimezone()
-    if begin >= end:
-        raise UsageError(f"nothing lies between {begin:%Y-%m-%d} and {end:%Y-%m-%d %H:%M}")
-    return begin, end
+    begin = _month(month) if month else datetime(now.year, now.month, 1).astimezone()
+    year, following = divmod(begin.year * 12 + begin.month, 12)
+    return begin, datetime(year, following + 1, 1).astimezone()
 
 
 def _month(text: str) -> datetime:
@@ -111,23 +83,8 @@ def _month(text: str) -> datetime:
     return datetime(int(text[:4]), int(text[5:]), 1).astimezone()
 
 
-def _day(text: str, option: str) -> datetime:
-    try:
-        return datetime.strptime(text, "%Y-%m-%d").astimezone()
-    except ValueError as error:
-        raise UsageError(f"{option} {text!r} is no day: write it as 2026-11-23") from error
-
-
 def _slurm_time(moment: datetime) -> str:
     return moment.strftime("%Y-%m-%dT%H:%M:%S")
-
-
-def _filters(chosen: _Chosen) -> list[str]:
-    """Return sacct's options; without any it shows the caller's own jobs."""
-    options = [f"--accounts={chosen.account}"] if chosen.account else []
-    if chosen.user:
-        return [*options, f"--user={chosen.user}"]
-    return [*options, "--allusers"] if chosen.account or os.geteuid() == 0 else options
 
 
 def _completed(runs: list["Run"], accounting: "Accounting") -> list["Run"]:
@@ -261,7 +218,7 @@ def _stage_lines(use: "JobUse") -> list[str]:
 
 
 def as_record(use: "JobUse") -> dict[str, Any]:
-    """Return one run as plain values, for JSON and CSV."""
+    """Return one run as plain values."""
     run, shared = use.run, use.shared
     known = use.grouped and shared is not None and bool(shared.basis)
     return {
@@ -280,53 +237,33 @@ def as_record(use: "JobUse") -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _print_period(runs: Iterable["Run"], period: tuple[float, float], chosen: _Chosen) -> None:
-    from muri.slurm_plugin.records.usage import ended_within, table_of, uses_of
+def _print_jobs(runs: Iterable["Run"], period: tuple[float, float], user: str | None, *, as_json: bool) -> None:
+    from muri.slurm_plugin.records.usage import ended_within, uses_of
 
-    if chosen.each_job:
-        uses = [use for use in uses_of(runs) if ended_within(use, period)]
-        records = [as_record(use) for use in uses]
-        table, note = job_table(uses), ""
+    uses = [use for use in uses_of(runs) if ended_within(use, period)]
+    if as_json:
+        click.echo(json.dumps([as_record(use) for use in uses], indent=1))
     else:
-        sums = table_of(runs, period)
-        records = [_sums_record(payer, each) for payer, each in sums.items()]
-        table, note = sums_table(sums), _left_out(_total(sums.values()))
-    if chosen.as_json:
-        click.echo(json.dumps(records, indent=1))
-    elif chosen.as_csv:
-        click.echo(_csv(records), nl=False)
-    else:
-        _print_table(table, period, _whose(chosen))
-        if note:
-            click.echo(note)
+        _print_table(job_table(uses), period, user)
 
 
-def _whose(chosen: _Chosen) -> str:
-    """Whose jobs were asked for, behind "No job"."""
-    told = [f"of {chosen.user}"] if chosen.user else []
-    told += [f"of account {chosen.account}"] if chosen.account else []
-    return " ".join(told) or ("of any user" if os.geteuid() == 0 else "of yours")
+def _print_sums(runs: Iterable["Run"], period: tuple[float, float], user: str | None, *, as_json: bool) -> None:
+    from muri.slurm_plugin.records.usage import table_of
+
+    sums = table_of(runs, period)
+    if as_json:
+        click.echo(json.dumps([_sums_record(payer, each) for payer, each in sums.items()], indent=1))
+        return
+    _print_table(sums_table(sums), period, user)
+    total = _total(sums.values())
+    if total.left_out:
+        left = f"{total.left_out} of {total.grouped} grouped jobs"
+        click.echo(f"ALONE and SAVED leave out {left}: no time alone was counted")
 
 
 def _sums_record(payer: "Payer", sums: "Sums") -> dict[str, Any]:
     values = asdict(payer) | asdict(sums)
     return {name: round(value, 1) if isinstance(value, float) else value for name, value in values.items()}
-
-
-def _csv(records: Sequence[Mapping[str, Any]]) -> str:
-    text = io.StringIO()
-    if records:
-        writer = csv.DictWriter(text, list(records[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows({name: _csv_value(value) for name, value in record.items()} for record in records)
-    return text.getvalue()
-
-
-def _csv_value(value: Any) -> Any:
-    if isinstance(value, list):
-        return " ".join(map(str, value))
-    # A spreadsheet takes a text that begins so for a formula.
-    return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@")) else value
 
 
 Table = tuple[tuple[str, ...], list[tuple[str, ...]]]
@@ -347,13 +284,6 @@ def _sums_cells(sums: "Sums") -> tuple[str, ...]:
     hours = (sums.billed_gpu_s, sums.credited_gpu_s, sums.alone_gpu_s, sums.saved_gpu_s)
     cells = [f"{each / _HOUR_S:.2f}" for each in hours]
     return str(sums.jobs), str(sums.grouped), *cells[:2], *(cells[2:] if known else ("-", "-"))
-
-
-def _left_out(total: "Sums") -> str:
-    """Say how many jobs the sums of times alone leave out; "" where it is none."""
-    if not total.left_out:
-        return ""
-    return f"ALONE and SAVED leave out {total.left_out} of {total.grouped} grouped jobs: no time alone was counted"
 
 
 def _total(sums: Iterable["Sums"]) -> "Sums":
@@ -385,7 +315,7 @@ def _job_cells(use: "JobUse") -> tuple[str, ...]:
     )  # fmt: skip
 
 
-def _print_table(table: Table, period: tuple[float, float], whose: str) -> None:
+def _print_table(table: Table, period: tuple[float, float], user: str | None) -> None:
     from rich.cells import cell_len
     from rich.table import Table as RichTable
 
@@ -395,6 +325,7 @@ def _print_table(table: Table, period: tuple[float, float], whose: str) -> None:
     begin, end = (datetime.fromtimestamp(each, UTC).astimezone() for each in period)
     when = f"from {begin:%Y-%m-%d} to before {end:%Y-%m-%d %H:%M}"
     if not rows:
+        whose = f"of {user}" if user else "of any user" if os.geteuid() == 0 else "of yours"
         say(f"No job {whose} that had GPUs ended {when}.")
         return
     widths = [max(map(cell_len, column)) for column in zip(names, *rows, strict=True)]

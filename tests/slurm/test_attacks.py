@@ -376,7 +376,7 @@ def test_reports_print_no_job_name_and_show_others_what_slurmdbd_shows_them(site
     site.cycles_until_ended(*jobs)
     own = f"muri report {jobs[0]}"
     site.driver.wait_until(lambda: "COMPLETED" in shell(site, own), "the record")
-    reports = "; ".join([f"muri report {job}" for job in jobs] + ["muri report --jobs", "muri report --csv"])
+    reports = "; ".join([f"muri report {job}" for job in jobs] + ["muri report --jobs", "muri report"])
     said = shell(site, reports, "root")
     assert_fit_to_print(said)
     assert not re.search(r"cmd|\|bob", said), said

@@ -1,0 +1,30 @@
+"""What several commands read from their line: the configuration file, and a job."""
+
+from pathlib import Path
+from typing import Final
+
+import click
+
+from muri.errors import UsageError
+
+CONFIG_OPTION = click.option(
+    "--config",
+    "config_file",
+    type=click.Path(path_type=Path),
+    help="Configuration file. [default: $MURI_CONFIG or /etc/muri/muri.yaml]",
+)
+
+_LONGEST_ID: Final = 10
+"""Digits of a job id."""
+
+
+def job_id_in(name: str) -> int:
+    """Return the job to ask Slurm for: of a job array's task the array.
+
+    Raises:
+        UsageError: It is no job's name.
+    """
+    array = name.partition("_")[0]
+    if not (array.isascii() and array.isdecimal() and len(array) <= _LONGEST_ID):
+        raise UsageError(f"{name!r} is no job: write its id, 4711, or of a job array's task 4711_3")
+    return int(array)
