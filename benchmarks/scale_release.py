@@ -51,7 +51,7 @@ from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.controller.assemble import open_gateway, policy_of
 from muri.slurm_plugin.execute.apply import apply
 from muri.slurm_plugin.execute.executor import Executor
-from muri.slurm_plugin.execute.interruptible import InterruptibleGateway
+from muri.slurm_plugin.execute.apply import InterruptibleGateway
 from muri.slurm_plugin.planning.actions import ReleaseSolo
 from muri.slurm_plugin.records.journal import Journal
 from muri.slurm_plugin.records.roles import Role, view_of

@@ -44,9 +44,8 @@ from muri.profiler.store_file import JournalMode, set_aside
 from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.planning.actions import Action, started
 from muri.slurm_plugin.planning.cycle_input import CycleInput
-from muri.slurm_plugin.planning.in_place import doubt
+from muri.slurm_plugin.planning.measurements import doubt, learnt, pairs_at_work
 from muri.slurm_plugin.planning.model_traits import UNUSABLE, KnownTraits
-from muri.slurm_plugin.planning.pairs_at_work import learnt, pairs_at_work
 from muri.slurm_plugin.planning.running import as_submitted
 from muri.slurm_plugin.records.comment_reports import job_use, member_report
 from muri.slurm_plugin.records.journal import DRY_RUN, PAIR, Intent, Journal

@@ -20,11 +20,11 @@ from muri.slurm_plugin.controller.counters import Counters, Labels
 from muri.slurm_plugin.controller.metrics_server import MetricsServer
 from muri.slurm_plugin.controller.settlement import Settlement
 from muri.slurm_plugin.controller.status import STATUS_NAME, Status
-from muri.slurm_plugin.execute.interruptible import StopFlag
+from muri.slurm_plugin.execute.apply import StopFlag
 from muri.slurm_plugin.gateway.accounting import Accounting
 from muri.slurm_plugin.gateway.base import Calls, Gateway, Requests, counted
 from muri.slurm_plugin.planning.decision import Decision
-from muri.slurm_plugin.planning.ledger import GroupRun, Standing
+from muri.slurm_plugin.planning.history import GroupRun, Standing
 from muri.slurm_plugin.records.journal import COUNTERS, Journal
 
 log = logging.getLogger("muri.controller")

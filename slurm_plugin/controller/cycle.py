@@ -18,21 +18,18 @@ from muri.slurm_plugin.controller.service_record import note_service, read_servi
 from muri.slurm_plugin.controller.status import Status, notes_of, status_of
 from muri.slurm_plugin.controller.surroundings import Surroundings
 from muri.slurm_plugin.controller.user_status import report
-from muri.slurm_plugin.execute.apply import Left, apply
+from muri.slurm_plugin.execute.apply import CycleCutShortError, InterruptibleGateway, Left, apply
 from muri.slurm_plugin.execute.executor import Executor
 from muri.slurm_plugin.execute.gate import close_gate
-from muri.slurm_plugin.execute.interruptible import CycleCutShortError, InterruptibleGateway
 from muri.slurm_plugin.gateway.base import Gateway, GatewayError, SlurmUnreachableError
 from muri.slurm_plugin.planning import stated_durations
 from muri.slurm_plugin.planning.actions import Action
-from muri.slurm_plugin.planning.cycle_input import CycleInput, Knowledge, dry_run_key
-from muri.slurm_plugin.planning.decision import Decision, decide
-from muri.slurm_plugin.planning.first_submits import first_submits
-from muri.slurm_plugin.planning.joinable import shares_gpus
-from muri.slurm_plugin.planning.proposals import Proposals, proposed_moves
+from muri.slurm_plugin.planning.cycle_input import CycleInput, Knowledge, dry_run_key, first_submits
+from muri.slurm_plugin.planning.decision import Decision, Quarantine, by_user, decide
+from muri.slurm_plugin.planning.history import had_before, noted, saved_gpu_s, served_gpu_s
+from muri.slurm_plugin.planning.joins import shares_gpus
 from muri.slurm_plugin.planning.pythons import KnownPythons, MeasuredPython
-from muri.slurm_plugin.planning.quarantine import Quarantine, by_user
-from muri.slurm_plugin.planning.service import had_before, noted, saved_gpu_s, served_gpu_s
+from muri.slurm_plugin.planning.running import Proposals, proposed_moves
 from muri.slurm_plugin.planning.stated_durations import Claim, Claims
 from muri.slurm_plugin.profile_use import (
     learn_pairs,

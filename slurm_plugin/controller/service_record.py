@@ -6,7 +6,7 @@ from typing import Any
 
 from muri.slurm_plugin.gateway.accounting import Accounting, NoAccountingError
 from muri.slurm_plugin.gateway.base import GatewayError
-from muri.slurm_plugin.planning.service import Service, gaps, noted, with_accounts
+from muri.slurm_plugin.planning.history import Service, gaps, noted, with_accounts
 from muri.slurm_plugin.records.journal import SERVICE, Journal
 from muri.slurm_plugin.records.roles import View
 from muri.slurm_plugin.records.usage import Run

@@ -13,11 +13,11 @@ from pydantic import TypeAdapter, ValidationError
 
 from muri.clock import MACHINE_CLOCK, Clock
 from muri.slurm_plugin.controller.counters import Counters
-from muri.slurm_plugin.execute.interruptible import StopFlag
+from muri.slurm_plugin.execute.apply import StopFlag
 from muri.slurm_plugin.gateway.accounting import Accounting, NoAccountingError
 from muri.slurm_plugin.gateway.base import GatewayError, NoSuchJobError
 from muri.slurm_plugin.planning.cycle_input import CycleInput
-from muri.slurm_plugin.planning.ledger import (
+from muri.slurm_plugin.planning.history import (
     GroupRun,
     MemberRun,
     Standing,

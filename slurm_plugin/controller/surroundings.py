@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from muri.clock import MACHINE_CLOCK, Clock
-from muri.slurm_plugin.execute.interruptible import StopFlag
+from muri.slurm_plugin.execute.apply import StopFlag
 from muri.slurm_plugin.gateway.accounting import Accounting
 from muri.slurm_plugin.gateway.gres_conf import GresConf, default_path
 from muri.slurm_plugin.records.journal import random_token

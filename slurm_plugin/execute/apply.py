@@ -1,11 +1,15 @@
 """Applies a cycle's actions one by one, and tells what did not fit into the cycle's budget."""
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from muri.slurm_plugin.execute.interruptible import CycleCutShortError, InterruptibleGateway
+from muri.clock import MACHINE_CLOCK, Clock
+from muri.errors import MuriError
+from muri.slurm_plugin.gateway.base import Gateway
+from muri.slurm_plugin.gateway.call_kinds import Calls
 from muri.slurm_plugin.planning.actions import (
     Action,
     Join,
@@ -16,6 +20,152 @@ from muri.slurm_plugin.planning.actions import (
     StartGroup,
     started,
 )
+from muri.slurm_plugin.records.cluster import Job, JobChange, NewJob, Snapshot
+from muri.slurm_plugin.records.gpu_removal import GpuRemoval, Place
+
+
+class CycleCutShortError(MuriError):
+    """Nothing more is done in this cycle; what was begun stands in the journal, and the next one resumes."""
+
+
+class StopFlag(Protocol):
+    """The part of threading.Event that says when to stop."""
+
+    def is_set(self) -> bool:
+        """Whether to stop now."""
+        ...
+
+
+class InterruptibleGateway:
+    """Passes calls on, and refuses those that change something once it is time to end.
+
+    Attributes:
+        calls: How many calls that change something it has passed on.
+
+    Args:
+        gateway: The way to Slurm.
+        stop: Set when the controller is told to stop.
+        limit_s: How long calls are passed on.
+        clock: Tells the time.
+        most_calls: After how many calls that change something nothing new is begun.
+    """
+
+    def __init__(
+        self,
+        gateway: Gateway,
+        stop: StopFlag,
+        limit_s: float,
+        clock: Clock = MACHINE_CLOCK,
+        most_calls: float = math.inf,
+    ) -> None:
+        self._gateway = gateway
+        self._stop = stop
+        self._limit_s = limit_s
+        self._clock = clock
+        self._end_s = clock() + limit_s
+        self._most_calls = most_calls
+        self.calls = 0
+
+    @property
+    def name(self) -> str:
+        """Return the gateway's own name."""
+        return self._gateway.name
+
+    @property
+    def slurm_calls(self) -> Calls:
+        """Return the gateway's own count."""
+        return self._gateway.slurm_calls
+
+    def require_room(self) -> None:
+        """Make sure that there is time, and a call left, to begin something new. What was begun may take more calls.
+
+        Raises:
+            CycleCutShortError: There is not.
+        """
+        self._require_time()
+        if self.calls >= self._most_calls:
+            raise CycleCutShortError(f"the budget of {self._most_calls:g} calls is used up (cycle_calls)")
+
+    def _require_time(self) -> None:
+        if self._stop.is_set():
+            raise CycleCutShortError("the controller was told to stop")
+        if self._clock() > self._end_s:
+            raise CycleCutShortError(f"its {self._limit_s:g} s, half of cycle_limit_s, are over")
+
+    def in_time(self) -> Gateway:
+        """Return the way to Slurm, for one call.
+
+        Raises:
+            CycleCutShortError: It is time to end.
+        """
+        self._require_time()
+        self.calls += 1
+        return self._gateway
+
+    def snapshot(self) -> Snapshot:
+        """Read all jobs and nodes."""
+        return self._gateway.snapshot()
+
+    def queue(self) -> Snapshot:
+        """As `Gateway.queue`; looking is never refused."""
+        return self._gateway.queue()
+
+    def one_job(self, job_id: int) -> Snapshot:
+        """As `Gateway.one_job`; looking is never refused."""
+        return self._gateway.one_job(job_id)
+
+    def gpu_removal(self, known: GpuRemoval, place: Place, waiting: Job | None, now_s: float) -> GpuRemoval:
+        """Return whether a waiting job's GPUs can be taken away."""
+        return self.in_time().gpu_removal(known, place, waiting, now_s)
+
+    def submit(self, job: NewJob) -> int:
+        """Submit a batch job as its user and return its id."""
+        return self.in_time().submit(job)
+
+    def modify(self, job_id: int, change: JobChange) -> None:
+        """Change a job."""
+        self.in_time().modify(job_id, change)
+
+    def split_tasks(self, job: Job, tasks: Sequence[int]) -> None:
+        """Give some of a job array's waiting tasks records of their own."""
+        self.in_time().split_tasks(job, tasks)
+
+    def extend_lease(self, end_s: float) -> None:
+        """Withhold the licence until a time."""
+        self.in_time().extend_lease(end_s)
+
+    def end_lease(self) -> None:
+        """Withhold the licence no longer."""
+        self.in_time().end_lease()
+
+    def hold(self, job_id: int) -> None:
+        """Hold a pending job."""
+        self.in_time().hold(job_id)
+
+    def release(self, job_id: int) -> None:
+        """Release a held job."""
+        self.in_time().release(job_id)
+
+    def requeue(self, job_id: int) -> None:
+        """End a running job and put it back into the queue."""
+        self.in_time().requeue(job_id)
+
+    def requeue_hold(self, job_id: int) -> None:
+        """End a running job, put it back into the queue and hold it."""
+        self.in_time().requeue_hold(job_id)
+
+    def cancel(self, job_id: int) -> None:
+        """Cancel a job."""
+        self.in_time().cancel(job_id)
+
+    def gpus_in_use(self) -> Sequence[tuple[str, tuple[int, ...]]]:
+        """Return which GPUs running jobs have: a folded host list and Slurm's indices on each of its nodes."""
+        return self.in_time().gpus_in_use()
+
+    def job_environment(self, job_id: int) -> dict[str, str] | None:
+        """Return the environment that a pending job was submitted with, None when it cannot be read."""
+        return self.in_time().job_environment(job_id)
+
 
 _KINDS: Final[Mapping[type[Action], str]] = {
     StartGroup: "start", ResumeGroup: "start", ReleaseSolo: "start", Join: "join", StartDryRun: "dry run",

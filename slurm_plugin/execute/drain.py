@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from muri.clock import MACHINE_CLOCK, Clock
-from muri.slurm_plugin.execute.allocate import release_as_asked, reset_request
 from muri.slurm_plugin.execute.executor import restore_request
+from muri.slurm_plugin.execute.gate import release_as_asked, reset_request
 from muri.slurm_plugin.gateway.base import Gateway, GatewayError, NoSuchJobError, SlurmUnreachableError
 from muri.slurm_plugin.planning.slurm_requests import with_memory_retry
 from muri.slurm_plugin.records.cluster import JobChange, JobState, Snapshot

@@ -11,9 +11,17 @@ from muri.profiler.errors import CorruptStoreError
 from muri.profiler.records import StageProfile
 from muri.profiler.sensitivity.record import KIND as SENSITIVITIES
 from muri.slurm_plugin.config import Config
-from muri.slurm_plugin.execute.allocate import give_share, reset_or_release, reset_request
-from muri.slurm_plugin.execute.gate import close_gate, move_to_licence, note_open, open_gate, stop
-from muri.slurm_plugin.execute.interruptible import CycleCutShortError
+from muri.slurm_plugin.execute.apply import CycleCutShortError
+from muri.slurm_plugin.execute.gate import (
+    close_gate,
+    give_share,
+    move_to_licence,
+    note_open,
+    open_gate,
+    reset_or_release,
+    reset_request,
+    stop,
+)
 from muri.slurm_plugin.gateway.base import Gateway, GatewayError, NoSuchJobError, SlurmUnreachableError, job_started
 from muri.slurm_plugin.planning.actions import (
     Abandon,
@@ -43,7 +51,7 @@ from muri.slurm_plugin.planning.actions import (
     members_in,
     started,
 )
-from muri.slurm_plugin.planning.joinable import started_plain
+from muri.slurm_plugin.planning.joins import started_plain
 from muri.slurm_plugin.planning.repairs import find_pilot
 from muri.slurm_plugin.planning.slurm_requests import (
     GroupPlace,

@@ -1,18 +1,25 @@
-"""All that a cycle's decision rests on: the queue, what is known beyond it, and the configuration. Pure."""
+"""All that a cycle's decision rests on: the queue, what is known beyond it, and the configuration. Pure.
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+Slurm sets a job's submit time anew each time the job goes back to the queue. Orders by submit time, and Themis's
+finish-time fairness ρ, count from the first time: otherwise whoever was stopped would go last, and ρ fall below 1.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from muri.profiler.records import ProfileKey, StageProfile
 from muri.slurm_plugin.config import Config
+from muri.slurm_plugin.planning.actions import members_in
 from muri.slurm_plugin.planning.model_traits import KnownTraits
 from muri.slurm_plugin.planning.pythons import KnownPythons
 from muri.slurm_plugin.planning.stated_durations import Claims, Expected, expected
-from muri.slurm_plugin.records.cluster import Node
-from muri.slurm_plugin.records.journal import Intent
+from muri.slurm_plugin.records.cluster import JobState, Node
+from muri.slurm_plugin.records.comment_tags import MemberState
+from muri.slurm_plugin.records.gate import REQUEUED_HELD
+from muri.slurm_plugin.records.journal import GROUP, JOIN, Intent
 from muri.slurm_plugin.records.node_index import NodeIndex
-from muri.slurm_plugin.records.roles import ManagedJob, View, profile_key
+from muri.slurm_plugin.records.roles import ManagedJob, Role, View, profile_key
 
 START_DELAY_S: Final = 5.0
 """Muri's own changes move a job's start by two seconds; only a later start is a delay that its user asked for."""
@@ -152,3 +159,66 @@ def dry_run_key(intent: Intent, view: View) -> ProfileKey:
     jobs = (view.jobs.get(int(intent.payload["job_id"])), view.jobs.get(intent.submitted_job or 0))
     owner = next((job.user for job in jobs if job is not None), "")
     return ProfileKey(**{"user": owner, **key})
+
+
+_MAY_BE_MEMBERS: Final = frozenset({Role.MEMBER, Role.CANDIDATE, Role.NOT_OURS, Role.RELEASED, Role.OTHER})
+
+
+def with_known_members(cycle: CycleInput) -> CycleInput:
+    """Read of members whose tag is damaged or gone what the journal says of their start.
+
+    Only jobs without GPUs are meant: one that has its own again is no member, whatever the journal says.
+    """
+    damaged = [
+        job for job in cycle.view.jobs.values()
+        if job.membership is None and not job.gpu_count and job.state.is_active and _may_be_member(job)
+    ]  # fmt: skip
+    if not damaged:
+        return cycle
+    known = _known_members(cycle.intents)
+    found: dict[int, ManagedJob] = {
+        job.job_id: replace(job, role=Role.MEMBER, membership=known[job.job_id])
+        for job in damaged
+        if job.job_id in known
+    }
+    return replace(cycle, view=View(cycle.view.snapshot, {**cycle.view.jobs, **found})) if found else cycle
+
+
+def _may_be_member(job: ManagedJob) -> bool:
+    # A member puts itself back into the queue, held, where it cannot tell that the licence is its gate.
+    return job.role in _MAY_BE_MEMBERS or (job.role is Role.USER_HELD and job.reason == REQUEUED_HELD)
+
+
+def _known_members(intents: tuple[Intent, ...]) -> Mapping[int, MemberState]:
+    """What each job asked for when it was last made a member."""
+    known: dict[int, MemberState] = {}
+    for intent in intents:
+        if intent.kind not in {GROUP, JOIN} or intent.submitted_job is None:
+            continue
+        payload = intent.payload if intent.kind == GROUP else {"members": [intent.payload["member"]]}
+        for member in members_in(payload):
+            known[member.job_id] = MemberState(intent.submitted_job, member.original, member.accumulate_steps)
+    return known
+
+
+_MURIS = (Role.CANDIDATE, Role.USER_HELD, Role.NOT_OURS, Role.MEMBER, Role.RELEASED)
+
+
+def first_submits(known: Mapping[int, float], view: View) -> dict[int, float]:
+    """Return the first submit times of Muri's jobs that run or ran before, seconds since the epoch, by job id.
+
+    Args:
+        known: As the last cycle left them.
+        view: What Slurm shows.
+    """
+    return {job.job_id: known.get(job.job_id, job.submit_s) for job in _present(view) if _is_worth_it(job, known)}
+
+
+def _present(view: View) -> Iterator[ManagedJob]:
+    for role in _MURIS:
+        yield from view.having(role)
+
+
+def _is_worth_it(job: ManagedJob, known: Mapping[int, float]) -> bool:
+    """A job that waits for its first run has its own submit time, and one that ran unseen has lost it."""
+    return job.job_id in known or (job.state is JobState.RUNNING and not job.restart_count)

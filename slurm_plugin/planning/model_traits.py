@@ -1,6 +1,8 @@
 """What is known of models beyond their stage profiles, converted to what policies plan with. Pure.
 
 CPU and memory sensitivities, how times and memory follow the batch size, and how pairs slow each other down.
+A dry run may also measure how the throughput follows the CPUs, as in Synergy (Mohan et al., OSDI 2022, section 3.1): a
+job is profiled on arrival, by bisection over its CPUs.
 """
 
 import logging
@@ -9,13 +11,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import chain, product
-from typing import Final
+from typing import Any, Final
 
 from muri.errors import MuriError
 from muri.policies.speed.pairs import InterferenceTable, PairSpeed
 from muri.policies.traits import BatchModel, Demand, Sensitivity, TraitError, derived_sensitivity
 from muri.policies.types import PlanRequest, Policy
-from muri.profiler.errors import FitError
+from muri.profiler.dryrun.messages import READS
+from muri.profiler.errors import FitError, SensitivityError
 from muri.profiler.interference.models import (
     LinearFit,
     Point,
@@ -30,10 +33,20 @@ from muri.profiler.interference.slowdown import Parabola
 from muri.profiler.records import ProfileKey, StageProfile
 from muri.profiler.sensitivity import record
 from muri.profiler.sensitivity.bisection import DOUBT, RUN_SPREAD
-from muri.profiler.sensitivity.memory_axis import Dataset, cache_sizes, saturating_cache_gib, throughput
+from muri.profiler.sensitivity.memory_axis import (
+    Dataset,
+    cache_sizes,
+    measured_overlap,
+    saturating_cache_gib,
+    throughput,
+)
+from muri.profiler.sensitivity.record import SensitivityProfile
+from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.records.cluster import Job
+from muri.slurm_plugin.records.comment_reports import SWEEP, sweep_in
 from muri.slurm_plugin.records.node_index import NodeIndex
-from muri.units import MIB_PER_GIB
+from muri.slurm_plugin.records.roles import ManagedJob, profile_key
+from muri.units import MIB, MIB_PER_GIB
 
 log = logging.getLogger("muri.controller")
 
@@ -355,3 +368,67 @@ def _row(first: Sequence[ProfileKey], second: Sequence[ProfileKey], speeds: _Spe
     if len(known) < len(found):
         return None
     return PairSpeed(first[0].name, second[0].name, min(a for a, _ in known), min(b for _, b in known))
+
+
+SHARES: Final = 2
+"""A sweep goes up to so many GPU-proportional shares: more CPUs are rarely free beside a GPU."""
+
+
+def sweep_cpus(job: ManagedJob, traits: KnownTraits, index: NodeIndex, config: Config) -> int | None:
+    """Return the CPUs of a dry run that measures the CPU axis as well; None where it does not.
+
+    Only jobs of one GPU are swept: Muri takes each GPU of a larger job to want the same.
+    """
+    if job.gpu_count != 1 or config.allocation.cpus == "off" or traits.is_measured(profile_key(job, index)):
+        return None
+    nodes = index.in_partition(config.profiling.partition or job.partition)
+    shares = [min(node.cpu_count, SHARES * node.cpu_count // node.gpu_count) for node in nodes if node.gpu_count]
+    greatest = max(job.cpu_count, min(shares, default=0))
+    return greatest if greatest > 1 else None
+
+
+def sensitivity_in(measured: Mapping[str, Any], profile: StageProfile, asked_cpus: int) -> SensitivityProfile | None:
+    """What a dry run tells of the CPU axis, and of the dataset; None where it tells nothing that can be true of CPUs.
+
+    Args:
+        measured: What it left in a comment.
+        profile: The stage profile in it, with the memory of the processes.
+        asked_cpus: The most CPUs that it could have had.
+    """
+    told = measured.get(SWEEP)
+    if not isinstance(told, Mapping):
+        return None
+    try:
+        cpu = sweep_in(told, asked_cpus)
+        return SensitivityProfile(
+            str(profile.key),
+            profile.measured_at,
+            cpu,
+            dataset=_dataset_in(measured, profile),
+            process_gib=profile.detail.host_mem_gib,
+        )
+    except (SensitivityError, ArithmeticError, LookupError, TypeError, ValueError) as error:
+        log.warning("what the dry run of %s says of its CPUs cannot be true: %s", profile.key, error)
+        return None
+
+
+def _dataset_in(measured: Mapping[str, Any], profile: StageProfile) -> Dataset | None:
+    """The dataset that a script keeps in `muri.cache`; None where it has none, or figures that cannot be true."""
+    told = measured.get(READS)
+    if not isinstance(told, Mapping):
+        return None
+    try:
+        item_mib = float(told["item_bytes"]) / MIB
+        dataset_mib, batch_mib = float(told["items"]) * item_mib, float(told["batch_items"]) * item_mib
+        rate, overlap = float(told["bytes_per_s"]) / MIB, _overlap(profile, workers=told["workers"] is True)
+        return Dataset(dataset_mib / MIB_PER_GIB, min(batch_mib, dataset_mib), rate, overlap)
+    except (SensitivityError, ArithmeticError, LookupError, TypeError, ValueError) as error:
+        log.warning("what the dry run of %s says of its dataset cannot be true: %s", profile.key, error)
+        return None
+
+
+def _overlap(profile: StageProfile, *, workers: bool) -> float:
+    """How much of its reading a job hides: all where workers prefetch, whose work the stages do not show."""
+    if workers or profile.detail.busy_s is None:
+        return float(workers)
+    return measured_overlap(profile.iteration_s, profile.load_s, profile.detail.busy_s[0])

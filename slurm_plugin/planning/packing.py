@@ -31,8 +31,7 @@ from muri.policies.types import (
 from muri.profiler.records import ProfileKey, StageProfile
 from muri.slurm_plugin.planning.actions import Action, Join, MemberPlan, StartGroup
 from muri.slurm_plugin.planning.cycle_input import CycleInput
-from muri.slurm_plugin.planning.joinable import has_a_task_per_gpu
-from muri.slurm_plugin.planning.joins import Joiner, joins_together, why_no_room
+from muri.slurm_plugin.planning.joins import Joiner, has_a_task_per_gpu, joins_together, why_no_room
 from muri.slurm_plugin.planning.model_traits import batch_model, interference_table
 from muri.slurm_plugin.planning.node_room import node_room
 from muri.slurm_plugin.planning.plan_actions import actions_of

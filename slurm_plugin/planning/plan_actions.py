@@ -1,15 +1,18 @@
 """From a plan to actions: groups that start, jobs that join, and jobs alone, which others may join. Pure."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from muri.policies.types import Plan, PlanJob
 from muri.slurm_plugin.planning.actions import Action, Join, started
 from muri.slurm_plugin.planning.cycle_input import CycleInput
-from muri.slurm_plugin.planning.joinable import start_joinable, started_plain
-from muri.slurm_plugin.planning.joins import joins_of
+from muri.slurm_plugin.planning.joins import joins_of, start_joinable, started_plain
 from muri.slurm_plugin.planning.node_room import NodeRoom
+from muri.slurm_plugin.planning.placement import starts_by_itself
 from muri.slurm_plugin.planning.site_limits import SiteRoom
 from muri.slurm_plugin.planning.starts import release_solo, start_group
+from muri.slurm_plugin.records.cluster import JobState
+from muri.slurm_plugin.records.roles import ManagedJob, Role
 
 
 def actions_of(
@@ -52,3 +55,41 @@ def actions_of(
 def idle_gpus_first(starts: Sequence[Action]) -> tuple[Action, ...]:
     """Return what starts on idle GPUs, and then what joins groups, whose GPUs are at work; each in the plan's order."""
     return tuple(sorted(starts, key=lambda action: isinstance(action, Join)))
+
+
+LATER = "more than enough jobs of its partition wait for Slurm already (slurm_backlog); it is let go as they start"
+
+
+def to_let_go(jobs: Sequence[ManagedJob], cycle: CycleInput) -> tuple[ManagedJob, ...]:
+    """Return the jobs that Slurm gets now: of each partition those of the highest priority, of these the oldest.
+
+    A partition gets one for each idle CPU and `slurm_backlog` more, less those that compete there already. So a job is
+    held back only behind more jobs of a higher priority than Slurm's schedulers look at. What has been let go and waits
+    for something else than resources, such as a limit, keeps nobody back.
+
+    Args:
+        jobs: Those that are left to Slurm.
+        cycle: What the cycle decides on.
+    """
+    by_priority = sorted(jobs, key=lambda job: (-job.own_priority, job.submit_s, job.job_id))
+    partitions = {job.partition for job in jobs}
+    competing = Counter(job.partition for job in cycle.view.having(Role.RELEASED) if _competes(job))
+    room = {each: _idle_cpus(each, cycle) + cycle.config.slurm_backlog - competing[each] for each in partitions}
+    taken: Counter[str] = Counter()
+    chosen: list[ManagedJob] = []
+    for job in by_priority:
+        if taken[job.partition] < room[job.partition]:
+            taken[job.partition] += 1
+            chosen.append(job)
+    return tuple(chosen)
+
+
+def _competes(job: ManagedJob) -> bool:
+    return job.state is JobState.PENDING and starts_by_itself(job)
+
+
+def _idle_cpus(partition: str, cycle: CycleInput) -> int:
+    """Return an upper bound of how many jobs could start in a partition, or one of several, at once."""
+    names = set(partition.split(","))
+    nodes = (node for node in cycle.nodes if node.usable and not names.isdisjoint(node.partitions))
+    return sum(max(0, node.cpu_count - node.cpus_allocated) for node in nodes)

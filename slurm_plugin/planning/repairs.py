@@ -24,10 +24,10 @@ from muri.slurm_plugin.planning.actions import (
     ResumeGroup,
     ReturnToQueue,
 )
-from muri.slurm_plugin.planning.cpu_sweeps import sensitivity_in
 from muri.slurm_plugin.planning.cycle_input import START_DELAY_S, CycleInput, dry_run_key
-from muri.slurm_plugin.planning.in_place import measured_in_place, ran_s
 from muri.slurm_plugin.planning.joins import begun_joins, resume_joins
+from muri.slurm_plugin.planning.measurements import measured_in_place, ran_s
+from muri.slurm_plugin.planning.model_traits import sensitivity_in
 from muri.slurm_plugin.planning.placement import ends_at_s
 from muri.slurm_plugin.planning.site_limits import PILOT_EXTRA_S
 from muri.slurm_plugin.records.cluster import Job, JobState

@@ -1,29 +1,26 @@
 """From the queue to a policy's request: who may be planned, with what, on which nodes, and what is measured. Pure."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from heapq import heapify, heapreplace
 from itertools import chain
 from typing import NamedTuple
 
 from muri.policies.options import MAX_GROUP_SIZE
-from muri.policies.types import FreeNode, PlanJob, PlanRequest, ProfileUse, waited_s
+from muri.policies.types import PlanJob, PlanRequest, ProfileUse, waited_s
 from muri.profiler.coverage import says_little
 from muri.profiler.records import ProfileKey, StageProfile
-from muri.slurm_plugin.config import Config, Grouping
+from muri.slurm_plugin.config import Grouping
 from muri.slurm_plugin.planning.actions import SplitTasks, StartDryRun
 from muri.slurm_plugin.planning.arrays import split_soon, throttled
-from muri.slurm_plugin.planning.cpu_sweeps import sweep_cpus
 from muri.slurm_plugin.planning.cycle_input import START_DELAY_S, CycleInput, dry_run_key
-from muri.slurm_plugin.planning.model_traits import derived_for, gpu_utilization
-from muri.slurm_plugin.planning.placement import Place, Places, domain_of
+from muri.slurm_plugin.planning.model_traits import derived_for, gpu_utilization, sweep_cpus
+from muri.slurm_plugin.planning.placement import domain_of, free_nodes
 from muri.slurm_plugin.planning.site_limits import SiteRoom
-from muri.slurm_plugin.planning.slurm_requests import MEMBER_MEM_MIB, dry_run_limit_s
-from muri.slurm_plugin.records.cluster import Job, JobState, Node
-from muri.slurm_plugin.records.host_lists import names_in
+from muri.slurm_plugin.planning.slurm_requests import dry_run_limit_s
+from muri.slurm_plugin.records.cluster import Job
 from muri.slurm_plugin.records.journal import DRY_RUN
-from muri.slurm_plugin.records.limits import PartitionLimits, will_start_by_itself
+from muri.slurm_plugin.records.limits import PartitionLimits
 from muri.slurm_plugin.records.roles import ManagedJob, Role, why_arguments_are_unknown
 from muri.units import MIB_PER_GIB
 
@@ -33,8 +30,6 @@ _CALLS_NOT = (
     "its model was never measured, and its batch script does not call `muri run` itself, without which it has no GPU "
     "in a group"
 )
-
-_PROMISED = {Role.PILOT, Role.DRY_RUN, Role.RELEASED}
 
 
 def ranks_reason(job: Job) -> str:
@@ -390,7 +385,7 @@ def _within_limits(
     for run in runs:
         job = cycle.view.jobs[run.job_id]
         partition = cycle.config.profiling.partition or job.partition
-        cpus = sweep_cpus(job, cycle) if sweeps else None
+        cpus = sweep_cpus(job, cycle.knowledge.traits, cycle.node_index, cycle.config) if sweeps else None
         if cpus is not None and not room.take_dry_run(
             replace(job, cpu_count=cpus), partition, dry_run_limit_s(cycle.config, cpus)
         ):
@@ -426,138 +421,3 @@ def _is_to_be_measured(known: KnownJob, cycle: CycleInput, profile_use: ProfileU
     under_way = key in knowledge.profiling or job.job_id in knowledge.dry_run_jobs
     impossible = job.unknown_task or job.het or job.special or why_arguments_are_unknown(job)
     return not (under_way or impossible or knowledge.failed(key, cycle.config))
-
-
-@dataclass(slots=True)
-class _Free:
-    """What a node has left."""
-
-    gpus: int
-    cpus: int
-    mem_mib: int
-
-    @classmethod
-    def of(cls, node: Node) -> "_Free":
-        return cls(
-            node.gpu_count - node.gpus_allocated,
-            node.cpu_count - node.cpus_allocated,
-            node.mem_mib - node.mem_allocated_mib,
-        )
-
-    def take_script(self, cpus: int) -> None:
-        """Set aside what the batch script of a member that starts needs."""
-        self.cpus -= cpus
-        self.mem_mib -= MEMBER_MEM_MIB
-
-
-class _Eligible:
-    """The nodes of a place where jobs start by themselves; what is set aside for these is taken from what is free.
-
-    Args:
-        nodes: The nodes.
-        free: What nodes have left, by name; other places may take from it, too.
-    """
-
-    def __init__(self, nodes: Sequence[Node], free: Mapping[str, _Free]) -> None:
-        self._free = free
-        self._cpus, self._gpus = sum(node.cpu_count for node in nodes), sum(node.gpu_count for node in nodes)
-        # By the GPUs that each had left when it was last looked at: they only get fewer.
-        self._most_first = [(-free[node.name].gpus, node.name) for node in nodes]
-        heapify(self._most_first)
-
-    def take(self, job: Job) -> None:
-        """Set a waiting job's resources aside where Slurm will probably start it: where most GPUs are free.
-
-        Nothing for a job that these nodes could never hold: Slurm may show "Priority" long before it looks at that.
-        """
-        if job.cpu_count > self._cpus or job.gpu_count > self._gpus:
-            return
-        cpus, wanted = -(-job.cpu_count // max(1, job.node_count)), job.gpu_count
-        while wanted and (free := self._with_most()) is not None:
-            taken = min(wanted, free.gpus)
-            wanted -= taken
-            free.gpus -= taken
-            free.cpus -= cpus
-            free.mem_mib -= job.mem_per_node_mib
-
-    def _with_most(self) -> _Free | None:
-        """The node with the most free GPUs, the first by name; None when there are none."""
-        order = self._most_first
-        while order and order[0][0] != -self._free[order[0][1]].gpus:
-            heapreplace(order, (-self._free[order[0][1]].gpus, order[0][1]))
-        return self._free[order[0][1]] if order and order[0][0] < 0 else None
-
-
-def free_nodes(cycle: CycleInput, places: Places | None = None, jobs: Sequence[Job] = ()) -> tuple[FreeNode, ...]:
-    """Return what can be given out: what is idle, less what is promised to Muri's jobs that start by themselves.
-
-    Members that wait for their pilot job's start are promised what their batch scripts need.
-
-    Args:
-        cycle: What the cycle decides on.
-        places: Where jobs may run.
-        jobs: Those that are planned; their partitions for planning are told.
-    """
-    places = places or Places(cycle.view.snapshot)
-    nodes = [node for node in cycle.nodes if node.usable and node.gpu_count and is_served(node, cycle)]
-    free = {node.name: _Free.of(node) for node in nodes}
-    eligible: dict[Place, _Eligible] = {}
-    for job in cycle.view.jobs.values():
-        if job.role in _PROMISED and starts_by_itself(job):
-            place = places.of(job)
-            if place.left_to_slurm:
-                continue
-            if place not in eligible:
-                eligible[place] = _Eligible([node for node in nodes if node.name in place.nodes], free)
-            eligible[place].take(job)
-    for member in cycle.view.having(Role.MEMBER):
-        pilot = cycle.view.active(member.membership.pilot) if member.membership else None
-        if pilot is not None and member.state is JobState.PENDING:
-            for name in names_in(pilot.nodes or pilot.required_nodes) & free.keys():
-                free[name].take_script(-(-member.task_count // max(1, pilot.node_count)))
-    names = places.names(jobs)
-    return tuple(_free_node(node, names[node.name], free[node.name], cycle.config) for node in nodes)
-
-
-def is_served(node: Node, cycle: CycleInput) -> bool:
-    """Whether a node belongs to a partition that Muri serves."""
-    served = cycle.config.partitions
-    return not served or any(partition in served for partition in node.partitions)
-
-
-def starts_by_itself(job: ManagedJob) -> bool:
-    """Whether a job waits for nothing but GPUs; others hold none back, so that jobs behind them start."""
-    if job.state is not JobState.PENDING or job.held or job.gated:
-        return False
-    # Slurm shows the reason of its last look at the job, which may be older than what Muri has changed.
-    outdated = (
-        ("JobHeld", True),
-        ("Licenses", not job.licenses),
-        ("Dependency", not job.dependency),
-        ("BeginTime", not job.begin_s),
-    )
-    return will_start_by_itself(job.reason) or any(job.reason.startswith(word) and gone for word, gone in outdated)
-
-
-def _free_node(node: Node, partitions: tuple[str, ...], free: _Free, config: Config) -> FreeNode:
-    return FreeNode(
-        node.name,
-        partitions,
-        max(free.gpus, 0),
-        gpu_mem_gib=config.gpu_mem_gib.get(node.gpu_type, 0.0),
-        gpu_count=node.gpu_count,
-        cpu_count=float(node.cpu_count),
-        mem_gib=node.mem_mib / MIB_PER_GIB,
-        free_cpus=float(max(free.cpus, 0)),
-        free_mem_gib=max(free.mem_mib, 0) / MIB_PER_GIB,
-        islands=_free_islands(node, free.gpus),
-        topology=node.gpu_islands,
-        in_order=True,
-    )
-
-
-def _free_islands(node: Node, free_gpus: int) -> tuple[tuple[int, ...], ...]:
-    """The free GPUs of a node by island; () where these are not known, or Slurm will give some of them to others."""
-    islands = [tuple(gpu for gpu in island if gpu not in node.gpus_in_use) for island in node.gpu_islands]
-    known = len(node.gpus_in_use) == node.gpus_allocated and sum(map(len, islands)) == free_gpus
-    return tuple(island for island in islands if island) if known else ()

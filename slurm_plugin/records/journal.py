@@ -54,7 +54,7 @@ EXCLUSION: Final = "bar"
 
 PAIR: Final = "pair"
 """Name of the facts that keep what was seen of two members that share without turns, by their pilot job's id
-(`planning.pairs_at_work`)."""
+(`planning.measurements`)."""
 
 DRY_RUN_FAILED: Final = "dry-run-failed"
 """Name of the facts that count a model's failed dry runs and keep the last cause and time (`dry_run_failures`), by the
@@ -80,7 +80,7 @@ GROUP_RUN: Final = "group-run"
 """Name of the facts that hold who ran beside whom until the members' reports are written, by pilot job."""
 
 SERVICE: Final = "service"
-"""Name of the facts that hold when the runs of a job began and ended (`planning.service.Service`), by job id."""
+"""Name of the facts that hold when the runs of a job began and ended (`planning.history.Service`), by job id."""
 
 CLAIMS: Final = "claims"
 """Name of the facts that hold how far jobs kept to the durations that were stated (`planning.stated_durations`), by

@@ -82,7 +82,7 @@ from muri.policies.types import CpuMemShare
 from muri.slurm_plugin.config import Allocation
 from muri.slurm_plugin.planning.starts import share_of
 from muri.slurm_plugin.controller.assemble import open_gateway
-from muri.slurm_plugin.execute.allocate import give_share
+from muri.slurm_plugin.execute.gate import give_share
 gateway = open_gateway(sys.argv[1])
 for job in gateway.snapshot().jobs:
     if str(job.job_id) in sys.argv[2:]:

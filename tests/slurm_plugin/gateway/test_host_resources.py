@@ -9,7 +9,7 @@ from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.gateway.commands import update_settings
 from muri.slurm_plugin.gateway.pyslurm_records import change_fields
 from muri.slurm_plugin.planning.cycle_input import CycleInput, Knowledge
-from muri.slurm_plugin.planning.request import free_nodes
+from muri.slurm_plugin.planning.placement import free_nodes
 from muri.slurm_plugin.records.cluster import JobChange, JobState, Snapshot, dump_snapshot, parse_snapshot
 from muri.slurm_plugin.records.roles import view_of
 

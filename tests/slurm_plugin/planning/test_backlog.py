@@ -9,9 +9,9 @@ from fake_slurm import NOW_S, FakeSlurm, behind_licence, make_job, make_node, on
 from muri.policies.registry import describe_policies
 from muri.slurm_plugin.controller.assemble import policy_of
 from muri.slurm_plugin.planning.actions import ReleaseSolo
-from muri.slurm_plugin.planning.backlog import to_let_go
 from muri.slurm_plugin.planning.cycle_input import CycleInput
 from muri.slurm_plugin.planning.decision import decide
+from muri.slurm_plugin.planning.plan_actions import to_let_go
 from muri.slurm_plugin.records.cluster import Job, JobState
 
 
