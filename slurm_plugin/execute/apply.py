@@ -8,8 +8,7 @@ from typing import Final, Protocol
 
 from muri.clock import MACHINE_CLOCK, Clock
 from muri.errors import MuriError
-from muri.slurm_plugin.gateway.base import Gateway
-from muri.slurm_plugin.gateway.call_kinds import Calls
+from muri.slurm_plugin.gateway.base import Calls, Gateway
 from muri.slurm_plugin.planning.actions import (
     Action,
     Join,
