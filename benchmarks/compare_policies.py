@@ -28,7 +28,7 @@ from bars import Bar, keep, tell, verdict
 
 from muri.errors import MuriError
 from muri.simulator.model import Cluster, Settings
-from muri.simulator.sweep.runs import Run, run_one
+from muri.simulator.runs import Run, run_one
 from muri.simulator.traces.read import read_trace
 
 ROOT: Final = Path(__file__).parents[1]

@@ -30,12 +30,12 @@ from fidelity_workloads import SANDBOX, USERS, VALIDATION, WORKLOADS, Workload, 
 from machine import describe_machine
 
 from muri.profiler.records import ProfileKey, StageProfile
-from muri.simulator.twin.programs import Work
-from muri.simulator.twin.sharing import Iteration, Sharing
-from muri.simulator.twin.site import Site, SlurmConf, plain_nodes
-from muri.simulator.twin.submission import Submission
-from muri.simulator.twin.twin import EPOCH_S, Twin, folder
 from muri.slurm_plugin.config import Config
+from muri_lab.twin.programs import Work
+from muri_lab.twin.sharing import Iteration, Sharing
+from muri_lab.twin.site import Site, SlurmConf, plain_nodes
+from muri_lab.twin.submission import Submission
+from muri_lab.twin.twin import EPOCH_S, Twin, folder
 
 TWINS: Final = 12
 

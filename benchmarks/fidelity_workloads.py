@@ -4,7 +4,7 @@ import random
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from muri.simulator.twin.site import Delays
+from muri_lab.twin.site import Delays
 
 SANDBOX: Final = Delays(crowd_s=0.08, crowd_alone_s=0.053, join_s=0.17)
 """How long things take on a sandbox on two cores, which all of its nodes share."""

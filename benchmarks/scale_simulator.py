@@ -6,9 +6,9 @@ from typing import Any, Final
 
 from machine import measured
 
+from muri.simulator.metrics import metrics_of
 from muri.simulator.model import Cluster, Settings, Trace
 from muri.simulator.run import simulate
-from muri.simulator.sweep.metrics import metrics_of
 from muri.simulator.traces.generator import Recipe, generate
 from muri.simulator.traces.read import read_trace
 

@@ -19,9 +19,9 @@ from typing import Any, Literal
 
 from machine import describe_machine, peak_rss_mib
 
+from muri.simulator.metrics import metrics_of
 from muri.simulator.model import Cluster, Settings, Trace
 from muri.simulator.run import simulate
-from muri.simulator.sweep.metrics import metrics_of
 from muri.simulator.traces.generator import Durations, Recipe, generate
 from muri.simulator.traces.read import read_trace
 

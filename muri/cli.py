@@ -24,13 +24,9 @@ COMMANDS = {
         "muri.slurm_plugin.cli.admin:drain", "Let Slurm start every waiting job as its user submitted it."
     ),
     "profile": LazyCommand("muri.profiler.commands:profile", "List, show, move and remove stage profiles."),
-    "trace": LazyCommand(
-        "muri.simulator.cli.trace_command:trace", "Import, generate, show and check traces to simulate."
-    ),
+    "trace": LazyCommand("muri.simulator.cli.trace:trace", "Import, generate, show and check traces to simulate."),
     "policies": LazyCommand("muri.slurm_plugin.cli.look:policies", "List the policies and what each one does."),
-    "simulate": LazyCommand(
-        "muri.simulator.cli.simulate_command:simulate", "Say what policies would do to a trace's jobs."
-    ),
+    "simulate": LazyCommand("muri.simulator.cli.simulate:simulate", "Say what policies would do to a trace's jobs."),
     "doctor": LazyCommand("muri.slurm_plugin.cli.doctor:doctor", "Examine what Muri needs; say what to do."),
     "config": LazyCommand("muri.slurm_plugin.cli.admin:config", "Check the configuration file, and show it."),
 }
@@ -63,7 +59,13 @@ REMOVED: Final = {
     "report --csv": "use --json with jq: `jq -r '.[] | [.job_id, .gpu_s] | @csv'`",
     "doctor --nodes": "try a node with a job: `srun --nodelist=NODE --muri=model=x muri --version`",
     "doctor --try": "submit two jobs with --muri, and look at them with `muri queue`",
-}
+    "simulate --experiment": "use `muri-lab experiment NAME` (pip install ./lab)",
+    "simulate --traces": "use `muri-lab experiment NAME --traces DIR` (pip install ./lab)",
+    **{f"simulate --{option}": f"use `muri-lab sweep --{option}` (pip install ./lab)" for option in (
+        "profiling-s", "profile-noise", "no-checkpoints", "any-user", "interference", "slowdown", "outage", "seed",
+        "steady-state", "check", "format", "skip-bad-rows", "jobs", "executor", "slurm-option", "out",
+    )},
+}  # fmt: skip
 """Commands, and options behind their command's name, that 0.2 had: what to do instead."""
 
 _DEFAULT_CONFIG: Final = "/etc/muri/muri.yaml"

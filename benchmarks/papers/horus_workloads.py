@@ -26,9 +26,9 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from muri.profiler.records import ProfileKey, StageProfile
+from muri.simulator.metrics import metrics_of
 from muri.simulator.model import Cluster, Settings, SimulationResult, Trace, TraceJob
 from muri.simulator.run import simulate
-from muri.simulator.sweep.metrics import metrics_of
 
 LARGE: Final = Cluster(128, 8, gpu_mem_gib=11.0)
 TESTBED: Final = Cluster(3, 4, gpu_mem_gib=8.0)

@@ -15,20 +15,20 @@ import numpy as np
 
 from benchmarks.papers.frame import ROOT, Curve, Experiment, MissingDataError, Outcome, Row
 from muri.profiler.records import RESOURCES
-from muri.simulator.experiments.experiment import Experiment as SimulatorExperiment
-from muri.simulator.experiments.experiment import (
+from muri.simulator.model import Trace
+from muri.simulator.runs import sweep
+from muri.simulator.summary import TraceSummary, summarise
+from muri.simulator.traces.read import read_trace
+from muri_lab.experiments.experiment import Experiment as SimulatorExperiment
+from muri_lab.experiments.experiment import (
     ExperimentError,
     experiment_names,
     find_traces,
     load_experiment,
     runs_of_experiment,
 )
-from muri.simulator.experiments.page import METRICS, Comparison, Findings, RangeComparison
-from muri.simulator.model import Trace
-from muri.simulator.report import series
-from muri.simulator.sweep.runs import sweep
-from muri.simulator.sweep.summary import TraceSummary, summarise
-from muri.simulator.traces.read import read_trace
+from muri_lab.experiments.page import METRICS, Comparison, Findings, RangeComparison
+from muri_lab.report import series
 
 TRACES: Final = Path(os.environ.get("MURI_PAPER_TRACES", ROOT.parent / "shared" / "traces"))
 SMALL: Final = ROOT / "examples" / "traces" / "short-and-crowded.csv"

@@ -27,9 +27,9 @@ from typing import Final
 
 from benchmarks.papers.frame import GAVELS, ROOT, needed
 from muri.policies.speed.pairs import PairSpeed, parse_interference
+from muri.simulator.metrics import JobMetrics, job_metrics
 from muri.simulator.model import Cluster, JobRecord, Settings, Trace, TraceJob
 from muri.simulator.run import simulate
-from muri.simulator.sweep.metrics import JobMetrics, job_metrics
 from muri.simulator.traces.generator import Durations, Recipe, generate
 from muri.simulator.traces.models import TrainedModel, models_of_pairs
 

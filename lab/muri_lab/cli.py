@@ -9,9 +9,10 @@ from muri import __version__
 from muri.commands import LazyCommand, LazyGroup, run_command
 
 COMMANDS: Final = {
+    "sweep": LazyCommand("muri_lab.sweep.command:sweep", "Simulate policies on traces with all options; report."),
+    "experiment": LazyCommand("muri_lab.experiments.command:experiment", "Repeat a figure or table of the Muri paper."),
     "fault-runs": LazyCommand(
-        "muri.simulator.twin.fault_runs:main",
-        "Try the real controller on a virtual Slurm with faults, in virtual time.",
+        "muri_lab.twin.fault_runs:main", "Try the real controller on a virtual Slurm with faults, in virtual time."
     ),
 }
 

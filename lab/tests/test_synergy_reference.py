@@ -12,9 +12,9 @@ import pytest
 from muri.policies.options import MECHANISMS as NAMES
 from muri.policies.options import ORDERS
 from muri.profiler.records import StageProfile
+from muri.simulator.metrics import metrics_of
 from muri.simulator.model import Cluster, Settings, SimulationError, SimulationResult, Trace, TraceJob
 from muri.simulator.run import simulate
-from muri.simulator.sweep.metrics import metrics_of
 from muri.simulator.traces.models import synergy_models
 from muri.simulator.traces.read import read_trace
 from muri_lab.synergy_reference.mechanisms import MECHANISMS, Round

@@ -83,7 +83,7 @@ def test_every_result_that_a_page_shows_has_a_command() -> None:
     """A file of results is named by the script that writes it, so that it can be made anew."""
     shown = {word.partition(":")[0] for text in TEXTS for mark in FIGURE.findall(text) for word in mark[1].split()}
     files = {name for name in shown if "." not in name and (RESULTS / f"{name}.json").is_file()}
-    code = [*(ROOT / "benchmarks").rglob("*.py"), *(ROOT / "simulator" / "twin").glob("*.py")]
+    code = [*(ROOT / "benchmarks").rglob("*.py"), *(ROOT / "lab" / "muri_lab" / "twin").glob("*.py")]
     sources = "".join(path.read_text() for path in code)
     assert len(files) > 15
     assert not [name for name in sorted(files) if not name.startswith("papers/") and f"{name}.json" not in sources]

@@ -17,7 +17,8 @@ from benchmarks.papers.frame import RESULTS
 from benchmarks.papers.muri import SMALL
 from benchmarks.papers.quoted import quote, quoted
 from muri.cli import cli
-from muri.simulator.experiments.experiment import experiment_names, load_experiment
+from muri_lab.cli import cli as lab
+from muri_lab.experiments.experiment import experiment_names, load_experiment
 
 ROOT = Path(__file__).resolve().parents[2]
 SPEC = importlib.util.spec_from_file_location("papers_page", ROOT / "scripts" / "papers_page.py")
@@ -70,12 +71,12 @@ def test_every_named_command_exists():
         assert "--help" not in words, f"{command}: a help page shows nothing of what the row claims"
         if first == "sbatch":  # its option's grammar is tested where it is defined
             assert words[0].startswith("--muri")
-        elif first == "muri":
-            known, rest = options_of(cli, words)
-            assert len(rest) < len(words), f"muri has no command {words[0]}"
+        elif first in ("muri", "muri-lab"):
+            known, rest = options_of(cli if first == "muri" else lab, words)
+            assert len(rest) < len(words), f"{first} has no command {words[0]}"
             assert {word.partition("=")[0] for word in rest if word.startswith("--")} <= known
-            if "--experiment" in rest:
-                assert rest[rest.index("--experiment") + 1] in experiment_names()
+            if words[0] == "experiment":
+                assert rest[0] in experiment_names()
         elif words[:2] == ["-m", "benchmarks.papers"]:
             assert words[2] in experiments()
         else:

@@ -12,7 +12,7 @@ from typing import Final, get_args
 from campaign import APART, Campaign, Gate, Outcome, Profiling, compared, run
 from users import Attack
 
-from muri.simulator.twin.shrink import smallest_failing
+from muri_lab.twin.shrink import smallest_failing
 
 POLICIES: Final = (
     "auto", "muri-s", "muri-l", "muri-slurm", "horus", "sjf-bsbf", "synergy", "muri-hybrid", "tiresias",

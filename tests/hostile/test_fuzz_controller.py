@@ -4,7 +4,7 @@ import pytest
 from campaign import Campaign
 from fuzz_controller import tried
 
-from muri.simulator.twin.shrink import smallest_failing
+from muri_lab.twin.shrink import smallest_failing
 
 CAMPAIGNS = [
     Campaign("auto", "licence", 3, 200, 12),

@@ -1,4 +1,4 @@
-"""A sweep of `muri simulate` as a job array on the real Slurm, submitted by an ordinary user."""
+"""A sweep of `muri-lab sweep` as a job array on the real Slurm, submitted by an ordinary user."""
 
 import json
 import subprocess
@@ -17,10 +17,10 @@ TRACE = (
 )
 CLUSTER = ("--nodes", "1", "--gpus-per-node", "2")
 
-#: `muri` that asks sooner for what has left the queue, and waits less for its result.
+#: `muri-lab` that asks sooner for what has left the queue, and waits less for its result.
 IMPATIENT = """
-from muri.cli import main
-from muri.simulator.sweep import on_slurm
+from muri_lab.cli import main
+from muri_lab.sweep import on_slurm
 
 on_slurm._QUEUE_EVERY_S = on_slurm._GRACE_S = 1.0
 main()
@@ -41,7 +41,7 @@ def figures(output: str) -> dict[str, dict[str, object]]:
 
 
 def test_job_array_gives_what_the_same_sweep_gives_here(cluster: Driver, trace: str) -> None:
-    command = ("muri", "simulate", trace, "--policy", "srsf,muri-s", *CLUSTER, "--json")
+    command = ("muri-lab", "sweep", trace, "--policy", "srsf,muri-s", *CLUSTER, "--json")
     local = figures(cluster.run(*command).stdout)
     slurm = cluster.run(*command, "--executor", "slurm", "--jobs", "2", "--slurm-option", "partition=main",
                         "--out", "/home/alice/sweep")  # fmt: skip
@@ -53,7 +53,7 @@ def test_job_array_gives_what_the_same_sweep_gives_here(cluster: Driver, trace: 
 
 
 def test_refusal_in_a_task_reaches_the_user_in_its_own_words(cluster: Driver, trace: str) -> None:
-    done = cluster.run("muri", "simulate", trace, "--policy", "srsf", "--nodes", "1", "--gpus-per-node", "2",
+    done = cluster.run("muri-lab", "sweep", trace, "--policy", "srsf", "--nodes", "1", "--gpus-per-node", "2",
                        "--executor", "slurm", "--option", "speed_model=measured", check=False)  # fmt: skip
     assert done.returncode == 2, done.stderr
     assert "Traceback" not in done.stderr
@@ -61,7 +61,7 @@ def test_refusal_in_a_task_reaches_the_user_in_its_own_words(cluster: Driver, tr
 
 
 def test_partition_that_is_not_there_is_slurms_refusal(cluster: Driver, trace: str) -> None:
-    done = cluster.run("muri", "simulate", trace, "--policy", "srsf", *CLUSTER, "--executor", "slurm",
+    done = cluster.run("muri-lab", "sweep", trace, "--policy", "srsf", *CLUSTER, "--executor", "slurm",
                        "--slurm-option", "partition=nowhere", check=False)  # fmt: skip
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
@@ -70,7 +70,7 @@ def test_partition_that_is_not_there_is_slurms_refusal(cluster: Driver, trace: s
 
 def submit_for_later(cluster: Driver, trace: str, *command: str) -> "subprocess.Popen[str]":
     """A sweep whose job array is in the queue and stays there."""
-    options = ("simulate", trace, "--policy", "srsf,fifo", *CLUSTER, "--executor", "slurm")
+    options = ("sweep", trace, "--policy", "srsf,fifo", *CLUSTER, "--executor", "slurm")
     process = cluster.popen(*command, *options, "--slurm-option", "additional_parameters={begin: now+1hour}")
     cluster.wait_until(lambda: queued(cluster) != "", "the job array")
     return process
@@ -81,8 +81,8 @@ def queued(cluster: Driver) -> str:
 
 
 def test_interrupt_takes_the_job_array_back(cluster: Driver, trace: str) -> None:
-    process = submit_for_later(cluster, trace, "muri")
-    cluster.run("pkill", "--signal", "INT", "--full", "muri simulate", user="root")
+    process = submit_for_later(cluster, trace, "muri-lab")
+    cluster.run("pkill", "--signal", "INT", "--full", "muri-lab sweep", user="root")
     _, stderr = process.communicate(timeout=240)
     assert "muri: interrupted" in stderr
     assert "Traceback" not in stderr

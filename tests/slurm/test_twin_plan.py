@@ -7,11 +7,11 @@ from muri_cluster import MuriCluster
 
 from muri.profiler.exchange import from_json
 from muri.profiler.store import ProfileStore
-from muri.simulator.twin.site import Site, plain_nodes
-from muri.simulator.twin.twin import Twin
 from muri.slurm_plugin.config import load_config
 from muri.slurm_plugin.planning.actions import render_action
 from muri.slurm_plugin.records.cluster import Snapshot, dump_snapshot, parse_snapshot
+from muri_lab.twin.site import Site, plain_nodes
+from muri_lab.twin.twin import Twin
 from sandbox.driver import Driver
 
 LIVE = """

@@ -16,10 +16,10 @@ from muri.policies.traits import BatchModel
 from muri.policies.types import Group, NodeShare, Plan, PlanJob, PlanRequest, Sharer, Waiting
 from muri.profiler.interference.slowdown import published_slowdown
 from muri.simulator import run as run_module
+from muri.simulator.metrics import metrics_of
 from muri.simulator.model import Cluster, Settings, SimulationError, SimulationResult, Trace, TraceJob
-from muri.simulator.sweep.metrics import metrics_of
-from muri.simulator.sweep.runs import Outcome, Run
-from muri.simulator.sweep.summary import TraceSummary, summarise, table_of
+from muri.simulator.runs import Outcome, Run
+from muri.simulator.summary import TraceSummary, summarise, table_of
 
 Planner = Callable[[PlanRequest], Iterable[Sharer]]
 
