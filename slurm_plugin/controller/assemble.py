@@ -209,8 +209,7 @@ def open_gateway(
 
     Args:
         kind: "pyslurm", "command", or "auto": pyslurm where it works, else the commands.
-        note: Is told why something that "auto" or pyslurm would use besides cannot be used. That is normal on many
-            machines, so by default nobody is told.
+        note: Is told why "auto" does not use pyslurm. That is normal on many machines, so by default nobody is told.
 
     Raises:
         GatewayUnavailableError: It cannot work on this machine; the text says what to do.
@@ -222,17 +221,9 @@ def open_gateway(
     if kind == "command":
         return CommandGateway(commands)
     try:
-        return PyslurmGateway(_helper(commands, note), commands)
+        return PyslurmGateway(commands)
     except GatewayUnavailableError as err:
         if kind == "pyslurm":
             raise
         note(err)
         return CommandGateway(commands)
-
-
-def _helper(commands: SlurmCommands, note: Callable[[GatewayUnavailableError], None]) -> CommandGateway | None:
-    try:
-        return CommandGateway(commands)
-    except GatewayUnavailableError as err:
-        note(err)
-        return None

@@ -28,7 +28,7 @@ from muri.slurm_plugin.gateway.slurm_commands import SlurmCommands
 from muri.slurm_plugin.gateway.squeue import known_fields
 from muri.slurm_plugin.gateway.submit_as import Submissions
 from muri.slurm_plugin.gateway.tables import Held, ReservationsReader, nodes_of_table, read_gpus_in_use
-from muri.slurm_plugin.records.cluster import Job, JobChange, NewJob, Node, Snapshot
+from muri.slurm_plugin.records.cluster import Job, JobChange, NewJob, Node, Snapshot, Unreadable
 from muri.slurm_plugin.records.gpu_removal import GpuRemoval, Place
 
 log = logging.getLogger(__name__)
@@ -103,40 +103,33 @@ class CommandGateway:
     def snapshot(self) -> Snapshot:
         """Read all jobs, nodes and reservations."""
         limits = self._limits.read()  # first, for the queue's records depend on what jobs get by default
-        queue = self.queue()
-        nodes = self._nodes()
+        queue, nodes = self.queue(), self._nodes()
         return replace(queue, nodes=nodes, limits=limits, reservations=self._reservations.read(nodes))
 
     def queue(self) -> Snapshot:
         """Read the jobs alone."""
-        return self._snapshot_of(self._queue)
+        return self._read(self._queue)
 
     def one_job(self, job_id: int) -> Snapshot:
         """Read one job, of an array's id all its records."""
-        return self._snapshot_of(replace(self._queue, job_id=job_id, details=DetailsReader(self.show_job)))
+        return self._read(replace(self._queue, job_id=job_id, details=DetailsReader(self.show_job)))
 
-    def _snapshot_of(self, reader: QueueReader) -> Snapshot:
+    def _read(self, reader: QueueReader) -> Snapshot:
         taken_s = time.time()
         queue = reader.read(taken_s, self._limits.partitions)
-        self.learn(queue.jobs)
-        return Snapshot(
-            taken_s=taken_s,
-            cluster=self._cluster,
-            slurm_version=self._slurm_version,
-            jobs=tuple(sorted(queue.jobs, key=lambda job: job.job_id)),
-            nodes=(),
-            unreadable=tuple(queue.unreadable),
-        )
+        return self._snapshot_of(queue.jobs, queue.unreadable, taken_s)
+
+    def _snapshot_of(self, jobs: Iterable[Job], unreadable: Iterable[Unreadable], taken_s: float) -> Snapshot:
+        """Return the queue, and take note of it: it says which record of an array a job's id means."""
+        jobs = tuple(sorted(jobs, key=lambda job: job.job_id))
+        self._arrays.learn(jobs)
+        return Snapshot(taken_s, self._cluster, self._slurm_version, jobs, (), unreadable=tuple(unreadable))
 
     def tagged(self) -> Snapshot:
         """Read the ids, owners, states and tags of Muri's jobs alone, which works where the queue cannot be read."""
         found = read_tagged_jobs(self._commands)
-        self.learn(found.jobs)
+        self._arrays.learn(found.jobs)
         return found
-
-    def learn(self, jobs: Iterable[Job]) -> None:
-        """Take note of a queue that was read some other way: it says which record of an array a job's id means."""
-        self._arrays.learn(jobs)
 
     def _reservation_table(self) -> str:
         return self._commands.run("read the reservations", ["scontrol", "--oneliner", "show", "reservation"])

@@ -115,7 +115,7 @@ def pyslurm(monkeypatch: pytest.MonkeyPatch) -> list[PyslurmJob]:
 
 def test_a_cycle_through_pyslurm_makes_two_calls_beside_the_lease(pyslurm: list[PyslurmJob]) -> None:
     commands = CountedCommands()
-    gateway = PyslurmGateway(CommandGateway(commands), commands)  # type: ignore[arg-type]
+    gateway = PyslurmGateway(commands)  # type: ignore[arg-type]
     first = cost(gateway)
     assert (first["jobs"], first["nodes"], first["job"]) == (1, 2, 1)  # the nodes' partitions the first time
     commands.asked.clear()

@@ -5,7 +5,6 @@ import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import cast
 
 import pytest
 from fake_slurm import FakeSlurm
@@ -14,6 +13,7 @@ from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.controller import assemble as open_gateway
 from muri.slurm_plugin.gateway import pyslurm_api, pyslurm_records
 from muri.slurm_plugin.gateway.base import GatewayError, GatewayUnavailableError
+from muri.slurm_plugin.gateway.commands import CommandGateway
 from muri.slurm_plugin.gateway.pyslurm_api import NoPyslurmError, check_controller, check_library, import_pyslurm
 from muri.slurm_plugin.gateway.tables import nodes_of_table
 from muri.slurm_plugin.records.cluster import JobChange
@@ -153,15 +153,11 @@ def test_broken_pyslurm_is_told_from_a_missing_one(monkeypatch: pytest.MonkeyPat
         import_pyslurm()
 
 
-def test_a_change_that_pyslurm_cannot_express_whole_is_made_whole_by_the_helper() -> None:
+def test_a_change_that_pyslurm_cannot_express_whole_is_made_whole_by_scontrol(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[tuple[int, JobChange]] = []
 
-    class Helper:
-        def modify(self, job_id: int, change: JobChange) -> None:
-            made.append((job_id, change))
-
+    monkeypatch.setattr(CommandGateway, "modify", lambda _gateway, *asked: made.append(asked))
     gateway = object.__new__(pyslurm_api.PyslurmGateway)
-    gateway._helper = cast(pyslurm_api.Helper, Helper())
     member = JobChange(gpu_request="gres/gpu:0", cpu_count=1, cpus_per_task=1, admin_comment="muri:x", licenses="")
     gateway.modify(7, member)  # one RPC, so all of it or nothing
     assert made == [(7, member)]
