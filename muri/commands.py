@@ -15,8 +15,7 @@ from click.shell_completion import CompletionItem
 from muri.errors import MuriError
 from muri.inherited import settle
 from muri.installed import OF_THE_CONTROLLER, what_plans
-from muri.nearest import nearest
-from muri.printable import printable, printable_lines
+from muri.text import nearest, printable, printable_lines
 
 _OF_FULL_DISKS: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
 

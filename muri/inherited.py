@@ -9,11 +9,13 @@ As a program, this starts one that cannot import it: `inherited.py PROGRAM ARGUM
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import resource
 import runpy
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -109,6 +111,22 @@ def working_directory() -> str:
         return str(Path.cwd())
     except FileNotFoundError:
         return f"/proc/{os.getpid()}/cwd"
+
+
+@contextlib.contextmanager
+def garbage_collector_paused() -> Iterator[None]:
+    """Pause the cyclic garbage collector, if it was on.
+
+    Reading and planning a queue makes a million small records that all stay, and none of them in a reference cycle. The
+    collector would look at all of them again and again: a fifth of the time.
+    """
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.text import Text
 
-from muri.printable import printable, printable_lines
+from muri.text import printable, printable_lines
 
 
 class PlainConsole(Console):

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from muri.printable import printable, printable_lines
+from muri.text import printable, printable_lines
 
 
 def now_text() -> str:

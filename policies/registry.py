@@ -9,9 +9,9 @@ from typing import Any, Final, Literal, cast
 
 from muri.errors import UsageError
 from muri.installed import THE_LAB
-from muri.nearest import nearest
 from muri.policies.options import MECHANISMS, ORDERS, OptionsError, PolicyOptions
 from muri.policies.types import Policy
+from muri.text import nearest
 
 PolicyFactory = Callable[[PolicyOptions], Policy]
 """A policy's class, or any function that makes the policy from options."""

@@ -7,7 +7,6 @@ from datetime import datetime
 from typing import Any, Final
 
 from muri.foreign import json_of
-from muri.nearest import nearest
 from muri.profiler.errors import ExchangeError
 from muri.profiler.records import (
     DANGERS,
@@ -19,6 +18,7 @@ from muri.profiler.records import (
     ProfileKey,
     StageProfile,
 )
+from muri.text import nearest
 
 SCHEMA: Final = "muri-profiles"
 VERSION: Final = 1

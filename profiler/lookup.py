@@ -7,9 +7,9 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Final
 
-from muri.nearest import nearest
 from muri.profiler.errors import NoSuchProfileError
 from muri.profiler.records import ProfileKey, StageProfile
+from muri.text import nearest
 from muri.utc import moment
 
 SELECTOR: Final = "MODEL[:BATCH[:GPUS[:TYPE[:USER]]]]"

@@ -21,10 +21,10 @@ from pydantic.fields import FieldInfo
 
 from muri.errors import UsageError
 from muri.foreign_yaml import yaml_of
-from muri.nearest import nearest
 from muri.profiler.dryrun.messages import DEFAULT_ITERATIONS, DEFAULT_STEADY_S, LEAST_CONFIDENCE, Limits
 from muri.slurm_plugin.private_files import why_unsafe
 from muri.slurm_plugin.renamed import OLD_KEYS
+from muri.text import nearest
 
 DEFAULT_PATH = Path("/etc/muri/muri.yaml")
 

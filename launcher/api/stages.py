@@ -24,8 +24,8 @@ from muri.launcher.api.lease import Lease, current_lease
 from muri.launcher.checkpoints.registry import begin_loop
 from muri.launcher.job.stage_clock import StageClock
 from muri.launcher.telemetry.script_clock import current_clock
-from muri.nearest import nearest
 from muri.profiler.records import STAGES
+from muri.text import nearest
 
 logger = logging.getLogger("muri.launcher")
 

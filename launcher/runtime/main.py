@@ -32,7 +32,7 @@ from muri.launcher.sessions.process_start import supervised
 from muri.launcher.sessions.setup import take_short_turns, wait_without_spinning
 from muri.launcher.telemetry.trace import Trace, open_trace
 from muri.launcher.threads import SharedProcess, shared_process
-from muri.printable import printable_lines
+from muri.text import printable_lines
 from muri.utc import log_handler
 
 logger = logging.getLogger("muri.launcher")

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final, NamedTuple
 
-from muri.garbage import garbage_collector_paused
+from muri.inherited import garbage_collector_paused
 from muri.policies import priority
 from muri.policies.allocation.demand import Wish, exceeds, fair_share, proportional_wish, saturating_wish, speed
 from muri.policies.allocation.mechanisms import greedy, proportional, tune

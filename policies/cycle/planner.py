@@ -7,7 +7,7 @@ from functools import cache
 from itertools import repeat
 from typing import Final
 
-from muri.garbage import garbage_collector_paused
+from muri.inherited import garbage_collector_paused
 from muri.policies.cycle import reasons
 from muri.policies.cycle.decisions import Decisions, DecisionWriter, SlurmQueue
 from muri.policies.cycle.first_places import first_places

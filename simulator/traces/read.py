@@ -4,13 +4,13 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from muri.nearest import nearest
 from muri.profiler.records import StageProfile
 from muri.simulator.model import Trace, TraceJob
 from muri.simulator.traces.formats import Assignment, Format, Reading, assignment_of, to_trace_jobs
 from muri.simulator.traces.log_formats import HELIOS, PAI, PHILLY, SACCT, TASK_FILE
 from muri.simulator.traces.rows import BadRows, RowError, Source, TraceError, one_of, open_source, separator_hint
 from muri.simulator.traces.schema import MURI, MURI_PAPER, REQUIRED, SYNERGY
+from muri.text import nearest
 
 Job = TypeVar("Job")
 

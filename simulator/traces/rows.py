@@ -11,8 +11,8 @@ from itertools import chain
 from pathlib import Path
 from typing import TextIO
 
-from muri.nearest import nearest
 from muri.simulator.model import SimulationError
+from muri.text import nearest
 
 MAX_SHOWN = 5
 """How many bad rows an error shows; the rest is only counted."""

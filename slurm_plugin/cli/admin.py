@@ -16,10 +16,10 @@ import click
 from muri.commands import LazyCommand, LazyGroup
 from muri.errors import MuriError, UsageError
 from muri.inherited import PUBLIC, settle_own
-from muri.printable import printable, printable_lines
 from muri.slurm_plugin.cli.options import CONFIG_OPTION, job_id_in
 from muri.slurm_plugin.config import Config, config_path, old_keys_in, problems_of, render_config
 from muri.slurm_plugin.private_files import user_name
+from muri.text import printable, printable_lines
 from muri.utc import FewWarnings, log_handler
 
 if TYPE_CHECKING:

@@ -13,7 +13,6 @@ from ClusterShell.NodeSet import NodeSet
 
 from muri.errors import MuriError
 from muri.installed import is_packaged
-from muri.nearest import nearest
 from muri.slurm_plugin.cli.doctor_checks import Finding, Level
 from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.controller.assemble import open_gateway
@@ -34,6 +33,7 @@ from muri.slurm_plugin.records.cluster import Node, Snapshot
 from muri.slurm_plugin.records.comment_tags import GATE_PREFIX, REQUEST_PREFIX, MemberState, token
 from muri.slurm_plugin.records.gpu_removal import PER_NODE, GpuRemoval, Place, TriedForm
 from muri.slurm_plugin.records.roles import ManagedJob, read_job
+from muri.text import nearest
 
 _SPANK: Final = "SPANK plugin"
 _TAKING: Final = "members' GPUs"

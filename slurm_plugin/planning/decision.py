@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, TypeGuard, TypeVar
 
-from muri.garbage import garbage_collector_paused
+from muri.inherited import garbage_collector_paused
 from muri.policies.cycle.laws import broken_laws
 from muri.policies.cycle.validation import RequestError
 from muri.policies.types import Plan, Policy

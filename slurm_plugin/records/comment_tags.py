@@ -11,8 +11,8 @@ from enum import StrEnum
 from typing import Any, Final, Literal, NamedTuple
 
 from muri.foreign import json_of
-from muri.printable import printable
 from muri.slurm_plugin.renamed import OLD_PILOT, OLD_TAGS
+from muri.text import printable
 
 REQUEST_PREFIX: Final = "muri:"
 

@@ -14,7 +14,6 @@ from fake_slurm import FOUR_KINDS, NOW_S, behind_licence, make_job, make_node
 from users import Attack, attacks
 from virtual_slurm import VirtualSlurm
 
-from muri.printable import printable
 from muri.profiler.store import ProfileStore
 from muri.slurm_plugin.cli.look import explanation
 from muri.slurm_plugin.config import Config
@@ -24,6 +23,7 @@ from muri.slurm_plugin.controller.status import STATUS_NAME, read_status, refres
 from muri.slurm_plugin.execute.drain import drain
 from muri.slurm_plugin.records.cluster import Job, JobState, Node, dump_snapshot, parse_snapshot
 from muri.slurm_plugin.records.roles import Role, view_of
+from muri.text import printable
 from muri.utc import log_handler
 
 Gate = Literal["licence", "hold"]

@@ -1,6 +1,7 @@
-"""The one measure behind every "did you mean": which valid name a mistyped one is near to.
+"""Text of others: the valid name that a mistyped one is near to, and words made harmless before they are shown.
 
-A wrong hint is worse than none, so names are near only if well over half of their letters agree.
+A wrong hint is worse than none, so names are near only if well over half of their letters agree. A terminal obeys
+escape sequences, and a log is read line by line.
 """
 
 from __future__ import annotations
@@ -39,3 +40,21 @@ def _likeness(one: str, other: str) -> float:
 
 def _sorted_words(name: str) -> str:
     return "_".join(sorted(name.lower().replace("-", "_").replace(" ", "_").split("_")))
+
+
+def printable(text: str) -> str:
+    r"""One line in which everything that is no visible character stands as an escape, such as \n or \x1b.
+
+    That covers line breaks, control characters, characters that reverse the direction of writing, and bytes that
+    could not be decoded.
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        letter if letter.isprintable() else letter.encode("unicode_escape").decode("ascii") for letter in text
+    )
+
+
+def printable_lines(text: str) -> str:
+    """The same for a text of several lines, which stay apart."""
+    return "\n".join(map(printable, text.split("\n")))
