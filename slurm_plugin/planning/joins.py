@@ -233,7 +233,8 @@ def jobs_with_pilots(jobs: Iterable[PlanJob], policy: Policy, cycle: CycleInput)
         policy: The policy in force.
         cycle: What the cycle decides on.
     """
-    if not shares_gpus(policy):
+    # Policies that give out GPUs one by one say themselves who may be joined.
+    if policy.supports_packing or not shares_gpus(policy):
         return {}
     config, asked = cycle.config, cycle.view.jobs
     known = [job for job in jobs if job.may_share and job.profile is not None]

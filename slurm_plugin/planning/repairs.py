@@ -253,12 +253,12 @@ def _dry_run(cycle: CycleInput, intent: Intent) -> Iterator[Action]:
         yield DryRunFailed(intent.token, str(key), f"the dry run ended without a result ({state})")
 
 
-def overtaken_dry_runs(cycle: CycleInput, job_ids: AbstractSet[int]) -> tuple[Action, ...]:
+def overtaken_dry_runs(intents: tuple[Intent, ...], view: View, job_ids: AbstractSet[int]) -> tuple[Action, ...]:
     """End the dry runs with the scripts of jobs that start now: no script runs twice at once."""
-    begun = (intent for intent in cycle.intents if intent.kind == DRY_RUN and intent.state == "begun")
+    begun = (intent for intent in intents if intent.kind == DRY_RUN and intent.state == "begun")
     targets = ((intent, int(intent.payload["job_id"])) for intent in begun)
     return tuple(
-        action for intent, job_id in targets if job_id in job_ids for action in _overtaken(intent, job_id, cycle.view)
+        action for intent, job_id in targets if job_id in job_ids for action in _overtaken(intent, job_id, view)
     )
 
 

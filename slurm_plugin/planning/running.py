@@ -271,10 +271,14 @@ class Settled:
         plan: Starts that need no running job to stop first.
         stops: Running jobs that have to stop, with the reasons; what was planned for their GPUs is
             planned anew when these are free.
+        joins: Jobs that join what runs where the plan gives out GPUs one by one.
+        split: Micro-batches, and the GPU memory (GiB) that they take, of jobs that split their batches, by job id.
     """
 
     plan: Plan
     stops: tuple[Waiting, ...]
+    joins: tuple[Group, ...] = ()
+    split: Mapping[int, tuple[int, float]] = field(default_factory=dict)
 
 
 def settle(plan: Plan, request: PlanRequest) -> Settled:

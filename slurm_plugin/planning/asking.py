@@ -1,13 +1,14 @@
-"""Policies that give out GPUs one by one, on Slurm: a job that may be joined runs in a group of its own. Pure.
+"""Asks the policy, and tells what of its answer can be done now. Pure.
 
-Slurm gives a job's GPUs to no other job. A job that others may join therefore starts behind a pilot job, as a group
-of one, and a later job joins it on exactly the same GPUs (`whole_sets_only`).
+Most policies name groups. Some give out GPUs one by one, and their sharers become groups here: Slurm gives a job's GPUs
+to no other job. A job that others may join therefore starts behind a pilot job, as a group of one, and a later job
+joins it on exactly the same GPUs (`whole_sets_only`).
 """
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from muri.policies.cycle.packed import mem_gib_of
 from muri.policies.cycle.validation import RequestError
@@ -25,25 +26,16 @@ from muri.policies.types import (
     Sharer,
     Solo,
     Waiting,
-    sentences,
     waited_s,
 )
 from muri.profiler.records import ProfileKey, StageProfile
-from muri.slurm_plugin.planning.actions import Action, Join, MemberPlan, StartGroup
 from muri.slurm_plugin.planning.cycle_input import CycleInput
-from muri.slurm_plugin.planning.joins import Joiner, has_a_task_per_gpu, joins_together, why_no_room
-from muri.slurm_plugin.planning.model_traits import batch_model, interference_table
-from muri.slurm_plugin.planning.node_room import node_room
-from muri.slurm_plugin.planning.plan_actions import actions_of
+from muri.slurm_plugin.planning.joins import has_a_task_per_gpu, why_no_room, with_closed_units
+from muri.slurm_plugin.planning.model_traits import batch_model, interference_table, with_measured_pairs
+from muri.slurm_plugin.planning.placement import Places
 from muri.slurm_plugin.planning.request import Preparation
-from muri.slurm_plugin.planning.running import (
-    NO_JOINING,
-    may_join,
-    running_units,
-)
+from muri.slurm_plugin.planning.running import NO_JOINING, Settled, may_join, running_units, settle, with_running
 from muri.slurm_plugin.planning.site_limits import SiteRoom
-from muri.slurm_plugin.planning.slurm_requests import member_mem_mib
-from muri.slurm_plugin.records.cluster import Node
 from muri.slurm_plugin.records.roles import RunningGroup, View
 
 log = logging.getLogger("muri.controller")
@@ -58,46 +50,38 @@ _NO_RANKS = "it has several GPUs: who shares these is on one node, has a task fo
 _UNMEASURED = Reason("its model has no profile yet; its script must not run beside its own dry run")
 
 
-@dataclass(frozen=True, slots=True)
-class Shared:
-    """What can be done of a plan.
+def ask(policy: Policy, preparation: Preparation) -> tuple[Settled, Preparation]:
+    """Ask the policy; its request includes what runs.
 
-    Attributes:
-        plan: The plan in terms of groups and jobs alone.
-        actions: Starts and joins.
-        crowded: Why groups do not fit on their nodes, by job id.
-        stops: Running jobs that have to stop, with the reasons.
+    Returns:
+        What can be done of its plan, and the preparation with the request that it was asked.
     """
-
-    plan: Plan
-    actions: tuple[Action, ...]
-    crowded: Mapping[int, str]
-    stops: tuple[Waiting, ...] = ()
-
-
-def ask_to_share(policy: Policy, preparation: Preparation) -> tuple[Shared, Preparation]:
-    """Ask a policy that gives out GPUs one by one, and say what its answer means on Slurm."""
-    cycle = preparation.cycle
-    request = sharing_request(preparation.request, cycle, preparation.room)
+    cycle, room = preparation.cycle, preparation.room
+    if policy.supports_packing:
+        request = sharing_request(preparation.request, cycle, room)
+    else:
+        request = with_closed_units(with_running(preparation), cycle, room)
+        request = with_measured_pairs(request, policy, cycle.knowledge.traits.pairs)
     try:
         plan = policy.plan(request)
     except RequestError as error:
         if not request.running:
             raise
-        log.warning("nobody can join a running job in this cycle: %s", error)
+        log.warning("running jobs are left alone in this cycle: %s", error)
         request = replace(request, running=())
         plan = policy.plan(request)
-    return share(plan, request, cycle, preparation.room), replace(preparation, request=request)
+    settled = settle_sharers(plan, request, cycle, room.places) if policy.supports_packing else settle(plan, request)
+    return settled, replace(preparation, request=request)
 
 
-def share(plan: Plan, request: PlanRequest, cycle: CycleInput, room: SiteRoom) -> Shared:
+def settle_sharers(plan: Plan, request: PlanRequest, cycle: CycleInput, places: Places) -> Settled:
     """Return what a plan with sharers means on Slurm.
 
     Args:
         plan: The policy's answer.
         request: What it was asked, by `sharing_request`.
         cycle: What the cycle decides on.
-        room: What the site's limits allow.
+        places: Where jobs may run.
     """
     at_work = {job.job_id: job for unit in request.running for job in unit.members}
     jobs = {job.job_id: job for job in request.jobs}
@@ -105,16 +89,14 @@ def share(plan: Plan, request: PlanRequest, cycle: CycleInput, room: SiteRoom) -
     stops = tuple(
         item for item in plan.waiting if item.preempted and item.job_id in at_work and at_work[item.job_id].preemptible
     )
-    outcome = PlacementOutcome(request, cycle.view.group_of, room, {item.job_id for item in stops})
+    outcome = PlacementOutcome(request, cycle.view.group_of, places, {item.job_id for item in stops})
     for sharer in plan.sharers:
         if sharer.job_id not in at_work:
             outcome.add(sharer, jobs[sharer.job_id], cycle)
     waiting = [item for item in plan.waiting if item.job_id not in at_work]
     solo = (*(item for item in plan.solo if item.job_id not in at_work), *outcome.solo)
     done = replace(plan, groups=tuple(outcome.groups), solo=solo, waiting=(*waiting, *outcome.waiting), sharers=())
-    actions, crowded = actions_of(done, cycle, room, node_room(request.nodes, cycle), {})
-    starts = tuple(_prepared(action, outcome.steps, jobs, cycle.view) for action in actions)
-    return Shared(done, (*starts, *outcome.joins), crowded, stops)
+    return Settled(done, stops, tuple(outcome.joins), outcome.split)
 
 
 class PlacementOutcome:
@@ -123,7 +105,7 @@ class PlacementOutcome:
     Args:
         request: What the policy was asked.
         groups: The running group of each member.
-        room: What the site's limits allow.
+        places: Where jobs may run.
         stopping: Running jobs that have to stop; until they have, their GPUs have no room for others.
     """
 
@@ -131,16 +113,16 @@ class PlacementOutcome:
         self,
         request: PlanRequest,
         groups: Mapping[int, RunningGroup],
-        room: SiteRoom,
+        places: Places,
         stopping: AbstractSet[int] = frozenset(),
     ) -> None:
-        self._room = room
+        self._places = places
         self._stopping = stopping
         self.groups: list[Group] = []
         self.solo: list[Solo] = []
         self.waiting: list[Waiting] = []
-        self.joins: list[Join] = []
-        self.steps: dict[int, int] = {}
+        self.joins: list[Group] = []
+        self.split: dict[int, tuple[int, float]] = {}
         self._running_groups = groups
         self._starting: set[int] = set()
         self._joined: set[int] = set()
@@ -151,7 +133,8 @@ class PlacementOutcome:
 
     def add(self, sharer: Sharer, job: PlanJob, cycle: CycleInput) -> None:
         """Decide what becomes of a sharer."""
-        self.steps[sharer.job_id] = sharer.accumulate_steps
+        if sharer.accumulate_steps > 1:
+            self.split[sharer.job_id] = sharer.accumulate_steps, mem_gib_of(job, sharer.accumulate_steps)
         places = _places(sharer.gpus)
         met = {self._held[place] for place in places if place in self._held}
         if not met:
@@ -160,7 +143,7 @@ class PlacementOutcome:
             return
         group = self._running_groups.get(self._holders.get(places, 0))
         if group is not None and group.pilot.job_id not in self._joined:
-            self._join(sharer, job, group, cycle)
+            self._join(sharer, group, cycle)
         elif met & self._starting:
             why = Reason("it will join job {} once that one runs", (min(met),))
             self.waiting.append(Waiting(sharer.job_id, (why,)))
@@ -185,54 +168,23 @@ class PlacementOutcome:
             Group((sharer.job_id,), sharer.gpus, job.gpu_count, period_s, 1.0, speed, sharer.reasons)
         )
 
-    def _join(self, sharer: Sharer, planned: PlanJob, group: RunningGroup, cycle: CycleInput) -> None:
-        job = cycle.view.jobs[sharer.job_id]
-        why = why_no_room(job, group, cycle, self._room.places)
-        if not why and any(member.job_id in self._stopping for member in group.members):
+    def _join(self, sharer: Sharer, group: RunningGroup, cycle: CycleInput) -> None:
+        job, met = cycle.view.jobs[sharer.job_id], tuple(member.job_id for member in group.members)
+        why = why_no_room(job, group, cycle, self._places)
+        if not why and not self._stopping.isdisjoint(met):
             why = "a member of the group is about to stop"
         if why:
             self.waiting.append(Waiting(sharer.job_id, (*sharer.reasons, Reason("it cannot join yet: {}", (why,)))))
             return
-        joiner = Joiner(job, cycle.knowledge.known_profile(cycle.key_of(job)), sharer.speed)
-        (join,) = joins_together([joiner], group, cycle, self._room, sentences(sharer.reasons))
-        self._joined.add(join.pilot)
-        self.joins.append(replace(join, member=_split(join.member, planned, sharer.accumulate_steps)))
+        self._joined.add(group.pilot.job_id)
+        speed, joining = {sharer.job_id: sharer.speed}, (sharer.job_id,)
+        self.joins.append(
+            Group((*met, sharer.job_id), sharer.gpus, job.gpu_count, 0.0, 1.0, speed, sharer.reasons, joining=joining)
+        )
 
 
 def _places(gpus: tuple[NodeShare, ...]) -> frozenset[Place]:
     return frozenset((share.node, gpu_id) for share in gpus for gpu_id in share.gpu_ids)
-
-
-def _split(member: MemberPlan, job: PlanJob, steps: int) -> MemberPlan:
-    """Return a member that computes its batches in `steps` micro-batches, which takes less memory."""
-    return member if steps == 1 else replace(member, accumulate_steps=steps, gpu_mem_gib=mem_gib_of(job, steps))
-
-
-def _prepared(action: Action, steps: Mapping[int, int], jobs: Mapping[int, PlanJob], view: View) -> Action:
-    """Return a start with its members' steps, and a pilot with room for a second job."""
-    if not isinstance(action, StartGroup):
-        return action
-    members = tuple(_split(member, jobs[member.job_id], steps[member.job_id]) for member in action.members)
-    cpus, mem_mib = _for_two(action, view.node_index.by_name[action.node])
-    return replace(action, members=members, cpu_count=cpus, mem_per_node_mib=mem_mib)
-
-
-def _for_two(action: StartGroup, node: Node) -> tuple[int, int]:
-    """CPUs of each task and memory (MiB) of two such jobs, as far as the GPUs' part of the node goes, if they are free.
-
-    What a pilot holds can't grow later, and one who joins runs in it; its batch script has a CPU for each GPU and a
-    little memory of its own.
-    """
-    gpus = action.gpus_per_node
-    scripts = action.members[0].cpu_count + gpus
-    part = (node.cpu_count * gpus // node.gpu_count - scripts) // gpus
-    cpus = max(action.cpu_count, min(2 * action.cpu_count, part))
-    cpus = max(1, min(cpus, (node.cpu_count - node.cpus_allocated - scripts) // gpus))
-    if not action.mem_per_node_mib:
-        return cpus, 0
-    scripts_mib = 2 * (member_mem_mib(action.members[0].original) or 0)
-    part_mib = min(node.mem_mib * gpus // node.gpu_count, node.mem_mib - node.mem_allocated_mib) - scripts_mib
-    return cpus, max(action.mem_per_node_mib, min(2 * action.mem_per_node_mib, part_mib))
 
 
 _NO_PILOT = "it runs without a pilot job, so that nobody can join it"
