@@ -57,6 +57,7 @@ REMOVED: Final = {
     "report --until": "use --month",
     "report --account": "use --json with jq: each record names its account",
     "report --csv": "use --json with jq: `jq -r '.[] | [.job_id, .gpu_s] | @csv'`",
+    "top --interval": "status files are written, and looked at, every second",
     "doctor --nodes": "try a node with a job: `srun --nodelist=NODE --muri=model=x muri --version`",
     "doctor --try": "submit two jobs with --muri, and look at them with `muri queue`",
     "simulate --experiment": "use `muri-lab experiment NAME` (pip install ./lab)",

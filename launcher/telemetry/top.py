@@ -53,6 +53,9 @@ of the time each resource is held, and by whom at this moment.
 STALE_S: Final = 10.0
 """A runtime writes its status every second; an older file is that of one that died or hangs."""
 
+LOOKING_S: Final = 1.0
+"""Seconds between two looks at status files: runtimes write them every second."""
+
 ASKING_S: Final = 60.0
 """Seconds between two questions to the scheduler: pilot jobs report once a minute at most."""
 
@@ -155,9 +158,8 @@ def _writes(pid: object, path: Path | None) -> bool:
 @click.option("--file", "files", type=click.Path(path_type=Path), multiple=True, help="Status file to show.")
 @click.option("--once", is_flag=True, help="Print once and end; also where the output is no terminal.")
 @click.option("--json", "as_json", is_flag=True, help="Print the groups' status files as one JSON list, once.")
-@click.option("--interval", type=click.FloatRange(0.2, 3600), default=1.0, show_default=True, help="Seconds.")
 @click.option("--sort", type=click.Choice(SORTS), default="job", show_default=True, help="Order of the members.")
-def top(files: tuple[Path, ...], once: bool, as_json: bool, interval: float, sort: str) -> None:
+def top(files: tuple[Path, ...], once: bool, as_json: bool, sort: str) -> None:
     """Watch the groups on this node: iterations, stages, speed against the plan.
 
     Where none runs on this node, such as on a login host, shows what Slurm's records tell of your groups on all nodes:
@@ -180,17 +182,17 @@ def top(files: tuple[Path, ...], once: bool, as_json: bool, interval: float, sor
     if once or not console.is_terminal:
         console.print(render(look(), sort))
         return
-    _watch(console, look, interval, sort)
+    _watch(console, look, sort)
 
 
-def _watch(console: Console, look: Callable[[], Found], interval_s: float, sort: str) -> None:
+def _watch(console: Console, look: Callable[[], Found], sort: str) -> None:
     """Redraw until a key or Ctrl-C; a group that ends leaves a line, and one that comes is shown."""
     first = look()
     with _single_keys() as pressed, Live(render(first, sort), console=console, screen=True, auto_refresh=False) as live:
         live.refresh()
         with contextlib.suppress(KeyboardInterrupt):
             shown = first
-            while pressed(_pause_s(shown, interval_s)) not in {"q", "Q", "\x03"}:
+            while pressed(_pause_s(shown)) not in {"q", "Q", "\x03"}:
                 try:
                     shown = look()
                     live.update(render(shown, sort), refresh=True)
@@ -198,9 +200,9 @@ def _watch(console: Console, look: Callable[[], Found], interval_s: float, sort:
                     live.update("The last group has ended. q to leave.", refresh=True)
 
 
-def _pause_s(shown: Found, interval_s: float) -> float:
+def _pause_s(shown: Found) -> float:
     """Seconds until the next look: a file may be read each second, the scheduler must not be asked that often."""
-    return interval_s if all(group.path for group in shown.groups) else max(interval_s, ASKING_S)
+    return LOOKING_S if all(group.path for group in shown.groups) else ASKING_S
 
 
 @contextlib.contextmanager
