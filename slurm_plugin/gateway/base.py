@@ -50,25 +50,18 @@ def kind_of(arguments: Sequence[str]) -> str:
     """
     command, words = arguments[0], [word for word in arguments[1:] if not word.startswith("-")]
     if command == "squeue":
-        return _of_squeue(arguments)
+        if "--helpFormat" in arguments:
+            return ""
+        chosen = [word for word in arguments if word.startswith("--jobs=")]
+        return JOB if chosen and "," not in chosen[0] else JOBS  # squeue fetches all jobs to show several
     if command == "scontrol" and len(words) > 1:
-        return _of_scontrol(*words)
+        verb, what, *others = words
+        if verb == "show" and what == "job":
+            return JOB if others else JOBS
+        if verb == "show":
+            return _SHOWN.get(what, "other")
+        return LEASE if "reservation" in what else CHANGE
     return _OF_COMMAND.get(command, "other")
-
-
-def _of_squeue(arguments: Sequence[str]) -> str:
-    if "--helpFormat" in arguments:
-        return ""
-    chosen = [word for word in arguments if word.startswith("--jobs=")]
-    return JOB if chosen and "," not in chosen[0] else JOBS  # squeue fetches all jobs to show several
-
-
-def _of_scontrol(verb: str, what: str, *others: str) -> str:
-    if verb == "show" and what == "job":
-        return JOB if others else JOBS
-    if verb == "show":
-        return _SHOWN.get(what, "other")
-    return LEASE if "reservation" in what else CHANGE
 
 
 _UNREACHABLE = (

@@ -42,7 +42,11 @@ class GresConf:
         islands = self._current()
         if not islands:
             return nodes
-        return tuple(self._with_islands(node, islands.get(node.name) or islands.get("", ())) for node in nodes)
+        found = [(node, islands.get(node.name) or islands.get("", ())) for node in nodes]
+        return tuple(
+            replace(node, gpu_islands=told) if told and sum(map(len, told)) == node.gpu_count else node
+            for node, told in found
+        )
 
     def with_places(self, gateway: Gateway, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
         """Return nodes with their islands and the GPUs in use; these are asked for only where they count.
@@ -63,10 +67,6 @@ class GresConf:
         return tuple(
             replace(node, gpus_in_use=in_use.get(node.name, ())) if _lacks_indices(node) else node for node in nodes
         )
-
-    def _with_islands(self, node: Node, islands: Islands) -> Node:
-        fits = sum(map(len, islands)) == node.gpu_count
-        return replace(node, gpu_islands=islands) if islands and fits else node
 
     def _current(self) -> dict[str, Islands]:
         if self._path is None:

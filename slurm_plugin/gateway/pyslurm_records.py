@@ -199,7 +199,7 @@ def job_record(
 def _record(job: Any, taken_s: float, details: JobDetails, partitions: Mapping[str, PartitionLimits]) -> Job:
     state = text_fields.job_state([job.state or ""])
     node_count, cpu_count, task_count = (_count(each) for each in (job.num_nodes, job.cpus, job.ntasks))
-    per_node = _per_node(job)
+    per_node = ",".join(f"{name}:{count}" for name, count in (job.gres_per_node or {}).items())
     eligible_s = job.eligible_time or 0
     priority = 1 if job.priority is None else _number(job.priority)
     partition = text_fields.first_partition(job.partition)
@@ -276,10 +276,6 @@ def _number(value: Any) -> int:
 
 def _count(value: Any) -> int:
     return text_fields.bounded(_number(value), text_fields.MOST) or 1
-
-
-def _per_node(job: Any) -> str:
-    return ",".join(f"{name}:{count}" for name, count in (job.gres_per_node or {}).items())
 
 
 _SHARING: Final[Mapping[str, str]] = {

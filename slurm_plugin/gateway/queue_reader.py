@@ -121,7 +121,7 @@ class QueueReader:
         wanted = {
             int(row["JobID"]): tuple(row[name] for name in _DETAILS_BELONG_TO)
             for row in found.rows
-            if _wants_details(row)
+            if wants_details(row["admin_comment"], row["State"]) and _id(row) > 0
         }
         told = self.details.read(wanted)
         unknown = untold(wanted, told)
@@ -137,23 +137,17 @@ class QueueReader:
 
     def _all(self) -> _Rows:
         try:
-            return _Rows(self._rows([self.job_id] if self.job_id else []))
+            return _Rows(_rows(self.commands, self.names, [self.job_id] if self.job_id else []))
         except NoSuchJobError:
             return _Rows()
         except (TooLongAnswerError, CommandTimeoutError) as error:
             log.warning("the queue cannot be read as a whole, so jobs are read in halves: %s", error)
-            found = self._halves(self._ids(), time.monotonic() + _PARTS_WITHIN_S)
+            words = self.commands.run("read the jobs' ids", [*ASK, "--Format=JobID:12"]).split()
+            job_ids = sorted({int(word) for word in words if word.isdecimal()})
+            found = self._halves(job_ids, time.monotonic() + _PARTS_WITHIN_S)
             if not found.rows:  # no job's text is to blame
                 raise
             return found
-
-    def _rows(self, job_ids: Sequence[int] = ()) -> list[Row]:
-        return _rows(self.commands, self.names, job_ids)
-
-    def _ids(self) -> list[int]:
-        arguments = [*ASK, "--Format=JobID:12"]
-        words = self.commands.run("read the jobs' ids", arguments).split()
-        return sorted({int(word) for word in words if word.isdecimal()})
 
     def _halves(self, job_ids: Sequence[int], end_s: float) -> _Rows:
         """Read some jobs; where that fails, each half of them by itself."""
@@ -162,7 +156,7 @@ class QueueReader:
         if time.monotonic() > end_s:
             raise SlurmUnreachableError(f"cannot read the jobs: reading them in parts took over {_PARTS_WITHIN_S:g} s")
         try:
-            return _Rows(self._rows(job_ids))
+            return _Rows(_rows(self.commands, self.names, job_ids))
         except (TooLongAnswerError, CommandTimeoutError) as error:
             if len(job_ids) == 1:
                 return _Rows([], [Unreadable(job_ids[0], str(error))])
@@ -196,10 +190,6 @@ def _rows(commands: SlurmCommands, names: Sequence[str], job_ids: Sequence[int])
 def _id(row: Row) -> int:
     job_id = row["JobID"]
     return int(job_id) if job_id.isascii() and job_id.isdecimal() else 0
-
-
-def _wants_details(row: Row) -> bool:
-    return wants_details(row["admin_comment"], row["State"]) and _id(row) > 0
 
 
 _WIDTHS: Final = {

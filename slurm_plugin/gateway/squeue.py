@@ -111,17 +111,14 @@ def _runs(numbers: Sequence[int]) -> Iterator[str]:
             first = last = number
 
 
-def _is_task(row: Mapping[str, str]) -> bool:
-    return row.get("ArrayJobID") == row["JobID"] and row.get("ArrayTaskID", "").isdecimal()
-
-
 def _refuse_twins(found: Mapping[str, Sequence[Mapping[str, str]]]) -> None:
     """Refuse a second record of a job: whoever guessed the mark could forge one."""
     several = {job_id: rows for job_id, rows in found.items() if len(rows) > 1}
     twins = [
         job_id
         for job_id, rows in several.items()
-        if not all(map(_is_task, rows)) or len({row["ArrayTaskID"] for row in rows}) < len(rows)
+        if not all(row.get("ArrayJobID") == job_id and row.get("ArrayTaskID", "").isdecimal() for row in rows)
+        or len({row["ArrayTaskID"] for row in rows}) < len(rows)
     ]
     if twins:
         named = ", ".join(sorted(twins)[:_MOST_NAMED])

@@ -329,6 +329,9 @@ def _run_as_user(
     Pipes take its output, and what they do not hold it cannot write. Its session is its own, and ends with the time
     limit.
     """
+    environment = command_environment()
+    if arguments[0] == "setpriv":
+        environment = {name: value for name, value in environment.items() if name not in _KEPT_FROM_USERS}
     try:
         with signals_kept_off():
             child = subprocess.Popen(
@@ -338,7 +341,7 @@ def _run_as_user(
                 stderr=subprocess.PIPE,
                 pass_fds=files,
                 cwd="/",
-                env=_environment_for_users() if arguments[0] == "setpriv" else command_environment(),
+                env=environment,
                 umask=0o022,
                 start_new_session=True,
             )
@@ -375,10 +378,6 @@ def _held_by(pipe: IO[bytes] | None) -> str:
         return decoded(os.read(pipe.fileno(), _MOST_OUTPUT))
     except BlockingIOError:
         return ""
-
-
-def _environment_for_users() -> dict[str, str]:
-    return {name: value for name, value in command_environment().items() if name not in _KEPT_FROM_USERS}
 
 
 @contextmanager

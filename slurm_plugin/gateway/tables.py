@@ -206,7 +206,9 @@ def extend_lease(commands: SlurmCommands, end_s: float) -> bool:
     except GatewayError as error:
         if not _is_missing(error):
             raise
-        _withhold(commands, end)
+        licenses = f"licenses={GATE_LICENSE}:{_total(commands)}"
+        arguments = [_NAME, "flags=LICENSE_ONLY", licenses, "user=root", "starttime=now", end]
+        commands.run(f"make the reservation {GATE_LICENSE}", ["scontrol", "create", "reservation", *arguments])
         return True
     return False
 
@@ -222,12 +224,6 @@ def end_lease(commands: SlurmCommands) -> None:
     except GatewayError as error:
         if not _is_missing(error):
             raise
-
-
-def _withhold(commands: SlurmCommands, end: str) -> None:
-    licenses = f"licenses={GATE_LICENSE}:{_total(commands)}"
-    arguments = [_NAME, "flags=LICENSE_ONLY", licenses, "user=root", "starttime=now", end]
-    commands.run(f"make the reservation {GATE_LICENSE}", ["scontrol", "create", "reservation", *arguments])
 
 
 def _total(commands: SlurmCommands) -> int:

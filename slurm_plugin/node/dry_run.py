@@ -27,7 +27,7 @@ from muri.slurm_plugin.gateway.base import GatewayError, NoSuchJobError
 from muri.slurm_plugin.node.cpu_sweep import limited, most_cpus, sweep_cpus, told_cpus
 from muri.slurm_plugin.node.slurm_calls import batch_script, job_record, set_comment
 from muri.slurm_plugin.records.comment_reports import SWEEP, comment_with, sweep_figures, with_foreign_python
-from muri.slurm_plugin.records.submit_facts import decode_words
+from muri.slurm_plugin.records.submission import decode_words
 
 _TICK_S = 0.05
 

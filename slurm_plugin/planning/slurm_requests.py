@@ -15,7 +15,7 @@ from muri.slurm_plugin.records.cluster import Job, JobChange, NewJob
 from muri.slurm_plugin.records.comment_tags import MemoryRetry, with_mode
 from muri.slurm_plugin.records.gate import without_gate
 from muri.slurm_plugin.records.roles import ManagedJob, View
-from muri.slurm_plugin.records.submit_facts import encode_words
+from muri.slurm_plugin.records.submission import encode_words
 from muri.units import whole_minutes
 
 # Variables of the submission that describe the old job, or would mark the new one for Muri.

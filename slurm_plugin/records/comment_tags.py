@@ -28,7 +28,7 @@ CALLS_PREFIX: Final = "muri-calls:"
 """In a job's AdminComment: "no" where its batch script does not call `muri run` itself."""
 
 FACTS_PREFIX: Final = "muri-facts:"
-"""In a job's AdminComment: what its submission told, see `muri.slurm_plugin.records.submit_facts`."""
+"""In a job's AdminComment: what its submission told, see `muri.slurm_plugin.records.submission`."""
 
 GIVEN_PREFIX: Final = "muri-given:"
 

@@ -16,8 +16,7 @@ from muri.slurm_plugin.records.cluster import Job, JobState, Snapshot
 from muri.slurm_plugin.records.comment_reports import JobReports, read_reports
 from muri.slurm_plugin.records.gate import Gate, gate_of, is_behind_licence, is_behind_own_hold
 from muri.slurm_plugin.records.node_index import NodeIndex
-from muri.slurm_plugin.records.submit_facts import SubmitFacts, read_facts
-from muri.slurm_plugin.records.submit_option import SubmitRequest, parse_request
+from muri.slurm_plugin.records.submission import SubmitFacts, SubmitRequest, parse_request, read_facts
 
 log = logging.getLogger("muri.controller")
 

@@ -11,7 +11,7 @@ from typing import Final
 
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.job_report import SharingReport, Span, parse_report, partners_of, split_gpu_time
-from muri.slurm_plugin.records.submit_option import parse_request
+from muri.slurm_plugin.records.submission import parse_request
 
 _NOT_ENDED: Final = {"PENDING", "RUNNING", "SUSPENDED", "COMPLETING", "CONFIGURING", "RESIZING"}
 

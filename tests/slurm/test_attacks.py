@@ -45,7 +45,8 @@ class Attack:
 
 STRANGE = r"\u001b]0;owned\u0007\u202e[red]"
 
-EXPOSURES = re.findall(r"\| (muri-\S+service) \|[^|]*\| ([\d.]+) \|", (CHECKOUT / "docs" / "security.md").read_text())
+EXPOSURES = {"muri-controller-events.service": 2.4, "muri-controller.service": 2.4, "muri-watchdog.service": 2.2}
+"""What systemd says of the units, of 10."""
 
 ATTACKS = {
     "an AdminComment at submission": Attack(
@@ -60,6 +61,13 @@ ATTACKS = {
         f' do forge batch {GPU} hold=1 "spank=MURI_JOB=$mark"; done',
         "fields AdminComment",
         r"(\d+\n){8}AdminComment=muri:model=m muri-calls:no muri-gate:licence\n",
+    ),
+    "a forged option": Attack(
+        "for texts in 'c:model=m' 'c:on muri-pilot:t:9' 'c:model=m muri-pilot:t:9' 'c:model=m\nmuri-pilot:t:9' x"
+        " 'c:model=m;c:model=b' c:batch-size=99999999999999999999 c:model=%n%s c:$(digits 100000);"
+        f' do forge batch {GPU} hold=1 "spank=MURI_OPTION=$texts"; done',
+        "fields AdminComment",
+        r"\d+\n(Unspecified error\n){8}AdminComment=muri:model=m muri-calls:no muri-gate:licence\n",
     ),
     "forged facts": Attack(
         "for more in '' ' muri-pilot:t:9' '\nmuri-pilot:t' $(digits 5000); do forge batch hold=1 spank=MURI_JOB=model=m"
@@ -145,7 +153,7 @@ ATTACKS = {
              cc -fanalyzer -Wall -Wextra -Wshadow -Wconversion -Wformat=2 -O1 -c -o /dev/null $file; done; echo $file
            for unit in $plugin/../etc/systemd/muri-*.service; do
              systemd-analyze security --offline=true $unit | sed -n 's/.*level for \(.*\): \(...\).*/\1 \2/p'; done""",
-        r"\S+/try_main.c\n" + "".join(f"{unit} {level}\n" for unit, level in sorted(EXPOSURES, key=str)),
+        r"\S+/try_main.c\n" + "".join(f"{unit} {level}\n" for unit, level in EXPOSURES.items()),
     ),
 }
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 import pytest
-from fake_slurm import make_node
+from fake_slurm import make_job, make_node
 from recorded_slurm import RecordedCommands, row
 
 from muri.slurm_plugin.gateway.base import (
@@ -16,7 +16,7 @@ from muri.slurm_plugin.gateway.base import (
 )
 from muri.slurm_plugin.gateway.commands import CommandGateway
 from muri.slurm_plugin.gateway.job_details import DetailsReader
-from muri.slurm_plugin.gateway.queue_reader import QueueReader
+from muri.slurm_plugin.gateway.queue_reader import ArrayRecords, QueueReader
 from muri.slurm_plugin.gateway.squeue import known_fields
 from muri.slurm_plugin.gateway.tables import ReservationsReader, end_lease, extend_lease, reservations_of_table
 from muri.slurm_plugin.records.cluster import Reservation
@@ -212,3 +212,19 @@ def test_a_reservation_that_begins_or_ends_and_muris_own_are_seen_at_once() -> N
     reservations.forget()
     reservations.read([make_node("n1")])
     assert table.count == 4
+
+
+@pytest.mark.parametrize(
+    ("job_id", "name", "files"), [(7, "7", 7), (12, "12_[4-9]", 12), (13, "13", 12), (20, "20_3", 20), (99, "99", 99)]
+)
+def test_only_a_record_with_its_arrays_id_needs_a_name(job_id: int, name: str, files: int) -> None:
+    arrays = ArrayRecords()
+    arrays.learn(
+        [
+            make_job(7),
+            make_job(12, array=True, array_job_id=12, array_tasks="4-9"),
+            make_job(13, array=True, array_job_id=12, array_tasks="3"),
+            make_job(20, array=True, array_job_id=20, array_tasks="3"),
+        ]
+    )
+    assert (arrays.name(job_id), arrays.files_of(job_id)) == (name, files)
