@@ -21,15 +21,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from muri.launcher.api.accumulate import accumulate as accumulate
-    from muri.launcher.api.dataset_cache import cache as cache
-    from muri.launcher.api.stages import batches as batches
-    from muri.launcher.api.stages import stage as stage
-    from muri.launcher.api.stages import step as step
-    from muri.launcher.api.stages import yield_point as yield_point
-    from muri.launcher.checkpoints.checkpoint import Resumed as Resumed
-    from muri.launcher.checkpoints.checkpoint import checkpoint as checkpoint
-    from muri.launcher.checkpoints.checkpoint import should_stop as should_stop
+    from muri.launcher.script.accumulate import accumulate as accumulate
+    from muri.launcher.script.checkpoint import Resumed as Resumed
+    from muri.launcher.script.checkpoint import checkpoint as checkpoint
+    from muri.launcher.script.checkpoint import should_stop as should_stop
+    from muri.launcher.script.dataset_cache import cache as cache
+    from muri.launcher.script.stages import batches as batches
+    from muri.launcher.script.stages import stage as stage
+    from muri.launcher.script.stages import step as step
+    from muri.launcher.script.stages import yield_point as yield_point
 
 __version__ = "0.2.0"
 __all__ = [
@@ -46,15 +46,15 @@ __all__ = [
 ]
 
 _LAZY = {
-    "Resumed": "muri.launcher.checkpoints.checkpoint",
-    "accumulate": "muri.launcher.api.accumulate",
-    "batches": "muri.launcher.api.stages",
-    "cache": "muri.launcher.api.dataset_cache",
-    "checkpoint": "muri.launcher.checkpoints.checkpoint",
-    "should_stop": "muri.launcher.checkpoints.checkpoint",
-    "stage": "muri.launcher.api.stages",
-    "step": "muri.launcher.api.stages",
-    "yield_point": "muri.launcher.api.stages",
+    "Resumed": "muri.launcher.script.checkpoint",
+    "accumulate": "muri.launcher.script.accumulate",
+    "batches": "muri.launcher.script.stages",
+    "cache": "muri.launcher.script.dataset_cache",
+    "checkpoint": "muri.launcher.script.checkpoint",
+    "should_stop": "muri.launcher.script.checkpoint",
+    "stage": "muri.launcher.script.stages",
+    "step": "muri.launcher.script.stages",
+    "yield_point": "muri.launcher.script.stages",
 }
 
 

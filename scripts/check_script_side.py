@@ -16,7 +16,7 @@ import muri
 from muri.pythons import OLDEST
 
 ROOT = Path(__file__).resolve().parents[1]
-SCRIPTS = ("muri.launcher.run.solo", "muri.launcher.shared_process.danger_watch")
+SCRIPTS = ("muri.launcher.script.solo", "muri.launcher.shared_process.danger_watch")
 ENTRIES = (*SCRIPTS, *sorted({"muri", *muri._LAZY.values()}))
 """What a script's process begins with: `muri run`, what it loads by name, and the names that `import muri` gives."""
 

@@ -395,7 +395,7 @@ def hook_times() -> dict[str, float]:
     """Mean seconds of each stage as Muri has measured them, if it measures this script; and of an iteration."""
     if os.environ.get("MURI_TIMING") != "1":
         return {}
-    from muri.launcher.telemetry.script_clock import current_clock
+    from muri.launcher.script.script_clock import current_clock
     from muri.profiler.records import STAGES
 
     records = list(current_clock().recent)

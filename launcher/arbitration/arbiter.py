@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from muri.clock import MACHINE_CLOCK, Clock
-from muri.launcher.arbitration.fairness import DEFAULT_WINDOW_S, FairQueue
-from muri.launcher.arbitration.promises import Promises
+from muri.launcher.arbitration.fairness import DEFAULT_WINDOW_S, FairQueue, Promises
 from muri.launcher.job.stage_clock import SOLE_MEMBER, STAGE_COUNT, TURNS, TURNS_INDEX, IterationRecord
 from muri.profiler.records import STAGES
 

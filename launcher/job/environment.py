@@ -47,6 +47,12 @@ def task_of(environment: Mapping[str, str]) -> tuple[int, int]:
     return 0, 1
 
 
+def run_of(environment: Mapping[str, str]) -> int:
+    """How often the job was requeued before this run."""
+    text = environment.get("SLURM_RESTART_COUNT", "")
+    return int(text) if text.isdecimal() else 0
+
+
 def missing_variables(environment: Mapping[str, str]) -> dict[str, str]:
     """MASTER_ADDR (the step's first node) and MASTER_PORT (derived from job and step) where a task lacks them.
 

@@ -4,23 +4,31 @@ A gloo worker that still has to drop a tensor when Python is being finalized ask
 by Python in the middle of C++ and takes the whole process with it: "terminate called without an active exception", exit
 code 134 instead of the script's own. PyTorch 2.13 with Python 3.11 does so in every third run of two ranks that leave
 right after a collective, with `destroy_process_group` too if something (DistributedDataParallel) still holds the group.
+
+A script that ran out of GPU memory leaves a mark in a file that the runtime named, because its exit code does not show
+the cause: beside others the scheduler may be at fault.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import importlib.util
 import io
 import os
+import re
 import sys
 import time
+import weakref
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.machinery import BuiltinImporter, ModuleSpec, SourceFileLoader
 from pathlib import Path
 from types import CodeType, ModuleType
-from typing import Final
+from typing import Any, Final
 
 from muri.errors import UsageError
+from muri.launcher.job.import_hooks import after_import
 
 _WORKER_NAME: Final = "pt_gloo_runloop"
 _POLL_S: Final = 0.002
@@ -161,3 +169,61 @@ def _worker_states() -> set[str]:
         if before.partition("(")[2] == _WORKER_NAME[:15]:
             states.add(after.split()[0])
     return states
+
+
+_kept: Final[dict[weakref.ref[Any], Any]] = {}
+
+
+def keep_process_groups() -> None:
+    """Let no such model be the last to hold its process group, from the import of PyTorch's module on.
+
+    Its reducer, in C++, would wait for the end of gloo's threads while it holds the interpreter's lock, and one of them
+    may want that lock to drop a tensor: the whole process would stop. Python's own reference gives the lock away.
+    """
+    after_import("torch.nn.parallel.distributed", _keep_groups)
+
+
+def _keep_groups(module: ModuleType) -> None:
+    model = module.DistributedDataParallel
+    plain = model._ddp_init_helper
+
+    def make_reducer(self: Any, *args: Any, **kwargs: Any) -> Any:
+        made = plain(self, *args, **kwargs)
+        for holder in (self.reducer, self.logger):  # the logger holds the reducer, too
+            if holder is not None:
+                _kept[weakref.ref(holder, _kept.pop)] = self.process_group
+        return made
+
+    model._ddp_init_helper = make_reducer
+
+
+MARK_VARIABLE: Final = "MURI_OUT_OF_MEMORY_MARK"
+"""Names the file that a script in a process of its own makes when it ends so; the script doesn't see the variable."""
+
+_WORDS: Final = re.compile(
+    r"(CUDA|HIP)( error:)? out of memory|CUBLAS_STATUS_ALLOC_FAILED|RESOURCE_EXHAUSTED: Out of memory"
+)
+
+
+def chain_of(error: BaseException | None) -> Iterator[BaseException]:
+    """An error and those that led to it, the last one first."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error, or one that led to it, is PyTorch's, JAX's or CUDA's for lack of GPU memory."""
+    return any(
+        isinstance(link, RuntimeError) and (type(link).__name__ == "OutOfMemoryError" or _WORDS.search(str(link)))
+        for link in chain_of(error)
+    )
+
+
+def leave_mark(error: BaseException, mark: str) -> None:
+    """Tell the runtime, if it named a file for that, that the script ends for lack of GPU memory."""
+    if mark and is_out_of_memory(error):
+        with contextlib.suppress(OSError):
+            Path(mark).touch()

@@ -97,7 +97,7 @@ class MemberSession(Protocol):
         """The script's Python: its "prefix" and "executable"."""
 
     def facts(self) -> Mapping[str, Any] | None:
-        """What the script has told beside its iterations (`launcher.telemetry.script_facts`), None while it has not."""
+        """What the script has told beside its iterations (`launcher.script.script_facts`), None while it has not."""
 
     def shut_down(self, grace_s: float) -> None:
         """Let the script's own SIGTERM handler work, else end the script, because the runtime ends."""

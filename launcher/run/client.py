@@ -15,10 +15,10 @@ from muri import inherited
 from muri.clock import MACHINE_CLOCK, Clock
 from muri.errors import MuriError, UsageError
 from muri.group_spec import Place
-from muri.launcher.checkpoints import stopping
-from muri.launcher.job.environment import attach_timeout_s, missing_variables, task_of
+from muri.launcher.job.environment import attach_timeout_s, missing_variables, run_of, task_of
 from muri.launcher.job.scheduler import Membership
 from muri.launcher.run.python_line import PythonLine
+from muri.launcher.script.checkpoint import conclude
 from muri.launcher.wire import protocol
 from muri.pythons import ScriptPython, with_library
 from muri.run_dir import RendezvousError, default_run_dir, verify_run_dir
@@ -124,7 +124,7 @@ def await_earlier_run(environment: Mapping[str, str], job_id: str) -> None:
 
     Two runs at once would write the same files. What does not answer is passed over.
     """
-    frame = {"type": "leave", "job_id": job_id, "run": stopping.run_of(environment)}
+    frame = {"type": "leave", "job_id": job_id, "run": run_of(environment)}
     for path in sorted(default_run_dir(environment).glob(protocol.RUNTIMES)):
         with contextlib.suppress(MuriError, OSError), open_runtime(path) or contextlib.nullcontext() as connection:
             if connection is not None:
@@ -168,7 +168,7 @@ def _await_exit(connection: socket.socket) -> int:
         if kind == "exit":
             return int(frame["code"])
         if kind == "preempted":
-            stopping.conclude(os.environ)
+            conclude(os.environ)
             return int(frame["code"])
         if kind == "lost":
             raise RuntimeLostError(f"the group's runtime gave the script up: {reason}")
@@ -258,7 +258,7 @@ def _look_for_runtime(
     After a requeue the job's own name may still lead to the group that it was taken out of.
     """
     pilot = "" if place is None else place.pilot
-    by_own_name = not stopping.run_of(environment) or (place is not None and not pilot)
+    by_own_name = not run_of(environment) or (place is not None and not pilot)
     try:
         connection = find_runtime(environment, job_id) if by_own_name else None
         if connection is None and pilot:

@@ -13,18 +13,16 @@ import click
 from muri.clock import MACHINE_CLOCK, Clock
 from muri.errors import MuriError, UsageError
 from muri.inherited import give_back
-from muri.launcher.automatic.watch import AUTOMATIC_VARIABLE
-from muri.launcher.checkpoints.stopping import run_of
 from muri.launcher.job.environment import (
     attach_timeout_s,
     hang_timeout_s,
     missing_variables,
     requeue_wait_s,
+    run_of,
     task_of,
     wait_for_end,
 )
 from muri.launcher.job.scheduler import Membership, load_membership
-from muri.launcher.run import solo
 from muri.launcher.run.client import (
     OutOfMemoryBesideOthersError,
     RuntimeLostError,
@@ -35,8 +33,9 @@ from muri.launcher.run.client import (
     wait_for_runtime,
 )
 from muri.launcher.run.python_line import PythonLine, read_line
-from muri.launcher.telemetry import script_clock
-from muri.launcher.telemetry.trace import require_writable
+from muri.launcher.script import script_clock, solo
+from muri.launcher.script.hooks import AUTOMATIC_VARIABLE
+from muri.launcher.script.trace import require_writable
 from muri.launcher.wire.protocol import ISOLATION_VARIABLE, ProtocolError
 from muri.profiler.dryrun.messages import DRY_RUN_VARIABLE, DryRunRequest
 from muri.pythons import PYTHON_VARIABLE, ScriptPython, script_python, with_library
@@ -137,7 +136,7 @@ def _run_alone(python: ScriptPython, line: PythonLine) -> int:
     hooks, several_ranks = solo.wants_stages(os.environ), task_of(os.environ)[1] > 1
     if hooks and python.why_too_old:
         raise UsageError(python.why_too_old)
-    runner = ["-m", "muri.launcher.run.solo"] if hooks or (several_ranks and not python.why_too_old) else []
+    runner = ["-m", "muri.launcher.script.solo"] if hooks or (several_ranks and not python.why_too_old) else []
     module = ["-m"] if line.module else []
     command = [python.executable, *line.options, *runner, *module, line.target, *line.arguments]
     request = DryRunRequest.from_environment(os.environ)

@@ -1,6 +1,8 @@
 """Decides which jobs may run in the group: the controller has put them there, and the GPU has memory for them."""
 
 import logging
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -11,11 +13,37 @@ from muri.group_spec import GroupSpec
 from muri.launcher.job.environment import STEPS_VARIABLE
 from muri.launcher.job.scheduler import Membership, load_membership
 from muri.launcher.job.session import MemberSession
-from muri.launcher.runtime import gpu_memory
 from muri.launcher.runtime.member_table import Expectation, MemberTable
 from muri.launcher.threads import SharedProcess
+from muri.units import GIB
 
 logger = logging.getLogger("muri.launcher")
+
+LIMIT_S: Final = 30.0
+
+_ASK: Final = """
+import ctypes
+cuda, device, total = ctypes.CDLL("libcuda.so.1"), ctypes.c_int(), ctypes.c_size_t()
+error = cuda.cuInit(0) or cuda.cuDeviceGet(ctypes.byref(device), 0)
+print(error or cuda.cuDeviceTotalMem_v2(ctypes.byref(total), device), total.value)
+"""
+
+
+def total_gib() -> float | None:
+    """Memory of this process's first GPU; None where no CUDA driver tells it.
+
+    A child asks: what the driver takes for itself ends with it.
+    """
+    ask = [sys.executable, "-I", "-S", "-c", _ASK]
+    try:
+        answer = subprocess.run(ask, capture_output=True, text=True, timeout=LIMIT_S, check=True).stdout.split()
+    except (OSError, subprocess.SubprocessError):
+        return None
+    if answer[0] != "0":
+        logger.warning("the CUDA driver does not tell the GPU's memory (error %s)", answer[0])
+        return None
+    return int(answer[1]) / GIB
+
 
 CONTEXT_GIB: Final = 0.5
 """What a CUDA context and its libraries take beside the tensors that a profile counts: one for each
@@ -151,5 +179,5 @@ class MemoryAdmission:
         if own_gib is not None:
             return own_gib
         if not self._driver_asked:
-            self._driver_asked, self._driver_gib = True, gpu_memory.total_gib()
+            self._driver_asked, self._driver_gib = True, total_gib()
         return self._driver_gib

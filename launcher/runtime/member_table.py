@@ -15,8 +15,7 @@ from muri.launcher.arbitration.arbiter import Arbiter
 from muri.launcher.arbitration.switching import SwitchingArbiter
 from muri.launcher.job.session import MemberSession
 from muri.launcher.job.stage_clock import IterationRecord
-from muri.launcher.runtime.measuring import Measurement
-from muri.launcher.runtime.promise_watch import PromiseWatch
+from muri.launcher.runtime.measuring import Measurement, PromiseWatch
 from muri.launcher.sessions.setup import Terms
 from muri.launcher.threads import SharedProcess
 from muri.profiler.records import RESOURCES, STAGES

@@ -13,14 +13,14 @@ from typing import Final
 
 from muri.group_spec import GroupSpec, MemberSpec
 from muri.launcher.arbitration.arbiter import Arbiter
-from muri.launcher.checkpoints.stopping import run_of
+from muri.launcher.job.environment import run_of
 from muri.launcher.job.session import MemberSession
 from muri.launcher.runtime.admission import AdmissionControl, MemoryAdmission
+from muri.launcher.runtime.coordination import RankGroup
 from muri.launcher.runtime.member_table import MemberTable
-from muri.launcher.runtime.rank_group import RankGroup
+from muri.launcher.script.trace import Trace
 from muri.launcher.sessions.process_session import ProcessSession, Start, share_waiting_hint
 from muri.launcher.sessions.setup import Terms
-from muri.launcher.telemetry.trace import Trace
 from muri.launcher.threads import SharedProcess
 from muri.launcher.wire import protocol
 from muri.launcher.wire.protocol import AttachRequest, Frame, ProtocolError

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Final
 
 from muri.launcher.arbitration.pausing import PausingArbiter
-from muri.launcher.hangs.evidence import is_stopped
 from muri.launcher.job.session import MemberSession
+from muri.launcher.runtime.hang_watch import is_stopped
 
 logger = logging.getLogger("muri.launcher")
 

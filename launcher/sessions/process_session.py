@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from muri.launcher.arbitration.arbiter import Arbiter, WaitInterruptedError
-from muri.launcher.automatic.watch import stages_wanted
 from muri.launcher.job.environment import task_of
-from muri.launcher.job.out_of_memory import MARK_VARIABLE
+from muri.launcher.job.process_tree import continue_descendants, stop_descendants
+from muri.launcher.job.script import MARK_VARIABLE
 from muri.launcher.job.session import MemberSession, Roots
 from muri.launcher.job.stage_clock import (
     NO_TURNS,
@@ -34,8 +34,8 @@ from muri.launcher.job.stage_clock import (
     IterationRecord,
     StageClock,
 )
+from muri.launcher.script.hooks import stages_wanted
 from muri.launcher.sessions import process_supervisor
-from muri.launcher.sessions.descendants import continue_descendants, stop_descendants
 from muri.launcher.sessions.process_start import StartError, Supervisor, SupervisorLostError
 from muri.launcher.sessions.setup import (
     GPU_VARIABLES,
@@ -267,7 +267,7 @@ class ProcessSession(AttachedSession):
 def script_command(request: AttachRequest) -> list[str]:
     """How the script runs as a process of its own: plain only if it wants no stages and is one rank alone."""
     hooks = stages_wanted(request.environment) or task_of(request.environment)[1] > 1
-    runner = ["-m", "muri.launcher.run.solo"] if hooks else []
+    runner = ["-m", "muri.launcher.script.solo"] if hooks else []
     module = ["-m"] if request.module else []
     return [request.executable, *request.options, *runner, *module, request.target, *request.arguments]
 

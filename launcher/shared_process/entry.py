@@ -7,17 +7,17 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from muri.launcher import automatic, threads
+from muri.launcher import threads
 from muri.launcher.arbitration.arbiter import Arbiter
-from muri.launcher.automatic.watch import stages_wanted
 from muri.launcher.job.script import NAMELESS
 from muri.launcher.job.session import MemberSession
 from muri.launcher.job.stage_clock import IntervalListener, StageClock
+from muri.launcher.script.hooks import install_stage_hooks, stages_wanted
+from muri.launcher.script.script_clock import set_clock_provider
 from muri.launcher.sessions.setup import Terms
 from muri.launcher.shared_process import gpu, isolation
 from muri.launcher.shared_process.state import current_session
 from muri.launcher.shared_process.thread_session import ThreadSession
-from muri.launcher.telemetry.script_clock import set_clock_provider
 from muri.launcher.wire.protocol import ISOLATION_VARIABLE, AttachRequest
 
 logger = logging.getLogger("muri.launcher")
@@ -46,7 +46,7 @@ class Threads:
         """Let this process hold several scripts."""
         isolation.install()
         if stages_wanted(os.environ):
-            automatic.install_stage_hooks()
+            install_stage_hooks()
         set_clock_provider(_clock_of_thread)
         threads.tell_scripts_apart(current_session)
 

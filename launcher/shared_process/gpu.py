@@ -25,7 +25,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from muri.launcher.job.out_of_memory import chain_of
+from muri.launcher.job.script import chain_of
 from muri.launcher.job.session import MemberSession
 from muri.launcher.job.stage_clock import GpuTimes, StageClock
 from muri.launcher.sessions.setup import has_gpu

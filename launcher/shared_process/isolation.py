@@ -5,7 +5,6 @@ Nothing here knows of sockets or resources. docs/shared-process.md says what is 
 """
 
 from muri.launcher.shared_process import (
-    dangers,
     interpreter,
     local_imports,
     logs_and_warnings,
@@ -49,7 +48,7 @@ def install() -> None:
     logs_and_warnings.install_log_handlers()
     logs_and_warnings.install_warnings()
     interpreter.install_settings()
-    dangers.install_dangers()
+    threads_and_processes.install_dangers()
     _installed.append(modules)
 
 

@@ -27,8 +27,8 @@ from types import CodeType, ModuleType
 from typing import Any, Final
 
 from muri.launcher.job.import_hooks import after_import
-from muri.launcher.shared_process.dangers import check_import
 from muri.launcher.shared_process.state import PerSession, SessionState, current_session
+from muri.launcher.shared_process.threads_and_processes import check_import
 
 LONGEST_WAIT_S: Final = 120.0
 """After this wait a session imports out of turn, as plain threads do: a package may wait for another's import."""

@@ -10,13 +10,13 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from muri.launcher.arbitration.arbiter import Arbiter
-from muri.launcher.automatic.watch import stages_wanted
-from muri.launcher.checkpoints import registry
-from muri.launcher.checkpoints.stopping import STOP_SIGNALS
 from muri.launcher.job import script
-from muri.launcher.job.out_of_memory import is_out_of_memory
+from muri.launcher.job.script import is_out_of_memory
 from muri.launcher.job.session import MemberSession, Roots
 from muri.launcher.job.stage_clock import IntervalListener, StageClock
+from muri.launcher.script import registry
+from muri.launcher.script.checkpoint import STOP_SIGNALS
+from muri.launcher.script.hooks import stages_wanted
 from muri.launcher.sessions.setup import (
     HUNG_GRACE_S,
     NO_TERMS,

@@ -34,4 +34,4 @@ def wait(work: Work, *arguments: object, plain: object = Work.wait) -> object:
 if __name__ == "__main__":
     time.perf_counter = time.monotonic = own_time
     time.sleep, Work.wait = sleep, wait
-    runpy.run_module("muri.launcher.run.solo", run_name="__main__", alter_sys=True)
+    runpy.run_module("muri.launcher.script.solo", run_name="__main__", alter_sys=True)

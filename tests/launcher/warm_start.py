@@ -37,7 +37,7 @@ LOADED = (
 )  # fmt: skip
 _LARGEST_MESSAGE = 1 << 17
 _START_S = 240.0
-_HOOKS = {"muri.launcher.automatic.compute"}
+_HOOKS = {"muri.launcher.script.compute"}
 """They change PyTorch, which a program of its own would find unchanged."""
 _ahead: set[str] = set()
 _left_behind: list[object] = []

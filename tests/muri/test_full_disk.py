@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from muri.files import whole_file
-from muri.launcher.telemetry.trace import open_trace
+from muri.launcher.script.trace import open_trace
 
 FULL = Path("/dev/full")
 """Every write to it fails as on a full disk."""

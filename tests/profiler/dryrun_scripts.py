@@ -2,7 +2,7 @@
 
 VIRTUAL_TIME = """
     import os, time
-    from muri.launcher.telemetry.script_clock import current_clock
+    from muri.launcher.script.script_clock import current_clock
     really_sleep, begin_s = time.sleep, time.perf_counter()
     now_s = begin_s
     def sleep(seconds):

@@ -19,8 +19,8 @@ from virtual_clock import VirtualClock
 from muri.launcher.arbitration.arbiter import Arbiter, FairArbiter, PlainArbiter, WaitInterruptedError
 from muri.launcher.arbitration.switching import Node, SwitchingArbiter, make_arbiter
 from muri.launcher.job.stage_clock import TURNS_INDEX, IterationRecord
+from muri.launcher.script import script_clock
 from muri.launcher.shared_process.gpu import Device
-from muri.launcher.telemetry import script_clock
 from muri.launcher.wire.process_gate import ProcessGate
 
 GPU = 2

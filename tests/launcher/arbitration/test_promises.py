@@ -6,7 +6,7 @@ import pytest
 from virtual_clock import VirtualClock
 
 from muri.launcher.arbitration.arbiter import CPU, Arbiter, FairArbiter, Waiter, WaitInterruptedError
-from muri.launcher.arbitration.promises import Promises
+from muri.launcher.arbitration.fairness import Promises
 from muri.launcher.job.stage_clock import STAGE_COUNT, IterationRecord
 
 GPU = 2

@@ -9,7 +9,7 @@ from rich.console import Console
 from benchmarks import demo
 from examples.demo.cluster import MURI_JCT, SHIPPED, JobRecord
 from examples.demo.report import draw_timeline, print_table, save
-from muri.launcher.telemetry.trace import open_trace
+from muri.launcher.script.trace import open_trace
 from muri.slurm_plugin.config import Config, load_config
 
 

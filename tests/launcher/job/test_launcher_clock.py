@@ -4,9 +4,8 @@ import threading
 
 import pytest
 
-from muri.launcher.api import stages
 from muri.launcher.job.stage_clock import GpuTimes, HostPace, IterationRecord, StageClock
-from muri.launcher.telemetry import script_clock
+from muri.launcher.script import script_clock, stages
 
 LOAD, PREPROCESS, PROPAGATE, SYNCHRONIZE = range(4)
 

@@ -179,7 +179,7 @@ def test_malformed_dry_run_is_refused(launcher: Launcher, spec: str) -> None:
 
 
 HEAVY = {
-    "muri.launcher.run.command, muri.launcher.api.stages": ("torch", "numpy", "muri.launcher.shared_process"),
+    "muri.launcher.run.command, muri.launcher.script.stages": ("torch", "numpy", "muri.launcher.shared_process"),
     "muri.launcher.runtime.main": ("torch", "numpy", "scipy", "networkx", "pydantic", "click", "rich"),
 }
 

@@ -112,7 +112,7 @@ def test_a_member_asks_the_arbiter_for_its_stages(launcher: Launcher, python: st
     channels.open(ours)
     # The variable names the process that it is meant for, so the shell that knows its own number becomes that one.
     gate = f"{process_gate.VARIABLE}=$$:{theirs.fileno()}:{page_fd}:0"
-    command = ["sh", "-c", f'{gate} exec "$0" -m muri.launcher.run.solo "$1"', python, str(launcher.script(SCRIPT))]
+    command = ["sh", "-c", f'{gate} exec "$0" -m muri.launcher.script.solo "$1"', python, str(launcher.script(SCRIPT))]
     ended = subprocess.run(
         command, env=with_library(launcher.environment), pass_fds=[theirs.fileno(), page_fd], capture_output=True,
         text=True, timeout=DEADLINE_S, cwd=launcher.folder, check=False,

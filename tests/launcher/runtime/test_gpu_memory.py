@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from muri.launcher.runtime.gpu_memory import total_gib
+from muri.launcher.runtime.admission import total_gib
 
 DRIVER = """
 #include <stddef.h>

@@ -7,7 +7,7 @@ from launcher_harness import Launcher, ends
 from polling import until
 from requeue_client import SLEEPER, member
 
-from muri.launcher.job.out_of_memory import is_out_of_memory
+from muri.launcher.job.script import is_out_of_memory
 
 # Stands in for torch.OutOfMemoryError, which is raised by a GPU only.
 HUNGRY = """

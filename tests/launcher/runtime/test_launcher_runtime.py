@@ -18,7 +18,7 @@ from polling import DEADLINE_S, until
 from two_members import run_both
 
 from muri.errors import UsageError
-from muri.launcher.runtime.options import read_options
+from muri.launcher.runtime.main import read_options
 
 LOOP = """
     import sys, time

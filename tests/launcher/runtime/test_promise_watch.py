@@ -7,13 +7,13 @@ from virtual_clock import VirtualClock
 
 from muri.group_spec import GroupSpec, MemberSpec, Place, read_group
 from muri.launcher.arbitration.arbiter import FairArbiter
+from muri.launcher.arbitration.fairness import Promises
 from muri.launcher.arbitration.pausing import PausingArbiter
-from muri.launcher.arbitration.promises import Promises
 from muri.launcher.arbitration.switching import SwitchingArbiter, make_arbiter
 from muri.launcher.job.scheduler import NoMembership
 from muri.launcher.runtime.admission import AdmissionControl
+from muri.launcher.runtime.measuring import PATIENCE_S, PromiseKeeper, PromiseWatch
 from muri.launcher.runtime.member_table import Expectation, MemberTable
-from muri.launcher.runtime.promise_watch import PATIENCE_S, PromiseKeeper, PromiseWatch
 
 
 def test_promise_is_broken_after_a_minute_below_it_and_kept_again_after_another_one() -> None:

@@ -2,7 +2,7 @@
 
 import os
 
-from muri.launcher.runtime.options import cpus_of
+from muri.launcher.runtime.main import cpus_of
 
 
 def test_cores_are_those_that_slurm_gave_and_the_kernel_allows() -> None:

@@ -24,7 +24,7 @@ def _request(**environment: str) -> AttachRequest:
 @pytest.mark.parametrize("environment", [{}, RANK, {"MURI_AUTOMATIC": "0", **RANK}])
 def test_muris_runner_starts_scripts_with_stages_and_ranks(environment: dict[str, str]) -> None:
     command = script_command(_request(**environment))
-    assert command == ["/p/python", "-m", "muri.launcher.run.solo", "train.py", "--lr", "1"]
+    assert command == ["/p/python", "-m", "muri.launcher.script.solo", "train.py", "--lr", "1"]
 
 
 def test_a_script_that_wants_no_stages_is_plain() -> None:

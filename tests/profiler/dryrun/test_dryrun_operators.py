@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from muri.launcher.telemetry.dry_run_recorder import clock_offset_s, operators_of
+from muri.launcher.script.script_facts import clock_offset_s, operators_of
 from muri.profiler.dryrun.attribution import Interval, Operator, refine, stage_of
 from muri.profiler.dryrun.messages import DryRunResult
 

@@ -7,8 +7,8 @@ import pytest
 from fake_slurm import FakeSlurm, four_jobs, one_gpu, pilots
 from rich.console import Console
 
-from muri.launcher.telemetry import top
-from muri.launcher.telemetry.top import NoGroupError, find_groups, render
+from muri.launcher.run import top
+from muri.launcher.run.top import NoGroupError, find_groups, render
 from muri.slurm_plugin.gateway.base import SlurmUnreachableError
 from muri.slurm_plugin.node import group_records
 from muri.slurm_plugin.node.group_records import groups_in

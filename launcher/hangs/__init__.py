@@ -1,1 +1,0 @@
-"""Finds processes and members that hang, and ends them with a clear cause (docs/sharing.md)."""

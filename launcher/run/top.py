@@ -1,0 +1,466 @@
+"""The command `muri top`: finds groups by their status files or in the scheduler's records, and shows them."""
+
+import contextlib
+import json
+import os
+import re
+import select
+import stat
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path, PurePath
+from typing import Any, Final
+
+import click
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from muri.errors import MuriError, UsageError
+from muri.foreign import json_of
+from muri.launcher.job.scheduler import load_membership
+from muri.launcher.run.status_form import checked, use_table
+from muri.run_dir import RUN_DIR_VARIABLE, SITE_RUN_DIR, default_run_dir, use_file
+from muri.terminal import PlainConsole, cell, say
+from muri.units import counted
+
+NARROWEST: Final = 80
+
+EPILOG = """
+\b
+Examples:
+  muri top                                      groups of yours on this node;
+                                                where none is: on all nodes
+  srun --overlap --pty --jobid=4711 muri top    on the node of pilot job 4711
+  muri top --once --sort wait                   once, most hindered first
+  muri top --json | jq '.[].total_speed'
+  muri top --file status.json                   of a runtime started by hand
+
+\b
+SPEED is iterations done × iteration time alone / time elapsed: 1.00 is as
+fast as alone; ~ where the time alone is not known but learnt. PLAN is what
+the controller expected; ! marks a difference above 20 %. MIN is the speed
+that the job was promised; ! marks one that is not kept. "process" in STATE:
+running, in a process of its own. The last line of a group shows for how much
+of the time each resource is held, and by whom at this moment.
+"""
+
+STALE_S: Final = 10.0
+"""A runtime writes its status every second; an older file is that of one that died or hangs."""
+
+LOOKING_S: Final = 1.0
+"""Seconds between two looks at status files: runtimes write them every second."""
+
+ASKING_S: Final = 60.0
+"""Seconds between two questions to the scheduler: pilot jobs report once a minute at most."""
+
+_LARGEST_STATUS: Final = 1 << 20
+_MOST_GROUPS: Final = 32
+"""Of one user on a node; an older pilot job's status is left out."""
+
+_STATUS_NAME: Final = re.compile(r"host-\d+\.json")
+_RUN_DIR_NAME: Final = re.compile(r"(?:muri-)?(\d+)")
+BAR_WIDTH: Final = 16
+DIFFERS_BY: Final = 0.2
+"""Measured and predicted speed that differ by more are marked, as the controller does."""
+
+OLD_USE_S: Final = 60.0
+"""Figures of a node's use that are older say nothing of now."""
+
+SORTS: Final = ("job", "speed", "iterations", "wait")
+PARTS: Final = (
+    ("load", "L", "on blue"),
+    ("preprocess", "P", "black on yellow"),
+    ("propagate", "G", "black on green"),
+    ("synchronize", "S", "on magenta"),
+    ("wait", "w", "dim"),
+    ("other", "·", "dim"),
+)
+LEGEND: Final = "L load  P preprocess  G propagate  S synchronize  w wait  · other  ! off plan"
+
+
+FROM_RECORDS: Final = (
+    "No group runs on this host. This is what Slurm's records tell of those on other\nnodes, as their pilot jobs last "
+    "reported it:"
+)
+
+
+class NoGroupError(MuriError):
+    """There is no group to look at."""
+
+
+class StatusFileError(UsageError):
+    """A status file was named that is none."""
+
+
+class DamagedStatusError(StatusFileError):
+    """A file has the name of a status and holds something else."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupView:
+    """One group's status.
+
+    Attributes:
+        path: Where it was read; None where the scheduler's records tell it.
+        status: The content of the file, see docs/sharing.md.
+        age_s: Seconds since it was written.
+    """
+
+    path: Path | None
+    status: Mapping[str, Any]
+    age_s: float
+
+    @property
+    def stale(self) -> bool:
+        """Whether the runtime has stopped writing."""
+        return self.age_s > STALE_S
+
+    @property
+    def left_behind(self) -> bool:
+        """Whether the runtime is gone and nobody removed its status, as the pilot job was killed with it."""
+        return self.stale and not _writes(self.status.get("pid"), self.path)
+
+    def to_json(self) -> dict[str, object]:
+        """For `--json`."""
+        file = None if self.path is None else str(self.path)
+        return {"file": file, "age_s": round(self.age_s, 1), "stale": self.stale, **self.status}
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a look has found.
+
+    Attributes:
+        groups: The groups, ordered by file.
+        left_out: Why files that have a status' name are no groups.
+    """
+
+    groups: tuple[GroupView, ...]
+    left_out: tuple[str, ...] = ()
+
+
+def _writes(pid: object, path: Path | None) -> bool:
+    """Whether a process is the runtime that writes a status file; its number may belong to another by now."""
+    try:
+        command = Path(f"/proc/{pid:d}/cmdline").read_bytes() if isinstance(pid, int) else b""
+    except OSError:
+        return False
+    return path is not None and os.fsencode(path.name) in command
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]}, epilog=EPILOG)
+@click.option("--file", "files", type=click.Path(path_type=Path), multiple=True, help="Status file to show.")
+@click.option("--once", is_flag=True, help="Print once and end; also where the output is no terminal.")
+@click.option("--json", "as_json", is_flag=True, help="Print the groups' status files as one JSON list, once.")
+@click.option("--sort", type=click.Choice(SORTS), default="job", show_default=True, help="Order of the members.")
+def top(files: tuple[Path, ...], once: bool, as_json: bool, sort: str) -> None:
+    """Watch the groups on this node: iterations, stages, speed against the plan.
+
+    Where none runs on this node, such as on a login host, shows what Slurm's records tell of your groups on all nodes:
+    less, and as old as the pilot jobs' last reports. Shows your own groups; root sees those of all users. Leave with q
+    or Ctrl-C.
+    """
+
+    def look() -> Found:
+        return Found(tuple(map(read_group, files))) if files else find_groups(os.environ)
+
+    if as_json:
+        found = look()
+        click.echo(json.dumps([group.to_json() for group in found.groups], indent=1))
+        for reason in found.left_out:
+            say(reason, to_stderr=True)
+        return
+    console = PlainConsole()
+    if not console.is_terminal:
+        console = PlainConsole(width=max(NARROWEST, console.width))
+    if once or not console.is_terminal:
+        console.print(render(look(), sort))
+        return
+    _watch(console, look, sort)
+
+
+def _watch(console: Console, look: Callable[[], Found], sort: str) -> None:
+    """Redraw until a key or Ctrl-C; a group that ends leaves a line, and one that comes is shown."""
+    first = look()
+    with _single_keys() as pressed, Live(render(first, sort), console=console, screen=True, auto_refresh=False) as live:
+        live.refresh()
+        with contextlib.suppress(KeyboardInterrupt):
+            shown = first
+            while pressed(_pause_s(shown)) not in {"q", "Q", "\x03"}:
+                try:
+                    shown = look()
+                    live.update(render(shown, sort), refresh=True)
+                except NoGroupError:
+                    live.update("The last group has ended. q to leave.", refresh=True)
+
+
+def _pause_s(shown: Found) -> float:
+    """Seconds until the next look: a file may be read each second, the scheduler must not be asked that often."""
+    return LOOKING_S if all(group.path for group in shown.groups) else ASKING_S
+
+
+@contextlib.contextmanager
+def _single_keys() -> Iterator[Callable[[float], str]]:
+    """Keys without Enter; where standard input is no terminal only the time passes."""
+    if not sys.stdin.isatty():
+        yield lambda seconds: time.sleep(seconds) or ""  # type: ignore[func-returns-value]
+        return
+    import termios  # (only on terminals)
+    import tty
+
+    file = sys.stdin.fileno()
+    before = termios.tcgetattr(file)
+    try:
+        tty.setcbreak(file)
+        yield (
+            lambda seconds: (
+                os.read(file, 1).decode(errors="replace") if select.select([file], [], [], seconds)[0] else ""
+            )
+        )
+    finally:
+        termios.tcsetattr(file, termios.TCSADRAIN, before)
+
+
+def read_group(path: Path, now_s: float | None = None, *, follow_links: bool = True) -> GroupView:
+    """Read one status file.
+
+    Raises:
+        StatusFileError: It is missing, unreadable or something else.
+    """
+    now_s = now_s or time.time()
+    try:
+        value, written_s = _read(path, 0 if follow_links else os.O_NOFOLLOW)
+        status = checked(value)
+    except OSError as error:
+        raise StatusFileError(f"cannot read the status file {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise DamagedStatusError(f"{path} is no status file of a runtime: {error}") from error
+    age_s = max(0.0, now_s - _written_s(status, written_s))
+    return GroupView(path, status | _use_beside(path, now_s), age_s)
+
+
+def _read(path: Path, flags: int) -> tuple[Any, float]:
+    """What a file holds, and when it was written; a pipe of that name must not keep the reader waiting.
+
+    Raises:
+        OSError: It cannot be read.
+        ValueError: It is not JSON.
+    """
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | flags), "rb") as file:
+        return json_of(file.read(_LARGEST_STATUS)), os.fstat(file.fileno()).st_mtime
+
+
+def _use_beside(status: Path, now_s: float) -> dict[str, Any]:
+    """What the pilot job last wrote of its node's use, unless it is old; {} for nothing."""
+    with contextlib.suppress(OSError, ValueError):
+        use, written_s = _read(use_file(status), os.O_NOFOLLOW)
+        json.dumps(use, allow_nan=False)
+        if isinstance(use, dict) and now_s - _written_s(use, written_s) < OLD_USE_S:
+            return {"use": use}
+    return {}
+
+
+def _written_s(status: Mapping[str, Any], otherwise_s: float) -> float:
+    try:
+        return datetime.fromisoformat(str(status["updated"])).timestamp()
+    except (KeyError, ValueError, OverflowError):
+        return otherwise_s
+
+
+def run_dirs(environment: Mapping[str, str]) -> list[Path]:
+    """The run directories to look into: the user's own; for root those of all users, unless tampered with."""
+    if os.geteuid() != 0 or environment.get(RUN_DIR_VARIABLE):
+        return [default_run_dir(environment)]
+    places = (*SITE_RUN_DIR.glob("*"), *Path("/tmp").glob("muri-*"))  # noqa: S108 (verified)
+    return sorted(path for path in places if _belongs_to_its_user(path))
+
+
+def _belongs_to_its_user(path: Path) -> bool:
+    name = _RUN_DIR_NAME.fullmatch(path.name)
+    try:
+        facts = path.lstat()
+    except OSError:
+        return False
+    mine = stat.S_ISDIR(facts.st_mode) and not facts.st_mode & 0o077
+    return name is not None and mine and facts.st_uid == int(name[1])
+
+
+def find_groups(environment: Mapping[str, str]) -> Found:
+    """Return all groups on this node, or, if it has none, the groups that the scheduler knows of.
+
+    A file that vanishes or was left behind is no group.
+
+    Raises:
+        NoGroupError: There is none; the text says where one could be looked at.
+    """
+    looked, groups, left_out = run_dirs(environment), list[GroupView](), list[str]()
+    for run_dir in looked:
+        for path in _statuses(run_dir):
+            try:
+                groups.append(read_group(path, follow_links=False))  # root must not follow a user's link
+            except DamagedStatusError as error:
+                left_out.append(str(error))
+            except StatusFileError:
+                continue
+    groups = [group for group in groups if not group.left_behind]
+    if not groups:
+        groups = _known_to_slurm("; ".join([_nothing_found(looked), *left_out]))
+    return Found(tuple(groups), tuple(left_out))
+
+
+def _statuses(run_dir: Path) -> list[Path]:
+    """The files in a run directory that have a status' name, those of the newest pilot jobs."""
+    try:
+        named = [path for path in run_dir.iterdir() if _STATUS_NAME.fullmatch(path.name)]
+    except OSError:
+        return []
+    return sorted(sorted(named, key=lambda path: (len(path.name), path.name))[-_MOST_GROUPS:])
+
+
+def _known_to_slurm(nothing: str) -> list[GroupView]:
+    try:
+        known = [GroupView(None, status, 0.0) for status in load_membership().groups()]
+    except MuriError as error:
+        raise NoGroupError(f"{nothing}. The scheduler's records cannot be read: {error}") from error
+    if not known:
+        raise NoGroupError(nothing)
+    return known
+
+
+def _nothing_found(looked: list[Path]) -> str:
+    where = ", ".join(map(str, looked)) or f"{SITE_RUN_DIR}/<uid>"
+    return (
+        f"no group of yours runs on this node (looked in {where}). A group's status is on the node that it runs on: "
+        "find its pilot job in the column GROUP of `muri queue`, then `srun --overlap --pty --jobid=GROUP muri top`. "
+        "For a runtime that you started yourself: muri top --file STATUS, as given to its --status-file"
+    )
+
+
+def stage_bar(share: Mapping[str, float], width: int = BAR_WIDTH) -> Text:
+    """The shares of an iteration as a bar of exactly `width` letters; empty when nothing is known."""
+    text = Text()
+    total = sum(share.get(name, 0.0) for name, _, _ in PARTS)
+    if total <= 0:
+        return Text("-")
+    drawn, up_to = 0, 0.0
+    for name, letter, style in PARTS:
+        up_to += share.get(name, 0.0)
+        end = round(min(1.0, up_to / total) * width)
+        text.append(letter * (end - drawn), style)
+        drawn = end
+    return text
+
+
+def differs(measured: float | None, predicted: float | None) -> bool:
+    """Whether the measured speed is off the predicted one by more than 20 %."""
+    return measured is not None and bool(predicted) and abs(measured / (predicted or 1.0) - 1) > DIFFERS_BY
+
+
+def sort_members(members: Mapping[str, Mapping[str, Any]], by: str) -> list[tuple[str, Mapping[str, Any]]]:
+    """Members by job id, or the slowest, furthest or most hindered first."""
+
+    def key(item: tuple[str, Mapping[str, Any]]) -> tuple[float, int, str]:
+        name, member = item
+        speed = member.get("speed")
+        orders = {
+            "job": 0.0,
+            "speed": float("inf") if speed is None else float(speed),
+            "iterations": -float(member.get("iterations") or 0),
+            "wait": -float((member.get("share") or {}).get("wait", 0.0)),
+        }
+        return (orders[by], len(name), name)
+
+    return sorted(members.items(), key=key)
+
+
+def render(found: Found, sort: str) -> RenderableType:
+    """All groups, one below the other."""
+    parts: list[RenderableType] = []
+    if not all(group.path for group in found.groups):
+        parts.append(Text(FROM_RECORDS, style="dim"))
+    for group in found.groups:
+        parts += [_headline(group), _members_table(group, sort), _resources_line(group.status)]
+        parts += [*use_table(group.status), Text("")]
+    parts += [Text(f"Left out: {reason}", "red") for reason in found.left_out]
+    return Group(*parts, Text(LEGEND, style="dim"))
+
+
+def _headline(group: GroupView) -> Text:
+    status = group.status
+    pilot = status.get("host_job")
+    name = f"Group of pilot job {pilot}" if pilot else f"Runtime {status.get('pid')}"
+    name += f" on {status['node']}" if status.get("node") else ""
+    total = status.get("total_speed")
+    speed = "-" if total is None else f"{total:.2f} of {_running(status)}"
+    text = Text(f"{name}: {status['discipline']}, total speed {speed}", style="bold")
+    changes = status.get("disciplines") or []
+    if len(changes) > 1:
+        text.append(f" ({counted(len(changes) - 1, 'change')}: {changes[-1].get('reason', '')})", "not bold")
+    if isinstance(fault := status.get("fault"), dict):
+        text.append(f"\nError of the GPU: {fault.get('cause')}", "red")
+    if group.stale:
+        text.append(f"\nThe runtime has not written for {group.age_s:.0f} s: it has died or hangs.", "red")
+    return text
+
+
+def _running(status: Mapping[str, Any]) -> int:
+    return sum(member.get("state") == "running" for member in status["members"].values())
+
+
+def _members_table(group: GroupView, sort: str) -> Table:
+    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="dim", expand=False)
+    table.add_column("JOB", justify="right", no_wrap=True)
+    table.add_column("SCRIPT", no_wrap=True, max_width=13, overflow="ellipsis")
+    table.add_column("STATE", no_wrap=True)
+    table.add_column("ITER", justify="right", no_wrap=True)
+    table.add_column("IT/S", justify="right", no_wrap=True)
+    table.add_column("TIME GOES TO", no_wrap=True, min_width=BAR_WIDTH)
+    table.add_column("SPEED", justify="right", no_wrap=True)
+    table.add_column("PLAN", justify="right", no_wrap=True)
+    table.add_column("MIN", justify="right", no_wrap=True)
+    for name, member in sort_members(group.status["members"], sort):
+        table.add_row(name, *_cells(member))
+    return table
+
+
+def _cells(member: Mapping[str, Any]) -> tuple[RenderableType, ...]:
+    speed, predicted, rate = (member.get(key) for key in ("speed", "predicted_speed", "iterations_per_s"))
+    promised, broken = member.get("promised_speed"), bool(member.get("promise_broken"))
+    off = differs(speed, predicted)
+    estimated = "~" if speed is not None and member.get("solo_iteration_s") is None else ""
+    shown = "-" if speed is None else f"{estimated}{speed:.2f}"
+    return (
+        cell(PurePath(str(member.get("script") or "-")).name),
+        _state(member),
+        str(member.get("iterations", 0)),
+        "-" if rate is None else f"{rate:.3g}",
+        stage_bar(member.get("share") or {}),
+        Text(f"{shown}{'!' if off else ' '}", style="bold red" if off else ""),
+        "-" if predicted is None else f"{predicted:.2f}",
+        Text(f"{f'{promised:.2f}' if promised else '-'}{'!' if broken else ' '}", style="bold red" if broken else ""),
+    )
+
+
+def _state(member: Mapping[str, Any]) -> str:
+    if member.get("fault"):
+        return "faulty"
+    if member.get("paused"):
+        return "paused"
+    if member.get("state") == "running" and member.get("isolation") == "process":
+        return "process"
+    if member.get("state") == "ended":
+        return f"exit {member.get('exit_code')}"
+    return str(member.get("state"))
+
+
+def _resources_line(status: Mapping[str, Any]) -> Text:
+    text = Text()
+    for name, resource in (status.get("resources") or {}).items():
+        text.append(f"{name} ", "dim")
+        text.append(f"{resource.get('busy', 0.0):.0%} {resource.get('holder') or '-'}  ")
+    return text

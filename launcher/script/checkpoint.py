@@ -1,0 +1,390 @@
+"""`muri.checkpoint` and `muri.should_stop`: a script that can be stopped at any iteration and resumed later.
+
+What happens when it is asked to stop, alone and in a group, is here, too. See docs/checkpoints.md.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Callable, Final, NoReturn
+
+from muri.clock import MACHINE_CLOCK, Clock
+from muri.errors import MuriError, UsageError
+from muri.launcher.job.environment import run_of, wait_for_end
+from muri.launcher.job.scheduler_call import declare_checkpoint, requeue_stopped
+from muri.launcher.job.script import wait_for_gloo_at_exit
+from muri.launcher.job.stage_clock import StageClock
+from muri.launcher.script import registry
+from muri.launcher.script.checkpoint_store import (
+    Agreement,
+    CheckpointError,
+    CheckpointStore,
+    Stored,
+    agreement,
+    default_place,
+)
+from muri.launcher.script.registry import Checkpointer, LoaderPosition
+from muri.launcher.script.script_clock import current_clock
+from muri.launcher.threads import current_script
+
+RETRY_S: Final = 10.0
+"""Wait between a failed checkpoint and the next attempt."""
+
+PathFunction = Callable[[Path], object]
+
+
+class CheckpointLoadError(CheckpointError):
+    """The job has a checkpoint, and the script could not load it."""
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """What `muri.checkpoint` found.
+
+    Attributes:
+        resumed: Whether the job had a checkpoint, which was loaded.
+        iteration: Iterations done before; 0 at a fresh start.
+        epoch: Runs of the training loop that had ended; the loop over epochs starts there.
+        path: What was loaded, None at a fresh start.
+    """
+
+    resumed: bool
+    iteration: int = 0
+    epoch: int = 0
+    path: Path | None = None
+
+
+@dataclass(frozen=True)
+class Functions:
+    """The script's functions that save and load, and when to save apart from stops.
+
+    Attributes:
+        save: Writes a file or directory to the path.
+        load: Reads it back.
+        every_s: Seconds between periodic checkpoints, None for none.
+        every_iterations: Iterations between them, None for none.
+    """
+
+    save: PathFunction
+    load: PathFunction
+    every_s: float | None
+    every_iterations: int | None
+
+    def __post_init__(self) -> None:
+        """Refuse arguments that cannot work.
+
+        Raises:
+            UsageError: A function cannot be called or an interval is not positive.
+        """
+        for name in ("save", "load"):
+            if not callable(getattr(self, name)):
+                raise UsageError(f"muri.checkpoint: {name} must be a function that takes a path")
+        for name in ("every_s", "every_iterations"):
+            value = getattr(self, name)
+            if value is not None and not (isinstance(value, (int, float)) and value > 0):
+                raise UsageError(f"muri.checkpoint: {name}={value!r} must be a number > 0, or None for never")
+
+
+class BoundaryCheckpointer:
+    """Saves one script's state at iteration boundaries.
+
+    Attributes:
+        position: Where the training loop stands in its loader.
+        stopped_at: Iteration of the checkpoint after which the script was ended, None while it was not.
+    """
+
+    def __init__(
+        self,
+        functions: Functions,
+        store: CheckpointStore,
+        clock: StageClock,
+        ranks: Agreement,
+        now: Clock = MACHINE_CLOCK,
+    ) -> None:
+        self.position = LoaderPosition()
+        self.stopped_at: int | None = None
+        self._functions = functions
+        self._store = store
+        self._clock = clock
+        self._ranks = ranks
+        self._now = now
+        self._before_clock = clock.iterations
+        self._first = 0
+        self._own_iterations = 0
+        self._saved_iteration = 0
+        self._saved_s = self._not_before_s = now()
+        self._stop_asked = threading.Event()
+
+    @property
+    def iteration(self) -> int:
+        """Iterations done, those of earlier runs included."""
+        return self._first + self._own_iterations + self._clock.iterations - self._before_clock
+
+    @property
+    def is_first_rank(self) -> bool:
+        """Whether this process speaks for all ranks of the job."""
+        return self._ranks.rank == 0
+
+    @property
+    def stop_asked(self) -> bool:
+        """Whether the script is to stop."""
+        return self._stop_asked.is_set()
+
+    def ask_stop(self) -> None:
+        """Save and end the script at its next iteration boundary. Safe in a signal handler."""
+        self._stop_asked.set()
+
+    def resume(self) -> Resumed:
+        """Load the newest checkpoint that all ranks have, if there is one.
+
+        Raises:
+            CheckpointLoadError: A checkpoint exists but cannot be loaded.
+        """
+        iteration = self._ranks.common(max(self._store.iterations(), default=-1))
+        if iteration < 0:
+            return Resumed(resumed=False)
+        stored = self._store.read(iteration)
+        _load(self._functions.load, stored)
+        self.position.resume_at(stored.facts["position"])
+        self._first += iteration
+        self._saved_iteration = iteration
+        _say(f"resumed at iteration {iteration} from {stored.path}")
+        return Resumed(resumed=True, iteration=iteration, epoch=self.position.epoch, path=stored.path)
+
+    def at_boundary(self) -> None:
+        """Save at the end of an iteration, if it is time to.
+
+        Raises:
+            SystemExit: The script was asked to stop, and its state is saved.
+        """
+        if isinstance(sys.exc_info()[1], GeneratorExit):  # the loop was left with `break`: raise nothing here
+            self.position.left()
+            return
+        if self.position.in_other_loop:
+            return
+        self.position.batch_done()
+        if self._saved_to_stop(self._clock.recent_iteration_s()):
+            end_script(self.iteration)
+
+    def own_boundary(self) -> bool:
+        """Save at the end of an iteration of a loop that marks no stages, if it is time to.
+
+        Returns:
+            Whether the script should stop now, because its state is saved. Never in a loop with stages: there
+            `at_boundary` ends the script.
+        """
+        if self._clock.iterations != self._before_clock:
+            return False
+        self._own_iterations += 1
+        return self._saved_to_stop(None)
+
+    def _saved_to_stop(self, iteration_s: float | None) -> bool:
+        """Save if it is time to; return whether the script should stop now, because its state is saved."""
+        stop, due = self._ranks.decide(self.stop_asked, self._is_due(), iteration_s)
+        if not ((stop or due) and self._now() >= self._not_before_s and self.save() and stop):
+            return False
+        self.stopped_at = self.iteration
+        return True
+
+    def save(self) -> bool:
+        """Write a checkpoint; the one before goes when all ranks have the new one.
+
+        Returns:
+            Whether the checkpoint is complete; a failure is reported on standard error and changes nothing else.
+        """
+        iteration = self.iteration
+        if iteration == self._saved_iteration and iteration in self._store.iterations():
+            return True
+        try:
+            draft: Path | None = self._store.write(iteration, self._functions.save, {"position": self.position.facts()})
+        except CheckpointError as error:
+            draft = None
+            _say(f"{error}. The job goes on; an earlier checkpoint is as it was")
+        if not self._ranks.all_true(draft is not None) or draft is None:
+            self._not_before_s = self._now() + RETRY_S
+            return False
+        self._store.commit(draft, iteration)
+        if self._ranks.all_true(True):
+            self._store.forget_before(iteration)
+        self._saved_iteration, self._saved_s = iteration, self._now()
+        return True
+
+    def close(self) -> None:
+        """Keep nothing after the script has ended."""
+        self._store.close()
+        if self.at_boundary in self._clock.at_boundary:
+            self._clock.at_boundary.remove(self.at_boundary)
+
+    def _is_due(self) -> bool:
+        every_s, every = self._functions.every_s, self._functions.every_iterations
+        by_time = every_s is not None and self._now() - self._saved_s >= every_s
+        return by_time or (every is not None and self.iteration - self._saved_iteration >= every)
+
+
+def checkpoint(
+    save: PathFunction,
+    load: PathFunction,
+    *,
+    every_s: float | None = None,
+    every_iterations: int | None = None,
+) -> Resumed:
+    """Say how to save and load this script's state; loads the job's checkpoint if it has one.
+
+    Call it once, when model and optimizer exist, right before the training loop. From then on the job is
+    saved at an iteration boundary when it has to stop (SIGTERM, SIGUSR1 or SIGUSR2), and also periodically.
+
+    Args:
+        save: Writes the state to the path that it is given: a file or a directory that does not exist yet.
+        load: Reads such a path back.
+        every_s: Also save when that many seconds have passed since the last time.
+        every_iterations: Also save after that many iterations.
+
+    Returns:
+        Whether the job resumed, at which iteration and epoch.
+
+    Raises:
+        CheckpointError: Checkpoints cannot be kept, or the job's own one cannot be loaded.
+        UsageError: An argument is wrong, or it was called before.
+    """
+    functions = Functions(save, load, every_s, every_iterations)
+    if registry.current() is not None:
+        raise UsageError("muri.checkpoint was called before in this script; call it once, with all of its state")
+    ranks = agreement()
+    store = CheckpointStore(default_place(os.environ, Path.cwd(), ranks.rank, ranks.world_size))
+    clock = current_clock()
+    checkpointer = BoundaryCheckpointer(functions, store, clock, ranks)
+    try:
+        resumed = checkpointer.resume()
+    except BaseException:
+        checkpointer.close()
+        raise
+    registry.register(checkpointer)
+    clock.at_boundary.append(checkpointer.at_boundary)
+    watch_stop_signals(checkpointer)
+    return resumed
+
+
+def should_stop() -> bool:
+    """Whether the script has to stop, for loops that mark no stages: call it once per iteration.
+
+    The call saves the state when a stop or a periodic checkpoint is due. Leave the loop when it returns true.
+    In loops with `muri.batches` or `muri.stage` Muri ends the script itself, and
+    this is always false, as it is before `muri.checkpoint`.
+    """
+    checkpointer = registry.current()
+    if checkpointer is None or not checkpointer.own_boundary():
+        return False
+    requeue_if_wanted()
+    return True
+
+
+def _load(load: PathFunction, stored: Stored) -> None:
+    try:
+        load(stored.path)
+    except Exception as error:
+        raise CheckpointLoadError(
+            f"the checkpoint {stored.path} of iteration {stored.iteration} could not be loaded: "
+            f"{type(error).__name__}: {error}. Nothing was deleted; mend the load function, or move "
+            f"{stored.path.parent} away to start anew"
+        ) from error
+
+
+def _say(text: str) -> None:
+    print(f"muri: {text}", file=sys.stderr, flush=True)
+
+
+STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+"""Slurm's own SIGTERM, and what users choose for `--signal`."""
+
+STOPPED_CODE: Final = 128 + signal.SIGTERM
+"""Exit code of a script that was stopped after it had been saved."""
+
+
+class ScriptStoppedError(SystemExit):
+    """Ends a script after its state was saved; its `finally` blocks run."""
+
+
+def watch_stop_signals(checkpointer: Checkpointer) -> None:
+    """Let stop signals ask for a checkpoint, and tell the controller that the job has one.
+
+    A handler that the script has set is called as well. In a group the runtime delivers the signals.
+    """
+    environment = dict(os.environ)
+    if current_script() is None:
+        wait_for_gloo_at_exit()
+        if threading.current_thread() is threading.main_thread():
+            for number in STOP_SIGNALS:
+                _chain(number, checkpointer)
+    if environment.get("SLURM_JOB_ID") and wants_requeue(environment) and checkpointer.is_first_rank:
+        threading.Thread(target=_declare, args=(environment,), name="declare-checkpoint", daemon=True).start()
+
+
+def end_script(iteration: int) -> NoReturn:
+    """End the calling script, which was saved; alone, requeue its job if its submit option asks for that.
+
+    Raises:
+        ScriptStoppedError: Always.
+    """
+    print(f"muri: saved at iteration {iteration}, the script stops", file=sys.stderr, flush=True)
+    requeue_if_wanted()
+    raise ScriptStoppedError(STOPPED_CODE)
+
+
+def requeue_if_wanted() -> None:
+    """Requeue a job that runs alone; in a group the member's own process does it."""
+    if current_script() is None:
+        conclude(os.environ)
+
+
+def wants_requeue(environment: Mapping[str, str]) -> bool:
+    """Whether the job was submitted with `--muri=checkpoint`; a step has the option as its user typed it."""
+    items = environment.get("MURI_JOB", "").lower().split(",")
+    return not {"checkpoint", *(f"checkpoint={yes}" for yes in ("1", "yes", "on", "true"))}.isdisjoint(items)
+
+
+def conclude(environment: Mapping[str, str]) -> None:
+    """Requeue a job that was saved before its time limit; leave one that Slurm is ending already alone.
+
+    Waits for Slurm to end this process, so that the batch script does not go on meanwhile.
+    """
+    job_id = environment.get("SLURM_JOB_ID")
+    if not job_id or not wants_requeue(environment) or environment.get("SLURM_PROCID", "0") != "0":
+        return
+    try:
+        if not requeue_stopped(job_id, run_of(environment)):
+            return
+    except MuriError as error:
+        print(f"muri: job {job_id} was saved but could not be requeued: {error}", file=sys.stderr, flush=True)
+        return
+    print(f"muri: job {job_id} goes back to the queue", file=sys.stderr, flush=True)
+    with contextlib.suppress(ValueError):  # only the main thread can
+        for number in STOP_SIGNALS:
+            signal.signal(number, signal.SIG_DFL)
+    wait_for_end(environment)
+
+
+def _chain(number: int, checkpointer: Checkpointer) -> None:
+    before = signal.getsignal(number)
+    if before == signal.SIG_IGN:
+        return
+
+    def stop(signum: int, frame: FrameType | None) -> None:
+        checkpointer.ask_stop()
+        if callable(before):
+            before(signum, frame)
+
+    signal.signal(number, stop)
+
+
+def _declare(environment: Mapping[str, str]) -> None:
+    """Tell the controller; if that fails, the job is never preempted, and nothing else is lost."""
+    with contextlib.suppress(MuriError):
+        declare_checkpoint(environment["SLURM_JOB_ID"], run_of(environment))

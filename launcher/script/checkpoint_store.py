@@ -1,0 +1,326 @@
+"""Checkpoints on disk, which all ranks of a job have or none.
+
+They are written under a temporary name, flushed, then renamed, so that a reader never sees a part. The ranks save at
+the same iteration, and resume from a checkpoint that all of them have.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import re
+import shutil
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from muri.clock import MACHINE_CLOCK, Clock
+from muri.errors import MuriError, UsageError
+from muri.foreign import json_of
+
+DIRECTORY_VARIABLE: Final = "MURI_CHECKPOINT_DIR"
+LOCK_TIMEOUT_S: Final = 60.0
+"""How long a run waits for an earlier run of its job that may still write its last checkpoint."""
+
+_FORMAT: Final = 1
+_NAME: Final = re.compile(r"iteration-([0-9]{10,})")
+_USER_PART: Final = "state"
+_OWN_PART: Final = "muri.json"
+_POLL_S: Final = 0.1
+
+
+class CheckpointError(MuriError):
+    """A checkpoint cannot be written, found or read."""
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A checkpoint on disk.
+
+    Attributes:
+        iteration: Iterations done when it was written.
+        path: What the script's own function wrote: a file or a directory.
+        facts: What Muri keeps beside it.
+    """
+
+    iteration: int
+    path: Path
+    facts: Mapping[str, Any]
+
+
+def default_place(environment: Mapping[str, str], cwd: Path, rank: int = 0, world_size: int = 1) -> Path:
+    """$MURI_CHECKPOINT_DIR, else .muri/checkpoints/<job id> below the working directory; one folder for each rank."""
+    named = environment.get(DIRECTORY_VARIABLE)
+    place = Path(named) if named else Path(".muri/checkpoints", environment.get("SLURM_JOB_ID") or "local")
+    return cwd / place / f"rank-{rank}" if world_size > 1 else cwd / place
+
+
+class CheckpointStore:
+    """The checkpoints of one job (of one rank of it).
+
+    Args:
+        place: Their directory; made if it is missing.
+        clock: What the wait for an earlier run goes by.
+
+    Raises:
+        CheckpointError: The directory cannot be made, or another process keeps it.
+    """
+
+    def __init__(self, place: Path, clock: Clock = MACHINE_CLOCK) -> None:
+        self.place = place
+        try:
+            place.mkdir(parents=True, exist_ok=True)
+            self._lock = os.open(place / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise CheckpointError(
+                f"no checkpoints can be kept in {place}: {error.strerror}; set {DIRECTORY_VARIABLE} to a directory "
+                "that this job can write and that outlives it"
+            ) from error
+        try:
+            self._take_lock(clock)
+        except BaseException:
+            os.close(self._lock)
+            raise
+
+    def _take_lock(self, clock: Clock) -> None:
+        deadline_s = clock() + LOCK_TIMEOUT_S
+        while True:
+            try:
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                if clock() > deadline_s:
+                    raise CheckpointError(
+                        f"another process keeps its checkpoints in {self.place}; end it, or set {DIRECTORY_VARIABLE}"
+                    ) from error
+                clock.sleep(_POLL_S)
+            except OSError:  # some network file systems lack locks: go on without one
+                return
+            else:
+                return
+
+    def close(self) -> None:
+        """Let another process use the directory."""
+        with contextlib.suppress(OSError):
+            os.close(self._lock)
+
+    def iterations(self) -> list[int]:
+        """Iterations of the complete checkpoints, in ascending order."""
+        matches = (_NAME.fullmatch(entry.name) for entry in self.place.iterdir())
+        return sorted(int(match[1]) for match in matches if match)
+
+    def read(self, iteration: int) -> Stored:
+        """One checkpoint.
+
+        Raises:
+            CheckpointError: Its description is missing, damaged, or written by a newer Muri.
+        """
+        folder = self._folder(iteration)
+        try:
+            facts = json_of((folder / _OWN_PART).read_text(encoding="utf-8"))
+            version = facts["format"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise CheckpointError(
+                f"the checkpoint {folder} cannot be read: {error}; nothing was deleted. Move it away to start anew"
+            ) from error
+        if version != _FORMAT:
+            raise CheckpointError(
+                f"the checkpoint {folder} has format {version}, this Muri reads {_FORMAT}; resume it with the Muri "
+                "that wrote it, or move it away to start anew"
+            )
+        return Stored(iteration, folder / _USER_PART, facts)
+
+    def write(self, iteration: int, save: Callable[[Path], object], facts: Mapping[str, Any]) -> Path:
+        """Write a checkpoint under a temporary name; `commit` makes it count.
+
+        Args:
+            iteration: Iterations done.
+            save: Writes the script's part to a path that does not exist yet.
+            facts: Muri's part, plain JSON values.
+
+        Raises:
+            CheckpointError: `save` failed or wrote nothing, or the disk is full.
+        """
+        self._clear_drafts()
+        draft = self.place / f".writing-{os.getpid()}-{time.monotonic_ns()}"
+        try:
+            draft.mkdir()
+            save(draft / _USER_PART)
+            _require_written(draft / _USER_PART)
+            text = json.dumps({**facts, "format": _FORMAT, "iteration": iteration})
+            (draft / _OWN_PART).write_text(text, encoding="utf-8")
+            _flush_tree(draft)
+        except Exception as error:
+            shutil.rmtree(draft, ignore_errors=True)
+            raise CheckpointError(_why_not_saved(iteration, error)) from error
+        return draft
+
+    def commit(self, draft: Path, iteration: int) -> None:
+        """Give a written checkpoint its final name, which makes it the newest.
+
+        Raises:
+            CheckpointError: It cannot be renamed.
+        """
+        try:
+            target = self._folder(iteration)
+            if target.exists():  # the same iteration, from a run that had started anew
+                target.rename(self.place / f".old-{os.getpid()}-{time.monotonic_ns()}")
+            draft.rename(target)
+            _flush_path(self.place)
+        except OSError as error:
+            raise CheckpointError(_why_not_saved(iteration, error)) from error
+
+    def forget_before(self, iteration: int) -> None:
+        """Remove older checkpoints, once a newer one is safe."""
+        for older in self.iterations():
+            if older < iteration:
+                shutil.rmtree(self._folder(older), ignore_errors=True)
+        self._clear_drafts()
+
+    def _clear_drafts(self) -> None:
+        for pattern in (".writing-*", ".old-*"):
+            for left in self.place.glob(pattern):
+                shutil.rmtree(left, ignore_errors=True)
+
+    def _folder(self, iteration: int) -> Path:
+        return self.place / f"iteration-{iteration:010d}"
+
+
+def _why_not_saved(iteration: int, error: Exception) -> str:
+    if isinstance(error, OSError) and error.errno in {errno.ENOSPC, errno.EDQUOT}:
+        why = f"there is no space left ({error.strerror}); free some or set {DIRECTORY_VARIABLE}"
+    else:
+        why = str(error) if isinstance(error, CheckpointError) else f"{type(error).__name__}: {error}"
+    return f"no checkpoint of iteration {iteration} was written: {why}"
+
+
+def _require_written(path: Path) -> None:
+    if not path.exists():
+        raise CheckpointError("the save function returned but wrote nothing to the path that it was given")
+
+
+def _flush_tree(folder: Path) -> None:
+    for directory, _, names in os.walk(folder):
+        for name in names:
+            path = Path(directory, name)
+            if not path.is_symlink():
+                _flush_path(path)
+        _flush_path(Path(directory))
+
+
+def _flush_path(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+CHECK_INTERVAL_S: Final = 0.5
+"""Seconds between two votes of the ranks on saving; rank 0 converts them into a number of iterations."""
+
+
+class Agreement(Protocol):
+    """How the ranks of a job decide together. Each call is made by all of them, in the same order.
+
+    Attributes:
+        rank: This process's rank.
+        world_size: How many there are.
+    """
+
+    rank: int
+    world_size: int
+
+    def decide(self, stop: bool, due: bool, iteration_s: float | None) -> tuple[bool, bool]:
+        """Whether to stop and whether to save at this boundary, the same on every rank.
+
+        Args:
+            stop: Whether this rank was asked to stop; one is enough.
+            due: Whether a periodic checkpoint is due; rank 0's word counts.
+            iteration_s: Seconds per iteration lately, None when unknown.
+        """
+
+    def all_true(self, mine: bool) -> bool:
+        """Whether the value is true on every rank."""
+
+    def common(self, newest: int) -> int:
+        """The newest iteration that every rank has, given this rank's newest; -1 stands for none."""
+
+
+class OneRank:
+    """A job with a single process."""
+
+    rank = 0
+    world_size = 1
+
+    def decide(self, stop: bool, due: bool, iteration_s: float | None) -> tuple[bool, bool]:
+        """Its own word."""
+        return stop, due
+
+    def all_true(self, mine: bool) -> bool:
+        """Its own word."""
+        return mine
+
+    def common(self, newest: int) -> int:
+        """Its own."""
+        return newest
+
+
+class ManyRanks:
+    """Ranks that agree through a process group of their own (gloo: small numbers on the CPU)."""
+
+    def __init__(self, distributed: Any) -> None:
+        self._distributed = distributed
+        self._group = distributed.new_group(backend="gloo")
+        self.rank: int = distributed.get_rank()
+        self.world_size: int = distributed.get_world_size()
+        self._boundaries_left = 1
+
+    def decide(self, stop: bool, due: bool, iteration_s: float | None) -> tuple[bool, bool]:
+        """Ask the others every half second or so, counted in iterations so that all ask at the same boundary."""
+        self._boundaries_left -= 1
+        if self._boundaries_left > 0:
+            return False, False
+        first = self.rank == 0
+        interval = max(1, int(CHECK_INTERVAL_S / iteration_s)) if first and iteration_s else 0
+        stop_any, due_first, interval = self._largest(int(stop), int(due and first), interval)
+        self._boundaries_left = max(1, interval)
+        return bool(stop_any), bool(due_first)
+
+    def all_true(self, mine: bool) -> bool:
+        """True only if every rank says so."""
+        return not self._largest(int(not mine))[0]
+
+    def common(self, newest: int) -> int:
+        """The smallest of the ranks' newest: no rank removes a checkpoint before all have a newer one."""
+        return -self._largest(-newest)[0]
+
+    def _largest(self, *values: int) -> list[int]:
+        import torch  # a script with several ranks has imported it
+
+        tensor = torch.tensor(values, dtype=torch.int64, device="cpu")
+        self._distributed.all_reduce(tensor, op=self._distributed.ReduceOp.MAX, group=self._group)
+        return [int(value) for value in tensor]
+
+
+def agreement(environment: Mapping[str, str] = os.environ) -> Agreement:
+    """How this script's ranks agree.
+
+    Raises:
+        UsageError: The script has several ranks that are not connected yet.
+    """
+    distributed = getattr(sys.modules.get("torch"), "distributed", None)
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        return ManyRanks(distributed) if distributed.get_world_size() > 1 else OneRank()
+    size = environment.get("WORLD_SIZE", "1")
+    if size.isdecimal() and int(size) > 1:
+        raise UsageError(
+            f"this script has {size} ranks (WORLD_SIZE) that are not connected yet; call muri.checkpoint after "
+            "torch.distributed.init_process_group, so that all ranks can save at the same iteration"
+        )
+    return OneRank()

@@ -1,0 +1,220 @@
+"""Hooks of the work on the GPU: forward, backward and optimizer step. All are the stage `propagate`.
+
+`torch.compile` must never see them; `compiling` says why and how.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+import weakref
+from collections.abc import Callable
+from time import perf_counter
+from typing import Any, Final
+
+import torch
+from torch.optim.optimizer import Optimizer
+
+from muri.launcher.script.compiling import is_compiling, leave_alone, pass_over, unless_hidden
+from muri.launcher.script.hooks import (
+    BACKWARD_HOOK,
+    Watch,
+    begin_propagate,
+    end_propagate,
+    offer_to_yield,
+    replace,
+    switch_off,
+    thread,
+    watching,
+)
+
+_STEP_HOOK: Final = "optimizer step"
+
+MAX_GRADIENT_HOOKS: Final = 64
+"""At how many of an optimizer's parameters, evenly spread, backward offers to yield."""
+
+
+def install() -> None:
+    """Patch PyTorch."""
+    plain_call = torch.nn.Module.__call__
+    _install_forward()
+    _install_backward()
+    _install_step()
+    leave_alone(globals(), begin_propagate, end_propagate, offer_to_yield)
+    leave_alone(globals(), _begin_waiting, _end_waiting, _after_step, _note_optimizer)
+    pass_over(_gradient_done)
+    unless_hidden(functools.partial(replace, torch.nn.Module, "__call__", plain_call))
+
+
+def _install_forward() -> None:
+    plain = torch.nn.Module.__call__
+
+    # A patched call costs a third of a global forward pre-hook, which takes every module off its fast path.
+    def call(module: Any, *args: Any, **kwargs: Any) -> Any:
+        if is_compiling():
+            return plain(module, *args, **kwargs)
+        state = thread
+        if state.depth:
+            now_s = perf_counter()
+            if now_s >= state.yield_due_s:
+                offer_to_yield("forward", now_s)
+            return plain(module, *args, **kwargs)
+        if state.busy:
+            return plain(module, *args, **kwargs)
+        watch = begin_propagate("forward", module=module, evaluated=not (module.training and torch.is_grad_enabled()))
+        if watch is None:
+            return plain(module, *args, **kwargs)
+        try:
+            return plain(module, *args, **kwargs)
+        finally:
+            end_propagate("forward", watch)
+
+    replace(torch.nn.Module, "__call__", functools.wraps(plain)(call))
+    pass_over(call)
+
+
+def _install_backward() -> None:
+    plain, plain_grad = torch.autograd.backward, torch.autograd.grad
+
+    @functools.wraps(plain)
+    def backward(*args: Any, **kwargs: Any) -> None:
+        _propagate(BACKWARD_HOOK, plain, args, kwargs, trains=True)
+
+    @functools.wraps(plain_grad)
+    def grad(*args: Any, **kwargs: Any) -> Any:
+        return _propagate(BACKWARD_HOOK, plain_grad, args, kwargs, trains=False)
+
+    replace(torch.autograd, "backward", backward)  # Tensor.backward looks it up here
+    replace(torch.autograd, "grad", grad)
+    pass_over(backward, grad, _propagate, _wait_for)
+
+
+def _propagate(
+    hook: str, plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], *, trains: bool
+) -> Any:
+    if is_compiling() or thread.busy:
+        return plain(*args, **kwargs)
+    watch = begin_propagate(hook, trained=trains, joins=True)
+    try:
+        return _wait_for(plain, args, kwargs)
+    finally:
+        if watch is not None:
+            end_propagate(hook, watch)
+
+
+def _wait_for(plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    watch = _begin_waiting()
+    try:
+        return plain(*args, **kwargs)
+    finally:
+        if watch is not None:
+            _end_waiting(watch)
+
+
+def _begin_waiting() -> Watch | None:
+    """Tell the hooks that autograd calls, perhaps in its own threads, which thread waits for it."""
+    watch = watching("DistributedDataParallel")
+    if watch is None or watch.backward_thread is not None:
+        return None
+    watch.backward_thread = threading.get_ident()
+    return watch
+
+
+def _end_waiting(watch: Watch) -> None:
+    watch.backward_thread = None
+    watch.after_backward.close()
+
+
+def _install_step() -> None:
+    if not hasattr(Optimizer, "profile_hook_step"):
+        _install_step_before_2_0()
+        return
+    plain = Optimizer.profile_hook_step
+    plain_patch = Optimizer._patch_step_function
+
+    @functools.wraps(plain_patch)
+    def patch_step_function(optimizer: Any) -> None:  # when an optimizer is made, copied or unpickled
+        plain_patch(optimizer)
+        _note_optimizer()
+
+    def profile_hook_step(step: Callable[..., Any]) -> Callable[..., Any]:
+        return plain(_step_in_stage(step))
+
+    # Every optimizer class has its `step` wrapped with this when its first object is made.
+    replace(Optimizer, "profile_hook_step", staticmethod(profile_hook_step))
+    replace(Optimizer, "_patch_step_function", patch_step_function)
+    pass_over(_step_in_stage(Optimizer.step), patch_step_function, profile_hook_step)
+
+
+def _note_optimizer() -> None:
+    try:
+        watch = watching(_STEP_HOOK)
+        if watch is not None:
+            watch.iterations.made()
+    except Exception as error:
+        switch_off(_STEP_HOOK, error)
+
+
+def _install_step_before_2_0() -> None:
+    base: Any = Optimizer
+    plain = base._hook_for_profile
+
+    # Each object calls this when it is made; PyTorch marks the class whose `step` it has wrapped.
+    @functools.wraps(plain)
+    def hook_for_profile(optimizer: Any) -> None:
+        kind = type(optimizer)
+        if not getattr(kind.step, "hooked", None):
+            kind.step = _step_in_stage(kind.step)
+        plain(optimizer)
+        _note_optimizer()
+
+    replace(base, "_hook_for_profile", hook_for_profile)
+
+
+def _step_in_stage(step: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(step)
+    def stepping(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        if is_compiling() or thread.depth or thread.busy:
+            return step(optimizer, *args, **kwargs)
+        watch = begin_propagate(_STEP_HOOK, trained=True, joins=True)
+        if watch is None:
+            return step(optimizer, *args, **kwargs)
+        try:
+            result = step(optimizer, *args, **kwargs)
+        finally:
+            end_propagate(_STEP_HOOK, watch)
+        _after_step(optimizer)
+        return result
+
+    return stepping
+
+
+def _after_step(optimizer: Any) -> None:
+    try:
+        watch = watching(_STEP_HOOK)
+        if watch is not None:
+            if watch.clock.shared:
+                _let_gradients_yield(optimizer)
+            watch.iterations.stepped(optimizer)
+    except Exception as error:
+        switch_off(_STEP_HOOK, error)
+
+
+_yielding: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def _let_gradients_yield(optimizer: Any) -> None:
+    """From the second backward on, gradients of the optimizer's parameters are yield points."""
+    if optimizer in _yielding or not hasattr(torch.Tensor, "register_post_accumulate_grad_hook"):  # (since PyTorch 2.1)
+        return
+    _yielding.add(optimizer)
+    parameters = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad and p.is_leaf]
+    for parameter in parameters[:: max(1, -(-len(parameters) // MAX_GRADIENT_HOOKS))]:
+        parameter.register_post_accumulate_grad_hook(_gradient_done)
+
+
+def _gradient_done(_parameter: torch.Tensor) -> None:
+    if not is_compiling() and thread.depth:
+        now_s = perf_counter()
+        if now_s >= thread.yield_due_s:
+            offer_to_yield("backward", now_s)

@@ -1,0 +1,528 @@
+"""Hooks of `torch.utils.data.DataLoader`: time that batches take to fetch, in this process and in workers.
+
+An iteration begins when the script asks for a batch. Without workers the fetch runs in this process and is a stage:
+`load` if reading the samples mostly waits, `preprocess` if it mostly computes; transforms and `collate_fn` are
+`preprocess`. With workers this process only waits for them: it holds nothing, and its time counts as what they did.
+Forked workers inherit a board in shared memory and add their seconds there. Spawned workers import PyTorch anew,
+without hooks: they work as usual and are not measured.
+"""
+
+from __future__ import annotations
+
+import functools
+import mmap
+import struct
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any, Final
+
+from torch.utils.data import Subset, _utils, dataloader
+
+from muri.launcher.job.stage_clock import StageClock
+from muri.launcher.script.hooks import LOAD, PREPROCESS, Watch, offer_to_yield, replace, switch_off, thread, watching
+from muri.launcher.script.script_clock import current_clock
+
+_NAMES: Final = ("transform", "transforms", "target_transform")
+_MAX_DATASETS: Final = 16
+
+_WORKERS_HOOK: Final = "DataLoader workers"
+KEPT_FETCHES: Final = 16
+"""Number of each worker's fetches that are reported between two batches."""
+
+_CELL: Final = struct.Struct("ddd")  # seconds of load and of preprocess, number of fetches
+_FETCH: Final = struct.Struct("ddd")
+_BLOCK_BYTES: Final = _CELL.size + KEPT_FETCHES * _FETCH.size
+_FIRST_EXTRA: Final = 10
+"""Position of `worker_id` among the arguments of PyTorch's worker loop."""
+
+RECENT_FETCHES: Final = 16
+COMPUTES_FROM: Final = 0.5
+WAITS_BELOW: Final = 0.35
+"""Reading is `preprocess` from this share of CPU time in its wall time on, and `load` again below that one."""
+
+SLOW_TRANSFORM_S: Final = 0.002
+"""Transforms that take longer on average are stages of their own; faster ones are only counted."""
+
+_FETCHING_HOOK: Final = "DataLoader"
+
+
+class Meter:
+    """Time that the transforms and `collate_fn` of one dataset took in the current fetch.
+
+    Attributes:
+        wall_s: Wall-clock seconds in all of them.
+        cpu_s: CPU seconds of the thread in all of them.
+        counted_s: Wall-clock seconds in those that were no stage of their own.
+        mean_s: Mean seconds of a transform, over all fetches.
+    """
+
+    def __init__(self, clock: StageClock | None) -> None:
+        self._clock = clock
+        self._calls = 0
+        self._total_s = 0.0
+        self._running = False
+        self.start(gated=False)
+
+    @property
+    def mean_s(self) -> float:
+        """Mean seconds of a transform, over all fetches."""
+        return self._total_s / self._calls if self._calls else 0.0
+
+    def start(self, *, gated: bool) -> None:
+        """Begin a fetch.
+
+        Args:
+            gated: Whether each transform is a stage of its own.
+        """
+        self.wall_s = self.cpu_s = self.counted_s = 0.0
+        self._gated = gated
+
+    def transform(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call a transform; a transform inside another counts as part of it."""
+        if self._running:
+            return function(*args, **kwargs)
+        before_s = self.wall_s
+        self._running = True
+        try:
+            return self.run(function, args, kwargs, gated=self._gated)
+        finally:
+            self._running = False
+            self._calls += 1
+            self._total_s += self.wall_s - before_s
+
+    def run(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], *, gated: bool) -> Any:
+        """Call a function and note its time; gated, it is the stage `preprocess`."""
+        clock = self._clock if gated else None
+        wall_s, cpu_s = time.perf_counter(), time.thread_time()
+        if clock is not None:
+            clock.enter(PREPROCESS)
+        try:
+            return function(*args, **kwargs)
+        finally:
+            if clock is not None:
+                clock.leave()
+            took_s = time.perf_counter() - wall_s
+            self.wall_s += took_s
+            self.cpu_s += time.thread_time() - cpu_s
+            if clock is None:
+                self.counted_s += took_s
+
+
+class Metered:
+    """Stands for a transform during a fetch."""
+
+    def __init__(self, function: Callable[..., Any], meter: Meter) -> None:
+        self._function = function
+        self._meter = meter
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the transform under the meter."""
+        return self._meter.transform(self._function, args, kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        """Any other attribute of the transform."""
+        return getattr(self._function, name)
+
+
+@contextmanager
+def metered(dataset: Any, meter: Meter) -> Iterator[None]:
+    """Replace the transforms of the dataset, and of those inside it, by metered ones until the fetch is done."""
+    lent: list[tuple[dict[str, Any], str, Metered, Any]] = []
+    for part in _parts(dataset):
+        own = getattr(part, "__dict__", None)
+        if not isinstance(own, dict):
+            continue
+        for name in _NAMES:
+            function = own.get(name)
+            if callable(function) and not isinstance(function, Metered):
+                own[name] = stand_in = Metered(function, meter)
+                lent.append((own, name, stand_in, function))
+    try:
+        yield
+    finally:
+        for own, name, stand_in, function in lent:
+            if own.get(name) is stand_in:  # the dataset may have set another one meanwhile
+                own[name] = function
+
+
+def _parts(dataset: Any) -> list[Any]:
+    """The dataset and those inside it: Subset, ConcatDataset and similar ones."""
+    parts: list[Any] = [dataset]
+    for part in parts:
+        own = getattr(part, "__dict__", None)
+        inner = [own.get("dataset")] if isinstance(own, dict) else []
+        several = own.get("datasets") if isinstance(own, dict) else None
+        inner.extend(several if isinstance(several, (list, tuple)) else [])
+        parts.extend(one for one in inner if one is not None and all(one is not known for known in parts))
+        if len(parts) >= _MAX_DATASETS:
+            break
+    return parts
+
+
+@dataclass(frozen=True)
+class FetchTimes:
+    """When a worker fetched a batch, on `time.perf_counter`, which all processes of a machine share.
+
+    Attributes:
+        start_s: Begin of the fetch.
+        read_until_s: End of its `load` part, counted as if all reading came first; the rest is `preprocess`.
+        end_s: End of the fetch.
+    """
+
+    start_s: float
+    read_until_s: float
+    end_s: float
+
+
+class Board:
+    """What each worker of one iterator has done so far: seconds of `load` and `preprocess`, and its last fetches."""
+
+    def __init__(self, workers: int) -> None:
+        self._memory = mmap.mmap(-1, max(1, workers) * _BLOCK_BYTES)
+        self.workers = workers
+        self._settled = (0.0, 0.0)
+        self._load_share = 1.0
+        self._seen = [0] * workers
+
+    def add(self, worker: int, fetch: FetchTimes) -> None:
+        """Count a worker's fetch; called in the worker."""
+        block = worker * _BLOCK_BYTES
+        load_s, preprocess_s, count = _CELL.unpack_from(self._memory, block)
+        place = block + _CELL.size + int(count) % KEPT_FETCHES * _FETCH.size
+        _FETCH.pack_into(self._memory, place, fetch.start_s, fetch.read_until_s, fetch.end_s)
+        load_s += fetch.read_until_s - fetch.start_s
+        preprocess_s += fetch.end_s - fetch.read_until_s
+        _CELL.pack_into(self._memory, block, load_s, preprocess_s, count + 1)
+
+    def news(self) -> tuple[float, float]:
+        """Seconds of `load` and of `preprocess` that all workers spent since the last call."""
+        cells = [_CELL.unpack_from(self._memory, worker * _BLOCK_BYTES) for worker in range(self.workers)]
+        total = sum(cell[0] for cell in cells), sum(cell[1] for cell in cells)
+        settled, self._settled = self._settled, total
+        return total[0] - settled[0], total[1] - settled[1]
+
+    def load_share(self) -> float:
+        """Share of `load` in what the workers did since the last call; if that was nothing, what it was before."""
+        load_s, preprocess_s = self.news()
+        if load_s + preprocess_s > 0:
+            self._load_share = load_s / (load_s + preprocess_s)
+        return self._load_share
+
+    def fetches(self) -> Iterator[FetchTimes]:
+        """The fetches since the last call; of very many, the last ones."""
+        for worker, seen in enumerate(self._seen):
+            block = worker * _BLOCK_BYTES
+            count = int(_CELL.unpack_from(self._memory, block)[2])
+            self._seen[worker] = count
+            for number in range(max(seen, count - KEPT_FETCHES), count):
+                place = block + _CELL.size + number % KEPT_FETCHES * _FETCH.size
+                yield FetchTimes(*_FETCH.unpack_from(self._memory, place))
+
+
+class _Forking(threading.local):
+    board: Board | None = None
+
+
+_forking: Final = _Forking()
+"""The board of the iterator that this thread is making, which forks its workers meanwhile."""
+
+
+class WorkersWait:
+    """The loop waits for a batch of worker processes.
+
+    It holds nothing meanwhile: a resource held would keep partners out without use. Its time is told as what the
+    workers did. What they do while the loop computes is hidden behind that, and only a dry run hears of it.
+    """
+
+    def __init__(self, watch: Watch, iterator: Any) -> None:
+        self._clock = watch.clock
+        self._board: Board | None = iterator.__dict__.get("_muri_board")
+        self._waits = self._clock.begin_fetch_wait()
+
+    def end(self, *, complete: bool) -> None:
+        """The batch is there, or will not come."""
+        board = self._board
+        if self._waits:
+            # Workers that are spawned tell nothing of themselves: they are there to read.
+            self._clock.end_fetch_wait(1.0 if board is None else board.load_share())
+        if board is not None and self._clock.on_hold is not None:
+            for fetch in board.fetches():
+                self._clock.note_work(LOAD, fetch.start_s, fetch.read_until_s, 1 / board.workers)
+                self._clock.note_work(PREPROCESS, fetch.read_until_s, fetch.end_s, 1 / board.workers)
+
+
+def install_workers() -> None:
+    """Patch the start of workers in this process, and their fetching in theirs."""
+    plain_init = dataloader._MultiProcessingDataLoaderIter.__init__
+    plain_loop = _utils.worker._worker_loop
+
+    @functools.wraps(plain_init)
+    def make_iterator(iterator: Any, loader: Any) -> None:
+        _report_prefetch_depth(loader)
+        board = _make_board(loader)
+        _forking.board = board
+        try:
+            plain_init(iterator, loader)
+        finally:
+            _forking.board = None
+        iterator._muri_board = board
+
+    @functools.wraps(plain_loop)  # pickled by that name, so that a spawned worker runs PyTorch's own
+    def loop(*args: Any) -> None:
+        board = _forking.board
+        if board is not None:
+            _measure_fetches(board, int(args[_FIRST_EXTRA]))
+        plain_loop(*args)
+
+    replace(dataloader._MultiProcessingDataLoaderIter, "__init__", make_iterator)
+    replace(_utils.worker, "_worker_loop", loop)
+
+
+def _report_prefetch_depth(loader: Any) -> None:
+    """Report how far a loader fetches ahead, also in a script that marks its stages itself."""
+    try:
+        current_clock().report_prefetch_depth(loader)
+    except Exception as error:
+        switch_off(_WORKERS_HOOK, error)
+
+
+def _make_board(loader: Any) -> Board | None:
+    try:
+        return Board(loader.num_workers) if watching(_WORKERS_HOOK) is not None else None
+    except Exception as error:
+        switch_off(_WORKERS_HOOK, error)
+        return None
+
+
+def _measure_fetches(board: Board, worker: int) -> None:
+    """Let every fetcher add its times to the board; runs in a worker."""
+    plain: Callable[..., Any] = dataloader._DatasetKind.create_fetcher
+
+    def create_fetcher(kind: Any, dataset: Any, *rest: Any) -> Any:
+        fetcher = plain(kind, dataset, *rest)
+        meter = Meter(None)
+        fetch, collate = fetcher.fetch, fetcher.collate_fn
+
+        def measured_fetch(index: Any) -> Any:
+            with _on_board(board, worker, meter), metered(dataset, meter):
+                return fetch(index)
+
+        fetcher.fetch = measured_fetch
+        if collate is not None:
+            fetcher.collate_fn = lambda samples: meter.run(collate, (samples,), {}, gated=False)
+        return fetcher
+
+    replace(dataloader._DatasetKind, "create_fetcher", staticmethod(create_fetcher))
+
+
+@contextmanager
+def _on_board(board: Board, worker: int, meter: Meter) -> Any:
+    """Split a fetch: transforms, collating and the CPU time of reading are `preprocess`, the rest is `load`."""
+    meter.start(gated=False)
+    wall_s, cpu_s = time.perf_counter(), time.thread_time()
+    try:
+        yield
+    finally:
+        end_s = time.perf_counter()
+        read_s = end_s - wall_s - meter.wall_s
+        computed_s = min(read_s, time.thread_time() - cpu_s - meter.cpu_s)
+        board.add(worker, FetchTimes(wall_s, wall_s + read_s - computed_s, end_s))
+
+
+class ReadKind:
+    """Decides from the last reads whether a dataset's samples come from storage or are computed."""
+
+    def __init__(self) -> None:
+        self.stage = LOAD
+        self._recent: deque[tuple[float, float]] = deque(maxlen=RECENT_FETCHES)
+
+    def add(self, wall_s: float, cpu_s: float) -> None:
+        """Add one read: its wall-clock seconds, and the thread's CPU seconds within them."""
+        self._recent.append((wall_s, cpu_s))
+        wall, cpu = (sum(column) for column in zip(*self._recent))
+        if cpu >= COMPUTES_FROM * wall:
+            self.stage = PREPROCESS
+        elif cpu < WAITS_BELOW * wall:
+            self.stage = LOAD
+
+
+class YieldingDataset:
+    """A map-style dataset with yield points between two samples, or between two batches that are read at once."""
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
+
+    def __getitem__(self, index: Any) -> Any:
+        """The dataset's own sample."""
+        _offer_if_due()
+        return self._dataset[index]
+
+    @property
+    def __getitems__(self) -> Callable[[Any], Any] | None:
+        """The dataset's own reading of a whole batch; None, as PyTorch's fetcher understands it, without one."""
+        return self._read_batch if _reads_batches(self._dataset) else None
+
+    def _read_batch(self, indices: Any) -> Any:
+        _offer_if_due()
+        samples = self._dataset.__getitems__(indices)
+        _offer_if_due()
+        return samples
+
+    def __getattr__(self, name: str) -> Any:
+        """Any other attribute of the dataset."""
+        return getattr(self._dataset, name)
+
+
+def _reads_batches(dataset: Any) -> bool:
+    """Whether the dataset reads batches at once; a plain Subset does if the dataset inside it does."""
+    if type(dataset) is Subset:
+        return _reads_batches(dataset.dataset)
+    return bool(getattr(dataset, "__getitems__", None))
+
+
+def _offer_if_due() -> None:
+    now_s = time.perf_counter()
+    if now_s >= thread.yield_due_s:
+        offer_to_yield(_FETCHING_HOOK, now_s)
+
+
+def yielding_samples(samples: Iterator[Any]) -> Iterator[Any]:
+    """The samples of an iterable dataset, with yield points in between."""
+    for sample in samples:
+        _offer_if_due()
+        yield sample
+
+
+class Fetch:
+    """One fetch in this process, from entering its stage to leaving it."""
+
+    def __init__(self, watch: Watch, iterator: Any) -> None:
+        self._clock = watch.clock
+        key = (ReadKind, id(iterator._dataset))
+        self._kind: ReadKind = watch.memory.setdefault(key, ReadKind())
+        self._meter: Meter = watch.memory.setdefault((Meter, id(iterator._dataset)), Meter(watch.clock))
+        self._cleanup = ExitStack()
+        self._iterator = iterator
+
+    def begin(self) -> None:
+        """Enter the stage and lend the fetcher the metered functions."""
+        self._stage = self._kind.stage
+        self._clock.enter(self._stage)
+        self._cleanup.callback(self._clock.leave)
+        turns = self._clock.takes_turns  # else there is nobody to yield to, and each sample would pay for the question
+        thread.yield_due_s = 0.0 if turns else float("inf")
+        self._meter.start(gated=self._clock.shared and self._meter.mean_s >= SLOW_TRANSFORM_S)
+        fetcher = self._iterator._dataset_fetcher
+        self._cleanup.enter_context(metered(self._iterator._dataset, self._meter))
+        if turns:
+            _lend_yield_points(fetcher)
+        collate = fetcher.collate_fn
+        if collate is not None:
+            self._cleanup.callback(setattr, fetcher, "collate_fn", collate)
+            fetcher.collate_fn = functools.partial(self._collate, collate)
+        self._waited_s = sum(self._clock.wait_s)
+        self._wall_s, self._cpu_s = time.perf_counter(), time.thread_time()
+
+    def end(self, *, complete: bool) -> None:
+        """Leave the stage; a complete fetch tells the next ones what to expect."""
+        wall_s, cpu_s = time.perf_counter() - self._wall_s, time.thread_time() - self._cpu_s
+        waited_s = sum(self._clock.wait_s) - self._waited_s
+        meter = self._meter
+        self._cleanup.close()
+        if self._stage != PREPROCESS and meter.counted_s:
+            self._clock.move(self._stage, PREPROCESS, meter.counted_s)
+            end_s = self._wall_s + wall_s
+            self._clock.note_work(PREPROCESS, end_s - meter.counted_s, end_s, 1.0, own=True)
+        if complete:
+            self._kind.add(max(1e-9, wall_s - meter.wall_s - waited_s), max(0.0, cpu_s - meter.cpu_s))
+
+    def _collate(self, collate: Any, samples: Any) -> Any:
+        return self._meter.run(collate, (samples,), {}, gated=True)
+
+
+def _lend_yield_points(fetcher: Any) -> None:
+    if hasattr(fetcher, "dataset_iter"):
+        if not getattr(fetcher, "_muri_yields", False):
+            fetcher.dataset_iter = yielding_samples(fetcher.dataset_iter)
+            fetcher._muri_yields = True
+    elif not isinstance(fetcher.dataset, YieldingDataset):
+        fetcher.dataset = YieldingDataset(fetcher.dataset)
+
+
+def install_fetching() -> None:
+    """Patch the iterators of DataLoader."""
+    plain = dataloader._BaseDataLoaderIter.__next__
+
+    @functools.wraps(plain)
+    def next_batch(iterator: Any) -> Any:
+        if thread.busy:
+            return plain(iterator)
+        watch = _ask(iterator)
+        if watch is None:
+            return plain(iterator)
+        fetch = _begin(watch, iterator)
+        complete, thread.busy = False, True
+        try:
+            batch = plain(iterator)
+            complete = True
+        except StopIteration:
+            watch.iterations.exhausted(iterator)
+            raise
+        finally:
+            thread.busy = False
+            _end(fetch, complete=complete)
+        return batch
+
+    replace(dataloader._BaseDataLoaderIter, "__next__", next_batch)
+
+
+def _ask(iterator: Any) -> Watch | None:
+    """The watch that this fetch concerns, with the boundary of the iteration noted."""
+    try:
+        watch = watching(_FETCHING_HOOK)
+        if watch is not None and not thread.depth and watch.is_trainer(trains=False):
+            if id(iterator) not in watch.memory:
+                forget = functools.partial(_forget, weakref.ref(watch), id(iterator))
+                watch.memory[id(iterator)] = weakref.ref(iterator, forget)
+            watch.iterations.ask(iterator)
+    except Exception as error:
+        switch_off(_FETCHING_HOOK, error)
+        return None
+    return watch
+
+
+def _forget(reference: weakref.ref[Watch], key: int, _iterator: Any) -> None:
+    watch = reference()
+    if watch is not None:
+        watch.memory.pop(key, None)
+        watch.iterations.forgotten(key)
+
+
+def _begin(watch: Watch, iterator: Any) -> Fetch | WorkersWait | None:
+    fetch: Fetch | None = None
+    try:
+        if not hasattr(iterator, "_dataset_fetcher"):
+            return WorkersWait(watch, iterator)
+        fetch = Fetch(watch, iterator)
+        fetch.begin()
+    except BaseException as error:
+        if fetch is not None:
+            fetch._cleanup.close()
+        if not isinstance(error, Exception):
+            raise
+        switch_off(_FETCHING_HOOK, error)
+        return None
+    return fetch
+
+
+def _end(fetch: Fetch | WorkersWait | None, *, complete: bool) -> None:
+    try:
+        if fetch is not None:
+            fetch.end(complete=complete)
+    except Exception as error:
+        switch_off(_FETCHING_HOOK, error)

@@ -1,0 +1,527 @@
+"""`muri.cache`: keeps a fixed part of a dataset in memory, so that every epoch hits for the same share.
+
+Training reads each item once per epoch in random order. A cache that makes room for new items, such
+as the page cache, throws away what comes round next; keeping what came first and replacing nothing
+gives a hit rate of cache size over dataset size in every epoch (MinIO, in Synergy, section 3.1). It is also the
+hit rate that `muri profile run --sweep` counts on.
+
+Where the script gives no size it is what the job was given less what it needs: Synergy's plan gives a job memory for
+its processes and for its cache (`policies/allocation`), and Slurm tells the job the sum. What the processes need of it
+is measured while the cache fills, when model and workers have long been there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import io
+import logging
+import math
+import mmap
+import multiprocessing.context
+import operator
+import os
+import pickle
+import sys
+import threading
+import weakref
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from multiprocessing import reduction
+from pathlib import Path
+from typing import Any, Final
+
+from muri.errors import UsageError
+from muri.launcher.job.process_tree import descendants_of
+from muri.launcher.script.dataset_reads import WORDS, DatasetReads, Fetch
+from muri.profiler.dryrun.messages import DRY_RUN_VARIABLE, FULL_MEMORY_VARIABLE, NO_JOB
+from muri.units import GIB, MIB
+
+logger = logging.getLogger("muri.launcher")
+
+_WORD: Final = 8
+_USED, _KEPT, _LIMIT, _LOOK_AT, _READS = range(5)
+_HEADER_WORDS: Final = _READS + WORDS
+_REFUSED: Final = -1
+
+_FEW: Final = 32
+"""So many items stand for all where a dataset is to be read as from full memory: the page cache soon has them."""
+
+
+class CacheError(UsageError, ValueError):
+    """A script asked for a cache that is not possible."""
+
+
+def cache(dataset: Any, *, gib: float | None = None) -> CachedDataset:
+    """Keep items of a map-style dataset in memory, in all of its loader's workers, until `gib` are full.
+
+    The first items that are read stay, and none is replaced. Wrap what reads and decodes; random
+    augmentation belongs outside, or its first outcome is what every later epoch sees.
+
+    Args:
+        dataset: Has `__len__` and `__getitem__` with whole numbers, such as torch.utils.data.Dataset.
+        gib: Most memory, in GiB, for all workers together. None: what the job was given less what its processes
+            need, and a tenth to spare; nothing is kept where Slurm does not say what that is.
+
+    Returns:
+        A dataset that gives equal items, and passes other attributes on to the wrapped one.
+
+    Raises:
+        CacheError: The dataset is not map-style, or `gib` is not a usable size.
+    """
+    return CachedDataset(dataset, gib)
+
+
+class CachedDataset:
+    """A map-style dataset, part of which is kept in shared memory.
+
+    Attributes:
+        dataset: The wrapped dataset.
+    """
+
+    def __init__(self, dataset: Any, gib: float | None) -> None:
+        length = _length(dataset)
+        self.dataset = dataset
+        self._length = length
+        self._measured = bool(os.environ.get(DRY_RUN_VARIABLE))
+        is_trial = os.environ.get(FULL_MEMORY_VARIABLE) == os.environ.get("SLURM_JOB_ID", NO_JOB)
+        self._few = min(_FEW, length) if is_trial else None
+        self._room = room_of(os.environ) if gib is None else None
+        if gib is not None:
+            _check_size(gib, length)
+            self._items = SharedItems(length, int(gib * GIB))
+            return
+        if self._room is None:
+            logger.warning("muri.cache: nothing is kept: nothing says what memory this job was given; give gib=…")
+        self._items = SharedItems(length, 0, self._room)
+        logger.info("muri.cache: at most %.3g GiB are kept", self.gib)
+
+    def __len__(self) -> int:
+        """How many items the wrapped dataset has now."""
+        return len(self.dataset)
+
+    def __getitem__(self, index: Any) -> Any:
+        """The item, kept or from the dataset; the dataset itself judges an index that is no position in it."""
+        place = self._place(index)
+        if place is None:
+            return self.dataset[index]
+        if self._few:
+            return self.dataset[place % self._few]
+        content = self._items.get(place)
+        if content is not None:
+            return decode(content)
+        fetch = Fetch() if self._measured else None
+        item = self.dataset[index]
+        self._keep({place: item}, fetch)
+        return item
+
+    @property
+    def __getitems__(self) -> Any:
+        """How a DataLoader fetches a whole batch; None where the wrapped dataset cannot."""
+        return self._batch if callable(getattr(self.dataset, "__getitems__", None)) else None
+
+    @property
+    def gib(self) -> float:
+        """Most memory, in GiB; where the script did not say, as of the last look at what the processes need."""
+        return self._items.limit_bytes / GIB
+
+    @property
+    def hit_rate(self) -> float:
+        """Share of the items that are kept: in every epoch from the second on, this share hits."""
+        return self._items.kept / self._length if self._length else 0.0
+
+    @property
+    def kept(self) -> int:
+        """How many items are kept."""
+        return self._items.kept
+
+    @property
+    def used_gib(self) -> float:
+        """Memory in use, at most `gib`."""
+        return self._items.used_bytes / GIB
+
+    def __getattr__(self, name: str) -> Any:
+        """Any other attribute of the wrapped dataset."""
+        if name.startswith("__") or name == "dataset":  # copying and pickling ask before there is a dataset
+            raise AttributeError(name)
+        return getattr(self.dataset, name)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The same cache in a process that is being spawned; elsewhere a copy begins with an empty one."""
+        state = self.__dict__.copy()
+        if multiprocessing.context.get_spawning_popen() is None:
+            state["_limit_bytes"] = state.pop("_items").limit_bytes
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """In the spawned process, or in the copy."""
+        self.__dict__.update(state)
+        if "_items" not in state:
+            self._room = self._room and Room(self._room.given_bytes, os.getpid())
+            self._items = SharedItems(self._length, state["_limit_bytes"], self._room)
+
+    def _place(self, index: Any) -> int | None:
+        try:
+            place = operator.index(index)
+        except TypeError:
+            return None
+        if place < 0:
+            place += self._length
+        return place if 0 <= place < self._length else None
+
+    def _keep(self, fresh: Mapping[int, Any], fetch: Fetch | None) -> None:
+        """Keep what was read, by place, in a fetch that is being measured."""
+        if fetch is not None:
+            fetch.end()
+        sizes = [size for place, item in fresh.items() if (size := self._kept_bytes(place, item))]
+        if fetch is not None and sizes and len(sizes) == len(fresh):  # else nobody knows how much was read
+            self._items.count(fetch, sizes)
+
+    def _kept_bytes(self, place: int, item: Any) -> int:
+        """Keep an item if there is room; returns its size, 0 for one that was read before or cannot be kept."""
+        if not self._items.undecided(place):
+            return 0
+        try:
+            content = encode(item)
+        except Exception as error:  # pickling a foreign object may raise anything
+            logger.warning("muri.cache: items such as number %d cannot be kept: %s", place, error)
+            self._items.refuse(place)
+            return 0
+        self._items.put(place, content)
+        return len(content)
+
+    def _batch(self, indices: Sequence[Any]) -> list[Any]:
+        """Several items, those that are not kept in one call."""
+        places = [self._place(index) for index in indices]
+        if self._few:
+            few = [index if place is None else place % self._few for index, place in zip(indices, places)]
+            return list(self.dataset.__getitems__(few))
+        contents = [None if place is None else self._items.get(place) for place in places]
+        missed = [number for number, content in enumerate(contents) if content is None]
+        fetch = Fetch() if self._measured else None
+        read = list(self.dataset.__getitems__([indices[number] for number in missed])) if missed else []
+        if len(read) != len(missed):
+            raise CacheError(
+                f"muri.cache: {type(self.dataset).__name__}.__getitems__ gave {len(read)} items of {len(missed)}"
+            )
+        fresh = dict(zip(missed, read))
+        self._keep({place: item for number, item in fresh.items() if (place := places[number]) is not None}, fetch)
+        return [fresh[number] if content is None else decode(content) for number, content in enumerate(contents)]
+
+
+def _length(dataset: Any) -> int:
+    torch_data = sys.modules.get("torch.utils.data")
+    if torch_data is not None and isinstance(dataset, torch_data.IterableDataset):
+        raise CacheError(
+            f"muri.cache: {type(dataset).__name__} is an iterable dataset; only map-style ones, whose items have "
+            "numbers, can be cached"
+        )
+    kind = type(dataset)
+    lacks = [name for name in ("__len__", "__getitem__") if not hasattr(kind, name)]
+    if isinstance(dataset, type) or lacks:
+        what = f"the class {dataset.__name__}, not an object of it" if isinstance(dataset, type) else kind.__name__
+        wanted = f"; it has no {' and no '.join(lacks)}" if lacks else ""
+        raise CacheError(f"muri.cache needs a map-style dataset with __len__ and __getitem__, not {what}{wanted}")
+    return len(dataset)
+
+
+def _check_size(gib: float, length: int) -> None:
+    if isinstance(gib, bool) or not isinstance(gib, (int, float)) or not (math.isfinite(gib) and gib > 0):
+        raise CacheError(f"muri.cache: gib is {gib!r}; give the memory in GiB, for example gib=4")
+    needed = SharedItems.table_bytes(length)
+    if needed >= gib * GIB:
+        raise CacheError(
+            f"muri.cache: gib={gib:g} is too little: the table of {length} items alone takes {needed / GIB:.3g} GiB"
+        )
+
+
+_all_items: weakref.WeakSet[SharedItems] = weakref.WeakSet()
+
+
+class SharedItems:
+    """A table of byte strings that only grows, up to a limit; what is in it stays.
+
+    The memory is a file without a name (memfd_create): the kernel frees it with the last process
+    that has it open, however that ends. It holds two counters, the limit, what reading took, and for each place
+    its offset and length, then the bytes. Writers lock the file; the kernel drops the lock of a killed one. Readers
+    don't lock: a place's length is written last, and never changes after.
+
+    Args:
+        places: How many byte strings there may be.
+        limit_bytes: Most memory, the table included.
+        room: What is asked for the limit instead, at first and again and again while the memory fills.
+
+    Raises:
+        OSError: Memory is short, or the process may open no more files.
+    """
+
+    def __init__(self, places: int, limit_bytes: int, room: Room | None = None) -> None:
+        self.places = places
+        self.room = room
+        fd = os.memfd_create("muri-cache", os.MFD_CLOEXEC)
+        os.ftruncate(fd, self.table_bytes(places))
+        self._adopt(fd)
+        self._words[_LIMIT] = limit_bytes
+        if room is not None:
+            self._look(room)
+
+    @staticmethod
+    def table_bytes(places: int) -> int:
+        """Memory of the table itself."""
+        return (_HEADER_WORDS + 2 * places) * _WORD
+
+    def get(self, place: int) -> bytes | None:
+        """What is kept under a place, None if nothing is."""
+        length = self._words[_HEADER_WORDS + 2 * place + 1]
+        if length <= 0:
+            return None
+        # One read for the whole: the kernel returns less only for more than 2 GiB.
+        offset = self._words[_HEADER_WORDS + 2 * place]
+        parts = []
+        while length:
+            part = os.pread(self._fd, length, offset)
+            parts.append(part)
+            offset, length = offset + len(part), length - len(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def undecided(self, place: int) -> bool:
+        """Whether no worker has tried to keep something under the place yet."""
+        return self._words[_HEADER_WORDS + 2 * place + 1] == 0
+
+    def put(self, place: int, content: bytes | memoryview) -> bool:
+        """Keep bytes under a place, if there is room and no other worker was first.
+
+        Returns:
+            Whether the place holds something now.
+        """
+        index = _HEADER_WORDS + 2 * place
+        with self._locked():
+            if self._words[index + 1] != 0:
+                return self._words[index + 1] > 0
+            if self.room is not None and self._words[_USED] >= self._words[_LOOK_AT]:
+                self._look(self.room)
+            offset = self.table_bytes(self.places) + self._words[_USED]
+            if not len(content) or offset + len(content) > self.limit_bytes:
+                self._words[index + 1] = _REFUSED
+                return False
+            self._words[_USED] += len(content)  # before the bytes: a writer killed here leaves a gap, no damage
+            try:
+                _write(self._fd, content, offset)
+            except OSError:  # memory is short: keep less
+                self._words[index + 1] = _REFUSED
+                return False
+            self._words[index] = offset
+            self._words[index + 1] = len(content)
+            self._words[_KEPT] += 1
+            return True
+
+    def refuse(self, place: int) -> None:
+        """Never keep anything under a place."""
+        with self._locked():
+            if self._words[_HEADER_WORDS + 2 * place + 1] == 0:
+                self._words[_HEADER_WORDS + 2 * place + 1] = _REFUSED
+
+    def count(self, fetch: Fetch, sizes: Collection[int]) -> None:
+        """Count what a fetch has read for the first time, in bytes of each item."""
+        with self._locked():
+            self._reads.add(fetch, sizes)
+
+    @property
+    def kept(self) -> int:
+        """How many places hold something."""
+        return self._words[_KEPT]
+
+    @property
+    def limit_bytes(self) -> int:
+        """Most memory, the table included."""
+        return self._words[_LIMIT]
+
+    def _look(self, room: Room) -> None:
+        """Set the limit anew by what is left of the room."""
+        others = sum(items.used_bytes for items in list(_all_items) if items is not self)
+        self._words[_LIMIT] = room.limit_bytes(others)
+        self._words[_LOOK_AT] = self._words[_USED] + room.step_bytes
+
+    @property
+    def used_bytes(self) -> int:
+        """Memory in use, the table included."""
+        return self.table_bytes(self.places) + self._words[_USED]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Hand the same memory to a process that is being spawned."""
+        return {"places": self.places, "room": self.room, "fd": reduction.DupFd(self._fd)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Attach to the memory in the spawned process."""
+        self.places = state["places"]
+        self.room = state["room"]
+        self._adopt(state["fd"].detach())
+
+    def _adopt(self, fd: int) -> None:
+        self._fd = fd
+        self._table = mmap.mmap(fd, self.table_bytes(self.places))
+        self._words = memoryview(self._table).cast("q")
+        self._reads = DatasetReads(self._words[_READS:_HEADER_WORDS], self.places)
+        self._mutex = threading.Lock()
+        weakref.finalize(self, os.close, fd).atexit = False
+        _all_items.add(self)
+
+    def renew_mutex(self) -> None:
+        """Renew the lock in a forked child, which lacks the thread that may hold it."""
+        self._mutex = threading.Lock()
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Exclude other threads by the mutex, other processes by the file's lock."""
+        with self._mutex:
+            fcntl.lockf(self._fd, fcntl.LOCK_EX)
+            try:
+                yield
+            finally:
+                fcntl.lockf(self._fd, fcntl.LOCK_UN)
+
+
+def _write(fd: int, content: bytes | memoryview, offset: int) -> None:
+    rest = memoryview(content)
+    while rest:
+        written = os.pwrite(fd, rest, offset)
+        rest, offset = rest[written:], offset + written
+
+
+def _renew_mutexes() -> None:
+    for items in list(_all_items):
+        items.renew_mutex()
+
+
+os.register_at_fork(after_in_child=_renew_mutexes)
+
+
+def encode(item: object) -> bytes:
+    """An item as bytes.
+
+    Raises:
+        Exception: The item cannot be pickled; which error depends on the item.
+    """
+    buffer = io.BytesIO()
+    _Pickler(buffer, protocol=pickle.HIGHEST_PROTOCOL).dump(item)
+    return buffer.getvalue()
+
+
+def decode(content: bytes) -> Any:
+    """A new item, equal to the encoded one."""
+    return pickle.loads(content)
+
+
+class _Pickler(pickle.Pickler):
+    """Pickles plain tensors as their own elements.
+
+    PyTorch pickles the whole storage that a tensor looks into: a row of a large tensor would take
+    the large tensor's size.
+    """
+
+    def reducer_override(self, value: Any) -> Any:
+        """How to pickle a value; NotImplemented leaves it to pickle's own way."""
+        torch = sys.modules.get("torch")
+        if torch is None or type(value) is not torch.Tensor or not _is_plain(torch, value):
+            return NotImplemented
+        elements = value.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() if value.numel() else b""
+        return _tensor, (value.dtype, tuple(value.shape), elements)
+
+
+def _is_plain(torch: Any, value: Any) -> bool:
+    return bool(
+        value.device.type == "cpu"
+        and value.layout is torch.strided
+        and not (value.requires_grad or value.is_quantized or value.is_conj() or value.is_neg())
+    )
+
+
+def _tensor(dtype: Any, shape: Sequence[int], elements: bytes) -> Any:
+    import torch  # the core imports without PyTorch
+
+    if not elements:
+        return torch.empty(shape, dtype=dtype, device="cpu")
+    return torch.frombuffer(bytearray(elements), dtype=dtype).reshape(shape)
+
+
+SPARE: Final = 0.1
+"""Share of the job's memory that stays free for what its processes need later."""
+
+LOOKS: Final = 32
+"""While it fills, the cache looks so often at what the processes need."""
+
+_KIB: Final = 1024
+
+
+@dataclass(frozen=True)
+class Room:
+    """What the caches of one process and its loader workers may take.
+
+    Attributes:
+        given_bytes: The job's memory on this node, by its ranks there.
+        root: The process whose memory, with that of its descendants, counts as needed.
+    """
+
+    given_bytes: int
+    root: int
+
+    @property
+    def step_bytes(self) -> int:
+        """After so many bytes the cache looks again."""
+        return max(1, self.given_bytes // LOOKS)
+
+    def limit_bytes(self, others_bytes: int = 0) -> int:
+        """What a cache may take now.
+
+        Args:
+            others_bytes: What other caches of the process hold.
+        """
+        needed = sum(map(_own_bytes, (self.root, *descendants_of(self.root)))) + others_bytes
+        return max(0, int(self.given_bytes * (1 - SPARE)) - needed)
+
+
+def room_of(environment: Mapping[str, str]) -> Room | None:
+    """The room that Slurm's variables tell this process; None where they do not."""
+    given = _given_bytes(environment)
+    return None if given is None else Room(given // _local_ranks(environment), os.getpid())
+
+
+def _given_bytes(environment: Mapping[str, str]) -> int | None:
+    """Memory of the job on this node; 0 means the node's, which is no answer to how much is for this job."""
+    per_node = _number(environment, "SLURM_MEM_PER_NODE")
+    if per_node:
+        return per_node * MIB
+    for each, count in (("SLURM_MEM_PER_CPU", "SLURM_CPUS_ON_NODE"), ("SLURM_MEM_PER_GPU", "SLURM_GPUS_ON_NODE")):
+        amount, many = _number(environment, each), _number(environment, count)
+        if amount and many:
+            return amount * many * MIB
+    return None
+
+
+def _local_ranks(environment: Mapping[str, str]) -> int:
+    """Ranks of the job on this node, each of which has a cache of its own."""
+    for name in ("LOCAL_WORLD_SIZE", "SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"):
+        count = _number(environment, name)
+        if count:
+            return count
+    return 1
+
+
+def _number(environment: Mapping[str, str], name: str) -> int:
+    """The whole number that a value begins with, as in "2(x3)"; 0 where there is none."""
+    digits = ""
+    for char in environment.get(name, "").strip():
+        if not char.isdecimal():
+            break
+        digits += char
+    return int(digits) if digits else 0
+
+
+def _own_bytes(pid: int) -> int:
+    """Memory of a process that is no file's; what it shares with others, by their number where the kernel tells."""
+    for name, key in (("smaps_rollup", "Pss_Anon:"), ("status", "RssAnon:")):
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            for line in Path(f"/proc/{pid}/{name}").read_text().splitlines():
+                if line.startswith(key):
+                    return int(line.split()[1]) * _KIB
+    return 0

@@ -1,0 +1,170 @@
+"""Runs a script alone: `python -m muri.launcher.script.solo [-m] SCRIPT args…`; SCRIPT may be `-c CODE` or `-`.
+
+`muri run` starts this instead of plain Python when automatic stages measure something, and for one task of several,
+because gloo might spoil its exit code. The runtime starts it for a member with a process of its own.
+
+torchrun and `accelerate launch` build a command line, `python [-u] [-m] SCRIPT args…`, for each process. It gets this
+runner in front of SCRIPT, too. A command that is none of Python stays as it is (`--no-python`).
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import os
+import runpy
+import signal
+import sys
+import traceback
+from collections.abc import Mapping, Sequence
+from types import ModuleType
+from typing import Any, Final
+
+from muri.inherited import working_directory
+from muri.launcher.job import script
+from muri.launcher.job.environment import AGENT_VARIABLE
+from muri.launcher.job.import_hooks import after_import
+from muri.launcher.job.script import MARK_VARIABLE, keep_process_groups, leave_mark
+from muri.launcher.script import script_clock
+from muri.launcher.script.hooks import close_iterations, install_stage_hooks, replace, stages_wanted
+from muri.launcher.threads import watch_dangers
+from muri.launcher.wire.process_gate import is_gated
+from muri.profiler.dryrun.messages import DRY_RUN_VARIABLE
+
+RUNNER: Final = ("-m", "muri.launcher.script.solo")
+
+
+def install_in_launchers() -> None:
+    """Let launchers that this process is, or becomes, start scripts under Muri's runner."""
+    after_import("torch.distributed.launcher.api", _reach_ranks)
+    after_import("accelerate.utils.launch", _reach_accelerate)
+
+
+def under_runner(command: Sequence[str]) -> list[str]:
+    """The command with Muri's runner before the script; unchanged if it is none of this Python."""
+    python, *arguments = command
+    flags = 1 if arguments[:1] == ["-u"] else 0
+    target = arguments[flags:]
+    script = target[1:] if target[:1] == ["-m"] else target
+    if python != sys.executable or not script or script[0].startswith("-"):
+        return list(command)
+    return [python, *arguments[:flags], *RUNNER, *target]
+
+
+def _reach_ranks(api: ModuleType) -> None:
+    plain = getattr(api, "launch_agent", None)
+    if plain is None:  # another version of PyTorch: its ranks are not measured
+        return
+
+    @functools.wraps(plain)
+    def launch_agent(config: Any, entrypoint: Any, args: list[Any], *more: Any, **named: Any) -> Any:
+        if isinstance(entrypoint, str) and all(isinstance(argument, str) for argument in args):
+            os.environ[AGENT_VARIABLE] = str(os.getpid())
+            _, *args = under_runner([entrypoint, *args])
+        return plain(config, entrypoint, args, *more, **named)
+
+    replace(api, "launch_agent", launch_agent)
+
+
+def _reach_accelerate(launch: ModuleType) -> None:
+    plain = getattr(launch, "prepare_simple_launcher_cmd_env", None)
+    if plain is None:
+        return
+
+    @functools.wraps(plain)
+    def prepare(*args: Any, **kwargs: Any) -> Any:
+        command, environment = plain(*args, **kwargs)
+        return under_runner(command), environment
+
+    replace(launch, "prepare_simple_launcher_cmd_env", prepare)
+
+
+_OWN_FILES: Final = {__file__, script.__file__, runpy.__file__, "<frozen runpy>"}
+
+
+def wants_stages(environment: Mapping[str, str]) -> bool:
+    """Whether hooks should mark stages: they are measured, or a group's runtime grants them."""
+    return stages_wanted(environment) and (script_clock.wanted(environment) or is_gated(environment))
+
+
+def main(arguments: list[str]) -> None:
+    """Become the script: its sys.argv, sys.path and `__main__` are those of plain Python."""
+    module = arguments[0] == "-m"
+    target, *rest = arguments[1:] if module else arguments
+    if not getattr(sys.flags, "safe_path", False):  # since Python 3.11
+        cwd = working_directory()
+        # Python put it first for `-m muri.launcher.script.solo`, unless it was deleted.
+        sys.path[: cwd in sys.path[:1]] = script.own_directories(target, module, cwd, "")[:1]
+    sys.argv[:] = ["-m" if module else target, *rest]
+    install_in_launchers()  # before a module's package is imported, which may be one of them
+    try:
+        loaded = _load(target, module, rest)
+    except script.ScriptError as error:
+        print(f"{sys.executable}: {error}", file=sys.stderr)
+        raise SystemExit(error.exit_code) from None
+    except SyntaxError:
+        _hide_own_frames()
+        raise
+    sys.argv[0] = loaded.argv0
+    sys.modules["__main__"] = loaded.module
+    if wants_stages(os.environ):
+        install_stage_hooks()
+    keep_process_groups()
+    mark = os.environ.pop(MARK_VARIABLE, "")
+    if os.environ.get(DRY_RUN_VARIABLE) or is_gated(os.environ):
+        watch_dangers(sys.path[0])
+    _execute(loaded, mark)
+
+
+def _load(target: str, module: bool, rest: list[str]) -> script.LoadedScript:
+    if module or target not in script.NAMELESS:
+        return script.load(target, module)
+    if target == "-":
+        return script.load_text(sys.stdin.buffer.read(), target)
+    del sys.argv[1]
+    return script.load_text(rest[0], target)
+
+
+def _execute(loaded: script.LoadedScript, mark: str) -> None:
+    interrupted: list[bool] = []
+    # Registered first, so that they are called last.
+    atexit.register(_end_by_interrupt, interrupted)
+    script.wait_for_gloo_at_exit()
+    try:
+        exec(loaded.code, loaded.module.__dict__)
+    except SystemExit:
+        raise
+    except BaseException as error:
+        interrupted.extend([True] * isinstance(error, KeyboardInterrupt))
+        leave_mark(error, mark)
+        _hide_own_frames()
+        raise
+    finally:
+        close_iterations()
+
+
+def _end_by_interrupt(interrupted: list[bool]) -> None:
+    """End by SIGINT after a Ctrl-C that the script did not catch, as plain Python does."""
+    if interrupted:
+        sys.stdout.flush()
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+
+
+def _hide_own_frames() -> None:
+    """Let Python's traceback begin in the script."""
+    plain = sys.excepthook
+
+    def excepthook(kind: type[BaseException], raised: BaseException, trace: Any) -> None:
+        while trace is not None and trace.tb_frame.f_code.co_filename in _OWN_FILES:
+            trace = trace.tb_next
+        if plain is sys.__excepthook__:
+            traceback.print_exception(kind, raised.with_traceback(trace), trace)
+        else:
+            plain(kind, raised.with_traceback(trace), trace)
+
+    sys.excepthook = excepthook
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

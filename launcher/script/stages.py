@@ -1,0 +1,357 @@
+"""The stage API of training scripts: `muri.stage` and `muri.batches`, which can fetch one batch ahead.
+
+Works in any Python process. Alone it only measures; inside a group each stage first waits for
+its resource. See docs/scripts.md.
+
+A loop sees its job's lease. Synergy's jobs ask for a new lease at the end of each round, and checkpoint when they get
+none (section 4.3). Here it is renewed by itself as long as no one asks the job to stop; a request takes effect at an
+iteration boundary. So no message is needed for the usual case.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import contextvars
+import logging
+import queue
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from types import TracebackType
+from typing import Final, Generic, NamedTuple, TypeVar
+
+from muri.errors import UsageError
+from muri.launcher.job.stage_clock import StageClock
+from muri.launcher.script import registry
+from muri.launcher.script.registry import begin_loop
+from muri.launcher.script.script_clock import current_clock
+from muri.profiler.records import STAGES
+from muri.text import nearest
+
+
+class Lease(NamedTuple):
+    """Whether a job may go on.
+
+    Attributes:
+        renewed: False once the job was asked to stop: it is saved and ended at the end of this training iteration.
+        revocable: Whether the script has called `muri.checkpoint`. Muri stops no job without one.
+    """
+
+    renewed: bool = True
+    revocable: bool = False
+
+
+def current_lease() -> Lease:
+    """The calling script's lease."""
+    checkpointer = registry.current()
+    return Lease() if checkpointer is None else Lease(not checkpointer.stop_asked, True)
+
+
+logger = logging.getLogger("muri.launcher")
+
+Batch = TypeVar("Batch")
+
+_INDEX: Final = {name: index for index, name in enumerate(STAGES)}
+_LOAD: Final = _INDEX["load"]
+
+POLL_S: Final = 0.1
+"""How often a waiting loop looks up, so that a signal can end it."""
+
+CLOSE_TIMEOUT_S: Final = 10.0
+"""How long the end of a loop waits for a fetch that is under way."""
+
+
+class StageNameError(UsageError, ValueError):
+    """A script named a stage that does not exist."""
+
+
+class PrefetchError(UsageError, ValueError):
+    """A script asked for a prefetch that does not exist."""
+
+
+class stage:
+    """Mark a part of the training loop: `with muri.stage("propagate"): …`.
+
+    Inside another stage the inner one counts, and the outer one continues after it. The same
+    stage inside itself is a yield point.
+
+    Args:
+        name: "load" (storage), "preprocess" (CPU), "propagate" (GPU) or "synchronize" (network).
+
+    Raises:
+        StageNameError: There is no stage of that name.
+    """
+
+    __slots__ = ("_clock", "_index")
+
+    def __init__(self, name: str) -> None:
+        index = _INDEX.get(name)
+        if index is None:
+            raise StageNameError(_unknown_stage(name))
+        self._index = index
+        self._clock: StageClock | None = None
+
+    def __enter__(self) -> None:
+        """Wait for the stage's resource, if the script shares it, and begin."""
+        clock = current_clock()
+        if not clock.explicit:
+            clock.become_explicit()
+        clock.enter(self._index)
+        self._clock = clock
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End the stage and pass its resource on."""
+        clock, self._clock = self._clock, None
+        if clock is not None and clock is current_clock():
+            clock.leave()
+
+
+class batches(Generic[Batch]):
+    """Iterate over a loader; fetching a batch is the `load` stage, each batch one iteration.
+
+    An iteration ends when the next batch is asked for. `len()` is the loader's.
+
+    Args:
+        loader: Anything that can be iterated, such as a `torch.utils.data.DataLoader`.
+        prefetch: With 1 a thread fetches the next batch while the loop works on this one. The batches and
+            their order stay the same, unless fetching draws random numbers that the loop draws as well.
+
+    Raises:
+        PrefetchError: `prefetch` is neither 0 nor 1.
+    """
+
+    def __init__(self, loader: Iterable[Batch], *, prefetch: int = 0) -> None:
+        if prefetch not in {0, 1}:
+            raise PrefetchError(f"muri.batches(…, prefetch={prefetch!r}): give 0 (none) or 1 (one batch ahead)")
+        self._loader = loader
+        self._prefetch = bool(prefetch)
+        caller = sys._getframe(1)
+        self._site = (caller.f_code.co_filename, caller.f_lineno)
+
+    @property
+    def lease(self) -> Lease:
+        """Whether the job may go on, as of now: see docs/checkpoints.md."""
+        return current_lease()
+
+    def __len__(self) -> int:
+        """Batches per epoch, if the loader knows."""
+        return len(self._loader)  # type: ignore[arg-type] # raises TypeError as the loader itself would
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Start an epoch."""
+        clock = current_clock()
+        if not clock.explicit:
+            clock.become_explicit()
+        clock.ask_batch()
+        clock.report_prefetch_depth(self._loader, int(self._prefetch))
+        with stage("load"):
+            source = begin_loop(self._loader, self._site, clock.yield_point)
+        yield from self._go_through(clock, Prefetcher(source, clock) if self._prefetch else _Fetcher(source))
+
+    @staticmethod
+    def _go_through(clock: StageClock, fetch: Prefetcher[Batch] | _Fetcher[Batch]) -> Iterator[Batch]:
+        try:
+            while True:
+                try:
+                    batch = fetch()
+                except StopIteration:
+                    clock.drop_iteration()
+                    return
+                yield batch
+                del batch
+                clock.ask_batch()
+        except GeneratorExit:  # the loop was left with `break`: its last iteration is done
+            clock.end_iteration()
+            raise
+        finally:
+            fetch.close()
+
+
+class _Fetcher(Generic[Batch]):
+    """Fetches each batch when the loop asks for it."""
+
+    def __init__(self, source: Iterator[Batch]) -> None:
+        self._source = source
+
+    def __call__(self) -> Batch:
+        with stage("load"):
+            return next(self._source)
+
+    def close(self) -> None:
+        """No thread to end."""
+
+
+def yield_point() -> None:
+    """Inside a long stage: let a member that is further behind use the resource first."""
+    current_clock().yield_point()
+
+
+def step() -> None:
+    """End one iteration and begin the next.
+
+    For loops whose iterations Muri cannot tell apart. From the first call on, nothing else ends an iteration.
+    """
+    current_clock().step()
+
+
+def _unknown_stage(name: object) -> str:
+    text = f"there is no stage {name!r}; the stages are {', '.join(STAGES)}"
+    near = nearest(str(name), STAGES)
+    return f"{text}. Did you mean {near[0]!r}?" if near else text
+
+
+class _Line(Generic[Batch]):
+    """What the loop and the fetching thread exchange; it keeps neither of them alive.
+
+    Attributes:
+        wanted: One permit for each batch that may be fetched.
+        fetched: Batches, or the error that came in place of one, each with the seconds its fetch
+            waited for the resource.
+        reading: Held while the loader is being read.
+        stopped: Set under `reading`, after which the loader is not touched any more.
+    """
+
+    def __init__(self) -> None:
+        self.wanted = threading.Semaphore(0)
+        self.fetched: queue.SimpleQueue[tuple[Batch | None, BaseException | None, float]] = queue.SimpleQueue()
+        self.reading = threading.Lock()
+        self.stopped = False
+
+    def stop(self) -> None:
+        """End the thread, as soon as it has read what it is reading."""
+        end_s = time.monotonic() + CLOSE_TIMEOUT_S
+        while not (free := self.reading.acquire(timeout=POLL_S)) and time.monotonic() < end_s:
+            pass
+        if not free:
+            logger.warning("a batch is still being fetched %g s after its loop ended", CLOSE_TIMEOUT_S)
+        self.stopped = True
+        if free:
+            self.reading.release()
+        self.wanted.release()
+
+
+class Prefetcher(Generic[Batch]):
+    """Hands out an iterator's batches in order while a thread fetches the next one.
+
+    The first batch is fetched in the caller's thread: that is where a shuffling sampler draws its
+    seed, so that the order of batches is the same as without prefetching. The thread's fetches are a
+    lane of the clock: each waits for the storage resource as the loop itself would.
+
+    Args:
+        source: The loader's iterator.
+        clock: The script's clock.
+    """
+
+    def __init__(self, source: Iterator[Batch], clock: StageClock) -> None:
+        self._source = source
+        self._clock = clock
+        self._line: _Line[Batch] = _Line()
+        self._thread: threading.Thread | None = None
+        self._end: BaseException | None = None
+
+    def __call__(self) -> Batch:
+        """The next batch.
+
+        Raises:
+            StopIteration: No batch is left.
+            BaseException: What the loader raised.
+        """
+        if self._end is not None:
+            raise StopIteration
+        batch = self._fetch_here() if self._thread is None else self._take()
+        self._line.wanted.release()
+        return batch
+
+    def close(self) -> None:
+        """End the thread; the loader is not being read when this returns."""
+        if self._thread is not None:
+            self._line.stop()
+            atexit.unregister(self._stop_at_exit)
+
+    def _fetch_here(self) -> Batch:
+        self._clock.enter(_LOAD)
+        try:
+            batch = next(self._source)
+        finally:
+            self._clock.leave()
+        self._start()
+        return batch
+
+    def _start(self) -> None:
+        context = contextvars.copy_context()
+        arguments = (self._source, self._clock, self._line, _torch_modes())
+        # A daemon, because a script that ends does not wait for batches that it did not ask for.
+        self._thread = threading.Thread(target=context.run, args=(_work, *arguments), name="prefetch", daemon=True)
+        self._stop_at_exit = self._line.stop
+        weakref.finalize(self, self._line.stop).atexit = False
+        atexit.register(self._stop_at_exit)
+        self._thread.start()
+
+    def _take(self) -> Batch:
+        begin_s = self._clock.now()
+        while True:
+            try:
+                batch, error, lane_wait_s = self._line.fetched.get(timeout=POLL_S)
+                break
+            except queue.Empty:
+                continue
+        # While the fetch itself waited for another member, the loop waited for that member, not for its own fetch.
+        self._clock.add_wait(_LOAD, min(lane_wait_s, self._clock.now() - begin_s))
+        if error is not None:
+            self._end = error
+            raise error
+        return batch  # type: ignore[return-value] # a batch may be None
+
+
+def _work(
+    source: Iterator[Batch], clock: StageClock, line: _Line[Batch], modes: Callable[[], contextlib.ExitStack]
+) -> None:
+    """The thread: one batch for each permit, until the first error."""
+    with modes(), clock.lane():
+        while True:
+            line.wanted.acquire()
+            if line.stopped:
+                return
+            if not _fetch(source, clock, line):
+                return
+
+
+def _fetch(source: Iterator[Batch], clock: StageClock, line: _Line[Batch]) -> bool:
+    """Fetch one batch, or the error to be raised in the loop in its place; False after an error."""
+    begin_s = clock.now()
+    wait_s = 0.0
+    try:
+        clock.enter(_LOAD)
+        wait_s = clock.now() - begin_s
+        try:
+            with line.reading:
+                if line.stopped:
+                    return False
+                line.fetched.put((next(source), None, wait_s))
+        finally:
+            clock.leave()
+    except BaseException as error:
+        line.fetched.put((None, error, wait_s))
+        return False
+    return True
+
+
+def _torch_modes() -> Callable[[], contextlib.ExitStack]:
+    """Capture the calling thread's PyTorch modes; the result sets them in another thread until its stack is closed."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return contextlib.ExitStack
+    gradients, inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+
+    def enter() -> contextlib.ExitStack:
+        modes = contextlib.ExitStack()
+        modes.enter_context(torch.inference_mode(inference))
+        modes.enter_context(torch.set_grad_enabled(gradients))
+        return modes
+
+    return enter

@@ -1,1 +1,0 @@
-"""Measures scripts (clock, dry runs, traces) and shows groups (`muri top`)."""
