@@ -46,7 +46,7 @@ COMPILED = """
             return
         compiled = torch.compile(call, backend=backend)
         results = [compiled(torch.randn(4, 8)) for _ in range(5)]
-        hooks = [path for path in traced if "launcher/automatic" in path]
+        hooks = [path for path in traced if "launcher/script" in path]
         breaks = sum(counters["graph_break"].values())
         sums = [each.double().sum().item() for each in results]
         os.write(1, f"{name} {len(graphs)} {breaks} {sums} {graphs} {hooks}\\n".encode())  # all at once

@@ -154,7 +154,7 @@ def require(launcher: Launcher, expected: dict[str, tuple[int, int, int, int]]) 
 @pytest.mark.parametrize(("options", "variables"), [(["--no-automatic"], {}), ([], {"MURI_AUTOMATIC": "0"})])
 def test_hooks_can_be_left_out(launcher: Launcher, options: list[str], variables: dict[str, str]) -> None:
     launcher.warm = False  # where `muri run` has imported them before it became the script
-    script = launcher.script("import sys; sys.exit('muri.launcher.automatic' in sys.modules)")
+    script = launcher.script("import sys; sys.exit('muri.launcher.script.hooks' in sys.modules)")
     assert ends(launcher.member(None, "--timing", *options, script, **variables)) == 0
 
 
