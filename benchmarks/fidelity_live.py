@@ -163,9 +163,8 @@ class Run:
 
 def config_of(workload: Workload) -> dict[str, Any]:
     """What is set in muri.yaml; the twin is told the same."""
-    pilot = {"telemetry_s": 5, "poll_s": 1}
     recorded = {"profiling": {"mode": "dry-run"}, "events": {"enabled": False}}  # as the recorded runs had it
-    return {"interval_s": INTERVAL_S, "lease_s": 300, "pilot": pilot, **recorded, **workload.config}
+    return {"interval_s": INTERVAL_S, "lease_s": 300, **recorded, **workload.config}
 
 
 @contextmanager

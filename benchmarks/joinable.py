@@ -135,7 +135,7 @@ def cluster(gpus: int) -> Iterator[Driver]:
 
 def configure(driver: Driver, *, join: bool) -> None:
     """Write the controller's configuration: defaults, but for where it keeps what it knows."""
-    config = {"state_dir": STATE_DIR, "status_dir": f"{STATE_DIR}-status", "gate_watch_s": 0, "policy": "muri-s"}
+    config = {"state_dir": STATE_DIR, "status_dir": f"{STATE_DIR}-status", "policy": "muri-s"}
     text = json.dumps(config | {"grouping": {"join": join}})
     driver.write("/etc/muri/muri.yaml", text, user="root", mode="0644")
 

@@ -147,7 +147,7 @@ def groups_ask() -> tuple[dict[str, Asked], int]:
     name = "slurmctld-groups"
     lifecycle.up(name, SUITES["forky"], Shape(nodes=4, gpus_per_node=_REAL_GROUPS // 4), Progress())
     try:
-        driver = start(name, 0, gate_watch_s=0)
+        driver = start(name, 0)
         for number in range(2 * _REAL_GROUPS):
             _submit(driver, f"user{number % 2 + 1}", f"model{number // 2 % 4}")
         driver.run("muri-controller", "--once", user="root")

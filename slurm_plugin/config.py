@@ -4,6 +4,7 @@ import os
 import re
 import sys
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Literal, Self, get_args, get_origin
 
@@ -12,21 +13,23 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
-    NonNegativeInt,
     PositiveFloat,
+    PrivateAttr,
     ValidationError,
-    model_validator,
 )
 from pydantic.fields import FieldInfo
 
 from muri.errors import UsageError
 from muri.foreign_yaml import yaml_of
-from muri.profiler.dryrun.messages import DEFAULT_ITERATIONS, DEFAULT_STEADY_S, LEAST_CONFIDENCE, Limits
+from muri.profiler.dryrun.messages import DEFAULT_STEADY_S, Limits
 from muri.slurm_plugin.private_files import why_unsafe
-from muri.slurm_plugin.renamed import OLD_KEYS
+from muri.slurm_plugin.renamed import FIXED_KEYS, OLD_KEYS, POLICY_KEYS
+from muri.slurm_plugin.tuning import Tuning
 from muri.text import nearest
 
 DEFAULT_PATH = Path("/etc/muri/muri.yaml")
+
+TUNING: Final = Tuning()
 
 
 class ConfigError(UsageError):
@@ -46,58 +49,30 @@ class Grouping(Section):
     max_gpus_per_job: int = Field(
         4, ge=1, description="Jobs that ask for more GPUs than this, on one node or several, run alone."
     )
-    ordering: Literal["best", "worst"] = Field("best", description="Stage ordering within a group (Eq. 3).")
-    method: Literal["default", "rounds", "optimal"] = Field(
-        "default",
-        description="rounds: Algorithm 1; optimal: groups are chosen all at once; default: what the policy prefers.",
-    )
-    matching: Literal["certified", "rustworkx", "networkx", "priority-order"] = Field(
-        "certified", description="How rounds find partners; networkx is the slow, readable reference."
-    )
-    objective: Literal["default", "efficiency", "throughput", "jct"] = Field(
-        "default", description="What groups are chosen for: use of resources, work done, or short completion times."
-    )
-    speed_model: Literal["default", "lockstep", "fair"] = Field(
-        "default", description="How members are expected to slow each other down; see also discipline."
-    )
-    min_speedup: float = Field(
-        1.0, ge=1, le=4, description="A group must do this many times the work of its faster half alone."
-    )
     min_speed: float = Field(
         0.5,
         ge=0,
         lt=1,
-        description="Promise: beside others no job gets on slower than this, 1 being its speed alone; 0: none. A job's "
-        "own --muri=min-speed counts where it is more.",
+        description="Minimum speed of a job in a group, 1 being its speed alone; 0 turns the limit off. A job's own "
+        "--muri=min-speed wins where it is higher.",
     )
     discipline: Literal["auto", "fair", "lockstep"] = Field(
         "auto", description="How members take turns at a resource; auto measures and takes the better."
     )
     isolation: Literal["process", "auto"] = Field(
         "process",
-        description="process: each member has its own; auto: members whose model's runs showed no danger share one.",
+        description="process: each member has its own process; auto: members share one where runs of their models "
+        "showed no danger.",
     )
     join: bool = Field(
         True,
-        description="Whether waiting jobs may join what runs; every job that may share then starts behind a pilot job "
-        "(not with lockstep).",
-    )
-    joinable_share: float = Field(
-        1.0,
-        gt=0,
-        description="How much of its node's CPUs and memory a job alone may hold, so that others can join it: "
-        "1 is the part of its GPUs.",
-    )
-    pilot_qos: str = Field(
-        "",
-        description="QOS of pilot jobs, so that they do not count in the limits on jobs of users' QOS; empty: that of "
-        "their members.",
-    )
-    wait_for_profiles_s: float = Field(
-        60.0, ge=0, description="How long after its submission a job may wait for the dry runs of others."
+        description="Whether waiting jobs may join running ones. Every job that may share then starts behind a pilot "
+        "job (not with lockstep).",
     )
     max_wait_s: float = Field(
-        86400.0, gt=0, description="A job held longer than this is released to Slurm's own queue, alone."
+        86400.0,
+        gt=0,
+        description="A job that Muri has kept waiting for longer is released to Slurm's own queue, alone.",
     )
 
 
@@ -106,7 +81,6 @@ class Preemption(Section):
 
     enabled: bool = Field(False, description="Whether running jobs compete with waiting ones.")
     least_run_s: float = Field(600.0, ge=0, description="A job runs at least this long before it may be stopped.")
-    restart_s: float = Field(60.0, ge=0, description="Estimated time that a stop and a new start cost a job.")
 
 
 class Allocation(Section):
@@ -115,48 +89,12 @@ class Allocation(Section):
     cpus: Literal["both", "raise-only", "off"] = Field(
         "both",
         description="both: a job gets the CPUs that the policy plans, fewer than it asked for only where "
-        "`muri profile run --sweep` has measured its model; raise-only: never fewer; off: what it asked for.",
+        "`muri profile run --sweep` has measured its model; raise-only: never fewer; off: the CPUs that it asked for.",
     )
     memory: Literal["raise-only", "off"] = Field(
         "raise-only",
-        description="raise-only: a job gets the memory planned, never less than it asked for; off: what it asked for.",
+        description="raise-only: a job gets the planned memory, never less than it asked for; off: what it asked for.",
     )
-
-
-class Synergy(Section):
-    """The policy synergy."""
-
-    mechanism: Literal["tune", "proportional", "greedy"] = Field(
-        "tune",
-        description="tune: CPUs and memory by demand; proportional: by GPUs; greedy: all a job asks for, or it waits.",
-    )
-    order: Literal["fifo", "srtf", "las", "ftf"] = Field(
-        "fifo", description="By submit time, remaining time, attained time or finish-time fairness."
-    )
-
-
-class Tiresias(Section):
-    """The policies tiresias and tiresias-gittins."""
-
-    queue_limits_gpu_s: tuple[float, ...] = Field(
-        (3250.0, 7200.0), description="Attained GPU-seconds at which a job leaves the first queue, the second, ..."
-    )
-    promote_after: float = Field(
-        8.0, gt=0, description="A job that waits this many times its attained time returns to the first queue."
-    )
-    service_history_gpu_s: tuple[float, ...] = Field(
-        (),
-        description="What past jobs needed in total, for tiresias-gittins; empty: each queue has the order of 2d-las.",
-    )
-
-
-class Horus(Section):
-    """The policies horus and horus-f."""
-
-    memory_weight: float = Field(0.5, ge=0, description="Cost of a GPU whose memory is full.")
-    slowdown_weight: float = Field(0.5, ge=0, description="Cost of a slow-down by a factor of one.")
-    jobs_per_round: int = Field(32, ge=1, description="How many waiting jobs of a partition a cycle tries to place.")
-    queues: int = Field(3, ge=1, description="In how many queues of like jobs a partition's jobs wait under horus-f.")
 
 
 class Profiling(Section):
@@ -165,54 +103,19 @@ class Profiling(Section):
     mode: Literal["in-place", "dry-run"] = Field(
         "in-place",
         description="in-place: jobs start at once, planned with an estimate, and are measured while they train; dry "
-        "runs only where partition names spare nodes for them. dry-run: the first job of a model waits for a dry run.",
-    )
-    iterations: int = Field(
-        DEFAULT_ITERATIONS, ge=3, description="Most iterations that a dry run measures, warm-up not counted."
-    )
-    warmup: Literal["auto"] | NonNegativeInt = Field(
-        "auto",
-        description="auto: skip iterations until their times settle, and stop once the means are certain; "
-        "a number: skip that many iterations and measure all others.",
-    )
-    steady_s: float = Field(
-        DEFAULT_STEADY_S, gt=0, description="Most seconds that a dry run measures, warm-up not counted."
+        "runs take place only on the nodes of `partition`. dry-run: the first job of a model waits for a dry run.",
     )
     at_once: int = Field(
         2, ge=0, description="Most dry runs at the same time; 0: none, so that mode: dry-run measures nothing."
     )
-    time_limit_s: int = Field(300, ge=60, description="A dry run longer than this has failed.")
+    time_limit_s: int = Field(
+        300,
+        gt=DEFAULT_STEADY_S,
+        description="A dry run longer than this has failed: its script's start and warm-up, and a minute of measuring.",
+    )
     partition: str = Field(
         "", description="Partition for dry runs; empty: the job's own, and none with mode: in-place."
     )
-    attempts: int = Field(2, ge=1, description="Dry runs of a model that may fail before its jobs run alone.")
-    retry_after_s: float = Field(
-        86400.0, ge=0, description="A model whose dry runs failed is tried again after this time."
-    )
-    start_timeout_s: float = Field(
-        600.0,
-        gt=0,
-        description="A dry run that has not started by then is cancelled; its user's next one goes behind others'.",
-    )
-    least_confidence: float = Field(
-        LEAST_CONFIDENCE,
-        ge=0,
-        le=1,
-        description="A measurement that is less certain plans as unknown, unless real runs confirm it.",
-    )
-    use_estimates: bool = Field(
-        True,
-        description="Plan with estimates from other GPU counts, or the model's graph, until the model is measured.",
-    )
-
-    @model_validator(mode="after")
-    def _leaves_time_to_start(self) -> Self:
-        if self.steady_s >= self.time_limit_s:
-            raise ValueError(
-                f"steady_s ({self.steady_s:g}) must be below time_limit_s ({self.time_limit_s}), which counts the start"
-                " of the script too"
-            )
-        return self
 
     @property
     def in_place(self) -> bool:
@@ -227,46 +130,16 @@ class Profiling(Section):
     @property
     def limits(self) -> Limits:
         """What a dry run may take."""
-        fixed_warmup = None if self.warmup == "auto" else self.warmup
-        return Limits(self.iterations, self.steady_s, fixed_warmup, self.time_limit_s)
-
-
-class Profiles(Section):
-    """The store of stage profiles, and when a profile is measured again."""
-
-    drift_limit: float = Field(
-        0.2, ge=0, description="A stage time that differs by more than this share is drift; 0 turns the watch off."
-    )
-    drift_after_s: float = Field(
-        1800.0, gt=0, description="How long the difference must last before the model is measured again."
-    )
-    drift_again_s: float = Field(
-        21600.0,
-        ge=0,
-        description="Least time between two drift marks of one model, in case a new measurement does not help.",
-    )
-    journal: Literal["auto", "delete"] = Field(
-        "auto", description="delete: no write-ahead log; auto chooses this on network file systems."
-    )
+        return Limits(time_limit_s=self.time_limit_s)
 
 
 class Pilot(Section):
     """The pilot job, which holds a group's GPUs."""
 
-    start_timeout_s: float = Field(
-        180.0, gt=0, description="A pilot job that has not started by then is cancelled, and its members are regrouped."
-    )
-    attach_timeout_s: float = Field(
-        300.0, gt=0, description="A pilot job gives its GPUs back when no member has attached by then."
-    )
-    telemetry_s: float = Field(
-        300.0,
-        gt=0,
-        description="How often the pilot job reports its members' speeds to Slurm; of new members, and of changes by "
-        "more than a fifth, within a minute.",
-    )
-    poll_s: float = Field(
-        30.0, gt=0, description="The longest pause between two questions whether idle members are still queued."
+    qos: str = Field(
+        "",
+        description="QOS of pilot jobs, so that they do not count in the limits on jobs of users' QOS; empty: the "
+        "QOS of their members.",
     )
     hang_timeout_s: float = Field(
         900.0,
@@ -274,7 +147,7 @@ class Pilot(Section):
         description="A script or runtime that hangs for this long is ended, and the cause is reported; 0: never.",
     )
     trace: bool = Field(
-        False, description="Keep a trace of every stage beside the pilot job's log, in the run directory."
+        False, description="Write a trace of every stage beside the pilot job's log, in the run directory."
     )
 
 
@@ -284,19 +157,6 @@ class Events(Section):
     enabled: bool = Field(
         True,
         description="Whether `muri-controller --events`, and --interval, run cycles on events; else only a timer does.",
-    )
-    gather_s: float = Field(1.0, ge=0, description="Events of this time share a cycle.")
-    least_gap_s: float = Field(5.0, gt=0, description="Least time between the end of a cycle and one on an event.")
-    most_share: float = Field(
-        0.2,
-        gt=0,
-        le=1,
-        description="Most share of the time that cycles on events take; after a long one the gap grows.",
-    )
-    ends_poll_s: float = Field(
-        5.0,
-        ge=0,
-        description="How often slurmctld is asked, while jobs wait, whether any have ended or been measured; 0: never.",
     )
     notice_file: Path = Field(
         Path("/run/muri/notice"),
@@ -314,6 +174,11 @@ class Config(Section):
         "`muri policies` lists all policies. auto follows Slurm's priorities (muri-slurm) where PriorityType is "
         "priority/multifactor.",
     )
+    policy_options: dict[str, Any] = Field(
+        {},
+        description="Options of the policy that have no key of their own, such as {matching: networkx}; see "
+        "docs/policies.md.",
+    )
     gateway: Literal["auto", "pyslurm", "command"] = Field(
         "auto", description="How Muri talks to Slurm; auto: pyslurm where it works, else commands."
     )
@@ -325,34 +190,18 @@ class Config(Section):
     gate: Literal["licence", "hold"] = Field(
         "licence",
         description="What keeps jobs until Muri starts them: the licence muri_gate of slurm.conf, or a hold (then "
-        'muri.gate is "hold" in job_submit.lua, too).',
+        'set muri.gate to "hold" in job_submit.lua, too).',
     )
     lease_s: float = Field(
         1200.0,
         ge=30,
-        description="If no cycle follows for this long, Slurm starts every waiting job by itself (gate: licence).",
-    )
-    gate_watch_s: float = Field(
-        60.0,
-        ge=0,
-        description="How long the controller stays after a cycle, until the members of new groups have started, to put "
-        "them behind the gate again.",
-    )
-    cycle_limit_s: float = Field(
-        300.0,
-        gt=0,
-        description="Repairs, and then starts, that take longer than half of this leave the rest to the next cycle.",
-    )
-    cycle_calls: int = Field(
-        2000,
-        ge=2,
-        description="Repairs, and then starts, that take more than half as many calls to Slurm do the same.",
+        description="If no cycle follows for this long, Slurm starts all waiting jobs by itself (gate: licence).",
     )
     slurm_backlog: int = Field(
         1000,
         ge=1,
-        description="Of the jobs that Slurm alone decides about, each partition gets one for each idle CPU and so many "
-        "more at once, the highest priority first; at least bf_max_job_test of slurm.conf.",
+        description="Ungrouped jobs that Muri releases to Slurm per partition, beyond one for each idle CPU, the "
+        "highest priority first; at least bf_max_job_test of slurm.conf.",
     )
     state_dir: Path = Field(
         Path("/var/lib/muri"),
@@ -378,21 +227,28 @@ class Config(Section):
     node_python: str = Field(sys.executable, description="Python on the compute nodes, with muri and torch installed.")
     gpu_mem_gib: dict[str, PositiveFloat] = Field(
         {},
-        description="Memory of one GPU by GRES type, as {a100: 80, gpu: 24}; a type that is missing admits any group.",
+        description="Memory of one GPU by GRES type, as {a100: 80, gpu: 24}; a type that is not listed has no limit.",
     )
     grouping: Grouping = Field(default_factory=Grouping, description="Who may share GPUs.")
     preemption: Preemption = Field(default_factory=Preemption, description="Stopping running jobs for others.")
     allocation: Allocation = Field(
         default_factory=Allocation, description="CPUs and memory, where the policy plans them."
     )
-    synergy: Synergy = Field(default_factory=Synergy, description="Options of synergy only.")
-    tiresias: Tiresias = Field(default_factory=Tiresias, description="Options of tiresias and tiresias-gittins only.")
-    horus: Horus = Field(default_factory=Horus, description="Options of horus and horus-f only.")
     profiling: Profiling = Field(default_factory=Profiling, description="How models without a profile are measured.")
-    profiles: Profiles = Field(
-        default_factory=Profiles, description="The store of profiles, and when one is measured again."
-    )
     pilot: Pilot = Field(default_factory=Pilot, description="The pilot job, which holds a group's GPUs.")
+
+    _tuning: Tuning = PrivateAttr(default_factory=lambda: TUNING)
+
+    @property
+    def tuning(self) -> Tuning:
+        """What no key sets."""
+        return self._tuning
+
+    def tuned(self, **changes: Any) -> Self:
+        """Return the same configuration on other constants."""
+        copy = self.model_copy()
+        copy._tuning = replace(self._tuning, **changes)
+        return copy
 
 
 def config_path(explicit: Path | None = None) -> Path | None:
@@ -416,23 +272,23 @@ def load_config(path: Path | None) -> Config:
     if path is None:
         return Config()
     values = _document(path)
+    wrong, _ = _bring_up_to_date(values)
     try:
-        _use_new_names(values)
-        return Config.model_validate(values)
+        config = Config.model_validate(values)
     except ValidationError as error:
-        # Of a key that takes one of several kinds of values pydantic tells each kind.
-        raise problems_of(path, dict.fromkeys(_explain(dict(problem)) for problem in error.errors())) from error
-    except ValueError as error:
-        raise problems_of(path, [str(error)]) from error
+        raise problems_of(path, (*wrong, *(_explain(dict(problem)) for problem in error.errors()))) from error
+    if wrong:
+        raise problems_of(path, wrong)
+    return config
 
 
-def old_keys_in(path: Path | None) -> Mapping[str, str]:
-    """Return the keys of a configuration file that have another name now, with that name.
+def notes_on(path: Path | None) -> tuple[str, ...]:
+    """Return what a configuration file that is in force should say otherwise: sentences about keys of 0.2.
 
     Raises:
         ConfigError: The file cannot be read, or is no YAML mapping.
     """
-    return {} if path is None else _use_new_names(_document(path))
+    return () if path is None else _bring_up_to_date(_document(path))[1]
 
 
 def _document(path: Path) -> dict[str, Any]:
@@ -457,27 +313,48 @@ def _document(path: Path) -> dict[str, Any]:
     return loaded or {}
 
 
-def _use_new_names(values: dict[str, Any]) -> Mapping[str, str]:
-    """Replace old names of keys; returns those that were found, with their new names.
+def _bring_up_to_date(values: dict[str, Any]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Give keys of 0.2 their new names, and take out those that say what 0.3 always does.
 
-    Raises:
-        ValueError: A key stands there under both names.
+    A file that lists all keys of 0.2 as they were shipped is a good one.
+
+    Returns:
+        What is wrong, and what should be said otherwise, each a sentence.
     """
-    found = {}
-    for old, new in OLD_KEYS.items():
-        section, _, key = old.partition(".")
-        if not isinstance(values.get(section), dict) or key not in values[section]:
+    wrong, notes = [], []
+    removed = {key: (f"it is always {value}", value) for key, value in FIXED_KEYS.items()}
+    removed |= {key: (f"it is policy_options.{option} now", value) for key, (option, value) in POLICY_KEYS.items()}
+    for key, (instead, value) in removed.items():
+        if (place := _place_of(values, key)) is None:
             continue
-        new_section, _, new_key = new.partition(".")
-        place = values.setdefault(new_section, {})
-        if isinstance(place, dict):  # else the file's reader says what is wrong there
-            if new_key in place:
-                raise ValueError(f"{old}: is called {new} now, which is there, too")
-            place[new_key] = values[section].pop(key)
-            found[old] = new
-        if not values[section]:
+        found = place.pop(key.rpartition(".")[2])
+        text = f"{key}: removed in 0.3: {instead}"
+        if found == value:
+            notes.append(f"{text}, and the file says nothing else; take it out")
+        else:
+            wrong.append(f"{text} (found {found!r})")
+    for key, new in OLD_KEYS.items():
+        if (place := _place_of(values, key)) is None:
+            continue
+        found = place.pop(key.rpartition(".")[2])
+        section, _, name = new.partition(".")
+        target = values.setdefault(section, {})
+        if isinstance(target, dict) and name in target:
+            wrong.append(f"{key}: it is called {new} now, which is there, too")
+        elif isinstance(target, dict):
+            target[name] = found
+        notes.append(f"{key}: it is called {new} now; Muri 0.4 will refuse the old name")
+    for section in {key.partition(".")[0] for key in (*removed, *OLD_KEYS)} - Config.model_fields.keys():
+        if values.get(section) == {}:
             del values[section]
-    return found
+    return tuple(wrong), tuple(notes)
+
+
+def _place_of(values: dict[str, Any], key: str) -> dict[str, Any] | None:
+    """Return the mapping in which a key stands, None where it is not there."""
+    section, _, name = key.rpartition(".")
+    place = values.get(section) if section else values
+    return place if isinstance(place, dict) and name in place else None
 
 
 def problems_of(path: Path | None, problems: Collection[str]) -> ConfigError:
@@ -524,8 +401,6 @@ _BOUNDS: Final = {"gt": "above", "ge": "at least", "lt": "below", "le": "at most
 
 _UNITS_S: Final = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 
-_EITHER: Final[Any] = Literal["auto"] | NonNegativeInt
-
 _KINDS: Final[Mapping[Any, str]] = {
     bool: "true or false",
     int: "a whole number",
@@ -533,9 +408,8 @@ _KINDS: Final[Mapping[Any, str]] = {
     str: "a text",
     Path: "a path",
     tuple[str, ...]: "a list such as [gpu]",
-    tuple[float, ...]: "a list of numbers such as [3250, 7200]",
     dict[str, PositiveFloat]: "types and numbers such as {a100: 80}",
-    _EITHER: "auto or a whole number from 0 on",
+    dict[str, Any]: "options and values such as {matching: networkx}",
 }
 """How the file names what a key takes, by the annotation of the key."""
 
@@ -568,7 +442,7 @@ def _explain(problem: dict[str, Any]) -> str:
         return f"{name}: {problem['ctx']['error']}"
     context = problem.get("ctx", {})
     bounds = [f"{word} {context[key]:g}" for key, word in _BOUNDS.items() if key in context]
-    if bounds and field.annotation != _EITHER:
+    if bounds:
         return f"{name}: must be {bounds[0]} {found}"
     if problem["type"] == "string_pattern_mismatch":
         return f"{name}: must be what its comment says: {field.description} {found}"

@@ -40,14 +40,15 @@ from muri.profiler.store import (
     StaleMark,
     reuse_count,
 )
-from muri.profiler.store_file import JournalMode, set_aside
+from muri.profiler.store_file import set_aside
 from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.planning.actions import Action, started
-from muri.slurm_plugin.planning.cycle_input import CycleInput
+from muri.slurm_plugin.planning.cycle_input import ATTEMPTS, CycleInput
 from muri.slurm_plugin.planning.measurements import doubt, learnt, pairs_at_work
 from muri.slurm_plugin.planning.model_traits import UNUSABLE, KnownTraits
 from muri.slurm_plugin.planning.running import as_submitted
 from muri.slurm_plugin.records.comment_reports import job_use, member_report
+from muri.slurm_plugin.records.dry_run_failures import RETRY_AFTER_S
 from muri.slurm_plugin.records.journal import DRY_RUN, PAIR, Intent, Journal
 from muri.slurm_plugin.records.roles import Role, View, profile_key
 from muri.utc import moment, text_of
@@ -89,10 +90,10 @@ def watch(store: ProfileStore, view: View, config: Config) -> None:
     Raises:
         StoreError: The store cannot be written.
     """
-    if not config.profiles.drift_limit:
+    if not config.tuning.drift_limit:
         return
     found = tuple(observed(view))
-    rule = DriftRule(config.profiles.drift_limit, config.profiles.drift_after_s)
+    rule = DriftRule(config.tuning.drift_limit, config.tuning.drift_after_s)
     for key, item in found:
         if is_due(store.observations(key), item.job_id, item.observed_at, rule):
             store.observe(key, item)
@@ -130,7 +131,7 @@ def _may_mark(store: ProfileStore, key: ProfileKey, config: Config, now_s: float
     """Whether the last mark is long ago: a measurement that did not help is not repeated at once."""
     ours = (entry for entry in store.audit() if entry.key == key and entry.who == DRIFT and entry.action == "stale")
     times = [at.timestamp() for entry in ours if (at := moment(entry.at)) is not None]
-    return not times or now_s - max(times) >= config.profiles.drift_again_s
+    return not times or now_s - max(times) >= config.tuning.drift_again_s
 
 
 def learn_pairs(store: ProfileStore, journal: Journal, cycle: CycleInput, policy: Policy) -> None:
@@ -154,18 +155,14 @@ def learn_pairs(store: ProfileStore, journal: Journal, cycle: CycleInput, policy
             put_pair(store, found)
 
 
-def open_profiles(path: Path, journal: JournalMode | None) -> ProfileStore:
+def open_profiles(path: Path) -> ProfileStore:
     """Open the controller's store; one that is damaged is set aside and an empty one opened.
-
-    Args:
-        path: The store.
-        journal: How to write it; None for the choice by file system.
 
     Raises:
         StoreError: It cannot be used for another reason, such as a newer format.
     """
     try:
-        store = ProfileStore(path, journal=journal)
+        store = ProfileStore(path)
         try:
             store.check()
         except BaseException:
@@ -173,7 +170,7 @@ def open_profiles(path: Path, journal: JournalMode | None) -> ProfileStore:
             raise
     except CorruptStoreError as error:
         log_set_aside(error, set_aside(path, datetime.now(UTC)))
-        return ProfileStore(path, journal=journal)
+        return ProfileStore(path)
     return store
 
 
@@ -310,8 +307,8 @@ def read_slowdowns(store: ProfileStore) -> dict[str, Parabola]:
 def without_doubtful(cycle: CycleInput, store: ProfileStore) -> CycleInput:
     """Leave out profiles that are not known well enough, so that their models plan as those that were never measured.
 
-    A model is measured again, `profiling.attempts` times in all; then its jobs run alone, as after failed dry runs,
-    until `profiling.retry_after_s` has gone by. A model at work in a group keeps its profile, on which the group was
+    A model is measured again, `ATTEMPTS` times in all; then its jobs run alone, as after failed dry runs,
+    until `RETRY_AFTER_S` has gone by. A model at work in a group keeps its profile, on which the group was
     planned, until what its jobs report replaces it (`watch`).
 
     Raises:
@@ -332,7 +329,7 @@ def without_doubtful(cycle: CycleInput, store: ProfileStore) -> CycleInput:
         tried = (
             [each for each in store.history(key) if doubt(each, config) and _is_recent(each, cycle)] if doubted else []
         )
-        if len(tried) >= config.profiling.attempts:
+        if len(tried) >= ATTEMPTS:
             failures[str(key)] = (len(tried), doubt(tried[0], config))
     if not dropped:
         return cycle
@@ -342,7 +339,7 @@ def without_doubtful(cycle: CycleInput, store: ProfileStore) -> CycleInput:
 
 def _is_recent(profile: StageProfile, cycle: CycleInput) -> bool:
     at = moment(profile.measured_at)
-    return at is not None and cycle.now_s - at.timestamp() < cycle.config.profiling.retry_after_s
+    return at is not None and cycle.now_s - at.timestamp() < RETRY_AFTER_S
 
 
 def with_estimates(cycle: CycleInput, store: ProfileStore) -> CycleInput:
@@ -358,8 +355,8 @@ def with_estimates(cycle: CycleInput, store: ProfileStore) -> CycleInput:
     """
     known, config = cycle.knowledge, cycle.config
     in_place = config.profiling.in_place
-    missing = {key for key in _keys(cycle) if known.profile_of(key) is None and not known.failed(key, config)}
-    found = _estimates(store, missing) if missing and config.profiling.use_estimates else {}
+    missing = {key for key in _keys(cycle) if known.profile_of(key) is None and not known.failed(key)}
+    found = _estimates(store, missing) if missing else {}
     if in_place:
         found = _unknown(missing, cycle) | found
     known = replace(known, profiles={**known.profiles, **found}, stale=known.stale | found.keys())

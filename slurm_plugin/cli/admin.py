@@ -17,7 +17,7 @@ from muri.commands import LazyCommand, LazyGroup
 from muri.errors import MuriError, UsageError
 from muri.inherited import PUBLIC, settle_own
 from muri.slurm_plugin.cli.options import CONFIG_OPTION, job_id_in
-from muri.slurm_plugin.config import Config, config_path, old_keys_in, problems_of, render_config
+from muri.slurm_plugin.config import Config, config_path, notes_on, problems_of, render_config
 from muri.slurm_plugin.private_files import user_name
 from muri.text import printable, printable_lines
 from muri.utc import FewWarnings, log_handler
@@ -104,26 +104,27 @@ def _run_once(config: Config, stop: "StopSignal") -> None:
 
     with _only_one_at_work(config), open_controller(config, surroundings=Surroundings(stop)) as instance:
         is_watched = holder_of(config.state_dir, EVENTS_LOCK_NAME) is not None
-        bell = open_bell(config.events, config.state_dir) if is_watched else None
-        run_for_timer(instance, config.gate_watch_s, stop, bell)
+        bell = open_bell(config.events.notice_file, config.state_dir) if is_watched else None
+        run_for_timer(instance, config.tuning.gate_watch_s, stop, bell)
 
 
 def _run_forever(config: Config, interval_s: float, stop: "StopSignal") -> None:
     from muri.slurm_plugin.controller.assemble import open_controller
     from muri.slurm_plugin.controller.events import open_bell
     from muri.slurm_plugin.controller.loop import EVENTS_LOCK_NAME, only_one, run_forever
+    from muri.slurm_plugin.controller.pace import LEAST_GAP_S
     from muri.slurm_plugin.controller.surroundings import Surroundings
 
     with ExitStack() as stack:
         stack.enter_context(_only_one_at_work(config))
         bell = None
-        if config.events.enabled and interval_s > config.events.least_gap_s:  # else cycles come as soon by themselves
+        if config.events.enabled and interval_s > LEAST_GAP_S:  # else cycles come as soon by themselves
             stack.enter_context(only_one(config.state_dir, EVENTS_LOCK_NAME))
-            bell = open_bell(config.events, config.state_dir)
+            bell = open_bell(config.events.notice_file, config.state_dir)
         instance = stack.enter_context(open_controller(config, looping=True, surroundings=Surroundings(stop)))
         if config.metrics_listen:
             instance.books.serve()
-        run_forever(instance, interval_s, config.gate_watch_s, stop, bell=bell)
+        run_forever(instance, interval_s, config.tuning.gate_watch_s, stop, bell=bell)
 
 
 def _run_on_events(config_file: Path | None, config: Config, stop: "StopSignal") -> None:
@@ -135,12 +136,12 @@ def _run_on_events(config_file: Path | None, config: Config, stop: "StopSignal")
     if not config.events.enabled:
         click.echo("events.enabled is off in muri.yaml; nothing to do", err=True)
         return
-    bell = open_bell(config.events, config.state_dir)
+    bell = open_bell(config.events.notice_file, config.state_dir)
 
     def cycle() -> None:
         current = read_trusted_config(config_file)  # as the timer's next cycle has it
         with only_one(current.state_dir), open_controller(current, surroundings=Surroundings(stop)) as instance:
-            run_once(instance, current.gate_watch_s, stop, bell=bell)
+            run_once(instance, current.tuning.gate_watch_s, stop, bell=bell)
 
     with only_one(config.state_dir, EVENTS_LOCK_NAME):
         run_on_events(cycle, stop, bell)
@@ -332,8 +333,8 @@ def config_check(file: Path | None, show: bool) -> None:
     if show:
         click.echo(render_config(config), nl=False)
     click.echo(f"{config_path(file) or 'built-in defaults'}: fine", err=show)
-    for old, new in old_keys_in(config_path(file)).items():
-        click.echo(f"{old}: is called {new} now; Muri 0.4 will refuse the old name", err=show)
+    for note in notes_on(config_path(file)):
+        click.echo(note, err=show)
     for unchecked in filter(None, (policy, *named.unchecked)):
         click.echo(f"not checked here: {unchecked}", err=show)
 

@@ -65,7 +65,7 @@ class Named(NamedTuple):
 def look_for_names(config: Config) -> Named:
     """Look in Slurm, where it answers, for what the configuration names."""
     python = tuple(wrong_python(config))
-    if not (config.partitions or config.profiling.partition or config.grouping.pilot_qos or config.gpu_mem_gib):
+    if not (config.partitions or config.profiling.partition or config.pilot.qos or config.gpu_mem_gib):
         return Named(python)
     try:
         snapshot = open_gateway(config.gateway).snapshot()
@@ -102,13 +102,13 @@ def names_in(config: Config, snapshot: Snapshot, commands: SlurmCommands) -> Nam
         *_missing("profiling.partition", "partition", (config.profiling.partition,), {"", *partitions}),
         *_missing("gpu_mem_gib", "type of GPUs", config.gpu_mem_gib, types),
     ]
-    if not config.grouping.pilot_qos:
+    if not config.pilot.qos:
         return Named(tuple(wrong))
     try:
         text = commands.run("read the QOS", ["sacctmgr", "--noheader", "--parsable2", "show", "qos", "format=Name"])
     except MuriError as error:
-        return Named(tuple(wrong), (f"grouping.pilot_qos: {error}",))
-    return Named((*wrong, *_missing("grouping.pilot_qos", "QOS", [config.grouping.pilot_qos], {*text.split()})))
+        return Named(tuple(wrong), (f"pilot.qos: {error}",))
+    return Named((*wrong, *_missing("pilot.qos", "QOS", [config.pilot.qos], {*text.split()})))
 
 
 def _missing(key: str, kind: str, wanted: Collection[str], there: Collection[str]) -> Iterator[str]:

@@ -140,7 +140,7 @@ def _figures_within_min() -> int:
     from muri.slurm_plugin.records.job_report import PILOT_REPORTS_AWAITED
 
     config = load_config(config_path(None))
-    return math.ceil((PILOT_REPORTS_AWAITED * config.pilot.telemetry_s + config.interval_s) / 60)
+    return math.ceil((PILOT_REPORTS_AWAITED * config.tuning.telemetry_s + config.interval_s) / 60)
 
 
 def described(use: "JobUse", figures_within_min: int = 0) -> list[str]:

@@ -13,7 +13,6 @@ from muri.installed import OF_THE_CONTROLLER, what_plans
 from muri.policies.registry import describe_policies, get_policy
 from muri.policies.types import Policy
 from muri.profiler.store import ProfileStore
-from muri.profiler.store_file import JournalMode
 from muri.slurm_plugin.config import Config, ConfigError, config_path, load_config, require_trusted
 from muri.slurm_plugin.controller.status import STATUS_NAME, StatusError, read_status
 from muri.slurm_plugin.controller.surroundings import Surroundings
@@ -74,22 +73,19 @@ def policy_of(config: Config, priority_type: str = "", *, stopping: bool = False
         OptionsError: An option contradicts what the policy is.
         ConfigError: The policy exists in the simulator only.
     """
-    grouping, tiresias = config.grouping, config.tiresias
-    choices = {"grouping": grouping.method, "objective": grouping.objective, "speed_model": grouping.speed_model}
+    grouping = config.grouping
     options = {
         "max_group_size": grouping.max_group_size,
-        "ordering": grouping.ordering,
-        "matching": grouping.matching,
         "max_wait_s": grouping.max_wait_s,
         "preemption": stopping or config.preemption.enabled,
-        "min_speedup": grouping.min_speedup,
         "join": grouping.join,
         "min_speed": grouping.min_speed,
-        **config.synergy.model_dump(),
-        **tiresias.model_dump(),
-        **{f"horus_{name}": value for name, value in config.horus},
-        **{option: value for option, value in choices.items() if value != "default"},
     }
+    if both := sorted(options.keys() & config.policy_options):
+        keys = ", ".join("preemption.enabled" if name == "preemption" else f"grouping.{name}" for name in both)
+        raise ConfigError(f"policy_options: {', '.join(both)} cannot stand there; set {keys}")
+    options |= {name: tuple(value) if isinstance(value, list) else value
+                for name, value in config.policy_options.items()}  # fmt: skip
     name = "muri-slurm" if config.policy == "auto" and priority_type == _MULTIFACTOR else config.policy
     policy = get_policy(name, options)
     if policy.elastic:
@@ -154,13 +150,12 @@ def open_controller(
 
     policy_of(config)  # a wrong one is said before anything is made
     make_private_directory(config.state_dir)
-    rollback: JournalMode | None = "delete" if config.profiles.journal == "delete" else None
     path, journal_path = profiles_path(config), config.state_dir / "journal.db"
     for database in {path, journal_path}:
         if database.parent == config.state_dir:
             os.close(open_private_file(database))  # SQLite gives its side files the same mode
     around = surroundings or Surroundings()
-    profiles = ProfileStore(path, journal=rollback) if look_only else open_profiles(path, rollback)
+    profiles = ProfileStore(path) if look_only else open_profiles(path)
     with profiles as store, _open_journal(journal_path, around, look_only=look_only) as journal:
         way = gateway or _open_and_say(config, always=looping)
         policies = cache(partial(policy_of, config))

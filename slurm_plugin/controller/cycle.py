@@ -106,7 +106,7 @@ def _remembered(journal: Journal, profiles: Mapping[ProfileKey, StageProfile], v
     """What the journal knows of jobs and models."""
     running = [intent for intent in journal.intents("begun") if intent.kind == DRY_RUN]
     now_s = view.snapshot.taken_s
-    failures = current(journal.facts(DRY_RUN_FAILED), now_s, config.profiling.retry_after_s)
+    failures = current(journal.facts(DRY_RUN_FAILED), now_s)
     measuring = tuple(_readable(running, lambda run: (dry_run_key(run, view), int(run.payload["job_id"]))))
     return Knowledge(
         profiles=profiles,
@@ -287,7 +287,7 @@ class Controller:
         if not self._members_start:
             return False
         view = view_of(self._gateway.queue(), self._config.partitions)
-        gateway = InterruptibleGateway(self._gateway, self._stop, self._config.cycle_limit_s, self._around.clock)
+        gateway = InterruptibleGateway(self._gateway, self._stop, self._config.tuning.cycle_limit_s, self._around.clock)
         self.someone_waits = bool(view.having(Role.CANDIDATE))
         open_members = [job for job in view.having(Role.MEMBER) if _gate_is_open(job)]
         for job in (job for job in open_members if job.state is JobState.RUNNING):
@@ -354,9 +354,9 @@ class Controller:
         """
         if not actions:
             return Left()
-        config = self._config
+        config, tuning = self._config, self._config.tuning
         gateway = InterruptibleGateway(
-            self._gateway, self._stop, config.cycle_limit_s / 2, self._around.clock, config.cycle_calls / 2
+            self._gateway, self._stop, tuning.cycle_limit_s / 2, self._around.clock, tuning.cycle_calls / 2
         )
         policy = self._policy_for(decision.view.snapshot.limits.priority_type)
         executor = Executor(gateway, self._journal, self._store, config, policy, decision.view, errors)
@@ -415,7 +415,7 @@ class Controller:
         if self._config.preemption.enabled or decision.quarantine != Quarantine():
             return {}
         policy_for, snapshot = self._policy_for, decision.view.snapshot
-        request, restart_s = decision.preparation.request, self._config.preemption.restart_s
+        request, restart_s = decision.preparation.request, self._config.tuning.restart_s
         if not self._proposals.is_recent(snapshot.taken_s):
             try:
                 moves = proposed_moves(
@@ -451,7 +451,7 @@ class Controller:
             if not (isinstance(told, list) and told and told[0] in stored):
                 self._journal.forget_fact(PYTHON, subject)
         facts = self._journal.facts(DRY_RUN_FAILED)
-        failures = current(facts, view.snapshot.taken_s, self._config.profiling.retry_after_s)
+        failures = current(facts, view.snapshot.taken_s)
         for key, fact in facts.items():
             if key not in failures:
                 self._journal.forget_fact(DRY_RUN_FAILED, key)

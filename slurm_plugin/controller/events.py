@@ -11,7 +11,6 @@ from typing import Final
 from muri.clock import MACHINE_CLOCK, Clock
 from muri.errors import MuriError
 from muri.files import share_with
-from muri.slurm_plugin.config import Events
 from muri.slurm_plugin.controller.pace import Bell
 from muri.slurm_plugin.controller.status import STATUS_NAME, StatusError, read_status
 from muri.slurm_plugin.gateway.site_limits import config_settings
@@ -20,6 +19,10 @@ from muri.slurm_plugin.private_files import UnsafeFileError, why_unsafe
 from muri.slurm_plugin.records.cluster import JobState
 
 log = logging.getLogger("muri.controller")
+
+_ENDS_POLL_S: Final = 5.0
+"""How often slurmctld is asked, while jobs wait, whether any have ended. Its answer is a page or two, however long the
+queue is."""
 
 _TRY_AGAIN_S: Final = 60.0
 """How long a notice file that could not be made is left alone."""
@@ -31,14 +34,11 @@ _COUNTS: Final = re.compile(rf"^\s*(?:{'|'.join(_ENDS)})\b.*?\bcount:(\d+)", re.
 _CALLS: Final = "Remote Procedure Call statistics by message type"
 
 
-def open_bell(settings: Events, state_dir: Path, clock: Clock = MACHINE_CLOCK) -> Bell:
+def open_bell(notice_file: Path, state_dir: Path, clock: Clock = MACHINE_CLOCK) -> Bell:
     """Return a bell that this machine's slurmctld rings."""
     commands = SlurmCommands()
-    arrivals = ArrivalWatch(settings.notice_file, commands, clock)
-    if not settings.ends_poll_s:
-        return Bell(settings, (arrivals,), clock)
-    ends = EndWatch(settings.ends_poll_s, LastCycle(state_dir / STATUS_NAME), commands, clock)
-    return Bell(settings, (arrivals, ends), clock)
+    ends = EndWatch(LastCycle(state_dir / STATUS_NAME), commands, clock)
+    return Bell((ArrivalWatch(notice_file, commands, clock), ends), clock)
 
 
 class ArrivalWatch:
@@ -178,14 +178,12 @@ class EndWatch:
     queue's.
 
     Args:
-        poll_s: How often to ask.
         last: What the last cycle said of the jobs.
         commands: The way to Slurm.
         clock: Tells the time.
     """
 
-    def __init__(self, poll_s: float, last: LastCycle, commands: SlurmCommands, clock: Clock = MACHINE_CLOCK) -> None:
-        self._poll_s = poll_s
+    def __init__(self, last: LastCycle, commands: SlurmCommands, clock: Clock = MACHINE_CLOCK) -> None:
         self._last = last
         self._commands = commands
         self._clock = clock
@@ -207,7 +205,7 @@ class EndWatch:
 
     def _count(self) -> None:
         """Read the count; where Slurm has no answer now, it is asked again later."""
-        self._next_s = self._clock() + self._poll_s
+        self._next_s = self._clock() + _ENDS_POLL_S
         try:
             self._ended = ended_in(self._commands.run("count ended jobs", ["sdiag"]))
         except MuriError as error:

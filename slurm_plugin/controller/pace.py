@@ -6,7 +6,15 @@ from contextlib import contextmanager
 from typing import Final, Protocol
 
 from muri.clock import MACHINE_CLOCK, Clock
-from muri.slurm_plugin.config import Events
+
+GATHER_S: Final = 1.0
+"""Events of this time share a cycle: `sbatch` in a loop submits several jobs a second."""
+
+LEAST_GAP_S: Final = 5.0
+"""Least time between the end of a cycle and one on an event, in which slurmctld serves others."""
+
+MOST_SHARE: Final = 0.2
+"""Most share of the time that cycles on events take; after a long one the gap grows."""
 
 LOOK_S: Final = 1.0
 """How often something that watches for events is asked."""
@@ -27,18 +35,16 @@ class Watch(Protocol):
 class Bell:
     """Says when the next cycle on an event is due.
 
-    Events of `gather_s` seconds share a cycle. After a cycle there is a pause of `least_gap_s` seconds, and as much
-    longer as it takes for cycles to have no more than `most_share` of the time. So nobody, with however many jobs, can
+    Events of `GATHER_S` seconds share a cycle. After a cycle there is a pause of `LEAST_GAP_S` seconds, and as much
+    longer as it takes for cycles to have no more than `MOST_SHARE` of the time. So nobody, with however many jobs, can
     cause more than that.
 
     Args:
-        settings: The bounds.
         watches: What knows of events.
         clock: Tells the time.
     """
 
-    def __init__(self, settings: Events, watches: Sequence[Watch], clock: Clock = MACHINE_CLOCK) -> None:
-        self._settings = settings
+    def __init__(self, watches: Sequence[Watch], clock: Clock = MACHINE_CLOCK) -> None:
         self._watches = watches
         self._clock = clock
         self._first_s = math.inf
@@ -48,7 +54,7 @@ class Bell:
     @property
     def due_s(self) -> float:
         """When the next cycle on an event is due, as the clock tells the time; infinite where nothing has happened."""
-        return max(self._first_s + self._settings.gather_s, self._free_s)
+        return max(self._first_s + GATHER_S, self._free_s)
 
     def ring(self) -> None:
         """Take note of an event."""
@@ -68,16 +74,16 @@ class Bell:
         """Within, a cycle runs. It serves all events but the newest, whose jobs may not be in the queue yet."""
         self._heed([watch.mark() for watch in self._watches])
         begun_s = self._clock()
-        is_new = self._last_s > begun_s - self._settings.gather_s
+        is_new = self._last_s > begun_s - GATHER_S
         self._first_s = self._last_s if is_new else math.inf
         try:
             yield
         finally:
             ended_s = self._clock()
-            rest_s = (ended_s - begun_s) * (1 / self._settings.most_share - 1)
-            self._free_s = ended_s + max(self._settings.least_gap_s, rest_s)
+            rest_s = (ended_s - begun_s) * (1 / MOST_SHARE - 1)
+            self._free_s = ended_s + max(LEAST_GAP_S, rest_s)
 
     def give_up(self) -> None:
         """Take note that no cycle could be run; the timer's serves all events so far."""
         self._first_s = math.inf
-        self._free_s = self._clock() + self._settings.least_gap_s
+        self._free_s = self._clock() + LEAST_GAP_S

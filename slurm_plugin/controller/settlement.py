@@ -61,7 +61,7 @@ class Settlement:
 
     def look(self, cycle: CycleInput, counters: Counters) -> dict[int, GroupRun]:
         """Bring the open accounts up to what Slurm shows, and count what has ended since the last cycle."""
-        view, now_s, telemetry_s = cycle.view, cycle.now_s, cycle.config.pilot.telemetry_s
+        view, now_s, telemetry_s = cycle.view, cycle.now_s, cycle.config.tuning.telemetry_s
         before = _read(self._journal.facts(GROUP_RUN))
         runs = with_profiles(updated(before, view, self._journal.intents(), now_s), cycle)
         lost = forgotten({pilot: runs[pilot] for pilot in before}, view)

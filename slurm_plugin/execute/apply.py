@@ -83,13 +83,13 @@ class InterruptibleGateway:
         """
         self._require_time()
         if self.calls >= self._most_calls:
-            raise CycleCutShortError(f"the budget of {self._most_calls:g} calls is used up (cycle_calls)")
+            raise CycleCutShortError(f"the budget of {self._most_calls:g} calls is used up")
 
     def _require_time(self) -> None:
         if self._stop.is_set():
             raise CycleCutShortError("the controller was told to stop")
         if self._clock() > self._end_s:
-            raise CycleCutShortError(f"its {self._limit_s:g} s, half of cycle_limit_s, are over")
+            raise CycleCutShortError(f"its {self._limit_s:g} s are over")
 
     def in_time(self) -> Gateway:
         """Return the way to Slurm, for one call.

@@ -374,7 +374,7 @@ class Executor:
         """Undo a share. If Slurm keeps refusing the change, the job is released with what it was given."""
         log.info("job %d: its own CPUs and memory again: %s", action.job_id, action.why)
         job = self._view.jobs[action.job_id]
-        tried = job.given is not None and self._now_s - job.given.given_s > self._config.pilot.start_timeout_s
+        tried = job.given is not None and self._now_s - job.given.given_s > self._config.tuning.pilot_start_timeout_s
         (reset_or_release if tried and job.role is Role.CANDIDATE else reset_request)(self._gateway, job)
 
     def _restore(self, action: Restore) -> None:
@@ -517,7 +517,7 @@ class Executor:
         self._note_failure(action.key, action.why, action.at_s)
 
     def _note_failure(self, key: str, why: str, at_s: float) -> None:
-        earlier = current(self._journal.facts(DRY_RUN_FAILED), self._now_s, self._config.profiling.retry_after_s)
+        earlier = current(self._journal.facts(DRY_RUN_FAILED), self._now_s)
         self._journal.set_fact(DRY_RUN_FAILED, key, after_another(earlier.get(key), why, at_s).fact)
 
 

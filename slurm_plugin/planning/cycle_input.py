@@ -21,6 +21,9 @@ from muri.slurm_plugin.records.journal import GROUP, JOIN, Intent
 from muri.slurm_plugin.records.node_index import NodeIndex
 from muri.slurm_plugin.records.roles import ManagedJob, Role, View, profile_key
 
+ATTEMPTS: Final = 2
+"""Measurements of a model that may fail before its jobs run alone: one may have met a bad node."""
+
 START_DELAY_S: Final = 5.0
 """Muri's own changes move a job's start by two seconds; only a later start is a delay that its user asked for."""
 
@@ -102,13 +105,13 @@ class Knowledge:
         """Return how long a job is expected to run alone, None where its user did not say."""
         return expected(job, key.model, self.claims.get(job.user, ()))
 
-    def failed(self, key: ProfileKey, config: Config) -> str:
+    def failed(self, key: ProfileKey) -> str:
         """Return why a model is not profiled any more, "" when it still may be."""
         if not self.failures:
             return ""
         # Earlier versions counted the failures of all users together, under the published key's text.
         found = (self.failures.get(str(each), (0, "")) for each in key.lookup_order)
-        return next((why for count, why in found if count >= config.profiling.attempts), "")
+        return next((why for count, why in found if count >= ATTEMPTS), "")
 
 
 @dataclass(frozen=True, slots=True)

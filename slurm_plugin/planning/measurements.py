@@ -55,10 +55,10 @@ def doubt(profile: StageProfile, config: Config) -> str:
 
     Only measurements of a few iterations are doubted: who imports or corrects figures vouches for them.
     """
-    sure, least = profile.detail.confidence, config.profiling.least_confidence
+    sure, least = profile.detail.confidence, config.tuning.least_confidence
     if profile.source not in {"dry-run", IN_PLACE} or sure is None or sure >= least:
         return ""
-    return f"it was {sure:.0%} sure of its means, less than profiling.least_confidence ({least:.0%})"
+    return f"it was {sure:.0%} sure of its means, less than {least:.0%}"
 
 
 def measured_in_place(cycle: CycleInput) -> Iterator[KeepProfile | NotMeasured]:

@@ -46,7 +46,7 @@ class PilotShare:
 def node_room(free: Iterable[FreeNode], cycle: CycleInput) -> "NodeRoom":
     """Return the room on nodes of which a plan knows what is free."""
     grouping = cycle.config.grouping
-    return NodeRoom(free, cycle.nodes, grouping.joinable_share, grouping.max_group_size)
+    return NodeRoom(free, cycle.nodes, cycle.config.tuning.joinable_share, grouping.max_group_size)
 
 
 class NodeRoom:

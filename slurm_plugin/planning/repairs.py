@@ -163,7 +163,7 @@ def _why_not_started(pilot: Job, cycle: CycleInput) -> str:
         return ""
     if not will_start_by_itself(pilot.reason):
         return f"Slurm does not start pilot job {pilot.job_id} ({pilot.reason})"
-    late = cycle.now_s - pilot.submit_s > cycle.config.pilot.start_timeout_s
+    late = cycle.now_s - pilot.submit_s > cycle.config.tuning.pilot_start_timeout_s
     return f"pilot job {pilot.job_id} could not start in time" if late else ""
 
 
@@ -178,7 +178,7 @@ def _why_not_beside(member: ManagedJob, pilot: Job, waited_s: float, cycle: Cycl
     nobody_works = all(job.state is JobState.PENDING and not job.gated for job in group.members)
     if nobody_works and waited_s > _EMPTY_S and member.reason not in _BEFORE_ITS_TURN:
         return f"Slurm did not start it beside its pilot job ({member.reason})"
-    return "it could not start beside its group" if waited_s > cycle.config.pilot.attach_timeout_s else ""
+    return "it could not start beside its group" if waited_s > cycle.config.tuning.attach_timeout_s else ""
 
 
 def _pilots(groups: Mapping[str, Intent], cycle: CycleInput, since_s: Mapping[int, float]) -> Iterator[Action]:
@@ -275,7 +275,7 @@ def _why_expired(run: ManagedJob, intent: Intent, cycle: CycleInput) -> str:
 
     That says nothing against the model: it is measured later, behind other users' models.
     """
-    timeout_s = cycle.config.profiling.start_timeout_s
+    timeout_s = cycle.config.tuning.dry_run_start_timeout_s
     if run.state is not JobState.PENDING:
         return ""
     if run.held:
@@ -319,7 +319,7 @@ def resets(cycle: CycleInput, settled: AbstractSet[int]) -> Iterator[ResetReques
                 continue
             if role is not Role.RELEASED:
                 yield ResetRequest(job.job_id, "it was not started with the CPUs and memory that it was given")
-            elif cycle.now_s - job.given.given_s > cycle.config.pilot.start_timeout_s:
+            elif cycle.now_s - job.given.given_s > cycle.config.tuning.pilot_start_timeout_s:
                 yield ResetRequest(job.job_id, "the CPUs and memory that it was given are not free")
 
 

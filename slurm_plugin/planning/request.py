@@ -13,7 +13,7 @@ from muri.profiler.records import ProfileKey, StageProfile
 from muri.slurm_plugin.config import Grouping
 from muri.slurm_plugin.planning.actions import SplitTasks, StartDryRun
 from muri.slurm_plugin.planning.arrays import split_soon, throttled
-from muri.slurm_plugin.planning.cycle_input import START_DELAY_S, CycleInput, dry_run_key
+from muri.slurm_plugin.planning.cycle_input import ATTEMPTS, START_DELAY_S, CycleInput, dry_run_key
 from muri.slurm_plugin.planning.model_traits import derived_for, gpu_utilization, sweep_cpus
 from muri.slurm_plugin.planning.placement import domain_of, free_nodes
 from muri.slurm_plugin.planning.site_limits import SiteRoom
@@ -166,7 +166,7 @@ def prepare(cycle: CycleInput, profile_use: ProfileUse = "all", *, allocates_cpu
         allocates_cpus: Whether the policy gives out CPUs, so that dry runs measure what they do for a model.
         cycle: What the cycle decides on.
     """
-    room = SiteRoom(cycle.view, cycle.config.grouping.pilot_qos)
+    room = SiteRoom(cycle.view, cycle.config.pilot.qos)
     places = room.places
     waiting: dict[int, str] = {}
     to_slurm: dict[int, str] = {}
@@ -299,7 +299,7 @@ def sharing(known: KnownJob, cycle: CycleInput, limits: GroupLimits | None) -> S
 
 def _why_unknown(known: KnownJob, cycle: CycleInput) -> str:
     """Why nothing will be known of a job's model, "" when it is to be measured."""
-    if failed := cycle.knowledge.failed(known.key, cycle.config):
+    if failed := cycle.knowledge.failed(known.key):
         what = "it could not be measured in a group" if cycle.config.profiling.in_place else "its dry run failed"
         return f"{what}: {failed}"
     if why := why_arguments_are_unknown(known.job):
@@ -341,7 +341,7 @@ def _waiting_for_partners(pending: list[PlanJob], unknown: set[int], cycle: Cycl
         if job.groupable
         and job.profile is not None
         and _bucket(job) in buckets
-        and cycle.now_s - job.submit_s < cycle.config.grouping.wait_for_profiles_s
+        and cycle.now_s - job.submit_s < cycle.config.tuning.wait_for_profiles_s
     }
 
 
@@ -395,7 +395,7 @@ def _within_limits(
         if not why:
             kept.append(run)
         elif not run.again:
-            left_out[run.key] = (cycle.config.profiling.attempts, f"there is no room for it: {why}")
+            left_out[run.key] = (ATTEMPTS, f"there is no room for it: {why}")
     return tuple(kept), left_out
 
 
@@ -420,4 +420,4 @@ def _is_to_be_measured(known: KnownJob, cycle: CycleInput, profile_use: ProfileU
         return False
     under_way = key in knowledge.profiling or job.job_id in knowledge.dry_run_jobs
     impossible = job.unknown_task or job.het or job.special or why_arguments_are_unknown(job)
-    return not (under_way or impossible or knowledge.failed(key, cycle.config))
+    return not (under_way or impossible or knowledge.failed(key))

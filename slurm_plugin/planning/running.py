@@ -211,7 +211,7 @@ def _plan_job(job: ManagedJob, cycle: CycleInput, room: SiteRoom) -> PlanJob:
         waiting_since_s=None,
         remaining_s=left_s,
         attained_gpu_s=planned.attained_gpu_s + ran_s * job.gpu_count,
-        restart_s=stopping.restart_s,
+        restart_s=cycle.config.tuning.restart_s,
         preemptible=stopping.enabled and settled and not why_not_preemptible(job),
     )
 

@@ -60,7 +60,11 @@ def group_spec(action: StartGroup, config: Config) -> GroupSpec:
         node_count=action.node_count,
         gpus_per_node=action.gpus_per_node,
         python=action.python,
-        **config.pilot.model_dump(exclude={"start_timeout_s"}),
+        attach_timeout_s=config.tuning.attach_timeout_s,
+        telemetry_s=config.tuning.telemetry_s,
+        poll_s=config.tuning.poll_s,
+        hang_timeout_s=config.pilot.hang_timeout_s,
+        trace=config.pilot.trace,
     )
 
 
@@ -87,7 +91,7 @@ def pilot_job(action: StartGroup, token: str, config: Config, submitted: Mapping
         environment=plain_environment(action.user) | of_members,
         partition=action.partition,
         account=action.account,
-        qos=config.grouping.pilot_qos or action.qos,
+        qos=config.pilot.qos or action.qos,
         gpu_request=action.gpu_request,
         node_count=action.node_count,
         tasks_per_node=action.gpus_per_node,

@@ -2,7 +2,10 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
+
+RETRY_AFTER_S: Final = 86400.0
+"""A model whose dry runs failed is tried again after a day: scripts and nodes are mended meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,9 +22,9 @@ class Failure:
     why: str
     last_s: float
 
-    def expired(self, now_s: float, retry_after_s: float) -> bool:
+    def expired(self, now_s: float) -> bool:
         """Whether the model may be tried again whatever the count."""
-        return now_s - self.last_s > retry_after_s
+        return now_s - self.last_s > RETRY_AFTER_S
 
     @property
     def fact(self) -> list[Any]:
@@ -38,10 +41,10 @@ def read_failure(fact: Any, now_s: float) -> Failure | None:
         return None
 
 
-def current(facts: Mapping[str, Any], now_s: float, retry_after_s: float) -> dict[str, Failure]:
+def current(facts: Mapping[str, Any], now_s: float) -> dict[str, Failure]:
     """Return what can be read and has not expired, by the profile key's text."""
     found = {key: read_failure(fact, now_s) for key, fact in facts.items()}
-    return {key: each for key, each in found.items() if each is not None and not each.expired(now_s, retry_after_s)}
+    return {key: each for key, each in found.items() if each is not None and not each.expired(now_s)}
 
 
 def after_another(earlier: Failure | None, why: str, now_s: float) -> Failure:

@@ -21,12 +21,16 @@ from muri.profiler.store import Author, Document, ProfileStore
 from muri.slurm_plugin.cli.admin import controller
 from muri.slurm_plugin.records.cluster import parse_snapshot
 from muri.slurm_plugin.records.journal import Journal
+from muri.slurm_plugin.tuning import Tuning
 
 RECORDED: Final = Path(__file__).parent / "recorded"
 """A folder for each situation."""
 
 OPEN_GATEWAY: Final = "muri.slurm_plugin.controller.assemble.open_gateway"
 """What opens the way to Slurm for a controller."""
+
+CONSTANTS: Final = "muri.slurm_plugin.config.TUNING"
+"""The constants of controllers."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +39,7 @@ class Case:
 
     Attributes:
         snapshot: What `muri plan --save` writes.
-        config: Keys of muri.yaml.
+        config: Keys of muri.yaml, and as `tuning` constants of the controller.
         store: The profile store: profiles as in a file of `muri profile export`, other documents, and the models whose
             profiles are marked as stale.
         journal: The journal: its intents, and its facts as (name, subject, value).
@@ -107,7 +111,8 @@ def prepare_site(case: Case, folder: Path) -> dict[str, Path]:
     state.mkdir()
     places = {"state_dir": str(state), "status_dir": str(state / "status")}
     # The recorded queues have no licence, and answers name no machine's paths; all else is as shipped.
-    config = {**places, "gate": "hold", "node_python": "/opt/muri/bin/python", **case.config}
+    keys = {name: value for name, value in case.config.items() if name != "tuning"}
+    config = {**places, "gate": "hold", "node_python": "/opt/muri/bin/python", **keys}
     files = {"config": folder / "muri.yaml", "snapshot": folder / "snapshot.json", "profiles": state / "profiles.db"}
     files["config"].write_text(yaml.safe_dump(config, sort_keys=True))
     files["snapshot"].write_text(json.dumps(case.snapshot))
@@ -155,6 +160,7 @@ def outputs_of(case: Case, folder: Path, patch: pytest.MonkeyPatch) -> dict[str,
     slurm = RecordingSlurm(files["snapshot"].read_text())
     patch.setattr(OPEN_GATEWAY, lambda kind, note=None: slurm)
     tokens = itertools.count(1)
+    patch.setattr(CONSTANTS, Tuning(**case.config.get("tuning", {})))
     patch.setattr("secrets.token_hex", lambda size: f"{next(tokens):0{2 * size}x}")
     options = [f"--{name}={path}" for name, path in files.items()]
     config = f"--config={files['config']}"

@@ -162,9 +162,8 @@ def _log() -> Iterator[io.StringIO]:
 def _controller(campaign: Campaign, slurm: VirtualSlurm, folder: Path) -> Iterator[Controller]:
     config = Config(
         policy=campaign.policy, gate=campaign.gate, state_dir=folder / "state", status_dir=folder / "status",
-        cycle_limit_s=1e9,  # real seconds, which decide nothing in virtual time
         profiling={"mode": campaign.profiling},
-    )  # fmt: skip
+    ).tuned(cycle_limit_s=1e9)  # fmt: skip # real seconds, which decide nothing in virtual time
     config.state_dir.mkdir(mode=0o700)
     with ProfileStore(config.state_dir / "profiles.db") as store:
         store.put_all(FOUR_KINDS)

@@ -77,7 +77,8 @@ def run(muri: MuriCluster, gateway: str, seed: int, hostile: int, ordinary: int)
     muri.configure(
         gateway=gateway,
         interval_s=5,
-        profiling={"partition": "measure", "start_timeout_s": 20, "steady_s": 10, "time_limit_s": 60},
+        profiling={"partition": "measure", "time_limit_s": 70},
+        tuning={"dry_run_start_timeout_s": 20},
     )
     muri.know_profiles()
     with muri.controller():

@@ -15,7 +15,7 @@ from sandbox.support import CONTROLLER
 
 #: Models are measured in dry runs. The machine's cores belong to all tests: its dry runs are disturbed, and all the
 #: same tell the stages apart.
-DRY_RUNS = pytest.mark.configuration(profiling={"mode": "dry-run", "least_confidence": 0})
+DRY_RUNS = pytest.mark.configuration(profiling={"mode": "dry-run"}, tuning={"least_confidence": 0})
 #: The order of the paper, whatever the site's priorities and however few jobs tell their durations.
 MURI_S = pytest.mark.configuration(policy="muri-s")
 
@@ -49,6 +49,16 @@ gateway = CommandGateway()
 snapshot = gateway.snapshot()
 found = gateway.gpu_removal(NOT_TRIED, place_for(snapshot.nodes, ()), None, snapshot.taken_s)
 atomic_json(Path(sys.argv[1]), asdict(found))
+"""
+
+CONTROLLER_PY = """\
+#!/usr/bin/env python
+from dataclasses import replace
+from muri.slurm_plugin import config
+from muri.slurm_plugin.cli.admin import controller_main
+
+config.TUNING = replace(config.TUNING, **{tuning})
+controller_main()
 """
 
 TRAIN_SH = """\
@@ -85,6 +95,9 @@ class MuriCluster:
     configured: Callable[..., dict[str, Any]] = dict
     """Gives the keys of muri.yaml that a test names; conftest.py says how."""
 
+    controller_command = "/root/tuned-controller"
+    """`muri-controller` with the constants that a test names."""
+
     def __init__(self, driver: Driver) -> None:
         self.driver = driver
         self.state_dir = f"/var/lib/muri-{time.monotonic_ns()}"
@@ -106,13 +119,16 @@ class MuriCluster:
 
     def configure(self, **changes: Any) -> None:
         """Write the controller's configuration: the shipped one but for what a sandbox needs, and what a test names."""
-        # Scripts of seconds on a busy machine: pilots report within a second, and wait long for what starts slowly.
-        pilot = {"telemetry_s": 1, "poll_s": 0.5, "attach_timeout_s": 240}
         places = {"state_dir": self.state_dir, "status_dir": f"{self.state_dir}-status"}
-        # A cycle ends with its last action, so that a test can look at what has not started yet; one partition is
-        # Muri's, the others are for what Slurm runs beside it.
-        config = {**places, "gate_watch_s": 0, "partitions": ["train"], "pilot": pilot, **self.configured(**changes)}
+        # One partition is Muri's, the others are for what Slurm runs beside it.
+        config = {**places, "partitions": ["train"], **self.configured(**changes)}
+        # Scripts of seconds on a busy machine: pilots report within a second, and wait long for what starts slowly. A
+        # cycle ends with its last action, so that a test can look at what has not started yet.
+        quick = {"gate_watch_s": 0, "telemetry_s": 1, "poll_s": 0.5, "attach_timeout_s": 240}
+        tuning = {**quick, **config.pop("tuning", {})}
         self.driver.write("/etc/muri/muri.yaml", json.dumps(config), user="root", mode="0644")
+        script = CONTROLLER_PY.replace("{tuning}", repr(tuning))
+        self.driver.write(self.controller_command, script, user="root", mode="0755")
 
     def know(self, *profiles: StageProfile) -> None:
         """Import profiles into the controller's store, so that a test need not wait for dry runs."""
@@ -215,12 +231,12 @@ class MuriCluster:
 
     def cycle(self, *, check: bool = True) -> Any:
         """Run one cycle of the controller."""
-        return self.driver.run("muri-controller", "--once", user="root", check=check)
+        return self.driver.run(self.controller_command, "--once", user="root", check=check)
 
     @contextmanager
     def controller(self) -> Iterator[None]:
         """Have a controller at work, two cycles a second; its log is `self.controller_log()`."""
-        command = f"exec muri-controller --interval 0.5 2>>{self.state_dir}.log"
+        command = f"exec {self.controller_command} --interval 0.5 2>>{self.state_dir}.log"
         process = self.driver.popen("sh", "-c", command, user="root")
         try:
             yield
@@ -254,8 +270,8 @@ class MuriCluster:
         status = json.loads(self.driver.run("muri", "queue", "--json", user="alice").stdout)
         return {job["job_id"]: job for job in status["jobs"]}
 
-    def hosts(self) -> list[int]:
-        """Host jobs that wait or run."""
+    def pilots(self) -> list[int]:
+        """Pilot jobs that wait or run."""
         text = self.driver.run("squeue", "-h", "-o", "%i %j", user="root").stdout
         return [
             int(job) for job, _, name in (line.partition(" ") for line in text.splitlines()) if name.startswith("muri:")

@@ -43,7 +43,7 @@ def muri(request: pytest.FixtureRequest) -> Iterator[MuriCluster]:
 @contextmanager
 def at_work(muri: MuriCluster, *options: str) -> Iterator[None]:
     """Have a controller whose first cycle is over."""
-    command = f"exec muri-controller {' '.join(options)} 2>>{muri.state_dir}.log"
+    command = f"exec {muri.controller_command} {' '.join(options)} 2>>{muri.state_dir}.log"
     process = muri.driver.popen("sh", "-c", command, user="root")
     try:
         muri.driver.wait_until(lambda: is_there(muri.driver, f"{muri.state_dir}/status.json"), "the first cycle")

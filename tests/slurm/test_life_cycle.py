@@ -126,8 +126,8 @@ def test_a_preempted_member_resumes_where_it_was(muri):
 
 @pytest.mark.parametrize("policy", ["srtf", "themis"])
 def test_the_controller_stops_a_long_job_for_one_that_waits(muri, policy):
-    preemption = {"enabled": True, "least_run_s": 0, "restart_s": 0}
-    muri.configure(policy=policy, preemption=preemption, grouping={"max_group_size": 1})
+    preemption, tuning = {"enabled": True, "least_run_s": 0}, {"restart_s": 0}
+    muri.configure(policy=policy, preemption=preemption, grouping={"max_group_size": 1}, tuning=tuning)
     long = submit(muri)
     submitted = muri.driver.job(long)["SubmitTime"]
     muri.cycle()

@@ -106,7 +106,7 @@ def test_a_short_job_joins_a_long_one_in_smaller_parts_and_trains_as_alone(muri)
 def test_how_a_running_pair_slows_each_other_down_counts_in_the_next_plan(muri, discipline, turns):
     """By the estimate two long jobs share with gain. Their profiles are far too fast, so they seem to lose much."""
     grouping = {"min_speed": 0, "discipline": discipline}
-    muri.configure(policy="sjf-bsbf", grouping=grouping, profiles={"drift_limit": 0})
+    muri.configure(policy="sjf-bsbf", grouping=grouping, tuning={"drift_limit": 0})
     muri.know(profile("load", 8, 1e-4, 0.3, 1.0), profile("propagate", 8, 1e-4, 0.9, 1.0))
 
     def learnt():

@@ -23,10 +23,8 @@ def cycles_until(muri: MuriCluster, logged: str) -> None:
 
 def test_drift_of_a_running_group_is_measured_again_once(one_gpu: Driver) -> None:
     muri = MuriCluster(one_gpu)
-    profiles = {"drift_after_s": 4.0, "drift_limit": 1.5}
-    muri.configure(
-        profiles=profiles, profiling={"partition": "measure"}, grouping={"wait_for_profiles_s": 0, "discipline": "fair"}
-    )
+    tuning = {"drift_after_s": 4.0, "drift_limit": 1.5, "wait_for_profiles_s": 0}
+    muri.configure(tuning=tuning, profiling={"partition": "measure"}, grouping={"discipline": "fair"})
     muri.know(profile("load", 0.02), profile("propagate", 0.03))  # loading takes 70 ms in the script of the first
     before = muri.dry_runs()
     with muri.training():

@@ -9,7 +9,7 @@ from sandbox.driver import Driver
 
 def test_group_is_watched_by_its_user_by_root_and_by_the_controller(one_gpu: Driver) -> None:
     muri = MuriCluster(one_gpu)
-    muri.configure(pilot={"telemetry_s": 1, "poll_s": 0.5, "attach_timeout_s": 240, "trace": True})
+    muri.configure(pilot={"trace": True})
     with muri.training():
         jobs, pilot = muri.start_group("load", "propagate")
         watch(muri, jobs, pilot)

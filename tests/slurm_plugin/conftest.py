@@ -31,7 +31,9 @@ def make_controller(tmp_path: Path, configured: Callable[..., dict[str, Any]]) -
         # Not this machine's files; and the gate that this Slurm has.
         files = {"state_dir": tmp_path, "status_dir": tmp_path / "status"}
         gate = "licence" if slurm.gate_license else "hold"
-        config = Config(**{**files, "gate": gate, **configured(**changes)})
+        keys = {**files, "gate": gate, **configured(**changes)}
+        tuning = keys.pop("tuning", {})
+        config = Config(**keys).tuned(**tuning)
         with ProfileStore(tmp_path / "profiles.db") as store:
             if not store.list():
                 store.put_all(known)

@@ -34,9 +34,9 @@ def write(tmp_path, text):
         ("metrics_listen: x", ["metrics_listen: must be what its comment says", "127.0.0.1:9810"]),
         ("policy: auto\ngate: hold\npolicy: fifo", ["the key policy stands in line 1 and again in line 3"]),
         ("grouping:\n  join: true\n  join: false", ["the key join stands in line 2 and again in line 3"]),
-        ("profiling: {steady_s: 400}", ["must be below time_limit_s"]),
-        ("profiling: {warmup: -1}", ["1 problem(s)", "profiling.warmup: auto or a whole number from 0 on (found -1)"]),
-        ("profiling: {iterations: 1}", ["iterations"]),
+        ("profiling: {time_limit_s: 60}", ["1 problem(s)", "profiling.time_limit_s: must be above 60 (found 60)"]),
+        ("policy_options: fast", ["policy_options: options and values such as {matching: networkx} (found 'fast')"]),
+        ("tuning: {poll_s: 1}", ["tuning: unknown key"]),
         ("- a", []),
         ("a: [", ["in ", "muri.yaml, line 1, column 5"]),
         ("1: 2", ["1: unknown key; valid keys here: policy"]),
@@ -85,10 +85,12 @@ def test_the_sample_goes_with_every_policy(name):
         ("policy: pollux", ConfigError, ["policy pollux is for comparisons in `muri simulate` only", "muri-jct"]),
         ("policy: muri-x", UsageError, policy_names()),
         (
-            "policy: muri-s\ngrouping: {objective: jct}",
+            "policy: muri-s\npolicy_options: {objective: jct}",
             UsageError,
             ["policy muri-s always has objective efficiency, not jct"],
         ),
+        ("policy_options: {mathcing: x}", UsageError, ["unknown option 'mathcing' (did you mean 'matching'?)"]),
+        ("policy_options: {join: false}", ConfigError, ["policy_options: join cannot stand there; set grouping.join"]),
     ],
 )
 def test_check_refuses_what_no_policy_is_or_has(tmp_path, text, kind, told):
@@ -100,7 +102,7 @@ def test_check_refuses_what_no_policy_is_or_has(tmp_path, text, kind, told):
 
 @pytest.mark.parametrize(
     ("text", "method", "speed_model"),
-    [("", "optimal", "fair"), ("grouping: {method: rounds, speed_model: lockstep}", "rounds", "lockstep")],
+    [("", "optimal", "fair"), ("policy_options: {grouping: rounds, speed_model: lockstep}", "rounds", "lockstep")],
 )
 def test_a_policy_keeps_its_own_defaults_until_the_file_says_otherwise(tmp_path, text, method, speed_model):
     rules = policy_of(load_config(write(tmp_path, f"policy: muri-jct\n{text}"))).rules

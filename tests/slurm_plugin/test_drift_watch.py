@@ -28,7 +28,7 @@ from muri.slurm_plugin.records.roles import Role, read_job
 
 M1 = ProfileKey("m1", 8, 1, "gpu", "alice")
 ALICES = tuple(replace(each, key=replace(each.key, user="alice")) for each in FOUR_KINDS)
-WATCH = {"profiles": {"drift_after_s": 300, "drift_again_s": 10_000}}
+WATCH = {"tuning": {"drift_after_s": 300, "drift_again_s": 10_000}}
 CYCLE_S = 100.0
 DRY_RUN = pytest.mark.configuration(profiling={"mode": "dry-run"})
 
@@ -83,7 +83,7 @@ def test_members_as_fast_as_profiled_mark_nothing_and_the_watch_can_be_turned_of
     make_controller, tmp_path, slow, limit
 ):
     slurm = group_at_work(make_controller, **WATCH)
-    cycles(slurm, make_controller, 8, slow={"m1": slow}, profiles={"drift_after_s": 300, **limit})
+    cycles(slurm, make_controller, 8, slow={"m1": slow}, tuning={"drift_after_s": 300, **limit})
     assert marks(tmp_path) == {}
 
 

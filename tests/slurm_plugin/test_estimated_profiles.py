@@ -79,10 +79,7 @@ def test_profile_that_explains_too_little_plans_as_unknown(make_controller):
     assert why in " ".join(status.jobs[0].reasons)
 
 
-@pytest.mark.parametrize(
-    ("known", "profiling", "runs"),
-    [(FOUR_KINDS, {"use_estimates": False}, 2), (FOUR_KINDS[:1], {}, 1), (FOUR_KINDS, {"at_once": 0}, 0)],
-)
+@pytest.mark.parametrize(("known", "profiling", "runs"), [(FOUR_KINDS[:1], {}, 1), (FOUR_KINDS, {"at_once": 0}, 0)])
 def test_without_estimates_they_wait_for_their_dry_runs_if_there_are_any(make_controller, known, profiling, runs):
     slurm = slurm_with_two()
     with make_controller(slurm, known, profiling=profiling) as controller:
@@ -169,7 +166,7 @@ def test_who_reads_no_profiles_measures_nobody_and_who_starts_without_one_is_not
 ):
     slurm = FakeSlurm([new_model(1)], one_gpu())
     for _ in range(3):
-        one_cycle(make_controller, slurm, policy=policy, synergy={"order": "srtf"})
+        one_cycle(make_controller, slurm, policy=policy, policy_options={"order": "srtf"})
         slurm.tick()
     assert slurm.jobs[1].state is JobState.RUNNING
     assert list(slurm.jobs) == [1]
@@ -244,7 +241,7 @@ def unsure(at_s: float, confidence: float | None = 0.03) -> StageProfile:
 )
 def test_a_dry_run_that_was_not_sure_is_doubted(profile: StageProfile, doubted: bool) -> None:
     assert bool(doubt(profile, Config())) == doubted
-    assert not doubt(profile, Config(profiling={"least_confidence": 0}))
+    assert not doubt(profile, Config().tuned(least_confidence=0))
 
 
 def test_its_model_is_measured_again_and_shares_nothing_meanwhile(make_controller: Make) -> None:
@@ -265,5 +262,5 @@ def test_after_as_many_attempts_as_a_failure_has_its_jobs_run_alone_for_a_day(
     with make_controller(slurm, SURE) as controller:
         (job,) = controller.cycle().jobs
     assert len(dry_runs(slurm)) == runs
-    why = "its dry run failed: it was 3% sure of its means, less than profiling.least_confidence (10%)"
+    why = "its dry run failed: it was 3% sure of its means, less than 10%"
     assert (why in "; ".join(job.reasons)) == (runs == 0)

@@ -31,7 +31,7 @@ def tell(slurm: FakeSlurm, iterations: int, times_s: tuple[float, float], discip
 
 def cycle(slurm: FakeSlurm, make_controller: Make, policy: str = "auto") -> None:
     slurm.now_s += 60
-    one_cycle(make_controller, slurm, policy=policy, profiles={"drift_limit": 0})
+    one_cycle(make_controller, slurm, policy=policy, tuning={"drift_limit": 0})
 
 
 def teach(

@@ -172,7 +172,7 @@ def test_forged_results_of_a_dry_run_cost_nobody_the_cycle(make_controller, capl
     jobs = [job_of("bob", 1, "x"), job_of("alice", 2, "y"), job_of("bob", 3, "x")]
     slurm = FakeSlurm(jobs, [make_node("n1", gpu_count=1)])
     stored = (known("alice", "y"), known("", "z"))
-    with make_controller(slurm, stored, policy=policy, synergy={"order": "srtf"}) as controller:
+    with make_controller(slurm, stored, policy=policy, policy_options={"order": "srtf"}) as controller:
         controller.cycle()
         for run in dry_runs(slurm, "bob"):
             for target in (1, 3):
@@ -193,7 +193,7 @@ def test_forged_results_of_a_dry_run_cost_nobody_the_cycle(make_controller, capl
 def test_forged_reports_of_a_pilot_cost_nobody_the_cycle(make_controller, tmp_path, told):
     slurm = FakeSlurm([job_of("bob", number, model) for number, model in ((1, "load"), (3, "gpu"))], one_gpu())
     stored = (known("", "gpu"), known("", "load", load_s=0.7, propagate_s=0.1))
-    with make_controller(slurm, stored, profiles={"drift_after_s": 30}) as controller:
+    with make_controller(slurm, stored, tuning={"drift_after_s": 30}) as controller:
         controller.cycle()
         for _ in range(3):
             slurm.tick()

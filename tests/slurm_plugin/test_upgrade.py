@@ -4,6 +4,7 @@
 """
 
 import sqlite3
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,11 +12,11 @@ from click.testing import CliRunner
 from fake_slurm import FakeSlurm, one_cycle, one_gpu
 
 from muri.slurm_plugin.cli.admin import config as config_command
-from muri.slurm_plugin.config import ConfigError, load_config
+from muri.slurm_plugin.config import Config, ConfigError, load_config
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import JobState, load_snapshot
 from muri.slurm_plugin.records.journal import Journal
-from muri.slurm_plugin.renamed import OLD_KEYS
+from muri.slurm_plugin.renamed import FIXED_KEYS, OLD_KEYS, POLICY_KEYS
 
 OF_0_2 = Path(__file__).parent / "fixtures" / "0.2"
 PILOT, JOINING = 102, 4
@@ -61,20 +62,50 @@ def test_a_journal_of_0_2_is_brought_to_the_new_names_once(tmp_path, slurm):
             assert not {"host", "host_limit_s"} & {*done.payload, *begun.payload}
 
 
-def test_old_keys_are_read_and_check_names_the_new_ones(tmp_path):
-    path = tmp_path / "muri.yaml"
-    path.write_text("host: {trace: true, telemetry_s: 7}\npilot: {poll_s: 9}\n")
-    assert load_config(path).pilot.model_dump(include={"trace", "telemetry_s", "poll_s"}) == {
-        "trace": True, "telemetry_s": 7.0, "poll_s": 9.0,
-    }  # fmt: skip
+def checked(path: Path) -> str:
     done = CliRunner().invoke(config_command, ["check", str(path)])
     assert done.exit_code == 0, done.output
-    for old in ("host.trace", "host.telemetry_s"):
-        assert f"{old}: is called {OLD_KEYS[old]} now; Muri 0.4 will refuse the old name" in done.output
+    return done.output
 
 
-def test_a_key_under_both_names_is_refused(tmp_path):
+def test_old_keys_are_read_and_check_names_the_new_ones(tmp_path):
     path = tmp_path / "muri.yaml"
-    path.write_text("host: {poll_s: 5}\npilot: {poll_s: 9}\n")
-    with pytest.raises(ConfigError, match=r"host\.poll_s: is called pilot\.poll_s now, which is there, too"):
+    path.write_text("host: {trace: true}\npilot: {hang_timeout_s: 9}\ngrouping: {pilot_qos: p}\n")
+    assert load_config(path).pilot.model_dump() == {"trace": True, "hang_timeout_s": 9.0, "qos": "p"}
+    path.write_text("host: {trace: true, hang_timeout_s: 9}\n")
+    for old in ("host.trace", "host.hang_timeout_s"):
+        assert f"{old}: it is called {OLD_KEYS[old]} now; Muri 0.4 will refuse the old name" in checked(path)
+
+
+def test_a_file_with_every_key_of_0_2_as_shipped_is_the_configuration_of_0_3(tmp_path):
+    path = OF_0_2 / "muri.yaml"
+    assert load_config(path) == Config(node_python="/usr/lib/muri/python")
+    path = tmp_path / "muri.yaml"
+    path.write_text((OF_0_2 / "muri.yaml").read_text().replace("/usr/lib/muri/python", sys.executable))
+    told = checked(path)
+    assert all(f"{key}: removed in 0.3: " in told for key in (*FIXED_KEYS, *POLICY_KEYS))
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (
+            "host: {hang_timeout_s: 5}\npilot: {hang_timeout_s: 9}",
+            "it is called pilot.hang_timeout_s now, which is there",
+        ),
+        ("host: {poll_s: 5}", "host.poll_s: removed in 0.3: it is always 30.0 (found 5)"),
+        ("cycle_calls: 9", "cycle_calls: removed in 0.3: it is always 2000 (found 9)"),
+        (
+            "tiresias: {promote_after: 9}",
+            "tiresias.promote_after: removed in 0.3: it is policy_options.promote_after now",
+        ),
+        ("grouping: {ordering: worst}", "grouping.ordering: removed in 0.3: it is policy_options.ordering now"),
+        ("host: {x: 1}", "host: unknown key"),
+    ],
+)
+def test_what_an_old_key_asked_for_and_0_3_does_not_do_is_an_error(tmp_path, text, told):
+    path = tmp_path / "muri.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as caught:
         load_config(path)
+    assert told in str(caught.value)

@@ -36,9 +36,6 @@ DEFAULT_INTERVAL_S: Final = 360.0
 _CPUS_OF_NODE: Final = 256
 _MIB_OF_NODE: Final = 4_000_000
 
-_OPTIONS: Final = {"grouping": "method", **{name: name for name in Grouping.model_fields if name != "method"}}
-"""Policy options, and their keys in the part `grouping` of muri.yaml."""
-
 
 def _check_policy(policy: str, options: Mapping[str, Any]) -> None:
     get_policy(policy)  # its options are those of muri.yaml, which the simulation checks
@@ -81,16 +78,12 @@ def _check(settings: Settings, cluster: Cluster) -> None:
 
 def _config_of(task: Simulation) -> Config:
     options = dict(task.options)
-    grouping: dict[str, Any] = {}
+    grouping = {name: options.pop(name) for name in Grouping.model_fields if name in options}
     preemption = {"enabled": bool(options.pop("preemption", False))}
     options.pop("on_events", None)
-    for name, value in options.items():
-        if name not in _OPTIONS:
-            valid = ", ".join(sorted(_OPTIONS))
-            raise SimulationError(f"option {name} is none of muri.yaml's, which --model live goes by; valid: {valid}")
-        grouping[_OPTIONS[name]] = value
     values = {
         "policy": task.policy,
+        "policy_options": options,
         "interval_s": task.settings.interval_s or DEFAULT_INTERVAL_S,
         "grouping": grouping,
         "preemption": preemption,

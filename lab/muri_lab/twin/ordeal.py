@@ -141,8 +141,8 @@ class Ordeal:
         controller, began_s = stage.controller(), twin.time.now_s
         controller.cycle()
         stage.looked_s, stage.watch.succeeded_s = began_s, twin.time.now_s
-        if twin.config.gate_watch_s:
-            twin.time.sleep(min(5.0, twin.config.gate_watch_s))
+        if twin.config.tuning.gate_watch_s:
+            twin.time.sleep(min(5.0, twin.config.tuning.gate_watch_s))
             controller.close_gates()
         if not self._calls.armed:
             stage.watch.after_cycle()

@@ -41,7 +41,7 @@ class Stage:
 
     def __init__(self, story: Story, place: Path, tell: Callable[[str], None] | None = None) -> None:
         self.story = story
-        self.twin = Twin(story.site, Config(**story.config), place)
+        self.twin = Twin(story.site, Config(**story.config).tuned(**story.tuning), place)
         self.watch = Watch(self.twin, self.twin.config.grouping.max_wait_s)
         self.away_until_s = self.full_until_s = 0.0
         self.removed = False

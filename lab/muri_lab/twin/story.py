@@ -72,6 +72,7 @@ class Story:
         seed: What it was drawn from.
         site: The cluster.
         config: What differs from the defaults of muri.yaml.
+        tuning: What differs from the controller's constants.
         profiles: What the profile store knows at first.
         submissions: What users submit.
         faults: What goes wrong, by time.
@@ -80,6 +81,7 @@ class Story:
     seed: int
     site: Site
     config: dict[str, Any]
+    tuning: dict[str, float]
     profiles: tuple[StageProfile, ...]
     submissions: tuple[Submission, ...]
     faults: tuple[Fault, ...] = field(default=())
@@ -114,20 +116,22 @@ def tell(seed: int, most_faults: int = 10) -> Story:
                   gate=gate, min_job_age_s=draw.choice((60.0, 300.0))),
         Delays(dry_run_s=20.0, pilot_s=draw.choice((0.5, 5.0))),
     )  # fmt: skip
+    policy, gate_watch_s = draw.choice(_POLICIES), draw.choice((0.0, 30.0))
     config = {
-        "policy": draw.choice(_POLICIES),
+        "policy": policy,
         "gate": gate,
         "interval_s": 60.0,
         "lease_s": 240.0,
-        "gate_watch_s": draw.choice((0.0, 30.0)),
-        "pilot": {"start_timeout_s": 90.0, "attach_timeout_s": 120.0, "telemetry_s": 30.0},
-        "grouping": {"max_wait_s": 900.0, "discipline": draw.choice(("fair", "auto")), "wait_for_profiles_s": 30.0},
-        "profiling": {
-            "mode": "dry-run",
-            "at_once": draw.choice((0, 1, 2)),
-            "start_timeout_s": 120.0,
-            "time_limit_s": 120,
-        },
+        "grouping": {"max_wait_s": 900.0, "discipline": draw.choice(("fair", "auto"))},
+        "profiling": {"mode": "dry-run", "at_once": draw.choice((0, 1, 2)), "time_limit_s": 120},
+    }
+    tuning = {
+        "gate_watch_s": gate_watch_s,
+        "pilot_start_timeout_s": 90.0,
+        "attach_timeout_s": 120.0,
+        "telemetry_s": 30.0,
+        "wait_for_profiles_s": 30.0,
+        "dry_run_start_timeout_s": 120.0,
     }
     known = sorted(_MODELS)[: draw.choice((2, 3, 4, 4))]
     profiles = tuple(
@@ -141,7 +145,7 @@ def tell(seed: int, most_faults: int = 10) -> Story:
         for _ in range(draw.randint(0, most_faults))
     ]
     faults.sort(key=lambda fault: fault.at_s)
-    return Story(seed, site, config, profiles, submissions, tuple(faults))
+    return Story(seed, site, config, tuning, profiles, submissions, tuple(faults))
 
 
 def _limits(draw: random.Random) -> SiteLimits:

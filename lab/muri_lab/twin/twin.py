@@ -257,11 +257,11 @@ class Twin:
             first_cycle_s: When the first cycle begins, in seconds from the beginning.
             on_events: Whether cycles also follow arrivals and ends, within the controller's own bounds.
         """
-        bell = Bell(self.config.events, (_Happenings(self.slurm),), self.time) if on_events else None
+        bell = Bell((_Happenings(self.slurm),), self.time) if on_events else None
         self.time.after_event = self._stop_at_end
         self.time.sleep(first_cycle_s)
         with quiet(), self.controller() as controller:
-            run_forever(controller, self.config.interval_s, self.config.gate_watch_s, self.stop, self.time, bell)
+            run_forever(controller, self.config.interval_s, self.config.tuning.gate_watch_s, self.stop, self.time, bell)
 
     def run_without_controller(self) -> None:
         """Leave all to Slurm until every submitted job has ended."""

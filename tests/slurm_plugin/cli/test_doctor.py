@@ -123,10 +123,10 @@ def test_a_damaged_journal_is_a_problem(capsys, state_dir):
 
 def test_a_wrong_configuration_is_a_problem_and_the_rest_is_still_examined(capsys, tmp_path):
     wrong = tmp_path / "wrong.yaml"
-    wrong.write_text("profiles: {drift_limt: 0.3}\n")
+    wrong.write_text("grouping: {min_sped: 0.3}\n")
     code, found = findings(capsys, "--config", wrong)
     assert (code, found["configuration"]["level"]) == (1, "problem")
-    assert "did you mean drift_limit" in found["configuration"]["text"]
+    assert "did you mean min_speed" in found["configuration"]["text"]
     assert "GPUs" in found
 
 

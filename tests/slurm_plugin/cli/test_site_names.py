@@ -9,7 +9,7 @@ from fake_slurm import FakeSlurm, make_node
 from muri.cli import cli, run_command
 from muri.slurm_plugin.cli import doctor_slurm
 from muri.slurm_plugin.cli.doctor_slurm import names_in, wrong_python
-from muri.slurm_plugin.config import Config, Grouping, Profiling
+from muri.slurm_plugin.config import Config, Pilot, Profiling
 from muri.slurm_plugin.gateway.base import GatewayUnavailableError
 from muri.slurm_plugin.records.limits import PartitionLimits, SiteLimits
 
@@ -43,8 +43,8 @@ def slurm(monkeypatch):
         (Config(partitions=("gpuu",)), ("partitions: Slurm has no partition gpuu; did you mean gpu? it has cpu, ",)),
         (Config(profiling=Profiling(partition="dry")), ("profiling.partition: Slurm has no partition dry; it has ",)),
         (Config(gpu_mem_gib={"a100": 80, "h100": 80}), ("gpu_mem_gib: Slurm has no type of GPUs h100; ",)),
-        (Config(grouping=Grouping(pilot_qos="normal")), ()),
-        (Config(grouping=Grouping(pilot_qos="nope")), ("grouping.pilot_qos: Slurm has no QOS nope; it has muri-",)),
+        (Config(pilot=Pilot(qos="normal")), ()),
+        (Config(pilot=Pilot(qos="nope")), ("pilot.qos: Slurm has no QOS nope; it has muri-",)),
     ],
 )
 def test_a_name_that_slurm_lacks_is_a_problem_with_those_that_it_has(slurm, config, wrong):
@@ -55,8 +55,8 @@ def test_a_name_that_slurm_lacks_is_a_problem_with_those_that_it_has(slurm, conf
 
 
 def test_without_slurmdbd_it_says_that_it_could_not_look(slurm):
-    found = names_in(Config(grouping=Grouping(pilot_qos="nope")), slurm.snapshot(), NoAccounts())
-    assert found == ((), ("grouping.pilot_qos: cannot read the QOS: no slurmdbd",))
+    found = names_in(Config(pilot=Pilot(qos="nope")), slurm.snapshot(), NoAccounts())
+    assert found == ((), ("pilot.qos: cannot read the QOS: no slurmdbd",))
 
 
 def test_a_python_that_is_not_there_is_a_problem(tmp_path):

@@ -45,10 +45,10 @@ def let_go(slurm: FakeSlurm) -> list[int]:
 
 def test_what_exceeds_the_budget_of_calls_is_told_and_done_in_the_next_cycles(make_controller):
     slurm = slurm_with(loners(10), [make_node("n1", gpu_count=16, cpu_count=64)])
-    with make_controller(slurm, cycle_calls=8) as controller:
+    with make_controller(slurm, tuning={"cycle_calls": 8}) as controller:
         status = controller.cycle()
         assert (slurm.calls, let_go(slurm)) == (["modify"] * 4, [1, 2, 3, 4])
-        assert "6 starts are left for the next cycle: the budget of 4 calls is used up (cycle_calls)" in status.errors
+        assert "6 starts are left for the next cycle: the budget of 4 calls is used up" in status.errors
         told = {job.job_id: job.reasons for job in status.jobs}
         assert told[5][0].startswith("its start is left for the next cycle: the budget of 4 calls")
         assert not any("left for the next cycle" in why for why in told[4])
@@ -63,7 +63,7 @@ def test_what_exceeds_the_budget_of_calls_is_told_and_done_in_the_next_cycles(ma
 
 def test_what_was_begun_is_finished_whatever_the_budget_of_calls(make_controller):
     slurm = slurm_with([behind_licence(job) for job in four_jobs()], one_gpu())
-    with make_controller(slurm, cycle_calls=2) as controller:
+    with make_controller(slurm, tuning={"cycle_calls": 2}) as controller:
         status = controller.cycle()
         assert not controller._journal.intents("begun")
     assert slurm.calls == ["submit"] + ["modify"] * 4  # or the pilot would hold its GPU for nobody until the next cycle
@@ -75,7 +75,7 @@ def test_repairs_leave_starts_their_half_of_the_calls(make_controller):
     comment = f"muri:model=m1,batch-size=8,alone=1 {tags.GIVEN_PREFIX}{tags.format_given(given)}"
     half_started = [behind_licence(make_job(number, admin_comment=comment)) for number in range(101, 109)]
     slurm = slurm_with(loners(8) + half_started, [make_node("n1", gpu_count=32, cpu_count=256)])
-    with make_controller(slurm, cycle_calls=8) as controller:
+    with make_controller(slurm, tuning={"cycle_calls": 8}) as controller:
         status = controller.cycle()
     assert len(slurm.calls) == 8
     assert let_go(slurm) == [1, 2, 3, 4]
@@ -91,7 +91,7 @@ def test_a_cycle_that_starts_something_reads_the_jobs_once_more(make_controller)
 
 def test_all_start_once_in_the_end(make_controller):
     slurm = slurm_with([behind_licence(job) for job in four_jobs()], one_gpu())
-    with make_controller(slurm, cycle_calls=2) as controller:
+    with make_controller(slurm, tuning={"cycle_calls": 2}) as controller:
         slurm.let_work(controller.cycle, (1, 2, 3, 4))
     assert [slurm.jobs[number].state for number in (1, 2, 3, 4)] == [JobState.COMPLETED] * 4
     assert [slurm.starts[number] for number in (1, 2, 3, 4)] == [1] * 4

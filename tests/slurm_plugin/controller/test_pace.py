@@ -6,14 +6,14 @@ import pytest
 from stand_in_controller import Happenings
 from virtual_clock import VirtualClock
 
-from muri.slurm_plugin.config import Events
+from muri.slurm_plugin.controller import pace
 from muri.slurm_plugin.controller.pace import Bell
 
 
-def begun(at_s: list[float], lasting_s: float = 0.5, until_s: float = 60.0, **settings: float) -> list[float]:
+def begun(at_s: list[float], lasting_s: float = 0.5, until_s: float = 60.0) -> list[float]:
     """When cycles begin that take so long, looked for each half second."""
     clock = VirtualClock()
-    bell = Bell(Events(**settings), (Happenings(clock, at_s),), clock)
+    bell = Bell((Happenings(clock, at_s),), clock)
     found = []
     while clock() < until_s:
         bell.look()
@@ -34,8 +34,11 @@ def test_a_burst_shares_a_cycle_and_its_last_jobs_get_one_more() -> None:
 
 
 @pytest.mark.parametrize(("most_share", "gap_s"), [(0.2, 40.0), (0.5, 10.0), (1.0, 5.0)])
-def test_long_cycles_take_no_more_than_their_share(most_share: float, gap_s: float) -> None:
-    times_s = begun([number / 10 for number in range(6000)], 10.0, 600.0, most_share=most_share)
+def test_long_cycles_take_no_more_than_their_share(
+    monkeypatch: pytest.MonkeyPatch, most_share: float, gap_s: float
+) -> None:
+    monkeypatch.setattr(pace, "MOST_SHARE", most_share)
+    times_s = begun([number / 10 for number in range(6000)], 10.0, 600.0)
     assert {later - earlier for earlier, later in pairwise(times_s)} == {10.0 + gap_s}
 
 
@@ -45,7 +48,7 @@ def test_an_event_during_a_cycle_is_served_by_the_next_one() -> None:
 
 def test_a_cycle_that_could_not_begin_is_left_to_the_timer() -> None:
     clock = VirtualClock()
-    bell = Bell(Events(), (), clock)
+    bell = Bell((), clock)
     bell.ring()
     bell.give_up()
     assert bell.due_s == float("inf")

@@ -13,7 +13,6 @@ from stand_in_controller import Happenings, Work
 from virtual_clock import VirtualClock
 
 from muri.errors import MuriError
-from muri.slurm_plugin.config import Events
 from muri.slurm_plugin.controller.cycle import Controller
 from muri.slurm_plugin.controller.loop import (
     EVENTS_LOCK_NAME,
@@ -94,7 +93,7 @@ def cycles_with(at_s: list[float], *, start_s: float = 0.0, someone_waits: bool 
     clock = VirtualClock()
     events = Happenings(clock, at_s, 720.0)
     work = Work(clock, 0.5, start_s=start_s, someone_waits=someone_waits)
-    run_forever(work.controller, 360.0, 60.0, events, clock, Bell(Events(), (events,), clock))
+    run_forever(work.controller, 360.0, 60.0, events, clock, Bell((events,), clock))
     return work.begun_s
 
 
@@ -120,7 +119,7 @@ def test_once_members_have_started_a_cycle_lets_waiting_jobs_join_them() -> None
 def test_what_was_left_is_done_as_soon_as_events_are_served() -> None:
     clock = VirtualClock()
     work = Work(clock, 0.5, cycles=3)
-    run_for_timer(work.controller, 60.0, Happenings(clock, []), Bell(Events(), (), clock), clock)
+    run_for_timer(work.controller, 60.0, Happenings(clock, []), Bell((), clock), clock)
     assert work.begun_s == [0.0, 5.5, 11.0]
     assert clock() < 12.0  # nothing is left, and nobody stays for more
 
@@ -146,7 +145,7 @@ class Locked:
 def test_while_another_controller_is_at_work_an_event_is_kept_and_a_failure_is_left_to_the_timer(fails: bool) -> None:
     clock = VirtualClock()
     events = Happenings(clock, [60.0], 100.0)
-    bell = Bell(Events(), (events,), clock)
+    bell = Bell((events,), clock)
     locked = Locked(clock, 4.0, bell, fails)
     run_on_events(locked.cycle, events, bell, clock)
     first, *more = [at_s for at_s in locked.tries_s if at_s >= 4.0]
@@ -159,7 +158,7 @@ def test_a_timers_cycle_serves_events_while_it_stays_and_then_leaves_them_to_oth
     clock = VirtualClock()
     events = Happenings(clock, [10.0, 20.0, 90.0], 1000.0)
     work = Work(clock, 0.5, start_s=500.0)
-    run_for_timer(work.controller, 60.0, events, Bell(Events(), (events,), clock), clock)
+    run_for_timer(work.controller, 60.0, events, Bell((events,), clock), clock)
     assert work.begun_s == [0.0, 11.5, 21.0]
     assert clock() == 21.5 + 60.0
 

@@ -55,12 +55,13 @@ def cycle_of(
     jobs: Iterable[Job], nodes: Sequence[Node], *reservations: Reservation, limits: SiteLimits = NO_SITE_LIMITS,
     known: Iterable[StageProfile] = FOUR_KINDS, traits: KnownTraits | None = None, **config: Any,
 ) -> CycleInput:  # fmt: skip
-    """What a cycle decides on; `config` is what differs from the shipped configuration."""
+    """What a cycle decides on; `config` is what differs from the shipped configuration and, as `tuning`, constants."""
     snapshot = Snapshot(
         NOW_S, "c", "26.05", tuple(jobs), tuple(nodes), reservations, limits=limits, gpu_removal=GPUS_REMOVABLE
     )
     knowledge = Knowledge({profile.key: profile for profile in known}, traits=traits or KnownTraits())
-    return CycleInput(view_of(snapshot), knowledge, Config.model_validate(config))
+    tuning = config.pop("tuning", {})
+    return CycleInput(view_of(snapshot), knowledge, Config.model_validate(config).tuned(**tuning))
 
 
 def decided(jobs: Iterable[Job], nodes: Sequence[Node], *reservations: Reservation, **changes: Any) -> Decision:

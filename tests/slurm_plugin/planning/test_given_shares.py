@@ -270,9 +270,9 @@ def running_with_too_little(*, checkpoint):
 def test_a_share_changes_only_at_a_restart(make_controller, checkpoint):
     slurm = running_with_too_little(checkpoint=checkpoint)
     slurm.now_s += 1000
-    preemption = {"enabled": True, "least_run_s": 0, "restart_s": 1}
+    preemption = {"enabled": True, "least_run_s": 0}
     for _ in range(4):
-        one_cycle(make_controller, slurm, **TUNE, preemption=preemption)
+        one_cycle(make_controller, slurm, **TUNE, preemption=preemption, tuning={"restart_s": 1})
         slurm.tick()
     job = slurm.jobs[1]
     assert job.state is JobState.RUNNING

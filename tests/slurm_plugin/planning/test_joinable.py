@@ -116,7 +116,7 @@ def test_where_nobody_may_join_a_model_never_seen_is_measured_behind_a_pilot_wit
     ],
 )
 def test_the_pilot_has_room_for_others_as_far_as_it_is_free_and_belongs_to_its_gpu(asked, node, share, pilot):
-    (start,) = decided([candidate(1, **asked)], [make_node("n1", **node)], grouping={"joinable_share": share}).actions
+    (start,) = decided([candidate(1, **asked)], [make_node("n1", **node)], tuning={"joinable_share": share}).actions
     assert isinstance(start, StartGroup)
     assert (start.cpu_count, start.mem_per_node_mib) == pilot
 
@@ -140,7 +140,7 @@ def test_where_a_node_has_no_room_for_a_pilot_the_job_starts_plain(asked, node, 
 def test_a_pilot_takes_nothing_that_another_start_asks_for(free, second):
     """Both want 8 CPUs; what is left goes to the first one's script and its room, then to the other's."""
     jobs, node = [candidate(1, cpu_count=8), candidate(2, cpu_count=8)], make_node("n1", cpu_count=free)
-    starts = decided(jobs, [node], grouping={"joinable_share": 1.0 if free == 20 else 2.0}).actions
+    starts = decided(jobs, [node], tuning={"joinable_share": 1.0 if free == 20 else 2.0}).actions
     assert [(start.cpu_count, start.members[0].cpu_count) for start in starts] == [(8, 1), (second, 1)]
 
 
@@ -181,12 +181,12 @@ def test_where_a_limit_on_jobs_is_far_away_pilots_count():
 
 def test_pilots_with_a_qos_of_their_own_do_not_count_in_the_users():
     nodes, limits = [make_node("n1"), make_node("n2")], site(qos=Limits(max_jobs_per_user=3))
-    starts = decided(three_jobs(), nodes, limits=limits, grouping={"pilot_qos": "pilots"}).actions
+    starts = decided(three_jobs(), nodes, limits=limits, pilot={"qos": "pilots"}).actions
     assert [type(start) for start in starts] == [StartGroup] * 3
-    config = Config.model_validate({"grouping": {"pilot_qos": "pilots"}})
+    config = Config.model_validate({"pilot": {"qos": "pilots"}})
     assert {pilot_job(start, "t", config).qos for start in starts} == {"pilots"}
     of_account = site(own=Limits(max_jobs_per_user=3))
-    starts = decided(three_jobs(), nodes, limits=of_account, grouping={"pilot_qos": "pilots"}).actions
+    starts = decided(three_jobs(), nodes, limits=of_account, pilot={"qos": "pilots"}).actions
     assert [type(start) for start in starts] == [ReleaseSolo] * 3
 
 

@@ -167,7 +167,7 @@ def test_stages_slowed_down_side_by_side_make_no_profile_stale(make_controller, 
     def marks_after_slow_cycles(slurm: FakeSlurm, discipline: str) -> set[str]:
         (pilot,) = (each for each in slurm.jobs.values() if read_job(each).role is Role.PILOT)
         slow = dict(zip(STAGES, (0.0, 0.0, 1.6, 0.0), strict=True))
-        with make_controller(slurm, KNOWN, **HYBRID, profiles={"drift_after_s": 300}) as controller:
+        with make_controller(slurm, KNOWN, **HYBRID, tuning={"drift_after_s": 300}) as controller:
             for cycle in range(5):
                 slurm.now_s += 100.0
                 member = {"iterations": 100 * (cycle + 1), "iterations_per_s": 0.6, "stage_s": slow, "wait_s": slow}

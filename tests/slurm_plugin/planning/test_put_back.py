@@ -10,7 +10,8 @@ from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import JobState
 from muri.slurm_plugin.records.roles import Role, read_job
 
-PREEMPTION = {"enabled": True, "least_run_s": 0, "restart_s": 0}
+pytestmark = pytest.mark.configuration(tuning={"restart_s": 0})
+PREEMPTION = {"enabled": True, "least_run_s": 0}
 PAB = {"policy": "pab", "gpu_mem_gib": {"gpu": 40.0}, "grouping": {"min_speed": 0.0}, "preemption": PREEMPTION}
 
 

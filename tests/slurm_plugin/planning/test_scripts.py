@@ -27,7 +27,7 @@ def test_the_environment_of_the_old_job_does_not_reach_the_dry_run():
 def test_no_text_of_a_user_stands_ahead_of_the_command_and_all_of_it_is_quoted():
     arguments = "7 'x` $(touch /tmp/x) ;\r#SBATCH \udce9"
     job = make_job(1, submit_line=f"sbatch train.sh {arguments}", name="n\n#SBATCH --uid=0", work_dir="/home/alice")
-    run = dry_run_job(read_job(job), "t", {}, Config(node_python="printf", profiling={"attempts": 1}))
+    run = dry_run_job(read_job(job), "t", {}, Config(node_python="printf"))
     assert (run.gpu_request, run.cpu_count, run.uid, run.requeue) == ("gres/gpu:1", 4, 1001, False)
     first, command, rest = run.script.split("\n")
     assert (first, rest) == ("#!/bin/sh", "")
