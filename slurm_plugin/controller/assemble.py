@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from muri.installed import OF_THE_CONTROLLER, what_plans
 from muri.policies.registry import describe_policies, get_policy
@@ -74,7 +74,7 @@ def policy_of(config: Config, priority_type: str = "", *, stopping: bool = False
         ConfigError: The policy exists in the simulator only.
     """
     grouping = config.grouping
-    options = {
+    options: dict[str, Any] = {
         "max_group_size": grouping.max_group_size,
         "max_wait_s": grouping.max_wait_s,
         "preemption": stopping or config.preemption.enabled,
