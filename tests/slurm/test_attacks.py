@@ -67,7 +67,8 @@ ATTACKS = {
         " 'c:model=m;c:model=b' c:batch-size=99999999999999999999 c:model=%n%s c:$(digits 100000);"
         f' do forge batch {GPU} hold=1 "spank=MURI_OPTION=$texts"; done',
         "fields AdminComment",
-        r"\d+\n(forge: error: muri: --muri.*\nUnspecified error\n){8}AdminComment=muri:model=m muri-calls:no muri-gate:licence\n",
+        r"\d+\n(forge: error: muri: --muri.*\nUnspecified error\n){8}"
+        r"AdminComment=muri:model=m muri-calls:no muri-gate:licence\n",
     ),
     "forged facts": Attack(
         "for more in '' ' muri-pilot:t:9' '\nmuri-pilot:t' $(digits 5000); do forge batch hold=1 spank=MURI_JOB=model=m"
