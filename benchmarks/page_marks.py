@@ -118,7 +118,7 @@ def figure(expression: str) -> str:
                 folds = []
         return written(total, spec)
     except (ArithmeticError, KeyError, TypeError, ValueError) as error:
-        raise PageError(f"{expression} is no figure: {type(error).__name__}: {error}") from error
+        raise PageError(f"{expression} is not a figure: {type(error).__name__}: {error}") from error
 
 
 def written(value: Any, spec: str) -> str:

@@ -16,7 +16,7 @@ COMMANDS = {
     "run": LazyCommand("muri.launcher.run.command:run", "Run a training script; inside a group, interleave it."),
     "queue": LazyCommand("muri.slurm_plugin.cli.look:queue", "Show each Muri job: state, partners, speed."),
     "top": LazyCommand("muri.launcher.run.top:top", "Watch the groups on this node, live."),
-    "explain": LazyCommand("muri.slurm_plugin.cli.look:explain", "Say why a job waits or whom it runs with."),
+    "explain": LazyCommand("muri.slurm_plugin.cli.look:explain", "Say why a job waits, or why it has its partners."),
     "report": LazyCommand("muri.slurm_plugin.cli.report:report", "Say what sharing did for a job, or in a month."),
     "plan": LazyCommand("muri.slurm_plugin.cli.look:plan", "Save queue and nodes, or print the plan for them."),
     "preempt": LazyCommand("muri.slurm_plugin.cli.admin:preempt", "Stop a running job that has a checkpoint."),

@@ -32,7 +32,7 @@ _Spec = TypeVar("_Spec", bound="DataclassInstance")
 
 def _number(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise UsageError(f"{value!r} is no finite number")
+        raise UsageError(f"{value!r} is not a finite number")
     return float(value)
 
 
@@ -56,7 +56,7 @@ def _promise(value: Any) -> float:
 
 def _count(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise UsageError(f"{value!r} is no whole number greater than 0")
+        raise UsageError(f"{value!r} is not a positive integer")
     return value
 
 
@@ -73,7 +73,7 @@ def _optional(check: _Check) -> _Check:
 def _one_of(*names: str) -> _Check:
     def check(value: Any) -> Any:
         if value not in names:
-            raise UsageError(f"{value!r} is none of {', '.join(names)}")
+            raise UsageError(f"{value!r} is not one of {', '.join(names)}")
         return value
 
     return check
@@ -82,7 +82,7 @@ def _one_of(*names: str) -> _Check:
 def _text_like(form: re.Pattern[str], what: str) -> _Check:
     def check(value: Any) -> str:
         if not isinstance(value, str) or not form.fullmatch(value):
-            raise UsageError(f"{value!r} is no {what}")
+            raise UsageError(f"{value!r} is not a valid {what}")
         return value
 
     return check
@@ -187,7 +187,7 @@ def _member(value: Any) -> MemberSpec:
 
 def _ordered(value: Any) -> str | None:
     if value is not None and not isinstance(value, str):
-        raise UsageError(f"{value!r} is no job id")
+        raise UsageError(f"{value!r} is not a job id")
     return value
 
 
@@ -293,6 +293,6 @@ def read_group(text: str) -> GroupSpec:
     try:
         return group_of(json_of(text))
     except ValueError as error:
-        raise UsageError(f"--group: it is no JSON: {error}") from error
+        raise UsageError(f"--group: not valid JSON: {error}") from error
     except UsageError as error:
         raise UsageError(f"--group: {error}") from error

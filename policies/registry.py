@@ -141,7 +141,7 @@ class SitePolicy:
         missing = [name for name in _MEMBERS if not hasattr(policy, name)]
         if missing:
             raise self._error(
-                f"what it makes has no {', '.join(missing)}; a class that inherits "
+                f"the object that it makes has no {', '.join(missing)}; a class that inherits "
                 "muri.policies.schedulers.base.QueuePolicy has all but the name"
             )
         return policy

@@ -131,7 +131,7 @@ class ProfileDetail:
             raise ProfileError(f"dangers: there may be {dangers.MOST} at most, found {len(self.dangers or ())}")
         for danger in self.dangers or ():
             if not (isinstance(danger, str) and dangers.NAME.fullmatch(danger)):
-                raise ProfileError(f"dangers: {str(danger)[:40]!r} is no danger's name")
+                raise ProfileError(f"dangers: {str(danger)[:40]!r} is not the name of a danger")
 
     def figures(self) -> tuple[tuple[str, tuple[float, ...]], ...]:
         """Names and values of what was measured."""
@@ -159,14 +159,14 @@ class ProfileDetail:
                     known[item.name] = tuple(value) if item.name in PER_STAGE or item.name == DANGERS else value
             return cls(**known)
         except TypeError as error:
-            raise ProfileError(f"the details of a profile are no numbers: {error}") from error
+            raise ProfileError(f"the details of a profile must be numbers: {error}") from error
 
 
 PER_STAGE: Final = frozenset({"stage_p95_s", "stage_cv", "busy_s"})
 """Details with one figure for each stage."""
 
 DANGERS: Final = "dangers"
-"""The detail that is no figure."""
+"""The detail that is not a figure."""
 
 WHOLE: Final = frozenset({"warmup_iterations"})
 """Details that count something."""

@@ -450,7 +450,7 @@ def _profile(row: Any) -> StageProfile:
     """The row as a record, whose constructor checks the figures once more."""
     _, model, batch_size, gpu_count, gpu_type, user, *values, detail = row
     if not all(isinstance(text, str) for text in (model, gpu_type, user, *values[-2:])):
-        raise ProfileError("a name, time or source is no text")
+        raise ProfileError("a name, time or source is not text")
     key = ProfileKey(model, batch_size, gpu_count, gpu_type, user)
     return replace(StageProfile(key, *values), detail=ProfileDetail.from_dict(dict(json_of(detail))))
 

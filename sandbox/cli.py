@@ -52,7 +52,7 @@ def _parser() -> argparse.ArgumentParser:
     build.add_argument("--suite", action="append", default=[],
                        help=f"{' or '.join(SUITES)}; may be repeated (default: all)")  # fmt: skip
     add("down", "End a sandbox and remove everything of it but the cache.", _down)
-    status = add("status", "Say whether a sandbox is up and what it has.", _status)
+    status = add("status", "Say whether a sandbox is up, and what is in it.", _status)
     status.add_argument("--json", action="store_true", help="print JSON")
     for name, text, handler in (
         ("shell", "Open a shell in a sandbox.", _shell),

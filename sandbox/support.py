@@ -77,7 +77,7 @@ class InstancePaths:
         """Refuse names that are not plain file names."""
         if not _NAME.fullmatch(self.name):
             raise UsageError(
-                f"--name {self.name!r} is no valid name: "
+                f"--name {self.name!r} is not a valid name: "
                 "use up to 32 letters, digits, '-' and '_', beginning with a letter or digit"
             )
 

@@ -93,7 +93,7 @@ class Allocation(Section):
     )
     memory: Literal["raise-only", "off"] = Field(
         "raise-only",
-        description="raise-only: a job gets the planned memory, never less than it asked for; off: what it asked for.",
+        description="raise-only: a job gets the planned memory, never less than it asked for; off: its own request.",
     )
 
 
@@ -189,7 +189,7 @@ class Config(Section):
     )
     gate: Literal["licence", "hold"] = Field(
         "licence",
-        description="What keeps jobs until Muri starts them: the licence muri_gate of slurm.conf, or a hold (then "
+        description="Keeps jobs waiting until Muri starts them: the licence muri_gate of slurm.conf, or a hold (then "
         'set muri.gate to "hold" in job_submit.lua, too).',
     )
     lease_s: float = Field(

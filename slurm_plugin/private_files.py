@@ -131,7 +131,7 @@ def _require_own(path: Path, uid: int) -> None:
 
 def _require_plain(path: Path, mode: int) -> None:
     if not stat.S_ISREG(mode):
-        raise UnsafeFileError(f"{path} is no plain file; move it away")
+        raise UnsafeFileError(f"{path} is not a plain file; move it away")
 
 
 def _refusal(path: Path, error: OSError) -> UnsafeFileError:

@@ -15,7 +15,7 @@ def quote(text: str, figures: dict[str, str]) -> str:
     """The text with figures in place of their names.
 
     Raises:
-        KeyError: There is no figure of a name.
+        KeyError: There is not a figure of a name.
     """
     return _NAME.sub(lambda found: figures[found[1]], text)
 

@@ -28,7 +28,7 @@ _WAIT: Final = "wait for "
 
 
 class TraceFileError(UsageError):
-    """The file is no trace of stages."""
+    """The file is not a trace of stages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +171,7 @@ def read_slices(path: Path) -> list[Slice]:
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         reason = f"an event lacks {error}" if isinstance(error, KeyError) else error
         raise TraceFileError(
-            f"{path} is no trace of stages: {reason}. Write one with: muri run --trace {path.name}"
+            f"{path} is not a trace of stages: {reason}. Write one with: muri run --trace {path.name}"
         ) from error
     if not slices:
         raise TraceFileError(f"the trace {path} holds no stage; does the script mark any?")
@@ -194,7 +194,7 @@ def load_events(text: str) -> list[dict[str, Any]]:
     if isinstance(events, dict):  # the format's other form, as other tools save it
         events = events.get("traceEvents")
     if not isinstance(events, list) or not all(isinstance(event, dict) for event in events):
-        raise ValueError("it is no list of events")
+        raise ValueError("it is not a list of events")
     return events
 
 
@@ -217,7 +217,7 @@ def _from_lines(text: str) -> Iterable[Slice]:
     for line in text.splitlines():
         event = json_of(line)
         if not isinstance(event, dict):
-            raise ValueError("a line is no event")  # noqa: TRY004 (the content is wrong, not an argument's type)
+            raise ValueError("a line is not an event")  # noqa: TRY004 (the content is wrong, not an argument's type)
         if event["wait_s"] > 0:
             yield Slice(event["member"], "wait", event["start_s"] - event["wait_s"], event["start_s"])
         yield Slice(event["member"], event["stage"], event["start_s"], event["end_s"])

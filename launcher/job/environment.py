@@ -127,7 +127,7 @@ def chosen_steps() -> int:
     value = os.environ.get(STEPS_VARIABLE) or "1"
     if value.isascii() and value.isdigit() and int(value) > 0:
         return int(value)
-    print(f"muri: {STEPS_VARIABLE}: {value!r} is no number of micro-batches; batches stay whole", file=sys.stderr)
+    print(f"muri: {STEPS_VARIABLE}: {value!r} is not a number of micro-batches; batches stay whole", file=sys.stderr)
     return 1
 
 

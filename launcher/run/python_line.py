@@ -152,7 +152,7 @@ def _script(word: str) -> tuple[str, str]:
     if found is not None:
         python = _interpreter(Path(found))
         if not python:
-            raise TargetError(f"{found} is no Python program; call it without `muri run`, which is for Python scripts")
+            raise TargetError(f"{found} is not a Python program; call it without `muri run`, which runs Python scripts")
         return found, python
     if not Path(word).exists():
         raise TargetError(f"there is no script {word}; give its path, or -m and the name of a module")

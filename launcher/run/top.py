@@ -46,7 +46,7 @@ fast as alone; ~ where the time alone is not known but learnt. PLAN is what
 the controller expected; ! marks a difference above 20 %. MIN is the speed
 that the job was promised; ! marks one that is not kept. "process" in STATE:
 running, in a process of its own. The last line of a group shows for how much
-of the time each resource is held, and by whom at this moment.
+of the time each resource is held, and its holder at this moment.
 """
 
 STALE_S: Final = 10.0
@@ -155,7 +155,7 @@ def _writes(pid: object, path: Path | None) -> bool:
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]}, epilog=EPILOG)
 @click.option("--file", "files", type=click.Path(path_type=Path), multiple=True, help="Status file to show.")
-@click.option("--once", is_flag=True, help="Print once and end; also where the output is no terminal.")
+@click.option("--once", is_flag=True, help="Print once and end; also where the output is not a terminal.")
 @click.option("--json", "as_json", is_flag=True, help="Print the groups' status files as one JSON list, once.")
 @click.option("--sort", type=click.Choice(SORTS), default="job", show_default=True, help="Order of the members.")
 def top(files: tuple[Path, ...], once: bool, as_json: bool, sort: str) -> None:
@@ -239,7 +239,7 @@ def read_group(path: Path, now_s: float | None = None, *, follow_links: bool = T
     except OSError as error:
         raise StatusFileError(f"cannot read the status file {path}: {error.strerror}") from error
     except ValueError as error:
-        raise DamagedStatusError(f"{path} is no status file of a runtime: {error}") from error
+        raise DamagedStatusError(f"{path} is not a status file of a runtime: {error}") from error
     age_s = max(0.0, now_s - _written_s(status, written_s))
     return GroupView(path, status | _use_beside(path, now_s), age_s)
 

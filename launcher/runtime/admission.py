@@ -90,7 +90,7 @@ class AdmissionControl:
         if job_id in self._table:
             return ""
         if self.pilot_job is None:
-            return f"job {job_id} is no member of this group"
+            return f"job {job_id} is not a member of this group"
         if self._discipline == "lockstep":
             return f"job {job_id} has no place in the rotation of this group"
         try:
@@ -98,7 +98,7 @@ class AdmissionControl:
         except MuriError as error:
             return f"it is not known whether job {job_id} belongs to this group: {error}"
         if place is None or place.pilot != self.pilot_job:
-            return f"job {job_id} is no member of this group"
+            return f"job {job_id} is not a member of this group"
         member, steps = place.member, place.member.accumulate_steps
         with self._lock:
             self._table.add(job_id, Expectation(member.solo_iteration_s, member.predicted_speed, member.min_speed))

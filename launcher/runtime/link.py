@@ -93,9 +93,9 @@ class RankLink:
         except (OSError, EOFError) as error:
             raise RankLinkError(f"the connection to rank {self.rank} ended") from error
         except ValueError as error:
-            raise RankLinkError(f"rank {self.rank} sent what is no JSON") from error
+            raise RankLinkError(f"rank {self.rank} sent invalid JSON") from error
         if not isinstance(message, dict) or not all(isinstance(value, list) for value in message.values()):
-            raise RankLinkError(f"rank {self.rank} sent what is no message")
+            raise RankLinkError(f"rank {self.rank} sent an invalid message")
         return message
 
     def close(self) -> None:

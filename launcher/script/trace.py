@@ -81,7 +81,7 @@ def require_writable(trace: str) -> None:
     if path.is_dir():
         reason = "it is a directory; name a file"
     elif not path.parent.is_dir():
-        reason = f"there is no directory {path.parent}"
+        reason = f"there is not a directory {path.parent}"
     elif not os.access(path if path.exists() else path.parent, os.W_OK):
         reason = "no permission"
     if trace and reason:

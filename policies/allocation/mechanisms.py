@@ -340,4 +340,4 @@ def proportional(round_: Round) -> Seating:
 
 def _gave_way(job: PlanJob) -> Reason:
     """Why a job has less than it could have had; some of it may be left over for it after all."""
-    return Reason("it gave up what it had above its GPU-proportional share for job {}", (job.job_id,))
+    return Reason("it gave up its surplus above the GPU-proportional share for job {}", (job.job_id,))

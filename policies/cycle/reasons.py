@@ -13,7 +13,7 @@ from muri.policies.types import Certificate, PlanJob, Reason
 
 NEEDS_PROFILE = Reason("waits for a profile of its model")
 QUEUES_IN_SLURM = Reason("Slurm's own queue takes it on with its original request")
-ROOM_FOR_ALL = Reason("there is room for every job, so nobody has to share")
+ROOM_FOR_ALL = Reason("there is room for every job, so none has to share")
 NOTHING_KNOWN = Reason("its profile shows no stage times, so nothing is known about sharing")
 NEEDS_PROFILE_TO_SHARE = Reason("its model has no profile, so nothing is known about sharing")
 NOT_STOPPED = Reason("what runs is not stopped for others here")

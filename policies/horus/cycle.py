@@ -19,7 +19,7 @@ from muri.profiler.records import ESTIMATES
 
 _AGED_FIRST: Final = Reason("a job that has waited longer than max_wait_s goes first and has no place yet")
 _STOPPED_ONCE: Final = Reason("it ran before and is back in the queue, so it waits for GPUs of its own")
-_ALONE: Final = Reason("nobody else is on its GPUs")
+_ALONE: Final = Reason("no other job is on its GPUs")
 
 
 class Rule(Protocol):

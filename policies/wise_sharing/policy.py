@@ -29,7 +29,7 @@ from muri.policies.wise_sharing.partners import (
     sub_batches,
 )
 
-_NO_DURATION: Final = Reason("its remaining time is not known, so nobody can tell whether sharing pays")
+_NO_DURATION: Final = Reason("its remaining time is not known, so Muri cannot tell whether sharing pays")
 _NOBODY: Final = Reason(
     "no job of the same user and partition holds GPUs alone, with memory left and a known speed beside it"
 )
@@ -211,7 +211,7 @@ def _joined(holding: Holding, choice: Choice, *, tests_pairs: bool) -> tuple[Rea
             text = "sharing with job {} now ends both after {} on average; one after the other it would be {}"
             found.append(Reason(text, (other, *_durations(partner.now_s, partner.after_s))))
         else:
-            found.append(Reason("job {} is the first whose GPUs have the memory; nobody asks if it pays", (other,)))
+            found.append(Reason("job {} is the first with enough GPU memory (sjf-ffs makes no speed check)", (other,)))
     return (*found, *_steps(choice.sub_batch.accumulate_steps))
 
 

@@ -66,7 +66,7 @@ def _figure_of(text: str) -> tuple[str, float]:
     """Return the name and the value that a FIGURE=VALUE says."""
     name, _, value = text.partition("=")
     if name not in FIGURES:
-        raise EditError(f"{text!r} is no FIGURE=VALUE; figures are {', '.join(FIGURES)}")
+        raise EditError(f"{text!r} is not FIGURE=VALUE; figures are {', '.join(FIGURES)}")
     try:
         return name, float(value)
     except ValueError as error:

@@ -192,7 +192,7 @@ def _split(script: str) -> list[str]:
     try:
         return shlex.split(script)
     except ValueError as error:
-        raise PairUsageError(f"{script!r} is no command line: {error}") from error
+        raise PairUsageError(f"{script!r} is not a command line: {error}") from error
 
 
 def _expect(models: tuple[str, ...], store_path: Path | None, as_json: bool) -> None:

@@ -130,7 +130,7 @@ def _load(path: Path) -> Any:
     name = f"_muri_predicted_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
-        raise FactoryError(f"{path} is no Python file; its name must end in .py")
+        raise FactoryError(f"{path} is not a Python file; its name must end in .py")
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)

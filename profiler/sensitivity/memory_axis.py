@@ -257,7 +257,7 @@ class MemoryAxis:
         try:
             figures = {key.replace("-", "_"): float(value) for key, value in given.items() if key != "dataset"}
         except ValueError as error:
-            raise SensitivityError(f"of memory {words!r} something is no number: {error}") from error
+            raise SensitivityError(f"of memory {words!r} a value is not a number: {error}") from error
         return cls(path=path, **figures)
 
     def measure(self) -> Dataset:

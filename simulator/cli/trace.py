@@ -323,7 +323,7 @@ def _recipe(output: Path | None, figures: Mapping[str, Any]) -> Any:
 def _gpu_counts(weights: Mapping[str, float]) -> dict[int, float]:
     wrong = [name for name in weights if not (name.isascii() and name.isdigit())]
     if wrong:
-        raise click.BadParameter(f"{wrong[0]!r} is no number of GPUs; write for instance 1=0.8,2=0.2")
+        raise click.BadParameter(f"{wrong[0]!r} is not a number of GPUs; write for instance 1=0.8,2=0.2")
     return {int(name): weight for name, weight in weights.items()}
 
 

@@ -242,7 +242,7 @@ class Engine:
         except Exception as error:  # a site's own policy may raise anything
             raise SimulationError(_failure(self._policy.name, error)) from error
         if not isinstance(plan, Plan):
-            raise SimulationError(f"policy {self._policy.name} returned {type(plan).__name__}, which is no Plan")
+            raise SimulationError(f"policy {self._policy.name} returned {type(plan).__name__}, not a Plan")
         self.decision_s.append(time.perf_counter() - begin_s)
         return plan
 

@@ -287,5 +287,5 @@ def to_time(column: str, text: str) -> float | None:
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:
-        raise RowError(column, f"{text!r} is no time such as 2026-01-31 12:00:00") from None
+        raise RowError(column, f"{text!r} is not a time such as 2026-01-31 12:00:00") from None
     return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()

@@ -166,7 +166,7 @@ def _element(text: _JsonText) -> Any:
             if not (near_end and text.read_more()):
                 raise text.error(error.msg, error.pos) from error
         except (RecursionError, ValueError) as error:  # nested without end, or a number of thousands of digits
-            raise text.error(f"this is no job: {error}") from error
+            raise text.error(f"this is not a job: {error}") from error
         else:
             text.consume(end)
             return value

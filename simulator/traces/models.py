@@ -321,7 +321,7 @@ def models_of_pairs(lines: Iterable[str]) -> tuple[TrainedModel, ...]:
         lines: The table's lines, the header first, as `muri.policies.speed.pairs.parse_interference` takes them.
 
     Raises:
-        TraceError: A column is missing, or a speed alone is no number above 0.
+        TraceError: A column is missing, or a speed alone is not a number above 0.
     """
     alone = _alone_s(lines)
     found: list[TrainedModel] = []

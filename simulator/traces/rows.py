@@ -210,7 +210,7 @@ class Row:
         """A finite number.
 
         Raises:
-            RowError: The cell is no finite number, or too small.
+            RowError: The cell is not a finite number, or too small.
         """
         return to_number(column, self.text(column), at_least=at_least, more_than=more_than)
 
@@ -222,7 +222,7 @@ class Row:
         """A whole number; "4.0" counts as 4.
 
         Raises:
-            RowError: The cell is no whole number, or too small.
+            RowError: The cell is not a whole number, or too small.
         """
         return to_count(column, self.text(column), at_least=at_least)
 

@@ -92,7 +92,7 @@ def _require_root() -> None:
     if os.geteuid() != 0:
         raise UsageError(
             f"muri-controller must run as root, not as {user_name(os.geteuid())}: it submits pilot jobs and dry runs "
-            "as their users, and Slurm lets nobody else do that, SlurmUser included. Nothing was changed"
+            "as their users, which Slurm allows to root only, not to SlurmUser. Nothing was changed"
         )
 
 

@@ -97,7 +97,7 @@ def _wrong_place(folder: Folder) -> Finding | None:
         return Finding(_STATE, Level.WARNING, f"there is no {folder.path} yet", "the controller's first cycle makes it")
     if not folder.is_directory:
         remedy = "move it away, or set state_dir to a directory"
-        return Finding(_STATE, Level.PROBLEM, f"{folder.path} is no directory", remedy)
+        return Finding(_STATE, Level.PROBLEM, f"{folder.path} is not a directory", remedy)
     if folder.is_link:
         remedy = "set state_dir to the place that it leads to; the controller refuses links"
         return Finding(_STATE, Level.PROBLEM, f"{folder.path} is a link", remedy)
@@ -106,7 +106,7 @@ def _wrong_place(folder: Folder) -> Finding | None:
 
 def _wrong_access(folder: Folder) -> Finding | None:
     if folder.owner != "root":
-        remedy = f"chown -R root {folder.path}, and run the controller as root: Slurm lets nobody else submit for users"
+        remedy = f"chown -R root {folder.path}, and run the controller as root: only root may submit for users"
         return Finding(_STATE, Level.PROBLEM, f"{folder.path} belongs to {folder.owner}, not to root", remedy)
     if folder.foreign_files:
         files = ", ".join(folder.foreign_files)
@@ -135,7 +135,7 @@ def judge_status_dir(facts: os.stat_result | None, path: Path) -> Finding:
         return Finding(name, Level.WARNING, f"there is no {path}: users see only what Slurm tells of jobs", remedy)
     if not _only_its_owner_writes(facts):
         remedy = "remove it; the next cycle makes it, and writes none until then"
-        return Finding(name, Level.PROBLEM, f"{path} is no directory that only the controller may write", remedy)
+        return Finding(name, Level.PROBLEM, f"{path} must be a directory writable only by the controller", remedy)
     return Finding(name, Level.OK, f"{path}: a file for each user, readable by them alone")
 
 
@@ -153,7 +153,7 @@ def judge_run_dir(facts: os.stat_result | None, path: Path) -> Finding:
         return Finding(name, Level.WARNING, text, remedy)
     if facts.st_uid != 0 or not _only_its_owner_writes(facts):
         remedy = "remove it: root makes it anew; jobs that run now go back to the queue"
-        return Finding(name, Level.PROBLEM, f"{path} is no directory that only root may write", remedy)
+        return Finding(name, Level.PROBLEM, f"{path} must be a directory writable only by root", remedy)
     return Finding(name, Level.OK, f"{path}, of root; the SPANK plugin makes one in it for each user with jobs")
 
 
@@ -216,7 +216,7 @@ def judge_events(facts: EventFacts, config: Config) -> Finding:
         return Finding(_EVENTS, Level.WARNING, text, "run the controller on slurmctld's machine")
     notice = facts.notice
     if notice is None or not stat.S_ISREG(notice.st_mode) or notice.st_uid != facts.slurm_uid:
-        text = f"slurmctld gives no notice: {path} is no file of user {facts.slurm_uid}; new jobs wait for {timer}"
+        text = f"slurmctld gives no notice: {path} is not a file of user {facts.slurm_uid}; new jobs wait for {timer}"
         remedy = f"remove {path}: the controller makes it anew within a minute, and logs why if it can't"
         return Finding(_EVENTS, Level.WARNING, text, remedy)
     return Finding(_EVENTS, Level.OK, f"a cycle follows an arrival or an end within seconds; notice by {path}")
@@ -319,7 +319,7 @@ def judge_select(text: str, config: Config) -> Finding | None:
         lacking.append("memory")
     if not lacking:
         return Finding(_NAME, Level.OK, f"given out by Slurm: {shown}")
-    remedy = "SelectTypeParameters=CR_Core_Memory makes what a policy plans of them real"
+    remedy = "SelectTypeParameters=CR_Core_Memory enforces the shares that a policy plans"
     return Finding(_NAME, Level.WARNING, f"Slurm does not count {' and '.join(lacking)} ({shown})", remedy)
 
 

@@ -81,8 +81,8 @@ def wrong_python(config: Config) -> Iterator[str]:
         if not Path(config.node_python).is_file():
             usual = "/usr/lib/muri/python" if is_packaged() else sys.executable
             yield (
-                f"node_python: {config.node_python} is no program on this machine; name the Python with Muri that each "
-                f"compute node has, here it would be {usual}"
+                f"node_python: {config.node_python} is not a program on this machine; name the Python with Muri that "
+                f"each compute node has, here it would be {usual}"
             )
 
 
@@ -216,7 +216,7 @@ def judge_job_submit(admin_comment: str, config: Config) -> Finding:
         text = "jobs with --muri are not tagged: they start as ordinary jobs"
         return Finding(_SUBMIT, Level.PROBLEM, text, remedy, (LOAD,))
     if gate == "open":
-        text = "jobs with --muri are tagged; no controller is at work, so they start as ordinary jobs"
+        text = "jobs with --muri are tagged; no controller is running, so they start as ordinary jobs"
         return Finding(_SUBMIT, Level.WARNING, text, "start the controller: systemctl status muri-controller.timer")
     if (gate == "hold") != (config.gate == "hold"):
         remedy = 'set muri.gate in job_submit.lua ("licence" or "hold") and gate in muri.yaml alike'

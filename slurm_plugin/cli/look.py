@@ -257,7 +257,7 @@ def explanation(job: "JobStatus") -> list[str]:
     lines += promise_lines(job)
     if job.asked_cpu_count is not None:
         had = (job.asked_cpu_count, job.cpu_count, job.asked_mem_per_node_mib or 0, job.mem_per_node_mib)
-        lines.append(f"What it asked for → what Muri gave it: {given_text(*had)}.")
+        lines.append(f"Requested → given by Muri: {given_text(*had)}.")
     lines += measured_lines(job)
     lines += [f"- {reason}" for reason in job.reasons]
     return lines
@@ -268,12 +268,12 @@ def promise_lines(job: "JobStatus") -> list[str]:
     lines = []
     if job.is_promise_broken:
         promised, gets = _speed(job.promised_speed), _measured(job)
-        lines.append(f"It was promised {promised} and gets {gets}: nobody joins its group any more.")
+        lines.append(f"It was promised {promised} and gets {gets}: its group is closed to new members.")
     elif job.promised_speed is not None:
         verb = "asks for" if job.group is None else "was promised"
         lines.append(f"It {verb} at least {_speed(job.promised_speed)} of its speed alone.")
     others = (each for each in job.promises_broken if each != job.job_id)
-    how = "beside it does not get the speed that it was promised: nobody joins the group any more."
+    how = "beside it does not get the speed that it was promised: the group is closed to new members."
     return [*lines, *(f"Job {each} {how}" for each in others)]
 
 

@@ -26,5 +26,5 @@ def job_id_in(name: str) -> int:
     """
     array = name.partition("_")[0]
     if not (array.isascii() and array.isdecimal() and len(array) <= _LONGEST_ID):
-        raise UsageError(f"{name!r} is no job: write its id, 4711, or of a job array's task 4711_3")
+        raise UsageError(f"{name!r} is not a job id. Use 4711, or 4711_3 for an array task")
     return int(array)

@@ -79,7 +79,7 @@ def _period(month: str | None) -> tuple[datetime, datetime]:
 
 def _month(text: str) -> datetime:
     if not re.fullmatch(r"20[0-9]{2}-(0[1-9]|1[0-2])", text):
-        raise UsageError(f"--month {text!r} is no month: write it as 2026-11")
+        raise UsageError(f"--month {text!r} is not a month: write it as 2026-11")
     return datetime(int(text[:4]), int(text[5:]), 1).astimezone()
 
 
@@ -106,7 +106,7 @@ def _print_job(name: str, accounting: "Accounting", *, as_json: bool) -> None:
     from muri.terminal import say
 
     if not re.fullmatch(r"[1-9][0-9]{0,9}(_[0-9]{1,9})?", name):
-        raise UsageError(f"{name!r} is no job: write its id, or that of an array's task as 12_3")
+        raise UsageError(f"{name!r} is not a job id. Use 12, or 12_3 for an array task")
     own = accounting.runs_of([name])
     if not own:
         raise UsageError(f"the accounts have no job {name}, or you may not see it (sacct --jobs={name})")

@@ -422,7 +422,7 @@ class Controller:
                     request, decision.view, restart_s, lambda: policy_for(snapshot.limits.priority_type, stopping=True)
                 )
             except Exception as error:  # a site's own policy may raise anything
-                log.warning("nobody is told who could move: %s", error)
+                log.warning("proposals to move jobs are left out: %s", error)
                 moves = {}
             self._proposals = Proposals(snapshot.taken_s, moves)
         return self._proposals.told(decision.view)

@@ -99,7 +99,7 @@ def make_notice_file(path: Path, uid: int) -> None:
     path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
     reason = why_unsafe(path.parent)
     if reason is not None:
-        raise UnsafeFileError(f"{path.parent} is no place for the notice file: {reason}")
+        raise UnsafeFileError(f"{path.parent} is not a place for the notice file: {reason}")
     path.unlink(missing_ok=True)
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:

@@ -77,7 +77,7 @@ def only_one(state_dir: Path, lock_name: str = LOCK_NAME) -> Iterator[None]:
         except BlockingIOError as error:
             holder = os.pread(handle, 32, 0).decode(errors="replace").strip() or "unknown"
             raise AnotherControllerError(
-                f"another controller (process {holder}) is at work on {state_dir}; nothing to do"
+                f"another controller (PID {holder}) is using {state_dir}; nothing to do"
             ) from error
         os.truncate(handle, 0)
         os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)

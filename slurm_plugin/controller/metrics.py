@@ -63,7 +63,7 @@ METRICS: Final = (
         "What the controller asked of Slurm, and what came of it",
         ("request", "outcome"),
     ),
-    Metric("muri_slurm_calls", "counter", "Calls of Slurm: RPCs and commands, by what they are for", ("kind",)),
+    Metric("muri_slurm_calls", "counter", "Calls of Slurm: RPCs and commands, by purpose", ("kind",)),
     Metric("muri_actions", "counter", "Actions of cycles: done, refused by Slurm, failed", ("action", "outcome")),
     Metric("muri_jobs", "gauge", "Jobs submitted with --muri that wait or run", ("state", "reason")),
     Metric("muri_groups", "gauge", "Running groups of two or more jobs", ("mode",)),

@@ -534,7 +534,7 @@ def restore_request(gateway: Gateway, job: ManagedJob, why: str) -> None:
     """
     if job.membership is None:
         raise GatewayError(
-            f"job {job.job_id}: its AdminComment is damaged, so nobody knows which GPUs it asked for; cancel it and "
+            f"job {job.job_id}: its AdminComment is damaged, so the GPUs that it asked for are unknown; cancel it and "
             "submit it again"
         )
     try:

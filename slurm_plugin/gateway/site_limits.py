@@ -243,7 +243,7 @@ def _factor(text: str) -> float:
     try:
         return float(text or 1.0)
     except ValueError as err:
-        raise LimitTextError(f"{text!r} is no LimitFactor") from err
+        raise LimitTextError(f"{text!r} is not a LimitFactor") from err
 
 
 def _association(line: str) -> Association:

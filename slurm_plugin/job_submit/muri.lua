@@ -421,7 +421,7 @@ end
 
 local function keep_not(job_desc, mark)
   job_desc.admin_comment = M.merge_comment(job_desc.admin_comment, tokens_of(job_desc, mark, "open"))
-  return "muri: no controller is at work; submitted as an ordinary job"
+  return "muri: no controller is running; submitted as an ordinary job"
 end
 
 -- Tell the controller. "r+" makes no file, and the one byte has its place already: nothing grows, on a full disk neither.

@@ -187,7 +187,7 @@ def _places(gpus: tuple[NodeShare, ...]) -> frozenset[Place]:
     return frozenset((share.node, gpu_id) for share in gpus for gpu_id in share.gpu_ids)
 
 
-_NO_PILOT = "it runs without a pilot job, so that nobody can join it"
+_NO_PILOT = "it runs without a pilot job, so that no job can join it"
 
 
 def sharing_request(request: PlanRequest, cycle: CycleInput, room: SiteRoom) -> PlanRequest:

@@ -127,10 +127,10 @@ def why_no_room(job: ManagedJob, group: RunningGroup, cycle: CycleInput, places:
     """
     pilot = group.pilot
     if (job.uid, job.partition) != (pilot.uid, pilot.partition):
-        return "the group is of another user or partition"
+        return "the group belongs to another user or partition"
     domain = domain_of(job)
     if any(domain_of(as_submitted(member, pilot)) != domain for member in group.members):
-        return f"the group is not of {domain}"
+        return f"the group does not belong to {domain}"
     return why_closed(group, cycle.node_index.by_name, cycle) or _why_no_place(job, group, places.of(job).nodes)
 
 
@@ -139,7 +139,7 @@ def _why_no_place(job: Job, group: RunningGroup, nodes: AbstractSet[str]) -> str
     if (job.gpu_count, max(1, job.node_count)) != (group.pilot.gpu_count, len(homes(group))):
         return "the group is not on as many GPUs and nodes"
     if not homes(group) <= nodes:
-        return "the group's node is none that it may get"
+        return "the job may not run on the group's node"
     fits = job.mem_per_node_mib <= spare_mem_mib(group)
     return "" if fits else "the group's job has not asked for enough host memory for both"
 
@@ -313,4 +313,4 @@ def started_plain(start: StartGroup, why: str) -> ReleaseSolo:
 
 def _in_vain(what: str, why: str) -> str:
     """Say for people that a job runs without a pilot job."""
-    return f"{'it cannot be measured' if what == IS_MEASURED else 'nobody can join it'}: {why}"
+    return f"{'it cannot be measured' if what == IS_MEASURED else 'no job can join it'}: {why}"

@@ -84,7 +84,7 @@ def untrue_reports(cycle: CycleInput) -> dict[int, str]:
         try:
             _told(report, cycle)
         except _UNTRUE as error:
-            found[report.job.job_id] = f"what it says of its model cannot be true: {error}"
+            found[report.job.job_id] = f"its figures of its model cannot be true: {error}"
     return found
 
 

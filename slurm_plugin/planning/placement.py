@@ -156,7 +156,7 @@ def _why_none(
     job: Job, fitting: frozenset[str], nodes: frozenset[str], blocked: set[str], blocking: tuple[Reservation, ...]
 ) -> str:
     if not fitting:
-        return "no node of its partition is what it asks for"
+        return "no node of its partition matches its request"
     if not nodes:
         return f"its reservation {job.reservation} is not active"
     if len(nodes) < job.node_count:

@@ -440,7 +440,7 @@ def _next_step(job: ManagedJob | None, job_id: int, intent: Intent) -> Action | 
     if job.gated or (job.state is JobState.PENDING and job.held_by_others):
         return ReturnToQueue(job_id, intent.token, str(intent.payload["why"]))
     if job.state is JobState.PENDING or job.restart_count > run:
-        return Abandon(intent.token, f"job {job_id} was released by somebody else")
+        return Abandon(intent.token, f"job {job_id} was released, but not by Muri")
     if job.state is JobState.RUNNING:
         return Preempt(job_id, run, (str(intent.payload["why"]),), intent.token)
     return None  # it is being saved

@@ -286,7 +286,7 @@ def sharing(known: KnownJob, cycle: CycleInput, limits: GroupLimits | None) -> S
     if profile is not None and not profile.is_estimate:
         little = says_little(profile.stage_s, profile.iteration_s)
         if little:
-            alone, profile = alone or f"its profile does not say what it uses: {little}", None
+            alone, profile = alone or f"its profile covers too little: {little}", None
     if not alone:
         alone = _why_unknown(known, cycle) if profile is None else _why_not_measured_there(job, profile, cycle)
     largest, why = cycle.knowledge.largest_group.get(job.job_id, (MAX_GROUP_SIZE, ""))

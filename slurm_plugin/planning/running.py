@@ -134,11 +134,11 @@ def why_closed(group: RunningGroup, nodes: Mapping[str, Node], cycle: CycleInput
     # A group that is starting or ending is left alone.
     checks = (
         (not may_join(cycle.config), NO_JOINING),
-        (any(job.state is not JobState.RUNNING for job in members), "a member of the group is not at work"),
-        (group.mode == "plain", "the group's members share without turns, and only they were measured to get on so"),
+        (any(job.state is not JobState.RUNNING for job in members), "a member of the group is not running"),
+        (group.mode == "plain", "the group shares without turns, which was measured for its present members only"),
         (len(members) >= grouping.max_group_size, "the group is full (grouping.max_group_size)"),
         (bool(broken_promises(group)), "a member does not get the speed that it was promised"),
-        (any(job.has_changed_limit for job in members), "somebody has changed a member's time limit"),
+        (any(job.has_changed_limit for job in members), "a member's time limit was changed"),
         (any(node is None or not node.usable for node in own), "the group's node takes no new work"),
         (
             any(node is not None and node.cpu_count - node.cpus_allocated < scripts for node in own),

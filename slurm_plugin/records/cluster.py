@@ -518,7 +518,7 @@ def _state(value: object, place: str) -> JobState:
         return JobState(str(value))
     except ValueError:
         known = ", ".join(JobState)
-        raise SnapshotFileError(f"{place}: {_shown(value)} is no job state; known are {known}") from None
+        raise SnapshotFileError(f"{place}: {_shown(value)} is not a job state; known are {known}") from None
 
 
 def _shown(value: object) -> str:

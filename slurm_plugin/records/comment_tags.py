@@ -276,19 +276,19 @@ def _original(told: Any) -> Original:
 
 def _whole(value: Any) -> int:
     if not isinstance(value, int) or isinstance(value, bool):
-        raise TypeError(f"{value!r} is no whole number")
+        raise TypeError(f"{value!r} is not a whole number")
     return value
 
 
 def _promise(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
-        raise TypeError(f"{value!r} is no number from 0 to 1")
+        raise TypeError(f"{value!r} is not a number from 0 to 1")
     return float(value)
 
 
 def _text(value: Any) -> str:
     if not isinstance(value, str):
-        raise TypeError(f"{value!r} is no text")
+        raise TypeError(f"{value!r} is not text")
     return value
 
 
@@ -335,7 +335,7 @@ def _positive(value: object) -> float | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
-        raise TypeError(f"{value!r} is no number above 0")
+        raise TypeError(f"{value!r} is not a number above 0")
     return float(value)
 
 

@@ -34,13 +34,13 @@ def names_in(host_list: str) -> frozenset[str]:
     if _NAME.fullmatch(host_list):
         return frozenset({host_list})
     if not _FORM.fullmatch(host_list):
-        raise HostListError(f"{host_list[:80]!r} is no list of nodes")
+        raise HostListError(f"{host_list[:80]!r} is not a list of nodes")
     try:
         if sum(map(_count, _COMMA.split(host_list))) > MOST_NODES:
             raise HostListError(f"{host_list[:80]!r} lists more than {MOST_NODES} nodes")
         return frozenset(NodeSet(host_list, resolver=RESOLVER_NOGROUP))
     except (NodeSetParseError, ValueError) as error:
-        raise HostListError(f"{host_list[:80]!r} is no list of nodes: {str(error)[:80]}") from error
+        raise HostListError(f"{host_list[:80]!r} is not a list of nodes: {str(error)[:80]}") from error
 
 
 def folded(names: AbstractSet[str]) -> str:

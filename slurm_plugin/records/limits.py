@@ -185,7 +185,7 @@ def parse_duration_s(text: str) -> int | None:
         return None
     match = _DURATION.fullmatch(text)
     if match is None:
-        raise LimitTextError(f"{text!r} is no time limit")
+        raise LimitTextError(f"{text!r} is not a time limit")
     parts = [int(part) for part in match["clock"].split(":")]
     if match["days"] is not None:  # D-HH[:MM[:SS]]
         hours, minutes, seconds = (*parts, 0, 0)[:3]
@@ -209,7 +209,7 @@ def _tres(item: str) -> Tres:
     name, _, value = item.partition("=")
     match = _AMOUNT.fullmatch(value)
     if match is None or not name:
-        raise LimitTextError(f"{item!r} is no resource with its amount")
+        raise LimitTextError(f"{item!r} is not a resource with an amount")
     units = _MEM_UNITS_MIB if name == "mem" else _COUNT_UNITS
     return Tres(name, int(float(match["number"]) * units[match["unit"]]))
 
@@ -223,7 +223,7 @@ def parse_count(text: str) -> int | None:
     if text.upper() in ("", "UNLIMITED", "N/A"):
         return None
     if not re.fullmatch("[0-9]{1,18}", text):
-        raise LimitTextError(f"{text[:80]!r} is no count")
+        raise LimitTextError(f"{text[:80]!r} is not a count")
     return int(text)
 
 

@@ -90,7 +90,7 @@ class ManagedJob(Job):
 
     @property
     def has_changed_limit(self) -> bool:
-        """Whether somebody has changed a member's time limit since Muri gave it one: they get what they wrote."""
+        """Whether a member's time limit was changed since Muri gave it one: they get what they wrote."""
         given_s = 0 if self.membership is None else self.membership.limit_s
         return given_s > 0 and self.time_limit_s != given_s
 

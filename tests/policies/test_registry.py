@@ -246,8 +246,8 @@ BROKEN = {
     "raises": ("raising:Policy", "ZeroDivisionError"),
     "attribute": ("fine:Nothing", "AttributeError"),
     "number": ("fine:NUMBER", "it is a int"),
-    "planless": ("fine:Planless", "what it makes has no name, profile_use, supports_packing"),
-    "unfinished": ("fine:Unfinished", "what it makes has no retries_out_of_memory; a class that inherits"),
+    "planless": ("fine:Planless", "the object that it makes has no name, profile_use, supports_packing"),
+    "unfinished": ("fine:Unfinished", "the object that it makes has no retries_out_of_memory; a class that inherits"),
     "optionless": ("fine:Optionless", "TypeError"),
 }
 

@@ -68,5 +68,5 @@ def test_forged_measurements_leave_one_line_in_the_log(one_gpu: Driver) -> None:
                 one_gpu.run("sh", "-c", FORGE, "sh", *map(str, members))
             one_gpu.wait_until(lambda: "2 faulty jobs of alice" in muri.controller_log(), "a cycle")
     log = muri.controller_log()
-    assert log.count("what it says of its model cannot be true") <= 2, log  # of one member, and of both
+    assert log.count("its figures of its model cannot be true") <= 2, log  # of one member, and of both
     assert "as-forged" not in log

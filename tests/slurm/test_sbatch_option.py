@@ -288,7 +288,7 @@ def test_a_waiting_job_keeps_its_priority_and_starts_when_the_lease_ends(cluster
     try:
         assert cluster.output_of(job) == "ran\n"
         late = cluster.run("sbatch", "--muri", GPU, "-o", "/tmp/out-%j", "--wrap=echo ran")
-        assert "muri: no controller is at work; submitted as an ordinary job" in late.stderr
+        assert "muri: no controller is running; submitted as an ordinary job" in late.stderr
         assert cluster.output_of(job_id(late)) == "ran\n"
     finally:
         keep_gate(cluster.driver)

@@ -75,7 +75,7 @@ def test_profile_that_explains_too_little_plans_as_unknown(make_controller):
         status = controller.cycle()
     assert not having(slurm, Role.PILOT)
     assert not dry_runs(slurm)  # what the last one found will be found again
-    why = "its profile does not say what it uses: 78% of its iteration is in no stage"
+    why = "its profile covers too little: 78% of its iteration is in no stage"
     assert why in " ".join(status.jobs[0].reasons)
 
 

@@ -167,7 +167,7 @@ def test_figures_that_cannot_be_true_are_refused_in_one_line_of_a_user(
             status = controller.cycle()
         assert controller._journal.facts(DRY_RUN_FAILED) == {}
     (line,) = status.errors
-    assert "what it says of its model cannot be true" in line
+    assert "its figures of its model cannot be true" in line
     assert line.endswith("(one of 2 faulty jobs of alice)")
     assert "cannot be true" in str([job.reasons for job in status.jobs if job.job_id == 2])
     assert of_m1(tmp_path) is None

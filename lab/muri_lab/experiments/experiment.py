@@ -167,7 +167,7 @@ class Experiment(_Strict):
         used = {one.variant for one in self.published} | {name for name in bases if name}
         unknown = sorted(used - set(names))
         if unknown:
-            raise ValueError(f"{', '.join(unknown)} is no variant; variants are: {', '.join(names)}")
+            raise ValueError(f"{', '.join(unknown)} is not a variant; variants are: {', '.join(names)}")
         return self
 
     def base_of(self, variant: Variant) -> str | None:

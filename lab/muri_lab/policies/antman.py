@@ -21,7 +21,7 @@ GUARANTEED_SPEED: Final = 0.95
 take the rest: a promise of all of it would count as broken beside anybody, and even alone."""
 
 _NOT_STOPPED = Reason("antman stops nothing that runs")
-_NO_PROFILE = Reason("it shares with nobody while its model has no profile")
+_NO_PROFILE = Reason("it runs alone until its model is profiled")
 
 
 class LeftoverPace:

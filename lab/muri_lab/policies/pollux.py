@@ -278,7 +278,7 @@ def _sized_reason(job: PlanJob, gpu_count: int, speed: float) -> Reason:
         return Reason("{}, as it asked for: any more help other jobs more", (plural(gpu_count, "GPU"),))
     if gpu_count > job.gpu_count:
         return Reason(
-            "{} instead of the {} that it asked for help nobody more: predicted goodput {:.2f} times as high",
+            "{} instead of the {} that it asked for: no other job gains more, predicted goodput {:.2f} times as high",
             (plural(gpu_count, "GPU"), job.gpu_count, speed),
         )
     return Reason(

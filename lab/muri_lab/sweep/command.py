@@ -206,7 +206,7 @@ def read_interference(file: Path) -> "tuple[PairSpeed, ...]":
     try:
         return parse_interference(file.read_text(encoding="utf-8").splitlines()).rows
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is no UTF-8 text"
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise UsageError(f"cannot read --interference {file}: {reason}") from error
     except InterferenceError as error:
         raise UsageError(f"{file}: {error}") from error

@@ -64,7 +64,9 @@ def _parsed(word: str, text: str) -> Any:
     try:
         return yaml_of(text)
     except ValueError as error:
-        raise UsageError(f"--slurm-option {word!r}: {text!r} is no value: {' '.join(str(error).split())}") from error
+        raise UsageError(
+            f"--slurm-option {word!r}: {text!r} is not a valid value: {' '.join(str(error).split())}"
+        ) from error
 
 
 def _submit(runs: Sequence[Run], parameters: dict[str, Any], logs: Path) -> list[Any]:

@@ -27,7 +27,7 @@ class Stage:
         story: The story.
         twin: The twin.
         watch: Watches over the invariants.
-        away_until_s: Until when no controller is at work.
+        away_until_s: Until when no controller is running.
         full_until_s: Until when nothing can be written into the journal.
         removed: Whether Muri was removed for good.
         changed_s: When somebody last changed what a job asks for, held one, or set the clock.

@@ -90,7 +90,7 @@ def test_seeds_are_averaged_and_told_apart() -> None:
 
 
 @pytest.mark.parametrize(
-    ("word", "message"), [("partition", "KEY=VALUE"), ("=x", "KEY=VALUE"), ("exclude=[", "is no value")]
+    ("word", "message"), [("partition", "KEY=VALUE"), ("=x", "KEY=VALUE"), ("exclude=[", "is not a valid value")]
 )
 def test_slurm_options_that_are_none(word: str, message: str) -> None:
     with pytest.raises(MuriError, match=message):

@@ -198,7 +198,7 @@ def test_what_a_users_file_holds_hides_no_other_group(tmp_path: Path, changes: A
         told = capsys.readouterr()
         assert "4242" in told.out
         shown = told.out.count("Group of pilot job") > 1 or told.out.count('"file"') > 1
-        assert shown or "host-9.json is no status file of a runtime" in " ".join((told.out + told.err).split())
+        assert shown or "host-9.json is not a status file of a runtime" in " ".join((told.out + told.err).split())
     json.loads(told.out, parse_constant=pytest.fail)
 
 

@@ -106,7 +106,7 @@ def test_a_python_program_of_path_runs_under_its_own_python(launcher: Launcher, 
     ("words", "said"),
     [
         ("nowhere.py", "there is no script nowhere.py; give its path"),
-        ("sh train.sh", "/sh is no Python program; call it without `muri run`"),
+        ("sh train.sh", "/sh is not a Python program; call it without `muri run`"),
         ("notes.ipynb", "notes.ipynb is a notebook; make a script of it first: jupyter nbconvert --to script notes.ip"),
     ],
 )
@@ -145,5 +145,5 @@ def test_own_options_stand_before_the_program() -> None:
 def test_a_trace_to_nowhere_is_refused_before_the_script_starts(launcher: Launcher) -> None:
     launcher.script("print('started')")
     said = ran(MURI, launcher, ["--trace", "/nodir/t.json", "train.py"])
-    assert said == ("", ["muri: cannot write the trace /nodir/t.json: there is no directory /nodir"], 2)
+    assert said == ("", ["muri: cannot write the trace /nodir/t.json: there is not a directory /nodir"], 2)
     assert ran(MURI, launcher, ["train.py"], MURI_TRACE=str(launcher.folder / "train.py" / "t"))[0] == ""

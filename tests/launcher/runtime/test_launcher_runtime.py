@@ -246,14 +246,14 @@ def test_a_runtime_that_cannot_start_says_why(launcher: Launcher, words: list[st
 @pytest.mark.parametrize(
     ("group", "message"),
     [
-        ({"members": [{"job_id": "x"}]}, "members.0.job_id: 'x' is no job id"),
+        ({"members": [{"job_id": "x"}]}, "members.0.job_id: 'x' is not a job id"),
         ({"members": [{"job_id": "101"}, {"job_id": "101"}]}, "twice"),
         ({"members": [{"job_id": "101"}], "ordering": ["102"]}, "must hold each of the members"),
         ({"members": [{"job_id": "101", "solo_iteration_s": 0}]}, "greater than 0"),
         ({"members": [{"job_id": "101", "min_speed": 1}]}, "members.0.min_speed: 1 must be ≥ 0 and < 1"),
         ({"members": [{"job_id": "101", "predicted_speed": -1}]}, "members.0.predicted_speed: -1 must be greater"),
-        ({"members": [{"job_id": "101", "predicted_speed": math.inf}]}, "inf is no finite number"),
-        ({"members": [{"job_id": "101", "predicted_speed": "fast"}]}, "'fast' is no finite number"),
+        ({"members": [{"job_id": "101", "predicted_speed": math.inf}]}, "inf is not a finite number"),
+        ({"members": [{"job_id": "101", "predicted_speed": "fast"}]}, "'fast' is not a finite number"),
         ({"members": [{"job_id": "101", "steps": 2}]}, "members.0.steps: there is no such field"),
         ({"members": []}, "one at least"),
         ({"members": [{"job_id": "101"}], "python": "python3"}, "no path from the root"),

@@ -208,6 +208,8 @@ def test_a_job_joins_a_group_at_work_and_leaves_in_any_way_and_the_others_run_on
 def test_a_job_that_nobody_declared_is_not_admitted(launcher):
     group = JoinableGroup(launcher)
     assert ends(group.joiner("103", group.steps, group.over, pilot="901")) == 75
-    assert "requeued: the group's runtime refused the script: job 103 is no member of this group" in launcher.out("103")
+    assert "requeued: the group's runtime refused the script: job 103 is not a member of this group" in launcher.out(
+        "103"
+    )
     assert "103" not in launcher.status()["members"]
     group.goes_on()

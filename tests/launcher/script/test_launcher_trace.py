@@ -132,10 +132,10 @@ def test_trace_that_cannot_be_written_is_said_clearly(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.json", "hello", "is no trace of stages"),
+        ("a.json", "hello", "is not a trace of stages"),
         ("a.json", "[\n]", "holds no stage"),
-        ("a.json", '{"a": 1}', "is no trace of stages"),
-        ("a.jsonl", '{"a": 1}', "is no trace of stages"),
+        ("a.json", '{"a": 1}', "is not a trace of stages"),
+        ("a.jsonl", '{"a": 1}', "is not a trace of stages"),
     ],
 )
 def test_file_that_is_no_trace_is_refused(tmp_path: Path, name: str, content: str, message: str) -> None:

@@ -72,7 +72,7 @@ def test_step_3_those_with_more_than_their_share_make_room():
     # 1 and 2 take 6 of the 12 CPUs each. Nothing is left for 3, so one of them goes back to 3: the less urgent.
     plan = plan_of("synergy", [job(number, HUNGRY) for number in (1, 2, 3)], [make_host("a")])
     assert shares_by_job(plan) == {1: (6, 10), 2: FAIR, 3: FAIR}
-    assert "it gave up what it had above its GPU-proportional share for job 3" in said(plan, 2)
+    assert "it gave up its surplus above the GPU-proportional share for job 3" in said(plan, 2)
     # 4 needs 3 more: 1 goes back, too.
     plan = plan_of("synergy", [job(number, HUNGRY) for number in (1, 2, 3, 4)], [make_host("a")])
     assert shares_by_job(plan) == dict.fromkeys((1, 2, 3, 4), FAIR)

@@ -31,7 +31,7 @@ from muri.profiler.store import ProfileStore
         ("predict gpt2 --gpus 0", "Invalid value for '--gpus'"),
         ("pair job.py", "a pair is two scripts, not 1"),
         ("pair a.py job.py", "there is no script a.py"),
-        ('pair "job.py \'x" job.py', "is no command line"),
+        ('pair "job.py \'x" job.py', "is not a command line"),
         ("pair --list --next", "not both"),
         ("pair --list job.py job.py", "--list takes no scripts"),
         ("pair job.py job.py --model-a x:y", "is not MODEL[:BATCH[:GPUS[:TYPE[:USER]]]]"),

@@ -128,7 +128,7 @@ def test_check_says_good_or_what_is_wrong(
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--gpu-mix", "many=1"], "'many' is no number of GPUs"),
+        (["--gpu-mix", "many=1"], "'many' is not a number of GPUs"),
         (["--gpu-mix", "1=x"], "'1=x' is not of the form NAME=WEIGHT"),
         (["--gpu-mix", "=1"], "a name is missing"),
         (["--bottlenecks", "disk"], "unknown bottleneck disk"),

@@ -237,7 +237,7 @@ def test_a_policy_that_fails_is_told_where_in_a_few_lines(monkeypatch: pytest.Mo
         run([job(1, 0.0, 50.0)], "greedy", Cluster(2, 1))
     text = str(caught.value)
     if breaks == "nothing":
-        assert text == "policy greedy returned NoneType, which is no Plan"
+        assert text == "policy greedy returned NoneType, not a Plan"
         return
     assert text.startswith("policy greedy failed: KeyError: 'speedspeed")
     assert text.endswith("""in plan: raise KeyError("speed" * 1000)""")

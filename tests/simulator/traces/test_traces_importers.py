@@ -119,8 +119,8 @@ def test_a_json_array_comes_in_pieces_of_any_size(size: int) -> None:
         ('[{"a": 1}\n{"b": 2}]', "t:2: not valid JSON: '{' where , or ] belongs"),
         ('[{"a": 1},', "t:1: not valid JSON: Expecting value"),
         ('[{"a": 1}', "t:1: not valid JSON: the list ends too early"),
-        ("[1,\n" + "[" * 100_000, "t:2: not valid JSON: this is no job"),
-        ("[" + "9" * 5000 + "]", "t:1: not valid JSON: this is no job"),
+        ("[1,\n" + "[" * 100_000, "t:2: not valid JSON: this is not a job"),
+        ("[" + "9" * 5000 + "]", "t:1: not valid JSON: this is not a job"),
     ],
 )
 def test_broken_json_is_an_error_with_its_line(text: str, said: str) -> None:
@@ -248,7 +248,7 @@ def test_the_output_of_a_real_sacct_is_read() -> None:
     ("row", "said"),
     [
         ("1_4|a|COMPLETED|5|9|gres/gpu=1|gres/gpu=1|x", "column JobIDRaw: '1_4' is not a number"),
-        ("1|a|COMPLETED|²|9|gres/gpu=1|gres/gpu=1|x", "column Submit: '²' is no time"),
+        ("1|a|COMPLETED|²|9|gres/gpu=1|gres/gpu=1|x", "column Submit: '²' is not a time"),
         ("1|a|COMPLETED|Unknown|9|gres/gpu=1|gres/gpu=1|x", "column Submit: is empty"),
         ("1|a|COMPLETED|5|00:09|gres/gpu=1|gres/gpu=1|x", "column ElapsedRaw: '00:09' is not a number"),
         ("1|a|COMPLETED|5|9||gres/gpu|x", "column AllocTRES: 'gres/gpu' is not of the form"),
@@ -274,7 +274,7 @@ SYNERGY_HEADER = "job_id,model,arrival_s,iterations,num_gpu\n"
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (HELIOS_HEADER + helios_row(1, 1, "yesterday", 5), "column submit_time: 'yesterday' is no time such as"),
+        (HELIOS_HEADER + helios_row(1, 1, "yesterday", 5), "column submit_time: 'yesterday' is not a time such as"),
         (SYNERGY_HEADER + "0,resnet,409,3447,1\n", "column model: 'resnet' is not one of Synergy's models: alexnet, "),
     ],
 )

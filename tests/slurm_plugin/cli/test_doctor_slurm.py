@@ -84,8 +84,8 @@ def test_jobs_with_a_tmp_of_their_own_are_named(line, said):
         ({"is_watched": False}, {}, Level.WARNING, "jobs wait for the timer, up to 360 s"),
         ({"host": "other"}, {}, Level.WARNING, "slurmctld runs on head or spare and gives no notice here"),
         ({"slurmctld_hosts": ()}, {}, Level.WARNING, "slurmctld runs on another machine"),
-        ({"notice": Path("/").stat()}, {}, Level.WARNING, "/run/muri/notice is no file of user"),
-        ({"slurm_uid": 123456}, {}, Level.WARNING, "/run/muri/notice is no file of user 123456"),
+        ({"notice": Path("/").stat()}, {}, Level.WARNING, "/run/muri/notice is not a file of user"),
+        ({"slurm_uid": 123456}, {}, Level.WARNING, "/run/muri/notice is not a file of user 123456"),
     ],
 )
 def test_what_is_left_to_the_timer_is_a_warning_with_a_remedy(tmp_path, change, config, level, said):

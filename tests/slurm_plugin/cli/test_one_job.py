@@ -83,7 +83,7 @@ def test_several_jobs_are_explained_in_turn(slurm):
     shown = explained("30_3", "5")
     assert shown.startswith("Job 30_3 ")
     assert "\nJob 5 " in shown
-    with pytest.raises(UsageError, match="'' is no job: write its id"):
+    with pytest.raises(UsageError, match=r"'' is not a job id\. Use"):
         explained("5", "")
 
 
@@ -103,7 +103,7 @@ def test_a_job_to_be_stopped_is_read_alone(slurm):
 
 @pytest.mark.parametrize("name", ["", "x", "_3", "-1", "1" * 11, "١٧"])
 def test_what_is_no_jobs_name_is_refused(name):
-    with pytest.raises(UsageError, match="is no job"):
+    with pytest.raises(UsageError, match="is not a job"):
         job_id_in(name)
     assert job_id_in("4711_3") == job_id_in("4711") == 4711
 

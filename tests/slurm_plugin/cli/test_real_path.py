@@ -58,7 +58,7 @@ def test_where_no_group_can_form_that_is_a_problem_and_what_to_do_is_said() -> N
     [
         ("muri:on muri-gate:licence", "licence", Level.OK, "kept waiting by licence"),
         ("muri:on muri-gate:hold", "hold", Level.OK, "kept waiting by hold"),
-        ("muri:on muri-gate:open", "licence", Level.WARNING, "no controller is at work"),
+        ("muri:on muri-gate:open", "licence", Level.WARNING, "no controller is running"),
         ("muri:on muri-gate:hold", "licence", Level.PROBLEM, "by hold, muri.yaml by licence"),
         ("site=x", "licence", Level.PROBLEM, "not tagged"),
     ],

@@ -62,7 +62,7 @@ def test_without_slurmdbd_it_says_that_it_could_not_look(slurm):
 def test_a_python_that_is_not_there_is_a_problem(tmp_path):
     assert not [*wrong_python(Config(node_python=sys.executable))]
     (told,) = wrong_python(Config(node_python="/nope"))
-    assert told.startswith("node_python: /nope is no program on this machine")
+    assert told.startswith("node_python: /nope is not a program on this machine")
 
 
 def test_check_exits_with_2_where_slurm_answers(slurm, tmp_path, capsys):

@@ -159,7 +159,7 @@ def test_a_line_that_cannot_be_read_costs_itself(caplog):
     with caplog.at_level(logging.WARNING):
         limits = LimitsReader(Commands(qos=qos)).read()
     assert [each.name for each in limits.qos] == ["normal", "small"]
-    assert "'soon' is no time limit" in caplog.text
+    assert "'soon' is not a time limit" in caplog.text
     assert "percentages" in caplog.text
     assert "2 columns instead of 16" in caplog.text
 

@@ -75,7 +75,7 @@ def muri(slurm: Slurm) -> Any:
 
 WAITS = "muri: waits for the licence muri_gate until Muri starts it; `muri queue` shows how it stands"
 HELD = "muri: held until Muri starts it; `muri queue` shows how it stands"
-NOBODY = "muri: no controller is at work; submitted as an ordinary job"
+NOBODY = "muri: no controller is running; submitted as an ordinary job"
 
 
 @pytest.mark.parametrize(
@@ -460,7 +460,7 @@ def test_the_controller_gets_notice_of_jobs_that_wait_for_it_and_the_file_never_
     others = [slurm.job(None), slurm.job("on", script=None), slurm.job("on", tres_per_node=None)]
     assert noticed(slurm, notice, *others) == ["0"] * 3
     slurm.lua.execute("slurm.reservations = {}")
-    assert noticed(slurm, notice, slurm.job()) == ["0"]  # no controller is at work
+    assert noticed(slurm, notice, slurm.job()) == ["0"]  # no controller is running
     muri(slurm).gate = "hold"
     assert noticed(slurm, notice, *(slurm.job() for _ in range(20))) == ["1"] * 20
 

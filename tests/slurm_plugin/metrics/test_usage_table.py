@@ -295,7 +295,7 @@ def test_who_is_asked_for_reaches_sacct(sacct, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--month", "2026-13"], "is no month: write it as 2026-11"),
+        (["--month", "2026-13"], "is not a month: write it as 2026-11"),
         (["46"], "job 46 has not run to an end yet (PENDING)"),
         (["50"], "job 50 is one of Muri's own; it held GPUs for 41 and 42: ask for one of them"),
         (["99"], "the accounts have no job 99"),

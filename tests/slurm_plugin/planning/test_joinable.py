@@ -130,7 +130,7 @@ def test_the_pilot_has_room_for_others_as_far_as_it_is_free_and_belongs_to_its_g
     ],
 )
 def test_where_a_node_has_no_room_for_a_pilot_the_job_starts_plain(asked, node, why):
-    for model, grouping, what in (("m1", {}, "nobody can join it"), ("new", {"join": False}, "it cannot be measured")):
+    for model, grouping, what in (("m1", {}, "no job can join it"), ("new", {"join": False}, "it cannot be measured")):
         (start,) = decided([candidate(1, model, **asked)], [make_node("n1", **node)], grouping=grouping).actions
         assert isinstance(start, ReleaseSolo)
         assert start.reasons[-1].startswith(f"{what}: {why}")
@@ -203,7 +203,7 @@ def test_a_refused_pilot_lets_its_job_start_plain_in_the_same_cycle(make_control
     slurm.tick()
     assert (slurm.jobs[1].state, slurm.jobs[1].gpu_count) == (JobState.RUNNING, 1)
     (told,) = status.jobs
-    assert told.reasons[-1] == "nobody can join it: Slurm refused its pilot job: Invalid qos specification"
+    assert told.reasons[-1] == "no job can join it: Slurm refused its pilot job: Invalid qos specification"
     assert any("Invalid qos specification" in error for error in status.errors)
 
 

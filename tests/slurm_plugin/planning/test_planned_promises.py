@@ -114,10 +114,12 @@ def test_members_are_told_that_their_group_breaks_a_promise():
     found = shown(group("m1", "m3", comment=speeds_report({2000: 0.71, 2001: 0.95}, broken=(2000,))))
     assert found[2000].is_promise_broken
     assert found[2001].promises_broken == (2000,)
-    assert "It was promised 0.80 and gets 0.71: nobody joins its group any more." in explanation(found[2000])
+    assert "It was promised 0.80 and gets 0.71: its group is closed to new members." in explanation(found[2000])
     others = explanation(found[2001])
     assert "It was promised at least 0.80 of its speed alone." in others
-    assert "Job 2000 beside it does not get the speed that it was promised: nobody joins the group any more." in others
+    assert (
+        "Job 2000 beside it does not get the speed that it was promised: the group is closed to new members." in others
+    )
 
 
 def test_the_queue_shows_promised_planned_and_measured_speed(monkeypatch, capsys):

@@ -77,4 +77,4 @@ def test_explain_tells_it_and_a_policy_that_fails_there_costs_no_cycle(make_cont
         slurm.now_s += ASK_AGAIN_S
         status = controller.cycle()
     assert not [why for job in status.jobs for why in job.reasons if "could move" in why]
-    assert "nobody is told who could move" in caplog.text
+    assert "proposals to move jobs are left out" in caplog.text
