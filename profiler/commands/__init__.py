@@ -23,7 +23,7 @@ VERBS: Final = {
     "publish": LazyCommand(
         f"{_HERE}.publish:publish_command", "Make users' profiles valid for all users, or take them back."
     ),
-    "export": LazyCommand(f"{_HERE}.change:export_command", "Write all profiles as JSON."),
+    "export": LazyCommand(f"{_HERE}.change:export_command", "Print all profiles as JSON."),
     "import": LazyCommand(f"{_HERE}.change:import_command", "Read profiles from a JSON export."),
 }
 

@@ -1,6 +1,5 @@
 """Commands that change what is stored: `muri profile set`, `rm`, `export` and `import`."""
 
-import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -8,7 +7,6 @@ from typing import Any, Final
 import click
 
 from muri.errors import UsageError
-from muri.files import whole_file
 from muri.profiler.commands.options import (
     author,
     echo_json,
@@ -176,40 +174,24 @@ def rm_command(wanted: Wanted, all_matching: bool, yes: bool, store_path: Path |
                 click.echo(f"removed {key}")
 
 
-@click.command("export", short_help="Write all profiles as JSON.")
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Write to this file instead of printing.",
-)
+@click.command("export", short_help="Print all profiles as JSON.")
 @store_option
-def export_command(output: Path | None, store_path: Path | None) -> None:
-    """Write all profiles as JSON, for `muri profile import` elsewhere.
+def export_command(store_path: Path | None) -> None:
+    """Print all profiles as JSON, for `muri profile import` elsewhere.
 
     \b
     Examples:
       muri profile export > profiles.json
-      muri profile export -o profiles.json --store /tmp/profiles.db
+      muri profile export --store /tmp/profiles.db > profiles.json
     """
     with open_store(store_path, read_only=True) as store:
-        profiles = store.list()
-    if output is None:
-        click.echo(to_json(profiles), nl=False)
-        return
-    try:
-        with whole_file(output) as draft:
-            draft.write_text(to_json(profiles), encoding="utf-8")
-    except OSError as error:
-        raise ExchangeError(f"cannot write {output}: {error.strerror}") from error
-    click.echo(f"exported {len(profiles)} to {output}", err=True)
+        click.echo(to_json(store.list()), nl=False)
 
 
 @click.command("import", short_help="Read profiles from a JSON export.")
 @click.argument("file", type=click.Path(allow_dash=True, path_type=Path))
 @store_option
-@json_option
-def import_command(file: Path, store_path: Path | None, as_json: bool) -> None:
+def import_command(file: Path, store_path: Path | None) -> None:
     """Read profiles from FILE, a JSON export; - reads the standard input.
 
     All are stored or, where one is wrong, none. A profile that is already there is replaced and
@@ -224,10 +206,7 @@ def import_command(file: Path, store_path: Path | None, as_json: bool) -> None:
     profiles = from_json(_read_file(file), name)
     with open_store(store_path) as store:
         stored = store.put_all((_imported(item) for item in profiles), author("import"))
-    if as_json:
-        click.echo(json.dumps(stored._asdict()))
-    else:
-        click.echo(f"{stored.added} added, {stored.replaced} replaced")
+    click.echo(f"{stored.added} added, {stored.replaced} replaced")
 
 
 def _imported(item: StageProfile) -> StageProfile:

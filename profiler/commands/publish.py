@@ -14,8 +14,6 @@ from muri.profiler.commands.options import (
     author,
     complete_gpu_type,
     complete_model,
-    echo_json,
-    json_option,
     open_store,
     store_option,
     user_option,
@@ -99,10 +97,7 @@ class _Request:
 @click.option("--all-matching", is_flag=True, help="All that match, not only one of each MODEL.")
 @click.option("-y", "--yes", is_flag=True, help="Don't ask.")
 @store_option
-@json_option
-def publish_command(
-    take_back: bool, user: str | None, store_path: Path | None, as_json: bool, **which: Unpack[_Which]
-) -> None:
+def publish_command(take_back: bool, user: str | None, store_path: Path | None, **which: Unpack[_Which]) -> None:
     """Make the profiles of MODEL... valid for all users, with what else is known of these models.
 
     A job is planned with its user's own profile first, then with a published one of the same model,
@@ -125,7 +120,8 @@ def publish_command(
             keys = request.keys(every, "")
             request.confirm(keys, "unpublish", "and their history")
             withdraw(store, keys, author("withdraw"))
-            _tell("unpublished", keys, {}, as_json=as_json)
+            for key in keys:
+                click.echo(f"unpublished {key}")
             return
         own = [key for key in every if key.user]
         for model in request.models:
@@ -133,16 +129,9 @@ def publish_command(
                 raise NoSuchProfileError(f"every profile of {model!r} is published already")
         keys = request.keys(own, user)
         request.confirm(keys, "publish", "for all users, in place of what is published of them")
-        stored = publish(store, keys, author("publish"))
-        _tell("published", keys, stored._asdict(), as_json=as_json)
-
-
-def _tell(done: str, keys: Sequence[ProfileKey], counts: dict[str, int], *, as_json: bool) -> None:
-    if as_json:
-        echo_json({done: [asdict(key) for key in keys], **counts})
-        return
-    for key in keys:
-        click.echo(f"{done} {key}")
+        publish(store, keys, author("publish"))
+        for key in keys:
+            click.echo(f"published {key}")
 
 
 class Copy(NamedTuple):

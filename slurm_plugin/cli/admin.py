@@ -343,8 +343,7 @@ def config_check(file: Path | None, show: bool) -> None:
 @click.argument("name", metavar="JOB")
 @CONFIG_OPTION
 @click.option("--yes", is_flag=True, help="Do not ask.")
-@click.option("--json", "as_json", is_flag=True, help="Print the outcome as JSON; needs --yes.")
-def preempt(name: str, config_file: Path | None, yes: bool, as_json: bool) -> None:
+def preempt(name: str, config_file: Path | None, yes: bool) -> None:
     """Stop running JOB at its next iteration; it waits in the queue and resumes later.
 
     For administrators and the job's owner. Only a job that was submitted with --muri=checkpoint=1 and whose
@@ -354,7 +353,7 @@ def preempt(name: str, config_file: Path | None, yes: bool, as_json: bool) -> No
     \b
     Examples:
       muri preempt 4711                  asks first
-      muri preempt 4711 --yes --json     for scripts
+      muri preempt 4711 --yes            for scripts
     """
     from muri.slurm_plugin.controller.assemble import open_gateway, read_config
     from muri.slurm_plugin.execute.gate import stop_as_caller
@@ -362,8 +361,6 @@ def preempt(name: str, config_file: Path | None, yes: bool, as_json: bool) -> No
     from muri.slurm_plugin.planning.running import why_not_preemptible
     from muri.slurm_plugin.records.roles import view_of
 
-    if as_json and not yes:
-        raise UsageError("--json asks no questions: give --yes, too")
     config = read_config(config_file)
     gateway = open_gateway(config.gateway)
     view = view_of(gateway.one_job(job_id_in(name)), config.partitions)
@@ -381,10 +378,7 @@ def preempt(name: str, config_file: Path | None, yes: bool, as_json: bool) -> No
         click.confirm(f"Stop job {whose} and put it back into the queue?", abort=True)
     mark_stopped(job_id, job.restart_count)
     stop_as_caller(gateway, job)
-    if as_json:
-        click.echo(json.dumps({"job_id": job_id, "stopped": True, "run": job.restart_count}))
-    else:
-        click.echo(f"job {job_id} is being saved and goes back to the queue")
+    click.echo(f"job {job_id} is being saved and goes back to the queue")
 
 
 def _warn_if_controller_is_down(config: Config) -> None:

@@ -18,7 +18,6 @@ from muri.profiler.store import ProfileStore
         ("show resnet18 --batch-size 3", "no such profile of 'resnet18'. There are:"),
         ("import gone.json", "No such file or directory"),
         ("import binary", "not UTF-8 text"),
-        ("export -o /gone/x.json", "No such file or directory"),
         ("set gpt2", "Missing argument 'FIGURE=VALUE...'"),
         ("set gpt2 load=1", "figures are load_ms, preprocess_ms"),
         ("set gpt2 load_ms=much", "load_ms must be a number, not 'much'"),

@@ -69,11 +69,10 @@ def test_rm_with_yes_removes_one_or_all_that_match(filled, capsys):
 
 def test_export_and_import_move_everything(filled, tmp_path):
     target = tmp_path / "out.json"
-    assert invoke("export", "-o", target).exit_code == 0
-    assert target.read_text() == invoke("export").output
+    target.write_text(invoke("export").output)
     assert invoke("import", target).output == "0 added, 3 replaced\n"
-    done = invoke("import", "-", "--json", "--store", tmp_path / "new.db", input=target.read_text())
-    assert json.loads(done.output) == {"added": 3, "replaced": 0}
+    done = invoke("import", "-", "--store", tmp_path / "new.db", input=target.read_text())
+    assert done.output == "3 added, 0 replaced\n"
     with ProfileStore(tmp_path / "new.db", read_only=True) as store:
         assert {item.source for item in store.list()} == {"import"}
 

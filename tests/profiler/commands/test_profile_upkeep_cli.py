@@ -54,7 +54,7 @@ def test_editing_only_the_memory_keeps_what_was_measured_of_the_times(path):
 
 def test_removals_and_imports_are_written_down(path, tmp_path):
     exported = tmp_path / "export.json"
-    invoke("export", "-o", exported)
+    exported.write_text(invoke("export").output)
     invoke("rm", "gpt2", "--yes")
     invoke("import", exported)
     actions = [(entry.action, entry.key.model) for entry in audit(path)]
