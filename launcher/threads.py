@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 if TYPE_CHECKING:
+    from muri.group_spec import MemberSpec
     from muri.launcher.arbitration.arbiter import Arbiter
     from muri.launcher.job.session import MemberSession
     from muri.launcher.job.stage_clock import IntervalListener
@@ -36,7 +37,7 @@ class SharedProcess(Protocol):
         files: tuple[int, int, int],
         arbiter: Arbiter,
         on_interval: IntervalListener | None,
-        terms: Any,
+        spec: MemberSpec,
     ) -> MemberSession:
         """Return a session that has not started; see `sessions.process_session.ProcessSession` for the arguments."""
 

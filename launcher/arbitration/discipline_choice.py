@@ -21,6 +21,8 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from typing import Final
 
+from muri.launcher.job.stage_clock import STAGE_COUNT
+
 TOLERANCE: Final = 0.2
 """How far a total may be from a prediction, or from what was measured before, without a cause."""
 
@@ -78,6 +80,33 @@ LONGEST_PAUSE_S: Final = 3600.0
 
 MOST_COUNTED: Final = 8
 """So many windows, or trials, count at most: a mean that moves."""
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """What the group runs on.
+
+    Attributes:
+        cpus: Cores for its members.
+        has_gpu: Whether it has a GPU. Otherwise the members' cores do its work.
+    """
+
+    cpus: int = 1
+    has_gpu: bool = True
+
+
+ONE_GPU: Final = Node()
+"""A node of which nothing more is known."""
+
+
+def candidates(count: int, node: Node) -> tuple[str, ...]:
+    """What auto chooses from for so many members, the discipline predicted best first.
+
+    Where cores are all that there is, the kernel shares them without ever leaving one idle, and turns only cost; with a
+    GPU turns spare the members each other's kernels.
+    """
+    first = ("fair", "plain") if node.has_gpu else ("plain", "fair")
+    return (*first, "lockstep") if count <= STAGE_COUNT else first
 
 
 @dataclass(frozen=True, slots=True)

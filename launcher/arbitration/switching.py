@@ -21,7 +21,7 @@ from muri.launcher.arbitration.arbiter import (
     PlainArbiter,
     WaitInterruptedError,
 )
-from muri.launcher.arbitration.discipline_choice import Decision, DisciplineChoice
+from muri.launcher.arbitration.discipline_choice import ONE_GPU, Decision, DisciplineChoice, Node, candidates
 from muri.launcher.arbitration.fairness import smooth
 from muri.launcher.arbitration.lockstep import LockstepArbiter
 from muri.launcher.job.stage_clock import NO_TURNS, STAGE_COUNT, TURNS, TURNS_INDEX, IterationRecord
@@ -339,36 +339,13 @@ class SwitchingArbiter(Arbiter):
             self._inner.waiting_hint[resource] = bool(holders)
 
 
-@dataclass(frozen=True, slots=True)
-class Node:
-    """What the group runs on.
-
-    Attributes:
-        cpus: Cores for its members.
-        has_gpu: Whether it has a GPU. Otherwise the members' cores do its work.
-    """
-
-    cpus: int = 1
-    has_gpu: bool = True
-
-
-def candidates(count: int, node: Node) -> tuple[str, ...]:
-    """What auto chooses from for so many members, the discipline predicted best first.
-
-    Where cores are all that there is, the kernel shares them without ever leaving one idle, and turns only cost; with a
-    GPU turns spare the members each other's kernels.
-    """
-    first = ("fair", "plain") if node.has_gpu else ("plain", "fair")
-    return (*first, "lockstep") if count <= STAGE_COUNT else first
-
-
 def make_arbiter(
     discipline: str,
     members: list[str],
     ordering: list[str | None],
     predicted_speed: Mapping[str, float] | None = None,
     now: Clock = MACHINE_CLOCK,
-    node: Node = Node(),
+    node: Node = ONE_GPU,
     *,
     promises: bool = False,
 ) -> Arbiter:

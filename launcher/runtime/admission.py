@@ -9,11 +9,10 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from muri.errors import MuriError
-from muri.group_spec import GroupSpec
 from muri.launcher.job.environment import STEPS_VARIABLE
 from muri.launcher.job.scheduler import Membership, load_membership
 from muri.launcher.job.session import MemberSession
-from muri.launcher.runtime.member_table import Expectation, MemberTable
+from muri.launcher.runtime.member_table import MemberTable
 from muri.launcher.threads import SharedProcess
 from muri.units import GIB
 
@@ -62,7 +61,6 @@ class AdmissionControl:
     Args:
         pilot_job: The job that the runtime runs in, None when no job can join.
         table: The members.
-        group: The group as it was planned.
         membership: The scheduler's interface; loaded when first needed.
     """
 
@@ -70,19 +68,15 @@ class AdmissionControl:
         self,
         pilot_job: str | None,
         table: MemberTable,
-        group: GroupSpec,
         membership: Callable[[], Membership] = load_membership,
     ) -> None:
         self.pilot_job = pilot_job
         self._table = table
-        self._discipline = group.discipline
         self._membership = membership
-        self._lock = threading.Lock()
-        self._accumulate_steps = {each.job_id: each.accumulate_steps for each in group.members}
 
     def environment(self, job_id: str) -> dict[str, str]:
         """Variables that tell a member's script what the scheduler chose for it."""
-        steps = self._accumulate_steps.get(job_id, 1)
+        steps = self._table.spec_of(job_id).accumulate_steps if job_id in self._table else 1
         return {STEPS_VARIABLE: str(steps)} if steps > 1 else {}
 
     def refusal(self, job_id: str) -> str:
@@ -91,7 +85,7 @@ class AdmissionControl:
             return ""
         if self.pilot_job is None:
             return f"job {job_id} is not a member of this group"
-        if self._discipline == "lockstep":
+        if self._table.discipline == "lockstep":
             return f"job {job_id} has no place in the rotation of this group"
         try:
             place = self._membership().place_of(job_id)
@@ -99,10 +93,8 @@ class AdmissionControl:
             return f"it is not known whether job {job_id} belongs to this group: {error}"
         if place is None or place.pilot != self.pilot_job:
             return f"job {job_id} is not a member of this group"
-        member, steps = place.member, place.member.accumulate_steps
-        with self._lock:
-            self._table.add(job_id, Expectation(member.solo_iteration_s, member.predicted_speed, member.min_speed))
-            self._accumulate_steps[job_id] = steps
+        self._table.add(place.member)
+        steps = place.member.accumulate_steps
         logger.info("job %s joins the group%s", job_id, f", with batches in {steps} parts" if steps > 1 else "")
         return ""
 

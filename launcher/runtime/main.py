@@ -21,14 +21,15 @@ from muri.errors import MuriError, UsageError
 from muri.group_spec import GroupSpec, read_group
 from muri.inherited import settle_own
 from muri.launcher.arbitration.arbiter import Arbiter
+from muri.launcher.arbitration.discipline_choice import Node
 from muri.launcher.arbitration.pausing import EVERYWHERE, PausingArbiter
-from muri.launcher.arbitration.switching import Node, make_arbiter
+from muri.launcher.arbitration.switching import make_arbiter
 from muri.launcher.runtime.admission import AdmissionControl, MemoryAdmission
 from muri.launcher.runtime.coordination import RankGroup
 from muri.launcher.runtime.hang_watch import HangWatch
 from muri.launcher.runtime.link import Place
 from muri.launcher.runtime.measuring import PromiseKeeper
-from muri.launcher.runtime.member_table import Expectation, MemberTable
+from muri.launcher.runtime.member_table import MemberTable
 from muri.launcher.runtime.network_order import NETWORK
 from muri.launcher.runtime.server import Server, SessionFactory
 from muri.launcher.runtime.suspension import SuspensionWatch
@@ -208,7 +209,7 @@ class Runtime:
         self._options = options
         self._told_to_end, self._tell_to_end = os.pipe()
         group = options.group
-        self._table = MemberTable(group.ids, group.discipline)
+        self._table = MemberTable(group)
         self._ranks = None if options.place is None else RankGroup(options.place, self._table, self._tell_end)
         in_turns = group.discipline != "plain"
         self._threads: SharedProcess | None = None
@@ -230,19 +231,11 @@ class Runtime:
         # One rank pauses for all: the others wait for its turn at the network.
         self._suspension = SuspensionWatch(self._table.running, pausing)
         self._trace = _open_trace(options, shared=in_turns)
-        self._table.watch(
-            arbiter,
-            {
-                each.job_id: Expectation(each.solo_iteration_s, each.predicted_speed, each.min_speed)
-                for each in group.members
-            },
-            has_gpu=options.node.has_gpu,
-            threads=self._threads,
-        )
+        self._table.watch(arbiter, has_gpu=options.node.has_gpu, threads=self._threads)
         self._promises = PromiseKeeper(arbiter, self._table.broken_promises)
         start = functools.partial(supervised, options.starter, options.run_dir)
-        factory = SessionFactory(pausing, self._table.terms, self._trace, start, self._threads)
-        admission = AdmissionControl(os.environ.get("SLURM_JOB_ID"), self._table, group)
+        factory = SessionFactory(pausing, self._table.spec_of, self._trace, start, self._threads)
+        admission = AdmissionControl(os.environ.get("SLURM_JOB_ID"), self._table)
         need_gib = {each.job_id: each.gpu_mem_gib for each in group.members if each.gpu_mem_gib}
         memory = MemoryAdmission(
             need_gib,

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from muri.files import atomic_json
+from muri.group_spec import GroupSpec, MemberSpec
 from muri.launcher.arbitration.arbiter import Arbiter
 from muri.launcher.arbitration.switching import SwitchingArbiter
 from muri.launcher.job.session import MemberSession
 from muri.launcher.job.stage_clock import IterationRecord
 from muri.launcher.runtime.measuring import Measurement, PromiseWatch
-from muri.launcher.sessions.setup import Terms
 from muri.launcher.threads import SharedProcess
 from muri.profiler.records import RESOURCES, STAGES
 
@@ -68,26 +68,12 @@ class SpeedMeter:
         return len(records) / total_s if total_s > 0 else None
 
 
-@dataclass(frozen=True, slots=True)
-class Expectation:
-    """What the plan knows of a member beforehand.
-
-    Attributes:
-        solo_iteration_s: Seconds of an iteration when alone, None when not known.
-        predicted_speed: Speed that the plan expects, 1 = as fast as alone; None when not known.
-        min_speed: Speed that it was promised; 0: none.
-    """
-
-    solo_iteration_s: float | None = None
-    predicted_speed: float | None = None
-    min_speed: float = 0.0
-
-
 @dataclass(slots=True)
 class Member:
     """One member of the group.
 
     Attributes:
+        spec: What is known of it beforehand.
         session: The session that runs, or ran last.
         state: "waiting" (has not come yet), "running" or "ended" (its last script ended; it may
             come again with another).
@@ -95,20 +81,19 @@ class Member:
         earlier_iterations: Iterations of the sessions that ended.
         script: What the session runs.
         started: When it started, UTC.
-        expectation: What is known of the member beforehand.
         meter: Its session's speed.
         promise: Whether it gets the speed that it was promised.
         measurement: What is measured of its session in place.
         had_company: Whether another member has been at work beside its session.
     """
 
+    spec: MemberSpec
     session: MemberSession | None = None
     state: str = "waiting"
     sessions: int = 0
     earlier_iterations: int = 0
     script: str = ""
     started: str | None = None
-    expectation: Expectation = field(default_factory=Expectation)
     meter: SpeedMeter = field(default_factory=SpeedMeter)
     promise: PromiseWatch = field(default_factory=PromiseWatch)
     measurement: Measurement | None = None
@@ -126,7 +111,7 @@ class Member:
             alone: Whether nobody else is at work: then nothing of what it was promised can be missed, for promises are
                 of speeds beside others.
         """
-        session, expected = self.session, self.expectation
+        session, expected = self.session, self.spec
         records = [] if session is None else list(session.clock.recent)
         count = len(records)
         running = session.clock.iterations if session is not None and self.state == "running" else 0
@@ -178,13 +163,17 @@ class Member:
 class MemberTable:
     """The members by job id; safe to use from several threads.
 
+    Args:
+        group: The group as it was planned.
+
     Attributes:
+        discipline: The planned one.
         changed: Set whenever a session starts or ends; the waiting thread clears it.
     """
 
-    def __init__(self, members: list[str], discipline: str) -> None:
-        self._members = {member: Member() for member in members}
-        self._discipline = discipline
+    def __init__(self, group: GroupSpec) -> None:
+        self._members = {spec.job_id: Member(spec) for spec in group.members}
+        self.discipline: Final = group.discipline
         self._started = utc_now()
         self._arbiter: Arbiter | None = None
         self._threads: SharedProcess | None = None
@@ -196,29 +185,19 @@ class MemberTable:
         """Whether the job is a member."""
         return member in self._members
 
-    def watch(
-        self,
-        arbiter: Arbiter,
-        expected: Mapping[str, Expectation],
-        *,
-        has_gpu: bool = True,
-        threads: SharedProcess | None = None,
-    ) -> None:
-        """Set the arbiter, what members' speed is measured against, whether there is a GPU, what runs threads."""
+    def watch(self, arbiter: Arbiter, *, has_gpu: bool = True, threads: SharedProcess | None = None) -> None:
+        """Set the arbiter, whether there is a GPU, and what runs members as threads."""
         self._arbiter, self._has_gpu, self._threads = arbiter, has_gpu, threads
-        for name, member in self._members.items():
-            member.expectation = expected.get(name, Expectation())
 
-    def add(self, member: str, expectation: Expectation) -> None:
-        """Add a job that joins the group, and what the plan knows of it; it may be a member already."""
+    def add(self, spec: MemberSpec) -> None:
+        """Add a job that joins the group; it may be a member already."""
         with self._lock:
-            self._members.setdefault(member, Member(expectation=expectation))
+            self._members.setdefault(spec.job_id, Member(spec))
             self.changed.set()
 
-    def terms(self, member: str) -> Terms:
-        """What the arbiter is told of a member."""
-        expected = self._members[member].expectation
-        return Terms(expected.solo_iteration_s, expected.min_speed)
+    def spec_of(self, member: str) -> MemberSpec:
+        """What is known of a member beforehand."""
+        return self._members[member].spec
 
     def broken_promises(self) -> list[str]:
         """Members whose promise cannot be kept, as the last look has found."""
@@ -238,7 +217,7 @@ class MemberTable:
             member.sessions += 1
             member.script, member.started = script, utc_now()
             member.meter, member.promise = SpeedMeter(), PromiseWatch()
-            unknown = member.expectation.solo_iteration_s is None
+            unknown = member.spec.solo_iteration_s is None
             member.measurement = Measurement(session, self._is_undisturbed, tells_early=unknown)
             self.changed.set()
         if self._arbiter is not None:
@@ -305,7 +284,7 @@ class MemberTable:
         fault = None if self._threads is None else self._threads.fault()
         group: dict[str, object] = {} if fault is None else {"fault": fault}
         group |= {"pid": os.getpid(), "host_job": os.environ.get("SLURM_JOB_ID"), "started": self._started}
-        return group | group_status(self._arbiter, self._discipline, members)
+        return group | group_status(self._arbiter, self.discipline, members)
 
     def write_status(self, path: Path) -> None:
         """Write the status file so that a reader sees all of it or none."""

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from muri.group_spec import GroupSpec, MemberSpec
+from muri.group_spec import MemberSpec
 from muri.launcher.arbitration.arbiter import Arbiter
 from muri.launcher.job.environment import run_of
 from muri.launcher.job.session import MemberSession
@@ -20,7 +20,6 @@ from muri.launcher.runtime.coordination import RankGroup
 from muri.launcher.runtime.member_table import MemberTable
 from muri.launcher.script.trace import Trace
 from muri.launcher.sessions.process_session import ProcessSession, Start, share_waiting_hint
-from muri.launcher.sessions.setup import Terms
 from muri.launcher.threads import SharedProcess
 from muri.launcher.wire import protocol
 from muri.launcher.wire.protocol import AttachRequest, Frame, ProtocolError
@@ -60,7 +59,7 @@ class SessionFactory:
 
     Args:
         arbiter: Whom the sessions ask.
-        terms: Says what the arbiter is told of a member.
+        spec_of: Says what is known of a member.
         trace: Where stages are noted.
         start: Starts the supervisors of scripts with a process of their own.
         threads: Runs some members as threads; all others, those that join later among them, get a process of their own.
@@ -69,14 +68,14 @@ class SessionFactory:
     def __init__(
         self,
         arbiter: Arbiter,
-        terms: Callable[[str], Terms],
+        spec_of: Callable[[str], MemberSpec],
         trace: Trace | None,
         start: Start,
         threads: SharedProcess | None = None,
     ) -> None:
         self._arbiter = arbiter
         self._start = start
-        self._terms = terms
+        self._spec_of = spec_of
         self._trace = trace
         self.threads = threads
         self._page_fd = share_waiting_hint(arbiter)
@@ -89,11 +88,11 @@ class SessionFactory:
             if trace is not None:
                 trace.record(member, STAGES[stage], start_s, end_s, wait_s)
 
-        terms = self._terms(member)
+        spec = self._spec_of(member)
         listener = None if trace is None else record
         if self.threads is not None and self.threads.takes(request):
-            return _marked(self.threads.session(request, files, self._arbiter, listener, terms), trace)
-        session = ProcessSession(request, files, self._arbiter, self._page_fd, self._start, listener, terms)
+            return _marked(self.threads.session(request, files, self._arbiter, listener, spec), trace)
+        session = ProcessSession(request, files, self._arbiter, self._page_fd, self._start, listener, spec)
         return _marked(session, trace)
 
 
@@ -130,8 +129,7 @@ class Server:
         memory: MemoryAdmission | None = None,
     ) -> None:
         self._memory = memory or MemoryAdmission({}, table.running)
-        group = GroupSpec(members=tuple(MemberSpec(job_id=member) for member in members))
-        self._admission = admission or AdmissionControl(None, table, group)
+        self._admission = admission or AdmissionControl(None, table)
         self._run_dir = run_dir
         self._ranks = ranks
         rank = None if ranks is None else ranks.place.rank

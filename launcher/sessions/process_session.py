@@ -20,6 +20,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Final
 
+from muri.group_spec import MemberSpec
 from muri.launcher.arbitration.arbiter import Arbiter, WaitInterruptedError
 from muri.launcher.job.environment import task_of
 from muri.launcher.job.process_tree import continue_descendants, stop_descendants
@@ -40,9 +41,7 @@ from muri.launcher.sessions.process_start import StartError, Supervisor, Supervi
 from muri.launcher.sessions.setup import (
     GPU_VARIABLES,
     HUNG_GRACE_S,
-    NO_TERMS,
     AttachedSession,
-    Terms,
     call_later,
     reported_code,
     take_short_turns,
@@ -74,7 +73,7 @@ class ProcessSession(AttachedSession):
         page_fd: The page that tells yield points whether a member waits (`process_gate.make_page`).
         start: Starts the process that watches over the script's.
         on_interval: Called with every stage held; None for no calls.
-        terms: What the arbiter is told of the member.
+        spec: What is known of the member.
     """
 
     isolation: Final = "process"
@@ -89,11 +88,11 @@ class ProcessSession(AttachedSession):
         page_fd: int,
         start: Start,
         on_interval: IntervalListener | None = None,
-        terms: Terms = NO_TERMS,
+        spec: MemberSpec | None = None,
     ) -> None:
         # `fault` stays None, because an error in the process's own CUDA context ends no other member; `stopped_at`
         # stays None, because a checkpoint is known to the process alone.
-        super().__init__(request, arbiter, terms)
+        super().__init__(request, arbiter, spec)
         self.clock = StageClock()  # never entered: filled from what the process tells
         self.ended = threading.Event()
         self._cut_short = False

@@ -7,10 +7,10 @@ import os
 import struct
 import threading
 from collections.abc import Callable, Mapping, MutableMapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from muri.group_spec import MemberSpec
 from muri.launcher.arbitration.arbiter import Arbiter
 from muri.launcher.wire.protocol import AttachRequest
 
@@ -42,26 +42,10 @@ HUNG_GRACE_S: Final = 2.0
 DEVICE_FILES: Final = ("/dev/nvidiactl", "/dev/kfd")
 
 
-@dataclass(frozen=True, slots=True)
-class Terms:
-    """What the arbiter is told of a member.
-
-    Attributes:
-        solo_iteration_s: Seconds of an iteration when alone, None when unknown.
-        min_speed: The speed that it was promised, 1 = as fast as alone; 0: none.
-    """
-
-    solo_iteration_s: float | None = None
-    min_speed: float = 0.0
-
-
-NO_TERMS: Final = Terms()
-
-
 class AttachedSession:
     """What a session of either kind has from its attach request on; see `job.session.MemberSession`."""
 
-    def __init__(self, request: AttachRequest, arbiter: Arbiter, terms: Terms) -> None:
+    def __init__(self, request: AttachRequest, arbiter: Arbiter, spec: MemberSpec | None) -> None:
         self.member = request.job_id
         self.exit_code: int | None = None
         self.stopped_at: int | None = None
@@ -74,11 +58,11 @@ class AttachedSession:
         self.client_pid = 0
         self._request = request
         self._arbiter = arbiter
-        self._terms = terms
+        self._spec = spec or MemberSpec(request.job_id)
 
     def join_arbiter(self) -> None:
         """Let the arbiter know the member."""
-        self._arbiter.join(self.member, self._terms.solo_iteration_s, self._terms.min_speed)
+        self._arbiter.join(self.member, self._spec.solo_iteration_s, self._spec.min_speed)
 
     def environment(self) -> Mapping[str, str]:
         """The member's environment, as it was handed over."""

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from muri.group_spec import MemberSpec
 from muri.launcher import threads
 from muri.launcher.arbitration.arbiter import Arbiter
 from muri.launcher.job.script import NAMELESS
@@ -14,7 +15,6 @@ from muri.launcher.job.session import MemberSession
 from muri.launcher.job.stage_clock import IntervalListener, StageClock
 from muri.launcher.script.hooks import install_stage_hooks, stages_wanted
 from muri.launcher.script.script_clock import set_clock_provider
-from muri.launcher.sessions.setup import Terms
 from muri.launcher.shared_process import gpu, isolation
 from muri.launcher.shared_process.state import current_session
 from muri.launcher.shared_process.thread_session import ThreadSession
@@ -73,10 +73,10 @@ class Threads:
         files: tuple[int, int, int],
         arbiter: Arbiter,
         on_interval: IntervalListener | None,
-        terms: Terms,
+        spec: MemberSpec,
     ) -> MemberSession:
         """Return a session that has not started."""
-        return ThreadSession(request, files, arbiter, self._base_path, on_interval, terms)
+        return ThreadSession(request, files, arbiter, self._base_path, on_interval, spec)
 
     def gpu_mem_gib(self) -> float | None:
         """Memory of the GPU that this process has prepared, None where it has none."""

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from muri.group_spec import MemberSpec
 from muri.launcher.arbitration.arbiter import Arbiter
 from muri.launcher.job import script
 from muri.launcher.job.script import is_out_of_memory
@@ -19,9 +20,7 @@ from muri.launcher.script.checkpoint import STOP_SIGNALS
 from muri.launcher.script.hooks import stages_wanted
 from muri.launcher.sessions.setup import (
     HUNG_GRACE_S,
-    NO_TERMS,
     AttachedSession,
-    Terms,
     call_later,
     reported_code,
     tell_hang,
@@ -80,9 +79,9 @@ class ThreadSession(AttachedSession):
         arbiter: Arbiter,
         base_path: list[str],
         on_interval: IntervalListener | None = None,
-        terms: Terms = NO_TERMS,
+        spec: MemberSpec | None = None,
     ) -> None:
-        super().__init__(request, arbiter, terms)
+        super().__init__(request, arbiter, spec)
         self._verdict = threading.Lock()  # not held while the script waits for a resource, as the interrupt lock is
         self.told_to_end = False
         self._lost_whatever_code = False

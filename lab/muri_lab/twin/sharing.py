@@ -13,9 +13,8 @@ from typing import Final
 
 from muri.clock import Clock
 from muri.launcher.arbitration.arbiter import CPU, Arbiter, FairArbiter, Waiter
-from muri.launcher.arbitration.discipline_choice import LEAST_GAIN
+from muri.launcher.arbitration.discipline_choice import LEAST_GAIN, Node, candidates
 from muri.launcher.arbitration.lockstep import LockstepArbiter
-from muri.launcher.arbitration.switching import Node, candidates
 from muri.launcher.job.stage_clock import STAGE_COUNT, IterationRecord
 from muri.profiler.records import StageProfile
 

@@ -5,8 +5,7 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from muri.launcher.arbitration.discipline_choice import FIRST_PAUSE_S, Decision, DisciplineChoice
-from muri.launcher.arbitration.switching import Node, candidates
+from muri.launcher.arbitration.discipline_choice import FIRST_PAUSE_S, Decision, DisciplineChoice, Node, candidates
 
 SOLO_S = {"1": 0.5, "2": 0.1, "3": 1.0}
 TEN_MINUTES_S = 600.0

@@ -13,7 +13,7 @@ from muri.launcher.arbitration.switching import SwitchingArbiter, make_arbiter
 from muri.launcher.job.scheduler import NoMembership
 from muri.launcher.runtime.admission import AdmissionControl
 from muri.launcher.runtime.measuring import PATIENCE_S, PromiseKeeper, PromiseWatch
-from muri.launcher.runtime.member_table import Expectation, MemberTable
+from muri.launcher.runtime.member_table import MemberTable
 
 
 def test_promise_is_broken_after_a_minute_below_it_and_kept_again_after_another_one() -> None:
@@ -63,13 +63,13 @@ class Scheduler(NoMembership):
 def test_the_promises_of_planned_members_and_of_those_that_join_are_known() -> None:
     group = GroupSpec(members=(MemberSpec(job_id="101", min_speed=0.8),))
     assert read_group(group.to_text()) == group
-    table = MemberTable(group.ids, group.discipline)
-    table.watch(FairArbiter(), {"101": Expectation(min_speed=0.8)})
-    admission = AdmissionControl("900", table, group, Scheduler)
-    assert "no member of this group" in AdmissionControl("901", table, group, Scheduler).refusal("102")
+    table = MemberTable(group)
+    table.watch(FairArbiter())
+    admission = AdmissionControl("900", table, Scheduler)
+    assert "no member of this group" in AdmissionControl("901", table, Scheduler).refusal("102")
     assert admission.refusal("102") == ""
-    assert [table.terms(member).min_speed for member in ("101", "102")] == [0.8, 0.7]
-    assert table.terms("102").solo_iteration_s == 0.5
+    assert [table.spec_of(member).min_speed for member in ("101", "102")] == [0.8, 0.7]
+    assert table.spec_of("102").solo_iteration_s == 0.5
     assert table.broken_promises() == []
     members = table.status()["members"]
     assert isinstance(members, dict)
@@ -80,8 +80,8 @@ def test_alone_no_promise_is_missed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A job that is slower than its profile says would else be closed to company that has yet to come."""
     looked: list[float] = []
     monkeypatch.setattr(PromiseWatch, "look", lambda _self, _now_s, _speed, promised: bool(looked.append(promised)))
-    table = MemberTable(["1", "2"], "fair")
-    table.watch(FairArbiter(), {"1": Expectation(min_speed=0.95)})
+    table = MemberTable(GroupSpec(members=(MemberSpec("1", min_speed=0.95), MemberSpec("2")), discipline="fair"))
+    table.watch(FairArbiter())
     for member in table._members.values():
         member.state = "running"
         table.status()

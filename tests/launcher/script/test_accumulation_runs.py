@@ -89,7 +89,7 @@ class Scheduler(NoMembership):
 def test_a_member_hears_what_the_scheduler_chose_for_it() -> None:
     members = (MemberSpec(job_id="101", accumulate_steps=2), MemberSpec(job_id="104"))
     group = GroupSpec(members=members, discipline="fair")
-    admission = AdmissionControl("900", MemberTable(group.ids, group.discipline), group, Scheduler)
+    admission = AdmissionControl("900", MemberTable(group), Scheduler)
     assert [admission.refusal(job_id) for job_id in ("101", "102", "103")] == [""] * 3
     chosen = [admission.environment(job_id) for job_id in ("101", "102", "103", "104")]
     assert chosen == [{"MURI_ACCUMULATE_STEPS": "2"}, {"MURI_ACCUMULATE_STEPS": "4"}, {}, {}]
