@@ -66,7 +66,7 @@ def test_the_promises_of_planned_members_and_of_those_that_join_are_known() -> N
     table = MemberTable(group)
     table.watch(FairArbiter())
     admission = AdmissionControl("900", table, Scheduler)
-    assert "no member of this group" in AdmissionControl("901", table, Scheduler).refusal("102")
+    assert "not a member of this group" in AdmissionControl("901", table, Scheduler).refusal("102")
     assert admission.refusal("102") == ""
     assert [table.spec_of(member).min_speed for member in ("101", "102")] == [0.8, 0.7]
     assert table.spec_of("102").solo_iteration_s == 0.5
