@@ -5,13 +5,13 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from muri.profiler.errors import LearnerMissingError
-from muri.profiler.prediction.features import Example
-from muri.profiler.prediction.predictor import (
+from muri_lab.prediction.features import Example
+from muri_lab.prediction.predictor import (
     TARGETS,
     Array,
     Constant,
     Learner,
+    LearnerMissingError,
     Target,
     folds,
     held_out,

@@ -14,9 +14,9 @@ from machine import describe_machine
 from saved_zoo import ZOO, saved_zoo
 
 from muri.profiler.exchange import to_dict
-from muri.profiler.prediction.features import Example, examples
-from muri.profiler.prediction.predictor import TARGETS, fit_all
 from muri.profiler.store import ProfileStore
+from muri_lab.prediction.features import Example, examples
+from muri_lab.prediction.predictor import TARGETS, fit_all
 
 RESULTS = Path(__file__).parent / "results"
 PREDICTOR = RESULTS / "predictor.json"

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 from zoo_models import VOCABULARY, Entry, zoo
 
-from muri.profiler.prediction.features import estimate_memory
-from muri.profiler.prediction.graph import features_of
 from muri.units import GIB, MIB
+from muri_lab.prediction.features import estimate_memory
+from muri_lab.prediction.graph import features_of
 
 
 def measure() -> dict[str, Any]:

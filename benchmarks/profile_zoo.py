@@ -18,13 +18,13 @@ from zoo_data import Records, loader, preprocess
 from zoo_models import Entry, zoo
 
 from muri.launcher.job.stage_clock import IterationRecord, StageClock
-from muri.profiler.prediction.features import put_features
-from muri.profiler.prediction.graph import features_of
 from muri.profiler.records import STAGES, ProfileDetail, ProfileKey, StageProfile
 from muri.profiler.resource_usage.sample import Usage
 from muri.profiler.resource_usage.sampler import Sampler
 from muri.profiler.store import ProfileStore
 from muri.units import GIB
+from muri_lab.prediction.features import put_features
+from muri_lab.prediction.graph import features_of
 
 LOAD, PREPROCESS, PROPAGATE, _ = range(len(STAGES))
 CPU_NODE = "cpu"

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from muri.profiler.exchange import from_json
-from muri.profiler.prediction.features import Example, GraphFeatures
 from muri.profiler.records import StageProfile
+from muri_lab.prediction.features import Example, GraphFeatures
 
 ZOO: Final = Path(__file__).parent / "results" / "zoo.json"
 

@@ -1,15 +1,9 @@
-"""The errors of the store, of measurements and of predictions. Their texts are for people."""
+"""The errors of the store, and of measurements. Their texts are for people."""
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Final
 
 from muri.errors import MuriError, UsageError
-from muri.installed import THE_LAB
-
-LEAST_PROFILES: Final = 40
-LEAST_FAMILIES: Final = 8
-"""With fewer, the trees predict worse than the mean does (docs/lab.md)."""
 
 
 class StoreError(MuriError):
@@ -117,14 +111,6 @@ class FitError(UsageError):
     """The points do not determine the line."""
 
 
-class PairFailedError(MuriError):
-    """Two scripts could not be measured side by side; the text says which one failed and how."""
-
-
-class PairUnstartableError(UsageError):
-    """The budget of a pair's measurement is not positive."""
-
-
 class SensitivityError(UsageError):
     """No sensitivity follows from what the user asked for, or from what was measured."""
 
@@ -135,26 +121,3 @@ class CpuLimitError(SensitivityError):
 
 class StorageError(SensitivityError):
     """The bandwidth of a dataset's storage cannot be measured."""
-
-
-class PredictionError(MuriError):
-    """Nothing can be predicted."""
-
-
-class TooFewProfilesError(PredictionError):
-    """The store holds too little to learn from."""
-
-    def __init__(self, profiles: int, families: int, gpu_type: str, gpu_count: int, others: tuple[str, ...]) -> None:
-        has = f" The store has some of: {', '.join(others)}." if others else ""
-        super().__init__(
-            f"too little to learn from for {gpu_count} × {gpu_type}: {profiles} measured profiles with features, of "
-            f"{families} model families; {LEAST_PROFILES} of {LEAST_FAMILIES} are needed.{has} "
-            "Profile the zoo on such a node: python benchmarks/profile_zoo.py --store STORE"
-        )
-
-
-class LearnerMissingError(PredictionError):
-    """scikit-learn is not installed."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(f"predictions need scikit-learn, which cannot be imported ({reason}): {THE_LAB}")

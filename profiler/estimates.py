@@ -1,4 +1,4 @@
-"""The best that is known of a model: measured, else scaled from other GPU counts, else predicted.
+"""The best that is known of a model: measured, else scaled from other GPU counts, else by another distribution.
 
 Scaling: training is data-parallel and the batch size is per GPU, so each GPU's own work does not change; load,
 preprocess and propagate are taken over. Only the all-reduce of the gradients depends on the number of GPUs; it
@@ -7,10 +7,11 @@ follows the ring model of `muri.profiler.allreduce`.
 
 import logging
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
+from importlib.metadata import entry_points
 from statistics import fmean
-from typing import Final
+from typing import Final, NamedTuple
 
 from muri.profiler.allreduce import (
     DEFAULT_LATENCY_S,
@@ -21,7 +22,6 @@ from muri.profiler.allreduce import (
     ring_s,
     ring_share,
 )
-from muri.profiler.prediction.features import all_features
 from muri.profiler.records import STAGES, ProfileDetail, ProfileError, ProfileKey, StageProfile
 from muri.profiler.store import ProfileStore
 from muri.units import MIB_PER_GIB
@@ -52,6 +52,12 @@ _BASES: Final = {
 }
 """What estimates rest on, by their source."""
 
+GROUP: Final = "muri.estimators"
+"""Entry points of other distributions' estimators, each an `Estimator`."""
+
+FEATURES: Final = "features"
+"""Kind of the store's documents that hold what an estimator knows of a model's graph."""
+
 ONE_NODE: Final = 8
 """GPUs of a node in the measurements that gave the spreads."""
 
@@ -69,6 +75,23 @@ class ProfileEstimate:
     profile: StageProfile
     basis: tuple[str, ...]
     interval_s: tuple[tuple[float, float], ...]
+
+
+class Estimator(NamedTuple):
+    """Another distribution's way to estimate, such as from a model's graph.
+
+    Attributes:
+        keys: Of which keys' models it knows anything.
+        estimate: The estimate of a key, None where it has none.
+    """
+
+    keys: Callable[[ProfileStore], Collection[ProfileKey]]
+    estimate: Callable[[ProfileStore, ProfileKey], ProfileEstimate | None]
+
+
+def estimators() -> list[Estimator]:
+    """Those of the installed distributions."""
+    return [offer.load() for offer in entry_points(group=GROUP)]
 
 
 def best_known(store: ProfileStore, key: ProfileKey) -> StageProfile | None:
@@ -89,7 +112,8 @@ def best_known(store: ProfileStore, key: ProfileKey) -> StageProfile | None:
 
 def estimated(store: ProfileStore, key: ProfileKey) -> ProfileEstimate | None:
     """The estimate of a key, whether it was measured or not; None when nothing is known."""
-    return scale(store.list(), key, bandwidths(store)) or _predicted(store, key)
+    scaled = scale(store.list(), key, bandwidths(store))
+    return scaled or next(filter(None, (each.estimate(store, key) for each in estimators())), None)
 
 
 def estimates_of(store: ProfileStore, keys: Iterable[ProfileKey]) -> dict[ProfileKey, StageProfile]:
@@ -103,14 +127,16 @@ def estimates_of(store: ProfileStore, keys: Iterable[ProfileKey]) -> dict[Profil
     families: dict[ProfileKey, list[StageProfile]] = {}
     for item in store.list():
         families.setdefault(replace(item.key, gpu_count=1), []).append(item)
-    known, modelled = bandwidths(store), {key.model for key in keys_with_features(store)}
+    known = bandwidths(store)
+    modelled = [(each, {key.model for key in each.keys(store)}) for each in estimators()]
     found = {}
     for key in keys:
         family = [item for each in key.lookup_order for item in families.get(replace(each, gpu_count=1), [])]
         if any(item.key in key.lookup_order and not item.is_estimate for item in family):
             continue
         try:
-            estimate = scale(family, key, known) or (_predicted(store, key) if key.model in modelled else None)
+            others = (each.estimate(store, key) for each, models in modelled if key.model in models)
+            estimate = scale(family, key, known) or next(filter(None, others), None)
             if estimate is not None:
                 found[key] = estimate.profile
         except (ProfileError, ArithmeticError) as error:  # odd figures cost one estimate, not all
@@ -123,23 +149,6 @@ def why_estimated(profile: StageProfile) -> str:
     if not profile.is_estimate:
         return ""
     return f"its profile is estimated ({_BASES[profile.source]}) until it has been measured"
-
-
-def _predicted(store: ProfileStore, key: ProfileKey) -> ProfileEstimate | None:
-    from muri.profiler.prediction.predictor import prediction_of  # loads NumPy, which most commands do without
-
-    prediction = prediction_of(store, key)
-    if prediction is None:
-        return None
-    learnt = f"learnt from {prediction.profiles} measured profiles of {prediction.families} families of models"
-    return ProfileEstimate(
-        prediction.profile(key), ("predicted from the model's graph", learnt), prediction.interval_s()
-    )
-
-
-def keys_with_features(store: ProfileStore) -> frozenset[ProfileKey]:
-    """The keys whose model's graph is known; predicting others would only cost time."""
-    return frozenset(item.key for item in all_features(store))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,5 @@
 """Profiles, pairs, fits and sensitivities as text for a terminal of 80 columns."""
 
-import textwrap
 from collections.abc import Collection, Sequence
 from datetime import datetime
 from typing import Final
@@ -12,9 +11,7 @@ from rich.text import Text
 from muri.profiler.coverage import unexplained
 from muri.profiler.dangers import said
 from muri.profiler.dryrun.messages import LEAST_CONFIDENCE
-from muri.profiler.estimates import ProfileEstimate
-from muri.profiler.interference.models import LinearFit, overlap_exponent
-from muri.profiler.interference.ratios import Candidate, Interference, Side
+from muri.profiler.interference.models import overlap_exponent
 from muri.profiler.lookup import PUBLISHED
 from muri.profiler.records import RESOURCES, STAGES, ProfileKey, StageProfile
 from muri.profiler.sensitivity.memory_axis import Dataset, cache_sizes, throughput
@@ -59,10 +56,10 @@ def print_table(
     whose = any(profile.key.user for profile in profiles)
     if whose:
         table.add_column("USER", overflow="fold")
-    _add_figures(table, "BATCH")
+    add_figures(table, "BATCH")
     table.add_column("GPUS", overflow="fold", min_width=5)
-    _add_figures(table, "LOAD", "PREP", "PROP", "SYNC", "ITER")
-    _add_figures(table, "GIB", "AGE")
+    add_figures(table, "LOAD", "PREP", "PROP", "SYNC", "ITER")
+    add_figures(table, "GIB", "AGE")
     for profile, mark in zip(profiles, marks, strict=True):
         times = [milliseconds(value) for value in (*profile.stage_s, profile.iteration_s)]
         table.add_row(
@@ -115,7 +112,7 @@ def _stages(profile: StageProfile) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1, 0, 0))
     for name in ("", "STAGE", "RESOURCE", "█ OWNED  ░ BUSY, HIDDEN"):
         table.add_column(name, no_wrap=True)
-    _add_figures(table, "MS", "BUSY", "P95", "CV")
+    add_figures(table, "MS", "BUSY", "P95", "CV")
     detail = profile.detail
     busy = detail.busy_s or profile.stage_s
     per_stage = (busy, detail.stage_p95_s or (None,) * len(STAGES), detail.stage_cv or (None,) * len(STAGES))
@@ -187,93 +184,15 @@ def _print_history(console: Console, history: Sequence[StageProfile], now: datet
         )
 
 
-def print_estimate(console: Console, found: ProfileEstimate, measured: StageProfile | None) -> None:
-    """Value and interval of each stage and the iteration, in milliseconds, and what they rest on."""
-    profile = found.profile
-    console.print(Text(f"{profile.key}: {profile.source}, not measured", style="bold"))
-    table = _table()
-    table.add_column("ms per iteration")
-    headings = ("ESTIMATE", "INTERVAL", *(("MEASURED", "ERROR") if measured else ()))
-    _add_figures(table, *headings)
-    values = (*profile.stage_s, profile.iteration_s)
-    truths = (*measured.stage_s, measured.iteration_s) if measured else (None,) * len(values)
-    for name, value, (least_s, most_s), truth in zip(
-        (*STAGES, "iteration"), values, found.interval_s, truths, strict=True
-    ):
-        ends = f"{milliseconds(least_s)} – {milliseconds(most_s)}"
-        beside = () if truth is None else (milliseconds(truth), _error(value, truth))
-        table.add_row(name, milliseconds(value), ends, *beside)
-    console.print(table)
-    console.print(Text(f"bottleneck: {profile.bottleneck}; GPU memory {profile.gpu_mem_gib:.1f} GiB"))
-    for line in found.basis:
-        console.print(Text(textwrap.fill(line, console.width, initial_indent="- ", subsequent_indent="  ")))
-
-
-def _error(estimate_s: float, truth_s: float) -> str:
-    return f"{100 * (estimate_s / truth_s - 1):+.0f} %" if truth_s else "-"
-
-
-def print_pairs(console: Console, pairs: Sequence[Interference], now: datetime) -> None:
-    """Two lines for each pair, one for each model."""
-    table = _table()
-    table.add_column("MODEL", overflow="fold", min_width=10)
-    _add_figures(table, "ALONE", "SHARED", "RATIO", "±%", "SURE%", "AGE")
-    table.add_column("FROM", no_wrap=True)
-    for pair in pairs:
-        came = f"{pair.source}{', turns' if pair.turns else ''}", f"  {pair.rounds} rounds"
-        for side, mark, note in ((pair.a, "", came[0]), (pair.b, "+ ", came[1])):
-            since = "" if mark else age(pair.measured_at, now)
-            table.add_row(Text(mark + _short(side.key)), *_cells(side), since, note)
-    console.print(table)
-    console.print("Milliseconds per iteration; RATIO ξ: how much longer it takes beside the other.")
-
-
-def print_candidates(console: Console, candidates: Sequence[Candidate]) -> None:
-    """One line for each pair that is worth measuring."""
-    table = _table()
-    for name in ("MODEL", "WITH"):
-        table.add_column(name, overflow="fold", min_width=10)
-    _add_figures(table, "CHANCES", "SURE%")
-    for item in candidates:
-        sure = "-" if item.confidence is None else f"{item.confidence * 100:.0f}"
-        table.add_row(Text(_short(item.a)), Text(_short(item.b)), str(item.chances), sure)
-    console.print(table)
-
-
-def print_fit(console: Console, title: str, unit: str, fit: LinearFit) -> None:
-    """The line, and each point beside it."""
-    console.print(Text(title, style="bold"))
-    per_unit = f"{fit.per_unit_s * 1e3:.4g} ms per {unit}"
-    console.print(
-        f"  {fit.fixed_s * 1e3:.4g} ms + {per_unit}; R² {fit.r_squared:.3f}, residual {fit.residual_s * 1e3:.2g} ms"
-    )
-    table = _table()
-    _add_figures(table, f"  {unit.upper()}", "MEASURED MS", "LINE MS", "OFF")
-    for point in fit.points:
-        line_s = fit.seconds(point.size)
-        off = f"{(line_s / point.seconds - 1) * 100:+.1f} %" if point.seconds else "-"
-        table.add_row(f"{point.size:g}", milliseconds(point.seconds), milliseconds(line_s), off)
-    console.print(table)
-
-
-def _table() -> Table:
+def bare_table() -> Table:
+    """A table without lines."""
     return Table(box=None, pad_edge=False, header_style="bold")
 
 
-def _add_figures(table: Table, *headings: str) -> None:
+def add_figures(table: Table, *headings: str) -> None:
     """Add columns of numbers."""
     for heading in headings:
         table.add_column(heading, justify="right", no_wrap=True)
-
-
-def _short(key: ProfileKey) -> str:
-    return f"{key.name} b{key.batch_size or '?'} {key.gpu_count}×{key.gpu_type}"
-
-
-def _cells(side: Side) -> tuple[str, str, str, str, str]:
-    spread = "?" if side.spread is None else f"{side.spread * 100:.0f}"
-    sure = f"{side.confidence * 100:.0f}"
-    return milliseconds(side.solo_s), milliseconds(side.shared_s), f"{side.ratio:.2f}", spread, sure
 
 
 def print_sensitivity(console: Console, found: SensitivityProfile) -> None:

@@ -22,9 +22,8 @@ from muri.profiler.interference.models import KIND as FITS
 from muri.profiler.interference.models import LinearFit
 from muri.profiler.interference.ratios import by_pair, every_pair
 from muri.profiler.interference.ratios import put as put_pair
-from muri.profiler.interference.slowdown import Parabola
-from muri.profiler.interference.slowdown_fits import KIND as SLOWDOWNS
-from muri.profiler.interference.slowdown_fits import SlowdownFit
+from muri.profiler.interference.slowdown import KIND as SLOWDOWNS
+from muri.profiler.interference.slowdown import Parabola, SlowdownFit
 from muri.profiler.records import STAGES, ProfileKey, StageProfile
 from muri.profiler.sensitivity import record
 from muri.profiler.store import (

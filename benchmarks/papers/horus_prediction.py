@@ -13,8 +13,8 @@ from scipy.stats import spearmanr
 from benchmarks.cross_validation import linear
 from benchmarks.papers.frame import Curve, Experiment, Figure, Outcome, Row
 from benchmarks.saved_zoo import saved_zoo
-from muri.profiler.prediction.features import VECTOR, Example
-from muri.profiler.prediction.predictor import SEED, UTILISATION, Array, Constant, folds, held_out, trees, vectors
+from muri_lab.prediction.features import VECTOR, Example
+from muri_lab.prediction.predictor import SEED, UTILISATION, Array, Constant, folds, held_out, trees, vectors
 
 Make = Callable[[], Any]
 

@@ -12,8 +12,8 @@ from scipy.optimize import least_squares
 from benchmarks.pair_model import GAVEL, Floats, gavel_pairs, simulate
 from benchmarks.papers.frame import GAVELS, Curve, Experiment, Outcome, Row, needed
 from muri.profiler.interference.slowdown import Slowdown, published_slowdown
-from muri.profiler.interference.slowdown_fits import PairPoint, SlowdownFit, fit_slowdown, gpu_percent, r_squared
 from muri.profiler.records import ProfileKey, StageProfile
+from muri_lab.interference.fits import PairPoint, SlowdownFit, fit_slowdown, gpu_percent, r_squared
 
 SEED: Final = 1
 TENTHS: Final = 10
@@ -27,7 +27,7 @@ class Judged(NamedTuple):
     """How well f explains pairs.
 
     Attributes:
-        fit: f fitted to all of them, as `muri profile fit-slowdown` does.
+        fit: f fitted to all of them, as `muri-lab slowdown` does.
         held_out: R² over pairs that f was not fitted to.
         points: All pairs, two points each.
     """

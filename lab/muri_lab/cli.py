@@ -6,11 +6,21 @@ from typing import Final
 import click
 
 from muri import __version__
+from muri.cli import site_state_dir
 from muri.commands import LazyCommand, LazyGroup, run_command
 
 COMMANDS: Final = {
     "sweep": LazyCommand("muri_lab.sweep.command:sweep", "Simulate policies on traces with all options; report."),
     "experiment": LazyCommand("muri_lab.experiments.command:experiment", "Repeat a figure or table of the Muri paper."),
+    "predict": LazyCommand("muri_lab.prediction.command:predict_command", "Estimate a profile that was not measured."),
+    "pair": LazyCommand("muri_lab.interference.command:pair_command", "Measure how two scripts slow each other down."),
+    "fit": LazyCommand(
+        "muri_lab.interference.command:fit_command", "Fit a model's times to batch size and gradient size."
+    ),
+    "slowdown": LazyCommand(
+        "muri_lab.interference.command:slowdown_command",
+        "Fit how use slows jobs down on a GPU type, from measured pairs.",
+    ),
     "fault-runs": LazyCommand(
         "muri_lab.twin.fault_runs:main", "Try the real controller on a virtual Slurm with faults, in virtual time."
     ),
@@ -20,7 +30,7 @@ COMMANDS: Final = {
 @click.group(
     cls=LazyGroup,
     table=COMMANDS,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": ["-h", "--help"], "obj": site_state_dir},
     epilog="The lab's policies and simulation models need no command of their own: once it is installed, `muri "
     "policies` lists them, and `muri simulate --policy NAME --model NAME` takes them.",
 )

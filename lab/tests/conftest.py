@@ -1,6 +1,9 @@
-"""Conservation of jobs and GPU-seconds is checked at every step of every simulation in these tests."""
+"""Every step of every simulation is checked, and commands mean a store of the test's own."""
+
+from pathlib import Path
 
 import pytest
+from profile_commands import use_own_store
 
 from muri.simulator.engine.checks import SWITCH
 
@@ -9,3 +12,8 @@ from muri.simulator.engine.checks import SWITCH
 def conservation_checks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also in processes that a test starts."""
     monkeypatch.setenv(SWITCH, "1")
+
+
+@pytest.fixture
+def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    return use_own_store(tmp_path, monkeypatch)

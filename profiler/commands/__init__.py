@@ -12,12 +12,6 @@ VERBS: Final = {
     "list": LazyCommand(f"{_HERE}.look:list_command", "List profiles, sorted and filtered."),
     "show": LazyCommand(f"{_HERE}.look:show_command", "Show a profile with its stages as bars."),
     "run": LazyCommand(f"{_HERE}.measure:run_command", "Measure a script in a dry run and store its profile."),
-    "predict": LazyCommand(f"{_HERE}.predict:predict_command", "Estimate a profile that was not measured."),
-    "pair": LazyCommand(f"{_HERE}.pair:pair_command", "Measure how two scripts slow each other down."),
-    "fit": LazyCommand(f"{_HERE}.pair:fit_command", "Fit a model's times to batch size and gradient size."),
-    "fit-slowdown": LazyCommand(
-        f"{_HERE}.slowdown:slowdown_command", "Fit how use slows jobs down on a GPU type, from measured pairs."
-    ),
     "set": LazyCommand(f"{_HERE}.change:set_command", "Correct a profile's figures by hand."),
     "rm": LazyCommand(f"{_HERE}.change:rm_command", "Remove a profile; its model is measured again."),
     "publish": LazyCommand(

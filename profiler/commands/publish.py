@@ -19,12 +19,12 @@ from muri.profiler.commands.options import (
     user_option,
 )
 from muri.profiler.errors import NoSuchProfileError, NotPublishableError
+from muri.profiler.estimates import FEATURES
 from muri.profiler.interference.models import KIND as FITS
 from muri.profiler.interference.models import computation_name
 from muri.profiler.interference.ratios import KIND as PAIRS
 from muri.profiler.interference.ratios import Interference, Side, known_pairs, to_document
 from muri.profiler.lookup import Wanted, find_all, find_one
-from muri.profiler.prediction.features import KIND as FEATURES
 from muri.profiler.records import ProfileKey
 from muri.profiler.sensitivity.record import KIND as SENSITIVITIES
 from muri.profiler.store import ACCUMULATES, Author, Document, ProfileStore, Stored

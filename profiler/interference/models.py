@@ -27,7 +27,7 @@ from typing import Any, Final
 
 from muri.profiler import figures
 from muri.profiler.errors import FitError
-from muri.profiler.records import RESOURCES, ProfileKey, StageProfile, owned_name
+from muri.profiler.records import RESOURCES, ProfileKey, StageProfile
 
 _CPU: Final = RESOURCES.index("cpu")
 KIND: Final = "batch-fit"
@@ -162,19 +162,6 @@ def fit_computation(profiles: Iterable[StageProfile]) -> LinearFit:
     return fit_line(points, "measured profiles with a known batch size")
 
 
-def fit_communication(profiles: Iterable[StageProfile]) -> LinearFit:
-    """α' and β' of one GPU count and type, from models that exchange different amounts.
-
-    Raises:
-        FitError: The profiles do not determine the line, or are of different GPU counts or types.
-    """
-    measured = [item for item in profiles if not item.is_estimate and item.detail.gradient_mib and item.network_busy_s]
-    if len({(item.key.gpu_count, item.key.gpu_type) for item in measured}) > 1:
-        raise FitError("a fit of communication is of one GPU count and one GPU type")
-    points = (Point(item.detail.gradient_mib or 0.0, item.network_busy_s) for item in measured)
-    return fit_line(points, "measured profiles that synchronize and have a known gradient size")
-
-
 def overlap_exponent(profile: StageProfile) -> float | None:
     """δ ≥ 1 of one model and batch size: how far it hides computing and communicating behind each other.
 
@@ -204,11 +191,6 @@ def overlap_exponent(profile: StageProfile) -> float | None:
 def computation_name(key: ProfileKey) -> str:
     """Name of the document of a model's fit over batch sizes."""
     return f"{key.name} ({key.gpu_count} × {key.gpu_type})"
-
-
-def communication_name(key: ProfileKey) -> str:
-    """Name of the document of the fit over gradient sizes, of all its user's models on so many GPUs of that type."""
-    return f"{owned_name('communication', key.user)} ({key.gpu_count} × {key.gpu_type})"
 
 
 def _checked(points: Iterable[Point], what: str) -> tuple[Point, ...]:

@@ -1,17 +1,13 @@
-"""How much slower two models run side by side: the interference ratios ξ of SJF-BSBF, measured, stored, expected."""
+"""How much slower two models run side by side: the interference ratios ξ of SJF-BSBF, as stored."""
 
 import logging
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
-from itertools import combinations, product
+from itertools import product
 from typing import Any, Final
 
 from muri.profiler import figures
 from muri.profiler.errors import InterferenceError
-from muri.profiler.estimates import best_known
-from muri.profiler.interference.models import estimated_ratio
-from muri.profiler.interference.slowdown_fits import PairPoint, gpu_percent
 from muri.profiler.records import ProfileKey
 from muri.profiler.store import Document, ProfileStore
 
@@ -24,10 +20,7 @@ _JOIN: Final = " + "
 
 MEASURED: Final = "measured"
 LEARNT: Final = "learnt"
-ESTIMATED: Final = "estimated"
 _TURNS: Final = " in turns"
-SURE: Final = 0.8
-"""A pair with this confidence need not be measured again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +74,7 @@ class Interference:
         rounds: How often it was measured alone and side by side in turn.
         measured_s: Seconds that the measurement ran both scripts steadily, alone and side by side together.
         measured_at: UTC time, ISO-8601.
-        source: "measured" by `muri profile pair`, or "learnt" from jobs that shared GPUs.
+        source: "measured" by `muri-lab pair`, or "learnt" from jobs that shared GPUs.
         turns: Whether they took turns by stage, and did not share as plain processes do.
         samples: Of a learnt pair, both ratios of each round that counts, the oldest first.
     """
@@ -188,24 +181,6 @@ def find(known: Pairs, key_a: ProfileKey, key_b: ProfileKey) -> Interference | N
     return None
 
 
-def pair_points(store: ProfileStore, gpu_type: str) -> tuple[PairPoint, ...]:
-    """What pairs on a type of GPU used together and how much longer they took, two points of each measured pair.
-
-    Pairs with a model whose profile was not measured are left out.
-
-    Raises:
-        StoreError: The store cannot be read.
-    """
-    found: list[PairPoint] = []
-    for pair in known_pairs(store):
-        profiles = [next(filter(None, map(store.get, side.key.lookup_order)), None) for side in (pair.a, pair.b)]
-        measured = [profile for profile in profiles if profile is not None and not profile.is_estimate]
-        if len(measured) == 2 and pair.a.key.gpu_type == gpu_type:
-            percent = sum(map(gpu_percent, measured))
-            found += [PairPoint(percent, pair.a.ratio), PairPoint(percent, pair.b.ratio)]
-    return tuple(found)
-
-
 def _name(*keys: ProfileKey) -> str:
     return _JOIN.join(str(key) for key in keys)
 
@@ -221,94 +196,3 @@ def _side(values: Mapping[str, Any]) -> Side:
         confidence=float(values["confidence"]),
         iterations=int(values["iterations"]),
     )
-
-
-@dataclass(frozen=True, slots=True)
-class Expected:
-    """Interference ratios of a pair.
-
-    Attributes:
-        a: One model.
-        b: The other.
-        ratio_a: ξ of the first, ≥ 1.
-        ratio_b: ξ of the second.
-        source: "measured", "learnt" or "estimated".
-        confidence: Of a measurement or of what was learnt; None for an estimate.
-    """
-
-    a: ProfileKey
-    b: ProfileKey
-    ratio_a: float
-    ratio_b: float
-    source: str
-    confidence: float | None = None
-
-
-def expected(store: ProfileStore, a: ProfileKey, b: ProfileKey, cores: float | None = None) -> Expected | None:
-    """ξ of two models side by side; None where neither the pair nor both profiles are known.
-
-    Args:
-        store: Where profiles and pairs are.
-        a: One model.
-        b: The other.
-        cores: Cores of the node, for the estimate; see `estimated_ratio`.
-
-    Raises:
-        StoreError: The store cannot be read.
-    """
-    pair = find(by_pair(known_pairs(store)), a, b)
-    if pair is not None:
-        return Expected(a, b, pair.a.ratio, pair.b.ratio, pair.source, pair.confidence)
-    profiles = best_known(store, a), best_known(store, b)
-    if profiles[0] is None or profiles[1] is None:
-        return None
-    ratio = estimated_ratio(profiles[0], profiles[1], cores)
-    return Expected(a, b, ratio, ratio, ESTIMATED)
-
-
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """A pair that could be measured.
-
-    Attributes:
-        a: The lesser key.
-        b: The other, or the same.
-        chances: How many pairs of the queued jobs are of these two models.
-        confidence: That of the pair's measurement; None when it was never measured.
-    """
-
-    a: ProfileKey
-    b: ProfileKey
-    chances: int
-    confidence: float | None
-
-
-def next_pairs(known: Iterable[Interference], keys: Sequence[ProfileKey], most: int = 10) -> tuple[Candidate, ...]:
-    """Pairs to measure, the most useful first.
-
-    Unknown pairs come before uncertain ones; among them those that the queue could form most often. Only jobs with
-    the same GPU count and type can share a set of GPUs.
-
-    Args:
-        known: What has been measured.
-        keys: One for each job that waits or runs; a model with three jobs is there three times.
-        most: How many to return at most.
-    """
-    confidence = {item.pair: item.confidence for item in known}
-    jobs = Counter(keys)
-    found = (Candidate(a, b, chances, confidence.get((a, b))) for a, b, chances in _formable(jobs))
-    useful = [item for item in found if item.confidence is None or item.confidence < SURE]
-    return tuple(sorted(useful, key=_urgency)[:most])
-
-
-def _formable(jobs: Counter[ProfileKey]) -> Iterator[tuple[ProfileKey, ProfileKey, int]]:
-    for a, b in combinations(sorted(jobs), 2):
-        if (a.gpu_count, a.gpu_type) == (b.gpu_count, b.gpu_type):
-            yield *ordered(a, b), jobs[a] * jobs[b]
-    for key, count in jobs.items():
-        if count > 1:
-            yield key, key, count * (count - 1) // 2
-
-
-def _urgency(item: Candidate) -> tuple[bool, int, float, ProfileKey, ProfileKey]:
-    return (item.confidence is not None, -item.chances, item.confidence or 0.0, item.a, item.b)

@@ -8,11 +8,15 @@ as printed, two jobs would slow each other down 10,000-fold.
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import lru_cache
-from typing import Final
+from typing import Any, Final
 
 from muri.errors import UsageError
+from muri.profiler.errors import FitError
+
+KIND: Final = "slowdown"
+"""Kind of the store's documents that hold fits, by type of GPU."""
 
 
 class UtilizationError(UsageError):
@@ -65,6 +69,47 @@ class Slowdown:
         if not 0 <= percent < math.inf:
             raise UtilizationError(f"a GPU utilisation is {percent} %; it must be finite and ≥ 0")
         return sum(parabola(percent) for parabola in self.parabolas) / len(self.parabolas)
+
+
+@dataclass(frozen=True, slots=True)
+class SlowdownFit:
+    """What was fitted to the pairs that were measured on one type of GPU.
+
+    Attributes:
+        curve: f.
+        r_squared: Share of the points' variance that f explains.
+        pairs: How many pairs it rests on; each gives two points.
+        least_percent: What the jobs of the least used pair use together.
+        most_percent: And those of the most used pair.
+    """
+
+    curve: Parabola
+    r_squared: float
+    pairs: int
+    least_percent: float
+    most_percent: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain JSON values."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "SlowdownFit":
+        """Read what `to_dict` made.
+
+        Raises:
+            FitError: A figure is missing, no number, or cannot be true.
+        """
+        try:
+            curve = Parabola(*(float(values["curve"][name]) for name in ("constant", "linear", "square")))
+            rest = (float(values[name]) for name in ("r_squared", "least_percent", "most_percent"))
+            r_squared, least_percent, most_percent = rest
+            found = cls(curve, r_squared, int(values["pairs"]), least_percent, most_percent)
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            raise FitError(f"a stored slow-down is incomplete: {error!r}") from error
+        if not all(map(math.isfinite, (curve.constant, curve.linear, curve.square))) or curve.square < 0:
+            raise FitError(f"a stored slow-down cannot be true: {curve}")
+        return found
 
 
 _PUBLISHED: Final = {

@@ -33,7 +33,7 @@ WRITTEN = {"-o", "--out", "--save", "--trace"}
 WORDS = {
     "explain": ["1"], "preempt": ["1"],
     "simulate": ["--policy", "fifo", "--nodes", "1", "--gpus-per-node", "4"],
-    "trace generate": ["--jobs", "3", "--gpus", "4"], "profile run": ["true"], "profile fit-slowdown": ["a100"],
+    "trace generate": ["--jobs", "3", "--gpus", "4"], "profile run": ["true"],
     "profile set": ["a", "load_ms=1"],
 }  # fmt: skip
 """What a command needs beside a file; those that need a model get one."""

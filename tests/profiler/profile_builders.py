@@ -1,7 +1,10 @@
 """Profiles for the tests of the store and its commands."""
 
+from dataclasses import replace
+
 from hypothesis import strategies as st
 
+from muri.profiler.interference.ratios import Interference, Side
 from muri.profiler.records import ProfileDetail, ProfileKey, StageProfile
 
 
@@ -54,3 +57,22 @@ profiles = st.builds(
     source=st.sampled_from(("dry-run", "import", "run")),
     detail=details,
 )
+
+A, B, C = (ProfileKey(name, 8, 1, "gpu") for name in "abc")
+OTHER_GPU = ProfileKey("a", 8, 1, "a100")
+
+
+def side(key, ratio=1.5, confidence=0.9):
+    return Side(key, solo_s=0.1, shared_s=0.1 * ratio, ratio=ratio, spread=0.02, confidence=confidence, iterations=40)
+
+
+def pair(a, b, ratio_a=1.5, ratio_b=1.2, confidence=0.9):
+    return Interference(side(a, ratio_a, confidence), side(b, ratio_b), 5, 20.0, "2026-03-01T12:00:00+00:00")
+
+
+def profile(shares, **changes):
+    """A profile whose iteration takes 1 s and uses the resources for these shares of it."""
+    return replace(
+        make_profile(load_s=0.1, preprocess_s=0.1, propagate_s=0.1, synchronize_s=0.1, iteration_s=1.0),
+        detail=ProfileDetail(busy_s=tuple(shares), **changes),
+    )

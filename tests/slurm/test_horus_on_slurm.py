@@ -14,8 +14,8 @@ PARTITION = ["-p", "small", "--gres=gpu:1"]
 MEASURED = """\
 import sys
 from pathlib import Path
-from muri.profiler.prediction.features import put_features
-from muri.profiler.prediction.features import GraphFeatures
+from muri_lab.prediction.features import put_features
+from muri_lab.prediction.features import GraphFeatures
 from muri.profiler.records import ProfileDetail, ProfileKey, StageProfile
 from muri.profiler.store import ProfileStore
 

@@ -97,7 +97,7 @@ def test_a_damaged_store_says_what_to_do(path, capsys):
 
 @pytest.mark.parametrize(
     "command",
-    [("list",), ("show", "m"), ("rm", "m", "-y"), ("export",), ("set", "m", "load_ms=90"), ("fit", "m"),
+    [("list",), ("show", "m"), ("rm", "m", "-y"), ("export",), ("set", "m", "load_ms=90"),
      ("publish", "m", "-y")],
 )  # fmt: skip
 def test_a_missing_store_is_named_and_not_made(tmp_path, capsys, command):

@@ -6,7 +6,7 @@ from math import inf
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from profile_builders import make_profile
+from profile_builders import A, B, C, make_profile, pair, profile
 
 from muri.profiler.dryrun.messages import StampReader
 from muri.profiler.errors import FitError
@@ -15,34 +15,15 @@ from muri.profiler.interference.models import (
     Point,
     busy_shares,
     estimated_ratio,
-    fit_communication,
     fit_computation,
     fit_line,
     overlap_exponent,
 )
-from muri.profiler.interference.ratios import Interference, Side, by_pair, expected, find, known_pairs, next_pairs, put
-from muri.profiler.records import ProfileDetail, ProfileKey
+from muri.profiler.interference.ratios import by_pair, find, known_pairs, put
+from muri.profiler.records import ProfileDetail
 from muri.profiler.store import ProfileStore
 
-A, B, C = (ProfileKey(name, 8, 1, "gpu") for name in "abc")
-OTHER_GPU = ProfileKey("a", 8, 1, "a100")
 positive = st.floats(1e-4, 10)
-
-
-def side(key, ratio=1.5, confidence=0.9):
-    return Side(key, solo_s=0.1, shared_s=0.1 * ratio, ratio=ratio, spread=0.02, confidence=confidence, iterations=40)
-
-
-def pair(a, b, ratio_a=1.5, ratio_b=1.2, confidence=0.9):
-    return Interference(side(a, ratio_a, confidence), side(b, ratio_b), 5, 20.0, "2026-03-01T12:00:00+00:00")
-
-
-def profile(shares, **changes):
-    """A profile whose iteration takes 1 s and uses the resources for these shares of it."""
-    return replace(
-        make_profile(load_s=0.1, preprocess_s=0.1, propagate_s=0.1, synchronize_s=0.1, iteration_s=1.0),
-        detail=ProfileDetail(busy_s=tuple(shares), **changes),
-    )
 
 
 def best_interleaving(a, b):
@@ -87,21 +68,6 @@ def test_computation_is_all_of_an_iteration_but_the_network_and_leaves_estimates
     assert (fit.fixed_s, fit.per_unit_s) == (pytest.approx(0.1), pytest.approx(0.01))
     with pytest.raises(FitError, match="one model"):
         fit_computation([*profiles, make_profile("gpt2", batch_size=8)])
-
-
-def test_communication_is_fitted_over_gradient_sizes_of_several_models():
-    profiles = [
-        replace(
-            make_profile(name, gpu_count=2, synchronize_s=0.01 + 0.002 * mib), detail=ProfileDetail(gradient_mib=mib)
-        )
-        for name, mib in (("a", 10.0), ("b", 100.0), ("c", 400.0))
-    ]
-    fit = fit_communication(profiles)
-    assert (fit.fixed_s, fit.per_unit_s) == (pytest.approx(0.01), pytest.approx(0.002))
-    with pytest.raises(FitError, match="there are none"):
-        fit_communication([make_profile()])
-    with pytest.raises(FitError, match="one GPU count"):
-        fit_communication([*profiles, replace(profiles[0], key=A)])
 
 
 @given(st.floats(0.001, 10), st.floats(0.001, 10), st.floats(1, 20))
@@ -152,29 +118,6 @@ def test_a_pair_is_kept_and_found_from_both_sides(tmp_path):
         assert find(known, A, C) is None
         put(store, pair(A, B, 1.9, 1.1))
         assert [item.a.ratio for item in known_pairs(store)] == [1.9]  # the same pair, newer
-
-
-def test_what_to_expect_is_measured_else_estimated_else_unknown(tmp_path):
-    with ProfileStore(tmp_path / "profiles.db") as store:
-        profiles = [replace(profile((0, 0, share, 0)), key=key) for key, share in ((A, 1.0), (B, 0.5))]
-        store.put_all(profiles)
-        estimate = expected(store, A, B)
-        assert (estimate.ratio_a, estimate.ratio_b, estimate.source) == (1.5, 1.5, "estimated")
-        assert expected(store, A, C) is None
-        put(store, pair(A, B, 1.7, 1.3))
-        found = expected(store, B, A)
-        assert (found.ratio_a, found.ratio_b, found.source, found.confidence) == (1.3, 1.7, "measured", 0.9)
-
-
-def test_the_next_pair_is_unknown_and_frequent():
-    queue = [A, A, A, B, C, C, OTHER_GPU]
-    chances = {(item.a, item.b): item.chances for item in next_pairs([], queue)}
-    assert chances == {(A, C): 6, (A, A): 3, (A, B): 3, (B, C): 2, (C, C): 1}
-    assert (next_pairs([], queue)[0].a, next_pairs([], queue)[0].b) == (A, C)
-    known = [pair(A, C, confidence=0.95), pair(A, B, confidence=0.3)]
-    found = [(item.a, item.b) for item in next_pairs(known, queue)]
-    assert found == [(A, A), (B, C), (C, C), (A, B)]  # sure ones are done, uncertain ones come last
-    assert len(next_pairs([], queue, most=2)) == 2
 
 
 def test_stamps_are_read_as_they_are_written(tmp_path):

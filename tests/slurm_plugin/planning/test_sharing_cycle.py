@@ -8,9 +8,8 @@ from fake_slurm import FakeSlurm, Killed, make_job, make_node, one_cycle, pilots
 
 from muri.policies.types import NodeShare, Plan, PlanRequest, Reason, Running, Sharer, Waiting
 from muri.profiler.interference.models import KIND, LinearFit, computation_name
-from muri.profiler.interference.slowdown import Parabola
-from muri.profiler.interference.slowdown_fits import KIND as SLOWDOWNS
-from muri.profiler.interference.slowdown_fits import SlowdownFit
+from muri.profiler.interference.slowdown import KIND as SLOWDOWNS
+from muri.profiler.interference.slowdown import Parabola, SlowdownFit
 from muri.profiler.records import ProfileKey, StageProfile
 from muri.profiler.store import Document
 from muri.slurm_plugin.config import Config

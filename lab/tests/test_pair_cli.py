@@ -1,11 +1,11 @@
-"""`muri profile pair` and `muri profile fit`: real scripts as real processes."""
+"""`muri-lab pair` and `muri-lab fit`: real scripts as real processes."""
 
 import json
 
 import psutil
 import pytest
+from lab_commands import muri_lab
 from profile_builders import make_profile
-from profile_commands import muri
 
 from muri.profiler.store import ProfileStore
 
@@ -43,12 +43,12 @@ pytestmark = pytest.mark.usefixtures("path")
 def test_two_scripts_that_share_a_resource(tmp_path, capsys):
     (tmp_path / "job.py").write_text(SHARING)
     names = ("--model-a", "first:4", "--model-b", "second")
-    code, out, err = muri(capsys, "pair", "job.py one two", "job.py two one", *names, "--seconds", 4)
+    code, out, err = muri_lab(capsys, "pair", "job.py one two", "job.py two one", *names, "--seconds", 4)
     assert code == 0, err
     assert "round 3 of" in err
     assert "first b4 1×gpu" in out
     assert max(map(len, out.splitlines())) <= 80
-    code, out, _ = muri(capsys, "pair", "--list", "--json")
+    code, out, _ = muri_lab(capsys, "pair", "--list", "--json")
     (found,) = json.loads(out)["pairs"]
     for side, model in ((found["a"], "first"), (found["b"], "second")):
         assert side["key"]["model"] == model
@@ -70,7 +70,7 @@ def test_two_scripts_that_share_a_resource(tmp_path, capsys):
 )
 def test_scripts_that_cannot_be_measured(tmp_path, capsys, text, options, message):
     (tmp_path / "job.py").write_text(text)
-    code, out, err = muri(capsys, "pair", "job.py", "job.py", "--no-store", *options)
+    code, out, err = muri_lab(capsys, "pair", "job.py", "job.py", "--no-store", *options)
     assert (code, out) == (1, "")
     assert message in err
     assert "Traceback" not in err
@@ -80,15 +80,15 @@ def test_what_to_expect_of_a_pair_that_was_not_measured(path, capsys):
     with ProfileStore(path) as store:
         gpu_bound = {"load_s": 0.0, "preprocess_s": 0.0, "propagate_s": 1.0, "iteration_s": 1.0}
         store.put_all([make_profile("a", **gpu_bound), make_profile("b", **(gpu_bound | {"iteration_s": 2.0}))])
-    code, out, err = muri(capsys, "pair", "--expect", "a", "b")
+    code, out, err = muri_lab(capsys, "pair", "--expect", "a", "b")
     assert (code, err) == (0, "")
     assert out.splitlines() == [
         "a (batch 64, 1 × gpu): 1.50 times as long (estimated)",
         "b (batch 64, 1 × gpu): 1.50 times as long (estimated)",
     ]
-    found = json.loads(muri(capsys, "pair", "--expect", "a:64:1:gpu", "b", "--json")[1])
+    found = json.loads(muri_lab(capsys, "pair", "--expect", "a:64:1:gpu", "b", "--json")[1])
     assert (found["source"], found["ratio_a"]) == ("estimated", pytest.approx(1.5))
-    code, _, err = muri(capsys, "pair", "--expect", "a", "unheard")
+    code, _, err = muri_lab(capsys, "pair", "--expect", "a", "unheard")
     assert code == 2
     assert "nothing is known of unheard" in err
 
@@ -96,12 +96,12 @@ def test_what_to_expect_of_a_pair_that_was_not_measured(path, capsys):
 def test_fit_prints_and_stores_the_line(path, capsys):
     with ProfileStore(path) as store:
         store.put_all(make_profile(batch_size=n, iteration_s=0.1 + 0.01 * n, synchronize_s=0.0) for n in (16, 32, 64))
-    code, out, err = muri(capsys, "fit", "resnet18")
+    code, out, err = muri_lab(capsys, "fit", "resnet18")
     assert (code, err) == (0, "")
     assert "100 ms + 10 ms per sample; R² 1.000" in out
     with ProfileStore(path) as store:
         (document,) = store.documents("batch-fit")
     assert document.name == "resnet18 (1 × gpu)"
     assert document.body["per_unit_s"] == pytest.approx(0.01)
-    fits = json.loads(muri(capsys, "fit", "resnet18", "--json")[1])["fits"]
+    fits = json.loads(muri_lab(capsys, "fit", "resnet18", "--json")[1])["fits"]
     assert fits["resnet18 (1 × gpu)"]["fixed_s"] == pytest.approx(0.1)

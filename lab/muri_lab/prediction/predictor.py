@@ -10,8 +10,13 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from muri.profiler.errors import LEAST_FAMILIES, LEAST_PROFILES, LearnerMissingError, TooFewProfilesError
-from muri.profiler.prediction.features import (
+from muri.errors import MuriError
+from muri.installed import THE_LAB
+from muri.profiler.estimates import Estimator, ProfileEstimate
+from muri.profiler.records import STAGES, ProfileDetail, ProfileKey, StageProfile
+from muri.profiler.store import ProfileStore
+from muri.units import MIB
+from muri_lab.prediction.features import (
     DEFAULT_OPTIMIZER,
     FRAMEWORK_GIB,
     Example,
@@ -22,9 +27,6 @@ from muri.profiler.prediction.features import (
     estimate_memory,
     examples,
 )
-from muri.profiler.records import STAGES, ProfileDetail, ProfileKey, StageProfile
-from muri.profiler.store import ProfileStore
-from muri.units import MIB
 
 COVERAGE: Final = 0.9
 """How often the interval should hold the true value."""
@@ -36,6 +38,34 @@ Array = NDArray[np.float64]
 PROPAGATE: Final = STAGES.index("propagate")
 NO_GPU = "cpu"
 """The GPU type of profiles from nodes without GPU: they need no GPU memory."""
+
+
+LEAST_PROFILES: Final = 40
+LEAST_FAMILIES: Final = 8
+"""With fewer, the trees predict worse than the mean does (docs/lab.md)."""
+
+
+class PredictionError(MuriError):
+    """Nothing can be predicted."""
+
+
+class TooFewProfilesError(PredictionError):
+    """The store holds too little to learn from."""
+
+    def __init__(self, profiles: int, families: int, gpu_type: str, gpu_count: int, others: tuple[str, ...]) -> None:
+        has = f" The store has some of: {', '.join(others)}." if others else ""
+        super().__init__(
+            f"too little to learn from for {gpu_count} × {gpu_type}: {profiles} measured profiles with features, of "
+            f"{families} model families; {LEAST_PROFILES} of {LEAST_FAMILIES} are needed.{has} "
+            "Profile the zoo on such a node: python benchmarks/profile_zoo.py --store STORE"
+        )
+
+
+class LearnerMissingError(PredictionError):
+    """scikit-learn is not installed."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"predictions need scikit-learn, which cannot be imported ({reason}): {THE_LAB}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -363,3 +393,23 @@ def _normalised(shares: Sequence[Estimate]) -> tuple[Estimate, ...]:
     capped = [_at_most_one(share) for share in shares]
     excess = max(1.0, sum(share.value for share in capped))
     return tuple(Estimate(value := share.value / excess, min(share.low, value), share.high) for share in capped)
+
+
+def estimate_of(store: ProfileStore, key: ProfileKey) -> ProfileEstimate | None:
+    """The prediction for a key as an estimate; see `prediction_of`."""
+    prediction = prediction_of(store, key)
+    if prediction is None:
+        return None
+    learnt = f"learnt from {prediction.profiles} measured profiles of {prediction.families} families of models"
+    return ProfileEstimate(
+        prediction.profile(key), ("predicted from the model's graph", learnt), prediction.interval_s()
+    )
+
+
+def keys_with_features(store: ProfileStore) -> frozenset[ProfileKey]:
+    """The keys whose model's graph is known; predicting others would only cost time."""
+    return frozenset(item.key for item in all_features(store))
+
+
+ESTIMATOR: Final = Estimator(keys_with_features, estimate_of)
+"""What the core finds by the entry point group `muri.estimators`."""

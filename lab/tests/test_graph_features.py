@@ -5,12 +5,12 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from muri.profiler.prediction.features import (
+from muri_lab.prediction.features import (
     OPERATOR_CLASSES,
     GraphFeatures,
     estimate_memory,
 )
-from muri.profiler.prediction.graph import GraphError, features_of
+from muri_lab.prediction.graph import GraphError, features_of
 
 FLOAT_BYTES = 4
 

@@ -1,22 +1,28 @@
-"""The two commands `muri profile predict`: of a known model, and with --module of a model's code."""
+"""The two commands `muri-lab predict`: of a known model, and with --module of a model's code."""
 
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from muri.profiler.commands.options import console, echo_json, json_option, open_store, store_option, wanted_options
 from muri.profiler.errors import NoSuchProfileError
-from muri.profiler.estimates import ProfileEstimate, estimated, keys_with_features
+from muri.profiler.estimates import ProfileEstimate, estimated
 from muri.profiler.exchange import to_dict
 from muri.profiler.lookup import Wanted, find_all, key_for
-from muri.profiler.prediction.factory import InputSpec, build
-from muri.profiler.prediction.features import DEFAULT_OPTIMIZER, OPTIMIZER_STATES, GraphFeatures, put_features
 from muri.profiler.records import STAGES, ProfileKey, StageProfile
+from muri.profiler.render import add_figures, bare_table, milliseconds
+from muri_lab.prediction.factory import InputSpec, build
+from muri_lab.prediction.features import DEFAULT_OPTIMIZER, OPTIMIZER_STATES, GraphFeatures, put_features
+from muri_lab.prediction.predictor import keys_with_features
 
 if TYPE_CHECKING:
-    from muri.profiler.prediction.predictor import Estimate, Prediction
+    from muri_lab.prediction.predictor import Estimate, Prediction
 
 
 class WithModule(click.Command):
@@ -51,9 +57,9 @@ def predict_command(wanted: Wanted, store_path: Path | None, as_json: bool) -> N
 
     \b
     Examples:
-      muri profile predict resnet18 --gpus 4
-      muri profile predict --module model.py:build --input 3x32x32 --batch-size 64
-      muri profile predict resnet18 --gpus 8 --gpu-type a100 --json
+      muri-lab predict resnet18 --gpus 4
+      muri-lab predict --module model.py:build --input 3x32x32 --batch-size 64
+      muri-lab predict resnet18 --gpus 8 --gpu-type a100 --json
     """
     with open_store(store_path, read_only=True) as store:
         known = {item.key for item in store.list()} | keys_with_features(store)
@@ -72,8 +78,6 @@ def predict_command(wanted: Wanted, store_path: Path | None, as_json: bool) -> N
     if as_json:
         echo_json(_estimate_document(found, measured))
         return
-    from muri.profiler.render import print_estimate
-
     print_estimate(console(), found, measured)
 
 
@@ -125,8 +129,8 @@ def predict_graph_command(optimizer: str, store_path: Path | None, as_json: bool
 
     \b
     Examples:
-      muri profile predict --module model.py:build --input 3x32x32 --batch-size 64
-      muri profile predict --module gpt.py:make --input int:1024 --batch-size 8 \\
+      muri-lab predict --module model.py:build --input 3x32x32 --batch-size 64
+      muri-lab predict --module gpt.py:make --input int:1024 --batch-size 8 \\
           --gpu-type a100 --optimizer adam --json
     """
     found = _predicted(ModelRequest(**asked), optimizer, store_path)
@@ -138,7 +142,7 @@ def predict_graph_command(optimizer: str, store_path: Path | None, as_json: bool
 
 def _predicted(asked: ModelRequest, optimizer: str, store_path: Path | None) -> "Prediction":
     """Read the features, keep them where --keep-as says so, and predict from the store's profiles."""
-    from muri.profiler.prediction.predictor import check_enough, predict
+    from muri_lab.prediction.predictor import check_enough, predict
 
     specs = [InputSpec.parse(text) for text in asked.inputs]
     with open_store(store_path, read_only=asked.model is None) as store:
@@ -155,7 +159,7 @@ def _predicted(asked: ModelRequest, optimizer: str, store_path: Path | None) -> 
 def _features(asked: ModelRequest, specs: Sequence[InputSpec]) -> GraphFeatures:
     """The features of the model that the factory makes."""
     model = build(asked.target)
-    from muri.profiler.prediction.graph import features_of  # imports PyTorch
+    from muri_lab.prediction.graph import features_of  # imports PyTorch
 
     return features_of(model, [spec.example(asked.batch_size) for spec in specs])
 
@@ -186,8 +190,6 @@ def _prediction_document(found: "Prediction") -> dict[str, Any]:
 
 def _print_prediction(found: "Prediction", target: str) -> None:
     """A table of 80 columns, and the memory's terms."""
-    from rich.table import Table  # rich takes a while to load
-
     table = Table("figure", box=None, pad_edge=False)
     for heading in ("predicted", "least", "most"):
         table.add_column(heading, justify="right")
@@ -214,3 +216,29 @@ def _print_prediction(found: "Prediction", target: str) -> None:
 
 def _figure_text(name: str, value: float) -> str:
     return f"{value * 1e3:,.1f} ms" if name.endswith("_s") else f"{value:.0%}"
+
+
+def print_estimate(console: Console, found: ProfileEstimate, measured: StageProfile | None) -> None:
+    """Value and interval of each stage and the iteration, in milliseconds, and what they rest on."""
+    profile = found.profile
+    console.print(Text(f"{profile.key}: {profile.source}, not measured", style="bold"))
+    table = bare_table()
+    table.add_column("ms per iteration")
+    headings = ("ESTIMATE", "INTERVAL", *(("MEASURED", "ERROR") if measured else ()))
+    add_figures(table, *headings)
+    values = (*profile.stage_s, profile.iteration_s)
+    truths = (*measured.stage_s, measured.iteration_s) if measured else (None,) * len(values)
+    for name, value, (least_s, most_s), truth in zip(
+        (*STAGES, "iteration"), values, found.interval_s, truths, strict=True
+    ):
+        ends = f"{milliseconds(least_s)} – {milliseconds(most_s)}"
+        beside = () if truth is None else (milliseconds(truth), _error(value, truth))
+        table.add_row(name, milliseconds(value), ends, *beside)
+    console.print(table)
+    console.print(Text(f"bottleneck: {profile.bottleneck}; GPU memory {profile.gpu_mem_gib:.1f} GiB"))
+    for line in found.basis:
+        console.print(Text(textwrap.fill(line, console.width, initial_indent="- ", subsequent_indent="  ")))
+
+
+def _error(estimate_s: float, truth_s: float) -> str:
+    return f"{100 * (estimate_s / truth_s - 1):+.0f} %" if truth_s else "-"

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Final, NamedTuple, Self
 
 from muri.errors import UsageError
+from muri.profiler.estimates import FEATURES
 from muri.profiler.records import ProfileKey, StageProfile
 from muri.profiler.store import Document, ProfileStore
 from muri.units import GIB
@@ -29,7 +30,6 @@ OPERATOR_CLASSES: Final = (
     "others",
 )
 _PER_BATCH: Final = ("input_bytes", "activation_bytes", "forward_flops", "training_flops", "moved_bytes")
-KIND: Final = "features"
 
 log = logging.getLogger("muri.profiler")
 
@@ -201,13 +201,13 @@ class Example(NamedTuple):
 def put_features(store: ProfileStore, key: ProfileKey, features: GraphFeatures) -> None:
     """Store the features of a key; earlier ones are replaced."""
     now = now_text()
-    store.put_document(KIND, Document(str(key), now, {"key": asdict(key), "features": features.to_dict()}))
+    store.put_document(FEATURES, Document(str(key), now, {"key": asdict(key), "features": features.to_dict()}))
 
 
 def all_features(store: ProfileStore) -> tuple[KnownFeatures, ...]:
     """All features in the store, by key; what `put_features` did not write is left out, and the log names it."""
     found: list[KnownFeatures] = []
-    for document in store.documents(KIND):
+    for document in store.documents(FEATURES):
         try:
             found.append(_decode(document))
         except FeaturesError as error:

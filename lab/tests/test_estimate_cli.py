@@ -1,20 +1,15 @@
-"""`muri profile predict`, and the shell's completion."""
+"""`muri-lab predict` of a known model."""
 
 import json
-import os
-import shutil
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 from profile_builders import make_profile
 from profile_commands import use_own_store
 
-from muri.profiler.commands import profile
 from muri.profiler.records import ProfileDetail
 from muri.profiler.store import ProfileStore
+from muri_lab.prediction.command import predict_command
 
 NAMED_LIKE_A_PATH = "ann:/home/ann/runs:sbatch train.sh"
 
@@ -36,7 +31,7 @@ def path(tmp_path, monkeypatch):
 
 
 def predict(*arguments):
-    return CliRunner().invoke(profile, ["predict", *arguments], catch_exceptions=False).output
+    return CliRunner().invoke(predict_command, arguments, catch_exceptions=False).output
 
 
 def test_an_estimate_says_what_it_rests_on():
@@ -63,28 +58,3 @@ def test_an_estimate_as_json():
     assert least < document["estimate"]["iteration_s"] < most
     assert document["measured"] is None
     assert "the model's own on 2 GPUs" in document["basis"][1]
-
-
-def complete(path, *words):
-    """What bash offers for the last word, by the function that click's script for bash defines."""
-    bash = shutil.which("bash")
-    assert bash
-    script = 'eval "$(_MURI_COMPLETE=bash_source muri)"; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); '
-    script += "_muri_completion muri; printf '%s\\n' \"${COMPREPLY[@]}\""
-    search = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    environment = {**os.environ, "PATH": search, "MURI_PROFILES": str(path)}
-    done = subprocess.run(
-        [bash, "-c", script, "bash", *words], env=environment, capture_output=True, text=True, check=False, timeout=240
-    )
-    assert done.stderr == ""
-    return done.stdout.splitlines()
-
-
-def test_bash_completes_commands_options_and_models(path):
-    assert complete(path, "muri", "prof") == ["profile"]
-    assert "predict" in complete(path, "muri", "profile", "p")
-    assert complete(path, "muri", "profile", "show", "re") == ["resnet18"]
-    assert complete(path, "muri", "profile", "show", "ann") in ([], [""])  # its name has blanks
-    assert complete(path, "muri", "profile", "predict", "gpt2", "--gpu-type", "") == ["a100", "gpu"]
-    assert complete(path, "muri", "profile", "predict", "--gp") == ["--gpus", "--gpu-type"]
-    assert complete(path.with_name("none.db"), "muri", "profile", "show", "re") in ([], [""])

@@ -19,10 +19,10 @@ from statistics import fmean, median
 from typing import Final
 
 from muri.clock import MACHINE_CLOCK, Clock
+from muri.errors import MuriError, UsageError
 from muri.profiler.dryrun.messages import ITERATION_LOG_VARIABLE, StampReader
 from muri.profiler.dryrun.runner import check_command, end, last_words, start
 from muri.profiler.dryrun.steadiness import certainty, settled_after
-from muri.profiler.errors import PairFailedError, PairUnstartableError
 from muri.profiler.interference.ratios import Interference, Side
 from muri.profiler.records import ProfileKey
 from muri.utc import now_text
@@ -44,6 +44,14 @@ _EDGE_S: Final = 0.15
 _TICK_S: Final = 0.05
 
 Tell = Callable[[str], None]
+
+
+class PairFailedError(MuriError):
+    """Two scripts could not be measured side by side; the text says which one failed and how."""
+
+
+class PairUnstartableError(UsageError):
+    """The budget of a pair's measurement is not positive."""
 
 
 @dataclass(frozen=True, slots=True)

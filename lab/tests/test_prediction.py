@@ -1,4 +1,4 @@
-"""Predictions from features: what is learnt, from how much, and what `muri profile predict --module` says."""
+"""Predictions from features: what is learnt, from how much, and what `muri-lab predict --module` says."""
 
 import json
 import re
@@ -10,13 +10,13 @@ import pytest
 from click.testing import CliRunner
 from profile_builders import make_profile
 
-from muri.cli import cli, run_command
-from muri.profiler.commands import profile
-from muri.profiler.errors import LEAST_FAMILIES, LEAST_PROFILES, LearnerMissingError, TooFewProfilesError
-from muri.profiler.estimates import best_known
-from muri.profiler.prediction import predictor
-from muri.profiler.prediction.features import (
-    KIND,
+from muri.commands import run_command
+from muri.profiler.estimates import FEATURES, best_known
+from muri.profiler.records import ProfileKey
+from muri.profiler.store import Document, ProfileStore
+from muri_lab.cli import cli
+from muri_lab.prediction import predictor
+from muri_lab.prediction.features import (
     Example,
     GraphFeatures,
     all_features,
@@ -24,10 +24,14 @@ from muri.profiler.prediction.features import (
     examples,
     put_features,
 )
-from muri.profiler.prediction.predictor import (
+from muri_lab.prediction.predictor import (
     ITERATION,
+    LEAST_FAMILIES,
+    LEAST_PROFILES,
     SHARES,
     Constant,
+    LearnerMissingError,
+    TooFewProfilesError,
     check_enough,
     fit_all,
     folds,
@@ -37,8 +41,6 @@ from muri.profiler.prediction.predictor import (
     trees,
     vectors,
 )
-from muri.profiler.records import ProfileKey
-from muri.profiler.store import Document, ProfileStore
 
 GPU = "a100"
 BATCHES = (4, 16, 64)
@@ -138,7 +140,7 @@ class TestDocuments:
 
     def test_a_document_that_is_none_of_ours(self, tmp_path, caplog):
         with ProfileStore(tmp_path / "p.db") as store:
-            store.put_document(KIND, Document("strange", "", {"key": {"model": "m"}}))
+            store.put_document(FEATURES, Document("strange", "", {"key": {"model": "m"}}))
             assert all_features(store) == ()
         assert re.search(r"stored for strange are incomplete.*batch_size", caplog.text)
 
@@ -185,7 +187,7 @@ class TestRegression:
     def test_without_scikit_learn(self, store, monkeypatch):
         fit_all.cache_clear()
         monkeypatch.setitem(sys.modules, "sklearn.ensemble", None)
-        with pytest.raises(LearnerMissingError, match=r"pip install 'muri\[predict\]'"):
+        with pytest.raises(LearnerMissingError, match=r"pip install \./lab"):
             predict(lawful(0, 1, 4).features, examples(store, GPU))
         assert predicted_profile(store, ProfileKey("family3/1", 8, 1, GPU)) is None
 
@@ -261,7 +263,7 @@ def model(tmp_path):
 class TestCommand:
     def run(self, path, target, *more, shape="3x4x4", gpu_type=GPU):
         arguments = ["predict", "--module", str(target), "--input", shape, "--batch-size", "8", "--store", str(path)]
-        return CliRunner().invoke(profile, [*arguments, "--gpu-type", gpu_type, *more], catch_exceptions=False)
+        return CliRunner().invoke(cli, [*arguments, "--gpu-type", gpu_type, *more], catch_exceptions=False)
 
     def test_json(self, path, model):
         document = json.loads(self.run(path, f"{model}:build", "--json").stdout)
@@ -291,7 +293,7 @@ class TestCommand:
     )
     def test_a_users_mistake(self, path, model, capsys, target, shape, reason):
         (model.parent / "typo.py").write_text("def build(:")
-        arguments = ["profile", "predict", f"--module={target.format(folder=model.parent)}", "--input", shape]
+        arguments = ["predict", f"--module={target.format(folder=model.parent)}", "--input", shape]
         code = run_command(cli, [*arguments, "--batch-size", "8", "--gpu-type", GPU, "--store", str(path)])
         assert code == 2
         assert reason.format(folder=model.parent) in capsys.readouterr().err

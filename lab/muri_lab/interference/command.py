@@ -1,4 +1,4 @@
-"""Commands for models that share GPUs plainly (SJF-BSBF): `muri profile pair` and `muri profile fit`."""
+"""Commands for models that share GPUs plainly (SJF-BSBF): `muri-lab pair` and `muri-lab fit`."""
 
 import shlex
 from collections.abc import Callable, Iterable, Sequence
@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Final
 
 import click
+from rich.console import Console
+from rich.text import Text
 
 from muri.errors import UsageError
 from muri.profiler.commands.options import (
@@ -24,28 +26,27 @@ from muri.profiler.commands.options import (
 )
 from muri.profiler.dryrun.runner import check_command
 from muri.profiler.errors import FitError, NoSuchProfileError
-from muri.profiler.interference.corun import Budget, measure_pair
-from muri.profiler.interference.models import (
-    KIND,
-    LinearFit,
-    communication_name,
-    computation_name,
-    fit_communication,
-    fit_computation,
-)
-from muri.profiler.interference.ratios import (
-    Candidate,
-    Interference,
-    every_pair,
-    expected,
-    known_pairs,
-    next_pairs,
-    put,
-)
+from muri.profiler.interference.models import KIND, LinearFit, computation_name, fit_computation
+from muri.profiler.interference.ratios import Interference, Side, every_pair, known_pairs, put
+from muri.profiler.interference.slowdown import KIND as SLOWDOWNS
+from muri.profiler.interference.slowdown import SlowdownFit, published_slowdown
 from muri.profiler.lookup import SELECTOR, Wanted, find_all, key_for, of_command, selector
 from muri.profiler.records import ProfileKey, StageProfile
+from muri.profiler.render import add_figures, bare_table, milliseconds
 from muri.profiler.store import Document, ProfileStore
-from muri.utc import now_text
+from muri.utc import age, now_text
+from muri_lab.interference.corun import Budget, measure_pair
+from muri_lab.interference.fits import (
+    Candidate,
+    PairPoint,
+    communication_name,
+    expected,
+    fit_communication,
+    fit_slowdown,
+    next_pairs,
+    pair_points,
+    r_squared,
+)
 
 SECONDS_HELP: Final = "Measure at most so long, once both have warmed up."
 STARTUP_HELP: Final = "Seconds that both may take to warm up."
@@ -57,7 +58,7 @@ Fits = dict[str, tuple[str, LinearFit]]
 
 
 class PairUsageError(UsageError):
-    """The options or scripts of `muri profile pair` do not make one pair."""
+    """The options or scripts of `muri-lab pair` do not make one pair."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,12 +118,12 @@ def pair_command(
 
     \b
     Examples:
-      muri profile pair train_a.py train_b.py
-      muri profile pair "train.py --lr 0.1" "-m my.training" --seconds 15
-      muri profile pair a.py b.py --model-a resnet18:64 --model-b bert:8
-      muri profile pair --list
-      muri profile pair --expect resnet18:64 bert:8
-      muri profile pair --next --json | jq -r '.pairs[0].a.model'
+      muri-lab pair train_a.py train_b.py
+      muri-lab pair "train.py --lr 0.1" "-m my.training" --seconds 15
+      muri-lab pair a.py b.py --model-a resnet18:64 --model-b bert:8
+      muri-lab pair --list
+      muri-lab pair --expect resnet18:64 bert:8
+      muri-lab pair --next --json | jq -r '.pairs[0].a.model'
     """
     _check_usage(scripts, [name for name, given in _views(listed, upcoming, expect) if given])
     if expect:
@@ -149,10 +150,10 @@ def _check_usage(scripts: tuple[str, ...], views: Sequence[str]) -> None:
         return
     if len(scripts) != 2:
         raise PairUsageError(
-            f"a pair is two models, not {len(scripts)}: muri profile pair --expect resnet18:64 bert:8"
+            f"a pair is two models, not {len(scripts)}: muri-lab pair --expect resnet18:64 bert:8"
             if views
             else f"a pair is two scripts, not {len(scripts)}; quote a script that has arguments: "
-            'muri profile pair "a.py --lr 0.1" b.py. --list shows what was measured'
+            'muri-lab pair "a.py --lr 0.1" b.py. --list shows what was measured'
         )
 
 
@@ -204,7 +205,7 @@ def _expect(models: tuple[str, ...], store_path: Path | None, as_json: bool) -> 
         unknown = [str(key) for key in (key_a, key_b) if key not in known]
         raise NoSuchProfileError(
             f"nothing is known of {' and of '.join(dict.fromkeys(unknown))}; measure a profile (muri profile run) or "
-            "the pair (muri profile pair A B)"
+            "the pair (muri-lab pair A B)"
         )
     if as_json:
         echo_json(asdict(found))
@@ -218,15 +219,13 @@ def _list(pairs: tuple[Interference, ...], as_json: bool) -> None:
     if pairs or as_json:
         _print_pairs(pairs, as_json)
     else:
-        click.echo("No pairs yet: measure one with `muri profile pair A.py B.py`.")
+        click.echo("No pairs yet: measure one with `muri-lab pair A.py B.py`.")
 
 
 def _print_pairs(pairs: Iterable[Interference], as_json: bool) -> None:
     if as_json:
         echo_json({"pairs": [item.to_dict() for item in pairs]})
         return
-    from muri.profiler.render import print_pairs
-
     print_pairs(console(), tuple(pairs), datetime.now(UTC))
 
 
@@ -234,8 +233,6 @@ def _next(found: Sequence[Candidate], as_json: bool) -> None:
     if as_json:
         echo_json({"pairs": [asdict(item) for item in found]})
     elif found:
-        from muri.profiler.render import print_candidates
-
         print_candidates(console(), found)
     else:
         click.echo("No pair is left to measure: a pair needs two profiles of one GPU count and type.")
@@ -254,8 +251,8 @@ def fit_command(wanted: Wanted, store_path: Path | None, as_json: bool) -> None:
 
     \b
     Examples:
-      muri profile fit resnet18
-      muri profile fit resnet18 --gpus 1 --gpu-type a100 --json
+      muri-lab fit resnet18
+      muri-lab fit resnet18 --gpus 1 --gpu-type a100 --json
     """
     with open_store(store_path, existing=True) as store:
         profiles = store.list()
@@ -267,8 +264,6 @@ def fit_command(wanted: Wanted, store_path: Path | None, as_json: bool) -> None:
     if as_json:
         echo_json({"fits": {name: {"unit": unit, **line.to_dict()} for name, (unit, line) in fits.items()}})
         return
-    from muri.profiler.render import print_fit
-
     for name, (unit, line) in fits.items():
         print_fit(console(), name, unit, line)
 
@@ -307,3 +302,130 @@ def _owned_place(item: StageProfile) -> tuple[str, int, str]:
 
 def _place(item: StageProfile) -> tuple[int, str]:
     return (item.key.gpu_count, item.key.gpu_type)
+
+
+def print_pairs(console: Console, pairs: Sequence[Interference], now: datetime) -> None:
+    """Two lines for each pair, one for each model."""
+    table = bare_table()
+    table.add_column("MODEL", overflow="fold", min_width=10)
+    add_figures(table, "ALONE", "SHARED", "RATIO", "±%", "SURE%", "AGE")
+    table.add_column("FROM", no_wrap=True)
+    for pair in pairs:
+        came = f"{pair.source}{', turns' if pair.turns else ''}", f"  {pair.rounds} rounds"
+        for side, mark, note in ((pair.a, "", came[0]), (pair.b, "+ ", came[1])):
+            since = "" if mark else age(pair.measured_at, now)
+            table.add_row(Text(mark + _short(side.key)), *_cells(side), since, note)
+    console.print(table)
+    console.print("Milliseconds per iteration; RATIO ξ: how much longer it takes beside the other.")
+
+
+def print_candidates(console: Console, candidates: Sequence[Candidate]) -> None:
+    """One line for each pair that is worth measuring."""
+    table = bare_table()
+    for name in ("MODEL", "WITH"):
+        table.add_column(name, overflow="fold", min_width=10)
+    add_figures(table, "CHANCES", "SURE%")
+    for item in candidates:
+        sure = "-" if item.confidence is None else f"{item.confidence * 100:.0f}"
+        table.add_row(Text(_short(item.a)), Text(_short(item.b)), str(item.chances), sure)
+    console.print(table)
+
+
+def print_fit(console: Console, title: str, unit: str, fit: LinearFit) -> None:
+    """The line, and each point beside it."""
+    console.print(Text(title, style="bold"))
+    per_unit = f"{fit.per_unit_s * 1e3:.4g} ms per {unit}"
+    console.print(
+        f"  {fit.fixed_s * 1e3:.4g} ms + {per_unit}; R² {fit.r_squared:.3f}, residual {fit.residual_s * 1e3:.2g} ms"
+    )
+    table = bare_table()
+    add_figures(table, f"  {unit.upper()}", "MEASURED MS", "LINE MS", "OFF")
+    for point in fit.points:
+        line_s = fit.seconds(point.size)
+        off = f"{(line_s / point.seconds - 1) * 100:+.1f} %" if point.seconds else "-"
+        table.add_row(f"{point.size:g}", milliseconds(point.seconds), milliseconds(line_s), off)
+    console.print(table)
+
+
+def _short(key: ProfileKey) -> str:
+    return f"{key.name} b{key.batch_size or '?'} {key.gpu_count}×{key.gpu_type}"
+
+
+def _cells(side: Side) -> tuple[str, str, str, str, str]:
+    spread = "?" if side.spread is None else f"{side.spread * 100:.0f}"
+    sure = f"{side.confidence * 100:.0f}"
+    return milliseconds(side.solo_s), milliseconds(side.shared_s), f"{side.ratio:.2f}", spread, sure
+
+
+_WEAK: Final = 0.5
+"""R² below which most of what slows jobs down has other causes than their use of the GPU."""
+
+
+@click.command("slowdown", short_help="Fit how use slows jobs down on a GPU type, from measured pairs.")
+@click.argument("gpu_type", metavar="GPU_TYPE")
+@click.option("--no-store", is_flag=True, help="Only print the curve.")
+@click.option("--forget", is_flag=True, help="Remove the stored curve; plans use the published ones again.")
+@store_option
+@json_option
+def slowdown_command(gpu_type: str, no_store: bool, forget: bool, store_path: Path | None, as_json: bool) -> None:
+    """Fit f, how use of the GPU slows jobs down, to the pairs measured on GPU_TYPE.
+
+    The policies horus, horus-f and pab plan with it from the next cycle on, instead of the curves
+    that were published for other GPUs. A pair counts once it was measured (`muri-lab pair`, or
+    running jobs under muri-hybrid) and both models have measured profiles.
+
+    \b
+    Examples:
+      muri-lab slowdown a100
+      muri-lab slowdown a100 --no-store --json
+      muri-lab slowdown a100 --forget
+    """
+    if no_store and forget:
+        raise click.UsageError("give --no-store or --forget, not both")
+    with open_store(store_path, read_only=no_store, existing=not no_store) as store:
+        if forget:
+            _forget(store, gpu_type, as_json)
+            return
+        points = pair_points(store, gpu_type)
+        if not points:
+            raise FitError(_nothing(store, gpu_type))
+        fit = fit_slowdown(points)
+        if not no_store:
+            store.put_document(SLOWDOWNS, Document(gpu_type, now_text(), fit.to_dict()))
+    published = r_squared(published_slowdown(gpu_type), points)
+    if as_json:
+        echo_json({"gpu_type": gpu_type, **fit.to_dict(), "r_squared_of_published": published})
+        return
+    click.echo(_text(gpu_type, fit, published, points))
+
+
+def _forget(store: ProfileStore, gpu_type: str, as_json: bool) -> None:
+    if not store.remove_document(SLOWDOWNS, gpu_type):
+        stored = ", ".join(document.name for document in store.documents(SLOWDOWNS)) or "none"
+        raise FitError(f"no curve of {gpu_type} is stored; stored are: {stored}")
+    if as_json:
+        echo_json({"gpu_type": gpu_type, "forgotten": True})
+    else:
+        click.echo(f"The curve of {gpu_type} is removed.")
+
+
+def _nothing(store: ProfileStore, gpu_type: str) -> str:
+    types = sorted({pair.a.key.gpu_type for pair in known_pairs(store)} - {gpu_type})
+    others = f"; there are pairs of: {', '.join(types)}" if types else ""
+    return (
+        f"no pair on {gpu_type} was measured whose models have measured profiles{others}. "
+        "Measure some: muri-lab pair --next"
+    )
+
+
+def _text(gpu_type: str, fit: SlowdownFit, published: float, points: tuple[PairPoint, ...]) -> str:
+    curve = fit.curve
+    lines = [
+        f"{gpu_type}: f(x) = {curve.constant:.5g} {curve.linear:+.3g} x {curve.square:+.3g} x², x in % of a GPU",
+        f"  R² {fit.r_squared:.2f} over {len(points)} jobs of {fit.pairs} pairs; the published curve: {published:.2f}",
+        f"  measured from {fit.least_percent:.0f} to {fit.most_percent:.0f} %: "
+        f"f = {curve(fit.least_percent):.2f} to {curve(fit.most_percent):.2f}",
+    ]
+    if fit.r_squared < _WEAK:
+        lines.append("  R² is low: here jobs slow each other down for other reasons than their use of the GPU.")
+    return "\n".join(lines)

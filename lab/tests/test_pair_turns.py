@@ -9,9 +9,9 @@ import pytest
 
 from muri.clock import Clock
 from muri.profiler.dryrun.messages import StampReader
-from muri.profiler.interference import corun
-from muri.profiler.interference.corun import Budget, PairFailedError, Runner, measure_pair
 from muri.profiler.records import ProfileKey
+from muri_lab.interference import corun
+from muri_lab.interference.corun import Budget, PairFailedError, Runner, measure_pair
 
 KEYS = (ProfileKey("a", 8, 1, "gpu"), ProfileKey("b", 8, 1, "gpu"))
 STEP_S = 0.001

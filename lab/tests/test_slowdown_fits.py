@@ -6,21 +6,21 @@ import random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from lab_commands import muri_lab
 from profile_builders import make_profile
-from profile_commands import muri
 
 from muri.profiler.errors import FitError
-from muri.profiler.interference.ratios import Interference, Side, pair_points, put
-from muri.profiler.interference.slowdown import Parabola, published_slowdown, slowdown_of
-from muri.profiler.interference.slowdown_fits import (
-    LEAST_PAIRS,
-    PairPoint,
-    SlowdownFit,
-    fit_slowdown,
-    gpu_percent,
-)
+from muri.profiler.interference.ratios import Interference, Side, put
+from muri.profiler.interference.slowdown import Parabola, SlowdownFit, published_slowdown, slowdown_of
 from muri.profiler.records import ProfileDetail
 from muri.profiler.store import ProfileStore
+from muri_lab.interference.fits import (
+    LEAST_PAIRS,
+    PairPoint,
+    fit_slowdown,
+    gpu_percent,
+    pair_points,
+)
 
 TRUE = Parabola(1.0, 0.001, 5e-5)
 
@@ -118,7 +118,7 @@ def test_pairs_count_where_both_models_have_measured_profiles(path):
 
 def test_a_curve_is_fitted_shown_kept_and_forgotten(path, capsys):
     filled(path)
-    code, out, _ = muri(capsys, "fit-slowdown", "a100")
+    code, out, _ = muri_lab(capsys, "slowdown", "a100")
     assert code == 0
     assert "R² 1.00 over 24 jobs of 12 pairs" in out
     assert all(len(line) <= 80 for line in out.splitlines())
@@ -126,15 +126,15 @@ def test_a_curve_is_fitted_shown_kept_and_forgotten(path, capsys):
         (kept,) = store.documents("slowdown")
     assert kept.name == "a100"
     assert SlowdownFit.from_dict(kept.body).curve.square == pytest.approx(5e-5)
-    assert muri(capsys, "fit-slowdown", "a100", "--forget")[0] == 0
-    code, _, err = muri(capsys, "fit-slowdown", "a100", "--forget")
+    assert muri_lab(capsys, "slowdown", "a100", "--forget")[0] == 0
+    code, _, err = muri_lab(capsys, "slowdown", "a100", "--forget")
     assert code == 2
     assert "stored are: none" in err
 
 
 def test_a_look_keeps_nothing(path, capsys):
     filled(path)
-    code, out, _ = muri(capsys, "fit-slowdown", "a100", "--no-store", "--json")
+    code, out, _ = muri_lab(capsys, "slowdown", "a100", "--no-store", "--json")
     assert code == 0
     assert '"r_squared_of_published"' in out
     with ProfileStore(path) as store:

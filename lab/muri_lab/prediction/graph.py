@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
 from muri.errors import UsageError
-from muri.profiler.prediction.features import GraphFeatures
+from muri_lab.prediction.features import GraphFeatures
 
 _CLASSES: Final = {
     "convolutions": "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d convolution",

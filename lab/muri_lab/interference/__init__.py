@@ -1,0 +1,1 @@
+"""How two models slow each other down: measured by hand, and lines and curves fitted to that."""
