@@ -42,7 +42,7 @@ from muri.profiler.store import (
 from muri.profiler.store_file import set_aside
 from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.planning.actions import Action, started
-from muri.slurm_plugin.planning.cycle_input import ATTEMPTS, CycleInput
+from muri.slurm_plugin.planning.cycle_input import ATTEMPTS, CycleInput, Knowledge
 from muri.slurm_plugin.planning.measurements import doubt, learnt, pairs_at_work
 from muri.slurm_plugin.planning.model_traits import UNUSABLE, KnownTraits
 from muri.slurm_plugin.planning.running import as_submitted
@@ -326,7 +326,9 @@ def without_doubtful(cycle: CycleInput, store: ProfileStore) -> CycleInput:
         doubted = {each: why for each, why in doubted.items() if why}
         dropped |= doubted.keys()
         tried = (
-            [each for each in store.history(key) if doubt(each, config) and _is_recent(each, cycle)] if doubted else []
+            [each for each in store.history(key) if doubt(each, config) and _is_recent(each, cycle.now_s)]
+            if doubted
+            else []
         )
         if len(tried) >= ATTEMPTS:
             failures[str(key)] = (len(tried), doubt(tried[0], config))
@@ -336,9 +338,9 @@ def without_doubtful(cycle: CycleInput, store: ProfileStore) -> CycleInput:
     return replace(cycle, knowledge=replace(known, profiles=kept, failures=failures))
 
 
-def _is_recent(profile: StageProfile, cycle: CycleInput) -> bool:
+def _is_recent(profile: StageProfile, now_s: float) -> bool:
     at = moment(profile.measured_at)
-    return at is not None and cycle.now_s - at.timestamp() < RETRY_AFTER_S
+    return at is not None and now_s - at.timestamp() < RETRY_AFTER_S
 
 
 def with_estimates(cycle: CycleInput, store: ProfileStore) -> CycleInput:
@@ -357,7 +359,7 @@ def with_estimates(cycle: CycleInput, store: ProfileStore) -> CycleInput:
     missing = {key for key in _keys(cycle) if known.profile_of(key) is None and not known.failed(key)}
     found = _estimates(store, missing) if missing else {}
     if in_place:
-        found = _unknown(missing, cycle) | found
+        found = _unknown(missing, cycle.knowledge, cycle.config) | found
     known = replace(known, profiles={**known.profiles, **found}, stale=known.stale | found.keys())
     return replace(cycle, knowledge=known)
 
@@ -374,13 +376,13 @@ def _estimates(store: ProfileStore, missing: Collection[ProfileKey]) -> dict[Pro
     return {}
 
 
-def _unknown(missing: Collection[ProfileKey], cycle: CycleInput) -> dict[ProfileKey, StageProfile]:
+def _unknown(missing: Collection[ProfileKey], knowledge: Knowledge, config: Config) -> dict[ProfileKey, StageProfile]:
     """What models are planned with of which nothing is known.
 
     They may need all of a GPU's memory: where the site says how much there is, nobody is put beside them before they
     have been measured.
     """
-    known, mem_gib = cycle.knowledge.profiles.values(), cycle.config.gpu_mem_gib
+    known, mem_gib = knowledge.profiles.values(), config.gpu_mem_gib
     # Only its user and its number of GPUs tell one such model from another.
     alike = {(key.user, key.gpu_count): key for key in missing}
     found = unknown_models(known, alike.values())

@@ -63,7 +63,9 @@ class Settlement:
         """Bring the open accounts up to what Slurm shows, and count what has ended since the last cycle."""
         view, now_s, telemetry_s = cycle.view, cycle.now_s, cycle.config.tuning.telemetry_s
         before = _read(self._journal.facts(GROUP_RUN))
-        runs = with_profiles(updated(before, view, self._journal.intents(), now_s), cycle)
+        runs = with_profiles(
+            updated(before, view, self._journal.intents(), now_s), cycle.view, cycle.knowledge, cycle.node_index
+        )
         lost = forgotten({pilot: runs[pilot] for pilot in before}, view)
         records = self._records_of(lost) if lost else None
         if records is not None:

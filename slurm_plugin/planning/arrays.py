@@ -16,9 +16,10 @@ from collections.abc import Set as AbstractSet
 from itertools import islice
 from typing import Final
 
+from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.planning.actions import Action, ResumeGroup, SplitTasks, StandBack, members_in, started
 from muri.slurm_plugin.planning.cycle_input import CycleInput
-from muri.slurm_plugin.records.cluster import Job, JobState
+from muri.slurm_plugin.records.cluster import Job, JobState, Node
 from muri.slurm_plugin.records.comment_tags import Place
 from muri.slurm_plugin.records.roles import ManagedJob, Role, View
 
@@ -42,20 +43,24 @@ def task_count(job: Job) -> int:
     return sum(1 for _ in task_numbers(job.array_tasks)) if job.several_tasks else 1
 
 
-def split_soon(records: Iterable[ManagedJob], cycle: CycleInput) -> Iterator[SplitTasks]:
+def split_soon(
+    records: Iterable[ManagedJob], view: View, config: Config, nodes: Sequence[Node]
+) -> Iterator[SplitTasks]:
     """Give records to the tasks that could start soon, in their order.
 
     One task always stays behind: the last one keeps the array's own record.
 
     Args:
         records: Records of several tasks that wait for nothing but Muri.
-        cycle: What the cycle decides on.
+        view: The queue.
+        config: The configuration.
+        nodes: The nodes.
     """
-    ready = Counter(job.array_job_id for job in cycle.view.having(Role.CANDIDATE) if not job.several_tasks)
-    started = _started(cycle.view)
+    ready = Counter(job.array_job_id for job in view.having(Role.CANDIDATE) if not job.several_tasks)
+    started = _started(view)
     for record in records:
         array = record.array_job_id
-        most = min(_MOST_READY, _most_at_once(record, cycle))
+        most = min(_MOST_READY, _most_at_once(record, config, nodes))
         if record.array_limit:
             most = min(most, record.array_limit - started[array])
         waiting = list(islice(task_numbers(record.array_tasks), max(0, most - ready[array]) + 1))
@@ -65,11 +70,11 @@ def split_soon(records: Iterable[ManagedJob], cycle: CycleInput) -> Iterator[Spl
             yield SplitTasks(record.job_id, tuple(tasks))
 
 
-def _most_at_once(record: ManagedJob, cycle: CycleInput) -> int:
+def _most_at_once(record: ManagedJob, config: Config, nodes: Sequence[Node]) -> int:
     """How many tasks could run at once, each of them in a group."""
-    nodes = [node for node in cycle.nodes if node.usable and record.partition in node.partitions]
-    gpus = sum(node.gpu_count for node in nodes)
-    return max(1, cycle.config.grouping.max_group_size * gpus // max(1, record.gpu_count))
+    usable = [node for node in nodes if node.usable and record.partition in node.partitions]
+    gpus = sum(node.gpu_count for node in usable)
+    return max(1, config.grouping.max_group_size * gpus // max(1, record.gpu_count))
 
 
 def _started(view: View) -> Counter[int]:

@@ -170,7 +170,7 @@ class PlacementOutcome:
 
     def _join(self, sharer: Sharer, group: RunningGroup, cycle: CycleInput) -> None:
         job, met = cycle.view.jobs[sharer.job_id], tuple(member.job_id for member in group.members)
-        why = why_no_room(job, group, cycle, self._places)
+        why = why_no_room(job, group, cycle.config, cycle.node_index, self._places)
         if not why and not self._stopping.isdisjoint(met):
             why = "a member of the group is about to stop"
         if why:

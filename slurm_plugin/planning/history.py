@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
-from muri.slurm_plugin.planning.cycle_input import CycleInput
+from muri.slurm_plugin.planning.cycle_input import Knowledge
 from muri.slurm_plugin.planning.joins import groups_by_pilot
 from muri.slurm_plugin.planning.starts import as_asked, with_request
 from muri.slurm_plugin.records.cluster import Job, JobState
@@ -28,7 +28,8 @@ from muri.slurm_plugin.records.job_report import (
     split_gpu_time,
 )
 from muri.slurm_plugin.records.journal import PREEMPT, Intent
-from muri.slurm_plugin.records.roles import ManagedJob, Role, View
+from muri.slurm_plugin.records.node_index import NodeIndex
+from muri.slurm_plugin.records.roles import ManagedJob, Role, View, profile_key
 from muri.slurm_plugin.records.usage import Run
 
 
@@ -402,21 +403,21 @@ def _member_ended(member: MemberRun, job: Job) -> MemberRun:
     return replace(member, start_s=job.start_s, end_s=job.end_s, admin_comment=job.admin_comment)
 
 
-def with_profiles(ledger: Ledger, cycle: CycleInput) -> dict[int, GroupRun]:
+def with_profiles(ledger: Ledger, view: View, knowledge: Knowledge, index: NodeIndex) -> dict[int, GroupRun]:
     """Add the iteration times of models that were measured after their members' starts, such as by these members."""
     return {
-        pilot: replace(run, members=tuple(_profiled(member, run, cycle) for member in run.members))
+        pilot: replace(run, members=tuple(_profiled(member, run, view, knowledge, index) for member in run.members))
         for pilot, run in ledger.items()
     }
 
 
-def _profiled(member: MemberRun, run: GroupRun, cycle: CycleInput) -> MemberRun:
-    job = cycle.view.jobs.get(member.job_id)
+def _profiled(member: MemberRun, run: GroupRun, view: View, knowledge: Knowledge, index: NodeIndex) -> MemberRun:
+    job = view.jobs.get(member.job_id)
     if member.solo_iteration_s or member.standing is not Standing.OPEN or job is None or job.membership is None:
         return member
     # An ended pilot job may hold no GPU any more.
-    key = cycle.key_of(with_request(job, job.membership.original, run.gpu_count))
-    profile = cycle.knowledge.profile_of(key)
+    key = profile_key(with_request(job, job.membership.original, run.gpu_count), index)
+    profile = knowledge.profile_of(key)
     if profile is None or profile.is_estimate:
         return member
     return replace(member, solo_iteration_s=profile.iteration_s)

@@ -30,6 +30,7 @@ from muri.slurm_plugin.planning.site_limits import PILOT_EXTRA_S, SiteRoom, paye
 from muri.slurm_plugin.planning.starts import joins_later, member_plan, release_solo, start_group, was_changed
 from muri.slurm_plugin.records.cluster import Job, JobState
 from muri.slurm_plugin.records.journal import GROUP, JOIN, Intent
+from muri.slurm_plugin.records.node_index import NodeIndex
 from muri.slurm_plugin.records.roles import ManagedJob, RunningGroup, View
 
 
@@ -116,13 +117,14 @@ def _why_too_late(planned: PlanJob, group: RunningGroup, cycle: CycleInput, room
     return room.why_too_late(join)
 
 
-def why_no_room(job: ManagedJob, group: RunningGroup, cycle: CycleInput, places: Places) -> str:
+def why_no_room(job: ManagedJob, group: RunningGroup, config: Config, index: NodeIndex, places: Places) -> str:
     """Return why a job cannot join a group now, "" when it can.
 
     Args:
         job: The job.
         group: The group.
-        cycle: What the cycle decides on.
+        config: The configuration.
+        index: The nodes by name and by partition.
         places: Where jobs may run.
     """
     pilot = group.pilot
@@ -131,7 +133,7 @@ def why_no_room(job: ManagedJob, group: RunningGroup, cycle: CycleInput, places:
     domain = domain_of(job)
     if any(domain_of(as_submitted(member, pilot)) != domain for member in group.members):
         return f"the group does not belong to {domain}"
-    return why_closed(group, cycle.node_index.by_name, cycle) or _why_no_place(job, group, places.of(job).nodes)
+    return why_closed(group, index.by_name, config) or _why_no_place(job, group, places.of(job).nodes)
 
 
 def _why_no_place(job: Job, group: RunningGroup, nodes: AbstractSet[str]) -> str:
@@ -185,7 +187,7 @@ def joins_together(
             joiner.speed,
             cycle,
             time_limit_s=room.member_limit_s(joiner.job, size, ran_s),
-            isolation=joins_later(cycle),
+            isolation=joins_later(cycle.config),
             promised=joiner.promised,
         )
         for joiner in joiners
@@ -225,20 +227,20 @@ MAY_BE_JOINED: Final = "others may join it while it runs"
 IS_MEASURED: Final = "its model is measured while it runs"
 
 
-def jobs_with_pilots(jobs: Iterable[PlanJob], policy: Policy, cycle: CycleInput) -> dict[int, PlanJob]:
+def jobs_with_pilots(jobs: Iterable[PlanJob], policy: Policy, view: View, config: Config) -> dict[int, PlanJob]:
     """Return the waiting jobs that get a pilot job of their own where they start alone, by job id.
 
     Args:
         jobs: The waiting jobs.
         policy: The policy in force.
-        cycle: What the cycle decides on.
+        view: The queue.
+        config: The configuration.
     """
     # Policies that give out GPUs one by one say themselves who may be joined.
     if policy.supports_packing or not shares_gpus(policy):
         return {}
-    config, asked = cycle.config, cycle.view.jobs
     known = [job for job in jobs if job.may_share and job.profile is not None]
-    fit = [job for job in known if job.gpu_count == 1 or has_a_task_per_gpu(job, asked[job.job_id])]
+    fit = [job for job in known if job.gpu_count == 1 or has_a_task_per_gpu(job, view.jobs[job.job_id])]
     return {job.job_id: job for job in fit if may_join(config) or _is_to_be_measured(job, config)}
 
 

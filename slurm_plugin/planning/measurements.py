@@ -20,7 +20,7 @@ from muri.profiler.interference.ratios import LEARNT, MEASURED, Interference, Si
 from muri.profiler.records import IN_PLACE, ProfileError, ProfileKey, StageProfile
 from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.planning.actions import KeepProfile, NotMeasured
-from muri.slurm_plugin.planning.cycle_input import CycleInput
+from muri.slurm_plugin.planning.cycle_input import CycleInput, Knowledge
 from muri.slurm_plugin.planning.model_traits import batch_model
 from muri.slurm_plugin.planning.running import as_submitted
 from muri.slurm_plugin.records.cluster import Job, JobState
@@ -67,7 +67,7 @@ def measured_in_place(cycle: CycleInput) -> Iterator[KeepProfile | NotMeasured]:
     for report in _reports(cycle):
         found = None
         with suppress(*_UNTRUE):
-            found = _told(report, cycle)
+            found = _told(report, cycle.knowledge, cycle.config, cycle.now_s)
         if isinstance(found, KeepProfile):
             known = kept.get(found.profile.key)
             if known is None or _is_before(known.profile.measured_at, found.profile.measured_at):
@@ -82,7 +82,7 @@ def untrue_reports(cycle: CycleInput) -> dict[int, str]:
     found = {}
     for report in _reports(cycle):
         try:
-            _told(report, cycle)
+            _told(report, cycle.knowledge, cycle.config, cycle.now_s)
         except _UNTRUE as error:
             found[report.job.job_id] = f"its figures of its model cannot be true: {error}"
     return found
@@ -99,7 +99,7 @@ def _reports(cycle: CycleInput) -> Iterator[_Report]:
             yield _Report(job, measured, cycle.key_of(as_submitted(job, pilot)))
 
 
-def _told(report: _Report, cycle: CycleInput) -> KeepProfile | NotMeasured | None:
+def _told(report: _Report, knowledge: Knowledge, config: Config, now_s: float) -> KeepProfile | NotMeasured | None:
     """What a report says of a model; None where it is of no use: it is known, or of an earlier run.
 
     Raises:
@@ -107,39 +107,40 @@ def _told(report: _Report, cycle: CycleInput) -> KeepProfile | NotMeasured | Non
     """
     job, measured, key = report
     at_s = float(measured["at"])
-    if at_s > cycle.now_s + _CLOCKS_DIFFER_S:
+    if at_s > now_s + _CLOCKS_DIFFER_S:
         raise ValueError("it names a time to come")
-    if not job.start_s - _CLOCKS_DIFFER_S <= at_s <= cycle.now_s:
+    if not job.start_s - _CLOCKS_DIFFER_S <= at_s <= now_s:
         return None
     if "error" in measured:
-        return _failure(key, str(measured["error"]), at_s, cycle)
-    profile = profile_in(measured, key, text_of(at_s), ran_s(job, cycle.now_s), IN_PLACE)
-    if not _is_wanted(profile, cycle):
+        return _failure(key, str(measured["error"]), at_s, knowledge)
+    profile = profile_in(measured, key, text_of(at_s), ran_s(job, now_s), IN_PLACE)
+    if not _is_wanted(profile, knowledge, config):
         return None
     environment = "" if job.facts is None else job.facts.environment
     return KeepProfile("", profile, bool(measured.get("accumulates")), python_in(measured), environment)
 
 
-def _failure(key: ProfileKey, why: str, at_s: float, cycle: CycleInput) -> NotMeasured | None:
+def _failure(key: ProfileKey, why: str, at_s: float, knowledge: Knowledge) -> NotMeasured | None:
     """A run that told too little, if it is not counted yet; a model that is known needs no more runs."""
-    known, counted_s = cycle.knowledge.profile_of(key), cycle.knowledge.failed_s.get(str(key), 0.0)
+    known, counted_s = knowledge.profile_of(key), knowledge.failed_s.get(str(key), 0.0)
     if (known is not None and not known.is_estimate) or not counted_s < at_s:
         return None
     return NotMeasured(str(key), why, at_s)
 
 
-def _is_wanted(profile: StageProfile, cycle: CycleInput) -> bool:
+def _is_wanted(profile: StageProfile, knowledge: Knowledge, config: Config) -> bool:
     """Whether a measurement takes the place of what is known."""
-    known, knowledge = cycle.knowledge.profile_of(profile.key), cycle.knowledge
+    known = knowledge.profile_of(profile.key)
     if known is None or known.is_estimate:
         return True
     if _is_before(profile.measured_at, known.measured_at):
         return False
-    if doubt(known, cycle.config):
-        return not doubt(profile, cycle.config)
+    if doubt(known, config):
+        return not doubt(profile, config)
     if _is_surer(profile, known):
         return True
-    return knowledge.is_stale(profile.key) and _is_before(knowledge.stale_since(profile.key), profile.measured_at)
+    stale = knowledge.is_stale(profile.key)
+    return stale and _is_before(knowledge.stale_since(profile.key), profile.measured_at)
 
 
 def _is_surer(profile: StageProfile, known: StageProfile) -> bool:
@@ -262,19 +263,19 @@ def _round(group: RunningGroup, cycle: CycleInput) -> _Round | None:
     profiles = [each for each in known if each is not None and not each.is_estimate]
     if len(reports) != 2 or len(profiles) != 2 or any((each.iterations or 0) < LEAST_ITERATIONS for each in reports):
         return None
-    alone_s = [_alone_s(job, profile, cycle) for job, profile in zip(group.members, profiles, strict=True)]
+    alone_s = [_alone_s(job, profile, cycle.knowledge) for job, profile in zip(group.members, profiles, strict=True)]
     if not all(alone_s):
         return None
     turns = reports[0].discipline != "plain"
     return _Round((profiles[0], profiles[1]), (alone_s[0], alone_s[1]), (reports[0], reports[1]), turns)
 
 
-def _alone_s(job: ManagedJob, profile: StageProfile, cycle: CycleInput) -> float:
+def _alone_s(job: ManagedJob, profile: StageProfile, knowledge: Knowledge) -> float:
     """Seconds of a member's iteration alone, in as many steps as it computes its batches in; 0 where nobody knows."""
     steps = 1 if job.membership is None else job.membership.accumulate_steps
     if steps == 1:
         return profile.iteration_s
-    model = batch_model(profile.key, cycle.knowledge.profiles, cycle.knowledge.traits.fits, steps)
+    model = batch_model(profile.key, knowledge.profiles, knowledge.traits.fits, steps)
     return 0.0 if model is None else profile.iteration_s / model.speed(steps)
 
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from muri.policies.types import FreeNode, NodeShare
+from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.planning.actions import StartGroup
-from muri.slurm_plugin.planning.cycle_input import CycleInput
 from muri.slurm_plugin.planning.slurm_requests import MEMBER_MEM_MIB
 from muri.slurm_plugin.records.cluster import Job, Node
 from muri.slurm_plugin.records.host_lists import names_in
@@ -43,10 +43,10 @@ class PilotShare:
     mem_mib: int
 
 
-def node_room(free: Iterable[FreeNode], cycle: CycleInput) -> "NodeRoom":
+def node_room(free: Iterable[FreeNode], config: Config, nodes: Sequence[Node]) -> "NodeRoom":
     """Return the room on nodes of which a plan knows what is free."""
-    grouping = cycle.config.grouping
-    return NodeRoom(free, cycle.nodes, cycle.config.tuning.joinable_share, grouping.max_group_size)
+    grouping = config.grouping
+    return NodeRoom(free, nodes, config.tuning.joinable_share, grouping.max_group_size)
 
 
 class NodeRoom:

@@ -271,7 +271,7 @@ def free_nodes(cycle: CycleInput, places: Places | None = None, jobs: Sequence[J
         jobs: Those that are planned; their partitions for planning are told.
     """
     places = places or Places(cycle.view.snapshot)
-    nodes = [node for node in cycle.nodes if node.usable and node.gpu_count and is_served(node, cycle)]
+    nodes = [node for node in cycle.nodes if node.usable and node.gpu_count and is_served(node, cycle.config)]
     free = {node.name: _Free.of(node) for node in nodes}
     eligible: dict[Place, _Eligible] = {}
     for job in cycle.view.jobs.values():
@@ -291,9 +291,9 @@ def free_nodes(cycle: CycleInput, places: Places | None = None, jobs: Sequence[J
     return tuple(_free_node(node, names[node.name], free[node.name], cycle.config) for node in nodes)
 
 
-def is_served(node: Node, cycle: CycleInput) -> bool:
+def is_served(node: Node, config: Config) -> bool:
     """Whether a node belongs to a partition that Muri serves."""
-    served = cycle.config.partitions
+    served = config.partitions
     return not served or any(partition in served for partition in node.partitions)
 
 

@@ -10,6 +10,7 @@ from typing import Final, TypeGuard
 
 from muri.policies.cycle.laws import broken_laws
 from muri.policies.types import Plan, PlanJob, Policy
+from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.planning.actions import Action, Join, MemberPlan, ReleaseSolo, StartGroup, started
 from muri.slurm_plugin.planning.cycle_input import CycleInput
 from muri.slurm_plugin.planning.joins import jobs_with_pilots, joins_of, start_joinable, started_plain
@@ -38,8 +39,8 @@ def starts_of(settled: Settled, policy: Policy, preparation: Preparation) -> tup
         The starts, joins and releases, and why other jobs of the plan wait, by job id.
     """
     request, cycle, room = preparation.request, preparation.cycle, preparation.room
-    with_pilots = jobs_with_pilots(request.jobs, policy, cycle)
-    nodes = node_room(request.nodes, cycle)
+    with_pilots = jobs_with_pilots(request.jobs, policy, cycle.view, cycle.config)
+    nodes = node_room(request.nodes, cycle.config, cycle.nodes)
     starts, crowded = actions_of(settled, cycle, room, nodes, with_pilots)
     # A site's own policy may not know whom Slurm counts apart.
     unlawful = {job_id: law.why for law in broken_laws(request, settled.plan) for job_id in law.job_ids}
@@ -117,7 +118,7 @@ def idle_gpus_first(starts: Sequence[Action]) -> tuple[Action, ...]:
 LATER = "more than enough jobs of its partition wait for Slurm already (slurm_backlog); it is let go as they start"
 
 
-def to_let_go(jobs: Sequence[ManagedJob], cycle: CycleInput) -> tuple[ManagedJob, ...]:
+def to_let_go(jobs: Sequence[ManagedJob], view: View, config: Config, nodes: Sequence[Node]) -> tuple[ManagedJob, ...]:
     """Return the jobs that Slurm gets now: of each partition those of the highest priority, of these the oldest.
 
     A partition gets one for each idle CPU and `slurm_backlog` more, less those that compete there already. So a job is
@@ -126,12 +127,14 @@ def to_let_go(jobs: Sequence[ManagedJob], cycle: CycleInput) -> tuple[ManagedJob
 
     Args:
         jobs: Those that are left to Slurm.
-        cycle: What the cycle decides on.
+        view: The queue.
+        config: The configuration.
+        nodes: The nodes.
     """
     by_priority = sorted(jobs, key=lambda job: (-job.own_priority, job.submit_s, job.job_id))
     partitions = {job.partition for job in jobs}
-    competing = Counter(job.partition for job in cycle.view.having(Role.RELEASED) if _competes(job))
-    room = {each: _idle_cpus(each, cycle) + cycle.config.slurm_backlog - competing[each] for each in partitions}
+    competing = Counter(job.partition for job in view.having(Role.RELEASED) if _competes(job))
+    room = {each: _idle_cpus(each, nodes) + config.slurm_backlog - competing[each] for each in partitions}
     taken: Counter[str] = Counter()
     chosen: list[ManagedJob] = []
     for job in by_priority:
@@ -145,11 +148,11 @@ def _competes(job: ManagedJob) -> bool:
     return job.state is JobState.PENDING and starts_by_itself(job)
 
 
-def _idle_cpus(partition: str, cycle: CycleInput) -> int:
+def _idle_cpus(partition: str, nodes: Sequence[Node]) -> int:
     """Return an upper bound of how many jobs could start in a partition, or one of several, at once."""
     names = set(partition.split(","))
-    nodes = (node for node in cycle.nodes if node.usable and not names.isdisjoint(node.partitions))
-    return sum(max(0, node.cpu_count - node.cpus_allocated) for node in nodes)
+    usable = (node for node in nodes if node.usable and not names.isdisjoint(node.partitions))
+    return sum(max(0, node.cpu_count - node.cpus_allocated) for node in usable)
 
 
 def _for_two(start: StartGroup, node: Node) -> StartGroup:
@@ -271,7 +274,9 @@ def releases_of(to_slurm: Mapping[int, str], cycle: CycleInput) -> tuple[tuple[R
     reasons |= {job_id: f"Slurm decides when it starts: {why}" for job_id, why in to_slurm.items()}
     refused = cycle.knowledge.refused_releases
     stuck = {job_id: f"{why}; {refused[job_id]}" for job_id, why in reasons.items() if job_id in refused}
-    jobs = to_let_go([cycle.view.jobs[job_id] for job_id in reasons if job_id not in stuck], cycle)
+    jobs = to_let_go(
+        [cycle.view.jobs[job_id] for job_id in reasons if job_id not in stuck], cycle.view, cycle.config, cycle.nodes
+    )
     releases = {job.job_id: ReleaseSolo(job.job_id, (reasons[job.job_id],)) for job in jobs}
     later = {job_id: f"{why}; {LATER}" for job_id, why in reasons.items() if job_id not in releases}
     return tuple(releases.values()), {**later, **stuck}

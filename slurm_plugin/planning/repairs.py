@@ -7,6 +7,7 @@ from typing import Any
 
 from muri.policies.horus.cost import MAX_RAISES, raised_gib
 from muri.profiler.records import ProfileError, ProfileKey
+from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.planning.actions import (
     Abandon,
     Action,
@@ -65,10 +66,12 @@ def reconcile(cycle: CycleInput) -> tuple[Action, ...]:
     actions += returns
     settled |= {action.job_id for action in returns}
     since_s = {job_id: intent.begun_s for job_id, intent in joined.items()}
-    actions += _members(cycle, {intent.submitted_job for intent in begun}, settled, since_s)
-    actions += resets(cycle, settled)
-    actions += gates(cycle, settled)
-    actions += _pilots(groups, cycle, since_s)
+    actions += _members(
+        cycle.view, cycle.config, cycle.now_s, {intent.submitted_job for intent in begun}, settled, since_s
+    )
+    actions += resets(cycle.view, cycle.config, cycle.now_s, settled)
+    actions += gates(cycle.view, cycle.config, settled)
+    actions += _pilots(groups, cycle.view, cycle.config, cycle.now_s, since_s)
     actions += _short_pilots(view)
     for intent in intents:
         if intent.kind == DRY_RUN and intent.state == "begun":
@@ -78,20 +81,20 @@ def reconcile(cycle: CycleInput) -> tuple[Action, ...]:
         if job.dry_run not in known:
             actions.append(Cancel(job.job_id, "the dry run is no longer needed"))
     actions += measured_in_place(cycle)
-    actions += _half_submitted(cycle)  # last: a comment that its user wrote decides
+    actions += _half_submitted(cycle.view, cycle.intents, cycle.now_s)  # last: a comment that its user wrote decides
     return tuple(actions)
 
 
-def _half_submitted(cycle: CycleInput) -> Iterator[Action]:
+def _half_submitted(view: View, intents: tuple[Intent, ...], now_s: float) -> Iterator[Action]:
     """Cancel what a killed controller left between submitting a job of its own and tagging it.
 
     Jobs are submitted held, with the tag in their own comment; it moves to AdminComment before the job is released.
     A comment may say anything, so it must name a start or a dry run that the journal knows.
     """
-    known = {intent.token for intent in cycle.intents}
-    for job in cycle.view.having(Role.OTHER):
+    known = {intent.token for intent in intents}
+    for job in view.having(Role.OTHER):
         waits = job.held and job.state is JobState.PENDING
-        if job.reports.unfinished in known and waits and cycle.now_s - job.submit_s > _PILOT_GRACE_S:
+        if job.reports.unfinished in known and waits and now_s - job.submit_s > _PILOT_GRACE_S:
             yield Cancel(job.job_id, "its submission was cut off")
 
 
@@ -111,34 +114,41 @@ def _open_group(view: View, intent: Intent) -> Action:
 
 
 def _members(
-    cycle: CycleInput, open_pilots: set[int | None], settled: AbstractSet[int], since_s: Mapping[int, float]
+    view: View,
+    config: Config,
+    now_s: float,
+    open_pilots: set[int | None],
+    settled: AbstractSet[int],
+    since_s: Mapping[int, float],
 ) -> Iterator[Action]:
     """Give back to Slurm the members that cannot run in their group.
 
     Args:
-        cycle: What the cycle decides on.
+        view: The queue.
+        config: The configuration.
+        now_s: The time.
         open_pilots: Pilots of groups whose start is not finished.
         settled: Jobs that other actions look after.
         since_s: When jobs joined a group that ran already, by job id.
     """
-    for job, membership in _waiting_members(cycle.view, settled):
-        pilot = cycle.view.active(membership.pilot)
+    for job, membership in _waiting_members(view, settled):
+        pilot = view.active(membership.pilot)
         if job.set_aside:
             yield ReturnToQueue(job.job_id, "", "Slurm set it aside after it failed; it stays held")
         elif pilot is None:
-            yield after_pilot_end(cycle.view, job)
+            yield after_pilot_end(view, job)
         elif pilot.job_id in open_pilots:
             continue
         elif job.held_by_others:
             yield ReturnToQueue(job.job_id, "", "it was held; it waits until it is released")
         elif job.gated:
             yield Restore(job.job_id, "it was taken out of its group")
-        elif why := _why_not_started(pilot, cycle):
+        elif why := _why_not_started(pilot, config, now_s):
             # Slurm had something else for its GPUs, or a limit is in the way: that says nothing against sharing.
             competes = will_start_by_itself(pilot.reason) or is_limit_reason(pilot.reason)
             size = len(pilot.pilot_tag.members) if competes and pilot.pilot_tag is not None else 0
             yield Regroup(job.job_id, max(1, size - 1), why)
-        elif why := _why_not_beside(job, pilot, _waited_s(job, pilot, since_s, cycle.now_s), cycle):
+        elif why := _why_not_beside(job, pilot, _waited_s(job, pilot, since_s, now_s), view, config):
             yield Restore(job.job_id, why)
 
 
@@ -157,57 +167,59 @@ def _waited_s(job: Job, pilot: Job, since_s: Mapping[int, float], now_s: float) 
     return now_s - max(pilot.start_s, since_s.get(job.job_id, 0.0))
 
 
-def _why_not_started(pilot: Job, cycle: CycleInput) -> str:
+def _why_not_started(pilot: Job, config: Config, now_s: float) -> str:
     """Why a waiting pilot is given up, "" while it may start."""
     if pilot.state is not JobState.PENDING:
         return ""
     if not will_start_by_itself(pilot.reason):
         return f"Slurm does not start pilot job {pilot.job_id} ({pilot.reason})"
-    late = cycle.now_s - pilot.submit_s > cycle.config.tuning.pilot_start_timeout_s
+    late = now_s - pilot.submit_s > config.tuning.pilot_start_timeout_s
     return f"pilot job {pilot.job_id} could not start in time" if late else ""
 
 
-def _why_not_beside(member: ManagedJob, pilot: Job, waited_s: float, cycle: CycleInput) -> str:
+def _why_not_beside(member: ManagedJob, pilot: Job, waited_s: float, view: View, config: Config) -> str:
     """Why a member waits no longer to start beside its running pilot, "" while it may start.
 
     Where none of its group is at work, the GPUs idle meanwhile: Slurm's word that it found no place for it is enough.
     """
-    group = cycle.view.group_of.get(member.job_id)
+    group = view.group_of.get(member.job_id)
     if pilot.state is not JobState.RUNNING or group is None:
         return ""
     nobody_works = all(job.state is JobState.PENDING and not job.gated for job in group.members)
     if nobody_works and waited_s > _EMPTY_S and member.reason not in _BEFORE_ITS_TURN:
         return f"Slurm did not start it beside its pilot job ({member.reason})"
-    return "it could not start beside its group" if waited_s > cycle.config.tuning.attach_timeout_s else ""
+    return "it could not start beside its group" if waited_s > config.tuning.attach_timeout_s else ""
 
 
-def _pilots(groups: Mapping[str, Intent], cycle: CycleInput, since_s: Mapping[int, float]) -> Iterator[Action]:
+def _pilots(
+    groups: Mapping[str, Intent], view: View, config: Config, now_s: float, since_s: Mapping[int, float]
+) -> Iterator[Action]:
     """End the pilots that hold GPUs for nobody; `since_s` as `_members` takes it."""
-    served = {job.membership.pilot for job in cycle.view.having(Role.MEMBER) if job.membership is not None}
+    served = {job.membership.pilot for job in view.having(Role.MEMBER) if job.membership is not None}
     ended_s: dict[int, float] = {}
-    for job in cycle.view.jobs.values():
+    for job in view.jobs.values():
         if job.membership is not None and not job.state.is_active:
             ended_s[job.membership.pilot] = max(job.end_s, ended_s.get(job.membership.pilot, 0.0))
-    empty = {group.pilot.job_id for group in cycle.view.running_groups if _stays_empty(group, since_s, cycle)}
-    for pilot in cycle.view.having(Role.PILOT):
+    empty = {group.pilot.job_id for group in view.running_groups if _stays_empty(group, since_s, view, config, now_s)}
+    for pilot in view.having(Role.PILOT):
         intent = groups.get(pilot.pilot_tag.token if pilot.pilot_tag is not None else "")
         if intent is not None and intent.state == "begun":
             continue
         # With the journal lost, the members' own tags still say which pilot they belong to.
         is_lost = intent is None or intent.state == "abandoned" or pilot.job_id in empty
-        idle_s = cycle.now_s - max(pilot.start_s, pilot.submit_s, ended_s.get(pilot.job_id, 0.0))
-        if why := _why_not_started(pilot, cycle):
+        idle_s = now_s - max(pilot.start_s, pilot.submit_s, ended_s.get(pilot.job_id, 0.0))
+        if why := _why_not_started(pilot, config, now_s):
             yield Cancel(pilot.job_id, why)
         elif pilot.job_id not in served - empty and (is_lost or idle_s > _PILOT_GRACE_S):
             yield Cancel(pilot.job_id, "no member of its group is left")
 
 
-def _stays_empty(group: RunningGroup, since_s: Mapping[int, float], cycle: CycleInput) -> bool:
+def _stays_empty(group: RunningGroup, since_s: Mapping[int, float], view: View, config: Config, now_s: float) -> bool:
     """Whether all members of a group have waited in vain to start beside its pilot."""
     members, pilot = group.members, group.pilot
     return all(
         job.state is JobState.PENDING
-        and _why_not_beside(job, pilot, _waited_s(job, pilot, since_s, cycle.now_s), cycle)
+        and _why_not_beside(job, pilot, _waited_s(job, pilot, since_s, now_s), view, config)
         for job in members
     )
 
@@ -237,7 +249,7 @@ def _dry_run(cycle: CycleInput, intent: Intent) -> Iterator[Action]:
     if target is not None and target.role in {Role.RELEASED, Role.MEMBER} and target.state.is_active:
         yield from _overtaken(intent, target.job_id, view)
         return
-    if run is not None and (why := _why_expired(run, intent, cycle)):
+    if run is not None and (why := _why_expired(run, intent, cycle.config, cycle.now_s)):
         yield Abandon(intent.token, why)
         yield Cancel(run.job_id, why)
         return
@@ -270,17 +282,17 @@ def _overtaken(intent: Intent, job_id: int, view: View) -> Iterator[Action]:
             yield Cancel(run.job_id, why)
 
 
-def _why_expired(run: ManagedJob, intent: Intent, cycle: CycleInput) -> str:
+def _why_expired(run: ManagedJob, intent: Intent, config: Config, now_s: float) -> str:
     """Return why a dry run that has not started makes way for others, "" when it need not.
 
     That says nothing against the model: it is measured later, behind other users' models.
     """
-    timeout_s = cycle.config.tuning.dry_run_start_timeout_s
+    timeout_s = config.tuning.dry_run_start_timeout_s
     if run.state is not JobState.PENDING:
         return ""
     if run.held:
         return "the dry run is held"
-    return f"the dry run has not started within {timeout_s:g} s" if cycle.now_s - intent.begun_s > timeout_s else ""
+    return f"the dry run has not started within {timeout_s:g} s" if now_s - intent.begun_s > timeout_s else ""
 
 
 def _measured(job: ManagedJob | None, intent: Intent) -> Mapping[str, Any] | None:
@@ -303,7 +315,7 @@ def _result(intent: Intent, key: ProfileKey, measured: Mapping[str, Any], took_s
     return KeepProfile(intent.token, profile, accumulates, python_in(measured), environment, sensitivity)
 
 
-def resets(cycle: CycleInput, settled: AbstractSet[int]) -> Iterator[ResetRequest]:
+def resets(view: View, config: Config, now_s: float, settled: AbstractSet[int]) -> Iterator[ResetRequest]:
     """Give back their own request to jobs that were given another and do not start with it.
 
     A held one was left behind by a controller that died before it released the job, or was stopped or held again.
@@ -311,40 +323,43 @@ def resets(cycle: CycleInput, settled: AbstractSet[int]) -> Iterator[ResetReques
 
     Args:
         settled: Jobs that other actions look after.
-        cycle: What the cycle decides on.
+        view: The queue.
+        config: The configuration.
+        now_s: The time.
     """
     for role in (Role.CANDIDATE, Role.NOT_OURS, Role.USER_HELD, Role.RELEASED):
-        for job in cycle.view.having(role):
+        for job in view.having(role):
             if job.given is None or job.state is not JobState.PENDING or job.job_id in settled:
                 continue
             if role is not Role.RELEASED:
                 yield ResetRequest(job.job_id, "it was not started with the CPUs and memory that it was given")
-            elif cycle.now_s - job.given.given_s > cycle.config.tuning.pilot_start_timeout_s:
+            elif now_s - job.given.given_s > config.tuning.pilot_start_timeout_s:
                 yield ResetRequest(job.job_id, "the CPUs and memory that it was given are not free")
 
 
-def gates(cycle: CycleInput, settled: AbstractSet[int]) -> Iterator[KeepGate | MoveToLicence]:
+def gates(view: View, config: Config, settled: AbstractSet[int]) -> Iterator[KeepGate | MoveToLicence]:
     """Say how the gates of running jobs stand, and move jobs from Muri's hold to the licence where Slurm has it.
 
     Args:
-        cycle: What the cycle decides on.
+        view: The queue.
+        config: The configuration.
         settled: Jobs that other actions look after.
     """
-    for job in cycle.view.having(Role.RELEASED):
+    for job in view.having(Role.RELEASED):
         # Muri's hold is lifted, by its user or an older Muri: whoever requeues or holds the job now is not Muri.
         running, word = job.state is JobState.RUNNING, gate_word(job)
         if (is_lifted(job) or (running and word in {None, "hold"})) and job.job_id not in settled:
             yield KeepGate(job.job_id)
-    for job in cycle.view.having(Role.MEMBER):
+    for job in view.having(Role.MEMBER):
         if is_lifted(job) and job.job_id not in settled:
             yield KeepGate(job.job_id)
     # A lease of an earlier configuration runs on for a while, but nobody extends it.
-    if cycle.config.gate != "licence" or not lease_end_s(cycle.view.snapshot):
+    if config.gate != "licence" or not lease_end_s(view.snapshot):
         return
-    for job in cycle.view.having(Role.MEMBER):
+    for job in view.having(Role.MEMBER):
         if job.state is JobState.RUNNING and not is_behind_licence(job) and job.gate == "licence":
             yield KeepGate(job.job_id)
-    for job in cycle.view.having(Role.CANDIDATE):
+    for job in view.having(Role.CANDIDATE):
         if job.gate == "hold" and job.job_id not in settled:
             yield MoveToLicence(job.job_id)
 

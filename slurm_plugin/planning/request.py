@@ -10,18 +10,19 @@ from muri.policies.options import MAX_GROUP_SIZE
 from muri.policies.types import PlanJob, PlanRequest, ProfileUse, waited_s
 from muri.profiler.coverage import says_little
 from muri.profiler.records import ProfileKey, StageProfile
-from muri.slurm_plugin.config import Grouping
+from muri.slurm_plugin.config import Config, Grouping
 from muri.slurm_plugin.planning.actions import SplitTasks, StartDryRun
 from muri.slurm_plugin.planning.arrays import split_soon, throttled
-from muri.slurm_plugin.planning.cycle_input import ATTEMPTS, START_DELAY_S, CycleInput, dry_run_key
+from muri.slurm_plugin.planning.cycle_input import ATTEMPTS, START_DELAY_S, CycleInput, Knowledge, dry_run_key
 from muri.slurm_plugin.planning.model_traits import derived_for, gpu_utilization, sweep_cpus
 from muri.slurm_plugin.planning.placement import domain_of, free_nodes
 from muri.slurm_plugin.planning.site_limits import SiteRoom
 from muri.slurm_plugin.planning.slurm_requests import dry_run_limit_s
 from muri.slurm_plugin.records.cluster import Job
-from muri.slurm_plugin.records.journal import DRY_RUN
+from muri.slurm_plugin.records.journal import DRY_RUN, Intent
 from muri.slurm_plugin.records.limits import PartitionLimits
-from muri.slurm_plugin.records.roles import ManagedJob, Role, why_arguments_are_unknown
+from muri.slurm_plugin.records.node_index import NodeIndex
+from muri.slurm_plugin.records.roles import ManagedJob, Role, View, why_arguments_are_unknown
 from muri.units import MIB_PER_GIB
 
 _ALONE_ON_REQUEST = "it was submitted with alone"
@@ -100,17 +101,17 @@ class Preparation:
     splits: tuple[SplitTasks, ...] = ()
 
 
-def alone_reason(job: ManagedJob, cycle: CycleInput) -> str:
+def alone_reason(job: ManagedJob, view: View, knowledge: Knowledge, config: Config) -> str:
     """Return why a job must run alone, "" when it may be grouped."""
-    partition = cycle.view.snapshot.limits.partition(job.partition)
-    impossible = _why_not_possible(job, partition, cycle.config.grouping)
-    reasons = chain(_why_unknown_or_alone(job, partition, cycle), impossible)
-    return next(reasons, "") or cycle.knowledge.exclusions.get(job.job_id, "")
+    partition = view.snapshot.limits.partition(job.partition)
+    impossible = _why_not_possible(job, partition, config.grouping)
+    reasons = chain(_why_unknown_or_alone(job, partition, view), impossible)
+    return next(reasons, "") or knowledge.exclusions.get(job.job_id, "")
 
 
-def _why_unknown_or_alone(job: ManagedJob, partition: PartitionLimits, cycle: CycleInput) -> Iterator[str]:
+def _why_unknown_or_alone(job: ManagedJob, partition: PartitionLimits, view: View) -> Iterator[str]:
     """Why Muri cannot or must not take a job's GPUs away."""
-    removal = cycle.view.snapshot.gpu_removal.way_for(job.gpu_request, partition)
+    removal = view.snapshot.gpu_removal.way_for(job.gpu_request, partition)
     if not removal.request:
         yield f"its GPUs cannot be taken away while it waits, which a group needs ({removal.why})"
     if job.facts is None and not job.request.model and (why := why_arguments_are_unknown(job)):
@@ -155,7 +156,9 @@ def _not_ready(job: ManagedJob, now_s: float) -> str:
 def known_job(job: ManagedJob, cycle: CycleInput) -> KnownJob:
     """Look up what planning a job needs; `job` is as its user submitted it."""
     key = cycle.key_of(job)
-    return KnownJob(job, key, cycle.knowledge.profile_of(key), alone_reason(job, cycle))
+    return KnownJob(
+        job, key, cycle.knowledge.profile_of(key), alone_reason(job, cycle.view, cycle.knowledge, cycle.config)
+    )
 
 
 def prepare(cycle: CycleInput, profile_use: ProfileUse = "all", *, allocates_cpus: bool = False) -> Preparation:
@@ -197,11 +200,16 @@ def prepare(cycle: CycleInput, profile_use: ProfileUse = "all", *, allocates_cpu
     with_dry_run = frozenset() if cycle.config.profiling.in_place else cycle.knowledge.dry_run_jobs | measured_with
     knowledge = replace(cycle.knowledge, failures=failures, dry_run_jobs=with_dry_run)
     cycle = replace(cycle, knowledge=knowledge)
-    pending = [plan_job(each, places.of(each.job).name, cycle, room.largest_group) for each in ready.values()]
+    pending = [
+        plan_job(each, places.of(each.job).name, cycle.knowledge, cycle.config, cycle.node_index, room.largest_group)
+        for each in ready.values()
+    ]
     unknown = {job_id for job_id, each in ready.items() if each.profile is None}
-    waiting_for_partners = _waiting_for_partners(pending, unknown, cycle)
+    waiting_for_partners = _waiting_for_partners(pending, unknown, cycle.config, cycle.now_s)
     waiting |= dict.fromkeys(sorted(waiting_for_partners), "it waits for the dry runs of possible partners")
-    in_dry_run = {job.job_id for job in pending if job.job_id in with_dry_run and not _overdue(job, cycle)}
+    in_dry_run = {
+        job.job_id for job in pending if job.job_id in with_dry_run and not _overdue(job, cycle.config, cycle.now_s)
+    }
     waiting |= dict.fromkeys(
         sorted(in_dry_run), "its model is being measured with its script, which must not run twice"
     )
@@ -211,7 +219,16 @@ def prepare(cycle: CycleInput, profile_use: ProfileUse = "all", *, allocates_cpu
         now_s=cycle.now_s,
         max_group_size=cycle.config.grouping.max_group_size,
     )
-    return Preparation(request, dry_runs, waiting, cycle, to_slurm, room, ready, tuple(split_soon(arrays, cycle)))
+    return Preparation(
+        request,
+        dry_runs,
+        waiting,
+        cycle,
+        to_slurm,
+        room,
+        ready,
+        tuple(split_soon(arrays, cycle.view, cycle.config, cycle.nodes)),
+    )
 
 
 def _may_start_anyway(known: KnownJob) -> bool:
@@ -223,37 +240,46 @@ GroupLimits = Callable[[ManagedJob, int], tuple[int, str]]
 """Tells how large a group a job may be in, of so many jobs at most, and why no larger."""
 
 
-def plan_job(known: KnownJob, partition: str, cycle: CycleInput, limits: GroupLimits | None = None) -> PlanJob:
+def plan_job(
+    known: KnownJob,
+    partition: str,
+    knowledge: Knowledge,
+    config: Config,
+    index: NodeIndex,
+    limits: GroupLimits | None = None,
+) -> PlanJob:
     """Describe a job to a policy.
 
     Args:
         known: The job.
         partition: Its partition for planning.
-        cycle: What the cycle decides on.
+        knowledge: What is known beyond the queue.
+        config: The configuration.
+        index: The nodes by name and by partition.
         limits: Tells how large a group the site's limits leave room for, as `SiteRoom.largest_group`; None for a job
             that runs.
     """
     job, key = known.job, known.key
-    profile, alone, largest = sharing(known, cycle, limits)
-    expected = cycle.knowledge.expected(job, key)
-    saved_s = cycle.knowledge.saved_gpu_s.get(job.job_id, 0.0) / max(1, job.gpu_count)
-    sensitivity = cycle.knowledge.traits.sensitivity(key, _mem_gib_per_gpu(job))
+    profile, alone, largest = sharing(known, knowledge, config, limits)
+    expected = knowledge.expected(job, key)
+    saved_s = knowledge.saved_gpu_s.get(job.job_id, 0.0) / max(1, job.gpu_count)
+    sensitivity = knowledge.traits.sensitivity(key, _mem_gib_per_gpu(job))
     return PlanJob(
         job_id=job.job_id,
         user=job.user,
         partition=partition,
         gpu_count=job.gpu_count,
-        submit_s=cycle.knowledge.first_submit_s.get(job.job_id, job.submit_s),
+        submit_s=knowledge.first_submit_s.get(job.job_id, job.submit_s),
         waiting_since_s=job.submit_s if job.restart_count else None,
         profile=profile,
         remaining_s=None if expected is None else max(1.0, expected.seconds - saved_s),
-        attained_gpu_s=cycle.knowledge.served_gpu_s.get(job.job_id, 0.0),
+        attained_gpu_s=knowledge.served_gpu_s.get(job.job_id, 0.0),
         groupable=not alone,
         alone_reason=alone,
         node_count=1 if alone and job.gpu_count % max(1, job.node_count) else max(1, job.node_count),
-        sensitivity=sensitivity or derived_for(job, profile, cycle.node_index),
+        sensitivity=sensitivity or derived_for(job, profile, index),
         gpu_utilization=gpu_utilization(profile),
-        gpu_mem_request_gib=cycle.knowledge.gpu_mem_gib.get(job.job_id),
+        gpu_mem_request_gib=knowledge.gpu_mem_gib.get(job.job_id),
         domain=domain_of(job),
         largest_group=largest,
         priority=job.own_priority,
@@ -277,19 +303,21 @@ class Sharing(NamedTuple):
     largest: int
 
 
-def sharing(known: KnownJob, cycle: CycleInput, limits: GroupLimits | None) -> Sharing:
+def sharing(known: KnownJob, knowledge: Knowledge, config: Config, limits: GroupLimits | None) -> Sharing:
     """Return whether a job may share GPUs; `limits` as `plan_job` takes it."""
     job, alone = known.job, known.alone
     # A job whose own script a dry run executes must not start, for the script could overwrite its own files: it waits
     # for the measurement, as the first job of a model does.
-    profile = None if job.job_id in cycle.knowledge.dry_run_jobs else known.profile
+    profile = None if job.job_id in knowledge.dry_run_jobs else known.profile
     if profile is not None and not profile.is_estimate:
         little = says_little(profile.stage_s, profile.iteration_s)
         if little:
             alone, profile = alone or f"its profile covers too little: {little}", None
     if not alone:
-        alone = _why_unknown(known, cycle) if profile is None else _why_not_measured_there(job, profile, cycle)
-    largest, why = cycle.knowledge.largest_group.get(job.job_id, (MAX_GROUP_SIZE, ""))
+        alone = (
+            _why_unknown(known, knowledge, config) if profile is None else _why_not_measured_there(job, profile, config)
+        )
+    largest, why = knowledge.largest_group.get(job.job_id, (MAX_GROUP_SIZE, ""))
     if not alone and limits is not None and largest > 1:
         largest, why = limits(job, largest)
     if largest == 1 and not alone:
@@ -297,21 +325,21 @@ def sharing(known: KnownJob, cycle: CycleInput, limits: GroupLimits | None) -> S
     return Sharing(profile, alone, largest)
 
 
-def _why_unknown(known: KnownJob, cycle: CycleInput) -> str:
+def _why_unknown(known: KnownJob, knowledge: Knowledge, config: Config) -> str:
     """Why nothing will be known of a job's model, "" when it is to be measured."""
-    if failed := cycle.knowledge.failed(known.key):
-        what = "it could not be measured in a group" if cycle.config.profiling.in_place else "its dry run failed"
+    if failed := knowledge.failed(known.key):
+        what = "it could not be measured in a group" if config.profiling.in_place else "its dry run failed"
         return f"{what}: {failed}"
     if why := why_arguments_are_unknown(known.job):
         return f"its model cannot be measured: {why}"
-    if cycle.config.profiling.at_once == 0:
+    if config.profiling.at_once == 0:
         return "its model has no profile and profiling is turned off (profiling.at_once is 0)"
     return ""
 
 
-def _why_not_measured_there(job: ManagedJob, profile: StageProfile, cycle: CycleInput) -> str:
+def _why_not_measured_there(job: ManagedJob, profile: StageProfile, config: Config) -> str:
     """Why a job whose model is only estimated cannot be measured in a group."""
-    return _CALLS_NOT if profile.is_estimate and cycle.config.profiling.in_place and not job.calls_muri else ""
+    return _CALLS_NOT if profile.is_estimate and config.profiling.in_place and not job.calls_muri else ""
 
 
 def promised_to(job: ManagedJob) -> float:
@@ -324,15 +352,16 @@ def _mem_gib_per_gpu(job: Job) -> float:
     return job.mem_per_node_mib / max(1, job.gpus_per_node) / MIB_PER_GIB
 
 
-def _waiting_for_partners(pending: list[PlanJob], unknown: set[int], cycle: CycleInput) -> set[int]:
+def _waiting_for_partners(pending: list[PlanJob], unknown: set[int], config: Config, now_s: float) -> set[int]:
     """Return the young jobs that share a bucket with a model being profiled: better partners may come.
 
     Args:
         pending: The jobs that are ready.
         unknown: Those among them whose models have no profile.
-        cycle: What the cycle decides on.
+        config: The configuration.
+        now_s: The time.
     """
-    if cycle.config.profiling.in_place:
+    if config.profiling.in_place:
         return set()
     buckets = {_bucket(job) for job in pending if job.groupable and job.job_id in unknown}
     return {
@@ -341,12 +370,12 @@ def _waiting_for_partners(pending: list[PlanJob], unknown: set[int], cycle: Cycl
         if job.groupable
         and job.profile is not None
         and _bucket(job) in buckets
-        and cycle.now_s - job.submit_s < cycle.config.tuning.wait_for_profiles_s
+        and now_s - job.submit_s < config.tuning.wait_for_profiles_s
     }
 
 
-def _overdue(job: PlanJob, cycle: CycleInput) -> bool:
-    return waited_s(job, cycle.now_s) > cycle.config.grouping.max_wait_s
+def _overdue(job: PlanJob, config: Config, now_s: float) -> bool:
+    return waited_s(job, now_s) > config.grouping.max_wait_s
 
 
 def _bucket(job: PlanJob) -> tuple[str, str, str, int, int]:
@@ -363,14 +392,16 @@ def _dry_runs(ready: Iterable[KnownJob], cycle: CycleInput, profile_use: Profile
         return ()
     wanted: dict[ProfileKey, int] = {}
     for each in sorted(ready, key=lambda each: (each.job.submit_s, each.job.job_id)):
-        if _is_to_be_measured(each, cycle, profile_use):
+        if _is_to_be_measured(each, cycle.knowledge, profile_use):
             wanted.setdefault(each.key, each.job.job_id)
     at_work = Counter(run.user for run in cycle.view.having(Role.DRY_RUN))
-    last_s = _last_dry_runs_s(cycle)
+    last_s = _last_dry_runs_s(cycle.view, cycle.intents)
     chosen: list[ProfileKey] = []
     for _ in range(min(cycle.config.profiling.at_once - at_work.total(), len(wanted))):
         left = (key for key in wanted if key not in chosen)
-        first = min(left, key=lambda key: (at_work[key.user], _is_measured(key, cycle), last_s.get(key.user, 0.0)))
+        first = min(
+            left, key=lambda key: (at_work[key.user], _is_measured(key, cycle.knowledge), last_s.get(key.user, 0.0))
+        )
         chosen.append(first)
         at_work[first.user] += 1
     return tuple(StartDryRun(wanted[key], str(key), cycle.knowledge.profile_of(key) is not None) for key in chosen)
@@ -399,20 +430,20 @@ def _within_limits(
     return tuple(kept), left_out
 
 
-def _is_measured(key: ProfileKey, cycle: CycleInput) -> bool:
-    profile = cycle.knowledge.profile_of(key)
+def _is_measured(key: ProfileKey, knowledge: Knowledge) -> bool:
+    profile = knowledge.profile_of(key)
     return profile is not None and not profile.is_estimate
 
 
-def _last_dry_runs_s(cycle: CycleInput) -> dict[str, float]:
+def _last_dry_runs_s(view: View, intents: tuple[Intent, ...]) -> dict[str, float]:
     """When the last dry run of each user began, seconds since the epoch."""
-    runs = (intent for intent in cycle.intents if intent.kind == DRY_RUN)
-    return {dry_run_key(run, cycle.view).user: run.begun_s for run in sorted(runs, key=lambda run: run.begun_s)}
+    runs = (intent for intent in intents if intent.kind == DRY_RUN)
+    return {dry_run_key(run, view).user: run.begun_s for run in sorted(runs, key=lambda run: run.begun_s)}
 
 
-def _is_to_be_measured(known: KnownJob, cycle: CycleInput, profile_use: ProfileUse) -> bool:
+def _is_to_be_measured(known: KnownJob, knowledge: Knowledge, profile_use: ProfileUse) -> bool:
     """Whether a job's model is to be measured in a dry run, and with this job's script it can be."""
-    job, key, knowledge = known.job, known.key, cycle.knowledge
+    job, key = known.job, known.key
     if known.profile is not None and not knowledge.is_stale(key):
         return False
     # --muri=alone asks for a profile, too.

@@ -27,7 +27,7 @@ from muri.policies.types import (
 )
 from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.planning.actions import Preempt
-from muri.slurm_plugin.planning.cycle_input import CycleInput
+from muri.slurm_plugin.planning.cycle_input import CycleInput, Knowledge
 from muri.slurm_plugin.planning.placement import is_served
 from muri.slurm_plugin.planning.request import KnownJob, Preparation, known_job, plan_job, sharing
 from muri.slurm_plugin.planning.site_limits import SiteRoom
@@ -64,7 +64,9 @@ def running_units(cycle: CycleInput, room: SiteRoom) -> tuple[Running, ...]:
         cycle: What the cycle decides on.
         room: Where jobs may run, and how long.
     """
-    open_nodes = {node.name: node for node in cycle.nodes if node.usable and node.gpu_count and is_served(node, cycle)}
+    open_nodes = {
+        node.name: node for node in cycle.nodes if node.usable and node.gpu_count and is_served(node, cycle.config)
+    }
     units = [*_groups(cycle, room, open_nodes), *_solos(cycle, room)]
     return tuple(unit for unit in units if unit.gpus and all(share.node in open_nodes for share in unit.gpus))
 
@@ -75,11 +77,11 @@ def _groups(cycle: CycleInput, room: SiteRoom, nodes: Mapping[str, Node]) -> Ite
         members = tuple(
             replace(
                 _plan_job(job, cycle, room),
-                largest_group=max(len(jobs), _largest_beside(job, group.pilot, cycle, room)),
+                largest_group=max(len(jobs), _largest_beside(job, group.pilot, cycle.knowledge, room)),
             )
             for job in jobs
         )
-        open_to_all = not why_closed(group, nodes, cycle) and _all_may_share(members, jobs, room, homes(group))
+        open_to_all = not why_closed(group, nodes, cycle.config) and _all_may_share(members, jobs, room, homes(group))
         yield Running(
             members,
             _shares(group.pilot),
@@ -119,21 +121,21 @@ def broken_promises(group: RunningGroup) -> tuple[int, ...]:
     return tuple(job.job_id for job in group.members if job.job_id in told)
 
 
-def why_closed(group: RunningGroup, nodes: Mapping[str, Node], cycle: CycleInput) -> str:
+def why_closed(group: RunningGroup, nodes: Mapping[str, Node], config: Config) -> str:
     """Return why nobody can join a group now, "" when a fitting job can.
 
     Args:
         group: The group.
         nodes: Nodes by name; one that is not among them takes no new work.
-        cycle: What the cycle decides on.
+        config: The configuration.
     """
-    members, grouping = group.members, cycle.config.grouping
+    members, grouping = group.members, config.grouping
     own = [nodes.get(name) for name in homes(group)]
     # The script of a job on several GPUs is at most a task for each of them.
     scripts = group.pilot.gpu_count // max(1, len(own))
     # A group that is starting or ending is left alone.
     checks = (
-        (not may_join(cycle.config), NO_JOINING),
+        (not may_join(config), NO_JOINING),
         (any(job.state is not JobState.RUNNING for job in members), "a member of the group is not running"),
         (group.mode == "plain", "the group shares without turns, which was measured for its present members only"),
         (len(members) >= grouping.max_group_size, "the group is full (grouping.max_group_size)"),
@@ -162,9 +164,9 @@ def spare_mem_mib(group: RunningGroup) -> int:
     return max(0, group.pilot.mem_per_node_mib - asked)
 
 
-def _largest_beside(job: ManagedJob, pilot: Job, cycle: CycleInput, room: SiteRoom) -> int:
+def _largest_beside(job: ManagedJob, pilot: Job, knowledge: Knowledge, room: SiteRoom) -> int:
     """How many may share a running member's GPUs before sharing takes it more time than it is allowed."""
-    largest, _ = cycle.knowledge.largest_group.get(job.job_id, (MAX_GROUP_SIZE, ""))
+    largest, _ = knowledge.largest_group.get(job.job_id, (MAX_GROUP_SIZE, ""))
     late_s = int(max(0.0, job.start_s - pilot.start_s))
     sizes = range(2, largest + 1)
     return next((size - 1 for size in sizes if room.why_no_time(job, size, late_s)), largest)
@@ -199,7 +201,7 @@ def _shares(job: Job) -> tuple[NodeShare, ...]:
 
 def _plan_job(job: ManagedJob, cycle: CycleInput, room: SiteRoom) -> PlanJob:
     """Describe a job that runs to a policy; `job` is as its user submitted it."""
-    planned = plan_job(known_job(job, cycle), room.places.of(job).name, cycle)
+    planned = plan_job(known_job(job, cycle), room.places.of(job).name, cycle.knowledge, cycle.config, cycle.node_index)
     ran_s = max(0.0, cycle.now_s - job.start_s)
     alone_s = took_s(job, cycle.view)
     # Who has overrun is taken to need as long again, as in 2D-LAS.
@@ -226,7 +228,9 @@ def with_running(preparation: Preparation) -> PlanRequest:
     running = running_units(cycle, room)
     open_kinds = {kind_of(unit.members[0]) for unit in running if unit.joinable}
     jobs = tuple(
-        _for_joins(job, preparation.known[job.job_id], cycle, room) if kind_of(job) in open_kinds else job
+        _for_joins(job, preparation.known[job.job_id], cycle.knowledge, cycle.config, room)
+        if kind_of(job) in open_kinds
+        else job
         for job in request.jobs
     )
     return replace(request, jobs=jobs, running=running)
@@ -241,8 +245,8 @@ def kind_of(job: PlanJob) -> Kind:
     return job.user, job.partition, job.domain, job.gpu_count, job.node_count
 
 
-def _for_joins(job: PlanJob, known: KnownJob, cycle: CycleInput, room: SiteRoom) -> PlanJob:
-    joining = sharing(known, cycle, room.largest_when_joining)
+def _for_joins(job: PlanJob, known: KnownJob, knowledge: Knowledge, config: Config, room: SiteRoom) -> PlanJob:
+    joining = sharing(known, knowledge, config, room.largest_when_joining)
     if joining.largest <= job.largest_group:
         return job
     return replace(job, groupable=not joining.alone, alone_reason=joining.alone, largest_group=joining.largest)

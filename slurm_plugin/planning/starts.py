@@ -10,14 +10,15 @@ from muri.policies.types import CpuMemShare, Group, NodeShare, Plan, Solo, sente
 from muri.profiler import dangers
 from muri.profiler.estimates import why_estimated
 from muri.profiler.records import StageProfile
-from muri.slurm_plugin.config import Allocation
+from muri.slurm_plugin.config import Allocation, Config
 from muri.slurm_plugin.planning.actions import GivenShare, MemberPlan, ReleaseSolo, StartGroup
-from muri.slurm_plugin.planning.cycle_input import CycleInput
+from muri.slurm_plugin.planning.cycle_input import CycleInput, Knowledge
 from muri.slurm_plugin.planning.site_limits import PILOT_EXTRA_S, SiteRoom
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import Job, Node
 from muri.slurm_plugin.records.host_lists import folded
-from muri.slurm_plugin.records.roles import ManagedJob
+from muri.slurm_plugin.records.node_index import NodeIndex
+from muri.slurm_plugin.records.roles import ManagedJob, profile_key
 from muri.units import MIB_PER_GIB
 
 
@@ -56,7 +57,9 @@ def isolations(
     if cycle.config.grouping.isolation == "process":
         return [Isolation()] * len(jobs)
     against = [_why_process(job, profile, mode) for job, profile in zip(jobs, profiles, strict=True)]
-    homes = [None if why else _home(job, cycle) for job, why in zip(jobs, against, strict=True)]
+    homes = [
+        None if why else _home(job, cycle.knowledge, cycle.node_index) for job, why in zip(jobs, against, strict=True)
+    ]
     together = Counter(home for home in homes if home is not None).most_common(1)
     return [
         Isolation("process", why) if why else _among(home, *together[0]) if together else Isolation("process", _UNKNOWN)
@@ -67,9 +70,9 @@ def isolations(
 _UNKNOWN = "its Python or its environment is not known"
 
 
-def joins_later(cycle: CycleInput) -> Isolation:
+def joins_later(config: Config) -> Isolation:
     """Return how a job runs that joins a group at work."""
-    return Isolation() if cycle.config.grouping.isolation == "process" else Isolation("process", "it joined later")
+    return Isolation() if config.grouping.isolation == "process" else Isolation("process", "it joined later")
 
 
 def _why_process(job: ManagedJob, profile: StageProfile, mode: str) -> str:
@@ -83,8 +86,8 @@ def _why_process(job: ManagedJob, profile: StageProfile, mode: str) -> str:
     return f"its runs used {dangers.said(found)}" if found else ""
 
 
-def _home(job: ManagedJob, cycle: CycleInput) -> _Home | None:
-    python = cycle.knowledge.pythons.of_job(job, cycle.key_of(job))
+def _home(job: ManagedJob, knowledge: Knowledge, index: NodeIndex) -> _Home | None:
+    python = knowledge.pythons.of_job(job, profile_key(job, index))
     if python is None or job.facts is None or not job.facts.environment:
         return None
     return _Home(python, job.facts.environment)
@@ -109,7 +112,7 @@ def release_solo(solo: Solo, plan: Plan, cycle: CycleInput) -> ReleaseSolo:
     job = cycle.view.jobs[solo.job_id]
     measured = cycle.knowledge.traits.is_measured(cycle.key_of(job))
     planned = plan.cpu_mem_shares.get(solo.job_id, ())
-    threads = max((node.threads_per_core for node in _nodes(planned, cycle)), default=1)
+    threads = max((node.threads_per_core for node in _nodes(planned, cycle.node_index)), default=1)
     share = share_of(job, planned, cycle.config.allocation, measured=measured, threads_per_core=threads)
     reasons = sentences(solo.reasons)
     return ReleaseSolo(solo.job_id, reasons if share is None else (*reasons, share_text(share)), share)
@@ -118,7 +121,7 @@ def release_solo(solo: Solo, plan: Plan, cycle: CycleInput) -> ReleaseSolo:
 def start_group(group: Group, plan: Plan, cycle: CycleInput, room: SiteRoom) -> StartGroup:
     """Return the start of a group; `room` says which time limits are allowed."""
     jobs = [cycle.view.jobs[job_id] for job_id in group.members]
-    nodes = _nodes(group.gpus, cycle)
+    nodes = _nodes(group.gpus, cycle.node_index)
     profiles = [cycle.knowledge.known_profile(cycle.key_of(job)) for job in jobs]
     kinds = isolations(jobs, profiles, group.mode, cycle)
     members = tuple(
@@ -165,9 +168,9 @@ def start_group(group: Group, plan: Plan, cycle: CycleInput, room: SiteRoom) -> 
     )
 
 
-def _nodes(shares: Sequence[NodeShare | CpuMemShare], cycle: CycleInput) -> list[Node]:
+def _nodes(shares: Sequence[NodeShare | CpuMemShare], index: NodeIndex) -> list[Node]:
     """The nodes of a plan's shares, by name."""
-    return [cycle.node_index.by_name[name] for name in sorted({share.node for share in shares})]
+    return [index.by_name[name] for name in sorted({share.node for share in shares})]
 
 
 def _estimated(profiles: Sequence[StageProfile], jobs: Sequence[Job]) -> Iterator[str]:

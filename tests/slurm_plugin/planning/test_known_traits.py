@@ -114,7 +114,7 @@ def test_nothing_is_derived_from_nothing_or_in_place_of_a_measurement():
     profile = StageProfile(cycle.key_of(cycle.view.jobs[1]), 0.1, 0.7, 0.1, 0.1, iteration_s=1.0)
     known = Knowledge({profile.key: profile}, traits=KnownTraits({str(profile.key): measured()}))
     cycle = replace(cycle, knowledge=known)
-    planned = plan_job(known_job(cycle.view.jobs[1], cycle), "main", cycle)
+    planned = plan_job(known_job(cycle.view.jobs[1], cycle), "main", cycle.knowledge, cycle.config, cycle.node_index)
     assert planned.sensitivity == sensitivity_of(measured(), least_mem_gib=2.0)
 
 

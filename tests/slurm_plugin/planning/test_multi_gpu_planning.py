@@ -92,7 +92,12 @@ def test_jobs_of_different_shapes_and_larger_ones_than_the_site_says_are_not_gro
 def test_what_a_run_that_was_stopped_has_saved_is_time_on_each_of_its_gpus():
     cycle = at_work.cycle_of([ddp(1)], IDLE, known=PROFILES)
     cycle = dataclasses.replace(cycle, knowledge=dataclasses.replace(cycle.knowledge, saved_gpu_s={1: 40.0}))
-    assert plan_job(known_job(cycle.view.jobs[1], cycle), "main", cycle).remaining_s == 90.0
+    assert (
+        plan_job(
+            known_job(cycle.view.jobs[1], cycle), "main", cycle.knowledge, cycle.config, cycle.node_index
+        ).remaining_s
+        == 90.0
+    )
 
 
 def test_a_step_of_several_ranks(tmp_path):

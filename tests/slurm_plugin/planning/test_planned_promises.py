@@ -85,14 +85,14 @@ def test_nobody_joins_a_group_that_breaks_a_promise(broken, joined):
     assert joiners(decided(jobs)) == joined
     cycle = cycle_of(jobs)
     (running,) = cycle.view.running_groups
-    why = why_no_room(cycle.view.jobs[1], running, cycle, Places(cycle.view.snapshot))
+    why = why_no_room(cycle.view.jobs[1], running, cycle.config, cycle.node_index, Places(cycle.view.snapshot))
     assert why == ("" if joined else BROKEN)
 
 
 def test_what_was_promised_stays_so_when_the_site_promises_less():
     cycle = cycle_of(group("m1", promise=0.7), grouping={"min_speed": 0.0})
     member = cycle.view.jobs[2000]
-    assert plan_job(known_job(member, cycle), "main", cycle).min_speed == 0.7
+    assert plan_job(known_job(member, cycle), "main", cycle.knowledge, cycle.config, cycle.node_index).min_speed == 0.7
 
 
 def test_what_a_policy_of_the_site_plans_too_slow_is_refused():
