@@ -24,7 +24,7 @@ COMMANDS = {
         "muri.slurm_plugin.cli.admin:drain", "Let Slurm start every waiting job as its user submitted it."
     ),
     "profile": LazyCommand("muri.profiler.commands:profile", "List, show, move and remove stage profiles."),
-    "trace": LazyCommand("muri.simulator.cli.trace:trace", "Import, generate, show and check traces to simulate."),
+    "trace": LazyCommand("muri.simulator.cli.trace:trace", "Import, generate and check traces to simulate."),
     "policies": LazyCommand("muri.slurm_plugin.cli.look:policies", "List the policies and what each one does."),
     "simulate": LazyCommand("muri.simulator.cli.simulate:simulate", "Say what policies would do to a trace's jobs."),
     "doctor": LazyCommand("muri.slurm_plugin.cli.doctor:doctor", "Examine what Muri needs; say what to do."),
@@ -62,6 +62,7 @@ REMOVED: Final = {
     "profile import --json": "it prints one line",
     "profile publish --json": "it prints a line for each profile",
     "preempt --json": "its exit code says what became of it",
+    "trace show": "use `muri trace check`",
     "report --since": "use --month",
     "report --until": "use --month",
     "report --account": "use --json with jq: each record names its account",

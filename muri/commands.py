@@ -35,7 +35,22 @@ class NoSuchCommandError(click.UsageError):
         self.name: Final = name
 
 
-class LazyGroup(click.Group):
+class Group(click.Group):
+    """A click group that names the command which a mistyped one may be."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command; name the one that an unknown one may be a slip of."""
+        name, known = args[0], self.list_commands(ctx)
+        if name in known or name.startswith("-"):
+            return super().resolve_command(ctx, args)
+        near = nearest(name, known)
+        hint = f"; did you mean {near[0]!r}?" if near else "."
+        raise NoSuchCommandError(f"No such command {name!r}{hint}", ctx, name)
+
+
+class LazyGroup(Group):
     """A click group whose commands are imported only when they are called.
 
     Args:
@@ -61,17 +76,6 @@ class LazyGroup(click.Group):
         if not isinstance(command, click.Command):
             raise TypeError(f"{target} is not a click command")
         return command
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command; name the one that an unknown one may be a slip of."""
-        name = args[0]
-        if name in self._table or name.startswith("-"):
-            return super().resolve_command(ctx, args)
-        near = nearest(name, self._table)
-        hint = f"; did you mean {near[0]!r}?" if near else "."
-        raise NoSuchCommandError(f"No such command {name!r}{hint}", ctx, name)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Names and help lines from the table alone: the user waits for them at each press of the key."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
+from muri.commands import Group
 from muri.profiler.records import RESOURCES
 from muri.units import counted
 
@@ -90,9 +91,9 @@ _json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.
 _gpus_option = click.option("--gpus", type=click.IntRange(1), help="Show the load of a cluster with this many GPUs.")
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
 def trace() -> None:
-    """Import, generate, show and check traces for `muri simulate`.
+    """Import, generate and check traces for `muri simulate`.
 
     A trace lists jobs: submit time, GPUs, iterations, and the time that one iteration needs of
     storage, CPU, GPU and network. docs/traces.md describes Muri's schema.
@@ -101,8 +102,7 @@ def trace() -> None:
     Examples:
       muri trace import --from sacct last-month.txt -o last-month.csv
       muri trace generate --jobs 1000 --gpus 64 --load 0.9 --seed 1 -o t.csv
-      muri trace show t.csv --gpus 64
-      muri trace check t.csv
+      muri trace check t.csv --gpus 64
     """
 
 
@@ -198,55 +198,34 @@ def generate_command(output: Path | None, **figures: Any) -> None:
         click.echo(f"wrote {counted(len(made.jobs), 'job')} to {output}", err=True)
 
 
-@trace.command("show", short_help="Jobs, GPU mix, load, bottlenecks, durations.")
+@trace.command("check", short_help="Check that a trace can be read, and describe it.")
 @_file_argument
 @_gpus_option
 @_read_options
 @_json_option
-def show_command(file: Path, gpus: int | None, options: ReadOptions, as_json: bool) -> None:
-    """Describe FILE, a trace of any known format.
-
-    \b
-    Examples:
-      muri trace show t.csv --gpus 64
-      muri trace show t.csv --json | jq .by_bottleneck
-    """
-    from muri.simulator.traces.overview import overview_of
-
-    reading = _read(file, options)
-    overview = overview_of(reading.trace)
-    if as_json:
-        document = {"format": reading.format, **overview.as_json(gpus), "left_out": reading.left_out}
-        click.echo(json.dumps(document, indent=2, ensure_ascii=False))
-        return
-    from rich.console import Console  # rich takes a while to load
-
-    from muri.simulator.traces.overview import print_overview
-
-    print_overview(Console(highlight=False), overview, gpus)
-    _report_left_out(reading)
-
-
-@trace.command("check", short_help="Check that a trace can be read.")
-@_file_argument
-@_read_options
-@_json_option
-def check_command(file: Path, options: ReadOptions, as_json: bool) -> None:
-    """Check that FILE is a valid trace. Exit code 0: it is; 2: it is not.
+def check_command(file: Path, gpus: int | None, options: ReadOptions, as_json: bool) -> None:
+    """Check that FILE, of any known format, is a valid trace, and describe it. Exit code 0: it is; 2: it is not.
 
     The message names file, line and column of the first five bad rows and counts the others.
 
     \b
     Examples:
-      muri trace check t.csv
+      muri trace check t.csv --gpus 64
       muri trace check --from helios cluster_log.csv --skip-bad-rows
+      muri trace check t.csv --json | jq .by_bottleneck
     """
+    from muri.simulator.traces.overview import overview_of, print_overview
+
     reading = _read(file, options)
+    overview = overview_of(reading.trace)
     if as_json:
-        figures = {"jobs": len(reading.trace.jobs), "skipped_rows": reading.trace.skipped_rows}
-        click.echo(json.dumps({"format": reading.format, **figures, "left_out": reading.left_out}))
-    else:
-        _report(reading, "good", err=False)
+        document = {"format": reading.format, **overview.as_json(gpus), "skipped_rows": reading.trace.skipped_rows}
+        click.echo(json.dumps({**document, "left_out": reading.left_out}, indent=2, ensure_ascii=False))
+        return
+    from rich.console import Console  # rich takes a while to load
+
+    _report(reading, "good", err=False)
+    print_overview(Console(highlight=False), overview, gpus)
 
 
 def _read(file: Path, options: ReadOptions) -> "TraceReading":
@@ -294,10 +273,6 @@ def _report(reading: "TraceReading", done: str, *, err: bool = True) -> None:
     click.echo(f"{done}: {jobs} {'job' if jobs == 1 else 'jobs'} (format {reading.format})", err=err)
     if skipped:
         click.echo(f"skipped: {skipped} bad {'row' if skipped == 1 else 'rows'}", err=err)
-    _report_left_out(reading, err=err)
-
-
-def _report_left_out(reading: "TraceReading", *, err: bool = True) -> None:
     for reason, count in sorted(reading.left_out.items()):
         click.echo(f"left out: {count} that {reason}", err=err)
 

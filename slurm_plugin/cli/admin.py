@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import click
 
-from muri.commands import LazyCommand, LazyGroup
+from muri.commands import Group
 from muri.errors import MuriError, UsageError
 from muri.inherited import PUBLIC, settle_own
 from muri.slurm_plugin.cli.options import CONFIG_OPTION, job_id_in
@@ -301,15 +301,12 @@ def _print_drained(done: "Drained", *, as_json: bool, one_line: bool) -> None:
             say(f"{name:<10}{', '.join(map(str, values)) or '-'}")
 
 
-CHECK: Final = LazyCommand("muri.slurm_plugin.cli.admin:config_check", "Check the file; show what is in force.")
-
-
-@click.group(cls=LazyGroup, table={"check": CHECK}, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
 def config() -> None:
     """Check the configuration file, and show what is in force."""
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@config.command("check")
 @click.argument("file", type=click.Path(path_type=Path), required=False)
 @click.option("--show", is_flag=True, help="Also print what is in force, each key under its meaning.")
 def config_check(file: Path | None, show: bool) -> None:

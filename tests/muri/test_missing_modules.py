@@ -121,7 +121,7 @@ def test_one_list_tells_what_the_nodes_package_leaves_out():
     assert {*own["forbidden_modules"]} == OF_THE_CONTROLLER
 
 
-@pytest.mark.parametrize("arguments", [("simulate", "x.csv"), ("policies",), ("trace", "show", "x.csv")])
+@pytest.mark.parametrize("arguments", [("simulate", "x.csv"), ("policies",), ("trace", "check", "x.csv")])
 def test_a_command_that_plans_says_which_package_brings_what_it_needs(arguments):
     done = muri(*arguments)
     assert done.returncode == 1

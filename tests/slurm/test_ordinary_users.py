@@ -32,7 +32,6 @@ COMMANDS = {
     "trace check": "/missing.csv",
     "trace generate": "--jobs 3 --gpus 4 --output /proc/missing.csv",
     "trace import": "/missing.csv",
-    "trace show": "/missing.csv",
     "policies": "",
     "simulate": "/missing.csv --policy muri-s",
     "config check": "",
@@ -46,7 +45,7 @@ ANYWHERE = {"policies"}
 NEVER = {
     "run", "plan", "top", "explain", "report", "preempt", "drain", "profile show",
     "profile set", "profile rm", "profile publish", "profile import", "trace check",
-    "trace import", "trace show", "simulate",
+    "trace import", "simulate",
 }  # fmt: skip
 NEED_SLURM = {"queue"}
 NEED_CONFIG = {"queue", "config check"}

@@ -37,19 +37,19 @@ def helios_path(tmp_path: Path) -> Path:
     return path
 
 
-def test_show_fits_eighty_columns(
+def test_check_fits_eighty_columns(
     trace_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    assert run_command(cli, ["trace", "show", str(trace_path), "--gpus", "64"]) == 0
+    assert run_command(cli, ["trace", "check", str(trace_path), "--gpus", "64"]) == 0
     shown = capsys.readouterr().out
     assert max(map(len, shown.splitlines())) <= 80
     for expected in ("300 of 20 users", "Load of 64 GPUs", "0.90", "network", "median", "longest"):
         assert expected in shown
 
 
-def test_show_as_json_agrees_with_the_trace(trace_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_command(cli, ["trace", "show", str(trace_path), "--gpus", "32", "--json"]) == 0
+def test_check_as_json_agrees_with_the_trace(trace_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(cli, ["trace", "check", str(trace_path), "--gpus", "32", "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
     jobs = read_trace(trace_path).jobs
     assert (shown["jobs"], shown["format"], shown["gpus"]) == (300, "muri", 32)
@@ -116,9 +116,10 @@ def test_check_says_good_or_what_is_wrong(
     trace_path: Path, helios_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run_command(cli, ["trace", "check", str(trace_path)]) == 0
-    assert capsys.readouterr().out == "good: 300 jobs (format muri)\n"
+    assert capsys.readouterr().out.startswith("good: 300 jobs (format muri)\n")
     assert run_command(cli, ["trace", "check", str(trace_path), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == {"format": "muri", "jobs": 300, "skipped_rows": 0, "left_out": {}}
+    found = json.loads(capsys.readouterr().out)
+    assert [found[name] for name in ("format", "jobs", "skipped_rows", "left_out")] == ["muri", 300, 0, {}]
     assert run_command(cli, ["trace", "check", str(helios_path)]) == 2
     assert run_command(cli, ["trace", "check", "no-such-file.csv"]) == 2
     assert run_command(cli, ["trace", "check", str(trace_path), "--from", "philly"]) == 2
