@@ -40,7 +40,7 @@ NETWORK_AND_ITERATION_SPREAD: Final = {
     (False, True): (0.17, 0.22),
     (False, False): (0.20, 0.35),
 }
-"""Nine of ten published measurements were within these (benchmarks/scaling_error.py; docs/profiles.md, Scaling):
+"""Nine of ten published measurements were within these (the scaling_error benchmark of 0.2, docs/profiles.md, Scaling):
 shares of load, preprocess and propagate; then, by whether the model's own all-reduce was known and whether the
 GPUs are at most `ONE_NODE`, that of synchronize as a share of the iteration, and that of the iteration."""
 

@@ -16,8 +16,8 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, model_
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.papers.frame import RESULTS, shown  # noqa: E402 (scripts are run by their path)
-from benchmarks.papers.quoted import quote, quoted  # noqa: E402
+from muri_lab.benchmarks.papers.frame import RESULTS, shown  # noqa: E402 (scripts are run by their path)
+from muri_lab.benchmarks.papers.quoted import quote, quoted  # noqa: E402
 
 FOLDER = ROOT / "docs" / "papers"
 PAGE = ROOT / "docs" / "papers.md"
@@ -33,9 +33,9 @@ INTRODUCTION = """\
 
 Every mechanism, equation, algorithm, table and figure of the five source texts: where it lives in Muri, and what was
 measured beside the published figure. A row without a place says why it is missing. The names lead to the code. Commands
-run from a checkout; what they print is kept in `benchmarks/results/papers/`.
+run from a checkout; what they print is kept in `lab/muri_lab/benchmarks/results/papers/`.
 
-`scripts/papers_page.py` makes this page from `docs/papers/*.yaml` and the figures in `benchmarks/results`; a test
+`scripts/papers_page.py` makes this page from `docs/papers/*.yaml` and the stored figures; a test
 compares them, imports every name and runs every experiment small.
 """
 
@@ -148,7 +148,7 @@ def _with_figures(row: Row, text: str) -> str:
     try:
         return quote(text, quoted())
     except KeyError as error:
-        sys.exit(f"{row.place}: benchmarks/papers/quoted.py has no figure {error}")
+        sys.exit(f"{row.place}: lab/muri_lab/benchmarks/papers/quoted.py has no figure {error}")
 
 
 def _wrapped(text: str, indent: str = "") -> str:
@@ -183,14 +183,16 @@ def _is_module(name: str) -> bool:
 def _figures(row: Row) -> str:
     path = RESULTS / f"{row.result}.json"
     if not path.exists():
-        sys.exit(f"{row.place}: there is no {path.relative_to(ROOT)}; run: python -m benchmarks.papers {row.result}")
+        sys.exit(
+            f"{row.place}: there is no {path.relative_to(ROOT)}; run: python -m muri_lab.benchmarks.papers {row.result}"
+        )
     result = json.loads(path.read_text(encoding="utf-8"))
     lines = [f"### {row.result}: {result['title']}", ""]
     lines += ["| case | figure | published | ours |", "|---|---|---:|---:|"]
     lines += [_figure_line(one) for one in result["rows"]]
     lines += ["", _wrapped(f"{_sentence(result['difference'])} Split: {_sentence(result['split'])}"), ""]
     if result["curves"]:
-        lines += [f"![{result['title']}](../benchmarks/results/papers/{row.result}.png)", ""]
+        lines += [f"![{result['title']}](../lab/muri_lab/benchmarks/results/papers/{row.result}.png)", ""]
     return "\n".join(lines)
 
 

@@ -32,7 +32,7 @@ MODELS = {  # seconds on load with preprocess, propagate and synchronize, and of
 
 WHOLE, LARGER = "trace3", "trace1"
 """All rows of the published table of `WHOLE` are compared, of the other those that a second suffices for;
-benchmarks/simulator_reference.py compares the rest."""
+lab/muri_lab/benchmarks/simulator_reference.py compares the rest."""
 
 needs_published = pytest.mark.skipif(not PUBLISHED.exists(), reason=f"no published results at {PUBLISHED}")
 

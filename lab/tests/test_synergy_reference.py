@@ -234,7 +234,7 @@ def published() -> dict[str, dict[str, float]]:
 
 @pytest.mark.skipif(not (PUBLISHED.exists() and PUBLIC_TRACE.exists()), reason=f"no published results at {PUBLISHED}")
 def test_published_to_the_digit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One of the six, the fastest one of TUNE; benchmarks/synergy_reference.py has all."""
+    """One of the six, the fastest one of TUNE; lab/muri_lab/benchmarks/synergy_reference.py has all."""
     monkeypatch.setenv("MURI_SIMULATOR_CHECKS", "0")
     cluster = Cluster(16, 8, **NODE)
     result = simulated(read_trace(PUBLIC_TRACE), "tune-fifo", cluster, replace(REFERENCE, until=5_000))

@@ -7,7 +7,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted(page for pattern in ("*.md", "docs/**/*.md", "examples/**/*.md") for page in ROOT.glob(pattern))
-ROOMS = "benchmarks|bin|docs|etc|examples|launcher|muri|policies|profiler|sandbox|scripts|simulator|slurm_plugin|tests"
+ROOMS = "lab|bin|docs|etc|examples|launcher|muri|policies|profiler|sandbox|scripts|simulator|slurm_plugin|tests"
 LINK = re.compile(r"\]\(([^)#\s]*)#?([^)\s]*)\)")
 FILE = re.compile(rf"(?<![\w/.~$-])(?:{ROOMS})/[\w./-]*\w|`([\w.-]+(?:/[\w.-]+)+\.(?:py|c|lua|yaml|md))`")
 MODULE = re.compile(r"(?<![\w/:])muri(?:\.[a-zA-Z_]+)+")

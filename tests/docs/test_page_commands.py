@@ -15,34 +15,27 @@ from typing import Any
 
 import pytest
 
-from benchmarks.page_marks import FIGURE, RESULTS, stored
-from benchmarks.pages import all_pages
+from muri_lab.benchmarks.page_marks import FIGURE, RESULTS, stored
+from muri_lab.benchmarks.pages import all_pages
 
 ROOT = Path(__file__).resolve().parents[2]
-COMMAND = re.compile(r"(?:python |`)(-m benchmarks[\w.]*|benchmarks/[\w/]+\.py)([^`\n\\|#]*)")
+COMMAND = re.compile(r"(?:python |`)(-m muri_lab.benchmarks[\w.]*|lab/muri_lab/benchmarks/[\w/]+\.py)([^`\n\\|#]*)")
 TEXTS = [page.read_text() for page in all_pages()]
 COMMANDS = sorted({(place, " ".join(words.split())) for text in TEXTS for place, words in COMMAND.findall(text)})
 # Their command line is that of the module, or they have none.
-NO_COMMANDS = {"-m benchmarks.pages", "benchmarks/compatibility_data.py", "benchmarks/switch_cost.py"}
-
-
-@pytest.fixture(autouse=True)
-def _as_scripts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Benchmarks are scripts that import each other from their own folder."""
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    monkeypatch.chdir(ROOT)
+NO_COMMANDS = {"-m muri_lab.benchmarks.pages", "lab/muri_lab/benchmarks/compatibility_data.py"}
 
 
 @pytest.fixture
 def benchmark() -> Callable[[str], ModuleType]:
-    return importlib.import_module
+    return lambda name: importlib.import_module(f"muri_lab.benchmarks.{name}")
 
 
 def path_of(place: str) -> Path:
     """Return the file behind a script's path or `-m MODULE`."""
     if not place.startswith("-m"):
         return ROOT / place
-    path = ROOT / place.removeprefix("-m ").replace(".", "/")
+    path = ROOT / "lab" / place.removeprefix("-m ").replace(".", "/")
     return path / "__main__.py" if path.is_dir() else path.with_suffix(".py")
 
 
@@ -83,7 +76,7 @@ def test_every_result_that_a_page_shows_has_a_command() -> None:
     """A file of results is named by the script that writes it, so that it can be made anew."""
     shown = {word.partition(":")[0] for text in TEXTS for mark in FIGURE.findall(text) for word in mark[1].split()}
     files = {name for name in shown if "." not in name and (RESULTS / f"{name}.json").is_file()}
-    code = [*(ROOT / "benchmarks").rglob("*.py"), *(ROOT / "lab" / "muri_lab" / "twin").glob("*.py")]
+    code = (ROOT / "lab" / "muri_lab").rglob("*.py")
     sources = "".join(path.read_text() for path in code)
     assert len(files) > 15
     assert not [name for name in sorted(files) if not name.startswith("papers/") and f"{name}.json" not in sources]
@@ -104,13 +97,13 @@ def _without_times(figures: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_grouping_still_gives_the_stored_weight() -> None:
-    found = json.loads(run(ROOT / "benchmarks" / "grouping.py", "--jobs", "50", "--json"))
+    found = json.loads(run(RESULTS.parent / "grouping.py", "--jobs", "50", "--json"))
     kept = stored("grouping")["pairs"][0]
     assert (found["jobs"], found["efficiency"], found["gap"]) == (50, kept["efficiency"], kept["gap"])
 
 
 def test_a_row_of_the_large_cluster_still_runs() -> None:
-    found = json.loads(run(ROOT / "benchmarks" / "scale.py", "--here", "decide-1k"))
+    found = json.loads(run(RESULTS.parent / "scale.py", "--here", "decide-1k"))
     assert set(found) == set(stored("scale")["decide-1k"]["figures"])
 
 

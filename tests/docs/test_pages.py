@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import page_marks, pages
-from benchmarks.page_tables import TABLES
+from muri_lab.benchmarks import page_marks, pages
+from muri_lab.benchmarks.page_tables import TABLES
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = [str(page.relative_to(ROOT)) for page in pages.all_pages()]
@@ -17,7 +17,7 @@ MARKED = [name for name in NAMES if re.search("<!-- (figure|table): ", (ROOT / n
 @pytest.mark.parametrize("name", NAMES)
 def test_a_page_is_what_the_results_and_the_code_say(name: str) -> None:
     text = (ROOT / name).read_text()
-    assert page_marks.renewed(name, text, TABLES) == text, "run: .venv/bin/python -m benchmarks.pages"
+    assert page_marks.renewed(name, text, TABLES) == text, "run: .venv/bin/python -m muri_lab.benchmarks.pages"
 
 
 @pytest.mark.parametrize("name", MARKED)
@@ -75,7 +75,10 @@ def test_what_a_mark_can_say(expression: str, text: str, monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("a <!-- figure: no-such-file:x d -->1<!-- /figure -->", "there is no benchmarks/results/no-such-file.json"),
+        (
+            "a <!-- figure: no-such-file:x d -->1<!-- /figure -->",
+            "there is no lab/muri_lab/benchmarks/results/no-such-file.json",
+        ),
         ("a <!-- figure: scale:no-such-case.x d -->1<!-- /figure -->", "no-such-case"),
         ("a <!-- figure: muri.units:NO_SUCH_NAME d -->1<!-- /figure -->", "NO_SUCH_NAME"),
         ("a <!-- figure: scale:cycle-10k.figures d -->1<!-- /figure -->", "is not a figure"),

@@ -11,12 +11,12 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from benchmarks.papers import frame, horus_slowdown, muri, sjf_bsbf_workload, synergy_traces
-from benchmarks.papers.__main__ import experiments, main
-from benchmarks.papers.frame import RESULTS
-from benchmarks.papers.muri import SMALL
-from benchmarks.papers.quoted import quote, quoted
 from muri.cli import cli
+from muri_lab.benchmarks.papers import frame, horus_slowdown, muri, sjf_bsbf_workload, synergy_traces
+from muri_lab.benchmarks.papers.__main__ import experiments, main
+from muri_lab.benchmarks.papers.frame import RESULTS
+from muri_lab.benchmarks.papers.muri import SMALL
+from muri_lab.benchmarks.papers.quoted import quote, quoted
 from muri_lab.cli import cli as lab
 from muri_lab.experiments.experiment import experiment_names, load_experiment
 
@@ -46,7 +46,7 @@ def test_every_named_piece_of_code_exists():
 
 
 def test_rows_quote_other_results_as_they_are_stored():
-    loops = json.loads((ROOT / "benchmarks" / "results" / "dry_run.json").read_text())["synthetic"]
+    loops = json.loads((RESULTS.parent / "dry_run.json").read_text())["synthetic"]
     figures = quoted()
     assert figures["dry_run_error"] == f"{100 * max(loop['largest_error'] for loop in loops):.1f} %"
     assert figures["dry_run_iterations"] == str(max(loop["iterations"] for loop in loops))
@@ -77,18 +77,27 @@ def test_every_named_command_exists():
             assert {word.partition("=")[0] for word in rest if word.startswith("--")} <= known
             if words[0] == "experiment":
                 assert rest[0] in experiment_names()
-        elif words[:2] == ["-m", "benchmarks.papers"]:
+        elif words[:2] == ["-m", "muri_lab.benchmarks.papers"]:
             assert words[2] in experiments()
         else:
-            assert first == "python"
-            assert (ROOT / words[0]).is_file()
+            assert (first, words[0]) == ("python", "-m")
+            assert importlib.util.find_spec(words[1])
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("command", [command for command in COMMANDS if command.startswith("python benchmarks/")])
+@pytest.mark.parametrize(
+    "command",
+    [
+        command
+        for command in COMMANDS
+        if command.startswith("python -m muri_lab.benchmarks.") and "papers" not in command
+    ],
+)
 def test_a_script_that_a_row_names_has_the_options(command):
-    _, script, *words = shlex.split(command)
-    done = subprocess.run([sys.executable, script, "--help"], cwd=ROOT, capture_output=True, text=True, check=False)
+    _, _, module, *words = shlex.split(command)
+    done = subprocess.run(
+        [sys.executable, "-m", module, "--help"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert all(word.partition("=")[0] in done.stdout for word in words if word.startswith("--"))
 

@@ -19,13 +19,13 @@ def printed(*command: str, codes: tuple[int, ...] = (0,)) -> str:
 
 @pytest.mark.timeout(1800)
 def test_the_demo_runs_its_three_rounds_and_says_what_they_took() -> None:
-    says = printed("-m", "benchmarks.demo", "--runs", "1", "--iterations", "20").splitlines()[-1]
+    says = printed("-m", "muri_lab.benchmarks.demo", "--runs", "1", "--iterations", "20").splitlines()[-1]
     assert says.startswith("In one run (short jobs of 20 iterations, ")
     assert says.endswith(" times shorter.")
 
 
 def test_a_cold_start_is_measured_beside_plain_slurm() -> None:
-    command = ("benchmarks/cold.py", "--rounds", "1", "--jobs", "2", "--no-write", "--json")
+    command = ("lab/muri_lab/benchmarks/cold.py", "--rounds", "1", "--jobs", "2", "--no-write", "--json")
     found = json.loads(printed(*command, codes=(0, 1)))  # 1: two jobs do not gain what eleven do
     counts = {side: [len(each["jobs"]) for each in runs] for side, runs in found["cases"]["cold"]["rounds"].items()}
     assert counts == {"plain": [2], "muri": [2]}

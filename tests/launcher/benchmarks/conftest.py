@@ -1,17 +1,13 @@
-"""The benchmarks are scripts: they import each other from their own folder."""
+"""Benchmarks are imported by the tests that need one, as some import PyTorch."""
 
 import importlib
 from collections.abc import Callable
-from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
-
 
 @pytest.fixture
-def benchmark(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ModuleType]:
+def benchmark() -> Callable[[str], ModuleType]:
     """Imports a benchmark by its name."""
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    return importlib.import_module
+    return lambda name: importlib.import_module(f"muri_lab.benchmarks.{name}")

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from warm_start import ONE_THREAD
 
-from benchmarks.compatibility_page import page_of
+from muri_lab.benchmarks.compatibility_page import page_of
 
-BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
+BENCHMARKS = Path(__file__).parents[3] / "lab" / "muri_lab" / "benchmarks"
 pytestmark = pytest.mark.thorough
 
 TRAIN = """

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from benchmarks import demo
 from examples.demo.cluster import MURI_JCT, SHIPPED, JobRecord
 from examples.demo.report import draw_timeline, print_table, save
 from muri.launcher.script.trace import open_trace
 from muri.slurm_plugin.config import Config, load_config
+from muri_lab.benchmarks import demo
 
 
 def jobs(*ends_s: float) -> tuple[JobRecord, ...]:

@@ -6,11 +6,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from benchmarks.gpu_check import page, training
-from benchmarks.gpu_check.check import Check, Figures
-from benchmarks.gpu_check.device import gaps
-from benchmarks.gpu_check.parts import start_part
-from benchmarks.runtime_process import BenchmarkError
+from muri_lab.benchmarks.gpu_check import page, training
+from muri_lab.benchmarks.gpu_check.check import Check, Figures
+from muri_lab.benchmarks.gpu_check.device import gaps
+from muri_lab.benchmarks.gpu_check.parts import start_part
+from muri_lab.benchmarks.runtime_process import BenchmarkError
 
 ROOT = Path(__file__).parents[3]
 pytestmark = pytest.mark.thorough

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.gpu_check import page, training
-from benchmarks.gpu_check.parts import PARTS
+from muri_lab.benchmarks.gpu_check import page, training
+from muri_lab.benchmarks.gpu_check.parts import PARTS
 
 ROOT = Path(__file__).parents[3]
 NO_SUCH_PYTHON = 3

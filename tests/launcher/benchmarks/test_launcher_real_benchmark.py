@@ -7,7 +7,7 @@ import pytest
 from launcher_harness import Launcher, ends
 from polling import until
 
-BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
+BENCHMARKS = Path(__file__).parents[3] / "lab" / "muri_lab" / "benchmarks"
 pytestmark = pytest.mark.thorough
 
 

@@ -22,7 +22,6 @@ from muri.launcher.wire import process_gate
 from muri.launcher.wire.process_gate import ProcessGate, gate_from_environment
 
 LOAD, GPU = 0, 2
-BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 
 
 class Member:
@@ -189,9 +188,8 @@ def test_only_the_process_that_is_meant_takes_the_gate() -> None:
     theirs.close()
 
 
-def test_member_processes_leave_no_descriptor_and_no_thread_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    from switch_cost import measure_switches_s
+def test_member_processes_leave_no_descriptor_and_no_thread_behind() -> None:
+    from muri_lab.benchmarks.switch_cost import measure_switches_s
 
     def counts() -> tuple[int, int]:
         gc.collect()  # sessions and their channels refer to each other

@@ -1,0 +1,1 @@
+"""Programs that measure Muri: `python -m muri_lab.benchmarks.NAME --help`. Their results lie in `results/`."""

@@ -1,0 +1,91 @@
+"""Figures of other benchmarks that rows of docs/papers/*.yaml quote by name, as "{dry_run_loops}"."""
+
+import json
+import re
+from functools import cache
+from statistics import fmean
+from typing import Any, Final
+
+from muri_lab.benchmarks.papers.frame import RESULTS
+
+_NAME: Final = re.compile(r"\{(\w+)\}")
+
+
+def quote(text: str, figures: dict[str, str]) -> str:
+    """The text with figures in place of their names.
+
+    Raises:
+        KeyError: There is not a figure of a name.
+    """
+    return _NAME.sub(lambda found: figures[found[1]], text)
+
+
+@cache
+def quoted() -> dict[str, str]:
+    """All figures by name, as they stand in benchmarks/results."""
+    return {**_dry_run(), **_interleaving(), **_threads(), **_grouping(), **_fidelity()}
+
+
+def _stored(name: str) -> Any:
+    return json.loads((RESULTS.parent / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def _percent(share: float, how: str) -> str:
+    return f"{share:{how}%}".replace("-", "−").replace("%", " %")
+
+
+def _dry_run() -> dict[str, str]:
+    stored = _stored("dry_run")
+    loops = stored["synthetic"]
+    missed = [f"{loop['name']} ({_percent(loop['largest_error'], '.1')})" for loop in loops if not loop["passed"]]
+    return {
+        "dry_run_loops": str(len(loops)),
+        "dry_run_right": str(sum(loop["dominant_right"] for loop in loops)),
+        "dry_run_error": _percent(max(loop["largest_error"] for loop in loops), ".1"),
+        "dry_run_missed": ", ".join(missed) or "none",
+        "dry_run_passed": "passed" if stored["passed"] else "did not pass",
+        "dry_run_iterations": str(max(loop["iterations"] for loop in loops)),
+    }
+
+
+def _interleaving() -> dict[str, str]:
+    stored, scale = _stored("interleaving"), _stored("scale")
+    equal, (unequal,) = stored["equal"]["figures"]["set"], stored["unequal"]["figures"].values()
+    ways = ("plain", "lockstep", "fair", "fair-processes", "auto-processes")
+    hand_overs = {way: scale[f"hand-over-{way}"]["figures"]["p50_us"] for way in ("threads", "processes")}
+    return {
+        **{f"equal_{way.replace('-', '_')}": f"{equal[way]['total']:.2f}" for way in ways},
+        **{f"unequal_{way.replace('-', '_')}": f"{unequal[way]['ratio']:.2f}" for way in ways},
+        **{f"hand_over_{way}": f"{p50_us:.0f}" for way, p50_us in hand_overs.items()},
+    }
+
+
+def _threads() -> dict[str, str]:
+    scripts = _stored("compatibility")["scripts"]
+    return {"scripts": str(len(scripts)), "thread_scripts": str(sum(script["dangers"] == [] for script in scripts))}
+
+
+def _grouping() -> dict[str, str]:
+    stored = _stored("grouping")
+    (pairs,) = (row for row in stored["pairs"] if row["jobs"] == row["profiles"] == 1000)
+    (fours,) = (row for row in stored["groups_of_4"] if (row["jobs"], row["profiles"]) == (1000, 64))
+    return {
+        "pairs_s": f"{pairs['solver_s']:.2f}",
+        "pairs_blossom_s": f"{pairs['peers']['rustworkx']['solver_s']:.1f}",
+        "fours_s": f"{fours['solver_s']:.2f}",
+        "fours_gap": _percent(fours["gap"], ".2"),
+        "fours_algorithm_1": _percent(fours["peers"]["algorithm-1"]["below_bound"], ".1"),
+        "decision_s": f"{_stored('scale')['decide-10k']['figures']['cpu_s']:.1f}",
+    }
+
+
+def _fidelity() -> dict[str, str]:
+    forty, rows = _stored("forty")["muri"], _stored("fidelity")["rows"]
+    found = {"forty_runs": str(forty["live_runs"]), "fidelity_workloads": str(len(rows))}
+    for metric in ("average_jct_s", "makespan_s"):
+        errors = [abs(row[f"{metric}_error"]) for row in rows]
+        found[f"forty_{metric}"] = _percent(forty[f"{metric}_error"], "+.1")
+        found[f"fidelity_{metric}"] = (
+            f"{_percent(fmean(errors), '.1')} in the mean and {_percent(max(errors), '.1')} at worst"
+        )
+    return found
