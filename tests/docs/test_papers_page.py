@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from muri.cli import cli
+from muri_lab import papers_page as page
 from muri_lab.benchmarks.papers import frame, horus_slowdown, muri, sjf_bsbf_workload, synergy_traces
 from muri_lab.benchmarks.papers.__main__ import experiments, main
 from muri_lab.benchmarks.papers.frame import RESULTS
@@ -21,10 +22,6 @@ from muri_lab.cli import cli as lab
 from muri_lab.experiments.experiment import experiment_names, load_experiment
 
 ROOT = Path(__file__).resolve().parents[2]
-SPEC = importlib.util.spec_from_file_location("papers_page", ROOT / "scripts" / "papers_page.py")
-page = importlib.util.module_from_spec(SPEC)
-sys.modules["papers_page"] = page
-SPEC.loader.exec_module(page)
 ROWS = [(name, row) for name in page.PAPERS for row in page.read_rows(name)]
 COMMANDS = sorted({row.command for _, row in ROWS if row.command})
 SIX_JOBS = "".join(SMALL.read_text().splitlines(keepends=True)[:7])
@@ -33,7 +30,7 @@ SLOW = {"horus-table6", "muri-fig13", "synergy-fig11", "synergy-fig13"}
 
 
 def test_the_page_is_what_the_table_says():
-    assert page.PAGE.read_text() == page.page(), "run: .venv/bin/python scripts/papers_page.py"
+    assert page.PAGE.read_text() == page.page(), "run: .venv/bin/muri-lab papers-page"
 
 
 def test_every_named_piece_of_code_exists():

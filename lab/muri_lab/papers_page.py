@@ -1,4 +1,4 @@
-"""Write docs/papers.md from docs/papers/*.yaml and the experiments' stored figures; --check only compares."""
+"""The command `muri-lab papers-page`: writes docs/papers.md from docs/papers/*.yaml and stored figures."""
 
 import difflib
 import inspect
@@ -10,15 +10,15 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
+import click
 import yaml
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, model_validator
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+from muri_lab.benchmarks.papers.frame import RESULTS, shown
+from muri_lab.benchmarks.papers.quoted import quote, quoted
 
-from muri_lab.benchmarks.papers.frame import RESULTS, shown  # noqa: E402 (scripts are run by their path)
-from muri_lab.benchmarks.papers.quoted import quote, quoted  # noqa: E402
-
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT))  # papers name the sandbox, too, which only a checkout has
 FOLDER = ROOT / "docs" / "papers"
 PAGE = ROOT / "docs" / "papers.md"
 PAPERS = {
@@ -35,8 +35,8 @@ Every mechanism, equation, algorithm, table and figure of the five source texts:
 measured beside the published figure. A row without a place says why it is missing. The names lead to the code. Commands
 run from a checkout; what they print is kept in `lab/muri_lab/benchmarks/results/papers/`.
 
-`scripts/papers_page.py` makes this page from `docs/papers/*.yaml` and the stored figures; a test
-compares them, imports every name and runs every experiment small.
+`muri-lab papers-page` makes this page from `docs/papers/*.yaml` and the stored figures; a test compares them, imports
+every name and runs every experiment small.
 """
 
 
@@ -201,16 +201,21 @@ def _figure_line(row: dict[str, Any]) -> str:
     return f"| {row['case']} | {row['figure']} | {published} | {ours} |"
 
 
-def main() -> int:
-    """Write the page, or with --check print how it differs; the exit status."""
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--check", is_flag=True, help="Only print how the page differs; exit code 1 where it does.")
+def papers_page(*, check: bool) -> int:
+    """Write docs/papers.md of the checkout: what each paper says, where Muri has it, and our figures beside its own.
+
+    \b
+    Examples:
+      python -m muri_lab.benchmarks.papers muri-fig13     run an experiment again, and keep its figures
+      muri-lab papers-page                                bring them into the page
+      muri-lab papers-page --check
+    """
     new, old = page(), PAGE.read_text(encoding="utf-8") if PAGE.exists() else ""
-    if sys.argv[1:] != ["--check"]:
+    if not check:
         PAGE.write_text(new, encoding="utf-8")
         return 0
     changes = difflib.unified_diff(old.splitlines(), new.splitlines(), "docs/papers.md", "as it should be", lineterm="")
-    print("\n".join(changes))
+    click.echo("\n".join(changes))
     return int(new != old)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
