@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import click
+
+from muri.profiler.exchange import to_dict
+from muri.profiler.store import ProfileStore
 from muri_lab.benchmarks import predictor_memory
 from muri_lab.benchmarks.cross_validation import PREDICTORS, Score, leave_one_model_out
 from muri_lab.benchmarks.machine import describe_machine
 from muri_lab.benchmarks.saved_zoo import ZOO, saved_zoo
-
-from muri.profiler.exchange import to_dict
-from muri.profiler.store import ProfileStore
 from muri_lab.prediction.features import Example, examples
 from muri_lab.prediction.predictor import TARGETS, fit_all
 

@@ -4,12 +4,12 @@ import gc
 from typing import Any
 
 import torch
-from muri_lab.benchmarks.profile_zoo import example_inputs
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
-from muri_lab.benchmarks.zoo_models import VOCABULARY, Entry, zoo
 
 from muri.units import GIB, MIB
+from muri_lab.benchmarks.profile_zoo import example_inputs
+from muri_lab.benchmarks.zoo_models import VOCABULARY, Entry, zoo
 from muri_lab.prediction.features import estimate_memory
 from muri_lab.prediction.graph import features_of
 

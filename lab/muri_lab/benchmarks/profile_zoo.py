@@ -14,8 +14,6 @@ import click
 import numpy as np
 import torch
 from torch import Tensor
-from muri_lab.benchmarks.zoo_data import Records, loader, preprocess
-from muri_lab.benchmarks.zoo_models import Entry, zoo
 
 from muri.launcher.job.stage_clock import IterationRecord, StageClock
 from muri.profiler.records import STAGES, ProfileDetail, ProfileKey, StageProfile
@@ -23,6 +21,8 @@ from muri.profiler.resource_usage.sample import Usage
 from muri.profiler.resource_usage.sampler import Sampler
 from muri.profiler.store import ProfileStore
 from muri.units import GIB
+from muri_lab.benchmarks.zoo_data import Records, loader, preprocess
+from muri_lab.benchmarks.zoo_models import Entry, zoo
 from muri_lab.prediction.features import put_features
 from muri_lab.prediction.graph import features_of
 

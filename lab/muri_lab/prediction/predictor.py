@@ -57,7 +57,7 @@ class TooFewProfilesError(PredictionError):
         super().__init__(
             f"too little to learn from for {gpu_count} × {gpu_type}: {profiles} measured profiles with features, of "
             f"{families} model families; {LEAST_PROFILES} of {LEAST_FAMILIES} are needed.{has} "
-            "Profile the zoo on such a node: python benchmarks/profile_zoo.py --store STORE"
+            "Profile the zoo on such a node: python -m muri_lab.benchmarks.profile_zoo --store STORE"
         )
 
 

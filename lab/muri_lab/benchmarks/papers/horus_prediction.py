@@ -1,6 +1,6 @@
 """Horus's prediction of GPU utilization: its regressors (Table 4), what they go by (Figure 6), FLOPs (Figure 4b).
 
-All on the zoo, 153 configurations of 17 model families that trained on one core (lab/muri_lab/benchmarks/results/zoo.json). There
+All on the zoo, 153 configurations of 17 model families that trained on one core (results/zoo.json). There
 was no GPU, so what is predicted is the share of an iteration that computing the model owns.
 """
 
