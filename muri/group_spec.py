@@ -82,7 +82,7 @@ def _one_of(*names: str) -> _Check:
 def _text_like(form: re.Pattern[str], what: str) -> _Check:
     def check(value: Any) -> str:
         if not isinstance(value, str) or not form.fullmatch(value):
-            raise UsageError(f"{value!r} is not a valid {what}")
+            raise UsageError(f"{value!r} is not a {what}")
         return value
 
     return check
@@ -132,7 +132,7 @@ class MemberSpec:
 
     Attributes:
         job_id: Its job id.
-        solo_iteration_s: Iteration time alone, None where it has to be learnt.
+        solo_iteration_s: Iteration time alone, None where it has to be learned.
         predicted_speed: Planned speed, 1 = as fast as alone; None where auto has to measure both ways.
         gpu_mem_gib: Peak GPU memory alone, None where it is not known: such a member is always let in.
         accumulate_steps: Into how many micro-batches its batches are split.

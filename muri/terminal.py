@@ -18,7 +18,7 @@ class PlainConsole(Console):
         super().__init__(stderr=stderr, width=width, highlight=False, markup=False, emoji=False)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """Render what is to be printed; only Rich's own codes, such as colours, reach the terminal."""
+        """Render what is to be printed; only Rich's own codes, such as colors, reach the terminal."""
         for segment in super().render(renderable, options):
             if segment.control:
                 yield segment

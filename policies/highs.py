@@ -130,7 +130,7 @@ def solve_integer(
 
 
 def _program(least: Floats, most: Floats) -> highspy.Highs:
-    """A program to be maximised, with rows and no columns."""
+    """A program to be maximized, with rows and no columns."""
     highs = highspy.Highs()  # type: ignore[no-untyped-call]  # highspy annotates all but this
     highs.setOptionValue("output_flag", False)
     # More threads wait for each other on programs so small, and a controller must not start any.

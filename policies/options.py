@@ -40,11 +40,11 @@ class PolicyOptions:
             all groups of up to `max_group_size` at once.
         matching: How Algorithm 1 finds its pairs: "certified" (fast, with a proven bound),
             "rustworkx" (compiled Blossom), "networkx" (the readable reference) or
-            "priority-order" (neighbours in the queue, no Blossom).
+            "priority-order" (neighbors in the queue, no Blossom).
         merge: "as-needed" merges no more pairs than it takes to fit the free GPUs, "whole-rounds"
             all pairs of a round, as the paper does.
-        objective: What a grouping maximises: "efficiency" (γ, the paper's), "throughput" (sum of
-            normalised speeds) or "jct" (speeds weighted by what finishing a job sooner is worth).
+        objective: What a grouping maximizes: "efficiency" (γ, the paper's), "throughput" (sum of
+            normalized speeds) or "jct" (speeds weighted by what finishing a job sooner is worth).
         speed_model: "lockstep" (Eq. 3), "fair" (work-conserving), "measured" (pairwise
             interference table) or "reference" (the public simulator's formula).
         preemption: Whether running jobs that can be preempted compete with the waiting ones.

@@ -94,7 +94,7 @@ class ProfileDetail:
         iteration_cv: Coefficient of variation of the iteration.
         host_mem_gib: Peak host memory of all processes of the job.
         cpu_cores: Mean number of cores in use.
-        gpu_utilisation: Mean GPU utilisation, 0 to 1.
+        gpu_utilisation: Mean GPU utilization, 0 to 1.
         gradient_mib: Size of the gradients that the ranks exchange in an iteration.
         confidence: How far the means can be trusted, 0 to 1 (docs/profiles.md).
         warmup_iterations: Iterations that were left out.

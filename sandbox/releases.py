@@ -161,7 +161,7 @@ def sacct_admin_comment(driver: Driver) -> Answer:
 
 
 def licence_gate(driver: Driver) -> Answer:
-    """Whether a reservation of licences alone keeps a job waiting, and its end lets it start."""
+    """Whether a reservation of licenses alone keeps a job waiting, and its end lets it start."""
     name = "matrix_gate"
     create = f"flags=LICENSE_ONLY licenses=matlab:2 user=root starttime=now duration=60 reservationname={name}"
     done = driver.run("scontrol", "create", "reservation", *create.split(), user="root", check=False)
@@ -180,7 +180,7 @@ def licence_gate(driver: Driver) -> Answer:
 
 
 def licence_while_running(driver: Driver) -> Answer:
-    """Whether a running job can be given a licence, so that it waits once it is requeued."""
+    """Whether a running job can be given a license, so that it waits once it is requeued."""
     with job(driver) as job_id:
         driver.wait_state(job_id, "RUNNING")
         refused = update(driver, job_id, "Licenses=matlab:1")
@@ -281,8 +281,8 @@ PROBES: Final[Mapping[str, Probe]] = {
     "`sbatch --admin-comment`": admin_comment_of_sbatch,
     "AdminComment of a running job can be changed": admin_comment_while_running,
     "`sacct` has the AdminComment of an ended job": sacct_admin_comment,
-    "reservation of licences alone keeps a job waiting": licence_gate,
-    "licence given to a running job": licence_while_running,
+    "reservation of licenses alone keeps a job waiting": licence_gate,
+    "license given to a running job": licence_while_running,
     "requeued job starts before its old credential has expired (`StartTime`)": requeued_early,
     SAME_SECOND: requeued_in_the_same_second,
     "`requeuehold incomplete` spares ended jobs": ended_job_spared,

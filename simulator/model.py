@@ -151,7 +151,7 @@ class Settings:
             they keep their progress when a node fails.
         interference: Measured speeds of pairs; those that are missing are estimated from the profiles.
         slowdown: What slows jobs down on a shared GPU: "pairs", the speeds of pairs, or "utilization", Horus's
-            function of their total GPU utilisation.
+            function of their total GPU utilization.
         any_user: Whether jobs of different users may share GPUs, as in the papers; on a cluster they never do.
         until: Synergy's reference model stops when this many jobs, the first ones submitted, have ended, as its
             public simulator does. None: all jobs.

@@ -189,7 +189,7 @@ class Config(Section):
     )
     gate: Literal["licence", "hold"] = Field(
         "licence",
-        description="Keeps jobs waiting until Muri starts them: the licence muri_gate of slurm.conf, or a hold (then "
+        description="Keeps jobs waiting until Muri starts them: the license muri_gate of slurm.conf, or a hold (then "
         'set muri.gate to "hold" in job_submit.lua, too).',
     )
     lease_s: float = Field(

@@ -1,4 +1,4 @@
-"""Predictions from features: what is learnt, from how much, and what `muri-lab predict --module` says."""
+"""Predictions from features: what is learned, from how much, and what `muri-lab predict --module` says."""
 
 import json
 import re
@@ -309,5 +309,5 @@ class TestCommand:
 def test_the_cache_keeps_what_was_learnt(store, monkeypatch):
     known = examples(store, GPU)
     first = fit_all(known)
-    monkeypatch.setattr(predictor, "trees", lambda: pytest.fail("learnt again"))
+    monkeypatch.setattr(predictor, "trees", lambda: pytest.fail("learned again"))
     assert fit_all(examples(store, GPU)) is first

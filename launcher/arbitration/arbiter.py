@@ -122,7 +122,7 @@ class Arbiter(ABC):
 
         Args:
             member: Its job id.
-            solo_iteration_s: Its iteration time when alone; learnt when None.
+            solo_iteration_s: Its iteration time when alone; learned when None.
             min_speed: The speed that it was promised, 1 = as fast as alone; 0: none. Only `fair` enforces it.
         """
 

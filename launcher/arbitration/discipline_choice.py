@@ -225,7 +225,7 @@ class DisciplineChoice:
 
         Args:
             present: Who is there now.
-            timed: Whether the iteration time alone of each is known. It is learnt under turns only: the time of a
+            timed: Whether the iteration time alone of each is known. It is learned under turns only: the time of a
                 stage that is slowed down by others says nothing.
             turns: Whether they have to take turns, because they share a process and its settings.
         """

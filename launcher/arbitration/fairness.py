@@ -104,7 +104,7 @@ class FairQueue:
 
         Args:
             member: Its id.
-            solo_iteration_s: Its iteration time when alone; learnt from its busy times when None.
+            solo_iteration_s: Its iteration time when alone; learned from its busy times when None.
         """
         start_s = min((progress.virtual_s for progress in self._members.values()), default=0.0)
         self._members[member] = _Progress(start_s, solo_iteration_s, solo_iteration_s is not None)
@@ -211,7 +211,7 @@ class _Promised:
 
     Attributes:
         min_speed: The promise.
-        solo_s: Iteration time alone, learnt from its busy times unless it was known.
+        solo_s: Iteration time alone, learned from its busy times unless it was known.
         known: Whether it was.
         since_s: End of its latest iteration, before it its first request; None before that, while the script starts.
         settled_s: The slack then.

@@ -53,7 +53,7 @@ class _Seat:
 
     Attributes:
         planned_solo_s: Iteration time alone, given when it joined.
-        solo_s: The same, or learnt from its busy times.
+        solo_s: The same, or learned from its busy times.
         min_speed: The speed that it was promised; 0: none.
         interrupts: How often its waits were interrupted; a wait that finds another number is over.
         asking: Its threads that are within the inner arbiter.

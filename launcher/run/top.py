@@ -42,7 +42,7 @@ Examples:
 
 \b
 SPEED is iterations done × iteration time alone / time elapsed: 1.00 is as
-fast as alone; ~ where the time alone is not known but learnt. PLAN is what
+fast as alone; ~ where the time alone is not known but learned. PLAN is what
 the controller expected; ! marks a difference above 20 %. MIN is the speed
 that the job was promised; ! marks one that is not kept. "process" in STATE:
 running, in a process of its own. The last line of a group shows for how much

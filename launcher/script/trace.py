@@ -38,7 +38,7 @@ COLOURS: Final = {
     "propagate": "thread_state_running",
     "synchronize": "rail_animation",
 }
-"""Chrome's names of colours; Perfetto chooses its own by the slice's name."""
+"""Chrome's names of colors; Perfetto chooses its own by the slice's name."""
 
 WAIT_COLOUR: Final = "grey"
 SHORTEST_WAIT_S: Final = 20e-6

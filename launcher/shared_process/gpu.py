@@ -86,7 +86,7 @@ class Device:
     """The GPU of the process.
 
     Args:
-        cuda: `torch.cuda`, initialised.
+        cuda: `torch.cuda`, initialized.
         takes_turns: Whether members' kernels must not overlap.
     """
 
@@ -341,7 +341,7 @@ def sticky_text(error: BaseException, device: Device | None) -> str | None:
 
 
 def is_dead(device: Device) -> bool:
-    """Whether the CUDA context is beyond use: a synchronisation fails, other than for lack of memory."""
+    """Whether the CUDA context is beyond use: a synchronization fails, other than for lack of memory."""
     try:
         device.cuda.synchronize()
     except RuntimeError as error:

@@ -206,7 +206,7 @@ def _possible(groups: Places, most: Indices) -> NDArray[np.bool_]:
     """Which groups have no more members of any kind than they may."""
     possible = np.ones(len(groups), dtype=np.bool_)
     for repeats in range(2, groups.shape[1] + 1):
-        # Members ascend, so equal kinds are neighbours.
+        # Members ascend, so equal kinds are neighbors.
         for start in range(groups.shape[1] - repeats + 1):
             same = groups[:, start] == groups[:, start + repeats - 1]
             possible &= ~(same & (most[groups[:, start]] < repeats))

@@ -17,7 +17,7 @@ _BLOCK: Final = 4_000
 """Units matched at once: a matrix of their pairs still fits the memory of a small machine."""
 
 _BLOCK_BY_WORTH: Final = 500
-"""The same where every job has a worth of its own: neighbours in the queue are then of similar worth, and
+"""The same where every job has a worth of its own: neighbors in the queue are then of similar worth, and
 hardly a pair of a short and a long job is worth making."""
 
 _REPEATS: Final = 2

@@ -1,1 +1,1 @@
-"""Placement by predicted utilisation and memory: Horus."""
+"""Placement by predicted utilization and memory: Horus."""

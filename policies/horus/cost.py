@@ -25,7 +25,7 @@ MAX_RAISES: Final = 3
 """After so many out-of-memory errors the next one is the job's own failure; the last raise asks for a whole GPU."""
 
 Kind = tuple[str, str, str, int, int, int, float, float, str, float, bool]
-"""Partition, owner where that matters, domain, most jobs on its GPUs, GPUs, nodes, memory, utilisation, type of GPU,
+"""Partition, owner where that matters, domain, most jobs on its GPUs, GPUs, nodes, memory, utilization, type of GPU,
 what it was promised, and whether it may share."""
 
 
@@ -79,7 +79,7 @@ def gpu_type_of(job: PlanJob) -> str:
 
 
 def knows_utilization(job: PlanJob) -> bool:
-    """Whether a job's utilisation is measured, predicted or follows from its profile."""
+    """Whether a job's utilization is measured, predicted or follows from its profile."""
     return job.gpu_utilization is not None or job.profile is not None
 
 
@@ -89,7 +89,7 @@ class CostModel:
 
     f of a job alone is 1, since no other job slows it down: an idle GPU is always cheaper than the same one in use.
 
-    Source: Horus (TPDS 2021): ω1·(used memory + M_j)/capacity + ω2·f(cumulative utilisation).
+    Source: Horus (TPDS 2021): ω1·(used memory + M_j)/capacity + ω2·f(cumulative utilization).
 
     Attributes:
         memory_weight: ω1.

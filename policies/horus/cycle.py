@@ -242,7 +242,7 @@ _KNOWN_FROM: Final = {
 
 
 def _prediction(job: PlanJob) -> tuple[Reason, ...]:
-    """What a job's utilisation is known from, where it was not measured."""
+    """What a job's utilization is known from, where it was not measured."""
     if job.profile is None or job.profile.source not in ESTIMATES:
         return ()
     return (

@@ -1,4 +1,4 @@
-"""Horus: jobs share GPUs where predicted memory and utilisation make it cheap; jobs of a kind wait together."""
+"""Horus: jobs share GPUs where predicted memory and utilization make it cheap; jobs of a kind wait together."""
 
 import statistics
 from collections.abc import Sequence
@@ -44,7 +44,7 @@ class Horus(FixedOrder):
     """Jobs join GPUs where predicted memory and use cost least, first come, first served.
 
     A round looks at the first β jobs. Each gets the GPUs with the least ω1·(used memory + its own)/capacity +
-    ω2·f(cumulative utilisation) that have the memory for it, idle or not, f being the slow-down fitted per GPU type.
+    ω2·f(cumulative utilization) that have the memory for it, idle or not, f being the slow-down fitted per GPU type.
     Nothing is stopped. A job whose model has neither a profile nor a prediction waits for one.
 
     Source: Horus (Yeung et al., TPDS 2021). Added here: no job joins a GPU whose jobs would get less done with it
@@ -93,7 +93,7 @@ class Horus(FixedOrder):
 class HorusFair(Horus):
     """Horus with k queues of like jobs (`horus_queues`), found by k-means, that take turns by length and wait.
 
-    Jobs are alike by tasks, predicted utilisation, GPUs and memory. A round's β picks go to the queues by weighted
+    Jobs are alike by tasks, predicted utilization, GPUs and memory. A round's β picks go to the queues by weighted
     fair queueing, a queue's weight being max(length, median wait in rounds × length).
 
     Source: Horus (Yeung et al., TPDS 2021), Horus-F.
@@ -111,7 +111,7 @@ class HorusFair(Horus):
 def queues_of(jobs: Sequence[PlanJob], count: int, now_s: float, round_s: float) -> tuple[JobQueue, ...]:
     """Sort jobs into queues of a kind, whatever order they come in.
 
-    Source: Horus (TPDS 2021), algorithm 1: k-means over tasks, predicted utilisation, GPUs and memory.
+    Source: Horus (TPDS 2021), algorithm 1: k-means over tasks, predicted utilization, GPUs and memory.
 
     Args:
         jobs: Waiting jobs.
@@ -154,7 +154,7 @@ def pick(queues: Sequence[JobQueue], count: int) -> tuple[PlanJob, ...]:
 
 
 def cluster(points: Sequence[tuple[float, ...]], count: int) -> list[int]:
-    """The kind of each point, 0 for the kind with the smallest centre; equal points are of one kind.
+    """The kind of each point, 0 for the kind with the smallest center; equal points are of one kind.
 
     k-means with the L1 distance, from centres that are far apart: the smallest point first, then always the one
     farthest from all centres so far. Nothing is random, and the order of the points makes no difference.
@@ -177,7 +177,7 @@ def cluster(points: Sequence[tuple[float, ...]], count: int) -> list[int]:
 
 
 def typical(queue: JobQueue) -> tuple[float, float, float, float]:
-    """What the jobs of a queue are like: the medians of tasks, utilisation, GPUs and GiB of GPU memory."""
+    """What the jobs of a queue are like: the medians of tasks, utilization, GPUs and GiB of GPU memory."""
     tasks, utilization, gpus, mem_gib = zip(*(_features(job) for job in queue.jobs), strict=True)
     median = statistics.median
     return median(tasks), median(utilization), median(gpus), median(mem_gib)
@@ -200,7 +200,7 @@ def _turn(queue: JobQueue, number: int, position: int) -> tuple[float, float, in
 
 
 def _settled(points: Points, repeats: NDArray[np.int64], centres: Points) -> tuple[Points, NDArray[np.int64]]:
-    """Centres and the nearest one of each point, once these no longer change; a centre that loses all points goes."""
+    """Centres and the nearest one of each point, once these no longer change; a center that loses all points goes."""
     kinds = _nearest(points, centres)
     for _ in range(_STEPS):
         used = np.unique(kinds)

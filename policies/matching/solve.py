@@ -45,7 +45,7 @@ def match_weights(weights: Floats, method: str = "certified") -> Matching:
             a pair may not be made. The diagonal is ignored.
         method: One of `MATCHINGS`: "certified" (fast, with a proven bound), "rustworkx" or "networkx"
             (Blossom on the whole graph; both choose the same pairs) or "priority-order"
-            (neighbours in the queue).
+            (neighbors in the queue).
 
     Raises:
         OptionsError: The method is not known.
@@ -61,7 +61,7 @@ def match_types(weights: Floats, counts: Sequence[int]) -> TypeMatching:
 
     Jobs of one type are interchangeable, so only the number x_st of pairs between types s and t counts:
 
-        maximise Σ w_st x_st   with   Σ_{t≠s} x_st + 2 x_ss ≤ n_s for every type s,   x whole.
+        maximize Σ w_st x_st   with   Σ_{t≠s} x_st + 2 x_ss ≤ n_s for every type s,   x whole.
 
     1. The linear relaxation, by column generation: solved on promising pairs of types, all others are priced with its
        dual π, the undervalued ones added until there are none. Σ n_s π_s bounds every whole solution. Basic solutions

@@ -84,7 +84,7 @@ def finish_time_fairness(job: PlanJob, now_s: float, interval_s: float) -> float
 
 
 class Tiresias(QueuePolicy):
-    """Discretised 2D-LAS: queues by attained GPU-seconds, FIFO in each.
+    """Discretized 2D-LAS: queues by attained GPU-seconds, FIFO in each.
 
     The queues keep jobs of like size from stopping each other time and again. A job that has waited
     for more than `promote_after` times the service it has received is promoted to the first queue

@@ -53,7 +53,7 @@ class Auto(SrsfOrLas):
     all durations are stated, else 2D-LAS.
 
     On a cluster of that PriorityType the controller takes `MuriSlurm` instead of this class. Only the durations of jobs
-    that may be grouped count. Groups merge only as needed, and every option is honoured.
+    that may be grouped count. Groups merge only as needed, and every option is honored.
     """
 
     name = "auto"
@@ -83,7 +83,7 @@ class MuriSlurm(FixedOrder):
 
     For sites whose priorities (age, fair share, QOS) must hold. Groups cost no job its turn: a less urgent one goes
     ahead only by sharing with a job that has its turn, or where a larger one cannot start yet (backfill, until
-    `max_wait_s`). Jobs are grouped as under `auto`, and every option is honoured.
+    `max_wait_s`). Jobs are grouped as under `auto`, and every option is honored.
     """
 
     name = "muri-slurm"

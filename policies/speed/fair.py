@@ -27,7 +27,7 @@ MAX_MEMBERS: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class Fair:
-    """Max-min fair normalised speeds of a work-conserving runtime.
+    """Max-min fair normalized speeds of a work-conserving runtime.
 
     u_i^j is the share of its time alone during which member i uses resource j. Speeds s_i ≤ 1 are
     possible when Σ_i s_i · u_i^j ≤ 1 for every resource j. All speeds rise together; when a

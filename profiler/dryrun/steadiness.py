@@ -136,7 +136,7 @@ def ordinary(times_s: Sequence[float]) -> list[bool]:
 def certainty(values: Sequence[float], bias: float = 0.0, least: int = LEAST_FOR_SCATTER) -> Certainty:
     """How sure the mean of values is that follow each other in time.
 
-    What delays one iteration often delays the next: with the correlation ρ of neighbours, n values say as much
+    What delays one iteration often delays the next: with the correlation ρ of neighbors, n values say as much
     as n (1 − ρ) / (1 + ρ) independent ones.
 
     Args:

@@ -74,9 +74,9 @@ class Interference:
         rounds: How often it was measured alone and side by side in turn.
         measured_s: Seconds that the measurement ran both scripts steadily, alone and side by side together.
         measured_at: UTC time, ISO-8601.
-        source: "measured" by `muri-lab pair`, or "learnt" from jobs that shared GPUs.
+        source: "measured" by `muri-lab pair`, or "learned" from jobs that shared GPUs.
         turns: Whether they took turns by stage, and did not share as plain processes do.
-        samples: Of a learnt pair, both ratios of each round that counts, the oldest first.
+        samples: Of a learned pair, both ratios of each round that counts, the oldest first.
     """
 
     a: Side
@@ -120,7 +120,7 @@ class Interference:
         try:
             a, b = (_side(values[name]) for name in ("a", "b"))
             measured_s = float(values["measured_s"])
-            # Older documents don't say; what was learnt took no seconds of its own.
+            # Older documents don't say; what was learned took no seconds of its own.
             source = str(values.get("source") or (MEASURED if measured_s else LEARNT))
             samples = tuple((float(ratio_a), float(ratio_b)) for ratio_a, ratio_b in values.get("samples", ()))
             made = int(values["rounds"]), measured_s, str(values["measured_at"]), source

@@ -20,7 +20,7 @@ KIND: Final = "slowdown"
 
 
 class UtilizationError(UsageError):
-    """A GPU utilisation cannot be true."""
+    """A GPU utilization cannot be true."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +64,10 @@ class Slowdown:
             percent: What all of the GPU's jobs use of it alone, added up: 0 to 100 for each job.
 
         Raises:
-            UtilizationError: The utilisation is negative or not finite.
+            UtilizationError: The utilization is negative or not finite.
         """
         if not 0 <= percent < math.inf:
-            raise UtilizationError(f"a GPU utilisation is {percent} %; it must be finite and ≥ 0")
+            raise UtilizationError(f"a GPU utilization is {percent} %; it must be finite and ≥ 0")
         return sum(parabola(percent) for parabola in self.parabolas) / len(self.parabolas)
 
 

@@ -111,7 +111,7 @@ def combined(cpus: int, measured: Sequence[Measured]) -> Point:
 def monotone(points: Iterable[Point]) -> tuple[Point, ...]:
     """The nearest curve that never falls: more CPUs do no harm, so a fall is noise.
 
-    It pools neighbours in the wrong order into their weighted mean (pool adjacent violators).
+    It pools neighbors in the wrong order into their weighted mean (pool adjacent violators).
     """
     pools: list[list[Point]] = []
     for point in sorted(points, key=lambda item: item.cpus):
@@ -195,7 +195,7 @@ def bisect(measure: Measure, max_cpus: int, *, gain: float = GAIN, most_points: 
     """Find the least CPU count that saturates a job.
 
     The greatest count is measured first, then the middle of the undecided range, until the least
-    saturating count and its lower neighbour are known: 1 + ⌈log2(max_cpus)⌉ measurements. There are
+    saturating count and its lower neighbor are known: 1 + ⌈log2(max_cpus)⌉ measurements. There are
     never more than half of a full sweep's, which leaves one count undecided where the maximum is 6, 7
     or 9; the greater one counts then. Measurements that are left over repeat counts so near to the
     threshold that scatter could have decided.

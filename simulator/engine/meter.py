@@ -10,7 +10,7 @@ from muri.profiler.records import RESOURCES
 from muri.simulator.model import GroupSpan, Sample, Simulation
 
 MAX_SAMPLES: Final = 2_000
-"""Most samples of a result; beyond it, neighbours are merged into time-weighted means."""
+"""Most samples of a result; beyond it, neighbors are merged into time-weighted means."""
 
 LEAST_REMAINING_S: Final = 1.0
 """Least remaining time in the blocking index: without it, a job stopped just before its end would dominate the mean."""
@@ -97,7 +97,7 @@ class Meter:
     Args:
         gpu_count: GPUs of the cluster.
         used: For each profile, the share of its time alone in which each resource is busy.
-        most: The highest utilisation. Where jobs share GPUs at measured speeds, stage times may contradict these and
+        most: The highest utilization. Where jobs share GPUs at measured speeds, stage times may contradict these and
             add up to more than 1.
     """
 
@@ -161,7 +161,7 @@ class Meter:
 
 
 def _thinned(samples: Sequence[Sample]) -> list[Sample]:
-    """Half as many samples: neighbours become one with time-weighted means."""
+    """Half as many samples: neighbors become one with time-weighted means."""
     merged = [_merged(first, second) for first, second in zip(samples[::2], samples[1::2], strict=False)]
     return [*merged, samples[-1]] if len(samples) % 2 else merged
 

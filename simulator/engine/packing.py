@@ -108,7 +108,7 @@ def crowding_of(settings: Settings, pairs: Pairs) -> Crowding:
 
 
 def _speed_by_utilization(job: TraceJob, others: Iterable[TraceJob]) -> float:
-    """By Horus's fitted function of the utilisation that all jobs on the GPU add up to."""
+    """By Horus's fitted function of the utilization that all jobs on the GPU add up to."""
     total = sum(other.gpu_share for other in (job, *others))
     return 1.0 / published_slowdown(job.key.gpu_type)(100.0 * total)
 

@@ -188,7 +188,7 @@ def controller_main() -> None:
 def drain(config_file: Path | None, stale_s: float | None, wait: bool, forget: bool, as_json: bool) -> None:
     """Let Slurm start every waiting job, with its original request.
 
-    The reservation muri_gate is deleted first: Slurm then starts what waits for its licence by itself, and new jobs
+    The reservation muri_gate is deleted first: Slurm then starts what waits for its license by itself, and new jobs
     with --muri start as ordinary jobs. Reads job ids, owners, states and Muri's tags only, through Slurm's commands, so
     it works when the controller does not. Jobs in a running group keep running. One that loses its group needs its own
     GPUs back: use --wait, or leave the watchdog on. Stop the controller first, or it makes the reservation again.

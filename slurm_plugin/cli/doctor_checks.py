@@ -253,7 +253,7 @@ def examine_gate(config: Config, commands: SlurmCommands | None = None) -> Findi
     commands = commands or SlurmCommands()
     try:
         commands.run("read Slurm's configuration", ["scontrol", "show", "config"])
-        licenses = commands.run("read the licences", ["scontrol", "show", "license", "--oneliner"])
+        licenses = commands.run("read the licenses", ["scontrol", "show", "license", "--oneliner"])
     except MuriError:
         return None
     return judge_gate(licenses, config)
@@ -275,11 +275,11 @@ def judge_gate(licenses: str, config: Config) -> Finding:
         remedy = f"Licenses={GATE_LICENSE}:1000000 in slurm.conf and `gate: licence`, here and in job_submit.lua"
         return Finding(_GATE, Level.WARNING, lost, remedy)
     if not there:
-        text = f"Slurm has no licence {GATE_LICENSE}: jobs with --muri start as ordinary jobs"
+        text = f"Slurm has no license {GATE_LICENSE}: jobs with --muri start as ordinary jobs"
         remedy = f"add Licenses={GATE_LICENSE}:1000000 to slurm.conf and run `scontrol reconfigure`, or set gate: hold"
         return Finding(_GATE, Level.PROBLEM, text, remedy)
     text = (
-        f"waiting jobs ask for the licence {GATE_LICENSE}; Slurm starts them {config.lease_s:g} s after the last cycle"
+        f"waiting jobs ask for the license {GATE_LICENSE}; Slurm starts them {config.lease_s:g} s after the last cycle"
     )
     if config.lease_s < CYCLES_MISSED * config.interval_s:
         remedy = f"set lease_s to at least {CYCLES_MISSED} × interval_s, or a late cycle lets every job start"

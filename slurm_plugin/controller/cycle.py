@@ -160,7 +160,7 @@ def _lately(facts: Mapping[str, Any], now_s: float, read: Callable[..., _Read]) 
 
 
 def _gate_is_open(member: ManagedJob) -> bool:
-    """Whether a member that waits for the licence once it is back in the queue would not do so now."""
+    """Whether a member that waits for the license once it is back in the queue would not do so now."""
     return member.gate == "licence" and not is_behind_licence(member)
 
 
@@ -302,7 +302,7 @@ class Controller:
         return any(job.state is JobState.PENDING for job in open_members)
 
     def _extend_lease(self) -> list[str]:
-        """Keep waiting jobs behind the licence for another while.
+        """Keep waiting jobs behind the license for another while.
 
         This comes last: a controller that cannot decide any more, or cannot carry out what it decides because its
         journal cannot be written, lets the lease end, and Slurm starts every job by itself.

@@ -130,11 +130,11 @@ class InterruptibleGateway:
         self.in_time().split_tasks(job, tasks)
 
     def extend_lease(self, end_s: float) -> None:
-        """Withhold the licence until a time."""
+        """Withhold the license until a time."""
         self.in_time().extend_lease(end_s)
 
     def end_lease(self) -> None:
-        """Withhold the licence no longer."""
+        """Withhold the license no longer."""
         self.in_time().end_lease()
 
     def hold(self, job_id: int) -> None:

@@ -58,7 +58,7 @@ class Drained:
 def drain(gateway: Gateway, read: Callable[[], Snapshot]) -> Drained:
     """Let Slurm start every waiting job, with its original request; groups that run already are left to finish.
 
-    The lease ends first: from then on Slurm starts what waits for the licence by itself, whatever happens here.
+    The lease ends first: from then on Slurm starts what waits for the license by itself, whatever happens here.
 
     Args:
         gateway: Changes jobs.

@@ -415,7 +415,7 @@ class Executor:
             log.info("pilot job %d: gone already", action.job_id)
 
     def _move_to_licence(self, action: MoveToLicence) -> None:
-        log.info("job %d: waits for Muri's licence from now on, not held", action.job_id)
+        log.info("job %d: waits for Muri's license from now on, not held", action.job_id)
         try:
             move_to_licence(self._gateway, self._view.jobs[action.job_id])
         except NoSuchJobError:

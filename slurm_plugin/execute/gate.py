@@ -1,6 +1,6 @@
 """Opens and closes the gate of one job, together with a change of its request. Every step can be repeated.
 
-With the licence each is one call. With Muri's own hold, the request changes before the hold is lifted, and what a
+With the license each is one call. With Muri's own hold, the request changes before the hold is lifted, and what a
 controller that dies in between leaves behind is a held job that the next cycle starts anew.
 
 CPUs and memory are given to jobs, and taken back, here, too. What a job asked for goes into its AdminComment before
@@ -119,7 +119,7 @@ def stop(gateway: Gateway, job: ManagedJob) -> None:
 def stop_as_caller(gateway: Gateway, job: ManagedJob) -> None:
     """Do the same for whoever calls, who may be the job's user.
 
-    Slurm lets only administrators change a running job's licences and AdminComment. A job alone that its user stops has
+    Slurm lets only administrators change a running job's licenses and AdminComment. A job alone that its user stops has
     no gate, and Slurm starts it again by itself.
 
     Raises:
@@ -151,7 +151,7 @@ def _requeue(gateway: Gateway, job_id: int, *, held: bool) -> None:
 
 
 def move_to_licence(gateway: Gateway, job: ManagedJob) -> None:
-    """Put a job that Muri holds behind the licence instead.
+    """Put a job that Muri holds behind the license instead.
 
     The hold goes before the word changes: a controller that dies in between leaves a job that is still Muri's to start.
 
@@ -160,7 +160,7 @@ def move_to_licence(gateway: Gateway, job: ManagedJob) -> None:
         GatewayError: Slurm refused.
     """
     if not is_behind_licence(job):
-        # Jobs of the oldest versions have no word; beside the licence only the word says that the hold is Muri's.
+        # Jobs of the oldest versions have no word; beside the license only the word says that the hold is Muri's.
         comment = with_word(job.admin_comment, "hold")
         gateway.modify(job.job_id, JobChange(licenses=with_gate(job.licenses), admin_comment=comment))
     if job.held and not job.held_by_others:

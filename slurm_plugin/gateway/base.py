@@ -25,7 +25,7 @@ JOB: Final = "job"
 NODES: Final = "nodes"
 RESERVATIONS: Final = "reservations"
 LEASE: Final = "lease"
-"""A change of the reservation that withholds the gate's licence."""
+"""A change of the reservation that withholds the gate's license."""
 
 CHANGE: Final = "change"
 """A change of one job."""
@@ -128,7 +128,7 @@ class NoSuchJobError(GatewayError):
 
 
 class NoGateLicenseError(GatewayError):
-    """Slurm has no licence `muri_gate`, so jobs can be kept waiting by a hold only."""
+    """Slurm has no license `muri_gate`, so jobs can be kept waiting by a hold only."""
 
 
 class GatewayUnavailableError(GatewayError):
@@ -207,7 +207,7 @@ class Gateway(Protocol):
         ...
 
     def modify(self, job_id: int, change: JobChange) -> None:
-        """Change a pending job, all at once or not at all; licences also of a running one.
+        """Change a pending job, all at once or not at all; licenses also of a running one.
 
         Raises:
             NoSuchJobError: The job is gone.
@@ -229,16 +229,16 @@ class Gateway(Protocol):
         ...
 
     def extend_lease(self, end_s: float) -> None:
-        """Withhold the licence `muri_gate` until a time (seconds since the epoch), making its reservation if needed.
+        """Withhold the license `muri_gate` until a time (seconds since the epoch), making its reservation if needed.
 
         Raises:
-            NoGateLicenseError: Slurm has no such licence.
+            NoGateLicenseError: Slurm has no such license.
             GatewayError: Slurm refused.
         """
         ...
 
     def end_lease(self) -> None:
-        """Withhold the licence no longer: Slurm starts what waits for it. No error where it is not withheld."""
+        """Withhold the license no longer: Slurm starts what waits for it. No error where it is not withheld."""
         ...
 
     def hold(self, job_id: int) -> None:

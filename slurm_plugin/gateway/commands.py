@@ -191,12 +191,12 @@ class CommandGateway:
                 raise
 
     def extend_lease(self, end_s: float) -> None:
-        """Withhold the licence `muri_gate` until a time, in seconds since the epoch."""
+        """Withhold the license `muri_gate` until a time, in seconds since the epoch."""
         if tables.extend_lease(self._commands, end_s):
             self._reservations.forget()
 
     def end_lease(self) -> None:
-        """Withhold the licence no longer."""
+        """Withhold the license no longer."""
         tables.end_lease(self._commands)
         self._reservations.forget()
 

@@ -199,7 +199,7 @@ _WIDTHS: Final = {
 """Bytes of each field, in the order of a line. squeue pads what is shorter and cuts off what is longer."""
 
 _WIDER: Final = _WIDTHS | {"ArrayTaskID": 65536, "Licenses": 65536, "admin_comment": 131072}
-"""For the few jobs with a field that may have been cut off: licences are written back, and the record of an array's
+"""For the few jobs with a field that may have been cut off: licenses are written back, and the record of an array's
 tasks is named by them, so all must be known."""
 
 _AT_ONCE: Final = 500
@@ -229,7 +229,7 @@ def read_tagged_jobs(commands: SlurmCommands) -> Snapshot:
         more, unknown = _read(commands, _WIDER, cut_off[start : start + _AT_ONCE])
         jobs += more
         if unknown:
-            log.warning("jobs %s are left out: their licences or tags are too long", unknown)
+            log.warning("jobs %s are left out: their licenses or tags are too long", unknown)
     return Snapshot(time.time(), "", "", tuple(jobs), ())
 
 

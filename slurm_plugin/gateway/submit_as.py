@@ -148,7 +148,7 @@ class Submissions:
 def submit(commands: SlurmCommands, job: NewJob) -> int:
     """Submit a batch job as its user, tag it as root, and return its id.
 
-    It is submitted held, its mark in its Comment, so that a job left behind by a crash can be recognised. sbatch
+    It is submitted held, its mark in its Comment, so that a job left behind by a crash can be recognized. sbatch
     cannot set an AdminComment, and a user may not. A job with --muri is tagged, and kept waiting, by job_submit.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Slurm's tables of nodes, their GPUs and reservations, and the reservation that withholds the licence `muri_gate`.
+"""Slurm's tables of nodes, their GPUs and reservations, and the reservation that withholds the license `muri_gate`.
 
 The commands and libslurm print the tables alike, in all releases.
 """
@@ -196,7 +196,7 @@ def extend_lease(commands: SlurmCommands, end_s: float) -> bool:
         end_s: Seconds since the epoch; a time that has passed counts as the next second.
 
     Raises:
-        NoGateLicenseError: Slurm has no such licence.
+        NoGateLicenseError: Slurm has no such license.
         GatewayError: Slurm refused.
     """
     # A time from now on needs no time zone, and no clock that agrees with slurmctld's.
@@ -227,10 +227,10 @@ def end_lease(commands: SlurmCommands) -> None:
 
 
 def _total(commands: SlurmCommands) -> int:
-    """Return how many of the licence there are."""
+    """Return how many of the license there are."""
     try:
         text = commands.run(
-            f"read the licence {GATE_LICENSE}", ["scontrol", "show", "license", GATE_LICENSE, "--oneliner"]
+            f"read the license {GATE_LICENSE}", ["scontrol", "show", "license", GATE_LICENSE, "--oneliner"]
         )
     except SlurmUnreachableError:
         raise
@@ -239,7 +239,7 @@ def _total(commands: SlurmCommands) -> int:
     match = _TOTAL.search(text)
     if match is None:
         raise NoGateLicenseError(
-            f"Slurm has no licence {GATE_LICENSE}: add Licenses={GATE_LICENSE}:1000000 to slurm.conf and run "
+            f"Slurm has no license {GATE_LICENSE}: add Licenses={GATE_LICENSE}:1000000 to slurm.conf and run "
             "`scontrol reconfigure`, or let Muri hold the jobs that wait for it"
         )
     return int(match[1])

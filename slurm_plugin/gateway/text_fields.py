@@ -239,7 +239,7 @@ def time_limit_text(time_limit_s: int) -> str:
 
 
 def license_text(text: str) -> str:
-    """Bring licences into one form: Slurm 26.05 joins those of a requeued job with semicolons."""
+    """Bring licenses into one form: Slurm 26.05 joins those of a requeued job with semicolons."""
     return text.replace(";", ",")
 
 

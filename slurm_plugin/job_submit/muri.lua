@@ -12,7 +12,7 @@
 
 local M = {}
 
--- What keeps a job. "licence": it asks for the licence below, which a reservation of the controller's withholds; when
+-- What keeps a job. "licence": it asks for the license below, which a reservation of the controller's withholds; when
 -- the controller stops, the reservation ends and Slurm starts the job by itself. "hold": Muri holds it, for sites
 -- that cannot add `Licenses=muri_gate:1000000` to slurm.conf; there `muri drain` must release the jobs.
 M.gate = "licence"
@@ -21,7 +21,7 @@ M.gate = "licence"
 -- system. It sees that the file was written, and reads nothing of it. nil: the controller's timer finds the job.
 M.notice = "/run/muri/notice"
 
-local GATE = "muri_gate" -- the licence and the reservation
+local GATE = "muri_gate" -- the license and the reservation
 local GATE_TAG = "muri-gate:"
 local TAG = "muri:"
 local USER_HOLD = "muri-hold:user"
@@ -126,7 +126,7 @@ local function shown(key, value)
   return words[key.type] or value
 end
 
--- Edits that turn one word into another, counting a swap of two neighbours as one ("modle" -> "model").
+-- Edits that turn one word into another, counting a swap of two neighbors as one ("modle" -> "model").
 local function edits(one, other)
   local cost = {}
   for i = 0, #one do
@@ -323,12 +323,12 @@ local function reason_not(job_desc, mark)
     return "scrontab jobs start at their set times and are never grouped"
   end
   if (job_desc.licenses or ""):find("|", 1, true) then
-    return "it asks for one of several licences, to which Slurm lets no other be added"
+    return "it asks for one of several licenses, to which Slurm lets no other be added"
   end
   return nil
 end
 
--- The same licences, with the gate's, if it is among them, once and with a count of 1. Slurm takes "," ";" and "|"
+-- The same licenses, with the gate's, if it is among them, once and with a count of 1. Slurm takes "," ";" and "|"
 -- between them, and ":" or "=" before a count.
 function M.one_gate(licenses)
   local kept, seen = {}, false
@@ -342,7 +342,7 @@ function M.one_gate(licenses)
   return table.concat(kept):sub(1, -2)
 end
 
--- Keep a user's job from asking for more than one of the gate's licence. All wait while a reservation withholds it; but
+-- Keep a user's job from asking for more than one of the gate's license. All wait while a reservation withholds it; but
 -- once that ends, the one job that had asked for all would run, and everybody else's would go on waiting.
 local function limit_gate(job_desc, uid)
   local licenses = job_desc.licenses
@@ -352,11 +352,11 @@ local function limit_gate(job_desc, uid)
   local limited = M.one_gate(licenses)
   if limited ~= licenses then
     job_desc.licenses = limited
-    slurm.log_user("%s", "muri: a job has one licence " .. GATE .. " at most: " .. limited)
+    slurm.log_user("%s", "muri: a job has one license " .. GATE .. " at most: " .. limited)
   end
 end
 
--- True while the controller keeps its reservation. Without it the licence is free, or slurm.conf lacks it.
+-- True while the controller keeps its reservation. Without it the license is free, or slurm.conf lacks it.
 local function lease_runs()
   local reservation = slurm.reservations and slurm.reservations[GATE]
   return reservation ~= nil and reservation.end_time > os.time()
@@ -404,7 +404,7 @@ local function keep_by_licence(job_desc, mark)
   if job_desc.priority == 0 then
     return "muri: held by --hold; once released it waits until Muri starts it"
   end
-  return "muri: waits for the licence " .. GATE .. " until Muri starts it; `muri queue` shows how it stands"
+  return "muri: waits for the license " .. GATE .. " until Muri starts it; `muri queue` shows how it stands"
 end
 
 local function keep_by_hold(job_desc, mark)
@@ -505,7 +505,7 @@ local function tells_of_measurement(job_desc, job_rec)
     and type(plan) == "string" and plan:find(ESTIMATED, 1, true) ~= nil
 end
 
--- Look at a change of a job. A user may take the gate's licence off a job, but not ask for more of it.
+-- Look at a change of a job. A user may take the gate's license off a job, but not ask for more of it.
 function M.modify(job_desc, modify_uid, job_rec)
   guarded(limit_gate, job_desc, modify_uid)
   local fine, told = pcall(tells_of_measurement, job_desc, job_rec)

@@ -153,7 +153,7 @@ def _requeue_to_gate(record: JobRecord) -> None:
     """Put a member back into the queue, where it must wait for the controller.
 
     A hold would take the place of one that an administrator or the user has put on the running job; so a job that a
-    licence keeps waiting gets none. Should it start before the controller has put its request back, `await_place`
+    license keeps waiting gets none. Should it start before the controller has put its request back, `await_place`
     sends it back again.
 
     Raises:

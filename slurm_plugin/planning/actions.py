@@ -229,7 +229,7 @@ class ExtendPilot:
 
 @dataclass(frozen=True, slots=True)
 class MoveToLicence:
-    """Put a job that Muri holds behind the licence instead of the hold."""
+    """Put a job that Muri holds behind the license instead of the hold."""
 
     job_id: int
 

@@ -188,7 +188,7 @@ def with_known_members(cycle: CycleInput) -> CycleInput:
 
 
 def _may_be_member(job: ManagedJob) -> bool:
-    # A member puts itself back into the queue, held, where it cannot tell that the licence is its gate.
+    # A member puts itself back into the queue, held, where it cannot tell that the license is its gate.
     return job.role in _MAY_BE_MEMBERS or (job.role is Role.USER_HELD and job.reason == REQUEUED_HELD)
 
 

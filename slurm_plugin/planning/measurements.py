@@ -4,8 +4,8 @@ A user may write anything into his jobs' comments: figures are checked as a dry 
 Only a member's own run is believed, and only times within it.
 
 Of pairs each cycle is a round: the iteration time that the pilot job last reported against the one alone, of each
-member's profile. Pairs of plain processes are always learnt. Turns show the waits for them instead, so these pairs are
-kept apart, and learnt only for policies that plan on pairs (SJF-BSBF).
+member's profile. Pairs of plain processes are always learned. Turns show the waits for them instead, so these pairs are
+kept apart, and learned only for policies that plan on pairs (SJF-BSBF).
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -232,7 +232,7 @@ def interference_table(
     *,
     turns_only: bool = False,
 ) -> InterferenceTable:
-    """Return speeds of all models beside those that run: measured and learnt ones first, estimates from profiles else.
+    """Return speeds of all models beside those that run: measured and learned ones first, estimates from profiles else.
 
     A group on one GPU finds out by itself whether turns suit it (`discipline: auto`), so where a pair is known both in
     turns and without, the better counts. On several GPUs all take turns.

@@ -338,7 +338,7 @@ def resets(view: View, config: Config, now_s: float, settled: AbstractSet[int]) 
 
 
 def gates(view: View, config: Config, settled: AbstractSet[int]) -> Iterator[KeepGate | MoveToLicence]:
-    """Say how the gates of running jobs stand, and move jobs from Muri's hold to the licence where Slurm has it.
+    """Say how the gates of running jobs stand, and move jobs from Muri's hold to the license where Slurm has it.
 
     Args:
         view: The queue.

@@ -243,7 +243,7 @@ class SiteRoom:
     Where limits that hold for a job are not known, it is not grouped. Alone such a job is left to Slurm.
 
     What Slurm enforces by itself and Muri does not foresee: limits on each node, on types of GPUs of jobs that name
-    none, on minutes of all jobs together, and on nodes, billing, licences, energy and burst buffers.
+    none, on minutes of all jobs together, and on nodes, billing, licenses, energy and burst buffers.
 
     Args:
         view: The queue, and what the site allows.

@@ -1,4 +1,4 @@
-"""What Muri submits and what it changes in jobs, materialised in full before anything is sent. Pure."""
+"""What Muri submits and what it changes in jobs, materialized in full before anything is sent. Pure."""
 
 import shlex
 from collections.abc import Iterable, Mapping

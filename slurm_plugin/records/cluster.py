@@ -95,7 +95,7 @@ class Job:
         mem_per_cpu_mib: Memory per CPU, where it was asked for (or is the default) in this form; 0 otherwise.
         priority: Slurm's priority; 0 when held.
         nice: What it stands back in its priority (`--nice`).
-        licenses: Licences asked for, such as "matlab:1,muri_gate:1"; "" when none.
+        licenses: Licenses asked for, such as "matlab:1,muri_gate:1"; "" when none.
         reservation: Reservation asked for, "" when none.
         features: Node features asked for with --constraint, "" when none.
         excluded_nodes: Nodes that it must not get, folded host list.
@@ -249,7 +249,7 @@ class Reservation:
         start_s: When it begins, seconds since the epoch.
         end_s: When it ends, seconds since the epoch.
         flags: Slurm's flags in upper case, such as "MAINT".
-        licenses: Licences that it withholds, "" when none.
+        licenses: Licenses that it withholds, "" when none.
     """
 
     name: str
@@ -317,7 +317,7 @@ class JobChange:
         start_now: Whether it may start at once. Slurm lets a requeued job wait for `cred_expire`, 120 s by default.
         admin_comment: The whole new AdminComment.
         name: Job name. Of a job that runs, too.
-        licenses: All licences; "" asks for none. Of a job that runs, too.
+        licenses: All licenses; "" asks for none. Of a job that runs, too.
         nice: What it stands back in its priority. Slurm ignores it where somebody has fixed the priority.
         owner: The uid and gid of the job's user, in whose name its request is changed, and within whose limits; None:
             root changes it, and Slurm exempts what root changes from the limits of partition and QOS, for good.
@@ -383,7 +383,7 @@ class NewJob:
         admin_comment: AdminComment.
         requeue: Whether Slurm may requeue it.
         tasks_per_node: Tasks on each node.
-        licenses: Licences, "" for none.
+        licenses: Licenses, "" for none.
         reservation: Reservation, "" for none.
         features: Node features as --constraint takes them, "" for any.
         excluded_nodes: Folded host list, "" for none.

@@ -49,7 +49,7 @@ GATE_PREFIX: Final = "muri-gate:"
 """In a job's AdminComment: how its gate stands, see `muri.slurm_plugin.records.gate`."""
 
 LICENCE_GATE: Final = "licence"
-"""The word of a job that a licence keeps waiting; others are held."""
+"""The word of a job that a license keeps waiting; others are held."""
 
 PROFILE_PREFIX: Final = "muri-profile:"
 """In a job's own comment: what a dry run with its script found."""

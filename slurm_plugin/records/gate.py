@@ -1,8 +1,8 @@
-"""What keeps a waiting job until Muri starts it: a licence that a reservation withholds, or a hold.
+"""What keeps a waiting job until Muri starts it: a license that a reservation withholds, or a hold.
 
 The reservation is a lease: the controller extends it in every cycle, and when it ends, Slurm starts every waiting job
 by itself. Jobs keep their priority meanwhile, and their holds belong to users and administrators alone. Sites whose
-Slurm has no such licence use Muri's own hold instead.
+Slurm has no such license use Muri's own hold instead.
 """
 
 import re
@@ -12,7 +12,7 @@ from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import Job, JobState, Snapshot
 
 GATE_LICENSE: Final = "muri_gate"
-"""Name of the licence, and of the reservation that withholds it."""
+"""Name of the license, and of the reservation that withholds it."""
 
 Gate = Literal["licence", "hold"]
 """What kind of gate a job was submitted with."""
@@ -31,14 +31,14 @@ _HELD_BY_USER: Final = "JobHeldUser"
 
 
 def without_gate(licenses: str) -> str:
-    """Return the licences that the user asked for."""
+    """Return the licenses that the user asked for."""
     if licenses == f"{GATE_LICENSE}:1":  # as most jobs have it
         return ""
     return ",".join(each for each in _each(licenses) if _name(each) != GATE_LICENSE)
 
 
 def with_gate(licenses: str) -> str:
-    """Return the user's licences and Muri's."""
+    """Return the user's licenses and Muri's."""
     return ",".join(filter(None, (without_gate(licenses), f"{GATE_LICENSE}:1")))
 
 
@@ -48,7 +48,7 @@ def gate_of(job: Job) -> Gate:
 
 
 def is_behind_licence(job: Job) -> bool:
-    """Whether a job asks for Muri's licence."""
+    """Whether a job asks for Muri's license."""
     return GATE_LICENSE in job.licenses and any(_name(each) == GATE_LICENSE for each in _each(job.licenses))
 
 
@@ -62,7 +62,7 @@ def is_behind_own_hold(job: Job) -> bool:
         return False
     word = gate_word(job)
     if word is None and is_behind_licence(job):
-        return False  # its comment was damaged: the licence is its gate, and somebody else holds it
+        return False  # its comment was damaged: the license is its gate, and somebody else holds it
     if word == OPEN or (word == "hold" and job.reason == REQUEUED_HELD):
         return job.reason == REQUEUED_HELD and tags.is_member(job.admin_comment)
     return word in {None, "hold", REQUEUED} and job.reason in {REQUEUED_HELD, _HELD_BY_USER}
@@ -79,7 +79,7 @@ def is_lifted(job: Job) -> bool:
 
 
 def lease_end_s(snapshot: Snapshot) -> float:
-    """Return when the reservation ends that withholds the licence, seconds since the epoch; 0 when there is none."""
+    """Return when the reservation ends that withholds the license, seconds since the epoch; 0 when there is none."""
     return next((each.end_s for each in snapshot.reservations if each.name == GATE_LICENSE), 0.0)
 
 
@@ -89,7 +89,7 @@ def with_word(admin_comment: str, word: str) -> str:
 
 
 def _each(licenses: str) -> list[str]:
-    # Slurm 26.05 joins the licences of a requeued job with semicolons.
+    # Slurm 26.05 joins the licenses of a requeued job with semicolons.
     return [each for each in re.split("[,;]", licenses) if each]
 
 

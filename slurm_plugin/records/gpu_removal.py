@@ -7,7 +7,7 @@ from typing import Final
 from muri.slurm_plugin.records.limits import PartitionLimits
 
 WAYS: Final = ("gres/gpu:0,gres/muri:1", "gres/gpu:0")
-"""Requests per node in whose favour a job may lose its GPUs, the better one first.
+"""Requests per node in whose favor a job may lose its GPUs, the better one first.
 
 Slurm 24.11 replaces a waiting job's request only by one that asks for something; the count-only GRES `muri` is that,
 and counts who shares. Slurm 26.05 takes either.

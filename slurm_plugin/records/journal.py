@@ -1,6 +1,6 @@
 """The controller's memory between cycles: what it meant to do, and what it must not forget.
 
-SQLite in WAL mode with full synchronisation: an intent is on disk before the RPC that carries it
+SQLite in WAL mode with full synchronization: an intent is on disk before the RPC that carries it
 out, so that a controller killed between any two lines can tell at its next start what it had begun.
 """
 

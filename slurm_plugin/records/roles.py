@@ -66,7 +66,7 @@ class ManagedJob(Job):
         memory_retry: What becomes of it when it runs out of GPU memory beside others.
         reports: What its own comment tells.
         gate: What kind of gate it was submitted with.
-        gated: Whether Muri keeps it from starting: it waits for Muri's licence, or Muri's own hold is on it.
+        gated: Whether Muri keeps it from starting: it waits for Muri's license, or Muri's own hold is on it.
         held_by_others: Whether its user, an administrator or Slurm holds it. Muri never lifts that.
     """
 

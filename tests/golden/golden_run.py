@@ -110,7 +110,7 @@ def prepare_site(case: Case, folder: Path) -> dict[str, Path]:
     state = folder / "state"
     state.mkdir()
     places = {"state_dir": str(state), "status_dir": str(state / "status")}
-    # The recorded queues have no licence, and answers name no machine's paths; all else is as shipped.
+    # The recorded queues have no license, and answers name no machine's paths; all else is as shipped.
     keys = {name: value for name, value in case.config.items() if name != "tuning"}
     config = {**places, "gate": "hold", "node_python": "/opt/muri/bin/python", **keys}
     files = {"config": folder / "muri.yaml", "snapshot": folder / "snapshot.json", "profiles": state / "profiles.db"}

@@ -48,7 +48,7 @@ def attacks(seed: int, count: int, partition: str, *, licence: bool) -> list[Att
         seed: What they depend on.
         count: How many.
         partition: Where most of them want to run.
-        licence: Whether the gate is the licence; else a hold.
+        licence: Whether the gate is the license; else a hold.
     """
     return [_attack(f"{seed}.{number}", FIRST_HOSTILE_ID + number, partition, licence) for number in range(count)]
 

@@ -73,7 +73,7 @@ class VirtualSlurm(FakeSlurm):
         run_s: How long each of them runs, in seconds.
         attacks: Hostile jobs.
         nodes: The cluster.
-        licence: Whether slurm.conf has the licence `muri_gate`.
+        licence: Whether slurm.conf has the license `muri_gate`.
     """
 
     def __init__(

@@ -164,7 +164,7 @@ _MOVING = re.compile(r"BOOT_TIME|Configuration data|NEXT_JOB_ID|HASH_VAL|.*\d\d:
 
 
 def slurm_itself(site: Driver) -> dict[str, str]:
-    """What Slurm says of its configuration, licences and reservations, without times, and of what nodes have."""
+    """What Slurm says of its configuration, licenses and reservations, without times, and of what nodes have."""
     said = {}
     for what in ("config", "licenses", "reservations"):
         text = site.run("scontrol", "show", what, user="root").stdout

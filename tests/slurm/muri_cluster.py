@@ -71,7 +71,7 @@ exit $code
 
 
 def keep_gate(driver: Driver) -> None:
-    """Withhold the licence muri_gate for two hours, as a controller that is at work does.
+    """Withhold the license muri_gate for two hours, as a controller that is at work does.
 
     job_submit sees changes of reservations to the second: one that is made in the second in which another was deleted
     shows only with its next change.

@@ -1,4 +1,4 @@
-"""The gate's licence on a real Slurm: no user's job may take what keeps all others waiting."""
+"""The gate's license on a real Slurm: no user's job may take what keeps all others waiting."""
 
 import pytest
 

@@ -52,7 +52,7 @@ class Cluster:
         return "muri_gate" in self.driver.job(job)["Licenses"]
 
     def start(self, job: int | str) -> None:
-        """Take the licence away, as the controller does."""
+        """Take the license away, as the controller does."""
         self.root(f"scontrol update jobid={job} licenses=")
 
     @contextmanager

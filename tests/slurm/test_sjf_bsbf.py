@@ -121,14 +121,14 @@ def test_how_a_running_pair_slows_each_other_down_counts_in_the_next_plan(muri, 
     muri.cycle()
     assert muri.queue()[second]["partners"] == [first]
     with muri.controller():
-        muri.driver.wait_until(learnt, "a pair that is learnt")
+        muri.driver.wait_until(learnt, "a pair that is learned")
     muri.driver.run("scancel", str(second), user="alice")
     muri.driver.wait_state(second, "CANCELLED")
     (pair,) = learnt()
     assert [pair[side]["key"]["model"] for side in "ab"] == ["load", "propagate"]
     assert pair["source"] == "learnt"
     assert min(pair[side]["ratio"] for side in "ab") > 2
-    assert "learnt, turns" in muri.profile("pair", "--list") or not turns
+    assert "learned, turns" in muri.profile("pair", "--list") or not turns
 
     third = muri.submit("propagate", iterations=72_000)
     muri.cycle()

@@ -15,7 +15,7 @@ JOBS = 6
 
 
 def waiting(muri: MuriCluster, jobs: list[int]) -> int:
-    """How many of these jobs wait for the licence."""
+    """How many of these jobs wait for the license."""
     lines = muri.driver.run("scontrol", "--oneliner", "show", "jobs", user="root").stdout.splitlines()
     own = tuple(f"JobId={job} " for job in jobs)
     return sum(line.startswith(own) and "Licenses=muri_gate" in line for line in lines)

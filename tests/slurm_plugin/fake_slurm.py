@@ -41,7 +41,7 @@ def make_job(job_id: int, **changes: Any) -> Job:
 
 
 def behind_licence(job: Job) -> Job:
-    """The same job, behind the licence instead of a hold."""
+    """The same job, behind the license instead of a hold."""
     comment = tags.with_token(job.admin_comment, tags.GATE_PREFIX, "licence")
     licenses = with_gate(job.licenses)
     return replace(job, held=False, reason="Licenses", priority=7517, licenses=licenses, admin_comment=comment)
@@ -73,7 +73,7 @@ class FakeSlurm:
     Args:
         jobs: The queue.
         nodes: The cluster.
-        gate_license: Whether slurm.conf has the licence `muri_gate`.
+        gate_license: Whether slurm.conf has the license `muri_gate`.
     """
 
     name = "fake"
@@ -169,7 +169,7 @@ class FakeSlurm:
 
     def extend_lease(self, end_s: float) -> None:
         if not self.gate_license:
-            raise NoGateLicenseError(f"there is no licence {GATE_LICENSE}")
+            raise NoGateLicenseError(f"there is no license {GATE_LICENSE}")
         self.lease_end_s = end_s
 
     def end_lease(self) -> None:

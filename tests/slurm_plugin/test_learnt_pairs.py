@@ -1,4 +1,4 @@
-"""How pairs that share without turns slow each other down is learnt while they train."""
+"""How pairs that share without turns slow each other down is learned while they train."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace

@@ -7,7 +7,7 @@
     sudo bin/muri-sandbox down --name big
 
 Jobs are submitted with `--muri`, one by one, by several users, some hundred a second. All their 64 models have stored
-profiles. They wait behind the gate's licence. Group jobs that start on nodes without a slurmd stay in CONFIGURING. An
+profiles. They wait behind the gate's license. Group jobs that start on nodes without a slurmd stay in CONFIGURING. An
 ordinary job that occupies every GPU leaves a cycle nothing to start.
 """
 

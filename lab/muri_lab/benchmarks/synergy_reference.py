@@ -8,7 +8,7 @@
 Every row of the file of published results is one `muri simulate` in a process of its own, on 16 nodes with 8 GPUs,
 24 CPUs and 500 GB each, with the steady state of jobs 4,000 to 4,999. `wall_s` is that process from start to exit, the
 trace read and the figures printed, `cpu_s` its CPU time; `public_code_wall_s` is what the public simulator took. p99
-is interpolated between neighbours, as there; `muri simulate` itself prints the one at index ⌊0.99 n⌋, so it is taken
+is interpolated between neighbors, as there; `muri simulate` itself prints the one at index ⌊0.99 n⌋, so it is taken
 from a second simulation in this process.
 """
 

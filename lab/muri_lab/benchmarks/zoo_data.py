@@ -24,7 +24,7 @@ _COLUMNS: Final = 64
 
 
 def _picture(random: np.random.Generator) -> bytes:
-    """Coarse colours with some grain."""
+    """Coarse colors with some grain."""
     coarse = random.integers(0, 248, (_PICTURE[0], 12, 12)).repeat(8, axis=1).repeat(8, axis=2)
     return bytes((coarse + random.integers(0, 8, _PICTURE)).astype(np.uint8).tobytes())
 
@@ -102,7 +102,7 @@ def loader(records: Records, batch_size: int) -> "DataLoader[bytes]":
 
 
 def _image(sample: bytes, shape: tuple[int, ...], random: np.random.Generator) -> Tensor:
-    """Cut a random part of the picture, mirror half of them, normalise."""
+    """Cut a random part of the picture, mirror half of them, normalize."""
     _, height, width = shape
     picture = np.frombuffer(sample, np.uint8).reshape(_PICTURE)
     top, left = random.integers(0, _PICTURE[1] - height), random.integers(0, _PICTURE[2] - width)

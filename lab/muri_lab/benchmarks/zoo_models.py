@@ -79,7 +79,7 @@ def residual_mlp(width: int, depth: int) -> nn.Module:
 
 
 def plain_cnn(width: int, depth: int) -> nn.Module:
-    """Convolutions without normalisation, strided at the start."""
+    """Convolutions without normalization, strided at the start."""
     layers: list[nn.Module] = [nn.Conv2d(3, width, 3, stride=2, padding=1), nn.ReLU()]
     for _ in range(depth):
         layers += [nn.Conv2d(width, width, 3, padding=1), nn.ReLU()]

@@ -96,7 +96,7 @@ def _request_options(command: Callable[..., None]) -> Callable[..., None]:
 @click.command("pair", short_help="Measure how two scripts slow each other down.")
 @click.argument("scripts", nargs=-1, metavar="[A B]")
 @_request_options
-@click.option("--list", "listed", is_flag=True, help="List all pairs, measured and learnt.")
+@click.option("--list", "listed", is_flag=True, help="List all pairs, measured and learned.")
 @click.option("--next", "upcoming", is_flag=True, help="List the pairs of known models that are worth measuring.")
 @click.option("--expect", is_flag=True, help=f"A and B are {SELECTOR}: what was measured of them, else an estimate.")
 @store_option

@@ -56,7 +56,7 @@ def fit_slowdown(points: Iterable[PairPoint]) -> SlowdownFit:
     Without these bounds the best parabola may fall over half of what was measured; flat there instead, as `Parabola`
     is, it explains less than the best one that never falls.
 
-    Source: Horus (TPDS 2021), section 3.2: a quadratic polynomial of cumulative utilisation.
+    Source: Horus (TPDS 2021), section 3.2: a quadratic polynomial of cumulative utilization.
 
     Args:
         points: Two of each pair, in any order.
@@ -156,8 +156,8 @@ class Expected:
         b: The other.
         ratio_a: ξ of the first, ≥ 1.
         ratio_b: ξ of the second.
-        source: "measured", "learnt" or "estimated".
-        confidence: Of a measurement or of what was learnt; None for an estimate.
+        source: "measured", "learned" or "estimated".
+        confidence: Of a measurement or of what was learned; None for an estimate.
     """
 
     a: ProfileKey

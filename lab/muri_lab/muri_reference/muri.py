@@ -39,7 +39,7 @@ class MuriOptions:
     Attributes:
         durations_known: Whether the order is SRSF (Muri-S) or 2D-LAS (Muri-L).
         ordering: "best" or "worst" permutation of a group's members.
-        blossom: Whether groups are matched; otherwise neighbours in the queue form them.
+        blossom: Whether groups are matched; otherwise neighbors in the queue form them.
         max_group_size: Most members.
         unpack_slow_groups: Whether a group is dissolved that takes longer than its jobs one after the other; the public
             simulator's `autopack`, which was on in the runs of Figure 13.

@@ -121,7 +121,7 @@ def predict_graph_command(optimizer: str, store_path: Path | None, as_json: bool
     """Predict what a model will need from its graph, without running it.
 
     FILE.py is loaded and FACTORY() called, without memory for weights where it allows that. The
-    prediction is learnt from the measured profiles in the store whose graphs are known; its interval
+    prediction is learned from the measured profiles in the store whose graphs are known; its interval
     should hold the truth nine times in ten. Memory follows a formula.
 
     With --keep-as the store keeps the features: they serve to predict MODEL with every batch size and,
@@ -211,7 +211,7 @@ def _print_prediction(found: "Prediction", target: str) -> None:
         out.print(f"  without framework {low:.2f} to {high:.2f} GiB, by what was measured of other models")
     else:
         out.print("  no interval: too few profiles with GPU memory")
-    out.print(f"learnt from {found.profiles} profiles of {found.families} model families")
+    out.print(f"learned from {found.profiles} profiles of {found.families} model families")
 
 
 def _figure_text(name: str, value: float) -> str:

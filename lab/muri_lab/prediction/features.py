@@ -216,9 +216,9 @@ def all_features(store: ProfileStore) -> tuple[KnownFeatures, ...]:
 
 
 def examples(store: ProfileStore, gpu_type: str, gpu_count: int = 1) -> tuple[Example, ...]:
-    """What can be learnt for a GPU type and count: published, measured profiles with features, by key.
+    """What can be learned for a GPU type and count: published, measured profiles with features, by key.
 
-    Users' own profiles teach nothing: what is learnt serves everybody.
+    Users' own profiles teach nothing: what is learned serves everybody.
     """
     features = {known.key: known.features for known in all_features(store)}
     return tuple(

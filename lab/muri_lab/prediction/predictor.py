@@ -1,4 +1,4 @@
-"""Predictions from the store's profiles: boosted trees from a model's features to its stage shares, utilisation and
+"""Predictions from the store's profiles: boosted trees from a model's features to its stage shares, utilization and
 iteration time (Horus, section 4.2), and the memory formula with the range that measured profiles give it.
 """
 
@@ -72,7 +72,7 @@ class LearnerMissingError(PredictionError):
 class Target:
     """One figure to predict.
 
-    It is learnt as log(1 + unit · value): the root mean square error there is the RMSLE by which Horus judges.
+    It is learned as log(1 + unit · value): the root mean square error there is the RMSLE by which Horus judges.
 
     Attributes:
         name: Such as "load_share".
@@ -87,7 +87,7 @@ class Target:
     of: Callable[[Example], float]
 
     def learnt(self, examples: Sequence[Example]) -> Array:
-        """The measured values on the scale on which they are learnt."""
+        """The measured values on the scale on which they are learned."""
         return np.log1p(self.per_unit * np.array([self.of(item) for item in examples], dtype=np.float64))
 
     def value(self, learnt: Any) -> Any:
@@ -96,7 +96,7 @@ class Target:
 
 
 def device_utilisation(example: Example) -> float:
-    """GPU utilisation as telemetry measured it; on a node without GPU the share that propagate owns."""
+    """GPU utilization as telemetry measured it; on a node without GPU the share that propagate owns."""
     measured = example.profile.detail.gpu_utilisation
     return _share(example, PROPAGATE) if measured is None else measured
 
@@ -120,11 +120,11 @@ class Estimate(NamedTuple):
 
 
 class Fitted(NamedTuple):
-    """What was learnt of a target.
+    """What was learned of a target.
 
     Attributes:
         target: Which.
-        model: Predicts it on the scale on which it is learnt.
+        model: Predicts it on the scale on which it is learned.
         below: What the truth may be below the prediction on that scale, as a negative number.
         above: What it may be above.
     """
@@ -174,7 +174,7 @@ def fit_all(examples: tuple[Example, ...]) -> dict[str, Fitted]:
     for target in TARGETS:
         outputs = target.learnt(examples)
         same = (item for item in fitted.values() if np.array_equal(item.target.learnt(examples), outputs))
-        twin = next(same, None)  # without a GPU, utilisation is the share of propagate
+        twin = next(same, None)  # without a GPU, utilization is the share of propagate
         fitted[target.name] = twin._replace(target=target) if twin else fit(target, examples)
     return fitted
 
@@ -320,7 +320,7 @@ def predict(features: GraphFeatures, known: Sequence[Example], optimizer: str = 
 
 
 def check_enough(store: ProfileStore, gpu_type: str, gpu_count: int = 1) -> tuple[Example, ...]:
-    """What can be learnt from for a GPU type and count.
+    """What can be learned from for a GPU type and count.
 
     Raises:
         TooFewProfilesError: It is too little.
@@ -389,7 +389,7 @@ def _at_most_one(estimate: Estimate) -> Estimate:
 
 
 def _normalised(shares: Sequence[Estimate]) -> tuple[Estimate, ...]:
-    """Shares whose values sum to 1 at most; each is learnt by itself and knows nothing of the others."""
+    """Shares whose values sum to 1 at most; each is learned by itself and knows nothing of the others."""
     capped = [_at_most_one(share) for share in shares]
     excess = max(1.0, sum(share.value for share in capped))
     return tuple(Estimate(value := share.value / excess, min(share.low, value), share.high) for share in capped)
@@ -400,7 +400,7 @@ def estimate_of(store: ProfileStore, key: ProfileKey) -> ProfileEstimate | None:
     prediction = prediction_of(store, key)
     if prediction is None:
         return None
-    learnt = f"learnt from {prediction.profiles} measured profiles of {prediction.families} families of models"
+    learnt = f"learned from {prediction.profiles} measured profiles of {prediction.families} families of models"
     return ProfileEstimate(
         prediction.profile(key), ("predicted from the model's graph", learnt), prediction.interval_s()
     )

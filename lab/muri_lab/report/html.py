@@ -56,7 +56,7 @@ def page(title: str, body: str, *, scripts: Sequence[str] = ()) -> str:
 
 
 def plot_script() -> tuple[str, str]:
-    """The plotting library, and the script that gives its plots the page's colours."""
+    """The plotting library, and the script that gives its plots the page's colors."""
     from plotly.offline import get_plotlyjs
 
     return get_plotlyjs(), _asset("page.js")

@@ -1,4 +1,4 @@
-// Plots follow the page's colours, and change with the reader's light or dark setting.
+// Plots follow the page's colors, and change with the reader's light or dark setting.
 (() => {
   const dark = window.matchMedia("(prefers-color-scheme: dark)");
   const paint = (element) => {

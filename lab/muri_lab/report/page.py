@@ -252,7 +252,7 @@ def _timeline_plot(index: int, policy: PolicySummary) -> Plot:
     figure.update_layout(barmode="overlay", bargap=0)
     figure.update_yaxes(range=[result.cluster.gpu_count, 0])
     shown = f" {left_out:,} small stays are not drawn." if left_out else ""
-    caption = f"Who holds which GPUs when; the colour says how many jobs share them.{shown}"
+    caption = f"Who holds which GPUs when; the color says how many jobs share them.{shown}"
     return Plot(f"timeline-{index}", f"Groups over time: {policy.label}", caption, figure)
 
 

@@ -1,4 +1,4 @@
-"""The curves of the plots and their colours; curves are thinned so that long traces give small pages."""
+"""The curves of the plots and their colors; curves are thinned so that long traces give small pages."""
 
 import heapq
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ MAX_SPANS: Final = 3000
 """Most bars of a timeline; the largest are drawn."""
 
 COLOURS: Final = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6BB1", "#7A7A7A")
-"""Okabe and Ito's palette for colour-blind readers, without yellow and black, which vanish on light or dark."""
+"""Okabe and Ito's palette for color-blind readers, without yellow and black, which vanish on light or dark."""
 
 GROUP_COLOURS: Final = ("#9AA5B1", "#56B4E9", "#009E73", "#D55E00")
 """Colours of groups of one, two, three and four jobs."""
@@ -62,7 +62,7 @@ class Bar:
 
     @property
     def drawn_height(self) -> float:
-        """Height that leaves a thin line between neighbours, whatever their heights."""
+        """Height that leaves a thin line between neighbors, whatever their heights."""
         return self.height - 0.08
 
 
@@ -149,7 +149,7 @@ def _first_run(lanes: Sequence[int], length: int) -> list[int]:
 
 
 def _runs(lanes: Sequence[int]) -> list[list[int]]:
-    """Lanes split into runs of neighbours."""
+    """Lanes split into runs of neighbors."""
     runs: list[list[int]] = []
     for lane in lanes:
         if runs and lane == runs[-1][-1] + 1:
@@ -160,7 +160,7 @@ def _runs(lanes: Sequence[int]) -> list[list[int]]:
 
 
 def _over_time(result: SimulationResult, values: Sequence[float]) -> Curve:
-    """Samples as steps; if there are too many, neighbours are averaged, weighted by time."""
+    """Samples as steps; if there are too many, neighbors are averaged, weighted by time."""
     samples = result.samples
     bins = max(1, -(-len(samples) // MAX_POINTS))
     x, y = [], []
@@ -177,7 +177,7 @@ def _over_time(result: SimulationResult, values: Sequence[float]) -> Curve:
 
 
 def colour(index: int) -> str:
-    """The colour of the index-th policy."""
+    """The color of the index-th policy."""
     return COLOURS[index % len(COLOURS)]
 
 

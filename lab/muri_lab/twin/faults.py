@@ -171,7 +171,7 @@ _WHOM: Final[dict[str, tuple[tuple[JobState, ...], Callable[[Stage, Job], bool]]
     "user releases": (_WAITING, lambda stage, job: job.held),
     "user requeues": (_AT_WORK, lambda stage, job: job.can_requeue),
     "user changes request": (_ANY, _may_be_changed),
-    "user takes licence off": (
+    "user takes license off": (
         _WAITING, lambda stage, job: _has_own_request(job) and without_gate(job.licenses) != job.licenses
     ),
     "user forges comment": (_ANY, lambda stage, job: True),
@@ -197,7 +197,7 @@ def _releases(stage: Stage, job: Job, fault: Fault) -> None:
 
 
 def _note_lost_gate(stage: Stage, job: Job) -> None:
-    """Note that neither tags nor licence tell others' hold on a job from Muri's: its tags were cut off."""
+    """Note that neither tags nor license tell others' hold on a job from Muri's: its tags were cut off."""
     if job.job_id in stage.watch.tampered and not is_behind_licence(job):
         stage.watch.tampered[job.job_id] = False
 
@@ -240,7 +240,7 @@ _PEOPLE: Final[dict[str, Callable[[Stage, Job, Fault], None]]] = {
     "user releases": _releases,
     "user requeues": _requeues,
     "user changes request": _changes,
-    "user takes licence off": _takes_licence_off,
+    "user takes license off": _takes_licence_off,
     "user forges comment": _forges,
     "administrator holds": _holds,
     "administrator requeues and holds": _requeues,

@@ -130,15 +130,15 @@ class VirtualGateway:
         self._change("split_tasks", lambda: self._slurm.split_tasks(job.job_id, tasks))
 
     def extend_lease(self, end_s: float) -> None:
-        """Withhold the licence until a time."""
+        """Withhold the license until a time."""
         if not self._slurm.site.conf.gate_licence:
-            raise NoGateLicenseError("Slurm has no licence muri_gate")
+            raise NoGateLicenseError("Slurm has no license muri_gate")
         end_s -= self.clock_offset_s  # slurmctld is told how long from now
         self._change("extend_lease", lambda: setattr(self._slurm, "lease_end_s", end_s))
         self._slurm.time.at(end_s, self._slurm.look_soon)
 
     def end_lease(self) -> None:
-        """Withhold the licence no longer."""
+        """Withhold the license no longer."""
 
         def end() -> None:
             self._slurm.lease_end_s = 0.0

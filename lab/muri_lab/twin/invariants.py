@@ -59,7 +59,7 @@ class Watch:
         twin: The twin.
         max_wait_s: Longer than this, and some cycles, no job may wait for Muri alone.
         known: What is known of each user's job.
-        tampered: Jobs whose AdminComment a fault has damaged, and whether the licence was their gate then.
+        tampered: Jobs whose AdminComment a fault has damaged, and whether the license was their gate then.
         journal_lost: Whether a journal was lost: then nothing tells what a damaged member asked for.
         succeeded_s: When a controller's cycle last succeeded.
     """
@@ -126,7 +126,7 @@ class Watch:
             if mine != theirs:
                 return f"{name} is {mine!r}, its user asked for {theirs!r}"
         own, wanted = without_gate(job.licenses), without_gate(asked.licenses)
-        return "" if own == wanted else f"licences are {own!r}, its user asked for {wanted!r}"
+        return "" if own == wanted else f"licenses are {own!r}, its user asked for {wanted!r}"
 
     def _check_start(self, job: Job) -> None:
         self.of(job.job_id).waiting_since_s = None

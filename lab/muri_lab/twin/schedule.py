@@ -91,7 +91,7 @@ class Cluster(Protocol):
 def best_fit(order: Iterable[str], free_cpus: Mapping[str, int], count: int) -> tuple[str, ...]:
     """Choose nodes as select/cons_tres does where all weights are equal.
 
-    Of the runs of neighbouring nodes it takes the one that suffices with the fewest free CPUs, or else the one with the
+    Of the runs of neighboring nodes it takes the one that suffices with the fewest free CPUs, or else the one with the
     most and goes on with the next. For one node it takes the fullest of the run; for several, the first.
 
     Args:

@@ -288,7 +288,7 @@ def _best(iterations: tuple[Iteration, ...], sharing: Sharing) -> tuple[float, .
 
 
 def speeds(members: Mapping[int, Iteration], sharing: Sharing) -> dict[int, float]:
-    """Return each member's normalised speed beside the others, 1 = as fast as alone.
+    """Return each member's normalized speed beside the others, 1 = as fast as alone.
 
     Args:
         members: Their iterations, by job id.

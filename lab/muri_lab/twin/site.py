@@ -69,7 +69,7 @@ class SlurmConf:
         min_job_age_s: How long slurmctld remembers jobs that have ended.
         kill_wait_s: From SIGTERM to SIGKILL.
         def_mem_per_cpu_mib: Memory of jobs that ask for none, for each CPU (DefMemPerCPU); 0 for none.
-        gate_licence: Whether slurm.conf has the licence `muri_gate`.
+        gate_licence: Whether slurm.conf has the license `muri_gate`.
         gate: How muri.lua keeps jobs.
     """
 

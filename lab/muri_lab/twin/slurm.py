@@ -1,6 +1,6 @@
 """A virtual slurmctld with its nodes: the life cycle of jobs, holds, dependencies, requeues, limits and outages.
 
-It answers in Slurm's own words. What of Slurm's behaviour matters to Muri was tried on the sandbox, and the cases run
+It answers in Slurm's own words. What of Slurm's behavior matters to Muri was tried on the sandbox, and the cases run
 against both (tests/slurm/slurm_cases.py, lab/tests/twin).
 """
 
@@ -55,7 +55,7 @@ class VirtualSlurm:
         jobs: Every job that slurmctld remembers, by id.
         nodes: Every node by name, without what is given out.
         ledger: What slurmctld knows of each job besides; kept for ended jobs, too.
-        lease_end_s: Until when the licence is withheld.
+        lease_end_s: Until when the license is withheld.
         reservations: Reservations of administrators.
         away: Whether slurmctld is down. Jobs run on, and end once it is back.
         notes: Are told of what happens.
@@ -99,7 +99,7 @@ class VirtualSlurm:
 
     @property
     def lease_runs(self) -> bool:
-        """Whether the licence `muri_gate` is withheld."""
+        """Whether the license `muri_gate` is withheld."""
         return self.site.conf.gate_licence and self.lease_end_s > self.now_s
 
     def shown_nodes(self) -> tuple[Node, ...]:
@@ -318,7 +318,7 @@ class VirtualSlurm:
             self._put(replace(self.jobs[job_id], comment=text))
 
     def update_by_owner(self, job_id: int, **fields: Any) -> None:
-        """Change what a job asks for, as its user or an administrator: Muri has to honour that.
+        """Change what a job asks for, as its user or an administrator: Muri has to honor that.
 
         Raises:
             GatewayError: It has started, and more is to change than its time limit.

@@ -26,7 +26,7 @@ JOB_FAULTS: Final = (
     "dry run killed",
 )  # fmt: skip
 PEOPLE: Final = (
-    "user cancels", "user holds", "user releases", "user requeues", "user changes request", "user takes licence off",
+    "user cancels", "user holds", "user releases", "user requeues", "user changes request", "user takes license off",
     "user forges comment", "administrator holds", "administrator requeues and holds", "administrator changes limit",
 )  # fmt: skip
 STATE_FAULTS: Final = (

@@ -90,7 +90,7 @@ def test_a_node_that_fails_sends_its_job_back():
     ("how", "words"),
     [
         ({"profile_noise": 0.2}, "--profile-noise is for --model default"),
-        ({"options": {"colour": 3}}, "unknown option 'colour'"),
+        ({"options": {"colour": 3}}, "unknown option 'color'"),
         ({"options": {"max_group_size": 9}}, "muri.yaml would refuse that"),
     ],
 )

@@ -66,7 +66,7 @@ def test_auto_takes_turns_as_soon_as_a_thread_of_the_runtime_is_among_the_member
     arbiter.leave("2")
     arbiter.join("3", 1.0)
     assert arbiter.discipline == "plain"
-    arbiter.join("4")  # how fast it is alone is learnt under turns only
+    arbiter.join("4")  # how fast it is alone is learned under turns only
     assert arbiter.discipline == "fair"
 
 

@@ -256,7 +256,7 @@ def test_a_runtime_that_cannot_start_says_why(launcher: Launcher, words: list[st
         ({"members": [{"job_id": "101", "predicted_speed": "fast"}]}, "'fast' is not a finite number"),
         ({"members": [{"job_id": "101", "steps": 2}]}, "members.0.steps: there is no such field"),
         ({"members": []}, "one at least"),
-        ({"members": [{"job_id": "101"}], "python": "python3"}, "no path from the root"),
+        ({"members": [{"job_id": "101"}], "python": "python3"}, "not a path from the root"),
     ],
 )
 def test_a_group_that_makes_no_sense_is_refused(group: dict, message: str) -> None:

@@ -57,7 +57,7 @@ def test_a_mig_instance_says_what_it_does_not_support():
     reading = found.read(frozenset({10}))
     assert (reading.utilisation, reading.pcie_mib_per_s) == (None, None)
     assert (reading.mem_gib, reading.device_mem_gib) == (1.0, 2.0)
-    assert any("GPU utilisation cannot be read: not supported" in note for note in found.notes)
+    assert any("GPU utilization cannot be read: not supported" in note for note in found.notes)
     assert any("PCIe traffic cannot be read: not supported" in note for note in found.notes)
 
 

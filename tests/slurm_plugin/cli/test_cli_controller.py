@@ -78,7 +78,7 @@ def test_a_configuration_that_others_can_write_stops_the_controller_but_no_drain
     assert not (tmp_path / "state").exists()
 
 
-@pytest.mark.parametrize("damage", ["colour: blue\n", "policy: [\n", "policy: \xff\n"])
+@pytest.mark.parametrize("damage", ["color: blue\n", "policy: [\n", "policy: \xff\n"])
 def test_a_drain_with_a_broken_configuration_looks_for_the_controller_where_it_is(
     config: Path, slurm: FakeSlurm, tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: str
 ) -> None:

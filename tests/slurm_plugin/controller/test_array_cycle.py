@@ -15,7 +15,7 @@ MARK = "muri:model=m1,batch-size=8,duration=100"
 
 
 def array(tasks: str, limit: int = 0) -> Job:
-    """An array behind the licence."""
+    """An array behind the license."""
     job = make_job(1, array=True, array_job_id=1, array_tasks=tasks, array_limit=limit, admin_comment=MARK)
     return behind_licence(job)
 

@@ -28,7 +28,7 @@ class ReadingSlurm(FakeSlurm):
 
 
 def loners(count: int) -> list:
-    """Jobs that start alone, behind the licence."""
+    """Jobs that start alone, behind the license."""
     comment = "muri:model=m1,batch-size=8,alone=1"
     return [behind_licence(make_job(number, admin_comment=comment)) for number in range(1, count + 1)]
 

@@ -1,4 +1,4 @@
-"""The licence as the gate of waiting jobs: who may start them, what survives, what happens when Muri stops."""
+"""The license as the gate of waiting jobs: who may start them, what survives, what happens when Muri stops."""
 
 from dataclasses import replace
 from itertools import islice
@@ -19,7 +19,7 @@ HOLDS = ["JobHeldAdmin", "JobHeldUser", "launch_failed_requeued_held"]
 
 
 def waiting(count: int = 4, nodes: list | None = None, **changes) -> FakeSlurm:
-    """Jobs behind the licence, before a controller that had a cycle."""
+    """Jobs behind the license, before a controller that had a cycle."""
     jobs = [behind_licence(replace(job, **changes)) for job in four_jobs()[:count]]
     slurm = FakeSlurm(jobs, one_gpu() if nodes is None else nodes, gate_license=True)
     slurm.extend_lease(NOW_S + 600)

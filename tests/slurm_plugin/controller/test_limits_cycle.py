@@ -28,7 +28,7 @@ def site(max_time_s: int | None = None, qos: Limits | None = None, association: 
 
 
 def waiting(count: int = 4, **changes: object) -> list[Job]:
-    """Jobs behind the licence, of four kinds in turn."""
+    """Jobs behind the license, of four kinds in turn."""
     own = {"account": "hep", "qos": "normal", **changes}
     return [
         behind_licence(make_job(n, admin_comment=f"muri:model=m{(n - 1) % 4 + 1},batch-size=8,duration=100", **own))

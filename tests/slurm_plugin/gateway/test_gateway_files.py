@@ -46,7 +46,7 @@ def test_order_of_reading_does_not_show(order: random.Random) -> None:
         ('"state": "RUNNING"', '"state": "WALKING"', r"jobs\[1\]: state.*WALKING.*known are PENDING"),
         ('"gpu_count": 2', '"gpu_count": true', r"jobs\[1\]: gpu_count: int is expected, not true"),
         ('"gpu_count": 2', '"gpus": 2', r"jobs\[1\]: gpu_count missing"),
-        ('"usable": true', '"usable": true, "colour": 1', r"nodes\[0\]: unknown colour; known are name"),
+        ('"usable": true', '"usable": true, "color": 1', r"nodes\[0\]: unknown color; known are name"),
         ('"schema_version": 1', '"schema_version": 99', "schema_version is 99, this Muri reads 1"),
         ('"job_id": 2,', '"job_id": 1,', r"jobs\[1\]: job_id 1 appears twice"),
         ('"cluster"', "cluster", "line 5"),

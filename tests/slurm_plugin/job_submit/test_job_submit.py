@@ -73,7 +73,7 @@ def muri(slurm: Slurm) -> Any:
     return slurm.lua.eval('package.loaded["muri"]')
 
 
-WAITS = "muri: waits for the licence muri_gate until Muri starts it; `muri queue` shows how it stands"
+WAITS = "muri: waits for the license muri_gate until Muri starts it; `muri queue` shows how it stands"
 HELD = "muri: held until Muri starts it; `muri queue` shows how it stands"
 NOBODY = "muri: no controller is running; submitted as an ordinary job"
 
@@ -119,7 +119,7 @@ def test_no_user_gets_more_than_one_of_the_gates_licence(
     job, change = slurm.job(mark, licenses=asked), slurm.lua.table_from({"licenses": asked})
     assert (slurm.submit(job), slurm.modify(change)) == (0, 0)
     assert (job.licenses, change.licenses) == (licenses, licenses)
-    assert slurm.told[0] == slurm.told[-1] == f"muri: a job has one licence muri_gate at most: {licenses}"
+    assert slurm.told[0] == slurm.told[-1] == f"muri: a job has one license muri_gate at most: {licenses}"
 
 
 @pytest.mark.parametrize(
@@ -215,7 +215,7 @@ def test_every_way_to_ask_for_gpus_counts(slurm: Slurm, field: str, value: str) 
         ({"het_job_offset": 0}, "heterogeneous"),
         ({"het_job_offset": 1}, "heterogeneous"),
         ({"mark": "model=x evil:token"}, "malformed"),
-        ({"licenses": "matlab:1|maple:1"}, "one of several licences"),
+        ({"licenses": "matlab:1|maple:1"}, "one of several licenses"),
     ],
 )
 def test_a_marked_job_that_is_not_for_muri_stays_ordinary(slurm: Slurm, fields: dict[str, Any], why: str) -> None:

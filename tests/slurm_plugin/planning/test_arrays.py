@@ -18,7 +18,7 @@ MEMBER = tags.STATE_PREFIX + tags.format_state(tags.MemberState(99, tags.Origina
 
 
 def task(job_id: int, tasks: str, limit: int = 0, **changes: object) -> Job:
-    """A record of array 10, behind the licence."""
+    """A record of array 10, behind the license."""
     told = {"array": True, "array_job_id": 10, "array_tasks": tasks, "array_limit": limit, "submit_s": NOW_S - 100}
     return replace(behind_licence(make_job(job_id, **told)), **changes)  # type: ignore[arg-type]
 
