@@ -8,12 +8,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from muri.profiler.coverage import unexplained
 from muri.profiler.dangers import said
 from muri.profiler.dryrun.messages import LEAST_CONFIDENCE
 from muri.profiler.interference.models import overlap_exponent
 from muri.profiler.lookup import PUBLISHED
-from muri.profiler.records import RESOURCES, STAGES, ProfileKey, StageProfile
+from muri.profiler.records import RESOURCES, STAGES, ProfileKey, StageProfile, unexplained
 from muri.profiler.sensitivity.memory_axis import Dataset, cache_sizes, throughput
 from muri.profiler.sensitivity.record import SensitivityProfile
 from muri.profiler.store import StaleMark

@@ -14,10 +14,9 @@ from typing import Final, NamedTuple, Protocol
 from muri.errors import MuriError
 from muri.policies.types import PlanJob, Policy
 from muri.profiler import figures
-from muri.profiler.averages import unknown_models
 from muri.profiler.drift import Drift, DriftRule, find_drift, is_due, measured_by_jobs
 from muri.profiler.errors import CorruptStoreError
-from muri.profiler.estimates import estimates_of
+from muri.profiler.estimates import estimates_of, unknown_models
 from muri.profiler.interference.models import KIND as FITS
 from muri.profiler.interference.models import LinearFit
 from muri.profiler.interference.ratios import by_pair, every_pair

@@ -8,8 +8,7 @@ from typing import NamedTuple
 
 from muri.policies.options import MAX_GROUP_SIZE
 from muri.policies.types import PlanJob, PlanRequest, ProfileUse, waited_s
-from muri.profiler.coverage import says_little
-from muri.profiler.records import ProfileKey, StageProfile
+from muri.profiler.records import ProfileKey, StageProfile, says_little
 from muri.slurm_plugin.config import Config, Grouping
 from muri.slurm_plugin.planning.actions import SplitTasks, StartDryRun
 from muri.slurm_plugin.planning.arrays import split_soon, throttled

@@ -2,7 +2,7 @@
 
 import pytest
 
-from muri.profiler.averages import GUESSED_SHARES, unknown_models
+from muri.profiler.estimates import GUESSED_SHARES, unknown_models
 from muri.profiler.records import ProfileKey, StageProfile
 
 KEY = ProfileKey("new", 8, 1, "a100", "alice")

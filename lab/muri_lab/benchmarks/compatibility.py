@@ -24,8 +24,7 @@ from typing import Any
 import click
 
 from muri.launcher.run.client import RuntimeLostError
-from muri.profiler.coverage import coverage, unexplained
-from muri.profiler.records import STAGES
+from muri.profiler.records import STAGES, coverage, unexplained
 from muri_lab.benchmarks.bars import tell
 from muri_lab.benchmarks.compatibility_observation import (
     Observation,
