@@ -121,17 +121,17 @@ def stand_backs(cycle: CycleInput, actions: Sequence[Action]) -> Iterator[StandB
         if job.array_job_id and job.state is JobState.PENDING:
             arrays[job.array_job_id].append(job)
     for records in arrays.values():
-        ahead = [job for job in records if not job.held and (job.job_id in starts or _waits_for_slurm(job))]
+        ahead = [
+            job
+            for job in records
+            if not job.held and (job.job_id in starts or (job.role in {Role.MEMBER, Role.RELEASED} and _is_let_go(job)))
+        ]
         # What goes away goes first: two tasks that wait for each other's start Slurm would refuse.
         yield from (StandBack(job.job_id, None) for job in records if _stands_back_for_nobody(job, ahead, starts))
         for job in records:
             may_wait = job.role is Role.CANDIDATE and job.given is None and job.job_id not in starts
             if may_wait and _is_looked_at(job, cycle.now_s) and (place := _place_behind(job, ahead)) is not None:
                 yield StandBack(job.job_id, place)
-
-
-def _waits_for_slurm(job: ManagedJob) -> bool:
-    return job.role in {Role.MEMBER, Role.RELEASED} and _is_let_go(job)
 
 
 def _stands_back_for_nobody(job: ManagedJob, ahead: Sequence[ManagedJob], starts: AbstractSet[int]) -> bool:

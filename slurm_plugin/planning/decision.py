@@ -94,17 +94,16 @@ def decide(cycle: CycleInput, policy: Policy) -> Decision:
     """
     cycle = with_known_members(cycle)
     decision, quarantine = decide_without_culprits(cycle, lambda tried: _decide(tried, policy))
-    stuck = [(job_id, why) for job_id, why in quarantine.jobs.items() if _waits(cycle.view, job_id)]
-    releases = tuple(ReleaseSolo(job_id, (why,)) for job_id, why in stuck)
+    releases = tuple(
+        ReleaseSolo(job_id, (why,))
+        for job_id, why in quarantine.jobs.items()
+        if cycle.view.jobs[job_id].role in {Role.CANDIDATE, Role.NOT_OURS}
+    )
     abandoned = tuple(Abandon(token, why) for token, why in quarantine.intents.items())
     actions = decision.actions + releases
     repairs = decision.repairs + abandoned
     repairs += tuple(stand_backs(cycle, (*repairs, *actions)))
     return replace(decision, repairs=repairs, actions=actions, quarantine=quarantine)
-
-
-def _waits(view: View, job_id: int) -> bool:
-    return view.jobs[job_id].role in {Role.CANDIDATE, Role.NOT_OURS}
 
 
 def _decide(cycle: CycleInput, policy: Policy) -> Decision:

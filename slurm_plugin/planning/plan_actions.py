@@ -6,7 +6,7 @@ Whoever planned, what starts keeps to the site's limits, and jobs that Muri cann
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Final, TypeGuard
+from typing import Final
 
 from muri.policies.cycle.laws import broken_laws
 from muri.policies.types import Plan, PlanJob, Policy
@@ -21,7 +21,7 @@ from muri.slurm_plugin.planning.running import Settled, may_join
 from muri.slurm_plugin.planning.site_limits import SiteRoom
 from muri.slurm_plugin.planning.slurm_requests import member_mem_mib
 from muri.slurm_plugin.planning.starts import release_solo, start_group
-from muri.slurm_plugin.records.cluster import JobState, Node
+from muri.slurm_plugin.records.cluster import Node
 from muri.slurm_plugin.records.roles import ManagedJob, Role, View
 
 _ROUNDING: Final = 1e-6
@@ -133,7 +133,7 @@ def to_let_go(jobs: Sequence[ManagedJob], view: View, config: Config, nodes: Seq
     """
     by_priority = sorted(jobs, key=lambda job: (-job.own_priority, job.submit_s, job.job_id))
     partitions = {job.partition for job in jobs}
-    competing = Counter(job.partition for job in view.having(Role.RELEASED) if _competes(job))
+    competing = Counter(job.partition for job in view.having(Role.RELEASED) if starts_by_itself(job))
     room = {each: _idle_cpus(each, nodes) + config.slurm_backlog - competing[each] for each in partitions}
     taken: Counter[str] = Counter()
     chosen: list[ManagedJob] = []
@@ -142,10 +142,6 @@ def to_let_go(jobs: Sequence[ManagedJob], view: View, config: Config, nodes: Seq
             taken[job.partition] += 1
             chosen.append(job)
     return tuple(chosen)
-
-
-def _competes(job: ManagedJob) -> bool:
-    return job.state is JobState.PENDING and starts_by_itself(job)
 
 
 def _idle_cpus(partition: str, nodes: Sequence[Node]) -> int:
@@ -196,16 +192,11 @@ def within_limits(
         taken, why = _taken(action, room, view, unlawful)
         kept += taken
         refused |= dict.fromkeys(started((action,)) - started(taken), why)
-    return tuple(_with_pilot(action, room) if _is_single(action) else action for action in kept), refused
-
-
-def _is_single(action: Action) -> TypeGuard[StartGroup]:
-    return isinstance(action, StartGroup) and len(action.members) == 1
-
-
-def _with_pilot(start: StartGroup, room: SiteRoom) -> StartGroup | ReleaseSolo:
-    group, why = room.take_pilot(start)
-    return started_plain(start, why) if why else group
+    for index, action in enumerate(kept):
+        if isinstance(action, StartGroup) and len(action.members) == 1:
+            group, why = room.take_pilot(action)
+            kept[index] = started_plain(action, why) if why else group
+    return tuple(kept), refused
 
 
 def _with_room(action: Action, plan: Plan, room: SiteRoom, nodes: NodeRoom) -> Action:

@@ -194,7 +194,9 @@ def prepare(cycle: CycleInput, profile_use: ProfileUse = "all", *, allocates_cpu
     wanted = _dry_runs(ready.values(), cycle, profile_use)
     dry_runs, unmeasured = _within_limits(wanted, cycle, room, sweeps=allocates_cpus)
     failures = {**cycle.knowledge.failures, **unmeasured}
-    measured_with = {run.job_id for run in dry_runs if _may_start_anyway(ready[run.job_id])}
+    # Jobs that need not wait for their own dry runs, so that their scripts could run twice at once.
+    not_waiting = (each for each in ready.values() if each.is_measured or each.alone == _ALONE_ON_REQUEST)
+    measured_with = {run.job_id for run in dry_runs} & {each.job.job_id for each in not_waiting}
     # Measured in place, a job starts in spite of its dry run, which then ends.
     with_dry_run = frozenset() if cycle.config.profiling.in_place else cycle.knowledge.dry_run_jobs | measured_with
     knowledge = replace(cycle.knowledge, failures=failures, dry_run_jobs=with_dry_run)
@@ -207,7 +209,9 @@ def prepare(cycle: CycleInput, profile_use: ProfileUse = "all", *, allocates_cpu
     waiting_for_partners = _waiting_for_partners(pending, unknown, cycle.config, cycle.now_s)
     waiting |= dict.fromkeys(sorted(waiting_for_partners), "it waits for the dry runs of possible partners")
     in_dry_run = {
-        job.job_id for job in pending if job.job_id in with_dry_run and not _overdue(job, cycle.config, cycle.now_s)
+        job.job_id
+        for job in pending
+        if job.job_id in with_dry_run and waited_s(job, cycle.now_s) <= cycle.config.grouping.max_wait_s
     }
     waiting |= dict.fromkeys(
         sorted(in_dry_run), "its model is being measured with its script, which must not run twice"
@@ -228,11 +232,6 @@ def prepare(cycle: CycleInput, profile_use: ProfileUse = "all", *, allocates_cpu
         ready,
         tuple(split_soon(arrays, cycle.view, cycle.config, cycle.nodes)),
     )
-
-
-def _may_start_anyway(known: KnownJob) -> bool:
-    """Whether a job need not wait for its own dry run, so that its script could run twice at once."""
-    return known.is_measured or known.alone == _ALONE_ON_REQUEST
 
 
 GroupLimits = Callable[[ManagedJob, int], tuple[int, str]]
@@ -262,7 +261,8 @@ def plan_job(
     profile, alone, largest = sharing(known, knowledge, config, limits)
     expected = knowledge.expected(job, key)
     saved_s = knowledge.saved_gpu_s.get(job.job_id, 0.0) / max(1, job.gpu_count)
-    sensitivity = knowledge.traits.sensitivity(key, _mem_gib_per_gpu(job))
+    mem_gib_per_gpu = job.mem_per_node_mib / max(1, job.gpus_per_node) / MIB_PER_GIB
+    sensitivity = knowledge.traits.sensitivity(key, mem_gib_per_gpu)
     return PlanJob(
         job_id=job.job_id,
         user=job.user,
@@ -347,10 +347,6 @@ def promised_to(job: ManagedJob) -> float:
     return max(job.request.min_speed, 0.0 if job.membership is None else job.membership.min_speed)
 
 
-def _mem_gib_per_gpu(job: Job) -> float:
-    return job.mem_per_node_mib / max(1, job.gpus_per_node) / MIB_PER_GIB
-
-
 def _waiting_for_partners(pending: list[PlanJob], unknown: set[int], config: Config, now_s: float) -> set[int]:
     """Return the young jobs that share a bucket with a model being profiled: better partners may come.
 
@@ -371,10 +367,6 @@ def _waiting_for_partners(pending: list[PlanJob], unknown: set[int], config: Con
         and _bucket(job) in buckets
         and now_s - job.submit_s < config.tuning.wait_for_profiles_s
     }
-
-
-def _overdue(job: PlanJob, config: Config, now_s: float) -> bool:
-    return waited_s(job, now_s) > config.grouping.max_wait_s
 
 
 def _bucket(job: PlanJob) -> tuple[str, str, str, int, int]:

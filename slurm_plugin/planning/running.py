@@ -12,7 +12,6 @@ from typing import Final
 from muri.policies.options import MAX_GROUP_SIZE
 from muri.policies.types import (
     CpuMemShare,
-    CpuMemShares,
     Group,
     NodeShare,
     Plan,
@@ -85,7 +84,7 @@ def _groups(cycle: CycleInput, room: SiteRoom, nodes: Mapping[str, Node]) -> Ite
         yield Running(
             members,
             _shares(group.pilot),
-            _member_shares(group),
+            dict.fromkeys((job.job_id for job in jobs), _held_shares(group.pilot, 1 / len(jobs))),
             mode=group.mode,
             joinable=open_to_all,
             spare_mem_gib=spare_mem_mib(group) / MIB_PER_GIB,
@@ -184,12 +183,6 @@ def _held_shares(job: Job, part: float = 1.0) -> tuple[CpuMemShare, ...]:
     names = sorted(names_in(job.nodes))
     mem_gib = part * job.mem_per_node_mib / MIB_PER_GIB
     return tuple(CpuMemShare(name, part * job.cpu_count / len(names), mem_gib) for name in names)
-
-
-def _member_shares(group: RunningGroup) -> CpuMemShares:
-    """What a group's pilot holds, the same part of it for each member."""
-    shares = _held_shares(group.pilot, 1 / len(group.members))
-    return {member.job_id: shares for member in group.members}
 
 
 def _shares(job: Job) -> tuple[NodeShare, ...]:
