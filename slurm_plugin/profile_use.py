@@ -46,8 +46,7 @@ from muri.slurm_plugin.planning.measurements import doubt, learnt, pairs_at_work
 from muri.slurm_plugin.planning.model_traits import UNUSABLE, KnownTraits
 from muri.slurm_plugin.planning.running import as_submitted
 from muri.slurm_plugin.records.comment_reports import job_use, member_report
-from muri.slurm_plugin.records.dry_run_failures import RETRY_AFTER_S
-from muri.slurm_plugin.records.journal import DRY_RUN, PAIR, Intent, Journal
+from muri.slurm_plugin.records.journal import DRY_RUN, PAIR, RETRY_AFTER_S, Intent, Journal
 from muri.slurm_plugin.records.roles import Role, View, profile_key
 from muri.utc import moment, text_of
 

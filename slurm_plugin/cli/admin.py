@@ -23,7 +23,7 @@ from muri.text import printable, printable_lines
 from muri.utc import FewWarnings, log_handler
 
 if TYPE_CHECKING:
-    from muri.slurm_plugin.controller.stop import StopSignal
+    from muri.slurm_plugin.controller.surroundings import StopSignal
     from muri.slurm_plugin.execute.drain import Drained
     from muri.slurm_plugin.gateway.commands import CommandGateway
 
@@ -55,7 +55,7 @@ def controller(
       muri-controller --events              only the latter, where a timer calls --once
     """
     from muri.slurm_plugin.controller.assemble import read_trusted_config
-    from muri.slurm_plugin.controller.stop import StopSignal
+    from muri.slurm_plugin.controller.surroundings import StopSignal
 
     if sum((once, interval_s is not None, events, dry_run)) != 1:
         raise UsageError("say one of --once, --interval SECONDS, --events or --dry-run")
@@ -110,9 +110,8 @@ def _run_once(config: Config, stop: "StopSignal") -> None:
 
 def _run_forever(config: Config, interval_s: float, stop: "StopSignal") -> None:
     from muri.slurm_plugin.controller.assemble import open_controller
-    from muri.slurm_plugin.controller.events import open_bell
+    from muri.slurm_plugin.controller.events import LEAST_GAP_S, open_bell
     from muri.slurm_plugin.controller.loop import EVENTS_LOCK_NAME, only_one, run_forever
-    from muri.slurm_plugin.controller.pace import LEAST_GAP_S
     from muri.slurm_plugin.controller.surroundings import Surroundings
 
     with ExitStack() as stack:
@@ -380,7 +379,7 @@ def preempt(name: str, config_file: Path | None, yes: bool) -> None:
 
 def _warn_if_controller_is_down(config: Config) -> None:
     from muri.slurm_plugin.cli.doctor_checks import CYCLES_MISSED
-    from muri.slurm_plugin.controller.user_status import cycle_age_s
+    from muri.slurm_plugin.controller.status import cycle_age_s
 
     age = cycle_age_s(config, time.time())
     if age is not None and age > CYCLES_MISSED * config.interval_s:

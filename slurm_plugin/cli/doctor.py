@@ -46,7 +46,7 @@ from muri.slurm_plugin.config import Config, config_path
 from muri.slurm_plugin.controller.assemble import check_policy, open_gateway, profiles_path, read_config
 from muri.slurm_plugin.controller.events import slurm_user_of, slurmctld_hosts, this_host
 from muri.slurm_plugin.controller.loop import EVENTS_LOCK_NAME, AnotherControllerError, holder_of, only_one
-from muri.slurm_plugin.controller.user_status import cycle_age_s
+from muri.slurm_plugin.controller.status import cycle_age_s
 from muri.slurm_plugin.gateway.base import GatewayUnavailableError
 from muri.slurm_plugin.gateway.pyslurm_api import NoPyslurmError
 from muri.slurm_plugin.gateway.slurm_commands import SlurmCommands

@@ -12,7 +12,7 @@ from typing import Final
 from muri.errors import MuriError
 from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.gateway.slurm_commands import SlurmCommands
-from muri.slurm_plugin.records.gate import GATE_LICENSE
+from muri.slurm_plugin.records.roles import GATE_LICENSE
 from muri.units import MIB, MIB_PER_GIB
 
 LEAST_FREE_MIB: Final = 50

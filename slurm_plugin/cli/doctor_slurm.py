@@ -16,7 +16,7 @@ from muri.installed import is_packaged
 from muri.slurm_plugin.cli.doctor_checks import Finding, Level
 from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.controller.assemble import open_gateway
-from muri.slurm_plugin.controller.gpu_removal_file import read_gpu_removal
+from muri.slurm_plugin.controller.surroundings import read_gpu_removal
 from muri.slurm_plugin.gateway.base import (
     Gateway,
     GatewayError,

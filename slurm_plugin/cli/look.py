@@ -37,8 +37,7 @@ _CONTEXT = {"help_option_names": ["-h", "--help"]}
 def _current(config: "Config", name: str = "") -> "tuple[Status, View]":
     """Return what is known of all jobs, or of the one that a user names and its group, and what Slurm shows of them."""
     from muri.slurm_plugin.controller.assemble import open_gateway
-    from muri.slurm_plugin.controller.status import refresh
-    from muri.slurm_plugin.controller.user_status import latest_status
+    from muri.slurm_plugin.controller.status import latest_status, refresh
     from muri.slurm_plugin.records.roles import view_of
 
     status, reader = latest_status(config)
@@ -310,7 +309,7 @@ def _save(config_file: Path | None, file: Path) -> None:
     """Write the queue and the nodes into a file, or print them."""
     from muri.files import whole_file
     from muri.slurm_plugin.controller.assemble import open_gateway, read_config
-    from muri.slurm_plugin.controller.gpu_removal_file import read_gpu_removal
+    from muri.slurm_plugin.controller.surroundings import read_gpu_removal
     from muri.slurm_plugin.gateway.gres_conf import GresConf, default_path
     from muri.slurm_plugin.records.cluster import dump_snapshot
 

@@ -17,8 +17,7 @@ from muri.profiler.records import STAGES
 
 if TYPE_CHECKING:
     from muri.slurm_plugin.gateway.accounting import Accounting
-    from muri.slurm_plugin.records.job_report import SharingReport
-    from muri.slurm_plugin.records.usage import JobUse, Payer, Run, Sums
+    from muri.slurm_plugin.records.usage import JobUse, Payer, Run, SharingReport, Sums
 
 _HOUR_S: Final = 3600.0
 
@@ -137,7 +136,7 @@ def _print_job(name: str, accounting: "Accounting", *, as_json: bool) -> None:
 def _figures_within_min() -> int:
     """In how many minutes after a member's end its report is written, as this host's configuration has it."""
     from muri.slurm_plugin.config import config_path, load_config
-    from muri.slurm_plugin.records.job_report import PILOT_REPORTS_AWAITED
+    from muri.slurm_plugin.records.usage import PILOT_REPORTS_AWAITED
 
     config = load_config(config_path(None))
     return math.ceil((PILOT_REPORTS_AWAITED * config.tuning.telemetry_s + config.interval_s) / 60)

@@ -12,12 +12,9 @@ from muri.profiler.errors import CorruptStoreError, StoreError
 from muri.profiler.records import ProfileKey, StageProfile
 from muri.profiler.store import ProfileStore
 from muri.slurm_plugin.config import Config
-from muri.slurm_plugin.controller.books import Books
-from muri.slurm_plugin.controller.gpu_removal_file import GpuRemovalFile
-from muri.slurm_plugin.controller.service_record import note_service, read_service
-from muri.slurm_plugin.controller.status import Status, notes_of, status_of
-from muri.slurm_plugin.controller.surroundings import Surroundings
-from muri.slurm_plugin.controller.user_status import report
+from muri.slurm_plugin.controller.books import Books, note_service, read_service
+from muri.slurm_plugin.controller.status import Status, notes_of, report, status_of
+from muri.slurm_plugin.controller.surroundings import GpuRemovalFile, Surroundings
 from muri.slurm_plugin.execute.apply import CycleCutShortError, InterruptibleGateway, Left, apply
 from muri.slurm_plugin.execute.executor import Executor
 from muri.slurm_plugin.execute.gate import close_gate
@@ -41,8 +38,6 @@ from muri.slurm_plugin.profile_use import (
     without_doubtful,
 )
 from muri.slurm_plugin.records.cluster import JobState, Snapshot
-from muri.slurm_plugin.records.dry_run_failures import current
-from muri.slurm_plugin.records.gate import is_behind_licence
 from muri.slurm_plugin.records.journal import (
     CLAIMS,
     DRY_RUN,
@@ -57,9 +52,10 @@ from muri.slurm_plugin.records.journal import (
     SERVICE,
     CorruptJournalError,
     Journal,
+    current,
     not_grouped_again,
 )
-from muri.slurm_plugin.records.roles import ManagedJob, Role, View, view_of
+from muri.slurm_plugin.records.roles import ManagedJob, Role, View, is_behind_licence, view_of
 
 log = logging.getLogger("muri.controller")
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from muri.clock import MACHINE_CLOCK, Clock
 from muri.errors import MuriError
-from muri.slurm_plugin.controller.pace import LOOK_S, Bell
+from muri.slurm_plugin.controller.events import LOOK_S, Bell
 from muri.slurm_plugin.controller.status import STATUS_NAME, age_s
 from muri.slurm_plugin.execute.apply import StopFlag
 from muri.slurm_plugin.private_files import make_private_directory, open_private_file

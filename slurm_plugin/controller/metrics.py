@@ -1,31 +1,81 @@
-"""The metrics: names, help texts and values. Nothing here asks Slurm.
+"""The metrics: names, help texts and values, counters that outlive the process, and the answer to Prometheus.
 
-Values of labels come from short lists, most of them in this code: nothing that a user writes becomes one, nor does a
-job id.
+Nothing here asks Slurm. Values of labels come from short lists, most of them in this code: nothing that a user writes
+becomes one, nor does a job id. Anybody who reaches the address may connect, which must not cost the controller its
+work.
 """
 
+import socket
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from socketserver import ThreadingMixIn
 from statistics import fmean
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
+from muri.newcomers import Newcomers
 from muri.profiler.records import STAGES
-from muri.slurm_plugin.controller.counters import Counters, Labels
 from muri.slurm_plugin.controller.status import JobStatus, Status
 from muri.slurm_plugin.planning.decision import Decision
 from muri.slurm_plugin.planning.joins import groups_by_pilot
 from muri.slurm_plugin.records.cluster import JobState
 from muri.slurm_plugin.records.comment_reports import member_report, node_use
 from muri.slurm_plugin.records.comment_tags import Mode
-from muri.slurm_plugin.records.host_lists import names_in
-from muri.slurm_plugin.records.journal import Intent
+from muri.slurm_plugin.records.journal import COUNTERS, Intent
+from muri.slurm_plugin.records.nodes import names_in
 from muri.slurm_plugin.records.roles import RunningGroup, View
 from muri.units import GIB, MIB
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
     from prometheus_client.core import Metric as Family
+
+Labels = tuple[str, ...]
+"""Values of a metric's labels, in their order."""
+
+_BETWEEN: Final = "/"
+"""Between the values in the journal; no label's value holds one."""
+
+
+class Counters:
+    """Sums by metric and labels.
+
+    Args:
+        facts: What the journal holds of them.
+    """
+
+    def __init__(self, facts: Mapping[str, Any]) -> None:
+        self._values = {name: _read(values) for name, values in facts.items()}
+
+    def add(self, name: str, labels: Labels = (), amount: float = 1.0) -> None:
+        """Add to one sum."""
+        values = self._values.setdefault(name, {})
+        values[labels] = values.get(labels, 0.0) + amount
+
+    def set(self, name: str, value: float) -> None:
+        """Remember a value that has no labels."""
+        self._values[name] = {(): value}
+
+    def of(self, name: str) -> dict[Labels, float]:
+        """Return the sums of one metric by labels, in alphabetical order."""
+        return dict(sorted(self._values.get(name, {}).items()))
+
+    def facts(self) -> dict[str, dict[str, Any]]:
+        """Return what the journal is to hold."""
+        text = {
+            name: {_BETWEEN.join(labels): value for labels, value in values.items()}
+            for name, values in self._values.items()
+        }
+        return {COUNTERS: dict(text)}
+
+
+def _read(values: Any) -> dict[Labels, float]:
+    """Read one metric's sums; a damaged one begins anew."""
+    if not isinstance(values, dict):
+        return {}
+    numbers = {text: value for text, value in values.items() if isinstance(value, int | float) and value >= 0}
+    return {tuple(text.split(_BETWEEN)) if text else (): float(value) for text, value in numbers.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,3 +276,54 @@ def text_of(values: Values) -> str:
     from prometheus_client import generate_latest
 
     return generate_latest(registry_of(lambda: values)).decode()
+
+
+MOST_CONNECTIONS: Final = 20
+REQUEST_LIMIT_S: Final = 10.0
+"""A connection with its request and answer takes no longer."""
+
+
+class _Handler(WSGIRequestHandler):
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 (so it is called there)
+        """Strangers write nothing into the log."""
+
+
+class MetricsServer(ThreadingMixIn, WSGIServer):
+    """A thread for each connection; the oldest of too many ends.
+
+    Args:
+        host: Name or address of this machine.
+        port: TCP port; 0 for any.
+        registry: What is served.
+
+    Raises:
+        OSError: Nothing can listen there.
+    """
+
+    daemon_threads = True
+    request_queue_size = 64
+
+    def __init__(self, host: str, port: int, registry: "CollectorRegistry") -> None:
+        from prometheus_client import make_wsgi_app
+
+        self._newcomers = Newcomers(MOST_CONNECTIONS)
+        self.address_family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        super().__init__((str(address[0]), port), _Handler)
+        self.set_app(make_wsgi_app(registry))
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answer in a thread of its own."""
+        self._newcomers.add(request)
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        """Close a connection."""
+        self._newcomers.take(request)
+        super().shutdown_request(request)
+
+    def service_actions(self) -> None:
+        """End what takes too long; called twice a second."""
+        self._newcomers.end_older(REQUEST_LIMIT_S)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Connections of strangers end as they like: nothing is logged."""

@@ -1,14 +1,64 @@
-"""What a controller finds around it besides Slurm: the clock, the accounts, and who tells it to stop."""
+"""What a controller has around it: who tells it to stop, clock and accounts, and what was found out about taking GPUs.
 
+Taking GPUs away from a waiting job is tried once for each start of slurmctld.
+"""
+
+import logging
+import os
+import select
+import signal
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Final
+
+from pydantic import TypeAdapter, ValidationError
 
 from muri.clock import MACHINE_CLOCK, Clock
+from muri.files import atomic_json
 from muri.slurm_plugin.execute.apply import StopFlag
 from muri.slurm_plugin.gateway.accounting import Accounting
+from muri.slurm_plugin.gateway.base import Gateway, GatewayError, SlurmUnreachableError
+from muri.slurm_plugin.gateway.gpu_removal import place_for
 from muri.slurm_plugin.gateway.gres_conf import GresConf, default_path
+from muri.slurm_plugin.records.cluster import Job, JobState, Snapshot
+from muri.slurm_plugin.records.comment_tags import REQUEST_PREFIX, token
+from muri.slurm_plugin.records.gpu_removal import NOT_TRIED, GpuRemoval
 from muri.slurm_plugin.records.journal import random_token
+
+
+class StopSignal:
+    """Whether this process was told to stop by SIGTERM or SIGINT.
+
+    It takes no lock: the handler may interrupt `wait` anywhere, and would wait for ever for one that `wait` holds, as
+    threading.Event's.
+    """
+
+    def __init__(self) -> None:
+        self._is_set = False
+        self._woken, self._wakes = os.pipe()
+        os.set_blocking(self._wakes, False)
+
+    def heed_signals(self) -> None:
+        """Let both signals set it from now on, instead of ending the process."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: self.set())
+
+    def set(self) -> None:
+        """Tell it."""
+        if not self._is_set:
+            self._is_set = True
+            os.write(self._wakes, b"!")
+
+    def is_set(self) -> bool:
+        """Whether to stop now."""
+        return self._is_set
+
+    def wait(self, timeout: float) -> bool:
+        """Sleep until told to stop, at most `timeout` seconds."""
+        select.select([self._woken], [], [], timeout)
+        return self._is_set
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,3 +78,81 @@ class Surroundings:
     accounting: Accounting | None = None
     new_token: Callable[[], str] = random_token
     gres_conf: GresConf = field(default_factory=lambda: GresConf(default_path()))
+
+
+log = logging.getLogger(__name__)
+
+FILE_NAME: Final = "gpu-removal.json"
+
+_FORM: Final = TypeAdapter(GpuRemoval)
+_LOOK_AGAIN_S: Final = 60.0
+
+
+def read_gpu_removal(state_dir: Path) -> GpuRemoval:
+    """Return what is kept in a state directory; where it is missing or damaged, nothing has been tried."""
+    try:
+        return _FORM.validate_json((state_dir / FILE_NAME).read_bytes())
+    except (OSError, ValidationError):
+        return NOT_TRIED
+
+
+class GpuRemovalFile:
+    """What was found out, in the controller's state directory."""
+
+    def __init__(self, state_dir: Path, partitions: tuple[str, ...], *, may_try: bool = True) -> None:
+        """Bind it to a state directory.
+
+        Args:
+            state_dir: The controller's.
+            partitions: Partitions that Muri serves, empty for all.
+            may_try: Whether jobs may be submitted to find out.
+        """
+        self._state_dir = state_dir
+        self._partitions = partitions
+        self._may_try = may_try
+        self._looked_s = float("-inf")
+        self._current = NOT_TRIED
+
+    def current(self, gateway: Gateway, snapshot: Snapshot) -> GpuRemoval:
+        """Return what holds now; that it cannot be found out costs no more than groups.
+
+        It is tried when a first job waits for Muri, and anew when slurmctld has been restarted.
+
+        Raises:
+            SlurmUnreachableError: slurmctld does not answer.
+        """
+        waiting = next((job for job in snapshot.jobs if _waits_for_muri(job)), None)
+        if not self._may_try or waiting is None:
+            return read_gpu_removal(self._state_dir)
+        if 0 <= snapshot.taken_s - self._looked_s < _LOOK_AGAIN_S:
+            return self._current
+        self._current = self._found(gateway, snapshot, waiting)
+        self._looked_s = snapshot.taken_s
+        return self._current
+
+    def _found(self, gateway: Gateway, snapshot: Snapshot, waiting: Job) -> GpuRemoval:
+        known = read_gpu_removal(self._state_dir)
+        place = place_for(snapshot.nodes, self._partitions, snapshot.limits)
+        if place is None:  # this tells of the configuration and of today's nodes, not of Slurm: it is not kept
+            served = f": {', '.join(self._partitions)}" if self._partitions else ""
+            return GpuRemoval(why=f"no node with GPUs is in a partition that Muri serves{served}")
+        try:
+            found = gateway.gpu_removal(known, place, waiting, snapshot.taken_s)
+        except SlurmUnreachableError:
+            raise
+        except GatewayError as error:
+            log.warning("jobs run alone: it cannot be tried whether their GPUs can be taken away: %s", error)
+            return GpuRemoval(why=str(error))
+        if found != known:
+            self._keep(found)
+        return found
+
+    def _keep(self, found: GpuRemoval) -> None:
+        try:
+            atomic_json(self._state_dir / FILE_NAME, asdict(found), mode=0o600)
+        except OSError as error:
+            log.warning("what was found out about taking GPUs away cannot be kept: %s", error)
+
+
+def _waits_for_muri(job: Job) -> bool:
+    return job.state is JobState.PENDING and token(job.admin_comment, REQUEST_PREFIX) is not None

@@ -12,8 +12,7 @@ from muri.slurm_plugin.gateway.base import Gateway, GatewayError, NoSuchJobError
 from muri.slurm_plugin.planning.slurm_requests import with_memory_retry
 from muri.slurm_plugin.records.cluster import JobChange, JobState, Snapshot
 from muri.slurm_plugin.records.comment_tags import MemoryRetry
-from muri.slurm_plugin.records.gate import GATE_LICENSE, is_behind_licence
-from muri.slurm_plugin.records.roles import ManagedJob, Role, View, view_of
+from muri.slurm_plugin.records.roles import GATE_LICENSE, ManagedJob, Role, View, is_behind_licence, view_of
 
 _DRAINED: Final = "`muri drain` gave it back to Slurm"
 

@@ -73,8 +73,6 @@ from muri.slurm_plugin.profile_use import DocumentSink, note_accumulates
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import JobChange, JobState
 from muri.slurm_plugin.records.comment_tags import MemoryRetry
-from muri.slurm_plugin.records.dry_run_failures import after_another, current
-from muri.slurm_plugin.records.gate import is_lifted
 from muri.slurm_plugin.records.journal import (
     DRY_RUN,
     DRY_RUN_FAILED,
@@ -88,10 +86,12 @@ from muri.slurm_plugin.records.journal import (
     RELEASE_REFUSED,
     Journal,
     JournalError,
+    after_another,
+    current,
     not_grouped_again,
 )
 from muri.slurm_plugin.records.limits import is_limit_refusal
-from muri.slurm_plugin.records.roles import ManagedJob, Role, View, profile_key
+from muri.slurm_plugin.records.roles import ManagedJob, Role, View, is_lifted, profile_key
 
 log = logging.getLogger("muri.controller")
 

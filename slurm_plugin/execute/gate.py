@@ -16,17 +16,18 @@ from muri.slurm_plugin.planning.actions import GivenShare
 from muri.slurm_plugin.planning.slurm_requests import given_change, given_comment, in_own_place, reset_change
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import Job, JobChange, JobState
-from muri.slurm_plugin.records.gate import (
+from muri.slurm_plugin.records.roles import (
     OPEN,
     REQUEUED,
     REQUEUED_HELD,
+    ManagedJob,
+    Role,
     gate_word,
     is_behind_licence,
     with_gate,
     with_word,
     without_gate,
 )
-from muri.slurm_plugin.records.roles import ManagedJob, Role
 
 log = logging.getLogger("muri.controller")
 

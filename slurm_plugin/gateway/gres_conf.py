@@ -11,8 +11,7 @@ from typing import Final
 
 from muri.slurm_plugin.gateway.base import Gateway, GatewayError, SlurmUnreachableError
 from muri.slurm_plugin.records.cluster import Node
-from muri.slurm_plugin.records.gpu_islands import Islands, islands_of
-from muri.slurm_plugin.records.host_lists import HostListError, names_in
+from muri.slurm_plugin.records.nodes import HostListError, Islands, islands_of, names_in
 
 log = logging.getLogger("muri.controller")
 

@@ -14,7 +14,7 @@ from muri.slurm_plugin.gateway import text_fields
 from muri.slurm_plugin.gateway.base import GatewayError, NoGateLicenseError, SlurmUnreachableError
 from muri.slurm_plugin.gateway.slurm_commands import SlurmCommands
 from muri.slurm_plugin.records.cluster import Node, Reservation
-from muri.slurm_plugin.records.gate import GATE_LICENSE
+from muri.slurm_plugin.records.roles import GATE_LICENSE
 
 log = logging.getLogger(__name__)
 

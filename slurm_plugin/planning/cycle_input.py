@@ -14,12 +14,10 @@ from muri.slurm_plugin.planning.actions import members_in
 from muri.slurm_plugin.planning.model_traits import KnownTraits
 from muri.slurm_plugin.planning.pythons import KnownPythons
 from muri.slurm_plugin.planning.stated_durations import Claims, Expected, expected
-from muri.slurm_plugin.records.cluster import JobState, Node
+from muri.slurm_plugin.records.cluster import JobState, Node, NodeIndex
 from muri.slurm_plugin.records.comment_tags import MemberState
-from muri.slurm_plugin.records.gate import REQUEUED_HELD
 from muri.slurm_plugin.records.journal import GROUP, JOIN, Intent
-from muri.slurm_plugin.records.node_index import NodeIndex
-from muri.slurm_plugin.records.roles import ManagedJob, Role, View, profile_key
+from muri.slurm_plugin.records.roles import REQUEUED_HELD, ManagedJob, Role, View, profile_key
 
 ATTEMPTS: Final = 2
 """Measurements of a model that may fail before its jobs run alone: one may have met a bad node."""

@@ -17,20 +17,19 @@ from typing import Any
 from muri.slurm_plugin.planning.cycle_input import Knowledge
 from muri.slurm_plugin.planning.joins import groups_by_pilot
 from muri.slurm_plugin.planning.starts import as_asked, with_request
-from muri.slurm_plugin.records.cluster import Job, JobState
+from muri.slurm_plugin.records.cluster import Job, JobState, NodeIndex
 from muri.slurm_plugin.records.comment_reports import MemberReport, member_report
-from muri.slurm_plugin.records.job_report import (
+from muri.slurm_plugin.records.journal import PREEMPT, Intent
+from muri.slurm_plugin.records.roles import ManagedJob, Role, View, profile_key
+from muri.slurm_plugin.records.usage import (
     PILOT_REPORTS_AWAITED,
+    Run,
     SharingReport,
     Span,
     alone_s,
     partners_of,
     split_gpu_time,
 )
-from muri.slurm_plugin.records.journal import PREEMPT, Intent
-from muri.slurm_plugin.records.node_index import NodeIndex
-from muri.slurm_plugin.records.roles import ManagedJob, Role, View, profile_key
-from muri.slurm_plugin.records.usage import Run
 
 
 @dataclass(frozen=True, slots=True)

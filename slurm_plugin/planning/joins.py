@@ -28,9 +28,8 @@ from muri.slurm_plugin.planning.running import (
 )
 from muri.slurm_plugin.planning.site_limits import PILOT_EXTRA_S, SiteRoom, payer_of
 from muri.slurm_plugin.planning.starts import joins_later, member_plan, release_solo, start_group, was_changed
-from muri.slurm_plugin.records.cluster import Job, JobState
+from muri.slurm_plugin.records.cluster import Job, JobState, NodeIndex
 from muri.slurm_plugin.records.journal import GROUP, JOIN, Intent
-from muri.slurm_plugin.records.node_index import NodeIndex
 from muri.slurm_plugin.records.roles import ManagedJob, RunningGroup, View
 
 

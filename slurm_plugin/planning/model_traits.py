@@ -42,9 +42,8 @@ from muri.profiler.sensitivity.memory_axis import (
 )
 from muri.profiler.sensitivity.record import SensitivityProfile
 from muri.slurm_plugin.config import Config
-from muri.slurm_plugin.records.cluster import Job
+from muri.slurm_plugin.records.cluster import Job, NodeIndex
 from muri.slurm_plugin.records.comment_reports import SWEEP, sweep_in
-from muri.slurm_plugin.records.node_index import NodeIndex
 from muri.slurm_plugin.records.roles import ManagedJob, profile_key
 from muri.units import MIB, MIB_PER_GIB
 

@@ -9,7 +9,7 @@ from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.planning.actions import StartGroup
 from muri.slurm_plugin.planning.slurm_requests import MEMBER_MEM_MIB
 from muri.slurm_plugin.records.cluster import Job, Node
-from muri.slurm_plugin.records.host_lists import names_in
+from muri.slurm_plugin.records.nodes import names_in
 from muri.units import MIB_PER_GIB
 
 _LEAST_OF_OWN_CPUS: Final = 0.75

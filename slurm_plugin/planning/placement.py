@@ -14,10 +14,9 @@ from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.planning.cycle_input import CycleInput
 from muri.slurm_plugin.planning.slurm_requests import MEMBER_MEM_MIB
 from muri.slurm_plugin.records.cluster import Job, JobState, Node, Reservation, Snapshot
-from muri.slurm_plugin.records.gate import without_gate
-from muri.slurm_plugin.records.host_lists import HostListError, names_in
 from muri.slurm_plugin.records.limits import will_start_by_itself
-from muri.slurm_plugin.records.roles import ManagedJob, Role
+from muri.slurm_plugin.records.nodes import HostListError, names_in
+from muri.slurm_plugin.records.roles import ManagedJob, Role, without_gate
 from muri.units import MIB_PER_GIB
 
 _PROMISED = {Role.PILOT, Role.DRY_RUN, Role.RELEASED}

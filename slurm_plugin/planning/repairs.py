@@ -34,10 +34,18 @@ from muri.slurm_plugin.planning.site_limits import PILOT_EXTRA_S
 from muri.slurm_plugin.records.cluster import Job, JobState
 from muri.slurm_plugin.records.comment_reports import profile_in, python_in
 from muri.slurm_plugin.records.comment_tags import MemberState, MemoryRetry
-from muri.slurm_plugin.records.gate import gate_word, is_behind_licence, is_lifted, lease_end_s
 from muri.slurm_plugin.records.journal import DRY_RUN, GROUP, PREEMPT, Intent
 from muri.slurm_plugin.records.limits import is_limit_reason, will_start_by_itself
-from muri.slurm_plugin.records.roles import ManagedJob, Role, RunningGroup, View
+from muri.slurm_plugin.records.roles import (
+    ManagedJob,
+    Role,
+    RunningGroup,
+    View,
+    gate_word,
+    is_behind_licence,
+    is_lifted,
+    lease_end_s,
+)
 from muri.utc import text_of
 
 log = logging.getLogger("muri.controller")

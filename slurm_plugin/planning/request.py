@@ -17,10 +17,9 @@ from muri.slurm_plugin.planning.model_traits import derived_for, gpu_utilization
 from muri.slurm_plugin.planning.placement import domain_of, free_nodes
 from muri.slurm_plugin.planning.site_limits import SiteRoom
 from muri.slurm_plugin.planning.slurm_requests import dry_run_limit_s
-from muri.slurm_plugin.records.cluster import Job
+from muri.slurm_plugin.records.cluster import Job, NodeIndex
 from muri.slurm_plugin.records.journal import DRY_RUN, Intent
 from muri.slurm_plugin.records.limits import PartitionLimits
-from muri.slurm_plugin.records.node_index import NodeIndex
 from muri.slurm_plugin.records.roles import ManagedJob, Role, View, why_arguments_are_unknown
 from muri.units import MIB_PER_GIB
 

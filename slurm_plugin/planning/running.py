@@ -34,7 +34,7 @@ from muri.slurm_plugin.planning.starts import as_asked, with_request
 from muri.slurm_plugin.planning.stated_durations import overran, took_s
 from muri.slurm_plugin.records.cluster import Job, JobState, Node
 from muri.slurm_plugin.records.comment_reports import member_report, promise_broken, steady_company
-from muri.slurm_plugin.records.host_lists import names_in
+from muri.slurm_plugin.records.nodes import names_in
 from muri.slurm_plugin.records.roles import ManagedJob, Role, RunningGroup, View
 from muri.units import MIB_PER_GIB
 

@@ -13,8 +13,7 @@ from muri.slurm_plugin.planning.actions import GivenShare, Join, MemberPlan, Sta
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import Job, JobChange, NewJob
 from muri.slurm_plugin.records.comment_tags import MemoryRetry, with_mode
-from muri.slurm_plugin.records.gate import without_gate
-from muri.slurm_plugin.records.roles import ManagedJob, View
+from muri.slurm_plugin.records.roles import ManagedJob, View, without_gate
 from muri.slurm_plugin.records.submission import encode_words
 from muri.units import whole_minutes
 

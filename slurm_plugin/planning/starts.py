@@ -15,9 +15,8 @@ from muri.slurm_plugin.planning.actions import GivenShare, MemberPlan, ReleaseSo
 from muri.slurm_plugin.planning.cycle_input import CycleInput, Knowledge
 from muri.slurm_plugin.planning.site_limits import PILOT_EXTRA_S, SiteRoom
 from muri.slurm_plugin.records import comment_tags as tags
-from muri.slurm_plugin.records.cluster import Job, Node
-from muri.slurm_plugin.records.host_lists import folded
-from muri.slurm_plugin.records.node_index import NodeIndex
+from muri.slurm_plugin.records.cluster import Job, Node, NodeIndex
+from muri.slurm_plugin.records.nodes import folded
 from muri.slurm_plugin.records.roles import ManagedJob, profile_key
 from muri.units import MIB_PER_GIB
 

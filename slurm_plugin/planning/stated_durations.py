@@ -16,8 +16,8 @@ from muri.policies.options import MAX_GROUP_SIZE
 from muri.slurm_plugin.records.cluster import JobState
 from muri.slurm_plugin.records.comment_reports import member_report
 from muri.slurm_plugin.records.comment_tags import Planned
-from muri.slurm_plugin.records.job_report import alone_s
 from muri.slurm_plugin.records.roles import ManagedJob, Role, View, profile_key
+from muri.slurm_plugin.records.usage import alone_s
 
 _TOLERANCE: Final = 1.1
 _START_UP_S: Final = 60.0

@@ -46,7 +46,7 @@ _LONGEST_REASON: Final = 300
 USER_HOLD: Final = "muri-hold:user"
 
 GATE_PREFIX: Final = "muri-gate:"
-"""In a job's AdminComment: how its gate stands, see `muri.slurm_plugin.records.gate`."""
+"""In a job's AdminComment: how its gate stands, see `muri.slurm_plugin.records.roles`."""
 
 LICENCE_GATE: Final = "licence"
 """The word of a job that a license keeps waiting; others are held."""

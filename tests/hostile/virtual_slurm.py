@@ -12,7 +12,7 @@ from users import BOB, Attack, dry_run_result, pilot_report
 from muri.slurm_plugin.gateway.base import GatewayError, NoSuchJobError
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import Job, JobChange, JobState, NewJob, Node, Snapshot
-from muri.slurm_plugin.records.gate import is_behind_licence
+from muri.slurm_plugin.records.roles import is_behind_licence
 
 DRY_RUN_S: Final = 60.0
 

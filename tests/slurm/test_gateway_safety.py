@@ -8,7 +8,7 @@ import pytest
 from gateway_inside import BOB, GatewayInside, RefusedError, by_commands, new_job
 
 from muri.slurm_plugin.records.cluster import JobChange, JobState
-from muri.slurm_plugin.records.gate import GATE_LICENSE, lease_end_s
+from muri.slurm_plugin.records.roles import GATE_LICENSE, lease_end_s
 
 HOSTILE = r"""
 submit() { sbatch --parsable --hold --output=/dev/null "$@" --wrap=true; }

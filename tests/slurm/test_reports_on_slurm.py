@@ -9,7 +9,7 @@ from conftest import emptied
 from prometheus_client.parser import text_string_to_metric_families
 from site_cluster import SiteCluster
 
-from muri.slurm_plugin.records.job_report import SharingReport, parse_report, with_report
+from muri.slurm_plugin.records.usage import SharingReport, parse_report, with_report
 from sandbox.driver import Driver
 
 METRICS = "/var/lib/muri.prom"

@@ -15,10 +15,9 @@ from muri.slurm_plugin.gateway.base import GatewayError, NoGateLicenseError, NoS
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import Job, JobChange, JobState, NewJob, Node, Reservation, Snapshot
 from muri.slurm_plugin.records.comment_reports import speeds_token
-from muri.slurm_plugin.records.gate import GATE_LICENSE, is_behind_licence, with_gate
 from muri.slurm_plugin.records.gpu_removal import PER_NODE, TYPED, GpuRemoval, Place, TriedForm
 from muri.slurm_plugin.records.limits import NO_SITE_LIMITS
-from muri.slurm_plugin.records.roles import Role, read_job
+from muri.slurm_plugin.records.roles import GATE_LICENSE, Role, is_behind_licence, read_job, with_gate
 
 NOW_S = 1_000_000.0
 CRED_EXPIRE_S = 120.0

@@ -12,8 +12,7 @@ from muri.slurm_plugin.cli.look import show_queue
 from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.controller.assemble import policy_of
 from muri.slurm_plugin.controller.cycle import cycle_input
-from muri.slurm_plugin.controller.status import STATUS_NAME, Status, notes_of, read_status, refresh, status_of
-from muri.slurm_plugin.controller.user_status import report
+from muri.slurm_plugin.controller.status import STATUS_NAME, Status, notes_of, read_status, refresh, report, status_of
 from muri.slurm_plugin.planning.decision import decide
 from muri.slurm_plugin.records.cluster import Snapshot
 from muri.slurm_plugin.records.journal import Journal

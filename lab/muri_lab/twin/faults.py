@@ -9,8 +9,7 @@ from muri.slurm_plugin.execute.drain import drain
 from muri.slurm_plugin.gateway.base import SlurmUnreachableError, slurm_error
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import Job, JobState, Reservation
-from muri.slurm_plugin.records.gate import is_behind_licence, is_lifted, without_gate
-from muri.slurm_plugin.records.roles import Role
+from muri.slurm_plugin.records.roles import Role, is_behind_licence, is_lifted, without_gate
 from muri_lab.twin.programs import DryRun, Placeholder, TrainingScript
 from muri_lab.twin.stage import CALM_AFTER_S, Stage
 from muri_lab.twin.story import Fault

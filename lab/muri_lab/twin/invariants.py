@@ -6,8 +6,7 @@ from typing import Any, Final
 
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import Job, JobState
-from muri.slurm_plugin.records.gate import is_behind_licence, without_gate
-from muri.slurm_plugin.records.roles import Role, read_job
+from muri.slurm_plugin.records.roles import Role, is_behind_licence, read_job, without_gate
 from muri_lab.twin.limits import why_over_limits
 from muri_lab.twin.programs import TrainingScript
 from muri_lab.twin.twin import Course, Twin

@@ -15,7 +15,7 @@ from ClusterShell.NodeSet import NodeSet
 
 from muri.slurm_plugin.gateway.base import SlurmUnreachableError, slurm_error
 from muri.slurm_plugin.records.cluster import Job, JobChange, JobState, Node, Reservation
-from muri.slurm_plugin.records.gate import GATE_LICENSE, REQUEUED_HELD, is_behind_licence
+from muri.slurm_plugin.records.roles import GATE_LICENSE, REQUEUED_HELD, is_behind_licence
 from muri.units import whole_minutes
 from muri_lab.twin.clock import Event, VirtualTime
 from muri_lab.twin.limits import why_over_limits, why_refused

@@ -5,7 +5,7 @@ from typing import Final
 
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import Job, JobState
-from muri.slurm_plugin.records.gate import with_gate
+from muri.slurm_plugin.records.roles import with_gate
 from muri_lab.twin.programs import NodeSide, TrainingScript, Work
 from muri_lab.twin.records import Holder
 

@@ -16,8 +16,8 @@ from muri.profiler.store import ProfileStore
 from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.controller.assemble import open_controller
 from muri.slurm_plugin.controller.cycle import Controller
+from muri.slurm_plugin.controller.events import Bell
 from muri.slurm_plugin.controller.loop import run_forever
-from muri.slurm_plugin.controller.pace import Bell
 from muri.slurm_plugin.controller.surroundings import Surroundings
 from muri.slurm_plugin.gateway.base import GatewayError
 from muri.slurm_plugin.gateway.gres_conf import GresConf

@@ -92,7 +92,7 @@ def test_the_notice_file_replaces_a_link_and_lies_where_nobody_else_writes(tmp_p
     make_notice_file(path, os.geteuid())
     assert (target.read_text(), path.is_symlink()) == ("precious", False)
     tmp_path.chmod(0o777)
-    with pytest.raises(UnsafeFileError, match="no place for the notice file"):
+    with pytest.raises(UnsafeFileError, match="not a place for the notice file"):
         make_notice_file(path, os.geteuid())
 
 

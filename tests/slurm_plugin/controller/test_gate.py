@@ -12,8 +12,7 @@ from muri.slurm_plugin.execute.gate import stop
 from muri.slurm_plugin.gateway.base import GatewayError
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import Job, JobState
-from muri.slurm_plugin.records.gate import GATE_LICENSE, with_gate, without_gate
-from muri.slurm_plugin.records.roles import Role, read_job
+from muri.slurm_plugin.records.roles import GATE_LICENSE, Role, read_job, with_gate, without_gate
 
 HOLDS = ["JobHeldAdmin", "JobHeldUser", "launch_failed_requeued_held"]
 

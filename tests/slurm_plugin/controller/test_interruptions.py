@@ -9,11 +9,10 @@ import pytest
 from fake_slurm import NOW_S, FakeSlurm, behind_licence, four_jobs, one_gpu, pilots
 
 from muri.slurm_plugin.controller.assemble import open_controller
-from muri.slurm_plugin.controller.stop import StopSignal
-from muri.slurm_plugin.controller.surroundings import Surroundings
+from muri.slurm_plugin.controller.surroundings import StopSignal, Surroundings
 from muri.slurm_plugin.records.cluster import JobState
-from muri.slurm_plugin.records.gate import GATE_LICENSE
 from muri.slurm_plugin.records.journal import GROUP
+from muri.slurm_plugin.records.roles import GATE_LICENSE
 
 CALLS_OF_A_START = 5
 """Submitting the pilot, and a change of each of four members."""

@@ -6,8 +6,8 @@ import pytest
 from stand_in_controller import Happenings
 from virtual_clock import VirtualClock
 
-from muri.slurm_plugin.controller import pace
-from muri.slurm_plugin.controller.pace import Bell
+from muri.slurm_plugin.controller import events
+from muri.slurm_plugin.controller.events import Bell
 
 
 def begun(at_s: list[float], lasting_s: float = 0.5, until_s: float = 60.0) -> list[float]:
@@ -37,7 +37,7 @@ def test_a_burst_shares_a_cycle_and_its_last_jobs_get_one_more() -> None:
 def test_long_cycles_take_no_more_than_their_share(
     monkeypatch: pytest.MonkeyPatch, most_share: float, gap_s: float
 ) -> None:
-    monkeypatch.setattr(pace, "MOST_SHARE", most_share)
+    monkeypatch.setattr(events, "MOST_SHARE", most_share)
     times_s = begun([number / 10 for number in range(6000)], 10.0, 600.0)
     assert {later - earlier for earlier, later in pairwise(times_s)} == {10.0 + gap_s}
 

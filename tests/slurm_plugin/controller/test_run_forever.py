@@ -14,6 +14,7 @@ from virtual_clock import VirtualClock
 
 from muri.errors import MuriError
 from muri.slurm_plugin.controller.cycle import Controller
+from muri.slurm_plugin.controller.events import Bell
 from muri.slurm_plugin.controller.loop import (
     EVENTS_LOCK_NAME,
     AnotherControllerError,
@@ -24,7 +25,6 @@ from muri.slurm_plugin.controller.loop import (
     run_on_events,
     run_once,
 )
-from muri.slurm_plugin.controller.pace import Bell
 
 
 class Faulty:

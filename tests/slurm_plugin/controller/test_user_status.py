@@ -16,9 +16,16 @@ from fake_slurm import FakeSlurm, make_job, make_node
 
 from muri.slurm_plugin.cli.look import explanation
 from muri.slurm_plugin.config import Config
-from muri.slurm_plugin.controller import user_status
-from muri.slurm_plugin.controller.status import STATUS_NAME, JobStatus, Status, refresh
-from muri.slurm_plugin.controller.user_status import CYCLE_NAME, cycle_age_s, latest_status
+from muri.slurm_plugin.controller import status
+from muri.slurm_plugin.controller.status import (
+    CYCLE_NAME,
+    STATUS_NAME,
+    JobStatus,
+    Status,
+    cycle_age_s,
+    latest_status,
+    refresh,
+)
 from muri.slurm_plugin.records.roles import view_of
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be one user after the other")
@@ -116,7 +123,7 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
         if folder == Path(tempfile.gettempdir()):
             break
         folder.chmod(0o711)
-    monkeypatch.setattr(user_status, "user_name", {ALICE: "alice"}.get)
+    monkeypatch.setattr(status, "user_name", {ALICE: "alice"}.get)
     return Config(state_dir=tmp_path / "state", status_dir=tmp_path / "status")
 
 

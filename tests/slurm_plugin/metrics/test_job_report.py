@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.comment_reports import MemberReport
-from muri.slurm_plugin.records.job_report import SharingReport, alone_s, parse_report, split_gpu_time, with_report
+from muri.slurm_plugin.records.usage import SharingReport, alone_s, parse_report, split_gpu_time, with_report
 
 FULL = SharingReport(
     pilot=7, gpu_count=2, gpu_s=81.5, alone_s=60.0, basis="iterations", iterations=600, partners=(2, 3),

@@ -14,7 +14,7 @@ from polling import DEADLINE_S, until
 from prometheus_client.parser import text_string_to_metric_families
 
 from muri.slurm_plugin.config import Config, ConfigError, load_config
-from muri.slurm_plugin.controller import metrics, metrics_server
+from muri.slurm_plugin.controller import metrics
 from muri.slurm_plugin.controller.books import MetricsError
 from muri.slurm_plugin.gateway.base import GatewayError, SlurmUnreachableError
 from muri.slurm_plugin.records import comment_tags as tags
@@ -184,8 +184,8 @@ def test_damaged_books_begin_anew(make_controller, accounts, tmp_path, run):
 
 
 def test_a_controller_that_stays_serves_the_same_whatever_strangers_do(make_controller, accounts, monkeypatch):
-    most, before = metrics_server.MOST_CONNECTIONS, threading.active_count()
-    monkeypatch.setattr(metrics_server, "REQUEST_LIMIT_S", 2 * DEADLINE_S)
+    most, before = metrics.MOST_CONNECTIONS, threading.active_count()
+    monkeypatch.setattr(metrics, "REQUEST_LIMIT_S", 2 * DEADLINE_S)
     with make_controller(FakeSlurm([], one_gpu()), metrics_listen="127.0.0.1:0") as controller, ExitStack() as stack:
         server, thread = controller.books.serve()
         controller.cycle()
@@ -196,7 +196,7 @@ def test_a_controller_that_stays_serves_the_same_whatever_strangers_do(make_cont
         taken = f"127.0.0.1:{server.server_port}"
         with urllib.request.urlopen(f"http://{taken}/metrics") as answer:
             assert 'muri_cycles_total{outcome="finished"} 1.0' in answer.read().decode()
-        monkeypatch.setattr(metrics_server, "REQUEST_LIMIT_S", 0.0)
+        monkeypatch.setattr(metrics, "REQUEST_LIMIT_S", 0.0)
         assert strangers[-1].recv(1) == b"", "it may stay for ever"
         with (
             make_controller(FakeSlurm([], one_gpu()), metrics_listen=taken) as other,

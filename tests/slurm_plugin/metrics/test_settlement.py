@@ -8,15 +8,14 @@ from fake_slurm import FOUR_KINDS, FakeSlurm, Killed, four_jobs, one_gpu, pilots
 from muri.profiler.records import StageProfile
 from muri.slurm_plugin.config import Pilot
 from muri.slurm_plugin.controller import metrics
-from muri.slurm_plugin.controller.counters import Counters
+from muri.slurm_plugin.controller.metrics import Counters
 from muri.slurm_plugin.gateway.accounting import NoAccountingError
 from muri.slurm_plugin.gateway.base import GatewayError, NoSuchJobError
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import JobState
 from muri.slurm_plugin.records.comment_reports import with_measured
-from muri.slurm_plugin.records.job_report import parse_report
 from muri.slurm_plugin.records.journal import COUNTERS, GROUP_RUN, Journal
-from muri.slurm_plugin.records.usage import Run
+from muri.slurm_plugin.records.usage import Run, parse_report
 
 
 @pytest.fixture

@@ -15,8 +15,7 @@ from muri.slurm_plugin.cli.report import as_record, described, report
 from muri.slurm_plugin.gateway import accounting
 from muri.slurm_plugin.gateway.accounting import NoAccountingError, parse_runs
 from muri.slurm_plugin.records import comment_tags as tags
-from muri.slurm_plugin.records.job_report import SharingReport, with_report
-from muri.slurm_plugin.records.usage import Payer, Run, table_of, uses_of
+from muri.slurm_plugin.records.usage import Payer, Run, SharingReport, table_of, uses_of, with_report
 
 BEGIN_S = 1_795_000_000
 ALICE, BOB = Payer("alice", "hep", "normal"), Payer("bob", "astro", "short")

@@ -22,7 +22,7 @@ from muri.slurm_plugin.planning.model_traits import (
 )
 from muri.slurm_plugin.planning.request import known_job, plan_job
 from muri.slurm_plugin.profile_use import read_traits
-from muri.slurm_plugin.records.node_index import NodeIndex
+from muri.slurm_plugin.records.cluster import NodeIndex
 
 CURVE = CpuSensitivity((Point(2, 2.0), Point(4, 4.0), Point(9, 8.0), Point(12, 8.2)), 9, 0, 4)
 DATASET = Dataset(dataset_gib=100.0, batch_mib=64.0, storage_mib_per_s=256.0)

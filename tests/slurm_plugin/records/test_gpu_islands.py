@@ -2,7 +2,7 @@
 
 import pytest
 
-from muri.slurm_plugin.records.gpu_islands import islands_of
+from muri.slurm_plugin.records.nodes import islands_of
 
 PAIRS = """
 AutoDetect=off

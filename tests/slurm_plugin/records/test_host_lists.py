@@ -2,7 +2,7 @@
 
 import pytest
 
-from muri.slurm_plugin.records.host_lists import MOST_NODES, HostListError, names_in
+from muri.slurm_plugin.records.nodes import MOST_NODES, HostListError, names_in
 
 
 @pytest.mark.parametrize(

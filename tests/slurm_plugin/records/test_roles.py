@@ -8,8 +8,7 @@ from fake_slurm import NOW_S, FakeSlurm, behind_licence, make_job, make_node, on
 from muri.slurm_plugin.execute.drain import drain
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records import roles
-from muri.slurm_plugin.records.cluster import Job, JobState
-from muri.slurm_plugin.records.node_index import NodeIndex
+from muri.slurm_plugin.records.cluster import Job, JobState, NodeIndex
 from muri.slurm_plugin.records.roles import Role, profile_key, read_job, view_of
 
 STATE = tags.format_state(tags.MemberState(9, tags.Original("gres/gpu:1", "", 4, 4, 0, 3600)))

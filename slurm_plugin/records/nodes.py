@@ -1,15 +1,69 @@
-"""Which GPUs of a node reach each other fast, from what gres.conf says of each device: `Links`, else `Cores`. Pure.
+"""Nodes: Slurm's folded host lists such as "gpu[01-04],login", and islands of their GPUs. Pure.
 
-Which GPUs of a node a job gets is Slurm's choice (tried on 26.05): the free one with the lowest index, then those that
-are linked to the ones chosen, then again the lowest. So Muri can choose the node on which that gives a whole island.
+Which GPUs of a node reach each other fast follows from what gres.conf says of each device: `Links`, else `Cores`.
+Which GPUs a job gets is Slurm's choice (tried on 26.05): the free one with the lowest index, then those that are linked
+to the ones chosen, then again the lowest. So Muri can choose the node on which that gives a whole island.
 """
 
+import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
-from muri.slurm_plugin.records.host_lists import HostListError, names_in
+from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet, NodeSetParseError
+
+MOST_NODES: Final = 65_536
+"""Longer lists are refused before they are unfolded: a few characters can stand for thousands of millions of names."""
+
+_FORM: Final = re.compile(r"[A-Za-z0-9._\[\],-]*")
+
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+"""One host."""
+
+_COMMA: Final = re.compile(r",(?![^\[]*\])")
+"""A comma between hosts, not within brackets."""
+
+
+class HostListError(ValueError):
+    """A text is no host list, or one of more hosts than any cluster has."""
+
+
+@lru_cache(maxsize=1024)
+def names_in(host_list: str) -> frozenset[str]:
+    """Return the names in a host list.
+
+    Raises:
+        HostListError: It is none, or has too many.
+    """
+    if _NAME.fullmatch(host_list):
+        return frozenset({host_list})
+    if not _FORM.fullmatch(host_list):
+        raise HostListError(f"{host_list[:80]!r} is not a list of nodes")
+    try:
+        if sum(map(_count, _COMMA.split(host_list))) > MOST_NODES:
+            raise HostListError(f"{host_list[:80]!r} lists more than {MOST_NODES} nodes")
+        return frozenset(NodeSet(host_list, resolver=RESOLVER_NOGROUP))
+    except (NodeSetParseError, ValueError) as error:
+        raise HostListError(f"{host_list[:80]!r} is not a list of nodes: {str(error)[:80]}") from error
+
+
+def folded(names: AbstractSet[str]) -> str:
+    """Return a host list of some names."""
+    return next(iter(names)) if len(names) == 1 else str(NodeSet.fromlist(sorted(names)))
+
+
+def _count(item: str) -> int:
+    """How many names one folded name stands for, at least 1."""
+    return math.prod(sum(map(_size, bracket.split(","))) for bracket in re.findall(r"\[([^\[\]]*)\]", item))
+
+
+def _size(part: str) -> int:
+    first, _, last = part.partition("-")
+    return int(last) - int(first) + 1 if first.isdecimal() and last.isdecimal() else 1
+
 
 _WORD: Final = re.compile(r'([A-Za-z]+)\s*=\s*("[^"]*"|\S+)')
 _MOST_DEVICES: Final = 64
