@@ -6,7 +6,6 @@ import pytest
 from fake_slurm import FOUR_KINDS, FakeSlurm, Killed, four_jobs, one_gpu, pilots
 
 from muri.profiler.records import StageProfile
-from muri.slurm_plugin.config import Pilot
 from muri.slurm_plugin.controller import metrics
 from muri.slurm_plugin.controller.metrics import Counters
 from muri.slurm_plugin.gateway.accounting import NoAccountingError
@@ -16,6 +15,7 @@ from muri.slurm_plugin.records.cluster import JobState
 from muri.slurm_plugin.records.comment_reports import with_measured
 from muri.slurm_plugin.records.journal import COUNTERS, GROUP_RUN, Journal
 from muri.slurm_plugin.records.usage import Run, parse_report
+from muri.slurm_plugin.tuning import Tuning
 
 
 @pytest.fixture
@@ -137,7 +137,7 @@ def test_a_member_that_ends_before_its_partner_is_reported_after_the_pilots_next
     cycle(5)
     assert accounts.writes == 0  # the pilot has yet to tell of the last iterations
     measure(slurm, pilot, {1: 95, 2: 85})
-    cycle(2 * Pilot().telemetry_s)
+    cycle(2 * Tuning().telemetry_s)
     assert set(accounts.comments) == {1}
     assert parse_report(accounts.comments[1]).iterations == 95
 
