@@ -1,5 +1,9 @@
 """A cycle's decision: from the snapshot and what is known to everything that the cycle will do. Pure.
 
+A cycle has six phases, a file for each: `controller/cycle.py` gathers what is known (`cycle_input.py`), `repairs.py`
+repairs what an earlier cycle left, `request.py` prepares the request, `asking.py` asks the policy, `plan_actions.py`
+turns its answer into actions, and `execute/executor.py` carries them out.
+
 Deciding changes nothing, so a fault costs one job: where a decision raises, it is made again without the jobs, intents
 or profiles at fault, which are found by bisection, whatever raised and wherever. A job of Muri's that is left out keeps
 its record, so that a pilot whose comment is at fault still counts as running; only its comments go unread.
@@ -107,7 +111,7 @@ def decide(cycle: CycleInput, policy: Policy) -> Decision:
 
 
 def _decide(cycle: CycleInput, policy: Policy) -> Decision:
-    """Repair, make the request, ask the policy, and write out what its answer means."""
+    """Repair, prepare the request, ask the policy, and turn its answer into actions, in the order of carrying out."""
     repairs = reconcile(cycle)
     preparation = prepare(cycle, policy.profile_use, allocates_cpus=policy.allocates_cpus)
     settled, preparation = ask(policy, preparation)
