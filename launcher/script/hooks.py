@@ -13,11 +13,9 @@ import threading
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from time import perf_counter
-from types import ModuleType
 from typing import Any, Final
 
 from muri.errors import MuriError
-from muri.launcher.job.import_hooks import after_import
 from muri.launcher.job.stage_clock import PROPAGATE, StageClock
 from muri.launcher.script.script_clock import current_clock
 from muri.profiler.records import STAGES
@@ -339,19 +337,3 @@ def close_iterations() -> None:
     watch = thread.watch
     if watch is not None and not watch.clock.explicit and not _in_child:
         watch.iterations.close()
-
-
-def install_stage_hooks() -> None:
-    """Mark the stages of scripts from PyTorch's import on; call once per process."""
-    after_import("torch", _install_stage_hooks)
-
-
-def _install_stage_hooks(_torch: ModuleType) -> None:
-    from muri.launcher.script import compiling, compute, data_loading, network
-
-    guarded_installation("compute", compute.install)
-    guarded_installation("workers", data_loading.install_workers)
-    guarded_installation("fetching", data_loading.install_fetching)
-    guarded_installation("collectives", network.install_collectives)
-    guarded_installation("data_parallel", network.install_data_parallel)
-    guarded_installation("torch.compile", compiling.install)

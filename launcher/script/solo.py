@@ -26,7 +26,7 @@ from muri.launcher.job.environment import AGENT_VARIABLE
 from muri.launcher.job.import_hooks import after_import
 from muri.launcher.job.script import MARK_VARIABLE, keep_process_groups, leave_mark
 from muri.launcher.script import script_clock
-from muri.launcher.script.hooks import close_iterations, install_stage_hooks, replace, stages_wanted
+from muri.launcher.script.hooks import close_iterations, guarded_installation, replace, stages_wanted
 from muri.launcher.threads import watch_dangers
 from muri.launcher.wire.process_gate import is_gated
 from muri.profiler.dryrun.messages import DRY_RUN_VARIABLE
@@ -80,6 +80,22 @@ def _reach_accelerate(launch: ModuleType) -> None:
 
 
 _OWN_FILES: Final = {__file__, script.__file__, runpy.__file__, "<frozen runpy>"}
+
+
+def install_stage_hooks() -> None:
+    """Mark the stages of scripts from PyTorch's import on; call once per process."""
+    after_import("torch", _install_stage_hooks)
+
+
+def _install_stage_hooks(_torch: ModuleType) -> None:
+    from muri.launcher.script import compiling, compute, data_loading, network
+
+    guarded_installation("compute", compute.install)
+    guarded_installation("workers", data_loading.install_workers)
+    guarded_installation("fetching", data_loading.install_fetching)
+    guarded_installation("collectives", network.install_collectives)
+    guarded_installation("data_parallel", network.install_data_parallel)
+    guarded_installation("torch.compile", compiling.install)
 
 
 def wants_stages(environment: Mapping[str, str]) -> bool:

@@ -13,8 +13,9 @@ from muri.launcher.arbitration.arbiter import Arbiter
 from muri.launcher.job.script import NAMELESS
 from muri.launcher.job.session import MemberSession
 from muri.launcher.job.stage_clock import IntervalListener, StageClock
-from muri.launcher.script.hooks import install_stage_hooks, stages_wanted
+from muri.launcher.script.hooks import stages_wanted
 from muri.launcher.script.script_clock import set_clock_provider
+from muri.launcher.script.solo import install_stage_hooks
 from muri.launcher.shared_process import gpu, isolation
 from muri.launcher.shared_process.state import current_session
 from muri.launcher.shared_process.thread_session import ThreadSession
