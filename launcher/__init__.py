@@ -1,1 +1,1 @@
-"""What runs on the node: `api`, `run` and `runtime`, which do not import each other, and the packages they share."""
+"""Runs on the node: `run` and `runtime`, which do not import each other, scripts, and the packages that they share."""

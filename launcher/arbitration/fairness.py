@@ -10,7 +10,7 @@ long it could wait right now and still have its promise: progress / p - time gon
 iteration time alone, so what slows the member down in another way than by waits uses the slack up, too.
 
 - Of the members that wait with a negative slack the one with the least, relatively furthest behind, goes first.
-- Nobody gets a resource for longer at a time than the slack of those that wait for it allows.
+- No member gets a resource for longer at a time than the slack of those that wait for it allows.
 - Nor for longer than the slack of those allows that are about to need it: a stage of half a second that cannot be
   interrupted would otherwise begin in each gap that a member with short stages leaves. The resource stays idle instead.
   It is not kept free from members that are behind their own promise, nor for one that does not come as it usually does.
@@ -183,7 +183,7 @@ def smooth(before: float | None, sample: float) -> float:
 
 
 CREDIT_S: Final = 1.0
-"""Most slack that counts. Whoever has so much may wait for one stage of any length, or no stage longer than this could
+"""Most slack that counts. A member that has so much may wait for one stage of any length, or no stage longer than this could
 ever begin; it then is behind until it has caught up."""
 
 DEBT_S: Final = 10.0
@@ -191,7 +191,7 @@ DEBT_S: Final = 10.0
 whose iteration time alone is wrong, must not go first for as long."""
 
 LONGEST_WAIT_S: Final = 60.0
-"""Whoever has waited for so long within its stage goes first, whatever was promised to others."""
+"""A member that has waited for so long within its stage goes first, whatever was promised to others."""
 
 _GAPS: Final = 8
 """The latest times between two stages at a resource that tell when a member will come back."""

@@ -107,8 +107,8 @@ class MemoryAdmission:
         running: The sessions under way.
         device_gib: Memory of the GPU; None: the GPU is asked, and without one every member is admitted.
         now: Clock in seconds.
-        measured_gib: What was measured of members at work by now, which counts instead.
-        threads: What runs members as threads, and so knows the GPU, if some are.
+        measured_gib: Measured peaks of members at work, which count instead.
+        threads: Runs members as threads, and so knows the GPU, if there are any.
     """
 
     def __init__(

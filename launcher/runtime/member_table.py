@@ -73,7 +73,7 @@ class Member:
     """One member of the group.
 
     Attributes:
-        spec: What is known of it beforehand.
+        spec: The plan's figures of it.
         session: The session that runs, or ran last.
         state: "waiting" (has not come yet), "running" or "ended" (its last script ended; it may
             come again with another).
@@ -196,7 +196,7 @@ class MemberTable:
             self.changed.set()
 
     def spec_of(self, member: str) -> MemberSpec:
-        """What is known of a member beforehand."""
+        """The plan's figures of a member."""
         return self._members[member].spec
 
     def broken_promises(self) -> list[str]:

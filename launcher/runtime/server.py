@@ -58,8 +58,8 @@ class SessionFactory:
     """Makes a session for an attach request.
 
     Args:
-        arbiter: Whom the sessions ask.
-        spec_of: Says what is known of a member.
+        arbiter: Asked by the sessions.
+        spec_of: Gives the plan's figures of a member.
         trace: Where stages are noted.
         start: Starts the supervisors of scripts with a process of their own.
         threads: Runs some members as threads; all others, those that join later among them, get a process of their own.

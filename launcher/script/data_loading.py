@@ -414,7 +414,7 @@ class Fetch:
         self._stage = self._kind.stage
         self._clock.enter(self._stage)
         self._cleanup.callback(self._clock.leave)
-        turns = self._clock.takes_turns  # else there is nobody to yield to, and each sample would pay for the question
+        turns = self._clock.takes_turns  # else no member waits, and each sample would pay for the question
         thread.yield_due_s = 0.0 if turns else float("inf")
         self._meter.start(gated=self._clock.shared and self._meter.mean_s >= SLOW_TRANSFORM_S)
         fetcher = self._iterator._dataset_fetcher

@@ -5,7 +5,7 @@ as the page cache, throws away what comes round next; keeping what came first an
 gives a hit rate of cache size over dataset size in every epoch (MinIO, in Synergy, section 3.1). It is also the
 hit rate that `muri profile run --sweep` counts on.
 
-Where the script gives no size it is what the job was given less what it needs: Synergy's plan gives a job memory for
+Where the script gives no size it is the job's memory less the need of its processes: Synergy's plan gives a job memory for
 its processes and for its cache (`policies/allocation`), and Slurm tells the job the sum. What the processes need of it
 is measured while the cache fills, when model and workers have long been there.
 """
@@ -174,7 +174,7 @@ class CachedDataset:
         if fetch is not None:
             fetch.end()
         sizes = [size for place, item in fresh.items() if (size := self._kept_bytes(place, item))]
-        if fetch is not None and sizes and len(sizes) == len(fresh):  # else nobody knows how much was read
+        if fetch is not None and sizes and len(sizes) == len(fresh):  # else it is not known how much was read
             self._items.count(fetch, sizes)
 
     def _kept_bytes(self, place: int, item: Any) -> int:
@@ -249,7 +249,7 @@ class SharedItems:
     Args:
         places: How many byte strings there may be.
         limit_bytes: Most memory, the table included.
-        room: What is asked for the limit instead, at first and again and again while the memory fills.
+        room: Asked for the limit instead, at first and again and again while the memory fills.
 
     Raises:
         OSError: Memory is short, or the process may open no more files.
@@ -271,7 +271,7 @@ class SharedItems:
         return (_HEADER_WORDS + 2 * places) * _WORD
 
     def get(self, place: int) -> bytes | None:
-        """What is kept under a place, None if nothing is."""
+        """The content that is kept under a place, None if there is none."""
         length = self._words[_HEADER_WORDS + 2 * place + 1]
         if length <= 0:
             return None
@@ -471,7 +471,7 @@ class Room:
         return max(1, self.given_bytes // LOOKS)
 
     def limit_bytes(self, others_bytes: int = 0) -> int:
-        """What a cache may take now.
+        """The bytes that a cache may take now.
 
         Args:
             others_bytes: What other caches of the process hold.

@@ -45,7 +45,7 @@ class Fetch:
 
 
 class DatasetReads:
-    """What was read of one dataset.
+    """The reads of one dataset.
 
     Args:
         words: `WORDS` whole numbers in shared memory, 0 at first.

@@ -128,7 +128,7 @@ def worth_it(result: DryRunResult) -> bool:
 
 
 def clock_offset_s(anchors: Sequence[Span], marks_s: Sequence[float]) -> float:
-    """What is added to the profiler's times to get to `time.perf_counter`.
+    """Seconds added to the profiler's times to get to `time.perf_counter`.
 
     The first mark of a process takes long, and a busy machine may hold any of them up; so the shortest anchor counts.
 
@@ -154,7 +154,7 @@ def operators_of(events: list[Any], offset_s: float, thread: int) -> list[Operat
 
     Args:
         events: As Kineto has them.
-        offset_s: What is added to their times to get to `time.perf_counter`.
+        offset_s: Seconds added to their times to get to `time.perf_counter`.
         thread: Number of the thread that runs the loop; what others do has marks of its own.
     """
     on_host = {event.name() for event in events if event.device_type().name == "CPU"}

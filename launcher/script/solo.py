@@ -4,7 +4,7 @@
 because gloo might spoil its exit code. The runtime starts it for a member with a process of its own.
 
 torchrun and `accelerate launch` build a command line, `python [-u] [-m] SCRIPT args…`, for each process. It gets this
-runner in front of SCRIPT, too. A command that is none of Python stays as it is (`--no-python`).
+runner in front of SCRIPT, too. A command of another program stays as it is (`--no-python`).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def install_in_launchers() -> None:
 
 
 def under_runner(command: Sequence[str]) -> list[str]:
-    """The command with Muri's runner before the script; unchanged if it is none of this Python."""
+    """The command with Muri's runner before the script; unchanged if it runs another program than this Python."""
     python, *arguments = command
     flags = 1 if arguments[:1] == ["-u"] else 0
     target = arguments[flags:]

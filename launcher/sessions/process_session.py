@@ -73,7 +73,7 @@ class ProcessSession(AttachedSession):
         page_fd: The page that tells yield points whether a member waits (`process_gate.make_page`).
         start: Starts the process that watches over the script's.
         on_interval: Called with every stage held; None for no calls.
-        spec: What is known of the member.
+        spec: The plan's figures of the member.
     """
 
     isolation: Final = "process"
@@ -301,7 +301,7 @@ class Channels:
 
     Args:
         member: The member's job id.
-        arbiter: Whom its requests go to.
+        arbiter: Answers its requests.
         on_iteration: Called with each finished iteration; whether the arbiter is to be told of it.
         on_interval: Called with each stage held; None for no calls.
         on_facts: Called with what the process tells of itself; None for no calls.

@@ -43,7 +43,7 @@ DEVICE_FILES: Final = ("/dev/nvidiactl", "/dev/kfd")
 
 
 class AttachedSession:
-    """What a session of either kind has from its attach request on; see `job.session.MemberSession`."""
+    """The parts that sessions of both kinds have from its attach request on; see `job.session.MemberSession`."""
 
     def __init__(self, request: AttachRequest, arbiter: Arbiter, spec: MemberSpec | None) -> None:
         self.member = request.job_id

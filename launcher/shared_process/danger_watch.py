@@ -156,7 +156,7 @@ class DangerWatch:
             self._noted.add(danger)
 
     def _seen(self) -> dict[str, bool]:
-        """What can be seen of the process now."""
+        """Dangers that the process shows now."""
         foreign = list(self._foreign_files())
         return {
             "accelerate": "accelerate" in sys.modules or "transformers" in sys.modules,

@@ -250,14 +250,14 @@ class Preparation:
         """Say that `prepare` will be called, if torch is loaded ahead and there is a GPU.
 
         Args:
-            modules: What is loaded ahead.
+            modules: Modules that are loaded ahead.
             takes_turns: Whether members' kernels must not overlap.
         """
         self._takes_turns = takes_turns
         self._expected = "torch" in modules and has_gpu()
 
     def prepare(self) -> None:
-        """Initialise CUDA if there is a GPU; without one, members wait for their own work as alone."""
+        """Initialize CUDA if there is a GPU; without one, members wait for their own work as alone."""
         cuda = getattr(sys.modules.get("torch"), "cuda", None)
         try:
             if cuda is not None and cuda.is_available():
@@ -330,7 +330,7 @@ def sticky_text(error: BaseException, device: Device | None) -> str | None:
     """The error's text if it ended the CUDA context, else None.
 
     Args:
-        error: What a script raised; its causes count as well.
+        error: An exception of a script; its causes count as well.
         device: The GPU, which is asked whether it still works. Without one the words decide.
     """
     for link in chain_of(error):

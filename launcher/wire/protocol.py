@@ -45,7 +45,7 @@ class ProtocolError(MuriError):
 
 @dataclass(frozen=True, slots=True)
 class AttachRequest:
-    """What a member hands over to run in the runtime.
+    """A member's request to run its script in the runtime.
 
     Attributes:
         job_id: The member's Slurm job id.
