@@ -25,7 +25,6 @@ suppress_warnings = ["misc.highlighting_failure"]
 autodoc_member_order = "bysource"
 autodoc_typehints = "description"
 autodoc_typehints_description_target = "documented"
-exclude_patterns = ["papers/*"]
 
 html_theme = "furo"
 html_copy_source = False

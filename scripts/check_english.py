@@ -45,7 +45,7 @@ PATTERNS: Final = {
 _OUTSIDE: Final = re.compile(r"```.*?```|<!--.*?-->|`[^`]*`|^ {4}.*$|\]\([^)]*\)", re.DOTALL | re.MULTILINE)
 """Code, marks and targets of links in pages."""
 
-_GENERATED: Final = re.compile(r"(^|/)(releases|papers|results|compatibility)\.md$|results/|recorded/|mutations/")
+_GENERATED: Final = re.compile(r"(^|/)(releases|results|compatibility)\.md$|results/|recorded/|mutations/")
 _C_TEXT: Final = re.compile(r'(?P<words>/\*.*?\*/|//[^\n]*|--[^\n]*)|(?P<messages>"(?:[^"\\\n]|\\.)*")', re.DOTALL)
 
 

@@ -22,7 +22,7 @@ COMMANDS: Final = {
         "Fit how use slows jobs down on a GPU type, from measured pairs.",
     ),
     "papers-page": LazyCommand(
-        "muri_lab.papers_page:papers_page", "Write docs/papers.md: each paper's claims, our code and figures."
+        "muri_lab.papers_page:papers_page", "Write out/papers.md: each paper's claims, our code and figures."
     ),
     "fault-runs": LazyCommand(
         "muri_lab.twin.fault_runs:main", "Try the real controller on a virtual Slurm with faults, in virtual time."

@@ -1,6 +1,5 @@
-"""The command `muri-lab papers-page`: writes docs/papers.md from docs/papers/*.yaml and stored figures."""
+"""The command `muri-lab papers-page`: writes out/papers.md from lab/papers/*.yaml and stored figures."""
 
-import difflib
 import inspect
 import json
 import sys
@@ -19,8 +18,8 @@ from muri_lab.benchmarks.papers.quoted import quote, quoted
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT))  # papers name the sandbox, too, which only a checkout has
-FOLDER = ROOT / "docs" / "papers"
-PAGE = ROOT / "docs" / "papers.md"
+FOLDER = ROOT / "lab" / "papers"
+PAGE = ROOT / "out" / "papers.md"
 PAPERS = {
     "muri": "Muri (Zhao et al., SIGCOMM 2022)",
     "muri-report": "Report on Muri (in Chinese)",
@@ -35,7 +34,7 @@ Every mechanism, equation, algorithm, table and figure of the five source texts:
 measured beside the published figure. A row without a place says why it is missing. The names lead to the code. Commands
 run from a checkout; what they print is kept in `lab/muri_lab/benchmarks/results/papers/`.
 
-`muri-lab papers-page` makes this page from `docs/papers/*.yaml` and the stored figures; a test compares them, imports
+`muri-lab papers-page` makes this page from `lab/papers/*.yaml` and the stored figures; a test renders it, imports
 every name and runs every experiment small.
 """
 
@@ -202,20 +201,15 @@ def _figure_line(row: dict[str, Any]) -> str:
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--check", is_flag=True, help="Only print how the page differs; exit code 1 where it does.")
-def papers_page(*, check: bool) -> int:
-    """Write docs/papers.md of the checkout: what each paper says, where Muri has it, and our figures beside its own.
+def papers_page() -> int:
+    """Write out/papers.md: what each paper says, where Muri has it, and our figures beside its own.
 
     \b
     Examples:
       python -m muri_lab.benchmarks.papers muri-fig13     run an experiment again, and keep its figures
       muri-lab papers-page                                bring them into the page
-      muri-lab papers-page --check
     """
-    new, old = page(), PAGE.read_text(encoding="utf-8") if PAGE.exists() else ""
-    if not check:
-        PAGE.write_text(new, encoding="utf-8")
-        return 0
-    changes = difflib.unified_diff(old.splitlines(), new.splitlines(), "docs/papers.md", "as it should be", lineterm="")
-    click.echo("\n".join(changes))
-    return int(new != old)
+    PAGE.parent.mkdir(exist_ok=True)
+    PAGE.write_text(page(), encoding="utf-8")
+    click.echo(PAGE)
+    return 0

@@ -71,7 +71,7 @@ def _run(experiment: Experiment, quick: bool, traces: tuple[Path, ...]) -> Outco
 def main(names: tuple[str, ...], quick: bool, traces: tuple[Path, ...], as_json: bool, stored: bool) -> None:
     """Repeat figures and tables of the papers, and print ours beside the published figures.
 
-    Without NAME the experiments are listed. After a run, `muri-lab papers-page` writes docs/papers.md anew. An
+    Without NAME the experiments are listed. After a run, `muri-lab papers-page` writes out/papers.md anew. An
     experiment that lacks a trace or table of the published figures says which, keeps nothing and exits with 1.
 
     \b

@@ -1,4 +1,4 @@
-"""Figures and tables of the Muri paper: `muri simulate --experiment`, kept for docs/papers.md.
+"""Figures and tables of the Muri paper: `muri simulate --experiment`, kept for the papers page.
 
 MURI_PAPER_TRACES names the folder of the paper's traces; otherwise they are looked for in ../shared/traces. Where one
 of an experiment's traces is missing, nothing is run: a published figure is set only beside ours of the same trace.

@@ -1,4 +1,4 @@
-"""Figures of other benchmarks that rows of docs/papers/*.yaml quote by name, as "{dry_run_loops}"."""
+"""Figures of other benchmarks that rows of lab/papers/*.yaml quote by name, as "{dry_run_loops}"."""
 
 import json
 import re
