@@ -6,7 +6,7 @@ A window of iterations gives each member's rate. The total normalized speed is t
 1. The group starts with the discipline that is predicted best.
 2. Another one is tried if what it could gain, over the time that the group will probably go on, pays for the trial. One
    that was not tried yet could reach its bound, one that was tried a little more than it reached.
-   Where a member misses its promised speed the total counts for less: a discipline that keeps all promises is preferred.
+   Where a member misses its promised speed the total counts for less, so that promises are kept where that is possible.
 3. A trial's window is compared with the windows of the kept discipline right before and right after it, because the
    rest of the machine changes how fast everybody is. Trials go on, in turn with the kept discipline, until it is clear
    which one is better, or that it hardly matters.

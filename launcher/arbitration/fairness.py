@@ -183,8 +183,8 @@ def smooth(before: float | None, sample: float) -> float:
 
 
 CREDIT_S: Final = 1.0
-"""Most slack that counts. A member that has so much may wait for one stage of any length, or no stage longer than this could
-ever begin; it then is behind until it has caught up."""
+"""Most slack that counts. A member that has so much may wait for one stage of any length, or no stage longer than this
+could ever begin; it then is behind until it has caught up."""
 
 DEBT_S: Final = 10.0
 """How far behind a member counts at most; what it lost before is forgotten. A member that validated for an hour, or
