@@ -5,8 +5,8 @@ as the page cache, throws away what comes round next; keeping what came first an
 gives a hit rate of cache size over dataset size in every epoch (MinIO, in Synergy, section 3.1). It is also the
 hit rate that `muri profile run --sweep` counts on.
 
-Where the script gives no size it is the job's memory less the need of its processes: Synergy's plan gives a job memory
-for its processes and for its cache (`policies/allocation`), and Slurm tells the job the sum. What the processes need of it
+Where the script gives no size it is the job's memory less the need of its processes. Synergy's plan gives a job memory
+for its processes and for its cache (`policies/allocation`), and Slurm tells the job the sum. The need of the processes
 is measured while the cache fills, when model and workers have long been there.
 """
 
