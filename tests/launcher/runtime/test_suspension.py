@@ -9,6 +9,7 @@ from launcher_harness import Launcher, Process, ends
 from polling import until
 from ranks_harness import RankedLauncher
 
+from muri.group_spec import MemberSpec
 from muri.launcher.arbitration.arbiter import FairArbiter
 from muri.launcher.arbitration.pausing import PausingArbiter
 from muri.launcher.job.session import Roots
@@ -259,7 +260,7 @@ def test_the_time_of_a_pause_is_no_slowness(monkeypatch: pytest.MonkeyPatch) -> 
     session = Session()
     session.isolation, session.checkpointed, session.exit_code = "thread", False, None
     session.clock.recent.append(IterationRecord(0.1, (0.1,) * 4, (0.0,) * 4))
-    member = Member(session=session, state="running")
+    member = Member(MemberSpec("1"), session=session, state="running")
     assert member.status()["iterations_per_s"] == 10.0
     now_s, session.paused = 100.0, True
     paused = member.status()
