@@ -8,7 +8,6 @@ import re
 import runpy
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -78,7 +77,7 @@ def test_every_result_that_a_page_shows_has_a_command() -> None:
     files = {name for name in shown if "." not in name and (RESULTS / f"{name}.json").is_file()}
     code = (ROOT / "lab" / "muri_lab").rglob("*.py")
     sources = "".join(path.read_text() for path in code)
-    assert len(files) > 15
+    assert len(files) > 10
     assert not [name for name in sorted(files) if not name.startswith("papers/") and f"{name}.json" not in sources]
 
 
@@ -107,28 +106,11 @@ def test_a_row_of_the_large_cluster_still_runs() -> None:
     assert set(found) == set(stored("scale")["decide-1k"]["figures"])
 
 
-def test_a_case_of_the_simulator_still_runs(
-    benchmark: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    simulator = benchmark("simulator")
-    name = "5755-jobs-reference"
-    monkeypatch.setitem(simulator.CASES, name, replace(simulator.CASES[name], jobs=40))
-    assert set(simulator.measure(name, None, None)) == set(stored("simulator")["cases"][name])
-
-
 def test_a_round_of_synergy_still_has_the_stored_throughput(benchmark: Callable[[str], ModuleType]) -> None:
     opt = benchmark("synergy_opt")
     request = opt.round_of((20, 70, 10), 2)
     kept = stored("synergy_opt")["20/70/10"]["figures"]["seed 2"]
     assert round(opt.throughput(request, opt.planned(request, opt.tune)[0]), 2) == kept["tune"]
-
-
-def test_the_estimate_of_pairs_still_has_the_stored_error(
-    benchmark: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    estimate = benchmark("pair_estimate")
-    monkeypatch.setattr(estimate, "JOBS", 6)
-    assert set(estimate.simulated()) == set(stored("pair_estimate")["simulated"])
 
 
 def test_the_example_of_planning_runs() -> None:

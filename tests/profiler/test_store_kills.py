@@ -1,9 +1,9 @@
-"""Writers of one store that are killed at random; lab/muri_lab/benchmarks/store_kills.py is the same at full size."""
+"""Writers of one store that are killed at random."""
 
 import pytest
+from store_kills import Load, run
 
 from muri.profiler import store_file
-from muri_lab.benchmarks.store_kills import Load, run
 
 LOADS = {
     "wal": Load(writers=16, writes=30, kill_every_s=0.005, most_kills=30),

@@ -139,35 +139,6 @@ def predictor(_: str) -> str:
     return table(head, rows)
 
 
-def scaling_errors(_: str) -> str:
-    """How far estimates from other numbers of GPUs are off."""
-    titles = {"one GPU unchanged (baseline)": "the profile of one GPU as it is",
-              "from 1 GPU, other models' bandwidth": "from 1 GPU, other models"}  # fmt: skip
-    rows = []
-    for name, found in stored("scaling_error")["errors"].items():
-        estimate, gpus = name.split("; ")
-        spans = [
-            " / ".join(f"{found[part][rank]:.0f}" for rank in ("median", "p90", "worst"))
-            for part in (
-                "iteration_percent", "load_and_preprocess_percent", "propagate_percent",
-                "synchronize_percent_of_iteration",
-            )
-        ]  # fmt: skip
-        title = titles.get(estimate, estimate)
-        rows.append([title, gpus.removesuffix(" GPUs"), str(found["cases"]), *spans, str(found["same_bottleneck"])])
-    head = ["estimate", "GPUs", "cases", "iteration", "load + preprocess", "propagate", "synchronize",
-            "same bottleneck"]  # fmt: skip
-    return table(head, rows, left=2)
-
-
-def estimates() -> tuple[int, int, int]:
-    """How many estimates were compared, and of how many the interval holds the iteration and `synchronize`."""
-    found = [each for each in stored("scaling_error")["errors"].values() if each["iteration_in_interval"] is not None]
-    names = ("cases", "iteration_in_interval", "synchronize_in_interval")
-    cases, iterations, synchronized = (sum(each[name] for each in found) for name in names)
-    return cases, iterations, synchronized
-
-
 def _reference(trace: str, policy: str, beside: str = "") -> Mapping[str, Any]:
     """A run of benchmarks/simulator_reference.py."""
     wanted = (trace, policy, beside or policy)
@@ -209,21 +180,6 @@ def _off(run: Mapping[str, Any], figure: str) -> str:
     return written(run["ratio"][figure] - 1, "+z.2%")
 
 
-def promises(_: str) -> str:
-    """What a promise is worth to a member, and costs its partners."""
-    rows = []
-    for stages in ("whole stages", "yield points"):
-        for isolation in ("threads", "processes"):
-            found = stored("promise")[stages]["figures"][isolation]
-            ways = [found["no promise"], found["promised"]]
-            cells = [way["member"] for way in ways]
-            cells += [sum(way["partners"]) / len(way["partners"]) for way in ways] + [way["total"] for way in ways]
-            rows.append([f"{stages}, {isolation}", *(f"{cell:.2f}" for cell in cells)])
-    head = ["partners' stages", "member, no promise", "member, promised 0.8", "each partner, without", "with",
-            "total, without", "with"]  # fmt: skip
-    return table(head, rows)
-
-
 TABLES: Final[Mapping[str, Callable[[str], str]]] = {
     "compatibility": lambda _: page_of(stored("compatibility")),
     "demo": lambda _: f"{demo.sentence(stored('demo'))}\n",
@@ -235,10 +191,8 @@ TABLES: Final[Mapping[str, Callable[[str], str]]] = {
     "policies": lambda _: f"\n{compare_policies_page.tables(stored('compare_policies'), _TRACES)}\n",
     "policies-plain": lambda _: compare_policies_page.plain_table(stored("compare_policies_plain"), _TRACES[:3]),
     "predictor": predictor,
-    "promises": promises,
     "published": published,
     "published-jct": published_jct,
-    "scaling-errors": scaling_errors,
     "synergy-opt": synergy_opt,
     "synergy-reference": synergy_reference,
 }

@@ -1,25 +1,18 @@
 """Whether the profile store loses anything when its writers are killed.
 
-    python -m muri_lab.benchmarks.store_kills --json      both ways of writing
-    python -m muri_lab.benchmarks.store_kills --journal wal --writers 8 --writes 100           one, smaller
-
 Processes write profiles and documents into one store. A random one at a time is killed with SIGKILL, wherever it
 is, and started again; it goes on after the last write that it had acknowledged by a line in a file of its own,
 written after the commit. Half of the writers open the store anew for every tenth write. At the end each acknowledged
 record must be there with its figures, and SQLite must find the file whole.
 """
 
-import argparse
-import json
 import multiprocessing
 import os
 import random
 import signal
-import sys
-import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -27,8 +20,7 @@ from pathlib import Path
 from muri.profiler.errors import CorruptStoreError
 from muri.profiler.records import ProfileKey, StageProfile
 from muri.profiler.store import Document, ProfileStore
-from muri.profiler.store_file import JOURNAL_MODES, JournalMode, file_system_of
-from muri_lab.benchmarks.machine import describe_machine
+from muri.profiler.store_file import JournalMode, file_system_of
 
 DOCUMENT_EVERY = 5
 START = "start"
@@ -203,29 +195,3 @@ def _is_whole(path: Path) -> bool:
     except CorruptStoreError:
         return False
     return True
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Kill writers in each journal mode and print what was left."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--journal", choices=JOURNAL_MODES, help="only this way of writing")
-    parser.add_argument("--writers", type=int, default=Load().writers)
-    parser.add_argument("--writes", type=int, default=Load().writes)
-    parser.add_argument("--folder", type=Path, help="make the store here, to try a file system")
-    parser.add_argument("--json", action="store_true")
-    options = parser.parse_args(arguments)
-    outcomes = []
-    for journal in [options.journal] if options.journal else JOURNAL_MODES:
-        with tempfile.TemporaryDirectory(prefix="muri-kills-", dir=options.folder) as folder:
-            print(f"{journal}: {options.writers} × {options.writes} writes …", file=sys.stderr)
-            outcomes.append(run(Path(folder), journal, Load(options.writers, options.writes)))
-    result = {"machine": describe_machine(), "outcomes": [asdict(outcome) for outcome in outcomes]}
-    if options.json:
-        print(json.dumps(result, indent=1))
-    for outcome in () if options.json else outcomes:
-        print(outcome)
-    sys.exit(any(outcome.lost or not outcome.whole for outcome in outcomes))
-
-
-if __name__ == "__main__":
-    main()
