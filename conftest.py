@@ -55,8 +55,8 @@ def configured(request: pytest.FixtureRequest) -> Callable[..., dict[str, Any]]:
     """Give the keys of muri.yaml that a test's controllers have; all others are as shipped.
 
     The marks `configuration` name them, a module's and then a test's own, and at last the arguments. Of a section,
-    such as `profiling`, what is named later changes only the keys that it names. `tuning` is no section of the file: it
-    holds the controller's constants.
+    such as `profiling`, a later mark changes only the keys that it names. `tuning` is not a section of
+    the file: it holds the controller's constants.
     """
     marks = [mark.kwargs for mark in request.node.iter_markers("configuration")]
 

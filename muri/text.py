@@ -43,7 +43,7 @@ def _sorted_words(name: str) -> str:
 
 
 def printable(text: str) -> str:
-    r"""One line in which everything that is no visible character stands as an escape, such as \n or \x1b.
+    r"""One line in which everything that is not a visible character stands as an escape, such as \n or \x1b.
 
     That covers line breaks, control characters, characters that reverse the direction of writing, and bytes that
     could not be decoded.

@@ -173,7 +173,7 @@ class Traffic:
         latency_s: Seconds of a step of the ring.
         basis: Where the two come from, for people.
         own: Whether from the model's own all-reduce.
-        alone_s: Seconds per iteration that the network owns even on one GPU, which is no all-reduce.
+        alone_s: Seconds per iteration that the network owns even on one GPU, which is not an all-reduce.
     """
 
     size_over_bandwidth_s: float

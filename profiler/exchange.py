@@ -118,7 +118,7 @@ def _detail(record: object, place: str) -> ProfileDetail:
 
 
 def _figures(value: object, field: str, place: str) -> None:
-    """Refuse a value that is no number or, for figures per stage, no list of numbers."""
+    """Refuse a value that is not a number or, for figures per stage, no list of numbers."""
     if field in PER_STAGE:
         if not isinstance(value, list):
             raise ExchangeError(f"{place}: must be a list of {len(STAGES)} numbers, found {value!r}")

@@ -152,7 +152,7 @@ def facts(profile: StageProfile, now: datetime) -> dict[str, str]:
         "in no stage": unexplained(profile.stage_s, profile.iteration_s),
         "peak GPU memory": f"{profile.gpu_mem_gib:.1f} GiB",
         "peak host memory": _or_none(detail.host_mem_gib, "{:.1f} GiB"),
-        "mean GPU utilisation": _or_none(detail.gpu_utilisation, "{:.0%}"),
+        "mean GPU utilization": _or_none(detail.gpu_utilisation, "{:.0%}"),
         "mean CPU use": _or_none(detail.cpu_cores, "{:.1f} cores"),
         "gradients": _or_none(detail.gradient_mib, "{:.1f} MiB"),
         "network is hidden": _or_none(overlap_exponent(profile), "δ {:.3g} (1: not at all, inf: wholly)"),

@@ -238,7 +238,7 @@ def default_store_path(site_state_dir: Callable[[], str | None] = lambda: None) 
 
 
 class Document(NamedTuple):
-    """A measurement that is no stage profile, such as how two models slow each other down.
+    """A measurement that is not a stage profile, such as how two models slow each other down.
 
     Attributes:
         name: Its subject, unique in its kind.
@@ -299,7 +299,7 @@ class ProfileStore(StoreFile):
     def put_all(self, profiles: Iterable[StageProfile], author: Author | None = None) -> Stored:
         """Store several profiles, all or none.
 
-        One that is no estimate takes the stale mark off its key, with the observations that led to it.
+        One that is not an estimate takes the stale mark off its key, with the observations that led to it.
         """
         added = replaced = 0
         with self._transaction() as connection:

@@ -54,7 +54,7 @@ def rooms(root: Path) -> Mapping[str, Path]:
 
 
 def file_of(module: str, root: Path) -> Path | None:
-    """The file of one of Muri's modules, None where it is no module, such as a name in one."""
+    """The file of one of Muri's modules, None where it is not a module, such as a name in one."""
     places = rooms(root)
     room = max((name for name in places if f"{module}.".startswith(f"{name}.")), key=len, default=None)
     if room is None:

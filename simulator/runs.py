@@ -214,7 +214,7 @@ def progress_bar(names: list[str], *, shown: bool) -> Iterator[Watch]:
 
     Args:
         names: One for each run; the bar shows that of the run that progressed last.
-        shown: Whether to draw it; it is never drawn where stderr is no terminal.
+        shown: Whether to draw it; it is never drawn where stderr is not a terminal.
     """
     if not shown or not sys.stderr.isatty():
         yield lambda index, share: None

@@ -107,7 +107,7 @@ def find(dotted: str) -> object:
 
 
 def _attribute(owner: object, name: str) -> object:
-    # A dataclass's field without a default, with slots or not, is no attribute of the class.
+    # A dataclass's field without a default, with slots or not, is not an attribute of the class.
     fields = getattr(owner, "__annotations__", {}) | getattr(owner, "model_fields", {})
     return fields[name] if not hasattr(owner, name) and name in fields else getattr(owner, name)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 MURIS_OWN: Final = "muri-looks"
-"""The kernel's name for a thread of Muri's own in a script's process: what it does is no work of the script."""
+"""The kernel's name for a thread of Muri's own in a script's process: what it does is not a work of the script."""
 
 
 def name_as_muris_own() -> None:
@@ -57,7 +57,7 @@ MOST_ROUNDS: Final = 10
 
 
 def stop_descendants(root: int) -> None:
-    """Stop all processes that descend from one, but not that one itself. 0 is no process."""
+    """Stop all processes that descend from one, but not that one itself. 0 is not a process."""
     stopped: set[int] = set()
     for _ in range(MOST_ROUNDS):
         new = [pid for pid in _descendants(root) if pid not in stopped]

@@ -134,7 +134,7 @@ def _named(end: str, rest: Sequence[str]) -> tuple[bool, str, tuple[str, ...]]:
 
 
 def _is_python(word: str) -> bool:
-    """Whether a word calls a Python, and is no folder that a script has filled."""
+    """Whether a word calls a Python, and is not a folder that a script has filled."""
     known = shutil.which(word) is not None or os.sep not in word
     return bool(_PYTHON.fullmatch(Path(word).name)) and known and not Path(word, "__main__.py").exists()
 

@@ -66,7 +66,7 @@ def checked(status: Any) -> dict[str, Any]:
     """Return a status as it is, if it can be shown, and printed as JSON.
 
     Raises:
-        ValueError: It is none of a runtime; the text names the place.
+        ValueError: It is not one of a runtime; the text names the place.
     """
     try:
         _Status.model_validate(status)

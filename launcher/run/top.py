@@ -206,7 +206,7 @@ def _pause_s(shown: Found) -> float:
 
 @contextlib.contextmanager
 def _single_keys() -> Iterator[Callable[[float], str]]:
-    """Keys without Enter; where standard input is no terminal only the time passes."""
+    """Keys without Enter; where standard input is not a terminal only the time passes."""
     if not sys.stdin.isatty():
         yield lambda seconds: time.sleep(seconds) or ""  # type: ignore[func-returns-value]
         return
@@ -293,7 +293,7 @@ def _belongs_to_its_user(path: Path) -> bool:
 def find_groups(environment: Mapping[str, str]) -> Found:
     """Return all groups on this node, or, if it has none, the groups that the scheduler knows of.
 
-    A file that vanishes or was left behind is no group.
+    A file that vanishes or was left behind is not a group.
 
     Raises:
         NoGroupError: There is none; the text says where one could be looked at.

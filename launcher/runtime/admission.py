@@ -80,7 +80,7 @@ class AdmissionControl:
         return {STEPS_VARIABLE: str(steps)} if steps > 1 else {}
 
     def refusal(self, job_id: str) -> str:
-        """Why a job that is no member yet cannot become one, "" when it is one now."""
+        """Why a job that is not a member yet cannot become one, "" when it is one now."""
         if job_id in self._table:
             return ""
         if self.pilot_job is None:

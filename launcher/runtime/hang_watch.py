@@ -164,7 +164,7 @@ def has_in_environment(pid: int, name: str, value: str) -> bool:
 
 
 def sampling_interval_s(timeout_s: float) -> float:
-    """Seconds between two samples for a timeout; 0 is no timeout."""
+    """Seconds between two samples for a timeout; 0 is not a timeout."""
     return min(5.0, timeout_s / 10) if timeout_s else 5.0
 
 

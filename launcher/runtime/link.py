@@ -86,7 +86,7 @@ class RankLink:
         """The next message.
 
         Raises:
-            RankLinkError: The connection ended, or what came is no message.
+            RankLinkError: The connection ended, or what came is not a message.
         """
         try:
             message = json_of(self._connection.recv_bytes(LARGEST_MESSAGE_BYTES))

@@ -120,7 +120,7 @@ class Member:
         paused = session is not None and session.paused
         at_work = self.state == "running" and not paused
         if paused:
-            self.meter = SpeedMeter()  # a pause is no slowness
+            self.meter = SpeedMeter()  # a pause is not a slowness
         elif at_work:
             self.meter.look(time.monotonic(), running)
         rate_per_s = self.meter.per_s(records) if at_work else None

@@ -347,7 +347,7 @@ def _cancel(session: MemberSession, signum: int) -> None:
 
 
 def _signal_cause(pilot_job: str | None, member: str) -> str | None:
-    """Why a signal ended the runtime, for a member's user; None where the runtime is no job's."""
+    """Why a signal ended the runtime, for a member's user; None where the runtime is not a job's."""
     if pilot_job is None:
         return None
     return (

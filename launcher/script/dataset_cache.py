@@ -101,7 +101,7 @@ class CachedDataset:
         return len(self.dataset)
 
     def __getitem__(self, index: Any) -> Any:
-        """The item, kept or from the dataset; the dataset itself judges an index that is no position in it."""
+        """The item, kept or from the dataset; the dataset itself judges an index that is not a position in it."""
         place = self._place(index)
         if place is None:
             return self.dataset[index]
@@ -487,7 +487,7 @@ def room_of(environment: Mapping[str, str]) -> Room | None:
 
 
 def _given_bytes(environment: Mapping[str, str]) -> int | None:
-    """Memory of the job on this node; 0 means the node's, which is no answer to how much is for this job."""
+    """Memory of the job on this node; 0 means the node's, which is not an answer to how much is for this job."""
     per_node = _number(environment, "SLURM_MEM_PER_NODE")
     if per_node:
         return per_node * MIB
@@ -518,7 +518,7 @@ def _number(environment: Mapping[str, str], name: str) -> int:
 
 
 def _own_bytes(pid: int) -> int:
-    """Memory of a process that is no file's; what it shares with others, by their number where the kernel tells."""
+    """Memory of a process that is not a file's; what it shares with others, by their number where the kernel tells."""
     for name, key in (("smaps_rollup", "Pss_Anon:"), ("status", "RssAnon:")):
         with contextlib.suppress(OSError, ValueError, IndexError):
             for line in Path(f"/proc/{pid}/{name}").read_text().splitlines():

@@ -261,7 +261,7 @@ def _call(function: Callable[[Argument], Result], argument: Argument, results: l
 
 
 def gate_from_environment(environment: Mapping[str, str]) -> ProcessGate | None:
-    """The gate of this process; None when it is no member's own process (or only a child of one)."""
+    """The gate of this process; None when it is not a member's own process (or only a child of one)."""
     address = _own_address(environment)
     if address is None:
         return None

@@ -100,7 +100,7 @@ def _full_at(share: Sequence[Floats], speed: Floats, rising: Floats) -> Floats:
 def throughput_bound(members: Sequence[Shape]) -> float:
     """Greatest total speed that any way of sharing can reach: max Σ s_i with Σ_i s_i · u_i^j ≤ 1 and s_i ≤ 1.
 
-    A linear program; it may starve a member, so it bounds a runtime and is no model of one.
+    A linear program; it may starve a member, so it bounds a runtime and is not a model of one.
 
     Args:
         members: The shapes of one group.

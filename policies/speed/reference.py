@@ -1,7 +1,7 @@
 """The public Muri simulator's formula for the speed of a group, to reproduce its published results.
 
 It treats storage and CPU as one resource, lets the loads of two jobs overlap, and multiplies the period by
-factors that the paper does not mention, so it is no model to plan a real cluster with.
+factors that the paper does not mention, so it is not a model to plan a real cluster with.
 """
 
 from collections.abc import Sequence

@@ -204,8 +204,8 @@ class DryRunResult:
 
         Raises:
             KeyError: A stage or the iteration is missing.
-            TypeError: A figure is no number.
-            ValueError: A figure is no number.
+            TypeError: A figure is not a number.
+            ValueError: A figure is not a number.
             ProfileError: A figure cannot be true.
         """
         detail = values.get("detail")

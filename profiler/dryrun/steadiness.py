@@ -36,7 +36,7 @@ LEAST_FOR_SCATTER: Final = 3
 LEAST_WARMUP: Final = 2
 MOST_WARMUP: Final = 20
 MOST_OUTLIERS: Final = 0.1
-"""A larger share of far-off iterations is no chance but part of the job."""
+"""A larger share of far-off iterations is not a chance but part of the job."""
 
 FEW: Final = 2
 """More far-off iterations than these are part of the job too."""

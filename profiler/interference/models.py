@@ -125,7 +125,7 @@ def fit_line(points: Iterable[Point], what: str = "points") -> LinearFit:
         what: What the points are, for the error.
 
     Raises:
-        FitError: There are too few, they all have one size, or one is no possible measurement.
+        FitError: There are too few, they all have one size, or one is not a possible measurement.
     """
     import numpy as np  # only fits need it
     from scipy.optimize import nnls

@@ -114,7 +114,7 @@ def _job_use(
     return JobUse(
         None if old is None else rate(before.cpu_s, new.cpu_s, over_s),
         new.mem_gib,
-        # Where processes' own counters cannot be read, the reader gives the node's, which is no share of a job's.
+        # Where processes' own counters cannot be read, the reader gives the node's, which is not a share of a job's.
         None if old is None or new.is_node_disk else rate(before.disk_mib, new.disk_mib, over_s),
         gpu_utilisation,
         gpu_mem_gib,

@@ -99,7 +99,7 @@ class GpuReader:
             pids: Whose memory to count.
         """
         nvml = self._nvml
-        utilisation = self._each("GPU utilisation", lambda device: nvml.nvmlDeviceGetUtilizationRates(device).gpu)
+        utilisation = self._each("GPU utilization", lambda device: nvml.nvmlDeviceGetUtilizationRates(device).gpu)
         used = self._each("GPU memory", lambda device: nvml.nvmlDeviceGetMemoryInfo(device).used)
         if self._pcie_due.due():
             traffic = self._each("PCIe traffic", self._pcie_kib_per_s)
@@ -116,7 +116,7 @@ class GpuReader:
         """Read each visible GPU, by its number in /dev (Slurm's index where gres.conf lists the files in order)."""
         nvml, count = self._nvml, len(self._devices)
         numbers = self._each("the GPU's number", nvml.nvmlDeviceGetMinorNumber) or list(range(count))
-        used = self._each("GPU utilisation", lambda device: nvml.nvmlDeviceGetUtilizationRates(device).gpu / 100)
+        used = self._each("GPU utilization", lambda device: nvml.nvmlDeviceGetUtilizationRates(device).gpu / 100)
         memory = self._each("GPU memory", lambda device: nvml.nvmlDeviceGetMemoryInfo(device).used / GIB)
         rows = zip(numbers, used or [None] * count, memory or [None] * count, strict=True)
         return {int(number): OneGpu(utilisation, mem_gib) for number, utilisation, mem_gib in rows}

@@ -26,7 +26,7 @@ Job = TypeVar("Job")
 
 
 class LeftOutError(Exception):
-    """A row is left out because it is no GPU job that ran to its end; the text is the reason."""
+    """A row is left out because it is not a GPU job that ran to its end; the text is the reason."""
 
 
 @dataclass

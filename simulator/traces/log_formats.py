@@ -114,7 +114,7 @@ class _JsonText:
         self.rest = self.rest[count:]
 
     def next_character(self) -> str:
-        """The next character that is no white space; empty at the end."""
+        """The next character that is not a white space; empty at the end."""
         while True:
             stripped = len(self.rest) - len(self.rest.lstrip())
             self.consume(stripped)
@@ -274,7 +274,7 @@ class _PaiJob:
 
         Raises:
             RowError: The job table does not know it, or one of its tasks is bad.
-            LeftOutError: It is no GPU job that ran to its end.
+            LeftOutError: It is not a GPU job that ran to its end.
         """
         if self.error is not None:
             raise self.error

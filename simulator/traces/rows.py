@@ -37,7 +37,7 @@ class TraceError(SimulationError):
 
 
 class RowError(TraceError):
-    """A row that is no valid job; the reader of the file adds its place.
+    """A row that is not a valid job; the reader of the file adds its place.
 
     Attributes:
         column: The column at fault; empty: the whole row.
@@ -312,7 +312,7 @@ def read_rows(
         Line and row, or the error if the row has the wrong shape.
 
     Raises:
-        TraceError: The header is not as required, or the file is no table.
+        TraceError: The header is not as required, or the file is not a table.
     """
     reader = csv.reader(lines) if delimiter == "," else csv.reader(lines, delimiter=delimiter, quoting=csv.QUOTE_NONE)
     try:

@@ -160,7 +160,7 @@ def _last_cycle(status: "Status") -> str:
 @CONFIG_OPTION
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def explain(names: tuple[str, ...], config_file: Path | None, as_json: bool) -> None:
-    """Say why JOB waits, whom it was grouped with and why, or why not.
+    """Say why JOB waits, its partners, and why it has them or none.
 
     Of a job array, JOB is one task (4711_3) or all that have not ended.
 

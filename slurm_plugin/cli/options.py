@@ -22,7 +22,7 @@ def job_id_in(name: str) -> int:
     """Return the job to ask Slurm for: of a job array's task the array.
 
     Raises:
-        UsageError: It is no job's name.
+        UsageError: It is not a job's name.
     """
     array = name.partition("_")[0]
     if not (array.isascii() and array.isdecimal() and len(array) <= _LONGEST_ID):

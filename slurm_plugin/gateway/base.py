@@ -242,11 +242,11 @@ class Gateway(Protocol):
         ...
 
     def hold(self, job_id: int) -> None:
-        """Hold a pending job; holding a held one is no error."""
+        """Hold a pending job; holding a held one is not an error."""
         ...
 
     def release(self, job_id: int) -> None:
-        """Release a held job; releasing a released one is no error."""
+        """Release a held job; releasing a released one is not an error."""
         ...
 
     def requeue(self, job_id: int) -> None:
@@ -258,7 +258,7 @@ class Gateway(Protocol):
         ...
 
     def cancel(self, job_id: int) -> None:
-        """Cancel a job, of an array's id all tasks; cancelling an ended one is no error."""
+        """Cancel a job, of an array's id all tasks; cancelling an ended one is not an error."""
         ...
 
     def gpus_in_use(self) -> Sequence[tuple[str, tuple[int, ...]]]:

@@ -168,7 +168,7 @@ _MAY_BE_MEMBERS: Final = frozenset({Role.MEMBER, Role.CANDIDATE, Role.NOT_OURS, 
 def with_known_members(cycle: CycleInput) -> CycleInput:
     """Read of members whose tag is damaged or gone what the journal says of their start.
 
-    Only jobs without GPUs are meant: one that has its own again is no member, whatever the journal says.
+    Only jobs without GPUs are meant: one that has its own again is not a member, whatever the journal says.
     """
     damaged = [
         job for job in cycle.view.jobs.values()

@@ -403,7 +403,7 @@ def _is_back(job: ManagedJob, now_s: float) -> bool:
 def _is_delayed(job: ManagedJob, now_s: float) -> bool:
     """Whether Slurm makes a job wait that was requeued.
 
-    Muri's own changes let a job start two seconds later: that is no delay, and no change is to begin it anew.
+    Muri's own changes let a job start two seconds later: that is not a delay, and no change is to begin it anew.
     """
     return job.begin_s > now_s + START_DELAY_S
 

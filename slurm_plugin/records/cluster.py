@@ -463,7 +463,7 @@ class NewJob:
 
 
 class SnapshotFileError(UsageError):
-    """A file is no snapshot; the text names the place of the error."""
+    """A file is not a snapshot; the text names the place of the error."""
 
 
 def dump_snapshot(snapshot: Snapshot) -> str:
@@ -489,7 +489,7 @@ def load_snapshot(path: Path) -> Snapshot:
     """Read a snapshot file.
 
     Raises:
-        SnapshotFileError: It cannot be read or is no snapshot.
+        SnapshotFileError: It cannot be read or is not a snapshot.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -506,7 +506,7 @@ def parse_snapshot(text: str, source: str = "snapshot") -> Snapshot:
         source: The file's name, for messages.
 
     Raises:
-        SnapshotFileError: It is no snapshot; the text says where and why.
+        SnapshotFileError: It is not a snapshot; the text says where and why.
     """
     try:
         document = json_of(text)

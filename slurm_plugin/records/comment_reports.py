@@ -166,7 +166,7 @@ def profile_in(
 
     Raises:
         ProfileError: A figure cannot be true.
-        KeyError, TypeError, ValueError: One is missing or is no number.
+        KeyError, TypeError, ValueError: One is missing or is not a number.
     """
     found = DryRunResult.from_dict(measured).profile(key, measured_at, source)
     if found.iterations * found.iteration_s > ran_s + _CLOCK_TOLERANCE_S:

@@ -221,7 +221,7 @@ def is_member(admin_comment: str) -> bool:
 
 
 def parse_state(admin_comment: str) -> MemberState | None:
-    """Read a member's state; None when the job is no member or the token is damaged."""
+    """Read a member's state; None when the job is not a member or the token is damaged."""
     told = parse_json(token(admin_comment, STATE_PREFIX))
     try:
         if told is None:

@@ -28,7 +28,7 @@ _COMMA: Final = re.compile(r",(?![^\[]*\])")
 
 
 class HostListError(ValueError):
-    """A text is no host list, or one of more hosts than any cluster has."""
+    """A text is not a host list, or one of more hosts than any cluster has."""
 
 
 @lru_cache(maxsize=1024)

@@ -144,7 +144,7 @@ class ManagedJob(Job):
     Attributes:
         role: What it is to Muri.
         request: What `--muri` asked for.
-        membership: Its group and its own request, None when it is no member or its tag is damaged.
+        membership: Its group and its own request, None when it is not a member or its tag is damaged.
         given: What it had asked for, None when it has its own CPUs and memory.
         place: What makes it stand behind siblings of its array, None when nothing does.
         planned: What the controller decided about it when it started it, None when it did not or did not say.

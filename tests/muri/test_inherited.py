@@ -35,7 +35,7 @@ with open(sys.argv[1], "w") as file:
     json.dump([seen, files], file)
 sys.exit(7)
 """
-# The step is no child of srun, and begins as oddly as the pilot job; srun needs its directory.
+# The step is not a child of srun, and begins as oddly as the pilot job; srun needs its directory.
 SRUN = """#!/bin/sh
 case "$(readlink /proc/$$/cwd)" in *deleted*) exit 1 ;; esac
 while [ "${{1#-}}" != "$1" ]; do shift; done
@@ -142,7 +142,7 @@ def test_a_controller_works_in_private_until_it_is_told_to_stop(odd: Odd) -> Non
     controller.send_signal(signal.SIGTERM)
     assert controller.wait(DEADLINE_S) == 0
     assert [path.stat().st_mode & 0o777 for path in (state, state / "controller.lock")] == [0o700, 0o600]
-    assert odd.code(*MURI, "drain", "--config", config) == 1  # that squeue has failed is no empty queue
+    assert odd.code(*MURI, "drain", "--config", config) == 1  # that squeue has failed is not an empty queue
 
 
 def test_a_watchdog_continues_a_stopped_runtime(odd: Odd) -> None:

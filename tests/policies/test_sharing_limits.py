@@ -75,7 +75,7 @@ def test_jobs_of_different_domains_share_no_gpu(name, same_user):
 def test_no_group_is_larger_than_its_members_may_be_in(name, largest):
     plan = plan_of(name, four_kinds(largest_group=largest))
     assert all(size <= largest for size in company(plan))
-    assert bool(company(plan)) is (largest > 1)  # a limit that leaves room for a group is no ban
+    assert bool(company(plan)) is (largest > 1)  # a limit that leaves room for a group is not a ban
 
 
 @pytest.mark.parametrize("name", [name for name in SHARING if get_policy(name).supports_packing])

@@ -106,7 +106,7 @@ def test_a_fresh_measurement_takes_the_mark_off_and_an_estimate_does_not(store):
 
 def test_what_people_change_is_written_down_with_the_change_or_not_at_all(store):
     old, new = make_profile(load_s=0.1), make_profile(load_s=0.2, source="edit")
-    store.put(old)  # a measurement is no change by hand
+    store.put(old)  # a measurement is not a change by hand
     store.put_all((new,), BOB)
     store.remove(new.key, Author("root", BOB.at, "rm"))
     edit, removal = store.audit()

@@ -139,7 +139,7 @@ def test_users_take_turns(make_controller):
 
 @pytest.mark.parametrize("held", [True, False])
 def test_dry_runs_that_do_not_start_make_way_and_count_against_no_model(make_controller, held):
-    """Two of bob's take all the room: he holds them, or they can never start. One that runs is none of these."""
+    """Two of bob's take all the room: he holds them, or they can never start. One that runs is not one of these."""
     slurm = FakeSlurm([job_of("bob", number, f"b{number}") for number in (1, 2)], [make_node("n1", gpu_count=8)])
     with make_controller(slurm, ()) as controller:
         controller.cycle()

@@ -41,7 +41,7 @@ class Script:
         texts: Small files that are put beside it.
         edits: What is replaced in it.
         environment: Variables of its own.
-        processes: How many processes train, or write to the output, at once: then the order of lines is no result.
+        processes: How many processes train, or write to the output, at once: then the order of lines is not a result.
         cwd: Where it runs.
     """
 

@@ -133,7 +133,7 @@ class Soak:
         self._finish()
 
     def warm_up(self) -> None:
-        """Jobs of each kind to their end, one in each place: what the first ones leave behind is no leak."""
+        """Jobs of each kind to their end, one in each place: what the first ones leave behind is not a leak."""
         for kind in {kind.kind: kind for kind in self._kinds}.values():
             for member in MEMBERS:
                 self._start(member, kind)

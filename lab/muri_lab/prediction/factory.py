@@ -42,7 +42,7 @@ class InputSpec(NamedTuple):
         """Read "3x32x32", "float:128" or "int:128".
 
         Raises:
-            FactoryError: The text is none of these.
+            FactoryError: The text is not one of these.
         """
         match = _INPUT.fullmatch(text.strip())
         shape = tuple(int(part) for part in match[2].split("x")) if match else ()

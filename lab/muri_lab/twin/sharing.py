@@ -77,7 +77,7 @@ class Sharing:
     has_gpu: bool = True
 
 
-class _Suspended(Exception):  # noqa: N818 (it is no error: the member waits)
+class _Suspended(Exception):  # noqa: N818 (it is not an error: the member waits)
     def __init__(self, waiter: Waiter) -> None:
         self.waiter = waiter
 

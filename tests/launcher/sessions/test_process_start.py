@@ -29,7 +29,7 @@ WAITS = """
 """
 SRUN = """\
 #!/bin/sh
-# The step is no child of srun, and has GPUs, an environment and a directory of its own.
+# The step is not a child of srun, and has GPUs, an environment and a directory of its own.
 echo "$@" >> {folder}/srun.words
 echo $$ > {folder}/srun.pid
 env | grep -c '^SLURM_' >> {folder}/srun.variables

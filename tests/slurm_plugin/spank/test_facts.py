@@ -102,7 +102,7 @@ def python_in(folder: Path, name: str = "python3") -> Path:
 
 def test_the_python_is_the_first_in_path(tell: Tell, tmp_path: Path) -> None:
     first, second = python_in(tmp_path / "a"), python_in(tmp_path / "b", "python")
-    (tmp_path / "a" / "sub" / "python3").mkdir(parents=True)  # a directory is no program
+    (tmp_path / "a" / "sub" / "python3").mkdir(parents=True)  # a directory is not a program
     (tmp_path / "c").mkdir()
     (tmp_path / "c" / "python3").write_text("not executable")
     (tmp_path / "link").symlink_to(tmp_path / "a")

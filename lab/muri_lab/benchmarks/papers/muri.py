@@ -66,7 +66,7 @@ def simulated_on(name: str, given: Sequence[Path]) -> Outcome:
     """Run an experiment of the simulator on given traces.
 
     Raises:
-        UsageError: A file is no trace.
+        UsageError: A file is not a trace.
     """
     experiment = load_experiment(name)
     files = find_traces(experiment, None, given).files
