@@ -66,7 +66,7 @@ def run_round(console: Console, iterations: int, config: str | None, out: Path) 
 
 def keep(cluster: Cluster, out: Path) -> None:
     """Keep what sharing leaves behind: the groups' traces and the models' profiles."""
-    for trace in cluster.run("sh", "-c", "ls /run/muri/1001/host-*.trace.json").split():
+    for trace in cluster.run("sh", "-c", "ls /run/muri/1001/pilot-*.trace.json").split():
         (out / Path(trace).name).write_text(cluster.run("cat", trace))
     profiles = cluster.run("muri", "profile", "list", "--json", "--store", f"{STATE_DIR}/profiles.db")
     (out / "profiles.json").write_text(profiles)

@@ -54,7 +54,8 @@ class _Status(_Part):
     discipline: _Text
     members: Annotated[dict[_Text, _Member], Field(max_length=MOST_ROWS)]
     pid: _Whole | _Text | None = None
-    host_job: _Whole | _Text | None = None
+    pilot_job: _Whole | _Text | None = None
+    host_job: _Whole | _Text | None = None  # the same, of a runtime of 0.2
     node: _Text | None = None
     total_speed: _Figure | None = None
     resources: Annotated[dict[_Text, _Resource], Field(max_length=MOST_ROWS)] | None = None

@@ -62,7 +62,7 @@ _LARGEST_STATUS: Final = 1 << 20
 _MOST_GROUPS: Final = 32
 """Of one user on a node; an older pilot job's status is left out."""
 
-_STATUS_NAME: Final = re.compile(r"host-\d+\.json")
+_STATUS_NAME: Final = re.compile(r"(?:pilot|host)-\d+\.json")  # host: of a group that 0.2 started
 _RUN_DIR_NAME: Final = re.compile(r"(?:muri-)?(\d+)")
 BAR_WIDTH: Final = 16
 DIFFERS_BY: Final = 0.2
@@ -392,7 +392,7 @@ def render(found: Found, sort: str) -> RenderableType:
 
 def _headline(group: GroupView) -> Text:
     status = group.status
-    pilot = status.get("host_job")
+    pilot = status.get("pilot_job") or status.get("host_job")
     name = f"Group of pilot job {pilot}" if pilot else f"Runtime {status.get('pid')}"
     name += f" on {status['node']}" if status.get("node") else ""
     total = status.get("total_speed")

@@ -283,7 +283,7 @@ class MemberTable:
             members = {name: member.status(alone=alone) for name, member in self._members.items()}
         fault = None if self._threads is None else self._threads.fault()
         group: dict[str, object] = {} if fault is None else {"fault": fault}
-        group |= {"pid": os.getpid(), "host_job": os.environ.get("SLURM_JOB_ID"), "started": self._started}
+        group |= {"pid": os.getpid(), "pilot_job": os.environ.get("SLURM_JOB_ID"), "started": self._started}
         return group | group_status(self._arbiter, self.discipline, members)
 
     def write_status(self, path: Path) -> None:

@@ -244,7 +244,9 @@ def member_socket(run_dir: Path, job_id: str, rank: int | None = None) -> Path:
 
 def pilot_socket(run_dir: Path, pilot_job: str, rank: int | None = None) -> Path:
     """The name under which a new member finds the runtime of a pilot job; with a rank in a group of several ranks."""
-    return run_dir / (f"host-{pilot_job}.sock" if rank is None else f"host-{pilot_job}.r{rank}.sock")
+    name = f"{pilot_job}.sock" if rank is None else f"{pilot_job}.r{rank}.sock"
+    old = run_dir / f"host-{name}"  # of a runtime of 0.2, which outlives an upgrade
+    return old if old.exists() else run_dir / f"pilot-{name}"
 
 
 def runtime_socket(run_dir: Path, pid: int) -> Path:

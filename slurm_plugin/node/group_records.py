@@ -39,7 +39,7 @@ def _group(pilot: ManagedJob, view: View) -> dict[str, Any]:
     speeds = [member["speed"] for member in members.values() if member["speed"] is not None]
     disciplines = [report.discipline for report in reports.values() if report is not None and report.discipline]
     return {
-        "host_job": str(pilot.job_id),
+        "pilot_job": str(pilot.job_id),
         "node": pilot.nodes,
         "discipline": disciplines[0] if disciplines else "plain" if pilot.mode == "plain" else "no speeds yet",
         "total_speed": sum(speeds) if speeds else None,

@@ -44,7 +44,7 @@ _RUNTIME_GRACE_S = 20.0
 _STEP_TRIES = 3
 """srun gives up when slurmctld does not answer for half a minute; and the port for the ranks may be taken meanwhile."""
 
-_PILOT_FILE = re.compile(r"(?:r[0-9]+-)?host-([0-9]{1,10})\.(?:json|use\.json|log|trace\.json)")
+_PILOT_FILE = re.compile(r"(?:r[0-9]+-)?(?:pilot|host)-([0-9]{1,10})\.(?:json|use\.json|log|trace\.json)")
 
 _KEEP_STATUS_S = 30.0
 
@@ -166,8 +166,8 @@ def main(text: str) -> None:
     make_run_dir(run_dir)
     job_id = os.environ["SLURM_JOB_ID"]
     remove_left_behind(run_dir, int(job_id), time.time())
-    log_path = run_dir / f"host-{job_id}.log"
-    status = run_dir / f"host-{job_id}.json"
+    log_path = run_dir / f"pilot-{job_id}.log"
+    status = run_dir / f"pilot-{job_id}.json"
     with log_path.open("ab", buffering=0) as stream:
         os.dup2(stream.fileno(), 1)
         os.dup2(stream.fileno(), 2)

@@ -114,7 +114,7 @@ def test_a_pilot_job_serves_a_member_and_ends_with_it(odd: Odd, isolation: Liter
     group = GroupSpec(members=(MemberSpec("101", isolation=isolation),), poll_s=0.2).to_text()
     module = ("-m", "muri.slurm_plugin.node.pilot")
     pilot = odd.start(sys.executable, *module, "--group", group, SLURM_JOB_ID="900")
-    status = odd.run_dir / "host-900.json"
+    status = odd.run_dir / "pilot-900.json"
     until(lambda: status.exists() or pilot.poll() is not None, "the runtime")
     seen, files = odd.seen(*MURI, "run", SLURM_JOB_ID="101")
     if isolation == "process":

@@ -112,16 +112,16 @@ ATTACKS = {
         r"(\d+\n){3}(AdminComment=muri:on .*\n){2}",
     ),
     "status files of escapes, links, pipes and holes": Attack(
-        rf"""srun true; cd /run/muri/1001; ln -s /etc/shadow host-9001.json; mkfifo host-9002.json
-             truncate -s 20G host-9003.json
+        rf"""srun true; cd /run/muri/1001; ln -s /etc/shadow pilot-9001.json; mkfifo pilot-9002.json
+             truncate -s 20G pilot-9003.json
              echo '{{"discipline":"{STRANGE}","pid":1,"members":{{"{STRANGE}":{{"state":"{STRANGE}"}}}}}}' \
-                >host-9005.json; cat host-9001.json""",
+                >pilot-9005.json; cat pilot-9001.json""",
         "ulimit -v 4000000; muri top --once; muri top --json | grep -c file",
         r".*Permission denied\n(?s:.*\\x1b\]0;owned.*)\n1\n",
     ),
     "a run directory for everybody, and two with the names of others": Attack(
-        """srun true; cd /run/muri/1001; echo '{"discipline":"x","members":{}}' >host-9001.json
-           ln -sfn /root /tmp/muri-0; mkdir -p /tmp/muri-1002; cp host-9001.json /tmp/muri-1002""",
+        """srun true; cd /run/muri/1001; echo '{"discipline":"x","members":{}}' >pilot-9001.json
+           ln -sfn /root /tmp/muri-0; mkdir -p /tmp/muri-1002; cp pilot-9001.json /tmp/muri-1002""",
         "muri top --json | grep -c file; chmod 777 /run/muri/1001; muri top --json; chmod 700 /run/muri/1001",
         r"1\nmuri: no group .*\n",
     ),
@@ -169,7 +169,7 @@ def forge(accounting_sandbox: Driver) -> None:
 def site(forge: None, accounting_sandbox: Driver) -> Iterator[SiteCluster]:
     for driver in emptied(accounting_sandbox):
         yield SiteCluster(driver, "auto")
-        driver.run("sh", "-c", "rm -rf /run/muri/1001/host-9* /tmp/muri-* /tmp/evil", user="root")
+        driver.run("sh", "-c", "rm -rf /run/muri/1001/pilot-9* /tmp/muri-* /tmp/evil", user="root")
 
 
 def shell(site: SiteCluster, text: str, user: str = "alice") -> str:

@@ -149,7 +149,7 @@ def test_a_group_that_starts_while_slurmctld_is_away_begins_once_it_is_back(muri
             muri.driver.wait_state(job, "RUNNING")
         with muri.driver.no_controller():
             muri.driver.run("rm", "keep-waiting")
-            log = f"/run/muri/1001/host-{pilot}.log"
+            log = f"/run/muri/1001/pilot-{pilot}.log"
             muri.driver.wait_until(lambda: "it is started again" in muri.driver.read(log), "the end of srun's patience")
     fields = [muri.driver.wait_state(job) for job in jobs]
     assert {(job["JobState"], job["Restarts"]) for job in fields} == {("COMPLETED", "0")}

@@ -79,7 +79,7 @@ def test_a_job_alone_says_why(site: Driver) -> None:
 def test_a_killed_pilot_is_no_group_and_its_successor_tidies_up(one_gpu: Driver) -> None:
     muri = MuriCluster(one_gpu)
     with running_group(muri) as (jobs, pilot):
-        status = f"/run/muri/1001/host-{pilot}.json"
+        status = f"/run/muri/1001/pilot-{pilot}.json"
         runtime = json.loads(muri.driver.read(status))["pid"]
         muri.driver.run("pkill", "-KILL", "-f", f"muri.slurm_plugin.node.pilot.*{jobs[0]}", user="root")
         muri.driver.run("kill", "-KILL", str(runtime), user="root", check=False)

@@ -35,7 +35,7 @@ def modes(driver: Driver, *places: str) -> list[str]:
 def test_groups_meet_in_a_directory_that_root_made_for_their_user(muri: MuriCluster) -> None:
     with muri.training():
         jobs, pilot = muri.start_group(*STAGES[:2])
-    log = f"/run/muri/1001/host-{pilot}.log"
+    log = f"/run/muri/1001/pilot-{pilot}.log"
     assert modes(muri.driver, "/run/muri", "/run/muri/1001") == ["root 755", "alice 700"]
     assert f"serving members {jobs[0]}, {jobs[1]} in /run/muri/1001" in muri.driver.read(log)
     assert [muri.driver.wait_state(job)["JobState"] for job in jobs] == ["COMPLETED"] * 2

@@ -154,7 +154,7 @@ def test_whose_job_overran_its_duration_does_not_overtake_others_again(site: Sit
 
 def member_status(site: SiteCluster, pilot: int, job: int) -> dict[str, Any]:
     """What a group's runtime says of a member."""
-    status = json.loads(site.driver.read(f"/run/muri/1001/host-{pilot}.json"))
+    status = json.loads(site.driver.read(f"/run/muri/1001/pilot-{pilot}.json"))
     return dict(status["members"][str(job)])
 
 

@@ -14,7 +14,7 @@ def test_group_is_watched_by_its_user_by_root_and_by_the_controller(one_gpu: Dri
         jobs, pilot = muri.start_group("load", "propagate")
         watch(muri, jobs, pilot)
     muri.driver.wait_until(lambda: not muri.pilots(), "the end of the pilot")
-    (trace,) = muri.driver.run("sh", "-c", f"ls /run/muri/1001/host-{pilot}.trace.json", user="root").stdout.split()
+    (trace,) = muri.driver.run("sh", "-c", f"ls /run/muri/1001/pilot-{pilot}.trace.json", user="root").stdout.split()
     events = json.loads(muri.driver.read(trace))
     assert {f"job {job}" for job in jobs} <= {e["args"]["name"] for e in events if e["name"] == "thread_name"}
 
@@ -34,7 +34,7 @@ def watch(muri: MuriCluster, jobs: list[int], pilot: int) -> None:
     top = ("srun", "--overlap", f"--jobid={pilot}", "muri", "top")
     groups = json.loads(muri.driver.run(*top, "--json", user="alice").stdout)
     # A pilot job of another test that was killed less than ten seconds ago may still be shown.
-    (group,) = (group for group in groups if group["host_job"] == str(pilot))
+    (group,) = (group for group in groups if group["pilot_job"] == str(pilot))
     assert set(group["members"]) == set(group["use"]["jobs"]) == names
     assert all(0 < member["speed"] <= 1.2 and member["predicted_speed"] for member in group["members"].values())
     assert group["use"]["node"]["cpu_cores"] > 0

@@ -178,7 +178,7 @@ _AT_WORK_PY: Final = """\
 import json
 from pathlib import Path
 
-files = [json.loads(path.read_text()) for path in Path("/run/muri").glob("*/host-*[0-9].json")]
+files = [json.loads(path.read_text()) for path in Path("/run/muri").glob("*/pilot-*[0-9].json")]
 states = [member["state"] for each in files for member in each["members"].values()]
 print(len(files), states.count("running"))
 """

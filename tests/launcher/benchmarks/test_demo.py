@@ -47,11 +47,11 @@ def test_the_picture_shows_the_group_with_most_members_at_once_and_says_how_many
     tmp_path: Path, stays: dict[str, list[tuple[float, float]]], count: int
 ) -> None:
     for host, members in stays.items():
-        trace = open_trace(tmp_path / f"host-{host}.trace.json", f"group {host}")
+        trace = open_trace(tmp_path / f"pilot-{host}.trace.json", f"group {host}")
         for member, (first_s, last_s) in enumerate(members):
             trace.record(f"{host}{member}", "load", first_s, last_s, 0.0)
         trace.close()
-    (tmp_path / "host-9.trace.json").write_text("[]")  # its job was gone before its first stage
+    (tmp_path / "pilot-9.trace.json").write_text("[]")  # its job was gone before its first stage
     title = draw_timeline(tmp_path, jobs(1.0), tmp_path / "out.png")
     assert title.startswith(f"{count} job{'s' * (count > 1)} on one GPU")
     assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG")

@@ -53,7 +53,7 @@ def member(**changes: Any) -> dict[str, Any]:
 def status(**members: dict[str, Any]) -> dict[str, Any]:
     return {
         "pid": 17,
-        "host_job": "4711",
+        "pilot_job": "4711",
         "updated": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "discipline": "fair",
         "total_speed": 0.61,
@@ -101,15 +101,22 @@ def test_use_of_members_and_node_fits_80_columns() -> None:
     assert rows(text)["node"] == ["12.3/64", "123", "99999", "1.0", "74%", "60.0"]
 
 
+def test_a_group_that_0_2_started_is_shown_too(tmp_path: Path) -> None:
+    old = {name: value for name, value in status().items() if name != "pilot_job"} | {"host_job": "4711"}
+    (tmp_path / "host-7.json").write_text(json.dumps(old))
+    (group,) = find_groups({"MURI_RUN_DIR": str(tmp_path)}).groups
+    assert "Group of pilot job 4711" in shown(group)
+
+
 def test_use_is_read_beside_the_status_unless_it_is_old(tmp_path: Path) -> None:
-    path = tmp_path / "host-7.json"
+    path = tmp_path / "pilot-7.json"
     path.write_text(json.dumps(status()))
     now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    (tmp_path / "host-7.use.json").write_text(json.dumps({"updated": now, **USE}))
+    (tmp_path / "pilot-7.use.json").write_text(json.dumps({"updated": now, **USE}))
     assert read_group(path).status["use"]["node"]["cpu_count"] == 64
-    (tmp_path / "host-7.use.json").write_text(json.dumps({"updated": "2020-01-01T00:00:00Z", **USE}))
+    (tmp_path / "pilot-7.use.json").write_text(json.dumps({"updated": "2020-01-01T00:00:00Z", **USE}))
     assert "use" not in read_group(path).status
-    (tmp_path / "host-7.use.json").write_text("{")
+    (tmp_path / "pilot-7.use.json").write_text("{")
     assert "use" not in read_group(path).status
 
 
@@ -155,7 +162,7 @@ def test_root_looks_only_into_directories_that_belong_to_their_user(tmp_path: Pa
     for uid, mode, owner in ((1001, 0o700, 1001), (1002, 0o755, 1002), (1003, 0o700, 1001)):
         folder = tmp_path / f"muri-{uid}"
         folder.mkdir()
-        (folder / f"host-{uid}.json").write_text(json.dumps(status(**{str(uid): member()})))
+        (folder / f"pilot-{uid}.json").write_text(json.dumps(status(**{str(uid): member()})))
         os.chown(folder, owner, owner)
         folder.chmod(mode)
     (tmp_path / "muri-1004").symlink_to(tmp_path / "muri-1001")
@@ -165,12 +172,12 @@ def test_root_looks_only_into_directories_that_belong_to_their_user(tmp_path: Pa
 def test_neither_links_nor_pipes_of_users_are_followed(tmp_path: Path) -> None:
     real = tmp_path / "elsewhere.json"
     real.write_text(json.dumps(status(**{"7": member()})))
-    (tmp_path / "host-7.json").symlink_to(real)
-    os.mkfifo(tmp_path / "host-8.json")
+    (tmp_path / "pilot-7.json").symlink_to(real)
+    os.mkfifo(tmp_path / "pilot-8.json")
     with pytest.raises(NoGroupError):
         find_groups({"MURI_RUN_DIR": str(tmp_path)})
-    (tmp_path / "host-7.json").unlink()
-    real.rename(tmp_path / "host-7.json")
+    (tmp_path / "pilot-7.json").unlink()
+    real.rename(tmp_path / "pilot-7.json")
     assert len(find_groups({"MURI_RUN_DIR": str(tmp_path)}).groups) == 1
 
 
@@ -190,7 +197,7 @@ def test_neither_links_nor_pipes_of_users_are_followed(tmp_path: Path) -> None:
 ], ids=range(23))  # fmt: skip
 def test_what_a_users_file_holds_hides_no_other_group(tmp_path: Path, changes: Any, monkeypatch, capsys) -> None:
     for name, text in (("9", changes), ("7", {"members": {"4242": member()}})):
-        (tmp_path / f"host-{name}.json").write_text(text if isinstance(text, str) else json.dumps(status() | text))
+        (tmp_path / f"pilot-{name}.json").write_text(text if isinstance(text, str) else json.dumps(status() | text))
     monkeypatch.setenv("MURI_RUN_DIR", str(tmp_path))
     monkeypatch.setenv("COLUMNS", "400")
     for options in (["--once"], ["--json"]):
@@ -198,20 +205,20 @@ def test_what_a_users_file_holds_hides_no_other_group(tmp_path: Path, changes: A
         told = capsys.readouterr()
         assert "4242" in told.out
         shown = told.out.count("Group of pilot job") > 1 or told.out.count('"file"') > 1
-        assert shown or "host-9.json is not a status file of a runtime" in " ".join((told.out + told.err).split())
+        assert shown or "pilot-9.json is not a status file of a runtime" in " ".join((told.out + told.err).split())
     json.loads(told.out, parse_constant=pytest.fail)
 
 
 def test_many_files_of_a_user_are_not_all_read(tmp_path: Path) -> None:
     for number in range(100):
-        (tmp_path / f"host-{number}.json").write_text(json.dumps(status()))
+        (tmp_path / f"pilot-{number}.json").write_text(json.dumps(status()))
     found = {group.path for group in find_groups({"MURI_RUN_DIR": str(tmp_path)}).groups}
-    assert found == {tmp_path / f"host-{number}.json" for number in range(68, 100)}
+    assert found == {tmp_path / f"pilot-{number}.json" for number in range(68, 100)}
 
 
 def test_no_group_says_where_to_look(tmp_path: Path) -> None:
-    (tmp_path / "host-7.json").write_text("half a fi")
-    (tmp_path / "host-7.trace.json").write_text("[]")
+    (tmp_path / "pilot-7.json").write_text("half a fi")
+    (tmp_path / "pilot-7.trace.json").write_text("[]")
     with pytest.raises(NoGroupError, match=r"srun --overlap --pty --jobid=GROUP muri top"):
         find_groups({"MURI_RUN_DIR": str(tmp_path)})
 
@@ -220,7 +227,7 @@ def test_status_that_a_killed_pilot_left_behind_is_no_group(tmp_path: Path) -> N
     gone = subprocess.Popen(["true"])
     gone.wait()
     long_ago = {"updated": "2026-01-01T00:00:00Z"}
-    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", tmp_path / "host-2.json"]) as hanging:
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", tmp_path / "pilot-2.json"]) as hanging:
         # The system shows a command line a moment after the program has been started.
         until(Path(f"/proc/{hanging.pid}/cmdline").read_bytes, "a command line")
         for pilot, changes in (
@@ -230,16 +237,16 @@ def test_status_that_a_killed_pilot_left_behind_is_no_group(tmp_path: Path) -> N
             (4, long_ago | {"pid": "me"}),
             (5, long_ago | {"pid": os.getpid()}),  # another process has its number by now
         ):
-            (tmp_path / f"host-{pilot}.json").write_text(json.dumps(status(**{"101": member()}) | changes))
+            (tmp_path / f"pilot-{pilot}.json").write_text(json.dumps(status(**{"101": member()}) | changes))
         try:
             groups = find_groups({"MURI_RUN_DIR": str(tmp_path)}).groups
         finally:
             hanging.kill()
-    assert [(group.path.name, group.stale) for group in groups] == [("host-2.json", True), ("host-3.json", False)]
+    assert [(group.path.name, group.stale) for group in groups] == [("pilot-2.json", True), ("pilot-3.json", False)]
 
 
 def test_shows_a_real_group_plainly_as_json_and_live(launcher: Launcher) -> None:
-    launcher.status_path = launcher.run_dir / "host-4711.json"
+    launcher.status_path = launcher.run_dir / "pilot-4711.json"
     launcher.threads("101", "102", options=("--solo-iteration-s", "101=0.005"))
     job = launcher.member("101", launcher.script(LOOP), 100_000)
     until(lambda: launcher.status()["members"]["101"]["speed"], "a speed")

@@ -56,12 +56,19 @@ def wait(run_dir: Path, scheduler: Scheduler, clock: VirtualClock, **variables: 
     return wait_for_runtime({"MURI_RUN_DIR": str(run_dir)} | variables, "101", scheduler, clock)
 
 
-@pytest.mark.parametrize(("pilot", "silent", "comes_s", "found_s"), [("", 0, 100.1, 100.25), ("900", 3, 7.6, 7.75)])
+@pytest.mark.parametrize(
+    ("pilot", "name", "silent", "comes_s", "found_s"),
+    [
+        ("", "job-101.sock", 0, 100.1, 100.25),
+        ("900", "pilot-900.sock", 3, 7.6, 7.75),
+        pytest.param("900", "host-900.sock", 3, 7.6, 7.75, id="0.2"),
+    ],
+)
 def test_runtime_that_comes_in_time_is_found_by_its_member_or_its_pilot_job(
-    run_dir: Path, pilot: str, silent: int, comes_s: float, found_s: float
+    run_dir: Path, pilot: str, name: str, silent: int, comes_s: float, found_s: float
 ) -> None:
     clock, scheduler = VirtualClock(), Scheduler(expected=True, pilot=pilot, silent=silent)
-    path = protocol.pilot_socket(run_dir, pilot) if pilot else protocol.member_socket(run_dir, "101")
+    path = run_dir / name
     with runtime_that_comes(clock, path, comes_s):
         connection = wait(run_dir, scheduler, clock)
         assert connection is not None

@@ -35,7 +35,7 @@ def slurm(make_controller: Any) -> FakeSlurm:
 def test_a_group_is_told_from_the_records_of_its_jobs(slurm: FakeSlurm) -> None:
     (pilot,) = pilots(slurm)
     (group,) = groups_in(view_of(slurm.queue()), pilot.uid)
-    assert (group["host_job"], group["node"], group["discipline"]) == (str(pilot.job_id), "n1", "fair")
+    assert (group["pilot_job"], group["node"], group["discipline"]) == (str(pilot.job_id), "n1", "fair")
     assert sorted(group["members"]) == ["1", "2", "3", "4"]
     first, second = group["members"]["1"], group["members"]["2"]
     assert first["speed"] == pytest.approx(first["solo_iteration_s"] / 0.5)

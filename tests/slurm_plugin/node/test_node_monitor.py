@@ -18,7 +18,7 @@ def write(status: Path, **members: dict[str, Any]) -> None:
 
 
 def test_scripts_with_a_process_that_run_are_looked_at(tmp_path: Path) -> None:
-    status = tmp_path / "host-7.json"
+    status = tmp_path / "pilot-7.json"
     assert script_pids(status) == {}
     write(status, **{"1": {"state": "running", "script_pid": 11}, "2": {"state": "ended", "script_pid": 12},
                      "3": {"state": "running", "script_pid": None}, "4": {"state": "running"}})  # fmt: skip
@@ -33,7 +33,7 @@ def test_the_file_beside_the_status_tells_the_use_until_the_pilot_ends(
 ) -> None:
     monkeypatch.setattr(node_monitor, "_TURN_S", 0.1)
     monkeypatch.setattr("muri.profiler.resource_usage.sample.Throttle.due", lambda _throttle: True)
-    status = tmp_path / "host-7.json"
+    status = tmp_path / "pilot-7.json"
     write(status, **{"1": {"state": "running", "script_pid": os.getpid()}})
     monitor = NodeMonitor(status)
     monitor.start()
@@ -52,7 +52,7 @@ def test_a_failure_ends_the_figures_only(tmp_path: Path, monkeypatch: pytest.Mon
         raise RuntimeError("no /proc")
 
     monkeypatch.setattr(node_monitor, "script_pids", fail)
-    monitor = NodeMonitor(tmp_path / "host-7.json")
+    monitor = NodeMonitor(tmp_path / "pilot-7.json")
     monitor.start()
     monitor.close()
     assert monitor.latest is None

@@ -464,14 +464,14 @@ def test_a_new_pilot_removes_what_killed_ones_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slurm_answers: bool
 ) -> None:
     ends = ("1.json", "1.log", "2.json", "3.log", "4.trace.json", "9.json", "x.json")
-    names = ["r12-host-1.json", *(f"host-{end}" for end in ends)]
+    names = ["r12-pilot-1.json", *(f"pilot-{end}" for end in ends)]
     now_s = 1e9
     for name in (*names, "rt-7.sock"):
         (tmp_path / name).touch()
-        age_s = 8 * 86400 if name.startswith(("host-3", "host-4", "rt")) else 60
+        age_s = 8 * 86400 if name.startswith(("pilot-3", "pilot-4", "rt")) else 60
         os.utime(tmp_path / name, (now_s - age_s, now_s - age_s))
-    (tmp_path / "host-5.json").touch()
-    os.utime(tmp_path / "host-5.json", (now_s - 2, now_s - 2))
+    (tmp_path / "pilot-5.json").touch()
+    os.utime(tmp_path / "pilot-5.json", (now_s - 2, now_s - 2))
     asked: list[int] = []
 
     def state_of(job_id: int) -> str:
@@ -483,8 +483,8 @@ def test_a_new_pilot_removes_what_killed_ones_left(
     monkeypatch.setattr(pilot, "state_of", state_of)
     pilot.remove_left_behind(tmp_path, PILOT, now_s)
     assert asked == ([1, 2, 3, 4] if slurm_answers else [1])  # not about 5, whose runtime has just written its status
-    gone = {"host-1.json", "r12-host-1.json", "host-3.log"} if slurm_answers else set()
-    assert {path.name for path in tmp_path.iterdir()} == {*names, "rt-7.sock", "host-5.json"} - gone
+    gone = {"pilot-1.json", "r12-pilot-1.json", "pilot-3.log"} if slurm_answers else set()
+    assert {path.name for path in tmp_path.iterdir()} == {*names, "rt-7.sock", "pilot-5.json"} - gone
 
 
 @pytest.mark.parametrize(("release", "isolation"), [("[3, 11]", "thread"), ("[3, 9]", "process")])
