@@ -68,7 +68,7 @@ def test_top_shows_the_records_where_no_group_runs_and_says_so(
     assert "on n1: fair" in text
     assert max(map(len, text.splitlines())) <= 80
     assert groups.groups[0].to_json()["file"] is None
-    assert top._pause_s(groups, 1.0) == top.ASKING_S
+    assert top._pause_s(groups) == top.ASKING_S
 
 
 def test_top_says_that_slurm_does_not_answer(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
