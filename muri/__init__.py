@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from muri.launcher.script.stages import step as step
     from muri.launcher.script.stages import yield_point as yield_point
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 __all__ = [
     "Resumed",
     "__version__",
