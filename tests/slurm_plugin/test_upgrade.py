@@ -48,7 +48,8 @@ def test_a_group_of_0_2_lives_on_and_takes_the_member_that_was_about_to_join(mak
 
 def test_processes_of_0_2_still_read_what_is_changed_in_their_tags(make_controller, slurm):
     one_cycle(make_controller, slurm)
-    assert slurm.jobs[PILOT].admin_comment.startswith("muri-host:")
+    (tag,) = slurm.jobs[PILOT].admin_comment.split()
+    assert tag.startswith("muri-host:")
     state = tags.parse_json(tags.token(slurm.jobs[JOINING].admin_comment, tags.STATE_PREFIX))
     assert state["host"] == state["pilot"] == PILOT
 
