@@ -204,7 +204,7 @@ def a_change_that_slurm_refuses_changes_nothing(world: World) -> None:
     assert world.job(job_id).required_nodes == ""
 
 
-def a_member_runs_beside_the_placeholder_that_has_all_gpus(world: World) -> None:
+def a_member_runs_beside_the_pilot_that_has_all_gpus(world: World) -> None:
     pilot = _running(world, gpus=2, node="n1")
     member = world.submit(gpus=1, hold=True, cpus=4)
     change = JobChange(gpu_request=REMOVED, required_nodes="n1", cpu_count=1, cpus_per_task=1,

@@ -76,7 +76,7 @@ class RealWorld:
 #: What is left to Slurm: the gateway that is not taken where both are there would show it no other way.
 SLURMS_OWN = {
     slurm_cases.a_time_limit_is_rounded_up_to_minutes,
-    slurm_cases.a_member_runs_beside_the_placeholder_that_has_all_gpus,
+    slurm_cases.a_member_runs_beside_the_pilot_that_has_all_gpus,
     slurm_cases.a_job_waits_for_the_start_of_another,
     slurm_cases.gpus_are_given_out_once,
     slurm_cases.a_small_job_starts_behind_one_that_waits_for_resources,
@@ -88,7 +88,7 @@ SLURMS_OWN = {
 }
 #: Slurm 22.05 keeps the GPUs of a waiting job, so that no groups form there, of jobs or of an array's tasks.
 OF_GROUPS = {
-    slurm_cases.a_member_runs_beside_the_placeholder_that_has_all_gpus,
+    slurm_cases.a_member_runs_beside_the_pilot_that_has_all_gpus,
     slurm_cases.a_member_gets_its_own_request_back,
     slurm_cases.tasks_of_an_array_leave_the_record_of_those_that_wait,
     slurm_cases.an_array_is_cancelled_as_a_whole,

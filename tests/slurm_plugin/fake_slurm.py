@@ -318,7 +318,7 @@ def one_gpu() -> list[Node]:
 
 
 def pilots(slurm: FakeSlurm) -> list[Job]:
-    """The groups' placeholder jobs."""
+    """The groups' pilot jobs."""
     return [job for job in slurm.jobs.values() if read_job(job).role is Role.PILOT]
 
 

@@ -149,8 +149,8 @@ def test_a_pilot_that_does_not_start_or_stays_empty_ends_and_its_jobs_wait_with_
 ):
     slurm = FakeSlurm(four_jobs(), one_gpu())
     one_cycle(make_controller, slurm)
-    (placeholder,) = pilots(slurm)
-    slurm._update(placeholder.job_id, start_s=NOW_S, nodes="n1" if "state" in pilot else "", **pilot)
+    (started,) = pilots(slurm)
+    slurm._update(started.job_id, start_s=NOW_S, nodes="n1" if "state" in pilot else "", **pilot)
     for number in (1, 2, 3, 4):
         slurm._update(number, **{"reason": "Dependency", **member})
     slurm.now_s += after_s
@@ -158,7 +158,7 @@ def test_a_pilot_that_does_not_start_or_stays_empty_ends_and_its_jobs_wait_with_
     left = {action.job_id for action in actions if isinstance(action, Regroup | Restore)}
     assert left == ({1, 2, 3, 4} if gives_up else set())
     ended = [action.job_id for action in actions if isinstance(action, Cancel)]
-    assert ended == ([placeholder.job_id] if gives_up else [])
+    assert ended == ([started.job_id] if gives_up else [])
 
 
 @pytest.mark.parametrize(("after_s", "is_cancelled"), [(50.0, False), (70.0, True)])
