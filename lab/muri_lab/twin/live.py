@@ -46,6 +46,7 @@ def simulate_live(task: Simulation) -> SimulationResult:
 
     Raises:
         SimulationError: The trace cannot run on the cluster, or a setting has no meaning here.
+        muri.policies.options.OptionsError: The policy has no such option.
         muri.slurm_plugin.config.ConfigError: The policy cannot run Slurm.
     """
     _check(task.settings, task.cluster)

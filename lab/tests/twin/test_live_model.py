@@ -6,6 +6,7 @@ import pytest
 from click.testing import CliRunner
 from engine_builders import CPU, GPU, NETWORK, STORAGE, by_id, job, run
 
+from muri.policies.options import OptionsError
 from muri.simulator.model import Cluster, Outage, SimulationError
 from muri.slurm_plugin.config import ConfigError
 from muri_lab.sweep.command import sweep
@@ -87,15 +88,15 @@ def test_a_node_that_fails_sends_its_job_back():
 
 
 @pytest.mark.parametrize(
-    ("how", "words"),
+    ("how", "error", "words"),
     [
-        ({"profile_noise": 0.2}, "--profile-noise is for --model default"),
-        ({"options": {"colour": 3}}, "unknown option 'color'"),
-        ({"options": {"max_group_size": 9}}, "muri.yaml would refuse that"),
+        ({"profile_noise": 0.2}, SimulationError, "--profile-noise is for --model default"),
+        ({"options": {"color": 3}}, OptionsError, "unknown option 'color'"),
+        ({"options": {"max_group_size": 9}}, SimulationError, "muri.yaml would refuse that"),
     ],
 )
-def test_what_has_no_meaning_live_is_refused(how, words):
-    with pytest.raises(SimulationError, match=words):
+def test_what_has_no_meaning_live_is_refused(how, error, words):
+    with pytest.raises(error, match=words):
         run(four(), "muri-s", ONE_GPU, model="live", **how)
 
 
