@@ -1,6 +1,6 @@
 """Measures members: a new model over its first iterations while it trains, and speeds against those promised.
 
-The rules of the first are those of `muri.profiler.dryrun.live`.
+The rules of the first are those of `muri.profiler.dryrun.course`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from muri.launcher.arbitration.arbiter import Arbiter
 from muri.launcher.arbitration.switching import SwitchingArbiter
 from muri.launcher.job.session import MemberSession
 from muri.launcher.job.stage_clock import IterationRecord
-from muri.profiler.dryrun.live import LiveCourse
+from muri.profiler.dryrun.course import LiveCourse
 from muri.profiler.dryrun.steadiness import LoaderAhead
 from muri.profiler.records import ProfileDetail, ProfileError
 

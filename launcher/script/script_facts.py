@@ -29,7 +29,7 @@ from muri.profiler.dryrun.course import Course, TooShortError
 from muri.profiler.dryrun.messages import READS, DryRunRequest, DryRunResult
 from muri.profiler.dryrun.steadiness import LoaderAhead
 from muri.profiler.records import ProfileDetail, ProfileError
-from muri.profiler.resource_usage.disturbance import Disturbance
+from muri.profiler.resource_usage.sample import Disturbance
 from muri.units import GIB, MIB
 
 PROGRESS_INTERVAL_S: Final = 1.0

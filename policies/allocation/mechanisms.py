@@ -2,8 +2,21 @@
 
 from collections.abc import Iterable, Sequence
 
-from muri.policies.allocation.demand import Wish, exceeds, fair_share, proportional_wish, saturating_wish, speed, steps
-from muri.policies.allocation.seats import Round, Seat, Seating, per_gpu, size_of, spread
+from muri.policies.allocation.shares import (
+    Round,
+    Seat,
+    Seating,
+    Wish,
+    exceeds,
+    fair_share,
+    per_gpu,
+    proportional_wish,
+    saturating_wish,
+    size_of,
+    speed,
+    spread,
+    steps,
+)
 from muri.policies.cycle.free_gpus import Shares
 from muri.policies.cycle.placing import Placement
 from muri.policies.cycle.queue import Contender

@@ -7,9 +7,22 @@ from typing import Final, NamedTuple
 
 from muri.inherited import garbage_collector_paused
 from muri.policies import priority
-from muri.policies.allocation.demand import Wish, exceeds, fair_share, proportional_wish, saturating_wish, speed
 from muri.policies.allocation.mechanisms import greedy, proportional, tune
-from muri.policies.allocation.seats import JobShares, Round, Seat, Seating, Servers, amounts_text, share_reason
+from muri.policies.allocation.shares import (
+    JobShares,
+    Round,
+    Seat,
+    Seating,
+    Servers,
+    Wish,
+    amounts_text,
+    exceeds,
+    fair_share,
+    proportional_wish,
+    saturating_wish,
+    share_reason,
+    speed,
+)
 from muri.policies.cycle import reasons
 from muri.policies.cycle.decisions import DecisionWriter, SlurmQueue
 from muri.policies.cycle.free_gpus import FreeGpus, Shares
@@ -21,7 +34,7 @@ from muri.policies.cycle.validation import check_request
 from muri.policies.options import PolicyOptions
 from muri.policies.priority import PriorityKey
 from muri.policies.schedulers.base import EXCLUSIVE, QueuePolicy
-from muri.policies.schedulers.exclusive import worst_fairness_first
+from muri.policies.schedulers.orders import worst_fairness_first
 from muri.policies.speed.registry import speed_model
 from muri.policies.traits import Demand
 from muri.policies.types import CpuMemShare, NodeShare, Plan, PlanJob, PlanRequest, Reason, Running, Waiting

@@ -10,9 +10,8 @@ from typing import Final
 from muri.inherited import garbage_collector_paused
 from muri.policies.cycle import reasons
 from muri.policies.cycle.decisions import Decisions, DecisionWriter, SlurmQueue
-from muri.policies.cycle.first_places import first_places
 from muri.policies.cycle.free_gpus import FreeGpus
-from muri.policies.cycle.placing import MemoryOf, Placement, Unit, place, unit_of
+from muri.policies.cycle.placing import MemoryOf, Placement, Unit, first_places, place, unit_of
 from muri.policies.cycle.queue import Bucket, Choice, Contender, Members, Queue, Selection, line_up, pools, select
 from muri.policies.cycle.regrouping import Forecasts, Grouper, Grouping, Task, is_open
 from muri.policies.cycle.validation import check_request

@@ -8,8 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from muri.policies.options import MAX_GROUP_SIZE, PolicyOptions
-from muri.policies.speed.model import Floats, Indices, Shape, SpeedModel
-from muri.policies.speed.table import evaluate
+from muri.policies.speed.model import Floats, Indices, Shape, SpeedModel, evaluate
 from muri.policies.types import Certificate
 
 Members = tuple[int, ...]

@@ -11,12 +11,11 @@ from numpy.typing import NDArray
 from scipy.spatial.distance import cdist
 
 from muri.policies.cycle.packed import mem_gib_of
-from muri.policies.cycle.promises import with_promises
 from muri.policies.cycle.reasons import plural
 from muri.policies.cycle.validation import check_request
 from muri.policies.horus.cost import CostModel, utilization_of
 from muri.policies.horus.cycle import ByCost, PackingCycle
-from muri.policies.priority import fifo
+from muri.policies.priority import fifo, with_promises
 from muri.policies.schedulers.base import TO_THE_END, FixedOrder
 from muri.policies.types import Plan, PlanJob, PlanRequest, Reason, waited_s
 

@@ -1,9 +1,10 @@
-"""What a speed model is, how fast does each job of a group get on, and what all models compute with."""
+"""Speeds of jobs that share GPUs: shapes, the protocol of a speed model, and a table of groups evaluated before."""
 
 import math
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from functools import lru_cache
+from typing import Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -226,3 +227,34 @@ def used_share(figures: Figures, groups: Indices, speed: Floats) -> Floats:
     for member in range(groups.shape[1]):
         used += mean_share[groups[:, member]] * speed[:, member]
     return np.minimum(1.0, used)
+
+
+_CELLS: Final = 4_096
+"""Most groups of a table: those of 4 out of 8 shapes, and all pairs of 64. Of more, hardly all are ever asked for."""
+
+_TABLES: Final = 128
+"""Tables that are kept; each takes at most 200 KiB."""
+
+
+def evaluate(model: SpeedModel, shapes: tuple[Shape, ...], groups: Indices) -> Evaluation:
+    """What the model says of some groups, from a table where there are few shapes.
+
+    Args:
+        model: The speed model.
+        shapes: The distinct shapes, sorted, so that the same ones find the same table.
+        groups: As for `SpeedModel.evaluate`.
+    """
+    count, size = len(shapes), groups.shape[1]
+    if count**size > _CELLS:
+        return model.evaluate(shapes, groups)
+    table = _table(model, shapes, size)
+    row = groups[:, 0]
+    for place in range(1, size):
+        row = row * count + groups[:, place]
+    return Evaluation(table.speed[row], table.efficiency[row], table.period_s[row])
+
+
+@lru_cache(maxsize=_TABLES)
+def _table(model: SpeedModel, shapes: tuple[Shape, ...], size: int) -> Evaluation:
+    """All groups of a size in every order of their members, so that a look-up gives the very figures of the model."""
+    return model.evaluate(shapes, np.indices((len(shapes),) * size).reshape(size, -1).T)

@@ -1,12 +1,228 @@
-"""Speed models by name."""
+"""Speed models by name, with two of them: fair sharing, and measured pairs."""
 
-from muri.policies.options import SPEED_MODELS
-from muri.policies.speed.fair import Fair
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import linprog
+
+from muri.policies.options import MAX_GROUP_SIZE, SPEED_MODELS
 from muri.policies.speed.lockstep import Lockstep
-from muri.policies.speed.measured import Measured
-from muri.policies.speed.model import SpeedModel, SpeedModelError, UnknownSpeedModelError
+from muri.policies.speed.model import (
+    Evaluation,
+    Floats,
+    Indices,
+    Shape,
+    SpeedModel,
+    SpeedModelError,
+    UnknownSpeedModelError,
+    alone,
+    checked_groups,
+    chunks,
+    figures_of,
+    member_rows,
+    used_share,
+)
 from muri.policies.speed.pairs import InterferenceTable
 from muri.policies.speed.reference import Reference
+
+MAX_MEMBERS: Final = 64
+"""Progressive filling takes as many steps as there are members; far more than can share a GPU."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fair:
+    """Max-min fair normalized speeds of a work-conserving runtime.
+
+    u_i^j is the share of its time alone during which member i uses resource j. Speeds s_i ≤ 1 are
+    possible when Σ_i s_i · u_i^j ≤ 1 for every resource j. All speeds rise together; when a
+    resource is full, its users stay where they are and the others go on.
+
+    It is a bound in that waiting for a stage in progress costs nothing: a runtime comes close with short stages.
+    """
+
+    @property
+    def name(self) -> str:
+        """The name by which options select the model."""
+        return "fair"
+
+    def evaluate(self, shapes: Sequence[Shape], groups: Indices) -> Evaluation:
+        """Evaluate many groups of any number of resources; see `SpeedModel`.
+
+        Returns:
+            Speeds and γ, here the mean over resources of Σ_i s_i · u_i^j; there is no period (NaN).
+        """
+        figures = figures_of(shapes)
+        checked = checked_groups(groups, len(shapes), MAX_MEMBERS)
+        count, members = checked.shape
+        if members == 1:
+            return alone(figures, checked, has_period=False)
+        share = figures.share
+        speed = np.empty((members, count))
+        for part in chunks(count):
+            speed[:, part] = _filled([share[:, row] for row in member_rows(checked, part)])
+        return Evaluation(speed.T, used_share(figures, checked, speed.T), np.full(count, np.nan))
+
+    def order(self, members: Sequence[Shape]) -> tuple[int, ...]:
+        """The identity: the member that is furthest behind goes first, there is no rotation."""
+        return tuple(range(len(members)))
+
+
+def _filled(share: Sequence[Floats]) -> Floats:
+    """Max-min fair speeds by progressive filling.
+
+    Args:
+        share: For each member, an array (resources, groups) of u_i^j.
+
+    Returns:
+        Array (members, groups) of speeds.
+    """
+    speed = np.zeros((len(share), share[0].shape[1]))
+    rising = np.ones_like(speed)  # 1 while a member's speed still rises, then 0
+    level = np.zeros(speed.shape[1])
+    while rising.any():
+        level_of = _full_at(share, speed, rising)
+        # Rounding in what is left of a nearly full resource must not lower a level reached before.
+        level = np.maximum(level, np.minimum(1.0, level_of.min(axis=0)))
+        full = level_of <= level
+        for member, uses in enumerate(share):
+            np.copyto(speed[member], level, where=rising[member] > 0)
+            rising[member, (full & (uses > 0)).any(axis=0) | (level >= 1)] = 0
+    return speed
+
+
+def _full_at(share: Sequence[Floats], speed: Floats, rising: Floats) -> Floats:
+    """Array (resources, groups): the common speed at which each resource is full; infinite from 1 on."""
+    used = np.zeros_like(share[0])
+    wanted = np.zeros_like(share[0])
+    for uses, of_member, still in zip(share, speed, rising, strict=True):
+        used += uses * (of_member * (1 - still))
+        wanted += uses * still
+    free = 1 - used
+    return np.divide(free, wanted, out=np.full_like(used, np.inf), where=wanted > np.maximum(free, 0))
+
+
+def throughput_bound(members: Sequence[Shape]) -> float:
+    """Greatest total speed that any way of sharing can reach: max Σ s_i with Σ_i s_i · u_i^j ≤ 1 and s_i ≤ 1.
+
+    A linear program; it may starve a member, so it bounds a runtime and is not a model of one.
+
+    Args:
+        members: The shapes of one group.
+
+    Raises:
+        ProfileError: A shape has an impossible time.
+        SpeedModelError: There are no members, or the solver failed.
+    """
+    share = figures_of(members).share
+    solved = linprog(-np.ones(len(members)), A_ub=share, b_ub=np.ones(len(share)), bounds=(0, 1), method="highs")
+    if not solved.success or solved.fun is None:
+        raise SpeedModelError(f"no bound on the throughput of {len(members)} members: {solved.message}")
+    return -float(solved.fun)
+
+
+_UNKNOWN: Final = -1
+"""Stands for a model that the table doesn't have."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Speeds from a table of pairs, and from another model where the table has none.
+
+    For three or four members a member's speed is the product of its speeds with each of the others. That is
+    an approximation: it takes the slow-downs for independent, which overstates them where
+    two partners want the same resource at different times, and understates them where memory or
+    caches give way. Within a group of which only some pairs were measured, the other model gives the
+    speeds of the missing pairs; a group without any measured pair is left to it as a whole.
+
+    Attributes:
+        table: The measured pairs.
+        fallback: Model for what the table doesn't have, and for the ordering.
+    """
+
+    table: InterferenceTable
+    fallback: SpeedModel
+
+    @property
+    def name(self) -> str:
+        """The name by which options select the model."""
+        return "measured"
+
+    def evaluate(self, shapes: Sequence[Shape], groups: Indices) -> Evaluation:
+        """Evaluate many groups of up to four members, their models looked up in the table; see `SpeedModel`.
+
+        Returns:
+            Speeds and γ, here the mean over resources of Σ_i s_i · u_i^j; there is no period (NaN).
+        """
+        figures = figures_of(shapes)
+        checked = checked_groups(groups, len(shapes), MAX_GROUP_SIZE)
+        if checked.shape[1] == 1:
+            return alone(figures, checked, has_period=False)
+        speed = self._speeds(shapes, checked)
+        return Evaluation(speed, used_share(figures, checked, speed), np.full(len(checked), np.nan))
+
+    def order(self, members: Sequence[Shape]) -> tuple[int, ...]:
+        """What the other model says: a table of speeds knows no ordering."""
+        return self.fallback.order(members)
+
+    def _speeds(self, shapes: Sequence[Shape], groups: Indices) -> Floats:
+        by_model = PairLookup.of(self.table, shapes)
+        pairs = list(combinations(range(groups.shape[1]), 2))
+        known = [by_model.known(groups[:, pair]) for pair in pairs]
+        any_known = np.logical_or.reduce(known)
+        speed = np.ones(groups.shape)
+        for pair, measured in zip(pairs, known, strict=True):
+            both = groups[:, pair]
+            missing = any_known & ~measured
+            of_measured, of_missing = by_model.speeds(both[measured]), self._fallback_speeds(shapes, both[missing])
+            for column, member in enumerate(pair):
+                speed[measured, member] *= of_measured[:, column]
+                speed[missing, member] *= of_missing[:, column]
+        speed[~any_known] = self._fallback_speeds(shapes, groups[~any_known])
+        return speed
+
+    def _fallback_speeds(self, shapes: Sequence[Shape], groups: Indices) -> Floats:
+        if len(groups) == 0:
+            return np.ones(groups.shape)
+        return self.fallback.evaluate(shapes, groups).speed
+
+
+@dataclass(frozen=True, slots=True)
+class PairLookup:
+    """The part of a table that concerns given shapes, as arrays.
+
+    Attributes:
+        model_of: Array (shapes,): number of each shape's model, or `_UNKNOWN`.
+        speed: Array (models, models): speed of the first next to the second; NaN where not measured.
+    """
+
+    model_of: Indices
+    speed: Floats
+
+    @staticmethod
+    def of(table: InterferenceTable, shapes: Sequence[Shape]) -> "PairLookup":
+        """What a table says of the models of these shapes."""
+        present = sorted({shape.model for shape in shapes} & table.models)
+        number = {model: index for index, model in enumerate(present)}
+        speed = np.full((len(present) + 1, len(present) + 1), np.nan)
+        for (model_a, model_b), (speed_a, speed_b) in table.pairs.items():
+            if model_a in number and model_b in number:
+                speed[number[model_a], number[model_b]] = speed_a
+                speed[number[model_b], number[model_a]] = speed_b
+        return PairLookup(np.array([number.get(shape.model, _UNKNOWN) for shape in shapes], dtype=np.intp), speed)
+
+    def known(self, pairs: Indices) -> NDArray[np.bool_]:
+        """Which of these pairs of shapes were measured; the last row and column stand for unknown models."""
+        models = self.model_of[pairs]
+        return np.isfinite(self.speed[models[:, 0], models[:, 1]])
+
+    def speeds(self, pairs: Indices) -> Floats:
+        """Array (n, 2) of the speeds of both."""
+        models = self.model_of[pairs]
+        return np.stack([self.speed[models[:, 0], models[:, 1]], self.speed[models[:, 1], models[:, 0]]], axis=1)
 
 
 def speed_model(name: str, *, ordering: str = "best", table: InterferenceTable | None = None) -> SpeedModel:

@@ -10,11 +10,10 @@ from muri.policies import priority
 from muri.policies.cycle import reasons
 from muri.policies.cycle.decisions import SlurmQueue
 from muri.policies.cycle.packed import Gpus, Holding, PackedGpus
-from muri.policies.cycle.promises import with_promises
 from muri.policies.cycle.queue import line_up
 from muri.policies.cycle.validation import check_request
 from muri.policies.options import PolicyOptions
-from muri.policies.priority import all_jobs
+from muri.policies.priority import all_jobs, with_promises
 from muri.policies.schedulers.base import TO_THE_END, FixedOrder
 from muri.policies.types import Plan, PlanJob, PlanRequest, Reason, Sharer, Solo, Waiting
 from muri.policies.wise_sharing.partners import (

@@ -13,7 +13,7 @@ from muri.policies.cycle.planner import JOINERS_PER_SEAT
 from muri.policies.cycle.queue import full_key
 from muri.policies.priority import PriorityKey
 from muri.policies.schedulers.base import FixedOrder, QueuePolicy
-from muri.policies.schedulers.muri import SrsfOrLas
+from muri.policies.schedulers.orders import SrsfOrLas
 from muri.policies.traits import Demand, Sensitivity
 from muri.policies.types import CpuMemShares, NodeShare, PlanJob, PlanRequest, Policy, Running, waited_s
 from muri.profiler.records import StageProfile

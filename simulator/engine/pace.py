@@ -8,7 +8,7 @@ from typing import Final, Protocol, runtime_checkable
 
 import numpy as np
 
-from muri.policies.allocation.demand import shape_with, throughput_ratio
+from muri.policies.allocation.shares import shape_with, throughput_ratio
 from muri.policies.speed.lockstep import Lockstep, period_s
 from muri.policies.speed.model import Shape, SpeedModel, shape_of
 from muri.policies.speed.pairs import InterferenceTable, PairSpeed

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from muri.files import atomic_json
 from muri.foreign import json_of
-from muri.profiler.resource_usage.monitor import Monitor
+from muri.profiler.resource_usage.sampler import Monitor
 from muri.run_dir import use_file
 from muri.utc import now_text
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from muri.policies.cycle.laws import broken_laws
+from muri.policies.cycle.validation import broken_laws
 from muri.policies.types import Plan, PlanJob, Policy
 from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.planning.actions import Action, Join, MemberPlan, ReleaseSolo, StartGroup, started

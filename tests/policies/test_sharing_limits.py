@@ -20,8 +20,8 @@ from policy_builders import (
     make_request,
 )
 
-from muri.policies.cycle.laws import broken_laws
 from muri.policies.cycle.queue import groups_needed
+from muri.policies.cycle.validation import broken_laws
 from muri.policies.registry import get_policy, policy_names
 from muri.policies.speed.pairs import InterferenceTable, PairSpeed
 from muri.policies.types import Group, NodeShare, Plan, Running, Sharer, sentences

@@ -8,8 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from profile_builders import make_profile
 
-from muri.profiler.allreduce import BANDWIDTH_KIND, Bandwidth, bandwidths, nearest_bandwidth
-from muri.profiler.estimates import best_known, estimated, estimates_of, scale
+from muri.profiler.estimates import (
+    BANDWIDTH_KIND,
+    Bandwidth,
+    bandwidths,
+    best_known,
+    estimated,
+    estimates_of,
+    nearest_bandwidth,
+    scale,
+)
 from muri.profiler.records import ProfileDetail, ProfileKey
 from muri.profiler.store import Document, ProfileStore
 

@@ -9,11 +9,10 @@ from hypothesis import strategies as st
 from profile_builders import make_profile, profiles
 
 from muri.policies.traits import Demand, derived_sensitivity
-from muri.profiler.allreduce import Bandwidth
 from muri.profiler.drift import DriftRule, find_drift
 from muri.profiler.dryrun.messages import DryRunResult
 from muri.profiler.errors import FitError, InterferenceError, SensitivityError
-from muri.profiler.estimates import scale
+from muri.profiler.estimates import Bandwidth, scale
 from muri.profiler.interference.models import LinearFit, estimated_ratio
 from muri.profiler.interference.ratios import Side
 from muri.profiler.records import STAGES, ProfileDetail, ProfileError, ProfileKey

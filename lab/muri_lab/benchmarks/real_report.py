@@ -8,8 +8,8 @@ from statistics import median
 from rich.console import Console
 from rich.table import Table
 
-from muri.policies.speed.fair import throughput_bound
 from muri.policies.speed.model import Shape
+from muri.policies.speed.registry import throughput_bound
 
 BAR_RATIO = 1.1
 BAR_AUTO = 0.97

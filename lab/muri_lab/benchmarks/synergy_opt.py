@@ -10,7 +10,7 @@ from typing import Any, Final
 import click
 
 from muri.policies.allocation.mechanisms import tune
-from muri.policies.allocation.seats import Round, Seating
+from muri.policies.allocation.shares import Round, Seating
 from muri.policies.allocation.synergy import Way, plan_allocation
 from muri.policies.options import PolicyOptions
 from muri.policies.priority import fifo

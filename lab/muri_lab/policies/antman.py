@@ -7,11 +7,10 @@ from typing import Final
 from muri.policies.cycle import reasons
 from muri.policies.cycle.decisions import SlurmQueue
 from muri.policies.cycle.free_gpus import FreeGpus
-from muri.policies.cycle.promises import keeps_promise, with_promises
 from muri.policies.cycle.queue import Bucket, line_up
 from muri.policies.cycle.validation import check_request
 from muri.policies.options import PolicyOptions
-from muri.policies.priority import PriorityKey
+from muri.policies.priority import PriorityKey, keeps_promise, with_promises
 from muri.policies.schedulers.base import TO_THE_END, QueuePolicy
 from muri.policies.speed.model import Shape, figures_of, shape_of
 from muri.policies.types import Group, NodeShare, Plan, PlanJob, PlanRequest, Reason, Running, Solo, Waiting

@@ -4,11 +4,10 @@ from collections.abc import Sequence
 from types import MappingProxyType
 from typing import Final
 
-from muri.policies.cycle.promises import with_promises
 from muri.policies.cycle.reasons import blanks
 from muri.policies.cycle.validation import check_request
 from muri.policies.horus.cycle import ByMemory, PackingCycle
-from muri.policies.priority import fifo
+from muri.policies.priority import fifo, with_promises
 from muri.policies.schedulers.base import TO_THE_END, FixedOrder
 from muri.policies.types import Plan, PlanJob, PlanRequest, Reason, Waiting
 

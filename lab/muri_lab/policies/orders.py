@@ -5,7 +5,7 @@ import numpy as np
 from muri.policies import priority
 from muri.policies.priority import PriorityKey
 from muri.policies.schedulers.base import EXCLUSIVE, FixedOrder, QueuePolicy
-from muri.policies.schedulers.exclusive import DiscreteQueues, worst_fairness_first
+from muri.policies.schedulers.orders import DiscreteQueues, worst_fairness_first
 from muri.policies.speed.model import Floats
 from muri.policies.types import PlanRequest
 from muri.policies.wise_sharing.policy import SjfBsbf

@@ -7,9 +7,19 @@ from typing import Final, NamedTuple, TypeVar
 import numpy as np
 from scipy.sparse import coo_array, csc_array
 
-from muri.policies.allocation.demand import SLACK, cells, fair_share, throughput
 from muri.policies.allocation.mechanisms import tune
-from muri.policies.allocation.seats import JobShares, Round, Seat, Seating, Servers, per_gpu
+from muri.policies.allocation.shares import (
+    SLACK,
+    JobShares,
+    Round,
+    Seat,
+    Seating,
+    Servers,
+    cells,
+    fair_share,
+    per_gpu,
+    throughput,
+)
 from muri.policies.allocation.synergy import Synergy, Way
 from muri.policies.cycle.free_gpus import Shares
 from muri.policies.highs import solve_integer

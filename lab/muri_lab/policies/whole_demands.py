@@ -3,9 +3,8 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from muri.policies.allocation.demand import saturating_wish
 from muri.policies.allocation.mechanisms import greedy
-from muri.policies.allocation.seats import Round, Seat, Seating, Servers, size_of, spread
+from muri.policies.allocation.shares import Round, Seat, Seating, Servers, saturating_wish, size_of, spread
 from muri.policies.allocation.synergy import AllocationPolicy, Way
 from muri.policies.cycle.queue import Contender
 from muri.policies.priority import PriorityKey, all_jobs, fifo

@@ -10,7 +10,7 @@ from polling import until
 
 from muri.launcher.job.stage_clock import IterationRecord, StageClock
 from muri.launcher.runtime.measuring import MOST_TURNS_S, Measurement
-from muri.profiler.dryrun.live import ENOUGH_ITERATIONS, LEAST_ITERATIONS
+from muri.profiler.dryrun.course import ENOUGH_ITERATIONS, LEAST_AT_WORK
 from muri.profiler.dryrun.messages import DryRunResult
 from muri.profiler.dryrun.steadiness import HALF_WINDOW
 
@@ -87,7 +87,7 @@ def test_the_first_means_of_a_model_never_seen_are_told_at_once_and_replaced_onc
         told += [figures for figures in (found.look(),) if figures is not None and figures not in told]
     first, last = (DryRunResult.from_dict(each) for each in (told[0], told[-1]))
     assert len(told) == (2 if early else 1)
-    assert (first.iterations == LEAST_ITERATIONS) == early
+    assert (first.iterations == LEAST_AT_WORK) == early
     assert last.iterations >= ENOUGH_ITERATIONS
     assert (last.detail.confidence or 0.0) > (first.detail.confidence or 0.0) or not early
     assert told[-1]["at"] > told[0]["at"] or not early

@@ -6,8 +6,8 @@ import pytest
 from policy_builders import make_job, make_node, make_profile, make_request
 
 from muri.policies import priority
-from muri.policies.cycle.laws import broken_laws
 from muri.policies.cycle.planner import plan_queue
+from muri.policies.cycle.validation import broken_laws
 from muri.policies.options import PolicyOptions
 from muri.policies.registry import get_policy
 from muri.policies.types import NodeShare, Running, sentences

@@ -2,8 +2,8 @@
 
 import pytest
 
+from muri.policies.grouping.engine import unslowed_groups
 from muri.policies.grouping.problem import BucketProblem, kinds_with
-from muri.policies.grouping.unslowed import unslowed_groups
 from muri.policies.options import PolicyOptions
 from muri.policies.speed.model import Shape
 from muri.policies.speed.registry import speed_model

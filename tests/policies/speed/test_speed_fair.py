@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from speed_builders import one_group, shape, shapes
 
-from muri.policies.speed.fair import Fair, throughput_bound
 from muri.policies.speed.lockstep import Lockstep
 from muri.policies.speed.model import CHUNK, SpeedModelError
+from muri.policies.speed.registry import Fair, throughput_bound
 from muri.profiler.records import ProfileError
 
 members_strategy = st.lists(shapes(), min_size=1, max_size=5)

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from muri.profiler.dryrun.live import ENOUGH_ITERATIONS, LiveCourse
+from muri.profiler.dryrun.course import ENOUGH_ITERATIONS, LiveCourse
 from muri.profiler.dryrun.steadiness import LoaderAhead
 from muri.profiler.records import ProfileDetail
 

@@ -7,10 +7,10 @@ import psutil
 import pytest
 from fake_nvml import Device, FakeNvml
 
-from muri.profiler.resource_usage import monitor as monitor_module
 from muri.profiler.resource_usage import sample
+from muri.profiler.resource_usage import sampler as monitor_module
 from muri.profiler.resource_usage.host import HostReading
-from muri.profiler.resource_usage.monitor import EVERY_S, Monitor
+from muri.profiler.resource_usage.sampler import EVERY_S, Monitor
 
 SCRIPT, IDLE = 101, 102
 JOBS = {"1": SCRIPT, "2": IDLE}

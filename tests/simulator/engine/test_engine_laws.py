@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from muri.policies.priority import PriorityKey
 from muri.policies.registry import get_policy, policy_names
-from muri.policies.schedulers.exclusive import Srtf
+from muri.policies.schedulers.orders import Srtf
 from muri.policies.types import Plan, PlanRequest
 from muri.simulator import run as run_module
 from muri.simulator.engine import checks

@@ -10,8 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from muri.policies.speed.fair import throughput_bound
 from muri.policies.speed.model import Shape
+from muri.policies.speed.registry import throughput_bound
 from muri.profiler.dryrun.messages import DryRunResult
 from muri.profiler.records import STAGES
 from muri_lab.benchmarks.gpu_check.check import FAILURES, Check, Figures, only, report

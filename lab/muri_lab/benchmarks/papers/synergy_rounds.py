@@ -4,7 +4,7 @@ from typing import Final
 
 import numpy as np
 
-from muri.policies.allocation.demand import cells, throughput
+from muri.policies.allocation.shares import cells, throughput
 from muri.policies.registry import get_policy
 from muri.policies.traits import Demand
 from muri.policies.types import FreeNode, Plan, PlanJob, PlanRequest

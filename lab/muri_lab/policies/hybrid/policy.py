@@ -5,17 +5,15 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Final, Literal, NamedTuple
 
-from muri.policies.allocation.demand import fair_share
-from muri.policies.allocation.seats import Servers
+from muri.policies.allocation.shares import Servers, fair_share
 from muri.policies.cycle import reasons
 from muri.policies.cycle.free_gpus import FreeGpus
 from muri.policies.cycle.planner import plan_queue
-from muri.policies.cycle.promises import keeps_promise, with_promises
 from muri.policies.cycle.queue import full_key, is_movable, worth_of
 from muri.policies.cycle.reasons import blanks
 from muri.policies.options import PolicyOptions
-from muri.policies.priority import PriorityKey
-from muri.policies.schedulers.muri import MuriJct
+from muri.policies.priority import PriorityKey, keeps_promise, with_promises
+from muri.policies.schedulers.orders import MuriJct
 from muri.policies.speed.registry import speed_model
 from muri.policies.traits import Demand
 from muri.policies.types import CpuMemShare, Group, Plan, PlanJob, PlanRequest, Reason, Running, Solo, Waiting, waited_s

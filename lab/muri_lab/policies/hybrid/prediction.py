@@ -8,10 +8,9 @@ from typing import Final, Literal
 
 import numpy as np
 
-from muri.policies.allocation.demand import enough, shape_with, throughput_ratio
+from muri.policies.allocation.shares import enough, shape_with, throughput_ratio
 from muri.policies.cycle.queue import worth_of
 from muri.policies.options import MAX_GROUP_SIZE
-from muri.policies.speed.measured import PairLookup
 from muri.policies.speed.model import (
     Evaluation,
     Floats,
@@ -24,6 +23,7 @@ from muri.policies.speed.model import (
     used_share,
 )
 from muri.policies.speed.pairs import InterferenceTable
+from muri.policies.speed.registry import PairLookup
 from muri.policies.traits import Demand, Sensitivity
 from muri.policies.types import PlanJob
 

@@ -5,8 +5,17 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from muri.policies.allocation.demand import SLACK, enough, exceeds, fair_share, more, throughput_ratio
-from muri.policies.allocation.seats import JobShares, Servers, share_reason
+from muri.policies.allocation.shares import (
+    SLACK,
+    JobShares,
+    Servers,
+    enough,
+    exceeds,
+    fair_share,
+    more,
+    share_reason,
+    throughput_ratio,
+)
 from muri.policies.cycle.free_gpus import Shares
 from muri.policies.cycle.queue import worth_of
 from muri.policies.traits import Demand, Sensitivity
