@@ -28,7 +28,7 @@ SITE = instance.Instance("x", "trixie", "24.11.5", 1, 2, 16, 7, 1, "2026-01-01T0
         (lambda: Shape(constrained=True), "only a site's devices"),
         (lambda: cluster.parse_partition("small="), "NAME=NODES"),
         (lambda: cli._variables(["=x"]), "NAME=VALUE"),
-        (lambda: InstancePaths("../x"), "no valid name"),
+        (lambda: InstancePaths("../x"), "not a valid name"),
         (lambda: suite_named("sarge"), "bookworm, forky, trixie"),
         (lambda: SITE.process_of("n2"), "no host 'n2': choose one of ctl, login, n1"),
     ],

@@ -65,7 +65,7 @@ def test_what_is_no_file_or_directory_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
     with pytest.raises(UnsafeFileError, match=r"cannot use .*file: "):
         make_private_directory(tmp_path / "file")
-    with pytest.raises(UnsafeFileError, match="no plain file"):
+    with pytest.raises(UnsafeFileError, match="not a plain file"):
         open_private_file(tmp_path / "fifo")
 
 

@@ -111,7 +111,7 @@ def test_set_aside_does_not_pull_the_store_from_under_a_controller(capsys, damag
     with only_one(state_dir):
         code, _, error = doctor(capsys, "--set-aside", "--yes")
     assert (code, damaged.exists()) == (1, True)
-    assert f"process {os.getpid()}" in error
+    assert f"PID {os.getpid()}" in error
 
 
 def test_a_damaged_journal_is_a_problem(capsys, state_dir):
