@@ -70,8 +70,8 @@ def show_command(wanted: Wanted, store_path: Path | None, as_json: bool) -> None
     """Show the profile of MODEL: the iteration and its stages as bars, and all other measurements.
 
     A stage owns the time in which its resource is used most. The light part of its bar says how long
-    the resource is busy while another one owns the time. What `muri profile run --sweep` has measured
-    of MODEL stands below.
+    the resource is busy while another one owns the time. What a sweep over CPUs and memory has measured
+    of MODEL stands below (`muri profile run --sweep`, and dry runs under policy synergy).
 
     \b
     Examples:
@@ -90,6 +90,7 @@ def show_command(wanted: Wanted, store_path: Path | None, as_json: bool) -> None
             stale = None  # only a sweep has been made
         else:
             history = store.history(key)
+            sweep = sweep_of(store, str(key)) or sweep  # of dry runs of this size, else of `profile run --sweep`
             stale = next((mark for mark in store.stale_marks() if mark.key == key), None)
     if as_json:
         document: dict[str, Any] = to_dict(history[0]) if history else {}

@@ -193,16 +193,16 @@ def arrive(site: Site, model: str, text: str, *options: str) -> tuple[int, dict[
     found: list[dict[str, Any]] = []
 
     def measured() -> bool:
-        told = site.profile("sensitivity", "--show", f"{model} of alice (batch 8, 1 × gpu)", "--json")
-        found.append(json.loads(told))
-        return True
+        sweep = json.loads(site.profile("show", model, "--user", "alice", "--json"))["sweep"]
+        found.append(sweep)
+        return sweep is not None
 
     with site.controller():
         driver.wait_until(measured, "the sensitivity of the new model")
     driver.run("scancel", str(jobs[0]), user="alice")
     with site.controller():  # the other one starts with what was measured
         driver.wait_state(jobs[1], "RUNNING", "COMPLETED")
-    return jobs[1], found[0]
+    return jobs[1], found[-1]
 
 
 def test_a_new_models_cpus_are_measured_on_arrival(one_gpu: Driver) -> None:
