@@ -95,7 +95,8 @@ def show_command(wanted: Wanted, store_path: Path | None, as_json: bool) -> None
     if as_json:
         document: dict[str, Any] = to_dict(history[0]) if history else {}
         document |= {"history": [to_dict(item) for item in history[1:]]}
-        document |= {"stale": None if stale is None else {"since": stale.since, "reason": stale.reason}}
+        mark = None if stale is None else {"since": stale.since, "reason": stale.reason, "who": stale.who}
+        document |= {"stale": mark}
         document |= {"sweep": None if sweep is None else sweep.to_json()}
         echo_json(document)
         return

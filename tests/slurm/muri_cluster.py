@@ -147,6 +147,11 @@ class MuriCluster:
         store = ("--store", f"{self.state_dir}/profiles.db")
         return str(self.driver.run("muri", "profile", *command, *store, user="root", stdin=stdin).stdout)
 
+    def pairs(self, *options: str) -> str:
+        """What the lab lists of measured and learned pairs in the controller's store."""
+        store = ("--store", f"{self.state_dir}/profiles.db")
+        return str(self.driver.run("muri-lab", "pair", "--list", *options, *store, user="root").stdout)
+
     def models(self, *options: str) -> dict[str, dict[str, Any]]:
         """The profiles in the controller's store, by model."""
         return {each["model"]: each for each in json.loads(self.profile("list", "--json", *options))["profiles"]}

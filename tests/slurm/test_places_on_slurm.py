@@ -97,10 +97,11 @@ def rights_of(unit: str) -> tuple[str, ...]:
 
 def test_the_units_leave_the_rights_that_a_cycle_and_the_watchdog_need(muri: MuriCluster) -> None:
     muri.know_profiles()
-    jobs = [muri.submit(kind, iterations=20) for kind in STAGES[:2]]
-    muri.driver.run(*rights_of("muri-controller"), "muri-controller", "--once", user="root")
-    assert modes(muri.driver, f"{muri.state_dir}-status/1001.json") == ["root 440"]
-    muri.wait_grouped(*jobs)
+    with muri.training():
+        jobs = [muri.submit(kind, iterations=20) for kind in STAGES[:2]]
+        muri.driver.run(*rights_of("muri-controller"), "muri-controller", "--once", user="root")
+        assert modes(muri.driver, f"{muri.state_dir}-status/1001.json") == ["root 440"]
+        muri.wait_grouped(*jobs)
     held, new = muri.submit("preprocess"), muri.submit("unknown")
     muri.driver.run(*rights_of("muri-controller"), "muri-controller", "--once", user="root")  # submits a dry run, too
     released = muri.driver.run(*rights_of("muri-watchdog"), "muri", "drain", "--json", user="root").stdout

@@ -111,7 +111,7 @@ def test_how_a_running_pair_slows_each_other_down_counts_in_the_next_plan(muri, 
 
     def learnt():
         """What is known of the pair; under `auto` a group may take turns for a while before it shares plainly."""
-        pairs = json.loads(muri.profile("pair", "--list", "--json"))["pairs"]
+        pairs = json.loads(muri.pairs("--json"))["pairs"]
         return [pair for pair in pairs if pair["turns"] == turns and pair["rounds"] >= 3]
 
     first = muri.submit("load", iterations=72_000)
@@ -128,7 +128,7 @@ def test_how_a_running_pair_slows_each_other_down_counts_in_the_next_plan(muri, 
     assert [pair[side]["key"]["model"] for side in "ab"] == ["load", "propagate"]
     assert pair["source"] == "learnt"
     assert min(pair[side]["ratio"] for side in "ab") > 2
-    assert "learned, turns" in muri.profile("pair", "--list") or not turns
+    assert "learned, turns" in muri.pairs() or not turns
 
     third = muri.submit("propagate", iterations=72_000)
     muri.cycle()
