@@ -1,5 +1,6 @@
 """Commands that only read the store: `muri profile list` and `show`."""
 
+from collections.abc import Collection
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -22,9 +23,9 @@ from muri.profiler.commands.options import (
 from muri.profiler.errors import NoSuchProfileError
 from muri.profiler.exchange import to_dict, to_json
 from muri.profiler.lookup import PUBLISHED, SORTS, Filter, Wanted, find_one, listed
-from muri.profiler.records import StageProfile, owned_name
+from muri.profiler.records import ProfileKey, StageProfile, owned_name
 from muri.profiler.sensitivity.record import stored as sweep_of
-from muri.profiler.store import ProfileStore
+from muri.profiler.store import ProfileStore, StaleMark
 
 
 @click.command("list", short_help="List profiles, sorted and filtered.")
@@ -54,12 +55,17 @@ def list_command(sort: str, store_path: Path | None, as_json: bool, **wanted: An
     elif profiles:
         from muri.profiler.render import print_table  # rich takes a while to load
 
-        shown = {profile.key for profile in profiles}
-        print_table(console(), profiles, datetime.now(UTC), [mark for mark in marks if mark.key in shown])
+        shown, known = {profile.key for profile in profiles}, {profile.key for profile in stored}
+        print_table(console(), profiles, datetime.now(UTC), [mark for mark in marks if _doubted(mark, known) in shown])
     elif stored:
         click.echo(f"None of the {len(stored)} profiles matches.")
     else:
         click.echo(why_none(store_path))
+
+
+def _doubted(mark: StaleMark, known: Collection[ProfileKey]) -> ProfileKey | None:
+    """Returns the profile that serves the jobs of a mark: their user's own, else the published one."""
+    return next((key for key in mark.key.lookup_order if key in known), None)
 
 
 @click.command("show", short_help="Show a profile with its stages as bars.")
@@ -91,7 +97,8 @@ def show_command(wanted: Wanted, store_path: Path | None, as_json: bool) -> None
         else:
             history = store.history(key)
             sweep = sweep_of(store, str(key)) or sweep  # of dry runs of this size, else of `profile run --sweep`
-            stale = next((mark for mark in store.stale_marks() if mark.key == key), None)
+            known = {item.key for item in store.list()}
+            stale = next((mark for mark in store.stale_marks() if _doubted(mark, known) == key), None)
     if as_json:
         document: dict[str, Any] = to_dict(history[0]) if history else {}
         document |= {"history": [to_dict(item) for item in history[1:]]}

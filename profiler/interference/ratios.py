@@ -74,7 +74,7 @@ class Interference:
         rounds: How often it was measured alone and side by side in turn.
         measured_s: Seconds that the measurement ran both scripts steadily, alone and side by side together.
         measured_at: UTC time, ISO-8601.
-        source: "measured" by `muri-lab pair`, or "learned" from jobs that shared GPUs.
+        source: "measured" by `muri-lab pair`, or "learnt" from jobs that shared GPUs.
         turns: Whether they took turns by stage, and did not share as plain processes do.
         samples: Of a learned pair, both ratios of each round that counts, the oldest first.
     """

@@ -1,6 +1,7 @@
 """Lists, bars and comparisons of profiles."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from click.testing import CliRunner
@@ -104,3 +105,21 @@ def test_show_says_what_is_stale_and_what_is_estimated():
     assert "STALE since 2026-03-02T12:00:00Z: load takes twice as long (ann)" in output_of("show", "vgg16")
     assert "(estimated, not measured)" in output_of("show", "gpt2")
     assert json.loads(CliRunner().invoke(profile, ["show", "vgg16", "--json"]).output)["stale"]["since"]
+
+
+def test_a_published_profile_says_whose_jobs_doubt_it(path):
+    with ProfileStore(path) as store:
+        published = next(item for item in store.list() if item.key.model == "resnet18")
+        alices = replace(published.key, user="alice")
+        store.mark_stale(alices, "load took 3 times as long", Author("drift", "2026-03-02T12:00:00Z", "stale"))
+        assert "! resnet18 of alice" in output_of("list")
+        assert "(drift)" in output_of("show", "resnet18")
+    assert stale_mark("all")["who"] == "drift"
+    with ProfileStore(path) as store:
+        store.put(replace(published, key=alices))  # alice's jobs have been measured again
+    assert stale_mark("all") is stale_mark("alice") is None
+
+
+def stale_mark(user):
+    shown = CliRunner().invoke(profile, ["show", "resnet18", "--user", user, "--json"], catch_exceptions=False)
+    return json.loads(shown.output)["stale"]

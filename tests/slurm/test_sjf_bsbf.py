@@ -128,7 +128,7 @@ def test_how_a_running_pair_slows_each_other_down_counts_in_the_next_plan(muri, 
     assert [pair[side]["key"]["model"] for side in "ab"] == ["load", "propagate"]
     assert pair["source"] == "learnt"
     assert min(pair[side]["ratio"] for side in "ab") > 2
-    assert "learned, turns" in muri.pairs() or not turns
+    assert "learnt, turns" in muri.pairs() or not turns
 
     third = muri.submit("propagate", iterations=72_000)
     muri.cycle()

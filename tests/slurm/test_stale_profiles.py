@@ -22,9 +22,9 @@ def cycles_until(muri: MuriCluster, logged: str) -> None:
         muri.driver.wait_until(lambda: logged in muri.controller_log(), f"{logged!r} in the log")
 
 
-def mark_of_load(muri: MuriCluster) -> dict[str, Any] | None:
-    """Why the profile of alice's `load` is to be measured again, and who says so; None where it is fresh."""
-    mark: dict[str, Any] | None = json.loads(muri.profile("show", "load", "--user", "alice", "--json"))["stale"]
+def mark_of_load(muri: MuriCluster, user: str) -> dict[str, Any] | None:
+    """Why a user's profile of `load` is to be measured again, and who says so; None where it is fresh."""
+    mark: dict[str, Any] | None = json.loads(muri.profile("show", "load", "--user", user, "--json"))["stale"]
     return mark
 
 
@@ -39,7 +39,7 @@ def test_drift_of_a_running_group_is_measured_again_once(one_gpu: Driver) -> Non
         muri.cycle()
         muri.wait_grouped(*jobs)
         cycles_until(muri, "profile of load of alice (batch 8, 1 × gpu) is stale")
-        mark = mark_of_load(muri)
+        mark = mark_of_load(muri, "all")
         assert mark is not None
         assert mark["who"] == "drift"
         assert mark["reason"].startswith("load took ")
@@ -48,7 +48,7 @@ def test_drift_of_a_running_group_is_measured_again_once(one_gpu: Driver) -> Non
 
     later = [muri.submit("load", iterations=30), muri.submit("load", iterations=30)]
     cycles_until(muri, "profile of load of alice (batch 8, 1 × gpu): stored")
-    assert mark_of_load(muri) is None
+    assert mark_of_load(muri, "alice") is None
     fields = muri.cycles_until_ended(*later)
     assert {job["JobState"] for job in fields.values()} == {"COMPLETED"}
     muri.cycles_until_ended(muri.submit("load", iterations=5))  # fresh again: no second dry run

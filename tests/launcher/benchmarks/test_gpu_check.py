@@ -69,7 +69,6 @@ def test_hand_overs_are_changes_of_the_member() -> None:
 
 def test_results_of_a_smoke_run_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(page, "RESULTS", tmp_path)
-    monkeypatch.setattr(page, "ROOT", tmp_path)
     (tmp_path / "gpu-losses.json").write_text(json.dumps({"gpu": None}))
     with pytest.raises(page.PageError, match=r"gpu-losses\.json is from a run without a GPU"):
         page.stored()
