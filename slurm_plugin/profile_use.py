@@ -390,10 +390,12 @@ def _unknown(missing: Collection[ProfileKey], knowledge: Knowledge, config: Conf
 
 def _keys(cycle: CycleInput) -> Iterator[ProfileKey]:
     """What the jobs that wait, and those that run in groups or alone, are profiled under."""
-    for job in (*cycle.view.having(Role.CANDIDATE), *cycle.view.having(Role.RELEASED)):
-        # A member that was just requeued has no GPUs, and anybody may ask for billions: no profile is of so many.
+    for job in (
+        *cycle.view.having(Role.CANDIDATE),
+        *cycle.view.having(Role.RELEASED),
+        *(as_submitted(member, group.pilot) for group in cycle.view.running_groups for member in group.members),
+    ):
+        # A requeued member has no GPUs, nor has a pilot whose user took them from its request; and anybody may ask for
+        # billions: no profile is of so many.
         if not figures.GPU_COUNT.fault(job.gpu_count):
             yield cycle.key_of(job)
-    for group in cycle.view.running_groups:
-        for member in group.members:
-            yield cycle.key_of(as_submitted(member, group.pilot))

@@ -25,7 +25,7 @@ def test_the_demo_runs_its_three_rounds_and_says_what_they_took() -> None:
 
 
 def test_a_cold_start_is_measured_beside_plain_slurm() -> None:
-    command = ("lab/muri_lab/benchmarks/cold.py", "--rounds", "1", "--jobs", "2", "--no-write", "--json")
+    command = ("-m", "muri_lab.benchmarks.cold", "--rounds", "1", "--jobs", "2", "--no-write", "--json")
     found = json.loads(printed(*command, codes=(0, 1)))  # 1: two jobs do not gain what eleven do
     counts = {side: [len(each["jobs"]) for each in runs] for side, runs in found["cases"]["cold"]["rounds"].items()}
     assert counts == {"plain": [2], "muri": [2]}

@@ -104,7 +104,8 @@ def cycles_until(muri: MuriCluster, what: str, *jobs: int) -> None:
 def test_a_model_that_never_ran_is_placed_by_its_graph_and_shares_a_gpu(muri: MuriCluster) -> None:
     muri.driver.write("net.py", NET_PY, user="root")
     graph = ("--module", "net.py:build", "--input", "64", "--batch-size", "8", "--keep-as", "newcomer")
-    assert json.loads(muri.profile("predict", *graph, "--json"))
+    store = ("--store", f"{muri.state_dir}/profiles.db")
+    assert json.loads(muri.driver.run("muri-lab", "predict", *graph, *store, "--json", user="root").stdout)
     with muri.training():
         jobs = [submit(muri, "newcomer", "patient") for _ in range(3)]
         muri.cycle()

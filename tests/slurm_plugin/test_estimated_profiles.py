@@ -13,10 +13,12 @@ from fake_slurm import (
     dry_runs,
     end_dry_run,
     four_jobs,
+    group_at_work,
     make_job,
     make_node,
     one_cycle,
     one_gpu,
+    pilots,
 )
 
 from muri.profiler.errors import CorruptStoreError, StoreBusyError
@@ -151,6 +153,17 @@ def test_who_asks_for_billions_of_gpus_costs_nobody_a_cycle(make_controller, cap
     status = one_cycle(make_controller, slurm)
     assert (status[1].slurm_state, status[1].estimated, status[2].estimated) == ("RUNNING", True, False)
     assert [record for record in caplog.records if record.levelname != "INFO"] == []
+
+
+@pytest.mark.configuration(profiling={"mode": "in-place"})
+def test_a_group_whose_pilot_has_no_gpu_costs_nobody_a_cycle(make_controller, caplog):
+    slurm = group_at_work(make_controller)
+    (pilot,) = pilots(slurm)
+    for job_id, job in slurm.jobs.items():  # of models of which nothing is known
+        slurm.jobs[job_id] = replace(job, admin_comment=job.admin_comment.replace("model=", "model=new-"))
+    slurm.jobs[pilot.job_id] = replace(slurm.jobs[pilot.job_id], gpu_count=0)
+    one_cycle(make_controller, slurm)
+    assert [record.message for record in caplog.records if record.levelname == "ERROR"] == []
 
 
 AT_WORK = make_job(1, held=False, state=JobState.RUNNING, nodes="n1", admin_comment="")
