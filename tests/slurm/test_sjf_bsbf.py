@@ -5,6 +5,7 @@ import json
 import pytest
 from muri_cluster import MuriCluster
 
+from muri.profiler.interference.ratios import LEARNT
 from muri.profiler.records import ProfileKey, StageProfile
 from sandbox.driver import Driver
 
@@ -126,9 +127,9 @@ def test_how_a_running_pair_slows_each_other_down_counts_in_the_next_plan(muri, 
     muri.driver.wait_state(second, "CANCELLED")
     (pair,) = learnt()
     assert [pair[side]["key"]["model"] for side in "ab"] == ["load", "propagate"]
-    assert pair["source"] == "learnt"
+    assert pair["source"] == LEARNT
     assert min(pair[side]["ratio"] for side in "ab") > 2
-    assert "learnt, turns" in muri.pairs() or not turns
+    assert f"{LEARNT}, turns" in muri.pairs() or not turns
 
     third = muri.submit("propagate", iterations=72_000)
     muri.cycle()
