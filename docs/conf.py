@@ -5,11 +5,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import click
-from pydantic import BaseModel
 from sphinx.application import Sphinx
 
 from muri.cli import cli
-from muri.slurm_plugin.config import Config
+from muri.commands import with_commands_below
+from muri.slurm_plugin.config import Config, keys_of
 
 ROOT = Path(__file__).resolve().parents[1]
 _PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -31,37 +31,29 @@ html_copy_source = False
 html_show_copyright = False
 
 
-def _keys(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
-    """Yield a row of the table for each key of muri.yaml."""
-    for name, field in model.model_fields.items():
-        kind = field.annotation
-        if isinstance(kind, type) and issubclass(kind, BaseModel):
-            yield from _keys(kind, f"{prefix}{name}.")
-        else:
-            default = field.get_default(call_default_factory=True)
-            shown = "" if default in ("", (), {}) or name == "node_python" else f"`{default}`"
-            yield f"| `{prefix}{name}` | {shown} | {field.description} |"
+def _keys() -> Iterator[str]:
+    """Yield the table of the keys of muri.yaml, line by line."""
+    yield from ("| key | default | meaning |", "|---|---|---|")
+    for key, field in keys_of(Config):
+        default = field.get_default(call_default_factory=True)
+        shown = "" if default in ("", (), {}) or key == "node_python" else f"`{default}`"
+        yield f"| `{key}` | {shown} | {field.description} |"
 
 
-def _commands(group: click.Group, path: str) -> Iterator[str]:
-    """Yield a row of the table for each command."""
-    context = click.Context(group)
-    for name in group.list_commands(context):
-        command = group.get_command(context, name)
-        if isinstance(command, click.Group):
-            yield from _commands(command, f"{path} {name}")
-        elif command is not None and not command.hidden:
-            yield f"| `{path} {name}` | {command.get_short_help_str(200)} |"
+def _commands() -> Iterator[str]:
+    """Yield the table of the commands, line by line."""
+    yield from ("| command | purpose |", "|---|---|")
+    for command, context in with_commands_below(cli, click.Context(cli, info_name="muri")):
+        if not isinstance(command, click.Group):
+            yield f"| `{context.command_path}` | {command.get_short_help_str(200)} |"
 
 
 def _fill(app: Sphinx, name: str, source: list[str]) -> None:
     """Put the tables into the page that asks for them."""
-    tables = {
-        "keys": ["| key | default | meaning |", "|---|---|---|", *_keys(Config)],
-        "commands": ["| command | purpose |", "|---|---|", *_commands(cli, "muri")],
-    }
-    for title, lines in tables.items():
-        source[0] = source[0].replace(f"<!-- from the code: {title} -->", "\n".join(lines))
+    for title, lines in {"keys": _keys, "commands": _commands}.items():
+        mark = f"<!-- from the code: {title} -->"
+        if mark in source[0]:
+            source[0] = source[0].replace(mark, "\n".join(lines()))
 
 
 def setup(app: Sphinx) -> None:

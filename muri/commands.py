@@ -5,7 +5,7 @@ import errno
 import io
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
 from typing import Any, Final, NamedTuple
 
@@ -90,6 +90,19 @@ class LazyGroup(Group):
         """Write the list of commands from the table alone."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, command.summary) for name, command in self._table.items()])
+
+
+def with_commands_below(
+    command: click.Command, context: click.Context
+) -> Iterator[tuple[click.Command, click.Context]]:
+    """Yield a command and all commands below it; a context's `command_path` is what a user types."""
+    yield command, context
+    if not isinstance(command, click.Group):
+        return
+    for name in command.list_commands(context):
+        child = command.get_command(context, name)
+        if child is not None and not child.hidden:
+            yield from with_commands_below(child, click.Context(child, info_name=name, parent=context))
 
 
 def run_command(command: click.Command, arguments: Sequence[str] | None = None) -> int:

@@ -8,18 +8,8 @@ import click
 
 from muri import __version__
 from muri.cli import cli
+from muri.commands import with_commands_below
 from muri.slurm_plugin.cli.admin import controller
-
-
-def commands(command: click.Command, context: click.Context) -> Iterator[tuple[click.Command, click.Context]]:
-    """Yield a command and all commands below it."""
-    yield command, context
-    if not isinstance(command, click.Group):
-        return
-    for name in command.list_commands(context):
-        child = command.get_command(context, name)
-        if child is not None and not child.hidden:
-            yield from commands(child, click.Context(child, info_name=name, parent=context))
 
 
 def page(command: click.Command, context: click.Context, section: int) -> str:
@@ -70,7 +60,7 @@ def main(directory: Path) -> None:
     """Write all pages."""
     directory.mkdir(parents=True, exist_ok=True)
     for root, name, section in ((cli, "muri", 1), (controller, "muri-controller", 8)):
-        for command, context in commands(root, click.Context(root, info_name=name)):
+        for command, context in with_commands_below(root, click.Context(root, info_name=name)):
             file = directory / f"{context.command_path.replace(' ', '-')}.{section}"
             file.write_text(page(command, context, section), encoding="utf-8")
 

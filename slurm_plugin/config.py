@@ -3,7 +3,7 @@
 import os
 import re
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Literal, Self, get_args, get_origin
@@ -325,18 +325,16 @@ def _bring_up_to_date(values: dict[str, Any]) -> tuple[tuple[str, ...], tuple[st
     removed = {key: (f"it is always {value}", value) for key, value in FIXED_KEYS.items()}
     removed |= {key: (f"it is policy_options.{option} now", value) for key, (option, value) in POLICY_KEYS.items()}
     for key, (instead, value) in removed.items():
-        if (place := _place_of(values, key)) is None:
+        if (found := _taken_out(values, key)) is _ABSENT:
             continue
-        found = place.pop(key.rpartition(".")[2])
         text = f"{key}: removed in 0.3: {instead}"
         if found == value:
             notes.append(f"{text}, and the file says nothing else; take it out")
         else:
             wrong.append(f"{text} (found {found!r})")
     for key, new in OLD_KEYS.items():
-        if (place := _place_of(values, key)) is None:
+        if (found := _taken_out(values, key)) is _ABSENT:
             continue
-        found = place.pop(key.rpartition(".")[2])
         section, _, name = new.partition(".")
         target = values.setdefault(section, {})
         if isinstance(target, dict) and name in target:
@@ -350,11 +348,14 @@ def _bring_up_to_date(values: dict[str, Any]) -> tuple[tuple[str, ...], tuple[st
     return tuple(wrong), tuple(notes)
 
 
-def _place_of(values: dict[str, Any], key: str) -> dict[str, Any] | None:
-    """Return the mapping in which a key stands, None where it is not there."""
+_ABSENT: Final = object()
+
+
+def _taken_out(values: dict[str, Any], key: str) -> Any:
+    """Take a key out; returns its value, `_ABSENT` where it is not there."""
     section, _, name = key.rpartition(".")
     place = values.get(section) if section else values
-    return place if isinstance(place, dict) and name in place else None
+    return place.pop(name, _ABSENT) if isinstance(place, dict) else _ABSENT
 
 
 def problems_of(path: Path | None, problems: Collection[str]) -> ConfigError:
@@ -464,6 +465,16 @@ def _wanted(name: str, field: FieldInfo, value: Any) -> str:
         example = f": {float(written[1]) * _UNITS_S[written[2]]:g}" if written is not None and known else ""
         return f"seconds, as a number{example}"
     return _KINDS[kind]
+
+
+def keys_of(section: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
+    """Yield the keys of muri.yaml, those of sections with dots, and what each holds."""
+    for name, field in section.model_fields.items():
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            yield from keys_of(kind, f"{prefix}{name}.")
+        else:
+            yield prefix + name, field
 
 
 def render_config(config: Config, *, comments: bool = True) -> str:

@@ -1,12 +1,7 @@
 """What is wrong with a call of `muri-lab …`: it is said in a line or two, and nothing has changed."""
 
-import shlex
-
 import pytest
-from lab_commands import muri_lab
-from profile_builders import make_profile
-
-from muri.profiler.store import ProfileStore
+from profile_commands import assert_mistake, muri_lab
 
 
 @pytest.mark.parametrize(
@@ -25,14 +20,5 @@ from muri.profiler.store import ProfileStore
         ("slowdown gpu --forget --no-store", "--no-store"),
     ],
 )
-def test_a_mistake_is_named_and_changes_nothing(tmp_path, path, capsys, line, said):
-    (tmp_path / "job.py").write_text("raise SystemExit('it was run')")
-    (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
-    with ProfileStore(path) as store:
-        store.put_all([make_profile(), make_profile("gpt2", gpu_type="a100"), make_profile("bert", user="alice")])
-    before = path.read_bytes()
-    code, out, error = muri_lab(capsys, *shlex.split(line))
-    assert (code, out) == (2, "")
-    assert said in error
-    assert "Traceback" not in error
-    assert path.read_bytes() == before
+def test_a_mistake_is_named_and_changes_nothing(path, capsys, line, said):
+    assert_mistake(path, capsys, muri_lab, line, said)

@@ -4,8 +4,8 @@ import json
 
 import psutil
 import pytest
-from lab_commands import muri_lab
 from profile_builders import make_profile
+from profile_commands import muri_lab
 
 from muri.profiler.store import ProfileStore
 

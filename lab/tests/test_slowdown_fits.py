@@ -6,8 +6,8 @@ import random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from lab_commands import muri_lab
 from profile_builders import make_profile
+from profile_commands import muri_lab
 
 from muri.profiler.errors import FitError
 from muri.profiler.interference.ratios import Interference, Side, put

@@ -48,7 +48,6 @@ def list_command(sort: str, store_path: Path | None, as_json: bool, **wanted: An
       muri profile list --json | jq -r '.profiles[].model'
     """
     stored = read_if_any(store_path, ProfileStore.list)
-    marks = read_if_any(store_path, ProfileStore.stale_marks)
     profiles = listed(stored, Filter(**wanted), sort)
     if as_json:
         click.echo(to_json(profiles), nl=False)
@@ -56,6 +55,7 @@ def list_command(sort: str, store_path: Path | None, as_json: bool, **wanted: An
         from muri.profiler.render import print_table  # rich takes a while to load
 
         shown, known = {profile.key for profile in profiles}, {profile.key for profile in stored}
+        marks = read_if_any(store_path, ProfileStore.stale_marks)
         print_table(console(), profiles, datetime.now(UTC), [mark for mark in marks if _doubted(mark, known) in shown])
     elif stored:
         click.echo(f"None of the {len(stored)} profiles matches.")
@@ -86,18 +86,18 @@ def show_command(wanted: Wanted, store_path: Path | None, as_json: bool) -> None
       muri profile show resnet18 --json
     """
     with open_store(store_path, read_only=True) as store:
+        known = [item.key for item in store.list()]
         history: tuple[StageProfile, ...] = ()
         sweep = sweep_of(store, owned_name(wanted.model, wanted.user or ""))
         try:
-            key = find_one((item.key for item in store.list()), wanted)
+            key = find_one(known, wanted)
         except NoSuchProfileError:
-            if sweep is None or any(item.key.model == wanted.model for item in store.list()):
+            if sweep is None or any(each.model == wanted.model for each in known):
                 raise
             stale = None  # only a sweep has been made
         else:
             history = store.history(key)
             sweep = sweep_of(store, str(key)) or sweep  # of dry runs of this size, else of `profile run --sweep`
-            known = {item.key for item in store.list()}
             stale = next((mark for mark in store.stale_marks() if _doubted(mark, known) == key), None)
     if as_json:
         document: dict[str, Any] = to_dict(history[0]) if history else {}

@@ -1,32 +1,20 @@
 """The commands, options and keys of muri.yaml that pages name are those that there are."""
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import click
 import pytest
-from pydantic import BaseModel
 
 from muri.cli import cli
 from muri.slurm_plugin.cli.admin import controller
-from muri.slurm_plugin.config import Config
+from muri.slurm_plugin.config import Config, keys_of
 from muri_lab.cli import cli as lab
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 COMMANDS: dict[str, click.Command] = {"muri": cli, "muri-lab": lab, "muri-controller": controller}
 NAMED = re.compile(r"(?:^ {4}(?:\$ )?|`|\bsrun [^`\n]*?)(muri(?:-lab|-controller)?)((?: +[^\s`#|;&]+)+)", re.MULTILINE)
-
-
-def keys_of(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
-    """Yield the keys of muri.yaml."""
-    for name, field in model.model_fields.items():
-        kind = field.annotation
-        if isinstance(kind, type) and issubclass(kind, BaseModel):
-            yield from keys_of(kind, f"{prefix}{name}.")
-        else:
-            yield prefix + name
 
 
 def wrong(program: str, words: list[str]) -> str:
@@ -59,7 +47,7 @@ def test_named_commands_exist_and_have_their_options(page: Path) -> None:
 
 
 def test_named_keys_exist() -> None:
-    keys = set(keys_of(Config))
+    keys = {key for key, _ in keys_of(Config)}
     sections = "|".join({key.partition(".")[0] for key in keys if "." in key} | {"events", "profiles"})
     named = {
         (page.name, key)

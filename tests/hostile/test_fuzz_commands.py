@@ -10,7 +10,7 @@ import click
 import pytest
 
 from muri.cli import cli
-from muri.commands import run_command
+from muri.commands import run_command, with_commands_below
 
 MOST_LETTERS = 2000
 """A terminal's screen of text: what was wrong must not scroll away."""
@@ -39,20 +39,12 @@ WORDS = {
 """What a command needs beside a file; those that need a model get one."""
 
 
-def commands(command: click.Command = cli, *path: str) -> Iterator[tuple[str, click.Command]]:
-    """All commands that are no groups, by their words."""
-    if isinstance(command, click.Group):
-        for name in command.list_commands(click.Context(command)):
-            found = command.get_command(click.Context(command), name)
-            assert found is not None
-            yield from commands(found, *path, name)
-    else:
-        yield " ".join(path), command
-
-
 def calls() -> Iterator[list[str]]:
     """Command lines with FILE for a bad one."""
-    for name, command in commands():
+    for command, context in with_commands_below(cli, click.Context(cli, info_name="muri")):
+        if isinstance(command, click.Group):
+            continue
+        name = context.command_path.removeprefix("muri ")
         files = [each for each in command.params if isinstance(each.type, click.Path)]
         models = ["a" for each in command.params if each.required and str(each.name).startswith("model")]
         for file in files:

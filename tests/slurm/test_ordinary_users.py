@@ -1,13 +1,13 @@
 """Every command in the hands of an ordinary user, on hosts where something is missing: a message, never a traceback."""
 
 import json
-from collections.abc import Iterator
 
 import click
 import pytest
 from muri_cluster import MuriCluster
 
 from muri.cli import cli
+from muri.commands import with_commands_below
 from sandbox.driver import Driver
 from sandbox.support import CHECKOUT
 
@@ -81,17 +81,9 @@ print(json.dumps(told))
 
 
 def test_the_list_of_commands_is_complete() -> None:
-    def names(command: click.Command, path: str = "") -> Iterator[str]:
-        if not isinstance(command, click.Group):
-            yield path.strip()
-            return
-        context = click.Context(command)
-        for name in command.list_commands(context):
-            child = command.get_command(context, name)
-            assert child is not None
-            yield from names(child, f"{path} {name}")
-
-    assert set(names(cli)) == set(COMMANDS)
+    found = with_commands_below(cli, click.Context(cli, info_name="muri"))
+    names = {context.command_path for command, context in found if not isinstance(command, click.Group)}
+    assert names == {f"muri {name}" for name in COMMANDS}
 
 
 @pytest.fixture
