@@ -209,22 +209,6 @@ def estimators() -> list[Estimator]:
     return [offer.load() for offer in entry_points(group=GROUP)]
 
 
-def best_known(store: ProfileStore, key: ProfileKey) -> StageProfile | None:
-    """The measured profile of a key, its user's own or a published one, else an estimate, else None.
-
-    An estimate's source is "scaled" (from another GPU count) or "predicted" (from the model's graph); it
-    serves for planning until the dry run has measured.
-
-    Raises:
-        StoreError: The store cannot be read.
-    """
-    stored = next(filter(None, map(store.get, key.lookup_order)), None)
-    if stored is not None and not stored.is_estimate:
-        return stored
-    estimate = estimated(store, key)
-    return estimate.profile if estimate else stored
-
-
 def estimated(store: ProfileStore, key: ProfileKey) -> ProfileEstimate | None:
     """The estimate of a key, whether it was measured or not; None when nothing is known."""
     scaled = scale(store.list(), key, bandwidths(store))

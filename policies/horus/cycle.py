@@ -67,7 +67,7 @@ class ByCost:
         """See `Rule`."""
         return Reason(
             "the cheapest place: cost {:.2f} with {}, and {:.0f} % use (f = {:.2f})",
-            (price, _memory(load, capacity_gib), 100 * load.utilization, 1 / load.speed(slowdown)),
+            (price, needed_memory(load, capacity_gib), 100 * load.utilization, 1 / load.speed(slowdown)),
         )
 
     def why_no_partner(self, mem_gib: float) -> Reason:
@@ -76,25 +76,6 @@ class ByCost:
             "beside jobs that may share with it, no GPU has {:.1f} GiB left and gets more done with it than without",
             (mem_gib,),
         )
-
-
-@dataclass(frozen=True, slots=True)
-class ByMemory:
-    """Opportunistic bin packing: an idle GPU, else the one that memory fills best, however busy it is."""
-
-    def price(self, before: Load, after: Load, capacity_gib: float, slowdown: Slowdown) -> float | None:
-        """See `Rule`."""
-        return 2.0 - after.used_gib / capacity_gib if before.count else 0.0
-
-    def why(self, price: float, load: Load, capacity_gib: float, slowdown: Slowdown) -> Reason:
-        """See `Rule`."""
-        if load.count < 2:
-            return Reason("these GPUs are idle")
-        return Reason("too few GPUs are idle, and here memory fits best: {}", (_memory(load, capacity_gib),))
-
-    def why_no_partner(self, mem_gib: float) -> Reason:
-        """See `Rule`."""
-        return Reason("beside jobs that may share with it, no GPU has {:.1f} GiB left", (mem_gib,))
 
 
 class PackingCycle:
@@ -219,7 +200,8 @@ class PackingCycle:
         return (_STOPPED_ONCE,) if idle_only else (self._rule.why_no_partner(mem_gib_of(job)),)
 
 
-def _memory(load: Load, capacity_gib: float) -> str:
+def needed_memory(load: Load, capacity_gib: float) -> str:
+    """Return what a GPU's jobs need of its memory, for a reason."""
     of = "" if isinf(capacity_gib) else f" of {capacity_gib:.1f}"
     return f"{load.used_gib:.1f}{of} GiB needed"
 

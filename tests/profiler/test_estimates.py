@@ -12,7 +12,6 @@ from muri.profiler.estimates import (
     BANDWIDTH_KIND,
     Bandwidth,
     bandwidths,
-    best_known,
     estimated,
     estimates_of,
     nearest_bandwidth,
@@ -20,6 +19,7 @@ from muri.profiler.estimates import (
 )
 from muri.profiler.records import ProfileDetail, ProfileKey
 from muri.profiler.store import Document, ProfileStore
+from muri_lab.interference.fits import best_known
 
 A100 = Bandwidth("gpu", nodes=1, ranks_per_node=4, mib_per_s=1000.0, latency_s=1e-3)
 

@@ -160,11 +160,6 @@ class Repeatable:
     out: str
     err: str
 
-    @property
-    def is_whole(self) -> bool:
-        """Whether losses are."""
-        return self.losses
-
 
 def repeatable(one: Observation, other: Observation, *, ordered: bool) -> Repeatable:
     """Compare two plain runs.

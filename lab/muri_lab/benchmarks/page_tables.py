@@ -1,11 +1,8 @@
 """Tables of the pages, made of stored results; benchmarks/pages.py puts them between their marks."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import count
 from typing import Any, Final
 
-from muri.policies.grouping.engine import COLUMN_LIMIT
-from muri.policies.grouping.kway import column_count
 from muri_lab.benchmarks import compare_policies_page, demo
 from muri_lab.benchmarks.compatibility_page import page_of
 from muri_lab.benchmarks.fidelity_workloads import named
@@ -30,11 +27,6 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, left: int = 1) 
     """A table in Markdown, with numbers to the right of the first columns."""
     lines = [head, ["---"] * left + ["---:"] * (len(head) - left), *rows]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
-
-
-def kinds_beyond(group_size: int) -> int:
-    """The fewest kinds of jobs of which "optimal" no longer lists all groups."""
-    return next(kinds for kinds in count(1) if column_count(kinds, group_size) > COLUMN_LIMIT)
 
 
 def fidelity(_: str) -> str:

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 from muri.profiler import figures
 from muri.profiler.errors import FitError
-from muri.profiler.estimates import best_known
+from muri.profiler.estimates import estimated
 from muri.profiler.interference.models import LinearFit, Point, estimated_ratio, fit_line
 from muri.profiler.interference.ratios import Interference, by_pair, find, known_pairs, ordered
 from muri.profiler.interference.slowdown import Parabola, Slowdown, SlowdownFit
@@ -166,6 +166,22 @@ class Expected:
     ratio_b: float
     source: str
     confidence: float | None = None
+
+
+def best_known(store: ProfileStore, key: ProfileKey) -> StageProfile | None:
+    """The measured profile of a key, its user's own or a published one, else an estimate, else None.
+
+    An estimate's source is "scaled" (from another GPU count) or "predicted" (from the model's graph); it
+    serves for planning until the dry run has measured.
+
+    Raises:
+        StoreError: The store cannot be read.
+    """
+    stored = next(filter(None, map(store.get, key.lookup_order)), None)
+    if stored is not None and not stored.is_estimate:
+        return stored
+    estimate = estimated(store, key)
+    return estimate.profile if estimate else stored
 
 
 def expected(store: ProfileStore, a: ProfileKey, b: ProfileKey, cores: float | None = None) -> Expected | None:

@@ -1,18 +1,40 @@
 """What Horus compares itself with: packing by memory alone, with and without taking it back."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
 from muri.policies.cycle.reasons import blanks
 from muri.policies.cycle.validation import check_request
-from muri.policies.horus.cycle import ByMemory, PackingCycle
+from muri.policies.horus.cost import Load
+from muri.policies.horus.cycle import PackingCycle, needed_memory
 from muri.policies.priority import fifo, with_promises
 from muri.policies.schedulers.base import TO_THE_END, FixedOrder
 from muri.policies.types import Plan, PlanJob, PlanRequest, Reason, Waiting
+from muri.profiler.interference.slowdown import Slowdown
 
 _LEAST_SPEED: Final = 0.5
 """PAB takes a job off GPUs on which it gets on more slowly than this, relative to its speed alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class ByMemory:
+    """Opportunistic bin packing: an idle GPU, else the one that memory fills best, however busy it is."""
+
+    def price(self, before: Load, after: Load, capacity_gib: float, slowdown: Slowdown) -> float | None:
+        """See `muri.policies.horus.cycle.Rule`."""
+        return 2.0 - after.used_gib / capacity_gib if before.count else 0.0
+
+    def why(self, price: float, load: Load, capacity_gib: float, slowdown: Slowdown) -> Reason:
+        """See `muri.policies.horus.cycle.Rule`."""
+        if load.count < 2:
+            return Reason("these GPUs are idle")
+        return Reason("too few GPUs are idle, and here memory fits best: {}", (needed_memory(load, capacity_gib),))
+
+    def why_no_partner(self, mem_gib: float) -> Reason:
+        """See `muri.policies.horus.cycle.Rule`."""
+        return Reason("beside jobs that may share with it, no GPU has {:.1f} GiB left", (mem_gib,))
 
 
 class OpportunisticBinPacking(FixedOrder):

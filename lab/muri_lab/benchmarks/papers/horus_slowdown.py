@@ -1,7 +1,9 @@
 """Horus's f: how well a parabola of cumulative utilization explains how pairs slow each other down (Figure 4a)."""
 
 import csv
+from collections.abc import Iterable
 from itertools import combinations
+from pathlib import Path
 from statistics import fmean, median
 from typing import Final, NamedTuple
 
@@ -11,14 +13,16 @@ from scipy.optimize import least_squares
 
 from muri.profiler.interference.slowdown import Slowdown, published_slowdown
 from muri.profiler.records import ProfileKey, StageProfile
-from muri_lab.benchmarks.pair_model import GAVEL, Floats, gavel_pairs, simulate
 from muri_lab.benchmarks.papers.frame import GAVELS, Curve, Experiment, Outcome, Row, needed
 from muri_lab.interference.fits import PairPoint, SlowdownFit, fit_slowdown, gpu_percent, r_squared
 
+GAVEL: Final = Path(__file__).resolve().parents[5] / "shared" / "reference" / "gavel_pairs_v100.csv"
+ROUNDS: Final = 400
 SEED: Final = 1
 TENTHS: Final = 10
 JOBS: Final = 40
 QUICK_JOBS: Final = 12
+Floats = NDArray[np.float64]
 Pairs = NDArray[np.int64]
 Points = tuple[PairPoint, ...]
 
@@ -190,6 +194,35 @@ def _slowed_on_v100() -> dict[str, list[float]]:
 def _slowed_simulated() -> dict[str, list[float]]:
     pairs = combinations(jobs_that_use_the_gpu(QUICK_JOBS // 2), 2)
     return {"simulated jobs": [max(1.0, ratio) for a, b in pairs for ratio in simulate(a, b)]}
+
+
+def simulate(a: StageProfile, b: StageProfile) -> tuple[float, float]:
+    """ξ of two jobs that share each resource in halves while both want it."""
+    jobs = [[(stage, length) for stage, length in enumerate(job.stage_s) if length > 1e-9] for job in (a, b)]
+    place, done, left = [0, 0], [0, 0], [jobs[0][0][1], jobs[1][0][1]]
+    now_s, ends_s = 0.0, [0.0, 0.0]
+    while min(done) < ROUNDS:
+        both = jobs[0][place[0]][0] == jobs[1][place[1]][0]
+        step_s = min(left) * (2 if both else 1)
+        now_s += step_s
+        for index in (0, 1):
+            left[index] -= step_s / 2 if both else step_s
+            if left[index] <= 1e-12:
+                place[index] = (place[index] + 1) % len(jobs[index])
+                if place[index] == 0:
+                    done[index], ends_s[index] = done[index] + 1, now_s
+                left[index] = jobs[index][place[index]][1]
+    first, second = (ends_s[i] / done[i] / job.iteration_s for i, job in enumerate((a, b)))
+    return first, second
+
+
+def gavel_pairs(lines: Iterable[str]) -> tuple[Pairs, Floats]:
+    """Model indices (n, 2) and ratios (n, 2)."""
+    rows = list(csv.DictReader(lines))
+    names = sorted({row[name] for row in rows for name in ("job_a", "job_b")})
+    models = np.array([[names.index(row["job_a"]), names.index(row["job_b"])] for row in rows])
+    ratios = np.array([[1 / float(row["speed_a_fraction"]), 1 / float(row["speed_b_fraction"])] for row in rows])
+    return models, ratios
 
 
 _SPLIT: Final = (

@@ -42,12 +42,6 @@ def _ratio(case: str, figure: str, published: float | str | None, base: Jcts, be
     return Row(case, f"{figure}, proportional over TUNE", "×", published, round(float(base.mean() / better.mean()), 3))
 
 
-def _averages(case: str, of_mechanism: dict[str, Jcts]) -> list[Row]:
-    return [
-        Row(case, f"average JCT, {name}", "h", None, round(float(jct.mean()), 2)) for name, jct in of_mechanism.items()
-    ]
-
-
 def _cdf(name: str, jct: Jcts) -> Curve:
     ranked = np.sort(jct)
     shown = np.unique(np.linspace(0, len(ranked) - 1, 100).astype(int))
