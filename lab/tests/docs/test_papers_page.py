@@ -22,7 +22,7 @@ from muri_lab.benchmarks.papers.quoted import quote, quoted
 from muri_lab.cli import cli as lab
 from muri_lab.experiments.experiment import experiment_names, load_experiment
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 ROWS = [(name, row) for name in page.PAPERS for row in page.read_rows(name)]
 COMMANDS = sorted({row.command for _, row in ROWS if row.command})
 SIX_JOBS = "".join(SMALL.read_text().splitlines(keepends=True)[:7])

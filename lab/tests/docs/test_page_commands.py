@@ -17,7 +17,7 @@ import pytest
 from muri_lab.benchmarks.page_marks import FIGURE, RESULTS, stored
 from muri_lab.benchmarks.pages import all_pages
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 COMMAND = re.compile(r"(?:python |`)(-m muri_lab.benchmarks[\w.]*|lab/muri_lab/benchmarks/[\w/]+\.py)([^`\n\\|#]*)")
 TEXTS = [page.read_text() for page in all_pages()]
 COMMANDS = sorted({(place, " ".join(words.split())) for text in TEXTS for place, words in COMMAND.findall(text)})

@@ -9,7 +9,7 @@ import pytest
 from muri_lab.benchmarks import page_marks, pages
 from muri_lab.benchmarks.page_tables import TABLES
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 NAMES = [str(page.relative_to(ROOT)) for page in pages.all_pages()]
 MARKED = [name for name in NAMES if re.search("<!-- (figure|table): ", (ROOT / name).read_text())]
 
