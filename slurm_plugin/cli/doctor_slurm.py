@@ -27,8 +27,7 @@ from muri.slurm_plugin.gateway.base import (
 from muri.slurm_plugin.gateway.gpu_removal import cancelled_afterwards, place_for, submit_probe, try_every_form
 from muri.slurm_plugin.gateway.slurm_commands import SlurmCommands
 from muri.slurm_plugin.planning.actions import MemberPlan
-from muri.slurm_plugin.planning.slurm_requests import GroupPlace, member_change, original_request
-from muri.slurm_plugin.planning.starts import asked_by
+from muri.slurm_plugin.planning.slurm_requests import GroupPlace, asked_by, member_change, original_request
 from muri.slurm_plugin.records.cluster import Node, Snapshot
 from muri.slurm_plugin.records.comment_tags import GATE_PREFIX, REQUEST_PREFIX, MemberState, token
 from muri.slurm_plugin.records.gpu_removal import PER_NODE, GpuRemoval, Place, TriedForm

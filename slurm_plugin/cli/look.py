@@ -231,7 +231,7 @@ def named(jobs: "Sequence[JobStatus]", name: str) -> "list[JobStatus]":
 
 def _stands_for(job: "JobStatus", task: str) -> bool:
     """Whether a job array's record stands for a task that waits."""
-    from muri.slurm_plugin.planning.arrays import task_numbers
+    from muri.slurm_plugin.records.cluster import task_numbers
 
     _, bracket, tasks = job.task.partition("[")
     return bool(bracket) and task.isdecimal() and int(task) in task_numbers(tasks.rstrip("]"))

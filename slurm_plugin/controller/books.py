@@ -22,14 +22,7 @@ from muri.errors import MuriError
 from muri.files import write_atomically
 from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.controller import metrics
-from muri.slurm_plugin.controller.metrics import Counters, Labels, MetricsServer
-from muri.slurm_plugin.controller.status import STATUS_NAME, Status
-from muri.slurm_plugin.execute.apply import StopFlag
-from muri.slurm_plugin.gateway.accounting import Accounting, NoAccountingError
-from muri.slurm_plugin.gateway.base import Calls, Gateway, GatewayError, NoSuchJobError, Requests, counted
-from muri.slurm_plugin.planning.cycle_input import CycleInput
-from muri.slurm_plugin.planning.decision import Decision
-from muri.slurm_plugin.planning.history import (
+from muri.slurm_plugin.controller.history import (
     GroupRun,
     MemberRun,
     Service,
@@ -42,6 +35,13 @@ from muri.slurm_plugin.planning.history import (
     with_accounts,
     with_profiles,
 )
+from muri.slurm_plugin.controller.metrics import Counters, Labels, MetricsServer
+from muri.slurm_plugin.controller.status import STATUS_NAME, Status
+from muri.slurm_plugin.execute.apply import StopFlag
+from muri.slurm_plugin.gateway.accounting import Accounting, NoAccountingError
+from muri.slurm_plugin.gateway.base import Calls, Gateway, GatewayError, NoSuchJobError, Requests, counted
+from muri.slurm_plugin.planning.cycle_input import CycleInput
+from muri.slurm_plugin.planning.decision import Decision
 from muri.slurm_plugin.records.journal import COUNTERS, GROUP_RUN, SERVICE, Journal
 from muri.slurm_plugin.records.roles import View
 from muri.slurm_plugin.records.usage import Run, with_report

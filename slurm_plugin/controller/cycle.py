@@ -13,21 +13,29 @@ from muri.profiler.records import ProfileKey, StageProfile
 from muri.profiler.store import ProfileStore
 from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.controller.books import Books, note_service, read_service
+from muri.slurm_plugin.controller.history import had_before, noted, saved_gpu_s, served_gpu_s
 from muri.slurm_plugin.controller.status import Status, notes_of, report, status_of
 from muri.slurm_plugin.controller.surroundings import GpuRemovalFile, Surroundings
 from muri.slurm_plugin.execute.apply import CycleCutShortError, InterruptibleGateway, Left, apply
 from muri.slurm_plugin.execute.executor import Executor
 from muri.slurm_plugin.execute.gate import close_gate
 from muri.slurm_plugin.gateway.base import Gateway, GatewayError, SlurmUnreachableError
-from muri.slurm_plugin.planning import stated_durations
 from muri.slurm_plugin.planning.actions import Action
-from muri.slurm_plugin.planning.cycle_input import CycleInput, Knowledge, dry_run_key, first_submits
+from muri.slurm_plugin.planning.asking import Proposals, proposed_moves
+from muri.slurm_plugin.planning.cycle_input import (
+    Claim,
+    Claims,
+    CycleInput,
+    Knowledge,
+    KnownPythons,
+    MeasuredPython,
+    claim_facts,
+    dry_run_key,
+    first_submits,
+    noted_claims,
+)
 from muri.slurm_plugin.planning.decision import Decision, Quarantine, by_user, decide
-from muri.slurm_plugin.planning.history import had_before, noted, saved_gpu_s, served_gpu_s
-from muri.slurm_plugin.planning.joins import shares_gpus
-from muri.slurm_plugin.planning.pythons import KnownPythons, MeasuredPython
-from muri.slurm_plugin.planning.running import Proposals, proposed_moves
-from muri.slurm_plugin.planning.stated_durations import Claim, Claims
+from muri.slurm_plugin.planning.plan_actions import shares_gpus
 from muri.slurm_plugin.profile_use import (
     learn_pairs,
     log_set_aside,
@@ -114,7 +122,7 @@ def _remembered(journal: Journal, profiles: Mapping[ProfileKey, StageProfile], v
         exclusions={job_id: str(why) for job_id, why in _readable(journal.facts(EXCLUSION).items(), _of_job)},
         served_gpu_s=served_gpu_s(noted(read_service(journal.facts(SERVICE)), view), view, journal.intents()),
         saved_gpu_s=saved_gpu_s(view, journal.intents()),
-        claims=stated_durations.noted(_claims(journal), view),
+        claims=noted_claims(_claims(journal), view),
         first_submit_s=first_submits(dict(_readable(journal.facts(FIRST_SUBMIT).items(), _time_of_job)), view),
         gpu_mem_gib={job_id: float(gib) for job_id, gib in _readable(journal.facts(GPU_MEM).items(), _of_job)},
         refused_releases=_lately(journal.facts(RELEASE_REFUSED), now_s, str),
@@ -432,7 +440,7 @@ class Controller:
     def _note_durations(self, decision: Decision) -> None:
         claims = decision.preparation.cycle.knowledge.claims
         if claims != _claims(self._journal):
-            self._journal.replace_facts({CLAIMS: stated_durations.facts_of(claims)})
+            self._journal.replace_facts({CLAIMS: claim_facts(claims)})
 
     def _tidy(self, view: View) -> None:
         self._journal.forget_before(view.snapshot.taken_s - _KEEP_INTENTS_S)

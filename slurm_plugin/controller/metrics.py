@@ -18,7 +18,7 @@ from muri.newcomers import Newcomers
 from muri.profiler.records import STAGES
 from muri.slurm_plugin.controller.status import JobStatus, Status
 from muri.slurm_plugin.planning.decision import Decision
-from muri.slurm_plugin.planning.joins import groups_by_pilot
+from muri.slurm_plugin.planning.repairs import groups_by_pilot
 from muri.slurm_plugin.records.cluster import JobState
 from muri.slurm_plugin.records.comment_reports import member_report, node_use
 from muri.slurm_plugin.records.comment_tags import Mode

@@ -51,7 +51,7 @@ from muri.slurm_plugin.planning.actions import (
     members_in,
     started,
 )
-from muri.slurm_plugin.planning.joins import started_plain
+from muri.slurm_plugin.planning.plan_actions import started_plain
 from muri.slurm_plugin.planning.repairs import find_pilot
 from muri.slurm_plugin.planning.slurm_requests import (
     GroupPlace,
@@ -67,8 +67,8 @@ from muri.slurm_plugin.planning.slurm_requests import (
     original_request,
     pilot_job,
     placed,
+    was_changed,
 )
-from muri.slurm_plugin.planning.starts import was_changed
 from muri.slurm_plugin.profile_use import DocumentSink, note_accumulates
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import JobChange, JobState

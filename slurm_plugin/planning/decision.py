@@ -19,14 +19,11 @@ from muri.inherited import garbage_collector_paused
 from muri.policies.types import Plan, Policy
 from muri.profiler.records import ProfileKey
 from muri.slurm_plugin.planning.actions import Abandon, Action, ReleaseSolo, started
-from muri.slurm_plugin.planning.arrays import stand_backs
-from muri.slurm_plugin.planning.asking import ask
+from muri.slurm_plugin.planning.asking import ask, stop_actions
 from muri.slurm_plugin.planning.cycle_input import CycleInput, with_known_members
-from muri.slurm_plugin.planning.measurements import untrue_reports
-from muri.slurm_plugin.planning.plan_actions import idle_gpus_first, releases_of, starts_of
-from muri.slurm_plugin.planning.repairs import overtaken_dry_runs, reconcile
+from muri.slurm_plugin.planning.plan_actions import idle_gpus_first, releases_of, stand_backs, starts_of
+from muri.slurm_plugin.planning.repairs import overtaken_dry_runs, reconcile, untrue_reports
 from muri.slurm_plugin.planning.request import Preparation, prepare
-from muri.slurm_plugin.planning.running import stop_actions
 from muri.slurm_plugin.records.roles import Role, View, unread
 
 log = logging.getLogger("muri.controller")

@@ -3,25 +3,36 @@
 Whoever planned, what starts keeps to the site's limits, and jobs that Muri cannot plan go to Slurm, some at a time.
 """
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from typing import Final
 
 from muri.policies.cycle.validation import broken_laws
-from muri.policies.types import Plan, PlanJob, Policy
+from muri.policies.types import Group, Plan, PlanJob, Policy, Reason, Solo, sentences
 from muri.slurm_plugin.config import Config
-from muri.slurm_plugin.planning.actions import Action, Join, MemberPlan, ReleaseSolo, StartGroup, started
+from muri.slurm_plugin.planning.actions import (
+    Action,
+    Join,
+    MemberPlan,
+    ReleaseSolo,
+    ResumeGroup,
+    StandBack,
+    StartGroup,
+    members_in,
+    started,
+)
+from muri.slurm_plugin.planning.asking import Settled
 from muri.slurm_plugin.planning.cycle_input import CycleInput
-from muri.slurm_plugin.planning.joins import jobs_with_pilots, joins_of, start_joinable, started_plain
-from muri.slurm_plugin.planning.node_room import NodeRoom, node_room
-from muri.slurm_plugin.planning.placement import starts_by_itself
-from muri.slurm_plugin.planning.request import Preparation
-from muri.slurm_plugin.planning.running import Settled, may_join
+from muri.slurm_plugin.planning.placement import NodeRoom, node_room, starts_by_itself
+from muri.slurm_plugin.planning.request import Preparation, is_let_go
+from muri.slurm_plugin.planning.running import has_a_task_per_gpu, may_join
 from muri.slurm_plugin.planning.site_limits import SiteRoom
 from muri.slurm_plugin.planning.slurm_requests import member_mem_mib
-from muri.slurm_plugin.planning.starts import release_solo, start_group
-from muri.slurm_plugin.records.cluster import Node
+from muri.slurm_plugin.planning.starts import Joiner, joins_together, release_solo, start_group
+from muri.slurm_plugin.records.cluster import Job, JobState, Node
+from muri.slurm_plugin.records.comment_tags import Place
 from muri.slurm_plugin.records.roles import ManagedJob, Role, View
 
 _ROUNDING: Final = 1e-6
@@ -271,3 +282,188 @@ def releases_of(to_slurm: Mapping[int, str], cycle: CycleInput) -> tuple[tuple[R
     releases = {job.job_id: ReleaseSolo(job.job_id, (reasons[job.job_id],)) for job in jobs}
     later = {job_id: f"{why}; {LATER}" for job_id, why in reasons.items() if job_id not in releases}
     return tuple(releases.values()), {**later, **stuck}
+
+
+_MOST_NICE: Final = 2_000_000_000
+"""Slurm takes nice values up to 2,147,483,645."""
+
+
+def stand_backs(cycle: CycleInput, actions: Sequence[Action]) -> Iterator[StandBack]:
+    """Let tasks that are kept back stand behind siblings that may start, and others where Slurm has them.
+
+    A nice value stays until its task is let go: until then Muri alone decides when it starts.
+
+    Args:
+        cycle: What the cycle decides on.
+        actions: What else it does, starts above all.
+    """
+    resumed = {action.token for action in actions if isinstance(action, ResumeGroup)}
+    groups = [members_in(intent.payload) for intent in cycle.intents if intent.token in resumed]
+    starts = started(actions) | {member.job_id for members in groups for member in members}
+    arrays: defaultdict[int, list[ManagedJob]] = defaultdict(list)
+    for job in cycle.view.jobs.values():
+        if job.array_job_id and job.state is JobState.PENDING:
+            arrays[job.array_job_id].append(job)
+    for records in arrays.values():
+        ahead = [
+            job
+            for job in records
+            if not job.held and (job.job_id in starts or (job.role in {Role.MEMBER, Role.RELEASED} and is_let_go(job)))
+        ]
+        # What goes away goes first: two tasks that wait for each other's start Slurm would refuse.
+        yield from (StandBack(job.job_id, None) for job in records if _stands_back_for_nobody(job, ahead, starts))
+        for job in records:
+            may_wait = job.role is Role.CANDIDATE and job.given is None and job.job_id not in starts
+            if may_wait and _is_looked_at(job, cycle.now_s) and (place := _place_behind(job, ahead)) is not None:
+                yield StandBack(job.job_id, place)
+
+
+def _stands_back_for_nobody(job: ManagedJob, ahead: Sequence[ManagedJob], starts: AbstractSet[int]) -> bool:
+    if job.place is None or job.held:
+        return False
+    if job.role is not Role.CANDIDATE:
+        return True
+    waits_for = set() if job.dependency == job.own_dependency else set(job.dependency.split(","))
+    return bool(waits_for) and (job.job_id in starts or waits_for.isdisjoint(map(_start_of, ahead)))
+
+
+def _is_looked_at(job: ManagedJob, now_s: float) -> bool:
+    """Whether Slurm's schedulers look at a waiting record."""
+    return not (job.held or job.dependency or job.begin_s > now_s)
+
+
+def _place_behind(job: ManagedJob, ahead: Sequence[ManagedJob]) -> Place | None:
+    """What makes a task stand behind siblings, None where it does already."""
+    passed = [
+        each
+        for each in ahead
+        if each.partition == job.partition and _order(job, job.priority) < _order(each, each.own_priority)
+    ]
+    if not passed:
+        return None
+    lowest, own_nice = min(each.own_priority for each in passed), job.own_nice
+    nice = job.nice + job.priority - lowest + 1
+    was_in_vain = job.place is not None and job.place.nice not in {job.nice, job.place.own_nice}
+    if lowest > 1 and nice <= _MOST_NICE and not was_in_vain:
+        return Place(own_nice, nice)
+    return Place(own_nice, own_nice, ",".join(sorted(map(_start_of, passed))))
+
+
+def _start_of(job: Job) -> str:
+    """The dependency on a task's start."""
+    return f"after:{job.name_in_slurm}"
+
+
+def _order(job: Job, priority: int) -> tuple[float, float, float]:
+    """Slurm's order among an array's records; the record of several tasks comes last."""
+    return -priority, job.submit_s, float("inf") if job.several_tasks else int(job.array_tasks or 0)
+
+
+def joins_of(group: Group, plan: Plan, cycle: CycleInput, room: SiteRoom) -> tuple[Join, ...]:
+    """Return the joins that a plan's group with joining members means, one for each of them.
+
+    Args:
+        group: Those who run together, and those who come.
+        plan: The plan.
+        cycle: What the cycle decides on.
+        room: What the site's limits allow.
+    """
+    unit = cycle.view.group_of[next(job_id for job_id in group.members if job_id not in group.joining)]
+    reasons = sentences(group.reasons)
+    joiners = [
+        Joiner(
+            job,
+            cycle.knowledge.known_profile(cycle.key_of(job)),
+            group.speed[job.job_id],
+            plan.promises.get(job.job_id),
+        )
+        for job in (cycle.view.jobs[job_id] for job_id in group.joining)
+    ]
+    return joins_together(joiners, unit, cycle, room, reasons)
+
+
+MAY_BE_JOINED: Final = "others may join it while it runs"
+
+IS_MEASURED: Final = "its model is measured while it runs"
+
+
+def jobs_with_pilots(jobs: Iterable[PlanJob], policy: Policy, view: View, config: Config) -> dict[int, PlanJob]:
+    """Return the waiting jobs that get a pilot job of their own where they start alone, by job id.
+
+    Args:
+        jobs: The waiting jobs.
+        policy: The policy in force.
+        view: The queue.
+        config: The configuration.
+    """
+    # Policies that give out GPUs one by one say themselves who may be joined.
+    if policy.supports_packing or not shares_gpus(policy):
+        return {}
+    known = [job for job in jobs if job.may_share and job.profile is not None]
+    fit = [job for job in known if job.gpu_count == 1 or has_a_task_per_gpu(job, view.jobs[job.job_id])]
+    return {job.job_id: job for job in fit if may_join(config) or _is_to_be_measured(job, config)}
+
+
+def _is_to_be_measured(job: PlanJob, config: Config) -> bool:
+    """Whether a job that nobody may join is measured, so that later jobs of its model can be grouped."""
+    estimated = job.profile is not None and job.profile.is_estimate
+    return estimated and config.profiling.in_place and config.grouping.max_group_size > 1
+
+
+def shares_gpus(policy: Policy) -> bool:
+    """Whether jobs ever share GPUs under a policy; one of a site's own may not tell its options."""
+    rules = getattr(policy, "rules", None)
+    return policy.profile_use == "sharing" if rules is None else rules.max_group_size > 1
+
+
+def start_joinable(
+    solo: Solo, job: PlanJob, plan: Plan, cycle: CycleInput, room: SiteRoom, nodes: NodeRoom
+) -> StartGroup | ReleaseSolo | None:
+    """Return the start of a job alone that others may join, or that is measured.
+
+    Args:
+        solo: The plan's word about it.
+        job: The job.
+        plan: The plan.
+        cycle: What the cycle decides on.
+        room: What the site's limits allow.
+        nodes: CPUs and memory that nodes have free.
+
+    Returns:
+        A group of one; its release, where its node has no room for a pilot job; None where the plan leaves it to Slurm
+        to find GPUs.
+    """
+    if not solo.node or job.profile is None:
+        return None
+    what = MAY_BE_JOINED if may_join(cycle.config) else IS_MEASURED
+    share = nodes.take_joinable(cycle.view.jobs[solo.job_id], solo.node)
+    if isinstance(share, str):
+        release = release_solo(solo, plan, cycle)
+        return replace(release, reasons=(*release.reasons, _in_vain(what, share)))
+    group = Group(
+        (job.job_id,),
+        solo.gpus,
+        job.gpu_count,
+        job.profile.iteration_s,
+        1.0,
+        {job.job_id: 1.0},
+        (*solo.reasons, Reason(what)),
+    )
+    start = start_group(group, plan, cycle, room)
+    if plan.cpu_mem_shares.get(job.job_id):
+        return start
+    if what == IS_MEASURED:  # no room for others
+        return replace(start, cpu_count=min(start.cpu_count, share.cpu_count))
+    return replace(start, cpu_count=share.cpu_count // start.gpus_per_node, mem_per_node_mib=share.mem_mib)
+
+
+def started_plain(start: StartGroup, why: str) -> ReleaseSolo:
+    """Return the release of a job that cannot have a pilot job of its own, and why."""
+    what = IS_MEASURED if IS_MEASURED in start.reasons else MAY_BE_JOINED
+    reasons = tuple(reason for reason in start.reasons if reason != what)
+    return ReleaseSolo(start.members[0].job_id, (*reasons, _in_vain(what, why)))
+
+
+def _in_vain(what: str, why: str) -> str:
+    """Say for people that a job runs without a pilot job."""
+    return f"{'it cannot be measured' if what == IS_MEASURED else 'no job can join it'}: {why}"

@@ -3,10 +3,12 @@
 import logging
 from collections.abc import Iterator, Mapping
 from collections.abc import Set as AbstractSet
-from typing import Any
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any, Final, NamedTuple
 
 from muri.policies.horus.cost import MAX_RAISES, raised_gib
-from muri.profiler.records import ProfileError, ProfileKey
+from muri.profiler.records import IN_PLACE, ProfileError, ProfileKey, StageProfile
 from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.planning.actions import (
     Abandon,
@@ -18,23 +20,24 @@ from muri.slurm_plugin.planning.actions import (
     KeepGate,
     KeepProfile,
     MoveToLicence,
+    NotMeasured,
     Preempt,
     Regroup,
     ResetRequest,
     Restore,
     ResumeGroup,
     ReturnToQueue,
+    join_in,
 )
-from muri.slurm_plugin.planning.cycle_input import START_DELAY_S, CycleInput, dry_run_key
-from muri.slurm_plugin.planning.joins import begun_joins, resume_joins
-from muri.slurm_plugin.planning.measurements import measured_in_place, ran_s
+from muri.slurm_plugin.planning.cycle_input import START_DELAY_S, CycleInput, Knowledge, dry_run_key
 from muri.slurm_plugin.planning.model_traits import sensitivity_in
 from muri.slurm_plugin.planning.placement import ends_at_s
 from muri.slurm_plugin.planning.site_limits import PILOT_EXTRA_S
+from muri.slurm_plugin.planning.slurm_requests import as_submitted, was_changed
 from muri.slurm_plugin.records.cluster import Job, JobState
 from muri.slurm_plugin.records.comment_reports import profile_in, python_in
 from muri.slurm_plugin.records.comment_tags import MemberState, MemoryRetry
-from muri.slurm_plugin.records.journal import DRY_RUN, GROUP, PREEMPT, Intent
+from muri.slurm_plugin.records.journal import DRY_RUN, GROUP, JOIN, PREEMPT, Intent
 from muri.slurm_plugin.records.limits import is_limit_reason, will_start_by_itself
 from muri.slurm_plugin.records.roles import (
     ManagedJob,
@@ -46,13 +49,15 @@ from muri.slurm_plugin.records.roles import (
     is_lifted,
     lease_end_s,
 )
-from muri.utc import text_of
+from muri.utc import moment, text_of
 
 log = logging.getLogger("muri.controller")
 
 # A pilot tells what was measured of its last member and ends itself some seconds later; one that did not is cancelled.
 _PILOT_GRACE_S = 60.0
+
 _BEFORE_ITS_TURN = {"", "None", "Priority", "Dependency", "BeginTime", "Licenses"}
+
 _EMPTY_S = 30.0
 """So long a pilot job may run while Slurm finds no room for any of its members."""
 
@@ -480,3 +485,162 @@ def _why_back(job: ManagedJob, view: View) -> str:
     if _is_delayed(job, view.snapshot.taken_s):
         return "it was saved and stopped" if stopped else "it was requeued"
     return ""
+
+
+def begun_joins(intents: tuple[Intent, ...]) -> dict[int, Intent]:
+    """Return the newest join of each job, closed ones included, by job id."""
+    return {int(intent.payload["member"]["job_id"]): intent for intent in intents if intent.kind == JOIN}
+
+
+def groups_by_pilot(intents: tuple[Intent, ...]) -> dict[int, Intent]:
+    """Return the group starts by pilot job, their members and those that joined later together."""
+    groups = {intent.submitted_job: intent for intent in intents if intent.kind == GROUP and intent.submitted_job}
+    for intent in begun_joins(intents).values():
+        group = groups.get(int(intent.payload["pilot"]))
+        if group is not None and group.submitted_job is not None and intent.state == "done":
+            members = [*group.payload["members"], intent.payload["member"]]
+            groups[group.submitted_job] = replace(group, payload={**group.payload, "members": members})
+    return groups
+
+
+def resume_joins(view: View, intents: tuple[Intent, ...]) -> Iterator[Action]:
+    """Resume joins that a killed controller left unfinished."""
+    for job_id, intent in begun_joins(intents).items():
+        if intent.state != "begun":
+            continue
+        job, pilot = view.active(job_id), view.active(int(intent.payload["pilot"]))
+        if job is None or not job.gated:
+            yield Abandon(intent.token, f"job {job_id} is not waiting to join any more")
+        elif was_changed(job, join_in(intent.payload, intent.token).member):
+            yield Abandon(intent.token, f"the request of job {job_id} was changed meanwhile")
+        elif pilot is None or pilot.state is not JobState.RUNNING:
+            yield Abandon(intent.token, f"the group that job {job_id} was to join has ended")
+        else:
+            yield join_in(intent.payload, intent.token)
+
+
+_CLOCKS_DIFFER_S: Final = 60.0
+"""By so much at most does a node's clock, which members' reports name, differ from slurmctld's."""
+
+_SURE: Final = 0.95
+"""With this confidence a measurement ends as sure; figures told earlier have less, and surer ones replace them."""
+
+_UNTRUE: Final = (ProfileError, KeyError, TypeError, ValueError, OverflowError)
+
+
+class _Report(NamedTuple):
+    """What the comment of a member that has run says of its model."""
+
+    job: ManagedJob
+    measured: Mapping[str, Any]
+    key: ProfileKey
+
+
+def ran_s(job: Job, now_s: float) -> float:
+    """Return the seconds of a job's last run, 0 when it has not started."""
+    return max(0.0, (job.end_s or now_s) - job.start_s) if job.start_s else 0.0
+
+
+def doubt(profile: StageProfile, config: Config) -> str:
+    """Why a profile is not known well enough to plan with, "" when it is.
+
+    Only measurements of a few iterations are doubted: who imports or corrects figures vouches for them.
+    """
+    sure, least = profile.detail.confidence, config.tuning.least_confidence
+    if profile.source not in {"dry-run", IN_PLACE} or sure is None or sure >= least:
+        return ""
+    return f"it was {sure:.0%} sure of its means, less than {least:.0%}"
+
+
+def measured_in_place(cycle: CycleInput) -> Iterator[KeepProfile | NotMeasured]:
+    """Return what members told that is new: at most one profile for each key, the newest."""
+    kept: dict[ProfileKey, KeepProfile] = {}
+    for report in _reports(cycle):
+        found = None
+        with suppress(*_UNTRUE):
+            found = _told(report, cycle.knowledge, cycle.config, cycle.now_s)
+        if isinstance(found, KeepProfile):
+            known = kept.get(found.profile.key)
+            if known is None or _is_before(known.profile.measured_at, found.profile.measured_at):
+                kept[found.profile.key] = found
+        elif found is not None:
+            yield found
+    yield from kept.values()
+
+
+def untrue_reports(cycle: CycleInput) -> dict[int, str]:
+    """Return why what jobs say of their models cannot be true, by job id."""
+    found = {}
+    for report in _reports(cycle):
+        try:
+            _told(report, cycle.knowledge, cycle.config, cycle.now_s)
+        except _UNTRUE as error:
+            found[report.job.job_id] = f"its figures of its model cannot be true: {error}"
+    return found
+
+
+def _reports(cycle: CycleInput) -> Iterator[_Report]:
+    """What members say of their models; none where nothing tells any more how many GPUs one had asked for."""
+    if not cycle.config.profiling.in_place:
+        return
+    for job in cycle.view.jobs.values():
+        measured, membership = job.reports.measured, job.membership
+        pilot = None if measured is None or membership is None else cycle.view.jobs.get(membership.pilot)
+        if measured is not None and pilot is not None and ran_s(job, cycle.now_s):
+            yield _Report(job, measured, cycle.key_of(as_submitted(job, pilot)))
+
+
+def _told(report: _Report, knowledge: Knowledge, config: Config, now_s: float) -> KeepProfile | NotMeasured | None:
+    """What a report says of a model; None where it is of no use: it is known, or of an earlier run.
+
+    Raises:
+        ProfileError, KeyError, TypeError, ValueError, OverflowError: It cannot be true.
+    """
+    job, measured, key = report
+    at_s = float(measured["at"])
+    if at_s > now_s + _CLOCKS_DIFFER_S:
+        raise ValueError("it names a time to come")
+    if not job.start_s - _CLOCKS_DIFFER_S <= at_s <= now_s:
+        return None
+    if "error" in measured:
+        return _failure(key, str(measured["error"]), at_s, knowledge)
+    profile = profile_in(measured, key, text_of(at_s), ran_s(job, now_s), IN_PLACE)
+    if not _is_wanted(profile, knowledge, config):
+        return None
+    environment = "" if job.facts is None else job.facts.environment
+    return KeepProfile("", profile, bool(measured.get("accumulates")), python_in(measured), environment)
+
+
+def _failure(key: ProfileKey, why: str, at_s: float, knowledge: Knowledge) -> NotMeasured | None:
+    """A run that told too little, if it is not counted yet; a model that is known needs no more runs."""
+    known, counted_s = knowledge.profile_of(key), knowledge.failed_s.get(str(key), 0.0)
+    if (known is not None and not known.is_estimate) or not counted_s < at_s:
+        return None
+    return NotMeasured(str(key), why, at_s)
+
+
+def _is_wanted(profile: StageProfile, knowledge: Knowledge, config: Config) -> bool:
+    """Whether a measurement takes the place of what is known."""
+    known = knowledge.profile_of(profile.key)
+    if known is None or known.is_estimate:
+        return True
+    if _is_before(profile.measured_at, known.measured_at):
+        return False
+    if doubt(known, config):
+        return not doubt(profile, config)
+    if _is_surer(profile, known):
+        return True
+    stale = knowledge.is_stale(profile.key)
+    return stale and _is_before(knowledge.stale_since(profile.key), profile.measured_at)
+
+
+def _is_surer(profile: StageProfile, known: StageProfile) -> bool:
+    """Whether a measurement is surer than one that was told before it was sure."""
+    before, now = known.detail.confidence, profile.detail.confidence
+    return known.source == IN_PLACE and before is not None and now is not None and before < min(now, _SURE)
+
+
+def _is_before(one: str, other: str) -> bool:
+    """Whether a time is earlier than another; one that cannot be read is."""
+    earlier, later = moment(one), moment(other)
+    return earlier is None or (later is not None and earlier < later)

@@ -1,23 +1,22 @@
 """From the queue to a policy's request: who may be planned, with what, on which nodes, and what is measured. Pure."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
-from typing import NamedTuple
+from itertools import chain, islice
+from typing import Final, NamedTuple
 
 from muri.policies.options import MAX_GROUP_SIZE
 from muri.policies.types import PlanJob, PlanRequest, ProfileUse, waited_s
 from muri.profiler.records import ProfileKey, StageProfile, says_little
 from muri.slurm_plugin.config import Config, Grouping
 from muri.slurm_plugin.planning.actions import SplitTasks, StartDryRun
-from muri.slurm_plugin.planning.arrays import split_soon, throttled
 from muri.slurm_plugin.planning.cycle_input import ATTEMPTS, START_DELAY_S, CycleInput, Knowledge, dry_run_key
 from muri.slurm_plugin.planning.model_traits import derived_for, gpu_utilization, sweep_cpus
 from muri.slurm_plugin.planning.placement import domain_of, free_nodes
 from muri.slurm_plugin.planning.site_limits import SiteRoom
 from muri.slurm_plugin.planning.slurm_requests import dry_run_limit_s
-from muri.slurm_plugin.records.cluster import Job, NodeIndex
+from muri.slurm_plugin.records.cluster import Job, JobState, Node, NodeIndex, task_numbers
 from muri.slurm_plugin.records.journal import DRY_RUN, Intent
 from muri.slurm_plugin.records.limits import PartitionLimits
 from muri.slurm_plugin.records.roles import ManagedJob, Role, View, why_arguments_are_unknown
@@ -442,3 +441,69 @@ def _is_to_be_measured(known: KnownJob, knowledge: Knowledge, profile_use: Profi
     under_way = key in knowledge.profiling or job.job_id in knowledge.dry_run_jobs
     impossible = job.unknown_task or job.het or job.special or why_arguments_are_unknown(job)
     return not (under_way or impossible or knowledge.failed(key))
+
+
+_MOST_READY: Final = 64
+"""So many tasks of an array have records of their own before they start; each costs slurmctld a record."""
+
+
+def split_soon(
+    records: Iterable[ManagedJob], view: View, config: Config, nodes: Sequence[Node]
+) -> Iterator[SplitTasks]:
+    """Give records to the tasks that could start soon, in their order.
+
+    One task always stays behind: the last one keeps the array's own record.
+
+    Args:
+        records: Records of several tasks that wait for nothing but Muri.
+        view: The queue.
+        config: The configuration.
+        nodes: The nodes.
+    """
+    ready = Counter(job.array_job_id for job in view.having(Role.CANDIDATE) if not job.several_tasks)
+    started = _started(view)
+    for record in records:
+        array = record.array_job_id
+        most = min(_MOST_READY, _most_at_once(record, config, nodes))
+        if record.array_limit:
+            most = min(most, record.array_limit - started[array])
+        waiting = list(islice(task_numbers(record.array_tasks), max(0, most - ready[array]) + 1))
+        tasks = waiting[: most - ready[array]] if most > ready[array] else []
+        tasks = tasks if len(waiting) > len(tasks) else tasks[:-1]
+        if tasks:
+            yield SplitTasks(record.job_id, tuple(tasks))
+
+
+def _most_at_once(record: ManagedJob, config: Config, nodes: Sequence[Node]) -> int:
+    """How many tasks could run at once, each of them in a group."""
+    usable = [node for node in nodes if node.usable and record.partition in node.partitions]
+    gpus = sum(node.gpu_count for node in usable)
+    return max(1, config.grouping.max_group_size * gpus // max(1, record.gpu_count))
+
+
+def _started(view: View) -> Counter[int]:
+    """How many tasks of each array have been let go and not ended."""
+    return Counter(
+        job.array_job_id
+        for job in view.jobs.values()
+        if job.array_job_id and job.state.is_active and (job.state is not JobState.PENDING or is_let_go(job))
+    )
+
+
+def is_let_go(job: ManagedJob) -> bool:
+    """Return whether a job waits for nothing but Slurm."""
+    return job.state is JobState.PENDING and not (job.gated or job.held or job.several_tasks)
+
+
+def throttled(view: View) -> dict[int, str]:
+    """Return why tasks wait whose array runs no more of them at once (`--array=…%N`), by job id.
+
+    Slurm counts them, too; but a member that Slurm keeps waiting would leave its group's GPUs to nobody.
+    """
+    taken, found = _started(view), dict[int, str]()
+    tasks = [job for job in view.having(Role.CANDIDATE) if job.array_limit and job.array_tasks.isdecimal()]
+    for job in sorted(tasks, key=lambda job: int(job.array_tasks)):
+        if taken[job.array_job_id] >= job.array_limit:
+            found[job.job_id] = f"its array runs at most {job.array_limit} tasks at once (%{job.array_limit})"
+        taken[job.array_job_id] += 1
+    return found

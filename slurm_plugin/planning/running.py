@@ -3,36 +3,24 @@
 Where running jobs are not stopped, it also tells who could move to another group, so that its GPUs would be free.
 """
 
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Final
 
 from muri.policies.options import MAX_GROUP_SIZE
-from muri.policies.types import (
-    CpuMemShare,
-    Group,
-    NodeShare,
-    Plan,
-    PlanJob,
-    PlanRequest,
-    Policy,
-    Reason,
-    Running,
-    Solo,
-    Waiting,
-    sentences,
-)
+from muri.policies.traits import BatchModel
+from muri.policies.types import CpuMemShare, FreeNode, NodeShare, PlanJob, PlanRequest, Running
+from muri.profiler.records import ProfileKey, StageProfile
 from muri.slurm_plugin.config import Config
-from muri.slurm_plugin.planning.actions import Preempt
-from muri.slurm_plugin.planning.cycle_input import CycleInput, Knowledge
-from muri.slurm_plugin.planning.placement import is_served
+from muri.slurm_plugin.planning.cycle_input import CycleInput, Knowledge, overran, took_s
+from muri.slurm_plugin.planning.model_traits import batch_model, interference_table
+from muri.slurm_plugin.planning.placement import Places, domain_of, is_served
 from muri.slurm_plugin.planning.request import KnownJob, Preparation, known_job, plan_job, sharing
-from muri.slurm_plugin.planning.site_limits import SiteRoom
-from muri.slurm_plugin.planning.starts import as_asked, with_request
-from muri.slurm_plugin.planning.stated_durations import overran, took_s
-from muri.slurm_plugin.records.cluster import Job, JobState, Node
+from muri.slurm_plugin.planning.site_limits import SiteRoom, payer_of
+from muri.slurm_plugin.planning.slurm_requests import as_asked, as_submitted
+from muri.slurm_plugin.planning.starts import Joiner, joins_together
+from muri.slurm_plugin.records.cluster import Job, JobState, Node, NodeIndex
 from muri.slurm_plugin.records.comment_reports import member_report, promise_broken, steady_company
 from muri.slurm_plugin.records.nodes import names_in
 from muri.slurm_plugin.records.roles import ManagedJob, Role, RunningGroup, View
@@ -45,13 +33,6 @@ def may_join(config: Config) -> bool:
     """Whether jobs may join others that run."""
     grouping = config.grouping
     return grouping.join and grouping.max_group_size > 1 and grouping.discipline != "lockstep"
-
-
-def as_submitted(job: ManagedJob, pilot: Job) -> ManagedJob:
-    """A member with the request that it had before it was grouped."""
-    if job.membership is None:
-        return job
-    return with_request(job, job.membership.original, pilot.gpu_count)
 
 
 def running_units(cycle: CycleInput, room: SiteRoom) -> tuple[Running, ...]:
@@ -245,105 +226,6 @@ def _for_joins(job: PlanJob, known: KnownJob, knowledge: Knowledge, config: Conf
     return replace(job, groupable=not joining.alone, alone_reason=joining.alone, largest_group=joining.largest)
 
 
-def stop_actions(stops: tuple[Waiting, ...], request: PlanRequest, view: View) -> tuple[Preempt, ...]:
-    """Return the actions that stop running jobs, each with the service that the job has had in this run."""
-    ran_s = {job_id: request.now_s - view.jobs[job_id].start_s for job_id in (item.job_id for item in stops)}
-    gpus = {job.job_id: job.gpu_count for unit in request.running for job in unit.members}
-    return tuple(
-        Preempt(
-            item.job_id,
-            view.jobs[item.job_id].restart_count,
-            sentences(item.reasons),
-            served_gpu_s=max(0.0, ran_s[item.job_id]) * gpus[item.job_id],
-        )
-        for item in stops
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class Settled:
-    """A plan, split into what can be done now.
-
-    Attributes:
-        plan: Starts that need no running job to stop first.
-        stops: Running jobs that have to stop, with the reasons; what was planned for their GPUs is
-            planned anew when these are free.
-        joins: Jobs that join what runs where the plan gives out GPUs one by one.
-        split: Micro-batches, and the GPU memory (GiB) that they take, of jobs that split their batches, by job id.
-    """
-
-    plan: Plan
-    stops: tuple[Waiting, ...]
-    joins: tuple[Group, ...] = ()
-    split: Mapping[int, tuple[int, float]] = field(default_factory=dict)
-
-
-def settle(plan: Plan, request: PlanRequest) -> Settled:
-    """Take out of a plan what runs already, and what has to wait until running jobs have stopped.
-
-    Nobody is stopped who must not be, whatever the plan says: it may be of a site's own policy.
-    """
-    jobs = {job.job_id: job for unit in request.running for job in unit.members}
-    at_work = jobs.keys()
-    joins = [group for group in plan.groups if group.joining]
-    starts = [group for group in plan.groups if not group.joining]
-    stops = [item for item in plan.waiting if item.job_id in at_work and item.preempted]
-    for group in starts:
-        stops += [Waiting(job, group.reasons, True) for job in group.members if job in at_work and not group.kept]
-    for group in joins:
-        # Who is to move from one group to another joins it once it waits.
-        stops += [Waiting(job, group.reasons, True) for job in group.joining if job in at_work]
-    stops += [
-        Waiting(solo.job_id, solo.reasons, True) for solo in plan.solo if solo.job_id in at_work and not solo.kept
-    ]
-    free = {node.name: node.free_gpus for node in request.nodes}
-    open_units = {frozenset(job.job_id for job in unit.members): unit.gpus for unit in request.running if unit.joinable}
-    groups = [_of_waiting(group, at_work) for group in joins if open_units.get(_met_by(group)) == group.gpus]
-    groups = [group for group in groups if group.joining]
-    groups += [group for group in starts if at_work.isdisjoint(group.members) and _fits(group, free)]
-    solo = [item for item in plan.solo if item.job_id not in at_work and _fits(item, free)]
-    started = {job for group in groups for job in group.members} | {item.job_id for item in solo}
-    closed = {job_id: why for unit in request.running for job_id, why in unit.closed_to.items()}
-    waiting = [_with_reason(item, closed) for item in plan.waiting if item.job_id not in at_work]
-    waiting += _postponed(plan, started | at_work)
-    settled = replace(plan, groups=tuple(groups), solo=tuple(solo), waiting=tuple(waiting))
-    return Settled(settled, tuple(item for item in stops if jobs[item.job_id].preemptible))
-
-
-def _of_waiting(group: Group, at_work: AbstractSet[int]) -> Group:
-    """A group with those of its joiners that can come now."""
-    later = at_work & set(group.joining)
-    members = tuple(job for job in group.members if job not in later)
-    return replace(group, members=members, joining=tuple(job for job in group.joining if job not in later))
-
-
-def _with_reason(item: Waiting, closed: Mapping[int, str]) -> Waiting:
-    """A waiting job with the reason why it cannot join what runs."""
-    if item.job_id not in closed:
-        return item
-    return replace(item, reasons=(*item.reasons, Reason("it cannot join what runs: {}", (closed[item.job_id],))))
-
-
-def _met_by(joiners: Group) -> frozenset[int]:
-    """Those that a plan's joiners come to: they must run together, be open to others, and hold just its GPUs."""
-    return frozenset(joiners.members).difference(joiners.joining)
-
-
-def _fits(item: Group | Solo, free: dict[str, int]) -> bool:
-    """Take a start's GPUs out of what is free now; False when running jobs still hold them."""
-    if any(share.gpu_count > free.get(share.node, 0) for share in item.gpus):
-        return False
-    for share in item.gpus:
-        free[share.node] -= share.gpu_count
-    return True
-
-
-def _postponed(plan: Plan, settled: set[int]) -> Iterator[Waiting]:
-    for group in plan.groups:
-        yield from (Waiting(job, group.reasons) for job in group.members if job not in settled)
-    yield from (Waiting(item.job_id, item.reasons) for item in plan.solo if item.job_id not in settled)
-
-
 def why_not_preemptible(job: ManagedJob) -> str:
     """Return why a job must not be stopped, "" when it may be.
 
@@ -364,73 +246,180 @@ def why_not_preemptible(job: ManagedJob) -> str:
     return next((reason for applies, reason in checks if applies), "")
 
 
-ASK_AGAIN_S: Final = 300.0
-"""Who could move is asked for no more often: it takes a plan of the whole queue."""
+_NO_RANKS = "it has several GPUs: who shares these is on one node, has a task for each, and was measured on as many"
 
-Moves = Mapping[int, tuple[int, ...]]
-"""Those whose GPUs a running job could move to, by the running job's id."""
+_NO_PILOT = "it runs without a pilot job, so that no job can join it"
 
 
-@dataclass(frozen=True, slots=True)
-class Proposals:
-    """Who could move, as it was found some time ago.
-
-    Attributes:
-        asked_s: When, seconds since the epoch.
-        moves: What was found.
-    """
-
-    asked_s: float = 0.0
-    moves: Moves = field(default_factory=dict)
-
-    def is_recent(self, now_s: float) -> bool:
-        """Whether there is no need to ask again."""
-        return 0 <= now_s - self.asked_s < ASK_AGAIN_S
-
-    def told(self, view: View) -> dict[int, str]:
-        """Return what to tell running jobs, by job id, as far as all whom it is about still run."""
-        held = {job_id: others for job_id, others in self.moves.items() if {job_id, *others} <= view.group_of.keys()}
-        return {job_id: _said(others) for job_id, others in held.items()}
-
-
-def proposed_moves(request: PlanRequest, view: View, restart_s: float, stopping: Callable[[], Policy]) -> Moves:
-    """Return where running jobs would move if they might be stopped.
-
-    Only jobs whose users agreed to be stopped, and whose scripts have declared a checkpoint in this run, are told.
+def sharing_request(request: PlanRequest, cycle: CycleInput, room: SiteRoom) -> PlanRequest:
+    """Return the request as policies that give out GPUs one by one expect it.
 
     Args:
-        request: What the policy was asked.
-        view: The queue.
-        restart_s: What stopping a job and starting it again loses.
-        stopping: Gives the policy as it is where running jobs may be stopped; not asked where nobody could move.
+        request: For policies that group.
+        cycle: What the cycle decides on.
+        room: Where jobs may run, and how long.
     """
-    movable = {job.job_id for job in view.having(Role.MEMBER) if not why_not_preemptible(job)}
-    open_units = [unit for unit in request.running if unit.joinable]
-    alike = Counter(kind_of(unit.members[0]) for unit in open_units)
-    may_meet = {job.job_id for unit in open_units if alike[kind_of(unit.members[0])] > 1 for job in unit.members}
-    if not request.jobs or movable.isdisjoint(may_meet):
-        return {}
-    running = tuple(
-        replace(
-            unit,
-            members=tuple(replace(job, preemptible=job.job_id in movable, restart_s=restart_s) for job in unit.members),
-        )
-        for unit in request.running
-    )
-    policy = stopping()
-    return {} if policy.supports_packing else _moves(policy.plan(replace(request, running=running)), movable)
+    units = tuple(_one_by_one(running_units(cycle, room), cycle.view))
+    nodes, running = _numbered(request.nodes, units)
+    traits = _Traits(cycle)
+    jobs = tuple(traits.of(job) for job in request.jobs)
+    running = tuple(replace(unit, members=tuple(traits.of(job) for job in unit.members)) for unit in running)
+    at_work = _keys(job for unit in running for job in unit.members)
+    known, turns = cycle.knowledge, cycle.config.grouping.discipline == "fair"
+    table = interference_table(_keys(jobs), at_work, known.profiles, known.traits, turns_only=turns)
+    measured = replace(request, interference=table, slowdowns=known.traits.slowdowns)
+    return replace(measured, jobs=jobs, nodes=nodes, running=running, whole_sets_only=True)
 
 
-def _moves(plan: Plan, movable: set[int]) -> Moves:
-    found: dict[int, tuple[int, ...]] = {}
-    for group in plan.groups:
-        others = tuple(job_id for job_id in group.members if job_id not in group.joining)
-        found |= dict.fromkeys(movable.intersection(group.joining), others)
-    return found
+def _keys(jobs: Iterable[PlanJob]) -> list[ProfileKey]:
+    return [job.profile.key for job in jobs if job.profile is not None]
 
 
-def _said(others: tuple[int, ...]) -> str:
-    return (
-        f"it has a checkpoint and could move to the GPUs of job {', '.join(map(str, others))}, which would free its "
-        "own: preemption.enabled in muri.yaml lets Muri do that"
-    )
+def _family_of(key: ProfileKey) -> tuple[str, int, str]:
+    """What the profiles of a model with all its batch sizes have in common."""
+    return key.model, key.gpu_count, key.gpu_type
+
+
+class _Traits:
+    """Adds to jobs the traits that packing policies use."""
+
+    def __init__(self, cycle: CycleInput) -> None:
+        self._knowledge, self._view = cycle.knowledge, cycle.view
+        self._joins = may_join(cycle.config)
+        self._found: dict[tuple[ProfileKey, int], BatchModel | None] = {}
+        self._families: dict[tuple[str, int, str], dict[ProfileKey, StageProfile]] = {}
+        for key, profile in self._knowledge.profiles.items():
+            self._families.setdefault(_family_of(key), {})[key] = profile
+
+    def of(self, job: PlanJob) -> PlanJob:
+        alone = job.alone_reason
+        if not alone and not self._joins:
+            alone = NO_JOINING
+        elif not alone and job.gpu_count > 1 and not has_a_task_per_gpu(job, self._view.jobs[job.job_id]):
+            alone = _NO_RANKS
+        return replace(job, groupable=not alone, alone_reason=alone, batch=self._batch(job))
+
+    def _batch(self, job: PlanJob) -> BatchModel | None:
+        if job.profile is None:
+            return None
+        steps = self._view.jobs[job.job_id].request.accumulate
+        if steps == 1 and str(job.profile.key) in self._knowledge.traits.accumulating:
+            steps = max(1, job.profile.key.batch_size)  # the script says that it can, and sets no limit
+        name = job.profile.key, steps
+        if name not in self._found:
+            family = self._families.get(_family_of(name[0]), {})
+            self._found[name] = batch_model(name[0], family, self._knowledge.traits.fits, name[1])
+        return self._found[name]
+
+
+def _one_by_one(units: tuple[Running, ...], view: View) -> Iterator[tuple[int, Running]]:
+    """Each running job as a unit of its own, with the number of the unit that it shares GPUs in."""
+    grouped = {member.job_id: member.membership for group in view.running_groups for member in group.members}
+    for number, unit in enumerate(units):
+        for job in unit.members:
+            # Muri wrote a member's present request; that the job is in a group shows that it was groupable.
+            why = "" if job.job_id in grouped else job.alone_reason or _NO_PILOT
+            known = replace(job, groupable=not why, alone_reason=why)
+            state = grouped.get(job.job_id)
+            steps = 1 if state is None else state.accumulate_steps
+            yield number, replace(unit, members=(known,), cpu_mem_shares={}, accumulate_steps=steps)
+
+
+def _numbered(
+    nodes: tuple[FreeNode, ...], units: tuple[tuple[int, Running], ...]
+) -> tuple[tuple[FreeNode, ...], tuple[Running, ...]]:
+    """Give the GPUs of each node numbers: running jobs the first ones, the free ones the last."""
+    room = {node.name: node.gpu_count - node.free_gpus for node in nodes}
+    taken = dict.fromkeys(room, 0)
+    shares: dict[int, tuple[NodeShare, ...] | None] = {}
+    running: list[Running] = []
+    for number, unit in units:
+        if number not in shares:
+            shares[number] = _take(unit, taken, room)
+        if (own := shares[number]) is not None:
+            running.append(replace(unit, gpus=own))
+    return tuple(_with_numbers(node) for node in nodes), tuple(running)
+
+
+def _take(unit: Running, taken: dict[str, int], room: Mapping[str, int]) -> tuple[NodeShare, ...] | None:
+    """The next numbers of each node; None where the snapshot shows fewer GPUs in use than the job holds."""
+    if any(taken.get(share.node, 0) + share.gpu_count > room.get(share.node, 0) for share in unit.gpus):
+        return None
+    found = []
+    for share in unit.gpus:
+        first = taken[share.node]
+        taken[share.node] += share.gpu_count
+        found.append(replace(share, gpu_ids=tuple(range(first, first + share.gpu_count))))
+    return tuple(found)
+
+
+def _with_numbers(node: FreeNode) -> FreeNode:
+    ids = tuple(range(node.gpu_count))
+    free = ids[node.gpu_count - node.free_gpus :] if node.free_gpus else ()
+    return replace(node, islands=(free,) if free else (), topology=(ids,))
+
+
+def with_closed_units(request: PlanRequest, cycle: CycleInput, room: SiteRoom) -> PlanRequest:
+    """Return a request that says who cannot join what runs, because somebody would get too little time."""
+    open_kinds = {kind_of(unit.members[0]) for unit in request.running if unit.joinable}
+    alike: dict[Kind, dict[tuple[object, ...], list[PlanJob]]] = {kind: {} for kind in open_kinds}
+    for job in request.jobs:
+        if job.may_share and job.profile is not None and (kind := kind_of(job)) in alike:
+            managed = cycle.view.jobs[job.job_id]
+            asked = payer_of(managed), managed.time_limit_s, managed.cpu_count, managed.mem_per_node_mib
+            alike[kind].setdefault(asked, []).append(job)
+    running = []
+    for unit in request.running:
+        classes = alike[kind_of(unit.members[0])].values() if unit.joinable else ()
+        closed_to: dict[int, str] = {}
+        for jobs in classes:
+            if why := _why_too_late(jobs[0], cycle.view.group_of[unit.members[0].job_id], cycle, room):
+                closed_to |= dict.fromkeys((job.job_id for job in jobs), why)
+        running.append(replace(unit, closed_to=closed_to))
+    return replace(request, running=tuple(running))
+
+
+def _why_too_late(planned: PlanJob, group: RunningGroup, cycle: CycleInput, room: SiteRoom) -> str:
+    """Why a job cannot join a group for want of time."""
+    job = cycle.view.jobs[planned.job_id]
+    joiner = Joiner(job, cycle.knowledge.known_profile(cycle.key_of(job)), 1.0)
+    (join,) = joins_together([joiner], group, cycle, room, ())
+    return room.why_too_late(join)
+
+
+def why_no_room(job: ManagedJob, group: RunningGroup, config: Config, index: NodeIndex, places: Places) -> str:
+    """Return why a job cannot join a group now, "" when it can.
+
+    Args:
+        job: The job.
+        group: The group.
+        config: The configuration.
+        index: The nodes by name and by partition.
+        places: Where jobs may run.
+    """
+    pilot = group.pilot
+    if (job.uid, job.partition) != (pilot.uid, pilot.partition):
+        return "the group belongs to another user or partition"
+    domain = domain_of(job)
+    if any(domain_of(as_submitted(member, pilot)) != domain for member in group.members):
+        return f"the group does not belong to {domain}"
+    return why_closed(group, index.by_name, config) or _why_no_place(job, group, places.of(job).nodes)
+
+
+def _why_no_place(job: Job, group: RunningGroup, nodes: AbstractSet[str]) -> str:
+    """Why a job cannot be where a group is; `nodes` are those that it may get."""
+    if (job.gpu_count, max(1, job.node_count)) != (group.pilot.gpu_count, len(homes(group))):
+        return "the group is not on as many GPUs and nodes"
+    if not homes(group) <= nodes:
+        return "the job may not run on the group's node"
+    fits = job.mem_per_node_mib <= spare_mem_mib(group)
+    return "" if fits else "the group's job has not asked for enough host memory for both"
+
+
+def has_a_task_per_gpu(planned: PlanJob, job: Job) -> bool:
+    """Whether a job on several GPUs of one node surely has a rank for each of them.
+
+    A script that has one process for all its GPUs would be refused by its runtimes, and go back to the queue.
+    """
+    measured = planned.profile is not None and not planned.profile.is_estimate
+    return measured and planned.node_count == 1 and job.task_count == planned.gpu_count

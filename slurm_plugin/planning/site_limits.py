@@ -18,10 +18,9 @@ from operator import attrgetter
 from typing import Final, NamedTuple
 
 from muri.slurm_plugin.planning.actions import Join, MemberPlan, StartGroup
-from muri.slurm_plugin.planning.arrays import task_count
 from muri.slurm_plugin.planning.placement import Places, ends_at_s
 from muri.slurm_plugin.planning.slurm_requests import MEMBER_MEM_MIB, member_mem_mib
-from muri.slurm_plugin.records.cluster import Job, JobState
+from muri.slurm_plugin.records.cluster import Job, JobState, task_count
 from muri.slurm_plugin.records.limits import Association, Limits, Qos, SiteLimits, will_start_by_itself
 from muri.slurm_plugin.records.roles import ManagedJob, Role, View
 

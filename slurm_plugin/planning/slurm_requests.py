@@ -357,3 +357,51 @@ def _own_cpus_and_memory(job: Job, original: tags.Original) -> JobChange:
 def member_mem_mib(original: tags.Original) -> int | None:
     """Return the memory that a member keeps for its batch script, None to leave it as it is."""
     return min(original.mem_per_node_mib, MEMBER_MEM_MIB) if original.mem_per_node_mib else None
+
+
+def as_submitted(job: ManagedJob, pilot: Job) -> ManagedJob:
+    """A member with the request that it had before it was grouped."""
+    if job.membership is None:
+        return job
+    return with_request(job, job.membership.original, pilot.gpu_count)
+
+
+def asked_by(job: Job) -> tags.Original:
+    """Return a job's present request in Slurm."""
+    return tags.Original(
+        gpu_request=job.gpu_request,
+        required_nodes=job.required_nodes,
+        cpu_count=job.cpu_count,
+        cpus_per_task=job.cpus_per_task,
+        mem_per_node_mib=job.mem_per_node_mib,
+        time_limit_s=job.time_limit_s,
+        mem_per_cpu_mib=job.mem_per_cpu_mib,
+    )
+
+
+def was_changed(job: ManagedJob, member: MemberPlan) -> bool:
+    """Whether a job that is not a member yet asks for something else than when it was planned as one."""
+    return job.membership is None and asked_by(job) != member.original
+
+
+def as_asked(job: ManagedJob) -> ManagedJob:
+    """A job with the CPUs, memory and nodes that its user asked for, whatever it was given."""
+    if job.given is None:
+        return job
+    asked = with_request(job, job.given.original, job.gpu_count)
+    return replace(asked, gpu_request=job.gpu_request, time_limit_s=job.time_limit_s)
+
+
+def with_request(job: ManagedJob, original: tags.Original, gpu_count: int) -> ManagedJob:
+    """A job with the request that its user wrote, on so many GPUs."""
+    return replace(
+        job,
+        gpu_count=gpu_count,
+        gpu_request=original.gpu_request,
+        required_nodes=original.required_nodes,
+        cpu_count=original.cpu_count,
+        cpus_per_task=original.cpus_per_task,
+        mem_per_node_mib=original.mem_per_node_mib,
+        mem_per_cpu_mib=original.mem_per_cpu_mib,
+        time_limit_s=original.time_limit_s,
+    )

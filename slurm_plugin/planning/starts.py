@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final, Literal
 
 from muri.policies.types import CpuMemShare, Group, NodeShare, Plan, Solo, sentences
@@ -11,13 +11,13 @@ from muri.profiler import dangers
 from muri.profiler.estimates import why_estimated
 from muri.profiler.records import StageProfile
 from muri.slurm_plugin.config import Allocation, Config
-from muri.slurm_plugin.planning.actions import GivenShare, MemberPlan, ReleaseSolo, StartGroup
+from muri.slurm_plugin.planning.actions import GivenShare, Join, MemberPlan, ReleaseSolo, StartGroup
 from muri.slurm_plugin.planning.cycle_input import CycleInput, Knowledge
 from muri.slurm_plugin.planning.site_limits import PILOT_EXTRA_S, SiteRoom
-from muri.slurm_plugin.records import comment_tags as tags
+from muri.slurm_plugin.planning.slurm_requests import as_submitted, asked_by
 from muri.slurm_plugin.records.cluster import Job, Node, NodeIndex
 from muri.slurm_plugin.records.nodes import folded
-from muri.slurm_plugin.records.roles import ManagedJob, profile_key
+from muri.slurm_plugin.records.roles import ManagedJob, RunningGroup, profile_key
 from muri.units import MIB_PER_GIB
 
 
@@ -246,47 +246,6 @@ def cpus_side_by_side(jobs: Sequence[Job], node: Node) -> int:
     return len(jobs) + max(*asked, min(sum(asked), part))
 
 
-def asked_by(job: Job) -> tags.Original:
-    """Return a job's present request in Slurm."""
-    return tags.Original(
-        gpu_request=job.gpu_request,
-        required_nodes=job.required_nodes,
-        cpu_count=job.cpu_count,
-        cpus_per_task=job.cpus_per_task,
-        mem_per_node_mib=job.mem_per_node_mib,
-        time_limit_s=job.time_limit_s,
-        mem_per_cpu_mib=job.mem_per_cpu_mib,
-    )
-
-
-def was_changed(job: ManagedJob, member: MemberPlan) -> bool:
-    """Whether a job that is not a member yet asks for something else than when it was planned as one."""
-    return job.membership is None and asked_by(job) != member.original
-
-
-def as_asked(job: ManagedJob) -> ManagedJob:
-    """A job with the CPUs, memory and nodes that its user asked for, whatever it was given."""
-    if job.given is None:
-        return job
-    asked = with_request(job, job.given.original, job.gpu_count)
-    return replace(asked, gpu_request=job.gpu_request, time_limit_s=job.time_limit_s)
-
-
-def with_request(job: ManagedJob, original: tags.Original, gpu_count: int) -> ManagedJob:
-    """A job with the request that its user wrote, on so many GPUs."""
-    return replace(
-        job,
-        gpu_count=gpu_count,
-        gpu_request=original.gpu_request,
-        required_nodes=original.required_nodes,
-        cpu_count=original.cpu_count,
-        cpus_per_task=original.cpus_per_task,
-        mem_per_node_mib=original.mem_per_node_mib,
-        mem_per_cpu_mib=original.mem_per_cpu_mib,
-        time_limit_s=original.time_limit_s,
-    )
-
-
 def share_of(
     job: Job, planned: Sequence[CpuMemShare], allocation: Allocation, *, measured: bool, threads_per_core: int = 1
 ) -> GivenShare | None:
@@ -365,3 +324,80 @@ def given_text(asked_cpus: int, cpus: int, asked_mem_mib: int, mem_mib: int) -> 
     asked_gib, gib = asked_mem_mib / MIB_PER_GIB, mem_mib / MIB_PER_GIB
     memory = f"{asked_gib:.1f} → {gib:.1f}" if mem_mib != asked_mem_mib else f"{gib:.1f}"
     return f"{text} and {memory} GiB of memory on each node"
+
+
+@dataclass(frozen=True, slots=True)
+class Joiner:
+    """A job that joins a group.
+
+    Attributes:
+        job: The job.
+        profile: Its model's.
+        speed: Its speed there, 1 = as fast as alone.
+        promised: As `member_plan` takes it.
+    """
+
+    job: ManagedJob
+    profile: StageProfile
+    speed: float
+    promised: float | None = None
+
+
+def joins_together(
+    joiners: Sequence[Joiner], group: RunningGroup, cycle: CycleInput, room: SiteRoom, reasons: tuple[str, ...]
+) -> tuple[Join, ...]:
+    """Return the joins of jobs to a group in one cycle.
+
+    Each of them says what all need together, so that they may be carried out one by one, in any order.
+
+    Args:
+        joiners: The jobs.
+        group: The group.
+        cycle: What the cycle decides on.
+        room: What the site's limits allow.
+        reasons: Why, for people.
+    """
+    pilot, size = group.pilot, len(group.members) + len(joiners)
+    others = tuple((other.job_id, _limit_beside(other, pilot, size, room)) for other in group.members)
+    ran_s = int(max(0.0, cycle.now_s - pilot.start_s))
+    members = [
+        member_plan(
+            joiner.job,
+            joiner.profile,
+            joiner.speed,
+            cycle,
+            time_limit_s=room.member_limit_s(joiner.job, size, ran_s),
+            isolation=joins_later(cycle.config),
+            promised=joiner.promised,
+        )
+        for joiner in joiners
+    ]
+    pilot_limit_s = _pilot_limit_s(pilot, members, others, ran_s)
+    return tuple(
+        Join(
+            pilot.job_id,
+            pilot.nodes,
+            member,
+            others,
+            pilot_limit_s,
+            (*reasons, *filter(None, (why_estimated(joiner.profile),))),
+            joining=len(joiners),
+        )
+        for joiner, member in zip(joiners, members, strict=True)
+    )
+
+
+def _limit_beside(member: ManagedJob, pilot: Job, size: int, room: SiteRoom) -> int:
+    """A member's time limit in a group of that size, never less than it has."""
+    original_s = member.membership.original.time_limit_s if member.membership is not None else 0
+    if not original_s:
+        return 0
+    late_s = int(max(0.0, member.start_s - pilot.start_s))
+    return max(member.time_limit_s, room.member_limit_s(as_submitted(member, pilot), size, late_s))
+
+
+def _pilot_limit_s(pilot: Job, members: Sequence[MemberPlan], others: tuple[tuple[int, int], ...], ran_s: int) -> int:
+    """The time limit with which the pilot outlives all of its members; 0 leaves it as it is."""
+    new_s = [ran_s + member.time_limit_s for member in members]
+    needed_s = max([*new_s, *(limit_s for _, limit_s in others)]) + PILOT_EXTRA_S
+    return needed_s if pilot.time_limit_s and needed_s > pilot.time_limit_s else 0

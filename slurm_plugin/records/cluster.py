@@ -1,7 +1,7 @@
 """Slurm's state as Muri sees it: frozen records that can be written to a file and replayed."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass, replace
 from enum import StrEnum
 from functools import cached_property
@@ -578,3 +578,16 @@ def _refuse_duplicates(keys: list[Any], place: str, name: str) -> None:
         if key in seen:
             raise SnapshotFileError(f"{place}[{index}]: {name} {key!r} appears twice")
         seen.add(key)
+
+
+def task_numbers(text: str) -> Iterator[int]:
+    """Yield the tasks in Slurm's text, such as 0, 2, 4 and 9 for "0-4:2,9"."""
+    for part in text.split(","):
+        span, _, step = part.partition(":")
+        first, _, last = span.partition("-")
+        yield from range(int(first), int(last or first) + 1, int(step or 1))
+
+
+def task_count(job: Job) -> int:
+    """Return how many jobs a record stands for."""
+    return sum(1 for _ in task_numbers(job.array_tasks)) if job.several_tasks else 1

@@ -80,7 +80,7 @@ GROUP_RUN: Final = "group-run"
 """Name of the facts that hold who ran beside whom until the members' reports are written, by pilot job."""
 
 SERVICE: Final = "service"
-"""Name of the facts that hold when the runs of a job began and ended (`planning.history.Service`), by job id."""
+"""Name of the facts that hold when the runs of a job began and ended (`controller.history.Service`), by job id."""
 
 CLAIMS: Final = "claims"
 """Name of the facts that hold how far jobs kept to the durations that were stated (`planning.stated_durations`), by

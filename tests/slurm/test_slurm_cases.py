@@ -11,8 +11,7 @@ import slurm_cases
 from gateway_inside import EVERY_GATEWAY, GatewayInside, RefusedError
 
 from muri.slurm_plugin.gateway import base
-from muri.slurm_plugin.planning.arrays import task_numbers
-from muri.slurm_plugin.records.cluster import Job, JobChange, JobState, Node
+from muri.slurm_plugin.records.cluster import Job, JobChange, JobState, Node, task_numbers
 
 _SETTLED_S = 3.0
 

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 from slurm_cases import CASES, World
 
-from muri.slurm_plugin.planning.arrays import task_numbers
-from muri.slurm_plugin.records.cluster import Job, JobState, Node
+from muri.slurm_plugin.records.cluster import Job, JobState, Node, task_numbers
 from muri_lab.twin.clock import VirtualTime
 from muri_lab.twin.gateway import VirtualGateway
 from muri_lab.twin.programs import NodeSide, TrainingScript, Work

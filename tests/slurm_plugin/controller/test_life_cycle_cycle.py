@@ -7,7 +7,8 @@ from fake_slurm import FakeSlurm, Killed, make_job, make_node, pilots
 
 from muri.policies.types import FreeNode, Group, NodeShare, Plan, PlanJob, PlanRequest, Running, Solo, Waiting
 from muri.slurm_plugin.execute.gate import stop
-from muri.slurm_plugin.planning.running import settle, with_running
+from muri.slurm_plugin.planning.asking import settle
+from muri.slurm_plugin.planning.running import with_running
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import JobState
 from muri.slurm_plugin.records.roles import Role, read_job

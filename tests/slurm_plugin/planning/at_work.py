@@ -14,7 +14,7 @@ from muri.slurm_plugin.controller.assemble import policy_of
 from muri.slurm_plugin.planning.cycle_input import CycleInput, Knowledge
 from muri.slurm_plugin.planning.decision import Decision, decide
 from muri.slurm_plugin.planning.model_traits import KnownTraits
-from muri.slurm_plugin.planning.starts import asked_by
+from muri.slurm_plugin.planning.slurm_requests import asked_by
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import Job, JobState, Node, Reservation, Snapshot
 from muri.slurm_plugin.records.limits import NO_SITE_LIMITS, SiteLimits

@@ -7,11 +7,11 @@ import pytest
 from fake_slurm import NOW_S, behind_licence, make_job, make_node
 
 from muri.slurm_plugin.planning.actions import ReleaseSolo, SplitTasks, StandBack
-from muri.slurm_plugin.planning.arrays import stand_backs, task_numbers, throttled
 from muri.slurm_plugin.planning.cycle_input import CycleInput
-from muri.slurm_plugin.planning.request import prepare
+from muri.slurm_plugin.planning.plan_actions import stand_backs
+from muri.slurm_plugin.planning.request import prepare, throttled
 from muri.slurm_plugin.records import comment_tags as tags
-from muri.slurm_plugin.records.cluster import Job, JobState
+from muri.slurm_plugin.records.cluster import Job, JobState, task_numbers
 from muri.slurm_plugin.records.comment_tags import Place
 
 MEMBER = tags.STATE_PREFIX + tags.format_state(tags.MemberState(99, tags.Original("gres/gpu:1", "", 4, 4, 0, 3600)))

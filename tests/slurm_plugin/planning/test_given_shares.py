@@ -15,7 +15,8 @@ from muri.slurm_plugin.config import Allocation
 from muri.slurm_plugin.execute.drain import drain
 from muri.slurm_plugin.gateway.base import GatewayError
 from muri.slurm_plugin.planning.site_limits import SiteRoom
-from muri.slurm_plugin.planning.starts import as_asked, share_of, start_group
+from muri.slurm_plugin.planning.slurm_requests import as_asked
+from muri.slurm_plugin.planning.starts import share_of, start_group
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import JobState
 from muri.slurm_plugin.records.roles import Role, read_job

@@ -16,8 +16,7 @@ from muri.slurm_plugin.gateway.base import GatewayError
 from muri.slurm_plugin.planning.actions import Join, ReleaseSolo, StartGroup, started
 from muri.slurm_plugin.planning.decision import decide
 from muri.slurm_plugin.planning.placement import free_nodes
-from muri.slurm_plugin.planning.slurm_requests import pilot_job
-from muri.slurm_plugin.planning.starts import asked_by
+from muri.slurm_plugin.planning.slurm_requests import asked_by, pilot_job
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import Job, JobChange, JobState
 from muri.slurm_plugin.records.limits import NO_LIMITS, Association, Limits, PartitionLimits, Qos, SiteLimits, Tres

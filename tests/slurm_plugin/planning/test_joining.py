@@ -9,10 +9,10 @@ from fake_slurm import NOW_S, make_node
 
 from muri.policies.types import FreeNode, Group, NodeShare, Plan, PlanJob, PlanRequest, Running
 from muri.slurm_plugin.planning.actions import Join, ReleaseSolo
+from muri.slurm_plugin.planning.asking import settle
 from muri.slurm_plugin.planning.decision import Decision
-from muri.slurm_plugin.planning.joins import groups_by_pilot
 from muri.slurm_plugin.planning.plan_actions import idle_gpus_first
-from muri.slurm_plugin.planning.running import settle
+from muri.slurm_plugin.planning.repairs import groups_by_pilot
 from muri.slurm_plugin.planning.slurm_requests import longer_limit_change, original_request
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import Job, Node, Reservation

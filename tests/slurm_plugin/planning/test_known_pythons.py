@@ -10,7 +10,7 @@ from option_sources import SPANK_SOURCE
 from muri.profiler.dryrun.messages import DryRunResult
 from muri.profiler.records import ProfileDetail, ProfileKey
 from muri.pythons import DECIDING
-from muri.slurm_plugin.planning.pythons import KnownPythons, MeasuredPython
+from muri.slurm_plugin.planning.cycle_input import KnownPythons, MeasuredPython
 from muri.slurm_plugin.records.cluster import Job
 from muri.slurm_plugin.records.comment_reports import python_in
 from muri.slurm_plugin.records.roles import read_job

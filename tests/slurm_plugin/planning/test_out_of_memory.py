@@ -16,8 +16,7 @@ from muri.slurm_plugin.node.slurm_calls import JobRecord
 from muri.slurm_plugin.planning.actions import AskForMore, Restore, ReturnToQueue
 from muri.slurm_plugin.planning.cycle_input import CycleInput, Knowledge
 from muri.slurm_plugin.planning.repairs import reconcile
-from muri.slurm_plugin.planning.slurm_requests import with_memory_retry
-from muri.slurm_plugin.planning.starts import asked_by
+from muri.slurm_plugin.planning.slurm_requests import asked_by, with_memory_retry
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.comment_reports import may_try_again, out_of_memory_runs, out_of_memory_text
 from muri.slurm_plugin.records.comment_tags import MemoryRetry, memory_retry

@@ -7,8 +7,7 @@ from at_work import cycle_of
 from fake_slurm import make_job
 
 from muri.profiler.records import ProfileDetail, ProfileKey, StageProfile
-from muri.slurm_plugin.planning.cycle_input import Knowledge
-from muri.slurm_plugin.planning.pythons import KnownPythons, MeasuredPython
+from muri.slurm_plugin.planning.cycle_input import Knowledge, KnownPythons, MeasuredPython
 from muri.slurm_plugin.planning.starts import Isolation, isolations
 from muri.slurm_plugin.records.roles import ManagedJob, read_job
 

@@ -16,9 +16,9 @@ from muri.slurm_plugin.controller.status import JobStatus, Status, status_of
 from muri.slurm_plugin.planning.actions import Join, ReleaseSolo, StartGroup
 from muri.slurm_plugin.planning.cycle_input import CycleInput
 from muri.slurm_plugin.planning.decision import Decision, decide
-from muri.slurm_plugin.planning.joins import why_no_room
 from muri.slurm_plugin.planning.placement import Places
 from muri.slurm_plugin.planning.request import known_job, plan_job
+from muri.slurm_plugin.planning.running import why_no_room
 from muri.slurm_plugin.planning.slurm_requests import group_spec
 from muri.slurm_plugin.records.cluster import Job, JobState, Node
 from muri.slurm_plugin.records.roles import read_job

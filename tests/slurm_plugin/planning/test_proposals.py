@@ -11,7 +11,7 @@ from fake_slurm import FakeSlurm, make_node
 
 from muri.policies.types import Policy
 from muri.slurm_plugin.controller.assemble import policy_of
-from muri.slurm_plugin.planning.running import ASK_AGAIN_S, Proposals, proposed_moves
+from muri.slurm_plugin.planning.asking import ASK_AGAIN_S, Proposals, proposed_moves
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import Job
 

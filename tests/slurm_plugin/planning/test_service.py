@@ -5,7 +5,7 @@ from dataclasses import replace
 from at_work import behind_pilot, candidate, cycle_of
 from fake_slurm import make_job, make_node
 
-from muri.slurm_plugin.planning.history import PastRun, Service, gaps, noted, saved_gpu_s, served_gpu_s, with_accounts
+from muri.slurm_plugin.controller.history import PastRun, Service, gaps, noted, saved_gpu_s, served_gpu_s, with_accounts
 from muri.slurm_plugin.records.cluster import JobState, Snapshot
 from muri.slurm_plugin.records.journal import PREEMPT, Intent
 from muri.slurm_plugin.records.roles import View, view_of

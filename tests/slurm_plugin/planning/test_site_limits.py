@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from muri.slurm_plugin.planning.actions import Join, MemberPlan, StartGroup
 from muri.slurm_plugin.planning.site_limits import PILOT_EXTRA_S, SiteRoom
-from muri.slurm_plugin.planning.starts import asked_by
+from muri.slurm_plugin.planning.slurm_requests import asked_by
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import Job, JobState, Snapshot
 from muri.slurm_plugin.records.limits import NO_LIMITS, Association, Limits, PartitionLimits, Qos, SiteLimits, Tres

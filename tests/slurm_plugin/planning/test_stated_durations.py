@@ -8,7 +8,7 @@ from fake_slurm import NOW_S, FakeSlurm, make_job, make_node, one_cycle, one_gpu
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muri.slurm_plugin.planning.stated_durations import Claim, Claims, facts_of, noted, times_of
+from muri.slurm_plugin.planning.cycle_input import Claim, Claims, claim_facts, noted_claims, times_of
 from muri.slurm_plugin.records.cluster import Job, JobState
 
 DAY_S = 86400.0
@@ -23,7 +23,7 @@ def mine(
 
 
 def seen(*jobs: Job, known: Claims | None = None) -> tuple[Claim, ...]:
-    return noted(known or {}, cycle_of(jobs, [make_node("n1")]).view).get("alice", ())
+    return noted_claims(known or {}, cycle_of(jobs, [make_node("n1")]).view).get("alice", ())
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_the_last_sixteen_jobs_of_three_months_are_kept_and_a_suspended_one_tell
     jobs = [mine(number, 1, 1000.0 * number) for number in range(1, 20)]
     first = seen(*jobs)
     assert [claim.job_id for claim in first] == list(range(16, 0, -1))
-    assert {"alice": tuple(map(Claim.of, facts_of({"alice": first})["alice"]))} == {"alice": first}
+    assert {"alice": tuple(map(Claim.of, claim_facts({"alice": first})["alice"]))} == {"alice": first}
     known = {"alice": first}
     assert seen(*jobs, mine(1, 1, 1050.0), known=known) == first
     assert seen(mine(1, 1, 2000.0), known=known)[-1].times == 1940.0

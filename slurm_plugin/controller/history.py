@@ -15,8 +15,8 @@ from enum import StrEnum
 from typing import Any
 
 from muri.slurm_plugin.planning.cycle_input import Knowledge
-from muri.slurm_plugin.planning.joins import groups_by_pilot
-from muri.slurm_plugin.planning.starts import as_asked, with_request
+from muri.slurm_plugin.planning.repairs import groups_by_pilot
+from muri.slurm_plugin.planning.slurm_requests import as_asked, with_request
 from muri.slurm_plugin.records.cluster import Job, JobState, NodeIndex
 from muri.slurm_plugin.records.comment_reports import MemberReport, member_report
 from muri.slurm_plugin.records.journal import PREEMPT, Intent
