@@ -61,8 +61,7 @@ _TAIL = """
 
 `python -m muri_lab.benchmarks.soak` (20 minutes) lets short jobs come and go in one group, and signals, pauses,
 cancels and kills them, their workers and their `muri run` at random. Every loss of a survivor must be that of the
-same job alone, and nothing may be left. `python -m muri_lab.benchmarks.run_overhead` (four minutes) measures what
-`muri run` costs an iteration and a start.
+same job alone, and nothing may be left.
 
 ## How to run it
 

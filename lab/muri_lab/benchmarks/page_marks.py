@@ -2,7 +2,7 @@
 
     <!-- figure: scale:cycle-10k.figures.cpu_s .1f -->0.5<!-- /figure --> s
     <!-- figure: 1e3 * simulator:cases.trace.wall_s / simulator:cases.trace.decisions .1f -->1.0<!-- /figure --> ms
-    <!-- figure: max dry_run:synthetic.largest_error .1% -->5.5 %<!-- /figure -->
+    <!-- figure: max fidelity:rows.makespan_s_error .1% -->8.9 %<!-- /figure -->
     <!-- figure: muri.policies.grouping.engine:COLUMN_LIMIT ,d -->1,000,000<!-- /figure -->
     <!-- table: policies -->
     …

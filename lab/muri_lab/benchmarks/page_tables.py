@@ -118,19 +118,6 @@ def synergy_reference(_: str) -> str:
     return table(head, rows)
 
 
-def predictor(_: str) -> str:
-    """What the predictor's errors are, beside a linear fit and the mean."""
-    found = stored("predictor")
-    scores = {(score["target"], score["predictor"]): score for score in found["scores"]}
-    rows = []
-    for target in dict.fromkeys(score["target"] for score in found["scores"]):
-        three = [scores[target, name] for name in found["predictors"]]
-        cells = [f"{score['rmsle']:.3f}, {score['mae']:.1f} {score['unit']}" for score in three]
-        rows.append([target, *cells, written(three[0]["covered"], ".0%")])
-    head = ["target", "trees: RMSLE, MAE", "linear (ridge)", "mean only", "in the 90 % interval"]
-    return table(head, rows)
-
-
 def _reference(trace: str, policy: str, beside: str = "") -> Mapping[str, Any]:
     """A run of benchmarks/simulator_reference.py."""
     wanted = (trace, policy, beside or policy)
@@ -182,7 +169,6 @@ TABLES: Final[Mapping[str, Callable[[str], str]]] = {
     "models": models,
     "policies": lambda _: f"\n{compare_policies_page.tables(stored('compare_policies'), _TRACES)}\n",
     "policies-plain": lambda _: compare_policies_page.plain_table(stored("compare_policies_plain"), _TRACES[:3]),
-    "predictor": predictor,
     "published": published,
     "published-jct": published_jct,
     "synergy-opt": synergy_opt,

@@ -49,15 +49,15 @@ def test_every_named_piece_of_code_exists():
 
 
 def test_rows_quote_other_results_as_they_are_stored():
-    loops = json.loads((RESULTS.parent / "dry_run.json").read_text())["synthetic"]
+    scale = json.loads((RESULTS.parent / "scale.json").read_text())
     figures = quoted()
-    assert figures["dry_run_error"] == f"{100 * max(loop['largest_error'] for loop in loops):.1f} %"
-    assert figures["dry_run_iterations"] == str(max(loop["iterations"] for loop in loops))
-    assert quote("within {dry_run_error} {", figures) == f"within {figures['dry_run_error']} {{"
+    assert figures["decision_s"] == f"{scale['decide-10k']['figures']['cpu_s']:.1f}"
+    assert figures["hand_over_processes"] == f"{scale['hand-over-processes']['figures']['p50_us']:.0f}"
+    assert quote("within {decision_s} s {", figures) == f"within {figures['decision_s']} s {{"
     texts = "".join(path.read_text() for path in page.FOLDER.glob("*.yaml"))
     assert sorted(name for name in figures if f"{{{name}}}" not in texts) == [], "no row quotes them"
-    with pytest.raises(SystemExit, match=r"Table 0: .* has no figure 'dry_run'"):
-        page._with_figures(page.Row(place="Table 0", kind="table", what="w", open="o"), "{dry_run}")
+    with pytest.raises(SystemExit, match=r"Table 0: .* has no figure 'decision'"):
+        page._with_figures(page.Row(place="Table 0", kind="table", what="w", open="o"), "{decision}")
 
 
 def options_of(command, words):

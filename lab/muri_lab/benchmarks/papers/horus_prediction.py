@@ -4,24 +4,36 @@ All on the zoo, 153 configurations of 17 model families that trained on one core
 was no GPU, so what is predicted is the share of an iteration that computing the model owns.
 """
 
+import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 from scipy.stats import spearmanr
 
-from muri_lab.benchmarks.cross_validation import linear
+from muri.profiler.exchange import from_json
 from muri_lab.benchmarks.papers.frame import Curve, Experiment, Figure, Outcome, Row
-from muri_lab.benchmarks.saved_zoo import saved_zoo
-from muri_lab.prediction.features import VECTOR, Example
+from muri_lab.prediction.features import VECTOR, Example, GraphFeatures
 from muri_lab.prediction.predictor import SEED, UTILISATION, Array, Constant, folds, held_out, trees, vectors
 
 Make = Callable[[], Any]
+
+ZOO: Final = Path(__file__).parents[1] / "results" / "zoo.json"
 
 _LIKE_MURI: Final = {"n_estimators": 120, "learning_rate": 0.06, "max_depth": 3, "subsample": 0.5, "random_state": SEED}
 _ONE_CORE: Final = {"n_jobs": 1, "random_state": SEED}
 TENTHS: Final = 10
 TOP: Final = 10
+
+
+def saved_zoo() -> tuple[Example, ...]:
+    """Return features and measured profile of each configuration."""
+    entries = json.loads(ZOO.read_text(encoding="utf-8"))["entries"]
+    document = {"schema": "muri-profiles", "version": 1, "profiles": [entry["profile"] for entry in entries]}
+    profiles = from_json(json.dumps(document), str(ZOO))
+    features = [GraphFeatures.from_dict(entry["features"]) for entry in entries]
+    return tuple(map(Example, features, profiles))
 
 
 def lightgbm(**changes: Any) -> Any:
@@ -45,13 +57,25 @@ def random_forest() -> Any:
     return RandomForestRegressor(**_ONE_CORE)
 
 
-def least_squares() -> Any:
-    """A linear fit without anything to hold its coefficients down."""
-    from sklearn.linear_model import LinearRegression
+def _on_standardized(regressor: Any) -> Any:
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
 
-    return make_pipeline(StandardScaler(), LinearRegression())
+    return make_pipeline(StandardScaler(), regressor)
+
+
+def least_squares() -> Any:
+    """Least squares without regularization."""
+    from sklearn.linear_model import LinearRegression
+
+    return _on_standardized(LinearRegression())
+
+
+def ridge() -> Any:
+    """Ridge regression, its strength chosen by cross-validation."""
+    from sklearn.linear_model import RidgeCV
+
+    return _on_standardized(RidgeCV(alphas=(1.0, 3.0, 10.0, 30.0, 100.0)))
 
 
 def lightgbm_like_muri() -> Any:
@@ -66,7 +90,7 @@ def xgboost_like_muri() -> Any:
 
 REGRESSORS: Final[dict[str, tuple[Figure, Make]]] = {
     "linear": (0.188, least_squares),
-    "linear, ridge": (None, linear),
+    "linear, ridge": (None, ridge),
     "LightGBM": (0.193, lightgbm),
     "XGBoost": (0.133, xgboost),
     "random forest": (0.150, random_forest),

@@ -1,4 +1,4 @@
-"""Figures of other benchmarks that rows of lab/papers/*.yaml quote by name, as "{dry_run_loops}"."""
+"""Figures of other benchmarks that rows of lab/papers/*.yaml quote by name, as "{forty_runs}"."""
 
 import json
 import re
@@ -23,7 +23,7 @@ def quote(text: str, figures: dict[str, str]) -> str:
 @cache
 def quoted() -> dict[str, str]:
     """All figures by name, as they stand in benchmarks/results."""
-    return {**_dry_run(), **_interleaving(), **_threads(), **_grouping(), **_fidelity()}
+    return {**_interleaving(), **_threads(), **_scale(), **_fidelity()}
 
 
 def _stored(name: str) -> Any:
@@ -32,20 +32,6 @@ def _stored(name: str) -> Any:
 
 def _percent(share: float, how: str) -> str:
     return f"{share:{how}%}".replace("-", "−").replace("%", " %")
-
-
-def _dry_run() -> dict[str, str]:
-    stored = _stored("dry_run")
-    loops = stored["synthetic"]
-    missed = [f"{loop['name']} ({_percent(loop['largest_error'], '.1')})" for loop in loops if not loop["passed"]]
-    return {
-        "dry_run_loops": str(len(loops)),
-        "dry_run_right": str(sum(loop["dominant_right"] for loop in loops)),
-        "dry_run_error": _percent(max(loop["largest_error"] for loop in loops), ".1"),
-        "dry_run_missed": ", ".join(missed) or "none",
-        "dry_run_passed": "passed" if stored["passed"] else "did not pass",
-        "dry_run_iterations": str(max(loop["iterations"] for loop in loops)),
-    }
 
 
 def _interleaving() -> dict[str, str]:
@@ -65,18 +51,8 @@ def _threads() -> dict[str, str]:
     return {"scripts": str(len(scripts)), "thread_scripts": str(sum(script["dangers"] == [] for script in scripts))}
 
 
-def _grouping() -> dict[str, str]:
-    stored = _stored("grouping")
-    (pairs,) = (row for row in stored["pairs"] if row["jobs"] == row["profiles"] == 1000)
-    (fours,) = (row for row in stored["groups_of_4"] if (row["jobs"], row["profiles"]) == (1000, 64))
-    return {
-        "pairs_s": f"{pairs['solver_s']:.2f}",
-        "pairs_blossom_s": f"{pairs['peers']['rustworkx']['solver_s']:.1f}",
-        "fours_s": f"{fours['solver_s']:.2f}",
-        "fours_gap": _percent(fours["gap"], ".2"),
-        "fours_algorithm_1": _percent(fours["peers"]["algorithm-1"]["below_bound"], ".1"),
-        "decision_s": f"{_stored('scale')['decide-10k']['figures']['cpu_s']:.1f}",
-    }
+def _scale() -> dict[str, str]:
+    return {"decision_s": f"{_stored('scale')['decide-10k']['figures']['cpu_s']:.1f}"}
 
 
 def _fidelity() -> dict[str, str]:
