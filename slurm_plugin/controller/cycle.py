@@ -83,12 +83,6 @@ def cycle_input(
 ) -> CycleInput:
     """Gather all that a cycle decides on.
 
-    Args:
-        snapshot: The queue and the nodes.
-        store: Profiles, None where there are none.
-        config: The configuration.
-        journal: The controller's memory; without it only profiles are known.
-
     Raises:
         CorruptStoreError: The store is damaged.
     """
@@ -147,13 +141,7 @@ def _readable(entries: Iterable[_Entry], read: Callable[[_Entry], _Read]) -> Ite
 
 
 def _lately(facts: Mapping[str, Any], now_s: float, read: Callable[..., _Read]) -> dict[int, _Read]:
-    """Read what was noted of jobs not long ago, by job id; after a while it is tried again.
-
-    Args:
-        facts: Some values each, and last when they were noted.
-        now_s: The time.
-        read: Makes one of the values.
-    """
+    """Read what was noted of jobs not long ago, by job id; after a while it is tried again."""
 
     def timed(fact: tuple[str, Any]) -> tuple[int, _Read, float]:
         *values, at_s = fact[1]
@@ -203,17 +191,7 @@ class Controller:
         *,
         look_only: bool = False,
     ) -> None:
-        """Bind the controller to its cluster and memory.
-
-        Args:
-            gateway: The way to Slurm.
-            journal: What it meant to do.
-            store: Profiles.
-            policy_for: Gives the policy.
-            config: The configuration.
-            surroundings: Clock, accounts and who tells it to stop; the machine's own by default.
-            look_only: Nothing is to be changed in Slurm, not even for a try.
-        """
+        """Bind the controller to its cluster and memory."""
         self._gpu_removal = GpuRemovalFile(config.state_dir, config.partitions, may_try=not look_only)
         self._around = around = surroundings or Surroundings()
         self._stop = around.stop

@@ -34,19 +34,12 @@ from muri.slurm_plugin.records.usage import (
 
 @dataclass(frozen=True, slots=True)
 class PastRun:
-    """One run of a job.
+    """One run of a job."""
 
-    Attributes:
-        number: Restart count of the job in this run.
-        start_s: When it began, seconds since the epoch.
-        gpu_count: GPUs that the job had, alone or together with others.
-        end_s: When it ended; 0 while it goes on.
-    """
-
-    number: int
-    start_s: float
-    gpu_count: int
-    end_s: float = 0.0
+    number: int  # Restart count of the job in this run
+    start_s: float  # When it began, seconds since the epoch
+    gpu_count: int  # GPUs that the job had, alone or together with others
+    end_s: float = 0.0  # When it ended; 0 while it goes on
 
     @property
     def gpu_s(self) -> float:
@@ -56,17 +49,11 @@ class PastRun:
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """What is remembered of a job's runs.
+    """What is remembered of a job's runs."""
 
-    Attributes:
-        runs: By number; the last one may go on.
-        asked: Restart count of the job when the accounts were asked about it; 0: never.
-        accounts_s: Seconds that all its ended runs had by the accounts then.
-    """
-
-    runs: tuple[PastRun, ...] = ()
-    asked: int = 0
-    accounts_s: float = 0.0
+    runs: tuple[PastRun, ...] = ()  # By number; the last one may go on
+    asked: int = 0  # Restart count of the job when the accounts were asked about it; 0: never
+    accounts_s: float = 0.0  # Seconds that all its ended runs had by the accounts then
 
     @classmethod
     def of(cls, fact: Mapping[str, Any]) -> "Service":
@@ -86,12 +73,7 @@ class Service:
 
 
 def noted(known: Mapping[int, Service], view: View) -> dict[int, Service]:
-    """Bring what is remembered up to what Slurm shows; jobs that have ended are forgotten.
-
-    Args:
-        known: As the last cycle left it, by job id.
-        view: What Slurm shows now.
-    """
+    """Bring what is remembered up to what Slurm shows; jobs that have ended are forgotten."""
     found: dict[int, Service] = {}
     for job, gpu_count in _users_jobs(view):
         service = known.get(job.job_id, Service())
@@ -141,14 +123,7 @@ def gaps(known: Mapping[int, Service], view: View, intents: tuple[Intent, ...]) 
 def with_accounts(
     known: Mapping[int, Service], jobs: Iterable[int], runs: Iterable[Run], view: View
 ) -> dict[int, Service]:
-    """Add what the accounts tell of some jobs; those that they do not know are not asked about again either.
-
-    Args:
-        known: What is remembered, by job id.
-        jobs: Who was asked about.
-        runs: What the accounts tell.
-        view: What Slurm shows.
-    """
+    """Add what the accounts tell of some jobs; those that they do not know are not asked about again either."""
     elapsed_s: dict[int, float] = {}
     for run in runs:
         if run.has_ended:
@@ -166,11 +141,6 @@ def served_gpu_s(known: Mapping[int, Service], view: View, intents: tuple[Intent
     """Return the GPU-seconds that jobs had in earlier runs, by job id; each run counts once.
 
     What the present run has had is not in it.
-
-    Args:
-        known: What `noted` returned for this view.
-        view: What Slurm shows.
-        intents: The journal's entries: Muri's own stops tell of runs, too.
     """
     stops = _stopped_runs(intents)
     served: dict[int, float] = {}
@@ -237,29 +207,17 @@ class Standing(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class MemberRun:
-    """A member's run in a group.
+    """A member's run in a group."""
 
-    Attributes:
-        job_id: The member.
-        solo_iteration_s: Iteration time alone, from a measured profile; 0 while there is none.
-        speed: Planned speed, 1 = as fast as alone; 0 when not known.
-        start_s: When it started, seconds since the epoch; 0 before.
-        end_s: When it ended or left; 0 before.
-        measured: What the runtime last reported of it.
-        admin_comment: Its AdminComment, once it has ended.
-        standing: How far its accounts are.
-        name: What Slurm's commands call it, "" for its job id.
-    """
-
-    job_id: int
-    solo_iteration_s: float = 0.0
-    speed: float = 0.0
-    start_s: float = 0.0
-    end_s: float = 0.0
-    measured: MemberReport | None = None
-    admin_comment: str = ""
-    standing: Standing = Standing.OPEN
-    name: str = ""
+    job_id: int  # The member
+    solo_iteration_s: float = 0.0  # Iteration time alone, from a measured profile; 0 while there is none
+    speed: float = 0.0  # Planned speed, 1 = as fast as alone; 0 when not known
+    start_s: float = 0.0  # When it started, seconds since the epoch; 0 before
+    end_s: float = 0.0  # When it ended or left; 0 before
+    measured: MemberReport | None = None  # What the runtime last reported of it
+    admin_comment: str = ""  # Its AdminComment, once it has ended
+    standing: Standing = Standing.OPEN  # How far its accounts are
+    name: str = ""  # What Slurm's commands call it, "" for its job id
 
     def report(self, group: "GroupRun", gpu_s: float) -> SharingReport:
         """Return the report of a run that has ended."""
@@ -273,22 +231,14 @@ class MemberRun:
 
 @dataclass(frozen=True, slots=True)
 class GroupRun:
-    """A group whose accounts are open.
+    """A group whose accounts are open."""
 
-    Attributes:
-        pilot: Its pilot job.
-        gpu_count: GPUs that it holds.
-        start_s: When it started, seconds since the epoch; 0 before.
-        end_s: When it ended; 0 before.
-        end: How it ended: "gpu-error", or Slurm's word in lower case; "" before.
-        members: Its members, those that joined later and those that left included.
-    """
-
-    pilot: int
-    gpu_count: int = 0
-    start_s: float = 0.0
-    end_s: float = 0.0
-    end: str = ""
+    pilot: int  # Its pilot job
+    gpu_count: int = 0  # GPUs that it holds
+    start_s: float = 0.0  # When it started, seconds since the epoch; 0 before
+    end_s: float = 0.0  # When it ended; 0 before
+    end: str = ""  # How it ended: "gpu-error", or Slurm's word in lower case; "" before
+    # Its members, those that joined later and those that left included
     members: tuple[MemberRun, ...] = field(default=())
 
     @property
@@ -326,14 +276,7 @@ Ledger = Mapping[int, GroupRun]
 
 
 def updated(ledger: Ledger, view: View, intents: tuple[Intent, ...], since_s: float) -> dict[int, GroupRun]:
-    """Bring the ledger up to what Slurm shows.
-
-    Args:
-        ledger: As the last cycle left it, without groups that are over.
-        view: What Slurm shows now.
-        intents: The journal's starts and joins.
-        since_s: Groups that were begun since then are new, whether Slurm shows them yet or not.
-    """
+    """Bring the ledger up to what Slurm shows."""
     starts = groups_by_pilot(intents)
     pilots = {job.job_id for job in view.having(Role.PILOT)}
     begun = {pilot for pilot, intent in starts.items() if intent.state != "abandoned" and intent.begun_s >= since_s}

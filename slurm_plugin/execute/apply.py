@@ -40,13 +40,6 @@ class InterruptibleGateway:
 
     Attributes:
         calls: How many calls that change something it has passed on.
-
-    Args:
-        gateway: The way to Slurm.
-        stop: Set when the controller is told to stop.
-        limit_s: How long calls are passed on.
-        clock: Tells the time.
-        most_calls: After how many calls that change something nothing new is begun.
     """
 
     def __init__(
@@ -183,15 +176,10 @@ class CarriesOut(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """What a cycle leaves to the next one.
+    """What a cycle leaves to the next one."""
 
-    Attributes:
-        actions: In their order; the first may be half done.
-        why: What they did not fit into.
-    """
-
-    actions: tuple[Action, ...] = ()
-    why: str = ""
+    actions: tuple[Action, ...] = ()  # In their order; the first may be half done
+    why: str = ""  # What they did not fit into
 
     def __str__(self) -> str:
         """Such as "312 starts and 1 join are left for the next cycle: …"."""
@@ -206,13 +194,7 @@ class Left:
 
 
 def apply(actions: Sequence[Action], executor: CarriesOut, gateway: InterruptibleGateway) -> Left:
-    """Carry out actions in their order until it is time to end; return those that are left.
-
-    Args:
-        actions: The most useful first.
-        executor: Carries them out.
-        gateway: The way to Slurm that it uses, with the budget.
-    """
+    """Carry out actions in their order until it is time to end; return those that are left."""
     for position, action in enumerate(actions):
         try:
             gateway.require_room()

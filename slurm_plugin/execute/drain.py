@@ -28,24 +28,15 @@ _MOST_REFUSALS = 12
 
 @dataclass(frozen=True, slots=True)
 class Drained:
-    """What a drain did.
+    """What a drain did."""
 
-    Attributes:
-        released: Waiting jobs whose gate was opened, with their own request.
-        restored: Waiting members, and jobs that were given other CPUs, memory or a place in the queue, that got their
-            own back.
-        cancelled: Muri's own jobs that were ended (waiting pilots, dry runs).
-        running: Members that run on in their group.
-        failed: Jobs that Slurm refused to change, with its words.
-        leaving: Groups' pilot jobs, which end after their members, and jobs that Slurm is ending and may put back,
-            held.
-    """
-
-    released: tuple[int, ...]
+    released: tuple[int, ...]  # Waiting jobs whose gate was opened, with their own request
+    # Waiting members, and jobs that were given other CPUs, memory or a place in the queue, that got their own back
     restored: tuple[int, ...]
-    cancelled: tuple[int, ...]
-    running: tuple[int, ...]
-    failed: tuple[str, ...]
+    cancelled: tuple[int, ...]  # Muri's own jobs that were ended (waiting pilots, dry runs)
+    running: tuple[int, ...]  # Members that run on in their group
+    failed: tuple[str, ...]  # Jobs that Slurm refused to change, with its words
+    # Groups' pilot jobs, which end after their members, and jobs that Slurm is ending and may put back, held
     leaving: tuple[int, ...] = ()
 
     @property
@@ -58,10 +49,6 @@ def drain(gateway: Gateway, read: Callable[[], Snapshot]) -> Drained:
     """Let Slurm start every waiting job, with its original request; groups that run already are left to finish.
 
     The lease ends first: from then on Slurm starts what waits for the license by itself, whatever happens here.
-
-    Args:
-        gateway: Changes jobs.
-        read: Reads the jobs; their ids, owners, states and tags suffice.
 
     Raises:
         SlurmUnreachableError: slurmctld does not answer.

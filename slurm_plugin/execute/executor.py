@@ -242,12 +242,6 @@ class Executor:
         """Give a job that Slurm refused to make a member all of its own request back.
 
         A call that failed may have changed the job all the same.
-
-        Args:
-            member: What was planned for it.
-            place: Its group.
-            why: Why it is not in a group, for people.
-            starts: Whether it may start alone at once, because nothing holds its GPUs.
         """
         job = self._view.jobs[member.job_id]
         as_member = replace(job, membership=tags.MemberState(place.pilot, member.original))
@@ -523,11 +517,6 @@ class Executor:
 
 def restore_request(gateway: Gateway, job: ManagedJob, why: str) -> None:
     """Give a pending member its original request back and let it run alone, unless somebody holds it.
-
-    Args:
-        gateway: The way to Slurm.
-        job: The member.
-        why: Why it runs alone from now on, for people.
 
     Raises:
         GatewayError: Slurm refused a step, or what it asked for is not known.

@@ -37,12 +37,6 @@ _NOTHING = JobChange()
 def open_gate(gateway: Gateway, job: ManagedJob, change: JobChange = _NOTHING, comment: str | None = None) -> None:
     """Change a waiting job's request and let Slurm start it. A hold that is not Muri's stays.
 
-    Args:
-        gateway: The way to Slurm.
-        job: As Slurm showed it.
-        change: What to change in its request.
-        comment: Its AdminComment from now on, where `change` does not say; it costs no call of its own.
-
     Raises:
         NoSuchJobError: It is gone.
         GatewayError: Slurm refused.
@@ -87,11 +81,6 @@ def close_gate(gateway: Gateway, job: ManagedJob, change: JobChange = _NOTHING) 
 
 def note_open(gateway: Gateway, job: ManagedJob, comment: str | None = None) -> None:
     """Say that Muri's hold on a waiting job is lifted, twice if need be: until then its user's hold looks like Muri's.
-
-    Args:
-        gateway: The way to Slurm.
-        job: As Slurm showed it.
-        comment: Its AdminComment, where that has changed since.
 
     Raises:
         NoSuchJobError: It is gone.

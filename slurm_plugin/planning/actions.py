@@ -13,118 +13,66 @@ from muri.slurm_plugin.records.comment_tags import Original, Place
 
 @dataclass(frozen=True, slots=True)
 class MemberPlan:
-    """A job that is to become a member of a group.
-
-    Attributes:
-        job_id: Its job id.
-        original: Its request before grouping.
-        solo_iteration_s: Iteration time alone, from its profile; None where nothing is known of its model.
-        speed: Predicted speed in the group, 1 = as fast as alone.
-        time_limit_s: Its time limit inside the group, 0 = unlimited.
-        cpu_count: CPUs that its own processes keep, one for each task.
-        gpu_mem_gib: Its peak GPU memory alone, from its profile; 0 when not known.
-        estimated: Whether its profile is an estimate.
-        min_speed: The speed there that it is promised, 1 = as fast as alone; 0: none.
-        accumulate_steps: Into how many micro-batches its batches are split.
-        isolation: As in `MemberSpec.isolation`.
-        isolation_why: Why so, for people; "" where the site has threads for nobody.
-    """
+    """A job that is to become a member of a group."""
 
     job_id: int
-    original: Original
-    solo_iteration_s: float | None
-    speed: float
-    time_limit_s: int
-    cpu_count: int = 1
-    gpu_mem_gib: float = 0.0
-    estimated: bool = False
-    min_speed: float = 0.0
-    accumulate_steps: int = 1
-    isolation: Literal["thread", "process"] = "process"
-    isolation_why: str = ""
+    original: Original  # Its request before grouping
+    solo_iteration_s: float | None  # Iteration time alone, from its profile; None where nothing is known of its model
+    speed: float  # Predicted speed in the group, 1 = as fast as alone
+    time_limit_s: int  # Its time limit inside the group, 0 = unlimited
+    cpu_count: int = 1  # CPUs that its own processes keep, one for each task
+    gpu_mem_gib: float = 0.0  # Its peak GPU memory alone, from its profile; 0 when not known
+    estimated: bool = False  # Whether its profile is an estimate
+    min_speed: float = 0.0  # The speed there that it is promised, 1 = as fast as alone; 0: none
+    accumulate_steps: int = 1  # Into how many micro-batches its batches are split
+    isolation: Literal["thread", "process"] = "process"  # As in `MemberSpec.isolation`
+    isolation_why: str = ""  # Why so, for people; "" where the site has threads for nobody
 
 
 @dataclass(frozen=True, slots=True)
 class StartGroup:
-    """Submit a pilot job and turn jobs into its members.
+    """Submit a pilot job and turn jobs into its members."""
 
-    Attributes:
-        members: In the planned ordering.
-        node: Where: a node, or a folded list of them.
-        uid: Owner of all members.
-        gid: The owner's group.
-        user: The owner's name.
-        partition: Partition of all members.
-        account: Account of all members.
-        qos: QOS of all members.
-        gpu_request: GRES per node of the pilot.
-        cpu_count: CPUs of each of the pilot's tasks.
-        mem_per_node_mib: Memory of the pilot; 0 = default.
-        time_limit_s: Time limit of the pilot; 0 = default.
-        efficiency: Predicted γ.
-        period_s: Predicted T.
-        reasons: Why, for people.
-        node_count: Nodes of the pilot.
-        gpus_per_node: GPUs on each; each gets a runtime of its own.
-        mode: How members share, as in `Group.mode`.
-        reservation: Reservation of all members, "" for none.
-        python: The Python that runs the runtime because members are its threads, "" for the site's.
-    """
-
-    members: tuple[MemberPlan, ...]
-    node: str
-    uid: int
+    members: tuple[MemberPlan, ...]  # In the planned ordering
+    node: str  # Where: a node, or a folded list of them
+    uid: int  # Owner of all members
     gid: int
     user: str
     partition: str
     account: str
     qos: str
-    gpu_request: str
-    cpu_count: int
-    mem_per_node_mib: int
-    time_limit_s: int
-    efficiency: float
-    period_s: float
+    gpu_request: str  # GRES per node of the pilot
+    cpu_count: int  # CPUs of each of the pilot's tasks
+    mem_per_node_mib: int  # Memory of the pilot; 0 = default
+    time_limit_s: int  # Time limit of the pilot; 0 = default
+    efficiency: float  # Predicted γ
+    period_s: float  # Predicted T
     reasons: tuple[str, ...]
-    node_count: int = 1
-    gpus_per_node: int = 1
-    mode: Literal["interleave", "plain"] = "interleave"
-    reservation: str = ""
-    python: str = ""
+    node_count: int = 1  # Nodes of the pilot
+    gpus_per_node: int = 1  # GPUs on each; each gets a runtime of its own
+    mode: Literal["interleave", "plain"] = "interleave"  # How members share, as in `Group.mode`
+    reservation: str = ""  # Reservation of all members, "" for none
+    python: str = ""  # The Python that runs the runtime because members are its threads, "" for the site's
 
 
 @dataclass(frozen=True, slots=True)
 class GivenShare:
-    """CPUs and memory that a job gets in place of those it asked for.
+    """CPUs and memory that a job gets in place of those it asked for."""
 
-    Attributes:
-        cpu_count: CPUs of the whole job.
-        cpus_per_task: CPUs of each task.
-        mem_per_node_mib: Memory on each node; 0 leaves it as it is.
-        nodes: Where they are free, folded host list.
-        original: What the job had asked for.
-    """
-
-    cpu_count: int
-    cpus_per_task: int
-    mem_per_node_mib: int
-    nodes: str
-    original: Original
+    cpu_count: int  # CPUs of the whole job
+    cpus_per_task: int  # CPUs of each task
+    mem_per_node_mib: int  # Memory on each node; 0 leaves it as it is
+    nodes: str  # Where they are free, folded host list
+    original: Original  # What the job had asked for
 
 
 @dataclass(frozen=True, slots=True)
 class ReleaseSolo:
-    """Release a job to run alone.
-
-    Attributes:
-        job_id: The job.
-        reasons: Why, for people.
-        share: CPUs and memory to give it before; None leaves its own request untouched.
-    """
+    """Release a job to run alone."""
 
     job_id: int
     reasons: tuple[str, ...]
-    share: GivenShare | None = None
+    share: GivenShare | None = None  # CPUs and memory to give it before; None leaves its own request untouched
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,18 +85,12 @@ class ResetRequest:
 
 @dataclass(frozen=True, slots=True)
 class StartDryRun:
-    """Measure a job's model in a dry-run job.
+    """Measure a job's model in a dry-run job."""
 
-    Attributes:
-        job_id: The waiting job whose script is run.
-        key: Text of the profile key, for people.
-        again: Whether the model has a profile already; its jobs need not wait for the new one.
-        sweep_cpus: CPUs of a dry run that also measures how the throughput follows their number; None: it does not.
-    """
-
-    job_id: int
-    key: str
-    again: bool = False
+    job_id: int  # The waiting job whose script is run
+    key: str  # Text of the profile key, for people
+    again: bool = False  # Whether the model has a profile already; its jobs need not wait for the new one
+    # CPUs of a dry run that also measures how the throughput follows their number; None: it does not
     sweep_cpus: int | None = None
 
 
@@ -185,21 +127,13 @@ class Cancel:
 
 @dataclass(frozen=True, slots=True)
 class Preempt:
-    """Stop a running job that has a checkpoint and put it back into the queue.
-
-    Attributes:
-        job_id: The job.
-        run: How often it was requeued before: the stop is for this run only.
-        reasons: Why, for people.
-        token: The intent that was begun for it, "" for a new one.
-        served_gpu_s: GPU-seconds that this run of the job has had.
-    """
+    """Stop a running job that has a checkpoint and put it back into the queue."""
 
     job_id: int
-    run: int
+    run: int  # How often it was requeued before: the stop is for this run only
     reasons: tuple[str, ...]
-    token: str = ""
-    served_gpu_s: float = 0.0
+    token: str = ""  # The intent that was begun for it, "" for a new one
+    served_gpu_s: float = 0.0  # GPU-seconds that this run of the job has had
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,16 +148,10 @@ class KeepGate:
 
 @dataclass(frozen=True, slots=True)
 class ExtendPilot:
-    """Let a pilot job outlive a member to which somebody has given more time.
-
-    Attributes:
-        job_id: The pilot job.
-        limit_s: Its time limit from now on, 0 = unlimited.
-        why: For people.
-    """
+    """Let a pilot job outlive a member to which somebody has given more time."""
 
     job_id: int
-    limit_s: int
+    limit_s: int  # Its time limit from now on, 0 = unlimited
     why: str
 
 
@@ -236,71 +164,44 @@ class MoveToLicence:
 
 @dataclass(frozen=True, slots=True)
 class ReturnToQueue:
-    """Make a job that was stopped a candidate again, with its original request.
-
-    Attributes:
-        job_id: The job.
-        token: The intent that stopped it, "" when it stopped by itself.
-        why: For people.
-    """
+    """Make a job that was stopped a candidate again, with its original request."""
 
     job_id: int
-    token: str
+    token: str  # The intent that stopped it, "" when it stopped by itself
     why: str
 
 
 @dataclass(frozen=True, slots=True)
 class AskForMore:
-    """Make a member that ran out of GPU memory a candidate again, with a larger request.
-
-    Attributes:
-        job_id: The job.
-        gpu_mem_gib: What it asks for on each of its GPUs from now on.
-        why: For people.
-    """
+    """Make a member that ran out of GPU memory a candidate again, with a larger request."""
 
     job_id: int
-    gpu_mem_gib: float
+    gpu_mem_gib: float  # What it asks for on each of its GPUs from now on
     why: str
 
 
 @dataclass(frozen=True, slots=True)
 class Regroup:
-    """Make a member whose pilot job did not start a candidate again, for a smaller group.
-
-    Attributes:
-        job_id: The job.
-        largest_group: How large a group it may be in for a while, 1 when it is to run alone.
-        why: For people.
-    """
+    """Make a member whose pilot job did not start a candidate again, for a smaller group."""
 
     job_id: int
-    largest_group: int
+    largest_group: int  # How large a group it may be in for a while, 1 when it is to run alone
     why: str
 
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """Add a waiting job to a group that runs.
-
-    Attributes:
-        pilot: The group's pilot job.
-        node: Its node.
-        member: The job.
-        others: Members that it joins, with the time limits that they need beside it, 0 = unlimited.
-        pilot_limit_s: Time limit that the pilot needs, 0 = as it is.
-        reasons: Why, for people.
-        token: The intent that was begun for it, "" for a new one.
-        joining: How many jobs join the group together, this one among them; their time limits allow for all of them.
-    """
+    """Add a waiting job to a group that runs."""
 
     pilot: int
     node: str
     member: MemberPlan
+    # Members that it joins, with the time limits that they need beside it, 0 = unlimited
     others: tuple[tuple[int, int], ...]
-    pilot_limit_s: int
+    pilot_limit_s: int  # Time limit that the pilot needs, 0 = as it is
     reasons: tuple[str, ...]
-    token: str = ""
+    token: str = ""  # The intent that was begun for it, "" for a new one
+    # How many jobs join the group together, this one among them; their time limits allow for all of them
     joining: int = 1
 
     @property
@@ -311,79 +212,48 @@ class Join:
 
 @dataclass(frozen=True, slots=True)
 class KeepProfile:
-    """Store what a dry run measured, or a job's first iterations.
+    """Store what a dry run measured, or a job's first iterations."""
 
-    Attributes:
-        token: The dry run's intent; "" where there was none.
-        profile: The figures.
-        accumulates: Whether the script declared that its batches can be split.
-        python: The script's, "" for the site's.
-        environment: Digest of the environment that the job was submitted in, "" when unknown.
-        sensitivity: How the throughput follows the CPUs, of a dry run that measured it.
-    """
-
-    token: str
+    token: str  # The dry run's intent; "" where there was none
     profile: StageProfile
-    accumulates: bool = False
-    python: str = ""
-    environment: str = ""
-    sensitivity: SensitivityProfile | None = None
+    accumulates: bool = False  # Whether the script declared that its batches can be split
+    python: str = ""  # The script's, "" for the site's
+    environment: str = ""  # Digest of the environment that the job was submitted in, "" when unknown
+    sensitivity: SensitivityProfile | None = None  # How the throughput follows the CPUs, of a dry run that measured it
 
 
 @dataclass(frozen=True, slots=True)
 class NotMeasured:
-    """Note that a member's run told too little of its model.
+    """Note that a member's run told too little of its model."""
 
-    Attributes:
-        key: Text of the profile key.
-        why: What was missing.
-        at_s: When that was clear, seconds since the epoch.
-    """
-
-    key: str
-    why: str
-    at_s: float
+    key: str  # Text of the profile key
+    why: str  # What was missing
+    at_s: float  # When that was clear, seconds since the epoch
 
 
 @dataclass(frozen=True, slots=True)
 class DryRunFailed:
-    """Note that a dry run gave no profile.
+    """Note that a dry run gave no profile."""
 
-    Attributes:
-        token: The dry run's intent.
-        key: Text of the profile key.
-        why: What went wrong.
-    """
-
-    token: str
-    key: str
-    why: str
+    token: str  # The dry run's intent
+    key: str  # Text of the profile key
+    why: str  # What went wrong
 
 
 @dataclass(frozen=True, slots=True)
 class SplitTasks:
-    """Give tasks of a job array records of their own, so that they can be planned.
+    """Give tasks of a job array records of their own, so that they can be planned."""
 
-    Attributes:
-        job_id: The record that stands for them.
-        tasks: Which of its tasks.
-    """
-
-    job_id: int
-    tasks: tuple[int, ...]
+    job_id: int  # The record that stands for them
+    tasks: tuple[int, ...]  # Which of its tasks
 
 
 @dataclass(frozen=True, slots=True)
 class StandBack:
-    """Let an array's task that is kept back stand behind siblings that may start, or where Slurm has it.
+    """Let an array's task that is kept back stand behind siblings that may start, or where Slurm has it."""
 
-    Attributes:
-        job_id: The task, or the record of several.
-        place: What makes it stand there; None takes that away.
-    """
-
-    job_id: int
-    place: Place | None
+    job_id: int  # The task, or the record of several
+    place: Place | None  # What makes it stand there; None takes that away
 
 
 Action = (

@@ -57,19 +57,14 @@ _UNMEASURED = Reason("its model has no profile yet; its script must not run besi
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """A plan, split into what can be done now.
+    """A plan, split into what can be done now."""
 
-    Attributes:
-        plan: Starts that need no running job to stop first.
-        stops: Running jobs that have to stop, with the reasons; what was planned for their GPUs is
-            planned anew when these are free.
-        joins: Jobs that join what runs where the plan gives out GPUs one by one.
-        split: Micro-batches, and the GPU memory (GiB) that they take, of jobs that split their batches, by job id.
-    """
-
-    plan: Plan
+    plan: Plan  # Starts that need no running job to stop first
+    # Running jobs that have to stop, with the reasons; what was planned for their GPUs is planned anew when these are
+    # free
     stops: tuple[Waiting, ...]
-    joins: tuple[Group, ...] = ()
+    joins: tuple[Group, ...] = ()  # Jobs that join what runs where the plan gives out GPUs one by one
+    # Micro-batches, and the GPU memory (GiB) that they take, of jobs that split their batches, by job id
     split: Mapping[int, tuple[int, float]] = field(default_factory=dict)
 
 
@@ -98,14 +93,7 @@ def ask(policy: Policy, preparation: Preparation) -> tuple[Settled, Preparation]
 
 
 def settle_sharers(plan: Plan, request: PlanRequest, cycle: CycleInput, places: Places) -> Settled:
-    """Return what a plan with sharers means on Slurm.
-
-    Args:
-        plan: The policy's answer.
-        request: What it was asked, by `sharing_request`.
-        cycle: What the cycle decides on.
-        places: Where jobs may run.
-    """
+    """Return what a plan with sharers means on Slurm."""
     at_work = {job.job_id: job for unit in request.running for job in unit.members}
     jobs = {job.job_id: job for job in request.jobs}
     # Nobody is stopped who must not be, whatever the plan says: it may be of a site's own policy.
@@ -123,14 +111,7 @@ def settle_sharers(plan: Plan, request: PlanRequest, cycle: CycleInput, places: 
 
 
 class PlacementOutcome:
-    """The new sharers of a plan by what they become.
-
-    Args:
-        request: What the policy was asked.
-        groups: The running group of each member.
-        places: Where jobs may run.
-        stopping: Running jobs that have to stop; until they have, their GPUs have no room for others.
-    """
+    """The new sharers of a plan by what they become."""
 
     def __init__(
         self,
@@ -300,15 +281,10 @@ Moves = Mapping[int, tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Proposals:
-    """Who could move, as it was found some time ago.
+    """Who could move, as it was found some time ago."""
 
-    Attributes:
-        asked_s: When, seconds since the epoch.
-        moves: What was found.
-    """
-
-    asked_s: float = 0.0
-    moves: Moves = field(default_factory=dict)
+    asked_s: float = 0.0  # When, seconds since the epoch
+    moves: Moves = field(default_factory=dict)  # What was found
 
     def is_recent(self, now_s: float) -> bool:
         """Whether there is no need to ask again."""
@@ -324,12 +300,6 @@ def proposed_moves(request: PlanRequest, view: View, restart_s: float, stopping:
     """Return where running jobs would move if they might be stopped.
 
     Only jobs whose users agreed to be stopped, and whose scripts have declared a checkpoint in this run, are told.
-
-    Args:
-        request: What the policy was asked.
-        view: The queue.
-        restart_s: What stopping a job and starting it again loses.
-        stopping: Gives the policy as it is where running jobs may be stopped; not asked where nobody could move.
     """
     movable = {job.job_id for job in view.having(Role.MEMBER) if not why_not_preemptible(job)}
     open_units = [unit for unit in request.running if unit.joinable]

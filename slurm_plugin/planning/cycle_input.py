@@ -26,29 +26,19 @@ from muri.slurm_plugin.records.usage import alone_s
 
 @dataclass(frozen=True, slots=True)
 class MeasuredPython:
-    """What a dry run told.
+    """What a dry run told."""
 
-    Attributes:
-        key: Text of the model's key.
-        user: The job's owner.
-        environment: Digest of the environment that the job was submitted in.
-        python: Path of the Python, "" for that of the site (`node_python`).
-    """
-
-    key: str
-    user: str
-    environment: str
-    python: str
+    key: str  # Text of the model's key
+    user: str  # The job's owner
+    environment: str  # Digest of the environment that the job was submitted in
+    python: str  # Path of the Python, "" for that of the site (`node_python`)
 
 
 @dataclass(frozen=True, slots=True)
 class KnownPythons:
-    """What dry runs told, by model and by environment.
+    """What dry runs told, by model and by environment."""
 
-    Attributes:
-        site: The directory of the site's Python (`node_python`): who submits with that one first in PATH uses it.
-    """
-
+    # The directory of the site's Python (`node_python`): who submits with that one first in PATH uses it
     site: str = ""
     _of_model: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     _of_environment: Mapping[tuple[str, str], frozenset[str]] = field(default_factory=dict)
@@ -106,21 +96,13 @@ _DIGEST_BYTES: Final = 6
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What one job has shown of the duration that it stated.
+    """What one job has shown of the duration that it stated."""
 
-    Attributes:
-        job_id: The job.
-        model: Digest of its model's name.
-        times: How many times as long as stated it took; 1 where it kept to it.
-        gpu_s: GPU-seconds that it took; 0 where nothing can be said, because Slurm has suspended it.
-        start_s: When the run began, seconds since the epoch.
-    """
-
-    job_id: int
-    model: str
-    times: float
-    gpu_s: float
-    start_s: float
+    job_id: int  # The job
+    model: str  # Digest of its model's name
+    times: float  # How many times as long as stated it took; 1 where it kept to it
+    gpu_s: float  # GPU-seconds that it took; 0 where nothing can be said, because Slurm has suspended it
+    start_s: float  # When the run began, seconds since the epoch
 
     @classmethod
     def of(cls, fact: Sequence[Any]) -> "Claim":
@@ -139,17 +121,11 @@ Claims = Mapping[str, tuple[Claim, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """How long a job is expected to run alone.
+    """How long a job is expected to run alone."""
 
-    Attributes:
-        stated_s: What its user said.
-        times: How many times as long it is taken to run, by its user's earlier jobs; 1 at least.
-        most_s: Its own time limit.
-    """
-
-    stated_s: int
-    times: float
-    most_s: float
+    stated_s: int  # What its user said
+    times: float  # How many times as long it is taken to run, by its user's earlier jobs; 1 at least
+    most_s: float  # Its own time limit
 
     @property
     def seconds(self) -> float:
@@ -173,13 +149,7 @@ def _in_words(seconds: float) -> str:
 
 
 def expected(job: ManagedJob, model: str, claims: Sequence[Claim]) -> Expected | None:
-    """Return how long a job is expected to run; None where its user did not say.
-
-    Args:
-        job: The job.
-        model: Its model, as in its profile's key.
-        claims: What is known of its user's jobs.
-    """
+    """Return how long a job is expected to run; None where its user did not say."""
     stated_s, changed = job.request.duration_s, job.membership or job.given
     if stated_s is None:
         return None
@@ -188,12 +158,7 @@ def expected(job: ManagedJob, model: str, claims: Sequence[Claim]) -> Expected |
 
 
 def times_of(claims: Sequence[Claim], model: str) -> float:
-    """Return how many times as long as stated a job is taken to run: a quarter of the GPU time overran so far.
-
-    Args:
-        claims: What is known of its user's jobs.
-        model: Its model's digest.
-    """
+    """Return how many times as long as stated a job is taken to run: a quarter of the GPU time overran so far."""
     worst_first = sorted(claims, key=lambda claim: claim.times, reverse=True)
     weights = [claim.gpu_s * (_SAME_MODEL if claim.model == model else 1.0) for claim in worst_first]
     sums = zip(worst_first, accumulate(weights), strict=True)
@@ -232,10 +197,6 @@ def noted_claims(known: Claims, view: View) -> dict[str, tuple[Claim, ...]]:
 
     A job that ended early without completing says nothing. One that goes on longer than stated says so at once, and
     again whenever that has grown by a tenth.
-
-    Args:
-        known: As the last cycle left it.
-        view: What Slurm shows now.
     """
     since_s = view.snapshot.taken_s - _KEPT_S
     found = {user: {claim.job_id: claim for claim in claims} for user, claims in known.items()}
@@ -283,45 +244,35 @@ START_DELAY_S: Final = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Knowledge:
-    """What a cycle knows beyond the snapshot.
+    """What a cycle knows beyond the snapshot."""
 
-    Attributes:
-        profiles: Stored profiles of all users, and estimates of models without one. `profile_of` finds a job's.
-        profiling: Keys that a dry run is measuring now.
-        dry_run_jobs: Jobs whose script a dry run executes, or is about to; they wait for it.
-        stale: Keys whose profile is in use but is to be measured again.
-        marked_at: Since when those of them are so that have a mark, UTC, ISO-8601.
-        failures: Attempts to measure that failed and have not expired, by key text: how many, and the last cause.
-        failed_s: When the last of them did, seconds since the epoch, by key text.
-        exclusions: Why a job must not be grouped again, by job id.
-        largest_group: How large a group Slurm lately had room for, and why no larger, by job id.
-        served_gpu_s: GPU-seconds that a job had in earlier runs, by job id.
-        saved_gpu_s: Those of them that a checkpoint has kept, by job id.
-        claims: How far users' last jobs kept to their stated durations.
-        first_submit_s: When jobs that have run were submitted at first, seconds since the epoch, by job id.
-        traits: What is stored of models beyond their stage profiles.
-        gpu_mem_gib: GPU memory that jobs ask for since they ran out of it, by job id.
-        refused_releases: Why Slurm lately refused to let jobs go, by job id.
-        pythons: Which Pythons scripts run under.
-    """
-
+    # Stored profiles of all users, and estimates of models without one. `profile_of` finds a job's.
     profiles: Mapping[ProfileKey, StageProfile]
-    profiling: frozenset[ProfileKey] = frozenset()
-    dry_run_jobs: frozenset[int] = frozenset()
-    stale: frozenset[ProfileKey] = frozenset()
+    profiling: frozenset[ProfileKey] = frozenset()  # Keys that a dry run is measuring now
+    dry_run_jobs: frozenset[int] = frozenset()  # Jobs whose script a dry run executes, or is about to; they wait for it
+    stale: frozenset[ProfileKey] = frozenset()  # Keys whose profile is in use but is to be measured again
+    # Since when those of them are so that have a mark, UTC, ISO-8601
     marked_at: Mapping[ProfileKey, str] = field(default_factory=dict)
+    # Attempts to measure that failed and have not expired, by key text: how many, and the last cause
     failures: Mapping[str, tuple[int, str]] = field(default_factory=dict)
+    # When the last of them did, seconds since the epoch, by key text
     failed_s: Mapping[str, float] = field(default_factory=dict)
-    exclusions: Mapping[int, str] = field(default_factory=dict)
+    exclusions: Mapping[int, str] = field(default_factory=dict)  # Why a job must not be grouped again, by job id
+    # How large a group Slurm lately had room for, and why no larger, by job id
     largest_group: Mapping[int, tuple[int, str]] = field(default_factory=dict)
+    # GPU-seconds that a job had in earlier runs, by job id
     served_gpu_s: Mapping[int, float] = field(default_factory=dict)
+    # Those of them that a checkpoint has kept, by job id
     saved_gpu_s: Mapping[int, float] = field(default_factory=dict)
-    claims: Claims = field(default_factory=dict)
+    claims: Claims = field(default_factory=dict)  # How far users' last jobs kept to their stated durations
+    # When jobs that have run were submitted at first, seconds since the epoch, by job id
     first_submit_s: Mapping[int, float] = field(default_factory=dict)
-    traits: KnownTraits = field(default_factory=KnownTraits)
+    traits: KnownTraits = field(default_factory=KnownTraits)  # What is stored of models beyond their stage profiles
+    # GPU memory that jobs ask for since they ran out of it, by job id
     gpu_mem_gib: Mapping[int, float] = field(default_factory=dict)
+    # Why Slurm lately refused to let jobs go, by job id
     refused_releases: Mapping[int, str] = field(default_factory=dict)
-    pythons: KnownPythons = field(default_factory=KnownPythons)
+    pythons: KnownPythons = field(default_factory=KnownPythons)  # Which Pythons scripts run under
 
     def profile_of(self, key: ProfileKey) -> StageProfile | None:
         """Return what is known under a job's key: its user's own profile, else a published one."""
@@ -369,19 +320,12 @@ class Knowledge:
 
 @dataclass(frozen=True, slots=True)
 class CycleInput:
-    """What one cycle decides on.
+    """What one cycle decides on."""
 
-    Attributes:
-        view: The queue and the nodes.
-        knowledge: What is known beyond them.
-        config: The configuration.
-        intents: The journal's entries, closed ones included.
-    """
-
-    view: View
-    knowledge: Knowledge
-    config: Config
-    intents: tuple[Intent, ...] = ()
+    view: View  # The queue and the nodes
+    knowledge: Knowledge  # What is known beyond them
+    config: Config  # The configuration
+    intents: tuple[Intent, ...] = ()  # The journal's entries, closed ones included
 
     @property
     def now_s(self) -> float:
@@ -461,12 +405,7 @@ _MURIS = (Role.CANDIDATE, Role.USER_HELD, Role.NOT_OURS, Role.MEMBER, Role.RELEA
 
 
 def first_submits(known: Mapping[int, float], view: View) -> dict[int, float]:
-    """Return the first submit times of Muri's jobs that run or ran before, seconds since the epoch, by job id.
-
-    Args:
-        known: As the last cycle left them.
-        view: What Slurm shows.
-    """
+    """Return the first submit times of Muri's jobs that run or ran before, seconds since the epoch, by job id."""
     return {job.job_id: known.get(job.job_id, job.submit_s) for job in _present(view) if _is_worth_it(job, known)}
 
 

@@ -42,17 +42,11 @@ _Answer = TypeVar("_Answer")
 
 @dataclass(frozen=True, slots=True)
 class Quarantine:
-    """What a decision was made without.
+    """What a decision was made without."""
 
-    Attributes:
-        jobs: Why jobs were left out, by job id.
-        intents: Why intents were left out, by token.
-        profiles: Why profiles were left out.
-    """
-
-    jobs: Mapping[int, str] = field(default_factory=dict)
-    intents: Mapping[str, str] = field(default_factory=dict)
-    profiles: Mapping[ProfileKey, str] = field(default_factory=dict)
+    jobs: Mapping[int, str] = field(default_factory=dict)  # Why jobs were left out, by job id
+    intents: Mapping[str, str] = field(default_factory=dict)  # Why intents were left out, by token
+    profiles: Mapping[ProfileKey, str] = field(default_factory=dict)  # Why profiles were left out
 
     def faults(self, view: View) -> tuple[str, ...]:
         """Everything that was left out, for people."""
@@ -63,24 +57,15 @@ class Quarantine:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What a cycle would do, before it does anything.
+    """What a cycle would do, before it does anything."""
 
-    Attributes:
-        view: What it looked at.
-        repairs: Actions that repair what an earlier cycle left unfinished.
-        preparation: What the policy was asked.
-        plan: What the policy answered.
-        actions: What follows from the plan.
-        quarantine: What was left out, because deciding failed on it.
-        untrue: Why what jobs say of their models cannot be true, by job id.
-    """
-
-    view: View
-    repairs: tuple[Action, ...]
-    preparation: Preparation
-    plan: Plan
-    actions: tuple[Action, ...]
-    quarantine: Quarantine = field(default_factory=Quarantine)
+    view: View  # What it looked at
+    repairs: tuple[Action, ...]  # Actions that repair what an earlier cycle left unfinished
+    preparation: Preparation  # What the policy was asked
+    plan: Plan  # What the policy answered
+    actions: tuple[Action, ...]  # What follows from the plan
+    quarantine: Quarantine = field(default_factory=Quarantine)  # What was left out, because deciding failed on it
+    # Why what jobs say of their models cannot be true, by job id
     untrue: Mapping[int, str] = field(default_factory=dict)
 
 
@@ -135,12 +120,7 @@ def _decide(cycle: CycleInput, policy: Policy) -> Decision:
 
 
 def by_user(faulty: Mapping[int, str], view: View) -> tuple[str, ...]:
-    """Return a line for each user with faulty jobs, however many there are.
-
-    Args:
-        faulty: What is wrong with jobs, by job id.
-        view: The queue.
-    """
+    """Return a line for each user with faulty jobs, however many there are."""
     found: dict[str, list[int]] = {}
     for job_id in faulty:
         known = view.jobs.get(job_id)  # of those left out only Muri's own jobs stay in the queue
@@ -154,10 +134,6 @@ def by_user(faulty: Mapping[int, str], view: View) -> tuple[str, ...]:
 
 def decide_without_culprits(cycle: CycleInput, decide: Callable[[CycleInput], _Answer]) -> tuple[_Answer, Quarantine]:
     """Make a decision; where it raises, make it without those who are at fault.
-
-    Args:
-        cycle: What to decide on.
-        decide: Makes the decision and changes nothing.
 
     Returns:
         The decision, and who was left out.

@@ -60,35 +60,24 @@ _Speeds = Mapping[tuple[ProfileKey, ProfileKey], tuple[float, float]]
 
 @dataclass(frozen=True, slots=True)
 class KnownTraits:
-    """What is stored of models, read once in a cycle.
+    """What is stored of models, read once in a cycle."""
 
-    Attributes:
-        sensitivities: As `muri profile run --sweep` stores them, by name: the model's, or a profile key's text.
-        fits: Iteration times over batch sizes, by name.
-        pairs: Models that were measured side by side, or that shared GPUs as plain processes do.
-        accumulating: Profile keys, as text, of scripts that declared that their batches can be split.
-        pairs_in_turns: Models that shared GPUs by turns.
-        slowdowns: Horus's f as fitted here, by type of GPU.
-    """
-
+    # As `muri profile run --sweep` stores them, by name: the model's, or a profile key's text
     sensitivities: Mapping[str, record.SensitivityProfile] = field(default_factory=dict)
-    fits: Mapping[str, LinearFit] = field(default_factory=dict)
+    fits: Mapping[str, LinearFit] = field(default_factory=dict)  # Iteration times over batch sizes, by name
+    # Models that were measured side by side, or that shared GPUs as plain processes do
     pairs: tuple[Interference, ...] = ()
+    # Profile keys, as text, of scripts that declared that their batches can be split
     accumulating: frozenset[str] = frozenset()
-    pairs_in_turns: tuple[Interference, ...] = ()
-    slowdowns: Mapping[str, Parabola] = field(default_factory=dict)
+    pairs_in_turns: tuple[Interference, ...] = ()  # Models that shared GPUs by turns
+    slowdowns: Mapping[str, Parabola] = field(default_factory=dict)  # Horus's f as fitted here, by type of GPU
 
     def is_measured(self, key: ProfileKey) -> bool:
         """Whether the model's sensitivity to CPUs was measured."""
         return self._sensitivity_of(key) is not None
 
     def sensitivity(self, key: ProfileKey, least_mem_gib: float = 0.0) -> Sensitivity | None:
-        """Return how a job's throughput follows the CPUs and memory of each of its GPUs, None while unknown.
-
-        Args:
-            key: What the job is profiled under.
-            least_mem_gib: Memory per GPU that the job is not to get less than.
-        """
+        """Return how a job's throughput follows the CPUs and memory of each of its GPUs, None while unknown."""
         found = self._sensitivity_of(key)
         if found is None:
             return None
@@ -122,11 +111,6 @@ def sensitivity_of(known: record.SensitivityProfile, gpu_count: int = 1, least_m
 
     It was measured on one GPU. Each GPU of a larger job is taken to want the same CPUs; the job's GPUs share one
     cache of the dataset and the bandwidth of its storage.
-
-    Args:
-        known: CPU curve as measured, memory by the cache model.
-        gpu_count: GPUs of the job.
-        least_mem_gib: Memory per GPU below which the demand is not to lie.
 
     Raises:
         TraitError: The stored figures make no sensitivity.
@@ -192,14 +176,7 @@ def _derived(profile: StageProfile, asked: Demand, most_cpus: float) -> Sensitiv
 def batch_model(
     key: ProfileKey, profiles: Mapping[ProfileKey, StageProfile], fits: Mapping[str, LinearFit], accumulate: int
 ) -> BatchModel | None:
-    """Return SJF-BSBF's model of a job, None where its batch size or its times over batch sizes are unknown.
-
-    Args:
-        key: What the job is profiled under.
-        profiles: Stored profiles.
-        fits: Stored fits; without one, the model's profiles with other batch sizes are fitted.
-        accumulate: Into how many micro-batches the job's script can split a batch at most.
-    """
+    """Return SJF-BSBF's model of a job, None where its batch size or its times over batch sizes are unknown."""
     profile = profiles.get(key)
     if profile is None or key.batch_size < 1:
         return None
@@ -239,13 +216,6 @@ def interference_table(
     No job joins one that has not started, so a long queue costs only its models times the running ones.
     A table tells models apart by their names, which say whose they are. Of a model's several profiles the least key's
     counts.
-
-    Args:
-        waiting: What waiting jobs are profiled under.
-        running: The same of running ones.
-        known: Stored profiles, and estimates.
-        traits: What is stored of pairs.
-        turns_only: Whether all groups take turns: then what is known of turns comes first.
     """
     at_work = _by_model(running, known)
     everybody = _by_model((*at_work.values(), *waiting), known)
@@ -278,15 +248,7 @@ def _pair(
     *,
     turns_only: bool,
 ) -> PairSpeed:
-    """What is known of a pair.
-
-    Args:
-        a: One model.
-        b: The other.
-        known: Profiles, for the estimate.
-        measured: Pairs in turns, and others.
-        turns_only: Whether pairs in turns come first.
-    """
+    """What is known of a pair."""
     found = [pair for each in measured if (pair := find(each, a, b)) is not None]
     speeds = [(1 / pair.a.ratio, 1 / pair.b.ratio) for pair in found]
     if not speeds:
@@ -318,11 +280,6 @@ def with_measured_pairs(request: PlanRequest, policy: Policy, measured: Sequence
     """Return the request with the speeds of measured pairs, for a policy whose groups may share without turns.
 
     Estimates are left out: whether turns help is just what they can't tell.
-
-    Args:
-        request: Jobs that wait and run.
-        policy: Who will be asked.
-        measured: What the profile store has of pairs.
     """
     if not policy.plain_groups:
         return request
@@ -387,13 +344,7 @@ def sweep_cpus(job: ManagedJob, traits: KnownTraits, index: NodeIndex, config: C
 
 
 def sensitivity_in(measured: Mapping[str, Any], profile: StageProfile, asked_cpus: int) -> SensitivityProfile | None:
-    """What a dry run tells of the CPU axis, and of the dataset; None where it tells nothing that can be true of CPUs.
-
-    Args:
-        measured: What it left in a comment.
-        profile: The stage profile in it, with the memory of the processes.
-        asked_cpus: The most CPUs that it could have had.
-    """
+    """Return what a dry run measured of CPUs and dataset; None where its figures of CPUs cannot be true."""
     told = measured.get(SWEEP)
     if not isinstance(told, Mapping):
         return None

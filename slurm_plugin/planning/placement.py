@@ -27,11 +27,7 @@ _FEATURE = re.compile(r"[A-Za-z0-9_.:=-]+")
 
 
 def domain_of(job: Job) -> str:
-    """Return what jobs of a user must have in common beside their partition, for one job of Muri's to hold their GPUs.
-
-    Args:
-        job: As its user submitted it.
-    """
+    """Return what jobs of a user must have in common, beside their partition, to share one pilot job."""
     parts = {
         "account": job.account,
         "QOS": job.qos,
@@ -46,25 +42,15 @@ def domain_of(job: Job) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where one job may run.
+    """Where one job may run."""
 
-    Attributes:
-        name: Of the partition for planning.
-        nodes: Names of the nodes, those that are down included.
-        left_to_slurm: Why Slurm cannot start the job there now, whoever plans it; "" when it can.
-    """
-
-    name: str
-    nodes: frozenset[str]
-    left_to_slurm: str = ""
+    name: str  # Of the partition for planning
+    nodes: frozenset[str]  # Names of the nodes, those that are down included
+    left_to_slurm: str = ""  # Why Slurm cannot start the job there now, whoever plans it; "" when it can
 
 
 class Places:
-    """Finds where jobs may run; equal requests are looked at once.
-
-    Args:
-        snapshot: The nodes and reservations.
-    """
+    """Finds where jobs may run; equal requests are looked at once."""
 
     def __init__(self, snapshot: Snapshot) -> None:
         self._snapshot = snapshot
@@ -97,13 +83,7 @@ class Places:
         return {name: tuple(sorted(partitions)) for name, partitions in found.items()}
 
     def why_not_until(self, end_s: float, nodes: str, reservation: str) -> str:
-        """Return why Slurm would not let a job run on some nodes until a time, "" when it would.
-
-        Args:
-            end_s: The time.
-            nodes: The nodes, folded host list.
-            reservation: The job's own.
-        """
+        """Return why Slurm would not let a job run on some nodes until a time, "" when it would."""
         try:
             names = names_in(nodes)
             found = [each for each in self._before(end_s, reservation) if names & names_in(each.nodes)]
@@ -224,12 +204,7 @@ class _Free:
 
 
 class _Eligible:
-    """The nodes of a place where jobs start by themselves; what is set aside for these is taken from what is free.
-
-    Args:
-        nodes: The nodes.
-        free: What nodes have left, by name; other places may take from it, too.
-    """
+    """The nodes of a place where jobs start by themselves; what is set aside for these is taken from what is free."""
 
     def __init__(self, nodes: Sequence[Node], free: Mapping[str, _Free]) -> None:
         self._free = free
@@ -265,11 +240,6 @@ def free_nodes(cycle: CycleInput, places: Places | None = None, jobs: Sequence[J
     """Return what can be given out: what is idle, less what is promised to Muri's jobs that start by themselves.
 
     Members that wait for their pilot job's start are promised what their batch scripts need.
-
-    Args:
-        cycle: What the cycle decides on.
-        places: Where jobs may run.
-        jobs: Those that are planned; their partitions for planning are told.
     """
     places = places or Places(cycle.view.snapshot)
     nodes = [node for node in cycle.nodes if node.usable and node.gpu_count and is_served(node, cycle.config)]
@@ -356,15 +326,10 @@ class _Left:
 
 @dataclass(frozen=True, slots=True)
 class PilotShare:
-    """What the pilot of one job gets.
+    """What the pilot of one job gets."""
 
-    Attributes:
-        cpu_count: CPUs.
-        mem_mib: Memory; 0 where the job has not asked for any.
-    """
-
-    cpu_count: int
-    mem_mib: int
+    cpu_count: int  # CPUs
+    mem_mib: int  # Memory; 0 where the job has not asked for any
 
 
 def node_room(free: Iterable[FreeNode], config: Config, nodes: Sequence[Node]) -> "NodeRoom":
@@ -374,14 +339,7 @@ def node_room(free: Iterable[FreeNode], config: Config, nodes: Sequence[Node]) -
 
 
 class NodeRoom:
-    """What is free on each node; what starts in this cycle is taken from it.
-
-    Args:
-        free: What the plan counts as free.
-        nodes: The cluster's nodes.
-        share: How much of a node a job that others may join may hold, as a multiple of its GPUs' part.
-        scripts: How many batch scripts there may be beside a pilot.
-    """
+    """What is free on each node; what starts in this cycle is taken from it."""
 
     def __init__(self, free: Iterable[FreeNode], nodes: Iterable[Node], share: float, scripts: int) -> None:
         self._left = {node.name: _Left(int(node.free_cpus), round(node.free_mem_gib * MIB_PER_GIB)) for node in free}
@@ -391,10 +349,6 @@ class NodeRoom:
 
     def take_group(self, group: StartGroup, *, counts_mem: bool) -> str:
         """Take what a group that starts has on its nodes.
-
-        Args:
-            group: The group.
-            counts_mem: Whether Slurm gives out memory there.
 
         Returns:
             Why its pilot job and its members' batch scripts find no room side by side, "" where they do.
@@ -424,10 +378,6 @@ class NodeRoom:
         The pilot asks for no more than as many jobs like this one as may share its GPUs. Pilot and batch script
         together hold no more than the GPUs' part of the node, or the job's own CPUs where these are more, and no more
         than is free: other GPUs keep the CPUs and memory that belong to them.
-
-        Args:
-            job: The job, on GPUs of one node.
-            name: The node.
 
         Returns:
             What its pilot gets, or why it can have none.

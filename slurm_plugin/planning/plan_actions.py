@@ -41,11 +41,6 @@ _ROUNDING: Final = 1e-6
 def starts_of(settled: Settled, policy: Policy, preparation: Preparation) -> tuple[tuple[Action, ...], dict[int, str]]:
     """Turn what can be done of a plan into actions, as far as the site's limits leave room for them.
 
-    Args:
-        settled: What can be done of the plan.
-        policy: The policy whose plan it is.
-        preparation: What it was asked.
-
     Returns:
         The starts, joins and releases, and why other jobs of the plan wait, by job id.
     """
@@ -65,13 +60,6 @@ def actions_of(
     settled: Settled, cycle: CycleInput, room: SiteRoom, nodes: NodeRoom, with_pilots: Mapping[int, PlanJob]
 ) -> tuple[tuple[Action, ...], dict[int, str]]:
     """Turn a plan into actions, groups first, in the plan's order.
-
-    Args:
-        settled: What can be done of the plan.
-        cycle: What the cycle decides on.
-        room: What the site's limits allow.
-        nodes: CPUs and memory that nodes have free; what the actions take is taken from them.
-        with_pilots: The waiting jobs that get a pilot job of their own where they start alone.
 
     Returns:
         The actions; and of groups for which their nodes have too little left, why, by job id.
@@ -135,12 +123,6 @@ def to_let_go(jobs: Sequence[ManagedJob], view: View, config: Config, nodes: Seq
     A partition gets one for each idle CPU and `slurm_backlog` more, less those that compete there already. So a job is
     held back only behind more jobs of a higher priority than Slurm's schedulers look at. What has been let go and waits
     for something else than resources, such as a limit, keeps nobody back.
-
-    Args:
-        jobs: Those that are left to Slurm.
-        view: The queue.
-        config: The configuration.
-        nodes: The nodes.
     """
     by_priority = sorted(jobs, key=lambda job: (-job.own_priority, job.submit_s, job.job_id))
     partitions = {job.partition for job in jobs}
@@ -185,12 +167,6 @@ def within_limits(
     starts: Sequence[Action], room: SiteRoom, view: View, unlawful: Mapping[int, str]
 ) -> tuple[tuple[Action, ...], dict[int, str]]:
     """Take what the site's limits leave room for.
-
-    Args:
-        starts: What the plan starts, in its order.
-        room: What the site's limits allow; it is used up.
-        view: The queue.
-        unlawful: Why jobs must not share GPUs as planned, by job id.
 
     Returns:
         The starts for which there is room, and why the other jobs wait, by job id. Of a group without room the oldest
@@ -263,10 +239,6 @@ def _oldest_alone(group: StartGroup, room: SiteRoom, view: View, why: str) -> tu
 def releases_of(to_slurm: Mapping[int, str], cycle: CycleInput) -> tuple[tuple[ReleaseSolo, ...], dict[int, str]]:
     """Leave to Slurm the jobs that Muri cannot plan.
 
-    Args:
-        to_slurm: Why jobs that Muri could plan are left to Slurm, by job id.
-        cycle: What the cycle decides on.
-
     Returns:
         The releases, and why the other such jobs wait, by job id: Slurm lately refused to let them go, as it does with
         a job that no nodes could ever hold, or has enough others to choose from.
@@ -292,10 +264,6 @@ def stand_backs(cycle: CycleInput, actions: Sequence[Action]) -> Iterator[StandB
     """Let tasks that are kept back stand behind siblings that may start, and others where Slurm has them.
 
     A nice value stays until its task is let go: until then Muri alone decides when it starts.
-
-    Args:
-        cycle: What the cycle decides on.
-        actions: What else it does, starts above all.
     """
     resumed = {action.token for action in actions if isinstance(action, ResumeGroup)}
     groups = [members_in(intent.payload) for intent in cycle.intents if intent.token in resumed]
@@ -360,14 +328,7 @@ def _order(job: Job, priority: int) -> tuple[float, float, float]:
 
 
 def joins_of(group: Group, plan: Plan, cycle: CycleInput, room: SiteRoom) -> tuple[Join, ...]:
-    """Return the joins that a plan's group with joining members means, one for each of them.
-
-    Args:
-        group: Those who run together, and those who come.
-        plan: The plan.
-        cycle: What the cycle decides on.
-        room: What the site's limits allow.
-    """
+    """Return the joins that a plan's group with joining members means, one for each of them."""
     unit = cycle.view.group_of[next(job_id for job_id in group.members if job_id not in group.joining)]
     reasons = sentences(group.reasons)
     joiners = [
@@ -388,14 +349,7 @@ IS_MEASURED: Final = "its model is measured while it runs"
 
 
 def jobs_with_pilots(jobs: Iterable[PlanJob], policy: Policy, view: View, config: Config) -> dict[int, PlanJob]:
-    """Return the waiting jobs that get a pilot job of their own where they start alone, by job id.
-
-    Args:
-        jobs: The waiting jobs.
-        policy: The policy in force.
-        view: The queue.
-        config: The configuration.
-    """
+    """Return the waiting jobs that get a pilot job of their own where they start alone, by job id."""
     # Policies that give out GPUs one by one say themselves who may be joined.
     if policy.supports_packing or not shares_gpus(policy):
         return {}
@@ -420,14 +374,6 @@ def start_joinable(
     solo: Solo, job: PlanJob, plan: Plan, cycle: CycleInput, room: SiteRoom, nodes: NodeRoom
 ) -> StartGroup | ReleaseSolo | None:
     """Return the start of a job alone that others may join, or that is measured.
-
-    Args:
-        solo: The plan's word about it.
-        job: The job.
-        plan: The plan.
-        cycle: What the cycle decides on.
-        room: What the site's limits allow.
-        nodes: CPUs and memory that nodes have free.
 
     Returns:
         A group of one; its release, where its node has no room for a pilot job; None where the plan leaves it to Slurm

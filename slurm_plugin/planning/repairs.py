@@ -134,16 +134,7 @@ def _members(
     settled: AbstractSet[int],
     since_s: Mapping[int, float],
 ) -> Iterator[Action]:
-    """Give back to Slurm the members that cannot run in their group.
-
-    Args:
-        view: The queue.
-        config: The configuration.
-        now_s: The time.
-        open_pilots: Pilots of groups whose start is not finished.
-        settled: Jobs that other actions look after.
-        since_s: When jobs joined a group that ran already, by job id.
-    """
+    """Give back to Slurm the members that cannot run in their group."""
     for job, membership in _waiting_members(view, settled):
         pilot = view.active(membership.pilot)
         if job.set_aside:
@@ -333,12 +324,6 @@ def resets(view: View, config: Config, now_s: float, settled: AbstractSet[int]) 
 
     A held one was left behind by a controller that died before it released the job, or was stopped or held again.
     A released one waits for a share that is not free after all: Slurm's queue decides with its own request.
-
-    Args:
-        settled: Jobs that other actions look after.
-        view: The queue.
-        config: The configuration.
-        now_s: The time.
     """
     for role in (Role.CANDIDATE, Role.NOT_OURS, Role.USER_HELD, Role.RELEASED):
         for job in view.having(role):
@@ -351,13 +336,7 @@ def resets(view: View, config: Config, now_s: float, settled: AbstractSet[int]) 
 
 
 def gates(view: View, config: Config, settled: AbstractSet[int]) -> Iterator[KeepGate | MoveToLicence]:
-    """Say how the gates of running jobs stand, and move jobs from Muri's hold to the license where Slurm has it.
-
-    Args:
-        view: The queue.
-        config: The configuration.
-        settled: Jobs that other actions look after.
-    """
+    """Say how the gates of running jobs stand, and move jobs from Muri's hold to the license where Slurm has it."""
     for job in view.having(Role.RELEASED):
         # Muri's hold is lifted, by its user or an older Muri: whoever requeues or holds the job now is not Muri.
         running, word = job.state is JobState.RUNNING, gate_word(job)

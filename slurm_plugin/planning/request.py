@@ -52,19 +52,12 @@ def ranks_reason(job: Job) -> str:
 
 
 class KnownJob(NamedTuple):
-    """A job, and what a cycle looks up once for it.
+    """A job, and what a cycle looks up once for it."""
 
-    Attributes:
-        job: As its user submitted it.
-        key: Its model's.
-        profile: What is known of its model, None while nothing is.
-        alone: Why it must run alone, whatever is known of its model; "" when it may be grouped.
-    """
-
-    job: ManagedJob
-    key: ProfileKey
-    profile: StageProfile | None
-    alone: str
+    job: ManagedJob  # As its user submitted it
+    key: ProfileKey  # Its model's
+    profile: StageProfile | None  # What is known of its model, None while nothing is
+    alone: str  # Why it must run alone, whatever is known of its model; "" when it may be grouped
 
     @property
     def is_measured(self) -> bool:
@@ -74,28 +67,19 @@ class KnownJob(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Preparation:
-    """A policy's request, and what was decided before asking it.
+    """A policy's request, and what was decided before asking it."""
 
-    Attributes:
-        request: For the policy.
-        dry_runs: To start now.
-        waiting: Jobs that are not ready, with the reason.
-        to_slurm: Jobs that Slurm cannot start now, whoever plans them, with the reason: Slurm decides about them alone.
-        room: What the site's limits leave; what is started has to be taken from it.
-        splits: Tasks of job arrays that need records of their own before they can be planned.
-        cycle: What the cycle decides on. Its `dry_run_jobs` include the jobs of these dry runs, except those planned
-            with an estimate: they may start, and then nothing is measured with them.
-        known: What was looked up of each job that is ready, by job id.
-    """
-
-    request: PlanRequest
-    dry_runs: tuple[StartDryRun, ...]
-    waiting: Mapping[int, str]
+    request: PlanRequest  # For the policy
+    dry_runs: tuple[StartDryRun, ...]  # To start now
+    waiting: Mapping[int, str]  # Jobs that are not ready, with the reason
+    # What the cycle decides on. Its `dry_run_jobs` include the jobs of these dry runs, except those planned with an
+    # estimate: they may start, and then nothing is measured with them.
     cycle: CycleInput
+    # Jobs that Slurm cannot start now, whoever plans them, with the reason: Slurm decides about them alone
     to_slurm: Mapping[int, str]
-    room: SiteRoom
-    known: Mapping[int, KnownJob]
-    splits: tuple[SplitTasks, ...] = ()
+    room: SiteRoom  # What the site's limits leave; what is started has to be taken from it
+    known: Mapping[int, KnownJob]  # What was looked up of each job that is ready, by job id
+    splits: tuple[SplitTasks, ...] = ()  # Tasks of job arrays that need records of their own before they can be planned
 
 
 def alone_reason(job: ManagedJob, view: View, knowledge: Knowledge, config: Config) -> str:
@@ -159,13 +143,7 @@ def known_job(job: ManagedJob, cycle: CycleInput) -> KnownJob:
 
 
 def prepare(cycle: CycleInput, profile_use: ProfileUse = "all", *, allocates_cpus: bool = False) -> Preparation:
-    """Turn the queue into a policy's request.
-
-    Args:
-        profile_use: Whose profiles matter to the policy; other models are not measured.
-        allocates_cpus: Whether the policy gives out CPUs, so that dry runs measure what they do for a model.
-        cycle: What the cycle decides on.
-    """
+    """Turn the queue into a policy's request."""
     room = SiteRoom(cycle.view, cycle.config.pilot.qos)
     places = room.places
     waiting: dict[int, str] = {}
@@ -244,17 +222,7 @@ def plan_job(
     index: NodeIndex,
     limits: GroupLimits | None = None,
 ) -> PlanJob:
-    """Describe a job to a policy.
-
-    Args:
-        known: The job.
-        partition: Its partition for planning.
-        knowledge: What is known beyond the queue.
-        config: The configuration.
-        index: The nodes by name and by partition.
-        limits: Tells how large a group the site's limits leave room for, as `SiteRoom.largest_group`; None for a job
-            that runs.
-    """
+    """Describe a job to a policy."""
     job, key = known.job, known.key
     profile, alone, largest = sharing(known, knowledge, config, limits)
     expected = knowledge.expected(job, key)
@@ -287,17 +255,11 @@ def plan_job(
 
 
 class Sharing(NamedTuple):
-    """Whether a job may share GPUs.
+    """Whether a job may share GPUs."""
 
-    Attributes:
-        profile: What it may be planned with.
-        alone: Why it must run alone, "" when it may be grouped.
-        largest: The largest group that it may be in.
-    """
-
-    profile: StageProfile | None
-    alone: str
-    largest: int
+    profile: StageProfile | None  # What it may be planned with
+    alone: str  # Why it must run alone, "" when it may be grouped
+    largest: int  # The largest group that it may be in
 
 
 def sharing(known: KnownJob, knowledge: Knowledge, config: Config, limits: GroupLimits | None) -> Sharing:
@@ -346,14 +308,7 @@ def promised_to(job: ManagedJob) -> float:
 
 
 def _waiting_for_partners(pending: list[PlanJob], unknown: set[int], config: Config, now_s: float) -> set[int]:
-    """Return the young jobs that share a bucket with a model being profiled: better partners may come.
-
-    Args:
-        pending: The jobs that are ready.
-        unknown: Those among them whose models have no profile.
-        config: The configuration.
-        now_s: The time.
-    """
+    """Return the young jobs that share a bucket with a model being profiled: better partners may come."""
     if config.profiling.in_place:
         return set()
     buckets = {_bucket(job) for job in pending if job.groupable and job.job_id in unknown}
@@ -453,12 +408,6 @@ def split_soon(
     """Give records to the tasks that could start soon, in their order.
 
     One task always stays behind: the last one keeps the array's own record.
-
-    Args:
-        records: Records of several tasks that wait for nothing but Muri.
-        view: The queue.
-        config: The configuration.
-        nodes: The nodes.
     """
     ready = Counter(job.array_job_id for job in view.having(Role.CANDIDATE) if not job.several_tasks)
     started = _started(view)

@@ -39,10 +39,6 @@ def running_units(cycle: CycleInput, room: SiteRoom) -> tuple[Running, ...]:
     """Return what runs and belongs to Muri: groups, those of one member among them, and jobs that were released alone.
 
     What runs on nodes that take no new work is left out.
-
-    Args:
-        cycle: What the cycle decides on.
-        room: Where jobs may run, and how long.
     """
     open_nodes = {
         node.name: node for node in cycle.nodes if node.usable and node.gpu_count and is_served(node, cycle.config)
@@ -102,13 +98,7 @@ def broken_promises(group: RunningGroup) -> tuple[int, ...]:
 
 
 def why_closed(group: RunningGroup, nodes: Mapping[str, Node], config: Config) -> str:
-    """Return why nobody can join a group now, "" when a fitting job can.
-
-    Args:
-        group: The group.
-        nodes: Nodes by name; one that is not among them takes no new work.
-        config: The configuration.
-    """
+    """Return why nobody can join a group now, "" when a fitting job can."""
     members, grouping = group.members, config.grouping
     own = [nodes.get(name) for name in homes(group)]
     # The script of a job on several GPUs is at most a task for each of them.
@@ -252,13 +242,7 @@ _NO_PILOT = "it runs without a pilot job, so that no job can join it"
 
 
 def sharing_request(request: PlanRequest, cycle: CycleInput, room: SiteRoom) -> PlanRequest:
-    """Return the request as policies that give out GPUs one by one expect it.
-
-    Args:
-        request: For policies that group.
-        cycle: What the cycle decides on.
-        room: Where jobs may run, and how long.
-    """
+    """Return the request as policies that give out GPUs one by one expect it."""
     units = tuple(_one_by_one(running_units(cycle, room), cycle.view))
     nodes, running = _numbered(request.nodes, units)
     traits = _Traits(cycle)
@@ -388,15 +372,7 @@ def _why_too_late(planned: PlanJob, group: RunningGroup, cycle: CycleInput, room
 
 
 def why_no_room(job: ManagedJob, group: RunningGroup, config: Config, index: NodeIndex, places: Places) -> str:
-    """Return why a job cannot join a group now, "" when it can.
-
-    Args:
-        job: The job.
-        group: The group.
-        config: The configuration.
-        index: The nodes by name and by partition.
-        places: Where jobs may run.
-    """
+    """Return why a job cannot join a group now, "" when it can."""
     pilot = group.pilot
     if (job.uid, job.partition) != (pilot.uid, pilot.partition):
         return "the group belongs to another user or partition"

@@ -244,10 +244,6 @@ class SiteRoom:
     What Slurm enforces by itself and Muri does not foresee: limits on each node, on types of GPUs of jobs that name
     none, on minutes of all jobs together, and on nodes, billing, licenses, energy and burst buffers.
 
-    Args:
-        view: The queue, and what the site allows.
-        pilot_qos: QOS of pilot jobs; "": that of their members.
-
     Attributes:
         places: Where jobs may run.
     """
@@ -302,11 +298,6 @@ class SiteRoom:
 
         The user's limit was meant for the job alone; sharing must not make it run out of time, as far as that is
         allowed.
-
-        Args:
-            job: As its user submitted it.
-            size: Members of the group.
-            after_s: How long after the pilot it starts.
         """
         longest_s, own_s = self.longest_s(job), job.time_limit_s
         if longest_s is None:
@@ -315,14 +306,7 @@ class SiteRoom:
         return max(own_s, min(own_s * size, most_s) if own_s else most_s)
 
     def why_no_time(self, job: Job, size: int, after_s: int = 0, limit_s: int | None = None) -> str:
-        """Return why a job cannot get the time that it needs in a group, "" when it can.
-
-        Args:
-            job: As its user submitted it.
-            size: Members of the group.
-            after_s: How long after the pilot it starts.
-            limit_s: The time limit that its user asked for, where it has another one now.
-        """
+        """Return why a job cannot get the time that it needs in a group, "" when it can."""
         longest_s, own_s = self.longest_s(job), job.time_limit_s if limit_s is None else limit_s
         needed_s = own_s * size + PILOT_EXTRA_S + after_s
         if longest_s is None or (own_s and needed_s <= longest_s):
@@ -334,10 +318,6 @@ class SiteRoom:
 
     def largest_group(self, job: ManagedJob, most: int) -> tuple[int, str]:
         """Return how large a group a job may be in, and why no larger.
-
-        Args:
-            job: A job that waits.
-            most: The largest group that there is.
 
         Returns:
             A size, 1 when it must run alone, and the reason; "" when `most` is allowed.
@@ -370,10 +350,6 @@ class SiteRoom:
     def largest_when_joining(self, job: ManagedJob, most: int) -> tuple[int, str]:
         """Return how large a group may become by a job's joining it while it runs, and why no larger.
 
-        Args:
-            job: A job that waits.
-            most: The largest group that there is.
-
         Returns:
             A size, 1 when it can join none, and the reason; "" when `most` is allowed.
         """
@@ -398,13 +374,7 @@ class SiteRoom:
         return self.why_no_room(job) or self._take([_alone(job)])
 
     def take_dry_run(self, job: ManagedJob, partition: str, time_limit_s: int) -> str:
-        """Count a job that measures a waiting job's script; return why it cannot start, "" when it does.
-
-        Args:
-            job: The waiting job.
-            partition: Where it is measured.
-            time_limit_s: Time limit of the measurement.
-        """
+        """Count a job that measures a waiting job's script; return why it cannot start, "" when it does."""
         start = _Start(payer_of(job)._replace(partition=partition), _asked_by(job), True, max(1, job.node_count))
         why = self._why_not_allowed(start, time_limit_s) or self._why_not_together([start])
         return why or self._take([start])
@@ -415,10 +385,6 @@ class SiteRoom:
         What a plan gives it beyond its members' requests is cut. It keeps the CPUs of the largest request, and the
         memory of all: with less, members would be worse off than alone, and `take_group` says why it cannot start.
         Where Slurm allows only so much memory for each CPU, it has as many CPUs as the members' memory takes.
-
-        Args:
-            group: The group.
-            of_shared: Of limits on what several jobs have together, this part at most may be in use then: 2 is half.
         """
         starts = self._starts(group)
         ranks = group.gpus_per_node * group.node_count
@@ -466,9 +432,6 @@ class SiteRoom:
 
         Slurm counts two jobs then, and more CPUs and memory. Where it limits how many there are, that must keep
         nobody's job from running: what is counted must leave half of the limit free. Waiting jobs are counted, too.
-
-        Args:
-            group: The job and its pilot.
 
         Returns:
             The group with no more CPUs and memory than is allowed, and why the job cannot have a pilot, "" when it has.

@@ -68,15 +68,7 @@ def group_spec(action: StartGroup, config: Config) -> GroupSpec:
 
 
 def pilot_job(action: StartGroup, token: str, config: Config, submitted: Mapping[str, str] | None = None) -> NewJob:
-    """Return the pilot job, which holds a group's GPUs and runs its runtime.
-
-    Args:
-        action: The group.
-        token: The start's unique name, which the job carries in its AdminComment.
-        config: The nodes' Python and the pilot's time-outs.
-        submitted: The environment of a member that is to be a thread under a Python of its own; the runtime gets its
-            variables that decide what it imports.
-    """
+    """Return the pilot job, which holds a group's GPUs and runs its runtime."""
     told = submitted if action.python and submitted else {}
     of_members = {MEMBERS_PREFIX + name: told[name] for name in DECIDING if name in told}
     members = tuple(member.job_id for member in action.members)
@@ -137,13 +129,6 @@ def dry_run_job(
 
     It reads that script itself, as the user. The user's arguments stand behind the command, in an alphabet that needs
     no quotes, or quoted where only the submit line tells them.
-
-    Args:
-        job: The waiting job.
-        token: The dry run's unique name.
-        environment: The environment to run it in.
-        config: Iterations and limits.
-        sweep_cpus: CPUs of a dry run that also measures how the throughput follows their number; None: it does not.
     """
     facts = job.facts
     words = ["--", *arguments_in_line(job)] if facts is None else ["--words", encode_words(facts.arguments or ())]
@@ -187,12 +172,7 @@ def dry_run_limit_s(config: Config, sweep_cpus: int | None = None) -> int:
 
 
 def original_request(job: ManagedJob, why: str = "") -> JobChange:
-    """Return the change that gives a job its own request back and lets it start at once.
-
-    Args:
-        job: A member, or a job that was given other CPUs or memory.
-        why: Why a member runs alone from now on; "" where that is not decided.
-    """
+    """Return the change that gives a job its own request back and lets it start at once."""
     if job.membership is None:
         own = JobChange() if job.given is None else reset_change(job, job.given.original)
         return replace(own, start_now=True)
@@ -245,31 +225,17 @@ def with_memory_retry(admin_comment: str, retry: MemoryRetry) -> str:
 
 @dataclass(frozen=True, slots=True)
 class GroupPlace:
-    """Where a member goes.
+    """Where a member goes."""
 
-    Attributes:
-        pilot: The pilot job of its group.
-        node: Where that runs: a node, or a folded list of them.
-        why: Why the group was formed, or why the job joins it.
-    """
-
-    pilot: int
-    node: str
-    why: tuple[str, ...]
+    pilot: int  # The pilot job of its group
+    node: str  # Where that runs: a node, or a folded list of them
+    why: tuple[str, ...]  # Why the group was formed, or why the job joins it
 
 
 def member_change(
     member: MemberPlan, place: GroupPlace, job: Job, *, no_gpus: str, memory_retry: MemoryRetry = MemoryRetry.ALONE
 ) -> JobChange:
-    """Return the change that makes a held job a member: without GPUs, behind its group's pilot job.
-
-    Args:
-        member: What was planned for it.
-        place: Its group.
-        job: As Slurm shows it.
-        no_gpus: The request per node that takes its GPUs away.
-        memory_retry: What becomes of it when it runs out of GPU memory beside others.
-    """
+    """Return the change that makes a held job a member: without GPUs, behind its group's pilot job."""
     limit_s = 60 * whole_minutes(member.time_limit_s)
     state = tags.MemberState(place.pilot, member.original, member.accumulate_steps, limit_s, member.min_speed)
     comment = tags.with_token(job.admin_comment, tags.STATE_PREFIX, tags.format_state(state))

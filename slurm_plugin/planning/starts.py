@@ -23,15 +23,10 @@ from muri.units import MIB_PER_GIB
 
 @dataclass(frozen=True, slots=True)
 class Isolation:
-    """How a member runs.
+    """How a member runs."""
 
-    Attributes:
-        kind: As in `MemberSpec.isolation`.
-        why: For people; "" where the site has threads for nobody.
-    """
-
-    kind: Literal["thread", "process"] = "process"
-    why: str = ""
+    kind: Literal["thread", "process"] = "process"  # As in `MemberSpec.isolation`
+    why: str = ""  # For people; "" where the site has threads for nobody
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +40,7 @@ class _Home:
 def isolations(
     jobs: Sequence[ManagedJob], profiles: Sequence[StageProfile], mode: str, cycle: CycleInput
 ) -> list[Isolation]:
-    """Return how the members of a new group run: as threads the most that may share a process, if there are two.
-
-    Args:
-        jobs: The members.
-        profiles: Their models', in the same order.
-        mode: How they share, as in `Group.mode`.
-        cycle: What the cycle decides on.
-    """
+    """Return how the members of a new group run: as threads the most that may share a process, if there are two."""
     if cycle.config.grouping.isolation == "process":
         return [Isolation()] * len(jobs)
     against = [_why_process(job, profile, mode) for job, profile in zip(jobs, profiles, strict=True)]
@@ -188,17 +176,7 @@ def member_plan(
     isolation: Isolation,
     promised: float | None = None,
 ) -> MemberPlan:
-    """Return what becomes of a job in a group.
-
-    Args:
-        job: A candidate.
-        profile: Its model's.
-        speed: Its predicted speed there, 1 = as fast as alone.
-        cycle: The speed that the site promises, and the GPU memory that the job asks for since it ran out of it.
-        time_limit_s: Its time limit there; 0 for none.
-        isolation: How it runs there.
-        promised: What the plan promises it (`Plan.promises`); None where it has the site's promise and its own.
-    """
+    """Return what becomes of a job in a group."""
     if promised is None:
         promised = max(cycle.config.grouping.min_speed, job.request.min_speed)
     return MemberPlan(
@@ -220,12 +198,6 @@ def cpus_of_a_rank(jobs: Sequence[Job], nodes: Sequence[Node], gpus_per_node: in
     """Return the CPUs of each task of a pilot, as far as the nodes have them.
 
     Each member's own processes need a CPU per task beside the pilot.
-
-    Args:
-        jobs: The members.
-        nodes: Where.
-        gpus_per_node: GPUs on each node.
-        planned: CPUs on each node for the members together; 0: the most that one of them asks for per GPU.
     """
     kept = sum(-(-job.task_count // len(nodes)) for job in jobs)
     spare = min(node.cpu_count - node.cpus_allocated for node in nodes) - kept
@@ -249,16 +221,7 @@ def cpus_side_by_side(jobs: Sequence[Job], node: Node) -> int:
 def share_of(
     job: Job, planned: Sequence[CpuMemShare], allocation: Allocation, *, measured: bool, threads_per_core: int = 1
 ) -> GivenShare | None:
-    """Return what a job is given when it starts, None where its own request stays as it is.
-
-    Args:
-        job: A held job with its own request.
-        planned: What the plan gives it of each of its nodes.
-        allocation: What may be changed.
-        measured: Whether the job's sensitivity to CPUs was measured; only then may it get fewer than it asked for.
-        threads_per_core: CPUs of a core on the planned nodes. Slurm gives out whole cores; half of one would be
-            taken from a share planned for another job.
-    """
+    """Return what a job is given when it starts, None where its own request stays as it is."""
     # What Slurm would lay out differently from the plan is left alone. So are special requests: a changed count of CPUs
     # does not reach the steps of a job that asks for them per GPU, and srun refuses memory both per GPU and per node.
     per_gpu = job.special or job.cpus_per_gpu
@@ -328,19 +291,12 @@ def given_text(asked_cpus: int, cpus: int, asked_mem_mib: int, mem_mib: int) -> 
 
 @dataclass(frozen=True, slots=True)
 class Joiner:
-    """A job that joins a group.
+    """A job that joins a group."""
 
-    Attributes:
-        job: The job.
-        profile: Its model's.
-        speed: Its speed there, 1 = as fast as alone.
-        promised: As `member_plan` takes it.
-    """
-
-    job: ManagedJob
-    profile: StageProfile
-    speed: float
-    promised: float | None = None
+    job: ManagedJob  # The job
+    profile: StageProfile  # Its model's
+    speed: float  # Its speed there, 1 = as fast as alone
+    promised: float | None = None  # As `member_plan` takes it
 
 
 def joins_together(
@@ -349,13 +305,6 @@ def joins_together(
     """Return the joins of jobs to a group in one cycle.
 
     Each of them says what all need together, so that they may be carried out one by one, in any order.
-
-    Args:
-        joiners: The jobs.
-        group: The group.
-        cycle: What the cycle decides on.
-        room: What the site's limits allow.
-        reasons: Why, for people.
     """
     pilot, size = group.pilot, len(group.members) + len(joiners)
     others = tuple((other.job_id, _limit_beside(other, pilot, size, room)) for other in group.members)
