@@ -10,7 +10,7 @@ import click
 from muri import __version__
 from muri.commands import LazyCommand, LazyGroup, NoSuchCommandError, run_command
 from muri.errors import UsageError
-from muri.foreign_yaml import yaml_of
+from muri.foreign import yaml_of
 
 COMMANDS = {
     "run": LazyCommand("muri.launcher.run.command:run", "Run a training script; inside a group, interleave it."),
@@ -83,10 +83,10 @@ _DEFAULT_CONFIG: Final = "/etc/muri/muri.yaml"
 
 
 def site_state_dir() -> str | None:
-    """The controller's state_dir, so that `muri profile` and the controller mean the same store.
+    """The controller's state_dir, so that `muri profile` and the controller use the same store.
 
-    Only that key is read, without the configuration's model: that takes long to load, and a fault elsewhere in the
-    file must not keep users from their profiles. `muri config check` judges the file.
+    Only that key is read, without the configuration's model, which takes long to load, and whatever else is wrong in
+    the file. `muri config check` judges it.
     """
     try:
         config = yaml_of(Path(os.environ.get("MURI_CONFIG") or _DEFAULT_CONFIG).read_text(encoding="utf-8"))
@@ -97,10 +97,10 @@ def site_state_dir() -> str | None:
 
 
 class _Muri(LazyGroup):
-    """The command itself, which knows what it no longer has."""
+    """The command itself, which names the replacement of a removed command or option."""
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run a command; one that is gone says what to use instead."""
+        """Run a command; say what replaces a removed one."""
         try:
             return super().invoke(ctx)
         except (click.NoSuchOption, NoSuchCommandError) as error:

@@ -1,9 +1,10 @@
-"""The clock that code which waits goes by: the machine's own, or in tests a virtual one."""
+"""Time: the clock that waiting code goes by (the machine's, in tests a virtual one), and points in time as texts."""
 
 from __future__ import annotations
 
 import threading
 import time
+from datetime import datetime, timezone
 from typing import Final
 
 
@@ -28,3 +29,34 @@ class Clock:
 
 
 MACHINE_CLOCK: Final = Clock()
+
+
+def now_text() -> str:
+    """The time now in UTC, to the second."""
+    return text_of(time.time())
+
+
+def text_of(unix_s: float, timespec: str = "seconds") -> str:
+    """A time in seconds since the epoch as ISO 8601 in UTC; `timespec` as datetime.isoformat takes it."""
+    return datetime.fromtimestamp(unix_s, timezone.utc).isoformat(timespec=timespec)
+
+
+def moment(text: str) -> datetime | None:
+    """The point in time that a text names, UTC where it names no zone; None when it names none."""
+    try:
+        parsed = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    return parsed if parsed.tzinfo else parsed.replace(tzinfo=timezone.utc)
+
+
+def age(text: str, now: datetime) -> str:
+    """How long ago a text's time was: "5 min", "3 h", "12 d"; "?" when it names none."""
+    then = moment(text)
+    if then is None:
+        return "?"
+    seconds = max(0.0, (now - then).total_seconds())
+    for unit_s, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
+        if seconds >= unit_s:
+            return f"{seconds / unit_s:.0f} {unit}"
+    return f"{seconds:.0f} s"

@@ -14,7 +14,7 @@ from click.shell_completion import CompletionItem
 
 from muri.errors import MuriError
 from muri.inherited import settle
-from muri.installed import OF_THE_CONTROLLER, what_plans
+from muri.pythons import OF_THE_CONTROLLER, what_plans
 from muri.text import nearest, printable, printable_lines
 
 _OF_FULL_DISKS: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
@@ -51,12 +51,7 @@ class Group(click.Group):
 
 
 class LazyGroup(Group):
-    """A click group whose commands are imported only when they are called.
-
-    Args:
-        table: Names of the commands, in the order in which help lists them.
-        attributes: Those of click.Group.
-    """
+    """A click group whose commands, in a table in the order of its help, are imported only when they are called."""
 
     def __init__(self, *, table: Mapping[str, LazyCommand], **attributes: Any) -> None:
         super().__init__(**attributes)
@@ -79,12 +74,9 @@ class LazyGroup(Group):
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Names and help lines from the table alone: the user waits for them at each press of the key."""
-        own = [
-            CompletionItem(name, help=command.summary)
-            for name, command in self._table.items()
-            if name.startswith(incomplete)
-        ]
-        return own + click.Command.shell_complete(self, ctx, incomplete)
+        names = [name for name in self._table if name.startswith(incomplete)]
+        items = [CompletionItem(name, help=self._table[name].summary) for name in names]
+        return items + click.Command.shell_complete(self, ctx, incomplete)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the list of commands from the table alone."""
@@ -95,7 +87,7 @@ class LazyGroup(Group):
 def with_commands_below(
     command: click.Command, context: click.Context
 ) -> Iterator[tuple[click.Command, click.Context]]:
-    """Yield a command and all commands below it; a context's `command_path` is what a user types."""
+    """Yield a command and all commands below it; users type a context's `command_path`."""
     yield command, context
     if not isinstance(command, click.Group):
         return
@@ -106,29 +98,24 @@ def with_commands_below(
 
 
 def run_command(command: click.Command, arguments: Sequence[str] | None = None) -> int:
-    """Run a click command and turn Muri's own errors into one message and an exit code.
+    """Run a click command and return its exit code; Muri's own errors become one message and their exit code.
 
-    Args:
-        command: The command to run.
-        arguments: Its arguments; the process's own when None.
-
-    Returns:
-        The exit code: 0, that of the error, or the one that the command chose.
+    Without `arguments` it takes the process's own.
     """
     settle()
-    _print_whatever_comes()
+    _escape_unencodable()
     try:
         result = command.main(args=arguments, standalone_mode=False)
         sys.stdout.flush()
     except (MuriError, click.ClickException, click.Abort, ModuleNotFoundError, OSError) as error:
-        result = _tell(error)
+        result = _report(error)
     finally:
-        _give_up_what_cannot_be_written()
+        _drop_unwritable_output()
     return result if isinstance(result, int) else 0
 
 
-def _tell(error: Exception) -> int:
-    """Say what went wrong in one message, or raise again what no message would explain; the exit code."""
+def _report(error: Exception) -> int:
+    """Print one message about an error and return the exit code; an error that is a bug is raised again."""
     code = error.exit_code if isinstance(error, (MuriError, click.ClickException)) else 1
     if isinstance(error, MuriError):
         _complain(printable_lines(str(error)))
@@ -143,25 +130,23 @@ def _tell(error: Exception) -> int:
     ):
         _complain(f"this command {what_plans(module)}")
     elif isinstance(error, OSError) and (error.filename is not None or error.errno in _OF_FULL_DISKS):
-        _complain(f"{_place(error)}: {error.strerror}")
+        # Python names files when they are opened, not when they are written to.
+        name = error.filename
+        place = "the output could not be written" if name is None else printable(os.fsdecode(name))
+        _complain(f"{place}: {error.strerror}")
     elif not isinstance(error, BrokenPipeError):  # its reader, such as `head`, has had enough
         raise error
     return code
 
 
 def _complain(text: str) -> None:
-    """Print an error, unless that is what cannot be printed: the exit code tells then."""
+    """Print an error; where standard error is broken, too, only the exit code shows it."""
     with contextlib.suppress(OSError):
         click.echo(f"muri: {text}", err=True)
 
 
-def _place(error: OSError) -> str:
-    """What an error is about: Python names files when they are opened, not when they are written to."""
-    return "the output could not be written" if error.filename is None else printable(os.fsdecode(error.filename))
-
-
-def _give_up_what_cannot_be_written() -> None:
-    """Leave nothing in the standard files for Python's end, which would print a traceback and change the exit code."""
+def _drop_unwritable_output() -> None:
+    """Leave no unwritable output for Python's exit, which would print a traceback and change the exit code."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
@@ -169,8 +154,8 @@ def _give_up_what_cannot_be_written() -> None:
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
-def _print_whatever_comes() -> None:
-    """Let a character that the terminal's encoding lacks cost only itself, not the command."""
+def _escape_unencodable() -> None:
+    """Print characters that the terminal's encoding lacks as escapes, instead of failing."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 
 class MuriError(Exception):
-    """A failure that the user can understand and mend.
+    """A failure that the user can understand and mend: its text says what failed, why and what to do.
 
-    The text says what failed, what it means and what to do. Commands print it without a
-    traceback and exit with `exit_code`.
+    Commands print it without a traceback and exit with `exit_code`.
     """
 
     exit_code = 1

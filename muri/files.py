@@ -19,9 +19,9 @@ def write_atomically(path: Path, text: str, mode: int | None = None, reader: int
 
     Args:
         path: The file; its directory must exist. A link is replaced, not followed.
-        text: What it will hold.
+        text: The new content.
         mode: Permissions, such as 0o644; None for those that the umask leaves.
-        reader: User id of the one user besides its owner who may read it, and nobody else; None: as `mode` says.
+        reader: User id of the only user besides its owner who may read it; None: as `mode` says.
 
     Raises:
         OSError: The directory is missing, full or not writable, or its file system knows no readers.
@@ -30,7 +30,7 @@ def write_atomically(path: Path, text: str, mode: int | None = None, reader: int
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     draft.unlink(missing_ok=True)  # left by a writer that was killed
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    # Never wider than `mode`: whoever opens the draft early could read what is written later.
+    # Never wider than `mode`: a user who opens the draft early could read what is written later.
     handle = os.open(draft, flags, 0o666 if mode is None else mode)
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
@@ -55,7 +55,7 @@ def whole_file(path: Path) -> Iterator[Path]:
     """Let a file that a user asked for be written whole or not at all: a full disk leaves what was there before.
 
     Args:
-        path: The file. A link stays and its target is replaced; a device or pipe is written to as it is.
+        path: The file. A link stays and its target is replaced; a device or pipe is written to directly.
 
     Yields:
         The path to write to, of the same suffix.
@@ -86,15 +86,15 @@ _NO_ID: Final = 0xFFFFFFFF
 
 
 def share_with(handle: int, uid: int, may: int) -> None:
-    """Give one user the same access to an open file as its owner, and everybody else none, by an access control list.
+    """Give one user the same access to an open file as its owner, and others none, by an access control list.
 
-    The file stays its owner's: who owns a file could write it, and keep it on the owner's disk. A private group would
-    do, but nothing tells that a user's group is private.
+    The file keeps its owner: another one could write it, and keep it on the owner's disk. A private group would do, but
+    nothing shows that a user's group is private.
 
     Args:
         handle: The file.
         uid: The user.
-        may: What both may: 0o4 to read, 0o6 to write, too.
+        may: Permissions of both: 0o4 to read, 0o6 to write, too.
 
     Raises:
         OSError: The file system keeps no such lists, or the file is another user's.

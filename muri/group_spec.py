@@ -1,4 +1,4 @@
-"""What a plan says of a group, on its way to the pilot job, the runtime and the members.
+"""A planned group, on its way to the pilot job, the runtime and the members.
 
 A new option of a member is a field here, set where planning makes the spec and read where it is needed. The runtime
 reads it under the members' own Python, so this module needs nothing but the standard library.
@@ -8,7 +8,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
 from muri.errors import UsageError
@@ -17,124 +17,75 @@ from muri.foreign import json_of
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-_JOB_ID: Final = re.compile("[0-9]+(_[0-9]+)*")
-_PYTHON: Final = re.compile(r"(/[^\x00-\x1f\x7f]*)?")
-
-_Check = Callable[[Any], Any]
-"""Returns a value as it is kept.
-
-Raises:
-    UsageError: It makes no sense; the text says why.
-"""
+_Check = Callable[[Any], str]
+"""Returns what is wrong with a value, "" if nothing is."""
 
 _Spec = TypeVar("_Spec", bound="DataclassInstance")
 
 
-def _number(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise UsageError(f"{value!r} is not a finite number")
-    return float(value)
+def _number(bounds: str, is_within: Callable[[float], bool], *, optional: bool = False) -> _Check:
+    def fault(value: Any) -> str:
+        if value is None and optional:
+            return ""
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            return "is not a finite number"
+        return "" if is_within(value) else f"must be {bounds}"
 
-
-def _not_negative(value: Any) -> float:
-    if _number(value) < 0:
-        raise UsageError(f"{value!r} must not be less than 0")
-    return float(value)
-
-
-def _positive(value: Any) -> float:
-    if _number(value) <= 0:
-        raise UsageError(f"{value!r} must be greater than 0")
-    return float(value)
-
-
-def _promise(value: Any) -> float:
-    if not 0 <= _number(value) < 1:
-        raise UsageError(f"{value!r} must be ≥ 0 and < 1")
-    return float(value)
-
-
-def _count(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise UsageError(f"{value!r} is not a positive integer")
-    return value
-
-
-def _flag(value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise UsageError(f"{value!r} is neither true nor false")
-    return value
-
-
-def _optional(check: _Check) -> _Check:
-    return lambda value: None if value is None else check(value)
+    return fault
 
 
 def _one_of(*names: str) -> _Check:
-    def check(value: Any) -> Any:
-        if value not in names:
-            raise UsageError(f"{value!r} is not one of {', '.join(names)}")
-        return value
-
-    return check
+    return lambda value: "" if value in names else f"is not one of {', '.join(names)}"
 
 
-def _text_like(form: re.Pattern[str], what: str) -> _Check:
-    def check(value: Any) -> str:
-        if not isinstance(value, str) or not form.fullmatch(value):
-            raise UsageError(f"{value!r} is not a {what}")
-        return value
-
-    return check
+def _text_like(form: str, what: str) -> _Check:
+    return lambda value: "" if isinstance(value, str) and re.fullmatch(form, value) else f"is not a {what}"
 
 
-def _each(check: _Check) -> _Check:
-    def check_all(values: Any) -> tuple[Any, ...]:
-        if not isinstance(values, list | tuple):
-            raise UsageError("it must be a list")
-        return tuple(_at(str(index), check, value) for index, value in enumerate(values))
-
-    return check_all
+_POSITIVE: Final = _number("greater than 0", lambda value: value > 0)
+_POSITIVE_OR_NONE: Final = _number("greater than 0", lambda value: value > 0, optional=True)
+_JOB_ID: Final = _text_like("[0-9]+(_[0-9]+)*", "job id")
 
 
-def _at(place: str, check: _Check, value: Any) -> Any:
-    """Check a value; the error names its place, such as members.0.job_id."""
-    try:
-        return check(value)
-    except UsageError as error:
-        inner = str(error)
-        joint = "." if re.match(r"[a-z_0-9]+[.:]", inner) else ": "
-        raise UsageError(f"{place}{joint}{inner}") from error
+def _count(value: Any) -> str:
+    return "" if type(value) is int and value > 0 else "is not a positive integer"
 
 
-def _check_fields(spec: Any, checks: Mapping[str, _Check]) -> None:
-    for name, check in checks.items():
-        object.__setattr__(spec, name, _at(name, check, getattr(spec, name)))
+def _require(spec: Any, checks: Mapping[str, _Check]) -> None:
+    for name, fault in checks.items():
+        value = getattr(spec, name)
+        if why := fault(value):
+            raise UsageError(f"{name}: {value!r} {why}")
 
 
 def _from_json(kind: type[_Spec], value: Any) -> _Spec:
-    """Make a spec of a JSON object; what it does not know is refused, for both ends are of one version."""
+    """Make a spec of a JSON object; an unknown field is refused, for both ends are of one version."""
     if not isinstance(value, dict):
         raise UsageError("it must be an object")
-    known = {each.name for each in fields(kind)}
-    for name in value:
-        if name not in known:
-            raise UsageError(f"{name}: there is no such field")
-    try:
-        return kind(**value)
-    except TypeError as error:
-        raise UsageError(f"a field is missing: {error}") from error
+    for name in value.keys() - {each.name for each in fields(kind)}:
+        raise UsageError(f"{name}: there is no such field")
+    for each in fields(kind):
+        if each.default is MISSING and each.name not in value:
+            raise UsageError(f"{each.name}: this field is missing")
+    return kind(**value)
+
+
+def _list_of(values: Mapping[str, Any], name: str) -> list[Any]:
+    value = values.get(name, [])
+    if not isinstance(value, list | tuple):
+        raise UsageError(f"{name}: it must be a list")
+    return list(value)
 
 
 @dataclass(frozen=True, slots=True)
 class MemberSpec:
-    """What is known of a member, and what it is to do.
+    """A member: the plan's figures, and its options.
 
     Attributes:
         job_id: Its job id.
         solo_iteration_s: Iteration time alone, None where it has to be learned.
         predicted_speed: Planned speed, 1 = as fast as alone; None where auto has to measure both ways.
-        gpu_mem_gib: Peak GPU memory alone, None where it is not known: such a member is always let in.
+        gpu_mem_gib: Peak GPU memory alone, None where it is not known: such a member is always admitted.
         accumulate_steps: Into how many micro-batches its batches are split.
         min_speed: The speed that it was promised, 1 = as fast as alone; 0: none.
         isolation: thread: it may share the runtime's process, unless its script's $MURI_ISOLATION says process.
@@ -149,21 +100,17 @@ class MemberSpec:
     isolation: Literal["thread", "process"] = "process"
 
     def __post_init__(self) -> None:
-        """Refuse what makes no sense.
-
-        Raises:
-            UsageError: The text names the field.
-        """
-        _check_fields(self, _MEMBER_CHECKS)
+        """Raise a UsageError that names a field with a wrong value."""
+        _require(self, _MEMBER_CHECKS)
 
 
 _MEMBER_CHECKS: Final[Mapping[str, _Check]] = {
-    "job_id": _text_like(_JOB_ID, "job id"),
-    "solo_iteration_s": _optional(_positive),
-    "predicted_speed": _optional(_positive),
-    "gpu_mem_gib": _optional(_positive),
+    "job_id": _JOB_ID,
+    "solo_iteration_s": _POSITIVE_OR_NONE,
+    "predicted_speed": _POSITIVE_OR_NONE,
+    "gpu_mem_gib": _POSITIVE_OR_NONE,
     "accumulate_steps": _count,
-    "min_speed": _promise,
+    "min_speed": _number("≥ 0 and < 1", lambda value: 0 <= value < 1),
     "isolation": _one_of("thread", "process"),
 }
 
@@ -174,21 +121,11 @@ class Place:
 
     Attributes:
         pilot: The group's pilot job; "" where that cannot be read.
-        member: What is known of the job beforehand.
+        member: The job's figures and options.
     """
 
     pilot: str
     member: MemberSpec
-
-
-def _member(value: Any) -> MemberSpec:
-    return value if isinstance(value, MemberSpec) else _from_json(MemberSpec, value)
-
-
-def _ordered(value: Any) -> str | None:
-    if value is not None and not isinstance(value, str):
-        raise UsageError(f"{value!r} is not a job id")
-    return value
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +141,7 @@ class GroupSpec:
         attach_timeout_s: The pilot gives the GPUs back if no member came by then.
         telemetry_s: Most seconds between two of the pilot's reports of speed.
         poll_s: Most seconds between two looks at idle members' jobs.
-        hang_timeout_s: What has hung for so long is ended; 0: never. A member's $MURI_HANG_TIMEOUT_S goes before it.
+        hang_timeout_s: A script that hangs for so long is ended; 0: never. A member's $MURI_HANG_TIMEOUT_S wins.
         trace: Whether to keep a trace of every stage beside the pilot's log.
         python: The members' own Python, which runs the runtime where members are its threads; "" for the pilot's.
     """
@@ -222,17 +159,14 @@ class GroupSpec:
     python: str = ""
 
     def __post_init__(self) -> None:
-        """Refuse what makes no sense.
-
-        Raises:
-            UsageError: The text names the field.
-        """
-        _check_fields(self, _GROUP_CHECKS)
+        """Raise a UsageError that names a field with a wrong value."""
+        _require(self, _GROUP_CHECKS)
         if not self.members:
             raise UsageError("members: there must be one at least")
         if len(set(self.ids)) != len(self.members):
             raise UsageError("a job is named twice")
-        if self.ordering and sorted(each for each in self.ordering if each is not None) != sorted(self.ids):
+        named = [each for each in self.ordering if each is not None]
+        if self.ordering and (len(named) != len(self.ids) or any(job_id not in named for job_id in self.ids)):
             raise UsageError(f"the ordering must hold each of the members {', '.join(self.ids)} once")
 
     @property
@@ -252,22 +186,20 @@ class GroupSpec:
 
     def to_text(self) -> str:
         """Write it as one line of JSON, without what has its default."""
-        told = _changed(self) | {"members": [_changed(member) for member in self.members]}
-        return json.dumps(told, separators=(",", ":"))
+        values = _changed(self) | {"members": [_changed(member) for member in self.members]}
+        return json.dumps(values, separators=(",", ":"))
 
 
 _GROUP_CHECKS: Final[Mapping[str, _Check]] = {
-    "members": _each(_member),
-    "ordering": _each(_ordered),
     "discipline": _one_of("auto", "fair", "lockstep", "plain"),
     "node_count": _count,
     "gpus_per_node": _count,
-    "attach_timeout_s": _positive,
-    "telemetry_s": _positive,
-    "poll_s": _positive,
-    "hang_timeout_s": _not_negative,
-    "trace": _flag,
-    "python": _text_like(_PYTHON, "path from the root"),
+    "attach_timeout_s": _POSITIVE,
+    "telemetry_s": _POSITIVE,
+    "poll_s": _POSITIVE,
+    "hang_timeout_s": _number("≥ 0", lambda value: value >= 0),
+    "trace": lambda value: "" if isinstance(value, bool) else "is neither true nor false",
+    "python": _text_like(r"(/[^\x00-\x1f\x7f]*)?", "path from the root"),
 }
 
 
@@ -279,16 +211,24 @@ def group_of(values: Any) -> GroupSpec:
     """Make a group of plain values, as JSON has them.
 
     Raises:
-        UsageError: Something makes no sense; the error says where and why.
+        UsageError: A value is wrong; the error says where and why.
     """
-    return _from_json(GroupSpec, values)
+    if not isinstance(values, dict):
+        raise UsageError("it must be an object")
+    members = []
+    for index, member in enumerate(_list_of(values, "members")):
+        try:
+            members.append(_from_json(MemberSpec, member))
+        except UsageError as error:
+            raise UsageError(f"members.{index}.{error}") from error
+    return _from_json(GroupSpec, {**values, "members": tuple(members), "ordering": tuple(_list_of(values, "ordering"))})
 
 
 def read_group(text: str) -> GroupSpec:
     """Read what `GroupSpec.to_text` wrote.
 
     Raises:
-        UsageError: It is no such text; the error says where and why.
+        UsageError: It is not such a text; the error says where and why.
     """
     try:
         return group_of(json_of(text))

@@ -1,6 +1,6 @@
-"""Sets what a process inherits from its parent (signals, umask, limits, directory) to what Muri needs.
+"""Sets the signals, umask, limits and directory that a process inherits from its parent as Muri needs them.
 
-Slurm, systemd, cron and shells leave different things to what they start: Slurm 25.05 blocks SIGCHLD in a job's tasks,
+Slurm, systemd, cron and shells leave different things to their children: Slurm 25.05 blocks SIGCHLD in a job's tasks,
 a shell ignores SIGINT in the background, an administrator's umask, limits and directory are his own. Commands, which
 may become a user's program, `settle`, and `give_back` then; a process that stays Muri's own begins with `settle_own`.
 As a program, this starts one that cannot import it: `inherited.py PROGRAM ARGUMENT…`.
@@ -59,8 +59,8 @@ def settle_own(umask: int = PRIVATE, *, limits: bool = True) -> None:
     """Settle a process that stays Muri's own: signals, umask, working directory, limits, open files.
 
     Args:
-        umask: What is masked in the permissions of new files.
-        limits: Raise soft limits, which what it starts then has, too.
+        umask: Permissions that new files do not get.
+        limits: Raise soft limits, which children inherit.
     """
     settle()
     signal.pthread_sigmask(signal.SIG_SETMASK, ())

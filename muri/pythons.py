@@ -1,6 +1,6 @@
-"""The Python that runs a user's script: which it is, and how Muri's own code gets into it.
+"""The Python that runs a user's script, how Muri's code gets into it, and what brings modules that are missing here.
 
-Users bring PyTorch in an environment of their own, in which Muri need not be installed. What runs there uses the
+Users bring PyTorch in an environment of their own, in which Muri need not be installed. Code that runs there uses the
 standard library, PyTorch and NumPy only.
 """
 
@@ -19,22 +19,22 @@ from muri.errors import UsageError
 from muri.foreign import json_of
 
 OLDEST: Final = (3, 8)
-"""What Muri asks of a script's Python; pyproject.toml has what is imported there."""
+"""Oldest Python of a script; pyproject.toml lists the files that are imported there."""
 
 OLDEST_OF_THREADS: Final = (3, 11)
-"""What it asks of one in which members are threads of the group's runtime."""
+"""Oldest one in which members are threads of the group's runtime."""
 
 PYTHON_VARIABLE: Final = "MURI_PYTHON"
 """The Python of scripts, where neither Muri's own nor the first in PATH is right."""
 
 OWN_VARIABLE: Final = "MURI_OWN_PYTHON"
-"""Tells a script's Python that of Muri; there is none where both are the same."""
+"""Muri's own Python, for a script's; unset where both are the same."""
 
 DECIDING: Final = (
     "CONDA_PREFIX", "LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONHOME", "PYTHONNOUSERSITE", "PYTHONPATH", "PYTHONSAFEPATH",
     "PYTHONUSERBASE", "VIRTUAL_ENV",
 )  # fmt: skip
-"""Variables that decide what a script imports; slurm_plugin/spank/facts.c has the same."""
+"""Variables that decide which modules a script imports; slurm_plugin/spank/facts.c has the same."""
 
 MEMBERS_PREFIX: Final = "MURI_MEMBERS_"
 """Before the names of these variables on their way to a group's runtime: the pilot itself has no use for them."""
@@ -97,11 +97,7 @@ def script_python(environment: Mapping[str, str]) -> ScriptPython:
 
 
 def look_at(executable: str, environment: Mapping[str, str]) -> ScriptPython:
-    """Ask a Python what it is.
-
-    Raises:
-        UsageError: It does not answer.
-    """
+    """Ask a Python for its prefix and version; raises a UsageError if it does not answer."""
     command = [executable, "-c", _PROBE]
     try:
         done = subprocess.run(command, capture_output=True, text=True, env=dict(environment), check=True)
@@ -123,7 +119,7 @@ def library_dir() -> Path:
 
 
 def of_members(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of a runtime under the members' own Python: the pilot's, with what it was given for it."""
+    """Return the environment of a runtime under the members' own Python: the pilot's, with the members' variables."""
     own = {name: value for name, value in environment.items() if not name.startswith(MEMBERS_PREFIX)}
     given = {name: environment[MEMBERS_PREFIX + name] for name in DECIDING if MEMBERS_PREFIX + name in environment}
     return with_library({**own, **given})
@@ -149,3 +145,40 @@ _RUN_MODULE: Final = (
     "import sys, runpy; sys.path.insert(0, sys.argv.pop(1));"
     " runpy.run_module(sys.argv.pop(1), run_name='__main__', alter_sys=True)"
 )
+
+
+THE_LAB: Final = "pip install ./lab in Muri's checkout, into the environment of this muri"
+"""What brings the distribution muri-lab and the Python modules that only it needs."""
+
+OF_THE_CONTROLLER: Final = frozenset({"highspy", "networkx", "numpy", "prometheus_client", "rustworkx", "scipy"})
+"""Modules of Muri's dependencies that the package muri-node leaves out."""
+
+_PACKAGES: Final = Path("/usr/lib/muri")
+
+
+def is_packaged(place: Path = Path(__file__)) -> bool:
+    """Whether this Muri, of which `place` is a file, comes from its own .deb or .rpm."""
+    return _PACKAGES in place.parents
+
+
+def what_brings(extra: str, package: str = "") -> str:
+    """Say how to install a Python module that only an extra of Muri has; `package` is the .deb or .rpm with it, if any.
+
+    The packages muri-node and muri-controller bring environments of their own, into which pip installs nothing.
+    """
+    if is_packaged():
+        if package:
+            return f"the package {package} brings it"
+        return (
+            "Muri's packages leave it out: install Muri from its checkout into an environment of your own "
+            f"(`pip install '.[{extra}]'`) and use the muri of that one"
+        )
+    return f"pip install 'muri[{extra}]'"
+
+
+def what_plans(module: str) -> str:
+    """Say where a command works that needs one of `OF_THE_CONTROLLER`, to end a sentence about it."""
+    return (
+        f"needs the Python module {module}, which is not here: run it where the package muri-controller is installed, "
+        "or in an environment into which pip has installed Muri"
+    )

@@ -1,4 +1,4 @@
-"""What commands print for people. Job names, models and Slurm's own words may hold anything; here they become text."""
+"""Output of commands for people, in which job names, models and Slurm's messages are nothing but text."""
 
 from collections.abc import Collection, Iterable, Sequence
 
@@ -18,7 +18,7 @@ class PlainConsole(Console):
         super().__init__(stderr=stderr, width=width, highlight=False, markup=False, emoji=False)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """Render what is to be printed; only Rich's own codes, such as colors, reach the terminal."""
+        """Render; only Rich's own codes, such as colors, reach the terminal."""
         for segment in super().render(renderable, options):
             if segment.control:
                 yield segment
@@ -37,22 +37,17 @@ def say(text: str, *, to_stderr: bool = False) -> None:
 
 
 def say_columns(header: Sequence[str], rows: Iterable[Sequence[str]], left: Collection[str]) -> None:
-    """Print a table that may be long, each row in one line however narrow the terminal is.
+    """Print a table that may be long, each row in one line however narrow the terminal; columns in `left` flush left.
 
     Rich's tables take half a millisecond for each row.
-
-    Args:
-        header: Names of the columns.
-        rows: Their texts, which may be of others.
-        left: The columns that are flush left.
     """
     lines = [list(header), *([printable(text) for text in row] for row in rows)]
     sizes = [[cell_len(text) for text in line] for line in lines]
     widths = [max(column) for column in zip(*sizes, strict=True)]
     flush_left = [name in left for name in header]
     shown = []
-    for line, own in zip(lines, sizes, strict=True):
-        gaps = [" " * (width - size) for width, size in zip(widths, own, strict=True)]
+    for line, line_sizes in zip(lines, sizes, strict=True):
+        gaps = [" " * (width - size) for width, size in zip(widths, line_sizes, strict=True)]
         padded = zip(line, gaps, flush_left, strict=True)
         shown.append("  ".join(text + gap if is_left else gap + text for text, gap, is_left in padded).rstrip())
     click.echo("\n".join((click.style(shown[0], bold=True), *shown[1:])))

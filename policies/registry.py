@@ -8,9 +8,9 @@ from inspect import getdoc
 from typing import Any, Final, Literal, cast
 
 from muri.errors import UsageError
-from muri.installed import THE_LAB
 from muri.policies.options import MECHANISMS, ORDERS, OptionsError, PolicyOptions
 from muri.policies.types import Policy
+from muri.pythons import THE_LAB
 from muri.text import nearest
 
 PolicyFactory = Callable[[PolicyOptions], Policy]

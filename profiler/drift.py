@@ -20,9 +20,9 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Final
 
+from muri.clock import moment
 from muri.profiler.records import STAGES, StageProfile
 from muri.profiler.store import Observation
-from muri.utc import moment
 
 LEAST_OBSERVATIONS: Final = 3
 LEAST_ITERATIONS: Final = 50

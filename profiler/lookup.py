@@ -7,10 +7,10 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Final
 
+from muri.clock import moment
 from muri.profiler.errors import NoSuchProfileError
 from muri.profiler.records import ProfileKey, StageProfile
 from muri.text import nearest
-from muri.utc import moment
 
 SELECTOR: Final = "MODEL[:BATCH[:GPUS[:TYPE[:USER]]]]"
 """How a person names a profile in one word."""

@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from muri.clock import age
 from muri.profiler.dangers import said
 from muri.profiler.dryrun.messages import LEAST_CONFIDENCE
 from muri.profiler.interference.models import overlap_exponent
@@ -16,7 +17,6 @@ from muri.profiler.records import RESOURCES, STAGES, ProfileKey, StageProfile, u
 from muri.profiler.sensitivity.memory_axis import Dataset, cache_sizes, throughput
 from muri.profiler.sensitivity.record import SensitivityProfile
 from muri.profiler.store import StaleMark
-from muri.utc import age
 
 _STACK_WIDTH: Final = 76
 _STAGE_BAR_WIDTH: Final = 28

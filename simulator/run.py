@@ -5,12 +5,12 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import entry_points
 from typing import Any, Final
 
-from muri.installed import THE_LAB
 from muri.policies.options import PolicyOptions
 from muri.policies.registry import get_policy
 from muri.policies.schedulers.base import QueuePolicy
 from muri.policies.speed.registry import speed_model
 from muri.policies.types import Policy
+from muri.pythons import THE_LAB
 from muri.simulator.engine.checks import check_cluster, check_noise, check_records, check_sizes
 from muri.simulator.engine.jobs import WaitingJobs, view_of
 from muri.simulator.engine.loop import Engine

@@ -20,7 +20,7 @@ from pydantic import (
 from pydantic.fields import FieldInfo
 
 from muri.errors import UsageError
-from muri.foreign_yaml import yaml_of
+from muri.foreign import yaml_of
 from muri.profiler.dryrun.messages import DEFAULT_STEADY_S, Limits
 from muri.slurm_plugin.private_files import why_unsafe
 from muri.slurm_plugin.renamed import FIXED_KEYS, OLD_KEYS, POLICY_KEYS

@@ -12,6 +12,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any, Final, NamedTuple, Protocol
 
+from muri.clock import moment, text_of
 from muri.errors import MuriError
 from muri.policies.types import PlanJob, Policy
 from muri.profiler import figures
@@ -51,7 +52,6 @@ from muri.slurm_plugin.records.cluster import JobState
 from muri.slurm_plugin.records.comment_reports import MemberReport, job_use, member_report
 from muri.slurm_plugin.records.journal import DRY_RUN, PAIR, RETRY_AFTER_S, Intent, Journal
 from muri.slurm_plugin.records.roles import ManagedJob, Role, RunningGroup, View, profile_key
-from muri.utc import moment, text_of
 
 log = logging.getLogger("muri.controller")
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 from muri.errors import UsageError
 from muri.files import whole_file
 from muri.foreign import json_of
-from muri.installed import THE_LAB
 from muri.profiler.records import RESOURCES, STAGES
+from muri.pythons import THE_LAB
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

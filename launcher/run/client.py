@@ -21,7 +21,7 @@ from muri.launcher.run.python_line import PythonLine
 from muri.launcher.script.checkpoint import conclude
 from muri.launcher.wire import protocol
 from muri.pythons import ScriptPython, with_library
-from muri.run_dir import RendezvousError, default_run_dir, verify_run_dir
+from muri.rendezvous import RendezvousError, default_run_dir, verify_run_dir
 
 FORWARDED_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 STANDARD_FILES: Final = (0, 1, 2)

@@ -39,7 +39,7 @@ from muri.launcher.script.trace import require_writable
 from muri.launcher.wire.protocol import ISOLATION_VARIABLE, ProtocolError
 from muri.profiler.dryrun.messages import DRY_RUN_VARIABLE, DryRunRequest
 from muri.pythons import PYTHON_VARIABLE, ScriptPython, script_python, with_library
-from muri.run_dir import RendezvousError
+from muri.rendezvous import RendezvousError
 
 REQUEUE_DELAYS_S: Final = (1.0, 2.0, 4.0, 8.0, 16.0)
 

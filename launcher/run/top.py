@@ -24,7 +24,7 @@ from muri.errors import MuriError, UsageError
 from muri.foreign import json_of
 from muri.launcher.job.scheduler import load_membership
 from muri.launcher.run.status_form import checked, use_table
-from muri.run_dir import RUN_DIR_VARIABLE, SITE_RUN_DIR, default_run_dir, use_file
+from muri.rendezvous import RUN_DIR_VARIABLE, SITE_RUN_DIR, default_run_dir, use_file
 from muri.terminal import PlainConsole, cell, say
 from muri.units import counted
 

@@ -23,7 +23,7 @@ from typing import Final
 from muri.clock import MACHINE_CLOCK, Clock
 from muri.errors import MuriError
 from muri.foreign import json_of
-from muri.newcomers import Newcomers
+from muri.rendezvous import Newcomers
 
 logger = logging.getLogger("muri.launcher")
 

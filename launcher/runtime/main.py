@@ -38,9 +38,8 @@ from muri.launcher.script.trace import Trace, open_trace
 from muri.launcher.sessions.process_start import ChildStarter, Starter, StepStarter, supervised
 from muri.launcher.sessions.setup import has_gpu, take_short_turns, wait_without_spinning
 from muri.launcher.threads import SharedProcess, shared_process
-from muri.run_dir import default_run_dir
-from muri.text import printable_lines
-from muri.utc import log_handler
+from muri.rendezvous import default_run_dir
+from muri.text import log_handler, printable_lines
 
 logger = logging.getLogger("muri.launcher")
 

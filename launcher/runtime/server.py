@@ -24,7 +24,7 @@ from muri.launcher.threads import SharedProcess
 from muri.launcher.wire import protocol
 from muri.launcher.wire.protocol import AttachRequest, Frame, ProtocolError
 from muri.profiler.records import STAGES
-from muri.run_dir import RendezvousError, make_run_dir
+from muri.rendezvous import RendezvousError, make_run_dir
 
 logger = logging.getLogger("muri.launcher")
 

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from muri.errors import MuriError
 from muri.foreign import json_of
-from muri.run_dir import RUN_DIR_VARIABLE, RendezvousError
+from muri.rendezvous import RUN_DIR_VARIABLE, RendezvousError
 from muri.units import MIB
 
 VERSION: Final = 1

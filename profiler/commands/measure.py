@@ -10,6 +10,7 @@ from typing import Final, TypedDict, Unpack
 
 import click
 
+from muri.clock import now_text
 from muri.profiler.commands.options import (
     console,
     echo_json,
@@ -30,7 +31,6 @@ from muri.profiler.sensitivity.memory_axis import MEMORY_KEYS, Dataset, MemoryAx
 from muri.profiler.sensitivity.record import KIND as SENSITIVITY_KIND
 from muri.profiler.sensitivity.record import SensitivityProfile
 from muri.profiler.sensitivity.throughput import STEADY_S, ScriptMeter, cores, overlap_seen, usable_cpus
-from muri.utc import now_text
 
 INTERRUPTED: Final = 130
 """Exit code after Ctrl-C, as shells have it: 128 + SIGINT."""

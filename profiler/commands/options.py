@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from click.shell_completion import CompletionItem
 
+from muri.clock import now_text
 from muri.errors import MuriError
 from muri.profiler.errors import StoreMissingError
 from muri.profiler.lookup import PUBLISHED, Wanted
 from muri.profiler.records import ProfileKey
 from muri.profiler.store import Author, ProfileStore, default_store_path
 from muri.profiler.store_file import exists
-from muri.utc import now_text
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from muri.errors import MuriError
-from muri.installed import what_brings
 from muri.profiler.resource_usage.sample import Throttle
 from muri.profiler.resource_usage.use import OneGpu
+from muri.pythons import what_brings
 from muri.units import GIB, KIB_PER_MIB
 
 VISIBLE_VARIABLE: Final = "CUDA_VISIBLE_DEVICES"

@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from muri.foreign_yaml import yaml_of
+from muri.foreign import yaml_of
 from muri.policies.speed.pairs import COLUMNS
 from muri.policies.traits import FIRST_SYNC_SHARE, BatchModel, Demand, Sensitivity, ring_share
 from muri.profiler.figures import reproducible

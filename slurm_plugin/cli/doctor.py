@@ -21,7 +21,7 @@ from muri.profiler.errors import CorruptStoreError, StoreMissingError, StoreOutd
 from muri.profiler.resource_usage.nvml import check as why_no_gpu
 from muri.profiler.store import ProfileStore
 from muri.profiler.store_file import existing_journal, exists, file_system_of, is_network, set_aside, set_aside_stores
-from muri.run_dir import SITE_RUN_DIR
+from muri.rendezvous import SITE_RUN_DIR
 from muri.slurm_plugin.cli.doctor_checks import (
     EventFacts,
     Finding,

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 from ClusterShell.NodeSet import NodeSet
 
 from muri.errors import MuriError
-from muri.installed import is_packaged
+from muri.pythons import is_packaged
 from muri.slurm_plugin.cli.doctor_checks import Finding, Level
 from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.controller.assemble import open_gateway

@@ -9,10 +9,10 @@ from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from muri.installed import OF_THE_CONTROLLER, what_plans
 from muri.policies.registry import describe_policies, get_policy
 from muri.policies.types import Policy
 from muri.profiler.store import ProfileStore
+from muri.pythons import OF_THE_CONTROLLER, what_plans
 from muri.slurm_plugin.config import Config, ConfigError, config_path, load_config, require_trusted
 from muri.slurm_plugin.controller.status import STATUS_NAME, StatusError, read_status
 from muri.slurm_plugin.controller.surroundings import Surroundings

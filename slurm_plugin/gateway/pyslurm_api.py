@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Final
 
-from muri.installed import is_packaged, what_brings
+from muri.pythons import is_packaged, what_brings
 from muri.slurm_plugin.gateway.base import (
     CHANGE,
     JOB,

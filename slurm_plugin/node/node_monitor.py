@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from muri.clock import now_text
 from muri.files import atomic_json
 from muri.foreign import json_of
 from muri.profiler.resource_usage.sampler import Monitor
-from muri.run_dir import use_file
-from muri.utc import now_text
+from muri.rendezvous import use_file
 
 log = logging.getLogger("muri.pilot")
 

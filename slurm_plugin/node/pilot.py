@@ -27,13 +27,13 @@ from muri.foreign import json_of
 from muri.group_spec import GroupSpec, read_group
 from muri.inherited import settle_own
 from muri.pythons import OLDEST_OF_THREADS, look_at, of_members
-from muri.run_dir import default_run_dir, make_run_dir
+from muri.rendezvous import default_run_dir, make_run_dir
 from muri.slurm_plugin.gateway.base import GatewayError
 from muri.slurm_plugin.node.group_reports import GroupReports
 from muri.slurm_plugin.node.member_watch import MemberWatch
 from muri.slurm_plugin.node.node_monitor import NodeMonitor
 from muri.slurm_plugin.node.slurm_calls import state_of
-from muri.utc import log_handler
+from muri.text import log_handler
 
 log = logging.getLogger("muri.pilot")
 

@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
+from muri.clock import moment, text_of
 from muri.policies.horus.cost import MAX_RAISES, raised_gib
 from muri.profiler.records import IN_PLACE, ProfileError, ProfileKey, StageProfile
 from muri.slurm_plugin.config import Config
@@ -49,7 +50,6 @@ from muri.slurm_plugin.records.roles import (
     is_lifted,
     lease_end_s,
 )
-from muri.utc import moment, text_of
 
 log = logging.getLogger("muri.controller")
 

@@ -23,8 +23,7 @@ from muri.slurm_plugin.controller.status import STATUS_NAME, read_status, refres
 from muri.slurm_plugin.execute.drain import drain
 from muri.slurm_plugin.records.cluster import Job, JobState, Node, dump_snapshot, parse_snapshot
 from muri.slurm_plugin.records.roles import Role, view_of
-from muri.text import printable
-from muri.utc import log_handler
+from muri.text import log_handler, printable
 
 Gate = Literal["licence", "hold"]
 Profiling = Literal["in-place", "dry-run"]

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from muri.installed import OF_THE_CONTROLLER, is_packaged, what_brings
 from muri.profiler.resource_usage.nvml import check as why_no_gpu
+from muri.pythons import OF_THE_CONTROLLER, is_packaged, what_brings
 from muri.slurm_plugin.gateway.base import GatewayUnavailableError
 from muri.slurm_plugin.gateway.pyslurm_api import NoPyslurmError, check_library, import_pyslurm
 from sandbox.packages import python_requirements
@@ -164,18 +164,18 @@ def test_whoever_looks_drains_or_removes_needs_none_of_it_either(on_slurm, argum
 
 
 def test_advice_fits_how_muri_was_installed(monkeypatch):
-    assert not is_packaged(Path("/opt/muri/lib/python3.13/site-packages/muri/installed.py"))
-    assert is_packaged(Path("/usr/lib/muri/0.2.0-1/lib/muri/installed.py"))
-    monkeypatch.setattr("muri.installed.is_packaged", lambda: False)
+    assert not is_packaged(Path("/opt/muri/lib/python3.13/site-packages/muri/pythons.py"))
+    assert is_packaged(Path("/usr/lib/muri/0.2.0-1/lib/muri/pythons.py"))
+    monkeypatch.setattr("muri.pythons.is_packaged", lambda: False)
     assert what_brings("torch") == "pip install 'muri[torch]'"
-    monkeypatch.setattr("muri.installed.is_packaged", lambda: True)
+    monkeypatch.setattr("muri.pythons.is_packaged", lambda: True)
     assert "packages leave it out" in what_brings("torch")
     assert what_brings("slurm", "muri-controller") == "the package muri-controller brings it"
 
 
 @pytest.mark.parametrize("packaged", [True, False])
 def test_advice_on_modules_that_the_packages_bring_names_an_extra_only_after_pip(monkeypatch, packaged):
-    for name in ("installed.is_packaged", "slurm_plugin.gateway.pyslurm_api.is_packaged"):
+    for name in ("pythons.is_packaged", "slurm_plugin.gateway.pyslurm_api.is_packaged"):
         monkeypatch.setattr(f"muri.{name}", lambda: packaged)
     for module in ("pynvml", "pyslurm"):
         monkeypatch.setitem(sys.modules, module, None)

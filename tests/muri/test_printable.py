@@ -13,8 +13,7 @@ from rich.table import Table
 from muri.commands import run_command
 from muri.errors import UsageError
 from muri.terminal import PlainConsole, cell, say, say_columns
-from muri.text import printable, printable_lines
-from muri.utc import FewWarnings, log_handler
+from muri.text import FewWarnings, log_handler, printable, printable_lines
 
 HOSTILE = "a\n2026-01-01T00:00:00Z ERROR forged\r\x1b]0;title\x07\x1b[2J\x9b31m\u202eevil\u2028x\udce9[red]:bomb:"
 

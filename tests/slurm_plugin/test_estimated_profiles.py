@@ -21,6 +21,7 @@ from fake_slurm import (
     pilots,
 )
 
+from muri.clock import text_of
 from muri.profiler.errors import CorruptStoreError, StoreBusyError
 from muri.profiler.records import ProfileDetail, ProfileKey, StageProfile
 from muri.profiler.store import ProfileStore
@@ -30,7 +31,6 @@ from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.profile_use import doubt
 from muri.slurm_plugin.records.cluster import Job, JobState
 from muri.slurm_plugin.records.roles import Role, read_job
-from muri.utc import text_of
 
 pytestmark = pytest.mark.configuration(profiling={"mode": "dry-run"})
 

@@ -20,6 +20,7 @@ from fake_slurm import (
     pilots,
 )
 
+from muri.clock import text_of
 from muri.profiler.records import IN_PLACE, ProfileDetail, ProfileKey, StageProfile
 from muri.profiler.store import Author, ProfileStore
 from muri.slurm_plugin.planning.actions import KeepProfile, NotMeasured
@@ -28,7 +29,6 @@ from muri.slurm_plugin.records.cluster import JobState
 from muri.slurm_plugin.records.comment_reports import with_measured
 from muri.slurm_plugin.records.journal import DRY_RUN_FAILED
 from muri.slurm_plugin.records.roles import read_job
-from muri.utc import text_of
 
 Make = Callable[..., Any]
 M1 = ProfileKey("m1", 8, 1, "gpu", "alice")

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from muri.errors import UsageError
-from muri.foreign_yaml import yaml_of
+from muri.foreign import yaml_of
 from muri.profiler.records import RESOURCES
 from muri.simulator.model import Cluster, Settings, Trace
 from muri.simulator.run import check_policies

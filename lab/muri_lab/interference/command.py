@@ -13,6 +13,7 @@ import click
 from rich.console import Console
 from rich.text import Text
 
+from muri.clock import age, now_text
 from muri.errors import UsageError
 from muri.profiler.commands.options import (
     console,
@@ -34,7 +35,6 @@ from muri.profiler.lookup import SELECTOR, Wanted, find_all, key_for, of_command
 from muri.profiler.records import ProfileKey, StageProfile
 from muri.profiler.render import add_figures, bare_table, milliseconds
 from muri.profiler.store import Document, ProfileStore
-from muri.utc import age, now_text
 from muri_lab.interference.corun import Budget, measure_pair
 from muri_lab.interference.fits import (
     Candidate,

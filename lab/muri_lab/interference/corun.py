@@ -18,14 +18,13 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Final
 
-from muri.clock import MACHINE_CLOCK, Clock
+from muri.clock import MACHINE_CLOCK, Clock, now_text
 from muri.errors import MuriError, UsageError
 from muri.profiler.dryrun.messages import ITERATION_LOG_VARIABLE, StampReader
 from muri.profiler.dryrun.runner import check_command, end, last_words, start
 from muri.profiler.dryrun.steadiness import certainty, settled_after
 from muri.profiler.interference.ratios import Interference, Side
 from muri.profiler.records import ProfileKey
-from muri.utc import now_text
 
 DEFAULT_STEADY_S: Final = 30.0
 DEFAULT_STARTUP_S: Final = 120.0

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from muri.errors import UsageError
-from muri.installed import what_brings
+from muri.pythons import what_brings
 
 if TYPE_CHECKING:
     import torch

@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from muri.errors import MuriError
-from muri.installed import THE_LAB
 from muri.profiler.estimates import Estimator, ProfileEstimate
 from muri.profiler.records import STAGES, ProfileDetail, ProfileKey, StageProfile
 from muri.profiler.store import ProfileStore
+from muri.pythons import THE_LAB
 from muri.units import MIB
 from muri_lab.prediction.features import (
     DEFAULT_OPTIMIZER,

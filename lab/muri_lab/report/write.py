@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from muri.errors import MuriError
 from muri.files import whole_file
-from muri.installed import THE_LAB
+from muri.pythons import THE_LAB
 from muri.simulator.model import JobRecord
 from muri.simulator.summary import TraceSummary, document_of
 

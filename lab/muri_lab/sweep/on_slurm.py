@@ -8,8 +8,8 @@ from typing import Any, Final
 
 from muri.clock import MACHINE_CLOCK, Clock
 from muri.errors import MuriError, UsageError
-from muri.foreign_yaml import yaml_of
-from muri.installed import THE_LAB
+from muri.foreign import yaml_of
+from muri.pythons import THE_LAB
 from muri.simulator.runs import Outcome, Run, SweepError, Watch, run_one
 
 _DEFAULTS: Final = {"job_name": "muri-simulate", "time": 240, "cpus_per_task": 1}

@@ -19,7 +19,7 @@ from muri.launcher.runtime.server import Server
 from muri.launcher.wire import protocol
 from muri.launcher.wire.protocol import AttachRequest, ProtocolError
 from muri.pythons import own_python
-from muri.run_dir import RendezvousError, make_run_dir
+from muri.rendezvous import RendezvousError, make_run_dir
 
 
 def test_run_dir_is_made_private_and_that_of_another_user_is_refused(

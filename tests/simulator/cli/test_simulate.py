@@ -8,7 +8,7 @@ import pytest
 from engine_builders import CPU, GPU, job
 
 from muri.commands import run_command
-from muri.installed import THE_LAB
+from muri.pythons import THE_LAB
 from muri.simulator.cli.simulate import simulate
 from muri.simulator.model import Trace
 from muri.simulator.traces.schema import write_trace

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from polling import DEADLINE_S, until
 
-from muri.run_dir import use_file
+from muri.rendezvous import use_file
 from muri.slurm_plugin.node import node_monitor
 from muri.slurm_plugin.node.node_monitor import NodeMonitor, script_pids
 
