@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from muri.launcher.arbitration.arbiter import Arbiter
     from muri.launcher.job.session import MemberSession
     from muri.launcher.job.stage_clock import IntervalListener
-    from muri.launcher.wire.protocol import AttachRequest
+    from muri.launcher.protocol import AttachRequest
 
 _ROOM: Final = "muri.launcher.shared_process"
 

@@ -1,8 +1,7 @@
-"""The member's side: waits for its group's runtime, submits the script, and forwards signals and the exit code."""
+"""Finds the runtime of the job's group, attaches the script to it, and forwards signals and the exit code."""
 
 import contextlib
 import os
-import resource
 import signal
 import socket
 from collections.abc import Callable, Iterator, Mapping
@@ -11,16 +10,13 @@ from pathlib import Path
 from types import FrameType
 from typing import Final
 
-from muri import inherited
 from muri.clock import MACHINE_CLOCK, Clock
 from muri.errors import MuriError, UsageError
 from muri.group_spec import Place
-from muri.launcher.job.environment import attach_timeout_s, missing_variables, run_of, task_of
+from muri.launcher import protocol
+from muri.launcher.job.environment import attach_timeout_s, run_of, task_of
 from muri.launcher.job.scheduler import Membership
-from muri.launcher.run.python_line import PythonLine
 from muri.launcher.script.checkpoint import conclude
-from muri.launcher.wire import protocol
-from muri.pythons import ScriptPython, with_library
 from muri.rendezvous import RendezvousError, default_run_dir, verify_run_dir
 
 FORWARDED_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
@@ -31,9 +27,6 @@ _EARLIER_RUN_S: Final = 100.0
 """A group gives a script of a job that Slurm has ended 60 s to be saved and 20 s to end; then it is killed."""
 _FIRST_DOUBT_S: Final = 10.0
 """A runtime that has not come by then may never come: Slurm is asked whether its pilot job still runs."""
-_LIMITS_NOT_SENT: Final = frozenset({"RLIMIT_AS", "RLIMIT_RSS", "RLIMIT_OFILE"})
-"""Slurm may derive the first two from a job's memory, which is the pilot job's business for a member. The third is
-another name of RLIMIT_NOFILE."""
 
 
 class RuntimeLostError(MuriError):
@@ -43,11 +36,7 @@ class RuntimeLostError(MuriError):
 
 
 class OutOfMemoryBesideOthersError(MuriError):
-    """The script ended for lack of GPU memory while others shared its GPUs.
-
-    Attributes:
-        exit_code: The script's own.
-    """
+    """The script ended for lack of GPU memory while others shared its GPUs; `exit_code` is its own."""
 
     def __init__(self, exit_code: int) -> None:
         super().__init__("the script ran out of GPU memory beside others")
@@ -56,35 +45,6 @@ class OutOfMemoryBesideOthersError(MuriError):
 
 class AttachBusyError(UsageError):
     """The member already has a session in the runtime."""
-
-
-def build_request(job_id: str, line: PythonLine, python: ScriptPython) -> protocol.AttachRequest:
-    """Describe this process, and the Python of its script, so that the runtime can run the script in its place."""
-    umask = os.umask(0o077)
-    os.umask(umask)
-    return protocol.AttachRequest(
-        job_id=job_id,
-        target=line.target,
-        module=line.module,
-        arguments=line.arguments,
-        options=line.options,
-        cwd=inherited.working_directory(),
-        environment={**(os.environ if python.is_own else with_library(os.environ)), **missing_variables(os.environ)},
-        umask=umask,
-        executable=python.executable,
-        prefix=python.prefix,
-        python=python.version,
-        limits=_limits(),
-        nice=os.getpriority(os.PRIO_PROCESS, 0),
-        blocked=inherited.blocked(),
-        ignored=inherited.ignored(),
-    )
-
-
-def _limits() -> dict[str, tuple[int, int]]:
-    """This process's resource limits."""
-    names = {name for name in dir(resource) if name.startswith("RLIMIT_")} - _LIMITS_NOT_SENT
-    return {name: resource.getrlimit(getattr(resource, name)) for name in sorted(names)}
 
 
 def find_runtime(environment: Mapping[str, str], job_id: str) -> socket.socket | None:
@@ -98,7 +58,7 @@ def find_runtime(environment: Mapping[str, str], job_id: str) -> socket.socket |
 
 
 def _open_any(environment: Mapping[str, str], name: Callable[[int | None], Path]) -> socket.socket | None:
-    """Connect to the runtime of a group on one GPU, else to that of this process's rank; `name` is of a rank's."""
+    """Connect to the runtime of a group on one GPU, else to that of this process's rank; `name` takes the rank."""
     return open_runtime(name(None)) or open_runtime(name(task_of(environment)[0]))
 
 
@@ -120,9 +80,8 @@ def open_runtime(path: Path) -> socket.socket | None:
 
 
 def await_earlier_run(environment: Mapping[str, str], job_id: str) -> None:
-    """Wait until no script of an earlier run of the job is left in a group on this node; Slurm has ended that run.
-
-    Two runs at once would write the same files. What does not answer is passed over.
+    """Wait until no script of an earlier run of the job is left in a group on this node, where it would write the same
+    files; a runtime that does not answer is passed over.
     """
     frame = {"type": "leave", "job_id": job_id, "run": run_of(environment)}
     for path in sorted(default_run_dir(environment).glob(protocol.RUNTIMES)):
@@ -134,14 +93,7 @@ def await_earlier_run(environment: Mapping[str, str], job_id: str) -> None:
 
 
 def attach(connection: socket.socket, request: protocol.AttachRequest) -> int:
-    """Let the runtime run the script; signals that come here are forwarded.
-
-    Args:
-        connection: An open connection to the runtime.
-        request: What to run.
-
-    Returns:
-        The script's exit code.
+    """Let the runtime run the script, forward signals, and return the script's exit code.
 
     Raises:
         RuntimeLostError: The runtime refused or died before the script ended.
@@ -196,16 +148,7 @@ def _forwarding(connection: socket.socket) -> Iterator[None]:
 def wait_for_runtime(
     environment: Mapping[str, str], job_id: str, membership: Membership, clock: Clock = MACHINE_CLOCK
 ) -> socket.socket | None:
-    """Wait for the runtime if the scheduler says that the job is in a group.
-
-    Args:
-        environment: Where the run directory and the timeout are named.
-        job_id: The job.
-        membership: The scheduler's interface.
-        clock: What the waits and the timeout go by.
-
-    Returns:
-        A connection, or None when the job is in no group and may run alone.
+    """Wait for the runtime if the scheduler says that the job is in a group; None when it may run alone.
 
     Raises:
         RuntimeLostError: The job is in a group, or that is not known, and no runtime came.
@@ -239,7 +182,7 @@ def wait_for_runtime(
 
 
 def _require_pilot(membership: Membership, place: Place | None) -> None:
-    """Refuse to wait on for a pilot job that has ended."""
+    """Raise an error if the pilot job has ended, instead of waiting on."""
     if place is None or not place.pilot:
         return
     try:
@@ -253,7 +196,7 @@ def _require_pilot(membership: Membership, place: Place | None) -> None:
 def _look_for_runtime(
     environment: Mapping[str, str], job_id: str, place: Place | None
 ) -> tuple[MuriError | None, socket.socket | None]:
-    """Why the run directory or the runtime must not be trusted, or None; and a connection if there is one.
+    """Return a connection, None if there is none, after the reason why the run directory or runtime cannot be trusted.
 
     After a requeue the job's own name may still lead to the group that it was taken out of.
     """

@@ -1,18 +1,29 @@
 """The command `muri run`: alone it is `python script.py`; in a group it attaches to the runtime."""
 
+import contextlib
+import ctypes
 import os
+import re
+import resource
+import shlex
 import shutil
+import signal
 import socket
+import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, NoReturn
+from types import FrameType
+from typing import Any, Final, NoReturn
 
 import click
 
+from muri import inherited
 from muri.clock import MACHINE_CLOCK, Clock
 from muri.errors import MuriError, UsageError
-from muri.inherited import give_back
+from muri.files import PRIVATE_FILE, atomic_json
+from muri.foreign import json_of
 from muri.launcher.job.environment import (
     attach_timeout_s,
     hang_timeout_s,
@@ -23,25 +34,40 @@ from muri.launcher.job.environment import (
     wait_for_end,
 )
 from muri.launcher.job.scheduler import Membership, load_membership
+from muri.launcher.job.script import NAMELESS
+from muri.launcher.protocol import ISOLATION_VARIABLE, AttachRequest, ProtocolError
 from muri.launcher.run.client import (
     OutOfMemoryBesideOthersError,
     RuntimeLostError,
     attach,
     await_earlier_run,
-    build_request,
     find_runtime,
     wait_for_runtime,
 )
-from muri.launcher.run.python_line import PythonLine, read_line
 from muri.launcher.script import script_clock, solo
 from muri.launcher.script.hooks import AUTOMATIC_VARIABLE
 from muri.launcher.script.trace import require_writable
-from muri.launcher.wire.protocol import ISOLATION_VARIABLE, ProtocolError
 from muri.profiler.dryrun.messages import DRY_RUN_VARIABLE, DryRunRequest
 from muri.pythons import PYTHON_VARIABLE, ScriptPython, script_python, with_library
 from muri.rendezvous import RendezvousError
 
 REQUEUE_DELAYS_S: Final = (1.0, 2.0, 4.0, 8.0, 16.0)
+_PR_SET_PDEATHSIG: Final = 1
+_LIMITS_NOT_SENT: Final = frozenset({"RLIMIT_AS", "RLIMIT_RSS", "RLIMIT_OFILE"})
+"""Slurm may derive the first two from a job's memory, which is the pilot job's business for a member. The third is
+another name of RLIMIT_NOFILE."""
+_REFUSED: Final = {
+    "E": "Muri reaches a script's Python through PYTHONPATH",
+    "I": "Muri reaches a script's Python through PYTHONPATH",
+    "S": "Muri is among the packages that it leaves out",
+    "i": "a job has no terminal",
+    "x": "it is for scripts of DOS",
+}
+_PYTHON: Final = re.compile(r"python(\d+(\.\d+t?)?)?")
+
+FLAGS: Final = "bBdOPqRsuv"
+VALUED: Final = "WX"
+"""Python's options that scripts may have, without and with a value."""
 
 EPILOG = """
 \b
@@ -92,16 +118,12 @@ class _AsPython(click.Command):
     envvar=ISOLATION_VARIABLE,
     help="process: never a thread of its group's runtime; thread: as the scheduler planned (or set MURI_ISOLATION).",
 )
-@click.option(
-    "--no-automatic",
-    is_flag=True,
-    expose_value=False,
-    callback=lambda _context, _option, given: _leave_hooks_out(given),
-    help="Only stages that the script marks (or set MURI_AUTOMATIC=0).",
-)
+@click.option("--no-automatic", is_flag=True, help="Only stages that the script marks (or set MURI_AUTOMATIC=0).")
 @click.option("--timing", is_flag=True, help="Print stage times on stderr at the end (or set MURI_TIMING=1).")
 @click.option("--trace", type=click.Path(dir_okay=False), help="Write a trace of all stages to FILE, for Perfetto.")
-def run(no_attach: bool, isolation: str | None, timing: bool, trace: str | None, line: PythonLine) -> int:
+def run(
+    no_attach: bool, isolation: str | None, no_automatic: bool, timing: bool, trace: str | None, line: "PythonLine"
+) -> int:
     """Run a training script; inside a group, interleave it with its partners.
 
     Alone this is `python SCRIPT …`. Before SCRIPT may stand `python` itself and its options -b -B -d -O -P -q -R -s -u
@@ -112,6 +134,8 @@ def run(no_attach: bool, isolation: str | None, timing: bool, trace: str | None,
         duration_s(os.environ)  # refuse a malformed value now rather than overlook it later
     if isolation is not None:
         os.environ[ISOLATION_VARIABLE] = isolation
+    if no_automatic:
+        os.environ[AUTOMATIC_VARIABLE] = "0"
     if timing:
         os.environ[script_clock.TIMING_VARIABLE] = "1"
     if trace is not None:
@@ -127,12 +151,7 @@ def run(no_attach: bool, isolation: str | None, timing: bool, trace: str | None,
     return _run_alone(script_python(os.environ), line)
 
 
-def _leave_hooks_out(given: bool) -> None:
-    if given:
-        os.environ[AUTOMATIC_VARIABLE] = "0"
-
-
-def _run_alone(python: ScriptPython, line: PythonLine) -> int:
+def _run_alone(python: ScriptPython, line: "PythonLine") -> int:
     hooks, several_ranks = solo.wants_stages(os.environ), task_of(os.environ)[1] > 1
     if hooks and python.why_too_old:
         raise UsageError(python.why_too_old)
@@ -146,20 +165,18 @@ def _run_alone(python: ScriptPython, line: PythonLine) -> int:
     if request is None:
         sys.stdout.flush()
         sys.stderr.flush()
-        give_back()
+        inherited.give_back()
         os.execv(python.executable, command)  # this process becomes the script's
-    from muri.launcher.run.dry_run import supervise
-
-    return supervise(command, request, python)
+    return _supervise(command, request, python)
 
 
-def _run_in_group(job_id: str, line: PythonLine) -> int | None:
-    """The exit code of the script in the group's runtime, None when the job should run alone."""
+def _run_in_group(job_id: str, line: "PythonLine") -> int | None:
+    """Return the exit code of the script in the group's runtime, None when the job should run alone."""
     membership: Membership | None = None
     try:
+        connection = None
         if run_of(os.environ):
             await_earlier_run(os.environ, job_id)
-            connection = None
         else:
             connection = _trusted_runtime(job_id)
         if connection is None and may_be_member(os.environ):
@@ -174,8 +191,8 @@ def _run_in_group(job_id: str, line: PythonLine) -> int | None:
         return try_with_more_memory(job_id, error, membership or load_membership())
 
 
-def _attach(connection: socket.socket, job_id: str, line: PythonLine) -> int:
-    """As `attach`; under a Python in which Muri cannot run, the job goes back and runs alone."""
+def _attach(connection: socket.socket, job_id: str, line: "PythonLine") -> int:
+    """Attach the script; under a Python in which Muri cannot run, the job goes back and runs alone."""
     python = script_python(os.environ)
     if python.why_too_old:
         connection.close()
@@ -184,7 +201,7 @@ def _attach(connection: socket.socket, job_id: str, line: PythonLine) -> int:
 
 
 def _trusted_runtime(job_id: str) -> socket.socket | None:
-    """A connection to the job's runtime; None if it cannot be trusted: no job may fail for what others have made."""
+    """Return a connection to the job's runtime; None if it cannot be trusted: no job fails because of others' files."""
     try:
         return find_runtime(os.environ, job_id)
     except (RendezvousError, ProtocolError) as error:
@@ -193,11 +210,32 @@ def _trusted_runtime(job_id: str) -> socket.socket | None:
         return None
 
 
-def may_be_member(environment: Mapping[str, str]) -> bool:
-    """Whether a job with this environment could be a member that is still without its runtime.
+def build_request(job_id: str, line: "PythonLine", python: ScriptPython) -> AttachRequest:
+    """Describe this process, and the Python of its script, so that the runtime can run the script in its place."""
+    umask = os.umask(0o077)
+    os.umask(umask)
+    limits = {name for name in dir(resource) if name.startswith("RLIMIT_")} - _LIMITS_NOT_SENT
+    return AttachRequest(
+        job_id=job_id,
+        target=line.target,
+        module=line.module,
+        arguments=line.arguments,
+        options=line.options,
+        cwd=inherited.working_directory(),
+        environment={**(os.environ if python.is_own else with_library(os.environ)), **missing_variables(os.environ)},
+        umask=umask,
+        executable=python.executable,
+        prefix=python.prefix,
+        python=python.version,
+        limits={name: resource.getrlimit(getattr(resource, name)) for name in sorted(limits)},
+        nice=os.getpriority(os.PRIO_PROCESS, 0),
+        blocked=inherited.blocked(),
+        ignored=inherited.ignored(),
+    )
 
-    The controller removes a member's own request for GPUs, so a member sees none.
-    """
+
+def may_be_member(environment: Mapping[str, str]) -> bool:
+    """Return whether a job may be a member whose runtime has not come yet: a member sees no GPUs."""
     if not environment.get("MURI_JOB"):
         return False
     seen = [environment.get(name) for name in ("SLURM_JOB_GPUS", "SLURM_STEP_GPUS", "CUDA_VISIBLE_DEVICES")]
@@ -205,11 +243,7 @@ def may_be_member(environment: Mapping[str, str]) -> bool:
 
 
 def try_with_more_memory(job_id: str, error: OutOfMemoryBesideOthersError, membership: Membership) -> int:
-    """Requeue the job if it may try again; else, and where Slurm refuses, it fails as it would have alone.
-
-    Returns:
-        The script's exit code.
-    """
+    """Requeue the job if it may try again, else let it fail as it would have alone; returns its exit code."""
     try:
         if membership.requeue_for_memory(job_id):
             wait_for_end(os.environ)
@@ -219,10 +253,10 @@ def try_with_more_memory(job_id: str, error: OutOfMemoryBesideOthersError, membe
 
 
 def give_up(job_id: str, error: RuntimeLostError, membership: Membership, clock: Clock = MACHINE_CLOCK) -> NoReturn:
-    """Requeue the job and wait to be ended; the script must neither end as if done nor run twice.
+    """Requeue the job and wait to be ended: the script must neither end as if done nor run twice.
 
     Raises:
-        RuntimeLostError: Always, when nothing ended this process in the meantime.
+        RuntimeLostError: Nothing ended this process in the meantime.
     """
     click.echo(f"muri: {error}; requeueing job {job_id}", err=True)
     for delay_s in (*REQUEUE_DELAYS_S, None):
@@ -235,3 +269,212 @@ def give_up(job_id: str, error: RuntimeLostError, membership: Membership, clock:
             clock.sleep(delay_s)
     wait_for_end(os.environ, clock)
     raise RuntimeLostError(f"{error}; job {job_id} was requeued but this process was not ended") from error
+
+
+class TargetError(UsageError):
+    """The given script does not exist, or Python cannot run it."""
+
+
+@dataclass(frozen=True)
+class PythonLine:
+    """A command line.
+
+    Attributes:
+        own: The options of `muri run` itself.
+        options: Python's options, as Python takes them.
+        module: Whether `target` is a module.
+        target: A script, a module, or one of `NAMELESS`.
+        arguments: The words after the target.
+        python: The Python that the line or its console script names; "" when they name none.
+    """
+
+    own: tuple[str, ...]
+    options: tuple[str, ...]
+    module: bool
+    target: str
+    arguments: tuple[str, ...]
+    python: str = ""
+
+
+def read_line(words: Sequence[str], valued: Collection[str], flags: Collection[str]) -> PythonLine:
+    """Take a command line apart.
+
+    Args:
+        words: What follows `muri run`.
+        valued: Long options of `muri run` that take a value.
+        flags: Its other options.
+
+    Raises:
+        click.UsageError: An option is unknown, or lacks its value.
+        TargetError: It names no script that Python could run.
+    """
+    rest = list(words)
+    own = _taken(rest, valued, flags)
+    ends = rest[:1] == ["--"]
+    del rest[:ends]
+    python = rest.pop(0) if rest and not ends and _is_python(rest[0]) else ""
+    options: list[str] = []
+    while rest and not ends and rest[0].startswith("-") and rest[0] not in NAMELESS:
+        word = rest.pop(0)
+        if word.startswith("--"):
+            raise click.NoSuchOption(word, f"Option {word} must stand before Python's own.")
+        more, end = _options_of(word, rest)
+        options += more
+        if end:
+            module, target = (True, rest.pop(0)) if end == "-m" else (False, end)
+            return PythonLine(own, tuple(options), module, target, tuple(rest), python)
+    if not rest:
+        return PythonLine(own, tuple(options), False, "", (), python)
+    target, its_python = (rest[0], "") if rest[0] in NAMELESS else _script(rest[0])
+    return PythonLine(own, tuple(options), False, target, tuple(rest[1:]), python or its_python)
+
+
+def _taken(rest: list[str], valued: Collection[str], flags: Collection[str]) -> tuple[str, ...]:
+    """Take the options of `muri run` from the front of a line."""
+    own: list[str] = []
+    while rest and (rest[0] in flags or (rest[0].startswith("--") and rest[0] != "--")):
+        name, has_value, _ = rest[0].partition("=")
+        if name not in {*valued, *flags}:
+            raise click.NoSuchOption(name, possibilities=sorted({*valued, *flags}))
+        width = 2 if name in valued and not has_value else 1
+        own += rest[:width]
+        del rest[:width]
+    return tuple(own)
+
+
+def _options_of(word: str, rest: list[str]) -> tuple[list[str], str]:
+    """Read a word of one-letter options, and a value after it; return the options, and "-c" or "-m" as their end."""
+    options: list[str] = []
+    for place, letter in enumerate(word[1:], start=2):
+        if letter in _REFUSED:
+            raise click.UsageError(f"muri run takes no -{letter}: {_REFUSED[letter]}")
+        if letter in VALUED or letter in "cm":
+            if not word[place:] and not rest:
+                raise click.BadOptionUsage(letter, f"Option '-{letter}' requires an argument.")
+            value = word[place:] or rest.pop(0)
+            if letter in "cm":
+                rest.insert(0, value)
+                return options, f"-{letter}"
+            return [*options, f"-{letter}", value], ""
+        if letter not in FLAGS:
+            raise click.NoSuchOption(f"-{letter}")
+        options.append(f"-{letter}")
+    return options, ""
+
+
+def _is_python(word: str) -> bool:
+    """Return whether a word calls a Python, and is not a folder that holds a script."""
+    known = shutil.which(word) is not None or os.sep not in word
+    return bool(_PYTHON.fullmatch(Path(word).name)) and known and not Path(word, "__main__.py").exists()
+
+
+def _script(word: str) -> tuple[str, str]:
+    """Return the path of a script, and its Python if it is a program of PATH.
+
+    Raises:
+        TargetError: There is none.
+    """
+    if word.endswith(".ipynb"):
+        raise TargetError(f"{word} is a notebook; make a script of it first: jupyter nbconvert --to script {word}")
+    is_script = Path(word).exists() and (not Path(word).is_dir() or Path(word, "__main__.py").exists())
+    program = None if is_script or os.sep in word else shutil.which(word)
+    if program is not None:
+        python = _interpreter(Path(program))
+        if not python:
+            raise TargetError(
+                f"{program} is not a Python program; call it without `muri run`, which runs Python scripts"
+            )
+        return program, python
+    if not Path(word).exists():
+        raise TargetError(f"there is no script {word}; give its path, or -m and the name of a module")
+    return word, ""
+
+
+def _interpreter(program: Path) -> str:
+    """Return the Python that the first lines of a program name, "" when they name none."""
+    with program.open("rb") as file:
+        first, second = (os.fsdecode(file.readline(4096)).strip() for _ in range(2))
+    words = first.removeprefix("#!").split() if first.startswith("#!") else []
+    if words and Path(words[0]).name == "env":
+        words = [word for word in words[1:] if not word.startswith("-")]
+    elif words and Path(words[0]).name == "sh" and second.startswith("'''exec'"):  # pip's form where a path is long
+        words = shlex.split(second.replace("'''exec'", ""))
+    named = words[0] if words else ""
+    return named if _PYTHON.fullmatch(Path(named).name) else ""
+
+
+def _supervise(command: Sequence[str], request: DryRunRequest, python: ScriptPython) -> int:
+    """Run the script under measurement; returns its exit code, or 128 + the signal that ended it.
+
+    The script's own process measures, writes its result and ends. This process adds the resources that it and its
+    subprocesses used. When the script ends without a result, this process writes one that says why.
+    """
+    if task_of(os.environ)[0] != 0:  # the first of several ranks measures and answers for all
+        with _started(command, {}) as process:
+            return _exit_code(process.wait())
+    from muri.profiler.dryrun.summary import with_usage
+    from muri.profiler.resource_usage.sampler import Sampler
+
+    inner = request.for_script()
+    for path in (request.result_path, inner.result_path, request.progress_path):
+        path.unlink(missing_ok=True)
+    with _started(command, inner.environment()) as process, Sampler(process.pid) as sampler:
+        code = process.wait()
+        usage = sampler.stop()
+    request.progress_path.unlink(missing_ok=True)
+    result = _take(inner.result_path)
+    if result is None:
+        result = {"error": _why_no_result(code)}
+    elif "error" in result and code > 0:
+        result = {"error": f"the script failed with exit code {code}: {result['error']}"}
+    else:
+        result = with_usage(result, usage)
+    result["python"] = {"executable": python.executable, "prefix": python.prefix}
+    atomic_json(request.result_path, result, PRIVATE_FILE)
+    return _exit_code(code)
+
+
+@contextlib.contextmanager
+def _started(command: Sequence[str], variables: Mapping[str, str]) -> Iterator["subprocess.Popen[bytes]"]:
+    """Run the script's process; it receives the signals that would end this one, and does not outlive this one."""
+    libc = ctypes.CDLL(None)
+
+    def prepare() -> None:
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # it ends with this process
+        inherited.give_back()
+
+    environment = {**os.environ, **variables}
+    with subprocess.Popen(command, preexec_fn=prepare, env=environment) as process:  # noqa: PLW1509 (one thread)
+
+        def forward(signum: int, _frame: FrameType | None) -> None:
+            process.send_signal(signum)
+
+        signals = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+        for number in signals:
+            signal.signal(number, forward)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
+        yield process
+
+
+def _take(path: Path) -> dict[str, Any] | None:
+    try:
+        return dict(json_of(path.read_text()))
+    except FileNotFoundError:
+        return None
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def _exit_code(code: int) -> int:
+    sys.stdout.flush()
+    return code if code >= 0 else 128 - code
+
+
+def _why_no_result(code: int) -> str:
+    if code < 0:
+        return f"the script was ended by {signal.Signals(-code).name} before the dry run was done"
+    ending = "ended" if code == 0 else f"failed with exit code {code}"
+    return (
+        f"the script {ending}, no stages marked: it never called muri.stage or muri.batches, and automatic stages"
+        " saw no loader, module, backward or optimizer of PyTorch (docs/scripts.md)"
+    )

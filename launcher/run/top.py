@@ -1,4 +1,7 @@
-"""The command `muri top`: finds groups by their status files or in the scheduler's records, and shows them."""
+"""The command `muri top`: finds groups by their status files or in the scheduler's records, and shows them.
+
+Status files belong to users, and root shows those of all users: nothing in them is trusted.
+"""
 
 import contextlib
 import json
@@ -12,9 +15,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path, PurePath
-from typing import Any, Final
+from typing import Annotated, Any, Final, TypeGuard
 
 import click
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.table import Table
@@ -23,7 +27,6 @@ from rich.text import Text
 from muri.errors import MuriError, UsageError
 from muri.foreign import json_of
 from muri.launcher.job.scheduler import load_membership
-from muri.launcher.run.status_form import checked, use_table
 from muri.rendezvous import RUN_DIR_VARIABLE, SITE_RUN_DIR, default_run_dir, use_file
 from muri.terminal import PlainConsole, cell, say
 from muri.units import counted
@@ -53,23 +56,26 @@ STALE_S: Final = 10.0
 """A runtime writes its status every second; an older file is that of one that died or hangs."""
 
 LOOKING_S: Final = 1.0
-"""Seconds between two looks at status files: runtimes write them every second."""
-
 ASKING_S: Final = 60.0
-"""Seconds between two questions to the scheduler: pilot jobs report once a minute at most."""
+"""Seconds between two looks at status files, and between two questions to the scheduler: pilot jobs report once a
+minute at most."""
 
 _LARGEST_STATUS: Final = 1 << 20
 _MOST_GROUPS: Final = 32
-"""Of one user on a node; an older pilot job's status is left out."""
+"""Of one user on a node; the status files of older pilot jobs are left out."""
 
 _STATUS_NAME: Final = re.compile(r"(?:pilot|host)-\d+\.json")  # host: of a group that 0.2 started
 _RUN_DIR_NAME: Final = re.compile(r"(?:muri-)?(\d+)")
+MOST_ROWS: Final = 64
+"""The most members, resources or GPUs in a table."""
+
+_MOST: Final = 1e12
 BAR_WIDTH: Final = 16
 DIFFERS_BY: Final = 0.2
 """Measured and predicted speed that differ by more are marked, as the controller does."""
 
 OLD_USE_S: Final = 60.0
-"""Figures of a node's use that are older say nothing of now."""
+"""Figures of a node's use that are older are not shown."""
 
 SORTS: Final = ("job", "speed", "iterations", "wait")
 PARTS: Final = (
@@ -82,7 +88,6 @@ PARTS: Final = (
 )
 LEGEND: Final = "L load  P preprocess  G propagate  S synchronize  w wait  · other  ! off plan"
 
-
 FROM_RECORDS: Final = (
     "No group runs on this host. This is what Slurm's records tell of those on other\nnodes, as their pilot jobs last "
     "reported it:"
@@ -94,22 +99,16 @@ class NoGroupError(MuriError):
 
 
 class StatusFileError(UsageError):
-    """A status file was named that is none."""
+    """A status file cannot be read."""
 
 
 class DamagedStatusError(StatusFileError):
-    """A file has the name of a status and holds something else."""
+    """A file with the name of a status file has other content."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupView:
-    """One group's status.
-
-    Attributes:
-        path: Where it was read; None where the scheduler's records tell it.
-        status: The content of the file, see docs/sharing.md.
-        age_s: Seconds since it was written.
-    """
+    """One group's status (see docs/sharing.md), written `age_s` seconds ago; without a path for scheduler records."""
 
     path: Path | None
     status: Mapping[str, Any]
@@ -117,35 +116,30 @@ class GroupView:
 
     @property
     def stale(self) -> bool:
-        """Whether the runtime has stopped writing."""
+        """Return whether the runtime has stopped writing."""
         return self.age_s > STALE_S
 
     @property
     def left_behind(self) -> bool:
-        """Whether the runtime is gone and nobody removed its status, as the pilot job was killed with it."""
+        """Return whether the runtime is gone and its status file is still there: the pilot job was killed too."""
         return self.stale and not _writes(self.status.get("pid"), self.path)
 
     def to_json(self) -> dict[str, object]:
-        """For `--json`."""
+        """Return the group's part of the output of `--json`."""
         file = None if self.path is None else str(self.path)
         return {"file": file, "age_s": round(self.age_s, 1), "stale": self.stale, **self.status}
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a look has found.
-
-    Attributes:
-        groups: The groups, ordered by file.
-        left_out: Why files that have a status' name are no groups.
-    """
+    """All groups, ordered by file, and the reasons why other status files are left out."""
 
     groups: tuple[GroupView, ...]
     left_out: tuple[str, ...] = ()
 
 
 def _writes(pid: object, path: Path | None) -> bool:
-    """Whether a process is the runtime that writes a status file; its number may belong to another by now."""
+    """Return whether a process is the runtime that writes a status file; its number may belong to another by now."""
     try:
         command = Path(f"/proc/{pid:d}/cmdline").read_bytes() if isinstance(pid, int) else b""
     except OSError:
@@ -191,7 +185,8 @@ def _watch(console: Console, look: Callable[[], Found], sort: str) -> None:
         live.refresh()
         with contextlib.suppress(KeyboardInterrupt):
             shown = first
-            while pressed(_pause_s(shown)) not in {"q", "Q", "\x03"}:
+            # A status file may be read each second, the scheduler must not be asked that often.
+            while pressed(LOOKING_S if all(g.path for g in shown.groups) else ASKING_S) not in {"q", "Q", "\x03"}:
                 try:
                     shown = look()
                     live.update(render(shown, sort), refresh=True)
@@ -199,14 +194,9 @@ def _watch(console: Console, look: Callable[[], Found], sort: str) -> None:
                     live.update("The last group has ended. q to leave.", refresh=True)
 
 
-def _pause_s(shown: Found) -> float:
-    """Seconds until the next look: a file may be read each second, the scheduler must not be asked that often."""
-    return LOOKING_S if all(group.path for group in shown.groups) else ASKING_S
-
-
 @contextlib.contextmanager
 def _single_keys() -> Iterator[Callable[[float], str]]:
-    """Keys without Enter; where standard input is not a terminal only the time passes."""
+    """Read keys without Enter; where standard input is not a terminal, only wait."""
     if not sys.stdin.isatty():
         yield lambda seconds: time.sleep(seconds) or ""  # type: ignore[func-returns-value]
         return
@@ -226,6 +216,66 @@ def _single_keys() -> Iterator[Callable[[float], str]]:
         termios.tcsetattr(file, termios.TCSADRAIN, before)
 
 
+_Text = Annotated[str, Field(max_length=4096)]
+_Figure = Annotated[float, Field(ge=-_MOST, le=_MOST)]
+_Whole = Annotated[int, Field(ge=-(10**12), le=10**12)]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(strict=True, extra="allow")
+
+
+class _Member(_Part):
+    script: _Text | None = None
+    state: _Text | None = None
+    exit_code: _Whole | None = None
+    iterations: _Whole | None = None
+    iterations_per_s: _Figure | None = None
+    speed: _Figure | None = None
+    predicted_speed: _Figure | None = None
+    promised_speed: _Figure | None = None
+    share: dict[str, _Figure] | None = None
+
+
+class _Resource(_Part):
+    busy: _Figure = 0.0
+    holder: _Text | None = None
+
+
+class _Reason(_Part):
+    cause: _Text | None = None
+    reason: _Text | None = None
+
+
+class _Status(_Part):
+    discipline: _Text
+    members: Annotated[dict[_Text, _Member], Field(max_length=MOST_ROWS)]
+    pid: _Whole | _Text | None = None
+    pilot_job: _Whole | _Text | None = None
+    host_job: _Whole | _Text | None = None  # the same, of a runtime of 0.2
+    node: _Text | None = None
+    total_speed: _Figure | None = None
+    resources: Annotated[dict[_Text, _Resource], Field(max_length=MOST_ROWS)] | None = None
+    disciplines: list[_Reason] | None = None
+    fault: _Reason | None = None
+
+
+def _checked(status: Any) -> dict[str, Any]:
+    """Return a status as it is, if it can be shown, and printed as JSON.
+
+    Raises:
+        ValueError: It is not one of a runtime; the text names the place.
+    """
+    try:
+        _Status.model_validate(status)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(map(str, first["loc"]))[:80]
+        raise ValueError(f"{where}: {first['msg']}" if where else first["msg"]) from error
+    json.dumps(status, allow_nan=False)
+    return dict(status)
+
+
 def read_group(path: Path, now_s: float | None = None, *, follow_links: bool = True) -> GroupView:
     """Read one status file.
 
@@ -235,7 +285,7 @@ def read_group(path: Path, now_s: float | None = None, *, follow_links: bool = T
     now_s = now_s or time.time()
     try:
         value, written_s = _read(path, 0 if follow_links else os.O_NOFOLLOW)
-        status = checked(value)
+        status = _checked(value)
     except OSError as error:
         raise StatusFileError(f"cannot read the status file {path}: {error.strerror}") from error
     except ValueError as error:
@@ -245,7 +295,7 @@ def read_group(path: Path, now_s: float | None = None, *, follow_links: bool = T
 
 
 def _read(path: Path, flags: int) -> tuple[Any, float]:
-    """What a file holds, and when it was written; a pipe of that name must not keep the reader waiting.
+    """Return a file's JSON and when it was written; a pipe of that name must not keep the reader waiting.
 
     Raises:
         OSError: It cannot be read.
@@ -256,7 +306,7 @@ def _read(path: Path, flags: int) -> tuple[Any, float]:
 
 
 def _use_beside(status: Path, now_s: float) -> dict[str, Any]:
-    """What the pilot job last wrote of its node's use, unless it is old; {} for nothing."""
+    """Return the node's use as the pilot job last wrote it; {} if that is old or missing."""
     with contextlib.suppress(OSError, ValueError):
         use, written_s = _read(use_file(status), os.O_NOFOLLOW)
         json.dumps(use, allow_nan=False)
@@ -273,7 +323,7 @@ def _written_s(status: Mapping[str, Any], otherwise_s: float) -> float:
 
 
 def run_dirs(environment: Mapping[str, str]) -> list[Path]:
-    """The run directories to look into: the user's own; for root those of all users, unless tampered with."""
+    """Return the run directories to look into: the user's own; for root those of all users, unless tampered with."""
     if os.geteuid() != 0 or environment.get(RUN_DIR_VARIABLE):
         return [default_run_dir(environment)]
     places = (*SITE_RUN_DIR.glob("*"), *Path("/tmp").glob("muri-*"))  # noqa: S108 (verified)
@@ -308,28 +358,25 @@ def find_groups(environment: Mapping[str, str]) -> Found:
             except StatusFileError:
                 continue
     groups = [group for group in groups if not group.left_behind]
-    if not groups:
-        groups = _known_to_slurm("; ".join([_nothing_found(looked), *left_out]))
-    return Found(tuple(groups), tuple(left_out))
-
-
-def _statuses(run_dir: Path) -> list[Path]:
-    """The files in a run directory that have a status' name, those of the newest pilot jobs."""
-    try:
-        named = [path for path in run_dir.iterdir() if _STATUS_NAME.fullmatch(path.name)]
-    except OSError:
-        return []
-    return sorted(sorted(named, key=lambda path: (len(path.name), path.name))[-_MOST_GROUPS:])
-
-
-def _known_to_slurm(nothing: str) -> list[GroupView]:
+    if groups:
+        return Found(tuple(groups), tuple(left_out))
+    nothing = "; ".join([_nothing_found(looked), *left_out])
     try:
         known = [GroupView(None, status, 0.0) for status in load_membership().groups()]
     except MuriError as error:
         raise NoGroupError(f"{nothing}. The scheduler's records cannot be read: {error}") from error
     if not known:
         raise NoGroupError(nothing)
-    return known
+    return Found(tuple(known), tuple(left_out))
+
+
+def _statuses(run_dir: Path) -> list[Path]:
+    """Return the status files in a run directory, those of the newest pilot jobs."""
+    try:
+        named = [path for path in run_dir.iterdir() if _STATUS_NAME.fullmatch(path.name)]
+    except OSError:
+        return []
+    return sorted(sorted(named, key=lambda path: (len(path.name), path.name))[-_MOST_GROUPS:])
 
 
 def _nothing_found(looked: list[Path]) -> str:
@@ -341,8 +388,8 @@ def _nothing_found(looked: list[Path]) -> str:
     )
 
 
-def stage_bar(share: Mapping[str, float], width: int = BAR_WIDTH) -> Text:
-    """The shares of an iteration as a bar of exactly `width` letters; empty when nothing is known."""
+def _stage_bar(share: Mapping[str, float]) -> Text:
+    """Return the shares of an iteration as a bar of `BAR_WIDTH` letters, "-" when they are unknown."""
     text = Text()
     total = sum(share.get(name, 0.0) for name, _, _ in PARTS)
     if total <= 0:
@@ -350,19 +397,14 @@ def stage_bar(share: Mapping[str, float], width: int = BAR_WIDTH) -> Text:
     drawn, up_to = 0, 0.0
     for name, letter, style in PARTS:
         up_to += share.get(name, 0.0)
-        end = round(min(1.0, up_to / total) * width)
+        end = round(min(1.0, up_to / total) * BAR_WIDTH)
         text.append(letter * (end - drawn), style)
         drawn = end
     return text
 
 
-def differs(measured: float | None, predicted: float | None) -> bool:
-    """Whether the measured speed is off the predicted one by more than 20 %."""
-    return measured is not None and bool(predicted) and abs(measured / (predicted or 1.0) - 1) > DIFFERS_BY
-
-
 def sort_members(members: Mapping[str, Mapping[str, Any]], by: str) -> list[tuple[str, Mapping[str, Any]]]:
-    """Members by job id, or the slowest, furthest or most hindered first."""
+    """Sort members by job id, or the slowest, furthest or longest waiting first."""
 
     def key(item: tuple[str, Mapping[str, Any]]) -> tuple[float, int, str]:
         name, member = item
@@ -379,13 +421,13 @@ def sort_members(members: Mapping[str, Mapping[str, Any]], by: str) -> list[tupl
 
 
 def render(found: Found, sort: str) -> RenderableType:
-    """All groups, one below the other."""
+    """Return all groups, one below the other."""
     parts: list[RenderableType] = []
     if not all(group.path for group in found.groups):
         parts.append(Text(FROM_RECORDS, style="dim"))
     for group in found.groups:
         parts += [_headline(group), _members_table(group, sort), _resources_line(group.status)]
-        parts += [*use_table(group.status), Text("")]
+        parts += [*_use_table(group.status), Text("")]
     parts += [Text(f"Left out: {reason}", "red") for reason in found.left_out]
     return Group(*parts, Text(LEGEND, style="dim"))
 
@@ -396,7 +438,8 @@ def _headline(group: GroupView) -> Text:
     name = f"Group of pilot job {pilot}" if pilot else f"Runtime {status.get('pid')}"
     name += f" on {status['node']}" if status.get("node") else ""
     total = status.get("total_speed")
-    speed = "-" if total is None else f"{total:.2f} of {_running(status)}"
+    running = sum(member.get("state") == "running" for member in status["members"].values())
+    speed = "-" if total is None else f"{total:.2f} of {running}"
     text = Text(f"{name}: {status['discipline']}, total speed {speed}", style="bold")
     changes = status.get("disciplines") or []
     if len(changes) > 1:
@@ -408,21 +451,24 @@ def _headline(group: GroupView) -> Text:
     return text
 
 
-def _running(status: Mapping[str, Any]) -> int:
-    return sum(member.get("state") == "running" for member in status["members"].values())
+_LEFT: Final[Mapping[str, dict[str, Any]]] = {
+    "SCRIPT": {"max_width": 13, "overflow": "ellipsis"},
+    "STATE": {},
+    "TIME GOES TO": {"min_width": BAR_WIDTH},
+    "USE": {},
+}
+"""The columns whose content stands at the left, with their settings."""
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="dim", expand=False)
+    for name in columns:
+        table.add_column(name, no_wrap=True, **_LEFT.get(name, {"justify": "right"}))
+    return table
 
 
 def _members_table(group: GroupView, sort: str) -> Table:
-    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="dim", expand=False)
-    table.add_column("JOB", justify="right", no_wrap=True)
-    table.add_column("SCRIPT", no_wrap=True, max_width=13, overflow="ellipsis")
-    table.add_column("STATE", no_wrap=True)
-    table.add_column("ITER", justify="right", no_wrap=True)
-    table.add_column("IT/S", justify="right", no_wrap=True)
-    table.add_column("TIME GOES TO", no_wrap=True, min_width=BAR_WIDTH)
-    table.add_column("SPEED", justify="right", no_wrap=True)
-    table.add_column("PLAN", justify="right", no_wrap=True)
-    table.add_column("MIN", justify="right", no_wrap=True)
+    table = _table("JOB", "SCRIPT", "STATE", "ITER", "IT/S", "TIME GOES TO", "SPEED", "PLAN", "MIN")
     for name, member in sort_members(group.status["members"], sort):
         table.add_row(name, *_cells(member))
     return table
@@ -431,7 +477,7 @@ def _members_table(group: GroupView, sort: str) -> Table:
 def _cells(member: Mapping[str, Any]) -> tuple[RenderableType, ...]:
     speed, predicted, rate = (member.get(key) for key in ("speed", "predicted_speed", "iterations_per_s"))
     promised, broken = member.get("promised_speed"), bool(member.get("promise_broken"))
-    off = differs(speed, predicted)
+    off = speed is not None and bool(predicted) and abs(speed / (predicted or 1.0) - 1) > DIFFERS_BY
     estimated = "~" if speed is not None and member.get("solo_iteration_s") is None else ""
     shown = "-" if speed is None else f"{estimated}{speed:.2f}"
     return (
@@ -439,7 +485,7 @@ def _cells(member: Mapping[str, Any]) -> tuple[RenderableType, ...]:
         _state(member),
         str(member.get("iterations", 0)),
         "-" if rate is None else f"{rate:.3g}",
-        stage_bar(member.get("share") or {}),
+        _stage_bar(member.get("share") or {}),
         Text(f"{shown}{'!' if off else ' '}", style="bold red" if off else ""),
         "-" if predicted is None else f"{predicted:.2f}",
         Text(f"{f'{promised:.2f}' if promised else '-'}{'!' if broken else ' '}", style="bold red" if broken else ""),
@@ -464,3 +510,55 @@ def _resources_line(status: Mapping[str, Any]) -> Text:
         text.append(f"{name} ", "dim")
         text.append(f"{resource.get('busy', 0.0):.0%} {resource.get('holder') or '-'}  ")
     return text
+
+
+def _use_table(status: Mapping[str, Any]) -> list[RenderableType]:
+    """Return a table of what members, node and GPUs use, or nothing if the pilot job has not written it."""
+    use = status.get("use")
+    node = use.get("node") if isinstance(use, Mapping) else None
+    if not isinstance(use, Mapping) or not isinstance(node, Mapping):
+        return []
+    table = _table("USE", "CPU", "MEM GIB", "DISK MIB/S", "NET MIB/S", "GPU", "GPU GIB")
+    jobs = use.get("jobs")
+    for name in status["members"]:
+        job = jobs.get(name) if isinstance(jobs, Mapping) else None
+        job = job if isinstance(job, Mapping) else {}
+        host = [_number(job.get(key)) for key in ("cpu_cores", "mem_gib", "disk_mib_per_s")]
+        # The network is not counted by process.
+        table.add_row(cell(name), *host, "-", _share(job.get("gpu_utilisation")), _number(job.get("gpu_mem_gib")))
+    for row in _node_rows(node):
+        table.add_row(*row)
+    return [table]
+
+
+def _node_rows(node: Mapping[str, Any]) -> Iterator[tuple[RenderableType, ...]]:
+    """Yield the node's row, with its GPU if there is one; several have a row each."""
+    by_name = node.get("gpus")
+    entries = by_name.items() if isinstance(by_name, Mapping) else ()
+    gpus = [(name, gpu) for name, gpu in entries if isinstance(gpu, Mapping)][:MOST_ROWS]
+    cores, count = _number(node.get("cpu_cores")), node.get("cpu_count")
+    first = gpus[0][1] if len(gpus) == 1 else {}
+    yield (
+        "node",
+        f"{cores}/{count}" if isinstance(count, int) and count else cores,
+        *(_number(node.get(key)) for key in ("mem_gib", "disk_mib_per_s", "network_mib_per_s")),
+        _share(first.get("utilisation")),
+        _number(first.get("mem_gib")),
+    )
+    for name, gpu in gpus if len(gpus) > 1 else ():
+        blank = ("",) * 4
+        yield cell(f"gpu {name}"), *blank, _share(gpu.get("utilisation")), _number(gpu.get("mem_gib"))
+
+
+def _number(value: object) -> str:
+    if not _is_figure(value):
+        return "-"
+    return f"{value:.1f}" if value < 100 else f"{value:.0f}"
+
+
+def _share(value: object) -> str:
+    return f"{value:.0%}" if _is_figure(value) else "-"
+
+
+def _is_figure(value: object) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < _MOST

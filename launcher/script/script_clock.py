@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Final
 
 from muri.launcher.job.environment import task_of
 from muri.launcher.job.stage_clock import STAGE_COUNT, FreePace, Gate, IntervalListener, StageClock, TurnsPace
+from muri.launcher.process_gate import gate_from_environment
 from muri.launcher.script.trace import open_trace
-from muri.launcher.wire.process_gate import gate_from_environment
 from muri.profiler.dryrun.messages import DRY_RUN_VARIABLE, ITERATION_LOG_VARIABLE, DryRunRequest
 from muri.profiler.records import STAGES, UNEXPLAINED_SHARE, UNMARKED, WAITS_UNSEEN
 from muri.units import counted

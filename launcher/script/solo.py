@@ -25,10 +25,10 @@ from muri.launcher.job import script
 from muri.launcher.job.environment import AGENT_VARIABLE
 from muri.launcher.job.import_hooks import after_import
 from muri.launcher.job.script import MARK_VARIABLE, keep_process_groups, leave_mark
+from muri.launcher.process_gate import is_gated
 from muri.launcher.script import script_clock
 from muri.launcher.script.hooks import close_iterations, guarded_installation, replace, stages_wanted
 from muri.launcher.threads import watch_dangers
-from muri.launcher.wire.process_gate import is_gated
 from muri.profiler.dryrun.messages import DRY_RUN_VARIABLE
 
 RUNNER: Final = ("-m", "muri.launcher.script.solo")

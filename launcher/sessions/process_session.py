@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from muri.group_spec import MemberSpec
+from muri.launcher import process_gate
 from muri.launcher.arbitration.arbiter import Arbiter, WaitInterruptedError
 from muri.launcher.job.environment import task_of
 from muri.launcher.job.process_tree import continue_descendants, stop_descendants
@@ -35,6 +36,7 @@ from muri.launcher.job.stage_clock import (
     IterationRecord,
     StageClock,
 )
+from muri.launcher.protocol import AttachRequest
 from muri.launcher.script.hooks import stages_wanted
 from muri.launcher.sessions import process_supervisor
 from muri.launcher.sessions.process_start import StartError, Supervisor, SupervisorLostError
@@ -48,8 +50,6 @@ from muri.launcher.sessions.setup import (
     tell_hang,
     wait_without_spinning,
 )
-from muri.launcher.wire import process_gate
-from muri.launcher.wire.protocol import AttachRequest
 
 logger = logging.getLogger("muri.launcher")
 

@@ -23,9 +23,9 @@ from typing import Any, Final, Protocol
 
 from muri import inherited
 from muri.errors import MuriError, UsageError
+from muri.launcher import protocol
 from muri.launcher.sessions import process_supervisor
 from muri.launcher.sessions.setup import call_later
-from muri.launcher.wire import protocol
 
 logger = logging.getLogger("muri.launcher")
 

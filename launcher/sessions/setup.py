@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from muri.group_spec import MemberSpec
 from muri.launcher.arbitration.arbiter import Arbiter
-from muri.launcher.wire.protocol import AttachRequest
+from muri.launcher.protocol import AttachRequest
 
 logger = logging.getLogger("muri.launcher")
 

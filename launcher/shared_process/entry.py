@@ -13,13 +13,13 @@ from muri.launcher.arbitration.arbiter import Arbiter
 from muri.launcher.job.script import NAMELESS
 from muri.launcher.job.session import MemberSession
 from muri.launcher.job.stage_clock import IntervalListener, StageClock
+from muri.launcher.protocol import ISOLATION_VARIABLE, AttachRequest
 from muri.launcher.script.hooks import stages_wanted
 from muri.launcher.script.script_clock import set_clock_provider
 from muri.launcher.script.solo import install_stage_hooks
 from muri.launcher.shared_process import gpu, isolation
 from muri.launcher.shared_process.state import current_session
 from muri.launcher.shared_process.thread_session import ThreadSession
-from muri.launcher.wire.protocol import ISOLATION_VARIABLE, AttachRequest
 
 logger = logging.getLogger("muri.launcher")
 

@@ -14,8 +14,8 @@ from typing import Any, Final, Generic, TypeVar
 
 from muri.launcher.job import script
 from muri.launcher.job.stage_clock import StageClock
+from muri.launcher.protocol import AttachRequest
 from muri.launcher.sessions.setup import GPU_VARIABLES
-from muri.launcher.wire.protocol import AttachRequest
 
 _CLONE_FS: Final = 0x200
 _libc = ctypes.CDLL(None, use_errno=True)

@@ -15,6 +15,7 @@ from muri.launcher.job import script
 from muri.launcher.job.script import is_out_of_memory
 from muri.launcher.job.session import MemberSession, Roots
 from muri.launcher.job.stage_clock import IntervalListener, StageClock
+from muri.launcher.protocol import AttachRequest
 from muri.launcher.script import registry
 from muri.launcher.script.checkpoint import STOP_SIGNALS
 from muri.launcher.script.hooks import stages_wanted
@@ -41,7 +42,6 @@ from muri.launcher.shared_process.interruption import (
 from muri.launcher.shared_process.signals_and_exits import SessionExit
 from muri.launcher.shared_process.state import build_state, enter_session, own_working_directory
 from muri.launcher.shared_process.threads_and_processes import begin_session, close_executors
-from muri.launcher.wire.protocol import AttachRequest
 from muri.profiler.dryrun.steadiness import LoaderAhead
 
 logger = logging.getLogger("muri.launcher")

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 
 from muri.launcher.arbitration.arbiter import Arbiter
 from muri.launcher.job.stage_clock import IterationRecord
+from muri.launcher.process_gate import PAGE_BYTES, ProcessGate
 from muri.launcher.sessions.process_session import Channels, share_waiting_hint
-from muri.launcher.wire.process_gate import PAGE_BYTES, ProcessGate
 
 
 class Gates:

@@ -17,8 +17,8 @@ from pathlib import Path
 import psutil
 
 from muri.group_spec import GroupSpec, MemberSpec
-from muri.launcher.wire import protocol
-from muri.launcher.wire.protocol import AttachRequest
+from muri.launcher import protocol
+from muri.launcher.protocol import AttachRequest
 from muri.units import MIB
 from muri_lab.benchmarks.runtime_process import BenchmarkError, socket_folder, start_runtime
 

@@ -13,16 +13,16 @@ from muri.errors import MuriError
 from muri.launcher.arbitration.arbiter import Arbiter, FairArbiter
 from muri.launcher.arbitration.pausing import PausingArbiter
 from muri.launcher.arbitration.switching import SwitchingArbiter
+from muri.launcher.protocol import AttachRequest
 from muri.launcher.sessions.process_session import ProcessSession, share_waiting_hint
 from muri.launcher.sessions.process_start import ChildStarter, supervised
-from muri.launcher.wire.protocol import AttachRequest
 
 HOLD_S: Final = 0.0005
 TIMEOUT_S: Final = 60.0
 
 _SCRIPT: Final = """
 import json, os, sys, time
-from muri.launcher.wire.process_gate import gate_from_environment
+from muri.launcher.process_gate import gate_from_environment
 gate, count, hold_s, result = gate_from_environment(os.environ), int(sys.argv[1]), float(sys.argv[2]), sys.argv[3]
 asked, taken, given = [], [], []
 open(result, "w").close()

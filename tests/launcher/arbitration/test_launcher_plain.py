@@ -20,9 +20,9 @@ from muri.launcher.arbitration.arbiter import Arbiter, FairArbiter, PlainArbiter
 from muri.launcher.arbitration.discipline_choice import Node
 from muri.launcher.arbitration.switching import SwitchingArbiter, make_arbiter
 from muri.launcher.job.stage_clock import TURNS_INDEX, IterationRecord
+from muri.launcher.process_gate import ProcessGate
 from muri.launcher.script import script_clock
 from muri.launcher.shared_process.gpu import Device
-from muri.launcher.wire.process_gate import ProcessGate
 
 GPU = 2
 MEETING = """

@@ -11,8 +11,7 @@ import pytest
 from launcher_harness import Launcher
 from polling import DEADLINE_S
 
-from muri.launcher.run.command import _AsPython, run
-from muri.launcher.run.python_line import PythonLine, TargetError, read_line
+from muri.launcher.run.command import PythonLine, TargetError, _AsPython, read_line, run
 from muri.profiler.dryrun.messages import ITERATION_LOG_VARIABLE
 
 SEEN = """

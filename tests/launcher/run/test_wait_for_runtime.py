@@ -11,9 +11,9 @@ import pytest
 from virtual_clock import VirtualClock
 
 from muri.group_spec import MemberSpec, Place
+from muri.launcher import protocol
 from muri.launcher.job.scheduler import MembershipError, NoMembership
 from muri.launcher.run.client import RuntimeLostError, wait_for_runtime
-from muri.launcher.wire import protocol
 
 
 class Scheduler(NoMembership):

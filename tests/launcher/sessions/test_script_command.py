@@ -8,8 +8,8 @@ import pytest
 from polling import DEADLINE_S
 
 from muri.launcher.arbitration.arbiter import FairArbiter
+from muri.launcher.protocol import AttachRequest, ProtocolError
 from muri.launcher.sessions.process_session import ProcessSession, script_command
-from muri.launcher.wire.protocol import AttachRequest, ProtocolError
 
 RANK = {"RANK": "0", "WORLD_SIZE": "2"}
 
@@ -41,7 +41,7 @@ def test_a_request_of_an_older_member_has_no_limits_and_one_that_lacks_fields_is
 
 @pytest.mark.parametrize("limits", [None, 5, {"RLIMIT_NOFILE": 5}, {"RLIMIT_NOFILE": ["a", "b"]}])
 def test_limits_that_are_not_to_be_understood_are_refused(limits: object) -> None:
-    with pytest.raises(ProtocolError, match="limits that are not to be understood"):
+    with pytest.raises(ProtocolError, match="malformed limits"):
         AttachRequest.from_frame(_request().to_frame() | {"limits": limits})
 
 

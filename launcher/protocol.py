@@ -1,8 +1,7 @@
 """How `muri run` attaches to the runtime: where it finds the socket, and the frames that they exchange.
 
-The sockets lie in a private directory, one name per member. A frame is a version byte, a length, and JSON. The member's
-standard input, output and error travel once, as open file descriptors beside the first frame. The member then writes to
-the very files that its job has, so nothing is copied, nothing is re-ordered and subprocesses can inherit them.
+A frame is a version byte, a length, and JSON. The first one brings the member's standard input, output and error as
+open file descriptors: the script then writes to the very files that its job has.
 """
 
 import array
@@ -82,7 +81,7 @@ class AttachRequest:
     options: tuple[str, ...] = ()
 
     def to_frame(self) -> Frame:
-        """The frame that carries the request."""
+        """Return the frame that carries the request."""
         values = {name: getattr(self, name) for name in self.__dataclass_fields__}
         return values | {"type": "attach", "environment": dict(self.environment), "limits": dict(self.limits)}
 
@@ -91,28 +90,23 @@ class AttachRequest:
         """Read the request from a frame.
 
         Raises:
-            ProtocolError: A field is missing, or the limits are not to be understood.
+            ProtocolError: A field is missing or malformed.
         """
         values = {name: frame[name] for name in cls.__dataclass_fields__ if name in frame}
-        limits = _limits_of(frame)
+        try:
+            limits = {name: (int(soft), int(hard)) for name, (soft, hard) in frame.get("limits", {}).items()}
+        except (AttributeError, TypeError, ValueError) as error:
+            raise ProtocolError(f"the attach request has malformed limits: {error}") from error
         try:
             signals = {name: tuple(map(int, frame.get(name, ()))) for name in ("blocked", "ignored")}
             words = {name: tuple(frame.get(name, ())) for name in ("arguments", "options")}
             return cls(**values | signals | words | {"limits": limits})
-        except (KeyError, TypeError, ValueError) as error:
+        except (TypeError, ValueError) as error:
             raise ProtocolError(f"the attach request lacks fields: {error}") from error
 
 
-def _limits_of(frame: Frame) -> dict[str, tuple[int, int]]:
-    """The resource limits in an attach request; none from an older member."""
-    try:
-        return {name: (int(soft), int(hard)) for name, (soft, hard) in frame.get("limits", {}).items()}
-    except (AttributeError, TypeError, ValueError) as error:
-        raise ProtocolError(f"the attach request has limits that are not to be understood: {error}") from error
-
-
 def encode(frame: Frame) -> bytes:
-    """The bytes of one frame."""
+    """Return the bytes of one frame."""
     body = json.dumps(frame).encode()
     if len(body) > LARGEST_FRAME_BYTES:
         raise ProtocolError(f"a frame of {len(body)} bytes is larger than {LARGEST_FRAME_BYTES}")
@@ -133,42 +127,50 @@ def send_with_files(connection: socket.socket, frame: Frame, files: Sequence[int
 
 
 def receive(connection: socket.socket) -> Frame | None:
-    """The next frame, None when the other side has closed.
+    """Return the next frame, None when the other side has closed.
 
     Raises:
-        ProtocolError: What came is not a frame of this version.
+        ProtocolError: The data is not a frame of this version.
     """
     header = _receive_exactly(connection, _HEADER.size)
     return None if header is None else _receive_body(connection, header)
 
 
 def receive_with_files(connection: socket.socket, file_count: int) -> tuple[Frame, list[int]] | None:
-    """The first frame and the file descriptors beside it, None when the other side has closed.
+    """Return the first frame and the file descriptors beside it, None when the other side has closed.
 
     Raises:
-        ProtocolError: What came is not a frame of this version with that many files.
+        ProtocolError: The data is not a frame of this version with that many files.
     """
     space = socket.CMSG_SPACE(file_count * array.array("i").itemsize)
     start, ancillary, _, _ = connection.recvmsg(_HEADER.size, space, socket.MSG_CMSG_CLOEXEC)
     if not start:
         return None
-    files = _files_of(ancillary)
+    files = array.array("i")
+    for level, kind, data in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            files.frombytes(data[: len(data) - len(data) % files.itemsize])
     try:
-        return _finish_first_frame(connection, start, len(files) - file_count), files
+        return _finish_first_frame(connection, start, len(files) - file_count), list(files)
     except (ProtocolError, OSError):
         for file in files:
             os.close(file)
         raise
 
 
+def _finish_first_frame(connection: socket.socket, start: bytes, surplus: int) -> Frame:
+    if surplus:
+        count = f"{abs(surplus)} open files too {'many' if surplus > 0 else 'few'}"
+        raise ProtocolError(f"the first frame came with {count}")
+    rest = _receive_exactly(connection, _HEADER.size - len(start)) if len(start) < _HEADER.size else b""
+    if rest is None:
+        raise ProtocolError("the connection ended within a frame")
+    return _receive_body(connection, start + rest)
+
+
 def peer_pid(connection: socket.socket) -> int:
-    """Number of the process that has connected, as the kernel knows it; 0 where it is not to be seen from here."""
+    """Return the id of the process that has connected, as the kernel knows it; 0 if it cannot be seen from here."""
     return _peer(connection)[0]
-
-
-def peer_uid(connection: socket.socket) -> int:
-    """User id of the process at the other end, as the kernel knows it."""
-    return _peer(connection)[1]
 
 
 def _peer(connection: socket.socket) -> tuple[int, int]:
@@ -183,28 +185,9 @@ def require_same_user(connection: socket.socket) -> None:
     Raises:
         ProtocolError: The other end belongs to another user.
     """
-    uid = peer_uid(connection)
+    uid = _peer(connection)[1]
     if uid != os.geteuid():
         raise ProtocolError(f"the process at the other end belongs to user id {uid}, not to {os.geteuid()}")
-
-
-def _files_of(ancillary: Sequence[tuple[int, int, bytes]]) -> list[int]:
-    files = array.array("i")
-    for level, kind, data in ancillary:
-        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-            files.frombytes(data[: len(data) - len(data) % files.itemsize])
-    return list(files)
-
-
-def _finish_first_frame(connection: socket.socket, start: bytes, surplus: int) -> Frame:
-    if surplus:
-        raise ProtocolError(
-            f"the first frame came with {abs(surplus)} open files too {'many' if surplus > 0 else 'few'}"
-        )
-    rest = _receive_exactly(connection, _HEADER.size - len(start)) if len(start) < _HEADER.size else b""
-    if rest is None:
-        raise ProtocolError("the connection ended within a frame")
-    return _receive_body(connection, start + rest)
 
 
 def _receive_body(connection: socket.socket, header: bytes) -> Frame:
@@ -238,19 +221,19 @@ def _receive_exactly(connection: socket.socket, count: int) -> bytes | None:
 
 
 def member_socket(run_dir: Path, job_id: str, rank: int | None = None) -> Path:
-    """The name under which a member finds its runtime; with a rank in a group of several ranks."""
+    """Return the name under which a member finds its runtime; with a rank in a group of several ranks."""
     return run_dir / (f"job-{job_id}.sock" if rank is None else f"job-{job_id}.r{rank}.sock")
 
 
 def pilot_socket(run_dir: Path, pilot_job: str, rank: int | None = None) -> Path:
-    """The name under which a new member finds the runtime of a pilot job; with a rank in a group of several ranks."""
+    """Return the name under which a new member finds the runtime of a pilot job; see `member_socket` for the rank."""
     name = f"{pilot_job}.sock" if rank is None else f"{pilot_job}.r{rank}.sock"
     old = run_dir / f"host-{name}"  # of a runtime of 0.2, which outlives an upgrade
     return old if old.exists() else run_dir / f"pilot-{name}"
 
 
 def runtime_socket(run_dir: Path, pid: int) -> Path:
-    """The socket on which a runtime listens; the members' names lead to it."""
+    """Return the socket on which a runtime listens; the members' names lead to it."""
     return run_dir / RUNTIMES.replace("*", str(pid))
 
 
@@ -288,9 +271,8 @@ def connect(path: Path) -> socket.socket | None:
 
 @contextlib.contextmanager
 def publishing(run_dir: Path) -> Iterator[None]:
-    """Let one runtime at a time remove stale names and publish its own.
-
-    A socket that is bound but does not listen yet refuses connections, as one that a dead runtime has left behind.
+    """Let one runtime at a time remove stale names and publish its own: a socket that is bound but does not listen yet
+    looks like one that a dead runtime has left behind.
 
     Raises:
         RendezvousError: The directory cannot be locked.
@@ -306,7 +288,7 @@ def publishing(run_dir: Path) -> Iterator[None]:
 
 
 def remove_stale_sockets(run_dir: Path) -> None:
-    """Remove the names that runtimes which died have left behind."""
+    """Remove the names that dead runtimes have left behind."""
     for path in sorted(run_dir.glob("*.sock")):
         probe = connect(path)
         if probe is None:

@@ -1,13 +1,12 @@
 """The protocol between a member's process and the runtime's arbiter, and the process's side of it.
 
-The runtime starts the process with one end of a SOCK_SEQPACKET pair and a page of shared memory. Every message is one
-packet and therefore arrives whole. Only `ACQUIRE` and `YIELD` are answered; the process does not wait after it told of
-a release or of a finished iteration. The page holds one byte per resource, set while a member waits for it, and beside
-promised speeds until a stage's first yield point: a yield point that finds it zero costs no message at all. One more
-byte tells that members take no turns, or that there is only one; then no resource is asked for. It may change at any
-time. What was granted is given back all the same, and a stage that began without turns asks for its resource at its
-next yield point. Each thread of the script that is gated speaks over a channel of its own, so a prefetch thread that
-waits does not keep the training thread waiting.
+The runtime starts the process with one end of a SOCK_SEQPACKET pair and a page of shared memory. Only `ACQUIRE` and
+`YIELD` are answered; the process does not wait after a release or a finished iteration. The page holds one byte per
+resource, set while a yield point has to ask: a member waits for the resource, or has a minimum speed and the stage had
+no yield point yet. One more byte tells that members take no turns, or that there is only one; then no resource is
+asked for. It may change at any time: granted resources are given back all the same, and a stage that began without
+turns asks at its next yield point. Each thread of the script that is gated has a channel of its own, so a prefetch
+thread that waits does not keep the training thread waiting.
 """
 
 from __future__ import annotations
@@ -54,12 +53,10 @@ PAGE_BYTES: Final = mmap.PAGESIZE
 
 @dataclass(frozen=True)
 class GateAddress:
-    """Where a member's process finds the arbiter.
+    """Where a member's process finds the arbiter: inherited descriptors of the socket and of the shared page.
 
     Attributes:
         pid: The process that it is meant for. Children inherit the variable but must not use it.
-        socket_fd: Inherited descriptor of the socket.
-        page_fd: Inherited descriptor of the shared page.
         traced: Whether the runtime traces every interval.
     """
 
@@ -70,7 +67,7 @@ class GateAddress:
 
     @classmethod
     def parse(cls, text: str) -> GateAddress | None:
-        """Read the variable's text; None when it is not of this form."""
+        """Read the variable's text; None when it is malformed."""
         parts = text.split(":")
         if len(parts) != len(cls.__dataclass_fields__) or not all(part.isdecimal() for part in parts):
             return None
@@ -79,12 +76,12 @@ class GateAddress:
 
 
 def pack_iteration(record: IterationRecord) -> bytes:
-    """The message that tells of a finished iteration."""
+    """Return the message about a finished iteration."""
     return _ITERATION_MESSAGE.pack(ITERATION, record.iteration_s, *record.stage_s, *record.wait_s)
 
 
 def unpack_iteration(message: bytes) -> IterationRecord:
-    """Read such a message.
+    """Read the message of `pack_iteration`.
 
     Raises:
         struct.error: It has another length.
@@ -93,22 +90,17 @@ def unpack_iteration(message: bytes) -> IterationRecord:
     return IterationRecord(iteration_s, tuple(times_s[:STAGE_COUNT]), tuple(times_s[STAGE_COUNT:]))
 
 
-def pack_facts(facts: Mapping[str, Any]) -> bytes:
-    """The message that tells what only the script's process knows of itself."""
-    return bytes([FACTS]) + json.dumps(facts, separators=(",", ":")).encode()
-
-
 def unpack_facts(message: bytes) -> dict[str, Any]:
-    """Read such a message.
+    """Read the message of `ProcessGate.facts`.
 
     Raises:
-        ValueError: It holds something else.
+        ValueError: It is not a JSON object.
     """
     return dict(json_of(message[1:]))
 
 
 def make_page() -> tuple[int, mmap.mmap]:
-    """A zeroed page that processes can share, and its file descriptor (close-on-exec)."""
+    """Return the close-on-exec descriptor of a zeroed page that processes can share, and the page."""
     file = os.memfd_create("muri-waiting")
     os.ftruncate(file, PAGE_BYTES)
     return file, mmap.mmap(file, PAGE_BYTES)
@@ -119,13 +111,7 @@ Result = TypeVar("Result")
 
 
 class ProcessGate:
-    """Grants stages by asking the runtime; opens for good when the runtime is gone.
-
-    Args:
-        main: The inherited end of the socket pair.
-        page: The shared page.
-        traced: Whether the runtime traces every interval.
-    """
+    """Grants stages by asking the runtime; opens for good when the runtime is gone."""
 
     def __init__(self, main: socket.socket, page: mmap.mmap, *, traced: bool = False) -> None:
         self.traced: Final = traced
@@ -138,12 +124,12 @@ class ProcessGate:
 
     @property
     def takes_turns(self) -> bool:
-        """Whether members wait for each other, or would if there were another one."""
+        """Return whether members wait for each other, or would if there were another one."""
         return self._page[TURNS_INDEX] != NO_TURNS
 
     @property
     def asks(self) -> bool:
-        """Whether members take turns now, and there is more than one."""
+        """Return whether members take turns now, and there is more than one."""
         return self._page[TURNS_INDEX] == TURNS
 
     def acquire(self, stage: int) -> float:
@@ -178,8 +164,8 @@ class ProcessGate:
         self._tell(pack_iteration(record))
 
     def facts(self, facts: Mapping[str, Any]) -> None:
-        """Tell the runtime what only this process knows of itself."""
-        self._tell(pack_facts(facts))
+        """Tell the runtime the facts that only this process knows of itself."""
+        self._tell(bytes([FACTS]) + json.dumps(facts, separators=(",", ":")).encode())
 
     def interval(self, stage: int, start_s: float, end_s: float, wait_s: float) -> None:
         """Tell the runtime's trace; both sides read the same monotonic clock."""
@@ -188,18 +174,15 @@ class ProcessGate:
     def _channel(self) -> socket.socket:
         channel: socket.socket | None = getattr(self._local, "channel", None)
         if channel is None:
-            channel = self._local.channel = self._open_channel()
+            channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            with theirs:
+                handle = array.array("i", [theirs.fileno()])
+                self._main.sendmsg([bytes([CHANNEL])], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, handle)])
+            self._local.channel = channel
         return channel
 
-    def _open_channel(self) -> socket.socket:
-        own, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            handle = array.array("i", [theirs.fileno()])
-            self._main.sendmsg([bytes([CHANNEL])], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, handle)])
-        return own
-
     def _tell(self, message: bytes) -> None:
-        """Send a message; raise what a signal handler of the script raises meanwhile only afterwards."""
+        """Send a message; raise an exception of the script's signal handlers only afterwards."""
         raised: BaseException | None = None
         sent: list[int] = []
         while not sent and not self._lost:
@@ -213,10 +196,10 @@ class ProcessGate:
             raise raised
 
     def _ask(self, kind: int, stage: int) -> float:
-        """Send a request and wait for its answer: the seconds that the arbiter let wait.
+        """Send a request, wait for its answer, and return the seconds that the arbiter let wait.
 
-        A signal handler of the script may raise at any time. Once the request stands at the runtime its answer is
-        waited for, what it grants goes back, and then the script has its exception.
+        A signal handler of the script may raise at any time. Once the request is sent its answer is waited for, and a
+        granted resource given back, before the script gets its exception.
         """
         message = STAGE_MESSAGE.pack(kind, stage)
         raised: BaseException | None = None
@@ -239,9 +222,6 @@ class ProcessGate:
             if kind == ACQUIRE and answer[:1] == bytes([GRANTED]):
                 self._tell(STAGE_MESSAGE.pack(RELEASE, stage))
             raise raised
-        return self._waited_s(answer)
-
-    def _waited_s(self, answer: bytes) -> float:
         if not answer:
             return 0.0
         kind, waited_s = ANSWER.unpack(answer)
@@ -251,17 +231,17 @@ class ProcessGate:
 
 
 def is_gated(environment: Mapping[str, str]) -> bool:
-    """Whether this process is a member's own (and not only a child of one), so that its stages are granted."""
+    """Return whether this process is a member's own (and not only a child of one), so that its stages are granted."""
     return _own_address(environment) is not None
 
 
 def _call(function: Callable[[Argument], Result], argument: Argument, results: list[Result]) -> None:
-    """Append what a function returns, even if a signal handler raises right after: Python runs it between two steps."""
+    """Append a function's result, even if a signal handler raises right after: Python runs it between two steps."""
     results.extend(map(function, (argument,)))
 
 
 def gate_from_environment(environment: Mapping[str, str]) -> ProcessGate | None:
-    """The gate of this process; None when it is not a member's own process (or only a child of one)."""
+    """Return the gate of this process; None when it is not a member's own process (or only a child of one)."""
     address = _own_address(environment)
     if address is None:
         return None

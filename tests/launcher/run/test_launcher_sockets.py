@@ -13,11 +13,11 @@ from typing import Any, cast
 import pytest
 from launcher_harness import Launcher, ends
 
-from muri.launcher.run import client
-from muri.launcher.run.python_line import PythonLine
+from muri.launcher import protocol
+from muri.launcher.protocol import AttachRequest, ProtocolError
+from muri.launcher.run import command
+from muri.launcher.run.command import PythonLine
 from muri.launcher.runtime.server import Server
-from muri.launcher.wire import protocol
-from muri.launcher.wire.protocol import AttachRequest, ProtocolError
 from muri.pythons import own_python
 from muri.rendezvous import RendezvousError, make_run_dir
 
@@ -53,7 +53,7 @@ def test_run_dir_that_is_a_link_or_a_file_or_nowhere_is_refused(tmp_path: Path) 
 def test_peer_of_another_user_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     here, there = socket.socketpair()
     with here, there:
-        assert protocol.peer_uid(here) == os.geteuid()
+        assert protocol.peer_pid(here) == os.getpid()
         protocol.require_same_user(here)
         monkeypatch.setattr(os, "geteuid", lambda: 12345)
         with pytest.raises(ProtocolError, match="not to 12345"):
@@ -149,7 +149,7 @@ def test_job_with_gpus_of_its_own_runs_alone_where_others_can_enter_the_run_dir(
 
 def a_request() -> AttachRequest:
     line = PythonLine((), ("-u", "-W", "error"), False, "train.py", ("--name", "caf\udce9"))
-    return client.build_request("101", line, own_python())
+    return command.build_request("101", line, own_python())
 
 
 def test_request_and_files_survive_the_journey(tmp_path: Path) -> None:
