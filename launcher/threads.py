@@ -20,7 +20,7 @@ _ROOM: Final = "muri.launcher.shared_process"
 
 
 class SharedProcess(Protocol):
-    """A runtime that runs scripts in threads of its own process; `shared_process.entry.Threads`."""
+    """A runtime that runs scripts in threads of its own process; `shared_process.thread_session.Threads`."""
 
     def install(self) -> None:
         """Let this process hold several scripts; call it from the main thread, before any session starts."""
@@ -68,7 +68,7 @@ def shared_process(
         end_runtime: Ends this process, because its GPU context has ended.
         takes_turns: Whether members' kernels must not overlap.
     """
-    made: SharedProcess = import_module(f"{_ROOM}.entry").Threads(
+    made: SharedProcess = import_module(f"{_ROOM}.thread_session").Threads(
         members, preload, running, end_runtime, takes_turns=takes_turns
     )
     return made

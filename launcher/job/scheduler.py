@@ -1,22 +1,38 @@
-"""What the launcher asks of the scheduler: is this job a member of a group, and requeue it."""
+"""What the launcher asks of the scheduler: is this job a member of a group, and requeue it.
+
+A script's own process asks through Muri's own Python (`python -m` this module): only there is what speaks Slurm.
+"""
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from collections.abc import Sequence
-from typing import Any, Final, Protocol, cast
+from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 from muri.errors import MuriError
-from muri.group_spec import Place
 from muri.inherited import settle
-from muri.launcher.job import scheduler_call
+from muri.pythons import own_command
+
+if TYPE_CHECKING:
+    from muri.group_spec import Place
 
 ENTRY_POINTS: Final = "muri.schedulers"
 """Group of the entry points by which a scheduler makes itself known (pyproject.toml)."""
 
-
 OWN: Final = ("slurm", "muri.slurm_plugin.node.membership:SlurmMembership")
 """Muri's own scheduler, for a Python that finds Muri through PYTHONPATH and so knows no entry points."""
+
+MODULE: Final = "muri.launcher.job.scheduler"
+REQUEUE_STOPPED: Final = "requeue-stopped"
+DECLARE_CHECKPOINT: Final = "declare-checkpoint"
+DONE: Final = 0
+NOT_RUNNING: Final = 3
+"""Exit codes of the process, which prints it, too; with any other one the last line of its stderr says what failed."""
+
+_LIMIT_S: Final = 300.0
+"""Slurm's commands try again while slurmctld is away, but not for as long."""
 
 
 class MembershipError(MuriError):
@@ -25,86 +41,55 @@ class MembershipError(MuriError):
     worth_retrying = False
 
 
+class SchedulerCallError(MuriError):
+    """The scheduler could not be asked, or refused."""
+
+
 class Membership(Protocol):
-    """A job's standing with the scheduler."""
+    """A job's standing with the scheduler; each method raises a `MuriError` when the scheduler cannot do it now."""
 
     def await_place(self, job_id: str) -> Place | None:
-        """As `place_of`, but asks until the scheduler answers: running alone could mean running twice.
-
-        Raises:
-            MuriError: The scheduler's part cannot be used.
-        """
+        """As `place_of`, but ask until the scheduler answers: running alone could mean running twice."""
 
     def requeue(self, job_id: str, reason: str) -> None:
-        """Put the job back into the queue; the scheduler then ends its processes.
-
-        Raises:
-            MuriError: The scheduler did not accept it.
-        """
+        """Put the job back into the queue; the scheduler then ends its processes."""
 
     def place_of(self, job_id: str) -> Place | None:
-        """The place of the job in the group that it was released to run in, None when it is in none.
-
-        Raises:
-            MuriError: The scheduler cannot say now.
-        """
+        """The place of the job in the group that it was released to run in, None when it is in none."""
 
     def runs(self, job_id: str) -> bool:
-        """Whether the job runs and is not being ended.
-
-        Raises:
-            MuriError: The scheduler cannot say now.
-        """
+        """Whether the job runs and is not being ended."""
 
     def requeue_for_memory(self, job_id: str) -> bool:
         """Put a job that ran out of GPU memory beside others back into the queue, to ask for more or run alone then.
 
         Returns:
             Whether it was put back; False where no controller would plan it again, or it was put back too often.
-
-        Raises:
-            MuriError: The scheduler did not accept it.
         """
 
     def requeue_stopped(self, job_id: str, run: int) -> None:
-        """Requeue a job that was saved, so that it resumes later; the scheduler then ends its processes.
-
-        Args:
-            job_id: The job.
-            run: How often it was requeued before.
-
-        Raises:
-            MuriError: The scheduler did not accept it.
-        """
+        """Requeue a job that was saved in its run number `run`, so that it resumes later; its processes are ended."""
 
     def declare_checkpoint(self, job_id: str, run: int) -> None:
-        """Tell the controller that this run of the job can be stopped and resumed.
-
-        Raises:
-            MuriError: The scheduler did not accept it.
-        """
+        """Tell the controller that this run of the job can be stopped and resumed."""
 
     def groups(self) -> list[dict[str, Any]]:
-        """The caller's running groups on all nodes, each in the form of a runtime's status file, as far as is known.
-
-        Raises:
-            MuriError: The scheduler cannot say now.
-        """
+        """The caller's running groups on all nodes, each in the form of a runtime's status file, as far as is known."""
 
 
 class NoMembership:
-    """Stands in where no scheduler plug-in is installed: no job belongs to a group."""
+    """Stands in where no scheduler plug-in is installed: there are no groups, and no job can be requeued."""
 
     def await_place(self, job_id: str) -> Place | None:
-        """Without a scheduler there are no groups."""
+        """None."""
         return None
 
     def requeue(self, job_id: str, reason: str) -> None:
-        """Say that nothing can requeue the job."""
+        """Raise a `MembershipError`."""
         raise MembershipError(f"job {job_id} cannot be requeued: Muri's Slurm part is not installed here")
 
     def place_of(self, job_id: str) -> Place | None:
-        """Without a scheduler there are no groups."""
+        """None."""
         return None
 
     def runs(self, job_id: str) -> bool:
@@ -112,26 +97,23 @@ class NoMembership:
         return False
 
     def requeue_for_memory(self, job_id: str) -> bool:
-        """No scheduler can put it back."""
+        """False."""
         return False
 
     def requeue_stopped(self, job_id: str, run: int) -> None:
-        """Say that nothing can requeue the job."""
+        """Raise a `MembershipError`."""
         self.requeue(job_id, "")
 
     def declare_checkpoint(self, job_id: str, run: int) -> None:
-        """No controller asks."""
+        """Do nothing: no controller asks."""
 
     def groups(self) -> list[dict[str, Any]]:
-        """Without a scheduler there are no groups."""
+        """None."""
         return []
 
 
 def load_membership(group: str = ENTRY_POINTS) -> Membership:
-    """The implementation of the scheduler that is installed here, or the stand-in when there is none.
-
-    Args:
-        group: Entry points among which a scheduler announces its implementation of `Membership`.
+    """Return the scheduler that is installed here by an entry point of the group, or the stand-in when there is none.
 
     Raises:
         MembershipError: Several are installed, or the one cannot be used.
@@ -139,37 +121,75 @@ def load_membership(group: str = ENTRY_POINTS) -> Membership:
     # Costs tens of milliseconds, which most runs of `muri run` can save.
     from importlib.metadata import EntryPoint, entry_points
 
-    found = tuple(entry_points(group=group))
-    if not found and group == ENTRY_POINTS:
-        found = (EntryPoint(*OWN, group),)
-    if not found:
+    points = tuple(entry_points(group=group))
+    if not points and group == ENTRY_POINTS:
+        points = (EntryPoint(*OWN, group),)
+    if not points:
         return NoMembership()
-    if len(found) > 1:
-        names = ", ".join(f"{point.name} ({point.value})" for point in found)
+    if len(points) > 1:
+        names = ", ".join(f"{point.name} ({point.value})" for point in points)
         raise MembershipError(f"several schedulers are installed for Muri: {names}; uninstall all but one")
     try:
-        return cast(Membership, found[0].load()())
+        return cast("Membership", points[0].load()())
     except (ImportError, AttributeError) as error:
         raise MembershipError(
-            f"the scheduler {found[0].name} ({found[0].value}) cannot be used: {error}; install Muri anew"
+            f"the scheduler {points[0].name} ({points[0].value}) cannot be used: {error}; install Muri anew"
         ) from error
 
 
+def requeue_stopped(job_id: str, run: int) -> bool:
+    """Requeue a job that was saved, from the script's own process; see `Membership.requeue_stopped`.
+
+    Returns:
+        Whether it was; False where the scheduler is ending the job anyway.
+
+    Raises:
+        SchedulerCallError: The scheduler did not accept it.
+    """
+    return _call(REQUEUE_STOPPED, job_id, run) == DONE
+
+
+def declare_checkpoint(job_id: str, run: int) -> None:
+    """Tell the controller, from the script's own process, that this run of the job can be stopped and resumed.
+
+    Raises:
+        SchedulerCallError: The scheduler did not accept it.
+    """
+    _call(DECLARE_CHECKPOINT, job_id, run)
+
+
+def _call(what: str, job_id: str, run: int) -> int:
+    command = [*own_command(os.environ, MODULE), what, job_id, str(run)]
+    try:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_LIMIT_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise SchedulerCallError(f"{command[0]}: {error}") from error
+    words = done.stdout.split()
+    code = int(words[-1]) if words else done.returncode or 1  # 0 where the script ignores SIGCHLD, whatever it was
+    if code not in (DONE, NOT_RUNNING):
+        complaint = done.stderr.strip().splitlines() or [f"{command[0]} ended with exit code {code}"]
+        raise SchedulerCallError(complaint[-1])
+    sys.stderr.write(done.stderr)
+    return code
+
+
 def answer(arguments: Sequence[str]) -> int:
-    """Do what a script's process asks for; see `scheduler_call` for the words and the exit codes."""
+    """Do what a script's process asks for, and return the exit code."""
     what, job_id, run = arguments
     try:
         membership = load_membership()
-        if what == scheduler_call.DECLARE_CHECKPOINT:
+        if what == DECLARE_CHECKPOINT:
             membership.declare_checkpoint(job_id, int(run))
         elif membership.runs(job_id):
             membership.requeue_stopped(job_id, int(run))
         else:
-            return scheduler_call.NOT_RUNNING
+            return NOT_RUNNING
     except MuriError as error:
         print(error, file=sys.stderr)
         return error.exit_code
-    return scheduler_call.DONE
+    return DONE
 
 
 if __name__ == "__main__":

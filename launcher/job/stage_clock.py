@@ -549,13 +549,13 @@ class StageClock:
 
     def count(self, record: IterationRecord) -> bool:
         """Count a finished iteration; False if its times tell nothing of the script."""
-        told, self._paused_within = not self._paused_within, False
+        meaningful, self._paused_within = not self._paused_within, False
         self.iterations += 1
-        if told:
+        if meaningful:
             self.recent.append(record)
             if self.on_record is not None:
                 self.on_record(record)
-        return told
+        return meaningful
 
     def drop_iteration(self) -> None:
         """Forget the open iteration, because no batch was left for it."""

@@ -26,8 +26,7 @@ from typing import Final, Protocol
 from muri.errors import UsageError
 from muri.launcher.arbitration.pausing import PausingArbiter
 from muri.launcher.job.environment import HANG_TIMEOUT_VARIABLE, hang_timeout_s
-from muri.launcher.job.process_tree import MURIS_OWN, children_of, threads_of, threads_of_trees
-from muri.launcher.job.session import MemberSession, Roots
+from muri.launcher.job.session import MURIS_OWN, MemberSession, Roots, children_of, threads_of, threads_of_trees
 
 logger = logging.getLogger("muri.launcher")
 

@@ -22,7 +22,7 @@ from collections.abc import Callable
 from typing import Final
 
 from muri.inherited import settle_own
-from muri.launcher.job.process_tree import threads_of
+from muri.launcher.job.session import threads_of
 from muri.launcher.runtime.hang_watch import IdleTimer, ThreadSample, sample, sampling_interval_s
 
 logger = logging.getLogger("muri.launcher")

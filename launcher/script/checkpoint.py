@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -19,21 +19,22 @@ from typing import Callable, Final, NoReturn
 from muri.clock import MACHINE_CLOCK, Clock
 from muri.errors import MuriError, UsageError
 from muri.launcher.job.environment import run_of, wait_for_end
-from muri.launcher.job.scheduler_call import declare_checkpoint, requeue_stopped
+from muri.launcher.job.scheduler import declare_checkpoint, requeue_stopped
 from muri.launcher.job.script import wait_for_gloo_at_exit
 from muri.launcher.job.stage_clock import StageClock
-from muri.launcher.script import registry
 from muri.launcher.script.checkpoint_store import (
     Agreement,
+    Batch,
     CheckpointError,
     CheckpointStore,
+    LoaderPosition,
+    Site,
     Stored,
     agreement,
     default_place,
 )
-from muri.launcher.script.registry import Checkpointer, LoaderPosition
 from muri.launcher.script.script_clock import current_clock
-from muri.launcher.threads import current_script
+from muri.launcher.threads import Script, current_script
 
 RETRY_S: Final = 10.0
 """Wait between a failed checkpoint and the next attempt."""
@@ -255,7 +256,7 @@ def checkpoint(
         UsageError: An argument is wrong, or it was called before.
     """
     functions = Functions(save, load, every_s, every_iterations)
-    if registry.current() is not None:
+    if current_checkpointer() is not None:
         raise UsageError("muri.checkpoint was called before in this script; call it once, with all of its state")
     ranks = agreement()
     store = CheckpointStore(default_place(os.environ, Path.cwd(), ranks.rank, ranks.world_size))
@@ -266,7 +267,7 @@ def checkpoint(
     except BaseException:
         checkpointer.close()
         raise
-    registry.register(checkpointer)
+    _register(checkpointer)
     clock.at_boundary.append(checkpointer.at_boundary)
     watch_stop_signals(checkpointer)
     return resumed
@@ -279,7 +280,7 @@ def should_stop() -> bool:
     In loops with `muri.batches` or `muri.stage` Muri ends the script itself, and
     this is always false, as it is before `muri.checkpoint`.
     """
-    checkpointer = registry.current()
+    checkpointer = current_checkpointer()
     if checkpointer is None or not checkpointer.own_boundary():
         return False
     requeue_if_wanted()
@@ -312,7 +313,7 @@ class ScriptStoppedError(SystemExit):
     """Ends a script after its state was saved; its `finally` blocks run."""
 
 
-def watch_stop_signals(checkpointer: Checkpointer) -> None:
+def watch_stop_signals(checkpointer: BoundaryCheckpointer) -> None:
     """Let stop signals ask for a checkpoint, and tell the controller that the job has one.
 
     A handler that the script has set is called as well. In a group the runtime delivers the signals.
@@ -371,7 +372,7 @@ def conclude(environment: Mapping[str, str]) -> None:
     wait_for_end(environment)
 
 
-def _chain(number: int, checkpointer: Checkpointer) -> None:
+def _chain(number: int, checkpointer: BoundaryCheckpointer) -> None:
     before = signal.getsignal(number)
     if before == signal.SIG_IGN:
         return
@@ -388,3 +389,52 @@ def _declare(environment: Mapping[str, str]) -> None:
     """Tell the controller; if that fails, the job is never preempted, and nothing else is lost."""
     with contextlib.suppress(MuriError):
         declare_checkpoint(environment["SLURM_JOB_ID"], run_of(environment))
+
+
+class _Place:
+    """Holds a script's checkpointer."""
+
+    def __init__(self) -> None:
+        self.checkpointer: BoundaryCheckpointer | None = None
+
+
+_process: Final = _Place()
+
+
+def current_checkpointer() -> BoundaryCheckpointer | None:
+    """The calling script's checkpointer, None before it called `muri.checkpoint`."""
+    return _place().checkpointer
+
+
+def checkpointer_of(script: Script) -> BoundaryCheckpointer | None:
+    """The checkpointer of one of this process's scripts, None before it called `muri.checkpoint`."""
+    return _place_of(script).checkpointer
+
+
+def _register(checkpointer: BoundaryCheckpointer) -> None:
+    """Make this checkpointer the calling script's."""
+    _place().checkpointer = checkpointer
+
+
+def begin_loop(loader: Iterable[Batch], site: Site, skipped: Callable[[], None]) -> Iterator[Batch]:
+    """What `muri.batches` iterates over: the loader, or the rest of it after a resume."""
+    checkpointer = current_checkpointer()
+    return iter(loader) if checkpointer is None else checkpointer.position.begin(loader, site, skipped)
+
+
+def _place() -> _Place:
+    script = current_script()
+    return _process if script is None else _place_of(script)
+
+
+def _place_of(script: Script) -> _Place:
+    place: _Place = script.belongings.setdefault(_Place, _Place())
+    return place
+
+
+def _forget() -> None:
+    """Drop the checkpointer in a forked child, such as a DataLoader's worker, which must save nothing."""
+    _process.checkpointer = None
+
+
+os.register_at_fork(after_in_child=_forget)

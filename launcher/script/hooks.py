@@ -1,8 +1,8 @@
 """Hooks in PyTorch for scripts that don't call Muri, installed when the script imports PyTorch.
 
 This module finds the clock that a thread's hooks feed, and where one iteration ends and the next begins. `data_loading`
-sees the DataLoader and its workers, `compute` forward, backward and optimizer steps, `network` collectives and DDP;
-`compiling` keeps hooks away from `torch.compile`. Nothing imports torch before the script does. See docs/scripts.md.
+sees the DataLoader and its workers, `compute` forward, backward and optimizer steps, `network` collectives and DDP.
+`compute` also keeps hooks away from `torch.compile`. Nothing imports torch before the script does. See docs/scripts.md.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Collectives, and waits for asynchronous ones, are the stage `synchronize`. One t
 in the order in which backward hands them over. A member that waits for the network at the end of backward gives the
 GPU back: two members that each hold the GPU of one rank and wait for the other rank would deadlock.
 
-`torch.compile` must never see these hooks; `compiling` says why and how. Collectives that it takes into a graph are
+`torch.compile` must never see these hooks; `compute` says why and how. Collectives that it takes into a graph are
 no stage.
 """
 
@@ -21,8 +21,8 @@ from typing import Any, Callable, Final
 import torch
 from torch import distributed
 
-from muri.launcher.job.import_hooks import after_import
-from muri.launcher.script.compiling import is_compiling, leave_alone, pass_over, pass_over_method
+from muri.launcher.job.script import after_import
+from muri.launcher.script.compute import is_compiling, leave_alone, pass_over, pass_over_method
 from muri.launcher.script.hooks import SYNCHRONIZE, Watch, replace, switch_off, thread, watching
 
 IDLE_END_S: Final = 5.0

@@ -20,9 +20,9 @@ from typing import Any, Callable, Final
 
 from muri.files import PRIVATE_FILE, atomic_json
 from muri.launcher.job.environment import AGENT_VARIABLE, is_declared
-from muri.launcher.job.import_hooks import after_import
+from muri.launcher.job.script import after_import
 from muri.launcher.job.stage_clock import IterationRecord, StageClock
-from muri.launcher.script.dataset_reads import iteration_ended, reads_found
+from muri.launcher.script.dataset_cache import iteration_ended, reads_found
 from muri.launcher.threads import danger_watch
 from muri.profiler.dryrun.attribution import USE_THRESHOLD, Operator, Span, refine, stage_of
 from muri.profiler.dryrun.course import Course, TooShortError

@@ -23,8 +23,7 @@ from typing import Any, Final
 from muri.inherited import working_directory
 from muri.launcher.job import script
 from muri.launcher.job.environment import AGENT_VARIABLE
-from muri.launcher.job.import_hooks import after_import
-from muri.launcher.job.script import MARK_VARIABLE, keep_process_groups, leave_mark
+from muri.launcher.job.script import MARK_VARIABLE, after_import, keep_process_groups, leave_mark
 from muri.launcher.process_gate import is_gated
 from muri.launcher.script import script_clock
 from muri.launcher.script.hooks import close_iterations, guarded_installation, replace, stages_wanted
@@ -88,14 +87,14 @@ def install_stage_hooks() -> None:
 
 
 def _install_stage_hooks(_torch: ModuleType) -> None:
-    from muri.launcher.script import compiling, compute, data_loading, network
+    from muri.launcher.script import compute, data_loading, network
 
     guarded_installation("compute", compute.install)
     guarded_installation("workers", data_loading.install_workers)
     guarded_installation("fetching", data_loading.install_fetching)
     guarded_installation("collectives", network.install_collectives)
     guarded_installation("data_parallel", network.install_data_parallel)
-    guarded_installation("torch.compile", compiling.install)
+    guarded_installation("torch.compile", compute.hide_from_compiler)
 
 
 def wants_stages(environment: Mapping[str, str]) -> bool:

@@ -25,8 +25,7 @@ from typing import Final, Generic, NamedTuple, TypeVar
 
 from muri.errors import UsageError
 from muri.launcher.job.stage_clock import StageClock
-from muri.launcher.script import registry
-from muri.launcher.script.registry import begin_loop
+from muri.launcher.script.checkpoint import begin_loop, current_checkpointer
 from muri.launcher.script.script_clock import current_clock
 from muri.profiler.records import STAGES
 from muri.text import nearest
@@ -46,7 +45,7 @@ class Lease(NamedTuple):
 
 def current_lease() -> Lease:
     """The calling script's lease."""
-    checkpointer = registry.current()
+    checkpointer = current_checkpointer()
     return Lease() if checkpointer is None else Lease(not checkpointer.stop_asked, True)
 
 

@@ -24,9 +24,8 @@ from muri.group_spec import MemberSpec
 from muri.launcher import process_gate
 from muri.launcher.arbitration.arbiter import Arbiter, WaitInterruptedError
 from muri.launcher.job.environment import task_of
-from muri.launcher.job.process_tree import continue_descendants, stop_descendants
 from muri.launcher.job.script import MARK_VARIABLE
-from muri.launcher.job.session import MemberSession, Roots
+from muri.launcher.job.session import MemberSession, Roots, continue_descendants, stop_descendants
 from muri.launcher.job.stage_clock import (
     NO_TURNS,
     STAGE_COUNT,

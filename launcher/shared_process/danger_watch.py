@@ -23,8 +23,8 @@ from types import FrameType, FunctionType, ModuleType
 from typing import Any, Final
 
 from muri.launcher.job.environment import task_of
-from muri.launcher.job.import_hooks import after_import
-from muri.launcher.job.process_tree import name_as_muris_own
+from muri.launcher.job.script import after_import
+from muri.launcher.job.session import name_as_muris_own
 
 KNOWN: Final = frozenset(
     {

@@ -5,17 +5,23 @@ limit and the start method of multiprocessing.
 """
 
 import gc
+import logging
 import os
 import socket
 import sys
 import tempfile
 import threading
-from collections.abc import Callable
+import warnings
+import weakref
+from collections.abc import Callable, Iterator, MutableMapping
+from functools import partial
 from types import ModuleType
 from typing import Any, Final
 
-from muri.launcher.job.import_hooks import after_import
-from muri.launcher.shared_process.state import PerSession, add_properties, current_session, session_value
+from muri.launcher.job.script import after_import
+from muri.launcher.shared_process.local_imports import LocalModules
+from muri.launcher.shared_process.state import PerSession, SessionState, add_properties, current_session, session_value
+from muri.launcher.shared_process.threads_and_processes import at_session_start
 
 
 class MainProxy(ModuleType):
@@ -253,3 +259,257 @@ def install_settings() -> None:
     _install_collector()
     _install_recursion_limit()
     after_import("multiprocessing.context", _patch_start_method)
+
+
+_WARNING_TABLES: Final = ("filters", "onceregistry")
+_WARNING_HOOKS: Final = ("showwarning", "formatwarning", "_showwarnmsg_impl")
+
+
+def _fresh_root() -> dict[str, Any]:
+    return {"handlers": [], "filters": [], "level": logging.WARNING, "disabled": False}
+
+
+_roots: PerSession[dict[str, Any]] = PerSession(_fresh_root)
+
+
+def _own_manager() -> logging.Manager:
+    manager = logging.Manager(logging.root)
+    manager.loggerClass = logging.Logger.manager.loggerClass
+    return manager
+
+
+_managers: PerSession[logging.Manager] = PerSession(_own_manager)
+_disabled: PerSession[dict[str, int]] = PerSession(dict)
+
+
+def _disable_property() -> property:
+    def get(manager: logging.Manager) -> int:
+        session = current_session()
+        own = manager.__dict__.get("_disable", 0)
+        return int(own if session is None else _disabled.of(session).get("level", 0))
+
+    def put(manager: logging.Manager, value: Any) -> None:
+        session = current_session()
+        level = logging._checkLevel(value)  # type: ignore[attr-defined]
+        if session is None:
+            manager.__dict__["_disable"] = level
+        else:
+            _disabled.of(session)["level"] = level
+
+    return property(get, put)
+
+
+def _is_enabled_for(logger: logging.Logger, level: int) -> bool:
+    """Decide without the plain method's cache, because the root's level differs between sessions."""
+    return not logger.disabled and logger.manager.disable < level and level >= logger.getEffectiveLevel()
+
+
+def _patch_loggers(modules: LocalModules) -> None:
+    plain_get, plain_enabled = logging.Manager.getLogger, logging.Logger.isEnabledFor
+
+    def get_logger(manager: logging.Manager, name: str) -> logging.Logger:
+        session = current_session()
+        if session is None or manager is not logging.Logger.manager or not isinstance(name, str):
+            return plain_get(manager, name)
+        top = name.partition(".")[0]
+        package = top in sys.modules and top != "__main__" and not modules.is_local(session, top)
+        return plain_get(manager if package else _managers.of(session), name)
+
+    def is_enabled_for(logger: logging.Logger, level: int) -> bool:
+        return (plain_enabled if current_session() is None else _is_enabled_for)(logger, level)
+
+    logging.Manager.getLogger = get_logger  # type: ignore[method-assign, assignment]
+    logging.Logger.isEnabledFor = is_enabled_for  # type: ignore[method-assign, assignment]
+    logging.Manager.disable = _disable_property()  # type: ignore[assignment]
+
+
+def install_log_configuration(modules: LocalModules) -> None:
+    """Give each session its own root logger, loggers and `logging.disable`.
+
+    Args:
+        modules: Tells a script's own modules from installed ones.
+    """
+    properties = {name: session_value(name, _roots) for name in _fresh_root()}
+    logging.root.__class__ = type("SessionRootLogger", (logging.RootLogger,), properties)
+    _patch_loggers(modules)
+
+
+_lists: PerSession[list[Any]] = PerSession(list)
+_names: PerSession["weakref.WeakValueDictionary[str, logging.Handler]"] = PerSession(weakref.WeakValueDictionary)
+_captured: PerSession[list[Any]] = PerSession(list)
+"""What `warnings.showwarning` was before the session gave its warnings to `logging`."""
+
+
+class _HandlerList(list[Any]):
+    """Replaces `logging._handlerList`: each session sees its own handlers, the runtime those in this list."""
+
+    def _own(self) -> list[Any] | None:
+        session = current_session()
+        return None if session is None else _lists.of(session)
+
+    def append(self, reference: Any) -> None:
+        own, session = self._own(), current_session()
+        if own is None or session is None:
+            super().append(reference)
+            return
+        if not own:  # Python shuts logging down at its exit; a session does so at its own
+            session.exit_functions.insert(0, logging.shutdown)
+        own.append(reference)
+
+    def remove(self, reference: Any) -> None:
+        own = self._own()
+        super().remove(reference) if own is None else own.remove(reference)
+
+    def __contains__(self, reference: object) -> bool:
+        own = self._own()
+        return super().__contains__(reference) if own is None else reference in own
+
+    def __getitem__(self, place: Any) -> Any:
+        own = self._own()
+        return super().__getitem__(place) if own is None else own[place]
+
+    def __delitem__(self, place: Any) -> None:
+        own = self._own()
+        if own is None:
+            super().__delitem__(place)
+        else:
+            del own[place]
+
+
+class _HandlerNames(MutableMapping[str, logging.Handler]):
+    """Replaces `logging._handlers`, the handlers by name."""
+
+    def __init__(self, plain: "weakref.WeakValueDictionary[str, logging.Handler]") -> None:
+        self._plain: Final = plain
+
+    def _own(self) -> "weakref.WeakValueDictionary[str, logging.Handler]":
+        session = current_session()
+        return self._plain if session is None else _names.of(session)
+
+    def __getitem__(self, name: str) -> logging.Handler:
+        return self._own()[name]
+
+    def __setitem__(self, name: str, handler: logging.Handler) -> None:
+        self._own()[name] = handler
+
+    def __delitem__(self, name: str) -> None:
+        del self._own()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._own())
+
+    def __len__(self) -> int:
+        return len(self._own())
+
+
+def _capture_warnings(session: SessionState, capture: bool) -> None:
+    saved = _captured.of(session)
+    if capture and not saved:
+        saved.append(warnings.showwarning)
+        warnings.showwarning = logging._showwarning  # type: ignore[attr-defined]
+    elif not capture and saved:
+        warnings.showwarning = saved.pop()
+
+
+def install_log_handlers() -> None:
+    """Give each session its own list of handlers, which its end flushes without touching the others'."""
+    handlers = _HandlerList(logging._handlerList)  # type: ignore[attr-defined]
+    logging._handlerList = handlers  # type: ignore[attr-defined]
+    logging.shutdown.__defaults__ = (handlers,)
+    logging._handlers = _HandlerNames(logging._handlers)  # type: ignore[attr-defined]
+    plain = logging.captureWarnings
+
+    def capture_warnings(capture: bool) -> None:
+        session = current_session()
+        if session is None:
+            plain(capture)
+        else:
+            _capture_warnings(session, capture)
+
+    logging.captureWarnings = capture_warnings
+
+
+class _StandIn:
+    """Leads from a list or dictionary of `warnings` to the session's own."""
+
+    def __init__(self, read: Callable[[], Any]) -> None:
+        self._read = read
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._read(), name)
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._read()[key]
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self._read()[key] = value
+
+    def __delitem__(self, key: Any) -> None:
+        del self._read()[key]
+
+    def __iter__(self) -> Any:
+        return iter(self._read())
+
+    def __len__(self) -> int:
+        return len(self._read())
+
+    def __contains__(self, item: object) -> bool:
+        return item in self._read()
+
+
+def _property(name: str, plain: Any, values: PerSession[dict[str, Any]]) -> property:
+    """Each session starts with a copy of what the process started with."""
+    state = {"value": plain}
+
+    def get(_module: Any) -> Any:
+        session = current_session()
+        if session is None:
+            return state["value"]
+        own = values.of(session)
+        if name not in own:
+            own[name] = plain.copy()
+        return own[name]
+
+    def put(_module: Any, value: Any) -> None:
+        session = current_session()
+        if session is None:
+            state["value"] = value
+        else:
+            values.of(session)[name] = value
+
+    return property(get, put)
+
+
+def _showwarnmsg(msg: Any) -> None:
+    """Show a warning by the session's hook; the plain function reads the hook from the module's dictionary."""
+    if warnings.showwarning is not warnings._showwarning_orig:  # type: ignore[attr-defined]
+        warnings.showwarning(msg.message, msg.category, msg.filename, msg.lineno, msg.file, msg.line)
+    else:
+        warnings._showwarnmsg_impl(msg)  # type: ignore[attr-defined]
+
+
+def _formatwarnmsg(msg: Any) -> str:
+    """Format a warning by the session's hook, for the same reason."""
+    if warnings.formatwarning is not warnings._formatwarning_orig:  # type: ignore[attr-defined]
+        return warnings.formatwarning(msg.message, msg.category, msg.filename, msg.lineno, msg.line)
+    text: str = warnings._formatwarnmsg_impl(msg)  # type: ignore[attr-defined]
+    return text
+
+
+def show_again(_session: SessionState) -> None:
+    """Show a warning to this member, too, if an earlier one was shown it once."""
+    warnings._filters_mutated()  # type: ignore[attr-defined]
+
+
+def install_warnings() -> None:
+    """Give `warnings` attributes that are the session's."""
+    if not hasattr(warnings, "_showwarning_orig") or not isinstance(warnings.filters, list):
+        return  # this Python keeps them elsewhere, per thread or context
+    values: PerSession[dict[str, Any]] = PerSession(dict)
+    properties = {name: session_value(name, values) for name in _WARNING_HOOKS}
+    for name in _WARNING_TABLES:
+        made = properties[name] = _property(name, vars(warnings)[name], values)
+        vars(warnings)[name] = _StandIn(partial(made.fget, warnings))  # type: ignore[arg-type, misc]
+    vars(warnings).update(_showwarnmsg=_showwarnmsg, _formatwarnmsg=_formatwarnmsg)
+    add_properties(warnings, properties)
+    at_session_start(show_again)

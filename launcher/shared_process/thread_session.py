@@ -1,6 +1,7 @@
 """One member's script, run in a thread of the runtime as if it were a process."""
 
 import contextlib
+import importlib
 import logging
 import os
 import signal
@@ -10,15 +11,17 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from muri.group_spec import MemberSpec
+from muri.launcher import threads
 from muri.launcher.arbitration.arbiter import Arbiter
 from muri.launcher.job import script
-from muri.launcher.job.script import is_out_of_memory
+from muri.launcher.job.script import NAMELESS, is_out_of_memory
 from muri.launcher.job.session import MemberSession, Roots
 from muri.launcher.job.stage_clock import IntervalListener, StageClock
-from muri.launcher.protocol import AttachRequest
-from muri.launcher.script import registry
-from muri.launcher.script.checkpoint import STOP_SIGNALS
+from muri.launcher.protocol import ISOLATION_VARIABLE, AttachRequest
+from muri.launcher.script.checkpoint import STOP_SIGNALS, checkpointer_of
 from muri.launcher.script.hooks import stages_wanted
+from muri.launcher.script.script_clock import set_clock_provider
+from muri.launcher.script.solo import install_stage_hooks
 from muri.launcher.sessions.setup import (
     HUNG_GRACE_S,
     AttachedSession,
@@ -26,9 +29,19 @@ from muri.launcher.sessions.setup import (
     reported_code,
     tell_hang,
 )
-from muri.launcher.shared_process import gpu, isolation
+from muri.launcher.shared_process import (
+    gpu,
+    interpreter,
+    interruption,
+    local_imports,
+    random_generators,
+    standard_files,
+    threads_and_processes,
+    torch_settings,
+)
 from muri.launcher.shared_process.interruption import (
     Interruption,
+    SessionExit,
     SessionGate,
     SessionSignalError,
     clear_main_module,
@@ -39,8 +52,14 @@ from muri.launcher.shared_process.interruption import (
     print_exception,
     print_unraisable,
 )
-from muri.launcher.shared_process.signals_and_exits import SessionExit
-from muri.launcher.shared_process.state import build_state, enter_session, own_working_directory
+from muri.launcher.shared_process.local_imports import LocalModules
+from muri.launcher.shared_process.state import (
+    SessionState,
+    build_state,
+    current_session,
+    enter_session,
+    own_working_directory,
+)
 from muri.launcher.shared_process.threads_and_processes import begin_session, close_executors
 from muri.profiler.dryrun.steadiness import LoaderAhead
 
@@ -132,7 +151,7 @@ class ThreadSession(AttachedSession):
 
     def _asked_to_stop(self, signum: int) -> bool:
         """Deliver a signal to the script's checkpointer; whether nothing else remains to do: it has no handler."""
-        checkpointer = registry.of(self._state)
+        checkpointer = checkpointer_of(self._state)
         if checkpointer is None or signum not in STOP_SIGNALS:
             return False
         checkpointer.ask_stop()
@@ -215,7 +234,7 @@ class ThreadSession(AttachedSession):
     @property
     def checkpointed(self) -> bool:
         """Whether the script has told how to save it."""
-        return registry.of(self._state) is not None
+        return checkpointer_of(self._state) is not None
 
     @property
     def lost(self) -> bool:
@@ -333,7 +352,7 @@ class ThreadSession(AttachedSession):
         """Drop what the script has left; a failure is returned, because the member's process waits for the end."""
         try:
             with contextlib.ExitStack() as then:  # calls all of them, the last one first, whatever the others raise
-                then.callback(isolation.forget, self._state)
+                then.callback(forget, self._state)
                 then.callback(self._close_streams)
                 then.callback(clear_main_module, self._state.main)
                 self._close_checkpoint()
@@ -342,7 +361,7 @@ class ThreadSession(AttachedSession):
         return None
 
     def _close_checkpoint(self) -> None:
-        if (checkpointer := registry.of(self._state)) is not None:
+        if (checkpointer := checkpointer_of(self._state)) is not None:
             self.stopped_at = checkpointer.stopped_at
             checkpointer.close()
 
@@ -360,3 +379,124 @@ class ThreadSession(AttachedSession):
             self.ended.set()
         self._arbiter.leave(self.member)
         self._on_end(self)
+
+
+logger = logging.getLogger("muri.launcher")
+
+
+class Threads:
+    """Runs members as threads; see `muri.launcher.threads.SharedProcess`."""
+
+    def __init__(
+        self,
+        members: frozenset[str],
+        preload: list[str],
+        running: Callable[[], list[MemberSession]],
+        end_runtime: Callable[[], None],
+        *,
+        takes_turns: bool,
+    ) -> None:
+        self._members = members
+        self._preload = preload
+        # sys.path of scripts: without what `python -m` puts first.
+        self._base_path = list(sys.path if sys.flags.safe_path else sys.path[1:])
+        gpu.preparation.expect(preload, takes_turns=takes_turns)
+        gpu.watch.start(running, end_runtime)
+
+    def install(self) -> None:
+        """Let this process hold several scripts."""
+        install()
+        if stages_wanted(os.environ):
+            install_stage_hooks()
+        set_clock_provider(_clock_of_thread)
+        threads.tell_scripts_apart(current_session)
+
+    def preload(self) -> None:
+        """Load what the scripts will import, and prepare the GPU."""
+        for name in self._preload:
+            try:
+                importlib.import_module(name)
+            except ImportError as error:
+                logger.info("not loaded ahead: %s", error)
+        gpu.preparation.prepare()
+
+    def takes(self, request: AttachRequest) -> bool:
+        """Whether a script runs as a thread: it is planned so, its user agrees, and its Python is this one."""
+        wants_own = request.environment.get(ISOLATION_VARIABLE) == "process"
+        # Python's options are of a whole interpreter; code without a file has nothing that a thread's modules go by.
+        if request.job_id not in self._members or wants_own or request.options or request.target in NAMELESS:
+            return False
+        return (request.prefix, request.python) == (sys.prefix, sys.version)
+
+    def session(
+        self,
+        request: AttachRequest,
+        files: tuple[int, int, int],
+        arbiter: Arbiter,
+        on_interval: IntervalListener | None,
+        spec: MemberSpec,
+    ) -> MemberSession:
+        """Return a session that has not started."""
+        return ThreadSession(request, files, arbiter, self._base_path, on_interval, spec)
+
+    def gpu_mem_gib(self) -> float | None:
+        """Memory of the GPU that this process has prepared, None where it has none."""
+        device = gpu.preparation.ready()
+        return None if device is None else device.mem_gib
+
+    def session_ended(self, session: MemberSession) -> None:
+        """Look whether the GPU's context has ended with a session."""
+        gpu.watch.session_ended(session)
+
+    def fault(self) -> dict[str, Any] | None:
+        """Why this process can't go on, as the status file has it; None while it can."""
+        return None if gpu.watch.fault is None else gpu.watch.fault.status()
+
+
+def _clock_of_thread() -> StageClock | None:
+    session = current_session()
+    return None if session is None else session.clock
+
+
+_installed: list[LocalModules] = []
+
+
+def install() -> None:
+    """Patch this process; call once, from its main thread, before any session starts."""
+    standard_files.install_streams()
+    interpreter.install_interpreter()
+    interpreter.install_environment()
+    threads_and_processes.install_threads()
+    threads_and_processes.install_executors()
+    interruption.install_signals()
+    threads_and_processes.install_subprocesses()
+    # Libraries: each is patched when a script imports it.
+    random_generators.install_python_random()
+    random_generators.install_numpy_random()
+    random_generators.install_torch_random()
+    torch_settings.install_default_dtype()
+    torch_settings.install_torch_threads()
+    torch_settings.install_torch_flags()
+    threads_and_processes.install_autograd_threads()
+    standard_files.install_file_numbers()
+    threads_and_processes.at_session_start(standard_files.install_c_output().begin)
+    # The patches below must tell a script's own modules from installed ones.
+    modules = local_imports.install_local_modules()
+    local_imports.install_first_use()
+    local_imports.install_import_turns(modules)
+    interruption.install_exits(modules)
+    interpreter.install_log_configuration(modules)
+    interpreter.install_log_handlers()
+    interpreter.install_warnings()
+    interpreter.install_settings()
+    threads_and_processes.install_dangers()
+    _installed.append(modules)
+
+
+def forget(session: SessionState) -> None:
+    """Drop everything that an ended session still holds: its own modules, and the rest."""
+    torch_settings.forget_default_dtype(session)
+    torch_settings.forget_torch_flags(session)
+    for modules in _installed:
+        modules.forget(session)
+    session.belongings.clear()

@@ -23,7 +23,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
-from muri.launcher.job.import_hooks import after_import
+from muri.launcher.job.script import after_import
 from muri.launcher.shared_process.state import (
     PerSession,
     SessionState,

@@ -143,10 +143,10 @@ def test_ends_and_last_words_are_as_alone(launcher: Launcher, isolation: str, te
 
 
 CANNOT_BE_FORGOTTEN = """
-    from muri.launcher.shared_process import isolation
+    from muri.launcher.shared_process import thread_session
     def forget(session):
         raise RuntimeError("no way to forget")
-    isolation.forget = forget
+    thread_session.forget = forget
     raise SystemExit(3)
 """
 
