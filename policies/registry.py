@@ -17,21 +17,21 @@ PolicyFactory = Callable[[PolicyOptions], Policy]
 """A policy's class, or any function that makes the policy from options."""
 
 _BUILT_IN: Final = {
-    "auto": "schedulers.orders:Auto",
-    "muri-s": "schedulers.orders:MuriS",
-    "muri-l": "schedulers.orders:MuriL",
-    "muri-jct": "schedulers.orders:MuriJct",
-    "muri-slurm": "schedulers.orders:MuriSlurm",
-    "fifo": "schedulers.orders:Fifo",
-    "sjf": "schedulers.orders:Sjf",
-    "srtf": "schedulers.orders:Srtf",
-    "srsf": "schedulers.orders:Srsf",
-    "2d-las": "schedulers.orders:TwoDimensionalLas",
-    "tiresias": "schedulers.orders:Tiresias",
-    "synergy": "allocation.synergy:Synergy",
-    "sjf-bsbf": "wise_sharing.policy:SjfBsbf",
-    "horus": "horus.policy:Horus",
-    "horus-f": "horus.policy:HorusFair",
+    "auto": "schedulers:Auto",
+    "muri-s": "schedulers:MuriS",
+    "muri-l": "schedulers:MuriL",
+    "muri-jct": "schedulers:MuriJct",
+    "muri-slurm": "schedulers:MuriSlurm",
+    "fifo": "schedulers:Fifo",
+    "sjf": "schedulers:Sjf",
+    "srtf": "schedulers:Srtf",
+    "srsf": "schedulers:Srsf",
+    "2d-las": "schedulers:TwoDimensionalLas",
+    "tiresias": "schedulers:Tiresias",
+    "synergy": "siblings.synergy:Synergy",
+    "sjf-bsbf": "siblings.sjf_bsbf:SjfBsbf",
+    "horus": "siblings.horus:Horus",
+    "horus-f": "siblings.horus:HorusFair",
 }
 """Module (in `muri.policies`) and class of each; imported when first asked for, so that a command that needs one policy
 does not load the solvers of the others. The default comes first."""
@@ -142,7 +142,7 @@ class SitePolicy:
         if missing:
             raise self._error(
                 f"the object that it makes has no {', '.join(missing)}; a class that inherits "
-                "muri.policies.schedulers.base.QueuePolicy has all but the name"
+                "muri.policies.schedulers.QueuePolicy has all but the name"
             )
         return policy
 

@@ -1,12 +1,11 @@
 """What planning takes and gives: plain frozen records, no I/O, no clock."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol
 
 from muri.policies.options import MAX_GROUP_SIZE
-from muri.policies.speed.pairs import InterferenceTable
-from muri.policies.traits import BatchModel, Sensitivity
+from muri.policies.traits import BatchModel, InterferenceTable, Sensitivity
 from muri.profiler.interference.slowdown import Parabola
 from muri.profiler.records import StageProfile
 
@@ -110,6 +109,10 @@ class PlanJob:
     def attained_s(self) -> float:
         """Seconds of service received so far, as if all of its GPUs had always run at full speed."""
         return self.attained_gpu_s / self.gpu_count
+
+
+PriorityKey = Callable[[PlanJob], tuple[float, ...]]
+"""Who goes first: a smaller key is more urgent; ties go to the earlier, then to the lower job id."""
 
 
 def waited_s(job: PlanJob, now_s: float) -> float:
@@ -261,6 +264,13 @@ class PlanRequest:
     whole_sets_only: bool = False
     trusted: bool = False
     explained: bool = True
+
+
+def all_jobs(request: PlanRequest) -> Iterable[PlanJob]:
+    """The jobs that wait and those that run."""
+    yield from request.jobs
+    for running in request.running:
+        yield from running.members
 
 
 @dataclass(frozen=True, slots=True)
@@ -416,7 +426,7 @@ class Policy(Protocol):
     """One way of deciding who runs when and with whom, and what the controller and the simulator must know of it.
 
     Every member is read as it stands: nothing has a default. A policy that inherits `QueuePolicy` (in
-    `muri.policies.schedulers.base`) gets values for all members but `name`.
+    `muri.policies.schedulers`) gets values for all members but `name`.
     """
 
     @property

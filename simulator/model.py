@@ -6,8 +6,7 @@ from time import perf_counter
 from typing import Any, Literal
 
 from muri.errors import UsageError
-from muri.policies.speed.pairs import PairSpeed
-from muri.policies.traits import BatchModel, Sensitivity
+from muri.policies.traits import BatchModel, PairSpeed, Sensitivity
 from muri.profiler.records import ProfileKey, StageProfile
 
 

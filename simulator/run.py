@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from muri.policies.options import PolicyOptions
 from muri.policies.registry import get_policy
-from muri.policies.schedulers.base import QueuePolicy
+from muri.policies.schedulers import QueuePolicy
 from muri.policies.speed.registry import speed_model
 from muri.policies.types import Policy
 from muri.pythons import THE_LAB

@@ -5,7 +5,7 @@ from engine_builders import CPU, GPU, STORAGE, by_id, ends, job, run, traces
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from muri.policies.speed.pairs import PairSpeed
+from muri.policies.traits import PairSpeed
 from muri.simulator.model import Cluster, TraceJob
 
 PAIRS = (PairSpeed("a", "b", 0.7, 0.8),)

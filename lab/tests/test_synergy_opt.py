@@ -23,11 +23,11 @@ from hypothesis import settings as examples
 from hypothesis import strategies as st
 from policy_builders import make_request
 
-from muri.policies.allocation.mechanisms import tune
-from muri.policies.allocation.synergy import Way, plan_allocation
 from muri.policies.options import PolicyOptions
-from muri.policies.priority import fifo
 from muri.policies.registry import get_policy
+from muri.policies.schedulers import fifo
+from muri.policies.siblings.mechanisms import tune
+from muri.policies.siblings.synergy import Way, plan_allocation
 from muri.policies.traits import Demand
 from muri.policies.types import CpuMemShare
 from muri_lab.policies.ideal import Need, Room, map_to_nodes, split_jobs

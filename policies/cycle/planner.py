@@ -16,10 +16,19 @@ from muri.policies.cycle.queue import Bucket, Choice, Contender, Members, Queue,
 from muri.policies.cycle.regrouping import Forecasts, Grouper, Grouping, Task, is_open
 from muri.policies.cycle.validation import check_request
 from muri.policies.options import PolicyOptions
-from muri.policies.priority import PriorityKey
 from muri.policies.speed.model import SpeedModel
 from muri.policies.speed.registry import speed_model
-from muri.policies.types import Certificate, FreeNode, Plan, PlanRequest, Reason, Solo, Waiting, may_share_gpus
+from muri.policies.types import (
+    Certificate,
+    FreeNode,
+    Plan,
+    PlanRequest,
+    PriorityKey,
+    Reason,
+    Solo,
+    Waiting,
+    may_share_gpus,
+)
 
 JOINERS_PER_SEAT: Final = 4
 """How many waiting jobs are considered for each place in what runs."""

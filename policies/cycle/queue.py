@@ -9,9 +9,8 @@ from typing import Final, NamedTuple
 from muri.policies.cycle.free_gpus import FreeGpus
 from muri.policies.cycle.validation import RequestError
 from muri.policies.options import PolicyOptions
-from muri.policies.priority import PriorityKey
 from muri.policies.speed.model import Shape, shape_of
-from muri.policies.types import PlanJob, PlanRequest, Running, waited_s
+from muri.policies.types import PlanJob, PlanRequest, PriorityKey, Running, waited_s
 from muri.profiler.records import StageProfile
 
 REFERENCE_GPU_S: Final = 3600.0

@@ -8,8 +8,7 @@ from typing import Final, NamedTuple, TypeVar
 
 from muri.errors import UsageError
 from muri.policies.options import MAX_GROUP_SIZE
-from muri.policies.priority import all_jobs
-from muri.policies.types import FreeNode, NodeShare, Plan, PlanJob, PlanRequest, Running, may_share_gpus
+from muri.policies.types import FreeNode, NodeShare, Plan, PlanJob, PlanRequest, Running, all_jobs, may_share_gpus
 
 _NAMED: Final = 5
 """How many of the repeated names an error lists."""

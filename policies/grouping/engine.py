@@ -11,8 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csc_array
 
+from muri.policies.grouping.certified import match_dense
 from muri.policies.grouping.exchange import Assembly, Exchange
+from muri.policies.grouping.highs import linear_value
 from muri.policies.grouping.kway import Limits, all_columns, choose_columns, column_count
+from muri.policies.grouping.matching import match_types
 from muri.policies.grouping.problem import (
     Appraiser,
     BucketGroups,
@@ -24,9 +27,6 @@ from muri.policies.grouping.problem import (
     kinds_of,
 )
 from muri.policies.grouping.rounds import Rounds, form_units
-from muri.policies.highs import linear_value
-from muri.policies.matching.certified import match_dense
-from muri.policies.matching.solve import match_types
 from muri.policies.options import PolicyOptions
 from muri.policies.speed.model import Floats, Indices, Shape, SpeedModel
 from muri.policies.types import Certificate

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from scipy.optimize import linprog
 
 from muri.policies.options import MAX_GROUP_SIZE, SPEED_MODELS
-from muri.policies.speed.lockstep import Lockstep
+from muri.policies.speed.lockstep import Lockstep, Reference
 from muri.policies.speed.model import (
     Evaluation,
     Floats,
@@ -26,8 +26,7 @@ from muri.policies.speed.model import (
     member_rows,
     used_share,
 )
-from muri.policies.speed.pairs import InterferenceTable
-from muri.policies.speed.reference import Reference
+from muri.policies.traits import InterferenceTable
 
 MAX_MEMBERS: Final = 64
 """Progressive filling takes as many steps as there are members; far more than can share a GPU."""

@@ -11,11 +11,9 @@ import numpy as np
 
 from muri.policies.cycle.planner import JOINERS_PER_SEAT
 from muri.policies.cycle.queue import full_key
-from muri.policies.priority import PriorityKey
-from muri.policies.schedulers.base import FixedOrder, QueuePolicy
-from muri.policies.schedulers.orders import SrsfOrLas
+from muri.policies.schedulers import FixedOrder, QueuePolicy, SrsfOrLas
 from muri.policies.traits import Demand, Sensitivity
-from muri.policies.types import CpuMemShares, NodeShare, PlanJob, PlanRequest, Policy, Running, waited_s
+from muri.policies.types import CpuMemShares, NodeShare, PlanJob, PlanRequest, Policy, PriorityKey, Running, waited_s
 from muri.profiler.records import StageProfile
 from muri.simulator.model import JobRecord, TraceJob
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final, Literal, NamedTuple
 
 from muri.errors import MuriError
-from muri.policies.speed.pairs import InterferenceTable
+from muri.policies.traits import InterferenceTable
 from muri.policies.types import NodeShare, Plan, PlanRequest, Policy, Sharer
 from muri.profiler.records import ProfileKey
 from muri.simulator.engine import checks

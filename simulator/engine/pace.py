@@ -8,11 +8,10 @@ from typing import Final, Protocol, runtime_checkable
 
 import numpy as np
 
-from muri.policies.allocation.shares import shape_with, throughput_ratio
+from muri.policies.siblings.shares import shape_with, throughput_ratio
 from muri.policies.speed.lockstep import Lockstep, period_s
 from muri.policies.speed.model import Shape, SpeedModel, shape_of
-from muri.policies.speed.pairs import InterferenceTable, PairSpeed
-from muri.policies.traits import Demand, Sensitivity, derived_sensitivity
+from muri.policies.traits import Demand, InterferenceTable, PairSpeed, Sensitivity, derived_sensitivity
 from muri.policies.types import Policy
 from muri.profiler.interference.models import estimated_ratio
 from muri.profiler.records import RESOURCES, StageProfile

@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import ClassVar, Final
 
-from muri.policies.horus.cost import RAISED_BY
+from muri.policies.siblings.horus_cost import RAISED_BY
 from muri.policies.traits import model_of, relative_goodput
 from muri.policies.types import FreeNode, NodeShare
 from muri.profiler.interference.slowdown import published_slowdown

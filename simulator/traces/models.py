@@ -12,8 +12,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from muri.foreign import yaml_of
-from muri.policies.speed.pairs import COLUMNS
-from muri.policies.traits import FIRST_SYNC_SHARE, BatchModel, Demand, Sensitivity, ring_share
+from muri.policies.traits import COLUMNS, FIRST_SYNC_SHARE, BatchModel, Demand, Sensitivity, ring_share
 from muri.profiler.figures import reproducible
 from muri.profiler.records import RESOURCES, ProfileKey, StageProfile
 from muri.simulator.traces.rows import TraceError
@@ -318,7 +317,7 @@ def models_of_pairs(lines: Iterable[str]) -> tuple[TrainedModel, ...]:
     """The models of a table of pair speeds, by name.
 
     Args:
-        lines: The table's lines, the header first, as `muri.policies.speed.pairs.parse_interference` takes them.
+        lines: The table's lines, the header first, as `muri.policies.traits.parse_interference` takes them.
 
     Raises:
         TraceError: A column is missing, or a speed alone is not a number above 0.

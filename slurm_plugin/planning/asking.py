@@ -12,8 +12,8 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from muri.policies.cycle.packed import mem_gib_of
 from muri.policies.cycle.validation import RequestError
+from muri.policies.siblings.packed import mem_gib_of
 from muri.policies.types import (
     Group,
     NodeShare,

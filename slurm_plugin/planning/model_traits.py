@@ -14,8 +14,15 @@ from itertools import chain, product
 from typing import Any, Final
 
 from muri.errors import MuriError
-from muri.policies.speed.pairs import InterferenceTable, PairSpeed
-from muri.policies.traits import BatchModel, Demand, Sensitivity, TraitError, derived_sensitivity
+from muri.policies.traits import (
+    BatchModel,
+    Demand,
+    InterferenceTable,
+    PairSpeed,
+    Sensitivity,
+    TraitError,
+    derived_sensitivity,
+)
 from muri.policies.types import PlanRequest, Policy
 from muri.profiler.dryrun.messages import READS
 from muri.profiler.errors import FitError, SensitivityError

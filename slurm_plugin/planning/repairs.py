@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 from muri.clock import moment, text_of
-from muri.policies.horus.cost import MAX_RAISES, raised_gib
+from muri.policies.siblings.horus_cost import MAX_RAISES, raised_gib
 from muri.profiler.records import IN_PLACE, ProfileError, ProfileKey, StageProfile
 from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.planning.actions import (

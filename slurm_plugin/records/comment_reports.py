@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Final
 
-from muri.policies.horus.cost import MAX_RAISES
+from muri.policies.siblings.horus_cost import MAX_RAISES
 from muri.profiler import figures
 from muri.profiler.dryrun.messages import READS, DryRunResult
 from muri.profiler.records import STAGES, ProfileError, ProfileKey, StageProfile

@@ -5,8 +5,8 @@ import pytest
 from scipy.optimize import linprog
 from scipy.sparse import csc_array
 
-from muri.policies import highs
-from muri.policies.highs import LinearProgram, SolverError, linear_value, solve_integer
+from muri.policies.grouping import highs
+from muri.policies.grouping.highs import LinearProgram, SolverError, linear_value, solve_integer
 
 
 @pytest.mark.parametrize("seed", range(10))

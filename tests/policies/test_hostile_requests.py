@@ -10,7 +10,7 @@ from policy_builders import KINDS, make_cluster_node, make_job, make_node, make_
 from muri.policies.cycle.queue import pools
 from muri.policies.cycle.validation import RequestError, job_error
 from muri.policies.registry import get_policy, policy_names
-from muri.policies.speed.pairs import InterferenceTable, PairSpeed
+from muri.policies.traits import InterferenceTable, PairSpeed
 from muri.policies.types import FreeNode, NodeShare, Running, sentences
 
 PAIRS = InterferenceTable(tuple(PairSpeed(kind, kind, 0.9, 0.9) for kind in KINDS))

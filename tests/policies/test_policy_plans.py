@@ -9,8 +9,8 @@ from policy_builders import KINDS, decided_ids, gpus_by_node, make_job, make_nod
 
 from muri.policies.options import PolicyOptions
 from muri.policies.registry import get_policy, policy_names
-from muri.policies.schedulers.orders import Fifo, MuriL, MuriS
-from muri.policies.speed.pairs import InterferenceTable, PairSpeed
+from muri.policies.schedulers import Fifo, MuriL, MuriS
+from muri.policies.traits import InterferenceTable, PairSpeed
 from muri.policies.types import sentences
 
 GROUPING = [name for name in policy_names() if not get_policy(name).supports_packing]

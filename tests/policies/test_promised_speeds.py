@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from policy_builders import KINDS, all_jobs, cluster_requests, company, make_cluster_node, make_job, make_request
 
-from muri.policies.priority import keeps_promise, with_promises
 from muri.policies.registry import get_policy, policy_names
-from muri.policies.speed.pairs import InterferenceTable, PairSpeed
+from muri.policies.siblings.packed import keeps_promise, with_promises
+from muri.policies.traits import InterferenceTable, PairSpeed
 
 PROMISES = (0.0, 0.5, 0.8, 0.95)
 SHARING = [

@@ -15,7 +15,7 @@ from muri.cli import cli, run_command
 from muri.policies import registry
 from muri.policies.options import OptionsError, PolicyOptions
 from muri.policies.registry import UnknownPolicyError, describe_policies, get_policy, policy_names
-from muri.policies.schedulers.orders import MuriJct
+from muri.policies.schedulers import MuriJct
 
 ROOT = Path(__file__).resolve().parents[2]
 DOC = ROOT / "docs" / "policies.md"
@@ -128,7 +128,7 @@ def test_choosing_a_policy_loads_no_more_than_it_needs():
         "m.entry_points = refuse\n"
         "from muri.policies.registry import get_policy\n"
         "get_policy('fifo')\n"
-        "print('muri.policies.horus.policy' in sys.modules)\n"
+        "print('muri.policies.siblings.horus' in sys.modules)\n"
         "get_policy('auto')\n"
         "print([m for m in ('torch', 'pyslurm', 'networkx', 'rustworkx') if m in sys.modules])\n"
     )

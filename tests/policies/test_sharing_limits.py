@@ -23,7 +23,7 @@ from policy_builders import (
 from muri.policies.cycle.queue import groups_needed
 from muri.policies.cycle.validation import broken_laws
 from muri.policies.registry import get_policy, policy_names
-from muri.policies.speed.pairs import InterferenceTable, PairSpeed
+from muri.policies.traits import InterferenceTable, PairSpeed
 from muri.policies.types import Group, NodeShare, Plan, Running, Sharer, sentences
 
 PAIRS = InterferenceTable(

@@ -9,11 +9,11 @@ from typing import Any, Final
 
 import click
 
-from muri.policies.allocation.mechanisms import tune
-from muri.policies.allocation.shares import Round, Seating
-from muri.policies.allocation.synergy import Way, plan_allocation
 from muri.policies.options import PolicyOptions
-from muri.policies.priority import fifo
+from muri.policies.schedulers import fifo
+from muri.policies.siblings.mechanisms import tune
+from muri.policies.siblings.shares import Round, Seating
+from muri.policies.siblings.synergy import Way, plan_allocation
 from muri.policies.types import FreeNode, Plan, PlanJob, PlanRequest
 from muri.simulator.traces.models import synergy_figures
 from muri_lab.benchmarks.bars import Bar, finish, tell

@@ -11,8 +11,8 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from muri.policies.options import MAX_GROUP_SIZE
+from muri.policies.speed.lockstep import MULTIPLIERS, MULTIPLIERS_NO_BLOSSOM
 from muri.policies.speed.model import Floats, Indices
-from muri.policies.speed.reference import MULTIPLIERS, MULTIPLIERS_NO_BLOSSOM
 from muri.simulator.model import Cluster
 from muri_lab.muri_reference.clock import Discipline
 from muri_lab.muri_reference.groups import Columns, GroupFigures, Kinds, Pairing, columns_of, merged

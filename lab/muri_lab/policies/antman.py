@@ -10,10 +10,21 @@ from muri.policies.cycle.free_gpus import FreeGpus
 from muri.policies.cycle.queue import Bucket, line_up
 from muri.policies.cycle.validation import check_request
 from muri.policies.options import PolicyOptions
-from muri.policies.priority import PriorityKey, keeps_promise, with_promises
-from muri.policies.schedulers.base import TO_THE_END, QueuePolicy
+from muri.policies.schedulers import TO_THE_END, QueuePolicy
+from muri.policies.siblings.packed import keeps_promise, with_promises
 from muri.policies.speed.model import Shape, figures_of, shape_of
-from muri.policies.types import Group, NodeShare, Plan, PlanJob, PlanRequest, Reason, Running, Solo, Waiting
+from muri.policies.types import (
+    Group,
+    NodeShare,
+    Plan,
+    PlanJob,
+    PlanRequest,
+    PriorityKey,
+    Reason,
+    Running,
+    Solo,
+    Waiting,
+)
 
 GUARANTEED_SPEED: Final = 0.95
 """What a guaranteed job is promised while it runs, of its speed alone. Hand-overs and the scatter of measured speeds

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from scipy.sparse import coo_array, csc_array
 
-from muri.policies.highs import LinearProgram, SolverError, solve_integer
+from muri.policies.grouping.highs import LinearProgram, SolverError, solve_integer
 from muri.policies.speed.model import Floats
 from muri.policies.traits import Demand
 

@@ -7,10 +7,10 @@ from typing import Final
 
 from muri.policies.cycle.reasons import blanks
 from muri.policies.cycle.validation import check_request
-from muri.policies.horus.cost import Load
-from muri.policies.horus.cycle import PackingCycle, needed_memory
-from muri.policies.priority import fifo, with_promises
-from muri.policies.schedulers.base import TO_THE_END, FixedOrder
+from muri.policies.schedulers import TO_THE_END, FixedOrder, fifo
+from muri.policies.siblings.horus import PackingCycle, needed_memory
+from muri.policies.siblings.horus_cost import Load
+from muri.policies.siblings.packed import with_promises
 from muri.policies.types import Plan, PlanJob, PlanRequest, Reason, Waiting
 from muri.profiler.interference.slowdown import Slowdown
 
@@ -23,17 +23,17 @@ class ByMemory:
     """Opportunistic bin packing: an idle GPU, else the one that memory fills best, however busy it is."""
 
     def price(self, before: Load, after: Load, capacity_gib: float, slowdown: Slowdown) -> float | None:
-        """See `muri.policies.horus.cycle.Rule`."""
+        """See `muri.policies.siblings.horus.Rule`."""
         return 2.0 - after.used_gib / capacity_gib if before.count else 0.0
 
     def why(self, price: float, load: Load, capacity_gib: float, slowdown: Slowdown) -> Reason:
-        """See `muri.policies.horus.cycle.Rule`."""
+        """See `muri.policies.siblings.horus.Rule`."""
         if load.count < 2:
             return Reason("these GPUs are idle")
         return Reason("too few GPUs are idle, and here memory fits best: {}", (needed_memory(load, capacity_gib),))
 
     def why_no_partner(self, mem_gib: float) -> Reason:
-        """See `muri.policies.horus.cycle.Rule`."""
+        """See `muri.policies.siblings.horus.Rule`."""
         return Reason("beside jobs that may share with it, no GPU has {:.1f} GiB left", (mem_gib,))
 
 

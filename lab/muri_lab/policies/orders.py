@@ -2,13 +2,10 @@
 
 import numpy as np
 
-from muri.policies import priority
-from muri.policies.priority import PriorityKey
-from muri.policies.schedulers.base import EXCLUSIVE, FixedOrder, QueuePolicy
-from muri.policies.schedulers.orders import DiscreteQueues, worst_fairness_first
+from muri.policies.schedulers import EXCLUSIVE, DiscreteQueues, FixedOrder, QueuePolicy, las, worst_fairness_first
+from muri.policies.siblings.sjf_bsbf import SjfBsbf
 from muri.policies.speed.model import Floats
-from muri.policies.types import PlanRequest
-from muri.policies.wise_sharing.policy import SjfBsbf
+from muri.policies.types import PlanRequest, PriorityKey
 
 
 class Las(FixedOrder):
@@ -17,7 +14,7 @@ class Las(FixedOrder):
     name = "las"
     order = "attained time"
     fixed = EXCLUSIVE
-    ranking = priority.las
+    ranking = las
 
 
 class Themis(QueuePolicy):

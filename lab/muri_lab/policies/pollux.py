@@ -9,15 +9,14 @@ from typing import Final
 
 from muri.policies.cycle import reasons
 from muri.policies.cycle.decisions import SlurmQueue
-from muri.policies.cycle.packed import Holding, PackedGpus
 from muri.policies.cycle.queue import is_movable, pools
 from muri.policies.cycle.reasons import plural
 from muri.policies.cycle.validation import check_request
 from muri.policies.options import PolicyOptions
-from muri.policies.priority import PriorityKey
-from muri.policies.schedulers.base import EXCLUSIVE, QueuePolicy
+from muri.policies.schedulers import EXCLUSIVE, QueuePolicy
+from muri.policies.siblings.packed import Holding, PackedGpus
 from muri.policies.traits import BatchModel, goodput, model_of, relative_goodput
-from muri.policies.types import Plan, PlanJob, PlanRequest, Reason, Sharer, Solo, Waiting, waited_s
+from muri.policies.types import Plan, PlanJob, PlanRequest, PriorityKey, Reason, Sharer, Solo, Waiting, waited_s
 
 STARVED: Final = 1e-3
 """Speed-up of a job without GPUs: so small that every job gets some before any job gets more."""

@@ -7,8 +7,10 @@ from typing import Final, NamedTuple, TypeVar
 import numpy as np
 from scipy.sparse import coo_array, csc_array
 
-from muri.policies.allocation.mechanisms import tune
-from muri.policies.allocation.shares import (
+from muri.policies.cycle.free_gpus import Shares
+from muri.policies.grouping.highs import solve_integer
+from muri.policies.siblings.mechanisms import tune
+from muri.policies.siblings.shares import (
     SLACK,
     JobShares,
     Round,
@@ -20,9 +22,7 @@ from muri.policies.allocation.shares import (
     per_gpu,
     throughput,
 )
-from muri.policies.allocation.synergy import Synergy, Way
-from muri.policies.cycle.free_gpus import Shares
-from muri.policies.highs import solve_integer
+from muri.policies.siblings.synergy import Synergy, Way
 from muri.policies.speed.model import Indices
 from muri.policies.traits import Demand, Sensitivity
 from muri.policies.types import Certificate, FreeNode, NodeShare

@@ -3,13 +3,12 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from muri.policies.allocation.mechanisms import greedy
-from muri.policies.allocation.shares import Round, Seat, Seating, Servers, saturating_wish, size_of, spread
-from muri.policies.allocation.synergy import AllocationPolicy, Way
 from muri.policies.cycle.queue import Contender
-from muri.policies.priority import PriorityKey, all_jobs, fifo
-from muri.policies.schedulers.base import EXCLUSIVE_TO_THE_END, FixedOrder
-from muri.policies.types import CpuMemShare, FreeNode, NodeShare, PlanJob, PlanRequest
+from muri.policies.schedulers import EXCLUSIVE_TO_THE_END, FixedOrder, fifo
+from muri.policies.siblings.mechanisms import greedy
+from muri.policies.siblings.shares import Round, Seat, Seating, Servers, saturating_wish, size_of, spread
+from muri.policies.siblings.synergy import AllocationPolicy, Way
+from muri.policies.types import CpuMemShare, FreeNode, NodeShare, PlanJob, PlanRequest, PriorityKey, all_jobs
 
 Totals = tuple[float, float, float]
 """GPUs, CPUs and memory."""

@@ -16,7 +16,7 @@ from muri.simulator.cli.simulate import AMOUNT, checked_options, cluster_of, rea
 from muri.simulator.model import Outage
 
 if TYPE_CHECKING:
-    from muri.policies.speed.pairs import PairSpeed
+    from muri.policies.traits import PairSpeed
     from muri.simulator.model import Settings, Trace
     from muri.simulator.runs import Outcome, Run
 
@@ -201,7 +201,7 @@ def read_interference(file: Path) -> "tuple[PairSpeed, ...]":
     Raises:
         UsageError: The file cannot be read, or a line is wrong.
     """
-    from muri.policies.speed.pairs import InterferenceError, parse_interference
+    from muri.policies.traits import InterferenceError, parse_interference
 
     try:
         return parse_interference(file.read_text(encoding="utf-8").splitlines()).rows

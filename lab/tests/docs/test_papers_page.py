@@ -43,7 +43,7 @@ def test_every_named_piece_of_code_exists():
     for dotted in sorted({name for _, row in ROWS for name in row.here}):
         page.find(dotted)
     with pytest.raises(AttributeError):
-        page.find("muri.policies.priority.no_such_order")
+        page.find("muri.policies.schedulers.no_such_order")
     with pytest.raises(ImportError):
         page.find("no_such_package.module")
 

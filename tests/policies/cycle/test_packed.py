@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from policy_builders import make_cluster_node, make_job, make_node, make_request
 
-from muri.policies.cycle.packed import PackedGpus, mem_gib_of, shares_of
 from muri.policies.cycle.validation import RequestError, check_request
+from muri.policies.siblings.packed import PackedGpus, mem_gib_of, shares_of
 from muri.policies.traits import BatchModel
 from muri.policies.types import NodeShare, Running
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from policy_builders import cluster_requests, make_job, make_node, make_profile, make_request
 
-from muri.policies import priority
+from muri.policies import schedulers as priority
 from muri.policies.cycle import regrouping
 from muri.policies.cycle.planner import plan_queue
 from muri.policies.cycle.queue import Bucket, Contender

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from policy_builders import make_job, make_node, make_profile, make_request
 
-from muri.policies import priority
+from muri.policies import schedulers as priority
 from muri.policies.cycle.planner import plan_queue
 from muri.policies.cycle.validation import broken_laws
 from muri.policies.options import PolicyOptions

@@ -20,7 +20,7 @@ from policy_builders import (
     shares_of,
 )
 
-from muri.policies import priority
+from muri.policies import schedulers as priority
 from muri.policies.cycle.planner import plan_queue
 from muri.policies.options import PolicyOptions
 from muri.policies.types import NodeShare, Running, sentences

@@ -3,7 +3,7 @@
 import pytest
 from policy_builders import make_job, make_node, make_request
 
-from muri.policies import priority
+from muri.policies import schedulers as priority
 from muri.policies.cycle.planner import plan_queue
 from muri.policies.cycle.validation import RequestError
 from muri.policies.options import PolicyOptions

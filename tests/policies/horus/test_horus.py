@@ -18,9 +18,9 @@ from policy_builders import (
 )
 
 from muri.errors import UsageError
-from muri.policies.horus.cost import MAX_RAISES, CostModel, Load, pays, raised_gib
-from muri.policies.horus.policy import JobQueue, cluster, pick, queues_of
 from muri.policies.registry import get_policy
+from muri.policies.siblings.horus import JobQueue, cluster, pick, queues_of
+from muri.policies.siblings.horus_cost import MAX_RAISES, CostModel, Load, pays, raised_gib
 from muri.profiler.interference.slowdown import Parabola, published_slowdown
 
 RTX_2080 = published_slowdown("rtx2080")

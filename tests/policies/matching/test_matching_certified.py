@@ -9,17 +9,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muri.policies.matching import certified
-from muri.policies.matching.certified import (
+from muri.policies.grouping import certified
+from muri.policies.grouping.certified import (
+    WeightsError,
     networkx_graph,
     rustworkx_graph,
+    scaled,
     solve_assignment,
     solve_networkx,
     solve_rustworkx,
     whole_weights,
 )
-from muri.policies.matching.problem import WeightsError, scaled
-from muri.policies.matching.solve import match_weights
+from muri.policies.grouping.matching import match_weights
 from muri.policies.options import MATCHINGS, OptionsError
 
 EXACT = ("certified", "rustworkx", "networkx")

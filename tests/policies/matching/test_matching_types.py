@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muri.policies.matching import solve
-from muri.policies.matching.problem import WeightsError
-from muri.policies.matching.solve import match_types, match_weights
+from muri.policies.grouping import matching as solve
+from muri.policies.grouping.certified import WeightsError
+from muri.policies.grouping.matching import match_types, match_weights
 
 
 @st.composite

@@ -5,7 +5,7 @@ from policy_builders import KINDS, NOW_S, QUEUE, make_job, make_node, make_profi
 
 from muri.policies.options import PolicyOptions
 from muri.policies.registry import get_policy
-from muri.policies.schedulers.orders import finish_time_fairness
+from muri.policies.schedulers import finish_time_fairness
 from muri.policies.types import NodeShare, Running
 
 

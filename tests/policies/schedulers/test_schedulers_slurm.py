@@ -4,8 +4,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from policy_builders import KINDS, cluster_requests, feed_back, make_job, make_node, make_request, requests
 
-from muri.policies.priority import slurm
 from muri.policies.registry import get_policy
+from muri.policies.schedulers import slurm
 from muri.policies.types import NodeShare, Running, sentences
 
 SLURM = get_policy("muri-slurm")

@@ -7,8 +7,8 @@ import pytest
 from speed_builders import one_group, shape
 
 from muri.policies.speed.lockstep import Lockstep
-from muri.policies.speed.pairs import InterferenceError, InterferenceTable, PairSpeed, parse_interference
 from muri.policies.speed.registry import Fair, Measured
+from muri.policies.traits import InterferenceError, InterferenceTable, PairSpeed, parse_interference
 
 HEADER = "job_a,job_b,solo_a_iters_per_s,solo_b_iters_per_s,speed_a_fraction,speed_b_fraction"
 TEXT = [

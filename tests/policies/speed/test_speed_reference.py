@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from speed_builders import one_group, shape, shapes
 
 from muri.policies.options import OptionsError
+from muri.policies.speed.lockstep import MULTIPLIERS_NO_BLOSSOM, Reference, pipeline_period
 from muri.policies.speed.model import CHUNK, SpeedModelError
-from muri.policies.speed.reference import MULTIPLIERS_NO_BLOSSOM, Reference, pipeline_period
 from muri.profiler.records import ProfileError
 
 PLAIN = Reference(multipliers=(1.0, 1.0, 1.0), capped=False)

@@ -11,12 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from policy_builders import carried_out, make_cluster_node, make_job, make_profile, make_request
 
-from muri.policies.cycle.packed import mem_gib_of
 from muri.policies.registry import get_policy
-from muri.policies.speed.pairs import InterferenceTable, PairSpeed
-from muri.policies.traits import BatchModel
+from muri.policies.siblings.packed import mem_gib_of
+from muri.policies.siblings.partners import mean_after, mean_now, sub_batches
+from muri.policies.traits import BatchModel, InterferenceTable, PairSpeed
 from muri.policies.types import NodeShare, Running
-from muri.policies.wise_sharing.partners import mean_after, mean_now, sub_batches
 
 BSBF, FFS = get_policy("sjf-bsbf"), get_policy("sjf-ffs")
 SPEEDS = {("a", "a"): (0.7, 0.7), ("a", "b"): (0.9, 0.8), ("a", "c"): (0.6, 0.3), ("b", "b"): (0.45, 0.45),

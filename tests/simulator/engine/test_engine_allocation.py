@@ -9,8 +9,8 @@ from engine_builders import CPU, GPU, GroupingPolicy, by_id, ends, job, profile,
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from muri.policies.allocation.shares import shape_with, throughput_ratio
 from muri.policies.registry import get_policy
+from muri.policies.siblings.shares import shape_with, throughput_ratio
 from muri.policies.speed.model import shape_of
 from muri.policies.traits import Demand, Sensitivity, derived_sensitivity
 from muri.policies.types import CpuMemShare, Plan, PlanRequest

@@ -12,10 +12,9 @@ from engine_builders import MODELS, GroupingPolicy, job, run, traces
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from muri.policies.priority import PriorityKey
 from muri.policies.registry import get_policy, policy_names
-from muri.policies.schedulers.orders import Srtf
-from muri.policies.types import Plan, PlanRequest
+from muri.policies.schedulers import Srtf
+from muri.policies.types import Plan, PlanRequest, PriorityKey
 from muri.simulator import run as run_module
 from muri.simulator.engine import checks
 from muri.simulator.engine import loop as engine

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from test_engine_laws import all_settings
 
 from muri.policies.cycle.validation import check_request
-from muri.policies.speed.pairs import PairSpeed
-from muri.policies.traits import BatchModel
+from muri.policies.traits import BatchModel, PairSpeed
 from muri.policies.types import Group, NodeShare, Plan, PlanJob, PlanRequest, Sharer, Waiting
 from muri.profiler.interference.slowdown import published_slowdown
 from muri.simulator import run as run_module

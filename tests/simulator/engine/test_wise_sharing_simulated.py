@@ -3,8 +3,7 @@
 import pytest
 from engine_builders import ends, job, run
 
-from muri.policies.speed.pairs import PairSpeed
-from muri.policies.traits import BatchModel
+from muri.policies.traits import BatchModel, PairSpeed
 from muri.simulator.model import Cluster
 
 TWO_THIRDS = (PairSpeed("a", "a", 2 / 3, 2 / 3), PairSpeed("a", "b", 0.25, 0.25))

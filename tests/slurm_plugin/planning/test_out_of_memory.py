@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from fake_slurm import FOUR_KINDS, NOW_S, FakeSlurm, four_jobs, group_at_work, make_job, one_gpu, pilots
 
-from muri.policies.horus.cost import MAX_RAISES
+from muri.policies.siblings.horus_cost import MAX_RAISES
 from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.controller.cycle import Controller
 from muri.slurm_plugin.execute.drain import drain

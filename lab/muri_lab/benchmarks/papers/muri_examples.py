@@ -4,10 +4,9 @@ from typing import Final
 
 import numpy as np
 
-from muri.policies.matching.solve import match_weights
-from muri.policies.speed.lockstep import Lockstep
+from muri.policies.grouping.matching import match_weights
+from muri.policies.speed.lockstep import Lockstep, Reference
 from muri.policies.speed.model import Evaluation, Shape, SpeedModel, shape_of
-from muri.policies.speed.reference import Reference
 from muri.policies.speed.registry import Fair
 from muri.simulator.traces.models import measured_models
 from muri_lab.benchmarks.papers.frame import Experiment, Outcome, Row

@@ -25,7 +25,7 @@ from itertools import combinations_with_replacement
 from random import Random
 from typing import Final
 
-from muri.policies.speed.pairs import PairSpeed, parse_interference
+from muri.policies.traits import PairSpeed, parse_interference
 from muri.simulator.metrics import JobMetrics, job_metrics
 from muri.simulator.model import Cluster, JobRecord, Settings, Trace, TraceJob
 from muri.simulator.run import simulate

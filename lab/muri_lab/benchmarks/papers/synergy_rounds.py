@@ -4,8 +4,8 @@ from typing import Final
 
 import numpy as np
 
-from muri.policies.allocation.shares import cells, throughput
 from muri.policies.registry import get_policy
+from muri.policies.siblings.shares import cells, throughput
 from muri.policies.traits import Demand
 from muri.policies.types import FreeNode, Plan, PlanJob, PlanRequest
 from muri.simulator.traces.models import synergy_figures

@@ -5,18 +5,30 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Final, Literal, NamedTuple
 
-from muri.policies.allocation.shares import Servers, fair_share
 from muri.policies.cycle import reasons
 from muri.policies.cycle.free_gpus import FreeGpus
 from muri.policies.cycle.planner import plan_queue
 from muri.policies.cycle.queue import full_key, is_movable, worth_of
 from muri.policies.cycle.reasons import blanks
 from muri.policies.options import PolicyOptions
-from muri.policies.priority import PriorityKey, keeps_promise, with_promises
-from muri.policies.schedulers.orders import MuriJct
+from muri.policies.schedulers import MuriJct
+from muri.policies.siblings.packed import keeps_promise, with_promises
+from muri.policies.siblings.shares import Servers, fair_share
 from muri.policies.speed.registry import speed_model
 from muri.policies.traits import Demand
-from muri.policies.types import CpuMemShare, Group, Plan, PlanJob, PlanRequest, Reason, Running, Solo, Waiting, waited_s
+from muri.policies.types import (
+    CpuMemShare,
+    Group,
+    Plan,
+    PlanJob,
+    PlanRequest,
+    PriorityKey,
+    Reason,
+    Running,
+    Solo,
+    Waiting,
+    waited_s,
+)
 from muri_lab.policies.hybrid.prediction import BetterOfBoth, Mode, Predictor, weighted
 from muri_lab.policies.hybrid.shares import Tenant, give_out, speeds_of
 

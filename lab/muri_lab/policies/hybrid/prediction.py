@@ -8,9 +8,9 @@ from typing import Final, Literal
 
 import numpy as np
 
-from muri.policies.allocation.shares import enough, shape_with, throughput_ratio
 from muri.policies.cycle.queue import worth_of
 from muri.policies.options import MAX_GROUP_SIZE
+from muri.policies.siblings.shares import enough, shape_with, throughput_ratio
 from muri.policies.speed.model import (
     Evaluation,
     Floats,
@@ -22,9 +22,8 @@ from muri.policies.speed.model import (
     shape_of,
     used_share,
 )
-from muri.policies.speed.pairs import InterferenceTable
 from muri.policies.speed.registry import PairLookup
-from muri.policies.traits import Demand, Sensitivity
+from muri.policies.traits import Demand, InterferenceTable, Sensitivity
 from muri.policies.types import PlanJob
 
 Mode = Literal["interleave", "plain"]

@@ -5,7 +5,9 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from muri.policies.allocation.shares import (
+from muri.policies.cycle.free_gpus import Shares
+from muri.policies.cycle.queue import worth_of
+from muri.policies.siblings.shares import (
     SLACK,
     JobShares,
     Servers,
@@ -16,8 +18,6 @@ from muri.policies.allocation.shares import (
     share_reason,
     throughput_ratio,
 )
-from muri.policies.cycle.free_gpus import Shares
-from muri.policies.cycle.queue import worth_of
 from muri.policies.traits import Demand, Sensitivity
 from muri.policies.types import CpuMemShare, CpuMemShares, FreeNode, PlanJob, Reason, Running
 from muri_lab.policies.hybrid.prediction import Mode, Predictor, Speeds, weighted

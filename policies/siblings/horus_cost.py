@@ -9,8 +9,7 @@ from operator import itemgetter
 from typing import Final, NamedTuple
 
 from muri.errors import UsageError
-from muri.policies.cycle.packed import Gpus, Holding, PackedGpu, PackedGpus, mem_gib_of
-from muri.policies.priority import keeps_promise
+from muri.policies.siblings.packed import Gpus, Holding, PackedGpu, PackedGpus, keeps_promise, mem_gib_of
 from muri.policies.types import PlanJob, PlanRequest, may_share_gpus
 from muri.profiler.interference.slowdown import Slowdown, slowdown_of
 

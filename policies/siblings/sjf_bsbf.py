@@ -6,17 +6,14 @@ from itertools import groupby
 from math import inf
 from typing import Final
 
-from muri.policies import priority
 from muri.policies.cycle import reasons
 from muri.policies.cycle.decisions import SlurmQueue
-from muri.policies.cycle.packed import Gpus, Holding, PackedGpus
 from muri.policies.cycle.queue import line_up
 from muri.policies.cycle.validation import check_request
 from muri.policies.options import PolicyOptions
-from muri.policies.priority import all_jobs, with_promises
-from muri.policies.schedulers.base import TO_THE_END, FixedOrder
-from muri.policies.types import Plan, PlanJob, PlanRequest, Reason, Sharer, Solo, Waiting
-from muri.policies.wise_sharing.partners import (
+from muri.policies.schedulers import TO_THE_END, FixedOrder, srtf
+from muri.policies.siblings.packed import Gpus, Holding, PackedGpus, with_promises
+from muri.policies.siblings.partners import (
     Choice,
     Offers,
     PairSpeeds,
@@ -27,6 +24,7 @@ from muri.policies.wise_sharing.partners import (
     sizes_of,
     sub_batches,
 )
+from muri.policies.types import Plan, PlanJob, PlanRequest, Reason, Sharer, Solo, Waiting, all_jobs
 
 _NO_DURATION: Final = Reason("its remaining time is not known, so Muri cannot tell whether sharing pays")
 _NOBODY: Final = Reason(
@@ -48,7 +46,7 @@ class SjfBsbf(FixedOrder):
     name = "sjf-bsbf"
     order = "remaining time"
     fixed = TO_THE_END
-    ranking = priority.srtf
+    ranking = srtf
     supports_packing = True
     tests_pairs = True
 

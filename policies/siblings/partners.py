@@ -8,9 +8,9 @@ from typing import Final, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from muri.policies.cycle.packed import Gpus, Holding, PackedGpu, mem_gib_of
+from muri.policies.siblings.packed import Gpus, Holding, PackedGpu, mem_gib_of
 from muri.policies.speed.model import Floats, Indices
-from muri.policies.speed.pairs import InterferenceTable
+from muri.policies.traits import InterferenceTable
 from muri.policies.types import PlanJob
 
 Seconds = TypeVar("Seconds", float, NDArray[np.float64])

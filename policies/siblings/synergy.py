@@ -6,9 +6,18 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final, NamedTuple
 
 from muri.inherited import garbage_collector_paused
-from muri.policies import priority
-from muri.policies.allocation.mechanisms import greedy, proportional, tune
-from muri.policies.allocation.shares import (
+from muri.policies.cycle import reasons
+from muri.policies.cycle.decisions import DecisionWriter, SlurmQueue
+from muri.policies.cycle.free_gpus import FreeGpus, Shares
+from muri.policies.cycle.placing import running_unit
+from muri.policies.cycle.queue import Contender, Queue, line_up
+from muri.policies.cycle.reasons import plural
+from muri.policies.cycle.regrouping import Forecasts
+from muri.policies.cycle.validation import check_request
+from muri.policies.options import PolicyOptions
+from muri.policies.schedulers import EXCLUSIVE, QueuePolicy, fifo, las, srtf, worst_fairness_first
+from muri.policies.siblings.mechanisms import greedy, proportional, tune
+from muri.policies.siblings.shares import (
     JobShares,
     Round,
     Seat,
@@ -23,26 +32,24 @@ from muri.policies.allocation.shares import (
     share_reason,
     speed,
 )
-from muri.policies.cycle import reasons
-from muri.policies.cycle.decisions import DecisionWriter, SlurmQueue
-from muri.policies.cycle.free_gpus import FreeGpus, Shares
-from muri.policies.cycle.placing import running_unit
-from muri.policies.cycle.queue import Contender, Queue, line_up
-from muri.policies.cycle.reasons import plural
-from muri.policies.cycle.regrouping import Forecasts
-from muri.policies.cycle.validation import check_request
-from muri.policies.options import PolicyOptions
-from muri.policies.priority import PriorityKey
-from muri.policies.schedulers.base import EXCLUSIVE, QueuePolicy
-from muri.policies.schedulers.orders import worst_fairness_first
 from muri.policies.speed.registry import speed_model
 from muri.policies.traits import Demand
-from muri.policies.types import CpuMemShare, NodeShare, Plan, PlanJob, PlanRequest, Reason, Running, Waiting
+from muri.policies.types import (
+    CpuMemShare,
+    NodeShare,
+    Plan,
+    PlanJob,
+    PlanRequest,
+    PriorityKey,
+    Reason,
+    Running,
+    Waiting,
+)
 
 _ORDERS: Final[Mapping[str, Callable[[PlanRequest], PriorityKey]]] = {
-    "fifo": lambda _: priority.fifo,
-    "srtf": lambda _: priority.srtf,
-    "las": lambda _: priority.las,
+    "fifo": lambda _: fifo,
+    "srtf": lambda _: srtf,
+    "las": lambda _: las,
     "ftf": worst_fairness_first,
 }
 

@@ -9,16 +9,20 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csc_array
 
-from muri.policies.highs import LinearProgram, solve_integer
-from muri.policies.matching.certified import (
+from muri.policies.grouping.certified import (
+    Matching,
+    Pair,
+    TypeMatching,
+    WeightsError,
     assignment_bound,
     match_dense,
     networkx_graph,
     rustworkx_graph,
+    scaled,
     solve_networkx,
     solve_rustworkx,
 )
-from muri.policies.matching.problem import Matching, Pair, TypeMatching, WeightsError, scaled
+from muri.policies.grouping.highs import LinearProgram, solve_integer
 from muri.policies.options import MATCHINGS, OptionsError
 from muri.policies.speed.model import Floats, Indices
 

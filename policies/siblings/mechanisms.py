@@ -2,7 +2,10 @@
 
 from collections.abc import Iterable, Sequence
 
-from muri.policies.allocation.shares import (
+from muri.policies.cycle.free_gpus import Shares
+from muri.policies.cycle.placing import Placement
+from muri.policies.cycle.queue import Contender
+from muri.policies.siblings.shares import (
     Round,
     Seat,
     Seating,
@@ -17,9 +20,6 @@ from muri.policies.allocation.shares import (
     spread,
     steps,
 )
-from muri.policies.cycle.free_gpus import Shares
-from muri.policies.cycle.placing import Placement
-from muri.policies.cycle.queue import Contender
 from muri.policies.traits import Demand
 from muri.policies.types import NodeShare, PlanJob, Reason
 

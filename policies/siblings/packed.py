@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby
 from math import inf
 from types import MappingProxyType
+from typing import Final
 
 from muri.policies.cycle.free_gpus import FreeGpus, Shares
 from muri.policies.types import FreeNode, NodeShare, PlanJob, PlanRequest
@@ -245,3 +246,30 @@ def _places(request: PlanRequest) -> set[tuple[str, int]]:
     """GPUs that are free or held by the policy's own jobs."""
     free = {(node.name, gpu_id) for node in request.nodes for island in node.islands for gpu_id in island}
     return free | {(share.node, gpu_id) for unit in request.running for share in unit.gpus for gpu_id in share.gpu_ids}
+
+
+_ROUNDING: Final = 1e-9
+
+
+def with_promises(request: PlanRequest, min_speed: float) -> PlanRequest:
+    """Return a request in which every job was promised at least this speed.
+
+    Args:
+        request: Jobs, each with the promise of its own.
+        min_speed: What everybody is promised, 1 = as fast as alone; 0: nothing.
+    """
+    if not min_speed:
+        return request
+    running = tuple(
+        replace(unit, members=tuple(_promised(job, min_speed) for job in unit.members)) for unit in request.running
+    )
+    return replace(request, jobs=tuple(_promised(job, min_speed) for job in request.jobs), running=running)
+
+
+def _promised(job: PlanJob, min_speed: float) -> PlanJob:
+    return job if job.min_speed >= min_speed else replace(job, min_speed=min_speed)
+
+
+def keeps_promise(job: PlanJob, speed: float) -> bool:
+    """Whether a job gets what it was promised at a speed beside others, 1 = as fast as alone."""
+    return speed >= job.min_speed - _ROUNDING

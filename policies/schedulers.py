@@ -1,15 +1,149 @@
-"""Policies of the common cycle: Muri's, and those under which every job has its GPUs to itself."""
+"""Policies of the common cycle: their base class, Muri's own, and those under which every job has its own GPUs."""
 
+from abc import ABC, abstractmethod
 from bisect import bisect_right
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
 from types import MappingProxyType
-from typing import Final
+from typing import Any, ClassVar, Final
 
-from muri.policies import priority
 from muri.policies.cycle.planner import plan_queue
 from muri.policies.options import PolicyOptions
-from muri.policies.priority import PriorityKey
-from muri.policies.schedulers.base import EXCLUSIVE, EXCLUSIVE_TO_THE_END, FixedOrder, OptionValues, QueuePolicy
-from muri.policies.types import Plan, PlanJob, PlanRequest, waited_s
+from muri.policies.types import Plan, PlanJob, PlanRequest, PriorityKey, ProfileUse, all_jobs, waited_s
+
+OptionValues = Mapping[str, Any]
+"""Values of `PolicyOptions` by field name."""
+
+NONE: Final[OptionValues] = MappingProxyType({})
+
+EXCLUSIVE: Final[OptionValues] = MappingProxyType({"max_group_size": 1})
+"""Every job has its GPUs to itself."""
+TO_THE_END: Final[OptionValues] = MappingProxyType({"preemption": False})
+"""Whatever runs is never stopped for another job."""
+
+EXCLUSIVE_TO_THE_END: Final[OptionValues] = MappingProxyType({"max_group_size": 1, "preemption": False})
+"""Both."""
+
+
+@dataclass(frozen=True)
+class QueuePolicy(ABC):
+    """A policy that ranks the queue; who shares, and where, is the planner's part.
+
+    A subclass gives `name`, `order`, `key` and a docstring, whose first line `muri policies` shows. A policy of another
+    distribution does best to inherit this class, too: all capabilities that `muri.policies.types.Policy` asks for then
+    have the values of a plain queue policy, and the subclass names those in which it differs.
+
+    Attributes:
+        options: What the user wants; None stands for the policy's own defaults.
+        name: The name by which the configuration and the commands select it.
+        order: Who goes first, in a few words.
+        defaults: Options in which the policy differs from `PolicyOptions` unless the user says otherwise.
+        fixed: Options that make the policy what it is, whatever the user says.
+        in_order: Whether groups never cost a job its turn; see `plan_queue`.
+        supports_packing, elastic, plain_groups, allocates_cpus, retries_out_of_memory: See `Policy`.
+    """
+
+    options: PolicyOptions | None = None
+    name: ClassVar[str]
+    order: ClassVar[str]
+    defaults: ClassVar[OptionValues] = NONE
+    fixed: ClassVar[OptionValues] = NONE
+    in_order: ClassVar[bool] = False
+    supports_packing: ClassVar[bool] = False
+    elastic: ClassVar[bool] = False
+    plain_groups: ClassVar[bool] = False
+    allocates_cpus: ClassVar[bool] = False
+    retries_out_of_memory: ClassVar[bool] = False
+
+    @abstractmethod
+    def key(self, request: PlanRequest) -> PriorityKey:
+        """The order of priority for this request: the smaller key is the more urgent job."""
+
+    @cached_property
+    def rules(self) -> PolicyOptions:
+        """The options in force."""
+        # What makes the policy what it is goes last, so that no option can turn it into another one.
+        wanted = PolicyOptions(**self.defaults) if self.options is None else self.options
+        return replace(wanted, **self.fixed)
+
+    @property
+    def profile_use(self) -> ProfileUse:
+        """All profiles where CPUs are given out; those of jobs that may share where jobs share GPUs."""
+        if self.allocates_cpus:
+            return "all"
+        return "sharing" if self.supports_packing or self.rules.max_group_size > 1 else "none"
+
+    def plan(self, request: PlanRequest) -> Plan:
+        """Decide on every job; see `muri.policies.types.Policy`."""
+        return self.plan_by(request, self.key(request))
+
+    def plan_by(self, request: PlanRequest, key: PriorityKey) -> Plan:
+        """Decide by an order of priority, from the front of the queue alone as `plan_queue` does."""
+        return plan_queue(request, self.name, key, self.rules, in_order=self.in_order)
+
+
+class FixedOrder(QueuePolicy):
+    """A queue policy whose order is the same for every request: a subclass gives `ranking` in place of `key`."""
+
+    ranking: ClassVar[PriorityKey]
+
+    def key(self, request: PlanRequest) -> PriorityKey:
+        """The order that the class names."""
+        return type(self).ranking
+
+
+def fifo(job: PlanJob) -> tuple[float, ...]:
+    """First in, first out."""
+    return (job.submit_s,)
+
+
+def slurm(job: PlanJob) -> tuple[float, ...]:
+    """Slurm's own priority, the highest first; where it is unknown all are equal, so in order of submission."""
+    return (-job.priority,)
+
+
+def sjf(job: PlanJob) -> tuple[float, ...]:
+    """Shortest job first: by the whole expected duration; jobs of unknown duration follow in order of submission."""
+    if job.remaining_s is None:
+        return (1.0,)
+    return (0.0, job.attained_s + job.remaining_s)
+
+
+def srtf(job: PlanJob) -> tuple[float, ...]:
+    """Shortest remaining time first, r; jobs of unknown duration follow by attained service."""
+    if job.remaining_s is None:
+        return (1.0, job.attained_s)
+    return (0.0, job.remaining_s)
+
+
+def srsf(job: PlanJob) -> tuple[float, ...]:
+    """Shortest remaining service first, r·g; jobs of unknown duration follow by attained service.
+
+    Source: Muri, section 4.2 (Muri-S), after Tiresias.
+    """
+    if job.remaining_s is None:
+        return (1.0, job.attained_gpu_s)
+    return (0.0, job.remaining_s * job.gpu_count)
+
+
+def las(job: PlanJob) -> tuple[float, ...]:
+    """Least attained service first, a: the seconds of service received so far, whatever the GPU count."""
+    return (job.attained_s,)
+
+
+def two_dimensional_las(job: PlanJob) -> tuple[float, ...]:
+    """Least attained service first, a·g: the GPU-seconds received so far (2D-LAS).
+
+    Source: Muri, section 4.2 (Muri-L), after Tiresias; continuous, without its discrete queues.
+    """
+    return (job.attained_gpu_s,)
+
+
+def srsf_or_las(request: PlanRequest) -> PriorityKey:
+    """SRSF when every job that may be grouped tells its duration, else 2D-LAS: the two don't mix."""
+    known = all(job.remaining_s is not None for job in all_jobs(request) if job.may_share)
+    return srsf if known else two_dimensional_las
 
 
 class Fifo(FixedOrder):
@@ -18,7 +152,7 @@ class Fifo(FixedOrder):
     name = "fifo"
     order = "submit time"
     fixed = EXCLUSIVE_TO_THE_END
-    ranking = priority.fifo
+    ranking = fifo
 
 
 class Sjf(FixedOrder):
@@ -27,7 +161,7 @@ class Sjf(FixedOrder):
     name = "sjf"
     order = "whole duration"
     fixed = EXCLUSIVE_TO_THE_END
-    ranking = priority.sjf
+    ranking = sjf
 
 
 class Srtf(FixedOrder):
@@ -36,7 +170,7 @@ class Srtf(FixedOrder):
     name = "srtf"
     order = "remaining time"
     fixed = EXCLUSIVE
-    ranking = priority.srtf
+    ranking = srtf
 
 
 class Srsf(FixedOrder):
@@ -45,7 +179,7 @@ class Srsf(FixedOrder):
     name = "srsf"
     order = "remaining time × GPUs"
     fixed = EXCLUSIVE
-    ranking = priority.srsf
+    ranking = srsf
 
 
 class TwoDimensionalLas(FixedOrder):
@@ -57,7 +191,7 @@ class TwoDimensionalLas(FixedOrder):
     name = "2d-las"
     order = "attained time × GPUs"
     fixed = EXCLUSIVE
-    ranking = priority.two_dimensional_las
+    ranking = two_dimensional_las
 
 
 def worst_fairness_first(request: PlanRequest) -> PriorityKey:
@@ -143,7 +277,7 @@ class MuriS(FixedOrder):
     name = "muri-s"
     order = "remaining time × GPUs"
     fixed = PAPER
-    ranking = priority.srsf
+    ranking = srsf
 
 
 class MuriL(FixedOrder):
@@ -155,7 +289,7 @@ class MuriL(FixedOrder):
     name = "muri-l"
     order = "attained time × GPUs"
     fixed = PAPER
-    ranking = priority.two_dimensional_las
+    ranking = two_dimensional_las
 
 
 class SrsfOrLas(QueuePolicy):
@@ -163,9 +297,9 @@ class SrsfOrLas(QueuePolicy):
 
     order = "as muri-s or muri-l"
 
-    def key(self, request: PlanRequest) -> priority.PriorityKey:
+    def key(self, request: PlanRequest) -> PriorityKey:
         """By remaining or by attained GPU-seconds."""
-        return priority.srsf_or_las(request)
+        return srsf_or_las(request)
 
 
 class Auto(SrsfOrLas):
@@ -179,9 +313,9 @@ class Auto(SrsfOrLas):
     name = "auto"
     order = "Slurm's, or as muri-s or muri-l"
 
-    def plan_by(self, request: PlanRequest, key: priority.PriorityKey) -> Plan:
+    def plan_by(self, request: PlanRequest, key: PriorityKey) -> Plan:
         """Decide; the plan carries the name of the policy whose order was chosen."""
-        name = MuriS.name if key is priority.srsf else MuriL.name
+        name = MuriS.name if key is srsf else MuriL.name
         return plan_queue(request, name, key, self.rules)
 
 
@@ -208,5 +342,5 @@ class MuriSlurm(FixedOrder):
 
     name = "muri-slurm"
     order = "Slurm's priority"
-    ranking = priority.slurm
+    ranking = slurm
     in_order = True

@@ -1,1 +1,0 @@
-"""CPUs and host memory by sensitivity: Synergy's demands and mechanisms."""

@@ -1,1 +1,0 @@
-"""Placement by predicted utilization and memory: Horus."""

@@ -1,1 +1,0 @@
-"""Which units to merge: maximum-weight matching, with a proven bound."""

@@ -1,0 +1,1 @@
+"""Policies of sibling systems: Horus, SJF-BSBF and Synergy."""
