@@ -40,32 +40,19 @@ every name and runs every experiment small.
 
 
 class Row(BaseModel):
-    """One mechanism, equation, algorithm, table or figure.
-
-    Attributes:
-        place: Where it stands in the paper.
-        kind: What it is.
-        what: What it says, in a line.
-        here: Dotted names of the code that does it.
-        command: What shows or repeats it.
-        result: Name of the experiment whose stored figures the page shows.
-        published: The published figure, where no result shows it.
-        measured: Ours, likewise.
-        difference: Why they differ.
-        open: Why it is not here, or not wholly.
-    """
+    """One mechanism, equation, algorithm, table or figure."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
-    place: str
+    place: str  # Where it stands in the paper
     kind: Literal["mechanism", "equation", "algorithm", "table", "figure"]
-    what: str
-    here: tuple[str, ...] = ()
-    command: str = ""
-    result: str = ""
-    published: str = ""
-    measured: str = ""
-    difference: str = ""
-    open: str = ""
+    what: str  # its statement, in a line
+    here: tuple[str, ...] = ()  # Dotted names of the code that does it
+    command: str = ""  # What shows or repeats it
+    result: str = ""  # Name of the experiment whose stored figures the page shows
+    published: str = ""  # The published figure, where no result shows it
+    measured: str = ""  # Ours, likewise
+    difference: str = ""  # Why they differ
+    open: str = ""  # Why it is not here, or not wholly
 
     @model_validator(mode="after")
     def _is_somewhere(self) -> "Row":
@@ -75,11 +62,7 @@ class Row(BaseModel):
 
 
 def read_rows(name: str) -> list[Row]:
-    """The rows of a paper.
-
-    Raises:
-        SystemExit: The file is wrong; says where.
-    """
+    """The rows of a paper."""
     path = FOLDER / f"{name}.yaml"
     try:
         return TypeAdapter(list[Row]).validate_python(yaml.safe_load(path.read_text(encoding="utf-8")))
@@ -88,12 +71,7 @@ def read_rows(name: str) -> list[Row]:
 
 
 def find(dotted: str) -> object:
-    """What a dotted name names.
-
-    Raises:
-        ImportError: There is no such module.
-        AttributeError: The module has no such name.
-    """
+    """Return the object of a dotted name."""
     names = dotted.split(".")
     for end in range(len(names), 0, -1):
         try:

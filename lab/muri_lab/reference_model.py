@@ -12,11 +12,7 @@ PUBLISHED_POLICIES: Final = (*REFERENCE_POLICIES, SYNERGY)
 
 
 def check_published(policy: str, options: Mapping[str, Any]) -> None:
-    """Refuse a policy or option that the reference model does not know.
-
-    Raises:
-        SimulationError: Lists the valid ones.
-    """
+    """Refuse a policy or option that the reference model does not know."""
     if policy == SYNERGY:
         check_synergy(options)
     elif policy in REFERENCE_POLICIES:

@@ -114,7 +114,7 @@ def measure(
 
 
 def merged(stored: Mapping[str, Any], trace: str, measured: Mapping[str, Any]) -> dict[str, Any]:
-    """What was measured, beside what is stored of other policies; in the registry's order, without policies gone."""
+    """Return the new figures beside those stored of other policies, in the registry's order."""
     known = {**stored.get(trace, {}).get("figures", {}), **measured}
     return {policy: known[policy] for policy in page.names() if policy in known}
 

@@ -1,10 +1,7 @@
-"""Whether scripts that were not written for Muri give under it what they give alone.
+"""Whether scripts that were not written for Muri give under it the same results as alone.
 
-Each script of benchmarks/compatibility_scripts.py is run twice alone with plain Python, alone under `muri run`, and in
-groups of two to four with others in a real runtime; as threads of one process only if its dry run found no danger, as
-`isolation: auto` does, or none but that threads would be slow. It is compared with its plain run on everything that two
-plain runs have alike: losses with all digits, steps of optimizers (counted from outside), exit code, files and what is
-in them, and output without times.
+Each script is run twice with plain Python, alone under `muri run`, and in groups of two to four. It is compared on
+everything that the two plain runs have alike: losses with all digits, optimizer steps, exit code, files and output.
 """
 
 import hashlib
@@ -46,7 +43,7 @@ CACHE = Path.home() / ".cache" / "muri" / "compatibility"
 ISOLATIONS = ("process", "thread")
 PLAIN_TRIES = 3
 ONLY_SLOW = frozenset({"interpreter"})
-"""Dangers that make a script slow beside others in one process, and do not change what it gives."""
+"""Dangers that make a script slow beside others in one process, and do not change its results."""
 
 
 def scripts_python(cache: Path) -> Path:
@@ -71,7 +68,7 @@ def set_up(cache: Path) -> None:
 
 
 class Store:
-    """What was observed so far, a file for each run; a run that is stored is not made again."""
+    """Stored observations, a file for each run; a stored run is not repeated."""
 
     def __init__(self, folder: Path, *, resume: bool) -> None:
         self._folder = folder
@@ -80,13 +77,7 @@ class Store:
         folder.mkdir(parents=True, exist_ok=True)
 
     def get(self, key: str, stamp: str, make: Callable[[], dict[str, Observation]]) -> dict[str, Observation]:
-        """Observations of the scripts of a run.
-
-        Args:
-            key: Which run.
-            stamp: What it was made of; a stored run of something else is made again.
-            make: Makes it.
-        """
+        """Observations of the scripts of a run."""
         path = self._folder / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
         if path.exists():
             stored = json.loads(path.read_text())
@@ -100,20 +91,14 @@ class Store:
 
 @dataclass(frozen=True, slots=True)
 class Plain:
-    """What a script does alone with plain Python.
+    """The plain runs of a script."""
 
-    Attributes:
-        script: The script.
-        observation: Of its first run.
-        same: What its second run has alike.
-    """
-
-    script: Script
-    observation: Observation
-    same: Repeatable
+    script: Script  # The script
+    observation: Observation  # Of its first run
+    same: Repeatable  # What its second run has alike
 
     def compare(self, found: Observation) -> list[str]:
-        """What is different in another run."""
+        """Return the differences of another run."""
         return differences(self.observation, found, self.same, ordered=self.script.processes == 1)
 
 
@@ -165,7 +150,7 @@ class Comparison:
         }  # fmt: skip
 
     def _dry_run(self, script: Script) -> dict[str, Any]:
-        """What a dry run tells of stages and of dangers to threads; None where it cannot tell, and why."""
+        """Return a dry run's stages and dangers to threads, or None and the reason."""
         path = self._place.cache / "runs" / f"dry run {script.name}.json"
         stamp = self._workshop.stamp(script)
         stored = json.loads(path.read_text()) if path.exists() else {}
@@ -235,11 +220,7 @@ def counts(rows: Iterable[dict[str, Any]]) -> dict[str, list[int]]:
 
 
 def chosen_scripts(names: Sequence[str]) -> list[Script]:
-    """The scripts of these names, all when there are none.
-
-    Raises:
-        click.UsageError: There is no script of a name.
-    """
+    """The scripts of these names, all when there are none."""
     known = {script.name: script for script in SCRIPTS}
     for name in names:
         if name not in known:
@@ -303,11 +284,7 @@ def main(  # noqa: PLR0913 (click's options)
 def measure(
     place: Place, scripts: Sequence[Script], isolation: str, *, rounds: int, seed: int, jobs: int, resume: bool
 ) -> dict[str, Any]:
-    """Run all of it; what was found.
-
-    Raises:
-        BenchmarkError: Something is missing.
-    """
+    """Run all of it; what was found."""
     if not place.python.exists():
         raise BenchmarkError(f"{place.python} is not there: call this with --setup once")
     comparison = Comparison(scripts, Workshop(place), Store(place.cache / "runs", resume=resume), place)

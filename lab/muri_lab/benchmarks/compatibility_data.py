@@ -1,6 +1,4 @@
-"""Makes small local data in the formats that the scripts of benchmarks/compatibility.py read.
-
-    python compatibility_data.py KIND FOLDER
+"""Make small local data in the formats of the compatibility scripts: python compatibility_data.py KIND FOLDER.
 
 It runs under the scripts' own Python, and makes the same bytes each time.
 """

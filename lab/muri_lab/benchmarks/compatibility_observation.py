@@ -1,4 +1,4 @@
-"""What a run of a script came to, and how two runs differ."""
+"""The outcome of a script's run, and how two runs differ."""
 
 import hashlib
 import re
@@ -30,8 +30,7 @@ UNTOLD = (
     (re.compile(r"━+"), "BAR"),
     (re.compile(r"[\d.]+ ?(GB|MB|KB|GiB|MiB|G|M)\b"), "SIZE"),
 )  # fmt: skip
-"""Parts of a line that no two runs have alike, and what stands for them: times, dates, process ids, ports, memory,
-and progress bars, which are shorter beside a longer time."""
+"""Replaced by these words before lines are compared: times, dates, process ids, ports, memory, progress bars."""
 
 UNTOLD_NAMES = (
     *UNTOLD[:3],
@@ -46,25 +45,15 @@ _NUMBER = re.compile(r"[-+]?[\d.]+(e[-+]?\d+)?%?")
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What is compared.
+    """The compared parts of a run."""
 
-    Attributes:
-        exit_code: How it ended; None when it had to be ended after its time limit.
-        steps: Steps of optimizers, in all of its processes.
-        losses: Of each process that trained, a digest of all its losses in order, with all digits; sorted.
-        loss_count: How many losses that were.
-        files: Each file that it wrote or changed, and a digest of what is in it.
-        out: Its standard output, as it is.
-        err: Its standard error.
-    """
-
-    exit_code: int | None
-    steps: int
-    losses: tuple[str, ...]
-    loss_count: int
-    files: Mapping[str, str]
-    out: str
-    err: str
+    exit_code: int | None  # How it ended; None when it had to be ended after its time limit
+    steps: int  # Steps of optimizers, in all of its processes
+    losses: tuple[str, ...]  # a digest of all losses in order, of each process that trained; sorted
+    loss_count: int  # How many losses that were
+    files: Mapping[str, str]  # Each file that it wrote or changed, and a digest of what is in it
+    out: str  # Its standard output, as it is
+    err: str  # Its standard error
 
     def to_json(self) -> dict[str, Any]:
         """As plain values."""
@@ -78,15 +67,7 @@ def observation_of(values: Mapping[str, Any]) -> Observation:
 
 
 def observe(exit_code: int | None, log: Path, files: Mapping[str, str], out: Path, err: Path) -> Observation:
-    """Read what a run left.
-
-    Args:
-        exit_code: How it ended.
-        log: Folder with a log of each of its processes (compatibility_driver/sitecustomize.py).
-        files: What it wrote.
-        out: Its standard output.
-        err: Its standard error.
-    """
+    """Read the log, files and output of a run."""
     steps, count, losses = 0, 0, []
     for path in log.iterdir():
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -146,29 +127,16 @@ def digest(path: Path) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Repeatable:
-    """What of a script two plain runs have alike, and so what its other runs are compared on.
+    """What of a script two plain runs have alike, and so what its other runs are compared on."""
 
-    Attributes:
-        losses: Whether all digits of its losses are.
-        files: Names of the files whose contents are.
-        out: "all": each line of its output; "words": its lines without numbers; "": neither.
-        err: The same of its error output.
-    """
-
-    losses: bool
-    files: frozenset[str]
-    out: str
-    err: str
+    losses: bool  # Whether all digits of its losses are
+    files: frozenset[str]  # Names of the files whose contents are
+    out: str  # "all": each line of its output; "words": its lines without numbers; "": neither
+    err: str  # The same of its error output
 
 
 def repeatable(one: Observation, other: Observation, *, ordered: bool) -> Repeatable:
-    """Compare two plain runs.
-
-    Args:
-        one: A run alone with plain Python.
-        other: Another one.
-        ordered: Whether the order of its lines is a result.
-    """
+    """Compare two plain runs."""
     files, others = plainly_named(one.files), plainly_named(other.files)
     alike = frozenset(name for name, content in files.items() if others.get(name) == content)
     return Repeatable(
@@ -177,7 +145,7 @@ def repeatable(one: Observation, other: Observation, *, ordered: bool) -> Repeat
 
 
 def differences(plain: Observation, found: Observation, same: Repeatable, *, ordered: bool) -> list[str]:
-    """What is different in a run, of what plain runs have alike; empty when nothing is."""
+    """Return the differences of a run in those parts that plain runs have alike."""
     different = [
         f"{name.replace('_', ' ')}: {getattr(plain, name)} alone, {getattr(found, name)} here"
         for name in ("exit_code", "steps", "loss_count")

@@ -79,11 +79,7 @@ script's arguments, and the edits where a script asks for a GPU, sets no seed or
 
 
 def page_of(result: Mapping[str, Any]) -> str:
-    """The page.
-
-    Args:
-        result: What `benchmarks/compatibility.py --write` kept.
-    """
+    """The page."""
     scripts = result["scripts"]
     machine = result["machine"]
     head = _HEAD.format(

@@ -43,17 +43,11 @@ _KEPT = ("PATH", "LANG", "LC_ALL", "USER", "LOGNAME", "SHELL", "TERM", "SSL_CERT
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where everything lies.
+    """Where everything lies."""
 
-    Attributes:
-        repositories: FOLDER/owner/name.
-        python: The scripts' own Python.
-        cache: What is made: prepared scripts, runs, results.
-    """
-
-    repositories: Path
-    python: Path
-    cache: Path
+    repositories: Path  # FOLDER/owner/name
+    python: Path  # The scripts' own Python
+    cache: Path  # What is made: prepared scripts, runs, results
 
 
 def job_of(script: Script) -> str:
@@ -70,11 +64,7 @@ class Workshop:
         self._making = Lock()
 
     def prepare(self, script: Script) -> None:
-        """Copy a script from its repository, and make its data, unless that was done.
-
-        Raises:
-            BenchmarkError: Something of it is not there.
-        """
+        """Copy a script from its repository, and make its data, unless that was done."""
         folder = self._prepared(script)
         stamp = folder.with_suffix(".stamp")
         if not stamp.exists() or stamp.read_text() != self.stamp(script):
@@ -111,7 +101,7 @@ class Workshop:
         return self._end(run, self._await([run]))
 
     def dry_run(self, script: Script) -> dict[str, Any]:
-        """What a dry run finds, as the controller makes it, or its `error` where it measures nothing."""
+        """Return a dry run's findings, or its `error`."""
         result = self._place.cache / "dry_runs" / f"{script.name}.json"
         result.parent.mkdir(exist_ok=True)
         result.unlink(missing_ok=True)
@@ -121,11 +111,7 @@ class Workshop:
         return dict(json.loads(result.read_text())) if result.exists() else {"error": "the dry run left no result"}
 
     def run_group(self, scripts: Sequence[Script], isolation: str) -> dict[str, Observation]:
-        """Run scripts as members of one group in a real runtime.
-
-        Raises:
-            BenchmarkError: The runtime did not start.
-        """
+        """Run scripts as members of one group in a real runtime."""
         members = {job_of(script): script for script in scripts}
         kind: Literal["process", "thread"] = "thread" if isolation == "thread" else "process"
         group = GroupSpec(members=tuple(MemberSpec(job, isolation=kind) for job in members))
@@ -250,13 +236,7 @@ class _Run:
 
 
 def draw_groups(names: Sequence[str], rounds: int, seed: int) -> list[list[tuple[str, ...]]]:
-    """Rounds of groups of two to four, each name once in every round and, as far as can be, beside others each time.
-
-    Args:
-        names: Of the scripts; two at least.
-        rounds: How often each is in a group.
-        seed: Of the drawing.
-    """
+    """Rounds of groups of two to four, each name once in every round and, as far as can be, beside others each time."""
     generator = random.Random(seed)
     met: set[frozenset[str]] = set()
     groups: list[list[tuple[str, ...]]] = []

@@ -1,8 +1,7 @@
-"""The scripts of benchmarks/compatibility.py: what each is, what stands in for its data, and how it is called.
+"""The scripts of benchmarks/compatibility.py: source, stand-in for data, and command line.
 
-Nobody of this project wrote them. They come from a folder of cloned repositories (FOLDER/owner/name) or from installed
-packages. Each is run in a copy of its folder. What it would download lies there already, made by
-benchmarks/compatibility_data.py, so that its own loading code runs.
+They are third-party scripts, from cloned repositories (FOLDER/owner/name) or installed packages. Each runs in a copy of
+its folder, in which compatibility_data.py has put the data that it would download.
 """
 
 from collections.abc import Mapping
@@ -15,46 +14,27 @@ ACCELERATE_LAUNCH = ("-m", "accelerate.commands.launch", "--cpu", "--num_machine
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """A place of a script that would download something, asks for a GPU or sets no seed, and what stands there instead.
+    """A change of a script that would download data, asks for a GPU or sets no seed."""
 
-    Attributes:
-        file: The file, from the folder `src`.
-        old: What must be in it.
-        new: What replaces it.
-    """
-
-    file: str
-    old: str
-    new: str
+    file: str  # The file, from the folder `src`
+    old: str  # What must be in it
+    new: str  # What replaces it
 
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """One script.
+    """One script."""
 
-    Attributes:
-        name: What it is called here.
-        source: Its repository as `owner/name`, or the package that has it.
-        command: It and its arguments, as after `python`; `bin/NAME` is a command of an installed package.
-        copies: Folders and files of the repository, and where they go.
-        data: What is made for it: kinds of benchmarks/compatibility_data.py, each with the folder where it goes.
-        texts: Small files that are put beside it.
-        edits: What is replaced in it.
-        environment: Variables of its own.
-        processes: How many processes train, or write to the output, at once: then the order of lines is not a result.
-        cwd: Where it runs.
-    """
-
-    name: str
-    source: str
-    command: tuple[str, ...]
-    copies: Mapping[str, str] = field(default_factory=dict)
-    data: tuple[tuple[str, str], ...] = ()
-    texts: Mapping[str, str] = field(default_factory=dict)
-    edits: tuple[Edit, ...] = ()
-    environment: Mapping[str, str] = field(default_factory=dict)
-    processes: int = 1
-    cwd: str = "src"
+    name: str  # unique name
+    source: str  # Its repository as `owner/name`, or the package that has it
+    command: tuple[str, ...]  # It and its arguments, as after `python`; `bin/NAME` is a command of an installed package
+    copies: Mapping[str, str] = field(default_factory=dict)  # Folders and files of the repository, and where they go
+    data: tuple[tuple[str, str], ...] = ()  # kinds of compatibility_data.py, each with its folder
+    texts: Mapping[str, str] = field(default_factory=dict)  # Small files that are put beside it
+    edits: tuple[Edit, ...] = ()  # What is replaced in it
+    environment: Mapping[str, str] = field(default_factory=dict)  # Variables of its own
+    processes: int = 1  # processes that train or write at once: with several the order of lines is not a result
+    cwd: str = "src"  # Where it runs
 
     @property
     def from_repository(self) -> bool:

@@ -25,11 +25,7 @@ Run = Mapping[str, Any]
 
 
 def runs_of(command: Sequence[str], count: int) -> list[dict[str, Any]]:
-    """Run the demo so many times; each run's figures, and how busy the machine was when it began.
-
-    Raises:
-        ClickException: One failed.
-    """
+    """Run the demo so many times; each run's figures, and how busy the machine was when it began."""
     found = []
     for _ in range(count):
         with tempfile.TemporaryDirectory(prefix="muri-demo-") as folder:

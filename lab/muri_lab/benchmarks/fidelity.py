@@ -52,7 +52,7 @@ _CORES: Final = 2
 """Of the machine on which the live runs were made."""
 
 _SCRIPT_S: Final = 0.001
-"""What an iteration of the workloads' script takes beside its sleeps."""
+"""Seconds of an iteration of the workloads' script beside its sleeps."""
 
 _LEAVE_S: Final = 0.035
 """From a member's last iteration to its batch script's end on a quiet machine, the median."""
@@ -66,23 +66,13 @@ _EVERY: Final = tuple(workload.name for workload in (*WORKLOADS, *VALIDATION))
 
 
 def predict(workload: Workload, live: Run, *, with_muri: bool = True, slowness: float = 1.0) -> tuple[Run, ...]:
-    """Run a workload in twins, with the phases of a live run.
-
-    Args:
-        workload: The workload.
-        live: The live run.
-        with_muri: Whether Muri has the jobs, or Slurm alone.
-        slowness: How many times slower the machine was than a quiet one, as `slowness_of` tells it.
-    """
+    """Run a workload in twins, with the phases of a live run."""
     draws = [seeded(f"{workload.name} {number}") for number in range(TWINS)]
     return tuple(_run_twin(workload, live, draw, with_muri=with_muri, slowness=slowness) for draw in draws)
 
 
 def slowness_of(live: Run) -> float:
-    """How many times slower than a quiet machine that of a live run was, by how long its members took to leave.
-
-    That is a thousandth of a job's time, but processes that start are slowed down as much.
-    """
+    """Return how many times slower than a quiet machine a live run was, by the time its members took to leave."""
     leaves_s = [job.end_s - job.trained_s for job in live.jobs if job.member]
     return max(1.0, statistics.median(leaves_s) / _LEAVE_S) if leaves_s else 1.0
 
@@ -164,17 +154,11 @@ def _run_of(twin: Twin, workload: Workload, live: Run, begin_s: float) -> Run:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """A workload live and in twins.
+    """A workload live and in twins."""
 
-    Attributes:
-        workload: Its name.
-        lives: Its live runs.
-        twins: The twins of all of them.
-    """
-
-    workload: str
-    lives: tuple[Run, ...]
-    twins: tuple[Run, ...]
+    workload: str  # Its name
+    lives: tuple[Run, ...]  # Its live runs
+    twins: tuple[Run, ...]  # The twins of all of them
 
     def measured(self, figure: str) -> tuple[float, float, float]:
         """The mean of a figure over the live runs, its least and its most."""
@@ -254,11 +238,7 @@ def _table(comparisons: Sequence[Comparison]) -> str:
 
 
 def chosen(names: Sequence[str]) -> list[Workload]:
-    """Return the workloads of some names.
-
-    Raises:
-        UsageError: One of them is unknown.
-    """
+    """Return the workloads of some names."""
     found = {name: named(name) for name in names}
     if unknown := sorted(name for name, workload in found.items() if workload is None):
         raise click.UsageError(f"unknown: {', '.join(unknown)}; there are {', '.join(_EVERY)}, and drawn-N for each N")

@@ -107,25 +107,15 @@ atomic_json(Path(sys.argv[1]), asdict(found), mode=0o600)
 
 @dataclass(frozen=True, slots=True)
 class JobRun:
-    """What became of a job; times in seconds from the workload's start.
+    """What became of a job; times in seconds from the workload's start."""
 
-    Attributes:
-        submit_s: When it was submitted.
-        start_s: When its batch script began, of the last run.
-        first_s: When its training script began.
-        trained_s: When that ended.
-        end_s: When its batch script ended.
-        member: Whether it ran in a group.
-        runs: How often its batch script ran.
-    """
-
-    submit_s: float
-    start_s: float
-    first_s: float
-    trained_s: float
-    end_s: float
-    member: bool
-    runs: int
+    submit_s: float  # When it was submitted
+    start_s: float  # When its batch script began, of the last run
+    first_s: float  # When its training script began
+    trained_s: float  # When that ended
+    end_s: float  # When its batch script ended
+    member: bool  # Whether it ran in a group
+    runs: int  # How often its batch script ran
 
     @property
     def jct_s(self) -> float:
@@ -135,19 +125,12 @@ class JobRun:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What became of a workload.
+    """What became of a workload."""
 
-    Attributes:
-        jobs: By their numbers in the workload.
-        groups: Numbers of the members of each group, in the order in which they were started.
-        start_s: The workload's start, in seconds since the epoch: slurmctld's ticks are at whole seconds.
-        cycle_s: When one of the controller's cycles before that began, likewise; 0 without a controller.
-    """
-
-    jobs: tuple[JobRun, ...]
-    groups: tuple[tuple[int, ...], ...]
-    start_s: float
-    cycle_s: float
+    jobs: tuple[JobRun, ...]  # By their numbers in the workload
+    groups: tuple[tuple[int, ...], ...]  # Numbers of the members of each group, in the order in which they were started
+    start_s: float  # The workload's start, in seconds since the epoch: slurmctld's ticks are at whole seconds
+    cycle_s: float  # When one of the controller's cycles before that began, likewise; 0 without a controller
 
     @property
     def average_jct_s(self) -> float:
@@ -161,7 +144,7 @@ class Run:
 
 
 def config_of(workload: Workload) -> dict[str, Any]:
-    """What is set in muri.yaml; the twin is told the same."""
+    """Return the keys of muri.yaml, the same as the twin's."""
     recorded = {"profiling": {"mode": "dry-run"}, "events": {"enabled": False}}  # as the recorded runs had it
     return {"interval_s": INTERVAL_S, "lease_s": 300, **recorded, **workload.config}
 
@@ -194,12 +177,7 @@ def _prepare(driver: Driver, workload: Workload) -> None:
 
 
 def known_on(driver: Driver, known: Sequence[Sequence[Any]]) -> None:
-    """Tell a sandbox's controller what it would find out by itself: profiles, and whether GPUs can be taken away.
-
-    Args:
-        driver: The sandbox.
-        known: Model, GPU count and stage times of each profile.
-    """
+    """Tell a sandbox's controller profiles, and whether GPUs can be taken away."""
     driver.run("python", "-c", _KNOW_PY, STATE_DIR, json.dumps(known), user="root")
     driver.run("python", "-c", _TRY_PY, f"{STATE_DIR}/gpu-removal.json", user="root")
 
@@ -222,13 +200,7 @@ def command_of(job: WorkloadJob, workload: Workload, *, with_muri: bool = True) 
 
 
 def run_live(workload: Workload, log: Path, *, with_muri: bool = True) -> Run:
-    """Run a workload on a sandbox.
-
-    Args:
-        workload: What to run.
-        log: Where the controller's log goes.
-        with_muri: Whether Muri has the jobs; else Slurm alone has them, and no controller runs.
-    """
+    """Run a workload on a sandbox."""
     with cluster(workload) as driver:
         for user in USERS:
             jobs = [

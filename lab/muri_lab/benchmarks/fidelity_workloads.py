@@ -18,23 +18,14 @@ FIRST_SUBMIT_S: Final = 4.0
 
 @dataclass(frozen=True, slots=True)
 class WorkloadJob:
-    """One job.
+    """One job."""
 
-    Attributes:
-        submit_s: When it is submitted, in seconds from the start.
-        user: By whom.
-        model: One of the workload's models.
-        node_count: Nodes.
-        gpus_per_node: GPUs on each.
-        iterations: Iterations that it trains for.
-    """
-
-    submit_s: float
+    submit_s: float  # When it is submitted, in seconds from the start
     user: str
-    model: str
-    node_count: int
-    gpus_per_node: int
-    iterations: int
+    model: str  # One of the workload's models
+    node_count: int  # Nodes
+    gpus_per_node: int  # GPUs on each
+    iterations: int  # Iterations that it trains for
 
     @property
     def gpu_count(self) -> int:
@@ -44,27 +35,16 @@ class WorkloadJob:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Jobs, a cluster, and the controller's configuration.
+    """Jobs, a cluster, and the controller's configuration."""
 
-    Attributes:
-        name: Its name.
-        node_count: Nodes.
-        gpus_per_node: GPUs on each.
-        models: Seconds of the four stages of an iteration, by model.
-        jobs: By submission.
-        config: What differs from the defaults of muri.yaml.
-        is_cold: Whether nothing is known when it begins: no model has a profile.
-        tells_durations: Whether users say how long their jobs take.
-    """
-
-    name: str
-    node_count: int
-    gpus_per_node: int
-    models: dict[str, tuple[float, float, float, float]]
-    jobs: tuple[WorkloadJob, ...]
-    config: dict[str, object] = field(default_factory=dict)
-    is_cold: bool = False
-    tells_durations: bool = True
+    name: str  # Its name
+    node_count: int  # Nodes
+    gpus_per_node: int  # GPUs on each
+    models: dict[str, tuple[float, float, float, float]]  # Seconds of the four stages of an iteration, by model
+    jobs: tuple[WorkloadJob, ...]  # By submission
+    config: dict[str, object] = field(default_factory=dict)  # What differs from the defaults of muri.yaml
+    is_cold: bool = False  # Whether nothing is known when it begins: no model has a profile
+    tells_durations: bool = True  # Whether users say how long their jobs take
 
 
 def seeded(text: str) -> random.Random:
@@ -76,18 +56,7 @@ def workload(
     name: str, seed: int, shape: tuple[int, int], job_count: int, *, load: float = 1.6, mean_s: float = 16.0,
     wide: float = 0.0, **config: object,
 ) -> Workload:  # fmt: skip
-    """Make a workload.
-
-    Args:
-        name: Its name.
-        seed: What all that is drawn depends on.
-        shape: Nodes, and GPUs on each.
-        job_count: Jobs.
-        load: GPU-seconds alone that arrive in a second, for each GPU.
-        mean_s: Mean duration of a job alone; durations lie between half and twice of it.
-        wide: Share of the jobs that ask for two GPUs.
-        config: What differs from the defaults of muri.yaml.
-    """
+    """Make a workload."""
     draw = seeded(f"fidelity {name} {seed}")
     node_count, gpus_per_node = shape
     models = {f"{name}-m{number}": _stages(draw, number) for number in range(6)}

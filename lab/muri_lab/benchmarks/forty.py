@@ -76,11 +76,7 @@ def compare(folder: Path, stored: bool) -> None:
 
 
 def compared(side: str, folder: Path) -> tuple[Comparison, list[Any]]:
-    """A side live and in twins, and under which circumstances each live run was made.
-
-    Raises:
-        UsageError: It has not run live.
-    """
+    """A side live and in twins, and under which circumstances each live run was made."""
     told = [json.loads(path.read_text()) for path in sorted(folder.glob(f"forty-{side}.*.json"))]
     if not told:
         raise click.UsageError(f"{folder} holds no live run of {side}; make one with `live {side}`")

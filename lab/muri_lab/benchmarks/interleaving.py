@@ -34,7 +34,7 @@ def unequal(*seeds: int) -> dict[str, Any]:
 
 
 def overhead() -> dict[str, Any]:
-    """What a switch costs."""
+    """Cost of a switch."""
     tell("overhead")
     return interleaving_overhead.measure()
 

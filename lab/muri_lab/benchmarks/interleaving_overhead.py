@@ -1,4 +1,4 @@
-"""What it costs to pass a resource on: from its release in one thread, or process, until the next holder runs."""
+"""Time to pass a resource on: from its release in one thread or process until the next holder runs."""
 
 import itertools
 import sys

@@ -29,7 +29,7 @@ from muri_lab.benchmarks.runtime_process import BenchmarkError
 
 JOBS = ("storage", "cpu", "gpu", "network")
 PASSIVE = {"OMP_WAIT_POLICY": "passive"}
-# What a user can do without Muri. OpenMP's threads spin while they wait, which matters when processes share cores.
+# A user's means without Muri. OpenMP's threads spin while they wait, which matters when processes share cores.
 WITHOUT_MURI: Mapping[str, Mapping[str, str]] = {
     "plain": {},
     "plain-passive": PASSIVE,
@@ -49,15 +49,10 @@ ALONE_S = 10.0
 
 @dataclass(frozen=True)
 class Link:
-    """How the network job reaches its peer.
+    """How the network job reaches its peer."""
 
-    Attributes:
-        description: What limits the rate, for the report.
-        arguments: Options of the network job.
-    """
-
-    description: str
-    arguments: tuple[str, ...] = ()
+    description: str  # What limits the rate, for the report
+    arguments: tuple[str, ...] = ()  # Options of the network job
 
 
 def _ip(*arguments: str) -> None:
@@ -122,16 +117,7 @@ def run_alone(setting: Setting, job: str) -> Alone:
 
 
 def measure(seconds: float, rounds: int, ways: Sequence[str], auto_s: float = 0.0, data: Path | None = None) -> Case:
-    """Run all jobs in all ways, the ways in turn, so that a disturbance hits all alike.
-
-    Args:
-        seconds: Length of each window.
-        rounds: How often each way is run.
-        ways: Which of `WAYS`.
-        auto_s: Length of a run of `auto`, from its first iterations on, with the rounds before it and again after it;
-            0 for none.
-        data: Where the samples are written; a temporary directory on the working directory's disk when None.
-    """
+    """Run all jobs in all ways, the ways in turn, so that a disturbance hits all alike."""
     with tempfile.TemporaryDirectory(prefix="muri-data-", dir=data or Path.cwd()) as name, slow_link(RATE_MBIT) as link:
         write_random_file(Path(name) / "samples.bin", DATA_MIB)
         own = {"network": link.arguments}

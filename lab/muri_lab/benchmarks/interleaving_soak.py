@@ -1,7 +1,6 @@
-"""Whether a runtime leaks: it runs thousands of scripts, one after the other in each of four members.
+"""Check a runtime for leaks: thousands of scripts run one after the other in each of four members.
 
-The scripts are real sessions of a real runtime, attached over its socket; only the `muri run` process of each is
-replaced by a thread that speaks its protocol, because starting thousands of interpreters would dominate the figures.
+The sessions are real; a thread that speaks its protocol stands for each `muri run`, whose start would dominate.
 """
 
 import os

@@ -36,23 +36,14 @@ AUTO_SETTLES_S = 45.0
 
 @dataclass(frozen=True, slots=True)
 class ProfileSet:
-    """Members that run together.
+    """Members that run together."""
 
-    Attributes:
-        name: For people.
-        stages_s: For each member its seconds of storage, CPU, GPU, network per iteration.
-        window_s: How long iterations are counted.
-        warmup_s: How long the members run before that.
-        pieces_s: For each member the seconds from one yield point to the next; `PIECE_S` for all when empty.
-        promised: For each member the speed that it was promised; none for all when empty.
-    """
-
-    name: str
-    stages_s: tuple[tuple[float, ...], ...]
-    window_s: float
-    warmup_s: float
-    pieces_s: tuple[float, ...] = ()
-    promised: tuple[float, ...] = ()
+    name: str  # For people
+    stages_s: tuple[tuple[float, ...], ...]  # For each member its seconds of storage, CPU, GPU, network per iteration
+    window_s: float  # How long iterations are counted
+    warmup_s: float  # How long the members run before that
+    pieces_s: tuple[float, ...] = ()  # per member, seconds between yield points; `PIECE_S` for all when empty
+    promised: tuple[float, ...] = ()  # For each member the speed that it was promised; none for all when empty
 
     @property
     def lp_bound(self) -> float:
@@ -82,14 +73,7 @@ def unequal_iterations(seed: int, lengths_s: Sequence[float] = (0.02, 0.1, 0.4, 
 
 
 def measure(profiles: ProfileSet, ways: Sequence[str], tell: Callable[[str], None]) -> dict[str, object]:
-    """All figures of one set of members.
-
-    Speeds are normalized by the stages' durations. One after the other the members get on with a total
-    of 1, by definition.
-
-    Raises:
-        BenchmarkError: A job failed, or the machine does not let even a job that runs alone keep its durations.
-    """
+    """Return all figures of one set of members; speeds are relative to the stages' durations."""
     bound = profiles.lp_bound
     tell(f"{profiles.name}: alone")
     alone = run(profiles, "alone", prefetch=0)

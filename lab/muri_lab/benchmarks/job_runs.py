@@ -27,55 +27,35 @@ PYTHON = (sys.executable,)
 
 
 class Alone(NamedTuple):
-    """A job alone.
+    """A job alone."""
 
-    Attributes:
-        iteration_s: Its iteration time.
-        shares: Share of that in which it holds storage, CPU, GPU, network.
-        cores: Cores that it keeps busy at that speed; None where not measured.
-    """
-
-    iteration_s: float
-    shares: tuple[float, ...]
-    cores: float | None = None
+    iteration_s: float  # Its iteration time
+    shares: tuple[float, ...]  # Share of that in which it holds storage, CPU, GPU, network
+    cores: float | None = None  # Cores that it keeps busy at that speed; None where not measured
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What all runs share.
+    """What all runs share."""
 
-    Attributes:
-        data: Directory of the samples, on a disk.
-        jobs: The script of each job and the arguments that only this job takes.
-        seconds: Length of the window in which iterations are counted.
-        start_limit_s: How long jobs may take until they are at work.
-    """
-
-    data: Path
-    jobs: Mapping[str, Sequence[str]]
-    seconds: float
-    start_limit_s: float = START_LIMIT_S
+    data: Path  # Directory of the samples, on a disk
+    jobs: Mapping[str, Sequence[str]]  # The script of each job and the arguments that only this job takes
+    seconds: float  # Length of the window in which iterations are counted
+    start_limit_s: float = START_LIMIT_S  # How long jobs may take until they are at work
 
 
 class Run:
-    """Some jobs at work at once, in a directory of their own.
-
-    Attributes:
-        folder: That directory.
-        cores_used: Cores that each job, with its children, kept busy in the measured window.
-        changes: The runtime's changes of the discipline: seconds after the window's begin, which one, and why.
-        runtime: Its process; None without one.
-    """
+    """Some jobs at work at once, in a directory of their own."""
 
     def __init__(self, setting: Setting, folder: Path) -> None:
-        self.folder = folder
+        self.folder = folder  # That directory
         self._setting = setting
         self._ids = {job: str(101 + index) for index, job in enumerate(setting.jobs)}
         self._processes: list[subprocess.Popen[bytes]] = []
         self._jobs: dict[str, subprocess.Popen[bytes]] = {}
-        self.cores_used: dict[str, float] = {}
-        self.changes: list[tuple[float, str, str]] = []
-        self.runtime: subprocess.Popen[bytes] | None = None
+        self.cores_used: dict[str, float] = {}  # cores kept busy by each job and its children in the window
+        self.changes: list[tuple[float, str, str]] = []  # seconds into the window, discipline, reason
+        self.runtime: subprocess.Popen[bytes] | None = None  # Its process; None without one
 
     def start_job(self, job: str, prefix: Sequence[str] = PYTHON, **environment: str) -> None:
         """Start one job by `prefix` and its script; its output goes to a file."""
@@ -99,14 +79,7 @@ class Run:
             self.start_member(job)
 
     def serve(self, solo_s: Mapping[str, float], *options: str, discipline: str, isolation: str) -> None:
-        """Start a runtime with these options that takes each job as a member.
-
-        Args:
-            solo_s: Iteration times alone of the jobs of which they are known.
-            options: The runtime's.
-            discipline: How members take turns.
-            isolation: thread or process.
-        """
+        """Start a runtime with these options that takes each job as a member."""
         members = [
             {"job_id": job_id, "solo_iteration_s": solo_s.get(job), "isolation": isolation}
             for job, job_id in self._ids.items()
@@ -134,31 +107,23 @@ class Run:
         return self._jobs[job]
 
     def await_start(self) -> None:
-        """Wait until each job has done some iterations.
-
-        Raises:
-            BenchmarkError: One ended, or took too long.
-        """
+        """Wait until each job has done some iterations."""
         deadline_s = time.monotonic() + self._setting.start_limit_s
         while min(len(self.ends_s(job)) for job in self._jobs) < WARM_ITERATIONS:
             self._check(deadline_s)
             time.sleep(0.1)
 
     def end(self, *jobs: str) -> None:
-        """Let all jobs end, and wait for these, or for all where none is named.
-
-        Raises:
-            BenchmarkError: One failed.
-        """
+        """Let all jobs end, and wait for these, or for all where none is named."""
         self._stop.touch()
         for job in jobs or self._jobs:
             if self.process(job).wait(timeout=60) != 0:
                 raise BenchmarkError(f"{job}: {self.output(job)}")
 
     def measure(self) -> dict[str, float]:
-        """Iterations per second of each job in a window in which all are at work; then the jobs end.
+        """Return each job's iterations per second in a window in which all are at work, then end the jobs.
 
-        The window is longer where a job would not end `LEAST_ITERATIONS` in it.
+        The window is longer where a job would not complete `LEAST_ITERATIONS` in it.
         """
         self.await_start()
         begin_s, before_s, begin_epoch_s = time.monotonic(), self._cpu_s(), time.time()
@@ -221,7 +186,7 @@ class Run:
             raise BenchmarkError(f"the jobs are not fast enough to measure; their iterations so far: {slow}")
 
     def output(self, name: str) -> str:
-        """The last of what a job has written."""
+        """Return the end of a job's output."""
         return (self.folder / f"{name}.out").read_text()[-2000:]
 
 
@@ -266,16 +231,7 @@ def measure_in_turns(
     alone: Callable[[Setting, str], Alone],
     together: Callable[[Setting, str, Mapping[str, float]], Mapping[str, float]],
 ) -> Case:
-    """Run each job alone and all of them in all ways, the ways in turn, so that a disturbance hits all alike.
-
-    Args:
-        setting: What all runs share.
-        link: What limits the network.
-        rounds: How often each is run.
-        ways: Ways of running all jobs at once.
-        alone: Measures one job.
-        together: Measures all jobs in one way, given their iteration times alone; the normalized throughput of each.
-    """
+    """Run each job alone and all of them in all ways, the ways in turn, so that a disturbance hits all alike."""
     found: dict[str, list[Alone]] = {job: [] for job in setting.jobs}
     speeds: dict[str, list[Mapping[str, float]]] = {way: [] for way in ways}
     for _ in range(rounds):

@@ -1,4 +1,4 @@
-"""What a result was measured on: every stored figure carries it."""
+"""The machine of a measurement, stored with every figure."""
 
 import os
 import platform

@@ -38,16 +38,12 @@ _FOLDS: Final[Mapping[str, Callable[[Any], Any]]] = {
 
 
 class PageError(Exception):
-    """A mark, or what it names, is not as it should be; the text says how."""
+    """A mark is wrong; the text says how."""
 
 
 @cache
 def stored(name: str) -> Any:
-    """A stored result.
-
-    Raises:
-        PageError: There is none of this name.
-    """
+    """A stored result."""
     path = RESULTS / f"{name}.json"
     if not path.is_file():
         raise PageError(f"there is no {path.relative_to(ROOT)}")
@@ -55,11 +51,7 @@ def stored(name: str) -> Any:
 
 
 def value_of(word: str) -> Any:
-    """What FILE:PATH or MODULE:NAME names.
-
-    Raises:
-        PageError: It names nothing.
-    """
+    """What FILE:PATH or MODULE:NAME names."""
     source, _, path = word.partition(":")
     try:
         found = import_module(source) if "." in source else stored(source)
@@ -96,11 +88,7 @@ def _entry(found: Any, name: str) -> Any:
 
 
 def figure(expression: str) -> str:
-    """The text of a figure.
-
-    Raises:
-        PageError: The expression is wrong.
-    """
+    """The text of a figure."""
     *words, spec = expression.split()
     total: Any = None
     operator, folds = "", []
@@ -127,16 +115,7 @@ def written(value: Any, spec: str) -> str:
 
 
 def renewed(name: str, text: str, tables: Mapping[str, Callable[[str], str]]) -> str:
-    """A page with its marked figures and tables made anew.
-
-    Args:
-        name: The page, relative to the checkout.
-        text: What it holds.
-        tables: What makes a table of a name, for a page.
-
-    Raises:
-        PageError: A mark is wrong.
-    """
+    """A page with its marked figures and tables made anew."""
     if line := _BEGINS_LINE.search(text):
         raise PageError(f"{name}: no line may begin with a figure, which is HTML then: {text[line.start() :][:90]}")
     for pattern, kind in ((FIGURE, "figure"), (TABLE, "table")):

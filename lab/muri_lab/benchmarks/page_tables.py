@@ -174,4 +174,4 @@ TABLES: Final[Mapping[str, Callable[[str], str]]] = {
     "synergy-opt": synergy_opt,
     "synergy-reference": synergy_reference,
 }
-"""What makes a table, given the page that it stands on."""
+"""Functions that make the tables, given the page."""

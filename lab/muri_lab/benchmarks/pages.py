@@ -1,9 +1,6 @@
-"""Writes the marked figures and tables of README.md and docs/*.md from stored results and from the code.
+"""Write the marked figures and tables of README.md and docs/*.md from stored results and from the code.
 
-    python -m muri_lab.benchmarks.pages            # writes all of them anew
-    python -m muri_lab.benchmarks.pages --check    # only prints how a page differs, and ends with 1 if one does
-
-benchmarks/page_marks.py says what a mark is.
+`python -m muri_lab.benchmarks.pages --check` prints differences and exits with 1 if there are any.
 """
 
 import difflib

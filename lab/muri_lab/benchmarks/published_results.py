@@ -18,18 +18,7 @@ Comparisons = Callable[[Path, Path], Iterable[dict[str, Any]]]
 def compare_with_published(
     text: str | None, option: str, help_: str, comparisons: Comparisons, line: Callable[[Mapping[str, Any]], str]
 ) -> int:
-    """Read the command line, run all comparisons and print them.
-
-    Args:
-        text: What --help says.
-        option: The option that names our input.
-        help_: What that is.
-        comparisons: Makes the comparisons.
-        line: One of them for people.
-
-    Returns:
-        The exit code: 0, or 1 after an error, which is printed.
-    """
+    """Read the command line, print all comparisons, and return the exit code: 0, or 1 after a printed error."""
     parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(option, dest="input", metavar="PATH", type=Path, required=True, help=help_)
     parser.add_argument("--published", type=Path, required=True, help="CSV of published results")

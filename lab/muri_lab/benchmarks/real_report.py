@@ -22,19 +22,12 @@ Changes = list[tuple[float, str, str]]
 
 @dataclass(frozen=True)
 class Throughput:
-    """Normalized throughput in one way of running the jobs, medians over the rounds.
+    """Normalized throughput in one way of running the jobs, medians over the rounds."""
 
-    Attributes:
-        way: One of `BY_USER`, or Muri's: a discipline.
-        members: Speed of each job, 1 = as fast as alone.
-        total: Median of the rounds' sums.
-        totals: The sum in each round.
-    """
-
-    way: str
-    members: Mapping[str, float]
-    total: float
-    totals: tuple[float, ...]
+    way: str  # One of `BY_USER`, or Muri's: a discipline
+    members: Mapping[str, float]  # Speed of each job, 1 = as fast as alone
+    total: float  # Median of the rounds' sums
+    totals: tuple[float, ...]  # The sum in each round
 
     @classmethod
     def of(cls, way: str, rounds: Sequence[Mapping[str, float]]) -> "Throughput":
@@ -46,23 +39,14 @@ class Throughput:
 
 @dataclass(frozen=True)
 class Case:
-    """The whole result.
+    """The whole result."""
 
-    Attributes:
-        link: What limits the network.
-        solo_iteration_s: Iteration time of each job alone.
-        shares: Share of that time in which the job holds storage, CPU, GPU, network.
-        throughputs: By way.
-        cores: Cores that each job alone keeps busy, if no thread spins; {} where not measured.
-        auto_changes: What `auto` did in its long run.
-    """
-
-    link: str
-    solo_iteration_s: Mapping[str, float]
-    shares: Mapping[str, Sequence[float]]
-    throughputs: dict[str, Throughput]
-    cores: Mapping[str, float] = field(default_factory=dict)
-    auto_changes: Changes = field(default_factory=list)
+    link: str  # What limits the network
+    solo_iteration_s: Mapping[str, float]  # Iteration time of each job alone
+    shares: Mapping[str, Sequence[float]]  # Share of that time in which the job holds storage, CPU, GPU, network
+    throughputs: dict[str, Throughput]  # By way
+    cores: Mapping[str, float] = field(default_factory=dict)  # kept busy by each job alone
+    auto_changes: Changes = field(default_factory=list)  # What `auto` did in its long run
 
     @property
     def lp_bound(self) -> float:

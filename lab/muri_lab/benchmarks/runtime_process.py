@@ -29,18 +29,7 @@ def start_runtime(
     environment: Mapping[str, str] | None = None,
     python: str = sys.executable,
 ) -> "subprocess.Popen[bytes]":
-    """Start a runtime and wait until members can come; it is the caller's to end.
-
-    Args:
-        folder: Where its sockets, its status file and its output go.
-        group: The group.
-        options: More of its options.
-        environment: Its variables, those of this process when None.
-        python: The Python that runs it.
-
-    Raises:
-        BenchmarkError: It did not start in time.
-    """
+    """Start a runtime and wait until members can come; it is the caller's to end."""
     status, output = folder / "status.json", folder / "runtime.out"
     command = [python, "-m", "muri.launcher.runtime.main", "--group", group.to_text()]
     command += ["--run-dir", str(socket_folder(folder)), "--status-file", str(status), *options]

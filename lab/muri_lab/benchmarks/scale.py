@@ -76,7 +76,7 @@ ROWS: Final[dict[str, tuple[Row, dict[str, float]]]] = {
 
 
 def bars(name: str, figures: dict[str, Any]) -> list[Bar]:
-    """What a row has to reach."""
+    """Return the bars of a row."""
     _, most = ROWS[name]
     return [
         Bar(name, what, figures[what], f"at most {limit:g}", figures[what] <= limit) for what, limit in most.items()

@@ -27,32 +27,18 @@ _FIRST_PILOT: Final = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How large a cluster and its queue are.
+    """How large a cluster and its queue are."""
 
-    Attributes:
-        pending: Jobs that wait behind the gate.
-        nodes: Nodes of 8 GPUs.
-        users: Users whose jobs wait.
-        groups: Groups of one member at work on one GPU each, which newcomers may join.
-        full: Whether others have the remaining GPUs, so that nothing can start.
-        seed: Seeds everything drawn.
-    """
-
-    pending: int
-    nodes: int = 2000
-    users: int = 100
-    groups: int = 0
-    full: bool = False
-    seed: int = 1
+    pending: int  # Jobs that wait behind the gate
+    nodes: int = 2000  # Nodes of 8 GPUs
+    users: int = 100  # Users whose jobs wait
+    groups: int = 0  # Groups of one member at work on one GPU each, which newcomers may join
+    full: bool = False  # Whether others have the remaining GPUs, so that nothing can start
+    seed: int = 1  # Seeds everything drawn
 
 
 def cycle_of(size: Size, **config: Any) -> CycleInput:
-    """Return what a cycle on such a cluster decides on.
-
-    Args:
-        size: How large.
-        **config: Keys of muri.yaml.
-    """
+    """Return the input of a decision on such a cluster; `config` has keys of muri.yaml."""
     known = {profile.key: profile for profile in profiles(size)}
     return CycleInput(view_of(snapshot_of(size)), Knowledge(known), Config(**config))
 

@@ -1,4 +1,4 @@
-"""What a controller's cycle costs besides its calls of Slurm, and what `muri queue` costs besides its own."""
+"""Cost of a controller's cycle and of `muri queue`, without their calls of Slurm."""
 
 import io
 from collections.abc import Callable

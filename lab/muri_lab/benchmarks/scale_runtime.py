@@ -1,8 +1,6 @@
-"""What a group's runtime costs by itself: with members that do nothing, and for each hand-over of a resource.
+"""Cost of a group's runtime by itself: with idle members, and for each hand-over of a resource.
 
-The hand-overs are measured twice: as the machine is, and with a busy loop for each core beside them, in sessions of
-their own as those of other jobs. Leave the machine alone for the first figures; the second ones say what the kernel's
-scheduler adds.
+Hand-overs are measured twice: as the machine is, and beside a busy loop on each core in another session.
 """
 
 import contextlib
@@ -39,11 +37,7 @@ time.sleep(1000)
 
 
 def idle(members: int = 2) -> dict[str, Any]:
-    """A runtime whose members' scripts sleep in processes of their own.
-
-    The share of a core is that of the runtime and of all that it has started, without the scripts; the memory is the
-    runtime's process alone.
-    """
+    """Cores (without the scripts) and memory of a runtime whose members' scripts sleep."""
     ids = [str(101 + index) for index in range(members)]
     group = GroupSpec(members=tuple(MemberSpec(job_id=each, isolation="process") for each in ids))
     with tempfile.TemporaryDirectory(prefix="muri-", dir="/tmp") as name, ExitStack() as started:
@@ -97,7 +91,7 @@ def _cpu_s(processes: list[psutil.Process]) -> float:
 
 def between_threads() -> dict[str, Any]:
     """Two members that are threads of one process."""
-    from muri_lab.benchmarks.interleaving_overhead import hand_overs_s  # here: what it imports counts in no other row
+    from muri_lab.benchmarks.interleaving_overhead import hand_overs_s  # here: its imports count in no other row
 
     return hand_overs(hand_overs_s)
 

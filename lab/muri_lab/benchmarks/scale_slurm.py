@@ -127,14 +127,7 @@ def cycling(gateway: str, jobs: int = 10_000, cloud_nodes: int = 2000) -> Callab
 
 
 def start(name: str, cloud_nodes: int, suite: str = "forky", **config: Any) -> Driver:
-    """Start a sandbox with a large cluster whose profiles Muri knows.
-
-    Args:
-        name: The sandbox's name.
-        cloud_nodes: Nodes of 8 GPUs without a slurmd, beside the four that have one.
-        suite: Which release of Slurm.
-        **config: Keys of muri.yaml.
-    """
+    """Start a sandbox with a large cluster whose profiles Muri knows."""
     lifecycle.up(name, SUITES[suite], Shape(gpus_per_node=8, cloud_nodes=cloud_nodes), Progress())
     driver = Driver.of(name)
     places = {"state_dir": STATE_DIR, "status_dir": f"{STATE_DIR}-status", "profiling": {"mode": "dry-run"}}
@@ -169,14 +162,7 @@ def withhold_gate(driver: Driver) -> None:
 
 
 def fill(driver: Driver, jobs: int, users: int = len(_USERS), seed: int = 1) -> None:
-    """Submit jobs, several users at a time.
-
-    Args:
-        driver: A sandbox that `start` made.
-        jobs: How many.
-        users: Of how many users, 8 at most.
-        seed: Seeds what the jobs ask for.
-    """
+    """Submit jobs, several users at a time."""
     rng = random.Random(seed)
     lines: dict[str, list[str]] = {user: [] for user in _USERS[:users]}
     for number in range(jobs):

@@ -1,12 +1,11 @@
-"""What Muri asks of slurmctld: calls counted on a real Slurm with real groups, and timed with a long queue.
+"""Muri's load on slurmctld: calls counted on a real Slurm with real groups, and timed with a long queue.
 
     sudo .venv/bin/python -m muri_lab.benchmarks.scale --row slurmctld-2000-groups
 
-Two sandboxes. In the first some groups start, work and end, with real pilot jobs, runtimes and members, while sdiag
-counts what slurmctld is asked. In the second, with 2,000 nodes and 10,000 waiting jobs, the kinds of calls are timed,
-as is a cycle of the controller. The sum is an hour of slurmctld with 2,000 groups that live an hour each and a cycle
-every minute. Beside sdiag's seconds, which have waits for locks in them, stand CPU seconds of slurmctld, which have in
-them what each connection costs.
+In one sandbox groups start, work and end while sdiag counts calls. In another, of 2,000 nodes and 10,000 waiting jobs,
+each kind of call and a cycle of the controller is timed. The sum is an hour of slurmctld with 2,000 groups that live an
+hour each and a cycle every minute. Beside sdiag's seconds, which contain waits for locks, stand CPU seconds of
+slurmctld, which contain the cost of each connection.
 """
 
 import os
@@ -66,7 +65,7 @@ _NO_SCHEDULING: Final = (
     "sed -i 's/^SchedulerParameters=.*/SchedulerParameters=defer,sched_interval=-1,bf_interval=10800/' "
     "/etc/slurm/slurm.conf && scontrol reconfigure && sleep 60"
 )
-"""slurmctld's own looks at the queue would hide what a call costs, and calls would wait for them."""
+"""Keeps slurmctld's own looks at the queue, for which calls would wait, out of the measurement."""
 
 _KINDS: Final = {
     "a read of one job": (_READ, _CALLS),
@@ -80,46 +79,30 @@ _KINDS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What slurmctld was asked for some time.
+    """What slurmctld was asked for some time."""
 
-    Attributes:
-        calls: By type of message.
-        seconds: What they took by sdiag.
-        cpu_s: CPU time of slurmctld, with all else that it did.
-        wall_s: How long that was.
-    """
-
-    calls: Counter[str]
-    seconds: Counter[str]
-    cpu_s: float
-    wall_s: float
+    calls: Counter[str]  # By type of message
+    seconds: Counter[str]  # by sdiag
+    cpu_s: float  # CPU time of slurmctld, with all else that it did
+    wall_s: float  # How long that was
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What one call costs slurmctld: the least of some batches, as other programs share the machine.
+    """What one call costs slurmctld: the least of some batches, as other programs share the machine."""
 
-    Attributes:
-        handled_s: Seconds that sdiag names.
-        cpu_s: CPU seconds, with what it takes to accept and to authenticate a connection.
-    """
-
-    handled_s: float
-    cpu_s: float
+    handled_s: float  # Seconds that sdiag names
+    cpu_s: float  # with accepting and authenticating connections
 
 
 class Controller:
-    """slurmctld of a sandbox.
-
-    Args:
-        driver: The sandbox.
-    """
+    """slurmctld of a sandbox."""
 
     def __init__(self, driver: Driver) -> None:
         self.driver = driver
 
     def during(self, work: Callable[[], object]) -> Asked:
-        """Count what it is asked while some work is done."""
+        """Count calls while some work is done."""
         self.driver.run("sdiag", "--reset", user="root")
         before_s, begun_s = self._cpu_s(), time.monotonic()
         work()
@@ -191,7 +174,7 @@ def _at_work(driver: Driver) -> tuple[int, int]:
 
 
 def calls_cost() -> tuple[dict[str, Cost], Asked]:
-    """Return the seconds of each kind of call with a long queue, and what a cycle asks."""
+    """Return the seconds of each kind of call with a long queue, and the calls of a cycle."""
     name = "slurmctld-queue"
     try:
         driver = start(name, NODES)

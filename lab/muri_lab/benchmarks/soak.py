@@ -1,9 +1,8 @@
 """A soak: hours of training in minutes, in one runtime, with everything that goes wrong drawn at random.
 
-Short jobs come and go in a group's four places. Signals reach them, they are paused, cancelled and killed; so are their
-workers and their `muri run`. Every loss of every job, with all digits, must be that of the same job alone under plain
-Python; the killed ones as far as they came. In the end the runtime must hold no more threads, files or processes than
-in the beginning.
+Short jobs come and go in a group's four places. They, their workers and their `muri run` get signals, are paused,
+cancelled and killed. Every loss, with all digits, must be that of the same job alone under plain Python. In the end the
+runtime must hold no more threads, files or processes than in the beginning.
 """
 
 import contextlib
@@ -37,7 +36,7 @@ KINDS = ("stages", "torch", "workers")
 MARK = "MURI_SOAK"
 """A variable that every process of a soak has, by which those left over are found."""
 ITERATION_STANDS_FOR_S = 1.0
-"""What an iteration would take on a real GPU: so many iterations are that many seconds of training."""
+"""Seconds of an iteration on a real GPU, to convert iterations to hours of training."""
 POLL_S = 0.05
 END_S = 180.0
 LEAST_EVENTS = 6
@@ -52,7 +51,7 @@ WEIGHTS = {"signal": 6, "pause": 4, "cancel": 1, "kill muri run": 1, "kill scrip
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What a job computes; two of one kind have the same losses."""
+    """A job's computation; two of one kind have the same losses."""
 
     kind: str
     seed: int
@@ -65,21 +64,13 @@ class Kind:
 
 @dataclass(slots=True)
 class Job:
-    """A job at work.
-
-    Attributes:
-        kind: What it computes.
-        process: Its `muri run`.
-        log: Its losses.
-        expected: Exit codes that it may end with.
-        paused_until_s: When it goes on, on the monotonic clock; None when it is not paused.
-    """
+    """A job at work."""
 
     kind: Kind
-    process: "subprocess.Popen[bytes]"
-    log: Path
-    expected: set[int] = field(default_factory=lambda: {0})
-    paused_until_s: float | None = None
+    process: "subprocess.Popen[bytes]"  # Its `muri run`
+    log: Path  # Its losses
+    expected: set[int] = field(default_factory=lambda: {0})  # Exit codes that it may end with
+    paused_until_s: float | None = None  # When it goes on, on the monotonic clock; None when it is not paused
 
     @property
     def pid(self) -> int | None:
@@ -233,15 +224,7 @@ def draw_kinds(kinds: Sequence[str], seeds: int, iterations: int) -> list[Kind]:
 def measure(
     seconds: float, seed: int, kinds: Sequence[Kind], events_per_s: float, tell_progress: Callable[[str], None]
 ) -> dict[str, Any]:
-    """Run a soak.
-
-    Args:
-        seconds: How long at least.
-        seed: Of all that is drawn.
-        kinds: The jobs.
-        events_per_s: How often something happens, on average.
-        tell_progress: Called with a line, once a minute.
-    """
+    """Run a soak."""
     with tempfile.TemporaryDirectory(prefix="muri-", dir="/tmp") as name:
         folder = Path(name)
         soak = Soak(folder, kinds, seed)
@@ -302,7 +285,7 @@ def _marked() -> dict[int, str]:
 
 
 def bars(found: dict[str, Any]) -> list[Bar]:
-    """What a soak has to reach."""
+    """Return the bars of a soak."""
     wanted = {
         "errors": len(found["errors"]),
         "more threads": found["threads"][1] - found["threads"][0],

@@ -1,9 +1,7 @@
-"""A training script of the soak: short iterations whose losses follow from its arguments alone.
-
-    python soak_job.py KIND SEED ITERATIONS LOG
+"""A training script of the soak: python soak_job.py KIND SEED ITERATIONS LOG; losses follow from the arguments alone.
 
 `stages` marks its stages and computes in Python; `torch` is found by the hooks; `workers` also has two workers that
-load its samples. Each loss goes into the log with all digits, behind the process id in its first line.
+load its samples. Each loss goes into the log with all digits, after the process id in its first line.
 """
 
 import os

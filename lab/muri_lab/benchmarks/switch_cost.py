@@ -52,16 +52,9 @@ def runtime_arbiter() -> Arbiter:
 
 
 def measure_switches_s(count: int = 1000) -> list[float]:
-    """Seconds from one process's release to the other one's grant, for each time that the other one waited for it.
+    """Return seconds from one process's release to the other one's grant, for each time that the other one waited.
 
-    Two processes that always want the same resource run through a real `ProcessSession` and a runtime's
-    arbiter in this process; both read the same monotonic clock.
-
-    Args:
-        count: How often each process takes the resource.
-
-    Raises:
-        SwitchError: A process failed or did not end in time.
+    Two processes that always want the same resource run through a real `ProcessSession` and a runtime's arbiter.
     """
     with tempfile.TemporaryDirectory(prefix="muri-switch-") as folder:
         script = Path(folder) / "switch.py"

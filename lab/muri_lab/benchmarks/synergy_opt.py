@@ -54,10 +54,7 @@ def round_of(split: tuple[int, ...], seed: int) -> PlanRequest:
 
 
 def planned(request: PlanRequest, mechanism: Mechanism) -> tuple[Plan, float]:
-    """A plan, and the CPU seconds that the mechanism took: nothing here runs on two cores, and the machine may be busy.
-
-    The queue and the reasons, which are the same under every mechanism, are not timed.
-    """
+    """Return a plan, and the mechanism's CPU seconds, the queue and the reasons left out."""
     took_s = 0.0
 
     def timed(round_: Round) -> Seating:

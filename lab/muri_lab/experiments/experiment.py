@@ -46,41 +46,24 @@ class _Strict(BaseModel):
 
 
 class Variant(_Strict):
-    """One line of an experiment.
+    """One line of an experiment."""
 
-    Attributes:
-        name: Its name on the page.
-        policy: Name of the policy.
-        options: Its options.
-        durations_known: Whether it sees remaining times.
-        profile_noise: n_p of the stage times it sees.
-        bottleneck_types: Jobs train models of this many kinds of bottleneck; None: their own.
-        over: The variant by whose figures its own are divided; None: the experiment's `relative_to`.
-        model: Instead of the experiment's.
-    """
-
-    name: str
-    policy: str
-    options: dict[str, Any] = {}
-    durations_known: bool = True
-    profile_noise: _Share = 0.0
-    bottleneck_types: Annotated[int, Field(ge=1, le=len(RESOURCES))] | None = None
-    over: str | None = None
-    model: Literal["default", "reference"] | None = None
+    name: str  # Its name on the page
+    policy: str  # Name of the policy
+    options: dict[str, Any] = {}  # Its options
+    durations_known: bool = True  # Whether it sees remaining times
+    profile_noise: _Share = 0.0  # n_p of the stage times it sees
+    bottleneck_types: Annotated[int, Field(ge=1, le=len(RESOURCES))] | None = None  # of the trained models
+    over: str | None = None  # The variant by whose figures its own are divided; None: the experiment's `relative_to`
+    model: Literal["default", "reference"] | None = None  # Instead of the experiment's
 
 
 class Published(_Strict):
-    """Published figures of one variant, in the unit of its cells: as ratios where it is divided by another one.
+    """Published figures of one variant, in the unit of its cells: as ratios where it is divided by another one."""
 
-    Attributes:
-        variant: Its name.
-        trace: Name of the trace that they are of; they are shown beside ours of the same trace only.
-        at_most: Whether the figures are upper bounds.
-    """
-
-    variant: str
-    trace: str
-    at_most: bool = False
+    variant: str  # Its name
+    trace: str  # Name of the trace that they are of; they are shown beside ours of the same trace only
+    at_most: bool = False  # Whether the figures are upper bounds
     avg_jct_s: float | None = None
     median_jct_s: float | None = None
     p99_jct_s: float | None = None
@@ -99,63 +82,35 @@ class Published(_Strict):
 
 
 class PublishedRange(_Strict):
-    """Between what the ratios of a metric lie, over all traces and all variants but one.
+    """Between what the ratios of a metric lie, over all traces and all variants but one."""
 
-    Attributes:
-        metric: The metric.
-        over: The variant by whose figures those of the others are divided.
-        low: The least published ratio.
-        high: The largest.
-    """
-
-    metric: Metric
-    over: str
-    low: float
-    high: float
+    metric: Metric  # The metric
+    over: str  # The variant by whose figures those of the others are divided
+    low: float  # The least published ratio
+    high: float  # The largest
 
 
 class Experiment(_Strict):
-    """A figure or table of a paper: traces × variants.
+    """A figure or table of a paper: traces × variants."""
 
-    Attributes:
-        figure: "Figure 9".
-        title: One line.
-        about: A paragraph on what is compared and where the published figures come from.
-        model: As in `Settings`.
-        nodes: Of the cluster.
-        gpus_per_node: Of each node.
-        interval_s: As in `Settings`; variants under the reference model plan at every event.
-        any_user: As in `Settings`; the papers' jobs share with those of any user.
-        traces: Names of trace files, without folder and ending; "muri_" may go before them.
-        submit_at_zero: Whether jobs are submitted as the trace says (false), all at once (true), or both.
-        variants: What is compared.
-        metrics: What the page shows.
-        relative_to: Figures are divided by those of this variant; None: only those of variants with `over`.
-        seeds: Of the noise and of drawn models; figures are means over them.
-        published: Figures of the publication.
-        published_runs: Whether the public simulator's published figures are shown as well.
-        ranges: Published ranges over all traces.
-        curves: Whether what happens over time is drawn.
-    """
-
-    figure: str
-    title: str
-    about: str = ""
-    model: Literal["default", "reference"]
-    nodes: Annotated[int, Field(ge=1)] = 8
-    gpus_per_node: Annotated[int, Field(ge=1)] = 8
-    interval_s: Annotated[float, Field(ge=0)] = 0.0
-    any_user: bool = True
-    traces: Annotated[tuple[str, ...], Field(min_length=1)]
-    submit_at_zero: Annotated[tuple[bool, ...], Field(min_length=1)] = (False,)
-    variants: Annotated[tuple[Variant, ...], Field(min_length=1)]
-    metrics: Annotated[tuple[Metric, ...], Field(min_length=1)]
-    relative_to: str | None = None
-    seeds: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)] = (0,)
-    published: tuple[Published, ...] = ()
-    published_runs: bool = False
-    ranges: tuple[PublishedRange, ...] = ()
-    curves: bool = False
+    figure: str  # "Figure 9"
+    title: str  # One line
+    about: str = ""  # A paragraph on what is compared and where the published figures come from
+    model: Literal["default", "reference"]  # As in `Settings`
+    nodes: Annotated[int, Field(ge=1)] = 8  # Of the cluster
+    gpus_per_node: Annotated[int, Field(ge=1)] = 8  # Of each node
+    interval_s: Annotated[float, Field(ge=0)] = 0.0  # as in `Settings`; the reference model plans at every event
+    any_user: bool = True  # As in `Settings`; the papers' jobs share with those of any user
+    traces: Annotated[tuple[str, ...], Field(min_length=1)]  # names without folder and ending
+    submit_at_zero: Annotated[tuple[bool, ...], Field(min_length=1)] = (False,)  # else as in the trace
+    variants: Annotated[tuple[Variant, ...], Field(min_length=1)]  # What is compared
+    metrics: Annotated[tuple[Metric, ...], Field(min_length=1)]  # What the page shows
+    relative_to: str | None = None  # variant by whose figures others are divided
+    seeds: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)] = (0,)  # figures are means over them
+    published: tuple[Published, ...] = ()  # Figures of the publication
+    published_runs: bool = False  # Whether the public simulator's published figures are shown as well
+    ranges: tuple[PublishedRange, ...] = ()  # Published ranges over all traces
+    curves: bool = False  # Whether what happens over time is drawn
 
     @model_validator(mode="after")
     def _names_fit(self) -> "Experiment":
@@ -182,14 +137,7 @@ def experiment_names() -> tuple[str, ...]:
 
 
 def load_experiment(name: str) -> Experiment:
-    """Read an experiment.
-
-    Args:
-        name: One of `experiment_names`, or the path of a YAML file.
-
-    Raises:
-        ExperimentError: There is no such experiment, or the file is wrong; names the file and the key.
-    """
+    """Read an experiment."""
     if name in experiment_names():
         return parse_experiment((_folder() / (name + _SUFFIX)).read_text(encoding="utf-8"), name)
     path = Path(name)
@@ -206,15 +154,7 @@ def load_experiment(name: str) -> Experiment:
 
 
 def parse_experiment(text: str, source: str) -> Experiment:
-    """Read an experiment from YAML.
-
-    Args:
-        text: The YAML.
-        source: What errors call it.
-
-    Raises:
-        ExperimentError: Names every key that is wrong.
-    """
+    """Read an experiment from YAML."""
     try:
         document = yaml_of(text, source)
     except ValueError as error:
@@ -260,23 +200,14 @@ def _name(item: Traversable) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The traces of an experiment that lie in a folder.
+    """The traces of an experiment that lie in a folder."""
 
-    Attributes:
-        files: Path by the name that the experiment uses.
-        missing: Names without a file.
-    """
-
-    files: dict[str, Path]
-    missing: tuple[str, ...] = ()
+    files: dict[str, Path]  # Path by the name that the experiment uses
+    missing: tuple[str, ...] = ()  # Names without a file
 
 
 def find_traces(experiment: Experiment, folder: Path | None, given: Sequence[Path]) -> Found:
-    """The traces to run on: those given by path, or those in a folder under the experiment's names.
-
-    Raises:
-        ExperimentError: No trace was given or found; lists the names that were looked for.
-    """
+    """The traces to run on: those given by path, or those in a folder under the experiment's names."""
     if given:
         return Found({trace_name(path.stem): path for path in given})
     wanted = ", ".join(f"{name}.csv or {_PREFIX}{name}.csv" for name in experiment.traces)
@@ -299,11 +230,7 @@ def trace_name(stem: str) -> str:
 
 
 def runs_of_experiment(experiment: Experiment, traces: Iterable[Trace]) -> tuple[Run, ...]:
-    """Traces × submission × variants × seeds, in this order.
-
-    Raises:
-        UsageError: A variant's policy or options are unknown; names the variant.
-    """
+    """Traces × submission × variants × seeds, in this order."""
     for variant in experiment.variants:
         try:
             check_policies(variant.model or experiment.model, {variant.policy: variant.options})

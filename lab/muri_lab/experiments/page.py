@@ -40,25 +40,15 @@ _SECONDS: Final = "_s"
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One cell of an experiment.
+    """One cell of an experiment."""
 
-    Attributes:
-        trace: Name of the trace, with a prime if all jobs are submitted at its start.
-        variant: Name of the variant.
-        metric: Name of the metric.
-        ours: In the metric's unit, or divided by another variant's figure; None: that is 0.
-        published: The published figure in the same unit; None: there is none.
-        at_most: Whether the published figure is an upper bound.
-        over: The variant by whose figure ours is divided; None: it is in the metric's own unit.
-    """
-
-    trace: str
-    variant: str
-    metric: Metric
-    ours: float | None
-    published: float | None = None
-    at_most: bool = False
-    over: str | None = None
+    trace: str  # Name of the trace, with a prime if all jobs are submitted at its start
+    variant: str  # Name of the variant
+    metric: Metric  # Name of the metric
+    ours: float | None  # In the metric's unit, or divided by another variant's figure; None: that is 0
+    published: float | None = None  # The published figure in the same unit; None: there is none
+    at_most: bool = False  # Whether the published figure is an upper bound
+    over: str | None = None  # The variant by whose figure ours is divided; None: it is in the metric's own unit
 
     @property
     def ratio(self) -> float | None:
@@ -72,19 +62,12 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class RangeComparison:
-    """The least and the largest ratio of a metric, over all traces and variants.
+    """The least and the largest ratio of a metric, over all traces and variants."""
 
-    Attributes:
-        metric: Name of the metric.
-        over: The variant by whose figures those of the others are divided.
-        ours: Least and largest.
-        published: Likewise.
-    """
-
-    metric: Metric
-    over: str
-    ours: tuple[float, float]
-    published: tuple[float, float]
+    metric: Metric  # Name of the metric
+    over: str  # The variant by whose figures those of the others are divided
+    ours: tuple[float, float]  # Least and largest
+    published: tuple[float, float]  # Likewise
 
     def as_json(self) -> dict[str, Any]:
         """All of it as a mapping."""
@@ -161,19 +144,12 @@ class _Published:
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """An experiment's outcome beside what is published.
+    """An experiment's outcome beside what is published."""
 
-    Attributes:
-        experiment: What was run.
-        cells: All cells.
-        ranges: Over all traces.
-        missing: Traces that were not given.
-    """
-
-    experiment: Experiment
-    cells: tuple[Comparison, ...]
-    ranges: tuple[RangeComparison, ...] = ()
-    missing: tuple[str, ...] = ()
+    experiment: Experiment  # What was run
+    cells: tuple[Comparison, ...]  # All cells
+    ranges: tuple[RangeComparison, ...] = ()  # Over all traces
+    missing: tuple[str, ...] = ()  # Traces that were not given
 
     @classmethod
     def of(cls, experiment: Experiment, summaries: Sequence[TraceSummary], missing: Sequence[str] = ()) -> "Findings":
@@ -188,13 +164,7 @@ class Findings:
 
 
 def write_experiment(findings: Findings, summaries: Sequence[TraceSummary], folder: Path) -> None:
-    """Write an experiment's page as experiment.md and experiment.html, its runs as results.json and CSV files.
-
-    Where the experiment has curves, they are drawn as PNG files, of several traces in a folder each.
-
-    Raises:
-        ReportError: The folder can't be written to, or matplotlib is missing for the curves.
-    """
+    """Write experiment.md, experiment.html, runs as results.json and CSV files, and curves as PNG files."""
     with written_to(folder):
         write_files(summaries, folder)
         for name, page in (("experiment.md", markdown_page), ("experiment.html", html_page)):

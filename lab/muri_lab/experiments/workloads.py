@@ -1,4 +1,4 @@
-"""What the papers change about a trace: when its jobs are submitted, and what they train."""
+"""Changes of a trace in the papers: when its jobs are submitted, and which models they train."""
 
 from dataclasses import replace
 from random import Random
@@ -24,14 +24,9 @@ def submitted_at_zero(trace: Trace) -> Trace:
 
 
 def with_bottlenecks(trace: Trace, kinds: int, seed: int = 0) -> Trace:
-    """The trace with the models of the first `kinds` bottlenecks only (Muri, Figure 13).
+    """Return the trace with the models of the first `kinds` bottlenecks only (Muri, Figure 13).
 
     Jobs that train one of them stay as they are; the others draw one. Service times stay, up to one iteration.
-
-    Args:
-        trace: The jobs.
-        kinds: 1 to 4.
-        seed: Of the draws.
     """
     wanted = {name for models in list(BOTTLENECKS.values())[:kinds] for name in models}
     models = [model for model in measured_models() if model.name in wanted]

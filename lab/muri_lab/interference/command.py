@@ -269,11 +269,7 @@ def fit_command(wanted: Wanted, store_path: Path | None, as_json: bool) -> None:
 
 
 def _fit_all(chosen: list[StageProfile], every: Sequence[StageProfile]) -> Fits:
-    """All lines that the profiles determine.
-
-    Raises:
-        FitError: The profiles determine no line over batch sizes; the text says what is missing.
-    """
+    """All lines that the profiles determine."""
     fits: Fits = {}
     reasons: list[str] = []
     for key, group in groupby(sorted(chosen, key=_owned_place), key=_owned_place):

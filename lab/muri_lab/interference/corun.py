@@ -55,31 +55,18 @@ class PairUnstartableError(UsageError):
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """How long a measurement may take.
+    """How long a measurement may take."""
 
-    Attributes:
-        steady_s: Seconds of running steadily, alone and side by side together.
-        startup_s: Seconds until both iterate steadily.
-    """
-
-    steady_s: float = DEFAULT_STEADY_S
-    startup_s: float = DEFAULT_STARTUP_S
+    steady_s: float = DEFAULT_STEADY_S  # Seconds of running steadily, alone and side by side together
+    startup_s: float = DEFAULT_STARTUP_S  # Seconds until both iterate steadily
 
     def __post_init__(self) -> None:
-        """Refuse a budget in which nothing can be measured.
-
-        Raises:
-            PairUnstartableError: A time is not above 0.
-        """
+        """Refuse a budget in which nothing can be measured."""
         if not (self.steady_s > 0 and self.startup_s > 0):
             raise PairUnstartableError(f"{self.steady_s:g} s after a start of {self.startup_s:g} s: both must be > 0")
 
     def rounds(self, slowest_iteration_s: float) -> int:
-        """How many rounds fit if each turn is to have enough iterations of the slower script.
-
-        Raises:
-            PairFailedError: Not even the fewest rounds.
-        """
+        """How many rounds fit if each turn is to have enough iterations of the slower script."""
         needed_s = 2 * LEAST_ITERATIONS * slowest_iteration_s + _EDGE_S  # beside the other it is slower
         rounds = int(self.steady_s / (_TURNS * needed_s))
         if rounds < LEAST_ROUNDS:
@@ -92,25 +79,15 @@ class Budget:
 
 @dataclass
 class Runner:
-    """One of the two scripts while it runs.
+    """One of the two scripts while it runs."""
 
-    Attributes:
-        command: The script and its arguments.
-        process: Its process, which leads a session.
-        output: The file that has what it prints.
-        stamps: When its iterations end.
-        solo_s: Mean iteration time of each turn alone.
-        shared_s: Mean iteration time of each turn beside the other.
-        iterations: Iterations beside the other.
-    """
-
-    command: Sequence[str]
-    process: "subprocess.Popen[bytes]"
+    command: Sequence[str]  # The script and its arguments
+    process: "subprocess.Popen[bytes]"  # Its process, which leads a session
     output: Path
-    stamps: StampReader
-    solo_s: list[float] = field(default_factory=list)
-    shared_s: list[float] = field(default_factory=list)
-    iterations: int = 0
+    stamps: StampReader  # When its iterations end
+    solo_s: list[float] = field(default_factory=list)  # Mean iteration time of each turn alone
+    shared_s: list[float] = field(default_factory=list)  # Mean iteration time of each turn beside the other
+    iterations: int = 0  # Iterations beside the other
 
     @property
     def name(self) -> str:
@@ -118,11 +95,7 @@ class Runner:
         return " ".join(self.command)
 
     def check_alive(self) -> None:
-        """Fail if the script has ended.
-
-        Raises:
-            PairFailedError: It has.
-        """
+        """Fail if the script has ended."""
         code = self.process.poll()
         if code is None:
             return
@@ -135,7 +108,7 @@ class Runner:
         raise PairFailedError(f"{self.name} failed with exit code {code} after {count} iterations: {words}")
 
     def pause(self, paused: bool) -> None:
-        """Stop the script and what it started, or let it go on."""
+        """Stop the script and its children, or let them go on."""
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGSTOP if paused else signal.SIGCONT)
 
@@ -158,20 +131,7 @@ def measure_pair(
     tell: Tell = lambda _: None,
     clock: Clock = MACHINE_CLOCK,
 ) -> Interference:
-    """Measure ξ of two scripts that run at once on the devices that they choose themselves.
-
-    Args:
-        command_a: A script and its arguments, or "-m", a module and its arguments.
-        command_b: The other, or the same.
-        keys: What they are, in the same order.
-        budget: How long it may take.
-        tell: Called every few seconds with a line about the progress.
-        clock: What turns and limits go by; the scripts tell the ends of their iterations on it.
-
-    Raises:
-        NoScriptError: There is no such script.
-        PairFailedError: One of them failed, ended early, or never iterated.
-    """
+    """Measure ξ of two scripts that run at once on the devices that they choose themselves."""
     for command in (command_a, command_b):
         check_command(command)
     with tempfile.TemporaryDirectory(prefix="muri-pair-") as folder, ExitStack() as both:

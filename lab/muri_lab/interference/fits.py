@@ -32,19 +32,14 @@ SURE: Final = 0.8
 
 
 class PairPoint(NamedTuple):
-    """One job of a measured pair.
+    """One job of a measured pair."""
 
-    Attributes:
-        percent: What both jobs use of the GPU alone, added up.
-        ratio: How many times longer the job takes beside the other.
-    """
-
-    percent: float
-    ratio: float
+    percent: float  # What both jobs use of the GPU alone, added up
+    ratio: float  # How many times longer the job takes beside the other
 
 
 def gpu_percent(profile: StageProfile) -> float:
-    """What a model uses of its GPUs alone: as telemetry measured, else the propagate share of its iteration."""
+    """Return a model's use of its GPUs alone, by telemetry, else the propagate share of its iteration."""
     measured = profile.detail.gpu_utilisation
     share = profile.propagate_s / profile.iteration_s if measured is None and profile.iteration_s else measured or 0.0
     return 100 * min(1.0, share)
@@ -53,16 +48,7 @@ def gpu_percent(profile: StageProfile) -> float:
 def fit_slowdown(points: Iterable[PairPoint]) -> SlowdownFit:
     """Fit f by least squares with coefficients ≥ 0, so that more use is never faster and over-commitment costs more.
 
-    Without these bounds the best parabola may fall over half of what was measured; flat there instead, as `Parabola`
-    is, it explains less than the best one that never falls.
-
     Source: Horus (TPDS 2021), section 3.2: a quadratic polynomial of cumulative utilization.
-
-    Args:
-        points: Two of each pair, in any order.
-
-    Raises:
-        FitError: There are too few, they lie too close together, or more use does not mean slower.
     """
     import numpy as np  # only fits need it
     from scipy.optimize import nnls
@@ -81,12 +67,7 @@ def fit_slowdown(points: Iterable[PairPoint]) -> SlowdownFit:
 
 
 def r_squared(curve: Parabola | Slowdown, points: Iterable[tuple[float, float]]) -> float:
-    """Share of the variance of measured ratios that a curve explains; below 0 where their mean explains more.
-
-    Args:
-        curve: f.
-        points: Per cent of the GPU, and the ratio there.
-    """
+    """Share of the variance of measured ratios that a curve explains; below 0 where their mean explains more."""
     pairs = [(float(percent), float(ratio)) for percent, ratio in points]
     mean = math.fsum(ratio for _, ratio in pairs) / len(pairs)
     left = math.fsum((ratio - curve(percent)) ** 2 for percent, ratio in pairs)
@@ -112,13 +93,7 @@ def _checked(points: Iterable[PairPoint]) -> list[PairPoint]:
 
 
 def pair_points(store: ProfileStore, gpu_type: str) -> tuple[PairPoint, ...]:
-    """What pairs on a type of GPU used together and how much longer they took, two points of each measured pair.
-
-    Pairs with a model whose profile was not measured are left out.
-
-    Raises:
-        StoreError: The store cannot be read.
-    """
+    """Return joint use and slow-down, two points of each measured pair with measured profiles on a type of GPU."""
     found: list[PairPoint] = []
     for pair in known_pairs(store):
         profiles = [next(filter(None, map(store.get, side.key.lookup_order)), None) for side in (pair.a, pair.b)]
@@ -130,11 +105,7 @@ def pair_points(store: ProfileStore, gpu_type: str) -> tuple[PairPoint, ...]:
 
 
 def fit_communication(profiles: Iterable[StageProfile]) -> LinearFit:
-    """α' and β' of one GPU count and type, from models that exchange different amounts.
-
-    Raises:
-        FitError: The profiles do not determine the line, or are of different GPU counts or types.
-    """
+    """α' and β' of one GPU count and type, from models that exchange different amounts."""
     measured = [item for item in profiles if not item.is_estimate and item.detail.gradient_mib and item.network_busy_s]
     if len({(item.key.gpu_count, item.key.gpu_type) for item in measured}) > 1:
         raise FitError("a fit of communication is of one GPU count and one GPU type")
@@ -149,34 +120,18 @@ def communication_name(key: ProfileKey) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """Interference ratios of a pair.
+    """Interference ratios of a pair."""
 
-    Attributes:
-        a: One model.
-        b: The other.
-        ratio_a: ξ of the first, ≥ 1.
-        ratio_b: ξ of the second.
-        source: "measured", "learned" or "estimated".
-        confidence: Of a measurement or of what was learned; None for an estimate.
-    """
-
-    a: ProfileKey
-    b: ProfileKey
-    ratio_a: float
-    ratio_b: float
-    source: str
-    confidence: float | None = None
+    a: ProfileKey  # One model
+    b: ProfileKey  # The other
+    ratio_a: float  # ξ of the first, ≥ 1
+    ratio_b: float  # ξ of the second
+    source: str  # "measured", "learned" or "estimated"
+    confidence: float | None = None  # Of a measurement or of what was learned; None for an estimate
 
 
 def best_known(store: ProfileStore, key: ProfileKey) -> StageProfile | None:
-    """The measured profile of a key, its user's own or a published one, else an estimate, else None.
-
-    An estimate's source is "scaled" (from another GPU count) or "predicted" (from the model's graph); it
-    serves for planning until the dry run has measured.
-
-    Raises:
-        StoreError: The store cannot be read.
-    """
+    """Return the measured profile of a key, its user's own or a published one, else an estimate, else None."""
     stored = next(filter(None, map(store.get, key.lookup_order)), None)
     if stored is not None and not stored.is_estimate:
         return stored
@@ -185,17 +140,7 @@ def best_known(store: ProfileStore, key: ProfileKey) -> StageProfile | None:
 
 
 def expected(store: ProfileStore, a: ProfileKey, b: ProfileKey, cores: float | None = None) -> Expected | None:
-    """ξ of two models side by side; None where neither the pair nor both profiles are known.
-
-    Args:
-        store: Where profiles and pairs are.
-        a: One model.
-        b: The other.
-        cores: Cores of the node, for the estimate; see `estimated_ratio`.
-
-    Raises:
-        StoreError: The store cannot be read.
-    """
+    """ξ of two models side by side; None where neither the pair nor both profiles are known."""
     pair = find(by_pair(known_pairs(store)), a, b)
     if pair is not None:
         return Expected(a, b, pair.a.ratio, pair.b.ratio, pair.source, pair.confidence)
@@ -208,32 +153,16 @@ def expected(store: ProfileStore, a: ProfileKey, b: ProfileKey, cores: float | N
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A pair that could be measured.
+    """A pair that could be measured."""
 
-    Attributes:
-        a: The lesser key.
-        b: The other, or the same.
-        chances: How many pairs of the queued jobs are of these two models.
-        confidence: That of the pair's measurement; None when it was never measured.
-    """
-
-    a: ProfileKey
-    b: ProfileKey
-    chances: int
-    confidence: float | None
+    a: ProfileKey  # The lesser key
+    b: ProfileKey  # The other, or the same
+    chances: int  # How many pairs of the queued jobs are of these two models
+    confidence: float | None  # That of the pair's measurement; None when it was never measured
 
 
 def next_pairs(known: Iterable[Interference], keys: Sequence[ProfileKey], most: int = 10) -> tuple[Candidate, ...]:
-    """Pairs to measure, the most useful first.
-
-    Unknown pairs come before uncertain ones; among them those that the queue could form most often. Only jobs with
-    the same GPU count and type can share a set of GPUs.
-
-    Args:
-        known: What has been measured.
-        keys: One for each job that waits or runs; a model with three jobs is there three times.
-        most: How many to return at most.
-    """
+    """Return pairs to measure: unknown ones, then uncertain ones, each by how often jobs form them."""
     confidence = {item.pair: item.confidence for item in known}
     jobs = Counter(keys)
     found = (Candidate(a, b, chances, confidence.get((a, b))) for a, b, chances in _formable(jobs))

@@ -21,17 +21,12 @@ _OPPORTUNISTIC_LOAD: Final = 0.9
 _LOAD_LIMIT: Final = 0.8
 """Nominal loads by which the simulator prefers idle GPUs for opportunistic jobs, then reserved, then busy ones, and
 never two opportunistic jobs on one (jobs.py, gpu_util). Their sums are rounded; the order among GPUs that were used
-and freed again depends on it."""
+and freed again depends on it.
+"""
 
 
 class Shortest(Discipline):
-    """At each event the whole queue is placed anew, the shortest first.
-
-    Args:
-        ledger: The jobs.
-        cluster: The nodes.
-        by_service: Whether remaining time counts times GPUs (SRSF).
-    """
+    """At each event the whole queue is placed anew, the shortest first."""
 
     same_time_s = 0.0
 
@@ -66,12 +61,7 @@ def take_in_order(ledger: Ledger, nodes: FreeNodes) -> list[tuple[int, int]]:
 
 
 class Tiresias(Discipline):
-    """2D-LAS with queues, which share out the GPUs one after the other.
-
-    Args:
-        ledger: The jobs.
-        cluster: The nodes.
-    """
+    """2D-LAS with queues, which share out the GPUs one after the other."""
 
     same_time_s = 0.0
 
@@ -115,12 +105,7 @@ class Tiresias(Discipline):
 
 
 class AntMan(Discipline):
-    """Guaranteed jobs never slow down; an opportunistic job only progresses while its partners leave room.
-
-    Args:
-        ledger: The jobs.
-        cluster: The nodes.
-    """
+    """Guaranteed jobs never slow down; an opportunistic job only progresses while its partners leave room."""
 
     def __init__(self, ledger: Ledger, cluster: Cluster) -> None:
         super().__init__(ledger)
@@ -167,14 +152,9 @@ class AntMan(Discipline):
 
 
 def companion_iterations(own_s: Sequence[float], other_s: Sequence[float]) -> int:
-    """Iterations of a guaranteed job during which an opportunistic one beside it completes one.
+    """Return a guaranteed job's iterations during which an opportunistic one beside it completes one.
 
-    Each stage only progresses while the other job is in one of its other stages. The next stage uses what the last of
-    these leaves over.
-
-    Args:
-        own_s: Seconds per iteration on load, GPU and network of the opportunistic job.
-        other_s: The same of the guaranteed job.
+    Each stage only progresses while the other job is in one of its other stages. The next stage uses the rest of these.
     """
     load_s, gpu_s, network_s = own_s
     other_load_s, other_gpu_s, other_network_s = other_s
@@ -203,23 +183,14 @@ def divmod_of(wanted_s: float, room_s: float) -> tuple[int, float]:
 
 @dataclass(slots=True)
 class Seats:
-    """Jobs on each GPU.
+    """Jobs on each GPU."""
 
-    Attributes:
-        cluster: The nodes.
-        guaranteed: The guaranteed job of each GPU, or −1.
-        load: Nominal load of each GPU.
-        free: GPUs of each node that no guaranteed job has.
-        held: GPUs that each job holds.
-        home: Node on which a guaranteed job that did not find all of its GPUs waits for the rest.
-    """
-
-    cluster: Cluster
-    guaranteed: list[int]
-    load: list[float]
-    free: list[int]
-    held: dict[int, list[int]] = field(default_factory=dict)
-    home: dict[int, int] = field(default_factory=dict)
+    cluster: Cluster  # The nodes
+    guaranteed: list[int]  # The guaranteed job of each GPU, or −1
+    load: list[float]  # Nominal load of each GPU
+    free: list[int]  # GPUs of each node that no guaranteed job has
+    held: dict[int, list[int]] = field(default_factory=dict)  # GPUs that each job holds
+    home: dict[int, int] = field(default_factory=dict)  # node on which a guaranteed job waits for more GPUs
 
     @classmethod
     def of(cls, cluster: Cluster) -> "Seats":
@@ -228,11 +199,7 @@ class Seats:
         return cls(cluster, [_FREE] * cluster.gpu_count, [0.0] * cluster.gpu_count, free)
 
     def hold(self, job: int, gpus: int) -> bool:
-        """Give a guaranteed job GPUs, as far as there are any; it keeps those that it already has.
-
-        Returns:
-            Whether it now has all of them.
-        """
+        """Give a guaranteed job GPUs beside those it has; return whether it now has all of them."""
         size = self.cluster.gpus_per_node
         missing = gpus - len(self.held.setdefault(job, []))
         whole, rest = divmod(missing, size) if gpus > size else (0, missing)

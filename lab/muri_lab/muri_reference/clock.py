@@ -15,23 +15,14 @@ _NEAR: Final = 1 + 100 * SAME_TIME
 
 @dataclass(slots=True)
 class Event:
-    """Arrival or completion of jobs.
+    """Arrival or completion of jobs."""
 
-    Attributes:
-        time_s: Time; infinite: never.
-        jobs: Rows of the jobs.
-    """
-
-    time_s: float
-    jobs: list[int]
+    time_s: float  # Time; infinite: never
+    jobs: list[int]  # Rows of the jobs
 
 
 class Discipline:
-    """The part of a policy that the clock drives: which jobs run from now on, and how fast.
-
-    Args:
-        ledger: The jobs.
-    """
+    """The part of a policy that the clock drives: which jobs run from now on, and how fast."""
 
     same_time_s = SAME_TIME_S
     """An arrival and a completion nearer than this are one event."""
@@ -63,19 +54,7 @@ Observer = Callable[[float], None]
 
 
 def run_clock(ledger: Ledger, discipline: Discipline, observe: Observer) -> list[float]:
-    """Run until all jobs have ended.
-
-    Args:
-        ledger: Of jobs none of which has arrived.
-        discipline: Decides who runs.
-        observe: Looks at the state between events.
-
-    Returns:
-        Wall-clock seconds of each plan.
-
-    Raises:
-        SimulationError: A job can never run.
-    """
+    """Run until all jobs have ended; return the wall-clock seconds of each plan."""
     coming = arrivals(ledger.table)[::-1]
     end = Event(math.inf, [])
     jump_s = math.inf

@@ -48,14 +48,7 @@ Pairs = tuple[tuple[Kinds, Kinds, int], ...]
 
 
 class GroupFigures:
-    """Periods and efficiencies of groups by the simulator's formula; kinds index the shapes.
-
-    Args:
-        shapes: The distinct profiles.
-        ordering: "best" or "worst" permutation of the members.
-        multipliers: Factors on the period of two, three and four members.
-        planned: What the members are taken for when their permutation is chosen; None: what they are.
-    """
+    """Periods and efficiencies of groups by the simulator's formula; kinds index the shapes."""
 
     def __init__(
         self,
@@ -96,26 +89,15 @@ class GroupFigures:
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """Groups of jobs of one GPU count; rows of the arrays are groups.
+    """Groups of jobs of one GPU count; rows of the arrays are groups."""
 
-    Attributes:
-        kinds: Kinds (indices into the job table's shapes) that jobs of this GPU count are of.
-        size: Most members of a group.
-        members: For each group the places of its members' kinds in `kinds`, ascending.
-        index: The row of each of these tuples.
-        candidate: Array (n, size): kind × size + how many members before are of the same kind; the last figure of all
-            where there is no member.
-        speed: Array (n, size): planned speed of each member, 1 = alone.
-        overhead_s: What an event costs each member: the sum over the group.
-    """
-
-    kinds: tuple[int, ...]
-    size: int
-    members: tuple[tuple[int, ...], ...]
-    index: dict[tuple[int, ...], int]
-    candidate: Indices
-    speed: Floats
-    overhead_s: Floats
+    kinds: tuple[int, ...]  # Kinds (indices into the job table's shapes) that jobs of this GPU count are of
+    size: int  # Most members of a group
+    members: tuple[tuple[int, ...], ...]  # For each group the places of its members' kinds in `kinds`, ascending
+    index: dict[tuple[int, ...], int]  # The row of each of these tuples
+    candidate: Indices  # (n, size): kind × size + earlier members of that kind; last value: no member
+    speed: Floats  # Array (n, size): planned speed of each member, 1 = alone
+    overhead_s: Floats  # cost of an event for each member: the sum over the group
 
 
 def columns_of(table: JobTable, gpus: int, largest: int) -> Columns:
@@ -159,11 +141,7 @@ class Pairing:
     """Matches kinds of units and remembers the answers.
 
     A bucket with many units is solved through one of half the size: twice its pairs, less a few of each sort, are taken
-    for granted, and what then is left over is matched exactly.
-
-    Args:
-        figures: What a unit of some kinds (all members, ascending) is worth: its efficiency.
-        largest: Most members of a unit.
+    for granted; the rest is matched exactly.
     """
 
     def __init__(self, figures: GroupFigures, largest: int) -> None:

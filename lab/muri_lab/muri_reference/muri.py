@@ -34,37 +34,21 @@ Group = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class MuriOptions:
-    """What the paper varies.
+    """Settings that the paper varies."""
 
-    Attributes:
-        durations_known: Whether the order is SRSF (Muri-S) or 2D-LAS (Muri-L).
-        ordering: "best" or "worst" permutation of a group's members.
-        blossom: Whether groups are matched; otherwise neighbors in the queue form them.
-        max_group_size: Most members.
-        unpack_slow_groups: Whether a group is dissolved that takes longer than its jobs one after the other; the public
-            simulator's `autopack`, which was on in the runs of Figure 13.
-        service_queues: Whether jobs of unknown duration wait in Tiresias's queues, as in Figure 13, rather than in the
-            order of their service.
-    """
-
-    durations_known: bool
-    ordering: str = "best"
-    blossom: bool = True
-    max_group_size: int = MAX_GROUP_SIZE
-    unpack_slow_groups: bool = False
-    service_queues: bool = False
+    durations_known: bool  # Whether the order is SRSF (Muri-S) or 2D-LAS (Muri-L)
+    ordering: str = "best"  # "best" or "worst" permutation of a group's members
+    blossom: bool = True  # Whether groups are matched; otherwise neighbors in the queue form them
+    max_group_size: int = MAX_GROUP_SIZE  # Most members
+    unpack_slow_groups: bool = False  # the public simulator's `autopack`, on in the runs of Figure 13
+    service_queues: bool = False  # Tiresias's queues for jobs of unknown duration, as in Figure 13
 
 
 class Unit(NamedTuple):
-    """Jobs that share GPUs, or one alone.
+    """Jobs that share GPUs, or one alone."""
 
-    Attributes:
-        jobs: Rows.
-        kinds: Their kinds, ascending.
-    """
-
-    jobs: Group
-    kinds: Kinds
+    jobs: Group  # Rows
+    kinds: Kinds  # Their kinds, ascending
 
 
 @dataclass(slots=True)
@@ -80,13 +64,7 @@ class _Room:
 
 
 class Muri(Discipline):
-    """At each event, jobs for up to four times the cluster are grouped anew.
-
-    Args:
-        ledger: The jobs.
-        cluster: The nodes.
-        options: The variant.
-    """
+    """At each event, jobs for up to four times the cluster are grouped anew."""
 
     def __init__(self, ledger: Ledger, cluster: Cluster, options: MuriOptions) -> None:
         table = ledger.table
@@ -173,10 +151,10 @@ class Muri(Discipline):
         return after
 
     def _new_mates(self, units: tuple[Kinds, ...]) -> dict[int, int]:
-        """Partner of each unit, by place in the queue.
+        """Return the partner of each unit, by place in the queue.
 
-        The matching decides only on kinds. Every later step of the simulator's own search starts from the most
-        urgent units again, so the lightest pairs, which it finds last, end up with them.
+        The matching decides only on kinds. Every later step of the simulator's own search starts from the most urgent
+        units again, so the lightest pairs, which it finds last, end up with them.
         """
         counts = Counter(kinds for kinds in units if len(kinds) < self._options.max_group_size)
         places: dict[Kinds, list[int]] = {kinds: [] for kinds in counts}
@@ -218,7 +196,7 @@ class Muri(Discipline):
 
 
 def select(ledger: Ledger, cluster: Cluster, size: int) -> tuple[dict[int, list[int]], dict[int, int]]:
-    """In order of the queue, each job that finds GPUs brings along the next ones of its GPU count.
+    """Let each job that finds GPUs, in order of the queue, bring along the next ones of its GPU count.
 
     Returns:
         By GPU count, in the order of the queue: the jobs selected, and how many reservations there are for them.
@@ -280,21 +258,15 @@ def start(ledger: Ledger, placed: Sequence[tuple[Unit, int]], figures: GroupFigu
 
 @dataclass(frozen=True, slots=True)
 class Worth:
-    """What progress of a job is worth: (service + offset) ** −power × GPUs ** −gpu_power.
+    """Worth of a job's progress: (service + offset) ** −power × GPUs ** −gpu_power.
 
-    With both powers 1 it would be Smith's rule, which serves the job that ends next and forgets how many wait behind
-    it; with 0 all that counts is throughput. In between is best. The figures were chosen on the two traces with
-    published results; to either side average completion times change slowly.
-
-    Attributes:
-        power: How much the urgent count above the others.
-        gpu_power: How much small jobs count above large ones.
-        offset_s: Seconds of service below which jobs are about equally urgent.
+    Powers of 1 are Smith's rule, powers of 0 throughput. The values were chosen on two traces with published results;
+    to either side average completion times change slowly.
     """
 
-    power: float
-    gpu_power: float
-    offset_s: float
+    power: float  # How much the urgent count above the others
+    gpu_power: float  # How much small jobs count above large ones
+    offset_s: float  # Seconds of service below which jobs are about equally urgent
 
 
 KNOWN: Final = Worth(0.5, 0.6, 1.0)
@@ -336,7 +308,7 @@ class _Bucket:
         return group
 
     def value(self, group: Group, kinds: Sequence[int]) -> float:
-        """What a group is worth; members in the order of their kinds."""
+        """Return a group's worth; members in the order of their kinds."""
         gain: list[float] = self.gain[self.columns.index[tuple(kinds)]].tolist()
         return sum(gain[place_] * float(self.worth[job]) for place_, job in enumerate(group))
 
@@ -345,12 +317,6 @@ class MuriJct(Discipline):
     """At each event, groups are opened in order of worth per GPU, then split while GPUs are left over.
 
     Groups are not kept from event to event, because under this model each event costs all jobs a restart anyway.
-
-    Args:
-        ledger: The jobs.
-        cluster: The nodes.
-        durations_known: Whether worth follows from remaining or from received service.
-        max_group_size: Most members.
     """
 
     def __init__(self, ledger: Ledger, cluster: Cluster, *, durations_known: bool, max_group_size: int) -> None:

@@ -10,11 +10,7 @@ from muri_lab.muri_reference.state import TIRESIAS_LIMITS_GPU_S, Ledger
 
 
 class ServiceQueues:
-    """First come, first served within a queue; a running job goes ahead of a waiting one of its queue.
-
-    Args:
-        ledger: The jobs.
-    """
+    """First come, first served within a queue; a running job goes ahead of a waiting one of its queue."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger

@@ -61,12 +61,9 @@ REFERENCE_POLICIES: Final = (*_EXCLUSIVE, *_MURI, _JCT)
 def simulate_reference(task: Simulation) -> SimulationResult:
     """Simulate a trace until its last job ends.
 
-    The clock has no interval: there is a plan at every arrival and completion, and each of them costs every running job
-    its restart overhead. Which GPUs a job gets makes no difference to its speed; CPUs, host and GPU memory are
-    ignored. Of the settings, only `profile_noise`, `durations_known` (muri-jct) and `seed` count.
-
-    Raises:
-        SimulationError: This model does not know a setting, or the trace cannot run on the cluster.
+    There is a plan at every arrival and completion, and each of them costs every running job its restart overhead.
+    Placement does not change speeds; CPUs, host and GPU memory are ignored. Of the settings, only `profile_noise`,
+    `durations_known` (muri-jct) and `seed` count.
     """
     settings = task.settings
     _check_settings(settings)
@@ -84,11 +81,7 @@ def simulate_reference(task: Simulation) -> SimulationResult:
 
 
 def check_reference(policy: str, options: Mapping[str, Any]) -> None:
-    """Refuse a policy or option that this model does not know.
-
-    Raises:
-        SimulationError: Lists the valid ones.
-    """
+    """Refuse a policy or option that this model does not know."""
     if policy not in REFERENCE_POLICIES:
         valid = ", ".join(REFERENCE_POLICIES)
         raise SimulationError(f"the reference model has no policy {policy!r}; valid are: {valid}")
@@ -144,12 +137,7 @@ def _records(ledger: Ledger) -> tuple[JobRecord, ...]:
 
 
 class _Film(Film[_Stay]):
-    """Looks at the ledger before every event.
-
-    Args:
-        task: What is simulated.
-        ledger: The jobs.
-    """
+    """Looks at the ledger before every event."""
 
     def __init__(self, task: Simulation, ledger: Ledger) -> None:
         super().__init__(task, report_every=100)
@@ -196,11 +184,7 @@ class _Film(Film[_Stay]):
         return float(np.isfinite(self._ledger.end_s).mean())
 
     def _check(self) -> None:
-        """Check what holds whatever the policy.
-
-        Raises:
-            ConservationError: Says what is wrong.
-        """
+        """Check what holds whatever the policy."""
         ledger, table = self._ledger, self._ledger.table
         held, gpu_count = ledger.gpus_held, self.task.cluster.gpu_count
         if not 0 <= held <= gpu_count:

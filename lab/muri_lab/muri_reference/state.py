@@ -42,17 +42,13 @@ _OVERHEADS: Final[Mapping[str, tuple[float, ...]]] = {
 Flags = NDArray[np.bool_]
 
 _DIGITS_MS = 6
-"""Digits after a millisecond that a trace can have. The simulator computes in milliseconds; seconds that were
-divided by 1,000 and multiplied again would differ in the last bit, which decides ties."""
+"""Digits after a millisecond that a trace can have. The simulator computes in milliseconds; seconds that were divided
+by 1,000 and multiplied again would differ in the last bit, which decides ties.
+"""
 
 
 def restart_overhead_s(model: str, gpu_count: int) -> float:
-    """Seconds that every event costs a running job (run_sim.py, overhead_dict).
-
-    Args:
-        model: Model name as in the trace.
-        gpu_count: GPUs of the job; one that the table does not list counts as the next smaller one.
-    """
+    """Seconds that every event costs a running job (run_sim.py, overhead_dict)."""
     row = _OVERHEADS.get(model)
     if row is None:
         return UNLISTED_RESTART_S
@@ -61,35 +57,20 @@ def restart_overhead_s(model: str, gpu_count: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class JobTable:
-    """The jobs of a trace by submit time; rows of all arrays are jobs.
+    """The jobs of a trace by submit time; rows of all arrays are jobs."""
 
-    Attributes:
-        jobs: The jobs themselves.
-        submit_s: Submit time.
-        gpus: GPUs of each.
-        iterations: Iterations of each.
-        iteration_s: Seconds of an iteration alone, with the simulator's factor.
-        listed_s: The duration that the trace states, or that of the work where it states none.
-        overhead_s: What an event costs the job while it runs.
-        opportunistic: AntMan's second class.
-        resource_s: Array (n, 3): seconds per iteration of load with preprocess, of propagate and of synchronize.
-        kind: Index into `shapes`.
-        shapes: The distinct profiles, or those of the jobs; load holds load and preprocess together.
-        planned: What policies take them for: the same, unless profiles are noisy.
-    """
-
-    jobs: tuple[TraceJob, ...]
-    submit_s: Floats
-    gpus: Indices
-    iterations: Floats
-    iteration_s: Floats
-    listed_s: Floats
-    overhead_s: Floats
-    opportunistic: Flags
-    resource_s: Floats
-    kind: Indices
-    shapes: tuple[Shape, ...]
-    planned: tuple[Shape, ...]
+    jobs: tuple[TraceJob, ...]  # The jobs themselves
+    submit_s: Floats  # Submit time
+    gpus: Indices  # GPUs of each
+    iterations: Floats  # Iterations of each
+    iteration_s: Floats  # Seconds of an iteration alone, with the simulator's factor
+    listed_s: Floats  # The duration that the trace states, or that of the work where it states none
+    overhead_s: Floats  # cost of an event while the job runs
+    opportunistic: Flags  # AntMan's second class
+    resource_s: Floats  # Array (n, 3): seconds per iteration of load with preprocess, of propagate and of synchronize
+    kind: Indices  # Index into `shapes`
+    shapes: tuple[Shape, ...]  # The distinct profiles, or those of the jobs; load holds load and preprocess together
+    planned: tuple[Shape, ...]  # What policies take them for: the same, unless profiles are noisy
 
     def __len__(self) -> int:
         """How many jobs there are."""
@@ -97,14 +78,7 @@ class JobTable:
 
 
 def job_table(trace: Trace, noise: float = 0.0, seed: int = 0, *, once_a_profile: bool = False) -> JobTable:
-    """Lay out a trace as arrays.
-
-    Args:
-        trace: The jobs.
-        noise: n_p: for planning, every stage of every job gets a factor from U[1 − n_p, 1 + n_p] (Muri, section 6.4).
-        seed: For the noise.
-        once_a_profile: Whether jobs of one profile get the same factors, so that there are no more kinds of jobs.
-    """
+    """Lay out a trace as arrays."""
     jobs = tuple(sorted(trace.jobs, key=lambda job: job.submit_s))
     shapes = [_shape(job.profile) for job in jobs]
     by_job = noise > 0 and not once_a_profile
@@ -158,48 +132,26 @@ def _noisy(shape: Shape, noise: float, seed: int, index: int) -> Shape:
 
 @dataclass(slots=True)
 class Ledger:
-    """Progress of all jobs; rows are those of the job table.
+    """Progress of all jobs; rows are those of the job table."""
 
-    Attributes:
-        table: The jobs.
-        now_s: Time of the last event.
-        queue: Rows of the jobs that are in the system, in the order that the last plan left behind; ties of the next
-            plan are broken by it.
-        running: Whether the job runs.
-        left: Iterations left.
-        period_s: Present seconds per iteration of running jobs.
-        overhead_s: What the next event costs running jobs.
-        received_s: Seconds of having run, whatever was achieved in them.
-        waited_s: Seconds of having waited.
-        start_s: First start; NaN before.
-        end_s: End; NaN before.
-        starts: How many times the job was started.
-        regroups: How many times it went on in another company.
-        shared_s: Of the seconds received, those in a group.
-        group: By job that shares GPUs: the rows of its group, itself included.
-        shares: Whether the job is in a group.
-        node: First node of running jobs.
-        gpus_held: GPUs in use, shared ones counted once; set by the policy.
-    """
-
-    table: JobTable
-    now_s: float
-    queue: Indices
-    running: Flags
-    left: Floats
-    period_s: Floats
-    overhead_s: Floats
-    received_s: Floats
-    waited_s: Floats
-    start_s: Floats
-    end_s: Floats
-    starts: Indices
-    regroups: Indices
-    shared_s: Floats
-    shares: Flags
-    node: Indices
-    gpus_held: int = 0
-    group: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    table: JobTable  # The jobs
+    now_s: float  # Time of the last event
+    queue: Indices  # rows of jobs in the system in the last plan's order, which breaks the next plan's ties
+    running: Flags  # Whether the job runs
+    left: Floats  # Iterations left
+    period_s: Floats  # Present seconds per iteration of running jobs
+    overhead_s: Floats  # What the next event costs running jobs
+    received_s: Floats  # Seconds of having run, whatever was achieved in them
+    waited_s: Floats  # Seconds of having waited
+    start_s: Floats  # First start; NaN before
+    end_s: Floats  # End; NaN before
+    starts: Indices  # How many times the job was started
+    regroups: Indices  # How many times it went on in another company
+    shared_s: Floats  # Of the seconds received, those in a group
+    shares: Flags  # Whether the job is in a group
+    node: Indices  # First node of running jobs
+    gpus_held: int = 0  # GPUs in use, shared ones counted once; set by the policy
+    group: dict[int, tuple[int, ...]] = field(default_factory=dict)  # row of a job that shares GPUs → rows of its group
     _ran_before: Flags = field(default_factory=lambda: np.empty(0, dtype=np.bool_))
 
     @classmethod
@@ -263,12 +215,7 @@ class Ledger:
         self.shared_s[on[self.shares[on]]] += now_s - self.now_s
 
     def run_only(self, jobs: Sequence[int], nodes: Sequence[int] | None = None) -> None:
-        """From now on these jobs run, and no others.
-
-        Args:
-            jobs: Rows.
-            nodes: First node of each; None: placement makes no difference.
-        """
+        """From now on these jobs run, and no others."""
         if nodes is not None:
             self.node[jobs] = nodes
         self._ran_before = self.running
@@ -293,15 +240,10 @@ class Ledger:
 
 @dataclass(slots=True)
 class FreeNodes:
-    """Free GPUs of each node while one plan is made.
+    """Free GPUs of each node while one plan is made."""
 
-    Attributes:
-        size: GPUs of a node.
-        free: Free GPUs, by node.
-    """
-
-    size: int
-    free: list[int]
+    size: int  # GPUs of a node
+    free: list[int]  # Free GPUs, by node
     _refused: int = field(default=1 << 30)
 
     @classmethod
@@ -310,11 +252,7 @@ class FreeNodes:
         return cls(cluster.gpus_per_node, [cluster.gpus_per_node] * cluster.node_count)
 
     def take(self, gpus: int) -> int:
-        """Give out GPUs: of one node, or of whole nodes and the rest on the first other node that has room.
-
-        Returns:
-            Index of the first node; -1: there are not enough.
-        """
+        """Give out GPUs of one node, or of whole nodes and the rest on another; return the first node or -1."""
         if gpus >= self._refused:  # nothing is given back within a plan
             return -1
         node = self._take_within(gpus) if gpus <= self.size else self._take_across(gpus)

@@ -27,15 +27,16 @@ from muri.policies.types import (
 )
 
 GUARANTEED_SPEED: Final = 0.95
-"""What a guaranteed job is promised while it runs, of its speed alone. Hand-overs and the scatter of measured speeds
-take the rest: a promise of all of it would count as broken beside anybody, and even alone."""
+"""Minimum speed of a running guaranteed job. Hand-overs and the scatter of measured speeds take the rest: a minimum of
+1 would count as broken beside any job, and even alone.
+"""
 
 _NOT_STOPPED = Reason("antman stops nothing that runs")
 _NO_PROFILE = Reason("it runs alone until its model is profiled")
 
 
 class LeftoverPace:
-    """True speeds in a simulation: the first at full speed, the others take what it leaves over."""
+    """True speeds in a simulation: the first at full speed, the others at the rest."""
 
     def speeds(self, members: tuple[Shape, ...]) -> tuple[float, ...]:
         """Speed of each, 1 = as fast as alone."""
@@ -49,17 +50,12 @@ class LeftoverPace:
 class AntMan(QueuePolicy):
     """Guaranteed jobs at full speed; opportunistic ones take what is left over.
 
-    Guaranteed jobs go first, in order of submission, and nothing is ever stopped. GPUs hold at most
-    one guaranteed and one opportunistic job, of one bucket. A job takes free GPUs; failing that, it
-    joins one of the other class, so an opportunistic job never keeps out a guaranteed one that leaves
-    it something. Jobs without a profile share with no other.
+    Guaranteed jobs go first, in order of submission, and nothing is ever stopped. GPUs hold at most one guaranteed and
+    one opportunistic job, of one bucket. A job takes free GPUs, else it joins one of the other class, so an
+    opportunistic job never keeps out a guaranteed one that leaves it something. Jobs without a profile run alone. The
+    runtime gives a guaranteed job `GUARANTEED_SPEED`; an opportunistic job's own `min_speed` only limits its partners.
 
-    While jobs run, a guaranteed one is promised `GUARANTEED_SPEED` and an opportunistic one nothing, so that the
-    runtime of their group lets the guaranteed one go first. What an opportunistic job is promised (`min_speed`) only
-    says beside whom it is not put.
-
-    Source: AntMan (Xiao et al., OSDI 2020), its two classes of jobs. What an opportunistic job gets is
-    planned by `leftover_speed`; AntMan itself measures and adjusts while jobs run.
+    Source: AntMan (Xiao et al., OSDI 2020), its two classes of jobs. AntMan itself measures and adjusts while jobs run.
     """
 
     name = "antman"
@@ -97,7 +93,7 @@ def shape_to_share(job: PlanJob) -> Shape | None:
 
 
 def leftover_speed(guaranteed: Shape, opportunistic: Shape) -> float:
-    """Speed of an opportunistic job that only gets what a guaranteed one at full speed leaves over.
+    """Return the speed of an opportunistic job that gets what a guaranteed one at full speed leaves over.
 
     With u^j for the share of its time alone during which a job uses resource j:
 
@@ -111,19 +107,12 @@ def leftover_speed(guaranteed: Shape, opportunistic: Shape) -> float:
 
 @dataclass(slots=True)
 class Seat:
-    """GPUs, and who is on them.
+    """GPUs, and who is on them."""
 
-    Attributes:
-        jobs: One job, or a guaranteed and an opportunistic one.
-        gpus: What they hold.
-        kept: Whether just these jobs run there already.
-        runs: What runs there already; None for GPUs that were free.
-    """
-
-    jobs: list[PlanJob]
+    jobs: list[PlanJob]  # One job, or a guaranteed and an opportunistic one
     gpus: tuple[NodeShare, ...]
-    kept: bool = False
-    runs: Running | None = None
+    kept: bool = False  # Whether just these jobs run there already
+    runs: Running | None = None  # What runs there already; None for GPUs that were free
 
     @property
     def gpu_count(self) -> int:
@@ -151,17 +140,11 @@ class Seat:
 
 @dataclass(slots=True)
 class OpenSeats:
-    """Seats that one job of the other class may join.
+    """Seats that one job of the other class may join."""
 
-    Attributes:
-        same_user: Whether both must have one owner.
-        min_speedup: Least sum of both speeds.
-        gpu_mem_gib: Memory of a GPU by node; 0 when unknown.
-    """
-
-    same_user: bool
-    min_speedup: float
-    gpu_mem_gib: Mapping[str, float]
+    same_user: bool  # Whether both must have one owner
+    min_speedup: float  # Least sum of both speeds
+    gpu_mem_gib: Mapping[str, float]  # Memory of a GPU by node; 0 when unknown
     _open: dict[tuple[Bucket, bool], dict[Shape, list[Seat]]] = field(default_factory=dict)
     _leftover: dict[tuple[Shape, Shape], float] = field(default_factory=dict)
 
@@ -208,10 +191,9 @@ class OpenSeats:
 
 
 def _group(seat: Seat) -> Group:
-    """Two jobs that share: the guaranteed one at full speed, the other at what that leaves over.
+    """Two jobs that share: the guaranteed one at full speed, the other at the rest.
 
-    What was started by another policy may be two guaranteed jobs, or more than two: the first is given full
-    speed here, each other one what the first leaves over.
+    A group that another policy started may have more guaranteed jobs: the first is given full speed here.
     """
     shapes = [_shape(job) for job in seat.jobs]
     speeds = [1.0, *(leftover_speed(shapes[0], shape) for shape in shapes[1:])]
@@ -277,12 +259,7 @@ def _busy(shape: Shape) -> float:
 
 
 class AntManCycle:
-    """What is decided so far.
-
-    Args:
-        rules: The policy's options.
-        request: Nodes, time and what sharing may do.
-    """
+    """The decisions so far."""
 
     def __init__(self, rules: PolicyOptions, request: PlanRequest) -> None:
         self._sharing = min(rules.max_group_size, request.max_group_size) > 1
@@ -301,7 +278,7 @@ class AntManCycle:
             self._open.offer(seat)
 
     def decide(self, job: PlanJob) -> None:
-        """Free GPUs, else somebody's leftovers, else Slurm's own queue after `max_wait_s`, else waiting."""
+        """Choose free GPUs, else those of one other job, else Slurm's own queue after `max_wait_s`, else waiting."""
         if self._slurm.takes_larger(job):
             return
         gpus = self._slurm.gpus_alone(job)

@@ -1,6 +1,4 @@
-"""Synergy-OPT's two programs: what jobs would ideally get of one machine with all resources, and on which nodes.
-
-Both are linear programs. The first bounds the throughput of every allocation; the second splits few jobs.
+"""Synergy-OPT's two linear programs: a bound on the throughput of every allocation, and a map of jobs to nodes.
 
 Source: Synergy (Mohan et al., OSDI 2022), section 4.1; its extended version proves the bound on split jobs.
 """
@@ -22,37 +20,25 @@ _GAP: Final = 1e-4
 
 
 class Choice(NamedTuple):
-    """Jobs of a kind with a share.
+    """Jobs of a kind with a share."""
 
-    Attributes:
-        kind: The kind's number.
-        total: CPUs and memory (GiB) of one job on all its nodes.
-        value: What it is worth.
-    """
-
-    kind: int
-    total: Demand
+    kind: int  # The kind's number
+    total: Demand  # CPUs and memory (GiB) of one job on all its nodes
     value: float
 
 
 class Ideal(NamedTuple):
-    """One machine with the CPUs and memory of all nodes, on which every job gets one of its shares.
+    """One machine with the CPUs and memory of all nodes, on which every job gets one of its shares."""
 
-    Attributes:
-        choices: The shares that each kind may get.
-        counts: Jobs of each kind.
-        capacity: CPUs and memory (GiB) of all nodes together.
-    """
-
-    choices: Sequence[Choice]
-    counts: Sequence[int]
-    capacity: Demand
+    choices: Sequence[Choice]  # The shares that each kind may get
+    counts: Sequence[int]  # Jobs of each kind
+    capacity: Demand  # CPUs and memory (GiB) of all nodes together
 
     def bound(self) -> float:
-        """The greatest sum of values, with fractions: none on single nodes is greater.
+        """Return the greatest sum of values, with fractions: no choice on single nodes is greater.
 
-        Source: LP (1)-(5) and theorem 4.1; jobs that are alike are counted, and `choices` leaves out what would be
-        slower than the proportional share (5).
+        Source: LP (1)-(5) and theorem 4.1; jobs that are alike are counted, and `choices` leaves out shares that would
+        be slower than the proportional share (5).
         """
         program = LinearProgram(self._least, self._most)
         program.add(self._values, self._matrix)
@@ -92,19 +78,12 @@ class Ideal(NamedTuple):
 
 
 class Need(NamedTuple):
-    """What a job is to get, wherever that is.
+    """Resources of a job, wherever it runs."""
 
-    Attributes:
-        gpus: Its GPUs.
-        cpu_mem: Its CPUs and memory (GiB), on all nodes together.
-        nodes: Numbers of the nodes where it may be.
-        pieces: On how many nodes it is to be in the end.
-    """
-
-    gpus: int
-    cpu_mem: Demand
-    nodes: Sequence[int]
-    pieces: int = 1
+    gpus: int  # Its GPUs
+    cpu_mem: Demand  # Its CPUs and memory (GiB), on all nodes together
+    nodes: Sequence[int]  # Numbers of the nodes where it may be
+    pieces: int = 1  # On how many nodes it is to be in the end
 
     def fits(self, room: "Room") -> bool:
         """Whether a node has enough for one of its pieces."""
@@ -114,7 +93,7 @@ class Need(NamedTuple):
 
 
 class Room(NamedTuple):
-    """What a node has to give; infinite where nobody counts it."""
+    """Resources of a node; infinite if not limited."""
 
     gpus: float
     cpus: float
@@ -125,17 +104,13 @@ def map_to_nodes(needs: Sequence[Need], rooms: Sequence[Room]) -> Floats | None:
     """Lay jobs on nodes so that at most three times as many jobs are split as there are nodes.
 
     The program has a row for each job and three for each node. A corner of it has no more parts above 0 than rows, and
-    every job has one, so only the 3s others can be second parts of jobs. The objective fills the first nodes first,
-    and shuns nodes that are too small for a job.
+    every job has one, so only the 3s others can be second parts of jobs. The objective fills the first nodes first, and
+    shuns nodes that are too small for a job.
 
-    Args:
-        needs: The jobs.
-        rooms: The nodes.
+    Source: Synergy (Mohan et al., OSDI 2022), section 4.1.2: at most 3s fragmented jobs on s machines.
 
     Returns:
         Array (jobs, nodes): the part of each job that is on each node; None where the jobs do not fit.
-
-    Source: Synergy (Mohan et al., OSDI 2022), section 4.1.2: at most 3s fragmented jobs on s machines.
     """
     pairs = [(job, node) for job, need in enumerate(needs) for node in need.nodes]
     if not pairs:
@@ -173,15 +148,7 @@ def split_jobs(laid: Floats) -> int:
 
 
 def whole_gpus(part: Floats, gpus_each: Sequence[int], free: Sequence[int]) -> tuple[tuple[int, int], ...] | None:
-    """The nodes of a job whose GPUs are whole: those with most of it, the larger share on the node with more.
-
-    Args:
-        part: Array (nodes,): how much of the job is on each.
-        gpus_each: GPUs on each of its nodes.
-        free: Free GPUs of each node.
-
-    Returns:
-        Pairs of node and GPUs, or None where too few nodes have them.
+    """Return the nodes of a job with whole GPUs, larger shares on nodes with more of it; None where too few have them.
 
     Source: section 4.1.3 leaves the rounding of "3.3 GPUs on server 1 and 2.7 on server 2" to a heuristic.
     """

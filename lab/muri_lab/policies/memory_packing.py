@@ -69,26 +69,25 @@ class OpportunisticBinPacking(FixedOrder):
         return ()
 
     def keeps_apart(self, job: PlanJob) -> bool:
-        """Whether a waiting job may share with nobody."""
+        """Return whether a waiting job must run alone."""
         return False
 
 
 class PutBack(OpportunisticBinPacking):
     """Packs by memory as obp does, and puts back a job that sharing slows down to less than half.
 
-    The job that was submitted last goes first, if it can be stopped, until the others are fast enough. What was stopped
-    once then waits for GPUs of its own, since packing it again would stop it again.
+    The job that was submitted last goes first, if it can be stopped, until the others are fast enough. A job that was
+    stopped once then waits for GPUs of its own, since packing it again would stop it again.
 
     Source: Horus (Yeung et al., TPDS 2021), its baseline PAB, section 6: "if performance drops by 50 percent, the job
-    is simply re-queued". On a cluster speeds are measured. In a simulation they follow from the utilisations and
-    Horus's fit.
+    is simply re-queued". On a cluster speeds are measured; in a simulation they follow from Horus's fit.
     """
 
     name = "pab"
     fixed = MappingProxyType({"preemption": True})
 
     def stop(self, cycle: PackingCycle, request: PlanRequest) -> tuple[Waiting, ...]:
-        """Running jobs to put back: the latest comers of GPUs on which somebody is too slow."""
+        """Return running jobs to put back: the latest comers of GPUs with a member that is too slow."""
         stopped = []
         measured = {job.job_id: unit.measured for unit in request.running for job in unit.members}
         relieved: set[int] = set()

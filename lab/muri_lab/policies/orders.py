@@ -20,10 +20,8 @@ class Las(FixedOrder):
 class Themis(QueuePolicy):
     """Worst finish-time fairness ρ first: elapsed plus remaining, over alone.
 
-    A simplification of the paper, which auctions GPUs among the apps with the worst ρ and lets them
-    bid what each allocation would do for them. Here each job asks for all of its GPUs or none,
-    so the auction comes down to ranking by ρ; "alone" is the job's own service time, not its share
-    of a divided cluster.
+    The paper auctions GPUs among the apps with the worst ρ. Here each job asks for all of its GPUs or none, so the
+    auction comes down to ranking by ρ; "alone" is the job's own service time, not its share of a divided cluster.
 
     Source: Themis (Mahajan et al., NSDI 2020), section 3.1: ρ = T_shared / T_independent.
     """
@@ -40,8 +38,8 @@ class Themis(QueuePolicy):
 class TiresiasGittins(QueuePolicy):
     """Tiresias' queues, in each the greatest Gittins index of past service first.
 
-    Without `service_history_gpu_s` nothing is known to compute an index from, and the order within a queue
-    is that of attained GPU-seconds (2D-LAS). The same order holds among jobs that have outlived every past job.
+    Without `service_history_gpu_s`, and among jobs that have outlived every past job, the order within a queue is that
+    of attained GPU-seconds (2D-LAS).
 
     Source: Tiresias (Gu et al., NSDI 2019), 2D-Gittins index, with the same discrete queues as 2D-LAS.
     """
@@ -63,11 +61,8 @@ class GittinsIndex:
 
         G(a) = sup over Δ > 0 of  P(S - a ≤ Δ | S > a) / E[min(S - a, Δ) | S > a]
 
-    the chance to finish within Δ more, for each second spent trying. Only a Δ that ends at one of the
-    samples can be the best one.
-
-    Args:
-        history_gpu_s: Total service of jobs that have ended, in any order.
+    the chance to finish within Δ more, for each second spent trying. Only a Δ that ends at a sample can be the best
+    one.
     """
 
     def __init__(self, history_gpu_s: tuple[float, ...]) -> None:
@@ -90,11 +85,9 @@ class GittinsIndex:
 
 
 class SjfFfs(SjfBsbf):
-    """Shortest job first, and first-fit sharing: join the first running job whose GPUs have the memory.
+    """Shortest job first; join the first running job whose GPUs have the memory, without a test whether sharing pays.
 
-    As `SjfBsbf`, without its test whether sharing pays; the batch is divided only as far as the memory asks for.
-
-    Source: SJF-BSBF, its baseline SJF-FFS.
+    The batch is divided only as far as the memory asks for. Source: SJF-BSBF, its baseline SJF-FFS.
     """
 
     name = "sjf-ffs"

@@ -37,11 +37,11 @@ _RIGID: Final = Reason(
 class Pollux(QueuePolicy):
     """As many GPUs for each job as its goodput pays for.
 
-    GPUs are exclusive and go to jobs so that the power mean of their speed-ups over a fair share is greatest, whatever
-    they asked for. Jobs without a checkpoint or a profile get what they asked for. Slurm cannot resize a job that
-    runs a user's script, so the policy exists for comparisons in the simulator.
+    GPUs are exclusive and go to jobs so that the power mean of their speed-ups over a fair share is greatest. Jobs
+    without a checkpoint or a profile get their requested number. Slurm cannot resize a running job, so it is simulated
+    only.
 
-    Source: Pollux (Qiao et al., OSDI 2021); docs/lab.md says what is simplified.
+    Source: Pollux (Qiao et al., OSDI 2021); docs/lab.md lists the simplifications.
     """
 
     name = "pollux"
@@ -64,44 +64,29 @@ class Pollux(QueuePolicy):
 
 @dataclass(frozen=True, slots=True)
 class Applicant:
-    """A job that GPUs can be given to.
+    """A job that GPUs can be given to."""
 
-    Attributes:
-        weight: What its speed-up counts for, > 0.
-        speedup: By GPU count that it may have: its speed, relative to a fair share. What a restart
-            loses is taken off wherever the count means one.
-        held: GPUs that it has now; 0 for a waiting job.
-    """
-
-    weight: float
-    speedup: Mapping[int, float]
-    held: int = 0
+    weight: float  # What its speed-up counts for, > 0
+    speedup: Mapping[int, float]  # GPU count → speed relative to a fair share, less the cost of a restart
+    held: int = 0  # GPUs that it has now; 0 for a waiting job
 
     def cost(self, gpu_count: int) -> float:
-        """What it takes away from fitness with so many GPUs: weight over speed-up."""
+        """Return its cost to fitness with so many GPUs: weight over speed-up."""
         return self.weight / max(self.speedup.get(gpu_count, STARVED), STARVED)
 
 
 def fitness(applicants: Sequence[Applicant], counts: Sequence[int]) -> float:
-    """Weighted power mean of the speed-ups with power p = −1, Pollux's default.
-
-    Source: Pollux, section 4.2.1, eq. 14.
-    """
+    """Return the weighted power mean of the speed-ups with power p = −1, Pollux's default (section 4.2.1, eq. 14)."""
     weights = sum(applicant.weight for applicant in applicants)
     costs = sum(applicant.cost(count) for applicant, count in zip(applicants, counts, strict=True))
     return weights / costs if costs else 0.0
 
 
 def allocate(applicants: Sequence[Applicant], gpu_count: int) -> tuple[int, ...]:
-    """GPU count of each job, 0 for one that waits.
+    """Return each job's GPU count, 0 for one that waits.
 
-    Giving out all GPUs afresh and giving out only the free ones are tried; the better result counts. Pollux searches
-    allocations with a genetic algorithm; with the fitness's power at −1, where every job has less and less use for more
-    GPUs, giving each next GPU to the job that it helps most has the same result, and is deterministic and fast.
-
-    Args:
-        applicants: The most urgent first: when GPUs are fewer than jobs, the first ones get them.
-        gpu_count: GPUs that they hold or that are free.
+    The better of giving out all GPUs afresh and only the free ones counts. Pollux uses a genetic algorithm; with the
+    power −1 giving each next GPU to the job that it helps most has the same result, and is deterministic and fast.
     """
     held = [applicant.held for applicant in applicants]
     stay = _hand_out(applicants, held, gpu_count - sum(held))
@@ -146,45 +131,26 @@ def _jump(applicants: Sequence[Applicant], index: int, count: int, free: int) ->
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A job whose GPUs are up for decision.
+    """A job whose GPUs are up for decision."""
 
-    Attributes:
-        job: The job.
-        held: GPUs that it has now; 0 for a waiting job.
-        counts: Numbers of GPUs that it may have, ascending.
-        urgency: The smaller, the more urgent.
-    """
-
-    job: PlanJob
-    held: int
-    counts: tuple[int, ...]
-    urgency: tuple[float, ...]
+    job: PlanJob  # The job
+    held: int  # GPUs that it has now; 0 for a waiting job
+    counts: tuple[int, ...]  # Numbers of GPUs that it may have, ascending
+    urgency: tuple[float, ...]  # The smaller, the more urgent
 
 
 def is_elastic(job: PlanJob) -> bool:
-    """Whether it may get another number of GPUs than it asked for.
-
-    That takes a model of its iterations, and checkpoints: a job that can never be resized gets what it asked for.
-    """
+    """Return whether a job may get another number of GPUs than requested: it has a model and checkpoints."""
     return model_of(job.batch, job.profile) is not None and job.preemptible and job.node_count == 1
 
 
 def weight(job: PlanJob) -> float:
-    """What its speed-up counts for: 1 until it has had 4 GPU-hours, then less and less.
-
-    Source: Pollux, section 4.2.2, eq. 16.
-    """
+    """Return the weight of its speed-up: 1 until 4 GPU-hours, then less and less (Pollux, section 4.2.2, eq. 16)."""
     return min(1.0, math.pow(_FULL_WEIGHT_GPU_S / max(job.attained_gpu_s, 1.0), _DECAY))
 
 
 def candidates_of(request: PlanRequest, packed: PackedGpus, rules: PolicyOptions) -> list[Candidate]:
-    """The jobs of a request that GPUs can be given to or taken from, the most urgent first.
-
-    Args:
-        request: Jobs, what runs, and time.
-        packed: Its GPUs, with what runs on them.
-        rules: Whether what runs may be stopped, and the aging bound.
-    """
+    """The jobs of a request that GPUs can be given to or taken from, the most urgent first."""
     sizes = {name: _sizes(packed, name) for name in {name for node in request.nodes for name in node.partitions}}
     found = [_candidate(job, 0, request, sizes, rules) for job in request.jobs]
     for unit in request.running:
@@ -195,13 +161,7 @@ def candidates_of(request: PlanRequest, packed: PackedGpus, rules: PolicyOptions
 
 
 def applicant_of(candidate: Candidate, request: PlanRequest, fair: int) -> Applicant:
-    """How fast a job would get on.
-
-    Args:
-        candidate: The job.
-        request: For the time until the next plan, before which a restart has to pay.
-        fair: GPUs of a fair share.
-    """
+    """How fast a job would get on."""
     job, held = candidate.job, candidate.held
     left = after_restart(job, request.interval_s) if held or job.attained_gpu_s > 0 else 1.0
     speedups = zip(
@@ -250,7 +210,7 @@ def _sizes(packed: PackedGpus, partition: str) -> tuple[int, int]:
 
 @lru_cache(maxsize=4096)
 def _counts(asked: int, most: int, node: int, held: int) -> tuple[int, ...]:
-    """Powers of two within a node, whole nodes beyond: sizes that leave no odd rests; and what it asked for and has."""
+    """Return powers of two within a node, whole nodes beyond, and the requested and the present count."""
     counts = {asked, held or asked}
     size = 1
     while size <= min(most, MOST_TIMES_ASKED * asked):
@@ -261,10 +221,7 @@ def _counts(asked: int, most: int, node: int, held: int) -> tuple[int, ...]:
 
 @lru_cache(maxsize=65_536)
 def _speedups(model: BatchModel | None, asked: int, counts: tuple[int, ...], fair: int) -> tuple[float, ...]:
-    """Goodput relative to a fair share's; in proportion to GPUs for a job of which nothing is known.
-
-    Source: Pollux, section 4.2, eq. 13.
-    """
+    """Return goodput relative to a fair share's (Pollux, section 4.2, eq. 13), or GPUs in proportion if unknown."""
     if model is None:
         return tuple(count / fair for count in counts)
     base = goodput(model, asked, fair)
@@ -308,12 +265,7 @@ Sized = tuple[Candidate, int]
 
 
 class PolluxCycle:
-    """What is decided so far.
-
-    Args:
-        request: Jobs, nodes and what runs; `check_request(request, packed=True, elastic=True)` let it pass.
-        options: The policy's options.
-    """
+    """The decisions so far."""
 
     def __init__(self, request: PlanRequest, options: PolicyOptions) -> None:
         self._request = request
@@ -347,7 +299,7 @@ class PolluxCycle:
         )
 
     def _sized(self, pool: frozenset[str], candidates: Sequence[Candidate]) -> list[Sized]:
-        """How many GPUs for whom."""
+        """Return each job's number of GPUs."""
         places = {gpu.place for partition in pool for gpu in self._packed.of_partition(partition)}
         movable = {candidate.job.job_id for candidate in candidates}
         fixed = (holding for job_id, holding in self._before.items() if job_id not in movable)
@@ -357,10 +309,7 @@ class PolluxCycle:
         return list(zip(candidates, allocate(applicants, gpu_count), strict=True))
 
     def _place(self, sized: Iterable[Sized]) -> None:
-        """What keeps its size stays; of the others, the largest choose first.
-
-        A job that finds no place tries fewer GPUs; in the end, the jobs that are left take the fewest they can run on.
-        """
+        """Place jobs: unchanged ones stay; of the others, the largest choose first, and try fewer GPUs if none fit."""
         moving = [(candidate, count) for candidate, count in sized if count != candidate.held or not count]
         for candidate, _ in moving:
             if candidate.held:

@@ -40,19 +40,17 @@ K = TypeVar("K")
 def optimal(round_: Round, *, merge_equal: bool = True, time_limit_s: float = TIME_LIMIT_S) -> Seating:
     """Seat the jobs that TUNE seats so that their speeds add up to the most.
 
-    Speeds are relative to the GPU-proportional share of the whole cluster. Each job gets nodes and one of the shares
-    of its sensitivity that are no slower than its proportional one. What runs keeps its nodes, and loses what its
-    restart takes of the round if its share changes. A new job on several nodes gets the same for each GPU, on TUNE's
-    nodes or on those that the paper's second program names.
-    Where HiGHS finds nothing better in time, TUNE's seats are the answer. The bound holds for any choice of nodes.
+    Speeds are relative to the GPU-proportional share of the whole cluster. Each job gets nodes and one of the shares of
+    its sensitivity that are no slower than its proportional one. Running jobs keep their nodes, and lose their
+    restart's time of the round if their share changes. A new job on several nodes gets the same for each GPU, on TUNE's
+    nodes or on those of the paper's second program. If HiGHS finds nothing better in time, TUNE's seats are the answer.
+    The bound holds for any choice of nodes.
 
-    Source: Synergy (Mohan et al., OSDI 2022), section 4.1: Synergy-OPT; here nodes are part of the integer program, and
-    jobs that are alike are counted instead of having a variable each.
+    Source: Synergy (Mohan et al., OSDI 2022), section 4.1: Synergy-OPT; here nodes are part of the integer program.
 
     Args:
         round_: The jobs and the nodes.
-        merge_equal: Whether to count jobs that are alike; without it every job has variables of its own, as in the
-            paper, which takes far longer.
+        merge_equal: Whether to count jobs that are alike; the paper has variables for each job, which takes far longer.
         time_limit_s: When HiGHS has to stop.
     """
     tuned = tune(round_)
@@ -71,19 +69,12 @@ def optimal(round_: Round, *, merge_equal: bool = True, time_limit_s: float = TI
 
 
 class Kind(NamedTuple):
-    """What jobs have in common that are the same to the program.
+    """What jobs have in common that are the same to the program."""
 
-    Attributes:
-        partition: Their partition.
-        gpus_each: GPUs of each of a job's nodes, the most first.
-        sensitivity: What CPUs and memory do for them.
-        rank: Of a job that is like no other, because it runs and stays; -1 of all others.
-    """
-
-    partition: str
-    gpus_each: tuple[int, ...]
-    sensitivity: Sensitivity | None
-    rank: int
+    partition: str  # Their partition
+    gpus_each: tuple[int, ...]  # GPUs of each of a job's nodes, the most first
+    sensitivity: Sensitivity | None  # What CPUs and memory do for them
+    rank: int  # Of a job that is like no other, because it runs and stays; -1 of all others
 
     @property
     def gpu_count(self) -> int:
@@ -107,21 +98,13 @@ class Column(NamedTuple):
 
 @dataclass(frozen=True)
 class Program:
-    """How many jobs of each kind get which share on which nodes.
+    """How many jobs of each kind get which share on which nodes."""
 
-    Attributes:
-        jobs: Seats of TUNE by kind and rank.
-        servers: What the jobs can be given.
-        usual: CPUs and memory of a GPU in the whole cluster, what speeds are relative to.
-        interval_s: Seconds until the next plan.
-        columns: The choices.
-    """
-
-    jobs: Mapping[Kind, Sequence[Seat]]
-    servers: Servers
-    usual: Demand
-    interval_s: float
-    columns: tuple[Column, ...] = ()
+    jobs: Mapping[Kind, Sequence[Seat]]  # Seats of TUNE by kind and rank
+    servers: Servers  # What the jobs can be given
+    usual: Demand  # CPUs and memory of a GPU in the whole cluster, what speeds are relative to
+    interval_s: float  # Seconds until the next plan
+    columns: tuple[Column, ...] = ()  # The choices
 
     @staticmethod
     def of(round_: Round, tuned: Sequence[Seat], *, merge_equal: bool = True) -> "Program":
@@ -257,7 +240,7 @@ class Program:
         return [column for gpus in placements for column in self._columns_at(kind, gpus)]
 
     def _columns_at(self, kind: Kind, gpus: Shares) -> list[Column]:
-        """What a kind can be given on some nodes."""
+        """Return a kind's possible shares on some nodes."""
         seat = self.jobs[kind][0]
         choices = [self._exactly(gpus, share, seat) for share in self._shares_at(kind.sensitivity, gpus)]
         if seat.stays:
@@ -290,7 +273,7 @@ class Program:
         )
 
     def _exactly(self, gpus: Shares, share: Demand, seat: Seat) -> JobShares:
-        """What a share is; of a job that holds it already, without a rounding error."""
+        """Return a share; of a job that holds it already, without a rounding error."""
         if seat.stays and share == per_gpu(seat.held[0], seat.gpus[0].gpu_count):
             return seat.held
         return self.servers.shares_on(gpus, share)
@@ -302,7 +285,7 @@ class Program:
         return max(0.0, 1.0 - seat.contender.job.restart_s / max(self.interval_s, 1.0))
 
     def _speed(self, sensitivity: Sensitivity | None, gpus: Shares, cpu_mem: JobShares) -> float:
-        """Of a job with what it has on each of its nodes: the slowest node counts."""
+        """Return a job's speed with its shares: the slowest node counts."""
         if sensitivity is None:
             return 1.0
         usual = throughput(sensitivity, self.usual, self.usual)

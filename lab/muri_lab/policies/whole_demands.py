@@ -15,11 +15,10 @@ Totals = tuple[float, float, float]
 
 
 def tetris(round_: Round) -> Seating:
-    """Seat, one after the other, the job and the node with the greatest dot product of demand and what is free.
+    """Seat, one after the other, the job and the node with the greatest dot product of demand and free resources.
 
-    Both are by the node's size, so that GPUs, CPUs and memory count alike; ties go to the more urgent job, then to
-    the first node by name. Demands are fixed: a job that finds no node for its own is passed over. Jobs of several
-    nodes, which no single dot product describes, are seated last, by GPUs.
+    Both are relative to the node's size; ties go to the more urgent job, then to the first node by name. Demands are
+    fixed. Jobs of several nodes, which no single dot product describes, are seated last, by GPUs.
 
     Source: Tetris (Grandl et al., SIGCOMM 2014), section 3.2: alignment. Its bonus for short jobs is left out, as
     durations are not known for certain.
@@ -146,11 +145,10 @@ class Drf(AllocationPolicy):
 
 
 def fill_order(request: PlanRequest) -> Mapping[int, float]:
-    """Dominant share of its user when a job's turn comes, by job id.
+    """Return the dominant share of its user when a job's turn comes, by job id.
 
-    Progressive filling starts the next job of the user with the smallest dominant share. With demands that only add
-    up, that is the order of what a user's jobs before this one ask for together; a user's running jobs come first,
-    then the others as they were submitted.
+    Progressive filling starts the next job of the user with the smallest dominant share. With demands that only add up,
+    that is the order of the sums over a user's earlier jobs; running jobs come first, then others as submitted.
 
     Source: DRF (Ghodsi et al., NSDI 2011), algorithm 1.
     """
@@ -184,7 +182,7 @@ def _first_nodes(nodes: Iterable[FreeNode]) -> Mapping[str, FreeNode]:
 
 
 def _demand(job: PlanJob, node: FreeNode | None) -> Totals:
-    """What a job asks for on a node that could be its own."""
+    """Return a job's demand on a node that could be its own."""
     if node is None:
         return (job.gpu_count, 0.0, 0.0)
     each = saturating_wish(job, node, min(job.gpu_count, node.gpu_count))

@@ -26,10 +26,7 @@ if TYPE_CHECKING:
 
 
 class WithModule(click.Command):
-    """A command that hands over to `predict_graph_command` where --module is given.
-
-    The two take different arguments under one name, which click itself does not offer.
-    """
+    """A command that hands over to `predict_graph_command`, with other arguments, where --module is given."""
 
     def make_context(
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
@@ -219,7 +216,7 @@ def _figure_text(name: str, value: float) -> str:
 
 
 def print_estimate(console: Console, found: ProfileEstimate, measured: StageProfile | None) -> None:
-    """Value and interval of each stage and the iteration, in milliseconds, and what they rest on."""
+    """Print value and interval of each stage and the iteration, in milliseconds, and their basis."""
     profile = found.profile
     console.print(Text(f"{profile.key}: {profile.source}, not measured", style="bold"))
     table = bare_table()

@@ -1,7 +1,4 @@
-"""A user's model for prediction: `FILE.py:factory`, and the inputs that it takes.
-
-This module imports PyTorch only when a model is built.
-"""
+"""A user's model for prediction: `FILE.py:factory`, and its inputs. PyTorch is imported when a model is built."""
 
 import importlib.util
 import math
@@ -27,23 +24,14 @@ class FactoryError(UsageError):
 
 
 class InputSpec(NamedTuple):
-    """One input of the model, without the batch.
+    """One input of the model, without the batch."""
 
-    Attributes:
-        shape: Of one sample.
-        integer: Whether it holds whole numbers, such as token ids.
-    """
-
-    shape: tuple[int, ...]
-    integer: bool
+    shape: tuple[int, ...]  # Of one sample
+    integer: bool  # Whether it holds whole numbers, such as token ids
 
     @classmethod
     def parse(cls, text: str) -> "InputSpec":
-        """Read "3x32x32", "float:128" or "int:128".
-
-        Raises:
-            FactoryError: The text is not one of these.
-        """
+        """Read "3x32x32", "float:128" or "int:128"."""
         match = _INPUT.fullmatch(text.strip())
         shape = tuple(int(part) for part in match[2].split("x")) if match else ()
         if match is None or math.prod(shape) == 0:
@@ -62,11 +50,7 @@ class InputSpec(NamedTuple):
 
 
 def build(target: str) -> "nn.Module":
-    """The module that `FILE.py:factory` makes, on the meta device where the factory allows that.
-
-    Raises:
-        FactoryError: The file or the function is missing, it fails, or it makes no module.
-    """
+    """The module that `FILE.py:factory` makes, on the meta device where the factory allows that."""
     try:
         import torch  # an extra
     except ImportError as error:

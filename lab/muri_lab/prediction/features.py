@@ -1,4 +1,4 @@
-"""What a model's graph tells about its needs, without training it: features and peak memory (Horus, section 4).
+"""A model's needs from its graph, without training it: features and peak memory (Horus, section 4).
 
 Features lie beside the profiles in the store, as documents of the kind "features".
 """
@@ -39,8 +39,9 @@ OPTIMIZER_STATES: Final = {"sgd": 0, "momentum": 1, "adam": 2}
 DEFAULT_OPTIMIZER: Final = "adam"
 
 FRAMEWORK_GIB: Final = 0.5
-"""δ: CUDA context and the libraries' workspaces in a process. Stated, not measured: it depends on GPU and driver
-(0.3 to 0.6 GiB are usual), and PyTorch's own peak (`torch.cuda.max_memory_allocated`) does not contain it."""
+"""δ: CUDA context and the libraries' workspaces in a process. Stated, not measured: it depends on GPU and driver (0.3
+to 0.6 GiB are usual), and PyTorch's own peak (`torch.cuda.max_memory_allocated`) does not contain it.
+"""
 
 
 class FeaturesError(UsageError):
@@ -49,64 +50,33 @@ class FeaturesError(UsageError):
 
 @dataclass(frozen=True, slots=True)
 class GraphFeatures:
-    """Figures of one training step of a model, for the whole batch where they grow with it.
+    """Figures of one training step of a model, for the whole batch where they grow with it."""
 
-    Attributes:
-        batch_size: Samples in the step.
-        input_elements: Elements of one sample.
-        input_bytes: Size of the batch.
-        parameters: Number of parameters, trained or not.
-        parameter_bytes: Their size, with the buffers.
-        gradient_bytes: Size of the gradients of those that are trained.
-        activation_bytes: What autograd keeps between forward and backward pass, parameters excluded.
-        working_bytes: What forward and backward pass hold at their peak beside inputs, parameters and all kept
-            activations: gradients of activations, and of those parameters that have theirs by then.
-        forward_flops: Floating-point operations of the forward pass; a multiplication with its addition counts two.
-        training_flops: Those of forward and backward pass together.
-        kernels: Operators executed in forward and backward pass; a recurrent layer has some for each time step.
-        moved_bytes: Size of what these write.
-        convolutions: Convolutions called in a forward pass; the next seven likewise.
-        matmuls: Linear layers and matrix products.
-        normalisations: Batch, layer, group and similar normalisations.
-        attentions: Scaled dot-product attentions.
-        recurrents: RNN, LSTM and GRU layers or cells.
-        embeddings: Look-ups in embeddings.
-        elementwise: Activations, sums, products, dropout.
-        others: The rest that computes something, such as pooling; views don't count.
-        depth: Convolutions, matrix products, attentions, recurrent layers and look-ups on the longest path; where
-            the graph could not be exported, all of them.
-        method: One of `METHODS`.
-    """
-
-    batch_size: int
-    input_elements: int
-    input_bytes: int
-    parameters: int
-    parameter_bytes: int
-    gradient_bytes: int
-    activation_bytes: int
-    working_bytes: int
-    forward_flops: int
-    training_flops: int
-    kernels: int = 0
-    moved_bytes: int = 0
-    convolutions: int = 0
-    matmuls: int = 0
-    normalisations: int = 0
-    attentions: int = 0
-    recurrents: int = 0
-    embeddings: int = 0
-    elementwise: int = 0
-    others: int = 0
-    depth: int = 0
-    method: str = "export"
+    batch_size: int  # Samples in the step
+    input_elements: int  # Elements of one sample
+    input_bytes: int  # Size of the batch
+    parameters: int  # Number of parameters, trained or not
+    parameter_bytes: int  # Their size, with the buffers
+    gradient_bytes: int  # Size of the gradients of those that are trained
+    activation_bytes: int  # What autograd keeps between forward and backward pass, parameters excluded
+    working_bytes: int  # peak beside inputs, parameters and kept activations: mainly gradients
+    forward_flops: int  # Floating-point operations of the forward pass; a multiplication with its addition counts two
+    training_flops: int  # Those of forward and backward pass together
+    kernels: int = 0  # Operators executed in forward and backward pass; a recurrent layer has some for each time step
+    moved_bytes: int = 0  # Size of what these write
+    convolutions: int = 0  # Convolutions called in a forward pass; the next seven likewise
+    matmuls: int = 0  # Linear layers and matrix products
+    normalisations: int = 0  # Batch, layer, group and similar normalisations
+    attentions: int = 0  # Scaled dot-product attentions
+    recurrents: int = 0  # RNN, LSTM and GRU layers or cells
+    embeddings: int = 0  # Look-ups in embeddings
+    elementwise: int = 0  # Activations, sums, products, dropout
+    others: int = 0  # The rest that computes something, such as pooling; views don't count
+    depth: int = 0  # heavy operators on the longest path, or all without an exported graph
+    method: str = "export"  # One of `METHODS`
 
     def __post_init__(self) -> None:
-        """Refuse what no graph has.
-
-        Raises:
-            FeaturesError: A figure is negative or no whole number, or the batch is empty.
-        """
+        """Refuse what no graph has."""
         for item in fields(self):
             value = getattr(self, item.name)
             if item.name == "method":
@@ -123,11 +93,7 @@ class GraphFeatures:
         return sum(getattr(self, name) for name in OPERATOR_CLASSES)
 
     def scaled(self, batch_size: int) -> Self:
-        """The same model with another batch size: what grows with the batch grows in proportion to it.
-
-        Raises:
-            FeaturesError: The batch is empty.
-        """
+        """The same model with another batch size: what grows with the batch grows in proportion to it."""
         if batch_size < 1:
             raise FeaturesError(f"features: a batch of {batch_size} samples; there must be at least one")
         factor = batch_size / self.batch_size
@@ -154,11 +120,7 @@ class GraphFeatures:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """Read what `to_dict` made; figures of a newer version are ignored.
-
-        Raises:
-            FeaturesError: A figure is missing or impossible.
-        """
+        """Read what `to_dict` made; figures of a newer version are ignored."""
         try:
             return cls(**{item.name: values[item.name] for item in fields(cls) if item.name in values})
         except TypeError as error:
@@ -194,7 +156,7 @@ class Example(NamedTuple):
 
     @property
     def family(self) -> str:
-        """What is left out together in cross-validation: the model's name up to the first slash."""
+        """Return the model's name up to the first slash, which is left out together in cross-validation."""
         return self.profile.key.model.partition("/")[0]
 
 
@@ -216,9 +178,9 @@ def all_features(store: ProfileStore) -> tuple[KnownFeatures, ...]:
 
 
 def examples(store: ProfileStore, gpu_type: str, gpu_count: int = 1) -> tuple[Example, ...]:
-    """What can be learned for a GPU type and count: published, measured profiles with features, by key.
+    """Return published, measured profiles with features of a GPU type and count, by key.
 
-    Users' own profiles teach nothing: what is learned serves everybody.
+    Users' own profiles are not used: predictions serve all users.
     """
     features = {known.key: known.features for known in all_features(store)}
     return tuple(
@@ -241,21 +203,13 @@ def _decode(document: Document) -> KnownFeatures:
 
 @dataclass(frozen=True, slots=True)
 class MemoryEstimate:
-    """The terms of M = (B·A + P) + B·G + δ, in GiB, with the optimizer's state beside the parameters.
+    """The terms of M = (B·A + P) + B·G + δ, in GiB, with the optimizer's state beside the parameters."""
 
-    Attributes:
-        activations_gib: B·A: the batch and what autograd keeps of it for the backward pass.
-        parameters_gib: P: parameters and buffers.
-        optimizer_gib: What the optimizer keeps for each parameter.
-        gradients_gib: B·G: gradients alive at the peak, of activations and of parameters.
-        framework_gib: δ.
-    """
-
-    activations_gib: float
-    parameters_gib: float
-    optimizer_gib: float
-    gradients_gib: float
-    framework_gib: float = FRAMEWORK_GIB
+    activations_gib: float  # B·A: the batch and what autograd keeps of it for the backward pass
+    parameters_gib: float  # P: parameters and buffers
+    optimizer_gib: float  # What the optimizer keeps for each parameter
+    gradients_gib: float  # B·G: gradients alive at the peak, of activations and of parameters
+    framework_gib: float = FRAMEWORK_GIB  # δ
 
     @property
     def allocated_gib(self) -> float:
@@ -271,18 +225,14 @@ class MemoryEstimate:
 def estimate_memory(
     features: GraphFeatures, optimizer: str = DEFAULT_OPTIMIZER, framework_gib: float = FRAMEWORK_GIB
 ) -> MemoryEstimate:
-    """Peak memory of a training step.
+    """Return the peak memory of a training step: of the backward pass or of the optimizer's step.
 
-    The peak is that of the backward pass, or the optimizer's step where that needs more: it holds the
-    gradients of all parameters.
+    Both hold the gradients of all parameters.
 
     Args:
         features: Of the model with its batch.
         optimizer: One of `OPTIMIZER_STATES`.
         framework_gib: δ; 0 on a node without GPU.
-
-    Raises:
-        UsageError: The optimizer is not known.
     """
     if optimizer not in OPTIMIZER_STATES:
         raise UsageError(f"unknown optimizer {optimizer!r}; choose from {', '.join(OPTIMIZER_STATES)}")

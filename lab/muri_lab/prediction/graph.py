@@ -1,8 +1,7 @@
-"""Reads a module's features: one training step on fake tensors, and its exported graph.
+"""Read a module's features: one training step on fake tensors, and its exported graph.
 
-Fake tensors have a shape and no data: a step takes milliseconds and no memory, whatever the model's size. Their
-storages know their size, so counting those that live at once tells what a real run would hold.
-This module imports PyTorch; import it only where a model is at hand.
+Fake tensors have a shape and no data: a step takes milliseconds and no memory, whatever the model's size. This module
+imports PyTorch; import it only where a model is at hand.
 """
 
 import copy
@@ -56,14 +55,7 @@ class GraphError(UsageError):
 
 
 def class_of(name: str) -> str | None:
-    """The class of an operator, such as "convolutions" for "conv2d".
-
-    Args:
-        name: The operator without namespace and overload; a trailing underscore (in place) does not matter.
-
-    Returns:
-        One of `OPERATOR_CLASSES`; None for views, which compute nothing.
-    """
+    """Return the class of an operator, such as "convolutions" for "conv2d"; None for views, which compute nothing."""
     plain = name if name.startswith("__") else name.rstrip("_")
     if plain in _VIEW_NAMES:
         return None
@@ -77,23 +69,14 @@ def count(names: Iterable[str]) -> dict[str, int]:
 
 
 class LiveBytes(TorchDispatchMode):
-    """Counts the storages that operators make until they are freed.
-
-    The storages of fake tensors hold nothing but know their size, so this tells what a real run would hold.
-
-    Attributes:
-        now_bytes: Alive at this moment.
-        peak_bytes: The most that was alive at once.
-        kernels: Operators that compute something (not views), forward and backward.
-        moved_bytes: Size of what these wrote.
-    """
+    """Counts the storages that operators make until they are freed; those of fake tensors know their size."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.now_bytes = 0
-        self.peak_bytes = 0
-        self.kernels = 0
-        self.moved_bytes = 0
+        self.now_bytes = 0  # Alive at this moment
+        self.peak_bytes = 0  # The most that was alive at once
+        self.kernels = 0  # Operators that compute something (not views), forward and backward
+        self.moved_bytes = 0  # Size of what these wrote
         self._known: set[int] = set()
 
     def ignore(self, tensors: Sequence[torch.Tensor]) -> None:
@@ -108,7 +91,7 @@ class LiveBytes(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Run the operator and count what it made."""
+        """Run the operator and count its results."""
         result = func(*args, **(kwargs or {}))
         made = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
         for tensor in made:
@@ -133,7 +116,7 @@ class LiveBytes(TorchDispatchMode):
 
 
 class _Step(NamedTuple):
-    """What a training step on fake tensors showed."""
+    """Figures of a training step on fake tensors."""
 
     forward_flops: int
     training_flops: int
@@ -143,15 +126,12 @@ class _Step(NamedTuple):
 
 
 def features_of(module: nn.Module, example_inputs: Sequence[Any]) -> GraphFeatures:
-    """The features of a module's training step; nothing is computed, and the module is left as it is.
+    """Return the features of a module's training step; nothing is computed, and the module is left as it is.
 
     Args:
         module: The model; it may be on the meta device.
-        example_inputs: Positional arguments of its forward pass with the batch in the first dimension. Only
-            shapes and types count.
-
-    Raises:
-        GraphError: The forward pass depends on the data, or fails for these inputs.
+        example_inputs: Positional arguments of its forward pass with the batch in the first dimension; only shapes and
+            types count.
     """
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     fake = _fake_copy(module, mode).train()
@@ -259,7 +239,7 @@ def _same(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _loss(output: Any) -> torch.Tensor | None:
-    """A stand-in for the loss: like most, it keeps what it was given; a model that returns its loss loses nothing."""
+    """Return a stand-in for the loss that keeps its inputs, as most do."""
     leaves = [item for item in tree_leaves(output) if isinstance(item, torch.Tensor) and item.requires_grad]
     return torch.stack([item.square().mean() for item in leaves]).sum() if leaves else None
 

@@ -70,21 +70,12 @@ class LearnerMissingError(PredictionError):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """One figure to predict.
+    """One figure to predict, learned as log(1 + unit · value), whose root mean square error is Horus's RMSLE."""
 
-    It is learned as log(1 + unit · value): the root mean square error there is the RMSLE by which Horus judges.
-
-    Attributes:
-        name: Such as "load_share".
-        unit: The unit of errors.
-        per_unit: How many of the unit make one: 100 for shares in per cent, 1000 for seconds in milliseconds.
-        of: The measured value.
-    """
-
-    name: str
-    unit: str
-    per_unit: float
-    of: Callable[[Example], float]
+    name: str  # Such as "load_share"
+    unit: str  # The unit of errors
+    per_unit: float  # How many of the unit make one: 100 for shares in per cent, 1000 for seconds in milliseconds
+    of: Callable[[Example], float]  # The measured value
 
     def learnt(self, examples: Sequence[Example]) -> Array:
         """The measured values on the scale on which they are learned."""
@@ -102,7 +93,7 @@ def device_utilisation(example: Example) -> float:
 
 
 def _share(example: Example, stage: int) -> float:
-    """What a stage owns of the iteration; where stages overlap, of their sum."""
+    """Return a stage's share of the iteration; where stages overlap, of their sum."""
     profile = example.profile
     return profile.stage_s[stage] / max(profile.iteration_s, sum(profile.stage_s))
 
@@ -120,18 +111,11 @@ class Estimate(NamedTuple):
 
 
 class Fitted(NamedTuple):
-    """What was learned of a target.
+    """The fit of a target."""
 
-    Attributes:
-        target: Which.
-        model: Predicts it on the scale on which it is learned.
-        below: What the truth may be below the prediction on that scale, as a negative number.
-        above: What it may be above.
-    """
-
-    target: Target
-    model: Any
-    below: float
+    target: Target  # Which
+    model: Any  # Predicts it on the scale on which it is learned
+    below: float  # What the truth may be below the prediction on that scale, as a negative number
     above: float
 
     def estimate(self, features: GraphFeatures) -> Estimate:
@@ -142,11 +126,7 @@ class Fitted(NamedTuple):
 
 
 def trees() -> Any:
-    """The learner: many small trees, each on half of the examples and a third of the features.
-
-    Raises:
-        LearnerMissingError: scikit-learn is not installed.
-    """
+    """The learner: many small trees, each on half of the examples and a third of the features."""
     try:
         from sklearn.ensemble import GradientBoostingRegressor  # an extra, and slow to load
     except ImportError as error:
@@ -211,7 +191,7 @@ def held_out(make: Learner, inputs: Array, outputs: Array, fold: Array) -> Array
 
 
 class Constant:
-    """The mean of what it saw, whatever the features."""
+    """Predicts the mean, whatever the features."""
 
     def __init__(self) -> None:
         self._mean = 0.0
@@ -240,28 +220,16 @@ TARGETS: Final = (UTILISATION, *SHARES, ITERATION)
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """What a model will need.
-
-    Attributes:
-        features: What it was predicted from.
-        utilisation: Of the GPU as telemetry measures it; on nodes without GPU the share of propagate.
-        shares: What each stage owns of the iteration, in the order of `STAGES`; the values sum to 1 at most.
-        iteration_s: Seconds of an iteration.
-        memory: Of the device, by formula.
-        allocated_gib: What PyTorch allocates of it, between what the measured profiles needed compared with the
-            formula; None where too few have a GPU's memory.
-        profiles: How many measured profiles it rests on.
-        families: Of how many model families.
-    """
+    """Predicted needs of a model."""
 
     features: GraphFeatures
-    utilisation: Estimate
-    shares: tuple[Estimate, ...]
-    iteration_s: Estimate
-    memory: MemoryEstimate
-    allocated_gib: Estimate | None
-    profiles: int
-    families: int
+    utilisation: Estimate  # Of the GPU as telemetry measures it; on nodes without GPU the share of propagate
+    shares: tuple[Estimate, ...]  # of the iteration, in the order of `STAGES`; sum at most 1
+    iteration_s: Estimate  # Seconds of an iteration
+    memory: MemoryEstimate  # Of the device, by formula
+    allocated_gib: Estimate | None  # PyTorch's part; None where too few profiles have a GPU's memory
+    profiles: int  # How many measured profiles it rests on
+    families: int  # Of how many model families
 
     def profile(self, key: ProfileKey) -> StageProfile:
         """As a stage profile whose source is "predicted"."""
@@ -292,17 +260,7 @@ class Prediction:
 
 
 def predict(features: GraphFeatures, known: Sequence[Example], optimizer: str = DEFAULT_OPTIMIZER) -> Prediction:
-    """Predict from a model's features.
-
-    Args:
-        features: Of the model with its batch.
-        known: What to learn from, all of one GPU type and count; `check_enough` says whether it suffices.
-        optimizer: One of `memory.OPTIMIZER_STATES`.
-
-    Raises:
-        LearnerMissingError: scikit-learn is not installed.
-        UsageError: The optimizer is not known.
-    """
+    """Predict from a model's features."""
     fitted = fit_all(tuple(known))
     shares = _normalised([fitted[target.name].estimate(features) for target in SHARES])
     on_gpu = any(item.profile.key.gpu_type != NO_GPU for item in known)
@@ -320,12 +278,7 @@ def predict(features: GraphFeatures, known: Sequence[Example], optimizer: str = 
 
 
 def check_enough(store: ProfileStore, gpu_type: str, gpu_count: int = 1) -> tuple[Example, ...]:
-    """What can be learned from for a GPU type and count.
-
-    Raises:
-        TooFewProfilesError: It is too little.
-        FeaturesError: The store holds features that make no sense.
-    """
+    """Return the examples of a GPU type and count; raise TooFewProfilesError if they are too few."""
     known = examples(store, gpu_type, gpu_count)
     if not _enough(known):
         others = sorted({f"{item.key.gpu_count} × {item.key.gpu_type}" for item in all_features(store)})
@@ -334,14 +287,9 @@ def check_enough(store: ProfileStore, gpu_type: str, gpu_count: int = 1) -> tupl
 
 
 def prediction_of(store: ProfileStore, key: ProfileKey) -> Prediction | None:
-    """The prediction for a key, for planning until there is a measured profile.
+    """Return the prediction for a key that is not measured; None without features, examples or scikit-learn.
 
-    Features of the same model with another batch size serve too, scaled. None where no features are known, where
-    the store holds too little to learn from, or where scikit-learn is not installed.
-
-    Raises:
-        StoreError: The store cannot be read.
-        FeaturesError: The store holds features that make no sense.
+    Features of the same model with another batch size serve too, scaled.
     """
     features = _features_for(all_features(store), key)
     known = examples(store, key.gpu_type, key.gpu_count)

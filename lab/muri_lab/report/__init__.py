@@ -1,1 +1,1 @@
-"""What a sweep leaves in its folder: tables as files, plots, and one page that opens offline."""
+"""The files of a sweep: tables, plots, and one page that opens offline."""

@@ -13,19 +13,12 @@ _POLICY: Final = "default-src 'none'; script-src 'unsafe-inline'; style-src 'uns
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A cell of a table.
+    """A cell of a table."""
 
-    Attributes:
-        text: Its text.
-        best: Whether it is the best of its column.
-        word: Whether it holds words rather than a figure.
-        small: A remark after the text.
-    """
-
-    text: str
-    best: bool = False
-    word: bool = False
-    small: str = ""
+    text: str  # Its text
+    best: bool = False  # Whether it is the best of its column
+    word: bool = False  # Whether it holds words rather than a figure
+    small: str = ""  # A remark after the text
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[Cell]]) -> str:
@@ -38,13 +31,7 @@ def table(header: Sequence[str], rows: Iterable[Sequence[Cell]]) -> str:
 
 
 def page(title: str, body: str, *, scripts: Sequence[str] = ()) -> str:
-    """A whole page.
-
-    Args:
-        title: Its title.
-        body: Content of `main`, as HTML.
-        scripts: Scripts, written into the page before the body.
-    """
+    """A whole page."""
     written = "".join(f"<script>{text}</script>\n" for text in scripts)
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'

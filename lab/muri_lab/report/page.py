@@ -43,19 +43,12 @@ _WORDS: Final = {"storage": "Storage", "cpu": "CPU", "gpu": "GPU", "network": "N
 
 @dataclass(frozen=True, slots=True)
 class Plot:
-    """A plot with its heading and caption.
+    """A plot with its heading and caption."""
 
-    Attributes:
-        key: Short name, part of its element's id.
-        title: Heading.
-        caption: How to read it.
-        figure: A plotly figure.
-    """
-
-    key: str
-    title: str
-    caption: str
-    figure: Any
+    key: str  # Short name, part of its element's id
+    title: str  # Heading
+    caption: str  # How to read it
+    figure: Any  # A plotly figure
 
 
 def report_page(summaries: Sequence[TraceSummary]) -> str:

@@ -48,17 +48,11 @@ class JobPoint:
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A group's stay on GPUs that lie side by side; a stay may need several.
+    """A group's stay on GPUs that lie side by side; a stay may need several."""
 
-    Attributes:
-        span: The stay.
-        lane: Index of the first GPU over the whole cluster.
-        height: How many.
-    """
-
-    span: GroupSpan
-    lane: int
-    height: int
+    span: GroupSpan  # The stay
+    lane: int  # Index of the first GPU over the whole cluster
+    height: int  # How many
 
     @property
     def drawn_height(self) -> float:

@@ -27,14 +27,7 @@ class ReportError(MuriError):
 
 
 def write_report(summaries: Sequence[TraceSummary], folder: Path) -> Path:
-    """Write results.json, metrics.csv, jobs.csv, plots as PNG (of several traces in a folder each) and report.html.
-
-    Returns:
-        The page's path.
-
-    Raises:
-        ReportError: A plotting library is missing, or the folder can't be written to.
-    """
+    """Write results.json, metrics.csv, jobs.csv, plots (a folder for each trace) and report.html; return its path."""
     with written_to(folder):
         from muri_lab.report.images import write_images
         from muri_lab.report.page import report_page

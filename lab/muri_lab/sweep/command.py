@@ -160,11 +160,7 @@ def carry_out(given: Mapping[str, Any], runs: "Sequence[Run]") -> "tuple[Outcome
 
 
 def _runs_of(given: Mapping[str, Any]) -> "tuple[Run, ...]":
-    """The sweep: traces × policies × seeds, in this order.
-
-    Raises:
-        UsageError: A policy, an option, an outage or the steady state makes no sense; found before the sweep starts.
-    """
+    """The sweep: traces × policies × seeds, in this order."""
     from muri.simulator.runs import Run
 
     options, cluster, out = checked_options(given), cluster_of(given), given["out"]
@@ -196,11 +192,7 @@ def _settings_of(given: Mapping[str, Any]) -> "Settings":
 
 
 def read_interference(file: Path) -> "tuple[PairSpeed, ...]":
-    """Read measured speeds of pairs.
-
-    Raises:
-        UsageError: The file cannot be read, or a line is wrong.
-    """
+    """Read measured speeds of pairs."""
     from muri.policies.traits import InterferenceError, parse_interference
 
     try:

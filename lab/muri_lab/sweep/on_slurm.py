@@ -25,19 +25,7 @@ _GRACE_S: Final = 30.0
 def sweep_on_slurm(
     runs: Sequence[Run], at_once: int, words: Iterable[str], folder: Path | None, watch: Watch
 ) -> tuple[Outcome, ...]:
-    """Carry out all runs as a job array and wait for it.
-
-    Args:
-        runs: What to simulate.
-        at_once: Tasks of the array that may run at the same time.
-        words: Options of sbatch, each `key=value`.
-        folder: Its `slurm/` holds the tasks' input, output and logs, and every node must see it. None: here.
-        watch: Called when a run has ended.
-
-    Raises:
-        UsageError: An option makes no sense, or submitit is missing.
-        SweepError: Slurm refused the array, or a task failed.
-    """
+    """Carry out all runs as a job array and wait for it."""
     logs = (folder or Path.cwd() / "muri-sweep").resolve() / "slurm"
     tasks = _submit(runs, {**_DEFAULTS, **_parameters(words), "array_parallelism": at_once}, logs)
     try:

@@ -44,11 +44,9 @@ class Nodes:
         return None
 
     def first_fits(self, kinds: Iterable[Kind]) -> list[int]:
-        """Take what jobs ask for, one after the other, until no GPU is left.
+        """Give jobs their GPUs one after the other until none is left; return each job's first node, or -1.
 
-        Returns:
-            The first node of each job, -1 for one that finds no room. Jobs behind the one that took the last GPU are
-            left out.
+        Jobs after the one that took the last GPU are left out.
         """
         gpus, cpus, mem_gib, starts = self.gpus, self.cpus, self.mem_gib, self._full_below
         free, count, firsts = sum(gpus), len(gpus), []
@@ -136,19 +134,12 @@ class Nodes:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """The jobs of one round, in the order in which they got GPUs.
+    """The jobs of one round, in the order in which they got GPUs."""
 
-    Attributes:
-        rows: The jobs.
-        speeds: How fast each is, relative to its fair share.
-        first_nodes: The first node of each.
-        nodes: What is left; None: the mechanism did not track it.
-    """
-
-    rows: Rows
-    speeds: Floats
-    first_nodes: Rows
-    nodes: Nodes | None = None
+    rows: Rows  # The jobs
+    speeds: Floats  # How fast each is, relative to its fair share
+    first_nodes: Rows  # The first node of each
+    nodes: Nodes | None = None  # What is left; None: the mechanism did not track it
 
 
 Mechanism = Callable[[JobTable, Cluster, Rows], Round]
@@ -208,7 +199,7 @@ def runnable(table: JobTable, gpu_count: int, rows: Rows) -> Rows:
 
 @dataclass(slots=True)
 class _Lease:
-    """What a job gets: GPUs by node, CPUs and memory of each, and the speed that follows."""
+    """A job's GPUs by node, CPUs and memory of each, and its speed."""
 
     row: int
     kind: Kind
@@ -229,8 +220,8 @@ class _Tuner:
     def place(self, row: int, kind: Kind) -> None:
         """Give a job its lease.
 
-        With the fair shares of the models known here there is always room in the end; where there were none, the
-        public code would stop, and here the job waits.
+        With the fair shares of the models known here there is always room in the end; without room the public code
+        would stop, and here the job waits.
         """
         share, speed = kind.demand, kind.speed
         counts = self.nodes.first_fit(kind.gpu_count, share)
@@ -268,7 +259,7 @@ class _Tuner:
         return list(leases)
 
     def _reset(self, lease: _Lease) -> None:
-        """Back to the fair share; a job that asks for no more than that keeps what it has."""
+        """Return to the fair share; a job that asks for no more keeps its shares."""
         if not lease.kind.demand.exceeds(self._fair) or lease.share == self._fair:
             return
         self.nodes.give_back(lease.counts, lease.share)

@@ -30,9 +30,6 @@ def simulate_synergy(task: Simulation) -> SimulationResult:
 
     There is a plan every 300 s, in which every job gets its place anew at no cost. Jobs end at the end of a round. Of
     the settings only `until` counts; this model has neither noise nor seed.
-
-    Raises:
-        SimulationError: This model does not know a setting, or the trace cannot run on the cluster.
     """
     trace, cluster = task.trace, task.cluster
     rules = PolicyOptions(**task.options)
@@ -50,12 +47,7 @@ def simulate_synergy(task: Simulation) -> SimulationResult:
 
 
 def check_synergy(options: Mapping[str, Any]) -> None:
-    """Refuse an option that this model does not know.
-
-    Raises:
-        SimulationError: Lists the valid ones.
-        OptionsError: An option has a wrong value.
-    """
+    """Refuse an option that this model does not know."""
     unknown = [name for name in options if name not in _OPTIONS]
     if unknown:
         raise SimulationError(
@@ -88,19 +80,9 @@ Look = Callable[[float, Rows, Round], None]
 
 
 def run_rounds(ledger: Ledger, rules: PolicyOptions, cluster: Cluster, look: Look, until: int) -> list[float]:
-    """Simulate until the first jobs have ended.
+    """Simulate until the first jobs have ended; return the wall-clock seconds of each plan.
 
     At the same time a job arrives first, then leases end, then the next round is planned.
-
-    Args:
-        ledger: The jobs.
-        rules: Mechanism and order.
-        cluster: Where they run.
-        look: Called before each round.
-        until: How many of the jobs, in order of submission, must have ended.
-
-    Returns:
-        Wall-clock seconds of each plan.
     """
     submit_s, arrived, now_s = ledger.table.submit_s, 0, 0.0
     queue = np.empty(0, dtype=np.int64)
@@ -160,10 +142,7 @@ KEYS: Final[dict[str, Key | None]] = {"fifo": None, "srtf": _srtf, "las": _las, 
 
 
 def in_order(key: Key | None, ledger: Ledger, queue: Rows, now_s: float) -> Rows:
-    """The rows of the queue, which is in order of arrival, by their keys; ties in order of arrival.
-
-    Jobs that have waited too long go first from the next round on.
-    """
+    """Return the rows of the queue by their keys; ties in order of arrival, jobs that have waited too long first."""
     if key is None:
         return queue
     values, urgent = key(ledger, queue, now_s), ledger.urgent[queue]
@@ -173,13 +152,7 @@ def in_order(key: Key | None, ledger: Ledger, queue: Rows, now_s: float) -> Rows
 
 
 class _Film(Film[int]):
-    """Looks at every round before it runs; a stay is that of one job, from its first node on.
-
-    Args:
-        task: What is simulated.
-        ledger: The jobs.
-        until: How many of the jobs must end.
-    """
+    """Looks at every round before it runs; a stay is that of one job, from its first node on."""
 
     def __init__(self, task: Simulation, ledger: Ledger, until: int) -> None:
         super().__init__(task, report_every=200)
@@ -226,11 +199,7 @@ class _Film(Film[int]):
         return float(np.isfinite(self._ledger.end_s[: self._until]).mean())
 
     def _check(self, now_s: float, queue: Rows, found: Round) -> None:
-        """Check what holds whatever the mechanism.
-
-        Raises:
-            ConservationError: Says what is wrong.
-        """
+        """Check what holds whatever the mechanism."""
         gpu_count = self.task.cluster.gpu_count
         held = int(self._ledger.table.gpus[found.rows].sum())
         if held > gpu_count:

@@ -31,35 +31,21 @@ class Share(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What jobs of one model and GPU count have in common.
+    """Common properties of the jobs of one model and GPU count."""
 
-    Attributes:
-        gpu_count: GPUs of each job.
-        demand: What each GPU asks for.
-        speed: Iterations per second with the demand, relative to the fair share.
-        fair_speed: Iterations per second with the fair share, relative to 3 CPUs and 62.5 GiB, with which the models
-            were measured.
-    """
-
-    gpu_count: int
-    demand: Share
-    speed: float
-    fair_speed: float = 1.0
+    gpu_count: int  # GPUs of each job
+    demand: Share  # What each GPU asks for
+    speed: float  # Iterations per second with the demand, relative to the fair share
+    fair_speed: float = 1.0  # iterations/s with the fair share, relative to 3 CPUs and 62.5 GiB
 
 
 @dataclass(frozen=True)
 class JobTable:
-    """Jobs by row, in order of submission.
+    """Jobs by row, in order of submission."""
 
-    Attributes:
-        jobs: The jobs.
-        fair: Each GPU's proportional share of a node.
-        kinds: The kind of each.
-    """
-
-    jobs: tuple[TraceJob, ...]
-    fair: Share
-    kinds: tuple[Kind, ...]
+    jobs: tuple[TraceJob, ...]  # The jobs
+    fair: Share  # Each GPU's proportional share of a node
+    kinds: tuple[Kind, ...]  # The kind of each
 
     @cached_property
     def submit_s(self) -> Floats:
@@ -99,16 +85,7 @@ class JobTable:
 
 
 def job_table(trace: Trace, cluster: Cluster, *, by_demand: bool) -> JobTable:
-    """The jobs of a trace.
-
-    Args:
-        trace: The jobs.
-        cluster: Where they run.
-        by_demand: Whether they ask for what saturates their throughput, or just for the fair share.
-
-    Raises:
-        SimulationError: A job's model is not one of Synergy's, or an iteration takes longer than a round.
-    """
+    """The jobs of a trace."""
     fair = Share(cluster.cpus_per_node / cluster.gpus_per_node, cluster.mem_gib_per_node / cluster.gpus_per_node)
     jobs = tuple(sorted(trace.jobs, key=lambda job: (job.submit_s, job.job_id)))
     known: dict[tuple[str, int], Kind] = {}
@@ -154,36 +131,24 @@ def _kind(figures: SynergyFigures, gpu_count: int, cluster: Cluster, fair: Share
         return Kind(gpu_count, Share(cpus / gpu_count, mem_gib / gpu_count), 1.0)
     cpus, mem_gib = map(min, ideal, limits)
     fair_cpus = fair.cpus * gpu_count
-    # Where only memory is cut and more CPUs were not asked for, the public code stops; nothing says what it gains.
+    # Where only memory is cut and more CPUs were not asked for, the public code stops; its gain is unknown.
     gained = (cpus - fair_cpus) / (ideal[0] - fair_cpus) if ideal[0] > fair_cpus else 0.0
     return Kind(gpu_count, Share(cpus / gpu_count, mem_gib / gpu_count), 1 + (speedup - 1) * gained)
 
 
 @dataclass
 class Ledger:
-    """Arrays by row of the table; times in seconds.
+    """Arrays by row of the table; times in seconds."""
 
-    Attributes:
-        table: The jobs.
-        left: Iterations to go.
-        speed: As of the last round: with the demand, unless the job was cut to its fair share.
-        rounds: Rounds in which it ran.
-        starts: Starts, the first included.
-        start_s: First start; not a number before it.
-        end_s: End; not a number before it.
-        seen_s: End of its last round; before the first, its arrival.
-        urgent: Whether it goes first for good, having waited too long.
-    """
-
-    table: JobTable
-    left: Rows = field(init=False)
-    speed: Floats = field(init=False)
-    rounds: Rows = field(init=False)
-    starts: Rows = field(init=False)
-    start_s: Floats = field(init=False)
-    end_s: Floats = field(init=False)
-    seen_s: Floats = field(init=False)
-    urgent: npt.NDArray[np.bool_] = field(init=False)
+    table: JobTable  # The jobs
+    left: Rows = field(init=False)  # Iterations to go
+    speed: Floats = field(init=False)  # As of the last round: with the demand, unless the job was cut to its fair share
+    rounds: Rows = field(init=False)  # Rounds in which it ran
+    starts: Rows = field(init=False)  # Starts, the first included
+    start_s: Floats = field(init=False)  # First start; not a number before it
+    end_s: Floats = field(init=False)  # End; not a number before it
+    seen_s: Floats = field(init=False)  # End of its last round; before the first, its arrival
+    urgent: npt.NDArray[np.bool_] = field(init=False)  # Whether it goes first for good, having waited too long
 
     def __post_init__(self) -> None:
         """Fill the arrays as before the first round."""
@@ -198,17 +163,7 @@ class Ledger:
         self.urgent = np.zeros(count, dtype=np.bool_)
 
     def run_round(self, now_s: float, queue: Rows, rows: Rows, speeds: Floats) -> Rows:
-        """Let jobs run for one round.
-
-        Args:
-            now_s: When it starts.
-            queue: Rows of the jobs in the system.
-            rows: Rows of the jobs that run.
-            speeds: How fast each is: its speed with the demand, or 1 with the fair share.
-
-        Returns:
-            Rows of the jobs that ended.
-        """
+        """Let jobs run for one round; return the rows of those that ended."""
         first = self.rounds[rows] == 0
         self.starts[rows] += first | (self.seen_s[rows] != now_s)
         self.start_s[rows[first]] = now_s

@@ -19,12 +19,7 @@ class Killed(BaseException):
 
 
 class Calls:
-    """Makes the controller's calls, and lets faults meet them.
-
-    Args:
-        stage: Where.
-        hit: Is told of a fault that meets a call.
-    """
+    """Makes the controller's calls, and lets faults meet them."""
 
     def __init__(self, stage: Stage, hit: Callable[[Fault, str], None]) -> None:
         self._stage = stage
@@ -58,14 +53,14 @@ class Calls:
         if fault is None:
             return self._seen(name, act())
         self._hit(fault, f"at {name}")
-        if self._extended or name == "extend_lease":  # that comes last: the cycle has done what it was to do
+        if self._extended or name == "extend_lease":  # that comes last in a cycle
             self._stage.watch.succeeded_s = self._stage.twin.time.now_s
         before = _BEFORE.get(fault.kind)
         if before is not None:
             before(self, name)
         if fault.kind == "stale snapshot":
             fresh, old = act(), self._previous
-            # What a user changes after a look at the queue nobody can know who acts on that look. And slurmctld never
+            # No controller can know what a user changes after its look at the queue. And slurmctld never
             # tells a controller of a time before the changes that the same cycle has made, and it has confirmed.
             is_knowable = self._previous_s >= self._stage.changed_s and not self._changed
             return old if old is not None and is_knowable else fresh
@@ -146,8 +141,9 @@ _AFTER: Final[dict[str, Callable[[Calls, str, Fault, Any], Any]]] = {
 _READS: Final = frozenset({"snapshot", "queue"})
 
 _AT_SNAPSHOTS: Final = frozenset({"stale snapshot", "partial snapshot", "second controller"})
-"""A second controller has files of its own, so no lock keeps it out. Between a snapshot and what follows nothing
-would tell it from an administrator who changes jobs; that is not tried."""
+"""A second controller has files of its own: no lock keeps it out. Between a snapshot and later calls it would look like
+an administrator who changes jobs; that is not tried.
+"""
 
 AT_CALLS: Final = frozenset({*_BEFORE, *_AFTER, "stale snapshot"})
 """Kinds of faults that meet a call."""

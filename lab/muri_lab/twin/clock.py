@@ -10,17 +10,11 @@ from muri.clock import Clock
 
 @dataclass(order=True, slots=True)
 class Event:
-    """Something that will happen.
+    """Something that will happen."""
 
-    Attributes:
-        due_s: When.
-        number: Events of the same time happen in the order in which they were made.
-        act: What; None once it is called off.
-    """
-
-    due_s: float
-    number: int
-    act: Callable[[], None] | None = field(compare=False)
+    due_s: float  # When
+    number: int  # Events of the same time happen in the order in which they were made
+    act: Callable[[], None] | None = field(compare=False)  # What; None once it is called off
 
     def call_off(self) -> None:
         """Let it not happen."""
@@ -28,11 +22,7 @@ class Event:
 
 
 class VirtualTime(Clock):
-    """Seconds since the epoch that pass only when somebody sleeps; what is due meanwhile happens.
-
-    Args:
-        now_s: When it begins.
-    """
+    """Seconds since the epoch that pass only in `sleep`; events that are due happen meanwhile."""
 
     def __init__(self, now_s: float) -> None:
         self.now_s = now_s

@@ -28,32 +28,20 @@ _MOST_TRIALS: Final = 150
 
 @dataclass(frozen=True, slots=True)
 class Broken:
-    """A story in which an invariant does not hold.
+    """A story in which an invariant does not hold."""
 
-    Attributes:
-        seed: Its seed.
-        why: Which, of which job, and when.
-    """
-
-    seed: int
-    why: str
+    seed: int  # Its seed
+    why: str  # Which, of which job, and when
 
 
 @dataclass(slots=True)
 class Tally:
-    """What came of many stories.
+    """What came of many stories."""
 
-    Attributes:
-        runs: How many.
-        cycles: Cycles of the controller in all.
-        injected: Faults by kind.
-        broken: Those in which an invariant did not hold.
-    """
-
-    runs: int
-    cycles: int
-    injected: Counter[str]
-    broken: list[Broken]
+    runs: int  # How many
+    cycles: int  # Cycles of the controller in all
+    injected: Counter[str]  # Faults by kind
+    broken: list[Broken]  # Those in which an invariant did not hold
 
     def add(self, other: "Tally") -> None:
         """Add others."""

@@ -16,7 +16,7 @@ from muri_lab.twin.story import Fault
 
 _LEAST_LIMIT_S: Final = 3600
 _MOST_LIMIT_S: Final = 7200
-"""Between these nobody's job is ended by a limit, and nobody's is over one of the site's."""
+"""Between these no job is ended by a limit, and none is over one of the site's."""
 
 
 def _chosen(jobs: list[Job], fault: Fault) -> Job | None:
@@ -123,7 +123,7 @@ def _dry_run(stage: Stage, fault: Fault) -> str:
 
 
 def _people(stage: Stage, fault: Fault) -> str:
-    """Let somebody do something to a user's job."""
+    """Let a user or an administrator do something to a job."""
     if stage.twin.slurm.away:
         return ""
     job = _chosen(_reachable(stage, fault.kind), fault)
@@ -134,15 +134,15 @@ def _people(stage: Stage, fault: Fault) -> str:
 
 
 def _reachable(stage: Stage, kind: str) -> list[Job]:
-    """The jobs to which somebody can do that."""
+    """Return the jobs to which an actor can do that."""
     states, is_meant = _WHOM[kind]
     return [job for job in stage.users_jobs(*states) if is_meant(stage, job)]
 
 
 def _would_look_like_muris(stage: Stage, job: Job) -> bool:
-    """Whether nobody could tell a hold on a job from Muri's own, which was lifted after the last look at the queue.
+    """Return whether a hold on a job looks like Muri's own, which was lifted after the last look at the queue.
 
-    Its user has released it, or a controller that did not hear what became of its call.
+    Its user has released it, or a controller that did not hear of its call's outcome.
     """
     return is_lifted(job) and stage.twin.slurm.ledger[job.job_id].released_s >= stage.looked_s
 
@@ -178,7 +178,7 @@ _WHOM: Final[dict[str, tuple[tuple[JobState, ...], Callable[[Stage, Job], bool]]
     "administrator requeues and holds": (_AT_WORK, _may_be_requeued_held),
     "administrator changes limit": (_ANY, _may_be_changed),
 }  # fmt: skip
-"""To which jobs, in which states, somebody can do something."""
+"""The jobs, by state, that an actor can do something to."""
 
 
 def _cancels(stage: Stage, job: Job, fault: Fault) -> None:
@@ -277,7 +277,7 @@ def _files(stage: Stage, fault: Fault) -> str:
 
 
 def _disk_full(stage: Stage, fault: Fault) -> str:
-    """Nothing can be written into the journal for a while, whoever opens it."""
+    """Let all writes into the journal fail for a while."""
     stage.full_until_s = min(stage.twin.time.now_s + 900 * fault.amount, stage.twin.begun_s + CALM_AFTER_S)
     stage.end_process()
     stage.watch.begin_anew()
@@ -355,4 +355,4 @@ ACTS: Final[dict[str, Callable[[Stage, Fault], str]]] = {
     "removed": _drained,
     "upgraded": _upgraded,
 }  # fmt: skip
-"""Each lets a fault happen, and says what it hit; "" where there was nothing to hit."""
+"""Each lets a fault happen and returns its description, or "" without a target."""

@@ -32,25 +32,15 @@ def just_call(name: str, act: Callable[[], _Result]) -> _Result:
 
 
 class VirtualGateway:
-    """Implements `Gateway` on a virtual Slurm.
-
-    Attributes:
-        around: Makes each call; faults are injected here.
-        clock_offset_s: How far the clock of the controller's host is ahead of slurmctld's.
-        slurm_calls: Nothing: there is no slurmctld to be called.
-
-    Args:
-        nodes: The cluster and what runs there.
-        instant: Whether calls take no time.
-    """
+    """Implements `Gateway` on a virtual Slurm."""
 
     name = "virtual"
 
     def __init__(self, nodes: NodeSide, *, instant: bool = False) -> None:
         self._instant = instant
-        self.around: Around = just_call
-        self.clock_offset_s = 0.0
-        self.slurm_calls: Calls = Counter()
+        self.around: Around = just_call  # Makes each call; faults are injected here
+        self.clock_offset_s = 0.0  # How far the clock of the controller's host is ahead of slurmctld's
+        self.slurm_calls: Calls = Counter()  # Nothing: there is no slurmctld to be called
         self._nodes = nodes
         self._slurm = nodes.slurm
 

@@ -1,4 +1,4 @@
-"""What must hold whatever goes wrong: watched at every event of a virtual cluster."""
+"""Invariants that hold whatever goes wrong, watched at every event of a virtual cluster."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
@@ -33,42 +33,25 @@ class BrokenInvariantError(BaseException):
 
 @dataclass(slots=True)
 class _Known:
-    """What is known of a user's job.
+    """Facts of a user's job."""
 
-    Attributes:
-        done: How often its training came to its end.
-        may_repeat: Whether somebody but Muri has put it back since.
-        cancelled: Whether its user, or a fault, ended it.
-        crashed: Whether a fault ended its processes.
-        waiting_since_s: Since when Muri alone keeps it waiting; None while it does not.
-    """
-
-    done: int = 0
-    may_repeat: bool = False
-    cancelled: bool = False
-    crashed: bool = False
-    waiting_since_s: float | None = None
+    done: int = 0  # How often its training came to its end
+    may_repeat: bool = False  # put back since by another than Muri
+    cancelled: bool = False  # Whether its user, or a fault, ended it
+    crashed: bool = False  # Whether a fault ended its processes
+    waiting_since_s: float | None = None  # Since when Muri alone keeps it waiting; None while it does not
 
 
 @dataclass(slots=True)
 class Watch:
-    """Watches a twin.
+    """Watches a twin."""
 
-    Attributes:
-        twin: The twin.
-        max_wait_s: Longer than this, and some cycles, no job may wait for Muri alone.
-        known: What is known of each user's job.
-        tampered: Jobs whose AdminComment a fault has damaged, and whether the license was their gate then.
-        journal_lost: Whether a journal was lost: then nothing tells what a damaged member asked for.
-        succeeded_s: When a controller's cycle last succeeded.
-    """
-
-    twin: Twin
-    max_wait_s: float
-    known: dict[int, _Known] = field(default_factory=dict)
-    tampered: dict[int, bool] = field(default_factory=dict)
-    journal_lost: bool = False
-    succeeded_s: float = 0.0
+    twin: Twin  # The twin
+    max_wait_s: float  # Longer than this, and some cycles, no job may wait for Muri alone
+    known: dict[int, _Known] = field(default_factory=dict)  # What is known of each user's job
+    tampered: dict[int, bool] = field(default_factory=dict)  # by job with a damaged AdminComment: license gate?
+    journal_lost: bool = False  # then a damaged member's request is lost, too
+    succeeded_s: float = 0.0  # When a controller's cycle last succeeded
     _trained: Callable[[str, TrainingScript], None] = lambda what, script: None
 
     def begin(self) -> None:
@@ -78,7 +61,7 @@ class Watch:
         self.twin.nodes.on_training = self._note_training
 
     def of(self, job_id: int) -> _Known:
-        """What is known of a job."""
+        """Return the known facts of a job."""
         return self.known.setdefault(job_id, _Known())
 
     def _say(self, text: str) -> None:
@@ -110,9 +93,9 @@ class Watch:
         return self.twin.slurm.ledger[job.job_id].asked
 
     def difference(self, job: Job) -> str:
-        """How a job's request differs from what its user asked for, "" when it does not.
+        """Describe how a job's request differs from its user's, "" if it does not.
 
-        A policy may give a job other CPUs and memory; what it had asked for stands in its AdminComment then.
+        A policy may give a job other CPUs and memory; its AdminComment then has the original request.
         """
         asked, given = self._asked(job), tags.parse_given(job.admin_comment)
         if given is not None:
@@ -189,7 +172,7 @@ class Watch:
         self._say(f"job {job.job_id} ended as {job.state} with code {job.exit_code} after {known.done} trainings")
 
     def after_turn(self) -> None:
-        """Look whether the lease runs though nobody's cycles succeed: Slurm must go on as if Muri were not there."""
+        """Check that the lease ends when all cycles fail: Slurm must go on as if Muri were not there."""
         twin = self.twin
         since_s = twin.time.now_s - max(self.succeeded_s, twin.begun_s)
         if twin.slurm.lease_runs and since_s > twin.config.lease_s + 2 * twin.config.interval_s:
@@ -237,11 +220,7 @@ class Watch:
                 known.waiting_since_s = self.twin.time.now_s
 
     def at_end(self, begun: Sequence[str]) -> None:
-        """Look at what is left once every job has ended.
-
-        Args:
-            begun: What the controller has begun and not ended.
-        """
+        """Look at what is left once every job has ended."""
         if begun:
             self._say(f"never ended: {'; '.join(begun)}")
         for job in self.twin.slurm.jobs.values():

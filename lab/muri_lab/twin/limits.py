@@ -7,14 +7,7 @@ from muri.slurm_plugin.records.limits import Limits, SiteLimits
 
 
 def why_refused(job: Job, jobs: Iterable[Job], limits: SiteLimits, task_count: int = 1) -> str:
-    """Return Slurm's words where a job is not accepted, "" where it is.
-
-    Args:
-        job: The job.
-        jobs: All others, an array's record once for each of its tasks.
-        limits: What the site allows.
-        task_count: The job's tasks if it is an array.
-    """
+    """Return Slurm's words where a job is not accepted, "" where it is."""
     for partition in limits.partitions:
         if partition.name == job.partition and partition.state in {"DRAIN", "INACTIVE"}:
             return "Required partition not available (inactive or drain)"

@@ -42,13 +42,7 @@ def _check_policy(policy: str, options: Mapping[str, Any]) -> None:
 
 
 def simulate_live(task: Simulation) -> SimulationResult:
-    """Run a trace through the twin until its last job has ended.
-
-    Raises:
-        SimulationError: The trace cannot run on the cluster, or a setting has no meaning here.
-        muri.policies.options.OptionsError: The policy has no such option.
-        muri.slurm_plugin.config.ConfigError: The policy cannot run Slurm.
-    """
+    """Run a trace through the twin until its last job has ended."""
     _check(task.settings, task.cluster)
     config = _config_of(task)
     policy_of(config)  # what is wrong with it is said before anything begins

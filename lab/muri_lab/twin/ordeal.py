@@ -35,27 +35,15 @@ _HELP_S: Final = 300.0
 
 @dataclass(slots=True)
 class Outcome:
-    """What came of a story.
+    """The outcome of a story."""
 
-    Attributes:
-        broken: Which invariant did not hold, "" where all did.
-        injected: How often each kind of fault was injected; one that found nothing to hit is not counted.
-        cycles: Cycles of the controller.
-    """
-
-    broken: str = ""
-    injected: Counter[str] = field(default_factory=Counter)
-    cycles: int = 0
+    broken: str = ""  # Which invariant did not hold, "" where all did
+    injected: Counter[str] = field(default_factory=Counter)  # by kind of fault, those without a target left out
+    cycles: int = 0  # Cycles of the controller
 
 
 class Ordeal:
-    """One story on one twin.
-
-    Args:
-        story: The story.
-        place: A directory for the controller's files.
-        tell: Is told what happens, with the time, for people.
-    """
+    """One story on one twin."""
 
     def __init__(self, story: Story, place: Path, tell: Callable[[str], None] | None = None) -> None:
         self.outcome = Outcome()
@@ -188,10 +176,9 @@ class Ordeal:
         self.stage.watch.begin_anew()
 
     def _help(self) -> None:
-        """Do what people do from now on: take back their holds, and look after jobs whose AdminComment was damaged.
+        """Do what people do from now on: take back their holds, and repair jobs whose AdminComment was damaged.
 
-        A hold without any tag looks like their own. What a member asked for is lost where neither its tag nor a journal
-        tells it.
+        A hold without any tag looks like their own. A member's request is lost if neither its tag nor a journal has it.
         """
         slurm = self.stage.twin.slurm
         for job in self.stage.users_jobs(JobState.PENDING):
@@ -207,17 +194,12 @@ class Ordeal:
         self.stage.twin.time.after(_HELP_S, self._help)
 
     def _is_forgotten(self) -> bool:
-        """Whether no journal tells what a member asked for."""
+        """Return whether no journal has a member's request."""
         stage = self.stage
         return stage.removed or stage.watch.journal_lost or stage.twin.time.now_s < stage.away_until_s
 
 
 def endure(story: Story, tell: Callable[[str], None] | None = None) -> Outcome:
-    """Tell a story on a twin of its own.
-
-    Args:
-        story: The story.
-        tell: Is told what happens, with the time, for people.
-    """
+    """Tell a story on a twin of its own."""
     with folder() as place:
         return Ordeal(story, place, tell).run()

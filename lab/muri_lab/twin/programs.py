@@ -1,7 +1,6 @@
-"""What runs in jobs, as models with measured delays: training scripts under `muri run`, placeholders, dry runs.
+"""Programs in jobs, as models with measured delays: training scripts under `muri run`, pilots, dry runs.
 
-They do what `muri.launcher.run`, `muri.slurm_plugin.node.pilot` and `muri.slurm_plugin.node.dry_run` do, in the same
-order and with the same patience.
+They do the same as `muri.launcher.run`, `muri.slurm_plugin.node.pilot` and `muri.slurm_plugin.node.dry_run`.
 """
 
 import shlex
@@ -38,21 +37,13 @@ _TERMINATED: Final = 143
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a training script does.
+    """Work of a training script."""
 
-    Attributes:
-        iteration: One iteration alone.
-        iterations: How many it does.
-        exit_code: What it ends with.
-        gpu_mem_gib: Its peak GPU memory.
-        uses_muri: Whether the batch script calls `muri run`.
-    """
-
-    iteration: Iteration
-    iterations: int
+    iteration: Iteration  # One iteration alone
+    iterations: int  # How many it does
     exit_code: int = 0
-    gpu_mem_gib: float = 0.0
-    uses_muri: bool = True
+    gpu_mem_gib: float = 0.0  # Its peak GPU memory
+    uses_muri: bool = True  # Whether the batch script calls `muri run`
 
 
 @dataclass(slots=True)
@@ -73,22 +64,16 @@ class _Attached:
 
 
 class Runtime:
-    """A group's runtime: members iterate at the speeds that the arbiter gives them.
-
-    Attributes:
-        pilot: The placeholder's run.
-        members: By job id, those that have ended included.
-        on_idle: Is called when the last member at work has ended.
-    """
+    """A group's runtime: members iterate at the speeds that the arbiter gives them."""
 
     def __init__(self, nodes: "NodeSide", pilot: Run, sharing: Sharing) -> None:
-        self.pilot = pilot
-        self.members: dict[int, _Attached] = {}
+        self.pilot = pilot  # The placeholder's run
+        self.members: dict[int, _Attached] = {}  # By job id, those that have ended included
         self._nodes = nodes
         self._sharing = sharing
         self._since_s = nodes.slurm.now_s
         self._next: Event | None = None
-        self.on_idle: Callable[[], None] = lambda: None
+        self.on_idle: Callable[[], None] = lambda: None  # Is called when the last member at work has ended
 
     @property
     def at_work(self) -> dict[int, _Attached]:
@@ -173,29 +158,15 @@ class Runtime:
 
 
 class NodeSide:
-    """All that runs on the compute nodes.
-
-    Attributes:
-        slurm: The cluster.
-        sharing: How members share.
-        runtimes: Those that take members, by placeholder job.
-        muri_installed: Whether job_submit knows `--muri`.
-        starting: How many start right now: ranks of members that are about to look for a runtime, and jobs whose
-            `muri run` is about to begin the script alone.
-        on_training: Is told when a script's training begins or has come to its end.
-
-    Args:
-        slurm: The cluster.
-        sharing: How members share.
-    """
+    """All that runs on the compute nodes."""
 
     def __init__(self, slurm: VirtualSlurm, sharing: Sharing) -> None:
-        self.slurm = slurm
-        self.sharing = sharing
-        self.runtimes: dict[int, Runtime] = {}
-        self.muri_installed = True
-        self.starting: Counter[Literal["member", "alone"]] = Counter()
-        self.on_training: Callable[[str, TrainingScript], None] = lambda what, script: None
+        self.slurm = slurm  # The cluster
+        self.sharing = sharing  # How members share
+        self.runtimes: dict[int, Runtime] = {}  # Those that take members, by placeholder job
+        self.muri_installed = True  # Whether job_submit knows `--muri`
+        self.starting: Counter[Literal["member", "alone"]] = Counter()  # ranks of members, jobs alone
+        self.on_training: Callable[[str, TrainingScript], None] = lambda what, script: None  # called at begin and end
         self._looking: dict[int, list[Callable[[], None]]] = {}
         self._pilots: dict[int, Placeholder] = {}
 
@@ -242,16 +213,11 @@ class NodeSide:
 
 
 class TrainingScript:
-    """A user's batch script: `muri run train.py`, or `python train.py` where Muri is not used.
-
-    Attributes:
-        work: What it does.
-        job_id: Its job; 0 before its first start.
-    """
+    """A user's batch script: `muri run train.py`, or `python train.py` where Muri is not used."""
 
     def __init__(self, nodes: NodeSide, work: Work) -> None:
         self.work = work
-        self.job_id = 0
+        self.job_id = 0  # Its job; 0 before its first start
         self._nodes = nodes
         self._run: Run | None = None
         self._events: list[Event] = []
@@ -432,12 +398,7 @@ class TrainingScript:
 
 
 class Placeholder:
-    """The batch script of a group's placeholder job.
-
-    Args:
-        nodes: Where it runs.
-        group: What it is told of its group.
-    """
+    """The batch script of a group's placeholder job."""
 
     def __init__(self, nodes: NodeSide, group: GroupSpec) -> None:
         self.group = group
@@ -570,7 +531,7 @@ class Placeholder:
 
 
 def _figures(work: Work) -> dict[str, Any]:
-    """What a measurement says of a script."""
+    """Return a script's measured figures."""
     stages = dict(zip((f"{stage}_s" for stage in STAGES), work.iteration.stage_s, strict=True))
     about = {"iteration_s": work.iteration.iteration_s, "gpu_mem_gib": work.gpu_mem_gib}
     return {**stages, **about, "detail": {"confidence": 0.98}}
@@ -578,16 +539,11 @@ def _figures(work: Work) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class DryRun:
-    """The batch script of a dry run.
-
-    Attributes:
-        target: The job whose script it runs.
-        token: The dry run's name.
-    """
+    """The batch script of a dry run."""
 
     nodes: NodeSide
-    target: int
-    token: str
+    target: int  # The job whose script it runs
+    token: str  # The dry run's name
     run: Run | None = None
     over: bool = False
 

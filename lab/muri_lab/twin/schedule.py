@@ -14,7 +14,7 @@ _ENDED_WELL: Final = {JobState.COMPLETED}
 
 @dataclass(slots=True)
 class Free:
-    """What a node has left."""
+    """Free resources of a node."""
 
     gpus: int
     cpus: int
@@ -68,7 +68,7 @@ def _task(name: str, jobs: Mapping[int, Job]) -> Job | None:
 
 
 class Cluster(Protocol):
-    """What a scheduler has to know of a cluster."""
+    """A scheduler's view of a cluster."""
 
     nodes: dict[str, Node]
     free: dict[str, Free]
@@ -93,11 +93,6 @@ def best_fit(order: Iterable[str], free_cpus: Mapping[str, int], count: int) -> 
 
     Of the runs of neighboring nodes it takes the one that suffices with the fewest free CPUs, or else the one with the
     most and goes on with the next. For one node it takes the fullest of the run; for several, the first.
-
-    Args:
-        order: All nodes, as slurm.conf names them.
-        free_cpus: Free CPUs of the nodes on which the job can start now, at least `count` of them.
-        count: How many nodes to choose.
     """
     runs: list[list[str]] = [[]]
     for name in order:
@@ -116,14 +111,10 @@ def best_fit(order: Iterable[str], free_cpus: Mapping[str, int], count: int) -> 
 
 
 class Backlog:
-    """One look at the queue, in order of priority: what is blocked keeps its place.
+    """One look at the queue, in order of priority: blocked jobs keep their place.
 
     The main scheduler starts nothing behind a job of the same partition that waits for resources. The backfill
     scheduler does where that job, whose nodes and start it foresees by the time limits, starts no later for it.
-
-    Args:
-        cluster: The cluster.
-        backfill: Whether this is the backfill scheduler's.
     """
 
     def __init__(self, cluster: Cluster, *, backfill: bool) -> None:

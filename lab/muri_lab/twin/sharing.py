@@ -1,7 +1,7 @@
-"""How fast a group's members are: the runtime's own arbiter, driven in virtual time, for each set of profiles.
+"""Speeds of a group's members: the runtime's own arbiter, driven in virtual time, once for each set of profiles.
 
 Each member goes through its stages, asks the arbiter for every resource, offers it at yield points and gives it back,
-as a runtime's sessions do; only the time that stages take passes virtually. A set of profiles is simulated once.
+as a runtime's sessions do.
 """
 
 import heapq
@@ -23,24 +23,19 @@ _ITERATIONS: Final = 64
 _MOST_STEPS: Final = 20_000
 
 _VARIATION: Final = 0.02
-"""How much a stage's time differs from its mean, at most, from one iteration to the next.
+"""Greatest difference of a stage's time from its mean, from one iteration to the next.
 
-Where no stage ever did, two members would keep the rhythm that they fell into when they began. Under the fair
-discipline there may be two of them, some 10 % apart; real members change from one to the other.
+Without it, two members would keep the rhythm that they fell into when they began. Under the fair discipline there may
+be two of them, some 10 % apart; real members change from one to the other.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Iteration:
-    """One iteration of a member alone.
+    """One iteration of a member alone."""
 
-    Attributes:
-        stage_s: Seconds in each stage.
-        iteration_s: Seconds in all; what no stage covers needs no resource.
-    """
-
-    stage_s: tuple[float, ...]
-    iteration_s: float
+    stage_s: tuple[float, ...]  # Seconds in each stage
+    iteration_s: float  # Seconds in all; what no stage covers needs no resource
 
     @property
     def rest_s(self) -> float:
@@ -55,26 +50,15 @@ class Iteration:
 
 @dataclass(frozen=True, slots=True)
 class Sharing:
-    """How members share.
+    """How members share."""
 
-    Attributes:
-        discipline: "auto", "fair", "lockstep" or "plain".
-        cpus: How many members preprocess at once.
-        piece_s: Seconds from one yield point to the next within a stage.
-        hand_over_s: From the end of a stage to the beginning of one that waited for it.
-        overhead_s: What each iteration of a member takes beside its stages.
-        contention: Whether members without turns slow each other down where they use the same resource; scripts that
-            only sleep do not.
-        has_gpu: Whether there is a GPU, which decides how `auto` begins.
-    """
-
-    discipline: str = "auto"
-    cpus: int = 1
-    piece_s: float = 0.05
-    hand_over_s: float = 0.0003
-    overhead_s: float = 0.0004
-    contention: bool = True
-    has_gpu: bool = True
+    discipline: str = "auto"  # "auto", "fair", "lockstep" or "plain"
+    cpus: int = 1  # How many members preprocess at once
+    piece_s: float = 0.05  # Seconds from one yield point to the next within a stage
+    hand_over_s: float = 0.0003  # From the end of a stage to the beginning of one that waited for it
+    overhead_s: float = 0.0004  # What each iteration of a member takes beside its stages
+    contention: bool = True  # whether members without turns slow each other down; sleeping scripts do not
+    has_gpu: bool = True  # Whether there is a GPU, which decides how `auto` begins
 
 
 class _Suspended(Exception):  # noqa: N818 (it is not an error: the member waits)
@@ -83,7 +67,7 @@ class _Suspended(Exception):  # noqa: N818 (it is not an error: the member waits
 
 
 class _Lock:
-    """Stands in for a lock that a waiting thread sleeps on; nobody sleeps here."""
+    """Stands in for a lock that a waiting thread sleeps on; no thread sleeps here."""
 
     def acquire(self, *, timeout: float = -1) -> bool:
         """Do nothing."""
@@ -139,7 +123,7 @@ class _Member:
 
     @property
     def speed(self) -> float:
-        """What it did in the time that it took, the warm-up left out."""
+        """Return its measured speed without the warm-up."""
         return self.worked_s / (self.last_s - self.first_s) if self.last_s > self.first_s else 0.0
 
 
@@ -288,13 +272,8 @@ def _best(iterations: tuple[Iteration, ...], sharing: Sharing) -> tuple[float, .
 
 
 def speeds(members: Mapping[int, Iteration], sharing: Sharing) -> dict[int, float]:
-    """Return each member's normalized speed beside the others, 1 = as fast as alone.
-
-    Args:
-        members: Their iterations, by job id.
-        sharing: How they share.
-    """
-    # Equal sets have equal speeds, whoever came first.
+    """Return each member's normalized speed beside the others, 1 = as fast as alone."""
+    # Equal sets have equal speeds in any order.
     order = sorted(members, key=lambda job_id: (members[job_id].stage_s, members[job_id].iteration_s, job_id))
     iterations = tuple(members[job_id] for job_id in order)
     return dict(zip(order, _speeds(iterations, sharing), strict=True))

@@ -9,13 +9,7 @@ _Item = TypeVar("_Item")
 def smallest_failing(
     items: Sequence[_Item], fails: Callable[[Sequence[_Item]], bool], most_trials: int = 60
 ) -> list[_Item]:
-    """Return a part of the items that still fails: halves are left out first, then smaller parts.
-
-    Args:
-        items: A set that fails.
-        fails: Tries a set.
-        most_trials: After so many, what has been found by then is returned.
-    """
+    """Return a part of the items that still fails: halves are left out first, then smaller parts."""
     kept, parts, trials = list(items), 2, 0
     while kept and trials < most_trials:
         size = -(-len(kept) // parts)

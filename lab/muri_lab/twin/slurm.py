@@ -1,7 +1,6 @@
 """A virtual slurmctld with its nodes: the life cycle of jobs, holds, dependencies, requeues, limits and outages.
 
-It answers in Slurm's own words. What of Slurm's behavior matters to Muri was tried on the sandbox, and the cases run
-against both (tests/slurm/slurm_cases.py, lab/tests/twin).
+It answers in Slurm's own words. The same cases run against it and a real Slurm (tests/slurm/slurm_cases.py).
 """
 
 import math
@@ -47,37 +46,20 @@ def unfolded(text: str) -> tuple[str, ...]:
 
 
 class VirtualSlurm:
-    """slurmctld and slurmd in one.
-
-    Attributes:
-        time: The clock.
-        site: The cluster.
-        jobs: Every job that slurmctld remembers, by id.
-        nodes: Every node by name, without what is given out.
-        ledger: What slurmctld knows of each job besides; kept for ended jobs, too.
-        lease_end_s: Until when the license is withheld.
-        reservations: Reservations of administrators.
-        away: Whether slurmctld is down. Jobs run on, and end once it is back.
-        notes: Are told of what happens.
-        users: Names of those that have submitted jobs, by uid.
-
-    Args:
-        time: The clock.
-        site: The cluster.
-    """
+    """slurmctld and slurmd in one."""
 
     def __init__(self, time: VirtualTime, site: Site) -> None:
-        self.time = time
-        self.site = site
+        self.time = time  # The clock
+        self.site = site  # The cluster
         self._begun_s = time.now_s
-        self.jobs: dict[int, Job] = {}
-        self.ledger: dict[int, Ledger] = {}
-        self.nodes = {node.name: node for node in site.nodes}
-        self.lease_end_s = 0.0
-        self.reservations = site.reservations
-        self.away = False
-        self.notes: list[Note] = []
-        self.users: dict[int, str] = {}
+        self.jobs: dict[int, Job] = {}  # Every job that slurmctld remembers, by id
+        self.ledger: dict[int, Ledger] = {}  # What slurmctld knows of each job besides; kept for ended jobs, too
+        self.nodes = {node.name: node for node in site.nodes}  # Every node by name, without what is given out
+        self.lease_end_s = 0.0  # Until when the license is withheld
+        self.reservations = site.reservations  # Reservations of administrators
+        self.away = False  # Whether slurmctld is down. Jobs run on, and end once it is back.
+        self.notes: list[Note] = []  # Are told of what happens
+        self.users: dict[int, str] = {}  # Names of those that have submitted jobs, by uid
         self.free = {node.name: Free.of(node) for node in site.nodes}
         self._next_id = 1
         self._submissions = 0
@@ -123,22 +105,14 @@ class VirtualSlurm:
         return (*self.reservations, *((lease,) if self.lease_runs else ()))
 
     def known(self, job_id: int, action: str) -> Job:
-        """Return a job.
-
-        Raises:
-            NoSuchJobError: slurmctld does not know it.
-        """
+        """Return a job."""
         job = self.jobs.get(job_id)
         if job is None:
             raise slurm_error(f"{action} job {job_id}", "Invalid job id specified")
         return job
 
     def answering(self) -> None:
-        """Refuse where slurmctld is away.
-
-        Raises:
-            SlurmUnreachableError: It is.
-        """
+        """Refuse where slurmctld is away."""
         if self.away:
             raise SlurmUnreachableError("Unable to contact slurm controller (connect failure)")
 
@@ -147,11 +121,7 @@ class VirtualSlurm:
     def submit(
         self, job: Job, program: Program, environment: Mapping[str, str] | None = None, *, holder: Holder = ""
     ) -> int:
-        """Put a job into the queue; its id, times and state are Slurm's.
-
-        Raises:
-            GatewayError: A limit refuses it.
-        """
+        """Put a job into the queue; its id, times and state are Slurm's."""
         return self._accept(job, [program], environment or {}, holder)
 
     def submit_array(
@@ -163,18 +133,7 @@ class VirtualSlurm:
         *,
         holder: Holder = "",
     ) -> int:
-        """Put a job array into the queue; its id is that of the record that stands for the tasks that wait.
-
-        Args:
-            job: What each task asks for.
-            tasks: What runs in each.
-            most_tasks: How many may run at once, 0 for any number.
-            environment: What they are submitted with.
-            holder: Who holds them.
-
-        Raises:
-            GatewayError: A limit refuses it.
-        """
+        """Put a job array into the queue; its id is that of the record that stands for the tasks that wait."""
         job_id = self._accept(job, tasks, environment, holder)
         book, record = self.ledger[job_id], self.jobs[job_id]
         book.array, book.tasks, book.most_tasks = job_id, list(tasks), most_tasks
@@ -207,12 +166,7 @@ class VirtualSlurm:
     # Changing
 
     def modify(self, job_id: int, change: JobChange) -> None:
-        """Change a job as an administrator.
-
-        Raises:
-            NoSuchJobError: It is gone.
-            GatewayError: Slurm refuses.
-        """
+        """Change a job as an administrator."""
         job = self._alive(job_id, "change")
         if job.state is not JobState.PENDING and not _is_harmless(change):
             raise slurm_error(f"change job {job_id}", "Job is no longer pending execution")
@@ -227,12 +181,7 @@ class VirtualSlurm:
         return job
 
     def hold(self, job_id: int, by: Holder = "muri") -> None:
-        """Hold a waiting job; one that is held already keeps its holder.
-
-        Raises:
-            NoSuchJobError: It is gone.
-            GatewayError: It has started.
-        """
+        """Hold a waiting job; one that is held already keeps its holder."""
         job = self._alive(job_id, "hold")
         if job.state is not JobState.PENDING:
             raise slurm_error(f"hold job {job_id}", "Job is no longer pending execution")
@@ -241,12 +190,7 @@ class VirtualSlurm:
             self._put(replace(job, held=True, reason=_HELD_REASONS[by], priority=0))
 
     def release(self, job_id: int, by: str = "muri") -> None:
-        """Release a waiting job.
-
-        Raises:
-            NoSuchJobError: It is unknown.
-            GatewayError: Its user may not.
-        """
+        """Release a waiting job."""
         job = self.known(job_id, "release")
         if job.state is not JobState.PENDING:
             return
@@ -262,12 +206,7 @@ class VirtualSlurm:
         self._put(replace(job, held=False, reason="", priority=priority))
 
     def requeue(self, job_id: int, by: str = "muri", *, held: bool = False) -> None:
-        """End a running job's run and put it back into the queue; held or not, a waiting one stays where it is.
-
-        Raises:
-            NoSuchJobError: It has ended.
-            GatewayError: It may not be requeued.
-        """
+        """End a running job's run and put it back into the queue; held or not, a waiting one stays where it is."""
         job = self._alive(job_id, "requeue")
         if job.state is JobState.COMPLETING:
             raise slurm_error(f"requeue job {job_id}", "Job/step already completing or completed")
@@ -318,11 +257,7 @@ class VirtualSlurm:
             self._put(replace(self.jobs[job_id], comment=text))
 
     def update_by_owner(self, job_id: int, **fields: Any) -> None:
-        """Change what a job asks for, as its user or an administrator: Muri has to honor that.
-
-        Raises:
-            GatewayError: It has started, and more is to change than its time limit.
-        """
+        """Change a job's request as its user or an administrator; Muri has to honor that."""
         job = self._alive(job_id, "change")
         if job.state is not JobState.PENDING and fields.keys() != {"time_limit_s"}:
             raise slurm_error(f"change job {job_id}", "Job is no longer pending execution")
@@ -399,11 +334,7 @@ class VirtualSlurm:
         return bool(nodes)
 
     def split_tasks(self, job_id: int, tasks: Iterable[int]) -> None:
-        """Give tasks of an array records of their own.
-
-        Raises:
-            NoSuchJobError: The array is gone, or a task has left its record.
-        """
+        """Give tasks of an array records of their own."""
         for task in tasks:
             job = self._alive(job_id, "split")
             if str(task) not in job.array_tasks.split(","):
@@ -411,7 +342,7 @@ class VirtualSlurm:
             self._split_off(job, job.array_tasks.split(",").index(str(task)))
 
     def _task_of(self, job: Job) -> Job:
-        """The next task of an array's record, which leaves it; the last one stays. Other jobs are what they are."""
+        """Return the next task of an array's record, which leaves it; the last one stays, as other jobs do."""
         return self._split_off(job, 0)
 
     def _split_off(self, job: Job, place: int) -> Job:
@@ -576,7 +507,7 @@ class VirtualSlurm:
             self._ended_run(run)
 
     def _ended_run(self, run: Run) -> None:
-        """Free what a run had, and put its job where it belongs."""
+        """Free the resources of a run, and end or requeue its job."""
         book = self.ledger[run.job_id]
         if book.run != run:
             return
@@ -590,7 +521,7 @@ class VirtualSlurm:
             self._back_in_queue(job, held=book.goes_back == "held")
         else:
             self._final(replace(job, state=JobState(book.ends_as or JobState.FAILED), end_s=self.now_s))
-        self.look_soon()  # what a run leaves is given out with the next tick
+        self.look_soon()  # freed resources are given out with the next tick
 
     def _back_in_queue(self, job: Job, *, held: bool) -> None:
         book = self.ledger[job.job_id]

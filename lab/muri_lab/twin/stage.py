@@ -21,30 +21,14 @@ CALM_AFTER_S: Final = 600.0
 
 
 class Stage:
-    """A twin on which a story is told.
-
-    Attributes:
-        story: The story.
-        twin: The twin.
-        watch: Watches over the invariants.
-        away_until_s: Until when no controller is running.
-        full_until_s: Until when nothing can be written into the journal.
-        removed: Whether Muri was removed for good.
-        changed_s: When somebody last changed what a job asks for, held one, or set the clock.
-        looked_s: When the last cycle began that succeeded.
-
-    Args:
-        story: The story.
-        place: A directory for the controller's files.
-        tell: Is told what happens, with the time, for people.
-    """
+    """A twin on which a story is told."""
 
     def __init__(self, story: Story, place: Path, tell: Callable[[str], None] | None = None) -> None:
-        self.story = story
-        self.twin = Twin(story.site, Config(**story.config).tuned(**story.tuning), place)
-        self.watch = Watch(self.twin, self.twin.config.grouping.max_wait_s)
+        self.story = story  # The story
+        self.twin = Twin(story.site, Config(**story.config).tuned(**story.tuning), place)  # The twin
+        self.watch = Watch(self.twin, self.twin.config.grouping.max_wait_s)  # Watches over the invariants
         self.away_until_s = self.full_until_s = 0.0
-        self.removed = False
+        self.removed = False  # Whether Muri was removed for good
         self.changed_s = self.looked_s = 0.0
         self._place = place
         self._heard = tell
@@ -66,24 +50,17 @@ class Stage:
     # The controller's process
 
     def controller(self) -> Controller:
-        """The controller, in a new process where the last one has ended.
-
-        Raises:
-            MuriError: It cannot start.
-        """
+        """The controller, in a new process where the last one has ended."""
         if self._controller is None:
             self._process = ExitStack()
             self._controller = self._process.enter_context(self.twin.controller())
         if self.twin.time.now_s < self.full_until_s:
-            # Whoever opens the file anew finds no room either.
+            # A newly opened file has no room either.
             self._controller._journal._connection.execute("PRAGMA query_only=1")
         return self._controller
 
     def begun(self) -> list[str]:
-        """What the controller's journal holds as begun and not ended, for people; nothing once Muri is removed.
-
-        A cycle mends a journal that cannot be read; until then nobody knows what it holds.
-        """
+        """Return the journal's open intents; none once Muri is removed, or while a damaged journal is not repaired."""
         if self.removed:
             return []
         try:
@@ -131,7 +108,7 @@ class Stage:
     # What people do
 
     def note_change(self) -> None:
-        """Somebody changes now what an older snapshot could not tell."""
+        """Note a change that an older snapshot could not show."""
         self.changed_s = self.twin.time.now_s
 
     def cancel_as_user(self, job_id: int) -> None:
@@ -140,7 +117,7 @@ class Stage:
             self.watch.of(each).cancelled = True
         self.twin.slurm.cancel(job_id, "user")
 
-    # Whom faults hit
+    # Targets of faults
 
     def users_jobs(self, *states: JobState) -> list[Job]:
         """Users' jobs in some states."""

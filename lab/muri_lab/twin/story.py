@@ -45,19 +45,12 @@ _FAULTS_WITHIN_S: Final = 420.0
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One fault.
+    """One fault."""
 
-    Attributes:
-        at_s: When, in seconds from the beginning.
-        kind: One of `KINDS`.
-        which: Chooses among what it can hit then.
-        amount: How much or how long, 0 to 1.
-    """
-
-    at_s: float
-    kind: str
-    which: int
-    amount: float
+    at_s: float  # When, in seconds from the beginning
+    kind: str  # One of `KINDS`
+    which: int  # chooses among its targets
+    amount: float  # How much or how long, 0 to 1
 
     def __str__(self) -> str:
         """For people."""
@@ -66,25 +59,15 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Story:
-    """A workload, a site, a configuration, and faults.
-
-    Attributes:
-        seed: What it was drawn from.
-        site: The cluster.
-        config: What differs from the defaults of muri.yaml.
-        tuning: What differs from the controller's constants.
-        profiles: What the profile store knows at first.
-        submissions: What users submit.
-        faults: What goes wrong, by time.
-    """
+    """A workload, a site, a configuration, and faults."""
 
     seed: int
-    site: Site
-    config: dict[str, Any]
-    tuning: dict[str, float]
-    profiles: tuple[StageProfile, ...]
-    submissions: tuple[Submission, ...]
-    faults: tuple[Fault, ...] = field(default=())
+    site: Site  # The cluster
+    config: dict[str, Any]  # What differs from the defaults of muri.yaml
+    tuning: dict[str, float]  # What differs from the controller's constants
+    profiles: tuple[StageProfile, ...]  # What the profile store knows at first
+    submissions: tuple[Submission, ...]  # What users submit
+    faults: tuple[Fault, ...] = field(default=())  # What goes wrong, by time
 
     def only(self, submissions: Sequence[int], faults: Sequence[int]) -> "Story":
         """The same story with a part of its submissions and faults."""

@@ -14,55 +14,30 @@ FIRST_UID: Final = 60_001
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """One sbatch.
+    """One sbatch."""
 
-    Attributes:
-        submit_s: When it is typed, in seconds since the epoch.
-        user: By whom.
-        uid: Their numeric id.
-        work: What the script does.
-        mark: What follows `--muri=`; "" for a job that is not Muri's.
-        name: Job name.
-        account: Account.
-        qos: QOS.
-        partition: Partition.
-        node_count: Nodes.
-        gpus_per_node: GPUs on each.
-        cpus_per_task: CPUs of each task; a task for each GPU where there are several.
-        mem_per_node_mib: Memory on each node, 0 for none asked.
-        time_limit_s: Time limit.
-        held: Whether it is submitted with --hold.
-        task_count: Tasks of a job array, 0 for a job that is none.
-        most_tasks: How many of them may run at once (`--array=…%N`), 0 for any number.
-        can_requeue: Whether Slurm may requeue it.
-        dependency: Dependency.
-        begin_s: Earliest start, seconds since the epoch; 0 for none.
-        features: Node features, as --constraint takes them.
-        required_nodes: Nodes asked for by name.
-    """
-
-    submit_s: float
+    submit_s: float  # When it is typed, in seconds since the epoch
     user: str
-    uid: int
-    work: Work
-    mark: str = ""
-    name: str = "train"
-    account: str = ""
-    qos: str = ""
-    partition: str = "main"
-    node_count: int = 1
-    gpus_per_node: int = 1
-    cpus_per_task: int = 1
-    mem_per_node_mib: int = 0
-    time_limit_s: int = 0
-    held: bool = False
-    task_count: int = 0
-    most_tasks: int = 0
-    can_requeue: bool = True
-    dependency: str = ""
-    begin_s: float = 0.0
-    features: str = ""
-    required_nodes: str = ""
+    uid: int  # Their numeric id
+    work: Work  # What the script does
+    mark: str = ""  # What follows `--muri=`; "" for a job that is not Muri's
+    name: str = "train"  # Job name
+    account: str = ""  # Account
+    qos: str = ""  # QOS
+    partition: str = "main"  # Partition
+    node_count: int = 1  # Nodes
+    gpus_per_node: int = 1  # GPUs on each
+    cpus_per_task: int = 1  # CPUs of each task; a task for each GPU where there are several
+    mem_per_node_mib: int = 0  # Memory on each node, 0 for none asked
+    time_limit_s: int = 0  # Time limit
+    held: bool = False  # Whether it is submitted with --hold
+    task_count: int = 0  # of a job array, else 0
+    most_tasks: int = 0  # How many of them may run at once (`--array=…%N`), 0 for any number
+    can_requeue: bool = True  # Whether Slurm may requeue it
+    dependency: str = ""  # Dependency
+    begin_s: float = 0.0  # Earliest start, seconds since the epoch; 0 for none
+    features: str = ""  # Node features, as --constraint takes them
+    required_nodes: str = ""  # Nodes asked for by name
 
     @property
     def gpu_count(self) -> int:
@@ -71,11 +46,7 @@ class Submission:
 
 
 def sbatch(nodes: NodeSide, asked: Submission) -> int:
-    """Submit a job now, through job_submit; return its id.
-
-    Raises:
-        GatewayError: Slurm refuses it.
-    """
+    """Submit a job now, through job_submit; return its id."""
     slurm = nodes.slurm
     slurm.answering()
     job = _record_of(asked)

@@ -40,35 +40,20 @@ _IN_MEMORY: Final = Path("/dev/shm")  # noqa: S108 (a directory for shared memor
 
 @dataclass(slots=True)
 class Course:
-    """What became of one submission.
+    """What became of one submission."""
 
-    Attributes:
-        asked: The submission.
-        job_id: Its id, 0 where Slurm refused it.
-        submitted_s: When it was in the queue.
-        starts_s: When each of its runs started.
-        trained_s: When training began and when it came to its end, of the last run.
-        end_s: When it ended for good; 0 while it has not.
-        state: How it ended; "" while it has not.
-        exit_code: Its exit code.
-        run_s: Seconds in which it held GPUs, its group's included.
-        shared_s: Of these, the seconds in a group.
-        pilots: Placeholder jobs of the groups in which it trained, in order.
-        running: Whether it runs now.
-    """
-
-    asked: Submission
-    job_id: int = 0
-    submitted_s: float = 0.0
-    starts_s: list[float] = field(default_factory=list)
-    trained_s: tuple[float, float] = (0.0, 0.0)
-    end_s: float = 0.0
-    state: str = ""
-    exit_code: int = 0
-    run_s: float = 0.0
-    shared_s: float = 0.0
-    pilots: list[int] = field(default_factory=list)
-    running: bool = False
+    asked: Submission  # The submission
+    job_id: int = 0  # Its id, 0 where Slurm refused it
+    submitted_s: float = 0.0  # When it was in the queue
+    starts_s: list[float] = field(default_factory=list)  # When each of its runs started
+    trained_s: tuple[float, float] = (0.0, 0.0)  # When training began and when it came to its end, of the last run
+    end_s: float = 0.0  # When it ended for good; 0 while it has not
+    state: str = ""  # How it ended; "" while it has not
+    exit_code: int = 0  # Its exit code
+    run_s: float = 0.0  # Seconds in which it held GPUs, its group's included
+    shared_s: float = 0.0  # Of these, the seconds in a group
+    pilots: list[int] = field(default_factory=list)  # Placeholder jobs of the groups in which it trained, in order
+    running: bool = False  # Whether it runs now
 
 
 class Stop:
@@ -121,38 +106,20 @@ class _Happenings:
 
 
 class Twin:
-    """A virtual cluster with a controller's files.
-
-    Attributes:
-        time: The clock.
-        slurm: The cluster.
-        nodes: What runs there.
-        gateway: The way to it.
-        courses: What became of each submission, in their order; one for each task of a job array.
-        begun_s: When virtual time began.
-        left: How many submissions have not ended.
-        stop: Tells the controller to stop.
-
-    Args:
-        site: The cluster.
-        config: The controller's configuration; its directories are the twin's own.
-        folder: Where these are.
-        sharing: How members share.
-        start_s: When virtual time begins.
-    """
+    """A virtual cluster with a controller's files."""
 
     def __init__(
         self, site: Site, config: Config, folder: Path, sharing: Sharing | None = None, start_s: float = EPOCH_S
     ) -> None:
-        self.begun_s = start_s
-        self.time = VirtualTime(start_s)
-        self.slurm = VirtualSlurm(self.time, site)
-        self.nodes = NodeSide(self.slurm, sharing or Sharing())
-        self.gateway = VirtualGateway(self.nodes)
+        self.begun_s = start_s  # When virtual time began
+        self.time = VirtualTime(start_s)  # The clock
+        self.slurm = VirtualSlurm(self.time, site)  # The cluster
+        self.nodes = NodeSide(self.slurm, sharing or Sharing())  # What runs there
+        self.gateway = VirtualGateway(self.nodes)  # The way to it
         self.config = config.model_copy(update={"state_dir": folder / "state", "status_dir": folder / "status"})
-        self.courses: list[Course] = []
-        self.stop = Stop(self.time)
-        self.left = 0
+        self.courses: list[Course] = []  # of each submission in order, or of each task of a job array
+        self.stop = Stop(self.time)  # Tells the controller to stop
+        self.left = 0  # How many submissions have not ended
         self._of_job: dict[int, Course] = {}
         self._tasks: dict[int, list[Course]] = {}
         self._numbers = itertools.count(1)
@@ -251,12 +218,7 @@ class Twin:
             yield controller
 
     def run(self, first_cycle_s: float = 0.0, *, on_events: bool = False) -> None:
-        """Run the controller's own loop until every submitted job has ended.
-
-        Args:
-            first_cycle_s: When the first cycle begins, in seconds from the beginning.
-            on_events: Whether cycles also follow arrivals and ends, within the controller's own bounds.
-        """
+        """Run the controller's own loop until every submitted job has ended."""
         bell = Bell((_Happenings(self.slurm),), self.time) if on_events else None
         self.time.after_event = self._stop_at_end
         self.time.sleep(first_cycle_s)

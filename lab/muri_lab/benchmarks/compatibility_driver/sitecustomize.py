@@ -1,8 +1,7 @@
-"""Writes down what a script's training does, from outside of the script: losses with all digits, optimizer steps.
+"""Record a script's losses, with all digits, and optimizer steps, from outside of the script.
 
-It stands first on PYTHONPATH in every way of running a script, and changes nothing that the script sees. A line is
-written for each `backward` (its loss, as a hexadecimal number) and each step of an optimizer, into a file of the
-process in $COMPATIBILITY_LOG. That variable is looked up each time: members that share one process have one each.
+It stands first on PYTHONPATH and changes nothing that the script sees. It writes a line for each `backward` and each
+optimizer step into $COMPATIBILITY_LOG, which is looked up each time: members of one process have one each.
 """
 
 import hashlib

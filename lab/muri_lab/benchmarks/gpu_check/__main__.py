@@ -49,15 +49,11 @@ elif torch.cuda.is_available():
     found["cuda"] = torch.version.cuda
 print(json.dumps(found))
 """
-"""What a fresh process finds. It also brings PyTorch and CUDA's libraries into the page cache."""
+"""Run by a fresh process. It also brings PyTorch and CUDA's libraries into the page cache."""
 
 
 def facts(*, smoke: bool) -> dict[str, Any]:
-    """PyTorch, the GPU, and how long the first process took to use it.
-
-    Raises:
-        BenchmarkError: There is no PyTorch, or no GPU.
-    """
+    """PyTorch, the GPU, and how long the first process took to use it."""
     command = [sys.executable, "-c", _FACTS, "cpu" if smoke else "cuda"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:

@@ -23,24 +23,17 @@ SMOKE_LIMIT_S = 600.0
 """Where no GPU is paid for, nothing is hurried."""
 
 FAILURES = (BenchmarkError, OSError, subprocess.SubprocessError)
-"""What a single measurement may raise without harm to the others."""
+"""Exceptions of a single measurement, which leave the others valid."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """One run of the check.
+    """One run of the check."""
 
-    Attributes:
-        out: Where the results go.
-        data: Where the samples are.
-        smoke: Everything in tiny sizes on the CPU, with two members in place of four.
-        head: What each result begins with: machine, GPU, commit, time.
-    """
-
-    out: Path
-    data: Path
-    smoke: bool
-    head: Mapping[str, Any] = field(default_factory=dict)
+    out: Path  # Where the results go
+    data: Path  # Where the samples are
+    smoke: bool  # Everything in tiny sizes on the CPU, with two members in place of four
+    head: Mapping[str, Any] = field(default_factory=dict)  # What each result begins with: machine, GPU, commit, time
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -86,11 +79,7 @@ class Check:
         return found if found.get("begun") == self.head.get("begun") else {}
 
     def alone(self) -> dict[str, Any]:
-        """What the part `stages` has found of each model alone.
-
-        Raises:
-            BenchmarkError: It has not been run.
-        """
+        """What the part `stages` has found of each model alone."""
         found = self.earlier("stages").get("alone")
         if not found:
             raise BenchmarkError("the part `stages` has to be run before: it measures each model alone")
@@ -98,19 +87,11 @@ class Check:
 
 
 class Figures:
-    """What some parts have found: a file that is complete after each addition.
-
-    Args:
-        check: The run; what the same run has put into the file before is kept.
-        name: Of the result.
-
-    Attributes:
-        failed: Whether something could not be measured.
-    """
+    """What some parts have found: a file that is complete after each addition."""
 
     def __init__(self, check: Check, name: str) -> None:
         self._check, self._name = check, name
-        self.failed = False
+        self.failed = False  # Whether something could not be measured
 
     def add_measured(self, name: str, measure: Callable[[], object]) -> None:
         """Note what is measured, or why it cannot be: what else a part measures does not depend on it."""
@@ -132,11 +113,7 @@ class Figures:
 
 
 def report(run: Run, job: str) -> dict[str, Any]:
-    """What a job has told of its models at its end.
-
-    Raises:
-        BenchmarkError: It has told nothing.
-    """
+    """Return a job's report of its models."""
     path = run.log(job).with_suffix(".json")
     if not path.exists():
         raise BenchmarkError(f"{job} has told nothing: {run.output(job)}")
@@ -144,6 +121,6 @@ def report(run: Run, job: str) -> dict[str, Any]:
 
 
 def only(report_of_models: Mapping[str, Any]) -> dict[str, Any]:
-    """What a job that trains one model has told of it."""
+    """Return the report of a job's only model."""
     (found,) = report_of_models.values()
     return dict(found)

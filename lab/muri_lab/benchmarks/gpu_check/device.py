@@ -1,4 +1,4 @@
-"""Parts about the GPU itself: what a hand-over costs, its memory, its errors, and what NVML tells."""
+"""Parts about the GPU itself: cost of a hand-over, memory, errors, and NVML's values."""
 
 import subprocess
 import sys
@@ -76,9 +76,6 @@ def gaps(spans: Sequence[Sequence[tuple[int, int]]]) -> dict[str, float]:
 
     Args:
         spans: Begin and end of each hold (ns), for each member. Of several, only changes of the member count.
-
-    Raises:
-        BenchmarkError: The members were not at work at once.
     """
     holds = sorted((begin, end, member) for member, each in enumerate(spans) for begin, end in each)
     found = sorted(
@@ -92,22 +89,14 @@ def gaps(spans: Sequence[Sequence[tuple[int, int]]]) -> dict[str, float]:
 
 
 class PeakMemory:
-    """The most memory that was in use on the first GPU, by everybody.
-
-    Attributes:
-        mib: It, so far.
-    """
+    """The most memory that was in use on the first GPU, by everybody."""
 
     def __init__(self) -> None:
         self._reader = GpuReader({})
-        self.mib = self.now_mib()
+        self.mib = self.now_mib()  # It, so far
 
     def now_mib(self) -> float:
-        """Memory in use now.
-
-        Raises:
-            BenchmarkError: The driver does not tell.
-        """
+        """Memory in use now."""
         used_gib = next(iter(self._reader.each_gpu().values())).mem_gib
         if used_gib is None:
             raise BenchmarkError(f"NVML does not tell the memory in use: {'; '.join(self._reader.notes)}")
@@ -132,7 +121,7 @@ class PeakMemory:
 
 
 def memory(check: Check, figures: Figures) -> None:
-    """GPU memory: what a CUDA context costs, and four members together against the sum of their peaks."""
+    """GPU memory: the cost of a CUDA context, and four members together against the sum of their peaks."""
     models = check.models[:1] if check.smoke else check.models
     setting = check.setting({model: check.job(model) for model in models})
 

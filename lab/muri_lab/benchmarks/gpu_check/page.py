@@ -173,11 +173,7 @@ def lines_of(name: str, found: Found) -> list[str]:
 
 
 def stored() -> dict[str, Found]:
-    """The results that are kept, by name.
-
-    Raises:
-        PageError: One of them is from a run without a GPU.
-    """
+    """The results that are kept, by name."""
     found = {}
     for name in FILES:
         path = RESULTS / f"gpu-{name}.json"

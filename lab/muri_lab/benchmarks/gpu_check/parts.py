@@ -21,17 +21,11 @@ GRACE_S = 8.0
 
 @dataclass(frozen=True)
 class Part:
-    """One part.
+    """One part."""
 
-    Attributes:
-        file: Its results go to gpu-FILE.json.
-        run: Does it.
-        needs_stages: Whether it has to know each model alone.
-    """
-
-    file: str
-    run: Callable[[Check, Figures], None]
-    needs_stages: bool = False
+    file: str  # Its results go to gpu-FILE.json
+    run: Callable[[Check, Figures], None]  # Does it
+    needs_stages: bool = False  # Whether it has to know each model alone
 
 
 PARTS: Mapping[str, Part] = {
@@ -73,11 +67,7 @@ def run_part(check: Check, name: str) -> None:
 
 
 def start_part(check: Check, name: str, limit_s: float) -> bool:
-    """Do one part in a process of its own, which is ended with all that it started when its time is over.
-
-    Returns:
-        Whether it came to its end.
-    """
+    """Run one part in a process of its own, ended with its children at the time limit; return whether it finished."""
     process = _PROCESSES.Process(target=run_part, args=(check, name))
     process.start()
     process.join(limit_s)

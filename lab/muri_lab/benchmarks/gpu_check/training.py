@@ -27,7 +27,7 @@ AUTO_S = 9.0
 """`auto` needs some windows of five seconds to compare."""
 
 IN_PLACE_LIMIT_S, IN_PLACE_ITERATIONS = 15.0, 60
-"""What is not sure after both is told as it is: warm-up takes 22 iterations at most."""
+"""A measurement ends at either limit, sure or not; warm-up takes 22 iterations at most."""
 
 PROFILED_ITERATIONS = 5
 SETS: Mapping[str, tuple[str, ...]] = {
@@ -78,11 +78,7 @@ def _note_nondeterministic(run: Run, job: str, figures: Figures) -> None:
 
 
 def compared(alone: Sequence[float], together: Sequence[float]) -> dict[str, Any]:
-    """How far two runs of one model have the same losses.
-
-    Raises:
-        BenchmarkError: There is nothing to compare.
-    """
+    """How far two runs of one model have the same losses."""
     pairs = list(zip(alone, together, strict=False))
     if not pairs:
         raise BenchmarkError("no losses were told")
@@ -237,11 +233,7 @@ def mps_control() -> str | None:
 
 @contextmanager
 def mps_daemon() -> Iterator[dict[str, str]]:
-    """CUDA's Multi-Process Service with files of its own; yields what its clients' environment needs.
-
-    Raises:
-        BenchmarkError: It is not installed.
-    """
+    """CUDA's Multi-Process Service with files of its own; yields what its clients' environment needs."""
     control = mps_control()
     if control is None:
         raise BenchmarkError(f"{MPS_CONTROL} is not installed")

@@ -64,22 +64,10 @@ def _launch(name: bytes, *values: int) -> None:
 
 
 def stamp(times: torch.Tensor, index: int) -> None:
-    """Let the GPU note its time (ns) when it comes to this, behind what the calling thread has queued.
-
-    Args:
-        times: Whole numbers of 64 bits on the GPU.
-        index: Which of them.
-
-    Raises:
-        KernelError: The driver refuses.
-    """
+    """Let the GPU note its time (ns) when it comes to this, behind what the calling thread has queued."""
     _launch(b"stamp", times.data_ptr() + 8 * index)
 
 
 def stray_write() -> None:
-    """Make the GPU write to an unmapped address, which ends the CUDA context.
-
-    Raises:
-        KernelError: The driver refuses.
-    """
+    """Make the GPU write to an unmapped address, which ends the CUDA context."""
     _launch(b"stray")

@@ -37,15 +37,11 @@ LAST_ITERATIONS = 400
 """Stage times are those of so many last iterations."""
 
 FILL_BYTES = 1 << 30
-"""What a job that is to run out of memory allocates at a time."""
+"""Allocation step of a job that is to run out of memory."""
 
 
 class Stopwatch:
-    """What each stage takes, as the script itself measures it: by the host's clock, on a GPU by CUDA events.
-
-    Args:
-        device: Where the model trains.
-    """
+    """What each stage takes, as the script itself measures it: by the host's clock, on a GPU by CUDA events."""
 
     def __init__(self, device: torch.device) -> None:
         self._events = device.type == "cuda"
@@ -88,13 +84,7 @@ def _seconds(spans: list[Any]) -> float:
 
 
 class Samples(Dataset[torch.Tensor]):
-    """Samples by number, each of them read and then prepared.
-
-    Args:
-        read: Makes the sample of a number.
-        transform: Prepares it.
-        watch: Times both.
-    """
+    """Samples by number, each of them read and then prepared."""
 
     def __init__(self, read: Any, transform: Any, watch: Stopwatch) -> None:
         self.read, self.watch = read, watch
@@ -128,11 +118,7 @@ class Endless(Sampler[int]):
 
 
 class Job:
-    """A model, where its batches come from, and how it learns from one.
-
-    Args:
-        options: Command line.
-    """
+    """A model, where its batches come from, and how it learns from one."""
 
     batch, side = 0, 0
 
@@ -347,11 +333,7 @@ JOBS: dict[str, type[Job]] = {"resnet18": ResNet18, "gpt2": Gpt2Small, "a2c": A2
 
 
 def train(name: str, options: argparse.Namespace, log: TextIO) -> dict[str, Any]:
-    """Train one model until it is told to stop, or for as long as the options say.
-
-    Returns:
-        What is known of it.
-    """
+    """Train one model until it is told to stop, or for as long as the options say; return its figures."""
     torch.manual_seed(0)
     if torch.cuda.is_initialized():  # by the model before
         torch.cuda.empty_cache()
@@ -405,7 +387,7 @@ def hook_times() -> dict[str, float]:
 
 
 def profile(job: Job, batches: Iterator[torch.Tensor], count: int) -> dict[str, float]:
-    """What a few more iterations take on the GPU each, as PyTorch's profiler tells: kernels, and copies."""
+    """Return kernels and copies of a few more iterations, by PyTorch's profiler."""
     activities = [torch.profiler.ProfilerActivity.CPU]
     if job.device.type == "cuda":
         activities.append(torch.profiler.ProfilerActivity.CUDA)

@@ -1,4 +1,4 @@
-"""What an experiment of a paper is, and how its figures are kept."""
+"""Experiments of a paper, and how their figures are kept."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -22,11 +22,7 @@ class MissingDataError(Exception):
 
 
 def needed(path: Path, what: str) -> Path:
-    """The path of published data.
-
-    Raises:
-        MissingDataError: There is no such file.
-    """
+    """The path of published data."""
     if not path.is_file():
         raise MissingDataError(f"{what} is not at hand: there is no {path}")
     return path
@@ -34,21 +30,13 @@ def needed(path: Path, what: str) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One figure.
+    """One figure."""
 
-    Attributes:
-        case: What was run, as "4 kinds, trace1, srtf".
-        figure: What the number is, as "average JCT over that of muri-s".
-        unit: Its unit ("×", "h", "%"); "" where it has none.
-        published: The paper's.
-        ours: Ours.
-    """
-
-    case: str
-    figure: str
-    unit: str
-    published: Figure
-    ours: Figure
+    case: str  # What was run, as "4 kinds, trace1, srtf"
+    figure: str  # What the number is, as "average JCT over that of muri-s"
+    unit: str  # Its unit ("×", "h", "%"); "" where it has none
+    published: Figure  # The paper's
+    ours: Figure  # Ours
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,38 +52,23 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What an experiment found.
+    """Figures of an experiment."""
 
-    Attributes:
-        rows: Its figures.
-        difference: Why ours differ from the published ones; a short paragraph.
-        curves: What to draw; none where the rows say it all.
-    """
-
-    rows: tuple[Row, ...]
-    difference: str
-    curves: tuple[Curve, ...] = ()
+    rows: tuple[Row, ...]  # Its figures
+    difference: str  # Why ours differ from the published ones; a short paragraph
+    curves: tuple[Curve, ...] = ()  # What to draw; none where the rows say it all
 
 
 @dataclass(frozen=True, slots=True)
 class Experiment:
-    """A figure or table of a paper that one command repeats.
+    """A figure or table of a paper that one command repeats."""
 
-    Attributes:
-        name: As "synergy-fig7"; the command's argument and the name of the result file.
-        place: Its place in the paper, as "Figure 7".
-        title: What it compares.
-        split: On which data something was fitted or tuned, and on which it is judged.
-        run: Runs it; True: only a small part that takes seconds, for the tests.
-        run_on: Runs it on other traces than the published figures are of; None: it takes none.
-    """
-
-    name: str
-    place: str
-    title: str
-    split: str
-    run: Callable[[bool], Outcome]
-    run_on: Callable[[Sequence[Path]], Outcome] | None = None
+    name: str  # As "synergy-fig7"; the command's argument and the name of the result file
+    place: str  # Its place in the paper, as "Figure 7"
+    title: str  # compared quantities
+    split: str  # On which data something was fitted or tuned, and on which it is judged
+    run: Callable[[bool], Outcome]  # Runs it; True: only a small part that takes seconds, for the tests
+    run_on: Callable[[Sequence[Path]], Outcome] | None = None  # runs it on other traces than the published ones
 
 
 def document_of(experiment: Experiment, outcome: Outcome) -> dict[str, Any]:

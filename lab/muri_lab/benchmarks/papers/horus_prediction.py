@@ -1,7 +1,7 @@
-"""Horus's prediction of GPU utilization: its regressors (Table 4), what they go by (Figure 6), FLOPs (Figure 4b).
+"""Horus's prediction of GPU utilization: regressors (Table 4), importance of features (Figure 6), FLOPs (Figure 4b).
 
-All on the zoo, 153 configurations of 17 model families that trained on one core (results/zoo.json). There
-was no GPU, so what is predicted is the share of an iteration that computing the model owns.
+All are computed from 153 configurations of 17 model families measured on one CPU core (results/zoo.json); the predicted
+value is the share of an iteration that computing the model takes.
 """
 
 import json

@@ -28,25 +28,15 @@ Points = tuple[PairPoint, ...]
 
 
 class Judged(NamedTuple):
-    """How well f explains pairs.
+    """How well f explains pairs."""
 
-    Attributes:
-        fit: f fitted to all of them, as `muri-lab slowdown` does.
-        held_out: R² over pairs that f was not fitted to.
-        points: All pairs, two points each.
-    """
-
-    fit: SlowdownFit
-    held_out: float
-    points: Points
+    fit: SlowdownFit  # f fitted to all of them, as `muri-lab slowdown` does
+    held_out: float  # R² over pairs that f was not fitted to
+    points: Points  # All pairs, two points each
 
 
 def figure_4a(quick: bool) -> Outcome:
-    """R² of f on pairs measured on a V100, and on simulated ones; half a minute.
-
-    Raises:
-        MissingDataError: Gavel's table is not at hand.
-    """
+    """R² of f on pairs measured on a V100, and on simulated ones; half a minute."""
     simulated = of_simulated(QUICK_JOBS if quick else JOBS)
     cases = {"simulated pairs that share each resource in halves": simulated}
     if not quick:
@@ -159,11 +149,7 @@ def _curves(judged: Judged) -> list[Curve]:
 
 
 def figure_2(quick: bool) -> Outcome:
-    """How much pairs slow each other down at all; a second. The small run takes simulated pairs.
-
-    Raises:
-        MissingDataError: Gavel's table is not at hand.
-    """
+    """How much pairs slow each other down at all; a second. The small run takes simulated pairs."""
     slowed = _slowed_simulated() if quick else _slowed_on_v100()
     everything = [ratio for ratios in slowed.values() for ratio in ratios]
     rows = [Row("all pairs", "mean slowdown", "%", "19 to 42", round(100 * (fmean(everything) - 1), 1)),

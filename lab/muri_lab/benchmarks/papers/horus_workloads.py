@@ -68,25 +68,15 @@ CONFIGURATIONS: Final = {
 
 
 class Figures(NamedTuple):
-    """What is measured of one simulation, or the means of several.
+    """Figures of one simulation, or the means of several."""
 
-    Attributes:
-        makespan_s: From the first submission to the last end.
-        utilization: Of all GPUs, 0 to 1.
-        wait_s: Mean wait for GPUs.
-        median_wait_s: Its median over jobs.
-        wait_spread_s: Its standard deviation.
-        run_s: Mean time on GPUs, from start to end but for being put back; the paper calls it JCT.
-        jct_s: Mean time from submission to end.
-    """
-
-    makespan_s: float
-    utilization: float
-    wait_s: float
-    median_wait_s: float
-    wait_spread_s: float
-    run_s: float
-    jct_s: float
+    makespan_s: float  # From the first submission to the last end
+    utilization: float  # Of all GPUs, 0 to 1
+    wait_s: float  # Mean wait for GPUs
+    median_wait_s: float  # Its median over jobs
+    wait_spread_s: float  # Its standard deviation
+    run_s: float  # Mean time on GPUs, from start to end but for being put back; the paper calls it JCT
+    jct_s: float  # Mean time from submission to end
 
 
 def large_workload(case: str, seed: int, jobs: int = JOBS) -> Trace:
@@ -116,7 +106,7 @@ def measured(
     cluster: Cluster,
     interval_s: float,
 ) -> Figures:
-    """The means of what a policy makes of some workloads, planning every `interval_s` seconds."""
+    """Return the means of a policy's figures over some workloads, planning every `interval_s` seconds."""
     settings = Settings(interval_s=interval_s, slowdown="utilization")
     runs = [_figures(simulate(trace, policy, cluster, settings, options)) for trace in traces]
     return Figures(*(statistics.fmean(values) for values in zip(*runs, strict=True)))

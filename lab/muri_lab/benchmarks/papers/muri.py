@@ -43,11 +43,7 @@ CHOSEN: Final = (
 
 
 def simulated(name: str, quick: bool) -> Outcome:
-    """Run an experiment of the simulator on the paper's traces, or on the first jobs of one of our own.
-
-    Raises:
-        MissingDataError: A trace of the paper's is not at hand; names all that are missing.
-    """
+    """Run an experiment of the simulator on the paper's traces, or on the first jobs of one of our own."""
     experiment = load_experiment(name)
     if quick:
         small = read_trace(SMALL)
@@ -63,11 +59,7 @@ def simulated(name: str, quick: bool) -> Outcome:
 
 
 def simulated_on(name: str, given: Sequence[Path]) -> Outcome:
-    """Run an experiment of the simulator on given traces.
-
-    Raises:
-        UsageError: A file is not a trace.
-    """
+    """Run an experiment of the simulator on given traces."""
     experiment = load_experiment(name)
     files = find_traces(experiment, None, given).files
     return _outcome(experiment, [_named(path, trace) for trace, path in files.items()])

@@ -12,11 +12,7 @@ _NAME: Final = re.compile(r"\{(\w+)\}")
 
 
 def quote(text: str, figures: dict[str, str]) -> str:
-    """The text with figures in place of their names.
-
-    Raises:
-        KeyError: There is not a figure of a name.
-    """
+    """The text with figures in place of their names."""
     return _NAME.sub(lambda found: figures[found[1]], text)
 
 

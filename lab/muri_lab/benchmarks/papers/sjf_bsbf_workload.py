@@ -1,6 +1,4 @@
-"""Workloads like those of SJF-BSBF's evaluation, and what policies make of them.
-
-The published workloads are not available; these are synthetic ones like them, as far as they are known:
+"""Workloads like those of SJF-BSBF's evaluation, which are not published, and the policies' figures on them.
 
 - 16 nodes of 4 GPUs with 16 GiB; 480 jobs come in the time in which 240 come, so at twice the load.
 - Durations alone are log-normal with a median of half an hour, σ = 1, at most 6 hours: a mean of about 0.8 hours, for
@@ -63,22 +61,16 @@ ResNet-18 (batch size 32),ResNet-18 (batch size 32),12.0,12.0,0.6,0.6
 ResNet-18 (batch size 32),ResNet-18 (batch size 64),12.0,7.0,0.6,0.6
 ResNet-18 (batch size 64),ResNet-18 (batch size 64),7.0,7.0,0.5,0.5
 """
-"""Stands in for the measured table in small runs, whose figures nobody keeps."""
+"""Stands in for the measured table in small runs, whose figures are not kept."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcomes:
-    """What one policy made of several workloads.
+    """What one policy made of several workloads."""
 
-    Attributes:
-        records: The jobs of all of them.
-        makespan_s: Mean over the workloads.
-        plan_s: Mean wall-clock seconds of a plan.
-    """
-
-    records: tuple[JobRecord, ...]
-    makespan_s: float
-    plan_s: float
+    records: tuple[JobRecord, ...]  # The jobs of all of them
+    makespan_s: float  # Mean over the workloads
+    plan_s: float  # Mean wall-clock seconds of a plan
 
     def figures(self, counts: Callable[[JobRecord], bool] = lambda _: True) -> JobMetrics | None:
         """Figures of those jobs that count; None where there are none."""
@@ -107,11 +99,7 @@ def is_small(record: JobRecord) -> bool:
 
 @cache
 def pair_lines(quick: bool) -> tuple[str, ...]:
-    """The lines of the table of measured pairs; of a made-up one in a small run.
-
-    Raises:
-        MissingDataError: The table is not there.
-    """
+    """The lines of the table of measured pairs; of a made-up one in a small run."""
     if quick:
         return tuple(_MADE_UP.splitlines())
     return tuple(needed(PAIRS, GAVELS).read_text(encoding="utf-8").splitlines())

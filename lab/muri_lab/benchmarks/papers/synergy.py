@@ -185,7 +185,7 @@ def figure_12(quick: bool) -> Outcome:
 
 
 def figure_13(quick: bool) -> Outcome:
-    """DRF and Tetris, which ask for whole demands and stop nobody, against TUNE, default model; two minutes."""
+    """DRF and Tetris, which ask for whole demands and stop no job, against TUNE, default model; two minutes."""
     count = 120 if counted_jobs(quick) == QUICK else 2000
     published = {("W2, 50/0/50", "drf"): 7.2, ("W2, 50/0/50", "tetris"): 1.8}
     rows: list[Row] = []

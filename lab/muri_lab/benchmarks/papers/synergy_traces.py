@@ -43,25 +43,15 @@ SHORT_H: Final = 4.0
 
 
 class Workload(NamedTuple):
-    """A workload.
+    """A workload."""
 
-    Attributes:
-        load: Jobs per hour.
-        split: Percent of image, language and speech jobs.
-        multi: Whether jobs have the sizes of Philly's, else one GPU each.
-    """
-
-    load: float
-    split: tuple[int, int, int] = USUAL
-    multi: bool = False
+    load: float  # Jobs per hour
+    split: tuple[int, int, int] = USUAL  # Percent of image, language and speech jobs
+    multi: bool = False  # Whether jobs have the sizes of Philly's, else one GPU each
 
 
 def counted_jobs(quick: bool) -> tuple[int, int]:
-    """Which jobs count, the first and the one after the last; fewer in a small run.
-
-    Raises:
-        MissingDataError: The authors' trace, which all but small runs need, is not at hand.
-    """
+    """Which jobs count, the first and the one after the last; fewer in a small run."""
     if quick:
         return QUICK
     needed(PUBLISHED, "the trace of Synergy's authors")
@@ -70,9 +60,9 @@ def counted_jobs(quick: bool) -> tuple[int, int]:
 
 @cache
 def drawn_jobs() -> tuple[tuple[float, float], ...]:
-    """Submission at 9 jobs an hour and duration with the proportional share, seconds, of each job.
+    """Return submission times at 9 jobs an hour and durations with the proportional share, seconds, of each job.
 
-    From the authors' own trace where it is at hand; else, for small runs, by the paper's recipe.
+    They come from the authors' own trace where it is at hand; else, for small runs, from the paper's recipe.
     """
     if PUBLISHED.exists():
         jobs = read_trace(PUBLISHED).jobs
@@ -125,15 +115,7 @@ def simulated(
 
 
 def jct_h(workload: Workload, way: str, *, cpus_per_gpu: int = 3, jobs: tuple[int, int] = (FIRST, LAST)) -> Jcts:
-    """JCT, hours, of the jobs of the steady state under the model of the public simulator.
-
-    Args:
-        workload: What is submitted.
-        way: Synergy's mechanism and order, as "tune-fifo".
-        cpus_per_gpu: CPUs of a node by its 8 GPUs. A job's duration with the proportional share is the same whatever
-            that is, as in the public code.
-        jobs: Which jobs count.
-    """
+    """JCT, hours, of the jobs of the steady state under the model of the public simulator."""
     result = simulated(workload, way, cpus_per_gpu=cpus_per_gpu, jobs=jobs)
     records = sorted(result.records, key=lambda record: (record.job.submit_s, record.job.job_id))
     return np.array([record.jct_s for record in records[slice(*jobs)]]) / HOUR_S

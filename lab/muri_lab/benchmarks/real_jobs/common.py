@@ -40,12 +40,7 @@ class DirectFile:
 
 
 def job_options(description: str | None, **extra: str) -> argparse.Namespace:
-    """Read the options that every job takes.
-
-    Args:
-        description: What the job does.
-        extra: Further options with their help.
-    """
+    """Read the options that every job takes."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--log", type=Path, required=True, help="a line for each iteration: the monotonic clock")
     parser.add_argument("--stop", type=Path, required=True, help="the job ends when this file exists")

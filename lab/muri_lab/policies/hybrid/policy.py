@@ -44,8 +44,8 @@ class MuriHybrid(MuriJct):
 
     Each new group interleaves (Muri), shares plainly (SJF-BSBF, where the speeds of its pairs are known) or leaves its
     GPUs to one member, by the highest predicted Σ worth × speed. CPUs and memory go to the jobs that they speed up, and
-    none is predicted slower than with the GPU-proportional share (Synergy). Where nothing is known of either, it
-    plans as `muri-jct` does.
+    none is predicted slower than with the GPU-proportional share (Synergy). Without measurements it plans as
+    `muri-jct`.
     """
 
     name = "muri-hybrid"
@@ -59,19 +59,7 @@ class MuriHybrid(MuriJct):
 
 
 def plan_hybrid(request: PlanRequest, policy: str, key: PriorityKey, options: PolicyOptions) -> Plan:
-    """Decide on every job of a request.
-
-    How a group shares is decided at GPU-proportional shares, then CPUs and memory are given out for that.
-
-    Args:
-        request: Jobs, nodes, what runs, and time.
-        policy: Name to put on the plan.
-        key: Order of priority.
-        options: As for `plan_queue`.
-
-    Raises:
-        RequestError: The request contradicts itself.
-    """
+    """Plan a request: first how groups share, at GPU-proportional shares, then CPUs and memory."""
     request = with_promises(_with_pairs_of_one_gpu(request), options.min_speed)
     table = request.interference
     model = speed_model(options.speed_model, ordering=options.ordering, table=table)
@@ -81,7 +69,7 @@ def plan_hybrid(request: PlanRequest, policy: str, key: PriorityKey, options: Po
 
 
 def _with_pairs_of_one_gpu(request: PlanRequest) -> PlanRequest:
-    """The request with other model names for jobs on several GPUs, so that no measured pair applies to them.
+    """Return the request with other model names for jobs on several GPUs, so that no measured pair applies to them.
 
     Pairs are measured on one GPU; on Slurm the ranks of a group on several GPUs always take turns.
     """
@@ -136,7 +124,7 @@ class _Refinement:
         if group.kept:
             return _Entry(group, self._kept(jobs, self._runs_in[group.members[0]]))
         if group.joining:
-            # Nobody is disturbed by a join, so what runs keeps its CPUs and memory, and how it shares.
+            # No member is disturbed by a join, so what runs keeps its CPUs and memory, and how it shares.
             unit = next(self._runs_in[job_id] for job_id in group.members if job_id not in group.joining)
             return _Entry(group, Tenant(jobs, unit.gpus, unit.mode, running=unit, movable=False, kept=True))
         choice = ways_of(jobs, self._predictor)
@@ -170,7 +158,7 @@ class _Refinement:
         return waited_s(job, self._request.now_s) > self._options.max_wait_s
 
     def _servers(self, entries: Iterable[_Entry]) -> Servers:
-        """What is free once the plan's GPUs are given out, with the CPUs and memory of what is kept taken."""
+        """Return the free resources once the plan's GPUs are given out, without those of kept units."""
         free = FreeGpus(self._request.nodes, whole_nodes=not self._to_slurm)
         servers = Servers(self._request.nodes, free)
         kept = {id(entry.tenant.running) for entry in entries if entry.tenant.kept}
@@ -253,19 +241,12 @@ def _solo(source: Group | Solo, tenant: Tenant) -> Solo:
 
 
 class Way(NamedTuple):
-    """One way of using a group's GPUs.
+    """One way of using a group's GPUs."""
 
-    Attributes:
-        name: "interleave", "plain" or "alone".
-        members: The jobs that run; those left out count nothing.
-        speeds: Speed of each, 1 = as fast as alone.
-        value: Σ worth × speed.
-    """
-
-    name: Literal["interleave", "plain", "alone"]
-    members: tuple[PlanJob, ...]
-    speeds: tuple[float, ...]
-    value: float
+    name: Literal["interleave", "plain", "alone"]  # "interleave", "plain" or "alone"
+    members: tuple[PlanJob, ...]  # The jobs that run; those left out count nothing
+    speeds: tuple[float, ...]  # Speed of each, 1 = as fast as alone
+    value: float  # Σ worth × speed
 
     @property
     def keeps_promises(self) -> bool:
@@ -274,19 +255,12 @@ class Way(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """The three ways of a group.
+    """The three ways of a group."""
 
-    Attributes:
-        interleave: All members take turns.
-        plain: All of them, or the best two, side by side without turns; None where no pair's speeds are known.
-        alone: The most worthwhile one.
-        may_leave_out: Whether running one alone may be chosen.
-    """
-
-    interleave: Way
-    plain: Way | None
-    alone: Way
-    may_leave_out: bool = True
+    interleave: Way  # All members take turns
+    plain: Way | None  # All of them, or the best two, side by side without turns; None where no pair's speeds are known
+    alone: Way  # The most worthwhile one
+    may_leave_out: bool = True  # Whether running one alone may be chosen
 
     @property
     def best(self) -> Way:
@@ -301,13 +275,7 @@ class Choice(NamedTuple):
 
 
 def ways_of(jobs: Sequence[PlanJob], predictor: Predictor, *, may_leave_out: bool = True) -> Choice:
-    """What a group could do, each with its weighted speed at the GPU-proportional share.
-
-    Args:
-        jobs: The members, in the ordering in which they would interleave.
-        predictor: Their speeds.
-        may_leave_out: Whether members may be left out: by running one alone, or the best two of several plainly.
-    """
+    """Return a group's ways to share, each with its weighted speed at the GPU-proportional share."""
     members = tuple(jobs)
     speeds = predictor.usual(members, "interleave")
     first = min(members, key=lambda job: (-worth_of(job), job.submit_s, job.job_id))

@@ -32,24 +32,19 @@ Speeds = tuple[float, ...]
 """Speed of each member, 1 = as fast as alone with the GPU-proportional share."""
 
 Member = tuple[Shape, Sensitivity | None]
-"""What a job's speed depends on."""
+"""Whatever a job's speed depends on."""
 
 UNKNOWN: Final = Shape((0.0, 0.0, 0.0, 0.0), 1.0)
-"""Stands for a job that runs alone and whose profile nobody knows."""
+"""Stands for a job that runs alone without a known profile."""
 
 _CACHED: Final = 4096
 
 _GAIN = 1e-9
-"""Relative gain below which plain sharing is no better than interleaving."""
+"""Relative gain from which plain sharing is better than interleaving."""
 
 
 class Predictor:
-    """Speeds of units, as the simulator makes them true: the stages of a member scale with the unit's share.
-
-    Args:
-        model: Speeds of members that take turns.
-        table: Speeds of pairs without turns; None knows none.
-    """
+    """Speeds of units, as the simulator makes them true: the stages of a member scale with the unit's share."""
 
     def __init__(self, model: SpeedModel, table: InterferenceTable | None) -> None:
         self._model, self._table = model, table
@@ -63,14 +58,7 @@ class Predictor:
         return self.speeds(jobs, mode, (Demand(0.0, 0.0),), Demand(0.0, 0.0))[0]
 
     def speeds(self, jobs: Sequence[PlanJob], mode: Mode, shares: Sequence[Demand], fair: Demand) -> tuple[Speeds, ...]:
-        """Speeds with each of several shares.
-
-        Args:
-            jobs: The members.
-            mode: How they share their GPUs.
-            shares: CPUs and memory of the unit, for each of its GPUs.
-            fair: The GPU-proportional share; 0 of what is unknown of the node, and then makes no difference.
-        """
+        """Speeds with each of several shares."""
         members = tuple(_member(job) for job in jobs)
         given = tuple(enough(share, fair) for share in shares)
         return _speeds(self._model, members, self._beside(jobs, mode), given, enough(fair, fair))
@@ -110,18 +98,13 @@ def _speeds(
 
 @dataclass(frozen=True, slots=True)
 class BetterOfBoth:
-    """Of each group the speeds of interleaving or of plain sharing, whichever add up to more.
+    """Each group's speeds of interleaving or of plain sharing, whichever add up to more.
 
-    So groups are chosen knowing that they may run either way. How a group really runs is decided afterwards, by the
-    worth of its members.
-
-    Attributes:
-        interleaved: Speeds of members that take turns.
-        table: Speeds of pairs without turns.
+    The worth of its members decides later how a group really runs.
     """
 
-    interleaved: SpeedModel
-    table: InterferenceTable
+    interleaved: SpeedModel  # Speeds of members that take turns
+    table: InterferenceTable  # Speeds of pairs without turns
 
     @property
     def name(self) -> str:
@@ -131,9 +114,7 @@ class BetterOfBoth:
     def evaluate(self, shapes: Sequence[Shape], groups: Indices) -> Evaluation:
         """Evaluate many groups of up to four members, their models looked up in the table; see `SpeedModel`.
 
-        Returns:
-            For a group that is better off plain, γ is the mean over resources of Σ_i s_i · u_i^j, and there is no
-            period (NaN).
+        Of a group that is better off plain, γ is the mean over resources of Σ_i s_i · u_i^j, and the period is NaN.
         """
         answer = self.interleaved.evaluate(shapes, groups)
         checked = checked_groups(groups, len(shapes), MAX_GROUP_SIZE)

@@ -29,27 +29,16 @@ _GETS_MORE: Final = Reason("restarts on the GPUs that it has: what is left there
 
 @dataclass(slots=True, eq=False)
 class Tenant:
-    """One job, or several that share GPUs, while CPUs and memory are given out.
+    """One job, or several that share GPUs, while CPUs and memory are given out."""
 
-    Attributes:
-        jobs: The members.
-        gpus: What they get.
-        mode: How they share it.
-        running: The running unit that it is; None for one that starts.
-        movable: Whether it may be restarted, now and later: what is given to it can be taken back.
-        kept: Whether it goes on as it is.
-        cpu_mem: CPUs and memory of its nodes; None: nothing is said, so the GPU-proportional share.
-        reasons: Why it gets that.
-    """
-
-    jobs: tuple[PlanJob, ...]
+    jobs: tuple[PlanJob, ...]  # The members
     gpus: Shares
-    mode: Mode = "interleave"
-    running: Running | None = None
-    movable: bool = True
-    kept: bool = False
-    cpu_mem: JobShares | None = None
-    reasons: tuple[Reason, ...] = ()
+    mode: Mode = "interleave"  # How they share it
+    running: Running | None = None  # The running unit that it is; None for one that starts
+    movable: bool = True  # Whether it may be restarted, now and later: what is given to it can be taken back
+    kept: bool = False  # Whether it goes on as it is
+    cpu_mem: JobShares | None = None  # of its nodes; None: the GPU-proportional share
+    reasons: tuple[Reason, ...] = ()  # Why it gets that
 
     @property
     def node(self) -> str:
@@ -91,7 +80,7 @@ class Tenant:
 
 
 def speeds_of(tenant: Tenant, predictor: Predictor, fair: Demand) -> Speeds:
-    """Predicted speeds with what it has, on its slowest node."""
+    """Return predicted speeds with a tenant's shares, on its slowest node."""
     if tenant.cpu_mem is None or not all(job.sensitivity is not None for job in tenant.jobs):
         return predictor.usual(tenant.jobs, tenant.mode)
     per_gpu = [
@@ -103,30 +92,18 @@ def speeds_of(tenant: Tenant, predictor: Predictor, fair: Demand) -> Speeds:
 
 
 class Step(NamedTuple):
-    """A larger share.
+    """A larger share."""
 
-    Attributes:
-        rate: What it gains of Σ worth × speed for each GPU-proportional share of CPUs and of memory.
-        amount: CPUs and memory of the tenant.
-    """
-
-    rate: float
-    amount: Demand
+    rate: float  # gain of Σ worth × speed per GPU-proportional share of CPUs and of memory
+    amount: Demand  # CPUs and memory of the tenant
 
 
 LeastShares = dict[Hashable, Demand]
-"""The least that tenants need, by what it depends on: many of a plan are alike, and looking for it takes long."""
+"""The least shares of tenants, cached: many of a plan are alike, and the search takes long."""
 
 
 class Needs:
-    """Shares of one tenant of a node of which CPUs or memory are known.
-
-    Args:
-        tenant: The tenant, known in all its members.
-        node: Its node.
-        predictor: Speeds.
-        least: What was found for others; this one's is added.
-    """
+    """Shares of one tenant of a node of which CPUs or memory are known."""
 
     def __init__(self, tenant: Tenant, node: FreeNode, predictor: Predictor, least: LeastShares) -> None:
         self.tenant = tenant
@@ -150,7 +127,7 @@ class Needs:
         return not _slower(self._speeds([amount])[0], self._usual)
 
     def best_step(self, amount: Demand, free: Demand) -> Step | None:
-        """The larger share with the highest gain for what it takes; None where none gains anything.
+        """Return the larger share with the highest gain for its cost, or None.
 
         Looks further than one CPU: more memory may only help with more CPUs, or the other way round.
         """
@@ -197,7 +174,7 @@ class Needs:
         return self.is_enough(Demand(cpus, self.fair.mem_gib))
 
     def _least_mem_gib(self, job: PlanJob) -> float:
-        """Memory without which a job would be slower; of one that memory does not make faster, what it uses."""
+        """Return the memory without which a job would be slower, or its use if memory does not make it faster."""
         sensitivity = _known(job)
         if len(sensitivity.mem_gib) == 1:
             return sensitivity.demand.mem_gib * self._gpus
@@ -220,7 +197,7 @@ class Needs:
         return map(float, range(math.ceil(first), math.floor(last + SLACK) + 1)) if self.fair.cpus else ()
 
     def _cost(self, amount: Demand, larger: Demand) -> float:
-        """What a step takes, in GPU-proportional shares of one GPU."""
+        """Return the cost of a step, in GPU-proportional shares of one GPU."""
         parts = ((larger.cpus - amount.cpus, self._each.cpus), (larger.mem_gib - amount.mem_gib, self._each.mem_gib))
         return sum(taken / each for taken, each in parts if each)
 
@@ -234,21 +211,13 @@ class Needs:
 
 
 def give_out(tenants: Sequence[Tenant], servers: Servers, predictor: Predictor, horizon_s: float | None) -> None:
-    """Give CPUs and memory to tenants that start; what runs keeps its own.
+    """Give CPUs and memory to tenants that start; running ones keep their own.
 
-    No member is predicted slower than with the GPU-proportional share. A tenant that is known gives up what makes no
-    difference to it. What that leaves goes step by step to the tenant that gains most Σ worth × speed by it, and only
-    to tenants that can be made to give it back: where a new tenant lacks its least, running ones are restarted without
-    what they have above their share, those that lose least by it first. A running tenant is also restarted when others
-    left it with too little, or when it gains more by what is left, until the next plan, than its restart loses.
-
-    Args:
-        tenants: All of the plan; their `cpu_mem`, `kept` and `reasons` are set.
-        servers: What is free beside the tenants that are kept; free GPUs are those that no tenant gets.
-        predictor: Speeds.
-        horizon_s: Seconds until the next plan; None: running tenants are not restarted. Then the shares of idle GPUs
-            are left for the jobs that come next, and where a new tenant lacks its least, no tenant of the node is
-            given a share.
+    No member is predicted slower than with the GPU-proportional share. A known tenant gives up what makes no difference
+    to it. The rest goes step by step to the tenant that gains most Σ worth × speed, and only to tenants that can be
+    made to give it back: where a new tenant lacks its least, running ones are restarted without their surplus, those
+    that lose least first. A running tenant is also restarted if it has too little left, or gains more than its restart
+    loses.
     """
     least: LeastShares = {}
     on_node: dict[str, list[Tenant]] = {}
@@ -384,7 +353,7 @@ class _Room:
         return True
 
     def _gain_of_upgrade(self, needs: Needs) -> float:
-        """What a larger share gains until the next plan, less what the restart loses, in objective × seconds."""
+        """Return the gain of a larger share until the next plan, less the restart's loss, in objective × seconds."""
         assert self._horizon_s is not None
         held = self._held(needs)
         step = needs.best_step(held, self._left())
@@ -438,6 +407,6 @@ def _points(sensitivity: Sensitivity) -> set[float]:
 
 
 def _share_reasons(cpu_mem: JobShares, speed: float, usual: float) -> tuple[Reason, Reason]:
-    """What a unit gets of its node, and what it makes of it."""
+    """Describe a unit's part of its node and the resulting speed."""
     effect = Reason("total speed {:.2f}, where the GPU-proportional share gives {:.2f}", (speed, usual))
     return share_reason(cpu_mem), effect
