@@ -1,8 +1,8 @@
-"""The dry-run job's own process: run a script until its model is measured, then end it.
+"""The dry-run job's own process: run a waiting job's script until its model is measured, then end it.
 
-It reads the waiting job's batch script from Slurm, as the user: no other process handles that text. `muri run` inside
-the script measures and leaves its result in a file; the script is ended right then, so that nothing after the training
-command runs. The result goes into the comment of the waiting job, where it stays until the controller has read it.
+It reads the batch script from Slurm, as the user: no other process handles that text. `muri run` inside the script
+measures and leaves its result in a file; the script is ended right then, so that nothing after the training command
+runs. The result goes into the comment of the waiting job, where it stays until the controller has read it.
 """
 
 import json
@@ -11,33 +11,48 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, Final, NamedTuple
 
 import click
 
 from muri.errors import MuriError
 from muri.foreign import json_of
 from muri.inherited import PUBLIC, settle_own
-from muri.profiler.dryrun.messages import DryRunRequest, Limits
+from muri.profiler.dryrun.messages import FULL_MEMORY_VARIABLE, NO_JOB, DryRunRequest, Limits
 from muri.profiler.dryrun.runner import end, last_words
+from muri.profiler.errors import SensitivityError
+from muri.profiler.sensitivity.bisection import CpuSensitivity, Measured, bisect
+from muri.profiler.sensitivity.throughput import (
+    STEADY_S,
+    Window,
+    cores,
+    environment,
+    usable_cpus,
+    watched_throughput,
+)
 from muri.slurm_plugin.gateway.base import GatewayError, NoSuchJobError
-from muri.slurm_plugin.node.cpu_sweep import limited, most_cpus, sweep_cpus, told_cpus
 from muri.slurm_plugin.node.slurm_calls import batch_script, job_record, set_comment
 from muri.slurm_plugin.records.comment_reports import SWEEP, comment_with, sweep_figures, with_foreign_python
 from muri.slurm_plugin.records.submission import decode_words
 
-_TICK_S = 0.05
+_TICK_S: Final = 0.05
+_WARMUP_ITERATIONS: Final = 10
+_BATCHES_AHEAD: Final = 2
+"""Batches that each loader worker prefetches; there is one worker for each CPU at most."""
+
+_SLURM_COUNTS: Final = ("SLURM_CPUS_PER_TASK", "SLURM_CPUS_ON_NODE", "SLURM_JOB_CPUS_PER_NODE")
+_LIMITED: Final = "import os, sys; os.sched_setaffinity(0, {cores}); os.execv(sys.argv[1], sys.argv[1:])"
 
 
 class Cpus(NamedTuple):
     """CPUs of a dry run that measures the CPU axis, too.
 
     Attributes:
-        own: What the waiting job asks for, with which its stages are measured.
-        most: What the dry run has.
+        own: Those that the waiting job asks for, with which its stages are measured.
+        most: Those of the dry run.
     """
 
     own: int
@@ -45,13 +60,7 @@ class Cpus(NamedTuple):
 
 
 def measure(script: bytes, arguments: Sequence[str], limits: Limits, cpus: Cpus | None = None) -> dict[str, Any]:
-    """Run a batch script until `muri run` in it has measured enough, and again on other numbers of CPUs.
-
-    Args:
-        script: The batch script.
-        arguments: Its arguments.
-        limits: How much it may take.
-        cpus: How many there are for a sweep; None: no sweep.
+    """Run a batch script until `muri run` in it has measured enough; with `cpus` again on other numbers of CPUs.
 
     Returns:
         What `DryRunResult.from_dict` reads, with the CPU axis where it was measured, or {"error": why}.
@@ -61,11 +70,11 @@ def measure(script: bytes, arguments: Sequence[str], limits: Limits, cpus: Cpus 
         path.write_bytes(script)
         path.chmod(0o700)
         command = [str(path), *arguments]
-        result = _stages(command, limits, Path(folder), None if cpus is None else most_cpus(cpus.own))
+        result = _stages(command, limits, Path(folder), None if cpus is None else _at_most_here(cpus.own))
         if cpus is None or "error" in result:
             return result
         try:
-            return {**result, SWEEP: sweep_figures(sweep_cpus(command, cpus.most, limits.time_limit_s))}
+            return {**result, SWEEP: sweep_figures(_sweep_cpus(command, cpus.most, limits.time_limit_s))}
         except MuriError as error:  # the stages are known all the same
             print(f"muri: how it follows its CPUs was not measured: {error}", file=sys.stderr)
             return result
@@ -73,17 +82,10 @@ def measure(script: bytes, arguments: Sequence[str], limits: Limits, cpus: Cpus 
 
 def _stages(command: Sequence[str], limits: Limits, folder: Path, cpus: int | None) -> dict[str, Any]:
     request, output = DryRunRequest(limits, folder / "result.json"), folder / "output"
-    environment = {**(os.environ if cpus is None else told_cpus(cpus, os.environ)), **request.environment()}
+    variables = {**(os.environ if cpus is None else _with_cpus(cpus, os.environ)), **request.environment()}
     with output.open("wb") as stream:
         try:
-            process = subprocess.Popen(
-                command if cpus is None else limited(command, cpus),
-                stdin=subprocess.DEVNULL,
-                stdout=stream,
-                stderr=stream,
-                env=environment,
-                start_new_session=True,
-            )
+            process = _start(command if cpus is None else _limited(command, cpus), variables, stream)
         except OSError as error:  # no such interpreter, or a temporary directory mounted noexec
             return {"error": f"its script cannot be started from {folder}: {error.strerror}"}
         try:
@@ -91,6 +93,12 @@ def _stages(command: Sequence[str], limits: Limits, folder: Path, cpus: int | No
         finally:
             end(process)  # and everything it started: its later commands must not run
     return _read(request, process.returncode, output, in_time=in_time)
+
+
+def _start(command: Sequence[str], variables: Mapping[str, str], output: BinaryIO) -> "subprocess.Popen[bytes]":
+    return subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=variables, start_new_session=True
+    )
 
 
 def _wait(process: "subprocess.Popen[bytes]", request: DryRunRequest) -> bool:
@@ -118,6 +126,48 @@ def _read(request: DryRunRequest, code: int, output: Path, *, in_time: bool) -> 
     return value
 
 
+def _with_cpus(count: int, base: Mapping[str, str]) -> dict[str, str]:
+    """The environment in which Slurm's variables say that a job has so many CPUs."""
+    return {**base, **{name: str(count) for name in _SLURM_COUNTS if name in base}}
+
+
+def _at_most_here(cpus: int) -> int:
+    """CPUs that Slurm gave, of which no more than this machine has can be measured."""
+    return max(1, min(cpus, usable_cpus()))
+
+
+def _limited(command: Sequence[str], count: int) -> list[str]:
+    """A command that affinity keeps on so many cores."""
+    return [sys.executable, "-c", _LIMITED.format(cores=sorted(cores(count))), *command]
+
+
+def _sweep_cpus(command: Sequence[str], most: int, time_limit_s: float) -> CpuSensitivity:
+    """Find the CPUs that saturate a script's throughput: it runs once on each of at most eight numbers of CPUs.
+
+    Slurm's variables tell it the number, as they will when a plan gives the job so many.
+
+    Raises:
+        MuriError: The script did not iterate, or time ran out.
+    """
+    deadline_s = time.monotonic() + time_limit_s
+
+    def measure_on(count: int) -> Measured:
+        left_s = deadline_s - time.monotonic()
+        if left_s < 2 * STEADY_S:
+            raise SensitivityError(f"no time is left to measure {count} CPUs")
+        window = Window(STEADY_S, _WARMUP_ITERATIONS + _BATCHES_AHEAD * count, left_s)
+        # Ended, a script with checkpoints saves itself; the next run must not resume from there.
+        with tempfile.TemporaryDirectory(prefix="muri-sweep-") as checkpoints:
+            variables = _with_cpus(count, environment(count, os.environ)) | {
+                "MURI_CHECKPOINT_DIR": checkpoints,
+                FULL_MEMORY_VARIABLE: os.environ.get("SLURM_JOB_ID", NO_JOB),
+            }
+            limited = _limited(command, count)
+            return watched_throughput(lambda told, output: _start(limited, told, output), variables, window)
+
+    return bisect(measure_on, _at_most_here(most))
+
+
 def publish(target: int, token: str, result: dict[str, Any]) -> None:
     """Put a result into the comment of the job that it was measured for, keeping the user's text.
 
@@ -127,16 +177,12 @@ def publish(target: int, token: str, result: dict[str, Any]) -> None:
         GatewayError: Slurm refused it.
     """
     try:
-        _tell(target, token, result)
+        record = job_record(target)
+        set_comment(record.name, comment_with(record.comment, token, result))
     except NoSuchJobError:
-        own = int(os.environ["SLURM_JOB_ID"])
-        print(f"job {target} is gone; the result is in the comment of job {own}", file=sys.stderr)
-        _tell(own, token, result)
-
-
-def _tell(job_id: int, token: str, result: dict[str, Any]) -> None:
-    record = job_record(job_id)
-    set_comment(record.name, comment_with(record.comment, token, result))
+        own = job_record(int(os.environ["SLURM_JOB_ID"]))
+        print(f"job {target} is gone; the result is in the comment of job {own.name}", file=sys.stderr)
+        set_comment(own.name, comment_with(own.comment, token, result))
 
 
 @click.command()
@@ -162,8 +208,7 @@ def main(
         arguments = decode_words(words)
     limits = replace(Limits.parse(text), time_limit_s=time_limit_s)
     try:
-        swept = Cpus(*sweep) if sweep else None
-        result = measure(batch_script(target), arguments, limits, swept)
+        result = measure(batch_script(target), arguments, limits, Cpus(*sweep) if sweep else None)
     except GatewayError as error:
         result = {"error": str(error)}
     result = with_foreign_python(result, sys.prefix)

@@ -1,4 +1,4 @@
-"""Groups as Slurm's records tell of them, for `muri top` on hosts without a runtime's status file."""
+"""Groups by Slurm's records, for `muri top` on hosts without a runtime's status file."""
 
 import os
 from typing import Any, Final
@@ -16,11 +16,7 @@ _STATES: Final = {JobState.PENDING: "waiting", JobState.COMPLETING: "ending"}
 
 
 def running_groups() -> list[dict[str, Any]]:
-    """Return the caller's groups, to root everybody's, each in the form of a runtime's status.
-
-    Raises:
-        GatewayError: Slurm cannot be asked.
-    """
+    """Return the caller's groups, to root those of all users, in the form of a runtime's status."""
     return groups_in(view_of(CommandGateway().queue()), os.geteuid())
 
 
@@ -31,30 +27,25 @@ def groups_in(view: View, uid: int) -> list[dict[str, Any]]:
 
 
 def _group(pilot: ManagedJob, view: View) -> dict[str, Any]:
-    jobs = [job for job in view.having(Role.MEMBER) if job.membership is not None]
-    own = [job for job in jobs if job.membership is not None and job.membership.pilot == pilot.job_id]
+    members = view.having(Role.MEMBER)
+    own = [job for job in members if job.membership is not None and job.membership.pilot == pilot.job_id]
     reports = {job.job_id: member_report(pilot.reports.speeds, job.job_id) for job in own}
     broken = promise_broken(pilot.reports.speeds)
-    members = {str(job.job_id): _member(job, reports[job.job_id], broken=job.job_id in broken) for job in own}
-    speeds = [member["speed"] for member in members.values() if member["speed"] is not None]
+    described = {str(job.job_id): _member(job, reports[job.job_id], broken=job.job_id in broken) for job in own}
+    node, uses = node_use(pilot.reports.speeds), {}
+    for job in own:
+        if (use := job_use(pilot.reports.speeds, job.job_id)) is not None:
+            uses[str(job.job_id)] = use
+    speeds = [member["speed"] for member in described.values() if member["speed"] is not None]
     disciplines = [report.discipline for report in reports.values() if report is not None and report.discipline]
     return {
         "pilot_job": str(pilot.job_id),
         "node": pilot.nodes,
         "discipline": disciplines[0] if disciplines else "plain" if pilot.mode == "plain" else "no speeds yet",
         "total_speed": sum(speeds) if speeds else None,
-        "members": members,
-        **_use(pilot, own),
+        "members": described,
+        **({} if node is None else {"use": Use(node, uses).to_dict()}),
     }
-
-
-def _use(pilot: ManagedJob, members: list[ManagedJob]) -> dict[str, Any]:
-    """What the pilot job's monitor has told of its node, in the form of `Use.to_dict`; {} for nothing."""
-    node = node_use(pilot.reports.speeds)
-    if node is None:
-        return {}
-    found = {str(job.job_id): use for job in members if (use := job_use(pilot.reports.speeds, job.job_id)) is not None}
-    return {"use": Use(node, found).to_dict()}
 
 
 def _member(job: ManagedJob, report: MemberReport | None, *, broken: bool) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What `muri run` asks of Slurm when it runs inside a member's job (muri.launcher's Membership)."""
+"""Questions and requests of `muri run` to Slurm inside a member's job (muri.launcher's Membership)."""
 
 import os
 import sys
@@ -9,8 +9,7 @@ from muri.clock import MACHINE_CLOCK, Clock
 from muri.errors import MuriError
 from muri.group_spec import MemberSpec, Place
 from muri.slurm_plugin.gateway.base import NoSuchJobError, SlurmUnreachableError
-from muri.slurm_plugin.node.pauses import growing_pauses
-from muri.slurm_plugin.node.slurm_calls import JobRecord, job_record, requeue, requeue_hold, set_comment, state_of
+from muri.slurm_plugin.node.slurm_calls import JobRecord, growing_pauses, job_record, requeue, set_comment, state_of
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.comment_reports import may_try_again, out_of_memory_runs, out_of_memory_text
 from muri.slurm_plugin.records.comment_tags import MemoryRetry, memory_retry
@@ -27,12 +26,12 @@ class SlurmMembership:
         self._clock = clock
 
     def await_place(self, job_id: str) -> Place | None:
-        """Return the place of a job in the group that its AdminComment names, None when it is in none.
+        """Return the place of a job in the group that its AdminComment names, None without a group.
 
         A member must not run without its group's GPUs, so this keeps asking while slurmctld is away.
         """
         try:
-            return self._until_answered(job_id, self.place_of)
+            return self._until_answered(job_id, lambda: self.place_of(job_id))
         except NoSuchJobError:
             return None
         except (MuriError, ValueError) as error:
@@ -40,35 +39,31 @@ class SlurmMembership:
             return Place("", MemberSpec(job_id))
 
     def place_of(self, job_id: str) -> Place | None:
-        """Return the place of a job in the group that its AdminComment names, None when it is in none.
-
-        Raises:
-            GatewayError: Slurm cannot say now.
-        """
+        """As `await_place`, but a GatewayError where Slurm has no answer now."""
         return place_in(job_id, job_record(int(job_id)).admin_comment)
 
     def requeue(self, job_id: str, reason: str) -> None:
         """Put the job back into the queue, where it waits until the controller gives it its own GPUs.
 
-        A job that Slurm is already ending, because its user cancelled it, is left alone. While slurmctld is away this
-        keeps asking: a job that gave up would have failed for nothing that its script did.
+        A job that Slurm is already ending, because its user canceled it, is left alone. While slurmctld is away this
+        keeps asking: a job that gave up would have failed without a fault of its script.
 
         Raises:
             GatewayError: Slurm refused.
         """
         try:
-            self._until_answered(job_id, lambda each: _requeue_to_gate(job_record(int(each))))
+            self._until_answered(job_id, lambda: _requeue_to_gate(job_record(int(job_id))))
         except NoSuchJobError:
             outcome = "Slurm is ending the job already, and it does not go back to the queue"
         else:
             outcome = "the job goes back to the queue and runs alone next time"
         print(f"muri: {reason}; {outcome}", file=sys.stderr, flush=True)
 
-    def _until_answered(self, job_id: str, ask: Callable[[str], _Answer]) -> _Answer:
+    def _until_answered(self, job_id: str, ask: Callable[[], _Answer]) -> _Answer:
         pauses = growing_pauses(_FIRST_RETRY_S, _MOST_RETRY_S, int(job_id))  # not all jobs come back at once
         while True:
             try:
-                return ask(job_id)
+                return ask()
             except SlurmUnreachableError as error:
                 print(f"muri: waiting for slurmctld: {error}", file=sys.stderr, flush=True)
                 self._clock.sleep(next(pauses))
@@ -115,26 +110,18 @@ class SlurmMembership:
             _requeue_to_gate(record)
 
     def groups(self) -> list[dict[str, Any]]:
-        """Return the caller's groups, to root everybody's, as Slurm's records tell of them.
-
-        Raises:
-            GatewayError: Slurm cannot be asked.
-        """
+        """Return the caller's groups, to root those of all users, from Slurm's records; else a GatewayError."""
         from muri.slurm_plugin.node.group_records import running_groups  # members never need the whole gateway
 
         return running_groups()
 
     def declare_checkpoint(self, job_id: str, run: int) -> None:
-        """Say in the job's own comment that this run of it has a checkpoint.
-
-        Raises:
-            GatewayError: Slurm refused.
-        """
+        """Note in the job's own comment that this run of it has a checkpoint; a GatewayError where Slurm refuses."""
         _set_token(job_record(int(job_id)), tags.CHECKPOINT_PREFIX, run)
 
 
 def place_in(job_id: str, admin_comment: str) -> Place | None:
-    """Return what an AdminComment says of a job's place in a group; one without a pilot where the tag is damaged."""
+    """Return a job's place in a group by its AdminComment; one without a pilot where the tag is damaged."""
     state = tags.parse_state(admin_comment)
     if state is None:
         return Place("", MemberSpec(job_id)) if tags.is_member(admin_comment) else None
@@ -161,15 +148,11 @@ def _requeue_to_gate(record: JobRecord) -> None:
         GatewayError: Slurm refused it.
     """
     gate = tags.token(record.admin_comment, tags.GATE_PREFIX)
-    (requeue if gate == tags.LICENCE_GATE else requeue_hold)(record.name)
+    requeue(record.name, held=gate != tags.LICENCE_GATE)
 
 
 def mark_stopped(job_id: int, run: int) -> None:
-    """Say in a job's own comment that this run of it is stopped on purpose, to be resumed.
-
-    Raises:
-        GatewayError: Slurm refused.
-    """
+    """Note in a job's own comment that this run is stopped to be resumed; a GatewayError where Slurm refuses."""
     _set_token(job_record(job_id), tags.STOPPED_PREFIX, run)
 
 

@@ -29,9 +29,7 @@ from muri.inherited import settle_own
 from muri.pythons import OLDEST_OF_THREADS, look_at, of_members
 from muri.rendezvous import default_run_dir, make_run_dir
 from muri.slurm_plugin.gateway.base import GatewayError
-from muri.slurm_plugin.node.group_reports import GroupReports
-from muri.slurm_plugin.node.member_watch import MemberWatch
-from muri.slurm_plugin.node.node_monitor import NodeMonitor
+from muri.slurm_plugin.node.pilot_watches import GroupReports, MemberWatch, NodeMonitor
 from muri.slurm_plugin.node.slurm_calls import state_of
 from muri.text import log_handler
 
@@ -78,7 +76,7 @@ class PilotWatch:
         clock: Clock = MACHINE_CLOCK,
         monitor: NodeMonitor | None = None,
     ) -> None:
-        """Start the runtime and watch it; `monitor` says what the node is used for."""
+        """Start the runtime and watch it; `monitor` measures the node's use."""
         pilot = int(os.environ["SLURM_JOB_ID"])
         self._clock = clock
         self._group = group
@@ -99,11 +97,13 @@ class PilotWatch:
         """Return the pilot's exit code once the runtime or the last member has ended."""
         while True:
             if self._ended_by_slurm:
-                self._tell_members()
-                self._tell_runtime()
-                self._reports.end(self._runtime_status())  # meanwhile the runtime ends
-                self._await_runtime()
-                self._reports.tell_fault(self._runtime_status())
+                members = self._group.ids
+                log.warning(
+                    "pilot job %s, which holds the GPUs of its group, was canceled or has reached its time limit: "
+                    "members %s go back to the queue. To end one job of a group, cancel that job (scancel %s), not the "
+                    "pilot job", os.environ["SLURM_JOB_ID"], ", ".join(members), members[0],
+                )  # fmt: skip
+                self._end_runtime()
                 return 1
             code = self._runtime.poll()
             status = self._runtime_status()
@@ -113,28 +113,28 @@ class PilotWatch:
                 self._runtime = self._start_runtime()
             elif code is not None:
                 log.error("the runtime ended by itself with code %d; its members go back to the queue", code)
-                self._reports.tell_fault(status)
+                self._reports.report_fault(status)
                 return code or 1
             if self._members.is_over(status["members"]):
-                self._tell_runtime()
-                self._reports.end(self._runtime_status())  # meanwhile the runtime ends
-                self._await_runtime()
                 # The controller may have taken the members back while the runtime was ending because of a fault.
-                return int(self._reports.tell_fault(self._runtime_status()))
+                return int(self._end_runtime())
             self._reports.look(status)
             self._clock.sleep(_TICK_S)
 
-    def _tell_members(self) -> None:
-        """Say in the log why the members go back to the queue, and how a member is cancelled."""
-        members = self._group.ids
-        log.warning(
-            "pilot job %s, which holds the GPUs of its group, was cancelled or has reached its time limit: members %s "
-            "go back to the queue. To end one job of a group, cancel that job (scancel %s), not the pilot job",
-            os.environ["SLURM_JOB_ID"], ", ".join(members), members[0],
-        )  # fmt: skip
+    def _end_runtime(self) -> bool:
+        """End the runtime, and report the last figures; returns whether a fault has broken the GPU's context."""
+        # The runtime itself, which saves what it can: srun would answer a SIGTERM by killing the step at once.
+        with contextlib.suppress(KeyError, ProcessLookupError):
+            os.kill(self._runtime_status()["pid"], signal.SIGTERM)
+        self._reports.end(self._runtime_status())  # meanwhile the runtime ends
+        try:
+            self._runtime.wait(_RUNTIME_GRACE_S)
+        except subprocess.TimeoutExpired:
+            self._runtime.kill()
+        return self._reports.report_fault(self._runtime_status())
 
     def _runtime_status(self) -> dict[str, Any]:
-        """What the runtime last wrote about itself; without members until it first writes."""
+        """The runtime's last status, with the node's use; without members until it first writes."""
         try:
             status = json_of(self._status.read_text())
         except (OSError, ValueError):
@@ -144,17 +144,6 @@ class PilotWatch:
         if self._monitor is not None and self._monitor.latest is not None:
             status["use"] = self._monitor.latest
         return status if isinstance(status.get("members"), dict) else {**status, "members": {}}
-
-    def _tell_runtime(self) -> None:
-        """Tell the runtime itself, which saves what it can: srun would answer a SIGTERM by killing the step at once."""
-        with contextlib.suppress(KeyError, ProcessLookupError):
-            os.kill(self._runtime_status()["pid"], signal.SIGTERM)
-
-    def _await_runtime(self) -> None:
-        try:
-            self._runtime.wait(_RUNTIME_GRACE_S)
-        except subprocess.TimeoutExpired:
-            self._runtime.kill()
 
 
 @click.command()
@@ -187,14 +176,9 @@ def main(text: str) -> None:
 
 
 def remove_left_behind(run_dir: Path, own: int, now_s: float) -> None:
-    """Remove what earlier pilot jobs of this user have left: status files of killed ones, old logs and traces.
+    """Remove files of earlier pilot jobs than `own` in the user's directory: killed ones' status, old logs and traces.
 
-    Only Slurm can tell which pilots are gone: the directory may be shared by several nodes.
-
-    Args:
-        run_dir: The user's run directory.
-        own: This pilot job.
-        now_s: The time, seconds since the epoch.
+    Only Slurm can say which pilots are gone: the directory may be shared by several nodes.
     """
     files = {path: int(name[1]) for path in run_dir.iterdir() if (name := _PILOT_FILE.fullmatch(path.name))}
     others = {path: pilot for path, pilot in files.items() if pilot != own and _has_served(path, now_s)}
@@ -222,7 +206,7 @@ def _has_served(path: Path, now_s: float) -> bool:
 
 
 def step_options(group: GroupSpec) -> tuple[list[str], list[str]]:
-    """Return what srun and each runtime are told of the group's ranks.
+    """Return the options of srun and of each runtime for the group's ranks.
 
     Slurm numbers the tasks; rank 0 is on the node where this pilot runs, which srun tells the others.
     """
@@ -231,13 +215,6 @@ def step_options(group: GroupSpec) -> tuple[list[str], list[str]]:
         return ["--ntasks=1"], []
     step = [f"--nodes={nodes}", f"--ntasks={nodes * gpus}", f"--ntasks-per-node={gpus}", "--distribution=block"]
     return step, ["--world-size", str(nodes * gpus)]
-
-
-def free_port() -> int:
-    """Return a free TCP port of this node."""
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return int(probe.getsockname()[1])
 
 
 def members_python(group: GroupSpec) -> str:
@@ -259,11 +236,14 @@ def with_possible_threads(group: GroupSpec, environment: Mapping[str, str]) -> G
 def start(command: list[str], group: GroupSpec) -> "subprocess.Popen[bytes]":
     """Start the step, with a port at which its ranks meet and a fresh key by which they authenticate each other.
 
-    Muri need not be installed in the members' own Python. srun refuses two figures of CPUs that differ, which they do
-    where Slurm gave the pilot more than it asked for: what it gave counts.
+    Muri need not be installed in the members' own Python. srun refuses two figures of CPUs that differ, as they do
+    where Slurm gave the pilot more than it asked for: the given ones count.
     """
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        port = probe.getsockname()[1]
     own = of_members(os.environ) if members_python(group) else dict(os.environ)
-    environment = own | {KEY_VARIABLE: secrets.token_hex(32), PORT_VARIABLE: str(free_port())}
+    environment = own | {KEY_VARIABLE: secrets.token_hex(32), PORT_VARIABLE: str(port)}
     environment.pop("SLURM_TRES_PER_TASK", None)
     return subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment)
 

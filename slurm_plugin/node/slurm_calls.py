@@ -1,9 +1,11 @@
-"""The few Slurm commands that run on compute nodes, in the user's name, inside a job.
+"""The few Slurm commands that run on compute nodes, in the user's name, inside a job, and the pauses between them.
 
 Thousands of pilot jobs and members call them, so each is about one job and costs slurmctld well below a millisecond.
 `squeue --jobs` with several ids fetches the whole job table. docs/operations.md counts the calls of a job's life.
 """
 
+import random
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -30,7 +32,7 @@ class JobRecord:
     """What Slurm shows of one job.
 
     Attributes:
-        name: What commands call it: the last task of an array has the array's id, which means all its tasks.
+        name: Its id for commands: the last task of an array has the array's id, which means all its tasks.
         state: Slurm's word, such as PENDING.
         comment: Its own comment.
         admin_comment: Its AdminComment.
@@ -61,23 +63,15 @@ def job_record(job_id: int) -> JobRecord:
     # Records of a fixed number of bytes: users' texts may hold line ends. An array's id brings its other tasks, too.
     output, length = encoded(text), sum(_WIDTHS.values()) + 1
     for start in range(0, len(output), length):
-        values = _values(output[start : start + length])
+        values, end = {}, start
+        for name, width in _WIDTHS.items():
+            value = decoded(output[end : end + width].rstrip())
+            values[name], end = "" if value == "(null)" else value, end + width
         if values["JobID"] == str(job_id):
-            return JobRecord(_name(values), values["State"], values["comment"], values["admin_comment"])
+            is_task = values["ArrayJobID"] == str(job_id) and values["ArrayTaskID"].isdecimal()
+            name = f"{job_id}_{values['ArrayTaskID']}" if is_task else str(job_id)
+            return JobRecord(name, values["State"], values["comment"], values["admin_comment"])
     raise NoSuchJobError(f"cannot read job {job_id}: squeue does not show it")
-
-
-def _values(record: bytes) -> dict[str, str]:
-    values, start = {}, 0
-    for name, width in _WIDTHS.items():
-        value = decoded(record[start : start + width].rstrip())
-        values[name], start = "" if value == "(null)" else value, start + width
-    return values
-
-
-def _name(values: dict[str, str]) -> str:
-    job_id, task = values["JobID"], values["ArrayTaskID"]
-    return f"{job_id}_{task}" if job_id == values["ArrayJobID"] and task.isdecimal() else job_id
 
 
 def state_of(job_id: int) -> str:
@@ -115,30 +109,33 @@ def set_comment(name: str, comment: str) -> None:
     _COMMANDS.run(f"set the comment of job {name}", ["scontrol", "update", f"jobid={name}", f"comment={comment}"])
 
 
-def requeue_hold(name: str) -> None:
-    """Put one of the user's own running jobs back into the queue, held; one that is back there already stays as it is.
-
-    Raises:
-        NoSuchJobError: It has ended, or Slurm is ending it: its user cancelled it, perhaps with all others at once.
-        GatewayError: Slurm refused it.
-    """
-    _requeue("requeuehold", name)
-
-
-def requeue(name: str) -> None:
+def requeue(name: str, *, held: bool = False) -> None:
     """Put one of the user's own running jobs back into the queue; one that is back there already stays as it is.
 
     Raises:
-        NoSuchJobError: It has ended, or Slurm is ending it.
+        NoSuchJobError: It has ended, or Slurm is ending it: its user canceled it, perhaps with all others at once.
         GatewayError: Slurm refused it.
     """
-    _requeue("requeue", name)
-
-
-def _requeue(command: str, name: str) -> None:
+    command = "requeuehold" if held else "requeue"
     try:
         # Without "incomplete" Slurm runs a cancelled job again once its processes have ended.
         _COMMANDS.run(f"requeue job {name}", ["scontrol", command, "incomplete", name])
     except GatewayError as error:
         if not job_pending(error):
             raise
+
+
+_SPREAD: Final = 0.2
+"""By which share a pause may be shorter or longer."""
+
+
+def growing_pauses(first_s: float, most_s: float, job_id: int) -> Iterator[float]:
+    """Yield pauses between questions to Slurm, each twice as long as the one before, up to a limit.
+
+    Thousands of jobs must not all ask at once, so pauses are a little off by chance: the same for the same job.
+    """
+    chance = random.Random(job_id)  # noqa: S311 (no secret)
+    pause_s = min(first_s, most_s)
+    while True:
+        yield pause_s * chance.uniform(1 - _SPREAD, 1 + _SPREAD)
+        pause_s = min(2 * pause_s, most_s)

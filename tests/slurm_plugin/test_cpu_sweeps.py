@@ -12,7 +12,7 @@ from muri.profiler.sensitivity.bisection import CpuSensitivity, Point
 from muri.profiler.sensitivity.memory_axis import Dataset
 from muri.profiler.sensitivity.record import KIND, SensitivityProfile
 from muri.profiler.store import ProfileStore
-from muri.slurm_plugin.node import cpu_sweep
+from muri.slurm_plugin.node import dry_run
 from muri.slurm_plugin.node.dry_run import Cpus, measure
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import JobState
@@ -63,7 +63,7 @@ def test_the_script_runs_again_on_other_numbers_of_cpus(monkeypatch):
     ],
 )
 def test_a_script_that_cannot_be_swept_keeps_its_stages(monkeypatch, capsys, script, steady_s, why):
-    monkeypatch.setattr(cpu_sweep, "STEADY_S", steady_s)
+    monkeypatch.setattr(dry_run, "STEADY_S", steady_s)
     told = "$MURI_DRY_RUN_RESULT"
     text = f'#!/bin/sh\n{script}\necho \'{{"load_s": 1}}\' > "{told}.new"\nmv "{told}.new" "{told}"\n'
     assert measure(text.encode(), [], Limits(time_limit_s=240), Cpus(1, 2)) == {"load_s": 1}

@@ -12,8 +12,8 @@ from typing import Any, Final, Literal
 from muri.group_spec import GroupSpec, read_group
 from muri.profiler.records import STAGES
 from muri.slurm_plugin.gateway.base import GatewayError, NoSuchJobError
-from muri.slurm_plugin.node.member_watch import AWAITED, ENDED, FIRST_PAUSE_S
-from muri.slurm_plugin.node.pauses import growing_pauses
+from muri.slurm_plugin.node.pilot_watches import AWAITED, ENDED, FIRST_PAUSE_S
+from muri.slurm_plugin.node.slurm_calls import growing_pauses
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import JobState, NewJob
 from muri.slurm_plugin.records.comment_reports import comment_with, speeds_token, with_measured

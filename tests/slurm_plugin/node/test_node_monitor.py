@@ -9,8 +9,8 @@ import pytest
 from polling import DEADLINE_S, until
 
 from muri.rendezvous import use_file
-from muri.slurm_plugin.node import node_monitor
-from muri.slurm_plugin.node.node_monitor import NodeMonitor, script_pids
+from muri.slurm_plugin.node import pilot_watches
+from muri.slurm_plugin.node.pilot_watches import NodeMonitor, script_pids
 
 
 def write(status: Path, **members: dict[str, Any]) -> None:
@@ -31,7 +31,7 @@ def test_scripts_with_a_process_that_run_are_looked_at(tmp_path: Path) -> None:
 def test_the_file_beside_the_status_tells_the_use_until_the_pilot_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(node_monitor, "_TURN_S", 0.1)
+    monkeypatch.setattr(pilot_watches, "_TURN_S", 0.1)
     monkeypatch.setattr("muri.profiler.resource_usage.sample.Throttle.due", lambda _throttle: True)
     status = tmp_path / "pilot-7.json"
     write(status, **{"1": {"state": "running", "script_pid": os.getpid()}})
@@ -42,7 +42,7 @@ def test_the_file_beside_the_status_tells_the_use_until_the_pilot_ends(
     assert told["jobs"]["1"]["mem_gib"] > 0
     assert told["node"]["cpu_count"] == os.cpu_count()
     assert told["updated"]
-    monkeypatch.setattr(node_monitor, "_TURN_S", DEADLINE_S)  # a look that has begun may take as long as it likes
+    monkeypatch.setattr(pilot_watches, "_TURN_S", DEADLINE_S)  # a look that has begun may take as long as it likes
     monitor.close()
     assert not use_file(status).exists()
 
@@ -51,7 +51,7 @@ def test_a_failure_ends_the_figures_only(tmp_path: Path, monkeypatch: pytest.Mon
     def fail(_status: Path) -> dict[str, int]:
         raise RuntimeError("no /proc")
 
-    monkeypatch.setattr(node_monitor, "script_pids", fail)
+    monkeypatch.setattr(pilot_watches, "script_pids", fail)
     monitor = NodeMonitor(tmp_path / "pilot-7.json")
     monitor.start()
     monitor.close()

@@ -15,10 +15,9 @@ from virtual_clock import VirtualClock
 
 from muri.group_spec import GroupSpec, MemberSpec
 from muri.slurm_plugin.gateway.base import GatewayError, NoSuchJobError, SlurmUnreachableError
-from muri.slurm_plugin.node import group_reports, member_watch, pilot
-from muri.slurm_plugin.node.group_reports import Company, ReportTimes
-from muri.slurm_plugin.node.pauses import growing_pauses
-from muri.slurm_plugin.node.slurm_calls import JobRecord
+from muri.slurm_plugin.node import pilot, pilot_watches
+from muri.slurm_plugin.node.pilot_watches import Company, ReportTimes
+from muri.slurm_plugin.node.slurm_calls import JobRecord, growing_pauses
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.comment_tags import MemberState, Original
 
@@ -60,9 +59,8 @@ class Group:
         self._status = folder / "status.json"
         self._pilot: pilot.PilotWatch | None = None
         monkeypatch.setenv("SLURM_JOB_ID", str(PILOT))
-        monkeypatch.setattr(member_watch, "job_record", self._job_record)
-        monkeypatch.setattr(group_reports, "job_record", self._job_record)
-        monkeypatch.setattr(group_reports, "set_comment", self._set_comment)
+        monkeypatch.setattr(pilot_watches, "job_record", self._job_record)
+        monkeypatch.setattr(pilot_watches, "set_comment", self._set_comment)
         monkeypatch.setattr(pilot.os, "kill", self._kill)
 
     def tell(self, **status: Any) -> None:
@@ -352,7 +350,7 @@ def test_a_pilot_that_slurm_ends_says_whom_to_cancel_instead(group: Group, caplo
     assert group.watch((7.1, group.cancel)) == 1
     assert group.signals == [(7.25, signal.SIGTERM)]  # of the runtime itself: srun would kill it
     (record,) = caplog.records
-    assert "pilot job 9, which holds the GPUs of its group, was cancelled or has reached its time" in record.message
+    assert "pilot job 9, which holds the GPUs of its group, was canceled or has reached its time" in record.message
     assert "members 1, 2 go back to the queue" in record.message
     assert "cancel that job (scancel 1), not the pilot job" in record.message
 
@@ -369,7 +367,7 @@ def report_times_s(times: ReportTimes, until_s: int, members: Callable[[int], di
     reported = []
     for now_s in range(until_s):
         if times.is_due(now_s, members(now_s)):
-            times.tried(now_s, members(now_s), told=True)
+            times.tried(now_s, members(now_s), reported=True)
             reported.append(now_s)
     return reported
 
@@ -410,7 +408,7 @@ def test_slow_iterations_take_longer_to_be_measured() -> None:
 def test_speeds_in_a_new_company_are_reported_once_known_but_at_most_once_a_minute() -> None:
     times = ReportTimes(300.0, PILOT)
     times.is_due(0.0, {"1": member()})
-    times.tried(100.0, {"1": member()}, told=True)
+    times.tried(100.0, {"1": member()}, reported=True)
     assert not times.is_due(159.0, {"1": member()}, news=True)
     assert times.is_due(160.0, {"1": member()}, news=True)
     assert not times.is_due(160.0, {"1": member()})

@@ -49,10 +49,10 @@ def test_ranks_of_one_job_count_as_one_try(monkeypatch, capsys):
     monkeypatch.setattr(member, "job_record", lambda job_id: JobRecord(str(job_id), "RUNNING", **text))
     monkeypatch.setattr(member, "set_comment", lambda name, comment: text.update(comment=comment))
     requeued = []
-    monkeypatch.setattr(member, "requeue_hold", requeued.append)
+    monkeypatch.setattr(member, "requeue", lambda name, held: requeued.append((name, held)))
     assert [member.SlurmMembership().requeue_for_memory("7") for _ in range(4)] == [True] * 4
     assert out_of_memory_runs(text["comment"]) == (2, 1)
-    assert requeued == ["7"]
+    assert requeued == [("7", True)]
     assert "out of GPU memory beside others" in capsys.readouterr().err
 
 
