@@ -105,7 +105,7 @@ class DangerWatch(Protocol):
         """Begin to look at the interpreter's lock: the script's first iteration is over."""
 
     def found(self) -> tuple[str, ...]:
-        """Return the names of all dangers so far (`muri.profiler.dangers`), sorted; the lock is looked at no more."""
+        """Return the names of all dangers so far (`muri.profiler.records`), sorted; the lock is looked at no more."""
 
 
 _begun: Final[list[DangerWatch]] = []

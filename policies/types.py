@@ -6,8 +6,8 @@ from typing import Literal, NamedTuple, Protocol
 
 from muri.policies.options import MAX_GROUP_SIZE
 from muri.policies.traits import BatchModel, InterferenceTable, Sensitivity
-from muri.profiler.interference.slowdown import Parabola
 from muri.profiler.records import StageProfile
+from muri.profiler.slowdown import Parabola
 
 
 class Reason(NamedTuple):

@@ -84,16 +84,7 @@ class Drift:
 
 
 def find_drift(profile: StageProfile, observations: Sequence[Observation], rule: DriftRule) -> Drift | None:
-    """Compare a profile with the reports of its running jobs.
-
-    Args:
-        profile: The newest profile of a key.
-        observations: Of the same key.
-        rule: Limits.
-
-    Returns:
-        What they say; None while they are too few or too young.
-    """
+    """Compare a profile with the reports of its running jobs."""
     recent = _recent(profile, observations, rule.after_s)
     if not recent:
         return None
@@ -132,14 +123,6 @@ def measured_by_jobs(
 
     A job reports how long it uses each resource. How much of that the stage owns, and the time outside of stages, stay
     as they were measured; so does what jobs do not report.
-
-    Args:
-        profile: The newest profile of a key.
-        observations: Of the same key.
-        rule: How far back they must reach.
-
-    Returns:
-        The profile; None while the observations are too few or too young.
     """
     recent = _recent(profile, observations, rule.after_s)
     if not recent:
@@ -163,14 +146,7 @@ def measured_by_jobs(
 
 
 def is_due(observations: Sequence[Observation], job_id: int, observed_at: str, rule: DriftRule) -> bool:
-    """Whether a job's next observation is worth keeping, so that the kept ones reach back far enough.
-
-    Args:
-        observations: Those of the key.
-        job_id: The job.
-        observed_at: When it would be, UTC, ISO-8601.
-        rule: Limits.
-    """
+    """Whether a job's next observation is worth keeping, so that the kept ones reach back far enough."""
     now = moment(observed_at)
     times = [at for item in observations if item.job_id == job_id and (at := moment(item.observed_at)) is not None]
     if now is None or not times:

@@ -54,11 +54,7 @@ class Bandwidth:
     measured_at: str = ""
 
     def __post_init__(self) -> None:
-        """Refuse figures that no measurement can give.
-
-        Raises:
-            ProfileError: A figure is outside of what `muri.profiler.figures` allows.
-        """
+        """Refuse figures that no measurement can give."""
         for name, bounds, value in (
             ("number of nodes", figures.GPU_COUNT, self.nodes),
             ("number of ranks per node", figures.GPU_COUNT, self.ranks_per_node),
@@ -117,11 +113,6 @@ def ring_s(size_over_bandwidth_s: float, latency_s: float, ranks: int) -> float:
     """Seconds of a ring all-reduce: 2 (n − 1) steps, each of one n-th of the data.
 
     Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations" (2009).
-
-    Args:
-        size_over_bandwidth_s: Seconds in which a link would carry all the data once.
-        latency_s: Seconds of a step beside the data.
-        ranks: Ranks in the ring; a single one exchanges nothing.
     """
     return ring_share(ranks) * size_over_bandwidth_s + 2 * (ranks - 1) * latency_s
 
@@ -274,16 +265,7 @@ class Traffic:
 
 
 def scale(profiles: Sequence[StageProfile], key: ProfileKey, known: Sequence[Bandwidth] = ()) -> ProfileEstimate | None:
-    """Estimate a profile from those of the same model on other numbers of GPUs.
-
-    Args:
-        profiles: All profiles; those of other models, batch sizes, GPU types and users, and estimates are left out.
-        key: What to estimate.
-        known: Measured bandwidths.
-
-    Returns:
-        The estimate, or None when the model was measured on no other number of GPUs, or the estimate cannot be true.
-    """
+    """Estimate a profile from those of the same model on other numbers of GPUs."""
     if key.gpu_count < 1:
         return None
     measured = _usable([item for item in profiles if _same_but_for_count(item.key, key) and not item.is_estimate])
@@ -383,10 +365,6 @@ def unknown_models(known: Iterable[StageProfile], keys: Collection[ProfileKey]) 
     The user's own models and published ones are averaged. Of other users, who may have had anything measured, each has
     one vote, as the guess has one: the median of these counts like one model more. The shares of an iteration are
     averaged, not the seconds, in which a few slow models would outweigh all others.
-
-    Args:
-        known: The site's profiles.
-        keys: The models'.
     """
     measured = sorted((each for each in known if not each.is_estimate), key=lambda each: each.key.user)
     found = {}

@@ -9,7 +9,6 @@ from typing import Any, Final
 from muri.foreign import json_of
 from muri.profiler.errors import ExchangeError
 from muri.profiler.records import (
-    DANGERS,
     PER_STAGE,
     STAGES,
     WHOLE,
@@ -54,10 +53,6 @@ def to_json(profiles: Iterable[StageProfile]) -> str:
 
 def from_json(text: str, name: str) -> tuple[StageProfile, ...]:
     """Read an export file.
-
-    Args:
-        text: Its content.
-        name: Its name, for errors.
 
     Raises:
         ExchangeError: The text names the place of the fault, and what would be right.
@@ -124,7 +119,7 @@ def _figures(value: object, field: str, place: str) -> None:
             raise ExchangeError(f"{place}: must be a list of {len(STAGES)} numbers, found {value!r}")
         for index, item in enumerate(value):
             _number(item, f"{place}[{index}]")
-    elif field == DANGERS:
+    elif field == "dangers":
         if not isinstance(value, list):
             raise ExchangeError(f"{place}: must be a list of names, found {value!r}")
     elif field in WHOLE:

@@ -227,12 +227,7 @@ def _refuse_unknown(known: Sequence[StageProfile], wanted: Filter) -> None:
 
 
 def fingerprint(name: str, parts: Iterable[bytes]) -> str:
-    """A readable name and a hash of everything else: "train.py@3f9ac2d1".
-
-    Args:
-        name: The part that people read.
-        parts: The bytes that must be equal for two runs to count as the same model, in order.
-    """
+    """A readable name and a hash of everything else: "train.py@3f9ac2d1"."""
     whole = hashlib.sha256()
     for part in parts:
         whole.update(len(part).to_bytes(8, "big") + part)  # with its length: "a", "b" is not "ab"
@@ -240,12 +235,7 @@ def fingerprint(name: str, parts: Iterable[bytes]) -> str:
 
 
 def of_command(command: Sequence[str]) -> str:
-    """The fingerprint of a training command: the script's content and its arguments.
-
-    Args:
-        command: A script and its arguments, or "-m", a module and its arguments. Of a module that is not below the
-            working directory only the name counts, not the content.
-    """
+    """The fingerprint of a training command: the script's content and its arguments."""
     module = command[0] == "-m"
     target, *arguments = command[1:] if module else command
     paths = _module_paths(target) if module else [Path(target)]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
 from muri.errors import UsageError
-from muri.profiler import dangers, figures
+from muri.profiler import figures
 
 STAGES: Final = ("load", "preprocess", "propagate", "synchronize")
 """The stages of one training iteration, in the order in which they happen (Muri, section 2)."""
@@ -23,11 +24,38 @@ SOURCES: Final = ("dry-run", IN_PLACE, "run", "import", "edit", "scaled", "predi
 """Measured in a dry run, over the first iterations of a job or over later ones, read from a file, typed in; estimated
 from another GPU count or from the model's graph, the mean of the site's models, or a mere guess."""
 
+DANGERS: Final[Mapping[str, str]] = {
+    "accelerate": "accelerate or transformers",
+    "children": "DataLoader workers or other child processes",
+    "compile": "torch.compile",
+    "environment": "a changed environment",
+    "interpreter": "much Python code, or too short iterations to tell",
+    "native": "ctypes or extension modules of its own",
+    "packages": "packages of which Muri does not know that threads can share them",
+    "patches": "patched functions of Python or PyTorch",
+    "paths": "a changed sys.path",
+    "ranks": "process groups",
+    "settings": "resource limits, cores, priority or locale of its own",
+    "signals": "signal handlers or timers",
+    "threads": "threads or executors of its own",
+}
+"""Uses by a script that threads of one process could not keep apart, found by
+`muri.launcher.shared_process.danger_watch`; a newer version may know more. The names go through a job's comment, which
+is short."""
+
+DANGER_NAME: Final = re.compile("[a-z]{1,16}")
+MOST_DANGERS: Final = 32
+
 UNKNOWN_MODELS: Final = frozenset({"average", "guess"})
 """Sources that know nothing of the model itself."""
 
 ESTIMATES: Final = frozenset({"scaled", "predicted"}) | UNKNOWN_MODELS
 """Sources that measure nothing: such a profile serves until there is a measured one."""
+
+
+def dangers_text(names: Iterable[str]) -> str:
+    """Return dangers as people read them."""
+    return ", ".join(DANGERS.get(name, name) for name in names)
 
 
 class ProfileError(UsageError):
@@ -99,7 +127,7 @@ class ProfileDetail:
         confidence: How far the means can be trusted, 0 to 1 (docs/profiles.md).
         warmup_iterations: Iterations that were left out.
         dangers: What the run did that threads of one process could not keep apart, by the names in
-            `muri.profiler.dangers`; () where it was looked for and nothing found.
+            `muri.profiler.records`; () where it was looked for and nothing found.
     """
 
     stage_p95_s: tuple[float, ...] | None = None
@@ -116,26 +144,22 @@ class ProfileDetail:
     dangers: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
-        """Refuse figures that no measurement can give.
-
-        Raises:
-            ProfileError: A figure is outside of what `muri.profiler.figures` allows.
-        """
+        """Refuse figures that no measurement can give."""
         for name, values in self.figures():
             if len(values) != (len(STAGES) if name in PER_STAGE else 1):
                 raise ProfileError(f"{name}: there must be one figure per stage, found {len(values)}")
             for value in values:
                 if fault := _DETAIL_BOUNDS[name].fault(value):
                     raise ProfileError(f"{name} {fault}")
-        if len(self.dangers or ()) > dangers.MOST:
-            raise ProfileError(f"dangers: there may be {dangers.MOST} at most, found {len(self.dangers or ())}")
+        if len(self.dangers or ()) > MOST_DANGERS:
+            raise ProfileError(f"dangers: there may be {MOST_DANGERS} at most, found {len(self.dangers or ())}")
         for danger in self.dangers or ():
-            if not (isinstance(danger, str) and dangers.NAME.fullmatch(danger)):
+            if not (isinstance(danger, str) and DANGER_NAME.fullmatch(danger)):
                 raise ProfileError(f"dangers: {str(danger)[:40]!r} is not the name of a danger")
 
     def figures(self) -> tuple[tuple[str, tuple[float, ...]], ...]:
         """Names and values of what was measured."""
-        values = ((item.name, getattr(self, item.name)) for item in fields(self) if item.name != DANGERS)
+        values = ((item.name, getattr(self, item.name)) for item in fields(self) if item.name != "dangers")
         return tuple(
             (name, value if isinstance(value, tuple) else (value,)) for name, value in values if value is not None
         )
@@ -143,7 +167,7 @@ class ProfileDetail:
     def to_dict(self) -> dict[str, Any]:
         """What was measured, as plain JSON values."""
         figures = {name: list(value) if name in PER_STAGE else value[0] for name, value in self.figures()}
-        return figures if self.dangers is None else {**figures, DANGERS: list(self.dangers)}
+        return figures if self.dangers is None else {**figures, "dangers": list(self.dangers)}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> ProfileDetail:
@@ -156,7 +180,7 @@ class ProfileDetail:
         try:
             for item in fields(cls):
                 if (value := values.get(item.name)) is not None:
-                    known[item.name] = tuple(value) if item.name in PER_STAGE or item.name == DANGERS else value
+                    known[item.name] = tuple(value) if item.name in PER_STAGE or item.name == "dangers" else value
             return cls(**known)
         except TypeError as error:
             raise ProfileError(f"the details of a profile must be numbers: {error}") from error
@@ -164,9 +188,6 @@ class ProfileDetail:
 
 PER_STAGE: Final = frozenset({"stage_p95_s", "stage_cv", "busy_s"})
 """Details with one figure for each stage."""
-
-DANGERS: Final = "dangers"
-"""The detail that is not a figure."""
 
 WHOLE: Final = frozenset({"warmup_iterations"})
 """Details that count something."""
@@ -218,11 +239,7 @@ class StageProfile:
     detail: ProfileDetail = field(default_factory=ProfileDetail)
 
     def __post_init__(self) -> None:
-        """Refuse figures that no measurement can give.
-
-        Raises:
-            ProfileError: A figure is outside of what `muri.profiler.figures` allows.
-        """
+        """Refuse figures that no measurement can give."""
         measured = (self.stage_s, self.iteration_s, self.gpu_mem_gib, self.iterations)
         if fault := fault_in(*measured) or _key_fault(self.key):
             raise ProfileError(f"profile of {self.key}: {fault}")

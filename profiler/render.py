@@ -9,13 +9,11 @@ from rich.table import Table
 from rich.text import Text
 
 from muri.clock import age
-from muri.profiler.dangers import said
 from muri.profiler.dryrun.messages import LEAST_CONFIDENCE
-from muri.profiler.interference.models import overlap_exponent
+from muri.profiler.fits import overlap_exponent
 from muri.profiler.lookup import PUBLISHED
-from muri.profiler.records import RESOURCES, STAGES, ProfileKey, StageProfile, unexplained
-from muri.profiler.sensitivity.memory_axis import Dataset, cache_sizes, throughput
-from muri.profiler.sensitivity.record import SensitivityProfile
+from muri.profiler.records import RESOURCES, STAGES, ProfileKey, StageProfile, dangers_text, unexplained
+from muri.profiler.sensitivity import Dataset, SensitivityProfile, cache_sizes, throughput
 from muri.profiler.store import StaleMark
 
 _STACK_WIDTH: Final = 76
@@ -157,7 +155,7 @@ def facts(profile: StageProfile, now: datetime) -> dict[str, str]:
         "gradients": _or_none(detail.gradient_mib, "{:.1f} MiB"),
         "network is hidden": _or_none(overlap_exponent(profile), "δ {:.3g} (1: not at all, inf: wholly)"),
         "confidence": _or_none(detail.confidence, _confidence_form(detail.confidence)),
-        "dangers to threads": None if detail.dangers is None else said(detail.dangers) or "none found",
+        "dangers to threads": None if detail.dangers is None else dangers_text(detail.dangers) or "none found",
         "source": f"{profile.source}, {profile.iterations} iterations{warmup}",
         "measured": f"{profile.measured_at} ({age(profile.measured_at, now)} ago)" if profile.measured_at else None,
     }

@@ -167,11 +167,7 @@ class Observation:
     gpu_mem_gib: float | None = None
 
     def __post_init__(self) -> None:
-        """Refuse figures that no job reports.
-
-        Raises:
-            ProfileError: A figure is outside of what `muri.profiler.figures` allows.
-        """
+        """Refuse figures that no job reports."""
         checks: list[tuple[figures.Bounds, float]] = [(figures.ITERATIONS, self.iterations)]
         checks += [(figures.TIME_S, value) for value in self.stage_s]
         checks += [(figures.GPU_MEM_GIB, self.gpu_mem_gib)] if self.gpu_mem_gib is not None else []
@@ -226,11 +222,7 @@ class Stored(NamedTuple):
 
 
 def default_store_path(site_state_dir: Callable[[], str | None] = lambda: None) -> Path:
-    """$MURI_PROFILES, or profiles.db in $MURI_STATE_DIR, in the site's state directory, or in /var/lib/muri.
-
-    Args:
-        site_state_dir: The site's state directory, None without one; asked only where the environment is silent.
-    """
+    """$MURI_PROFILES, or profiles.db in $MURI_STATE_DIR, in the site's state directory, or in /var/lib/muri."""
     explicit = os.environ.get("MURI_PROFILES")
     if explicit:
         return Path(explicit)
@@ -272,15 +264,7 @@ class ProfileStore(StoreFile):
         clock: Clock = MACHINE_CLOCK,
         viewer: str | None = None,
     ) -> None:
-        """Open the store; see `StoreFile`.
-
-        Args:
-            path: The SQLite file.
-            read_only: Open an existing store without changing anything.
-            journal: How to write.
-            clock: What waits for other writers go by.
-            viewer: Show profiles, marks and changes of this user and published ones only; None: all.
-        """
+        """Open the store; see `StoreFile`."""
         self._viewer = viewer
         self._left_out: set[tuple[str, object]] = set()
         super().__init__(path, read_only=read_only, journal=journal, clock=clock)
@@ -328,11 +312,7 @@ class ProfileStore(StoreFile):
         return self._select(_OF_KEY, (*_values(key), HISTORY_PER_KEY))
 
     def remove(self, key: ProfileKey, author: Author | None = None) -> bool:
-        """Forget a key, its history, observations and mark.
-
-        Returns:
-            Whether there was anything to forget.
-        """
+        """Forget a key, its history, observations and mark."""
         with self._transaction() as connection:
             old = self.get(key)
             for statement in (_DELETE_KEY, _CLEAR_STALE, _DELETE_OBSERVATIONS):

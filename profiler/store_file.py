@@ -223,11 +223,7 @@ class StoreFile:
             raise CorruptStoreError(self.path, "; ".join(problems))
 
     def start_over(self, now: datetime) -> Path:
-        """Set the damaged file aside and go on with an empty one, on the same object.
-
-        Returns:
-            The file's new place.
-        """
+        """Set the damaged file aside and go on with an empty one, on the same object."""
         self.close()
         place = set_aside(self.path, now)
         self._connection = self._open()
@@ -295,13 +291,6 @@ def set_aside(path: Path, now: datetime) -> Path:
 
     The side files go first: a log that stayed behind would be played into the next store.
 
-    Args:
-        path: The store.
-        now: UTC time, for the new name.
-
-    Returns:
-        The new place, such as profiles.db.damaged-20261121T203000Z.
-
     Raises:
         StoreError: A file cannot be renamed.
     """
@@ -323,11 +312,7 @@ def set_aside_stores(path: Path) -> tuple[Path, ...]:
 
 
 def file_system_of(path: Path) -> str:
-    """Kind of the file system that a path is on, as the kernel names it; "" when it cannot be told.
-
-    Args:
-        path: A file or directory; it need not exist yet.
-    """
+    """Kind of the file system that a path is on, as the kernel names it; "" when it cannot be told."""
     kinds = {Path(mount.mountpoint): mount.fstype for mount in psutil.disk_partitions(all=True)}
     whole = path.absolute()
     with suppress(OSError):  # a link that may not be followed: the path as it is written is the best that is known

@@ -182,10 +182,6 @@ def _check_job(job: TraceJob, cluster: Cluster) -> None:
 def check_policies(model: str, options: Mapping[str, Mapping[str, Any]]) -> None:
     """Refuse unknown policies and options before the first simulation starts.
 
-    Args:
-        model: "default", or one of another distribution, which may have policies of its own.
-        options: Options by policy.
-
     Raises:
         UsageError: Lists the valid names.
     """

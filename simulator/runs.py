@@ -73,12 +73,7 @@ class Outcome:
 
 
 def run_one(run: Run, progress: Callable[[float], None] | None = None) -> Outcome:
-    """Carry out one run in this process.
-
-    Args:
-        run: What to simulate.
-        progress: Called with the share that is done, 0 to 1.
-    """
+    """Carry out one run in this process."""
     result = simulate(
         run.trace,
         run.policy,
@@ -93,14 +88,6 @@ def run_one(run: Run, progress: Callable[[float], None] | None = None) -> Outcom
 
 def sweep(runs: Sequence[Run], processes: int = 1, watch: Watch | None = None) -> tuple[Outcome, ...]:
     """Carry out all runs.
-
-    Args:
-        runs: What to simulate.
-        processes: How many run at the same time; 1: here, one after the other.
-        watch: Called with the progress of each run.
-
-    Returns:
-        The outcomes in the order of the runs.
 
     Raises:
         SweepError: A process was killed from outside.
@@ -210,12 +197,7 @@ def _work(index: int, run: Run) -> Outcome:
 
 @contextmanager
 def progress_bar(names: list[str], *, shown: bool) -> Iterator[Watch]:
-    """A progress bar on stderr, with the time that is left, as the `watch` of a sweep.
-
-    Args:
-        names: One for each run; the bar shows that of the run that progressed last.
-        shown: Whether to draw it; it is never drawn where stderr is not a terminal.
-    """
+    """A progress bar on stderr, with the time that is left, as the `watch` of a sweep."""
     if not shown or not sys.stderr.isatty():
         yield lambda index, share: None
         return

@@ -20,14 +20,12 @@ from muri.profiler.drift import Drift, DriftRule, find_drift, is_due, measured_b
 from muri.profiler.dryrun.steadiness import certainty
 from muri.profiler.errors import CorruptStoreError, InterferenceError
 from muri.profiler.estimates import estimates_of, unknown_models
-from muri.profiler.interference.models import KIND as FITS
-from muri.profiler.interference.models import LinearFit
-from muri.profiler.interference.ratios import LEARNT, MEASURED, Interference, Side, by_pair, every_pair, ordered
-from muri.profiler.interference.ratios import put as put_pair
-from muri.profiler.interference.slowdown import KIND as SLOWDOWNS
-from muri.profiler.interference.slowdown import Parabola, SlowdownFit
+from muri.profiler.fits import FITS, LinearFit
+from muri.profiler.pairs import LEARNT, MEASURED, Interference, Side, by_pair, every_pair, ordered
+from muri.profiler.pairs import put as put_pair
 from muri.profiler.records import STAGES, ProfileKey, StageProfile
-from muri.profiler.sensitivity import record
+from muri.profiler.sensitivity import SENSITIVITIES, SensitivityProfile
+from muri.profiler.slowdown import SLOWDOWNS, Parabola, SlowdownFit
 from muri.profiler.store import (
     ACCUMULATES,
     DRIFT,
@@ -234,10 +232,10 @@ def read_traits(store: ProfileStore) -> KnownTraits:
         return KnownTraits()
 
 
-def _sensitivities(store: ProfileStore) -> Iterator[record.SensitivityProfile]:
-    for document in store.documents(record.KIND):
+def _sensitivities(store: ProfileStore) -> Iterator[SensitivityProfile]:
+    for document in store.documents(SENSITIVITIES):
         try:
-            found = record.SensitivityProfile.from_document(document)
+            found = SensitivityProfile.from_document(document)
         except UNUSABLE as error:
             log.warning("sensitivity %s is not used: %s", document.name, error)
             continue

@@ -10,9 +10,9 @@ from profile_builders import make_profile
 from profile_commands import muri_lab
 
 from muri.profiler.errors import FitError
-from muri.profiler.interference.ratios import Interference, Side, put
-from muri.profiler.interference.slowdown import Parabola, SlowdownFit, published_slowdown, slowdown_of
+from muri.profiler.pairs import Interference, Side, put
 from muri.profiler.records import ProfileDetail
+from muri.profiler.slowdown import Parabola, SlowdownFit, published_slowdown, slowdown_of
 from muri.profiler.store import ProfileStore
 from muri_lab.interference.fits import (
     LEAST_PAIRS,

@@ -412,8 +412,7 @@ def _supervise(command: Sequence[str], request: DryRunRequest, python: ScriptPyt
     if task_of(os.environ)[0] != 0:  # the first of several ranks measures and answers for all
         with _started(command, {}) as process:
             return _exit_code(process.wait())
-    from muri.profiler.dryrun.summary import with_usage
-    from muri.profiler.resource_usage.sampler import Sampler
+    from muri.profiler.usage import Sampler, with_usage
 
     inner = request.for_script()
     for path in (request.result_path, inner.result_path, request.progress_path):

@@ -26,10 +26,10 @@ from muri.launcher.script.dataset_cache import iteration_ended, reads_found
 from muri.launcher.threads import danger_watch
 from muri.profiler.dryrun.attribution import USE_THRESHOLD, Operator, Span, refine, stage_of
 from muri.profiler.dryrun.course import Course, TooShortError
+from muri.profiler.dryrun.disturbance import Disturbance
 from muri.profiler.dryrun.messages import READS, DryRunRequest, DryRunResult
 from muri.profiler.dryrun.steadiness import LoaderAhead
 from muri.profiler.records import ProfileDetail, ProfileError
-from muri.profiler.resource_usage.sample import Disturbance
 from muri.units import GIB, MIB
 
 PROGRESS_INTERVAL_S: Final = 1.0

@@ -1,7 +1,7 @@
 """Notes what a script does that threads of one process could not keep apart, while a dry run measures it.
 
 Python's audit events tell of processes, the environment and C libraries; at the end the modules, threads and settings
-of the process are looked at. `muri.profiler.dangers` says what the names mean, docs/sharing.md what follows.
+of the process are looked at. `muri.profiler.records` says what the names mean, docs/sharing.md what follows.
 """
 
 from __future__ import annotations

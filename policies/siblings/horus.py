@@ -22,8 +22,8 @@ from muri.policies.schedulers import TO_THE_END, FixedOrder, fifo
 from muri.policies.siblings.horus_cost import CostModel, Kind, Load, Places, knows_utilization, pays, utilization_of
 from muri.policies.siblings.packed import Holding, PackedGpus, mem_gib_of, with_promises
 from muri.policies.types import Plan, PlanJob, PlanRequest, Reason, Sharer, Solo, Waiting, waited_s
-from muri.profiler.interference.slowdown import Slowdown
 from muri.profiler.records import ESTIMATES
+from muri.profiler.slowdown import Slowdown
 
 _AGED_FIRST: Final = Reason("a job that has waited longer than max_wait_s goes first and has no place yet")
 _STOPPED_ONCE: Final = Reason("it ran before and is back in the queue, so it waits for GPUs of its own")

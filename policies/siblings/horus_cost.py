@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 from muri.errors import UsageError
 from muri.policies.siblings.packed import Gpus, Holding, PackedGpu, PackedGpus, keeps_promise, mem_gib_of
 from muri.policies.types import PlanJob, PlanRequest, may_share_gpus
-from muri.profiler.interference.slowdown import Slowdown, slowdown_of
+from muri.profiler.slowdown import Slowdown, slowdown_of
 
 RAISED_BY: Final = 1.5
 """How many times as much memory a job asks for after an out-of-memory error, on Slurm as in the simulator.

@@ -114,11 +114,6 @@ def edited(profile: StageProfile, edit: Edit, now: str) -> StageProfile:
 
     The other measurements of times (spread, hidden use, confidence) do not fit changed times; they are dropped.
 
-    Args:
-        profile: What is stored.
-        edit: What changes.
-        now: UTC time, ISO-8601.
-
     Raises:
         EditError: A stage would take longer than its iteration.
         ProfileError: A figure cannot be true.

@@ -24,7 +24,7 @@ from muri.profiler.errors import NoSuchProfileError
 from muri.profiler.exchange import to_dict, to_json
 from muri.profiler.lookup import PUBLISHED, SORTS, Filter, Wanted, find_one, listed
 from muri.profiler.records import ProfileKey, StageProfile, owned_name
-from muri.profiler.sensitivity.record import stored as sweep_of
+from muri.profiler.sensitivity import stored as sweep_of
 from muri.profiler.store import ProfileStore, StaleMark
 
 

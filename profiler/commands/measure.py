@@ -20,17 +20,15 @@ from muri.profiler.commands.options import (
     store_option,
     user_option,
 )
+from muri.profiler.cpu_curve import Measured, bisect
 from muri.profiler.dryrun.messages import DEFAULT_ITERATIONS, DEFAULT_STEADY_S, DryRunResult, Limits
 from muri.profiler.dryrun.runner import Progress, check_command, measure_script
 from muri.profiler.dryrun.steadiness import HALF_WINDOW
 from muri.profiler.exchange import to_dict
 from muri.profiler.lookup import of_command
 from muri.profiler.records import ProfileKey, StageProfile, owned_name
-from muri.profiler.sensitivity.bisection import Measured, bisect
-from muri.profiler.sensitivity.memory_axis import MEMORY_KEYS, Dataset, MemoryAxis
-from muri.profiler.sensitivity.record import KIND as SENSITIVITY_KIND
-from muri.profiler.sensitivity.record import SensitivityProfile
-from muri.profiler.sensitivity.throughput import STEADY_S, ScriptMeter, cores, overlap_seen, usable_cpus
+from muri.profiler.sensitivity import SENSITIVITIES, Dataset, SensitivityProfile
+from muri.profiler.sweep import MEMORY_KEYS, STEADY_S, MemoryAxis, ScriptMeter, cores, overlap_seen, usable_cpus
 
 INTERRUPTED: Final = 130
 """Exit code after Ctrl-C, as shells have it: 128 + SIGINT."""
@@ -200,11 +198,7 @@ class Sweep:
 
 
 def _sweep_of(command: tuple[str, ...], asked: RunOptions) -> Sweep:
-    """Return the sweep that the options mean.
-
-    Raises:
-        SensitivityError: It cannot be made.
-    """
+    """Return the sweep that the options mean."""
     words = command[1:] if command[:1] == ("-m",) else command
     model = asked["model"] or (words[0] if words is not command else Path(words[0]).stem)
     greatest = asked["max_cpus"] or usable_cpus()
@@ -229,7 +223,7 @@ def _run_sweep(sweep: Sweep, store_path: Path | None) -> SensitivityProfile:
             click.echo(f"muri: {UNSEEN_OVERLAP}", err=True)
     found = SensitivityProfile(sweep.name, now_text(), cpu, meter.pinned, dataset, seen.detail.host_mem_gib)
     with open_store(store_path) as store:
-        store.put_document(SENSITIVITY_KIND, found.to_document())
+        store.put_document(SENSITIVITIES, found.to_document())
     return found
 
 

@@ -102,11 +102,6 @@ def user_name() -> str:
 def open_store(store_path: Path | None, *, read_only: bool = False, existing: bool = False) -> ProfileStore:
     """The store that a command means.
 
-    Args:
-        store_path: As given with --store.
-        read_only: Open it only to read.
-        existing: Don't make it: the command changes what is in it, and a mistyped path must not pass unnoticed.
-
     Raises:
         StoreMissingError: There is none, and none is made.
     """
@@ -126,11 +121,6 @@ def read_if_any(
 ) -> tuple[Item, ...]:
     """Read from the store; nothing where there is none, as before the first measurement.
 
-    Args:
-        store_path: As given with --store.
-        read: Reads from the open store.
-        missing_ok: Whether a path given with --store may be missing too.
-
     Raises:
         StoreMissingError: --store names no store.
     """
@@ -144,11 +134,7 @@ def read_if_any(
 
 
 def why_none(store_path: Path | None) -> str:
-    """Say why there are no profiles to show.
-
-    Args:
-        store_path: As given with --store.
-    """
+    """Say why there are no profiles to show."""
     path = store_path or _default_path(click.get_current_context())
     when = "a model is measured while its first job trains, or in a dry run (profiling.mode of muri.yaml)"
     if exists(path):

@@ -20,13 +20,11 @@ from muri.profiler.commands.options import (
 )
 from muri.profiler.errors import NoSuchProfileError, NotPublishableError
 from muri.profiler.estimates import FEATURES
-from muri.profiler.interference.models import KIND as FITS
-from muri.profiler.interference.models import computation_name
-from muri.profiler.interference.ratios import KIND as PAIRS
-from muri.profiler.interference.ratios import Interference, Side, known_pairs, to_document
+from muri.profiler.fits import FITS, computation_name
 from muri.profiler.lookup import Wanted, find_all, find_one
+from muri.profiler.pairs import PAIRS, Interference, Side, known_pairs, to_document
 from muri.profiler.records import ProfileKey
-from muri.profiler.sensitivity.record import KIND as SENSITIVITIES
+from muri.profiler.sensitivity import SENSITIVITIES
 from muri.profiler.store import ACCUMULATES, Author, Document, ProfileStore, Stored
 
 FROM: Final = "published_from"
@@ -144,11 +142,6 @@ class Copy(NamedTuple):
 def publish(store: ProfileStore, keys: Sequence[ProfileKey], author: Author) -> Stored:
     """Make profiles of users valid for all, with what else is known of them.
 
-    Args:
-        store: Open for writing.
-        keys: Whose; each with a profile of its user.
-        author: Who publishes them, for the audit.
-
     Raises:
         NotPublishableError: Two of them would become the same profile.
         StoreError: The store cannot be written.
@@ -168,14 +161,6 @@ def publish(store: ProfileStore, keys: Sequence[ProfileKey], author: Author) -> 
 
 def withdraw(store: ProfileStore, keys: Sequence[ProfileKey], author: Author) -> int:
     """Take published profiles back, with the documents that were published with them; users keep their own.
-
-    Args:
-        store: Open for writing.
-        keys: Published ones.
-        author: Who withdraws them, for the audit.
-
-    Returns:
-        How many there were.
 
     Raises:
         StoreError: The store cannot be written.

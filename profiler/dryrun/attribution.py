@@ -65,14 +65,7 @@ class Attribution:
 def attribute(
     intervals: Iterable[Interval], start_s: float, end_s: float, threshold: float = USE_THRESHOLD
 ) -> Attribution:
-    """Attribute the time from `start_s` to `end_s`.
-
-    Args:
-        intervals: Of all threads and processes of the job; what lies outside of the window is left out.
-        start_s: Begin of the window.
-        end_s: Its end.
-        threshold: Use below it counts as none.
-    """
+    """Attribute the time from `start_s` to `end_s`."""
     events: list[tuple[float, int, Interval]] = []
     for interval in intervals:
         begin_s, until_s = max(interval.start_s, start_s), min(interval.end_s, end_s)
@@ -169,12 +162,6 @@ def refine(
 
     These iterations give only shares, since the profiler slows them down. A share of the iteration below the
     threshold of use stays where it is.
-
-    Args:
-        result: From iterations without the profiler.
-        windows: The iterations with it; those that took far longer than the others do not count.
-        holds: The stage marks of the same iterations.
-        operators: Of the loop's thread, and of the GPU.
     """
     windows = _undisturbed(windows)
     whole_s = sum(end_s - start_s for start_s, end_s in windows)

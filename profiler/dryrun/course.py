@@ -229,9 +229,6 @@ class LiveCourse:
 
     Attributes:
         is_over: Whether enough is known.
-
-    Args:
-        ahead: How the script's loader works ahead of its loop.
     """
 
     def __init__(self, ahead: LoaderAhead | None = None) -> None:
@@ -254,12 +251,7 @@ class LiveCourse:
         return self.measured >= self._least
 
     def add(self, own_s: float, stage_s: tuple[float, ...]) -> bool:
-        """An iteration ended; returns whether enough is known.
-
-        Args:
-            own_s: Its length without waits for other members.
-            stage_s: Seconds that each stage owned, without waits.
-        """
+        """An iteration ended; returns whether enough is known."""
         if self.is_over:
             return True
         self._iterations.append(IterationSample(stage_s, own_s))
@@ -275,10 +267,6 @@ class LiveCourse:
 
     def result(self, gpu_mem_gib: float = 0.0, detail: ProfileDetail | None = None) -> DryRunResult | None:
         """The figures of a profile; None where too little was measured.
-
-        Args:
-            gpu_mem_gib: Peak GPU memory.
-            detail: What else is known.
 
         Raises:
             ProfileError: A figure cannot be true.

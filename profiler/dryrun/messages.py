@@ -60,11 +60,7 @@ class Limits:
     time_limit_s: float = 600.0
 
     def __post_init__(self) -> None:
-        """Refuse limits under which nothing can be measured.
-
-        Raises:
-            DryRunError: A limit is not positive.
-        """
+        """Refuse limits under which nothing can be measured."""
         if self.iterations < 1:
             raise DryRunError(f"a dry run of {self.iterations} iterations: there must be more iterations than warm-up")
         if not (self.steady_s > 0 and self.time_limit_s > 0):
@@ -170,21 +166,12 @@ class DryRunResult:
     stopped: str = ""
 
     def __post_init__(self) -> None:
-        """Refuse figures that no measurement can give.
-
-        Raises:
-            ProfileError: A figure is outside of what `muri.profiler.figures` allows.
-        """
+        """Refuse figures that no measurement can give."""
         if fault := fault_in(self.stage_s, self.iteration_s, self.gpu_mem_gib, self.iterations):
             raise ProfileError(f"a dry run's result: {fault}")
 
     def profile(self, key: ProfileKey, measured_at: str, source: str = "dry-run") -> StageProfile:
         """The profile of a key.
-
-        Args:
-            key: What was measured.
-            measured_at: UTC time, ISO-8601.
-            source: How, as in `StageProfile`.
 
         Raises:
             ProfileError: A figure cannot be true.

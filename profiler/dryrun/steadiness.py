@@ -84,13 +84,7 @@ def has_settled(times_s: Sequence[float]) -> bool:
 
 
 def settled_after(times_s: Sequence[float], *, known_unsettled: int = 0, least: int = LEAST_WARMUP) -> int | None:
-    """After how many iterations a script has settled; None while it has not.
-
-    Args:
-        times_s: Wall-clock seconds of all iterations so far.
-        known_unsettled: So many iterations are known to be too few, from an earlier call.
-        least: The least warm-up; the most lies as much higher as it does for `LEAST_WARMUP`.
-    """
+    """After how many iterations a script has settled; None while it has not."""
     for warmup in range(max(least, known_unsettled), len(times_s) - 2 * HALF_WINDOW + 1):
         if warmup >= most_warmup(least) or has_settled(times_s[warmup : warmup + 2 * HALF_WINDOW]):
             return warmup
@@ -98,13 +92,7 @@ def settled_after(times_s: Sequence[float], *, known_unsettled: int = 0, least: 
 
 
 def warmup_by_now(times_s: Sequence[float], ahead: LoaderAhead, most_measured: int) -> int | None:
-    """After how many iterations a script has settled, as its newest one tells; None while it has not.
-
-    Args:
-        times_s: Wall-clock seconds of all iterations so far; this was asked after each earlier one, too.
-        ahead: How its loader works ahead.
-        most_measured: Most iterations that are measured then.
-    """
+    """After how many iterations a script has settled, as its newest one tells; None while it has not."""
     # Looking at longer periods than fit would itself take more than the limit.
     fits = max(1, most_measured - 2 * HALF_WINDOW + 1)
     means_s = moving_means(times_s, min(ahead.period, fits))
@@ -138,11 +126,6 @@ def certainty(values: Sequence[float], bias: float = 0.0, least: int = LEAST_FOR
 
     What delays one iteration often delays the next: with the correlation ρ of neighbors, n values say as much
     as n (1 − ρ) / (1 + ρ) independent ones.
-
-    Args:
-        values: In the order of time.
-        bias: Share of the mean by which all of them may be too large; it uses up some of the tolerance.
-        least: From so many values on their scatter says something.
     """
     count = len(values)
     mean = fmean(values)

@@ -3,27 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import compress
 from statistics import fmean, pstdev
-from typing import Any, Final
+from typing import Final
 
 from muri.profiler.dryrun.attribution import Attribution, Interval, attribute
 from muri.profiler.dryrun.messages import DryRunResult
 from muri.profiler.dryrun.steadiness import LEAST_FOR_SCATTER, LEAST_PERIODS, certainty, ordinary, period_means
 from muri.profiler.records import STAGES, ProfileDetail, ProfileError
-from muri.profiler.resource_usage.sample import Usage
 
 UNSETTLED_FACTOR: Final = 0.5
 """Factor of the confidence when a script never settled, or too few periods were measured."""
 
 _P95: Final = 0.95
-LEAST_SAMPLES: Final = 3
-"""Fewer samples of the steady work say less than those of the whole run."""
-
-_STEADY_SINCE: Final = "steady_since_s"
-"""The script's own process adds this figure for `with_usage`; the result does not keep it."""
 
 
 @dataclass(frozen=True)
@@ -81,12 +75,7 @@ class Certain:
 
 
 def samples_of(windows: Sequence[tuple[float, float]], intervals: Iterable[Interval]) -> list[IterationSample]:
-    """Attribute the time of each iteration.
-
-    Args:
-        windows: Start and end of each iteration.
-        intervals: Of the whole time, in any order.
-    """
+    """Attribute the time of each iteration."""
     waiting = sorted(intervals, key=lambda interval: interval.start_s)
     going: list[Interval] = []
     samples, position = [], 0
@@ -192,27 +181,3 @@ def _percentile(values: Sequence[float]) -> float:
 def _variation(values: Sequence[float]) -> float:
     mean = fmean(values)
     return pstdev(values) / mean if mean > 0 else 0.0
-
-
-def with_usage(found: Mapping[str, Any], usage: Usage) -> dict[str, Any]:
-    """Complete a script's own result with what it was seen to use.
-
-    Args:
-        found: What the script's own process wrote: the figures or an error, and since when it worked
-            steadily.
-        usage: Of the script and its processes, from start to end.
-    """
-    if "error" in found:
-        return dict(found)
-    steady = usage.since(float(found[_STEADY_SINCE]))
-    means, peaks = (steady if len(steady.samples) >= LEAST_SAMPLES else usage).mean, usage.peak
-    detail = dict(found["detail"])
-    seen = {
-        "host_mem_gib": peaks.host_mem_gib,
-        "cpu_cores": means.cpu_cores,
-        "gpu_utilisation": means.gpu_utilisation,
-    }
-    detail.update({name: value for name, value in seen.items() if value is not None})
-    figures = {name: value for name, value in found.items() if name != _STEADY_SINCE}
-    gpu_mem_gib = max(float(found["gpu_mem_gib"]), peaks.gpu_mem_gib or 0.0)
-    return {**figures, "gpu_mem_gib": gpu_mem_gib, "detail": detail}

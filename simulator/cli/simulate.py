@@ -114,9 +114,6 @@ def cluster_of(given: Mapping[str, Any]) -> "Cluster":
 def checked_options(given: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """The options of each policy.
 
-    Args:
-        given: The command line.
-
     Raises:
         UsageError: Traces or policies are missing, or a policy or an option of one makes no sense.
     """
@@ -140,9 +137,6 @@ def checked_options(given: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 def parse_options(words: Iterable[str]) -> dict[str, dict[str, Any]]:
     """Policy options by policy; options for all policies under "".
-
-    Args:
-        words: Each `key=value` or `policy:key=value`; values as YAML writes them.
 
     Raises:
         click.BadParameter: A word is neither.

@@ -203,11 +203,6 @@ def planned_profiles(jobs: Sequence[TraceJob], noise: float, seed: int) -> dict[
 
     Every stage of every job gets a factor of its own from U[1 − n_p, 1 + n_p], drawn from the seed and the job's
     id alone. The iteration time changes as the sum of the stages does.
-
-    Args:
-        jobs: The jobs.
-        noise: n_p, 0 to 1.
-        seed: Seed.
     """
     if noise <= 0:
         same: dict[StageProfile, StageProfile] = {}
@@ -255,12 +250,7 @@ class View:
 
 
 def view_of(policy: Policy, *, checkpoints: bool = False) -> View:
-    """The part of the queue that a policy needs: all of it where the policy has a `plan` of its own.
-
-    Args:
-        policy: The policy.
-        checkpoints: Whether all jobs can resume from a checkpoint.
-    """
+    """The part of the queue that a policy needs: all of it where the policy has a `plan` of its own."""
     if not isinstance(policy, QueuePolicy) or type(policy).plan is not QueuePolicy.plan:
         return View()
     rules = policy.rules
@@ -280,12 +270,7 @@ class _Sharers(NamedTuple):
 
 
 class WaitingJobs:
-    """The queue.
-
-    Args:
-        view: How much of it a plan needs.
-        any_user: Whether jobs of different users may share.
-    """
+    """The queue."""
 
     def __init__(self, view: View, *, any_user: bool = True) -> None:
         self._view = view
@@ -324,12 +309,7 @@ class WaitingJobs:
                 del self._sorted[sharers]
 
     def reduce(self, request: PlanRequest, gpu_count: int) -> PlanRequest:
-        """Add the waiting jobs that matter to a request.
-
-        Args:
-            request: The request without waiting jobs.
-            gpu_count: GPUs of the nodes on which jobs may start; larger jobs are left out.
-        """
+        """Add the waiting jobs that matter to a request."""
         if self._view.per_slot is None:
             return replace(request, jobs=tuple([job for job in self._seen() if job.gpu_count <= gpu_count]))
         ranked = self._sorted if self._view.timeless else self._ranked_now(request, gpu_count)

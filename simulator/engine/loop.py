@@ -32,16 +32,7 @@ _REPORTS: Final = 200
 
 
 class Engine:
-    """Runs one simulation.
-
-    Args:
-        world: The cluster before the first event.
-        policy: The policy.
-        shares: Whether the policy lets jobs share, so models have to be profiled.
-        stops_jobs: Whether the policy ever stops a job.
-        interference: Speeds of pairs that the policy may see.
-        progress: Called with the share of jobs that have ended.
-    """
+    """Runs one simulation."""
 
     def __init__(
         self,
@@ -257,12 +248,6 @@ def _failure(policy: str, error: Exception) -> str:
 
 def carry_out(plan: Plan, world: World, *, stops_jobs: bool) -> None:
     """Stop, regroup and start as a plan says; what it keeps goes on and costs nothing.
-
-    Args:
-        plan: The plan.
-        world: The cluster that it was made for.
-        stops_jobs: Whether the policy ever stops a job. If not, a job that gets a partner goes on undisturbed;
-            otherwise all members of a new group restart, save those that others join.
 
     Raises:
         SimulationError: The plan cannot be carried out.

@@ -40,12 +40,7 @@ Stay = TypeVar("Stay", bound=Hashable)
 
 
 class Film(Generic[Stay], ABC):
-    """Records a public simulator's model over time: samples, stays on GPUs, progress.
-
-    Args:
-        task: What is simulated.
-        report_every: Samples from one report of progress to the next.
-    """
+    """Records a public simulator's model over time: samples, stays on GPUs, progress."""
 
     def __init__(self, task: Simulation, report_every: int) -> None:
         self.task = task
@@ -92,14 +87,7 @@ class Film(Generic[Stay], ABC):
 
 
 class Meter:
-    """Adds up the present state, and turns it into samples as time passes.
-
-    Args:
-        gpu_count: GPUs of the cluster.
-        used: For each profile, the share of its time alone in which each resource is busy.
-        most: The highest utilization. Where jobs share GPUs at measured speeds, stage times may contradict these and
-            add up to more than 1.
-    """
+    """Adds up the present state, and turns it into samples as time passes."""
 
     def __init__(self, gpu_count: int, used: Sequence[Sequence[float]], most: float = math.inf) -> None:
         self._gpu_count = gpu_count

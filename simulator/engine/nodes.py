@@ -14,11 +14,7 @@ _ROUNDING: Final = 1e-6
 
 
 class Nodes:
-    """All nodes of the cluster.
-
-    Args:
-        cluster: Number and size of the nodes.
-    """
+    """All nodes of the cluster."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
@@ -120,11 +116,7 @@ class Nodes:
 
 
 class Hosts:
-    """CPUs and memory given out beyond the GPU-proportional shares, by node.
-
-    Args:
-        cluster: CPUs and memory of its nodes; 0: unlimited, so sharing them out has no effect.
-    """
+    """CPUs and memory given out beyond the GPU-proportional shares, by node."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.limited = cluster.cpus_per_node > 0 or cluster.mem_gib_per_node > 0

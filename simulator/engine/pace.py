@@ -13,7 +13,7 @@ from muri.policies.speed.lockstep import Lockstep, period_s
 from muri.policies.speed.model import Shape, SpeedModel, shape_of
 from muri.policies.traits import Demand, InterferenceTable, PairSpeed, Sensitivity, derived_sensitivity
 from muri.policies.types import Policy
-from muri.profiler.interference.models import estimated_ratio
+from muri.profiler.pairs import estimated_ratio
 from muri.profiler.records import RESOURCES, StageProfile
 from muri.simulator.engine.jobs import LiveJob, Unit
 from muri.simulator.model import Cluster, SimulationError, TraceJob
@@ -77,24 +77,14 @@ class _ModelPace:
 
 
 def pace_of(policy: Policy, model: SpeedModel) -> Pace:
-    """How the runtime shares out resources under a policy.
-
-    Args:
-        policy: The policy.
-        model: The speed model that the policy plans with.
-    """
+    """How the runtime shares out resources under a policy."""
     if isinstance(policy, PacedPolicy):
         return policy.pace
     return _LockstepPace(model) if isinstance(model, Lockstep) else _ModelPace(model)
 
 
 class Pairs:
-    """Speeds of every pair of a trace's models.
-
-    Args:
-        measured: The measured pairs.
-        jobs: The jobs of the trace.
-    """
+    """Speeds of every pair of a trace's models."""
 
     def __init__(self, measured: Iterable[PairSpeed], jobs: Sequence[TraceJob]) -> None:
         self._measured = InterferenceTable(tuple(measured))
@@ -105,7 +95,7 @@ class Pairs:
         """The measured pairs, and estimates of all others.
 
         Estimates are for two processes that share a GPU without turns, by queueing theory
-        (`muri.profiler.interference.models`), from the profile of each model's first job by submit time.
+        (`muri.profiler.fits`), from the profile of each model's first job by submit time.
 
         Raises:
             SimulationError: There are too many models.
@@ -137,13 +127,7 @@ class Pairs:
 
 
 def sensitivities_of(jobs: Sequence[TraceJob], cluster: Cluster, fair: Demand) -> dict[int, Sensitivity | None]:
-    """The sensitivity of every job, by id; equal ones are one object. None where CPUs and memory are unlimited.
-
-    Args:
-        jobs: The jobs.
-        cluster: The nodes.
-        fair: The GPU-proportional share of one GPU; infinite where unlimited.
-    """
+    """The sensitivity of every job, by id; equal ones are one object. None where CPUs and memory are unlimited."""
     if fair == (math.inf, math.inf):
         return {job.job_id: None for job in jobs}
     derived: dict[StageProfile, Sensitivity | None] = {}
@@ -160,15 +144,7 @@ def sensitivities_of(jobs: Sequence[TraceJob], cluster: Cluster, fair: Demand) -
 
 
 class Speeds:
-    """True speeds of units; each combination of profiles is computed once.
-
-    Args:
-        pace: The runtime.
-        jobs: All jobs of the trace.
-        sensitivities: How CPUs and memory change their throughput, by job id.
-        fair: The GPU-proportional share of one GPU.
-        pairs: Speeds of members that run side by side without turns.
-    """
+    """True speeds of units; each combination of profiles is computed once."""
 
     def __init__(
         self,

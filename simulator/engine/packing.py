@@ -9,8 +9,8 @@ from typing import ClassVar, Final
 from muri.policies.siblings.horus_cost import RAISED_BY
 from muri.policies.traits import model_of, relative_goodput
 from muri.policies.types import FreeNode, NodeShare
-from muri.profiler.interference.slowdown import published_slowdown
 from muri.profiler.records import RESOURCES
+from muri.profiler.slowdown import published_slowdown
 from muri.simulator.engine.jobs import LiveJob, Seat, Unit, WaitingJobs
 from muri.simulator.engine.nodes import Nodes
 from muri.simulator.engine.pace import Pairs, Speeds
@@ -22,11 +22,7 @@ _GPU: Final = RESOURCES.index("gpu")
 
 
 class PackedNodes(Nodes):
-    """All nodes of the cluster, and the units on each GPU.
-
-    Args:
-        cluster: Number and size of the nodes.
-    """
+    """All nodes of the cluster, and the units on each GPU."""
 
     def __init__(self, cluster: Cluster) -> None:
         super().__init__(cluster)
@@ -117,11 +113,6 @@ def speed_of(unit: Unit, on_gpus: Iterable[list[Unit]], crowding: Crowding) -> f
     """Speed of the job of a unit, 1 = alone with its own number of GPUs and its undivided batch.
 
     The slowest of its GPUs counts.
-
-    Args:
-        unit: A unit of one job.
-        on_gpus: The units on each of its GPUs, itself included.
-        crowding: True speeds on one GPU.
     """
     job, steps = unit.members[0].job, unit.seat.accumulate_steps
     alone = elastic_speed(job, unit.gpu_count)
@@ -137,10 +128,6 @@ def elastic_speed(job: TraceJob, gpu_count: int) -> float:
 
     Throughput times statistical efficiency: computing scales with the GPUs, synchronizing follows the ring all-reduce.
 
-    Args:
-        job: The job, with its true profile.
-        gpu_count: GPUs that it holds.
-
     Source: Pollux (Qiao et al., OSDI 2021), section 3, simplified as `muri.policies.traits` says.
     """
     if gpu_count == job.gpu_count:
@@ -151,17 +138,7 @@ def elastic_speed(job: TraceJob, gpu_count: int) -> float:
 
 
 class PackedWorld(World):
-    """The state of the cluster at one moment; each unit is one job, and units overlap on GPUs.
-
-    Args:
-        jobs: The jobs of the trace.
-        nodes: The nodes of the cluster, all free.
-        settings: How to simulate.
-        speeds: What is known of the jobs' profiles; the jobs take no turns.
-        waiting: An empty queue.
-        crowding: True speeds of jobs on one GPU.
-        elastic: Whether a job may hold another number of GPUs than it asked for.
-    """
+    """The state of the cluster at one moment; each unit is one job, and units overlap on GPUs."""
 
     packs: ClassVar[bool] = True
 

@@ -68,11 +68,7 @@ class Event(NamedTuple):
 
 
 class EventQueue:
-    """The events to come. The queue skips outdated ones, and sweeps them out when there are many.
-
-    Args:
-        is_outdated: Tells whether an event no longer holds.
-    """
+    """The events to come. The queue skips outdated ones, and sweeps them out when there are many."""
 
     def __init__(self, is_outdated: Callable[[Event], bool]) -> None:
         self._heap: list[Event] = []
@@ -117,13 +113,6 @@ class World:
     Attributes:
         packs: Whether jobs share GPUs one by one, instead of in groups.
         elastic: Whether jobs may hold another number of GPUs than they asked for.
-
-    Args:
-        jobs: The jobs of the trace.
-        nodes: The nodes of the cluster, all free.
-        settings: How to simulate.
-        speeds: How fast groups progress.
-        waiting: An empty queue.
     """
 
     packs: ClassVar[bool] = False
@@ -199,13 +188,7 @@ class World:
         return self.nodes.available_count == self.cluster.node_count or all(map(self.nodes.is_available, unit.nodes))
 
     def start(self, members: Sequence[LiveJob], seat: Seat, undisturbed: frozenset[int]) -> None:
-        """Jobs start to share GPUs.
-
-        Args:
-            members: Jobs that run nowhere, in the ordering in which they interleave.
-            seat: What they get.
-            undisturbed: Ids of jobs that keep their GPUs and only get a partner, so they pay no restart.
-        """
+        """Jobs start to share GPUs."""
         gpu_count = sum(share.gpu_count for share in seat.gpus)
         nodes = self.nodes.indices(seat.gpus)
         unit = Unit(self._started, list(members), seat, nodes, gpu_count, self.now_s)

@@ -46,15 +46,7 @@ class Reading:
     def parse(
         self, entries: Iterable[tuple[int, Entry | RowError]], to_job: Callable[[Entry], Job]
     ) -> Iterator[tuple[int, Job]]:
-        """Turn entries into jobs; count bad entries and those left out.
-
-        Args:
-            entries: Lines with their entries, or with the error if the shape is wrong.
-            to_job: Makes the job; raises RowError or LeftOutError.
-
-        Yields:
-            Lines and jobs.
-        """
+        """Turn entries into jobs; count bad entries and those left out."""
         for line, entry in entries:
             try:
                 if isinstance(entry, RowError):
@@ -76,15 +68,6 @@ def read_table(
     reading: Reading, required: Iterable[str], to_job: Callable[[Row], Job], delimiter: str = ","
 ) -> Iterator[tuple[int, Job]]:
     """The jobs of a table with a header and one row per job.
-
-    Args:
-        reading: The reading.
-        required: Columns that the header must have.
-        to_job: Makes a row's job; raises RowError or LeftOutError.
-        delimiter: What separates cells; only the comma knows quotes.
-
-    Yields:
-        Lines and jobs.
 
     Raises:
         TraceError: The header is not as required.
@@ -169,13 +152,7 @@ class Assignment:
     _made: dict[tuple[int, int], StageProfile] = field(default_factory=dict)
 
     def profile(self, key: str, gpu_count: int, job_name: str = "") -> StageProfile:
-        """The profile of one job.
-
-        Args:
-            key: Equal for reruns.
-            gpu_count: GPUs of the job.
-            job_name: Its name, where the log knows it.
-        """
+        """The profile of one job."""
         named = [number for number, model in enumerate(self.models) if model.name == job_name]
         choices = named or range(len(self.models))
         number = choices[self._hash(key) % len(choices)]
@@ -191,10 +168,6 @@ class Assignment:
 
 def assignment_of(profiles: Iterable[StageProfile] | None, seed: int) -> Assignment:
     """An assignment among given profiles.
-
-    Args:
-        profiles: A site's own measured profiles; None: the eight models of the Muri paper.
-        seed: For the choice.
 
     Raises:
         TraceError: There are no profiles.
@@ -227,13 +200,6 @@ def to_trace_jobs(logged: Sequence[LoggedJob], assignment: Assignment) -> list[T
 
     Ids that are numbers stay; otherwise jobs are numbered from 0 by submit time, ties in the log's order.
     Iterations are the time run over the profile's iteration time, at least one.
-
-    Args:
-        logged: The jobs, ids unique.
-        assignment: Gives them profiles.
-
-    Returns:
-        The jobs by submit time, then id.
     """
     keep_ids = all(_is_number(job.job_id) for job in logged)
     ordered = sorted(logged, key=lambda job: (job.submit_s, int(job.job_id) if keep_ids else 0))
@@ -268,13 +234,6 @@ def to_time(column: str, text: str) -> float | None:
     """Seconds since the epoch of a time in a log; None: the log has no time there.
 
     Times without a zone count as UTC, because only differences matter.
-
-    Args:
-        column: The cell's column, for the message.
-        text: "2017-10-07 01:11:39", the same with T, or seconds.
-
-    Returns:
-        Seconds.
 
     Raises:
         RowError: It is no time.

@@ -140,11 +140,7 @@ class Recipe:
     name: str = "generated"
 
     def __post_init__(self) -> None:
-        """Refuse what no trace can be like.
-
-        Raises:
-            TraceError: A figure is out of range or a name unknown.
-        """
+        """Refuse what no trace can be like."""
         _check_figures(self)
         _check_mixes(self)
 
@@ -184,12 +180,6 @@ def generate(recipe: Recipe) -> Trace:
 
     Arrivals are a Poisson process under the condition that the last of the jobs comes exactly when the load asks for:
     given their number, the arrival times of such a process are independent and uniform. Submit times are whole seconds.
-
-    Args:
-        recipe: Its properties.
-
-    Returns:
-        The trace: jobs numbered from 0 by submit time.
     """
     random = Random(recipe.seed)
     choices = _Choices.of(recipe)

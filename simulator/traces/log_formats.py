@@ -129,13 +129,6 @@ class _JsonText:
 def elements(name: str, chunks: Iterable[str]) -> Iterator[tuple[int, Any]]:
     """The elements of a JSON array.
 
-    Args:
-        name: The file, for messages.
-        chunks: Its text in pieces.
-
-    Yields:
-        The line where an element starts, and the element.
-
     Raises:
         TraceError: The text is not an array, or ends too early.
     """

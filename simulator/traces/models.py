@@ -316,9 +316,6 @@ class TrainedModel(NamedTuple):
 def models_of_pairs(lines: Iterable[str]) -> tuple[TrainedModel, ...]:
     """The models of a table of pair speeds, by name.
 
-    Args:
-        lines: The table's lines, the header first, as `muri.policies.traits.parse_interference` takes them.
-
     Raises:
         TraceError: A column is missing, or a speed alone is not a number above 0.
     """

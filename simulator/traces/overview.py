@@ -112,13 +112,7 @@ def _shares(kinds: list[Any], work: list[float]) -> dict[Any, Share]:
 
 
 def print_overview(console: Console, overview: Overview, gpus: int | None) -> None:
-    """Print a trace's figures.
-
-    Args:
-        console: Where.
-        overview: The figures.
-        gpus: Of the cluster whose load is shown; None: only the GPUs that the trace keeps busy.
-    """
+    """Print a trace's figures."""
     console.print(_totals_table(overview, gpus))
     console.print(_shares_table("GPUs of a job", overview.by_gpu_count, overview))
     console.print(_shares_table("Bottleneck", overview.by_bottleneck, overview))

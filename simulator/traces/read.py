@@ -44,9 +44,6 @@ def read_trace(
         seed: For the assignment of stage profiles to jobs whose trace has no stage times.
         profiles: What is assigned; None: the profiles of the Muri paper's eight models.
 
-    Returns:
-        The trace, its jobs by submit time, then id.
-
     Raises:
         TraceError: The file cannot be read, is of another format, or has bad rows.
     """
@@ -96,9 +93,6 @@ def _jobs(chosen: Format, reading: Reading, assignment: Assignment) -> list[Trac
 
 def find_format(name: str) -> Format:
     """The format of a name.
-
-    Args:
-        name: What the user asked for.
 
     Raises:
         TraceError: There is none of that name.

@@ -65,23 +65,13 @@ class BadRows:
     _shown: list[str] = field(default_factory=list)
 
     def add(self, name: str, line: int, error: Exception) -> None:
-        """Note one bad row.
-
-        Args:
-            name: The file.
-            line: Line of the row, from 1.
-            error: What is wrong with it.
-        """
+        """Note one bad row."""
         self.count += 1
         if len(self._shown) < MAX_SHOWN:
             self._shown.append(f"{name}:{line}: {error}")
 
     def finish(self, name: str, job_count: int) -> None:
         """Refuse the trace unless all of its rows were good or bad ones may be skipped.
-
-        Args:
-            name: The file.
-            job_count: Good rows.
 
         Raises:
             TraceError: There are bad rows and they may not be skipped, or no good ones.
@@ -155,9 +145,6 @@ class Source:
 def open_source(path: Path) -> Iterator[Source]:
     """Open a trace.
 
-    Args:
-        path: The file; "-" reads the standard input.
-
     Raises:
         TraceError: The file cannot be read or is not UTF-8 text.
     """
@@ -192,12 +179,7 @@ class Row:
     __slots__ = ("_cells", "_index")
 
     def __init__(self, cells: Sequence[str], index: Mapping[str, int]) -> None:
-        """Wrap the cells of one line.
-
-        Args:
-            cells: The cells.
-            index: Position of each column.
-        """
+        """Wrap the cells of one line."""
         self._cells = cells
         self._index = index
 
@@ -242,12 +224,6 @@ class Row:
 
 def to_number(column: str, text: str, *, at_least: float = 0.0, more_than: float | None = None) -> float:
     """A finite number out of a cell.
-
-    Args:
-        column: The cell's column, for the message.
-        text: The cell.
-        at_least: Least value allowed.
-        more_than: A bound that the value must exceed, instead.
 
     Raises:
         RowError: It is none, or too small.
@@ -301,16 +277,6 @@ def read_rows(
 ) -> Iterator[tuple[int, Row | RowError]]:
     """The rows of a table, one at a time, without blank lines.
 
-    Args:
-        name: The file.
-        lines: Its lines.
-        required: Columns that the header must have.
-        header: The columns of a file that has no header itself.
-        delimiter: What separates cells; only the comma knows quotes.
-
-    Yields:
-        Line and row, or the error if the row has the wrong shape.
-
     Raises:
         TraceError: The header is not as required, or the file is not a table.
     """
@@ -329,14 +295,6 @@ def read_rows(
 
 def read_header(name: str, header: Sequence[str], required: Iterable[str]) -> dict[str, int]:
     """Position of each column.
-
-    Args:
-        name: The file.
-        header: Its first row.
-        required: Columns that must be there.
-
-    Returns:
-        Index by column name.
 
     Raises:
         TraceError: A column is missing or appears twice.

@@ -86,10 +86,6 @@ def write_trace(trace: Trace, path: Path) -> None:
 
     Of each profile the stage times, the iteration time, the memory and the key are kept; how it was measured is not.
 
-    Args:
-        trace: The trace.
-        path: The file to write.
-
     Raises:
         TraceError: The file cannot be written.
     """

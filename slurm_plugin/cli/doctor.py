@@ -18,7 +18,7 @@ import click
 
 from muri.errors import MuriError
 from muri.profiler.errors import CorruptStoreError, StoreMissingError, StoreOutdatedError
-from muri.profiler.resource_usage.nvml import check as why_no_gpu
+from muri.profiler.gpu_usage import check as why_no_gpu
 from muri.profiler.store import ProfileStore
 from muri.profiler.store_file import existing_journal, exists, file_system_of, is_network, set_aside, set_aside_stores
 from muri.rendezvous import SITE_RUN_DIR

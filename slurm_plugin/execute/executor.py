@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from muri.policies.types import Policy
 from muri.profiler.errors import CorruptStoreError
 from muri.profiler.records import StageProfile
-from muri.profiler.sensitivity.record import KIND as SENSITIVITIES
+from muri.profiler.sensitivity import SENSITIVITIES
 from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.execute.apply import CycleCutShortError
 from muri.slurm_plugin.execute.gate import (

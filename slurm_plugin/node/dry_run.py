@@ -21,18 +21,11 @@ import click
 from muri.errors import MuriError
 from muri.foreign import json_of
 from muri.inherited import PUBLIC, settle_own
+from muri.profiler.cpu_curve import CpuSensitivity, Measured, bisect
 from muri.profiler.dryrun.messages import FULL_MEMORY_VARIABLE, NO_JOB, DryRunRequest, Limits
 from muri.profiler.dryrun.runner import end, last_words
 from muri.profiler.errors import SensitivityError
-from muri.profiler.sensitivity.bisection import CpuSensitivity, Measured, bisect
-from muri.profiler.sensitivity.throughput import (
-    STEADY_S,
-    Window,
-    cores,
-    environment,
-    usable_cpus,
-    watched_throughput,
-)
+from muri.profiler.sweep import STEADY_S, Window, cores, environment, usable_cpus, watched_throughput
 from muri.slurm_plugin.gateway.base import GatewayError, NoSuchJobError
 from muri.slurm_plugin.node.slurm_calls import batch_script, job_record, set_comment
 from muri.slurm_plugin.records.comment_reports import SWEEP, comment_with, sweep_figures, with_foreign_python

@@ -13,7 +13,7 @@ from muri.clock import Clock, now_text
 from muri.files import atomic_json
 from muri.foreign import json_of
 from muri.group_spec import GroupSpec
-from muri.profiler.resource_usage.sampler import Monitor
+from muri.profiler.usage import Monitor
 from muri.rendezvous import use_file
 from muri.slurm_plugin.gateway.base import GatewayError, NoSuchJobError, SlurmUnreachableError
 from muri.slurm_plugin.node.slurm_calls import growing_pauses, job_record, set_comment

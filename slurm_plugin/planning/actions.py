@@ -7,7 +7,7 @@ from typing import Any, Final, Literal
 from pydantic import TypeAdapter
 
 from muri.profiler.records import StageProfile
-from muri.profiler.sensitivity.record import SensitivityProfile
+from muri.profiler.sensitivity import SensitivityProfile
 from muri.slurm_plugin.records.comment_tags import Original, Place
 
 

@@ -24,30 +24,21 @@ from muri.policies.traits import (
     derived_sensitivity,
 )
 from muri.policies.types import PlanRequest, Policy
+from muri.profiler.cpu_curve import DOUBT, RUN_SPREAD
 from muri.profiler.dryrun.messages import READS
 from muri.profiler.errors import FitError, SensitivityError
-from muri.profiler.interference.models import (
-    LinearFit,
-    Point,
-    computation_name,
-    estimated_ratio,
-    fit_computation,
-    fit_line,
-    overlap_exponent,
-)
-from muri.profiler.interference.ratios import Interference, Pairs, by_pair, find
-from muri.profiler.interference.slowdown import Parabola
+from muri.profiler.fits import LinearFit, Point, computation_name, fit_computation, fit_line, overlap_exponent
+from muri.profiler.pairs import Interference, Pairs, by_pair, estimated_ratio, find
 from muri.profiler.records import ProfileKey, StageProfile
-from muri.profiler.sensitivity import record
-from muri.profiler.sensitivity.bisection import DOUBT, RUN_SPREAD
-from muri.profiler.sensitivity.memory_axis import (
+from muri.profiler.sensitivity import (
     Dataset,
+    SensitivityProfile,
     cache_sizes,
     measured_overlap,
     saturating_cache_gib,
     throughput,
 )
-from muri.profiler.sensitivity.record import SensitivityProfile
+from muri.profiler.slowdown import Parabola
 from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.records.cluster import Job, NodeIndex
 from muri.slurm_plugin.records.comment_reports import SWEEP, sweep_in
@@ -70,7 +61,7 @@ class KnownTraits:
     """What is stored of models, read once in a cycle."""
 
     # As `muri profile run --sweep` stores them, by name: the model's, or a profile key's text
-    sensitivities: Mapping[str, record.SensitivityProfile] = field(default_factory=dict)
+    sensitivities: Mapping[str, SensitivityProfile] = field(default_factory=dict)
     fits: Mapping[str, LinearFit] = field(default_factory=dict)  # Iteration times over batch sizes, by name
     # Models that were measured side by side, or that shared GPUs as plain processes do
     pairs: tuple[Interference, ...] = ()
@@ -94,7 +85,7 @@ class KnownTraits:
             log.warning("the sensitivity of %s is not used: %s", found.name, error)
             return None
 
-    def _sensitivity_of(self, key: ProfileKey) -> record.SensitivityProfile | None:
+    def _sensitivity_of(self, key: ProfileKey) -> SensitivityProfile | None:
         """What is kept under the key, else under the model: of its user, else of a published one."""
         if not self.sensitivities:
             return None
@@ -110,7 +101,7 @@ def gpu_utilization(profile: StageProfile | None) -> float | None:
     return None if profile is None else profile.detail.gpu_utilisation
 
 
-def sensitivity_of(known: record.SensitivityProfile, gpu_count: int = 1, least_mem_gib: float = 0.0) -> Sensitivity:
+def sensitivity_of(known: SensitivityProfile, gpu_count: int = 1, least_mem_gib: float = 0.0) -> Sensitivity:
     """Convert a stored sensitivity. Pure.
 
     What measurements cannot tell from the greatest throughput counts as saturated: otherwise noise would keep a job

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from muri.policies.types import CpuMemShare, Group, NodeShare, Plan, Solo, sentences
-from muri.profiler import dangers
 from muri.profiler.estimates import why_estimated
-from muri.profiler.records import StageProfile
+from muri.profiler.records import StageProfile, dangers_text
 from muri.slurm_plugin.config import Allocation, Config
 from muri.slurm_plugin.planning.actions import GivenShare, Join, MemberPlan, ReleaseSolo, StartGroup
 from muri.slurm_plugin.planning.cycle_input import CycleInput, Knowledge
@@ -70,7 +69,7 @@ def _why_process(job: ManagedJob, profile: StageProfile, mode: str) -> str:
         return "a job on several GPUs has processes"
     if found is None:
         return "its runs were not looked at for what threads cannot keep apart"
-    return f"its runs used {dangers.said(found)}" if found else ""
+    return f"its runs used {dangers_text(found)}" if found else ""
 
 
 def _home(job: ManagedJob, knowledge: Knowledge, index: NodeIndex) -> _Home | None:

@@ -11,10 +11,10 @@ from typing import Any, Final
 
 from muri.policies.siblings.horus_cost import MAX_RAISES
 from muri.profiler import figures
+from muri.profiler.cpu_curve import CpuSensitivity, Point, monotone
 from muri.profiler.dryrun.messages import READS, DryRunResult
 from muri.profiler.records import STAGES, ProfileError, ProfileKey, StageProfile
-from muri.profiler.resource_usage.use import JobUse, NodeUse, OneGpu
-from muri.profiler.sensitivity.bisection import CpuSensitivity, Point, monotone
+from muri.profiler.use import JobUse, NodeUse, OneGpu
 from muri.slurm_plugin.records import comment_tags as tags
 
 MOST_BYTES: Final = 1024
@@ -288,7 +288,7 @@ def use_figures(use: Any) -> dict[str, Any]:
     """Return what a pilot's monitor has found, as short as it can be; {} for nothing.
 
     Args:
-        use: `Use.to_dict` of `muri.profiler.resource_usage.use`.
+        use: `Use.to_dict` of `muri.profiler.usage`.
     """
     if not isinstance(use, Mapping):
         return {}

@@ -33,7 +33,7 @@ ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THRE
 LOADED = (
     "torch", "torch._dynamo", "numpy", "psutil", "multiprocessing.spawn", "torch.nn.parallel.distributed",
     "torch.utils.data.distributed", "muri.cli", "muri.group_spec", "muri.profiler.dryrun.summary",
-    "muri.profiler.resource_usage.sampler",
+    "muri.profiler.usage",
 )  # fmt: skip
 _LARGEST_MESSAGE = 1 << 17
 _START_S = 240.0

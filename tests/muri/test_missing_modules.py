@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from muri.profiler.resource_usage.nvml import check as why_no_gpu
+from muri.profiler.gpu_usage import check as why_no_gpu
 from muri.pythons import OF_THE_CONTROLLER, is_packaged, what_brings
 from muri.slurm_plugin.gateway.base import GatewayUnavailableError
 from muri.slurm_plugin.gateway.pyslurm_api import NoPyslurmError, check_library, import_pyslurm

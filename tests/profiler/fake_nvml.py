@@ -20,7 +20,6 @@ class Device:
     utilisation: int = 50
     used_mib: int = 1024
     processes: dict = field(default_factory=dict)
-    pcie_kib: int = 1024
     minor: int = 0
     samples: list = field(default_factory=list)
     refuses: dict = field(default_factory=dict)
@@ -34,8 +33,6 @@ class Device:
 class FakeNvml:
     """Bindings with the names of pynvml."""
 
-    NVML_PCIE_UTIL_TX_BYTES = 0
-    NVML_PCIE_UTIL_RX_BYTES = 1
     NVMLError = NVMLError
     NVML_ERROR_INVALID_ARGUMENT = 2
     NVML_ERROR_NOT_SUPPORTED = 3
@@ -82,10 +79,6 @@ class FakeNvml:
     def nvmlDeviceGetComputeRunningProcesses(self, device):
         running = [SimpleNamespace(pid=pid, usedGpuMemory=mem) for pid, mem in device.processes.items()]
         return device.answer("processes", running)
-
-    def nvmlDeviceGetPcieThroughput(self, device, counter):
-        assert counter in {0, 1}
-        return device.answer("pcie", device.pcie_kib)
 
     def nvmlDeviceGetMinorNumber(self, device):
         return device.answer("minor", device.minor)

@@ -9,16 +9,15 @@ from hypothesis import strategies as st
 from profile_builders import make_profile, profiles
 
 from muri.policies.traits import Demand, derived_sensitivity
+from muri.profiler.cpu_curve import CpuSensitivity, Point
 from muri.profiler.drift import DriftRule, find_drift
 from muri.profiler.dryrun.messages import DryRunResult
 from muri.profiler.errors import FitError, InterferenceError, SensitivityError
 from muri.profiler.estimates import Bandwidth, scale
-from muri.profiler.interference.models import LinearFit, estimated_ratio
-from muri.profiler.interference.ratios import Side
+from muri.profiler.fits import LinearFit
+from muri.profiler.pairs import Side, estimated_ratio
 from muri.profiler.records import STAGES, ProfileDetail, ProfileError, ProfileKey
-from muri.profiler.sensitivity.bisection import CpuSensitivity, Point
-from muri.profiler.sensitivity.memory_axis import Dataset
-from muri.profiler.sensitivity.record import SensitivityProfile
+from muri.profiler.sensitivity import Dataset, SensitivityProfile
 from muri.profiler.store import Document, Observation
 
 ABSURD = (math.nan, math.inf, -math.inf, -1.0, 1e17, 1e200, 1.7976931348623157e308, "1", None, True, [1])

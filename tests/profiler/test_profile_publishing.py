@@ -7,13 +7,11 @@ import pytest
 from profile_builders import make_profile
 from profile_commands import invoke, muri, use_own_store
 
-from muri.profiler.interference.models import KIND as FITS
-from muri.profiler.interference.models import computation_name
-from muri.profiler.interference.ratios import Interference, Side, by_pair, find, known_pairs, put
+from muri.profiler.cpu_curve import CpuSensitivity, Point
+from muri.profiler.fits import FITS, computation_name
+from muri.profiler.pairs import Interference, Side, by_pair, find, known_pairs, put
 from muri.profiler.records import ProfileKey
-from muri.profiler.sensitivity.bisection import CpuSensitivity, Point
-from muri.profiler.sensitivity.record import KIND as SENSITIVITIES
-from muri.profiler.sensitivity.record import SensitivityProfile
+from muri.profiler.sensitivity import SENSITIVITIES, SensitivityProfile
 from muri.profiler.store import ACCUMULATES, Document, ProfileStore
 
 ALICES = make_profile(user="alice", load_s=0.11)

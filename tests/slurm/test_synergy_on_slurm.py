@@ -32,8 +32,8 @@ print(f"cache of {muri.cache([1, 2]).gib * 1024:.0f} MiB")
 APPETITES = """\
 import sys
 from pathlib import Path
-from muri.profiler.sensitivity.bisection import CpuSensitivity, Point
-from muri.profiler.sensitivity.record import KIND, SensitivityProfile
+from muri.profiler.cpu_curve import CpuSensitivity, Point
+from muri.profiler.sensitivity import SENSITIVITIES, SensitivityProfile
 from muri.profiler.store import ProfileStore
 curves = {
     "hungry": CpuSensitivity((Point(1, 1.0), Point(9, 9.0), Point(16, 9.1)), 9, 0, 3),
@@ -41,7 +41,7 @@ curves = {
 }
 with ProfileStore(Path(sys.argv[1])) as store:
     for name, cpu in curves.items():
-        store.put_document(KIND, SensitivityProfile(name, "2026-01-01T00:00:00Z", cpu, process_gib=2.0).to_document())
+        store.put_document(SENSITIVITIES, SensitivityProfile(name, "2026-01-01T00:00:00Z", cpu, process_gib=2.0).to_document())
 """
 
 FRESH_PY = """\

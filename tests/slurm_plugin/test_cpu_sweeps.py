@@ -6,11 +6,10 @@ from dataclasses import asdict, replace
 import pytest
 from fake_slurm import FakeSlurm, dry_runs, end_dry_run, make_job, make_node, one_gpu
 
+from muri.profiler.cpu_curve import CpuSensitivity, Point
 from muri.profiler.dryrun.messages import Limits
 from muri.profiler.records import ProfileKey
-from muri.profiler.sensitivity.bisection import CpuSensitivity, Point
-from muri.profiler.sensitivity.memory_axis import Dataset
-from muri.profiler.sensitivity.record import KIND, SensitivityProfile
+from muri.profiler.sensitivity import SENSITIVITIES, Dataset, SensitivityProfile
 from muri.profiler.store import ProfileStore
 from muri.slurm_plugin.node import dry_run
 from muri.slurm_plugin.node.dry_run import Cpus, measure
@@ -102,7 +101,7 @@ OPTIONS = {"policy": "synergy", "profiling": {"mode": "dry-run", "partition": "s
 
 def stored(folder):
     with ProfileStore(folder / "profiles.db", read_only=True) as store:
-        return [SensitivityProfile.from_document(each) for each in store.documents(KIND)]
+        return [SensitivityProfile.from_document(each) for each in store.documents(SENSITIVITIES)]
 
 
 def planned_with(make_controller, reads=None, detail=None, cpus=None):

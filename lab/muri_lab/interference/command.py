@@ -27,13 +27,12 @@ from muri.profiler.commands.options import (
 )
 from muri.profiler.dryrun.runner import check_command
 from muri.profiler.errors import FitError, NoSuchProfileError
-from muri.profiler.interference.models import KIND, LinearFit, computation_name, fit_computation
-from muri.profiler.interference.ratios import Interference, Side, every_pair, known_pairs, put
-from muri.profiler.interference.slowdown import KIND as SLOWDOWNS
-from muri.profiler.interference.slowdown import SlowdownFit, published_slowdown
+from muri.profiler.fits import FITS, LinearFit, computation_name, fit_computation
 from muri.profiler.lookup import SELECTOR, Wanted, find_all, key_for, of_command, selector
+from muri.profiler.pairs import Interference, Side, every_pair, known_pairs, put
 from muri.profiler.records import ProfileKey, StageProfile
 from muri.profiler.render import add_figures, bare_table, milliseconds
+from muri.profiler.slowdown import SLOWDOWNS, SlowdownFit, published_slowdown
 from muri.profiler.store import Document, ProfileStore
 from muri_lab.interference.corun import Budget, measure_pair
 from muri_lab.interference.fits import (
@@ -260,7 +259,7 @@ def fit_command(wanted: Wanted, store_path: Path | None, as_json: bool) -> None:
         fits = _fit_all([item for item in profiles if item.key in keys], profiles)
         now = now_text()
         for name, (unit, line) in fits.items():
-            store.put_document(KIND, Document(name, now, {"unit": unit, **line.to_dict()}))
+            store.put_document(FITS, Document(name, now, {"unit": unit, **line.to_dict()}))
     if as_json:
         echo_json({"fits": {name: {"unit": unit, **line.to_dict()} for name, (unit, line) in fits.items()}})
         return

@@ -10,10 +10,10 @@ from typing import Final, NamedTuple
 from muri.profiler import figures
 from muri.profiler.errors import FitError
 from muri.profiler.estimates import estimated
-from muri.profiler.interference.models import LinearFit, Point, estimated_ratio, fit_line
-from muri.profiler.interference.ratios import Interference, by_pair, find, known_pairs, ordered
-from muri.profiler.interference.slowdown import Parabola, Slowdown, SlowdownFit
+from muri.profiler.fits import LinearFit, Point, fit_line
+from muri.profiler.pairs import Interference, by_pair, estimated_ratio, find, known_pairs, ordered
 from muri.profiler.records import ProfileKey, StageProfile, owned_name
+from muri.profiler.slowdown import Parabola, Slowdown, SlowdownFit
 from muri.profiler.store import ProfileStore
 
 LEAST_PAIRS: Final = 10

@@ -12,7 +12,7 @@ from muri.policies.siblings.horus import PackingCycle, needed_memory
 from muri.policies.siblings.horus_cost import Load
 from muri.policies.siblings.packed import with_promises
 from muri.policies.types import Plan, PlanJob, PlanRequest, Reason, Waiting
-from muri.profiler.interference.slowdown import Slowdown
+from muri.profiler.slowdown import Slowdown
 
 _LEAST_SPEED: Final = 0.5
 """PAB takes a job off GPUs on which it gets on more slowly than this, relative to its speed alone."""

@@ -21,7 +21,7 @@ from muri.errors import UsageError
 from muri.policies.registry import get_policy
 from muri.policies.siblings.horus import JobQueue, cluster, pick, queues_of
 from muri.policies.siblings.horus_cost import MAX_RAISES, CostModel, Load, pays, raised_gib
-from muri.profiler.interference.slowdown import Parabola, published_slowdown
+from muri.profiler.slowdown import Parabola, published_slowdown
 
 RTX_2080 = published_slowdown("rtx2080")
 NAMES = ("horus", "horus-f", "obp", "pab")

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muri.profiler.interference.slowdown import UtilizationError, published_slowdown
+from muri.profiler.slowdown import UtilizationError, published_slowdown
 
 PERCENT = st.floats(0, 1000)
 GPU_TYPES = st.sampled_from(["rtx2080", "NVIDIA GeForce GTX 1080 Ti", "a100", ""])

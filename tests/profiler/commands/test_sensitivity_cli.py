@@ -7,14 +7,13 @@ import re
 import pytest
 from click.testing import CliRunner
 
+from muri.profiler import sweep as storage
 from muri.profiler.commands import profile
+from muri.profiler.cpu_curve import Measured, bisect
 from muri.profiler.errors import SensitivityError
-from muri.profiler.sensitivity import memory_axis as storage
-from muri.profiler.sensitivity import throughput as cpu_limits
-from muri.profiler.sensitivity.bisection import Measured, bisect
-from muri.profiler.sensitivity.memory_axis import Dataset, MemoryAxis
-from muri.profiler.sensitivity.record import KIND, SensitivityProfile, stored
+from muri.profiler.sensitivity import SENSITIVITIES, Dataset, SensitivityProfile, stored
 from muri.profiler.store import Document, ProfileStore
+from muri.profiler.sweep import MemoryAxis
 
 # While its throughput is measured, it writes when its iterations would end on a machine that nothing disturbs.
 WAITING_JOB = """
@@ -88,7 +87,7 @@ def test_a_job_whose_workers_follow_the_count(run, tmp_path):
 
 def test_affinity_and_threads_are_those_of_the_count(run, tmp_path):
     script, log = write(tmp_path / "cores.py", CORES_JOB), tmp_path / "log"
-    most = min(2, cpu_limits.usable_cpus())
+    most = min(2, storage.usable_cpus())
     result = run("--max-cpus", most, "--seconds", 0.2, "--", script, log)
     assert result.exit_code == 0, result.output
     seen = [tuple(map(int, line.split())) for line in log.read_text().splitlines()]
@@ -114,9 +113,9 @@ def test_what_is_stored_comes_back_and_what_is_not_is_said(tmp_path):
     plain = SensitivityProfile("plain", "2026-03-01T12:00:00Z", cpu)
     with ProfileStore(tmp_path / "profiles.db") as store:
         for one in (found, plain):
-            store.put_document(KIND, one.to_document())
+            store.put_document(SENSITIVITIES, one.to_document())
         assert (stored(store, "resnet"), stored(store, "plain")) == (found, plain)
-        store.put_document(KIND, Document("odd", "", {"points": [1]}))
+        store.put_document(SENSITIVITIES, Document("odd", "", {"points": [1]}))
         with pytest.raises(SensitivityError, match=r"'odd' cannot be read .*; measure it again"):
             stored(store, "odd")
         assert stored(store, "rsnet") is None

@@ -13,7 +13,7 @@ from test_engine_laws import all_settings
 from muri.policies.cycle.validation import check_request
 from muri.policies.traits import BatchModel, PairSpeed
 from muri.policies.types import Group, NodeShare, Plan, PlanJob, PlanRequest, Sharer, Waiting
-from muri.profiler.interference.slowdown import published_slowdown
+from muri.profiler.slowdown import published_slowdown
 from muri.simulator import run as run_module
 from muri.simulator.metrics import metrics_of
 from muri.simulator.model import Cluster, Settings, SimulationError, SimulationResult, Trace, TraceJob

@@ -7,8 +7,8 @@ from at_work import candidate, cycle_of
 from fake_slurm import NOW_S, FakeSlurm, Killed, make_job, make_node, one_cycle
 
 from muri.policies.types import CpuMemShare, Group, NodeShare, Plan
-from muri.profiler.sensitivity.bisection import CpuSensitivity, Point
-from muri.profiler.sensitivity.record import KIND, SensitivityProfile
+from muri.profiler.cpu_curve import CpuSensitivity, Point
+from muri.profiler.sensitivity import SENSITIVITIES, SensitivityProfile
 from muri.profiler.store import ProfileStore
 from muri.slurm_plugin.cli.look import explanation
 from muri.slurm_plugin.config import Allocation
@@ -38,7 +38,7 @@ def appetites(tmp_path):
     modest = CpuSensitivity((Point(2, 5.0), Point(16, 5.1)), 2, 0, 2)
     with ProfileStore(tmp_path / "profiles.db") as store:
         for name, cpu in (("hungry", hungry), ("modest", modest)):
-            store.put_document(KIND, SensitivityProfile(name, "2026-01-01T00:00:00Z", cpu).to_document())
+            store.put_document(SENSITIVITIES, SensitivityProfile(name, "2026-01-01T00:00:00Z", cpu).to_document())
 
 
 def two_jobs(**changes):

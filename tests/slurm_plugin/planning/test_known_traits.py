@@ -6,11 +6,10 @@ import pytest
 from at_work import cycle_of, measured_pair
 from fake_slurm import make_job, make_node
 
-from muri.profiler.interference.ratios import KIND as PAIRS
+from muri.profiler.cpu_curve import CpuSensitivity, Point
+from muri.profiler.pairs import PAIRS
 from muri.profiler.records import ProfileDetail, ProfileKey, StageProfile
-from muri.profiler.sensitivity.bisection import CpuSensitivity, Point
-from muri.profiler.sensitivity.memory_axis import Dataset, throughput
-from muri.profiler.sensitivity.record import KIND, SensitivityProfile
+from muri.profiler.sensitivity import SENSITIVITIES, Dataset, SensitivityProfile, throughput
 from muri.profiler.store import Document, ProfileStore
 from muri.slurm_plugin.planning.cycle_input import Knowledge
 from muri.slurm_plugin.planning.model_traits import (
@@ -80,9 +79,9 @@ def test_what_cannot_be_read_or_be_true_costs_only_itself(tmp_path, caplog):
     side = {"key": asdict(key("m")), "solo_s": 1, "shared_s": 2, "ratio": 2, "spread": None, "confidence": 1}
     pair = {"a": {**side, "iterations": float("inf")}, "b": side, "rounds": 1, "measured_s": 1, "measured_at": ""}
     with ProfileStore(tmp_path / "p.db") as store:
-        store.put_document(KIND, good)
+        store.put_document(SENSITIVITIES, good)
         for name, change in wrong.items():
-            store.put_document(KIND, Document(name, good.measured_at, {**good.body, **change}))
+            store.put_document(SENSITIVITIES, Document(name, good.measured_at, {**good.body, **change}))
         store.put_document(PAIRS, Document("p", good.measured_at, pair))
         traits = read_traits(store)
     assert not traits.pairs

@@ -7,10 +7,9 @@ from at_work import measured_pair
 from fake_slurm import FakeSlurm, Killed, make_job, make_node, one_cycle, pilots
 
 from muri.policies.types import NodeShare, Plan, PlanRequest, Reason, Running, Sharer, Waiting
-from muri.profiler.interference.models import KIND, LinearFit, computation_name
-from muri.profiler.interference.slowdown import KIND as SLOWDOWNS
-from muri.profiler.interference.slowdown import Parabola, SlowdownFit
+from muri.profiler.fits import FITS, LinearFit, computation_name
 from muri.profiler.records import ProfileKey, StageProfile
+from muri.profiler.slowdown import SLOWDOWNS, Parabola, SlowdownFit
 from muri.profiler.store import Document
 from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.planning.actions import StartGroup, started
@@ -260,7 +259,7 @@ def test_a_slowdown_fitted_on_the_site_reaches_the_policy_and_damaged_fits_cost_
     curve = Parabola(1.0, 0.01, 0.0)
     fit = SlowdownFit(curve, 0.8, 12, 10.0, 180.0)
     with make_controller(slurm, KNOWN, **POLICY) as controller:
-        damaged = [(SLOWDOWNS, "broken", {"curve": "?"}), (KIND, "broken", {"fixed_s": "?"})]
+        damaged = [(SLOWDOWNS, "broken", {"curve": "?"}), (FITS, "broken", {"fixed_s": "?"})]
         for kind, name, body in ((SLOWDOWNS, "gpu", fit.to_dict()), *damaged):
             controller._store.put_document(kind, Document(name, "2026-01-01T00:00:00+00:00", body))
         traits = read_traits(controller._store)

@@ -8,10 +8,9 @@ from fake_slurm import FOUR_KINDS, group_at_work, make_job, pilots
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muri.profiler.dangers import DANGERS
 from muri.profiler.dryrun.messages import DryRunResult
-from muri.profiler.records import STAGES, ProfileDetail, ProfileError, ProfileKey
-from muri.profiler.resource_usage.use import JobUse, NodeUse, OneGpu
+from muri.profiler.records import DANGERS, STAGES, ProfileDetail, ProfileError, ProfileKey
+from muri.profiler.use import JobUse, NodeUse, OneGpu
 from muri.slurm_plugin.cli.look import explanation, show_queue
 from muri.slurm_plugin.controller.status import Status, read_status, refresh, status_of, write_status
 from muri.slurm_plugin.node.group_records import groups_in

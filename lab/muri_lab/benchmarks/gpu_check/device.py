@@ -13,8 +13,8 @@ from typing import Any
 import psutil
 
 from muri.launcher.run.client import RuntimeLostError
-from muri.profiler.resource_usage.nvml import GpuReader, GpuUnreadableError
-from muri.units import MIB, MIB_PER_GIB
+from muri.profiler.gpu_usage import GpuReader, GpuUnreadableError
+from muri.units import KIB_PER_MIB, MIB, MIB_PER_GIB
 from muri_lab.benchmarks.gpu_check.check import JOBS, Check, Figures, only, report
 from muri_lab.benchmarks.job_runs import Run, running
 from muri_lab.benchmarks.runtime_process import BenchmarkError
@@ -246,14 +246,14 @@ def nvml(check: Check, figures: Figures) -> None:
         begin_s, looks = time.monotonic(), []
         while time.monotonic() - begin_s < NVML_S:
             time.sleep(1.1)
-            looks.append(reader.read(everybody))
+            looks.append((_pcie_mib_per_s(), reader.read(everybody)[0]))
         shares = reader.by_owner(owners)
         passed_s = time.monotonic() - begin_s
         rates = {model: sum(at_s >= begin_s for at_s in run.ends_s(model)) / passed_s for model in models}
         run.end()
         told = {model: only(report(run, model)) for model in models}
-    figures.add("pcie_mib_per_s", [each.pcie_mib_per_s for each in looks])
-    figures.add("utilisation", [each.utilisation for each in looks])
+    figures.add("pcie_mib_per_s", [pcie for pcie, _ in looks])
+    figures.add("utilisation", [utilisation for _, utilisation in looks])
     members = {
         model: {
             "utilisation": shares[model][0],
@@ -266,6 +266,19 @@ def nvml(check: Check, figures: Figures) -> None:
     }
     figures.add("members", members)
     figures.add("notes", list(reader.notes))
+
+
+def _pcie_mib_per_s() -> float | None:
+    """Traffic of all GPUs in both directions, as NVML counts it over 20 ms; None where the GPU does not count it."""
+    import pynvml
+
+    devices = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+    counters = (pynvml.NVML_PCIE_UTIL_RX_BYTES, pynvml.NVML_PCIE_UTIL_TX_BYTES)
+    try:
+        kib = sum(pynvml.nvmlDeviceGetPcieThroughput(device, counter) for device in devices for counter in counters)
+    except pynvml.NVMLError:
+        return None
+    return float(kib / KIB_PER_MIB)
 
 
 def _pids(pid: int) -> frozenset[int]:

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
-from muri.profiler.interference.slowdown import Slowdown, published_slowdown
 from muri.profiler.records import ProfileKey, StageProfile
+from muri.profiler.slowdown import Slowdown, published_slowdown
 from muri_lab.benchmarks.papers.frame import GAVELS, Curve, Experiment, Outcome, Row, needed
 from muri_lab.interference.fits import PairPoint, SlowdownFit, fit_slowdown, gpu_percent, r_squared
 

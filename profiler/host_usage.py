@@ -1,13 +1,12 @@
-"""What a process and its descendants use of the host, and how much other processes hold a script up."""
+"""What a process and its descendants use of the host, and the totals of a node."""
 
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from statistics import fmean
-from typing import Final
+from typing import Final, NamedTuple
 
 import psutil
 
-from muri.profiler.resource_usage.sample import Throttle
 from muri.units import GIB, MIB
 
 TREE_EVERY_S: Final = 0.05
@@ -17,32 +16,39 @@ WEIGH_EVERY_S: Final = 0.2
 """Least time between two questions how much of a process's memory is shared; for large processes it is longer, since
 the kernel walks all pages to answer."""
 
+CPU_SHARE: Final = 0.001
+"""Share of one core that each kind of reading may take."""
+
 LOOPBACK: Final = "lo"
-NETWORK_NOTE: Final = (
-    "network rates are the node's, not the job's alone (loopback, which ranks on one node use, is counted apart)"
-)
-NODE_DISK_NOTE: Final = (
-    "disk rates are the node's, not the job's alone: no permission to read the processes' own "
-    "(run as the user who owns them)"
-)
-NO_DISK_NOTE: Final = "disk rates cannot be read: neither the processes' own nor the node's"
-RSS_NOTE: Final = "host memory counts pages shared between processes more than once: no permission to read their shares"
 
 
-@dataclass(frozen=True, slots=True)
-class HostReading:
-    """Totals since the processes started, and memory now; None where it could not be read.
+class Throttle:
+    """Says when a reading is due again: after `least_s`, or later the more CPU time the last one took."""
 
-    Attributes:
-        is_node_disk: Whether the disk's total is the node's, since the processes' own cannot be read.
-    """
+    def __init__(self, least_s: float) -> None:
+        self._least_s = least_s
+        self._next_s = 0.0
+        self._began_s = 0.0
 
-    cpu_s: float | None
+    def due(self) -> bool:
+        """Whether it is time; a reading that begins now has to end with `done`."""
+        if time.perf_counter() < self._next_s:
+            return False
+        self._began_s = time.thread_time()
+        return True
+
+    def done(self) -> None:
+        """Note that the reading ended."""
+        cost_s = time.thread_time() - self._began_s
+        self._next_s = time.perf_counter() + max(self._least_s, cost_s / CPU_SHARE)
+
+
+class HostReading(NamedTuple):
+    """CPU time and disk traffic since the processes started, and memory now; None where it could not be read."""
+
+    cpu_s: float
     mem_gib: float | None
     disk_mib: float | None
-    network_mib: float | None
-    loopback_mib: float | None
-    is_node_disk: bool = False
 
 
 class HostReader:
@@ -51,9 +57,6 @@ class HostReader:
     CPU seconds and disk bytes of children that ended are in their parent's figures once the parent
     has waited for them, so the totals keep them. A descendant whose parent ended is still followed
     if it was seen before.
-
-    Attributes:
-        notes: What could not be read, or not of these processes alone.
     """
 
     def __init__(self, pid: int) -> None:
@@ -65,8 +68,7 @@ class HostReader:
         self._weights: dict[int, float] = {}
         self._memory_gib: float | None = None
         self._totals = {"cpu": 0.0, "disk": 0.0}
-        self._node_disk = False
-        self.notes: dict[str, None] = {}
+        self._disk_is_secret = False
 
     @property
     def pids(self) -> frozenset[int]:
@@ -81,9 +83,8 @@ class HostReader:
             self._refresh_tree()
             self._tree_due.done()
         self._memory_gib = self._memory()
-        network_mib, loopback_mib = self._network()
         disk_mib = self._disk_mib()
-        return HostReading(self._cpu_s(), self._memory_gib, disk_mib, network_mib, loopback_mib, self._node_disk)
+        return HostReading(self._cpu_s(), self._memory_gib, disk_mib)
 
     def _first_tree(self) -> None:
         self._seen = set(psutil.pids())
@@ -91,7 +92,7 @@ class HostReader:
             root = psutil.Process(self._pid)
             self._tree = {process.pid: process for process in (root, *root.children(recursive=True))}
         except psutil.NoSuchProcess:
-            self.notes[f"process {self._pid} has ended"] = None
+            return
 
     def _refresh_tree(self) -> None:
         """Adopt the processes that are new since the last time; looking at all would cost far more."""
@@ -104,7 +105,7 @@ class HostReader:
                 self._tree[process.pid] = process
                 del parents[process]
 
-    def _cpu_s(self) -> float | None:
+    def _cpu_s(self) -> float:
         total_s = 0.0
         for pid, process in list(self._tree.items()):
             try:
@@ -143,37 +144,23 @@ class HostReader:
             self._weights[process.pid] = memory.pss / max(1, memory.rss)
         except psutil.NoSuchProcess:  # or it has ended and its parent has yet to notice
             self._tree.pop(process.pid, None)
-        except (psutil.AccessDenied, AttributeError):
-            self.notes[RSS_NOTE] = None
+        except (psutil.AccessDenied, AttributeError):  # then pages that processes share count more than once
             self._weights[process.pid] = 1.0
 
     def _disk_mib(self) -> float | None:
-        if not self._node_disk:
-            total_bytes = 0
-            for process in self._tree.values():
-                try:
-                    counters = process.io_counters()
-                except psutil.NoSuchProcess:
-                    continue
-                except (psutil.AccessDenied, NotImplementedError, AttributeError, OSError):
-                    self._node_disk = True  # from now on: a change of meaning within a run would be a false rate
-                    return None
-                total_bytes += counters.read_bytes + counters.write_bytes
-            return self._grown("disk", total_bytes) / MIB
-        node_mib = node_disk_mib()
-        self.notes[NO_DISK_NOTE if node_mib is None else NODE_DISK_NOTE] = None
-        return node_mib
-
-    def _network(self) -> tuple[float | None, float | None]:
-        try:
-            counters = psutil.net_io_counters(pernic=True, nowrap=False)
-        except OSError as error:
-            self.notes[f"network rates cannot be read: {error.strerror}"] = None
-            return None, None
-        self.notes[NETWORK_NOTE] = None
-        loopback = counters.pop(LOOPBACK, None)
-        others = sum(item.bytes_sent + item.bytes_recv for item in counters.values())
-        return others / MIB, loopback.bytes_sent / MIB if loopback else 0.0
+        if self._disk_is_secret:
+            return None
+        total_bytes = 0
+        for process in self._tree.values():
+            try:
+                counters = process.io_counters()
+            except psutil.NoSuchProcess:
+                continue
+            except (psutil.AccessDenied, NotImplementedError, AttributeError, OSError):
+                self._disk_is_secret = True  # from now on: a total without one of the processes would be a false rate
+                return None
+            total_bytes += counters.read_bytes + counters.write_bytes
+        return self._grown("disk", total_bytes) / MIB
 
 
 def _with_parent(pid: int) -> tuple[psutil.Process | None, int | None]:

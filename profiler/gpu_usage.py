@@ -1,20 +1,16 @@
 """What the visible NVIDIA GPUs do, through NVML; says why where it can't be read."""
 
 import os
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from muri.errors import MuriError
-from muri.profiler.resource_usage.sample import Throttle
-from muri.profiler.resource_usage.use import OneGpu
+from muri.profiler.use import OneGpu
 from muri.pythons import what_brings
-from muri.units import GIB, KIB_PER_MIB
+from muri.units import GIB
 
 VISIBLE_VARIABLE: Final = "CUDA_VISIBLE_DEVICES"
-PCIE_EVERY_S: Final = 1.0
-"""Least time between two readings of PCIe traffic: NVML counts over 20 ms and makes the caller wait."""
 
 FIRST_PID_NAMESPACE: Final = "pid:[4026531836]"
 """The namespace that the kernel starts with; NVML names processes by their ids there."""
@@ -27,16 +23,6 @@ FOREIGN_PIDS_NOTE: Final = (
 
 class GpuUnreadableError(MuriError):
     """The GPUs cannot be read; the text says why."""
-
-
-@dataclass(frozen=True, slots=True)
-class GpuReading:
-    """What the visible GPUs do now; None where it could not be read."""
-
-    utilisation: float | None = None
-    mem_gib: float | None = None
-    device_mem_gib: float | None = None
-    pcie_mib_per_s: float | None = None
 
 
 def check(environment: Mapping[str, str] | None = None, library: Any = None) -> str | None:
@@ -68,8 +54,6 @@ class GpuReader:
     def __init__(self, environment: Mapping[str, str], library: Any = None) -> None:
         self.notes: dict[str, None] = {}
         self._nvml = library or _bindings()
-        self._pcie_due = Throttle(PCIE_EVERY_S)
-        self._pcie_mib_per_s: float | None = None
         self._unsupported: set[str] = set()
         self._sampled_us: dict[int, int] = {}
         try:
@@ -92,40 +76,22 @@ class GpuReader:
         except self._nvml.NVMLError:
             self.notes["NVML could not be shut down"] = None
 
-    def read(self, pids: frozenset[int]) -> GpuReading:
-        """Read all visible GPUs.
-
-        Args:
-            pids: Whose memory to count.
-        """
-        nvml = self._nvml
-        utilisation = self._each("GPU utilization", lambda device: nvml.nvmlDeviceGetUtilizationRates(device).gpu)
-        used = self._each("GPU memory", lambda device: nvml.nvmlDeviceGetMemoryInfo(device).used)
-        if self._pcie_due.due():
-            traffic = self._each("PCIe traffic", self._pcie_kib_per_s)
-            self._pcie_mib_per_s = None if traffic is None else sum(traffic) / KIB_PER_MIB
-            self._pcie_due.done()
-        return GpuReading(
-            utilisation=None if utilisation is None else sum(utilisation) / len(utilisation) / 100,
-            mem_gib=self._own_mem_gib(pids),
-            device_mem_gib=None if used is None else sum(used) / GIB,
-            pcie_mib_per_s=self._pcie_mib_per_s,
-        )
+    def read(self, pids: frozenset[int]) -> tuple[float | None, float | None]:
+        """Read the mean utilization of all visible GPUs, 0 to 1, and the GPU memory (GiB) of some processes."""
+        used = self._utilisation()
+        return (None if used is None else sum(used) / len(used)), self._own_mem_gib(pids)
 
     def each_gpu(self) -> dict[int, OneGpu]:
         """Read each visible GPU, by its number in /dev (Slurm's index where gres.conf lists the files in order)."""
         nvml, count = self._nvml, len(self._devices)
         numbers = self._each("the GPU's number", nvml.nvmlDeviceGetMinorNumber) or list(range(count))
-        used = self._each("GPU utilization", lambda device: nvml.nvmlDeviceGetUtilizationRates(device).gpu / 100)
         memory = self._each("GPU memory", lambda device: nvml.nvmlDeviceGetMemoryInfo(device).used / GIB)
-        rows = zip(numbers, used or [None] * count, memory or [None] * count, strict=True)
+        used = self._utilisation()
+        rows = zip(numbers, [None] * count if used is None else used, memory or [None] * count, strict=True)
         return {int(number): OneGpu(utilisation, mem_gib) for number, utilisation, mem_gib in rows}
 
     def by_owner(self, owners: Mapping[str, frozenset[int]]) -> dict[str, tuple[float | None, float | None]]:
-        """Share the GPUs' time and memory out to jobs.
-
-        Args:
-            owners: Each job's processes.
+        """Share the GPUs' time and memory out to jobs, given each one's processes.
 
         Returns:
             Share of the time that each job's kernels ran since the last call, and its GPU memory (GiB), both summed
@@ -138,6 +104,10 @@ class GpuReader:
             found[name] = used, self._own_mem_gib(pids)
         return found
 
+    def _utilisation(self) -> list[float] | None:
+        nvml = self._nvml
+        return self._each("GPU utilization", lambda device: nvml.nvmlDeviceGetUtilizationRates(device).gpu / 100)
+
     def _utilisation_by_pid(self) -> dict[int, float] | None:
         """Share of the time that each process's kernels ran, from the driver's own samples since the last call."""
         numbers = iter(range(len(self._devices)))
@@ -146,7 +116,9 @@ class GpuReader:
             return None
         shares: dict[int, float] = {}
         for number, samples in enumerate(found):
-            self._sampled_us[number] = max((sample.timeStamp for sample in samples), default=self._last_us(number))
+            self._sampled_us[number] = max(
+                (each.timeStamp for each in samples), default=self._sampled_us.get(number, 0)
+            )
             by_pid: dict[int, list[float]] = {}
             for sample in samples:
                 by_pid.setdefault(int(sample.pid), []).append(sample.smUtil / 100)
@@ -154,14 +126,10 @@ class GpuReader:
                 shares[pid] = shares.get(pid, 0.0) + sum(used) / len(used)
         return shares
 
-    def _last_us(self, number: int) -> int:
-        """The driver's time of a device's last sample that was read."""
-        return self._sampled_us.get(number, 0)
-
     def _samples_of(self, number: int, device: Any) -> list[Any]:
         nvml = self._nvml
         try:
-            return list(nvml.nvmlDeviceGetProcessUtilization(device, self._last_us(number)))
+            return list(nvml.nvmlDeviceGetProcessUtilization(device, self._sampled_us.get(number, 0)))
         except nvml.NVMLError as error:
             if getattr(error, "value", None) == nvml.NVML_ERROR_NOT_FOUND:  # no process ran anything meanwhile
                 return []
@@ -178,20 +146,17 @@ class GpuReader:
             return None
         return float(sum(own) / GIB)
 
-    def _pcie_kib_per_s(self, device: Any) -> int:
-        nvml = self._nvml
-        counters = (nvml.NVML_PCIE_UTIL_RX_BYTES, nvml.NVML_PCIE_UTIL_TX_BYTES)
-        return sum(int(nvml.nvmlDeviceGetPcieThroughput(device, counter)) for counter in counters)
-
     def _each(self, what: str, read: Callable[[Any], Any]) -> list[Any] | None:
         """Read one thing of every device; None from the first time that one of them refuses for good."""
+        nvml = self._nvml
         if what in self._unsupported:
             return None
         try:
             return [read(device) for device in self._devices]
-        except self._nvml.NVMLError as error:
-            self.notes[f"{what} cannot be read: {_reason(self._nvml, error)}"] = None
-            if getattr(error, "value", None) in _lasting(self._nvml):
+        except nvml.NVMLError as error:
+            self.notes[f"{what} cannot be read: {_reason(nvml, error)}"] = None
+            lasting = (nvml.NVML_ERROR_NOT_SUPPORTED, nvml.NVML_ERROR_NO_PERMISSION, nvml.NVML_ERROR_INVALID_ARGUMENT)
+            if getattr(error, "value", None) in lasting:
                 self._unsupported.add(what)
             return None
 
@@ -206,12 +171,8 @@ def _bindings() -> Any:
     return pynvml
 
 
-def _lasting(nvml: Any) -> tuple[int, ...]:
-    return (nvml.NVML_ERROR_NOT_SUPPORTED, nvml.NVML_ERROR_NO_PERMISSION, nvml.NVML_ERROR_INVALID_ARGUMENT)
-
-
 def _reason(nvml: Any, error: Exception) -> str:
-    """What NVML's error means to someone who runs jobs."""
+    """Explain NVML's error to someone who runs jobs."""
     reasons = {
         nvml.NVML_ERROR_LIBRARY_NOT_FOUND: "no NVIDIA driver on this node (its library libnvidia-ml is missing)",
         nvml.NVML_ERROR_DRIVER_NOT_LOADED: "no NVIDIA driver is loaded on this node (see `nvidia-smi`)",
@@ -252,11 +213,7 @@ def _named(nvml: Any, every: list[Any], name: str) -> Any | None:
             return None
     if not name.startswith("GPU-"):
         return None
-    return _only(device for device in every if _text(nvml.nvmlDeviceGetUUID(device)).startswith(name))
-
-
-def _only(devices: Iterable[Any]) -> Any | None:
-    found = list(devices)
+    found = [device for device in every if _text(nvml.nvmlDeviceGetUUID(device)).startswith(name)]
     return found[0] if len(found) == 1 else None
 
 

@@ -10,16 +10,8 @@ from profile_builders import A, B, C, make_profile, pair, profile
 
 from muri.profiler.dryrun.messages import StampReader
 from muri.profiler.errors import FitError
-from muri.profiler.interference.models import (
-    LinearFit,
-    Point,
-    busy_shares,
-    estimated_ratio,
-    fit_computation,
-    fit_line,
-    overlap_exponent,
-)
-from muri.profiler.interference.ratios import by_pair, find, known_pairs, put
+from muri.profiler.fits import LinearFit, Point, fit_computation, fit_line, overlap_exponent
+from muri.profiler.pairs import busy_shares, by_pair, estimated_ratio, find, known_pairs, put
 from muri.profiler.records import ProfileDetail
 from muri.profiler.store import ProfileStore
 

@@ -8,24 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muri.profiler.sensitivity.bisection import (
-    GAIN,
-    MOST_POINTS,
-    Measured,
-    Point,
-    bisect,
-    combined,
-    interpolated,
-    sweep,
-)
-from muri.profiler.sensitivity.memory_axis import (
-    Dataset,
-    matrix,
-    measured_overlap,
-    saturating_cache_gib,
-    throughput,
-)
-from muri.profiler.sensitivity.throughput import Window, throughput_of
+from muri.profiler.cpu_curve import GAIN, MOST_POINTS, Measured, Point, bisect, combined, interpolated, saturating_cpus
+from muri.profiler.sensitivity import Dataset, matrix, measured_overlap, saturating_cache_gib, throughput
+from muri.profiler.sweep import Window, throughput_of
 
 
 @st.composite
@@ -61,17 +46,21 @@ class Job:
         return Measured(noisy, self.spread)
 
 
+def swept(curve):
+    """The answer where every count is measured."""
+    return saturating_cpus(Point(cpus, value) for cpus, value in enumerate(curve, 1))
+
+
 @given(curves())
 def test_without_noise_bisection_finds_what_a_sweep_finds(curve):
     job = Job(curve)
-    few, full = bisect(job, len(curve)), sweep(Job(curve), len(curve))
-    assert abs(few.saturating_cpus - full.saturating_cpus) <= 1
-    assert few.saturating_cpus >= full.saturating_cpus  # never too few cores
+    few, full = bisect(job, len(curve)), swept(curve)
+    assert full <= few.saturating_cpus <= full + 1  # never too few cores
     assert few.measurements == len(job.asked) <= MOST_POINTS
     if len(curve) >= 6:
         assert len(job.asked) <= len(curve) / 2
     if len(curve) >= 12 or len(curve) < 6:
-        assert few.saturating_cpus == full.saturating_cpus
+        assert few.saturating_cpus == full
         assert few.undecided_cpus == 0
 
 
@@ -79,7 +68,7 @@ def test_without_noise_bisection_finds_what_a_sweep_finds(curve):
 def test_with_noise_it_is_off_only_where_the_noise_decides(curve, spread, seed):
     job = Job(curve, spread, seed)
     found = bisect(job, len(curve))
-    true = sweep(Job(curve), len(curve)).saturating_cpus
+    true = swept(curve)
     between = range(min(found.saturating_cpus, true), max(found.saturating_cpus, true) + 1)
     threshold = curve[-1] / (1 + GAIN)
     doubtful = [cpus for cpus in between if abs(curve[cpus - 1] / threshold - 1) < 6 * spread]

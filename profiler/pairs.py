@@ -1,4 +1,19 @@
-"""How much slower two models run side by side: the interference ratios ξ of SJF-BSBF, as stored."""
+"""How much slower two models run side by side: the interference ratios ξ of SJF-BSBF, measured, learned or estimated.
+
+The estimate. Two jobs that share plainly, without taking turns by stage, are a closed network of two customers whose
+stations are the four resources; where both want one, each gets half (processor sharing). Alone, job b is at resource r
+for the share u_b,r of its time. The arrival theorem (mean value analysis: Reiser and Lavenberg 1980; processor sharing
+with any distribution of demands: Baskett et al. 1975) says that this is how often job a meets it there, and each
+meeting makes a's use of r twice as long. So
+
+    ξ_a = ξ_b = 1 + Σ_r u_a,r · u_b,r
+
+which is 2 for two jobs that both need one resource all the time, and 1 where they share none. It cannot be less than
+max_r (u_a,r + u_b,r), the bound of the best possible interleaving, and it never is.
+
+The model takes a resource for used up by one job at a time. It knows nothing of memory bandwidth, caches, and kernels
+too small to fill a GPU; a measured ratio always comes first.
+"""
 
 import logging
 from collections.abc import Iterable, Mapping
@@ -8,19 +23,40 @@ from typing import Any, Final
 
 from muri.profiler import figures
 from muri.profiler.errors import InterferenceError
-from muri.profiler.records import ProfileKey
+from muri.profiler.records import RESOURCES, ProfileKey, StageProfile
 from muri.profiler.store import Document, ProfileStore
 
 log = logging.getLogger("muri.profiler")
 
-KIND: Final = "interference"
+PAIRS: Final = "interference"
 """Kind of the store's documents that hold pairs."""
-
-_JOIN: Final = " + "
 
 MEASURED: Final = "measured"
 LEARNT: Final = "learnt"
-_TURNS: Final = " in turns"
+
+_CPU: Final = RESOURCES.index("cpu")
+
+
+def estimated_ratio(a: StageProfile, b: StageProfile, cores: float | None = None) -> float:
+    """ξ of two jobs side by side, the same for both; 1 ≤ ξ ≤ 5.
+
+    Args:
+        a: Profile of one job.
+        b: Profile of the other.
+        cores: Cores of the device's node, where known: jobs that need no more than these together don't
+            meet at the CPU. Without it, or where a profile does not say how many it uses, the CPU is
+            one resource like the others.
+    """
+    needs = (a.detail.cpu_cores, b.detail.cpu_cores)
+    enough = cores is not None and None not in needs and sum(need or 0.0 for need in needs) <= cores
+    shares = enumerate(zip(busy_shares(a), busy_shares(b), strict=True))
+    return 1 + sum(share_a * share_b for index, (share_a, share_b) in shares if not (enough and index == _CPU))
+
+
+def busy_shares(profile: StageProfile) -> tuple[float, ...]:
+    """Share of an iteration in which each resource is used, hidden behind another or not."""
+    used_s = profile.detail.busy_s or profile.stage_s
+    return tuple(min(1.0, value / profile.iteration_s) for value in used_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +83,7 @@ class Side:
     iterations: int
 
     def __post_init__(self) -> None:
-        """Refuse figures that no measurement can give.
-
-        Raises:
-            InterferenceError: A figure is outside of what `muri.profiler.figures` allows.
-        """
+        """Refuse figures that no measurement can give."""
         for name, bounds, value in (
             ("time alone", figures.ITERATION_S, self.solo_s),
             ("time side by side", figures.ITERATION_S, self.shared_s),
@@ -98,13 +130,11 @@ class Interference:
         """The confidence of the less certain ratio."""
         return min(self.a.confidence, self.b.confidence)
 
-    def swapped(self) -> "Interference":
-        """The same pair, seen from the other side."""
-        return replace(self, a=self.b, b=self.a, samples=tuple((b, a) for a, b in self.samples))
-
     def seen_from(self, key: ProfileKey) -> "Interference":
         """The pair with that key as `a`."""
-        return self if self.a.key == key else self.swapped()
+        if self.a.key == key:
+            return self
+        return replace(self, a=self.b, b=self.a, samples=tuple((b, a) for a, b in self.samples))
 
     def to_dict(self) -> dict[str, Any]:
         """As plain JSON values."""
@@ -129,6 +159,19 @@ class Interference:
             raise InterferenceError(f"a stored pair is incomplete: {error!r}") from error
 
 
+def _side(values: Mapping[str, Any]) -> Side:
+    spread = values["spread"]
+    return Side(
+        key=ProfileKey(**values["key"]),
+        solo_s=float(values["solo_s"]),
+        shared_s=float(values["shared_s"]),
+        ratio=float(values["ratio"]),
+        spread=None if spread is None else float(spread),
+        confidence=float(values["confidence"]),
+        iterations=int(values["iterations"]),
+    )
+
+
 Pairs = Mapping[tuple[ProfileKey, ProfileKey], Interference]
 """Measured pairs by their keys, the lesser first."""
 
@@ -140,12 +183,12 @@ def ordered(key_a: ProfileKey, key_b: ProfileKey) -> tuple[ProfileKey, ProfileKe
 
 def put(store: ProfileStore, found: Interference) -> None:
     """Store a pair; an older measurement of it is replaced."""
-    store.put_document(KIND, to_document(found))
+    store.put_document(PAIRS, to_document(found))
 
 
 def to_document(found: Interference) -> Document:
     """A pair as the store keeps it; in turns and without are two."""
-    name = _name(*found.pair) + (_TURNS if found.turns else "")
+    name = " + ".join(map(str, found.pair)) + (" in turns" if found.turns else "")
     return Document(name, found.measured_at, found.to_dict())
 
 
@@ -157,7 +200,7 @@ def known_pairs(store: ProfileStore) -> tuple[Interference, ...]:
 def every_pair(store: ProfileStore) -> tuple[Interference, ...]:
     """All pairs of the store, by name; one that cannot be understood is left out, and the log names it."""
     found: list[Interference] = []
-    for document in store.documents(KIND):
+    for document in store.documents(PAIRS):
         try:
             found.append(Interference.from_dict(document.body))
         except InterferenceError as error:
@@ -179,20 +222,3 @@ def find(known: Pairs, key_a: ProfileKey, key_b: ProfileKey) -> Interference | N
         if (found := known.get(ordered(a, b))) is not None:
             return found.seen_from(a)
     return None
-
-
-def _name(*keys: ProfileKey) -> str:
-    return _JOIN.join(str(key) for key in keys)
-
-
-def _side(values: Mapping[str, Any]) -> Side:
-    spread = values["spread"]
-    return Side(
-        key=ProfileKey(**values["key"]),
-        solo_s=float(values["solo_s"]),
-        shared_s=float(values["shared_s"]),
-        ratio=float(values["ratio"]),
-        spread=None if spread is None else float(spread),
-        confidence=float(values["confidence"]),
-        iterations=int(values["iterations"]),
-    )

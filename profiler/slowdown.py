@@ -15,7 +15,7 @@ from typing import Any, Final
 from muri.errors import UsageError
 from muri.profiler.errors import FitError
 
-KIND: Final = "slowdown"
+SLOWDOWNS: Final = "slowdown"
 """Kind of the store's documents that hold fits, by type of GPU."""
 
 
@@ -25,13 +25,7 @@ class UtilizationError(UsageError):
 
 @dataclass(frozen=True, slots=True)
 class Parabola:
-    """constant + linear·x + square·x², x in per cent of a GPU.
-
-    Attributes:
-        constant: Its value at 0.
-        linear: Per per cent.
-        square: Per per cent squared; ≥ 0.
-    """
+    """constant + linear·x + square·x², x in per cent of a GPU; square ≥ 0."""
 
     constant: float
     linear: float
@@ -47,13 +41,7 @@ class Parabola:
 
 @dataclass(frozen=True, slots=True)
 class Slowdown:
-    """How many times longer each of several jobs on one GPU takes than alone there.
-
-    For two jobs or more; a job that has the GPU to itself is not slowed down at all.
-
-    Attributes:
-        parabolas: Their mean counts.
-    """
+    """How many times longer each of two or more jobs on one GPU takes than alone there: the mean of some parabolas."""
 
     parabolas: tuple[Parabola, ...]
 
@@ -73,7 +61,7 @@ class Slowdown:
 
 @dataclass(frozen=True, slots=True)
 class SlowdownFit:
-    """What was fitted to the pairs that were measured on one type of GPU.
+    """The curve fitted to the pairs that were measured on one type of GPU.
 
     Attributes:
         curve: f.
@@ -98,12 +86,12 @@ class SlowdownFit:
         """Read what `to_dict` made.
 
         Raises:
-            FitError: A figure is missing, no number, or cannot be true.
+            FitError: A figure is missing, not a number, or cannot be true.
         """
         try:
             curve = Parabola(*(float(values["curve"][name]) for name in ("constant", "linear", "square")))
-            rest = (float(values[name]) for name in ("r_squared", "least_percent", "most_percent"))
-            r_squared, least_percent, most_percent = rest
+            names = ("r_squared", "least_percent", "most_percent")
+            r_squared, least_percent, most_percent = (float(values[name]) for name in names)
             found = cls(curve, r_squared, int(values["pairs"]), least_percent, most_percent)
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise FitError(f"a stored slow-down is incomplete: {error!r}") from error
@@ -120,12 +108,7 @@ _PUBLISHED: Final = {
 
 
 def slowdown_of(gpu_type: str, fitted: Mapping[str, Parabola]) -> Slowdown:
-    """The f of a type of GPU: as fitted on this site, else as published, else the mean of the published ones.
-
-    Args:
-        gpu_type: As Slurm or the driver names it ("rtx2080", "NVIDIA GeForce GTX 1080 Ti"); empty: unknown.
-        fitted: What was fitted here, by type of GPU.
-    """
+    """The f of a type of GPU, as Slurm or the driver names it: fitted on this site, else published."""
     return Slowdown((fitted[gpu_type],)) if gpu_type in fitted else published_slowdown(gpu_type)
 
 

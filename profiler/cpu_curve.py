@@ -1,9 +1,8 @@
 """Optimistic profiling: throughput against the CPU count, measured at a few counts only.
 
-At full memory the throughput rises with the CPU count until something else limits it. Where it
-stops rising is found by bisection (Synergy, section 3.1). Bisection presumes monotony alone: published
-curves jump (a job may need six cores for its sixth worker), so the shape between two points does not
-say which counts to skip.
+At full memory the throughput rises with the CPU count until something else limits it. Where it stops rising is found
+by bisection (Synergy, section 3.1). Bisection presumes monotony alone: published curves jump (a job may need six cores
+for its sixth worker), so the shape between two points does not say which counts to skip.
 """
 
 import itertools
@@ -47,11 +46,7 @@ class Measured:
     spread: float = 0.0
 
     def __post_init__(self) -> None:
-        """Refuse what no measurement can give.
-
-        Raises:
-            SensitivityError: A figure is outside of what `muri.profiler.figures` allows.
-        """
+        """Refuse figures that no measurement can give."""
         _refuse("a throughput (iterations/s)", figures.PER_SECOND, self.throughput)
         _refuse("a throughput's spread", figures.VARIATION, self.spread)
 
@@ -63,7 +58,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """What is known of one CPU count.
+    """The throughput on one CPU count.
 
     Attributes:
         cpus: The count.
@@ -78,11 +73,7 @@ class Point:
     measurements: int = 1
 
     def __post_init__(self) -> None:
-        """Refuse what no measurement can give, such as an old file's nonsense.
-
-        Raises:
-            SensitivityError: A figure is outside of what `muri.profiler.figures` allows.
-        """
+        """Refuse what no measurement can give, such as an old file's nonsense."""
         _refuse("a number of CPUs", figures.CPU_COUNT, self.cpus)
         _refuse("a throughput (iterations/s)", figures.PER_SECOND, self.throughput)
         _refuse("a throughput's spread", figures.VARIATION, self.spread)
@@ -130,12 +121,7 @@ def _mean(pool: Sequence[Point]) -> float:
 
 
 def interpolated(points: Sequence[Point], cpus: int) -> float:
-    """Throughput at any count: straight between measured ones, in proportion below the first.
-
-    Args:
-        points: By ascending CPU count, none of them falling; see `monotone`.
-        cpus: The count, at least 1.
-    """
+    """Throughput at any count, of points by ascending count: straight between them, in proportion below the first."""
     if cpus <= points[0].cpus:
         return points[0].throughput * cpus / points[0].cpus
     for left, right in itertools.pairwise(points):
@@ -145,15 +131,10 @@ def interpolated(points: Sequence[Point], cpus: int) -> float:
     return points[-1].throughput
 
 
-def saturates(points: Sequence[Point], point: Point, gain: float = GAIN) -> bool:
-    """Whether the most CPUs would give less than `gain` on top of what the point's give."""
-    return points[-1].throughput < (1 + gain) * point.throughput
-
-
-def saturating_cpus(points: Iterable[Point], gain: float = GAIN) -> int:
-    """The least measured count that saturates."""
+def saturating_cpus(points: Iterable[Point]) -> int:
+    """The least measured count from which the most CPUs would give less than `GAIN` on top."""
     repaired = monotone(points)
-    return next(point.cpus for point in repaired if saturates(repaired, point, gain))
+    return next(point.cpus for point in repaired if repaired[-1].throughput < (1 + GAIN) * point.throughput)
 
 
 Measure = Callable[[int], Measured]
@@ -191,7 +172,7 @@ class CpuSensitivity:
         return tuple(self.throughput(cpus) for cpus in range(1, self.max_cpus + 1))
 
 
-def bisect(measure: Measure, max_cpus: int, *, gain: float = GAIN, most_points: int = MOST_POINTS) -> CpuSensitivity:
+def bisect(measure: Measure, max_cpus: int, *, most_points: int = MOST_POINTS) -> CpuSensitivity:
     """Find the least CPU count that saturates a job.
 
     The greatest count is measured first, then the middle of the undecided range, until the least
@@ -200,78 +181,57 @@ def bisect(measure: Measure, max_cpus: int, *, gain: float = GAIN, most_points: 
     or 9; the greater one counts then. Measurements that are left over repeat counts so near to the
     threshold that scatter could have decided.
 
-    Args:
-        measure: Measures the job on so many CPUs.
-        max_cpus: The greatest count.
-        gain: What counts as still rising.
-        most_points: Most measurements.
-
     Raises:
         SensitivityError: A limit or a measurement makes no sense.
     """
-    if max_cpus < 1 or most_points < 1 or not 0 < gain < math.inf:
-        raise SensitivityError(
-            f"max_cpus is {max_cpus}, most_points {most_points}, gain {gain}: the first two must be ≥ 1, the gain > 0"
-        )
-    budget = _budget(max_cpus, most_points)
+    if max_cpus < 1 or most_points < 1:
+        raise SensitivityError(f"max_cpus is {max_cpus}, most_points {most_points}: both must be ≥ 1")
+    # Half a sweep; for few counts, where half would be off by more than one, all that bisection needs.
+    exact = 1 + math.ceil(math.log2(max_cpus))
+    budget = min(most_points, exact if max_cpus < FEW_CPUS else max_cpus // 2)
     taken: dict[int, list[Measured]] = {}
     used = 0
-    while used < budget and (cpus := _next_count(taken, max_cpus, gain)) is not None:
+    while used < budget and (cpus := _next_count(taken, max_cpus)) is not None:
         taken.setdefault(cpus, []).append(measure(cpus))
         used += 1
-    return _result(taken, gain, used)
-
-
-def _budget(max_cpus: int, most_points: int) -> int:
-    """Half a sweep; for few counts, where half would be off by more than one, all that bisection needs."""
-    exact = 1 + math.ceil(math.log2(max_cpus))
-    return min(most_points, exact if max_cpus < FEW_CPUS else max_cpus // 2)
-
-
-def sweep(measure: Measure, max_cpus: int, *, gain: float = GAIN) -> CpuSensitivity:
-    """Measure every count once: the cost that `bisect` saves, and the truth that it is judged by."""
-    return _result({cpus: [measure(cpus)] for cpus in range(1, max_cpus + 1)}, gain, max_cpus)
+    points = _points(taken)
+    below, least = _bounds(points)
+    return CpuSensitivity(points, least, max(0, least - below - 1), used)
 
 
 def _points(taken: Mapping[int, list[Measured]]) -> tuple[Point, ...]:
     return monotone(combined(cpus, measured) for cpus, measured in taken.items())
 
 
-def _bounds(points: tuple[Point, ...], gain: float) -> tuple[int, int]:
+def _bounds(points: tuple[Point, ...]) -> tuple[int, int]:
     """The greatest count that does not saturate (0 if all do) and the least that does."""
-    least = saturating_cpus(points, gain)
+    least = saturating_cpus(points)
     return max((point.cpus for point in points if point.cpus < least), default=0), least
 
 
-def _next_count(taken: Mapping[int, list[Measured]], max_cpus: int, gain: float) -> int | None:
+def _next_count(taken: Mapping[int, list[Measured]], max_cpus: int) -> int | None:
     """The count to measure next, None when all is decided."""
     if not taken:
         return max_cpus
     points = _points(taken)
-    below, least = _bounds(points, gain)
+    below, least = _bounds(points)
     if least - below > 1:
         return (below + least) // 2
-    doubtful = [point for point in points if point.measurements == 1 and _in_doubt(points, point, gain)]
+    doubtful = [point for point in points if point.measurements == 1 and _in_doubt(points, point)]
     if not doubtful:
         return None
-    nearest = min(doubtful, key=lambda point: _distance(points, point, gain))
+    nearest = min(doubtful, key=lambda point: _distance(points, point))
     greatest = points[-1]  # what all are compared with
     return max_cpus if greatest.measurements == 1 and greatest.spread > nearest.spread else nearest.cpus
 
 
-def _distance(points: tuple[Point, ...], point: Point, gain: float) -> float:
+def _distance(points: tuple[Point, ...], point: Point) -> float:
     """How far a point is from the threshold, as a share of it."""
-    return abs((1 + gain) * point.throughput / points[-1].throughput - 1)
+    return abs((1 + GAIN) * point.throughput / points[-1].throughput - 1)
 
 
-def _in_doubt(points: tuple[Point, ...], point: Point, gain: float) -> bool:
+def _in_doubt(points: tuple[Point, ...], point: Point) -> bool:
     spreads = (point.spread, points[-1].spread)
     if point is points[-1] or not any(spreads):
         return False
-    return _distance(points, point, gain) < DOUBT * math.hypot(*(max(spread, RUN_SPREAD) for spread in spreads))
-
-
-def _result(taken: Mapping[int, list[Measured]], gain: float, used: int) -> CpuSensitivity:
-    points = _points(taken)
-    below, least = _bounds(points, gain)
-    return CpuSensitivity(points, least, max(0, least - below - 1), used)
+    return _distance(points, point) < DOUBT * math.hypot(*(max(spread, RUN_SPREAD) for spread in spreads))

@@ -3,15 +3,16 @@
 import pytest
 from fake_nvml import MIB, Device, FakeNvml
 
-from muri.profiler.resource_usage import nvml
-from muri.profiler.resource_usage.nvml import GpuReader, GpuUnreadableError, check
+from muri.profiler import gpu_usage as nvml
+from muri.profiler.gpu_usage import GpuReader, GpuUnreadableError, check
+from muri.profiler.use import OneGpu
 
 
 @pytest.fixture
 def gpus():
     return (
         Device("GPU-aaaa1111", utilisation=20, used_mib=1024, processes={10: 512 * MIB, 99: 256 * MIB}),
-        Device("GPU-aaaa2222", utilisation=80, used_mib=3072, processes={11: 1024 * MIB}, pcie_kib=3072),
+        Device("GPU-aaaa2222", utilisation=80, used_mib=3072, processes={11: 1024 * MIB}),
         Device("GPU-bbbb3333", utilisation=50),
     )
 
@@ -22,11 +23,7 @@ def reader(gpus, visible=None, **options):
 
 
 def test_reads_all_gpus_and_only_the_jobs_memory(gpus):
-    found = reader(gpus).read(frozenset({10, 11}))
-    assert found.utilisation == pytest.approx(0.5)
-    assert found.mem_gib == pytest.approx(1.5)
-    assert found.device_mem_gib == pytest.approx(5)
-    assert found.pcie_mib_per_s == pytest.approx(2 * (1 + 3 + 1))
+    assert reader(gpus).read(frozenset({10, 11})) == pytest.approx((0.5, 1.5))
 
 
 @pytest.mark.parametrize(
@@ -41,7 +38,7 @@ def test_reads_all_gpus_and_only_the_jobs_memory(gpus):
     ],
 )
 def test_only_visible_gpus_count(gpus, visible, utilisation):
-    assert reader(gpus, visible).read(frozenset()).utilisation == pytest.approx(utilisation)
+    assert reader(gpus, visible).read(frozenset())[0] == pytest.approx(utilisation)
 
 
 @pytest.mark.parametrize("visible", ["", "-1", "9", "NoDevFiles", "MIG-unknown"])
@@ -51,34 +48,32 @@ def test_no_visible_gpu_is_said(gpus, visible):
 
 
 def test_a_mig_instance_says_what_it_does_not_support():
-    refused = dict.fromkeys(("utilisation", "pcie"), FakeNvml.NVML_ERROR_NOT_SUPPORTED)
+    refused = dict.fromkeys(("utilisation",), FakeNvml.NVML_ERROR_NOT_SUPPORTED)
     instance = Device("MIG-5", used_mib=2048, processes={10: 1024 * MIB}, refuses=refused)
     found = reader([Device("GPU-a")], "MIG-5", mig={"MIG-5": instance})
-    reading = found.read(frozenset({10}))
-    assert (reading.utilisation, reading.pcie_mib_per_s) == (None, None)
-    assert (reading.mem_gib, reading.device_mem_gib) == (1.0, 2.0)
+    assert found.read(frozenset({10})) == (None, 1.0)
+    assert found.each_gpu() == {0: OneGpu(None, 2.0)}
     assert any("GPU utilization cannot be read: not supported" in note for note in found.notes)
-    assert any("PCIe traffic cannot be read: not supported" in note for note in found.notes)
 
 
 def test_what_is_refused_for_good_is_not_asked_again(gpus):
     gpus[0].refuses["utilisation"] = FakeNvml.NVML_ERROR_NO_PERMISSION
     found = reader(gpus)
-    assert found.read(frozenset()).utilisation is None
+    assert found.read(frozenset())[0] is None
     gpus[0].refuses.clear()
-    assert found.read(frozenset()).utilisation is None
+    assert found.read(frozenset())[0] is None
     assert [note for note in found.notes if "no permission" in note]
 
 
 def test_memory_that_the_driver_does_not_tell_apart_is_unknown_and_no_zero(gpus, monkeypatch):
     monkeypatch.setattr(nvml, "_pid_namespace", lambda: "pid:[4026532999]")
     found = reader(gpus)
-    assert found.read(frozenset({5})).mem_gib is None
+    assert found.read(frozenset({5}))[1] is None
     assert any("container" in note for note in found.notes)
     monkeypatch.setattr(nvml, "_pid_namespace", lambda: nvml.FIRST_PID_NAMESPACE)
-    assert reader(gpus).read(frozenset({5})).mem_gib == 0
+    assert reader(gpus).read(frozenset({5}))[1] == 0
     gpus[0].processes[10] = None
-    assert reader(gpus).read(frozenset({10})).mem_gib is None
+    assert reader(gpus).read(frozenset({10}))[1] is None
 
 
 def test_check_is_silent_when_gpus_can_be_read_and_lets_nvml_go(gpus):

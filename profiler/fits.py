@@ -1,18 +1,4 @@
-"""Models of plain sharing (SJF-BSBF): the ratio ξ of an unmeasured pair, and how times grow with the batch. Pure.
-
-The ratio. Two jobs that share plainly, without taking turns by stage, are a closed network of two customers whose
-stations are the four resources; where both want one, each gets half (processor sharing). Alone, job b is at resource r
-for the share u_b,r of its time. The arrival theorem (mean value analysis: Reiser and Lavenberg 1980; processor sharing
-with any distribution of demands: Baskett et al. 1975) says that this is how often job a meets it there, and each
-meeting makes a's use of r twice as long. So
-
-    ξ_a = ξ_b = 1 + Σ_r u_a,r · u_b,r
-
-which is 2 for two jobs that both need one resource all the time, and 1 where they share none. It cannot be less than
-max_r (u_a,r + u_b,r), the bound of the best possible interleaving, and it never is.
-
-The model takes a resource for used up by one job at a time. It knows nothing of memory bandwidth, caches, and kernels
-too small to fill a GPU; a measured ratio always comes first.
+"""How times grow with the batch, and how far computing and communicating overlap (SJF-BSBF). Pure.
 
 The lines. t_comp = α + β B and t_comm = α' + β' M, with B the batch size per GPU and M the size of what the ranks
 exchange. Both coefficients of a line are ≥ 0: a larger batch is never faster, and nothing takes less than no time.
@@ -21,46 +7,19 @@ The overlap. An iteration takes (t_comp^δ + t_comm^δ)^(1/δ): δ = 1 adds both
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from muri.profiler import figures
 from muri.profiler.errors import FitError
-from muri.profiler.records import RESOURCES, ProfileKey, StageProfile
+from muri.profiler.records import ProfileKey, StageProfile
 
-_CPU: Final = RESOURCES.index("cpu")
-KIND: Final = "batch-fit"
-"""Kind of the store's documents that hold fits."""
+FITS: Final = "batch-fit"
+"""Kind of the store's documents that hold lines over batch sizes."""
 
 LEAST_POINTS: Final = 2
 _ROUNDING: Final = 1e-9
-
-
-def estimated_ratio(a: StageProfile, b: StageProfile, cores: float | None = None) -> float:
-    """ξ of two jobs side by side, the same for both; 1 ≤ ξ ≤ 5.
-
-    Args:
-        a: Profile of one job.
-        b: Profile of the other.
-        cores: Cores of the device's node, where known: jobs that need no more than these together don't
-            meet at the CPU. Without it, or where a profile does not say how many it uses, the CPU is
-            one resource like the others.
-    """
-    shares = zip(busy_shares(a), busy_shares(b), strict=True)
-    free = _CPU if _enough_cores(a, b, cores) else None
-    return 1 + sum(share_a * share_b for index, (share_a, share_b) in enumerate(shares) if index != free)
-
-
-def busy_shares(profile: StageProfile) -> tuple[float, ...]:
-    """Share of an iteration in which each resource is used, hidden behind another or not."""
-    used_s = profile.detail.busy_s or profile.stage_s
-    return tuple(min(1.0, value / profile.iteration_s) for value in used_s)
-
-
-def _enough_cores(a: StageProfile, b: StageProfile, cores: float | None) -> bool:
-    needs = (a.detail.cpu_cores, b.detail.cpu_cores)
-    return cores is not None and None not in needs and sum(need or 0.0 for need in needs) <= cores
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,14 +55,14 @@ class LinearFit:
 
     def to_dict(self) -> dict[str, Any]:
         """As plain JSON values."""
-        return asdict(self) | {"points": [asdict(point) for point in self.points]}
+        return asdict(self)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "LinearFit":
         """Read what `to_dict` made.
 
         Raises:
-            FitError: A figure is missing, no number, or cannot be true.
+            FitError: A figure is missing, not a number, or cannot be true.
         """
         try:
             points = tuple(Point(float(item["size"]), float(item["seconds"])) for item in values["points"])
@@ -118,11 +77,7 @@ class LinearFit:
 
 
 def fit_line(points: Iterable[Point], what: str = "points") -> LinearFit:
-    """Least squares with coefficients ≥ 0 (scipy.optimize.nnls).
-
-    Args:
-        points: At least two of different sizes.
-        what: What the points are, for the error.
+    """Least squares with coefficients ≥ 0 (scipy.optimize.nnls); `what` names the points in errors.
 
     Raises:
         FitError: There are too few, they all have one size, or one is not a possible measurement.
@@ -145,6 +100,18 @@ def fit_line(points: Iterable[Point], what: str = "points") -> LinearFit:
     return LinearFit(fixed_s, per_unit_s, r_squared, residual_s, kept)
 
 
+def _checked(points: Iterable[Point], what: str) -> tuple[Point, ...]:
+    kept = sorted(points, key=lambda point: (point.size, point.seconds))
+    for point in kept:
+        if not all(math.isfinite(value) and value >= 0 for value in (point.size, point.seconds)):
+            raise FitError(f"size {point.size}, {point.seconds} s: both must be finite and ≥ 0")
+    sizes = sorted({point.size for point in kept})
+    if len(sizes) < LEAST_POINTS:
+        found = f"all have size {sizes[0]:g}" if sizes else "there are none"
+        raise FitError(f"a line needs {what}, of at least {LEAST_POINTS} different sizes; {found}")
+    return tuple(kept)
+
+
 def fit_computation(profiles: Iterable[StageProfile]) -> LinearFit:
     """α and β of one model from profiles with different batch sizes.
 
@@ -162,16 +129,19 @@ def fit_computation(profiles: Iterable[StageProfile]) -> LinearFit:
     return fit_line(points, "measured profiles with a known batch size")
 
 
+def computation_name(key: ProfileKey) -> str:
+    """Name of the document of a model's fit over batch sizes."""
+    return f"{key.name} ({key.gpu_count} × {key.gpu_type})"
+
+
 def overlap_exponent(profile: StageProfile) -> float | None:
-    """δ ≥ 1 of one model and batch size: how far it hides computing and communicating behind each other.
+    """δ ≥ 1 of one model and batch size, how far it hides computing and communicating behind each other; None on one
+    GPU, or where nothing is exchanged.
 
     t_comp is as in `fit_computation`; t_comm is the time in which the network is used, also while computing goes on.
     Where a profile doesn't say that, only the rest is known, and δ is 1.
 
     Source: SJF-BSBF ("wise resource sharing"), Eq. 7 with s = 1, solved for δ.
-
-    Returns:
-        None where nothing is exchanged.
     """
     compute_s, communicate_s = max(0.0, profile.iteration_s - profile.synchronize_s), profile.network_busy_s
     longer_s, shorter_s = max(compute_s, communicate_s), min(compute_s, communicate_s)
@@ -186,20 +156,3 @@ def overlap_exponent(profile: StageProfile) -> float | None:
     log_whole, part = math.log(profile.iteration_s / longer_s), shorter_s / longer_s
     inverse = brentq(lambda guess: guess * math.log1p(part ** (1 / guess)) - log_whole, _ROUNDING, 1.0)
     return figures.reproducible(1 / inverse)
-
-
-def computation_name(key: ProfileKey) -> str:
-    """Name of the document of a model's fit over batch sizes."""
-    return f"{key.name} ({key.gpu_count} × {key.gpu_type})"
-
-
-def _checked(points: Iterable[Point], what: str) -> tuple[Point, ...]:
-    kept: Sequence[Point] = sorted(points, key=lambda point: (point.size, point.seconds))
-    for point in kept:
-        if not (math.isfinite(point.size) and point.size >= 0 and math.isfinite(point.seconds) and point.seconds >= 0):
-            raise FitError(f"size {point.size}, {point.seconds} s: both must be finite and ≥ 0")
-    sizes = sorted({point.size for point in kept})
-    if len(sizes) < LEAST_POINTS:
-        found = f"all have size {sizes[0]:g}" if sizes else "there are none"
-        raise FitError(f"a line needs {what}, of at least {LEAST_POINTS} different sizes; {found}")
-    return tuple(kept)

@@ -7,10 +7,10 @@ import psutil
 import pytest
 from fake_nvml import Device, FakeNvml
 
-from muri.profiler.resource_usage import sample
-from muri.profiler.resource_usage import sampler as monitor_module
-from muri.profiler.resource_usage.host import HostReading
-from muri.profiler.resource_usage.sampler import EVERY_S, Monitor
+from muri.profiler import host_usage
+from muri.profiler import usage as monitor_module
+from muri.profiler.host_usage import HostReading
+from muri.profiler.usage import EVERY_S, Monitor
 
 SCRIPT, IDLE = 101, 102
 JOBS = {"1": SCRIPT, "2": IDLE}
@@ -23,7 +23,7 @@ class Machine:
         self.now_s, self.look_costs_s, self.thread_s = 1000.0, 0.0, 0.0
         self.cpu = psutil.cpu_times()
         self.disk_mib = self.network_mib = 100.0
-        self.jobs = {SCRIPT: HostReading(5.0, 0.5, 100.0, None, None), IDLE: HostReading(5.0, 0.2, 0.0, None, None)}
+        self.jobs = {SCRIPT: HostReading(5.0, 0.5, 100.0), IDLE: HostReading(5.0, 0.2, 0.0)}
 
     def reader(self, pid):
         return SimpleNamespace(pids=frozenset({pid}), read=lambda: self.jobs[pid])
@@ -40,7 +40,7 @@ class Machine:
 @pytest.fixture
 def machine(monkeypatch):
     made = Machine()
-    for module in (monitor_module, sample):
+    for module in (monitor_module, host_usage):
         monkeypatch.setattr(module, "time", made.clock)
     monkeypatch.setattr(monitor_module, "HostReader", made.reader)
     monkeypatch.setattr(monitor_module, "psutil", SimpleNamespace(
@@ -57,7 +57,7 @@ def test_each_job_is_to_blame_for_what_its_processes_use(machine):
     busy = machine.cpu
     machine.cpu = busy._replace(user=busy.user + 30, guest=busy.guest + 9, idle=busy.idle + 70, iowait=busy.iowait + 5)
     machine.disk_mib, machine.network_mib = 300.0, 150.0
-    machine.jobs[SCRIPT] = HostReading(25.0, 0.75, 110.0, None, None)
+    machine.jobs[SCRIPT] = HostReading(25.0, 0.75, 110.0)
     use = monitor.look(JOBS)
     assert (use.node.cpu_cores, use.node.disk_mib_per_s, use.node.network_mib_per_s) == pytest.approx((3, 20, 5))
     assert use.node.cpu_count >= 1
@@ -65,14 +65,6 @@ def test_each_job_is_to_blame_for_what_its_processes_use(machine):
     script, idle = use.jobs["1"], use.jobs["2"]
     assert (script.cpu_cores, script.mem_gib, script.disk_mib_per_s) == (2.0, 0.75, 1.0)
     assert (idle.cpu_cores, idle.mem_gib, idle.disk_mib_per_s) == (0.0, 0.2, 0.0)
-
-
-def test_a_disks_figures_of_all_users_are_no_jobs(machine):
-    monitor = Monitor(FakeNvml())
-    monitor.look(JOBS)
-    machine.now_s += EVERY_S
-    machine.jobs[SCRIPT] = HostReading(5.0, 0.5, 900.0, None, None, is_node_disk=True)
-    assert monitor.look(JOBS).jobs["1"].disk_mib_per_s is None
 
 
 def test_it_looks_no_more_often_than_it_may_and_at_once_where_a_job_comes_or_goes(machine):
@@ -98,7 +90,7 @@ def test_a_name_that_another_process_takes_over_begins_anew(machine):
     monitor = Monitor(FakeNvml())
     monitor.look(JOBS)
     machine.now_s += EVERY_S
-    machine.jobs[103] = HostReading(1e6, 0.1, 1e6, None, None)
+    machine.jobs[103] = HostReading(1e6, 0.1, 1e6)
     use = monitor.look({"1": 103, "2": IDLE})
     assert (use.jobs["1"].cpu_cores, use.jobs["1"].disk_mib_per_s) == (None, None)
 
@@ -140,7 +132,7 @@ def test_what_cannot_be_read_is_none_and_the_rest_goes_on(machine):
 
 def test_real_processes_are_read_and_one_that_ended_costs_the_others_nothing(monkeypatch):
     machine = Machine()
-    monkeypatch.setattr(sample, "time", machine.clock)
+    monkeypatch.setattr(host_usage, "time", machine.clock)
     monitor, jobs = Monitor(FakeNvml()), {"1": os.getpid(), "2": 2**22 + 1}  # above the largest process id
     monitor.look(jobs)
     machine.now_s += EVERY_S

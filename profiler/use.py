@@ -1,15 +1,13 @@
-"""What a node is used for, all users together, and how much of it each job is to blame for: the monitor's figures."""
-
-from __future__ import annotations
+"""Use of a node by all processes, and each job's part of it: the monitor's figures."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 
 @dataclass(frozen=True, slots=True)
 class OneGpu:
-    """What one GPU does now, for everybody; None where it could not be read.
+    """What all processes together use of one GPU now; None where it could not be read.
 
     Attributes:
         utilisation: Share of the time that any kernel ran, 0 to 1.
@@ -22,7 +20,7 @@ class OneGpu:
 
 @dataclass(frozen=True, slots=True)
 class NodeUse:
-    """Use of a node since the look before, by everybody.
+    """Use of a node by all processes since the look before.
 
     Attributes:
         cpu_cores: Cores in use.
@@ -43,12 +41,12 @@ class NodeUse:
 
 @dataclass(frozen=True, slots=True)
 class JobUse:
-    """Use by a job's processes since the look before. Of the network nobody keeps count for single processes.
+    """Use by a job's processes since the look before. Linux counts no network traffic by process.
 
     Attributes:
         cpu_cores: Cores in use.
         mem_gib: Host memory, shared pages once.
-        disk_mib_per_s: Read from and written to storage, what the page cache had left out.
+        disk_mib_per_s: Read from and written to storage, page cache hits left out.
         gpu_utilisation: Share of the time that its kernels ran, summed over its GPUs.
         gpu_mem_gib: GPU memory on all of its GPUs.
     """
@@ -60,14 +58,8 @@ class JobUse:
     gpu_mem_gib: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Use:
-    """One look.
-
-    Attributes:
-        node: The node.
-        jobs: Each job, by name.
-    """
+class Use(NamedTuple):
+    """One look at a node and at each job on it, by name."""
 
     node: NodeUse
     jobs: Mapping[str, JobUse]

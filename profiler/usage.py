@@ -3,65 +3,114 @@
 CPU, memory, disk and network through psutil, GPUs through NVML; None for what cannot be read.
 """
 
+import logging
 import os
 import threading
 import time
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, Literal, NamedTuple, Self
 
 import psutil
 
-from muri.errors import UsageError
-from muri.profiler.resource_usage.host import HostReader, HostReading, node_disk_mib, node_network_mib, rate
-from muri.profiler.resource_usage.nvml import GpuReader, GpuReading, GpuUnreadableError
-from muri.profiler.resource_usage.sample import Sample, Throttle, Usage
-from muri.profiler.resource_usage.use import JobUse, NodeUse, Use
+from muri.profiler.gpu_usage import GpuReader, GpuUnreadableError
+from muri.profiler.host_usage import HostReader, HostReading, Throttle, node_disk_mib, node_network_mib, rate
+from muri.profiler.use import JobUse, NodeUse, OneGpu, Use
 from muri.units import GIB
 
-LEAST_INTERVAL_S: Final = 0.01
+log = logging.getLogger("muri.profiler")
+
+SAMPLE_EVERY_S: Final = 0.1
 CPU_SHARE: Final = 0.004
 """Share of one core that sampling may take; expensive samples are taken less often."""
 
 JOIN_S: Final = 5.0
-FORKED_NOTE: Final = "this process was forked from the one that samples; the samples are there"
+LEAST_SAMPLES: Final = 3
+"""Fewer samples of the steady work say less than those of the whole run."""
+
+_STEADY_SINCE: Final = "steady_since_s"
+"""The script's own process adds this figure for `with_usage`; the result does not keep it."""
+
+Figure = Literal["cpu_cores", "host_mem_gib", "gpu_utilisation", "gpu_mem_gib"]
 
 
-class SamplerError(UsageError):
-    """The sampling interval is too short."""
+class Sample(NamedTuple):
+    """Use by a process and its descendants; None for what could not be read.
+
+    Attributes:
+        at_s: When it was read, on the clock `time.perf_counter`.
+        over_s: Seconds since the sample before.
+        cpu_cores: Cores in use over these seconds.
+        host_mem_gib: Host memory, shared pages counted once.
+        gpu_utilisation: Mean over the visible devices, 0 to 1.
+        gpu_mem_gib: GPU memory on all visible devices.
+    """
+
+    at_s: float
+    over_s: float
+    cpu_cores: float | None = None
+    host_mem_gib: float | None = None
+    gpu_utilisation: float | None = None
+    gpu_mem_gib: float | None = None
+
+
+class Usage(tuple[Sample, ...]):
+    """Samples in the order of time."""
+
+    __slots__ = ()
+
+    def mean(self, figure: Figure) -> float | None:
+        """Mean over time, in which each sample counts for the seconds that it covers."""
+        read = [sample for sample in self if getattr(sample, figure) is not None]
+        weight = sum(sample.over_s for sample in read)
+        return sum(getattr(sample, figure) * sample.over_s for sample in read) / weight if weight > 0 else None
+
+    def peak(self, figure: Figure) -> float | None:
+        """The highest value."""
+        values = (getattr(sample, figure) for sample in self)
+        return max((value for value in values if value is not None), default=None)
+
+    def since(self, at_s: float) -> "Usage":
+        """The samples that begin at or after a time of `time.perf_counter`, for leaving a warm-up out."""
+        return Usage(sample for sample in self if sample.at_s - sample.over_s >= at_s)
+
+
+def with_usage(found: Mapping[str, Any], usage: Usage) -> dict[str, Any]:
+    """Complete what a script's own process wrote, figures or an error, with what the script was seen to use."""
+    if "error" in found:
+        return dict(found)
+    steady = usage.since(float(found[_STEADY_SINCE]))
+    counted = steady if len(steady) >= LEAST_SAMPLES else usage
+    seen = {
+        "host_mem_gib": usage.peak("host_mem_gib"),
+        "cpu_cores": counted.mean("cpu_cores"),
+        "gpu_utilisation": counted.mean("gpu_utilisation"),
+    }
+    detail = {**found["detail"], **{name: value for name, value in seen.items() if value is not None}}
+    figures = {name: value for name, value in found.items() if name != _STEADY_SINCE}
+    gpu_mem_gib = max(float(found["gpu_mem_gib"]), usage.peak("gpu_mem_gib") or 0.0)
+    return {**figures, "gpu_mem_gib": gpu_mem_gib, "detail": detail}
 
 
 class Sampler:
     """Samples a process and its descendants until it is stopped.
 
     The thread is a daemon, so it keeps no process alive; after a fork it runs only in the parent.
-
-    Args:
-        pid: The process.
-        interval_s: Seconds between samples, more where samples are costly.
-
-    Raises:
-        SamplerError: The interval is too short.
     """
 
-    def __init__(self, pid: int, interval_s: float = 0.1) -> None:
-        if interval_s < LEAST_INTERVAL_S:
-            raise SamplerError(f"cannot sample every {interval_s} s; the least is {LEAST_INTERVAL_S} s")
+    def __init__(self, pid: int) -> None:
         self._pid = pid
         self._host = HostReader(pid)
         self._gpus: GpuReader | None = None
-        self._interval_s = interval_s
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="muri-telemetry", daemon=True)
         self._samples: list[Sample] = []
-        self._owner = os.getpid()
         self._before: tuple[float, HostReading] | None = None
         self._cpu_s = 0.0
-        self._notes: list[str] = []
 
     def __enter__(self) -> Self:
         """Start sampling."""
-        self.start()
+        self._thread.start()
         return self
 
     def __exit__(
@@ -70,19 +119,11 @@ class Sampler:
         """Stop sampling."""
         self.stop()
 
-    def start(self) -> None:
-        """Start sampling; returns at once."""
-        self._thread.start()
-
     def stop(self) -> Usage:
         """Take a last sample and return them all; a second call returns the same."""
-        if os.getpid() != self._owner:  # the thread and its locks are the parent's
-            return Usage(notes=(FORKED_NOTE,))
         self._ended.set()
-        if self._thread.ident is not None:
-            self._thread.join(JOIN_S)
-        gpu_notes = () if self._gpus is None else tuple(self._gpus.notes)
-        return Usage(tuple(self._samples), (*self._host.notes, *gpu_notes, *self._notes), self._cpu_s)
+        self._thread.join(JOIN_S)
+        return Usage(self._samples)
 
     def _run(self) -> None:
         try:
@@ -93,57 +134,37 @@ class Sampler:
                 self._sample()
             self._sample()
         except Exception as error:
-            self._notes.append(f"sampling ended early: {type(error).__name__}: {error}")
+            log.warning("sampling ended early: %s: %s", type(error).__name__, error)
         finally:
             if self._gpus is not None:
                 self._gpus.close()
 
     def _open_gpus(self) -> GpuReader | None:
         """In the thread, since NVML may take seconds to wake a GPU."""
+        environment: Mapping[str, str] = os.environ
         try:
-            return GpuReader(_environment(self._pid))
-        except GpuUnreadableError as error:
-            self._notes.append(str(error))
+            environment = psutil.Process(self._pid).environ()  # its CUDA_VISIBLE_DEVICES may differ from ours
+        except (psutil.Error, OSError):
+            log.debug("no environment of process %d", self._pid)
+        try:
+            return GpuReader(environment)
+        except GpuUnreadableError:
             return None
 
     def _sample(self) -> None:
         at_s, reading = time.perf_counter(), self._host.read()
         if self._before is not None:
-            gpu = GpuReading() if self._gpus is None else self._gpus.read(self._host.pids)
-            self._samples.append(_sample(self._before, (at_s, reading), gpu))
+            before_s, old = self._before
+            gpu = (None, None) if self._gpus is None else self._gpus.read(self._host.pids)
+            cores = rate(old.cpu_s, reading.cpu_s, at_s - before_s)
+            self._samples.append(Sample(at_s, at_s - before_s, cores, reading.mem_gib, *gpu))
         self._before = (at_s, reading)
         self._cpu_s = time.thread_time()
 
     def _pause_s(self, since_s: float, start_cpu_s: float) -> float:
         """How long to wait for the next sample, so that all of them together keep to their share of a core."""
         earned_s = (time.perf_counter() - since_s) * CPU_SHARE
-        return max(self._interval_s, (self._cpu_s - start_cpu_s - earned_s) / CPU_SHARE)
-
-
-def _environment(pid: int) -> Mapping[str, str]:
-    """The process's own environment, since CUDA_VISIBLE_DEVICES may differ from ours."""
-    try:
-        return psutil.Process(pid).environ()
-    except (psutil.Error, OSError):
-        return os.environ
-
-
-def _sample(before: tuple[float, HostReading], after: tuple[float, HostReading], gpu: GpuReading) -> Sample:
-    (before_s, old), (at_s, new) = before, after
-    over_s = at_s - before_s
-    return Sample(
-        at_s=at_s,
-        over_s=over_s,
-        cpu_cores=rate(old.cpu_s, new.cpu_s, over_s),
-        host_mem_gib=new.mem_gib,
-        disk_mib_per_s=rate(old.disk_mib, new.disk_mib, over_s),
-        network_mib_per_s=rate(old.network_mib, new.network_mib, over_s),
-        loopback_mib_per_s=rate(old.loopback_mib, new.loopback_mib, over_s),
-        gpu_utilisation=gpu.utilisation,
-        gpu_mem_gib=gpu.mem_gib,
-        gpu_device_mem_gib=gpu.device_mem_gib,
-        pcie_mib_per_s=gpu.pcie_mib_per_s,
-    )
+        return max(SAMPLE_EVERY_S, (self._cpu_s - start_cpu_s - earned_s) / CPU_SHARE)
 
 
 EVERY_S: Final = 10.0
@@ -199,8 +220,11 @@ class Monitor:
         over_s = now_s - before_s if before_s else 0.0
         totals = (_busy_s(), node_disk_mib(), node_network_mib())
         readings = {name: self._reader(name, pid).read() for name, pid in jobs.items()}
-        gpus = {} if self._gpus is None else self._gpus.each_gpu()
-        shares = self._gpu_shares(jobs)
+        gpus: dict[int, OneGpu] = {}
+        shares: dict[str, tuple[float | None, float | None]] = {}
+        if self._gpus is not None:
+            gpus = self._gpus.each_gpu()
+            shares = self._gpus.by_owner({name: self._jobs[name][1].pids for name in jobs}) if jobs else {}
         self._jobs = {name: reader for name, reader in self._jobs.items() if name in jobs}
         old, old_readings = self._totals, self._job_totals
         self._before_s, self._totals, self._job_totals = now_s, totals, readings
@@ -208,10 +232,12 @@ class Monitor:
             return None
         cpu, disk, network = (rate(one, other, over_s) for one, other in zip(old, totals, strict=True))
         node = NodeUse(cpu, os.cpu_count() or 0, psutil.virtual_memory().used / GIB, disk, network, gpus)
-        uses = {
-            name: _job_use(old_readings.get(name), reading, over_s, *shares.get(name, (None, None)))
-            for name, reading in readings.items()
-        }
+        uses = {}
+        for name, new in readings.items():
+            before = old_readings.get(name)
+            job_cpu = None if before is None else rate(before.cpu_s, new.cpu_s, over_s)
+            job_disk = None if before is None else rate(before.disk_mib, new.disk_mib, over_s)
+            uses[name] = JobUse(job_cpu, new.mem_gib, job_disk, *shares.get(name, (None, None)))
         return Use(node, uses)
 
     def _reader(self, name: str, pid: int) -> HostReader:
@@ -221,31 +247,10 @@ class Monitor:
             self._job_totals.pop(name, None)
         return known[1]
 
-    def _gpu_shares(self, jobs: Mapping[str, int]) -> dict[str, tuple[float | None, float | None]]:
-        """Share of the time and memory of each job on the GPUs."""
-        if self._gpus is None or not jobs:
-            return {}
-        pids = {name: self._jobs[name][1].pids for name in jobs}
-        return self._gpus.by_owner(pids)
-
 
 def _busy_s() -> float:
-    """Core seconds that anybody used since the node was started."""
+    """Core seconds that all processes used since the node was started."""
     times = psutil.cpu_times()
     idle = times.idle + getattr(times, "iowait", 0.0)
     guests = getattr(times, "guest", 0.0) + getattr(times, "guest_nice", 0.0)  # these are in user and nice as well
     return float(sum(times) - guests - idle)
-
-
-def _job_use(
-    old: HostReading | None, new: HostReading, over_s: float, gpu_utilisation: float | None, gpu_mem_gib: float | None
-) -> JobUse:
-    before = old or new
-    return JobUse(
-        None if old is None else rate(before.cpu_s, new.cpu_s, over_s),
-        new.mem_gib,
-        # Where processes' own counters cannot be read, the reader gives the node's, which is not a share of a job's.
-        None if old is None or new.is_node_disk else rate(before.disk_mib, new.disk_mib, over_s),
-        gpu_utilisation,
-        gpu_mem_gib,
-    )

@@ -1,1 +1,0 @@
-"""How two models disturb each other, and what a smaller batch costs (SJF-BSBF)."""

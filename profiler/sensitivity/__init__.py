@@ -1,1 +1,0 @@
-"""How throughput depends on CPUs and memory (Synergy)."""
