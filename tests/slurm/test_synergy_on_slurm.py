@@ -41,7 +41,8 @@ curves = {
 }
 with ProfileStore(Path(sys.argv[1])) as store:
     for name, cpu in curves.items():
-        store.put_document(SENSITIVITIES, SensitivityProfile(name, "2026-01-01T00:00:00Z", cpu, process_gib=2.0).to_document())
+        profile = SensitivityProfile(name, "2026-01-01T00:00:00Z", cpu, process_gib=2.0)
+        store.put_document(SENSITIVITIES, profile.to_document())
 """
 
 FRESH_PY = """\
