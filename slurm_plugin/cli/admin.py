@@ -153,8 +153,8 @@ def _only_one_at_work(config: Config) -> Iterator[None]:
         AnotherControllerError: Another controller holds it and is at work.
         ControllerHangsError: Another holds it and has missed its cycles.
     """
-    from muri.slurm_plugin.cli.doctor_checks import CYCLES_MISSED
     from muri.slurm_plugin.controller.loop import AnotherControllerError, ControllerHangsError, hung_for_s, only_one
+    from muri.slurm_plugin.controller.status import CYCLES_MISSED
 
     with ExitStack() as stack:
         try:
@@ -377,8 +377,7 @@ def preempt(name: str, config_file: Path | None, yes: bool) -> None:
 
 
 def _warn_if_controller_is_down(config: Config) -> None:
-    from muri.slurm_plugin.cli.doctor_checks import CYCLES_MISSED
-    from muri.slurm_plugin.controller.status import cycle_age_s
+    from muri.slurm_plugin.controller.status import CYCLES_MISSED, cycle_age_s
 
     age = cycle_age_s(config, time.time())
     if age is not None and age > CYCLES_MISSED * config.interval_s:

@@ -7,11 +7,12 @@ import shutil
 import sqlite3
 import stat
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing, suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Final
 from urllib.parse import quote
 
 import click
@@ -22,43 +23,40 @@ from muri.profiler.gpu_usage import check as why_no_gpu
 from muri.profiler.store import ProfileStore
 from muri.profiler.store_file import existing_journal, exists, file_system_of, is_network, set_aside, set_aside_stores
 from muri.rendezvous import SITE_RUN_DIR
-from muri.slurm_plugin.cli.doctor_checks import (
-    EventFacts,
+from muri.slurm_plugin.cli.doctor_slurm import (
+    CORRECT,
+    NAMES,
     Finding,
-    Folder,
     Level,
-    examine_gate,
-    examine_job_files,
-    examine_select,
-    exit_code,
-    judge_cycle,
-    judge_damaged,
-    judge_events,
-    judge_folder,
-    judge_run_dir,
-    judge_space,
-    judge_status_dir,
-    judge_way_of_writing,
+    examine_settings,
+    examine_slurm,
+    ok,
+    problem,
+    warning,
+    wrong_python,
 )
-from muri.slurm_plugin.cli.doctor_slurm import examine_real_path, examine_submission, names_in, wrong_python
 from muri.slurm_plugin.cli.options import CONFIG_OPTION
 from muri.slurm_plugin.config import Config, config_path
-from muri.slurm_plugin.controller.assemble import check_policy, open_gateway, profiles_path, read_config
-from muri.slurm_plugin.controller.events import slurm_user_of, slurmctld_hosts, this_host
-from muri.slurm_plugin.controller.loop import EVENTS_LOCK_NAME, AnotherControllerError, holder_of, only_one
-from muri.slurm_plugin.controller.status import cycle_age_s
-from muri.slurm_plugin.gateway.base import GatewayUnavailableError
-from muri.slurm_plugin.gateway.pyslurm_api import NoPyslurmError
+from muri.slurm_plugin.controller.assemble import check_policy, profiles_path, read_config
+from muri.slurm_plugin.controller.loop import AnotherControllerError, only_one
+from muri.slurm_plugin.controller.status import CYCLES_MISSED, cycle_age_s
 from muri.slurm_plugin.gateway.slurm_commands import SlurmCommands
 from muri.slurm_plugin.private_files import user_name, why_unsafe
 from muri.slurm_plugin.records.journal import SCHEMA_VERSION
 from muri.text import printable, printable_lines
+from muri.units import GIB, MIB
 
-_COLOURS = {Level.OK: "green", Level.WARNING: "yellow", Level.PROBLEM: "red"}
-_NAMES = "muri.yaml's names"
-_CORRECT = "correct it, then run `muri config check`"
-_INDENT = 26
-_WIDTH = 80
+_COLORS: Final = {Level.OK: "green", Level.WARNING: "yellow", Level.PROBLEM: "red"}
+_STATE: Final = "state directory"
+_WIDTH: Final = 80
+_OTHERS_MAY: Final = 0o077
+_OTHERS_WRITE: Final = 0o022
+_LEAST_FREE: Final = 50 * MIB
+_LITTLE_FREE: Final = GIB
+
+
+class DoctorError(MuriError):
+    """The requested change would do harm now."""
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -92,14 +90,15 @@ def doctor(config_file: Path | None, store: Path | None, set_aside: bool, yes: b
     if as_json:
         click.echo(json.dumps({"findings": [asdict(finding) for finding in findings]}, indent=2))
     else:
-        click.echo(_summary(findings))
-    click.get_current_context().exit(exit_code(findings))
+        problems, warnings = (sum(item.level is level for item in findings) for level in (Level.PROBLEM, Level.WARNING))
+        click.echo(f"{problems} problem(s), {warnings} warning(s)")
+    click.get_current_context().exit(any(finding.level is Level.PROBLEM for finding in findings))
 
 
 def _print(finding: Finding) -> None:
-    head = click.style(f"{finding.level.upper():<9}", fg=_COLOURS[finding.level]) + f"{finding.name:<17}"
-    space = " " * _INDENT
-    text = click.wrap_text(printable_lines(finding.text), _WIDTH - _INDENT, preserve_paragraphs=True)
+    head = click.style(f"{finding.level.upper():<9}", fg=_COLORS[finding.level]) + f"{finding.name:<17}"
+    space = " " * 26
+    text = click.wrap_text(printable_lines(finding.text), _WIDTH - len(space), preserve_paragraphs=True)
     click.echo(head + text.replace("\n", f"\n{space}"))
     if finding.remedy:
         click.echo(click.wrap_text(finding.remedy, _WIDTH, f"{space}→ ", f"{space}  "))
@@ -107,97 +106,127 @@ def _print(finding: Finding) -> None:
         click.echo(printable(f"    {line}"))
 
 
-def _summary(findings: Sequence[Finding]) -> str:
-    problems, warnings = (sum(item.level is level for item in findings) for level in (Level.PROBLEM, Level.WARNING))
-    return f"{problems} problem(s), {warnings} warning(s)"
-
-
 def _set_aside(config_file: Path | None, store: Path | None, yes: bool, as_json: bool) -> None:
-    refused: list[str] = []
-
-    def confirm(question: str) -> bool:
-        if yes or click.confirm(question, err=True):
-            return True
-        refused.append(question)
-        return False
-
     config = read_config(config_file)
-    place = set_store_aside(config, store, confirm)
+    path = store or profiles_path(config)
+    place, damage = None, _damage(path)
+    if damage:
+        question = f"{path} is damaged ({damage}). Rename it, so that models are measured again?"
+        if not yes and not click.confirm(question, err=True):
+            click.echo("Nothing was changed.", err=True)
+            click.get_current_context().exit(1)
+        place = _renamed(path, config)
     if as_json:
         click.echo(json.dumps({"set_aside": None if place is None else str(place)}))
     elif place is not None:
         click.echo(f"set aside as {place}; save what is left of it with `sqlite3 {place} .recover`")
-    elif not refused:
-        click.echo(f"{store or profiles_path(config)} is whole; nothing to set aside")
-    if refused:
-        click.echo("Nothing was changed.", err=True)
-        click.get_current_context().exit(1)
+    else:
+        click.echo(f"{path} is whole; nothing to set aside")
 
 
-class DoctorError(MuriError):
-    """The requested change would do harm now."""
+def _renamed(path: Path, config: Config) -> Path:
+    """Rename a damaged store and return its new place; a DoctorError where a controller has it open."""
+    if path != profiles_path(config):
+        return set_aside(path, datetime.now(UTC))
+    try:
+        with only_one(config.state_dir):
+            return set_aside(path, datetime.now(UTC))
+    except AnotherControllerError as error:
+        raise DoctorError(
+            f"{error}. It sets a damaged store aside by itself; or stop it, and give this command again"
+        ) from error
+
+
+def _damage(path: Path) -> str:
+    """Return what is wrong with a store, "" if it is whole."""
+    try:
+        with ProfileStore(path, read_only=True) as opened:
+            opened.check()
+            opened.list()
+    except CorruptStoreError as error:
+        return error.detail
+    return ""
 
 
 def examine(config_file: Path | None, store: Path | None) -> Iterator[Finding]:
-    """Look at one thing after the other.
-
-    Args:
-        config_file: The configuration; None for the site's.
-        store: The profile store; None for the configured one.
-    """
+    """Look at one thing after the other; `None` stands for the site's configuration and its own profile store."""
     config, finding = examine_config(config_file)
     yield finding
-    for wrong in wrong_python(config):
-        yield Finding(_NAMES, Level.PROBLEM, wrong, _CORRECT)
+    yield from (problem(NAMES, wrong, CORRECT) for wrong in wrong_python(config))
     yield from examine_trust(config_path(config_file), config)
-    yield judge_folder(_folder(config.state_dir))
+    yield examine_state_dir(config.state_dir)
     yield _space(config.state_dir)
-    if may_enter(config.state_dir):
+    if _may_enter(config.state_dir):
         yield from examine_store(store or profiles_path(config))
         yield examine_journal(config.state_dir / "journal.db")
     yield judge_cycle(cycle_age_s(config, time.time()), config.interval_s)
-    if (events := examine_events(config)) is not None:
-        yield events
-    yield judge_status_dir(facts_of(config.status_dir), config.status_dir)
-    yield judge_run_dir(facts_of(SITE_RUN_DIR), SITE_RUN_DIR)
+    yield judge_status_dir(_facts_of(config.status_dir), config.status_dir)
+    yield judge_run_dir(_facts_of(SITE_RUN_DIR), SITE_RUN_DIR)
     yield from examine_slurm(config)
-    if (gate := examine_gate(config)) is not None:
-        yield gate
-    if (allocates := examine_select(config)) is not None:
-        yield allocates
-    if (job_files := examine_job_files()) is not None:
-        yield job_files
-    yield examine_gpus()
+    yield from examine_settings(config, SlurmCommands())
+    if reason := why_no_gpu():
+        yield warning("GPUs", reason, "nothing, unless jobs run on this machine")
+    else:
+        yield ok("GPUs", "NVML can be read")
 
 
 def examine_config(config_file: Path | None) -> tuple[Config, Finding]:
     """Read the configuration; fall back to the built-in one when it is wrong."""
+    name, place = "configuration", str(config_path(config_file) or "built-in defaults")
     try:
         config = read_config(config_file)
         unchecked = check_policy(config)
     except MuriError as error:
-        return Config(), Finding("configuration", Level.PROBLEM, str(error), _CORRECT)
-    place = str(config_path(config_file) or "built-in defaults")
-    return config, Finding("configuration", Level.OK, f"{place}; {unchecked}" if unchecked else place)
+        return Config(), problem(name, str(error), CORRECT)
+    return config, ok(name, f"{place}; {unchecked}" if unchecked else place)
 
 
 def examine_trust(path: Path | None, config: Config) -> Iterator[Finding]:
-    """Whether others could change what the controller obeys: the configuration, and the way to the state directory."""
-    remedies = {
-        path: "chown root and chmod go-w what is named here; the controller refuses to start until then",
-        config.state_dir.parent: "chown root and chmod go-w it: its owner could exchange the state directory",
-    }
-    for place, remedy in remedies.items():
-        if place is None:
-            continue
-        with suppress(OSError):  # that it cannot be looked at is told by other findings
-            reason = why_unsafe(place)
-            if reason is not None:
-                level = Level.PROBLEM if place == path else Level.WARNING
-                yield Finding("trust", level, f"{place}: {reason}", remedy)
+    """Whether others could change the configuration, or the way to the state directory."""
+    with suppress(OSError):  # other findings say that it cannot be looked at
+        if path is not None and (reason := why_unsafe(path)) is not None:
+            remedy = "chown root and chmod go-w what is named here; the controller refuses to start until then"
+            yield problem("trust", f"{path}: {reason}", remedy)
+    with suppress(OSError):
+        if (reason := why_unsafe(config.state_dir.parent)) is not None:
+            remedy = "chown root and chmod go-w it: its owner could exchange the state directory"
+            yield warning("trust", f"{config.state_dir.parent}: {reason}", remedy)
 
 
-def may_enter(path: Path) -> bool:
+def examine_state_dir(path: Path) -> Finding:
+    """The state directory: there, a directory, and all of it for root alone."""
+    try:
+        if not path.exists():
+            return warning(_STATE, f"there is no {path} yet", "the controller's first cycle makes it")
+        return next(_judge_state_dir(path, user_name(path.stat().st_uid)))
+    except PermissionError:
+        return next(_judge_state_dir(path, "another user"))
+
+
+def _judge_state_dir(path: Path, owner: str) -> Iterator[Finding]:
+    """Yield all findings, the gravest first."""
+    if owner != "root":
+        remedy = f"chown -R root {path}, and run the controller as root: only root may submit for users"
+        yield problem(_STATE, f"{path} belongs to {owner}, not to root", remedy)
+    if not path.is_dir():
+        yield problem(_STATE, f"{path} is not a directory", "move it away, or set state_dir to a directory")
+    if path.is_symlink():
+        remedy = "set state_dir to the place that it leads to; the controller refuses links"
+        yield problem(_STATE, f"{path} is a link", remedy)
+    entries = path.iterdir() if os.access(path, os.R_OK | os.X_OK) else ()
+    if foreign := sorted(entry.name for entry in entries if entry.lstat().st_uid != 0):
+        remedy = f"chown {owner} them: a controller that runs as {owner} cannot write them"
+        yield warning(_STATE, f"not owned by {owner} like {path}: {', '.join(foreign)}", remedy)
+    if (mode := stat.S_IMODE(path.lstat().st_mode)) & _OTHERS_MAY:
+        remedy = f"chmod 700 {path}; the controller does so at its next start"
+        yield warning(_STATE, f"others may enter {path} (mode {mode:04o})", remedy)
+    if not os.access(path, os.W_OK | os.X_OK):
+        remedy = f"run the controller, and this command for a full check, as {owner}"
+        yield warning(_STATE, f"{path} belongs to {owner}; {user_name(os.geteuid())} may not write there", remedy)
+    yield ok(_STATE, f"{path}, of {owner} alone, writable")
+
+
+def _may_enter(path: Path) -> bool:
     """Whether this user may look into a directory, or there is none."""
     try:
         return not path.exists() or os.access(path, os.R_OK | os.X_OK)
@@ -205,8 +234,8 @@ def may_enter(path: Path) -> bool:
         return False
 
 
-def facts_of(path: Path) -> os.stat_result | None:
-    """What the system knows of a path itself, None where there is nothing."""
+def _facts_of(path: Path) -> os.stat_result | None:
+    """The facts of a path itself, None where it does not exist."""
     try:
         return path.lstat()
     except OSError:
@@ -220,164 +249,77 @@ def examine_store(path: Path) -> Iterator[Finding]:
         with ProfileStore(path, read_only=True) as store:
             store.check()
             profiles, stale = len(store.list()), len(store.stale_marks())
-        yield Finding(name, Level.OK, f"{path}: whole; {profiles} profiles, {stale} of them stale")
+        yield ok(name, f"{path}: whole; {profiles} profiles, {stale} of them stale")
     except StoreMissingError:
-        yield Finding(name, Level.OK, f"there is no {path} yet; the first measurement makes it")
+        yield ok(name, f"there is no {path} yet; the first measurement makes it")
     except StoreOutdatedError as error:
-        yield Finding(name, Level.WARNING, str(error))
+        yield warning(name, str(error))
     except CorruptStoreError as error:
         remedy = f"the controller sets it aside at its next start; to do it now: muri doctor --store {path} --set-aside"
-        yield Finding(name, Level.PROBLEM, f"{path} is damaged: {error.detail}", remedy)
+        yield problem(name, f"{path} is damaged: {error.detail}", remedy)
     except MuriError as error:
-        yield Finding(name, Level.PROBLEM, str(error))
-    kind = file_system_of(path)
-    further = (
-        judge_way_of_writing(kind, is_network(kind), existing_journal(path)),
-        judge_damaged(set_aside_stores(path)),
-    )
-    yield from (finding for finding in further if finding is not None)
+        yield problem(name, str(error))
+    yield from judge_way_of_writing(file_system_of(path), existing_journal(path))
+    if places := set_aside_stores(path):
+        remedy = f"save what is left with `sqlite3 {places[-1]} .recover`, then delete it"
+        yield warning(name, f"damaged and set aside: {', '.join(map(str, places))}", remedy)
+
+
+def judge_way_of_writing(file_system: str, journal: str | None) -> Iterator[Finding]:
+    """Yield a warning about a store that is written in a way that its file system does not allow."""
+    if journal == "wal" and is_network(file_system):
+        text = f"it has a write-ahead log on {file_system}, where several machines cannot share one"
+        remedy = "close every program that has it open; the next one that writes switches it to a rollback journal"
+        yield warning("profile store", text, remedy)
 
 
 def examine_journal(path: Path) -> Finding:
     """The controller's journal: whole and of this format."""
     name = "journal"
     if not exists(path):
-        return Finding(name, Level.OK, f"there is no {path} yet; the first cycle makes it")
+        return ok(name, f"there is no {path} yet; the first cycle makes it")
     remedy = f"move it aside (mv {path} {path}.damaged): the jobs' own AdminComment holds what is needed to resume"
     try:
         with closing(sqlite3.connect(f"file:{quote(str(path.absolute()))}?mode=ro", uri=True)) as connection:
-            problem = str(connection.execute("PRAGMA integrity_check(1)").fetchone()[0])
+            damage = str(connection.execute("PRAGMA integrity_check(1)").fetchone()[0])
             version = int(connection.execute("PRAGMA user_version").fetchone()[0])
     except sqlite3.OperationalError as error:
-        return Finding(name, Level.WARNING, f"cannot read {path}: {error}", "run this as the controller's user")
+        return warning(name, f"cannot read {path}: {error}", "run this as the controller's user")
     except sqlite3.DatabaseError as error:
-        return Finding(name, Level.PROBLEM, f"{path} is damaged: {error}", remedy)
-    if problem != "ok":
-        return Finding(name, Level.PROBLEM, f"{path} is damaged: {problem}", remedy)
+        return problem(name, f"{path} is damaged: {error}", remedy)
+    if damage != "ok":
+        return problem(name, f"{path} is damaged: {damage}", remedy)
     if version > SCHEMA_VERSION:
-        return Finding(
-            name, Level.PROBLEM, f"{path} was written by a newer Muri (schema {version})", "upgrade this one"
-        )
-    return Finding(name, Level.OK, f"{path}: whole")
+        return problem(name, f"{path} was written by a newer Muri (schema {version})", "upgrade this one")
+    return ok(name, f"{path}: whole")
 
 
-def examine_slurm(config: Config) -> Iterator[Finding]:
-    """Whether Slurm answers, in which way it is asked, and what becomes of jobs there."""
-    lacking: list[GatewayUnavailableError] = []
-    try:
-        gateway = open_gateway(config.gateway, lacking.append)
-        snapshot = gateway.snapshot()
-    except GatewayUnavailableError as error:
-        remedy = "nothing, if the controller runs on another machine"
-        yield Finding("Slurm", Level.WARNING, f"no Slurm on this machine: {error}", remedy)
-        return
-    except MuriError as error:
-        remedy = "`scontrol ping` says more; jobs stay as they are meanwhile"
-        yield Finding("Slurm", Level.PROBLEM, str(error), remedy)
-        return
-    gpus = sum(node.gpu_count for node in snapshot.nodes)
-    size = f"{len(snapshot.nodes)} nodes, {gpus} GPUs"
-    yield Finding("Slurm", Level.OK, f"{snapshot.cluster}, Slurm {snapshot.slurm_version}, by {gateway.name}: {size}")
-    named = names_in(config, snapshot, SlurmCommands())
-    for wrong in named.wrong:
-        yield Finding(_NAMES, Level.PROBLEM, wrong, _CORRECT)
-    for unchecked in named.unchecked:
-        yield Finding(_NAMES, Level.WARNING, f"not checked: {unchecked}")
-    for why in lacking:
-        normal = isinstance(why, NoPyslurmError)
-        remedy = "" if normal else f"`gateway: {gateway.name}` in muri.yaml, if it is to stay so"
-        yield Finding("gateway", Level.OK if normal else Level.WARNING, f"{gateway.name}: {why}", remedy)
-    if (submission := examine_submission(SlurmCommands())) is not None:
-        yield submission
-    yield from examine_real_path(config, snapshot, gateway, SlurmCommands())
+def judge_status_dir(facts: os.stat_result | None, path: Path) -> Finding:
+    """The directory in which the controller leaves each user a file about their own jobs; no facts: it is missing."""
+    name = "status for users"
+    if facts is None:
+        remedy = "nothing on other machines than the controller's; there, the next cycle as root makes it"
+        return warning(name, f"there is no {path}: users see only what Slurm tells of jobs", remedy)
+    if not _only_its_owner_writes(facts):
+        remedy = "remove it; the next cycle makes it, and writes none until then"
+        return problem(name, f"{path} must be a directory writable only by the controller", remedy)
+    return ok(name, f"{path}: a file for each user, readable by them alone")
 
 
-def examine_events(config: Config, commands: SlurmCommands | None = None) -> Finding | None:
-    """Look at cycles on events; None where Slurm, or the state directory, cannot be asked, which other findings say."""
-    commands = commands or SlurmCommands()
-    try:
-        facts = EventFacts(
-            is_watched=holder_of(config.state_dir, EVENTS_LOCK_NAME) is not None,
-            host=this_host(),
-            slurmctld_hosts=slurmctld_hosts(commands),
-            slurm_uid=slurm_user_of(commands),
-            notice=facts_of(config.events.notice_file),
-        )
-    except (OSError, MuriError):
-        return None
-    return judge_events(facts, config)
+def judge_run_dir(facts: os.stat_result | None, path: Path) -> Finding:
+    """The directory in which root makes a run directory for each user; no facts: it is missing."""
+    name = "run directories"
+    if facts is None:
+        remedy = "nothing, unless jobs run on this machine: there the SPANK plugin makes it at a job's start"
+        return warning(name, f"there is no {path}: members meet in /tmp, where others can take a name", remedy)
+    if facts.st_uid != 0 or not _only_its_owner_writes(facts):
+        remedy = "remove it: root makes it anew; jobs that run now go back to the queue"
+        return problem(name, f"{path} must be a directory writable only by root", remedy)
+    return ok(name, f"{path}, of root; the SPANK plugin makes one in it for each user with jobs")
 
 
-def examine_gpus() -> Finding:
-    """Whether this machine's GPUs can be read."""
-    reason = why_no_gpu()
-    if reason is None:
-        return Finding("GPUs", Level.OK, "NVML can be read")
-    return Finding("GPUs", Level.WARNING, reason, "nothing, unless jobs run on this machine")
-
-
-def set_store_aside(config: Config, store: Path | None, confirm: Callable[[str], bool]) -> Path | None:
-    """Rename a store that is damaged.
-
-    Args:
-        config: The configuration.
-        store: The profile store; None for the configured one.
-        confirm: Asks whether to do it.
-
-    Returns:
-        Its new place; None when it is not damaged, or the answer was no.
-
-    Raises:
-        DoctorError: A controller has it open.
-        StoreError: It is not there, cannot be read, or cannot be renamed.
-    """
-    path = store or profiles_path(config)
-    damage = _damage(path)
-    if not damage or not confirm(f"{path} is damaged ({damage}). Rename it, so that models are measured again?"):
-        return None
-    if path != profiles_path(config):
-        return set_aside(path, datetime.now(UTC))
-    try:
-        with only_one(config.state_dir):
-            return set_aside(path, datetime.now(UTC))
-    except AnotherControllerError as error:
-        raise DoctorError(
-            f"{error}. It sets a damaged store aside by itself; or stop it, and give this command again"
-        ) from error
-
-
-def _damage(path: Path) -> str:
-    """What is wrong with a store, "" when it is whole."""
-    try:
-        with ProfileStore(path, read_only=True) as opened:
-            opened.check()
-            opened.list()
-    except CorruptStoreError as error:
-        return error.detail
-    return ""
-
-
-def _folder(path: Path) -> Folder:
-    user = user_name(os.geteuid())
-    try:
-        if not path.exists():
-            return Folder(path, exists=False)
-    except PermissionError:
-        return Folder(path, exists=True, is_directory=True, owner="another user", user=user)
-    uid = path.stat().st_uid
-    entries = list(path.iterdir()) if path.is_dir() and os.access(path, os.R_OK | os.X_OK) else []
-    foreign = sorted(entry.name for entry in entries if entry.lstat().st_uid != uid)
-    return Folder(
-        path,
-        exists=True,
-        is_directory=path.is_dir(),
-        owner=user_name(uid),
-        mode=stat.S_IMODE(path.lstat().st_mode),
-        is_link=path.is_symlink(),
-        user=user,
-        writable=os.access(path, os.W_OK | os.X_OK),
-        foreign_files=tuple(foreign),
-    )
+def _only_its_owner_writes(facts: os.stat_result) -> bool:
+    return stat.S_ISDIR(facts.st_mode) and not facts.st_mode & _OTHERS_WRITE
 
 
 def _space(path: Path) -> Finding:
@@ -385,3 +327,22 @@ def _space(path: Path) -> Finding:
         with suppress(FileNotFoundError, PermissionError):
             return judge_space(folder, shutil.disk_usage(folder).free)
     return judge_space(Path("/"), shutil.disk_usage("/").free)
+
+
+def judge_space(path: Path, free: int) -> Finding:
+    """Free space, in bytes, of the state directory."""
+    name, text = "disk space", f"{free / GIB:.1f} GiB free at {path}"
+    if free < _LEAST_FREE:
+        return problem(name, text, "make room: the journal cannot be written on a full disk")
+    return ok(name, text) if free >= _LITTLE_FREE else warning(name, text, "make room before it is full")
+
+
+def judge_cycle(age_s: float | None, interval_s: float) -> Finding:
+    """When the controller last finished a cycle; None: never."""
+    remedy = "see `systemctl status muri-controller.timer` and `journalctl -u muri-controller`"
+    if age_s is None:
+        return warning("controller", "no cycle has finished yet", remedy)
+    text = f"the last cycle finished {age_s:.0f} s ago"
+    if age_s > CYCLES_MISSED * interval_s:
+        return warning("controller", f"{text}; one is due every {interval_s:g} s", remedy)
+    return ok("controller", text)

@@ -1,11 +1,13 @@
-"""What `muri doctor` and `muri config check` ask of Slurm: whether names are there, and what becomes of a real job."""
+"""What `muri doctor` and `muri config check` ask Slurm: whether names exist, its settings, and a real job's fate."""
 
 import os
 import re
+import stat
 import sys
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
+from enum import StrEnum
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -13,9 +15,11 @@ from ClusterShell.NodeSet import NodeSet
 
 from muri.errors import MuriError
 from muri.pythons import is_packaged
-from muri.slurm_plugin.cli.doctor_checks import Finding, Level
 from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.controller.assemble import open_gateway
+from muri.slurm_plugin.controller.events import slurm_settings, slurm_user, slurmctld_hosts, this_host
+from muri.slurm_plugin.controller.loop import EVENTS_LOCK_NAME, holder_of
+from muri.slurm_plugin.controller.status import CYCLES_MISSED
 from muri.slurm_plugin.controller.surroundings import read_gpu_removal
 from muri.slurm_plugin.gateway.base import (
     Gateway,
@@ -25,18 +29,19 @@ from muri.slurm_plugin.gateway.base import (
     first_line,
 )
 from muri.slurm_plugin.gateway.gpu_removal import cancelled_afterwards, place_for, submit_probe, try_every_form
+from muri.slurm_plugin.gateway.pyslurm_api import NoPyslurmError
 from muri.slurm_plugin.gateway.slurm_commands import SlurmCommands
 from muri.slurm_plugin.planning.actions import MemberPlan
 from muri.slurm_plugin.planning.slurm_requests import GroupPlace, asked_by, member_change, original_request
 from muri.slurm_plugin.records.cluster import Node, Snapshot
 from muri.slurm_plugin.records.comment_tags import GATE_PREFIX, REQUEST_PREFIX, MemberState, token
 from muri.slurm_plugin.records.gpu_removal import PER_NODE, GpuRemoval, Place, TriedForm
-from muri.slurm_plugin.records.roles import ManagedJob, read_job
+from muri.slurm_plugin.records.roles import GATE_LICENSE, ManagedJob, read_job
 from muri.text import nearest
 
-_SPANK: Final = "SPANK plugin"
+NAMES: Final = "muri.yaml's names"
+CORRECT: Final = "correct it, then run `muri config check`"
 _TAKING: Final = "members' GPUs"
-_SUBMIT: Final = "job_submit"
 
 INCLUDE: Final = "include /usr/lib/muri/plugstack.conf"
 """Of the package muri-spank; where that has been removed, Slurm passes over this line."""
@@ -44,18 +49,46 @@ INCLUDE: Final = "include /usr/lib/muri/plugstack.conf"
 LOAD: Final = 'do local muri = loadfile("/usr/share/muri/job_submit/job_submit.lua") if muri then pcall(muri) end end'
 """Of the package muri-controller; where that has been removed, this line does nothing."""
 
-MARK: Final = "--muri=model=muri-doctor"
-
+_MARK: Final = "--muri=model=muri-doctor"
 _MEMBERS: Final = 2
 
 
-class Named(NamedTuple):
-    """What became of looking for names.
+class Level(StrEnum):
+    """How bad a finding is. WARNING: Muri works, but not fully. PROBLEM: something has to be done."""
 
-    Attributes:
-        wrong: Sentences about names that are not there, each with those that are.
-        unchecked: Why others could not be looked for.
-    """
+    OK = "ok"
+    WARNING = "warning"
+    PROBLEM = "problem"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of the examination: its subject, how bad it is, the remedy ("" for none), lines to add to a file."""
+
+    name: str
+    level: Level
+    text: str
+    remedy: str = ""
+    lines: tuple[str, ...] = ()
+
+
+def ok(name: str, text: str) -> Finding:
+    """A finding that needs nothing."""
+    return Finding(name, Level.OK, text)
+
+
+def warning(name: str, text: str, remedy: str = "") -> Finding:
+    """A finding with which Muri works, but not fully."""
+    return Finding(name, Level.WARNING, text, remedy)
+
+
+def problem(name: str, text: str, remedy: str = "", *lines: str) -> Finding:
+    """A finding that has to be mended."""
+    return Finding(name, Level.PROBLEM, text, remedy, lines)
+
+
+class Named(NamedTuple):
+    """Sentences about names that Slurm does not have, each with those that it has, and why others are not checked."""
 
     wrong: tuple[str, ...] = ()
     unchecked: tuple[str, ...] = ()
@@ -75,7 +108,7 @@ def look_for_names(config: Config) -> Named:
 
 
 def wrong_python(config: Config) -> Iterator[str]:
-    """Say that there is no such Python; documented installations have it on the controller's machine, too."""
+    """Say that node_python does not exist; documented installations have it on the controller's machine, too."""
     with suppress(PermissionError):  # then this user cannot tell
         if not Path(config.node_python).is_file():
             usual = "/usr/lib/muri/python" if is_packaged() else sys.executable
@@ -86,13 +119,7 @@ def wrong_python(config: Config) -> Iterator[str]:
 
 
 def names_in(config: Config, snapshot: Snapshot, commands: SlurmCommands) -> Named:
-    """Look for the names in what Slurm has told.
-
-    Args:
-        config: The configuration.
-        snapshot: Slurm's nodes and partitions.
-        commands: To ask slurmdbd for QOS.
-    """
+    """Look for the configuration's names among Slurm's nodes and partitions, and slurmdbd's QOS."""
     of_nodes = {name for node in snapshot.nodes for name in node.partitions}
     partitions = of_nodes | {each.name for each in snapshot.limits.partitions}
     types = {node.gpu_type for node in snapshot.nodes if node.gpu_count}
@@ -118,84 +145,218 @@ def _missing(key: str, kind: str, wanted: Collection[str], there: Collection[str
             yield f"{key}: Slurm has no {kind} {name}; {hint}it has {', '.join(sorted(filter(None, there))) or 'none'}"
 
 
-def examine_submission(commands: SlurmCommands) -> Finding | None:
-    """Whether sbatch knows --muri on this machine; None where there is no sbatch."""
+def examine_slurm(config: Config) -> Iterator[Finding]:
+    """Whether Slurm answers, how it is asked, and what becomes of jobs there."""
+    lacking: list[GatewayUnavailableError] = []
+    try:
+        gateway = open_gateway(config.gateway, lacking.append)
+        snapshot = gateway.snapshot()
+    except GatewayUnavailableError as error:
+        yield warning(
+            "Slurm", f"no Slurm on this machine: {error}", "nothing, if the controller runs on another machine"
+        )
+        return
+    except MuriError as error:
+        yield problem("Slurm", str(error), "`scontrol ping` says more; jobs stay as they are meanwhile")
+        return
+    size = f"{len(snapshot.nodes)} nodes, {sum(node.gpu_count for node in snapshot.nodes)} GPUs"
+    yield ok("Slurm", f"{snapshot.cluster}, Slurm {snapshot.slurm_version}, by {gateway.name}: {size}")
+    commands = SlurmCommands()
+    named = names_in(config, snapshot, commands)
+    yield from (problem(NAMES, wrong, CORRECT) for wrong in named.wrong)
+    yield from (warning(NAMES, f"not checked: {unchecked}") for unchecked in named.unchecked)
+    for why in lacking:
+        text, remedy = f"{gateway.name}: {why}", f"`gateway: {gateway.name}` in muri.yaml, if it is to stay so"
+        yield ok("gateway", text) if isinstance(why, NoPyslurmError) else warning("gateway", text, remedy)
+    yield from examine_submission(commands)
+    yield from examine_real_path(config, snapshot, gateway, commands)
+
+
+def examine_settings(config: Config, commands: SlurmCommands) -> Iterator[Finding]:
+    """Look at Slurm's own configuration; nothing where Slurm cannot be asked, which other findings say."""
+    try:
+        settings = slurm_settings(commands)
+    except MuriError:
+        return
+    with suppress(OSError, MuriError):
+        is_watched = holder_of(config.state_dir, EVENTS_LOCK_NAME) is not None
+        yield judge_events(config, settings, this_host(), is_watched=is_watched)
+    with suppress(MuriError):
+        yield judge_gate(commands.run("read the licenses", ["scontrol", "show", "license", "--oneliner"]), config)
+    yield from judge_select(settings, config)
+    yield from judge_job_files(settings)
+
+
+def judge_events(config: Config, settings: Mapping[str, str], host: str, *, is_watched: bool) -> Finding:
+    """Judge whether a cycle follows an arrival or an end within seconds.
+
+    Raises:
+        MuriError: Slurm's settings name no user of slurmctld.
+    """
+    path, timer = config.events.notice_file, f"the timer, up to {config.interval_s:g} s"
+    hosts, uid = slurmctld_hosts(settings), slurm_user(settings)
+    if not config.events.enabled:
+        return ok("events", f"off: jobs wait for {timer}")
+    if not is_watched:
+        remedy = "systemctl enable --now muri-controller-events.service; without systemd see cron.d-muri"
+        return warning("events", f"nothing watches for them: jobs wait for {timer}", remedy)
+    if host not in hosts:
+        where = " or ".join(hosts) or "another machine"
+        text = f"slurmctld runs on {where} and gives no notice here: new jobs wait for {timer}, or an end"
+        return warning("events", text, "run the controller on slurmctld's machine")
+    try:
+        notice = path.lstat()
+    except OSError:
+        notice = None
+    if notice is None or not stat.S_ISREG(notice.st_mode) or notice.st_uid != uid:
+        text = f"slurmctld gives no notice: {path} is not a file of user {uid}; new jobs wait for {timer}"
+        remedy = f"remove {path}: the controller makes it anew within a minute, and logs why if it can't"
+        return warning("events", text, remedy)
+    return ok("events", f"a cycle follows an arrival or an end within seconds; notice by {path}")
+
+
+def judge_gate(licenses: str, config: Config) -> Finding:
+    """Judge what keeps waiting jobs, by the output of `scontrol show license`."""
+    setting = f"Licenses={GATE_LICENSE}:1000000"
+    if config.gate == "hold":
+        text = (
+            "waiting jobs are held: they have priority 0, wait for the watchdog if the controller dies, and a user's "
+            "hold on one cannot be told from Muri's"
+        )
+        remedy = f"{setting} in slurm.conf and `gate: licence`, here and in job_submit.lua"
+        return warning("gate", text, remedy)
+    if f"LicenseName={GATE_LICENSE}" not in licenses.split():
+        text = f"Slurm has no license {GATE_LICENSE}: jobs with --muri start as ordinary jobs"
+        return problem("gate", text, f"add {setting} to slurm.conf and run `scontrol reconfigure`, or set gate: hold")
+    text = (
+        f"waiting jobs ask for the license {GATE_LICENSE}; Slurm starts them {config.lease_s:g} s after the last cycle"
+    )
+    if config.lease_s < CYCLES_MISSED * config.interval_s:
+        remedy = f"set lease_s to at least {CYCLES_MISSED} × interval_s, or a late cycle lets every job start"
+        return warning("gate", text, remedy)
+    return ok("gate", text)
+
+
+def judge_select(settings: Mapping[str, str], config: Config) -> Iterator[Finding]:
+    """Judge how Slurm allocates, where Muri may change jobs' CPUs or memory."""
+    kind, parameters = settings.get("SelectType", ""), settings.get("SelectTypeParameters", "").upper()
+    allocation, name = config.allocation, "CPUs and memory"
+    if not kind or allocation.cpus == allocation.memory == "off":
+        return
+    shown = f"{kind} with {parameters or 'no parameters'}"
+    if "cons_" not in kind:
+        remedy = "SelectType=select/cons_tres with CR_Core_Memory, or allocation.cpus and allocation.memory: off"
+        yield warning(name, f"Slurm gives out whole nodes ({shown})", remedy)
+        return
+    counts = {
+        "CPUs": allocation.cpus == "off" or re.search(r"CR_(CPU|CORE|SOCKET)", parameters),
+        "memory": allocation.memory == "off" or "MEMORY" in parameters,
+    }
+    if lacking := " and ".join(resource for resource, is_counted in counts.items() if not is_counted):
+        remedy = "SelectTypeParameters=CR_Core_Memory enforces the shares that a policy plans"
+        yield warning(name, f"Slurm does not count {lacking} ({shown})", remedy)
+    else:
+        yield ok(name, f"given out by Slurm: {shown}")
+
+
+def judge_job_files(settings: Mapping[str, str]) -> Iterator[Finding]:
+    """Judge whether the jobs of a group see the same files; yields a finding only where they do not."""
+    for key in ("JobContainerType", "NamespaceType"):  # before and since Slurm 25.11
+        kind = settings.get(key, "")
+        if kind.partition("/")[2] not in {"", "none"}:
+            text = f"each job has its own /tmp ({key}={kind}): members of groups go back to the queue and run alone"
+            remedy = "name other nodes than those of Muri in job_container.conf; see docs/sharing.md"
+            yield warning("job files", text, remedy)
+            return
+
+
+def examine_submission(commands: SlurmCommands) -> Iterator[Finding]:
+    """Whether sbatch knows --muri on this machine; nothing where there is no sbatch."""
+    name = "SPANK plugin"
     try:
         text = commands.run("read sbatch's help", ["sbatch", "--help"])
     except GatewayUnavailableError:
-        return None
+        return
     except MuriError as error:
-        return Finding(_SPANK, Level.PROBLEM, str(error))
+        yield problem(name, str(error))
+        return
     if "--muri" in text:
-        return Finding(_SPANK, Level.OK, "sbatch on this machine knows --muri")
-    remedy = "on each machine that submits install the package muri-spank and add this line to plugstack.conf:"
-    return Finding(_SPANK, Level.PROBLEM, "sbatch on this machine does not know --muri", remedy, (INCLUDE,))
+        yield ok(name, "sbatch on this machine knows --muri")
+    else:
+        remedy = "on each machine that submits install the package muri-spank and add this line to plugstack.conf:"
+        yield problem(name, "sbatch on this machine does not know --muri", remedy, INCLUDE)
 
 
 def examine_real_path(
     config: Config, snapshot: Snapshot, gateway: Gateway, commands: SlurmCommands
 ) -> Iterator[Finding]:
-    """What becomes of a job; root tries it with held jobs that are cancelled again, others see what is known."""
+    """What becomes of a job; root tries it with held jobs that are canceled again, others see the last outcome."""
     place = place_for(snapshot.nodes, config.partitions, snapshot.limits)
+    known = read_gpu_removal(config.state_dir).forms
     if place is None:
-        yield Finding(
-            _TAKING, Level.WARNING, "no node with GPUs is in a partition that Muri serves", "see `partitions`"
-        )
-    elif os.geteuid() == 0:
-        yield _examine_job_submit(config, place, commands)
-        yield from _examine_members(config, place, snapshot, gateway, commands)
-    else:
-        yield judge_removal(read_gpu_removal(config.state_dir).forms, snapshot.nodes)
-
-
-def _examine_members(
-    config: Config, place: Place, snapshot: Snapshot, gateway: Gateway, commands: SlurmCommands
-) -> Iterator[Finding]:
+        yield warning(_TAKING, "no node with GPUs is in a partition that Muri serves", "see `partitions`")
+        return
+    if os.geteuid() != 0:
+        yield judge_removal(known, snapshot.nodes)
+        return
+    yield _examine_job_submit(config, place, commands)
     try:
         forms = try_every_form(commands, place)
     except MuriError as error:
-        yield Finding(_TAKING, Level.PROBLEM, f"it cannot be tried whether they can be taken away: {error}")
+        yield problem(_TAKING, f"it cannot be tried whether they can be taken away: {error}")
         return
-    known = read_gpu_removal(config.state_dir).forms
-    if known and not any(each.conclusive for each in forms):  # root may not submit: the controller has, as a user
+    if known and not any(form.conclusive for form in forms):  # root may not submit: the controller has, as a user
         yield judge_removal(known, snapshot.nodes)
         return
     yield judge_removal(forms, snapshot.nodes)
-    yield from examine_members(snapshot, config.partitions, forms, gateway, commands)
+    removal = GpuRemoval(forms=tuple(forms), why="")
+    homes: dict[str, Node] = {}
+    for node in snapshot.nodes:
+        if node.usable and node.gpu_count:
+            homes |= {name: node for name in node.partitions if not config.partitions or name in config.partitions}
+    for partition, node in sorted(homes.items()):
+        name = f"jobs of {partition}"
+        try:
+            why = _why_refused(partition, node, snapshot, removal, gateway, commands)
+        except MuriError as error:
+            yield warning(name, f"not tried: {first_line(str(error))}")
+            continue
+        if why:
+            remedy = "nothing, if they may: they run as if Muri weren't there; else change what Slurm refuses"
+            yield warning(name, f"all of them run alone: {why}", remedy)
+        else:
+            yield ok(name, "a pilot job and the changes of a member are taken, and its own request can be given back")
 
 
 def judge_removal(forms: Sequence[TriedForm], nodes: Sequence[Node]) -> Finding:
-    """Judge in which form of request a waiting job's GPUs can be taken away, which a group needs.
-
-    Args:
-        forms: What was tried.
-        nodes: The cluster's, for the lines that Slurm's files may lack.
-    """
+    """Judge in which forms of request a waiting job's GPUs can be taken away, which a group needs."""
     if not forms:
-        return Finding(_TAKING, Level.WARNING, "not tried yet", "run this as root")
-    taken = [form.form for form in forms if form.request]
-    kept = [form.form for form in forms if not form.request]
-    alone = f"; jobs with {', '.join(kept)} run alone" if kept else ""
+        return warning(_TAKING, "not tried yet", "run this as root")
+    taken = ", ".join(form.form for form in forms if form.request)
+    kept = ", ".join(form.form for form in forms if not form.request)
     if taken:
-        return Finding(_TAKING, Level.OK, f"can be taken away where asked for by {', '.join(taken)}{alone}")
+        alone = f"; jobs with {kept} run alone" if kept else ""
+        return ok(_TAKING, f"can be taken away where asked for by {taken}{alone}")
     why = next((form.why for form in forms if form.form == PER_NODE), forms[0].why)
     remedy = "add the GRES muri to slurm.conf (the first two lines) and gres.conf; Slurm 22.05 cannot do it in any way:"
     names = NodeSet.fromlist(node.name for node in nodes if node.gpu_count)
-    lines = (
+    return problem(
+        _TAKING,
+        f"no group can form: Slurm cannot take them away ({why})",
+        remedy,
         "GresTypes=gpu,muri",
         f"NodeName={names} Gres=gpu:…,muri:64 …",
         f"NodeName={names} Name=muri Count=64 Flags=CountOnly",
     )
-    return Finding(_TAKING, Level.PROBLEM, f"no group can form: Slurm cannot take them away ({why})", remedy, lines)
 
 
 def _examine_job_submit(config: Config, place: Place, commands: SlurmCommands) -> Finding:
     try:
-        job_id = submit_probe(commands, "--gres=gpu:1", f"--partition={place.partition}", MARK)
+        job_id = submit_probe(commands, "--gres=gpu:1", f"--partition={place.partition}", _MARK)
     except SlurmUnreachableError as error:
-        return Finding(_SUBMIT, Level.PROBLEM, str(error))
+        return problem("job_submit", str(error))
     except (GatewayError, ValueError) as error:
-        return Finding(_SUBMIT, Level.WARNING, f"root may not submit to {place.partition} with --muri: {error}")
+        return warning("job_submit", f"root may not submit to {place.partition} with --muri: {error}")
     with cancelled_afterwards(commands, job_id):
         text = commands.run(f"look at job {job_id}", ["scontrol", "--oneliner", "show", "job", str(job_id)])
     comment = re.search(r"\bAdminComment=(.*?)(?= [A-Z]\w+=|$)", text)
@@ -203,71 +364,26 @@ def _examine_job_submit(config: Config, place: Place, commands: SlurmCommands) -
 
 
 def judge_job_submit(admin_comment: str, config: Config) -> Finding:
-    """Judge what job_submit wrote into a job that was submitted with --muri.
-
-    Args:
-        admin_comment: The job's AdminComment.
-        config: Which gate is wanted.
-    """
+    """Judge the AdminComment that job_submit has given to a job that was submitted with --muri."""
     gate = token(admin_comment, GATE_PREFIX)
     if token(admin_comment, REQUEST_PREFIX) is None:
         remedy = "JobSubmitPlugins=lua in slurm.conf, and before the last return of job_submit.lua this line:"
-        text = "jobs with --muri are not tagged: they start as ordinary jobs"
-        return Finding(_SUBMIT, Level.PROBLEM, text, remedy, (LOAD,))
+        return problem("job_submit", "jobs with --muri are not tagged: they start as ordinary jobs", remedy, LOAD)
     if gate == "open":
         text = "jobs with --muri are tagged; no controller is running, so they start as ordinary jobs"
-        return Finding(_SUBMIT, Level.WARNING, text, "start the controller: systemctl status muri-controller.timer")
+        return warning("job_submit", text, "start the controller: systemctl status muri-controller.timer")
     if (gate == "hold") != (config.gate == "hold"):
         remedy = 'set muri.gate in job_submit.lua ("licence" or "hold") and gate in muri.yaml alike'
-        return Finding(_SUBMIT, Level.PROBLEM, f"job_submit keeps jobs by {gate}, muri.yaml by {config.gate}", remedy)
-    return Finding(_SUBMIT, Level.OK, f"jobs with --muri are tagged and kept waiting by {gate}")
-
-
-def examine_members(
-    snapshot: Snapshot,
-    partitions: tuple[str, ...],
-    forms: Sequence[TriedForm],
-    gateway: Gateway,
-    commands: SlurmCommands,
-) -> Iterator[Finding]:
-    """Try a pilot and a member in each partition that Muri serves and that has a usable node with GPUs.
-
-    Args:
-        snapshot: The nodes and what partitions allow.
-        partitions: Those that Muri serves, empty for all.
-        forms: How GPUs can be taken away.
-        gateway: Changes jobs as the controller does.
-        commands: How commands are run.
-    """
-    homes: dict[str, Node] = {}
-    for node in snapshot.nodes:
-        if node.usable and node.gpu_count:
-            homes |= {name: node for name in node.partitions if not partitions or name in partitions}
-    removal = GpuRemoval(forms=tuple(forms), why="")
-    for name, node in sorted(homes.items()):
-        try:
-            why = _why_refused(name, node, snapshot, removal, gateway, commands)
-        except MuriError as error:
-            yield Finding(f"jobs of {name}", Level.WARNING, f"not tried: {first_line(str(error))}")
-            continue
-        if why:
-            remedy = "nothing, if they may: they run as if Muri weren't there; else change what Slurm refuses"
-            yield Finding(f"jobs of {name}", Level.WARNING, f"all of them run alone: {why}", remedy)
-        else:
-            text = "a pilot job and the changes of a member are taken, and its own request can be given back"
-            yield Finding(f"jobs of {name}", Level.OK, text)
+        return problem("job_submit", f"job_submit keeps jobs by {gate}, muri.yaml by {config.gate}", remedy)
+    return ok("job_submit", f"jobs with --muri are tagged and kept waiting by {gate}")
 
 
 def _why_refused(
     partition: str, node: Node, snapshot: Snapshot, removal: GpuRemoval, gateway: Gateway, commands: SlurmCommands
 ) -> str:
-    """Return why no group can be in a partition, "" if one can.
-
-    Raises:
-        MuriError: It could not be tried.
-    """
+    """Return why no group can form in a partition, "" if one can; a MuriError where that could not be tried."""
     where = f"--partition={partition}"
-    with _probe(gateway, commands, "--gres=gpu:1", where, MARK) as job:
+    with _probe(gateway, commands, "--gres=gpu:1", where, _MARK) as job:
         way = removal.way_for(job.gpu_request, snapshot.limits.partition(partition))
         if not way.request:
             return f"their GPUs cannot be taken away ({way.why})"
@@ -281,6 +397,7 @@ def _why_refused(
 
 
 def _why_not_changed(job: ManagedJob, place: GroupPlace, no_gpus: str, gateway: Gateway) -> str:
+    """Return why Slurm refuses to make a job a member, or to give its own request back; "" if it does both."""
     member = MemberPlan(job.job_id, asked_by(job), None, 1.0, _MEMBERS * job.time_limit_s)
     try:
         gateway.modify(job.job_id, member_change(member, place, job, no_gpus=no_gpus))

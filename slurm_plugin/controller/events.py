@@ -6,7 +6,7 @@ import os
 import re
 import socket
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, Protocol
@@ -164,7 +164,7 @@ class ArrivalWatch:
 
     def _make(self) -> None:
         try:
-            make_notice_file(self._path, slurm_user_of(self._commands))
+            make_notice_file(self._path, slurm_user(slurm_settings(self._commands)))
         except (MuriError, OSError) as error:
             log.warning("slurmctld cannot give notice of jobs, which wait for the timer: %s", error)
         else:
@@ -193,26 +193,22 @@ def make_notice_file(path: Path, uid: int) -> None:
         os.close(handle)
 
 
-def slurm_user_of(commands: SlurmCommands) -> int:
-    """Return the uid that slurmctld runs as.
-
-    Raises:
-        MuriError: Slurm does not tell.
-    """
-    told = _slurm_settings(commands).get("SlurmUser", "")
-    found = re.search(r"\((\d+)\)", told)
-    if found is None:
-        raise MuriError(f"Slurm names no SlurmUser ({told!r})")
-    return int(found[1])
+def slurm_settings(commands: SlurmCommands) -> dict[str, str]:
+    """Return Slurm's configuration; a MuriError where it cannot be asked."""
+    return config_settings(commands.run("read Slurm's configuration", ["scontrol", "show", "config"]))
 
 
-def slurmctld_hosts(commands: SlurmCommands) -> tuple[str, ...]:
-    """Return the short names of the hosts that slurmctld may run on.
+def slurm_user(settings: Mapping[str, str]) -> int:
+    """Return the uid that slurmctld runs as; a MuriError where the settings do not say."""
+    value = settings.get("SlurmUser", "")
+    uid = re.search(r"\((\d+)\)", value)
+    if uid is None:
+        raise MuriError(f"Slurm names no SlurmUser ({value!r})")
+    return int(uid[1])
 
-    Raises:
-        MuriError: Slurm does not tell.
-    """
-    settings = _slurm_settings(commands)
+
+def slurmctld_hosts(settings: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the short names of the hosts that slurmctld may run on."""
     hosts = [value for key, value in settings.items() if key.startswith("SlurmctldHost")]
     return tuple(re.split(r"[.(]", host, maxsplit=1)[0] for host in hosts)
 
@@ -220,10 +216,6 @@ def slurmctld_hosts(commands: SlurmCommands) -> tuple[str, ...]:
 def this_host() -> str:
     """Return this host's short name."""
     return socket.gethostname().partition(".")[0]
-
-
-def _slurm_settings(commands: SlurmCommands) -> dict[str, str]:
-    return config_settings(commands.run("read Slurm's configuration", ["scontrol", "show", "config"]))
 
 
 class LastCycle:

@@ -35,6 +35,9 @@ _STATES = {Role.CANDIDATE: "waiting", Role.NOT_OURS: "waiting", Role.RELEASED: "
 STATUS_NAME: Final = "status.json"
 """In the state directory; its modification time tells when the last cycle finished."""
 
+CYCLES_MISSED: Final = 3
+"""A controller that has not finished a cycle for this many intervals is considered down."""
+
 
 class StatusError(MuriError):
     """The status file is missing or unreadable."""

@@ -15,10 +15,10 @@ INTERVAL_S = 360.0
 
 MAKE_NOTICE = """\
 from pathlib import Path
-from muri.slurm_plugin.controller.events import make_notice_file, slurm_user_of
+from muri.slurm_plugin.controller.events import make_notice_file, slurm_settings, slurm_user
 from muri.slurm_plugin.gateway.slurm_commands import SlurmCommands
 
-make_notice_file(Path("/run/muri/notice"), slurm_user_of(SlurmCommands()))
+make_notice_file(Path("/run/muri/notice"), slurm_user(slurm_settings(SlurmCommands())))
 """
 
 COUNT_ENDS = """\

@@ -9,16 +9,15 @@ import pytest
 from muri.cli import cli, run_command
 from muri.profiler.records import ProfileKey, StageProfile
 from muri.profiler.store import ProfileStore
-from muri.slurm_plugin.cli.doctor_checks import (
-    Folder,
-    Level,
+from muri.slurm_plugin.cli.doctor import (
+    examine_state_dir,
     judge_cycle,
-    judge_folder,
     judge_run_dir,
     judge_space,
     judge_status_dir,
     judge_way_of_writing,
 )
+from muri.slurm_plugin.cli.doctor_slurm import Level
 from muri.slurm_plugin.controller.loop import only_one
 from muri.slurm_plugin.records.journal import Journal
 
@@ -182,14 +181,6 @@ def test_directories_for_users_are_writable_by_one_only(judge, tmp_path):
         (judge_cycle(None, 360), Level.WARNING),
         (judge_cycle(100, 360), Level.OK),
         (judge_cycle(2000, 360), Level.WARNING),
-        (judge_folder(Folder(Path("/x"), exists=False)), Level.WARNING),
-        (judge_folder(Folder(Path("/x"), exists=True)), Level.PROBLEM),
-        (judge_folder(Folder(Path("/x"), True, True, "root", "bob", writable=False)), Level.WARNING),
-        (judge_folder(Folder(Path("/x"), True, True, "root", "root", True, ("profiles.db",))), Level.WARNING),
-        (judge_folder(Folder(Path("/x"), True, True, "root", "root", writable=True)), Level.OK),
-        (judge_folder(Folder(Path("/x"), True, True, "root", "root", writable=True, mode=0o755)), Level.WARNING),
-        (judge_folder(Folder(Path("/x"), True, True, "root", "root", writable=True, is_link=True)), Level.PROBLEM),
-        (judge_folder(Folder(Path("/x"), True, True, "slurm", "slurm", writable=True)), Level.PROBLEM),
     ],
 )
 def test_each_finding_has_its_level_and_says_what_to_do(finding, level):
@@ -197,7 +188,26 @@ def test_each_finding_has_its_level_and_says_what_to_do(finding, level):
     assert bool(finding.remedy) is (level is not Level.OK)
 
 
+@pytest.mark.parametrize(
+    ("change", "level", "said"),
+    [
+        (lambda path: None, Level.OK, "alone, writable"),
+        (lambda path: path.rmdir(), Level.WARNING, "there is no"),
+        (lambda path: (path.rmdir(), path.touch()), Level.PROBLEM, "is not a directory"),
+        (lambda path: (path.rename(f"{path}1"), path.symlink_to(f"{path}1")), Level.PROBLEM, "is a link"),
+        (lambda path: os.chown(path, 4711, -1), Level.PROBLEM, "belongs to 4711, not to root"),
+        (lambda path: path.chmod(0o755), Level.WARNING, "others may enter"),
+        (lambda path: ((path / "x").touch(), os.chown(path / "x", 4711, -1)), Level.WARNING, "not owned by root"),
+    ],
+)
+def test_the_state_directory_is_for_root_alone(tmp_path, change, level, said):
+    path = tmp_path / "state"
+    path.mkdir(mode=0o700)
+    change(path)
+    finding = examine_state_dir(path)
+    assert (finding.level, said in finding.text, bool(finding.remedy)) == (level, True, level is not Level.OK)
+
+
 def test_a_write_ahead_log_on_a_network_file_system_is_pointed_out():
-    assert judge_way_of_writing("nfs4", is_network=True, journal="wal").level is Level.WARNING
-    assert judge_way_of_writing("nfs4", is_network=True, journal="delete") is None
-    assert judge_way_of_writing("ext4", is_network=False, journal="wal") is None
+    assert [finding.level for finding in judge_way_of_writing("nfs4", "wal")] == [Level.WARNING]
+    assert not [*judge_way_of_writing("nfs4", "delete"), *judge_way_of_writing("ext4", "wal")]

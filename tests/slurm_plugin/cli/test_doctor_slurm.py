@@ -1,22 +1,14 @@
 """What `muri doctor` says of Slurm's settings: the gate, what is counted, files of jobs, and cycles on events."""
 
 import os
-from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from muri.slurm_plugin.cli.doctor_checks import (
-    EventFacts,
-    Level,
-    judge_events,
-    judge_gate,
-    judge_job_files,
-    judge_select,
-)
+from muri.slurm_plugin.cli.doctor_slurm import Level, judge_events, judge_gate, judge_job_files, judge_select
 from muri.slurm_plugin.config import Allocation, Config
 
 LICENSES = "LicenseName=matlab Total=2 Used=0\nLicenseName=muri_gate Total=1000000 Used=0 Free=0 Reserved=1000000\n"
+HOSTS = {"SlurmctldHost[0]": "head(10.0.0.1)", "SlurmctldHost[1]": "spare.example.org"}
 LINEAR, CONS_TRES = "select/linear", "select/cons_tres"
 ONLY_CPUS, NEITHER = Allocation(memory="off"), Allocation(cpus="off", memory="off")
 
@@ -52,28 +44,27 @@ def test_the_gate_is_judged_by_licence_and_lease(licenses, config, level, said):
     ],
 )
 def test_what_slurm_does_not_count_is_named(kind, parameters, allocation, level, said):
-    text = (
-        f"SelectType              = {kind}\nSelectTypeParameters    = {parameters}\nSlurmUser               = root(0)\n"
-    )
-    finding = judge_select(text, Config(allocation=allocation))
-    assert (finding and finding.level) == level
-    assert said in (finding.text if finding else "")
-    assert bool(finding and finding.remedy) == (level is Level.WARNING)
+    settings = {"SelectType": kind, "SelectTypeParameters": parameters}
+    findings = [*judge_select(settings, Config(allocation=allocation))]
+    assert [finding.level for finding in findings] == ([level] if level else [])
+    for finding in findings:
+        assert said in finding.text
+        assert bool(finding.remedy) == (level is Level.WARNING)
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("settings", "said"),
     [
-        ("JobContainerType        = job_container/tmpfs", "JobContainerType=job_container/tmpfs"),
-        ("NamespaceType           = namespace/linux", "NamespaceType=namespace/linux"),
-        ("JobContainerType        = job_container/none", ""),
-        ("", ""),
+        ({"JobContainerType": "job_container/tmpfs"}, ["JobContainerType=job_container/tmpfs"]),
+        ({"NamespaceType": "namespace/linux"}, ["NamespaceType=namespace/linux"]),
+        ({"JobContainerType": "job_container/none"}, []),
+        ({}, []),
     ],
 )
-def test_jobs_with_a_tmp_of_their_own_are_named(line, said):
-    finding = judge_job_files(f"ClusterName = x\n{line}\nSlurmUser = root(0)\n")
-    assert (finding is not None) == bool(said)
-    assert said in (finding.text if finding else "")
+def test_jobs_with_a_tmp_of_their_own_are_named(settings, said):
+    texts = [finding.text for finding in judge_job_files(settings)]
+    assert len(texts) == len(said)
+    assert all(words in text for words, text in zip(said, texts, strict=True))
 
 
 @pytest.mark.parametrize(
@@ -83,16 +74,17 @@ def test_jobs_with_a_tmp_of_their_own_are_named(line, said):
         ({"is_watched": False}, {"events": {"enabled": False}}, Level.OK, "off: jobs wait for the timer, up to 360 s"),
         ({"is_watched": False}, {}, Level.WARNING, "jobs wait for the timer, up to 360 s"),
         ({"host": "other"}, {}, Level.WARNING, "slurmctld runs on head or spare and gives no notice here"),
-        ({"slurmctld_hosts": ()}, {}, Level.WARNING, "slurmctld runs on another machine"),
-        ({"notice": Path("/").stat()}, {}, Level.WARNING, "/run/muri/notice is not a file of user"),
-        ({"slurm_uid": 123456}, {}, Level.WARNING, "/run/muri/notice is not a file of user 123456"),
+        ({"hosts": {}}, {}, Level.WARNING, "slurmctld runs on another machine"),
+        ({}, {"events": {"notice_file": "/"}}, Level.WARNING, "/ is not a file of user"),
+        ({}, {"events": {"notice_file": "/nope"}}, Level.WARNING, "/nope is not a file of user"),
+        ({"uid": 123456}, {}, Level.WARNING, "notice is not a file of user 123456"),
     ],
 )
 def test_what_is_left_to_the_timer_is_a_warning_with_a_remedy(tmp_path, change, config, level, said):
     path = tmp_path / "notice"
     path.touch()
-    facts = EventFacts(
-        is_watched=True, host="head", slurmctld_hosts=("head", "spare"), slurm_uid=os.geteuid(), notice=path.lstat()
-    )
-    finding = judge_events(replace(facts, **change), Config(**config))
+    facts = {"is_watched": True, "host": "head", "hosts": HOSTS, "uid": os.geteuid(), **change}
+    settings = {**facts["hosts"], "SlurmUser": f"slurm({facts['uid']})"}
+    events = {"notice_file": path} | config.get("events", {})
+    finding = judge_events(Config(events=events), settings, facts["host"], is_watched=facts["is_watched"])
     assert (finding.level, said in finding.text, bool(finding.remedy)) == (level, True, level is Level.WARNING)

@@ -3,8 +3,7 @@
 import pytest
 from fake_slurm import make_node
 
-from muri.slurm_plugin.cli.doctor_checks import Level
-from muri.slurm_plugin.cli.doctor_slurm import LOAD, examine_submission, judge_job_submit, judge_removal
+from muri.slurm_plugin.cli.doctor_slurm import LOAD, Level, examine_submission, judge_job_submit, judge_removal
 from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.gateway.base import GatewayError, GatewayUnavailableError
 from muri.slurm_plugin.records.gpu_removal import TriedForm
@@ -32,8 +31,7 @@ class Commands:
     ],
 )
 def test_whether_sbatch_knows_the_option(answer, level) -> None:
-    finding = examine_submission(Commands(answer))
-    assert (finding and finding.level) == level
+    assert [finding.level for finding in examine_submission(Commands(answer))] == ([level] if level else [])
 
 
 def test_gpus_that_can_be_taken_away_in_some_form_are_enough() -> None:

@@ -83,7 +83,7 @@ def test_check_says_that_it_could_not_look_where_slurm_is_not(monkeypatch, tmp_p
 
 
 def test_the_doctor_counts_them_as_problems(slurm, monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr("muri.slurm_plugin.cli.doctor.open_gateway", lambda *_: slurm)
+    monkeypatch.setattr(doctor_slurm, "open_gateway", lambda *_: slurm)
     monkeypatch.setenv("PATH", "/nowhere")
     config = tmp_path / "muri.yaml"
     config.write_text(f"partitions: [gpuu]\nnode_python: /nope\nstate_dir: {tmp_path}\n")

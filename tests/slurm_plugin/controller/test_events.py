@@ -14,7 +14,8 @@ from muri.slurm_plugin.controller.events import (
     LastCycle,
     ended_in,
     make_notice_file,
-    slurm_user_of,
+    slurm_settings,
+    slurm_user,
     slurmctld_hosts,
 )
 from muri.slurm_plugin.controller.status import JobStatus, Status, write_status
@@ -73,8 +74,9 @@ def commands(told: Told) -> SlurmCommands:
 
 
 def test_slurm_names_its_user_and_its_hosts(told: Told) -> None:
-    assert slurm_user_of(commands(told)) == os.geteuid()
-    assert slurmctld_hosts(commands(told)) == ("head", "spare")
+    settings = slurm_settings(commands(told))
+    assert slurm_user(settings) == os.geteuid()
+    assert slurmctld_hosts(settings) == ("head", "spare")
 
 
 def test_the_notice_file_is_slurms_alone_and_holds_a_byte(tmp_path: Path) -> None:
