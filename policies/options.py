@@ -33,44 +33,36 @@ class PolicyOptions:
     """How a policy groups and how long it may hold a job.
 
     Attributes:
-        max_group_size: Most jobs per group, 1 (no sharing) to 4.
-        ordering: "best" takes the ordering with the shortest period, "worst" the longest
-            (an experiment of the paper, section 6.4).
-        grouping: "rounds" is Algorithm 1 (rounds of pairwise matching), "optimal" chooses among
-            all groups of up to `max_group_size` at once.
-        matching: How Algorithm 1 finds its pairs: "certified" (fast, with a proven bound),
-            "rustworkx" (compiled Blossom), "networkx" (the readable reference) or
-            "priority-order" (neighbors in the queue, no Blossom).
-        merge: "as-needed" merges no more pairs than it takes to fit the free GPUs, "whole-rounds"
-            all pairs of a round, as the paper does.
-        objective: What a grouping maximizes: "efficiency" (γ, the paper's), "throughput" (sum of
-            normalized speeds) or "jct" (speeds weighted by what finishing a job sooner is worth).
-        speed_model: "lockstep" (Eq. 3), "fair" (work-conserving), "measured" (pairwise
-            interference table) or "reference" (the public simulator's formula).
+        max_group_size: Largest group, 1 (no sharing) to 4.
+        ordering: "best" takes the ordering with the shortest period, "worst" the longest (Muri, section 6.4).
+        grouping: "rounds" is Algorithm 1 (rounds of pairwise matching), "optimal" chooses among all groups at once.
+        matching: How Algorithm 1 finds its pairs: "certified" (fast, with a proven bound), "rustworkx" (compiled
+            Blossom), "networkx" (the readable reference) or "priority-order" (neighbors in the queue, no Blossom).
+        merge: "as-needed" merges no more pairs than it takes to fit the free GPUs, "whole-rounds" all pairs of a round,
+            as the paper does.
+        objective: What a grouping maximizes: "efficiency" (γ, the paper's), "throughput" (sum of normalized speeds) or
+            "jct" (speeds weighted by what finishing a job sooner is worth).
+        speed_model: "lockstep" (Eq. 3), "fair" (work-conserving), "measured" (pairwise interference table) or
+            "reference" (the public simulator's formula).
         preemption: Whether running jobs that can be preempted compete with the waiting ones.
-        max_wait_s: Seconds since its submission after which a job that would still wait is
-            given to Slurm's own queue instead.
-        certify: Whether the groups of Algorithm 1 come with a bound from a linear program. Without it the
-            bound is only what all jobs would be worth at full speed.
-        min_speedup: How many times the work of its faster half a merged group must do in the same
-            time; above 1 it asks for a margin over running one after the other.
-        join: Whether waiting jobs may join what runs, without stopping anybody.
-        min_speed: Speed in company below which no member may be put, 1 = as fast as alone; a job's own promise, if
-            higher, goes before it.
+        max_wait_s: Seconds since its submission after which a job that would still wait is given to Slurm's own queue.
+        certify: Whether the groups of Algorithm 1 come with a bound from a linear program. Without it the bound is only
+            what all jobs would be worth at full speed.
+        min_speedup: How many times the work of its faster half a merged group must do in the same time.
+        join: Whether waiting jobs may join running groups.
+        min_speed: Minimum speed of a member, 1 = as fast as alone; a job's own minimum counts if it is higher.
         mechanism: Synergy: "tune" shares CPUs and memory out by demand, "proportional" by GPUs, "greedy" gives each job
             its whole demand or lets it wait.
         order: Synergy: who goes first, by submit time ("fifo"), remaining time ("srtf"), attained time ("las") or
             finish-time fairness ("ftf").
-        queue_limits_gpu_s: Tiresias: attained GPU-seconds at which a job leaves the first queue, the
-            second, and so on; ascending.
-        promote_after: Tiresias: a job that has waited more than this many times the seconds of service
-            it has received goes back to the first queue; infinite turns promotion off.
-        service_history_gpu_s: Gittins: total GPU-seconds of jobs that have ended, a sample of how much
-            service jobs need; empty when there is none.
-        horus_memory_weight: Horus: ω1, what a GPU full of memory costs.
-        horus_slowdown_weight: Horus: ω2, what a slow-down by a factor of one costs.
+        queue_limits_gpu_s: Tiresias: attained GPU-seconds at which a job leaves each queue; ascending.
+        promote_after: Tiresias: a job that has waited more than this many times the seconds of service it has received
+            goes back to the first queue; infinite turns promotion off.
+        service_history_gpu_s: Gittins: total GPU-seconds of jobs that have ended; empty when there are none.
+        horus_memory_weight: Horus: ω1, the cost of a GPU full of memory.
+        horus_slowdown_weight: Horus: ω2, the cost of a slow-down by a factor of one.
         horus_jobs_per_round: Horus: β, how many waiting jobs of a partition a round tries to place.
-        horus_queues: Horus-F: k, in how many queues of like jobs a partition's jobs wait.
+        horus_queues: Horus-F: k, the number of queues of like jobs.
     """
 
     max_group_size: int = MAX_GROUP_SIZE
@@ -106,41 +98,28 @@ class PolicyOptions:
             value, kind = getattr(self, field.name), type(field.default)
             if kind in _KINDS and not _is_a(kind, value):
                 raise OptionsError(f"{field.name} is {value!r}; it must be {_KINDS[kind]}")
-        if self.max_group_size not in range(1, MAX_GROUP_SIZE + 1):
-            raise OptionsError(f"max_group_size is {self.max_group_size}; it must be 1 to {MAX_GROUP_SIZE}")
         for option, choices in _CHOICES.items():
             value = getattr(self, option)
             if value not in choices:
                 raise OptionsError(f"{option} is {value!r}; valid are: {', '.join(choices)}")
-        if math.isnan(self.max_wait_s) or self.max_wait_s < 0:
-            raise OptionsError(f"max_wait_s is {self.max_wait_s}; it must be ≥ 0 seconds")
-        if not 1 <= self.min_speedup <= MAX_GROUP_SIZE:
-            raise OptionsError(f"min_speedup is {self.min_speedup}; it must be 1 to {MAX_GROUP_SIZE}")
-        if not 0 <= self.min_speed < 1:
-            raise OptionsError(f"min_speed is {self.min_speed}; it must be ≥ 0 and < 1")
-        self._check_tiresias()
-        self._check_horus()
-
-    def _check_horus(self) -> None:
-        weights = (self.horus_memory_weight, self.horus_slowdown_weight)
-        for name, weight in zip(("horus_memory_weight", "horus_slowdown_weight"), weights, strict=True):
-            if not 0 <= weight < math.inf:
-                raise OptionsError(f"{name} is {weight}; it must be finite and ≥ 0")
-        if not sum(weights):
+        limits, history = (0.0, *self.queue_limits_gpu_s, math.inf), self.service_history_gpu_s
+        for option, holds, rule in (
+            ("max_group_size", 1 <= self.max_group_size <= MAX_GROUP_SIZE, f"1 to {MAX_GROUP_SIZE}"),
+            ("max_wait_s", self.max_wait_s >= 0, "≥ 0 seconds"),
+            ("min_speedup", 1 <= self.min_speedup <= MAX_GROUP_SIZE, f"1 to {MAX_GROUP_SIZE}"),
+            ("min_speed", 0 <= self.min_speed < 1, "≥ 0 and < 1"),
+            ("queue_limits_gpu_s", all(low < high for low, high in pairwise(limits)), "ascending, finite and > 0"),
+            ("promote_after", self.promote_after > 0, "> 0 (.inf: no promotion)"),
+            ("service_history_gpu_s", all(0 < total < math.inf for total in history), "finite GPU-seconds > 0"),
+            ("horus_memory_weight", 0 <= self.horus_memory_weight < math.inf, "finite and ≥ 0"),
+            ("horus_slowdown_weight", 0 <= self.horus_slowdown_weight < math.inf, "finite and ≥ 0"),
+            ("horus_jobs_per_round", self.horus_jobs_per_round >= 1, "a whole number ≥ 1"),
+            ("horus_queues", self.horus_queues >= 1, "a whole number ≥ 1"),
+        ):
+            if not holds:
+                raise OptionsError(f"{option} is {getattr(self, option)}; it must be {rule}")
+        if not self.horus_memory_weight + self.horus_slowdown_weight:
             raise OptionsError("horus_memory_weight and horus_slowdown_weight are both 0; one must be > 0")
-        for name in ("horus_jobs_per_round", "horus_queues"):
-            count = getattr(self, name)
-            if count < 1:
-                raise OptionsError(f"{name} is {count}; it must be a whole number ≥ 1")
-
-    def _check_tiresias(self) -> None:
-        limits, history = self.queue_limits_gpu_s, self.service_history_gpu_s
-        if not all(low < high for low, high in pairwise((0.0, *limits, math.inf))):
-            raise OptionsError(f"queue_limits_gpu_s is {limits}; it must be ascending, finite GPU-seconds > 0")
-        if not self.promote_after > 0:
-            raise OptionsError(f"promote_after is {self.promote_after}; it must be > 0 (.inf: no promotion)")
-        if not all(0 < total < math.inf for total in history):
-            raise OptionsError("service_history_gpu_s must hold finite GPU-seconds > 0 only")
 
 
 _CHOICES: Final = {
@@ -163,7 +142,7 @@ _KINDS: Final = {
 
 
 def _is_a(kind: type, value: Any) -> bool:
-    """Whether a value may stand where the default is of this type; whole numbers are numbers, truth values aren't."""
+    """Whether a value may stand where the default is of this type; whole numbers are numbers, truth values are not."""
     if kind is tuple:
         return isinstance(value, tuple) and all(_is_a(float, item) for item in value)
     if kind is bool:

@@ -1,6 +1,6 @@
 """Policies by name: Muri's own, and those of other distributions (the entry point group `muri.policies`)."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
@@ -33,14 +33,15 @@ _BUILT_IN: Final = {
     "horus": "siblings.horus:Horus",
     "horus-f": "siblings.horus:HorusFair",
 }
-"""Module (in `muri.policies`) and class of each; imported when first asked for, so that a command that needs one policy
-does not load the solvers of the others. The default comes first."""
+"""Module (in `muri.policies`) and class of each; imported when first asked for, so that no command loads the solvers
+of policies that it doesn't use. The default comes first.
+"""
 
 _IN_THE_LAB: Final = (
     *("muri-hybrid", "las", "themis", "tiresias-gittins", "antman", "pollux", "sjf-ffs"),
     *("synergy-opt", "drf", "tetris", "obp", "pab"),
 )
-"""Policies that the distribution muri-lab brings."""
+"""Policies of the distribution muri-lab."""
 
 _REMOVED: Final = {
     **{f"synergy-{way}": f"choose synergy with the option mechanism={way}" for way in MECHANISMS},
@@ -54,12 +55,7 @@ _REMOVED: Final = {
 """Names that policies had before 0.3, and what to choose instead."""
 
 GROUP: Final = "muri.policies"
-
 Live = Literal["yes", "partly", "no", ""]
-
-
-_MEMBERS: Final = (*(name for name, member in vars(Policy).items() if isinstance(member, property)), "plan")
-"""What a policy must have: the members of the protocol."""
 
 
 class UnknownPolicyError(UsageError):
@@ -72,18 +68,17 @@ class SitePolicyError(UsageError):
 
 @dataclass(frozen=True, slots=True)
 class PolicyInfo:
-    """What `muri policies` tells of a policy.
+    """A policy as `muri policies` lists it; an attribute is None or empty where the policy doesn't say.
 
     Attributes:
-        name: The name that selects it.
-        order: Who goes first; empty when the policy doesn't say.
-        shares: Whether jobs may share GPUs; None when the policy doesn't say.
-        preempts: Whether a running job may be stopped for another; None when the policy doesn't say.
+        order: Who goes first.
+        shares: Whether jobs may share GPUs.
+        preempts: Whether a running job may be stopped for another.
         summary: One line.
-        source: "built-in", or the distribution that it comes from.
+        source: "built-in", or its distribution.
         problem: Why it cannot be used; empty when it can.
-        live: Whether Slurm can carry out its plans: "yes", "partly" or "no"; empty when it cannot be used.
-        live_limit: What Slurm cannot do of them, a sentence; empty when it can do all.
+        live: Whether Slurm can carry out its plans.
+        live_limit: What Slurm cannot do of them, a sentence.
     """
 
     name: str
@@ -99,14 +94,7 @@ class PolicyInfo:
 
 @dataclass(frozen=True, slots=True)
 class SitePolicy:
-    """What a distribution says that it offers; nothing of it is imported yet.
-
-    Attributes:
-        name: The policy's name.
-        distribution: Name and version of the distribution.
-        target: "module:attribute".
-        entry_point: How to load it.
-    """
+    """A policy that a distribution offers, not imported yet; `target` is "module:attribute"."""
 
     name: str
     distribution: str
@@ -138,12 +126,10 @@ class SitePolicy:
             policy = factory(options)
         except Exception as error:  # as above; Muri's own errors are among them, and keep their text
             raise self._error(f"{type(error).__name__}: {error}") from error
-        missing = [name for name in _MEMBERS if not hasattr(policy, name)]
-        if missing:
-            raise self._error(
-                f"the object that it makes has no {', '.join(missing)}; a class that inherits "
-                "muri.policies.schedulers.QueuePolicy has all but the name"
-            )
+        if not isinstance(policy, Policy):
+            raise self._error(f"it makes a {type(policy).__name__}, which does not inherit muri.policies.types.Policy")
+        if not hasattr(policy, "name"):
+            raise self._error(f"the class {type(policy).__name__} has no name")
         return policy
 
     def _error(self, problem: str) -> SitePolicyError:
@@ -153,22 +139,9 @@ class SitePolicy:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class SitePolicies:
-    """What all installed distributions offer.
-
-    Attributes:
-        by_name: Policies that can be selected, in order of name.
-        problems: Sentences about those that can't, because their name is taken.
-    """
-
-    by_name: dict[str, SitePolicy]
-    problems: tuple[str, ...] = ()
-
-
 def policy_names() -> tuple[str, ...]:
     """The names that `get_policy` knows: the default, the other built-in ones, then the site's by name."""
-    return (*_BUILT_IN, *find_site_policies(_BUILT_IN).by_name)
+    return (*_BUILT_IN, *_find_site_policies()[0])
 
 
 def get_policy(name: str, options: PolicyOptions | Mapping[str, Any] | None = None) -> Policy:
@@ -187,36 +160,32 @@ def get_policy(name: str, options: PolicyOptions | Mapping[str, Any] | None = No
     if name in _BUILT_IN:
         factory = _built_in(name)
         return factory(_options_for(name, factory, options))
-    offer = find_site_policies(_BUILT_IN).by_name.get(name)
+    offer = _find_site_policies()[0].get(name)
     if offer is None:
         raise _unknown(name)
     return offer.make(_options_for(name, offer.load(), options))
 
 
 def describe_policies() -> tuple[PolicyInfo, ...]:
-    """All policies in the order of `policy_names`; a broken one tells its problem."""
+    """All policies in the order of `policy_names`; a broken one with its problem."""
     own = [_describe(name, _built_in(name), get_policy(name), "built-in") for name in _BUILT_IN]
-    return (*own, *(_describe_offer(offer) for offer in find_site_policies(_BUILT_IN).by_name.values()))
+    return (*own, *(_describe_offer(offer) for offer in _find_site_policies()[0].values()))
 
 
 def policy_problems() -> tuple[str, ...]:
     """Sentences about policies of other distributions whose names are already taken."""
-    return find_site_policies(_BUILT_IN).problems
+    return _find_site_policies()[1]
 
 
-def find_site_policies(taken: Collection[str]) -> SitePolicies:
-    """Read the metadata of the installed distributions.
-
-    Args:
-        taken: Names of the built-in policies, which cannot be replaced.
-    """
+def _find_site_policies() -> tuple[dict[str, SitePolicy], tuple[str, ...]]:
+    """Return the policies of installed distributions by name, and sentences about those whose names are taken."""
     offers: dict[str, list[SitePolicy]] = {}
     for offer in sorted(map(_offer, entry_points(group=GROUP)), key=lambda item: (item.name, item.distribution)):
         known = offers.setdefault(offer.name, [])
         if (offer.distribution, offer.target) not in {(item.distribution, item.target) for item in known}:
             known.append(offer)
-    free = {name: same[0] for name, same in offers.items() if name not in taken and len(same) == 1}
-    return SitePolicies(free, tuple(_conflict(name, same, taken) for name, same in offers.items() if name not in free))
+    free = {name: same[0] for name, same in offers.items() if name not in _BUILT_IN and len(same) == 1}
+    return free, tuple(_conflict(name, same) for name, same in offers.items() if name not in free)
 
 
 def _describe_offer(offer: SitePolicy) -> PolicyInfo:
@@ -245,7 +214,7 @@ def _describe(name: str, factory: PolicyFactory, policy: Policy, source: str) ->
 
 
 def _live(policy: Policy) -> tuple[Live, str]:
-    """Whether Slurm can carry out a policy's plans, and what it cannot do; this follows from what the policy plans."""
+    """Whether Slurm can carry out a policy's plans, and what it cannot do."""
     if policy.elastic:
         return "no", "Slurm cannot change the number of a running job's GPUs; only `muri simulate` has it."
     if policy.supports_packing:
@@ -298,8 +267,8 @@ def _offer(entry_point: EntryPoint) -> SitePolicy:
     return SitePolicy(entry_point.name, distribution, entry_point.value, entry_point)
 
 
-def _conflict(name: str, same: list[SitePolicy], taken: Collection[str]) -> str:
+def _conflict(name: str, same: list[SitePolicy]) -> str:
     owners = " and ".join(item.distribution for item in same)
-    if name in taken:
+    if name in _BUILT_IN:
         return f"{owners} offers a policy named {name!r}, which is one of Muri's own; it is ignored, rename it"
     return f"{owners} all offer a policy named {name!r}; none of them can be used, keep one"

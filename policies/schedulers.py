@@ -1,6 +1,6 @@
 """Policies of the common cycle: their base class, Muri's own, and those under which every job has its own GPUs."""
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -10,12 +10,10 @@ from typing import Any, ClassVar, Final
 
 from muri.policies.cycle.planner import plan_queue
 from muri.policies.options import PolicyOptions
-from muri.policies.types import Plan, PlanJob, PlanRequest, PriorityKey, ProfileUse, all_jobs, waited_s
+from muri.policies.types import Plan, PlanJob, PlanRequest, Policy, PriorityKey, ProfileUse, all_jobs, waited_s
 
 OptionValues = Mapping[str, Any]
 """Values of `PolicyOptions` by field name."""
-
-NONE: Final[OptionValues] = MappingProxyType({})
 
 EXCLUSIVE: Final[OptionValues] = MappingProxyType({"max_group_size": 1})
 """Every job has its GPUs to itself."""
@@ -27,34 +25,24 @@ EXCLUSIVE_TO_THE_END: Final[OptionValues] = MappingProxyType({"max_group_size": 
 
 
 @dataclass(frozen=True)
-class QueuePolicy(ABC):
-    """A policy that ranks the queue; who shares, and where, is the planner's part.
+class QueuePolicy(Policy):
+    """A policy that ranks the queue and leaves sharing and placement to the planner.
 
-    A subclass gives `name`, `order`, `key` and a docstring, whose first line `muri policies` shows. A policy of another
-    distribution does best to inherit this class, too: all capabilities that `muri.policies.types.Policy` asks for then
-    have the values of a plain queue policy, and the subclass names those in which it differs.
+    A subclass gives `name`, `order`, `key` and a docstring, whose first line `muri policies` shows.
 
     Attributes:
-        options: What the user wants; None stands for the policy's own defaults.
-        name: The name by which the configuration and the commands select it.
+        options: The user's options; None stands for the policy's own defaults.
         order: Who goes first, in a few words.
         defaults: Options in which the policy differs from `PolicyOptions` unless the user says otherwise.
         fixed: Options that make the policy what it is, whatever the user says.
         in_order: Whether groups never cost a job its turn; see `plan_queue`.
-        supports_packing, elastic, plain_groups, allocates_cpus, retries_out_of_memory: See `Policy`.
     """
 
     options: PolicyOptions | None = None
-    name: ClassVar[str]
     order: ClassVar[str]
-    defaults: ClassVar[OptionValues] = NONE
-    fixed: ClassVar[OptionValues] = NONE
+    defaults: ClassVar[OptionValues] = MappingProxyType({})
+    fixed: ClassVar[OptionValues] = MappingProxyType({})
     in_order: ClassVar[bool] = False
-    supports_packing: ClassVar[bool] = False
-    elastic: ClassVar[bool] = False
-    plain_groups: ClassVar[bool] = False
-    allocates_cpus: ClassVar[bool] = False
-    retries_out_of_memory: ClassVar[bool] = False
 
     @abstractmethod
     def key(self, request: PlanRequest) -> PriorityKey:
@@ -62,8 +50,7 @@ class QueuePolicy(ABC):
 
     @cached_property
     def rules(self) -> PolicyOptions:
-        """The options in force."""
-        # What makes the policy what it is goes last, so that no option can turn it into another one.
+        """The options in force: the fixed ones, then the user's, then the policy's defaults."""
         wanted = PolicyOptions(**self.defaults) if self.options is None else self.options
         return replace(wanted, **self.fixed)
 
@@ -75,11 +62,11 @@ class QueuePolicy(ABC):
         return "sharing" if self.supports_packing or self.rules.max_group_size > 1 else "none"
 
     def plan(self, request: PlanRequest) -> Plan:
-        """Decide on every job; see `muri.policies.types.Policy`."""
+        """Decide on every job by `key`."""
         return self.plan_by(request, self.key(request))
 
     def plan_by(self, request: PlanRequest, key: PriorityKey) -> Plan:
-        """Decide by an order of priority, from the front of the queue alone as `plan_queue` does."""
+        """Decide on every job by this order of priority; see `plan_queue`."""
         return plan_queue(request, self.name, key, self.rules, in_order=self.in_order)
 
 
@@ -105,16 +92,12 @@ def slurm(job: PlanJob) -> tuple[float, ...]:
 
 def sjf(job: PlanJob) -> tuple[float, ...]:
     """Shortest job first: by the whole expected duration; jobs of unknown duration follow in order of submission."""
-    if job.remaining_s is None:
-        return (1.0,)
-    return (0.0, job.attained_s + job.remaining_s)
+    return (1.0,) if job.remaining_s is None else (0.0, job.attained_s + job.remaining_s)
 
 
 def srtf(job: PlanJob) -> tuple[float, ...]:
     """Shortest remaining time first, r; jobs of unknown duration follow by attained service."""
-    if job.remaining_s is None:
-        return (1.0, job.attained_s)
-    return (0.0, job.remaining_s)
+    return (1.0, job.attained_s) if job.remaining_s is None else (0.0, job.remaining_s)
 
 
 def srsf(job: PlanJob) -> tuple[float, ...]:
@@ -122,9 +105,7 @@ def srsf(job: PlanJob) -> tuple[float, ...]:
 
     Source: Muri, section 4.2 (Muri-S), after Tiresias.
     """
-    if job.remaining_s is None:
-        return (1.0, job.attained_gpu_s)
-    return (0.0, job.remaining_s * job.gpu_count)
+    return (1.0, job.attained_gpu_s) if job.remaining_s is None else (0.0, job.remaining_s * job.gpu_count)
 
 
 def las(job: PlanJob) -> tuple[float, ...]:
@@ -138,12 +119,6 @@ def two_dimensional_las(job: PlanJob) -> tuple[float, ...]:
     Source: Muri, section 4.2 (Muri-L), after Tiresias; continuous, without its discrete queues.
     """
     return (job.attained_gpu_s,)
-
-
-def srsf_or_las(request: PlanRequest) -> PriorityKey:
-    """SRSF when every job that may be grouped tells its duration, else 2D-LAS: the two don't mix."""
-    known = all(job.remaining_s is not None for job in all_jobs(request) if job.may_share)
-    return srsf if known else two_dimensional_las
 
 
 class Fifo(FixedOrder):
@@ -196,39 +171,26 @@ class TwoDimensionalLas(FixedOrder):
 
 def worst_fairness_first(request: PlanRequest) -> PriorityKey:
     """The order of finish-time fairness: the largest ρ first."""
-
-    def worst_first(job: PlanJob) -> tuple[float, ...]:
-        return (-finish_time_fairness(job, request.now_s, request.interval_s),)
-
-    return worst_first
+    return lambda job: (-finish_time_fairness(job, request.now_s, request.interval_s),)
 
 
 def finish_time_fairness(job: PlanJob, now_s: float, interval_s: float) -> float:
     """Expected ρ of a job that ran at full speed from now on; 1 for one that never waits.
 
-    A job of unknown duration is taken to need as much service again as it has attained, and at least
-    until the next plan.
-
-    Args:
-        job: The job.
-        now_s: Now, seconds since the epoch.
-        interval_s: Seconds until the next plan.
+    A job of unknown duration is expected to need as much service again as it has attained, and at least `interval_s`.
     """
     remaining_s = max(job.attained_s, interval_s) if job.remaining_s is None else job.remaining_s
     alone_s = job.attained_s + remaining_s
-    elapsed_s = max(0.0, now_s - job.submit_s)
-    return (elapsed_s + remaining_s) / alone_s if alone_s > 0 else float("inf")
+    return (max(0.0, now_s - job.submit_s) + remaining_s) / alone_s if alone_s > 0 else float("inf")
 
 
 class Tiresias(QueuePolicy):
     """Discretized 2D-LAS: queues by attained GPU-seconds, FIFO in each.
 
-    The queues keep jobs of like size from stopping each other time and again. A job that has waited
-    for more than `promote_after` times the service it has received is promoted to the first queue
-    until it runs; then its queue is that of its attained service again.
+    The queues keep jobs of like size from stopping each other again and again. A job that has waited more than
+    `promote_after` times the service it has received is in the first queue until it runs.
 
-    Source: Tiresias (Gu et al., NSDI 2019), Discretized 2D-LAS and its starvation knob. The
-    thresholds are those of Muri's published simulator.
+    Source: Tiresias (Gu et al., NSDI 2019), with the thresholds of Muri's published simulator.
     """
 
     name = "tiresias"
@@ -242,12 +204,7 @@ class Tiresias(QueuePolicy):
 
 
 class DiscreteQueues:
-    """Tiresias' queues of one request.
-
-    Args:
-        request: What runs, and the time.
-        options: Limits of the queues, and when to promote.
-    """
+    """Tiresias' queues for one request."""
 
     def __init__(self, request: PlanRequest, options: PolicyOptions) -> None:
         self._running = {job.job_id for unit in request.running for job in unit.members}
@@ -257,22 +214,20 @@ class DiscreteQueues:
     def number(self, job: PlanJob) -> int:
         """Number of a job's queue, 0 for the most urgent."""
         waited = 0.0 if job.job_id in self._running else max(0.0, waited_s(job, self._now_s))
-        if waited > self._promote_after * job.attained_s:
-            return 0
-        return bisect_right(self._limits_gpu_s, job.attained_gpu_s)
+        promoted = waited > self._promote_after * job.attained_s
+        return 0 if promoted else bisect_right(self._limits_gpu_s, job.attained_gpu_s)
 
 
 PAPER: Final[OptionValues] = MappingProxyType(
     {"grouping": "rounds", "merge": "whole-rounds", "objective": "efficiency", "speed_model": "lockstep"}
 )
-"""Algorithm 1 as published: whole rounds of pairwise matching by γ of Eq. 3 and Eq. 4."""
+"""Algorithm 1 as published: whole rounds of pairwise matching by γ of Eq. 3 and Eq. 4.
+
+Source: Muri (Zhao et al., SIGCOMM 2022), sections 4.2 and 5."""
 
 
 class MuriS(FixedOrder):
-    """The paper's Muri for known durations: SRSF, then Algorithm 1.
-
-    Source: Muri (Zhao et al., SIGCOMM 2022), section 4.2 and section 5.
-    """
+    """The paper's Muri for known durations: SRSF, then Algorithm 1."""
 
     name = "muri-s"
     order = "remaining time × GPUs"
@@ -281,10 +236,7 @@ class MuriS(FixedOrder):
 
 
 class MuriL(FixedOrder):
-    """The paper's Muri for unknown durations: 2D-LAS, then Algorithm 1.
-
-    Source: Muri (Zhao et al., SIGCOMM 2022), section 4.2 and section 5.
-    """
+    """The paper's Muri for unknown durations: 2D-LAS, then Algorithm 1."""
 
     name = "muri-l"
     order = "attained time × GPUs"
@@ -293,13 +245,14 @@ class MuriL(FixedOrder):
 
 
 class SrsfOrLas(QueuePolicy):
-    """A policy that goes by remaining GPU-seconds when all durations are known, else by attained ones."""
+    """A policy by SRSF where all durations of jobs that may be grouped are known, else by 2D-LAS: they don't mix."""
 
     order = "as muri-s or muri-l"
 
     def key(self, request: PlanRequest) -> PriorityKey:
         """By remaining or by attained GPU-seconds."""
-        return srsf_or_las(request)
+        known = all(job.remaining_s is not None for job in all_jobs(request) if job.may_share)
+        return srsf if known else two_dimensional_las
 
 
 class Auto(SrsfOrLas):
@@ -322,9 +275,8 @@ class Auto(SrsfOrLas):
 class MuriJct(SrsfOrLas):
     """Muri for the average JCT: short jobs are not slowed for long ones.
 
-    What a member's speed is worth falls with the service that the job still needs (or has received,
-    where durations are unknown), groups are chosen all at once, and the speed model is the
-    work-conserving one. Method and speed model can be set otherwise; the objective can't.
+    A member's speed is weighed by the inverse of the service that the job still needs (or has received, where durations
+    are unknown). Grouping method and speed model can be set otherwise; the objective can't.
     """
 
     name = "muri-jct"

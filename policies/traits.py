@@ -3,10 +3,9 @@
 Hosts that plan nothing import it with the records of a plan, so it does without NumPy.
 """
 
-import csv
 import math
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import pairwise
@@ -302,19 +301,7 @@ def _communicate_s(model: BatchModel, asked: int, gpu_count: int) -> float:
     return model.communicate_s * ring_share(gpu_count) / ring_share(asked)
 
 
-COLUMNS: Final = (
-    "job_a",
-    "job_b",
-    "solo_a_iters_per_s",
-    "solo_b_iters_per_s",
-    "speed_a_fraction",
-    "speed_b_fraction",
-)
-"""Columns that the text format must have; others are ignored."""
-
-_SURPLUS: Final = "values without a column"
-
-MEASURING_ERROR: Final = 0.05
+_MEASURING_ERROR: Final = 0.05
 """How far above 1 a measured speed may lie; nobody is faster in company, but measurements scatter."""
 
 
@@ -347,10 +334,10 @@ class PairSpeed:
         if not self.model_a or not self.model_b:
             raise InterferenceError(f"a pair needs the names of two models, not {self.model_a!r} and {self.model_b!r}")
         for model, speed in ((self.model_a, self.speed_a), (self.model_b, self.speed_b)):
-            if not math.isfinite(speed) or not 0 < speed <= 1 + MEASURING_ERROR:
+            if not math.isfinite(speed) or not 0 < speed <= 1 + _MEASURING_ERROR:
                 raise InterferenceError(
                     f"{self.model_a} with {self.model_b}: speed of {model} is {speed}; "
-                    f"it must be above 0 and at most {1 + MEASURING_ERROR:g} of its speed alone"
+                    f"it must be above 0 and at most {1 + _MEASURING_ERROR:g} of its speed alone"
                 )
 
     @property
@@ -407,64 +394,3 @@ class InterferenceTable:
             return self.pairs.get((model_a, model_b))
         found = self.pairs.get((model_b, model_a))
         return None if found is None else (found[1], found[0])
-
-
-def parse_interference(lines: Iterable[str]) -> InterferenceTable:
-    """Read a table from comma-separated text with the columns of `COLUMNS`.
-
-    Args:
-        lines: The text's lines, the header first.
-
-    Raises:
-        InterferenceError: Names the line and the column that are wrong.
-    """
-    reader = csv.DictReader(lines, restkey=_SURPLUS, strict=True)
-    first: dict[tuple[str, str], tuple[int, PairSpeed]] = {}
-    try:
-        _check_header(reader.fieldnames or ())
-        for record in reader:
-            row = _parse_record(record, reader.line_num)
-            line, earlier = first.setdefault(row.key, (reader.line_num, row))
-            if earlier.speeds != row.speeds:
-                raise InterferenceError(
-                    f"line {reader.line_num}: {row.model_a} with {row.model_b} has other speeds than on line {line}; "
-                    "keep one of them"
-                )
-    except csv.Error as err:
-        raise InterferenceError(f"line {reader.reader.line_num}: not comma-separated text: {err}") from err
-    return InterferenceTable(tuple(row for _, row in first.values()))
-
-
-def _check_header(names: Iterable[str]) -> None:
-    missing = [column for column in COLUMNS if column not in set(names)]
-    if missing:
-        raise InterferenceError(f"line 1: no column {', '.join(missing)}; the header must have {', '.join(COLUMNS)}")
-
-
-def _parse_record(record: Mapping[str, str | None], line: int) -> PairSpeed:
-    if _SURPLUS in record:
-        raise InterferenceError(f"line {line}: {len(record) - 1} columns, but there are more values; quote commas")
-    model_a, model_b = (_text(record, column, line) for column in COLUMNS[:2])
-    for column in COLUMNS[2:4]:  # not used, but a bad one tells that the line is wrong
-        _number(record, column, line, math.inf)
-    speed_a, speed_b = (_number(record, column, line, 1 + MEASURING_ERROR) for column in COLUMNS[4:])
-    return PairSpeed(model_a, model_b, speed_a, speed_b)
-
-
-def _text(record: Mapping[str, str | None], column: str, line: int) -> str:
-    value = (record[column] or "").strip()
-    if not value:
-        raise InterferenceError(f"line {line}, column {column}: there is no value")
-    return value
-
-
-def _number(record: Mapping[str, str | None], column: str, line: int, most: float) -> float:
-    text = _text(record, column, line)
-    try:
-        value = float(text)
-    except ValueError as err:
-        raise InterferenceError(f"line {line}, column {column}: {text!r} is not a number") from err
-    if not math.isfinite(value) or not 0 < value <= most:
-        limit = "" if most == math.inf else f" and at most {most:g}"
-        raise InterferenceError(f"line {line}, column {column}: {text} must be finite, above 0{limit}")
-    return value

@@ -1,8 +1,9 @@
 """What planning takes and gives: plain frozen records, no I/O, no clock."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, Protocol
+from typing import ClassVar, Literal, NamedTuple
 
 from muri.policies.options import MAX_GROUP_SIZE
 from muri.policies.traits import BatchModel, InterferenceTable, Sensitivity
@@ -11,15 +12,7 @@ from muri.profiler.slowdown import Parabola
 
 
 class Reason(NamedTuple):
-    """A sentence with figures left out, and the figures.
-
-    A plan has one or more for every job of a queue of a hundred thousand, and people read a few of
-    them, so the text is made on demand.
-
-    Attributes:
-        template: The sentence, with `{}` fields for `str.format`.
-        values: What goes into the fields.
-    """
+    """A template and its values; the sentence is made on demand, since people read few of a plan's reasons."""
 
     template: str
     values: tuple[object, ...] = ()
@@ -36,35 +29,33 @@ def sentences(reasons: Iterable[Reason]) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class PlanJob:
-    """A job whose fate a policy decides: one that waits for GPUs, or one that runs.
+    """A job that waits for GPUs or runs.
 
     Attributes:
         job_id: Slurm's job id.
-        user: Owner; jobs of different owners never share a process.
-        partition: Name of the set of nodes that it may run on: a Slurm partition, or a part of one such as
-            "gpu (--constraint=v100)". Nothing reads it but people; equal names mean the same nodes.
+        user: Owner.
+        partition: Name of the set of nodes that it may run on: a Slurm partition, or a part of one such as "gpu
+            (--constraint=v100)". Equal names mean the same nodes.
         gpu_count: GPUs of the whole job.
         submit_s: Submit time, seconds since the epoch.
-        profile: Stage profile, None while the model is unknown.
-        remaining_s: Expected seconds of service still needed alone, None when unknown.
+        profile: Stage profile; None while the model is unknown.
+        remaining_s: Expected seconds of service still needed alone; None when unknown.
         attained_gpu_s: GPU-seconds of service received so far.
         groupable: False for a job that must run alone.
         alone_reason: Why it must run alone; empty when groupable.
-        waiting_since_s: Since when it has received no service, seconds since the epoch; None: since its submission.
-        restart_s: Seconds that stopping it and starting it again would cost.
-        preemptible: Whether it may be stopped once it runs, because it can go on from a checkpoint.
-        opportunistic: Whether it only asks for what others leave over (AntMan's second class of jobs).
+        waiting_since_s: When it last received service, seconds since the epoch; None: never.
+        restart_s: Seconds that stopping and restarting it would cost.
+        preemptible: Whether it may be stopped once it runs, because it can resume from a checkpoint.
+        opportunistic: Whether it only uses what others leave over (AntMan's second class of jobs).
         node_count: Nodes that it must have, each with the same share of its GPUs; 1 leaves them to placement.
         sensitivity: Throughput over CPUs and host memory; None while unknown.
         batch: How iteration time and memory follow from the batch size; None while unknown.
-        gpu_utilization: Share of its GPUs' time that it computes on them when alone, measured or predicted, 0 to 1;
-            None while unknown.
+        gpu_utilization: Share of its GPUs' time that it computes on them alone, 0 to 1; None while unknown.
         gpu_mem_request_gib: GPU memory that it asks for since an out-of-memory error; None before one.
-        domain: What members of a group must have in common beside all else, as people would say it
-            ("account hep, QOS normal"): jobs share GPUs only with jobs of the same domain.
-        largest_group: Most jobs, itself among them, that may share GPUs where it does; with 1 it runs alone.
+        domain: Other properties that members of a group must have in common, such as "account hep, QOS normal".
+        largest_group: Largest group that it may be in; with 1 it runs alone.
         priority: Slurm's own priority; higher goes first under the order of Slurm.
-        min_speed: Speed beside others below which no plan may put it, 1 = as fast as alone; 0: it was promised none.
+        min_speed: Minimum speed in a group, 1 = as fast as alone; 0: none.
         mem_gib: Host memory that it asks for on each node; 0 when unknown.
     """
 
@@ -95,12 +86,12 @@ class PlanJob:
 
     @property
     def may_share(self) -> bool:
-        """Whether it may be in any group at all."""
+        """Whether it may be in any group."""
         return self.groupable and self.largest_group > 1
 
     @property
     def gpu_mem_gib(self) -> float:
-        """Memory that it needs on each of its GPUs; 0 while unknown."""
+        """Memory needed on each of its GPUs; 0 while unknown."""
         if self.gpu_mem_request_gib is not None:
             return self.gpu_mem_request_gib
         return 0.0 if self.profile is None else self.profile.gpu_mem_gib
@@ -121,28 +112,27 @@ def waited_s(job: PlanJob, now_s: float) -> float:
 
 
 def may_share_gpus(jobs: Sequence[PlanJob]) -> bool:
-    """Whether the jobs' own limits let all of them share the same GPUs: one domain, and a group as large for each."""
+    """Whether the jobs' own limits allow a group of all of them: one domain, and no job's largest group exceeded."""
     return all(job.domain == jobs[0].domain and job.largest_group >= len(jobs) for job in jobs)
 
 
 @dataclass(frozen=True, slots=True)
 class FreeNode:
-    """A node and the GPUs on it that nobody holds now.
+    """A node and its free GPUs.
 
     Attributes:
         name: Node name.
         partitions: Partitions that the node belongs to.
         free_gpus: GPUs that can be given out now.
         gpu_mem_gib: Memory of one GPU; 0 when unknown, which admits any group.
-        gpu_count: GPUs that the node has, free or not; 0 when unknown.
-        islands: Indices of the free GPUs by island: GPUs of one island reach each other fast (one
-            NVLink domain or one socket). Empty when the topology is unknown.
-        topology: Indices of all its GPUs by island, free or not: where GPUs belong that a running
-            job gives back. Empty when unknown.
-        in_order: Whether GPUs are given out island by island in the order of their indices, as Slurm does, and not from
-            the island that fits best.
-        cpu_count: CPUs that the node has; 0 when unknown, which limits nothing.
-        mem_gib: Host memory that the node has; 0 when unknown, which limits nothing.
+        gpu_count: GPUs of the node, free or not; 0 when unknown.
+        islands: Indices of the free GPUs by island (one NVLink domain or one socket); empty when the topology is
+            unknown.
+        topology: Indices of all its GPUs by island, free or not; empty when unknown.
+        in_order: Whether GPUs are given out in the order of their indices, as Slurm does, and not by best fit of
+            islands.
+        cpu_count: CPUs of the node; 0 when unknown, which limits nothing.
+        mem_gib: Host memory of the node; 0 when unknown, which limits nothing.
         free_cpus: CPUs that can be given out now.
         free_mem_gib: Host memory that can be given out now.
     """
@@ -163,13 +153,7 @@ class FreeNode:
 
 @dataclass(frozen=True, slots=True)
 class CpuMemShare:
-    """CPUs and host memory of one node that a job holds, beside GPUs.
-
-    Attributes:
-        node: Node name.
-        cpus: CPUs.
-        mem_gib: Host memory.
-    """
+    """CPUs and host memory of one node that a job holds."""
 
     node: str
     cpus: float
@@ -177,18 +161,12 @@ class CpuMemShare:
 
 
 CpuMemShares = Mapping[int, tuple[CpuMemShare, ...]]
-"""What jobs hold of each of their nodes, by job id."""
+"""Shares of each node, by job id."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeShare:
-    """GPUs of one node that a job or group holds.
-
-    Attributes:
-        node: Node name.
-        gpu_count: How many.
-        gpu_ids: Which ones; empty when the node's topology is unknown.
-    """
+    """GPUs of one node that a job or group holds; `gpu_ids` is empty when the node's topology is unknown."""
 
     node: str
     gpu_count: int
@@ -197,19 +175,18 @@ class NodeShare:
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A job, or several that share GPUs, as they run now.
+    """A running job, or several that share GPUs.
 
     Attributes:
         members: The jobs, in the ordering in which they interleave.
-        gpus: What they hold. These GPUs are not among the nodes' free ones.
-        cpu_mem_shares: CPUs and memory that members hold; a job that isn't in it has its GPU-proportional share.
+        gpus: GPUs that they hold; not among the nodes' free ones.
+        cpu_mem_shares: CPUs and memory of members; a job without an entry has its GPU-proportional share.
         accumulate_steps: Steps in which each iteration's batch is computed.
         mode: How members share, as in `Group.mode`.
-        joinable: Whether waiting jobs may join it while its members go on undisturbed.
-        spare_mem_gib: Host memory on each of its nodes that new members may have together; infinite when unknown.
-        closed_to: Why waiting jobs may not join it although they would fit, such as for want of time, by job id.
-        measured: Speeds that members get on with, 1 = as fast as alone, by job id; one that is missing was not measured
-            lately. None where nobody measures: in a simulation.
+        joinable: Whether waiting jobs may join it.
+        spare_mem_gib: Host memory on each of its nodes for new members together; infinite when unknown.
+        closed_to: Why waiting jobs must not join it, such as for lack of time, by job id.
+        measured: Measured speeds by job id, 1 = as fast as alone; None in a simulation, where nothing is measured.
     """
 
     members: tuple[PlanJob, ...]
@@ -233,22 +210,20 @@ class PlanRequest:
     """Everything that a plan depends on.
 
     Attributes:
-        jobs: Waiting jobs to decide on, in any order.
+        jobs: Waiting jobs, in any order.
         nodes: Nodes with their free GPUs, in any order; the busy ones too, with 0 free.
         now_s: The cycle's time, seconds since the epoch.
-        max_group_size: Most jobs per group, 1 to 4.
+        max_group_size: Largest group, 1 to 4.
         same_user: Whether all members of a group must have one owner.
-        running: What runs now and belongs to the policy, in any order.
-        interval_s: Seconds until the next plan is made: what a regrouping gains before that must pay
-            for its restarts.
-        larger_than_a_node: What becomes of jobs that need more GPUs than any node has: "slurm" leaves
-            them to Slurm's own queue, "whole-nodes" gives them idle nodes, "refuse" is an error.
-        interference: Measured speeds of pairs, for the speed model "measured"; for policies that pack, with
-            estimates of the pairs that were not measured.
-        slowdowns: Horus's f, by type of GPU, where it was fitted on this site.
-        whole_sets_only: Whether a job may share GPUs only with jobs that hold just the same ones.
-        trusted: Whether its maker vouches for it: then policies do not check it.
-        explained: Whether decisions carry their reasons; a simulation makes a hundred thousand plans that nobody reads.
+        running: The policy's running units, in any order.
+        interval_s: Seconds until the next plan, within which a regrouping must pay for its restarts.
+        larger_than_a_node: Jobs that need more GPUs than any node has: "slurm" leaves them to Slurm's own queue,
+            "whole-nodes" gives them idle nodes, "refuse" is an error.
+        interference: Speeds of pairs, for the speed model "measured" and for policies that pack.
+        slowdowns: Horus's f by type of GPU, where it was fitted on this site.
+        whole_sets_only: Whether a job may share GPUs only with jobs that hold exactly the same ones.
+        trusted: Whether its maker guarantees that it is valid, so that policies need not check it.
+        explained: Whether decisions carry their reasons, which a simulation of many plans does without.
     """
 
     jobs: tuple[PlanJob, ...]
@@ -267,7 +242,7 @@ class PlanRequest:
 
 
 def all_jobs(request: PlanRequest) -> Iterable[PlanJob]:
-    """The jobs that wait and those that run."""
+    """The waiting jobs, then the running ones."""
     yield from request.jobs
     for running in request.running:
         yield from running.members
@@ -284,10 +259,9 @@ class Group:
         period_s: T of Eq. 3, seconds per interleaved iteration; 0 where the speed model has no period.
         efficiency: Interleaving efficiency γ of Eq. 4.
         speed: Predicted speed of each member by job id, 1 = as fast as alone.
-        reasons: Why these jobs, for people.
+        reasons: Why these jobs.
         kept: Whether exactly this group runs on these GPUs already.
-        joining: Members that join the others, which run on these GPUs already and go on undisturbed; empty for a group
-            that starts or stays as it is.
+        joining: Members that join the others, which already run on these GPUs; empty for a new or unchanged group.
         mode: "interleave": stages take turns on resources (Muri); "plain": members run side by side without turns.
     """
 
@@ -314,7 +288,7 @@ class Solo:
 
     Attributes:
         job_id: The job.
-        reasons: Why it runs alone, for people.
+        reasons: Why it runs alone.
         gpus: Where the plan counted its GPUs; empty when it must queue in Slurm.
         kept: Whether it runs there already.
     """
@@ -326,20 +300,20 @@ class Solo:
 
     @property
     def node(self) -> str:
-        """Name of the node that it gets; empty when it spans nodes or must queue in Slurm."""
+        """Name of its node; empty when it spans nodes or must queue in Slurm."""
         return self.gpus[0].node if len(self.gpus) == 1 else ""
 
 
 @dataclass(frozen=True, slots=True)
 class Sharer:
-    """A job on GPUs of its own choice, some or all of which others may hold as well.
+    """A job on GPUs of its own choice, which other jobs may hold as well.
 
     Attributes:
         job_id: The job.
-        gpus: What it gets, with `gpu_ids`. Their number is the job's own, save under an elastic policy.
+        gpus: Its GPUs, with `gpu_ids`; as many as it asked for, except under an elastic policy.
         speed: Predicted speed, 1 = as fast as alone with its own GPU count and undivided batch.
-        accumulate_steps: Steps in which each iteration's batch is to be computed.
-        reasons: Why here, for people.
+        accumulate_steps: Steps in which each iteration's batch is computed.
+        reasons: Why here.
         kept: Whether it runs there already, in as many steps.
     """
 
@@ -353,13 +327,7 @@ class Sharer:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A job that gets no GPUs in this cycle.
-
-    Attributes:
-        job_id: The job.
-        reasons: Why it waits, for people.
-        preempted: Whether it runs now and has to stop.
-    """
+    """A job that gets no GPUs in this cycle; `preempted`: it runs now and must stop."""
 
     job_id: int
     reasons: tuple[Reason, ...] = ()
@@ -368,22 +336,15 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """How good a grouping is, and how good any other could be at most.
-
-    Attributes:
-        value: What the objective gives for it.
-        upper_bound: Proven: no grouping of the same jobs has a greater value.
-    """
+    """The value of a grouping, and a proven bound on the value of any grouping of the same jobs."""
 
     value: float = 0.0
     upper_bound: float = 0.0
 
     @property
     def gap(self) -> float:
-        """Share of the bound by which the value may fall short of the optimum; 0 is proven optimal."""
-        if self.upper_bound <= 0:
-            return 0.0
-        return max(0.0, 1.0 - self.value / self.upper_bound)
+        """Share of the bound by which the value may fall short of the optimum; 0: proven optimal."""
+        return max(0.0, 1.0 - self.value / self.upper_bound) if self.upper_bound > 0 else 0.0
 
     @staticmethod
     def total(parts: "Iterable[Certificate]") -> "Certificate":
@@ -400,12 +361,12 @@ class Plan:
         policy: Name of the policy that decided.
         groups: Groups to start or keep, in the order in which they got GPUs.
         solo: Jobs to start or keep alone.
-        waiting: Jobs to keep held or to stop, most urgent first.
+        waiting: Jobs to hold or to stop, most urgent first.
         certificate: How far the grouping can be from the optimum.
-        sharers: Jobs to start or keep on GPUs of their own choice; of a policy that packs, and of no other.
-        cpu_mem_shares: CPUs and host memory by job id; a job that isn't in it keeps its GPU-proportional share.
-        promises: Speeds beside others that jobs are promised once they run, 1 = as fast as alone, 0: none; a job that
-            isn't in it has the larger of the site's promise and its own.
+        sharers: Jobs to start or keep on GPUs of their own choice, by a policy that packs.
+        cpu_mem_shares: CPUs and host memory by job id; a job without an entry keeps its GPU-proportional share.
+        promises: Minimum speeds of jobs once they run, 1 = as fast as alone, 0: none; a job without an entry has the
+            larger of the site's and its own.
     """
 
     policy: str
@@ -419,54 +380,34 @@ class Plan:
 
 
 ProfileUse = Literal["none", "sharing", "all"]
-"""Whose stage profiles matter to a policy: nobody's, those of jobs that may share GPUs, or all jobs'."""
+"""Whose stage profiles matter to a policy: none, those of jobs that may share GPUs, or all jobs'."""
 
 
-class Policy(Protocol):
-    """One way of deciding who runs when and with whom, and what the controller and the simulator must know of it.
+class Policy(ABC):
+    """The base of all policies: which jobs run when and with whom, and what the controller and the simulator must know.
 
-    Every member is read as it stands: nothing has a default. A policy that inherits `QueuePolicy` (in
-    `muri.policies.schedulers`) gets values for all members but `name`.
+    Attributes:
+        name: The name by which the configuration and the commands select the policy.
+        supports_packing: Whether its plans put jobs on GPUs one by one (`Plan.sharers`), not in groups (`Plan.groups`).
+        elastic: Whether a job may get another number of GPUs than it asked for; `muri simulate` only.
+        plain_groups: Whether members of its groups may run without turns, so that it needs `PlanRequest.interference`.
+        allocates_cpus: Whether its plans give out CPUs and host memory (`Plan.cpu_mem_shares`) according to profiles.
+        retries_out_of_memory: Whether a job that ran out of GPU memory in a group asks for more, instead of running
+            alone next time.
     """
 
-    @property
-    def name(self) -> str:
-        """The name by which the configuration and the commands select the policy."""
-        ...
+    name: ClassVar[str]
+    supports_packing: ClassVar[bool] = False
+    elastic: ClassVar[bool] = False
+    plain_groups: ClassVar[bool] = False
+    allocates_cpus: ClassVar[bool] = False
+    retries_out_of_memory: ClassVar[bool] = False
 
     @property
     def profile_use(self) -> ProfileUse:
-        """Whose stage profiles change its plans: only models of these jobs are worth a dry run on Slurm."""
-        ...
+        """Jobs whose stage profiles change its plans: only their models are worth a dry run on Slurm."""
+        return "all" if self.allocates_cpus else "sharing"
 
-    @property
-    def supports_packing(self) -> bool:
-        """Whether its plans put jobs on GPUs one by one (`Plan.sharers`) instead of in groups (`Plan.groups`)."""
-        ...
-
-    @property
-    def elastic(self) -> bool:
-        """Whether a job may get another number of GPUs than it asked for; only `muri simulate` can carry that out."""
-        ...
-
-    @property
-    def plain_groups(self) -> bool:
-        """Whether members of its groups may run without turns, so that it needs `PlanRequest.interference`."""
-        ...
-
-    @property
-    def allocates_cpus(self) -> bool:
-        """Whether its plans give out CPUs and host memory (`Plan.cpu_mem_shares`), by what profiles say of jobs."""
-        ...
-
-    @property
-    def retries_out_of_memory(self) -> bool:
-        """Whether a job that ran out of GPU memory beside others asks for more, since plans rest on predicted memory.
-
-        Under all other policies it runs alone next time.
-        """
-        ...
-
+    @abstractmethod
     def plan(self, request: PlanRequest) -> Plan:
-        """Decide. A pure function: the same request gives the same plan, byte for byte."""
-        ...
+        """Decide on every job. A pure function: the same request gives the same plan, byte for byte."""

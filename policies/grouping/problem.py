@@ -113,12 +113,6 @@ class Kinds:
         return tuple(len(jobs) for jobs in self.jobs)
 
 
-def kinds_with(shapes: Sequence[Shape], worth: Sequence[float] = (), largest: Sequence[int] = ()) -> tuple[Kind, ...]:
-    """Kinds of jobs with these shapes, worths (1 where left out) and limits on their groups (none where left out)."""
-    worths, limits = worth or (1.0,) * len(shapes), largest or (MAX_GROUP_SIZE,) * len(shapes)
-    return tuple(Kind(*figures) for figures in zip(shapes, worths, limits, strict=True))
-
-
 def kinds_of(problem: BucketProblem) -> Kinds:
     """Sort the jobs of a problem into kinds."""
     members: dict[Kind, list[int]] = {}

@@ -235,9 +235,6 @@ ALONE_OVERHEAD: Final = 1.015
 MULTIPLIERS: Final = (1.33 / ALONE_OVERHEAD, 1.5 / ALONE_OVERHEAD, 1.37 / ALONE_OVERHEAD)
 """The simulator's factors on the period of two, three and four members: 1.310, 1.478 and 1.350."""
 
-MULTIPLIERS_NO_BLOSSOM: Final = (*MULTIPLIERS[:2], 1.3 / ALONE_OVERHEAD)
-"""The same for its variant without Blossom: 1.281 for four members."""
-
 _SLOTS: Final = 4
 _STEPS: Final = 2 * _SLOTS
 _CONVERGED: Final = 1e-3

@@ -7,7 +7,6 @@ from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import linprog
 
 from muri.policies.options import MAX_GROUP_SIZE, SPEED_MODELS
 from muri.policies.speed.lockstep import Lockstep, Reference
@@ -102,25 +101,6 @@ def _full_at(share: Sequence[Floats], speed: Floats, rising: Floats) -> Floats:
         wanted += uses * still
     free = 1 - used
     return np.divide(free, wanted, out=np.full_like(used, np.inf), where=wanted > np.maximum(free, 0))
-
-
-def throughput_bound(members: Sequence[Shape]) -> float:
-    """Greatest total speed that any way of sharing can reach: max Σ s_i with Σ_i s_i · u_i^j ≤ 1 and s_i ≤ 1.
-
-    A linear program; it may starve a member, so it bounds a runtime and is not a model of one.
-
-    Args:
-        members: The shapes of one group.
-
-    Raises:
-        ProfileError: A shape has an impossible time.
-        SpeedModelError: There are no members, or the solver failed.
-    """
-    share = figures_of(members).share
-    solved = linprog(-np.ones(len(members)), A_ub=share, b_ub=np.ones(len(share)), bounds=(0, 1), method="highs")
-    if not solved.success or solved.fun is None:
-        raise SpeedModelError(f"no bound on the throughput of {len(members)} members: {solved.message}")
-    return -float(solved.fun)
 
 
 _UNKNOWN: Final = -1

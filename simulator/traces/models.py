@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from muri.foreign import yaml_of
-from muri.policies.traits import COLUMNS, FIRST_SYNC_SHARE, BatchModel, Demand, Sensitivity, ring_share
+from muri.policies.traits import FIRST_SYNC_SHARE, BatchModel, Demand, Sensitivity, ring_share
 from muri.profiler.figures import reproducible
 from muri.profiler.records import RESOURCES, ProfileKey, StageProfile
 from muri.simulator.traces.rows import TraceError
@@ -313,6 +313,17 @@ class TrainedModel(NamedTuple):
         return self.batch
 
 
+PAIR_COLUMNS: Final = (
+    "job_a",
+    "job_b",
+    "solo_a_iters_per_s",
+    "solo_b_iters_per_s",
+    "speed_a_fraction",
+    "speed_b_fraction",
+)
+"""Columns of a table of pair speeds."""
+
+
 def models_of_pairs(lines: Iterable[str]) -> tuple[TrainedModel, ...]:
     """The models of a table of pair speeds, by name.
 
@@ -345,9 +356,9 @@ def models_of_pairs(lines: Iterable[str]) -> tuple[TrainedModel, ...]:
 def _alone_s(lines: Iterable[str]) -> dict[str, float]:
     """Seconds of an iteration alone by model."""
     reader = csv.DictReader(lines)
-    missing = [column for column in COLUMNS if column not in (reader.fieldnames or ())]
+    missing = [column for column in PAIR_COLUMNS if column not in (reader.fieldnames or ())]
     if missing:
-        raise TraceError(f"the table of pairs has no column {missing[0]}; it needs {', '.join(COLUMNS)}")
+        raise TraceError(f"the table of pairs has no column {missing[0]}; it needs {', '.join(PAIR_COLUMNS)}")
     alone: dict[str, float] = {}
     for row in reader:
         for name, rate in ((row["job_a"], row["solo_a_iters_per_s"]), (row["job_b"], row["solo_b_iters_per_s"])):

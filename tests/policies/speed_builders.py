@@ -5,6 +5,8 @@ from itertools import permutations
 import numpy as np
 from hypothesis import strategies as st
 
+from muri.policies.grouping.problem import Kind
+from muri.policies.options import MAX_GROUP_SIZE
 from muri.policies.speed.model import Shape
 
 
@@ -20,6 +22,12 @@ def shapes(resources=4, shortest=0.0, overlap=(0.5, 2.0)):
         st.tuples(*[st.floats(shortest, 10)] * resources),
         st.floats(*overlap),
     )
+
+
+def kinds_with(shapes, worth=(), largest=()):
+    """Kinds of jobs with these shapes, worths (1 where left out) and limits on their groups (none where left out)."""
+    worths, limits = worth or (1.0,) * len(shapes), largest or (MAX_GROUP_SIZE,) * len(shapes)
+    return tuple(Kind(*figures) for figures in zip(shapes, worths, limits, strict=True))
 
 
 def one_group(size):

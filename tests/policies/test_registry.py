@@ -246,8 +246,8 @@ BROKEN = {
     "raises": ("raising:Policy", "ZeroDivisionError"),
     "attribute": ("fine:Nothing", "AttributeError"),
     "number": ("fine:NUMBER", "it is a int"),
-    "planless": ("fine:Planless", "the object that it makes has no name, profile_use, supports_packing"),
-    "unfinished": ("fine:Unfinished", "the object that it makes has no retries_out_of_memory; a class that inherits"),
+    "planless": ("fine:Planless", "it makes a Planless, which does not inherit muri.policies.types.Policy"),
+    "unfinished": ("fine:Unfinished", "the class Unfinished has no name"),
     "optionless": ("fine:Optionless", "TypeError"),
 }
 
@@ -260,9 +260,9 @@ def broken(tmp_path):
     metadata_of(tmp_path, "other-policies", ours="fine:B")
     (tmp_path / "raising.py").write_text("1 / 0\n")
     (tmp_path / "fine.py").write_text(
-        "NUMBER = 3\n\nclass Planless:\n    def __init__(self, options): pass\n\nclass Optionless:\n    pass\n\n"
-        "class Unfinished(Planless):\n    name, profile_use = 'unfinished', 'none'\n    def plan(self, request): pass\n"
-        "    supports_packing = elastic = plain_groups = allocates_cpus = False\n"
+        "from muri.policies.types import Policy\n\nNUMBER = 3\n\n"
+        "class Planless:\n    def __init__(self, options): pass\n\nclass Optionless:\n    pass\n\n"
+        "class Unfinished(Policy):\n    def __init__(self, options): pass\n    def plan(self, request): pass\n"
     )
     return tmp_path
 

@@ -56,13 +56,6 @@ def ends(result: SimulationResult) -> dict[int, float]:
     return {record.job.job_id: record.end_s for record in result.records}
 
 
-class GroupingPolicy:
-    """The capabilities of a policy that puts jobs into groups, for policies of which a test writes `plan` only."""
-
-    profile_use = "none"
-    supports_packing = elastic = plain_groups = allocates_cpus = retries_out_of_memory = False
-
-
 _count_of_jobs = functools.cache(functools.partial(st.integers, 1))
 _bursts, _gpus, _iterations = st.integers(0, 20), st.sampled_from([1, 1, 1, 2, 3, 4]), st.integers(1, 2000)
 _models, _either = st.sampled_from(MODELS), st.booleans()

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from muri.policies.speed.model import Shape
-from muri.policies.speed.registry import throughput_bound
+from muri_lab.benchmarks.bounds import throughput_bound
 
 BAR_RATIO = 1.1
 BAR_AUTO = 0.97

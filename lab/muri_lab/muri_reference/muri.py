@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from muri.policies.options import MAX_GROUP_SIZE
-from muri.policies.speed.lockstep import MULTIPLIERS, MULTIPLIERS_NO_BLOSSOM
+from muri.policies.speed.lockstep import ALONE_OVERHEAD, MULTIPLIERS
 from muri.policies.speed.model import Floats, Indices
 from muri.simulator.model import Cluster
 from muri_lab.muri_reference.clock import Discipline
@@ -75,7 +75,7 @@ class Muri(Discipline):
         self._alone = [Unit((job,), (kind,)) for job, kind in enumerate(self._kind)]
         # Until its first run a job is rated by the duration that the trace lists.
         self._key = table.listed_s * table.gpus if options.durations_known else np.zeros(len(table))
-        multipliers = MULTIPLIERS if options.blossom else MULTIPLIERS_NO_BLOSSOM
+        multipliers = MULTIPLIERS if options.blossom else (*MULTIPLIERS[:2], 1.3 / ALONE_OVERHEAD)
         self._figures = GroupFigures(table.shapes, options.ordering, multipliers, table.planned)
         planned = GroupFigures(table.planned, options.ordering, multipliers)
         if table.planned == table.shapes:

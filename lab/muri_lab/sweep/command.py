@@ -193,7 +193,8 @@ def _settings_of(given: Mapping[str, Any]) -> "Settings":
 
 def read_interference(file: Path) -> "tuple[PairSpeed, ...]":
     """Read measured speeds of pairs."""
-    from muri.policies.traits import InterferenceError, parse_interference
+    from muri.policies.traits import InterferenceError
+    from muri_lab.interference.pairs_table import parse_interference
 
     try:
         return parse_interference(file.read_text(encoding="utf-8").splitlines()).rows

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from speed_builders import kinds_with
 
 from muri.policies.grouping import engine, kway
 from muri.policies.grouping.engine import group_buckets
 from muri.policies.grouping.kway import Limits, all_columns, choose_columns
-from muri.policies.grouping.problem import BucketProblem, kinds_with
+from muri.policies.grouping.problem import BucketProblem
 from muri.policies.options import OBJECTIVES, PolicyOptions
 from muri.policies.speed.model import Shape
 from muri.policies.speed.registry import speed_model

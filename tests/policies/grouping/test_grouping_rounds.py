@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 from policy_builders import KINDS
+from speed_builders import kinds_with
 
 from muri.policies.grouping.engine import group_buckets
-from muri.policies.grouping.problem import BucketProblem, kinds_with
+from muri.policies.grouping.problem import BucketProblem
 from muri.policies.options import PolicyOptions
 from muri.policies.speed.model import Shape
 from muri.policies.speed.registry import speed_model

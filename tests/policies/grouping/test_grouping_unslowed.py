@@ -1,9 +1,10 @@
 """Jobs that do not slow each other share first: nothing is better, so nothing else is computed."""
 
 import pytest
+from speed_builders import kinds_with
 
 from muri.policies.grouping.engine import unslowed_groups
-from muri.policies.grouping.problem import BucketProblem, kinds_with
+from muri.policies.grouping.problem import BucketProblem
 from muri.policies.options import PolicyOptions
 from muri.policies.speed.model import Shape
 from muri.policies.speed.registry import speed_model

@@ -4,11 +4,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.sparse import csc_array
 from speed_builders import one_group, shape, shapes
 
+from muri.policies.grouping.highs import linear_value
 from muri.policies.speed.lockstep import Lockstep
-from muri.policies.speed.model import CHUNK, SpeedModelError
-from muri.policies.speed.registry import Fair, throughput_bound
+from muri.policies.speed.model import CHUNK, SpeedModelError, figures_of
+from muri.policies.speed.registry import Fair
 from muri.profiler.records import ProfileError
 
 members_strategy = st.lists(shapes(), min_size=1, max_size=5)
@@ -18,6 +20,12 @@ ROUNDING = 1e-9
 def share_of(members):
     """u_i^j, one row per member."""
     return np.array([[min(1.0, stage / m.iteration_s) for stage in m.stage_s] for m in members])
+
+
+def throughput_bound(members):
+    """Greatest total speed of any way of sharing: a linear program, which may starve a member."""
+    share, ones = figures_of(members).share, np.ones(len(members))
+    return linear_value(ones, csc_array(share), np.ones(len(share)), ones)
 
 
 def speeds(members):
@@ -110,8 +118,8 @@ def test_the_linear_program_may_starve_a_member():
 
 def test_bad_input_is_refused():
     with pytest.raises(ProfileError, match="iteration time is 0"):
-        throughput_bound([shape(1, 1, iteration_s=0)])
+        speeds([shape(1, 1, iteration_s=0)])
     with pytest.raises(SpeedModelError, match="no shapes"):
-        throughput_bound([])
+        Fair().evaluate([], one_group(0))
     with pytest.raises(SpeedModelError, match="65 members; it must have 1 to 64"):
         Fair().evaluate([shape(1, 1)], np.zeros((1, 65), dtype=np.intp))

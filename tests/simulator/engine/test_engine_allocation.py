@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import pytest
-from engine_builders import CPU, GPU, GroupingPolicy, by_id, ends, job, profile, run, traces
+from engine_builders import CPU, GPU, by_id, ends, job, profile, run, traces
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -13,7 +13,7 @@ from muri.policies.registry import get_policy
 from muri.policies.siblings.shares import shape_with, throughput_ratio
 from muri.policies.speed.model import shape_of
 from muri.policies.traits import Demand, Sensitivity, derived_sensitivity
-from muri.policies.types import CpuMemShare, Plan, PlanRequest
+from muri.policies.types import CpuMemShare, Plan, PlanRequest, Policy
 from muri.simulator import run as run_module
 from muri.simulator.model import Cluster, SimulationError, TraceJob
 
@@ -26,7 +26,7 @@ Shares = Callable[[PlanRequest, Plan], Mapping[int, tuple[CpuMemShare, ...]]]
 
 
 @dataclass
-class Allocating(GroupingPolicy):
+class Allocating(Policy):
     """Another policy's plans with shares on top."""
 
     shares: Shares

@@ -8,13 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from engine_builders import MODELS, GroupingPolicy, job, run, traces
+from engine_builders import MODELS, job, run, traces
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from muri.policies.registry import get_policy, policy_names
 from muri.policies.schedulers import Srtf
-from muri.policies.types import Plan, PlanRequest, PriorityKey
+from muri.policies.types import Plan, PlanRequest, Policy, PriorityKey
 from muri.simulator import run as run_module
 from muri.simulator.engine import checks
 from muri.simulator.engine import loop as engine
@@ -186,7 +186,7 @@ def test_a_policy_that_stops_jobs_before_they_have_restarted_does_not_hang_the_s
         run(jobs, "round-robin", Cluster(1, 1), interval_s=10.0, restart_s=60.0)
 
 
-class _Greedy(GroupingPolicy):
+class _Greedy(Policy):
     """A policy that breaks whatever it is told to."""
 
     name = "greedy"

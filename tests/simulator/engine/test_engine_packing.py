@@ -5,14 +5,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 import pytest
-from engine_builders import CPU, GPU, STORAGE, GroupingPolicy, by_id, ends, job, run, traces
+from engine_builders import CPU, GPU, STORAGE, by_id, ends, job, run, traces
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_engine_laws import all_settings
 
 from muri.policies.cycle.validation import check_request
 from muri.policies.traits import BatchModel, PairSpeed
-from muri.policies.types import Group, NodeShare, Plan, PlanJob, PlanRequest, Sharer, Waiting
+from muri.policies.types import Group, NodeShare, Plan, PlanJob, PlanRequest, Policy, Sharer, Waiting
 from muri.profiler.slowdown import published_slowdown
 from muri.simulator import run as run_module
 from muri.simulator.metrics import metrics_of
@@ -32,7 +32,7 @@ def on(job_id: int, *gpu_ids: int, node: str = "n0", steps: int = 1) -> Sharer:
 
 
 @dataclass
-class Packing(GroupingPolicy):
+class Packing(Policy):
     """Whoever is in the request and has a seat gets it; the others wait."""
 
     planner: Planner
@@ -219,7 +219,7 @@ def test_members_of_a_plain_group_run_side_by_side_and_a_group_that_takes_turns_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     @dataclass
-    class Grouping(GroupingPolicy):
+    class Grouping(Policy):
         mode: str
         name: str = "grouping"
         plain_groups: bool = True

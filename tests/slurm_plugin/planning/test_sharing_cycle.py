@@ -6,7 +6,7 @@ import pytest
 from at_work import measured_pair
 from fake_slurm import FakeSlurm, Killed, make_job, make_node, one_cycle, pilots
 
-from muri.policies.types import NodeShare, Plan, PlanRequest, Reason, Running, Sharer, Waiting
+from muri.policies.types import NodeShare, Plan, PlanRequest, Policy, Reason, Running, Sharer, Waiting
 from muri.profiler.fits import FITS, LinearFit, computation_name
 from muri.profiler.records import ProfileKey, StageProfile
 from muri.profiler.slowdown import SLOWDOWNS, Parabola, SlowdownFit
@@ -145,11 +145,10 @@ def test_a_pilot_holds_what_two_jobs_need_as_far_as_its_part_of_the_node_goes(no
     assert (start.mem_per_node_mib, start.cpu_count) == (pilot_mib, 4)
 
 
-class Scripted:
+class Scripted(Policy):
     """A policy that gives a prepared answer."""
 
-    name, profile_use, supports_packing = "scripted", "sharing", True
-    elastic = plain_groups = allocates_cpus = retries_out_of_memory = False
+    name, supports_packing = "scripted", True
 
     def __init__(self, *sharers: Sharer) -> None:
         self._sharers = sharers

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from muri.policies.speed.model import Shape
-from muri.policies.speed.registry import throughput_bound
 from muri.profiler.dryrun.messages import DryRunResult
 from muri.profiler.records import STAGES
+from muri_lab.benchmarks.bounds import throughput_bound
 from muri_lab.benchmarks.gpu_check.check import FAILURES, Check, Figures, only, report
 from muri_lab.benchmarks.job_runs import PYTHON, WARM_ITERATIONS, Run, Setting, running
 from muri_lab.benchmarks.runtime_process import MURI_RUN, BenchmarkError

@@ -23,13 +23,14 @@ from itertools import combinations_with_replacement
 from random import Random
 from typing import Final
 
-from muri.policies.traits import PairSpeed, parse_interference
+from muri.policies.traits import PairSpeed
 from muri.simulator.metrics import JobMetrics, job_metrics
 from muri.simulator.model import Cluster, JobRecord, Settings, Trace, TraceJob
 from muri.simulator.run import simulate
 from muri.simulator.traces.generator import Durations, Recipe, generate
 from muri.simulator.traces.models import TrainedModel, models_of_pairs
 from muri_lab.benchmarks.papers.frame import GAVELS, ROOT, needed
+from muri_lab.interference.pairs_table import parse_interference
 
 PAIRS: Final = ROOT.parent / "shared" / "reference" / "gavel_pairs_v100.csv"
 SPLIT: Final = (

@@ -1,0 +1,18 @@
+"""Bounds on the throughput of groups."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from scipy.sparse import csc_array
+
+from muri.policies.grouping.highs import linear_value
+from muri.policies.speed.model import Shape, figures_of
+
+
+def throughput_bound(members: Sequence[Shape]) -> float:
+    """Return the greatest total speed of any way of sharing: max Σ s_i with Σ_i s_i · u_i^j ≤ 1 and s_i ≤ 1.
+
+    It may starve a member, so it bounds a runtime and is not a model of one.
+    """
+    share, ones = figures_of(members).share, np.ones(len(members))
+    return linear_value(ones, csc_array(share), np.ones(len(share)), ones)
