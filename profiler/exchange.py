@@ -1,22 +1,14 @@
 """Profiles as JSON, to move them between clusters; every error names its place in the file."""
 
-import dataclasses
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
+from dataclasses import fields
 from datetime import datetime
 from typing import Any, Final
 
 from muri.foreign import json_of
 from muri.profiler.errors import ExchangeError
-from muri.profiler.records import (
-    PER_STAGE,
-    STAGES,
-    WHOLE,
-    ProfileDetail,
-    ProfileError,
-    ProfileKey,
-    StageProfile,
-)
+from muri.profiler.records import ProfileDetail, ProfileError, ProfileKey, StageProfile
 from muri.text import nearest
 
 SCHEMA: Final = "muri-profiles"
@@ -31,10 +23,11 @@ _OPTIONAL: Final[dict[str, Any]] = {
     "iterations": 0,
     "measured_at": "",
     "source": "import",
+    "detail": {},
 }
-_DETAIL: Final = "detail"
-_LEAST: Final = {"batch_size": 0, "gpu_count": 1, "iterations": 0}
-_FIELDS: Final = (*_KEY_FIELDS, *_TIMES, *_MEASURED, _DETAIL)
+_TEXTS: Final = ("model", "gpu_type", "user", "measured_at", "source")
+_FIELDS: Final = (*_KEY_FIELDS, *_TIMES, *_MEASURED, "detail")
+_DETAILS: Final = tuple(item.name for item in fields(ProfileDetail))
 
 
 def to_dict(profile: StageProfile) -> dict[str, Any]:
@@ -42,7 +35,7 @@ def to_dict(profile: StageProfile) -> dict[str, Any]:
     record = {name: getattr(profile.key, name) for name in _KEY_FIELDS}
     record |= {name: getattr(profile, name) for name in (*_TIMES, *_MEASURED)}
     detail = profile.detail.to_dict()
-    return record | {_DETAIL: detail} if detail else record
+    return record | {"detail": detail} if detail else record
 
 
 def to_json(profiles: Iterable[StageProfile]) -> str:
@@ -52,7 +45,7 @@ def to_json(profiles: Iterable[StageProfile]) -> str:
 
 
 def from_json(text: str, name: str) -> tuple[StageProfile, ...]:
-    """Read an export file.
+    """Read an export file, which `name` names in errors.
 
     Raises:
         ExchangeError: The text names the place of the fault, and what would be right.
@@ -70,98 +63,53 @@ def from_json(text: str, name: str) -> tuple[StageProfile, ...]:
     records = document.get("profiles")
     if not isinstance(records, list):
         raise ExchangeError(f'{name}: "profiles" must be a list')
-    profiles = tuple(_read(record, f"{name}: profiles[{index}]") for index, record in enumerate(records))
-    _refuse_repeats(profiles, name)
-    return profiles
-
-
-def _refuse_repeats(profiles: Iterable[StageProfile], name: str) -> None:
-    first: dict[ProfileKey, int] = {}
-    for index, profile in enumerate(profiles):
-        if profile.key in first:
-            raise ExchangeError(f"{name}: profiles[{index}] repeats profiles[{first[profile.key]}]: {profile.key}")
-        first[profile.key] = index
+    found: dict[ProfileKey, StageProfile] = {}
+    for index, record in enumerate(records):
+        profile = _read(record, f"{name}: profiles[{index}]")
+        if profile.key in found:
+            first = list(found).index(profile.key)
+            raise ExchangeError(f"{name}: profiles[{index}] repeats profiles[{first}]: {profile.key}")
+        found[profile.key] = profile
+    return tuple(found.values())
 
 
 def _read(record: object, place: str) -> StageProfile:
-    if not isinstance(record, dict):
-        raise ExchangeError(f"{place}: must be an object with the fields {', '.join(_FIELDS)}")
-    for field in record:
-        if field not in _FIELDS:
-            raise ExchangeError(f"{place}.{field}: unknown field{_nearest(field, _FIELDS)}")
-    values = {field: _value(record, field, place) for field in _FIELDS if field != _DETAIL}
+    values = {**_OPTIONAL, **_known(record, _FIELDS, place)}
+    for field in _FIELDS:
+        if field not in values:
+            raise ExchangeError(f"{place}.{field}: missing")
+    for field in _TEXTS:
+        _check_text(values[field], field, f"{place}.{field}")
     key = ProfileKey(**{field: values.pop(field) for field in _KEY_FIELDS})
-    detail = _detail(record.get(_DETAIL, {}), f"{place}.{_DETAIL}")
+    place_of_detail = f"{place}.detail"
+    detail = _known(values.pop("detail"), _DETAILS, place_of_detail)
     try:
-        return StageProfile(key, **values, detail=detail)
+        known = ProfileDetail.from_dict(detail)
+    except ProfileError as error:
+        raise ExchangeError(f"{place_of_detail}: {error}") from error
+    try:
+        return StageProfile(key, **values, detail=known)
     except ProfileError as error:
         raise ExchangeError(f"{place}: {error}") from error
 
 
-def _detail(record: object, place: str) -> ProfileDetail:
-    valid = [item.name for item in dataclasses.fields(ProfileDetail)]
+def _known(record: object, valid: tuple[str, ...], place: str) -> dict[str, Any]:
+    """Return an object's fields.
+
+    Raises:
+        ExchangeError: It is something else, or has a field that is not valid.
+    """
     if not isinstance(record, dict):
         raise ExchangeError(f"{place}: must be an object with some of the fields {', '.join(valid)}")
-    for field, value in record.items():
+    for field in record:
         if field not in valid:
-            raise ExchangeError(f"{place}.{field}: unknown field{_nearest(field, valid)}")
-        _figures(value, field, f"{place}.{field}")
-    try:
-        return ProfileDetail.from_dict(record)
-    except ProfileError as error:
-        raise ExchangeError(f"{place}: {error}") from error
+            near = nearest(field, valid)
+            hint = f"did you mean {near[0]!r}?" if near else f"valid are: {', '.join(valid)}"
+            raise ExchangeError(f"{place}.{field}: unknown field; {hint}")
+    return record
 
 
-def _figures(value: object, field: str, place: str) -> None:
-    """Refuse a value that is not a number or, for figures per stage, no list of numbers."""
-    if field in PER_STAGE:
-        if not isinstance(value, list):
-            raise ExchangeError(f"{place}: must be a list of {len(STAGES)} numbers, found {value!r}")
-        for index, item in enumerate(value):
-            _number(item, f"{place}[{index}]")
-    elif field == "dangers":
-        if not isinstance(value, list):
-            raise ExchangeError(f"{place}: must be a list of names, found {value!r}")
-    elif field in WHOLE:
-        _whole(value, 0, place)
-    else:
-        _number(value, place)
-
-
-def _nearest(field: str, valid: Sequence[str]) -> str:
-    near = nearest(field, valid)
-    return f"; did you mean {near[0]!r}?" if near else f"; valid are: {', '.join(valid)}"
-
-
-def _value(record: dict[str, Any], field: str, place: str) -> Any:
-    if field not in record:
-        if field in _OPTIONAL:
-            return _OPTIONAL[field]
-        raise ExchangeError(f"{place}.{field}: missing")
-    value = record[field]
-    if field in _LEAST:
-        return _whole(value, _LEAST[field], f"{place}.{field}")
-    if field in (*_TIMES, "gpu_mem_gib"):
-        return _number(value, f"{place}.{field}")
-    return _text(value, field, f"{place}.{field}")
-
-
-def _whole(value: object, least: int, place: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**63:
-        raise ExchangeError(f"{place}: must be a whole number ≥ {least}, found {value!r}")
-    return value
-
-
-def _number(value: object, place: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ExchangeError(f"{place}: must be a number, found {value!r}")
-    try:
-        return float(value)
-    except OverflowError as error:
-        raise ExchangeError(f"{place}: the number is too large") from error
-
-
-def _text(value: object, field: str, place: str) -> str:
+def _check_text(value: object, field: str, place: str) -> None:
     if not isinstance(value, str) or not value.isprintable():
         raise ExchangeError(f"{place}: must be text without control characters, found {value!r}")
     if field in ("model", "gpu_type") and not value.strip():
@@ -171,4 +119,3 @@ def _text(value: object, field: str, place: str) -> str:
             datetime.fromisoformat(value)
         except ValueError as error:
             raise ExchangeError(f"{place}: must be a time such as 2026-03-01T12:00:00Z, found {value!r}") from error
-    return value

@@ -32,7 +32,7 @@ class Bounds:
         """Return what is wrong with a value, such as "is -1; it must be ≥ 0 s"; "" when it can be true."""
         kind = Integral if self.whole else Real
         if isinstance(value, bool) or not isinstance(value, kind):
-            found = repr(value[:_LONGEST]) if isinstance(value, str) else f"a {type(value).__name__}"
+            found = repr(value)[:_LONGEST] if isinstance(value, (str, float)) else f"a {type(value).__name__}"
             return f"is {found}; it must be a {'whole ' if self.whole else ''}number"
         if isinstance(value, Integral) and abs(int(value)) > MOST_WHOLE:
             return f"has over 15 digits; it must be ≤ {self._text(self.most)}"

@@ -179,8 +179,13 @@ class ProfileDetail:
         known: dict[str, Any] = {}
         try:
             for item in fields(cls):
-                if (value := values.get(item.name)) is not None:
-                    known[item.name] = tuple(value) if item.name in PER_STAGE or item.name == "dangers" else value
+                if (value := values.get(item.name)) is None:
+                    continue
+                if item.name in PER_STAGE or item.name == "dangers":
+                    if not isinstance(value, (list, tuple)):
+                        raise ProfileError(f"{item.name} must be a list, found {str(value)[:40]!r}")
+                    value = tuple(value)
+                known[item.name] = value
             return cls(**known)
         except TypeError as error:
             raise ProfileError(f"the details of a profile must be numbers: {error}") from error
@@ -188,9 +193,6 @@ class ProfileDetail:
 
 PER_STAGE: Final = frozenset({"stage_p95_s", "stage_cv", "busy_s"})
 """Details with one figure for each stage."""
-
-WHOLE: Final = frozenset({"warmup_iterations"})
-"""Details that count something."""
 
 _DETAIL_BOUNDS: Final[Mapping[str, figures.Bounds]] = {
     "stage_p95_s": figures.TIME_S,

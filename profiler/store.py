@@ -5,7 +5,7 @@ import logging
 import os
 import sqlite3
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -41,43 +41,28 @@ REUSE_COUNT: Final = "count"
 ACCUMULATES: Final = "accumulates"
 """Kind of the documents that name models whose batches can be split, by the profile key's text."""
 
-_INSERT: Final = """
-    INSERT INTO measurement (
-        model, batch_size, gpu_count, gpu_type, user,
-        load_s, preprocess_s, propagate_s, synchronize_s, iteration_s,
-        gpu_mem_gib, iterations, measured_at, source, detail
-    ) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
-"""
-_NEWEST_OF_ALL: Final = """
-    SELECT id, model, batch_size, gpu_count, gpu_type, user,
-        load_s, preprocess_s, propagate_s, synchronize_s, iteration_s,
-        gpu_mem_gib, iterations, measured_at, source, detail
-    FROM measurement WHERE id IN (SELECT max(id) FROM measurement GROUP BY model, batch_size, gpu_count, gpu_type, user)
-    ORDER BY model, batch_size, gpu_count, gpu_type, user
-"""
-_OF_KEY: Final = """
-    SELECT id, model, batch_size, gpu_count, gpu_type, user,
-        load_s, preprocess_s, propagate_s, synchronize_s, iteration_s,
-        gpu_mem_gib, iterations, measured_at, source, detail
-    FROM measurement
-    WHERE model = ? AND batch_size = ? AND gpu_count = ? AND gpu_type = ? AND user = ?
-    ORDER BY id DESC LIMIT ?
-"""
+
+def _sql(text: str) -> str:
+    """Write out THE_KEY as a comparison and KEY as the columns of a profile key, FIGURES as those of a measurement."""
+    figures = "load_s, preprocess_s, propagate_s, synchronize_s, iteration_s, gpu_mem_gib, iterations, measured_at"
+    text = text.replace("THE_KEY", "model = ? AND batch_size = ? AND gpu_count = ? AND gpu_type = ? AND user = ?")
+    text = text.replace("KEY", "model, batch_size, gpu_count, gpu_type, user")
+    return text.replace("FIGURES", f"{figures}, source, detail")
+
+
+_INSERT: Final = _sql("INSERT INTO measurement (KEY, FIGURES) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)")
+_NEWEST_OF_ALL: Final = _sql(
+    "SELECT id, KEY, FIGURES FROM measurement WHERE id IN (SELECT max(id) FROM measurement GROUP BY KEY) ORDER BY KEY"
+)
+_OF_KEY: Final = _sql("SELECT id, KEY, FIGURES FROM measurement WHERE THE_KEY ORDER BY id DESC LIMIT ?")
 _BEYOND_OF_USER: Final = """
     SELECT model, batch_size, gpu_count, gpu_type, user FROM measurement WHERE user = ?
     GROUP BY model, batch_size, gpu_count, gpu_type ORDER BY max(id) DESC LIMIT -1 OFFSET ?
 """
-_DELETE_KEY: Final = """
-    DELETE FROM measurement
-    WHERE model = ? AND batch_size = ? AND gpu_count = ? AND gpu_type = ? AND user = ?
-"""
-_DELETE_OLD_OF_KEY: Final = """
-    DELETE FROM measurement WHERE id IN (
-        SELECT id FROM measurement
-        WHERE model = ? AND batch_size = ? AND gpu_count = ? AND gpu_type = ? AND user = ?
-        ORDER BY id DESC LIMIT -1 OFFSET ?
-    )
-"""
+_DELETE_KEY: Final = _sql("DELETE FROM measurement WHERE THE_KEY")
+_DELETE_OLD_OF_KEY: Final = _sql(
+    "DELETE FROM measurement WHERE id IN (SELECT id FROM measurement WHERE THE_KEY ORDER BY id DESC LIMIT -1 OFFSET ?)"
+)
 _PUT_DOCUMENT: Final = """
     INSERT INTO document (kind, name, measured_at, body) VALUES (?, ?, ?, ?)
     ON CONFLICT (kind, name) DO UPDATE SET measured_at = excluded.measured_at, body = excluded.body
@@ -95,61 +80,35 @@ _OBSERVE: Final = """
 """
 """A report that is read twice is one observation: its job has done no iteration since."""
 
-_OBSERVATIONS_OF_KEY: Final = """
-    SELECT id, observed_at, job_id, iterations, stage_s, gpu_mem_gib FROM observation
-    WHERE model = ? AND batch_size = ? AND gpu_count = ? AND gpu_type = ? AND user = ?
-    ORDER BY id
-"""
-_DELETE_OBSERVATIONS: Final = """
-    DELETE FROM observation
-    WHERE model = ? AND batch_size = ? AND gpu_count = ? AND gpu_type = ? AND user = ?
-"""
-_DELETE_OLD_OBSERVATIONS: Final = """
-    DELETE FROM observation WHERE id IN (
-        SELECT id FROM observation
-        WHERE model = ? AND batch_size = ? AND gpu_count = ? AND gpu_type = ? AND user = ?
-        ORDER BY id DESC LIMIT -1 OFFSET ?
-    )
-"""
-_MARK_STALE: Final = """
-    INSERT INTO stale (model, batch_size, gpu_count, gpu_type, user, since, reason, who)
-    VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING
-"""
-_STALE_MARKS: Final = """
-    SELECT model, batch_size, gpu_count, gpu_type, user, since, reason, who FROM stale
-    ORDER BY model, batch_size, gpu_count, gpu_type, user
-"""
-_CLEAR_STALE: Final = """
-    DELETE FROM stale
-    WHERE model = ? AND batch_size = ? AND gpu_count = ? AND gpu_type = ? AND user = ?
-"""
-_WRITE_AUDIT: Final = """
-    INSERT INTO audit (at, who, action, model, batch_size, gpu_count, gpu_type, user, before, after)
-    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
-"""
-_AUDIT: Final = """
-    SELECT id, at, who, action, model, batch_size, gpu_count, gpu_type, user, before, after FROM audit ORDER BY id
-"""
+_OBSERVATIONS_OF_KEY: Final = _sql(
+    "SELECT id, observed_at, job_id, iterations, stage_s, gpu_mem_gib FROM observation WHERE THE_KEY ORDER BY id"
+)
+_DELETE_OBSERVATIONS: Final = _sql("DELETE FROM observation WHERE THE_KEY")
+_DELETE_OLD_OBSERVATIONS: Final = _sql(
+    "DELETE FROM observation WHERE id IN (SELECT id FROM observation WHERE THE_KEY ORDER BY id DESC LIMIT -1 OFFSET ?)"
+)
+_MARK_STALE: Final = _sql(
+    "INSERT INTO stale (KEY, since, reason, who) VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING"
+)
+_STALE_MARKS: Final = _sql("SELECT KEY, since, reason, who FROM stale ORDER BY KEY")
+_CLEAR_STALE: Final = _sql("DELETE FROM stale WHERE THE_KEY")
+_WRITE_AUDIT: Final = _sql(
+    "INSERT INTO audit (at, who, action, KEY, before, after) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+)
+_AUDIT: Final = _sql("SELECT id, at, who, action, KEY, before, after FROM audit ORDER BY id")
 
 
 class Author(NamedTuple):
-    """Who changes the store, and when.
+    """Who changes the store, and when."""
 
-    Attributes:
-        who: User name, or `DRIFT`.
-        at: UTC time, ISO-8601.
-        action: The verb of the command: "set", "rm", "import", "publish", "withdraw"; the controller's are
-            "stale" and "clear".
-    """
-
-    who: str
-    at: str
-    action: str
+    who: str  # User name, or `DRIFT`
+    at: str  # UTC time, ISO-8601
+    action: str  # "set", "rm", "import", "publish" or "withdraw" of a command; the controller's "stale" and "clear"
 
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What a running job reported of its iterations.
+    """A running job's report of its iterations.
 
     Attributes:
         observed_at: UTC time, ISO-8601.
@@ -157,7 +116,7 @@ class Observation:
         iterations: Iterations that it had done by then.
         stage_s: Seconds per iteration lately in which it used each resource, waits left out, in the
             order of `STAGES`.
-        gpu_mem_gib: GPU memory of its processes then; None where nobody looked.
+        gpu_mem_gib: GPU memory of its processes then; None where it was not read.
     """
 
     observed_at: str
@@ -178,39 +137,23 @@ class Observation:
 
 @dataclass(frozen=True, slots=True)
 class StaleMark:
-    """A profile that is to be measured again; it serves planning until then.
-
-    Attributes:
-        key: Which one.
-        since: UTC time, ISO-8601.
-        reason: Why, for people.
-        who: User name, or `DRIFT`.
-    """
+    """A profile that is to be measured again; it serves planning until then."""
 
     key: ProfileKey
-    since: str
-    reason: str
-    who: str
+    since: str  # UTC time, ISO-8601
+    reason: str  # For people
+    who: str  # User name, or `DRIFT`
 
 
 @dataclass(frozen=True, slots=True)
 class AuditEntry:
-    """One change made by hand, or a mark.
-
-    Attributes:
-        at: UTC time, ISO-8601.
-        who: User name, or `DRIFT`.
-        action: The verb.
-        key: What was changed.
-        before: Figures as in an export, None when there were none.
-        after: Figures as in an export, None when there are none.
-    """
+    """One change made by hand, or a mark; see `Author`."""
 
     at: str
     who: str
     action: str
     key: ProfileKey
-    before: dict[str, Any] | None
+    before: dict[str, Any] | None  # Figures as in an export, None without any
     after: dict[str, Any] | None
 
 
@@ -223,24 +166,17 @@ class Stored(NamedTuple):
 
 def default_store_path(site_state_dir: Callable[[], str | None] = lambda: None) -> Path:
     """$MURI_PROFILES, or profiles.db in $MURI_STATE_DIR, in the site's state directory, or in /var/lib/muri."""
-    explicit = os.environ.get("MURI_PROFILES")
-    if explicit:
+    if explicit := os.environ.get("MURI_PROFILES"):
         return Path(explicit)
     return Path(os.environ.get("MURI_STATE_DIR") or site_state_dir() or DEFAULT_STATE_DIR) / STORE_NAME
 
 
 class Document(NamedTuple):
-    """A measurement that is not a stage profile, such as how two models slow each other down.
+    """A measurement that is not a stage profile, such as how two models slow each other down."""
 
-    Attributes:
-        name: Its subject, unique in its kind.
-        measured_at: UTC time, ISO-8601.
-        body: Plain JSON values; the module that owns the kind gives them their meaning.
-    """
-
-    name: str
-    measured_at: str
-    body: dict[str, Any]
+    name: str  # Its subject, unique in its kind
+    measured_at: str  # UTC time, ISO-8601
+    body: dict[str, Any]  # Plain JSON values; the module that owns the kind gives them their meaning
 
 
 Item = TypeVar("Item")
@@ -264,7 +200,7 @@ class ProfileStore(StoreFile):
         clock: Clock = MACHINE_CLOCK,
         viewer: str | None = None,
     ) -> None:
-        """Open the store; see `StoreFile`."""
+        """Open the store as `StoreFile` does, to show what is of the viewer and published; None: all."""
         self._viewer = viewer
         self._left_out: set[tuple[str, object]] = set()
         super().__init__(path, read_only=read_only, journal=journal, clock=clock)
@@ -295,13 +231,12 @@ class ProfileStore(StoreFile):
                     connection.execute(_CLEAR_STALE, _values(profile.key))
                     connection.execute(_DELETE_OBSERVATIONS, _values(profile.key))
                 if author is not None:
-                    _audit(connection, author, profile.key, _figures(old), to_dict(profile))
+                    _audit(connection, author, profile.key, None if old is None else to_dict(old), to_dict(profile))
         return Stored(added, replaced)
 
     def get(self, key: ProfileKey) -> StageProfile | None:
         """The newest profile of a key, None when it was never measured."""
-        newest = self._select(_OF_KEY, (*_values(key), 1))
-        return newest[0] if newest else None
+        return next(iter(self._select(_OF_KEY, (*_values(key), 1))), None)
 
     def list(self) -> tuple[StageProfile, ...]:
         """The newest profile of every key, by key."""
@@ -312,23 +247,20 @@ class ProfileStore(StoreFile):
         return self._select(_OF_KEY, (*_values(key), HISTORY_PER_KEY))
 
     def remove(self, key: ProfileKey, author: Author | None = None) -> bool:
-        """Forget a key, its history, observations and mark."""
+        """Forget a key, its history, observations and mark; returns whether there was a profile."""
         with self._transaction() as connection:
             old = self.get(key)
             for statement in (_DELETE_KEY, _CLEAR_STALE, _DELETE_OBSERVATIONS):
                 connection.execute(statement, _values(key))
             if old is not None and author is not None:
-                _audit(connection, author, key, _figures(old), None)
+                _audit(connection, author, key, to_dict(old), None)
         return old is not None
 
     def observe(self, key: ProfileKey, observation: Observation) -> None:
         """Keep a running job's report: the same report once, and of each key only the newest."""
-        what = (
-            observation.observed_at, observation.job_id, observation.iterations, json.dumps(observation.stage_s),
-            observation.gpu_mem_gib,
-        )  # fmt: skip
+        at, job_id, iterations, stage_s, gpu_mem_gib = astuple(observation)
         with self._transaction() as connection:
-            connection.execute(_OBSERVE, (*_values(key), *what))
+            connection.execute(_OBSERVE, (*_values(key), at, job_id, iterations, json.dumps(stage_s), gpu_mem_gib))
             connection.execute(_DELETE_OLD_OBSERVATIONS, (*_values(key), OBSERVATIONS_PER_KEY))
 
     def observations(self, key: ProfileKey) -> tuple[Observation, ...]:
@@ -411,10 +343,6 @@ def _insert(connection: sqlite3.Connection, profile: StageProfile) -> None:
     connection.execute(_DELETE_OLD_OF_KEY, (*_values(profile.key), HISTORY_PER_KEY))
 
 
-def _figures(profile: StageProfile | None) -> dict[str, Any] | None:
-    return None if profile is None else to_dict(profile)
-
-
 def _audit(
     connection: sqlite3.Connection,
     author: Author,
@@ -432,7 +360,7 @@ def _profile(row: Any) -> StageProfile:
     if not all(isinstance(text, str) for text in (model, gpu_type, user, *values[-2:])):
         raise ProfileError("a name, time or source is not text")
     key = ProfileKey(model, batch_size, gpu_count, gpu_type, user)
-    return replace(StageProfile(key, *values), detail=ProfileDetail.from_dict(dict(json_of(detail))))
+    return StageProfile(key, *values, detail=ProfileDetail.from_dict(dict(json_of(detail))))
 
 
 def _observation(row: Any) -> Observation:
@@ -449,5 +377,5 @@ def _audit_entry(row: Any) -> AuditEntry:
 
 def reuse_count(store: ProfileStore) -> int:
     """Jobs that the controller started with a profile that was measured for another one."""
-    found = {document.name: document.body for document in store.documents(REUSE_KIND)}
-    return int(found.get(REUSE_NAME, {}).get(REUSE_COUNT, 0))
+    counts = (each.body.get(REUSE_COUNT, 0) for each in store.documents(REUSE_KIND) if each.name == REUSE_NAME)
+    return int(next(counts, 0))

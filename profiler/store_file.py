@@ -15,7 +15,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, Literal, Self, get_args
 from urllib.parse import quote
 
@@ -39,67 +38,27 @@ APPLICATION_ID: Final = 0x4D555249
 
 MIGRATIONS: Final = (
     (
-        """CREATE TABLE measurement (
-            id INTEGER PRIMARY KEY AUTOINCREMENT,
-            model TEXT NOT NULL,
-            batch_size INTEGER NOT NULL,
-            gpu_count INTEGER NOT NULL,
-            gpu_type TEXT NOT NULL,
-            load_s REAL NOT NULL,
-            preprocess_s REAL NOT NULL,
-            propagate_s REAL NOT NULL,
-            synchronize_s REAL NOT NULL,
-            iteration_s REAL NOT NULL,
-            gpu_mem_gib REAL NOT NULL,
-            iterations INTEGER NOT NULL,
-            measured_at TEXT NOT NULL,
-            source TEXT NOT NULL
-        )""",
+        "CREATE TABLE measurement (id INTEGER PRIMARY KEY AUTOINCREMENT, model TEXT NOT NULL, batch_size "
+        "INTEGER NOT NULL, gpu_count INTEGER NOT NULL, gpu_type TEXT NOT NULL, load_s REAL NOT NULL, "
+        "preprocess_s REAL NOT NULL, propagate_s REAL NOT NULL, synchronize_s REAL NOT NULL, iteration_s REAL "
+        "NOT NULL, gpu_mem_gib REAL NOT NULL, iterations INTEGER NOT NULL, measured_at TEXT NOT NULL, source "
+        "TEXT NOT NULL)",
         "CREATE INDEX measurement_key ON measurement (model, batch_size, gpu_count, gpu_type, id)",
     ),
     (
         "ALTER TABLE measurement ADD COLUMN detail TEXT NOT NULL DEFAULT '{}'",
-        """CREATE TABLE stale (
-            model TEXT NOT NULL,
-            batch_size INTEGER NOT NULL,
-            gpu_count INTEGER NOT NULL,
-            gpu_type TEXT NOT NULL,
-            since TEXT NOT NULL,
-            reason TEXT NOT NULL,
-            who TEXT NOT NULL,
-            PRIMARY KEY (model, batch_size, gpu_count, gpu_type)
-        )""",
-        """CREATE TABLE observation (
-            id INTEGER PRIMARY KEY AUTOINCREMENT,
-            model TEXT NOT NULL,
-            batch_size INTEGER NOT NULL,
-            gpu_count INTEGER NOT NULL,
-            gpu_type TEXT NOT NULL,
-            observed_at TEXT NOT NULL,
-            job_id INTEGER NOT NULL,
-            iterations INTEGER NOT NULL,
-            stage_s TEXT NOT NULL
-        )""",
+        "CREATE TABLE stale (model TEXT NOT NULL, batch_size INTEGER NOT NULL, gpu_count INTEGER NOT NULL, "
+        "gpu_type TEXT NOT NULL, since TEXT NOT NULL, reason TEXT NOT NULL, who TEXT NOT NULL, PRIMARY KEY "
+        "(model, batch_size, gpu_count, gpu_type))",
+        "CREATE TABLE observation (id INTEGER PRIMARY KEY AUTOINCREMENT, model TEXT NOT NULL, batch_size "
+        "INTEGER NOT NULL, gpu_count INTEGER NOT NULL, gpu_type TEXT NOT NULL, observed_at TEXT NOT NULL, "
+        "job_id INTEGER NOT NULL, iterations INTEGER NOT NULL, stage_s TEXT NOT NULL)",
         "CREATE INDEX observation_key ON observation (model, batch_size, gpu_count, gpu_type, id)",
-        """CREATE TABLE audit (
-            id INTEGER PRIMARY KEY AUTOINCREMENT,
-            at TEXT NOT NULL,
-            who TEXT NOT NULL,
-            action TEXT NOT NULL,
-            model TEXT NOT NULL,
-            batch_size INTEGER NOT NULL,
-            gpu_count INTEGER NOT NULL,
-            gpu_type TEXT NOT NULL,
-            before TEXT NOT NULL,
-            after TEXT NOT NULL
-        )""",
-        """CREATE TABLE document (
-            kind TEXT NOT NULL,
-            name TEXT NOT NULL,
-            measured_at TEXT NOT NULL,
-            body TEXT NOT NULL,
-            PRIMARY KEY (kind, name)
-        )""",
+        "CREATE TABLE audit (id INTEGER PRIMARY KEY AUTOINCREMENT, at TEXT NOT NULL, who TEXT NOT NULL, "
+        "action TEXT NOT NULL, model TEXT NOT NULL, batch_size INTEGER NOT NULL, gpu_count INTEGER NOT NULL, "
+        "gpu_type TEXT NOT NULL, before TEXT NOT NULL, after TEXT NOT NULL)",
+        "CREATE TABLE document (kind TEXT NOT NULL, name TEXT NOT NULL, measured_at TEXT NOT NULL, body TEXT "
+        "NOT NULL, PRIMARY KEY (kind, name))",
     ),
     (
         # Until now all users shared every profile: what is there stays valid for all, as if published.
@@ -111,19 +70,10 @@ MIGRATIONS: Final = (
         "CREATE INDEX observation_key ON observation (model, batch_size, gpu_count, gpu_type, user, id)",
         "ALTER TABLE audit ADD COLUMN user TEXT NOT NULL DEFAULT ''",
         "ALTER TABLE stale RENAME TO stale_of_all",
-        """CREATE TABLE stale (
-            model TEXT NOT NULL,
-            batch_size INTEGER NOT NULL,
-            gpu_count INTEGER NOT NULL,
-            gpu_type TEXT NOT NULL,
-            user TEXT NOT NULL,
-            since TEXT NOT NULL,
-            reason TEXT NOT NULL,
-            who TEXT NOT NULL,
-            PRIMARY KEY (model, batch_size, gpu_count, gpu_type, user)
-        )""",
-        """INSERT INTO stale
-            SELECT model, batch_size, gpu_count, gpu_type, '', since, reason, who FROM stale_of_all""",
+        "CREATE TABLE stale (model TEXT NOT NULL, batch_size INTEGER NOT NULL, gpu_count INTEGER NOT NULL, "
+        "gpu_type TEXT NOT NULL, user TEXT NOT NULL, since TEXT NOT NULL, reason TEXT NOT NULL, who TEXT NOT "
+        "NULL, PRIMARY KEY (model, batch_size, gpu_count, gpu_type, user))",
+        "INSERT INTO stale SELECT model, batch_size, gpu_count, gpu_type, '', since, reason, who FROM stale_of_all",
         "DROP TABLE stale_of_all",
     ),
     ("ALTER TABLE observation ADD COLUMN gpu_mem_gib REAL",),
@@ -197,12 +147,7 @@ class StoreFile:
         """The store itself."""
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Close the store."""
         self.close()
 

@@ -8,7 +8,6 @@ import os
 import threading
 import time
 from collections.abc import Mapping
-from types import TracebackType
 from typing import Any, Final, Literal, NamedTuple, Self
 
 import psutil
@@ -113,9 +112,7 @@ class Sampler:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Stop sampling."""
         self.stop()
 

@@ -9,16 +9,16 @@ from muri.commands import LazyCommand, LazyGroup
 _HERE: Final = "muri.profiler.commands"
 
 VERBS: Final = {
-    "list": LazyCommand(f"{_HERE}.look:list_command", "List profiles, sorted and filtered."),
-    "show": LazyCommand(f"{_HERE}.look:show_command", "Show a profile with its stages as bars."),
+    "list": LazyCommand(f"{_HERE}.stored:list_command", "List profiles, sorted and filtered."),
+    "show": LazyCommand(f"{_HERE}.stored:show_command", "Show a profile with its stages as bars."),
     "run": LazyCommand(f"{_HERE}.measure:run_command", "Measure a script in a dry run and store its profile."),
-    "set": LazyCommand(f"{_HERE}.change:set_command", "Correct a profile's figures by hand."),
-    "rm": LazyCommand(f"{_HERE}.change:rm_command", "Remove a profile; its model is measured again."),
+    "set": LazyCommand(f"{_HERE}.stored:set_command", "Correct a profile's figures by hand."),
+    "rm": LazyCommand(f"{_HERE}.stored:rm_command", "Remove a profile; its model is measured again."),
     "publish": LazyCommand(
         f"{_HERE}.publish:publish_command", "Make users' profiles valid for all users, or take them back."
     ),
-    "export": LazyCommand(f"{_HERE}.change:export_command", "Print all profiles as JSON."),
-    "import": LazyCommand(f"{_HERE}.change:import_command", "Read profiles from a JSON export."),
+    "export": LazyCommand(f"{_HERE}.stored:export_command", "Print all profiles as JSON."),
+    "import": LazyCommand(f"{_HERE}.stored:import_command", "Read profiles from a JSON export."),
 }
 
 

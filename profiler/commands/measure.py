@@ -3,7 +3,6 @@
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, TypedDict, Unpack
@@ -27,7 +26,7 @@ from muri.profiler.dryrun.steadiness import HALF_WINDOW
 from muri.profiler.exchange import to_dict
 from muri.profiler.lookup import of_command
 from muri.profiler.records import ProfileKey, StageProfile, owned_name
-from muri.profiler.sensitivity import SENSITIVITIES, Dataset, SensitivityProfile
+from muri.profiler.sensitivity import SENSITIVITIES, SensitivityProfile
 from muri.profiler.sweep import MEMORY_KEYS, STEADY_S, MemoryAxis, ScriptMeter, cores, overlap_seen, usable_cpus
 
 INTERRUPTED: Final = 130
@@ -111,7 +110,7 @@ def run_command(
         -- train.py --workers {cpus}
     """
     if sweep:
-        found = _run_sweep(_sweep_of(command, asked), store_path)
+        found = _run_sweep(command, asked, store_path)
         if as_json:
             echo_json(found.to_json())
             return
@@ -176,64 +175,36 @@ def _show_profile(
         click.echo("Not stored.")
 
 
-@dataclass(frozen=True, slots=True)
-class Sweep:
-    """What `muri profile run --sweep` measures.
+def _run_sweep(command: tuple[str, ...], asked: RunOptions, store_path: Path | None) -> SensitivityProfile:
+    """Measure and store the sensitivity that the options ask for.
 
-    Attributes:
-        command: The script and its arguments.
-        name: The name under which the result is stored.
-        greatest: The greatest CPU count.
-        pinned: Whether CPU affinity enforces each count.
-        seconds: How long each count is measured.
-        axis: The memory axis; None without one.
+    Raises:
+        SensitivityError: The sweep cannot be made.
     """
-
-    command: tuple[str, ...]
-    name: str
-    greatest: int
-    pinned: bool
-    seconds: float
-    axis: MemoryAxis | None
-
-
-def _sweep_of(command: tuple[str, ...], asked: RunOptions) -> Sweep:
-    """Return the sweep that the options mean."""
     words = command[1:] if command[:1] == ("-m",) else command
     model = asked["model"] or (words[0] if words is not command else Path(words[0]).stem)
     greatest = asked["max_cpus"] or usable_cpus()
     if not asked["no_pin"]:
         cores(greatest)  # refuses a count that the machine lacks before anything is measured
-    seconds = asked["seconds"] or STEADY_S
     axis = MemoryAxis.from_words(asked["memory"]) if asked["memory"] else None
-    return Sweep(command, owned_name(model, asked["user"] or ""), greatest, not asked["no_pin"], seconds, axis)
-
-
-def _run_sweep(sweep: Sweep, store_path: Path | None) -> SensitivityProfile:
-    axis = sweep.axis
     refuse_unwritable(store_path)
-    dataset = None if axis is None else _read_dataset(axis)
-    meter = ScriptMeter(sweep.command, sweep.pinned, sweep.seconds, _tell)
-    cpu = bisect(meter, sweep.greatest)
+    dataset = None if axis is None else axis.measure()
+    if dataset is not None:
+        click.echo(f"storage: {dataset.storage_mib_per_s:.4g} MiB/s, {dataset.dataset_gib:.4g} GiB", err=True)
+    meter = ScriptMeter(command, not asked["no_pin"], asked["seconds"] or STEADY_S, _tell)
+    cpu = bisect(meter, greatest)
     seen = meter.dry_run(cpu.saturating_cpus)
     if axis is not None and dataset is not None:
         dataset = axis.with_overlap(dataset, overlap_seen(seen))
-        _warn_of_reading(seen)
-        if dataset.overlap == 0 and axis.overlap is None:
-            click.echo(f"muri: {UNSEEN_OVERLAP}", err=True)
-    found = SensitivityProfile(sweep.name, now_text(), cpu, meter.pinned, dataset, seen.detail.host_mem_gib)
+        _warn(seen, unseen=dataset.overlap == 0 and axis.overlap is None)
+    name = owned_name(model, asked["user"] or "")
+    found = SensitivityProfile(name, now_text(), cpu, meter.pinned, dataset, seen.detail.host_mem_gib)
     with open_store(store_path) as store:
         store.put_document(SENSITIVITIES, found.to_document())
     return found
 
 
-def _read_dataset(axis: MemoryAxis) -> Dataset:
-    dataset = axis.measure()
-    click.echo(f"storage: {dataset.storage_mib_per_s:.4g} MiB/s, {dataset.dataset_gib:.4g} GiB", err=True)
-    return dataset
-
-
-def _warn_of_reading(seen: DryRunResult) -> None:
+def _warn(seen: DryRunResult, *, unseen: bool) -> None:
     share = seen.stage_s[0] / seen.iteration_s
     if share > READING_SHARE:
         click.echo(
@@ -241,6 +212,8 @@ def _warn_of_reading(seen: DryRunResult) -> None:
             "throughput is not that at full memory: run the script once before, so that the page cache has the data",
             err=True,
         )
+    if unseen:
+        click.echo(f"muri: {UNSEEN_OVERLAP}", err=True)
 
 
 def _tell(cpus: int, measured: Measured) -> None:

@@ -6,7 +6,7 @@ What is published is a copy, so a user who measures his model again changes noth
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Final, NamedTuple, TypedDict, Unpack
+from typing import Any, Final, NamedTuple
 
 import click
 
@@ -22,7 +22,7 @@ from muri.profiler.errors import NoSuchProfileError, NotPublishableError
 from muri.profiler.estimates import FEATURES
 from muri.profiler.fits import FITS, computation_name
 from muri.profiler.lookup import Wanted, find_all, find_one
-from muri.profiler.pairs import PAIRS, Interference, Side, known_pairs, to_document
+from muri.profiler.pairs import PAIRS, Interference, known_pairs, to_document
 from muri.profiler.records import ProfileKey
 from muri.profiler.sensitivity import SENSITIVITIES
 from muri.profiler.store import ACCUMULATES, Author, Document, ProfileStore, Stored
@@ -42,17 +42,6 @@ _NAMES: Final[tuple[tuple[str, Callable[[ProfileKey], str]], ...]] = (
     (FEATURES, str),
 )
 """The names under which documents of a kind are kept of a key; pairs have two keys."""
-
-
-class _Which(TypedDict):
-    """The options of `_Request`."""
-
-    models: tuple[str, ...]
-    batch_size: int | None
-    gpu_count: int | None
-    gpu_type: str | None
-    all_matching: bool
-    yes: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +84,7 @@ class _Request:
 @click.option("--all-matching", is_flag=True, help="All that match, not only one of each MODEL.")
 @click.option("-y", "--yes", is_flag=True, help="Don't ask.")
 @store_option
-def publish_command(take_back: bool, user: str | None, store_path: Path | None, **which: Unpack[_Which]) -> None:
+def publish_command(take_back: bool, user: str | None, store_path: Path | None, **which: Any) -> None:
     """Make the profiles of MODEL... valid for all users, with what else is known of these models.
 
     A job is planned with its user's own profile first, then with a published one of the same model,
@@ -201,14 +190,11 @@ def _pairs(store: ProfileStore, keys: set[ProfileKey]) -> Iterator[Copy]:
     """Pairs of these keys of which both sides are published by now."""
     public = {profile.key for profile in store.list() if not profile.key.user}
     for pair in known_pairs(store):
-        copy = replace(pair, a=_public_side(pair.a), b=_public_side(pair.b))
+        a, b = (replace(side, key=side.key.published) for side in (pair.a, pair.b))
+        copy = replace(pair, a=a, b=b)
         if keys.intersection(pair.pair) and public.issuperset(copy.pair):
             users = " and ".join(sorted({key.user for key in pair.pair} - {""}))
             yield Copy(PAIRS, _marked(to_document(copy), users))
-
-
-def _public_side(side: Side) -> Side:
-    return replace(side, key=side.key.published)
 
 
 def _marked(document: Document, user: str) -> Document:

@@ -36,12 +36,12 @@ def test_optional_fields_alone_may_be_missing():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"load_s": "fast"}, r"profiles\[1\].load_s: must be a number, found 'fast'"),
-        ({"load_s": 10**400}, r"profiles\[1\].load_s: the number is too large"),
+        ({"load_s": "fast"}, r"profiles\[1\]: .*load time is 'fast'; it must be a number"),
+        ({"load_s": 10**400}, r"profiles\[1\]: .*load time has over 15 digits; it must be ≤ 86400 s"),
         ({"load_s": float("nan")}, r"profiles\[1\]: .*load time is nan"),
-        ({"iteration_s": 0}, r"profiles\[1\]: .*iteration time 0.0 s must be > 0"),
-        ({"batch_size": 1.5}, r"profiles\[1\].batch_size: must be a whole number ≥ 0, found 1.5"),
-        ({"gpu_count": 0}, r"profiles\[1\].gpu_count: must be a whole number ≥ 1, found 0"),
+        ({"iteration_s": 0}, r"profiles\[1\]: .*iteration time 0 s must be > 0"),
+        ({"batch_size": 1.5}, r"profiles\[1\]: .*batch size is 1.5; it must be a whole number"),
+        ({"gpu_count": 0}, r"profiles\[1\]: .*number of GPUs is 0; it must be > 0"),
         ({"model": ""}, r"profiles\[1\].model: must not be empty"),
         ({"model": "a\x1b[31m"}, r"profiles\[1\].model: must be text without control characters"),
         ({"measured_at": "yesterday"}, r"profiles\[1\].measured_at: must be a time such as"),
@@ -49,11 +49,14 @@ def test_optional_fields_alone_may_be_missing():
         ({"model": "a"}, r"profiles\[1\] repeats profiles\[0\]"),
         ({"detail": []}, r"profiles\[1\].detail: must be an object with some of the fields stage_p95_s, "),
         ({"detail": {"confidense": 1}}, r"profiles\[1\].detail.confidense: unknown field; did you mean 'confidence'\?"),
-        ({"detail": {"busy_s": [1, 2, "x", 4]}}, r"profiles\[1\].detail.busy_s\[2\]: must be a number, found 'x'"),
-        ({"detail": {"dangers": "compile"}}, r"profiles\[1\].detail.dangers: must be a list of names, found 'compile'"),
+        ({"detail": {"busy_s": [1, 2, "x", 4]}}, r"profiles\[1\].detail: busy_s is 'x'; it must be a number"),
+        ({"detail": {"dangers": "compile"}}, r"profiles\[1\].detail: dangers must be a list, found 'compile'"),
         ({"detail": {"busy_s": [1]}}, r"profiles\[1\].detail: busy_s: there must be one figure per stage"),
         ({"detail": {"confidence": 2}}, r"profiles\[1\].detail: confidence is 2; it must be between 0 and 1"),
-        ({"detail": {"warmup_iterations": 1.5}}, r"profiles\[1\].detail.warmup_iterations: must be a whole number"),
+        (
+            {"detail": {"warmup_iterations": 1.5}},
+            r"profiles\[1\].detail: warmup_iterations is 1.5; it must be a whole number",
+        ),
     ],
 )
 def test_errors_name_the_place(changes, message):

@@ -71,7 +71,7 @@ def ended(name, child, *files):
         file.seek(0)
     return name, code, *(file.read() for file in files)
 
-import muri.slurm_plugin.cli.doctor, muri_lab.sweep.command, muri.profiler.commands.look  # once for all
+import muri.slurm_plugin.cli.doctor, muri_lab.sweep.command, muri.profiler.commands.stored  # once for all
 items = list(json.load(sys.stdin).items())
 told = []
 for first in range(0, len(items), 10):  # Slurm's commands try for a while to reach a slurmctld

@@ -82,7 +82,10 @@ def test_a_bad_import_stores_nothing(path, tmp_path, capsys):
     bad.write_text(to_json([make_profile("a"), make_profile("b")]).replace("0.3", '"quick"', 1))
     code, _, error = muri(capsys, "import", bad)
     assert code == 2
-    assert "bad.json: profiles[0].propagate_s: must be a number, found 'quick'" in error
+    assert (
+        "bad.json: profiles[0]: profile of a (batch 64, 1 × gpu): propagate time is 'quick'; it must be a number"
+        in error
+    )
     assert not path.exists()
 
 
