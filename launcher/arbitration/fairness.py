@@ -1,19 +1,18 @@
-"""Who gets a resource next, without threads or clocks: fair queueing on normalized progress, and promised speeds.
+"""Which member gets a resource next, without threads or clocks: fair queueing by progress, and minimum speeds.
 
-A member's virtual time counts the seconds of *solo* running time that it has completed. Members
-that make the same normalized progress (iterations done × solo iteration time per elapsed second)
-advance alike, whatever the length of their iterations. After Goyal, Vin and Cheng, "Start-time fair
+A member's virtual time counts the seconds of *solo* running time that it has completed. Members that make the same
+normalized progress advance alike, whatever the length of their iterations. After Goyal, Vin and Cheng, "Start-time fair
 queuing" (1996); a newcomer starts at the smallest virtual time and so gets no arrears.
 
-A member that was promised the speed p may wait for 1/p - 1 seconds in each second of its own work. Its *slack* is how
-long it could wait right now and still have its promise: progress / p - time gone by. Progress counts iterations times
-iteration time alone, so what slows the member down in another way than by waits uses the slack up, too.
+A member with the minimum speed p may wait for 1/p - 1 seconds in each second of its own work. Its *slack* is how long
+it could wait right now and still have its minimum: progress / p - time gone by. Progress counts iterations times
+iteration time alone, so a member that is slowed down in another way than by waits uses its slack up, too.
 
 - Of the members that wait with a negative slack the one with the least, relatively furthest behind, goes first.
 - No member gets a resource for longer at a time than the slack of those that wait for it allows.
 - Nor for longer than the slack of those allows that are about to need it: a stage of half a second that cannot be
-  interrupted would otherwise begin in each gap that a member with short stages leaves. The resource stays idle instead.
-  It is not kept free from members that are behind their own promise, nor for one that does not come as it usually does.
+interrupted would otherwise begin in each gap that a member with short stages leaves. The resource stays idle instead.
+It is not kept free from members below their own minimum, nor for one that does not come as it usually does.
 """
 
 from collections import deque
@@ -24,37 +23,28 @@ from typing import Final
 from muri.profiler.records import RESOURCES
 
 DEFAULT_WINDOW_S: Final = 0.2
-"""How far behind the furthest member one may be counted, in seconds of solo running time.
-
-Without the bound a member that ran ahead on free resources would later wait for as long for its
-first contested one.
-"""
+"""How far behind the furthest member one may be counted, in seconds of solo running time: a member that ran ahead on
+free resources would otherwise wait for as long for its first contested one."""
 
 DEFAULT_FINISH_WEIGHT: Final = 10.0
-"""How much the rest of a stage counts against virtual time when choosing who goes first.
-
-With 0 the queue is pure start-time fair queueing, in which a 20 ms stage waits behind a 500 ms one
-as often as not. Weighed in, short stages overtake, and a long one that is under way is not sliced
-among members that are equally far behind.
-"""
+"""How much the rest of a stage counts against virtual time. With 0 the queue is pure start-time fair queueing, in which
+a 20 ms stage waits behind a 500 ms one as often as not. Weighed in, short stages overtake, and a long one that is under
+way is not sliced among members that are equally far behind."""
 
 LONGEST_SHORT_S: Final = 1.0
 """The rest of a stage beyond this counts once only: a stage of 10 s would otherwise stand back for 100 s each time,
 and its member run at a tenth of its speed beside one with short iterations; now it stands back for 19 s at most."""
 
-DEFAULT_AGE_WEIGHT: Final = 1.0
-"""How much the seconds that a member has waited within its stage count for it.
-
-As arrears are bounded, a long stage could otherwise wait forever behind short ones that saturate its
-resource: three members with 20 ms stages would leave a fourth with one of 700 ms a fiftieth of it, instead
-of a tenth or more.
-"""
+AGE_WEIGHT: Final = 1.0
+"""How much the seconds that a member has waited within its stage count for it. As arrears are bounded, a long stage
+could otherwise wait forever behind short ones that saturate its resource: three members with 20 ms stages would leave a
+fourth with one of 700 ms a fiftieth of it, instead of a tenth or more."""
 
 _NEW_SAMPLE_WEIGHT: Final = 0.2
 
 
 def member_order(member: str) -> tuple[int, str]:
-    """Sort key of member ids: numbers by value."""
+    """Return the sort key of member ids: numbers by value."""
     return (len(member), member)
 
 
@@ -68,44 +58,27 @@ class _Progress:
 
     @property
     def virtual_s(self) -> float:
-        """Virtual time, the part of the iteration under way included."""
+        """Return the virtual time, the part of the iteration under way included."""
         served_s = sum(self.served_s)
         if self.solo_iteration_s is not None:
             served_s = min(served_s, self.solo_iteration_s)
         return self.start_s + served_s
 
     def remaining_s(self, resource: int) -> float:
-        """How much longer the iteration will probably use the resource."""
+        """Return how much longer the iteration will probably use the resource."""
         return max(0.0, self.expected_s[resource] - self.served_s[resource])
 
 
 class FairQueue:
-    """Virtual times of the members, and which of several comes next.
+    """Virtual times of the members, and which of several comes next."""
 
-    Args:
-        window_s: Bound of the arrears, see `DEFAULT_WINDOW_S`.
-        finish_weight: See `DEFAULT_FINISH_WEIGHT`.
-        age_weight: See `DEFAULT_AGE_WEIGHT`.
-    """
-
-    def __init__(
-        self,
-        window_s: float = DEFAULT_WINDOW_S,
-        finish_weight: float = DEFAULT_FINISH_WEIGHT,
-        age_weight: float = DEFAULT_AGE_WEIGHT,
-    ) -> None:
+    def __init__(self, window_s: float = DEFAULT_WINDOW_S, finish_weight: float = DEFAULT_FINISH_WEIGHT) -> None:
         self._window_s = window_s
         self._finish_weight = finish_weight
-        self._age_weight = age_weight
         self._members: dict[str, _Progress] = {}
 
     def join(self, member: str, solo_iteration_s: float | None = None) -> None:
-        """Add a member at the smallest virtual time.
-
-        Args:
-            member: Its id.
-            solo_iteration_s: Its iteration time when alone; learned from its busy times when None.
-        """
+        """Add a member at the smallest virtual time; learn its iteration time alone from its busy times when None."""
         start_s = min((progress.virtual_s for progress in self._members.values()), default=0.0)
         self._members[member] = _Progress(start_s, solo_iteration_s, solo_iteration_s is not None)
 
@@ -120,13 +93,7 @@ class FairQueue:
             progress.served_s[resource] += seconds
 
     def iteration_done(self, member: str, busy_s: float, stage_s: Sequence[float]) -> None:
-        """Count a whole iteration.
-
-        Args:
-            member: Its id.
-            busy_s: Seconds the iteration took, waits for resources excluded.
-            stage_s: Seconds that it used each resource.
-        """
+        """Count an iteration that took `busy_s` without its waits, and used each resource for `stage_s`."""
         progress = self._members.get(member)
         if progress is None:
             return
@@ -150,35 +117,30 @@ class FairQueue:
             progress.start_s += behind_s
 
     def virtual_s(self, member: str) -> float:
-        """The member's virtual time; 0 for one that is not present."""
+        """Return the member's virtual time; 0 for one that is not present."""
         progress = self._members.get(member)
         return 0.0 if progress is None else progress.virtual_s
 
     def order(self, waiting: Iterable[str], resource: int, waited_s: Mapping[str, float] | None = None) -> list[str]:
-        """The members that wait for the resource, those that go first at the front; the smaller id on a tie.
+        """Return the members that wait for the resource, first the one that goes first; the smaller id on a tie.
 
-        Args:
-            waiting: The members.
-            resource: Index of the resource.
-            waited_s: How long each has waited; those not in it have not.
+        `waited_s` has the seconds that each has waited; members that are not in it have not.
         """
-        ages = waited_s or {}
+        ages, weight = waited_s or {}, self._finish_weight
 
         def key(member: str) -> tuple[float, tuple[int, str]]:
             progress = self._members.get(member)
             rest_s = 0.0 if progress is None else progress.remaining_s(resource)
-            lag_s = self.virtual_s(member) + self._stands_back_s(rest_s) - self._age_weight * ages.get(member, 0.0)
+            short_s = min(rest_s, LONGEST_SHORT_S)
+            stands_back_s = weight * short_s + min(weight, 1.0) * (rest_s - short_s)
+            lag_s = self.virtual_s(member) + stands_back_s - AGE_WEIGHT * ages.get(member, 0.0)
             return (lag_s, member_order(member))
 
         return sorted(waiting, key=key)
 
-    def _stands_back_s(self, rest_s: float) -> float:
-        weight, short_s = self._finish_weight, min(rest_s, LONGEST_SHORT_S)
-        return weight * short_s + min(weight, 1.0) * (rest_s - short_s)
-
 
 def smooth(before: float | None, sample: float) -> float:
-    """Exponential mean: the mean so far, moved towards a new sample."""
+    """Return the exponential mean so far, moved towards a new sample."""
     return sample if before is None else before + _NEW_SAMPLE_WEIGHT * (sample - before)
 
 
@@ -187,11 +149,11 @@ CREDIT_S: Final = 1.0
 could ever begin; it then is behind until it has caught up."""
 
 DEBT_S: Final = 10.0
-"""How far behind a member counts at most; what it lost before is forgotten. A member that validated for an hour, or
-whose iteration time alone is wrong, must not go first for as long."""
+"""How far behind a member counts at most. A member that validated for an hour, or whose iteration time alone is wrong,
+must not go first for as long."""
 
 LONGEST_WAIT_S: Final = 60.0
-"""A member that has waited for so long within its stage goes first, whatever was promised to others."""
+"""A member that has waited for so long within its stage goes first, whatever the minimum speeds of others."""
 
 _GAPS: Final = 8
 """The latest times between two stages at a resource that tell when a member will come back."""
@@ -207,48 +169,34 @@ _LOOK_LATE_S: Final = 0.001
 
 @dataclass(slots=True)
 class _Promised:
-    """What is known of a member with a promise.
-
-    Attributes:
-        min_speed: The promise.
-        solo_s: Iteration time alone, learned from its busy times unless it was known.
-        known: Whether it was.
-        since_s: End of its latest iteration, before it its first request; None before that, while the script starts.
-        settled_s: The slack then.
-        busy_before_s: What `busy_s` was then.
-        joined_s: When its session began.
-        waiting: How many of its threads wait for a resource.
-        waiting_since_s: Since when one does.
-        waited_s: Seconds in which one did, before that.
-        left: For each resource when its latest stage there ended, and how busy it had been by then; None within one.
-        gaps_s: For each resource its busy seconds between two stages, the latest ones.
-    """
+    """The progress of a member with a minimum speed."""
 
     min_speed: float
-    solo_s: float | None
+    solo_s: float | None  # iteration time alone, learned from its busy times unless `known`
     known: bool
-    joined_s: float
-    since_s: float | None = None
-    settled_s: float = 0.0
-    busy_before_s: float = 0.0
-    waiting: int = 0
+    joined_s: float  # when its session began
+    since_s: float | None = None  # end of its latest iteration, or its first request; None while the script starts
+    settled_s: float = 0.0  # the slack then
+    busy_before_s: float = 0.0  # `busy_s` then
+    waiting: int = 0  # its threads that wait for a resource
     waiting_since_s: float = 0.0
-    waited_s: float = 0.0
+    waited_s: float = 0.0  # seconds in which a thread waited, before that
+    # For each resource: end of the latest stage there, and `busy_s` then, None within a stage; seconds between two.
     left: list[tuple[float, float] | None] = field(default_factory=lambda: [None] * len(RESOURCES))
     gaps_s: list[deque[float]] = field(default_factory=lambda: [deque(maxlen=_GAPS) for _ in RESOURCES])
 
     @property
     def wait_per_s(self) -> float:
-        """How long it may wait for each second of its work."""
+        """Return how long it may wait for each second of its work."""
         return 1.0 / self.min_speed - 1.0
 
     def busy_s(self, now_s: float) -> float:
-        """Seconds since its session began in which none of its threads waited."""
+        """Return the seconds since its session began in which none of its threads waited."""
         waits_s = now_s - self.waiting_since_s if self.waiting else 0.0
         return now_s - self.joined_s - self.waited_s - waits_s
 
     def slack_s(self, now_s: float) -> float:
-        """How long it could wait and still have its promise."""
+        """Return how long it could wait and still have its minimum speed."""
         if self.since_s is None:
             return CREDIT_S
         done_s = self.busy_s(now_s) - self.busy_before_s
@@ -258,18 +206,18 @@ class _Promised:
 
 
 class Promises:
-    """The promises of a group's members, and how long each holds each resource at a time."""
+    """The minimum speeds of a group's members, and how long each holds each resource at a time."""
 
     def __init__(self) -> None:
         self._progress: dict[str, _Promised] = {}
         self._pieces_s: dict[tuple[str, int], float] = {}
 
     def __bool__(self) -> bool:
-        """Whether anybody was promised anything."""
+        """Return whether any member has a minimum speed."""
         return bool(self._progress)
 
     def join(self, member: str, min_speed: float, solo_iteration_s: float | None, now_s: float) -> None:
-        """Add a member; nothing is kept of one without a promise (0)."""
+        """Add a member; nothing is kept about one without a minimum speed (0)."""
         if min_speed > 0:
             known = solo_iteration_s is not None
             self._progress[member] = _Promised(min_speed, solo_iteration_s, known, now_s)
@@ -280,7 +228,7 @@ class Promises:
         self._pieces_s = {key: piece_s for key, piece_s in self._pieces_s.items() if key[0] != member}
 
     def asks(self, member: str, resource: int, now_s: float) -> None:
-        """A stage of the member asks for its resource."""
+        """Note that a stage of the member asks for its resource."""
         progress = self._progress.get(member)
         if progress is not None and progress.since_s is None:
             progress.since_s, progress.busy_before_s = now_s, progress.busy_s(now_s)
@@ -289,20 +237,20 @@ class Promises:
             progress.left[resource] = None
 
     def leaves(self, member: str, resource: int, now_s: float) -> None:
-        """A stage of the member is over."""
+        """Note that a stage of the member is over."""
         progress = self._progress.get(member)
         if progress is not None:
             progress.left[resource] = (now_s, progress.busy_s(now_s))
 
     def begins_to_wait(self, member: str, now_s: float) -> None:
-        """A thread of the member waits from now on."""
+        """Note that a thread of the member waits from now on."""
         progress = self._progress.get(member)
         if progress is not None:
             progress.waiting_since_s = progress.waiting_since_s if progress.waiting else now_s
             progress.waiting += 1
 
     def ends_to_wait(self, member: str, now_s: float) -> None:
-        """It waits no more."""
+        """Note that it waits no more."""
         progress = self._progress.get(member)
         if progress is not None:
             progress.waiting -= 1
@@ -312,13 +260,13 @@ class Promises:
     def held(self, member: str, resource: int, piece_s: float) -> None:
         """Note the longest time without a yield point in which the member had the resource.
 
-        Shorter ones are believed slowly, a longer one at once.
+        The mean moves slowly to shorter times, at once to a longer one.
         """
         before_s = self._pieces_s.get((member, resource), 0.0)
         self._pieces_s[member, resource] = max(piece_s, smooth(before_s, piece_s))
 
     def iteration_done(self, member: str, busy_s: float, now_s: float) -> None:
-        """Count an iteration that took so long without its waits."""
+        """Count an iteration that took `busy_s` without its waits."""
         progress = self._progress.get(member)
         if progress is None:
             return
@@ -331,7 +279,7 @@ class Promises:
         progress.since_s, progress.busy_before_s = now_s, progress.busy_s(now_s)
 
     def slack_s(self, member: str, now_s: float) -> float:
-        """How long a member could wait and still have its promise; infinite without a promise."""
+        """Return how long a member could wait and still have its minimum speed; infinite without one."""
         progress = self._progress.get(member)
         return float("inf") if progress is None else progress.slack_s(now_s)
 
@@ -344,10 +292,10 @@ class Promises:
         *,
         may_keep: bool = True,
     ) -> str | None:
-        """Which of the members that want a resource gets it; None to keep it free for one that is about to need it.
+        """Return the member that gets a resource; None to keep it free for one that is about to need it.
 
         Args:
-            order: The members, in the order in which they would get it if nothing was promised.
+            order: The members that want it, in their order without minimum speeds.
             resource: Index of the resource.
             waited_s: How long each of those that wait for it has done so within its stage.
             now_s: The current time.
@@ -368,19 +316,13 @@ class Promises:
         return None if kept else first
 
     def look_again_in_s(self, waited_s: Mapping[str, float], resource: int, now_s: float) -> float:
-        """When `choose` has to be asked again after it has kept a resource free, if nothing happens until then.
-
-        Args:
-            waited_s: How long each member that waits has done so.
-            resource: Index of the resource.
-            now_s: The current time.
-        """
+        """Return the seconds until `choose` has to be asked again after it has kept a resource free."""
         starved_s = now_s + LONGEST_WAIT_S - max(waited_s.values(), default=0.0)
         kept_s = self._kept_until_s(waited_s, resource, float("inf"), now_s)
         return max(0.0, min(starved_s, starved_s if kept_s is None else kept_s) - now_s) + _LOOK_LATE_S
 
     def _kept_until_s(self, order: Container[str], resource: int, hold_s: float, now_s: float) -> float | None:
-        """Until when a resource must not be given away for so long; None if it may be now."""
+        """Return until when a resource must not be given away for `hold_s`; None if it may be now."""
         ends_s = []
         for member, progress in self._progress.items():
             left, gaps_s = progress.left[resource], progress.gaps_s[resource]

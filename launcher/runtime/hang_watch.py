@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from muri.errors import UsageError
-from muri.launcher.arbitration.pausing import PausingArbiter
+from muri.launcher.arbitration.arbiter import PausingArbiter
 from muri.launcher.job.environment import HANG_TIMEOUT_VARIABLE, hang_timeout_s
 from muri.launcher.job.session import MURIS_OWN, MemberSession, Roots, children_of, threads_of, threads_of_trees
 

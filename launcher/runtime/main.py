@@ -20,10 +20,8 @@ from typing import Any, Final, NoReturn
 from muri.errors import MuriError, UsageError
 from muri.group_spec import GroupSpec, read_group
 from muri.inherited import settle_own
-from muri.launcher.arbitration.arbiter import Arbiter
-from muri.launcher.arbitration.discipline_choice import Node
-from muri.launcher.arbitration.pausing import EVERYWHERE, PausingArbiter
-from muri.launcher.arbitration.switching import make_arbiter
+from muri.launcher.arbitration.arbiter import EVERYWHERE, Arbiter, PausingArbiter
+from muri.launcher.arbitration.switching import Node, make_arbiter
 from muri.launcher.runtime.admission import AdmissionControl, MemoryAdmission
 from muri.launcher.runtime.coordination import RankGroup
 from muri.launcher.runtime.hang_watch import HangWatch

@@ -5,7 +5,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
@@ -336,7 +336,7 @@ def group_status(
     return {
         "updated": utc_now(),
         "discipline": discipline if arbiter is None else arbiter.discipline,
-        "disciplines": [asdict(change) for change in arbiter.history] if isinstance(arbiter, SwitchingArbiter) else [],
+        "disciplines": arbiter.history if isinstance(arbiter, SwitchingArbiter) else [],
         "total_speed": sum(speeds) if speeds else None,
         "resources": _resources(members, holders),
         "members": members,

@@ -33,7 +33,8 @@ from collections.abc import Callable, Mapping, MutableSequence, Sequence
 from typing import Final
 
 from muri.clock import MACHINE_CLOCK
-from muri.launcher.arbitration.arbiter import Arbiter, FairArbiter, Waiter, WaitInterruptedError
+from muri.launcher.arbitration.arbiter import Arbiter, Waiter, WaitInterruptedError
+from muri.launcher.arbitration.disciplines import FairArbiter
 from muri.launcher.job.stage_clock import IterationRecord
 from muri.profiler.records import STAGES
 

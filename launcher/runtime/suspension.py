@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from muri.launcher.arbitration.pausing import PausingArbiter
+from muri.launcher.arbitration.arbiter import PausingArbiter
 from muri.launcher.job.session import MemberSession
 from muri.launcher.runtime.hang_watch import is_stopped
 

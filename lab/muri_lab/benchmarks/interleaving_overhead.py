@@ -8,7 +8,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from muri.launcher.arbitration.arbiter import Arbiter, FairArbiter, give_way
+from muri.launcher.arbitration.arbiter import Arbiter, give_way
+from muri.launcher.arbitration.disciplines import FairArbiter
 from muri.launcher.job.stage_clock import IterationRecord, StageClock
 from muri.launcher.runtime.main import SWITCH_INTERVAL_S
 from muri.launcher.sessions.setup import take_short_turns

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Final
 
 from muri.errors import MuriError
-from muri.launcher.arbitration.arbiter import Arbiter, FairArbiter
-from muri.launcher.arbitration.pausing import PausingArbiter
+from muri.launcher.arbitration.arbiter import Arbiter, PausingArbiter
+from muri.launcher.arbitration.disciplines import FairArbiter
 from muri.launcher.arbitration.switching import SwitchingArbiter
 from muri.launcher.protocol import AttachRequest
 from muri.launcher.sessions.process_session import ProcessSession, share_waiting_hint

@@ -12,9 +12,9 @@ from functools import lru_cache
 from typing import Final
 
 from muri.clock import Clock
-from muri.launcher.arbitration.arbiter import CPU, Arbiter, FairArbiter, Waiter
-from muri.launcher.arbitration.discipline_choice import LEAST_GAIN, Node, candidates
-from muri.launcher.arbitration.lockstep import LockstepArbiter
+from muri.launcher.arbitration.arbiter import Arbiter, Waiter
+from muri.launcher.arbitration.disciplines import CPU, FairArbiter, LockstepArbiter
+from muri.launcher.arbitration.switching import LEAST_GAIN, Node, candidates
 from muri.launcher.job.stage_clock import STAGE_COUNT, IterationRecord
 from muri.profiler.records import StageProfile
 

@@ -6,8 +6,9 @@ import pytest
 from virtual_clock import VirtualClock
 
 from muri.errors import UsageError
-from muri.launcher.arbitration.arbiter import Arbiter, FairArbiter, WaitInterruptedError
-from muri.launcher.arbitration.lockstep import LockstepArbiter
+from muri.launcher.arbitration.arbiter import Arbiter, WaitInterruptedError
+from muri.launcher.arbitration.disciplines import FairArbiter, LockstepArbiter
+from muri.launcher.arbitration.fairness import FairQueue
 from muri.launcher.arbitration.switching import make_arbiter
 
 MEMBERS = ["1", "2", "3", "4"]
@@ -77,7 +78,8 @@ def test_fair_hands_over_at_a_yield_point_to_the_member_behind(clock: VirtualClo
 
 
 def test_a_stage_that_gives_way_keeps_its_place_among_those_that_wait(clock: VirtualClock) -> None:
-    arbiter = FairArbiter(clock, window_s=100.0)
+    arbiter = FairArbiter(clock)
+    arbiter._queue = FairQueue(100.0)
     for member in MEMBERS:
         arbiter.join(member, 10.0)
     log: list[str] = []

@@ -8,8 +8,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from virtual_clock import VirtualClock
 
-from muri.launcher.arbitration.arbiter import Arbiter, FairArbiter, WaitInterruptedError
-from muri.launcher.arbitration.lockstep import LockstepArbiter
+from muri.launcher.arbitration.arbiter import Arbiter, WaitInterruptedError
+from muri.launcher.arbitration.disciplines import FairArbiter, LockstepArbiter
 from muri.launcher.arbitration.switching import SwitchingArbiter
 from muri.launcher.job.stage_clock import IterationRecord
 
@@ -231,7 +231,7 @@ def test_change_waits_for_the_last_old_token_and_carries_the_waits_over() -> Non
     clock.settle()
     assert arbiter.discipline == "lockstep"
     crowd.settle()
-    assert [(entry.discipline, entry.reason) for entry in arbiter.history][-1] == ("lockstep", "a test")
+    assert [(entry["discipline"], entry["reason"]) for entry in arbiter.history][-1] == ("lockstep", "a test")
 
 
 def test_a_member_that_leaves_gives_back_all_that_its_threads_hold() -> None:

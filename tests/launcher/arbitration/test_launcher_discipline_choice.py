@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from muri.launcher.arbitration.discipline_choice import FIRST_PAUSE_S, Decision, DisciplineChoice, Node, candidates
+from muri.launcher.arbitration.switching import FIRST_PAUSE_S, Decision, DisciplineChoice, Node, candidates
 
 SOLO_S = {"1": 0.5, "2": 0.1, "3": 1.0}
 TEN_MINUTES_S = 600.0
@@ -264,7 +264,7 @@ PROMISED = {"1": 0.6, "2": 0.6, "3": 0.6}
 def test_promises_go_before_the_total() -> None:
     speeds = {"fair": [0.62] * 3, "plain": [0.5, 1.0, 1.0]}
     group = Group(speeds, ("plain", "fair"))
-    group.choice.promised = PROMISED
+    group.choice.min_speeds = PROMISED
     group.run(120)
     assert group.choice.discipline == "fair"
     assert "a promise was missed" in group.decisions[0].reason
@@ -279,7 +279,7 @@ def test_where_all_keep_the_promises_or_none_does_the_better_one_is_kept(
     fair: list[float], plain: list[float], first: str
 ) -> None:
     group = Group({"fair": fair, "plain": plain}, ("fair", "plain") if first == "fair" else ("plain", "fair"))
-    group.choice.promised = PROMISED
+    group.choice.min_speeds = PROMISED
     group.run(1800)
     assert group.choice.discipline == "plain"
     assert group.names().count("fair") <= 2
@@ -288,7 +288,7 @@ def test_where_all_keep_the_promises_or_none_does_the_better_one_is_kept(
 def test_promise_that_is_missed_all_at_once_is_acted_upon_before_the_pause_is_over() -> None:
     speeds = {"fair": [0.62] * 3, "plain": [0.7] * 3}
     group = Group(speeds, ("plain", "fair"))
-    group.choice.promised = PROMISED
+    group.choice.min_speeds = PROMISED
     group.run(3000)
     assert group.choice.discipline == "plain"
     group.speeds["plain"] = [0.45, 0.7, 0.9]

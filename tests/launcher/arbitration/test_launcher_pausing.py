@@ -5,8 +5,8 @@ import threading
 import pytest
 from virtual_clock import VirtualClock
 
-from muri.launcher.arbitration.arbiter import FairArbiter, WaitInterruptedError
-from muri.launcher.arbitration.pausing import PausingArbiter
+from muri.launcher.arbitration.arbiter import PausingArbiter, WaitInterruptedError
+from muri.launcher.arbitration.disciplines import FairArbiter
 from muri.launcher.arbitration.switching import make_arbiter
 
 GPU, NETWORK = 2, 3

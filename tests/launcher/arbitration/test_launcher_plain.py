@@ -16,9 +16,9 @@ from polling import until
 from trace_rules import names_of_threads, require_valid
 from virtual_clock import VirtualClock
 
-from muri.launcher.arbitration.arbiter import Arbiter, FairArbiter, PlainArbiter, WaitInterruptedError
-from muri.launcher.arbitration.discipline_choice import Node
-from muri.launcher.arbitration.switching import SwitchingArbiter, make_arbiter
+from muri.launcher.arbitration.arbiter import Arbiter, WaitInterruptedError
+from muri.launcher.arbitration.disciplines import FairArbiter, PlainArbiter
+from muri.launcher.arbitration.switching import Node, SwitchingArbiter, make_arbiter
 from muri.launcher.job.stage_clock import TURNS_INDEX, IterationRecord
 from muri.launcher.process_gate import ProcessGate
 from muri.launcher.script import script_clock

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 import pytest
 from virtual_clock import VirtualClock
 
-from muri.launcher.arbitration.arbiter import CPU, Arbiter, FairArbiter, Waiter, WaitInterruptedError
+from muri.launcher.arbitration.arbiter import Arbiter, Waiter, WaitInterruptedError
+from muri.launcher.arbitration.disciplines import CPU, FairArbiter
 from muri.launcher.arbitration.fairness import Promises
 from muri.launcher.job.stage_clock import STAGE_COUNT, IterationRecord
 

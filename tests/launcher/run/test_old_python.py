@@ -12,7 +12,7 @@ from launcher_harness import Launcher, ends
 from polling import DEADLINE_S
 
 from muri.launcher import process_gate
-from muri.launcher.arbitration.arbiter import FairArbiter
+from muri.launcher.arbitration.disciplines import FairArbiter
 from muri.launcher.job.stage_clock import IterationRecord
 from muri.launcher.sessions.process_session import Channels
 from muri.profiler.records import STAGES

@@ -14,8 +14,8 @@ from ranks_harness import RankedLauncher
 from virtual_clock import VirtualClock
 
 from muri.errors import UsageError
-from muri.launcher.arbitration.arbiter import FairArbiter
-from muri.launcher.arbitration.pausing import PausingArbiter
+from muri.launcher.arbitration.arbiter import PausingArbiter
+from muri.launcher.arbitration.disciplines import FairArbiter
 from muri.launcher.arbitration.switching import make_arbiter
 from muri.launcher.job.environment import attach_timeout_s, hang_timeout_s, requeue_wait_s
 from muri.launcher.job.session import Roots

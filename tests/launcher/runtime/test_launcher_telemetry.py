@@ -6,8 +6,7 @@ from hypothesis import strategies as st
 from launcher_harness import Launcher, ends
 from polling import until
 
-from muri.launcher.arbitration.arbiter import FairArbiter
-from muri.launcher.arbitration.lockstep import LockstepArbiter
+from muri.launcher.arbitration.disciplines import FairArbiter, LockstepArbiter
 from muri.launcher.job.stage_clock import IterationRecord
 from muri.launcher.runtime.member_table import SpeedMeter, group_status, shares_of, speed_of
 

@@ -6,9 +6,9 @@ import pytest
 from virtual_clock import VirtualClock
 
 from muri.group_spec import GroupSpec, MemberSpec, Place, read_group
-from muri.launcher.arbitration.arbiter import FairArbiter
+from muri.launcher.arbitration.arbiter import PausingArbiter
+from muri.launcher.arbitration.disciplines import FairArbiter
 from muri.launcher.arbitration.fairness import Promises
-from muri.launcher.arbitration.pausing import PausingArbiter
 from muri.launcher.arbitration.switching import SwitchingArbiter, make_arbiter
 from muri.launcher.job.scheduler import NoMembership
 from muri.launcher.runtime.admission import AdmissionControl
@@ -46,7 +46,7 @@ def test_lockstep_is_left_for_fair_when_it_breaks_a_promise(caplog: pytest.LogCa
         for _ in range(3):
             keeper.look()
         assert arbiter.discipline == "fair"
-        assert arbiter.history[-1].reason == "lockstep breaks the promise to 2"
+        assert arbiter.history[-1]["reason"] == "lockstep breaks the promise to 2"
         broken.clear()
         keeper.look()
     assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]

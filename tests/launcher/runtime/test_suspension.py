@@ -10,8 +10,8 @@ from polling import until
 from ranks_harness import RankedLauncher
 
 from muri.group_spec import MemberSpec
-from muri.launcher.arbitration.arbiter import FairArbiter
-from muri.launcher.arbitration.pausing import PausingArbiter
+from muri.launcher.arbitration.arbiter import PausingArbiter
+from muri.launcher.arbitration.disciplines import FairArbiter
 from muri.launcher.job.session import Roots
 from muri.launcher.job.stage_clock import IterationRecord, StageClock
 from muri.launcher.runtime import member_table

@@ -3,7 +3,7 @@
 import pytest
 
 from muri.errors import UsageError
-from muri.launcher.arbitration.lockstep import LockstepArbiter
+from muri.launcher.arbitration.disciplines import LockstepArbiter
 from muri.launcher.arbitration.switching import SwitchingArbiter, make_arbiter
 
 

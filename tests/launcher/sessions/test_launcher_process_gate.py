@@ -16,7 +16,7 @@ from member_gates import Gates, gates_of
 from polling import DEADLINE_S, until
 
 from muri.launcher import process_gate
-from muri.launcher.arbitration.arbiter import FairArbiter
+from muri.launcher.arbitration.disciplines import FairArbiter
 from muri.launcher.job.stage_clock import IterationRecord
 from muri.launcher.process_gate import ProcessGate, gate_from_environment
 from muri.launcher.sessions.process_session import Channels

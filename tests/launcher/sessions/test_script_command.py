@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from polling import DEADLINE_S
 
-from muri.launcher.arbitration.arbiter import FairArbiter
+from muri.launcher.arbitration.disciplines import FairArbiter
 from muri.launcher.protocol import AttachRequest, ProtocolError
 from muri.launcher.sessions.process_session import ProcessSession, script_command
 

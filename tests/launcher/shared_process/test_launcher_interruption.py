@@ -8,7 +8,7 @@ from typing import cast
 import pytest
 from polling import DEADLINE_S
 
-from muri.launcher.arbitration.arbiter import FairArbiter
+from muri.launcher.arbitration.disciplines import FairArbiter
 from muri.launcher.shared_process import interruption as interruption_module
 from muri.launcher.shared_process.interruption import Interruption, SessionGate
 from muri.launcher.shared_process.state import SessionState
