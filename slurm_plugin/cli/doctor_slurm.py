@@ -35,7 +35,7 @@ from muri.slurm_plugin.planning.actions import MemberPlan
 from muri.slurm_plugin.planning.slurm_requests import GroupPlace, asked_by, member_change, original_request
 from muri.slurm_plugin.records.cluster import Node, Snapshot
 from muri.slurm_plugin.records.comment_tags import GATE_PREFIX, REQUEST_PREFIX, MemberState, token
-from muri.slurm_plugin.records.gpu_removal import PER_NODE, GpuRemoval, Place, TriedForm
+from muri.slurm_plugin.records.limits import PER_NODE, GpuRemoval, Place, TriedForm
 from muri.slurm_plugin.records.roles import GATE_LICENSE, ManagedJob, read_job
 from muri.text import nearest
 

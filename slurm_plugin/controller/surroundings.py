@@ -21,11 +21,11 @@ from muri.slurm_plugin.execute.apply import StopFlag
 from muri.slurm_plugin.gateway.accounting import Accounting
 from muri.slurm_plugin.gateway.base import Gateway, GatewayError, SlurmUnreachableError
 from muri.slurm_plugin.gateway.gpu_removal import place_for
-from muri.slurm_plugin.gateway.gres_conf import GresConf, default_path
+from muri.slurm_plugin.gateway.tables import GresConf, default_path
 from muri.slurm_plugin.records.cluster import Job, JobState, Snapshot
 from muri.slurm_plugin.records.comment_tags import REQUEST_PREFIX, token
-from muri.slurm_plugin.records.gpu_removal import NOT_TRIED, GpuRemoval
 from muri.slurm_plugin.records.journal import random_token
+from muri.slurm_plugin.records.limits import NOT_TRIED, GpuRemoval
 
 
 class StopSignal:

@@ -20,7 +20,7 @@ from muri.slurm_plugin.planning.actions import (
     started,
 )
 from muri.slurm_plugin.records.cluster import Job, JobChange, NewJob, Snapshot
-from muri.slurm_plugin.records.gpu_removal import GpuRemoval, Place
+from muri.slurm_plugin.records.limits import GpuRemoval, Place
 
 
 class CycleCutShortError(MuriError):

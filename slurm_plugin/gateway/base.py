@@ -11,7 +11,7 @@ from typing import Any, Final, Protocol, TypeVar, cast
 
 from muri.errors import MuriError
 from muri.slurm_plugin.records.cluster import Job, JobChange, NewJob, Snapshot
-from muri.slurm_plugin.records.gpu_removal import GpuRemoval, Place
+from muri.slurm_plugin.records.limits import GpuRemoval, Place
 
 Calls = Counter[str]
 """How often Slurm was asked, by kind."""

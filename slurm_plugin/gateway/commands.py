@@ -29,7 +29,7 @@ from muri.slurm_plugin.gateway.squeue import known_fields
 from muri.slurm_plugin.gateway.submit_as import Submissions
 from muri.slurm_plugin.gateway.tables import Held, ReservationsReader, nodes_of_table, read_gpus_in_use
 from muri.slurm_plugin.records.cluster import Job, JobChange, NewJob, Node, Snapshot, Unreadable
-from muri.slurm_plugin.records.gpu_removal import GpuRemoval, Place
+from muri.slurm_plugin.records.limits import GpuRemoval, Place
 
 log = logging.getLogger(__name__)
 

@@ -16,17 +16,18 @@ from muri.slurm_plugin.gateway.base import GatewayError, SlurmUnreachableError, 
 from muri.slurm_plugin.gateway.site_limits import config_settings
 from muri.slurm_plugin.gateway.slurm_commands import SlurmCommands
 from muri.slurm_plugin.records.cluster import Job, Node
-from muri.slurm_plugin.records.gpu_removal import (
+from muri.slurm_plugin.records.limits import (
     EVERY_FORM,
+    NO_SITE_LIMITS,
     PER_GPU,
     PER_NODE,
     TYPED,
     WAYS,
     GpuRemoval,
     Place,
+    SiteLimits,
     TriedForm,
 )
-from muri.slurm_plugin.records.limits import NO_SITE_LIMITS, SiteLimits
 
 log = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ from muri.slurm_plugin.gateway.base import GatewayError, NoSuchJobError, SlurmUn
 from muri.slurm_plugin.gateway.slurm_commands import decoded
 from muri.slurm_plugin.records.cluster import Unreadable
 from muri.slurm_plugin.records.comment_tags import REQUEST_PREFIX, token
-from muri.slurm_plugin.records.gpu_removal import WAYS
+from muri.slurm_plugin.records.limits import WAYS
 
 OPTION_OF_FIELD: Final[Mapping[str, str]] = {
     "burst_buffer": "--bb",

@@ -1,19 +1,24 @@
-"""Slurm's tables of nodes, their GPUs and reservations, and the reservation that withholds the license `muri_gate`.
+"""Slurm's tables of nodes and reservations, islands of GPUs, and the reservation that withholds Muri's license.
 
 The commands and libslurm print the tables alike, in all releases.
 """
 
+import contextlib
 import logging
+import os
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from datetime import datetime
+from pathlib import Path
 from typing import Final, TypeVar
 
 from muri.slurm_plugin.gateway import text_fields
-from muri.slurm_plugin.gateway.base import GatewayError, NoGateLicenseError, SlurmUnreachableError
+from muri.slurm_plugin.gateway.base import Gateway, GatewayError, NoGateLicenseError, SlurmUnreachableError
 from muri.slurm_plugin.gateway.slurm_commands import SlurmCommands
 from muri.slurm_plugin.records.cluster import Node, Reservation
+from muri.slurm_plugin.records.nodes import HostListError, Islands, islands_of, names_in
 from muri.slurm_plugin.records.roles import GATE_LICENSE
 
 log = logging.getLogger(__name__)
@@ -28,18 +33,18 @@ _NODE_FIELD: Final = re.compile(rf"(?:^|\s)({'|'.join(_NODE_NAMES)})=(\S*)")
 
 
 def nodes_of_table(table: str, partitions: Mapping[str, tuple[str, ...]] | None = None) -> tuple[Node, ...]:
-    """Parse the node table, one line per node; a line that cannot be read is left out.
+    """Parse the node table, one line per node; an unreadable line is left out.
 
     Args:
         table: The text.
-        partitions: Names of each node's partitions, for a text that does not tell them.
+        partitions: Names of each node's partitions, for a text without them.
     """
     nodes = _readable("node", table, "NodeName=", lambda line: _node(line, partitions or {}))
     return tuple(sorted(nodes, key=lambda node: node.name))
 
 
 def _readable(kind: str, table: str, begin: str, read: Callable[[str], Record]) -> Iterator[Record]:
-    """Yield what each line that begins with a word says; one that cannot be read is left out."""
+    """Yield the record of each line that begins with a word; an unreadable one is left out."""
     for line in table.split("\n"):
         if line.startswith(begin):
             try:
@@ -49,9 +54,8 @@ def _readable(kind: str, table: str, begin: str, read: Callable[[str], Record]) 
 
 
 def _node(line: str, partitions: Mapping[str, tuple[str, ...]]) -> Node:
-    fields: dict[str, str] = {}
-    for name, value in _NODE_FIELD.findall(line):
-        fields.setdefault(name, value)  # free text such as Reason= comes last and can't replace a field
+    # Free text such as Reason= comes last and can't replace a field.
+    fields: dict[str, str] = dict(reversed(_NODE_FIELD.findall(line)))
     cpus_allocated = int(fields["CPUAlloc"])
     state = text_fields.node_words(fields["State"])
     cpu_count = int(fields.get("CPUEfctv", fields["CPUTot"]))
@@ -83,9 +87,9 @@ def _listed(text: str) -> list[str]:
 
 
 _SHARE: Final = re.compile(r" Nodes=(\S+) CPU_IDs=\S* Mem=\d+ GRES=(\S*)")
-"""What a job has on some of its nodes.
+"""A job's share of some of its nodes.
 
-A user's own texts could hold the same words: who believes it compares the number of GPUs with the nodes' table.
+A user's own texts could hold the same words, so the number of GPUs is compared with the nodes' table.
 """
 
 _AT_WORK: Final = (" JobState=RUNNING ", " JobState=SUSPENDED ", " JobState=COMPLETING ")
@@ -95,7 +99,7 @@ Held = tuple[str, tuple[int, ...]]
 
 
 def read_gpus_in_use(commands: SlurmCommands) -> tuple[Held, ...]:
-    """Return which GPUs running jobs have.
+    """Return the GPUs of running jobs.
 
     Raises:
         GatewayError: Slurm cannot be asked.
@@ -105,16 +109,106 @@ def read_gpus_in_use(commands: SlurmCommands) -> tuple[Held, ...]:
 
 
 def held_in(text: str) -> Iterator[Held]:
-    """Read what `scontrol --details --oneliner show job` prints."""
+    """Read the output of `scontrol --details --oneliner show job`."""
     for line in text.split("\n"):
         if any(state in line for state in _AT_WORK):
             found = ((nodes, text_fields.indices_in(gres)) for nodes, gres in _SHARE.findall(line))
             yield from ((nodes, indices) for nodes, indices in found if indices)
 
 
+_INCLUDE: Final = re.compile(r"(?im)^\s*include\s+(\S+)")
+_LARGEST: Final = 4 << 20
+
+
+def default_path() -> Path:
+    """Return where gres.conf is: beside slurm.conf."""
+    return Path(os.environ.get("SLURM_CONF") or "/etc/slurm/slurm.conf").with_name("gres.conf")
+
+
+class GresConf:
+    """The islands in gres.conf, read anew when the file has changed, where this host has the file of slurmctld.
+
+    Args:
+        path: The file, None for no file at all.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._seen: tuple[tuple[str, int, int], ...] = ()
+        self._islands: dict[str, Islands] = {}
+
+    def with_islands(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+        """Return nodes with their islands, where the file tells them for as many GPUs as Slurm has."""
+        by_node = self._current()
+        if not by_node:
+            return nodes
+        pairs = [(node, by_node.get(node.name) or by_node.get("", ())) for node in nodes]
+        return tuple(
+            replace(node, gpu_islands=islands) if islands and sum(map(len, islands)) == node.gpu_count else node
+            for node, islands in pairs
+        )
+
+    def with_places(self, gateway: Gateway, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+        """Return nodes with their islands and the GPUs in use; these are asked for only where they count.
+
+        Raises:
+            SlurmUnreachableError: slurmctld does not answer.
+        """
+        nodes = self.with_islands(nodes)
+        if not any(map(_lacks_indices, nodes)):
+            return nodes
+        try:
+            in_use = gpus_by_node(gateway.gpus_in_use())
+        except SlurmUnreachableError:
+            raise
+        except GatewayError as error:
+            log.warning("jobs are placed without knowing which GPUs are free: %s", error)
+            return nodes
+        return tuple(
+            replace(node, gpus_in_use=in_use.get(node.name, ())) if _lacks_indices(node) else node for node in nodes
+        )
+
+    def _current(self) -> dict[str, Islands]:
+        if self._path is None:
+            return {}
+        try:
+            # The file and those that it includes, one level deep as Slurm's documentation shows it.
+            names = (Path(self._path.parent, name) for name in _INCLUDE.findall(_text(self._path)))
+            files = [self._path, *(file for name in names for file in sorted(name.parent.glob(name.name)))]
+            seen = tuple((str(path), (stat := path.stat()).st_mtime_ns, stat.st_size) for path in files)
+            if seen != self._seen:
+                self._islands = islands_of([_text(path) for path in files])
+                self._seen = seen
+        except OSError as error:
+            # Without it jobs are placed by the number of free GPUs, as on sites without the file.
+            if self._seen or not isinstance(error, FileNotFoundError):
+                log.warning("which GPUs are near each other is not known: %s", error)
+            self._seen, self._islands = (), {}
+        return self._islands
+
+
+def gpus_by_node(held: Iterable[Held]) -> dict[str, tuple[int, ...]]:
+    """Return the GPUs in use on each node."""
+    found: dict[str, set[int]] = {}
+    for nodes, indices in held:
+        with contextlib.suppress(HostListError):
+            for name in names_in(nodes):
+                found.setdefault(name, set()).update(indices)
+    return {name: tuple(sorted(indices)) for name, indices in found.items()}
+
+
+def _lacks_indices(node: Node) -> bool:
+    """Whether it matters which of a node's GPUs are free, and its record does not tell."""
+    used = node.gpus_allocated
+    return bool(node.gpu_islands) and 0 < used < node.gpu_count and len(node.gpus_in_use) != used
+
+
+def _text(path: Path) -> str:
+    with path.open(encoding="utf-8", errors="replace") as file:
+        return file.read(_LARGEST)
+
+
 _RESERVATION_FIELD: Final = re.compile(r"(?:^|\s)([A-Za-z]+)=(\S*)")
-
-
 _KEEP_S: Final = 300.0
 
 _SET_ASIDE: Final = frozenset({"RESERVED", "MAINT", "MAINTENANCE"})
@@ -139,11 +233,7 @@ class ReservationsReader:
         self._read_again_s = float("-inf")
 
     def read(self, nodes: Iterable[Node]) -> tuple[Reservation, ...]:
-        """Return the reservations.
-
-        Args:
-            nodes: As they are now.
-        """
+        """Return the reservations; `nodes` as they are now."""
         set_aside = frozenset(node.name for node in nodes if _SET_ASIDE.intersection(node.state.split("+")))
         if self._now() >= self._read_again_s or set_aside != self._set_aside:
             self._kept = reservations_of_table(self._table())
@@ -157,15 +247,13 @@ class ReservationsReader:
 
 
 def reservations_of_table(table: str) -> tuple[Reservation, ...]:
-    """Parse `scontrol show reservation --oneliner`; a line that cannot be read is left out."""
+    """Parse `scontrol show reservation --oneliner`; an unreadable line is left out."""
     reservations = _readable("reservation", table, "ReservationName=", _reservation)
     return tuple(sorted(reservations, key=lambda each: each.name))
 
 
 def _reservation(line: str) -> Reservation:
-    fields: dict[str, str] = {}
-    for name, value in _RESERVATION_FIELD.findall(line):
-        fields.setdefault(name, "" if value == "(null)" else value)
+    fields = {name: "" if value == "(null)" else value for name, value in reversed(_RESERVATION_FIELD.findall(line))}
     return Reservation(
         name=fields["ReservationName"],
         nodes=fields.get("Nodes", ""),
@@ -181,10 +269,8 @@ def _time_s(text: str) -> float:
     return float(text_fields.bounded(int(text) if text.isdigit() else int(datetime.fromisoformat(text).timestamp())))
 
 
-_NAME: Final = f"reservationname={GATE_LICENSE}"
-
+_GATE: Final = f"reservationname={GATE_LICENSE}"
 _MISSING: Final = "requested reservation is invalid"
-
 _TOTAL: Final = re.compile(r"Total=(\d+)")
 
 
@@ -192,7 +278,7 @@ def extend_lease(commands: SlurmCommands, end_s: float) -> bool:
     """Let the reservation end at a time, making it where there is none; return whether it was made.
 
     Args:
-        commands: How commands are run.
+        commands: Runs commands.
         end_s: Seconds since the epoch; a time that has passed counts as the next second.
 
     Raises:
@@ -202,12 +288,12 @@ def extend_lease(commands: SlurmCommands, end_s: float) -> bool:
     # A time from now on needs no time zone, and no clock that agrees with slurmctld's.
     end = f"endtime=now+{max(1, round(end_s - time.time()))}"
     try:
-        commands.run(f"extend the reservation {GATE_LICENSE}", ["scontrol", "update", _NAME, end])
+        commands.run(f"extend the reservation {GATE_LICENSE}", ["scontrol", "update", _GATE, end])
     except GatewayError as error:
-        if not _is_missing(error):
+        if _MISSING not in str(error).lower():
             raise
         licenses = f"licenses={GATE_LICENSE}:{_total(commands)}"
-        arguments = [_NAME, "flags=LICENSE_ONLY", licenses, "user=root", "starttime=now", end]
+        arguments = [_GATE, "flags=LICENSE_ONLY", licenses, "user=root", "starttime=now", end]
         commands.run(f"make the reservation {GATE_LICENSE}", ["scontrol", "create", "reservation", *arguments])
         return True
     return False
@@ -220,18 +306,17 @@ def end_lease(commands: SlurmCommands) -> None:
         GatewayError: Slurm refused.
     """
     try:
-        commands.run(f"delete the reservation {GATE_LICENSE}", ["scontrol", "delete", _NAME])
+        commands.run(f"delete the reservation {GATE_LICENSE}", ["scontrol", "delete", _GATE])
     except GatewayError as error:
-        if not _is_missing(error):
+        if _MISSING not in str(error).lower():
             raise
 
 
 def _total(commands: SlurmCommands) -> int:
-    """Return how many of the license there are."""
+    """Return the number of licenses `muri_gate`."""
+    show = ["scontrol", "show", "license", GATE_LICENSE, "--oneliner"]
     try:
-        text = commands.run(
-            f"read the license {GATE_LICENSE}", ["scontrol", "show", "license", GATE_LICENSE, "--oneliner"]
-        )
+        text = commands.run(f"read the license {GATE_LICENSE}", show)
     except SlurmUnreachableError:
         raise
     except GatewayError:  # Slurm 22.05 prints nothing instead
@@ -243,7 +328,3 @@ def _total(commands: SlurmCommands) -> int:
             "`scontrol reconfigure`, or let Muri hold the jobs that wait for it"
         )
     return int(match[1])
-
-
-def _is_missing(error: GatewayError) -> bool:
-    return _MISSING in str(error).lower()

@@ -29,7 +29,7 @@ from muri.profiler.sweep import STEADY_S, Window, cores, environment, usable_cpu
 from muri.slurm_plugin.gateway.base import GatewayError, NoSuchJobError
 from muri.slurm_plugin.node.slurm_calls import batch_script, job_record, set_comment
 from muri.slurm_plugin.records.comment_reports import SWEEP, comment_with, sweep_figures, with_foreign_python
-from muri.slurm_plugin.records.submission import decode_words
+from muri.slurm_plugin.records.comment_tags import decode_words
 
 _TICK_S: Final = 0.05
 _WARMUP_ITERATIONS: Final = 10

@@ -12,9 +12,8 @@ from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.planning.actions import GivenShare, Join, MemberPlan, StartGroup
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import Job, JobChange, NewJob
-from muri.slurm_plugin.records.comment_tags import MemoryRetry, with_mode
+from muri.slurm_plugin.records.comment_tags import MemoryRetry, encode_words, with_mode
 from muri.slurm_plugin.records.roles import ManagedJob, View, without_gate
-from muri.slurm_plugin.records.submission import encode_words
 from muri.units import whole_minutes
 
 # Variables of the submission that describe the old job, or would mark the new one for Muri.

@@ -4,15 +4,14 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass, replace
 from enum import StrEnum
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from types import UnionType
 from typing import Any, Final, get_args, get_origin, get_type_hints
 
 from muri.errors import UsageError
 from muri.foreign import json_of
-from muri.slurm_plugin.records.gpu_removal import NOT_TRIED, GpuRemoval
-from muri.slurm_plugin.records.limits import NO_SITE_LIMITS, SiteLimits
+from muri.slurm_plugin.records.limits import NO_SITE_LIMITS, NOT_TRIED, GpuRemoval, SiteLimits
 
 SPECIAL_EXIT: Final = "SpecialExit"
 """Reason of a job that a site's RequeueExitHold, or `scontrol requeuehold state=SpecialExit`, has set aside."""
@@ -54,109 +53,60 @@ _ACTIVE = {JobState.PENDING, JobState.RUNNING, JobState.SUSPENDED, JobState.COMP
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One job of the queue.
+    """One job of the queue. Times are seconds since the epoch, 0 when not known; texts are "" when not set."""
 
-    Attributes:
-        job_id: Slurm's job id; of an array's pending tasks, the id of the record that stands for them.
-        user: Owner's name.
-        uid: Owner's numeric id.
-        gid: Owner's numeric group id.
-        account: Slurm account, "" when accounting is off.
-        partition: Partition name (the first, when several were asked for).
-        qos: Quality of service, "" when none.
-        name: Job name.
-        state: Base state.
-        reason: Why it waits, in Slurm's word ("JobHeldUser", "Dependency", …); "" when none.
-        held: Priority is 0: nothing starts it but a release.
-        submit_s: Submit time, seconds since the epoch.
-        begin_s: Earliest start asked for with --begin, seconds since the epoch; 0 when none.
-        start_s: Start time, 0 when it has not started.
-        end_s: End time, 0 when it has not ended.
-        time_limit_s: Time limit, 0 when unlimited or unknown.
-        gpu_count: GPUs asked for by the whole job.
-        gpu_request: Slurm's text of the per-node request ("gres/gpu:1"), "" when there is none.
-        node_count: Nodes asked for.
-        cpu_count: CPUs of the whole job.
-        cpus_per_task: CPUs per task, 1 when not set.
-        mem_per_node_mib: Memory per node asked for, 0 when not set.
-        nodes: Nodes allocated, folded host list; "" while pending.
-        required_nodes: Nodes asked for by name, folded host list.
-        dependency: Dependency expression, "" when none.
-        can_requeue: Whether Slurm may requeue it.
-        restart_count: How often it was requeued.
-        exit_code: Exit status of the batch script, 0 while it has none.
-        batch: Whether it has a batch script.
-        array: Whether it is an array's task, or the record of several.
-        het: Whether it is part of a heterogeneous job.
-        command: The batch script's path as submitted.
-        work_dir: Working directory.
-        submit_line: The sbatch command as typed, its words joined by spaces; "" when Slurm does not tell.
-        admin_comment: AdminComment, Muri's tags among others' text.
-        comment: The job's own comment, which its user may write.
-        mem_per_cpu_mib: Memory per CPU, where it was asked for (or is the default) in this form; 0 otherwise.
-        priority: Slurm's priority; 0 when held.
-        nice: What it stands back in its priority (`--nice`).
-        licenses: Licenses asked for, such as "matlab:1,muri_gate:1"; "" when none.
-        reservation: Reservation asked for, "" when none.
-        features: Node features asked for with --constraint, "" when none.
-        excluded_nodes: Nodes that it must not get, folded host list.
-        special: Options in its request that Muri does not carry over to jobs of its own, such as "--exclusive" or
-            "--switches", in alphabetical order. Such a job runs alone, its request untouched.
-        array_job_id: The job array that it belongs to, 0 for none.
-        array_tasks: The array's tasks that this record stands for: "3" for one, "4-9,12" for those that wait and have
-            no record of their own; "" where that is not known.
-        array_limit: How many of the array's tasks may run at once (`--array=…%N`), 0 for any number.
-        cpus_per_gpu: CPUs for each GPU that it gets because it names none, 0 where it names them or gets no more.
-    """
-
-    job_id: int
+    job_id: int  # Of an array's pending tasks, the id of the record that stands for them
     user: str
     uid: int
     gid: int
     account: str
-    partition: str
+    partition: str  # The first, when several were asked for
     qos: str
     name: str
     state: JobState
-    reason: str
-    held: bool
+    reason: str  # Why it waits, in Slurm's word ("JobHeldUser", "Dependency", …)
+    held: bool  # Its priority is 0: only a release lets it start
     submit_s: float
-    begin_s: float
+    begin_s: float  # Earliest start asked for with --begin
     start_s: float
     end_s: float
-    time_limit_s: int
-    gpu_count: int
-    gpu_request: str
+    time_limit_s: int  # 0 when unlimited or unknown
+    gpu_count: int  # GPUs of the whole job
+    gpu_request: str  # Per node ("gres/gpu:1")
     node_count: int
-    cpu_count: int
+    cpu_count: int  # CPUs of the whole job
     cpus_per_task: int
-    mem_per_node_mib: int
-    nodes: str
-    required_nodes: str
+    mem_per_node_mib: int  # 0 when not set
+    nodes: str  # Allocated nodes, a folded host list
+    required_nodes: str  # Nodes asked for by name, a folded host list
     dependency: str
     can_requeue: bool
-    restart_count: int
-    exit_code: int
+    restart_count: int  # How often it was requeued
+    exit_code: int  # Of the batch script, 0 while it has none
     batch: bool
-    array: bool
-    het: bool
-    command: str
+    array: bool  # It is an array's task, or the record of several
+    het: bool  # It is part of a heterogeneous job
+    command: str  # The batch script's path as submitted
     work_dir: str
-    submit_line: str
-    admin_comment: str
-    comment: str
-    mem_per_cpu_mib: int = 0
-    priority: int = 1
+    submit_line: str  # The sbatch command as typed, its words joined by spaces
+    admin_comment: str  # Muri's tags among others' text
+    comment: str  # Its own comment, which its user may write
+    mem_per_cpu_mib: int = 0  # Where memory was asked for (or is the default) in this form
+    priority: int = 1  # 0 when held
     nice: int = 0
-    licenses: str = ""
+    licenses: str = ""  # Such as "matlab:1,muri_gate:1"
     reservation: str = ""
-    features: str = ""
-    excluded_nodes: str = ""
+    features: str = ""  # Asked for with --constraint
+    excluded_nodes: str = ""  # Folded host list
     special: tuple[str, ...] = ()
-    array_job_id: int = 0
+    """Options in its request that Muri does not carry over to jobs of its own, such as "--exclusive", in alphabetical
+    order. Such a job runs alone, its request untouched."""
+    array_job_id: int = 0  # The job array that it belongs to, 0 for none
     array_tasks: str = ""
-    array_limit: int = 0
-    cpus_per_gpu: int = 0
+    """The array's tasks that this record stands for: "3" for one, "4-9,12" for those that wait and have no record of
+    their own; "" where that is not known."""
+    array_limit: int = 0  # How many of the array's tasks may run at once (`--array=…%N`), 0 for any number
+    cpus_per_gpu: int = 0  # CPUs for each GPU that it gets because its request names none
 
     @property
     def given_cpus(self) -> int:
@@ -170,14 +120,14 @@ class Job:
 
     @property
     def unknown_task(self) -> bool:
-        """Whether it belongs to an array and stands for more than one task, or nobody knows for which."""
+        """Whether it belongs to an array and stands for more than one task, or for an unknown one."""
         return self.array and not self.array_tasks.isdecimal()
 
     @property
     def name_in_slurm(self) -> str:
-        """What Slurm's commands call this record and no other: "12", "12_3" or "12_[4-9]".
+        """The name of this record alone in Slurm's commands: "12", "12_3" or "12_[4-9]".
 
-        The bare id of an array means all its tasks, those included that run.
+        The bare id of an array means all its tasks, including running ones.
         """
         if not self.array_tasks:
             return str(self.job_id)
@@ -201,86 +151,52 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One node.
-
-    Attributes:
-        name: Node name.
-        usable: Whether any new job can start there (it is not down, drained or unknown). A reservation alone does not
-            close a node: its own jobs start there, and `Snapshot.reservations` tells for whom it is set aside.
-        state: Slurm's text of the state, for people.
-        partitions: Partitions that it belongs to.
-        cpu_count: CPUs that jobs may have.
-        cpus_allocated: CPUs given out.
-        gpu_count: GPUs configured.
-        gpus_allocated: GPUs given out.
-        gpu_type: GRES type, "gpu" when untyped.
-        mem_mib: Memory that jobs may have; 0 when unknown.
-        mem_allocated_mib: Memory given out.
-        threads_per_core: CPUs of one core, which jobs usually get together.
-        features: Features that --constraint may ask for.
-        gpus_in_use: Slurm's indices of the GPUs given out; () where it does not show them.
-        gpu_islands: Indices of all its GPUs by island; () while unknown. Gateways leave it open; the controller, which
-            reads gres.conf, fills it in.
-    """
+    """One node; CPUs and memory are those that jobs may have, 0 when unknown."""
 
     name: str
     usable: bool
-    state: str
+    """Whether any new job can start there (it is not down, drained or unknown). A reservation alone does not close a
+    node: its own jobs start there."""
+    state: str  # Slurm's text, for people
     partitions: tuple[str, ...]
     cpu_count: int
     cpus_allocated: int
     gpu_count: int
     gpus_allocated: int
-    gpu_type: str
+    gpu_type: str  # GRES type, "gpu" when untyped
     mem_mib: int = 0
     mem_allocated_mib: int = 0
-    threads_per_core: int = 1
-    features: tuple[str, ...] = ()
-    gpus_in_use: tuple[int, ...] = ()
+    threads_per_core: int = 1  # CPUs of one core, which jobs usually get together
+    features: tuple[str, ...] = ()  # That --constraint may ask for
+    gpus_in_use: tuple[int, ...] = ()  # Slurm's indices of the GPUs given out; () where it does not show them
     gpu_islands: tuple[tuple[int, ...], ...] = ()
+    """Indices of all its GPUs by island; () while unknown. Gateways leave it open; the controller, which reads
+    gres.conf, fills it in."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """A reservation, active or to come.
-
-    Attributes:
-        name: Its name.
-        nodes: Nodes that it sets aside, folded host list; "" when it has none.
-        start_s: When it begins, seconds since the epoch.
-        end_s: When it ends, seconds since the epoch.
-        flags: Slurm's flags in upper case, such as "MAINT".
-        licenses: Licenses that it withholds, "" when none.
-    """
+    """A reservation, active or to come. Times are seconds since the epoch."""
 
     name: str
-    nodes: str
+    nodes: str  # That it sets aside, a folded host list
     start_s: float
     end_s: float
-    flags: tuple[str, ...] = ()
-    licenses: str = ""
+    flags: tuple[str, ...] = ()  # Slurm's, in upper case
+    licenses: str = ""  # That it withholds
 
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """A job whose record could not be read; Muri leaves it alone.
+    """A job whose record could not be read, and the reason; Muri leaves it alone."""
 
-    Attributes:
-        job_id: Slurm's job id, 0 where not even that could be read.
-        why: What was wrong with the record.
-    """
-
-    job_id: int
+    job_id: int  # 0 where not even that could be read
     why: str
 
 
 @dataclass(frozen=True)
 class NodeIndex:
-    """The nodes of a snapshot by name and by partition.
-
-    Attributes:
-        nodes: All nodes, by name.
-    """
+    """The nodes of a snapshot, to look up by name and by partition."""
 
     nodes: tuple[Node, ...]
 
@@ -299,99 +215,74 @@ class NodeIndex:
         return {partition: tuple(nodes) for partition, nodes in found.items()}
 
     def in_partition(self, partition: str) -> tuple[Node, ...]:
-        """Return the nodes of a partition, none for one that is not known."""
+        """Return the nodes of a partition, none for an unknown one."""
         return self.by_partition.get(partition, ())
 
     @cached_property
     def gpu_types(self) -> Mapping[str, str]:
         """The GPU type of each partition that has GPUs, the first in alphabetical order where it has several."""
-        types = {partition: {node.gpu_type for node in nodes if node.gpu_count} for partition, nodes in self._items}
-        return {partition: min(found) for partition, found in types.items() if found}
+        return {
+            partition: min(node.gpu_type for node in nodes if node.gpu_count)
+            for partition, nodes in self.by_partition.items()
+            if any(node.gpu_count for node in nodes)
+        }
 
     @cached_property
     def most_cpus(self) -> Mapping[str, int]:
-        """The most CPUs that a node with GPUs has, by partition."""
-        cpus = {partition: [node.cpu_count for node in nodes if node.gpu_count] for partition, nodes in self._items}
-        return {partition: max(found) for partition, found in cpus.items() if found}
-
-    @property
-    def _items(self) -> tuple[tuple[str, tuple[Node, ...]], ...]:
-        return tuple(self.by_partition.items())
+        """The most CPUs of a node with GPUs, by partition."""
+        return {
+            partition: max(node.cpu_count for node in nodes if node.gpu_count)
+            for partition, nodes in self.by_partition.items()
+            if any(node.gpu_count for node in nodes)
+        }
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The queue and the nodes at one instant.
-
-    Attributes:
-        taken_s: When, seconds since the epoch.
-        cluster: ClusterName.
-        slurm_version: Version of the slurmctld that answered.
-        jobs: All jobs that slurmctld remembers, by job id.
-        nodes: All nodes, by name.
-        reservations: All reservations, by name.
-        unreadable: Jobs that are missing in `jobs` because their records could not be read.
-        limits: What the site allows; some minutes older than the rest.
-        gpu_removal: Whether a waiting job's GPUs can be taken away. Gateways leave it open; the controller, which has
-            it tried, fills it in.
-    """
+    """The queue and the nodes at one instant, in seconds since the epoch."""
 
     taken_s: float
     cluster: str
-    slurm_version: str
-    jobs: tuple[Job, ...]
-    nodes: tuple[Node, ...]
-    reservations: tuple[Reservation, ...] = ()
-    unreadable: tuple[Unreadable, ...] = ()
-    limits: SiteLimits = NO_SITE_LIMITS
+    slurm_version: str  # Of the slurmctld that answered
+    jobs: tuple[Job, ...]  # All that slurmctld remembers, by job id
+    nodes: tuple[Node, ...]  # By name
+    reservations: tuple[Reservation, ...] = ()  # By name
+    unreadable: tuple[Unreadable, ...] = ()  # Jobs that are missing in `jobs`
+    limits: SiteLimits = NO_SITE_LIMITS  # Some minutes older than the rest
     gpu_removal: GpuRemoval = NOT_TRIED
+    """Whether a waiting job's GPUs can be taken away. Gateways leave it open; the controller, which tries it, fills it
+    in."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobChange:
-    """What to change in a pending job; None leaves a field as it is.
+    """A change of a pending job; None leaves a field as it is, "" clears it."""
 
-    Attributes:
-        gpu_request: GRES request per node; what takes the GPUs away tells `Snapshot.gpu_removal`.
-        required_nodes: Folded host list; "" clears it.
-        cpu_count: CPUs of the whole job and the least per node; with `cpus_per_task` for one task.
-        cpus_per_task: CPUs per task.
-        dependency: Dependency expression; "" clears it.
-        mem_per_node_mib: Memory per node.
-        mem_per_cpu_mib: Memory per CPU; takes the place of `mem_per_node_mib`, never both.
-        time_limit_s: Time limit, rounded up to Slurm's whole minutes; 0 = unlimited.
-        start_now: Whether it may start at once. Slurm lets a requeued job wait for `cred_expire`, 120 s by default.
-        admin_comment: The whole new AdminComment.
-        name: Job name. Of a job that runs, too.
-        licenses: All licenses; "" asks for none. Of a job that runs, too.
-        nice: What it stands back in its priority. Slurm ignores it where somebody has fixed the priority.
-        owner: The uid and gid of the job's user, in whose name its request is changed, and within whose limits; None:
-            root changes it, and Slurm exempts what root changes from the limits of partition and QOS, for good.
-    """
-
-    gpu_request: str | None = None
-    required_nodes: str | None = None
-    cpu_count: int | None = None
+    gpu_request: str | None = None  # Per node; `Snapshot.gpu_removal` says which one takes the GPUs away
+    required_nodes: str | None = None  # Folded host list
+    cpu_count: int | None = None  # Of the whole job and the least per node; with `cpus_per_task` for one task
     cpus_per_task: int | None = None
     dependency: str | None = None
     mem_per_node_mib: int | None = None
-    mem_per_cpu_mib: int | None = None
-    time_limit_s: int | None = None
-    start_now: bool = False
+    mem_per_cpu_mib: int | None = None  # In place of `mem_per_node_mib`, never both
+    time_limit_s: int | None = None  # Rounded up to Slurm's whole minutes; 0 = unlimited
+    start_now: bool = False  # Slurm lets a requeued job wait for `cred_expire`, 120 s by default, otherwise
     admin_comment: str | None = None
-    name: str | None = None
-    licenses: str | None = None
-    nice: int | None = None
+    name: str | None = None  # Of a running job, too
+    licenses: str | None = None  # Of a running job, too
+    nice: int | None = None  # Slurm ignores it where the priority was fixed
     owner: tuple[int, int] | None = None
+    """The uid and gid of the job's user, in whose name its request is changed, and within whose limits; None: root
+    changes it, and Slurm exempts what root changes from the limits of partition and QOS, for good."""
 
     @property
     def by_root(self) -> "JobChange":
-        """What only an administrator may change, whoever changes the rest."""
+        """The part that only an administrator may change."""
         return JobChange(admin_comment=self.admin_comment, licenses=self.licenses, nice=self.nice)
 
     @property
     def by_owner(self) -> "JobChange":
-        """The rest: what the job asks for."""
+        """The rest: the job's request."""
         return replace(self, admin_comment=None, licenses=None, nice=None)
 
     @property
@@ -407,59 +298,33 @@ class JobChange:
 
 @dataclass(frozen=True, slots=True)
 class NewJob:
-    """A batch job to submit in a user's name.
-
-    Attributes:
-        name: Job name.
-        uid: The user to run as.
-        gid: That user's group.
-        script: Text of the batch script.
-        environment: The whole environment of the script.
-        partition: Partition.
-        account: Account, "" for the user's default.
-        qos: QOS, "" for the default.
-        work_dir: Working directory.
-        gpu_request: GRES per node ("gres/gpu:1"), "" for none.
-        node_count: Nodes.
-        cpu_count: CPUs for each task.
-        mem_per_node_mib: Memory per node; 0 for the partition's default.
-        time_limit_s: Time limit; 0 for none.
-        required_nodes: Folded host list, "" for any.
-        output: Path of stdout and stderr.
-        admin_comment: AdminComment.
-        requeue: Whether Slurm may requeue it.
-        tasks_per_node: Tasks on each node.
-        licenses: Licenses, "" for none.
-        reservation: Reservation, "" for none.
-        features: Node features as --constraint takes them, "" for any.
-        excluded_nodes: Folded host list, "" for none.
-        muri: What --muri says, "" where the job goes past Muri: it is submitted held then, to be tagged by root.
-    """
+    """A batch job to submit in a user's name; "" and 0 stand for Slurm's defaults."""
 
     name: str
     uid: int
     gid: int
-    script: str
-    environment: dict[str, str]
+    script: str  # Text of the batch script
+    environment: dict[str, str]  # The whole environment of the script
     partition: str
     account: str = ""
     qos: str = ""
     work_dir: str = "/"
-    gpu_request: str = ""
+    gpu_request: str = ""  # GRES per node ("gres/gpu:1")
     node_count: int = 1
-    cpu_count: int = 1
+    cpu_count: int = 1  # CPUs for each task
     mem_per_node_mib: int = 0
     time_limit_s: int = 0
-    required_nodes: str = ""
-    output: str = "/dev/null"
+    required_nodes: str = ""  # Folded host list
+    output: str = "/dev/null"  # Path of stdout and stderr
     admin_comment: str = ""
-    requeue: bool = False
+    requeue: bool = False  # Whether Slurm may requeue it
     tasks_per_node: int = 1
     licenses: str = ""
     reservation: str = ""
-    features: str = ""
-    excluded_nodes: str = ""
+    features: str = ""  # As --constraint takes them
+    excluded_nodes: str = ""  # Folded host list
     muri: str = ""
+    """Value of --muri; "" where the job goes past Muri: it is submitted held then, to be tagged by root."""
 
 
 class SnapshotFileError(UsageError):
@@ -468,19 +333,9 @@ class SnapshotFileError(UsageError):
 
 def dump_snapshot(snapshot: Snapshot) -> str:
     """Return a snapshot as JSON text: the same snapshot gives the same bytes, whatever order it was read in."""
-    document = {
-        "schema": _SCHEMA,
-        "schema_version": SCHEMA_VERSION,
-        "taken_s": snapshot.taken_s,
-        "cluster": snapshot.cluster,
-        "slurm_version": snapshot.slurm_version,
-        "jobs": [asdict(job) for job in sorted(snapshot.jobs, key=lambda job: job.job_id)],
-        "nodes": [asdict(node) for node in sorted(snapshot.nodes, key=lambda node: node.name)],
-        "reservations": [asdict(each) for each in sorted(snapshot.reservations, key=lambda each: each.name)],
-        "unreadable": [asdict(each) for each in snapshot.unreadable],
-        "limits": asdict(snapshot.limits),
-        "gpu_removal": asdict(snapshot.gpu_removal),
-    }
+    document: dict[str, Any] = {"schema": _SCHEMA, "schema_version": SCHEMA_VERSION} | asdict(snapshot)
+    for name, key in (("jobs", "job_id"), ("nodes", "name"), ("reservations", "name")):
+        document[name] = sorted(document[name], key=lambda record: record[key])
     # In ASCII alone: users' texts hold bytes that cannot be decoded, and characters that terminals obey.
     return json.dumps(document, indent=1) + "\n"
 
@@ -499,11 +354,7 @@ def load_snapshot(path: Path) -> Snapshot:
 
 
 def parse_snapshot(text: str, source: str = "snapshot") -> Snapshot:
-    """Parse the text of `dump_snapshot`.
-
-    Args:
-        text: JSON text.
-        source: The file's name, for messages.
+    """Parse the text of `dump_snapshot`; `source` is the file's name, for messages.
 
     Raises:
         SnapshotFileError: It is not a snapshot; the text says where and why.
@@ -512,59 +363,66 @@ def parse_snapshot(text: str, source: str = "snapshot") -> Snapshot:
         document = json_of(text)
     except ValueError as err:
         raise SnapshotFileError(f"{source}: it is not JSON: {err}") from err
-    if not isinstance(document, dict) or document.get("schema") != _SCHEMA:
+    if not isinstance(document, dict) or document.pop("schema", None) != _SCHEMA:
         raise SnapshotFileError(f"{source}: it is not a snapshot; make one with `muri plan --save {source}`")
-    if document.get("schema_version") != SCHEMA_VERSION:
+    if (version := document.pop("schema_version", None)) != SCHEMA_VERSION:
         raise SnapshotFileError(
-            f"{source}: schema_version is {document.get('schema_version')!r}, this Muri reads {SCHEMA_VERSION}; take "
-            "the snapshot again"
+            f"{source}: schema_version is {version!r}, this Muri reads {SCHEMA_VERSION}; take the snapshot again"
         )
-    values = {name: value for name, value in document.items() if name not in ("schema", "schema_version")}
-    snapshot: Snapshot = _record(Snapshot, values, source)
-    _refuse_duplicates([job.job_id for job in snapshot.jobs], f"{source}: jobs", "job_id")
-    _refuse_duplicates([node.name for node in snapshot.nodes], f"{source}: nodes", "name")
+    try:
+        snapshot: Snapshot = record_of(Snapshot, document, source)
+        _refuse_duplicates([job.job_id for job in snapshot.jobs], f"{source}: jobs", "job_id")
+        _refuse_duplicates([node.name for node in snapshot.nodes], f"{source}: nodes", "name")
+    except RecordError as error:
+        raise SnapshotFileError(str(error)) from error
     return snapshot
 
 
-def _record(kind: Any, value: object, place: str) -> Any:
-    """Build one of the model's records, checking names and types of all fields."""
+class RecordError(ValueError):
+    """A value is not a record of the wanted kind; the text names the place of the error."""
+
+
+# pydantic refuses texts with bytes that cannot be decoded, which users' texts hold, and is missing in users' Pythons.
+def record_of(kind: Any, value: object, place: str = "", *, exact: bool = True) -> Any:
+    """Build a dataclass from JSON, checking names and types of all fields; unless `exact`, others are ignored.
+
+    Raises:
+        RecordError: A field is missing, unknown or of another type.
+    """
     if not isinstance(value, Mapping):
-        raise SnapshotFileError(f"{place}: an object is expected, not {_shown(value)}")
-    hints = get_type_hints(kind)
-    names = [field.name for field in fields(kind)]
-    # What has a default came later: older files lack it.
-    needed = [field.name for field in fields(kind) if field.default is MISSING]
-    if missing := [name for name in needed if name not in value]:
-        raise SnapshotFileError(f"{place}: {', '.join(missing)} missing")
-    if unknown := sorted(set(value) - set(names)):
-        raise SnapshotFileError(f"{place}: unknown {', '.join(unknown)}; known are {', '.join(names)}")
-    return kind(**{name: _value(hints[name], value[name], f"{place}: {name}") for name in names if name in value})
+        raise RecordError(f"{place}: an object is expected, not {_shown(value)}")
+    hints = _hints(kind)
+    # Fields with a default came later: older files lack them.
+    if missing := [each.name for each in fields(kind) if each.default is MISSING and each.name not in value]:
+        raise RecordError(f"{place}: {', '.join(missing)} missing")
+    if exact and (unknown := sorted(set(value) - set(hints))):
+        raise RecordError(f"{place}: unknown {', '.join(unknown)}; known are {', '.join(hints)}")
+    given = {name: (hint, value[name], f"{place}: {name}") for name, hint in hints.items() if name in value}
+    return kind(**{name: _value(*each, exact=exact) for name, each in given.items()})
 
 
-def _value(kind: Any, value: object, place: str) -> Any:
+_hints: Final = lru_cache(get_type_hints)
+
+
+def _value(kind: Any, value: object, place: str, *, exact: bool) -> Any:
     if get_origin(kind) is tuple:
         if not isinstance(value, list):
-            raise SnapshotFileError(f"{place}: a list is expected, not {_shown(value)}")
+            raise RecordError(f"{place}: a list is expected, not {_shown(value)}")
         item = get_args(kind)[0]
-        return tuple(_value(item, element, f"{place}[{index}]") for index, element in enumerate(value))
+        return tuple(_value(item, each, f"{place}[{index}]", exact=exact) for index, each in enumerate(value))
     if is_dataclass(kind):
-        return _record(kind, value, place)
+        return record_of(kind, value, place, exact=exact)
     if kind is JobState:
-        return _state(value, place)
+        if str(value) not in JobState.__members__:
+            known = ", ".join(JobState)
+            raise RecordError(f"{place}: {_shown(value)} is not a job state; known are {known}")
+        return JobState(str(value))
     if isinstance(kind, UnionType):
-        return None if value is None else _value(get_args(kind)[0], value, place)
+        return None if value is None else _value(get_args(kind)[0], value, place, exact=exact)
     allowed: tuple[type, ...] = (int, float) if kind is float else (kind,)
     if not isinstance(value, allowed) or (isinstance(value, bool) and kind is not bool):
-        raise SnapshotFileError(f"{place}: {kind.__name__} is expected, not {_shown(value)}")
+        raise RecordError(f"{place}: {kind.__name__} is expected, not {_shown(value)}")
     return value
-
-
-def _state(value: object, place: str) -> JobState:
-    try:
-        return JobState(str(value))
-    except ValueError:
-        known = ", ".join(JobState)
-        raise SnapshotFileError(f"{place}: {_shown(value)} is not a job state; known are {known}") from None
 
 
 def _shown(value: object) -> str:
@@ -573,11 +431,10 @@ def _shown(value: object) -> str:
 
 
 def _refuse_duplicates(keys: list[Any], place: str, name: str) -> None:
-    seen: set[Any] = set()
+    places: dict[Any, int] = {}
     for index, key in enumerate(keys):
-        if key in seen:
-            raise SnapshotFileError(f"{place}[{index}]: {name} {key!r} appears twice")
-        seen.add(key)
+        if places.setdefault(key, index) != index:
+            raise RecordError(f"{place}[{index}]: {name} {key!r} appears twice")
 
 
 def task_numbers(text: str) -> Iterator[int]:

@@ -1,34 +1,35 @@
-"""Muri's tokens in a job's AdminComment: what the controller did with the job.
+"""Muri's tags in a job's AdminComment: what its submission said, and what the controller did with the job.
 
-AdminComment is shared with other tools. Muri's part consists of whitespace-separated words that
-start with `muri`; everything else is kept as it is. Because the tokens live in Slurm itself, a
-lost journal loses no job: the original request of a changed job is in its own comment.
+AdminComment is shared with other tools. Muri's part consists of whitespace-separated words that start with `muri`;
+everything else is kept. Because the tags live in Slurm itself, a lost journal loses no job: the original request of a
+changed job is in its own comment.
 """
 
+import base64
 import json
-from dataclasses import asdict, dataclass, fields, replace
+import math
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple, TypeVar
 
 from muri.foreign import json_of
+from muri.slurm_plugin.records.cluster import RecordError, record_of
 from muri.slurm_plugin.renamed import OLD_PILOT, OLD_TAGS
 from muri.text import printable
 
 REQUEST_PREFIX: Final = "muri:"
-
 STATE_PREFIX: Final = "muri-state:"
-
 PILOT_PREFIX: Final = "muri-pilot:"
-
 DRY_RUN_PREFIX: Final = "muri-dryrun:"
-
 SCRIPT_PREFIX: Final = "muri-script:"
 
 CALLS_PREFIX: Final = "muri-calls:"
 """In a job's AdminComment: "no" where its batch script does not call `muri run` itself."""
 
 FACTS_PREFIX: Final = "muri-facts:"
-"""In a job's AdminComment: what its submission told, see `muri.slurm_plugin.records.submission`."""
+"""In a job's AdminComment: facts about its submission, a `SubmitFacts`."""
 
 GIVEN_PREFIX: Final = "muri-given:"
 
@@ -39,7 +40,7 @@ PLAN_PREFIX: Final = "muri-plan:"
 """In a job's AdminComment: what was decided when it was started, for `muri queue` and `muri explain` on any host."""
 
 _MOST_PLAN_CHARACTERS: Final = 2000
-"""Of the token: members read the tags of their job with squeue, which cuts off long comments."""
+"""Of the tag: members read the tags of their job with squeue, which cuts off long comments."""
 
 _LONGEST_REASON: Final = 300
 
@@ -52,10 +53,10 @@ LICENCE_GATE: Final = "licence"
 """The word of a job that a license keeps waiting; others are held."""
 
 PROFILE_PREFIX: Final = "muri-profile:"
-"""In a job's own comment: what a dry run with its script found."""
+"""In a job's own comment: the result of a dry run with its script."""
 
 MEASURED_PREFIX: Final = "muri-measured:"
-"""In a job's own comment: what its first iterations in a group told of its model."""
+"""In a job's own comment: its model's profile, measured in its first iterations in a group."""
 
 SPEED_PREFIX: Final = "muri-speed:"
 
@@ -66,7 +67,7 @@ STOPPED_PREFIX: Final = "muri-stopped:"
 """In a job's own comment: the run that was stopped on purpose, to resume from its checkpoint later."""
 
 RETRY_MEMORY_PREFIX: Final = "muri-retry-memory:"
-"""What becomes of a member that runs out of GPU memory beside others, a `MemoryRetry`."""
+"""In a member's AdminComment: a `MemoryRetry`."""
 
 OUT_OF_MEMORY_PREFIX: Final = "muri-out-of-memory:"
 """In a job's own comment: the run that ended for lack of GPU memory beside others, and how often that has happened."""
@@ -93,12 +94,7 @@ class Original:
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """That a job was given other CPUs or memory than it asked for.
-
-    Attributes:
-        given_s: When, seconds since the epoch.
-        original: What it had asked for.
-    """
+    """A job was given other CPUs or memory than its original request, at a time in seconds since the epoch."""
 
     given_s: int
     original: Original
@@ -106,29 +102,23 @@ class Given:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What makes an array's task that is kept back stand behind siblings that may start.
+    """The settings that keep an array's task behind siblings that may start."""
 
-    Attributes:
-        own_nice: Its user's nice value.
-        nice: The value that it was given.
-        dependency: The dependency that it was given, "" for none.
-    """
-
-    own_nice: int
-    nice: int
+    own_nice: int  # Its user's nice value
+    nice: int  # Muri's
     dependency: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class MemberState:
-    """That a job was made a member.
+    """A job is a member of a group.
 
     Attributes:
         pilot: Job id of the group's pilot job.
-        original: What to put back when the group ends without the member having finished.
-        accumulate_steps: Into how many micro-batches its batches are to be split.
-        limit_s: The time limit that Muri gave it last, in whole minutes as Slurm has it; 0 when that is not known.
-        min_speed: The speed that it was promised, 1 = as fast as alone; 0: none.
+        original: Request to restore when the group ends before the member has finished.
+        accumulate_steps: Number of micro-batches into which its batches are split.
+        limit_s: Time limit that Muri gave it last, in whole minutes as Slurm has it; 0 when that is not known.
+        min_speed: Guaranteed minimum speed, 1 = as fast as alone; 0: none.
     """
 
     pilot: int
@@ -140,11 +130,11 @@ class MemberState:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """What the controller decided about a job when it started it.
+    """The controller's decision about a job when it started it.
 
     Attributes:
         why: Sentences for people: why it is in its group, or alone.
-        speed: Speed that the plan expects in its group, 1 = as fast as alone; None where it runs alone.
+        speed: Expected speed in its group, 1 = as fast as alone; None where it runs alone.
         solo_iteration_s: Iteration time alone, from its profile; None where it runs alone.
         estimated: Whether that profile is an estimate.
     """
@@ -156,19 +146,14 @@ class Planned:
 
 
 class PilotTag(NamedTuple):
-    """What a pilot job carries.
-
-    Attributes:
-        token: The start that it belongs to.
-        members: Job ids of its group's members, in the order in which they were planned or joined.
-    """
+    """The start that a pilot job belongs to, and its members in the order in which they were planned or joined."""
 
     token: str
     members: tuple[int, ...]
 
 
 def token(comment: str, prefix: str) -> str | None:
-    """Return what follows `prefix` in the first such token of a comment, None when there is none."""
+    """Return what follows `prefix` in the first such word of a comment, None when there is none."""
     if prefix not in comment:  # most tags are in few comments, and words are found ten times slower
         old = OLD_TAGS.get(prefix)
         return None if old is None else token(comment, old)
@@ -176,7 +161,7 @@ def token(comment: str, prefix: str) -> str | None:
 
 
 def with_token(comment: str, prefix: str, value: str | None) -> str:
-    """Return the comment with its `prefix` token replaced, or taken out when `value` is None.
+    """Return the comment with its `prefix` word replaced, or removed when `value` is None.
 
     A tag that 0.2 wrote keeps its old prefix: the job's own process may run 0.2.
     """
@@ -184,168 +169,115 @@ def with_token(comment: str, prefix: str, value: str | None) -> str:
     if old is not None and token(comment, old) is not None:
         prefix = old
     kept = [word for word in comment.split() if not word.startswith(prefix)]
-    if value is not None:
-        kept.append(prefix + value)
-    return " ".join(kept)
+    return " ".join(kept if value is None else [*kept, prefix + value])
 
 
 def format_json(value: Any) -> str:
-    """Write JSON without any space, so that it stays one token."""
-    # Escaping every space inside strings keeps the token in one piece.
+    """Write JSON without any space, so that it stays one word."""
+    # Escaping every space inside strings keeps the word in one piece.
     return json.dumps(value, separators=(",", ":"), sort_keys=True).replace(" ", "\\u0020")
 
 
 def parse_json(text: str | None) -> dict[str, Any] | None:
-    """Read a token's JSON object; None when it is missing or damaged."""
-    if text is None:
-        return None
+    """Read a tag's JSON object; None when it is missing or damaged."""
     try:
-        value = json_of(text)
+        value = None if text is None else json_of(text)
     except ValueError:
         return None
     return value if isinstance(value, dict) else None
 
 
+_Tag = TypeVar("_Tag")
+
+
+def _parsed(admin_comment: str, prefix: str, kind: type[_Tag]) -> _Tag | None:
+    """Read a tag that holds a record; None when it is missing or damaged."""
+    values = parse_json(token(admin_comment, prefix))
+    if values is None:
+        return None
+    if OLD_PILOT in values:
+        values = {"pilot": values[OLD_PILOT], **values}
+    try:
+        record: _Tag = record_of(kind, values, exact=False)
+    except RecordError:
+        return None
+    return record
+
+
 def format_state(state: MemberState) -> str:
-    """Write a member's state as a token's text."""
-    steps = {"accumulate_steps": state.accumulate_steps} if state.accumulate_steps > 1 else {}
-    limit = {"limit_s": state.limit_s} if state.limit_s else {}
-    promise = {"min_speed": state.min_speed} if state.min_speed else {}
-    pilot = {"pilot": state.pilot, OLD_PILOT: state.pilot}
-    return format_json({**pilot, "original": asdict(state.original), **steps, **limit, **promise})
+    """Write a member's state as a tag's text."""
+    defaults = {"accumulate_steps": 1, "limit_s": 0, "min_speed": 0.0}
+    values = {name: value for name, value in asdict(state).items() if value != defaults.get(name)}
+    return format_json({**values, OLD_PILOT: state.pilot})
 
 
 def is_member(admin_comment: str) -> bool:
-    """Whether a job was made a member, be its token damaged or not."""
+    """Whether a job is a member, even if its tag is damaged."""
     return token(admin_comment, STATE_PREFIX) is not None
 
 
 def parse_state(admin_comment: str) -> MemberState | None:
-    """Read a member's state; None when the job is not a member or the token is damaged."""
-    told = parse_json(token(admin_comment, STATE_PREFIX))
-    try:
-        if told is None:
-            return None
-        steps, limit_s = _whole(told.get("accumulate_steps", 1)), _whole(told.get("limit_s", 0))
-        promise = _promise(told.get("min_speed", 0))
-        pilot = _whole(told["pilot"] if "pilot" in told else told[OLD_PILOT])
-        return MemberState(pilot, _original(told["original"]), steps, limit_s, promise)
-    except (KeyError, TypeError):
-        return None
+    """Read a member's state; None when the job is not a member or the tag is damaged."""
+    state = _parsed(admin_comment, STATE_PREFIX, MemberState)
+    return state if state is not None and 0 <= state.min_speed < 1 else None
 
 
 def format_given(given: Given) -> str:
-    """Write that a job was given other CPUs or memory, as a token's text."""
+    """Write a `Given` as a tag's text."""
     return format_json(asdict(given))
 
 
 def parse_given(admin_comment: str) -> Given | None:
-    """Read what a job had asked for; None when it has its own request or the token is damaged."""
-    told = parse_json(token(admin_comment, GIVEN_PREFIX))
-    try:
-        return None if told is None else Given(_whole(told["given_s"]), _original(told["original"]))
-    except (KeyError, TypeError):
-        return None
+    """Read what a job had asked for; None when it has its own request or the tag is damaged."""
+    return _parsed(admin_comment, GIVEN_PREFIX, Given)
 
 
 def format_place(place: Place) -> str:
-    """Write what makes a task stand behind siblings, as a token's text."""
+    """Write a `Place` as a tag's text."""
     return format_json(asdict(place))
 
 
 def parse_place(admin_comment: str) -> Place | None:
-    """Read what makes a task stand behind siblings; None when nothing does or the token is damaged."""
-    told = parse_json(token(admin_comment, PLACE_PREFIX))
-    try:
-        if told is None:
-            return None
-        return Place(_whole(told["own_nice"]), _whole(told["nice"]), _text(told["dependency"]))
-    except (KeyError, TypeError):
-        return None
-
-
-def _original(told: Any) -> Original:
-    """Read a job's own request.
-
-    Raises:
-        KeyError, TypeError: Something is missing or of another kind.
-    """
-    values = {"mem_per_cpu_mib": 0, **told}
-    return Original(**{each.name: _READERS[each.type](values[each.name]) for each in fields(Original)})
-
-
-def _whole(value: Any) -> int:
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise TypeError(f"{value!r} is not a whole number")
-    return value
-
-
-def _promise(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
-        raise TypeError(f"{value!r} is not a number from 0 to 1")
-    return float(value)
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"{value!r} is not text")
-    return value
-
-
-_READERS: Final[dict[Any, Any]] = {int: _whole, str: _text}
+    """Read what keeps a task behind siblings; None when nothing does or the tag is damaged."""
+    return _parsed(admin_comment, PLACE_PREFIX, Place)
 
 
 def with_plan(admin_comment: str, planned: Planned | None) -> str:
-    """Return an AdminComment that tells what was decided about its job, or nothing of it when `planned` is None.
+    """Return an AdminComment with the decision about its job, or without any when `planned` is None.
 
     The last reasons are left out where there are too many.
     """
     text = None
     if planned is not None:
         shown = replace(planned, why=tuple(printable(reason[:_LONGEST_REASON]) for reason in planned.why))
-        while len(text := format_json(_told(shown))) > _MOST_PLAN_CHARACTERS and shown.why:
+        while len(text := _plan_text(shown)) > _MOST_PLAN_CHARACTERS and shown.why:
             shown = replace(shown, why=shown.why[:-1])
     return with_token(admin_comment, PLAN_PREFIX, text)
 
 
-def _told(planned: Planned) -> dict[str, Any]:
-    told = {name: value for name, value in asdict(planned).items() if value not in (None, False)}
-    return {name: float(f"{value:.4g}") if isinstance(value, float) else value for name, value in told.items()}
+def _plan_text(planned: Planned) -> str:
+    values = {name: value for name, value in asdict(planned).items() if value not in (None, False)}
+    return format_json(
+        {name: float(f"{value:.4g}") if isinstance(value, float) else value for name, value in values.items()}
+    )
 
 
 def parse_plan(admin_comment: str) -> Planned | None:
-    """Read what was decided about a job; None when nothing was, or the token is damaged."""
-    told = parse_json(token(admin_comment, PLAN_PREFIX))
-    why = None if told is None else told.get("why", [])
-    if told is None or not isinstance(why, list):
+    """Read the decision about a job; None when there is none, or the tag is damaged."""
+    planned = _parsed(admin_comment, PLAN_PREFIX, Planned)
+    if planned is None:
         return None
-    try:
-        speed, solo_iteration_s = (_positive(told.get(name)) for name in ("speed", "solo_iteration_s"))
-    except TypeError:
-        return None
-    return Planned(tuple(map(str, why)), speed, solo_iteration_s, told.get("estimated") is True)
-
-
-def _positive(value: object) -> float | None:
-    """Return a number above 0, or None where there is none.
-
-    Raises:
-        TypeError: It is something else.
-    """
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
-        raise TypeError(f"{value!r} is not a number above 0")
-    return float(value)
+    figures = (each for each in (planned.speed, planned.solo_iteration_s) if each is not None)
+    return planned if all(0 < each < math.inf for each in figures) else None
 
 
 def format_pilot(start_token: str, members: tuple[int, ...]) -> str:
-    """Write a pilot job's token: which start it belongs to and who its members are."""
+    """Write a pilot job's tag: the start that it belongs to, and its members."""
     return f"{start_token}:{','.join(map(str, members))}"
 
 
 def parse_pilot(admin_comment: str) -> PilotTag | None:
-    """Read a pilot job's token; None when the job is none."""
+    """Read a pilot job's tag; None for other jobs."""
     text = token(admin_comment, PILOT_PREFIX)
     if text is None:
         return None
@@ -364,7 +296,7 @@ def with_mode(admin_comment: str, mode: Mode) -> str:
 
 
 class MemoryRetry(StrEnum):
-    """What becomes of a member that runs out of GPU memory beside others."""
+    """What happens to a member that runs out of GPU memory beside others."""
 
     ALONE = ""
     """It runs alone next time."""
@@ -375,6 +307,130 @@ class MemoryRetry(StrEnum):
 
 
 def memory_retry(admin_comment: str) -> MemoryRetry:
-    """Return what becomes of a member that runs out of GPU memory beside others."""
-    told = token(admin_comment, RETRY_MEMORY_PREFIX)
-    return MemoryRetry(told) if told in set(MemoryRetry) else MemoryRetry.ALONE
+    """Return what happens to a member that runs out of GPU memory beside others."""
+    word = token(admin_comment, RETRY_MEMORY_PREFIX)
+    return MemoryRetry(word) if word in set(MemoryRetry) else MemoryRetry.ALONE
+
+
+@dataclass(frozen=True, slots=True)
+class SubmitRequest:
+    """What `--muri` asked for; a key that the tag lacks has its default. muri.lua has the same keys and limits."""
+
+    model: str = ""
+    """Name under which the training profile is kept."""
+    batch_size: int = 0
+    """Samples per iteration on one GPU."""
+    duration_s: int | None = None
+    """Expected run time alone, in seconds."""
+    checkpoint: bool = False
+    """The job writes checkpoints and may be stopped and resumed."""
+    alone: bool = False
+    """Profile the job but never group it with others."""
+    accumulate: int = 1
+    """The script can split each batch into up to N parts (muri.accumulate)."""
+    min_speed: float = 0.0
+    """Least speed beside others, as a share of its speed alone."""
+    opportunistic: bool = False
+    """The job only asks for what others leave over."""
+
+
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+/-]{0,63}")
+_SHARE: Final = re.compile(r"0(\.[0-9]{0,2}[1-9])?")
+
+
+def _number(most: int) -> Callable[[str], int | None]:
+    form = re.compile(rf"[1-9][0-9]{{0,{len(str(most)) - 1}}}")
+    return lambda text: number if form.fullmatch(text) and (number := int(text)) <= most else None
+
+
+def _flag(text: str) -> bool | None:
+    return True if text == "1" else None
+
+
+_KEYS: Final[dict[str, tuple[str, Callable[[str], Any]]]] = {
+    "model": ("model", lambda text: text if _NAME.fullmatch(text) else None),
+    "batch-size": ("batch_size", _number(1_000_000_000)),
+    "duration": ("duration_s", _number(315_360_000)),
+    "checkpoint": ("checkpoint", _flag),
+    "alone": ("alone", _flag),
+    "accumulate": ("accumulate", _number(1024)),
+    "min-speed": ("min_speed", lambda text: float(text) if _SHARE.fullmatch(text) else None),
+    "opportunistic": ("opportunistic", _flag),
+}
+"""Keys of `--muri`, each with its field and the function that returns its value, None where it is invalid."""
+
+
+def parse_request(admin_comment: str) -> SubmitRequest | None:
+    """Read the submit tag; None when the job was not submitted with `--muri`.
+
+    job_submit writes only valid tags. A part that cannot be read or is out of range, because an administrator edited
+    the comment, counts as not given.
+    """
+    text = token(admin_comment, REQUEST_PREFIX)
+    if text is None:
+        return None
+    words = [(key, value) for key, _, value in (item.partition("=") for item in text.split(",")) if key in _KEYS]
+    given = {_KEYS[key][0]: _KEYS[key][1](value) for key, value in words}
+    return SubmitRequest(**{field: value for field, value in given.items() if value is not None})
+
+
+_FACTS: Final = re.compile(r"1\.([0-9a-f]{16})?\.([0-9a-f]{16})\.([A-Za-z0-9_-]*)\.([A-Za-z0-9_-]*|~)")
+_LONGEST_FACTS: Final = 4096
+_PATH: Final = re.compile(r"/[^\x00-\x1f\x7f]*")
+
+
+@dataclass(frozen=True, slots=True)
+class SubmitFacts:
+    """Facts about a submission, as `slurm_plugin/spank/facts.h` describes them.
+
+    They come from the user's own process: they may say anything about that user's job, and are trusted no further than
+    that.
+
+    Attributes:
+        line: Digest of the command line's words.
+        arguments: The batch script's, whatever bytes they hold; None when they were too long to travel.
+        environment: Digest of the Python and of the variables that decide what a script imports, "" when unknown.
+        python: The first Python in PATH, "" when unknown.
+    """
+
+    line: str
+    arguments: tuple[str, ...] | None
+    environment: str = ""
+    python: str = ""
+
+
+def read_facts(admin_comment: str) -> SubmitFacts | None:
+    """Read the facts in an AdminComment; None when there are none or they are damaged."""
+    text = token(admin_comment, FACTS_PREFIX)
+    found = _FACTS.fullmatch(text) if text is not None and len(text) <= _LONGEST_FACTS else None
+    if found is None:
+        return None
+    environment, line, python, arguments = found.groups()
+    try:
+        words = None if arguments == "~" else decode_words(arguments)
+        path = _decoded(python).decode(errors="surrogateescape")
+    except ValueError:
+        return None
+    return SubmitFacts(line, words, environment or "", path if _PATH.fullmatch(path) else "")
+
+
+def encode_words(words: Iterable[str]) -> str:
+    """Write words in an alphabet that needs no quotes."""
+    text = b"".join(word.encode(errors="surrogateescape") + b"\0" for word in words)
+    return base64.urlsafe_b64encode(text).decode().rstrip("=")
+
+
+def decode_words(text: str) -> tuple[str, ...]:
+    """Read what `encode_words` wrote; bytes that are not UTF-8 stand as surrogate escapes.
+
+    Raises:
+        ValueError: It is damaged.
+    """
+    *words, rest = _decoded(text).split(b"\0")
+    if rest:
+        raise ValueError("the last argument has no end")
+    return tuple(word.decode(errors="surrogateescape") for word in words)
+
+
+def _decoded(text: str) -> bytes:
+    return base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)

@@ -1,7 +1,7 @@
-"""The controller's memory between cycles: what it meant to do, and what it must not forget.
+"""The controller's memory between cycles: intents and facts in SQLite, in WAL mode with full synchronization.
 
-SQLite in WAL mode with full synchronization: an intent is on disk before the RPC that carries it
-out, so that a controller killed between any two lines can tell at its next start what it had begun.
+An intent is on disk before the RPC that carries it out, so that a controller killed between any two lines can tell at
+its next start what it had begun.
 """
 
 import json
@@ -43,55 +43,52 @@ CREATE TABLE facts (
 """
 
 
+# Kinds of intents.
 GROUP: Final = "group"
 JOIN: Final = "join"
 PREEMPT: Final = "preempt"
 DRY_RUN: Final = "dry-run"
-"""Kinds of intents."""
 
+# Names of facts. Running sites' journals hold these words.
 EXCLUSION: Final = "bar"
-"""Name of the facts that say why a job must not be grouped again, by job id. Running sites' journals hold the word."""
+"""By job id: why the job must not be grouped again."""
 
 PAIR: Final = "pair"
-"""Name of the facts that keep what was seen of two members that share without turns, by their pilot job's id
-(`planning.measurements`)."""
+"""By pilot job: measurements of two members that share without turns."""
 
 DRY_RUN_FAILED: Final = "dry-run-failed"
-"""Name of the facts that count a model's failed dry runs and keep the last cause and time (`dry_run_failures`), by the
-profile key's text."""
+"""By profile key: a `Failure`."""
 
 LARGEST_GROUP: Final = "largest-group"
-"""Name of the facts that hold how large a group Slurm lately had room for, why, and since when, by job id."""
+"""By job id: the largest group that Slurm lately had room for, why, and since when."""
 
 RELEASE_REFUSED: Final = "release-refused"
-"""Name of the facts that say why Slurm would not let a job go that it is to decide about, and since when, by job id."""
+"""By job id: why Slurm refused to release a job to its own scheduler, and since when."""
 
 PYTHON: Final = "python"
-"""Name of the facts that hold the Python of a model's script (`planning.pythons.MeasuredPython`), by the profile key's
-text and the digest of the environment that the job was submitted in."""
+"""By profile key and digest of the submission's environment: a `MeasuredPython`."""
 
 GPU_MEM: Final = "gpu-mem"
-"""Name of the facts that hold the GiB per GPU that a job asks for since an out-of-memory error, by job id."""
+"""By job id: the GiB per GPU that the job asks for since an out-of-memory error."""
 
 FIRST_SUBMIT: Final = "first-submit"
-"""Name of the facts that hold when a job was submitted at first, seconds since the epoch, by job id."""
+"""By job id: when the job was submitted first, seconds since the epoch."""
 
 GROUP_RUN: Final = "group-run"
-"""Name of the facts that hold who ran beside whom until the members' reports are written, by pilot job."""
+"""By pilot job: which members ran at the same time, until their reports are written."""
 
 SERVICE: Final = "service"
-"""Name of the facts that hold when the runs of a job began and ended (`controller.history.Service`), by job id."""
+"""By job id: a `Service`."""
 
 CLAIMS: Final = "claims"
-"""Name of the facts that hold how far jobs kept to the durations that were stated (`planning.stated_durations`), by
-user."""
+"""By user: how well jobs kept to their stated durations."""
 
 COUNTERS: Final = "counters"
-"""Name of the facts that hold the metrics' counters, by metric."""
+"""By metric: its counters."""
 
 
 def not_grouped_again(why: str) -> str:
-    """Say for people what the fact EXCLUSION means for a job."""
+    """Return the fact EXCLUSION in words for people."""
     return f"not grouped again: {why}"
 
 
@@ -104,12 +101,7 @@ class CorruptJournalError(JournalError):
 
 
 def set_aside_journal(path: Path, damage: CorruptJournalError, now: datetime) -> None:
-    """Rename a damaged journal and its side files, and log it; nothing is deleted.
-
-    Args:
-        path: The journal.
-        damage: What is wrong with it.
-        now: UTC time, for its new name.
+    """Rename a damaged journal and its side files by the UTC time, and log it; nothing is deleted.
 
     Raises:
         JournalError: They cannot be renamed.
@@ -123,47 +115,29 @@ def set_aside_journal(path: Path, damage: CorruptJournalError, now: datetime) ->
 
 @dataclass(frozen=True, slots=True)
 class Intent:
-    """Something that the controller set out to do.
+    """Something that the controller set out to do."""
 
-    Attributes:
-        token: Unique name; the jobs that it submits carry it in their AdminComment.
-        kind: GROUP, JOIN, PREEMPT or DRY_RUN.
-        payload: What is needed to carry it on.
-        state: "begun": perhaps half done; "done": every step was made; "abandoned": taken back.
-        submitted_job: Id of the job submitted for it, None while unknown.
-        begun_s: When, seconds since the epoch.
-    """
-
-    token: str
-    kind: str
-    payload: dict[str, Any]
-    state: str
-    submitted_job: int | None
-    begun_s: float
+    token: str  # Unique name; the jobs that it submits carry it in their AdminComment
+    kind: str  # GROUP, JOIN, PREEMPT or DRY_RUN
+    payload: dict[str, Any]  # The data needed to continue it
+    state: str  # "begun": perhaps half done; "done": every step was made; "abandoned": taken back
+    submitted_job: int | None  # Id of the job submitted for it, None while unknown
+    begun_s: float  # Seconds since the epoch
 
 
 def random_token() -> str:
-    """A name that nobody can guess or has used before."""
+    """Return a new name that cannot be guessed."""
     return secrets.token_hex(6)
 
 
 class Journal:
-    """The journal file. Each method is one durable transaction.
+    """The journal file, made when it is missing. Each method is one durable transaction; `new_token` names an intent.
 
-    Attributes:
-        new_token: Names an intent.
+    Raises:
+        JournalError: It cannot be opened, is damaged, or was written by a newer version.
     """
 
     def __init__(self, path: Path, new_token: Callable[[], str] = random_token) -> None:
-        """Open the journal, making it when it is missing.
-
-        Args:
-            path: The file.
-            new_token: Names an intent.
-
-        Raises:
-            JournalError: It cannot be opened, is damaged, or was written by a newer version.
-        """
         self.new_token = new_token
         self._path = path
         self._payloads: dict[str, tuple[str, dict[str, Any]]] = {}
@@ -180,7 +154,7 @@ class Journal:
             raise self._error("open", error) from error
 
     def _error(self, action: str, error: Exception) -> JournalError:
-        """Say what cannot be done, and what to do about it."""
+        """Return the error that says what cannot be done, and what to do about it."""
         return (CorruptJournalError if tells_damage(error) else JournalError)(
             f"cannot {action} the journal {self._path}: {error}. Check its directory's permissions and space; if it is "
             "damaged, move it aside: the jobs' own AdminComment holds what is needed to resume."
@@ -197,20 +171,18 @@ class Journal:
         self._open()
 
     def _migrate(self) -> None:
-        version = self._version()
-        if version > SCHEMA_VERSION:
+        if (version := self._version()) > SCHEMA_VERSION:
             raise JournalError(f"{self._path} was written by a newer Muri (schema {version}); upgrade this one")
-        if version == 0:
-            with self._transaction():
-                if self._version() == 0:  # another process may have been first
-                    for statement in _SCHEMA.split(";\n"):
-                        self._connection.execute(statement)
-                    self._connection.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
-        elif version == 1:
-            with self._transaction():
-                if self._version() == 1:
-                    self._rename_fields()
-                    self._connection.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
+        if version == SCHEMA_VERSION:
+            return
+        with self._transaction():
+            version = self._version()  # another process may have been first
+            if version == 0:
+                for statement in _SCHEMA.split(";\n"):
+                    self._connection.execute(statement)
+            elif version == 1:
+                self._rename_fields()
+            self._connection.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
 
     def _rename_fields(self) -> None:
         """Bring a journal of 0.2 to the names of this version."""
@@ -234,28 +206,20 @@ class Journal:
         except sqlite3.Error as error:
             raise self._error("write", error) from error
         finally:
-            # Whatever went wrong, such as a text that SQLite cannot store: what stays open bars all later ones.
+            # After any failure, such as a text that SQLite cannot store: an open one blocks all later ones.
             if self._connection.in_transaction:
                 with suppress(sqlite3.Error):  # in a damaged file this fails, too
                     self._connection.execute("ROLLBACK")
 
     def _read(self, query: str, argument: object) -> list[Any]:
-        """Return the rows of a query.
-
-        Raises:
-            JournalError: The file is damaged, or cannot be read.
-        """
+        """Return the rows of a query."""
         try:
             return self._connection.execute(query, (argument,)).fetchall()
         except (sqlite3.Error, UnicodeDecodeError) as error:
             raise self._error("read", error) from error
 
     def _parsed(self, text: str) -> Any:
-        """Read a value that was written as JSON.
-
-        Raises:
-            CorruptJournalError: The file is damaged.
-        """
+        """Read a value that was written as JSON."""
         try:
             return json_of(text)
         except (TypeError, ValueError) as error:
@@ -306,7 +270,7 @@ class Journal:
         return tuple(Intent(r[0], r[1], self._payload(r[0], r[2]), r[3], r[4], r[5]) for r in rows)
 
     def _payload(self, token: str, text: str) -> dict[str, Any]:
-        """An intent's payload, parsed once: closed ones are read for days, several times in every cycle."""
+        """Return an intent's payload, parsed once: closed ones are read for days, several times in every cycle."""
         known = self._payloads.get(token)
         if known is None or known[0] != text:
             known = self._payloads[token] = text, self._parsed(text)
@@ -353,17 +317,11 @@ RETRY_AFTER_S: Final = 86400.0
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """What is kept of a model's failed dry runs.
+    """Failed dry runs of a model."""
 
-    Attributes:
-        count: How many have failed since the last success, or since the earlier ones expired.
-        why: The cause of the last.
-        last_s: When that was, seconds since the epoch.
-    """
-
-    count: int
-    why: str
-    last_s: float
+    count: int  # Since the last success, or since the earlier ones expired
+    why: str  # Cause of the last one
+    last_s: float  # Its time, seconds since the epoch
 
     def expired(self, now_s: float) -> bool:
         """Whether the model may be tried again whatever the count."""
@@ -371,12 +329,12 @@ class Failure:
 
     @property
     def fact(self) -> list[Any]:
-        """As the journal keeps it."""
+        """The journal's form."""
         return [self.count, self.why, self.last_s]
 
 
 def read_failure(fact: Any, now_s: float) -> Failure | None:
-    """Read a fact; one of a version that did not note the time counts as new. None when it is damaged."""
+    """Read a fact; one without a time, of an old version, counts as new. None when it is damaged."""
     try:
         count, why, *last_s = fact
         return Failure(int(count), str(why), float(last_s[0]) if last_s else now_s)
@@ -385,17 +343,11 @@ def read_failure(fact: Any, now_s: float) -> Failure | None:
 
 
 def current(facts: Mapping[str, Any], now_s: float) -> dict[str, Failure]:
-    """Return what can be read and has not expired, by the profile key's text."""
+    """Return the readable failures that have not expired, by the profile key's text."""
     found = {key: read_failure(fact, now_s) for key, fact in facts.items()}
     return {key: each for key, each in found.items() if each is not None and not each.expired(now_s)}
 
 
 def after_another(earlier: Failure | None, why: str, now_s: float) -> Failure:
-    """Return what is kept after one more failure.
-
-    Args:
-        earlier: What has not expired of earlier ones.
-        why: Its cause.
-        now_s: When it happened, seconds since the epoch.
-    """
+    """Return the record after one more failure; `earlier` has not expired."""
     return Failure(1 if earlier is None else earlier.count + 1, why, now_s)

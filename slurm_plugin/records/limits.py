@@ -1,4 +1,4 @@
-"""What a site allows: limits of partitions, QOS and associations, and Slurm's words for a limit that is reached."""
+"""What a site allows: limits of partitions, QOS and associations, Slurm's words for them, and removal of GPUs. Pure."""
 
 import re
 from dataclasses import dataclass
@@ -13,40 +13,22 @@ class LimitTextError(MuriError, ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Tres:
-    """An amount of one of Slurm's trackable resources.
+    """An amount of one of Slurm's trackable resources."""
 
-    Attributes:
-        name: Slurm's name of it: "cpu", "mem", "node", "gres/gpu", "gres/gpu:a100", …
-        amount: How much; of "mem" in MiB. Of a limit in minutes: this much for so many minutes.
-    """
-
-    name: str
-    amount: int
+    name: str  # Slurm's: "cpu", "mem", "node", "gres/gpu", "gres/gpu:a100", …
+    amount: int  # Of "mem" in MiB; of a limit in minutes: this much for so many minutes
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits that a QOS or an association sets; None, or a resource that is missing, means that it sets none.
+    """Limits that a QOS or an association sets; None, or a resource that is missing, stands for no limit.
 
-    Attributes:
-        max_wall_s: Longest time limit of a job.
-        max_tres_per_job: Most that one job may have.
-        max_tres_minutes_per_job: Most resources × minutes that one job may ask for.
-        min_tres_per_job: Least that one job must have.
-        max_jobs_per_user: Running jobs of a user; of an association: of it.
-        max_submit_per_user: Waiting and running jobs of a user; of an association: of it.
-        max_tres_per_user: Most that a user's running jobs may have together.
-        max_jobs_per_account: Running jobs of an account.
-        max_submit_per_account: Waiting and running jobs of an account.
-        max_tres_per_account: Most that an account's running jobs may have together.
-        grp_jobs: Running jobs of all, together with those of associations below.
-        grp_submit: Waiting and running jobs of all.
-        grp_tres: Most that all running jobs may have together.
+    Those per user of an association count its own jobs. Limits on submission count waiting and running jobs.
     """
 
-    max_wall_s: int | None = None
+    max_wall_s: int | None = None  # Longest time limit of a job
     max_tres_per_job: tuple[Tres, ...] = ()
-    max_tres_minutes_per_job: tuple[Tres, ...] = ()
+    max_tres_minutes_per_job: tuple[Tres, ...] = ()  # Resources × minutes that one job may ask for
     min_tres_per_job: tuple[Tres, ...] = ()
     max_jobs_per_user: int | None = None
     max_submit_per_user: int | None = None
@@ -54,7 +36,7 @@ class Limits:
     max_jobs_per_account: int | None = None
     max_submit_per_account: int | None = None
     max_tres_per_account: tuple[Tres, ...] = ()
-    grp_jobs: int | None = None
+    grp_jobs: int | None = None  # Running jobs of all, together with those of associations below
     grp_submit: int | None = None
     grp_tres: tuple[Tres, ...] = ()
 
@@ -64,33 +46,19 @@ NO_LIMITS: Final = Limits()
 
 @dataclass(frozen=True, slots=True)
 class PartitionLimits:
-    """What a partition allows.
-
-    Attributes:
-        name: Its name.
-        state: UP, DOWN (jobs wait), DRAIN (takes no new jobs) or INACTIVE (both).
-        max_time_s: Longest time limit, None for any.
-        qos: QOS whose limits hold for all of its jobs, "" for none.
-        exclusive: Whether its jobs get whole nodes, which nothing can share.
-        max_mem_per_node_mib: Most memory of a job on each node, None for all.
-        max_mem_per_cpu_mib: Most memory for each CPU, None for any; Slurm gives a job that asks for more further CPUs.
-        default_mem: Whether a job that asks for no memory gets some, not all of a node.
-        cpus_per_gpu: CPUs that a job which names none gets for each GPU (DefCpuPerGPU), 0 where nothing is set.
-        mem_per_gpu: Whether jobs get memory for each GPU where they name none (DefMemPerGPU).
-        counts_mem: Whether Slurm gives out each MiB of a node's memory once.
-    """
+    """What a partition allows and gives; None stands for no limit, "" and 0 for no default."""
 
     name: str
-    state: str = "UP"
+    state: str = "UP"  # UP, DOWN (jobs wait), DRAIN (takes no new jobs) or INACTIVE (both)
     max_time_s: int | None = None
-    qos: str = ""
-    exclusive: bool = False
+    qos: str = ""  # QOS whose limits hold for all of its jobs
+    exclusive: bool = False  # Its jobs get whole nodes, which nothing can share
     max_mem_per_node_mib: int | None = None
-    max_mem_per_cpu_mib: int | None = None
-    default_mem: bool = False
-    cpus_per_gpu: int = 0
-    mem_per_gpu: bool = False
-    counts_mem: bool = False
+    max_mem_per_cpu_mib: int | None = None  # Slurm gives a job that asks for more further CPUs
+    default_mem: bool = False  # A job that asks for no memory gets some, not all of a node
+    cpus_per_gpu: int = 0  # DefCpuPerGPU, for jobs that name no CPUs
+    mem_per_gpu: bool = False  # Jobs get memory for each GPU where they name none (DefMemPerGPU)
+    counts_mem: bool = False  # Slurm gives out each MiB of a node's memory once
 
     @property
     def all_mem(self) -> bool:
@@ -99,70 +67,45 @@ class PartitionLimits:
 
     @property
     def has_defaults_per_gpu(self) -> bool:
-        """Whether Slurm writes into each job what it gets for a GPU, and so refuses some changes of its GPUs."""
+        """Whether Slurm writes into each job its defaults for a GPU, and so refuses some changes of its GPUs."""
         return self.mem_per_gpu or self.cpus_per_gpu > 0
 
 
 @dataclass(frozen=True, slots=True)
 class Qos:
-    """A QOS.
-
-    Attributes:
-        name: Its name.
-        limits: Its limits.
-        over_partition_qos: Whether its limits go before those of the partition's QOS.
-        over_partition_time: Whether its jobs may exceed the partition's time limit.
-        limit_factor: What an association's limits on resources are multiplied by for its jobs.
-    """
+    """A QOS."""
 
     name: str
     limits: Limits = NO_LIMITS
-    over_partition_qos: bool = False
-    over_partition_time: bool = False
-    limit_factor: float = 1.0
+    over_partition_qos: bool = False  # Its limits go before those of the partition's QOS
+    over_partition_time: bool = False  # Its jobs may exceed the partition's time limit
+    limit_factor: float = 1.0  # Multiplies an association's limits on resources for its jobs
 
 
 @dataclass(frozen=True, slots=True)
 class Association:
-    """An account, or a user in an account.
-
-    Attributes:
-        account: The account.
-        user: The user, "" for the account itself.
-        partition: The partition that it is for, "" for all.
-        parent: The account above, "" for none. A user's association is below its account.
-        limits: Its limits. All but the `grp_` ones include what is inherited from above.
-    """
+    """An account, or a user in an account. All limits but the `grp_` ones include those inherited from above."""
 
     account: str
-    user: str = ""
-    partition: str = ""
-    parent: str = ""
+    user: str = ""  # "" for the account itself
+    partition: str = ""  # "" for all
+    parent: str = ""  # The account above; a user's association is below its account
     limits: Limits = NO_LIMITS
 
 
 @dataclass(frozen=True, slots=True)
 class SiteLimits:
-    """What a site allows; the default is a site without limits.
-
-    Attributes:
-        partitions: All partitions whose limits could be read.
-        enforced: Whether Slurm enforces limits of QOS and associations.
-        qos: All QOS whose limits could be read.
-        associations: All associations of this cluster whose limits could be read.
-        priority_type: PriorityType.
-        why_unknown: Why limits could not be read at all, "" when they could.
-    """
+    """All limits of a site that could be read; the default is a site without limits."""
 
     partitions: tuple[PartitionLimits, ...] = ()
-    enforced: bool = False
+    enforced: bool = False  # Slurm enforces limits of QOS and associations
     qos: tuple[Qos, ...] = ()
     associations: tuple[Association, ...] = ()
     priority_type: str = ""
-    why_unknown: str = ""
+    why_unknown: str = ""  # Why limits could not be read at all, "" when they could
 
     def partition(self, name: str) -> PartitionLimits:
-        """Return what a partition allows; one that is not known sets nothing."""
+        """Return a partition's limits; an unknown one has none."""
         return next((each for each in self.partitions if each.name == name), PartitionLimits(name))
 
 
@@ -179,7 +122,7 @@ def parse_duration_s(text: str) -> int | None:
     """Read a time limit such as "2-00:00:00", "30:00" or "90" (minutes); None for "", UNLIMITED and NONE.
 
     Raises:
-        LimitTextError: It is none.
+        LimitTextError: It is malformed.
     """
     if text.upper() in ("", "UNLIMITED", "INFINITE", "NONE", "N/A"):
         return None
@@ -218,7 +161,7 @@ def parse_count(text: str) -> int | None:
     """Read a limit of a count; None for "" and UNLIMITED.
 
     Raises:
-        LimitTextError: It is none.
+        LimitTextError: It is malformed.
     """
     if text.upper() in ("", "UNLIMITED", "N/A"):
         return None
@@ -245,16 +188,12 @@ _LIMIT_REFUSALS: Final = (
 
 
 def is_limit_reason(reason: str) -> bool:
-    """Whether a job's reason for waiting is a limit of its partition, QOS or association.
-
-    Args:
-        reason: Slurm's word, such as "QOSMaxGRESPerUser".
-    """
-    return _LIMIT_REASON.fullmatch(_first_word(reason)) is not None
+    """Whether Slurm's reason for waiting, such as "QOSMaxGRESPerUser", names a limit."""
+    return _LIMIT_REASON.fullmatch(re.split(r"[,( ]", reason.strip(), maxsplit=1)[0]) is not None
 
 
 def will_start_by_itself(reason: str) -> bool:
-    """Whether a job with this reason for waiting starts as soon as it has resources: nothing else stands in its way.
+    """Whether a job with this reason for waiting starts as soon as it has resources.
 
     Slurm will give it the GPUs that it waits for. With any other reason (BadConstraints, ReqNodeNotAvail, Reservation,
     Dependency, BeginTime, Licenses, JobHeldUser, limits, …) free GPUs do not help it.
@@ -265,12 +204,73 @@ def will_start_by_itself(reason: str) -> bool:
 def is_limit_refusal(text: str) -> bool:
     """Whether Slurm refused a submission or a change because of a limit; it may be accepted later, or smaller.
 
-    Args:
-        text: Slurm's words. Those of sbatch begin with the reason, such as "QOSMaxSubmitJobPerUserLimit".
+    Slurm's text from sbatch begins with the reason, such as "QOSMaxSubmitJobPerUserLimit".
     """
     lowered = text.lower()
     return any(words in lowered for words in _LIMIT_REFUSALS) or any(map(is_limit_reason, re.findall(r"\w+", text)))
 
 
-def _first_word(reason: str) -> str:
-    return re.split(r"[,( ]", reason.strip(), maxsplit=1)[0]
+WAYS: Final = ("gres/gpu:0,gres/muri:1", "gres/gpu:0")
+"""Requests per node in whose favor a job may lose its GPUs, the better one first.
+
+Slurm 24.11 replaces a waiting job's request only by one that asks for something; the count-only GRES `muri` does that,
+and counts who shares. Slurm 26.05 takes either.
+"""
+
+PER_NODE: Final = "--gres=gpu:N"
+TYPED: Final = "--gres=gpu:TYPE:N"
+PER_GPU: Final = "--gres=gpu:N with a default for each GPU"
+"""Jobs to which their partition gives CPUs or memory for each GPU.
+
+Slurm takes their GPUs away only by a request that names GPUs and nothing else."""
+EVERY_FORM: Final = (PER_NODE, "--gpus-per-node=N", "--gpus=N", "--gpus-per-task=N")
+"""Those of jobs without a type of GPU."""
+
+_TRY_AGAIN_S: Final = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class TriedForm:
+    """The outcome of trying to take GPUs away from a job that asked for them in one form."""
+
+    form: str  # Such as "--gres=gpu:N"
+    request: str = ""  # The request per node that took them away; "" where none did
+    why: str = ""  # Why none did, or why that is not known
+    conclusive: bool = True  # The answer holds until slurmctld starts anew
+
+
+@dataclass(frozen=True, slots=True)
+class GpuRemoval:
+    """Whether, and by which request, a waiting job's GPUs can be taken away, which a group needs: found by trying."""
+
+    site: str = ""
+    """Slurm's version, start and settings, and the partitions that Muri serves; a change means another try."""
+    tried_s: float = 0.0  # Seconds since the epoch
+    forms: tuple[TriedForm, ...] = ()
+    why: str = "it has not been tried yet whether Slurm can take a waiting job's GPUs away"  # "" when tried
+
+    def way_for(self, gpu_request: str, partition: PartitionLimits) -> TriedForm:
+        """Return the outcome for jobs of a partition with a request per node, such as "gres/gpu:a100:2"."""
+        wanted = TYPED if re.search(r"gpu:[A-Za-z_]", gpu_request) else PER_NODE
+        if partition.has_defaults_per_gpu:
+            wanted = PER_GPU
+        found = next((form for form in self.forms if form.form == wanted), None)
+        return found or TriedForm(wanted, why=self.why or "this form of request was not tried", conclusive=False)
+
+    def holds(self, site: str, now_s: float) -> bool:
+        """Whether there is no need to try again, on this site at this time."""
+        settled = bool(self.forms) and all(form.conclusive for form in self.forms)
+        return self.site == site and (settled or 0 <= now_s - self.tried_s < _TRY_AGAIN_S)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a job that asks for GPUs can be submitted."""
+
+    partition: str  # One whose nodes have GPUs
+    gpu_type: str  # "gpu" when untyped
+    defaults_per_gpu: bool = False  # A partition that Muri serves gives CPUs or memory for each GPU
+    served: tuple[str, ...] = ()  # Partitions that Muri serves, as configured; empty for all
+
+
+NOT_TRIED: Final = GpuRemoval()

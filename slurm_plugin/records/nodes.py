@@ -1,13 +1,13 @@
-"""Nodes: Slurm's folded host lists such as "gpu[01-04],login", and islands of their GPUs. Pure.
+"""Slurm's folded host lists such as "gpu[01-04],login", and islands of a node's GPUs. Pure.
 
-Which GPUs of a node reach each other fast follows from what gres.conf says of each device: `Links`, else `Cores`.
-Which GPUs a job gets is Slurm's choice (tried on 26.05): the free one with the lowest index, then those that are linked
-to the ones chosen, then again the lowest. So Muri can choose the node on which that gives a whole island.
+Which GPUs of a node reach each other fast follows from gres.conf: `Links` of each device, else `Cores`. Slurm chooses a
+job's GPUs (tried on 26.05): the free one with the lowest index, then those linked to the ones chosen, then again the
+lowest. So Muri can choose the node on which that gives a whole island.
 """
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from functools import lru_cache
@@ -16,12 +16,10 @@ from typing import Final
 from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet, NodeSetParseError
 
 MOST_NODES: Final = 65_536
-"""Longer lists are refused before they are unfolded: a few characters can stand for thousands of millions of names."""
+"""Longer host lists are refused before they are unfolded: a few characters can stand for billions of names."""
 
-_FORM: Final = re.compile(r"[A-Za-z0-9._\[\],-]*")
-
-_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-"""One host."""
+_HOST_LIST: Final = re.compile(r"[A-Za-z0-9._\[\],-]*")
+_HOST: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 _COMMA: Final = re.compile(r",(?![^\[]*\])")
 """A comma between hosts, not within brackets."""
@@ -33,17 +31,17 @@ class HostListError(ValueError):
 
 @lru_cache(maxsize=1024)
 def names_in(host_list: str) -> frozenset[str]:
-    """Return the names in a host list.
+    """Return the names in one of Slurm's folded host lists, such as "gpu[01-04],login".
 
     Raises:
-        HostListError: It is none, or has too many.
+        HostListError: It is malformed, or has too many.
     """
-    if _NAME.fullmatch(host_list):
+    if _HOST.fullmatch(host_list):
         return frozenset({host_list})
-    if not _FORM.fullmatch(host_list):
+    if not _HOST_LIST.fullmatch(host_list):
         raise HostListError(f"{host_list[:80]!r} is not a list of nodes")
     try:
-        if sum(map(_count, _COMMA.split(host_list))) > MOST_NODES:
+        if sum(map(_name_count, _COMMA.split(host_list))) > MOST_NODES:
             raise HostListError(f"{host_list[:80]!r} lists more than {MOST_NODES} nodes")
         return frozenset(NodeSet(host_list, resolver=RESOLVER_NOGROUP))
     except (NodeSetParseError, ValueError) as error:
@@ -55,8 +53,8 @@ def folded(names: AbstractSet[str]) -> str:
     return next(iter(names)) if len(names) == 1 else str(NodeSet.fromlist(sorted(names)))
 
 
-def _count(item: str) -> int:
-    """How many names one folded name stands for, at least 1."""
+def _name_count(item: str) -> int:
+    """Return how many names one folded name stands for, at least 1."""
     return math.prod(sum(map(_size, bracket.split(","))) for bracket in re.findall(r"\[([^\[\]]*)\]", item))
 
 
@@ -65,24 +63,19 @@ def _size(part: str) -> int:
     return int(last) - int(first) + 1 if first.isdecimal() and last.isdecimal() else 1
 
 
-_WORD: Final = re.compile(r'([A-Za-z]+)\s*=\s*("[^"]*"|\S+)')
-_MOST_DEVICES: Final = 64
-
 Islands = tuple[tuple[int, ...], ...]
 """Slurm's indices of a node's GPUs, by island."""
+
+_WORD: Final = re.compile(r'([A-Za-z]+)\s*=\s*("[^"]*"|\S+)')
+_MOST_DEVICES: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """One GPU as gres.conf has it.
+    """One GPU in gres.conf; () and "" where the file does not tell its links or cores."""
 
-    Attributes:
-        links: Connections to each device of the node, -1 for the device itself; () where the file does not say.
-        cores: Cores of its socket as the file writes them, "" where it does not say.
-    """
-
-    links: tuple[int, ...] = ()
-    cores: str = ""
+    links: tuple[int, ...] = ()  # Connections to each device of the node, -1 for the device itself
+    cores: str = ""  # Cores of its socket as the file writes them
 
 
 def islands_of(texts: Iterable[str]) -> dict[str, Islands]:
@@ -92,33 +85,23 @@ def islands_of(texts: Iterable[str]) -> dict[str, Islands]:
         texts: gres.conf and the files that it includes.
     """
     devices: dict[str, list[Device]] = {}
-    for text in texts:
-        for words in _lines(text):
-            if words.get("name", "").lower() == "gpu":
-                for node in _nodes(words.get("nodename", "")):
-                    devices.setdefault(node, []).extend(_devices(words))
+    for line in (line for text in texts for line in re.sub(r"\\\s*\n", " ", text).splitlines()):
+        words = {key.lower(): value.strip('"') for key, value in _WORD.findall(line.split("#", 1)[0])}
+        if words.get("name", "").lower() == "gpu":
+            for node in _node_names(words.get("nodename", "")):
+                devices.setdefault(node, []).extend(_devices(words))
     return {node: islands for node, found in devices.items() if (islands := _islands(found))}
 
 
-def _lines(text: str) -> Iterator[dict[str, str]]:
-    """The words of each logical line, by key in lower case."""
-    joined = re.sub(r"\\\s*\n", " ", text)
-    for line in joined.splitlines():
-        found = _WORD.findall(line.split("#", 1)[0])
-        yield {key.lower(): value.strip('"') for key, value in found}
-
-
-def _nodes(text: str) -> Iterable[str]:
-    if not text:
-        return ("",)
+def _node_names(text: str) -> Iterable[str]:
     try:
-        return sorted(names_in(text))
+        return sorted(names_in(text)) if text else ("",)
     except HostListError:
         return ()
 
 
 def _devices(words: dict[str, str]) -> list[Device]:
-    """The devices of a line: those of its `File`, else as many as its `Count`."""
+    """Return the devices of a line: those of its `File`, else as many as its `Count`."""
     cores = words.get("cores", words.get("cpus", ""))
     parts = words.get("links", "").split(",")
     links = tuple(int(part) for part in parts) if all(re.fullmatch(r"-?\d{1,4}", part) for part in parts) else ()
@@ -134,7 +117,7 @@ def _devices(words: dict[str, str]) -> list[Device]:
 
 
 def _islands(devices: Sequence[Device]) -> Islands:
-    """Islands by `Links` where every device has them and some are connected, else by cores; () where neither tells."""
+    """Return islands by `Links` where every device has them and some are connected, else by cores; () where neither."""
     count = len(devices)
     if all(len(device.links) == count and device.links.count(-1) == 1 for device in devices):
         # Slurm numbers devices by their own place in Links, whatever the order of the lines.
@@ -150,7 +133,7 @@ def _islands(devices: Sequence[Device]) -> Islands:
 
 
 def _fully_linked(devices: Sequence[Device]) -> Islands:
-    """Sets of devices each of which has a direct connection to all others, the first ones first."""
+    """Return sets of devices with direct connections from each to all others, the first ones first."""
     left, found = list(range(len(devices))), []
     while left:
         island = [left[0]]

@@ -21,22 +21,21 @@ from muri.profiler.records import ProfileKey
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import Job, JobState, NodeIndex, Snapshot
 from muri.slurm_plugin.records.comment_reports import JobReports, read_reports
-from muri.slurm_plugin.records.submission import SubmitFacts, SubmitRequest, parse_request, read_facts
 
 GATE_LICENSE: Final = "muri_gate"
 """Name of the license, and of the reservation that withholds it."""
 
 Gate = Literal["licence", "hold"]
-"""What kind of gate a job was submitted with."""
+"""The kind of gate that a job was submitted with."""
 
 OPEN: Final = "open"
-"""What stands in place of a gate's kind once Muri has lifted its own hold: a later hold is somebody else's."""
+"""Replaces a gate's kind once Muri has lifted its own hold: a later hold is somebody else's."""
 
 REQUEUED: Final = "requeued"
-"""What stands there from before Muri puts a running job back into the queue, held: that hold is its own."""
+"""Written before Muri requeues a job held; marks the hold as Muri's."""
 
 REQUEUED_HELD: Final = "job_requeued_in_held_state"
-"""Slurm's reason of a hold by `scontrol requeuehold`: by a member, the controller, or anybody else who may."""
+"""Slurm's reason of a hold by `scontrol requeuehold`: by a member, the controller, or another process that may."""
 
 _HELD_BY_USER: Final = "JobHeldUser"
 """Slurm's reason of the hold that job_submit or a user made. Administrators' holds and failed launches have others."""
@@ -55,7 +54,7 @@ def with_gate(licenses: str) -> str:
 
 
 def gate_of(job: Job) -> Gate:
-    """Return what kind of gate a job was submitted with."""
+    """Return the kind of gate that a job was submitted with."""
     return "licence" if gate_word(job) == tags.LICENCE_GATE else "hold"
 
 
@@ -74,7 +73,7 @@ def is_behind_own_hold(job: Job) -> bool:
         return False
     word = gate_word(job)
     if word is None and is_behind_licence(job):
-        return False  # its comment was damaged: the license is its gate, and somebody else holds it
+        return False  # its comment was damaged: the license is its gate, and the hold is somebody else's
     if word == OPEN or (word == "hold" and job.reason == REQUEUED_HELD):
         return job.reason == REQUEUED_HELD and tags.is_member(job.admin_comment)
     return word in {None, "hold", REQUEUED} and job.reason in {REQUEUED_HELD, _HELD_BY_USER}
@@ -124,7 +123,7 @@ class Role(StrEnum):
     NOT_OURS: behind the gate, but Muri cannot plan it (a partition it does not serve, no GPU count or no AdminComment
         that it can read). Muri opens its gate at once.
     USER_HELD: held by its user, an administrator or Slurm; Muri leaves it alone until they release it.
-    OTHER: none of Muri's business.
+    OTHER: not Muri's business.
     """
 
     CANDIDATE = "candidate"
@@ -139,45 +138,25 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ManagedJob(Job):
-    """A job with what its comments say, read once.
-
-    Attributes:
-        role: What it is to Muri.
-        request: What `--muri` asked for.
-        membership: Its group and its own request, None when it is not a member or its tag is damaged.
-        given: What it had asked for, None when it has its own CPUs and memory.
-        place: What makes it stand behind siblings of its array, None when nothing does.
-        planned: What the controller decided about it when it started it, None when it did not or did not say.
-        pilot_tag: Of a pilot job: its start and its members.
-        mode: Of a pilot job: how its members share, as in `Group.mode`.
-        dry_run: Of a dry run: its token.
-        script: Hash of its batch script, "" when unknown.
-        calls_muri: Whether its batch script may call `muri run`, without which a member has no GPU.
-        facts: What its submission told, None where the SPANK plugin is older or the job was submitted without it.
-        memory_retry: What becomes of it when it runs out of GPU memory beside others.
-        reports: What its own comment tells.
-        gate: What kind of gate it was submitted with.
-        gated: Whether Muri keeps it from starting: it waits for Muri's license, or Muri's own hold is on it.
-        held_by_others: Whether its user, an administrator or Slurm holds it. Muri never lifts that.
-    """
+    """A job with the contents of its comments, read once."""
 
     role: Role = Role.OTHER
-    request: SubmitRequest = field(default_factory=SubmitRequest)
-    membership: tags.MemberState | None = None
-    given: tags.Given | None = None
-    place: tags.Place | None = None
-    planned: tags.Planned | None = None
-    pilot_tag: tags.PilotTag | None = None
-    mode: tags.Mode = "interleave"
-    dry_run: str | None = None
-    script: str = ""
-    calls_muri: bool = True
-    facts: SubmitFacts | None = None
+    request: tags.SubmitRequest = field(default_factory=tags.SubmitRequest)  # The keys of `--muri`
+    membership: tags.MemberState | None = None  # None when it is not a member or its tag is damaged
+    given: tags.Given | None = None  # Its original request, None when it has its own CPUs and memory
+    place: tags.Place | None = None  # What keeps it behind siblings of its array
+    planned: tags.Planned | None = None  # The controller's decision when it started it
+    pilot_tag: tags.PilotTag | None = None  # Of a pilot job
+    mode: tags.Mode = "interleave"  # Of a pilot job: how its members share, as in `Group.mode`
+    dry_run: str | None = None  # Of a dry run: its token
+    script: str = ""  # Hash of its batch script, "" when unknown
+    calls_muri: bool = True  # Its batch script may call `muri run`, without which a member has no GPU
+    facts: tags.SubmitFacts | None = None  # None where the SPANK plugin is older or was not loaded at submission
     memory_retry: tags.MemoryRetry = tags.MemoryRetry.ALONE
-    reports: JobReports = field(default_factory=JobReports)
+    reports: JobReports = field(default_factory=JobReports)  # Of its own comment
     gate: Gate = "hold"
-    gated: bool = False
-    held_by_others: bool = False
+    gated: bool = False  # Muri keeps it from starting, by its license or its own hold
+    held_by_others: bool = False  # Its user, an administrator or Slurm holds it; Muri never lifts that
 
     @property
     def has_changed_limit(self) -> bool:
@@ -216,8 +195,7 @@ def read_job(job: Job, partitions: tuple[str, ...] = ()) -> ManagedJob:
 
     Args:
         job: Slurm's record.
-        partitions: Partitions that Muri serves, empty for all. Members and pilots that are elsewhere already
-            are still looked after.
+        partitions: Partitions that Muri serves, empty for all. Members and pilots elsewhere are still looked after.
     """
     texts = (job.admin_comment, job.comment, job.submit_line, job.command, job.work_dir, job.name)
     return (_read_once if sum(map(len, texts)) <= _LONGEST_REMEMBERED else _read)(job, partitions)
@@ -225,23 +203,22 @@ def read_job(job: Job, partitions: tuple[str, ...] = ()) -> ManagedJob:
 
 def _read(job: Job, partitions: tuple[str, ...]) -> ManagedJob:
     comment = job.admin_comment
-    request = parse_request(comment)
+    request = tags.parse_request(comment)
     pilot_tag, dry_run = tags.parse_pilot(comment), tags.token(comment, tags.DRY_RUN_PREFIX)
-    own_hold = is_behind_own_hold(job)
-    gated = _is_gated(job, own_hold=own_hold)
-    held_by_others = job.held and not own_hold
+    gate = _gate_fields(job)
     role = Role.PILOT if pilot_tag else Role.DRY_RUN if dry_run is not None else Role.OTHER
     if role is Role.OTHER and request is not None:
-        role = _role_of(job, gated=gated, held_by_others=held_by_others)
-    elif role is Role.OTHER and gated and job.gpu_count and is_behind_licence(job) and not job.held:
-        role = Role.NOT_OURS  # somebody has changed its AdminComment: nobody else would open its gate
+        role = _role_of(job, gated=gate["gated"], held_by_others=gate["held_by_others"])
+    elif role is Role.OTHER and gate["gated"] and job.gpu_count and is_behind_licence(job) and not job.held:
+        role = Role.NOT_OURS  # its AdminComment was changed: only Muri would open its gate
     served = not partitions or job.partition in partitions
     if role is Role.CANDIDATE and (not served or figures.GPU_COUNT.fault(job.gpu_count)):
         role = Role.NOT_OURS
     return ManagedJob(
         **_record_of(job),
+        **gate,
         role=role,
-        request=request or SubmitRequest(),
+        request=request or tags.SubmitRequest(),
         membership=tags.parse_state(comment),
         given=tags.parse_given(comment),
         place=tags.parse_place(comment),
@@ -251,12 +228,9 @@ def _read(job: Job, partitions: tuple[str, ...]) -> ManagedJob:
         dry_run=dry_run,
         script=tags.token(comment, tags.SCRIPT_PREFIX) or "",
         calls_muri=tags.token(comment, tags.CALLS_PREFIX) != "no",
-        facts=read_facts(comment),
+        facts=tags.read_facts(comment),
         memory_retry=tags.memory_retry(comment),
         reports=read_reports(job.comment),
-        gate=gate_of(job),
-        gated=gated,
-        held_by_others=held_by_others,
     )
 
 
@@ -264,8 +238,15 @@ _read_once: Final = lru_cache(maxsize=_REMEMBERED)(_read)
 
 
 def _record_of(job: Job) -> dict[str, Any]:
-    """A job's own record, by field."""
+    """Return a job's own record, by field."""
     return dict(zip(_NAMES, _values(job), strict=True))
+
+
+def _gate_fields(job: Job) -> dict[str, Any]:
+    """Return the fields of `ManagedJob` about its gate."""
+    own_hold = is_behind_own_hold(job)
+    gated = job.state is JobState.PENDING and (own_hold or is_behind_licence(job))
+    return {"gate": gate_of(job), "gated": gated, "held_by_others": job.held and not own_hold}
 
 
 def _role_of(job: Job, *, gated: bool, held_by_others: bool) -> Role:
@@ -278,18 +259,13 @@ def _role_of(job: Job, *, gated: bool, held_by_others: bool) -> Role:
 
 
 def unread(job: ManagedJob) -> ManagedJob:
-    """The same job without what its comments say: none of Muri's business but its gate."""
+    """Return the same job without the contents of its comments: only its gate counts."""
     return ManagedJob(**_record_of(job), gate=job.gate, gated=job.gated, held_by_others=job.held_by_others)
 
 
 @dataclass(frozen=True, slots=True)
 class RunningGroup:
-    """A running group.
-
-    Attributes:
-        pilot: Its pilot job.
-        members: Members that still wait or run, by job id.
-    """
+    """A running pilot job, and its members that still wait or run, by job id."""
 
     pilot: ManagedJob
     members: tuple[ManagedJob, ...]
@@ -302,10 +278,10 @@ class RunningGroup:
 
 @dataclass(frozen=True)
 class View:
-    """A snapshot whose jobs' comments have been read; what is looked up often is found once.
+    """A snapshot whose jobs' comments have been read; frequent lookups are computed once.
 
     Attributes:
-        snapshot: Where it comes from.
+        snapshot: Its source.
         jobs: Every job by id, in the snapshot's order.
     """
 
@@ -363,43 +339,20 @@ def view_of(snapshot: Snapshot, partitions: tuple[str, ...] = ()) -> View:
 
 
 def _read_or_leave(job: Job, partitions: tuple[str, ...]) -> ManagedJob:
-    """Read a job's comments; what cannot be read costs the job no more than being planned.
+    """Read a job's comments; an unreadable comment only excludes the job from planning.
 
-    What Muri did with it stands in AdminComment. Without the user's comment, which is the likelier fault, all that
-    can be undone.
+    AdminComment holds what Muri did with it. Without the user's comment, which is the likelier fault, all that can be
+    undone. Otherwise only its gate is known, which must not stay closed while the lease goes on.
     """
-    return (
-        _read_if_possible(job, partitions)
-        or _read_if_possible(replace(job, comment=""), partitions)
-        or _unreadable(job)
-    )
-
-
-def _read_if_possible(job: Job, partitions: tuple[str, ...]) -> ManagedJob | None:
-    try:
-        return read_job(job, partitions)
-    except Exception:
-        log.exception("job %d: a comment cannot be read", job.job_id)
-        return None
-
-
-def _unreadable(job: Job) -> ManagedJob:
-    """A job of which only its gate is known, which must not stay closed while the lease goes on."""
+    for readable in (job, replace(job, comment="")):
+        try:
+            return read_job(readable, partitions)
+        except Exception:
+            log.exception("job %d: a comment cannot be read", job.job_id)
     log.warning("job %d: Muri leaves it to Slurm", job.job_id)
-    own_hold = is_behind_own_hold(job)
-    gated = _is_gated(job, own_hold=own_hold)
+    gate = _gate_fields(job)
     submitted = tags.token(job.admin_comment, tags.REQUEST_PREFIX) is not None
-    return ManagedJob(
-        **_record_of(job),
-        role=Role.NOT_OURS if gated and submitted else Role.OTHER,
-        gate=gate_of(job),
-        gated=gated,
-        held_by_others=job.held and not own_hold,
-    )
-
-
-def _is_gated(job: Job, *, own_hold: bool) -> bool:
-    return job.state is JobState.PENDING and (own_hold or is_behind_licence(job))
+    return ManagedJob(**_record_of(job), **gate, role=Role.NOT_OURS if gate["gated"] and submitted else Role.OTHER)
 
 
 def gpu_type_of(job: Job, nodes: NodeIndex) -> str:
@@ -409,7 +362,7 @@ def gpu_type_of(job: Job, nodes: NodeIndex) -> str:
 
 @lru_cache(maxsize=256)
 def _type_in(gpu_request: str) -> str:
-    """The GPU type that a request names, "" where it names none."""
+    """Return the GPU type that a request names, "" where it names none."""
     parts = gpu_request.replace("gres/", "").replace("=", ":").split(":")
     return parts[1] if len(parts) >= 2 and not parts[1].isdigit() else ""
 
@@ -420,26 +373,23 @@ def profile_key(job: ManagedJob, nodes: NodeIndex) -> ProfileKey:
     Without `model=` two jobs count as the same model when the same user submitted them with the same line, arguments
     included, from the same directory, and their batch scripts have the same text.
     """
-    return ProfileKey(
-        job.request.model or _unnamed(job), job.request.batch_size, job.gpu_count, gpu_type_of(job, nodes), job.user
-    )
-
-
-def _unnamed(job: ManagedJob) -> str:
-    """What stands for the name of a model that has none."""
-    line = _storable(f"{job.user}:{job.work_dir}:{_line_of(job)}")
-    return f"{line}#{job.script}" if job.script else line
+    model = job.request.model
+    if not model:
+        # As SQLite takes it: bytes that could not be decoded stand as escapes.
+        line = f"{job.user}:{job.work_dir}:{_line_of(job)}".encode("utf-8", "backslashreplace").decode("utf-8")
+        model = f"{line}#{job.script}" if job.script else line
+    return ProfileKey(model, job.request.batch_size, job.gpu_count, gpu_type_of(job, nodes), job.user)
 
 
 def _line_of(job: ManagedJob) -> str:
-    """A text that differs when the submit line does: Slurm's own, or the script's words with the line's digest."""
+    """Return a text that differs when the submit line does: Slurm's own, or the script's words with a digest."""
     if job.facts is None:
         return job.submit_line or job.command or job.name
     return f"{shlex.join((job.command or job.name, *(job.facts.arguments or ())))}@{job.facts.line}"
 
 
 def why_arguments_are_unknown(job: ManagedJob) -> str:
-    """Return why nothing tells the arguments of a job's batch script, "" when they are known."""
+    """Return why the arguments of a job's batch script are unknown, "" when they are known."""
     if job.facts is not None:
         return "its script's arguments are too long to travel with it" if job.facts.arguments is None else ""
     if job.command and not job.submit_line:
@@ -448,8 +398,3 @@ def why_arguments_are_unknown(job: ManagedJob) -> str:
             "submitted, or muri.lua, is older than Muri here"
         )
     return ""
-
-
-def _storable(text: str) -> str:
-    """A text as SQLite takes it: bytes that could not be decoded stand as escapes."""
-    return text.encode("utf-8", "backslashreplace").decode("utf-8")

@@ -1,4 +1,4 @@
-"""Who used the GPUs and what sharing saved: the reports of members, and Slurm's accounting records. Pure.
+"""GPU use by job and savings by sharing: the reports of members, and Slurm's accounting records. Pure.
 
 A member's own record holds no GPU: the pilot job of its group holds it. So the pilot jobs' GPU time is split among
 their members. The word `muri-report:…` in a member's AdminComment holds what Slurm's own records do not have.
@@ -14,7 +14,6 @@ from muri.profiler import figures
 from muri.profiler.records import STAGES
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.comment_reports import MemberReport
-from muri.slurm_plugin.records.submission import parse_request
 
 REPORT_PREFIX: Final = "muri-report:"
 """In an ended member's AdminComment, so that it lands in `sacct`."""
@@ -23,9 +22,7 @@ PILOT_REPORTS_AWAITED: Final = 2
 """So many of the pilot job's reports are awaited after a member's end: the last one tells all of its iterations."""
 
 _VERSION: Final = "1"
-
 _MOST_PARTNERS: Final = 8
-
 _MOST_GPU_S: Final = 1e12
 
 _MOST_OF_RUN: Final = 1.2
@@ -33,35 +30,23 @@ _MOST_OF_RUN: Final = 1.2
 not all of this run: `muri run` outlived the batch script, or its user made them up."""
 
 Basis = Literal["iterations", "plan", ""]
-"""Where the time alone comes from: iterations done × the measured profile's iteration time, or an estimate, run time ×
-the planned speed, or nothing is known."""
+"""Source of the time alone: iterations done × the measured profile's iteration time, or an estimate, run time × the
+planned speed, or unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class SharingReport:
-    """What is known of one member's run in a group that Slurm's records do not tell.
-
-    Attributes:
-        pilot: The group's pilot job.
-        gpu_count: GPUs that the group shared.
-        gpu_s: Its share of the pilot job's GPU time.
-        alone_s: Predicted seconds of the same training alone; 0 when not known.
-        basis: Where `alone_s` comes from.
-        iterations: Iterations done, 0 when not known.
-        partners: Job ids of the members that ran at some time of its run, the first few.
-        stage_s: Seconds of an iteration in each stage, in the order of `STAGES`; () when not known.
-        wait_s: Seconds of an iteration waiting for each stage's resource; () when not known.
-    """
+    """Facts about one member's run in a group that Slurm's records do not have; 0, "" and () where not known."""
 
     pilot: int
-    gpu_count: int
-    gpu_s: float
-    alone_s: float = 0.0
-    basis: Basis = ""
-    iterations: int = 0
-    partners: tuple[int, ...] = ()
-    stage_s: tuple[float, ...] = ()
-    wait_s: tuple[float, ...] = ()
+    gpu_count: int  # GPUs that the group shared
+    gpu_s: float  # Its share of the pilot job's GPU time
+    alone_s: float = 0.0  # Predicted seconds of the same training alone
+    basis: Basis = ""  # Source of `alone_s`
+    iterations: int = 0  # Iterations done
+    partners: tuple[int, ...] = ()  # Job ids of the members that ran at some time of its run, the first few
+    stage_s: tuple[float, ...] = ()  # Seconds of an iteration in each stage, in the order of `STAGES`
+    wait_s: tuple[float, ...] = ()  # Seconds of an iteration waiting for each stage's resource
 
     @property
     def alone_gpu_s(self) -> float:
@@ -75,16 +60,12 @@ class SharingReport:
 
 
 def with_report(admin_comment: str, report: SharingReport) -> str:
-    """Return an ended job's AdminComment with a report in place of what is of no use any more.
+    """Return an ended job's AdminComment with a report in place of its member's tags.
 
     None of Muri's words in it holds a quote: sacctmgr makes backquotes of them.
     """
     for prefix in (tags.STATE_PREFIX, tags.GIVEN_PREFIX):
         admin_comment = tags.with_token(admin_comment, prefix, None)
-    return tags.with_token(admin_comment, REPORT_PREFIX, _format(report))
-
-
-def _format(report: SharingReport) -> str:
     words = {
         "pilot": report.pilot,
         "gpus": report.gpu_count,
@@ -93,14 +74,11 @@ def _format(report: SharingReport) -> str:
         "by": report.basis,
         "n": report.iterations or "",
         "with": "+".join(map(str, report.partners[:_MOST_PARTNERS])),
-        "held": _numbers(report.stage_s),
-        "wait": _numbers(report.wait_s),
+        "held": "/".join(f"{value:.4g}" for value in report.stage_s),
+        "wait": "/".join(f"{value:.4g}" for value in report.wait_s),
     }
-    return ",".join((_VERSION, *(f"{name}={value}" for name, value in words.items() if value != "")))
-
-
-def _numbers(values: tuple[float, ...]) -> str:
-    return "/".join(f"{value:.4g}" for value in values)
+    text = ",".join((_VERSION, *(f"{name}={value}" for name, value in words.items() if value != "")))
+    return tags.with_token(admin_comment, REPORT_PREFIX, text)
 
 
 def parse_report(admin_comment: str) -> SharingReport | None:
@@ -109,48 +87,36 @@ def parse_report(admin_comment: str) -> SharingReport | None:
     if version != _VERSION:
         return None
     words = dict(word.partition("=")[::2] for word in text.split(","))
-    try:
-        report = _read(words)
-    except (KeyError, ValueError):
-        return None
-    return report if _can_be_true(report) else None
-
-
-def _read(words: Mapping[str, str]) -> SharingReport:
     known: dict[str, Basis] = {"iterations": "iterations", "plan": "plan"}
     basis = known.get(words.get("by", ""), "")
-    return SharingReport(
-        pilot=int(words["pilot"]),
-        gpu_count=int(words["gpus"]),
-        gpu_s=float(words["gpu_s"]),
-        alone_s=float(words["alone_s"]) if basis else 0.0,
-        basis=basis,
-        iterations=int(words.get("n", 0)),
-        partners=tuple(int(each) for each in words.get("with", "").split("+") if each),
-        stage_s=_floats(words.get("held", "")),
-        wait_s=_floats(words.get("wait", "")),
-    )
-
-
-def _floats(text: str) -> tuple[float, ...]:
-    return tuple(float(each) for each in text.split("/") if each)
-
-
-def _can_be_true(report: SharingReport) -> bool:
-    times = (*report.stage_s, *report.wait_s)
+    try:
+        report = SharingReport(
+            pilot=int(words["pilot"]),
+            gpu_count=int(words["gpus"]),
+            gpu_s=float(words["gpu_s"]),
+            alone_s=float(words["alone_s"]) if basis else 0.0,
+            basis=basis,
+            iterations=int(words.get("n", 0)),
+            partners=tuple(int(each) for each in words.get("with", "").split("+") if each),
+            stage_s=tuple(float(each) for each in words.get("held", "").split("/") if each),
+            wait_s=tuple(float(each) for each in words.get("wait", "").split("/") if each),
+        )
+    except (KeyError, ValueError):
+        return None
     whole = {len(report.stage_s), len(report.wait_s)} <= {0, len(STAGES)}
     bounded = 0 <= report.gpu_s <= _MOST_GPU_S and 0 <= report.alone_s <= _MOST_GPU_S
-    return whole and bounded and not any(figures.TIME_S.fault(value) for value in times)
+    faults = any(figures.TIME_S.fault(value) for value in (*report.stage_s, *report.wait_s))
+    return report if whole and bounded and not faults else None
 
 
 def alone_s(ran_s: float, speed: float, solo_iteration_s: float, measured: MemberReport | None) -> tuple[float, Basis]:
-    """Return how long a member's run would have taken alone, 0 when that is not known, and where it comes from.
+    """Return how long a member's run would have taken alone, 0 when that is not known, and the source.
 
     Args:
         ran_s: How long it ran.
         speed: Planned speed, 1 = as fast as alone; 0 when not known.
         solo_iteration_s: Iteration time alone, from its profile; 0 when that was not measured.
-        measured: What the runtime last reported of it.
+        measured: The runtime's last report of it.
     """
     if measured is not None and measured.iterations and solo_iteration_s:
         counted_s = measured.iterations * solo_iteration_s
@@ -160,22 +126,17 @@ def alone_s(ran_s: float, speed: float, solo_iteration_s: float, measured: Membe
 
 
 Span = tuple[float, float]
-"""From when to when, in seconds since the epoch."""
+"""A begin and an end, in seconds since the epoch."""
 
 
 def split_gpu_time(gpu_count: int, pilot: Span, members: Mapping[int, Span]) -> dict[int, float]:
-    """Split a pilot job's GPU time among its members.
+    """Split a pilot job's GPU time among its members, all by job id.
 
     At each moment it goes in equal parts to the members that run. While none runs it goes to those that start next,
     and after the last one's end to those that ran last.
 
-    Args:
-        gpu_count: GPUs of the pilot job.
-        pilot: When it ran.
-        members: When each member ran, by job id.
-
     Returns:
-        GPU-seconds by job id; their sum is all that the pilot job had, unless no member ran.
+        GPU-seconds; their sum is all that the pilot job had, unless no member ran.
     """
     begin_s, end_s = pilot
     runs = {job_id: (max(start, begin_s), min(end, end_s)) for job_id, (start, end) in members.items()}
@@ -190,13 +151,7 @@ def split_gpu_time(gpu_count: int, pilot: Span, members: Mapping[int, Span]) -> 
 
 
 def partners_of(job_id: int, span: Span, members: Mapping[int, Span]) -> tuple[int, ...]:
-    """Return the members that ran at some time of one's run.
-
-    Args:
-        job_id: The one.
-        span: When it ran.
-        members: When each member ran, by job id.
-    """
+    """Return the other members that ran at some time of one's run."""
     return tuple(each for each, (start, end) in members.items() if each != job_id and start < span[1] and span[0] < end)
 
 
@@ -217,40 +172,25 @@ def _last(runs: Mapping[int, Span]) -> list[int]:
 _NOT_ENDED: Final = {"PENDING", "RUNNING", "SUSPENDED", "COMPLETING", "CONFIGURING", "RESIZING"}
 
 _REQUEUED: Final = "REQUEUED"
-"""How a run ended that was not the job's last one."""
+"""State of a run that was not the job's last one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One run of a job, as `sacct` tells it; a requeued job has a record for each of its runs.
-
-    Attributes:
-        job_id: Job id.
-        user: Owner.
-        account: Account that it is billed to.
-        qos: Its QOS.
-        state: Slurm's word for how it ended, or how it is.
-        submit_s: When it was submitted, or went back to the queue; seconds since the epoch.
-        start_s: When it started; 0 before.
-        end_s: When it ended; 0 before.
-        elapsed_s: How long it ran, without suspensions.
-        gpu_count: GPUs that it held.
-        admin_comment: Its AdminComment at its end.
-        task: Of a job array's task how Slurm shows it, "12_3"; "" for other jobs.
-    """
+    """One run of a job in `sacct`; a requeued job has a record for each. Times are seconds since the epoch."""
 
     job_id: int
     user: str
     account: str
     qos: str
-    state: str
-    submit_s: int
-    start_s: int
-    end_s: int
-    elapsed_s: int
+    state: str  # Slurm's word
+    submit_s: int  # When it was submitted, or went back to the queue
+    start_s: int  # 0 before
+    end_s: int  # 0 before
+    elapsed_s: int  # Run time without suspensions
     gpu_count: int
-    admin_comment: str = ""
-    task: str = ""
+    admin_comment: str = ""  # At its end
+    task: str = ""  # Name of a job array's task, "12_3"; "" for other jobs
 
     @property
     def shown_id(self) -> str:
@@ -274,17 +214,14 @@ class Run:
 
     @property
     def span(self) -> Span:
-        """From when to when it ran; without an end while it runs."""
+        """Its start and end; infinity while it runs."""
         return float(self.start_s), float(self.end_s) if self.has_ended else math.inf
 
     @property
     def pilot(self) -> int | None:
         """The pilot job of the group in which it ran, None where it ran alone."""
-        state = tags.parse_state(self.admin_comment)
-        if state is not None:
-            return state.pilot
-        report = parse_report(self.admin_comment)
-        return None if report is None else report.pilot
+        member = tags.parse_state(self.admin_comment) or parse_report(self.admin_comment)
+        return None if member is None else member.pilot
 
     @property
     def held_for(self) -> tuple[int, ...] | None:
@@ -301,29 +238,21 @@ class Run:
     @property
     def model(self) -> str:
         """The model that its user named, "" for none."""
-        request = parse_request(self.admin_comment)
+        request = tags.parse_request(self.admin_comment)
         return "" if request is None else request.model
 
 
 @dataclass(frozen=True, slots=True)
 class JobUse:
-    """What one run of a user's job got and did.
-
-    Attributes:
-        run: Slurm's record.
-        gpu_s: GPU-seconds that it had: its own, or its share of its group's.
-        shared: What is known of its run in a group; None where it ran alone.
-        group_gpu_count: GPUs of its group, or its own.
-        partners: Those that ran on its GPUs at some time of its run, by job id: how Slurm shows them.
-        awaits_report: Whether its group runs on and has not told of it yet: its GPU time is not known.
-    """
+    """The GPU time of one run of a user's job."""
 
     run: Run
-    gpu_s: float
-    shared: SharingReport | None = None
-    group_gpu_count: int = 0
+    gpu_s: float  # Its own GPU-seconds, or its share of its group's
+    shared: SharingReport | None = None  # None where it ran alone
+    group_gpu_count: int = 0  # GPUs of its group, or its own
     partners: Mapping[int, str] = field(default_factory=dict)
-    awaits_report: bool = False
+    """Those that ran on its GPUs at some time of its run: job id and Slurm's name."""
+    awaits_report: bool = False  # Its group still runs and has not reported it yet, so its GPU time is not known
 
     @property
     def grouped(self) -> bool:
@@ -339,7 +268,7 @@ class JobUse:
 
 
 def missing_runs(runs: Iterable[Run]) -> set[int]:
-    """Return jobs whose records are needed to split GPU time and are not among these: members and pilot jobs."""
+    """Return jobs whose records are needed to split GPU time and are missing: members and pilot jobs."""
     known: set[int] = set()
     needed: set[int] = set()
     for run in runs:
@@ -349,7 +278,7 @@ def missing_runs(runs: Iterable[Run]) -> set[int]:
 
 
 def uses_of(runs: Iterable[Run]) -> list[JobUse]:
-    """Return what the runs of users' jobs got, in the order of the records; Muri's own jobs only pass GPU time on."""
+    """Return the use of users' jobs, in the order of the records; Muri's own jobs only pass GPU time on."""
     records = list(runs)
     groups = _groups(records)
     names = {run.job_id: run.shown_id for run in records}
@@ -366,7 +295,7 @@ class _Group:
 
 
 def _groups(records: Iterable[Run]) -> dict[int, _Group]:
-    """The groups among some records, by pilot job."""
+    """Return the groups among some records, by pilot job."""
     members: dict[int, dict[int, Span]] = {}
     pilots: dict[int, Run] = {}
     for run in records:
@@ -374,11 +303,11 @@ def _groups(records: Iterable[Run]) -> dict[int, _Group]:
             pilots[run.job_id] = run
         elif run.pilot is not None and run.start_s:
             members.setdefault(run.pilot, {})[run.job_id] = run.span
-    return {pilot: _group(run, members.get(pilot, {})) for pilot, run in pilots.items()}
-
-
-def _group(pilot: Run, spans: Mapping[int, Span]) -> _Group:
-    return _Group(pilot, spans, split_gpu_time(pilot.gpu_count, pilot.span, spans) if pilot.has_ended else {})
+    found = ((run, members.get(job_id, {})) for job_id, run in pilots.items())
+    return {
+        run.job_id: _Group(run, spans, split_gpu_time(run.gpu_count, run.span, spans) if run.has_ended else {})
+        for run, spans in found
+    }
 
 
 def _use(run: Run, groups: Mapping[int, _Group], names: Mapping[int, str]) -> JobUse:
@@ -387,25 +316,20 @@ def _use(run: Run, groups: Mapping[int, _Group], names: Mapping[int, str]) -> Jo
     report = parse_report(run.admin_comment)
     if report is not None and report.pilot != run.pilot:
         report = None
-    told = report or SharingReport(run.pilot, 0, 0.0)
-    group = groups.get(run.pilot)
-    if group is None:
-        return JobUse(run, told.gpu_s, report, told.gpu_count, _named(told.partners, names))
-    gpu_s = group.gpu_s.get(run.job_id, told.gpu_s)
-    # One that has left the group since is known to the report alone.
-    left = tuple(each for each in told.partners if each not in group.spans)
-    beside = partners_of(run.job_id, run.span, group.spans) + left
-    awaits = report is None and not group.pilot.has_ended
-    return JobUse(run, gpu_s, report, group.pilot.gpu_count, _named(beside, names), awaits)
+    known = report or SharingReport(run.pilot, 0, 0.0)
+    gpu_s, gpu_count, beside, awaits = known.gpu_s, known.gpu_count, known.partners, False
+    if (group := groups.get(run.pilot)) is not None:
+        gpu_s, gpu_count = group.gpu_s.get(run.job_id, gpu_s), group.pilot.gpu_count
+        # Only the report knows members that have left the group since.
+        left = tuple(each for each in known.partners if each not in group.spans)
+        beside = partners_of(run.job_id, run.span, group.spans) + left
+        awaits = report is None and not group.pilot.has_ended
+    return JobUse(run, gpu_s, report, gpu_count, {each: names.get(each, str(each)) for each in beside}, awaits)
 
 
-def _named(job_ids: Iterable[int], names: Mapping[int, str]) -> dict[int, str]:
-    return {each: names.get(each, str(each)) for each in job_ids}
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, order=True, slots=True)
 class Payer:
-    """Whose jobs a line of the table sums."""
+    """The owner of the jobs that a line of the table sums."""
 
     user: str
     account: str
@@ -414,25 +338,17 @@ class Payer:
 
 @dataclass(slots=True)
 class Sums:
-    """What one payer's jobs used.
+    """The use of one payer's jobs."""
 
-    Attributes:
-        jobs: Jobs with GPUs that ended.
-        grouped: Of these, jobs that shared their GPUs.
-        billed_gpu_s: GPU-seconds of their records, pilot jobs and dry runs included.
-        credited_gpu_s: GPU-seconds that the jobs had: their own, or their shares of pilot jobs.
-        left_out: Of the grouped jobs, those whose time alone is an estimate or not known; the next two leave them out.
-        alone_gpu_s: Predicted GPU-seconds alone of the other grouped jobs.
-        saved_gpu_s: What sharing saved these, negative where it cost.
-    """
-
-    jobs: int = 0
-    grouped: int = 0
+    jobs: int = 0  # Jobs with GPUs that ended
+    grouped: int = 0  # Of these, jobs that shared their GPUs
     left_out: int = 0
-    billed_gpu_s: float = 0.0
-    credited_gpu_s: float = 0.0
-    alone_gpu_s: float = 0.0
-    saved_gpu_s: float = 0.0
+    """Of the grouped jobs, those whose time alone is an estimate or not known; `alone_gpu_s` and `saved_gpu_s` leave
+    them out."""
+    billed_gpu_s: float = 0.0  # GPU-seconds of their records, pilot jobs and dry runs included
+    credited_gpu_s: float = 0.0  # GPU-seconds of the jobs' own, or their shares of pilot jobs
+    alone_gpu_s: float = 0.0  # Predicted GPU-seconds alone
+    saved_gpu_s: float = 0.0  # GPU-seconds saved by sharing, negative where it cost some
 
 
 def table_of(runs: Iterable[Run], period: Span) -> dict[Payer, Sums]:
@@ -453,14 +369,17 @@ def table_of(runs: Iterable[Run], period: Span) -> dict[Payer, Sums]:
     jobs: dict[int, JobUse] = {}
     for use in uses_of(records):
         if ended_within(use, period):
-            _add(of(use.run), use)
+            of(use.run).credited_gpu_s += use.gpu_s
+            if use.shared is not None and use.saved_gpu_s is not None:
+                of(use.run).alone_gpu_s += use.shared.alone_gpu_s
+                of(use.run).saved_gpu_s += use.saved_gpu_s
             if use.run.state != _REQUEUED:
                 jobs[use.run.job_id] = use
     for use in jobs.values():  # a job that was started again after its node failed counts once, too
         of(use.run).jobs += 1
         of(use.run).grouped += use.grouped
         of(use.run).left_out += use.grouped and use.saved_gpu_s is None
-    return dict(sorted(sums.items(), key=lambda item: (item[0].user, item[0].account, item[0].qos)))
+    return dict(sorted(sums.items(), key=lambda item: item[0]))
 
 
 def ended_within(use: JobUse, period: Span) -> bool:
@@ -470,11 +389,3 @@ def ended_within(use: JobUse, period: Span) -> bool:
 
 def _within(run: Run, period: Span) -> bool:
     return run.has_ended and period[0] <= run.end_s < period[1]
-
-
-def _add(sums: Sums, use: JobUse) -> None:
-    sums.credited_gpu_s += use.gpu_s
-    saved_gpu_s = use.saved_gpu_s
-    if use.shared is not None and saved_gpu_s is not None:
-        sums.alone_gpu_s += use.shared.alone_gpu_s
-        sums.saved_gpu_s += saved_gpu_s

@@ -1,6 +1,6 @@
 /*
  * What only the submitting process knows of a job: the words of its command line and the Python of its environment.
- * They travel beside the mark as one word in a safe alphabet, read by muri.lua and muri.slurm_plugin.records.submission:
+ * They travel beside the mark as one word in a safe alphabet, read by muri.lua and muri.slurm_plugin.records.comment_tags:
  *
  *   1.ENVIRONMENT.LINE.PYTHON.ARGUMENTS
  *

@@ -7,8 +7,7 @@ from conftest import emptied, start
 from muri_cluster import MuriCluster
 
 from muri.profiler.records import ProfileKey
-from muri.slurm_plugin.gateway.gres_conf import gpus_by_node
-from muri.slurm_plugin.gateway.tables import held_in
+from muri.slurm_plugin.gateway.tables import gpus_by_node, held_in
 from sandbox.cluster import Partition, Shape
 from sandbox.driver import Driver
 

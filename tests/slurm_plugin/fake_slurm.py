@@ -15,8 +15,7 @@ from muri.slurm_plugin.gateway.base import GatewayError, NoGateLicenseError, NoS
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import Job, JobChange, JobState, NewJob, Node, Reservation, Snapshot
 from muri.slurm_plugin.records.comment_reports import speeds_token
-from muri.slurm_plugin.records.gpu_removal import PER_NODE, TYPED, GpuRemoval, Place, TriedForm
-from muri.slurm_plugin.records.limits import NO_SITE_LIMITS
+from muri.slurm_plugin.records.limits import NO_SITE_LIMITS, PER_NODE, TYPED, GpuRemoval, Place, TriedForm
 from muri.slurm_plugin.records.roles import GATE_LICENSE, Role, is_behind_licence, read_job, with_gate
 
 NOW_S = 1_000_000.0

@@ -96,7 +96,7 @@ from pathlib import Path
 from muri.files import atomic_json
 from muri.slurm_plugin.controller.assemble import open_gateway
 from muri.slurm_plugin.gateway.gpu_removal import place_for
-from muri.slurm_plugin.records.gpu_removal import NOT_TRIED
+from muri.slurm_plugin.records.limits import NOT_TRIED
 
 gateway = open_gateway()
 snapshot = gateway.snapshot()

@@ -10,7 +10,7 @@ from muri.profiler.records import ProfileKey, StageProfile
 from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.planning.cycle_input import CycleInput, Knowledge
 from muri.slurm_plugin.records.cluster import Job, JobState, Node, Snapshot
-from muri.slurm_plugin.records.gpu_removal import EVERY_FORM, TYPED, WAYS, GpuRemoval, TriedForm
+from muri.slurm_plugin.records.limits import EVERY_FORM, TYPED, WAYS, GpuRemoval, TriedForm
 from muri.slurm_plugin.records.roles import view_of
 
 NOW_S: Final = 1_800_000_000.0

@@ -51,7 +51,7 @@ import sys; from dataclasses import asdict; from pathlib import Path
 from muri.files import atomic_json
 from muri.slurm_plugin.gateway.commands import CommandGateway
 from muri.slurm_plugin.gateway.gpu_removal import place_for
-from muri.slurm_plugin.records.gpu_removal import NOT_TRIED
+from muri.slurm_plugin.records.limits import NOT_TRIED
 
 gateway = CommandGateway()
 snapshot = gateway.snapshot()

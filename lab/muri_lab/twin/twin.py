@@ -20,7 +20,7 @@ from muri.slurm_plugin.controller.events import Bell
 from muri.slurm_plugin.controller.loop import run_forever
 from muri.slurm_plugin.controller.surroundings import Surroundings
 from muri.slurm_plugin.gateway.base import GatewayError
-from muri.slurm_plugin.gateway.gres_conf import GresConf
+from muri.slurm_plugin.gateway.tables import GresConf
 from muri.slurm_plugin.private_files import make_private_directory
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import Job

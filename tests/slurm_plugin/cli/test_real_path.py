@@ -6,7 +6,7 @@ from fake_slurm import make_node
 from muri.slurm_plugin.cli.doctor_slurm import LOAD, Level, examine_submission, judge_job_submit, judge_removal
 from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.gateway.base import GatewayError, GatewayUnavailableError
-from muri.slurm_plugin.records.gpu_removal import TriedForm
+from muri.slurm_plugin.records.limits import TriedForm
 
 NODES = (make_node("n1"), make_node("n2"), make_node("login", gpu_count=0))
 

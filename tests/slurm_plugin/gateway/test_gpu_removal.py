@@ -12,8 +12,7 @@ from muri.slurm_plugin.controller.surroundings import FILE_NAME, GpuRemovalFile,
 from muri.slurm_plugin.gateway.base import GatewayError, SlurmUnreachableError
 from muri.slurm_plugin.gateway.gpu_removal import find_gpu_removal, place_for
 from muri.slurm_plugin.records.cluster import Snapshot
-from muri.slurm_plugin.records.gpu_removal import NOT_TRIED, GpuRemoval, Place, TriedForm
-from muri.slurm_plugin.records.limits import PartitionLimits, SiteLimits
+from muri.slurm_plugin.records.limits import NOT_TRIED, GpuRemoval, PartitionLimits, Place, SiteLimits, TriedForm
 
 MAIN, MAIN_LIMITS = Place("main", "gpu"), PartitionLimits("main")
 TAGGED = make_job(7, admin_comment="muri:model=a", account="hep", qos="short")

@@ -3,8 +3,7 @@
 from fake_slurm import FakeSlurm, make_node
 
 from muri.slurm_plugin.gateway.base import GatewayError
-from muri.slurm_plugin.gateway.gres_conf import GresConf, gpus_by_node
-from muri.slurm_plugin.gateway.tables import held_in
+from muri.slurm_plugin.gateway.tables import GresConf, gpus_by_node, held_in
 
 TWO = "Name=gpu File=/dev/nvidia0 Cores=0\nName=gpu File=/dev/nvidia1 Cores=1\n"
 

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from muri.slurm_plugin.gateway.base import slurm_error
 from muri.slurm_plugin.gateway.slurm_commands import decoded, encoded
 from muri.slurm_plugin.node import dry_run, slurm_calls
-from muri.slurm_plugin.records.submission import encode_words
+from muri.slurm_plugin.records.comment_tags import encode_words
 
 # Its result comes in one step, as the launcher's does: the file is read as soon as it is there.
 MEASURES = (

@@ -14,16 +14,16 @@ from muri.slurm_plugin.records.roles import Role, profile_key, read_job, view_of
 STATE = tags.format_state(tags.MemberState(9, tags.Original("gres/gpu:1", "", 4, 4, 0, 3600)))
 
 
-def raise_on(monkeypatch, reader: str, word: str) -> None:
+def raise_on(monkeypatch, module, reader: str, word: str) -> None:
     """Make a reader of comments fail on those that hold a word."""
-    real = getattr(roles, reader)
+    real = getattr(module, reader)
 
     def read(comment: str):
         if word in comment:
             raise ZeroDivisionError(comment)
         return real(comment)
 
-    monkeypatch.setattr(roles, reader, read)
+    monkeypatch.setattr(module, reader, read)
 
 
 def only(job: Job):
@@ -40,7 +40,7 @@ def gated(kind: str, **changes) -> Job:
 @pytest.fixture
 def damaged(monkeypatch) -> None:
     """AdminComments that hold the word odd cannot be read."""
-    raise_on(monkeypatch, "parse_request", "odd")
+    raise_on(monkeypatch, tags, "parse_request", "odd")
 
 
 @pytest.mark.usefixtures("damaged")
@@ -84,7 +84,7 @@ def test_a_job_that_is_not_muris_is_none_of_its_business(changes):
     ("comment", "role"), [("muri:on", Role.CANDIDATE), (f"muri:on muri-state:{STATE}", Role.MEMBER)]
 )
 def test_without_its_users_comment_a_job_is_what_it_was(monkeypatch, comment, role):
-    raise_on(monkeypatch, "read_reports", "odd")
+    raise_on(monkeypatch, roles, "read_reports", "odd")
     job = behind_licence(make_job(1, admin_comment=comment, comment="odd"))
     found = only(job)
     assert (found.role, found.gated) == (role, True)

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muri.slurm_plugin.records import comment_tags as tags
-from muri.slurm_plugin.records.submission import SubmitRequest, parse_request
+from muri.slurm_plugin.records.comment_tags import SubmitRequest, parse_request
 
 WORDS = st.lists(st.text("abc=,{}:\"'é", min_size=1, max_size=8), max_size=5)
 

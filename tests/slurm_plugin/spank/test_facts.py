@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from lupa.lua51 import LuaRuntime
 from option_sources import JOB_SUBMIT_SOURCE
 
-from muri.slurm_plugin.records.submission import SubmitFacts, decode_words, encode_words, read_facts
+from muri.slurm_plugin.records.comment_tags import SubmitFacts, decode_words, encode_words, read_facts
 
 Word = str | bytes
 Tell = Callable[..., str]

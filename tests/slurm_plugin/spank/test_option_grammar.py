@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from lupa.lua51 import LuaRuntime
 from option_sources import JOB_SUBMIT_SOURCE, REPOSITORY, SPANK_SOURCE, Outcome
 
-from muri.slurm_plugin.records.submission import SubmitRequest, parse_request
+from muri.slurm_plugin.records.comment_tags import SubmitRequest, parse_request
 
 Options = Callable[..., Outcome]
 
