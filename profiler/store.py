@@ -5,7 +5,7 @@ import logging
 import os
 import sqlite3
 from collections.abc import Callable, Iterable
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -360,7 +360,7 @@ def _profile(row: Any) -> StageProfile:
     if not all(isinstance(text, str) for text in (model, gpu_type, user, *values[-2:])):
         raise ProfileError("a name, time or source is not text")
     key = ProfileKey(model, batch_size, gpu_count, gpu_type, user)
-    return StageProfile(key, *values, detail=ProfileDetail.from_dict(dict(json_of(detail))))
+    return replace(StageProfile(key, *values), detail=ProfileDetail.from_dict(dict(json_of(detail))))
 
 
 def _observation(row: Any) -> Observation:
