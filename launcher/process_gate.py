@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from muri.foreign import json_of
-from muri.launcher.job.stage_clock import NO_TURNS, STAGE_COUNT, TURNS, TURNS_INDEX, IterationRecord
+from muri.launcher.job.stage_clock import NO_TURNS, STAGE_COUNT, TURNS, TURNS_INDEX, Gate, IterationRecord
 
 VARIABLE: Final = "MURI_GATE"
 """Tells a member's process its inherited descriptors; see `GateAddress`."""
@@ -110,7 +110,7 @@ Argument = TypeVar("Argument")
 Result = TypeVar("Result")
 
 
-class ProcessGate:
+class ProcessGate(Gate):
     """Grants stages by asking the runtime; opens for good when the runtime is gone."""
 
     def __init__(self, main: socket.socket, page: mmap.mmap, *, traced: bool = False) -> None:

@@ -60,7 +60,9 @@ def missing_variables(environment: Mapping[str, str]) -> dict[str, str]:
     """
     if task_of(environment)[1] < 2:
         return {}
-    wanted = {"MASTER_ADDR": _first_node(environment), "MASTER_PORT": str(_port(environment))}
+    job, step = (int(environment.get(name, "0") or 0) for name in ("SLURM_JOB_ID", "SLURM_STEP_ID"))
+    port = FIRST_PORT + (job * 37 + step % 1000) % PORTS
+    wanted = {"MASTER_ADDR": _first_node(environment), "MASTER_PORT": str(port)}
     return {name: value for name, value in wanted.items() if name not in environment}
 
 
@@ -73,22 +75,11 @@ def _first_node(environment: Mapping[str, str]) -> str:
     return str(NodeSet(nodes)[0])
 
 
-def _port(environment: Mapping[str, str]) -> int:
-    job, step = (int(environment.get(name, "0") or 0) for name in ("SLURM_JOB_ID", "SLURM_STEP_ID"))
-    return FIRST_PORT + (job * 37 + step % 1000) % PORTS
-
-
 def seconds_of(environment: Mapping[str, str], name: str, default_s: float, zero: str = "") -> float:
-    """The seconds that a variable holds.
-
-    Args:
-        environment: Where the variable may be set.
-        name: Of the variable.
-        default_s: What holds while it is unset or empty.
-        zero: What 0 means, for the error's text.
+    """Return the seconds that a variable holds, `default_s` while it is unset or empty; `zero` says what 0 means.
 
     Raises:
-        UsageError: The variable holds no finite number ≥ 0.
+        UsageError: The variable is not a finite number ≥ 0.
     """
     text = environment.get(name)
     if not text:
@@ -104,13 +95,18 @@ def seconds_of(environment: Mapping[str, str], name: str, default_s: float, zero
 
 
 def attach_timeout_s(environment: Mapping[str, str]) -> float:
-    """How long a member waits for its group's runtime; see `seconds_of` for the error."""
+    """Return how long a member waits for its group's runtime; see `seconds_of` for the error."""
     return seconds_of(environment, ATTACH_TIMEOUT_VARIABLE, ATTACH_TIMEOUT_S)
 
 
 def requeue_wait_s(environment: Mapping[str, str]) -> float:
-    """How long to wait for Slurm to end this process after a requeue; see `seconds_of` for the error."""
+    """Return how long to wait for Slurm to end this process after a requeue; see `seconds_of` for the error."""
     return seconds_of(environment, REQUEUE_WAIT_VARIABLE, REQUEUE_WAIT_S)
+
+
+def hang_timeout_s(environment: Mapping[str, str], default_s: float = HANG_TIMEOUT_S) -> float:
+    """Return the seconds without a sign of life after which a member is ended; 0: never. See `seconds_of`."""
+    return seconds_of(environment, HANG_TIMEOUT_VARIABLE, default_s, zero="to wait forever")
 
 
 def wait_for_end(environment: Mapping[str, str], clock: Clock = MACHINE_CLOCK) -> None:
@@ -131,23 +127,5 @@ def chosen_steps() -> int:
     return 1
 
 
-_said: Final = threading.Event()
-
-
-def declare() -> None:
-    """Note that the script leaves the number of micro-batches to the scheduler."""
-    _said.set()
-
-
-def is_declared() -> bool:
-    """Whether the script has said so."""
-    return _said.is_set()
-
-
-def hang_timeout_s(environment: Mapping[str, str], default_s: float = HANG_TIMEOUT_S) -> float:
-    """Seconds without a sign of life after which a member is ended; 0: never.
-
-    Raises:
-        UsageError: $MURI_HANG_TIMEOUT_S is not a number of seconds.
-    """
-    return seconds_of(environment, HANG_TIMEOUT_VARIABLE, default_s, zero="to wait forever")
+leaves_steps_to_scheduler: Final = threading.Event()
+"""Set once the script leaves the number of micro-batches to the scheduler."""

@@ -54,14 +54,7 @@ class LoadedScript:
 
 
 def own_directories(target: str, module: bool, cwd: str, python_path: str) -> list[str]:
-    """The entries that `python target` would put in front of sys.path.
-
-    Args:
-        target: Script, module or one of `NAMELESS`.
-        module: Whether it is a module.
-        cwd: The member's working directory.
-        python_path: The member's $PYTHONPATH.
-    """
+    """Return the entries that `python target` would put in front of sys.path; `target` may be one of `NAMELESS`."""
     beside = "" if target in NAMELESS else str((Path(cwd) / target).resolve().parent)
     first = cwd if module else beside
     return [first, *(str(Path(cwd) / entry) for entry in python_path.split(os.pathsep) if entry)]
@@ -74,7 +67,20 @@ def load(target: str, module: bool) -> LoadedScript:
         ScriptError: The script does not exist.
         SyntaxError: The script is not valid Python.
     """
-    return _load_module(target) if module else _load_file(target)
+    if module:
+        return _load_module(target)
+    # As Python's own __main__ has it: absolute, and otherwise as it was given.
+    path = target if target.startswith(os.sep) else f"{os.getcwd()}{os.sep}{target}"  # noqa: PTH109
+    if Path(path).is_dir():
+        path = str(Path(path) / "__main__.py")
+        sys.path[0] = target
+    try:
+        with io.open_code(path) as file:
+            source = file.read()
+    except OSError as error:
+        raise ScriptError(f"can't open file {target!r}: [Errno {error.errno}] {error.strerror}") from error
+    main = _main_module(path, SourceFileLoader("__main__", path), None)
+    return LoadedScript(compile(source, path, "exec", dont_inherit=True), main, target)
 
 
 def load_text(source: str | bytes, target: str) -> LoadedScript:
@@ -90,21 +96,6 @@ def load_text(source: str | bytes, target: str) -> LoadedScript:
     for name in ("__file__", "__cached__"):  # such code has none
         del main.__dict__[name]
     return LoadedScript(compile(source, "<string>", "exec", dont_inherit=True), main, target)
-
-
-def _load_file(target: str) -> LoadedScript:
-    # As Python's own __main__ has it: absolute, and otherwise as it was given.
-    path = target if target.startswith(os.sep) else f"{os.getcwd()}{os.sep}{target}"  # noqa: PTH109
-    if Path(path).is_dir():
-        path = str(Path(path) / "__main__.py")
-        sys.path[0] = target
-    try:
-        with io.open_code(path) as file:
-            source = file.read()
-    except OSError as error:
-        raise ScriptError(f"can't open file {target!r}: [Errno {error.errno}] {error.strerror}") from error
-    main = _main_module(path, SourceFileLoader("__main__", path), None)
-    return LoadedScript(compile(source, path, "exec", dont_inherit=True), main, target)
 
 
 def _load_module(name: str) -> LoadedScript:
@@ -137,7 +128,7 @@ def _main_module(file: str, loader: object, spec: ModuleSpec | None) -> ModuleTy
 
 
 def wait_for_gloo_at_exit() -> None:
-    """Wait for the workers when the script and its own `atexit` functions are done: call this before they register."""
+    """Wait for gloo when the script and its own `atexit` functions are done: call this before they register."""
     atexit.register(_wait_for_gloo_workers)
 
 
@@ -247,8 +238,8 @@ class _HookFinder:
             spec = None if finder is self or find_spec is None else find_spec(name, path, target)
             if spec is not None:
                 _wrap(spec.loader)
-                found: ModuleSpec = spec
-                return found
+                wrapped: ModuleSpec = spec
+                return wrapped
         return None
 
 
@@ -269,13 +260,9 @@ def _wrap(loader: Any) -> None:
 
 
 def after_import(name: str, hook: Hook) -> None:
-    """Call a function with the module: now if it is imported already, else when it will be.
+    """Call a function with the module of that full name: now if it is imported already, else when it will be.
 
     Other threads that import the module wait until the function has returned.
-
-    Args:
-        name: Full name of the module.
-        hook: Receives the module.
     """
     _hooks.setdefault(name, []).append(hook)
     if _finder not in sys.meta_path:

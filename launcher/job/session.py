@@ -1,4 +1,4 @@
-"""A member's session, as the runtime sees it: one run of the member's script."""
+"""A member's session, as the runtime sees it: one run of the member's script, and the processes that work for it."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class Roots:
 
     Attributes:
         threads: Kernel's numbers of its threads in this process.
-        process: The script's own process, 0 if it has none.
-        supervisor: The process that stands between that one and this, 0 if there is none.
+        process: The script's own process, 0 for none.
+        supervisor: The process between that one and this, 0 for none.
     """
 
     threads: tuple[int, ...] = ()
@@ -115,7 +115,7 @@ MURIS_OWN: Final = "muri-looks"
 
 
 def name_as_muris_own() -> None:
-    """Give the calling thread that name; only the kernel's can be read from outside of the process."""
+    """Give the calling thread that name, which other processes can read."""
     with contextlib.suppress(OSError):
         Path(f"/proc/self/task/{threading.get_native_id()}/comm").write_text(MURIS_OWN)
 
@@ -159,8 +159,8 @@ MOST_ROUNDS: Final = 10
 def stop_descendants(root: int) -> None:
     """Stop all processes that descend from one, but not that one itself. 0 is not a process."""
     stopped: set[int] = set()
-    for _ in range(MOST_ROUNDS):
-        new = [pid for pid in _descendants(root) if pid not in stopped]
+    for _ in range(MOST_ROUNDS if root else 0):
+        new = [pid for pid in descendants_of(root) if pid not in stopped]
         if not new:
             return
         _send(signal.SIGSTOP, new)
@@ -168,16 +168,12 @@ def stop_descendants(root: int) -> None:
 
 
 def continue_descendants(root: int) -> None:
-    """Continue all processes that descend from one."""
-    _send(signal.SIGCONT, _descendants(root))
+    """Continue all processes that descend from one. 0 is not a process."""
+    if root:
+        _send(signal.SIGCONT, list(descendants_of(root)))
 
 
-def _descendants(root: int) -> list[int]:
-    """Parents come before their children."""
-    return list(descendants_of(root)) if root else []
-
-
-def _send(number: int, pids: list[int]) -> None:
+def _send(number: int, pids: Iterable[int]) -> None:
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)

@@ -1,6 +1,6 @@
 """Measures the stages of one training script and, inside a group, asks for their resources.
 
-Kernels on a GPU run later than the script asks for them; a `GpuPace` tells the clock when the GPU is really used.
+Kernels on a GPU run later than the script asks for them; a pace tells the clock when the GPU is really used.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Callable, Final, Protocol
+from typing import Any, Callable, Final
 
 from muri.launcher.job.time_ledger import NOBODY, OUTSIDE, TimeLedger
 from muri.profiler.records import STAGES
@@ -26,19 +26,14 @@ TURNS_INDEX: Final = STAGE_COUNT
 TURNS: Final = 0
 NO_TURNS: Final = 1
 SOLE_MEMBER: Final = 2
-"""There is nobody to take turns with, for now: nothing is asked for, but stages are measured as under turns."""
+"""There is no other member for now: nothing is asked for, but stages are measured as under turns."""
 
 RECENT_ITERATIONS: Final = 50
 
 
 @dataclass(frozen=True)
 class GpuTimes:
-    """The GPU time of a member's finished work.
-
-    Attributes:
-        held_s: Seconds that its kernels had the GPU.
-        wait_s: Seconds that they waited there for another member's.
-    """
+    """Seconds that a member's finished kernels had the GPU, and that they waited there for another member's."""
 
     held_s: float = 0.0
     wait_s: float = 0.0
@@ -47,8 +42,10 @@ class GpuTimes:
 _NO_TIMES = GpuTimes()
 
 
-class GpuPace(Protocol):
-    """Called by the clock around the stage `propagate`; never while the arbiter's state changes.
+class HostPace:
+    """The thread waits for the GPU before it passes it on: for scripts alone, and without streams.
+
+    The clock calls it around the stage `propagate`, never while the arbiter's state changes.
 
     Attributes:
         counts_host_time: Whether the stage lasts as long as the thread is in it. Otherwise
@@ -56,13 +53,8 @@ class GpuPace(Protocol):
         gpu_mem_peak_gib: Most GPU memory that the member was seen to use, None where it is not measured.
     """
 
-    @property
-    def counts_host_time(self) -> bool:
-        """See the class."""
-
-    @property
-    def gpu_mem_peak_gib(self) -> float | None:
-        """See the class."""
+    counts_host_time = True
+    gpu_mem_peak_gib: float | None = None
 
     def before(self) -> None:
         """The GPU is about to be asked for; nothing is held."""
@@ -71,70 +63,33 @@ class GpuPace(Protocol):
         """The GPU was granted."""
 
     def given(self) -> None:
-        """The GPU is about to be passed on."""
-
-    def at_yield_point(self) -> bool:
-        """The GPU may be passed on within a stage, if this returns True; `taken` follows then."""
-
-    def iteration_ended(self) -> GpuTimes:
-        """What has become known since the last call."""
-
-
-class HostPace:
-    """The thread waits for the GPU before it passes it on: for scripts alone, and without streams."""
-
-    counts_host_time = True
-    gpu_mem_peak_gib: float | None = None
-
-    def before(self) -> None:
-        """Nothing is left running from before."""
-
-    def taken(self) -> None:
-        """No other member's work is running."""
-
-    def given(self) -> None:
-        """Wait for the GPU."""
+        """The GPU is about to be passed on: wait for it."""
         wait_for_gpu()
 
     def at_yield_point(self) -> bool:
-        """Wait for the GPU; others may have it then."""
+        """Return whether the GPU may be passed on within a stage; if so, `taken` follows."""
         wait_for_gpu()
         return True
 
     def iteration_ended(self) -> GpuTimes:
-        """Nothing that the clock does not know."""
+        """Return the times that have become known since the last call."""
         return _NO_TIMES
 
 
-class Turns(Protocol):
-    """Knows whether members wait for each other."""
-
-    @property
-    def takes_turns(self) -> bool:
-        """Whether they do now."""
-
-
 class TurnsPace(HostPace):
-    """The thread waits for the GPU only while members take turns.
+    """The thread waits for the GPU only while members take turns."""
 
-    Args:
-        turns: Knows whether they do.
-    """
-
-    def __init__(self, turns: Turns) -> None:
-        self._turns = turns
+    def __init__(self, gate: Gate) -> None:
+        self._gate = gate
 
     def given(self) -> None:
         """Wait for the GPU, if others do."""
-        if self._turns.takes_turns:
+        if self._gate.takes_turns:
             wait_for_gpu()
 
     def at_yield_point(self) -> bool:
-        """Wait for the GPU, if others do; otherwise nobody waits for this one."""
-        if self._turns.takes_turns:
-            wait_for_gpu()
-            return True
-        return False
+        """Wait for the GPU, if others do; otherwise no member waits for this one."""
+        return self._gate.takes_turns and super().at_yield_point()
 
 
 class FreePace(HostPace):
@@ -154,8 +109,7 @@ def wait_for_gpu() -> None:
     Kernels run asynchronously: without this a stage would seem to end when its kernels are
     queued, and the GPU would be passed on while it is still busy.
     """
-    torch = sys.modules.get("torch")
-    cuda = getattr(torch, "cuda", None)
+    cuda = getattr(sys.modules.get("torch"), "cuda", None)
     if cuda is not None and cuda.is_initialized() and not cuda.is_current_stream_capturing():
         cuda.current_stream().synchronize()
 
@@ -180,44 +134,32 @@ class IterationRecord:
         return max(0.0, self.iteration_s - sum(self.wait_s))
 
 
-class Gate(Protocol):
-    """Grants the resources of stages; the runtime gives one to each session."""
+class Gate:
+    """Grants the resources of stages; this one, of a script that runs alone, grants every resource at once."""
 
     @property
     def asks(self) -> bool:
         """Whether a stage may have to wait, as things are now."""
+        return False
+
+    @property
+    def takes_turns(self) -> bool:
+        """Whether members wait for each other, or would if there were another one."""
+        return self.asks
 
     def acquire(self, stage: int) -> float:
-        """Wait for the stage's resource; returns the seconds waited."""
+        """Wait for the stage's resource; return the seconds waited."""
+        return 0.0
 
     def release(self, stage: int) -> None:
         """Give the stage's resource back."""
 
     def yield_point(self, stage: int) -> float:
-        """Let a member that is further behind go first; returns the seconds waited."""
+        """Let a member that is further behind go first; return the seconds waited."""
+        return 0.0
 
     def iteration_done(self, record: IterationRecord) -> None:
         """Note that an iteration ended."""
-
-
-class OpenGate:
-    """The gate of a script that runs alone: every resource is free."""
-
-    asks = False
-
-    def acquire(self, stage: int) -> float:
-        """Grant at once."""
-        return 0.0
-
-    def release(self, stage: int) -> None:
-        """Nothing to give back."""
-
-    def yield_point(self, stage: int) -> float:
-        """No member waits."""
-        return 0.0
-
-    def iteration_done(self, record: IterationRecord) -> None:
-        """No arbiter counts."""
 
 
 IntervalListener = Callable[[int, float, float, float], None]
@@ -233,29 +175,19 @@ class _Lane:
 
     def __init__(self) -> None:
         self.stack: list[int] = []
-        self.since_s = 0.0
-        self.left_s = 0.0
-        self.waited_s = 0.0
+        self.since_s = self.left_s = self.waited_s = 0.0
 
 
 class _Gap:
     """Time in which the owner is in no stage: since when, its CPU time by then, and the stage that it left."""
 
-    __slots__ = ("after", "cpu_s", "since_s")
-
-    def __init__(self) -> None:
-        self.since_s = 0.0
-        self.cpu_s: float | None = None
-        self.after: int | None = None
+    since_s = 0.0
+    cpu_s: float | None = None
+    after: int | None = None
 
 
 class _ThreadPart(threading.local):
-    """What a thread that does not own the clock has of its own.
-
-    Attributes:
-        lane: Set while the thread's stages are gated.
-        ungated: Its stages otherwise, each with its start.
-    """
+    """A thread other than the owner: its lane while its stages are gated, else its stages, each with its start."""
 
     def __init__(self) -> None:
         self.lane: _Lane | None = None
@@ -306,12 +238,12 @@ class StageClock:
         self.wait_s = [0.0] * STAGE_COUNT
         self.iterations = 0
         self.recent: deque[IterationRecord] = deque(maxlen=RECENT_ITERATIONS)
-        self.gpu: GpuPace = HostPace()
+        self.gpu = HostPace()
         self.on_record: IterationListener | None = None
         self.on_hold: HoldListener | None = None
         self.on_prefetch_depth: Callable[[int, int], None] | None = None
         self._alone = gate is None
-        self._gate: Gate = gate or OpenGate()
+        self._gate = gate or Gate()
         self._on_interval = on_interval
         self._on_iteration = on_iteration
         self.now = now
@@ -330,12 +262,9 @@ class StageClock:
     def enter(self, stage: int, *, joins: bool = False) -> None:
         """Begin a stage; a stage inside another suspends the outer one.
 
-        The same stage inside itself is a yield point: a long stage can let others go first.
-
-        Args:
-            stage: Which one.
-            joins: Whether the time since the thread left the same stage belongs to it, if there was no other since:
-                between forward and backward the loss is computed. Nothing is held meanwhile.
+        The same stage inside itself is a yield point: a long stage can let others go first. If it `joins`, the time
+        since the thread left the same stage belongs to it, if there was no other since: between forward and backward
+        the loss is computed. Nothing is held meanwhile.
         """
         lane = self._gated()
         if lane is None:
@@ -351,7 +280,11 @@ class StageClock:
         if stack:
             self._suspend(lane, stack[-1])
         elif lane is self._own and not self._by_batches:
-            self._boundary_by_first_stage(stage)
+            if self._first_stage is None:
+                self._first_stage = stage
+            if stage == self._first_stage:
+                self._end_iteration()
+                self._begin_iteration()
         if lane is self._own and not stack:
             self._end_gap(self.now(), joined=stage if joins else None)
         self._resume(lane, stage)
@@ -361,7 +294,11 @@ class StageClock:
         """End the innermost stage; an outer one continues."""
         lane = self._gated()
         if lane is None:
-            self._leave_ungated()
+            if self._thread.ungated:
+                stage, since_s = self._thread.ungated.pop()
+                now_s = self.now()
+                self._ledger.beside(stage, -1, now_s)
+                self.note_work(stage, since_s, now_s, 1.0)
             return
         if not lane.stack:  # the stage was entered before this clock was in charge
             return
@@ -384,9 +321,8 @@ class StageClock:
     def lane(self) -> Iterator[None]:
         """Gate the calling thread's stages like the owner's: own stages and waits, the same member.
 
-        For threads that do part of the script's work beside the loop, such as prefetching or
-        communication. Without effect in the thread that owns the clock. On the way out stages that
-        are still open are ended.
+        For threads that do part of the script's work beside the loop, such as prefetching or communication. Without
+        effect in the thread that owns the clock. On the way out stages that are still open are ended.
         """
         if self._thread.lane is not None or self._owner == threading.get_ident():
             yield
@@ -403,8 +339,7 @@ class StageClock:
     def suspended(self, *, owner: bool = False) -> Iterator[None]:
         """Give the current stage's resource back while the thread only waits, and take it again after.
 
-        Args:
-            owner: Whether the owner waits, blocked in C++, and the caller works on its behalf.
+        With `owner` it is the owner's stage: the owner is blocked in C++, and the caller works on its behalf.
         """
         lane = self._own if owner else self._gated()
         if lane is None or not lane.stack:
@@ -419,7 +354,7 @@ class StageClock:
     @property
     def shared(self) -> bool:
         """Whether another member could wait for this script's resources."""
-        return not isinstance(self._gate, OpenGate)
+        return not self._alone
 
     @property
     def takes_turns(self) -> bool:
@@ -442,9 +377,9 @@ class StageClock:
             self._ledger.move(stage, target, seconds)
 
     def begin_fetch_wait(self) -> bool:
-        """Begin to wait for worker processes, which holds nothing; returns whether `end_fetch_wait` must follow.
+        """Begin to wait for worker processes, which holds nothing; return whether `end_fetch_wait` must follow.
 
-        It need not within a stage, whose time that is, and in threads other than the owner.
+        It must not within a stage, whose time that is, and in threads other than the owner.
         """
         lane = self._gated()
         if lane is not self._own or lane.stack:
@@ -455,11 +390,7 @@ class StageClock:
         return True
 
     def end_fetch_wait(self, load_share: float) -> None:
-        """End it; the time is `load` and `preprocess` as the workers' was.
-
-        Args:
-            load_share: Share of `load` in what the workers did, 0 to 1.
-        """
+        """End it; `load_share` of the time (0 to 1) is `load`, the rest `preprocess`, as the workers' time was."""
         now_s = self.now()
         claims = [0.0] * STAGE_COUNT
         claims[LOAD], claims[PREPROCESS] = load_share, 1.0 - load_share
@@ -467,14 +398,10 @@ class StageClock:
         self._begin_gap(now_s)
 
     def note_work(self, stage: int, start_s: float, end_s: float, use: float, *, own: bool = False) -> None:
-        """Report when work was done that no mark shows; it changes no sums.
+        """Report work that no mark shows, from `start_s` to `end_s` on `time.perf_counter`; it changes no sums.
 
-        Args:
-            stage: What it was.
-            start_s: Begin, on `time.perf_counter`.
-            end_s: End.
-            use: Share of the resource's peak, 0 to 1.
-            own: The loop's own thread did it, within another stage.
+        `use` is the share of the resource's peak, 0 to 1; `own` says that the loop's own thread did it, within another
+        stage.
         """
         if self.on_hold is not None:
             self.on_hold(stage, start_s, end_s, use, own)
@@ -482,9 +409,8 @@ class StageClock:
     def report_prefetch_depth(self, loader: Any, prefetched: int = 0) -> None:
         """Tell a dry run how many batches a loader may fetch ahead of the loop.
 
-        Args:
-            loader: One with workers says so as a `torch.utils.data.DataLoader` does: `num_workers`, `prefetch_factor`.
-            prefetched: Batches that a thread of the script fetches ahead of it.
+        A loader with workers has `num_workers` and `prefetch_factor`, as a `torch.utils.data.DataLoader`; `prefetched`
+        batches are fetched ahead by a thread of the script.
         """
         if self.on_prefetch_depth is None:
             return
@@ -533,7 +459,9 @@ class StageClock:
             self._end_gap(now_s)
             self._begin_gap(now_s, after=self._gap.after)
         if not self.gpu.counts_host_time:
-            self._add_gpu_times(self.gpu.iteration_ended(), start_s, now_s)
+            times = self.gpu.iteration_ended()
+            self._note_wait(self._own, PROPAGATE, times.wait_s)
+            self._ledger.told(PROPAGATE, times.held_s, now_s - start_s - sum(self._iteration_wait_s), now_s)
         record = IterationRecord(now_s - start_s, self._ledger.settle(now_s), tuple(self._iteration_wait_s))
         self._iteration_start_s = None
         if self.count(record):
@@ -548,7 +476,7 @@ class StageClock:
         self._paused_within = True
 
     def count(self, record: IterationRecord) -> bool:
-        """Count a finished iteration; False if its times tell nothing of the script."""
+        """Count a finished iteration; return False if its times say nothing about the script."""
         meaningful, self._paused_within = not self._paused_within, False
         self.iterations += 1
         if meaningful:
@@ -593,19 +521,12 @@ class StageClock:
             self._begin_gap(now_s, after=self._gap.after)
         self._iteration_wait_s = [0.0] * STAGE_COUNT
 
-    def _boundary_by_first_stage(self, stage: int) -> None:
-        if self._first_stage is None:
-            self._first_stage = stage
-        if stage == self._first_stage:
-            self._end_iteration()
-            self._begin_iteration()
-
     def _begin_gap(self, now_s: float, after: int | None = None) -> None:
         self._gap.since_s, self._gap.after = now_s, after
         self._gap.cpu_s = self._cpu_now() if self.explains_gaps else None
 
     def _end_gap(self, now_s: float, joined: int | None = None) -> None:
-        """End the time in which the owner was in no stage; it is `joined`'s, or what it computed is `preprocess`."""
+        """End the time in which the owner was in no stage; it is `joined`'s, or what was computed is `preprocess`."""
         gap, claims = self._gap, [0.0] * STAGE_COUNT
         length_s = now_s - gap.since_s
         if length_s > 0 and self.gpu.counts_host_time:
@@ -642,12 +563,6 @@ class StageClock:
         else:
             self._ledger.own(stage if stage != PROPAGATE or self.gpu.counts_host_time else NOBODY, now_s)
 
-    def _tell_ledger_of_wait(self, lane: _Lane, stage: int, now_s: float) -> None:
-        if lane is not self._own:
-            self._ledger.beside(stage, -1, now_s)
-        else:
-            self._ledger.own(NOBODY, now_s)
-
     def _suspend(self, lane: _Lane, stage: int) -> None:
         if stage == PROPAGATE:
             self.gpu.given()
@@ -663,7 +578,10 @@ class StageClock:
         if self._alone or (stage == PROPAGATE and not self.gpu.at_yield_point()):
             return
         before_s = self.now()
-        self._tell_ledger_of_wait(lane, stage, before_s)
+        if lane is self._own:
+            self._ledger.own(NOBODY, before_s)
+        else:
+            self._ledger.beside(stage, -1, before_s)
         waited_s = self._gate.yield_point(stage)
         if stage == PROPAGATE:
             self.gpu.taken()
@@ -686,14 +604,3 @@ class StageClock:
             self.wait_s[stage] += waited_s
             if lane is self._own:  # the loop does not wait when a lane does
                 self._iteration_wait_s[stage] += waited_s
-
-    def _add_gpu_times(self, times: GpuTimes, start_s: float, now_s: float) -> None:
-        self._note_wait(self._own, PROPAGATE, times.wait_s)
-        self._ledger.told(PROPAGATE, times.held_s, now_s - start_s - sum(self._iteration_wait_s), now_s)
-
-    def _leave_ungated(self) -> None:
-        if self._thread.ungated:
-            stage, since_s = self._thread.ungated.pop()
-            now_s = self.now()
-            self._ledger.beside(stage, -1, now_s)
-            self.note_work(stage, since_s, now_s, 1.0)

@@ -58,24 +58,15 @@ class TimeLedger:
             self._beside[stage] += change
 
     def end_gap(self, now_s: float, claims: Sequence[float] = NOTHING) -> None:
-        """End the gap, or one part of it.
-
-        Args:
-            now_s: The time.
-            claims: Shares of the gap that belong to the loop's own thread; together at most 1.
-        """
+        """End the gap, or one part of it; `claims` are the shares of the loop's own thread, together at most 1."""
         with self._lock:
             self._pass(now_s)
             self._end_gap(claims)
 
     def told(self, stage: int, used_s: float, within_s: float, now_s: float) -> None:
-        """Count what the GPU did; what it did while other stages owned the time is hidden.
+        """Count the seconds that the GPU worked for a stage; those during other stages' time are hidden.
 
-        Args:
-            stage: Whose time it is.
-            used_s: How long it worked.
-            within_s: How long the iteration took, without waits for resources.
-            now_s: The time.
+        The iteration took `within_s`, without waits for resources.
         """
         with self._lock:
             self._pass(now_s)
@@ -127,10 +118,6 @@ class TimeLedger:
             self._give(own, elapsed_s)
         elif own == OUTSIDE:
             self._gap_s += elapsed_s
-        if any(self._beside):
-            self._pass_beside(elapsed_s)
-
-    def _pass_beside(self, elapsed_s: float) -> None:
         active = [stage for stage, threads in enumerate(self._beside) if threads > 0]
         for stage in active:
             if self._own == OUTSIDE:

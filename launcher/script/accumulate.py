@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
-from muri.launcher.job.environment import AccumulateError, chosen_steps, declare
+from muri.launcher.job.environment import AccumulateError, chosen_steps, leaves_steps_to_scheduler
 
 
 class UnsplittableError(AccumulateError):
@@ -16,11 +16,7 @@ class UnsplittableError(AccumulateError):
 
 
 class _Local(threading.local):
-    """What the calling thread works on.
-
-    Attributes:
-        more_to_come: Whether it is a micro-batch that isn't the last one of its batch.
-    """
+    """Of the calling thread: whether its micro-batch is not the last one of its batch."""
 
     more_to_come = False
 
@@ -57,7 +53,7 @@ class accumulate:
         if steps is not None and (isinstance(steps, bool) or not isinstance(steps, int) or steps < 1):
             raise AccumulateError(f"muri.accumulate({steps!r}): give a whole number of 1 or more, or nothing")
         if steps is None:
-            declare()
+            leaves_steps_to_scheduler.set()
         self.steps = chosen_steps() if steps is None else steps
         self.share = 1.0
         self.loss: Any = None
@@ -65,11 +61,10 @@ class accumulate:
             _let_exchanges_wait()
 
     def __call__(self, batch: Any) -> Iterator[Any]:
-        """The micro-batches of a batch, in order.
+        """Yield the micro-batches of a batch, in order.
 
         Args:
-            batch: What a loader gave: tensors, or mappings, lists, tuples and named tuples of them, which share
-                their first dimension.
+            batch: Tensors, or mappings, lists, tuples and named tuples of them, which share their first dimension.
 
         Raises:
             UnsplittableError: The batch holds no tensor, or their lengths differ; never raised with one step.
@@ -100,11 +95,7 @@ class accumulate:
         self.loss = weighted.detach() if self.loss is None else self.loss + weighted.detach()
 
     def __enter__(self) -> NoReturn:
-        """Refuse what there was before.
-
-        Raises:
-            AccumulateError: Always.
-        """
+        """Refuse the form of 0.2."""
         raise AccumulateError(
             "`with muri.accumulate():` was removed in 0.3: go through the micro-batches in the loop, "
             "`for part in accumulate(batch):` (docs/scripts.md)"
@@ -148,39 +139,33 @@ def sample_count(batch: Any) -> int:
     """
     counts = set(_lengths(batch))
     if len(counts) != 1:
-        found = ", ".join(map(str, sorted(counts))) or "none"
-        raise UnsplittableError(f"a batch must hold tensors with one common first dimension (found: {found})")
+        lengths = ", ".join(map(str, sorted(counts))) or "none"
+        raise UnsplittableError(f"a batch must hold tensors with one common first dimension (found: {lengths})")
     return counts.pop()
 
 
 def sizes_of(samples: int, steps: int) -> list[int]:
-    """Sizes of at most `steps` micro-batches, as equal as possible, larger ones first; none is empty.
-
-    Returns:
-        The sizes; a single 0 for a batch without samples.
-    """
+    """Return the sizes of at most `steps` micro-batches, as equal as possible, larger ones first; [0] for none."""
     steps = max(1, min(steps, samples))
     whole, rest = divmod(samples, steps)
     return [whole + (position < rest) for position in range(steps)]
 
 
 def cut(batch: Any, start: int, stop: int, samples: int) -> Any:
-    """The samples from `start` on, before `stop`, in the same structure; tensors are views, not copies.
+    """Return the samples from `start` on, before `stop`, in the same structure; tensors are views, not copies.
 
-    Args:
-        batch: Tensors or arrays, or mappings, lists, tuples and named tuples of them.
-        start: First sample.
-        stop: One after the last.
-        samples: `sample_count(batch)`; texts and other objects in a list of that length are one per sample.
+    `samples` is `sample_count(batch)`; texts and other objects in a list of that length are one per sample.
     """
     if _is_array(batch):
         return batch[start:stop]
     if isinstance(batch, Mapping):
-        return _like_mapping(batch, {key: cut(value, start, stop, samples) for key, value in batch.items()})
+        values = {key: cut(value, start, stop, samples) for key, value in batch.items()}
+        return values if type(batch) is dict else _made_again(batch, values)
     if _is_sequence(batch):
         if not any(True for _ in _lengths(batch)) and len(batch) == samples:
             return batch[start:stop]
-        return _like_sequence(batch, [cut(value, start, stop, samples) for value in batch])
+        parts = [cut(value, start, stop, samples) for value in batch]
+        return _made_again(batch, *parts) if hasattr(batch, "_fields") else _made_again(batch, parts)
     return batch
 
 
@@ -204,19 +189,8 @@ def _is_sequence(value: Any) -> bool:
     return isinstance(value, Sequence) and not isinstance(value, (str, bytes))
 
 
-def _like_mapping(original: Any, values: dict[Any, Any]) -> Any:
-    if type(original) is dict:
-        return values
+def _made_again(original: Any, *content: Any) -> Any:
     try:
-        return type(original)(values)
-    except Exception as error:
-        raise UnsplittableError(f"a batch of type {type(original).__name__} cannot be made again: {error}") from error
-
-
-def _like_sequence(original: Any, values: list[Any]) -> Any:
-    try:
-        if hasattr(original, "_fields"):
-            return type(original)(*values)
-        return type(original)(values)
+        return type(original)(*content)
     except Exception as error:
         raise UnsplittableError(f"a batch of type {type(original).__name__} cannot be made again: {error}") from error

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Callable, Final, NoReturn
+from typing import Any, Callable, Final, NoReturn
 
 from muri.clock import MACHINE_CLOCK, Clock
 from muri.errors import MuriError, UsageError
@@ -23,13 +23,12 @@ from muri.launcher.job.scheduler import declare_checkpoint, requeue_stopped
 from muri.launcher.job.script import wait_for_gloo_at_exit
 from muri.launcher.job.stage_clock import StageClock
 from muri.launcher.script.checkpoint_store import (
-    Agreement,
     Batch,
     CheckpointError,
     CheckpointStore,
     LoaderPosition,
+    OneRank,
     Site,
-    Stored,
     agreement,
     default_place,
 )
@@ -107,7 +106,7 @@ class BoundaryCheckpointer:
         functions: Functions,
         store: CheckpointStore,
         clock: StageClock,
-        ranks: Agreement,
+        ranks: OneRank,
         now: Clock = MACHINE_CLOCK,
     ) -> None:
         self.position = LoaderPosition()
@@ -130,11 +129,6 @@ class BoundaryCheckpointer:
         return self._first + self._own_iterations + self._clock.iterations - self._before_clock
 
     @property
-    def is_first_rank(self) -> bool:
-        """Whether this process speaks for all ranks of the job."""
-        return self._ranks.rank == 0
-
-    @property
     def stop_asked(self) -> bool:
         """Whether the script is to stop."""
         return self._stop_asked.is_set()
@@ -153,7 +147,14 @@ class BoundaryCheckpointer:
         if iteration < 0:
             return Resumed(resumed=False)
         stored = self._store.read(iteration)
-        _load(self._functions.load, stored)
+        try:
+            self._functions.load(stored.path)
+        except Exception as error:
+            raise CheckpointLoadError(
+                f"the checkpoint {stored.path} of iteration {stored.iteration} could not be loaded: "
+                f"{type(error).__name__}: {error}. Nothing was deleted; mend the load function, or move "
+                f"{stored.path.parent} away to start anew"
+            ) from error
         self.position.resume_at(stored.facts["position"])
         self._first += iteration
         self._saved_iteration = iteration
@@ -178,9 +179,8 @@ class BoundaryCheckpointer:
     def own_boundary(self) -> bool:
         """Save at the end of an iteration of a loop that marks no stages, if it is time to.
 
-        Returns:
-            Whether the script should stop now, because its state is saved. Never in a loop with stages: there
-            `at_boundary` ends the script.
+        Return whether the script should stop now, because its state is saved. Never in a loop with stages: there
+        `at_boundary` ends the script.
         """
         if self._clock.iterations != self._before_clock:
             return False
@@ -189,7 +189,10 @@ class BoundaryCheckpointer:
 
     def _saved_to_stop(self, iteration_s: float | None) -> bool:
         """Save if it is time to; return whether the script should stop now, because its state is saved."""
-        stop, due = self._ranks.decide(self.stop_asked, self._is_due(), iteration_s)
+        every_s, every = self._functions.every_s, self._functions.every_iterations
+        by_time = every_s is not None and self._now() - self._saved_s >= every_s
+        by_count = every is not None and self.iteration - self._saved_iteration >= every
+        stop, due = self._ranks.decide(self.stop_asked, by_time or by_count, iteration_s)
         if not ((stop or due) and self._now() >= self._not_before_s and self.save() and stop):
             return False
         self.stopped_at = self.iteration
@@ -198,8 +201,7 @@ class BoundaryCheckpointer:
     def save(self) -> bool:
         """Write a checkpoint; the one before goes when all ranks have the new one.
 
-        Returns:
-            Whether the checkpoint is complete; a failure is reported on standard error and changes nothing else.
+        Return whether it is complete; a failure is reported on standard error and changes nothing else.
         """
         iteration = self.iteration
         if iteration == self._saved_iteration and iteration in self._store.iterations():
@@ -223,11 +225,6 @@ class BoundaryCheckpointer:
         self._store.close()
         if self.at_boundary in self._clock.at_boundary:
             self._clock.at_boundary.remove(self.at_boundary)
-
-    def _is_due(self) -> bool:
-        every_s, every = self._functions.every_s, self._functions.every_iterations
-        by_time = every_s is not None and self._now() - self._saved_s >= every_s
-        return by_time or (every is not None and self.iteration - self._saved_iteration >= every)
 
 
 def checkpoint(
@@ -267,9 +264,9 @@ def checkpoint(
     except BaseException:
         checkpointer.close()
         raise
-    _register(checkpointer)
+    _belongings()[BoundaryCheckpointer] = checkpointer
     clock.at_boundary.append(checkpointer.at_boundary)
-    watch_stop_signals(checkpointer)
+    _watch_stop_signals(checkpointer, first_rank=ranks.rank == 0)
     return resumed
 
 
@@ -287,17 +284,6 @@ def should_stop() -> bool:
     return True
 
 
-def _load(load: PathFunction, stored: Stored) -> None:
-    try:
-        load(stored.path)
-    except Exception as error:
-        raise CheckpointLoadError(
-            f"the checkpoint {stored.path} of iteration {stored.iteration} could not be loaded: "
-            f"{type(error).__name__}: {error}. Nothing was deleted; mend the load function, or move "
-            f"{stored.path.parent} away to start anew"
-        ) from error
-
-
 def _say(text: str) -> None:
     print(f"muri: {text}", file=sys.stderr, flush=True)
 
@@ -313,7 +299,7 @@ class ScriptStoppedError(SystemExit):
     """Ends a script after its state was saved; its `finally` blocks run."""
 
 
-def watch_stop_signals(checkpointer: BoundaryCheckpointer) -> None:
+def _watch_stop_signals(checkpointer: BoundaryCheckpointer, *, first_rank: bool) -> None:
     """Let stop signals ask for a checkpoint, and tell the controller that the job has one.
 
     A handler that the script has set is called as well. In a group the runtime delivers the signals.
@@ -324,7 +310,7 @@ def watch_stop_signals(checkpointer: BoundaryCheckpointer) -> None:
         if threading.current_thread() is threading.main_thread():
             for number in STOP_SIGNALS:
                 _chain(number, checkpointer)
-    if environment.get("SLURM_JOB_ID") and wants_requeue(environment) and checkpointer.is_first_rank:
+    if environment.get("SLURM_JOB_ID") and wants_requeue(environment) and first_rank:
         threading.Thread(target=_declare, args=(environment,), name="declare-checkpoint", daemon=True).start()
 
 
@@ -334,7 +320,7 @@ def end_script(iteration: int) -> NoReturn:
     Raises:
         ScriptStoppedError: Always.
     """
-    print(f"muri: saved at iteration {iteration}, the script stops", file=sys.stderr, flush=True)
+    _say(f"saved at iteration {iteration}, the script stops")
     requeue_if_wanted()
     raise ScriptStoppedError(STOPPED_CODE)
 
@@ -352,7 +338,7 @@ def wants_requeue(environment: Mapping[str, str]) -> bool:
 
 
 def conclude(environment: Mapping[str, str]) -> None:
-    """Requeue a job that was saved before its time limit; leave one that Slurm is ending already alone.
+    """Requeue a job that was saved before its time limit, unless Slurm is ending it already.
 
     Waits for Slurm to end this process, so that the batch script does not go on meanwhile.
     """
@@ -363,9 +349,9 @@ def conclude(environment: Mapping[str, str]) -> None:
         if not requeue_stopped(job_id, run_of(environment)):
             return
     except MuriError as error:
-        print(f"muri: job {job_id} was saved but could not be requeued: {error}", file=sys.stderr, flush=True)
+        _say(f"job {job_id} was saved but could not be requeued: {error}")
         return
-    print(f"muri: job {job_id} goes back to the queue", file=sys.stderr, flush=True)
+    _say(f"job {job_id} goes back to the queue")
     with contextlib.suppress(ValueError):  # only the main thread can
         for number in STOP_SIGNALS:
             signal.signal(number, signal.SIG_DFL)
@@ -391,50 +377,28 @@ def _declare(environment: Mapping[str, str]) -> None:
         declare_checkpoint(environment["SLURM_JOB_ID"], run_of(environment))
 
 
-class _Place:
-    """Holds a script's checkpointer."""
+_process: Final[dict[Any, Any]] = {}
+"""The belongings of a script that has its process for itself."""
 
-    def __init__(self) -> None:
-        self.checkpointer: BoundaryCheckpointer | None = None
+os.register_at_fork(after_in_child=_process.clear)  # a child, such as a DataLoader's worker, must save nothing
 
 
-_process: Final = _Place()
+def _belongings() -> dict[Any, Any]:
+    script = current_script()
+    return _process if script is None else script.belongings
 
 
 def current_checkpointer() -> BoundaryCheckpointer | None:
-    """The calling script's checkpointer, None before it called `muri.checkpoint`."""
-    return _place().checkpointer
+    """Return the calling script's checkpointer, None before it called `muri.checkpoint`."""
+    return _belongings().get(BoundaryCheckpointer)
 
 
 def checkpointer_of(script: Script) -> BoundaryCheckpointer | None:
-    """The checkpointer of one of this process's scripts, None before it called `muri.checkpoint`."""
-    return _place_of(script).checkpointer
-
-
-def _register(checkpointer: BoundaryCheckpointer) -> None:
-    """Make this checkpointer the calling script's."""
-    _place().checkpointer = checkpointer
+    """Return the checkpointer of one of this process's scripts, None before it called `muri.checkpoint`."""
+    return script.belongings.get(BoundaryCheckpointer)
 
 
 def begin_loop(loader: Iterable[Batch], site: Site, skipped: Callable[[], None]) -> Iterator[Batch]:
-    """What `muri.batches` iterates over: the loader, or the rest of it after a resume."""
+    """Return what `muri.batches` iterates over: the loader, or the rest of it after a resume."""
     checkpointer = current_checkpointer()
     return iter(loader) if checkpointer is None else checkpointer.position.begin(loader, site, skipped)
-
-
-def _place() -> _Place:
-    script = current_script()
-    return _process if script is None else _place_of(script)
-
-
-def _place_of(script: Script) -> _Place:
-    place: _Place = script.belongings.setdefault(_Place, _Place())
-    return place
-
-
-def _forget() -> None:
-    """Drop the checkpointer in a forked child, such as a DataLoader's worker, which must save nothing."""
-    _process.checkpointer = None
-
-
-os.register_at_fork(after_in_child=_forget)

@@ -1,7 +1,8 @@
-"""Checkpoints on disk, which all ranks of a job have or none.
+"""What a script needs to resume: checkpoints on disk, which all ranks of a job have or none, and the loop's position.
 
-They are written under a temporary name, flushed, then renamed, so that a reader never sees a part. The ranks save at
-the same iteration, and resume from a checkpoint that all of them have.
+Checkpoints are written under a temporary name, flushed, then renamed, so that a reader never sees a part. The ranks
+save at the same iteration, and resume from a checkpoint that all of them have. The first `muri.batches` loop after
+`muri.checkpoint` is the training loop; each of its runs is an epoch.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Protocol, Tuple, TypeVar
+from typing import Any, Final, Tuple, TypeVar
 
 from muri.clock import MACHINE_CLOCK, Clock
 from muri.errors import MuriError, UsageError
@@ -64,11 +65,7 @@ def default_place(environment: Mapping[str, str], cwd: Path, rank: int = 0, worl
 
 
 class CheckpointStore:
-    """The checkpoints of one job (of one rank of it).
-
-    Args:
-        place: Their directory; made if it is missing.
-        clock: What the wait for an earlier run goes by.
+    """The checkpoints of one job (of one rank of it), in a directory that is made if it is missing.
 
     Raises:
         CheckpointError: The directory cannot be made, or another process keeps it.
@@ -112,12 +109,12 @@ class CheckpointStore:
             os.close(self._lock)
 
     def iterations(self) -> list[int]:
-        """Iterations of the complete checkpoints, in ascending order."""
+        """Return the iterations of the complete checkpoints, in ascending order."""
         matches = (_NAME.fullmatch(entry.name) for entry in self.place.iterdir())
         return sorted(int(match[1]) for match in matches if match)
 
     def read(self, iteration: int) -> Stored:
-        """One checkpoint.
+        """Return one checkpoint.
 
         Raises:
             CheckpointError: Its description is missing, damaged, or written by a newer Muri.
@@ -140,10 +137,7 @@ class CheckpointStore:
     def write(self, iteration: int, save: Callable[[Path], object], facts: Mapping[str, Any]) -> Path:
         """Write a checkpoint under a temporary name; `commit` makes it count.
 
-        Args:
-            iteration: Iterations done.
-            save: Writes the script's part to a path that does not exist yet.
-            facts: Muri's part, plain JSON values.
+        `save` writes the script's part to a path that does not exist yet; `facts` are Muri's part, plain JSON values.
 
         Raises:
             CheckpointError: `save` failed or wrote nothing, or the disk is full.
@@ -227,60 +221,42 @@ CHECK_INTERVAL_S: Final = 0.5
 """Seconds between two votes of the ranks on saving; rank 0 converts them into a number of iterations."""
 
 
-class Agreement(Protocol):
-    """How the ranks of a job decide together. Each call is made by all of them, in the same order.
+class OneRank:
+    """How the ranks of a job decide together: here the only one alone. Each call is made by all, in the same order.
 
     Attributes:
         rank: This process's rank.
         world_size: How many there are.
     """
 
-    rank: int
-    world_size: int
-
-    def decide(self, stop: bool, due: bool, iteration_s: float | None) -> tuple[bool, bool]:
-        """Whether to stop and whether to save at this boundary, the same on every rank.
-
-        Args:
-            stop: Whether this rank was asked to stop; one is enough.
-            due: Whether a periodic checkpoint is due; rank 0's word counts.
-            iteration_s: Seconds per iteration lately, None when unknown.
-        """
-
-    def all_true(self, mine: bool) -> bool:
-        """Whether the value is true on every rank."""
-
-    def common(self, newest: int) -> int:
-        """The newest iteration that every rank has, given this rank's newest; -1 stands for none."""
-
-
-class OneRank:
-    """A job with a single process."""
-
     rank = 0
     world_size = 1
 
     def decide(self, stop: bool, due: bool, iteration_s: float | None) -> tuple[bool, bool]:
-        """Its own word."""
+        """Return whether to stop and whether to save at this boundary, the same on every rank.
+
+        One rank that was asked to `stop` is enough; of a periodic checkpoint that is `due` rank 0 decides.
+        `iteration_s` is the recent time of an iteration, None when unknown.
+        """
         return stop, due
 
     def all_true(self, mine: bool) -> bool:
-        """Its own word."""
+        """Whether the value is true on every rank."""
         return mine
 
     def common(self, newest: int) -> int:
-        """Its own."""
+        """Return the newest iteration that every rank has, given this rank's newest; -1 stands for none."""
         return newest
 
 
-class ManyRanks:
+class ManyRanks(OneRank):
     """Ranks that agree through a process group of their own (gloo: small numbers on the CPU)."""
 
     def __init__(self, distributed: Any) -> None:
         self._distributed = distributed
         self._group = distributed.new_group(backend="gloo")
-        self.rank: int = distributed.get_rank()
-        self.world_size: int = distributed.get_world_size()
+        self.rank = distributed.get_rank()
+        self.world_size = distributed.get_world_size()
         self._boundaries_left = 1
 
     def decide(self, stop: bool, due: bool, iteration_s: float | None) -> tuple[bool, bool]:
@@ -310,8 +286,8 @@ class ManyRanks:
         return [int(value) for value in tensor]
 
 
-def agreement(environment: Mapping[str, str] = os.environ) -> Agreement:
-    """How this script's ranks agree.
+def agreement(environment: Mapping[str, str] = os.environ) -> OneRank:
+    """Return how this script's ranks agree.
 
     Raises:
         UsageError: The script has several ranks that are not connected yet.
@@ -358,7 +334,7 @@ class LoaderPosition:
         return bool(self._others)
 
     def facts(self) -> dict[str, Any]:
-        """The facts that a checkpoint keeps of it, with the generators' current states."""
+        """Return the facts that a checkpoint keeps, with the generators' current states."""
         rng = capture_generators(self._generators)
         return {"epoch": self.epoch, "batch": self.batch, "epoch_start": self._start, "rng": rng}
 
@@ -371,10 +347,7 @@ class LoaderPosition:
     def begin(self, loader: Iterable[Batch], site: Site, skipped: Callable[[], None]) -> Iterator[Batch]:
         """Iterate over a loader; in a training loop that resumes, from its next batch.
 
-        Args:
-            loader: What `muri.batches` was given.
-            site: Where the script calls `muri.batches`.
-            skipped: Called after each batch that is skipped.
+        `site` is the script's call of `muri.batches`; `skipped` is called after each batch that is skipped.
         """
         if self._site is None:
             self._site = site
@@ -385,7 +358,14 @@ class LoaderPosition:
         self._generators = generators_of(loader)
         facts, self._resume = self._resume, None
         if facts is not None and facts["epoch_start"] is not None:
-            return self._go_on(loader, facts, skipped)
+            self._begun, self._start = True, facts["epoch_start"]
+            restore_generators(facts["epoch_start"], self._generators)
+            source = iter(loader)
+            for _ in range(self.batch):
+                next(source, None)
+                skipped()
+            restore_generators(facts["rng"], self._generators)
+            return source
         if self._begun:
             self.epoch += 1
         self._begun, self.batch = True, 0
@@ -401,16 +381,6 @@ class LoaderPosition:
         if self._others:
             self._others.pop()
 
-    def _go_on(self, loader: Iterable[Batch], facts: Mapping[str, Any], skipped: Callable[[], None]) -> Iterator[Batch]:
-        self._begun, self._start = True, facts["epoch_start"]
-        restore_generators(facts["epoch_start"], self._generators)
-        source = iter(loader)
-        for _ in range(self.batch):
-            next(source, None)
-            skipped()
-        restore_generators(facts["rng"], self._generators)
-        return source
-
     def _until_its_end(self, source: Iterator[Batch], site: Site) -> Iterator[Batch]:
         yield from source
         if self._others and self._others[-1] == site:
@@ -418,7 +388,7 @@ class LoaderPosition:
 
 
 def capture_generators(generators: Iterable[Any] = ()) -> dict[str, Any]:
-    """The states now: Python's, NumPy's and PyTorch's global generators and the given `torch.Generator` objects.
+    """Return the states of Python's, NumPy's and PyTorch's global generators and of given `torch.Generator`s.
 
     Only libraries that the script has imported are looked at.
     """
@@ -431,18 +401,13 @@ def capture_generators(generators: Iterable[Any] = ()) -> dict[str, Any]:
     if torch is not None:
         state["torch"] = _text(torch.get_rng_state())
         if torch.cuda.is_available() and torch.cuda.is_initialized():
-            state["cuda"] = [_text(each) for each in torch.cuda.get_rng_state_all()]
+            state["cuda"] = [_text(own) for own in torch.cuda.get_rng_state_all()]
     state["generators"] = [_text(generator.get_state()) for generator in generators]
     return state
 
 
 def restore_generators(state: Mapping[str, Any], generators: Iterable[Any] = ()) -> None:
-    """Put the states back that `capture_generators` returned.
-
-    Args:
-        state: What `capture_generators` returned.
-        generators: The same generators, in the same order.
-    """
+    """Put the states back that `capture_generators` returned for the same generators, in the same order."""
     version, words, gauss = state["python"]
     random.setstate((version, tuple(words), gauss))
     if "numpy" in state:
@@ -455,7 +420,7 @@ def restore_generators(state: Mapping[str, Any], generators: Iterable[Any] = ())
 
         torch.set_rng_state(_tensor(state["torch"]))
         if "cuda" in state and torch.cuda.device_count() == len(state["cuda"]):
-            torch.cuda.set_rng_state_all([_tensor(each) for each in state["cuda"]])
+            torch.cuda.set_rng_state_all([_tensor(text) for text in state["cuda"]])
     for generator, text in zip(generators, state["generators"]):
         generator.set_state(_tensor(text))
 
@@ -467,9 +432,8 @@ def generators_of(loader: object) -> list[Any]:
         return []
     sampler = getattr(loader, "sampler", None)
     inner = getattr(getattr(loader, "batch_sampler", None), "sampler", None)
-    found = [getattr(holder, "generator", None) for holder in (loader, sampler, inner)]
-    unique = {id(each): each for each in found if isinstance(each, torch.Generator)}
-    return list(unique.values())
+    candidates = [getattr(holder, "generator", None) for holder in (loader, sampler, inner)]
+    return list({id(one): one for one in candidates if isinstance(one, torch.Generator)}.values())
 
 
 def _text(tensor: Any) -> str:

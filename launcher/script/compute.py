@@ -242,11 +242,7 @@ _lock: Final = threading.Lock()
 
 
 def pass_over(*hooks: Callable[..., Any]) -> None:
-    """Let the compiler begin behind these functions, at what they call, as it does without hooks.
-
-    Args:
-        hooks: Any copy of each: the copies of one hook share its code.
-    """
+    """Let the compiler begin behind these hooks, at the functions that they call; copies of a hook share its code."""
     _passed_over.extend(hooks)
 
 
@@ -256,12 +252,7 @@ def pass_over_method(place: Any, name: str) -> None:
 
 
 def leave_alone(namespace: dict[str, Any], *functions: Callable[..., Any]) -> None:
-    """Keep the compiler out of these functions and of all that they call.
-
-    Args:
-        namespace: The global names of the module whose hooks call them; it gets others in their place.
-        functions: They have their own names there.
-    """
+    """Keep the compiler out of functions and of all that they call, by other ones under their names in a namespace."""
     _left_alone.extend((namespace, function.__name__) for function in functions)
 
 

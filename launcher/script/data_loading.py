@@ -57,8 +57,7 @@ class Meter:
     Attributes:
         wall_s: Wall-clock seconds in all of them.
         cpu_s: CPU seconds of the thread in all of them.
-        counted_s: Wall-clock seconds in those that were no stage of their own.
-        mean_s: Mean seconds of a transform, over all fetches.
+        counted_s: Wall-clock seconds in those that were not a stage of their own.
     """
 
     def __init__(self, clock: StageClock | None) -> None:
@@ -74,11 +73,7 @@ class Meter:
         return self._total_s / self._calls if self._calls else 0.0
 
     def start(self, *, gated: bool) -> None:
-        """Begin a fetch.
-
-        Args:
-            gated: Whether each transform is a stage of its own.
-        """
+        """Begin a fetch; `gated` makes each transform a stage of its own."""
         self.wall_s = self.cpu_s = self.counted_s = 0.0
         self._gated = gated
 
@@ -263,9 +258,7 @@ def install_workers() -> None:
 
     @functools.wraps(plain_init)
     def make_iterator(iterator: Any, loader: Any) -> None:
-        _report_prefetch_depth(loader)
-        board = _make_board(loader)
-        _forking.board = board
+        board = _forking.board = _prepare(loader)
         try:
             plain_init(iterator, loader)
         finally:
@@ -283,16 +276,10 @@ def install_workers() -> None:
     replace(_utils.worker, "_worker_loop", loop)
 
 
-def _report_prefetch_depth(loader: Any) -> None:
-    """Report how far a loader fetches ahead, also in a script that marks its stages itself."""
+def _prepare(loader: Any) -> Board | None:
+    """Report how far a loader fetches ahead, also in a script that marks its stages; return its workers' board."""
     try:
         current_clock().report_prefetch_depth(loader)
-    except Exception as error:
-        switch_off(_WORKERS_HOOK, error)
-
-
-def _make_board(loader: Any) -> Board | None:
-    try:
         return Board(loader.num_workers) if watching(_WORKERS_HOOK) is not None else None
     except Exception as error:
         switch_off(_WORKERS_HOOK, error)
@@ -309,8 +296,17 @@ def _measure_fetches(board: Board, worker: int) -> None:
         fetch, collate = fetcher.fetch, fetcher.collate_fn
 
         def measured_fetch(index: Any) -> Any:
-            with _on_board(board, worker, meter), metered(dataset, meter):
-                return fetch(index)
+            """Transforms, collating and the CPU time of reading are `preprocess`, the rest is `load`."""
+            meter.start(gated=False)
+            wall_s, cpu_s = time.perf_counter(), time.thread_time()
+            try:
+                with metered(dataset, meter):
+                    return fetch(index)
+            finally:
+                end_s = time.perf_counter()
+                read_s = end_s - wall_s - meter.wall_s
+                computed_s = min(read_s, time.thread_time() - cpu_s - meter.cpu_s)
+                board.add(worker, FetchTimes(wall_s, wall_s + read_s - computed_s, end_s))
 
         fetcher.fetch = measured_fetch
         if collate is not None:
@@ -318,20 +314,6 @@ def _measure_fetches(board: Board, worker: int) -> None:
         return fetcher
 
     replace(dataloader._DatasetKind, "create_fetcher", staticmethod(create_fetcher))
-
-
-@contextmanager
-def _on_board(board: Board, worker: int, meter: Meter) -> Any:
-    """Split a fetch: transforms, collating and the CPU time of reading are `preprocess`, the rest is `load`."""
-    meter.start(gated=False)
-    wall_s, cpu_s = time.perf_counter(), time.thread_time()
-    try:
-        yield
-    finally:
-        end_s = time.perf_counter()
-        read_s = end_s - wall_s - meter.wall_s
-        computed_s = min(read_s, time.thread_time() - cpu_s - meter.cpu_s)
-        board.add(worker, FetchTimes(wall_s, wall_s + read_s - computed_s, end_s))
 
 
 class ReadKind:
@@ -403,8 +385,7 @@ class Fetch:
 
     def __init__(self, watch: Watch, iterator: Any) -> None:
         self._clock = watch.clock
-        key = (ReadKind, id(iterator._dataset))
-        self._kind: ReadKind = watch.memory.setdefault(key, ReadKind())
+        self._kind: ReadKind = watch.memory.setdefault((ReadKind, id(iterator._dataset)), ReadKind())
         self._meter: Meter = watch.memory.setdefault((Meter, id(iterator._dataset)), Meter(watch.clock))
         self._cleanup = ExitStack()
         self._iterator = iterator
@@ -424,7 +405,7 @@ class Fetch:
         collate = fetcher.collate_fn
         if collate is not None:
             self._cleanup.callback(setattr, fetcher, "collate_fn", collate)
-            fetcher.collate_fn = functools.partial(self._collate, collate)
+            fetcher.collate_fn = lambda samples: self._meter.run(collate, (samples,), {}, gated=True)
         self._waited_s = sum(self._clock.wait_s)
         self._wall_s, self._cpu_s = time.perf_counter(), time.thread_time()
 
@@ -441,17 +422,14 @@ class Fetch:
         if complete:
             self._kind.add(max(1e-9, wall_s - meter.wall_s - waited_s), max(0.0, cpu_s - meter.cpu_s))
 
-    def _collate(self, collate: Any, samples: Any) -> Any:
-        return self._meter.run(collate, (samples,), {}, gated=True)
-
 
 def _lend_yield_points(fetcher: Any) -> None:
-    if hasattr(fetcher, "dataset_iter"):
-        if not getattr(fetcher, "_muri_yields", False):
-            fetcher.dataset_iter = yielding_samples(fetcher.dataset_iter)
-            fetcher._muri_yields = True
-    elif not isinstance(fetcher.dataset, YieldingDataset):
-        fetcher.dataset = YieldingDataset(fetcher.dataset)
+    if not hasattr(fetcher, "dataset_iter"):
+        if not isinstance(fetcher.dataset, YieldingDataset):
+            fetcher.dataset = YieldingDataset(fetcher.dataset)
+    elif not getattr(fetcher, "_muri_yields", False):
+        fetcher.dataset_iter = yielding_samples(fetcher.dataset_iter)
+        fetcher._muri_yields = True
 
 
 def install_fetching() -> None:

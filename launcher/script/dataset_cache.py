@@ -5,9 +5,9 @@ as the page cache, throws away what comes round next; keeping what came first an
 gives a hit rate of cache size over dataset size in every epoch (MinIO, in Synergy, section 3.1). It is also the
 hit rate that `muri profile run --sweep` counts on.
 
-Where the script gives no size it is the job's memory less the need of its processes. Synergy's plan gives a job memory
-for its processes and for its cache (`policies/allocation`), and Slurm tells the job the sum. The need of the processes
-is measured while the cache fills, when model and workers have long been there.
+Without a given size it is the job's memory less the need of its processes. Synergy's plan gives a job memory for its
+processes and for its cache (`policies/allocation`), and Slurm tells the job the sum. The need of the processes is
+measured while the cache fills, when model and workers have long been there.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ import multiprocessing.context
 import operator
 import os
 import pickle
+import re
 import sys
 import threading
-import time
 import weakref
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -34,151 +34,11 @@ from typing import Any, Final
 
 from muri.errors import UsageError
 from muri.launcher.job.session import descendants_of
+from muri.launcher.script.script_facts import WORDS, DatasetReads, Fetch
 from muri.profiler.dryrun.messages import DRY_RUN_VARIABLE, FULL_MEMORY_VARIABLE, NO_JOB
 from muri.units import GIB, MIB
 
 logger = logging.getLogger("muri.launcher")
-
-WORDS: Final = 8
-"""Whole numbers of 8 bytes that one dataset takes, shared by all processes that read it."""
-
-_OWNER, _ELSEWHERE, _ITEMS, _BYTES, _FETCH_NS, _BLOCKED_NS, _COVERED_NS, _UNTIL_NS = range(WORDS)
-
-UNSEEN_SHARE: Final = 0.01
-"""Where fetching blocks for a smaller share of its time, it hardly reads: memory would change nothing."""
-
-_WAITS: Final = Path("/proc/thread-self/schedstat")
-_S_PER_NS: Final = 1e-9
-
-
-class Fetch:
-    """A call of the dataset that begins now.
-
-    Attributes:
-        start_ns: When, on the clock that all processes share.
-        end_ns: When it ended.
-        blocked_ns: How long its thread waited for something else than a core.
-    """
-
-    def __init__(self) -> None:
-        self.start_ns, self._awake_ns = _clocks()
-        self.end_ns, self.blocked_ns = self.start_ns, 0
-
-    def end(self) -> None:
-        """The dataset has answered."""
-        self.end_ns, awake_ns = _clocks()
-        self.blocked_ns = max(0, self.end_ns - self.start_ns - (awake_ns - self._awake_ns))
-
-
-class DatasetReads:
-    """The reads of one dataset.
-
-    Args:
-        words: `WORDS` whole numbers in shared memory, 0 at first.
-        length: How many items the dataset has.
-    """
-
-    def __init__(self, words: memoryview, length: int) -> None:
-        self._words = words
-        self._length = length
-        self._counts: list[int] = []
-        self._words[_OWNER] = self._words[_OWNER] or os.getpid()
-        _known.add(self)
-
-    def add(self, fetch: Fetch, sizes: Collection[int]) -> None:
-        """Count one fetch; others must not do so in the same moment.
-
-        Args:
-            fetch: It has ended.
-            sizes: Bytes of each item.
-        """
-        words, begin_ns = self._words, max(fetch.start_ns, self._words[_UNTIL_NS])
-        words[_ITEMS] += len(sizes)
-        words[_BYTES] += sum(sizes)
-        words[_FETCH_NS] += fetch.end_ns - fetch.start_ns
-        words[_BLOCKED_NS] += fetch.blocked_ns
-        words[_COVERED_NS] += max(0, fetch.end_ns - begin_ns)
-        words[_UNTIL_NS] = max(fetch.end_ns, words[_UNTIL_NS])
-        if os.getpid() != words[_OWNER]:
-            words[_ELSEWHERE] = 1
-
-    def iteration_ended(self) -> None:
-        """Remember what was read by now."""
-        self._counts.append(self._words[_ITEMS])
-
-    def figures(self) -> dict[str, Any] | None:
-        """What a dry run tells of it, None where too little was seen.
-
-        The rate is that of all fetchers together: bytes over the time in which any of them was fetching, as far as they
-        were blocked then.
-
-        Returns:
-            "items" of the dataset, "item_bytes" as kept, "batch_items" that an iteration reads, "bytes_per_s",
-            and "workers": whether other processes fetch.
-        """
-        _, elsewhere, items, size, fetch_ns, blocked_ns, covered_ns, _ = self._words
-        batch_items = per_iteration(self._counts)
-        if not (batch_items and size) or blocked_ns < UNSEEN_SHARE * fetch_ns:
-            return None
-        read_s = covered_ns * blocked_ns / fetch_ns * _S_PER_NS
-        return {
-            "items": self._length,
-            "item_bytes": size / items,
-            "batch_items": batch_items,
-            "bytes_per_s": size / read_s,
-            "workers": bool(elsewhere),
-        }
-
-    @property
-    def items(self) -> int:
-        """How many items were read."""
-        return int(self._words[_ITEMS])
-
-
-_known: weakref.WeakSet[DatasetReads] = weakref.WeakSet()
-
-
-def iteration_ended() -> None:
-    """The script of this process has ended an iteration."""
-    for reads in list(_known):
-        reads.iteration_ended()
-
-
-def reads_found() -> dict[str, Any] | None:
-    """The figures of the dataset of which most was read; None where the script caches none."""
-    most = max(_known, key=lambda reads: reads.items, default=None)
-    return None if most is None else most.figures()
-
-
-def per_iteration(counts: Sequence[int]) -> float | None:
-    """Items read in an iteration, from their number after each; None while too few were seen.
-
-    Workers fill their queues before the first iteration ends, and at the end of a small dataset nothing is new. So the
-    second half of the iterations counts, up to the last that read something new.
-    """
-    last = counts.index(counts[-1]) if counts else 0
-    first = last // 2
-    return (counts[last] - counts[first]) / (last - first) if last > first else None
-
-
-def _clocks() -> tuple[int, int]:
-    """Return this moment, and how long this thread has computed, or waited for a core where the kernel tells, by then.
-
-    If the thread loses its core between the readings, they belong to different moments, and all are made again.
-    """
-    waited_ns, before_ns = _waited_ns(), -1
-    while waited_ns != before_ns:
-        now_ns, computed_ns, before_ns = time.monotonic_ns(), time.thread_time_ns(), waited_ns
-        waited_ns = _waited_ns()
-    return now_ns, computed_ns + waited_ns
-
-
-def _waited_ns() -> int:
-    try:
-        return int(_WAITS.read_text().split()[1])
-    except (OSError, IndexError, ValueError):
-        return 0
-
 
 _WORD: Final = 8
 _USED, _KEPT, _LIMIT, _LOOK_AT, _READS = range(5)
@@ -351,13 +211,13 @@ class CachedDataset:
 
 
 def _length(dataset: Any) -> int:
-    torch_data = sys.modules.get("torch.utils.data")
+    """Return the number of a dataset's items; only map-style ones, whose items have numbers, can be cached."""
+    kind, torch_data = type(dataset), sys.modules.get("torch.utils.data")
     if torch_data is not None and isinstance(dataset, torch_data.IterableDataset):
         raise CacheError(
-            f"muri.cache: {type(dataset).__name__} is an iterable dataset; only map-style ones, whose items have "
+            f"muri.cache: {kind.__name__} is an iterable dataset; only map-style ones, whose items have "
             "numbers, can be cached"
         )
-    kind = type(dataset)
     lacks = [name for name in ("__len__", "__getitem__") if not hasattr(kind, name)]
     if isinstance(dataset, type) or lacks:
         what = f"the class {dataset.__name__}, not an object of it" if isinstance(dataset, type) else kind.__name__
@@ -385,15 +245,8 @@ class SharedItems:
     The memory is a file without a name (memfd_create): the kernel frees it with the last process
     that has it open, however that ends. It holds two counters, the limit, what reading took, and for each place
     its offset and length, then the bytes. Writers lock the file; the kernel drops the lock of a killed one. Readers
-    don't lock: a place's length is written last, and never changes after.
-
-    Args:
-        places: How many byte strings there may be.
-        limit_bytes: Most memory, the table included.
-        room: Asked for the limit instead, at first and again and again while the memory fills.
-
-    Raises:
-        OSError: Memory is short, or the process may open no more files.
+    don't lock: a place's length is written last, and never changes after. A `room` is asked for the limit at first,
+    and again and again while the memory fills.
     """
 
     def __init__(self, places: int, limit_bytes: int, room: Room | None = None) -> None:
@@ -416,10 +269,8 @@ class SharedItems:
         length = self._words[_HEADER_WORDS + 2 * place + 1]
         if length <= 0:
             return None
-        # One read for the whole: the kernel returns less only for more than 2 GiB.
-        offset = self._words[_HEADER_WORDS + 2 * place]
-        parts = []
-        while length:
+        offset, parts = self._words[_HEADER_WORDS + 2 * place], []
+        while length:  # one read is enough: the kernel returns less only for more than 2 GiB
             part = os.pread(self._fd, length, offset)
             parts.append(part)
             offset, length = offset + len(part), length - len(part)
@@ -430,11 +281,7 @@ class SharedItems:
         return self._words[_HEADER_WORDS + 2 * place + 1] == 0
 
     def put(self, place: int, content: bytes | memoryview) -> bool:
-        """Keep bytes under a place, if there is room and no other worker was first.
-
-        Returns:
-            Whether the place holds something now.
-        """
+        """Keep bytes under a place, if there is room and no other worker was first; return whether it holds any now."""
         index = _HEADER_WORDS + 2 * place
         with self._locked():
             if self._words[index + 1] != 0:
@@ -463,7 +310,7 @@ class SharedItems:
                 self._words[_HEADER_WORDS + 2 * place + 1] = _REFUSED
 
     def count(self, fetch: Fetch, sizes: Collection[int]) -> None:
-        """Count what a fetch has read for the first time, in bytes of each item."""
+        """Count the items that a fetch has read for the first time, by their bytes."""
         with self._locked():
             self._reads.add(fetch, sizes)
 
@@ -481,7 +328,7 @@ class SharedItems:
         """Set the limit anew by what is left of the room."""
         others = sum(items.used_bytes for items in list(_all_items) if items is not self)
         self._words[_LIMIT] = room.limit_bytes(others)
-        self._words[_LOOK_AT] = self._words[_USED] + room.step_bytes
+        self._words[_LOOK_AT] = self._words[_USED] + max(1, room.given_bytes // LOOKS)
 
     @property
     def used_bytes(self) -> int:
@@ -507,10 +354,6 @@ class SharedItems:
         weakref.finalize(self, os.close, fd).atexit = False
         _all_items.add(self)
 
-    def renew_mutex(self) -> None:
-        """Renew the lock in a forked child, which lacks the thread that may hold it."""
-        self._mutex = threading.Lock()
-
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
         """Exclude other threads by the mutex, other processes by the file's lock."""
@@ -530,8 +373,9 @@ def _write(fd: int, content: bytes | memoryview, offset: int) -> None:
 
 
 def _renew_mutexes() -> None:
+    """Renew the locks in a forked child, which lacks the thread that may hold one."""
     for items in list(_all_items):
-        items.renew_mutex()
+        items._mutex = threading.Lock()
 
 
 os.register_at_fork(after_in_child=_renew_mutexes)
@@ -563,18 +407,14 @@ class _Pickler(pickle.Pickler):
     def reducer_override(self, value: Any) -> Any:
         """How to pickle a value; NotImplemented leaves it to pickle's own way."""
         torch = sys.modules.get("torch")
-        if torch is None or type(value) is not torch.Tensor or not _is_plain(torch, value):
+        if torch is None or type(value) is not torch.Tensor or value.device.type != "cpu":
+            return NotImplemented
+        if value.layout is not torch.strided or value.requires_grad or value.is_quantized:
+            return NotImplemented
+        if value.is_conj() or value.is_neg():
             return NotImplemented
         elements = value.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() if value.numel() else b""
         return _tensor, (value.dtype, tuple(value.shape), elements)
-
-
-def _is_plain(torch: Any, value: Any) -> bool:
-    return bool(
-        value.device.type == "cpu"
-        and value.layout is torch.strided
-        and not (value.requires_grad or value.is_quantized or value.is_conj() or value.is_neg())
-    )
 
 
 def _tensor(dtype: Any, shape: Sequence[int], elements: bytes) -> Any:
@@ -599,63 +439,39 @@ class Room:
     """What the caches of one process and its loader workers may take.
 
     Attributes:
-        given_bytes: The job's memory on this node, by its ranks there.
+        given_bytes: The job's memory on this node, divided by its ranks there.
         root: The process whose memory, with that of its descendants, counts as needed.
     """
 
     given_bytes: int
     root: int
 
-    @property
-    def step_bytes(self) -> int:
-        """After so many bytes the cache looks again."""
-        return max(1, self.given_bytes // LOOKS)
-
     def limit_bytes(self, others_bytes: int = 0) -> int:
-        """The bytes that a cache may take now.
-
-        Args:
-            others_bytes: What other caches of the process hold.
-        """
+        """Return the bytes that a cache may take now, beside what other caches of the process hold."""
         needed = sum(map(_own_bytes, (self.root, *descendants_of(self.root)))) + others_bytes
         return max(0, int(self.given_bytes * (1 - SPARE)) - needed)
 
 
 def room_of(environment: Mapping[str, str]) -> Room | None:
-    """The room that Slurm's variables tell this process; None where they do not."""
-    given = _given_bytes(environment)
-    return None if given is None else Room(given // _local_ranks(environment), os.getpid())
+    """Return the room of this process by Slurm's variables; None where they do not say it.
 
+    Each rank of the job on this node has a cache of its own. A memory of 0 means the node's, whose share of this job
+    is unknown.
+    """
 
-def _given_bytes(environment: Mapping[str, str]) -> int | None:
-    """Memory of the job on this node; 0 means the node's, which is not an answer to how much is for this job."""
-    per_node = _number(environment, "SLURM_MEM_PER_NODE")
-    if per_node:
-        return per_node * MIB
-    for each, count in (("SLURM_MEM_PER_CPU", "SLURM_CPUS_ON_NODE"), ("SLURM_MEM_PER_GPU", "SLURM_GPUS_ON_NODE")):
-        amount, many = _number(environment, each), _number(environment, count)
-        if amount and many:
-            return amount * many * MIB
-    return None
+    def number(name: str) -> int:
+        """The whole number that a value begins with, as in "2(x3)"; 0 where there is none."""
+        match = re.match(r"\s*(\d+)", environment.get(name, ""))
+        return int(match[1]) if match else 0
 
-
-def _local_ranks(environment: Mapping[str, str]) -> int:
-    """Ranks of the job on this node, each of which has a cache of its own."""
-    for name in ("LOCAL_WORLD_SIZE", "SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"):
-        count = _number(environment, name)
-        if count:
-            return count
-    return 1
-
-
-def _number(environment: Mapping[str, str], name: str) -> int:
-    """The whole number that a value begins with, as in "2(x3)"; 0 where there is none."""
-    digits = ""
-    for char in environment.get(name, "").strip():
-        if not char.isdecimal():
-            break
-        digits += char
-    return int(digits) if digits else 0
+    given_mib = (
+        number("SLURM_MEM_PER_NODE")
+        or number("SLURM_MEM_PER_CPU") * number("SLURM_CPUS_ON_NODE")
+        or number("SLURM_MEM_PER_GPU") * number("SLURM_GPUS_ON_NODE")
+    )
+    counts = map(number, ("LOCAL_WORLD_SIZE", "SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"))
+    ranks = next(filter(None, counts), 1)
+    return Room(given_mib * MIB // ranks, os.getpid()) if given_mib else None
 
 
 def _own_bytes(pid: int) -> int:

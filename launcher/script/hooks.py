@@ -241,12 +241,8 @@ def begin_propagate(
 ) -> Watch | None:
     """Enter `propagate` in the calling thread, if its hook is active; pair with `end_propagate`.
 
-    Args:
-        hook: Its name.
-        module: Which one is called, if one is.
-        trained: Whether this is a part of training.
-        evaluated: Whether it is a forward pass without gradients.
-        joins: Whether what the thread did since its last `propagate` belongs to it, such as a loss function.
+    `trained` marks a part of training, `evaluated` a forward pass without gradients. If it `joins`, what the thread did
+    since its last `propagate` belongs to it, such as a loss function.
     """
     entered = False
     try:
@@ -293,12 +289,12 @@ def offer_to_yield(hook: str, now_s: float) -> None:
 
 
 def switch_off(hook: str, error: Exception) -> None:
-    """Report a hook's own failure and disable the hook; errors of the script go through.
-
-    Raises:
-        Exception: The given one, if it belongs to the script.
-    """
-    if isinstance(error, MuriError) or _raised_by_the_script(error):
+    """Report a hook's own failure and disable the hook; errors of the script are raised again."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_name != "_call_at_boundary":
+        trace = trace.tb_next
+    # A function that runs at iteration boundaries is the script's.
+    if isinstance(error, MuriError) or (trace is not None and trace.tb_next is not None):
         raise error
     if hook not in _off:
         _off.add(hook)
@@ -307,16 +303,6 @@ def switch_off(hook: str, error: Exception) -> None:
             " the script goes on without it",
             file=sys.stderr,
         )
-
-
-def _raised_by_the_script(error: BaseException) -> bool:
-    """Whether the error comes from a function that runs at iteration boundaries on the script's behalf."""
-    trace = error.__traceback__
-    while trace is not None:
-        if trace.tb_frame.f_code.co_name == "_call_at_boundary":
-            return trace.tb_next is not None
-        trace = trace.tb_next
-    return False
 
 
 def replace(place: Any, name: str, function: Any) -> None:

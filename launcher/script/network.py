@@ -35,34 +35,11 @@ _COMMUNICATION_KEY: Final = "communication"
 
 _COLLECTIVES_HOOK: Final = "torch.distributed"
 COLLECTIVES: Final = (
-    "all_gather",
-    "all_gather_coalesced",
-    "all_gather_into_tensor",
-    "all_gather_object",
-    "all_gather_single",
-    "all_reduce",
-    "all_reduce_coalesced",
-    "all_to_all",
-    "all_to_all_single",
-    "barrier",
-    "batch_isend_irecv",
-    "broadcast",
-    "broadcast_object_list",
-    "gather",
-    "gather_object",
-    "irecv",
-    "isend",
-    "monitored_barrier",
-    "recv",
-    "recv_object_list",
-    "reduce",
-    "reduce_scatter",
-    "reduce_scatter_single",
-    "reduce_scatter_tensor",
-    "scatter",
-    "scatter_object_list",
-    "send",
-    "send_object_list",
+    *("all_gather", "all_gather_coalesced", "all_gather_into_tensor", "all_gather_object", "all_gather_single"),
+    *("all_reduce", "all_reduce_coalesced", "all_to_all", "all_to_all_single", "barrier", "batch_isend_irecv"),
+    *("broadcast", "broadcast_object_list", "gather", "gather_object", "irecv", "isend", "monitored_barrier"),
+    *("recv", "recv_object_list", "reduce", "reduce_scatter", "reduce_scatter_single", "reduce_scatter_tensor"),
+    *("scatter", "scatter_object_list", "send", "send_object_list"),
 )
 _ALWAYS_ASYNCHRONOUS: Final = frozenset({"isend", "irecv", "batch_isend_irecv"})
 _DDP_HOOK: Final = "DistributedDataParallel"
@@ -71,27 +48,22 @@ _REBUILDING_FORWARDS: Final = 3
 
 
 class Communication:
-    """The communication thread of one script, a gated lane of its clock."""
+    """The communication thread of one script, a gated lane of its clock; `pending` counts what is not sent yet."""
 
     def __init__(self, watch: Watch) -> None:
         self._watch = watch
         self._jobs: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._changed = threading.Condition()
-        self._pending = 0
+        self.pending = 0
         self._running = False
 
     def submit(self, send: Callable[[], torch.Tensor], like: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
-        """Send in the communication thread, as the stage `synchronize`.
-
-        Args:
-            send: Sends, and returns when that is done.
-            like: A tensor on the device of the result.
-        """
+        """Send in the communication thread, as the stage `synchronize`; the result is on the device of `like`."""
         devices = [like.device] if like.is_cuda else None
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=devices)  # type: ignore[arg-type]
         stream = torch.cuda.current_stream(like.device) if like.is_cuda else None
         with self._changed:
-            self._pending += 1
+            self.pending += 1
             self._jobs.put(lambda: self._do(send, future, stream))
             if not self._running:
                 self._running = True
@@ -101,13 +73,8 @@ class Communication:
     def wait_until_idle(self) -> None:
         """Wait until everything was sent."""
         with self._changed:
-            while self._pending:
+            while self.pending:
                 self._changed.wait(_POLL_S)
-
-    @property
-    def idle(self) -> bool:
-        """Whether nothing is left to send."""
-        return self._pending == 0
 
     def _work(self) -> None:
         thread.busy = True
@@ -137,22 +104,22 @@ class Communication:
             future.set_exception(failure)  # type: ignore[arg-type]
         finally:
             with self._changed:
-                self._pending -= 1
+                self.pending -= 1
                 self._changed.notify_all()
 
 
 def communication_of(watch: Watch) -> Communication:
     """The script's communication thread."""
-    found: Communication = watch.memory.setdefault(_COMMUNICATION_KEY, Communication(watch))
-    return found
+    communication: Communication = watch.memory.setdefault(_COMMUNICATION_KEY, Communication(watch))
+    return communication
 
 
 def drain(watch: Watch) -> None:
     """Wait until the communication thread has sent everything, without holding a resource."""
-    found: Communication | None = watch.memory.get(_COMMUNICATION_KEY)
-    if found is not None and not found.idle:
+    communication: Communication | None = watch.memory.get(_COMMUNICATION_KEY)
+    if communication is not None and communication.pending:
         with watch.clock.suspended():
-            found.wait_until_idle()
+            communication.wait_until_idle()
 
 
 def install_collectives() -> None:
@@ -256,7 +223,8 @@ class GradientSender:
         future = communication.submit(lambda: self._start(bucket).wait(), bucket.buffer())
         if bucket.is_last():
             with ExitStack() as waiting:
-                waiting.enter_context(watch.clock.suspended(owner=_waits_elsewhere(watch)))
+                elsewhere = watch.backward_thread not in {None, threading.get_ident()}
+                waiting.enter_context(watch.clock.suspended(owner=elsewhere))
                 communication.wait_until_idle()
                 if self._settles_later:  # DDP itself still tells the other ranks what was unused
                     watch.after_backward.push(waiting.pop_all())
@@ -281,10 +249,6 @@ class GradientSender:
         work = distributed.all_reduce(tensor, group=self._group, async_op=True)
         future: torch.futures.Future[torch.Tensor] = work.get_future().then(lambda done: done.value()[0])
         return future
-
-
-def _waits_elsewhere(watch: Watch) -> bool:
-    return watch.backward_thread not in {None, threading.get_ident()}
 
 
 def send_gradients(sender: GradientSender, bucket: Any) -> Any:

@@ -23,7 +23,7 @@ from muri.profiler.records import STAGES, UNEXPLAINED_SHARE, UNMARKED, WAITS_UNS
 from muri.units import counted
 
 if TYPE_CHECKING:
-    from muri.launcher.script.script_facts import DryRunRecorder
+    pass
 
 TIMING_VARIABLE: Final = "MURI_TIMING"
 TRACE_VARIABLE: Final = "MURI_TRACE"
@@ -120,38 +120,27 @@ def summary(clock: StageClock) -> str:
     waited_s = sum(sum(record.wait_s) for record in records)
     for name, total_s, hidden_s, owned_s in zip(STAGES, clock.stage_s, clock.hidden_s, owned):
         hidden = f", {hidden_s:.3f} s more behind other stages" if hidden_s >= _NOTICED_S else ""
-        lines.append(f"muri:   {name:<12}{total_s:10.3f} s{_each(owned_s, whole_s, len(records))}{hidden}")
+        mean = (
+            f"  {owned_s / len(records) * 1e3:9.1f} ms per iteration ({owned_s / whole_s:4.0%})" if whole_s > 0 else ""
+        )
+        lines.append(f"muri:   {name:<12}{total_s:10.3f} s{mean}{hidden}")
     if records:
         rest_s = max(0.0, whole_s - waited_s - sum(owned))
-        lines.append(f"muri: {rest_s / whole_s:.0%} of an iteration in no stage{_why(clock, rest_s, whole_s)}")
+        why = f": {UNMARKED if clock.explicit else WAITS_UNSEEN}" if rest_s >= UNEXPLAINED_SHARE * whole_s else ""
+        lines.append(f"muri: {rest_s / whole_s:.0%} of an iteration in no stage{why}")
     return "\n".join(lines)
-
-
-def _each(seconds: float, whole_s: float, count: int) -> str:
-    return f"  {seconds / count * 1e3:9.1f} ms per iteration ({seconds / whole_s:4.0%})" if whole_s > 0 else ""
-
-
-def _why(clock: StageClock, rest_s: float, whole_s: float) -> str:
-    if rest_s < UNEXPLAINED_SHARE * whole_s:
-        return ""
-    return f": {UNMARKED if clock.explicit else WAITS_UNSEEN}"
 
 
 def _measured(request: DryRunRequest, gate: Gate | None, on_interval: IntervalListener | None) -> StageClock:
     """A clock that a dry run listens to."""
     from muri.launcher.script.script_facts import DryRunRecorder
 
-    recorder = DryRunRecorder(request)
-    atexit.register(_finish_in, os.getpid(), recorder)
+    recorder, pid = DryRunRecorder(request), os.getpid()
+    atexit.register(lambda: recorder.finish() if os.getpid() == pid else None)
     clock = StageClock(gate, on_interval=on_interval, on_iteration=recorder.add)
     clock.on_hold = recorder.hold
     clock.on_prefetch_depth = recorder.works_ahead
     return clock
-
-
-def _finish_in(pid: int, recorder: DryRunRecorder) -> None:
-    if os.getpid() == pid:
-        recorder.finish()
 
 
 def _solo_trace(path: Path, environment: Mapping[str, str]) -> IntervalListener:

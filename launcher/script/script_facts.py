@@ -1,4 +1,4 @@
-"""What the script's own process measures: the first iterations of a dry run, and facts that a member tells its runtime.
+"""Measurements in the script's own process: the first iterations of a dry run, and a member's facts for its runtime.
 
 A dry run writes its result and ends the script. A few more iterations run under PyTorch's profiler where its operators
 can tell more than the stage marks.
@@ -14,16 +14,17 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+import weakref
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 from types import ModuleType
 from typing import Any, Callable, Final
 
 from muri.files import PRIVATE_FILE, atomic_json
-from muri.launcher.job.environment import AGENT_VARIABLE, is_declared
+from muri.launcher.job.environment import AGENT_VARIABLE, leaves_steps_to_scheduler
 from muri.launcher.job.script import after_import
 from muri.launcher.job.stage_clock import IterationRecord, StageClock
-from muri.launcher.script.dataset_cache import iteration_ended, reads_found
-from muri.launcher.threads import danger_watch
+from muri.launcher.threads import DangerWatch, danger_watch
 from muri.profiler.dryrun.attribution import USE_THRESHOLD, Operator, Span, refine, stage_of
 from muri.profiler.dryrun.course import Course, TooShortError
 from muri.profiler.dryrun.disturbance import Disturbance
@@ -46,13 +47,32 @@ _ANCHORS: Final = 8
 _S_PER_NS: Final = 1e-9
 _S_PER_US: Final = 1e-6
 
+WORDS: Final = 8
+"""Whole numbers of 8 bytes that one dataset takes, shared by all processes that read it."""
 
-def peak_gpu_mem_gib() -> float:
-    """Peak GPU memory of this process in GiB, 0 without PyTorch or a GPU."""
+_OWNER, _ELSEWHERE, _ITEMS, _BYTES, _FETCH_NS, _BLOCKED_NS, _COVERED_NS, _UNTIL_NS = range(WORDS)
+
+UNSEEN_SHARE: Final = 0.01
+"""Where fetching blocks for a smaller share of its time, it hardly reads: memory would change nothing."""
+
+_WAITS: Final = Path("/proc/thread-self/schedstat")
+
+
+def gpu_mem_gib(counter: str) -> float:
+    """Return the sum of a counter of `torch.cuda` over the GPUs, in GiB; 0 without PyTorch or a GPU."""
     cuda = getattr(sys.modules.get("torch"), "cuda", None)
     if cuda is None or not cuda.is_initialized():
         return 0.0
-    return float(sum(cuda.max_memory_allocated(device) for device in range(cuda.device_count())) / GIB)
+    return float(sum(getattr(cuda, counter)(device) for device in range(cuda.device_count())) / GIB)
+
+
+def dangers_of(watch: DangerWatch | None) -> tuple[str, ...] | None:
+    """Return the dangers that a watch has found; None without one, or if it fails."""
+    try:
+        return None if watch is None else watch.found()
+    except Exception as error:
+        print(f"muri: dangers to threads are not looked for: {type(error).__name__}: {error}", file=sys.stderr)
+        return None
 
 
 class GradientSize:
@@ -128,13 +148,10 @@ def worth_it(result: DryRunResult) -> bool:
 
 
 def clock_offset_s(anchors: Sequence[Span], marks_s: Sequence[float]) -> float:
-    """Seconds added to the profiler's times to get to `time.perf_counter`.
+    """Return the seconds to add to the profiler's times to get to `time.perf_counter`.
 
     The first mark of a process takes long, and a busy machine may hold any of them up; so the shortest anchor counts.
-
-    Args:
-        anchors: Times just before and after each mark, on `time.perf_counter`.
-        marks_s: When the profiler says that each began, in the same order.
+    `anchors` are the times just before and after each mark, `marks_s` its begin by the profiler, in the same order.
     """
     if len(anchors) != len(marks_s):
         raise ValueError(f"{len(anchors)} marks were made and {len(marks_s)} found")
@@ -150,15 +167,13 @@ def _anchor(torch: Any) -> Span:
 
 
 def operators_of(events: list[Any], offset_s: float, thread: int) -> list[Operator]:
-    """The events that use a resource.
+    """Return those of Kineto's events that use a resource.
 
-    Args:
-        events: As Kineto has them.
-        offset_s: Seconds added to their times to get to `time.perf_counter`.
-        thread: Number of the thread that runs the loop; what others do has marks of its own.
+    `offset_s` seconds are added to their times to get to `time.perf_counter`. `thread` is the number of the thread that
+    runs the loop; work of others has marks of its own.
     """
     on_host = {event.name() for event in events if event.device_type().name == "CPU"}
-    found = []
+    operators = []
     for event in events:
         on_gpu = event.device_type().name != "CPU"
         if (event.name() in on_host) if on_gpu else (event.start_thread_id() != thread):
@@ -166,8 +181,8 @@ def operators_of(events: list[Any], offset_s: float, thread: int) -> list[Operat
         stage = stage_of(event.name(), on_gpu=on_gpu)
         if stage is not None:
             start_s = _start_s(event) + offset_s
-            found.append(Operator(stage, start_s, start_s + _duration_s(event), on_gpu))
-    return found
+            operators.append(Operator(stage, start_s, start_s + _duration_s(event), on_gpu))
+    return operators
 
 
 def _start_s(event: Any) -> float:
@@ -179,12 +194,117 @@ def _duration_s(event: Any) -> float:
     return float(event.duration_ns() * _S_PER_NS if hasattr(event, "duration_ns") else event.duration_us() * _S_PER_US)
 
 
-class DryRunRecorder:
-    """One dry run, fed by the clock's listeners.
+class Fetch:
+    """A call of the dataset that begins now.
 
-    Args:
-        request: What to measure.
+    Attributes:
+        start_ns: Its start, on the clock that all processes share.
+        end_ns: Its end.
+        blocked_ns: How long its thread waited for something else than a core.
     """
+
+    def __init__(self) -> None:
+        self.start_ns, self._awake_ns = _clocks()
+        self.end_ns, self.blocked_ns = self.start_ns, 0
+
+    def end(self) -> None:
+        """The dataset has answered."""
+        self.end_ns, awake_ns = _clocks()
+        self.blocked_ns = max(0, self.end_ns - self.start_ns - (awake_ns - self._awake_ns))
+
+
+class DatasetReads:
+    """The reads of one dataset of `length` items, in `WORDS` whole numbers of shared memory, 0 at first.
+
+    It measures how fast a dataset is read, as its cache sees it in a dry run, for the memory axis of sensitivity.
+    Reading is when the thread that fetches an item neither computes nor waits for a core: decoding belongs to the CPU
+    axis. Items count when they are read for the first time.
+    """
+
+    def __init__(self, words: memoryview, length: int) -> None:
+        self._words = words
+        self._length = length
+        self._counts: list[int] = []
+        self._words[_OWNER] = self._words[_OWNER] or os.getpid()
+        _known.add(self)
+
+    def add(self, fetch: Fetch, sizes: Collection[int]) -> None:
+        """Count a fetch that has ended, with the bytes of each item; others must not do so in the same moment."""
+        words, begin_ns = self._words, max(fetch.start_ns, self._words[_UNTIL_NS])
+        words[_ITEMS] += len(sizes)
+        words[_BYTES] += sum(sizes)
+        words[_FETCH_NS] += fetch.end_ns - fetch.start_ns
+        words[_BLOCKED_NS] += fetch.blocked_ns
+        words[_COVERED_NS] += max(0, fetch.end_ns - begin_ns)
+        words[_UNTIL_NS] = max(fetch.end_ns, words[_UNTIL_NS])
+        if os.getpid() != words[_OWNER]:
+            words[_ELSEWHERE] = 1
+
+    def iteration_ended(self) -> None:
+        """Remember what was read by now."""
+        self._counts.append(self._words[_ITEMS])
+
+    @property
+    def items(self) -> int:
+        """How many items were read."""
+        return int(self._words[_ITEMS])
+
+    def figures(self) -> dict[str, Any] | None:
+        """Return the figures for a dry run, None where too little was seen.
+
+        These are "items" of the dataset, "item_bytes" as kept, "batch_items" that an iteration reads, "workers"
+        (whether other processes fetch) and "bytes_per_s" of all fetchers together: bytes over the time in which any of
+        them was fetching, as far as they were blocked then.
+        """
+        _, elsewhere, items, size, fetch_ns, blocked_ns, covered_ns, _ = self._words
+        batch_items = per_iteration(self._counts)
+        if not (batch_items and size) or blocked_ns < UNSEEN_SHARE * fetch_ns:
+            return None
+        read_s = covered_ns * blocked_ns / fetch_ns * _S_PER_NS
+        return {
+            "items": self._length,
+            "item_bytes": size / items,
+            "batch_items": batch_items,
+            "bytes_per_s": size / read_s,
+            "workers": bool(elsewhere),
+        }
+
+
+_known: weakref.WeakSet[DatasetReads] = weakref.WeakSet()
+
+
+def per_iteration(counts: Sequence[int]) -> float | None:
+    """Items read in an iteration, from their number after each; None while too few were seen.
+
+    Workers fill their queues before the first iteration ends, and at the end of a small dataset nothing is new. So the
+    second half of the iterations counts, up to the last that read something new.
+    """
+    last = counts.index(counts[-1]) if counts else 0
+    first = last // 2
+    return (counts[last] - counts[first]) / (last - first) if last > first else None
+
+
+def _clocks() -> tuple[int, int]:
+    """Return this moment, and how long this thread has computed, or waited for a core where the kernel tells, by then.
+
+    If the thread loses its core between the readings, they belong to different moments, and all are made again.
+    """
+    waited_ns, before_ns = _waited_ns(), -1
+    while waited_ns != before_ns:
+        now_ns, computed_ns, before_ns = time.monotonic_ns(), time.thread_time_ns(), waited_ns
+        waited_ns = _waited_ns()
+    return now_ns, computed_ns + waited_ns
+
+
+def _waited_ns() -> int:
+    try:
+        return int(_WAITS.read_text().split()[1])
+    except (OSError, IndexError, ValueError):
+        return 0
+
+
+class DryRunRecorder:
+    """One dry run, fed by the clock's listeners."""
 
     def __init__(self, request: DryRunRequest) -> None:
         self._request = request
@@ -194,7 +314,7 @@ class DryRunRecorder:
         self._disturbance: Disturbance | None = None
         self._figures: DryRunResult | None = None
         self._trace: OperatorTrace | None = None
-        self._told_s = 0.0
+        self._progress_s = 0.0
         self._done = False
         self.hold = self._course.hold
         self.works_ahead = self._course.works_ahead
@@ -204,16 +324,21 @@ class DryRunRecorder:
         if self._done:  # the script swallowed the SystemExit below
             os._exit(0)
         now_s = time.perf_counter()
-        iteration_ended()
+        for reads in list(_known):
+            reads.iteration_ended()
         if self._disturbance is None:
             self._disturbance = Disturbance()
             if self._dangers is not None:
                 self._dangers.watch_lock()
         if not self._enough(now_s - record.iteration_s, now_s):
-            self._tell(now_s)
+            if now_s - self._progress_s >= PROGRESS_INTERVAL_S:
+                self._progress_s = now_s
+                so_far = {"iterations": len(self._course.windows), "measured": self._course.measured}
+                atomic_json(self._request.progress_path, so_far, PRIVATE_FILE)
             return
         self.finish()
-        _end_other_ranks()
+        if os.environ.get(AGENT_VARIABLE) == str(os.getppid()):
+            os.kill(os.getppid(), signal.SIGTERM)  # torchrun: the other ranks would wait for this one's collectives
         if threading.current_thread() is not threading.main_thread():
             sys.stdout.flush()
             sys.stderr.flush()
@@ -232,11 +357,11 @@ class DryRunRecorder:
             figures = self._figures or self._measured()
         except (TooShortError, ProfileError) as error:
             return {"error": str(error)}
-        said: dict[str, Any] = {"accumulates": True} if is_declared() else {}
-        reads = reads_found()
-        if reads is not None:
-            said[READS] = reads
-        return {**figures.to_dict(), "steady_since_s": self._course.steady_since_s, **said}
+        more: dict[str, Any] = {"accumulates": True} if leaves_steps_to_scheduler.is_set() else {}
+        most_read = max(_known, key=lambda reads: reads.items, default=None)
+        if most_read is not None and (reads := most_read.figures()) is not None:
+            more[READS] = reads
+        return {**figures.to_dict(), "steady_since_s": self._course.steady_since_s, **more}
 
     def _enough(self, start_s: float, end_s: float) -> bool:
         if self._trace is not None:
@@ -245,15 +370,8 @@ class DryRunRecorder:
 
     def _measured(self) -> DryRunResult:
         disturbed = 0.0 if self._disturbance is None else self._disturbance.share()
-        detail = ProfileDetail(gradient_mib=self._gradients.mib, dangers=self._found_dangers())
-        return self._course.result(peak_gpu_mem_gib(), detail, disturbed)
-
-    def _found_dangers(self) -> tuple[str, ...] | None:
-        try:
-            return None if self._dangers is None else self._dangers.found()
-        except Exception as error:
-            print(f"muri: dangers to threads are not looked for: {type(error).__name__}: {error}", file=sys.stderr)
-            return None
+        detail = ProfileDetail(gradient_mib=self._gradients.mib, dangers=dangers_of(self._dangers))
+        return self._course.result(gpu_mem_gib("max_memory_allocated"), detail, disturbed)
 
     def _goes_on(self) -> bool:
         """Whether a few more iterations run under PyTorch's profiler."""
@@ -276,18 +394,6 @@ class DryRunRecorder:
             _leave_out_operators(error)
         return True
 
-    def _tell(self, now_s: float) -> None:
-        if now_s - self._told_s >= PROGRESS_INTERVAL_S:
-            self._told_s = now_s
-            so_far = {"iterations": len(self._course.windows), "measured": self._course.measured}
-            atomic_json(self._request.progress_path, so_far, PRIVATE_FILE)
-
-
-def _end_other_ranks() -> None:
-    """End torchrun, if it has started this process: the other ranks would wait for this one's collectives."""
-    if os.environ.get(AGENT_VARIABLE) == str(os.getppid()):
-        os.kill(os.getppid(), signal.SIGTERM)
-
 
 def _leave_out_operators(error: Exception) -> None:
     print(f"muri: PyTorch's operators are left out of the dry run: {type(error).__name__}: {error}", file=sys.stderr)
@@ -300,21 +406,8 @@ LEAST_S: Final = 1.0
 """Not earlier after the first iteration: the interpreter's lock has to be looked at for a while."""
 
 
-def reserved_gpu_mem_gib() -> float:
-    """Most GPU memory in GiB that PyTorch's allocator has taken in this process; 0 without PyTorch or a GPU."""
-    cuda = getattr(sys.modules.get("torch"), "cuda", None)
-    if cuda is None or not cuda.is_initialized():
-        return 0.0
-    return float(sum(cuda.max_memory_reserved(device) for device in range(cuda.device_count())) / GIB)
-
-
 class ScriptFacts:
-    """Tells the facts of the script to which a clock belongs, and then listens no more.
-
-    Args:
-        clock: The script's.
-        tell: Takes them to the runtime.
-    """
+    """Tells the runtime the facts of the script to which a clock belongs, and then listens no more."""
 
     def __init__(self, clock: StageClock, tell: Callable[[Mapping[str, Any]], None]) -> None:
         self._clock = clock
@@ -328,14 +421,15 @@ class ScriptFacts:
         clock.at_boundary.append(self._look)
 
     def facts(self) -> dict[str, Any]:
-        """All that is known by now, as plain JSON values."""
+        """Return all that is known by now, as plain JSON values."""
+        dangers = dangers_of(self._dangers)
         return {
-            "gpu_mem_gib": reserved_gpu_mem_gib(),
+            "gpu_mem_gib": gpu_mem_gib("max_memory_reserved"),
             "gradient_mib": self._gradients.mib,
-            "dangers": self._found_dangers(),
+            "dangers": None if dangers is None else list(dangers),
             "depth": self._ahead.depth,
             "period": self._ahead.period,
-            "accumulates": is_declared(),
+            "accumulates": leaves_steps_to_scheduler.is_set(),
         }
 
     def _works_ahead(self, depth: int, period: int) -> None:
@@ -353,10 +447,3 @@ class ScriptFacts:
         self._tell(self.facts())
         if not self._due:
             self._clock.at_boundary.remove(self._look)
-
-    def _found_dangers(self) -> list[str] | None:
-        try:
-            return None if self._dangers is None else list(self._dangers.found())
-        except Exception as error:
-            print(f"muri: dangers to threads are not looked for: {type(error).__name__}: {error}", file=sys.stderr)
-            return None

@@ -142,8 +142,16 @@ def _load(target: str, module: bool, rest: list[str]) -> script.LoadedScript:
 
 def _execute(loaded: script.LoadedScript, mark: str) -> None:
     interrupted: list[bool] = []
+
+    def end_by_interrupt() -> None:
+        """End by SIGINT after a Ctrl-C that the script did not catch, as plain Python does."""
+        if interrupted:
+            sys.stdout.flush()
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGINT)
+
     # Registered first, so that they are called last.
-    atexit.register(_end_by_interrupt, interrupted)
+    atexit.register(end_by_interrupt)
     script.wait_for_gloo_at_exit()
     try:
         exec(loaded.code, loaded.module.__dict__)
@@ -156,14 +164,6 @@ def _execute(loaded: script.LoadedScript, mark: str) -> None:
         raise
     finally:
         close_iterations()
-
-
-def _end_by_interrupt(interrupted: list[bool]) -> None:
-    """End by SIGINT after a Ctrl-C that the script did not catch, as plain Python does."""
-    if interrupted:
-        sys.stdout.flush()
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-        os.kill(os.getpid(), signal.SIGINT)
 
 
 def _hide_own_frames() -> None:

@@ -89,7 +89,9 @@ class stage:
     def __init__(self, name: str) -> None:
         index = _INDEX.get(name)
         if index is None:
-            raise StageNameError(_unknown_stage(name))
+            near = nearest(str(name), STAGES)
+            hint = f". Did you mean {near[0]!r}?" if near else ""
+            raise StageNameError(f"there is no stage {name!r}; the stages are {', '.join(STAGES)}{hint}")
         self._index = index
         self._clock: StageClock | None = None
 
@@ -198,12 +200,6 @@ def step() -> None:
     current_clock().step()
 
 
-def _unknown_stage(name: object) -> str:
-    text = f"there is no stage {name!r}; the stages are {', '.join(STAGES)}"
-    near = nearest(str(name), STAGES)
-    return f"{text}. Did you mean {near[0]!r}?" if near else text
-
-
 class _Line(Generic[Batch]):
     """What the loop and the fetching thread exchange; it keeps neither of them alive.
 
@@ -240,10 +236,6 @@ class Prefetcher(Generic[Batch]):
     The first batch is fetched in the caller's thread: that is where a shuffling sampler draws its
     seed, so that the order of batches is the same as without prefetching. The thread's fetches are a
     lane of the clock: each waits for the storage resource as the loop itself would.
-
-    Args:
-        source: The loader's iterator.
-        clock: The script's clock.
     """
 
     def __init__(self, source: Iterator[Batch], clock: StageClock) -> None:
@@ -254,15 +246,18 @@ class Prefetcher(Generic[Batch]):
         self._end: BaseException | None = None
 
     def __call__(self) -> Batch:
-        """The next batch.
-
-        Raises:
-            StopIteration: No batch is left.
-            BaseException: What the loader raised.
-        """
+        """Return the next batch; raise StopIteration when none is left, or the loader's own error."""
         if self._end is not None:
             raise StopIteration
-        batch = self._fetch_here() if self._thread is None else self._take()
+        if self._thread is None:
+            self._clock.enter(_LOAD)
+            try:
+                batch = next(self._source)
+            finally:
+                self._clock.leave()
+            self._start()
+        else:
+            batch = self._take()
         self._line.wanted.release()
         return batch
 
@@ -271,15 +266,6 @@ class Prefetcher(Generic[Batch]):
         if self._thread is not None:
             self._line.stop()
             atexit.unregister(self._stop_at_exit)
-
-    def _fetch_here(self) -> Batch:
-        self._clock.enter(_LOAD)
-        try:
-            batch = next(self._source)
-        finally:
-            self._clock.leave()
-        self._start()
-        return batch
 
     def _start(self) -> None:
         context = contextvars.copy_context()
@@ -314,16 +300,13 @@ def _work(
     with modes(), clock.lane():
         while True:
             line.wanted.acquire()
-            if line.stopped:
-                return
-            if not _fetch(source, clock, line):
+            if line.stopped or not _fetch(source, clock, line):
                 return
 
 
 def _fetch(source: Iterator[Batch], clock: StageClock, line: _Line[Batch]) -> bool:
     """Fetch one batch, or the error to be raised in the loop in its place; False after an error."""
-    begin_s = clock.now()
-    wait_s = 0.0
+    begin_s, wait_s = clock.now(), 0.0
     try:
         clock.enter(_LOAD)
         wait_s = clock.now() - begin_s

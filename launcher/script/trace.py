@@ -32,7 +32,7 @@ MOST_PENDING: Final = 50_000
 LARGEST_TRACE_BYTES: Final = 512 * MIB
 """Viewers cannot open larger traces: at this size the file is closed properly and the rest is dropped."""
 
-COLOURS: Final = {
+COLORS: Final = {
     "load": "thread_state_uninterruptible",
     "preprocess": "thread_state_runnable",
     "propagate": "thread_state_running",
@@ -40,7 +40,7 @@ COLOURS: Final = {
 }
 """Chrome's names of colors; Perfetto chooses its own by the slice's name."""
 
-WAIT_COLOUR: Final = "grey"
+WAIT_COLOR: Final = "grey"
 SHORTEST_WAIT_S: Final = 20e-6
 """A shorter wait is the cost of the request, not a wait for another member."""
 
@@ -113,15 +113,7 @@ class Trace(ABC):
             raise UsageError(f"cannot write the trace {path}: {error.strerror}; name a file in a directory") from error
 
     def record(self, member: str, stage: str, start_s: float, end_s: float, wait_s: float) -> None:
-        """Note one stretch.
-
-        Args:
-            member: The member's job id, or "solo".
-            stage: Name of the stage.
-            start_s: Start on the `time.perf_counter` clock.
-            end_s: End on the same clock.
-            wait_s: How long the member waited for the resource before the start.
-        """
+        """Note a stage of a member, or of "solo", on the `time.perf_counter` clock; it waited `wait_s` before."""
         self._append(Stretch(member, stage, start_s, end_s, wait_s, threading.get_ident()))
 
     def iteration(self, member: str, iteration: int) -> None:
@@ -150,11 +142,8 @@ class Trace(ABC):
     def _ending(self) -> str:
         return ""
 
-    def _epoch_s(self, at_s: float) -> float:
-        return at_s + self._epoch_offset_s
-
     def _epoch_us(self, at_s: float) -> int:
-        return round(self._epoch_s(at_s) * 1e6)
+        return round((at_s + self._epoch_offset_s) * 1e6)
 
     def _append(self, event: Stretch | IterationMark) -> None:
         if len(self._pending) < MOST_PENDING:
@@ -194,14 +183,9 @@ class LinesTrace(Trace):
     def _format(self, event: Stretch | IterationMark) -> list[str]:
         if isinstance(event, IterationMark):
             return []
-        fields = {
-            "member": event.member,
-            "stage": event.stage,
-            "start_s": round(self._epoch_s(event.start_s), 6),
-            "end_s": round(self._epoch_s(event.end_s), 6),
-            "wait_s": round(event.wait_s, 6),
-        }
-        return [json.dumps(fields) + "\n"]
+        start_s, end_s = self._epoch_offset_s + event.start_s, self._epoch_offset_s + event.end_s
+        times = {"start_s": round(start_s, 6), "end_s": round(end_s, 6), "wait_s": round(event.wait_s, 6)}
+        return [json.dumps({"member": event.member, "stage": event.stage, **times}) + "\n"]
 
 
 _encode: Final = json.JSONEncoder(separators=(",", ":")).encode  # made once: json.dumps would make one each time
@@ -231,13 +215,8 @@ class ChromeTrace(Trace):
     """One process row; a thread track for each member and one for each resource, showing who holds it.
 
     The file is a JSON array. Each flush leaves whole events, so that a reader that accepts a missing "]", as
-    Perfetto does, can read the trace of a runtime that was killed.
-
-    Args:
-        path: The file.
-        group: Name of the row.
-        shared: Whether resources have their own tracks: in a group each has one holder at a time.
-        largest_bytes: When the file is closed early.
+    Perfetto does, can read the trace of a runtime that was killed. The row is named after the group. A `shared`
+    trace has tracks for resources: in a group each has one holder at a time.
     """
 
     def __init__(
@@ -257,31 +236,29 @@ class ChromeTrace(Trace):
         return "\n]\n"
 
     def _format(self, event: Stretch | IterationMark) -> list[str]:
-        return self._mark(event) if isinstance(event, IterationMark) else self._slices(event)
-
-    def _slices(self, event: Stretch) -> list[str]:
+        if isinstance(event, IterationMark):
+            return self._mark(event)
         resource = RESOURCES[STAGES.index(event.stage)]
         wait_s = event.wait_s if event.wait_s >= SHORTEST_WAIT_S else 0.0
         asked_us, start_us, end_us = map(self._epoch_us, (event.start_s - wait_s, event.start_s, event.end_s))
         lines, tid = self._thread(("member", event.member), event.thread, asked_us, end_us)
         if wait_s:
-            lines.append(self._slice(f"wait for {resource}", tid, (asked_us, start_us), WAIT_COLOUR, {}))
+            lines.append(self._slice(f"wait for {resource}", tid, (asked_us, start_us), WAIT_COLOR, {}))
         wait_ms = {"wait_ms": round(event.wait_s * 1e3, 3)}
-        lines.append(self._slice(event.stage, tid, (start_us, end_us), COLOURS[event.stage], wait_ms))
+        lines.append(self._slice(event.stage, tid, (start_us, end_us), COLORS[event.stage], wait_ms))
         if not self._shared:
             return lines
         # A stretch that ended at a yield point is recorded after that of the member that went first: one lane.
         declared, holder_tid = self._thread(("resource", resource), -1, start_us, end_us)
         holder = {"stage": event.stage}
-        held = self._slice(f"job {event.member}", holder_tid, (start_us, end_us), COLOURS[event.stage], holder)
+        held = self._slice(f"job {event.member}", holder_tid, (start_us, end_us), COLORS[event.stage], holder)
         return [*lines, *declared, held]
 
     def _mark(self, event: IterationMark) -> list[str]:
-        at_us = self._epoch_us(event.end_s)
+        at_s, at_us = event.end_s, self._epoch_us(event.end_s)
         lines, tid = self._thread(("member", event.member), -1, at_us, at_us)
         mark = {"name": f"iteration {event.iteration}", "cat": "iteration", "ph": "i", "s": "t", "tid": tid}
         lines.append(self._event(mark, at_us))
-        at_s = event.end_s
         since_s, before = self._rate_since.setdefault(event.member, (at_s, event.iteration))
         if at_s - since_s >= RATE_INTERVAL_S or event.iteration < before:
             rate = max(0.0, (event.iteration - before) / max(at_s - since_s, 1e-6))
@@ -298,7 +275,11 @@ class ChromeTrace(Trace):
         if tid is not None:
             return [], tid
         kind, name = track
-        base = _RESOURCE_TRACKS + RESOURCES.index(name) if kind == "resource" else self._member_number(name)
+        if kind == "resource":
+            base = _RESOURCE_TRACKS + RESOURCES.index(name)
+        else:
+            members = list(dict.fromkeys(member for kind_of_lane, member in self._lanes if kind_of_lane == "member"))
+            base = 1 + members.index(name)
         tid = self._tracks[(*track, lane)] = base * _LANES_PER_TRACK + lane
         title = f"{name}: held by" if kind == "resource" else f"job {name}"
         title += f", thread {lane + 1}" if lane else ""
@@ -308,21 +289,8 @@ class ChromeTrace(Trace):
             self._metadata("thread_sort_index", tid, order),
         ], tid
 
-    def _member_number(self, member: str) -> int:
-        members = list(dict.fromkeys(name for kind, name in self._lanes if kind == "member"))
-        return 1 + members.index(member)
-
-    def _slice(
-        self, name: str, tid: int, span_us: tuple[int, int], colour: str, arguments: Mapping[str, object]
-    ) -> str:
-        fields: dict[str, object] = {
-            "name": name,
-            "cat": "stage",
-            "ph": "X",
-            "tid": tid,
-            "cname": colour,
-            "args": arguments,
-        }
+    def _slice(self, name: str, tid: int, span_us: tuple[int, int], color: str, arguments: Mapping[str, object]) -> str:
+        fields = {"name": name, "cat": "stage", "ph": "X", "tid": tid, "cname": color, "args": arguments}
         return self._event({**fields, "dur": span_us[1] - span_us[0]}, span_us[0])
 
     def _event(self, fields: Mapping[str, object], at_us: int) -> str:
@@ -336,14 +304,7 @@ class ChromeTrace(Trace):
 def open_trace(path: Path, group: str, *, shared: bool = True) -> Trace:
     """Start a trace: JSON lines when the file's name ends with .jsonl, else Chrome trace events.
 
-    Args:
-        path: The file.
-        group: What the row of the trace is called.
-        shared: Whether members share resources, so that it matters who holds them.
-
     Raises:
         UsageError: The file cannot be written.
     """
-    if path.suffix == ".jsonl":
-        return LinesTrace(path)
-    return ChromeTrace(path, group, shared=shared)
+    return LinesTrace(path) if path.suffix == ".jsonl" else ChromeTrace(path, group, shared=shared)

@@ -27,7 +27,7 @@ from typing import Any, Final
 
 from muri.launcher.job.script import chain_of
 from muri.launcher.job.session import MemberSession
-from muri.launcher.job.stage_clock import GpuTimes, StageClock
+from muri.launcher.job.stage_clock import GpuTimes, HostPace, StageClock
 from muri.launcher.sessions.setup import has_gpu
 from muri.launcher.shared_process.state import SessionState
 from muri.launcher.shared_process.threads_and_processes import at_thread_start
@@ -148,16 +148,16 @@ class _Turn(threading.local):
     since_s: float = 0.0
 
 
-class StreamPace:
-    """One member's use of the GPU; the `GpuPace` of its clock."""
+class StreamPace(HostPace):
+    """One member's use of the GPU; the pace of its clock."""
 
-    counts_host_time: Final = False
+    counts_host_time = False
 
     def __init__(self, device: Device, member: str) -> None:
         self._device = device
         self._member = member
         self.stream: Final = device.cuda.Stream()
-        self.gpu_mem_peak_gib = 0.0
+        self.gpu_mem_peak_gib: float = 0.0
         self._iteration = 0
         self._turn = _Turn()
         self._lock = threading.Lock()

@@ -17,7 +17,7 @@ from typing import Any, Final, NoReturn
 
 from muri.launcher.arbitration.arbiter import Arbiter, WaitInterruptedError, give_way
 from muri.launcher.job import script
-from muri.launcher.job.stage_clock import PROPAGATE, IterationRecord
+from muri.launcher.job.stage_clock import PROPAGATE, Gate, IterationRecord
 from muri.launcher.shared_process import local_imports
 from muri.launcher.shared_process.interpreter import own_excepthook
 from muri.launcher.shared_process.local_imports import LocalModules
@@ -159,10 +159,13 @@ class Interruption:
         ctypes.pythonapi.PyThreadState_SetAsyncExc(ident, None if kind is None else ctypes.py_object(kind))
 
 
-class SessionGate:
+class SessionGate(Gate):
     """Asks the arbiter for a session's resources and takes interruptions in between."""
 
-    asks = True
+    @property
+    def asks(self) -> bool:
+        """True: other members may hold the resource."""
+        return True
 
     def __init__(self, interruption: Interruption, arbiter: Arbiter) -> None:
         self._interruption = interruption

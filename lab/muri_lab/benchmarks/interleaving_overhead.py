@@ -10,7 +10,7 @@ import numpy as np
 
 from muri.launcher.arbitration.arbiter import Arbiter, give_way
 from muri.launcher.arbitration.disciplines import FairArbiter
-from muri.launcher.job.stage_clock import IterationRecord, StageClock
+from muri.launcher.job.stage_clock import Gate, IterationRecord, StageClock
 from muri.launcher.runtime.main import SWITCH_INTERVAL_S
 from muri.launcher.sessions.setup import take_short_turns
 from muri_lab.benchmarks.switch_cost import measure_switches_s, runtime_arbiter
@@ -19,10 +19,12 @@ HOLD_S = 0.0005
 STAGE = 2
 
 
-class _Gate:
+class _Gate(Gate):
     """A member's part of the arbiter."""
 
-    asks = True
+    @property
+    def asks(self) -> bool:
+        return True
 
     def __init__(self, arbiter: Arbiter, member: str) -> None:
         self._arbiter, self._member = arbiter, member

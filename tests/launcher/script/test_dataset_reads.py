@@ -8,8 +8,9 @@ import pytest
 from launcher_harness import Launcher
 from torch.utils.data import DataLoader
 
-from muri.launcher.script import dataset_cache
-from muri.launcher.script.dataset_cache import WORDS, DatasetReads, Fetch, cache, encode, per_iteration
+from muri.launcher.script import script_facts
+from muri.launcher.script.dataset_cache import cache, encode
+from muri.launcher.script.script_facts import WORDS, DatasetReads, Fetch, per_iteration
 from muri.profiler.dryrun.messages import DRY_RUN_VARIABLE, FULL_MEMORY_VARIABLE, READS
 from muri.units import MIB
 
@@ -95,10 +96,10 @@ class BusyMachine:
 @pytest.mark.parametrize("loses_core_at", range(1, 9))
 def test_whenever_a_thread_loses_its_core_that_is_no_reading(monkeypatch, loses_core_at):
     machine = BusyMachine(loses_core_at)
-    monkeypatch.setattr(dataset_cache, "time", SimpleNamespace(
+    monkeypatch.setattr(script_facts, "time", SimpleNamespace(
         monotonic_ns=lambda: machine.read("now_ns"), thread_time_ns=lambda: machine.read("computed_ns")
     ))  # fmt: skip
-    monkeypatch.setattr(dataset_cache, "_waited_ns", lambda: machine.read("waited_ns"))
+    monkeypatch.setattr(script_facts, "_waited_ns", lambda: machine.read("waited_ns"))
     fetch = Fetch()
     machine.sleep(50 * MS)
     fetch.end()

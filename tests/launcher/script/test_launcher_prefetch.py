@@ -10,7 +10,7 @@ import pytest
 from launcher_harness import Launcher, ends
 from polling import DEADLINE_S, until
 
-from muri.launcher.job.stage_clock import OpenGate, StageClock
+from muri.launcher.job.stage_clock import Gate, StageClock
 from muri.launcher.script import script_clock, stages
 
 LOAD, PROPAGATE = 0, 2
@@ -120,7 +120,7 @@ def test_forgotten_iterator_ends_its_thread() -> None:
 
 
 def test_fetch_is_a_lane_and_its_wait_is_the_loops_as_far_as_it_waited(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Gate(OpenGate):
+    class LateGate(Gate):
         """Someone else reads for a while before the second batch may be read."""
 
         def __init__(self) -> None:
@@ -135,7 +135,7 @@ def test_fetch_is_a_lane_and_its_wait_is_the_loops_as_far_as_it_waited(monkeypat
             return 0.0
 
     time_s = [0.0]
-    gate = Gate()
+    gate = LateGate()
     clock = StageClock(gate, now=lambda: time_s[0])
     monkeypatch.setattr(script_clock._provider, "current", lambda: clock)
 
