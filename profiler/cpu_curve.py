@@ -35,15 +35,10 @@ LEAST_SPREAD: Final = 1e-4
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """The result of one measurement.
+    """The result of one measurement."""
 
-    Attributes:
-        throughput: Iterations per second.
-        spread: Standard error of the throughput as a share of it.
-    """
-
-    throughput: float
-    spread: float = 0.0
+    throughput: float  # Iterations per second
+    spread: float = 0.0  # Standard error of the throughput as a share of it
 
     def __post_init__(self) -> None:
         """Refuse figures that no measurement can give."""
@@ -58,19 +53,12 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """The throughput on one CPU count.
-
-    Attributes:
-        cpus: The count.
-        throughput: Iterations per second.
-        spread: Standard error of the throughput as a share of it.
-        measurements: How many measurements went into it.
-    """
+    """The throughput on one CPU count."""
 
     cpus: int
-    throughput: float
-    spread: float = 0.0
-    measurements: int = 1
+    throughput: float  # Iterations per second
+    spread: float = 0.0  # Standard error of the throughput as a share of it
+    measurements: int = 1  # How many measurements went into it
 
     def __post_init__(self) -> None:
         """Refuse what no measurement can give, such as an old file's nonsense."""
@@ -142,20 +130,13 @@ Measure = Callable[[int], Measured]
 
 @dataclass(frozen=True, slots=True)
 class CpuSensitivity:
-    """How a job's throughput follows its CPU count at full memory.
+    """How a job's throughput follows its CPU count at full memory."""
 
-    Attributes:
-        points: What was measured, by CPU count, repaired so that it never falls.
-        saturating_cpus: The least count from which the most CPUs give less than the gain on top.
-        undecided_cpus: How many counts below that one were neither measured nor ruled out; 0 unless
-            the measurements ran out.
-        measurements: How many there were.
-    """
-
-    points: tuple[Point, ...]
-    saturating_cpus: int
+    points: tuple[Point, ...]  # What was measured, by CPU count, repaired so that it never falls
+    saturating_cpus: int  # The least count from which the most CPUs give less than the gain on top
+    # How many counts below that one were neither measured nor ruled out; 0 unless the measurements ran out
     undecided_cpus: int
-    measurements: int
+    measurements: int  # How many there were
 
     @property
     def max_cpus(self) -> int:

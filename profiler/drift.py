@@ -39,38 +39,23 @@ _PER_WINDOW: Final = 10
 
 @dataclass(frozen=True, slots=True)
 class DriftRule:
-    """When a profile has drifted.
+    """When a profile has drifted."""
 
-    Attributes:
-        limit: Relative difference that counts, 0.2 = 20 %.
-        after_s: Seconds for which it must have lasted.
-    """
-
-    limit: float = 0.2
-    after_s: float = 1800.0
+    limit: float = 0.2  # Relative difference that counts, 0.2 = 20 %
+    after_s: float = 1800.0  # Seconds for which it must have lasted
 
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """What observations say about a profile.
+    """What observations say about a profile."""
 
-    Attributes:
-        what: The stage that differs most, or `GPU_MEMORY`.
-        expected: Its seconds per iteration in the profile, or GiB.
-        observed: The median of what was observed.
-        difference: How far apart they are, see the rule.
-        iterations: Iterations that the observations cover.
-        drifted: Whether the difference is above the limit.
-        right: Whether it is below half of the limit.
-    """
-
-    what: str
-    expected: float
-    observed: float
-    difference: float
-    iterations: int
-    drifted: bool
-    right: bool
+    what: str  # The stage that differs most, or `GPU_MEMORY`
+    expected: float  # Its seconds per iteration in the profile, or GiB
+    observed: float  # The median of what was observed
+    difference: float  # How far apart they are, see the rule
+    iterations: int  # Iterations that the observations cover
+    drifted: bool  # Whether the difference is above the limit
+    right: bool  # Whether it is below half of the limit
 
     def __str__(self) -> str:
         """The reason of a mark."""

@@ -33,25 +33,15 @@ DEFAULT_LATENCY_S: Final = 20e-6
 
 @dataclass(frozen=True, slots=True)
 class Bandwidth:
-    """A measured all-reduce between the ranks of one job.
+    """A measured all-reduce between the ranks of one job."""
 
-    Attributes:
-        gpu_type: GRES type of the GPUs.
-        nodes: Nodes that the ranks ran on.
-        ranks_per_node: Ranks on each node, one for each GPU.
-        mib_per_s: What each link of the ring carries, MiB per second.
-        latency_s: Seconds that a step of the ring takes beside that.
-        backend: What carried it: "nccl" or "gloo".
-        measured_at: UTC time, ISO-8601.
-    """
-
-    gpu_type: str
-    nodes: int
-    ranks_per_node: int
-    mib_per_s: float
-    latency_s: float
-    backend: str = "nccl"
-    measured_at: str = ""
+    gpu_type: str  # GRES type of the GPUs
+    nodes: int  # Nodes that the ranks ran on
+    ranks_per_node: int  # Ranks on each node, one for each GPU
+    mib_per_s: float  # What each link of the ring carries, MiB per second
+    latency_s: float  # Seconds that a step of the ring takes beside that
+    backend: str = "nccl"  # What carried it: "nccl" or "gloo"
+    measured_at: str = ""  # UTC time, ISO-8601
 
     def __post_init__(self) -> None:
         """Refuse figures that no measurement can give."""
@@ -170,28 +160,19 @@ _GUESS: Final[_Figures] = (*GUESSED_SHARES, math.log(GUESSED_ITERATION_S))
 
 @dataclass(frozen=True, slots=True)
 class ProfileEstimate:
-    """An estimated profile and what it rests on.
+    """An estimated profile and what it rests on."""
 
-    Attributes:
-        profile: Its `source` says whether it is scaled or predicted.
-        basis: What it rests on, a sentence each.
-        interval_s: Least and most seconds of each stage and of the iteration, right nine times in ten.
-    """
-
-    profile: StageProfile
-    basis: tuple[str, ...]
+    profile: StageProfile  # Its `source` says whether it is scaled or predicted
+    basis: tuple[str, ...]  # What it rests on, a sentence each
+    # Least and most seconds of each stage and of the iteration, right nine times in ten
     interval_s: tuple[tuple[float, float], ...]
 
 
 class Estimator(NamedTuple):
-    """Another distribution's way to estimate, such as from a model's graph.
+    """Another distribution's way to estimate, such as from a model's graph."""
 
-    Attributes:
-        keys: Of which keys' models it knows anything.
-        estimate: The estimate of a key, None where it has none.
-    """
-
-    keys: Callable[[ProfileStore], Collection[ProfileKey]]
+    keys: Callable[[ProfileStore], Collection[ProfileKey]]  # Of which keys' models it knows anything
+    # The estimate of a key, None where it has none
     estimate: Callable[[ProfileStore, ProfileKey], ProfileEstimate | None]
 
 
@@ -243,21 +224,13 @@ def why_estimated(profile: StageProfile) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """What a model's all-reduce takes on a ring.
+    """What a model's all-reduce takes on a ring."""
 
-    Attributes:
-        size_over_bandwidth_s: Gradient size over bandwidth.
-        latency_s: Seconds of a step of the ring.
-        basis: Where the two come from, for people.
-        own: Whether from the model's own all-reduce.
-        alone_s: Seconds per iteration that the network owns even on one GPU, which is not an all-reduce.
-    """
-
-    size_over_bandwidth_s: float
-    latency_s: float
-    basis: str
-    own: bool = False
-    alone_s: float = 0.0
+    size_over_bandwidth_s: float  # Gradient size over bandwidth
+    latency_s: float  # Seconds of a step of the ring
+    basis: str  # Where the two come from, for people
+    own: bool = False  # Whether from the model's own all-reduce
+    alone_s: float = 0.0  # Seconds per iteration that the network owns even on one GPU, which is not an all-reduce
 
     def all_reduce_s(self, ranks: int) -> float:
         """Seconds per iteration that the all-reduce takes."""

@@ -14,19 +14,12 @@ from typing import Final
 
 @dataclass(frozen=True)
 class Bounds:
-    """The least and the most that a figure can be.
+    """The least and the most that a figure can be."""
 
-    Attributes:
-        least: The smallest value.
-        most: The largest value.
-        unit: Unit of both, "" for plain numbers.
-        whole: Whether only whole numbers count.
-    """
-
-    least: float
-    most: float
-    unit: str = ""
-    whole: bool = False
+    least: float  # The smallest value
+    most: float  # The largest value
+    unit: str = ""  # Unit of both, "" for plain numbers
+    whole: bool = False  # Whether only whole numbers count
 
     def fault(self, value: object) -> str:
         """Return what is wrong with a value, such as "is -1; it must be ≥ 0 s"; "" when it can be true."""

@@ -32,22 +32,15 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class LinearFit:
-    """Seconds = `fixed_s` + `per_unit_s` × size.
+    """Seconds = `fixed_s` + `per_unit_s` × size."""
 
-    Attributes:
-        fixed_s: α, seconds whatever the size.
-        per_unit_s: β, seconds per sample or per MiB.
-        r_squared: Share of the points' variance that the line explains; 1 where they do not vary, may be
-            below 0 where the line is worse than the mean.
-        residual_s: Root mean square distance of the points from the line.
-        points: What the line was fitted to, by size.
-    """
-
-    fixed_s: float
-    per_unit_s: float
+    fixed_s: float  # α, seconds whatever the size
+    per_unit_s: float  # β, seconds per sample or per MiB
+    # Share of the points' variance that the line explains; 1 where they do not vary, may be below 0 where the line is
+    # worse than the mean
     r_squared: float
-    residual_s: float
-    points: tuple[Point, ...]
+    residual_s: float  # Root mean square distance of the points from the line
+    points: tuple[Point, ...]  # What the line was fitted to, by size
 
     def seconds(self, size: float) -> float:
         """What the line says for a size."""

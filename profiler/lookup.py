@@ -26,21 +26,13 @@ DIGITS: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A request for profiles; None for what the person left open.
+    """A request for profiles; None for what the person left open."""
 
-    Attributes:
-        model: Model name.
-        batch_size: Batch size; 0 means a profile whose batch size is not known.
-        gpu_count: GPUs of the whole job.
-        gpu_type: GRES type.
-        user: Whose; "" means a published one.
-    """
-
-    model: str
-    batch_size: int | None = None
-    gpu_count: int | None = None
-    gpu_type: str | None = None
-    user: str | None = None
+    model: str  # Model name
+    batch_size: int | None = None  # Batch size; 0 means a profile whose batch size is not known
+    gpu_count: int | None = None  # GPUs of the whole job
+    gpu_type: str | None = None  # GRES type
+    user: str | None = None  # Whose; "" means a published one
 
     def matches(self, key: ProfileKey) -> bool:
         """Whether a key has everything that was asked for."""
@@ -184,17 +176,11 @@ SORTS: Final[dict[str, Callable[[StageProfile], Any]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """The profiles that a list shows; None for what the person left open.
+    """The profiles that a list shows; None for what the person left open."""
 
-    Attributes:
-        model: Model name, or a pattern with * and ?.
-        gpu_type: GRES type.
-        user: Whose; "" means published ones.
-    """
-
-    model: str | None = None
-    gpu_type: str | None = None
-    user: str | None = None
+    model: str | None = None  # Model name, or a pattern with * and ?
+    gpu_type: str | None = None  # GRES type
+    user: str | None = None  # Whose; "" means published ones
 
     def matches(self, key: ProfileKey) -> bool:
         """Whether a profile's key has everything that was asked for."""

@@ -61,26 +61,18 @@ def busy_shares(profile: StageProfile) -> tuple[float, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One of two models that shared a device.
+    """One of two models that shared a device."""
 
-    Attributes:
-        key: What ran.
-        solo_s: Seconds per iteration alone.
-        shared_s: Seconds per iteration beside the other.
-        ratio: ξ ≥ 1, how much longer an iteration takes beside the other. Never below 1: no job gains from
-            company, though measurements scatter.
-        spread: 95 % confidence half-width of the ratio, as a share of it; None when there were too few rounds.
-        confidence: Probability that the ratio is right within 5 %, given the rounds' scatter.
-        iterations: Iterations beside the other that were measured.
-    """
-
-    key: ProfileKey
-    solo_s: float
-    shared_s: float
+    key: ProfileKey  # What ran
+    solo_s: float  # Seconds per iteration alone
+    shared_s: float  # Seconds per iteration beside the other
+    # ξ ≥ 1, how much longer an iteration takes beside the other. Never below 1: no job gains from company, though
+    # measurements scatter
     ratio: float
+    # 95 % confidence half-width of the ratio, as a share of it; None when there were too few rounds
     spread: float | None
-    confidence: float
-    iterations: int
+    confidence: float  # Probability that the ratio is right within 5 %, given the rounds' scatter
+    iterations: int  # Iterations beside the other that were measured
 
     def __post_init__(self) -> None:
         """Refuse figures that no measurement can give."""
@@ -98,26 +90,16 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class Interference:
-    """Two models that shared a device, measured.
-
-    Attributes:
-        a: One of them.
-        b: The other.
-        rounds: How often it was measured alone and side by side in turn.
-        measured_s: Seconds that the measurement ran both scripts steadily, alone and side by side together.
-        measured_at: UTC time, ISO-8601.
-        source: "measured" by `muri-lab pair`, or "learnt" from jobs that shared GPUs.
-        turns: Whether they took turns by stage, and did not share as plain processes do.
-        samples: Of a learned pair, both ratios of each round that counts, the oldest first.
-    """
+    """Two models that shared a device, measured."""
 
     a: Side
     b: Side
-    rounds: int
-    measured_s: float
-    measured_at: str
-    source: str = MEASURED
-    turns: bool = False
+    rounds: int  # How often it was measured alone and side by side in turn
+    measured_s: float  # Seconds that the measurement ran both scripts steadily, alone and side by side together
+    measured_at: str  # UTC time, ISO-8601
+    source: str = MEASURED  # "measured" by `muri-lab pair`, or "learnt" from jobs that shared GPUs
+    turns: bool = False  # Whether they took turns by stage, and did not share as plain processes do
+    # Of a learned pair, both ratios of each round that counts, the oldest first
     samples: tuple[tuple[float, float], ...] = ()
 
     @property

@@ -64,21 +64,13 @@ class ProfileError(UsageError):
 
 @dataclass(frozen=True, order=True)
 class ProfileKey:
-    """What a profile is valid for.
+    """What a profile is valid for."""
 
-    Attributes:
-        model: Model name as given with `--muri=model=…`, or a name derived from the job's script.
-        batch_size: Samples per iteration and GPU; 0 when the user did not say.
-        gpu_count: GPUs of the whole job.
-        gpu_type: GRES type as Slurm names it, "gpu" when the cluster has no types.
-        user: Whose jobs it is valid for; "" when it is published, that is valid for all users.
-    """
-
-    model: str
-    batch_size: int
-    gpu_count: int
-    gpu_type: str
-    user: str = ""
+    model: str  # Model name as given with `--muri=model=…`, or a name derived from the job's script
+    batch_size: int  # Samples per iteration and GPU; 0 when the user did not say
+    gpu_count: int  # GPUs of the whole job
+    gpu_type: str  # GRES type as Slurm names it, "gpu" when the cluster has no types
+    user: str = ""  # Whose jobs it is valid for; "" when it is published, that is valid for all users
 
     def __str__(self) -> str:
         """Compact form for tables, logs and names of what is kept of it."""
@@ -111,36 +103,24 @@ def owned_name(model: str, user: str) -> str:
 
 @dataclass(frozen=True)
 class ProfileDetail:
-    """What a measurement says beside the mean stage times; None where it was not measured.
+    """What a measurement says beside the mean stage times; None where it was not measured."""
 
-    Attributes:
-        stage_p95_s: 95th percentile of each stage's seconds per iteration, in the order of `STAGES`.
-        stage_cv: Coefficient of variation (standard deviation / mean) of each stage.
-        busy_s: Seconds per iteration in which each resource was used, also where another one owned
-            the time; `StageProfile.stage_s` counts only what the stage owns (Muri, section 4.2).
-        iteration_p95_s: 95th percentile of the iteration.
-        iteration_cv: Coefficient of variation of the iteration.
-        host_mem_gib: Peak host memory of all processes of the job.
-        cpu_cores: Mean number of cores in use.
-        gpu_utilisation: Mean GPU utilization, 0 to 1.
-        gradient_mib: Size of the gradients that the ranks exchange in an iteration.
-        confidence: How far the means can be trusted, 0 to 1 (docs/profiles.md).
-        warmup_iterations: Iterations that were left out.
-        dangers: What the run did that threads of one process could not keep apart, by the names in
-            `muri.profiler.records`; () where it was looked for and nothing found.
-    """
-
+    # 95th percentile of each stage's seconds per iteration, in the order of `STAGES`
     stage_p95_s: tuple[float, ...] | None = None
-    stage_cv: tuple[float, ...] | None = None
+    stage_cv: tuple[float, ...] | None = None  # Coefficient of variation (standard deviation / mean) of each stage
+    # Seconds per iteration in which each resource was used, also where another one owned the time;
+    # `StageProfile.stage_s` counts only what the stage owns (Muri, section 4.2)
     busy_s: tuple[float, ...] | None = None
-    iteration_p95_s: float | None = None
-    iteration_cv: float | None = None
-    host_mem_gib: float | None = None
-    cpu_cores: float | None = None
-    gpu_utilisation: float | None = None
-    gradient_mib: float | None = None
-    confidence: float | None = None
-    warmup_iterations: int | None = None
+    iteration_p95_s: float | None = None  # 95th percentile of the iteration
+    iteration_cv: float | None = None  # Coefficient of variation of the iteration
+    host_mem_gib: float | None = None  # Peak host memory of all processes of the job
+    cpu_cores: float | None = None  # Mean number of cores in use
+    gpu_utilisation: float | None = None  # Mean GPU utilization, 0 to 1
+    gradient_mib: float | None = None  # Size of the gradients that the ranks exchange in an iteration
+    confidence: float | None = None  # How far the means can be trusted, 0 to 1 (docs/profiles.md)
+    warmup_iterations: int | None = None  # Iterations that were left out
+    # What the run did that threads of one process could not keep apart, by the names in `muri.profiler.records`; ()
+    # where it was looked for and nothing found
     dangers: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
@@ -211,34 +191,21 @@ _DETAIL_BOUNDS: Final[Mapping[str, figures.Bounds]] = {
 
 @dataclass(frozen=True)
 class StageProfile:
-    """Mean stage times of one iteration, running alone.
+    """Mean stage times of one iteration, running alone."""
 
-    Attributes:
-        key: What the figures are valid for.
-        load_s: Seconds per iteration that storage owns.
-        preprocess_s: Seconds per iteration that the CPU owns.
-        propagate_s: Seconds per iteration that the GPU owns.
-        synchronize_s: Seconds per iteration that the network owns.
-        iteration_s: Wall-clock seconds of an iteration; less than the sum of the stages where
-            the job overlaps them itself and the source did not say which one owns the time.
-        gpu_mem_gib: Peak GPU memory.
-        iterations: How many iterations the means are over.
-        measured_at: UTC time, ISO-8601.
-        source: How the figures came about, one of `SOURCES`.
-        detail: What else was measured.
-    """
-
-    key: ProfileKey
-    load_s: float
-    preprocess_s: float
-    propagate_s: float
-    synchronize_s: float
+    key: ProfileKey  # What the figures are valid for
+    load_s: float  # Seconds per iteration that storage owns
+    preprocess_s: float  # Seconds per iteration that the CPU owns
+    propagate_s: float  # Seconds per iteration that the GPU owns
+    synchronize_s: float  # Seconds per iteration that the network owns
+    # Wall-clock seconds of an iteration; less than the sum of the stages where the job overlaps them itself and the
+    # source did not say which one owns the time
     iteration_s: float
-    gpu_mem_gib: float = 0.0
-    iterations: int = 0
-    measured_at: str = ""
-    source: str = "dry-run"
-    detail: ProfileDetail = field(default_factory=ProfileDetail)
+    gpu_mem_gib: float = 0.0  # Peak GPU memory
+    iterations: int = 0  # How many iterations the means are over
+    measured_at: str = ""  # UTC time, ISO-8601
+    source: str = "dry-run"  # How the figures came about, one of `SOURCES`
+    detail: ProfileDetail = field(default_factory=ProfileDetail)  # What else was measured
 
     def __post_init__(self) -> None:
         """Refuse figures that no measurement can give."""

@@ -22,19 +22,13 @@ SENSITIVITIES: Final = "sensitivity"
 
 @dataclass(frozen=True, slots=True)
 class Dataset:
-    """What is read in an epoch, and how fast.
+    """What is read in an epoch, and how fast."""
 
-    Attributes:
-        dataset_gib: Size of the whole dataset.
-        batch_mib: What one iteration reads of it.
-        storage_mib_per_s: Measured bandwidth of its storage.
-        overlap: Share of the shorter of reading and the rest of the iteration that is hidden behind
-            the other: 1 where batches are prefetched, 0 where the loop waits for each.
-    """
-
-    dataset_gib: float
-    batch_mib: float
-    storage_mib_per_s: float
+    dataset_gib: float  # Size of the whole dataset
+    batch_mib: float  # What one iteration reads of it
+    storage_mib_per_s: float  # Measured bandwidth of its storage
+    # Share of the shorter of reading and the rest of the iteration that is hidden behind the other: 1 where batches are
+    # prefetched, 0 where the loop waits for each
     overlap: float = 1.0
 
     def __post_init__(self) -> None:
@@ -102,17 +96,11 @@ def cache_sizes(dataset: Dataset, columns: int = 5) -> tuple[float, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """The least that saturates a job's throughput (Synergy's demand vector).
+    """The least that saturates a job's throughput (Synergy's demand vector)."""
 
-    Attributes:
-        cpus: Cores.
-        cache_gib: Memory for a cache of the dataset; None where the dataset is not known.
-        process_gib: Memory of the job's own processes; None where it was not measured.
-    """
-
-    cpus: int
-    cache_gib: float | None = None
-    process_gib: float | None = None
+    cpus: int  # Cores
+    cache_gib: float | None = None  # Memory for a cache of the dataset; None where the dataset is not known
+    process_gib: float | None = None  # Memory of the job's own processes; None where it was not measured
 
     @property
     def mem_gib(self) -> float | None:
@@ -123,23 +111,14 @@ class Demand:
 
 @dataclass(frozen=True, slots=True)
 class SensitivityProfile:
-    """How a job's throughput depends on CPU and memory.
+    """How a job's throughput depends on CPU and memory."""
 
-    Attributes:
-        name: The job's name.
-        measured_at: UTC time, ISO-8601.
-        cpu: Throughput over the CPU count, measured.
-        pinned: Whether the kernel enforced the counts; otherwise the script was only told them.
-        dataset: What the memory axis is computed from; None where it is not known.
-        process_gib: Peak memory of the job's own processes; None where it was not measured.
-    """
-
-    name: str
-    measured_at: str
-    cpu: CpuSensitivity
-    pinned: bool = True
-    dataset: Dataset | None = None
-    process_gib: float | None = None
+    name: str  # The job's name
+    measured_at: str  # UTC time, ISO-8601
+    cpu: CpuSensitivity  # Throughput over the CPU count, measured
+    pinned: bool = True  # Whether the kernel enforced the counts; otherwise the script was only told them
+    dataset: Dataset | None = None  # What the memory axis is computed from; None where it is not known
+    process_gib: float | None = None  # Peak memory of the job's own processes; None where it was not measured
 
     def __post_init__(self) -> None:
         """Refuse figures that no measurement can give."""

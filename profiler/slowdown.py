@@ -61,21 +61,13 @@ class Slowdown:
 
 @dataclass(frozen=True, slots=True)
 class SlowdownFit:
-    """The curve fitted to the pairs that were measured on one type of GPU.
+    """The curve fitted to the pairs that were measured on one type of GPU."""
 
-    Attributes:
-        curve: f.
-        r_squared: Share of the points' variance that f explains.
-        pairs: How many pairs it rests on; each gives two points.
-        least_percent: What the jobs of the least used pair use together.
-        most_percent: And those of the most used pair.
-    """
-
-    curve: Parabola
-    r_squared: float
-    pairs: int
-    least_percent: float
-    most_percent: float
+    curve: Parabola  # f
+    r_squared: float  # Share of the points' variance that f explains
+    pairs: int  # How many pairs it rests on; each gives two points
+    least_percent: float  # What the jobs of the least used pair use together
+    most_percent: float  # And those of the most used pair
 
     def to_dict(self) -> dict[str, Any]:
         """As plain JSON values."""

@@ -108,22 +108,14 @@ class Author(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """A running job's report of its iterations.
+    """A running job's report of its iterations."""
 
-    Attributes:
-        observed_at: UTC time, ISO-8601.
-        job_id: The job.
-        iterations: Iterations that it had done by then.
-        stage_s: Seconds per iteration lately in which it used each resource, waits left out, in the
-            order of `STAGES`.
-        gpu_mem_gib: GPU memory of its processes then; None where it was not read.
-    """
-
-    observed_at: str
+    observed_at: str  # UTC time, ISO-8601
     job_id: int
-    iterations: int
+    iterations: int  # Iterations that it had done by then
+    # Seconds per iteration lately in which it used each resource, waits left out, in the order of `STAGES`
     stage_s: tuple[float, ...]
-    gpu_mem_gib: float | None = None
+    gpu_mem_gib: float | None = None  # GPU memory of its processes then; None where it was not read
 
     def __post_init__(self) -> None:
         """Refuse figures that no job reports."""

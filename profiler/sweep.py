@@ -82,17 +82,12 @@ def environment(count: int, base: Mapping[str, str]) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """How long a script is watched.
+    """How long a script is watched."""
 
-    Attributes:
-        steady_s: Seconds after the warm-up; more where they hold fewer than three iterations.
-        warmup_iterations: First iterations that are left out, or those of the first `steady_s` if that is sooner.
-        time_limit_s: Most seconds in all, with start-up.
-    """
-
-    steady_s: float = STEADY_S
+    steady_s: float = STEADY_S  # Seconds after the warm-up; more where they hold fewer than three iterations
+    # First iterations that are left out, or those of the first `steady_s` if that is sooner
     warmup_iterations: int = _WARMUP_ITERATIONS
-    time_limit_s: float = 300.0
+    time_limit_s: float = 300.0  # Most seconds in all, with start-up
 
     def start_index(self, stamps_s: Sequence[float]) -> int:
         """The index of the end of an iteration with which the window begins; beyond the last during warm-up."""
@@ -165,19 +160,12 @@ def _why(code: int, iterations: int, window: Window) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ScriptMeter:
-    """Measures one script on different CPU counts.
+    """Measures one script on different CPU counts."""
 
-    Attributes:
-        command: The script and its arguments; `{cpus}` in them is the count.
-        pinned: Whether the kernel enforces the count; otherwise the script is only told.
-        steady_s: Seconds of steady work in one measurement.
-        tell: Called with each measurement.
-    """
-
-    command: Sequence[str]
-    pinned: bool
-    steady_s: float
-    tell: Callable[[int, Measured], None]
+    command: Sequence[str]  # The script and its arguments; `{cpus}` in them is the count
+    pinned: bool  # Whether the kernel enforces the count; otherwise the script is only told
+    steady_s: float  # Seconds of steady work in one measurement
+    tell: Callable[[int, Measured], None]  # Called with each measurement
 
     def __call__(self, cpus: int) -> Measured:
         """Throughput on so many CPUs.
@@ -226,17 +214,11 @@ def overlap_seen(result: DryRunResult) -> float | None:
 
 
 class ReadBandwidth(NamedTuple):
-    """A measured read bandwidth.
+    """A measured read bandwidth."""
 
-    Attributes:
-        mib_per_s: What was read over the time it took.
-        read_mib: How much was read.
-        direct: Whether the page cache was bypassed (O_DIRECT); otherwise its pages were dropped before.
-    """
-
-    mib_per_s: float
-    read_mib: float
-    direct: bool
+    mib_per_s: float  # What was read over the time it took
+    read_mib: float  # How much was read
+    direct: bool  # Whether the page cache was bypassed (O_DIRECT); otherwise its pages were dropped before
 
 
 def files_of(dataset: Path) -> tuple[Path, ...]:
@@ -313,21 +295,13 @@ measured on them; what an iteration reads; the share of reading that the job hid
 
 @dataclass(frozen=True, slots=True)
 class MemoryAxis:
-    """How the memory axis is to be computed.
+    """How the memory axis is to be computed."""
 
-    Attributes:
-        batch_mib: What one iteration reads.
-        path: The dataset's files; None where size and bandwidth are given.
-        dataset_gib: Size of the dataset; None: that of its files.
-        storage_mib_per_s: Bandwidth of its storage; None: measured on its files.
-        overlap: Share of reading that the job hides; None: as its dry run shows.
-    """
-
-    batch_mib: float
-    path: Path | None = None
-    dataset_gib: float | None = None
-    storage_mib_per_s: float | None = None
-    overlap: float | None = None
+    batch_mib: float  # What one iteration reads
+    path: Path | None = None  # The dataset's files; None where size and bandwidth are given
+    dataset_gib: float | None = None  # Size of the dataset; None: that of its files
+    storage_mib_per_s: float | None = None  # Bandwidth of its storage; None: measured on its files
+    overlap: float | None = None  # Share of reading that the job hides; None: as its dry run shows
 
     @classmethod
     def from_words(cls, words: str) -> "MemoryAxis":

@@ -34,23 +34,14 @@ Figure = Literal["cpu_cores", "host_mem_gib", "gpu_utilisation", "gpu_mem_gib"]
 
 
 class Sample(NamedTuple):
-    """Use by a process and its descendants; None for what could not be read.
+    """Use by a process and its descendants; None for what could not be read."""
 
-    Attributes:
-        at_s: When it was read, on the clock `time.perf_counter`.
-        over_s: Seconds since the sample before.
-        cpu_cores: Cores in use over these seconds.
-        host_mem_gib: Host memory, shared pages counted once.
-        gpu_utilisation: Mean over the visible devices, 0 to 1.
-        gpu_mem_gib: GPU memory on all visible devices.
-    """
-
-    at_s: float
-    over_s: float
-    cpu_cores: float | None = None
-    host_mem_gib: float | None = None
-    gpu_utilisation: float | None = None
-    gpu_mem_gib: float | None = None
+    at_s: float  # When it was read, on the clock `time.perf_counter`
+    over_s: float  # Seconds since the sample before
+    cpu_cores: float | None = None  # Cores in use over these seconds
+    host_mem_gib: float | None = None  # Host memory, shared pages counted once
+    gpu_utilisation: float | None = None  # Mean over the visible devices, 0 to 1
+    gpu_mem_gib: float | None = None  # GPU memory on all visible devices
 
 
 class Usage(tuple[Sample, ...]):

@@ -19,21 +19,13 @@ _STEPS: Final = ((86_400.0, "d"), (3_600.0, "h"), (60.0, "min"))
 
 @dataclass(frozen=True, slots=True)
 class JobMetrics:
-    """Figures of some of the jobs.
-
-    Attributes:
-        jobs: How many.
-        avg_jct_s: Mean job completion time, from submission to end.
-        median_jct_s: Median of it.
-        p99_jct_s: The one at index ⌊0.99 n⌋ of n in ascending order.
-        queueing_delay_s: Mean of the seconds between submission and end without GPUs.
-    """
+    """Figures of some of the jobs."""
 
     jobs: int
-    avg_jct_s: float
-    median_jct_s: float
-    p99_jct_s: float
-    queueing_delay_s: float
+    avg_jct_s: float  # Mean job completion time, from submission to end
+    median_jct_s: float  # Median of it
+    p99_jct_s: float  # The one at index ⌊0.99 n⌋ of n in ascending order
+    queueing_delay_s: float  # Mean of the seconds between submission and end without GPUs
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,53 +34,32 @@ class Metrics:
 
     Means over time go from the first submission to the last end; of a steady state, from the submission of
     its first job to that of its last.
-
-    Attributes:
-        jobs: How many jobs count.
-        avg_jct_s: Mean job completion time (JCT), from submission to end.
-        median_jct_s: Median JCT.
-        p99_jct_s: The JCT at index ⌊0.99 n⌋ of n in ascending order.
-        makespan_s: From the first submission to the last end.
-        queueing_delay_s: Mean of the seconds between submission and end without GPUs.
-        queue_length_mean: Waiting jobs, mean over time.
-        blocking_index_mean: Mean over waiting jobs of time waited / remaining time (Muri, section 6.1), mean over
-            time; 0 while no job waits.
-        utilization: Share of the cluster's storage, CPU, GPU and network that is busy, mean over time.
-        gpus_held_share: Share of the GPUs that jobs hold, mean over time.
-        finish_time_fairness_mean: Mean ρ: JCT over the time that the job would have taken with an equal share of
-            the cluster, which is its service alone × the mean over its stay of max(1, GPUs asked for by all jobs
-            in the system / GPUs of the cluster). Above 1 the job was worse off. After Themis (NSDI 2020, section 3.1).
-        finish_time_fairness_max: Largest ρ.
-        by_gpu_count: Figures by GPU count.
-        by_bottleneck: Figures by the resource that an iteration holds longest.
-        restarts: Starts after the first, moves and regroupings, of all jobs that count.
-        out_of_memory: Failures because GPU memory was short, of all jobs that count.
-        wall_s: Wall-clock seconds of the simulation.
-        decisions: Plans that were made.
-        decision_mean_s: Mean wall-clock seconds of a plan.
-        decision_p99_s: The time of a plan at index ⌊0.99 n⌋.
     """
 
-    jobs: int
-    avg_jct_s: float
-    median_jct_s: float
-    p99_jct_s: float
-    makespan_s: float
-    queueing_delay_s: float
-    queue_length_mean: float
+    jobs: int  # How many jobs count
+    avg_jct_s: float  # Mean job completion time (JCT), from submission to end
+    median_jct_s: float  # Median JCT
+    p99_jct_s: float  # The JCT at index ⌊0.99 n⌋ of n in ascending order
+    makespan_s: float  # From the first submission to the last end
+    queueing_delay_s: float  # Mean of the seconds between submission and end without GPUs
+    queue_length_mean: float  # Waiting jobs, mean over time
+    # Mean over waiting jobs of time waited / remaining time (Muri, section 6.1), mean over time; 0 while no job waits
     blocking_index_mean: float
-    utilization: dict[str, float]
-    gpus_held_share: float
+    utilization: dict[str, float]  # Share of the cluster's storage, CPU, GPU and network that is busy, mean over time
+    gpus_held_share: float  # Share of the GPUs that jobs hold, mean over time
+    # Mean ρ: JCT over the time that the job would have taken with an equal share of the cluster, which is its service
+    # alone × the mean over its stay of max(1, GPUs asked for by all jobs in the system / GPUs of the cluster). Above 1
+    # the job was worse off. After Themis (NSDI 2020, section 3.1)
     finish_time_fairness_mean: float
-    finish_time_fairness_max: float
-    by_gpu_count: dict[int, JobMetrics]
-    by_bottleneck: dict[str, JobMetrics]
-    restarts: int
-    out_of_memory: int
-    wall_s: float
-    decisions: int
-    decision_mean_s: float
-    decision_p99_s: float
+    finish_time_fairness_max: float  # Largest ρ
+    by_gpu_count: dict[int, JobMetrics]  # Figures by GPU count
+    by_bottleneck: dict[str, JobMetrics]  # Figures by the resource that an iteration holds longest
+    restarts: int  # Starts after the first, moves and regroupings, of all jobs that count
+    out_of_memory: int  # Failures because GPU memory was short, of all jobs that count
+    wall_s: float  # Wall-clock seconds of the simulation
+    decisions: int  # Plans that were made
+    decision_mean_s: float  # Mean wall-clock seconds of a plan
+    decision_p99_s: float  # The time of a plan at index ⌊0.99 n⌋
 
     def as_json(self) -> dict[str, Any]:
         """Plain values for JSON, whose object names are strings."""

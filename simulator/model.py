@@ -16,39 +16,24 @@ class SimulationError(UsageError):
 
 @dataclass(frozen=True, slots=True)
 class TraceJob:
-    """One job of a trace.
+    """One job of a trace."""
 
-    Attributes:
-        job_id: Unique in the trace.
-        submit_s: Seconds since the trace's start.
-        gpu_count: GPUs of the whole job.
-        iterations: Iterations that it trains for.
-        profile: Stage times of one iteration, iteration time and GPU memory, running alone.
-        user: Owner.
-        opportunistic: Whether the job only uses what others leave over (AntMan).
-        listed_duration_s: The duration that the trace states; None when it states none. Work is
-            always iterations × iteration time.
-        cpu_count: CPUs asked for; None: in proportion to the GPUs.
-        mem_gib: Host memory asked for; None: in proportion to the GPUs.
-        restart_s: Seconds that a restart costs; None: the simulation's default.
-        sensitivity: Throughput over CPUs and host memory; None: derived from the profile.
-        batch: How iteration time and GPU memory follow from the batch size; None: the batch is never split.
-        gpu_utilization: Share of its GPUs' time that it computes on them when alone, 0 to 1; None: as the profile says.
-    """
-
-    job_id: int
-    submit_s: float
-    gpu_count: int
-    iterations: int
-    profile: StageProfile
-    user: str = "user"
-    opportunistic: bool = False
+    job_id: int  # Unique in the trace
+    submit_s: float  # Seconds since the trace's start
+    gpu_count: int  # GPUs of the whole job
+    iterations: int  # Iterations that it trains for
+    profile: StageProfile  # Stage times of one iteration, iteration time and GPU memory, running alone
+    user: str = "user"  # Owner
+    opportunistic: bool = False  # Whether the job only uses what others leave over (AntMan)
+    # The duration that the trace states; None when it states none. Work is always iterations × iteration time
     listed_duration_s: float | None = None
-    cpu_count: float | None = None
-    mem_gib: float | None = None
-    restart_s: float | None = None
-    sensitivity: Sensitivity | None = None
+    cpu_count: float | None = None  # CPUs asked for; None: in proportion to the GPUs
+    mem_gib: float | None = None  # Host memory asked for; None: in proportion to the GPUs
+    restart_s: float | None = None  # Seconds that a restart costs; None: the simulation's default
+    sensitivity: Sensitivity | None = None  # Throughput over CPUs and host memory; None: derived from the profile
+    # How iteration time and GPU memory follow from the batch size; None: the batch is never split
     batch: BatchModel | None = None
+    # Share of its GPUs' time that it computes on them when alone, 0 to 1; None: as the profile says
     gpu_utilization: float | None = None
 
     @property
@@ -78,36 +63,22 @@ class TraceJob:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """Jobs by submit time, then id.
+    """Jobs by submit time, then id."""
 
-    Attributes:
-        name: Short name, the file's stem.
-        jobs: The jobs.
-        skipped_rows: Bad rows that were left out when it was read.
-    """
-
-    name: str
+    name: str  # Short name, the file's stem
     jobs: tuple[TraceJob, ...]
-    skipped_rows: int = 0
+    skipped_rows: int = 0  # Bad rows that were left out when it was read
 
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """Equal nodes.
-
-    Attributes:
-        node_count: Nodes.
-        gpus_per_node: GPUs of each.
-        gpu_mem_gib: Memory of each GPU; 0: unlimited.
-        cpus_per_node: CPUs of each; 0: unlimited.
-        mem_gib_per_node: Host memory of each; 0: unlimited.
-    """
+    """Equal nodes."""
 
     node_count: int
-    gpus_per_node: int
-    gpu_mem_gib: float = 0.0
-    cpus_per_node: float = 0.0
-    mem_gib_per_node: float = 0.0
+    gpus_per_node: int  # GPUs of each
+    gpu_mem_gib: float = 0.0  # Memory of each GPU; 0: unlimited
+    cpus_per_node: float = 0.0  # CPUs of each; 0: unlimited
+    mem_gib_per_node: float = 0.0  # Host memory of each; 0: unlimited
 
     @property
     def gpu_count(self) -> int:
@@ -117,83 +88,56 @@ class Cluster:
 
 @dataclass(frozen=True, slots=True)
 class Outage:
-    """A node that is away for a time.
+    """A node that is away for a time."""
 
-    Attributes:
-        node: Index from 0.
-        start_s: When the outage begins.
-        end_s: When the node is back.
-        drain: Whether running jobs may finish first; otherwise they go back to the queue, and without checkpoints
-            their progress since the last start is lost.
-    """
-
-    node: int
-    start_s: float
-    end_s: float
+    node: int  # Index from 0
+    start_s: float  # When the outage begins
+    end_s: float  # When the node is back
+    # Whether running jobs may finish first; otherwise they go back to the queue, and without checkpoints their progress
+    # since the last start is lost
     drain: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How to simulate.
+    """How to simulate."""
 
-    Attributes:
-        model: "default" is physically sound; `muri.simulator.run.simulation_model` knows the other names.
-        interval_s: Seconds between two plans; 0: at every arrival and completion.
-        restart_s: Seconds lost by a start, regrouping or move, for jobs that state none.
-        profile_noise: n_p: stage times as planned with are the true ones × U[1 − n_p, 1 + n_p] (Muri, section 6.4).
-        profiling_s: Seconds that the first job of each model waits for its dry run.
-        durations_known: Whether policies see remaining times.
-        outages: Node failures and drains.
-        seed: For noise.
-        checkpoints: Whether jobs can resume from a checkpoint: only then may a policy stop them, and only then do
-            they keep their progress when a node fails.
-        interference: Measured speeds of pairs; those that are missing are estimated from the profiles.
-        slowdown: What slows jobs down on a shared GPU: "pairs", the speeds of pairs, or "utilization", Horus's
-            function of their total GPU utilization.
-        any_user: Whether jobs of different users may share GPUs, as in the papers; on a cluster they never do.
-        until: Synergy's reference model stops when this many jobs, the first ones submitted, have ended, as its
-            public simulator does. None: all jobs.
-        check: Whether to check every request and every step of the default model, and not only the end.
-    """
-
-    model: str = "default"
-    interval_s: float = 0.0
-    restart_s: float = 30.0
+    model: str = "default"  # "default" is physically sound; `muri.simulator.run.simulation_model` knows the other names
+    interval_s: float = 0.0  # Seconds between two plans; 0: at every arrival and completion
+    restart_s: float = 30.0  # Seconds lost by a start, regrouping or move, for jobs that state none
+    # n_p: stage times as planned with are the true ones × U[1 − n_p, 1 + n_p] (Muri, section 6.4)
     profile_noise: float = 0.0
-    profiling_s: float = 0.0
-    durations_known: bool = True
-    outages: tuple[Outage, ...] = ()
-    seed: int = 0
+    profiling_s: float = 0.0  # Seconds that the first job of each model waits for its dry run
+    durations_known: bool = True  # Whether policies see remaining times
+    outages: tuple[Outage, ...] = ()  # Node failures and drains
+    seed: int = 0  # For noise
+    # Whether jobs can resume from a checkpoint: only then may a policy stop them, and only then do they keep their
+    # progress when a node fails
     checkpoints: bool = True
+    # Measured speeds of pairs; those that are missing are estimated from the profiles
     interference: tuple[PairSpeed, ...] = ()
+    # What slows jobs down on a shared GPU: "pairs", the speeds of pairs, or "utilization", Horus's function of their
+    # total GPU utilization
     slowdown: Literal["pairs", "utilization"] = "pairs"
+    # Whether jobs of different users may share GPUs, as in the papers; on a cluster they never do
     any_user: bool = False
+    # Synergy's reference model stops when this many jobs, the first ones submitted, have ended, as its public simulator
+    # does. None: all jobs
     until: int | None = None
-    check: bool = False
+    check: bool = False  # Whether to check every request and every step of the default model, and not only the end
 
 
 @dataclass(frozen=True, slots=True)
 class JobRecord:
-    """The course of one job.
-
-    Attributes:
-        job: The job.
-        start_s: First start, seconds since the trace's start.
-        end_s: End.
-        run_s: Seconds with GPUs.
-        restarts: Starts after the first, moves and regroupings.
-        shared_s: Of `run_s`, the seconds on shared GPUs.
-        out_of_memory: How often it failed because GPU memory was short.
-    """
+    """The course of one job."""
 
     job: TraceJob
-    start_s: float
+    start_s: float  # First start, seconds since the trace's start
     end_s: float
-    run_s: float = 0.0
-    restarts: int = 0
-    shared_s: float = 0.0
-    out_of_memory: int = 0
+    run_s: float = 0.0  # Seconds with GPUs
+    restarts: int = 0  # Starts after the first, moves and regroupings
+    shared_s: float = 0.0  # Of `run_s`, the seconds on shared GPUs
+    out_of_memory: int = 0  # How often it failed because GPU memory was short
 
     @property
     def jct_s(self) -> float:
@@ -203,23 +147,14 @@ class JobRecord:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The cluster from one event to the next.
-
-    Attributes:
-        start_s: Beginning.
-        length_s: Length.
-        pending: Jobs that wait. Where samples were thinned, this and all that follow are time-weighted means.
-        blocking_index: Mean over the waiting jobs of time waited / remaining time (Muri, section 6.1).
-        gpus_held: GPUs in use.
-        utilization: Share of the cluster's storage, CPU, GPU and network that is busy.
-    """
+    """The cluster from one event to the next."""
 
     start_s: float
     length_s: float
-    pending: float
-    blocking_index: float
-    gpus_held: float
-    utilization: tuple[float, float, float, float]
+    pending: float  # Jobs that wait. Where samples were thinned, this and all that follow are time-weighted means
+    blocking_index: float  # Mean over the waiting jobs of time waited / remaining time (Muri, section 6.1)
+    gpus_held: float  # GPUs in use
+    utilization: tuple[float, float, float, float]  # Share of the cluster's storage, CPU, GPU and network that is busy
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,74 +162,47 @@ class GroupSpan:
     """One group's (or single job's) stay on its GPUs, for the timeline.
 
     Where jobs share GPUs one by one: the stay of just these jobs on some GPUs of one node.
-
-    Attributes:
-        start_s: Beginning.
-        end_s: End.
-        members: Job ids.
-        node: Index of the first node.
-        gpu_count: GPUs held.
     """
 
     start_s: float
     end_s: float
-    members: tuple[int, ...]
-    node: int
-    gpu_count: int
+    members: tuple[int, ...]  # Job ids
+    node: int  # Index of the first node
+    gpu_count: int  # GPUs held
 
 
 @dataclass(frozen=True, slots=True)
 class SimulationResult:
-    """The result of a simulation.
-
-    Attributes:
-        policy: Name of the policy.
-        trace: Name of the trace.
-        settings: How it was simulated.
-        cluster: The cluster.
-        records: One for each job that has ended, by job id.
-        samples: The cluster over time; thinned to at most a few thousand, each with time-weighted means.
-        spans: The groups over time; empty unless asked for.
-        unfinished: Jobs that had not ended, in order of submission; none unless `until` made it stop early.
-        decision_s: Wall-clock seconds of each plan. Only this field and `wall_s` differ from run to run.
-        wall_s: Wall-clock seconds of the simulation.
-    """
+    """The result of a simulation."""
 
     policy: str
     trace: str
-    settings: Settings
+    settings: Settings  # How it was simulated
     cluster: Cluster
-    records: tuple[JobRecord, ...]
+    records: tuple[JobRecord, ...]  # One for each job that has ended, by job id
+    # The cluster over time; thinned to at most a few thousand, each with time-weighted means
     samples: tuple[Sample, ...] = ()
-    spans: tuple[GroupSpan, ...] = ()
+    spans: tuple[GroupSpan, ...] = ()  # The groups over time; empty unless asked for
+    # Jobs that had not ended, in order of submission; none unless `until` made it stop early
     unfinished: tuple[TraceJob, ...] = ()
+    # Wall-clock seconds of each plan. Only this field and `wall_s` differ from run to run
     decision_s: tuple[float, ...] = field(default=(), compare=False)
-    wall_s: float = field(default=0.0, compare=False)
+    wall_s: float = field(default=0.0, compare=False)  # Wall-clock seconds of the simulation
 
 
 @dataclass(frozen=True, slots=True)
 class Simulation:
-    """A simulation to carry out; every model turns one into a `SimulationResult`.
-
-    Attributes:
-        trace: The jobs.
-        policy: Name of the policy.
-        cluster: The nodes.
-        settings: How to simulate.
-        options: Policy options by name that the user chose.
-        progress: Called from time to time with the share of the jobs that have ended, 0 to 1.
-        with_spans: Whether the result lists which jobs shared GPUs, and when.
-        begin_s: Time of `time.perf_counter` at its beginning.
-    """
+    """A simulation to carry out; every model turns one into a `SimulationResult`."""
 
     trace: Trace
     policy: str
     cluster: Cluster
     settings: Settings
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)  # Policy options by name that the user chose
+    # Called from time to time with the share of the jobs that have ended, 0 to 1
     progress: Callable[[float], None] | None = None
-    with_spans: bool = False
-    begin_s: float = field(default_factory=perf_counter)
+    with_spans: bool = False  # Whether the result lists which jobs shared GPUs, and when
+    begin_s: float = field(default_factory=perf_counter)  # Time of `time.perf_counter` at its beginning
 
     def result(
         self,
@@ -321,13 +229,9 @@ class Simulation:
 
 @dataclass(frozen=True, slots=True)
 class SimulationModel:
-    """Another way to simulate, which a distribution offers in the entry point group `muri.simulation_models`.
+    """Another way to simulate, which a distribution offers in the entry point group `muri.simulation_models`."""
 
-    Attributes:
-        simulate: Carries out a simulation, or raises `SimulationError`.
-        check: Called with a policy's name and options before the first simulation; refuses what the model does not
-            know with a `UsageError` that lists the valid names.
-    """
-
-    simulate: Callable[[Simulation], SimulationResult]
+    simulate: Callable[[Simulation], SimulationResult]  # Carries out a simulation, or raises `SimulationError`
+    # Called with a policy's name and options before the first simulation; refuses what the model does not know with a
+    # `UsageError` that lists the valid names
     check: Callable[[str, Mapping[str, Any]], None]

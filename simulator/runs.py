@@ -33,29 +33,17 @@ class SweepError(MuriError):
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One simulation of a sweep.
+    """One simulation of a sweep."""
 
-    Attributes:
-        label: Its name in tables: that of the policy, unless several variants of one policy are run.
-        trace: The jobs.
-        policy: Name of the policy.
-        cluster: The nodes.
-        settings: How to simulate, seed included.
-        options: Options of the policy.
-        first: Index of the first job that the metrics count (steady state); None: from the first job.
-        last: Index behind the last one; None: to the last job.
-        with_spans: Whether to record the timeline of the groups.
-    """
-
-    label: str
+    label: str  # Its name in tables: that of the policy, unless several variants of one policy are run
     trace: Trace
     policy: str
     cluster: Cluster
-    settings: Settings
-    options: Mapping[str, Any] = field(default_factory=dict)
-    first: int | None = None
-    last: int | None = None
-    with_spans: bool = False
+    settings: Settings  # How to simulate, seed included
+    options: Mapping[str, Any] = field(default_factory=dict)  # Options of the policy
+    first: int | None = None  # Index of the first job that the metrics count (steady state); None: from the first job
+    last: int | None = None  # Index behind the last one; None: to the last job
+    with_spans: bool = False  # Whether to record the timeline of the groups
 
     @property
     def name(self) -> str:

@@ -21,15 +21,10 @@ _FAILURES: Final = ("OOM",)
 
 @dataclass(frozen=True)
 class PolicySummary:
-    """One policy on one trace.
+    """One policy on one trace."""
 
-    Attributes:
-        label: Its name in tables.
-        outcomes: One for each seed.
-    """
-
-    label: str
-    outcomes: tuple[Outcome, ...]
+    label: str  # Its name in tables
+    outcomes: tuple[Outcome, ...]  # One for each seed
 
     @cached_property
     def figures(self) -> Mapping[str, Any]:
@@ -47,17 +42,11 @@ class PolicySummary:
 
 @dataclass(frozen=True)
 class TraceSummary:
-    """All policies on one trace.
+    """All policies on one trace."""
 
-    Attributes:
-        name: The trace's name.
-        skipped_rows: Bad rows that were left out when it was read.
-        policies: In the order of the request; the first is the base of comparisons.
-    """
-
-    name: str
-    skipped_rows: int
-    policies: tuple[PolicySummary, ...]
+    name: str  # The trace's name
+    skipped_rows: int  # Bad rows that were left out when it was read
+    policies: tuple[PolicySummary, ...]  # In the order of the request; the first is the base of comparisons
 
     def speedup(self, policy: PolicySummary) -> float | None:
         """Average JCT of the first policy over that of this one; None without jobs."""

@@ -32,34 +32,21 @@ Span = Tuple[float, float]
 
 @dataclass(frozen=True)
 class Interval:
-    """A time in which one thread or process of a job used a resource.
+    """A time in which one thread or process of a job used a resource."""
 
-    Attributes:
-        stage: Index into `STAGES` of the stage that stands for the resource.
-        start_s: Begin, on the clock `time.perf_counter`.
-        end_s: End.
-        use: Share of the resource's peak, 0 to 1.
-        own: Whether the thread that runs the loop did it.
-    """
-
-    stage: int
-    start_s: float
+    stage: int  # Index into `STAGES` of the stage that stands for the resource
+    start_s: float  # Begin, on the clock `time.perf_counter`
     end_s: float
-    use: float = 1.0
-    own: bool = False
+    use: float = 1.0  # Share of the resource's peak, 0 to 1
+    own: bool = False  # Whether the thread that runs the loop did it
 
 
 @dataclass(frozen=True)
 class Attribution:
-    """Where the time of one window went, in the order of `STAGES`.
+    """Where the time of one window went, in the order of `STAGES`."""
 
-    Attributes:
-        owned_s: Seconds that each resource owned; together at most the window.
-        busy_s: Seconds in which each was used, also while another one owned the time.
-    """
-
-    owned_s: tuple[float, ...]
-    busy_s: tuple[float, ...]
+    owned_s: tuple[float, ...]  # Seconds that each resource owned; together at most the window
+    busy_s: tuple[float, ...]  # Seconds in which each was used, also while another one owned the time
 
 
 def attribute(
@@ -129,19 +116,12 @@ def _count(
 
 @dataclass(frozen=True)
 class Operator:
-    """One event of a profiler's trace.
+    """One event of a profiler's trace."""
 
-    Attributes:
-        stage: Index of the stage that stands for the resource it uses.
-        start_s: Begin, on `time.perf_counter`.
-        end_s: End.
-        on_gpu: A kernel or a copy, not the host's part.
-    """
-
-    stage: int
-    start_s: float
+    stage: int  # Index of the stage that stands for the resource it uses
+    start_s: float  # Begin, on `time.perf_counter`
     end_s: float
-    on_gpu: bool = False
+    on_gpu: bool = False  # A kernel or a copy, not the host's part
 
 
 def stage_of(name: str, *, on_gpu: bool) -> int | None:

@@ -44,20 +44,14 @@ class DryRunError(UsageError):
 
 @dataclass(frozen=True)
 class Limits:
-    """How much a dry run may take.
+    """How much a dry run may take."""
 
-    Attributes:
-        iterations: Most iterations that are measured.
-        steady_s: Most seconds of measuring, once the script has warmed up.
-        fixed_warmup: Leave out so many first iterations and measure exactly `iterations`, whatever they look
-            like; None: find out when the script has warmed up, and stop as soon as the means are sure.
-        time_limit_s: Most seconds in all, with start-up and warm-up.
-    """
-
-    iterations: int = DEFAULT_ITERATIONS
-    steady_s: float = DEFAULT_STEADY_S
+    iterations: int = DEFAULT_ITERATIONS  # Most iterations that are measured
+    steady_s: float = DEFAULT_STEADY_S  # Most seconds of measuring, once the script has warmed up
+    # Leave out so many first iterations and measure exactly `iterations`, whatever they look like; None: find out when
+    # the script has warmed up, and stop as soon as the means are sure
     fixed_warmup: int | None = None
-    time_limit_s: float = 600.0
+    time_limit_s: float = 600.0  # Most seconds in all, with start-up and warm-up
 
     def __post_init__(self) -> None:
         """Refuse limits under which nothing can be measured."""
@@ -103,15 +97,10 @@ def _is_number(text: str) -> bool:
 
 @dataclass(frozen=True)
 class DryRunRequest:
-    """What to measure.
+    """What to measure."""
 
-    Attributes:
-        limits: How much it may take.
-        result_path: Where the result goes.
-    """
-
-    limits: Limits
-    result_path: Path
+    limits: Limits  # How much it may take
+    result_path: Path  # Where the result goes
 
     @property
     def progress_path(self) -> Path:
@@ -147,23 +136,15 @@ class DryRunRequest:
 
 @dataclass(frozen=True)
 class DryRunResult:
-    """The figures of a profile, whatever its key will be.
+    """The figures of a profile, whatever its key will be."""
 
-    Attributes:
-        stage_s: Mean seconds per iteration that each stage's resource owns, in the order of `STAGES`.
-        iteration_s: Mean wall-clock seconds of an iteration.
-        gpu_mem_gib: Peak GPU memory.
-        iterations: Measured iterations.
-        detail: What else was measured.
-        stopped: Why the dry run ended; the rest of a sentence that begins with "stopped: ".
-    """
-
+    # Mean seconds per iteration that each stage's resource owns, in the order of `STAGES`
     stage_s: tuple[float, float, float, float]
-    iteration_s: float
-    gpu_mem_gib: float = 0.0
-    iterations: int = 0
-    detail: ProfileDetail = field(default_factory=ProfileDetail)
-    stopped: str = ""
+    iteration_s: float  # Mean wall-clock seconds of an iteration
+    gpu_mem_gib: float = 0.0  # Peak GPU memory
+    iterations: int = 0  # Measured iterations
+    detail: ProfileDetail = field(default_factory=ProfileDetail)  # What else was measured
+    stopped: str = ""  # Why the dry run ended; the rest of a sentence that begins with "stopped: "
 
     def __post_init__(self) -> None:
         """Refuse figures that no measurement can give."""

@@ -60,17 +60,11 @@ LEAST_PERIODS: Final = 2
 
 @dataclass(frozen=True)
 class Certainty:
-    """How sure a mean is.
+    """How sure a mean is."""
 
-    Attributes:
-        mean: Of the values.
-        half_width: 95 % confidence half-width as a share of the mean; infinite when there are too few values.
-        probability: That the true mean lies within `TOLERANCE` of this one, given the values' scatter; 0 to 1.
-    """
-
-    mean: float
-    half_width: float
-    probability: float
+    mean: float  # Of the values
+    half_width: float  # 95 % confidence half-width as a share of the mean; infinite when there are too few values
+    probability: float  # That the true mean lies within `TOLERANCE` of this one, given the values' scatter; 0 to 1
 
 
 def has_settled(times_s: Sequence[float]) -> bool:
@@ -184,15 +178,10 @@ def _neighbours(values: Sequence[float], mean: float) -> float:
 
 @dataclass(frozen=True)
 class LoaderAhead:
-    """How a loader works ahead of the loop.
+    """How a loader works ahead of the loop."""
 
-    Attributes:
-        depth: Most batches that may be ready at once: workers × prefetch_factor, and what a thread prefetches.
-        period: After so many iterations the waits recur: the number of workers, 1 without any.
-    """
-
-    depth: int = 0
-    period: int = 1
+    depth: int = 0  # Most batches that may be ready at once: workers × prefetch_factor, and what a thread prefetches
+    period: int = 1  # After so many iterations the waits recur: the number of workers, 1 without any
 
     @property
     def least_warmup(self) -> int:

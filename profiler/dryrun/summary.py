@@ -22,56 +22,35 @@ _P95: Final = 0.95
 
 @dataclass(frozen=True)
 class IterationSample:
-    """One measured iteration.
+    """One measured iteration."""
 
-    Attributes:
-        owned_s: Seconds that each stage's resource owned, in the order of `STAGES`.
-        iteration_s: Wall-clock seconds of the whole iteration.
-        busy_s: Seconds in which each resource was used, owned or hidden.
-    """
-
-    owned_s: tuple[float, ...]
-    iteration_s: float
-    busy_s: tuple[float, ...] = (0.0,) * len(STAGES)
+    owned_s: tuple[float, ...]  # Seconds that each stage's resource owned, in the order of `STAGES`
+    iteration_s: float  # Wall-clock seconds of the whole iteration
+    busy_s: tuple[float, ...] = (0.0,) * len(STAGES)  # Seconds in which each resource was used, owned or hidden
 
 
 @dataclass(frozen=True)
 class Circumstances:
-    """What is known of a dry run beside its iterations.
+    """What is known of a dry run beside its iterations."""
 
-    Attributes:
-        warmup: Iterations that were left out before them.
-        settled: Whether the script had settled by then.
-        disturbed: Share of the time that others held the script up.
-        stopped: Why there are no more of them.
-        period: Iterations after which the waits for the loader recur.
-        gpu_mem_gib: Peak GPU memory.
-        detail: What else was measured; the rest is filled in.
-    """
-
-    warmup: int = 0
-    settled: bool = True
-    disturbed: float = 0.0
-    stopped: str = ""
-    period: int = 1
-    gpu_mem_gib: float = 0.0
-    detail: ProfileDetail = field(default_factory=ProfileDetail)
+    warmup: int = 0  # Iterations that were left out before them
+    settled: bool = True  # Whether the script had settled by then
+    disturbed: float = 0.0  # Share of the time that others held the script up
+    stopped: str = ""  # Why there are no more of them
+    period: int = 1  # Iterations after which the waits for the loader recur
+    gpu_mem_gib: float = 0.0  # Peak GPU memory
+    detail: ProfileDetail = field(default_factory=ProfileDetail)  # What else was measured; the rest is filled in
 
 
 @dataclass(frozen=True)
 class Certain:
-    """How sure the means of some iterations are.
+    """How sure the means of some iterations are."""
 
-    Attributes:
-        half_width: The larger of the two 95 % half-widths, of the iteration and of the stage that takes most
-            of it, as a share of the mean.
-        confidence: The smaller of the probabilities that these means lie within the tolerance of the true ones.
-        left_out: Iterations that do not count for them.
-    """
-
+    # The larger of the two 95 % half-widths, of the iteration and of the stage that takes most of it, as a share of the
+    # mean
     half_width: float
-    confidence: float
-    left_out: int = 0
+    confidence: float  # The smaller of the probabilities that these means lie within the tolerance of the true ones
+    left_out: int = 0  # Iterations that do not count for them
 
 
 def samples_of(windows: Sequence[tuple[float, float]], intervals: Iterable[Interval]) -> list[IterationSample]:

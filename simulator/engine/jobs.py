@@ -26,62 +26,34 @@ _TIMELESS: Final = (FixedOrder.key, SrsfOrLas.key)
 
 @dataclass(slots=True, eq=False)
 class LiveJob:
-    """A job between its submission and its end.
+    """A job between its submission and its end."""
 
-    Attributes:
-        job: The job of the trace.
-        shape: Number of its true profile and sensitivity; equal ones have one number.
-        planned: The profile that policies see.
-        gpu_utilization: Share of its GPUs' time that it computes on them when alone, as policies see it.
-        sensitivity: Its throughput over CPUs and host memory; None where these are unlimited.
-        restart_s: Seconds that a restart costs it.
-        service_s: Seconds of service that it needs alone.
-        done_s: Of these, the seconds received until `since_s`.
-        kept_s: Seconds of service in its checkpoint, which it made when it last started.
-        since_s: Since when it has run at `speed` with the same partners.
-        speed: Seconds of service per second, now; 0 while it restarts.
-        pace: What its speed is when it does not restart.
-        resuming: Whether it is loading its checkpoint.
-        resumes_s: When that ends.
-        version: Grows with every change of speed, which outdates events announced before.
-        unit: The unit that it runs in; None while it waits.
-        start_s: First start; None before it.
-        waiting_since_s: When it was last stopped; None before the first stop.
-        run_s: Seconds on GPUs until `since_s`.
-        shared_s: Of these, those in a group.
-        gpu_share_s: GPU-seconds until `since_s`, those of a group divided among its members.
-        restarts: Starts after the first, moves and regroupings.
-        out_of_memory: How often it failed because GPU memory was short.
-        gpu_mem_request_gib: GPU memory that it has asked for since; None before the first failure.
-        fastest: The highest speed that it has had.
-        as_waiting: What policies see of it; computed once, because nothing of a waiting job changes.
-    """
-
-    job: TraceJob
-    shape: int
-    planned: StageProfile
-    gpu_utilization: float
-    sensitivity: Sensitivity | None
-    restart_s: float
-    service_s: float
-    done_s: float = 0.0
-    kept_s: float = 0.0
-    since_s: float = 0.0
-    speed: float = 0.0
-    pace: float = 0.0
-    resuming: bool = False
-    resumes_s: float = 0.0
-    version: int = 0
-    unit: "Unit | None" = None
-    start_s: float | None = None
-    waiting_since_s: float | None = None
-    run_s: float = 0.0
-    shared_s: float = 0.0
-    gpu_share_s: float = 0.0
-    restarts: int = 0
-    out_of_memory: int = 0
-    gpu_mem_request_gib: float | None = None
-    fastest: float = 0.0
+    job: TraceJob  # The job of the trace
+    shape: int  # Number of its true profile and sensitivity; equal ones have one number
+    planned: StageProfile  # The profile that policies see
+    gpu_utilization: float  # Share of its GPUs' time that it computes on them when alone, as policies see it
+    sensitivity: Sensitivity | None  # Its throughput over CPUs and host memory; None where these are unlimited
+    restart_s: float  # Seconds that a restart costs it
+    service_s: float  # Seconds of service that it needs alone
+    done_s: float = 0.0  # Of these, the seconds received until `since_s`
+    kept_s: float = 0.0  # Seconds of service in its checkpoint, which it made when it last started
+    since_s: float = 0.0  # Since when it has run at `speed` with the same partners
+    speed: float = 0.0  # Seconds of service per second, now; 0 while it restarts
+    pace: float = 0.0  # What its speed is when it does not restart
+    resuming: bool = False  # Whether it is loading its checkpoint
+    resumes_s: float = 0.0  # When that ends
+    version: int = 0  # Grows with every change of speed, which outdates events announced before
+    unit: "Unit | None" = None  # The unit that it runs in; None while it waits
+    start_s: float | None = None  # First start; None before it
+    waiting_since_s: float | None = None  # When it was last stopped; None before the first stop
+    run_s: float = 0.0  # Seconds on GPUs until `since_s`
+    shared_s: float = 0.0  # Of these, those in a group
+    gpu_share_s: float = 0.0  # GPU-seconds until `since_s`, those of a group divided among its members
+    restarts: int = 0  # Starts after the first, moves and regroupings
+    out_of_memory: int = 0  # How often it failed because GPU memory was short
+    gpu_mem_request_gib: float | None = None  # GPU memory that it has asked for since; None before the first failure
+    fastest: float = 0.0  # The highest speed that it has had
+    # What policies see of it; computed once, because nothing of a waiting job changes
     as_waiting: PlanJob | None = None
 
     def settle(self, now_s: float) -> None:
@@ -139,48 +111,29 @@ PROPORTIONAL: Final[CpuMemShares] = MappingProxyType({})
 
 
 class Seat(NamedTuple):
-    """What a unit holds, and how its members run on it; another one means a restart.
+    """What a unit holds, and how its members run on it; another one means a restart."""
 
-    Attributes:
-        gpus: GPUs.
-        cpu_mem_shares: CPUs and memory by member; empty: the GPU-proportional share.
-        accumulate_steps: Steps in which each iteration's batch is computed.
-        mode: How members share, as in `muri.policies.types.Group`.
-    """
-
-    gpus: tuple[NodeShare, ...]
-    cpu_mem_shares: CpuMemShares = PROPORTIONAL
-    accumulate_steps: int = 1
-    mode: Literal["interleave", "plain"] = "interleave"
+    gpus: tuple[NodeShare, ...]  # GPUs
+    cpu_mem_shares: CpuMemShares = PROPORTIONAL  # CPUs and memory by member; empty: the GPU-proportional share
+    accumulate_steps: int = 1  # Steps in which each iteration's batch is computed
+    mode: Literal["interleave", "plain"] = "interleave"  # How members share, as in `muri.policies.types.Group`
 
 
 @dataclass(slots=True, eq=False)
 class Unit:
-    """One job, or several that share GPUs.
+    """One job, or several that share GPUs."""
 
-    Attributes:
-        number: In order of starting.
-        members: The jobs in the ordering in which they interleave.
-        seat: What they hold.
-        nodes: Indices of the nodes.
-        gpu_count: GPUs that they hold.
-        since_s: Since when just these jobs run here.
-        given: CPUs and memory of each of its GPUs; None: the GPU-proportional share.
-        own_gpus: Of a job that shares GPUs one by one: the number of its GPUs, each with n jobs counted as 1/n.
-        company: Of such a job: whether it shares any of its GPUs.
-        doomed: Of such a job: whether it needs more GPU memory than others leave, and is about to fail.
-    """
-
-    number: int
-    members: list[LiveJob]
-    seat: Seat
-    nodes: tuple[int, ...]
-    gpu_count: int
-    since_s: float
-    given: Demand | None = None
+    number: int  # In order of starting
+    members: list[LiveJob]  # The jobs in the ordering in which they interleave
+    seat: Seat  # What they hold
+    nodes: tuple[int, ...]  # Indices of the nodes
+    gpu_count: int  # GPUs that they hold
+    since_s: float  # Since when just these jobs run here
+    given: Demand | None = None  # CPUs and memory of each of its GPUs; None: the GPU-proportional share
+    # Of a job that shares GPUs one by one: the number of its GPUs, each with n jobs counted as 1/n
     own_gpus: float | None = None
-    company: bool = False
-    doomed: bool = False
+    company: bool = False  # Of such a job: whether it shares any of its GPUs
+    doomed: bool = False  # Of such a job: whether it needs more GPU memory than others leave, and is about to fail
 
     @property
     def mem_gib(self) -> float:
@@ -233,19 +186,14 @@ Key = tuple[float, ...]
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """How much of the queue a plan needs.
+    """How much of the queue a plan needs."""
 
-    Attributes:
-        per_slot: Jobs that may share with each other, so of one GPU count, and of one user where users do not mix, for
-            each set of that many GPUs; None: the whole queue.
-        timeless: Whether the order among waiting jobs never changes.
-        max_wait_s: The aging bound.
-        key: Order of priority for a request; None where the whole queue is seen.
-    """
-
+    # Jobs that may share with each other, so of one GPU count, and of one user where users do not mix, for each set of
+    # that many GPUs; None: the whole queue
     per_slot: int | None = None
-    timeless: bool = False
-    max_wait_s: float = float("inf")
+    timeless: bool = False  # Whether the order among waiting jobs never changes
+    max_wait_s: float = float("inf")  # The aging bound
+    # Order of priority for a request; None where the whole queue is seen
     key: Callable[[PlanRequest], PriorityKey] | None = None
 
 

@@ -19,29 +19,17 @@ _MANY: Final = 10_000
 
 
 class Kind(IntEnum):
-    """What happens.
+    """What happens."""
 
-    Attributes:
-        ARRIVAL: A job is submitted; the subject is its id.
-        PROFILED: The dry run of a model ends; the subject is the number of its key.
-        RESUME: A job has loaded its checkpoint and progresses from now on.
-        COMPLETION: A job ends.
-        NODE_FAILS: A node fails and its jobs stop; the subject is the node's index.
-        NODE_RETURNS: The node is back.
-        DRAIN_BEGINS: A node takes no new jobs.
-        DRAIN_ENDS: The node takes jobs again.
-        OUT_OF_MEMORY: A job allocates more GPU memory than the others on its GPUs leave; the version is the number of
-            its unit.
-    """
-
-    ARRIVAL = 0
-    PROFILED = 1
-    RESUME = 2
-    COMPLETION = 3
-    NODE_FAILS = 4
-    NODE_RETURNS = 5
-    DRAIN_BEGINS = 6
-    DRAIN_ENDS = 7
+    ARRIVAL = 0  # A job is submitted; the subject is its id
+    PROFILED = 1  # The dry run of a model ends; the subject is the number of its key
+    RESUME = 2  # A job has loaded its checkpoint and progresses from now on
+    COMPLETION = 3  # A job ends
+    NODE_FAILS = 4  # A node fails and its jobs stop; the subject is the node's index
+    NODE_RETURNS = 5  # The node is back
+    DRAIN_BEGINS = 6  # A node takes no new jobs
+    DRAIN_ENDS = 7  # The node takes jobs again
+    # A job allocates more GPU memory than the others on its GPUs leave; the version is the number of its unit
     OUT_OF_MEMORY = 8
 
 
@@ -50,20 +38,13 @@ OF_RUNNING_JOBS: Final = (Kind.RESUME, Kind.COMPLETION, Kind.OUT_OF_MEMORY)
 
 
 class Event(NamedTuple):
-    """Something that happens at a time.
-
-    Attributes:
-        time_s: Time.
-        sequence: Order of announcement, which decides between events at one time.
-        kind: Kind.
-        subject: A job's id, a node's index or a model's number.
-        version: Version of the job's speed at the time of announcement; the event is outdated once the job's is newer.
-    """
+    """Something that happens at a time."""
 
     time_s: float
-    sequence: int
+    sequence: int  # Order of announcement, which decides between events at one time
     kind: Kind
-    subject: int
+    subject: int  # A job's id, a node's index or a model's number
+    # Version of the job's speed at the time of announcement; the event is outdated once the job's is newer
     version: int = 0
 
 
@@ -108,15 +89,10 @@ class EventQueue:
 
 
 class World:
-    """The state of the cluster at one moment.
+    """The state of the cluster at one moment."""
 
-    Attributes:
-        packs: Whether jobs share GPUs one by one, instead of in groups.
-        elastic: Whether jobs may hold another number of GPUs than they asked for.
-    """
-
-    packs: ClassVar[bool] = False
-    elastic = False
+    packs: ClassVar[bool] = False  # Whether jobs share GPUs one by one, instead of in groups
+    elastic = False  # Whether jobs may hold another number of GPUs than they asked for
 
     def __init__(
         self, jobs: Sequence[TraceJob], nodes: Nodes, settings: Settings, speeds: Speeds, waiting: WaitingJobs

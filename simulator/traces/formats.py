@@ -31,16 +31,11 @@ class LeftOutError(Exception):
 
 @dataclass
 class Reading:
-    """One reading of one trace: its source, bad rows and rows left out.
+    """One reading of one trace: its source, bad rows and rows left out."""
 
-    Attributes:
-        source: Where the rows come from.
-        bad_rows: Where bad rows go.
-        left_out: Valid rows that are no GPU job that ran to its end, counted by reason.
-    """
-
-    source: Source
-    bad_rows: BadRows
+    source: Source  # Where the rows come from
+    bad_rows: BadRows  # Where bad rows go
+    # Valid rows that are no GPU job that ran to its end, counted by reason
     left_out: dict[str, int] = field(default_factory=dict)
 
     def parse(
@@ -83,29 +78,17 @@ def header_of(head: tuple[str, ...], delimiter: str = ",") -> set[str]:
 
 @dataclass(frozen=True, slots=True)
 class LoggedJob:
-    """A job in a cluster's log, which says how long it ran but not what it did.
+    """A job in a cluster's log, which says how long it ran but not what it did."""
 
-    Attributes:
-        job_id: Its id, unique in the log.
-        submit_s: Seconds since any fixed time.
-        gpu_count: GPUs of the whole job.
-        run_s: Seconds that it ran.
-        user: Owner.
-        rerun_key: Equal for reruns of one experiment, as far as the log knows.
-        cpu_count: CPUs asked for, None when not logged.
-        mem_gib: Host memory asked for, None when not logged.
-        job_name: Its name, empty when not logged.
-    """
-
-    job_id: str
-    submit_s: float
-    gpu_count: int
-    run_s: float
-    user: str
-    rerun_key: str
-    cpu_count: float | None = None
-    mem_gib: float | None = None
-    job_name: str = ""
+    job_id: str  # Its id, unique in the log
+    submit_s: float  # Seconds since any fixed time
+    gpu_count: int  # GPUs of the whole job
+    run_s: float  # Seconds that it ran
+    user: str  # Owner
+    rerun_key: str  # Equal for reruns of one experiment, as far as the log knows
+    cpu_count: float | None = None  # CPUs asked for, None when not logged
+    mem_gib: float | None = None  # Host memory asked for, None when not logged
+    job_name: str = ""  # Its name, empty when not logged
 
 
 Found = Iterator[tuple[int, TraceJob]]
@@ -117,21 +100,13 @@ Logged = Iterator[tuple[int, LoggedJob]]
 
 @dataclass(frozen=True)
 class Format:
-    """One trace format; it has either `read` or `read_log`.
+    """One trace format; it has either `read` or `read_log`."""
 
-    Attributes:
-        name: Name for `--from`.
-        summary: One line for `--help`.
-        looks_like: Whether a file's first lines look like it.
-        read: Reads jobs with profiles.
-        read_log: Reads jobs of a log, which get profiles afterwards.
-    """
-
-    name: str
-    summary: str
-    looks_like: Callable[[tuple[str, ...]], bool]
-    read: Callable[[Reading], Found] | None = None
-    read_log: Callable[[Reading], Logged] | None = None
+    name: str  # Name for `--from`
+    summary: str  # One line for `--help`
+    looks_like: Callable[[tuple[str, ...]], bool]  # Whether a file's first lines look like it
+    read: Callable[[Reading], Found] | None = None  # Reads jobs with profiles
+    read_log: Callable[[Reading], Logged] | None = None  # Reads jobs of a log, which get profiles afterwards
 
 
 @dataclass(frozen=True)
@@ -141,14 +116,10 @@ class Assignment:
     A job named like a model trains that model. For others each model is equally likely. The choice depends only on the
     seed and the job's key, so jobs with the same key (reruns of one experiment) train the same model, and no job's
     model depends on other rows.
-
-    Attributes:
-        models: What jobs may train.
-        seed: Another seed is another assignment.
     """
 
-    models: Sequence[Model]
-    seed: int = 0
+    models: Sequence[Model]  # What jobs may train
+    seed: int = 0  # Another seed is another assignment
     _made: dict[tuple[int, int], StageProfile] = field(default_factory=dict)
 
     def profile(self, key: str, gpu_count: int, job_name: str = "") -> StageProfile:

@@ -21,19 +21,12 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True, slots=True)
 class Durations:
-    """Chosen durations: a log-normal above a floor, cut off at a longest duration.
+    """Chosen durations: a log-normal above a floor, cut off at a longest duration."""
 
-    Attributes:
-        floor_s: Shortest duration.
-        median_s: Half of the jobs last no longer.
-        sigma: Standard deviation of ln(duration − floor): how heavy the tail is.
-        longest_s: Upper bound.
-    """
-
-    floor_s: float
-    median_s: float
-    sigma: float
-    longest_s: float
+    floor_s: float  # Shortest duration
+    median_s: float  # Half of the jobs last no longer
+    sigma: float  # Standard deviation of ln(duration − floor): how heavy the tail is
+    longest_s: float  # Upper bound
 
     def quantile_s(self, share: float) -> float:
         """The duration that this share of the jobs does not exceed; 0 < share < 1."""
@@ -43,15 +36,11 @@ class Durations:
 
 @dataclass(frozen=True, slots=True)
 class LoggedDurations:
-    """Durations as a log has them: between two of its quantiles a Pareto distribution, the last one's going on.
+    """Durations as a log has them: between two of its quantiles a Pareto distribution, the last one's going on."""
 
-    Attributes:
-        quantiles_s: Shares of the jobs, ascending from 0, and the duration that they do not exceed.
-        longest_s: Upper bound.
-    """
-
+    # Shares of the jobs, ascending from 0, and the duration that they do not exceed
     quantiles_s: tuple[tuple[float, float], ...]
-    longest_s: float
+    longest_s: float  # Upper bound
 
     def quantile_s(self, share: float) -> float:
         """The duration that this share of the jobs does not exceed; 0 < share < 1."""
@@ -111,31 +100,20 @@ class Trainable(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """The properties of a generated trace.
+    """The properties of a generated trace."""
 
-    Attributes:
-        jobs: How many jobs.
-        gpus: GPUs of the cluster that the load is meant for.
-        load: GPU-seconds of all jobs over those that the cluster has from the first submission to the last.
-        seed: The same recipe gives the same trace.
-        gpu_mix: Weight of each GPU count.
-        bottlenecks: Weight of each resource as the jobs' bottleneck.
-        users: How many users; the i-th submits in proportion to 1/i (Zipf).
-        opportunistic: Share of jobs that only use what others leave over; one half in the Muri paper's traces.
-        durations: Of all jobs; None: Philly's.
-        models: What the jobs train, each as often; none: the Muri paper's models, by `bottlenecks`.
-        name: Name of the trace.
-    """
-
-    jobs: int
-    gpus: int
-    load: float = 0.9
-    seed: int = 0
-    gpu_mix: Mapping[int, float] = field(default_factory=lambda: PHILLY_GPU_MIX)
+    jobs: int  # How many jobs
+    gpus: int  # GPUs of the cluster that the load is meant for
+    load: float = 0.9  # GPU-seconds of all jobs over those that the cluster has from the first submission to the last
+    seed: int = 0  # The same recipe gives the same trace
+    gpu_mix: Mapping[int, float] = field(default_factory=lambda: PHILLY_GPU_MIX)  # Weight of each GPU count
+    # Weight of each resource as the jobs' bottleneck
     bottlenecks: Mapping[str, float] = field(default_factory=lambda: dict.fromkeys(RESOURCES, 1.0))
-    users: int = 20
+    users: int = 20  # How many users; the i-th submits in proportion to 1/i (Zipf)
+    # Share of jobs that only use what others leave over; one half in the Muri paper's traces
     opportunistic: float = 0.5
-    durations: Durations | None = None
+    durations: Durations | None = None  # Of all jobs; None: Philly's
+    # What the jobs train, each as often; none: the Muri paper's models, by `bottlenecks`
     models: tuple[Trainable, ...] = ()
     name: str = "generated"
 

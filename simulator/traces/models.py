@@ -87,19 +87,12 @@ class Stages:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """The measured figures of a model.
-
-    Attributes:
-        name: Its name.
-        batch_size: Samples per iteration and GPU.
-        stages: By GPU count, ascending; at least one.
-        gpu_type: GRES type of the GPUs of the measurement.
-    """
+    """The measured figures of a model."""
 
     name: str
-    batch_size: int
-    stages: tuple[tuple[int, Stages], ...]
-    gpu_type: str = "gpu"
+    batch_size: int  # Samples per iteration and GPU
+    stages: tuple[tuple[int, Stages], ...]  # By GPU count, ascending; at least one
+    gpu_type: str = "gpu"  # GRES type of the GPUs of the measurement
 
     def profile(self, gpu_count: int) -> StageProfile:
         """Profile on this many GPUs, with the figures of the largest measured count up to it, else of the smallest."""
@@ -184,16 +177,11 @@ def _synergy(row: dict[str, float]) -> Stages:
 
 @dataclass(frozen=True, slots=True)
 class SynergyFigures:
-    """The figures of a model in Synergy's public simulator.
+    """The figures of a model in Synergy's public simulator."""
 
-    Attributes:
-        sensitivity: Throughput over CPUs and memory per GPU, relative to the fair share of 3 CPUs and 62.5 GiB, and
-            the demand.
-        speedup: Iterations per second with the demand, relative to the fair share. Close to what the matrix says.
-    """
-
+    # Throughput over CPUs and memory per GPU, relative to the fair share of 3 CPUs and 62.5 GiB, and the demand
     sensitivity: Sensitivity
-    speedup: float
+    speedup: float  # Iterations per second with the demand, relative to the fair share. Close to what the matrix says
 
 
 def synergy_sensitivity(model: str) -> Sensitivity | None:
@@ -220,13 +208,9 @@ def _synergy_figures(entry: dict[str, Any], cpus: tuple[float, ...], mem_gib: tu
 
 
 class BatchedModel(NamedTuple):
-    """One of Synergy's models, with assumed memory, batch model and synchronization.
+    """One of Synergy's models, with assumed memory, batch model and synchronization."""
 
-    Attributes:
-        alone: The model as measured on one GPU.
-    """
-
-    alone: Model
+    alone: Model  # The model as measured on one GPU
 
     @property
     def name(self) -> str:
@@ -280,19 +264,12 @@ def batched_models() -> tuple[BatchedModel, ...]:
 
 
 class TrainedModel(NamedTuple):
-    """A configuration of a table of pair speeds.
+    """A configuration of a table of pair speeds."""
 
-    Attributes:
-        name: Its name in the table.
-        iteration_s: Seconds of an iteration alone.
-        batch: How its batch can be split; None: it cannot.
-        gpu_mem_gib: Memory that it takes on each GPU.
-    """
-
-    name: str
-    iteration_s: float
-    batch: BatchModel | None
-    gpu_mem_gib: float
+    name: str  # Its name in the table
+    iteration_s: float  # Seconds of an iteration alone
+    batch: BatchModel | None  # How its batch can be split; None: it cannot
+    gpu_mem_gib: float  # Memory that it takes on each GPU
 
     def profile(self, gpu_count: int) -> StageProfile:
         """Its profile, which is the same on any number of GPUs."""

@@ -21,48 +21,28 @@ _LEAST_SHOWN = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Part of a trace's jobs.
-
-    Attributes:
-        jobs: How many.
-        gpu_s: GPU-seconds that they need, running alone.
-    """
+    """Part of a trace's jobs."""
 
     jobs: int
-    gpu_s: float
+    gpu_s: float  # GPU-seconds that they need, running alone
 
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """A trace in figures.
-
-    Attributes:
-        name: Its name.
-        jobs: Jobs.
-        users: Users.
-        models: Models.
-        skipped_rows: Bad rows that were left out.
-        span_s: From the first submission to the last.
-        gpu_s: GPU-seconds that all jobs need, running alone.
-        gpus_busy_mean: GPUs kept busy: GPU-seconds over the span; None: all jobs come at once.
-        opportunistic: Jobs that only use what others leave over.
-        by_gpu_count: By GPUs of a job.
-        by_bottleneck: By the resource that an iteration holds longest.
-        duration_s: Quantiles of the time that a job runs alone.
-    """
+    """A trace in figures."""
 
     name: str
     jobs: int
     users: int
     models: int
-    skipped_rows: int
-    span_s: float
-    gpu_s: float
-    gpus_busy_mean: float | None
-    opportunistic: int
-    by_gpu_count: dict[int, Share]
-    by_bottleneck: dict[str, Share]
-    duration_s: dict[float, float]
+    skipped_rows: int  # Bad rows that were left out
+    span_s: float  # From the first submission to the last
+    gpu_s: float  # GPU-seconds that all jobs need, running alone
+    gpus_busy_mean: float | None  # GPUs kept busy: GPU-seconds over the span; None: all jobs come at once
+    opportunistic: int  # Jobs that only use what others leave over
+    by_gpu_count: dict[int, Share]  # By GPUs of a job
+    by_bottleneck: dict[str, Share]  # By the resource that an iteration holds longest
+    duration_s: dict[float, float]  # Quantiles of the time that a job runs alone
 
     def load(self, gpus: int) -> float | None:
         """Load of a cluster with this many GPUs; None: all jobs come at once."""

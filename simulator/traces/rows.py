@@ -53,15 +53,10 @@ class RowError(TraceError):
 
 @dataclass
 class BadRows:
-    """Collects bad rows, so that one run of `muri trace check` shows several.
+    """Collects bad rows, so that one run of `muri trace check` shows several."""
 
-    Attributes:
-        skip: Whether bad rows are left out; otherwise `finish` refuses the trace.
-        count: Bad rows so far.
-    """
-
-    skip: bool = False
-    count: int = 0
+    skip: bool = False  # Whether bad rows are left out; otherwise `finish` refuses the trace
+    count: int = 0  # Bad rows so far
     _shown: list[str] = field(default_factory=list)
 
     def add(self, name: str, line: int, error: Exception) -> None:
@@ -114,17 +109,11 @@ def separator_hint(line: str) -> str:
 
 @dataclass
 class Source:
-    """An open text and its first lines, by which its format is guessed.
+    """An open text and its first lines, by which its format is guessed."""
 
-    Attributes:
-        path: Its path; "-" is the standard input.
-        name: Name for messages.
-        head: Its first lines.
-    """
-
-    path: Path
-    name: str
-    head: tuple[str, ...]
+    path: Path  # Its path; "-" is the standard input
+    name: str  # Name for messages
+    head: tuple[str, ...]  # Its first lines
     _rest: TextIO
 
     @property
