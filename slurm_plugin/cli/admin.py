@@ -1,4 +1,4 @@
-"""Commands for administrators: the controller, drain, config, preempt."""
+"""Commands for administrators: muri-controller, drain, config, preempt."""
 
 import json
 import logging
@@ -24,7 +24,6 @@ from muri.text import FewWarnings, log_handler, printable, printable_lines
 if TYPE_CHECKING:
     from muri.slurm_plugin.controller.surroundings import StopSignal
     from muri.slurm_plugin.execute.drain import Drained
-    from muri.slurm_plugin.gateway.commands import CommandGateway
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -65,7 +64,11 @@ def controller(
     if dry_run:
         _print_decision(config)
         return
-    _require_root()
+    if os.geteuid() != 0:
+        raise UsageError(
+            f"muri-controller must run as root, not as {user_name(os.geteuid())}: it submits pilot jobs and dry runs "
+            "as their users, which Slurm allows to root only, not to SlurmUser. Nothing was changed"
+        )
     settle_own(PUBLIC)
     stop = StopSignal()
     stop.heed_signals()
@@ -85,14 +88,6 @@ def _print_decision(config: Config) -> None:
         decision = instance.decision()
     for action in decision.repairs + decision.actions:
         click.echo(json.dumps(render_action(action), sort_keys=True, default=str))
-
-
-def _require_root() -> None:
-    if os.geteuid() != 0:
-        raise UsageError(
-            f"muri-controller must run as root, not as {user_name(os.geteuid())}: it submits pilot jobs and dry runs "
-            "as their users, which Slurm allows to root only, not to SlurmUser. Nothing was changed"
-        )
 
 
 def _run_once(config: Config, stop: "StopSignal") -> None:
@@ -147,12 +142,7 @@ def _run_on_events(config_file: Path | None, config: Config, stop: "StopSignal")
 
 @contextmanager
 def _only_one_at_work(config: Config) -> Iterator[None]:
-    """Hold the controller's lock.
-
-    Raises:
-        AnotherControllerError: Another controller holds it and is at work.
-        ControllerHangsError: Another holds it and has missed its cycles.
-    """
+    """Hold the controller's lock; raises an AnotherControllerError, a ControllerHangsError if it has missed cycles."""
     from muri.slurm_plugin.controller.loop import AnotherControllerError, ControllerHangsError, hung_for_s, only_one
     from muri.slurm_plugin.controller.status import CYCLES_MISSED
 
@@ -181,7 +171,7 @@ def controller_main() -> None:
 @CONFIG_OPTION
 @click.option("--if-stale", "stale_s", type=float, help="Only when no cycle has finished for SECONDS (watchdog).")
 @click.option("--wait", is_flag=True, help="Stay until the last group has ended, for jobs that come back held.")
-@click.option("--forget", is_flag=True, help="As --wait; then take Muri's words from all jobs, before it is removed.")
+@click.option("--forget", is_flag=True, help="As --wait; then take Muri's tags from all jobs, before it is removed.")
 @click.option("--json", "as_json", is_flag=True, help="Print the outcome as JSON; with --wait a line for each pass.")
 def drain(config_file: Path | None, stale_s: float | None, wait: bool, forget: bool, as_json: bool) -> None:
     """Let Slurm start every waiting job, with its original request.
@@ -198,9 +188,10 @@ def drain(config_file: Path | None, stale_s: float | None, wait: bool, forget: b
       muri drain --if-stale 1800         the same, only if the controller has been dead for half an hour
       muri drain --forget                before Muri is removed
     """
+    from muri.slurm_plugin.controller.loop import end_watcher
     from muri.slurm_plugin.controller.status import STATUS_NAME, age_s
+    from muri.slurm_plugin.execute.drain import clear_tags, drain_until_over
     from muri.slurm_plugin.execute.drain import drain as drain_jobs
-    from muri.slurm_plugin.execute.drain import drain_until_over
     from muri.slurm_plugin.gateway.commands import CommandGateway
 
     config = _config_to_drain_with(config_file)
@@ -210,13 +201,19 @@ def drain(config_file: Path | None, stale_s: float | None, wait: bool, forget: b
         return
     wait = wait or forget
     if forget:
-        _end_watcher(config)
+        if not end_watcher(config.state_dir):
+            raise MuriError("the controller does not end; no job was changed")
+        config.events.notice_file.unlink(missing_ok=True)
     with _only_one_unless_hung(config.state_dir, stale_s):
         gateway = CommandGateway()
         for done in drain_until_over(gateway, gateway.tagged) if wait else (drain_jobs(gateway, gateway.tagged),):
             _print_drained(done, as_json=as_json, one_line=wait)
         if forget and not done.failed:
-            _forget(gateway, as_json=as_json)
+            cleared = clear_tags(gateway, gateway.tagged)
+            if as_json:
+                click.echo(json.dumps({"cleared": list(cleared)}))
+            elif cleared:
+                click.echo(f"took Muri's tags from the AdminComment of jobs {', '.join(map(str, cleared))}")
     if done.running and not as_json:
         click.echo("members run on: leave the watchdog on, or run `muri drain --wait`, for those that come back held",
                    err=True)  # fmt: skip
@@ -224,32 +221,8 @@ def drain(config_file: Path | None, stale_s: float | None, wait: bool, forget: b
         sys.exit(1)
 
 
-def _end_watcher(config: Config) -> None:
-    """End the process that runs cycles on events, and what wakes it.
-
-    Raises:
-        MuriError: It does not end.
-    """
-    from muri.slurm_plugin.controller.loop import end_watcher
-
-    if not end_watcher(config.state_dir):
-        raise MuriError("the controller does not end; no job was changed")
-    config.events.notice_file.unlink(missing_ok=True)
-
-
-def _forget(gateway: "CommandGateway", *, as_json: bool) -> None:
-    """Take Muri's words from the AdminComment of every job that waits or runs."""
-    from muri.slurm_plugin.execute.drain import clear_tags
-
-    cleared = clear_tags(gateway, gateway.tagged)
-    if as_json:
-        click.echo(json.dumps({"cleared": list(cleared)}))
-    elif cleared:
-        click.echo(f"took Muri's words from the AdminComment of jobs {', '.join(map(str, cleared))}")
-
-
 def _config_to_drain_with(config_file: Path | None) -> Config:
-    """Read the configuration; where it is broken, jobs are given back all the same."""
+    """Read the configuration; if it is broken, jobs are given back all the same."""
     from muri.slurm_plugin.config import ConfigError, state_dir_of_refused
     from muri.slurm_plugin.controller.assemble import read_trusted_config
 
@@ -269,8 +242,7 @@ def _config_to_drain_with(config_file: Path | None) -> Config:
 def _only_one_unless_hung(state_dir: Path, stale_s: float | None) -> Iterator[None]:
     """Hold the controller's lock; proceed without it if its holder has finished no cycle for `stale_s` seconds.
 
-    A controller that hangs is as good as dead to the jobs that it holds. If it wakes up after all, it takes
-    a drain beside it as it takes one after its death: what it had begun is mended by the next cycle, or drain.
+    If such a controller wakes up after all, the next cycle or drain mends the actions that it had begun.
     """
     from muri.slurm_plugin.controller.loop import LOCK_NAME, AnotherControllerError, only_one
     from muri.slurm_plugin.controller.status import age_s
@@ -301,12 +273,12 @@ def _print_drained(done: "Drained", *, as_json: bool, one_line: bool) -> None:
 
 @click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
 def config() -> None:
-    """Check the configuration file, and show what is in force."""
+    """Check the configuration file, and show the values in force."""
 
 
 @config.command("check")
 @click.argument("file", type=click.Path(path_type=Path), required=False)
-@click.option("--show", is_flag=True, help="Also print what is in force, each key under its meaning.")
+@click.option("--show", is_flag=True, help="Also print the values in force, each key under its meaning.")
 def config_check(file: Path | None, show: bool) -> None:
     """Check a configuration file; exits with 2 when something is wrong.
 
@@ -351,6 +323,7 @@ def preempt(name: str, config_file: Path | None, yes: bool) -> None:
       muri preempt 4711 --yes            for scripts
     """
     from muri.slurm_plugin.controller.assemble import open_gateway, read_config
+    from muri.slurm_plugin.controller.status import CYCLES_MISSED, cycle_age_s
     from muri.slurm_plugin.execute.gate import stop_as_caller
     from muri.slurm_plugin.node.membership import mark_stopped
     from muri.slurm_plugin.planning.running import why_not_preemptible
@@ -367,22 +340,16 @@ def preempt(name: str, config_file: Path | None, yes: bool) -> None:
     if reason:
         shown = job.name_in_slurm
         raise UsageError(f"job {shown} cannot be stopped and resumed: {reason}. To end it: scancel {shown}")
-    _warn_if_controller_is_down(config)
+    age_s = cycle_age_s(config, time.time())
+    if age_s is not None and age_s > CYCLES_MISSED * config.interval_s:
+        click.echo(
+            f"warning: the controller finished its last cycle {age_s:.0f} s ago; a stopped job waits, held, for its "
+            "next one, or for `muri drain`",
+            err=True,
+        )
     if not yes:
         whose = printable(f"{job_id} ({job.name}) of {job.user}")
         click.confirm(f"Stop job {whose} and put it back into the queue?", abort=True)
     mark_stopped(job_id, job.restart_count)
     stop_as_caller(gateway, job)
     click.echo(f"job {job_id} is being saved and goes back to the queue")
-
-
-def _warn_if_controller_is_down(config: Config) -> None:
-    from muri.slurm_plugin.controller.status import CYCLES_MISSED, cycle_age_s
-
-    age = cycle_age_s(config, time.time())
-    if age is not None and age > CYCLES_MISSED * config.interval_s:
-        click.echo(
-            f"warning: the controller finished its last cycle {age:.0f} s ago; a stopped job waits, held, for its next "
-            "one, or for `muri drain`",
-            err=True,
-        )

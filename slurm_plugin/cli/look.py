@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -25,17 +25,17 @@ if TYPE_CHECKING:
     from muri.slurm_plugin.records.cluster import Snapshot
     from muri.slurm_plugin.records.roles import View
 
-#: So many jobs are named where the one that was asked for is not there.
-_MOST_NAMED = 100
+_MOST_NAMED: Final = 100
+"""Jobs that are named where the requested one does not exist."""
 
-#: Of the columns of `muri policies` that say who goes first, shares, stops, and what Slurm can carry out.
-_POLICY_WIDTHS = (33, 6, 5, 6)
+_POLICY_WIDTHS: Final = (33, 6, 5, 6)
+"""Of the columns of `muri policies` behind the name."""
 
-_CONTEXT = {"help_option_names": ["-h", "--help"]}
+_CONTEXT: Final = {"help_option_names": ["-h", "--help"]}
 
 
 def _current(config: "Config", name: str = "") -> "tuple[Status, View]":
-    """Return what is known of all jobs, or of the one that a user names and its group, and what Slurm shows of them."""
+    """Return the status of all jobs, or of the named one and its group, and the view of them that it rests on."""
     from muri.slurm_plugin.controller.assemble import open_gateway
     from muri.slurm_plugin.controller.status import latest_status, refresh
     from muri.slurm_plugin.records.roles import view_of
@@ -51,20 +51,17 @@ def snapshot_around(gateway: "Gateway", job_id: int) -> "Snapshot":
     """Read a job, of an array all its records, and the groups that it belongs to, each job by a small RPC."""
     from muri.slurm_plugin.records.roles import view_of
 
-    found = gateway.one_job(job_id)
-    known = {job.job_id: job for job in found.jobs}
-    for wanted in (_pilots, _members):
-        for other in sorted(wanted(view_of(replace(found, jobs=tuple(known.values())))) - known.keys()):
+    snapshot = gateway.one_job(job_id)
+    known = {job.job_id: job for job in snapshot.jobs}
+    for looks_for_pilots in (True, False):
+        jobs = view_of(replace(snapshot, jobs=tuple(known.values()))).jobs.values()
+        if looks_for_pilots:
+            others = {job.membership.pilot for job in jobs if job.membership is not None}
+        else:
+            others = {member for job in jobs if job.pilot_tag is not None for member in job.pilot_tag.members}
+        for other in sorted(others - known.keys()):
             known |= {job.job_id: job for job in gateway.one_job(other).jobs}
-    return replace(found, jobs=tuple(known[each] for each in sorted(known)))
-
-
-def _pilots(view: "View") -> set[int]:
-    return {job.membership.pilot for job in view.jobs.values() if job.membership is not None}
-
-
-def _members(view: "View") -> set[int]:
-    return {member for job in view.jobs.values() if job.pilot_tag is not None for member in job.pilot_tag.members}
+    return replace(snapshot, jobs=tuple(known[number] for number in sorted(known)))
 
 
 @click.command(context_settings=_CONTEXT)
@@ -73,14 +70,13 @@ def _members(view: "View") -> set[int]:
 def queue(config_file: Path | None, as_json: bool) -> None:
     """Show each Muri job: state, group, partners, promised, planned and measured speed.
 
-    Speed 1.00 is as fast as alone. MIN is promised, or asked for by a job that waits; ! there says that it has been
-    missed for a minute. PLAN is what the plan expects, SPEED what is measured; ! there says that they differ by more
-    than 20 %. ~ marks what rests on an estimate of the time alone, for a model that is not measured yet.
-    CLASS, where there are any: opp for jobs that only ask for what others leave over (--muri=opportunistic=1).
-    CPUS, where Muri gave any: those asked for → those given.
-    States: waiting (held until Muri starts it), grouped (about to start with
-    its partners), interleaved (running with them), shared (the same without
-    turns), alone (Slurm decides, or running; with a GROUP others may join it),
+    Speed 1.00 is as fast as alone. MIN is the promised minimum, or a waiting job's request; ! marks one that has been
+    missed for a minute. PLAN is the planned speed, SPEED the measured one; ! marks a difference of more than 20 %.
+    ~ marks a speed that rests on an estimate of the time alone, for a model that is not measured yet.
+    CLASS, if any job has one: opp for jobs that only use leftover resources (--muri=opportunistic=1).
+    CPUS, if Muri changed any: requested → given.
+    States: waiting (held until Muri starts it), grouped (about to start with its partners), interleaved (running with
+    them), shared (the same without turns), alone (Slurm decides, or running; with a GROUP others may join it),
     user-held.
 
     \b
@@ -105,11 +101,6 @@ def _measured(job: "JobStatus") -> str:
     return ("~" if job.is_speed_estimated and job.measured_speed is not None else "") + _speed(job.measured_speed)
 
 
-def _cpus(job: "JobStatus") -> str:
-    asked = job.asked_cpu_count
-    return str(job.cpu_count) if asked in (None, job.cpu_count) else f"{asked} → {job.cpu_count}"
-
-
 def show_queue(status: "Status") -> None:
     """Print the jobs as a table, and what Slurm refused."""
     from muri.terminal import say, say_columns
@@ -121,19 +112,20 @@ def show_queue(status: "Status") -> None:
         columns.remove("CPUS")
     shown = {job.job_id: job.shown_id for job in status.jobs}
     rows = [_row(job, shown) for job in status.jobs]
-    say_columns(
-        columns,
-        ([row[name] for name in columns] for row in rows),
-        {"USER", "MODEL", "STATE", "CLASS", "PARTNERS"},
-    )
+    flush_left = {"USER", "MODEL", "STATE", "CLASS", "PARTNERS"}
+    say_columns(columns, ([row[name] for name in columns] for row in rows), flush_left)
     if any("~" in row["PLAN"] + row["SPEED"] for row in rows):
         click.echo("~ by an estimate of the time alone, until the model is measured (muri profile)")
-    click.echo(f"{counted(len(status.jobs), 'job')}; {_last_cycle(status)}")
+    cycle = "no controller has left its plans on this machine: these are Slurm's own records"
+    if status.cycle_s:
+        cycle = f"last cycle {max(0.0, time.time() - status.cycle_s):.0f} s ago, policy {status.policy}"
+    click.echo(f"{counted(len(status.jobs), 'job')}; {cycle}")
     for error in status.errors:
         say(f"refused by Slurm in the last cycle: {error}", to_stderr=True)
 
 
 def _row(job: "JobStatus", shown: Mapping[int, str]) -> dict[str, str]:
+    asked = job.asked_cpu_count
     return {
         "JOB": job.shown_id,
         "USER": job.user,
@@ -145,14 +137,8 @@ def _row(job: "JobStatus", shown: Mapping[int, str]) -> dict[str, str]:
         "MIN": _speed(job.promised_speed) + ("!" if job.is_promise_broken else ""),
         "PLAN": ("~" if job.estimated else "") + _speed(job.predicted_speed),
         "SPEED": _measured(job) + ("!" if job.off_plan else ""),
-        "CPUS": _cpus(job),
+        "CPUS": str(job.cpu_count) if asked in (None, job.cpu_count) else f"{asked} → {job.cpu_count}",
     }
-
-
-def _last_cycle(status: "Status") -> str:
-    if not status.cycle_s:
-        return "no controller has left its plans on this machine: this is what Slurm tells"
-    return f"last cycle {max(0.0, time.time() - status.cycle_s):.0f} s ago, policy {status.policy}"
 
 
 @click.command(context_settings=_CONTEXT)
@@ -175,22 +161,18 @@ def explain(names: tuple[str, ...], config_file: Path | None, as_json: bool) -> 
     for name in names:
         job_id_in(name)  # before Slurm is asked for any
     config = read_config(config_file)
-    found = [told for name in names for told in _found(config, name)]
+    answers = [answer for name in names for answer in _answers(config, name)]
     if as_json:
-        told = [record for record, _ in found]
-        click.echo(json.dumps(told[0] if len(told) == 1 else told, indent=1, sort_keys=True))
+        records = [record for record, _ in answers]
+        click.echo(json.dumps(records[0] if len(records) == 1 else records, indent=1, sort_keys=True))
         return
-    for _, lines in found:
+    for _, lines in answers:
         for line in lines:
             say(line)
 
 
-def _found(config: "Config", name: str) -> list[tuple[dict[str, object], list[str]]]:
-    """Return what is told of the jobs that a user means: as a record, and as lines.
-
-    Raises:
-        UsageError: There are none.
-    """
+def _answers(config: "Config", name: str) -> list[tuple[dict[str, object], list[str]]]:
+    """Return a record and an explanation for each job that a name means; a UsageError where there is none."""
     status, view = _current(config, name)
     if jobs := named(status.jobs, name):
         return [(asdict(job), explanation(job)) for job in jobs]
@@ -204,7 +186,7 @@ def _found(config: "Config", name: str) -> list[tuple[dict[str, object], list[st
 
 
 def _own_job(view: "View", name: str) -> str:
-    """Say what a job of Muri's own is for; "" where it is none that waits or runs."""
+    """Say what a pilot job or dry run is for; "" for other jobs."""
     job = view.active(job_id_in(name))
     if job is None or job.pilot_tag is None:
         return "" if job is None or job.dry_run is None else f"a dry run that measures a model of {job.user}"
@@ -216,25 +198,20 @@ def _own_job(view: "View", name: str) -> str:
 
 
 def named(jobs: "Sequence[JobStatus]", name: str) -> "list[JobStatus]":
-    """Return the jobs that a user means: one, or of a job array all tasks.
+    """Return the jobs that a name means: one job, all tasks of an array (12), or one task of it (12_3).
 
-    Args:
-        jobs: All jobs.
-        name: A job id, or a task of an array, whether it has a job id of its own already ("12_3") or not.
+    A task that waits may have no job id of its own yet: then the array's record stands for it.
     """
-    array, _, task = name.partition("_")
-    if task:
-        tasks = [job for job in jobs if job.task.startswith(f"{array}_")]
-        return [job for job in tasks if job.task == name] or [job for job in tasks if _stands_for(job, task)]
-    return [job for job in jobs if name == str(job.job_id) or job.task.startswith(f"{array}_")]
-
-
-def _stands_for(job: "JobStatus", task: str) -> bool:
-    """Whether a job array's record stands for a task that waits."""
     from muri.slurm_plugin.records.cluster import task_numbers
 
-    _, bracket, tasks = job.task.partition("[")
-    return bool(bracket) and task.isdecimal() and int(task) in task_numbers(tasks.rstrip("]"))
+    array, _, task = name.partition("_")
+    if not task:
+        return [job for job in jobs if name == str(job.job_id) or job.task.startswith(f"{array}_")]
+    tasks = [job for job in jobs if job.task.startswith(f"{array}_")]
+    if exact := [job for job in tasks if job.task == name]:
+        return exact
+    ranges = {job.job_id: job.task.partition("[")[2].rstrip("]") for job in tasks if task.isdecimal()}
+    return [job for job in tasks if ranges.get(job.job_id) and int(task) in task_numbers(ranges[job.job_id])]
 
 
 def explanation(job: "JobStatus") -> list[str]:
@@ -243,7 +220,7 @@ def explanation(job: "JobStatus") -> list[str]:
 
     lines = [f"Job {job.shown_id} ({job.model or job.name}) of {job.user}: {job.state}, {job.slurm_state} in Slurm."]
     if job.opportunistic:
-        lines.append("It only asks for what others leave over (opportunistic), which counts under the policy antman.")
+        lines.append("It only uses leftover resources (opportunistic), which counts under the policy antman.")
     if job.group is not None and job.partners:
         partners = ", ".join(map(str, job.partners))
         how = ", without turns" if job.state == "shared" else ""
@@ -263,7 +240,7 @@ def explanation(job: "JobStatus") -> list[str]:
 
 
 def promise_lines(job: "JobStatus") -> list[str]:
-    """Return what was promised to a job, and whether its group keeps its promises, for `muri explain`."""
+    """Return the promised minimum speed, and whether the group keeps its promises, for `muri explain`."""
     lines = []
     if job.is_promise_broken:
         promised, gets = _speed(job.promised_speed), _measured(job)
@@ -271,13 +248,12 @@ def promise_lines(job: "JobStatus") -> list[str]:
     elif job.promised_speed is not None:
         verb = "asks for" if job.group is None else "was promised"
         lines.append(f"It {verb} at least {_speed(job.promised_speed)} of its speed alone.")
-    others = (each for each in job.promises_broken if each != job.job_id)
-    how = "beside it does not get the speed that it was promised: the group is closed to new members."
-    return [*lines, *(f"Job {each} {how}" for each in others)]
+    how = "in its group does not get the speed that it was promised: the group is closed to new members."
+    return [*lines, *(f"Job {other} {how}" for other in job.promises_broken if other != job.job_id)]
 
 
 def measured_lines(job: "JobStatus") -> list[str]:
-    """Return what the group's runtime has measured of a job, for `muri explain`."""
+    """Return the runtime's and the monitor's measurements of a job, for `muri explain`."""
     lines = []
     if job.off_plan:
         lines.append("That differs from the plan by more than 20 %: its profile may be out of date (muri profile).")
@@ -288,13 +264,12 @@ def measured_lines(job: "JobStatus") -> list[str]:
         parts = zip(STAGES, job.stage_s, job.wait_s, strict=True)
         times = ", ".join(f"{stage} {held * 1e3:.1f} + {wait * 1e3:.1f}" for stage, held, wait in parts)
         lines.append(f"Milliseconds per iteration in each stage + waiting for its resource: {times}.")
-    if job.use is not None and (told := use_text(JobUse(**job.use))):
-        lines.append(f"It uses {told}.")
+    if job.use is not None and (used := _use_text(JobUse(**job.use))):
+        lines.append(f"It uses {used}.")
     return lines
 
 
-def use_text(use: JobUse) -> str:
-    """Say what a job uses; "" where nothing is known."""
+def _use_text(use: JobUse) -> str:
     parts = (
         (use.cpu_cores, "{:.1f} cores"),
         (use.mem_gib, "{:.1f} GiB"),
@@ -306,7 +281,6 @@ def use_text(use: JobUse) -> str:
 
 
 def _save(config_file: Path | None, file: Path) -> None:
-    """Write the queue and the nodes into a file, or print them."""
     from muri.files import whole_file
     from muri.slurm_plugin.controller.assemble import open_gateway, read_config
     from muri.slurm_plugin.controller.surroundings import read_gpu_removal
@@ -334,12 +308,12 @@ def _save(config_file: Path | None, file: Path) -> None:
 @click.option("--profiles", type=click.Path(path_type=Path), help="Profile store. [default: profiles.db in state_dir]")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, one action a line.")
 def plan(config_file: Path | None, save: Path | None, file: Path | None, profiles: Path | None, as_json: bool) -> None:
-    """Save what a plan is made of, or print the plan for it; changes nothing.
+    """Save the queue and the nodes, or print the plan for saved ones; changes nothing.
 
     A plan needs no Slurm. The saved time is the clock: the same files give the same plan, byte for byte.
 
     \b
-    Example:
+    Examples:
       muri plan --save s.json
       muri plan --snapshot s.json
     """
@@ -352,7 +326,6 @@ def plan(config_file: Path | None, save: Path | None, file: Path | None, profile
 
 
 def _print_plan(config_file: Path | None, file: Path, profiles: Path | None, as_json: bool) -> None:
-    """Print the plan for a saved situation."""
     from muri.profiler.store import ProfileStore
     from muri.profiler.store_file import exists
     from muri.slurm_plugin.controller.assemble import policy_of, profiles_path, read_config
@@ -392,30 +365,28 @@ def _print_plan(config_file: Path | None, file: Path, profiles: Path | None, as_
 
 
 def _reasons_alone(actions: "Iterable[Action]") -> dict[int, tuple[str, ...]]:
-    """Why jobs start alone, with a pilot job of their own or without, by job id."""
+    """Reasons of jobs that start alone, with a pilot job of their own or without, by job id."""
     from muri.slurm_plugin.planning.actions import ReleaseSolo, StartGroup
 
-    found: dict[int, tuple[str, ...]] = {}
+    reasons: dict[int, tuple[str, ...]] = {}
     for action in actions:
         match action:
-            case ReleaseSolo(job_id=job_id, reasons=reasons):
-                found[job_id] = reasons
-            case StartGroup(members=(member,), reasons=reasons):
-                found[member.job_id] = reasons
-    return found
+            case ReleaseSolo(job_id=job_id):
+                reasons[job_id] = action.reasons
+            case StartGroup(members=(member,)):
+                reasons[member.job_id] = action.reasons
+    return reasons
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(context_settings=_CONTEXT)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def policies(as_json: bool) -> None:
-    """List the policies: who goes first, whether jobs share GPUs, whether running ones may be stopped.
+    """List the policies: their order, whether jobs share GPUs, whether running ones may be stopped.
 
     Choose one with `policy:` in the configuration. The first is the default. Running jobs are stopped only if they
     can resume from a checkpoint, and only with preemption.enabled. LIVE says whether Slurm can carry out the
     policy's plans: the configuration refuses one that is only for `muri simulate`. Other distributions, such as
-    muri-lab, add policies by the entry point group
-    "muri.policies".
-    Exits with 1 when one of those cannot be used.
+    muri-lab, add policies by the entry point group "muri.policies". Exits with 1 if one of those cannot be used.
 
     \b
     Examples:
@@ -436,7 +407,7 @@ def policies(as_json: bool) -> None:
 
 
 def _print_policies(infos: Sequence[PolicyInfo]) -> None:
-    """A line of facts for each policy, and what it does below that, where it has the whole width."""
+    """Print a line of facts for each policy, its summary below that, and the limits of Slurm, once for all policies."""
     from rich.padding import Padding
     from rich.table import Table
 
@@ -453,29 +424,17 @@ def _print_policies(infos: Sequence[PolicyInfo]) -> None:
         return table
 
     console.print(line("POLICY", "GOES FIRST", "SHARES", "STOPS", "LIVE", style="bold"))
-    for info in infos:
-        words = (_word(info.shares), _word(info.preempts), info.live or "?")
-        console.print(line(info.name, info.order or "?", *words), Padding(_what_it_does(info), (0, 0, 0, 4)))
-    _print_limits(infos)
-
-
-def _what_it_does(info: PolicyInfo) -> str:
-    summary = "cannot be used, see below" if info.problem else info.summary
-    origin = "" if info.source == "built-in" else f" ({info.source})"
-    return summary + origin
-
-
-def _print_limits(infos: Iterable[PolicyInfo]) -> None:
-    """Say what Slurm cannot do of policies' plans, once for all that it concerns."""
-    from muri.terminal import PlainConsole
-
     limited: dict[tuple[str, str], list[str]] = {}
     for info in infos:
+        words = (_word(info.shares), _word(info.preempts), info.live or "?")
+        summary = "cannot be used, see below" if info.problem else info.summary
+        origin = "" if info.source == "built-in" else f" ({info.source})"
+        console.print(line(info.name, info.order or "?", *words), Padding(summary + origin, (0, 0, 0, 4)))
         if info.live_limit:
             limited.setdefault((info.live, info.live_limit), []).append(info.name)
     click.echo()
     for (live, limit), names in limited.items():
-        PlainConsole().print(f"LIVE {live} ({', '.join(names)}): {limit}")
+        console.print(f"LIVE {live} ({', '.join(names)}): {limit}")
 
 
 def _word(value: bool | None) -> str:

@@ -1,4 +1,4 @@
-"""What several commands read from their line: the configuration file, and a job."""
+"""Options and arguments of several commands: the configuration file, and a job."""
 
 from pathlib import Path
 from typing import Final
@@ -19,11 +19,7 @@ _LONGEST_ID: Final = 10
 
 
 def job_id_in(name: str) -> int:
-    """Return the job to ask Slurm for: of a job array's task the array.
-
-    Raises:
-        UsageError: It is not a job's name.
-    """
+    """Return the job id in a job's name, of a job array's task the array's; a UsageError for another text."""
     array = name.partition("_")[0]
     if not (array.isascii() and array.isdecimal() and len(array) <= _LONGEST_ID):
         raise UsageError(f"{name!r} is not a job id. Use 4711, or 4711_3 for an array task")

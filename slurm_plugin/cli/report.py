@@ -1,11 +1,11 @@
-"""The command `muri report`: what sharing did for one job, or for everybody's jobs in a month."""
+"""The command `muri report`: the effect of sharing on one job, or on all jobs of a month."""
 
 import json
 import math
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
@@ -17,7 +17,7 @@ from muri.profiler.records import STAGES
 
 if TYPE_CHECKING:
     from muri.slurm_plugin.gateway.accounting import Accounting
-    from muri.slurm_plugin.records.usage import JobUse, Payer, Run, SharingReport, Sums
+    from muri.slurm_plugin.records.usage import JobUse, Run, Sums
 
 _HOUR_S: Final = 3600.0
 
@@ -31,15 +31,15 @@ _LOOKUPS: Final = 3
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("name", metavar="[JOB]", required=False)
 @click.option("--month", metavar="YYYY-MM", help="Jobs that ended in this month. [default: this month]")
-@click.option("--user", help="Only this user's jobs. [default: yours; as root everybody's]")
+@click.option("--user", help="Only this user's jobs. [default: yours; as root those of all users]")
 @click.option("--jobs", "each_job", is_flag=True, help="One line for each job in place of sums.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def report(name: str | None, month: str | None, user: str | None, each_job: bool, as_json: bool) -> None:
     """Say what sharing did for JOB, or sum up a month's jobs by user, account and QOS.
 
-    Reads Slurm's accounts (sacct), on any host. BILLED is the GPU time of the records: a member's own holds no GPU,
-    its group's pilot job does. HAD splits the pilot jobs' GPU time among their members. ALONE is what the members
-    would have needed alone, SAVED the difference to what they had. Both are sums over those whose iterations were
+    Reads Slurm's accounts (sacct), on any host. BILLED is the GPU time of Slurm's records: a member's own holds no
+    GPU, its group's pilot job does. HAD splits the pilot jobs' GPU time among their members. ALONE is the GPU time that
+    members would have needed alone, SAVED the difference to HAD. Both are sums over members whose iterations were
     counted and whose model was measured; the table says how many it leaves out. ~ marks an estimate.
 
     \b
@@ -56,12 +56,10 @@ def report(name: str | None, month: str | None, user: str | None, each_job: bool
     if name is None:
         begin, end = _period(month)
         whose = [f"--user={user}"] if user else ["--allusers"] if os.geteuid() == 0 else []
-        runs = _completed(accounting.runs_between(_slurm_time(begin), _slurm_time(end), whose), accounting)
-        period = (begin.timestamp(), end.timestamp())
-        if each_job:
-            _print_jobs(runs, period, user, as_json=as_json)
-        else:
-            _print_sums(runs, period, user, as_json=as_json)
+        form = "%Y-%m-%dT%H:%M:%S"
+        runs = _completed(accounting.runs_between(begin.strftime(form), end.strftime(form), whose), accounting)
+        print_runs = _print_jobs if each_job else _print_sums
+        print_runs(runs, (begin.timestamp(), end.timestamp()), user, as_json=as_json)
     elif month or user or each_job:
         raise UsageError("with a JOB only --json makes sense")
     else:
@@ -69,21 +67,13 @@ def report(name: str | None, month: str | None, user: str | None, each_job: bool
 
 
 def _period(month: str | None) -> tuple[datetime, datetime]:
-    """From when to before when, in this host's time zone, as sacct counts."""
-    now = datetime.now().astimezone()
-    begin = _month(month) if month else datetime(now.year, now.month, 1).astimezone()
+    """Return the begin of a month and of the next one, in this host's time zone, as sacct counts."""
+    month = month or f"{datetime.now().astimezone():%Y-%m}"
+    if not re.fullmatch(r"20[0-9]{2}-(0[1-9]|1[0-2])", month):
+        raise UsageError(f"--month {month!r} is not a month: write it as 2026-11")
+    begin = datetime(int(month[:4]), int(month[5:]), 1).astimezone()
     year, following = divmod(begin.year * 12 + begin.month, 12)
     return begin, datetime(year, following + 1, 1).astimezone()
-
-
-def _month(text: str) -> datetime:
-    if not re.fullmatch(r"20[0-9]{2}-(0[1-9]|1[0-2])", text):
-        raise UsageError(f"--month {text!r} is not a month: write it as 2026-11")
-    return datetime(int(text[:4]), int(text[5:]), 1).astimezone()
-
-
-def _slurm_time(moment: datetime) -> str:
-    return moment.strftime("%Y-%m-%dT%H:%M:%S")
 
 
 def _completed(runs: list["Run"], accounting: "Accounting") -> list["Run"]:
@@ -122,19 +112,19 @@ def _print_job(name: str, accounting: "Accounting", *, as_json: bool) -> None:
         return
     within_min = _figures_within_min() if any(use.awaits_report for use in uses) else 0
     runs = Counter(use.run.job_id for use in uses)
-    told: Counter[int] = Counter()
+    printed: Counter[int] = Counter()
     for use in uses:
-        if told:
+        if printed:
             click.echo()
-        told[use.run.job_id] += 1
+        printed[use.run.job_id] += 1
         if runs[use.run.job_id] > 1:
-            click.echo(f"Run {told[use.run.job_id]} of {runs[use.run.job_id]}:")
+            click.echo(f"Run {printed[use.run.job_id]} of {runs[use.run.job_id]}:")
         for line in described(use, within_min):
             say(line)
 
 
 def _figures_within_min() -> int:
-    """In how many minutes after a member's end its report is written, as this host's configuration has it."""
+    """Return the minutes from a member's end until its report is written, by this host's configuration."""
     from muri.slurm_plugin.config import config_path, load_config
     from muri.slurm_plugin.records.usage import PILOT_REPORTS_AWAITED
 
@@ -143,29 +133,25 @@ def _figures_within_min() -> int:
 
 
 def described(use: "JobUse", figures_within_min: int = 0) -> list[str]:
-    """Return what `muri report JOB` prints of one run.
+    """Return the lines of `muri report JOB` about one run.
 
-    Args:
-        use: The run.
-        figures_within_min: So many minutes after a member's end its group has reported, though it runs on.
+    Where its group runs on, its figures follow within so many minutes of its end.
     """
     run, shared = use.run, use.shared
-    named = f" ({run.model})" if run.model else ""
-    lines = [f"Job {run.shown_id}{named} of {run.user}: {run.state}; account {run.account}, QOS {run.qos}."]
+    model = f" ({run.model})" if run.model else ""
+    lines = [f"Job {run.shown_id}{model} of {run.user}: {run.state}; account {run.account}, QOS {run.qos}."]
     lines += [_who_shared(use), "", _row("Waited", run.start_s - run.submit_s, "from its submission to its start")]
     lines.append(_row("Ran", run.elapsed_s))
     if use.awaits_report:
-        unknown = f"Not known yet: GPU time, time alone, what sharing saved. Its group (pilot job {run.pilot})"
-        return [
-            *lines,
-            "",
-            unknown,
-            f"still runs; the figures follow within {figures_within_min} minutes of the job's end.",
-        ]
+        unknown = f"Not known yet: GPU time, time alone, GPU time saved. Its group (pilot job {run.pilot})"
+        follow = f"still runs; the figures follow within {figures_within_min} minutes of the job's end."
+        return [*lines, "", unknown, follow]
     if use.grouped and shared is not None and shared.basis == "plan":
         lines.append(_row("Alone, estimated", shared.alone_s, "the time that it ran × its planned speed", "~"))
     elif use.grouped and shared is not None and shared.is_counted:
-        lines.append(_row("Alone, predicted", shared.alone_s, _basis(shared)))
+        iteration_ms = shared.alone_s / shared.iterations * 1e3
+        basis = f"{shared.iterations:,} iterations × {iteration_ms:.1f} ms of its profile"
+        lines.append(_row("Alone, predicted", shared.alone_s, basis))
         ratio = f"{run.elapsed_s / shared.alone_s:.2f} times as long as predicted alone" if shared.alone_s else ""
         lines.append(_row("Longer", run.elapsed_s - shared.alone_s, ratio))
     part = use.gpu_s / (use.group_gpu_count * run.elapsed_s) if use.group_gpu_count and run.elapsed_s else 0.0
@@ -179,8 +165,13 @@ def described(use: "JobUse", figures_within_min: int = 0) -> list[str]:
         alone = "No report on it was written yet"
         if shared is not None:
             alone = "Its time alone is an estimate" if shared.basis else "Its time alone is not known"
-        lines += ["", f"{alone}: what sharing saved or cost is not known."]
-    return lines + _stage_lines(use)
+        lines += ["", f"{alone}: the saving or cost of sharing is not known."]
+    if shared is not None and shared.stage_s and shared.wait_s:
+        lines += ["", "Milliseconds of an iteration in each stage, and waiting for its resource:"]
+        lines.append(" " * 10 + "".join(f"{stage:>13}" for stage in STAGES))
+        for name, times in (("held", shared.stage_s), ("waiting", shared.wait_s)):
+            lines.append(f"{name:<10}" + "".join(f"{value * 1e3:>13.1f}" for value in times))
+    return lines
 
 
 def _row(name: str, seconds: float, what: str = "", mark: str = "") -> str:
@@ -201,19 +192,6 @@ def _who_shared(use: "JobUse") -> str:
         return f"It ran alone, on {gpus} that others could have joined (pilot job {run.pilot})."
     partners = f"job{'' if len(use.partners) == 1 else 's'} {', '.join(use.partners.values())}"
     return f"It shared {gpus} with {partners} (pilot job {run.pilot})."
-
-
-def _basis(shared: "SharingReport") -> str:
-    return f"{shared.iterations:,} iterations × {shared.alone_s / shared.iterations * 1e3:.1f} ms of its profile"
-
-
-def _stage_lines(use: "JobUse") -> list[str]:
-    if use.shared is None or not use.shared.stage_s or not use.shared.wait_s:
-        return []
-    rows = [("held", use.shared.stage_s), ("waiting", use.shared.wait_s)]
-    head = "".join(f"{stage:>13}" for stage in STAGES)
-    values = [f"{name:<10}" + "".join(f"{value * 1e3:>13.1f}" for value in times) for name, times in rows]
-    return ["", "Milliseconds of an iteration in each stage, and waiting for its resource:", " " * 10 + head, *values]
 
 
 def as_record(use: "JobUse") -> dict[str, Any]:
@@ -243,7 +221,8 @@ def _print_jobs(runs: Iterable["Run"], period: tuple[float, float], user: str | 
     if as_json:
         click.echo(json.dumps([as_record(use) for use in uses], indent=1))
     else:
-        _print_table(job_table(uses), period, user)
+        names = ("JOB", "USER", "MODEL", "STATE", "RAN", "ALONE", "GPU TIME", "SAVED", "WITH")
+        _print_table(names, [_job_cells(use) for use in uses], period, user)
 
 
 def _print_sums(runs: Iterable["Run"], period: tuple[float, float], user: str | None, *, as_json: bool) -> None:
@@ -251,37 +230,28 @@ def _print_sums(runs: Iterable["Run"], period: tuple[float, float], user: str | 
 
     sums = table_of(runs, period)
     if as_json:
-        click.echo(json.dumps([_sums_record(payer, each) for payer, each in sums.items()], indent=1))
+        records = [asdict(payer) | asdict(row) for payer, row in sums.items()]
+        rounded = [
+            {name: round(value, 1) if isinstance(value, float) else value for name, value in record.items()}
+            for record in records
+        ]
+        click.echo(json.dumps(rounded, indent=1))
         return
-    _print_table(sums_table(sums), period, user)
     total = _total(sums.values())
+    names = ("USER", "ACCOUNT", "QOS", "JOBS", "GROUPED", "BILLED", "HAD", "ALONE", "SAVED")
+    rows = [(payer.user, payer.account, payer.qos, *_sums_cells(row)) for payer, row in sums.items()]
+    if len(sums) > 1:
+        rows.append(("total", "", "", *_sums_cells(total)))
+    _print_table(names, rows, period, user)
     if total.left_out:
         left = f"{total.left_out} of {total.grouped} grouped jobs"
         click.echo(f"ALONE and SAVED leave out {left}: no time alone was counted")
 
 
-def _sums_record(payer: "Payer", sums: "Sums") -> dict[str, Any]:
-    values = asdict(payer) | asdict(sums)
-    return {name: round(value, 1) if isinstance(value, float) else value for name, value in values.items()}
-
-
-Table = tuple[tuple[str, ...], list[tuple[str, ...]]]
-"""Names of the columns, and rows."""
-
-
-def sums_table(sums: Mapping["Payer", "Sums"]) -> Table:
-    """Return the table of sums by user, account and QOS, with their total."""
-    names = ("USER", "ACCOUNT", "QOS", "JOBS", "GROUPED", "BILLED", "HAD", "ALONE", "SAVED")
-    rows = [(payer.user, payer.account, payer.qos, *_sums_cells(each)) for payer, each in sums.items()]
-    if len(sums) > 1:
-        rows.append(("total", "", "", *_sums_cells(_total(sums.values()))))
-    return names, rows
-
-
 def _sums_cells(sums: "Sums") -> tuple[str, ...]:
     known = bool(sums.alone_gpu_s)
-    hours = (sums.billed_gpu_s, sums.credited_gpu_s, sums.alone_gpu_s, sums.saved_gpu_s)
-    cells = [f"{each / _HOUR_S:.2f}" for each in hours]
+    seconds = (sums.billed_gpu_s, sums.credited_gpu_s, sums.alone_gpu_s, sums.saved_gpu_s)
+    cells = [f"{value / _HOUR_S:.2f}" for value in seconds]
     return str(sums.jobs), str(sums.grouped), *cells[:2], *(cells[2:] if known else ("-", "-"))
 
 
@@ -289,16 +259,10 @@ def _total(sums: Iterable["Sums"]) -> "Sums":
     from muri.slurm_plugin.records.usage import Sums
 
     total = Sums()
-    for each in sums:
-        for name, value in asdict(each).items():
+    for row in sums:
+        for name, value in asdict(row).items():
             setattr(total, name, getattr(total, name) + value)
     return total
-
-
-def job_table(uses: Iterable["JobUse"]) -> Table:
-    """Return the table with one line for each job."""
-    names = ("JOB", "USER", "MODEL", "STATE", "RAN", "ALONE", "GPU TIME", "SAVED", "WITH")
-    return names, [_job_cells(use) for use in uses]
 
 
 def _job_cells(use: "JobUse") -> tuple[str, ...]:
@@ -314,14 +278,15 @@ def _job_cells(use: "JobUse") -> tuple[str, ...]:
     )  # fmt: skip
 
 
-def _print_table(table: Table, period: tuple[float, float], user: str | None) -> None:
+def _print_table(
+    names: tuple[str, ...], rows: list[tuple[str, ...]], period: tuple[float, float], user: str | None
+) -> None:
     from rich.cells import cell_len
-    from rich.table import Table as RichTable
+    from rich.table import Table
 
     from muri.terminal import PlainConsole, cell, say
 
-    names, rows = table
-    begin, end = (datetime.fromtimestamp(each, UTC).astimezone() for each in period)
+    begin, end = (datetime.fromtimestamp(moment_s, UTC).astimezone() for moment_s in period)
     when = f"from {begin:%Y-%m-%d} to before {end:%Y-%m-%d %H:%M}"
     if not rows:
         whose = f"of {user}" if user else "of any user" if os.geteuid() == 0 else "of yours"
@@ -332,11 +297,10 @@ def _print_table(table: Table, period: tuple[float, float], user: str | None) ->
     if "MODEL" in names and sum(widths) + 2 * len(names) - 2 > console.width:
         at = names.index("MODEL")
         names, rows = names[:at] + names[at + 1 :], [row[:at] + row[at + 1 :] for row in rows]
-    drawn = RichTable(box=None, pad_edge=False, header_style="bold")
+    drawn = Table(box=None, pad_edge=False, header_style="bold")
+    flush_left = {"USER", "ACCOUNT", "QOS", "MODEL", "STATE", "WITH"}
     for name in names:
-        drawn.add_column(
-            name, justify="left" if name in {"USER", "ACCOUNT", "QOS", "MODEL", "STATE", "WITH"} else "right"
-        )
+        drawn.add_column(name, justify="left" if name in flush_left else "right")
     for row in rows:
         drawn.add_row(*map(cell, row))
     console.print(drawn)

@@ -42,7 +42,7 @@ def test_a_guaranteed_job_goes_first_whoever_came_first(one_gpu: Driver, opportu
         assert (shown[first]["partners"], shown[other]["state"]) == ([second], "waiting")
         assert [shown[job]["opportunistic"] for job in (guaranteed, opportunistic)] == [False, True]
         assert [shown[job]["promised_speed"] for job in (guaranteed, opportunistic)] == [0.95, None]
-        assert "It only asks for what others leave over (opportunistic)" in muri.explain(opportunistic)
+        assert "It only uses leftover resources (opportunistic)" in muri.explain(opportunistic)
         assert muri.driver.job(first)["Restarts"] == "0"
         muri.driver.run("scancel", str(other), user="alice")
     ended = muri.cycles_until_ended(first, second)

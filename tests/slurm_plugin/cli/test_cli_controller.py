@@ -146,4 +146,4 @@ def test_before_removal_a_drain_takes_muris_words_from_jobs_and_no_others(
     assert run_command(drain, ["--forget", "--config", str(config)]) == 0
     assert slurm.jobs[1].admin_comment == "site=x"
     assert not slurm.jobs[1].held
-    assert "took Muri's words from the AdminComment of jobs 1\n" in capsys.readouterr().out
+    assert "took Muri's tags from the AdminComment of jobs 1\n" in capsys.readouterr().out

@@ -94,7 +94,7 @@ waiting             0.0          2.5          0.0          0.0
 
 def test_a_job_that_shared_without_a_time_alone_and_one_that_ran_alone_are_told_apart():
     texts = {use.run.job_id: described(use) for use in uses_of(RECORDS)}
-    assert "No report on it was written yet: what sharing saved or cost is not known." in texts[42]
+    assert "No report on it was written yet: the saving or cost of sharing is not known." in texts[42]
     assert "It ran alone, on 4 GPUs." in texts[43]
 
 
@@ -104,7 +104,7 @@ def test_an_estimated_time_alone_is_marked_and_enters_no_sum():
     (use,) = (use for use in uses_of(records) if use.run.job_id == 41)
     text = "\n".join(described(use))
     assert "Alone, estimated    ~0:40:00   the time that it ran × its planned speed\n" in text
-    assert "Its time alone is an estimate: what sharing saved or cost is not known." in text
+    assert "Its time alone is an estimate: the saving or cost of sharing is not known." in text
     assert not any(word in text for word in ("times as long", "Saved", "Cost"))
     sums = table_of(records, (BEGIN_S, BEGIN_S + 3601))[ALICE]
     assert (sums.grouped, sums.left_out, sums.alone_gpu_s, sums.saved_gpu_s) == (2, 2, 0.0, 0.0)
@@ -137,7 +137,7 @@ def test_a_member_whose_group_runs_on_is_told_when_its_figures_follow():
         "Waited               0:01:30   from its submission to its start",
         "Ran                  1:00:00",
         "",
-        "Not known yet: GPU time, time alone, what sharing saved. Its group (pilot job 50)",
+        "Not known yet: GPU time, time alone, GPU time saved. Its group (pilot job 50)",
         "still runs; the figures follow within 16 minutes of the job's end.",
     ]
     record = as_record(use)
