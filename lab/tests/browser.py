@@ -1,4 +1,4 @@
-"""A page in a real headless Chromium: its DOM, what it says on the console, what it asks the network for."""
+"""A page in a real headless Chromium: its DOM, console and network requests."""
 
 import json
 import re
@@ -21,7 +21,7 @@ NOBODY = "not an origin"
 
 @dataclass(frozen=True)
 class Visit:
-    """What a browser made of a page.
+    """A browser's view of a page.
 
     Attributes:
         dom: The document after its scripts have run.

@@ -5,11 +5,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from muri_lab.prediction.features import (
-    OPERATOR_CLASSES,
-    GraphFeatures,
-    estimate_memory,
-)
+from muri_lab.prediction.features import OPERATOR_CLASSES, GraphFeatures, estimate_memory
 from muri_lab.prediction.graph import GraphError, features_of
 
 FLOAT_BYTES = 4
@@ -41,7 +37,7 @@ class TestByHand:
                 return functional.scaled_dot_product_attention(x, x, x)
 
         features = of(Attention(), 2, 4, 10, 16)  # batch, heads, length, width
-        assert features.forward_flops == 2 * (2 * 2 * 4 * 10 * 10 * 16)  # scores, and what they weigh
+        assert features.forward_flops == 2 * (2 * 2 * 4 * 10 * 10 * 16)  # scores and weighted values
         assert operators(features) == {"attentions": 1}
 
     def test_what_autograd_keeps(self):

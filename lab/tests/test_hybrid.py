@@ -1,4 +1,4 @@
-"""`muri-hybrid`: how each group shares, and what it gets of CPUs and memory."""
+"""`muri-hybrid`: how each group shares, and its CPUs and memory."""
 
 import dataclasses
 
@@ -109,7 +109,7 @@ def modest(job_id, **changes):
 def test_those_who_need_less_give_up_the_rest_to_those_who_gain():
     request = make_request([hungry(1), modest(2), modest(3), modest(4)], [make_host("n1")])
     plan = MuriHybrid().plan(request)
-    # Of 12 CPUs, 3 for each GPU, the modest use one each; the hungry one is no faster with more than 6.
+    # Of 12 CPUs, 3 for each GPU, the modest use one each; the hungry one gains nothing from more than 6.
     assert by_job(plan) == {1: [(6.0, 10.0)], 2: [(1.0, 10.0)], 3: [(1.0, 10.0)], 4: [(1.0, 10.0)]}
     why = sentences(plan.solo[0].reasons)
     assert "total speed 2.00, where the GPU-proportional share gives 1.00" in why
@@ -145,10 +145,7 @@ def test_what_cannot_be_stopped_gets_no_more_than_its_share():
 
 
 def test_all_of_a_group_s_share_is_the_last_member_s_so_that_nothing_is_lost():
-    jobs = [
-        full(1, "gpu", 3600.0, sensitivity=MODEST),
-        full(2, "storage", 7200.0, sensitivity=MODEST),
-    ]
+    jobs = [full(1, "gpu", 3600.0, sensitivity=MODEST), full(2, "storage", 7200.0, sensitivity=MODEST)]
     plan = MuriHybrid().plan(make_request(jobs, [make_host("n1", gpus=1, cpus=3.0, mem_gib=60.0)]))
     assert [group.members for group in plan.groups] == [(1, 2)]
     assert by_job(plan) == {1: [(0.0, 0.0)], 2: [(1.0, 20.0)]}
@@ -176,7 +173,7 @@ def profiled(draw):
 
 
 def check_shares(request, plan):
-    """Nothing is given out twice, and nobody that starts is predicted slower than with the proportional share."""
+    """Nothing is given out twice, and no new job is predicted slower than with the proportional share."""
     jobs = {job.job_id: job for job in all_jobs(request)}
     nodes = {node.name: node for node in request.nodes}
     units = [(group.members, group.gpus, group) for group in plan.groups]

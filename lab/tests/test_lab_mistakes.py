@@ -1,4 +1,4 @@
-"""What is wrong with a call of `muri-lab …`: it is said in a line or two, and nothing has changed."""
+"""Wrong calls of `muri-lab …`: a line or two names the mistake, and nothing has changed."""
 
 import pytest
 from profile_commands import assert_mistake, muri_lab

@@ -112,7 +112,7 @@ def busy_trace(count: int = 60) -> Trace:
 
 @pytest.mark.parametrize("policy", REFERENCE_POLICIES)
 def test_work_is_conserved(policy: str) -> None:
-    """Every step is checked as well (conftest.py): GPUs held, group sizes, nobody before arrival or after the end."""
+    """Every step is checked as well (conftest.py): GPUs held, group sizes, no job before arrival or after the end."""
     trace = busy_trace()
     result = simulate(trace, policy, Cluster(2, 8), REFERENCE, with_spans=True)
     assert [record.job.job_id for record in result.records] == [job.job_id for job in trace.jobs]
@@ -135,7 +135,7 @@ def test_work_is_conserved(policy: str) -> None:
 
 
 def test_every_event_costs_its_overhead_but_the_last() -> None:
-    """One ResNet of 1,000 iterations, disturbed once: 4 s are lost at the arrival of a job that nobody waits for."""
+    """One ResNet of 1,000 iterations, disturbed once: 4 s are lost at the arrival of a job that no other waits for."""
     alone_s = 1_000 * 0.779 * 1.015
     trace = Trace("two", (job(0, 0.0, 1, 1_000, "resnet18"), job(1, 100.0, 1, 2_000, "resnet18")))
     ends = [record.end_s for record in simulate(trace, "srtf", Cluster(1, 8), REFERENCE).records]
@@ -159,7 +159,7 @@ def of_one_model(model: str, count: int = 12) -> Trace:
 
 
 def test_groups_slower_than_their_jobs_in_turn_are_dissolved_where_asked_for() -> None:
-    """Two GPT-2 need 0.82 s × 1.31 for what they do in 0.86 s one after the other (Muri's Figure 13, one kind)."""
+    """Two GPT-2 need 0.82 s × 1.31 for the work of 0.86 s one after the other (Muri's Figure 13, one kind)."""
     unpacked = {"unpack_slow_groups": True}
     trace = of_one_model("gpt2")
     grouped, dissolved = (simulate(trace, "muri-s", Cluster(1, 1), REFERENCE, how) for how in ({}, unpacked))
@@ -181,7 +181,7 @@ def test_muri_l_may_serve_jobs_from_tiresias_queues() -> None:
 
 
 def test_muri_jct_runs_somebody_however_fast_events_come() -> None:
-    """Every second a job arrives, so that nobody makes progress for two minutes; A2C pays 38 s for each event."""
+    """Every second a job arrives, so that no job makes progress for two minutes; A2C pays 38 s for each event."""
     trace = Trace("burst", tuple(job(index, float(index), 1, 100, "a2c") for index in range(120)))
     result = simulate(trace, "muri-jct", Cluster(1, 2), REFERENCE)
     assert all(record.end_s > 120.0 for record in result.records)

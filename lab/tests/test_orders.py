@@ -20,10 +20,7 @@ def test_gittins_prefers_who_is_about_to_finish():
     assert order(policy, older) == [1, 3, 4, 2]
 
 
-@given(
-    st.lists(st.integers(1, 50).map(float), min_size=1, max_size=8),
-    st.integers(0, 49).map(float),
-)
+@given(st.lists(st.integers(1, 50).map(float), min_size=1, max_size=8), st.integers(0, 49).map(float))
 def test_the_gittins_index_is_the_best_of_all_quanta(history, attained):
     longer = [total - attained for total in history if total > attained]
     rates = [

@@ -43,7 +43,7 @@ class Script(StampReader):
 
 
 class Machine(Clock):
-    """Two scripts, a clock that goes on while somebody sleeps, and who ran in which turn."""
+    """Two scripts, a clock that goes on while one sleeps, and the turns in which they ran."""
 
     def __init__(self, *scripts):
         self.scripts = scripts

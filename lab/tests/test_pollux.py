@@ -1,4 +1,4 @@
-"""Pollux: GPUs to whom they help most, restarts weighed, and what must hold of every plan."""
+"""Pollux: GPUs to the jobs that they help most, restarts weighed, and invariants of every plan."""
 
 import dataclasses
 import itertools

@@ -17,14 +17,7 @@ from muri.profiler.store import Document, ProfileStore
 from muri_lab.cli import cli
 from muri_lab.interference.fits import best_known
 from muri_lab.prediction import predictor
-from muri_lab.prediction.features import (
-    Example,
-    GraphFeatures,
-    all_features,
-    estimate_memory,
-    examples,
-    put_features,
-)
+from muri_lab.prediction.features import Example, GraphFeatures, all_features, estimate_memory, examples, put_features
 from muri_lab.prediction.predictor import (
     ITERATION,
     LEAST_FAMILIES,
@@ -170,7 +163,7 @@ class TestRegression:
         for figure in (found.utilisation, *found.shares, found.iteration_s):
             assert 0 <= figure.low <= figure.value <= figure.high
         assert all(share.high <= 1 for share in found.shares)
-        assert found.shares[3] == (0, 0, 0)  # one GPU: nobody has measured a synchronize
+        assert found.shares[3] == (0, 0, 0)  # one GPU: no profile has a synchronize
         assert found.shares[2].low < SHARES[2].of(lawful(5, 2, 32)) < found.shares[2].high
 
     def test_memory_has_the_range_of_what_was_measured(self):

@@ -1,4 +1,4 @@
-"""Fits of Horus's f: what points they find again, what they refuse, what is kept of them and who is asked."""
+"""Fits of Horus's f: recovered points, refusals, the stored curve and the policies that use it."""
 
 import math
 import random
@@ -14,13 +14,7 @@ from muri.profiler.pairs import Interference, Side, put
 from muri.profiler.records import ProfileDetail
 from muri.profiler.slowdown import Parabola, SlowdownFit, published_slowdown, slowdown_of
 from muri.profiler.store import ProfileStore
-from muri_lab.interference.fits import (
-    LEAST_PAIRS,
-    PairPoint,
-    fit_slowdown,
-    gpu_percent,
-    pair_points,
-)
+from muri_lab.interference.fits import LEAST_PAIRS, PairPoint, fit_slowdown, gpu_percent, pair_points
 
 TRUE = Parabola(1.0, 0.001, 5e-5)
 

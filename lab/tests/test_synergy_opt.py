@@ -1,4 +1,4 @@
-"""Synergy-OPT beside TUNE, its two programs, and what they do for jobs on several nodes."""
+"""Synergy-OPT beside TUNE, its two programs, and jobs on several nodes."""
 
 import dataclasses
 import random

@@ -18,11 +18,7 @@ from muri.simulator.run import simulate
 from muri.simulator.traces.models import synergy_models
 from muri.simulator.traces.read import read_trace
 from muri_lab.synergy_reference.mechanisms import MECHANISMS, Round
-from muri_lab.synergy_reference.run import (
-    KEYS,
-    URGENT_AFTER_S,
-    in_order,
-)
+from muri_lab.synergy_reference.run import KEYS, URGENT_AFTER_S, in_order
 from muri_lab.synergy_reference.state import JobTable, Ledger, Share, job_table
 
 SHARED = Path(__file__).parents[3] / "shared"
@@ -192,7 +188,7 @@ def busy_trace(count: int = 120) -> Trace:
 
 @pytest.mark.parametrize("way", [f"{name}-{order}" for name in NAMES for order in ORDERS])
 def test_work_is_conserved(way: str) -> None:
-    """Every round is checked as well (conftest.py): GPUs, CPUs and memory of each node, nobody before his time."""
+    """Every round is checked as well (conftest.py): GPUs, CPUs and memory of each node, no job before its time."""
     trace = busy_trace()
     result = simulated(trace, way, TWO)
     assert len(result.records) == len(trace.jobs)

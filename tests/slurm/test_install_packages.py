@@ -6,15 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from installed_site import (
-    bare_site,
-    built,
-    copy_packages,
-    follow,
-    machine,
-    slurm_itself,
-    users_python,
-)
+from installed_site import bare_site, built, copy_packages, follow, machine, slurm_itself, users_python
 from muri_cluster import CONTROLLER_PY, TRAIN_PY, TRAIN_SH, slow_in
 
 from muri.profiler.exchange import to_json

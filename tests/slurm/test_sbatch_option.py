@@ -330,11 +330,7 @@ def assert_ordinary_jobs_run(cluster: Cluster) -> None:
 
 @pytest.mark.parametrize(
     "damage",
-    [
-        f"rm {PLUGIN}",
-        f"rm {PLUGIN}; echo garbage > {PLUGIN}",
-        f"rm {PLUGIN}; cc -shared -fPIC -o {PLUGIN} /tmp/bad.c",
-    ],
+    [f"rm {PLUGIN}", f"rm {PLUGIN}; echo garbage > {PLUGIN}", f"rm {PLUGIN}; cc -shared -fPIC -o {PLUGIN} /tmp/bad.c"],
     ids=["deleted", "garbage", "failing"],
 )
 def test_ordinary_jobs_run_with_a_broken_plugin(breakable: Cluster, damage: str) -> None:

@@ -22,24 +22,16 @@ from examples.demo.cluster import CHECKOUT, Cluster, JobRecord, controller, fres
 from muri_lab.benchmarks.bars import Bar, finish, tell
 
 RESULT: Final = Path(__file__).parent / "results" / "cold.json"
-
 ASKED_FACTOR: Final = 1.2
-
 SIDES: Final = ("plain", "muri")
-
 _BATCH_SIZES: Final = {"storage": 18, "network": 72, "cpu": 16, "gpu": 4}
-
-_ITERATION_S: Final = 0.05
-"""What the scripts' iterations take alone, about."""
-
+_ITERATION_S: Final = 0.05  # What the scripts' iterations take alone, about
 _COUNT: Final = 11
 
 _SHORTEST_S, _LONGEST_S = 5.0, 25.0
 
 _LIMIT_S: Final = 900.0
-
-_POLL_S: Final = 3.0
-"""Seldom enough not to take the jobs' two cores."""
+_POLL_S: Final = 3.0  # Seldom enough not to take the jobs' two cores
 
 
 def kinds() -> list[tuple[str, int]]:

@@ -9,8 +9,7 @@ from muri.policies.registry import policy_names
 
 ROOT: Final = Path(__file__).parents[3]
 CHART: Final = ROOT / "docs" / "images" / "policies.png"
-BASE: Final = "fifo"
-"""The policy that others are compared with."""
+BASE: Final = "fifo"  # The policy that others are compared with
 
 VARIANTS: Final[Mapping[str, Mapping[str, Mapping[str, str]]]] = {
     "synergy": {f"synergy-{way}-{order}": {"mechanism": way, "order": order} for way in MECHANISMS for order in ORDERS},
@@ -18,8 +17,7 @@ VARIANTS: Final[Mapping[str, Mapping[str, Mapping[str, str]]]] = {
 }
 """Of a policy that is compared with several options: these, by the name of their figures."""
 
-Stored = Mapping[str, Mapping[str, Any]]
-"""Results by trace, as `bars.keep` stores them."""
+Stored = Mapping[str, Mapping[str, Any]]  # Results by trace, as `bars.keep` stores them
 
 
 def names() -> tuple[str, ...]:

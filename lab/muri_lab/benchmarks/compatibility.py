@@ -22,7 +22,7 @@ import click
 
 from muri.launcher.run.client import RuntimeLostError
 from muri.profiler.records import STAGES, coverage, unexplained
-from muri_lab.benchmarks.bars import tell
+from muri_lab.benchmarks.bars import describe_machine, tell
 from muri_lab.benchmarks.compatibility_observation import (
     Observation,
     Repeatable,
@@ -33,7 +33,6 @@ from muri_lab.benchmarks.compatibility_observation import (
 )
 from muri_lab.benchmarks.compatibility_runs import HERE, LIMIT_S, Place, Workshop, draw_groups
 from muri_lab.benchmarks.compatibility_scripts import SCRIPTS, TWINS, Script
-from muri_lab.benchmarks.machine import describe_machine
 from muri_lab.benchmarks.runtime_process import MURI_RUN, BenchmarkError
 
 ROOT = HERE.parents[2]
@@ -224,7 +223,7 @@ def chosen_scripts(names: Sequence[str]) -> list[Script]:
     known = {script.name: script for script in SCRIPTS}
     for name in names:
         if name not in known:
-            raise click.UsageError(f"{name!r} is no script; there are {', '.join(known)}")
+            raise click.UsageError(f"{name!r} is not a script; there are {', '.join(known)}")
     return [known[name] for name in names or known]
 
 

@@ -26,8 +26,7 @@ from muri_lab.benchmarks.runtime_process import MURI_RUN, BenchmarkError, socket
 
 HERE = Path(__file__).parent
 DRIVER = HERE / "compatibility_driver"
-LIMIT_S = 420.0
-"""A run that takes longer has hung: alone on one of two cores each script takes a minute at most."""
+LIMIT_S = 420.0  # A run that takes longer has hung: alone on one of two cores each script takes a minute at most
 LOOK_S = 0.1
 END_S = 20.0
 SMALLEST_GROUP, LARGEST_GROUP = 2, 4

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import click
 
-from muri_lab.benchmarks.machine import describe_machine
+from muri_lab.benchmarks.bars import describe_machine
 
 ROOT: Final = Path(__file__).resolve().parents[3]
 RESULT: Final = Path(__file__).with_name("results") / "demo.json"

@@ -24,9 +24,9 @@ import click
 
 from muri.profiler.records import ProfileKey, StageProfile
 from muri.slurm_plugin.config import Config
+from muri_lab.benchmarks.bars import describe_machine
 from muri_lab.benchmarks.fidelity_live import INTERVAL_S, JobRun, Run, config_of, dump, load, mark_of, run_live
 from muri_lab.benchmarks.fidelity_workloads import SANDBOX, USERS, VALIDATION, WORKLOADS, Workload, named, seeded
-from muri_lab.benchmarks.machine import describe_machine
 from muri_lab.twin.programs import Work
 from muri_lab.twin.sharing import Iteration, Sharing
 from muri_lab.twin.site import Site, SlurmConf, plain_nodes
@@ -44,24 +44,12 @@ _VARIED: Final = {
 """Within what the delays of one twin lie, as multiples of `SANDBOX`."""
 
 _HAND_OVER_S: Final = (0.0005, 0.002)
-
-_CYCLE_S: Final = (-0.02, 0.04)
-"""How much earlier or later than noted a cycle of the live run may have begun."""
-
-_CORES: Final = 2
-"""Of the machine on which the live runs were made."""
-
-_SCRIPT_S: Final = 0.001
-"""Seconds of an iteration of the workloads' script beside its sleeps."""
-
-_LEAVE_S: Final = 0.035
-"""From a member's last iteration to its batch script's end on a quiet machine, the median."""
-
-_LEAD_S: Final = 20.0
-"""From the twin's beginning to the workload's."""
-
+_CYCLE_S: Final = (-0.02, 0.04)  # How much earlier or later than noted a cycle of the live run may have begun
+_CORES: Final = 2  # Of the machine on which the live runs were made
+_SCRIPT_S: Final = 0.001  # Seconds of an iteration of the workloads' script beside its sleeps
+_LEAVE_S: Final = 0.035  # From a member's last iteration to its batch script's end on a quiet machine, the median
+_LEAD_S: Final = 20.0  # From the twin's beginning to the workload's
 _UIDS: Final = {user: 1001 + number for number, user in enumerate(USERS)}
-
 _EVERY: Final = tuple(workload.name for workload in (*WORKLOADS, *VALIDATION))
 
 

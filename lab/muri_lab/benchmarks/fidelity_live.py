@@ -17,7 +17,6 @@ from sandbox.driver import Driver
 from sandbox.support import Progress
 
 INTERVAL_S: Final = 5.0
-
 STATE_DIR: Final = "/var/lib/muri"
 
 _TRAIN_PY: Final = """\

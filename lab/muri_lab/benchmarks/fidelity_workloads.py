@@ -10,9 +10,7 @@ SANDBOX: Final = Delays(crowd_s=0.08, crowd_alone_s=0.053, join_s=0.17)
 """How long things take on a sandbox on two cores, which all of its nodes share."""
 
 STAGES: Final = ("load", "preprocess", "propagate", "synchronize")
-
 USERS: Final = ("alice", "bob")
-
 FIRST_SUBMIT_S: Final = 4.0
 
 
@@ -119,7 +117,6 @@ FORTY: Final = replace(
 """For `forty.py`: nothing is known when it begins, and users do not say how long their jobs take."""
 
 _DRAWN: Final = "drawn-"
-
 _POLICIES: Final = ("muri-s", "muri-l", "muri-jct", "muri-hybrid", "muri-slurm")
 
 

@@ -17,15 +17,13 @@ from typing import Any, Final
 
 import click
 
+from muri_lab.benchmarks.bars import describe_machine
 from muri_lab.benchmarks.fidelity import Comparison, predict, slowness_of
 from muri_lab.benchmarks.fidelity_live import config_of, dump, load, run_live
 from muri_lab.benchmarks.fidelity_workloads import FORTY
-from muri_lab.benchmarks.machine import describe_machine
 
 RESULT: Final = Path(__file__).parent / "results" / "forty.json"
-
 SIDES: Final = ("plain", "muri")
-
 ASKED_FACTOR: Final = 1.6
 ASKED_ERROR: Final = 0.05
 

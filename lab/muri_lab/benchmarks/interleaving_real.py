@@ -22,8 +22,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from muri_lab.benchmarks.bars import describe_machine
 from muri_lab.benchmarks.job_runs import Alone, Setting, measure_in_turns, run_traced, running, write_random_file
-from muri_lab.benchmarks.machine import describe_machine
 from muri_lab.benchmarks.real_report import Case, Changes, Throughput, print_report
 from muri_lab.benchmarks.runtime_process import BenchmarkError
 
@@ -43,8 +43,7 @@ AUTO = "processes:auto"
 SCRIPTS = Path(__file__).parent / "real_jobs"
 DATA_MIB = 256
 RATE_MBIT = 100
-ALONE_S = 10.0
-"""Window of each job alone beside a long run of `auto`."""
+ALONE_S = 10.0  # Window of each job alone beside a long run of `auto`
 
 
 @dataclass(frozen=True)

@@ -23,9 +23,7 @@ SCRIPT = Path(__file__).with_name("synthetic_job.py")
 PIECE_S = 0.002
 """Between two yield points, as between two layers of a network; and between two grants of a plain process's lock."""
 
-LEAST_ALONE = 0.97
-"""Below that the machine itself slows the members down, and figures would say nothing of the runtime."""
-
+LEAST_ALONE = 0.97  # Below that the machine itself slows the members down, and figures would say nothing of the runtime
 GOOD_WAYS = ("fair", "fair-processes", "auto-processes")
 WAYS = ("plain", "lockstep", *GOOD_WAYS)
 """Plain processes without Muri; disciplines with members that are threads of the runtime, or processes."""

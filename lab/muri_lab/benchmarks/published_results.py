@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from muri.errors import MuriError
-from muri_lab.benchmarks.machine import describe_machine, peak_rss_mib
+from muri_lab.benchmarks.bars import describe_machine, peak_rss_mib
 
 Comparisons = Callable[[Path, Path], Iterable[dict[str, Any]]]
 """Gives one line for each comparison, from our input and the CSV of published results."""

@@ -13,11 +13,9 @@ from muri_lab.benchmarks.bounds import throughput_bound
 
 BAR_RATIO = 1.1
 BAR_AUTO = 0.97
-BY_USER = ("plain", "plain-passive", "plain-one-thread")
-"""Ways of running the jobs without Muri."""
+BY_USER = ("plain", "plain-passive", "plain-one-thread")  # Ways of running the jobs without Muri
 
-Changes = list[tuple[float, str, str]]
-"""Changes of the discipline: seconds after the begin, which one, and why."""
+Changes = list[tuple[float, str, str]]  # Changes of the discipline: seconds after the begin, which one, and why
 
 
 @dataclass(frozen=True)

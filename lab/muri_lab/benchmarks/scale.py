@@ -12,25 +12,41 @@ for each other (`bin/muri-sandbox down --name scale-10000-2000`). Their seconds 
 commands.
 """
 
+import io
 import json
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import redirect_stdout
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 import click
 
+from muri.profiler.store import ProfileStore
+from muri.simulator.metrics import metrics_of
+from muri.simulator.model import Cluster, Settings, Trace
+from muri.simulator.run import simulate
+from muri.simulator.traces.generator import Recipe, generate
+from muri.simulator.traces.read import read_trace
+from muri.slurm_plugin.cli.look import show_queue
+from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.controller.assemble import policy_of
+from muri.slurm_plugin.controller.cycle import cycle_input
+from muri.slurm_plugin.controller.status import STATUS_NAME, Status, notes_of, read_status, refresh, report, status_of
 from muri.slurm_plugin.planning.decision import decide
-from muri_lab.benchmarks import scale_runtime, scale_simulator
-from muri_lab.benchmarks.bars import Bar, finish, tell
-from muri_lab.benchmarks.machine import measured
-from muri_lab.benchmarks.scale_clusters import Size, cycle_of
-from muri_lab.benchmarks.scale_cycle import queue_command, whole_cycle
+from muri.slurm_plugin.records.cluster import Snapshot
+from muri.slurm_plugin.records.journal import Journal
+from muri.slurm_plugin.records.roles import view_of
+from muri_lab.benchmarks import scale_runtime
+from muri_lab.benchmarks.bars import Bar, finish, measured, tell
+from muri_lab.benchmarks.scale_clusters import Size, cycle_of, profiles, snapshot_of
 from muri_lab.benchmarks.scale_slurm import cycling
 
 RESULT: Final = Path(__file__).with_name("results") / "scale.json"
+TRACE_1: Final = Path(__file__).parents[4] / "shared" / "traces" / "muri_trace1.csv"
+"""The Muri paper's first trace: 1,494 jobs. It is not ours to ship."""
 
 Row = Callable[[], dict[str, Any]]
 
@@ -43,6 +59,76 @@ def deciding(size: Size, policy: str) -> Row:
         chosen = policy_of(cycle.config)
         decide(cycle_of(Size(20, 4), policy=policy), chosen)  # what is imported late is imported now
         return measured(lambda: {"actions": len(decide(cycle, chosen).actions)})
+
+    return row
+
+
+def whole_cycle(size: Size) -> dict[str, Any]:
+    """Read the stores, read the comments, decide, and tell everybody, where nothing can start: the second cycle."""
+    with TemporaryDirectory() as folder:
+        first, cycle, _ = _site(size, Path(folder))
+        cycle(first)
+        snapshot = snapshot_of(size)
+        return measured(lambda: {"jobs_told": len(cycle(snapshot).jobs)})
+
+
+def queue_command(size: Size) -> dict[str, Any]:
+    """Read what the last cycle has told, bring it up to the queue, and print the table."""
+    with TemporaryDirectory() as folder:
+        snapshot, cycle, config = _site(size, Path(folder))
+        cycle(snapshot)
+
+        def show() -> dict[str, Any]:
+            text = io.StringIO()
+            with redirect_stdout(text):
+                show_queue(refresh(read_status(config.state_dir / STATUS_NAME), view_of(snapshot)))
+            return {"lines": len(text.getvalue().splitlines())}
+
+        return measured(show)
+
+
+def _site(size: Size, folder: Path) -> tuple[Snapshot, Callable[[Snapshot], Status], Config]:
+    config = Config(policy="auto", state_dir=folder, status_dir=folder / "status")
+    store, journal, policy = ProfileStore(folder / "profiles.db"), Journal(folder / "journal.db"), policy_of(config)
+    for profile in profiles(size):
+        store.put(profile)
+
+    def cycle(snapshot: Snapshot) -> Status:
+        decision = decide(cycle_input(snapshot, store, config, journal), policy)
+        estimated = notes_of(decision.preparation.request.jobs, decision.plan)
+        notes = {job_id: (why,) for job_id, why in estimated.items()}
+        jobs = status_of(decision.view, decision.plan, decision.preparation.waiting, notes)
+        status = Status(snapshot.taken_s, decision.plan.policy, "pyslurm", jobs)
+        report(config, status, decision.view)
+        return status
+
+    cycle(snapshot_of(Size(20, 4)))  # what is imported late is imported now
+    return snapshot_of(size), cycle, config
+
+
+def simulating(policy: str, trace_of: Callable[[], Trace]) -> Callable[[], dict[str, Any]]:
+    """One simulation."""
+
+    def row() -> dict[str, Any]:
+        trace, cluster, how = trace_of(), Cluster(8, 8), Settings()
+        simulate(Trace("beginning", trace.jobs[:20]), policy, cluster, how)  # what is imported late is imported now
+
+        def work() -> dict[str, Any]:
+            figures = metrics_of(simulate(trace, policy, cluster, how))
+            return {"jobs": figures.jobs, "decisions": figures.decisions, "avg_jct_s": figures.avg_jct_s}
+
+        return measured(work)
+
+    return row
+
+
+def on_trace_1(policy: str) -> Callable[[], dict[str, Any]]:
+    """A simulation of the paper's trace; without the file, why there is none."""
+
+    def row() -> dict[str, Any]:
+        if not TRACE_1.exists():
+            return {"skipped": f"there is no {TRACE_1.name} in {TRACE_1.parent}"}
+        return simulating(policy, lambda: read_trace(TRACE_1))()
 
     return row
 
@@ -70,7 +156,12 @@ ROWS: Final[dict[str, tuple[Row, dict[str, float]]]] = {
     "slurmctld-2000-groups": (slurmctld_2000_groups, {"slurmctld_s_per_hour": 60.0}),
     "cycle-10k-pyslurm": (cycling("pyslurm"), {"cpu_s": 1.0}),
     "cycle-10k-command": (cycling("command"), {"cpu_s": 2.0, "peak_rss_mib": 300.0}),
-    **scale_simulator.ROWS,
+    "simulate-trace-1-srtf": (on_trace_1("srtf"), {}),
+    "simulate-trace-1-synergy": (on_trace_1("synergy"), {}),
+    "simulate-trace-1-muri-s": (on_trace_1("muri-s"), {"cpu_s": 5.0}),
+    "simulate-trace-1-muri-jct": (on_trace_1("muri-jct"), {"cpu_s": 15.0}),
+    "simulate-20k-muri-jct": (simulating("muri-jct", lambda: generate(Recipe(20_000, 64))), {}),
+    "simulate-100k-muri-jct": (simulating("muri-jct", lambda: generate(Recipe(100_000, 64))), {"cpu_s": 120.0}),
 }
 """Each row, and the most that its figures may be."""
 

@@ -19,15 +19,12 @@ import psutil
 
 from muri.group_spec import GroupSpec, MemberSpec
 from muri.units import MIB
-from muri_lab.benchmarks.machine import measured
+from muri_lab.benchmarks.bars import measured
 from muri_lab.benchmarks.runtime_process import MURI_RUN, START_LIMIT_S, BenchmarkError, socket_folder, start_runtime
 
 IDLE_S: Final = 30.0
-SETTLE_S: Final = 3.0
-"""The members' start is over by then."""
-
-SWITCHES: Final = 1_500
-"""How often each of two members takes the resource."""
+SETTLE_S: Final = 3.0  # The members' start is over by then
+SWITCHES: Final = 1_500  # How often each of two members takes the resource
 
 _SCRIPT: Final = """
 import sys, time

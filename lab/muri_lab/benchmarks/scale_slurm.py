@@ -28,9 +28,7 @@ from sandbox.driver import Driver
 from sandbox.support import Progress, SandboxError
 
 STATE_DIR: Final = "/var/lib/muri"
-
 GATE_S: Final = 8 * 3600
-
 _USERS: Final = tuple(f"user{number}" for number in range(1, 9))
 
 _KNOW_PY: Final = """\

@@ -28,10 +28,8 @@ GROUPS: Final = 2000
 JOBS: Final = 10_000
 NODES: Final = 2000
 CYCLES_AN_HOUR: Final = 60
-
 _REAL_GROUPS: Final = 8
-_SETTLED_S: Final = 420
-"""By then the pauses between reports have grown."""
+_SETTLED_S: Final = 420  # By then the pauses between reports have grown
 _WORKING_S: Final = 300
 _RARE_READS: Final = 3
 """Looks at members at work: the first comes after ten minutes (tests/slurm_plugin/node/test_calls_of_a_life.py)."""
@@ -49,12 +47,8 @@ while not os.path.exists("/tmp/groups-end"):
 """
 
 _TRAIN_SH: Final = "#!/bin/sh\nexec muri run ~/work.py\n"
-
 _COUNTS: Final = re.compile(r"^\s*([A-Z_]+)\s*\(\s*\d+\) count:(\d+)\s+ave_time:\d+\s+total_time:(\d+)", re.MULTILINE)
-
-_OWN: Final = frozenset({"REQUEST_STATS_INFO", "REQUEST_STATS_RESET"})
-"""What the benchmark itself asks."""
-
+_OWN: Final = frozenset({"REQUEST_STATS_INFO", "REQUEST_STATS_RESET"})  # What the benchmark itself asks
 _NODES_OWN: Final = frozenset({"MESSAGE_NODE_REGISTRATION_STATUS", "REQUEST_PING", "RESPONSE_PING_SLURMD"})
 """What nodes say of themselves, with groups or without."""
 

@@ -33,16 +33,12 @@ RESULT = Path(__file__).parent / "results" / "soak.json"
 JOB = Path(__file__).with_name("soak_job.py")
 MEMBERS = ("101", "102", "103", "104")
 KINDS = ("stages", "torch", "workers")
-MARK = "MURI_SOAK"
-"""A variable that every process of a soak has, by which those left over are found."""
-ITERATION_STANDS_FOR_S = 1.0
-"""Seconds of an iteration on a real GPU, to convert iterations to hours of training."""
+MARK = "MURI_SOAK"  # A variable that every process of a soak has, by which those left over are found
+ITERATION_STANDS_FOR_S = 1.0  # Seconds of an iteration on a real GPU, to convert iterations to hours of training
 POLL_S = 0.05
 END_S = 180.0
-LEAST_EVENTS = 6
-"""A soak in which less happens shows nothing: on a busy machine it lasts longer."""
-LAST_EVENT = 0.85
-"""No event reaches a job that is nearly done: it could be one for an exit that is under way."""
+LEAST_EVENTS = 6  # A soak in which less happens shows nothing: on a busy machine it lasts longer
+LAST_EVENT = 0.85  # No event reaches a job that is nearly done: it could be one for an exit that is under way
 PAUSE_S = (0.05, 1.5)
 JOIN_DELAY_S = (0.0, 2.0)
 HANDLED = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)

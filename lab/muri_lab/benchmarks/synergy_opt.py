@@ -20,10 +20,8 @@ from muri_lab.benchmarks.bars import Bar, finish, tell
 from muri_lab.policies.synergy_opt import GAP, optimal
 
 RESULT = Path(__file__).parent / "results" / "synergy_opt.json"
-
 NODES: Final = 16
-GPUS, CPUS, MEM_GIB = 8, 24.0, 500.0
-"""Of each node: the cluster of Synergy's simulations."""
+GPUS, CPUS, MEM_GIB = 8, 24.0, 500.0  # Of each node: the cluster of Synergy's simulations
 
 MODELS: Final = {
     "image": ("alexnet", "mobilenet", "res18", "res50", "shufflenet"),
@@ -34,8 +32,7 @@ SPLITS: Final = {"20/70/10": (20, 70, 10), "33/33/33": (1, 1, 1), "30/60/10": (3
 """Percent of image, language and speech jobs; the first is the paper's usual one."""
 
 SEEDS: Final = (1, 2, 3)
-REPEATS: Final = 7
-"""TUNE is timed so often; the median counts."""
+REPEATS: Final = 7  # TUNE is timed so often; the median counts
 
 Mechanism = Callable[[Round], Seating]
 

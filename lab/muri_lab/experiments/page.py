@@ -11,16 +11,9 @@ from muri.files import whole_file
 from muri.profiler.records import RESOURCES
 from muri.simulator.metrics import duration
 from muri.simulator.summary import PolicySummary, TraceSummary
-from muri_lab.experiments.experiment import (
-    Experiment,
-    Metric,
-    Published,
-    PublishedRange,
-    Variant,
-    published_runs,
-)
+from muri_lab.experiments.experiment import Experiment, Metric, Published, PublishedRange, Variant, published_runs
 from muri_lab.report.html import Cell, page, table
-from muri_lab.report.write import safe_name, write_files, written_to
+from muri_lab.report.write import write_files, written_to
 
 METRICS: Final = {
     "avg_jct_s": "average JCT",
@@ -173,10 +166,7 @@ def write_experiment(findings: Findings, summaries: Sequence[TraceSummary], fold
         if findings.experiment.curves:
             from muri_lab.report.images import write_curves
 
-            for summary in summaries:
-                target = folder if len(summaries) == 1 else folder / safe_name(summary.name)
-                target.mkdir(exist_ok=True)
-                write_curves(summary, target)
+            write_curves(summaries, folder)
 
 
 def markdown_page(findings: Findings) -> str:

@@ -1,13 +1,12 @@
 """Commands for models that share GPUs plainly (SJF-BSBF): `muri-lab pair` and `muri-lab fit`."""
 
 import shlex
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
-from functools import wraps
 from itertools import groupby
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import click
 from rich.console import Console
@@ -52,63 +51,29 @@ STARTUP_HELP: Final = "Seconds that both may take to warm up."
 PER_SAMPLE: Final = "sample"
 PER_MIB: Final = "MiB"
 
-Fits = dict[str, tuple[str, LinearFit]]
-"""The unit and the line, by the name of the line's document."""
+Fits = dict[str, tuple[str, LinearFit]]  # The unit and the line, by the name of the line's document
 
 
 class PairUsageError(UsageError):
     """The options or scripts of `muri-lab pair` do not make one pair."""
 
 
-@dataclass(frozen=True, slots=True)
-class PairRequest:
-    """What the two scripts are, how long they may be measured, and whether to keep the result."""
-
-    models: tuple[str | None, str | None]
-    seconds: float
-    startup: float
-    no_store: bool
-
-
-def _request_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options of a measurement, handed over as one `request`."""
-
-    @wraps(command)
-    def with_request(
-        *, model_a: str | None, model_b: str | None, seconds: float, startup: float, no_store: bool, **others: object
-    ) -> None:
-        command(request=PairRequest((model_a, model_b), seconds, startup, no_store), **others)
-
-    decorated: Callable[..., None] = with_request
-    positive = click.FloatRange(0, min_open=True)
-    for decorate in (
-        click.option("--no-store", is_flag=True, help="Only print the ratios."),
-        click.option("--startup", type=positive, default=120.0, show_default=True, help=STARTUP_HELP),
-        click.option("--seconds", type=positive, default=30.0, show_default=True, help=SECONDS_HELP),
-        click.option("--model-b", metavar=SELECTOR, help="What B is."),
-        click.option("--model-a", metavar=SELECTOR, help="What A is.  [default: its name and a fingerprint]"),
-    ):
-        decorated = decorate(decorated)
-    return decorated
+_SECONDS: Final = click.FloatRange(0, min_open=True)
 
 
 @click.command("pair", short_help="Measure how two scripts slow each other down.")
 @click.argument("scripts", nargs=-1, metavar="[A B]")
-@_request_options
+@click.option("--model-a", metavar=SELECTOR, help="What A is.  [default: its name and a fingerprint]")
+@click.option("--model-b", metavar=SELECTOR, help="What B is.")
+@click.option("--seconds", type=_SECONDS, default=30.0, show_default=True, help=SECONDS_HELP)
+@click.option("--startup", type=_SECONDS, default=120.0, show_default=True, help=STARTUP_HELP)
+@click.option("--no-store", is_flag=True, help="Only print the ratios.")
 @click.option("--list", "listed", is_flag=True, help="List all pairs, measured and learned.")
 @click.option("--next", "upcoming", is_flag=True, help="List the pairs of known models that are worth measuring.")
 @click.option("--expect", is_flag=True, help=f"A and B are {SELECTOR}: what was measured of them, else an estimate.")
 @store_option
 @json_option
-def pair_command(
-    scripts: tuple[str, ...],
-    request: PairRequest,
-    listed: bool,
-    upcoming: bool,
-    expect: bool,
-    store_path: Path | None,
-    as_json: bool,
-) -> None:
+def pair_command(scripts: tuple[str, ...], store_path: Path | None, as_json: bool, **given: Any) -> None:
     """Measure how two scripts slow each other down, as plain processes on one device.
 
     A and B are scripts; quote them where they have arguments. Both are started, take turns
@@ -124,20 +89,17 @@ def pair_command(
       muri-lab pair --expect resnet18:64 bert:8
       muri-lab pair --next --json | jq -r '.pairs[0].a.model'
     """
-    _check_usage(scripts, [name for name, given in _views(listed, upcoming, expect) if given])
-    if expect:
+    views = {"--list": given["listed"], "--next": given["upcoming"], "--expect": given["expect"]}
+    _check_usage(scripts, [name for name, wanted in views.items() if wanted])
+    if given["expect"]:
         _expect(scripts, store_path, as_json)
-    elif listed:
+    elif given["listed"]:
         _list(read_if_any(store_path, every_pair), as_json)
-    elif upcoming:
+    elif given["upcoming"]:
         pairs, keys = read_if_any(store_path, known_pairs), read_if_any(store_path, _profile_keys)
         _next(next_pairs(pairs, keys), as_json)
     else:
-        _print_pairs([_measure(scripts, request, store_path)], as_json)
-
-
-def _views(listed: bool, upcoming: bool, expect: bool) -> tuple[tuple[str, bool], ...]:
-    return (("--list", listed), ("--next", upcoming), ("--expect", expect))
+        _print_pairs([_measure(scripts, given, store_path)], as_json)
 
 
 def _check_usage(scripts: tuple[str, ...], views: Sequence[str]) -> None:
@@ -160,22 +122,22 @@ def _profile_keys(store: ProfileStore) -> tuple[ProfileKey, ...]:
     return tuple(item.key for item in store.list())
 
 
-def _measure(scripts: tuple[str, ...], request: PairRequest, store_path: Path | None) -> Interference:
+def _measure(scripts: tuple[str, ...], given: Mapping[str, Any], store_path: Path | None) -> Interference:
     commands = [_split(script) for script in scripts]
     for command in commands:
         check_command(command)
-    key_a, key_b = _keys(commands, request.models, store_path)
+    key_a, key_b = _keys(commands, (given["model_a"], given["model_b"]), store_path)
     if (key_a.gpu_count, key_a.gpu_type) != (key_b.gpu_count, key_b.gpu_type):
         raise PairUsageError(f"{key_a} and {key_b} cannot share GPUs: say the same GPUS and TYPE for both")
-    if not request.no_store:
+    if not given["no_store"]:
         refuse_unwritable(store_path)
 
     def tell(text: str) -> None:
         click.echo(f"muri: {text}", err=True)
 
-    budget = Budget(request.seconds, request.startup)
+    budget = Budget(given["seconds"], given["startup"])
     found = measure_pair(commands[0], commands[1], (key_a, key_b), budget=budget, tell=tell)
-    if not request.no_store:
+    if not given["no_store"]:
         with open_store(store_path) as store:
             put(store, found)
     return found
@@ -352,8 +314,7 @@ def _cells(side: Side) -> tuple[str, str, str, str, str]:
     return milliseconds(side.solo_s), milliseconds(side.shared_s), f"{side.ratio:.2f}", spread, sure
 
 
-_WEAK: Final = 0.5
-"""R² below which most of what slows jobs down has other causes than their use of the GPU."""
+_WEAK: Final = 0.5  # R² below which most of what slows jobs down has other causes than their use of the GPU
 
 
 @click.command("slowdown", short_help="Fit how use slows jobs down on a GPU type, from measured pairs.")

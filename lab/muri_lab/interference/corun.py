@@ -29,12 +29,8 @@ from muri.profiler.records import ProfileKey
 DEFAULT_STEADY_S: Final = 30.0
 DEFAULT_STARTUP_S: Final = 120.0
 MOST_ROUNDS: Final = 10
-LEAST_ROUNDS: Final = 3
-"""Fewer rounds do not show how sure the ratio is."""
-
-LEAST_ITERATIONS: Final = 3
-"""Of the slower script in a turn."""
-
+LEAST_ROUNDS: Final = 3  # Fewer rounds do not show how sure the ratio is
+LEAST_ITERATIONS: Final = 3  # Of the slower script in a turn
 SURE: Final = 0.95
 _TURNS: Final = 3
 _EDGE_S: Final = 0.15

@@ -16,19 +16,12 @@ from muri.profiler.records import ProfileKey, StageProfile, owned_name
 from muri.profiler.slowdown import Parabola, Slowdown, SlowdownFit
 from muri.profiler.store import ProfileStore
 
-LEAST_PAIRS: Final = 10
-"""Of fewer pairs a parabola through a few accidents looks like a law."""
-
-LEAST_RANGE: Final = 50.0
-"""Per cent of a GPU by which the least and the most used pair must differ."""
-
+LEAST_PAIRS: Final = 10  # Of fewer pairs a parabola through a few accidents looks like a law
+LEAST_RANGE: Final = 50.0  # Per cent of a GPU by which the least and the most used pair must differ
 _COEFFICIENTS: Final = 3
 _LEAST_RISE: Final = 1e-3
-
 ESTIMATED: Final = "estimated"
-
-SURE: Final = 0.8
-"""A pair with this confidence need not be measured again."""
+SURE: Final = 0.8  # A pair with this confidence need not be measured again
 
 
 class PairPoint(NamedTuple):

@@ -17,7 +17,6 @@ _FREE = -1
 _GUARANTEED_LOAD: Final = 0.1
 _COMPLETE: Final = 0.01
 _OPPORTUNISTIC_LOAD: Final = 0.9
-
 _LOAD_LIMIT: Final = 0.8
 """Nominal loads by which the simulator prefers idle GPUs for opportunistic jobs, then reserved, then busy ones, and
 never two opportunistic jobs on one (jobs.py, gpu_util). Their sums are rounded; the order among GPUs that were used

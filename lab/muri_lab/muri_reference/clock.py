@@ -9,8 +9,7 @@ from typing import Final
 from muri.simulator.model import SimulationError
 from muri_lab.muri_reference.state import SAME_TIME, SAME_TIME_S, JobTable, Ledger
 
-_NEAR: Final = 1 + 100 * SAME_TIME
-"""Completions further than this from the first one are never counted with it."""
+_NEAR: Final = 1 + 100 * SAME_TIME  # Completions further than this from the first one are never counted with it
 
 
 @dataclass(slots=True)
@@ -24,8 +23,7 @@ class Event:
 class Discipline:
     """The part of a policy that the clock drives: which jobs run from now on, and how fast."""
 
-    same_time_s = SAME_TIME_S
-    """An arrival and a completion nearer than this are one event."""
+    same_time_s = SAME_TIME_S  # An arrival and a completion nearer than this are one event
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger

@@ -21,27 +21,19 @@ _AHEAD_LIMIT: Final = 20_000
 """Most groups of one GPU count that are computed before the first is asked for: one call instead of hundreds."""
 
 _SLOTS: Final = 4
-
 _COLUMN_LIMIT: Final = 20_000
 """Most groups of one GPU count; with more kinds of jobs than that allows, groups get smaller."""
 
-_DIRECT: Final = 32
-"""Most units that are matched as they are."""
-
-_UNITS: Final = 1 << 40
-"""Resolution of weights."""
-
+_DIRECT: Final = 32  # Most units that are matched as they are
+_UNITS: Final = 1 << 40  # Resolution of weights
 _CHECKSUM_BITS: Final = 20
-
 _GIVEN_BACK: Final = 2
 """Pairs of each sort, of half the bucket, that are not taken for granted. With 2, one matching in a thousand weighs
 0.02 % less than the best; with 1 it is one in sixty, by up to 0.4 %."""
 
-Kinds = tuple[int, ...]
-"""Kinds of a group's members, ascending."""
+Kinds = tuple[int, ...]  # Kinds of a group's members, ascending
 
-Counts = tuple[tuple[Kinds, int], ...]
-"""Kinds of units, ascending, and how many there are of each."""
+Counts = tuple[tuple[Kinds, int], ...]  # Kinds of units, ascending, and how many there are of each
 
 Pairs = tuple[tuple[Kinds, Kinds, int], ...]
 """Two kinds of units and how many pairs of them, those of the least weight first."""

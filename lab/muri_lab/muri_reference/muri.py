@@ -19,17 +19,12 @@ from muri_lab.muri_reference.groups import Columns, GroupFigures, Kinds, Pairing
 from muri_lab.muri_reference.queues import ServiceQueues
 from muri_lab.muri_reference.state import FreeNodes, Ledger
 
-_REMEMBERED = 1 << 12
-"""Cached matchings of a bucket; most events leave most buckets as they were."""
-
-_GAPS: Final = 100
-"""Number of the last intervals between events by which the cost of a group's overheads is judged."""
-
+_REMEMBERED = 1 << 12  # Cached matchings of a bucket; most events leave most buckets as they were
+_GAPS: Final = 100  # Number of the last intervals between events by which the cost of a group's overheads is judged
 _LEAST_KEPT: Final = 1e-3
 """Least share of its time in which a group is assumed to progress, so that some group always runs."""
 
-Group = tuple[int, ...]
-"""Rows of the jobs that share GPUs."""
+Group = tuple[int, ...]  # Rows of the jobs that share GPUs
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,11 +264,8 @@ class Worth:
     offset_s: float  # Seconds of service below which jobs are about equally urgent
 
 
-KNOWN: Final = Worth(0.5, 0.6, 1.0)
-"""By remaining service."""
-
-UNKNOWN: Final = Worth(0.5, 0.65, 20_000.0)
-"""By service received."""
+KNOWN: Final = Worth(0.5, 0.6, 1.0)  # By remaining service
+UNKNOWN: Final = Worth(0.5, 0.65, 20_000.0)  # By service received
 
 
 @dataclass(slots=True)

@@ -51,8 +51,7 @@ _JCT: Final = "muri-jct"
 _SIZE: Final = "max_group_size"
 _SWITCHES: Final = ("unpack_slow_groups", "service_queues")
 
-_Stay = tuple[tuple[int, ...], int]
-"""Rows of the jobs that share GPUs, and their first node."""
+_Stay = tuple[tuple[int, ...], int]  # Rows of the jobs that share GPUs, and their first node
 
 REFERENCE_POLICIES: Final = (*_EXCLUSIVE, *_MURI, _JCT)
 """The policies that the public simulator has, the paper's variants of them, and muri-jct for comparison."""

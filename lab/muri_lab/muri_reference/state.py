@@ -11,21 +11,15 @@ from muri.policies.speed.model import Floats, Indices, Shape
 from muri.profiler.records import StageProfile
 from muri.simulator.model import Cluster, Trace, TraceJob
 
-RUN_TIME_FACTOR: Final = 1.015
-"""What every job's own iteration time is multiplied by (jobs.py, itertime_overhead_list)."""
-
-SAME_TIME: Final = 1e-9
-"""Events nearer than this, relative to their time, are one (util.py, search_dict_list)."""
-
+RUN_TIME_FACTOR: Final = 1.015  # What every job's own iteration time is multiplied by (jobs.py, itertime_overhead_list)
+SAME_TIME: Final = 1e-9  # Events nearer than this, relative to their time, are one (util.py, search_dict_list)
 SAME_TIME_S: Final = 1e-4
 """Under Muri and AntMan an arrival and a completion nearer than this are one event (run_sim.py)."""
 
 TIRESIAS_LIMITS_GPU_S: Final = (3250.0, 7200.0)
 """Attained GPU-seconds at which a job leaves Tiresias' first and second queue (jobs.py, queue_limit)."""
 
-UNLISTED_RESTART_S: Final = 10.0
-"""Overhead of a model that is not in the table."""
-
+UNLISTED_RESTART_S: Final = 10.0  # Overhead of a model that is not in the table
 _GPU_COUNTS: Final = (1, 2, 4, 8, 16, 32)
 
 _OVERHEADS: Final[Mapping[str, tuple[float, ...]]] = {

@@ -93,7 +93,7 @@ def shape_to_share(job: PlanJob) -> Shape | None:
 
 
 def leftover_speed(guaranteed: Shape, opportunistic: Shape) -> float:
-    """Return the speed of an opportunistic job that gets what a guaranteed one at full speed leaves over.
+    """Return the speed of an opportunistic job that gets the rest of a guaranteed one at full speed.
 
     With u^j for the share of its time alone during which a job uses resource j:
 

@@ -13,9 +13,7 @@ from muri.policies.grouping.highs import LinearProgram, SolverError, solve_integ
 from muri.policies.speed.model import Floats
 from muri.policies.traits import Demand
 
-ROUNDING: Final = 1e-7
-"""Parts of a job that are less than this are rounding errors of the solver."""
-
+ROUNDING: Final = 1e-7  # Parts of a job that are less than this are rounding errors of the solver
 _GAP: Final = 1e-4
 
 

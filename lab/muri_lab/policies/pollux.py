@@ -18,16 +18,12 @@ from muri.policies.siblings.packed import Holding, PackedGpus
 from muri.policies.traits import BatchModel, goodput, model_of, relative_goodput
 from muri.policies.types import Plan, PlanJob, PlanRequest, PriorityKey, Reason, Sharer, Solo, Waiting, waited_s
 
-STARVED: Final = 1e-3
-"""Speed-up of a job without GPUs: so small that every job gets some before any job gets more."""
-
+STARVED: Final = 1e-3  # Speed-up of a job without GPUs: so small that every job gets some before any job gets more
 MOST_TIMES_ASKED: Final = 8
 """A job gets at most so many times the GPUs that it asked for: the model extrapolates no further."""
 
 _FULL_WEIGHT_GPU_S: Final = 4 * 3600.0
-
-_DECAY: Final = 0.5
-"""Jobs that have received more count for less: Pollux's defaults (section 4.2.2)."""
+_DECAY: Final = 0.5  # Jobs that have received more count for less: Pollux's defaults (section 4.2.2)
 
 _RIGID: Final = Reason(
     "it gets the GPUs that it asked for or none: it has no checkpoint or no profile, or must span nodes"
@@ -260,8 +256,7 @@ def _no_gpu_left(partition: str, ahead: int) -> Reason:
     )
 
 
-Sized = tuple[Candidate, int]
-"""A job and how many GPUs it should get."""
+Sized = tuple[Candidate, int]  # A job and how many GPUs it should get
 
 
 class PolluxCycle:

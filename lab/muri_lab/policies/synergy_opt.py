@@ -28,12 +28,8 @@ from muri.policies.traits import Demand, Sensitivity
 from muri.policies.types import Certificate, FreeNode, NodeShare
 from muri_lab.policies.ideal import Choice, Ideal, Need, Room, map_to_nodes, whole_gpus
 
-TIME_LIMIT_S: Final = 30.0
-"""HiGHS stops then, with the best that it has found; which that is depends on the machine."""
-
-GAP: Final = 1e-4
-"""Relative gap at which HiGHS may stop."""
-
+TIME_LIMIT_S: Final = 30.0  # HiGHS stops then, with the best that it has found; which that is depends on the machine
+GAP: Final = 1e-4  # Relative gap at which HiGHS may stop
 K = TypeVar("K")
 
 
@@ -41,7 +37,7 @@ def optimal(round_: Round, *, merge_equal: bool = True, time_limit_s: float = TI
     """Seat the jobs that TUNE seats so that their speeds add up to the most.
 
     Speeds are relative to the GPU-proportional share of the whole cluster. Each job gets nodes and one of the shares of
-    its sensitivity that are no slower than its proportional one. Running jobs keep their nodes, and lose their
+    its sensitivity that are at least as fast as its proportional one. Running jobs keep their nodes, and lose their
     restart's time of the round if their share changes. A new job on several nodes gets the same for each GPU, on TUNE's
     nodes or on those of the paper's second program. If HiGHS finds nothing better in time, TUNE's seats are the answer.
     The bound holds for any choice of nodes.

@@ -10,8 +10,7 @@ from muri.policies.siblings.shares import Round, Seat, Seating, Servers, saturat
 from muri.policies.siblings.synergy import AllocationPolicy, Way
 from muri.policies.types import CpuMemShare, FreeNode, NodeShare, PlanJob, PlanRequest, PriorityKey, all_jobs
 
-Totals = tuple[float, float, float]
-"""GPUs, CPUs and memory."""
+Totals = tuple[float, float, float]  # GPUs, CPUs and memory
 
 
 def tetris(round_: Round) -> Seating:

@@ -115,7 +115,7 @@ class ModelRequest(NamedTuple):
 @store_option
 @json_option
 def predict_graph_command(optimizer: str, store_path: Path | None, as_json: bool, **asked: Any) -> None:
-    """Predict what a model will need from its graph, without running it.
+    """Predict a model's needs from its graph, without running it.
 
     FILE.py is loaded and FACTORY() called, without memory for weights where it allows that. The
     prediction is learned from the measured profiles in the store whose graphs are known; its interval

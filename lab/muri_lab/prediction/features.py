@@ -37,7 +37,6 @@ OPTIMIZER_STATES: Final = {"sgd": 0, "momentum": 1, "adam": 2}
 """Values that an optimizer keeps for each trained parameter; "adam" stands for AdamW too."""
 
 DEFAULT_OPTIMIZER: Final = "adam"
-
 FRAMEWORK_GIB: Final = 0.5
 """δ: CUDA context and the libraries' workspaces in a process. Stated, not measured: it depends on GPU and driver (0.3
 to 0.6 GiB are usual), and PyTorch's own peak (`torch.cuda.max_memory_allocated`) does not contain it.
@@ -66,7 +65,7 @@ class GraphFeatures:
     moved_bytes: int = 0  # Size of what these write
     convolutions: int = 0  # Convolutions called in a forward pass; the next seven likewise
     matmuls: int = 0  # Linear layers and matrix products
-    normalisations: int = 0  # Batch, layer, group and similar normalisations
+    normalisations: int = 0  # of batches, layers, groups and the like
     attentions: int = 0  # Scaled dot-product attentions
     recurrents: int = 0  # RNN, LSTM and GRU layers or cells
     embeddings: int = 0  # Look-ups in embeddings

@@ -85,11 +85,7 @@ class LiveBytes(TorchDispatchMode):
             self._known.add(tensor.untyped_storage()._cdata)
 
     def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         """Run the operator and count its results."""
         result = func(*args, **(kwargs or {}))

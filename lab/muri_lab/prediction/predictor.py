@@ -28,21 +28,17 @@ from muri_lab.prediction.features import (
     examples,
 )
 
-COVERAGE: Final = 0.9
-"""How often the interval should hold the true value."""
-
+COVERAGE: Final = 0.9  # How often the interval should hold the true value
 FOLDS: Final = 5
 SEED: Final = 6
 Learner = Callable[[], Any]
 Array = NDArray[np.float64]
 PROPAGATE: Final = STAGES.index("propagate")
-NO_GPU = "cpu"
-"""The GPU type of profiles from nodes without GPU: they need no GPU memory."""
+NO_GPU = "cpu"  # The GPU type of profiles from nodes without GPU: they need no GPU memory
 
 
 LEAST_PROFILES: Final = 40
-LEAST_FAMILIES: Final = 8
-"""With fewer, the trees predict worse than the mean does (docs/lab.md)."""
+LEAST_FAMILIES: Final = 8  # With fewer, the trees predict worse than the mean does (docs/lab.md)
 
 
 class PredictionError(MuriError):

@@ -14,7 +14,7 @@ from muri.simulator.summary import PolicySummary, TraceSummary
 from muri.units import counted
 from muri_lab.report import series
 from muri_lab.report.html import Cell, page, plot_script, table
-from muri_lab.report.series import GROUP_COLOURS, colour, time_unit
+from muri_lab.report.series import GROUP_COLORS, color, time_unit
 
 _HEADER: Final = (
     "Policy", "Average JCT", "Median JCT", "p99 JCT", "Makespan", "Queue", "Storage", "CPU", "GPU", "Network",
@@ -143,7 +143,7 @@ def _first(policy: PolicySummary) -> SimulationResult:
 
 def _line(policy: PolicySummary, index: int, curve: series.Curve, size_s: float, **more: Any) -> Any:
     x = [value / size_s for value in curve.x]
-    line = {"color": colour(index), "width": 2}
+    line = {"color": color(index), "width": 2}
     return go.Scatter(x=x, y=curve.y, name=policy.label, mode="lines", line=line, **more)
 
 
@@ -229,7 +229,7 @@ def _dots(policy: PolicySummary, index: int, points: Sequence[series.JobPoint], 
         y=[point.speedup for point in points],
         name=policy.label,
         mode="markers",
-        marker={"color": colour(index), "size": 5, "opacity": 0.6},
+        marker={"color": color(index), "size": 5, "opacity": 0.6},
         text=words,
         hovertemplate="%{text}<br>%{y:.2f}×",
     )
@@ -257,7 +257,7 @@ def _bars(size: int, bars: Sequence[series.Bar], size_s: float) -> Any:
         y=[bar.lane + bar.height / 2 for bar in bars],
         width=[bar.drawn_height for bar in bars],
         name="alone" if size == 1 else f"{size} jobs",
-        marker={"color": GROUP_COLOURS[min(size, len(GROUP_COLOURS)) - 1], "line": {"width": 0}},
+        marker={"color": GROUP_COLORS[min(size, len(GROUP_COLORS)) - 1], "line": {"width": 0}},
         text=["jobs " + ", ".join(map(str, bar.span.members)) for bar in bars],
         textposition="none",
         hovertemplate="%{text}<extra></extra>",

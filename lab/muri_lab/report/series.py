@@ -8,17 +8,13 @@ from typing import Final
 from muri.profiler.records import RESOURCES
 from muri.simulator.model import GroupSpan, SimulationResult
 
-MAX_POINTS: Final = 1500
-"""Most points of a curve: more than a screen has columns."""
-
-MAX_SPANS: Final = 3000
-"""Most bars of a timeline; the largest are drawn."""
-
+MAX_POINTS: Final = 1500  # Most points of a curve: more than a screen has columns
+MAX_SPANS: Final = 3000  # Most bars of a timeline; the largest are drawn
 COLOURS: Final = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6BB1", "#7A7A7A")
 """Okabe and Ito's palette for color-blind readers, without yellow and black, which vanish on light or dark."""
 
-GROUP_COLOURS: Final = ("#9AA5B1", "#56B4E9", "#009E73", "#D55E00")
-"""Colours of groups of one, two, three and four jobs."""
+GROUP_COLORS: Final = ("#9AA5B1", "#56B4E9", "#009E73", "#D55E00")
+"""Colors of groups of one, two, three and four jobs."""
 
 _SECONDS: Final = ((2 * 86_400.0, 86_400.0, "days"), (2 * 3_600.0, 3_600.0, "hours"), (120.0, 60.0, "minutes"))
 
@@ -170,7 +166,7 @@ def _over_time(result: SimulationResult, values: Sequence[float]) -> Curve:
     return Curve(tuple(x), tuple(y))
 
 
-def colour(index: int) -> str:
+def color(index: int) -> str:
     """The color of the index-th policy."""
     return COLOURS[index % len(COLOURS)]
 

@@ -1,8 +1,7 @@
-"""The folder of `--out`: a page, plots, and results as files for other programs."""
+"""The folder of `--out`: a page with plots, and results as files for other programs."""
 
 import csv
 import json
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,8 +12,6 @@ from muri.files import whole_file
 from muri.pythons import THE_LAB
 from muri.simulator.model import JobRecord
 from muri.simulator.summary import TraceSummary, document_of
-
-_UNSAFE: Final = re.compile(r"[^\w.+-]+")
 
 _JOB_COLUMNS: Final = (
     "trace", "policy", "seed", "job_id", "user", "model", "gpu_count", "submit_s", "start_s", "end_s", "jct_s", "run_s",
@@ -27,16 +24,13 @@ class ReportError(MuriError):
 
 
 def write_report(summaries: Sequence[TraceSummary], folder: Path) -> Path:
-    """Write results.json, metrics.csv, jobs.csv, plots (a folder for each trace) and report.html; return its path."""
+    """Write results.json, metrics.csv, jobs.csv, curves as PNG and report.html with all plots; return its path."""
     with written_to(folder):
-        from muri_lab.report.images import write_images
+        from muri_lab.report.images import write_curves
         from muri_lab.report.page import report_page
 
         write_files(summaries, folder)
-        for summary in summaries:
-            target = folder if len(summaries) == 1 else folder / safe_name(summary.name)
-            target.mkdir(exist_ok=True)
-            write_images(summary, target)
+        write_curves(summaries, folder)
         path = folder / "report.html"
         with whole_file(path) as draft:
             draft.write_text(report_page(summaries), encoding="utf-8")
@@ -103,8 +97,3 @@ def written_to(folder: Path) -> Iterator[None]:
         raise ReportError(
             f"{error.filename or folder}: {error.strerror}; free space or choose another folder"
         ) from error
-
-
-def safe_name(name: str) -> str:
-    """A trace's name as that of a folder."""
-    return _UNSAFE.sub("-", name).strip("-.") or "trace"

@@ -18,8 +18,7 @@ _DEFAULTS: Final = {"job_name": "muri-simulate", "time": 240, "cpus_per_task": 1
 _TIME: Final = re.compile(r"[\d:-]*:[\d:-]*")
 _POLL_S: Final = 1.0
 _QUEUE_EVERY_S: Final = 10.0
-_GRACE_S: Final = 30.0
-"""Time for a result to reach the shared folder after its job has left the queue."""
+_GRACE_S: Final = 30.0  # Time for a result to reach the shared folder after its job has left the queue
 
 
 def sweep_on_slurm(

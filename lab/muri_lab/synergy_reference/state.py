@@ -14,8 +14,7 @@ from muri.simulator.traces.models import SynergyFigures, synergy_figures
 
 Rows = npt.NDArray[np.int64]
 
-ROUND_S: Final = 300
-"""Seconds from one plan to the next."""
+ROUND_S: Final = 300  # Seconds from one plan to the next
 
 
 class Share(NamedTuple):

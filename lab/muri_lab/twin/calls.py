@@ -60,7 +60,7 @@ class Calls:
             before(self, name)
         if fault.kind == "stale snapshot":
             fresh, old = act(), self._previous
-            # No controller can know what a user changes after its look at the queue. And slurmctld never
+            # No controller can know of changes by users after its look at the queue. And slurmctld never
             # tells a controller of a time before the changes that the same cycle has made, and it has confirmed.
             is_knowable = self._previous_s >= self._stage.changed_s and not self._changed
             return old if old is not None and is_knowable else fresh
@@ -139,11 +139,9 @@ _AFTER: Final[dict[str, Callable[[Calls, str, Fault, Any], Any]]] = {
 }
 
 _READS: Final = frozenset({"snapshot", "queue"})
-
 _AT_SNAPSHOTS: Final = frozenset({"stale snapshot", "partial snapshot", "second controller"})
 """A second controller has files of its own: no lock keeps it out. Between a snapshot and later calls it would look like
 an administrator who changes jobs; that is not tried.
 """
 
-AT_CALLS: Final = frozenset({*_BEFORE, *_AFTER, "stale snapshot"})
-"""Kinds of faults that meet a call."""
+AT_CALLS: Final = frozenset({*_BEFORE, *_AFTER, "stale snapshot"})  # Kinds of faults that meet a call

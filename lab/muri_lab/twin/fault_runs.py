@@ -20,9 +20,7 @@ from muri_lab.twin.ordeal import Outcome, endure
 from muri_lab.twin.shrink import smallest_failing
 from muri_lab.twin.story import KINDS, Story, tell
 
-_AT_ONCE: Final = 50
-"""Stories that a process tells before it reports."""
-
+_AT_ONCE: Final = 50  # Stories that a process tells before it reports
 _MOST_TRIALS: Final = 150
 
 

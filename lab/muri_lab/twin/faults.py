@@ -15,8 +15,7 @@ from muri_lab.twin.stage import CALM_AFTER_S, Stage
 from muri_lab.twin.story import Fault
 
 _LEAST_LIMIT_S: Final = 3600
-_MOST_LIMIT_S: Final = 7200
-"""Between these no job is ended by a limit, and none is over one of the site's."""
+_MOST_LIMIT_S: Final = 7200  # Between these no job is ended by a limit, and none is over one of the site's
 
 
 def _chosen(jobs: list[Job], fault: Fault) -> Job | None:

@@ -22,8 +22,7 @@ VERSION: Final = "26.05.5"
 
 _Result = TypeVar("_Result")
 
-Around = Callable[[str, Callable[[], Any]], Any]
-"""Makes a call: it may fail before or after, or be made elsewhere."""
+Around = Callable[[str, Callable[[], Any]], Any]  # Makes a call: it may fail before or after, or be made elsewhere
 
 
 def just_call(name: str, act: Callable[[], _Result]) -> _Result:

@@ -32,7 +32,6 @@ from muri_lab.twin.submission import FIRST_UID, Submission
 from muri_lab.twin.twin import Course, Twin, folder
 
 DEFAULT_INTERVAL_S: Final = 360.0
-
 _CPUS_OF_NODE: Final = 256
 _MIB_OF_NODE: Final = 4_000_000
 

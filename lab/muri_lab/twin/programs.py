@@ -23,12 +23,8 @@ from muri_lab.twin.sharing import Iteration, Sharing, speeds
 from muri_lab.twin.site import Delays
 from muri_lab.twin.slurm import VirtualSlurm
 
-_ASK_AGAIN_S: Final = 10.0
-"""How long a member waits before it asks again while slurmctld is away."""
-
-_ATTACH_TIMEOUT_S: Final = 120.0
-"""How long a member waits for its group's runtime (muri.launcher.job.environment)."""
-
+_ASK_AGAIN_S: Final = 10.0  # How long a member waits before it asks again while slurmctld is away
+_ATTACH_TIMEOUT_S: Final = 120.0  # How long a member waits for its group's runtime (muri.launcher.job.environment)
 _SURE_AFTER: Final = 12
 """A script whose iterations are all alike has warmed up after 2 of them, and is measured with 10 more."""
 

@@ -6,8 +6,7 @@ from typing import Literal, Protocol
 
 from muri.slurm_plugin.records.cluster import Job
 
-Holder = Literal["", "muri", "user", "admin"]
-"""The holder of a job; "" without a hold."""
+Holder = Literal["", "muri", "user", "admin"]  # The holder of a job; "" without a hold
 
 
 @dataclass(frozen=True, slots=True)

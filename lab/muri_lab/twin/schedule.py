@@ -6,9 +6,7 @@ from typing import Final, Protocol
 
 from muri.slurm_plugin.records.cluster import Job, JobState, Node, Reservation
 
-_MOST_SHADOWS: Final = 8
-"""For so many blocked jobs the backfill scheduler keeps nodes free."""
-
+_MOST_SHADOWS: Final = 8  # For so many blocked jobs the backfill scheduler keeps nodes free
 _ENDED_WELL: Final = {JobState.COMPLETED}
 
 
@@ -34,8 +32,7 @@ class Free:
         return self.gpus >= gpus and self.cpus >= cpus and self.mem_mib >= mem_mib
 
 
-Need = tuple[int, int, int]
-"""GPUs, CPUs and MiB on a node."""
+Need = tuple[int, int, int]  # GPUs, CPUs and MiB on a node
 
 
 def need_of(job: Job) -> Need:

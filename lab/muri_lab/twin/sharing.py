@@ -21,7 +21,6 @@ from muri.profiler.records import StageProfile
 _WARM_UP: Final = 2
 _ITERATIONS: Final = 64
 _MOST_STEPS: Final = 20_000
-
 _VARIATION: Final = 0.02
 """Greatest difference of a stage's time from its mean, from one iteration to the next.
 

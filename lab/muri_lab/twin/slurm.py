@@ -23,14 +23,11 @@ from muri_lab.twin.schedule import Backlog, Free, Need, why_unready
 from muri_lab.twin.site import Site
 
 _HELD_REASONS: Final[Mapping[Holder, str]] = {"muri": "JobHeldUser", "user": "JobHeldUser", "admin": "JobHeldAdmin"}
-
 _FIRST_PRIORITY: Final = 4_294_900_000
-
 _NOT_LOOKED_AT: Final = frozenset({"BeginTime", "Dependency", "DependencyNeverSatisfied"})
 """Reasons of jobs that are not in the schedulers' queue, and so hold up no other tasks of their array."""
 
-_START_AGAIN_S: Final = 2.0
-"""After a change of its begin time Slurm starts a requeued job this much later."""
+_START_AGAIN_S: Final = 2.0  # After a change of its begin time Slurm starts a requeued job this much later
 
 
 @lru_cache(maxsize=4096)

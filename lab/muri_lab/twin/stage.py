@@ -16,8 +16,7 @@ from muri_lab.twin.invariants import Watch
 from muri_lab.twin.story import Story
 from muri_lab.twin.twin import Twin
 
-CALM_AFTER_S: Final = 600.0
-"""From then on nothing goes wrong any more."""
+CALM_AFTER_S: Final = 600.0  # From then on nothing goes wrong any more
 
 
 class Stage:
@@ -77,7 +76,7 @@ class Stage:
                 process.close()
 
     def mend_journal(self) -> None:
-        """Do what an administrator does who reads the error: make room, or move the damaged file aside."""
+        """Do as an administrator who reads the error: make room, or move the damaged file aside."""
         self.end_process()
         if self.twin.time.now_s < self.full_until_s:
             return

@@ -34,12 +34,10 @@ STATE_FAULTS: Final = (
     "AdminComment truncated",
 )  # fmt: skip
 SITE_CHANGES: Final = ("drained", "removed", "upgraded")
-
 KINDS: Final = (*CONTROLLER_FAULTS, *SLURM_FAULTS, *JOB_FAULTS, *PEOPLE, *STATE_FAULTS, *SITE_CHANGES)
 """Every kind of fault."""
 
 _POLICIES: Final = ("muri-s", "muri-l", "muri-slurm", "muri-jct", "muri-s", "sjf-bsbf", "horus", "muri-hybrid")
-
 _FAULTS_WITHIN_S: Final = 420.0
 
 

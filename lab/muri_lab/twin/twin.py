@@ -32,9 +32,7 @@ from muri_lab.twin.site import Site
 from muri_lab.twin.slurm import VirtualSlurm
 from muri_lab.twin.submission import Submission, sbatch
 
-EPOCH_S: Final = 1_700_000_000.0
-"""When virtual time begins, in seconds since the epoch."""
-
+EPOCH_S: Final = 1_700_000_000.0  # When virtual time begins, in seconds since the epoch
 _IN_MEMORY: Final = Path("/dev/shm")  # noqa: S108 (a directory for shared memory, not for guessable names)
 
 

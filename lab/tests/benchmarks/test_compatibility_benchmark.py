@@ -1,4 +1,4 @@
-"""The comparison of scripts with themselves alone: what it finds, on scripts made here; it needs no repository."""
+"""The comparison of scripts with themselves alone, on scripts made here; it needs no repository."""
 
 import os
 import subprocess
@@ -34,7 +34,7 @@ def observation(benchmark):
 
 
 def make_repository(folder: Path, **scripts: str) -> Path:
-    repository = folder / "clones" / "somebody" / "examples"
+    repository = folder / "clones" / "someone" / "examples"
     repository.mkdir(parents=True)
     for name, text in scripts.items():
         (repository / f"{name}.py").write_text(text)
@@ -47,7 +47,7 @@ def make_repository(folder: Path, **scripts: str) -> Path:
 def test_a_group_gives_what_each_script_gives_alone_and_a_difference_is_found(compatibility, tmp_path: Path) -> None:
     clones = make_repository(tmp_path, train=TRAIN, other=TRAIN, told=GIVEN_AWAY)
     scripts = [
-        compatibility.Script(name, "somebody/examples", (f"{name}.py",), copies={f"{name}.py": "src/"})
+        compatibility.Script(name, "someone/examples", (f"{name}.py",), copies={f"{name}.py": "src/"})
         for name in ("train", "other", "told")
     ]
     place = compatibility.Place(clones, Path(sys.executable), tmp_path / "cache")
@@ -61,7 +61,7 @@ def test_a_group_gives_what_each_script_gives_alone_and_a_difference_is_found(co
     assert sorted(run["with"]) == ["other", "train"]
     assert run["differences"] == ["out: line 1: 'alone' alone, 'a member' here"]
     page = page_of(result)
-    assert "| told | somebody/examples |" in page
+    assert "| told | someone/examples |" in page
     assert "- told, process beside" in page
     assert rows["train"]["stage_share"] is rows["train"]["dangers"] is None
     assert "- train: the script ended, no stages marked: it never called" in page

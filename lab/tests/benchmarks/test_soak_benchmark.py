@@ -1,4 +1,4 @@
-"""The soaks, in their short forms: what a real runtime leaves behind, and what signals, pauses and kills do to it."""
+"""The soaks, in their short forms: leftovers of a real runtime, and effects of signals, pauses and kills."""
 
 import sys
 from pathlib import Path

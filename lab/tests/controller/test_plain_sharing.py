@@ -1,4 +1,4 @@
-"""muri-hybrid in the controller's cycle: measured pairs share without turns, nobody else does."""
+"""muri-hybrid in the controller's cycle: only measured pairs share without turns."""
 
 from dataclasses import replace
 from functools import partial

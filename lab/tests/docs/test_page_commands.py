@@ -39,7 +39,7 @@ def path_of(place: str) -> Path:
 
 
 def run(path: Path, *words: str) -> str:
-    """Run a script in this process, and return what it prints."""
+    """Run a script in this process, and return its output."""
     printed, before = io.StringIO(), sys.argv
     sys.argv = [str(path), *words]
     try:
@@ -111,4 +111,4 @@ def test_the_example_of_planning_runs() -> None:
     text = (ROOT / "docs" / "policies.md").read_text()
     example = re.search(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
     assert example and "policy.plan(" in example[1]
-    exec(example[1], {})  # its last line asserts what it says
+    exec(example[1], {})  # its last line asserts the printed plan

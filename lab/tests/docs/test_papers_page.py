@@ -18,7 +18,6 @@ from muri_lab.benchmarks.papers import frame, horus_slowdown, muri, sjf_bsbf_wor
 from muri_lab.benchmarks.papers.__main__ import experiments, main
 from muri_lab.benchmarks.papers.frame import RESULTS
 from muri_lab.benchmarks.papers.muri import SMALL
-from muri_lab.benchmarks.papers.quoted import quote, quoted
 from muri_lab.cli import cli as lab
 from muri_lab.experiments.experiment import experiment_names, load_experiment
 
@@ -50,10 +49,10 @@ def test_every_named_piece_of_code_exists():
 
 def test_rows_quote_other_results_as_they_are_stored():
     scale = json.loads((RESULTS.parent / "scale.json").read_text())
-    figures = quoted()
+    figures = page.quoted()
     assert figures["decision_s"] == f"{scale['decide-10k']['figures']['cpu_s']:.1f}"
     assert figures["hand_over_processes"] == f"{scale['hand-over-processes']['figures']['p50_us']:.0f}"
-    assert quote("within {decision_s} s {", figures) == f"within {figures['decision_s']} s {{"
+    assert page.quote("within {decision_s} s {", figures) == f"within {figures['decision_s']} s {{"
     texts = "".join(path.read_text() for path in page.FOLDER.glob("*.yaml"))
     assert sorted(name for name in figures if f"{{{name}}}" not in texts) == [], "no row quotes them"
     with pytest.raises(SystemExit, match=r"Table 0: .* has no figure 'decision'"):

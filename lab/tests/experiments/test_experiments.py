@@ -1,4 +1,4 @@
-"""Experiments as files: what they run, what they say of wrong keys, and the page with ours beside the published."""
+"""Experiments as files: their runs, errors about wrong keys, and the page with ours beside the published figures."""
 
 import json
 import re

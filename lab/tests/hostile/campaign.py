@@ -45,11 +45,11 @@ class Campaign:
 
     Attributes:
         policy: Of the controller.
-        gate: What keeps jobs waiting.
+        gate: Gate of waiting jobs.
         seed: What the hostile jobs depend on.
         hostile: How many there are.
         ordinary: How many ordinary ones there are.
-        apart: Whether the hostile jobs have a partition of their own, and the ordinary ones profiles, so that nobody
+        apart: Whether the hostile jobs have a partition of their own, and the ordinary ones profiles, so that no job
             waits for another's GPUs or dry runs; else all compete.
         profiling: How models without a profile are measured. All else is as shipped.
     """
@@ -73,10 +73,10 @@ class Outcome:
     """What came of a campaign.
 
     Attributes:
-        failures: What must not happen, for people.
+        failures: Broken rules, for people.
         cycles: How many there were.
         longest_cycle_s: Real seconds of the longest.
-        left_out: What deciding failed on: the fault of a hostile job that cost nobody else anything.
+        left_out: Errors while deciding, the fault of a hostile job, without harm to others.
         ends: How each ordinary job ended: when, in seconds from the start, and "alone" or "member".
     """
 

@@ -1,4 +1,4 @@
-"""Hostile jobs among ordinary ones, a small part of scripts/fuzz-controller: nobody's jobs harm another's."""
+"""Hostile jobs among ordinary ones, a small part of scripts/fuzz-controller: they harm no other job."""
 
 import pytest
 from campaign import Campaign

@@ -210,7 +210,7 @@ class VirtualSlurm(FakeSlurm):
                 self._update(job.job_id, reason=why or self._why_no_nodes(job))
 
     def _why_no_nodes(self, job: Job) -> str:
-        """Slurm tells what a request lacks only when the job's turn comes; until then it says Priority."""
+        """Slurm tells the missing resource only when the job's turn comes; until then it says Priority."""
         return "Priority" if job.job_id % 2 else "Resources" if self._may_have(job) else "BadConstraints"
 
     def _why_waiting(self, job: Job) -> str:

@@ -1,4 +1,4 @@
-"""The command `muri-lab sweep`: what it prints, and what it says to wrong input."""
+"""The command `muri-lab sweep`: its output, and its errors."""
 
 import json
 import os
@@ -43,7 +43,7 @@ def printed(capsys: pytest.CaptureFixture[str], *words: object) -> str:
 
 
 def refusal(capsys: pytest.CaptureFixture[str], *words: object) -> str:
-    """What it says when it exits with 2."""
+    """Return the error of an exit with 2."""
     assert run_command(sweep, [str(word) for word in words]) == 2
     output = capsys.readouterr()
     assert output.out == ""
@@ -194,7 +194,7 @@ def is_there(process_group: int) -> bool:
 
 
 def read_terminal(fd: int, last: re.Pattern[str], deadline_s: float = 240.0) -> str:
-    """What is drawn on a terminal until the last pattern is there or the other end is closed."""
+    """Return the terminal output until the last pattern is there or the other end is closed."""
     text, limit = "", time.monotonic() + deadline_s
     while not last.search(text) and time.monotonic() < limit:
         if select.select([fd], [], [], 0.2)[0]:

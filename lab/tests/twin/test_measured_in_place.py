@@ -1,4 +1,4 @@
-"""Models never seen start at once and are measured while they train; nobody runs a script twice."""
+"""Models never seen start at once and are measured while they train; no script runs twice."""
 
 from pathlib import Path
 

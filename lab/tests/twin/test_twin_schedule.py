@@ -1,4 +1,4 @@
-"""Which nodes the virtual Slurm gives: what a sandbox of Slurm 26.05 gave for the same free nodes."""
+"""The virtual Slurm gives the same nodes as a sandbox of Slurm 26.05 with the same free nodes."""
 
 from pathlib import Path
 

@@ -19,10 +19,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+from muri_lab.benchmarks.bars import describe_machine
 from muri_lab.benchmarks.gpu_check.check import Check
 from muri_lab.benchmarks.gpu_check.parts import PARTS, do_parts
 from muri_lab.benchmarks.job_runs import write_random_file
-from muri_lab.benchmarks.machine import describe_machine
 from muri_lab.benchmarks.runtime_process import BenchmarkError
 
 ROOT = Path(__file__).resolve().parents[4]

@@ -14,14 +14,10 @@ from muri_lab.benchmarks.job_runs import Run, Setting
 from muri_lab.benchmarks.runtime_process import BenchmarkError
 
 JOBS = Path(__file__).resolve().parents[1] / "gpu_jobs"
-MODELS = ("resnet18", "gpt2", "a2c", "vgg16")
-"""Bound by storage, GPU, CPU and the exchange of gradients, in this order."""
-
+MODELS = ("resnet18", "gpt2", "a2c", "vgg16")  # Bound by storage, GPU, CPU and the exchange of gradients, in this order
 START_LIMIT_S = 40.0
 PART_LIMIT_S = 90.0
-SMOKE_LIMIT_S = 600.0
-"""Where no GPU is paid for, nothing is hurried."""
-
+SMOKE_LIMIT_S = 600.0  # Where no GPU is paid for, nothing is hurried
 FAILURES = (BenchmarkError, OSError, subprocess.SubprocessError)
 """Exceptions of a single measurement, which leave the others valid."""
 

@@ -21,9 +21,7 @@ from muri_lab.benchmarks.runtime_process import BenchmarkError
 
 HOLDS = 800
 SAMPLE_S = 0.1
-GOES_ON = 50
-"""Iterations after which a partner counts as unharmed."""
-
+GOES_ON = 50  # Iterations after which a partner counts as unharmed
 BEFORE_FAILURE_S = 1.0
 CONSEQUENCES_S = 20.0
 NVML_S = 4.5

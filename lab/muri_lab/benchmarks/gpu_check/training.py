@@ -18,13 +18,10 @@ from muri_lab.benchmarks.gpu_check.check import FAILURES, Check, Figures, only, 
 from muri_lab.benchmarks.job_runs import PYTHON, WARM_ITERATIONS, Run, Setting, running
 from muri_lab.benchmarks.runtime_process import MURI_RUN, BenchmarkError
 
-MPS_CONTROL = "nvidia-cuda-mps-control"
-"""Comes with NVIDIA's driver."""
-
+MPS_CONTROL = "nvidia-cuda-mps-control"  # Comes with NVIDIA's driver
 MPS_PLACES = ("/usr/bin", "/usr/local/nvidia/bin", "/usr/local/cuda/bin")
 MPS_LIMIT_S = 10.0
-AUTO_S = 9.0
-"""`auto` needs some windows of five seconds to compare."""
+AUTO_S = 9.0  # `auto` needs some windows of five seconds to compare
 
 IN_PLACE_LIMIT_S, IN_PLACE_ITERATIONS = 15.0, 60
 """A measurement ends at either limit, sure or not; warm-up takes 22 iterations at most."""
@@ -36,8 +33,7 @@ SETS: Mapping[str, tuple[str, ...]] = {
     "small": ("small",) * 4,
 }
 SHORT_S = 1.0
-LONG = 1.8
-"""A long job of the demo has so many times the iterations of a short one."""
+LONG = 1.8  # A long job of the demo has so many times the iterations of a short one
 
 
 def losses(check: Check, figures: Figures) -> None:

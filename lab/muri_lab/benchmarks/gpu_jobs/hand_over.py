@@ -14,9 +14,7 @@ from pathlib import Path
 import muri
 
 HOLD_S = 0.002
-CYCLES_PER_S = 1.7e9
-"""Of a recent GPU, about: the hold need not be exact."""
-
+CYCLES_PER_S = 1.7e9  # Of a recent GPU, about: the hold need not be exact
 MOST = 50_000
 
 

@@ -52,7 +52,7 @@ def _run(experiment: Experiment, quick: bool, traces: tuple[Path, ...]) -> Outco
     if not traces:
         return experiment.run(quick)
     if quick or experiment.run_on is None:
-        raise click.UsageError(f"--trace is no option of {experiment.name}{' --quick' * quick}")
+        raise click.UsageError(f"--trace is not an option of {experiment.name}{' --quick' * quick}")
     return experiment.run_on(traces)
 
 

@@ -6,11 +6,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from muri_lab.benchmarks.machine import describe_machine
+from muri_lab.benchmarks.bars import describe_machine
 
 ROOT = Path(__file__).parents[4]
 RESULTS = Path(__file__).parents[1] / "results" / "papers"
-
 GAVELS = "the table of pairs that Gavel's authors measured on a V100"
 
 Figure = float | str | None

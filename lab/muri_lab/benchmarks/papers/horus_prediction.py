@@ -20,7 +20,6 @@ from muri_lab.prediction.predictor import SEED, UTILISATION, Array, Constant, fo
 Make = Callable[[], Any]
 
 ZOO: Final = Path(__file__).parents[1] / "results" / "zoo.json"
-
 _LIKE_MURI: Final = {"n_estimators": 120, "learning_rate": 0.06, "max_depth": 3, "subsample": 0.5, "random_state": SEED}
 _ONE_CORE: Final = {"n_jobs": 1, "random_state": SEED}
 TENTHS: Final = 10

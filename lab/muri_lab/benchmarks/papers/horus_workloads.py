@@ -40,14 +40,8 @@ ARRIVALS_S: Final = 3600.0
 MEDIAN_S: Final = 3600.0
 SHORT_S, SPLIT_S, LONG_S = 180.0, 800.0, 7200.0
 SHORT_SHARE: Final = {"W-Large": 0.5, "W-Small": 0.6}
-PER_ROUND: Final = 15
-"""β of the paper's runs."""
-
-CASES: Final = {
-    "long-tail": (1.0, 12 * 3600.0, 1),
-    "even": (0.5, 3 * 3600.0, 1),
-    "backlog": (0.5, 3 * 3600.0, 2),
-}
+PER_ROUND: Final = 15  # β of the paper's runs
+CASES: Final = {"long-tail": (1.0, 12 * 3600.0, 1), "even": (0.5, 3 * 3600.0, 1), "backlog": (0.5, 3 * 3600.0, 2)}
 """σ of the durations, the longest one in seconds, and how many times the GPUs are asked for, by name."""
 
 CONFIGURATIONS: Final = {
@@ -100,11 +94,7 @@ def testbed_workload(case: str, seed: int, jobs: int = TESTBED_JOBS) -> Trace:
 
 
 def measured(
-    policy: str,
-    options: Mapping[str, Any],
-    traces: Sequence[Trace],
-    cluster: Cluster,
-    interval_s: float,
+    policy: str, options: Mapping[str, Any], traces: Sequence[Trace], cluster: Cluster, interval_s: float
 ) -> Figures:
     """Return the means of a policy's figures over some workloads, planning every `interval_s` seconds."""
     settings = Settings(interval_s=interval_s, slowdown="utilization")

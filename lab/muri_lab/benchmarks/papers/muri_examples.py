@@ -12,7 +12,6 @@ from muri.simulator.traces.models import measured_models
 from muri_lab.benchmarks.papers.frame import Experiment, Outcome, Row
 
 NONE_FITTED: Final = "Nothing is fitted."
-
 TABLE_2: Final = {"shufflenet_v2_x1_0": 0.86, "a2c": 0.48, "gpt2": 0.41, "vgg16": 0.25}
 """Throughput in a group of all four on 16 GPUs over that alone."""
 
@@ -27,8 +26,7 @@ MODELS: Final[tuple[tuple[str, SpeedModel], ...]] = (
 FIGURE_4: Final = {"A": (2.0, 1.0), "B": (1.0, 2.0), "C": (2.0, 1.0), "D": (1.0, 2.0), "E": (4.0, 2.0), "F": (2.0, 4.0)}
 """Units of time on CPU and GPU; E is A and C fused."""
 
-FIGURE_6: Final = ((1.0, 2.0, 1.0, 1.0), (1.0, 1.0, 2.0, 1.0))
-"""Units of time on storage, CPU, GPU and network."""
+FIGURE_6: Final = ((1.0, 2.0, 1.0, 1.0), (1.0, 1.0, 2.0, 1.0))  # Units of time on storage, CPU, GPU and network
 
 
 def table_2(quick: bool) -> Outcome:

@@ -39,8 +39,7 @@ SHARING: Final = ("sjf-ffs", "sjf-bsbf")
 EXCLUSIVE: Final = ("fifo", "sjf", "tiresias")
 LOADS: Final = (0.5, 1.0, 1.5, 2.0)
 RATIOS: Final = (1.0, 1.25, 1.5, 1.75, 2.0)
-SHORTEST: Final = 0.4
-"""Share of the jobs, the shortest ones, of which section VI-C speaks."""
+SHORTEST: Final = 0.4  # Share of the jobs, the shortest ones, of which section VI-C speaks
 
 JCT, QUEUEING = "average JCT", "average queueing time"
 LOWER = "average JCT below that of {}"

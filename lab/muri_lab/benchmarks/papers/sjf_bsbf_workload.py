@@ -44,9 +44,7 @@ JOBS: Final = 240
 LOAD: Final = 1.5
 GPU_MIX: Final = {1: 0.50, 2: 0.15, 4: 0.20, 8: 0.10, 16: 0.05}
 DURATIONS: Final = Durations(floor_s=60.0, median_s=1800.0, sigma=1.0, longest_s=6 * 3600.0)
-SMALL_GPUS: Final = 4
-"""Most GPUs of a job that counts as small."""
-
+SMALL_GPUS: Final = 4  # Most GPUs of a job that counts as small
 POLICIES: Final = ("fifo", "sjf", "tiresias", "pollux", "sjf-ffs", "sjf-bsbf")
 QUICK_JOBS: Final = 12
 _MADE_UP: Final = """\

@@ -13,8 +13,7 @@ from muri_lab.benchmarks.papers.frame import Curve, Experiment, Outcome, Row
 from muri_lab.benchmarks.papers.synergy_traces import Workload, counted_jobs, simulated
 from muri_lab.policies.ideal import Choice, Ideal, Need, Room, map_to_nodes, split_jobs
 
-GPUS, CPUS, MEM_GIB = 8, 24.0, 500.0
-"""Of each node."""
+GPUS, CPUS, MEM_GIB = 8, 24.0, 500.0  # Of each node
 FAIR: Final = Demand(CPUS / GPUS, MEM_GIB / GPUS)
 SPLIT: Final = "Nothing is fitted: demands and speeds are those of the public simulator's tables."
 EXAMPLE: Final = {"res18": (4, 23), "m5": (4, 12), "transformer": (4, 1), "gnmt": (4, 12)}

@@ -18,8 +18,7 @@ from muri_lab.benchmarks.papers.frame import ROOT, needed
 
 PUBLISHED: Final = ROOT.parent / "shared" / "traces" / "synergy_single_gpu_load9.csv"
 PUBLISHED_LOAD: Final = 9.0
-FIRST, LAST = 4_000, 5_000
-"""The jobs that count: the cluster is in its steady state."""
+FIRST, LAST = 4_000, 5_000  # The jobs that count: the cluster is in its steady state
 
 QUICK: Final = (200, 260)
 
@@ -30,16 +29,12 @@ MODELS: Final = (
 )
 """Image, language and speech."""
 
-USUAL: Final = (20, 70, 10)
-"""The paper's usual split, percent."""
-
+USUAL: Final = (20, 70, 10)  # The paper's usual split, percent
 HOUR_S: Final = 3600.0
 
-Jcts = npt.NDArray[np.float64]
-"""Array (jobs,): hours."""
+Jcts = npt.NDArray[np.float64]  # Array (jobs,): hours
 
-SHORT_H: Final = 4.0
-"""Jobs whose JCT is below this count as short."""
+SHORT_H: Final = 4.0  # Jobs whose JCT is below this count as short
 
 
 class Workload(NamedTuple):

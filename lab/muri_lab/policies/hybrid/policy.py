@@ -32,9 +32,7 @@ from muri.policies.types import (
 from muri_lab.policies.hybrid.prediction import BetterOfBoth, Mode, Predictor, weighted
 from muri_lab.policies.hybrid.shares import Tenant, give_out, speeds_of
 
-_GAIN: Final = 1e-9
-"""Relative gain below which another way than interleaving is only a rounding error."""
-
+_GAIN: Final = 1e-9  # Relative gain below which another way than interleaving is only a rounding error
 _STARTS_ELSEWHERE: Final = Reason("GPUs of its own are free")
 _DONE: Final = {"interleave": "they interleave", "plain": "they share without turns", "alone": "it runs alone"}
 

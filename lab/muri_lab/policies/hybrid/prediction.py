@@ -28,19 +28,13 @@ from muri.policies.types import PlanJob
 
 Mode = Literal["interleave", "plain"]
 
-Speeds = tuple[float, ...]
-"""Speed of each member, 1 = as fast as alone with the GPU-proportional share."""
+Speeds = tuple[float, ...]  # Speed of each member, 1 = as fast as alone with the GPU-proportional share
 
-Member = tuple[Shape, Sensitivity | None]
-"""Whatever a job's speed depends on."""
+Member = tuple[Shape, Sensitivity | None]  # Whatever a job's speed depends on
 
-UNKNOWN: Final = Shape((0.0, 0.0, 0.0, 0.0), 1.0)
-"""Stands for a job that runs alone without a known profile."""
-
+UNKNOWN: Final = Shape((0.0, 0.0, 0.0, 0.0), 1.0)  # Stands for a job that runs alone without a known profile
 _CACHED: Final = 4096
-
-_GAIN = 1e-9
-"""Relative gain from which plain sharing is better than interleaving."""
+_GAIN = 1e-9  # Relative gain from which plain sharing is better than interleaving
 
 
 class Predictor:

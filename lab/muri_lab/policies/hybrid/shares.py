@@ -234,12 +234,7 @@ class _Room:
     """One node while its CPUs and memory are given out."""
 
     def __init__(
-        self,
-        node: FreeNode,
-        servers: Servers,
-        predictor: Predictor,
-        horizon_s: float | None,
-        least: LeastShares,
+        self, node: FreeNode, servers: Servers, predictor: Predictor, horizon_s: float | None, least: LeastShares
     ) -> None:
         self._least = least
         self._node, self._servers, self._predictor = node, servers, predictor
