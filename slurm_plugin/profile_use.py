@@ -43,8 +43,8 @@ from muri.profiler.store_file import set_aside
 from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.planning.actions import Action, started
 from muri.slurm_plugin.planning.cycle_input import ATTEMPTS, CycleInput, Knowledge
+from muri.slurm_plugin.planning.gathered import Gathered, doubt
 from muri.slurm_plugin.planning.model_traits import UNUSABLE, KnownTraits, batch_model
-from muri.slurm_plugin.planning.repairs import doubt
 from muri.slurm_plugin.planning.slurm_requests import as_submitted
 from muri.slurm_plugin.records.cluster import JobState
 from muri.slurm_plugin.records.comment_reports import MemberReport, job_use, member_report
@@ -132,7 +132,7 @@ def _may_mark(store: ProfileStore, key: ProfileKey, config: Config, now_s: float
     return not times or now_s - max(times) >= config.tuning.drift_again_s
 
 
-def learn_pairs(store: ProfileStore, journal: Journal, cycle: CycleInput, policy: Policy) -> None:
+def learn_pairs(store: ProfileStore, journal: Journal, cycle: Gathered, policy: Policy) -> None:
     """Keep how the members of running pairs slow each other down, unless a surer measurement is stored.
 
     Args:
@@ -452,7 +452,7 @@ class _Round(NamedTuple):
     turns: bool
 
 
-def pairs_at_work(cycle: CycleInput, facts: Mapping[str, Any], *, packs: bool) -> Iterator[PairCourse]:
+def pairs_at_work(cycle: Gathered, facts: Mapping[str, Any], *, packs: bool) -> Iterator[PairCourse]:
     """Return the pairs of which this cycle tells something new.
 
     Args:
@@ -502,12 +502,12 @@ def learnt(course: PairCourse, stored: Interference | None, now_s: float) -> Int
     return None if surer else found
 
 
-def _round(group: RunningGroup, cycle: CycleInput) -> _Round | None:
+def _round(group: RunningGroup, cycle: Gathered) -> _Round | None:
     """What both members' profiles and reports say; None where they do not say how two models get on."""
     if len(group.members) != 2 or any(job.state is not JobState.RUNNING for job in group.members):
         return None
     told = [member_report(group.pilot.reports.speeds, job.job_id) for job in group.members]
-    known = [cycle.knowledge.profile_of(cycle.key_of(as_submitted(job, group.pilot))) for job in group.members]
+    known = [cycle.known[job.job_id].profile for job in group.members]
     reports = [each for each in told if each is not None and each.discipline and each.iterations]
     profiles = [each for each in known if each is not None and not each.is_estimate]
     if len(reports) != 2 or len(profiles) != 2 or any((each.iterations or 0) < LEAST_ITERATIONS for each in reports):

@@ -40,8 +40,8 @@ from muri.slurm_plugin.controller.status import STATUS_NAME, Status
 from muri.slurm_plugin.execute.apply import StopFlag
 from muri.slurm_plugin.gateway.accounting import Accounting, NoAccountingError
 from muri.slurm_plugin.gateway.base import Calls, Gateway, GatewayError, NoSuchJobError, Requests, counted
-from muri.slurm_plugin.planning.cycle_input import CycleInput
 from muri.slurm_plugin.planning.decision import Decision
+from muri.slurm_plugin.planning.gathered import Gathered
 from muri.slurm_plugin.records.journal import COUNTERS, GROUP_RUN, SERVICE, Journal
 from muri.slurm_plugin.records.roles import View
 from muri.slurm_plugin.records.usage import Run, with_report
@@ -112,12 +112,12 @@ class Settlement:
         self._stop = stop
         self._clock = clock
 
-    def look(self, cycle: CycleInput, counters: Counters) -> dict[int, GroupRun]:
+    def look(self, cycle: Gathered, counters: Counters) -> dict[int, GroupRun]:
         """Bring the open accounts up to what Slurm shows, and count what has ended since the last cycle."""
         view, now_s, telemetry_s = cycle.view, cycle.now_s, cycle.config.tuning.telemetry_s
         before = _read(self._journal.facts(GROUP_RUN))
         runs = with_profiles(
-            updated(before, view, self._journal.intents(), now_s), cycle.view, cycle.knowledge, cycle.node_index
+            updated(before, view, self._journal.intents(), now_s), cycle.view, cycle.knowledge, cycle.view.node_index
         )
         lost = forgotten({pilot: runs[pilot] for pilot in before}, view)
         records = self._records_of(lost) if lost else None

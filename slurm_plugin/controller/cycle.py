@@ -407,7 +407,7 @@ class Controller:
                 log.warning("proposals to move jobs are left out: %s", error)
                 moves = {}
             self._proposals = Proposals(snapshot.taken_s, moves)
-        return self._proposals.told(decision.view)
+        return self._proposals.notes(decision.view)
 
     def _note_submits(self, decision: Decision) -> None:
         times_s = decision.preparation.cycle.knowledge.first_submit_s

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Final
 
 from muri.policies.cycle.validation import RequestError
@@ -29,17 +30,15 @@ from muri.policies.types import (
     waited_s,
 )
 from muri.slurm_plugin.planning.actions import Preempt
-from muri.slurm_plugin.planning.cycle_input import CycleInput
-from muri.slurm_plugin.planning.model_traits import with_measured_pairs
+from muri.slurm_plugin.planning.gathered import Gathered
 from muri.slurm_plugin.planning.placement import Places
 from muri.slurm_plugin.planning.request import Preparation
 from muri.slurm_plugin.planning.running import (
+    grouping_request,
     kind_of,
     sharing_request,
     why_no_room,
     why_not_preemptible,
-    with_closed_units,
-    with_running,
 )
 from muri.slurm_plugin.records.roles import Role, RunningGroup, View
 
@@ -69,17 +68,12 @@ class Settled:
 
 
 def ask(policy: Policy, preparation: Preparation) -> tuple[Settled, Preparation]:
-    """Ask the policy; its request includes what runs.
-
-    Returns:
-        What can be done of its plan, and the preparation with the request that it was asked.
-    """
-    cycle, room = preparation.cycle, preparation.room
+    """Return what can be done of a policy's plan, and the preparation with the request, which includes what runs."""
+    settled: Callable[[Plan, PlanRequest], Settled]
     if policy.supports_packing:
-        request = sharing_request(preparation.request, cycle, room)
+        request, settled = sharing_request(preparation), partial(_settle_sharers, preparation=preparation)
     else:
-        request = with_closed_units(with_running(preparation), cycle, room)
-        request = with_measured_pairs(request, policy, cycle.knowledge.traits.pairs)
+        request, settled = grouping_request(preparation, policy), settle
     try:
         plan = policy.plan(request)
     except RequestError as error:
@@ -88,38 +82,35 @@ def ask(policy: Policy, preparation: Preparation) -> tuple[Settled, Preparation]
         log.warning("running jobs are left alone in this cycle: %s", error)
         request = replace(request, running=())
         plan = policy.plan(request)
-    settled = settle_sharers(plan, request, cycle, room.places) if policy.supports_packing else settle(plan, request)
-    return settled, replace(preparation, request=request)
+    return settled(plan, request), replace(preparation, request=request)
 
 
-def settle_sharers(plan: Plan, request: PlanRequest, cycle: CycleInput, places: Places) -> Settled:
-    """Return what a plan with sharers means on Slurm."""
+def _settle_sharers(plan: Plan, request: PlanRequest, preparation: Preparation) -> Settled:
+    """Return what can be done now of a plan that gives out GPUs one by one, with groups in place of sharers."""
     at_work = {job.job_id: job for unit in request.running for job in unit.members}
     jobs = {job.job_id: job for job in request.jobs}
-    # Nobody is stopped who must not be, whatever the plan says: it may be of a site's own policy.
+    # Stops of jobs that are not preemptible are ignored: the plan may be of a site's own policy.
     stops = tuple(
         item for item in plan.waiting if item.preempted and item.job_id in at_work and at_work[item.job_id].preemptible
     )
-    outcome = PlacementOutcome(request, cycle.view.group_of, places, {item.job_id for item in stops})
+    new = _NewSharers(request, preparation.cycle, preparation.room.places, {item.job_id for item in stops})
     for sharer in plan.sharers:
         if sharer.job_id not in at_work:
-            outcome.add(sharer, jobs[sharer.job_id], cycle)
+            new.add(sharer, jobs[sharer.job_id])
     waiting = [item for item in plan.waiting if item.job_id not in at_work]
-    solo = (*(item for item in plan.solo if item.job_id not in at_work), *outcome.solo)
-    done = replace(plan, groups=tuple(outcome.groups), solo=solo, waiting=(*waiting, *outcome.waiting), sharers=())
-    return Settled(done, stops, tuple(outcome.joins), outcome.split)
+    solo = (*(item for item in plan.solo if item.job_id not in at_work), *new.solo)
+    done = replace(plan, groups=tuple(new.groups), solo=solo, waiting=(*waiting, *new.waiting), sharers=())
+    return Settled(done, stops, tuple(new.joins), new.split)
 
 
-class PlacementOutcome:
-    """The new sharers of a plan by what they become."""
+class _NewSharers:
+    """The new sharers of a plan by what they become on Slurm.
 
-    def __init__(
-        self,
-        request: PlanRequest,
-        groups: Mapping[int, RunningGroup],
-        places: Places,
-        stopping: AbstractSet[int] = frozenset(),
-    ) -> None:
+    The GPUs of running jobs that have to stop (`stopping`) have no room for others until they have.
+    """
+
+    def __init__(self, request: PlanRequest, cycle: Gathered, places: Places, stopping: AbstractSet[int]) -> None:
+        self._cycle = cycle
         self._places = places
         self._stopping = stopping
         self.groups: list[Group] = []
@@ -127,7 +118,6 @@ class PlacementOutcome:
         self.waiting: list[Waiting] = []
         self.joins: list[Group] = []
         self.split: dict[int, tuple[int, float]] = {}
-        self._running_groups = groups
         self._starting: set[int] = set()
         self._joined: set[int] = set()
         self._holders: dict[frozenset[Place], int] = {}
@@ -135,19 +125,19 @@ class PlacementOutcome:
         for unit in request.running:
             self._hold(unit.members[0].job_id, _places(unit.gpus))
 
-    def add(self, sharer: Sharer, job: PlanJob, cycle: CycleInput) -> None:
+    def add(self, sharer: Sharer, job: PlanJob) -> None:
         """Decide what becomes of a sharer."""
         if sharer.accumulate_steps > 1:
             self.split[sharer.job_id] = sharer.accumulate_steps, mem_gib_of(job, sharer.accumulate_steps)
         places = _places(sharer.gpus)
         met = {self._held[place] for place in places if place in self._held}
         if not met:
-            self._start(sharer, job, cycle)
+            self._start(sharer, job)
             self._hold(sharer.job_id, places)
             return
-        group = self._running_groups.get(self._holders.get(places, 0))
+        group = self._cycle.view.group_of.get(self._holders.get(places, 0))
         if group is not None and group.pilot.job_id not in self._joined:
-            self._join(sharer, group, cycle)
+            self._join(sharer, group)
         elif met & self._starting:
             why = Reason("it will join job {} once that one runs", (min(met),))
             self.waiting.append(Waiting(sharer.job_id, (why,)))
@@ -158,8 +148,9 @@ class PlacementOutcome:
         self._holders.setdefault(places, job_id)
         self._held |= {place: self._held.get(place, job_id) for place in places}
 
-    def _start(self, sharer: Sharer, job: PlanJob, cycle: CycleInput) -> None:
-        if job.groupable and job.profile is None and waited_s(job, cycle.now_s) <= cycle.config.grouping.max_wait_s:
+    def _start(self, sharer: Sharer, job: PlanJob) -> None:
+        max_wait_s = self._cycle.config.grouping.max_wait_s
+        if job.groupable and job.profile is None and waited_s(job, self._cycle.now_s) <= max_wait_s:
             self.waiting.append(Waiting(sharer.job_id, (_UNMEASURED,)))
             return
         if not job.groupable or job.profile is None:
@@ -172,9 +163,10 @@ class PlacementOutcome:
             Group((sharer.job_id,), sharer.gpus, job.gpu_count, period_s, 1.0, speed, sharer.reasons)
         )
 
-    def _join(self, sharer: Sharer, group: RunningGroup, cycle: CycleInput) -> None:
-        job, met = cycle.view.jobs[sharer.job_id], tuple(member.job_id for member in group.members)
-        why = why_no_room(job, group, cycle.config, cycle.node_index, self._places)
+    def _join(self, sharer: Sharer, group: RunningGroup) -> None:
+        view, config = self._cycle.view, self._cycle.config
+        job, met = view.jobs[sharer.job_id], tuple(member.job_id for member in group.members)
+        why = why_no_room(job, group, view, config, self._places)
         if not why and not self._stopping.isdisjoint(met):
             why = "a member of the group is about to stop"
         if why:
@@ -191,25 +183,19 @@ def _places(gpus: tuple[NodeShare, ...]) -> frozenset[Place]:
     return frozenset((share.node, gpu_id) for share in gpus for gpu_id in share.gpu_ids)
 
 
-def stop_actions(stops: tuple[Waiting, ...], request: PlanRequest, view: View) -> tuple[Preempt, ...]:
-    """Return the actions that stop running jobs, each with the service that the job has had in this run."""
-    ran_s = {job_id: request.now_s - view.jobs[job_id].start_s for job_id in (item.job_id for item in stops)}
+def stop_actions(stops: tuple[Waiting, ...], request: PlanRequest, view: View) -> Iterator[Preempt]:
+    """Yield the actions that stop running jobs, each with the service that the job has had in this run."""
     gpus = {job.job_id: job.gpu_count for unit in request.running for job in unit.members}
-    return tuple(
-        Preempt(
-            item.job_id,
-            view.jobs[item.job_id].restart_count,
-            sentences(item.reasons),
-            served_gpu_s=max(0.0, ran_s[item.job_id]) * gpus[item.job_id],
-        )
-        for item in stops
-    )
+    for item in stops:
+        job = view.jobs[item.job_id]
+        served_gpu_s = max(0.0, request.now_s - job.start_s) * gpus[item.job_id]
+        yield Preempt(item.job_id, job.restart_count, sentences(item.reasons), served_gpu_s=served_gpu_s)
 
 
 def settle(plan: Plan, request: PlanRequest) -> Settled:
     """Take out of a plan what runs already, and what has to wait until running jobs have stopped.
 
-    Nobody is stopped who must not be, whatever the plan says: it may be of a site's own policy.
+    Stops of jobs that are not preemptible are ignored: the plan may be of a site's own policy.
     """
     jobs = {job.job_id: job for unit in request.running for job in unit.members}
     at_work = jobs.keys()
@@ -219,42 +205,38 @@ def settle(plan: Plan, request: PlanRequest) -> Settled:
     for group in starts:
         stops += [Waiting(job, group.reasons, True) for job in group.members if job in at_work and not group.kept]
     for group in joins:
-        # Who is to move from one group to another joins it once it waits.
+        # A job that is to move from one group to another joins it once it waits.
         stops += [Waiting(job, group.reasons, True) for job in group.joining if job in at_work]
     stops += [
         Waiting(solo.job_id, solo.reasons, True) for solo in plan.solo if solo.job_id in at_work and not solo.kept
     ]
     free = {node.name: node.free_gpus for node in request.nodes}
     open_units = {frozenset(job.job_id for job in unit.members): unit.gpus for unit in request.running if unit.joinable}
-    groups = [_of_waiting(group, at_work) for group in joins if open_units.get(_met_by(group)) == group.gpus]
-    groups = [group for group in groups if group.joining]
+    groups = []
+    for group in joins:
+        # Those that they come to must run together, be open to others, and hold just the group's GPUs.
+        met = frozenset(group.members).difference(group.joining)
+        joining = tuple(job for job in group.joining if job not in at_work)
+        if joining and open_units.get(met) == group.gpus:
+            members = tuple(job for job in group.members if job in met or job in joining)
+            groups.append(replace(group, members=members, joining=joining))
     groups += [group for group in starts if at_work.isdisjoint(group.members) and _fits(group, free)]
     solo = [item for item in plan.solo if item.job_id not in at_work and _fits(item, free)]
-    started = {job for group in groups for job in group.members} | {item.job_id for item in solo}
+    settled = {job for group in groups for job in group.members} | {item.job_id for item in solo} | at_work
     closed = {job_id: why for unit in request.running for job_id, why in unit.closed_to.items()}
     waiting = [_with_reason(item, closed) for item in plan.waiting if item.job_id not in at_work]
-    waiting += _postponed(plan, started | at_work)
-    settled = replace(plan, groups=tuple(groups), solo=tuple(solo), waiting=tuple(waiting))
-    return Settled(settled, tuple(item for item in stops if jobs[item.job_id].preemptible))
-
-
-def _of_waiting(group: Group, at_work: AbstractSet[int]) -> Group:
-    """A group with those of its joiners that can come now."""
-    later = at_work & set(group.joining)
-    members = tuple(job for job in group.members if job not in later)
-    return replace(group, members=members, joining=tuple(job for job in group.joining if job not in later))
+    for group in plan.groups:
+        waiting += [Waiting(job, group.reasons) for job in group.members if job not in settled]
+    waiting += [Waiting(item.job_id, item.reasons) for item in plan.solo if item.job_id not in settled]
+    done = replace(plan, groups=tuple(groups), solo=tuple(solo), waiting=tuple(waiting))
+    return Settled(done, tuple(item for item in stops if jobs[item.job_id].preemptible))
 
 
 def _with_reason(item: Waiting, closed: Mapping[int, str]) -> Waiting:
-    """A waiting job with the reason why it cannot join what runs."""
+    """Return a waiting job with the reason why it cannot join what runs."""
     if item.job_id not in closed:
         return item
     return replace(item, reasons=(*item.reasons, Reason("it cannot join what runs: {}", (closed[item.job_id],))))
-
-
-def _met_by(joiners: Group) -> frozenset[int]:
-    """Those that a plan's joiners come to: they must run together, be open to others, and hold just its GPUs."""
-    return frozenset(joiners.members).difference(joiners.joining)
 
 
 def _fits(item: Group | Solo, free: dict[str, int]) -> bool:
@@ -266,12 +248,6 @@ def _fits(item: Group | Solo, free: dict[str, int]) -> bool:
     return True
 
 
-def _postponed(plan: Plan, settled: set[int]) -> Iterator[Waiting]:
-    for group in plan.groups:
-        yield from (Waiting(job, group.reasons) for job in group.members if job not in settled)
-    yield from (Waiting(item.job_id, item.reasons) for item in plan.solo if item.job_id not in settled)
-
-
 ASK_AGAIN_S: Final = 300.0
 """Who could move is asked for no more often: it takes a plan of the whole queue."""
 
@@ -281,19 +257,23 @@ Moves = Mapping[int, tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Proposals:
-    """Who could move, as it was found some time ago."""
+    """Which running jobs could move, as a plan showed some time ago."""
 
-    asked_s: float = 0.0  # When, seconds since the epoch
-    moves: Moves = field(default_factory=dict)  # What was found
+    asked_s: float = 0.0  # Seconds since the epoch
+    moves: Moves = field(default_factory=dict)
 
     def is_recent(self, now_s: float) -> bool:
         """Whether there is no need to ask again."""
         return 0 <= now_s - self.asked_s < ASK_AGAIN_S
 
-    def told(self, view: View) -> dict[int, str]:
-        """Return what to tell running jobs, by job id, as far as all whom it is about still run."""
-        held = {job_id: others for job_id, others in self.moves.items() if {job_id, *others} <= view.group_of.keys()}
-        return {job_id: _said(others) for job_id, others in held.items()}
+    def notes(self, view: View) -> dict[int, str]:
+        """Return what to tell running jobs, by job id, as long as all whose move it is about still run."""
+        return {
+            job_id: f"it has a checkpoint and could move to the GPUs of job {', '.join(map(str, others))}, which would "
+            "free its own: preemption.enabled in muri.yaml lets Muri do that"
+            for job_id, others in self.moves.items()
+            if {job_id, *others} <= view.group_of.keys()
+        }
 
 
 def proposed_moves(request: PlanRequest, view: View, restart_s: float, stopping: Callable[[], Policy]) -> Moves:
@@ -315,19 +295,10 @@ def proposed_moves(request: PlanRequest, view: View, restart_s: float, stopping:
         for unit in request.running
     )
     policy = stopping()
-    return {} if policy.supports_packing else _moves(policy.plan(replace(request, running=running)), movable)
-
-
-def _moves(plan: Plan, movable: set[int]) -> Moves:
-    found: dict[int, tuple[int, ...]] = {}
-    for group in plan.groups:
-        others = tuple(job_id for job_id in group.members if job_id not in group.joining)
-        found |= dict.fromkeys(movable.intersection(group.joining), others)
-    return found
-
-
-def _said(others: tuple[int, ...]) -> str:
-    return (
-        f"it has a checkpoint and could move to the GPUs of job {', '.join(map(str, others))}, which would free its "
-        "own: preemption.enabled in muri.yaml lets Muri do that"
-    )
+    if policy.supports_packing:
+        return {}
+    return {
+        job_id: tuple(other for other in group.members if other not in group.joining)
+        for group in policy.plan(replace(request, running=running)).groups
+        for job_id in movable.intersection(group.joining)
+    }

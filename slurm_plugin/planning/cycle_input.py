@@ -16,7 +16,7 @@ from muri.profiler.records import ProfileKey, StageProfile
 from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.planning.actions import members_in
 from muri.slurm_plugin.planning.model_traits import KnownTraits
-from muri.slurm_plugin.records.cluster import JobState, Node, NodeIndex
+from muri.slurm_plugin.records.cluster import JobState
 from muri.slurm_plugin.records.comment_reports import member_report
 from muri.slurm_plugin.records.comment_tags import MemberState, Planned
 from muri.slurm_plugin.records.journal import GROUP, JOIN, Intent
@@ -279,17 +279,6 @@ class Knowledge:
         own = self.profiles.get(key)
         return own if own is not None or not key.user else self.profiles.get(key.published)
 
-    def known_profile(self, key: ProfileKey) -> StageProfile:
-        """Return the same of a job that was planned with it.
-
-        Raises:
-            KeyError: Nothing is known.
-        """
-        found = self.profile_of(key)
-        if found is None:
-            raise KeyError(key)
-        return found
-
     def is_stale(self, key: ProfileKey) -> bool:
         """Whether what is known under a job's key is to be measured again.
 
@@ -300,10 +289,6 @@ class Knowledge:
     def stale_since(self, key: ProfileKey) -> str:
         """Return since when that is so, UTC, ISO-8601; "" where nothing says so."""
         return next((self.marked_at[each] for each in key.lookup_order if each in self.marked_at), "")
-
-    def needed_gib(self, job_id: int, profile: StageProfile) -> float:
-        """Return the GPU memory that a job asks for: what it asked for anew, else what its profile says."""
-        return self.gpu_mem_gib.get(job_id, profile.gpu_mem_gib)
 
     def expected(self, job: ManagedJob, key: ProfileKey) -> Expected | None:
         """Return how long a job is expected to run alone, None where its user did not say."""
@@ -332,25 +317,9 @@ class CycleInput:
         """The cycle's time, seconds since the epoch: the snapshot's own."""
         return self.view.snapshot.taken_s
 
-    @property
-    def nodes(self) -> tuple[Node, ...]:
-        """The cluster's nodes."""
-        return self.view.snapshot.nodes
-
-    @property
-    def node_index(self) -> NodeIndex:
-        """The same, to look things up."""
-        return self.view.node_index
-
     def key_of(self, job: ManagedJob) -> ProfileKey:
         """Return the key under which a job's model is profiled."""
-        return profile_key(job, self.node_index)
-
-    def doubts(self) -> dict[int, Expected]:
-        """Return how long jobs are expected to run whose stated durations are not believed, by job id."""
-        stated = (job for job in self.view.jobs.values() if job.state.is_active and job.request.duration_s is not None)
-        found = {job.job_id: self.knowledge.expected(job, self.key_of(job)) for job in stated}
-        return {job_id: each for job_id, each in found.items() if each is not None and each.times > 1}
+        return profile_key(job, self.view.node_index)
 
 
 def dry_run_key(intent: Intent, view: View) -> ProfileKey:

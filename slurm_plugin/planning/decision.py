@@ -21,8 +21,9 @@ from muri.profiler.records import ProfileKey
 from muri.slurm_plugin.planning.actions import Abandon, Action, ReleaseSolo, started
 from muri.slurm_plugin.planning.asking import ask, stop_actions
 from muri.slurm_plugin.planning.cycle_input import CycleInput, with_known_members
+from muri.slurm_plugin.planning.gathered import Gathered, gather
 from muri.slurm_plugin.planning.plan_actions import idle_gpus_first, releases_of, stand_backs, starts_of
-from muri.slurm_plugin.planning.repairs import overtaken_dry_runs, reconcile, untrue_reports
+from muri.slurm_plugin.planning.repairs import overtaken_dry_runs, reconcile
 from muri.slurm_plugin.planning.request import Preparation, prepare
 from muri.slurm_plugin.records.roles import Role, View, unread
 
@@ -79,7 +80,7 @@ def decide(cycle: CycleInput, policy: Policy) -> Decision:
         Exception: Deciding fails with no job in the queue, too.
     """
     cycle = with_known_members(cycle)
-    decision, quarantine = decide_without_culprits(cycle, lambda tried: _decide(tried, policy))
+    decision, quarantine = decide_without_culprits(cycle, lambda tried: _decide(gather(tried), policy))
     releases = tuple(
         ReleaseSolo(job_id, (why,))
         for job_id, why in quarantine.jobs.items()
@@ -88,17 +89,18 @@ def decide(cycle: CycleInput, policy: Policy) -> Decision:
     abandoned = tuple(Abandon(token, why) for token, why in quarantine.intents.items())
     actions = decision.actions + releases
     repairs = decision.repairs + abandoned
-    repairs += tuple(stand_backs(cycle, (*repairs, *actions)))
+    repairs += tuple(stand_backs(cycle.view, cycle.intents, (*repairs, *actions)))
     return replace(decision, repairs=repairs, actions=actions, quarantine=quarantine)
 
 
-def _decide(cycle: CycleInput, policy: Policy) -> Decision:
+def _decide(cycle: Gathered, policy: Policy) -> Decision:
     """Repair, prepare the request, ask the policy, and turn its answer into actions, in the order of carrying out."""
     repairs = reconcile(cycle)
     preparation = prepare(cycle, policy.profile_use, allocates_cpus=policy.allocates_cpus)
     settled, preparation = ask(policy, preparation)
     starts, refused = starts_of(settled, policy, preparation)
-    releases, stuck = releases_of(preparation.to_slurm, preparation.cycle)
+    refused_releases = cycle.knowledge.refused_releases
+    releases, stuck = releases_of(preparation.to_slurm, refused_releases, cycle.view, cycle.config)
     preparation = replace(preparation, waiting={**preparation.waiting, **refused, **stuck})
     gone = started(starts) | started(releases)
     # Another job of the model can be measured later; a script that runs twice at once takes twice the GPUs, and could
@@ -115,8 +117,7 @@ def _decide(cycle: CycleInput, policy: Policy) -> Decision:
         *(run for run in runs if run.again),
         *releases,
     )
-    repairs += preparation.splits
-    return Decision(cycle.view, repairs, preparation, settled.plan, actions, untrue=untrue_reports(preparation.cycle))
+    return Decision(cycle.view, repairs + preparation.splits, preparation, settled.plan, actions, untrue=cycle.untrue)
 
 
 def by_user(faulty: Mapping[int, str], view: View) -> tuple[str, ...]:

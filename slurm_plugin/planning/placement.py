@@ -13,12 +13,11 @@ from typing import Final
 from muri.policies.types import FreeNode, NodeShare
 from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.planning.actions import StartGroup
-from muri.slurm_plugin.planning.cycle_input import CycleInput
 from muri.slurm_plugin.planning.slurm_requests import MEMBER_MEM_MIB
 from muri.slurm_plugin.records.cluster import Job, JobState, Node, Reservation, Snapshot
 from muri.slurm_plugin.records.limits import will_start_by_itself
 from muri.slurm_plugin.records.nodes import HostListError, names_in
-from muri.slurm_plugin.records.roles import ManagedJob, Role, without_gate
+from muri.slurm_plugin.records.roles import ManagedJob, Role, View, without_gate
 from muri.units import MIB_PER_GIB
 
 _PROMISED = {Role.PILOT, Role.DRY_RUN, Role.RELEASED}
@@ -236,16 +235,16 @@ class _Eligible:
         return self._free[order[0][1]] if order and order[0][0] < 0 else None
 
 
-def free_nodes(cycle: CycleInput, places: Places | None = None, jobs: Sequence[Job] = ()) -> tuple[FreeNode, ...]:
+def free_nodes(view: View, config: Config, places: Places, jobs: Sequence[Job] = ()) -> tuple[FreeNode, ...]:
     """Return what can be given out: what is idle, less what is promised to Muri's jobs that start by themselves.
 
-    Members that wait for their pilot job's start are promised what their batch scripts need.
+    Members that wait for their pilot job's start are promised what their batch scripts need. The nodes name the
+    partitions for planning of `jobs`, those that are planned.
     """
-    places = places or Places(cycle.view.snapshot)
-    nodes = [node for node in cycle.nodes if node.usable and node.gpu_count and is_served(node, cycle.config)]
+    nodes = [node for node in view.snapshot.nodes if node.usable and node.gpu_count and is_served(node, config)]
     free = {node.name: _Free.of(node) for node in nodes}
     eligible: dict[Place, _Eligible] = {}
-    for job in cycle.view.jobs.values():
+    for job in view.jobs.values():
         if job.role in _PROMISED and starts_by_itself(job):
             place = places.of(job)
             if place.left_to_slurm:
@@ -253,13 +252,13 @@ def free_nodes(cycle: CycleInput, places: Places | None = None, jobs: Sequence[J
             if place not in eligible:
                 eligible[place] = _Eligible([node for node in nodes if node.name in place.nodes], free)
             eligible[place].take(job)
-    for member in cycle.view.having(Role.MEMBER):
-        pilot = cycle.view.active(member.membership.pilot) if member.membership else None
+    for member in view.having(Role.MEMBER):
+        pilot = view.active(member.membership.pilot) if member.membership else None
         if pilot is not None and member.state is JobState.PENDING:
             for name in names_in(pilot.nodes or pilot.required_nodes) & free.keys():
                 free[name].take_script(-(-member.task_count // max(1, pilot.node_count)))
     names = places.names(jobs)
-    return tuple(_free_node(node, names[node.name], free[node.name], cycle.config) for node in nodes)
+    return tuple(_free_node(node, names[node.name], free[node.name], config) for node in nodes)
 
 
 def is_served(node: Node, config: Config) -> bool:

@@ -24,7 +24,7 @@ from muri.slurm_plugin.planning.actions import (
     started,
 )
 from muri.slurm_plugin.planning.asking import Settled
-from muri.slurm_plugin.planning.cycle_input import CycleInput
+from muri.slurm_plugin.planning.gathered import Gathered
 from muri.slurm_plugin.planning.placement import NodeRoom, node_room, starts_by_itself
 from muri.slurm_plugin.planning.request import Preparation, is_let_go
 from muri.slurm_plugin.planning.running import has_a_task_per_gpu, may_join
@@ -33,6 +33,7 @@ from muri.slurm_plugin.planning.slurm_requests import member_mem_mib
 from muri.slurm_plugin.planning.starts import Joiner, joins_together, release_solo, start_group
 from muri.slurm_plugin.records.cluster import Job, JobState, Node
 from muri.slurm_plugin.records.comment_tags import Place
+from muri.slurm_plugin.records.journal import Intent
 from muri.slurm_plugin.records.roles import ManagedJob, Role, View
 
 _ROUNDING: Final = 1e-6
@@ -46,7 +47,7 @@ def starts_of(settled: Settled, policy: Policy, preparation: Preparation) -> tup
     """
     request, cycle, room = preparation.request, preparation.cycle, preparation.room
     with_pilots = jobs_with_pilots(request.jobs, policy, cycle.view, cycle.config)
-    nodes = node_room(request.nodes, cycle.config, cycle.nodes)
+    nodes = node_room(request.nodes, cycle.config, cycle.view.snapshot.nodes)
     starts, crowded = actions_of(settled, cycle, room, nodes, with_pilots)
     # A site's own policy may not know whom Slurm counts apart.
     unlawful = {job_id: law.why for law in broken_laws(request, settled.plan) for job_id in law.job_ids}
@@ -57,7 +58,7 @@ def starts_of(settled: Settled, policy: Policy, preparation: Preparation) -> tup
 
 
 def actions_of(
-    settled: Settled, cycle: CycleInput, room: SiteRoom, nodes: NodeRoom, with_pilots: Mapping[int, PlanJob]
+    settled: Settled, cycle: Gathered, room: SiteRoom, nodes: NodeRoom, with_pilots: Mapping[int, PlanJob]
 ) -> tuple[tuple[Action, ...], dict[int, str]]:
     """Turn a plan into actions, groups first, in the plan's order.
 
@@ -76,10 +77,11 @@ def actions_of(
         why = nodes.take_group(start, counts_mem=counts_mem)
         if why and len(start.members) > 1:
             crowded |= dict.fromkeys(started((start,)), why)
-        if len(start.members) == 1:
-            actions.append(started_plain(start, why) if why else _for_two(start, cycle.node_index.by_name[start.node]))
-        else:
+        if len(start.members) > 1:
             actions.append(start)
+        else:
+            node = cycle.view.node_index.by_name[start.node]
+            actions.append(started_plain(start, why) if why else _for_two(start, node))
     # A job's room for others takes nothing that another job of this plan asks for.
     for solo in plan.solo:
         nodes.take_alone(cycle.view.jobs[solo.job_id], solo.gpus)
@@ -117,31 +119,27 @@ def idle_gpus_first(starts: Sequence[Action]) -> tuple[Action, ...]:
 LATER = "more than enough jobs of its partition wait for Slurm already (slurm_backlog); it is let go as they start"
 
 
-def to_let_go(jobs: Sequence[ManagedJob], view: View, config: Config, nodes: Sequence[Node]) -> tuple[ManagedJob, ...]:
+def to_let_go(jobs: Sequence[ManagedJob], view: View, config: Config) -> tuple[ManagedJob, ...]:
     """Return the jobs that Slurm gets now: of each partition those of the highest priority, of these the oldest.
 
     A partition gets one for each idle CPU and `slurm_backlog` more, less those that compete there already. So a job is
-    held back only behind more jobs of a higher priority than Slurm's schedulers look at. What has been let go and waits
-    for something else than resources, such as a limit, keeps nobody back.
+    held back only behind more jobs of a higher priority than Slurm's schedulers look at. Jobs that have been let go and
+    wait for something else than resources, such as a limit, do not count.
     """
     by_priority = sorted(jobs, key=lambda job: (-job.own_priority, job.submit_s, job.job_id))
-    partitions = {job.partition for job in jobs}
     competing = Counter(job.partition for job in view.having(Role.RELEASED) if starts_by_itself(job))
-    room = {each: _idle_cpus(each, nodes) + config.slurm_backlog - competing[each] for each in partitions}
-    taken: Counter[str] = Counter()
+    room: dict[str, int] = {}
     chosen: list[ManagedJob] = []
     for job in by_priority:
-        if taken[job.partition] < room[job.partition]:
-            taken[job.partition] += 1
+        if job.partition not in room:  # one partition, or several
+            names = set(job.partition.split(","))
+            usable = (node for node in view.snapshot.nodes if node.usable and not names.isdisjoint(node.partitions))
+            idle = sum(max(0, node.cpu_count - node.cpus_allocated) for node in usable)
+            room[job.partition] = idle + config.slurm_backlog - competing[job.partition]
+        if room[job.partition] > 0:
+            room[job.partition] -= 1
             chosen.append(job)
     return tuple(chosen)
-
-
-def _idle_cpus(partition: str, nodes: Sequence[Node]) -> int:
-    """Return an upper bound of how many jobs could start in a partition, or one of several, at once."""
-    names = set(partition.split(","))
-    usable = (node for node in nodes if node.usable and not names.isdisjoint(node.partitions))
-    return sum(max(0, node.cpu_count - node.cpus_allocated) for node in usable)
 
 
 def _for_two(start: StartGroup, node: Node) -> StartGroup:
@@ -236,7 +234,9 @@ def _oldest_alone(group: StartGroup, room: SiteRoom, view: View, why: str) -> tu
     return () if room.take_alone(oldest) else (ReleaseSolo(oldest.job_id, (f"it starts alone: {why}",)),)
 
 
-def releases_of(to_slurm: Mapping[int, str], cycle: CycleInput) -> tuple[tuple[ReleaseSolo, ...], dict[int, str]]:
+def releases_of(
+    to_slurm: Mapping[int, str], refused: Mapping[int, str], view: View, config: Config
+) -> tuple[tuple[ReleaseSolo, ...], dict[int, str]]:
     """Leave to Slurm the jobs that Muri cannot plan.
 
     Returns:
@@ -244,13 +244,10 @@ def releases_of(to_slurm: Mapping[int, str], cycle: CycleInput) -> tuple[tuple[R
         a job that no nodes could ever hold, or has enough others to choose from.
     """
     why = "Muri does not serve its partition, or cannot read how many GPUs it asks for"
-    reasons = {job.job_id: why for job in cycle.view.having(Role.NOT_OURS)}
+    reasons = {job.job_id: why for job in view.having(Role.NOT_OURS)}
     reasons |= {job_id: f"Slurm decides when it starts: {why}" for job_id, why in to_slurm.items()}
-    refused = cycle.knowledge.refused_releases
     stuck = {job_id: f"{why}; {refused[job_id]}" for job_id, why in reasons.items() if job_id in refused}
-    jobs = to_let_go(
-        [cycle.view.jobs[job_id] for job_id in reasons if job_id not in stuck], cycle.view, cycle.config, cycle.nodes
-    )
+    jobs = to_let_go([view.jobs[job_id] for job_id in reasons if job_id not in stuck], view, config)
     releases = {job.job_id: ReleaseSolo(job.job_id, (reasons[job.job_id],)) for job in jobs}
     later = {job_id: f"{why}; {LATER}" for job_id, why in reasons.items() if job_id not in releases}
     return tuple(releases.values()), {**later, **stuck}
@@ -260,16 +257,16 @@ _MOST_NICE: Final = 2_000_000_000
 """Slurm takes nice values up to 2,147,483,645."""
 
 
-def stand_backs(cycle: CycleInput, actions: Sequence[Action]) -> Iterator[StandBack]:
+def stand_backs(view: View, intents: tuple[Intent, ...], actions: Sequence[Action]) -> Iterator[StandBack]:
     """Let tasks that are kept back stand behind siblings that may start, and others where Slurm has them.
 
     A nice value stays until its task is let go: until then Muri alone decides when it starts.
     """
     resumed = {action.token for action in actions if isinstance(action, ResumeGroup)}
-    groups = [members_in(intent.payload) for intent in cycle.intents if intent.token in resumed]
+    groups = [members_in(intent.payload) for intent in intents if intent.token in resumed]
     starts = started(actions) | {member.job_id for members in groups for member in members}
     arrays: defaultdict[int, list[ManagedJob]] = defaultdict(list)
-    for job in cycle.view.jobs.values():
+    for job in view.jobs.values():
         if job.array_job_id and job.state is JobState.PENDING:
             arrays[job.array_job_id].append(job)
     for records in arrays.values():
@@ -282,7 +279,9 @@ def stand_backs(cycle: CycleInput, actions: Sequence[Action]) -> Iterator[StandB
         yield from (StandBack(job.job_id, None) for job in records if _stands_back_for_nobody(job, ahead, starts))
         for job in records:
             may_wait = job.role is Role.CANDIDATE and job.given is None and job.job_id not in starts
-            if may_wait and _is_looked_at(job, cycle.now_s) and (place := _place_behind(job, ahead)) is not None:
+            # Slurm's schedulers do not look at others.
+            is_looked_at = not (job.held or job.dependency or job.begin_s > view.snapshot.taken_s)
+            if may_wait and is_looked_at and (place := _place_behind(job, ahead)) is not None:
                 yield StandBack(job.job_id, place)
 
 
@@ -293,11 +292,6 @@ def _stands_back_for_nobody(job: ManagedJob, ahead: Sequence[ManagedJob], starts
         return True
     waits_for = set() if job.dependency == job.own_dependency else set(job.dependency.split(","))
     return bool(waits_for) and (job.job_id in starts or waits_for.isdisjoint(map(_start_of, ahead)))
-
-
-def _is_looked_at(job: ManagedJob, now_s: float) -> bool:
-    """Whether Slurm's schedulers look at a waiting record."""
-    return not (job.held or job.dependency or job.begin_s > now_s)
 
 
 def _place_behind(job: ManagedJob, ahead: Sequence[ManagedJob]) -> Place | None:
@@ -327,20 +321,14 @@ def _order(job: Job, priority: int) -> tuple[float, float, float]:
     return -priority, job.submit_s, float("inf") if job.several_tasks else int(job.array_tasks or 0)
 
 
-def joins_of(group: Group, plan: Plan, cycle: CycleInput, room: SiteRoom) -> tuple[Join, ...]:
+def joins_of(group: Group, plan: Plan, cycle: Gathered, room: SiteRoom) -> tuple[Join, ...]:
     """Return the joins that a plan's group with joining members means, one for each of them."""
     unit = cycle.view.group_of[next(job_id for job_id in group.members if job_id not in group.joining)]
-    reasons = sentences(group.reasons)
+    known = (cycle.known[job_id] for job_id in group.joining)
     joiners = [
-        Joiner(
-            job,
-            cycle.knowledge.known_profile(cycle.key_of(job)),
-            group.speed[job.job_id],
-            plan.promises.get(job.job_id),
-        )
-        for job in (cycle.view.jobs[job_id] for job_id in group.joining)
+        Joiner(each, group.speed[each.job.job_id], plan.promises.get(each.job.job_id, each.min_speed)) for each in known
     ]
-    return joins_together(joiners, unit, cycle, room, reasons)
+    return joins_together(joiners, unit, cycle, room, sentences(group.reasons))
 
 
 MAY_BE_JOINED: Final = "others may join it while it runs"
@@ -371,7 +359,7 @@ def shares_gpus(policy: Policy) -> bool:
 
 
 def start_joinable(
-    solo: Solo, job: PlanJob, plan: Plan, cycle: CycleInput, room: SiteRoom, nodes: NodeRoom
+    solo: Solo, job: PlanJob, plan: Plan, cycle: Gathered, room: SiteRoom, nodes: NodeRoom
 ) -> StartGroup | ReleaseSolo | None:
     """Return the start of a job alone that others may join, or that is measured.
 

@@ -3,13 +3,9 @@
 import logging
 from collections.abc import Iterator, Mapping
 from collections.abc import Set as AbstractSet
-from contextlib import suppress
 from dataclasses import replace
-from typing import Any, Final, NamedTuple
 
-from muri.clock import moment, text_of
 from muri.policies.siblings.horus_cost import MAX_RAISES, raised_gib
-from muri.profiler.records import IN_PLACE, ProfileError, ProfileKey, StageProfile
 from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.planning.actions import (
     Abandon,
@@ -21,7 +17,6 @@ from muri.slurm_plugin.planning.actions import (
     KeepGate,
     KeepProfile,
     MoveToLicence,
-    NotMeasured,
     Preempt,
     Regroup,
     ResetRequest,
@@ -30,20 +25,18 @@ from muri.slurm_plugin.planning.actions import (
     ReturnToQueue,
     join_in,
 )
-from muri.slurm_plugin.planning.cycle_input import START_DELAY_S, CycleInput, Knowledge, dry_run_key
-from muri.slurm_plugin.planning.model_traits import sensitivity_in
+from muri.slurm_plugin.planning.cycle_input import START_DELAY_S, dry_run_key
+from muri.slurm_plugin.planning.gathered import Gathered, begun_dry_runs, find_dry_run
 from muri.slurm_plugin.planning.placement import ends_at_s
 from muri.slurm_plugin.planning.site_limits import PILOT_EXTRA_S
-from muri.slurm_plugin.planning.slurm_requests import as_submitted, was_changed
+from muri.slurm_plugin.planning.slurm_requests import was_changed
 from muri.slurm_plugin.records.cluster import Job, JobState
-from muri.slurm_plugin.records.comment_reports import profile_in, python_in
 from muri.slurm_plugin.records.comment_tags import MemberState, MemoryRetry
-from muri.slurm_plugin.records.journal import DRY_RUN, GROUP, JOIN, PREEMPT, Intent
+from muri.slurm_plugin.records.journal import GROUP, JOIN, PREEMPT, Intent
 from muri.slurm_plugin.records.limits import is_limit_reason, will_start_by_itself
 from muri.slurm_plugin.records.roles import (
     ManagedJob,
     Role,
-    RunningGroup,
     View,
     gate_word,
     is_behind_licence,
@@ -62,39 +55,38 @@ _EMPTY_S = 30.0
 """So long a pilot job may run while Slurm finds no room for any of its members."""
 
 
-def reconcile(cycle: CycleInput) -> tuple[Action, ...]:
+def reconcile(cycle: Gathered) -> tuple[Action, ...]:
     """Return the repairs that a cycle makes before it plans."""
-    view, intents = cycle.view, cycle.intents
-    actions: list[Action] = []
+    view, intents, config, now_s = cycle.view, cycle.intents, cycle.config, cycle.now_s
     groups = {intent.token: intent for intent in intents if intent.kind == GROUP}
     begun = [intent for intent in groups.values() if intent.state == "begun"]
-    actions += [_open_group(view, intent) for intent in begun]
-    moves = (*resume_stops(view, intents), *resume_joins(view, intents))
+    stops, joined = stops_under_way(intents), begun_joins(intents)
+    actions = [_open_group(view, intent) for intent in begun]
+    moves = (*_resume_stops(view, stops), *_resume_joins(view, joined))
     actions += moves
-    settled = {move.job_id for move in moves if isinstance(move, Preempt | ReturnToQueue)} | under_way(intents).keys()
-    joined = begun_joins(intents)
+    settled = {move.job_id for move in moves if isinstance(move, Preempt | ReturnToQueue)} | stops.keys()
     settled |= {job_id for job_id, intent in joined.items() if intent.state == "begun"}
-    short_of_memory = [after_out_of_memory(job, cycle) for job in view.having(Role.MEMBER)]
+    short_of_memory = [after_out_of_memory(job, view, config, intents) for job in view.having(Role.MEMBER)]
     returns = [action for action in short_of_memory if action is not None and action.job_id not in settled]
     actions += returns
     settled |= {action.job_id for action in returns}
     since_s = {job_id: intent.begun_s for job_id, intent in joined.items()}
-    actions += _members(
-        cycle.view, cycle.config, cycle.now_s, {intent.submitted_job for intent in begun}, settled, since_s
-    )
-    actions += resets(cycle.view, cycle.config, cycle.now_s, settled)
-    actions += gates(cycle.view, cycle.config, settled)
-    actions += _pilots(groups, cycle.view, cycle.config, cycle.now_s, since_s)
+    actions += _members(view, config, {intent.submitted_job for intent in begun}, settled, since_s)
+    actions += resets(view, config, settled)
+    actions += gates(view, config, settled)
+    actions += _pilots(groups, view, config, since_s)
     actions += _short_pilots(view)
-    for intent in intents:
-        if intent.kind == DRY_RUN and intent.state == "begun":
-            actions += _dry_run(cycle, intent)
-    known = {intent.token for intent in intents if intent.kind == DRY_RUN and intent.state == "begun"}
-    for job in view.having(Role.DRY_RUN):
-        if job.dry_run not in known:
-            actions.append(Cancel(job.job_id, "the dry run is no longer needed"))
-    actions += measured_in_place(cycle)
-    actions += _half_submitted(cycle.view, cycle.intents, cycle.now_s)  # last: a comment that its user wrote decides
+    dry_runs = begun_dry_runs(intents)
+    for intent in dry_runs:
+        actions += _dry_run(intent, view, config, cycle.results.get(intent.token))
+    known = {intent.token for intent in dry_runs}
+    actions += (
+        Cancel(job.job_id, "the dry run is no longer needed")
+        for job in view.having(Role.DRY_RUN)
+        if job.dry_run not in known
+    )
+    actions += cycle.measured
+    actions += _half_submitted(view, intents, now_s)  # last: a comment that its user wrote decides
     return tuple(actions)
 
 
@@ -129,12 +121,16 @@ def _open_group(view: View, intent: Intent) -> Action:
 def _members(
     view: View,
     config: Config,
-    now_s: float,
     open_pilots: set[int | None],
     settled: AbstractSet[int],
     since_s: Mapping[int, float],
 ) -> Iterator[Action]:
-    """Give back to Slurm the members that cannot run in their group."""
+    """Give back to Slurm the members that cannot run in their group.
+
+    `open_pilots` are those of groups whose start is not finished, `settled` the jobs that other actions look after;
+    `since_s` says when jobs joined a group that ran already, by job id.
+    """
+    now_s = view.snapshot.taken_s
     for job, membership in _waiting_members(view, settled):
         pilot = view.active(membership.pilot)
         if job.set_aside:
@@ -152,23 +148,18 @@ def _members(
             competes = will_start_by_itself(pilot.reason) or is_limit_reason(pilot.reason)
             size = len(pilot.pilot_tag.members) if competes and pilot.pilot_tag is not None else 0
             yield Regroup(job.job_id, max(1, size - 1), why)
-        elif why := _why_not_beside(job, pilot, _waited_s(job, pilot, since_s, now_s), view, config):
+        elif why := _why_not_beside(job, pilot, since_s, view, config):
             yield Restore(job.job_id, why)
 
 
 def _waiting_members(view: View, settled: AbstractSet[int]) -> Iterator[tuple[ManagedJob, MemberState]]:
-    """The members that wait and nothing else looks after. What one asked for that nobody knows cannot be put back."""
+    """Yield the members that wait and no other action looks after. A request that is not known cannot be put back."""
     for job in view.having(Role.MEMBER):
-        if job.state is not JobState.PENDING or job.job_id in settled:
-            continue
-        if job.membership is None:
-            log.warning("job %d: its AdminComment is damaged, and the journal does not know it: cancel it", job.job_id)
-        else:
-            yield job, job.membership
-
-
-def _waited_s(job: Job, pilot: Job, since_s: Mapping[int, float], now_s: float) -> float:
-    return now_s - max(pilot.start_s, since_s.get(job.job_id, 0.0))
+        if job.state is JobState.PENDING and job.job_id not in settled:
+            if job.membership is not None:
+                yield job, job.membership
+            else:
+                log.warning("job %d: its AdminComment is damaged, the journal does not know it: cancel it", job.job_id)
 
 
 def _why_not_started(pilot: Job, config: Config, now_s: float) -> str:
@@ -181,30 +172,37 @@ def _why_not_started(pilot: Job, config: Config, now_s: float) -> str:
     return f"pilot job {pilot.job_id} could not start in time" if late else ""
 
 
-def _why_not_beside(member: ManagedJob, pilot: Job, waited_s: float, view: View, config: Config) -> str:
-    """Why a member waits no longer to start beside its running pilot, "" while it may start.
+def _why_not_beside(member: ManagedJob, pilot: Job, since_s: Mapping[int, float], view: View, config: Config) -> str:
+    """Return why a member waits no longer to start beside its running pilot, "" while it may start.
 
-    Where none of its group is at work, the GPUs idle meanwhile: Slurm's word that it found no place for it is enough.
+    Where no member of its group runs, the GPUs idle meanwhile: Slurm's word that it found no place for it is enough.
     """
+    waited_s = view.snapshot.taken_s - max(pilot.start_s, since_s.get(member.job_id, 0.0))
     group = view.group_of.get(member.job_id)
     if pilot.state is not JobState.RUNNING or group is None:
         return ""
-    nobody_works = all(job.state is JobState.PENDING and not job.gated for job in group.members)
-    if nobody_works and waited_s > _EMPTY_S and member.reason not in _BEFORE_ITS_TURN:
+    none_runs = all(job.state is JobState.PENDING and not job.gated for job in group.members)
+    if none_runs and waited_s > _EMPTY_S and member.reason not in _BEFORE_ITS_TURN:
         return f"Slurm did not start it beside its pilot job ({member.reason})"
     return "it could not start beside its group" if waited_s > config.tuning.attach_timeout_s else ""
 
 
-def _pilots(
-    groups: Mapping[str, Intent], view: View, config: Config, now_s: float, since_s: Mapping[int, float]
-) -> Iterator[Action]:
-    """End the pilots that hold GPUs for nobody; `since_s` as `_members` takes it."""
+def _pilots(groups: Mapping[str, Intent], view: View, config: Config, since_s: Mapping[int, float]) -> Iterator[Action]:
+    """End the pilots without members; `since_s` as `_members` takes it."""
+    now_s = view.snapshot.taken_s
     served = {job.membership.pilot for job in view.having(Role.MEMBER) if job.membership is not None}
     ended_s: dict[int, float] = {}
     for job in view.jobs.values():
         if job.membership is not None and not job.state.is_active:
             ended_s[job.membership.pilot] = max(job.end_s, ended_s.get(job.membership.pilot, 0.0))
-    empty = {group.pilot.job_id for group in view.running_groups if _stays_empty(group, since_s, view, config, now_s)}
+    empty = {  # all members have waited in vain to start beside their pilot
+        group.pilot.job_id
+        for group in view.running_groups
+        if all(
+            job.state is JobState.PENDING and _why_not_beside(job, group.pilot, since_s, view, config)
+            for job in group.members
+        )
+    }
     for pilot in view.having(Role.PILOT):
         intent = groups.get(pilot.pilot_tag.token if pilot.pilot_tag is not None else "")
         if intent is not None and intent.state == "begun":
@@ -218,16 +216,6 @@ def _pilots(
             yield Cancel(pilot.job_id, "no member of its group is left")
 
 
-def _stays_empty(group: RunningGroup, since_s: Mapping[int, float], view: View, config: Config, now_s: float) -> bool:
-    """Whether all members of a group have waited in vain to start beside its pilot."""
-    members, pilot = group.members, group.pilot
-    return all(
-        job.state is JobState.PENDING
-        and _why_not_beside(job, pilot, _waited_s(job, pilot, since_s, now_s), view, config)
-        for job in members
-    )
-
-
 def _short_pilots(view: View) -> Iterator[ExtendPilot]:
     """Give pilots the time that an administrator has given one of their members."""
     for group in view.running_groups:
@@ -239,21 +227,17 @@ def _short_pilots(view: View) -> Iterator[ExtendPilot]:
             yield ExtendPilot(pilot.job_id, limit_s, f"members' time limits were changed: {ids}")
 
 
-def _dry_run(cycle: CycleInput, intent: Intent) -> Iterator[Action]:
-    view = cycle.view
-    target = view.jobs.get(int(intent.payload["job_id"]))
-    key = dry_run_key(intent, view)
-    run = next((job for job in view.jobs.values() if job.dry_run == intent.token), None)
-    # No dry run that slurmctld has forgotten has taken longer than this.
-    took_s = cycle.now_s - intent.begun_s if run is None else ran_s(run, cycle.now_s)
-    measured = (_measured(target, intent) or _measured(run, intent)) if took_s else None
-    if measured is not None:
-        yield _result(intent, key, measured, took_s)
+def _dry_run(intent: Intent, view: View, config: Config, result: KeepProfile | DryRunFailed | None) -> Iterator[Action]:
+    """Go on with a dry run: keep its result, or give it up."""
+    if result is not None:
+        yield result
         return
+    target = view.jobs.get(int(intent.payload["job_id"]))
+    run = find_dry_run(view, intent)
     if target is not None and target.role in {Role.RELEASED, Role.MEMBER} and target.state.is_active:
         yield from _overtaken(intent, target.job_id, view)
         return
-    if run is not None and (why := _why_expired(run, intent, cycle.config, cycle.now_s)):
+    if run is not None and (why := _why_expired(run, intent, config, view.snapshot.taken_s)):
         yield Abandon(intent.token, why)
         yield Cancel(run.job_id, why)
         return
@@ -265,14 +249,13 @@ def _dry_run(cycle: CycleInput, intent: Intent) -> Iterator[Action]:
     if run is None and intent.submitted_job is None:
         yield Abandon(intent.token, "the dry run was never submitted")
     elif run is None or not run.state.is_active:
-        state = run.state if run is not None else "forgotten by Slurm"
+        state, key = run.state if run is not None else "forgotten by Slurm", dry_run_key(intent, view)
         yield DryRunFailed(intent.token, str(key), f"the dry run ended without a result ({state})")
 
 
 def overtaken_dry_runs(intents: tuple[Intent, ...], view: View, job_ids: AbstractSet[int]) -> tuple[Action, ...]:
     """End the dry runs with the scripts of jobs that start now: no script runs twice at once."""
-    begun = (intent for intent in intents if intent.kind == DRY_RUN and intent.state == "begun")
-    targets = ((intent, int(intent.payload["job_id"])) for intent in begun)
+    targets = ((intent, int(intent.payload["job_id"])) for intent in begun_dry_runs(intents))
     return tuple(
         action for intent, job_id in targets if job_id in job_ids for action in _overtaken(intent, job_id, view)
     )
@@ -299,27 +282,7 @@ def _why_expired(run: ManagedJob, intent: Intent, config: Config, now_s: float) 
     return f"the dry run has not started within {timeout_s:g} s" if now_s - intent.begun_s > timeout_s else ""
 
 
-def _measured(job: ManagedJob | None, intent: Intent) -> Mapping[str, Any] | None:
-    """What a dry run left in a job's comment."""
-    result = None if job is None else job.reports.dry_run
-    return result if result is not None and result.get("token") == intent.token else None
-
-
-def _result(intent: Intent, key: ProfileKey, measured: Mapping[str, Any], took_s: float) -> Action:
-    if "error" in measured:
-        return DryRunFailed(intent.token, str(key), str(measured["error"]))
-    measured_at = text_of(intent.begun_s)
-    try:
-        profile = profile_in(measured, key, measured_at, took_s)
-    except (ProfileError, KeyError, TypeError, ValueError, OverflowError) as error:
-        return DryRunFailed(intent.token, str(key), f"the dry run sent figures that cannot be true: {error}")
-    environment = str(intent.payload.get("environment", ""))
-    sensitivity = sensitivity_in(measured, profile, int(intent.payload.get("sweep_cpus") or 0))
-    accumulates = bool(measured.get("accumulates"))
-    return KeepProfile(intent.token, profile, accumulates, python_in(measured), environment, sensitivity)
-
-
-def resets(view: View, config: Config, now_s: float, settled: AbstractSet[int]) -> Iterator[ResetRequest]:
+def resets(view: View, config: Config, settled: AbstractSet[int]) -> Iterator[ResetRequest]:
     """Give back their own request to jobs that were given another and do not start with it.
 
     A held one was left behind by a controller that died before it released the job, or was stopped or held again.
@@ -331,7 +294,7 @@ def resets(view: View, config: Config, now_s: float, settled: AbstractSet[int]) 
                 continue
             if role is not Role.RELEASED:
                 yield ResetRequest(job.job_id, "it was not started with the CPUs and memory that it was given")
-            elif now_s - job.given.given_s > config.tuning.pilot_start_timeout_s:
+            elif view.snapshot.taken_s - job.given.given_s > config.tuning.pilot_start_timeout_s:
                 yield ResetRequest(job.job_id, "the CPUs and memory that it was given are not free")
 
 
@@ -356,20 +319,22 @@ def gates(view: View, config: Config, settled: AbstractSet[int]) -> Iterator[Kee
             yield MoveToLicence(job.job_id)
 
 
-def after_out_of_memory(job: ManagedJob, cycle: CycleInput) -> AskForMore | Restore | None:
+def after_out_of_memory(
+    job: ManagedJob, view: View, config: Config, intents: tuple[Intent, ...]
+) -> AskForMore | Restore | None:
     """Return what to do with a returned member whose last run ran out of GPU memory; None if it did not.
 
     Where its policy plans by memory it asks for more, else it runs alone. Its last try is alone, whether
     the GPUs' memory is known or not.
     """
     run, times = job.reports.out_of_memory
-    if not _is_back(job, cycle.now_s) or times < 1 or run != job.restart_count - 1:
+    if not _is_back(job, view.snapshot.taken_s) or times < 1 or run != job.restart_count - 1:
         return None
     if job.memory_retry is not MemoryRetry.WITH_MORE:
         return Restore(job.job_id, "it ran out of GPU memory beside others")
-    nodes = (node for node in cycle.nodes if node.usable and job.partition in node.partitions)
-    capacity_gib = max((cycle.config.gpu_mem_gib.get(node.gpu_type, 0.0) for node in nodes), default=0.0)
-    asked_gib = _planned_gib(job.job_id, cycle.intents)
+    nodes = (node for node in view.snapshot.nodes if node.usable and job.partition in node.partitions)
+    capacity_gib = max((config.gpu_mem_gib.get(node.gpu_type, 0.0) for node in nodes), default=0.0)
+    asked_gib = _planned_gib(job.job_id, intents)
     gib = raised_gib(asked_gib, times - 1, capacity_gib)
     if gib is None or (times >= MAX_RAISES and not capacity_gib):
         return Restore(job.job_id, f"it ran out of GPU memory beside others {times} times")
@@ -419,24 +384,20 @@ def after_pilot_end(view: View, job: ManagedJob) -> Action:
     return ReturnToQueue(job.job_id, "", f"its group ended with an error that another member caused: {fault.cause}")
 
 
-def under_way(intents: tuple[Intent, ...]) -> dict[int, Intent]:
+def stops_under_way(intents: tuple[Intent, ...]) -> dict[int, Intent]:
     """Return the stops that were begun, by job id."""
-    return {
-        int(intent.payload["job_id"]): intent
-        for intent in intents
-        if intent.kind == PREEMPT and intent.state == "begun"
-    }
+    begun = (intent for intent in intents if intent.kind == PREEMPT and intent.state == "begun")
+    return {int(intent.payload["job_id"]): intent for intent in begun}
 
 
-def resume_stops(view: View, intents: tuple[Intent, ...]) -> Iterator[Action]:
+def _resume_stops(view: View, begun: Mapping[int, Intent]) -> Iterator[Action]:
     """Resume stops that were begun, and return stopped jobs to the queue."""
-    begun = under_way(intents)
     for job_id, intent in begun.items():
         action = _next_step(view.active(job_id), job_id, intent)
         if action is not None:
             yield action
     for job in (*view.having(Role.MEMBER), *view.having(Role.CANDIDATE)):
-        if job.job_id not in begun and (why := _why_back(job, view)):
+        if job.job_id not in begun and (why := _why_back(job, view.snapshot.taken_s)):
             yield ReturnToQueue(job.job_id, "", why)
 
 
@@ -453,15 +414,15 @@ def _next_step(job: ManagedJob | None, job_id: int, intent: Intent) -> Action | 
     return None  # it is being saved
 
 
-def _why_back(job: ManagedJob, view: View) -> str:
+def _why_back(job: ManagedJob, now_s: float) -> str:
     """Return why a returned job that ran before has to be made a candidate again, "" when it need not be."""
-    if not _is_back(job, view.snapshot.taken_s) or not job.restart_count:
+    if not _is_back(job, now_s) or not job.restart_count:
         return ""
     stopped = job.reports.stopped_run == job.restart_count - 1
     if job.role is Role.MEMBER:
         return "it was saved and stopped" if stopped else ""
     # A candidate has its own request already; it only has to be freed from Slurm's delay after a requeue.
-    if _is_delayed(job, view.snapshot.taken_s):
+    if _is_delayed(job, now_s):
         return "it was saved and stopped" if stopped else "it was requeued"
     return ""
 
@@ -482,9 +443,9 @@ def groups_by_pilot(intents: tuple[Intent, ...]) -> dict[int, Intent]:
     return groups
 
 
-def resume_joins(view: View, intents: tuple[Intent, ...]) -> Iterator[Action]:
+def _resume_joins(view: View, joined: Mapping[int, Intent]) -> Iterator[Action]:
     """Resume joins that a killed controller left unfinished."""
-    for job_id, intent in begun_joins(intents).items():
+    for job_id, intent in joined.items():
         if intent.state != "begun":
             continue
         job, pilot = view.active(job_id), view.active(int(intent.payload["pilot"]))
@@ -496,130 +457,3 @@ def resume_joins(view: View, intents: tuple[Intent, ...]) -> Iterator[Action]:
             yield Abandon(intent.token, f"the group that job {job_id} was to join has ended")
         else:
             yield join_in(intent.payload, intent.token)
-
-
-_CLOCKS_DIFFER_S: Final = 60.0
-"""By so much at most does a node's clock, which members' reports name, differ from slurmctld's."""
-
-_SURE: Final = 0.95
-"""With this confidence a measurement ends as sure; figures told earlier have less, and surer ones replace them."""
-
-_UNTRUE: Final = (ProfileError, KeyError, TypeError, ValueError, OverflowError)
-
-
-class _Report(NamedTuple):
-    """What the comment of a member that has run says of its model."""
-
-    job: ManagedJob
-    measured: Mapping[str, Any]
-    key: ProfileKey
-
-
-def ran_s(job: Job, now_s: float) -> float:
-    """Return the seconds of a job's last run, 0 when it has not started."""
-    return max(0.0, (job.end_s or now_s) - job.start_s) if job.start_s else 0.0
-
-
-def doubt(profile: StageProfile, config: Config) -> str:
-    """Why a profile is not known well enough to plan with, "" when it is.
-
-    Only measurements of a few iterations are doubted: who imports or corrects figures vouches for them.
-    """
-    sure, least = profile.detail.confidence, config.tuning.least_confidence
-    if profile.source not in {"dry-run", IN_PLACE} or sure is None or sure >= least:
-        return ""
-    return f"it was {sure:.0%} sure of its means, less than {least:.0%}"
-
-
-def measured_in_place(cycle: CycleInput) -> Iterator[KeepProfile | NotMeasured]:
-    """Return what members told that is new: at most one profile for each key, the newest."""
-    kept: dict[ProfileKey, KeepProfile] = {}
-    for report in _reports(cycle):
-        found = None
-        with suppress(*_UNTRUE):
-            found = _told(report, cycle.knowledge, cycle.config, cycle.now_s)
-        if isinstance(found, KeepProfile):
-            known = kept.get(found.profile.key)
-            if known is None or _is_before(known.profile.measured_at, found.profile.measured_at):
-                kept[found.profile.key] = found
-        elif found is not None:
-            yield found
-    yield from kept.values()
-
-
-def untrue_reports(cycle: CycleInput) -> dict[int, str]:
-    """Return why what jobs say of their models cannot be true, by job id."""
-    found = {}
-    for report in _reports(cycle):
-        try:
-            _told(report, cycle.knowledge, cycle.config, cycle.now_s)
-        except _UNTRUE as error:
-            found[report.job.job_id] = f"its figures of its model cannot be true: {error}"
-    return found
-
-
-def _reports(cycle: CycleInput) -> Iterator[_Report]:
-    """What members say of their models; none where nothing tells any more how many GPUs one had asked for."""
-    if not cycle.config.profiling.in_place:
-        return
-    for job in cycle.view.jobs.values():
-        measured, membership = job.reports.measured, job.membership
-        pilot = None if measured is None or membership is None else cycle.view.jobs.get(membership.pilot)
-        if measured is not None and pilot is not None and ran_s(job, cycle.now_s):
-            yield _Report(job, measured, cycle.key_of(as_submitted(job, pilot)))
-
-
-def _told(report: _Report, knowledge: Knowledge, config: Config, now_s: float) -> KeepProfile | NotMeasured | None:
-    """What a report says of a model; None where it is of no use: it is known, or of an earlier run.
-
-    Raises:
-        ProfileError, KeyError, TypeError, ValueError, OverflowError: It cannot be true.
-    """
-    job, measured, key = report
-    at_s = float(measured["at"])
-    if at_s > now_s + _CLOCKS_DIFFER_S:
-        raise ValueError("it names a time to come")
-    if not job.start_s - _CLOCKS_DIFFER_S <= at_s <= now_s:
-        return None
-    if "error" in measured:
-        return _failure(key, str(measured["error"]), at_s, knowledge)
-    profile = profile_in(measured, key, text_of(at_s), ran_s(job, now_s), IN_PLACE)
-    if not _is_wanted(profile, knowledge, config):
-        return None
-    environment = "" if job.facts is None else job.facts.environment
-    return KeepProfile("", profile, bool(measured.get("accumulates")), python_in(measured), environment)
-
-
-def _failure(key: ProfileKey, why: str, at_s: float, knowledge: Knowledge) -> NotMeasured | None:
-    """A run that told too little, if it is not counted yet; a model that is known needs no more runs."""
-    known, counted_s = knowledge.profile_of(key), knowledge.failed_s.get(str(key), 0.0)
-    if (known is not None and not known.is_estimate) or not counted_s < at_s:
-        return None
-    return NotMeasured(str(key), why, at_s)
-
-
-def _is_wanted(profile: StageProfile, knowledge: Knowledge, config: Config) -> bool:
-    """Whether a measurement takes the place of what is known."""
-    known = knowledge.profile_of(profile.key)
-    if known is None or known.is_estimate:
-        return True
-    if _is_before(profile.measured_at, known.measured_at):
-        return False
-    if doubt(known, config):
-        return not doubt(profile, config)
-    if _is_surer(profile, known):
-        return True
-    stale = knowledge.is_stale(profile.key)
-    return stale and _is_before(knowledge.stale_since(profile.key), profile.measured_at)
-
-
-def _is_surer(profile: StageProfile, known: StageProfile) -> bool:
-    """Whether a measurement is surer than one that was told before it was sure."""
-    before, now = known.detail.confidence, profile.detail.confidence
-    return known.source == IN_PLACE and before is not None and now is not None and before < min(now, _SURE)
-
-
-def _is_before(one: str, other: str) -> bool:
-    """Whether a time is earlier than another; one that cannot be read is."""
-    earlier, later = moment(one), moment(other)
-    return earlier is None or (later is not None and earlier < later)

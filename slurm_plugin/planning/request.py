@@ -1,28 +1,30 @@
-"""From the queue to a policy's request: who may be planned, with what, on which nodes, and what is measured. Pure."""
+"""From the queue to a policy's request: who may be planned, with what, on which nodes, and what is measured. Pure.
+
+In Slurm the waiting tasks of an array are one record. A task of which something is to be changed needs its own, with a
+job id of its own; from then on it is planned like any job. Only as many tasks get one as could start soon.
+"""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from itertools import chain, islice
+from itertools import islice
 from typing import Final, NamedTuple
 
 from muri.policies.options import MAX_GROUP_SIZE
 from muri.policies.types import PlanJob, PlanRequest, ProfileUse, waited_s
 from muri.profiler.records import ProfileKey, StageProfile, says_little
-from muri.slurm_plugin.config import Config, Grouping
+from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.planning.actions import SplitTasks, StartDryRun
-from muri.slurm_plugin.planning.cycle_input import ATTEMPTS, START_DELAY_S, CycleInput, Knowledge, dry_run_key
+from muri.slurm_plugin.planning.cycle_input import ATTEMPTS, START_DELAY_S, Knowledge, dry_run_key
+from muri.slurm_plugin.planning.gathered import ALONE_ON_REQUEST, Gathered, KnownJob
 from muri.slurm_plugin.planning.model_traits import derived_for, gpu_utilization, sweep_cpus
 from muri.slurm_plugin.planning.placement import domain_of, free_nodes
 from muri.slurm_plugin.planning.site_limits import SiteRoom
 from muri.slurm_plugin.planning.slurm_requests import dry_run_limit_s
-from muri.slurm_plugin.records.cluster import Job, JobState, Node, NodeIndex, task_numbers
-from muri.slurm_plugin.records.journal import DRY_RUN, Intent
-from muri.slurm_plugin.records.limits import PartitionLimits
+from muri.slurm_plugin.records.cluster import JobState, task_numbers
+from muri.slurm_plugin.records.journal import DRY_RUN
 from muri.slurm_plugin.records.roles import ManagedJob, Role, View, why_arguments_are_unknown
 from muri.units import MIB_PER_GIB
-
-_ALONE_ON_REQUEST = "it was submitted with alone"
 
 _CALLS_NOT = (
     "its model was never measured, and its batch script does not call `muri run` itself, without which it has no GPU "
@@ -30,97 +32,81 @@ _CALLS_NOT = (
 )
 
 
-def ranks_reason(job: Job) -> str:
-    """Return why a job on several GPUs or nodes must run alone, "" when it may be grouped.
-
-    Its group has one runtime per GPU, so the job must tell its GPUs per node, and start one task per GPU: with
-    srun (as many tasks as GPUs) or with torchrun (one task per node).
-    """
-    if job.task_count == job.gpu_count == job.node_count == 1:
-        return ""
-    if job.gpu_count % max(1, job.node_count) or not job.gpu_request:
-        return (
-            f"it asks for {job.gpu_count} GPUs on {job.node_count} node(s) without saying how many on each; "
-            "--gres=gpu:N or --gpus-per-node=N would let it be grouped"
-        )
-    if job.task_count not in (job.gpu_count, job.node_count):
-        return (
-            f"it has {job.task_count} tasks for {job.gpu_count} GPU{'s' * (job.gpu_count > 1)}; a job with a task per "
-            "GPU, or one per node for torchrun, can be grouped"
-        )
-    return ""
-
-
-class KnownJob(NamedTuple):
-    """A job, and what a cycle looks up once for it."""
-
-    job: ManagedJob  # As its user submitted it
-    key: ProfileKey  # Its model's
-    profile: StageProfile | None  # What is known of its model, None while nothing is
-    alone: str  # Why it must run alone, whatever is known of its model; "" when it may be grouped
-
-    @property
-    def is_measured(self) -> bool:
-        """Whether its model was measured."""
-        return self.profile is not None and not self.profile.is_estimate
-
-
 @dataclass(frozen=True, slots=True)
 class Preparation:
     """A policy's request, and what was decided before asking it."""
 
-    request: PlanRequest  # For the policy
+    request: PlanRequest
     dry_runs: tuple[StartDryRun, ...]  # To start now
     waiting: Mapping[int, str]  # Jobs that are not ready, with the reason
     # What the cycle decides on. Its `dry_run_jobs` include the jobs of these dry runs, except those planned with an
     # estimate: they may start, and then nothing is measured with them.
-    cycle: CycleInput
-    # Jobs that Slurm cannot start now, whoever plans them, with the reason: Slurm decides about them alone
-    to_slurm: Mapping[int, str]
+    cycle: Gathered
+    to_slurm: Mapping[int, str]  # Jobs that Slurm cannot start now, with the reason: Slurm decides about them alone
     room: SiteRoom  # What the site's limits leave; what is started has to be taken from it
-    known: Mapping[int, KnownJob]  # What was looked up of each job that is ready, by job id
     splits: tuple[SplitTasks, ...] = ()  # Tasks of job arrays that need records of their own before they can be planned
 
 
-def alone_reason(job: ManagedJob, view: View, knowledge: Knowledge, config: Config) -> str:
-    """Return why a job must run alone, "" when it may be grouped."""
-    partition = view.snapshot.limits.partition(job.partition)
-    impossible = _why_not_possible(job, partition, config.grouping)
-    reasons = chain(_why_unknown_or_alone(job, partition, view), impossible)
-    return next(reasons, "") or knowledge.exclusions.get(job.job_id, "")
+def prepare(cycle: Gathered, profile_use: ProfileUse = "all", *, allocates_cpus: bool = False) -> Preparation:
+    """Turn the queue into a policy's request."""
+    config, known, now_s = cycle.config, cycle.knowledge, cycle.now_s
+    room = SiteRoom(cycle.view, config.pilot.qos)
+    ready, waiting, to_slurm = _sorted_out(cycle, room)
+    wanted = _dry_runs(ready, cycle, profile_use)
+    dry_runs, unmeasured = _within_limits(wanted, cycle, room, sweeps=allocates_cpus)
+    # Jobs that need not wait for their own dry runs, so that their scripts could run twice at once.
+    not_waiting = (each for each in ready if each.is_measured or each.alone == ALONE_ON_REQUEST)
+    measured_with = {run.job_id for run in dry_runs} & {each.job.job_id for each in not_waiting}
+    # Measured in place, a job starts in spite of its dry run, which then ends.
+    with_dry_run = frozenset() if config.profiling.in_place else known.dry_run_jobs | measured_with
+    known = replace(known, failures={**known.failures, **unmeasured}, dry_run_jobs=with_dry_run)
+    cycle = replace(cycle, knowledge=known)
+    pending = [plan_job(each, room.places.of(each.job).name, cycle, room.largest_group) for each in ready]
+    waiting |= _waiting_for_partners(pending, {each.job.job_id for each in ready if each.profile is None}, cycle)
+    in_dry_run = {
+        job.job_id
+        for job in pending
+        if job.job_id in with_dry_run and waited_s(job, now_s) <= config.grouping.max_wait_s
+    }
+    waiting |= dict.fromkeys(
+        sorted(in_dry_run), "its model is being measured with its script, which must not run twice"
+    )
+    request = PlanRequest(
+        jobs=tuple(job for job in pending if job.job_id not in waiting),
+        nodes=free_nodes(cycle.view, config, room.places, [each.job for each in ready]),
+        now_s=now_s,
+        max_group_size=config.grouping.max_group_size,
+    )
+    arrays = [cycle.view.jobs[job_id] for job_id, why in waiting.items() if why == _IN_ARRAY]
+    splits = tuple(split_soon(arrays, cycle.view, config))
+    return Preparation(request, dry_runs, waiting, cycle, to_slurm, room, splits)
 
 
-def _why_unknown_or_alone(job: ManagedJob, partition: PartitionLimits, view: View) -> Iterator[str]:
-    """Why Muri cannot or must not take a job's GPUs away."""
-    removal = view.snapshot.gpu_removal.way_for(job.gpu_request, partition)
-    if not removal.request:
-        yield f"its GPUs cannot be taken away while it waits, which a group needs ({removal.why})"
-    if job.facts is None and not job.request.model and (why := why_arguments_are_unknown(job)):
-        yield why
-    if job.request.alone:
-        yield _ALONE_ON_REQUEST
-    if job.unknown_task:
-        yield "nothing tells which of its array's tasks it is"
+_IN_ARRAY: Final = "these tasks of its array come after those that have job ids of their own"
 
 
-def _why_not_possible(job: ManagedJob, partition: PartitionLimits, grouping: Grouping) -> Iterator[str]:
-    """What a job asks for that a group could not give it."""
-    if job.het:
-        yield "heterogeneous jobs are not grouped"
-    if not job.can_requeue:
-        yield "it was submitted with --no-requeue, and a group's failure would have to requeue it"
-    if why := ranks_reason(job):
-        yield why
-    if partition.all_mem and not job.mem_per_node_mib:
-        yield "it asks for no memory, so Slurm gives it all of its node's; with --mem it could share"
-    if job.special:
-        yield f"it asks for {', '.join(job.special)}, which a group could not give it"
-    if job.required_nodes:
-        yield f"it asks for the nodes {job.required_nodes} by name"
-    if job.gpu_count > grouping.max_gpus_per_job:
-        yield f"it asks for {job.gpu_count} GPUs; jobs of up to {grouping.max_gpus_per_job} are grouped"
-    if grouping.max_group_size == 1:
-        yield "grouping is turned off (grouping.max_group_size is 1)"
+def _sorted_out(cycle: Gathered, room: SiteRoom) -> tuple[list[KnownJob], dict[int, str], dict[int, str]]:
+    """Return the jobs that can be planned, and why others have to wait or are left to Slurm."""
+    waiting: dict[int, str] = {}
+    to_slurm: dict[int, str] = {}
+    ready: list[KnownJob] = []
+    too_many = throttled(cycle.view)
+    for job in cycle.view.having(Role.CANDIDATE):
+        if reason := _not_ready(job, cycle.now_s):
+            waiting[job.job_id] = reason
+        elif reason := room.places.of(job).left_to_slurm:
+            to_slurm[job.job_id] = reason
+        elif job.job_id in cycle.knowledge.refused_releases:
+            to_slurm[job.job_id] = "Slurm changes nothing in it"
+        elif reason := room.why_no_room(job):
+            waiting[job.job_id] = reason
+        elif job.several_tasks and job.job_id not in cycle.knowledge.exclusions:
+            waiting[job.job_id] = _IN_ARRAY
+        elif job.job_id in too_many:
+            waiting[job.job_id] = too_many[job.job_id]
+        else:
+            ready.append(cycle.known[job.job_id])
+    return ready, waiting, to_slurm
 
 
 def _not_ready(job: ManagedJob, now_s: float) -> str:
@@ -129,126 +115,40 @@ def _not_ready(job: ManagedJob, now_s: float) -> str:
     # After a first run this is not --begin but Slurm's delay after a requeue, which the repairs remove.
     if job.begin_s > now_s + START_DELAY_S and not job.restart_count:
         return "its --begin time has not come"
-    if job.given is not None:
-        return "it is about to get its own CPUs and memory back"
-    return ""
-
-
-def known_job(job: ManagedJob, cycle: CycleInput) -> KnownJob:
-    """Look up what planning a job needs; `job` is as its user submitted it."""
-    key = cycle.key_of(job)
-    return KnownJob(
-        job, key, cycle.knowledge.profile_of(key), alone_reason(job, cycle.view, cycle.knowledge, cycle.config)
-    )
-
-
-def prepare(cycle: CycleInput, profile_use: ProfileUse = "all", *, allocates_cpus: bool = False) -> Preparation:
-    """Turn the queue into a policy's request."""
-    room = SiteRoom(cycle.view, cycle.config.pilot.qos)
-    places = room.places
-    waiting: dict[int, str] = {}
-    to_slurm: dict[int, str] = {}
-    ready: dict[int, KnownJob] = {}
-    arrays: list[ManagedJob] = []
-    too_many = throttled(cycle.view)
-    for job in cycle.view.having(Role.CANDIDATE):
-        if reason := _not_ready(job, cycle.now_s):
-            waiting[job.job_id] = reason
-        elif reason := places.of(job).left_to_slurm:
-            to_slurm[job.job_id] = reason
-        elif job.job_id in cycle.knowledge.refused_releases:
-            to_slurm[job.job_id] = "Slurm changes nothing in it"
-        elif reason := room.why_no_room(job):
-            waiting[job.job_id] = reason
-        elif job.several_tasks and job.job_id not in cycle.knowledge.exclusions:
-            waiting[job.job_id] = "these tasks of its array come after those that have job ids of their own"
-            arrays.append(job)
-        elif job.job_id in too_many:
-            waiting[job.job_id] = too_many[job.job_id]
-        else:
-            ready[job.job_id] = known_job(job, cycle)
-    wanted = _dry_runs(ready.values(), cycle, profile_use)
-    dry_runs, unmeasured = _within_limits(wanted, cycle, room, sweeps=allocates_cpus)
-    failures = {**cycle.knowledge.failures, **unmeasured}
-    # Jobs that need not wait for their own dry runs, so that their scripts could run twice at once.
-    not_waiting = (each for each in ready.values() if each.is_measured or each.alone == _ALONE_ON_REQUEST)
-    measured_with = {run.job_id for run in dry_runs} & {each.job.job_id for each in not_waiting}
-    # Measured in place, a job starts in spite of its dry run, which then ends.
-    with_dry_run = frozenset() if cycle.config.profiling.in_place else cycle.knowledge.dry_run_jobs | measured_with
-    knowledge = replace(cycle.knowledge, failures=failures, dry_run_jobs=with_dry_run)
-    cycle = replace(cycle, knowledge=knowledge)
-    pending = [
-        plan_job(each, places.of(each.job).name, cycle.knowledge, cycle.config, cycle.node_index, room.largest_group)
-        for each in ready.values()
-    ]
-    unknown = {job_id for job_id, each in ready.items() if each.profile is None}
-    waiting_for_partners = _waiting_for_partners(pending, unknown, cycle.config, cycle.now_s)
-    waiting |= dict.fromkeys(sorted(waiting_for_partners), "it waits for the dry runs of possible partners")
-    in_dry_run = {
-        job.job_id
-        for job in pending
-        if job.job_id in with_dry_run and waited_s(job, cycle.now_s) <= cycle.config.grouping.max_wait_s
-    }
-    waiting |= dict.fromkeys(
-        sorted(in_dry_run), "its model is being measured with its script, which must not run twice"
-    )
-    request = PlanRequest(
-        jobs=tuple(job for job in pending if job.job_id not in waiting),
-        nodes=free_nodes(cycle, places, [each.job for each in ready.values()]),
-        now_s=cycle.now_s,
-        max_group_size=cycle.config.grouping.max_group_size,
-    )
-    return Preparation(
-        request,
-        dry_runs,
-        waiting,
-        cycle,
-        to_slurm,
-        room,
-        ready,
-        tuple(split_soon(arrays, cycle.view, cycle.config, cycle.nodes)),
-    )
+    return "it is about to get its own CPUs and memory back" if job.given is not None else ""
 
 
 GroupLimits = Callable[[ManagedJob, int], tuple[int, str]]
-"""Tells how large a group a job may be in, of so many jobs at most, and why no larger."""
+"""Tells how large a group a job may be in, of so many jobs at most, and why no larger: `SiteRoom.largest_group`."""
 
 
-def plan_job(
-    known: KnownJob,
-    partition: str,
-    knowledge: Knowledge,
-    config: Config,
-    index: NodeIndex,
-    limits: GroupLimits | None = None,
-) -> PlanJob:
-    """Describe a job to a policy."""
-    job, key = known.job, known.key
-    profile, alone, largest = sharing(known, knowledge, config, limits)
-    expected = knowledge.expected(job, key)
-    saved_s = knowledge.saved_gpu_s.get(job.job_id, 0.0) / max(1, job.gpu_count)
+def plan_job(known: KnownJob, partition: str, cycle: Gathered, limits: GroupLimits | None = None) -> PlanJob:
+    """Describe a job to a policy; `partition` is that for planning, and a job that runs has no `limits`."""
+    job, memory = known.job, cycle.knowledge
+    profile, alone, largest = sharing(known, memory, cycle.config, limits)
+    saved_s = memory.saved_gpu_s.get(job.job_id, 0.0) / max(1, job.gpu_count)
     mem_gib_per_gpu = job.mem_per_node_mib / max(1, job.gpus_per_node) / MIB_PER_GIB
-    sensitivity = knowledge.traits.sensitivity(key, mem_gib_per_gpu)
+    sensitivity = memory.traits.sensitivity(known.key, mem_gib_per_gpu)
     return PlanJob(
         job_id=job.job_id,
         user=job.user,
         partition=partition,
         gpu_count=job.gpu_count,
-        submit_s=knowledge.first_submit_s.get(job.job_id, job.submit_s),
+        submit_s=memory.first_submit_s.get(job.job_id, job.submit_s),
         waiting_since_s=job.submit_s if job.restart_count else None,
         profile=profile,
-        remaining_s=None if expected is None else max(1.0, expected.seconds - saved_s),
-        attained_gpu_s=knowledge.served_gpu_s.get(job.job_id, 0.0),
+        remaining_s=None if known.expected is None else max(1.0, known.expected.seconds - saved_s),
+        attained_gpu_s=memory.served_gpu_s.get(job.job_id, 0.0),
         groupable=not alone,
         alone_reason=alone,
         node_count=1 if alone and job.gpu_count % max(1, job.node_count) else max(1, job.node_count),
-        sensitivity=sensitivity or derived_for(job, profile, index),
+        sensitivity=sensitivity or derived_for(job, profile, cycle.view.node_index),
         gpu_utilization=gpu_utilization(profile),
-        gpu_mem_request_gib=knowledge.gpu_mem_gib.get(job.job_id),
+        gpu_mem_request_gib=memory.gpu_mem_gib.get(job.job_id),
         domain=domain_of(job),
         largest_group=largest,
         priority=job.own_priority,
-        min_speed=promised_to(job),
+        min_speed=known.min_speed,
         opportunistic=job.request.opportunistic,
         mem_gib=job.mem_per_node_mib / MIB_PER_GIB,
     )
@@ -272,10 +172,10 @@ def sharing(known: KnownJob, knowledge: Knowledge, config: Config, limits: Group
         little = says_little(profile.stage_s, profile.iteration_s)
         if little:
             alone, profile = alone or f"its profile covers too little: {little}", None
-    if not alone:
-        alone = (
-            _why_unknown(known, knowledge, config) if profile is None else _why_not_measured_there(job, profile, config)
-        )
+    if not alone and profile is None:
+        alone = _why_unknown(known, knowledge, config)
+    elif not alone and profile is not None and profile.is_estimate and config.profiling.in_place:
+        alone = "" if job.calls_muri else _CALLS_NOT
     largest, why = knowledge.largest_group.get(job.job_id, (MAX_GROUP_SIZE, ""))
     if not alone and limits is not None and largest > 1:
         largest, why = limits(job, largest)
@@ -296,63 +196,53 @@ def _why_unknown(known: KnownJob, knowledge: Knowledge, config: Config) -> str:
     return ""
 
 
-def _why_not_measured_there(job: ManagedJob, profile: StageProfile, config: Config) -> str:
-    """Why a job whose model is only estimated cannot be measured in a group."""
-    return _CALLS_NOT if profile.is_estimate and config.profiling.in_place and not job.calls_muri else ""
-
-
-def promised_to(job: ManagedJob) -> float:
-    """Return the speed that a job has asked for, or that it was promised already; 0 for none."""
-    # What was promised stays so, whatever the site promises to others now.
-    return max(job.request.min_speed, 0.0 if job.membership is None else job.membership.min_speed)
-
-
-def _waiting_for_partners(pending: list[PlanJob], unknown: set[int], config: Config, now_s: float) -> set[int]:
+def _waiting_for_partners(pending: list[PlanJob], unknown: set[int], cycle: Gathered) -> dict[int, str]:
     """Return the young jobs that share a bucket with a model being profiled: better partners may come."""
-    if config.profiling.in_place:
-        return set()
-    buckets = {_bucket(job) for job in pending if job.groupable and job.job_id in unknown}
-    return {
+    if cycle.config.profiling.in_place:
+        return {}
+    groupable = [job for job in pending if job.groupable]
+    buckets = {_bucket(job) for job in groupable if job.job_id in unknown}
+    after_s = cycle.now_s - cycle.config.tuning.wait_for_profiles_s
+    early = (
         job.job_id
-        for job in pending
-        if job.groupable
-        and job.profile is not None
-        and _bucket(job) in buckets
-        and now_s - job.submit_s < config.tuning.wait_for_profiles_s
-    }
+        for job in groupable
+        if job.profile is not None and job.submit_s > after_s and _bucket(job) in buckets
+    )
+    return dict.fromkeys(sorted(early), "it waits for the dry runs of possible partners")
 
 
 def _bucket(job: PlanJob) -> tuple[str, str, str, int, int]:
     return (job.user, job.domain, job.partition, job.gpu_count, job.node_count)
 
 
-def _dry_runs(ready: Iterable[KnownJob], cycle: CycleInput, profile_use: ProfileUse) -> tuple[StartDryRun, ...]:
+def _dry_runs(ready: Iterable[KnownJob], cycle: Gathered, profile_use: ProfileUse) -> tuple[StartDryRun, ...]:
     """Return the dry runs to start now.
 
-    A user whose dry runs are fewer goes first, so that nobody has two while others wait for one; then models without
-    any profile, then the user whose last dry run began longest ago, such as before one that never started.
+    Users with the fewest dry runs go first, so that none has two while others wait for one; then models without any
+    profile, then the user whose last dry run began longest ago, whether or not it ever started.
     """
     if not cycle.config.profiling.starts_dry_runs:
         return ()
-    wanted: dict[ProfileKey, int] = {}
+    wanted: dict[ProfileKey, KnownJob] = {}
     for each in sorted(ready, key=lambda each: (each.job.submit_s, each.job.job_id)):
         if _is_to_be_measured(each, cycle.knowledge, profile_use):
-            wanted.setdefault(each.key, each.job.job_id)
+            wanted.setdefault(each.key, each)
     at_work = Counter(run.user for run in cycle.view.having(Role.DRY_RUN))
-    last_s = _last_dry_runs_s(cycle.view, cycle.intents)
-    chosen: list[ProfileKey] = []
+    begun = sorted((run for run in cycle.intents if run.kind == DRY_RUN), key=lambda run: run.begun_s)
+    last_s = {dry_run_key(run, cycle.view).user: run.begun_s for run in begun}
+    chosen: list[KnownJob] = []
     for _ in range(min(cycle.config.profiling.at_once - at_work.total(), len(wanted))):
-        left = (key for key in wanted if key not in chosen)
         first = min(
-            left, key=lambda key: (at_work[key.user], _is_measured(key, cycle.knowledge), last_s.get(key.user, 0.0))
+            wanted.values(),
+            key=lambda each: (at_work[each.key.user], each.is_measured, last_s.get(each.key.user, 0.0)),
         )
-        chosen.append(first)
-        at_work[first.user] += 1
-    return tuple(StartDryRun(wanted[key], str(key), cycle.knowledge.profile_of(key) is not None) for key in chosen)
+        chosen.append(wanted.pop(first.key))
+        at_work[first.key.user] += 1
+    return tuple(StartDryRun(each.job.job_id, str(each.key), each.profile is not None) for each in chosen)
 
 
 def _within_limits(
-    runs: tuple[StartDryRun, ...], cycle: CycleInput, room: SiteRoom, *, sweeps: bool
+    runs: tuple[StartDryRun, ...], cycle: Gathered, room: SiteRoom, *, sweeps: bool
 ) -> tuple[tuple[StartDryRun, ...], dict[str, tuple[int, str]]]:
     """Leave out the dry runs for which the site's limits have no room; their jobs need not wait for them."""
     kept: list[StartDryRun] = []
@@ -360,7 +250,7 @@ def _within_limits(
     for run in runs:
         job = cycle.view.jobs[run.job_id]
         partition = cycle.config.profiling.partition or job.partition
-        cpus = sweep_cpus(job, cycle.knowledge.traits, cycle.node_index, cycle.config) if sweeps else None
+        cpus = sweep_cpus(job, cycle.knowledge.traits, cycle.view.node_index, cycle.config) if sweeps else None
         if cpus is not None and not room.take_dry_run(
             replace(job, cpu_count=cpus), partition, dry_run_limit_s(cycle.config, cpus)
         ):
@@ -374,24 +264,13 @@ def _within_limits(
     return tuple(kept), left_out
 
 
-def _is_measured(key: ProfileKey, knowledge: Knowledge) -> bool:
-    profile = knowledge.profile_of(key)
-    return profile is not None and not profile.is_estimate
-
-
-def _last_dry_runs_s(view: View, intents: tuple[Intent, ...]) -> dict[str, float]:
-    """When the last dry run of each user began, seconds since the epoch."""
-    runs = (intent for intent in intents if intent.kind == DRY_RUN)
-    return {dry_run_key(run, view).user: run.begun_s for run in sorted(runs, key=lambda run: run.begun_s)}
-
-
 def _is_to_be_measured(known: KnownJob, knowledge: Knowledge, profile_use: ProfileUse) -> bool:
     """Whether a job's model is to be measured in a dry run, and with this job's script it can be."""
     job, key = known.job, known.key
     if known.profile is not None and not knowledge.is_stale(key):
         return False
     # --muri=alone asks for a profile, too.
-    if profile_use == "none" or (profile_use == "sharing" and known.alone not in {"", _ALONE_ON_REQUEST}):
+    if profile_use == "none" or (profile_use == "sharing" and known.alone not in {"", ALONE_ON_REQUEST}):
         return False
     under_way = key in knowledge.profiling or job.job_id in knowledge.dry_run_jobs
     impossible = job.unknown_task or job.het or job.special or why_arguments_are_unknown(job)
@@ -402,9 +281,7 @@ _MOST_READY: Final = 64
 """So many tasks of an array have records of their own before they start; each costs slurmctld a record."""
 
 
-def split_soon(
-    records: Iterable[ManagedJob], view: View, config: Config, nodes: Sequence[Node]
-) -> Iterator[SplitTasks]:
+def split_soon(records: Iterable[ManagedJob], view: View, config: Config) -> Iterator[SplitTasks]:
     """Give records to the tasks that could start soon, in their order.
 
     One task always stays behind: the last one keeps the array's own record.
@@ -413,7 +290,9 @@ def split_soon(
     started = _started(view)
     for record in records:
         array = record.array_job_id
-        most = min(_MOST_READY, _most_at_once(record, config, nodes))
+        nodes = (node for node in view.snapshot.nodes if node.usable and record.partition in node.partitions)
+        at_once = config.grouping.max_group_size * sum(node.gpu_count for node in nodes) // max(1, record.gpu_count)
+        most = min(_MOST_READY, max(1, at_once))
         if record.array_limit:
             most = min(most, record.array_limit - started[array])
         waiting = list(islice(task_numbers(record.array_tasks), max(0, most - ready[array]) + 1))
@@ -421,13 +300,6 @@ def split_soon(
         tasks = tasks if len(waiting) > len(tasks) else tasks[:-1]
         if tasks:
             yield SplitTasks(record.job_id, tuple(tasks))
-
-
-def _most_at_once(record: ManagedJob, config: Config, nodes: Sequence[Node]) -> int:
-    """How many tasks could run at once, each of them in a group."""
-    usable = [node for node in nodes if node.usable and record.partition in node.partitions]
-    gpus = sum(node.gpu_count for node in usable)
-    return max(1, config.grouping.max_group_size * gpus // max(1, record.gpu_count))
 
 
 def _started(view: View) -> Counter[int]:
@@ -447,7 +319,7 @@ def is_let_go(job: ManagedJob) -> bool:
 def throttled(view: View) -> dict[int, str]:
     """Return why tasks wait whose array runs no more of them at once (`--array=…%N`), by job id.
 
-    Slurm counts them, too; but a member that Slurm keeps waiting would leave its group's GPUs to nobody.
+    Slurm counts them, too; but a member that Slurm keeps waiting would leave its group's GPUs idle.
     """
     taken, found = _started(view), dict[int, str]()
     tasks = [job for job in view.having(Role.CANDIDATE) if job.array_limit and job.array_tasks.isdecimal()]

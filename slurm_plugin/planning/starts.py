@@ -4,19 +4,20 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 from muri.policies.types import CpuMemShare, Group, NodeShare, Plan, Solo, sentences
 from muri.profiler.estimates import why_estimated
 from muri.profiler.records import StageProfile, dangers_text
 from muri.slurm_plugin.config import Allocation, Config
 from muri.slurm_plugin.planning.actions import GivenShare, Join, MemberPlan, ReleaseSolo, StartGroup
-from muri.slurm_plugin.planning.cycle_input import CycleInput, Knowledge
+from muri.slurm_plugin.planning.cycle_input import Knowledge
+from muri.slurm_plugin.planning.gathered import Gathered, KnownJob
 from muri.slurm_plugin.planning.site_limits import PILOT_EXTRA_S, SiteRoom
 from muri.slurm_plugin.planning.slurm_requests import as_submitted, asked_by
 from muri.slurm_plugin.records.cluster import Job, Node, NodeIndex
 from muri.slurm_plugin.records.nodes import folded
-from muri.slurm_plugin.records.roles import ManagedJob, RunningGroup, profile_key
+from muri.slurm_plugin.records.roles import ManagedJob, RunningGroup
 from muri.units import MIB_PER_GIB
 
 
@@ -36,16 +37,12 @@ class _Home:
     environment: str
 
 
-def isolations(
-    jobs: Sequence[ManagedJob], profiles: Sequence[StageProfile], mode: str, cycle: CycleInput
-) -> list[Isolation]:
+def isolations(members: Sequence[KnownJob], mode: str, knowledge: Knowledge, config: Config) -> list[Isolation]:
     """Return how the members of a new group run: as threads the most that may share a process, if there are two."""
-    if cycle.config.grouping.isolation == "process":
-        return [Isolation()] * len(jobs)
-    against = [_why_process(job, profile, mode) for job, profile in zip(jobs, profiles, strict=True)]
-    homes = [
-        None if why else _home(job, cycle.knowledge, cycle.node_index) for job, why in zip(jobs, against, strict=True)
-    ]
+    if config.grouping.isolation == "process":
+        return [Isolation()] * len(members)
+    against = [_why_process(known.job, known.planned_profile, mode) for known in members]
+    homes = [None if why else _home(known, knowledge) for known, why in zip(members, against, strict=True)]
     together = Counter(home for home in homes if home is not None).most_common(1)
     return [
         Isolation("process", why) if why else _among(home, *together[0]) if together else Isolation("process", _UNKNOWN)
@@ -72,11 +69,9 @@ def _why_process(job: ManagedJob, profile: StageProfile, mode: str) -> str:
     return f"its runs used {dangers_text(found)}" if found else ""
 
 
-def _home(job: ManagedJob, knowledge: Knowledge, index: NodeIndex) -> _Home | None:
-    python = knowledge.pythons.of_job(job, profile_key(job, index))
-    if python is None or job.facts is None or not job.facts.environment:
-        return None
-    return _Home(python, job.facts.environment)
+def _home(known: KnownJob, knowledge: Knowledge) -> _Home | None:
+    python, facts = knowledge.pythons.of_job(known.job, known.key), known.job.facts
+    return None if python is None or facts is None or not facts.environment else _Home(python, facts.environment)
 
 
 def _among(home: _Home | None, most: _Home, count: int) -> Isolation:
@@ -93,36 +88,33 @@ def _among(home: _Home | None, most: _Home, count: int) -> Isolation:
 _SLACK: Final = 1e-6
 
 
-def release_solo(solo: Solo, plan: Plan, cycle: CycleInput) -> ReleaseSolo:
+def release_solo(solo: Solo, plan: Plan, cycle: Gathered) -> ReleaseSolo:
     """Return the release of a job that runs alone, with the CPUs and memory that the plan gives it."""
-    job = cycle.view.jobs[solo.job_id]
-    measured = cycle.knowledge.traits.is_measured(cycle.key_of(job))
+    known = cycle.known[solo.job_id]
+    measured = cycle.knowledge.traits.is_measured(known.key)
     planned = plan.cpu_mem_shares.get(solo.job_id, ())
-    threads = max((node.threads_per_core for node in _nodes(planned, cycle.node_index)), default=1)
-    share = share_of(job, planned, cycle.config.allocation, measured=measured, threads_per_core=threads)
+    threads = max((node.threads_per_core for node in _nodes(planned, cycle.view.node_index)), default=1)
+    share = share_of(known.job, planned, cycle.config.allocation, measured=measured, threads_per_core=threads)
     reasons = sentences(solo.reasons)
     return ReleaseSolo(solo.job_id, reasons if share is None else (*reasons, share_text(share)), share)
 
 
-def start_group(group: Group, plan: Plan, cycle: CycleInput, room: SiteRoom) -> StartGroup:
+def start_group(group: Group, plan: Plan, cycle: Gathered, room: SiteRoom) -> StartGroup:
     """Return the start of a group; `room` says which time limits are allowed."""
-    jobs = [cycle.view.jobs[job_id] for job_id in group.members]
-    nodes = _nodes(group.gpus, cycle.node_index)
-    profiles = [cycle.knowledge.known_profile(cycle.key_of(job)) for job in jobs]
-    kinds = isolations(jobs, profiles, group.mode, cycle)
+    known = [cycle.known[job_id] for job_id in group.members]
+    jobs = [each.job for each in known]
+    nodes = _nodes(group.gpus, cycle.view.node_index)
+    kinds = isolations(known, group.mode, cycle.knowledge, cycle.config)
     members = tuple(
-        member_plan(
-            job,
-            profile,
-            group.speed[job.job_id],
-            cycle,
-            time_limit_s=room.member_limit_s(job, len(group.members)),
-            isolation=kind,
-            promised=plan.promises.get(job.job_id),
+        _member_plan(
+            Joiner(each, group.speed[each.job.job_id], plan.promises.get(each.job.job_id, each.min_speed)),
+            cycle.knowledge,
+            room.member_limit_s(each.job, len(group.members)),
+            kind,
         )
-        for job, profile, kind in zip(jobs, profiles, kinds, strict=True)
+        for each, kind in zip(known, kinds, strict=True)
     )
-    thread = next((job for job, kind in zip(jobs, kinds, strict=True) if kind.kind == "thread"), None)
+    thread = next((each for each, kind in zip(known, kinds, strict=True) if kind.kind == "thread"), None)
     gpus_per_node = group.gpu_count // len(nodes)
     first = jobs[0]
     limits = [member.time_limit_s for member in members]
@@ -145,12 +137,12 @@ def start_group(group: Group, plan: Plan, cycle: CycleInput, room: SiteRoom) -> 
         time_limit_s=0 if 0 in limits else max(limits) + PILOT_EXTRA_S,
         efficiency=group.efficiency,
         period_s=group.period_s,
-        reasons=(*sentences(group.reasons), *_estimated(profiles, jobs)),
+        reasons=(*sentences(group.reasons), *_estimated(known)),
         node_count=len(nodes),
         gpus_per_node=gpus_per_node,
         mode=group.mode,
         reservation=first.reservation,
-        python="" if thread is None else cycle.knowledge.pythons.of_job(thread, cycle.key_of(thread)) or "",
+        python="" if thread is None else cycle.knowledge.pythons.of_job(thread.job, thread.key) or "",
     )
 
 
@@ -159,35 +151,33 @@ def _nodes(shares: Sequence[NodeShare | CpuMemShare], index: NodeIndex) -> list[
     return [index.by_name[name] for name in sorted({share.node for share in shares})]
 
 
-def _estimated(profiles: Sequence[StageProfile], jobs: Sequence[Job]) -> Iterator[str]:
-    for job, profile in zip(jobs, profiles, strict=True):
-        if why := why_estimated(profile):
-            yield f"job {job.job_id}: {why}"
+def _estimated(members: Sequence[KnownJob]) -> Iterator[str]:
+    for known in members:
+        if why := why_estimated(known.planned_profile):
+            yield f"job {known.job.job_id}: {why}"
 
 
-def member_plan(
-    job: ManagedJob,
-    profile: StageProfile,
-    speed: float,
-    cycle: CycleInput,
-    *,
-    time_limit_s: int,
-    isolation: Isolation,
-    promised: float | None = None,
-) -> MemberPlan:
-    """Return what becomes of a job in a group."""
-    if promised is None:
-        promised = max(cycle.config.grouping.min_speed, job.request.min_speed)
+class Joiner(NamedTuple):
+    """A job that becomes a member of a group."""
+
+    known: KnownJob
+    speed: float  # Its predicted speed there, 1 = as fast as alone
+    min_speed: float  # What it is promised there; 0: nothing
+
+
+def _member_plan(joiner: Joiner, knowledge: Knowledge, time_limit_s: int, isolation: Isolation) -> MemberPlan:
+    """Return what becomes of a job in a group; a time limit of 0 is none."""
+    job, profile = joiner.known.job, joiner.known.planned_profile
     return MemberPlan(
         job_id=job.job_id,
         original=asked_by(job),
         solo_iteration_s=None if profile.says_nothing_of_model else profile.iteration_s,
-        speed=speed,
+        speed=joiner.speed,
         time_limit_s=time_limit_s,
         cpu_count=job.task_count,
-        gpu_mem_gib=cycle.knowledge.needed_gib(job.job_id, profile),
+        gpu_mem_gib=knowledge.gpu_mem_gib.get(job.job_id, profile.gpu_mem_gib),
         estimated=profile.is_estimate,
-        min_speed=promised,
+        min_speed=joiner.min_speed,
         isolation=isolation.kind,
         isolation_why=isolation.why,
     )
@@ -288,18 +278,8 @@ def given_text(asked_cpus: int, cpus: int, asked_mem_mib: int, mem_mib: int) -> 
     return f"{text} and {memory} GiB of memory on each node"
 
 
-@dataclass(frozen=True, slots=True)
-class Joiner:
-    """A job that joins a group."""
-
-    job: ManagedJob  # The job
-    profile: StageProfile  # Its model's
-    speed: float  # Its speed there, 1 = as fast as alone
-    promised: float | None = None  # As `member_plan` takes it
-
-
 def joins_together(
-    joiners: Sequence[Joiner], group: RunningGroup, cycle: CycleInput, room: SiteRoom, reasons: tuple[str, ...]
+    joiners: Sequence[Joiner], group: RunningGroup, cycle: Gathered, room: SiteRoom, reasons: tuple[str, ...]
 ) -> tuple[Join, ...]:
     """Return the joins of jobs to a group in one cycle.
 
@@ -309,18 +289,13 @@ def joins_together(
     others = tuple((other.job_id, _limit_beside(other, pilot, size, room)) for other in group.members)
     ran_s = int(max(0.0, cycle.now_s - pilot.start_s))
     members = [
-        member_plan(
-            joiner.job,
-            joiner.profile,
-            joiner.speed,
-            cycle,
-            time_limit_s=room.member_limit_s(joiner.job, size, ran_s),
-            isolation=joins_later(cycle.config),
-            promised=joiner.promised,
-        )
-        for joiner in joiners
+        _member_plan(each, cycle.knowledge, room.member_limit_s(each.known.job, size, ran_s), joins_later(cycle.config))
+        for each in joiners
     ]
-    pilot_limit_s = _pilot_limit_s(pilot, members, others, ran_s)
+    # The pilot outlives all of its members; 0 leaves its time limit as it is.
+    ends_s = [*(ran_s + member.time_limit_s for member in members), *(limit_s for _, limit_s in others)]
+    needed_s = max(ends_s) + PILOT_EXTRA_S
+    pilot_limit_s = needed_s if pilot.time_limit_s and needed_s > pilot.time_limit_s else 0
     return tuple(
         Join(
             pilot.job_id,
@@ -328,7 +303,7 @@ def joins_together(
             member,
             others,
             pilot_limit_s,
-            (*reasons, *filter(None, (why_estimated(joiner.profile),))),
+            (*reasons, *filter(None, (why_estimated(joiner.known.planned_profile),))),
             joining=len(joiners),
         )
         for joiner, member in zip(joiners, members, strict=True)
@@ -342,10 +317,3 @@ def _limit_beside(member: ManagedJob, pilot: Job, size: int, room: SiteRoom) -> 
         return 0
     late_s = int(max(0.0, member.start_s - pilot.start_s))
     return max(member.time_limit_s, room.member_limit_s(as_submitted(member, pilot), size, late_s))
-
-
-def _pilot_limit_s(pilot: Job, members: Sequence[MemberPlan], others: tuple[tuple[int, int], ...], ran_s: int) -> int:
-    """The time limit with which the pilot outlives all of its members; 0 leaves it as it is."""
-    new_s = [ran_s + member.time_limit_s for member in members]
-    needed_s = max([*new_s, *(limit_s for _, limit_s in others)]) + PILOT_EXTRA_S
-    return needed_s if pilot.time_limit_s and needed_s > pilot.time_limit_s else 0

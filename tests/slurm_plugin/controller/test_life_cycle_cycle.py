@@ -8,7 +8,7 @@ from fake_slurm import FakeSlurm, Killed, make_job, make_node, pilots
 from muri.policies.types import FreeNode, Group, NodeShare, Plan, PlanJob, PlanRequest, Running, Solo, Waiting
 from muri.slurm_plugin.execute.gate import stop
 from muri.slurm_plugin.planning.asking import settle
-from muri.slurm_plugin.planning.running import with_running
+from muri.slurm_plugin.planning.running import running_units
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import JobState
 from muri.slurm_plugin.records.roles import Role, read_job
@@ -86,7 +86,8 @@ def test_runs_that_slurm_itself_ended_count_as_service_but_not_as_done(make_cont
     slurm.tick(30.0)
     with make_controller(slurm, **las) as controller:  # another process: what it knows stands in the journal
         status = controller.cycle()
-        (unit,) = with_running(controller.decision().preparation).running
+        preparation = controller.decision().preparation
+        (unit,) = running_units(preparation.cycle, preparation.room)
     ran_s = slurm.now_s - slurm.jobs[1].start_s
     assert (unit.members[0].attained_gpu_s, unit.members[0].remaining_s) == (700.0 + ran_s, 100_000.0 - ran_s)
     assert "earlier runs have had 11.7 GPU minutes" in status.jobs[0].reasons

@@ -8,8 +8,7 @@ from fake_slurm import make_job, make_node
 from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.gateway.commands import update_settings
 from muri.slurm_plugin.gateway.pyslurm_records import change_fields
-from muri.slurm_plugin.planning.cycle_input import CycleInput, Knowledge
-from muri.slurm_plugin.planning.placement import free_nodes
+from muri.slurm_plugin.planning.placement import Places, free_nodes
 from muri.slurm_plugin.records.cluster import JobChange, JobState, Snapshot, dump_snapshot, parse_snapshot
 from muri.slurm_plugin.records.roles import view_of
 
@@ -34,7 +33,8 @@ def test_a_snapshot_file_from_before_memory_was_told_is_read():
 
 def free(*nodes, jobs=()):
     """What Muri's plan takes for free."""
-    return free_nodes(CycleInput(view_of(Snapshot(1.0, "c", "26.05", jobs, nodes)), Knowledge({}), Config()))
+    view = view_of(Snapshot(1.0, "c", "26.05", jobs, nodes))
+    return free_nodes(view, Config(), Places(view.snapshot))
 
 
 def test_what_is_free_leaves_out_what_waiting_jobs_were_promised():

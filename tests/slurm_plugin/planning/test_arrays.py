@@ -8,6 +8,7 @@ from fake_slurm import NOW_S, behind_licence, make_job, make_node
 
 from muri.slurm_plugin.planning.actions import ReleaseSolo, SplitTasks, StandBack
 from muri.slurm_plugin.planning.cycle_input import CycleInput
+from muri.slurm_plugin.planning.gathered import Gathered, gather
 from muri.slurm_plugin.planning.plan_actions import stand_backs
 from muri.slurm_plugin.planning.request import prepare, throttled
 from muri.slurm_plugin.records import comment_tags as tags
@@ -26,6 +27,10 @@ def task(job_id: int, tasks: str, limit: int = 0, **changes: object) -> Job:
 def let_go(job: Job, **changes: object) -> Job:
     """The same task, which Muri has let start."""
     return replace(job, licenses="", **changes)  # type: ignore[arg-type]
+
+
+def gathered(*jobs: Job, gpus: int = 2) -> Gathered:
+    return gather(cycle_of(*jobs, gpus=gpus))
 
 
 def cycle_of(*jobs: Job, gpus: int = 2) -> CycleInput:
@@ -49,30 +54,30 @@ def test_a_record_has_a_name_of_its_own(tasks: str, name: str, several: bool, un
 
 
 def test_as_many_tasks_get_records_as_could_start_and_never_more_than_some_dozen() -> None:
-    prepared = prepare(cycle_of(task(10, "0-9999"), gpus=2))
+    prepared = prepare(gathered(task(10, "0-9999"), gpus=2))
     assert prepared.splits == (SplitTasks(10, tuple(range(8))),)  # four in a group
     assert not prepared.request.jobs
     assert "come after those that have job ids of their own" in prepared.waiting[10]
     ready = [task(20 + number, str(number)) for number in range(8)]
-    assert prepare(cycle_of(task(10, "8-9999"), *ready)).splits == ()
-    (split,) = prepare(cycle_of(task(10, "0-9999"), gpus=1000)).splits
+    assert prepare(gathered(task(10, "8-9999"), *ready)).splits == ()
+    (split,) = prepare(gathered(task(10, "0-9999"), gpus=1000)).splits
     assert len(split.tasks) == 64
     # The last task keeps the array's record.
-    assert prepare(cycle_of(task(10, "4,7"))).splits == (SplitTasks(10, (4,)),)
-    assert prepare(cycle_of(task(10, "7"))).splits == ()
+    assert prepare(gathered(task(10, "4,7"))).splits == (SplitTasks(10, (4,)),)
+    assert prepare(gathered(task(10, "7"))).splits == ()
 
 
 @pytest.mark.parametrize(
     "changes", [{"dependency": "afterok:3"}, {"begin_s": NOW_S + 60}, {"held": True, "reason": "JobHeldUser"}]
 )
 def test_tasks_that_cannot_start_anyway_stay_one_record(changes: dict[str, object]) -> None:
-    assert prepare(cycle_of(task(10, "0-9", **changes))).splits == ()
+    assert prepare(gathered(task(10, "0-9", **changes))).splits == ()
 
 
 def test_no_more_tasks_get_records_than_the_array_may_run_at_once() -> None:
     running = let_go(task(11, "0", 3), state=JobState.RUNNING)
-    assert prepare(cycle_of(task(10, "2-9", 3), task(12, "1", 3), running)).splits == (SplitTasks(10, (2,)),)
-    assert prepare(cycle_of(task(10, "2-9", 2), task(12, "1", 2), running)).splits == ()
+    assert prepare(gathered(task(10, "2-9", 3), task(12, "1", 3), running)).splits == (SplitTasks(10, (2,)),)
+    assert prepare(gathered(task(10, "2-9", 2), task(12, "1", 2), running)).splits == ()
 
 
 def test_the_first_tasks_of_a_throttled_array_are_planned() -> None:
@@ -116,9 +121,9 @@ KEPT = task(10, "3-9", priority=500)
 )
 def test_those_that_are_kept_back_stand_behind_those_that_are_let_go(kept: Job, place: Place | None) -> None:
     wanted = [] if place is None else [StandBack(kept.job_id, place)]
-    assert list(stand_backs(cycle_of(kept, ALONE), ())) == wanted
+    assert list(stand_backs(cycle_of(kept, ALONE).view, (), ())) == wanted
     if place is not None:
-        assert list(stand_backs(cycle_of(placed(kept, place), ALONE), ())) == []
+        assert list(stand_backs(cycle_of(placed(kept, place), ALONE).view, (), ())) == []
         # Muri's own order does not count what Muri has taken.
         planned = cycle_of(placed(kept, place)).view.jobs[kept.job_id]
         assert (planned.own_priority, planned.own_nice) == (kept.priority, kept.nice)
@@ -129,27 +134,29 @@ def test_where_a_nice_value_does_nothing_a_task_waits_for_its_siblings_start() -
     member = let_go(task(13, "4", priority=1), reason="Dependency", dependency="after:99")
     member = replace(member, admin_comment=f"{member.admin_comment} {MEMBER}")
     waits = Place(0, 0, "after:10_2,after:10_4")
-    assert list(stand_backs(cycle_of(*least, member), ())) == [StandBack(12, waits)]
+    assert list(stand_backs(cycle_of(*least, member).view, (), ())) == [StandBack(12, waits)]
     fixed = placed(task(12, "1", priority=500), Place(0, 1), nice=0, priority=500)  # by an administrator
-    assert list(stand_backs(cycle_of(fixed, ALONE), ())) == [StandBack(12, Place(0, 0, "after:10_2"))]
+    assert list(stand_backs(cycle_of(fixed, ALONE).view, (), ())) == [StandBack(12, Place(0, 0, "after:10_2"))]
     back = placed(least[0], waits)
-    assert list(stand_backs(cycle_of(back, least[1]), ())) == []
-    assert not prepare(cycle_of(back, least[1])).waiting.get(12, "").startswith("it waits for its dependency")
+    assert list(stand_backs(cycle_of(back, least[1]).view, (), ())) == []
+    assert not prepare(gathered(back, least[1])).waiting.get(12, "").startswith("it waits for its dependency")
     # Neither waits for the other once the other one is let go, nor for a task that is held.
-    assert list(stand_backs(cycle_of(back, task(11, "2", priority=1)), (ReleaseSolo(12, ()),))) == [StandBack(12, None)]
+    assert list(stand_backs(cycle_of(back, task(11, "2", priority=1)).view, (), [ReleaseSolo(12, ())])) == [
+        StandBack(12, None)
+    ]
     held = replace(ALONE, priority=0, held=True, reason="JobHeldUser")
-    assert list(stand_backs(cycle_of(back, held), ())) == [StandBack(12, None)]
+    assert list(stand_backs(cycle_of(back, held).view, (), ())) == [StandBack(12, None)]
 
 
 def test_a_task_that_muri_no_longer_keeps_back_stands_where_slurm_has_it() -> None:
     freed = let_go(placed(task(12, "1", priority=500, nice=7), Place(7, 50)))
-    assert list(stand_backs(cycle_of(freed, ALONE), ())) == [StandBack(12, None)]
+    assert list(stand_backs(cycle_of(freed, ALONE).view, (), ())) == [StandBack(12, None)]
     # With priority/basic, a new nice value would lift the hold.
-    assert list(stand_backs(cycle_of(replace(freed, held=True, reason="JobHeldUser")), ())) == []
+    assert list(stand_backs(cycle_of(replace(freed, held=True, reason="JobHeldUser")).view, (), ())) == []
 
 
 def test_tasks_that_are_let_go_together_stand_before_the_others() -> None:
     jobs = [task(12, "1", priority=500), task(13, "2", priority=500), task(14, "3", priority=500)]
-    assert list(stand_backs(cycle_of(*jobs), (ReleaseSolo(13, ()), ReleaseSolo(14, ())))) == [
+    assert list(stand_backs(cycle_of(*jobs).view, (), (ReleaseSolo(13, ()), ReleaseSolo(14, ())))) == [
         StandBack(12, Place(0, 1))
     ]

@@ -35,10 +35,7 @@ def competing(job_id: int, reason: str = "Priority", **changes: object) -> Job:
 
 
 def let_go(cycle: CycleInput, left: list[Job]) -> list[int]:
-    return [
-        job.job_id
-        for job in to_let_go([cycle.view.jobs[job.job_id] for job in left], cycle.view, cycle.config, cycle.nodes)
-    ]
+    return [job.job_id for job in to_let_go([cycle.view.jobs[job.job_id] for job in left], cycle.view, cycle.config)]
 
 
 def test_the_highest_priority_goes_first_and_then_the_oldest() -> None:

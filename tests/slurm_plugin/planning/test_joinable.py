@@ -15,7 +15,7 @@ from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.gateway.base import GatewayError
 from muri.slurm_plugin.planning.actions import Join, ReleaseSolo, StartGroup, started
 from muri.slurm_plugin.planning.decision import decide
-from muri.slurm_plugin.planning.placement import free_nodes
+from muri.slurm_plugin.planning.placement import Places, free_nodes
 from muri.slurm_plugin.planning.slurm_requests import asked_by, pilot_job
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import Job, JobChange, JobState
@@ -440,5 +440,6 @@ def test_what_scripts_of_members_need_that_start_with_their_pilot_is_not_free():
     members = [candidate(1, mem_per_node_mib=GIB), candidate(2, "m2", mem_per_node_mib=GIB)]
     pilot, *waiting = behind_pilot(1, *members)
     waiting = [replace(job, state=JobState.PENDING, nodes="", reason="Dependency") for job in waiting]
-    (free,) = free_nodes(cycle_of([pilot, *waiting], [make_node("n1", mem_mib=8 * GIB, cpus_allocated=4)]))
+    cycle = cycle_of([pilot, *waiting], [make_node("n1", mem_mib=8 * GIB, cpus_allocated=4)])
+    (free,) = free_nodes(cycle.view, cycle.config, Places(cycle.view.snapshot))
     assert (free.free_cpus, free.free_mem_gib) == (16 - 4 - 2, 7.0)

@@ -12,6 +12,7 @@ from muri.profiler.records import ProfileDetail, ProfileKey, StageProfile
 from muri.profiler.sensitivity import SENSITIVITIES, Dataset, SensitivityProfile, throughput
 from muri.profiler.store import Document, ProfileStore
 from muri.slurm_plugin.planning.cycle_input import Knowledge
+from muri.slurm_plugin.planning.gathered import gather
 from muri.slurm_plugin.planning.model_traits import (
     KnownTraits,
     batch_model,
@@ -19,7 +20,7 @@ from muri.slurm_plugin.planning.model_traits import (
     interference_table,
     sensitivity_of,
 )
-from muri.slurm_plugin.planning.request import known_job, plan_job
+from muri.slurm_plugin.planning.request import plan_job
 from muri.slurm_plugin.profile_use import read_traits
 from muri.slurm_plugin.records.cluster import NodeIndex
 
@@ -113,7 +114,7 @@ def test_nothing_is_derived_from_nothing_or_in_place_of_a_measurement():
     profile = StageProfile(cycle.key_of(cycle.view.jobs[1]), 0.1, 0.7, 0.1, 0.1, iteration_s=1.0)
     known = Knowledge({profile.key: profile}, traits=KnownTraits({str(profile.key): measured()}))
     cycle = replace(cycle, knowledge=known)
-    planned = plan_job(known_job(cycle.view.jobs[1], cycle), "main", cycle.knowledge, cycle.config, cycle.node_index)
+    planned = plan_job(gather(cycle).known[1], "main", gather(cycle))
     assert planned.sensitivity == sensitivity_of(measured(), least_mem_gib=2.0)
 
 

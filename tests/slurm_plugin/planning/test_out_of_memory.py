@@ -15,6 +15,7 @@ from muri.slurm_plugin.node import membership as member
 from muri.slurm_plugin.node.slurm_calls import JobRecord
 from muri.slurm_plugin.planning.actions import AskForMore, Restore, ReturnToQueue
 from muri.slurm_plugin.planning.cycle_input import CycleInput, Knowledge
+from muri.slurm_plugin.planning.gathered import gather
 from muri.slurm_plugin.planning.repairs import reconcile
 from muri.slurm_plugin.planning.slurm_requests import asked_by, with_memory_retry
 from muri.slurm_plugin.records import comment_tags as tags
@@ -167,7 +168,7 @@ def test_a_returned_member_is_put_back_once_and_not_out_of_its_next_group(word, 
     base = {"held": False, "comment": word, "restart_count": 1, "admin_comment": tag}
     pilot = make_job(9, held=False, admin_comment=tags.PILOT_PREFIX + tags.format_pilot("token", (1,)))
     view = view_of(FakeSlurm([make_job(1, **(base | changes)), pilot], one_gpu()).snapshot())
-    repairs = reconcile(CycleInput(view, Knowledge({}), Config()))
+    repairs = reconcile(gather(CycleInput(view, Knowledge({}), Config())))
     found = [each for each in repairs if isinstance(each, AskForMore | ReturnToQueue | Restore) and each.job_id == 1]
     others = {"it was held; it waits until it is released"}
     assert len([each for each in found if each.why not in others]) == is_back

@@ -8,8 +8,10 @@ from fake_slurm import make_job
 
 from muri.profiler.records import ProfileDetail, ProfileKey, StageProfile
 from muri.slurm_plugin.planning.cycle_input import Knowledge, KnownPythons, MeasuredPython
+from muri.slurm_plugin.planning.gathered import KnownJob
 from muri.slurm_plugin.planning.starts import Isolation, isolations
-from muri.slurm_plugin.records.roles import ManagedJob, read_job
+from muri.slurm_plugin.records.cluster import NodeIndex
+from muri.slurm_plugin.records.roles import ManagedJob, profile_key, read_job
 
 HERE, THERE = "a" * 16, "b" * 16
 PROFILE = StageProfile(ProfileKey("m", 8, 1, "gpu"), 0.1, 0.1, 0.7, 0.1, iteration_s=1.0, iterations=20)
@@ -27,9 +29,12 @@ def job(number: int, environment: str = HERE, **changes: int) -> ManagedJob:
 def planned(
     jobs: list[ManagedJob], dangers: list[tuple[str, ...] | None], mode: str = "interleave", isolation: str = "auto"
 ) -> list[Isolation]:
-    cycle = cycle_of([], [], grouping={"isolation": isolation})
+    config = cycle_of([], [], grouping={"isolation": isolation}).config
     profiles = [replace(PROFILE, detail=ProfileDetail(dangers=each)) for each in dangers]
-    return isolations(jobs, profiles, mode, replace(cycle, knowledge=Knowledge({}, pythons=PYTHONS)))
+    index = NodeIndex(())
+    pairs = zip(jobs, profiles, strict=True)
+    known = [KnownJob(job, profile_key(job, index), profile, "", None, 0.0) for job, profile in pairs]
+    return isolations(known, mode, Knowledge({}, pythons=PYTHONS), config)
 
 
 def test_threads_are_those_whose_runs_showed_no_danger_where_the_site_has_any() -> None:

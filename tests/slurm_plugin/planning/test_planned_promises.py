@@ -16,8 +16,8 @@ from muri.slurm_plugin.controller.status import JobStatus, Status, status_of
 from muri.slurm_plugin.planning.actions import Join, ReleaseSolo, StartGroup
 from muri.slurm_plugin.planning.cycle_input import CycleInput
 from muri.slurm_plugin.planning.decision import Decision, decide
+from muri.slurm_plugin.planning.gathered import gather
 from muri.slurm_plugin.planning.placement import Places
-from muri.slurm_plugin.planning.request import known_job, plan_job
 from muri.slurm_plugin.planning.running import why_no_room
 from muri.slurm_plugin.planning.slurm_requests import group_spec
 from muri.slurm_plugin.records.cluster import Job, JobState, Node
@@ -43,7 +43,7 @@ def cycle_of(jobs: list[Job], nodes: list[Node] | None = None, **changes: Any) -
 
 def decided(jobs: list[Job], nodes: list[Node] | None = None, policy: str = "muri-jct") -> Decision:
     cycle = cycle_of(jobs, nodes, policy=policy)
-    return at_work.decided(jobs, cycle.nodes, policy=policy)
+    return at_work.decided(jobs, cycle.view.snapshot.nodes, policy=policy)
 
 
 def joiners(decision: Decision) -> set[int]:
@@ -85,14 +85,13 @@ def test_nobody_joins_a_group_that_breaks_a_promise(broken, joined):
     assert joiners(decided(jobs)) == joined
     cycle = cycle_of(jobs)
     (running,) = cycle.view.running_groups
-    why = why_no_room(cycle.view.jobs[1], running, cycle.config, cycle.node_index, Places(cycle.view.snapshot))
+    why = why_no_room(cycle.view.jobs[1], running, cycle.view, cycle.config, Places(cycle.view.snapshot))
     assert why == ("" if joined else BROKEN)
 
 
 def test_what_was_promised_stays_so_when_the_site_promises_less():
     cycle = cycle_of(group("m1", promise=0.7), grouping={"min_speed": 0.0})
-    member = cycle.view.jobs[2000]
-    assert plan_job(known_job(member, cycle), "main", cycle.knowledge, cycle.config, cycle.node_index).min_speed == 0.7
+    assert gather(cycle).known[2000].min_speed == 0.7
 
 
 def test_what_a_policy_of_the_site_plans_too_slow_is_refused():

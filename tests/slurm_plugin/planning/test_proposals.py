@@ -29,7 +29,7 @@ def told(jobs: list[Job], stopping: Callable[[], Policy] | None = None) -> dict[
     cycle, found = (each(jobs, NODES, policy="muri-jct") for each in (at_work.cycle_of, at_work.decided))
     assert not found.actions
     stopping = stopping or (lambda: policy_of(cycle.config, stopping=True))
-    return Proposals(cycle.now_s, proposed_moves(found.preparation.request, found.view, 30.0, stopping)).told(
+    return Proposals(cycle.now_s, proposed_moves(found.preparation.request, found.view, 30.0, stopping)).notes(
         found.view
     )
 

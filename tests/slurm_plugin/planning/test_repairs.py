@@ -10,6 +10,7 @@ from muri.slurm_plugin.controller.cycle import cycle_input
 from muri.slurm_plugin.execute.drain import drain
 from muri.slurm_plugin.gateway import text_fields
 from muri.slurm_plugin.planning.actions import Cancel, Regroup, Restore, ReturnToQueue
+from muri.slurm_plugin.planning.gathered import gather
 from muri.slurm_plugin.planning.repairs import reconcile
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import SPECIAL_EXIT, JobState
@@ -60,7 +61,7 @@ KNOWN = (Intent("abc", GROUP, {}, "abandoned", None, NOW_S - 100),)
 
 def repairs(*jobs):
     slurm = FakeSlurm([make_job(**job) for job in jobs], [make_node("n1")])
-    return reconcile(replace(cycle_input(slurm.snapshot(), None, Config()), intents=KNOWN))
+    return reconcile(gather(replace(cycle_input(slurm.snapshot(), None, Config()), intents=KNOWN)))
 
 
 @pytest.mark.parametrize("fields", [{}, {"name": "muri-pilot"}, {"comment": "muri-dryrun:abc"}])
@@ -154,7 +155,7 @@ def test_a_pilot_that_does_not_start_or_stays_empty_ends_and_its_jobs_wait_with_
     for number in (1, 2, 3, 4):
         slurm._update(number, **{"reason": "Dependency", **member})
     slurm.now_s += after_s
-    actions = reconcile(cycle_input(slurm.snapshot(), None, Config()))
+    actions = reconcile(gather(cycle_input(slurm.snapshot(), None, Config())))
     left = {action.job_id for action in actions if isinstance(action, Regroup | Restore)}
     assert left == ({1, 2, 3, 4} if gives_up else set())
     ended = [action.job_id for action in actions if isinstance(action, Cancel)]

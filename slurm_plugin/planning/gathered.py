@@ -1,0 +1,304 @@
+"""The first phase of a cycle: what its decision rests on, each fact looked up once. Pure.
+
+Users may write anything into their jobs' comments: figures are checked as a dry run's are, and serve the user's own
+jobs alone. Of a member only its present run is believed, and only times within it.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, Final, NamedTuple
+
+from muri.clock import moment, text_of
+from muri.profiler.records import IN_PLACE, ProfileError, ProfileKey, StageProfile
+from muri.slurm_plugin.config import Config, Grouping
+from muri.slurm_plugin.planning.actions import DryRunFailed, KeepProfile, NotMeasured
+from muri.slurm_plugin.planning.cycle_input import CycleInput, Expected, Knowledge, dry_run_key
+from muri.slurm_plugin.planning.model_traits import sensitivity_in
+from muri.slurm_plugin.planning.slurm_requests import as_asked, as_submitted
+from muri.slurm_plugin.records.cluster import Job, JobState
+from muri.slurm_plugin.records.comment_reports import profile_in, python_in
+from muri.slurm_plugin.records.journal import DRY_RUN, Intent
+from muri.slurm_plugin.records.limits import PartitionLimits
+from muri.slurm_plugin.records.roles import ManagedJob, Role, View, profile_key, why_arguments_are_unknown
+
+ALONE_ON_REQUEST: Final = "it was submitted with alone"
+
+_CLOCKS_DIFFER_S: Final = 60.0
+"""Most that a node's clock, which members' reports use, differs from slurmctld's."""
+
+_SURE: Final = 0.95
+"""With this confidence a measurement ends as sure; figures reported earlier have less, and surer ones replace them."""
+
+_UNTRUE: Final = (ProfileError, KeyError, TypeError, ValueError, OverflowError)
+
+
+class KnownJob(NamedTuple):
+    """A job, and what a cycle looks up once for it."""
+
+    job: ManagedJob  # As its user submitted it
+    key: ProfileKey
+    profile: StageProfile | None  # None while nothing is known of its model
+    alone: str  # Why it must run alone, whatever is known of its model; "" when it may be grouped
+    expected: Expected | None  # How long it runs alone; None where its user did not say
+    min_speed: float  # In a group, 1 = as fast as alone: the site's, the job's own or what it was promised already
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether its model was measured."""
+        return self.profile is not None and not self.profile.is_estimate
+
+    @property
+    def planned_profile(self) -> StageProfile:
+        """The profile that it was planned with.
+
+        Raises:
+            KeyError: Nothing is known of its model; a site's own policy may plan it all the same.
+        """
+        if self.profile is None:
+            raise KeyError(self.key)
+        return self.profile
+
+
+@dataclass(frozen=True, slots=True)
+class Gathered:
+    """What a decision rests on."""
+
+    view: View
+    knowledge: Knowledge
+    config: Config
+    intents: tuple[Intent, ...]  # The journal's entries, closed ones included
+    known: Mapping[int, KnownJob]  # Candidates, members of running groups, and jobs that run alone
+    results: Mapping[str, KeepProfile | DryRunFailed]  # Of dry runs that are done, by their intent's token
+    measured: tuple[KeepProfile | NotMeasured, ...]  # What members report of their models that is new
+    untrue: Mapping[int, str]  # Why such reports cannot be true, by job id
+
+    @property
+    def now_s(self) -> float:
+        """The cycle's time, seconds since the epoch: the snapshot's own."""
+        return self.view.snapshot.taken_s
+
+    def doubts(self) -> dict[int, Expected]:
+        """Return how long jobs are expected to run whose stated durations are not believed, by job id."""
+        stated = (job for job in self.view.jobs.values() if job.state.is_active and job.request.duration_s is not None)
+        found = ((job.job_id, self.knowledge.expected(job, profile_key(job, self.view.node_index))) for job in stated)
+        return {job_id: each for job_id, each in found if each is not None and each.times > 1}
+
+
+def gather(cycle: CycleInput) -> Gathered:
+    """Look up what is known of the jobs that a decision is about."""
+    view, now_s = cycle.view, cycle.now_s
+    members = (as_submitted(job, group.pilot) for group in view.running_groups for job in group.members)
+    jobs = chain(view.having(Role.CANDIDATE), members, map(as_asked, running_alone(view)))
+    measured, untrue = _measured_in_place(cycle)
+    return Gathered(
+        view,
+        cycle.knowledge,
+        cycle.config,
+        cycle.intents,
+        {job.job_id: known_job(job, cycle) for job in jobs},
+        {intent.token: found for intent in begun_dry_runs(cycle.intents) if (found := _result(intent, view, now_s))},
+        measured,
+        untrue,
+    )
+
+
+def known_job(job: ManagedJob, cycle: CycleInput) -> KnownJob:
+    """Look up what planning a job needs; `job` is as its user submitted it."""
+    key, known = cycle.key_of(job), cycle.knowledge
+    # What a member was promised stays so, whatever the site promises to others now.
+    promised = 0.0 if job.membership is None else job.membership.min_speed
+    min_speed = max(cycle.config.grouping.min_speed, job.request.min_speed, promised)
+    alone = alone_reason(job, cycle.view, known, cycle.config)
+    return KnownJob(job, key, known.profile_of(key), alone, known.expected(job, key), min_speed)
+
+
+def running_alone(view: View) -> Iterator[ManagedJob]:
+    """Yield the running jobs on GPUs of their own that Muri has started or let go."""
+    for job in view.having(Role.RELEASED):
+        if job.state is JobState.RUNNING and job.gpu_count and not (job.array or job.het):
+            yield job
+
+
+def alone_reason(job: ManagedJob, view: View, knowledge: Knowledge, config: Config) -> str:
+    """Return why a job must run alone, "" when it may be grouped."""
+    partition = view.snapshot.limits.partition(job.partition)
+    reasons = chain(_why_unknown_or_alone(job, partition, view), _why_not_possible(job, partition, config.grouping))
+    return next(reasons, "") or knowledge.exclusions.get(job.job_id, "")
+
+
+def _why_unknown_or_alone(job: ManagedJob, partition: PartitionLimits, view: View) -> Iterator[str]:
+    """Why Muri cannot or must not take a job's GPUs away."""
+    removal = view.snapshot.gpu_removal.way_for(job.gpu_request, partition)
+    if not removal.request:
+        yield f"its GPUs cannot be taken away while it waits, which a group needs ({removal.why})"
+    if job.facts is None and not job.request.model and (why := why_arguments_are_unknown(job)):
+        yield why
+    if job.request.alone:
+        yield ALONE_ON_REQUEST
+    if job.unknown_task:
+        yield "nothing tells which of its array's tasks it is"
+
+
+def _why_not_possible(job: ManagedJob, partition: PartitionLimits, grouping: Grouping) -> Iterator[str]:
+    """What a job asks for that a group could not give it."""
+    if job.het:
+        yield "heterogeneous jobs are not grouped"
+    if not job.can_requeue:
+        yield "it was submitted with --no-requeue, and a group's failure would have to requeue it"
+    if why := ranks_reason(job):
+        yield why
+    if partition.all_mem and not job.mem_per_node_mib:
+        yield "it asks for no memory, so Slurm gives it all of its node's; with --mem it could share"
+    if job.special:
+        yield f"it asks for {', '.join(job.special)}, which a group could not give it"
+    if job.required_nodes:
+        yield f"it asks for the nodes {job.required_nodes} by name"
+    if job.gpu_count > grouping.max_gpus_per_job:
+        yield f"it asks for {job.gpu_count} GPUs; jobs of up to {grouping.max_gpus_per_job} are grouped"
+    if grouping.max_group_size == 1:
+        yield "grouping is turned off (grouping.max_group_size is 1)"
+
+
+def ranks_reason(job: Job) -> str:
+    """Return why a job on several GPUs or nodes must run alone, "" when it may be grouped.
+
+    Its group has one runtime per GPU, so the job must tell its GPUs per node, and start one task per GPU: with
+    srun (as many tasks as GPUs) or with torchrun (one task per node).
+    """
+    if job.task_count == job.gpu_count == job.node_count == 1:
+        return ""
+    if job.gpu_count % max(1, job.node_count) or not job.gpu_request:
+        return (
+            f"it asks for {job.gpu_count} GPUs on {job.node_count} node(s) without saying how many on each; "
+            "--gres=gpu:N or --gpus-per-node=N would let it be grouped"
+        )
+    if job.task_count not in (job.gpu_count, job.node_count):
+        return (
+            f"it has {job.task_count} tasks for {job.gpu_count} GPU{'s' * (job.gpu_count > 1)}; a job with a task per "
+            "GPU, or one per node for torchrun, can be grouped"
+        )
+    return ""
+
+
+def begun_dry_runs(intents: tuple[Intent, ...]) -> list[Intent]:
+    """Return the dry runs that have no result in the journal yet."""
+    return [intent for intent in intents if intent.kind == DRY_RUN and intent.state == "begun"]
+
+
+def find_dry_run(view: View, intent: Intent) -> ManagedJob | None:
+    """Return the job that executes a dry run, whether it is active or not."""
+    return next((job for job in view.jobs.values() if job.dry_run == intent.token), None)
+
+
+def ran_s(job: Job, now_s: float) -> float:
+    """Return the seconds of a job's last run, 0 when it has not started."""
+    return max(0.0, (job.end_s or now_s) - job.start_s) if job.start_s else 0.0
+
+
+def _result(intent: Intent, view: View, now_s: float) -> KeepProfile | DryRunFailed | None:
+    """Return what a dry run left in its own comment or in that of the job whose script it runs, None for nothing."""
+    target, run, key = (
+        view.jobs.get(int(intent.payload["job_id"])),
+        find_dry_run(view, intent),
+        dry_run_key(intent, view),
+    )
+    # No dry run that slurmctld has forgotten has taken longer than this.
+    took_s = now_s - intent.begun_s if run is None else ran_s(run, now_s)
+    comments = (job.reports.dry_run for job in (target, run) if job is not None)
+    measured = next((each for each in comments if each is not None and each.get("token") == intent.token), None)
+    if measured is None or not took_s:
+        return None
+    key = dry_run_key(intent, view)
+    if "error" in measured:
+        return DryRunFailed(intent.token, str(key), str(measured["error"]))
+    try:
+        profile = profile_in(measured, key, text_of(intent.begun_s), took_s)
+    except _UNTRUE as error:
+        return DryRunFailed(intent.token, str(key), f"the dry run sent figures that cannot be true: {error}")
+    environment = str(intent.payload.get("environment", ""))
+    sensitivity = sensitivity_in(measured, profile, int(intent.payload.get("sweep_cpus") or 0))
+    accumulates = bool(measured.get("accumulates"))
+    return KeepProfile(intent.token, profile, accumulates, python_in(measured), environment, sensitivity)
+
+
+def _measured_in_place(cycle: CycleInput) -> tuple[tuple[KeepProfile | NotMeasured, ...], dict[int, str]]:
+    """Return what members report that is new, of each key the newest profile; and why other reports cannot be true."""
+    failures: list[NotMeasured] = []
+    kept: dict[ProfileKey, KeepProfile] = {}
+    untrue: dict[int, str] = {}
+    for job in cycle.view.jobs.values() if cycle.config.profiling.in_place else ():
+        measured, membership = job.reports.measured, job.membership
+        pilot = None if measured is None or membership is None else cycle.view.jobs.get(membership.pilot)
+        if measured is None or pilot is None or not ran_s(job, cycle.now_s):
+            continue
+        try:
+            report = _read_report(job, measured, cycle.key_of(as_submitted(job, pilot)), cycle)
+        except _UNTRUE as error:
+            untrue[job.job_id] = f"its figures of its model cannot be true: {error}"
+            continue
+        if isinstance(report, NotMeasured):
+            failures.append(report)
+        elif report is not None:
+            earlier = kept.get(report.profile.key)
+            if earlier is None or _is_before(earlier.profile.measured_at, report.profile.measured_at):
+                kept[report.profile.key] = report
+    return (*failures, *kept.values()), untrue
+
+
+def _read_report(
+    job: ManagedJob, measured: Mapping[str, Any], key: ProfileKey, cycle: CycleInput
+) -> KeepProfile | NotMeasured | None:
+    """Return what a member's report says of its model; None where it is known already, or of an earlier run.
+
+    Raises:
+        ProfileError, KeyError, TypeError, ValueError, OverflowError: It cannot be true.
+    """
+    at_s, now_s, knowledge = float(measured["at"]), cycle.now_s, cycle.knowledge
+    if at_s > now_s + _CLOCKS_DIFFER_S:
+        raise ValueError("it names a time to come")
+    if not job.start_s - _CLOCKS_DIFFER_S <= at_s <= now_s:
+        return None
+    if "error" in measured:
+        known, counted_s = knowledge.profile_of(key), knowledge.failed_s.get(str(key), 0.0)
+        if (known is not None and not known.is_estimate) or not counted_s < at_s:
+            return None  # the model needs no more runs, or the failure is counted
+        return NotMeasured(str(key), str(measured["error"]), at_s)
+    profile = profile_in(measured, key, text_of(at_s), ran_s(job, now_s), IN_PLACE)
+    if not _is_wanted(profile, knowledge, cycle.config):
+        return None
+    environment = "" if job.facts is None else job.facts.environment
+    return KeepProfile("", profile, bool(measured.get("accumulates")), python_in(measured), environment)
+
+
+def _is_wanted(profile: StageProfile, knowledge: Knowledge, config: Config) -> bool:
+    """Whether a measurement takes the place of what is known."""
+    known = knowledge.profile_of(profile.key)
+    if known is None or known.is_estimate:
+        return True
+    if _is_before(profile.measured_at, known.measured_at):
+        return False
+    if doubt(known, config):
+        return not doubt(profile, config)
+    before, now = known.detail.confidence, profile.detail.confidence
+    if known.source == IN_PLACE and before is not None and now is not None and before < min(now, _SURE):
+        return True
+    stale = knowledge.is_stale(profile.key)
+    return stale and _is_before(knowledge.stale_since(profile.key), profile.measured_at)
+
+
+def doubt(profile: StageProfile, config: Config) -> str:
+    """Return why a profile is not known well enough to plan with, "" when it is.
+
+    Only measurements of a few iterations are doubted: imported or corrected figures are vouched for by a person.
+    """
+    sure, least = profile.detail.confidence, config.tuning.least_confidence
+    if profile.source not in {"dry-run", IN_PLACE} or sure is None or sure >= least:
+        return ""
+    return f"it was {sure:.0%} sure of its means, less than {least:.0%}"
+
+
+def _is_before(one: str, other: str) -> bool:
+    """Whether a time is earlier than another; one that cannot be read is."""
+    earlier, later = moment(one), moment(other)
+    return earlier is None or (later is not None and earlier < later)
