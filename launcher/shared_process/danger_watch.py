@@ -96,11 +96,7 @@ def _switches() -> int:
 
 
 class DangerWatch:
-    """Notes dangers from its creation on, which is before the script's first line.
-
-    Args:
-        own_directory: Where the script's own modules are.
-    """
+    """Notes dangers from its creation on, before the script's first line; its own modules are in `own_directory`."""
 
     def __init__(self, own_directory: str) -> None:
         self._own = Path(own_directory).resolve()
@@ -108,7 +104,7 @@ class DangerWatch:
         self._before = frozenset(sys.modules)
         self._path = list(sys.path)
         self._settings = _settings()
-        self._patched_before = [each for each in _functions() if _is_patched(each)]
+        self._patched_before = [function for function in _functions() if _is_patched(function)]
         self._lock: LockWatch | None = None
         sys.addaudithook(self._hear)
         after_import("torch._dynamo", _hide_from)
@@ -122,11 +118,10 @@ class DangerWatch:
             self._lock = LockWatch()
 
     def found(self) -> tuple[str, ...]:
-        """The names of all dangers so far, sorted; the lock is looked at no more."""
-        share = None
+        """Return the names of all dangers so far, sorted; the lock is looked at no more."""
         if self._lock is not None:
             self._lock.stop()
-            share = self._lock.share
+        share = None if self._lock is None else self._lock.share
         if share is None or share > MOST_HELD:
             self._noted.add("interpreter")
         self._noted.update(name for name, seen in self._seen().items() if seen)
@@ -156,22 +151,26 @@ class DangerWatch:
             self._noted.add(danger)
 
     def _seen(self) -> dict[str, bool]:
-        """Dangers that the process shows now."""
+        """Return whether the process shows each danger now."""
         foreign = list(self._foreign_files())
+        ended_children = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss > 0
+        children = ended_children or bool(getattr(sys.modules.get("multiprocessing.process"), "_children", ()))
+        distributed: Any = sys.modules.get("torch.distributed")
+        grouped = distributed is not None and distributed.is_available() and distributed.is_initialized()
         return {
             "accelerate": "accelerate" in sys.modules or "transformers" in sys.modules,
-            "children": _has_children() or _loader_has_workers(),
+            "children": children or _loader_has_workers(),
             "native": any(file.endswith(tuple(EXTENSION_SUFFIXES)) for file in foreign),
             "packages": any(self._own not in Path(file).resolve().parents for file in foreign),
-            "patches": any(_is_patched(each) and each not in self._patched_before for each in _functions()),
+            "patches": any(_is_patched(one) and one not in self._patched_before for one in _functions()),
             "paths": sys.path != self._path,
-            "ranks": task_of(os.environ)[1] > 1 or _has_process_group(),
+            "ranks": task_of(os.environ)[1] > 1 or grouped,
             "settings": _settings() != self._settings,
             "threads": any(map(_is_scripts, threading.enumerate())),
         }
 
     def _foreign_files(self) -> Iterator[str]:
-        """The files of all modules that belong neither to Python nor to the known packages."""
+        """Yield the files of all modules that belong neither to Python nor to the known packages."""
         for name, module in list(sys.modules.items()):
             file = vars(module).get("__file__") if isinstance(module, ModuleType) else None
             top = _top(name)
@@ -221,24 +220,13 @@ def _settings() -> tuple[Any, ...]:
     return cores, priority, locale.setlocale(locale.LC_ALL), sys.getswitchinterval()
 
 
-def _has_children() -> bool:
-    processes = sys.modules.get("multiprocessing.process")
-    ended = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss > 0
-    return ended or bool(getattr(processes, "_children", ()))
-
-
 def _loader_has_workers() -> bool:
     """Whether there is a DataLoader with workers, also one that the script has not used yet, as for validation."""
     data = sys.modules.get("torch.utils.data")
     kind = getattr(data, "DataLoader", None)
     if not isinstance(kind, type):
         return False
-    return any(issubclass(type(each), kind) and getattr(each, "num_workers", 0) for each in gc.get_objects())
-
-
-def _has_process_group() -> bool:
-    distributed = sys.modules.get("torch.distributed")
-    return bool(distributed is not None and distributed.is_available() and distributed.is_initialized())
+    return any(issubclass(type(one), kind) and getattr(one, "num_workers", 0) for one in gc.get_objects())
 
 
 def _functions() -> Iterator[Any]:

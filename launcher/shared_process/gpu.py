@@ -54,12 +54,7 @@ _ACCELERATOR: Final = re.compile(r"(CUDA|HIP) error")
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Work that one member queued while it held the token.
-
-    Attributes:
-        member: Whose.
-        end: Event behind it.
-    """
+    """Work that one member queued while it held the token, and the event behind it."""
 
     member: str
     end: Any
@@ -67,10 +62,9 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A chunk of work with times that are not read yet.
+    """A chunk of work in an iteration with times that are not read yet.
 
     Attributes:
-        iteration: Number of the member's iteration that it belongs to.
         asked: Event before the wait for the previous holder's work.
         begin: Event behind that wait.
         end: Event behind the member's work.
@@ -83,12 +77,7 @@ class Interval:
 
 
 class Device:
-    """The GPU of the process.
-
-    Args:
-        cuda: `torch.cuda`, initialized.
-        takes_turns: Whether members' kernels must not overlap.
-    """
+    """The GPU of the process, by an initialized `torch.cuda`; if members take turns, their kernels must not overlap."""
 
     def __init__(self, cuda: Any, *, takes_turns: bool = True) -> None:
         self.cuda: Final = cuda
@@ -102,7 +91,7 @@ class Device:
         return float(self.cuda.mem_get_info()[1]) / GIB
 
     def event(self) -> Any:
-        """An event behind all that the calling thread's stream has been given."""
+        """Return an event behind all work of the calling thread's stream."""
         event = self.cuda.Event(enable_timing=True, blocking=True)
         event.record(self.cuda.current_stream())
         return event
@@ -122,7 +111,7 @@ class Device:
             self.cuda.current_stream().wait_event(last)
 
     def suspects(self) -> list[str]:
-        """Members that may have had work on the GPU when an error occurred, the earliest first."""
+        """Return the members that may have had work on the GPU when an error occurred, the earliest first."""
         with self._lock:
             return list(dict.fromkeys(chunk.member for chunk in self._chunks))
 
@@ -131,7 +120,7 @@ class Device:
         return bool(self.cuda.is_current_stream_capturing())
 
     def used_gib(self, stream: Any) -> float:
-        """Memory in use that was allocated on a stream: the allocator keeps a pool for each."""
+        """Return the memory in use that was allocated on a stream: the allocator keeps a pool for each."""
         segments = self.cuda.memory_snapshot()
         return float(sum(s["allocated_size"] for s in segments if s["stream"] == stream.cuda_stream)) / GIB
 
@@ -141,7 +130,7 @@ class _Turn(threading.local):
 
     Attributes:
         start: Events before and behind the wait for the previous holder's work, None while nothing is noted.
-        since_s: When that was, on `time.perf_counter`.
+        since_s: Time of the grant, on `time.perf_counter`.
     """
 
     start: tuple[Any, Any] | None = None
@@ -210,7 +199,9 @@ class StreamPace(HostPace):
     def iteration_ended(self) -> GpuTimes:
         """The times read since the last call; those of the iteration that ends come one later."""
         self._iteration += 1
-        self._look_at_memory()
+        if time.monotonic() - self._looked_s >= MEMORY_INTERVAL_S:
+            self._looked_s = time.monotonic()
+            self.gpu_mem_peak_gib = max(self.gpu_mem_peak_gib, self._device.used_gib(self.stream))
         with self._lock:
             times = GpuTimes(self._held_s, self._wait_s)
             self._held_s = self._wait_s = 0.0
@@ -231,11 +222,6 @@ class StreamPace(HostPace):
                 self._held_s += interval.begin.elapsed_time(interval.end) / 1e3
                 self._wait_s += interval.asked.elapsed_time(interval.begin) / 1e3
 
-    def _look_at_memory(self) -> None:
-        if time.monotonic() - self._looked_s >= MEMORY_INTERVAL_S:
-            self._looked_s = time.monotonic()
-            self.gpu_mem_peak_gib = max(self.gpu_mem_peak_gib, self._device.used_gib(self.stream))
-
 
 class Preparation:
     """Makes the device once, before the first session runs; see `prepare`."""
@@ -247,12 +233,7 @@ class Preparation:
         self._takes_turns = True
 
     def expect(self, modules: list[str], *, takes_turns: bool = True) -> None:
-        """Say that `prepare` will be called, if torch is loaded ahead and there is a GPU.
-
-        Args:
-            modules: Modules that are loaded ahead.
-            takes_turns: Whether members' kernels must not overlap.
-        """
+        """Say that `prepare` will be called, if torch is among the modules that are loaded ahead and there is a GPU."""
         self._takes_turns = takes_turns
         self._expected = "torch" in modules and has_gpu()
 
@@ -327,11 +308,9 @@ class Fault:
 
 
 def sticky_text(error: BaseException, device: Device | None) -> str | None:
-    """The error's text if it ended the CUDA context, else None.
+    """Return the text of a script's exception, or one of its causes, that ended the CUDA context, else None.
 
-    Args:
-        error: An exception of a script; its causes count as well.
-        device: The GPU, which is asked whether it still works. Without one the words decide.
+    The device is asked whether it still works. Without one the words decide.
     """
     for link in chain_of(error):
         text = str(link)
@@ -350,11 +329,7 @@ def is_dead(device: Device) -> bool:
 
 
 class FaultWatch:
-    """Looks at each session that ends, and ends the runtime after a fault.
-
-    Attributes:
-        fault: The first fault, None so far.
-    """
+    """Looks at each session that ends, and ends the runtime after the first fault."""
 
     def __init__(self) -> None:
         self.fault: Fault | None = None

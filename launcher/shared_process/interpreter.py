@@ -1,7 +1,12 @@
-"""Gives each session its own arguments, search path, `__main__`, environment variables and settings.
+"""Gives each session its own arguments, search path, `__main__`, environment variables, settings, logging and warnings.
 
 The settings are hooks for errors, the temporary directory, the sockets' timeout, the garbage collector, the recursion
-limit and the start method of multiprocessing.
+limit and the start method of multiprocessing. Each session has its own root logger, loggers, handlers and filters. A
+logger with the name of an installed package belongs to the package, which all members share: they share its level and
+its own handlers, but records that it passes on to the root logger go to the handlers of the session that logs.
+
+The interpreter reads the filters of warnings from the module's attributes, but the module's own functions read them
+from its dictionary. So the attributes are properties, and the dictionary holds stand-ins.
 """
 
 import gc
@@ -20,7 +25,14 @@ from typing import Any, Final
 
 from muri.launcher.job.script import after_import
 from muri.launcher.shared_process.local_imports import LocalModules
-from muri.launcher.shared_process.state import PerSession, SessionState, add_properties, current_session, session_value
+from muri.launcher.shared_process.state import (
+    PerSession,
+    SessionState,
+    add_properties,
+    current_session,
+    in_session,
+    session_value,
+)
 from muri.launcher.shared_process.threads_and_processes import at_session_start
 
 
@@ -48,7 +60,7 @@ class MainProxy(ModuleType):
             delattr(session.main, name)
 
 
-def _list_property(name: str) -> property:
+def _field_property(name: str) -> property:
     """A property of `sys`: the session's field, or the process's value outside of sessions."""
 
     def get(module: ModuleType) -> Any:
@@ -67,7 +79,7 @@ def _list_property(name: str) -> property:
 
 def install_interpreter() -> None:
     """Give each session its arguments, its search path and its `__main__`."""
-    add_properties(sys, {"argv": _list_property("argv"), "path": _list_property("path")})
+    add_properties(sys, {"argv": _field_property("argv"), "path": _field_property("path")})
     main = MainProxy("__main__")
     ModuleType.__getattribute__(main, "__dict__").update(sys.modules["__main__"].__dict__)
     sys.modules["__main__"] = main
@@ -106,31 +118,24 @@ def install_environment() -> None:
 _values: Final[PerSession[dict[str, Any]]] = PerSession(dict)
 
 
-def _install_hooks() -> None:
-    """Call the session's hook from the module's dictionary, where the interpreter looks the hook up."""
-    for module, name in ((sys, "excepthook"), (sys, "unraisablehook"), (threading, "excepthook")):
-        _install_hook(module, name)
-
-
 def _install_hook(module: ModuleType, name: str) -> None:
+    """Call the session's hook from the module's dictionary, where the interpreter looks the hook up."""
     key, plain = f"{module.__name__}.{name}", getattr(module, name)
-    values = _values
-
-    def own(*args: Any) -> Any:
-        session = current_session()
-        hook = None if session is None else values.of(session).get(key)
-        return (plain if hook is None else hook)(*args)
 
     def get(_module: ModuleType) -> Any:
         session = current_session()
-        return plain if session is None else values.of(session).get(key, plain)
+        return plain if session is None else _values.of(session).get(key, plain)
 
     def put(changed: ModuleType, value: Any) -> None:
         session = current_session()
         if session is None:
             changed.__dict__[name] = value
         else:
-            values.of(session)[key] = value
+            _values.of(session)[key] = value
+
+    def own(*args: Any) -> Any:
+        hook = get(module)
+        return (plain if hook is None else hook)(*args)
 
     module.__dict__[name] = own
     add_properties(module, {name: property(get, put)})
@@ -147,10 +152,8 @@ def _install_temporary_directory() -> None:
     plain = tempfile._gettempdir  # type: ignore[attr-defined]
     directories: PerSession[dict[str, Any]] = PerSession(lambda: {"tempdir": None})
 
-    def gettempdir() -> Any:
-        session = current_session()
-        if session is None:
-            return plain()
+    @in_session(plain)
+    def gettempdir(session: SessionState) -> Any:
         own = directories.of(session)
         if own["tempdir"] is None:
             own["tempdir"] = tempfile._get_default_tempdir()  # type: ignore[attr-defined]
@@ -162,20 +165,13 @@ def _install_temporary_directory() -> None:
 
 def _install_socket_timeout() -> None:
     """Keep one member's default timeout out of the others' sockets: Python has a single one in C."""
-    plain_get, plain_set, make = socket.getdefaulttimeout, socket.setdefaulttimeout, socket.socket.__init__
+    make = socket.socket.__init__
 
-    def getdefaulttimeout() -> Any:
-        session = current_session()
-        return plain_get() if session is None else _values.of(session).get("socket.timeout")
-
-    def setdefaulttimeout(timeout: Any, /) -> None:
-        session = current_session()
-        if session is None:
-            plain_set(timeout)
-        elif timeout is not None and timeout < 0:
+    @in_session(socket.setdefaulttimeout)
+    def setdefaulttimeout(session: SessionState, timeout: Any, /) -> None:
+        if timeout is not None and timeout < 0:
             raise ValueError("Timeout value out of range")
-        else:
-            _values.of(session)["socket.timeout"] = timeout
+        _values.of(session)["socket.timeout"] = timeout
 
     def session_make(own: Any, *args: Any, **kwargs: Any) -> None:
         make(own, *args, **kwargs)
@@ -184,50 +180,31 @@ def _install_socket_timeout() -> None:
         if timeout is not None:
             own.settimeout(timeout)
 
-    socket.getdefaulttimeout, socket.setdefaulttimeout = getdefaulttimeout, setdefaulttimeout
+    socket.getdefaulttimeout = in_session(socket.getdefaulttimeout)(lambda s: _values.of(s).get("socket.timeout"))
+    socket.setdefaulttimeout = setdefaulttimeout
     socket.socket.__init__ = session_make  # type: ignore[method-assign, assignment]
 
 
 def _install_collector() -> None:
     """Keep the collector running: a member that turns it off must not let the others' memory grow."""
-    plain = {name: getattr(gc, name) for name in ("enable", "disable", "isenabled", "freeze", "set_threshold")}
-
-    def only_outside(name: str, value: bool | None) -> Callable[..., Any]:
-        def call(*args: Any) -> Any:
-            session = current_session()
-            if session is None:
-                return plain[name](*args)
-            if value is not None:
-                _values.of(session)["gc.enabled"] = value
-            return None
-
-        return call
-
-    def isenabled() -> bool:
-        session = current_session()
-        return bool(plain["isenabled"]() if session is None else _values.of(session).get("gc.enabled", True))
-
-    gc.enable, gc.disable, gc.isenabled = only_outside("enable", True), only_outside("disable", False), isenabled
-    gc.freeze, gc.set_threshold = only_outside("freeze", None), only_outside("set_threshold", None)
+    gc.enable = in_session(gc.enable)(lambda session: _values.of(session).update({"gc.enabled": True}))
+    gc.disable = in_session(gc.disable)(lambda session: _values.of(session).update({"gc.enabled": False}))
+    gc.isenabled = in_session(gc.isenabled)(lambda session: _values.of(session).get("gc.enabled", True))
+    gc.freeze = in_session(gc.freeze)(lambda _session: None)
+    gc.set_threshold = in_session(gc.set_threshold)(lambda _session, *_thresholds: None)
 
 
 def _install_recursion_limit() -> None:
     """Tell each member the limit that it has set, while the process's one is the largest of them."""
     plain_get, plain_set = sys.getrecursionlimit, sys.setrecursionlimit
 
-    def setrecursionlimit(limit: int, /) -> None:
-        session = current_session()
-        if session is None or limit <= 0:
-            plain_set(limit)
-            return
-        plain_set(max(limit, plain_get()))  # it holds for all threads, so it only grows
+    @in_session(plain_set)
+    def setrecursionlimit(session: SessionState, limit: int, /) -> None:
+        plain_set(max(limit, plain_get()) if limit > 0 else limit)  # it holds for all threads, so it only grows
         _values.of(session)["recursion"] = limit
 
-    def getrecursionlimit() -> int:
-        session = current_session()
-        return int(plain_get() if session is None else _values.of(session).get("recursion", plain_get()))
-
-    sys.setrecursionlimit, sys.getrecursionlimit = setrecursionlimit, getrecursionlimit
+    sys.setrecursionlimit = setrecursionlimit
+    sys.getrecursionlimit = in_session(plain_get)(lambda session: _values.of(session).get("recursion", plain_get()))
 
 
 def _patch_start_method(context: ModuleType) -> None:
@@ -253,7 +230,8 @@ def _patch_start_method(context: ModuleType) -> None:
 
 def install_settings() -> None:
     """Patch the modules that hold these settings."""
-    _install_hooks()
+    for module, name in ((sys, "excepthook"), (sys, "unraisablehook"), (threading, "excepthook")):
+        _install_hook(module, name)
     _install_temporary_directory()
     _install_socket_timeout()
     _install_collector()
@@ -265,16 +243,16 @@ _WARNING_TABLES: Final = ("filters", "onceregistry")
 _WARNING_HOOKS: Final = ("showwarning", "formatwarning", "_showwarnmsg_impl")
 
 
-def _fresh_root() -> dict[str, Any]:
-    return {"handlers": [], "filters": [], "level": logging.WARNING, "disabled": False}
-
-
-_roots: PerSession[dict[str, Any]] = PerSession(_fresh_root)
+_roots: PerSession[dict[str, Any]] = PerSession(
+    lambda: {"handlers": [], "filters": [], "level": logging.WARNING, "disabled": False}
+)
 
 
 def _own_manager() -> logging.Manager:
+    disabled = logging.Logger.manager.disable
     manager = logging.Manager(logging.root)
     manager.loggerClass = logging.Logger.manager.loggerClass
+    manager.disable = disabled  # a new manager resets the level that `logging.disable` has set
     return manager
 
 
@@ -299,12 +277,10 @@ def _disable_property() -> property:
     return property(get, put)
 
 
-def _is_enabled_for(logger: logging.Logger, level: int) -> bool:
-    """Decide without the plain method's cache, because the root's level differs between sessions."""
-    return not logger.disabled and logger.manager.disable < level and level >= logger.getEffectiveLevel()
-
-
-def _patch_loggers(modules: LocalModules) -> None:
+def install_log_configuration(modules: LocalModules) -> None:
+    """Give each session its own root logger, loggers and `logging.disable`; `modules` tells a script's own modules."""
+    properties = {name: session_value(name, _roots) for name in ("handlers", "filters", "level", "disabled")}
+    logging.root.__class__ = type("SessionRootLogger", (logging.RootLogger,), properties)
     plain_get, plain_enabled = logging.Manager.getLogger, logging.Logger.isEnabledFor
 
     def get_logger(manager: logging.Manager, name: str) -> logging.Logger:
@@ -316,22 +292,14 @@ def _patch_loggers(modules: LocalModules) -> None:
         return plain_get(manager if package else _managers.of(session), name)
 
     def is_enabled_for(logger: logging.Logger, level: int) -> bool:
-        return (plain_enabled if current_session() is None else _is_enabled_for)(logger, level)
+        if current_session() is None:
+            return plain_enabled(logger, level)
+        # Without the plain method's cache, because the root's level differs between sessions.
+        return not logger.disabled and logger.manager.disable < level and level >= logger.getEffectiveLevel()
 
     logging.Manager.getLogger = get_logger  # type: ignore[method-assign, assignment]
     logging.Logger.isEnabledFor = is_enabled_for  # type: ignore[method-assign, assignment]
     logging.Manager.disable = _disable_property()  # type: ignore[assignment]
-
-
-def install_log_configuration(modules: LocalModules) -> None:
-    """Give each session its own root logger, loggers and `logging.disable`.
-
-    Args:
-        modules: Tells a script's own modules from installed ones.
-    """
-    properties = {name: session_value(name, _roots) for name in _fresh_root()}
-    logging.root.__class__ = type("SessionRootLogger", (logging.RootLogger,), properties)
-    _patch_loggers(modules)
 
 
 _lists: PerSession[list[Any]] = PerSession(list)
@@ -402,29 +370,21 @@ class _HandlerNames(MutableMapping[str, logging.Handler]):
         return len(self._own())
 
 
-def _capture_warnings(session: SessionState, capture: bool) -> None:
-    saved = _captured.of(session)
-    if capture and not saved:
-        saved.append(warnings.showwarning)
-        warnings.showwarning = logging._showwarning  # type: ignore[attr-defined]
-    elif not capture and saved:
-        warnings.showwarning = saved.pop()
-
-
 def install_log_handlers() -> None:
     """Give each session its own list of handlers, which its end flushes without touching the others'."""
     handlers = _HandlerList(logging._handlerList)  # type: ignore[attr-defined]
     logging._handlerList = handlers  # type: ignore[attr-defined]
     logging.shutdown.__defaults__ = (handlers,)
     logging._handlers = _HandlerNames(logging._handlers)  # type: ignore[attr-defined]
-    plain = logging.captureWarnings
 
-    def capture_warnings(capture: bool) -> None:
-        session = current_session()
-        if session is None:
-            plain(capture)
-        else:
-            _capture_warnings(session, capture)
+    @in_session(logging.captureWarnings)
+    def capture_warnings(session: SessionState, capture: bool) -> None:
+        saved = _captured.of(session)
+        if capture and not saved:
+            saved.append(warnings.showwarning)
+            warnings.showwarning = logging._showwarning  # type: ignore[attr-defined]
+        elif not capture and saved:
+            warnings.showwarning = saved.pop()
 
     logging.captureWarnings = capture_warnings
 
@@ -496,11 +456,6 @@ def _formatwarnmsg(msg: Any) -> str:
     return text
 
 
-def show_again(_session: SessionState) -> None:
-    """Show a warning to this member, too, if an earlier one was shown it once."""
-    warnings._filters_mutated()  # type: ignore[attr-defined]
-
-
 def install_warnings() -> None:
     """Give `warnings` attributes that are the session's."""
     if not hasattr(warnings, "_showwarning_orig") or not isinstance(warnings.filters, list):
@@ -512,4 +467,5 @@ def install_warnings() -> None:
         vars(warnings)[name] = _StandIn(partial(made.fget, warnings))  # type: ignore[arg-type, misc]
     vars(warnings).update(_showwarnmsg=_showwarnmsg, _formatwarnmsg=_formatwarnmsg)
     add_properties(warnings, properties)
-    at_session_start(show_again)
+    # Show a warning to this member, too, if an earlier one was shown it once.
+    at_session_start(lambda _session: warnings._filters_mutated())  # type: ignore[attr-defined]

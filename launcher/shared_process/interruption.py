@@ -12,16 +12,16 @@ import traceback
 import weakref
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Any, Final, NoReturn
 
 from muri.launcher.arbitration.arbiter import Arbiter, WaitInterruptedError, give_way
 from muri.launcher.job import script
 from muri.launcher.job.stage_clock import PROPAGATE, Gate, IterationRecord
-from muri.launcher.shared_process import local_imports
 from muri.launcher.shared_process.interpreter import own_excepthook
 from muri.launcher.shared_process.local_imports import LocalModules
-from muri.launcher.shared_process.state import PerSession, SessionState, current_session
+from muri.launcher.shared_process.state import PerSession, SessionState, current_session, in_session
 from muri.launcher.shared_process.torch_settings import apply_torch_flags
 
 
@@ -31,11 +31,6 @@ class Interruption:
     Python raises such an exception at the thread's next bytecode, wherever that is. In the middle of the arbiter it
     would leave a resource taken and unknown, so the thread holds `lock` there and is interrupted when it comes out.
     Other members would also suffer from half an import; `hold_back` and `let_through` prevent that.
-
-    Args:
-        state: The session.
-        arbiter: The arbiter; an interruption ends the waits there.
-        thread: The script's own thread.
 
     Attributes:
         lock: Held while the arbiter's state changes; no exception is raised from outside then.
@@ -107,11 +102,7 @@ class Interruption:
             raise
 
     def let_through(self, now: bool) -> None:
-        """End what `hold_back` began.
-
-        Args:
-            now: Whether to raise what was held back; otherwise that is left to the next safe point.
-        """
+        """End what `hold_back` began; raise what was held back `now`, or leave that to the next safe point."""
         if self._interruptible:
             self._held_back -= 1
             if now and self.allowed and not self._held_back:
@@ -139,7 +130,7 @@ class Interruption:
 
     def run_due_handlers(self) -> None:
         """Run the deferred handlers in the calling thread, until one raises or the script has ended."""
-        while self._handlers_due and not self.ended.is_set():
+        while self.handlers_due:
             self.run_handler(self._handlers_due.pop(0))
 
     @property
@@ -255,8 +246,15 @@ def exit_code(error: SystemExit, state: SessionState) -> int:
     return 1
 
 
-def _without_launcher(frames: TracebackType | None, session_file: str) -> TracebackType | None:
-    while frames is not None and frames.tb_frame.f_code.co_filename in {session_file, script.__file__}:
+_ROOM: Final = str(Path(__file__).parent)
+
+
+def _is_launchers(filename: str) -> bool:
+    return filename == script.__file__ or filename.startswith(_ROOM)
+
+
+def _without_launcher(frames: TracebackType | None) -> TracebackType | None:
+    while frames is not None and _is_launchers(frames.tb_frame.f_code.co_filename):
         frames = frames.tb_next
     return frames
 
@@ -269,23 +267,21 @@ def leave_process(code: int, state: SessionState) -> NoReturn:
     os._exit(code)
 
 
-def print_unraisable(
-    error: BaseException, function: Callable[..., object], state: SessionState, session_file: str
-) -> None:
+def print_unraisable(error: BaseException, function: Callable[..., object], state: SessionState) -> None:
     """Print what a function given to `atexit` raised, as Python does."""
     plain = function.func if isinstance(function, partial) else function
     with contextlib.suppress(OSError, ValueError):
         print(f"Exception ignored in atexit callback: {plain!r}", file=state.streams["stderr"])
-        frames = _without_launcher(error.__traceback__, session_file)
+        frames = _without_launcher(error.__traceback__)
         traceback.print_exception(type(error), error, frames, file=state.streams["stderr"])
 
 
-def print_exception(error: BaseException, state: SessionState, session_file: str) -> None:
+def print_exception(error: BaseException, state: SessionState) -> None:
     """Print a traceback without frames of the launcher, as Python's own would be, or call the script's hook."""
     hook = own_excepthook()
     if hook is not None:
         try:
-            hook(type(error), error, _without_launcher(error.__traceback__, session_file))
+            hook(type(error), error, _without_launcher(error.__traceback__))
         except Exception as failure:
             print("Error in sys.excepthook:", file=state.streams["stderr"])
             traceback.print_exception(failure, file=state.streams["stderr"])
@@ -294,8 +290,7 @@ def print_exception(error: BaseException, state: SessionState, session_file: str
     report: traceback.TracebackException | None = traceback.TracebackException.from_exception(error)
     text = report
     while report is not None:
-        kept = [f for f in report.stack if f.filename not in {session_file, script.__file__, local_imports.__file__}]
-        report.stack = traceback.StackSummary.from_list(kept)
+        report.stack = traceback.StackSummary.from_list([f for f in report.stack if not _is_launchers(f.filename)])
         report = report.__cause__ or report.__context__
     with contextlib.suppress(OSError, ValueError):
         for part in text.format() if text is not None else ():
@@ -307,41 +302,34 @@ _MANY: Final = 256
 
 
 def install_signals() -> None:
-    """Patch the functions that set, read and send signals: Python has one handler per process, in its main thread."""
-    set_handler, get_handler, kill = signal.signal, signal.getsignal, os.kill
-    runtime_pid = os.getpid()
+    """Give each session its own handlers, and the signals that it sends to this process.
 
-    def own_session() -> SessionState | None:
-        return current_session() if os.getpid() == runtime_pid else None
+    Python has one handler per process, set in its main thread.
+    """
+    plain_kill = os.kill
 
-    def session_getsignal(signalnum: Any) -> Any:
-        session = own_session()
-        return get_handler(signalnum) if session is None else _handler_of(session, int(signalnum))
+    @in_session(signal.getsignal, in_children=False)
+    def getsignal(session: SessionState, signalnum: Any) -> Any:
+        default = signal.default_int_handler if signalnum == signal.SIGINT else signal.SIG_DFL
+        return session.handlers.get(int(signalnum), default)
 
-    def session_signal(signalnum: Any, handler: Any) -> Any:
-        session = own_session()
-        if session is None:
-            return set_handler(signalnum, handler)
+    @in_session(signal.signal, in_children=False)
+    def set_handler(session: SessionState, signalnum: Any, handler: Any) -> Any:
         if not callable(handler) and handler not in {signal.SIG_DFL, signal.SIG_IGN}:
             raise TypeError("signal handler must be signal.SIG_IGN, signal.SIG_DFL, or a callable object")
-        previous = session_getsignal(signalnum)
+        previous = getsignal(signalnum)
         session.handlers[int(signalnum)] = handler
         return previous
 
-    def session_kill(pid: int, signalnum: int) -> None:
-        session = own_session()
-        if session is None or pid != os.getpid() or signalnum == 0:
-            kill(pid, signalnum)
+    @in_session(plain_kill, in_children=False)
+    def kill(session: SessionState, pid: int, signalnum: int) -> None:
+        if pid != os.getpid() or signalnum == 0:
+            plain_kill(pid, signalnum)
         else:
             session.deliver(int(signalnum))
 
-    signal.signal, signal.getsignal = session_signal, session_getsignal
-    os.kill = session_kill
+    signal.signal, signal.getsignal, os.kill = set_handler, getsignal, kill
     signal.raise_signal = lambda signalnum: os.kill(os.getpid(), signalnum)
-
-
-def _handler_of(session: SessionState, signum: int) -> Any:
-    return session.handlers.get(signum, signal.default_int_handler if signum == signal.SIGINT else signal.SIG_DFL)
 
 
 _finalizers: PerSession[list["weakref.finalize[..., Any]"]] = PerSession(list)
@@ -362,52 +350,42 @@ def _in_import_of_shared_module(session: SessionState, modules: LocalModules) ->
     return False
 
 
-def _patch_exits(runtime_pid: int, modules: LocalModules) -> None:
+def _patch_exits(modules: LocalModules) -> None:
     """Run a script's `atexit` functions at its own end, and let its `os._exit` spare the runtime."""
-    register, unregister, hard_exit = atexit.register, atexit.unregister, os._exit
+    plain_register = atexit.register
 
-    def session_register(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Callable[..., Any]:
-        session = current_session()
-        if session is None or _in_import_of_shared_module(session, modules):
-            return register(function, *args, **kwargs)
+    @in_session(plain_register)
+    def register(session: SessionState, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        if _in_import_of_shared_module(session, modules):
+            return plain_register(function, *args, **kwargs)
         session.exit_functions.append(partial(function, *args, **kwargs))
         return function
 
-    def session_unregister(function: Callable[..., Any]) -> None:
-        session = current_session()
-        if session is None:
-            unregister(function)
-        else:
-            kept = [f for f in session.exit_functions if not (isinstance(f, partial) and f.func == function)]
-            session.exit_functions = kept
+    @in_session(atexit.unregister)
+    def unregister(session: SessionState, function: Callable[..., Any]) -> None:
+        kept = [f for f in session.exit_functions if not (isinstance(f, partial) and f.func == function)]
+        session.exit_functions = kept
 
-    def session_exit(status: int) -> Any:
-        session = current_session()
-        if session is None or os.getpid() != runtime_pid:
-            hard_exit(status)
-        else:
-            session.leave(status)
-
-    atexit.register, atexit.unregister = session_register, session_unregister
-    os._exit = session_exit
+    atexit.register, atexit.unregister = register, unregister
+    os._exit = in_session(os._exit, in_children=False)(lambda session, status: session.leave(status))
 
 
 def _patch_sleep() -> None:
     """Let a signal end a session's sleep: Python raises exceptions from outside only between bytecodes."""
-    sleep = time.sleep
+    plain = time.sleep
 
-    def session_sleep(seconds: float, /) -> None:
-        session = current_session()
-        if session is None or seconds <= 0 or session.interrupted.is_set():
-            sleep(seconds)
+    @in_session(plain)
+    def sleep(session: SessionState, seconds: float, /) -> None:
+        if seconds <= 0 or session.interrupted.is_set():
+            plain(seconds)
             return
         end_s = time.monotonic() + seconds
         session.interrupted.wait(seconds)
         # Woken by a signal: its exception is on the way and must find the script still asleep.
         while (left_s := end_s - time.monotonic()) > 0:
-            sleep(min(left_s, 0.05))
+            plain(min(left_s, 0.05))
 
-    time.sleep = session_sleep  # type: ignore[assignment]
+    time.sleep = sleep
 
 
 def _patch_finalizers(modules: LocalModules) -> None:
@@ -439,11 +417,7 @@ def _run_finalizers(session: SessionState) -> None:
 
 
 def install_exits(modules: LocalModules) -> None:
-    """Patch `atexit`, `weakref.finalize`, `os._exit` and `time.sleep`.
-
-    Args:
-        modules: Tells a script's own modules from installed ones.
-    """
-    _patch_exits(os.getpid(), modules)
+    """Patch `atexit`, `weakref.finalize`, `os._exit` and `time.sleep`; `modules` tells a script's own modules."""
+    _patch_exits(modules)
     _patch_finalizers(modules)
     _patch_sleep()

@@ -12,7 +12,6 @@ the end of another's import of it.
 """
 
 import builtins
-import contextlib
 import importlib
 import io
 import os
@@ -20,14 +19,14 @@ import pickle
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from importlib.machinery import PathFinder
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any, Final
 
 from muri.launcher.job.script import after_import
-from muri.launcher.shared_process.state import PerSession, SessionState, current_session
+from muri.launcher.shared_process.state import PerSession, SessionState, current_session, in_session
 from muri.launcher.shared_process.threads_and_processes import check_import
 
 LONGEST_WAIT_S: Final = 120.0
@@ -69,11 +68,8 @@ class ImportTurns:
 class LocalModules:
     """Decides which session's modules `sys.modules` holds under each local name.
 
-    Args:
-        shared: Top-level names that are never local: what the runtime itself has imported.
-
-    Attributes:
-        turns: Whose turn it is to import what the members share.
+    Names that are `shared`, because the runtime itself has imported them, are never local. The sessions take `turns` to
+    import modules that they share.
     """
 
     def __init__(self, shared: frozenset[str]) -> None:
@@ -91,7 +87,7 @@ class LocalModules:
         top = name.partition(".")[0]
         local = self.is_local(session, top)
         if not local and top not in self._active:
-            check_import(top)
+            check_import(session, top)
             if _being_imported(name) and self.turns.take(session):
                 self.turns.give()
             return load()
@@ -99,16 +95,17 @@ class LocalModules:
             self._exchange_for(session, session if local else None, top)
             return load()
 
-    @contextlib.contextmanager
-    def all_of(self, session: SessionState | None) -> Iterator[None]:
-        """Put all local modules of the session into `sys.modules`, for code that looks there itself."""
-        if session is None:
-            yield
-            return
-        with self._lock:
-            for top in list(self._kept.of(session)):
-                self._exchange_for(session, session, top)
-            yield
+    def all_in_place(self, plain: Callable[..., Any]) -> Callable[..., Any]:
+        """Let a function find all local modules of the session in `sys.modules`, where it looks itself."""
+
+        @in_session(plain)
+        def call(session: SessionState, *args: Any, **kwargs: Any) -> Any:
+            with self._lock:
+                for top in list(self._kept.of(session)):
+                    self._exchange_for(session, session, top)
+                return plain(*args, **kwargs)
+
+        return call
 
     def forget(self, session: SessionState) -> None:
         """Take the modules of an ended session out of `sys.modules`; those kept aside go with its belongings."""
@@ -142,20 +139,17 @@ class LocalModules:
         known = self._local.of(session)
         if top not in known:
             found = _found_in(session, top)
-            if not found and not self._is_installed(top):
+            installed = top in self._kept_installed or (top in sys.modules and self._active.get(top) is None)
+            if not found and not installed:
                 return False  # the session may still make the module, or add its directory to `sys.path`
             known[top] = found
         return known[top]
-
-    def _is_installed(self, top: str) -> bool:
-        """Whether an installed module of that name has been imported."""
-        return top in self._kept_installed or (top in sys.modules and self._active.get(top) is None)
 
 
 def _found_in(session: SessionState, top: str) -> bool:
     """Whether a session's own directories hold all parts of a module.
 
-    Relative entries of its `sys.path` are made absolute: Python keeps what it has found by an entry's name, for all.
+    Relative entries of its `sys.path` are made absolute: Python caches modules by an entry's name, for all.
     """
     path = [entry for entry in session.path if isinstance(entry, str)]
     own = {Path(entry).absolute() for entry in path if entry not in session.shared_path}
@@ -188,12 +182,10 @@ def _take(top: str) -> dict[str, ModuleType]:
 def install_local_modules() -> LocalModules:
     """Patch the import statement and `importlib.import_module`."""
     modules = LocalModules(frozenset(name.partition(".")[0] for name in sys.modules))
-    plain_import, plain_import_module = builtins.__import__, importlib.import_module
+    plain_import, plain_import_module, plain_reload = builtins.__import__, importlib.import_module, importlib.reload
 
-    def session_import(name: str, *arguments: Any, **keywords: Any) -> Any:
-        session = current_session()
-        if session is None:
-            return plain_import(name, *arguments, **keywords)
+    @in_session(plain_import)
+    def session_import(session: SessionState, name: str, *arguments: Any, **keywords: Any) -> Any:
         level = arguments[3] if len(arguments) > 3 else keywords.get("level", 0)
         if level:
             scope = arguments[0] if arguments else keywords.get("globals")
@@ -202,28 +194,19 @@ def install_local_modules() -> LocalModules:
             name_from = name
         return modules.run(session, name_from, lambda: plain_import(name, *arguments, **keywords))
 
-    def session_import_module(name: str, package: str | None = None) -> ModuleType:
-        session = current_session()
-        if session is None:
-            return plain_import_module(name, package)
+    @in_session(plain_import_module)
+    def session_import_module(session: SessionState, name: str, package: str | None = None) -> Any:
         name_from = (package or "") if name.startswith(".") else name
-        module: ModuleType = modules.run(session, name_from, lambda: plain_import_module(name, package))
-        return module
+        return modules.run(session, name_from, lambda: plain_import_module(name, package))
 
-    plain_reload = importlib.reload
-
-    def session_reload(module: ModuleType) -> ModuleType:
-        with modules.all_of(current_session()):
-            return plain_reload(module)
-
-    importlib.reload = session_reload
+    importlib.reload = modules.all_in_place(plain_reload)
     _install_pickling(modules)
     builtins.__import__ = session_import
     importlib.import_module = session_import_module
     return modules
 
 
-def _use_once(torch: ModuleType) -> None:
+def use_once(torch: ModuleType) -> None:
     """Let PyTorch import now what its C++ looks up when it is first asked for a tensor, a number or a profiler's label.
 
     It holds a lock of C++ meanwhile. Another member's thread would wait for that one and keep the interpreter's lock,
@@ -235,30 +218,15 @@ def _use_once(torch: ModuleType) -> None:
         pass
 
 
-def install_first_use() -> None:
-    """Use PyTorch once it is imported."""
-    after_import("torch", _use_once)
-
-
 def _install_pickling(modules: LocalModules) -> None:
     """Patch pickling, which looks classes up in `sys.modules` without an import statement or after it."""
-    plain_dump, plain_dumps = pickle.dump, pickle.dumps
 
     class Pickler(pickle.Pickler):
         """The plain pickler, with the session's modules in place."""
 
         def dump(self, obj: Any, /) -> None:
             """See pickle.Pickler.dump."""
-            with modules.all_of(current_session()):
-                super().dump(obj)
-
-    def dump(*args: Any, **kwargs: Any) -> None:
-        with modules.all_of(current_session()):
-            plain_dump(*args, **kwargs)
-
-    def dumps(*args: Any, **kwargs: Any) -> bytes:
-        with modules.all_of(current_session()):
-            return plain_dumps(*args, **kwargs)
+            modules.all_in_place(super().dump)(obj)
 
     class Unpickler(pickle.Unpickler):
         """The plain unpickler, which imports a module and then takes what `sys.modules` holds."""
@@ -277,26 +245,20 @@ def _install_pickling(modules: LocalModules) -> None:
         return Unpickler(io.BufferedReader(io.BytesIO(data)), **kwargs).load()
 
     def patch_queues(reduction: Any) -> None:
-        plain_dump_of_queues = reduction.ForkingPickler.dump
-
-        def dump(self: Any, obj: Any) -> None:
-            with modules.all_of(current_session()):
-                plain_dump_of_queues(self, obj)
-
-        reduction.ForkingPickler.dump, reduction.ForkingPickler.loads = dump, staticmethod(loads)
+        reduction.ForkingPickler.dump = modules.all_in_place(reduction.ForkingPickler.dump)
+        reduction.ForkingPickler.loads = staticmethod(loads)
 
     library: Any = pickle
-    library.Pickler, library.dump, library.dumps = Pickler, dump, dumps
+    library.Pickler = Pickler
+    library.dump, library.dumps = modules.all_in_place(pickle.dump), modules.all_in_place(pickle.dumps)
     library.Unpickler, library.load, library.loads = Unpickler, load, loads
     after_import("multiprocessing.reduction", patch_queues)  # it may have kept the plain functions
 
 
 def install_import_turns(modules: LocalModules) -> None:
-    """Patch what Python calls for a module that is not in `sys.modules` yet.
+    """Patch the function that Python calls for a module that is not in `sys.modules` yet.
 
-    Args:
-        modules: Tells the sessions' own modules. These are not shared and need no turn, and importing one may train
-            for days.
+    The sessions' own modules are not shared and need no turn, and importing one may train for days.
     """
     turns, find_and_load = modules.turns, _bootstrap._find_and_load
 

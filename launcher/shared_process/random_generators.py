@@ -15,7 +15,6 @@ from functools import update_wrapper
 from types import ModuleType
 from typing import Any, Final
 
-from muri.launcher.job.script import after_import
 from muri.launcher.shared_process.state import (
     PerSession,
     SessionState,
@@ -23,6 +22,7 @@ from muri.launcher.shared_process.state import (
     by_session,
     current_session,
     enter_session,
+    in_session,
 )
 
 logger = logging.getLogger("muri.launcher")
@@ -51,19 +51,17 @@ def install_python_random() -> None:
     random._inst = SessionRandom()
 
 
-def _session_class(plain: Any, generators: PerSession[Any]) -> type:
+def patch_numpy(numpy_random: ModuleType) -> None:
+    """Give each session a legacy generator of NumPy."""
+    mtrand = numpy_random.mtrand
+    plain = mtrand._rand
+    generators: PerSession[Any] = PerSession(type(plain))
+
     def read(_self: object, name: str) -> Any:
         session = current_session()
         return getattr(plain if session is None else generators.of(session), name)
 
-    return type("SessionRandomState", (type(plain),), {"__getattribute__": read})
-
-
-def _patch_numpy(numpy_random: ModuleType) -> None:
-    mtrand = numpy_random.mtrand
-    plain = mtrand._rand
-    generators: PerSession[Any] = PerSession(type(plain))
-    stand_in = _session_class(plain, generators)()
+    stand_in = type("SessionRandomState", (type(plain),), {"__getattribute__": read})()
 
     def seed(seed: Any = None) -> None:
         """Reseed the legacy generator; see numpy.random.RandomState.seed."""
@@ -73,16 +71,12 @@ def _patch_numpy(numpy_random: ModuleType) -> None:
         """The bit generator of the legacy generator."""
         return stand_in._bit_generator
 
-    def set_bit_generator(bitgen: Any) -> None:
-        """Give the legacy generator another bit generator."""
-        session = current_session()
-        if session is None:
-            plain_set(bitgen)
-        else:
-            generators.put(session, type(plain)(bitgen))
+    def set_bit_generator(session: SessionState, bitgen: Any) -> None:
+        generators.put(session, type(plain)(bitgen))
 
-    plain_set: Any = getattr(mtrand, "set_bit_generator", None)
-    replaced = {"seed": seed, "get_bit_generator": get_bit_generator, "set_bit_generator": set_bit_generator}
+    replaced: dict[str, Any] = {"seed": seed, "get_bit_generator": get_bit_generator}
+    if hasattr(mtrand, "set_bit_generator"):
+        replaced["set_bit_generator"] = in_session(mtrand.set_bit_generator)(set_bit_generator)
     for module in (mtrand, numpy_random):
         for name, function in list(vars(module).items()):
             if name in replaced:
@@ -90,11 +84,6 @@ def _patch_numpy(numpy_random: ModuleType) -> None:
             elif getattr(function, "__self__", None) is plain:
                 setattr(module, name, by_session(function, generators))
     mtrand._rand = stand_in
-
-
-def install_numpy_random() -> None:
-    """Patch NumPy once it is imported."""
-    after_import("numpy.random", _patch_numpy)
 
 
 _libraries: Final[list[Any]] = []
@@ -117,20 +106,14 @@ class SessionGenerators:
         return generator
 
     def cpu(self) -> Any:
-        """The calling thread's generator for the CPU."""
+        """Return the calling thread's generator for the CPU."""
         session = current_session()
         return self._plain_cpu if session is None else self._cpu.of(session)
 
     def gpus(self, plain: tuple[Any, ...]) -> tuple[Any, ...]:
-        """The calling thread's generators for the GPUs.
-
-        Args:
-            plain: The process's generators, empty as long as CUDA was not initialized.
-        """
+        """Return the calling thread's generators in place of the process's, which exist once CUDA is initialized."""
         session = current_session()
-        if session is None:
-            return plain
-        return tuple(self._of_gpu(session, index) for index in range(len(plain)))
+        return plain if session is None else tuple(self._of_gpu(session, index) for index in range(len(plain)))
 
     def _of_gpu(self, session: SessionState, index: int) -> Any:
         own = self._gpus.of(session)
@@ -146,7 +129,7 @@ class SessionGenerators:
         return self._of_gpu(session, self._torch.cuda.current_device() if index is None else index)
 
     def giving(self, kernel: Any, device: str) -> Callable[..., Any]:
-        """A kernel that passes the session's generator on."""
+        """Return a kernel that passes the session's generator on."""
         call, local = kernel.call_boxed, self._local
 
         def run(keyset: Any, *args: Any, **kwargs: Any) -> Any:
@@ -159,12 +142,9 @@ class SessionGenerators:
         return run
 
     def exchanging(self, kernel: Any, device: str, dropout_at: int | None) -> Callable[..., Any]:
-        """A kernel that finds the session's state in the default generator.
+        """Return a kernel that finds the session's state in the default generator; the plain one takes no generator.
 
-        Args:
-            kernel: The plain kernel, which takes no generator.
-            device: Where it runs.
-            dropout_at: Position of its probability of dropout; with 0 it draws nothing.
+        With a probability of 0 for dropout, at that position of the arguments, it draws nothing.
         """
         call, local = kernel.call_boxed, self._local
 
@@ -174,7 +154,10 @@ class SessionGenerators:
             if session is None or not draws or getattr(local, "exchanged", False):
                 return call(keyset, *args, **kwargs)
             own = self.of(session, args[0], device)
-            shared = self._plain_cpu if device == "CPU" else self._shared_gpu(own.device.index)
+            if device == "CPU":
+                shared = self._plain_cpu
+            else:
+                shared = self._torch.cuda.__dict__["default_generators"][own.device.index]
             with self._exchange:
                 local.exchanged = True
                 try:
@@ -186,13 +169,6 @@ class SessionGenerators:
             return result
 
         return run
-
-    def _shared_gpu(self, index: int) -> Any:
-        return self._torch.cuda.__dict__["default_generators"][index]
-
-
-def _argument_names(schema: Any) -> list[str]:
-    return [argument.name for argument in schema.arguments]
 
 
 def _override(torch: ModuleType, generators: SessionGenerators) -> None:
@@ -206,25 +182,24 @@ def _override(torch: ModuleType, generators: SessionGenerators) -> None:
         operator = getattr(getattr(torch.ops.aten, base), variant or "default")
         if torch.Tag.nondeterministic_seeded not in operator.tags:
             continue
-        names = _argument_names(operator._schema)
+        names = [argument.name for argument in operator._schema.arguments]
         dropout_at = next((i for i, n in enumerate(names) if n in {"dropout_p", "dropout"}), None)
         for device in _DEVICES:
             if not torch._C._dispatch_has_kernel_for_dispatch_key(name, device):
                 continue
             kernel = torch.library.get_kernel(name, device)
             if "generator" in names:
-                library.impl(overload, generators.giving(kernel, device), device, with_keyset=True)
+                own = generators.giving(kernel, device)
             else:
-                library.impl(overload, generators.exchanging(kernel, device, dropout_at), device, with_keyset=True)
+                own = generators.exchanging(kernel, device, dropout_at)
+            library.impl(overload, own, device, with_keyset=True)
 
 
 def _patch_functions(torch: ModuleType, generators: SessionGenerators) -> None:
     plain_seed, plain_manual_seed = torch.random.seed, torch.random.manual_seed
 
     def manual_seed(seed: Any) -> Any:
-        plain_manual_seed(
-            seed
-        )  # other devices, and the check of the value; no session draws from the process's generator
+        plain_manual_seed(seed)  # other devices, and the check; no session draws from the process's generator
         return generators.cpu().manual_seed(int(seed))
 
     def seed() -> int:
@@ -238,27 +213,23 @@ def _patch_functions(torch: ModuleType, generators: SessionGenerators) -> None:
     def set_rng_state(new_state: Any) -> None:
         generators.cpu().set_state(new_state)
 
-    def initial_seed() -> int:
-        value: int = generators.cpu().initial_seed()
-        return value
+    def initial_seed() -> Any:
+        return generators.cpu().initial_seed()
 
     for function in (manual_seed, seed, get_rng_state, set_rng_state, initial_seed):
         update_wrapper(function, getattr(torch.random, function.__name__))
         for module in (torch, torch.random):
             setattr(module, function.__name__, function)
-    default = property(lambda _module: generators.cpu())
     for module in (torch, torch.random):
-        add_properties(module, {"default_generator": default})
+        add_properties(module, {"default_generator": property(lambda _module: generators.cpu())})
 
 
 def _patch_cuda(cuda: ModuleType, generators: SessionGenerators) -> None:
-    def get(module: ModuleType) -> tuple[Any, ...]:
-        return generators.gpus(module.__dict__["default_generators"])
-
     def put(module: ModuleType, value: tuple[Any, ...]) -> None:
         module.__dict__["default_generators"] = value
 
-    add_properties(cuda, {"default_generators": property(get, put)})
+    own = property(lambda module: generators.gpus(module.__dict__["default_generators"]), put)
+    add_properties(cuda, {"default_generators": own})
     plain_lazy_call = cuda.random._lazy_call
 
     def lazy_call(function: Callable[[], None], **options: Any) -> None:
@@ -278,7 +249,8 @@ def _patch_cuda(cuda: ModuleType, generators: SessionGenerators) -> None:
     cuda.random._lazy_call = lazy_call
 
 
-def _patch_torch(torch: ModuleType) -> None:
+def patch_torch(torch: ModuleType) -> None:
+    """Give each session a generator of PyTorch for the CPU and one for each GPU."""
     if not hasattr(torch.library, "get_kernel"):
         logger.warning(
             "PyTorch %s has no torch.library.get_kernel: its random generators are shared by the members of the group. "
@@ -292,8 +264,3 @@ def _patch_torch(torch: ModuleType) -> None:
         _override(torch, generators)
     _patch_functions(torch, generators)
     _patch_cuda(torch.cuda, generators)
-
-
-def install_torch_random() -> None:
-    """Patch PyTorch once it is imported."""
-    after_import("torch", _patch_torch)

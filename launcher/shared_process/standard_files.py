@@ -49,12 +49,9 @@ _LINE_BUFFERED: Final = 1
 
 
 class StreamProxy:
-    """Replaces sys.stdin, stdout or stderr and leads to the session's own stream.
+    """Replaces sys.stdin, stdout or stderr and leads to the session's own stream, else to `fallback`.
 
-    Args:
-        name: Which one.
-        fallback: The process's own stream.
-        follow_replaced: Whether a stream that the script has put in place counts.
+    It may follow a stream that the script has put in place.
     """
 
     def __init__(self, name: str, fallback: Any, *, follow_replaced: bool) -> None:
@@ -120,7 +117,7 @@ def install_streams() -> None:
 
 
 def own_file(number: Any) -> Any:
-    """The descriptor that a number stands for in the calling thread."""
+    """Return the descriptor that a number stands for in the calling thread."""
     if type(number) is int and 0 <= number <= 2:
         session = current_session()
         if session is not None:
@@ -136,11 +133,12 @@ def _translating(plain: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def _patch_os() -> None:
+def install_file_numbers() -> None:
+    """Patch the functions that take a descriptor: descriptors 0 to 2 are the runtime's, one set per process."""
     for name in _BY_NUMBER:
         if hasattr(os, name):
             setattr(os, name, _translating(getattr(os, name)))
-    plain_dup2, plain_close = os.dup2, os.close
+    plain_dup2, plain_close, plain_open = os.dup2, os.close, io.open
 
     def dup2(fd: int, fd2: int, inheritable: bool = True) -> int:
         target = own_file(fd2)
@@ -156,12 +154,6 @@ def _patch_os() -> None:
         plain_dup2(null, target, False)
         plain_close(null)
 
-    os.dup2, os.close = dup2, close  # type: ignore[assignment]
-
-
-def _patch_open() -> None:
-    plain_open = io.open
-
     def session_open(file: Any, *args: Any, **kwargs: Any) -> Any:
         own = own_file(file)
         if own != file:  # closing it must not close the session's own file
@@ -170,13 +162,8 @@ def _patch_open() -> None:
         return plain_open(own, *args, **kwargs)
 
     session_open.__name__, session_open.__doc__ = "open", plain_open.__doc__
+    os.dup2, os.close = dup2, close  # type: ignore[assignment]
     builtins.open = io.open = session_open
-
-
-def install_file_numbers() -> None:
-    """Patch the functions that take a descriptor: descriptors 0 to 2 are the runtime's, one set per process."""
-    _patch_os()
-    _patch_open()
 
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -196,12 +183,12 @@ class COutput:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._channel: socket.socket | None = None
-        self._told = False
+        self._reported = False
         machine = c_output_helper.MACHINES.get(platform.machine())
         if os.environ.get(OFF_VARIABLE) == "0":
-            self._told = True
+            self._reported = True
         elif machine is None or not sys.platform.startswith("linux"):
-            self._tell(f"unknown machine {platform.machine()}")
+            self._report(f"unknown machine {platform.machine()}")
         else:
             self._program = _program(machine)
             self._seccomp_number = machine.seccomp
@@ -215,23 +202,26 @@ class COutput:
                 command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, start_new_session=True
             )
         except OSError as error:
-            self._tell(str(error))
+            self._report(str(error))
             return
         finally:
             theirs.close()
         self._channel = ours
         _libc.prctl(_PR_SET_PTRACER, ctypes.c_ulong(helper.pid), 0, 0, 0)
         threading.Thread(target=self._watch, args=(helper,), name="c-output", daemon=True).start()
-        _buffer_by_line()
+        # By line: otherwise C's stdout keeps one member's bytes until another member's thread flushes it.
+        stdout = ctypes.c_void_p.in_dll(_libc, "stdout")
+        _libc.fflush(stdout)
+        _libc.setvbuf(stdout, None, _LINE_BUFFERED, 0)
 
     def _watch(self, helper: "subprocess.Popen[bytes]") -> None:
         code = helper.wait()
         self._channel = None
-        self._tell(f"its helper process ended with code {code}")
+        self._report(f"its helper process ended with code {code}")
 
-    def _tell(self, reason: str) -> None:
-        if not self._told:
-            self._told = True
+    def _report(self, reason: str) -> None:
+        if not self._reported:
+            self._reported = True
             logger.warning("output of C code in the members' scripts goes to this log: %s", reason)
 
     def begin(self, session: SessionState) -> None:
@@ -243,12 +233,12 @@ class COutput:
             _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
             listener = _libc.syscall(self._seccomp_number, _SET_MODE_FILTER, _NEW_LISTENER, ctypes.byref(self._program))
             if listener < 0:
-                self._tell(f"this kernel refuses the filter ({os.strerror(ctypes.get_errno())})")
+                self._report(f"this kernel refuses the filter ({os.strerror(ctypes.get_errno())})")
                 return
             try:
                 socket.send_fds(channel, [session.member.encode()], [listener, session.files[1], session.files[2]])
             except OSError as error:
-                self._tell(str(error))
+                self._report(str(error))
             finally:
                 os.close(listener)
 
@@ -276,23 +266,11 @@ def _program(machine: c_output_helper.Machine) -> _Program:
     return _Program(len(code), instructions)
 
 
-def _buffer_by_line() -> None:
-    """Buffer C's stdout by line: otherwise it keeps one member's bytes until another member's thread flushes it."""
-    stdout = ctypes.c_void_p.in_dll(_libc, "stdout")
-    _libc.fflush(stdout)
-    _libc.setvbuf(stdout, None, _LINE_BUFFERED, 0)
-
-
-def _keep_own_log() -> None:
-    """Log through another descriptor: what the runtime logs in a session's thread belongs to the runtime."""
-    for handler in logger.handlers:
-        if isinstance(handler, logging.StreamHandler):
-            handler.setStream(os.fdopen(os.dup(2), "w", buffering=1))
-
-
 def install_c_output() -> COutput:
     """Start the helper; call before any session starts."""
     output = COutput()
-    _keep_own_log()
+    for handler in logger.handlers:
+        if isinstance(handler, logging.StreamHandler):  # a log in a session's thread belongs to the runtime
+            handler.setStream(os.fdopen(os.dup(2), "w", buffering=1))
     os.register_at_fork(after_in_child=output.close_in_child)
     return output

@@ -32,18 +32,12 @@ class SessionState:
     Attributes:
         member: The member's job id.
         environment: Its environment, as bytes, the way `os.environ` keeps it.
-        argv: Its sys.argv.
-        path: Its sys.path.
-        shared_path: Entries of it that name the directories of installed packages, which the members share.
+        shared_path: Entries of its sys.path that name the directories of installed packages, which the members share.
         files: Its standard file descriptors: input, output, error.
         streams: Text streams "stdin", "stdout", "stderr" over these files.
         replaced: Streams that the script has put in place of its own (`redirect_stdout`).
-        main: Its module `__main__`.
-        handlers: Signal handlers that it has set.
         exit_functions: Functions that it gave to `atexit.register`.
-        threads: Threads that it started.
         interrupted: Set when a signal is about to end it; wakes a sleeping script.
-        clock: Its stage clock.
         deliver: Sends a signal to the session.
         leave: Ends the session at once, as `os._exit` ends a process; does not return.
         refuse: Gives the session up for a reason, because it cannot run in a thread; does not return.
@@ -76,17 +70,13 @@ class SessionState:
 
 
 class PerSession(Generic[Value]):
-    """A value that each session has for itself.
-
-    Args:
-        fresh: Makes the value that a session starts with.
-    """
+    """A value that each session has for itself; `fresh` makes the one that it starts with."""
 
     def __init__(self, fresh: Callable[[], Value]) -> None:
         self._fresh = fresh
 
     def of(self, session: SessionState) -> Value:
-        """The session's value."""
+        """Return the session's value."""
         try:
             value: Value = session.belongings[self]
         except KeyError:
@@ -128,12 +118,7 @@ def enter_session(session: SessionState | None) -> None:
 
 
 def open_streams(files: tuple[int, int, int], *, unbuffered: bool = False) -> dict[str, io.TextIOWrapper]:
-    """Text streams over a member's standard files, line by line, as Python would open them.
-
-    Args:
-        files: Standard input, output and error.
-        unbuffered: Whether text is written at once, as with $PYTHONUNBUFFERED.
-    """
+    """Return text streams over a member's standard files, as Python would open them, with or without buffers."""
     stdin, stdout, stderr = (io.FileIO(os.dup(file), mode) for file, mode in zip(files, "rww", strict=True))
     sink: Any = stdout if unbuffered else io.BufferedWriter(stdout)  # a raw file is what Python itself takes
     streams: dict[str, io.TextIOWrapper] = {
@@ -169,12 +154,7 @@ def add_properties(module: ModuleType, properties: dict[str, property]) -> None:
 
 
 def session_value(name: str, values: PerSession[dict[str, Any]]) -> property:
-    """A property that a session may set for itself; until then it reads the process's value.
-
-    Args:
-        name: The attribute's name, also its key in the values.
-        values: The values that the session has set.
-    """
+    """Return a property that a session may set for itself; until then it reads the process's value."""
 
     def get(owner: Any) -> Any:
         session = current_session()
@@ -197,29 +177,34 @@ def session_value(name: str, values: PerSession[dict[str, Any]]) -> property:
 
 
 def by_session(plain: Callable[..., Any], objects: PerSession[Any]) -> Callable[..., Any]:
-    """A function that replaces a bound method of the process's object by that of the session's object.
-
-    Args:
-        plain: The bound method.
-        objects: The sessions' objects.
-    """
+    """Return a function that calls a method of the session's object in place of the process's bound method."""
     name = plain.__name__
+    return in_session(plain)(lambda session, *args, **kwargs: getattr(objects.of(session), name)(*args, **kwargs))
 
-    def call(*args: Any, **kwargs: Any) -> Any:
-        session = current_session()
-        return (plain if session is None else getattr(objects.of(session), name))(*args, **kwargs)
 
-    return update_wrapper(call, plain)
+def in_session(
+    plain: Callable[..., Any], *, in_children: bool = True
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Decorate a session's substitute for a function; it takes the session first.
+
+    Other threads call the plain function, and so do processes that a session has forked, unless it holds there, too.
+    """
+    own_pid = os.getpid()
+
+    def decorate(substitute: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            session = current_session()
+            if session is None or not (in_children or os.getpid() == own_pid):
+                return plain(*args, **kwargs)
+            return substitute(session, *args, **kwargs)
+
+        return update_wrapper(call, plain)
+
+    return decorate
 
 
 def build_state(request: AttachRequest, files: tuple[int, int, int], base_path: list[str]) -> SessionState:
-    """Everything that the session has for itself, before its script is loaded.
-
-    Args:
-        request: What the member handed over.
-        files: Its standard input, output and error.
-        base_path: sys.path of the interpreter without a script.
-    """
+    """Return the state of a session before its script is loaded; `base_path` is sys.path without a script."""
     environment = {os.fsencode(name): os.fsencode(value) for name, value in request.environment.items()}
     for name in map(os.fsencode, GPU_VARIABLES):
         environment.pop(name, None)

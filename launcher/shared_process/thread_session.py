@@ -14,7 +14,7 @@ from muri.group_spec import MemberSpec
 from muri.launcher import threads
 from muri.launcher.arbitration.arbiter import Arbiter
 from muri.launcher.job import script
-from muri.launcher.job.script import NAMELESS, is_out_of_memory
+from muri.launcher.job.script import NAMELESS, after_import, is_out_of_memory
 from muri.launcher.job.session import MemberSession, Roots
 from muri.launcher.job.stage_clock import IntervalListener, StageClock
 from muri.launcher.protocol import ISOLATION_VARIABLE, AttachRequest
@@ -78,16 +78,7 @@ _WITHOUT_EFFECT: Final = (signal.SIGCHLD, signal.SIGCONT, signal.SIGWINCH, signa
 
 
 class ThreadSession(AttachedSession):
-    """Runs one attach request.
-
-    Attributes:
-        member: The member's job id.
-        clock: Its stage times.
-        exit_code: The script's exit code, None until it ended.
-        told_to_end: Whether the runtime ended the script, because it ends itself.
-        stopped_at: Iteration at which the script was saved and stopped, None if it ended in another way.
-        ended: Set when the script ended and everything of it was cleaned up.
-    """
+    """Runs one attach request; `told_to_end` says that the runtime ended the script, because it ends itself."""
 
     isolation: Final = "thread"
 
@@ -121,11 +112,7 @@ class ThreadSession(AttachedSession):
         self._runtime_pid = os.getpid()
 
     def start(self, on_end: Callable[[MemberSession], None]) -> None:
-        """Run the script.
-
-        Args:
-            on_end: Called once, when the exit code is known.
-        """
+        """Run the script; `on_end` is called once, when the exit code is known."""
         self._on_end = on_end
         self._arbiter.keep_turns_for(self.member)  # settings of PyTorch change hands with the GPU
         self.join_arbiter()
@@ -150,7 +137,7 @@ class ThreadSession(AttachedSession):
             self.end(signum)
 
     def _asked_to_stop(self, signum: int) -> bool:
-        """Deliver a signal to the script's checkpointer; whether nothing else remains to do: it has no handler."""
+        """Deliver a signal to the script's checkpointer; return whether the script has no handler for it besides."""
         checkpointer = checkpointer_of(self._state)
         if checkpointer is None or signum not in STOP_SIGNALS:
             return False
@@ -193,7 +180,7 @@ class ThreadSession(AttachedSession):
         self.end(signal.SIGTERM, HUNG_GRACE_S)
 
     def facts(self) -> Mapping[str, Any] | None:
-        """What the runtime knows of its own thread; what threads cannot keep apart would have ended the session."""
+        """Return the runtime's knowledge of its own thread; any danger would have ended the session."""
         return {
             "gpu_mem_gib": self.clock.gpu.gpu_mem_peak_gib,
             "dangers": [],
@@ -319,7 +306,7 @@ class ThreadSession(AttachedSession):
         if isinstance(error, script.ScriptError):
             print(f"{sys.executable}: {error}", file=self._state.streams["stderr"])
             return error.exit_code
-        print_exception(error, self._state, __file__)
+        print_exception(error, self._state)
         return 128 + signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
 
     def _run_exit_functions(self) -> None:
@@ -331,7 +318,7 @@ class ThreadSession(AttachedSession):
             except (SessionSignalError, SessionExit):
                 raise
             except BaseException as error:  # sys.exit, too, ends only the function
-                print_unraisable(error, function, self._state, __file__)
+                print_unraisable(error, function, self._state)
 
     def _finish(self, code: int) -> None:
         if os.getpid() != self._runtime_pid:  # a process that the script forked has come to its end
@@ -349,21 +336,18 @@ class ThreadSession(AttachedSession):
         gpu.give_memory_back(self.clock)
 
     def _clean_up(self) -> BaseException | None:
-        """Drop what the script has left; a failure is returned, because the member's process waits for the end."""
+        """Drop all that the script has left; a failure is returned, because the member's process waits for the end."""
         try:
             with contextlib.ExitStack() as then:  # calls all of them, the last one first, whatever the others raise
                 then.callback(forget, self._state)
                 then.callback(self._close_streams)
                 then.callback(clear_main_module, self._state.main)
-                self._close_checkpoint()
+                if (checkpointer := checkpointer_of(self._state)) is not None:
+                    self.stopped_at = checkpointer.stopped_at
+                    checkpointer.close()
         except BaseException as error:
             return error
         return None
-
-    def _close_checkpoint(self) -> None:
-        if (checkpointer := checkpointer_of(self._state)) is not None:
-            self.stopped_at = checkpointer.stopped_at
-            checkpointer.close()
 
     def _close_streams(self) -> None:
         for stream in self._state.streams.values():
@@ -472,17 +456,17 @@ def install() -> None:
     threads_and_processes.install_subprocesses()
     # Libraries: each is patched when a script imports it.
     random_generators.install_python_random()
-    random_generators.install_numpy_random()
-    random_generators.install_torch_random()
-    torch_settings.install_default_dtype()
-    torch_settings.install_torch_threads()
-    torch_settings.install_torch_flags()
-    threads_and_processes.install_autograd_threads()
+    after_import("numpy.random", random_generators.patch_numpy)
+    after_import("torch", random_generators.patch_torch)
+    after_import("torch", torch_settings.patch_default_dtype)
+    after_import("torch", torch_settings.patch_thread_counts)
+    after_import("torch", torch_settings.patch_flags)
+    after_import("torch", threads_and_processes.patch_autograd)
     standard_files.install_file_numbers()
     threads_and_processes.at_session_start(standard_files.install_c_output().begin)
     # The patches below must tell a script's own modules from installed ones.
     modules = local_imports.install_local_modules()
-    local_imports.install_first_use()
+    after_import("torch", local_imports.use_once)
     local_imports.install_import_turns(modules)
     interruption.install_exits(modules)
     interpreter.install_log_configuration(modules)
@@ -495,8 +479,7 @@ def install() -> None:
 
 def forget(session: SessionState) -> None:
     """Drop everything that an ended session still holds: its own modules, and the rest."""
-    torch_settings.forget_default_dtype(session)
-    torch_settings.forget_torch_flags(session)
+    torch_settings.forget_session(session)
     for modules in _installed:
         modules.forget(session)
     session.belongings.clear()

@@ -29,6 +29,7 @@ from muri.launcher.shared_process.state import (
     SessionState,
     current_session,
     enter_session,
+    in_session,
     look_up_foreign_threads,
 )
 
@@ -74,12 +75,10 @@ def _run_in_session(session: SessionState, run: Callable[[], None]) -> None:
 
 def install_threads() -> None:
     """Let threads inherit the session of the thread that starts them, and give each session a main thread."""
-    start, plain_main_thread, runtime_pid = threading.Thread.start, threading.main_thread, os.getpid()
+    start, plain_main_thread = threading.Thread.start, threading.main_thread
 
-    def main_thread() -> threading.Thread:
-        session = current_session()
-        if session is None or os.getpid() != runtime_pid:
-            return plain_main_thread()
+    @in_session(plain_main_thread, in_children=False)
+    def main_thread(session: SessionState) -> threading.Thread:
         first = _first.of(session)  # empty for threads that outlive their session
         return first[0] if first else plain_main_thread()
 
@@ -151,7 +150,8 @@ def _owning_stash(core: Any) -> Callable[[str, object], None]:
     return stash
 
 
-def _patch_autograd(torch: ModuleType) -> None:
+def patch_autograd(torch: ModuleType) -> None:
+    """Let PyTorch's own threads of a backward pass know the session that waits for it."""
     core = torch._C
     if not hasattr(core, "_stash_obj_in_tls"):
         return  # in this version, hooks that print in such a thread print to the runtime's output
@@ -162,10 +162,8 @@ def _patch_autograd(torch: ModuleType) -> None:
         stash = core._stash_obj_in_tls
     plain = torch.autograd.graph._engine_run_backward
 
-    def engine_run_backward(*args: Any, **kwargs: Any) -> Any:
-        session = current_session()
-        if session is None:
-            return plain(*args, **kwargs)
+    @in_session(plain)
+    def engine_run_backward(session: SessionState, *args: Any, **kwargs: Any) -> Any:
         before = look_up()
         stash(_KEY, session)
         try:
@@ -185,11 +183,6 @@ def _patch_autograd(torch: ModuleType) -> None:
         return session
 
     look_up_foreign_threads(look_up)
-
-
-def install_autograd_threads() -> None:
-    """Patch PyTorch once it is imported."""
-    after_import("torch", _patch_autograd)
 
 
 def _for_session(session: SessionState, arguments: Sequence[Any]) -> list[Any]:
@@ -215,7 +208,7 @@ def _umask() -> int:
     return -1
 
 
-def _install_fork_exec(runtime_pid: int) -> None:
+def _install_fork_exec() -> None:
     fork_exec = _posixsubprocess.fork_exec
     # A thread without the filter of standard_files.py starts processes: they would inherit it for good.
     starter = ThreadPoolExecutor(1, thread_name_prefix="subprocesses")
@@ -228,10 +221,8 @@ def _install_fork_exec(runtime_pid: int) -> None:
         finally:
             enter_session(None)
 
-    def session_fork_exec(*arguments: Any) -> int:
-        session = current_session()
-        if session is None or os.getpid() != runtime_pid:
-            return fork_exec(*arguments)
+    @in_session(fork_exec, in_children=False)
+    def session_fork_exec(session: SessionState, *arguments: Any) -> int:
         return starter.submit(start, session, _for_session(session, arguments)).result()
 
     _posixsubprocess.fork_exec = session_fork_exec
@@ -240,57 +231,33 @@ def _install_fork_exec(runtime_pid: int) -> None:
     subprocess._USE_POSIX_SPAWN = False  # type: ignore[misc]
 
 
-def _install_system() -> None:
-    plain = os.system
-
-    def system(command: Any) -> int:
-        if current_session() is None:
-            return plain(command)
-        code = subprocess.Popen(command, shell=True).wait()  # noqa: S602 (that is what os.system is)
-        return -code if code < 0 else code << 8
-
-    os.system = system
+def _system(_session: SessionState, command: Any) -> int:
+    code = subprocess.Popen(command, shell=True).wait()  # noqa: S602 (that is what os.system is)
+    return -code if code < 0 else code << 8
 
 
-def _install_exec(runtime_pid: int) -> None:
+def _execute(_session: SessionState, path: Any, argv: Sequence[Any], environment: Any = None) -> Any:
     """Run a subprocess for `os.exec…`, which would replace the runtime; its exit code is the script's."""
-
-    def running(plain: Callable[..., Any], *, with_environment: bool) -> Callable[..., Any]:
-        def execute(path: Any, argv: Sequence[Any], *environment: Any) -> Any:
-            if current_session() is None or os.getpid() != runtime_pid:
-                return plain(path, argv, *environment)
-            variables = environment[0] if with_environment else None
-            code = subprocess.Popen(list(argv), executable=path, env=variables, close_fds=False).wait()
-            return os._exit(code if code >= 0 else 128 - code)
-
-        return execute
-
-    os.execv = running(os.execv, with_environment=False)
-    os.execve = running(os.execve, with_environment=True)
-
-
-def _install_posix_spawn() -> None:
-    for name in ("posix_spawn", "posix_spawnp"):
-        plain = getattr(os, name)
-
-        def spawn(
-            path: Any, argv: Any, env: Any, /, *, _plain: Any = plain, file_actions: Any = (), **options: Any
-        ) -> Any:
-            session = current_session()
-            if session is not None:
-                own = [(os.POSIX_SPAWN_DUP2, file, number) for number, file in enumerate(session.files)]
-                file_actions = (*own, *file_actions)
-            return _plain(path, argv, env, file_actions=file_actions, **options)
-
-        setattr(os, name, spawn)
+    code = subprocess.Popen(list(argv), executable=path, env=environment, close_fds=False).wait()
+    return os._exit(code if code >= 0 else 128 - code)
 
 
 def install_subprocesses() -> None:
     """Patch the ways to start a process."""
-    _install_fork_exec(os.getpid())
-    _install_system()
-    _install_exec(os.getpid())
-    _install_posix_spawn()
+    _install_fork_exec()
+    os.system = in_session(os.system)(_system)
+    for name in ("execv", "execve"):
+        setattr(os, name, in_session(getattr(os, name), in_children=False)(_execute))
+    for name in ("posix_spawn", "posix_spawnp"):
+        plain = getattr(os, name)
+
+        def spawn(
+            session: SessionState, *args: Any, _plain: Any = plain, file_actions: Any = (), **options: Any
+        ) -> Any:
+            own = [(os.POSIX_SPAWN_DUP2, file, number) for number, file in enumerate(session.files)]
+            return _plain(*args, file_actions=(*own, *file_actions), **options)
+
+        setattr(os, name, in_session(plain)(spawn))
 
 
 PROCESS_WIDE_PACKAGES: Final = frozenset({"accelerate", "transformers"})
@@ -306,14 +273,10 @@ _FUNCTIONS: Final = (
 """Modules, their functions that a session must not call, and what the user is told that the script uses."""
 
 
-def check_import(top: str) -> None:
-    """Give the session up if it imports a package that keeps one state for all members.
-
-    Args:
-        top: Top-level name of an installed package.
-    """
+def check_import(session: SessionState, top: str) -> None:
+    """Give the session up if it imports this installed package and that keeps one state for all members."""
     if top in PROCESS_WIDE_PACKAGES:
-        _refuse(top)
+        _refuse(session, top)
 
 
 def install_dangers() -> None:
@@ -322,27 +285,21 @@ def install_dangers() -> None:
         _forbid(os, name, "forked processes")
     for name in ("alarm", "setitimer"):
         _forbid(signal, name, "timers that send signals")
-    for module, function, what in _FUNCTIONS:
-        after_import(module, _forbidding(function, what))
+    for name, function, what in _FUNCTIONS:
+        after_import(name, partial(_forbid, name=function, what=what))
     after_import("multiprocessing.process", lambda module: _forbid(module.BaseProcess, "start", "worker processes"))
 
 
-def _forbidding(function: str, what: str) -> Callable[[ModuleType], None]:
-    return lambda module: _forbid(module, function, what)
-
-
 def _forbid(owner: Any, name: str, what: str) -> None:
-    plain, runtime_pid = getattr(owner, name), os.getpid()
+    plain = getattr(owner, name)
 
-    def unless_in_thread(*args: Any, **kwargs: Any) -> Any:
-        if os.getpid() == runtime_pid:
-            _refuse(what)
+    @in_session(plain, in_children=False)
+    def refused(session: SessionState, *args: Any, **kwargs: Any) -> Any:
+        _refuse(session, what)
         return plain(*args, **kwargs)
 
-    setattr(owner, name, unless_in_thread)
+    setattr(owner, name, refused)
 
 
-def _refuse(what: str) -> None:
-    session = current_session()
-    if session is not None:
-        session.refuse(f"the script uses {what}, which is not safe in a thread of the group's process")
+def _refuse(session: SessionState, what: str) -> None:
+    session.refuse(f"the script uses {what}, which is not safe in a thread of the group's process")

@@ -18,8 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
-from muri.launcher.job.script import after_import
-from muri.launcher.shared_process.state import PerSession, SessionState, current_session
+from muri.launcher.shared_process.state import PerSession, SessionState, current_session, in_session
 from muri.launcher.shared_process.threads_and_processes import at_thread_start
 
 _ALWAYS_DEFAULT: Final = (
@@ -56,38 +55,33 @@ class _DefaultDtype:
 
     def __init__(self, torch: Any) -> None:
         self.torch = torch
-        self._plain_set, self._plain_get = torch.set_default_dtype, torch.get_default_dtype
-        self._plain_type = torch.set_default_tensor_type
         always = {getattr(torch, name) for name in _ALWAYS_DEFAULT if hasattr(torch, name)}
         from_values = {getattr(torch, name) for name in _FROM_VALUES if hasattr(torch, name)}
         self._mode = _make_mode(torch, always, from_values)
 
-    def set_default_dtype(self, d: Any, /) -> None:
-        """Set the default of the calling session; see torch.set_default_dtype."""
-        session = current_session()
-        if session is None:
-            self._plain_set(d)
-            return
+    def install(self) -> None:
+        """Replace the functions."""
+        torch, plain_get, plain_type = self.torch, self.torch.get_default_dtype, self.torch.set_default_tensor_type
+        torch.set_default_dtype = in_session(torch.set_default_dtype)(self._set)
+        torch.get_default_dtype = in_session(plain_get)(lambda own: _chosen.of(own).get("dtype", plain_get()))
+
+        @in_session(plain_type)
+        def set_default_tensor_type(session: SessionState, t: Any, /) -> None:
+            if "cuda" in str(t):
+                plain_type(t)
+                return
+            kind = getattr(torch, t.rpartition(".")[2], None) if isinstance(t, str) else t
+            self._set(session, getattr(kind, "dtype", kind))
+
+        torch.set_default_tensor_type = set_default_tensor_type
+
+    def _set(self, session: SessionState, d: Any, /) -> None:
         if not isinstance(d, self.torch.dtype):
             raise TypeError("invalid dtype object: only floating-point types are supported as the default type")
         if str(d).rpartition(".")[2] not in _COMPLEX:
             raise TypeError(f"only floating-point types are supported as the default type, but got {d}")
         _chosen.of(session)["dtype"] = d
         self.enter(session)
-
-    def get_default_dtype(self) -> Any:
-        """The default of the calling session."""
-        session = current_session()
-        plain = self._plain_get()
-        return plain if session is None else _chosen.of(session).get("dtype", plain)
-
-    def set_default_tensor_type(self, t: Any, /) -> None:
-        """The deprecated form: types of the CPU set the dtype only."""
-        kind = getattr(self.torch, t.rpartition(".")[2], None) if isinstance(t, str) else t
-        if current_session() is None or "cuda" in str(t):
-            self._plain_type(t)
-        else:
-            self.set_default_dtype(getattr(kind, "dtype", kind))
 
     def enter(self, session: SessionState) -> None:
         """Put the mode under the calling thread's other modes, once."""
@@ -142,12 +136,10 @@ def _has_tensor(torch: Any, args: tuple[Any, ...]) -> bool:
 _patches: Final[list[_DefaultDtype]] = []
 
 
-def _patch_default_dtype(torch: Any) -> None:
-    patch = _DefaultDtype(torch)
-    _patches.append(patch)
-    torch.set_default_dtype = patch.set_default_dtype
-    torch.get_default_dtype = patch.get_default_dtype
-    torch.set_default_tensor_type = patch.set_default_tensor_type
+def patch_default_dtype(torch: Any) -> None:
+    """Give each session a default dtype."""
+    _patches.append(_DefaultDtype(torch))
+    _patches[-1].install()
 
 
 def _enter_in_thread(session: SessionState) -> None:
@@ -155,16 +147,14 @@ def _enter_in_thread(session: SessionState) -> None:
         patch.enter(session)
 
 
-def forget_default_dtype(_session: SessionState) -> None:
-    """Called in the session's first thread at its end."""
+at_thread_start(_enter_in_thread)
+
+
+def forget_session(session: SessionState) -> None:
+    """Drop the settings of a session that ends, in its first thread."""
     for patch in _patches:
         patch.leave()
-
-
-def install_default_dtype() -> None:
-    """Patch PyTorch once it is imported."""
-    after_import("torch", _patch_default_dtype)
-    at_thread_start(_enter_in_thread)
+    flags.forget(session)
 
 
 Getter = Callable[[], Any]
@@ -189,26 +179,20 @@ class Flags:
         self._holder: SessionState | None = None
 
     def add(self, name: str, get: Getter, put: Setter) -> tuple[Getter, Setter]:
-        """Manage a flag.
-
-        Returns:
-            The getter and the setter to put in place of the process's.
-        """
+        """Manage a flag; return the getter and the setter to put in place of the process's."""
         self._getters[name], self._setters[name], self._defaults[name] = get, put, get()
 
-        def session_get() -> Any:
-            session = current_session()
-            if session is None:
-                return get()
+        def plain_set(value: Any) -> None:
+            put(value)
+            self._defaults[name] = get()
+
+        @in_session(get)
+        def session_get(session: SessionState) -> Any:
             with self.lock:  # another session may be setting its values
                 return get() if session is self._holder else self._own.of(session)[name]
 
-        def session_set(value: Any) -> None:
-            session = current_session()
-            if session is None:
-                put(value)
-                self._defaults[name] = get()
-                return
+        @in_session(plain_set)
+        def session_set(session: SessionState, value: Any) -> None:
             with self.lock:
                 self.used = True
                 if self._holder is None:
@@ -257,7 +241,8 @@ def apply_torch_flags(session: SessionState) -> None:
         flags.put_in_place(session)
 
 
-def _patch_flags(torch: Any) -> None:
+def patch_flags(torch: Any) -> None:
+    """Give each session its switches of PyTorch, and options for printing."""
     core, replaced = torch._C, dict[Any, Any]()
     for getter, setter in _BY_NAME:
         plain_get, plain_set = getattr(core, getter, None), getattr(core, setter, None)
@@ -265,20 +250,16 @@ def _patch_flags(torch: Any) -> None:
             replaced[plain_get], replaced[plain_set] = flags.add(getter, plain_get, plain_set)
             setattr(core, getter, replaced[plain_get])
             setattr(core, setter, replaced[plain_set])
-    _patch_backends(torch.backends, replaced)
-    _patch_deterministic(core)
-    _patch_anomaly(torch)
-    torch._tensor_str.PRINT_OPTS = _PrintOptions(torch._tensor_str.PRINT_OPTS)
-
-
-def _patch_backends(backends: ModuleType, replaced: dict[Any, Any]) -> None:
-    """Patch properties such as `torch.backends.cudnn.benchmark`, which have kept the plain functions."""
-    for module in list(vars(backends).values()):
+    # Properties such as `torch.backends.cudnn.benchmark` have kept the plain functions.
+    for module in list(vars(torch.backends).values()):
         for attribute in vars(type(module)).values() if isinstance(module, ModuleType) else ():
             for name in ("getter", "setter"):
                 plain = getattr(attribute, name, None) if type(attribute).__name__ == "ContextProp" else None
                 if plain in replaced:
                     setattr(attribute, name, replaced[plain])
+    _patch_deterministic(core)
+    _patch_anomaly(torch)
+    torch._tensor_str.PRINT_OPTS = _PrintOptions(torch._tensor_str.PRINT_OPTS)
 
 
 def _patch_deterministic(core: Any) -> None:
@@ -321,22 +302,12 @@ class _PrintOptions:
         setattr(self._target(), name, value)
 
 
-def forget_torch_flags(session: SessionState) -> None:
-    """Drop what a session that ended had set."""
-    flags.forget(session)
-
-
-def install_torch_flags() -> None:
-    """Patch PyTorch once it is imported."""
-    after_import("torch", _patch_flags)
-
-
 _counts: PerSession[dict[str, int]] = PerSession(dict)
 _apply: Final[list[Callable[[SessionState], None]]] = []
 
 
 def _mkl_local_setter(torch: Any) -> Callable[[int], Any]:
-    """Set MKL's number of threads for the calling thread only; do nothing without MKL."""
+    """Return a function that sets MKL's number of threads for the calling thread only; without MKL it does nothing."""
     try:
         library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
         setter: Callable[[int], Any] = library.MKL_Set_Num_Threads_Local
@@ -353,7 +324,8 @@ def _count_of_environment(session: SessionState, default: int) -> int:
     return default
 
 
-def _patch_thread_counts(torch: Any) -> None:
+def patch_thread_counts(torch: Any) -> None:
+    """Give each session numbers of threads within an operation and between them."""
     plain_set, default = torch.set_num_threads, torch.get_num_threads()
     set_mkl_local = _mkl_local_setter(torch)
 
@@ -382,31 +354,22 @@ def _patch_thread_counts(torch: Any) -> None:
 
 def _patch_interop(torch: Any) -> None:
     """Accept this number from each member: PyTorch takes it once per process, and a second member must not fail."""
-    plain_set, plain_get = torch.set_num_interop_threads, torch.get_num_interop_threads
+    plain_get = torch.get_num_interop_threads
 
-    def set_num_interop_threads(num: int, /) -> None:
-        session = current_session()
-        if session is None:
-            plain_set(num)
-        elif not isinstance(num, int) or num <= 0:
+    @in_session(torch.set_num_interop_threads)
+    def set_num_interop_threads(session: SessionState, num: int, /) -> None:
+        if not isinstance(num, int) or num <= 0:
             raise RuntimeError("set_num_interop_threads expects a positive integer")
-        else:
-            _counts.of(session)["inter_op"] = num
+        _counts.of(session)["inter_op"] = num
 
-    def get_num_interop_threads() -> int:
-        session = current_session()
-        return int(plain_get() if session is None else _counts.of(session).get("inter_op", plain_get()))
-
-    torch.set_num_interop_threads, torch.get_num_interop_threads = set_num_interop_threads, get_num_interop_threads
+    torch.set_num_interop_threads = set_num_interop_threads
+    torch.get_num_interop_threads = in_session(plain_get)(lambda own: _counts.of(own).get("inter_op", plain_get()))
 
 
-def use_own_count(session: SessionState) -> None:
+def _use_own_count(session: SessionState) -> None:
     """Put the session's number into effect in the calling thread."""
     for apply in _apply:
         apply(session)
 
 
-def install_torch_threads() -> None:
-    """Patch PyTorch once it is imported."""
-    after_import("torch", _patch_thread_counts)
-    at_thread_start(use_own_count)
+at_thread_start(_use_own_count)
