@@ -2,13 +2,13 @@
 
 import math
 from bisect import bisect
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from random import Random
 from statistics import NormalDist
 from types import MappingProxyType
-from typing import Generic, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from muri.policies.traits import BatchModel
 from muri.profiler.records import RESOURCES, StageProfile
@@ -154,110 +154,50 @@ def _check_mixes(recipe: Recipe) -> None:
 
 
 def generate(recipe: Recipe) -> Trace:
-    """Make a trace.
+    """Make a trace, its jobs numbered from 0 by submit time.
 
     Arrivals are a Poisson process under the condition that the last of the jobs comes exactly when the load asks for:
     given their number, the arrival times of such a process are independent and uniform. Submit times are whole seconds.
+    Only Random.random is used: its numbers are the same in every version of Python.
     """
     random = Random(recipe.seed)
-    choices = _Choices.of(recipe)
-    bodies = [_draw(recipe, choices, random) for _ in range(recipe.jobs)]
-    work_gpu_s = sum(body.gpu_count * body.iterations * body.profile.iteration_s for body in bodies)
-    span_s = work_gpu_s / (recipe.gpus * recipe.load)
-    submits_s = _arrivals(random, recipe.jobs, span_s)
-    jobs = (body.submitted(number, time) for number, (body, time) in enumerate(zip(bodies, submits_s, strict=True)))
-    return Trace(recipe.name, tuple(jobs))
-
-
-@dataclass(frozen=True, slots=True)
-class _Body:
-    """A job without its submit time."""
-
-    gpu_count: int
-    iterations: int
-    profile: StageProfile
-    batch: BatchModel | None
-    user: str
-    opportunistic: bool
-
-    def submitted(self, number: int, submit_s: float) -> TraceJob:
-        return TraceJob(
+    draw_gpu_count = _drawer(recipe.gpu_mix, sorted(recipe.gpu_mix))
+    draw_bottleneck = _drawer(recipe.bottlenecks, RESOURCES)
+    users = range(1, recipe.users + 1)
+    draw_user = _drawer({number: 1.0 / number for number in users}, users)
+    jobs = []
+    for number in range(recipe.jobs):
+        gpu_count, batch = draw_gpu_count(random), None
+        if recipe.models:
+            model = recipe.models[int(random.random() * len(recipe.models))]
+            profile, batch = model.profile(gpu_count), model.batch_on(gpu_count)
+        else:
+            profiles = profiles_bound_by(draw_bottleneck(random), gpu_count)
+            profile = profiles[int(random.random() * len(profiles))]
+        durations = recipe.durations or (PHILLY_SINGLE_GPU if gpu_count == 1 else PHILLY_MULTI_GPU)
+        run_s = durations.quantile_s(random.random() or 0.5)  # 0 has no quantile
+        job = TraceJob(
             job_id=number,
-            submit_s=submit_s,
-            gpu_count=self.gpu_count,
-            iterations=self.iterations,
-            profile=self.profile,
-            batch=self.batch,
-            user=self.user,
-            opportunistic=self.opportunistic,
+            submit_s=0.0,
+            gpu_count=gpu_count,
+            iterations=max(1, round(run_s / profile.iteration_s)),
+            profile=profile,
+            batch=batch,
+            user=f"user{draw_user(random):0{len(str(recipe.users))}d}",
+            opportunistic=random.random() < recipe.opportunistic,
         )
-
-
-@dataclass(frozen=True)
-class _Choices:
-    """The random choices made for each job."""
-
-    gpu_count: "_Choice[int]"
-    bottleneck: "_Choice[str]"
-    user: "_Choice[int]"
-
-    @classmethod
-    def of(cls, recipe: Recipe) -> "_Choices":
-        users = range(1, recipe.users + 1)
-        return cls(
-            gpu_count=_Choice.among(recipe.gpu_mix, sorted(recipe.gpu_mix)),
-            bottleneck=_Choice.among(recipe.bottlenecks, RESOURCES),
-            user=_Choice.among({number: 1.0 / number for number in users}, users),
-        )
-
-
-def _draw(recipe: Recipe, choices: _Choices, random: Random) -> _Body:
-    """One job. Only Random.random is used: its numbers are the same in every version of Python."""
-    gpu_count = choices.gpu_count.draw(random)
-    profile, batch = _draw_model(recipe, choices, gpu_count, random)
-    durations = recipe.durations or (PHILLY_SINGLE_GPU if gpu_count == 1 else PHILLY_MULTI_GPU)
-    run_s = durations.quantile_s(random.random() or 0.5)  # 0 has no quantile
-    return _Body(
-        gpu_count=gpu_count,
-        iterations=max(1, round(run_s / profile.iteration_s)),
-        profile=profile,
-        batch=batch,
-        user=f"user{choices.user.draw(random):0{len(str(recipe.users))}d}",
-        opportunistic=random.random() < recipe.opportunistic,
-    )
-
-
-def _draw_model(
-    recipe: Recipe, choices: _Choices, gpu_count: int, random: Random
-) -> tuple[StageProfile, BatchModel | None]:
-    """What a job trains."""
-    if recipe.models:
-        model = recipe.models[int(random.random() * len(recipe.models))]
-        return model.profile(gpu_count), model.batch_on(gpu_count)
-    profiles = profiles_bound_by(choices.bottleneck.draw(random), gpu_count)
-    return profiles[int(random.random() * len(profiles))], None
-
-
-@dataclass(frozen=True)
-class _Choice(Generic[Item]):
-    """Draws items in proportion to their weights."""
-
-    items: Sequence[Item]
-    bounds: Sequence[float]
-
-    @classmethod
-    def among(cls, weights: Mapping[Item, float], order: Iterable[Item]) -> "_Choice[Item]":
-        """A choice among the items with weights above 0, in a fixed order."""
-        items = [item for item in order if weights.get(item, 0.0) > 0]
-        return cls(items, list(accumulate(weights[item] for item in items)))
-
-    def draw(self, random: Random) -> Item:
-        # clamped: the product may round up to the last bound itself
-        return self.items[min(bisect(self.bounds, random.random() * self.bounds[-1]), len(self.items) - 1)]
-
-
-def _arrivals(random: Random, count: int, span_s: float) -> list[float]:
-    """Submit times in whole seconds, the first at 0, the last at the end of the span."""
-    times = sorted(random.random() for _ in range(count))
+        jobs.append(job)
+    work_gpu_s = sum(job.gpu_count * job.iterations * job.profile.iteration_s for job in jobs)
+    span_s = work_gpu_s / (recipe.gpus * recipe.load)
+    times = sorted(random.random() for _ in jobs)
     length = times[-1] - times[0]
-    return [float(round((time - times[0]) / length * span_s)) if length else 0.0 for time in times]
+    submits_s = [float(round((time - times[0]) / length * span_s)) if length else 0.0 for time in times]
+    return Trace(recipe.name, tuple(replace(job, submit_s=time_s) for job, time_s in zip(jobs, submits_s, strict=True)))
+
+
+def _drawer(weights: Mapping[Item, float], order: Iterable[Item]) -> Callable[[Random], Item]:
+    """A draw among the items with weights above 0, in a fixed order, in proportion to their weights."""
+    items = [item for item in order if weights.get(item, 0.0) > 0]
+    bounds = list(accumulate(weights[item] for item in items))
+    # clamped: the product may round up to the last bound itself
+    return lambda random: items[min(bisect(bounds, random.random() * bounds[-1]), len(items) - 1)]

@@ -3,7 +3,7 @@
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,12 +23,11 @@ from muri.simulator.traces.formats import (
 )
 from muri.simulator.traces.rows import Row, RowError, Source, TraceError, open_source, read_rows, to_count, to_number
 
-_LOOK_AHEAD = 1 << 17
-"""If this many characters follow a syntax error, more text cannot resolve it."""
+_BLANKS = re.compile(r"\s*")
 
 
 def _read_philly(reading: Reading) -> Logged:
-    return reading.parse(elements(reading.source.name, reading.source.chunks()), _philly_job)
+    return reading.parse(elements(reading.source.name, reading.source.text()), _philly_job)
 
 
 def _philly_job(entry: Any) -> LoggedJob:
@@ -89,80 +88,41 @@ def _time_text(attempt: Any, key: str) -> str:
     return "" if value is None else str(value)
 
 
-class _JsonText:
-    """The part of the text not yet consumed, and the line where it starts."""
-
-    def __init__(self, name: str, chunks: Iterable[str]) -> None:
-        self.name = name
-        self.line = 1
-        self.rest = ""
-        self._chunks = iter(chunks)
-
-    def read_more(self) -> bool:
-        """Double the text if there is more; returns whether there was any."""
-        wanted = max(1, len(self.rest))
-        pieces: list[str] = []
-        while wanted > 0 and (piece := next(self._chunks, "")):
-            pieces.append(piece)
-            wanted -= len(piece)
-        self.rest += "".join(pieces)
-        return bool(pieces)
-
-    def consume(self, count: int) -> None:
-        """Drop the first characters."""
-        self.line += self.rest.count("\n", 0, count)
-        self.rest = self.rest[count:]
-
-    def next_character(self) -> str:
-        """The next character that is not a white space; empty at the end."""
-        while True:
-            stripped = len(self.rest) - len(self.rest.lstrip())
-            self.consume(stripped)
-            if self.rest or not self.read_more():
-                return self.rest[:1]
-
-    def error(self, message: str, at: int = 0) -> TraceError:
-        """A message with the line of a position."""
-        return TraceError(f"{self.name}:{self.line + self.rest.count(chr(10), 0, at)}: not valid JSON: {message}")
-
-
-def elements(name: str, chunks: Iterable[str]) -> Iterator[tuple[int, Any]]:
-    """The elements of a JSON array.
+def elements(name: str, text: str) -> Iterator[tuple[int, Any]]:
+    """Yield the elements of a JSON array, each with the line where it starts; `name` names the file in errors.
 
     Raises:
         TraceError: The text is not an array, or ends too early.
     """
-    text = _JsonText(name, chunks)
-    if text.next_character() != "[":
-        raise text.error("a list of jobs in [ … ] is expected")
-    text.consume(1)
-    if text.next_character() == "]":
+
+    def after_blanks(at: int) -> int:
+        match = _BLANKS.match(text, at)
+        return match.end() if match else at
+
+    def error(message: str, at: int) -> TraceError:
+        return TraceError(f"{name}:{1 + text.count(chr(10), 0, at)}: not valid JSON: {message}")
+
+    decoder, line, counted, at = json.JSONDecoder(), 1, 0, after_blanks(0)
+    if text[at : at + 1] != "[":
+        raise error("a list of jobs in [ … ] is expected", at)
+    at = after_blanks(at + 1)
+    if text[at : at + 1] == "]":
         return
-    while True:
-        text.next_character()
-        yield text.line, _element(text)
-        separator = text.next_character()
-        if separator not in {",", "]"}:
-            raise text.error("the list ends too early" if not separator else f"{separator!r} where , or ] belongs")
-        text.consume(1)
-        if separator == "]":
-            return
-
-
-def _element(text: _JsonText) -> Any:
-    decoder = json.JSONDecoder()
-    while True:
+    separator = ","
+    while separator == ",":
+        line, counted = line + text.count("\n", counted, at), at
         try:
-            value, end = decoder.raw_decode(text.rest)
-        except json.JSONDecodeError as error:
-            near_end = len(text.rest) - error.pos < _LOOK_AHEAD
-            if not (near_end and text.read_more()):
-                raise text.error(error.msg, error.pos) from error
-        except (RecursionError, ValueError) as error:  # nested without end, or a number of thousands of digits
-            raise text.error(f"this is not a job: {error}") from error
-        else:
-            text.consume(end)
-            return value
+            value, end = decoder.raw_decode(text, at)
+        except json.JSONDecodeError as fault:
+            raise error(fault.msg, fault.pos) from fault
+        except (RecursionError, ValueError) as fault:  # nested without end, or a number of thousands of digits
+            raise error(f"this is not a job: {fault}", at) from fault
+        yield line, value
+        at = after_blanks(end)
+        separator = text[at : at + 1]
+        if separator not in {",", "]"}:
+            raise error("the list ends too early" if not separator else f"{separator!r} where , or ] belongs", at)
+        at = after_blanks(at + 1)
 
 
 PHILLY = Format(

@@ -23,7 +23,6 @@ _LONGEST_NAME = 40
 
 HEAD_LINES = 8
 MAX_LINE_CHARS = 1 << 16
-CHUNK_CHARS = 1 << 16
 
 MAX_COUNT = 2**53
 """Whole numbers above it are not exact as floats; no count in a trace is near it."""
@@ -122,12 +121,12 @@ class Source:
         return "stdin" if self.path == Path("-") else self.path.stem
 
     def lines(self) -> Iterator[str]:
-        """All lines; call this once, and not together with `chunks`."""
+        """All lines; call this once, and not together with `text`."""
         return chain(self.head, self._rest)
 
-    def chunks(self) -> Iterator[str]:
-        """The whole text in pieces, for files whose lines can be very long."""
-        return chain(self.head, iter(lambda: self._rest.read(CHUNK_CHARS), ""))
+    def text(self) -> str:
+        """The whole text, for files whose lines can be very long."""
+        return "".join(self.head) + self._rest.read()
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from muri.simulator.engine.checks import (
     check_sizes,
     wanted,
 )
-from muri.simulator.engine.meter import LEAST_REMAINING_S, Film
+from muri.simulator.engine.world import LEAST_REMAINING_S
 from muri.simulator.model import (
     Cluster,
     GroupSpan,
@@ -26,6 +26,7 @@ from muri.simulator.model import (
     SimulationError,
     SimulationResult,
 )
+from muri_lab.film import Film
 from muri_lab.muri_reference.baselines import AntMan, Shortest, Tiresias
 from muri_lab.muri_reference.clock import Discipline, run_clock
 from muri_lab.muri_reference.muri import Muri, MuriJct, MuriOptions

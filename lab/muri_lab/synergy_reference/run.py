@@ -10,8 +10,9 @@ import numpy as np
 from muri.policies.options import PolicyOptions
 from muri.policies.speed.model import Floats
 from muri.simulator.engine.checks import ConservationError, check_cluster, check_records, check_sizes, wanted
-from muri.simulator.engine.meter import LEAST_REMAINING_S, Film
+from muri.simulator.engine.world import LEAST_REMAINING_S
 from muri.simulator.model import Cluster, GroupSpan, Sample, Settings, Simulation, SimulationError, SimulationResult
+from muri_lab.film import Film
 from muri_lab.synergy_reference.mechanisms import MECHANISMS, Round, runnable
 from muri_lab.synergy_reference.state import ROUND_S, Ledger, Rows, job_table
 

@@ -7,7 +7,7 @@ from typing import Any, Final
 from muri.policies.registry import get_policy
 from muri.profiler.records import RESOURCES
 from muri.simulator.engine.checks import check_cluster
-from muri.simulator.engine.meter import LEAST_REMAINING_S, Samples
+from muri.simulator.engine.world import LEAST_REMAINING_S, Samples
 from muri.simulator.model import (
     Cluster,
     GroupSpan,
