@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from muri.simulator.metrics import count, duration, percent, ratio
-from muri.simulator.runs import Outcome
+from muri.simulator.run import Outcome
 from muri.units import counted
 
 _COLUMNS: Final = ("POLICY", "AVG JCT", "MEDIAN", "P99", "MAKESPAN", "QUEUE", "GPU", "SPEED-UP")

@@ -8,7 +8,7 @@ from typing import Any
 from engine_builders import CPU, GPU, NETWORK, STORAGE, job
 
 from muri.simulator.model import Cluster, Settings, Trace
-from muri.simulator.runs import Run, run_one
+from muri.simulator.run import Run, run_one
 from muri.simulator.summary import TraceSummary, summarise
 from muri.simulator.traces.schema import write_trace
 

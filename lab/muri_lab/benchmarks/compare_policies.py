@@ -26,7 +26,7 @@ import click
 
 from muri.errors import MuriError
 from muri.simulator.model import Cluster, Settings
-from muri.simulator.runs import Run, run_one
+from muri.simulator.run import Run, run_one
 from muri.simulator.traces.read import read_trace
 from muri_lab.benchmarks import compare_policies_page as page
 from muri_lab.benchmarks.bars import Bar, keep, tell, verdict

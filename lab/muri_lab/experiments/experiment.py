@@ -15,8 +15,7 @@ from muri.errors import UsageError
 from muri.foreign import yaml_of
 from muri.profiler.records import RESOURCES
 from muri.simulator.model import Cluster, Settings, Trace
-from muri.simulator.run import check_policies
-from muri.simulator.runs import Run
+from muri.simulator.run import Run, check_policies
 from muri_lab.experiments.workloads import submitted_at_zero, with_bottlenecks
 
 Metric = Literal[

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from muri.errors import UsageError
-from muri.simulator.cli.simulate import AMOUNT, checked_options, cluster_of, read_traces, simulation_options
 from muri.simulator.model import Outage
+from muri.simulator.simulate_command import AMOUNT, checked_options, cluster_of, read_traces, simulation_options
 
 if TYPE_CHECKING:
     from muri.policies.traits import PairSpeed
     from muri.simulator.model import Settings, Trace
-    from muri.simulator.runs import Outcome, Run
+    from muri.simulator.run import Outcome, Run
 
 _FOLDER: Final = click.Path(path_type=Path, file_okay=False)
 _SETTINGS: Final = (
@@ -148,7 +148,7 @@ def check_how_it_runs(given: Mapping[str, Any]) -> None:
 
 def carry_out(given: Mapping[str, Any], runs: "Sequence[Run]") -> "tuple[Outcome, ...]":
     """Simulate, in processes here or on Slurm, with a progress bar on a terminal."""
-    from muri.simulator.runs import progress_bar, sweep
+    from muri.simulator.run import progress_bar, sweep
 
     at_once: int | None = given["jobs"]
     with progress_bar([run.name for run in runs], shown=not given["as_json"]) as watch:
@@ -161,7 +161,7 @@ def carry_out(given: Mapping[str, Any], runs: "Sequence[Run]") -> "tuple[Outcome
 
 def _runs_of(given: Mapping[str, Any]) -> "tuple[Run, ...]":
     """The sweep: traces × policies × seeds, in this order."""
-    from muri.simulator.runs import Run
+    from muri.simulator.run import Run
 
     options, cluster, out = checked_options(given), cluster_of(given), given["out"]
     _check_model(given)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from sweep_builders import CLUSTER, runs, small_trace, summary
 
 from muri.simulator.model import Cluster, GroupSpan, SimulationResult
-from muri.simulator.runs import sweep
+from muri.simulator.run import sweep
 from muri.simulator.summary import TraceSummary, summarise
 from muri_lab.report import series
 from muri_lab.report.html import page

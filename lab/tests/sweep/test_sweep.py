@@ -9,7 +9,7 @@ from sweep_builders import CLUSTER, runs, small_trace
 
 from muri.errors import MuriError
 from muri.simulator.model import Cluster, SimulationError
-from muri.simulator.runs import Outcome, SweepError, sweep
+from muri.simulator.run import Outcome, SweepError, sweep
 from muri.simulator.summary import document_of, summarise
 from muri_lab.sweep.on_slurm import sweep_on_slurm
 
@@ -51,7 +51,7 @@ def test_a_fault_of_the_simulator_tells_in_which_run(monkeypatch: pytest.MonkeyP
     def fail(*_: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr("muri.simulator.runs.run_one", fail)
+    monkeypatch.setattr("muri.simulator.run.run_one", fail)
     with pytest.raises(ZeroDivisionError) as caught:
         sweep(runs(("fifo", "srtf")))
     assert caught.value.__notes__ == ["in the simulation of small, fifo, seed 0"]

@@ -216,7 +216,7 @@ def test_as_many_simulations_at_a_time_as_there_are_cpus_unless_told_otherwise(
         raise MuriError("seen")
 
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(5)))
-    monkeypatch.setattr("muri.simulator.runs.sweep", stop)
+    monkeypatch.setattr("muri.simulator.run.sweep", stop)
     monkeypatch.setattr("muri_lab.sweep.on_slurm.sweep_on_slurm", stop)
     trace = trace_file(tmp_path, jobs=2)
     assert run_command(sweep, [str(trace), "--policy", "fifo,srtf", *options]) == 1

@@ -17,7 +17,7 @@ from muri.profiler.slowdown import published_slowdown
 from muri.simulator import run as run_module
 from muri.simulator.metrics import metrics_of
 from muri.simulator.model import Cluster, Settings, SimulationError, SimulationResult, Trace, TraceJob
-from muri.simulator.runs import Outcome, Run
+from muri.simulator.run import Outcome, Run
 from muri.simulator.summary import TraceSummary, summarise, table_of
 
 Planner = Callable[[PlanRequest], Iterable[Sharer]]

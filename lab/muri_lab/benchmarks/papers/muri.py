@@ -15,7 +15,7 @@ import numpy as np
 
 from muri.profiler.records import RESOURCES
 from muri.simulator.model import Trace
-from muri.simulator.runs import sweep
+from muri.simulator.run import sweep
 from muri.simulator.summary import TraceSummary, summarise
 from muri.simulator.traces.read import read_trace
 from muri_lab.benchmarks.papers.frame import ROOT, Curve, Experiment, MissingDataError, Outcome, Row

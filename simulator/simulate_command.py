@@ -86,7 +86,7 @@ def simulate(**given: Any) -> None:
     from rich.console import Console
 
     from muri.simulator.model import Settings
-    from muri.simulator.runs import Run, progress_bar, sweep
+    from muri.simulator.run import Run, progress_bar, sweep
     from muri.simulator.summary import document_of, print_tables, summarise
 
     options = checked_options(given)

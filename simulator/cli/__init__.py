@@ -1,1 +1,0 @@
-"""The commands `muri simulate` and `muri trace`."""
