@@ -1,13 +1,12 @@
-"""The controller's books: what each cycle did, for Prometheus, and what ended members used, for Slurm's accounts.
+"""The controller's books: counters of cycles for Prometheus, and reports of ended members for Slurm's accounts.
 
-Keeping them comes after everything else of a cycle, and a failure in it costs the cycle nothing. slurmctld refuses to
-change a job that has ended, so a member's report goes to slurmdbd (`sacctmgr modify job`): one call for each member,
-and again in the next cycle where it fails. Nothing waits for it.
+They come after everything else of a cycle, which succeeds without them. slurmctld refuses to change a job that has
+ended, so a member's report goes to slurmdbd (`sacctmgr modify job`): one call each, tried again in the next cycle.
 """
 
 import logging
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -51,39 +50,38 @@ log = logging.getLogger("muri.controller")
 
 def read_service(facts: Mapping[str, Any]) -> dict[int, Service]:
     """Read the journal's facts, by job id; a damaged one is left out."""
-    found: dict[int, Service] = {}
+    services: dict[int, Service] = {}
     for subject, fact in facts.items():
         try:
-            found[int(subject)] = Service.of(fact)
+            services[int(subject)] = Service.of(fact)
         except (KeyError, TypeError, ValueError):
             log.exception("the earlier runs of job %r cannot be read and are left out", subject)
-    return found
+    return services
 
 
 def note_service(journal: Journal, accounting: Accounting, view: View) -> None:
-    """Write down what runs, and look runs up that the controller has missed: one call after all else of a cycle."""
+    """Record the running jobs, and look up runs that the controller has missed: one call at the end of a cycle."""
     before = journal.facts(SERVICE)
     known = noted(read_service(before), view)
     missed = gaps(known, view, journal.intents())
-    if missed and (runs := _runs_of(accounting, [view.jobs[job_id].name_in_slurm for job_id in missed])) is not None:
+    names = [view.jobs[job_id].name_in_slurm for job_id in missed]
+    if missed and (runs := _runs_of(accounting, names, "earlier runs of jobs")) is not None:
         known = with_accounts(known, missed, runs, view)
     facts = {str(job_id): service.fact for job_id, service in known.items()}
     if facts != before:
         journal.replace_facts({SERVICE: facts})
 
 
-def _runs_of(accounting: Accounting, names: list[str]) -> list[Run] | None:
-    """What the accounts tell; nothing where there are none, None when that has to wait for the next cycle."""
+def _runs_of(accounting: Accounting, names: Iterable[str | int], subject: str) -> list[Run] | None:
+    """Return the accounts' records; () where Slurm keeps none, None when that has to wait for the next cycle."""
     try:
         return accounting.runs_of(names)
     except NoAccountingError:
         return []
     except GatewayError as error:
-        log.warning("earlier runs of jobs are looked up in the next cycle: %s", error)
+        log.warning("%s are looked up in the next cycle: %s", subject, error)
         return None
 
-
-log = logging.getLogger("muri.controller")
 
 _GROUP: Final = TypeAdapter(GroupRun)
 
@@ -97,14 +95,7 @@ _WRITING_S: Final = 30.0
 
 
 class Settlement:
-    """The open accounts of groups, kept in the journal.
-
-    Args:
-        journal: Where they are kept between cycles.
-        accounting: Slurm's accounts.
-        stop: Ends the writing between two calls.
-        clock: Tells the time.
-    """
+    """The open accounts of groups, kept in the journal between cycles; `stop` ends the writing between two calls."""
 
     def __init__(self, journal: Journal, accounting: Accounting, stop: StopFlag, clock: Clock = MACHINE_CLOCK) -> None:
         self._journal = journal
@@ -113,15 +104,13 @@ class Settlement:
         self._clock = clock
 
     def look(self, cycle: Gathered, counters: Counters) -> dict[int, GroupRun]:
-        """Bring the open accounts up to what Slurm shows, and count what has ended since the last cycle."""
+        """Bring the open accounts up to Slurm's records, and count members that have ended since the last cycle."""
         view, now_s, telemetry_s = cycle.view, cycle.now_s, cycle.config.tuning.telemetry_s
         before = _read(self._journal.facts(GROUP_RUN))
-        runs = with_profiles(
-            updated(before, view, self._journal.intents(), now_s), cycle.view, cycle.knowledge, cycle.view.node_index
-        )
+        runs = updated(before, view, self._journal.intents(), now_s)
+        runs = with_profiles(runs, view, cycle.knowledge, view.node_index)
         lost = forgotten({pilot: runs[pilot] for pilot in before}, view)
-        records = self._records_of(lost) if lost else None
-        if records is not None:
+        if lost and (records := _runs_of(self._accounting, lost, "jobs that slurmctld has forgotten")) is not None:
             runs = looked_up(runs, lost, records, now_s)
         for pilot, run in runs.items():
             if run.end and (pilot not in before or not before[pilot].end):
@@ -130,27 +119,17 @@ class Settlement:
                 runs[pilot] = _count(runs[pilot], member, counters, now_s)
         return runs
 
-    def _records_of(self, jobs: set[int]) -> list[Run] | None:
-        """Look jobs up that slurmctld has forgotten; None when that has to wait for the next cycle."""
-        try:
-            return self._accounting.runs_of(jobs)
-        except NoAccountingError:
-            return []
-        except GatewayError as error:
-            log.warning("jobs that slurmctld has forgotten are looked up in the next cycle: %s", error)
-            return None
-
     def save(self, runs: Mapping[int, GroupRun], counters: Counters) -> None:
         """Write accounts and counters in one step: nothing is counted twice."""
         open_runs = {str(pilot): _GROUP.dump_python(run, mode="json") for pilot, run in runs.items() if not run.is_over}
         self._journal.replace_facts({GROUP_RUN: open_runs, **counters.facts()})
 
     def write(self, runs: Mapping[int, GroupRun], now_s: float) -> dict[int, GroupRun]:
-        """Write the reports of members that were counted; return the accounts with what is left to do."""
+        """Write the reports of members that were counted; return the accounts with those closed that were written."""
         left = dict(runs)
         end_s = self._clock() + _WRITING_S
-        waiting = ((run.pilot, each) for run in runs.values() for each in run.members)
-        for pilot, member in waiting:
+        members = ((run.pilot, member) for run in runs.values() for member in run.members)
+        for pilot, member in members:
             if member.standing is not Standing.COUNTED:
                 continue
             if self._stop.is_set() or self._clock() > end_s:
@@ -165,7 +144,7 @@ class Settlement:
         return left
 
     def _write(self, member: MemberRun, now_s: float) -> bool:
-        """Write one report; return whether nothing is left to do for it."""
+        """Write one report; return whether it needs no further try."""
         age_s = now_s - member.end_s
         try:
             self._accounting.set_admin_comment(member.job_id, member.admin_comment, member.name)
@@ -194,16 +173,13 @@ def _count(run: GroupRun, member: MemberRun, counters: Counters, now_s: float) -
 
 def _read(facts: Mapping[str, object]) -> dict[int, GroupRun]:
     """Read the journal's open accounts; a damaged one is logged and given up."""
-    found: dict[int, GroupRun] = {}
+    runs: dict[int, GroupRun] = {}
     for subject, value in facts.items():
         try:
-            found[int(subject)] = _GROUP.validate_python(value)
+            runs[int(subject)] = _GROUP.validate_python(value)
         except (ValidationError, ValueError):
             log.exception("the accounts of the group of pilot job %r cannot be read and are left out", subject)
-    return found
-
-
-log = logging.getLogger("muri.controller")
+    return runs
 
 
 class MetricsError(MuriError):
@@ -211,18 +187,11 @@ class MetricsError(MuriError):
 
 
 class Books:
-    """Counts what cycles do and settles the accounts of members that have ended.
+    """Counts cycles' actions and requests, and settles the accounts of members that have ended.
 
     Attributes:
-        accounting: Slurm's accounts; what is asked of them is counted.
-        lease_end_s: Until when the last cycle has extended the lease; 0 where it has not.
-
-    Args:
-        journal: Where counters and open accounts are kept.
-        config: The configuration.
-        stop: Ends the settling between two calls.
-        accounting: Slurm's accounts.
-        clock: Tells the time.
+        accounting: Slurm's accounts, with requests counted.
+        lease_end_s: End of the lease as the last cycle has extended it; 0 where it has not.
     """
 
     def __init__(
@@ -248,18 +217,18 @@ class Books:
         self.lease_end_s = 0.0
 
     def counted(self, gateway: Gateway) -> Gateway:
-        """Return the same way to Slurm; what is asked of it is counted."""
+        """Return the same gateway with requests counted."""
         self._calls = gateway.slurm_calls
         return counted(gateway, self._requests)
 
     @property
     def calls_of_cycle(self) -> dict[str, int]:
-        """How often the gateway has called Slurm since the cycle began, by kind."""
+        """The gateway's calls to Slurm since the cycle began, by kind."""
         return dict(sorted((self._calls - self._calls_before).items()))
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Within, time counts for a phase of the cycle."""
+        """Measure the time of a phase of the cycle."""
         begun_s = self._clock()
         try:
             yield
@@ -272,7 +241,7 @@ class Books:
 
     @contextmanager
     def cycle(self) -> Iterator[None]:
-        """Within, a cycle runs; when it fails, that is counted and told."""
+        """Surround a cycle; a failed one is counted and published."""
         self._phase_s.clear()
         self._calls_before = self._calls.copy()
         try:
@@ -311,13 +280,20 @@ class Books:
             self._add_requests(counters)
             self._settlement.save(left, counters)
             self._forget()
-        queue = metrics.queue_values(decision, status, self._journal.intents())
-        self._publish(counters, {**queue, **_told_by(status), "muri_reports_waiting": {(): _waiting(left)}})
+        waiting = sum(member.standing is Standing.COUNTED for run in left.values() for member in run.members)
+        self._publish(
+            counters,
+            {
+                **metrics.queue_values(decision, status, self._journal.intents()),
+                "muri_info": {(__version__, status.policy, status.gateway): 1.0},
+                "muri_reports_waiting": {(): float(waiting)},
+            },
+        )
 
     def _add_up(self, counters: Counters, outcome: str) -> None:
-        """Add what happened since the books were last saved."""
+        """Add the events since the books were last saved."""
         counters.add("cycles", (outcome,))
-        counters.add("cycles", ("failed",), 0.0)  # what appears with its first failure hides that one from Prometheus
+        counters.add("cycles", ("failed",), 0.0)  # a series that begins with its first failure hides it from Prometheus
         if self.lease_end_s:
             counters.set("lease_end_timestamp_seconds", self.lease_end_s)
         self._add_requests(counters)
@@ -331,14 +307,17 @@ class Books:
             counters.add("slurm_calls", (kind,), count)
 
     def _forget(self) -> None:
-        """Forget what has been saved."""
+        """Begin anew after saving."""
         self._requests.clear()
         self._calls_saved = self._calls.copy()
         self._actions.clear()
 
     def _publish(self, counters: Counters, queue: metrics.Values) -> None:
-        """Write the file, and let whoever asks see the same."""
-        finished_s = _modified_s(self._config.state_dir / STATUS_NAME)
+        """Write the metrics file, and serve the same values."""
+        try:
+            finished_s = (self._config.state_dir / STATUS_NAME).stat().st_mtime
+        except OSError:
+            finished_s = 0.0
         self._values = {
             **metrics.counter_values(counters),
             **queue,
@@ -350,11 +329,7 @@ class Books:
             write_atomically(Path(self._config.metrics_file), metrics.text_of(self._values), 0o644)
 
     def serve(self) -> tuple[MetricsServer, Thread]:
-        """Answer Prometheus at `metrics_listen`, from a thread that ends with the process; return server and thread.
-
-        Raises:
-            MetricsError: Nothing can listen there.
-        """
+        """Answer Prometheus at `metrics_listen` from a thread that ends with the process; or raise a MetricsError."""
         host, _, port = self._config.metrics_listen.rpartition(":")
         try:
             server = MetricsServer(host, int(port), metrics.registry_of(lambda: self._values))
@@ -365,19 +340,3 @@ class Books:
         thread.start()
         log.info("metrics are served at http://%s/metrics", self._config.metrics_listen)
         return server, thread
-
-
-def _told_by(status: Status) -> dict[str, dict[Labels, float]]:
-    return {"muri_info": {(__version__, status.policy, status.gateway): 1.0}}
-
-
-def _waiting(runs: Mapping[int, GroupRun]) -> float:
-    return float(sum(each.standing is Standing.COUNTED for run in runs.values() for each in run.members))
-
-
-def _modified_s(path: Path) -> float:
-    """When a file was last written, 0 where there is none."""
-    try:
-        return path.stat().st_mtime
-    except OSError:
-        return 0.0

@@ -1,4 +1,4 @@
-"""Events: what is watched for them, and when a cycle on one is due: soon, but bounded whatever happens."""
+"""Events: the watches for arrivals and ends of jobs, and when a cycle on one is due: soon, but bounded."""
 
 import logging
 import math
@@ -30,31 +30,28 @@ MOST_SHARE: Final = 0.2
 """Most share of the time that cycles on events take; after a long one the gap grows."""
 
 LOOK_S: Final = 1.0
-"""How often something that watches for events is asked."""
+"""Time between two looks of a watch."""
+
+log = logging.getLogger("muri.controller")
 
 
 class Watch(Protocol):
-    """Something that knows of events."""
+    """Something that notices events."""
 
     def look(self) -> bool:
-        """Return whether something has happened since the last look or mark."""
+        """Return whether there was an event since the last look or mark."""
         ...
 
     def mark(self) -> bool:
-        """Note that a cycle begins; return whether something has just happened that it may not see yet."""
+        """Note that a cycle begins; return whether there was an event just now that it may not see yet."""
         ...
 
 
 class Bell:
     """Says when the next cycle on an event is due.
 
-    Events of `GATHER_S` seconds share a cycle. After a cycle there is a pause of `LEAST_GAP_S` seconds, and as much
-    longer as it takes for cycles to have no more than `MOST_SHARE` of the time. So nobody, with however many jobs, can
-    cause more than that.
-
-    Args:
-        watches: What knows of events.
-        clock: Tells the time.
+    Events of `GATHER_S` seconds share a cycle. After a cycle there is a pause of `LEAST_GAP_S` seconds, or longer, so
+    that cycles have no more than `MOST_SHARE` of the time, however many jobs a user submits.
     """
 
     def __init__(self, watches: Sequence[Watch], clock: Clock = MACHINE_CLOCK) -> None:
@@ -66,7 +63,7 @@ class Bell:
 
     @property
     def due_s(self) -> float:
-        """When the next cycle on an event is due, as the clock tells the time; infinite where nothing has happened."""
+        """When the next cycle on an event is due, by the clock; infinite without an event."""
         return max(self._first_s + GATHER_S, self._free_s)
 
     def ring(self) -> None:
@@ -75,17 +72,17 @@ class Bell:
         self._first_s = min(self._first_s, self._last_s)
 
     def look(self) -> None:
-        """Ask what has happened."""
-        self._heed([watch.look() for watch in self._watches])
-
-    def _heed(self, happened: Sequence[bool]) -> None:
-        if any(happened):
+        """Look at all watches."""
+        has_rung = [watch.look() for watch in self._watches]  # all of them
+        if any(has_rung):
             self.ring()
 
     @contextmanager
     def cycle(self) -> Iterator[None]:
-        """Within, a cycle runs. It serves all events but the newest, whose jobs may not be in the queue yet."""
-        self._heed([watch.mark() for watch in self._watches])
+        """Surround a cycle. It serves all events but the newest, whose jobs may not be in the queue yet."""
+        has_rung = [watch.mark() for watch in self._watches]
+        if any(has_rung):
+            self.ring()
         begun_s = self._clock()
         is_new = self._last_s > begun_s - GATHER_S
         self._first_s = self._last_s if is_new else math.inf
@@ -97,22 +94,20 @@ class Bell:
             self._free_s = ended_s + max(LEAST_GAP_S, rest_s)
 
     def give_up(self) -> None:
-        """Take note that no cycle could be run; the timer's serves all events so far."""
+        """Note that no cycle could be run; the timer's serves all events so far."""
         self._first_s = math.inf
         self._free_s = self._clock() + LEAST_GAP_S
 
 
-log = logging.getLogger("muri.controller")
-
 _ENDS_POLL_S: Final = 5.0
-"""How often slurmctld is asked, while jobs wait, whether any have ended. Its answer is a page or two, however long the
-queue is."""
+"""How often slurmctld is asked, while jobs wait, whether any have ended; its answer's length does not depend on the
+queue's."""
 
 _TRY_AGAIN_S: Final = 60.0
-"""How long a notice file that could not be made is left alone."""
+"""Time until another try to make the notice file."""
 
 _ENDS: Final = ("REQUEST_COMPLETE_BATCH_SCRIPT", "REQUEST_COMPLETE_JOB_ALLOCATION", "MESSAGE_EPILOG_COMPLETE")
-"""What slurmctld is told when a job ends. The last comes from each node that had something to clean up."""
+"""Messages to slurmctld when a job ends. The last comes from each node that had something to clean up."""
 
 _COUNTS: Final = re.compile(rf"^\s*(?:{'|'.join(_ENDS)})\b.*?\bcount:(\d+)", re.MULTILINE)
 _CALLS: Final = "Remote Procedure Call statistics by message type"
@@ -126,14 +121,9 @@ def open_bell(notice_file: Path, state_dir: Path, clock: Clock = MACHINE_CLOCK) 
 
 
 class ArrivalWatch:
-    """Sees that job_submit has written to the notice file: a job has come, or a member's model has been measured.
+    """Notices that job_submit has written to the notice file: a job has come, or a member's model has been measured.
 
-    What stands in the file is never read.
-
-    Args:
-        path: The notice file.
-        commands: Tell who SlurmUser is.
-        clock: Tells when to try again to make the file.
+    The file's content is never read.
     """
 
     def __init__(self, path: Path, commands: SlurmCommands, clock: Clock = MACHINE_CLOCK) -> None:
@@ -148,7 +138,11 @@ class ArrivalWatch:
         before_ns, self._seen_ns = self._seen_ns, self._written_ns()
         if self._seen_ns is None and self._clock() >= self._try_s:
             self._try_s = self._clock() + _TRY_AGAIN_S
-            self._make()
+            try:
+                make_notice_file(self._path, slurm_user(slurm_settings(self._commands)))
+                self._seen_ns = self._written_ns()
+            except (MuriError, OSError) as error:
+                log.warning("slurmctld cannot give notice of jobs, which wait for the timer: %s", error)
         return before_ns is not None and self._seen_ns not in {None, before_ns}
 
     def mark(self) -> bool:
@@ -162,22 +156,14 @@ class ArrivalWatch:
             return None
         return facts.st_mtime_ns if stat.S_ISREG(facts.st_mode) else None
 
-    def _make(self) -> None:
-        try:
-            make_notice_file(self._path, slurm_user(slurm_settings(self._commands)))
-        except (MuriError, OSError) as error:
-            log.warning("slurmctld cannot give notice of jobs, which wait for the timer: %s", error)
-        else:
-            self._seen_ns = self._written_ns()
-
 
 def make_notice_file(path: Path, uid: int) -> None:
     """Make the file to which job_submit alone writes, as SlurmUser, in a directory where only root makes files.
 
-    It holds one byte, which is overwritten: so it never grows, and a full disk matters to nobody.
+    It holds one byte, which is overwritten: so it never grows, and needs no room on a full disk.
 
     Raises:
-        UnsafeFileError: Somebody else could make files beside it.
+        UnsafeFileError: Other users could make files beside it.
         OSError: It cannot be made.
     """
     path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
@@ -219,11 +205,7 @@ def this_host() -> str:
 
 
 class LastCycle:
-    """What the last cycle, this process's or another's, said of the jobs.
-
-    Args:
-        file: The status file.
-    """
+    """The jobs of the last cycle, this process's or another's, by its status file."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -231,10 +213,7 @@ class LastCycle:
         self._someone_waits = False
 
     def someone_waits(self) -> bool:
-        """Whether jobs waited after it."""
-        return self._read() and self._someone_waits
-
-    def _read(self) -> bool:
+        """Whether jobs waited after it; False where there is no readable file."""
         try:
             written_ns = self._file.stat().st_mtime_ns
             if written_ns != self._written_ns:
@@ -243,20 +222,14 @@ class LastCycle:
                 self._written_ns = written_ns
         except (OSError, StatusError):
             return False
-        return True
+        return self._someone_waits
 
 
 class EndWatch:
-    """Sees in slurmctld's statistics that jobs have ended, anybody's; asks only while jobs of Muri's wait.
+    """Notices in slurmctld's statistics that jobs of any user have ended; asks only while Muri's jobs wait.
 
-    It counts messages: that a batch script or an allocation has ended, and that a node has cleaned up after a job. Of
-    these the last comes when GPUs are free. A node that fails sends none. The answer's length does not depend on the
-    queue's.
-
-    Args:
-        last: What the last cycle said of the jobs.
-        commands: The way to Slurm.
-        clock: Tells the time.
+    It counts messages: that a batch script or an allocation has ended, and that a node has cleaned up after a job. The
+    last one comes when GPUs are free. A node that fails sends none.
     """
 
     def __init__(self, last: LastCycle, commands: SlurmCommands, clock: Clock = MACHINE_CLOCK) -> None:
@@ -280,7 +253,7 @@ class EndWatch:
         return False
 
     def _count(self) -> None:
-        """Read the count; where Slurm has no answer now, it is asked again later."""
+        """Read the count; without an answer, Slurm is asked again later."""
         self._next_s = self._clock() + _ENDS_POLL_S
         try:
             self._ended = ended_in(self._commands.run("count ended jobs", ["sdiag"]))
@@ -289,5 +262,5 @@ class EndWatch:
 
 
 def ended_in(text: str) -> int | None:
-    """Return a number that grows with each job that ends; None where sdiag doesn't say. slurmctld may begin anew."""
+    """Return a number that grows with each job that ends, until slurmctld restarts; None where sdiag lacks it."""
     return sum(map(int, _COUNTS.findall(text))) if _CALLS in text else None

@@ -1,8 +1,7 @@
 """The metrics: names, help texts and values, counters that outlive the process, and the answer to Prometheus.
 
-Nothing here asks Slurm. Values of labels come from short lists, most of them in this code: nothing that a user writes
-becomes one, nor does a job id. Anybody who reaches the address may connect, which must not cost the controller its
-work.
+Nothing here asks Slurm. Values of labels come from short lists, most of them in this code, never from users' texts or
+job ids. Any host that reaches the address may connect, which must not disturb the controller.
 """
 
 import socket
@@ -34,19 +33,22 @@ if TYPE_CHECKING:
 Labels = tuple[str, ...]
 """Values of a metric's labels, in their order."""
 
-_BETWEEN: Final = "/"
-"""Between the values in the journal; no label's value holds one."""
+_SEPARATOR: Final = "/"
+"""Between labels' values in the journal; no value holds one."""
 
 
 class Counters:
-    """Sums by metric and labels.
-
-    Args:
-        facts: What the journal holds of them.
-    """
+    """Sums by metric and labels, read from the journal's facts; a damaged one begins anew."""
 
     def __init__(self, facts: Mapping[str, Any]) -> None:
-        self._values = {name: _read(values) for name, values in facts.items()}
+        self._values: dict[str, dict[Labels, float]] = {
+            name: {
+                tuple(text.split(_SEPARATOR)) if text else (): float(value)
+                for text, value in (values.items() if isinstance(values, dict) else ())
+                if isinstance(value, int | float) and value >= 0
+            }
+            for name, values in facts.items()
+        }
 
     def add(self, name: str, labels: Labels = (), amount: float = 1.0) -> None:
         """Add to one sum."""
@@ -54,7 +56,7 @@ class Counters:
         values[labels] = values.get(labels, 0.0) + amount
 
     def set(self, name: str, value: float) -> None:
-        """Remember a value that has no labels."""
+        """Set a value that has no labels."""
         self._values[name] = {(): value}
 
     def of(self, name: str) -> dict[Labels, float]:
@@ -62,32 +64,18 @@ class Counters:
         return dict(sorted(self._values.get(name, {}).items()))
 
     def facts(self) -> dict[str, dict[str, Any]]:
-        """Return what the journal is to hold."""
-        text = {
-            name: {_BETWEEN.join(labels): value for labels, value in values.items()}
-            for name, values in self._values.items()
+        """Return the sums for the journal."""
+        return {
+            COUNTERS: {
+                name: {_SEPARATOR.join(labels): value for labels, value in values.items()}
+                for name, values in self._values.items()
+            }
         }
-        return {COUNTERS: dict(text)}
-
-
-def _read(values: Any) -> dict[Labels, float]:
-    """Read one metric's sums; a damaged one begins anew."""
-    if not isinstance(values, dict):
-        return {}
-    numbers = {text: value for text, value in values.items() if isinstance(value, int | float) and value >= 0}
-    return {tuple(text.split(_BETWEEN)) if text else (): float(value) for text, value in numbers.items()}
 
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One metric.
-
-    Attributes:
-        name: Its name; Prometheus adds `_total` to a counter's.
-        kind: Whether it goes up and down, or only up.
-        text: What it says.
-        labels: Names of its labels.
-    """
+    """One metric: its name, to which Prometheus adds `_total` for a counter, its kind, help text, and label names."""
 
     name: str
     kind: Literal["gauge", "counter"]
@@ -101,18 +89,15 @@ class Metric:
 
 
 METRICS: Final = (
-    Metric("muri_info", "gauge", "Always 1; tells what runs", ("version", "policy", "gateway")),
+    Metric(
+        "muri_info", "gauge", "Always 1; labels name the version, policy and gateway", ("version", "policy", "gateway")
+    ),
     Metric("muri_last_cycle_timestamp_seconds", "gauge", "When the last cycle finished"),
     Metric("muri_interval_seconds", "gauge", "Time between two cycles (interval_s)"),
     Metric("muri_lease_end_timestamp_seconds", "gauge", "When Slurm starts all waiting jobs unless a cycle follows"),
     Metric("muri_cycles", "counter", "Cycles: finished, failed", ("outcome",)),
     Metric("muri_cycle_seconds", "gauge", "Time that the last cycle took in each phase", ("phase",)),
-    Metric(
-        "muri_slurm_requests",
-        "counter",
-        "What the controller asked of Slurm, and what came of it",
-        ("request", "outcome"),
-    ),
+    Metric("muri_slurm_requests", "counter", "Requests of the controller to Slurm", ("request", "outcome")),
     Metric("muri_slurm_calls", "counter", "Calls of Slurm: RPCs and commands, by purpose", ("kind",)),
     Metric("muri_actions", "counter", "Actions of cycles: done, refused by Slurm, failed", ("action", "outcome")),
     Metric("muri_jobs", "gauge", "Jobs submitted with --muri that wait or run", ("state", "reason")),
@@ -123,14 +108,12 @@ METRICS: Final = (
     Metric("muri_members_ended", "counter", "Members that ended, by whether their time alone is known", ("basis",)),
     Metric("muri_member_gpu_seconds_alone", "counter", "GPU time alone of ended members, where it was counted"),
     Metric("muri_member_gpu_seconds_shared", "counter", "GPU time that the same had: shares of their groups' GPU time"),
-    Metric(
-        "muri_gpu_seconds_saved", "gauge", "Alone less shared, without estimates; negative where sharing cost GPU time"
-    ),
+    Metric("muri_gpu_seconds_saved", "gauge", "Alone less shared, without estimates; negative where sharing cost time"),
     Metric("muri_reports_waiting", "gauge", "Ended members whose reports have yet to be written to the accounts"),
     Metric("muri_dry_runs", "counter", "Dry runs: started, measured, failed", ("outcome",)),
-    Metric("muri_left_out", "gauge", "What the last cycle left out because deciding failed on it", ("what",)),
+    Metric("muri_left_out", "gauge", "Records that the last cycle left out because deciding failed on them", ("what",)),
     Metric("muri_unreadable_jobs", "gauge", "Jobs whose records cannot be read"),
-    Metric("muri_node_cpu_cores", "gauge", "Cores in use on a node with a group, by everybody", ("node",)),
+    Metric("muri_node_cpu_cores", "gauge", "Cores in use on a node with a group, by all processes", ("node",)),
     Metric("muri_node_memory_bytes", "gauge", "Host memory in use there", ("node",)),
     Metric("muri_node_disk_bytes_per_second", "gauge", "Read from and written to its disks", ("node",)),
     Metric("muri_node_network_bytes_per_second", "gauge", "Sent and received by it", ("node",)),
@@ -163,24 +146,24 @@ def queue_values(decision: Decision, status: Status, intents: tuple[Intent, ...]
 
 
 def _node_values(view: View) -> dict[str, dict[Labels, float]]:
-    """What the pilot jobs' monitors last told of their first nodes; of several on a node the newest pilot counts."""
+    """Latest reports of the pilot jobs' monitors on their first nodes; of several on a node the newest pilot counts."""
     values: dict[str, dict[Labels, float]] = {}
     for group in view.running_groups:
         use, name = node_use(group.pilot.reports.speeds), min(names_in(group.pilot.nodes), default="")
         node = view.node_index.by_name.get(name)
         if use is None or node is None:
             continue
-        told: list[tuple[str, Labels, float | None, float]] = [
+        figures: list[tuple[str, Labels, float | None, float]] = [
             ("muri_node_cpu_cores", (name,), use.cpu_cores, 1),
             ("muri_node_memory_bytes", (name,), use.mem_gib, GIB),
             ("muri_node_disk_bytes_per_second", (name,), use.disk_mib_per_s, MIB),
             ("muri_node_network_bytes_per_second", (name,), use.network_mib_per_s, MIB),
         ]
         for number, gpu in use.gpus.items():
-            if 0 <= number < node.gpu_count:  # what a user may write into a comment must not make up labels
-                told.append(("muri_node_gpu_utilisation", (name, str(number)), gpu.utilisation, 1))
-                told.append(("muri_node_gpu_memory_bytes", (name, str(number)), gpu.mem_gib, GIB))
-        for metric, labels, value, unit in told:
+            if 0 <= number < node.gpu_count:  # comments, which users may write, must not make up labels
+                figures.append(("muri_node_gpu_utilisation", (name, str(number)), gpu.utilisation, 1))
+                figures.append(("muri_node_gpu_memory_bytes", (name, str(number)), gpu.mem_gib, GIB))
+        for metric, labels, value, unit in figures:
             if value is not None:
                 values.setdefault(metric, {})[labels] = float(value) * unit
     return values
@@ -195,7 +178,7 @@ def _efficiencies(groups: tuple[RunningGroup, ...], intents: tuple[Intent, ...])
 
 
 def measured_efficiency(group: RunningGroup) -> float | None:
-    """Return γ as measured: how much of the time a resource is held, averaged over the four; None while not known."""
+    """Return the measured γ: the share of time that a resource is held, averaged over all four; None if unknown."""
     reports = [member_report(group.pilot.reports.speeds, member.job_id) for member in group.members]
     used = [sum(report.stage_s) / report.iteration_s for report in reports if report is not None and report.stage_s]
     return min(1.0, sum(used) / len(STAGES)) if len(used) == len(reports) else None
@@ -209,7 +192,7 @@ _REASONS: Final[tuple[tuple[str, Callable[[str], bool]], ...]] = (
     ("resources", lambda word: word in {"Resources", "Priority"}),
     ("nodes", lambda word: word.startswith(("Reservation", "ReqNode", "BadConstraints", "Partition", "NodeDown"))),
 )
-"""Classes of Slurm's reasons; what fits none is "other"."""
+"""Classes of Slurm's reasons; all others are "other"."""
 
 
 def _reason(job: JobStatus, decision: Decision) -> str:
@@ -218,24 +201,24 @@ def _reason(job: JobStatus, decision: Decision) -> str:
         return ""
     if job.job_id in decision.quarantine.jobs:
         return "left-out"
-    found = decision.view.jobs.get(job.job_id)
-    word = "" if found is None else found.reason
-    told = next((name for name, fits in _REASONS if fits(word)), "other")
-    if job.state != "waiting" or told in {"dependency", "begin-time"}:
-        return told
-    # What the gate keeps waits for Muri's own reasons.
+    record = decision.view.jobs.get(job.job_id)
+    word = "" if record is None else record.reason
+    reason = next((name for name, fits in _REASONS if fits(word)), "other")
+    if job.state != "waiting" or reason in {"dependency", "begin-time"}:
+        return reason
+    # Jobs behind the gate wait for Muri's own reasons.
     return "not-ready" if job.job_id in decision.preparation.waiting else "gpus"
 
 
 def counter_values(counters: Counters) -> dict[str, dict[Labels, float]]:
-    """Return all that is kept between cycles, and what follows from it."""
+    """Return the counters that are kept between cycles, and the values that follow from them."""
     values = {metric.name: counters.of(metric.name.removeprefix("muri_")) for metric in METRICS}
     alone = values["muri_member_gpu_seconds_alone"].setdefault((), 0.0)
     shared = values["muri_member_gpu_seconds_shared"].setdefault((), 0.0)
     steps = {"StartDryRun": "started", "KeepProfile": "measured", "DryRunFailed": "failed"}
     actions = values["muri_actions"]
     return {
-        **{name: each for name, each in values.items() if each},
+        **{name: sums for name, sums in values.items() if sums},
         "muri_gpu_seconds_saved": {(): alone - shared},
         "muri_dry_runs": {(word,): actions.get((action, "done"), 0.0) for action, word in steps.items()},
     }
@@ -254,20 +237,17 @@ def families(values: Values) -> Iterator["Family"]:
             yield family
 
 
-class _Source:
-    def __init__(self, values: Callable[[], Values]) -> None:
-        self._values = values
-
-    def collect(self) -> Iterator["Family"]:
-        return families(self._values())
-
-
 def registry_of(values: Callable[[], Values]) -> "CollectorRegistry":
-    """Return what prometheus_client prints or serves; the values are asked for each time."""
+    """Return a registry for prometheus_client that asks for the values each time."""
     from prometheus_client import CollectorRegistry
+    from prometheus_client.registry import Collector
+
+    class Source(Collector):
+        def collect(self) -> Iterator["Family"]:
+            return families(values())
 
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Source(values))
+    registry.register(Source())
     return registry
 
 
@@ -289,16 +269,7 @@ class _Handler(WSGIRequestHandler):
 
 
 class MetricsServer(ThreadingMixIn, WSGIServer):
-    """A thread for each connection; the oldest of too many ends.
-
-    Args:
-        host: Name or address of this machine.
-        port: TCP port; 0 for any.
-        registry: What is served.
-
-    Raises:
-        OSError: Nothing can listen there.
-    """
+    """A thread for each connection; the oldest of too many ends. Raises an OSError if it cannot listen there."""
 
     daemon_threads = True
     request_queue_size = 64
@@ -322,7 +293,7 @@ class MetricsServer(ThreadingMixIn, WSGIServer):
         super().shutdown_request(request)
 
     def service_actions(self) -> None:
-        """End what takes too long; called twice a second."""
+        """Close connections that take too long; called twice a second."""
         self._newcomers.end_older(REQUEST_LIMIT_S)
 
     def handle_error(self, request: Any, client_address: Any) -> None:

@@ -1,7 +1,7 @@
-"""What the last cycle decided about each job: in a file for the controller's user, and in one for each user.
+"""The last cycle's decisions about each job: in a file for the controller's user, and in one for each user.
 
-The status directory holds `<uid>.json`, root's own, for every user with jobs, and `cycle.json`, which says when the
-last cycle finished and nothing of any job. So no text of one user reaches another, whatever Slurm's PrivateData says.
+The status directory holds `<uid>.json`, root's own, for every user with jobs, and `cycle.json`, which only says when
+the last cycle finished. So no text of one user reaches another, whatever Slurm's PrivateData says.
 """
 
 import errno
@@ -29,8 +29,9 @@ from muri.slurm_plugin.records.comment_reports import is_off_plan, job_use, memb
 from muri.slurm_plugin.records.comment_tags import Planned
 from muri.slurm_plugin.records.roles import ManagedJob, Role, View
 
-_STATES = {Role.CANDIDATE: "waiting", Role.NOT_OURS: "waiting", Role.RELEASED: "alone", Role.USER_HELD: "user-held"}
+log = logging.getLogger("muri.controller")
 
+_STATES = {Role.CANDIDATE: "waiting", Role.NOT_OURS: "waiting", Role.RELEASED: "alone", Role.USER_HELD: "user-held"}
 
 STATUS_NAME: Final = "status.json"
 """In the state directory; its modification time tells when the last cycle finished."""
@@ -49,7 +50,7 @@ class NoStatusError(StatusError):
 
 @dataclass(frozen=True, slots=True)
 class JobStatus:
-    """What Muri knows of one job.
+    """One job of Muri's.
 
     Attributes:
         job_id: Slurm's job id.
@@ -63,8 +64,8 @@ class JobStatus:
         partners: Job ids of the other members that still wait or run.
         predicted_speed: Speed that the plan expects, 1 = as fast as alone; None when alone.
         measured_speed: Speed measured by the runtime, None while there is none; see `is_speed_estimated`.
-        promised_speed: Speed in its group that it was promised; of a waiting job the one that it asks for. None: none.
-        promises_broken: Job ids of those in its group, itself among them, that do not get what they were promised.
+        promised_speed: Promised minimum speed in its group; a waiting job's request. None without one.
+        promises_broken: Job ids of the members of its group, itself included, that miss their promised speed.
         off_plan: Whether measured and predicted speed differ by more than 20 %, of a model that was measured.
         solo_iteration_s: Iteration time alone, from the profile; None when in no group.
         estimated: Whether the plan rests on an estimate of its profile.
@@ -77,9 +78,9 @@ class JobStatus:
         wait_s: Seconds of an iteration waiting for each stage's resource.
         discipline: The discipline in force in the group.
         reasons: Sentences for people, the last decision first.
-        opportunistic: Whether it only asks for what others leave over.
-        use: What its processes use, as its pilot job's monitor last told it: fields of `JobUse`. None before.
-        duration_factor: How many times as long as its user stated it is taken to run; None where that is believed.
+        opportunistic: Whether it only uses leftover resources.
+        use: Its processes' use, as last measured by its pilot job's monitor: fields of `JobUse`. None before.
+        duration_factor: Expected duration over its user's statement; None where the statement is believed.
         task: Of a job array's task how Slurm shows it, "12_3", or "12_[4-9]" for those that wait; "" for other jobs.
     """
 
@@ -137,15 +138,15 @@ class Status:
         policy: The policy that planned.
         gateway: "pyslurm" or "command".
         jobs: All Muri jobs that still wait or run.
-        errors: What Slurm refused.
-        slurm_calls: How often Slurm was called in the cycle, by kind.
+        errors: Refusals of Slurm.
+        slurm_calls: Calls to Slurm in the cycle, by kind.
     """
 
     cycle_s: float
     policy: str
     gateway: str
     jobs: tuple[JobStatus, ...] = ()
-    errors: tuple[str, ...] = field(default=())
+    errors: tuple[str, ...] = ()
     slurm_calls: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -153,12 +154,12 @@ _STATUS: Final = TypeAdapter(Status)
 
 
 def _with_report(job: JobStatus, view: View) -> JobStatus:
-    """Add what the member's pilot reports in its own comment."""
+    """Add the reports in the comment of the member's pilot."""
     pilot = None if job.group is None else view.jobs.get(job.group)
     speeds = None if pilot is None else pilot.reports.speeds
     if not speeds:
         return job
-    broken = tuple(each for each in promise_broken(speeds) if each in {job.job_id, *job.partners})
+    broken = tuple(job_id for job_id in promise_broken(speeds) if job_id in {job.job_id, *job.partners})
     job, report = replace(job, promises_broken=broken), member_report(speeds, job.job_id)
     if report is None:
         return job
@@ -178,9 +179,7 @@ def _with_report(job: JobStatus, view: View) -> JobStatus:
 def status_of(
     view: View, plan: Plan | None, waiting: Mapping[int, str], notes: Mapping[int, tuple[str, ...]]
 ) -> tuple[JobStatus, ...]:
-    """Describe every Muri job that still waits or runs.
-
-    Groups, their planned speeds and the reasons for them stand in the jobs' own records.
+    """Describe every Muri job that still waits or runs. Groups, speeds and their reasons are in the jobs' own records.
 
     Args:
         view: The snapshot after the cycle's actions.
@@ -191,21 +190,15 @@ def status_of(
     reasons: dict[int, tuple[str, ...]] = {job_id: (why,) for job_id, why in waiting.items()}
     if plan is not None:
         reasons |= {item.job_id: sentences(item.reasons) for item in plan.waiting}
-    members = _members(view)
+    members: dict[int, set[int]] = {}  # of each pilot job, those that have neither ended nor left it
+    for job in view.having(Role.MEMBER):
+        if job.membership is not None:
+            members.setdefault(job.membership.pilot, set()).add(job.job_id)
     return tuple(
         _describe(job, view, members, reasons.get(job.job_id, ()) + notes.get(job.job_id, ()))
         for job in view.jobs.values()
         if job.state.is_active and job.role not in {Role.OTHER, Role.PILOT, Role.DRY_RUN}
     )
-
-
-def _members(view: View) -> dict[int, set[int]]:
-    """The members of each pilot job that have neither ended nor left it."""
-    found: dict[int, set[int]] = {}
-    for job in view.having(Role.MEMBER):
-        if job.membership is not None:
-            found.setdefault(job.membership.pilot, set()).add(job.job_id)
-    return found
 
 
 def _state_name(job: ManagedJob, pilot: ManagedJob | None, partners: tuple[int, ...]) -> str:
@@ -250,12 +243,12 @@ def _describe(job: ManagedJob, view: View, members: Mapping[int, set[int]], reas
 
 
 def refresh(status: Status, view: View, reader: str | None = None) -> Status:
-    """Bring a cycle's status up to what Slurm shows now: states, groups, speeds, new and ended jobs.
+    """Update a cycle's status with Slurm's records of now: states, groups, speeds, new and ended jobs.
 
     Args:
-        status: What the cycle decided; of a cycle at time 0 where no controller has left anything.
-        view: What Slurm shows.
-        reader: The user for whom the status was written, if it tells of nobody else's jobs; None if it tells of all.
+        status: The cycle's decisions; of a cycle at time 0 where no controller has left any.
+        view: Slurm's records.
+        reader: The user whose jobs alone the status has; None if it has all.
     """
     known = {job.job_id: job for job in status.jobs}
     return replace(
@@ -272,14 +265,14 @@ def refresh(status: Status, view: View, reader: str | None = None) -> Status:
 
 
 def _place(job: JobStatus) -> list[int]:
-    """Order by the id that is shown: tasks of an array get job ids of their own in any order."""
+    """Order by the shown id: tasks of an array get job ids of their own in any order."""
     return [int(number) for number in re.findall(r"[0-9]+", job.shown_id)[:2]]
 
 
 def _reasons(
     old: JobStatus | None, fresh: JobStatus, view: View, status: Status, reader: str | None
 ) -> tuple[str, ...]:
-    """What the cycle said of a job as long as that holds, else what the job's own record says."""
+    """The cycle's reasons as long as they hold, else those in the job's own record."""
     if reader not in {None, fresh.user}:
         return (f"only {fresh.user} and administrators may see why",)
     if old is not None and old.group == fresh.group:
@@ -290,15 +283,13 @@ def _reasons(
         return ("released before a cycle",)
     if status.cycle_s:
         return ("no controller cycle has seen it yet",)
-    return _kept_elsewhere(view.jobs[fresh.job_id])
-
-
-def _kept_elsewhere(job: ManagedJob) -> tuple[str, ...]:
-    """What is known of a waiting job where no controller leaves its reasons."""
-    slurms = f"Slurm's reason is {job.reason or 'not set'}"
+    job = view.jobs[fresh.job_id]  # on a machine without a controller
     gate = ": Muri keeps it waiting until its turn comes" if job.gated else ""
     where = "the controller keeps its reasons on its own machine, usually slurmctld's (`scontrol ping` names that)"
-    return (slurms + gate, f"{where}: `muri explain {job.job_id}` there tells more")
+    return (
+        f"Slurm's reason is {job.reason or 'not set'}{gate}",
+        f"{where}: `muri explain {job.job_id}` there tells more",
+    )
 
 
 _encode: Final = json.JSONEncoder(sort_keys=True).encode
@@ -306,7 +297,7 @@ _FIELDS: Final = tuple((each.name, each.default) for each in fields(JobStatus))
 
 
 def lines_of(jobs: Iterable[JobStatus]) -> dict[int, str]:
-    """Return each job as a status file holds it, by job id: JSON in one line, without what has its default."""
+    """Return each job's line in a status file, by job id: JSON without fields that have their default."""
     return {
         job.job_id: _encode({name: value for name, default in _FIELDS if (value := getattr(job, name)) != default})
         for job in jobs
@@ -314,23 +305,19 @@ def lines_of(jobs: Iterable[JobStatus]) -> dict[int, str]:
 
 
 def with_lines(status: Status, lines: Iterable[str]) -> str:
-    """Return the text of a status file with these jobs instead of the status's own."""
+    """Return the text of a status file with these jobs' lines instead of the status's own."""
     about = {each.name: getattr(status, each.name) for each in fields(Status) if each.name != "jobs"}
     return '{"jobs": [\n' + ",\n".join(lines) + f"],\n{_encode(about)[1:]}\n"
 
 
 def write_status(path: Path, status: Status, lines: Mapping[int, str] | None = None) -> None:
-    """Replace the status file in one step; its owner alone may read it. `lines` are its jobs', where they are known."""
+    """Replace the status file in one step; only its owner may read it. `lines` are its jobs', if made already."""
     lines = lines_of(status.jobs) if lines is None else lines
     write_atomically(path, with_lines(status, lines.values()), 0o600)
 
 
 def read_status(path: Path) -> Status:
-    """Read the status file.
-
-    Raises:
-        StatusError: There is none, or it cannot be read.
-    """
+    """Read the status file; a StatusError says that there is none, or why it cannot be read."""
     try:
         # Not by validate_json: it refuses the whole file for one byte of a job's name that could not be decoded.
         return _STATUS.validate_python(json_of(path.read_bytes()))
@@ -351,13 +338,11 @@ def age_s(path: Path, now_s: float) -> float | None:
 
 
 def notes_of(jobs: Sequence[PlanJob], plan: Plan) -> dict[int, str]:
-    """Return why jobs that wait are planned with an estimate, by job id; those that start are told by their start."""
+    """Return why waiting jobs are planned with an estimate, by job id; a start has that among its own reasons."""
     waiting = {item.job_id for item in plan.waiting}
-    said = {job.job_id: why_estimated(job.profile) for job in jobs if job.profile is not None}
-    return {job_id: why for job_id, why in said.items() if why and job_id in waiting}
+    reasons = {job.job_id: why_estimated(job.profile) for job in jobs if job.profile is not None}
+    return {job_id: why for job_id, why in reasons.items() if why and job_id in waiting}
 
-
-log = logging.getLogger("muri.controller")
 
 CYCLE_NAME: Final = "cycle.json"
 
@@ -365,10 +350,7 @@ _OTHERS_WRITE: Final = 0o022
 
 
 def report(config: Config, status: Status, view: View) -> None:
-    """Write a cycle's status for the controller's user, and to each user what concerns their own jobs.
-
-    A user's file that cannot be written costs only that file: the cycle itself has succeeded.
-    """
+    """Write a cycle's status for the controller's user, and each user's part for that user, as far as possible."""
     lines = lines_of(status.jobs)
     write_status(config.state_dir / STATUS_NAME, status, lines)
     try:
@@ -384,10 +366,16 @@ def _publish(folder: Path, status: Status, lines: Mapping[int, str], view: View)
     """Replace the files of users that have jobs, and remove those of users that have none.
 
     Raises:
-        OSError: The directory or a file cannot be written, or the directory is not this user's alone to write.
+        OSError: The directory or a file cannot be written, or other users may write to the directory.
     """
-    _make_public_directory(folder)
-    about = replace(status, errors=(), slurm_calls={})  # what Slurm refused may quote anybody
+    for path in (folder.parent, folder):
+        if not path.exists():
+            path.mkdir()
+            path.chmod(0o755)
+    facts = folder.lstat()
+    if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.geteuid() or facts.st_mode & _OTHERS_WRITE:
+        raise NotADirectoryError(errno.ENOTDIR, "it must be a directory that only the controller may write")
+    about = replace(status, errors=(), slurm_calls={})  # Slurm's refusals may quote any user
     own: dict[int, list[str]] = {}
     for job_id, line in lines.items():
         if job_id in view.jobs:
@@ -400,22 +388,11 @@ def _publish(folder: Path, status: Status, lines: Mapping[int, str], view: View)
     write_atomically(folder / CYCLE_NAME, with_lines(about, ()), 0o644)  # last: its time says that all is written
 
 
-def _make_public_directory(folder: Path) -> None:
-    for path in (folder.parent, folder):
-        if not path.exists():
-            path.mkdir()
-            path.chmod(0o755)
-    facts = folder.lstat()
-    if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.geteuid() or facts.st_mode & _OTHERS_WRITE:
-        raise NotADirectoryError(errno.ENOTDIR, "it must be a directory that only the controller may write")
-
-
 def latest_status(config: Config) -> tuple[Status, str | None]:
-    """Return what the last cycle decided, as far as this user may know, and whose jobs it tells of.
+    """Return the last cycle's status, as far as this user may see it, and the name of the user whose jobs it has.
 
-    Returns:
-        The status, with None for all jobs or the name of the user whose jobs it has. Where no controller has left
-        anything, such as on a login host, the status is empty and of a cycle at time 0.
+    That is None where it has all jobs. Without a controller's files, such as on a login host, the status is empty and
+    of a cycle at time 0.
 
     Raises:
         StatusError: A status file is damaged.
@@ -433,6 +410,6 @@ def latest_status(config: Config) -> tuple[Status, str | None]:
 
 
 def cycle_age_s(config: Config, now_s: float) -> float | None:
-    """Return the seconds since the last finished cycle, for any user; None when that is not known here."""
+    """Return the seconds since the last finished cycle, for any user; None if unknown here."""
     ages = (age_s(path, now_s) for path in (config.state_dir / STATUS_NAME, config.status_dir / CYCLE_NAME))
     return next((age for age in ages if age is not None), None)

@@ -1,6 +1,6 @@
-"""What a controller has around it: who tells it to stop, clock and accounts, and what was found out about taking GPUs.
+"""A controller's surroundings: its stop signal, clock and accounts, and how GPUs can be taken from waiting jobs.
 
-Taking GPUs away from a waiting job is tried once for each start of slurmctld.
+The latter is tried once for each start of slurmctld.
 """
 
 import logging
@@ -31,8 +31,7 @@ from muri.slurm_plugin.records.limits import NOT_TRIED, GpuRemoval
 class StopSignal:
     """Whether this process was told to stop by SIGTERM or SIGINT.
 
-    It takes no lock: the handler may interrupt `wait` anywhere, and would wait for ever for one that `wait` holds, as
-    threading.Event's.
+    It takes no lock, unlike threading.Event: the handler may interrupt `wait` while that holds the lock.
     """
 
     def __init__(self) -> None:
@@ -41,12 +40,12 @@ class StopSignal:
         os.set_blocking(self._wakes, False)
 
     def heed_signals(self) -> None:
-        """Let both signals set it from now on, instead of ending the process."""
+        """Let both signals set it, instead of ending the process."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: self.set())
 
     def set(self) -> None:
-        """Tell it."""
+        """Tell it to stop."""
         if not self._is_set:
             self._is_set = True
             os.write(self._wakes, b"!")
@@ -67,10 +66,10 @@ class Surroundings:
 
     Attributes:
         stop: Ends a cycle between two calls.
-        clock: Tells the time and waits.
+        clock: The clock to read and to wait by.
         accounting: Slurm's accounts, None for those of this machine's commands.
         new_token: Names an intent.
-        gres_conf: Tells which GPUs of a node are near each other.
+        gres_conf: Which GPUs of a node are near each other.
     """
 
     stop: StopFlag = field(default_factory=threading.Event)
@@ -89,7 +88,7 @@ _LOOK_AGAIN_S: Final = 60.0
 
 
 def read_gpu_removal(state_dir: Path) -> GpuRemoval:
-    """Return what is kept in a state directory; where it is missing or damaged, nothing has been tried."""
+    """Return the outcome that a state directory keeps; where it is missing or damaged, `NOT_TRIED`."""
     try:
         return _FORM.validate_json((state_dir / FILE_NAME).read_bytes())
     except (OSError, ValidationError):
@@ -97,16 +96,9 @@ def read_gpu_removal(state_dir: Path) -> GpuRemoval:
 
 
 class GpuRemovalFile:
-    """What was found out, in the controller's state directory."""
+    """Tries how GPUs can be taken away, if it may, and keeps the outcome in the state directory."""
 
     def __init__(self, state_dir: Path, partitions: tuple[str, ...], *, may_try: bool = True) -> None:
-        """Bind it to a state directory.
-
-        Args:
-            state_dir: The controller's.
-            partitions: Partitions that Muri serves, empty for all.
-            may_try: Whether jobs may be submitted to find out.
-        """
         self._state_dir = state_dir
         self._partitions = partitions
         self._may_try = may_try
@@ -114,45 +106,39 @@ class GpuRemovalFile:
         self._current = NOT_TRIED
 
     def current(self, gateway: Gateway, snapshot: Snapshot) -> GpuRemoval:
-        """Return what holds now; that it cannot be found out costs no more than groups.
+        """Return the present outcome; without one there are no groups.
 
-        It is tried when a first job waits for Muri, and anew when slurmctld has been restarted.
+        It is tried when a first job waits for Muri, and again when slurmctld has been restarted.
 
         Raises:
             SlurmUnreachableError: slurmctld does not answer.
         """
-        waiting = next((job for job in snapshot.jobs if _waits_for_muri(job)), None)
+        pending = (job for job in snapshot.jobs if job.state is JobState.PENDING)
+        waiting = next((job for job in pending if token(job.admin_comment, REQUEST_PREFIX) is not None), None)
         if not self._may_try or waiting is None:
             return read_gpu_removal(self._state_dir)
         if 0 <= snapshot.taken_s - self._looked_s < _LOOK_AGAIN_S:
             return self._current
-        self._current = self._found(gateway, snapshot, waiting)
+        self._current = self._try(gateway, snapshot, waiting)
         self._looked_s = snapshot.taken_s
         return self._current
 
-    def _found(self, gateway: Gateway, snapshot: Snapshot, waiting: Job) -> GpuRemoval:
+    def _try(self, gateway: Gateway, snapshot: Snapshot, waiting: Job) -> GpuRemoval:
         known = read_gpu_removal(self._state_dir)
         place = place_for(snapshot.nodes, self._partitions, snapshot.limits)
-        if place is None:  # this tells of the configuration and of today's nodes, not of Slurm: it is not kept
+        if place is None:  # by the configuration and today's nodes, not by Slurm: it is not kept
             served = f": {', '.join(self._partitions)}" if self._partitions else ""
             return GpuRemoval(why=f"no node with GPUs is in a partition that Muri serves{served}")
         try:
-            found = gateway.gpu_removal(known, place, waiting, snapshot.taken_s)
+            outcome = gateway.gpu_removal(known, place, waiting, snapshot.taken_s)
         except SlurmUnreachableError:
             raise
         except GatewayError as error:
             log.warning("jobs run alone: it cannot be tried whether their GPUs can be taken away: %s", error)
             return GpuRemoval(why=str(error))
-        if found != known:
-            self._keep(found)
-        return found
-
-    def _keep(self, found: GpuRemoval) -> None:
-        try:
-            atomic_json(self._state_dir / FILE_NAME, asdict(found), mode=0o600)
-        except OSError as error:
-            log.warning("what was found out about taking GPUs away cannot be kept: %s", error)
-
-
-def _waits_for_muri(job: Job) -> bool:
-    return job.state is JobState.PENDING and token(job.admin_comment, REQUEST_PREFIX) is not None
+        if outcome != known:
+            try:
+                atomic_json(self._state_dir / FILE_NAME, asdict(outcome), mode=0o600)
+            except OSError as error:
+                log.warning("the outcome of taking GPUs away cannot be kept: %s", error)
+        return outcome
