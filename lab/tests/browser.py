@@ -15,23 +15,16 @@ FLAGS = (
     "--disable-background-networking", "--disable-component-update", "--enable-logging=stderr", "--v=0",
     "--virtual-time-budget=10000",
 )  # fmt: skip
-NOBODY = "not an origin"
-"""Who asks for what the browser wants for itself, like its own updates."""
+NOBODY = "not an origin"  # Who asks for what the browser wants for itself, like its own updates
 
 
 @dataclass(frozen=True)
 class Visit:
-    """A browser's view of a page.
+    """A browser's view of a page."""
 
-    Attributes:
-        dom: The document after its scripts have run.
-        console: Messages and errors.
-        requests: Addresses that the page asked for, refused ones too.
-    """
-
-    dom: str
-    console: tuple[str, ...]
-    requests: tuple[str, ...]
+    dom: str  # The document after its scripts have run
+    console: tuple[str, ...]  # Messages and errors
+    requests: tuple[str, ...]  # Addresses that the page asked for, refused ones too
 
 
 def visit(page: Path, folder: Path, *flags: str) -> Visit:

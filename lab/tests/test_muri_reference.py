@@ -18,10 +18,7 @@ SHARED = Path(__file__).parents[3] / "shared"
 PUBLISHED = SHARED / "reference" / "results_muri.csv"
 CLUSTER = Cluster(8, 8)
 REFERENCE = Settings(model="reference")
-
-EXACT = 1e-8
-"""The published figures have three digits after the point."""
-
+EXACT = 1e-8  # The published figures have three digits after the point
 MODELS = {  # seconds on load with preprocess, propagate and synchronize, and of an iteration, on one GPU
     "resnet18": (0.711, 0.110, 0.0, 0.779),
     "gpt2": (0.0006, 0.410, 0.0, 0.426),

@@ -19,12 +19,7 @@ USUAL = Budget()
 
 
 class Script(StampReader):
-    """Iterates on the machine's clock while it is not stopped.
-
-    Args:
-        alone_s: Length of an iteration alone.
-        beside_s: The same beside the other script.
-    """
+    """Iterates on the machine's clock while it is not stopped."""
 
     def __init__(self, alone_s, beside_s):
         super().__init__(Path("/nowhere"))

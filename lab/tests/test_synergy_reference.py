@@ -24,7 +24,6 @@ from muri_lab.synergy_reference.state import JobTable, Ledger, Share, job_table
 SHARED = Path(__file__).parents[3] / "shared"
 PUBLISHED = SHARED / "reference" / "results_synergy.csv"
 PUBLIC_TRACE = SHARED / "traces" / "synergy_single_gpu_load9.csv"
-
 NODE = {"cpus_per_node": 24.0, "mem_gib_per_node": 500.0}
 ONE = Cluster(1, 8, **NODE)
 TWO = Cluster(2, 8, **NODE)

@@ -23,14 +23,11 @@ from muri.slurm_plugin.records.cluster import parse_snapshot
 from muri.slurm_plugin.records.journal import Journal
 from muri.slurm_plugin.tuning import Tuning
 
-RECORDED: Final = Path(__file__).parent / "recorded"
-"""A folder for each situation."""
-
+RECORDED: Final = Path(__file__).parent / "recorded"  # A folder for each situation
 OPEN_GATEWAY: Final = "muri.slurm_plugin.controller.assemble.open_gateway"
 """What opens the way to Slurm for a controller."""
 
-CONSTANTS: Final = "muri.slurm_plugin.config.TUNING"
-"""The constants of controllers."""
+CONSTANTS: Final = "muri.slurm_plugin.config.TUNING"  # The constants of controllers
 
 
 @dataclass(frozen=True)
@@ -38,17 +35,14 @@ class Case:
     """What stands in a site's files when a cycle begins.
 
     Attributes:
-        snapshot: What `muri plan --save` writes.
-        config: Keys of muri.yaml, and as `tuning` constants of the controller.
-        store: The profile store: profiles as in a file of `muri profile export`, other documents, and the models whose
-            profiles are marked as stale.
-        journal: The journal: its intents, and its facts as (name, subject, value).
+        store: The profile store: profiles as in a file of `muri profile export`, other documents, and the models
+            whose profiles are marked as stale.
     """
 
-    snapshot: dict[str, Any]
-    config: dict[str, Any]
+    snapshot: dict[str, Any]  # What `muri plan --save` writes
+    config: dict[str, Any]  # Keys of muri.yaml, and as `tuning` constants of the controller
     store: dict[str, Any]
-    journal: dict[str, Any]
+    journal: dict[str, Any]  # The journal: its intents, and its facts as (name, subject, value)
 
     @classmethod
     def of(cls, folder: Path) -> Self:
@@ -138,11 +132,7 @@ def prepare_site(case: Case, folder: Path) -> dict[str, Path]:
 
 
 def run_command(*arguments: str, command: click.Command = cli) -> str:
-    """Run `muri ARGUMENTS`, or another command, and return what it prints on standard output.
-
-    Raises:
-        AssertionError: It failed.
-    """
+    """Run `muri ARGUMENTS`, or another command, and return what it prints on standard output."""
     result = CliRunner().invoke(command, list(arguments), catch_exceptions=False)
     assert result.exit_code == 0, f"{command.name} {' '.join(arguments)}: {result.output}"
     return result.stdout

@@ -6,9 +6,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 MOST_COUNT: Final = 2 * 10**9
-
-LATIN_1: Final = "caf\udce9"
-"""The name café in Latin-1, read as UTF-8: its last byte cannot be decoded."""
+LATIN_1: Final = "caf\udce9"  # The name café in Latin-1, read as UTF-8: its last byte cannot be decoded
 
 _TEXTS: Final = (
     "", " ", "\n", "\r\n#SLURM --bbf=/etc/shadow\n", "\n#SBATCH --uid=0\n", "a\nb\nc", "\x1b[2J\x1b]0;owned\x07",
@@ -66,11 +64,7 @@ _PREFIXES: Final = (
 
 
 class Odd:
-    """Draws odd values.
-
-    Args:
-        seed: What the values depend on: a number, or a text.
-    """
+    """Draws odd values."""
 
     def __init__(self, seed: int | str) -> None:
         self.random = random.Random(seed)

@@ -14,11 +14,8 @@ from sandbox.driver import Driver
 from sandbox.support import SandboxError
 
 GATEWAYS: Final = ("pyslurm", "command")
-
 HERE: Final = Path(__file__).resolve().parent
-
 _IMPORTS: Final = f"PYTHONPATH={HERE}:{HERE.parent / 'slurm_plugin'}"
-
 _ENDED_S: Final = 3600.0
 
 _COMMANDS: Final = (
@@ -37,23 +34,14 @@ _SECRETS: Final = "import pathlib, re, sys; paths = [*pathlib.Path('/home/bob').
 
 @dataclass(slots=True)
 class Outcome:
-    """What came of it.
+    """What came of it."""
 
-    Attributes:
-        gateway: The controller's way to Slurm.
-        failures: What must not happen, for people.
-        hostile: How many hostile jobs Slurm took.
-        ordinary: How each ordinary job ended.
-        cycles: How many cycles there were.
-        took_s: From the first submission to the last ordinary job's end.
-    """
-
-    gateway: str
-    failures: list[str] = field(default_factory=list)
-    hostile: int = 0
-    ordinary: dict[int, str] = field(default_factory=dict)
-    cycles: int = 0
-    took_s: float = 0.0
+    gateway: str  # The controller's way to Slurm
+    failures: list[str] = field(default_factory=list)  # What must not happen, for people
+    hostile: int = 0  # How many hostile jobs Slurm took
+    ordinary: dict[int, str] = field(default_factory=dict)  # How each ordinary job ended
+    cycles: int = 0  # How many cycles there were
+    took_s: float = 0.0  # From the first submission to the last ordinary job's end
 
 
 def submit_attacks(driver: Driver, seed: int, count: int, partition: str) -> list[int]:
@@ -64,15 +52,7 @@ def submit_attacks(driver: Driver, seed: int, count: int, partition: str) -> lis
 
 
 def run(muri: MuriCluster, gateway: str, seed: int, hostile: int, ordinary: int) -> Outcome:
-    """Have a controller at work until alice's jobs have ended; nothing of bob's may keep them.
-
-    Args:
-        muri: The cluster, its queue empty.
-        gateway: The controller's way to Slurm.
-        seed: What the hostile jobs depend on.
-        hostile: How many to try.
-        ordinary: How many jobs of alice's there are, of known models.
-    """
+    """Have a controller at work until alice's jobs have ended; nothing of bob's may keep them."""
     outcome, began_s = Outcome(gateway), time.monotonic()
     muri.configure(
         gateway=gateway,

@@ -12,8 +12,7 @@ import pytest
 from muri.cli import cli
 from muri.commands import run_command, with_commands_below
 
-MOST_LETTERS = 2000
-"""A terminal's screen of text: what was wrong must not scroll away."""
+MOST_LETTERS = 2000  # A terminal's screen of text: what was wrong must not scroll away
 
 BAD = {
     "deep.json": b"[\n" * 2_000,

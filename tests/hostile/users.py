@@ -10,9 +10,7 @@ from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import Job
 
 BOB: Final = {"user": "bob", "uid": 1002, "gid": 1002}
-
 FIRST_HOSTILE_ID: Final = 10_001
-
 _STAGES: Final = ("load_s", "preprocess_s", "propagate_s", "synchronize_s", "iteration_s")
 
 _TAGS: Final = (
@@ -30,26 +28,14 @@ _WORDS: Final = ("command", "comment", "directory", "name", "submit line")
 
 @dataclass(frozen=True, slots=True)
 class Attack:
-    """One hostile job and all that its owner will do to it.
+    """One hostile job and all that its owner will do to it."""
 
-    Attributes:
-        job: As he submits it.
-        seed: What his later acts depend on; not on other jobs, so that an attack by itself goes the same way.
-    """
-
-    job: Job
-    seed: str
+    job: Job  # As he submits it
+    seed: str  # What his later acts depend on; not on other jobs, so that an attack by itself goes the same way
 
 
 def attacks(seed: int, count: int, partition: str, *, licence: bool) -> list[Attack]:
-    """Return hostile jobs.
-
-    Args:
-        seed: What they depend on.
-        count: How many.
-        partition: Where most of them want to run.
-        licence: Whether the gate is the license; else a hold.
-    """
+    """Return hostile jobs."""
     return [_attack(f"{seed}.{number}", FIRST_HOSTILE_ID + number, partition, licence) for number in range(count)]
 
 

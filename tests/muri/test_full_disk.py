@@ -10,9 +10,7 @@ import pytest
 from muri.files import whole_file
 from muri.launcher.script.trace import open_trace
 
-FULL = Path("/dev/full")
-"""Every write to it fails as on a full disk."""
-
+FULL = Path("/dev/full")  # Every write to it fails as on a full disk
 MURI = f"{shlex.quote(sys.executable)} -c 'from muri.cli import main; main()'"
 PRINTING = ["--version", "policies", "policies --json", "config check --show", "run --help"]
 

@@ -12,8 +12,7 @@ from muri.clock import Clock
 _REAL_LIMIT_S = 240.0
 """Only a thread that computes without an end, or waits for something else than this clock, takes that long."""
 
-_LONGEST_S = 86_400.0
-"""No test lasts longer in virtual time: whoever still sleeps then polls for what never comes."""
+_LONGEST_S = 86_400.0  # No test lasts longer in virtual time: whoever still sleeps then polls for what never comes
 
 _clocks: "weakref.WeakSet[VirtualClock]" = weakref.WeakSet()
 

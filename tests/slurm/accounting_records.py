@@ -25,12 +25,6 @@ class Record:
     """One run of a job as `sacct` tells it; a requeued job has a record for each of its runs.
 
     Attributes:
-        elapsed_s: How long it has run so far, in whole seconds.
-        gpus: How many GPUs it had; 0 before it starts.
-        start_s: When it started, in seconds since the epoch; 0 before.
-        end_s: When it ended, in seconds since the epoch; 0 before.
-        nodes: Where it ran, in Slurm's notation.
-        limit_min: Its time limit in minutes, 0 when it has none.
         complete: Whether it has ended and all of it is recorded. Slurm 22.05 calls the QOS of a short run "Unknown"
             for some seconds after its end.
     """
@@ -39,12 +33,12 @@ class Record:
     user: str
     payer: Payer
     state: str
-    elapsed_s: int
-    gpus: int
-    start_s: int
-    end_s: int
-    nodes: str
-    limit_min: int
+    elapsed_s: int  # How long it has run so far, in whole seconds
+    gpus: int  # How many GPUs it had; 0 before it starts
+    start_s: int  # When it started, in seconds since the epoch; 0 before
+    end_s: int  # When it ended, in seconds since the epoch; 0 before
+    nodes: str  # Where it ran, in Slurm's notation
+    limit_min: int  # Its time limit in minutes, 0 when it has none
     complete: bool
 
     @property

@@ -28,15 +28,10 @@ _NOT_HERE = "systemctl "
 
 @dataclass(frozen=True)
 class Step:
-    """One block of a page.
+    """One block of a page."""
 
-    Attributes:
-        where: On which kinds of hosts, and what else the page says of it.
-        commands: What a person types there.
-    """
-
-    where: tuple[str, ...]
-    commands: str
+    where: tuple[str, ...]  # On which kinds of hosts, and what else the page says of it
+    commands: str  # What a person types there
 
 
 def steps_of(page: str) -> list[Step]:
@@ -92,14 +87,7 @@ def by_rpm(command: str) -> str:
 
 
 def follow(site: Driver, page: str, *, last: bool = False, rpm: bool = False) -> float:
-    """Do what a page says, as root on each host; returns the seconds that it took.
-
-    Args:
-        site: The sandbox.
-        page: A page of docs/.
-        last: Only the steps that the page puts off, else only the others.
-        rpm: Install and remove .rpm packages.
-    """
+    """Do what a page says, as root on each host; returns the seconds that it took."""
     began_s = time.monotonic()
     for step in steps_of(page):
         if ("last" in step.where) != last:

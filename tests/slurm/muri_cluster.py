@@ -95,8 +95,7 @@ class MuriCluster:
     configured: Callable[..., dict[str, Any]] = dict
     """Gives the keys of muri.yaml that a test names; conftest.py says how."""
 
-    controller_command = "/root/tuned-controller"
-    """`muri-controller` with the constants that a test names."""
+    controller_command = "/root/tuned-controller"  # `muri-controller` with the constants that a test names
 
     def __init__(self, driver: Driver) -> None:
         self.driver = driver

@@ -11,8 +11,7 @@ from typing import Any, Protocol
 from muri.slurm_plugin.gateway.base import GatewayError, NoSuchJobError
 from muri.slurm_plugin.records.cluster import Job, JobChange, JobState, Node
 
-REMOVED = "gres/gpu:0,gres/muri:1"
-"""What takes a waiting job's GPUs away on every release that can."""
+REMOVED = "gres/gpu:0,gres/muri:1"  # What takes a waiting job's GPUs away on every release that can
 
 
 class World(Protocol):
@@ -39,11 +38,7 @@ class World(Protocol):
         """Let some seconds pass, in which whatever can start does: to see that something does not."""
 
     def call(self, method: str, *arguments: Any) -> None:
-        """Call the gateway.
-
-        Raises:
-            GatewayError: Slurm refused.
-        """
+        """Call the gateway."""
 
     def split_first(self, job_id: int, count: int) -> None:
         """Give the first waiting tasks of an array records of their own."""

@@ -30,21 +30,14 @@ plugin={CHECKOUT}/slurm_plugin
 
 @dataclass(frozen=True)
 class Attack:
-    """One that needs neither a group nor a controller at work.
+    """One that needs neither a group nor a controller at work."""
 
-    Attributes:
-        does: What alice does, in shell.
-        look: What root does then. No control character is printed, and no traceback.
-        seen: What both together print, a pattern.
-    """
-
-    does: str
-    look: str
-    seen: str
+    does: str  # What alice does, in shell
+    look: str  # What root does then. No control character is printed, and no traceback.
+    seen: str  # What both together print, a pattern
 
 
 STRANGE = r"\u001b]0;owned\u0007\u202e[red]"
-
 EXPOSURES = {"muri-controller-events.service": 2.4, "muri-controller.service": 2.4, "muri-watchdog.service": 2.2}
 """What systemd says of the units, of 10."""
 

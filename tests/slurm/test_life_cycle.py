@@ -14,9 +14,7 @@ from site_cluster import SiteCluster
 from sandbox.driver import Driver
 
 ITERATIONS = 20
-
-STOPS_AT = 10
-"""The iteration in which a job with a checkpoint waits until it is asked to stop: in mid-epoch."""
+STOPS_AT = 10  # The iteration in which a job with a checkpoint waits until it is asked to stop: in mid-epoch
 
 CURVE_PY = f"""\
 import json, random, sys, time

@@ -8,7 +8,6 @@ from muri.profiler.records import ProfileKey
 from sandbox.driver import DeadlineError, Driver
 
 PARTITIONS = {1: "small", 2: "two"}
-
 MODELS = {"computes": "propagate", "talks": "synchronize", "loads": "load"}
 """Models by the stage that is slow; a job's seed is the place of its model."""
 

@@ -10,8 +10,7 @@ from muri_cluster import STAGES, MuriCluster
 
 from sandbox.driver import Driver
 
-SQUATTED = "/tmp/muri-1001"
-"""The name that alice's run directory would have in /tmp."""
+SQUATTED = "/tmp/muri-1001"  # The name that alice's run directory would have in /tmp
 
 
 @pytest.fixture

@@ -17,8 +17,7 @@ from sandbox.driver import Driver, parse_job
 pytestmark = pytest.mark.thorough
 
 SHAPE: Final = Shape(nodes=2, accounting=True, extra_partitions=(Partition("train", "n1"),))
-GPUS: Final = 2
-"""Of node n1."""
+GPUS: Final = 2  # Of node n1
 
 
 @dataclass(frozen=True)
@@ -26,24 +25,18 @@ class Row:
     """A site.
 
     Attributes:
-        name: For people.
-        conf: Words of slurm.conf; one without a value is left out there.
-        node: Words of the line of n1.
-        partition: Words of the partition's line.
-        qos: Limits of the QOS of all jobs, as sacctmgr takes them.
-        options: Of all jobs, those without Muri included.
-        alone: Words of the reason why jobs run alone; "": groups form; None: that hangs on which GPU comes free first.
-        at_once: How many of the jobs without Muri Slurm runs at once.
+        alone: Words of the reason why jobs run alone; "": groups form; None: that hangs on which GPU comes free
+            first.
     """
 
-    name: str
-    conf: str = ""
-    node: str = ""
-    partition: str = ""
-    qos: str = ""
-    options: str = "--time=3"
+    name: str  # For people
+    conf: str = ""  # Words of slurm.conf; one without a value is left out there
+    node: str = ""  # Words of the line of n1
+    partition: str = ""  # Words of the partition's line
+    qos: str = ""  # Limits of the QOS of all jobs, as sacctmgr takes them
+    options: str = "--time=3"  # Of all jobs, those without Muri included
     alone: str | None = ""
-    at_once: int = GPUS
+    at_once: int = GPUS  # How many of the jobs without Muri Slurm runs at once
 
 
 SELECT: Final = "SelectTypeParameters=CR_Core_Memory"
@@ -159,10 +152,8 @@ class Watch:
     jobs: list[int]
     at_once: int
     """How many jobs Slurm runs at once without Muri: one that has a whole node to itself leaves no GPU idle."""
-    running: int = 0
-    """A job that runs, alone or in a group."""
-    pilots: set[int] = field(default_factory=set)
-    """Those that were given a member."""
+    running: int = 0  # A job that runs, alone or in a group
+    pilots: set[int] = field(default_factory=set)  # Those that were given a member
     wrong: dict[str, int] = field(default_factory=dict)
     _cycles: set[str] = field(default_factory=set)
     _since: dict[str, int] = field(default_factory=dict)

@@ -29,9 +29,7 @@ Gate = Literal["licence", "hold"]
 Profiling = Literal["in-place", "dry-run"]
 
 CYCLE_S: Final = 60.0
-
 _KINDS: Final = 4
-
 APART: Final = frozenset({"muri-s", "muri-l", "muri-slurm", "horus", "sjf-bsbf", "tiresias"})
 """Policies that plan each partition by itself. `auto`, `muri-jct` and `muri-hybrid` ask whether every job of the
 cluster tells its duration, and Synergy's order spans all partitions."""
@@ -44,23 +42,17 @@ class Campaign:
     """What to try.
 
     Attributes:
-        policy: Of the controller.
-        gate: Gate of waiting jobs.
-        seed: What the hostile jobs depend on.
-        hostile: How many there are.
-        ordinary: How many ordinary ones there are.
-        apart: Whether the hostile jobs have a partition of their own, and the ordinary ones profiles, so that no job
-            waits for another's GPUs or dry runs; else all compete.
-        profiling: How models without a profile are measured. All else is as shipped.
+        apart: Whether the hostile jobs have a partition of their own, and the ordinary ones profiles, so that no
+            job waits for another's GPUs or dry runs; else all compete.
     """
 
-    policy: str = "auto"
-    gate: Gate = "licence"
-    seed: int = 1
-    hostile: int = 100
-    ordinary: int = 20
+    policy: str = "auto"  # Of the controller
+    gate: Gate = "licence"  # Gate of waiting jobs
+    seed: int = 1  # What the hostile jobs depend on
+    hostile: int = 100  # How many there are
+    ordinary: int = 20  # How many ordinary ones there are
     apart: bool = True
-    profiling: Profiling = "in-place"
+    profiling: Profiling = "in-place"  # How models without a profile are measured. All else is as shipped.
 
     def attacks(self) -> list[Attack]:
         """The hostile jobs."""
@@ -73,16 +65,13 @@ class Outcome:
     """What came of a campaign.
 
     Attributes:
-        failures: Broken rules, for people.
-        cycles: How many there were.
-        longest_cycle_s: Real seconds of the longest.
         left_out: Errors while deciding, the fault of a hostile job, without harm to others.
         ends: How each ordinary job ended: when, in seconds from the start, and "alone" or "member".
     """
 
-    failures: list[str] = field(default_factory=list)
-    cycles: int = 0
-    longest_cycle_s: float = 0.0
+    failures: list[str] = field(default_factory=list)  # Broken rules, for people
+    cycles: int = 0  # How many there were
+    longest_cycle_s: float = 0.0  # Real seconds of the longest
     left_out: set[str] = field(default_factory=set)
     ends: dict[int, tuple[float, str]] = field(default_factory=dict)
 
@@ -112,13 +101,7 @@ def cluster(ordinary: int) -> list[Node]:
 
 
 def run(campaign: Campaign, folder: Path, chosen: Sequence[Attack] | None = None) -> Outcome:
-    """Run cycles until every ordinary job has ended.
-
-    Args:
-        campaign: What to try.
-        folder: An empty directory for the controller's files.
-        chosen: Use these hostile jobs instead of all of the campaign's.
-    """
+    """Run cycles until every ordinary job has ended."""
     hostile = campaign.attacks() if chosen is None else chosen
     jobs = ordinary_jobs(campaign)
     slurm = VirtualSlurm(

@@ -15,12 +15,8 @@ from muri.slurm_plugin.records.cluster import Job, JobChange, JobState, NewJob, 
 from muri.slurm_plugin.records.roles import is_behind_licence
 
 DRY_RUN_S: Final = 60.0
-
 _HOSTILE_RUN_S: Final = 90.0
-
-_MOST_CPUS: Final = 10_000
-"""Slurm changes nothing in a job that asks for more than there is."""
-
+_MOST_CPUS: Final = 10_000  # Slurm changes nothing in a job that asks for more than there is
 _NAME: Final = re.compile(r"[A-Za-z0-9]+(,[A-Za-z0-9]+)*")
 
 
@@ -46,15 +42,10 @@ class _Free:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One run of a job that ended by itself.
+    """One run of a job that ended by itself."""
 
-    Attributes:
-        job: Its record in this run.
-        alone: Whether it held its GPUs itself; else it was the member of a group.
-    """
-
-    job: Job
-    alone: bool
+    job: Job  # Its record in this run
+    alone: bool  # Whether it held its GPUs itself; else it was the member of a group
 
 
 @dataclass(slots=True)
@@ -66,15 +57,7 @@ class Work:
 
 
 class VirtualSlurm(FakeSlurm):
-    """Starts jobs on partitions' nodes and ends them when their time is over.
-
-    Args:
-        ordinary: Jobs whose fate is watched.
-        run_s: How long each of them runs, in seconds.
-        attacks: Hostile jobs.
-        nodes: The cluster.
-        licence: Whether slurm.conf has the license `muri_gate`.
-    """
+    """Starts jobs on partitions' nodes and ends them when their time is over."""
 
     def __init__(
         self, ordinary: Sequence[Job], run_s: dict[int, float], attacks: Sequence[Attack], nodes: list[Node], *,
