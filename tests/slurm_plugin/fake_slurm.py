@@ -1,7 +1,6 @@
 """A small Slurm in memory for tests of the controller's logic; the sandbox tests use the real one."""
 
 import itertools
-import re
 import shlex
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -17,6 +16,8 @@ from muri.slurm_plugin.records.cluster import Job, JobChange, JobState, NewJob, 
 from muri.slurm_plugin.records.comment_reports import speeds_token
 from muri.slurm_plugin.records.limits import NO_SITE_LIMITS, PER_NODE, TYPED, GpuRemoval, Place, TriedForm
 from muri.slurm_plugin.records.roles import GATE_LICENSE, Role, is_behind_licence, read_job, with_gate
+from muri_lab.twin.gateway import record_of
+from muri_lab.twin.slurm import changed_fields, is_harmless
 
 NOW_S = 1_000_000.0
 CRED_EXPIRE_S = 120.0
@@ -126,11 +127,8 @@ class FakeSlurm:
         self.jobs[job_id] = replace(self.jobs[job_id], **changes)
 
     def snapshot(self) -> Snapshot:
-        used = dict.fromkeys(self.nodes, 0)
-        for job in self.jobs.values():
-            if job.state is JobState.RUNNING:
-                used[job.nodes] += job.gpu_count
-        nodes = tuple(replace(node, gpus_allocated=used[name]) for name, node in sorted(self.nodes.items()))
+        free = self.free()
+        nodes = tuple(replace(n, gpus_allocated=n.gpu_count - free[name]) for name, n in sorted(self.nodes.items()))
         jobs = tuple(self.jobs[job_id] for job_id in sorted(self.jobs))
         lease = Reservation(GATE_LICENSE, "", 0.0, self.lease_end_s, ("LICENSE_ONLY",), f"{GATE_LICENSE}:1000000")
         reservations = (*self.reservations, *((lease,) if self.lease_end_s > self.now_s else ()))
@@ -178,46 +176,19 @@ class FakeSlurm:
 
     def _submit(self, job: NewJob) -> int:
         job_id, self._next_id = self._next_id, self._next_id + 1
-        gpus = re.search(r"(\d+)$", job.gpu_request)
         user = next((each.user for each in self.jobs.values() if each.uid == job.uid), "alice")
         self.submitted[job_id] = job
-        self.jobs[job_id] = make_job(
-            job_id, user=user, name=job.name, uid=job.uid, held=False, reason="", submit_s=self.now_s,
-            admin_comment=job.admin_comment,
-            gpu_request=job.gpu_request, gpu_count=int(gpus[1]) if gpus else 0, required_nodes=job.required_nodes,
-            partition=job.partition,
-        )  # fmt: skip
+        self.jobs[job_id] = replace(
+            record_of(job, user), job_id=job_id, submit_s=self.now_s, admin_comment=job.admin_comment, comment=""
+        )
         return job_id
 
     def modify(self, job_id: int, change: JobChange) -> None:
         self._called("modify", lambda: self._modify(job_id, change))
 
     def _modify(self, job_id: int, change: JobChange) -> None:
-        # What Slurm lets an administrator change in a job that runs.
-        harmless = replace(change, admin_comment=None, time_limit_s=None, licenses=None, name=None) == JobChange()
-        job = self.jobs[job_id] if harmless and self.jobs[job_id].state.is_active else self._pending(job_id)
-        fields: dict[str, Any] = {}
-        for name in (
-            "required_nodes", "cpu_count", "cpus_per_task", "dependency", "time_limit_s", "admin_comment", "licenses",
-            "nice", "name",
-        ):  # fmt: skip
-            if getattr(change, name) is not None:
-                fields[name] = getattr(change, name)
-        if change.mem_per_node_mib is not None:
-            fields |= {"mem_per_node_mib": change.mem_per_node_mib, "mem_per_cpu_mib": 0}
-        if change.mem_per_cpu_mib is not None:
-            cpus = fields.get("cpu_count", job.cpu_count)
-            fields |= {
-                "mem_per_node_mib": change.mem_per_cpu_mib * cpus // max(1, job.node_count),
-                "mem_per_cpu_mib": change.mem_per_cpu_mib,
-            }
-        if change.gpu_request is not None:
-            fields |= {"gpu_request": change.gpu_request, "gpu_count": int(change.gpu_request.rsplit(":", 1)[1])}
-        if change.start_now:
-            fields["begin_s"] = 0.0
-        if change.nice is not None:
-            fields["priority"] = max(1, job.priority + job.nice - change.nice)
-        self.jobs[job_id] = replace(job, **fields)
+        job = self.jobs[job_id] if is_harmless(change) and self.jobs[job_id].state.is_active else self._pending(job_id)
+        self.jobs[job_id] = replace(job, **changed_fields(job, change, self.now_s))
 
     def hold(self, job_id: int) -> None:
         self._called("hold", lambda: (self._pending(job_id), self._update(job_id, **_HELD)))
@@ -236,18 +207,11 @@ class FakeSlurm:
         job = self.jobs[job_id]
         if not job.state.is_active:
             raise NoSuchJobError(f"job {job_id}: Job/step already completing or completed")
-        runs = job.restart_count + (job.state is JobState.RUNNING)
-        begin_s = self.now_s + CRED_EXPIRE_S if job.state is JobState.RUNNING else job.begin_s
-        submit_s = self.now_s if job.state is JobState.RUNNING else job.submit_s  # as Slurm does
-        self._update(
-            job_id,
-            state=JobState.PENDING,
-            nodes="",
-            start_s=0.0,
-            restart_count=runs,
-            begin_s=begin_s,
-            submit_s=submit_s,
-        )
+        times = {}
+        if job.state is JobState.RUNNING:  # as Slurm does
+            begin_s = self.now_s + CRED_EXPIRE_S
+            times = {"restart_count": job.restart_count + 1, "begin_s": begin_s, "submit_s": self.now_s}
+        self._update(job_id, state=JobState.PENDING, nodes="", start_s=0.0, **times)
 
     def cancel(self, job_id: int) -> None:
         self._called("cancel", lambda: self.end(job_id, JobState.CANCELLED))
@@ -275,16 +239,20 @@ class FakeSlurm:
                 if job.state is JobState.RUNNING and job.start_s < self.now_s - 300:
                     self.end(job_id)
 
-    def free_gpus(self, node: str) -> int:
-        used = sum(job.gpu_count for job in self.jobs.values() if job.state is JobState.RUNNING and job.nodes == node)
-        return self.nodes[node].gpu_count - used
+    def free(self) -> dict[str, int]:
+        """Return the free GPUs of each node."""
+        free = {name: node.gpu_count for name, node in self.nodes.items()}
+        for job in self.jobs.values():
+            if job.state is JobState.RUNNING and job.gpu_count:
+                names = job.nodes.split(",")
+                for name in names:
+                    free[name] -= job.gpu_count // len(names)
+        return free
 
     def tick(self, seconds: float = 10.0) -> None:
         """Let time pass and start what can start, in order of job ids."""
         self.now_s += seconds
-        for job in sorted(
-            self.jobs.values(), key=lambda job: (tags.parse_pilot(job.admin_comment) is None, job.job_id)
-        ):
+        for job in self._in_order():
             if (
                 job.state is JobState.PENDING
                 and not job.held
@@ -292,11 +260,18 @@ class FakeSlurm:
                 and job.begin_s <= self.now_s
                 and self._dependency_met(job)
             ):
-                for name in [job.required_nodes] if job.required_nodes else sorted(self.nodes):
-                    if self.free_gpus(name) >= job.gpu_count:
-                        self._update(job.job_id, state=JobState.RUNNING, nodes=name, start_s=self.now_s)
-                        self.starts[job.job_id] = self.starts.get(job.job_id, 0) + 1
-                        break
+                free = self.free()
+                names = [job.required_nodes] if job.required_nodes else sorted(self.nodes)
+                if name := next((name for name in names if free[name] >= job.gpu_count), ""):
+                    self._start(job, name)
+
+    def _in_order(self) -> list[Job]:
+        """Return all jobs, pilots first."""
+        return sorted(self.jobs.values(), key=lambda job: (tags.parse_pilot(job.admin_comment) is None, job.job_id))
+
+    def _start(self, job: Job, nodes: str) -> None:
+        self._update(job.job_id, state=JobState.RUNNING, nodes=nodes, start_s=self.now_s, reason="")
+        self.starts[job.job_id] = self.starts.get(job.job_id, 0) + 1
 
     def _dependency_met(self, job: Job) -> bool:
         names = {each.name_in_slurm: each for each in self.jobs.values()} | {

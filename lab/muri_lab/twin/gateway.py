@@ -108,7 +108,7 @@ class VirtualGateway:
 
     def _submit(self, job: NewJob) -> int:
         user = self._slurm.users.get(job.uid, f"user{job.uid}")
-        return self._slurm.submit(_record_of(job, user), self._nodes.program_of(job), job.environment, holder="muri")
+        return self._slurm.submit(record_of(job, user), self._nodes.program_of(job), job.environment, holder="muri")
 
     def modify(self, job_id: int, change: JobChange) -> None:
         """Change a job."""
@@ -169,7 +169,7 @@ class VirtualGateway:
         return None if book is None else dict(book.environment)
 
 
-def _record_of(job: NewJob, user: str) -> Job:
+def record_of(job: NewJob, user: str) -> Job:
     """A submitted job of the controller's, its tag still in its own comment."""
     tasks = job.tasks_per_node * job.node_count
     return Job(

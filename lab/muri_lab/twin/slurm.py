@@ -165,11 +165,11 @@ class VirtualSlurm:
     def modify(self, job_id: int, change: JobChange) -> None:
         """Change a job as an administrator."""
         job = self._alive(job_id, "change")
-        if job.state is not JobState.PENDING and not _is_harmless(change):
+        if job.state is not JobState.PENDING and not is_harmless(change):
             raise slurm_error(f"change job {job_id}", "Job is no longer pending execution")
         if change.required_nodes and not set(unfolded(change.required_nodes)) <= self.nodes.keys():
             raise slurm_error(f"change job {job_id}", "Invalid node name specified")
-        self._put(replace(job, **_changed_fields(job, change, self.now_s)))
+        self._put(replace(job, **changed_fields(job, change, self.now_s)))
 
     def _alive(self, job_id: int, action: str) -> Job:
         job = self.known(job_id, action)
@@ -597,12 +597,12 @@ def _place(job: Job) -> tuple[float, ...]:
     return -job.priority, job.submit_s, job.array_job_id or job.job_id, task
 
 
-def _is_harmless(change: JobChange) -> bool:
+def is_harmless(change: JobChange) -> bool:
     """Whether Slurm lets an administrator change that in a job that runs."""
     return replace(change, admin_comment=None, time_limit_s=None, licenses=None, name=None) == JobChange()
 
 
-def _changed_fields(job: Job, change: JobChange, now_s: float) -> dict[str, Any]:
+def changed_fields(job: Job, change: JobChange, now_s: float) -> dict[str, Any]:
     """The fields of a job's record that a change sets."""
     names = (
         "required_nodes", "cpu_count", "cpus_per_task", "dependency", "admin_comment", "licenses", "nice",

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final
 
 from fake_slurm import FakeSlurm
@@ -11,33 +11,13 @@ from users import BOB, Attack, dry_run_result, pilot_report
 
 from muri.slurm_plugin.gateway.base import GatewayError, NoSuchJobError
 from muri.slurm_plugin.records import comment_tags as tags
-from muri.slurm_plugin.records.cluster import Job, JobChange, JobState, NewJob, Node, Snapshot
+from muri.slurm_plugin.records.cluster import Job, JobChange, JobState, Node
 from muri.slurm_plugin.records.roles import is_behind_licence
 
 DRY_RUN_S: Final = 60.0
 _HOSTILE_RUN_S: Final = 90.0
 _MOST_CPUS: Final = 10_000  # Slurm changes nothing in a job that asks for more than there is
 _NAME: Final = re.compile(r"[A-Za-z0-9]+(,[A-Za-z0-9]+)*")
-
-
-@dataclass(slots=True)
-class _Free:
-    """GPUs and CPUs that nodes have left."""
-
-    gpus: dict[str, int]
-
-    def take(self, job: Job, names: Sequence[str]) -> tuple[str, ...]:
-        """Nodes for a job, () when it must wait."""
-        count = max(1, job.node_count)
-        if count > len(self.gpus) or job.gpu_count % count:
-            return ()
-        each = job.gpu_count // count
-        fitting = [name for name in names if self.gpus[name] >= each][:count]
-        if len(fitting) < count:
-            return ()
-        for name in fitting:
-            self.gpus[name] -= each
-        return tuple(fitting)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,17 +49,6 @@ class VirtualSlurm(FakeSlurm):
         self._next_id = 1_000_000
         self._acts = {attack.job.job_id: Odd(attack.seed) for attack in attacks}
 
-    def _submit(self, job: NewJob) -> int:
-        job_id = super()._submit(job)
-        owner = next(each for each in self.jobs.values() if each.uid == job.uid)
-        self._update(
-            job_id, user=owner.user, gid=job.gid, node_count=job.node_count, time_limit_s=job.time_limit_s,
-            gpu_count=self.jobs[job_id].gpu_count * job.node_count, account=job.account, qos=job.qos,
-            work_dir=job.work_dir, reservation=job.reservation, features=job.features, submit_line="",
-            excluded_nodes=job.excluded_nodes, licenses=job.licenses, can_requeue=job.requeue, comment="",
-        )  # fmt: skip
-        return job_id
-
     def refuses(self, job_id: int) -> bool:
         """Whether no nodes could ever hold a job: Slurm neither changes nor releases it."""
         job = self.jobs[job_id]
@@ -103,29 +72,6 @@ class VirtualSlurm(FakeSlurm):
             return found
         odd = Odd(job_id)
         return found | {"NAME": odd.text(), "LD_PRELOAD": odd.text(), "SLURM_CONF": "/tmp/x"}
-
-    def free_gpus(self, node: str) -> int:
-        return self._free().gpus[node]
-
-    def snapshot(self) -> Snapshot:
-        """As the parent's, for jobs on several nodes."""
-        folded = {n: job for n, job in self.jobs.items() if "," in job.nodes}
-        for job_id in folded:
-            self._update(job_id, nodes=next(iter(self.nodes)))
-        taken = super().snapshot()
-        self.jobs |= folded
-        free = self._free().gpus
-        nodes = tuple(replace(node, gpus_allocated=node.gpu_count - free[node.name]) for node in taken.nodes)
-        return replace(taken, jobs=tuple(self.jobs[n] for n in sorted(self.jobs)), nodes=nodes)
-
-    def _free(self) -> _Free:
-        free = {name: node.gpu_count for name, node in self.nodes.items()}
-        for job in self.jobs.values():
-            if job.state is JobState.RUNNING and job.gpu_count:
-                names = job.nodes.split(",")
-                for name in names:
-                    free[name] -= job.gpu_count // len(names)
-        return _Free(free)
 
     def tick(self, seconds: float = 10.0) -> None:
         """Let time pass: jobs end, the hostile user acts, jobs start."""
@@ -177,20 +123,27 @@ class VirtualSlurm(FakeSlurm):
         self._update(run.job_id, comment=tags.PROFILE_PREFIX + written(result))
 
     def _start_all(self) -> None:
-        free = self._free()
-        # What Slurm would start at once, pilots first; the queue's order else.
-        for job in sorted(
-            self.jobs.values(), key=lambda job: (tags.parse_pilot(job.admin_comment) is None, job.job_id)
-        ):
-            if job.state is not JobState.PENDING:
-                continue
-            why = self._why_waiting(job)
-            nodes = () if why else free.take(job, self._may_have(job))
-            if nodes:
-                self._update(job.job_id, state=JobState.RUNNING, nodes=",".join(nodes), start_s=self.now_s, reason="")
-                self.starts[job.job_id] = self.starts.get(job.job_id, 0) + 1
-            elif not job.held:
-                self._update(job.job_id, reason=why or self._why_no_nodes(job))
+        free = self.free()
+        for job in self._in_order():
+            if job.state is JobState.PENDING:
+                why = self._why_waiting(job)
+                if not why and (nodes := self._take(job, free)):
+                    self._start(job, ",".join(nodes))
+                elif not job.held:
+                    self._update(job.job_id, reason=why or self._why_no_nodes(job))
+
+    def _take(self, job: Job, free: dict[str, int]) -> list[str]:
+        """Take nodes for a job; none when it must wait."""
+        count = max(1, job.node_count)
+        if count > len(free) or job.gpu_count % count:
+            return []
+        each = job.gpu_count // count
+        fitting = [name for name in self._may_have(job) if free[name] >= each][:count]
+        if len(fitting) < count:
+            return []
+        for name in fitting:
+            free[name] -= each
+        return fitting
 
     def _why_no_nodes(self, job: Job) -> str:
         """Slurm tells the missing resource only when the job's turn comes; until then it says Priority."""

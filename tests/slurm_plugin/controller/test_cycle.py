@@ -25,7 +25,7 @@ def test_four_kinds_share_one_gpu(make_controller):
     slurm.tick()
     slurm.tick()
     assert all(slurm.jobs[i].state is JobState.RUNNING for i in (1, 2, 3, 4, pilot.job_id))
-    assert slurm.free_gpus("n1") == 0
+    assert slurm.free()["n1"] == 0
 
 
 def test_enough_gpus_means_nobody_shares(make_controller):
