@@ -79,24 +79,17 @@ def _list_of(values: Mapping[str, Any], name: str) -> list[Any]:
 
 @dataclass(frozen=True, slots=True)
 class MemberSpec:
-    """A member: the plan's figures, and its options.
-
-    Attributes:
-        job_id: Its job id.
-        solo_iteration_s: Iteration time alone, None where it has to be learned.
-        predicted_speed: Planned speed, 1 = as fast as alone; None where auto has to measure both ways.
-        gpu_mem_gib: Peak GPU memory alone, None where it is not known: such a member is always admitted.
-        accumulate_steps: Into how many micro-batches its batches are split.
-        min_speed: The speed that it was promised, 1 = as fast as alone; 0: none.
-        isolation: thread: it may share the runtime's process, unless its script's $MURI_ISOLATION says process.
-    """
+    """A member: the plan's figures, and its options."""
 
     job_id: str
-    solo_iteration_s: float | None = None
+    solo_iteration_s: float | None = None  # Iteration time alone, None where it has to be learned
+    # Planned speed, 1 = as fast as alone; None where auto has to measure both ways
     predicted_speed: float | None = None
+    # Peak GPU memory alone, None where it is not known: such a member is always admitted
     gpu_mem_gib: float | None = None
-    accumulate_steps: int = 1
-    min_speed: float = 0.0
+    accumulate_steps: int = 1  # Into how many micro-batches its batches are split
+    min_speed: float = 0.0  # The speed that it was promised, 1 = as fast as alone; 0: none
+    # thread: it may share the runtime's process, unless its script's $MURI_ISOLATION says process
     isolation: Literal["thread", "process"] = "process"
 
     def __post_init__(self) -> None:
@@ -117,45 +110,29 @@ _MEMBER_CHECKS: Final[Mapping[str, _Check]] = {
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A job's place in a group, as the scheduler has noted it.
+    """A job's place in a group, as the scheduler has noted it."""
 
-    Attributes:
-        pilot: The group's pilot job; "" where that cannot be read.
-        member: The job's figures and options.
-    """
-
-    pilot: str
-    member: MemberSpec
+    pilot: str  # The group's pilot job; "" where that cannot be read
+    member: MemberSpec  # The job's figures and options
 
 
 @dataclass(frozen=True, slots=True)
 class GroupSpec:
-    """A group.
+    """A group."""
 
-    Attributes:
-        members: In the planned ordering.
-        ordering: Job ids in the planned rotation of lockstep, None for an empty place; () for that of `members`.
-        discipline: How members take turns; plain: they do not.
-        node_count: Nodes of the group.
-        gpus_per_node: GPUs on each node; each gets a runtime, a rank.
-        attach_timeout_s: The pilot gives the GPUs back if no member came by then.
-        telemetry_s: Most seconds between two of the pilot's reports of speed.
-        poll_s: Most seconds between two looks at idle members' jobs.
-        hang_timeout_s: A script that hangs for so long is ended; 0: never. A member's $MURI_HANG_TIMEOUT_S wins.
-        trace: Whether to keep a trace of every stage beside the pilot's log.
-        python: The members' own Python, which runs the runtime where members are its threads; "" for the pilot's.
-    """
-
-    members: tuple[MemberSpec, ...]
+    members: tuple[MemberSpec, ...]  # In the planned ordering
+    # Job ids in the planned rotation of lockstep, None for an empty place; () for that of `members`
     ordering: tuple[str | None, ...] = ()
-    discipline: Literal["auto", "fair", "lockstep", "plain"] = "auto"
+    discipline: Literal["auto", "fair", "lockstep", "plain"] = "auto"  # How members take turns; plain: they do not
     node_count: int = 1
-    gpus_per_node: int = 1
-    attach_timeout_s: float = 300.0
-    telemetry_s: float = 300.0
-    poll_s: float = 30.0
+    gpus_per_node: int = 1  # GPUs on each node; each gets a runtime, a rank
+    attach_timeout_s: float = 300.0  # The pilot gives the GPUs back if no member came by then
+    telemetry_s: float = 300.0  # Most seconds between two of the pilot's reports of speed
+    poll_s: float = 30.0  # Most seconds between two looks at idle members' jobs
+    # A script that hangs for so long is ended; 0: never. A member's $MURI_HANG_TIMEOUT_S wins
     hang_timeout_s: float = 900.0
-    trace: bool = False
+    trace: bool = False  # Whether to keep a trace of every stage beside the pilot's log
+    # The members' own Python, which runs the runtime where members are its threads; "" for the pilot's
     python: str = ""
 
     def __post_init__(self) -> None:

@@ -44,19 +44,12 @@ _PROBE: Final = "import json, sys; print(json.dumps([sys.prefix, sys.version, sy
 
 @dataclass(frozen=True)
 class ScriptPython:
-    """A Python.
+    """A Python."""
 
-    Attributes:
-        executable: How it is called.
-        prefix: Of its environment, as in `sys.prefix`.
-        version: As in `sys.version`.
-        release: Its first two numbers.
-    """
-
-    executable: str
-    prefix: str
-    version: str
-    release: tuple[int, int]
+    executable: str  # How it is called
+    prefix: str  # Of its environment, as in `sys.prefix`
+    version: str  # As in `sys.version`
+    release: tuple[int, int]  # Its first two numbers
 
     @property
     def is_own(self) -> bool:

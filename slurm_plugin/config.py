@@ -4,7 +4,7 @@ import os
 import re
 import sys
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal, Self, get_args, get_origin
 
@@ -24,10 +24,45 @@ from muri.foreign import yaml_of
 from muri.profiler.dryrun.messages import DEFAULT_STEADY_S, Limits
 from muri.slurm_plugin.private_files import why_unsafe
 from muri.slurm_plugin.renamed import FIXED_KEYS, OLD_KEYS, POLICY_KEYS
-from muri.slurm_plugin.tuning import Tuning
 from muri.text import nearest
 
-DEFAULT_PATH = Path("/etc/muri/muri.yaml")
+DEFAULT_PATH: Final = Path("/etc/muri/muri.yaml")
+
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """Constants of the controller. They are no keys of muri.yaml; tests and the twin shorten them."""
+
+    # How long the controller stays after a cycle, until the members of new groups have started, to put them behind the
+    # gate again. Slurm starts a job within seconds of its release, or not before it plans anew
+    gate_watch_s: float = 60.0
+    # Repairs, and then starts, that take longer than half of this leave the rest to the next cycle: the lease has to be
+    # extended, and events to be served
+    cycle_limit_s: float = 300.0
+    # Repairs, and then starts, that take more than half as many calls to Slurm do the same: slurmctld has other users
+    cycle_calls: int = 2000
+    # A pilot that has not started by then is canceled, and its members are grouped anew. Its GPUs were free when it was
+    # submitted, so something else has taken them
+    pilot_start_timeout_s: float = 180.0
+    # A pilot gives its GPUs back when no member has attached by then. Members start after it, at the pace of Slurm's
+    # scheduler
+    attach_timeout_s: float = 300.0
+    # How often a pilot reports its members' speeds to Slurm; of new members, and of changes by more than a fifth,
+    # within a minute. Each report is a call to slurmctld
+    telemetry_s: float = 300.0
+    poll_s: float = 30.0  # The longest pause between two questions whether idle members are still queued
+    wait_for_profiles_s: float = 60.0  # How long after its submission a job may wait for the dry runs of others
+    # A dry run that has not started by then is canceled; its user's next one goes behind others'
+    dry_run_start_timeout_s: float = 600.0
+    least_confidence: float = 0.1  # A measurement that is less certain plans as unknown, unless real runs confirm it
+    drift_limit: float = 0.2  # A stage time that differs by more than this share is drift; 0 turns the watch off
+    drift_after_s: float = 1800.0  # How long the difference must last before the model is measured again
+    # Least time between two drift marks of one model, in case a new measurement does not help
+    drift_again_s: float = 21600.0
+    # How much of its node's CPUs and memory a job alone may hold, so that others can join it: 1 is the part of its GPUs
+    joinable_share: float = 1.0
+    restart_s: float = 60.0  # Estimated time that a stop and a new start cost a job
+
 
 TUNING: Final = Tuning()
 
@@ -119,7 +154,7 @@ class Profiling(Section):
 
     @property
     def in_place(self) -> bool:
-        """Whether jobs are measured while they train, and nobody waits for a dry run."""
+        """Whether jobs are measured while they train, without waiting for a dry run."""
         return self.mode == "in-place"
 
     @property
@@ -241,7 +276,7 @@ class Config(Section):
 
     @property
     def tuning(self) -> Tuning:
-        """What no key sets."""
+        """The constants that have no key."""
         return self._tuning
 
     def tuned(self, **changes: Any) -> Self:
@@ -252,7 +287,7 @@ class Config(Section):
 
 
 def config_path(explicit: Path | None = None) -> Path | None:
-    """Return the file to read: the given one, $MURI_CONFIG, or /etc/muri/muri.yaml when it exists."""
+    """Return the file to read: the given one, $MURI_CONFIG, or /etc/muri/muri.yaml if it exists."""
     if explicit is not None:
         return explicit
     if os.environ.get("MURI_CONFIG"):
@@ -264,11 +299,7 @@ def config_path(explicit: Path | None = None) -> Path | None:
 
 
 def load_config(path: Path | None) -> Config:
-    """Read and validate a configuration file; the defaults when `path` is None.
-
-    Raises:
-        ConfigError: The file cannot be read, is no YAML mapping, or a key or value is wrong.
-    """
+    """Read and validate a configuration file, the defaults for None; a ConfigError lists all mistakes in it."""
     if path is None:
         return Config()
     values = _document(path)
@@ -283,20 +314,12 @@ def load_config(path: Path | None) -> Config:
 
 
 def notes_on(path: Path | None) -> tuple[str, ...]:
-    """Return what a configuration file that is in force should say otherwise: sentences about keys of 0.2.
-
-    Raises:
-        ConfigError: The file cannot be read, or is no YAML mapping.
-    """
+    """Return advice on keys of 0.2 in a valid configuration file; a ConfigError where it cannot be read."""
     return () if path is None else _bring_up_to_date(_document(path))[1]
 
 
 def _document(path: Path) -> dict[str, Any]:
-    """Return the keys and values of a configuration file.
-
-    Raises:
-        ConfigError: The file cannot be read, or is no YAML mapping.
-    """
+    """Return the keys and values of a configuration file; a ConfigError where it cannot be read."""
     try:
         loaded = yaml_of(path.read_text(), str(path))
     except PermissionError as error:
@@ -314,33 +337,30 @@ def _document(path: Path) -> dict[str, Any]:
 
 
 def _bring_up_to_date(values: dict[str, Any]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Give keys of 0.2 their new names, and take out those that say what 0.3 always does.
+    """Give keys of 0.2 their new names, and take out those that 0.3 does not have; return mistakes and advice.
 
-    A file that lists all keys of 0.2 as they were shipped is a good one.
-
-    Returns:
-        What is wrong, and what should be said otherwise, each a sentence.
+    A file that lists all keys of 0.2 as they were shipped has no mistakes.
     """
     wrong, notes = [], []
     removed = {key: (f"it is always {value}", value) for key, value in FIXED_KEYS.items()}
     removed |= {key: (f"it is policy_options.{option} now", value) for key, (option, value) in POLICY_KEYS.items()}
     for key, (instead, value) in removed.items():
-        if (found := _taken_out(values, key)) is _ABSENT:
+        if (own := _taken_out(values, key)) is _ABSENT:
             continue
         text = f"{key}: removed in 0.3: {instead}"
-        if found == value:
+        if own == value:
             notes.append(f"{text}, and the file says nothing else; take it out")
         else:
-            wrong.append(f"{text} (found {found!r})")
+            wrong.append(f"{text} (found {own!r})")
     for key, new in OLD_KEYS.items():
-        if (found := _taken_out(values, key)) is _ABSENT:
+        if (own := _taken_out(values, key)) is _ABSENT:
             continue
         section, _, name = new.partition(".")
         target = values.setdefault(section, {})
         if isinstance(target, dict) and name in target:
             wrong.append(f"{key}: it is called {new} now, which is there, too")
         elif isinstance(target, dict):
-            target[name] = found
+            target[name] = own
         notes.append(f"{key}: it is called {new} now; Muri 0.4 will refuse the old name")
     for section in {key.partition(".")[0] for key in (*removed, *OLD_KEYS)} - Config.model_fields.keys():
         if values.get(section) == {}:
@@ -352,39 +372,34 @@ _ABSENT: Final = object()
 
 
 def _taken_out(values: dict[str, Any], key: str) -> Any:
-    """Take a key out; returns its value, `_ABSENT` where it is not there."""
+    """Remove a key; returns its value, or `_ABSENT`."""
     section, _, name = key.rpartition(".")
     place = values.get(section) if section else values
     return place.pop(name, _ABSENT) if isinstance(place, dict) else _ABSENT
 
 
 def problems_of(path: Path | None, problems: Collection[str]) -> ConfigError:
-    """Return the error that tells all problems of a configuration file."""
+    """Return the error that lists all problems of a configuration file."""
     lines = "\n".join(f"  {problem}" for problem in problems)
     return ConfigError(f"{path or 'the built-in configuration'} has {len(problems)} problem(s):\n{lines}")
 
 
 def state_dir_of_refused(path: Path | None) -> Path | None:
-    """Find the state_dir in a configuration that is refused for another reason: there a drain looks for the controller.
+    """Return the state_dir in a refused configuration, where a drain looks for the controller's lock.
 
-    Returns:
-        None where it names none, cannot be read, or others could have written it.
+    None where the file names none, cannot be read, or others could have written it.
     """
     try:
         require_trusted(path)
         text = "" if path is None else path.read_text(errors="replace")
     except (ConfigError, OSError):
         return None
-    found = re.search(r"""^state_dir:\s*["']?(/[^"'#\n]*)""", text, re.MULTILINE)
-    return None if found is None else Path(found[1].strip())
+    line = re.search(r"""^state_dir:\s*["']?(/[^"'#\n]*)""", text, re.MULTILINE)
+    return None if line is None else Path(line[1].strip())
 
 
 def require_trusted(path: Path | None) -> None:
-    """Refuse a configuration that somebody else than root and this process's user could have written.
-
-    Raises:
-        ConfigError: Its owner or mode, or those of a directory above it, let others change it.
-    """
+    """Raise a ConfigError for a configuration that other users than root and this process's could have written."""
     if path is None:
         return
     try:
@@ -412,11 +427,11 @@ _KINDS: Final[Mapping[Any, str]] = {
     dict[str, PositiveFloat]: "types and numbers such as {a100: 80}",
     dict[str, Any]: "options and values such as {matching: networkx}",
 }
-"""How the file names what a key takes, by the annotation of the key."""
+"""Descriptions of a key's values, by its annotation."""
 
 
 def _field_at(location: tuple[Any, ...]) -> tuple[type[Section], str, FieldInfo | None]:
-    """Return the innermost section on the way to a place, the name of what lies on the way there, and its field."""
+    """Return the innermost section on the way to a place, the dotted name of its key, and the key's field."""
     section: type[Section] = Config
     inner: Any = Config
     names: list[str] = []
@@ -431,7 +446,7 @@ def _field_at(location: tuple[Any, ...]) -> tuple[type[Section], str, FieldInfo 
 
 
 def _explain(problem: dict[str, Any]) -> str:
-    """Say what is wrong in words of the file."""
+    """Describe a validation error in the file's terms."""
     section, name, field = _field_at(problem["loc"])
     found = f"(found {problem['input']!r})"
     if problem["type"] == "extra_forbidden" or field is None:
@@ -446,12 +461,12 @@ def _explain(problem: dict[str, Any]) -> str:
     if bounds:
         return f"{name}: must be {bounds[0]} {found}"
     if problem["type"] == "string_pattern_mismatch":
-        return f"{name}: must be what its comment says: {field.description} {found}"
+        return f"{name}: must be as its comment says: {field.description} {found}"
     return f"{name}: {_wanted(name, field, problem['input'])} {found}"
 
 
 def _wanted(name: str, field: FieldInfo, value: Any) -> str:
-    """Say what a key takes."""
+    """Describe the values of a key."""
     kind = field.annotation
     if isinstance(kind, type) and issubclass(kind, Section):
         first, inner = next(iter(kind.model_fields.items()))
@@ -468,7 +483,7 @@ def _wanted(name: str, field: FieldInfo, value: Any) -> str:
 
 
 def keys_of(section: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
-    """Yield the keys of muri.yaml, those of sections with dots, and what each holds."""
+    """Yield the keys of muri.yaml, those of sections with dots, and their fields."""
     for name, field in section.model_fields.items():
         kind = field.annotation
         if isinstance(kind, type) and issubclass(kind, BaseModel):

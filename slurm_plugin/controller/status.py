@@ -50,67 +50,45 @@ class NoStatusError(StatusError):
 
 @dataclass(frozen=True, slots=True)
 class JobStatus:
-    """One job of Muri's.
-
-    Attributes:
-        job_id: Slurm's job id.
-        user: Owner.
-        name: Job name.
-        model: Model name as given, "" when none.
-        state: "waiting", "grouped" (given to a group, not started), "interleaved", "shared" (beside others without
-            turns), "alone" (running or queued by itself, maybe behind a pilot job) or "user-held".
-        slurm_state: Slurm's own state.
-        group: Id of its pilot job, None when it has none.
-        partners: Job ids of the other members that still wait or run.
-        predicted_speed: Speed that the plan expects, 1 = as fast as alone; None when alone.
-        measured_speed: Speed measured by the runtime, None while there is none; see `is_speed_estimated`.
-        promised_speed: Promised minimum speed in its group; a waiting job's request. None without one.
-        promises_broken: Job ids of the members of its group, itself included, that miss their promised speed.
-        off_plan: Whether measured and predicted speed differ by more than 20 %, of a model that was measured.
-        solo_iteration_s: Iteration time alone, from the profile; None when in no group.
-        estimated: Whether the plan rests on an estimate of its profile.
-        cpu_count: CPUs that it has or asks for now.
-        mem_per_node_mib: Memory on each node that it has or asks for now; 0 when not set.
-        asked_cpu_count: CPUs that it had asked for before Muri gave it others; None when it has its own request.
-        asked_mem_per_node_mib: The same of memory.
-        iterations: Iterations done in the group; None while unknown, like the rest.
-        stage_s: Seconds of an iteration in each stage.
-        wait_s: Seconds of an iteration waiting for each stage's resource.
-        discipline: The discipline in force in the group.
-        reasons: Sentences for people, the last decision first.
-        opportunistic: Whether it only uses leftover resources.
-        use: Its processes' use, as last measured by its pilot job's monitor: fields of `JobUse`. None before.
-        duration_factor: Expected duration over its user's statement; None where the statement is believed.
-        task: Of a job array's task how Slurm shows it, "12_3", or "12_[4-9]" for those that wait; "" for other jobs.
-    """
+    """One job of Muri's."""
 
     job_id: int
     user: str
     name: str
-    model: str
+    model: str  # Model name as given, "" when none
+    # "waiting", "grouped" (given to a group, not started), "interleaved", "shared" (beside others without turns),
+    # "alone" (running or queued by itself, maybe behind a pilot job) or "user-held"
     state: str
     slurm_state: str
-    group: int | None = None
-    partners: tuple[int, ...] = ()
-    predicted_speed: float | None = None
+    group: int | None = None  # Id of its pilot job, None when it has none
+    partners: tuple[int, ...] = ()  # Job ids of the other members that still wait or run
+    predicted_speed: float | None = None  # Speed that the plan expects, 1 = as fast as alone; None when alone
+    # Speed measured by the runtime, None while there is none; see `is_speed_estimated`
     measured_speed: float | None = None
+    # Whether measured and predicted speed differ by more than 20 %, of a model that was measured
     off_plan: bool = False
-    solo_iteration_s: float | None = None
-    iterations: int | None = None
-    stage_s: tuple[float, ...] = ()
-    wait_s: tuple[float, ...] = ()
-    discipline: str | None = None
-    reasons: tuple[str, ...] = ()
-    estimated: bool = False
-    cpu_count: int = 0
-    mem_per_node_mib: int = 0
+    solo_iteration_s: float | None = None  # Iteration time alone, from the profile; None when in no group
+    iterations: int | None = None  # Iterations done in the group; None while unknown, like the rest
+    stage_s: tuple[float, ...] = ()  # Seconds of an iteration in each stage
+    wait_s: tuple[float, ...] = ()  # Seconds of an iteration waiting for each stage's resource
+    discipline: str | None = None  # The discipline in force in the group
+    reasons: tuple[str, ...] = ()  # Sentences for people, the last decision first
+    estimated: bool = False  # Whether the plan rests on an estimate of its profile
+    cpu_count: int = 0  # CPUs that it has or asks for now
+    mem_per_node_mib: int = 0  # Memory on each node that it has or asks for now; 0 when not set
+    # CPUs that it had asked for before Muri gave it others; None when it has its own request
     asked_cpu_count: int | None = None
-    asked_mem_per_node_mib: int | None = None
+    asked_mem_per_node_mib: int | None = None  # The same of memory
+    # Of a job array's task how Slurm shows it, "12_3", or "12_[4-9]" for those that wait; "" for other jobs
     task: str = ""
+    # Promised minimum speed in its group; a waiting job's request. None without one
     promised_speed: float | None = None
+    # Job ids of the members of its group, itself included, that miss their promised speed
     promises_broken: tuple[int, ...] = ()
-    opportunistic: bool = False
+    opportunistic: bool = False  # Whether it only uses leftover resources
+    # Its processes' use, as last measured by its pilot job's monitor: fields of `JobUse`. None before
     use: Mapping[str, float | None] | None = None
+    # Expected duration over its user's statement; None where the statement is believed
     duration_factor: float | None = None
 
     @property
@@ -131,23 +109,14 @@ class JobStatus:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """One cycle's outcome.
+    """One cycle's outcome."""
 
-    Attributes:
-        cycle_s: When the cycle ran, seconds since the epoch.
-        policy: The policy that planned.
-        gateway: "pyslurm" or "command".
-        jobs: All Muri jobs that still wait or run.
-        errors: Refusals of Slurm.
-        slurm_calls: Calls to Slurm in the cycle, by kind.
-    """
-
-    cycle_s: float
+    cycle_s: float  # When the cycle ran, seconds since the epoch
     policy: str
-    gateway: str
-    jobs: tuple[JobStatus, ...] = ()
-    errors: tuple[str, ...] = ()
-    slurm_calls: Mapping[str, int] = field(default_factory=dict)
+    gateway: str  # "pyslurm" or "command"
+    jobs: tuple[JobStatus, ...] = ()  # All Muri jobs that still wait or run
+    errors: tuple[str, ...] = ()  # Refusals of Slurm
+    slurm_calls: Mapping[str, int] = field(default_factory=dict)  # Calls to Slurm in the cycle, by kind
 
 
 _STATUS: Final = TypeAdapter(Status)

@@ -62,20 +62,13 @@ class StopSignal:
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """The machine's own by default; the twin has others, so that the same seed gives the same course.
+    """The machine's own by default; the twin has others, so that the same seed gives the same course."""
 
-    Attributes:
-        stop: Ends a cycle between two calls.
-        clock: The clock to read and to wait by.
-        accounting: Slurm's accounts, None for those of this machine's commands.
-        new_token: Names an intent.
-        gres_conf: Which GPUs of a node are near each other.
-    """
-
-    stop: StopFlag = field(default_factory=threading.Event)
-    clock: Clock = MACHINE_CLOCK
-    accounting: Accounting | None = None
-    new_token: Callable[[], str] = random_token
+    stop: StopFlag = field(default_factory=threading.Event)  # Ends a cycle between two calls
+    clock: Clock = MACHINE_CLOCK  # The clock to read and to wait by
+    accounting: Accounting | None = None  # Slurm's accounts, None for those of this machine's commands
+    new_token: Callable[[], str] = random_token  # Names an intent
+    # Which GPUs of a node are near each other
     gres_conf: GresConf = field(default_factory=lambda: GresConf(default_path()))
 
 

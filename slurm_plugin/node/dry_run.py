@@ -41,15 +41,10 @@ _LIMITED: Final = "import os, sys; os.sched_setaffinity(0, {cores}); os.execv(sy
 
 
 class Cpus(NamedTuple):
-    """CPUs of a dry run that measures the CPU axis, too.
+    """CPUs of a dry run that measures the CPU axis, too."""
 
-    Attributes:
-        own: Those that the waiting job asks for, with which its stages are measured.
-        most: Those of the dry run.
-    """
-
-    own: int
-    most: int
+    own: int  # Those that the waiting job asks for, with which its stages are measured
+    most: int  # Those of the dry run
 
 
 def measure(script: bytes, arguments: Sequence[str], limits: Limits, cpus: Cpus | None = None) -> dict[str, Any]:

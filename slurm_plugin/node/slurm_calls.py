@@ -29,19 +29,12 @@ _ENDED: Final = {
 
 @dataclass(frozen=True, slots=True)
 class JobRecord:
-    """What Slurm shows of one job.
+    """What Slurm shows of one job."""
 
-    Attributes:
-        name: Its id for commands: the last task of an array has the array's id, which means all its tasks.
-        state: Slurm's word, such as PENDING.
-        comment: Its own comment.
-        admin_comment: Its AdminComment.
-    """
-
-    name: str
-    state: str
-    comment: str
-    admin_comment: str
+    name: str  # Its id for commands: the last task of an array has the array's id, which means all its tasks
+    state: str  # Slurm's word, such as PENDING
+    comment: str  # Its own comment
+    admin_comment: str  # Its AdminComment
 
     @property
     def is_active(self) -> bool:

@@ -19,9 +19,9 @@ from click.testing import CliRunner
 from muri.cli import cli
 from muri.profiler.store import Author, Document, ProfileStore
 from muri.slurm_plugin.cli.admin import controller
+from muri.slurm_plugin.config import Tuning
 from muri.slurm_plugin.records.cluster import parse_snapshot
 from muri.slurm_plugin.records.journal import Journal
-from muri.slurm_plugin.tuning import Tuning
 
 RECORDED: Final = Path(__file__).parent / "recorded"  # A folder for each situation
 OPEN_GATEWAY: Final = "muri.slurm_plugin.controller.assemble.open_gateway"

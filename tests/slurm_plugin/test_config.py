@@ -31,7 +31,7 @@ def write(tmp_path, text):
         ("gpu_mem_gib: 80", ["gpu_mem_gib: types and numbers such as {a100: 80} (found 80)"]),
         ("events: false", ["events: takes keys of its own, such as {enabled: true} (found False)"]),
         ("interval_s: 6m", ["interval_s: seconds, as a number: 360 (found '6m')"]),
-        ("metrics_listen: x", ["metrics_listen: must be what its comment says", "127.0.0.1:9810"]),
+        ("metrics_listen: x", ["metrics_listen: must be as its comment says", "127.0.0.1:9810"]),
         ("policy: auto\ngate: hold\npolicy: fifo", ["the key policy stands in line 1 and again in line 3"]),
         ("grouping:\n  join: true\n  join: false", ["the key join stands in line 2 and again in line 3"]),
         ("profiling: {time_limit_s: 60}", ["1 problem(s)", "profiling.time_limit_s: must be above 60 (found 60)"]),

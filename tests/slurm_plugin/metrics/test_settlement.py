@@ -6,6 +6,7 @@ import pytest
 from fake_slurm import FOUR_KINDS, FakeSlurm, Killed, four_jobs, one_gpu, pilots
 
 from muri.profiler.records import StageProfile
+from muri.slurm_plugin.config import Tuning
 from muri.slurm_plugin.controller import metrics
 from muri.slurm_plugin.controller.metrics import Counters
 from muri.slurm_plugin.gateway.accounting import NoAccountingError
@@ -15,7 +16,6 @@ from muri.slurm_plugin.records.cluster import JobState
 from muri.slurm_plugin.records.comment_reports import with_measured
 from muri.slurm_plugin.records.journal import COUNTERS, GROUP_RUN, Journal
 from muri.slurm_plugin.records.usage import Run, parse_report
-from muri.slurm_plugin.tuning import Tuning
 
 
 @pytest.fixture
