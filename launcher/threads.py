@@ -59,14 +59,11 @@ def shared_process(
     *,
     takes_turns: bool,
 ) -> SharedProcess:
-    """Return what runs members as threads of this process.
+    """Return a runtime that runs members as threads of this process.
 
-    Args:
-        members: Job ids of those that are planned so.
-        preload: Modules to load ahead.
-        running: Tells the sessions under way, of either kind.
-        end_runtime: Ends this process, because its GPU context has ended.
-        takes_turns: Whether members' kernels must not overlap.
+    `members` are the job ids that are planned so, `preload` modules to load ahead. `running` tells the sessions under
+    way, of either kind; `end_runtime` ends this process, because its GPU context has ended. If it `takes_turns`,
+    members' kernels must not overlap.
     """
     made: SharedProcess = import_module(f"{_ROOM}.thread_session").Threads(
         members, preload, running, end_runtime, takes_turns=takes_turns
@@ -75,11 +72,7 @@ def shared_process(
 
 
 class Script(Protocol):
-    """One of several scripts of this process.
-
-    Attributes:
-        belongings: What belongs to it alone; each of the launcher's modules keeps its own under a key of its own.
-    """
+    """One of several scripts of this process; each module of the launcher keeps belongings of it under its own key."""
 
     belongings: dict[Any, Any]
 

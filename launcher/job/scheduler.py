@@ -61,10 +61,9 @@ class Membership(Protocol):
         """Whether the job runs and is not being ended."""
 
     def requeue_for_memory(self, job_id: str) -> bool:
-        """Put a job that ran out of GPU memory beside others back into the queue, to ask for more or run alone then.
+        """Requeue a job that ran out of GPU memory beside others, to ask for more or run alone then.
 
-        Returns:
-            Whether it was put back; False where no controller would plan it again, or it was put back too often.
+        False where no controller would plan it again, or it was put back too often.
         """
 
     def requeue_stopped(self, job_id: str, run: int) -> None:
@@ -138,10 +137,7 @@ def load_membership(group: str = ENTRY_POINTS) -> Membership:
 
 
 def requeue_stopped(job_id: str, run: int) -> bool:
-    """Requeue a job that was saved, from the script's own process; see `Membership.requeue_stopped`.
-
-    Returns:
-        Whether it was; False where the scheduler is ending the job anyway.
+    """Requeue a job that was saved, from the script's own process; return False if it is being ended anyway.
 
     Raises:
         SchedulerCallError: The scheduler did not accept it.
@@ -176,7 +172,7 @@ def _call(what: str, job_id: str, run: int) -> int:
 
 
 def answer(arguments: Sequence[str]) -> int:
-    """Do what a script's process asks for, and return the exit code."""
+    """Do what the arguments from a script's process ask for, and return the exit code."""
     what, job_id, run = arguments
     try:
         membership = load_membership()

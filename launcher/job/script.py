@@ -1,9 +1,4 @@
-"""Loads a script or module as `__main__`, and lets gloo's worker threads finish before Python ends.
-
-A gloo worker that still has to drop a tensor when Python is being finalized asks for the interpreter's lock, is ended
-by Python in the middle of C++ and takes the whole process with it: "terminate called without an active exception", exit
-code 134 instead of the script's own. PyTorch 2.13 with Python 3.11 does so in every third run of two ranks that leave
-right after a collective, with `destroy_process_group` too if something (DistributedDataParallel) still holds the group.
+"""Loads a script or module as `__main__`, calls hooks after imports, and lets gloo's threads finish before Python ends.
 
 A script that ran out of GPU memory leaves a mark in a file that the runtime named, because its exit code does not show
 the cause: beside others the scheduler may be at fault.
@@ -37,7 +32,7 @@ _TASKS: Final = Path("/proc/self/task")
 
 
 NAMELESS: Final = ("-c", "-")
-"""Targets that are no file: code in the next argument, code on standard input."""
+"""Targets that are not a file: code in the next argument, code on standard input."""
 
 
 class ScriptError(UsageError):
@@ -128,7 +123,14 @@ def _main_module(file: str, loader: object, spec: ModuleSpec | None) -> ModuleTy
 
 
 def wait_for_gloo_at_exit() -> None:
-    """Wait for gloo when the script and its own `atexit` functions are done: call this before they register."""
+    """Wait for gloo when the script and its own `atexit` functions are done: call this before they register.
+
+    A gloo worker that still has to drop a tensor when Python is being finalized asks for the interpreter's lock, is
+    ended by Python in the middle of C++ and takes the whole process with it: "terminate called without an active
+    exception", exit code 134 instead of the script's own. PyTorch 2.13 with Python 3.11 does so in every third run of
+    two ranks that leave right after a collective, with `destroy_process_group` too if something
+    (DistributedDataParallel) still holds the group.
+    """
     atexit.register(_wait_for_gloo_workers)
 
 

@@ -16,50 +16,29 @@ from muri.launcher.job.stage_clock import StageClock
 
 @dataclass(frozen=True)
 class Roots:
-    """Where a member's threads and processes begin.
+    """Where a member's threads and processes begin."""
 
-    Attributes:
-        threads: Kernel's numbers of its threads in this process.
-        process: The script's own process, 0 for none.
-        supervisor: The process between that one and this, 0 for none.
-    """
-
-    threads: tuple[int, ...] = ()
-    process: int = 0
-    supervisor: int = 0
+    threads: tuple[int, ...] = ()  # the kernel's numbers of its threads in this process
+    process: int = 0  # the script's own process, 0 for none
+    supervisor: int = 0  # the process between that one and this, 0 for none
 
 
 @runtime_checkable
 class MemberSession(Protocol):
-    """One run of a member's script; `sessions.process_session.ProcessSession`, or a thread (`launcher.threads`).
+    """One run of a member's script; `sessions.process_session.ProcessSession`, or a thread (`launcher.threads`)."""
 
-    Attributes:
-        member: The member's job id.
-        clock: Its stage times.
-        exit_code: The script's exit code, None until it ended.
-        stopped_at: Iteration at which the script was saved and stopped, None if it ended in another way.
-        ended: Set when the script ended and everything of it was cleaned up.
-        fault: What the script raised if that ended the CUDA context of this process, else None.
-        lost_cause: Why the script must run again; None if it need not, or if the runtime's end is why.
-        condemned: Whether its exit code means nothing because the CUDA context has ended.
-        out_of_memory: Whether the script ended for lack of GPU memory.
-        hung: Whether it is being ended, or was, because it hangs.
-        paused: Whether it is to do nothing, because its job is suspended.
-        client_pid: The process in which `muri run` waits for the end; 0 once it is gone, or if it cannot be seen.
-    """
-
-    member: str
+    member: str  # its job id
     clock: StageClock
-    exit_code: int | None
-    stopped_at: int | None
-    ended: threading.Event
-    fault: str | None
-    lost_cause: str | None
-    condemned: bool
-    out_of_memory: bool
-    hung: bool
-    paused: bool
-    client_pid: int
+    exit_code: int | None  # of the script, None until it ended
+    stopped_at: int | None  # iteration at which the script was saved and stopped, None if it ended in another way
+    ended: threading.Event  # set when the script ended and was cleaned up
+    fault: str | None  # the script's error if that ended the CUDA context of this process, else None
+    lost_cause: str | None  # why the script must run again; None if it need not, or if the runtime's end is why
+    condemned: bool  # its exit code means nothing, because the CUDA context has ended
+    out_of_memory: bool  # the script ended for lack of GPU memory
+    hung: bool  # it is being ended, or was, because it hangs
+    paused: bool  # its job is suspended
+    client_pid: int  # process in which `muri run` waits for the end; 0 once it is gone, or if it cannot be seen
 
     @property
     def isolation(self) -> str:
@@ -101,7 +80,7 @@ class MemberSession(Protocol):
         """The script's Python: its "prefix" and "executable"."""
 
     def facts(self) -> Mapping[str, Any] | None:
-        """What the script has told beside its iterations (`launcher.script.script_facts`), None while it has not."""
+        """Return the script's facts beside its iterations (`launcher.script.script_facts`), None before."""
 
     def shut_down(self, grace_s: float) -> None:
         """Let the script's own SIGTERM handler work, else end the script, because the runtime ends."""
@@ -111,7 +90,7 @@ class MemberSession(Protocol):
 
 
 MURIS_OWN: Final = "muri-looks"
-"""The kernel's name for a thread of Muri's own in a script's process: what it does is not a work of the script."""
+"""The kernel's name for a thread of Muri's own in a script's process, whose work is not the script's."""
 
 
 def name_as_muris_own() -> None:

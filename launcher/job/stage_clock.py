@@ -46,15 +46,10 @@ class HostPace:
     """The thread waits for the GPU before it passes it on: for scripts alone, and without streams.
 
     The clock calls it around the stage `propagate`, never while the arbiter's state changes.
-
-    Attributes:
-        counts_host_time: Whether the stage lasts as long as the thread is in it. Otherwise
-            `iteration_ended` tells how long the GPU was busy.
-        gpu_mem_peak_gib: Most GPU memory that the member was seen to use, None where it is not measured.
     """
 
-    counts_host_time = True
-    gpu_mem_peak_gib: float | None = None
+    counts_host_time = True  # else `iteration_ended` tells how long the GPU was busy
+    gpu_mem_peak_gib: float | None = None  # most that the member was seen to use, None where it is not measured
 
     def before(self) -> None:
         """The GPU is about to be asked for; nothing is held."""
@@ -116,17 +111,11 @@ def wait_for_gpu() -> None:
 
 @dataclass(frozen=True)
 class IterationRecord:
-    """The times of one iteration.
+    """The times of one iteration."""
 
-    Attributes:
-        iteration_s: Wall-clock seconds, waits for resources included.
-        stage_s: Seconds that each stage owned, without waits; together at most the iteration.
-        wait_s: Seconds spent waiting for each stage's resource.
-    """
-
-    iteration_s: float
-    stage_s: tuple[float, ...]
-    wait_s: tuple[float, ...]
+    iteration_s: float  # wall-clock, waits for resources included
+    stage_s: tuple[float, ...]  # owned by each stage, without waits; together at most the iteration
+    wait_s: tuple[float, ...]  # waits for each stage's resource
 
     @property
     def busy_s(self) -> float:
@@ -197,27 +186,9 @@ class _ThreadPart(threading.local):
 class StageClock:
     """Stage and iteration times of one script.
 
-    One thread owns the clock: the one that iterates `muri.batches`, else the first to mark a
-    stage. Its stages are gated, and so are those of a thread within `lane()`. Stages in other
-    threads are timed but not gated. Each second belongs to one stage at most; see `TimeLedger`.
-
-    Attributes:
-        explicit: Whether the script marked a stage or iterated `muri.batches` itself; hooks that mark
-            stages on its behalf stop doing so from then on.
-        steps: Whether the script says itself where its iterations end, by `muri.step`; nothing else does from then on.
-        at_boundary: Called by the owner at each iteration boundary, after the iteration was counted
-            and with no resource held.
-        stage_s: Total seconds that each stage owned, in the order of `STAGES`.
-        hidden_s: Total seconds of each stage that other threads spent behind another stage.
-        explains_gaps: Whether time that the owner computes outside of stages is `preprocess`: hooks see no
-            stage there, and the CPU is what such a part uses. A script that marks its stages itself says what they are.
-        wait_s: Total seconds of waiting for each stage's resource.
-        gpu: How the stage `propagate` keeps pace with the GPU.
-        iterations: Iterations done.
-        recent: The last iterations' records.
-        on_record: Called with each iteration whose times count, by the thread that counts it.
-        on_hold: Called for all work, also that of threads that are not gated and of worker processes.
-        on_prefetch_depth: Called with how many batches a loader may have ready, and after how many its waits recur.
+    One thread owns the clock: the one that iterates `muri.batches`, else the first to mark a stage. Its stages are
+    gated, and so are those of a thread within `lane()`. Stages in other threads are timed but not gated. Each second
+    belongs to one stage at most; see `TimeLedger`.
     """
 
     def __init__(
@@ -228,19 +199,23 @@ class StageClock:
         now: Callable[[], float] = time.perf_counter,
         cpu_now: Callable[[], float] = time.thread_time,
     ) -> None:
-        self.explicit = False
-        self.steps = False
+        self.explicit = False  # the script marked a stage or iterated `muri.batches` itself; hooks no longer do
+        self.steps = False  # the script says itself where its iterations end, by `muri.step`; nothing else does
+        # Called by the owner at each iteration boundary, after the iteration was counted and with no resource held.
         self.at_boundary: list[Callable[[], None]] = []
         self._ledger = TimeLedger(now())
-        self.stage_s = self._ledger.total_s
-        self.hidden_s = self._ledger.hidden_s
+        self.stage_s = self._ledger.total_s  # total seconds that each stage owned
+        self.hidden_s = self._ledger.hidden_s  # total seconds that other threads spent behind another stage
+        # Whether time that the owner computes outside of stages is `preprocess`: hooks see no stage there, and such a
+        # part uses the CPU. A script that marks its stages itself says which is which.
         self.explains_gaps = False
-        self.wait_s = [0.0] * STAGE_COUNT
+        self.wait_s = [0.0] * STAGE_COUNT  # total seconds of waiting for each stage's resource
         self.iterations = 0
-        self.recent: deque[IterationRecord] = deque(maxlen=RECENT_ITERATIONS)
+        self.recent: deque[IterationRecord] = deque(maxlen=RECENT_ITERATIONS)  # the last iterations
         self.gpu = HostPace()
-        self.on_record: IterationListener | None = None
-        self.on_hold: HoldListener | None = None
+        self.on_record: IterationListener | None = None  # each iteration whose times count, by the counting thread
+        self.on_hold: HoldListener | None = None  # all work, also of threads that are not gated and of workers
+        # Takes how many batches a loader may have ready, and after how many its waits recur.
         self.on_prefetch_depth: Callable[[int, int], None] | None = None
         self._alone = gate is None
         self._gate = gate or Gate()

@@ -25,18 +25,12 @@ NOTHING: Final = (0.0,) * _COUNT
 
 
 class TimeLedger:
-    """The seconds of one script's stages; each change is told when it happens, by any thread.
-
-    Attributes:
-        total_s: Seconds that each stage owned since the script began.
-        iteration_s: Seconds that each stage owned in the iteration under way.
-        hidden_s: Seconds of each stage that were hidden behind others, since the script began.
-    """
+    """The seconds that each stage of one script owned; each change is told when it happens, by any thread."""
 
     def __init__(self, start_s: float) -> None:
-        self.total_s = [0.0] * _COUNT
-        self.iteration_s = [0.0] * _COUNT
-        self.hidden_s = [0.0] * _COUNT
+        self.total_s = [0.0] * _COUNT  # owned since the script began
+        self.iteration_s = [0.0] * _COUNT  # owned in the iteration under way
+        self.hidden_s = [0.0] * _COUNT  # hidden behind other stages since the script began
         self._lock = threading.Lock()
         self._since_s = start_s
         self._own = OUTSIDE

@@ -1,1 +1,1 @@
-"""What runs in a script's process: the calls of `import muri`, the hooks in PyTorch, checkpoints, measurements."""
+"""The script's own process: the calls of `import muri`, the hooks in PyTorch, checkpoints, measurements."""

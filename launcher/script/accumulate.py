@@ -40,13 +40,8 @@ class accumulate:
     Args:
         steps: Number of micro-batches; None leaves it to the scheduler.
 
-    Attributes:
-        steps: That number. A batch with fewer samples is split into as many as it has.
-        share: Samples of the current micro-batch over those of its batch.
-        loss: Loss of the last batch, detached: its micro-batches' by share, as far as `backward` was given them.
-
     Raises:
-        AccumulateError: `steps` is less than 1 or no whole number.
+        AccumulateError: `steps` must be a whole number of 1 or more.
     """
 
     def __init__(self, steps: int | None = None) -> None:
@@ -54,8 +49,9 @@ class accumulate:
             raise AccumulateError(f"muri.accumulate({steps!r}): give a whole number of 1 or more, or nothing")
         if steps is None:
             leaves_steps_to_scheduler.set()
-        self.steps = chosen_steps() if steps is None else steps
-        self.share = 1.0
+        self.steps = chosen_steps() if steps is None else steps  # a batch with fewer samples has as many parts
+        self.share = 1.0  # samples of the current micro-batch over those of its batch
+        # Loss of the last batch, detached: its micro-batches' by share, as far as `backward` was given them.
         self.loss: Any = None
         if self.steps > 1 and _has_other_ranks():
             _let_exchanges_wait()
@@ -85,10 +81,9 @@ class accumulate:
             start += size
 
     def backward(self, loss: Any) -> None:
-        """`loss.backward()`, weighted so that the micro-batches' gradients add up to the whole batch's.
+        """Call `loss.backward()`, weighted so that the micro-batches' gradients add up to the whole batch's.
 
-        Args:
-            loss: Mean over the samples of the micro-batch. Of a loss that is a sum call `backward()` itself.
+        The loss is a mean over the samples of the micro-batch. Of a loss that is a sum call `backward()` itself.
         """
         weighted = loss if self.share == 1.0 else loss * self.share
         weighted.backward()
@@ -132,11 +127,7 @@ def _let_exchanges_wait() -> None:
 
 
 def sample_count(batch: Any) -> int:
-    """Number of samples: the length of the first dimension, which all arrays of the batch share.
-
-    Raises:
-        UnsplittableError: There is no array in it, or arrays differ in length.
-    """
+    """Return the length of the first dimension, which all arrays of the batch must share."""
     counts = set(_lengths(batch))
     if len(counts) != 1:
         lengths = ", ".join(map(str, sorted(counts))) or "none"

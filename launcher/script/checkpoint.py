@@ -47,13 +47,13 @@ class CheckpointLoadError(CheckpointError):
 
 @dataclass(frozen=True)
 class Resumed:
-    """What `muri.checkpoint` found.
+    """The answer of `muri.checkpoint`.
 
     Attributes:
         resumed: Whether the job had a checkpoint, which was loaded.
         iteration: Iterations done before; 0 at a fresh start.
         epoch: Runs of the training loop that had ended; the loop over epochs starts there.
-        path: What was loaded, None at a fresh start.
+        path: The loaded file or directory, None at a fresh start.
     """
 
     resumed: bool
@@ -64,14 +64,7 @@ class Resumed:
 
 @dataclass(frozen=True)
 class Functions:
-    """The script's functions that save and load, and when to save apart from stops.
-
-    Attributes:
-        save: Writes a file or directory to the path.
-        load: Reads it back.
-        every_s: Seconds between periodic checkpoints, None for none.
-        every_iterations: Iterations between them, None for none.
-    """
+    """The script's functions that save to and load from a path, and intervals of periodic checkpoints."""
 
     save: PathFunction
     load: PathFunction
@@ -79,11 +72,7 @@ class Functions:
     every_iterations: int | None
 
     def __post_init__(self) -> None:
-        """Refuse arguments that cannot work.
-
-        Raises:
-            UsageError: A function cannot be called or an interval is not positive.
-        """
+        """Refuse arguments that cannot work."""
         for name in ("save", "load"):
             if not callable(getattr(self, name)):
                 raise UsageError(f"muri.checkpoint: {name} must be a function that takes a path")
@@ -94,12 +83,7 @@ class Functions:
 
 
 class BoundaryCheckpointer:
-    """Saves one script's state at iteration boundaries.
-
-    Attributes:
-        position: Where the training loop stands in its loader.
-        stopped_at: Iteration of the checkpoint after which the script was ended, None while it was not.
-    """
+    """Saves one script's state at iteration boundaries."""
 
     def __init__(
         self,
@@ -109,8 +93,8 @@ class BoundaryCheckpointer:
         ranks: OneRank,
         now: Clock = MACHINE_CLOCK,
     ) -> None:
-        self.position = LoaderPosition()
-        self.stopped_at: int | None = None
+        self.position = LoaderPosition()  # of the training loop in its loader
+        self.stopped_at: int | None = None  # iteration of the checkpoint after which the script was ended
         self._functions = functions
         self._store = store
         self._clock = clock
@@ -138,11 +122,7 @@ class BoundaryCheckpointer:
         self._stop_asked.set()
 
     def resume(self) -> Resumed:
-        """Load the newest checkpoint that all ranks have, if there is one.
-
-        Raises:
-            CheckpointLoadError: A checkpoint exists but cannot be loaded.
-        """
+        """Load the newest checkpoint that all ranks have, if there is one."""
         iteration = self._ranks.common(max(self._store.iterations(), default=-1))
         if iteration < 0:
             return Resumed(resumed=False)
@@ -162,11 +142,7 @@ class BoundaryCheckpointer:
         return Resumed(resumed=True, iteration=iteration, epoch=self.position.epoch, path=stored.path)
 
     def at_boundary(self) -> None:
-        """Save at the end of an iteration, if it is time to.
-
-        Raises:
-            SystemExit: The script was asked to stop, and its state is saved.
-        """
+        """Save at the end of an iteration, if it is time to; end the script once it was asked to stop and is saved."""
         if isinstance(sys.exc_info()[1], GeneratorExit):  # the loop was left with `break`: raise nothing here
             self.position.left()
             return
@@ -315,11 +291,7 @@ def _watch_stop_signals(checkpointer: BoundaryCheckpointer, *, first_rank: bool)
 
 
 def end_script(iteration: int) -> NoReturn:
-    """End the calling script, which was saved; alone, requeue its job if its submit option asks for that.
-
-    Raises:
-        ScriptStoppedError: Always.
-    """
+    """End the calling script, which was saved; alone, requeue its job if its submit option asks for that."""
     _say(f"saved at iteration {iteration}, the script stops")
     requeue_if_wanted()
     raise ScriptStoppedError(STOPPED_CODE)

@@ -1,8 +1,8 @@
-"""What a script needs to resume: checkpoints on disk, which all ranks of a job have or none, and the loop's position.
+"""The means to resume: checkpoints on disk, which all ranks of a job have or none, and the loop's position.
 
 Checkpoints are written under a temporary name, flushed, then renamed, so that a reader never sees a part. The ranks
-save at the same iteration, and resume from a checkpoint that all of them have. The first `muri.batches` loop after
-`muri.checkpoint` is the training loop; each of its runs is an epoch.
+save at the same iteration. The first `muri.batches` loop after `muri.checkpoint` is the training loop; each of its runs
+is an epoch.
 """
 
 from __future__ import annotations
@@ -44,17 +44,11 @@ class CheckpointError(MuriError):
 
 @dataclass(frozen=True)
 class Stored:
-    """A checkpoint on disk.
-
-    Attributes:
-        iteration: Iterations done when it was written.
-        path: What the script's own function wrote: a file or a directory.
-        facts: What Muri keeps beside it.
-    """
+    """A checkpoint on disk."""
 
     iteration: int
-    path: Path
-    facts: Mapping[str, Any]
+    path: Path  # file or directory that the script's own function wrote
+    facts: Mapping[str, Any]  # Muri's own part
 
 
 def default_place(environment: Mapping[str, str], cwd: Path, rank: int = 0, world_size: int = 1) -> Path:
@@ -114,11 +108,7 @@ class CheckpointStore:
         return sorted(int(match[1]) for match in matches if match)
 
     def read(self, iteration: int) -> Stored:
-        """Return one checkpoint.
-
-        Raises:
-            CheckpointError: Its description is missing, damaged, or written by a newer Muri.
-        """
+        """Return one checkpoint; raise CheckpointError if it is damaged or written by a newer Muri."""
         folder = self._folder(iteration)
         try:
             facts = json_of((folder / _OWN_PART).read_text(encoding="utf-8"))
@@ -157,11 +147,7 @@ class CheckpointStore:
         return draft
 
     def commit(self, draft: Path, iteration: int) -> None:
-        """Give a written checkpoint its final name, which makes it the newest.
-
-        Raises:
-            CheckpointError: It cannot be renamed.
-        """
+        """Give a written checkpoint its final name, which makes it the newest; raise CheckpointError on failure."""
         try:
             target = self._folder(iteration)
             if target.exists():  # the same iteration, from a run that had started anew
@@ -222,12 +208,7 @@ CHECK_INTERVAL_S: Final = 0.5
 
 
 class OneRank:
-    """How the ranks of a job decide together: here the only one alone. Each call is made by all, in the same order.
-
-    Attributes:
-        rank: This process's rank.
-        world_size: How many there are.
-    """
+    """How the ranks of a job decide together: here the only one alone. Each call is made by all, in the same order."""
 
     rank = 0
     world_size = 1
@@ -311,16 +292,11 @@ Site = Tuple[str, int]
 
 
 class LoaderPosition:
-    """Epoch and batch of the training loop.
-
-    Attributes:
-        epoch: Runs of the training loop that have ended.
-        batch: Batches done in the current one.
-    """
+    """Epoch and batch of the training loop."""
 
     def __init__(self) -> None:
-        self.epoch = 0
-        self.batch = 0
+        self.epoch = 0  # runs of the training loop that have ended
+        self.batch = 0  # batches done in the current run
         self._site: Site | None = None
         self._begun = False
         self._start: dict[str, Any] | None = None

@@ -1,10 +1,10 @@
 """Hooks of the work on the GPU, and how hooks hide from `torch.compile`.
 
-Forward, backward and optimizer step are the stage `propagate`. The compiler must never see a hook: what it traced of
-one would split the script's graph, and the parts were seen to give another result. So a hook does nothing while it
-`is_compiling`, the compiler begins behind the hooks that it meets outside of a graph, and it leaves alone what they
-call on Muri's behalf. All this begins when a script first compiles something: many only import the compiler, as
-optimizers do, and would pay for it in every call.
+Forward, backward and optimizer step are the stage `propagate`. The compiler must never see a hook: a traced hook would
+split the script's graph, and the parts were seen to give another result. So a hook does nothing while it
+`is_compiling`, the compiler begins behind the hooks that it meets outside of a graph, and it leaves the calls on Muri's
+behalf alone. All this begins when a script first compiles something: many only import the compiler, as optimizers do,
+and would pay for it in every call.
 """
 
 from __future__ import annotations
@@ -247,7 +247,7 @@ def pass_over(*hooks: Callable[..., Any]) -> None:
 
 
 def pass_over_method(place: Any, name: str) -> None:
-    """Let the compiler begin behind what a class has by this name by then; other parts of Muri may replace it later."""
+    """Let the compiler begin behind a class's method, looked up then: other parts of Muri may replace it later."""
     _methods_passed_over.append((place, name))
 
 

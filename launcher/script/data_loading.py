@@ -2,7 +2,7 @@
 
 An iteration begins when the script asks for a batch. Without workers the fetch runs in this process and is a stage:
 `load` if reading the samples mostly waits, `preprocess` if it mostly computes; transforms and `collate_fn` are
-`preprocess`. With workers this process only waits for them: it holds nothing, and its time counts as what they did.
+`preprocess`. With workers this process only waits for them: it holds nothing, and its time counts as their work did.
 Forked workers inherit a board in shared memory and add their seconds there. Spawned workers import PyTorch anew,
 without hooks: they work as usual and are not measured.
 """
@@ -52,13 +52,7 @@ _FETCHING_HOOK: Final = "DataLoader"
 
 
 class Meter:
-    """Time that the transforms and `collate_fn` of one dataset took in the current fetch.
-
-    Attributes:
-        wall_s: Wall-clock seconds in all of them.
-        cpu_s: CPU seconds of the thread in all of them.
-        counted_s: Wall-clock seconds in those that were not a stage of their own.
-    """
+    """Time that the transforms and `collate_fn` of one dataset took in the current fetch."""
 
     def __init__(self, clock: StageClock | None) -> None:
         self._clock = clock
@@ -74,7 +68,8 @@ class Meter:
 
     def start(self, *, gated: bool) -> None:
         """Begin a fetch; `gated` makes each transform a stage of its own."""
-        self.wall_s = self.cpu_s = self.counted_s = 0.0
+        self.wall_s = self.cpu_s = 0.0  # in all of them; the CPU seconds are the thread's
+        self.counted_s = 0.0  # wall-clock seconds in those that were not a stage of their own
         self._gated = gated
 
     def transform(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -161,21 +156,15 @@ def _parts(dataset: Any) -> list[Any]:
 
 @dataclass(frozen=True)
 class FetchTimes:
-    """When a worker fetched a batch, on `time.perf_counter`, which all processes of a machine share.
+    """When a worker fetched a batch, on `time.perf_counter`, which all processes of a machine share."""
 
-    Attributes:
-        start_s: Begin of the fetch.
-        read_until_s: End of its `load` part, counted as if all reading came first; the rest is `preprocess`.
-        end_s: End of the fetch.
-    """
-
-    start_s: float
-    read_until_s: float
+    start_s: float  # of the fetch
+    read_until_s: float  # end of its `load` part, as if all reading came first; the rest is `preprocess`
     end_s: float
 
 
 class Board:
-    """What each worker of one iterator has done so far: seconds of `load` and `preprocess`, and its last fetches."""
+    """The work of each worker of one iterator so far: seconds of `load` and `preprocess`, and its last fetches."""
 
     def __init__(self, workers: int) -> None:
         self._memory = mmap.mmap(-1, max(1, workers) * _BLOCK_BYTES)
@@ -202,7 +191,7 @@ class Board:
         return total[0] - settled[0], total[1] - settled[1]
 
     def load_share(self) -> float:
-        """Share of `load` in what the workers did since the last call; if that was nothing, what it was before."""
+        """Return the share of `load` in the workers' work since the last call; the last share if there was none."""
         load_s, preprocess_s = self.news()
         if load_s + preprocess_s > 0:
             self._load_share = load_s / (load_s + preprocess_s)
@@ -230,8 +219,8 @@ _forking: Final = _Forking()
 class WorkersWait:
     """The loop waits for a batch of worker processes.
 
-    It holds nothing meanwhile: a resource held would keep partners out without use. Its time is told as what the
-    workers did. What they do while the loop computes is hidden behind that, and only a dry run hears of it.
+    It holds nothing meanwhile: a resource held would keep partners out without use. Its time is told as the workers'
+    work. Their work while the loop computes is hidden behind that, and only a dry run hears of it.
     """
 
     def __init__(self, watch: Watch, iterator: Any) -> None:

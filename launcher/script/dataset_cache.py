@@ -475,7 +475,7 @@ def room_of(environment: Mapping[str, str]) -> Room | None:
 
 
 def _own_bytes(pid: int) -> int:
-    """Memory of a process that is not a file's; what it shares with others, by their number where the kernel tells."""
+    """Return the memory of a process that is not a file's; shared memory is divided where the kernel tells."""
     for name, key in (("smaps_rollup", "Pss_Anon:"), ("status", "RssAnon:")):
         with contextlib.suppress(OSError, ValueError, IndexError):
             for line in Path(f"/proc/{pid}/{name}").read_text().splitlines():

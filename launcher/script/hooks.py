@@ -54,10 +54,10 @@ def stages_wanted(environment: Mapping[str, str]) -> bool:
 class Iterations:
     """Tells the iterations of one script apart by what its hooks see.
 
-    An iteration begins when the script asks a loader for a batch and ends when it asks for the next
-    one, if it trained in between. Batches without training (validation,
-    fetching ahead) are no iterations. Without a loader an iteration ends with the optimizer's step. Without an
-    optimizer, too, it ends where the module that came first is called again after a backward pass.
+    An iteration begins when the script asks a loader for a batch and ends when it asks for the next one, if it trained
+    in between; batches without training (validation, fetching ahead) do not count. Without a loader an iteration ends
+    with the optimizer's step. Without an optimizer, too, it ends where the module that came first is called again after
+    a backward pass.
     """
 
     def __init__(self, clock: StageClock) -> None:
@@ -161,26 +161,16 @@ class Iterations:
 
 
 class Watch:
-    """What the hooks know of one script.
-
-    Attributes:
-        clock: The script's clock.
-        iterations: Tells its iterations apart.
-        trainer: The thread that trains; only it ends iterations.
-        backward_thread: The thread that waits for autograd, None outside of backward.
-        after_backward: Closed when backward is done.
-        memory: What single hooks keep between calls.
-        wanted: Whether the script's environment lets hooks work at all.
-    """
+    """What the hooks know of one script."""
 
     def __init__(self, clock: StageClock) -> None:
         self.clock = clock
         self.iterations = Iterations(clock)
-        self.trainer: int | None = None
-        self.backward_thread: int | None = None
-        self.after_backward = ExitStack()
-        self.memory: dict[Any, Any] = {}
-        self.wanted = stages_wanted(os.environ)
+        self.trainer: int | None = None  # the thread that trains; only it ends iterations
+        self.backward_thread: int | None = None  # the thread that waits for autograd, None outside of backward
+        self.after_backward = ExitStack()  # closed when backward is done
+        self.memory: dict[Any, Any] = {}  # kept by single hooks between calls
+        self.wanted = stages_wanted(os.environ)  # whether the environment lets hooks work at all
 
     def is_trainer(self, *, trains: bool) -> bool:
         """Whether the calling thread is the one that trains; the first thread to train becomes it."""
@@ -191,18 +181,12 @@ class Watch:
 
 
 class ThreadState(threading.local):
-    """What the hooks know of the calling thread.
-
-    Attributes:
-        busy: Inside a hook of fetching or of a collective; hooks ignore calls within those.
-        depth: Calls that hold `propagate`, one inside another.
-        yield_due_s: When a layer should offer to yield next, on `time.perf_counter`.
-    """
+    """What the hooks know of the calling thread."""
 
     def __init__(self) -> None:
-        self.busy = False
-        self.depth = 0
-        self.yield_due_s = 0.0
+        self.busy = False  # inside a hook of fetching or of a collective; hooks ignore calls within those
+        self.depth = 0  # calls that hold `propagate`, one inside another
+        self.yield_due_s = 0.0  # when a layer should offer to yield next, on `time.perf_counter`
         self.watch: Watch | None = None
 
 

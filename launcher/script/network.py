@@ -1,11 +1,9 @@
 """Hooks of the work on the network: collectives that a script calls, and `DistributedDataParallel`.
 
 Collectives, and waits for asynchronous ones, are the stage `synchronize`. One thread per script sends DDP's gradients,
-in the order in which backward hands them over. A member that waits for the network at the end of backward gives the
-GPU back: two members that each hold the GPU of one rank and wait for the other rank would deadlock.
-
-`torch.compile` must never see these hooks; `compute` says why and how. Collectives that it takes into a graph are
-no stage.
+in the order in which backward hands them over. A member that waits for the network at the end of backward gives the GPU
+back: two members that each hold the GPU of one rank and wait for the other rank would deadlock. `torch.compile` must
+never see these hooks (`compute` says how); collectives that it takes into a graph are not a stage.
 """
 
 from __future__ import annotations
@@ -199,16 +197,12 @@ Hook = Callable[[Any, Any], "torch.futures.Future[torch.Tensor]"]
 
 
 class GradientSender:
-    """The communication hook of one DDP module.
-
-    Attributes:
-        inner: The hook that the script has registered, and its state.
-    """
+    """The communication hook of one DDP module."""
 
     def __init__(self, module: Any) -> None:
         self._group = module.process_group
         self._settles_later = module.find_unused_parameters and not module.static_graph
-        self.inner: tuple[Hook, Any] | None = None
+        self.inner: tuple[Hook, Any] | None = None  # the hook that the script has registered, and its state
 
     def __getstate__(self) -> dict[str, Any]:
         """Copy nothing: a copied or unpickled module has no hook any more."""

@@ -1,10 +1,9 @@
 """Measurements in the script's own process: the first iterations of a dry run, and a member's facts for its runtime.
 
 A dry run writes its result and ends the script. A few more iterations run under PyTorch's profiler where its operators
-can tell more than the stage marks.
-
-A member is measured while it trains. The runtime sees stages and waits of each iteration. Only the process knows its
-GPU memory, the size of its gradients, how its loader works ahead, and what it did that threads could not keep apart.
+can tell more than the stage marks. A member is measured while it trains: the runtime sees stages and waits of each
+iteration, and only the process knows its GPU memory, the size of its gradients, how its loader works ahead, and dangers
+to threads.
 """
 
 from __future__ import annotations
@@ -108,15 +107,11 @@ class GradientSize:
 
 
 class OperatorTrace:
-    """The profiler, from its start to its end in the thread that runs the loop.
-
-    Attributes:
-        windows: Start and end of each iteration under the profiler.
-    """
+    """The profiler, from its start to its end in the thread that runs the loop."""
 
     def __init__(self) -> None:
         torch: Any = sys.modules["torch"]
-        self.windows: list[Span] = []
+        self.windows: list[Span] = []  # start and end of each iteration under the profiler
         activities = [torch.profiler.ProfilerActivity.CPU]
         if torch.cuda.is_initialized():
             activities.append(torch.profiler.ProfilerActivity.CUDA)
@@ -195,17 +190,11 @@ def _duration_s(event: Any) -> float:
 
 
 class Fetch:
-    """A call of the dataset that begins now.
-
-    Attributes:
-        start_ns: Its start, on the clock that all processes share.
-        end_ns: Its end.
-        blocked_ns: How long its thread waited for something else than a core.
-    """
+    """A call of the dataset that begins now."""
 
     def __init__(self) -> None:
         self.start_ns, self._awake_ns = _clocks()
-        self.end_ns, self.blocked_ns = self.start_ns, 0
+        self.end_ns, self.blocked_ns = self.start_ns, 0  # blocked: waiting for something else than a core
 
     def end(self) -> None:
         """The dataset has answered."""

@@ -1,11 +1,11 @@
 """The stage API of training scripts: `muri.stage` and `muri.batches`, which can fetch one batch ahead.
 
-Works in any Python process. Alone it only measures; inside a group each stage first waits for
-its resource. See docs/scripts.md.
+Works in any Python process. Alone it only measures; inside a group each stage first waits for its resource. See
+docs/scripts.md.
 
 A loop sees its job's lease. Synergy's jobs ask for a new lease at the end of each round, and checkpoint when they get
-none (section 4.3). Here it is renewed by itself as long as no one asks the job to stop; a request takes effect at an
-iteration boundary. So no message is needed for the usual case.
+none (section 4.3). Here it is renewed by itself until the job is asked to stop, at an iteration boundary; the usual
+case needs no message.
 """
 
 from __future__ import annotations
@@ -32,15 +32,10 @@ from muri.text import nearest
 
 
 class Lease(NamedTuple):
-    """Whether a job may go on.
+    """Whether a job may go on."""
 
-    Attributes:
-        renewed: False once the job was asked to stop: it is saved and ended at the end of this training iteration.
-        revocable: Whether the script has called `muri.checkpoint`. Muri stops no job without one.
-    """
-
-    renewed: bool = True
-    revocable: bool = False
+    renewed: bool = True  # False: asked to stop, so it is saved and ended at the end of this training iteration
+    revocable: bool = False  # the script has called `muri.checkpoint`; Muri stops no job without one
 
 
 def current_lease() -> Lease:
@@ -201,24 +196,17 @@ def step() -> None:
 
 
 class _Line(Generic[Batch]):
-    """What the loop and the fetching thread exchange; it keeps neither of them alive.
-
-    Attributes:
-        wanted: One permit for each batch that may be fetched.
-        fetched: Batches, or the error that came in place of one, each with the seconds its fetch
-            waited for the resource.
-        reading: Held while the loader is being read.
-        stopped: Set under `reading`, after which the loader is not touched any more.
-    """
+    """The batches between the loop and the fetching thread; it keeps neither of them alive."""
 
     def __init__(self) -> None:
-        self.wanted = threading.Semaphore(0)
+        self.wanted = threading.Semaphore(0)  # one permit for each batch that may be fetched
+        # Batches, or the error in place of one, each with the seconds its fetch waited for the resource.
         self.fetched: queue.SimpleQueue[tuple[Batch | None, BaseException | None, float]] = queue.SimpleQueue()
-        self.reading = threading.Lock()
-        self.stopped = False
+        self.reading = threading.Lock()  # held while the loader is being read
+        self.stopped = False  # set under `reading`; then the loader is not touched any more
 
     def stop(self) -> None:
-        """End the thread, as soon as it has read what it is reading."""
+        """End the thread, as soon as it has read its batch."""
         end_s = time.monotonic() + CLOSE_TIMEOUT_S
         while not (free := self.reading.acquire(timeout=POLL_S)) and time.monotonic() < end_s:
             pass

@@ -89,11 +89,7 @@ def require_writable(trace: str) -> None:
 
 
 class Trace(ABC):
-    """Takes events cheaply from several threads and writes them when told.
-
-    Attributes:
-        path: The file that is written; an existing one is replaced.
-        dropped: Events that were lost because `flush` was not called or the file grew too large.
+    """Takes events cheaply from several threads and writes them to a new file when told.
 
     Raises:
         UsageError: The file cannot be written.
@@ -101,7 +97,7 @@ class Trace(ABC):
 
     def __init__(self, path: Path, largest_bytes: int = LARGEST_TRACE_BYTES) -> None:
         self.path = path
-        self.dropped = 0
+        self.dropped = 0  # events lost because `flush` was not called or the file grew too large
         self._pending: deque[Stretch | IterationMark] = deque()
         self._lock = threading.Lock()
         self._largest_bytes = largest_bytes

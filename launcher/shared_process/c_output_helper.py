@@ -54,11 +54,7 @@ _libc.process_vm_readv.restype = ctypes.c_ssize_t
 
 
 def read_memory(pid: int, address: int, length: int) -> bytes:
-    """Bytes of another process.
-
-    Raises:
-        OSError: The memory cannot be read.
-    """
+    """Return bytes of another process; raise OSError if they cannot be read."""
     buffer = ctypes.create_string_buffer(length)
     here = Vector(ctypes.cast(buffer, ctypes.c_void_p), length)
     there = Vector(address, length)

@@ -1,4 +1,4 @@
-"""Notes what a script does that threads of one process could not keep apart, while a dry run measures it.
+"""Notes the acts of a script that threads of one process could not keep apart, while a dry run measures it.
 
 Python's audit events tell of processes, the environment and C libraries; at the end the modules, threads and settings
 of the process are looked at. `muri.profiler.records` says what the names mean, docs/sharing.md what follows.
@@ -33,7 +33,7 @@ KNOWN: Final = frozenset(
         "torchgen", "torchvision", "tqdm", "triton", "typing_extensions",
     }
 )  # fmt: skip
-"""Packages of which threads may share one copy: PyTorch, what it imports, and images."""
+"""Packages of which threads may share one copy: PyTorch, its imports, and images."""
 
 MOST_HELD: Final = 0.1
 """Above this share of the time with the interpreter's lock held, a script is a danger. Two loops that held it for 15 %
@@ -145,7 +145,7 @@ class DangerWatch:
             frame = frame.f_back
         while frame is not None and _is_stdlib(frame.f_code.co_filename):
             if frame.f_code.co_name == "<module>":
-                return  # it is what a module of Python's own does when it is imported
+                return  # the import of one of Python's own modules
             frame = frame.f_back
         if frame is not None and _top(frame.f_globals.get("__name__")) not in KNOWN:
             self._noted.add(danger)
@@ -179,7 +179,7 @@ class DangerWatch:
 
 
 def _hide_from(compiler: ModuleType) -> None:
-    """Keep torch.compile from looking at the audit hook, which Python calls in the midst of what it compiles."""
+    """Keep torch.compile from looking at the audit hook, which Python calls in the midst of compiled code."""
     skip = getattr(compiler.eval_frame, "skip_code", None)
     if skip is not None:
         for hook in (DangerWatch._hear, DangerWatch._note_if_foreign, _is_stdlib.__wrapped__, _top):

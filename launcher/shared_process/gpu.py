@@ -1,12 +1,9 @@
 """Members of one process share a GPU: a stream for each, and the GPU handed over by events.
 
-The token of the stage `propagate` is passed on as soon as a member has queued its kernels. An event at
-the end of its work goes with the token; the next holder's stream waits for it on the GPU, so the
-kernels of two members do not overlap and no thread waits meanwhile. How far a member may run ahead of
-the GPU is bounded: one iteration, and one stretch between two yield points within a long stage.
-
-Only `torch.cuda` (or what stands in for it) is used, and only once it is there: nothing here imports
-torch.
+The token of the stage `propagate` is passed on as soon as a member has queued its kernels. An event at the end of its
+work goes with the token; the next holder's stream waits for it on the GPU, so the kernels of two members do not overlap
+and no thread waits meanwhile. How far a member may run ahead of the GPU is bounded: one iteration, and one stretch
+between two yield points within a long stage. Nothing here imports torch.
 
 After an illegal memory access or a device-side assert, every later call into CUDA fails in the whole process. The
 runtime then ends. Its members go back to the queue, whatever their scripts reported meanwhile, and the runtime names
@@ -62,17 +59,11 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A chunk of work in an iteration with times that are not read yet.
-
-    Attributes:
-        asked: Event before the wait for the previous holder's work.
-        begin: Event behind that wait.
-        end: Event behind the member's work.
-    """
+    """A chunk of work in an iteration with times that are not read yet."""
 
     iteration: int
-    asked: Any
-    begin: Any
+    asked: Any  # event before the wait for the previous holder's work
+    begin: Any  # event behind that wait
     end: Any
 
 
@@ -126,14 +117,9 @@ class Device:
 
 
 class _Turn(threading.local):
-    """A thread's use of the GPU, from its grant until it is passed on.
+    """A thread's use of the GPU, from its grant until it is passed on."""
 
-    Attributes:
-        start: Events before and behind the wait for the previous holder's work, None while nothing is noted.
-        since_s: Time of the grant, on `time.perf_counter`.
-    """
-
-    start: tuple[Any, Any] | None = None
+    start: tuple[Any, Any] | None = None  # events before and behind the wait for the previous holder's work
     since_s: float = 0.0
 
 
@@ -292,15 +278,10 @@ def give_memory_back(clock: StageClock) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Why the runtime cannot go on.
+    """Why the runtime cannot go on."""
 
-    Attributes:
-        cause: The error, in CUDA's words.
-        culprits: Job ids of the members that may have caused it.
-    """
-
-    cause: str
-    culprits: tuple[str, ...]
+    cause: str  # the error, in CUDA's words
+    culprits: tuple[str, ...]  # job ids of the members that may have caused it
 
     def status(self) -> dict[str, Any]:
         """The fault's part of the status file."""

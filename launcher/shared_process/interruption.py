@@ -31,20 +31,14 @@ class Interruption:
     Python raises such an exception at the thread's next bytecode, wherever that is. In the middle of the arbiter it
     would leave a resource taken and unknown, so the thread holds `lock` there and is interrupted when it comes out.
     Other members would also suffer from half an import; `hold_back` and `let_through` prevent that.
-
-    Attributes:
-        lock: Held while the arbiter's state changes; no exception is raised from outside then.
-        ended: Set when the script has ended and everything of it was cleaned up.
-        pending: The exception to raise at the next safe point.
-        allowed: Whether the script may be interrupted at all; no longer once it only clears up.
     """
 
     def __init__(self, state: SessionState, arbiter: Arbiter, thread: threading.Thread) -> None:
         self.state: Final = state
-        self.lock: Final = threading.Lock()
-        self.ended: Final = threading.Event()
-        self.pending: type[BaseException] | None = None
-        self.allowed = True
+        self.lock: Final = threading.Lock()  # held while the arbiter's state changes
+        self.ended: Final = threading.Event()  # the script has ended and was cleaned up
+        self.pending: type[BaseException] | None = None  # to raise at the next safe point
+        self.allowed = True  # to interrupt the script; not while it only clears up
         self._arbiter = arbiter
         self._thread = thread
         self._handlers_due: list[int] = []
@@ -228,7 +222,7 @@ def exit_with(code: int) -> type[SystemExit]:
 
 
 def clear_main_module(main: ModuleType) -> None:
-    """Release what a script holds at its end, the newest first: an object may need older ones to finish."""
+    """Release the objects of a script at its end, the newest first: an object may need older ones to finish."""
     names = main.__dict__
     for _ in range(len(names)):
         if names:
@@ -268,7 +262,7 @@ def leave_process(code: int, state: SessionState) -> NoReturn:
 
 
 def print_unraisable(error: BaseException, function: Callable[..., object], state: SessionState) -> None:
-    """Print what a function given to `atexit` raised, as Python does."""
+    """Print the error of a function given to `atexit`, as Python does."""
     plain = function.func if isinstance(function, partial) else function
     with contextlib.suppress(OSError, ValueError):
         print(f"Exception ignored in atexit callback: {plain!r}", file=state.streams["stderr"])

@@ -27,46 +27,30 @@ SignalHandler = Callable[[int, Any], Any] | int | None
 
 @dataclass(eq=False)
 class SessionState:
-    """The state that a plain Python process would have for itself.
-
-    Attributes:
-        member: The member's job id.
-        environment: Its environment, as bytes, the way `os.environ` keeps it.
-        shared_path: Entries of its sys.path that name the directories of installed packages, which the members share.
-        files: Its standard file descriptors: input, output, error.
-        streams: Text streams "stdin", "stdout", "stderr" over these files.
-        replaced: Streams that the script has put in place of its own (`redirect_stdout`).
-        exit_functions: Functions that it gave to `atexit.register`.
-        interrupted: Set when a signal is about to end it; wakes a sleeping script.
-        deliver: Sends a signal to the session.
-        leave: Ends the session at once, as `os._exit` ends a process; does not return.
-        refuse: Gives the session up for a reason, because it cannot run in a thread; does not return.
-        hold_back: From now on no signal interrupts the session's own thread, which is about to change what members
-            share; calls nest.
-        let_through: Ends what `hold_back` began. Raises what was held back, if it is told to.
-        belongings: Values that other modules keep for it through `PerSession`; dropped with it.
-    """
+    """The state that a plain Python process would have for itself."""
 
     member: str
-    environment: dict[bytes, bytes]
+    environment: dict[bytes, bytes]  # as `os.environ` keeps it
     argv: list[str]
     path: list[str]
-    files: tuple[int, int, int]
-    streams: dict[str, io.TextIOWrapper]
+    files: tuple[int, int, int]  # descriptors of standard input, output, error
+    streams: dict[str, io.TextIOWrapper]  # "stdin", "stdout", "stderr" over these files
     main: ModuleType
-    shared_path: frozenset[str] = frozenset()
+    shared_path: frozenset[str] = frozenset()  # entries of `path` for installed packages, which the members share
     clock: StageClock | None = None
-    replaced: dict[str, Any] = field(default_factory=dict)
+    replaced: dict[str, Any] = field(default_factory=dict)  # streams in place of its own (`redirect_stdout`)
     handlers: dict[int, SignalHandler] = field(default_factory=dict)
-    exit_functions: list[Callable[[], object]] = field(default_factory=list)
+    exit_functions: list[Callable[[], object]] = field(default_factory=list)  # of `atexit.register`
     threads: list[threading.Thread] = field(default_factory=list)
-    interrupted: threading.Event = field(default_factory=threading.Event)
-    deliver: Callable[[int], None] = lambda _signum: None
-    leave: Callable[[int], None] = lambda _code: None
-    refuse: Callable[[str], None] = lambda _danger: None
+    interrupted: threading.Event = field(default_factory=threading.Event)  # wakes a sleeping script for a signal
+    deliver: Callable[[int], None] = lambda _signum: None  # sends the session a signal
+    leave: Callable[[int], None] = lambda _code: None  # ends it at once, as `os._exit` a process; does not return
+    refuse: Callable[[str], None] = lambda _danger: None  # gives it up, not fit for a thread; does not return
+    # No signal interrupts the session's own thread while it changes what members share; calls nest. `let_through` ends
+    # that, and raises what was held back if it is told to.
     hold_back: Callable[[], None] = lambda: None
     let_through: Callable[[bool], None] = lambda _now: None
-    belongings: dict[Any, Any] = field(default_factory=dict)
+    belongings: dict[Any, Any] = field(default_factory=dict)  # kept by `PerSession`; dropped with the session
 
 
 class PerSession(Generic[Value]):

@@ -38,7 +38,7 @@ _DIRECTORY_ARGUMENT: Final = 4
 _ENVIRONMENT_ARGUMENT: Final = 5
 _CHILD_FILE_ARGUMENTS: Final = (6, 9, 11)
 _UMASK_ARGUMENT: Final = 20
-"""Where `_posixsubprocess.fork_exec` takes what a child inherits."""
+"""Arguments of `_posixsubprocess.fork_exec` for the things that a child inherits."""
 
 _at_start: Final[list[Callable[[SessionState], None]]] = []
 _first: PerSession[list[threading.Thread]] = PerSession(list)

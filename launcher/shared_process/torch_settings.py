@@ -162,16 +162,11 @@ Setter = Callable[[Any], Any]
 
 
 class Flags:
-    """The values that each session has set, and which session's values are in effect.
-
-    Attributes:
-        used: Whether any session has set one.
-        lock: Held while values are put into effect.
-    """
+    """The values that each session has set, and which session's values are in effect."""
 
     def __init__(self) -> None:
-        self.used = False
-        self.lock = threading.RLock()
+        self.used = False  # whether any session has set one
+        self.lock = threading.RLock()  # held while values are put into effect
         self._getters: dict[str, Getter] = {}
         self._setters: dict[str, Setter] = {}
         self._defaults: dict[str, Any] = {}

@@ -140,3 +140,15 @@ def test_modules_of_the_same_name(launcher):
         print(set(found), len(found))
     """
     assert run_both(launcher, code, own_folders=True) == ("{'101'} 104\n", "{'102'} 104\n")
+
+
+def test_the_first_logger_of_a_script_keeps_the_level_that_it_disabled(launcher):
+    run_both(
+        launcher,
+        """
+import logging
+logging.disable(logging.ERROR if me == "101" else logging.WARNING)
+logging.getLogger("train").error("error")
+""",
+    )
+    assert (launcher.err("101"), launcher.err("102")) == ("", "error\n")
