@@ -23,7 +23,7 @@ from muri.text import FewWarnings, log_handler, printable, printable_lines
 
 if TYPE_CHECKING:
     from muri.slurm_plugin.controller.surroundings import StopSignal
-    from muri.slurm_plugin.execute.drain import Drained
+    from muri.slurm_plugin.execute.gate import Drained
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -190,8 +190,8 @@ def drain(config_file: Path | None, stale_s: float | None, wait: bool, forget: b
     """
     from muri.slurm_plugin.controller.loop import end_watcher
     from muri.slurm_plugin.controller.status import STATUS_NAME, age_s
-    from muri.slurm_plugin.execute.drain import clear_tags, drain_until_over
-    from muri.slurm_plugin.execute.drain import drain as drain_jobs
+    from muri.slurm_plugin.execute.gate import clear_tags, drain_until_over
+    from muri.slurm_plugin.execute.gate import drain as drain_jobs
     from muri.slurm_plugin.gateway.commands import CommandGateway
 
     config = _config_to_drain_with(config_file)

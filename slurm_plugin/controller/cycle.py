@@ -343,7 +343,7 @@ class Controller:
         policy = self._policy_for(decision.view.snapshot.limits.priority_type)
         executor = Executor(gateway, self._journal, self._store, config, policy, decision.view, errors)
         try:
-            left = apply(actions, executor, gateway)
+            left = apply(actions, executor.carry_out, gateway)
         finally:
             self.books.note_actions(executor.outcomes)
         if left.actions:

@@ -2,13 +2,13 @@
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
 from muri.clock import MACHINE_CLOCK, Clock
 from muri.errors import MuriError
-from muri.slurm_plugin.gateway.base import Calls, Gateway
+from muri.slurm_plugin.gateway.base import JobGateway
 from muri.slurm_plugin.planning.actions import (
     Action,
     Join,
@@ -19,8 +19,7 @@ from muri.slurm_plugin.planning.actions import (
     StartGroup,
     started,
 )
-from muri.slurm_plugin.records.cluster import Job, JobChange, NewJob, Snapshot
-from muri.slurm_plugin.records.limits import GpuRemoval, Place
+from muri.slurm_plugin.records.cluster import Job, JobChange, NewJob
 
 
 class CycleCutShortError(MuriError):
@@ -44,7 +43,7 @@ class InterruptibleGateway:
 
     def __init__(
         self,
-        gateway: Gateway,
+        gateway: JobGateway,
         stop: StopFlag,
         limit_s: float,
         clock: Clock = MACHINE_CLOCK,
@@ -57,16 +56,6 @@ class InterruptibleGateway:
         self._end_s = clock() + limit_s
         self._most_calls = most_calls
         self.calls = 0
-
-    @property
-    def name(self) -> str:
-        """Return the gateway's own name."""
-        return self._gateway.name
-
-    @property
-    def slurm_calls(self) -> Calls:
-        """Return the gateway's own count."""
-        return self._gateway.slurm_calls
 
     def require_room(self) -> None:
         """Make sure that there is time, and a call left, to begin something new. What was begun may take more calls.
@@ -84,7 +73,7 @@ class InterruptibleGateway:
         if self._clock() > self._end_s:
             raise CycleCutShortError(f"its {self._limit_s:g} s are over")
 
-    def in_time(self) -> Gateway:
+    def in_time(self) -> JobGateway:
         """Return the way to Slurm, for one call.
 
         Raises:
@@ -93,22 +82,6 @@ class InterruptibleGateway:
         self._require_time()
         self.calls += 1
         return self._gateway
-
-    def snapshot(self) -> Snapshot:
-        """Read all jobs and nodes."""
-        return self._gateway.snapshot()
-
-    def queue(self) -> Snapshot:
-        """As `Gateway.queue`; looking is never refused."""
-        return self._gateway.queue()
-
-    def one_job(self, job_id: int) -> Snapshot:
-        """As `Gateway.one_job`; looking is never refused."""
-        return self._gateway.one_job(job_id)
-
-    def gpu_removal(self, known: GpuRemoval, place: Place, waiting: Job | None, now_s: float) -> GpuRemoval:
-        """Return whether a waiting job's GPUs can be taken away."""
-        return self.in_time().gpu_removal(known, place, waiting, now_s)
 
     def submit(self, job: NewJob) -> int:
         """Submit a batch job as its user and return its id."""
@@ -121,14 +94,6 @@ class InterruptibleGateway:
     def split_tasks(self, job: Job, tasks: Sequence[int]) -> None:
         """Give some of a job array's waiting tasks records of their own."""
         self.in_time().split_tasks(job, tasks)
-
-    def extend_lease(self, end_s: float) -> None:
-        """Withhold the license until a time."""
-        self.in_time().extend_lease(end_s)
-
-    def end_lease(self) -> None:
-        """Withhold the license no longer."""
-        self.in_time().end_lease()
 
     def hold(self, job_id: int) -> None:
         """Hold a pending job."""
@@ -150,10 +115,6 @@ class InterruptibleGateway:
         """Cancel a job."""
         self.in_time().cancel(job_id)
 
-    def gpus_in_use(self) -> Sequence[tuple[str, tuple[int, ...]]]:
-        """Return which GPUs running jobs have: a folded host list and Slurm's indices on each of its nodes."""
-        return self.in_time().gpus_in_use()
-
     def job_environment(self, job_id: int) -> dict[str, str] | None:
         """Return the environment that a pending job was submitted with, None when it cannot be read."""
         return self.in_time().job_environment(job_id)
@@ -164,14 +125,6 @@ _KINDS: Final[Mapping[type[Action], str]] = {
     Preempt: "stop",
 }  # fmt: skip
 """What people call an action; all others are repairs."""
-
-
-class CarriesOut(Protocol):
-    """Carries out single actions: the executor."""
-
-    def carry_out(self, action: Action) -> None:
-        """Carry out one action."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,12 +146,12 @@ class Left:
         return dict.fromkeys(sorted(started(self.actions)), f"its start is left for the next cycle: {self.why}")
 
 
-def apply(actions: Sequence[Action], executor: CarriesOut, gateway: InterruptibleGateway) -> Left:
+def apply(actions: Sequence[Action], carry_out: Callable[[Action], None], gateway: InterruptibleGateway) -> Left:
     """Carry out actions in their order until it is time to end; return those that are left."""
     for position, action in enumerate(actions):
         try:
             gateway.require_room()
-            executor.carry_out(action)
+            carry_out(action)
         except CycleCutShortError as error:
             return Left(tuple(actions[position:]), str(error))
     return Left()

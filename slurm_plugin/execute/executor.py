@@ -2,7 +2,7 @@
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from typing import Any, Protocol
 
@@ -20,37 +20,13 @@ from muri.slurm_plugin.execute.gate import (
     open_gate,
     reset_or_release,
     reset_request,
+    restore_request,
     stop,
+    unless_gone,
 )
-from muri.slurm_plugin.gateway.base import Gateway, GatewayError, NoSuchJobError, SlurmUnreachableError, job_started
-from muri.slurm_plugin.planning.actions import (
-    Abandon,
-    Action,
-    AskForMore,
-    Cancel,
-    DryRunFailed,
-    ExtendPilot,
-    Join,
-    KeepGate,
-    KeepProfile,
-    MemberPlan,
-    MoveToLicence,
-    NotMeasured,
-    Preempt,
-    Regroup,
-    ReleaseSolo,
-    ResetRequest,
-    Restore,
-    ResumeGroup,
-    ReturnToQueue,
-    SplitTasks,
-    StandBack,
-    StartDryRun,
-    StartGroup,
-    join_payload,
-    members_in,
-    started,
-)
+from muri.slurm_plugin.gateway.base import GatewayError, JobGateway, NoSuchJobError, SlurmUnreachableError, job_started
+from muri.slurm_plugin.planning import actions
+from muri.slurm_plugin.planning.actions import Action, join_payload, members_in, started
 from muri.slurm_plugin.planning.plan_actions import started_plain
 from muri.slurm_plugin.planning.repairs import find_pilot
 from muri.slurm_plugin.planning.slurm_requests import (
@@ -114,7 +90,7 @@ class Executor:
 
     def __init__(
         self,
-        gateway: Gateway,
+        gateway: JobGateway,
         journal: Journal,
         store: ProfileSink,
         config: Config,
@@ -133,27 +109,27 @@ class Executor:
         # Pilots that were told of a new member in this cycle: the next one must not replace it.
         self._pilots: dict[int, ManagedJob] = {}
         self._steps: Mapping[type[Action], Callable[[Any], None]] = {
-            StartGroup: self._start_group,
-            ResumeGroup: self._resume_group,
-            Abandon: self._abandon,
-            ReleaseSolo: self._release_solo,
-            ResetRequest: self._reset,
-            Restore: self._restore,
-            Cancel: self._cancel,
-            Preempt: self._preempt,
-            KeepGate: self._keep_gate,
-            ExtendPilot: self._extend_pilot,
-            MoveToLicence: self._move_to_licence,
-            ReturnToQueue: self._return_to_queue,
-            AskForMore: self._ask_for_more,
-            Regroup: self._regroup,
-            Join: self._join,
-            StartDryRun: self._start_dry_run,
-            KeepProfile: self._keep_profile,
-            DryRunFailed: self._dry_run_failed,
-            NotMeasured: self._not_measured,
-            SplitTasks: self._split_tasks,
-            StandBack: self._stand_back,
+            actions.StartGroup: self._start_group,
+            actions.ResumeGroup: self._resume_group,
+            actions.Abandon: self._abandon,
+            actions.ReleaseSolo: self._release_solo,
+            actions.ResetRequest: self._reset,
+            actions.Restore: self._restore,
+            actions.Cancel: self._cancel,
+            actions.Preempt: self._preempt,
+            actions.KeepGate: self._keep_gate,
+            actions.ExtendPilot: self._extend_pilot,
+            actions.MoveToLicence: self._move_to_licence,
+            actions.ReturnToQueue: self._return_to_queue,
+            actions.AskForMore: self._ask_for_more,
+            actions.Regroup: self._regroup,
+            actions.Join: self._join,
+            actions.StartDryRun: self._start_dry_run,
+            actions.KeepProfile: self._keep_profile,
+            actions.DryRunFailed: self._dry_run_failed,
+            actions.NotMeasured: self._not_measured,
+            actions.SplitTasks: self._split_tasks,
+            actions.StandBack: self._stand_back,
         }
         self.errors = errors
         self.outcomes: Counter[tuple[str, ...]] = Counter()
@@ -189,10 +165,10 @@ class Executor:
         log.exception("%s failed; the cycle goes on", type(action).__name__)
         for job_id in started((action,)):
             self._journal.set_fact(EXCLUSION, str(job_id), why)
-        if isinstance(action, KeepProfile) and action.token:
-            self._dry_run_failed(DryRunFailed(action.token, str(action.profile.key), why))
+        if isinstance(action, actions.KeepProfile) and action.token:
+            self._dry_run_failed(actions.DryRunFailed(action.token, str(action.profile.key), why))
 
-    def _start_group(self, action: StartGroup) -> None:
+    def _start_group(self, action: actions.StartGroup) -> None:
         token = self._journal.new_token()
         ids = [member.job_id for member in action.members]
         log.info("group %s on %s: jobs %s, γ = %.2f", token, action.node, ids, action.efficiency)
@@ -210,35 +186,37 @@ class Executor:
                 self.errors.append(f"the pilot job of job {ids[0]}: {error}")
                 self._release_solo(started_plain(action, f"Slurm refused its pilot job: {error}"))
                 return
-            self._note_refusal(ids, error)
+            # For a while a smaller group is tried where a limit was in the way, else none.
+            largest = len(ids) - 1 if is_limit_refusal(str(error)) else 1
+            refusal = [largest, f"Slurm refused a pilot job: {error}", self._now_s]
+            for job_id in map(str, ids):
+                self._journal.set_fact(LARGEST_GROUP, job_id, refusal)
             self._start_oldest(ids, error)
             raise
         self._journal.set_submitted_job(token, pilot)
         place = GroupPlace(pilot, action.node, action.reasons)
-        refused = self._make_members(action.members, place)
-        nobody = len(refused) == len(action.members)
-        for member, why in refused.items():
-            self._undo(member, place, why, starts=nobody)
-        if nobody:  # a pilot job without members would keep the GPUs idle
-            self._cancel(Cancel(pilot, "none of its jobs has become a member"))
+        found = [(member, self._make_member(member, place)) for member in action.members]
+        empty = all(why for _, why in found)
+        for member, why in found:
+            if why:
+                self._undo(member, place, why, starts=empty)
+        if empty:  # a pilot job without members would keep the GPUs idle
+            self._cancel(actions.Cancel(pilot, "none of its jobs has become a member"))
         self._journal.finish(token, "done")
 
     def _start_oldest(self, ids: list[int], error: GatewayError) -> None:
         """Start a group's oldest job alone after Slurm has refused the pilot job, so that the GPUs do not stay idle."""
         oldest = self._view.oldest(ids)
         try:
-            self._release_solo(ReleaseSolo(oldest.job_id, (f"it starts alone: Slurm refused a pilot job: {error}",)))
+            self._release_solo(
+                actions.ReleaseSolo(oldest.job_id, (f"it starts alone: Slurm refused a pilot job: {error}",))
+            )
         except SlurmUnreachableError:
             raise
         except GatewayError as refusal:
             self.errors.append(f"job {oldest.job_id}: {refusal}")
 
-    def _make_members(self, members: Sequence[MemberPlan], place: GroupPlace) -> dict[MemberPlan, str]:
-        """Make jobs members of a group; return those that Slurm refused to change, and why."""
-        found = ((member, self._make_member(member, place)) for member in members)
-        return {member: why for member, why in found if why}
-
-    def _undo(self, member: MemberPlan, place: GroupPlace, why: str, *, starts: bool) -> None:
+    def _undo(self, member: actions.MemberPlan, place: GroupPlace, why: str, *, starts: bool) -> None:
         """Give a job that Slurm refused to make a member all of its own request back.
 
         A call that failed may have changed the job all the same.
@@ -246,9 +224,8 @@ class Executor:
         job = self._view.jobs[member.job_id]
         as_member = replace(job, membership=tags.MemberState(place.pilot, member.original))
         try:
-            (open_gate if starts else close_gate)(self._gateway, job, original_request(as_member, why))
-        except NoSuchJobError:
-            log.info("job %d: gone already", member.job_id)
+            with unless_gone(member.job_id):
+                (open_gate if starts else close_gate)(self._gateway, job, original_request(as_member, why))
         except SlurmUnreachableError:
             raise
         except GatewayError as error:
@@ -256,13 +233,7 @@ class Executor:
             if is_limit_refusal(str(error)):
                 self._journal.set_fact(RELEASE_REFUSED, str(member.job_id), [str(error), self._now_s])
 
-    def _note_refusal(self, ids: list[int], error: GatewayError) -> None:
-        """For a while try a smaller group than the refused one where a limit was in the way, else none."""
-        largest = len(ids) - 1 if is_limit_refusal(str(error)) else 1
-        for job_id in map(str, ids):
-            self._journal.set_fact(LARGEST_GROUP, job_id, [largest, f"Slurm refused a pilot job: {error}", self._now_s])
-
-    def _resume_group(self, action: ResumeGroup) -> None:
+    def _resume_group(self, action: actions.ResumeGroup) -> None:
         pilot = find_pilot(self._view, action.token)
         if pilot is None:
             return
@@ -285,7 +256,7 @@ class Executor:
                 self._undo(member, place, why, starts=False)
         self._journal.finish(action.token, "done")
 
-    def _make_member(self, member: MemberPlan, place: GroupPlace) -> str:
+    def _make_member(self, member: actions.MemberPlan, place: GroupPlace) -> str:
         """Change and release one member; Slurm starts it as soon as the pilot has started.
 
         Returns:
@@ -315,7 +286,7 @@ class Executor:
             return why
         return ""
 
-    def _split_tasks(self, action: SplitTasks) -> None:
+    def _split_tasks(self, action: actions.SplitTasks) -> None:
         job = self._view.jobs[action.job_id]
         log.info("job array %d: tasks %s get job ids of their own", job.array_job_id, list(action.tasks))
         try:
@@ -330,21 +301,21 @@ class Executor:
             self._journal.set_fact(EXCLUSION, str(job.job_id), why)
             raise
 
-    def _stand_back(self, action: StandBack) -> None:
+    def _stand_back(self, action: actions.StandBack) -> None:
         job = self._view.jobs[action.job_id]
+        change = in_own_place(job) if action.place is None else placed(job, action.place)
         try:
-            self._gateway.modify(job.job_id, in_own_place(job) if action.place is None else placed(job, action.place))
-        except NoSuchJobError:
-            log.info("job %d: gone already", action.job_id)
+            with unless_gone(job.job_id):
+                self._gateway.modify(job.job_id, change)
         except GatewayError as error:
             if not job_started(error):
                 raise
 
-    def _abandon(self, action: Abandon) -> None:
+    def _abandon(self, action: actions.Abandon) -> None:
         log.info("start %s: taken back: %s", action.token, action.why)
         self._journal.finish(action.token, "abandoned")
 
-    def _release_solo(self, action: ReleaseSolo) -> None:
+    def _release_solo(self, action: actions.ReleaseSolo) -> None:
         reasons, job = list(action.reasons), self._view.jobs[action.job_id]
         comment = job.admin_comment
         try:
@@ -356,32 +327,29 @@ class Executor:
             open_gate(self._gateway, job, comment=tags.with_plan(comment, tags.Planned(tuple(reasons))))
         except NoSuchJobError:
             log.info("job %d: gone already", action.job_id)
-        except SlurmUnreachableError:
-            raise
         except GatewayError as error:
-            if not is_limit_refusal(str(error)):
-                raise
-            self._journal.set_fact(RELEASE_REFUSED, str(action.job_id), [str(error), self._now_s])
+            if not isinstance(error, SlurmUnreachableError) and is_limit_refusal(str(error)):
+                self._journal.set_fact(RELEASE_REFUSED, str(action.job_id), [str(error), self._now_s])
             raise
 
-    def _reset(self, action: ResetRequest) -> None:
+    def _reset(self, action: actions.ResetRequest) -> None:
         """Undo a share. If Slurm keeps refusing the change, the job is released with what it was given."""
         log.info("job %d: its own CPUs and memory again: %s", action.job_id, action.why)
         job = self._view.jobs[action.job_id]
         tried = job.given is not None and self._now_s - job.given.given_s > self._config.tuning.pilot_start_timeout_s
         (reset_or_release if tried and job.role is Role.CANDIDATE else reset_request)(self._gateway, job)
 
-    def _restore(self, action: Restore) -> None:
+    def _restore(self, action: actions.Restore) -> None:
         """Undo `_make_member` and let the job run alone."""
         log.info("job %d: runs alone from now on: %s", action.job_id, action.why)
         self._journal.set_fact(EXCLUSION, str(action.job_id), action.why)
         restore_request(self._gateway, self._view.jobs[action.job_id], not_grouped_again(action.why))
 
-    def _cancel(self, action: Cancel) -> None:
+    def _cancel(self, action: actions.Cancel) -> None:
         log.info("job %d: cancelled: %s", action.job_id, action.why)
         self._gateway.cancel(action.job_id)
 
-    def _preempt(self, action: Preempt) -> None:
+    def _preempt(self, action: actions.Preempt) -> None:
         """Stop a running job: Slurm sends SIGTERM, waits for it to be saved (KillWait), and keeps it in the queue."""
         why = "; ".join(action.reasons)
         log.info("job %d: stopped, to resume later: %s", action.job_id, why)
@@ -394,47 +362,39 @@ class Executor:
         except NoSuchJobError:
             self._journal.finish(token, "abandoned")
 
-    def _keep_gate(self, action: KeepGate) -> None:
+    def _keep_gate(self, action: actions.KeepGate) -> None:
         job = self._view.jobs[action.job_id]
-        try:
+        with unless_gone(action.job_id):
             (note_open if job.state is JobState.PENDING else close_gate)(self._gateway, job)
-        except NoSuchJobError:
-            log.info("job %d: gone already", action.job_id)
 
-    def _extend_pilot(self, action: ExtendPilot) -> None:
+    def _extend_pilot(self, action: actions.ExtendPilot) -> None:
         log.info("pilot job %d: its time limit is %d s now: %s", action.job_id, action.limit_s, action.why)
-        try:
+        with unless_gone(action.job_id):
             self._gateway.modify(action.job_id, JobChange(time_limit_s=action.limit_s))
-        except NoSuchJobError:
-            log.info("pilot job %d: gone already", action.job_id)
 
-    def _move_to_licence(self, action: MoveToLicence) -> None:
+    def _move_to_licence(self, action: actions.MoveToLicence) -> None:
         log.info("job %d: waits for Muri's license from now on, not held", action.job_id)
-        try:
+        with unless_gone(action.job_id):
             move_to_licence(self._gateway, self._view.jobs[action.job_id])
-        except NoSuchJobError:
-            log.info("job %d: gone already", action.job_id)
 
-    def _return_to_queue(self, action: ReturnToQueue) -> None:
+    def _return_to_queue(self, action: actions.ReturnToQueue) -> None:
         """Make a stopped job a candidate again, with the request that its user wrote."""
         log.info("job %d: back in the queue: %s", action.job_id, action.why)
         job = self._view.jobs[action.job_id]
-        try:
+        with unless_gone(action.job_id):
             close_gate(self._gateway, job, original_request(job))
-        except NoSuchJobError:
-            log.info("job %d: gone already", action.job_id)
         if action.token:
             self._journal.finish(action.token, "done")
 
-    def _ask_for_more(self, action: AskForMore) -> None:
+    def _ask_for_more(self, action: actions.AskForMore) -> None:
         self._journal.set_fact(GPU_MEM, str(action.job_id), action.gpu_mem_gib)
-        self._return_to_queue(ReturnToQueue(action.job_id, "", action.why))
+        self._return_to_queue(actions.ReturnToQueue(action.job_id, "", action.why))
 
-    def _regroup(self, action: Regroup) -> None:
+    def _regroup(self, action: actions.Regroup) -> None:
         self._journal.set_fact(LARGEST_GROUP, str(action.job_id), [action.largest_group, action.why, self._now_s])
-        self._return_to_queue(ReturnToQueue(action.job_id, "", action.why))
+        self._return_to_queue(actions.ReturnToQueue(action.job_id, "", action.why))
 
-    def _join(self, action: Join) -> None:
+    def _join(self, action: actions.Join) -> None:
         log.info(
             "job %d joins group of pilot job %d: %s", action.member.job_id, action.pilot, "; ".join(action.reasons)
         )
@@ -453,7 +413,7 @@ class Executor:
             self._undo(action.member, place, why, starts=False)
         self._journal.finish(token, "done")
 
-    def _extend_partners(self, action: Join) -> None:
+    def _extend_partners(self, action: actions.Join) -> None:
         """Give the members that a job joins the time that sharing takes."""
         for job_id, limit_s in action.others:
             job = self._view.active(job_id)
@@ -466,7 +426,7 @@ class Executor:
             except GatewayError as error:
                 log.warning("job %d: its time limit stays %d s: %s", job_id, job.time_limit_s, error)
 
-    def _start_dry_run(self, action: StartDryRun) -> None:
+    def _start_dry_run(self, action: actions.StartDryRun) -> None:
         job = self._view.jobs[action.job_id]
         key = profile_key(job, self._view.node_index)
         environment = dry_run_environment(self._gateway.job_environment(job.job_id), job.user) | array_environment(job)
@@ -481,12 +441,12 @@ class Executor:
         except SlurmUnreachableError:
             raise
         except GatewayError as error:
-            self._dry_run_failed(DryRunFailed(token, str(key), f"Slurm refused it: {error}"))
+            self._dry_run_failed(actions.DryRunFailed(token, str(key), f"Slurm refused it: {error}"))
             self.outcomes["DryRunFailed", "done"] += 1
             return
         self._journal.set_submitted_job(token, run)
 
-    def _keep_profile(self, action: KeepProfile) -> None:
+    def _keep_profile(self, action: actions.KeepProfile) -> None:
         profile = action.profile
         log.info("profile of %s: stored, %.1f ms per iteration", profile.key, 1000 * profile.iteration_s)
         self._store.put(profile)
@@ -501,32 +461,15 @@ class Executor:
         if action.token:
             self._journal.finish(action.token, "done")
 
-    def _dry_run_failed(self, action: DryRunFailed) -> None:
+    def _dry_run_failed(self, action: actions.DryRunFailed) -> None:
         log.warning("dry run of %s failed: %s", action.key, action.why)
         self._note_failure(action.key, action.why, self._now_s)
         self._journal.finish(action.token, "done")
 
-    def _not_measured(self, action: NotMeasured) -> None:
+    def _not_measured(self, action: actions.NotMeasured) -> None:
         log.warning("%s could not be measured in a group: %s", action.key, action.why)
         self._note_failure(action.key, action.why, action.at_s)
 
     def _note_failure(self, key: str, why: str, at_s: float) -> None:
         earlier = current(self._journal.facts(DRY_RUN_FAILED), self._now_s)
         self._journal.set_fact(DRY_RUN_FAILED, key, after_another(earlier.get(key), why, at_s).fact)
-
-
-def restore_request(gateway: Gateway, job: ManagedJob, why: str) -> None:
-    """Give a pending member its original request back and let it run alone, unless somebody holds it.
-
-    Raises:
-        GatewayError: Slurm refused a step, or what it asked for is not known.
-    """
-    if job.membership is None:
-        raise GatewayError(
-            f"job {job.job_id}: its AdminComment is damaged, so the GPUs that it asked for are unknown; cancel it and "
-            "submit it again"
-        )
-    try:
-        open_gate(gateway, job, original_request(job, why))
-    except NoSuchJobError:
-        log.info("job %d: gone already", job.job_id)

@@ -1,22 +1,44 @@
-"""Opens and closes the gate of one job, together with a change of its request. Every step can be repeated.
+"""Opens and closes the gate of one job, together with a change of its request; `drain` opens all. Repeatable steps.
 
 With the license each is one call. With Muri's own hold, the request changes before the hold is lifted, and what a
 controller that dies in between leaves behind is a held job that the next cycle starts anew.
 
 CPUs and memory are given to jobs, and taken back, here, too. What a job asked for goes into its AdminComment before
 anything of it is changed: a controller that dies in between leaves a held job with that tag, and the next cycle, or
-`muri drain`, puts its own request back.
+`muri drain`, puts its own request back. Draining needs no journal.
+
+All functions raise NoSuchJobError where a job is gone, and GatewayError where Slurm refuses, unless they say otherwise.
 """
 
 import logging
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Final
 
-from muri.slurm_plugin.gateway.base import Gateway, GatewayError, NoSuchJobError, SlurmUnreachableError, job_started
+from muri.clock import MACHINE_CLOCK, Clock
+from muri.slurm_plugin.gateway.base import (
+    Gateway,
+    GatewayError,
+    JobGateway,
+    NoSuchJobError,
+    SlurmUnreachableError,
+    job_started,
+)
 from muri.slurm_plugin.planning.actions import GivenShare
-from muri.slurm_plugin.planning.slurm_requests import given_change, given_comment, in_own_place, reset_change
+from muri.slurm_plugin.planning.slurm_requests import (
+    given_change,
+    given_comment,
+    in_own_place,
+    original_request,
+    reset_change,
+    with_memory_retry,
+)
 from muri.slurm_plugin.records import comment_tags as tags
-from muri.slurm_plugin.records.cluster import Job, JobChange, JobState
+from muri.slurm_plugin.records.cluster import Job, JobChange, JobState, Snapshot
+from muri.slurm_plugin.records.comment_tags import MemoryRetry
 from muri.slurm_plugin.records.roles import (
+    GATE_LICENSE,
     OPEN,
     REQUEUED,
     REQUEUED_HELD,
@@ -24,23 +46,29 @@ from muri.slurm_plugin.records.roles import (
     Role,
     gate_word,
     is_behind_licence,
+    view_of,
     with_gate,
     with_word,
     without_gate,
 )
 
 log = logging.getLogger("muri.controller")
+drain_log = logging.getLogger("muri.drain")
 
 _NOTHING = JobChange()
 
 
-def open_gate(gateway: Gateway, job: ManagedJob, change: JobChange = _NOTHING, comment: str | None = None) -> None:
-    """Change a waiting job's request and let Slurm start it. A hold that is not Muri's stays.
+@contextmanager
+def unless_gone(job_id: int) -> Iterator[None]:
+    """Carry out a change of a job that may have ended meanwhile, which is logged."""
+    try:
+        yield
+    except NoSuchJobError:
+        log.info("job %d: gone already", job_id)
 
-    Raises:
-        NoSuchJobError: It is gone.
-        GatewayError: Slurm refused.
-    """
+
+def open_gate(gateway: JobGateway, job: ManagedJob, change: JobChange = _NOTHING, comment: str | None = None) -> None:
+    """Change a waiting job's request and let Slurm start it. A hold that is not Muri's stays."""
     if job.place is not None:
         change = in_own_place(job, change if comment is None else replace(change, admin_comment=comment))
         comment = None
@@ -58,14 +86,10 @@ def open_gate(gateway: Gateway, job: ManagedJob, change: JobChange = _NOTHING, c
         note_open(gateway, job, comment or _comment(job, change))
 
 
-def close_gate(gateway: Gateway, job: ManagedJob, change: JobChange = _NOTHING) -> None:
+def close_gate(gateway: JobGateway, job: ManagedJob, change: JobChange = _NOTHING) -> None:
     """Change a job's request and keep it from starting.
 
     A running job cannot be held: with Muri's own hold as its gate, whoever holds it from now on is not Muri.
-
-    Raises:
-        NoSuchJobError: It is gone.
-        GatewayError: Slurm refused.
     """
     if job.gate == "licence":
         gateway.modify(job.job_id, replace(change, licenses=with_gate(job.licenses)))
@@ -79,13 +103,8 @@ def close_gate(gateway: Gateway, job: ManagedJob, change: JobChange = _NOTHING) 
         _hold(gateway, job.job_id)
 
 
-def note_open(gateway: Gateway, job: ManagedJob, comment: str | None = None) -> None:
-    """Say that Muri's hold on a waiting job is lifted, twice if need be: until then its user's hold looks like Muri's.
-
-    Raises:
-        NoSuchJobError: It is gone.
-        GatewayError: Slurm refused.
-    """
+def note_open(gateway: JobGateway, job: ManagedJob, comment: str | None = None) -> None:
+    """Say that Muri's hold on a job is lifted, twice if need be: until then its user's hold looks like Muri's."""
     change = JobChange(admin_comment=with_word(job.admin_comment if comment is None else comment, OPEN))
     try:
         gateway.modify(job.job_id, change)
@@ -95,26 +114,17 @@ def note_open(gateway: Gateway, job: ManagedJob, comment: str | None = None) -> 
         gateway.modify(job.job_id, change)
 
 
-def stop(gateway: Gateway, job: ManagedJob) -> None:
-    """End a running job's run and put it back into the queue, behind its gate.
-
-    Raises:
-        NoSuchJobError: It has ended.
-        GatewayError: Slurm refused.
-    """
+def stop(gateway: JobGateway, job: ManagedJob) -> None:
+    """End a running job's run and put it back into the queue, behind its gate."""
     _expect_back(gateway, job)
     _requeue(gateway, job.job_id, held=job.gate == "hold")
 
 
-def stop_as_caller(gateway: Gateway, job: ManagedJob) -> None:
-    """Do the same for whoever calls, who may be the job's user.
+def stop_as_caller(gateway: JobGateway, job: ManagedJob) -> None:
+    """Do the same in the name of the caller, who may be the job's user.
 
     Slurm lets only administrators change a running job's licenses and AdminComment. A job alone that its user stops has
     no gate, and Slurm starts it again by itself.
-
-    Raises:
-        NoSuchJobError: It has ended.
-        GatewayError: Slurm refused.
     """
     held = job.gate == "hold"
     try:
@@ -124,7 +134,7 @@ def stop_as_caller(gateway: Gateway, job: ManagedJob) -> None:
     _requeue(gateway, job.job_id, held=held)
 
 
-def _expect_back(gateway: Gateway, job: ManagedJob) -> None:
+def _expect_back(gateway: JobGateway, job: ManagedJob) -> None:
     """Close a running job's gate, or say that the hold with which it comes back will be Muri's.
 
     Slurm does not tell such a hold from an administrator's. One with which its user submitted the job is long lifted.
@@ -136,18 +146,14 @@ def _expect_back(gateway: Gateway, job: ManagedJob) -> None:
         close_gate(gateway, job)
 
 
-def _requeue(gateway: Gateway, job_id: int, *, held: bool) -> None:
+def _requeue(gateway: JobGateway, job_id: int, *, held: bool) -> None:
     (gateway.requeue_hold if held else gateway.requeue)(job_id)
 
 
-def move_to_licence(gateway: Gateway, job: ManagedJob) -> None:
+def move_to_licence(gateway: JobGateway, job: ManagedJob) -> None:
     """Put a job that Muri holds behind the license instead.
 
     The hold goes before the word changes: a controller that dies in between leaves a job that is still Muri's to start.
-
-    Raises:
-        NoSuchJobError: It is gone.
-        GatewayError: Slurm refused.
     """
     if not is_behind_licence(job):
         # Jobs of the oldest versions have no word; beside the license only the word says that the hold is Muri's.
@@ -162,7 +168,7 @@ def _comment(job: ManagedJob, change: JobChange) -> str:
     return job.admin_comment if change.admin_comment is None else change.admin_comment
 
 
-def _hold(gateway: Gateway, job_id: int) -> None:
+def _hold(gateway: JobGateway, job_id: int) -> None:
     """Hold a pending job; one that started just now has its own request and may run."""
     try:
         gateway.hold(job_id)
@@ -171,16 +177,11 @@ def _hold(gateway: Gateway, job_id: int) -> None:
             raise
 
 
-def give_share(gateway: Gateway, job: Job, share: GivenShare, now_s: float) -> str:
+def give_share(gateway: JobGateway, job: Job, share: GivenShare, now_s: float) -> str:
     """Change what a held job asks for.
 
     Returns:
         Why it keeps its own request; "" when it was changed.
-
-    Raises:
-        NoSuchJobError: It is gone.
-        SlurmUnreachableError: slurmctld does not answer; the next cycle repairs what was begun.
-        GatewayError: Slurm refused to put its own request back; the next cycle tries again.
     """
     if refusal := _refusal(gateway, job, JobChange(admin_comment=given_comment(job, share, now_s))):
         return refusal
@@ -190,7 +191,7 @@ def give_share(gateway: Gateway, job: Job, share: GivenShare, now_s: float) -> s
     return refusal
 
 
-def _refusal(gateway: Gateway, job: Job, change: JobChange) -> str:
+def _refusal(gateway: JobGateway, job: Job, change: JobChange) -> str:
     """Make a change; return Slurm's words where it refuses, "" where it does not."""
     try:
         gateway.modify(job.job_id, change)
@@ -201,31 +202,22 @@ def _refusal(gateway: Gateway, job: Job, change: JobChange) -> str:
     return ""
 
 
-def reset_request(gateway: Gateway, job: ManagedJob) -> None:
-    """Give a pending job its own CPUs, memory and place in the queue back.
-
-    Raises:
-        GatewayError: Slurm refused.
-    """
+def reset_request(gateway: JobGateway, job: ManagedJob) -> None:
+    """Give a pending job its own CPUs, memory and place in the queue back."""
     change = _own_change(job)
     if change == JobChange():
         return
     try:
-        gateway.modify(job.job_id, change)
-    except NoSuchJobError:
-        log.info("job %d: gone already", job.job_id)
+        with unless_gone(job.job_id):
+            gateway.modify(job.job_id, change)
     except GatewayError as error:
         if not job_started(error):
             raise
         log.info("job %d: has started meanwhile", job.job_id)
 
 
-def reset_or_release(gateway: Gateway, job: ManagedJob) -> None:
-    """Give a job behind the gate its own request back; where Slurm refuses, open the gate with what it was given.
-
-    Raises:
-        GatewayError: Slurm refused, and the gate is open unless it refused that too.
-    """
+def reset_or_release(gateway: JobGateway, job: ManagedJob) -> None:
+    """Give a job behind the gate its own request back; where Slurm refuses, open the gate with what it was given."""
     try:
         reset_request(gateway, job)
     except SlurmUnreachableError:
@@ -235,12 +227,8 @@ def reset_or_release(gateway: Gateway, job: ManagedJob) -> None:
         raise
 
 
-def release_as_asked(gateway: Gateway, job: ManagedJob) -> None:
-    """Open a job's gate, with its own request.
-
-    Raises:
-        GatewayError: Slurm refused; its gate is open, unless Slurm refused that too.
-    """
+def release_as_asked(gateway: JobGateway, job: ManagedJob) -> None:
+    """Open a job's gate, with its own request."""
     try:
         open_gate(gateway, job, _own_change(job))
     except (NoSuchJobError, SlurmUnreachableError):
@@ -252,3 +240,189 @@ def release_as_asked(gateway: Gateway, job: ManagedJob) -> None:
 
 def _own_change(job: ManagedJob) -> JobChange:
     return in_own_place(job, JobChange() if job.given is None else reset_change(job, job.given.original))
+
+
+def restore_request(gateway: JobGateway, job: ManagedJob, why: str) -> None:
+    """Give a pending member its original request back and let it run alone, unless it is held; `why` is for people."""
+    if job.membership is None:
+        raise GatewayError(
+            f"job {job.job_id}: its AdminComment is damaged, so the GPUs that it asked for are unknown; cancel it and "
+            "submit it again"
+        )
+    with unless_gone(job.job_id):
+        open_gate(gateway, job, original_request(job, why))
+
+
+_DRAINED: Final = "`muri drain` gave it back to Slurm"
+
+_POLL_S = 5.0
+
+_ALIVE: Final = frozenset({JobState.PENDING, JobState.RUNNING, JobState.SUSPENDED})
+
+_MOST_REFUSALS = 12
+"""How many passes in a row may do nothing but fail in the same way; a job that no nodes could hold stays refused."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drained:
+    """What a drain did."""
+
+    released: tuple[int, ...]  # Waiting jobs whose gate was opened, with their own request
+    # Waiting members, and jobs that were given other CPUs, memory or a place in the queue, that got their own back
+    restored: tuple[int, ...]
+    cancelled: tuple[int, ...]  # Muri's own jobs that were ended (waiting pilots, dry runs)
+    running: tuple[int, ...]  # Members that run on in their group
+    failed: tuple[str, ...]  # Jobs that Slurm refused to change, with its words
+    # Groups' pilot jobs, which end after their members, and jobs that Slurm is ending and may put back, held
+    leaving: tuple[int, ...] = ()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no job is left that could come back held: this drain changed nothing, and no member runs."""
+        return not any((self.released, self.restored, self.cancelled, self.running, self.failed, self.leaving))
+
+
+def drain(gateway: Gateway, read: Callable[[], Snapshot]) -> Drained:
+    """Let Slurm start every waiting job, with its original request; groups that run already are left to finish.
+
+    The lease ends first: from then on Slurm starts what waits for the license by itself, whatever happens here.
+
+    Raises:
+        SlurmUnreachableError: slurmctld does not answer.
+    """
+    failed: list[str] = []
+    lease_is_over = True
+    try:
+        gateway.end_lease()
+    except SlurmUnreachableError:
+        raise
+    except GatewayError as error:
+        lease_is_over = False
+        failed.append(f"the reservation {GATE_LICENSE}: {error}")
+    view = view_of(read())
+    members = view.having(Role.MEMBER)
+    waiting_members = [job for job in members if job.state is JobState.PENDING]
+    own = [job for job in view.having(Role.PILOT) if job.state is JobState.PENDING]
+    own += view.having(Role.DRY_RUN)
+    held = view.having(Role.CANDIDATE) + view.having(Role.NOT_OURS)
+
+    def release(job: ManagedJob) -> None:
+        # Slurm changes nothing in a job that no nodes could ever hold.
+        is_free = lease_is_over and is_behind_licence(job) and not job.held
+        _give_back(
+            lambda: release_as_asked(gateway, job), lambda: is_free and (job.given is None or _started(job, read))
+        )
+
+    def reset(job: ManagedJob) -> None:
+        _give_back(lambda: reset_request(gateway, job), lambda: _started(job, read))
+
+    def without_retry(job: ManagedJob) -> None:
+        change = JobChange(admin_comment=with_memory_retry(job.admin_comment, MemoryRetry.NONE))
+        gateway.modify(job.job_id, change)
+
+    released = _each(held, release, failed)
+    waiting = [
+        job for role in (Role.RELEASED, Role.USER_HELD) for job in view.having(role) if job.state is JobState.PENDING
+    ]
+    given = [job for job in waiting if job.given is not None or job.place is not None]
+    # Members go before pilots: a cancelled pilot would set its waiting members free without GPUs.
+    restored = _each(waiting_members, lambda job: restore_request(gateway, job, _DRAINED), failed)
+    restored += _each(given, reset, failed)
+    # Without a controller, a job that came back after running out of memory would stay held.
+    at_work = [job for job in members if job.state is not JobState.PENDING]
+    retrying = [job for job in at_work if job.memory_retry is not MemoryRetry.NONE]
+    _each(retrying, without_retry, failed)
+    cancelled = _each(own, lambda job: gateway.cancel(job.job_id), failed)
+    running = tuple(job.job_id for job in at_work)
+    leaving = [job.job_id for job in view.having(Role.PILOT) if job.state is not JobState.PENDING]
+    # A stopped job stays in this state while it saves its checkpoint.
+    leaving += [job.job_id for job in view.having(Role.RELEASED) if job.state is JobState.COMPLETING]
+    return Drained(released, restored, cancelled, running, tuple(failed), tuple(leaving))
+
+
+class _FreeAnywayError(Exception):
+    """Slurm refused to change a job that nothing of Muri's keeps waiting any more."""
+
+
+def _give_back(change: Callable[[], None], is_free: Callable[[], bool]) -> None:
+    """Change a job; where Slurm refuses, tell whether it is free anyway."""
+    try:
+        change()
+    except (NoSuchJobError, SlurmUnreachableError):
+        raise
+    except GatewayError as error:
+        if is_free():
+            raise _FreeAnywayError(str(error)) from error
+        raise
+
+
+def _started(job: ManagedJob, read: Callable[[], Snapshot]) -> bool:
+    """Whether Slurm has started a job since it was read. Its refusals do not tell: "Invalid node name" is one."""
+    return not any(each.job_id == job.job_id and each.state is JobState.PENDING for each in read().jobs)
+
+
+def drain_until_over(gateway: Gateway, read: Callable[[], Snapshot], clock: Clock = MACHINE_CLOCK) -> Iterator[Drained]:
+    """Drain again and again until no job is left that could come back held, and say what each pass did.
+
+    A member that is saved and stopped, or whose group fails, waits held until its own request is restored. Without
+    a controller only a drain does that. It also ends when Slurm refuses the same changes for a minute, and nothing
+    else is left to wait for.
+    """
+    refusals = 0
+    refused: tuple[str, ...] = ()
+    while True:
+        try:
+            done = drain(gateway, read)
+        except SlurmUnreachableError as error:
+            drain_log.warning("slurmctld does not answer, waiting for it: %s", error)
+        else:
+            yield done
+            refusals = refusals + 1 if done.failed == refused and replace(done, failed=()).is_over else 0
+            refused = done.failed
+            if done.is_over or refusals == _MOST_REFUSALS:
+                return
+        clock.sleep(_POLL_S)
+
+
+def _each(jobs: Iterable[ManagedJob], change: Callable[[ManagedJob], None], failed: list[str]) -> tuple[int, ...]:
+    """Change every job that can be changed; skip those that are gone."""
+    changed = []
+    for job in jobs:
+        try:
+            change(job)
+            changed.append(job.job_id)
+        except NoSuchJobError:
+            drain_log.info("job %d: gone already", job.job_id)
+        except _FreeAnywayError as error:
+            drain_log.info("job %d: nothing keeps it waiting any more, but: %s", job.job_id, error)
+        except SlurmUnreachableError:
+            raise
+        except Exception as error:  # one job's fault must not keep the others
+            drain_log.log(
+                logging.WARNING if isinstance(error, GatewayError) else logging.ERROR, "job %d: %r", job.job_id, error
+            )
+            failed.append(f"job {job.job_id}: {error}")
+    return tuple(changed)
+
+
+def clear_tags(gateway: Gateway, read: Callable[[], Snapshot]) -> tuple[int, ...]:
+    """Take Muri's words from every waiting and running job; returns their ids.
+
+    Slurm keeps ended jobs as they are.
+
+    Raises:
+        SlurmUnreachableError: slurmctld does not answer.
+    """
+    cleared = []
+    for job in read().jobs:
+        rest = " ".join(word for word in job.admin_comment.split() if not word.startswith(("muri:", "muri-")))
+        if job.state not in _ALIVE or rest == job.admin_comment:
+            continue
+        try:
+            gateway.modify(job.job_id, JobChange(admin_comment=rest))
+            cleared.append(job.job_id)
+        except NoSuchJobError:
+            continue
+        except GatewayError as error:
+            drain_log.warning("job %d keeps Muri's words: %s", job.job_id, error)
+    return tuple(cleared)

@@ -137,7 +137,69 @@ class GatewayUnavailableError(GatewayError):
     worth_retrying = False
 
 
-class Gateway(Protocol):
+class JobGateway(Protocol):
+    """What carrying out an action asks of Slurm. Each call is one RPC unless it says otherwise."""
+
+    def submit(self, job: NewJob) -> int:
+        """Submit a batch job as its user and return its id, in several RPCs.
+
+        Raises:
+            GatewayError: Slurm refused it, or a process of the user's interfered.
+        """
+        ...
+
+    def modify(self, job_id: int, change: JobChange) -> None:
+        """Change a pending job, all at once or not at all; licenses also of a running one.
+
+        Raises:
+            NoSuchJobError: The job is gone.
+            GatewayError: Slurm refused the change.
+        """
+        ...
+
+    def split_tasks(self, job: Job, tasks: Sequence[int]) -> None:
+        """Give some of a job array's waiting tasks records, and so job ids, of their own. Nothing else changes.
+
+        Args:
+            job: The record that stands for them, and for at least one task more.
+            tasks: Which.
+
+        Raises:
+            NoSuchJobError: The array is gone.
+            GatewayError: Slurm refused.
+        """
+        ...
+
+    def hold(self, job_id: int) -> None:
+        """Hold a pending job; holding a held one is not an error."""
+        ...
+
+    def release(self, job_id: int) -> None:
+        """Release a held job; releasing a released one is not an error."""
+        ...
+
+    def requeue(self, job_id: int) -> None:
+        """End a running job and put it back into the queue; a hold on it stays, and a pending one stays as it is."""
+        ...
+
+    def requeue_hold(self, job_id: int) -> None:
+        """End a running job, put it back into the queue and hold it."""
+        ...
+
+    def cancel(self, job_id: int) -> None:
+        """Cancel a job, of an array's id all tasks; cancelling an ended one is not an error."""
+        ...
+
+    def job_environment(self, job_id: int) -> dict[str, str] | None:
+        """Return the environment that a pending job was submitted with.
+
+        Slurm offers no RPC for it; it is read from slurmctld's state directory when the controller runs
+        beside slurmctld. None when it cannot be read.
+        """
+        ...
+
+
+class Gateway(JobGateway, Protocol):
     """Everything that Muri asks of Slurm. Each call is one RPC unless it says otherwise.
 
     A job's id means its record in the last `snapshot` or `queue` and no other: of a job array one task, or the tasks
@@ -198,36 +260,6 @@ class Gateway(Protocol):
         """
         ...
 
-    def submit(self, job: NewJob) -> int:
-        """Submit a batch job as its user and return its id, in several RPCs.
-
-        Raises:
-            GatewayError: Slurm refused it, or a process of the user's interfered.
-        """
-        ...
-
-    def modify(self, job_id: int, change: JobChange) -> None:
-        """Change a pending job, all at once or not at all; licenses also of a running one.
-
-        Raises:
-            NoSuchJobError: The job is gone.
-            GatewayError: Slurm refused the change.
-        """
-        ...
-
-    def split_tasks(self, job: Job, tasks: Sequence[int]) -> None:
-        """Give some of a job array's waiting tasks records, and so job ids, of their own. Nothing else changes.
-
-        Args:
-            job: The record that stands for them, and for at least one task more.
-            tasks: Which.
-
-        Raises:
-            NoSuchJobError: The array is gone.
-            GatewayError: Slurm refused.
-        """
-        ...
-
     def extend_lease(self, end_s: float) -> None:
         """Withhold the license `muri_gate` until a time (seconds since the epoch), making its reservation if needed.
 
@@ -241,38 +273,10 @@ class Gateway(Protocol):
         """Withhold the license no longer: Slurm starts what waits for it. No error where it is not withheld."""
         ...
 
-    def hold(self, job_id: int) -> None:
-        """Hold a pending job; holding a held one is not an error."""
-        ...
-
-    def release(self, job_id: int) -> None:
-        """Release a held job; releasing a released one is not an error."""
-        ...
-
-    def requeue(self, job_id: int) -> None:
-        """End a running job and put it back into the queue; a hold on it stays, and a pending one stays as it is."""
-        ...
-
-    def requeue_hold(self, job_id: int) -> None:
-        """End a running job, put it back into the queue and hold it."""
-        ...
-
-    def cancel(self, job_id: int) -> None:
-        """Cancel a job, of an array's id all tasks; cancelling an ended one is not an error."""
-        ...
-
     def gpus_in_use(self) -> Sequence[tuple[str, tuple[int, ...]]]:
         """Return which GPUs running jobs have: a folded host list and Slurm's indices on each of its nodes.
 
         Some releases of Slurm do not tell it in the nodes' table.
-        """
-        ...
-
-    def job_environment(self, job_id: int) -> dict[str, str] | None:
-        """Return the environment that a pending job was submitted with.
-
-        Slurm offers no RPC for it; it is read from slurmctld's state directory when the controller runs
-        beside slurmctld. None when it cannot be read.
         """
         ...
 

@@ -218,7 +218,7 @@ def test_who_suspends_holds_or_cancels_the_jobs_of_a_group_is_obeyed(site: SiteC
 
 DRAIN_WITHOUT_READER = """
 from muri.slurm_plugin.controller.assemble import open_gateway, read_config
-from muri.slurm_plugin.execute.drain import drain
+from muri.slurm_plugin.execute.gate import drain
 
 def read():
     raise SystemExit(7)

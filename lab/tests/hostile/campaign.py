@@ -20,7 +20,7 @@ from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.controller.assemble import open_controller
 from muri.slurm_plugin.controller.cycle import Controller
 from muri.slurm_plugin.controller.status import STATUS_NAME, read_status, refresh
-from muri.slurm_plugin.execute.drain import drain
+from muri.slurm_plugin.execute.gate import drain
 from muri.slurm_plugin.records.cluster import Job, JobState, Node, dump_snapshot, parse_snapshot
 from muri.slurm_plugin.records.roles import Role, view_of
 from muri.text import log_handler, printable

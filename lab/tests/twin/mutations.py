@@ -7,7 +7,7 @@ from typing import Any
 from unittest.mock import patch
 
 from muri.slurm_plugin.controller.cycle import Controller
-from muri.slurm_plugin.execute import drain, executor, gate
+from muri.slurm_plugin.execute import executor, gate
 from muri.slurm_plugin.gateway.base import Gateway
 from muri.slurm_plugin.planning import repairs, slurm_requests
 from muri.slurm_plugin.records.cluster import JobChange
@@ -84,7 +84,7 @@ MUTATIONS: dict[str, tuple[object, str, Any]] = {
     "a restored member is cancelled": (executor.Executor, "_restore", _cancels_members),
     "members get a minute": (executor, "member_change", _short_limit),
     "members stay when their placeholder has ended": (repairs, "after_pilot_end", _stays_at_pilots_end),
-    "a drain leaves members behind": (drain, "restore_request", _ends_no_gate),
+    "a drain leaves members behind": (gate, "restore_request", _ends_no_gate),
     "the lease is extended before anything is done": (Controller, "_cycle", _lease_first(Controller._cycle)),
     "dry runs are never given up": (repairs, "_dry_run", _nothing),
     "given CPUs are not taken back": (slurm_requests, "_own_cpus_and_memory", lambda original: JobChange()),

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from fake_slurm import NOW_S, FakeSlurm, behind_licence, make_job, one_gpu, pilots
 
-from muri.slurm_plugin.execute.drain import drain
+from muri.slurm_plugin.execute.gate import drain
 from muri.slurm_plugin.gateway.base import GatewayError
 from muri.slurm_plugin.records.cluster import Job, JobState
 from muri.slurm_plugin.records.roles import Role, read_job

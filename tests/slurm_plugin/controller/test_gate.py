@@ -7,8 +7,7 @@ import pytest
 from fake_slurm import NOW_S, FakeSlurm, Killed, behind_licence, four_jobs, make_job, make_node, one_gpu, pilots
 from virtual_clock import VirtualClock
 
-from muri.slurm_plugin.execute.drain import drain_until_over
-from muri.slurm_plugin.execute.gate import stop
+from muri.slurm_plugin.execute.gate import drain_until_over, stop
 from muri.slurm_plugin.gateway.base import GatewayError
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import Job, JobState

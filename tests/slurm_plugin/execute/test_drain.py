@@ -13,7 +13,7 @@ from virtual_clock import VirtualClock
 
 from muri.slurm_plugin.cli.admin import drain as drain_command
 from muri.slurm_plugin.controller.loop import LOCK_NAME, AnotherControllerError, only_one
-from muri.slurm_plugin.execute.drain import Drained, drain, drain_until_over
+from muri.slurm_plugin.execute.gate import Drained, drain, drain_until_over
 from muri.slurm_plugin.gateway.base import GatewayError, SlurmUnreachableError
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import JobState

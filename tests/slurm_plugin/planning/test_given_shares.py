@@ -12,7 +12,7 @@ from muri.profiler.sensitivity import SENSITIVITIES, SensitivityProfile
 from muri.profiler.store import ProfileStore
 from muri.slurm_plugin.cli.look import explanation
 from muri.slurm_plugin.config import Allocation
-from muri.slurm_plugin.execute.drain import drain
+from muri.slurm_plugin.execute.gate import drain
 from muri.slurm_plugin.gateway.base import GatewayError
 from muri.slurm_plugin.planning.gathered import gather
 from muri.slurm_plugin.planning.site_limits import SiteRoom

@@ -10,7 +10,7 @@ from fake_slurm import FOUR_KINDS, NOW_S, FakeSlurm, four_jobs, group_at_work, m
 from muri.policies.siblings.horus_cost import MAX_RAISES
 from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.controller.cycle import Controller
-from muri.slurm_plugin.execute.drain import drain
+from muri.slurm_plugin.execute.gate import drain
 from muri.slurm_plugin.node import membership as member
 from muri.slurm_plugin.node.slurm_calls import JobRecord
 from muri.slurm_plugin.planning.actions import AskForMore, Restore, ReturnToQueue

@@ -7,7 +7,7 @@ from fake_slurm import NOW_S, FakeSlurm, four_jobs, group_at_work, make_job, mak
 
 from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.controller.cycle import cycle_input
-from muri.slurm_plugin.execute.drain import drain
+from muri.slurm_plugin.execute.gate import drain
 from muri.slurm_plugin.gateway import text_fields
 from muri.slurm_plugin.planning.actions import Cancel, Regroup, Restore, ReturnToQueue
 from muri.slurm_plugin.planning.gathered import gather

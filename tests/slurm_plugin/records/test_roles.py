@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from fake_slurm import NOW_S, FakeSlurm, behind_licence, make_job, make_node, one_cycle
 
-from muri.slurm_plugin.execute.drain import drain
+from muri.slurm_plugin.execute.gate import drain
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records import roles
 from muri.slurm_plugin.records.cluster import Job, JobState, NodeIndex
