@@ -56,6 +56,7 @@ group = [
 ]
 waiting = [make_job(1), make_job(30, array=True, array_job_id=30, array_tasks="4-9")]
 fake = FakeSlurm(waiting if "--forget" in sys.argv else waiting + group, [make_node("n1")])
+fake._modify = lambda job_id, change: fake._update(job_id, admin_comment=change.admin_comment or "")  # no twin here
 assemble.open_gateway = commands.CommandGateway = lambda *_: fake
 membership.mark_stopped = lambda *_: None
 """

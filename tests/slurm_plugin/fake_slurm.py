@@ -16,8 +16,6 @@ from muri.slurm_plugin.records.cluster import Job, JobChange, JobState, NewJob, 
 from muri.slurm_plugin.records.comment_reports import speeds_token
 from muri.slurm_plugin.records.limits import NO_SITE_LIMITS, PER_NODE, TYPED, GpuRemoval, Place, TriedForm
 from muri.slurm_plugin.records.roles import GATE_LICENSE, Role, is_behind_licence, read_job, with_gate
-from muri_lab.twin.gateway import record_of
-from muri_lab.twin.slurm import changed_fields, is_harmless
 
 NOW_S = 1_000_000.0
 CRED_EXPIRE_S = 120.0
@@ -176,6 +174,8 @@ class FakeSlurm:
 
     def _submit(self, job: NewJob) -> int:
         job_id, self._next_id = self._next_id, self._next_id + 1
+        from muri_lab.twin.gateway import record_of  # here: tests of a host's few packages lack the lab
+
         user = next((each.user for each in self.jobs.values() if each.uid == job.uid), "alice")
         self.submitted[job_id] = job
         self.jobs[job_id] = replace(
@@ -187,6 +187,8 @@ class FakeSlurm:
         self._called("modify", lambda: self._modify(job_id, change))
 
     def _modify(self, job_id: int, change: JobChange) -> None:
+        from muri_lab.twin.slurm import changed_fields, is_harmless
+
         job = self.jobs[job_id] if is_harmless(change) and self.jobs[job_id].state.is_active else self._pending(job_id)
         self.jobs[job_id] = replace(job, **changed_fields(job, change, self.now_s))
 
