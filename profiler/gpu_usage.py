@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from muri.errors import MuriError
-from muri.profiler.use import OneGpu
+from muri.profiler.records import OneGpu
 from muri.pythons import what_brings
 from muri.units import GIB
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from typing import Any, Final
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Final, NamedTuple
 
 from muri.errors import UsageError
 from muri.profiler import figures
@@ -301,3 +301,47 @@ def unexplained(stage_s: Sequence[float], iteration_s: float) -> str | None:
         return None
     use = "; planned as unknown" if says_little(stage_s, iteration_s) else ""
     return f"{rest:.0%}: {WAITS_UNSEEN}, or {UNMARKED}{use}"
+
+
+@dataclass(frozen=True)
+class OneGpu:
+    """What all processes together use of one GPU now; None where it could not be read."""
+
+    utilisation: float | None = None  # Share of the time that any kernel ran, 0 to 1
+    mem_gib: float | None = None  # GPU memory in use
+
+
+@dataclass(frozen=True)
+class NodeUse:
+    """Use of a node by all processes since the look before."""
+
+    cpu_cores: float | None = None  # Cores in use
+    cpu_count: int = 0  # Cores that there are
+    mem_gib: float | None = None  # Host memory in use
+    disk_mib_per_s: float | None = None  # Read from and written to local disks
+    network_mib_per_s: float | None = None  # Sent and received, loopback left out
+    gpus: Mapping[int, OneGpu] = field(default_factory=dict)  # Each GPU that can be seen, by its number in /dev
+
+
+@dataclass(frozen=True)
+class JobUse:
+    """Use by a job's processes since the look before. Linux counts no network traffic by process."""
+
+    cpu_cores: float | None = None  # Cores in use
+    mem_gib: float | None = None  # Host memory, shared pages once
+    disk_mib_per_s: float | None = None  # Read from and written to storage, page cache hits left out
+    gpu_utilisation: float | None = None  # Share of the time that its kernels ran, summed over its GPUs
+    gpu_mem_gib: float | None = None  # GPU memory on all of its GPUs
+
+
+class Use(NamedTuple):
+    """One look at a node and at each job on it, by name."""
+
+    node: NodeUse
+    jobs: Mapping[str, JobUse]
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain JSON values."""
+        gpus = {str(number): asdict(gpu) for number, gpu in self.node.gpus.items()}
+        node = {**asdict(self.node), "gpus": gpus}
+        return {"node": node, "jobs": {name: asdict(use) for name, use in self.jobs.items()}}

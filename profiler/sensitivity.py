@@ -1,20 +1,230 @@
 """A job's sensitivity to CPUs and memory, as a document of the profile store.
 
+The CPU axis is measured at a few counts only (optimistic profiling). At full memory the throughput rises with the CPU
+count until something else limits it. Where it stops rising is found by bisection (Synergy, section 3.1). Bisection
+presumes monotony alone: published curves jump (a job may need six cores for its sixth worker), so the shape between two
+points does not say which counts to skip.
+
 The memory axis is computed. Each item is read once per epoch, in random order. A cache that replaces what it holds
 evicts items before they come round again; one that keeps a fixed set (MinIO) hits for that set in every epoch, so that
 the hit rate is its size over the dataset's (Synergy, section 3.1; Mohan et al., "Analyzing and Mitigating Data Stalls
 in DNN Training", VLDB 2021, section 5.1). The rest comes from storage, whose bandwidth is measured once.
 """
 
-from collections.abc import Sequence
+import itertools
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from muri.profiler import figures
-from muri.profiler.cpu_curve import GAIN, CpuSensitivity, Point
 from muri.profiler.errors import SensitivityError
 from muri.profiler.store import Document, ProfileStore
 from muri.units import MIB_PER_GIB
+
+MOST_POINTS: Final = 8
+"""No job is measured more often than this (Synergy, section 3.1: 8 points instead of 24 × 10)."""
+
+FEW_CPUS: Final = 6
+"""Below this many counts half a sweep cannot tell them apart."""
+
+DOUBT: Final = 2.0
+"""A count nearer to the threshold than this many standard errors is measured a second time."""
+
+RUN_SPREAD: Final = 0.02
+"""Throughput differs by about this share from one run to the next, however steady each run is."""
+
+GAIN: Final = 0.10
+"""A count saturates when the most CPUs would give less than this on top (Synergy, section 3.1)."""
+
+LEAST_SPREAD: Final = 1e-4
+"""No mean of a few iterations is known better than this; it keeps weights finite."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """The result of one measurement."""
+
+    throughput: float  # Iterations per second
+    spread: float = 0.0  # Standard error of the throughput as a share of it
+
+    def __post_init__(self) -> None:
+        """Refuse figures that no measurement can give."""
+        _refuse("a throughput (iterations/s)", figures.PER_SECOND, self.throughput)
+        _refuse("a throughput's spread", figures.VARIATION, self.spread)
+
+    @property
+    def weight(self) -> float:
+        """How much it counts in a mean: the inverse of its variance."""
+        return 1 / (max(self.spread, LEAST_SPREAD) * self.throughput) ** 2
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """The throughput on one CPU count."""
+
+    cpus: int
+    throughput: float  # Iterations per second
+    spread: float = 0.0  # Standard error of the throughput as a share of it
+    measurements: int = 1  # How many measurements went into it
+
+    def __post_init__(self) -> None:
+        """Refuse what no measurement can give, such as an old file's nonsense."""
+        _refuse("a number of CPUs", figures.CPU_COUNT, self.cpus)
+        _refuse("a throughput (iterations/s)", figures.PER_SECOND, self.throughput)
+        _refuse("a throughput's spread", figures.VARIATION, self.spread)
+
+
+def _refuse(name: str, bounds: figures.Bounds, value: float) -> None:
+    if fault := bounds.fault(value):
+        raise SensitivityError(f"{name} {fault}")
+
+
+def combined(cpus: int, measured: Sequence[Measured]) -> Point:
+    """Several measurements of one count as one point, each weighted by what it is worth.
+
+    The spread is at least what the scatter among them says: measurements that disagree more than
+    they claim are worth less than they claim.
+    """
+    total = sum(item.weight for item in measured)
+    mean = sum(item.weight * item.throughput for item in measured) / total
+    claimed = 1 / math.sqrt(total) / mean
+    if len(measured) == 1:
+        return Point(cpus, mean, measured[0].spread)
+    scatter = math.sqrt(sum((item.throughput - mean) ** 2 for item in measured) / (len(measured) - 1)) / mean
+    return Point(cpus, mean, max(claimed, scatter / math.sqrt(len(measured))), len(measured))
+
+
+def monotone(points: Iterable[Point]) -> tuple[Point, ...]:
+    """The nearest curve that never falls: more CPUs do no harm, so a fall is noise.
+
+    It pools neighbors in the wrong order into their weighted mean (pool adjacent violators).
+    """
+    pools: list[list[Point]] = []
+    for point in sorted(points, key=lambda item: item.cpus):
+        pools.append([point])
+        while len(pools) > 1 and _mean(pools[-2]) > _mean(pools[-1]):
+            last = pools.pop()
+            pools[-1].extend(last)
+    return tuple(Point(point.cpus, _mean(pool), point.spread, point.measurements) for pool in pools for point in pool)
+
+
+def _mean(pool: Sequence[Point]) -> float:
+    if len(pool) == 1:
+        return pool[0].throughput
+    weights = [Measured(point.throughput, point.spread).weight for point in pool]
+    return sum(weight * point.throughput for weight, point in zip(weights, pool, strict=True)) / sum(weights)
+
+
+def interpolated(points: Sequence[Point], cpus: int) -> float:
+    """Throughput at any count, of points by ascending count: straight between them, in proportion below the first."""
+    if cpus <= points[0].cpus:
+        return points[0].throughput * cpus / points[0].cpus
+    for left, right in itertools.pairwise(points):
+        if cpus <= right.cpus:
+            share = (cpus - left.cpus) / (right.cpus - left.cpus)
+            return left.throughput + share * (right.throughput - left.throughput)
+    return points[-1].throughput
+
+
+def saturating_cpus(points: Iterable[Point]) -> int:
+    """The least measured count from which the most CPUs would give less than `GAIN` on top."""
+    repaired = monotone(points)
+    return next(point.cpus for point in repaired if repaired[-1].throughput < (1 + GAIN) * point.throughput)
+
+
+Measure = Callable[[int], Measured]
+
+
+@dataclass(frozen=True, slots=True)
+class CpuSensitivity:
+    """How a job's throughput follows its CPU count at full memory."""
+
+    points: tuple[Point, ...]  # What was measured, by CPU count, repaired so that it never falls
+    saturating_cpus: int  # The least count from which the most CPUs give less than the gain on top
+    # How many counts below that one were neither measured nor ruled out; 0 unless the measurements ran out
+    undecided_cpus: int
+    measurements: int  # How many there were
+
+    @property
+    def max_cpus(self) -> int:
+        """The greatest count."""
+        return self.points[-1].cpus
+
+    def throughput(self, cpus: int) -> float:
+        """Iterations per second at any count, interpolated where it was not measured."""
+        return interpolated(self.points, cpus)
+
+    @property
+    def curve(self) -> tuple[float, ...]:
+        """Iterations per second at 1, 2, … `max_cpus` CPUs."""
+        return tuple(self.throughput(cpus) for cpus in range(1, self.max_cpus + 1))
+
+
+def bisect(measure: Measure, max_cpus: int, *, most_points: int = MOST_POINTS) -> CpuSensitivity:
+    """Find the least CPU count that saturates a job.
+
+    The greatest count is measured first, then the middle of the undecided range, until the least
+    saturating count and its lower neighbor are known: 1 + ⌈log2(max_cpus)⌉ measurements. There are
+    never more than half of a full sweep's, which leaves one count undecided where the maximum is 6, 7
+    or 9; the greater one counts then. Measurements that are left over repeat counts so near to the
+    threshold that scatter could have decided.
+
+    Raises:
+        SensitivityError: A limit or a measurement makes no sense.
+    """
+    if max_cpus < 1 or most_points < 1:
+        raise SensitivityError(f"max_cpus is {max_cpus}, most_points {most_points}: both must be ≥ 1")
+    # Half a sweep; for few counts, where half would be off by more than one, all that bisection needs.
+    exact = 1 + math.ceil(math.log2(max_cpus))
+    budget = min(most_points, exact if max_cpus < FEW_CPUS else max_cpus // 2)
+    taken: dict[int, list[Measured]] = {}
+    used = 0
+    while used < budget and (cpus := _next_count(taken, max_cpus)) is not None:
+        taken.setdefault(cpus, []).append(measure(cpus))
+        used += 1
+    points = _points(taken)
+    below, least = _bounds(points)
+    return CpuSensitivity(points, least, max(0, least - below - 1), used)
+
+
+def _points(taken: Mapping[int, list[Measured]]) -> tuple[Point, ...]:
+    return monotone(combined(cpus, measured) for cpus, measured in taken.items())
+
+
+def _bounds(points: tuple[Point, ...]) -> tuple[int, int]:
+    """The greatest count that does not saturate (0 if all do) and the least that does."""
+    least = saturating_cpus(points)
+    return max((point.cpus for point in points if point.cpus < least), default=0), least
+
+
+def _next_count(taken: Mapping[int, list[Measured]], max_cpus: int) -> int | None:
+    """The count to measure next, None when all is decided."""
+    if not taken:
+        return max_cpus
+    points = _points(taken)
+    below, least = _bounds(points)
+    if least - below > 1:
+        return (below + least) // 2
+    doubtful = [point for point in points if point.measurements == 1 and _in_doubt(points, point)]
+    if not doubtful:
+        return None
+    nearest = min(doubtful, key=lambda point: _distance(points, point))
+    greatest = points[-1]  # what all are compared with
+    return max_cpus if greatest.measurements == 1 and greatest.spread > nearest.spread else nearest.cpus
+
+
+def _distance(points: tuple[Point, ...], point: Point) -> float:
+    """How far a point is from the threshold, as a share of it."""
+    return abs((1 + GAIN) * point.throughput / points[-1].throughput - 1)
+
+
+def _in_doubt(points: tuple[Point, ...], point: Point) -> bool:
+    spreads = (point.spread, points[-1].spread)
+    if point is points[-1] or not any(spreads):
+        return False
+    return _distance(points, point) < DOUBT * math.hypot(*(max(spread, RUN_SPREAD) for spread in spreads))
+
 
 SENSITIVITIES: Final = "sensitivity"
 """Kind of the store's documents that hold sensitivities."""

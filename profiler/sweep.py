@@ -24,11 +24,10 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import BinaryIO, Final, NamedTuple
 
-from muri.profiler.cpu_curve import Measured
 from muri.profiler.dryrun.messages import ITERATION_LOG_VARIABLE, DryRunResult, Limits, StampReader
 from muri.profiler.dryrun.runner import DryRunFailedError, check_command, end, measure_script, start, with_last_words
 from muri.profiler.errors import CpuLimitError, SensitivityError, StorageError
-from muri.profiler.sensitivity import Dataset, measured_overlap
+from muri.profiler.sensitivity import Dataset, Measured, measured_overlap
 from muri.units import GIB, MIB
 
 STEADY_S: Final = 3.0

@@ -19,14 +19,13 @@ from muri.profiler.commands.options import (
     store_option,
     user_option,
 )
-from muri.profiler.cpu_curve import Measured, bisect
 from muri.profiler.dryrun.messages import DEFAULT_ITERATIONS, DEFAULT_STEADY_S, DryRunResult, Limits
 from muri.profiler.dryrun.runner import Progress, check_command, measure_script
 from muri.profiler.dryrun.steadiness import HALF_WINDOW
 from muri.profiler.exchange import to_dict
 from muri.profiler.lookup import of_command
 from muri.profiler.records import ProfileKey, StageProfile, owned_name
-from muri.profiler.sensitivity import SENSITIVITIES, SensitivityProfile
+from muri.profiler.sensitivity import SENSITIVITIES, Measured, SensitivityProfile, bisect
 from muri.profiler.sweep import MEMORY_KEYS, STEADY_S, MemoryAxis, ScriptMeter, cores, overlap_seen, usable_cpus
 
 INTERRUPTED: Final = 130

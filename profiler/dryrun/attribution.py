@@ -49,10 +49,8 @@ class Attribution:
     busy_s: tuple[float, ...]  # Seconds in which each was used, also while another one owned the time
 
 
-def attribute(
-    intervals: Iterable[Interval], start_s: float, end_s: float, threshold: float = USE_THRESHOLD
-) -> Attribution:
-    """Attribute the time from `start_s` to `end_s`."""
+def attribute(intervals: Iterable[Interval], start_s: float, end_s: float) -> Attribution:
+    """Attribute the time of a window; intervals of all threads and processes count as far as they lie in it."""
     events: list[tuple[float, int, Interval]] = []
     for interval in intervals:
         begin_s, until_s = max(interval.start_s, start_s), min(interval.end_s, end_s)
@@ -60,58 +58,36 @@ def attribute(
             events += [(begin_s, 1, interval), (until_s, 0, interval)]
     events.sort(key=lambda event: event[:2])
     owned_s, busy_s = [0.0] * len(STAGES), [0.0] * len(STAGES)
-    now_s, going = start_s, _Going()
+    now_s = start_s
+    own: list[Interval] = []
+    hidden: list[Interval] = []
     for at_s, begins, interval in events:
         if at_s > now_s:
-            _count(going.uses(), at_s - now_s, threshold, owned_s, busy_s)
+            use, owners = _use(own, hidden)
+            for stage, share in enumerate(use):
+                busy_s[stage] += at_s - now_s if share >= USE_THRESHOLD else 0.0
+            for stage in owners:
+                owned_s[stage] += (at_s - now_s) / len(owners)
             now_s = at_s
-        going.change(interval, begins=bool(begins))
-    return Attribution(tuple(owned_s), tuple(busy_s))
-
-
-class _Going:
-    """The intervals under way at one instant."""
-
-    def __init__(self) -> None:
-        self._own: list[Interval] = []
-        self._hidden: list[Interval] = []
-
-    def change(self, interval: Interval, *, begins: bool) -> None:
-        """An interval begins or ends."""
-        group = self._own if interval.own else self._hidden
+        group = own if interval.own else hidden
         if begins:
             group.append(interval)
         else:
             group.remove(interval)
+    return Attribution(tuple(owned_s), tuple(busy_s))
 
-    def uses(self) -> tuple[list[float], int | None]:
-        """Use of each resource, and what the loop's thread holds."""
-        use = [0.0] * len(STAGES)
-        for interval in self._hidden:
-            use[interval.stage] = min(1.0, use[interval.stage] + interval.use)
-        if not self._own:
-            return use, None
-        innermost = max(self._own, key=lambda interval: interval.start_s).stage
+
+def _use(own: list[Interval], hidden: list[Interval]) -> tuple[list[float], list[int]]:
+    """Use of each resource by intervals under way, and the stages that own the time."""
+    use = [0.0] * len(STAGES)
+    for interval in hidden:
+        use[interval.stage] = min(1.0, use[interval.stage] + interval.use)
+    if own:
+        innermost = max(own, key=lambda interval: interval.start_s).stage
         use[innermost] = 1.0
-        return use, innermost
-
-
-def _count(
-    going: tuple[list[float], int | None], length_s: float, threshold: float, owned_s: list[float], busy_s: list[float]
-) -> None:
-    """Count a time in which nothing changes."""
-    use, held = going
-    for stage, share in enumerate(use):
-        if share >= threshold:
-            busy_s[stage] += length_s
-    if held is not None:
-        owned_s[held] += length_s
-        return
+        return use, [innermost]
     highest = max(use)
-    if highest >= threshold:
-        owners = [stage for stage, share in enumerate(use) if highest - share <= _EQUAL]
-        for stage in owners:
-            owned_s[stage] += length_s / len(owners)
+    return use, [stage for stage, share in enumerate(use) if highest - share <= _EQUAL and highest >= USE_THRESHOLD]
 
 
 @dataclass(frozen=True)
@@ -143,7 +119,9 @@ def refine(
     These iterations give only shares, since the profiler slows them down. A share of the iteration below the
     threshold of use stays where it is.
     """
-    windows = _undisturbed(windows)
+    # A wait between two operators of a delayed iteration would make their shares small.
+    middle_s = median([end_s - start_s for start_s, end_s in windows] or [0.0])
+    windows = [(start_s, end_s) for start_s, end_s in windows if end_s - start_s <= HELD_UP * middle_s]
     whole_s = sum(end_s - start_s for start_s, end_s in windows)
     if whole_s <= 0:
         return result
@@ -159,14 +137,6 @@ def refine(
     busy = tuple(map(max, result.detail.busy_s or owned, owned))
     detail = replace(result.detail, busy_s=busy, gpu_utilisation=_gpu_share(operators, windows, whole_s))
     return replace(result, stage_s=owned, detail=detail)
-
-
-def _undisturbed(windows: Sequence[Span]) -> list[Span]:
-    """Leave out delayed iterations: a wait between two operators would make their shares small."""
-    if not windows:
-        return []
-    middle_s = median(end_s - start_s for start_s, end_s in windows)
-    return [(start_s, end_s) for start_s, end_s in windows if end_s - start_s <= HELD_UP * middle_s]
 
 
 def without(spans: Iterable[Span], covers: Iterable[Span]) -> list[Span]:

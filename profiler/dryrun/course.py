@@ -23,12 +23,17 @@ from muri.profiler.dryrun.steadiness import (
     LEAST_PERIODS,
     LEAST_WARMUP,
     TOLERANCE,
+    Circumstances,
+    IterationSample,
     LoaderAhead,
+    enough_periods,
+    how_sure,
     most_warmup,
+    samples_of,
+    summarise,
     warmup_by_now,
     whole_periods,
 )
-from muri.profiler.dryrun.summary import Circumstances, IterationSample, enough_periods, how_sure, samples_of, summarise
 from muri.profiler.records import ProfileDetail
 
 LEAST_ITERATIONS: Final = 3

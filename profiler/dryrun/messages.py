@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,6 +23,7 @@ _FORMS: Final = (
     "give auto, auto:iterations:seconds (at most so many measured iterations and seconds, for example auto:40:60),"
     " or iterations:warm-up (for example 30:10)"
 )
+_LIMITS: Final = re.compile(r"auto(?::(?P<most>\d+):(?P<seconds>\d+\.?\d*|\.\d+))?|(?P<all>\d+):(?P<warmup>\d+)")
 ITERATION_LOG_VARIABLE: Final = "MURI_ITERATION_LOG"
 """Names the file to which a script that runs alone appends a line for each iteration: when it ended, in seconds of
 `time.perf_counter`, which all processes of a node share."""
@@ -74,25 +76,16 @@ class Limits:
         Raises:
             DryRunError: It is malformed.
         """
-        first, *rest = text.split(":")
-        if first == "auto" and not rest:
-            return cls()
-        if first == "auto" and len(rest) == 2 and rest[0].isdecimal() and _is_number(rest[1]):
-            return _checked(text, int(rest[0]), float(rest[1]), None)
-        if first.isdecimal() and len(rest) == 1 and rest[0].isdecimal():
-            return _checked(text, int(first) - int(rest[0]), DEFAULT_STEADY_S, int(rest[0]))
-        raise DryRunError(f"{DRY_RUN_VARIABLE}={text!r}: {_FORMS}")
-
-
-def _checked(text: str, iterations: int, steady_s: float, fixed_warmup: int | None) -> Limits:
-    try:
-        return Limits(iterations, steady_s, fixed_warmup)
-    except DryRunError as error:
-        raise DryRunError(f"{DRY_RUN_VARIABLE}={text!r}: {error}") from error
-
-
-def _is_number(text: str) -> bool:
-    return text.replace(".", "", 1).isdecimal()
+        found = _LIMITS.fullmatch(text)
+        if found is None:
+            raise DryRunError(f"{DRY_RUN_VARIABLE}={text!r}: {_FORMS}")
+        try:
+            if found["all"]:
+                warmup = int(found["warmup"])
+                return cls(int(found["all"]) - warmup, fixed_warmup=warmup)
+            return cls(int(found["most"] or DEFAULT_ITERATIONS), float(found["seconds"] or DEFAULT_STEADY_S))
+        except DryRunError as error:
+            raise DryRunError(f"{DRY_RUN_VARIABLE}={text!r}: {error}") from error
 
 
 @dataclass(frozen=True)

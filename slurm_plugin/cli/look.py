@@ -12,8 +12,7 @@ import click
 
 from muri.errors import UsageError
 from muri.policies.registry import PolicyInfo, describe_policies, policy_problems
-from muri.profiler.records import STAGES
-from muri.profiler.use import JobUse
+from muri.profiler.records import STAGES, JobUse
 from muri.slurm_plugin.cli.options import CONFIG_OPTION, job_id_in
 from muri.units import counted
 

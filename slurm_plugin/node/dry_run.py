@@ -21,10 +21,10 @@ import click
 from muri.errors import MuriError
 from muri.foreign import json_of
 from muri.inherited import PUBLIC, settle_own
-from muri.profiler.cpu_curve import CpuSensitivity, Measured, bisect
 from muri.profiler.dryrun.messages import FULL_MEMORY_VARIABLE, NO_JOB, DryRunRequest, Limits
 from muri.profiler.dryrun.runner import end, last_words
 from muri.profiler.errors import SensitivityError
+from muri.profiler.sensitivity import CpuSensitivity, Measured, bisect
 from muri.profiler.sweep import STEADY_S, Window, cores, environment, usable_cpus, watched_throughput
 from muri.slurm_plugin.gateway.base import GatewayError, NoSuchJobError
 from muri.slurm_plugin.node.slurm_calls import batch_script, job_record, set_comment

@@ -3,8 +3,7 @@
 import os
 from typing import Any, Final
 
-from muri.profiler.records import STAGES
-from muri.profiler.use import Use
+from muri.profiler.records import STAGES, Use
 from muri.slurm_plugin.gateway.commands import CommandGateway
 from muri.slurm_plugin.private_files import ROOT_UID
 from muri.slurm_plugin.records.cluster import JobState

@@ -24,13 +24,14 @@ from muri.policies.traits import (
     derived_sensitivity,
 )
 from muri.policies.types import PlanRequest, Policy
-from muri.profiler.cpu_curve import DOUBT, RUN_SPREAD
 from muri.profiler.dryrun.messages import READS
 from muri.profiler.errors import FitError, SensitivityError
 from muri.profiler.fits import LinearFit, Point, computation_name, fit_computation, fit_line, overlap_exponent
 from muri.profiler.pairs import Interference, Pairs, by_pair, estimated_ratio, find
 from muri.profiler.records import ProfileKey, StageProfile
 from muri.profiler.sensitivity import (
+    DOUBT,
+    RUN_SPREAD,
     Dataset,
     SensitivityProfile,
     cache_sizes,

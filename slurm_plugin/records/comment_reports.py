@@ -11,10 +11,9 @@ from typing import Any, Final
 
 from muri.policies.siblings.horus_cost import MAX_RAISES
 from muri.profiler import figures
-from muri.profiler.cpu_curve import CpuSensitivity, Point, monotone
 from muri.profiler.dryrun.messages import READS, DryRunResult
-from muri.profiler.records import STAGES, ProfileError, ProfileKey, StageProfile
-from muri.profiler.use import JobUse, NodeUse, OneGpu
+from muri.profiler.records import STAGES, JobUse, NodeUse, OneGpu, ProfileError, ProfileKey, StageProfile
+from muri.profiler.sensitivity import CpuSensitivity, Point, monotone
 from muri.slurm_plugin.records import comment_tags as tags
 
 MOST_BYTES: Final = 1024

@@ -32,7 +32,7 @@ from typing import IO, Any, NoReturn
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 LOADED = (
     "torch", "torch._dynamo", "numpy", "psutil", "multiprocessing.spawn", "torch.nn.parallel.distributed",
-    "torch.utils.data.distributed", "muri.cli", "muri.group_spec", "muri.profiler.dryrun.summary",
+    "torch.utils.data.distributed", "muri.cli", "muri.group_spec", "muri.profiler.dryrun.steadiness",
     "muri.profiler.usage",
 )  # fmt: skip
 _LARGEST_MESSAGE = 1 << 17

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from profile_builders import make_profile, profiles
 
 from muri.policies.traits import Demand, derived_sensitivity
-from muri.profiler.cpu_curve import CpuSensitivity, Point
 from muri.profiler.drift import DriftRule, find_drift
 from muri.profiler.dryrun.messages import DryRunResult
 from muri.profiler.errors import FitError, InterferenceError, SensitivityError
@@ -17,7 +16,7 @@ from muri.profiler.estimates import Bandwidth, scale
 from muri.profiler.fits import LinearFit
 from muri.profiler.pairs import Side, estimated_ratio
 from muri.profiler.records import STAGES, ProfileDetail, ProfileError, ProfileKey
-from muri.profiler.sensitivity import Dataset, SensitivityProfile
+from muri.profiler.sensitivity import CpuSensitivity, Dataset, Point, SensitivityProfile
 from muri.profiler.store import Document, Observation
 
 ABSURD = (math.nan, math.inf, -math.inf, -1.0, 1e17, 1e200, 1.7976931348623157e308, "1", None, True, [1])

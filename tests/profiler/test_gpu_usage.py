@@ -5,7 +5,7 @@ from fake_nvml import MIB, Device, FakeNvml
 
 from muri.profiler import gpu_usage as nvml
 from muri.profiler.gpu_usage import GpuReader, GpuUnreadableError, check
-from muri.profiler.use import OneGpu
+from muri.profiler.records import OneGpu
 
 
 @pytest.fixture

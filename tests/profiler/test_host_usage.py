@@ -10,8 +10,7 @@ import pytest
 from polling import until
 
 from muri.profiler import usage as usage_module
-from muri.profiler.host_usage import HostReader, HostReading
-from muri.profiler.usage import Sample, Sampler, Usage
+from muri.profiler.usage import HostReader, HostReading, Sample, Sampler, Usage
 
 BURN = "import time\nend = time.process_time() + {s}\nwhile time.process_time() < end: pass\n"
 

@@ -9,8 +9,7 @@ from fake_nvml import Device, FakeNvml
 
 from muri.profiler import host_usage
 from muri.profiler import usage as monitor_module
-from muri.profiler.host_usage import HostReading
-from muri.profiler.usage import EVERY_S, Monitor
+from muri.profiler.usage import EVERY_S, HostReading, Monitor
 
 SCRIPT, IDLE = 101, 102
 JOBS = {"1": SCRIPT, "2": IDLE}

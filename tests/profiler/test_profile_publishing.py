@@ -7,11 +7,10 @@ import pytest
 from profile_builders import make_profile
 from profile_commands import invoke, muri, use_own_store
 
-from muri.profiler.cpu_curve import CpuSensitivity, Point
 from muri.profiler.fits import FITS, computation_name
 from muri.profiler.pairs import Interference, Side, by_pair, find, known_pairs, put
 from muri.profiler.records import ProfileKey
-from muri.profiler.sensitivity import SENSITIVITIES, SensitivityProfile
+from muri.profiler.sensitivity import SENSITIVITIES, CpuSensitivity, Point, SensitivityProfile
 from muri.profiler.store import ACCUMULATES, Document, ProfileStore
 
 ALICES = make_profile(user="alice", load_s=0.11)

@@ -8,8 +8,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muri.profiler.cpu_curve import GAIN, MOST_POINTS, Measured, Point, bisect, combined, interpolated, saturating_cpus
-from muri.profiler.sensitivity import Dataset, matrix, measured_overlap, saturating_cache_gib, throughput
+from muri.profiler.sensitivity import (
+    GAIN,
+    MOST_POINTS,
+    Dataset,
+    Measured,
+    Point,
+    bisect,
+    combined,
+    interpolated,
+    matrix,
+    measured_overlap,
+    saturating_cache_gib,
+    saturating_cpus,
+    throughput,
+)
 from muri.profiler.sweep import Window, throughput_of
 
 

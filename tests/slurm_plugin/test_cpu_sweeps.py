@@ -6,10 +6,9 @@ from dataclasses import asdict, replace
 import pytest
 from fake_slurm import FakeSlurm, dry_runs, end_dry_run, make_job, make_node, one_gpu
 
-from muri.profiler.cpu_curve import CpuSensitivity, Point
 from muri.profiler.dryrun.messages import Limits
 from muri.profiler.records import ProfileKey
-from muri.profiler.sensitivity import SENSITIVITIES, Dataset, SensitivityProfile
+from muri.profiler.sensitivity import SENSITIVITIES, CpuSensitivity, Dataset, Point, SensitivityProfile
 from muri.profiler.store import ProfileStore
 from muri.slurm_plugin.node import dry_run
 from muri.slurm_plugin.node.dry_run import Cpus, measure

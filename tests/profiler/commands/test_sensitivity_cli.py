@@ -9,9 +9,8 @@ from click.testing import CliRunner
 
 from muri.profiler import sweep as storage
 from muri.profiler.commands import profile
-from muri.profiler.cpu_curve import Measured, bisect
 from muri.profiler.errors import SensitivityError
-from muri.profiler.sensitivity import SENSITIVITIES, Dataset, SensitivityProfile, stored
+from muri.profiler.sensitivity import SENSITIVITIES, Dataset, Measured, SensitivityProfile, bisect, stored
 from muri.profiler.store import Document, ProfileStore
 from muri.profiler.sweep import MemoryAxis
 

@@ -9,7 +9,7 @@ import pytest
 
 from muri.profiler.dryrun.course import Course, TooShortError
 from muri.profiler.dryrun.messages import DryRunError, DryRunRequest, DryRunResult, Limits
-from muri.profiler.dryrun.summary import Circumstances, IterationSample, summarise
+from muri.profiler.dryrun.steadiness import Circumstances, IterationSample, summarise
 from muri.profiler.records import ProfileDetail
 from muri.profiler.usage import Sample, Usage, with_usage
 

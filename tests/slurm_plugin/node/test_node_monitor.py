@@ -32,7 +32,7 @@ def test_the_file_beside_the_status_tells_the_use_until_the_pilot_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pilot_watches, "_TURN_S", 0.1)
-    monkeypatch.setattr("muri.profiler.host_usage.Throttle.due", lambda _throttle: True)
+    monkeypatch.setattr("muri.profiler.usage.Throttle.due", lambda _throttle: True)
     status = tmp_path / "pilot-7.json"
     write(status, **{"1": {"state": "running", "script_pid": os.getpid()}})
     monitor = NodeMonitor(status)

@@ -7,8 +7,7 @@ from at_work import candidate, cycle_of
 from fake_slurm import NOW_S, FakeSlurm, Killed, make_job, make_node, one_cycle
 
 from muri.policies.types import CpuMemShare, Group, NodeShare, Plan
-from muri.profiler.cpu_curve import CpuSensitivity, Point
-from muri.profiler.sensitivity import SENSITIVITIES, SensitivityProfile
+from muri.profiler.sensitivity import SENSITIVITIES, CpuSensitivity, Point, SensitivityProfile
 from muri.profiler.store import ProfileStore
 from muri.slurm_plugin.cli.look import explanation
 from muri.slurm_plugin.config import Allocation

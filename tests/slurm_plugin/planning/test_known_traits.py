@@ -6,10 +6,9 @@ import pytest
 from at_work import cycle_of, measured_pair
 from fake_slurm import make_job, make_node
 
-from muri.profiler.cpu_curve import CpuSensitivity, Point
 from muri.profiler.pairs import PAIRS
 from muri.profiler.records import ProfileDetail, ProfileKey, StageProfile
-from muri.profiler.sensitivity import SENSITIVITIES, Dataset, SensitivityProfile, throughput
+from muri.profiler.sensitivity import SENSITIVITIES, CpuSensitivity, Dataset, Point, SensitivityProfile, throughput
 from muri.profiler.store import Document, ProfileStore
 from muri.slurm_plugin.planning.cycle_input import Knowledge
 from muri.slurm_plugin.planning.gathered import gather

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muri.profiler.dryrun.messages import DryRunResult
-from muri.profiler.records import DANGERS, STAGES, ProfileDetail, ProfileError, ProfileKey
-from muri.profiler.use import JobUse, NodeUse, OneGpu
+from muri.profiler.records import DANGERS, STAGES, JobUse, NodeUse, OneGpu, ProfileDetail, ProfileError, ProfileKey
 from muri.slurm_plugin.cli.look import explanation, show_queue
 from muri.slurm_plugin.controller.status import Status, read_status, refresh, status_of, write_status
 from muri.slurm_plugin.node.group_records import groups_in
