@@ -15,8 +15,8 @@ from statistics import fmean, median
 from typing import Final, NamedTuple, Self
 
 from muri.profiler import figures
-from muri.profiler.records import STAGES, ProfileDetail, ProfileError, ProfileKey, StageProfile
-from muri.profiler.store import Document, ProfileStore
+from muri.profiler.records import STAGES, Document, ProfileDetail, ProfileError, ProfileKey, StageProfile
+from muri.profiler.store import ProfileStore
 from muri.units import MIB_PER_GIB
 
 log = logging.getLogger("muri.profiler")

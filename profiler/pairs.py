@@ -23,8 +23,8 @@ from typing import Any, Final
 
 from muri.profiler import figures
 from muri.profiler.errors import InterferenceError
-from muri.profiler.records import RESOURCES, ProfileKey, StageProfile
-from muri.profiler.store import Document, ProfileStore
+from muri.profiler.records import RESOURCES, Document, ProfileKey, StageProfile
+from muri.profiler.store import ProfileStore
 
 log = logging.getLogger("muri.profiler")
 

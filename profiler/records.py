@@ -345,3 +345,11 @@ class Use(NamedTuple):
         gpus = {str(number): asdict(gpu) for number, gpu in self.node.gpus.items()}
         node = {**asdict(self.node), "gpus": gpus}
         return {"node": node, "jobs": {name: asdict(use) for name, use in self.jobs.items()}}
+
+
+class Document(NamedTuple):
+    """A measurement that is not a stage profile, such as how two models slow each other down."""
+
+    name: str  # Its subject, unique in its kind
+    measured_at: str  # UTC time, ISO-8601
+    body: dict[str, Any]  # Plain JSON values; the module that owns the kind gives them their meaning

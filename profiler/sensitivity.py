@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from muri.profiler import figures
 from muri.profiler.errors import SensitivityError
-from muri.profiler.store import Document, ProfileStore
+from muri.profiler.records import Document
 from muri.units import MIB_PER_GIB
 
 MOST_POINTS: Final = 8
@@ -385,13 +385,3 @@ class SensitivityProfile:
             caches_gib = cache_sizes(self.dataset)
             known["memory"] = {"cache_gib": caches_gib, "throughput": matrix(self.dataset, self.cpu.curve, caches_gib)}
         return known
-
-
-def stored(store: ProfileStore, name: str) -> SensitivityProfile | None:
-    """Return the stored sensitivity of a job, None without one.
-
-    Raises:
-        SensitivityError: It cannot be read.
-    """
-    documents = (document for document in store.documents(SENSITIVITIES) if document.name == name)
-    return next(map(SensitivityProfile.from_document, documents), None)

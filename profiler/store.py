@@ -13,7 +13,7 @@ from muri.clock import MACHINE_CLOCK, Clock
 from muri.foreign import json_of
 from muri.profiler import figures
 from muri.profiler.exchange import to_dict
-from muri.profiler.records import ProfileDetail, ProfileError, ProfileKey, StageProfile
+from muri.profiler.records import Document, ProfileDetail, ProfileError, ProfileKey, StageProfile
 from muri.profiler.store_file import JournalMode, StoreFile
 
 log = logging.getLogger("muri.profiler")
@@ -161,14 +161,6 @@ def default_store_path(site_state_dir: Callable[[], str | None] = lambda: None) 
     if explicit := os.environ.get("MURI_PROFILES"):
         return Path(explicit)
     return Path(os.environ.get("MURI_STATE_DIR") or site_state_dir() or DEFAULT_STATE_DIR) / STORE_NAME
-
-
-class Document(NamedTuple):
-    """A measurement that is not a stage profile, such as how two models slow each other down."""
-
-    name: str  # Its subject, unique in its kind
-    measured_at: str  # UTC time, ISO-8601
-    body: dict[str, Any]  # Plain JSON values; the module that owns the kind gives them their meaning
 
 
 Item = TypeVar("Item")

@@ -23,7 +23,7 @@ from muri.profiler.estimates import estimates_of, unknown_models
 from muri.profiler.fits import FITS, LinearFit
 from muri.profiler.pairs import LEARNT, MEASURED, Interference, Side, by_pair, every_pair, ordered
 from muri.profiler.pairs import put as put_pair
-from muri.profiler.records import STAGES, ProfileKey, StageProfile
+from muri.profiler.records import STAGES, Document, ProfileKey, StageProfile
 from muri.profiler.sensitivity import SENSITIVITIES, SensitivityProfile
 from muri.profiler.slowdown import SLOWDOWNS, Parabola, SlowdownFit
 from muri.profiler.store import (
@@ -33,7 +33,6 @@ from muri.profiler.store import (
     REUSE_KIND,
     REUSE_NAME,
     Author,
-    Document,
     Observation,
     ProfileStore,
     StaleMark,

@@ -12,8 +12,8 @@ from profile_builders import make_profile
 
 from muri.commands import run_command
 from muri.profiler.estimates import FEATURES
-from muri.profiler.records import ProfileKey
-from muri.profiler.store import Document, ProfileStore
+from muri.profiler.records import Document, ProfileKey
+from muri.profiler.store import ProfileStore
 from muri_lab.cli import cli
 from muri_lab.interference.fits import best_known
 from muri_lab.prediction import predictor

@@ -23,9 +23,9 @@ from muri.profiler.estimates import FEATURES
 from muri.profiler.fits import FITS, computation_name
 from muri.profiler.lookup import Wanted, find_all, find_one
 from muri.profiler.pairs import PAIRS, Interference, known_pairs, to_document
-from muri.profiler.records import ProfileKey
+from muri.profiler.records import Document, ProfileKey
 from muri.profiler.sensitivity import SENSITIVITIES
-from muri.profiler.store import ACCUMULATES, Author, Document, ProfileStore, Stored
+from muri.profiler.store import ACCUMULATES, Author, ProfileStore, Stored
 
 FROM: Final = "published_from"
 """In the body of a published document: the user whose document it is a copy of."""

@@ -27,7 +27,7 @@ from muri.profiler.errors import ExchangeError, NoSuchProfileError
 from muri.profiler.exchange import from_json, to_dict, to_json
 from muri.profiler.lookup import PUBLISHED, SORTS, Filter, Wanted, find_all, find_one, listed
 from muri.profiler.records import ProfileDetail, ProfileKey, StageProfile, owned_name
-from muri.profiler.sensitivity import stored as sweep_of
+from muri.profiler.sensitivity import SENSITIVITIES, SensitivityProfile
 from muri.profiler.store import ProfileStore, StaleMark
 
 
@@ -64,6 +64,16 @@ def list_command(sort: str, store_path: Path | None, as_json: bool, **wanted: An
         click.echo(f"None of the {len(stored)} profiles matches.")
     else:
         click.echo(why_none(store_path))
+
+
+def sweep_of(store: ProfileStore, name: str) -> SensitivityProfile | None:
+    """Return the stored sensitivity of a job, None without one.
+
+    Raises:
+        SensitivityError: It cannot be read.
+    """
+    documents = (document for document in store.documents(SENSITIVITIES) if document.name == name)
+    return next(map(SensitivityProfile.from_document, documents), None)
 
 
 def _doubted(mark: StaleMark, known: Collection[ProfileKey]) -> ProfileKey | None:

@@ -17,7 +17,8 @@ import yaml
 from click.testing import CliRunner
 
 from muri.cli import cli
-from muri.profiler.store import Author, Document, ProfileStore
+from muri.profiler.records import Document
+from muri.profiler.store import Author, ProfileStore
 from muri.slurm_plugin.cli.admin import controller
 from muri.slurm_plugin.config import Tuning
 from muri.slurm_plugin.records.cluster import parse_snapshot

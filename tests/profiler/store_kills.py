@@ -18,8 +18,8 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from muri.profiler.errors import CorruptStoreError
-from muri.profiler.records import ProfileKey, StageProfile
-from muri.profiler.store import Document, ProfileStore
+from muri.profiler.records import Document, ProfileKey, StageProfile
+from muri.profiler.store import ProfileStore
 from muri.profiler.store_file import JournalMode, file_system_of
 
 DOCUMENT_EVERY = 5

@@ -17,8 +17,8 @@ from muri.profiler.estimates import (
     nearest_bandwidth,
     scale,
 )
-from muri.profiler.records import ProfileDetail, ProfileKey
-from muri.profiler.store import Document, ProfileStore
+from muri.profiler.records import Document, ProfileDetail, ProfileKey
+from muri.profiler.store import ProfileStore
 from muri_lab.interference.fits import best_known
 
 A100 = Bandwidth("gpu", nodes=1, ranks_per_node=4, mib_per_s=1000.0, latency_s=1e-3)

@@ -15,9 +15,9 @@ from muri.profiler.errors import FitError, InterferenceError, SensitivityError
 from muri.profiler.estimates import Bandwidth, scale
 from muri.profiler.fits import LinearFit
 from muri.profiler.pairs import Side, estimated_ratio
-from muri.profiler.records import STAGES, ProfileDetail, ProfileError, ProfileKey
+from muri.profiler.records import STAGES, Document, ProfileDetail, ProfileError, ProfileKey
 from muri.profiler.sensitivity import CpuSensitivity, Dataset, Point, SensitivityProfile
-from muri.profiler.store import Document, Observation
+from muri.profiler.store import Observation
 
 ABSURD = (math.nan, math.inf, -math.inf, -1.0, 1e17, 1e200, 1.7976931348623157e308, "1", None, True, [1])
 absurd = pytest.mark.parametrize("value", ABSURD)

@@ -7,7 +7,6 @@ import psutil
 import pytest
 from fake_nvml import Device, FakeNvml
 
-from muri.profiler import host_usage
 from muri.profiler import usage as monitor_module
 from muri.profiler.usage import EVERY_S, HostReading, Monitor
 
@@ -39,8 +38,7 @@ class Machine:
 @pytest.fixture
 def machine(monkeypatch):
     made = Machine()
-    for module in (monitor_module, host_usage):
-        monkeypatch.setattr(module, "time", made.clock)
+    monkeypatch.setattr(monitor_module, "time", made.clock)
     monkeypatch.setattr(monitor_module, "HostReader", made.reader)
     monkeypatch.setattr(monitor_module, "psutil", SimpleNamespace(
         cpu_times=made.cpu_times, virtual_memory=psutil.virtual_memory))  # fmt: skip
@@ -131,7 +129,7 @@ def test_what_cannot_be_read_is_none_and_the_rest_goes_on(machine):
 
 def test_real_processes_are_read_and_one_that_ended_costs_the_others_nothing(monkeypatch):
     machine = Machine()
-    monkeypatch.setattr(host_usage, "time", machine.clock)
+    monkeypatch.setattr(monitor_module, "time", machine.clock)
     monitor, jobs = Monitor(FakeNvml()), {"1": os.getpid(), "2": 2**22 + 1}  # above the largest process id
     monitor.look(jobs)
     machine.now_s += EVERY_S

@@ -9,9 +9,9 @@ from profile_commands import invoke, muri, use_own_store
 
 from muri.profiler.fits import FITS, computation_name
 from muri.profiler.pairs import Interference, Side, by_pair, find, known_pairs, put
-from muri.profiler.records import ProfileKey
+from muri.profiler.records import Document, ProfileKey
 from muri.profiler.sensitivity import SENSITIVITIES, CpuSensitivity, Point, SensitivityProfile
-from muri.profiler.store import ACCUMULATES, Document, ProfileStore
+from muri.profiler.store import ACCUMULATES, ProfileStore
 
 ALICES = make_profile(user="alice", load_s=0.11)
 BOBS = make_profile(user="bob", load_s=0.33)

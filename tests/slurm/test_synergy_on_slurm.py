@@ -32,8 +32,7 @@ print(f"cache of {muri.cache([1, 2]).gib * 1024:.0f} MiB")
 APPETITES = """\
 import sys
 from pathlib import Path
-from muri.profiler.cpu_curve import CpuSensitivity, Point
-from muri.profiler.sensitivity import SENSITIVITIES, SensitivityProfile
+from muri.profiler.sensitivity import SENSITIVITIES, CpuSensitivity, Point, SensitivityProfile
 from muri.profiler.store import ProfileStore
 curves = {
     "hungry": CpuSensitivity((Point(1, 1.0), Point(9, 9.0), Point(16, 9.1)), 9, 0, 3),

@@ -29,10 +29,10 @@ from muri.profiler.errors import FitError, NoSuchProfileError
 from muri.profiler.fits import FITS, LinearFit, computation_name, fit_computation
 from muri.profiler.lookup import SELECTOR, Wanted, find_all, key_for, of_command, selector
 from muri.profiler.pairs import Interference, Side, every_pair, known_pairs, put
-from muri.profiler.records import ProfileKey, StageProfile
+from muri.profiler.records import Document, ProfileKey, StageProfile
 from muri.profiler.render import add_figures, bare_table, milliseconds
 from muri.profiler.slowdown import SLOWDOWNS, SlowdownFit, published_slowdown
-from muri.profiler.store import Document, ProfileStore
+from muri.profiler.store import ProfileStore
 from muri_lab.interference.corun import Budget, measure_pair
 from muri_lab.interference.fits import (
     Candidate,

@@ -12,8 +12,8 @@ from typing import Any, Final, NamedTuple, Self
 from muri.clock import now_text
 from muri.errors import UsageError
 from muri.profiler.estimates import FEATURES
-from muri.profiler.records import ProfileKey, StageProfile
-from muri.profiler.store import Document, ProfileStore
+from muri.profiler.records import Document, ProfileKey, StageProfile
+from muri.profiler.store import ProfileStore
 from muri.units import GIB
 
 METHODS: Final = ("export", "hooks")

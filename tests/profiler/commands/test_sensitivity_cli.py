@@ -9,9 +9,11 @@ from click.testing import CliRunner
 
 from muri.profiler import sweep as storage
 from muri.profiler.commands import profile
+from muri.profiler.commands.stored import sweep_of as stored
 from muri.profiler.errors import SensitivityError
-from muri.profiler.sensitivity import SENSITIVITIES, Dataset, Measured, SensitivityProfile, bisect, stored
-from muri.profiler.store import Document, ProfileStore
+from muri.profiler.records import Document
+from muri.profiler.sensitivity import SENSITIVITIES, Dataset, Measured, SensitivityProfile, bisect
+from muri.profiler.store import ProfileStore
 from muri.profiler.sweep import MemoryAxis
 
 # While its throughput is measured, it writes when its iterations would end on a machine that nothing disturbs.

@@ -7,9 +7,9 @@ from at_work import cycle_of, measured_pair
 from fake_slurm import make_job, make_node
 
 from muri.profiler.pairs import PAIRS
-from muri.profiler.records import ProfileDetail, ProfileKey, StageProfile
+from muri.profiler.records import Document, ProfileDetail, ProfileKey, StageProfile
 from muri.profiler.sensitivity import SENSITIVITIES, CpuSensitivity, Dataset, Point, SensitivityProfile, throughput
-from muri.profiler.store import Document, ProfileStore
+from muri.profiler.store import ProfileStore
 from muri.slurm_plugin.planning.cycle_input import Knowledge
 from muri.slurm_plugin.planning.gathered import gather
 from muri.slurm_plugin.planning.model_traits import (

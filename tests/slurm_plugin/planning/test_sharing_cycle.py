@@ -8,9 +8,8 @@ from fake_slurm import FakeSlurm, Killed, make_job, make_node, one_cycle, pilots
 
 from muri.policies.types import NodeShare, Plan, PlanRequest, Policy, Reason, Running, Sharer, Waiting
 from muri.profiler.fits import FITS, LinearFit, computation_name
-from muri.profiler.records import ProfileKey, StageProfile
+from muri.profiler.records import Document, ProfileKey, StageProfile
 from muri.profiler.slowdown import SLOWDOWNS, Parabola, SlowdownFit
-from muri.profiler.store import Document
 from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.planning.actions import StartGroup, started
 from muri.slurm_plugin.planning.cycle_input import CycleInput, Knowledge
