@@ -5,12 +5,12 @@ other read error is logged, and the cycle plans without those figures.
 """
 
 import logging
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import fmean, median
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 from muri.clock import moment, text_of
 from muri.errors import MuriError
@@ -25,7 +25,7 @@ from muri.profiler.pairs import LEARNT, MEASURED, Interference, Side, by_pair, e
 from muri.profiler.pairs import put as put_pair
 from muri.profiler.records import STAGES, Document, ProfileKey, StageProfile
 from muri.profiler.sensitivity import SENSITIVITIES, SensitivityProfile
-from muri.profiler.slowdown import SLOWDOWNS, Parabola, SlowdownFit
+from muri.profiler.slowdown import SLOWDOWNS, SlowdownFit
 from muri.profiler.store import (
     ACCUMULATES,
     DRIFT,
@@ -52,21 +52,16 @@ from muri.slurm_plugin.records.roles import ManagedJob, Role, RunningGroup, View
 
 log = logging.getLogger("muri.controller")
 
+_Read = TypeVar("_Read")
+
 _CLOCK: Final = "milliseconds"
 """Cycles may follow each other within a second."""
 
 
-class Observed(NamedTuple):
-    """An observation and the key that it is of."""
+def observed(view: View) -> Iterator[tuple[ProfileKey, Observation]]:
+    """Yield the stages that the members of running groups report.
 
-    key: ProfileKey
-    observation: Observation
-
-
-def observed(view: View) -> Iterator[Observed]:
-    """What the members of running groups report of their stages.
-
-    Without turns others slow a stage itself down, not the wait for it: that says nothing against a profile.
+    Without turns other members slow a stage itself down, not the wait for it: that does not contradict a profile.
     """
     at = text_of(view.snapshot.taken_s, _CLOCK)
     for group in (group for group in view.running_groups if group.mode == "interleave"):
@@ -78,11 +73,11 @@ def observed(view: View) -> Iterator[Observed]:
                 key = profile_key(as_submitted(job, group.pilot), view.node_index)
                 use = job_use(group.pilot.reports.speeds, job.job_id)
                 held_gib = None if use is None or figures.GPU_MEM_GIB.fault(use.gpu_mem_gib) else use.gpu_mem_gib
-                yield Observed(key, Observation(at, job.job_id, report.iterations, report.stage_s, held_gib))
+                yield key, Observation(at, job.job_id, report.iterations, report.stage_s, held_gib)
 
 
 def watch(store: ProfileStore, view: View, config: Config) -> None:
-    """Keep a cycle's observations, set or take back marks, and replace what dry runs were not sure of.
+    """Keep a cycle's observations, set or take back stale marks, and replace uncertain profiles of dry runs.
 
     Raises:
         StoreError: The store cannot be written.
@@ -95,22 +90,19 @@ def watch(store: ProfileStore, view: View, config: Config) -> None:
         if is_due(store.observations(key), item.job_id, item.observed_at, rule):
             store.observe(key, item)
     marks = {mark.key: mark for mark in store.stale_marks()}
-    for key in sorted({each.key for each in found}):
+    for key in sorted({key for key, _ in found}):
         profile = next(filter(None, map(store.get, key.lookup_order)), None)
         if profile is not None and doubt(profile, config):
-            _replace_doubtful(store, key, profile, rule)
+            measured = measured_by_jobs(profile, store.observations(key), rule)
+            if measured is not None:
+                log.info(
+                    "profile of %s: the dry run was not sure; %d iterations of jobs count", key, measured.iterations
+                )
+                store.put(replace(measured, key=key))
             continue
         drift = None if profile is None or profile.is_estimate else find_drift(profile, store.observations(key), rule)
         if drift is not None:
             _judge(store, key, drift, marks.get(key), config, view.snapshot.taken_s)
-
-
-def _replace_doubtful(store: ProfileStore, key: ProfileKey, profile: StageProfile, rule: DriftRule) -> None:
-    """Plan with what the jobs of a key report, as soon as they have for long enough, instead of an unsure dry run."""
-    measured = measured_by_jobs(profile, store.observations(key), rule)
-    if measured is not None:
-        log.info("profile of %s: the dry run was not sure; %d iterations of jobs count", key, measured.iterations)
-        store.put(replace(measured, key=key))
 
 
 def _judge(
@@ -125,7 +117,7 @@ def _judge(
 
 
 def _may_mark(store: ProfileStore, key: ProfileKey, config: Config, now_s: float) -> bool:
-    """Whether the last mark is long ago: a measurement that did not help is not repeated at once."""
+    """Whether the last mark is long ago, for a measurement that did not help is not repeated at once."""
     ours = (entry for entry in store.audit() if entry.key == key and entry.who == DRIFT and entry.action == "stale")
     times = [at.timestamp() for entry in ours if (at := moment(entry.at)) is not None]
     return not times or now_s - max(times) >= config.tuning.drift_again_s
@@ -134,11 +126,7 @@ def _may_mark(store: ProfileStore, key: ProfileKey, config: Config, now_s: float
 def learn_pairs(store: ProfileStore, journal: Journal, cycle: Gathered, policy: Policy) -> None:
     """Keep how the members of running pairs slow each other down, unless a surer measurement is stored.
 
-    Args:
-        store: Where pairs are kept.
-        journal: What earlier cycles have seen of pairs.
-        cycle: What runs.
-        policy: Who plans: those that give out GPUs one by one plan on pairs that take turns.
+    Policies that give out GPUs one by one plan on pairs that take turns, too.
 
     Raises:
         StoreError: The store cannot be written.
@@ -147,9 +135,9 @@ def learn_pairs(store: ProfileStore, journal: Journal, cycle: Gathered, policy: 
     plain, in_turns = by_pair(traits.pairs), by_pair(traits.pairs_in_turns)
     for course in pairs_at_work(cycle, journal.facts(PAIR), packs=policy.supports_packing):
         journal.set_fact(PAIR, str(course.pilot), course.fact)
-        found = learnt(course, (in_turns if course.turns else plain).get(course.pair), cycle.now_s)
-        if found is not None:
-            put_pair(store, found)
+        pair = learnt(course, (in_turns if course.turns else plain).get(course.pair), cycle.now_s)
+        if pair is not None:
+            put_pair(store, pair)
 
 
 def open_profiles(path: Path) -> ProfileStore:
@@ -172,7 +160,7 @@ def open_profiles(path: Path) -> ProfileStore:
 
 
 def log_set_aside(error: CorruptStoreError, place: Path) -> None:
-    """Log what happened and what can be done."""
+    """Log that a damaged store was set aside, and how to save its data."""
     log.error(
         "the profile store %s is damaged (%s): it was set aside as %s and an empty one begun, so models are "
         "measured again. To save what is left of it: sqlite3 %s .recover",
@@ -180,66 +168,56 @@ def log_set_aside(error: CorruptStoreError, place: Path) -> None:
     )  # fmt: skip
 
 
-def reused(actions: Iterable[Action], jobs: Sequence[PlanJob], measured_for: Collection[int]) -> int:
-    """How many of a cycle's starts needed no dry run of their own. Pure.
-
-    Args:
-        actions: What the cycle did.
-        jobs: What the policy was asked about.
-        measured_for: Jobs that a dry run was made for.
-    """
-    profiles = {job.job_id: job.profile for job in jobs}
-    known = {job_id for job_id, profile in profiles.items() if profile is not None and not profile.is_estimate}
-    return len((known & started(actions)) - set(measured_for))
-
-
 def note_reuse(
     store: ProfileStore, actions: Iterable[Action], jobs: Sequence[PlanJob], intents: Iterable[Intent], now_s: float
 ) -> None:
-    """Add a cycle's count to the store's.
+    """Count a cycle's starts on a profile that needed no dry run of their own.
 
     Raises:
         StoreError: The store cannot be written.
     """
     measured_for = {int(intent.payload["job_id"]) for intent in intents if intent.kind == DRY_RUN}
-    count = reused(actions, jobs, measured_for)
-    if count:
+    known = {job.job_id for job in jobs if job.profile is not None and not job.profile.is_estimate}
+    if count := len((known & started(actions)) - measured_for):
         at = text_of(now_s)
         store.put_document(REUSE_KIND, Document(REUSE_NAME, at, {REUSE_COUNT: reuse_count(store) + count}))
 
 
 def read_traits(store: ProfileStore) -> KnownTraits:
-    """Read what is stored; an error is logged, and the cycle plans without it.
+    """Read the stored traits of models; an error is logged, and the cycle plans without them.
 
     Raises:
         CorruptStoreError: The store is damaged, which the caller handles.
     """
     try:
         pairs = every_pair(store)
+        curves = _read_each(store, SENSITIVITIES, SensitivityProfile.from_document).values()
         return KnownTraits(
-            {found.name: found for found in _sensitivities(store)},
-            read_fits(store),
+            {curve.name: curve for curve in curves if curve.cpu.points},
+            _read_each(store, FITS, lambda document: LinearFit.from_dict(document.body)),
             tuple(pair for pair in pairs if not pair.turns),
-            read_accumulating(store),
+            # Profile keys, as text, of the scripts whose batches can be split.
+            frozenset(document.name for document in store.documents(ACCUMULATES)),
             tuple(pair for pair in pairs if pair.turns),
-            read_slowdowns(store),
+            # Horus's f as fitted here, by type of GPU.
+            _read_each(store, SLOWDOWNS, lambda document: SlowdownFit.from_dict(document.body).curve),
         )
     except CorruptStoreError:
         raise
     except MuriError as error:
-        log.warning("this cycle plans without what is known of CPUs and memory: %s", error)
+        log.warning("this cycle plans without the stored traits of models: %s", error)
         return KnownTraits()
 
 
-def _sensitivities(store: ProfileStore) -> Iterator[SensitivityProfile]:
-    for document in store.documents(SENSITIVITIES):
+def _read_each(store: ProfileStore, kind: str, read: Callable[[Document], _Read]) -> dict[str, _Read]:
+    """Read all documents of a kind, by name; one that cannot be understood is left out."""
+    values: dict[str, _Read] = {}
+    for document in store.documents(kind):
         try:
-            found = SensitivityProfile.from_document(document)
+            values[document.name] = read(document)
         except UNUSABLE as error:
-            log.warning("sensitivity %s is not used: %s", document.name, error)
-            continue
-        if found.cpu.points:
-            yield found
+            log.warning("%s %s is not used: %s", kind, document.name, error)
+    return values
 
 
 class DocumentSink(Protocol):
@@ -255,58 +233,19 @@ class DocumentSink(Protocol):
 
 
 def note_accumulates(store: DocumentSink, profile: StageProfile, *, accumulates: bool) -> None:
-    """Remember whether a model's script declared in its dry run that its batches can be split."""
+    """Store whether a model's script declared in its dry run that its batches can be split."""
     if accumulates:
         store.put_document(ACCUMULATES, Document(str(profile.key), profile.measured_at, {}))
     else:
         store.remove_document(ACCUMULATES, str(profile.key))
 
 
-def read_accumulating(store: ProfileStore) -> frozenset[str]:
-    """Read the profile keys, as text, of the scripts whose batches can be split.
-
-    Raises:
-        StoreError: The store cannot be read.
-    """
-    return frozenset(document.name for document in store.documents(ACCUMULATES))
-
-
-def read_fits(store: ProfileStore) -> dict[str, LinearFit]:
-    """Read the stored fits over batch sizes, by name; one that cannot be understood is left out.
-
-    Raises:
-        StoreError: The store cannot be read.
-    """
-    found: dict[str, LinearFit] = {}
-    for document in store.documents(FITS):
-        try:
-            found[document.name] = LinearFit.from_dict(document.body)
-        except UNUSABLE as error:
-            log.warning("fit %s is not used: %s", document.name, error)
-    return found
-
-
-def read_slowdowns(store: ProfileStore) -> dict[str, Parabola]:
-    """Read Horus's f as fitted here, by type of GPU; one that cannot be understood is left out.
-
-    Raises:
-        StoreError: The store cannot be read.
-    """
-    found: dict[str, Parabola] = {}
-    for document in store.documents(SLOWDOWNS):
-        try:
-            found[document.name] = SlowdownFit.from_dict(document.body).curve
-        except UNUSABLE as error:
-            log.warning("slow-down on %s is not used: %s", document.name, error)
-    return found
-
-
 def without_doubtful(cycle: CycleInput, store: ProfileStore) -> CycleInput:
-    """Leave out profiles that are not known well enough, so that their models plan as those that were never measured.
+    """Leave out uncertain profiles, so that their models plan like models that were never measured.
 
     A model is measured again, `ATTEMPTS` times in all; then its jobs run alone, as after failed dry runs,
     until `RETRY_AFTER_S` has gone by. A model at work in a group keeps its profile, on which the group was
-    planned, until what its jobs report replaces it (`watch`).
+    planned, until its jobs' own reports replace it (`watch`).
 
     Raises:
         StoreError: The store cannot be read.
@@ -320,14 +259,12 @@ def without_doubtful(cycle: CycleInput, store: ProfileStore) -> CycleInput:
     dropped: set[ProfileKey] = set()
     failures = dict(known.failures)
     for key in set(_keys(cycle)) - at_work:
-        doubted = {each: doubt(known.profiles[each], config) for each in key.lookup_order if each in known.profiles}
-        doubted = {each: why for each, why in doubted.items() if why}
-        dropped |= doubted.keys()
-        tried = (
-            [each for each in store.history(key) if doubt(each, config) and _is_recent(each, cycle.now_s)]
-            if doubted
-            else []
-        )
+        profiles = {like: known.profiles[like] for like in key.lookup_order if like in known.profiles}
+        doubted = {like for like, profile in profiles.items() if doubt(profile, config)}
+        if not doubted:
+            continue
+        dropped |= doubted
+        tried = [past for past in store.history(key) if doubt(past, config) and _is_recent(past, cycle.now_s)]
         if len(tried) >= ATTEMPTS:
             failures[str(key)] = (len(tried), doubt(tried[0], config))
     if not dropped:
@@ -353,12 +290,11 @@ def with_estimates(cycle: CycleInput, store: ProfileStore) -> CycleInput:
         CorruptStoreError: The store is damaged; the cycle sets it aside.
     """
     known, config = cycle.knowledge, cycle.config
-    in_place = config.profiling.in_place
     missing = {key for key in _keys(cycle) if known.profile_of(key) is None and not known.failed(key)}
-    found = _estimates(store, missing) if missing else {}
-    if in_place:
-        found = _unknown(missing, cycle.knowledge, cycle.config) | found
-    known = replace(known, profiles={**known.profiles, **found}, stale=known.stale | found.keys())
+    estimates = _estimates(store, missing) if missing else {}
+    if config.profiling.in_place:
+        estimates = _unknown(missing, known, config) | estimates
+    known = replace(known, profiles={**known.profiles, **estimates}, stale=known.stale | estimates.keys())
     return replace(cycle, knowledge=known)
 
 
@@ -375,10 +311,9 @@ def _estimates(store: ProfileStore, missing: Collection[ProfileKey]) -> dict[Pro
 
 
 def _unknown(missing: Collection[ProfileKey], knowledge: Knowledge, config: Config) -> dict[ProfileKey, StageProfile]:
-    """What models are planned with of which nothing is known.
+    """Return stand-ins for the profiles of models about which nothing is known.
 
-    They may need all of a GPU's memory: where the site says how much there is, nobody is put beside them before they
-    have been measured.
+    They may need all of a GPU's memory: where the site says how much there is, they run alone until they are measured.
     """
     known, mem_gib = knowledge.profiles.values(), config.gpu_mem_gib
     # Only its user and its number of GPUs tell one such model from another.
@@ -389,13 +324,13 @@ def _unknown(missing: Collection[ProfileKey], knowledge: Knowledge, config: Conf
 
 
 def _keys(cycle: CycleInput) -> Iterator[ProfileKey]:
-    """What the jobs that wait, and those that run in groups or alone, are profiled under."""
+    """Yield the profile keys of the jobs that wait, and of those that run in groups or alone."""
     for job in (
         *cycle.view.having(Role.CANDIDATE),
         *cycle.view.having(Role.RELEASED),
         *(as_submitted(member, group.pilot) for group in cycle.view.running_groups for member in group.members),
     ):
-        # A requeued member has no GPUs, nor has a pilot whose user took them from its request; and anybody may ask for
+        # A requeued member has no GPUs, nor has a pilot whose user took them from its request; and a user may ask for
         # billions: no profile is of so many.
         if not figures.GPU_COUNT.fault(job.gpu_count):
             yield cycle.key_of(job)
@@ -413,75 +348,62 @@ _TURNS: Final = "turns"
 
 @dataclass(frozen=True, slots=True)
 class PairCourse:
-    """What was seen of two members so far.
+    """The observations of two members so far."""
 
-    Attributes:
-        pilot: Their pilot job.
-        jobs: Both, by id.
-        seen: Iterations that each had done at the last round.
-        ratios: How many times as long as alone the iterations of each took, by round; the newest rounds.
-        profiles: Of both.
-        turns: Whether they take turns.
-    """
-
-    pilot: int
+    pilot: int  # Their pilot job
     jobs: tuple[int, int]
-    seen: tuple[int, int]
-    ratios: tuple[tuple[float, float], ...]
+    seen: tuple[int, int]  # Iterations that each had done at the last round
+    ratios: tuple[tuple[float, float], ...]  # Iteration time of each over that alone, in the newest rounds
     profiles: tuple[StageProfile, StageProfile]
-    turns: bool
+    turns: bool  # Whether they take turns
 
     @property
     def fact(self) -> list[Any]:
-        """As the journal keeps it."""
+        """Its form in the journal."""
         return [self.jobs, self.seen, self.ratios, *([_TURNS] if self.turns else [])]
 
     @property
     def pair(self) -> tuple[ProfileKey, ProfileKey]:
-        """What both are profiled under, the lesser first."""
+        """The profile keys of both, the lesser first."""
         return ordered(self.profiles[0].key, self.profiles[1].key)
 
 
 class _Round(NamedTuple):
-    """What one cycle shows of two members: profiles, seconds of an iteration alone, and what was reported."""
+    """One cycle's view of two members: profiles, seconds of an iteration alone, and reports."""
 
     profiles: tuple[StageProfile, StageProfile]
     alone_s: tuple[float, float]
-    told: tuple[MemberReport, MemberReport]
+    reports: tuple[MemberReport, MemberReport]
     turns: bool
 
 
 def pairs_at_work(cycle: Gathered, facts: Mapping[str, Any], *, packs: bool) -> Iterator[PairCourse]:
-    """Return the pairs of which this cycle tells something new.
+    """Yield the pairs with news in this cycle.
 
     Args:
-        cycle: What runs, and what is known of it.
-        facts: What earlier cycles have seen, by pilot job.
+        cycle: The running groups, and their models' profiles.
+        facts: Observations of earlier cycles, by pilot job.
         packs: Whether the policy plans on pairs that take turns.
     """
     for group in cycle.view.running_groups:
-        found = _round(group, cycle)
-        if found is None or (found.turns and not packs):
+        now = _round(group, cycle)
+        if now is None or (now.turns and not packs):
             continue
         jobs = group.members[0].job_id, group.members[1].job_id
-        seen = found.told[0].iterations or 0, found.told[1].iterations or 0
-        earlier = _read(facts.get(str(group.pilot.job_id)), jobs, turns=found.turns)
-        if earlier is not None and any(now <= before for now, before in zip(seen, earlier[0], strict=True)):
+        a, b = now.reports
+        seen = a.iterations or 0, b.iterations or 0
+        earlier = _read(facts.get(str(group.pilot.job_id)), jobs, turns=now.turns)
+        if earlier is not None and any(count <= before for count, before in zip(seen, earlier[0], strict=True)):
             continue  # nothing was reported since, or a script has started anew
-        ratio = found.told[0].iteration_s / found.alone_s[0], found.told[1].iteration_s / found.alone_s[1]
+        ratio = a.iteration_s / now.alone_s[0], b.iteration_s / now.alone_s[1]
         ratios = (*(() if earlier is None else earlier[1]), ratio)[-MOST_ROUNDS:]
-        yield PairCourse(group.pilot.job_id, jobs, seen, ratios, found.profiles, found.turns)
+        yield PairCourse(group.pilot.job_id, jobs, seen, ratios, now.profiles, now.turns)
 
 
 def learnt(course: PairCourse, stored: Interference | None, now_s: float) -> Interference | None:
-    """Return what a course adds to what is known of its pair; None where that is nothing.
+    """Return the interference of a pair that a course adds to; None where the stored one (alike in turns) stays.
 
-    The newest `MOST_ROUNDS` rounds count, of all jobs of the pair: what older ones showed fades as pairs go on running.
-
-    Args:
-        course: Two members.
-        stored: What is known of their pair, in turns or without as they are.
-        now_s: The current time, seconds since the epoch.
+    The newest `MOST_ROUNDS` rounds count, of all jobs of the pair: older ones fade as pairs go on running.
     """
     if len(course.ratios) < LEAST_ROUNDS:
         return None
@@ -491,25 +413,25 @@ def learnt(course: PairCourse, stored: Interference | None, now_s: float) -> Int
     samples = (*earlier, *fresh)[-MOST_ROUNDS:]
     try:
         a, b = (
-            _side(profile, [each[index] for each in samples], course.seen[index])
+            _side(profile, [ratios[index] for ratios in samples], course.seen[index])
             for index, profile in enumerate(course.profiles)
         )
     except InterferenceError:
         return None
-    found = Interference(a, b, len(samples), 0.0, text_of(now_s), LEARNT, course.turns, samples)
-    surer = stored is not None and stored.source == MEASURED and stored.confidence > found.confidence
-    return None if surer else found
+    pair = Interference(a, b, len(samples), 0.0, text_of(now_s), LEARNT, course.turns, samples)
+    surer = stored is not None and stored.source == MEASURED and stored.confidence > pair.confidence
+    return None if surer else pair
 
 
 def _round(group: RunningGroup, cycle: Gathered) -> _Round | None:
-    """What both members' profiles and reports say; None where they do not say how two models get on."""
+    """Return both members' profiles and reports; None where they do not show how two models slow each other down."""
     if len(group.members) != 2 or any(job.state is not JobState.RUNNING for job in group.members):
         return None
-    told = [member_report(group.pilot.reports.speeds, job.job_id) for job in group.members]
+    every = [member_report(group.pilot.reports.speeds, job.job_id) for job in group.members]
+    reports = [report for report in every if report is not None and report.discipline]
     known = [cycle.known[job.job_id].profile for job in group.members]
-    reports = [each for each in told if each is not None and each.discipline and each.iterations]
-    profiles = [each for each in known if each is not None and not each.is_estimate]
-    if len(reports) != 2 or len(profiles) != 2 or any((each.iterations or 0) < LEAST_ITERATIONS for each in reports):
+    profiles = [profile for profile in known if profile is not None and not profile.is_estimate]
+    if len(profiles) != 2 or sum((report.iterations or 0) >= LEAST_ITERATIONS for report in reports) != 2:
         return None
     alone_s = [_alone_s(job, profile, cycle.knowledge) for job, profile in zip(group.members, profiles, strict=True)]
     if not all(alone_s):
@@ -519,7 +441,7 @@ def _round(group: RunningGroup, cycle: Gathered) -> _Round | None:
 
 
 def _alone_s(job: ManagedJob, profile: StageProfile, knowledge: Knowledge) -> float:
-    """Seconds of a member's iteration alone, in as many steps as it computes its batches in; 0 where nobody knows."""
+    """Seconds of a member's iteration alone, in as many steps as it computes its batches in; 0 if unknown."""
     steps = 1 if job.membership is None else job.membership.accumulate_steps
     if steps == 1:
         return profile.iteration_s
@@ -530,7 +452,7 @@ def _alone_s(job: ManagedJob, profile: StageProfile, knowledge: Knowledge) -> fl
 def _read(
     fact: Any, jobs: tuple[int, int], *, turns: bool
 ) -> tuple[tuple[int, int], tuple[tuple[float, float], ...]] | None:
-    """What earlier cycles have seen of the same two jobs; None where they saw others, or the fact is damaged."""
+    """Return earlier cycles' counts and ratios of the same two jobs; None for other jobs or a damaged fact."""
     try:
         members, (first, second), ratios, *rest = fact
         if tuple(members) != jobs or bool(rest) != turns:

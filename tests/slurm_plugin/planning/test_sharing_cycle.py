@@ -266,4 +266,4 @@ def test_a_slowdown_fitted_on_the_site_reaches_the_policy_and_damaged_fits_cost_
     policy = Scripted()
     decided(slurm, policy, traits=traits)
     assert policy.request.slowdowns == {"gpu": curve}
-    assert "slow-down on broken is not used" in caplog.text
+    assert "slowdown broken is not used" in caplog.text
