@@ -1,4 +1,4 @@
-"""What is built once and cached: the root file system of a suite, and pyslurm for its Slurm and this Python."""
+"""Builds that are made once and cached: the root file system of a suite, and pyslurm for its Slurm and this Python."""
 
 import os
 import re

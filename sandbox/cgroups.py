@@ -47,7 +47,7 @@ def remove(paths: InstancePaths) -> None:
 
 
 def _complaint(script: str, name: str, arguments: Sequence[str]) -> str:
-    """Run a script; return what it said if it failed, and nothing if it did not."""
+    """Run a script; return its output if it failed, "" if it did not."""
     said = ""
     try:
         with namespace.contained(["sh", "-c", script, name, *arguments]) as output:

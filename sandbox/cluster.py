@@ -1,4 +1,4 @@
-"""What a sandbox consists of: a Debian suite with its Slurm, nodes, partitions; and the configuration that follows."""
+"""The parts of a sandbox: a Debian suite with its Slurm, nodes, partitions; and the configuration that follows."""
 
 import functools
 import hashlib

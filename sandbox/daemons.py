@@ -77,7 +77,7 @@ class NodeState:
         return self.state in USABLE
 
     def __str__(self) -> str:
-        """Return what a person needs to know of it."""
+        """Return a line about it for people."""
         return f"{self.name} is {self.state}" + ("" if self.reason == "none" else f" ({self.reason})")
 
 
@@ -174,7 +174,7 @@ def require(instance: Instance, *command: str, logs: Iterable[str] = (CONTROLLER
     """Run a command as root inside.
 
     Raises:
-        StartError: It failed; the text holds what it said and the ends of the named logs.
+        StartError: It failed; the text holds its output and the ends of the named logs.
     """
     done = instances.run(instance, *command, on=on)
     if done.returncode != 0:

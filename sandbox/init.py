@@ -215,7 +215,7 @@ def mount_hierarchy(controller: str, place: Path) -> None:
 
 
 def enter_cgroup(name: str, place: Path) -> None:
-    """Move this process into a cgroup in each hierarchy and make that the root of what it sees."""
+    """Move this process into a cgroup in each hierarchy and make that the root of its view."""
     for controller in CGROUP_CONTROLLERS:
         mount_hierarchy(controller, place)
         group = place / name

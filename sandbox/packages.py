@@ -1,6 +1,6 @@
 """Builds Muri's own packages, .deb and .rpm, each suite's in the cached root of that suite.
 
-What is slow, the Python environments, is cached by what it is made from; so are finished packages.
+The Python environments, which are slow to build, are cached by their inputs; so are finished packages.
 """
 
 import contextlib
@@ -257,7 +257,7 @@ def _install_muri(lib: Path, temporary: Path, progress: Progress) -> None:
 
 
 def _muri(lib: Path, *arguments: str) -> str:
-    """Run a script with this build's Muri and the checkout's environment; returns what it printed."""
+    """Run a script with this build's Muri and the checkout's environment; returns its output."""
     return _checked([str(_venv_python()), *arguments], f"run {arguments[-1]}", {"PYTHONPATH": str(lib)})
 
 
@@ -302,7 +302,7 @@ def deb_control(target: Target, name: str, entry: Mapping[str, Any], size_kib: i
 
 
 def maintainer_scripts(target: Target, name: str) -> dict[str, str]:
-    """Return what a .deb does when it is installed and removed, each a shell text by the script's name."""
+    """Return a .deb's scripts of installation and removal: shell texts by the script's name."""
     version = target.version_of(name)
     scripts = {"preinst": _REFUSE_DOWNGRADE.format(name=name, version=version)}
     if name == "muri-shim":
@@ -400,7 +400,7 @@ def rpm_spec(target: Target, name: str, entry: Mapping[str, Any], tree: Path) ->
 
 
 def rpm_scripts(target: Target, name: str) -> str:
-    """Return what an .rpm does when it is installed and removed, as sections of the spec file."""
+    """Return an .rpm's scripts of installation and removal, as sections of the spec file."""
     if name == "muri-shim":
         return f'%preun\n[ "$1" != 0 ] || rm -rf /{LIBRARY}/stand_in/muri/__pycache__\n\n'
     parts = _PARTS.get(name)

@@ -24,7 +24,7 @@ PAGE: Final = CHECKOUT / "docs/releases.md"
 SHAPE: Final = Shape(nodes=2, accounting=True, site=True)
 """As on a site: accounting, munge, typed GPUs, a login host."""
 
-#: What a waiting job's request is changed into, so that it loses its GPUs.
+#: The changed request of a waiting job, so that it loses its GPUs.
 WAYS: Final = ("gres/gpu:0", "gres/gpu:0,gres/muri:1")
 
 #: Ways of asking for a GPU, by their names on the page.
@@ -45,7 +45,7 @@ _MARK: Final = "--muri=model=m,batch-size=8"
 
 @dataclass(frozen=True)
 class Answer:
-    """What a probe found.
+    """A probe's outcome.
 
     Attributes:
         works: Whether the release can do it.

@@ -1,4 +1,4 @@
-"""What makes a sandbox look like a site: hosts with file systems of their own, daemons that do not run as root."""
+"""Makes a sandbox look like a site: hosts with file systems of their own, daemons that do not run as root."""
 
 from dataclasses import replace
 

@@ -18,7 +18,7 @@ from muri.pythons import OLDEST
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPTS = ("muri.launcher.script.solo", "muri.launcher.shared_process.danger_watch")
 ENTRIES = (*SCRIPTS, *sorted({"muri", *muri._LAZY.values()}))
-"""What a script's process begins with: `muri run`, what it loads by name, and the names that `import muri` gives."""
+"""First modules of a script's process: `muri run`, those it loads by name, and the names that `import muri` gives."""
 
 _BUILTIN_TYPES = frozenset(
     {"bool", "bytes", "complex", "dict", "float", "frozenset", "int", "list", "set", "str", "tuple", "type"}
@@ -133,7 +133,7 @@ def _is_type_or_dict(node: ast.expr) -> bool:
 
 
 def faults(root: Path, entries: tuple[str, ...] = ENTRIES) -> list[str]:
-    """What is wrong, a line each."""
+    """Faults, a line each."""
     listed = listed_files(root)
     loaded = loaded_files(entries, root)
     found = [

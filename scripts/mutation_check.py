@@ -39,7 +39,7 @@ class Mutation:
         bug: What the product does wrong with it.
         file: Where it is put in, relative to the checkout.
         before: The text that it replaces.
-        after: What stands there instead.
+        after: The new text there.
         test: The test that must find it, as pytest names tests.
     """
 
@@ -100,7 +100,7 @@ class Copy:
         """Run tests.
 
         Returns:
-            pytest's exit code, -1 if the tests took too long; and what it printed.
+            pytest's exit code, -1 if the tests took too long; and its output.
         """
         command = [".venv/bin/python", "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests]
         try:

@@ -31,7 +31,7 @@ DEFAULT_PATH: Final = Path("/etc/muri/muri.yaml")
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """Constants of the controller. They are no keys of muri.yaml; tests and the twin shorten them."""
+    """Constants of the controller. They have no key in muri.yaml; tests and the twin shorten them."""
 
     # How long the controller stays after a cycle, until the members of new groups have started, to put them behind the
     # gate again. Slurm starts a job within seconds of its release, or not before it plans anew
@@ -164,7 +164,7 @@ class Profiling(Section):
 
     @property
     def limits(self) -> Limits:
-        """What a dry run may take."""
+        """Limits of a dry run."""
         return Limits(time_limit_s=self.time_limit_s)
 
 

@@ -1,4 +1,4 @@
-"""Files that the controller trusts: who owns them, who else could change or read them, and how they are made."""
+"""Files that the controller trusts: their owners, other users' access, and how they are made."""
 
 import errno
 import os
@@ -20,7 +20,7 @@ _MOST_LINKS: Final = 40
 
 
 class UnsafeFileError(MuriError):
-    """A file or directory belongs to somebody else, is a link, or others could change it."""
+    """A file or directory belongs to another user, is a link, or others could change it."""
 
 
 def user_name(uid: int) -> str:
@@ -100,7 +100,7 @@ def why_unsafe(path: Path) -> str | None:
         facts = place.lstat()
         if facts.st_uid not in {ROOT_UID, os.geteuid()}:
             return f"{place} belongs to {user_name(facts.st_uid)}"
-        # In a directory like /tmp nobody can replace what another user owns.
+        # In a directory like /tmp no user can replace files of another one.
         shielded = stat.S_ISDIR(facts.st_mode) and facts.st_mode & stat.S_ISVTX
         if facts.st_mode & _OTHERS_WRITE and not shielded and not stat.S_ISLNK(facts.st_mode):
             return f"others may write {place} (mode {stat.S_IMODE(facts.st_mode):04o})"
@@ -108,7 +108,7 @@ def why_unsafe(path: Path) -> str | None:
 
 
 def _on_the_way(path: Path) -> Iterator[Path]:
-    """Each directory and link that the kernel passes when it opens a path, and where it ends."""
+    """Yield each directory and link that the kernel passes when it opens a path, and the end of the path."""
     here, links, left = Path("/"), 0, list(reversed(path.absolute().parts))
     while left:
         # An absolute link's first part is "/", which starts over.
@@ -138,14 +138,13 @@ def _refusal(path: Path, error: OSError) -> UnsafeFileError:
     if error.errno in {errno.ELOOP, errno.ENOTDIR, errno.EEXIST} and path.is_symlink():
         return UnsafeFileError(f"{path} is a link, which others could have made; name the place that it leads to")
     if error.errno in {errno.EACCES, errno.EPERM}:
-        owner = _owner_of_nearest(path)
-        user = user_name(os.geteuid())
+        owner, user = _owner_of_nearest(path), user_name(os.geteuid())
         return UnsafeFileError(f"{user} may not use {path}: run this as {owner}, or as the controller's user")
     return UnsafeFileError(f"cannot use {path}: {error.strerror}")
 
 
 def _owner_of_nearest(path: Path) -> str:
-    """Owner of the first directory upwards that can be looked at."""
+    """Return the owner of the first directory upwards whose facts can be read."""
     for folder in (path, *path.absolute().parents):
         try:
             return user_name(folder.stat().st_uid)

@@ -85,7 +85,7 @@ class Captions:
     names: Mapping[str, str] = field(default_factory=dict)
 
     def of(self, member: str) -> str:
-        """What a member is called."""
+        """The member's name."""
         return f"{self.names[member]} (job {member})" if member in self.names else f"job {member}"
 
 

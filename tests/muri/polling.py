@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-DEADLINE_S: Final = 240.0  # What a slow machine may need for anything that ends by itself
+DEADLINE_S: Final = 240.0  # Enough on a slow machine for anything that ends by itself
 
 
 def until(condition: Callable[[], object], what: str, deadline_s: float = DEADLINE_S) -> None:

@@ -82,7 +82,7 @@ class Odd:
         return self.start(*command, **variables).wait(DEADLINE_S)
 
     def seen(self, *command: object, **variables: str) -> Any:
-        """What a script sees that is run by a command."""
+        """The view of a script that a command runs."""
         assert self.code(*command, self.folder / "see.py", self.folder / "seen", **variables) == 7
         text = (self.folder / "seen").read_text()
         (self.folder / "seen").unlink()

@@ -1,4 +1,4 @@
-"""The guard of what scripts import: scripts/check_script_side.py finds what an old Python lacks."""
+"""The guard of what scripts import: scripts/check_script_side.py finds features that an old Python lacks."""
 
 import sys
 from pathlib import Path

@@ -12,7 +12,7 @@ from muri.clock import Clock
 _REAL_LIMIT_S = 240.0
 """Only a thread that computes without an end, or waits for something else than this clock, takes that long."""
 
-_LONGEST_S = 86_400.0  # No test lasts longer in virtual time: whoever still sleeps then polls for what never comes
+_LONGEST_S = 86_400.0  # No test lasts longer in virtual time: a thread that still sleeps then polls in vain
 
 _clocks: "weakref.WeakSet[VirtualClock]" = weakref.WeakSet()
 
@@ -49,7 +49,7 @@ class VirtualClock(Clock):
         return VirtualLock(self)
 
     def condition(self, lock: threading.Lock) -> "VirtualCondition":
-        """A condition whose waits this clock knows; the lock itself may be a real one, if nobody waits holding it."""
+        """A condition whose waits this clock knows; its lock may be a real one, if no thread waits holding it."""
         return VirtualCondition(self, lock)
 
     def start(self, work: Callable[..., object], *arguments: object) -> threading.Thread:
@@ -165,7 +165,7 @@ class VirtualLock:
         self._held = False
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
-        """Take it; a timeout of -1 is none."""
+        """Take it; a timeout of -1 means for ever."""
         with self.clock.state:
             if not self._held:
                 self._held = True

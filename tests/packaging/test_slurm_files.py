@@ -56,7 +56,7 @@ def held(folder: Path) -> dict[str, str]:
 
 
 def follow(page: str, folder: Path) -> None:
-    """Do what a page says of /etc/slurm, to a folder of the test."""
+    """Run a page's commands for /etc/slurm on a folder of the test."""
     text = (ROOT / "docs" / page).read_text()
     blocks = [
         each

@@ -1,4 +1,4 @@
-"""`muri preempt`: what it refuses, what it asks, what it does."""
+"""`muri preempt`: its refusals, its question, its effect."""
 
 import os
 import time

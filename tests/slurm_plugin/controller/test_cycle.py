@@ -63,7 +63,7 @@ def test_an_unknown_model_gets_a_dry_run_and_its_result_is_kept(make_controller,
         controller.cycle()
     with ProfileStore(tmp_path / "profiles.db") as store:
         stored = store.get(ProfileKey("new", 8, 1, "gpu", "alice"))
-        assert store.get(ProfileKey("new", 8, 1, "gpu")) is None  # nobody has published it
+        assert store.get(ProfileKey("new", 8, 1, "gpu")) is None  # it was not published
     assert stored is not None
     assert stored.stage_s == (0.1, 0.2, 0.3, 0.0)
     assert not slurm.jobs[1].held

@@ -1,4 +1,4 @@
-"""What a cycle asks of Slurm is bounded: what does not fit is told, and done in the next cycle, which comes soon."""
+"""A cycle's requests to Slurm are bounded: the rest is logged, and done in the next cycle, which comes soon."""
 
 from collections import Counter
 
@@ -66,7 +66,7 @@ def test_what_was_begun_is_finished_whatever_the_budget_of_calls(make_controller
     with make_controller(slurm, tuning={"cycle_calls": 2}) as controller:
         status = controller.cycle()
         assert not controller._journal.intents("begun")
-    assert slurm.calls == ["submit"] + ["modify"] * 4  # or the pilot would hold its GPU for nobody until the next cycle
+    assert slurm.calls == ["submit"] + ["modify"] * 4  # or the pilot would hold its GPU in vain until the next cycle
     assert not status.errors
 
 

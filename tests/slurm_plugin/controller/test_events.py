@@ -59,7 +59,7 @@ class Told:
         if arguments[0] == "sdiag":
             return SDIAG.format(self.cleaned_up)
         return (
-            f"SlurmUser               = somebody({os.geteuid()})\nSlurmctldHost[0]        = head(10.0.0.1)\n"
+            f"SlurmUser               = slurm({os.geteuid()})\nSlurmctldHost[0]        = head(10.0.0.1)\n"
             "SlurmctldHost[1]        = spare.example.org\n"
         )
 

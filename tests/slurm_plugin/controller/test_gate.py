@@ -211,7 +211,7 @@ def test_of_a_group_that_ends_who_is_held_stays_so_and_the_others_run_alone(make
             slurm._requeue(member)
         if gate == "licence":
             slurm.tick(200)
-            assert slurm.jobs[2].state is JobState.PENDING, "nobody starts without its GPUs"
+            assert slurm.jobs[2].state is JobState.PENDING, "no member starts without its GPUs"
         for _ in range(3):
             controller.cycle()
             slurm.tick(400)

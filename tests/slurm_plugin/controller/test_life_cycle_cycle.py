@@ -1,4 +1,4 @@
-"""Stops, returns and joins in the controller's cycle: only who may be stopped, nobody lost, nobody run twice."""
+"""Stops, returns and joins in the controller's cycle: only jobs that may be stopped, none lost, none run twice."""
 
 from dataclasses import replace
 
@@ -84,7 +84,7 @@ def test_runs_that_slurm_itself_ended_count_as_service_but_not_as_done(make_cont
     slurm.tick(130.0)  # Slurm lets a requeued job wait for a while
     assert (slurm.jobs[1].state, slurm.jobs[1].restart_count) == (JobState.RUNNING, 1)
     slurm.tick(30.0)
-    with make_controller(slurm, **las) as controller:  # another process: what it knows stands in the journal
+    with make_controller(slurm, **las) as controller:  # another process: it knows the journal only
         status = controller.cycle()
         preparation = controller.decision().preparation
         (unit,) = running_units(preparation.cycle, preparation.room)

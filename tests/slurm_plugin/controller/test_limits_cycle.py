@@ -1,4 +1,4 @@
-"""Whole cycles under a site's limits: smaller groups or none, nobody barred, nobody beyond what the site allows."""
+"""Whole cycles under a site's limits: smaller groups or none, no job barred, none beyond the site's limits."""
 
 from dataclasses import replace
 

@@ -121,7 +121,7 @@ def test_what_was_left_is_done_as_soon_as_events_are_served() -> None:
     work = Work(clock, 0.5, cycles=3)
     run_for_timer(work.controller, 60.0, Happenings(clock, []), Bell((), clock), clock)
     assert work.begun_s == [0.0, 5.5, 11.0]
-    assert clock() < 12.0  # nothing is left, and nobody stays for more
+    assert clock() < 12.0  # nothing is left to wait for
 
 
 class Locked:

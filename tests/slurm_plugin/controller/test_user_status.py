@@ -1,4 +1,4 @@
-"""What users learn of a cycle: each about their own jobs, nobody about others'."""
+"""What users learn of a cycle: each about their own jobs, none about others'."""
 
 import json
 import os

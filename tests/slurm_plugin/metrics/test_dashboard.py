@@ -36,7 +36,7 @@ def alert_queries() -> list[str]:
 
 
 def unknown_names(query: str) -> set[str]:
-    """Return what a query names and Muri does not export."""
+    """Return names in a query that Muri does not export."""
     used = SELECTOR.findall(query)
     wrong = {name for name, _ in used} - LABELS.keys()
     allowed = set().union(ADDED_BY_PROMETHEUS, *(LABELS.get(name, set()) for name, _ in used))

@@ -1,4 +1,4 @@
-"""Reports of members that ended: when they are written, what they say, and what happens when accounts fail."""
+"""Reports of members that ended: when they are written, their content, and failures of the accounts."""
 
 from dataclasses import replace
 

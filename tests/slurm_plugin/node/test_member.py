@@ -1,4 +1,4 @@
-"""What a member's own process asks of Slurm: it goes back to the queue once, and never against its user's will."""
+"""Requests of a member's own process to Slurm: it goes back to the queue once, and never against its user's will."""
 
 from types import SimpleNamespace
 

@@ -1,4 +1,4 @@
-"""The pilot job's monitor: which processes it looks at, the file that it writes, and that it costs nobody anything."""
+"""The pilot job's monitor: which processes it looks at, the file that it writes, and that its failures do no harm."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""When the pilot job asks Slurm, what it reports and when it gives its GPUs back, all in virtual time."""
+"""When the pilot job asks Slurm, its reports, and when it gives its GPUs back, all in virtual time."""
 
 import json
 import os
@@ -34,7 +34,7 @@ class Group:
     Attributes:
         states: Slurm's states of the members.
         tagged: Those whose AdminComment names the pilot job.
-        joined: Those whom the pilot's own AdminComment names.
+        joined: Those named in the pilot's own AdminComment.
         more_tags: What else stands in their AdminComments.
         silent: slurmctld does not answer.
         code: The runtime's exit code, None while it runs.

@@ -17,11 +17,11 @@ def batches(loader, *, prefetch=0):
 
 
 def yield_point():
-    """Nobody waits."""
+    """Return at once: no other job waits."""
 
 
 def step():
-    """Nobody counts iterations."""
+    """Count nothing."""
 
 
 def cache(dataset, *, gib):
@@ -30,7 +30,7 @@ def cache(dataset, *, gib):
 
 
 def should_stop():
-    """Nobody asks this job to stop."""
+    """Return False: this job is not asked to stop."""
     return False
 
 
