@@ -7,21 +7,15 @@ from typing import Any, Final
 
 from muri.errors import UsageError
 
-MAX_GROUP_SIZE: Final = 4
-"""Most jobs that can interleave: one for each resource."""
-
+MAX_GROUP_SIZE: Final = 4  # Most jobs that can interleave: one for each resource
 ORDERINGS: Final = ("best", "worst")
 MATCHINGS: Final = ("certified", "rustworkx", "networkx", "priority-order")
 GROUPINGS: Final = ("rounds", "optimal")
 MERGES: Final = ("as-needed", "whole-rounds")
 OBJECTIVES: Final = ("efficiency", "throughput", "jct")
 SPEED_MODELS: Final = ("lockstep", "fair", "measured", "reference")
-
-MECHANISMS: Final = ("tune", "proportional", "greedy")
-"""Synergy's ways to share out CPUs and memory: Synergy (OSDI 2022), sections 3 and 4."""
-
-ORDERS: Final = ("fifo", "srtf", "las", "ftf")
-"""Synergy's orders: first in first out, shortest remaining time, least attained service, finish-time fairness."""
+MECHANISMS: Final = ("tune", "proportional", "greedy")  # How Synergy gives out CPUs and memory
+ORDERS: Final = ("fifo", "srtf", "las", "ftf")  # Synergy: who goes first
 
 
 class OptionsError(UsageError):
@@ -40,8 +34,8 @@ class PolicyOptions:
             Blossom), "networkx" (the readable reference) or "priority-order" (neighbors in the queue, no Blossom).
         merge: "as-needed" merges no more pairs than it takes to fit the free GPUs, "whole-rounds" all pairs of a round,
             as the paper does.
-        objective: What a grouping maximizes: "efficiency" (γ, the paper's), "throughput" (sum of normalized speeds) or
-            "jct" (speeds weighted by what finishing a job sooner is worth).
+        objective: Maximized by a grouping: "efficiency" (γ, the paper's), "throughput" (sum of normalized speeds) or
+            "jct" (speeds weighted by the worth of finishing a job sooner).
         speed_model: "lockstep" (Eq. 3), "fair" (work-conserving), "measured" (pairwise interference table) or
             "reference" (the public simulator's formula).
         preemption: Whether running jobs that can be preempted compete with the waiting ones.

@@ -13,9 +13,9 @@ from muri.policies.types import Policy
 from muri.pythons import THE_LAB
 from muri.text import nearest
 
-PolicyFactory = Callable[[PolicyOptions], Policy]
-"""A policy's class, or any function that makes the policy from options."""
-
+PolicyFactory = Callable[[PolicyOptions], Policy]  # A policy's class, or any function that makes it from options
+# Module (in `muri.policies`) and class of each; imported when first asked for, so that no command loads the solvers of
+# policies that it doesn't use. The default comes first.
 _BUILT_IN: Final = {
     "auto": "schedulers:Auto",
     "muri-s": "schedulers:MuriS",
@@ -33,16 +33,14 @@ _BUILT_IN: Final = {
     "horus": "siblings.horus:Horus",
     "horus-f": "siblings.horus:HorusFair",
 }
-"""Module (in `muri.policies`) and class of each; imported when first asked for, so that no command loads the solvers
-of policies that it doesn't use. The default comes first.
-"""
 
+# Policies of the distribution muri-lab.
 _IN_THE_LAB: Final = (
     *("muri-hybrid", "las", "themis", "tiresias-gittins", "antman", "pollux", "sjf-ffs"),
     *("synergy-opt", "drf", "tetris", "obp", "pab"),
 )
-"""Policies of the distribution muri-lab."""
 
+# Names that policies had before 0.3, and what to choose instead.
 _REMOVED: Final = {
     **{f"synergy-{way}": f"choose synergy with the option mechanism={way}" for way in MECHANISMS},
     **{
@@ -52,7 +50,6 @@ _REMOVED: Final = {
     },
     **{f"synergy-opt-{order}": f"choose synergy-opt with the option order={order}" for order in ORDERS},
 }
-"""Names that policies had before 0.3, and what to choose instead."""
 
 GROUP: Final = "muri.policies"
 Live = Literal["yes", "partly", "no", ""]
@@ -214,7 +211,7 @@ def _describe(name: str, factory: PolicyFactory, policy: Policy, source: str) ->
 
 
 def _live(policy: Policy) -> tuple[Live, str]:
-    """Whether Slurm can carry out a policy's plans, and what it cannot do."""
+    """Whether Slurm can carry out a policy's plans, and the limits."""
     if policy.elastic:
         return "no", "Slurm cannot change the number of a running job's GPUs; only `muri simulate` has it."
     if policy.supports_packing:

@@ -12,16 +12,10 @@ from muri.policies.cycle.planner import plan_queue
 from muri.policies.options import PolicyOptions
 from muri.policies.types import Plan, PlanJob, PlanRequest, Policy, PriorityKey, ProfileUse, all_jobs, waited_s
 
-OptionValues = Mapping[str, Any]
-"""Values of `PolicyOptions` by field name."""
-
-EXCLUSIVE: Final[OptionValues] = MappingProxyType({"max_group_size": 1})
-"""Every job has its GPUs to itself."""
-TO_THE_END: Final[OptionValues] = MappingProxyType({"preemption": False})
-"""Whatever runs is never stopped for another job."""
-
-EXCLUSIVE_TO_THE_END: Final[OptionValues] = MappingProxyType({"max_group_size": 1, "preemption": False})
-"""Both."""
+OptionValues = Mapping[str, Any]  # Values of `PolicyOptions` by field name
+EXCLUSIVE: Final[OptionValues] = MappingProxyType({"max_group_size": 1})  # Every job has its GPUs to itself
+TO_THE_END: Final[OptionValues] = MappingProxyType({"preemption": False})  # Nothing is stopped for another job
+EXCLUSIVE_TO_THE_END: Final[OptionValues] = MappingProxyType({"max_group_size": 1, "preemption": False})  # Both
 
 
 @dataclass(frozen=True)
@@ -34,7 +28,7 @@ class QueuePolicy(Policy):
         options: The user's options; None stands for the policy's own defaults.
         order: Who goes first, in a few words.
         defaults: Options in which the policy differs from `PolicyOptions` unless the user says otherwise.
-        fixed: Options that make the policy what it is, whatever the user says.
+        fixed: Options that define the policy and override the user's.
         in_order: Whether groups never cost a job its turn; see `plan_queue`.
     """
 
@@ -218,12 +212,11 @@ class DiscreteQueues:
         return 0 if promoted else bisect_right(self._limits_gpu_s, job.attained_gpu_s)
 
 
+# Algorithm 1 as published: whole rounds of pairwise matching by γ of Eq. 3 and Eq. 4. Source: Muri (Zhao et al.,
+# SIGCOMM 2022), sections 4.2 and 5.
 PAPER: Final[OptionValues] = MappingProxyType(
     {"grouping": "rounds", "merge": "whole-rounds", "objective": "efficiency", "speed_model": "lockstep"}
 )
-"""Algorithm 1 as published: whole rounds of pairwise matching by γ of Eq. 3 and Eq. 4.
-
-Source: Muri (Zhao et al., SIGCOMM 2022), sections 4.2 and 5."""
 
 
 class MuriS(FixedOrder):
@@ -285,7 +278,7 @@ class MuriJct(SrsfOrLas):
 
 
 class MuriSlurm(FixedOrder):
-    """Slurm's priority says who goes first, Muri says with whom.
+    """Slurm's priority says who goes first, Muri chooses the partners.
 
     For sites whose priorities (age, fair share, QOS) must hold. Groups cost no job its turn: a less urgent one goes
     ahead only by sharing with a job that has its turn, or where a larger one cannot start yet (backfill, until

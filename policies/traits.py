@@ -15,29 +15,21 @@ from typing import Final, NamedTuple
 from muri.errors import UsageError
 from muri.profiler.records import StageProfile
 
+# Gradient noise scale φ, in batches of the size that the job asked for. Pollux measures φ while a job trains; here it
+# is the same for all jobs: at φ = 4 a batch twice as large makes 83 % of the progress per sample.
 NOISE_SCALE: Final = 4.0
-"""Gradient noise scale φ, in batches of the size that the job asked for. Pollux measures φ while a job trains; here it
-is the same for all jobs and does not grow. At φ = 4 a batch twice as large makes 83 % of the progress per sample."""
-
+# Time that synchronizing 2 GPUs adds to a job measured on one, over its iteration there: the median of the eight
+# measured models in Muri's table of profiles.
 FIRST_SYNC_SHARE: Final = 0.1
-"""Time that synchronizing 2 GPUs adds to a job measured on one, over its iteration there: 10 % is the median of the
-eight measured models in Muri's table of profiles."""
-
-_MOST_SYNC_SHARE: Final = 0.9
-"""No job is taken to synchronize for longer, or one GPU would look infinitely fast."""
-
-_LEAST_GAIN: Final = 0.10
-"""Synergy's profiler stops where one more CPU gains less (Mohan et al., OSDI 2022, section 3.1)."""
-
+_MOST_SYNC_SHARE: Final = 0.9  # Upper limit, or one GPU would look infinitely fast
+_LEAST_GAIN: Final = 0.10  # Synergy's profiler stops where one more CPU gains less (OSDI 2022, section 3.1)
 _MOST_POINTS: Final = 64
 _FRACTIONS: Final = (0.25, 0.5, 0.75)
-
-_BATCH_SCALES: Final = 8
-"""How many batch sizes are tried between the one asked for and the largest."""
+_BATCH_SCALES: Final = 8  # Batch sizes that are tried between the one asked for and the largest
 
 
 class TraitError(UsageError):
-    """A trait holds figures that cannot be true."""
+    """A trait has an impossible figure."""
 
 
 class Demand(NamedTuple):
@@ -57,8 +49,7 @@ class Sensitivity:
         cpus: CPUs per GPU, ascending.
         mem_gib: Host memory per GPU, ascending.
         throughput: Rows by `cpus`, columns by `mem_gib`, in any unit; more resources never give less.
-        demand: The least CPUs and memory per GPU that saturate the throughput, where they are known better
-            than from the matrix.
+        demand: The least CPUs and memory per GPU that saturate the throughput.
     """
 
     cpus: tuple[float, ...]
@@ -67,11 +58,7 @@ class Sensitivity:
     demand: Demand
 
     def __post_init__(self) -> None:
-        """Refuse a matrix that doesn't fit its axes.
-
-        Raises:
-            TraitError: Says which axis or figure is wrong.
-        """
+        """Refuse a matrix that doesn't fit its axes."""
         for name, axis in (("cpus", self.cpus), ("mem_gib", self.mem_gib)):
             if not axis or axis[0] < 0 or not all(low < high for low, high in pairwise((*axis, math.inf))):
                 raise TraitError(f"{name} of a sensitivity is {axis}; it must be ascending, finite and ≥ 0")
@@ -84,34 +71,26 @@ class Sensitivity:
             raise TraitError(f"the demand of a sensitivity is {self.demand}; it must be finite, its CPUs above 0")
 
     def throughput_at(self, cpus: float, mem_gib: float) -> float:
-        """Throughput with so many CPUs and GiB per GPU; linear between the points, constant beyond them."""
+        """Throughput with these CPUs and GiB per GPU; linear between the points, constant beyond them."""
         row, row_share = _place(self.cpus, cpus)
-        column, column_share = _place(self.mem_gib, mem_gib)
-        below = _between(self.throughput[row], column, column_share)
-        if not row_share:
-            return below
-        return below + row_share * (_between(self.throughput[row + 1], column, column_share) - below)
+        column, share = _place(self.mem_gib, mem_gib)
+        rows = self.throughput[row : row + 2] if row_share else (self.throughput[row],)
+        reached = [each[column] + share * (each[column + 1] - each[column]) if share else each[column] for each in rows]
+        return reached[0] + row_share * (reached[1] - reached[0]) if row_share else reached[0]
 
 
 def _place(axis: tuple[float, ...], value: float) -> tuple[int, float]:
-    """The point at or below a value, and how far the value lies on the way to the next."""
-    index = bisect_right(axis, value) - 1
-    if index < 0:
-        return 0, 0.0
-    if index == len(axis) - 1:
+    """The index of the point at or below a value, and how far the value lies on the way to the next."""
+    index = max(0, bisect_right(axis, value) - 1)
+    if value <= axis[0] or index == len(axis) - 1:
         return index, 0.0
     return index, (value - axis[index]) / (axis[index + 1] - axis[index])
 
 
-def _between(values: tuple[float, ...], index: int, share: float) -> float:
-    return values[index] + share * (values[index + 1] - values[index]) if share else values[index]
-
-
 def derived_sensitivity(profile: StageProfile, fair: Demand, most_cpus: float) -> Sensitivity | None:
-    """The sensitivity of a model that nobody measured one of; None where the number of CPUs is unknown or unlimited.
+    """The sensitivity of a model without a measured one; None where the number of CPUs is unknown or unlimited.
 
-    It follows from the stage profile: the time of the preprocess stage is inversely proportional to the CPUs; host
-    memory makes no difference.
+    The time of the preprocess stage is taken to be inversely proportional to the CPUs, and independent of host memory.
 
     Args:
         profile: Measured with the GPU-proportional share.
@@ -120,27 +99,16 @@ def derived_sensitivity(profile: StageProfile, fair: Demand, most_cpus: float) -
     """
     if not 0 < fair.cpus < math.inf:
         return None
-    axis = _cpu_axis(fair.cpus, most_cpus)
-    throughput = [_throughput(profile, fair.cpus, cpus) for cpus in axis]
+    most = max(fair.cpus, most_cpus)
+    step = max(1, math.ceil(most / _MOST_POINTS))
+    whole = [float(count) for count in range(step, math.floor(most) + 1, step)]
+    axis = tuple(sorted({*(share for share in _FRACTIONS if share < most), *whole, fair.cpus, most}))
+    total_s, preprocess_s = profile.iteration_s, min(profile.preprocess_s, profile.iteration_s)
+    throughput = [total_s / (total_s - preprocess_s + preprocess_s * fair.cpus / cpus) for cpus in axis]
     needs_gib = (profile.detail.host_mem_gib or 0.0) / profile.key.gpu_count
     mem_gib = min(needs_gib, fair.mem_gib) or fair.mem_gib
     demand = Demand(_saturating_cpus(axis, throughput), mem_gib if mem_gib < math.inf else 0.0)
     return Sensitivity(axis, (0.0,), tuple((value,) for value in throughput), demand)
-
-
-def _cpu_axis(fair_cpus: float, most_cpus: float) -> tuple[float, ...]:
-    """Whole CPUs, some fractions of one, and the share that the profile was measured with."""
-    most = max(fair_cpus, most_cpus)
-    step = max(1, math.ceil(most / _MOST_POINTS))
-    whole = [float(count) for count in range(step, math.floor(most) + 1, step)]
-    return tuple(sorted({*(share for share in _FRACTIONS if share < most), *whole, fair_cpus, most}))
-
-
-def _throughput(profile: StageProfile, fair_cpus: float, cpus: float) -> float:
-    """Relative to the proportional share."""
-    preprocess_s = min(profile.preprocess_s, profile.iteration_s)
-    scaled_s = profile.iteration_s - preprocess_s + preprocess_s * fair_cpus / cpus
-    return profile.iteration_s / scaled_s
 
 
 def _saturating_cpus(axis: tuple[float, ...], throughput: list[float]) -> float:
@@ -155,8 +123,8 @@ def _saturating_cpus(axis: tuple[float, ...], throughput: list[float]) -> float:
 class BatchModel:
     """How a job's iteration time and GPU memory follow from its batch size.
 
-    With s accumulation steps an iteration takes (s − 1)·t_comp(B/s) + (t_comp(B/s)^δ + t_comm^δ)^(1/δ), where
-    t_comp(B) = α + βB.
+    With s accumulation steps an iteration takes (s − 1)·t_comp(B/s) + (t_comp(B/s)^δ + t_comm^δ)^(1/δ), where t_comp(B)
+    = α + βB.
 
     Source: SJF-BSBF ("wise resource sharing"), its performance model.
 
@@ -166,7 +134,7 @@ class BatchModel:
         compute_per_sample_s: β.
         communicate_s: t_comm of one iteration; 0 on one GPU.
         overlap_exponent: δ ≥ 1: 1 adds computing and communicating up, infinity hides the shorter one.
-        fixed_mem_gib: GPU memory that doesn't depend on the batch: weights, gradients, optimizer, context.
+        fixed_mem_gib: GPU memory independent of the batch: weights, gradients, optimizer, context.
         mem_gib_per_sample: GPU memory of each sample in flight.
         max_accumulate_steps: Most steps that the job's script can be split into; 1: it can't accumulate.
     """
@@ -181,11 +149,7 @@ class BatchModel:
     max_accumulate_steps: int = 1
 
     def __post_init__(self) -> None:
-        """Refuse figures that cannot be true.
-
-        Raises:
-            TraitError: Names the figure.
-        """
+        """Refuse impossible figures."""
         for name in ("compute_fixed_s", "compute_per_sample_s", "communicate_s", "fixed_mem_gib", "mem_gib_per_sample"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise TraitError(f"{name} of a batch model is {getattr(self, name)}; it must be finite and ≥ 0")
@@ -204,10 +168,7 @@ class BatchModel:
         return self.fixed_mem_gib + self.mem_gib_per_sample * math.ceil(self.batch_size / steps)
 
     def speed(self, steps: int) -> float:
-        """Iterations per second with `steps` accumulation steps, relative to the undivided batch.
-
-        1 where iterations take no time at all: such a model says nothing.
-        """
+        """Iterations per second relative to the undivided batch; 1 where iterations take no time."""
         divided_s = self.iteration_s(steps)
         return self.iteration_s() / divided_s if divided_s > 0 else 1.0
 
@@ -226,17 +187,13 @@ def ring_share(gpu_count: int) -> float:
 
 
 def statistical_efficiency(batch_scale: float) -> float:
-    """Progress per sample with a batch so many times the one asked for, relative to that: (φ + 1)/(φ + scale).
-
-    Source: Pollux, section 3.1, eq. 7.
-    """
+    """Progress per sample relative to the batch asked for: (φ + 1)/(φ + scale) (Pollux, section 3.1, eq. 7)."""
     return (NOISE_SCALE + 1.0) / (NOISE_SCALE + batch_scale)
 
 
 def model_of(batch: BatchModel | None, profile: StageProfile | None) -> BatchModel | None:
-    """A job's iterations on the GPUs that it asked for; None while nothing is known of it.
-
-    A batch model that computes nothing says nothing.
+    """A job's iterations on the GPUs that it asked for; None where neither a usable batch model nor a profile is
+    known.
     """
     if batch is not None and batch.compute_fixed_s + batch.compute_per_sample_s > 0:
         return batch
@@ -245,10 +202,9 @@ def model_of(batch: BatchModel | None, profile: StageProfile | None) -> BatchMod
 
 @lru_cache(maxsize=4096)
 def iteration_model(profile: StageProfile) -> BatchModel:
-    """What a stage profile says of computing and synchronizing: stages that overlap keep their shares of the iteration.
+    """The model of a stage profile: stages that overlap keep their shares of the iteration.
 
-    Input and preprocessing count as computing: every GPU brings its share of CPUs and storage along. On one GPU
-    there is nothing to synchronize, whatever the profile says.
+    Input and preprocessing count as computing, since every GPU brings its share of CPUs and storage along.
     """
     total_s = sum(profile.stage_s)
     known = profile.key.gpu_count > 1 and total_s > 0
@@ -258,17 +214,12 @@ def iteration_model(profile: StageProfile) -> BatchModel:
 
 @lru_cache(maxsize=65_536)
 def goodput(model: BatchModel, asked: int, gpu_count: int) -> float:
-    """Iterations per second of the batch asked for, discounted by what a larger batch loses; the best batch counts.
+    """Iterations per second of the batch asked for, discounted by the loss of a larger batch; the best batch counts.
 
-    A batch is divided among the GPUs. With more GPUs than asked for it may grow up to their memory, so that they
-    synchronize less often; with fewer, each GPU computes its part in several accumulation steps.
+    A batch is divided among the GPUs. With more GPUs than asked for it may grow, so that they synchronize less often;
+    with fewer, each GPU computes its part in several accumulation steps.
 
-    Source: Pollux (Qiao et al., OSDI 2021), section 3: goodput, its throughput model and statistical efficiency.
-
-    Args:
-        model: Iteration time on the GPUs asked for.
-        asked: GPUs that the job asked for.
-        gpu_count: GPUs that it would have, ≥ 1.
+    Source: Pollux (Qiao et al., OSDI 2021), section 3.
     """
     largest = max(1.0, gpu_count / asked)
     scales = {math.pow(largest, step / _BATCH_SCALES) for step in range(_BATCH_SCALES + 1)}
@@ -276,49 +227,31 @@ def goodput(model: BatchModel, asked: int, gpu_count: int) -> float:
 
 
 def relative_goodput(model: BatchModel, asked: int, gpu_count: int) -> float:
-    """Goodput relative to that on the GPUs asked for: exactly 1 there.
-
-    The policy plans with it, and the simulator takes it for the truth.
-    """
+    """Goodput relative to that on the GPUs asked for: exactly 1 there."""
     return goodput(model, asked, gpu_count) / goodput(model, asked, asked)
 
 
 def _iteration_s(model: BatchModel, asked: int, gpu_count: int, scale: float) -> float:
     """Seconds of an iteration of a scaled batch."""
-    scaled = replace(
-        model,
-        compute_per_sample_s=model.compute_per_sample_s * scale * asked / gpu_count,
-        communicate_s=_communicate_s(model, asked, gpu_count),
-    )
+    if asked == 1 < gpu_count:
+        communicate_s = FIRST_SYNC_SHARE * replace(model, communicate_s=0.0).iteration_s() * ring_share(gpu_count)
+    else:
+        communicate_s = model.communicate_s * ring_share(gpu_count) / ring_share(asked) if gpu_count > 1 else 0.0
+    per_sample_s = model.compute_per_sample_s * scale * asked / gpu_count
+    scaled = replace(model, compute_per_sample_s=per_sample_s, communicate_s=communicate_s)
     return scaled.iteration_s(math.ceil(asked / gpu_count))
 
 
-def _communicate_s(model: BatchModel, asked: int, gpu_count: int) -> float:
-    if gpu_count == 1:
-        return 0.0
-    if asked == 1:
-        return FIRST_SYNC_SHARE * replace(model, communicate_s=0.0).iteration_s() * ring_share(gpu_count)
-    return model.communicate_s * ring_share(gpu_count) / ring_share(asked)
-
-
-_MEASURING_ERROR: Final = 0.05
-"""How far above 1 a measured speed may lie; nobody is faster in company, but measurements scatter."""
+_MEASURING_ERROR: Final = 0.05  # How far above 1 a measured speed may lie, since measurements scatter
 
 
 class InterferenceError(UsageError):
-    """A table of measured interference holds something that no measurement can give."""
+    """A table of measured interference has an impossible entry."""
 
 
 @dataclass(frozen=True, slots=True)
 class PairSpeed:
-    """Two models sharing a GPU.
-
-    Attributes:
-        model_a: One model.
-        model_b: The other, or the same.
-        speed_a: Speed of the first next to the second, 1 = as fast as alone.
-        speed_b: Speed of the second next to the first.
-    """
+    """Two models that share a GPU, and their speeds, 1 = as fast as alone."""
 
     model_a: str
     model_b: str
@@ -326,11 +259,7 @@ class PairSpeed:
     speed_b: float
 
     def __post_init__(self) -> None:
-        """Refuse what no measurement can give.
-
-        Raises:
-            InterferenceError: A model has no name, or a speed is not above 0 and at most 1.05.
-        """
+        """Refuse nameless models and impossible speeds."""
         if not self.model_a or not self.model_b:
             raise InterferenceError(f"a pair needs the names of two models, not {self.model_a!r} and {self.model_b!r}")
         for model, speed in ((self.model_a, self.speed_a), (self.model_b, self.speed_b)):
@@ -358,10 +287,10 @@ class PairSpeed:
 class InterferenceTable:
     """Measured pairs, found in either order.
 
-    Two jobs of one model that were measured apart from each other both get the mean: nothing tells them apart.
+    Two jobs of one model both get the mean of their speeds: nothing tells them apart.
 
     Attributes:
-        rows: The measurements. A pair may be there again, the other way round too, if it says the same.
+        rows: The measurements; repeated pairs must agree.
         pairs: Speeds by (model_a, model_b), model_a ≤ model_b, none above 1.
     """
 
@@ -369,11 +298,7 @@ class InterferenceTable:
     pairs: Mapping[tuple[str, str], tuple[float, float]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Index the rows.
-
-        Raises:
-            InterferenceError: Two rows contradict each other.
-        """
+        """Index the rows; refuse contradictions."""
         pairs: dict[tuple[str, str], tuple[float, float]] = {}
         for row in self.rows:
             found = pairs.setdefault(row.key, row.speeds)
@@ -385,11 +310,11 @@ class InterferenceTable:
 
     @property
     def models(self) -> frozenset[str]:
-        """Names of all models of the table."""
+        """Names of all models."""
         return frozenset(model for pair in self.pairs for model in pair)
 
     def speeds(self, model_a: str, model_b: str) -> tuple[float, float] | None:
-        """Speeds of two models next to each other, in the order asked for; None when not measured."""
+        """Speeds of two models with each other, in the order given; None when not measured."""
         if model_a <= model_b:
             return self.pairs.get((model_a, model_b))
         found = self.pairs.get((model_b, model_a))

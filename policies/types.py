@@ -102,8 +102,8 @@ class PlanJob:
         return self.attained_gpu_s / self.gpu_count
 
 
+# Who goes first: a smaller key is more urgent; ties go to the earlier, then to the lower job id.
 PriorityKey = Callable[[PlanJob], tuple[float, ...]]
-"""Who goes first: a smaller key is more urgent; ties go to the earlier, then to the lower job id."""
 
 
 def waited_s(job: PlanJob, now_s: float) -> float:
@@ -160,8 +160,7 @@ class CpuMemShare:
     mem_gib: float
 
 
-CpuMemShares = Mapping[int, tuple[CpuMemShare, ...]]
-"""Shares of each node, by job id."""
+CpuMemShares = Mapping[int, tuple[CpuMemShare, ...]]  # Shares of each node, by job id
 
 
 @dataclass(frozen=True, slots=True)
@@ -379,12 +378,11 @@ class Plan:
     promises: Mapping[int, float] = field(default_factory=dict)
 
 
-ProfileUse = Literal["none", "sharing", "all"]
-"""Whose stage profiles matter to a policy: none, those of jobs that may share GPUs, or all jobs'."""
+ProfileUse = Literal["none", "sharing", "all"]  # Jobs whose stage profiles matter to a policy
 
 
 class Policy(ABC):
-    """The base of all policies: which jobs run when and with whom, and what the controller and the simulator must know.
+    """The base of all policies: which jobs run when and together, and facts for the controller and the simulator.
 
     Attributes:
         name: The name by which the configuration and the commands select the policy.

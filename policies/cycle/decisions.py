@@ -1,4 +1,4 @@
-"""From placements to decisions, each with its reasons: who starts, who waits, who is left to Slurm's own queue."""
+"""From placements to decisions, each with its reasons: start, wait, or go to Slurm's own queue."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ from muri.profiler.records import RESOURCES
 
 @dataclass
 class Decisions:
-    """What has been decided so far."""
+    """The decisions so far."""
 
     groups: list[Group] = field(default_factory=list)
     solo: list[Solo] = field(default_factory=list)
@@ -25,14 +25,14 @@ class Decisions:
 
 
 class DecisionWriter:
-    """Writes down decisions with their reasons.
+    """Writes decisions with their reasons.
 
     Args:
         forecasts: Speeds of groups.
         shapes: The distinct shapes that contenders refer to.
-        partners: How many contenders each bucket has that can share.
+        partners: Number of contenders of each bucket that can share.
         sharing: Whether jobs share at all.
-        explained: Whether to tell reasons.
+        explained: Whether to give reasons.
     """
 
     def __init__(
@@ -138,7 +138,7 @@ class DecisionWriter:
         return self._bottlenecks[shape]
 
     def _group_of_unknown_speed(self, unit: Running, notes: tuple[Reason, ...]) -> None:
-        """A group that runs although nothing is known of a member, say one whose profile was deleted."""
+        """A running group with a member of unknown speed, such as one whose profile was deleted."""
         job_ids = tuple(job.job_id for job in unit.members)
         gpu_count = unit.members[0].gpu_count
         why = (reasons.kept(gpu_count, unit.gpus), reasons.UNKNOWN_SPEED, *notes) if self.explained else ()
@@ -175,13 +175,13 @@ def _bottleneck(shape: Shape) -> str:
 
 
 class SlurmQueue:
-    """Slurm's queue behind a plan; a request whose `larger_than_a_node` is not "slurm" has none, and it takes nobody.
+    """Slurm's queue behind a plan; absent, so that it takes no job, unless `larger_than_a_node` is "slurm".
 
     Args:
         request: The request.
         free: The GPUs that are given out.
         max_wait_s: The aging bound.
-        released: Where the jobs that it takes are written down.
+        released: List of the jobs that it takes.
         set_aside: Keeps GPUs free for a job that is larger than any node.
     """
 
@@ -227,8 +227,8 @@ class SlurmQueue:
     def gpus_alone(self, job: PlanJob) -> Shares | None:
         """Take free GPUs for a job alone; empty where Slurm finds them, None where there are none.
 
-        Where the size of a node is unknown, a job that finds no node and must run alone may be one for several:
-        Slurm gets it, and GPUs are set aside for it.
+        Where the size of a node is unknown, a job that finds no node and must run alone may need several: Slurm gets
+        it, and GPUs are set aside for it.
         """
         gpus = self._free.take(job.partition, job.gpu_count, node_count=job.node_count)
         if gpus is not None or not self.is_there or job.may_share or self._largest_node(job.partition) is not None:

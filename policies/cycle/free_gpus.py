@@ -1,8 +1,7 @@
 """Where GPUs are free: fewest nodes, best fit, GPUs that are close; never more than a node has.
 
-Nodes that placement cannot tell apart but by name (same partitions, size and memory) share a shelf, and
-a shelf sorts them by their number of free GPUs. So taking GPUs looks at a few numbers, however
-many nodes there are.
+Nodes that differ in nothing but their names share a shelf, which sorts them by their number of free GPUs, so that
+taking GPUs looks at a few numbers, however many nodes there are.
 """
 
 from collections.abc import Iterable, Sequence
@@ -15,7 +14,7 @@ Shares = tuple[NodeShare, ...]
 
 
 class _Kind(NamedTuple):
-    """What the nodes of one shelf have in common."""
+    """Common properties of the nodes of one shelf."""
 
     partitions: frozenset[str]
     gpu_mem_gib: float
@@ -100,7 +99,7 @@ class FreeGpus:
             self._shelf_of.append(number)
 
     def copy(self) -> "FreeGpus":
-        """An independent copy that only counts, to try something out: it names no single GPUs."""
+        """An independent copy for trials, which only counts: it names no single GPUs."""
         twin = FreeGpus.__new__(FreeGpus)
         twin._nodes, twin._index, twin._shelf_of = self._nodes, self._index, self._shelf_of
         twin._of_partition, twin._whole_nodes = self._of_partition, self._whole_nodes
@@ -119,12 +118,12 @@ class FreeGpus:
 
         Args:
             partition: The nodes must belong to it.
-            gpu_count: How many GPUs.
+            gpu_count: Number of GPUs.
             gpu_mem_gib: Memory that one GPU must have; nodes of unknown memory qualify.
-            node_count: Above 1: so many nodes, an equal share of the GPUs on each.
+            node_count: Above 1: this number of nodes, an equal share of the GPUs on each.
 
         Returns:
-            What was taken, or None when there is no such place.
+            The GPUs, or None when there is no such place.
         """
         if node_count > 1:
             return self._take_spread(partition, gpu_count, gpu_mem_gib, node_count)
@@ -156,7 +155,7 @@ class FreeGpus:
                 self._gpus[index].give_back(share.gpu_ids)
 
     def are_free(self, shares: Shares) -> bool:
-        """Whether just these GPUs can be taken."""
+        """Whether exactly these GPUs can be taken."""
         return all(
             self._free[index] >= share.gpu_count and (self._gpus is None or self._gpus[index].has(share.gpu_ids))
             for index, share in ((self._index[share.node], share) for share in shares)
@@ -208,7 +207,7 @@ class FreeGpus:
         return sum(shelf.total for shelf in self._shelves)
 
     def most_on_one_node(self, partition: str) -> int:
-        """The most GPUs that are free on one node of a partition."""
+        """The most free GPUs on one node of a partition."""
         return max((max(shelf.counts(self._free), default=0) for shelf in self._of(partition)), default=0)
 
     def idle_gpus(self, partition: str) -> int:
@@ -224,9 +223,8 @@ class FreeGpus:
         return self._largest_node.get(partition)
 
     def largest_memory_gib(self, partition: str, gpu_count: int) -> float:
-        """Most memory per GPU among the nodes with enough free GPUs; infinite where one is unknown.
-
-        Of jobs larger than a node, every node counts.
+        """Most memory per GPU among the nodes with enough free GPUs (any free GPU, for jobs larger than a node);
+        infinite if unknown.
         """
         largest = self.largest_node(partition)
         needed = 1 if largest is not None and gpu_count > largest else gpu_count
@@ -262,10 +260,7 @@ class FreeGpus:
         return None if best is None else best[2]
 
     def _nearest(self, shelf: _Shelf, free: int, gpu_count: int) -> int | None:
-        """Of a shelf's nodes with just so many free GPUs the one that gives them with the fewest islands broken.
-
-        The nodes differ in nothing else: whatever else fits afterwards, fits whichever of them is chosen.
-        """
+        """Of a shelf's nodes with this number of free GPUs the one that gives them with the fewest islands broken."""
         first = shelf.first(free, self._free)
         if first is None or not self._has_islands or free == shelf.kind.gpu_count:
             return first  # (idle nodes of a kind are alike, and there may be very many)
@@ -273,7 +268,7 @@ class FreeGpus:
         return min(alike, key=lambda index: (*self._broken(index, gpu_count), index))
 
     def _broken(self, index: int, gpu_count: int) -> tuple[int, int]:
-        """How many islands of a node so many GPUs come from, and how many GPUs are left of the last of these."""
+        """Number of islands of a node that the GPUs come from, and of GPUs left of the last of these."""
         return (1, 0) if self._gpus is None else self._gpus[index].broken(gpu_count)
 
     def _take_spread(self, partition: str, gpu_count: int, gpu_mem_gib: float, node_count: int) -> Shares | None:
@@ -330,11 +325,7 @@ class FreeGpus:
 
 
 class NodeGpus:
-    """The free GPUs of one node, island by island.
-
-    Args:
-        node: The node; it is not changed.
-    """
+    """The free GPUs of one node, island by island."""
 
     def __init__(self, node: FreeNode) -> None:
         self._in_order = node.in_order
@@ -356,11 +347,7 @@ class NodeGpus:
     def take(self, gpu_count: int) -> tuple[int, ...]:
         """Take GPUs of the island with the tightest fit, else of the fewest islands; or in order.
 
-        Args:
-            gpu_count: How many; at most as many as are free.
-
-        Returns:
-            Their indices, ascending; empty where they are not known.
+        Returns their indices, ascending; empty where they are not known.
         """
         if not self._known:
             return ()
@@ -372,7 +359,7 @@ class NodeGpus:
         return tuple(sorted(taken))
 
     def broken(self, gpu_count: int) -> tuple[int, int]:
-        """How many islands so many GPUs come from, and how many GPUs are left of the last of these.
+        """Number of islands that the GPUs come from, and of GPUs left of the last of these.
 
         Where that is not known, each GPU may come from another.
         """
@@ -414,7 +401,7 @@ class NodeGpus:
         return min(islands, key=lambda island: (-len(island), island))
 
     def _add(self, gpu_ids: Iterable[int]) -> None:
-        """Back to their islands; those of no known island make one of their own."""
+        """Put GPUs back to their islands; those of no known island make one of their own."""
         strangers = []
         for gpu in gpu_ids:
             home = self._home.get(gpu)

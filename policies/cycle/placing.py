@@ -1,6 +1,6 @@
 """Which unit, one job or several that share, gets which GPUs: running ones stay, then the largest choose first.
 
-A first place is kept for jobs of every size, so that no size is kept out for ever by jobs that are never stopped.
+A first place is kept for jobs of every size, so that no size is locked out by jobs that are never stopped.
 """
 
 from collections import Counter
@@ -13,12 +13,10 @@ from muri.policies.cycle.free_gpus import FreeGpus, Shares
 from muri.policies.cycle.queue import Bucket, Contender, Members
 from muri.policies.types import FreeNode, Reason, Running
 
-_ATTEMPTS: Final = 64
-"""How often units are packed again in one plan before the rest stays refused: a limit on the time of a plan."""
+_ATTEMPTS: Final = 64  # Repackings in one plan before the rest stays refused: a limit on the time of a plan
 
 
-MemoryOf = Callable[[Running], float]
-"""GPU memory of each GPU that a running unit holds; infinite when unknown."""
+MemoryOf = Callable[[Running], float]  # GPU memory of each GPU that a running unit holds; infinite when unknown
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +25,9 @@ class Unit:
 
     Attributes:
         members: The jobs by rank.
-        gpu_mem_gib: GPU memory that placement must find: of a group only, a job alone asked Slurm for it.
-        runs: The running unit that goes on undisturbed in it: just this unit, or part of one that the others join; None
-            for a new unit.
-        notes: Reasons beside the usual ones.
+        gpu_mem_gib: GPU memory that placement must find for a group; for a job alone Slurm sees to it.
+        runs: The running unit that continues in it, as it is or with new members; None for a new unit.
+        notes: Additional reasons.
     """
 
     members: Members
@@ -40,12 +37,12 @@ class Unit:
 
     @property
     def stays_on(self) -> Shares:
-        """The GPUs on which that goes on; empty for a new unit."""
+        """The GPUs of the running unit; empty for a new unit."""
         return () if self.runs is None else self.runs.gpus
 
     @property
     def joining(self) -> Members:
-        """The members that join what runs."""
+        """The members that join the running unit."""
         if self.runs is None or len(self.runs.members) == len(self.members):
             return ()
         return tuple(member for member in self.members if member.unit is not self.runs)
@@ -72,14 +69,14 @@ class Unit:
 
 
 def running_unit(members: Members, memory_gib: float = 0.0, memory_of: MemoryOf | None = None) -> Running | None:
-    """The running unit that goes on undisturbed where these jobs share GPUs: just these, or some that others join.
+    """The running unit that continues where these jobs share GPUs: exactly these, or some that others join.
 
     Of several it is the one whose restart would cost most.
 
     Args:
         members: The jobs.
         memory_gib: GPU memory that they need together.
-        memory_of: GPU memory that a running unit's GPUs have; None: nobody joins what runs.
+        memory_of: GPU memory of a running unit's GPUs; None: no job joins running units.
     """
     if len(members) == 1:
         unit = members[0].unit
@@ -112,7 +109,7 @@ def unit_of(
     notes: tuple[Reason, ...] = (),
     memory_of: MemoryOf | None = None,
 ) -> Unit:
-    """A unit of these jobs, which stays where it runs, or where those run that the others join."""
+    """A unit of these jobs, which continues a running unit where it can."""
     return Unit(members, gpu_mem_gib, running_unit(members, gpu_mem_gib, memory_of), notes)
 
 
@@ -124,7 +121,7 @@ class Placement(NamedTuple):
 
     @property
     def stays(self) -> bool:
-        """Whether the unit, or the part of it that others join, runs there already and goes on."""
+        """Whether the unit, or the part of it that others join, runs there already."""
         return self.unit.runs is not None
 
     @property
@@ -134,18 +131,18 @@ class Placement(NamedTuple):
 
 
 def place(units: Sequence[Unit], free: FreeGpus) -> list[Placement]:
-    """Give GPUs to units: priority decides who gets any, GPU count who chooses first.
+    """Give GPUs to units: priority decides which units get any, GPU count which choose first.
 
-    What runs keeps its GPUs. Placing the large ones of the others first leaves the fewest fragments. Where that
-    order happens to seat fewer, the order of priority is kept; and a unit that finds no place makes less
-    urgent running ones leave theirs, if that helps.
+    Running units keep their GPUs. Placing the large new ones first leaves the fewest fragments. Where that order
+    happens to seat fewer, the order of priority is kept; and a unit that finds no place makes less urgent running ones
+    leave theirs, if that helps.
 
     Args:
         units: Units, in any order.
-        free: Free GPUs, those of the running units among them; what is placed is taken from them.
+        free: Free GPUs, those of the running units among them; reduced by the placed units.
 
     Returns:
-        Those that got GPUs, in the order in which they did.
+        The placed units, in the order in which they got GPUs.
     """
     kept = [Placement(unit, unit.stays_on) for unit in sorted(units, key=_rank) if unit.runs is not None]
     for placement in kept:
@@ -184,7 +181,7 @@ def _admit(units: Sequence[Unit], free: FreeGpus) -> tuple[list[Unit], list[Unit
 
 
 def _packed(units: Sequence[Unit], free: FreeGpus) -> FreeGpus | None:
-    """What is left free if the large ones choose first; None where they don't all find a place."""
+    """The free GPUs after the large ones choose first; None where they don't all find a place."""
     left = free.copy()
     return left if len(_take_all(_by_size(units), left)) == len(units) else None
 
@@ -204,9 +201,9 @@ def _take_all(units: Iterable[Unit], free: FreeGpus) -> list[Placement]:
 
 
 def _make_room(placed: Iterable[Placement], refused: Iterable[Unit], free: FreeGpus) -> list[Placement]:
-    """Place refused units on GPUs that less urgent ones give up, which are placed elsewhere if they can be.
+    """Place refused units on GPUs of less urgent ones, which are placed elsewhere if they can be.
 
-    Goes on until no further unit can be placed, so that the next cycle on the same cluster finds nothing to change.
+    Repeated until no further unit can be placed, so that the next cycle on the same cluster finds nothing to change.
     """
     settled = {placement.unit.rank: placement for placement in placed}
     waiting = {unit.rank: unit for unit in refused}
@@ -217,7 +214,7 @@ def _make_room(placed: Iterable[Placement], refused: Iterable[Unit], free: FreeG
 
 
 def _help_one(waiting: dict[int, Unit], settled: dict[int, Placement], free: FreeGpus) -> bool:
-    """Place the most urgent unit that can be; the result says whether there was one."""
+    """Place the most urgent unit that can be placed; whether there was one."""
     hopeless: list[tuple[str, int, float, int]] = []
     last = max(settled, default=-1)
     for rank in sorted(waiting):
@@ -250,7 +247,7 @@ def _help_one(waiting: dict[int, Unit], settled: dict[int, Placement], free: Fre
 
 
 def _moved_for(unit: Unit, placement: Placement) -> Unit:
-    """A unit that has to look for other GPUs; one that runs is told why."""
+    """A unit that has to look for other GPUs, with the reason if it runs."""
     leaving = placement.unit
     if not placement.stays:
         return leaving
@@ -296,12 +293,7 @@ def _rank(unit: Unit) -> int:
 
 
 class KeptNode(NamedTuple):
-    """A node whose idle GPUs are kept until there are enough of them.
-
-    Attributes:
-        name: The node.
-        wanted_by: The job that they are kept for.
-    """
+    """A node whose idle GPUs are kept until there are enough of them for a job."""
 
     name: str
     wanted_by: Contender
@@ -319,7 +311,7 @@ class _Size(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FirstPlaces:
-    """Whom a plan serves before all others.
+    """The jobs that a plan serves before all others.
 
     Attributes:
         starts: Jobs for which GPUs are free.
@@ -338,18 +330,18 @@ def first_places(
     free: FreeGpus,
     left_s: Callable[[Members], float],
 ) -> FirstPlaces:
-    """Find a place for the most urgent job of each size of which nothing runs that others could join.
+    """Find a place for the most urgent job of each size of which no running unit takes new members.
 
-    Small jobs come and go, and each takes the GPUs that another leaves, so a job that needs a whole node would wait
-    until none of them is left. One unit of a size is enough: others of that size can join it, or follow it.
+    Small jobs come and go, and each takes the GPUs of another, so a job that needs a whole node would wait until none
+    of them is left. One unit of a size is enough: others of that size can join or follow it.
 
     Args:
         eligible: Jobs by rank.
-        open_units: What runs and takes new members.
-        running: What runs and is not up for decision.
+        open_units: Running units that take new members.
+        running: Running units that are not up for decision.
         nodes: The nodes of the pool.
         free: Their free GPUs; they are not changed.
-        left_s: Predicts how long a running unit goes on; infinite when unknown.
+        left_s: Predicts the remaining seconds of a running unit; infinite when unknown.
     """
     first: dict[_Size, Contender] = {}
     served = {_Size.of(members[0].bucket) for members in open_units}
@@ -381,7 +373,7 @@ def first_places(
 
 
 def _ends(running: Iterable[Members], left_s: Callable[[Members], float]) -> dict[str, list[tuple[float, int]]]:
-    """For each node, when how many of its GPUs are given back, the soonest first."""
+    """For each node, when which number of its GPUs is given back, the soonest first."""
     ends: dict[str, list[tuple[float, int]]] = {}
     for members in running:
         unit = members[0].unit
@@ -394,7 +386,7 @@ def _ends(running: Iterable[Members], left_s: Callable[[Members], float]) -> dic
 def _soonest(
     bucket: Bucket, nodes: Iterable[FreeNode], free: FreeGpus, ends: Mapping[str, Sequence[tuple[float, int]]]
 ) -> str | None:
-    """The node that has enough free GPUs soonest; where nobody knows, the one that lacks the fewest."""
+    """The node that has enough free GPUs soonest; where that is unknown, the one that lacks the fewest."""
     found: list[tuple[float, int, str]] = []
     for node in nodes:
         if bucket.partition not in node.partitions:

@@ -30,8 +30,7 @@ from muri.policies.types import (
     may_share_gpus,
 )
 
-JOINERS_PER_SEAT: Final = 4
-"""How many waiting jobs are considered for each place in what runs."""
+JOINERS_PER_SEAT: Final = 4  # Waiting jobs that are considered for each free place in running units
 
 
 def plan_queue(
@@ -45,18 +44,17 @@ def plan_queue(
 ) -> Plan:
     """Decide on every job of a request, waiting or running.
 
-    No job waits without end: one that would still wait longer than `max_wait_s` is given to Slurm's own queue;
-    where there is no such queue behind the plan (`larger_than_a_node` is not "slurm"), it goes ahead of all others.
+    No job waits forever: one that would still wait longer than `max_wait_s` is given to Slurm's own queue; without one
+    behind the plan (`larger_than_a_node` is not "slurm"), it goes ahead of all others.
 
     Args:
-        request: Jobs, nodes, what runs, and time.
+        request: Jobs, nodes and time.
         policy: Name to put on the plan.
         key: Order of priority.
-        options: Grouping options; a group is as large as both they and the request allow, and
-            with a size of 1 no job shares and no profile is needed.
-        model: How members slow each other down; None: as the options say.
+        options: Grouping options; the request may limit the group size further.
+        model: Speed model; None: as the options say.
         in_order: Whether a job that no group takes in, or whose group finds no place, gets GPUs of its own ahead of all
-            less urgent jobs. Otherwise it gets what they leave over.
+            less urgent jobs. Otherwise it gets GPUs that they leave over.
 
     Raises:
         RequestError: The request contradicts itself.
@@ -96,7 +94,7 @@ def _planned(
 
 
 def _memory_of(nodes: Iterable[FreeNode]) -> MemoryOf:
-    """Tells the GPU memory of running units, of the node that has the least; infinite when unknown."""
+    """Return the smallest GPU memory among a running unit's nodes, infinite when unknown."""
     memory_gib = {node.name: node.gpu_mem_gib or float("inf") for node in nodes}
     return lambda unit: min(memory_gib[share.node] for share in unit.gpus)
 
@@ -137,17 +135,7 @@ def _plan(policy: str, queue: Queue, decisions: Sequence[Decisions], certificate
 
 
 class _PoolPlanner:
-    """Plans one set of partitions that shares no node with the others.
-
-    Args:
-        pool: The partitions.
-        nodes: Their nodes.
-        request: The request.
-        options: Options in force.
-        forecasts: Speeds of groups.
-        queue: For the distinct shapes.
-        in_order: Whether no job goes ahead of a more urgent one; see `plan_queue`.
-    """
+    """Plans one set of partitions that shares no node with the others."""
 
     def __init__(
         self,
@@ -179,7 +167,7 @@ class _PoolPlanner:
         self._selection = Selection((), {}, complete=True)
 
     def tasks(self) -> list[Task]:
-        """Select, and say which buckets are to be grouped."""
+        """Select jobs, and return the buckets to be grouped."""
         self.contenders = self._set_aside()
         for unit in {id(item.unit): item.unit for item in self.contenders if item.unit is not None}.values():
             self._free.give_back(unit.gpus)
@@ -209,7 +197,7 @@ class _PoolPlanner:
     def _considered(
         self, eligible: Sequence[Contender], open_units: Sequence[Members]
     ) -> list[tuple[Bucket, tuple[Choice, list[Members]]]]:
-        """The buckets to be grouped: the selected jobs, and those that could join what runs."""
+        """The buckets to be grouped: the selected jobs, and those that could join running units."""
         open_to: dict[Bucket, list[Members]] = {}
         for members in open_units:
             unit = members[0].unit
@@ -227,7 +215,7 @@ class _PoolPlanner:
         return [(bucket, (choice, open_to.get(bucket, []))) for bucket, choice in sorted(chosen.items())]
 
     def decide(self, groupings: Iterable[Grouping]) -> Decisions:
-        """Place the groups and the other selected jobs; say why the rest waits."""
+        """Place the groups and the other selected jobs; give reasons for the rest."""
         units = [_single(contender) for contender in self._selection.alone]
         left_out: dict[int, int] = {}
         joined: list[Unit] = []
@@ -250,7 +238,7 @@ class _PoolPlanner:
         return self._writer.decisions
 
     def _join(self, joined: Iterable[Unit]) -> set[int]:
-        """Write down what runs and is not up for decision; returns the ranks of the jobs that join it."""
+        """Write down running units that are not up for decision; return the ranks of the jobs that join them."""
         grown = {id(unit.runs): unit for unit in joined}
         started: set[int] = set()
         for members in self.fixed:
@@ -268,12 +256,10 @@ class _PoolPlanner:
         return [_single(item) for item in self.contenders if item.unit is None and item.rank not in ranks]
 
     def _going_on(self, units: Sequence[Unit], others: Sequence[Unit], started: set[int]) -> list[Unit]:
-        """What runs, is in no selected unit and goes on: less urgent jobs must not get its GPUs.
+        """Running units that continue without being selected: less urgent jobs must not get their GPUs.
 
-        Args:
-            units: The selected units.
-            others: The waiting jobs of none.
-            started: Ranks of the jobs that join what is not up for decision.
+        `others` are waiting jobs of no unit, `started` the ranks of the jobs that join units that are not up for
+        decision.
         """
         chosen = {member.rank for unit in units for member in unit.members} | started
         running = [members for members in self._running_units().values() if chosen.isdisjoint(_ranks(members))]
@@ -295,7 +281,7 @@ class _PoolPlanner:
         return going_on
 
     def _set_aside(self) -> list[Contender]:
-        """Release to Slurm what is larger than a node; hold jobs without a profile."""
+        """Release jobs larger than a node to Slurm; hold jobs without a profile."""
         remaining = []
         for contender in self.contenders:
             job = contender.job
@@ -308,7 +294,7 @@ class _PoolPlanner:
         return remaining
 
     def _backfill(self, started: set[int]) -> None:
-        """Start alone whatever still fits, members of groups that did not fit among them."""
+        """Start jobs alone that still fit, such as members of groups that did not fit."""
         if not self._free.everywhere() and not self._slurm.is_there:
             return
         running = self._running_units()
@@ -346,17 +332,15 @@ class _PoolPlanner:
         return True
 
     def _may_stay(self, members: Members) -> bool:
-        """Whether a running unit may go on as it is."""
+        """Whether a running unit may continue unchanged."""
         groupable = len(members) == 1 or all(member.shape is not None for member in members)
         fits = len(members) <= self._options.max_group_size and may_share_gpus([member.job for member in members])
         return groupable and fits
 
     def _keep_waiting(self, started: set[int], left_out: Mapping[int, int]) -> None:
-        """Say why the others wait, and leave to Slurm's queue what has waited too long.
+        """Give reasons to the waiting jobs, and leave those to Slurm's queue that have waited too long.
 
-        Args:
-            started: Ranks of the jobs that got GPUs.
-            left_out: How many others each job was considered with that no group took in, by rank.
+        `left_out` has the number of other jobs that a job without a group was considered with, by rank.
         """
         left = [contender for contender in self.contenders if contender.rank not in started]
         if self._slurm.is_there:

@@ -1,4 +1,4 @@
-"""The queue of one cycle: every job that GPUs can be given to, the most urgent first, and how far down it to look."""
+"""The queue of one cycle: every job that GPUs can be given to, the most urgent first, and the selection from it."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -13,17 +13,13 @@ from muri.policies.speed.model import Shape, shape_of
 from muri.policies.types import PlanJob, PlanRequest, PriorityKey, Running, waited_s
 from muri.profiler.records import StageProfile
 
-REFERENCE_GPU_S: Final = 3600.0
-"""A job with this many GPU-seconds of service left (one GPU-hour) has worth 1."""
-
+REFERENCE_GPU_S: Final = 3600.0  # A job with this many GPU-seconds of service left has worth 1
 _LEAST_REMAINING_S: Final = 1.0
-
-_LEAST_ATTAINED_GPU_S: Final = 60.0
-"""Service below which jobs count as equally short, so that no worth is infinite."""
+_LEAST_ATTAINED_GPU_S: Final = 60.0  # Service below which jobs count as equally short, so that no worth is infinite
 
 
 class Bucket(NamedTuple):
-    """What members of a group must have in common; the user is empty where users may mix."""
+    """Properties that members of a group must have in common; the user is empty where users may mix."""
 
     user: str
     partition: str
@@ -48,9 +44,9 @@ class Contender(NamedTuple):
     Attributes:
         rank: 0 for the most urgent job.
         job: The job.
-        bucket: Whom it may share with.
+        bucket: The jobs that it may share with.
         shape: Index of its shape in the queue's; None for a job that cannot share.
-        unit: What it runs in now, None for a waiting job.
+        unit: Its running unit; None for a waiting job.
     """
 
     rank: int
@@ -60,12 +56,11 @@ class Contender(NamedTuple):
     unit: Running | None
 
 
-Members = tuple[Contender, ...]
-"""The members of one group by rank."""
+Members = tuple[Contender, ...]  # The members of one group by rank
 
 
 class Queue(NamedTuple):
-    """The jobs of a request, looked up once.
+    """The jobs of a request.
 
     Attributes:
         contenders: The jobs that GPUs can be given to, by rank.
@@ -79,13 +74,7 @@ class Queue(NamedTuple):
 
 
 def line_up(request: PlanRequest, key: PriorityKey, options: PolicyOptions) -> Queue:
-    """All jobs in order of urgency, whatever order they come in; ties go to the earlier, then the lower id.
-
-    Args:
-        request: The waiting jobs, and what runs.
-        key: Order of priority.
-        options: Whether what runs competes with them, and the aging bound.
-    """
+    """All jobs in order of urgency, whatever order they come in; ties go to the earlier, then the lower id."""
     movable = [unit for unit in request.running if is_movable(unit, request, options)]
     unit_of = {job.job_id: unit for unit in movable for job in unit.members}
     jobs = [*request.jobs, *(job for unit in movable for job in unit.members)]
@@ -117,10 +106,10 @@ def is_movable(unit: Running, request: PlanRequest, options: PolicyOptions) -> b
 
 
 def full_key(key: PriorityKey, job: PlanJob) -> tuple[float, ...]:
-    """A job's key and what breaks ties: the earlier submission, then the lower id.
+    """A job's key with tie-breakers: the earlier submission, then the lower id.
 
     Raises:
-        RequestError: The key has a NaN, which is neither before nor after anything: the order would be left to chance.
+        RequestError: The key has a NaN, which is neither before nor after anything.
     """
     own = key(job)
     if [part for part in own if part != part]:  # noqa: PLR0124 (so is NaN told apart, whatever a key is made of)
@@ -129,10 +118,10 @@ def full_key(key: PriorityKey, job: PlanJob) -> tuple[float, ...]:
 
 
 def worth_of(job: PlanJob) -> float:
-    """What a second of a job's full-speed progress is worth: the inverse of its remaining service.
+    """The worth of a second of a job's full-speed progress: the inverse of its remaining service.
 
-    Weighing speeds so is Smith's rule: it shortens the mean completion time. Where the duration is
-    unknown, the service attained so far stands in, as in 2D-LAS.
+    This is Smith's rule, which shortens the mean completion time. Where the duration is unknown, the service attained
+    so far stands in, as in 2D-LAS.
     """
     if job.remaining_s is not None:
         return REFERENCE_GPU_S / (max(_LEAST_REMAINING_S, job.remaining_s) * job.gpu_count)
@@ -140,11 +129,7 @@ def worth_of(job: PlanJob) -> float:
 
 
 class ShapeTable:
-    """The distinct shapes of a request's jobs, sorted; equal profiles are looked at once.
-
-    Args:
-        jobs: All jobs that may be grouped; they must outlive the table.
-    """
+    """The distinct shapes of a request's jobs, sorted; the jobs must outlive the table."""
 
     def __init__(self, jobs: Iterable[PlanJob]) -> None:
         profiles = {id(job.profile): job.profile for job in jobs}
@@ -154,7 +139,7 @@ class ShapeTable:
         self._of_profile = {key: None if shape is None else number[shape] for key, shape in shapes.items()}
 
     def index(self, job: PlanJob) -> int | None:
-        """Index of the job's shape; None for a job that cannot share, or of which nothing is known."""
+        """Index of the job's shape; None for a job that cannot share, or of unknown shape."""
         profile = job.profile
         if profile is None or not (job.groupable and job.largest_group > 1):
             return None
@@ -179,9 +164,9 @@ class _Buckets:
 
 
 def _order(request: PlanRequest, key: PriorityKey, max_wait_s: float) -> Callable[[PlanJob], tuple[float, ...]]:
-    """The key, and before it whether the job is over the aging bound where Slurm doesn't take such jobs.
+    """The key, preceded by whether the job is over the aging bound where Slurm doesn't take such jobs.
 
-    A running job counts as aged only where it still carries `waiting_since_s` from before its start.
+    A running job counts as aged only where it still has `waiting_since_s` from before its start.
     """
     if request.larger_than_a_node == "slurm" or max_wait_s == float("inf"):
         return lambda job: full_key(key, job)
@@ -201,13 +186,9 @@ def _shape(profile: StageProfile) -> Shape | None:
 
 
 def groups_needed(sizes: Mapping[int, int]) -> int:
-    """The fewest groups that take in all jobs.
+    """The fewest groups that take in all jobs, given the number of jobs by the largest group that they may be in.
 
-    Those that may only be in small groups form groups of their own; what their last group has left over is filled with
-    the next.
-
-    Args:
-        sizes: How many jobs there are, by the largest group that they may be in.
+    Those that may only be in small groups form groups of their own; free places in their last group go to the next.
     """
     groups = spare = 0
     for size, count in sorted(sizes.items()):
@@ -224,8 +205,8 @@ class Choice:
 
     Attributes:
         members: The jobs by rank.
-        slots: How many of them have GPUs reserved, so how many groups there is room for.
-        limited: How many of them may only be in smaller groups than the cycle forms, by the largest size.
+        slots: Number of members with reserved GPUs, so of groups that fit.
+        limited: Number of members that may only be in smaller groups than the cycle forms, by the largest size.
     """
 
     members: list[Contender] = field(default_factory=list)
@@ -233,12 +214,7 @@ class Choice:
     limited: Counter[int] = field(default_factory=Counter)
 
     def has_seat(self, job: PlanJob, group_size: int) -> bool:
-        """Whether the groups that there is room for can take in one more job.
-
-        Args:
-            job: The job.
-            group_size: Most jobs of any group.
-        """
+        """Whether the groups that fit, of at most `group_size` members, can take in one more job."""
         count = len(self.members)
         if not self.limited and job.largest_group >= group_size:
             return count < self.slots * group_size
@@ -247,7 +223,7 @@ class Choice:
         return groups_needed(sizes) <= self.slots
 
     def with_joiners(self, waiting: Iterable[Contender], count: int) -> "Choice":
-        """The same with the most urgent other jobs that wait, who get no GPUs but may join what runs."""
+        """The same with the `count` most urgent other waiting jobs, who get no GPUs but may join running units."""
         ranks = {member.rank for member in self.members}
         others = islice((item for item in waiting if item.rank not in ranks), count)
         return Choice(sorted((*self.members, *others)), self.slots)
@@ -302,9 +278,9 @@ class _Trial:
 def select(contenders: Iterable[Contender], free: FreeGpus, group_size: int) -> Selection:
     """Take jobs in order of priority until groups of `group_size` would fill the free GPUs.
 
-    A job that finds GPUs reserves them and opens seats for the next jobs of its bucket. A job that
-    finds neither a seat nor GPUs is passed over, so smaller jobs behind it are considered
-    (backfill). GPUs that are left then go to jobs that have only a seat.
+    A job that finds GPUs reserves them and opens seats for the next jobs of its bucket. A job that finds neither a seat
+    nor GPUs is passed over, so smaller jobs behind it are considered (backfill). GPUs that are left then go to jobs
+    that have only a seat.
 
     Source: Muri, section 4.2: the first n jobs, with n such that groups of k fill the cluster.
 

@@ -1,8 +1,4 @@
-"""Why a job was grouped, started, kept, stopped or kept waiting, in sentences for people.
-
-A plan gives reasons to every job of a long queue and people read a few, so nothing here formats text:
-each function picks a sentence and the figures for it.
-"""
+"""Why a job was grouped, started, kept, stopped or kept waiting: templates and their values (see `Reason`)."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -34,12 +30,12 @@ def plural(count: int, noun: str) -> str:
 
 @lru_cache(maxsize=64)
 def blanks(count: int, blank: str = "{}") -> str:
-    """Blanks for a list as people write it: "{}, {} and {}"."""
+    """Blanks for a list: "{}, {} and {}"."""
     return " and ".join(filter(None, (", ".join([blank] * (count - 1)), blank)))
 
 
 def grouped(job_ids: Sequence[int], efficiency: float, total_speed: float) -> Reason:
-    """What comes of sharing."""
+    """Result of sharing."""
     return Reason(
         f"{blanks(len(job_ids))} are grouped: interleaving efficiency γ = {{:.2f}}, expected {{:.2f}} iterations' "
         "worth of work in the time of one",
@@ -48,7 +44,7 @@ def grouped(job_ids: Sequence[int], efficiency: float, total_speed: float) -> Re
 
 
 def bottlenecks(job_ids: Sequence[int], resources: Sequence[str]) -> Reason:
-    """What each member of a group mostly uses, "" for one that was never measured."""
+    """The resource that each member of a group mostly uses, "" for one that was never measured."""
     told = ("{} mostly uses the {}" if each else "what {} mostly uses is not measured yet" for each in resources)
     values = (value for pair in zip(job_ids, resources, strict=True) for value in pair if value != "")
     return Reason("; ".join(told), tuple(values))
@@ -61,7 +57,7 @@ def sharing(gpu_count: int, gpus: Shares) -> Reason:
 
 
 def joined(job_ids: Sequence[int], others: Sequence[int], gpu_count: int, gpus: Shares) -> Reason:
-    """Who joins whom, without stopping anybody."""
+    """Which jobs join which running ones."""
     template, values = _place(gpu_count, gpus)
     verb = "joins" if len(job_ids) == 1 else "join"
     text = f"{blanks(len(job_ids))} {verb} {blanks(len(others))}, which run{'s' * (len(others) == 1)} on {template}"
@@ -83,7 +79,7 @@ def given(job: PlanJob, gpus: Shares) -> Reason:
 
 
 def no_partner(job: PlanJob) -> Reason:
-    """Why a job that may share runs alone: there is nobody else."""
+    """Why a job that may share runs alone: there is no other job."""
     domain = (job.domain,) if job.domain else ()
     return Reason(
         f"no other job that may share with it waits (user {{}}, {'{}, ' * len(domain)}partition {{}}, {{}})",
@@ -92,12 +88,12 @@ def no_partner(job: PlanJob) -> Reason:
 
 
 def no_better_use(partners: int) -> Reason:
-    """Why a job that may share runs alone: nobody is worth it."""
+    """Why a job that may share runs alone: no other job improves on it."""
     return Reason("of the {} that may share with it, none is a better use of these GPUs", (plural(partners, "job"),))
 
 
 def kept_free(node: str) -> Reason:
-    """What is done for a job of whose size nothing runs that it could join."""
+    """A node is kept free until this job fits."""
     return Reason("node {} takes no other jobs until it has room for this one", (node,))
 
 
@@ -116,12 +112,7 @@ def proven(certificate: Certificate) -> Reason:
 
 
 def moving_pays(gain: float, cost: float) -> Reason:
-    """Why running jobs are regrouped.
-
-    Args:
-        gain: What it adds to the objective until the next plan, in units of the objective times seconds.
-        cost: What restarts lose, in the same unit.
-    """
+    """Why running jobs are regrouped; gain and cost in units of the objective × seconds."""
     return Reason(
         "regrouped although it runs: until the next plan that gains {:.1f} (objective × seconds), "
         "more than the {:.1f} that restarts cost",
@@ -157,19 +148,19 @@ def larger_than_a_node(job: PlanJob, largest: int) -> Reason:
 
 
 def must_run_alone(job: PlanJob) -> Reason:
-    """Why a job that may not share shares with nobody."""
+    """Why a job may not share."""
     if job.alone_reason:
         return Reason("{}", (job.alone_reason,))
     return _NO_ROOM_FOR_A_GROUP if job.groupable else _MUST_RUN_ALONE
 
 
 def aged(waited: float, max_wait_s: float) -> Reason:
-    """Why a job is no longer held back."""
+    """Why a job is no longer held."""
     return Reason("it has waited {}, longer than max_wait_s allows ({})", (duration(waited), duration(max_wait_s)))
 
 
 def duration(seconds: float) -> str:
-    """Seconds in the unit that people would use."""
+    """Seconds in a readable unit."""
     for unit_s, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
         if seconds >= unit_s:
             return f"{seconds / unit_s:.1f} {unit}"
@@ -179,9 +170,7 @@ def duration(seconds: float) -> str:
 class WaitingReasons:
     """Why jobs stay held: the same few sentences for a whole queue, asked for from the most urgent job on.
 
-    Args:
-        free: What is left after everything else was placed.
-        whole_nodes: Whether jobs larger than a node are given idle ones.
+    `free` has the GPUs left over; `whole_nodes`: jobs larger than a node are given idle ones.
     """
 
     def __init__(self, free: FreeGpus, *, whole_nodes: bool) -> None:
@@ -191,7 +180,7 @@ class WaitingReasons:
         self._counted: Counter[str] = Counter()
 
     def ahead(self, job: PlanJob) -> int:
-        """How many waiting jobs of the job's partition were counted before it."""
+        """Number of waiting jobs of the job's partition that were counted before it."""
         return self._counted[job.partition]
 
     def count(self, job: PlanJob) -> None:
@@ -233,7 +222,7 @@ class WaitingReasons:
         return template, (needed, partition, most)
 
     def _larger(self, partition: str, gpu_count: int, node_count: int) -> tuple[str, tuple[object, ...]] | None:
-        """Why no job of this size can start on the nodes that can be used, whoever leaves; None for one that can."""
+        """Why no job of this size can start on the usable nodes even if all are idle; None for one that can."""
         template = "; it is larger than the partition is now: it needs {}, and {} of partition {} can be used"
         nodes, gpus = self._free.node_count(partition), self._free.gpu_count(partition)
         if node_count > nodes:

@@ -1,4 +1,4 @@
-"""Who shares with whom and how they get on, and whether regrouping what runs already pays for its restarts."""
+"""Which jobs share and how fast they run, and whether regrouping running jobs pays for its restarts."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -18,21 +18,14 @@ from muri.policies.speed.model import Shape, SpeedModel
 from muri.policies.types import Certificate, PlanJob, Reason, Running, may_share_gpus
 from muri.profiler.records import ProfileKey
 
-Composition = tuple[int, ...]
-"""The members' shapes as indices, ascending."""
-
-_MOST_KNOWN: Final = 65_536
-"""Forecasts that are kept from plan to plan, some 50 MiB."""
-
-_GAIN: Final = 1e-9
-"""Relative gain below which a regrouping is only a rounding error."""
-
-_MOST_GUESSES: Final = 64
-"""So many models never seen are told apart, lest on a site that knows none each job is of a kind of its own."""
+Composition = tuple[int, ...]  # The members' shapes as indices, ascending
+_MOST_KNOWN: Final = 65_536  # Forecasts that are cached from plan to plan, some 50 MiB
+_GAIN: Final = 1e-9  # Relative gain below which a regrouping is only a rounding error
+_MOST_GUESSES: Final = 64  # Models without a measurement that are told apart, so that kinds stay few
 
 
 class Forecast(NamedTuple):
-    """How a group gets on; members are sorted by shape, then by rank.
+    """Predicted figures of a group; members are sorted by shape, then by rank.
 
     Attributes:
         order: Indices of the members by position of the rotation.
@@ -49,17 +42,12 @@ class Forecast(NamedTuple):
 
 @lru_cache(maxsize=4)
 def _known_of(model: SpeedModel) -> dict[tuple[Shape, ...], Forecast]:
-    """What a model has said so far: the same few shapes meet again in plan after plan."""
+    """The model's forecasts so far: the same few shapes meet again in plan after plan."""
     return {}
 
 
 class Forecasts:
-    """Forecasts by composition.
-
-    Args:
-        model: The speed model.
-        shapes: The distinct shapes that contenders refer to.
-    """
+    """Forecasts by composition; contenders refer to `shapes`."""
 
     def __init__(self, model: SpeedModel, shapes: Sequence[Shape]) -> None:
         self._model = model
@@ -68,7 +56,7 @@ class Forecasts:
         self._known_before = _known_of(model)
 
     def prepare(self, groups: Iterable[Members]) -> None:
-        """Ask for all of these groups at once."""
+        """Predict all of these groups at once."""
         by_size: dict[int, set[Composition]] = {}
         for group in groups:
             composition = tuple(sorted(shapes_of(group)))
@@ -78,7 +66,7 @@ class Forecasts:
             self._ask(sorted(new))
 
     def of(self, group: Members) -> tuple[Members, Forecast]:
-        """The members sorted as the forecast has them, and the forecast."""
+        """The members sorted as in the forecast, and the forecast."""
         shapes = shapes_of(group)
         composition = tuple(sorted(shapes))
         if composition not in self._known:
@@ -121,9 +109,9 @@ class Task:
 
     Attributes:
         members: The selected jobs by rank.
-        slots: How many new groups there is room for.
-        memory_limit_gib: GPU memory that a new group may use.
-        open_units: What runs, is not up for decision, and takes new members.
+        slots: Number of new groups that fit.
+        memory_limit_gib: GPU memory of a new group.
+        open_units: Running units that are not up for decision and take new members.
     """
 
     members: Members
@@ -134,7 +122,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Grouping:
-    """What becomes of one bucket.
+    """The groups of one bucket.
 
     Attributes:
         units: The units to place.
@@ -171,15 +159,7 @@ class _Way(NamedTuple):
 
 
 class Grouper:
-    """Groups the buckets of one plan.
-
-    Args:
-        options: Objective and group size.
-        model: The speed model.
-        shapes: The distinct shapes that contenders refer to.
-        interval_s: Seconds until the next plan: a regrouping must pay before that.
-        memory_of: GPU memory of each GPU of a running unit.
-    """
+    """Groups the buckets of one plan; a regrouping must pay within `interval_s`."""
 
     def __init__(
         self,
@@ -198,7 +178,7 @@ class Grouper:
         self.forecasts = Forecasts(model, shapes)
 
     def group(self, tasks: Sequence[Task]) -> tuple[Grouping, ...]:
-        """Group every bucket afresh; where that breaks up what runs, weigh it against staying.
+        """Group every bucket anew; where that breaks up running units, compare it with leaving them.
 
         Where all have GPUs of their own and had them before, there is nothing to choose.
         """
@@ -214,7 +194,7 @@ class Grouper:
         return all(member.unit is None or len(member.unit.members) == 1 for member in task.members)
 
     def _apart(self, task: Task) -> Grouping:
-        """Every job by itself, at full speed, which nothing can beat."""
+        """Every job by itself, at full speed."""
         groups = [(member,) for member in task.members]
         certificate = Certificate()
         if self._options.certify:
@@ -240,7 +220,7 @@ class Grouper:
         return groupings
 
     def _stays(self, tasks: Sequence[Task], settled: Sequence[tuple[Members, ...]]) -> list[_Way]:
-        """What the buckets look like if their running units stay, and others join them or are grouped."""
+        """The ways in which the buckets' running units stay, and others join them or are grouped."""
         parts = [_stay(task, units) for task, units in zip(tasks, settled, strict=True)]
         rests = [self._beside(units, rest) for units, rest in parts]
         answers = iter(self._solve([rest for rest in rests if rest.members]))
@@ -280,9 +260,8 @@ class Grouper:
         return replace(rest, open_units=(*rest.open_units, *takes))
 
     def _weigh(self, fresh: _Way, stay: _Way, settled: Sequence[Members], proven: float) -> Grouping:
-        """Regroup only if that gains more until the next plan than its restarts lose.
-
-        Both are in units of the objective times seconds.
+        """Regroup only if that gains more until the next plan than its restarts lose, in units of the objective ×
+        seconds.
         """
         value, of_fresh = self._value(stay), self._value(fresh)
         gain = (of_fresh - value) * self._interval_s
@@ -317,7 +296,7 @@ class Grouper:
         return unit_of(group, self._memory_gib(group), memory_of=self._memory_of if self._options.join else None)
 
     def _solve(self, tasks: Sequence[Task]) -> tuple[BucketGroups, ...]:
-        """Ask the grouping engine for all buckets at once."""
+        """Solve all buckets at once."""
         problems = [
             BucketProblem(
                 jobs=tuple([self._kind(member) for member in task.members]),
@@ -380,7 +359,7 @@ class Grouper:
         return sum(sum(self._rates(group)) for group in groups)
 
     def _rates(self, group: Members) -> tuple[float, ...]:
-        """What each member adds to the objective; of γ every member gets the same share."""
+        """Each member's contribution to the objective; of γ every member gets the same share."""
         members, forecast = self.forecasts.of(group)
         if self._options.objective == "efficiency":
             return (forecast.efficiency / len(group),) * len(group)
@@ -394,7 +373,7 @@ class Grouper:
         return [group for group in settled if id(group[0].unit) not in staying]
 
     def _restart_cost(self, settled: Iterable[Members], way: _Way) -> float:
-        """What restarts lose of the objective, times seconds."""
+        """The loss by restarts, in units of the objective × seconds."""
         cost = 0.0
         for group in self._restarted(settled, way):
             members, _ = self.forecasts.of(group)
@@ -424,10 +403,10 @@ def is_open(members: Members, options: PolicyOptions) -> bool:
 
 
 def _stay(task: Task, settled: Sequence[Members]) -> tuple[tuple[Members, ...], Task]:
-    """The running units that may stay, and the task of grouping the others beside them.
+    """The running units that may stay, and the task of grouping the other jobs.
 
-    The first `slots` jobs must all find a place. A unit with one of them takes no place from them; any other
-    takes one, so it stays only while there are places to spare.
+    The first `slots` jobs must all find a place. A unit with one of them takes no place from them; any other takes one,
+    so it stays only while there are places to spare.
     """
     urgent = {member.rank for member in task.members[: task.slots]}
     covered = [sum(member.rank in urgent for member in unit) for unit in settled]

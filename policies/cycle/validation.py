@@ -10,29 +10,20 @@ from muri.errors import UsageError
 from muri.policies.options import MAX_GROUP_SIZE
 from muri.policies.types import FreeNode, NodeShare, Plan, PlanJob, PlanRequest, Running, all_jobs, may_share_gpus
 
-_NAMED: Final = 5
-"""How many of the repeated names an error lists."""
-
+_NAMED: Final = 5  # How many of the repeated names an error lists
 _LARGER: Final = ("slurm", "whole-nodes", "refuse")
 
 
 _Name = TypeVar("_Name", int, str)
-
-_MOST_GPUS: Final = 2**32
-"""No cluster has as many; Slurm's own counts end there."""
-
-_MOST_S: Final = 1e15
-"""Seconds that no clock of a cluster shows, small enough to compute with."""
-
+_MOST_GPUS: Final = 2**32  # No cluster has as many; Slurm's own counts end there
+_MOST_S: Final = 1e15  # Seconds that no clock of a cluster shows, small enough to compute with
 _MOST_GIB: Final = 1e9
 
 
 class RequestError(UsageError):
-    """A planning request contradicts itself or holds a figure that cannot be true.
+    """A planning request contradicts itself or holds an impossible figure.
 
-    Args:
-        message: What is wrong.
-        job_id: The job without which the request would be all right in this respect; None: no single job is to blame.
+    `job_id` is the job without which the request would be valid in this respect; None: no single job is to blame.
     """
 
     def __init__(self, message: str, job_id: int | None = None) -> None:
@@ -41,7 +32,7 @@ class RequestError(UsageError):
 
 
 def check_request(request: PlanRequest, *, packed: bool = False, elastic: bool = False) -> None:
-    """Refuse a request that no plan can be made for, unless its maker vouches for it.
+    """Refuse a request that no plan can be made for, unless its maker guarantees that it is valid.
 
     Args:
         request: The request.
@@ -50,7 +41,7 @@ def check_request(request: PlanRequest, *, packed: bool = False, elastic: bool =
         elastic: Whether running jobs may hold another number of GPUs than they asked for.
 
     Raises:
-        RequestError: Says which job or node is wrong, and how.
+        RequestError: Names the job or node that is wrong, and why.
     """
     if request.trusted:
         return
@@ -183,7 +174,7 @@ def _check_islands(node: FreeNode) -> None:
 
 
 def _check_running(request: PlanRequest) -> None:
-    """What runs must fit its nodes beside what is free there."""
+    """Running units must fit their nodes together with the free GPUs."""
     nodes = {node.name: node for node in request.nodes}
     held: Counter[str] = Counter()
     taken: dict[str, set[int]] = {}
@@ -198,7 +189,7 @@ def _check_running(request: PlanRequest) -> None:
 
 
 def _check_packed(request: PlanRequest, *, elastic: bool) -> None:
-    """What runs may overlap, but every GPU must be named, and the named ones fit their nodes beside the free ones."""
+    """Running units may overlap, but every GPU must be named and fit its node together with the free ones."""
     nodes = {node.name: node for node in request.nodes}
     for node in request.nodes:
         if node.free_gpus and not node.islands:
@@ -233,7 +224,7 @@ def _check_named(unit: Running, share: NodeShare) -> None:
 
 
 def _check_beside_free(node: FreeNode, held: int, gpu_ids: set[int]) -> None:
-    """What running jobs hold of a node must fit beside what is free there."""
+    """GPUs of running jobs on a node must fit together with its free ones."""
     if both := sorted(gpu_ids & {gpu for island in node.islands for gpu in island}):
         raise RequestError(f"node {node.name}: GPU {both[0]} is both free and held by a running job")
     if node.gpu_count and held + node.free_gpus > node.gpu_count:
@@ -309,12 +300,7 @@ def _check_sizes(request: PlanRequest) -> None:
 
 
 class BrokenLaw(NamedTuple):
-    """Jobs that a plan puts on the same GPUs although it must not.
-
-    Attributes:
-        job_ids: The jobs, ascending.
-        why: Which law forbids it, for people.
-    """
+    """Jobs that a plan puts on the same GPUs although it must not, and the law that forbids it."""
 
     job_ids: tuple[int, ...]
     why: str
@@ -325,14 +311,10 @@ class BrokenLaw(NamedTuple):
 
 
 def broken_laws(request: PlanRequest, plan: Plan) -> tuple[BrokenLaw, ...]:
-    """Whom a plan puts together although their domains or their largest groups forbid it.
+    """Groups that a plan forms although domains or largest groups forbid them.
 
-    What runs together already and stays as it is breaks no law: a plan did not put it there. A policy of a site may not
-    know these limits, so who carries out its plans should look here first.
-
-    Args:
-        request: What was asked.
-        plan: The answer.
+    Unchanged running groups break no law: the plan did not form them. A site's policy may not know these limits, so its
+    plans should be checked first.
     """
     jobs = {job.job_id: job for job in all_jobs(request)}
     found = []
@@ -344,7 +326,7 @@ def broken_laws(request: PlanRequest, plan: Plan) -> tuple[BrokenLaw, ...]:
 
 
 def _put_together(plan: Plan) -> Iterator[tuple[int, ...]]:
-    """The jobs that share GPUs, where at least one of them comes to the others."""
+    """The jobs that share GPUs, where at least one of them is new there."""
     for group in plan.groups:
         if not group.kept:
             yield tuple(sorted(group.members))

@@ -2,7 +2,7 @@
 
 1. Assignment (`solve_assignment`) gives potentials π: Σ π_i bounds every matching from above.
 2. Its permutation falls into cycles. A cycle of two is a pair, of an even length two matchings of
-   which the better is taken, of an odd length one job is left out. What is lost are the odd cycles.
+   which the better is taken, of an odd length one job is left out. Only odd cycles lose weight.
 3. With slack r_ij = π_i + π_j − w_ij ≥ 0 the weight of any matching is
 
        Σ π_i − Σ_{pairs} r_ij − Σ_{alone} π_i .
@@ -18,7 +18,7 @@ Nothing depends on time, so the same weights give the same pairs on every machin
 import math
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 from scipy.optimize import linear_sum_assignment
@@ -28,57 +28,25 @@ from scipy.sparse.csgraph import connected_components
 from muri.errors import MuriError
 from muri.policies.speed.model import Floats, Indices
 
-Pair = tuple[int, int]
-
-_BLOCK_CELLS = 1 << 18
-"""Cells worked on at once, so that they stay in the processor's cache (2 MiB)."""
-
-_TILE = 512
-"""Rows and columns of the tiles by which an array is compared with its transpose."""
+_BLOCK_CELLS = 1 << 18  # Cells worked on at once, so that they stay in the processor's cache (2 MiB)
+_TILE = 512  # Rows and columns of the tiles by which an array is compared with its transpose
 
 
 @dataclass(frozen=True, slots=True)
 class Matching:
-    """Pairs without a common member, and the proof of how good they are.
+    """Disjoint pairs, and a proven upper bound on the weight of any matching.
 
-    Attributes:
-        pairs: Index pairs (first < second), sorted.
-        weight: Sum of their weights.
-        upper_bound: Proven: no matching of the same graph weighs more.
+    Pairs are (first, second) with first < second, or of types (one type, the same or a later type, number of pairs).
     """
 
-    pairs: tuple[Pair, ...]
+    pairs: tuple[tuple[int, ...], ...]
     weight: float
     upper_bound: float
 
     @property
     def gap(self) -> float:
         """Share of the bound by which the weight may fall short of the optimum."""
-        return _gap(self.weight, self.upper_bound)
-
-
-@dataclass(frozen=True, slots=True)
-class TypeMatching:
-    """How many pairs of which types, and the proof of how good they are.
-
-    Attributes:
-        pairs: (one type, the same or a later type, how many pairs), sorted; none without pairs.
-        weight: Sum of their weights.
-        upper_bound: Proven: no matching of these counts weighs more.
-    """
-
-    pairs: tuple[tuple[int, int, int], ...]
-    weight: float
-    upper_bound: float
-
-    @property
-    def gap(self) -> float:
-        """Share of the bound by which the weight may fall short of the optimum."""
-        return _gap(self.weight, self.upper_bound)
-
-
-def _gap(weight: float, upper_bound: float) -> float:
-    return max(0.0, 1.0 - weight / upper_bound) if upper_bound > 0 else 0.0
+        return max(0.0, 1.0 - self.weight / self.upper_bound) if self.upper_bound > 0 else 0.0
 
 
 class WeightsError(MuriError):
@@ -91,7 +59,7 @@ class Scaled:
 
     Attributes:
         values: Array (n, n); 0 on the diagonal and where a pair may not be made.
-        unit: What 1 stands for in the caller's weights.
+        unit: The value of 1 in the caller's weights.
     """
 
     values: Floats
@@ -99,11 +67,7 @@ class Scaled:
 
 
 def scaled(weights: Floats, *, diagonal: bool = False) -> Scaled:
-    """Check the weights and bring them to a common scale.
-
-    Args:
-        weights: Array (n, n), symmetric; NaN or ≤ 0 where a pair may not be made.
-        diagonal: Keep the diagonal instead of clearing it.
+    """Check the weights and bring them to a common scale; the diagonal is cleared unless `diagonal`.
 
     Raises:
         WeightsError: The array is not square, not symmetric or holds an infinity.
@@ -143,46 +107,18 @@ def row_blocks(count: int) -> list[slice]:
     return [slice(start, min(start + size, count)) for start in range(0, count, size)]
 
 
-if TYPE_CHECKING:
-    import networkx
-    import rustworkx
-
-_BLOSSOM_LIMIT: Final = 100_000_000
-"""Most nodes × edges of a component that Blossom is asked to solve: a few seconds. Any graph of
-up to 580 jobs stays below it."""
-
-_CLOSING_ROUNDS: Final = 12
-"""Rounds of Blossom, each with twice the pairs of the one before."""
-
-_TOLERANCE: Final = 1e-12
-"""A loss per job that is only rounding, on weights up to 1."""
-
-_DAMPED_ROUNDS: Final = 3
-"""Rounds after which the first potentials no longer improve much."""
-
-_FIRST_DEGREE: Final = 16
-"""Candidate pairs per job to start with."""
-
-_ADDED_DEGREE: Final = 8
-"""Undervalued pairs per job that one round adds at most."""
-
-_SAMPLE_ROWS: Final = 64
-"""Rows from which the threshold for candidates is estimated."""
-
-_ROUNDS: Final = 100
-"""Most rounds of pricing. The bound holds after any of them; four or five are usual."""
-
-_DUAL_TOLERANCE: Final = 1e-13
-"""Below this, on weights up to 1, there is only rounding."""
-
-_QUANTUM_BITS: Final = 40
-"""Weights are compared to twelve digits: below that there is only the rounding of floats."""
-
-_TIE_BITS: Final = 40
-"""Bits that tell pairs of equal weight apart."""
-
-_SUM_BITS: Final = 20
-"""Room for adding up the tie-breakers of a million pairs without touching the weights."""
+_BLOSSOM_LIMIT: Final = 100_000_000  # Most nodes × edges of a component for Blossom: a few seconds, or 580 jobs
+_CLOSING_ROUNDS: Final = 12  # Rounds of Blossom, each with twice the pairs of the one before
+_TOLERANCE: Final = 1e-12  # A loss per job that is only rounding, on weights up to 1
+_DAMPED_ROUNDS: Final = 3  # Rounds after which the first potentials no longer improve much
+_FIRST_DEGREE: Final = 16  # Candidate pairs per job to start with
+_ADDED_DEGREE: Final = 8  # Undervalued pairs per job that one round adds at most
+_SAMPLE_ROWS: Final = 64  # Rows from which the threshold for candidates is estimated
+_ROUNDS: Final = 100  # Most rounds of pricing. The bound holds after any of them; four or five are usual.
+_DUAL_TOLERANCE: Final = 1e-13  # Below this, on weights up to 1, there is only rounding
+_QUANTUM_BITS: Final = 40  # Weights are compared to twelve digits: below that there is only the rounding of floats
+_TIE_BITS: Final = 40  # Bits that tell pairs of equal weight apart
+_SUM_BITS: Final = 20  # Room for adding up the tie-breakers of a million pairs without touching the weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,19 +137,15 @@ class _Relaxed:
         return _TOLERANCE * len(self.weights)
 
     def gap(self, mate: Indices) -> float:
-        """By how much a matching may fall short; `mate` is the job itself where it stays alone."""
+        """Most by which a matching may fall short; `mate` is the job itself where it stays alone."""
         return self.bound - float(self.weights[np.arange(len(mate)), mate].sum()) / 2
 
 
 def match_dense(weights: Floats) -> Matching:
-    """Find a maximum-weight matching and an upper bound that proves how good it is.
+    """Find a maximum-weight matching and an upper bound, which is its weight where optimality was proven.
 
     Args:
-        weights: Array (n, n), symmetric; NaN or ≤ 0 where a pair may not be made. The diagonal is
-            ignored.
-
-    Returns:
-        The matching. Its `upper_bound` is its weight where optimality was proven, to about twelve digits.
+        weights: Array (n, n), symmetric; NaN or ≤ 0 where a pair may not be made. The diagonal is ignored.
 
     Raises:
         WeightsError: The array is not square, not symmetric or holds an infinity.
@@ -274,8 +206,8 @@ def _best_half(weights: Floats, cycle: list[int]) -> list[tuple[int, int]]:
 def _close(relaxed: _Relaxed, mate: Indices) -> tuple[Indices, float]:
     """Improve a matching until its gap excludes every pair not considered, or Blossom has too much to do.
 
-    A matching with a pair beyond a threshold weighs at most Σ π_i less the threshold, all others at
-    most what Blossom found: the larger of the two is the bound.
+    A matching with a pair beyond a threshold weighs at most Σ π_i less the threshold, all others at most what Blossom
+    found: the larger of the two is the bound.
     """
     bound = relaxed.bound
     degree = 2
@@ -326,9 +258,9 @@ def _rematch(weights: Floats, mate: Indices, rows: Indices, columns: Indices) ->
     if not len(rows):
         return
     jobs = np.union1d(rows, columns)
-    graph = rustworkx_graph(np.searchsorted(jobs, rows), np.searchsorted(jobs, columns), weights[rows, columns])
+    places = np.searchsorted(jobs, rows), np.searchsorted(jobs, columns)
     mate[jobs] = jobs
-    for first, second in solve_rustworkx(graph):
+    for first, second in match_rustworkx(*places, weights[rows, columns]):
         mate[jobs[first]], mate[jobs[second]] = jobs[second], jobs[first]
 
 
@@ -337,7 +269,7 @@ class Assignment:
     """An assignment and the dual that bounds it.
 
     Attributes:
-        choice: Whom each job chose: a permutation; itself for a job that stays alone.
+        choice: The choice of each job: a permutation; itself for a job that stays alone.
         potential: π, at least 0, with π_i + π_j ≥ w_ij up to rounding.
     """
 
@@ -350,17 +282,17 @@ def solve_assignment(weights: Floats) -> Assignment:
 
     Let every job choose one job, itself included (worth 0), so that every job is chosen once. A matching is such an
     assignment in which the choices are mutual, and counts every pair twice: half of the best assignment is an upper
-    bound. Duality proves it without trusting the solver: numbers π_i ≥ 0 ("potentials") with π_i + π_j ≥ w_ij for
-    every pair give
+    bound. Duality proves it without trusting the solver: numbers π_i ≥ 0 ("potentials") with π_i + π_j ≥ w_ij for every
+    pair give
 
         Σ_{pairs} w_ij ≤ Σ_{pairs} (π_i + π_j) ≤ Σ_i π_i    for every matching,
 
     and any vector v yields such potentials: π_i = (max_j (w_ij − v_j) + v_i) / 2, the mean of both sides of an
     assignment's dual (w is symmetric). SciPy gives the choices but not the dual. It is recovered from them on a few
-    promising pairs, then all pairs are priced, those that the dual undervalues are added, and so on until none is left.
+    promising pairs, then all pairs are priced, the undervalued ones are added, until none is left.
 
-    Shortest augmenting paths on the whole array take O(n³) at worst. SciPy's sparse solver would be
-    faster with the same pricing around it, but does not always end when weights are tied.
+    Shortest augmenting paths on the whole array take O(n³) at worst. SciPy's sparse solver would be faster with the
+    same pricing around it, but does not always end when weights are tied.
 
     Args:
         weights: Array (n, n), symmetric, from 0 to 1, the diagonal 0.
@@ -387,7 +319,7 @@ def _mirrored(cells: Indices, count: int) -> Indices:
 
 
 def _first_potential(weights: Floats) -> Floats:
-    """Feasible potentials from a few rounds of averaging what a job offers with what it could get."""
+    """Feasible potentials from a few rounds of averaging a job's potential with its best response."""
     potential: Floats = weights.max(axis=1, initial=0.0) / 2
     for _ in range(_DAMPED_ROUNDS):
         potential = (potential + best_response(weights, potential)) / 2
@@ -403,10 +335,7 @@ def best_response(weights: Floats, potential: Floats) -> Floats:
 
 
 def _first_cells(weights: Floats, potential: Floats, choice: Indices) -> Indices:
-    """Cells (row · n + column, ascending) of the pairs that the potentials overestimate least.
-
-    The diagonal belongs to them, so that no column is without a cell.
-    """
+    """Cells (row · n + column, ascending) of the pairs that the potentials overestimate least, and of the diagonal."""
     count = len(weights)
     # Just below the threshold: where many pairs are tied, they could be nearly all.
     below = np.nextafter(slack_threshold(weights, potential, _FIRST_DEGREE), -1.0)
@@ -416,9 +345,8 @@ def _first_cells(weights: Floats, potential: Floats, choice: Indices) -> Indices
 
 
 def slack_threshold(weights: Floats, potential: Floats, degree: int) -> float:
-    """About how large π_i + π_j − w_ij may be if each row is to have `degree` such cells.
-
-    One threshold for all rows, estimated from evenly spread ones.
+    """About the largest π_i + π_j − w_ij if each row is to have `degree` such cells, estimated from evenly spread
+    rows.
     """
     count = len(weights)
     sample = np.arange(0, count, max(1, count // _SAMPLE_ROWS))
@@ -461,7 +389,7 @@ def _column_dual(weights: Floats, cells: Indices, choice: Indices, start: Floats
 
 
 def _price(weights: Floats, own: Floats, side: Floats) -> tuple[Floats, Indices]:
-    """What every row could get at best, and the cells that the dual undervalues most."""
+    """The best response of every row, and the cells that the dual undervalues most."""
     count = len(weights)
     best = np.empty(count)
     missed, excess = [np.empty(0, dtype=np.intp)], [np.empty(0)]
@@ -481,16 +409,11 @@ def _price(weights: Floats, own: Floats, side: Floats) -> tuple[Floats, Indices]
 
 
 def whole_weights(first: Indices, second: Indices, weight: Floats) -> list[int]:
-    """Weights as whole numbers that no other set of pairs can equal by chance.
+    """Weights, 0 to 1, as whole numbers that no other set of pairs can equal by chance.
 
     rustworkx and networkx get the same ones, so both choose the same pairs, on every machine. Adding a fixed
     pseudo-random number below the last digit that counts makes the optimal matching unique (the isolation lemma of
     Mulmuley, Vazirani and Vazirani).
-
-    Args:
-        first: Index of one partner.
-        second: Index of the other, greater than `first`.
-        weight: What merging them is worth, 0 to 1.
     """
     parts = np.rint(np.ldexp(weight, _QUANTUM_BITS)).astype(np.int64).tolist()
     ties = _scrambled(first, second)
@@ -498,7 +421,7 @@ def whole_weights(first: Indices, second: Indices, weight: Floats) -> list[int]:
 
 
 def _scrambled(first: Indices, second: Indices) -> list[int]:
-    """Numbers below 2^40 that depend on both indices only (the finaliser of SplitMix64)."""
+    """Numbers below 2^40 that depend on both indices only (the finalizer of SplitMix64)."""
     value = (first.astype(np.uint64) << np.uint64(32)) + second.astype(np.uint64) + np.uint64(1)
     value *= np.uint64(0x9E3779B97F4A7C15)
     value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -508,37 +431,23 @@ def _scrambled(first: Indices, second: Indices) -> list[int]:
     return ties
 
 
-def rustworkx_graph(first: Indices, second: Indices, weight: Floats) -> "rustworkx.PyGraph[None, int]":
-    """The graph that rustworkx matches, with whole-number weights."""
+def match_rustworkx(first: Indices, second: Indices, weight: Floats) -> list[tuple[int, int]]:
+    """The maximum-weight matching by rustworkx's Blossom, sorted."""
     import rustworkx  # loaded only by a plan that needs it
 
     graph: rustworkx.PyGraph[None, int] = rustworkx.PyGraph(multigraph=False)
     graph.add_nodes_from([None] * (1 + int(second.max(initial=-1))))
     whole = whole_weights(first, second, weight)
     graph.add_edges_from(list(zip(first.tolist(), second.tolist(), whole, strict=True)))
-    return graph
-
-
-def solve_rustworkx(graph: "rustworkx.PyGraph[None, int]") -> list[Pair]:
-    """The maximum-weight matching of such a graph, sorted."""
-    import rustworkx  # loaded only by a plan that needs it
-
     pairs = rustworkx.max_weight_matching(graph, weight_fn=lambda weight: weight)
     return sorted((min(pair), max(pair)) for pair in pairs)
 
 
-def networkx_graph(first: Indices, second: Indices, weight: Floats) -> "networkx.Graph[int]":
-    """The same graph for networkx."""
+def match_networkx(first: Indices, second: Indices, weight: Floats) -> list[tuple[int, int]]:
+    """The same by networkx."""
     import networkx  # loaded only by a plan that needs it
 
     graph: networkx.Graph[int] = networkx.Graph()
     whole = whole_weights(first, second, weight)
     graph.add_weighted_edges_from(zip(first.tolist(), second.tolist(), whole, strict=True))
-    return graph
-
-
-def solve_networkx(graph: "networkx.Graph[int]") -> list[Pair]:
-    """The maximum-weight matching of such a graph, sorted."""
-    import networkx  # loaded only by a plan that needs it
-
     return sorted((min(pair), max(pair)) for pair in networkx.max_weight_matching(graph))

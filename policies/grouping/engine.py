@@ -1,4 +1,4 @@
-"""Who shares with whom: the entry to grouping. Every answer comes with a proven bound."""
+"""The entry to grouping; every answer has a proven bound."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -28,36 +28,24 @@ from muri.policies.grouping.problem import (
 )
 from muri.policies.grouping.rounds import Rounds, form_units
 from muri.policies.options import PolicyOptions
-from muri.policies.speed.model import Floats, Indices, Shape, SpeedModel
+from muri.policies.speed.model import Indices, SpeedModel
 from muri.policies.types import Certificate
 
-_ROUNDING = 1e-9
-"""Relative loss that is only rounding."""
-
-_REMEMBERED_KINDS = 32
-"""Kinds of a bucket whose pairs are remembered from plan to plan: 256 KiB at most."""
-
-_MANY = 60
-"""Above so many jobs matching works on kinds."""
+_ROUNDING = 1e-9  # Relative loss that is only rounding
+_REMEMBERED_KINDS = 32  # Kinds of a bucket whose pairs are cached from plan to plan: 256 KiB at most
+_MANY = 60  # Number of jobs above which matching works on kinds
 
 
 def unslowed_groups(problem: BucketProblem, options: PolicyOptions, model: SpeedModel) -> tuple[Members, ...] | None:
-    """Fit all jobs into the slots at full speed, by no more pairs than it takes.
+    """Fit all jobs into the slots at full speed, by no more pairs than it takes; None where pairs alone do not suffice.
 
-    The least urgent jobs share: should a prediction prove wrong, that costs least.
-
-    Args:
-        problem: The jobs, more of them than there are slots, and the slots.
-        options: Objective, margin and group size.
-        model: How fast members are.
-
-    Returns:
-        The groups, single jobs among them; None where pairs alone do not do it.
+    The least urgent jobs share: should a prediction prove wrong, that costs least. The problem has more jobs than
+    slots.
     """
     wanted = len(problem.jobs) - problem.slots
     if 2 * wanted > len(problem.jobs):
         return None
-    # Worth does not matter where nobody loses anything.
+    # Worth does not matter where no job is slowed.
     alike = [kind._replace(worth=1.0) for kind in problem.jobs]
     kinds = tuple(sorted(set(alike)))
     number = {kind: index for index, kind in enumerate(kinds)}
@@ -113,7 +101,7 @@ def _of_least_urgent(kind_of: Indices, harmless: NDArray[np.bool_], wanted: int)
 
 
 def _most(kind_of: Indices, harmless: NDArray[np.bool_]) -> list[Members]:
-    """As many pairs as there can be."""
+    """As many pairs as possible."""
     if len(kind_of) <= _MANY:
         return list(match_dense(harmless[np.ix_(kind_of, kind_of)].astype(np.float64)).pairs)
     counts = np.bincount(kind_of, minlength=len(harmless)).tolist()
@@ -123,40 +111,22 @@ def _most(kind_of: Indices, harmless: NDArray[np.bool_]) -> list[Members]:
     return [(min(pair), max(pair)) for pair in pairs]
 
 
+# Most groups that "optimal" lists: all groups of 4 out of 67 kinds. Beyond, it improves those of Algorithm 1.
 COLUMN_LIMIT: Final = 1_000_000
-"""Most groups that "optimal" lists: all groups of 4 out of 67 kinds. Beyond, it improves those of Algorithm 1."""
-
-_GOOD_GAP: Final = 3e-3
-"""Relative gap from which exchanging members is tried after rounding."""
-
-_FEW_GROUPS: Final = 400
-"""Most groups for which that takes a fraction of a second."""
-
-_REMEMBERED_SIZE: Final = 64
-"""Jobs and open units of a bucket that is small; 256 such buckets take at most 10 MiB."""
-
-Starts = dict[tuple[object, ...], Indices]
-"""Which columns mattered, by what the columns depend on."""
-
-PHYSICAL_MODELS: Final = ("lockstep", "fair")
-"""Speed models under which no resource is ever used for more than the time that passes."""
+_GOOD_GAP: Final = 3e-3  # Relative gap from which exchanging members is tried after rounding
+_FEW_GROUPS: Final = 400  # Most groups for which that takes a fraction of a second
+_REMEMBERED_SIZE: Final = 64  # Jobs and open units of a small bucket; 256 such buckets take at most 10 MiB
+Starts = dict[tuple[object, ...], Indices]  # Which columns mattered, by the inputs that the columns depend on
+_PHYSICAL_MODELS: Final = ("lockstep", "fair")  # Speed models that never use a resource for more than the time
 
 
 def group_buckets(
     problems: Sequence[BucketProblem], options: PolicyOptions, model: SpeedModel
 ) -> tuple[BucketGroups, ...]:
-    """Form the groups of several buckets, and say who joins what runs.
+    """Form the groups of several buckets, and choose which jobs join running units.
 
-    A bucket with a slot for every job needs no groups. Otherwise the option `grouping` decides: "rounds" is
-    Algorithm 1, "optimal" the choice among all groups, for as many kinds of jobs as can be listed.
-
-    Args:
-        problems: One for each bucket.
-        options: Grouping, matching, merging, objective and group size.
-        model: How fast members are.
-
-    Returns:
-        The groups of each bucket, in the order of `problems`.
+    A bucket with a slot for every job needs no groups. Otherwise the option `grouping` decides: "rounds" is Algorithm
+    1, "optimal" the choice among all groups, for as many kinds of jobs as can be listed.
     """
     answers: dict[int, BucketGroups] = {}
     for_rounds: dict[int, tuple[BucketProblem, Kinds]] = {}
@@ -184,7 +154,7 @@ def group_buckets(
 def _with_joins(
     problem: BucketProblem, answer: BucketGroups, options: PolicyOptions, model: SpeedModel
 ) -> BucketGroups:
-    """The answer with joins; that to a small bucket is remembered, because the next cycle often asks for it again."""
+    """The answer with joins; that to a small bucket is cached, because the next cycle often asks for it again."""
     if not problem.open_units or not (answer.left or len(answer.groups) < len(problem.jobs)):
         return replace(answer, joins=((),) * len(problem.open_units))
     joined = _joined if len(problem.jobs) + len(problem.open_units) <= _REMEMBERED_SIZE else _joined.__wrapped__
@@ -193,10 +163,10 @@ def _with_joins(
 
 @lru_cache(maxsize=256)
 def _joined(problem: BucketProblem, answer: BucketGroups, options: PolicyOptions, model: SpeedModel) -> BucketGroups:
-    """Let waiting jobs join what runs.
+    """Let waiting jobs join running units.
 
-    Where all groups are chosen at once, whom the new ones take in is decided anew together with that; those of
-    Algorithm 1 stay as they are.
+    Where all groups are chosen at once, their members are chosen again together with the joins; groups of Algorithm 1
+    stay.
     """
     exchange = Exchange(problem, options, model)
     if options.grouping == "optimal":
@@ -205,21 +175,15 @@ def _joined(problem: BucketProblem, answer: BucketGroups, options: PolicyOptions
         joined = exchange.improve((), answer.left)
         found = Assembly(answer.groups, joined.joins, answer.certificate.value + joined.value)
     counts = Counter(chain(problem.jobs, *(unit.members for unit in problem.open_units)))
-    bound = _bound(
-        exchange.kinds,
-        np.array([counts[kind] for kind in exchange.kinds], dtype=np.float64),
-        exchange.appraiser.coefficient,
-        options,
-        model,
-        slots=problem.slots + len(problem.open_units),
-    )
+    slots = problem.slots + len(problem.open_units)
+    bound = _bound(exchange.kinds, [counts[kind] for kind in exchange.kinds], options, model, slots=slots)
     certificate = Certificate(found.value, max(found.value, bound - exchange.base_value))
     left = _left_over(problem, [*found.groups, *found.joins])
     return BucketGroups(found.groups, left, certificate, found.joins)
 
 
 def _all_alone(problem: BucketProblem, options: PolicyOptions) -> BucketGroups:
-    """Every job at full speed, which nothing can beat, as far as the slots reach."""
+    """Every job at full speed, as far as the slots reach."""
     started = range(min(problem.slots, len(problem.jobs)))
     value = float(coefficients(problem.jobs, options.objective)[: len(started)].sum())
     return BucketGroups(
@@ -234,15 +198,14 @@ def _optimal(
 ) -> BucketGroups:
     """Choose among all groups that the kinds of the waiting jobs can form.
 
-    Args:
-        problem: The bucket.
-        kinds: Its jobs by kind.
-        options: Objective, group size and margin.
-        model: How fast members are.
-        starts: What mattered in the buckets before; this one's is added.
+    `starts` has the columns that mattered in earlier buckets; this one's are added.
     """
     most = tuple([min(count, options.max_group_size) for count in kinds.counts])
-    columns = all_columns(kinds.kinds, most, _relevant(options), model, problem.memory_limit_gib)
+    # Only the options that columns depend on, so that the cache does not tell other options apart.
+    relevant = PolicyOptions(
+        max_group_size=options.max_group_size, objective=options.objective, min_speedup=options.min_speedup
+    )
+    columns = all_columns(kinds.kinds, most, relevant, model, problem.memory_limit_gib)
     limits = Limits(
         np.array(kinds.counts, dtype=np.float64), np.array(kinds.urgent, dtype=np.float64), float(problem.slots)
     )
@@ -266,16 +229,9 @@ def _optimal(
 def _improved(
     problem: BucketProblem, groups: Sequence[Members], options: PolicyOptions, model: SpeedModel
 ) -> tuple[list[Members], float]:
-    """The new groups after exchanges, whatever runs, and their value."""
+    """The new groups after exchanges without the open units, and their value."""
     found = Exchange(replace(problem, open_units=()), options, model).improve(groups, _left_over(problem, groups))
     return list(found.groups), found.value
-
-
-def _relevant(options: PolicyOptions) -> PolicyOptions:
-    """Only the options that columns depend on, so that the cache does not tell other options apart."""
-    return PolicyOptions(
-        max_group_size=options.max_group_size, objective=options.objective, min_speedup=options.min_speedup
-    )
 
 
 def _of_rounds(problem: BucketProblem, bucket: Rounds, options: PolicyOptions, model: SpeedModel) -> BucketGroups:
@@ -283,41 +239,9 @@ def _of_rounds(problem: BucketProblem, bucket: Rounds, options: PolicyOptions, m
     groups, value = [unit.members for unit in units], sum(unit.value for unit in units)
     if options.grouping == "optimal" and len(groups) > 1:
         groups, value = _improved(problem, groups, options, model)
-    bound = _bound(
-        bucket.kinds.kinds,
-        np.array(bucket.kinds.counts, dtype=np.float64),
-        bucket.appraiser.coefficient,
-        options,
-        model,
-        slots=max(problem.slots, len(units)),
-    )
+    slots = max(problem.slots, len(units))
+    bound = _bound(bucket.kinds.kinds, bucket.kinds.counts, options, model, slots=slots)
     return _answer(problem, groups, Certificate(value, max(value, bound)))
-
-
-def _bound(
-    kinds: Sequence[Kind],
-    counts: Floats,
-    coefficient: Floats,
-    options: PolicyOptions,
-    model: SpeedModel,
-    *,
-    slots: int,
-) -> float:
-    """What no groups of these jobs can be worth more than; coarse where nobody reads it (`certify`)."""
-    if not options.certify:
-        return float(counts @ coefficient)
-    return pooled_bound(
-        [kind.shape for kind in kinds],
-        counts,
-        coefficient,
-        slots=slots,
-        largest=_largest(kinds, options),
-        physical=model.name in PHYSICAL_MODELS,
-    )
-
-
-def _largest(kinds: Sequence[Kind], options: PolicyOptions) -> Indices:
-    return np.array([min(kind.largest, options.max_group_size) for kind in kinds], dtype=np.intp)
 
 
 def _answer(problem: BucketProblem, groups: Sequence[Members], certificate: Certificate) -> BucketGroups:
@@ -325,35 +249,29 @@ def _answer(problem: BucketProblem, groups: Sequence[Members], certificate: Cert
 
 
 def _left_over(problem: BucketProblem, groups: Sequence[Members]) -> Members:
-    """The jobs that are in no group, ascending."""
+    """The jobs in no group, ascending."""
     return tuple(sorted(set(range(len(problem.jobs))).difference(*groups)))
 
 
-def pooled_bound(
-    shapes: Sequence[Shape], counts: Floats, coefficient: Floats, *, slots: int, largest: Indices, physical: bool
+def _bound(
+    kinds: Sequence[Kind], counts: Sequence[int], options: PolicyOptions, model: SpeedModel, *, slots: int
 ) -> float:
-    """No grouping of these jobs is worth more than this.
+    """An upper bound on the value of any grouping of these jobs; a coarse one without `certify`.
 
-    A group's members hold a resource for at most the time that passes, Σ_i s_i·u_i^j ≤ 1, where u_i^j is the
-    share of its iteration during which job i uses resource j, and no member is faster than alone. A job that
-    may be in groups of up to k takes at least 1/k of one. Added up over all groups these limits still hold, without
-    saying who shares with whom: a linear program over kinds.
-
-    Args:
-        shapes: The kinds of jobs.
-        counts: Jobs of each kind.
-        coefficient: What a second at full speed of each kind adds to the objective.
-        slots: Most groups.
-        largest: Array (kinds,): the largest group that jobs of each kind may be in.
-        physical: Whether the speed model keeps to the resources' limits.
+    A group's members hold a resource for at most the time that passes, Σ_i s_i·u_i^j ≤ 1, where u_i^j is the share of
+    its iteration during which job i uses resource j, and no member is faster than alone. A job that may be in groups of
+    up to k takes at least 1/k of one. Summed over all groups these limits are a linear program over kinds.
     """
-    if not len(shapes) or slots < 1:
+    coefficient, jobs = coefficients(kinds, options.objective), np.array(counts, dtype=np.float64)
+    if not options.certify:
+        return float(jobs @ coefficient)
+    if not kinds or slots < 1:
         return 0.0
-    most = int(largest.max())
-    rows = [most / largest]
-    right = [float(most * slots)]
-    if physical:
+    largest = np.array([min(kind.largest, options.max_group_size) for kind in kinds])
+    rows, right = [largest.max() / largest], [float(largest.max() * slots)]
+    if model.name in _PHYSICAL_MODELS:
+        shapes = [kind.shape for kind in kinds]
         usage = np.array([shape.stage_s for shape in shapes]) / np.array([[shape.iteration_s] for shape in shapes])
         rows += list(usage.T)
         right += [float(slots)] * usage.shape[1]
-    return linear_value(coefficient, csc_array(np.array(rows)), np.array(right), counts)
+    return linear_value(coefficient, csc_array(np.array(rows)), np.array(right), jobs)

@@ -12,39 +12,28 @@ from muri.policies.grouping.problem import Appraiser, BucketProblem, Kind, Membe
 from muri.policies.options import PolicyOptions
 from muri.policies.speed.model import Floats, Indices, SpeedModel
 
+# Share of a new member's speed and value alone that its join must add to the unit's total speed and to the objective:
+# with less it would mostly take from the others.
 LEAST_GAIN: Final = 0.2
-"""What each join must add to a unit's total speed, and to the objective, as a share of what the new member alone at
-full speed would: below that it would mostly take from the others."""
-
+# Places whose members a unit gives up; with none it may take in a job that is left over. The other three pairs only
+# swap the two halves.
 _PLACES: Final = ((), (0, 1), (0, 2), (0, 3), (0,), (1,), (2,), (3,))
-"""Which members a unit gives up; with none it may take in a job that is left over. The other three pairs only swap the
-two halves."""
-
-_CHUNK: Final = 250
-"""Units that exchange members with each other; the most urgent ones first."""
-
-_EVALUATIONS: Final = 4_000_000
-"""Groups to evaluate at most, about a second: a limit that is the same on every machine."""
-
-_GAIN: Final = 1e-4
-"""Relative gain below which a turn counts as idle."""
-
+_CHUNK: Final = 250  # Units that exchange members with each other; the most urgent ones first
+_EVALUATIONS: Final = 4_000_000  # Most groups to evaluate, about a second: a limit that is the same on every machine
+_GAIN: Final = 1e-4  # Relative gain below which a turn counts as idle
 _ROUNDING: Final = 1e-9
-
 _FORBIDDEN: Final = -1e9
-
-_URGENT: Final = 1e6
-"""Added for handing out a job that must not be left over; outweighs every value and no ban."""
+_URGENT: Final = 1e6  # Added for handing out a job that must not be left over; outweighs every value and no ban
 
 
 @dataclass(frozen=True, slots=True)
 class Assembly:
-    """Who shares with whom at one moment.
+    """A state of the groups.
 
     Attributes:
         groups: New groups, single jobs among them, by their most urgent member.
         joins: For each open unit of the problem, the jobs that join it.
-        value: What the new groups are worth, and what joins add to the open units.
+        value: Value of the new groups, and of joins to open units.
     """
 
     groups: tuple[Members, ...]
@@ -57,11 +46,11 @@ class _Row(NamedTuple):
 
     Attributes:
         members: The jobs that it takes in.
-        base: Kinds of its members that already run, as indices.
-        base_value: What these are worth by themselves.
+        base: Kinds of its running members, as indices.
+        base_value: Their value.
         base_speed: Their total speed.
-        memory_gib: GPU memory that it may use.
-        spare_mem_gib: Host memory that its new members may have.
+        memory_gib: GPU memory of all members.
+        spare_mem_gib: Host memory for new members.
         closed_to: Jobs that must not join it.
         open_unit: Index of the open unit; None for a new group.
     """
@@ -79,16 +68,15 @@ class _Row(NamedTuple):
 class Exchange:
     """Exchanges members between the units of a bucket: every unit gives up a part, and the parts are assigned again.
 
-    Where there are too many kinds of jobs to list all groups, Algorithm 1 forms them in rounds and never takes a pair
-    apart again. Here every unit gives up the members at some places (one member, or two, or none), and the best way to
-    hand these parts and the jobs left over out is an assignment problem. The old units are one of its solutions, so
-    the value never falls. Places take turns until nothing improves any more. The members of open units, which run, stay
-    where they are.
+    Algorithm 1 never takes a pair apart again. Here every unit gives up the members at some places (two, one or none),
+    and the best way to distribute these parts and the jobs left over is an assignment problem. The old units are one of
+    its solutions, so the value never falls. Places take turns until nothing improves. Running members of open units
+    stay.
 
     Args:
         problem: The jobs, which of them are urgent, and the open units.
         options: Objective, margin and group size.
-        model: How fast members are.
+        model: The speed model.
     """
 
     def __init__(self, problem: BucketProblem, options: PolicyOptions, model: SpeedModel) -> None:
@@ -104,12 +92,7 @@ class Exchange:
         self._open = self._open_rows()
 
     def improve(self, groups: Sequence[Members], left: Members) -> Assembly:
-        """Exchange members between units, and with the jobs left over, as long as the value rises.
-
-        Args:
-            groups: The new groups, single jobs among them.
-            left: Jobs in no group.
-        """
+        """Exchange members between the new groups, and with the jobs left over, as long as the value rises."""
         # Units with the most urgent members first; what runs has a place already and comes after what starts.
         rows = [_Row(members, memory_gib=self._problem.memory_limit_gib) for members in sorted(groups)] + self._open
         done: list[_Row] = []
@@ -124,7 +107,7 @@ class Exchange:
 
     @property
     def base_value(self) -> float:
-        """What the open units are worth without new members."""
+        """Value of the open units without new members."""
         return sum(row.base_value for row in self._open)
 
     def _open_rows(self) -> list[_Row]:
@@ -142,7 +125,7 @@ class Exchange:
         ]
 
     def _improved(self, rows: list[_Row], left: Members, budget: int) -> tuple[list[_Row], Members, float, int]:
-        """Better units, the jobs then left over, the value, and what is left of the budget."""
+        """Better units, the jobs then left over, the value, and the rest of the budget."""
         total = float(self._matrix(rows, [()])[:, 0].sum())
         idle = 0
         tried: set[tuple[Members, ...]] = set()
@@ -184,7 +167,7 @@ class Exchange:
         return changed, tuple(sorted(rest)), float(value[chosen, columns].sum())
 
     def _matrix(self, kept: Sequence[_Row], parts: Sequence[Members]) -> Floats:
-        """Array (kept, parts): what each would be worth with each part; forbidden units very little."""
+        """Array (kept, parts): value of each unit with each part; very low where forbidden."""
         matrix = np.full((len(kept), len(parts)), _FORBIDDEN)
         kept_size = np.array([(len(row.base), len(row.members)) for row in kept]).reshape(-1, 2)
         part_size = np.array([len(members) for members in parts])
@@ -221,12 +204,8 @@ class Exchange:
         return np.where(allowed, value.reshape(shape), _FORBIDDEN)
 
     def _gains_enough(self, speed: Floats, value: Floats, new: Indices) -> NDArray[np.bool_]:
-        """Which joins add enough of what their new members would alone.
-
-        Args:
-            speed: What they add to the unit's total speed.
-            value: What they add to the objective.
-            new: Array (n, p): kinds of the new members.
+        """Which joins add enough of their new members' speed and value alone; `new`: array (n, p) of the new
+        members' kinds.
         """
         least = LEAST_GAIN * self.appraiser.coefficient[new].sum(axis=1)
         return np.asarray((speed >= LEAST_GAIN * new.shape[1] - _ROUNDING) & (value >= least * (1 - _ROUNDING)))
@@ -234,10 +213,7 @@ class Exchange:
     def _takes(self, kept: Sequence[_Row], parts: Sequence[Members], groups: Indices) -> NDArray[np.bool_]:
         """Array (kept, parts): which parts each unit has the memory for, and is not closed to.
 
-        Args:
-            kept: The units.
-            parts: The parts.
-            groups: Array (kept · parts, size): kinds of the members of each unit with each part.
+        `groups` is an array (kept · parts, size): kinds of the members of each unit with each part.
         """
         takes = np.ones((len(kept), len(parts)), dtype=np.bool_)
         limits_gib = np.array([[row.memory_gib] for row in kept])
@@ -251,7 +227,7 @@ class Exchange:
         return takes
 
     def _needs_gib(self, parts: Sequence[Members]) -> Floats:
-        """Array (parts,): host memory of some jobs each, as many in every part."""
+        """Array (parts,): host memory of parts of equal size."""
         return np.asarray(self._mem_gib[np.array(parts, dtype=np.intp)].sum(axis=1))
 
 
@@ -260,7 +236,7 @@ def _with(row: _Row, members: Members) -> _Row:
 
 
 def _parts(rows: Sequence[_Row], left: Members, places: tuple[int, ...]) -> tuple[Members, ...]:
-    """What each unit gives up in a turn, and, where that is no more than a member, the jobs left over."""
+    """The members that each unit gives up in a turn and, where that is one at most, the jobs left over."""
     given = [tuple([job for place, job in enumerate(row.members) if place in places]) for row in rows]
     return tuple(given + [(job,) for job in left] if len(places) < 2 else given)
 

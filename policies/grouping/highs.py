@@ -1,7 +1,6 @@
 """Linear and integer programs, solved by HiGHS.
 
-SciPy brings HiGHS along, too, but solves every program from its beginning. Column generation adds a few columns to the
-same program again and again; here HiGHS goes on from the optimum that it had.
+SciPy's HiGHS solves every program from its beginning; for column generation, here it continues from the last optimum.
 """
 
 from typing import Final, NamedTuple
@@ -14,10 +13,9 @@ from muri.errors import MuriError
 from muri.policies.speed.model import Floats, Indices
 
 _UNLIMITED: Final = 2**31 - 1
-
+# Simplex iterations of a linear program at most, far more than any needs: a solver that cycles would hold the
+# controller for ever. Unlike a limit in seconds it is the same on every machine.
 _ITERATIONS: Final = 1_000_000
-"""Simplex iterations of a linear program at most, far more than any needs: a solver that cycles would hold the
-controller for ever. Unlike a limit in seconds it is the same on every machine."""
 
 
 class SolverError(MuriError):
@@ -25,7 +23,7 @@ class SolverError(MuriError):
 
 
 class LinearSolution(NamedTuple):
-    """Optimum of a linear program, and its prices: what one more of each row's binding side is worth.
+    """Optimum of a linear program, and its prices: the worth of one more on each row's binding side.
 
     A price is positive where the upper side binds, negative where the lower one does.
     """
@@ -43,12 +41,7 @@ class IntegerSolution(NamedTuple):
 
 
 class LinearProgram:
-    """Maximise value·x with least ≤ matrix·x ≤ most and x ≥ 0, where columns may join after it was solved.
-
-    Args:
-        least: Array (rows,): the lower sides.
-        most: Array (rows,): the upper sides.
-    """
+    """Maximize value·x with least ≤ matrix·x ≤ most and x ≥ 0, where columns may join after it was solved."""
 
     def __init__(self, least: Floats, most: Floats) -> None:
         self._highs = _program(least, most)
@@ -57,17 +50,11 @@ class LinearProgram:
         self._highs.setOptionValue("simplex_iteration_limit", _ITERATIONS)
 
     def add(self, value: Floats, matrix: csc_array, most: Floats | float = np.inf) -> None:
-        """Let columns join.
-
-        Args:
-            value: Array (n,): what one of each is worth.
-            matrix: Array (rows, n).
-            most: At most so many of each.
-        """
+        """Add columns: array (n,) of values, array (rows, n), and upper limits of their amounts."""
         _add(self._highs, value, matrix, most)
 
     def solve(self) -> LinearSolution:
-        """The optimum over the columns that there are.
+        """The optimum over the present columns.
 
         Raises:
             SolverError: HiGHS gave no solution.
@@ -102,16 +89,16 @@ def solve_integer(
     nodes: int | None = None,
     time_limit_s: float = np.inf,
 ) -> IntegerSolution:
-    """Maximise value·x with least ≤ matrix·x ≤ most over whole numbers x ≥ 0.
+    """Maximize value·x with least ≤ matrix·x ≤ most over whole numbers x ≥ 0.
 
     Args:
-        value: What one of each is worth.
+        value: Value of one of each column.
         matrix: The constraints.
         least: Their lower sides.
         most: Their upper sides.
         gap: Relative gap at which HiGHS may stop; 0 for the optimum.
-        nodes: Branches at most, which unlike a limit in seconds is the same on every machine; None: no limit.
-        time_limit_s: Seconds at most; with a limit that is reached, the solution depends on the machine.
+        nodes: Most branches, which unlike a limit in seconds is the same on every machine; None: no limit.
+        time_limit_s: Limit in seconds; where it is reached, the solution depends on the machine.
     """
     highs = _program(np.broadcast_to(least, most.shape), most)
     _add(highs, value, matrix, np.inf)

@@ -26,65 +26,26 @@ from muri.policies.grouping.problem import Appraiser, Kind, coefficients
 from muri.policies.options import PolicyOptions
 from muri.policies.speed.model import Floats, Indices, SpeedModel
 
-_EXACT_LIMIT: Final = 1_500
-"""Up to so many columns the integer program gets all of them, and its optimum is the optimum."""
-
+_EXACT_LIMIT: Final = 1_500  # Number of columns up to which the integer program gets all of them
 _FEW_SLOTS: Final = 4
-_FEW_CHOICES: Final = 1_000
-"""Up to so many slots, and choices of columns for all of them, trying each is faster than a program."""
-
-_TOLERANCE: Final = 1e-5
-"""Relative gap at which the relaxation counts as solved."""
-
-_PROFIT: Final = 1e-10
-"""Reduced profit below which a column is no better than what there is."""
-
-_CONSIDERED: Final = 4_000
-"""The most profitable columns, from which those are chosen that join the relaxation."""
-
-_PROMISING: Final = 20_000
-"""Of more columns, only so many of the most profitable are priced until none of them is better than what there is."""
-
-_ROUNDING: Final = 1e-7
-"""How far from whole numbers a solution of the relaxation may be to count as whole."""
-
-_NEW_PER_KIND: Final = 6
-"""Columns that join in one iteration for each kind, so that all kinds get new partners."""
-
-_NEAR_COLUMNS: Final = (150, 800)
-"""So many of the columns nearest to being profitable take part in the integer program of a small problem; the
-larger number only if the smaller one doesn't come near enough to the bound."""
-
-_SMALL_SLOTS: Final = 60
-"""Up to so many slots the integer program decides on all groups; beyond, only on what the relaxation leaves over."""
-
-_LEFT_OVER_COLUMNS: Final = (1, 3)
-"""Columns for each kind that such a left-over chooses from; the larger number under the same condition."""
-
-_SEEN: Final = 3
-"""Columns for each kind that a like problem begins with."""
-
-_GOOD_GAP: Final = 5e-3
-"""Relative gap up to which a solution is good enough."""
-
-_GAP: Final = 3e-3
-"""Relative gap at which the integer program may stop."""
-
-_NODES: Final = 50
-"""Branches of the integer program at most: a limit that, unlike seconds, is the same on every machine."""
-
-_EXACT_NODES: Final = 1_000
-"""The same for an integer program over all columns; of 6,000 random ones none took more than five. Where it is reached,
-the bound says how far from the optimum the choice can be."""
-
-_LISTINGS: Final = 8
-"""Listings of groups that are kept, for a few GPU counts; the largest take 12 MiB."""
-
-_ITERATIONS: Final = 200
-"""More than was ever needed; the bound is valid wherever it stops."""
-
-Places = NDArray[np.uint16]
-"""Kinds of the members of many groups, in two bytes each: there may be a million groups, of few kinds."""
+_FEW_CHOICES: Final = 1_000  # Choices for so few slots are tried one by one, which is faster than a program
+_TOLERANCE: Final = 1e-5  # Relative gap at which the relaxation counts as solved
+_PROFIT: Final = 1e-10  # Smallest reduced profit that counts
+_CONSIDERED: Final = 4_000  # The most profitable columns, some of which join the relaxation
+_PROMISING: Final = 20_000  # Of more columns, only the most profitable are priced until none of them helps
+_ROUNDING: Final = 1e-7  # Distance from whole numbers at which a solution of the relaxation counts as whole
+_NEW_PER_KIND: Final = 6  # Columns that join in one iteration for each kind, so that all kinds get new partners
+_NEAR_COLUMNS: Final = (150, 800)  # Columns of a small integer program; the larger number where the gap stays wide
+_SMALL_SLOTS: Final = 60  # Above, the integer program only decides on the groups that the relaxation leaves
+_LEFT_OVER_COLUMNS: Final = (1, 3)  # The same per kind, in the integer program for what the relaxation leaves
+_SEEN: Final = 3  # Columns for each kind that a similar problem begins with
+_GOOD_GAP: Final = 5e-3  # Relative gap up to which a solution is good enough
+_GAP: Final = 3e-3  # Relative gap at which the integer program may stop
+_NODES: Final = 50  # Most branches of the integer program: a limit that, unlike seconds, is the same on every machine
+_EXACT_NODES: Final = 1_000  # The same over all columns; of 6,000 random programs none took more than five
+_LISTINGS: Final = 8  # Cached listings of groups, for a few GPU counts; the largest take 12 MiB
+_ITERATIONS: Final = 200  # More than was ever needed; the bound is valid wherever it stops
+Places = NDArray[np.uint16]  # Kinds of groups' members, in two bytes each: there may be a million groups, of few kinds
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +53,9 @@ class Columns:
     """Groups (multisets of kinds) as the columns of an integer program.
 
     Attributes:
-        kinds: How many kinds there are; also the index that fills the unused places of `members`.
+        kinds: Number of kinds; also the index that fills the unused places of `members`.
         members: Array (n, k): the kinds of a group's members, ascending.
-        value: Array (n,): what each group is worth.
+        value: Array (n,): value of each group.
     """
 
     kinds: int
@@ -106,7 +67,7 @@ class Columns:
         return Columns(self.kinds, self.members[which], self.value[which])
 
     def profits(self, price: Floats, slot_price: float) -> Floats:
-        """Reduced profit of every column: its value less what its jobs and its slot are worth elsewhere."""
+        """Reduced profit of every column: its value less the prices of its jobs and its slot."""
         padded = np.append(price, 0.0)
         profit = self.value - slot_price
         for place in range(self.members.shape[1]):
@@ -115,7 +76,7 @@ class Columns:
 
 
 def column_count(kinds: int, max_size: int) -> int:
-    """How many groups of up to `max_size` members can be formed from `kinds` kinds."""
+    """Number of groups of up to `max_size` members that can be formed from `kinds` kinds."""
     return comb(kinds + max_size, max_size) - 1
 
 
@@ -135,14 +96,14 @@ def multisets(kinds: int, size: int) -> Places:
 def all_columns(
     kinds: Sequence[Kind], most: Sequence[int], options: PolicyOptions, model: SpeedModel, memory_limit_gib: float
 ) -> Columns:
-    """Every single job, and every group that all its members may be in, fits the memory and is worth sharing for.
+    """Every single job, and every group that its members' limits and the memory allow and that is worth sharing for.
 
     Args:
         kinds: The kinds.
         most: Most members of each kind in one group.
         options: Objective, margin and group size.
-        model: How fast members are.
-        memory_limit_gib: GPU memory that a group may use.
+        model: The speed model.
+        memory_limit_gib: GPU memory of a group.
     """
     alike = tuple([kind._replace(worth=1.0) for kind in kinds])
     listing = _listing(alike, tuple(most), options, model, memory_limit_gib)
@@ -160,7 +121,7 @@ class _Listing(NamedTuple):
 
     Attributes:
         members: As in `Columns`.
-        form: Array (n,): groups of equal form differ in nothing but what their members are worth.
+        form: Array (n,): groups of equal form differ in nothing but their members' worths.
         speed: Array (forms, k): speeds of the members, 0 in unused places.
         value: Array (forms,): value of a group of members that are worth 1.
     """
@@ -228,21 +189,21 @@ class Limits:
     slots: float
 
     def less(self, used: Floats) -> "Limits":
-        """What is left after some groups are decided, which use so many jobs of each kind and, last, slots."""
+        """The limits without some groups that are decided, which use these jobs of each kind and, last, slots."""
         jobs = used[:-1]
         return Limits(self.counts - jobs, np.maximum(self.urgent - jobs, 0.0), self.slots - float(used[-1]))
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """How many groups of each column, and the proven bound.
+    """The number of groups of each column, and the proven bound.
 
     Attributes:
         columns: Indices of the columns that are used, ascending.
         counts: How often each is.
         value: Sum of their values.
-        upper_bound: No choice is worth more.
-        seen: The columns that mattered, a good start for a like problem over the same columns.
+        upper_bound: Bound on the value of any choice.
+        seen: The columns that mattered, a good start for a similar problem over the same columns.
     """
 
     columns: Indices
@@ -267,8 +228,7 @@ def choose_columns(columns: Columns, limits: Limits, start: Indices | None = Non
     """Choose the most valuable groups.
 
     With up to about a thousand columns the choice is optimal, and so it is where the relaxation has whole numbers.
-    Otherwise it comes from an integer program over the columns that matter in the relaxation, and the bound says how
-    far from the optimum it can be.
+    Otherwise it comes from an integer program over the columns that matter in the relaxation.
 
     Args:
         columns: All groups that may be formed; the single jobs are the first `kinds` of them.
@@ -314,7 +274,7 @@ def _searched(columns: Columns, limits: Limits) -> Choice:
 
 
 def _already_whole(columns: Columns, relaxed: _Relaxed) -> Choice | None:
-    """The solution of the relaxation, where it is in whole numbers, as it mostly is."""
+    """The solution of the relaxation where it is in whole numbers, as it mostly is."""
     amount = np.rint(relaxed.amount)
     if np.abs(relaxed.amount - amount).max() > _ROUNDING:
         return None
@@ -328,7 +288,7 @@ def _choice(columns: Columns, which: Indices, amount: Indices, upper_bound: floa
 
 
 def _attempts(columns: Columns, limits: Limits, relaxed: _Relaxed) -> Iterator[tuple[Indices, Indices]]:
-    """Columns and amounts in whole numbers, found with more and more effort."""
+    """Columns and amounts in whole numbers, found with increasing effort."""
     if limits.slots > _SMALL_SLOTS:
         for per_kind in _LEFT_OVER_COLUMNS:
             yield _rounded(columns, limits, relaxed, per_kind)
@@ -339,7 +299,7 @@ def _attempts(columns: Columns, limits: Limits, relaxed: _Relaxed) -> Iterator[t
 
 
 def _matrix(columns: Columns) -> csc_array:
-    """Array (kinds + 1, columns): how many members of each kind a column has, and the one slot that it takes."""
+    """Array (kinds + 1, columns): members of each kind in a column, and its one slot."""
     count, width = columns.members.shape
     kind, column = columns.members.T.ravel(), np.tile(np.arange(count), width)
     real = kind < columns.kinds
@@ -406,7 +366,7 @@ def _near_integer(columns: Columns, limits: Limits, relaxed: _Relaxed, count: in
 
 
 def _rounded(columns: Columns, limits: Limits, relaxed: _Relaxed, per_kind: int) -> tuple[Indices, Indices]:
-    """Columns and amounts: the whole parts of the relaxation, and an integer program for what is left over."""
+    """Columns and amounts: the whole parts of the relaxation, and an integer program for the rest."""
     mine = columns.take(relaxed.which)
     whole = np.floor(relaxed.amount + 1e-9)
     left = limits.less(_matrix(mine) @ whole)
@@ -431,7 +391,7 @@ def _nearest(columns: Columns, relaxed: _Relaxed, count: int) -> Indices:
 
 
 def _integer(columns: Columns, limits: Limits, *, gap: float) -> tuple[Indices, float]:
-    """Solve the integer program over given columns; returns amounts and the proven bound over these columns."""
+    """Solve the integer program over given columns: amounts, and the proven bound over these columns."""
     if limits.slots < 1:
         return np.zeros(len(columns.value), dtype=np.intp), 0.0
     solution = solve_integer(

@@ -1,7 +1,7 @@
 """The two entries to matching: units that are all different, and kinds of units that are alike."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -11,56 +11,65 @@ from scipy.sparse import csc_array
 
 from muri.policies.grouping.certified import (
     Matching,
-    Pair,
-    TypeMatching,
     WeightsError,
     assignment_bound,
     match_dense,
-    networkx_graph,
-    rustworkx_graph,
+    match_networkx,
+    match_rustworkx,
     scaled,
-    solve_networkx,
-    solve_rustworkx,
 )
 from muri.policies.grouping.highs import LinearProgram, solve_integer
 from muri.policies.options import MATCHINGS, OptionsError
 from muri.policies.speed.model import Floats, Indices
 
 Counts = NDArray[np.int64]
-
-_FIRST_DEGREE: Final = 8
-"""Pairs of types, per type, that the relaxation starts with."""
-
-_PRICED: Final = 1e-9
-"""Undervaluation, on weights up to 1, below which a pair of types is not added."""
-
-_CLOSED: Final = 1e-11
-"""Gap per job, on weights up to 1, that is only rounding."""
-
-_NODE_LIMIT: Final = 50
-"""Most nodes of the branch and bound tree; the gap is reported when they don't suffice."""
+_FIRST_DEGREE: Final = 8  # Pairs of types, per type, that the relaxation starts with
+_PRICED: Final = 1e-9  # Undervaluation, on weights up to 1, below which a pair of types is not added
+_CLOSED: Final = 1e-11  # Gap per job, on weights up to 1, that is only rounding
+_NODE_LIMIT: Final = 50  # Most nodes of the branch and bound tree; the gap is reported when they don't suffice
 
 
 def match_weights(weights: Floats, method: str = "certified") -> Matching:
     """Choose pairs without a common member, with the largest sum of weights.
 
     Args:
-        weights: Array (n, n), symmetric, rows and columns in the order of priority; NaN or ≤ 0 where
-            a pair may not be made. The diagonal is ignored.
-        method: One of `MATCHINGS`: "certified" (fast, with a proven bound), "rustworkx" or "networkx"
-            (Blossom on the whole graph; both choose the same pairs) or "priority-order"
-            (neighbors in the queue).
+        weights: Array (n, n), symmetric, by priority; NaN or ≤ 0 where a pair may not be made. The diagonal is ignored.
+        method: One of `MATCHINGS`: "certified" (fast, with a proven bound), "rustworkx" or "networkx" (Blossom on the
+            whole graph; both choose the same pairs) or "priority-order" (neighbors in the queue).
 
     Raises:
         OptionsError: The method is not known.
         WeightsError: The array is not square, not symmetric or holds an infinity.
     """
-    if method not in _METHODS:
+    if method not in MATCHINGS:
         raise OptionsError(f"matching is {method!r}; valid are: {', '.join(MATCHINGS)}")
-    return _METHODS[method](weights)
+    if method == "certified":
+        return match_dense(weights)
+    scale = scaled(weights)
+    if method == "priority-order":
+        pairs, bound = _in_order(scale.values), assignment_bound(weights)
+    else:
+        blossom = match_rustworkx if method == "rustworkx" else match_networkx
+        first, second = np.nonzero(np.triu(scale.values > 0, 1))
+        pairs, bound = blossom(first, second, scale.values[first, second]) if len(first) else [], 0.0
+    total = math.fsum(float(scale.values[pair]) for pair in pairs) * scale.unit
+    return Matching(tuple(pairs), total, max(total, bound))
 
 
-def match_types(weights: Floats, counts: Sequence[int]) -> TypeMatching:
+def _in_order(values: Floats) -> list[tuple[int, int]]:
+    """The most urgent takes the next most urgent that it may be merged with."""
+    free = np.ones(len(values), dtype=bool)
+    pairs = []
+    for job, row in enumerate(values):
+        free_job, free[job] = free[job], False
+        partners = np.flatnonzero(free & (row > 0)) if free_job else np.empty(0, dtype=np.intp)
+        if len(partners):
+            free[partners[0]] = False
+            pairs.append((job, int(partners[0])))
+    return pairs
+
+
+def match_types(weights: Floats, counts: Sequence[int]) -> Matching:
     """Find a maximum-weight b-matching and an upper bound that proves how good it is.
 
     Jobs of one type are interchangeable, so only the number x_st of pairs between types s and t counts:
@@ -68,31 +77,29 @@ def match_types(weights: Floats, counts: Sequence[int]) -> TypeMatching:
         maximize Σ w_st x_st   with   Σ_{t≠s} x_st + 2 x_ss ≤ n_s for every type s,   x whole.
 
     1. The linear relaxation, by column generation: solved on promising pairs of types, all others are priced with its
-       dual π, the undervalued ones added until there are none. Σ n_s π_s bounds every whole solution. Basic solutions
-       are half-integral, so rounding down loses at most half a pair each.
-    2. What rounding leaves, with one pair given back for each pair of types used, is a matching of few single jobs:
-       solved as such (`match_dense`). Mostly this reaches the bound.
+    dual π, the undervalued ones added until there are none. Σ n_s π_s bounds every whole solution. Basic solutions are
+    half-integral, so rounding down loses at most half a pair each.
+    2. The rest after rounding, with one pair given back for each pair of types used, is a matching of few single jobs:
+    solved as such (`match_dense`). Mostly this reaches the bound.
     3. If not, a better solution can only use pairs with π_s + π_t − w_st at most the gap. HiGHS solves the integer
-       program on these; its dual bound replaces the linear one.
+    program on these; its dual bound replaces the linear one.
 
-    The size depends on the number of types only. Hundreds of types take a fraction of a second; with thousands, where
-    hardly two jobs are alike, `match_weights` is the right tool.
+    The size depends on the number of types only; with thousands of types, `match_weights` is the right tool.
 
     Args:
-        weights: Array (K, K), symmetric; NaN or ≤ 0 where two types may not be paired. The diagonal
-            is for two jobs of the same type.
-        counts: How many jobs of each type there are.
+        weights: Array (K, K), symmetric; NaN or ≤ 0 where two types may not be paired. The diagonal is for two jobs of
+            the same type.
+        counts: Number of jobs of each type.
 
     Raises:
-        WeightsError: The array is not square, not symmetric or holds an infinity, or the counts
-            are negative, not whole or not one for each type.
+        WeightsError: The array or the counts have an impossible form.
     """
     scale = scaled(weights, diagonal=True)
     jobs = _checked_counts(counts, len(scale.values))
     values = np.where(np.minimum.outer(jobs, jobs) > 0, scale.values, 0.0)
     np.fill_diagonal(values, np.where(jobs > 1, values.diagonal(), 0.0))
     if not values.any():
-        return TypeMatching((), 0.0, 0.0)
+        return Matching((), 0.0, 0.0)
     relaxation = _relax(values, jobs)
     amount = _round(values, jobs, relaxation)
     bound = math.fsum((jobs * relaxation.potential).tolist())
@@ -101,56 +108,7 @@ def match_types(weights: Floats, counts: Sequence[int]) -> TypeMatching:
     weight = _weight(values, amount) * scale.unit
     first, second = np.nonzero(amount)
     pairs = zip(first.tolist(), second.tolist(), amount[first, second].tolist(), strict=True)
-    return TypeMatching(tuple(pairs), weight, max(weight, bound * scale.unit))
-
-
-def allowed_pairs(weights: Floats) -> tuple[Indices, Indices]:
-    """Row and column, row < column, of the pairs that may be made, in order."""
-    first, second = np.nonzero(np.triu(weights > 0, 1))
-    return first, second
-
-
-def _match_blossom(weights: Floats, solver: Callable[[Indices, Indices, Floats], list[Pair]]) -> Matching:
-    scale = scaled(weights)
-    first, second = allowed_pairs(scale.values)
-    pairs = solver(first, second, scale.values[first, second]) if len(first) else []
-    total = _total(scale.values, pairs) * scale.unit
-    return Matching(tuple(pairs), total, total)
-
-
-def _match_rustworkx(weights: Floats) -> Matching:
-    return _match_blossom(weights, lambda *edges: solve_rustworkx(rustworkx_graph(*edges)))
-
-
-def _match_networkx(weights: Floats) -> Matching:
-    return _match_blossom(weights, lambda *edges: solve_networkx(networkx_graph(*edges)))
-
-
-def _match_priority_order(weights: Floats) -> Matching:
-    """The most urgent takes the next most urgent that it may be merged with."""
-    scale = scaled(weights)
-    free = np.ones(len(scale.values), dtype=bool)
-    pairs: list[Pair] = []
-    for job, row in enumerate(scale.values):
-        free_job, free[job] = free[job], False
-        partners = np.flatnonzero(free & (row > 0)) if free_job else np.empty(0, dtype=np.intp)
-        if len(partners):
-            free[partners[0]] = False
-            pairs.append((job, int(partners[0])))
-    total = _total(scale.values, pairs) * scale.unit
-    return Matching(tuple(pairs), total, max(total, assignment_bound(weights)))
-
-
-def _total(values: Floats, pairs: list[Pair]) -> float:
-    return math.fsum(float(values[pair]) for pair in pairs)
-
-
-_METHODS: Final[dict[str, Callable[[Floats], Matching]]] = {
-    "certified": match_dense,
-    "rustworkx": _match_rustworkx,
-    "networkx": _match_networkx,
-    "priority-order": _match_priority_order,
-}
+    return Matching(tuple(pairs), weight, max(weight, bound * scale.unit))
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,13 +132,13 @@ def _checked_counts(counts: Sequence[int], types: int) -> Counts:
 
 
 def _weight(values: Floats, amount: Counts) -> float:
-    """Worth of an upper triangle of pair counts."""
+    """Weight of an upper triangle of pair counts."""
     used = np.nonzero(amount)
     return math.fsum((values[used] * amount[used]).tolist())
 
 
 def _incidence(first: Indices, second: Indices, types: int) -> csc_array:
-    """Rows: types; columns: pairs of types; how many jobs of the type a pair takes."""
+    """Array (types, pairs of types): number of jobs of the type in a pair."""
     column = np.arange(len(first))
     cells = (np.concatenate([first, second]), np.concatenate([column, column]))
     return csc_array((np.ones(2 * len(first)), cells), shape=(types, len(first)))
@@ -222,7 +180,7 @@ def _round(values: Floats, jobs: Counts, relaxation: _Relaxation) -> Counts:
     amount = np.zeros((types, types), dtype=np.int64)
     amount[first, second] = whole - given_back
     left = jobs - amount.sum(axis=0) - amount.sum(axis=1)
-    # Jobs that the relaxation leaves alone stay so: of each type only what it would pair, and one more.
+    # Jobs that the relaxation leaves alone stay so: of each type only the number that it would pair, and one more.
     wanted = np.ceil(_incidence(first, second, types) @ (relaxation.amount - amount[first, second]) - 1e-6)
     single = np.repeat(np.arange(types), np.minimum(left, np.maximum(wanted, 0).astype(np.int64) + 1))
     for one, other in match_dense(values[np.ix_(single, single)]).pairs:
@@ -231,10 +189,8 @@ def _round(values: Floats, jobs: Counts, relaxation: _Relaxation) -> Counts:
 
 
 def _close(values: Floats, jobs: Counts, potential: Floats, amount: Counts) -> tuple[Counts, float]:
-    """Solve the integer program on the pairs that a better solution could use.
-
-    Returns:
-        The better of its solution and the given one, and a proven bound.
+    """Solve the integer program on the pairs that a better solution could use: the better of it and `amount`, and a
+    bound.
     """
     weight = _weight(values, amount)
     bound = math.fsum((jobs * potential).tolist())

@@ -1,4 +1,4 @@
-"""The question that grouping answers, and its answer: jobs, kinds of jobs, what groups are worth and which may form."""
+"""A grouping problem and its answer: jobs, kinds of jobs, the value of groups, and which groups may form."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,22 +11,19 @@ from muri.policies.options import MAX_GROUP_SIZE, PolicyOptions
 from muri.policies.speed.model import Floats, Indices, Shape, SpeedModel, evaluate
 from muri.policies.types import Certificate
 
-Members = tuple[int, ...]
-"""Indices of a group's members into the problem's jobs, ascending: the most urgent first."""
-
-_GAIN = 1e-9
-"""Gain in total speed below which sharing is only a rounding error."""
+Members = tuple[int, ...]  # Indices of a group's members into the problem's jobs, ascending: the most urgent first
+_GAIN = 1e-9  # Gain in total speed below which sharing is only a rounding error
 
 
 class Kind(NamedTuple):
     """Jobs that no grouping needs to tell apart.
 
     Attributes:
-        shape: What sharing depends on.
-        worth: What a second of a job's full-speed progress is worth; 1 unless the objective is "jct".
+        shape: The figures that sharing depends on.
+        worth: Worth of a second of a job's full-speed progress; 1 unless the objective is "jct".
         largest: Largest group that it may be in.
-        min_speed: Speed in company below which it must not be put.
-        guess: Where its shape is no more than an estimate: a number of its model, from 1; else 0.
+        min_speed: Minimum speed in a group.
+        guess: Number of its model, from 1, where its shape is only an estimate; else 0.
     """
 
     shape: Shape
@@ -38,12 +35,12 @@ class Kind(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class OpenUnit:
-    """One job or several that run, and that waiting jobs may join.
+    """One running job or group that waiting jobs may join.
 
     Attributes:
         members: Kinds of its members.
-        memory_limit_gib: GPU memory that its members may use together; infinite when unknown.
-        spare_mem_gib: Host memory that new members may have together; infinite when unknown.
+        memory_limit_gib: GPU memory for all members together; infinite when unknown.
+        spare_mem_gib: Host memory for new members together; infinite when unknown.
         closed_to: Indices of the problem's jobs that must not join it.
     """
 
@@ -55,14 +52,14 @@ class OpenUnit:
 
 @dataclass(frozen=True, slots=True)
 class BucketProblem:
-    """Jobs that may share GPUs with each other, how many groups of them there is room for, and what they may join.
+    """Jobs that may share GPUs with each other, the number of groups that fit, and open units.
 
     Attributes:
         jobs: The kind of each job; the most urgent job first.
         gpu_count: GPUs of each job, the same for all.
-        slots: How many new groups (of any size, single jobs too) can run at once.
-        memory_limit_gib: GPU memory that a new group may use; infinite when unknown.
-        open_units: What runs and takes new members.
+        slots: Number of new groups (of any size, single jobs too) that can run at once.
+        memory_limit_gib: GPU memory of a new group; infinite when unknown.
+        open_units: Running units that take new members.
         mem_gib: Host memory of each job; empty: none needs any.
     """
 
@@ -76,14 +73,14 @@ class BucketProblem:
 
 @dataclass(frozen=True, slots=True)
 class BucketGroups:
-    """Who shares with whom.
+    """The groups of a bucket.
 
     Attributes:
-        groups: At most `slots` of them, single jobs among them, by their most urgent member.
-            No job is in two. The first `slots` jobs of the problem are all in one, or join an open unit.
+        groups: At most `slots` disjoint groups, single jobs among them, by their most urgent member. The first `slots`
+            jobs of the problem are all in one, or join an open unit.
         left: Jobs that are in no group, ascending.
-        certificate: Value of the groups under the objective, and the proven bound; of an open unit only what new
-            members add to it.
+        certificate: Value of the groups under the objective, and the proven bound; of an open unit only the increase by
+            new members.
         joins: For each open unit, the jobs that join it; empty where the problem has none.
     """
 
@@ -109,7 +106,7 @@ class Kinds:
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """How many jobs there are of each kind."""
+        """Number of jobs of each kind."""
         return tuple(len(jobs) for jobs in self.jobs)
 
 
@@ -127,19 +124,15 @@ def kinds_of(problem: BucketProblem) -> Kinds:
 
 
 def coefficients(kinds: Sequence[Kind], objective: str) -> Floats:
-    """What a second at full speed of each job adds to the objective.
+    """Array: contribution of each kind's full speed to the objective.
 
-    All objectives are sums over the members of such a coefficient times the member's speed, so a bound on the speeds
-    is a bound on the objective.
+    All objectives are sums over the members of such a coefficient times the member's speed, so a bound on the speeds is
+    a bound on the objective.
 
     Args:
-        kinds: One for each job or kind. Its worth counts under the objective "jct": the inverse of its remaining (or
-            attained) service, as in Smith's rule for weighted completion times.
-        objective: "efficiency" (γ, Muri Eq. 4: the share of time that the job keeps a resource busy,
-            averaged over resources), "throughput" (1 each) or "jct".
-
-    Returns:
-        Array with a figure for each job.
+        kinds: One for each job or kind.
+        objective: "efficiency" (γ, Muri Eq. 4: the share of time that the job keeps a resource busy, averaged over
+            resources), "throughput" (1 each) or "jct" (its worth, as in Smith's rule).
     """
     if objective == "throughput":
         return np.ones(len(kinds))
@@ -150,13 +143,13 @@ def coefficients(kinds: Sequence[Kind], objective: str) -> Floats:
 
 
 class Appraisal(NamedTuple):
-    """What some groups are worth, figures by group.
+    """Figures of some groups.
 
     Attributes:
         speed: Array (n, size): speeds of the members.
         value: Under the objective; γ is the speed model's own.
         total_speed: Sum of the members' speeds.
-        keeps_promises: Whether no member falls below the speed that it was promised.
+        keeps_promises: Whether no member falls below its minimum speed.
     """
 
     speed: Floats
@@ -171,8 +164,8 @@ class Appraiser:
     Args:
         kinds: The kinds.
         options: Objective, margin and group size.
-        model: How fast members are.
-        memory_limit_gib: GPU memory that a group may use.
+        model: The speed model.
+        memory_limit_gib: GPU memory of a group.
     """
 
     def __init__(
@@ -202,7 +195,7 @@ class Appraiser:
         return np.asarray(self._memory_gib[groups].sum(axis=1))
 
     def fits(self, groups: Indices) -> NDArray[np.bool_]:
-        """Which groups may form: they fit the GPU's memory and members' limits, and guesses are of different models.
+        """Which groups fit the GPU's memory and members' limits, and estimate no model twice.
 
         Of one model a single job is measured: the others wait for that.
         """
@@ -229,11 +222,11 @@ class Appraiser:
         return Appraisal(evaluation.speed, value, total_speed, keeps)
 
     def pays(self, appraisal: Appraisal, alone: Floats | float = 1.0) -> NDArray[np.bool_]:
-        """Which groups keep their promises and do more work than what would run instead, by the factor asked for.
+        """Which groups keep minimum speeds and exceed the total speed of the alternative by `min_speedup`.
 
         Args:
             appraisal: Of the groups.
-            alone: Total speed of what would run instead.
+            alone: Total speed of the alternative.
         """
         more = appraisal.total_speed > np.asarray(alone) * self._options.min_speedup + _GAIN
         return np.asarray(more & appraisal.keeps_promises)

@@ -13,21 +13,16 @@ from muri.policies.grouping.problem import Appraiser, BucketProblem, Kind, Kinds
 from muri.policies.options import PolicyOptions
 from muri.policies.speed.model import Floats, Indices, SpeedModel
 
-_BLOCK: Final = 4_000
-"""Units matched at once: a matrix of their pairs still fits the memory of a small machine."""
-
+_BLOCK: Final = 4_000  # Units matched at once: a matrix of their pairs still fits the memory of a small machine
+# The same where every job has a worth of its own: neighbors in the queue are then of similar worth, and hardly a pair
+# of a short and a long job is worth making.
 _BLOCK_BY_WORTH: Final = 500
-"""The same where every job has a worth of its own: neighbors in the queue are then of similar worth, and
-hardly a pair of a short and a long job is worth making."""
 
 _REPEATS: Final = 2
 
-_MANY: Final = 400
-"""From so many units of each kind, and in all, matching works on kinds instead of on units."""
-
+_MANY: Final = 400  # From so many units of each kind, and in all, matching works on kinds instead of on units
 _REMEMBERED_UNITS: Final = 64
-_REMEMBERED: Final = 512
-"""Matchings of up to so many units, and so many of them, are remembered: 10 MiB at most."""
+_REMEMBERED: Final = 512  # Matchings of up to so many units, and so many of them, are remembered: 10 MiB at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +33,7 @@ class Unit:
         members: Jobs by index, ascending: the most urgent first.
         kinds: Their kinds, ascending.
         total_speed: Sum of their speeds: 1 for a job alone.
-        value: What the unit is worth under the objective.
+        value: Value of the unit under the objective.
     """
 
     members: Members
@@ -57,14 +52,7 @@ class Merge(NamedTuple):
 
 
 class Rounds:
-    """Algorithm 1 on one bucket, round by round.
-
-    Args:
-        problem: The jobs and the slots.
-        kinds: The jobs by kind.
-        options: Group size, matching, objective.
-        model: How fast members are.
-    """
+    """Algorithm 1 on one bucket, round by round."""
 
     def __init__(self, problem: BucketProblem, kinds: Kinds, options: PolicyOptions, model: SpeedModel) -> None:
         self._problem = problem
@@ -88,8 +76,7 @@ class Rounds:
     def merge(self, *, as_needed: bool) -> bool:
         """Run one round; the result says whether anything was merged.
 
-        Args:
-            as_needed: Merge no more pairs than it takes to fit the slots, the best ones.
+        `as_needed` merges only the best pairs, no more than it takes to fit the slots.
         """
         merges = sorted(self._matched(), key=lambda item: (-round(item.weight, 9), item.unit.members))
         if as_needed:
@@ -102,7 +89,7 @@ class Rounds:
     def chosen(self) -> list[Unit]:
         """The units that get a slot: those with an urgent job first, then the most urgent of the others.
 
-        A job that the matchings have left alone takes the best partner among those that get none.
+        A job that the matchings have left alone takes the best partner among those without a slot.
         """
         slots = self._problem.slots
         units, left = self.units[:slots], sorted(job for unit in self.units[slots:] for job in unit.members)
@@ -172,14 +159,7 @@ def _matched(
 ) -> tuple[Merge, ...]:
     """Match units known by their kinds alone: while a queue changes little, the same ones meet again and again.
 
-    Args:
-        units: The units, the most urgent first.
-        options: Matching, objective and group size.
-        model: How fast members are.
-        memory_limit_gib: GPU memory that a group may use.
-
-    Returns:
-        What is merged. The members of units are their places among the given ones.
+    The units are given by urgency. Members of the resulting units are their places among the given ones.
     """
     kinds = sorted({kind for unit in units for kind in unit.kinds})
     number = {kind: index for index, kind in enumerate(kinds)}
@@ -191,19 +171,14 @@ def _matched(
 
 
 class _Matcher:
-    """Matches the units of one round.
-
-    Args:
-        appraiser: Of the kinds that units name.
-        options: Matching, objective and group size.
-    """
+    """Matches the units of one round; the appraiser is that of the kinds that units name."""
 
     def __init__(self, appraiser: Appraiser, options: PolicyOptions) -> None:
         self._appraiser = appraiser
         self._options = options
 
     def match(self, units: Sequence[Unit]) -> list[Merge]:
-        """Maximum-weight matching among some units."""
+        """Maximum-weight matching of units."""
         by_kind: dict[tuple[int, ...], list[Unit]] = {}
         for unit in units:
             by_kind.setdefault(unit.kinds, []).append(unit)
@@ -220,7 +195,7 @@ class _Matcher:
         return [table.merge(first, second, index[first.kinds], index[second.kinds]) for first, second in pairs]
 
     def _merge_table(self, units: Sequence[Unit]) -> "_MergeTable":
-        """What comes of merging any two of the units, each of another kind."""
+        """The results of merging any two of the units, each of another kind."""
         count = len(units)
         table = _MergeTable(*(np.full((count, count), np.nan) for _ in range(3)))
         sizes = np.array([len(unit.kinds) for unit in units])
@@ -261,11 +236,11 @@ def _larger_of(figure: Sequence[float], first: Indices, second: Indices) -> Floa
 
 @dataclass(frozen=True, slots=True)
 class _MergeTable:
-    """What comes of merging: symmetric arrays over kinds of units.
+    """The results of merging: symmetric arrays over kinds of units.
 
     Attributes:
         weight: Weight of the pair in the matching; NaN where it may not be merged.
-        value: What the merged unit is worth.
+        value: Value of the merged unit.
         total_speed: Sum of its members' speeds.
     """
 
@@ -305,14 +280,9 @@ def form_units(
 ) -> list[Rounds]:
     """Merge jobs into groups (Algorithm 1): ⌈log2 k⌉ rounds for groups of up to k.
 
-    With `merge: as-needed` every bucket stops when its units fit its slots, and its last round merges
-    only the best pairs that it takes. With `whole-rounds`, as in the paper, all matched pairs of
-    all buckets are merged, until the GPUs of all slots are enough for all units together.
-
-    Args:
-        problems: One for each bucket, with its jobs by kind.
-        options: Group size, matching, merging, objective.
-        model: How fast members are.
+    With `merge: as-needed` every bucket stops when its units fit its slots, and its last round merges only the best
+    pairs that it takes. With `whole-rounds`, as in the paper, all matched pairs of all buckets are merged, until the
+    GPUs of all slots are enough for all units together.
     """
     buckets = [Rounds(problem, kinds, options, model) for problem, kinds in problems]
     room = sum(problem.slots * problem.gpu_count for problem, _ in problems)

@@ -31,16 +31,11 @@ _ALONE: Final = Reason("no other job is on its GPUs")
 
 
 class Rule(Protocol):
-    """One way of choosing among GPUs that have the memory."""
+    """A rule for choosing among GPUs that have the memory."""
 
     def price(self, before: Load, after: Load, capacity_gib: float, slowdown: Slowdown) -> float | None:
-        """Price of a GPU, the lower the better; None where the job must not come.
-
-        Args:
-            before: The GPU's jobs without the new one.
-            after: And with it.
-            capacity_gib: Memory of the GPU; infinite when unknown.
-            slowdown: f of the GPU.
+        """Price of a GPU, the lower the better, from its load without and with the new job, its memory (infinite
+        when unknown) and its f; None where the job must not come.
         """
         ...
 
@@ -87,12 +82,12 @@ class ByCost:
 
 
 class PackingCycle:
-    """What is decided so far. Whatever runs stays where it is, unless `stop` says otherwise.
+    """The decisions so far. Running jobs stay where they are, unless `stop` takes them off.
 
     Args:
-        request: Jobs, nodes and what sharing may do; `check_request(request, packed=True)` let it pass.
+        request: A request that `check_request(request, packed=True)` accepted.
         options: The policy's options.
-        rule: What a GPU costs a job.
+        rule: The price of a GPU to a job.
     """
 
     def __init__(self, request: PlanRequest, options: PolicyOptions, rule: Rule) -> None:
@@ -109,7 +104,7 @@ class PackingCycle:
         self._refused: set[Kind] = set()
 
     def sort_out(self, jobs: Iterable[PlanJob]) -> tuple[list[PlanJob], list[PlanJob]]:
-        """Give Slurm what is its own, hold what nothing is known of, and put the aged ahead of the others.
+        """Give Slurm its own jobs, hold unknown ones, and separate the aged from the others.
 
         Returns:
             The jobs that go ahead because they waited too long, and the others that GPUs can be given to.
@@ -127,19 +122,14 @@ class PackingCycle:
         return aged, ready
 
     def seat_aged(self, jobs: Iterable[PlanJob]) -> None:
-        """Place jobs that have waited too long; until one of them has a place, nobody else of its nodes starts."""
+        """Place jobs that have waited too long; until one of them has a place, no other job of its nodes starts."""
         pool_of = {partition: pool for pool in pools(self._request) for partition in pool}
         for job in jobs:
             if not self.seat(job):
                 self._closed |= pool_of[job.partition]
 
     def seat(self, job: PlanJob, *, idle_only: bool = False) -> bool:
-        """Put a job on the GPUs that cost it least; without any, let it wait.
-
-        Args:
-            job: A waiting job.
-            idle_only: Whether it may only have idle GPUs.
-        """
+        """Put a waiting job on the GPUs that cost it least (idle ones only, if so asked); without any, let it wait."""
         if job.partition in self._closed:
             self.wait(job, _AGED_FIRST)
             return False
@@ -209,30 +199,30 @@ class PackingCycle:
 
 
 def needed_memory(load: Load, capacity_gib: float) -> str:
-    """Return what a GPU's jobs need of its memory, for a reason."""
+    """The memory that a GPU's jobs need, for a reason."""
     of = "" if isinf(capacity_gib) else f" of {capacity_gib:.1f}"
     return f"{load.used_gib:.1f}{of} GiB needed"
 
 
 def _company(partners: Sequence[PlanJob], speed: float) -> Reason:
-    """Who is on a job's GPUs as well, and how fast it is there."""
+    """The other jobs on a job's GPUs, and its speed there."""
     if not partners:
         return _ALONE
     ids = tuple(job.job_id for job in partners)
     return Reason(f"it shares GPUs with {blanks(len(ids))} at an expected {{:.2f}} of its speed alone", (*ids, speed))
 
 
+# Basis of an estimated profile, by its source.
 _KNOWN_FROM: Final = {
     "scaled": "runs with another number of GPUs",
     "predicted": "its model's graph",
     "average": "this site's other models",
     "guess": "nothing but a guess",
 }
-"""What an estimated profile rests on, by its source."""
 
 
 def _prediction(job: PlanJob) -> tuple[Reason, ...]:
-    """What a job's utilization is known from, where it was not measured."""
+    """The source of a job's utilization, where it was not measured."""
     if job.profile is None or job.profile.source not in ESTIMATES:
         return ()
     return (
@@ -250,21 +240,13 @@ def _placed(gpus: Shares) -> Reason:
     return Reason(f"it gets {word} {blanks(len(names))}", names)
 
 
-_STEPS: Final = 50
-"""Most steps of k-means; the four features settle long before."""
-
-Points = NDArray[np.float64]
-"""Points as rows."""
+_STEPS: Final = 50  # Most steps of k-means; the four features settle long before
+Points = NDArray[np.float64]  # Points as rows
 
 
 @dataclass(frozen=True, slots=True)
 class JobQueue:
-    """Waiting jobs of one kind.
-
-    Attributes:
-        jobs: First come, first served.
-        weight: Its claim to a round's picks.
-    """
+    """Waiting jobs of one kind, first come, first served, and their claim to a round's picks."""
 
     jobs: tuple[PlanJob, ...]
     weight: float
@@ -358,14 +340,10 @@ def queues_of(jobs: Sequence[PlanJob], count: int, now_s: float, round_s: float)
 
 
 def pick(queues: Sequence[JobQueue], count: int) -> tuple[PlanJob, ...]:
-    """The jobs that a round tries to place, in turns by weight: weighted fair queueing.
+    """The `count` (β) jobs that a round tries to place, in turns by weight: weighted fair queueing.
 
-    The n-th job of a queue is served at virtual time n / weight, so a queue of twice the weight is asked twice
-    as often. Ties go to the earlier job.
-
-    Args:
-        queues: What waits.
-        count: How many jobs, β.
+    The n-th job of a queue is served at virtual time n / weight, so a queue of twice the weight gets twice as many
+    turns. Ties go to the earlier job.
     """
     turns = [_turn(queue, number, 0) for number, queue in enumerate(queues) if queue.jobs]
     heapify(turns)
@@ -386,10 +364,10 @@ def pick(queues: Sequence[JobQueue], count: int) -> tuple[PlanJob, ...]:
 def cluster(points: Sequence[tuple[float, ...]], count: int) -> list[int]:
     """The kind of each point, 0 for the kind with the smallest center; equal points are of one kind.
 
-    k-means with the L1 distance, from centres that are far apart: the smallest point first, then always the one
-    farthest from all centres so far. Nothing is random, and the order of the points makes no difference.
+    k-means with the L1 distance, from centers that are far apart: the smallest point first, then always the one
+    farthest from all centers so far. Nothing is random, and the order of the points makes no difference.
 
-    Source: Horus (TPDS 2021), section 4.2.2, which names k-means and L1 and leaves scale and first centres open.
+    Source: Horus (TPDS 2021), section 4.2.2, which names k-means and L1 and leaves scale and first centers open.
 
     Args:
         points: Points with equally many coordinates, each scaled here to 0…1.
@@ -407,14 +385,14 @@ def cluster(points: Sequence[tuple[float, ...]], count: int) -> list[int]:
 
 
 def typical(queue: JobQueue) -> tuple[float, float, float, float]:
-    """What the jobs of a queue are like: the medians of tasks, utilization, GPUs and GiB of GPU memory."""
+    """Medians of the tasks, utilization, GPUs and GiB of GPU memory of a queue's jobs."""
     tasks, utilization, gpus, mem_gib = zip(*(_features(job) for job in queue.jobs), strict=True)
     median = statistics.median
     return median(tasks), median(utilization), median(gpus), median(mem_gib)
 
 
 def _features(job: PlanJob) -> tuple[float, float, float, float]:
-    """What k-means goes by; a job has one task on each node that it must have."""
+    """The figures for k-means; a job has one task on each node that it must have."""
     return float(job.node_count), utilization_of(job), float(job.gpu_count), mem_gib_of(job)
 
 
@@ -430,7 +408,7 @@ def _turn(queue: JobQueue, number: int, position: int) -> tuple[float, float, in
 
 
 def _settled(points: Points, repeats: NDArray[np.int64], centres: Points) -> tuple[Points, NDArray[np.int64]]:
-    """Centres and the nearest one of each point, once these no longer change; a center that loses all points goes."""
+    """Centers and the nearest one of each point, once these no longer change; a center that loses all points goes."""
     kinds = _nearest(points, centres)
     for _ in range(_STEPS):
         used = np.unique(kinds)
@@ -454,7 +432,7 @@ def _far_apart(points: Points, count: int) -> Points:
 
 
 def _queue_reasons(queues: tuple[JobQueue, ...]) -> dict[int, tuple[Reason, ...]]:
-    """What a job that waits is told of its queue, by job id; nothing where there is one queue."""
+    """The queue of each waiting job as a reason, by job id; nothing where there is one queue."""
     if len(queues) < 2:
         return {}
     found: dict[int, tuple[Reason, ...]] = {}

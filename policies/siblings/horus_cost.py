@@ -1,4 +1,4 @@
-"""What it costs to put a job on a GPU, which places are cheapest, and what a job asks for once it ran out of memory."""
+"""Horus: the cost of putting a job on a GPU, the cheapest places, and memory requests after an out-of-memory error."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -13,19 +13,14 @@ from muri.policies.siblings.packed import Gpus, Holding, PackedGpu, PackedGpus, 
 from muri.policies.types import PlanJob, PlanRequest, may_share_gpus
 from muri.profiler.slowdown import Slowdown, slowdown_of
 
+# How many times as much memory a job asks for after an out-of-memory error, on Slurm as in the simulator. The paper
+# leaves the amount open; this is Muri's choice: one raise mends a prediction of two thirds of the truth, and without
+# any raise a job could fail next to the same jobs again and again.
 RAISED_BY: Final = 1.5
-"""How many times as much memory a job asks for after an out-of-memory error, on Slurm as in the simulator.
-
-The paper leaves the amount open; this is Muri's choice: one raise mends a prediction of two thirds of the truth, and
-without any raise a job could fail next to the same jobs again and again.
-"""
-
-MAX_RAISES: Final = 3
-"""After so many out-of-memory errors the next one is the job's own failure; the last raise asks for a whole GPU."""
-
+MAX_RAISES: Final = 3  # The next error is the job's own failure; the last raise asks for a whole GPU
+# Partition, owner where that matters, domain, most jobs on its GPUs, GPUs, nodes, memory, utilization, type of GPU,
+# minimum speed, and whether it may share.
 Kind = tuple[str, str, str, int, int, int, float, float, str, float, bool]
-"""Partition, owner where that matters, domain, most jobs on its GPUs, GPUs, nodes, memory, utilization, type of GPU,
-what it was promised, and whether it may share."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +28,9 @@ class Load:
     """The jobs of one GPU.
 
     Attributes:
-        count: How many they are.
-        used_gib: Memory that they need, added up.
-        utilization: Their utilisations alone, added up; 1 is one GPU's worth.
+        count: Number of jobs.
+        used_gib: Memory that they need together.
+        utilization: Sum of their utilizations alone; 1 is one GPU's worth.
     """
 
     count: int = 0
@@ -62,8 +57,8 @@ class Load:
 def utilization_of(job: PlanJob) -> float:
     """Share of its GPUs' time that a job computes on them alone, 0 to 1.
 
-    Measured or predicted where the request tells, else the propagate share of the profile's iteration; all of it
-    where nothing is known, so that no job is taken for idle.
+    Measured or predicted where the request has it, else the propagate share of the profile's iteration; 1 while
+    unknown, so that no job is taken for idle.
     """
     if job.gpu_utilization is not None:
         return job.gpu_utilization
@@ -84,11 +79,11 @@ def knows_utilization(job: PlanJob) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class CostModel:
-    """The cost of a placement.
+    """The cost of a placement: ω1·(used memory + M_j)/capacity + ω2·f(cumulative utilization).
 
-    f of a job alone is 1, since no other job slows it down: an idle GPU is always cheaper than the same one in use.
+    f of a job alone is 1: an idle GPU is always cheaper than the same one in use.
 
-    Source: Horus (TPDS 2021): ω1·(used memory + M_j)/capacity + ω2·f(cumulative utilization).
+    Source: Horus (TPDS 2021).
 
     Attributes:
         memory_weight: ω1.
@@ -99,28 +94,19 @@ class CostModel:
     slowdown_weight: float
 
     def of(self, load: Load, capacity_gib: float, slowdown: Slowdown) -> float:
-        """Cost of one GPU with a job already added to it.
+        """Cost of one GPU with a job already added to its load.
 
-        Args:
-            load: The GPU's jobs, the new one among them.
-            capacity_gib: Memory of the GPU; infinite when unknown, which makes its memory cost nothing.
-            slowdown: f of the GPU.
+        `capacity_gib` is infinite when unknown, which makes its memory cost nothing.
         """
         memory = load.used_gib / capacity_gib
         return self.memory_weight * memory + self.slowdown_weight / load.speed(slowdown)
 
 
 def pays(before: Load, after: Load, min_speedup: float, slowdown: Slowdown) -> bool:
-    """Whether a GPU's jobs get at least as much done together with a newcomer as without it.
+    """Whether a GPU's jobs get at least `min_speedup` times as much done with a newcomer as without it.
 
-    Not in the paper, whose only limit is memory; without it jobs pile up on a full GPU until all of them together
-    are slower than one after the other.
-
-    Args:
-        before: The GPU's jobs without the newcomer.
-        after: And with it.
-        min_speedup: How many times as much they must get done, ≥ 1.
-        slowdown: f of the GPU.
+    Not in the paper, whose only limit is memory; without it jobs pile up on a full GPU until all of them together are
+    slower than one after the other.
     """
     if not before.count:
         return True
@@ -128,14 +114,14 @@ def pays(before: Load, after: Load, min_speedup: float, slowdown: Slowdown) -> b
 
 
 def raised_gib(asked_gib: float, raises: int, capacity_gib: float) -> float | None:
-    """The memory per GPU to ask for after an out-of-memory error; None where asking for more is no use.
+    """The memory per GPU to ask for after an out-of-memory error; None where asking for more is useless.
 
-    A prediction that fell short by up to a third is corrected by the first raise; the last one asks for all memory, so
-    the job then has its GPUs to itself, and a further error is its own.
+    The first raise corrects a prediction that fell short by up to a third; the last one asks for all memory, so that
+    the job has its GPUs to itself, and a further error is its own.
 
     Args:
-        asked_gib: What it was given room for when it failed.
-        raises: How often it was raised before.
+        asked_gib: The memory that it had room for when it failed.
+        raises: Number of raises before.
         capacity_gib: Memory of a GPU; 0 when unknown.
 
     Raises:
@@ -152,12 +138,11 @@ def raised_gib(asked_gib: float, raises: int, capacity_gib: float) -> float | No
     return min(capacity_gib, asked_gib * RAISED_BY)
 
 
+# Price of a GPU from its load without and with a job, its memory in GiB and its f; None: not for this job.
 Price = Callable[[Load, Load, float, Slowdown], float | None]
-"""Price of a GPU from its load without and with a job, its memory in GiB and its f; None: not for this job."""
 
 
-Priced = tuple[tuple[float, PackedGpu], ...]
-"""GPUs with what they cost a job, the cheapest first."""
+Priced = tuple[tuple[float, PackedGpu], ...]  # GPUs with their cost to a job, the cheapest first
 
 
 class Place(NamedTuple):
@@ -165,7 +150,7 @@ class Place(NamedTuple):
 
     Attributes:
         price: Mean price of the GPUs.
-        node_count: On how many nodes they are.
+        node_count: Number of their nodes.
         idle_left: Idle GPUs that their nodes are left with.
         gpus: The GPUs.
     """
@@ -177,12 +162,12 @@ class Place(NamedTuple):
 
 
 class Places:
-    """The GPUs of one plan, and what it would cost to put a job on them.
+    """The GPUs of one plan, and the cost of putting a job on them.
 
     Args:
-        packed: The GPUs and who is on them.
-        request: What sharing may do.
-        price: What a GPU costs a job.
+        packed: The GPUs and the jobs on them.
+        request: The limits of sharing.
+        price: Cost of a GPU to a job.
         most_sharers: Most jobs on one GPU.
     """
 
@@ -197,17 +182,11 @@ class Places:
         self._on_node: dict[tuple[str, Kind], tuple[int, Priced]] = {}
 
     def changed(self, holding: Holding) -> None:
-        """Note that a job came to these GPUs, or left them: what their nodes cost has to be looked up again."""
+        """Note that a job came to these GPUs, or left them: their nodes' prices must be looked up again."""
         self._changes.update({gpu.node for gpu in holding.gpus})
 
     def on_node(self, node: str, kind: Kind, find: Callable[[], Priced]) -> Priced:
-        """The GPUs of a node that a kind of jobs may have, looked up once until something changes there.
-
-        Args:
-            node: Name of the node.
-            kind: The kind of jobs.
-            find: Looks them up.
-        """
+        """The GPUs of a node that a kind of jobs may have, looked up by `find` once until something changes there."""
         changes, name = self._changes[node], (node, kind)
         known = self._on_node.get(name)
         if known is None or known[0] != changes:
@@ -215,17 +194,12 @@ class Places:
         return known[1]
 
     def best(self, job: PlanJob, *, idle_only: bool = False) -> Place | None:
-        """The cheapest place; of equal ones that on the fewest nodes which leaves the fewest idle GPUs there.
-
-        Args:
-            job: The job.
-            idle_only: Whether it may only have idle GPUs.
-        """
+        """The cheapest place; of equal ones that on the fewest nodes which leaves the fewest idle GPUs there."""
         offers = _Offers(self, job, self.kind(job, idle_only=idle_only), idle_only=idle_only)
         return min(offers.all(), key=lambda place: place[:3], default=None)
 
     def kind(self, job: PlanJob, *, idle_only: bool) -> Kind:
-        """What jobs have in common that find the same places."""
+        """Common properties of jobs that find the same places."""
         owner = job.user if self.same_user else ""
         company = (owner, job.domain, min(self._most, job.largest_group))
         needs = (job.gpu_count, job.node_count, mem_gib_of(job), utilization_of(job), gpu_type_of(job), job.min_speed)
@@ -236,7 +210,7 @@ class Places:
         return slowdown_of(gpu_type_of(job), self._slowdowns)
 
     def load(self, gpu: PackedGpu) -> Load:
-        """What is on a GPU now."""
+        """The present load of a GPU."""
         tenants = tuple(gpu.tenants)
         if tenants not in self._loads:
             self._loads[tenants] = Load.of(gpu.tenants.values())
@@ -277,14 +251,7 @@ class Places:
 
 
 class _Offers:
-    """The places that one job can have.
-
-    Args:
-        places: The GPUs.
-        job: The job.
-        kind: What it has in common with others.
-        idle_only: Whether it may only have idle GPUs.
-    """
+    """The places that one job can have."""
 
     def __init__(self, places: Places, job: PlanJob, kind: Kind, *, idle_only: bool) -> None:
         self._places, self._job, self._kind, self._idle_only = places, job, kind, idle_only
@@ -310,7 +277,7 @@ class _Offers:
             yield from self._whole_sets()
 
     def _on_any_nodes(self, on_nodes: Sequence[Priced]) -> Iterator[Place]:
-        """The job's λ cheapest GPUs, λ being how many it asks for; of equal ones those of which a node has most.
+        """The job's λ cheapest GPUs, λ being its GPU count; of equal ones those of which a node has most.
 
         Source: Horus (TPDS 2021), algorithm 1, lines 9 to 16.
         """
@@ -326,7 +293,7 @@ class _Offers:
         yield self._places.place(islice(cheapest, self._job.gpu_count))
 
     def _on_as_many_nodes(self, on_nodes: Sequence[Priced]) -> Iterator[Place]:
-        """The cheapest nodes for a job that must have equal parts of so many, if there are enough."""
+        """The cheapest nodes for a job that must have equal parts of this number of nodes, if there are enough."""
         count, part = self._job.node_count, self._job.gpu_count // self._job.node_count
         places = [self._places.place(priced[:part]) for priced in on_nodes if len(priced) >= part]
         if len(places) >= count:
@@ -334,14 +301,14 @@ class _Offers:
             yield self._places.place(pair for priced in on_nodes for pair in priced if pair[1] in chosen)
 
     def _on_nodes(self) -> Iterator[Priced]:
-        """What each node offers."""
+        """The offers of each node."""
         for gpus in self._places.by_node(self._job.partition):
             priced = self._places.on_node(gpus[0].node, self._kind, partial(self._priced, gpus))
             if priced:
                 yield priced
 
     def _priced(self, gpus: Gpus) -> Priced:
-        """Those of a node's GPUs that the job may have."""
+        """The GPUs of a node that the job may have."""
         priced = [(price, gpu) for gpu in gpus if (price := self._single(gpu)) is not None]
         return tuple(sorted(priced, key=lambda pair: (pair[0], pair[1].gpu_id)))
 
@@ -368,7 +335,7 @@ class _Offers:
         return self._places.price(before, after, gpu.capacity_gib, self._slowdown)
 
     def _whole_sets(self) -> Iterator[Place]:
-        """Places where the others hold just the same GPUs."""
+        """Places where the others hold exactly the same GPUs."""
         for gpus in self._places.packed.whole_sets(self._job.partition):
             if self._has_shape(gpus):
                 priced = [(price, gpu) for gpu in gpus if (price := self._price(gpu)) is not None]

@@ -67,7 +67,7 @@ class _Greedy:
             self.seating.seats[contender.rank] = seat
 
     def _own_place(self, contender: Contender) -> Seat | None:
-        """Where a job that had to leave ran, if that is free after all."""
+        """The former place of a job that had to leave, if that is free after all."""
         seat = self._round.seat_of(contender)
         return seat if seat is not None and self._servers.fits(seat.gpus, seat.cpu_mem) else None
 
@@ -133,17 +133,13 @@ def tune(round_: Round, wish: Wish = saturating_wish) -> Seating:
 
     1. The node where the demand fits, the one with the least left.
     2. The same with the GPU-proportional share.
-    3. The node with the fewest GPUs that are enough, where jobs that hold more than their proportional share
-       go back to it until there is room.
+    3. The node with the fewest GPUs that are enough, where jobs that hold more than their proportional share go back to
+    it until there is room.
 
-    What runs keeps node and share (lease renewal): its share only shrinks in step 3, and only grows again if that
-    gains more until the next plan than its restart costs.
+    Running jobs keep node and share (lease renewal): a share only shrinks in step 3, and only grows again if that gains
+    more until the next plan than the restart costs.
 
     Source: Synergy (Mohan et al., OSDI 2022), section 4.2.
-
-    Args:
-        round_: The jobs and the nodes.
-        wish: What jobs demand.
     """
     placements = round_.runnable()
     tuner = _Tuner(round_, wish)
@@ -165,11 +161,8 @@ class _Tuner:
         self.seating = Seating()
 
     def seat_all(self, placements: Iterable[Placement], *, as_placed: bool = False) -> bool:
-        """Seat the runnable jobs; False where one of them finds no node with enough GPUs.
-
-        Args:
-            placements: The jobs, and GPUs for each of them.
-            as_placed: Whether to use just these GPUs.
+        """Seat the runnable jobs (on exactly the placements' GPUs with `as_placed`); False where one finds no node
+        with enough GPUs.
         """
         new = []
         for placement in placements:
@@ -202,7 +195,7 @@ class _Tuner:
                 hopeless.add(size)
 
     def grow(self) -> None:
-        """Let jobs on one node that have less than they demand have what is left over, if that is worth a restart."""
+        """Let jobs on one node that have less than they demand have free resources, if that is worth a restart."""
         for seat in self.seating.by_rank():
             job, node, gpus = seat.contender.job, self._servers.nodes[seat.node], seat.gpus[0].gpu_count
             if len(seat.gpus) > 1 or not exceeds(self._wish(job, node, gpus), seat.share):
@@ -223,7 +216,7 @@ class _Tuner:
         return (-gpus, -wanted.cpus * gpus, -wanted.mem_gib * gpus, contender.rank)
 
     def _stay(self, contender: Contender) -> bool:
-        """Leave a running job where it is after all, if all that it holds is free."""
+        """Leave a running job where it is after all, if all its resources are free."""
         seat = self._round.seat_of(contender)
         if seat is None or not self._servers.fits(seat.gpus, seat.cpu_mem):
             return False
@@ -278,7 +271,7 @@ class _Tuner:
         return Seat(contender, gpus, self._servers.shares_on(gpus, each))
 
     def _each(self, job: PlanJob, name: str, *, proportional: bool) -> Demand:
-        """What a job asks for each GPU; equal jobs ask for the same of equal nodes, and there are many of both."""
+        """A job's wish for each GPU; equal jobs ask for the same of equal nodes, and there are many of both."""
         asked = (self._servers.kind[name], job.gpu_count, id(job.sensitivity), proportional)
         each = self._known.get(asked)
         if each is None:
@@ -316,7 +309,7 @@ class _Tuner:
         )
 
     def _seat_at(self, contender: Contender, gpus: Shares) -> bool:
-        """Several nodes: what the job demands, or else its share of each node."""
+        """Several nodes: the job's demand, or else its share of each node."""
         amounts_tried = (spread(self._servers, contender.job, gpus, self._wish), self._servers.shares_on(gpus))
         seats = [Seat(contender, gpus, cpu_mem) for cpu_mem in amounts_tried]
         for seat in seats:

@@ -1,4 +1,4 @@
-"""The GPUs of a request one by one, and who is on each of them: what policies plan on whose jobs overlap."""
+"""The GPUs of a request one by one, and the jobs on each of them, for policies whose jobs overlap."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -13,9 +13,9 @@ from muri.policies.types import FreeNode, NodeShare, PlanJob, PlanRequest
 
 
 def mem_gib_of(job: PlanJob, accumulate_steps: int = 1) -> float:
-    """GPU memory that a job needs on each of its GPUs; 0 while nothing is known of it.
+    """GPU memory that a job needs on each of its GPUs; 0 while unknown.
 
-    What it asked for after an out-of-memory error counts before what models say.
+    Its request after an out-of-memory error takes precedence over models.
     """
     batch = job.batch
     if job.gpu_mem_request_gib is None and batch is not None and (batch.fixed_mem_gib or batch.mem_gib_per_sample):
@@ -45,7 +45,7 @@ class PackedGpu:
 
     @property
     def place(self) -> tuple[str, int]:
-        """Node and index: what GPUs are sorted by."""
+        """Node and index, by which GPUs are sorted."""
         return self.node, self.gpu_id
 
     @property
@@ -54,19 +54,18 @@ class PackedGpu:
         return self.capacity_gib - self.mem_gib
 
 
-Gpus = tuple[PackedGpu, ...]
-"""GPUs by node and index."""
+Gpus = tuple[PackedGpu, ...]  # GPUs by node and index
 
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """A job and the GPUs that it is on.
+    """A job and its GPUs.
 
     Attributes:
         job: The job.
         gpus: Its GPUs.
         accumulate_steps: Steps in which each iteration's batch is computed.
-        shares: The same GPUs as a plan writes them.
+        shares: The same GPUs as in a plan.
         kept: Whether it ran there before this plan.
     """
 
@@ -78,12 +77,12 @@ class Holding:
 
     @property
     def alone(self) -> bool:
-        """Whether nobody else is on any of its GPUs."""
+        """Whether no other job is on any of its GPUs."""
         return all(len(gpu.tenants) == 1 for gpu in self.gpus)
 
     @property
     def own_gpus(self) -> Gpus:
-        """Those of its GPUs that nobody else is on."""
+        """Its GPUs without other jobs."""
         return tuple(gpu for gpu in self.gpus if len(gpu.tenants) == 1)
 
     @property
@@ -97,10 +96,7 @@ class Holding:
 class PackedGpus:
     """The GPUs that a policy may give out, free or held by its own jobs, while one plan is made.
 
-    GPUs that jobs of others hold are not among them.
-
-    Args:
-        request: A request that `check_request(request, packed=True)` let pass; it is not changed.
+    `check_request(request, packed=True)` must have accepted the request.
     """
 
     def __init__(self, request: PlanRequest) -> None:
@@ -127,10 +123,7 @@ class PackedGpus:
 
     @property
     def holdings(self) -> Mapping[int, Holding]:
-        """The jobs on GPUs, by job id: those that ran before the plan, then those that were put there.
-
-        Those that GPUs are only set aside for are not among them.
-        """
+        """The jobs on GPUs, by job id: earlier ones, then new ones; without those that GPUs are only set aside for."""
         if not self._set_aside_for:
             return MappingProxyType(self._holdings)
         return {job_id: held for job_id, held in self._holdings.items() if job_id not in self._set_aside_for}
@@ -153,29 +146,25 @@ class PackedGpus:
         """Put a job on free GPUs of the fewest nodes: best fit, close to each other, the first by name.
 
         Args:
-            job: The job; its partition and node count are kept to.
-            gpu_count: How many GPUs, if not as many as the job asks for.
+            job: The job; its partition and node count are respected.
+            gpu_count: Number of GPUs, if not the job's own.
             gpu_mem_gib: Memory that each GPU must have; those of unknown memory qualify.
             accumulate_steps: Steps in which it computes each iteration's batch.
 
         Returns:
-            What it holds now; None when there is no such place.
+            Its holding; None when there is no such place.
         """
         shares = self.free.take(job.partition, gpu_count or job.gpu_count, gpu_mem_gib, job.node_count)
         if shares is None:
             return None
-        # Taken only to learn which GPUs these are: `put` takes them together with what it notes of tenants.
+        # Taken only to learn which GPUs these are: `put` takes them and notes the tenants.
         self.free.give_back(shares)
         gpus = (self._gpus[share.node, gpu_id] for share in shares for gpu_id in share.gpu_ids)
         return self.put(job, gpus, accumulate_steps)
 
     def put(self, job: PlanJob, gpus: Iterable[PackedGpu], accumulate_steps: int = 1) -> Holding:
-        """Put a job on GPUs, whether or not other jobs are there; its memory is not checked.
-
-        Args:
-            job: A job that is on no GPU.
-            gpus: GPUs of this object.
-            accumulate_steps: Steps in which it computes each iteration's batch.
+        """Put a job without GPUs on GPUs of this object, whether or not other jobs are there; its memory is not
+        checked.
         """
         chosen = tuple(sorted(gpus, key=lambda gpu: gpu.place))
         self.free.take_exactly(shares_of(gpu for gpu in chosen if not gpu.tenants))
@@ -184,7 +173,7 @@ class PackedGpus:
         return holding
 
     def take(self, job_id: int) -> Holding:
-        """Take a job off its GPUs; those that nobody else is on become free."""
+        """Take a job off its GPUs; those without other jobs become free."""
         holding = self._holdings.pop(job_id)
         for gpu in holding.gpus:
             del gpu.tenants[job_id]
@@ -193,10 +182,7 @@ class PackedGpus:
         return holding
 
     def set_aside(self, job: PlanJob) -> None:
-        """Keep free GPUs of several nodes for a job that Slurm places, the emptiest first, if there are enough.
-
-        No other job can share them with it.
-        """
+        """Keep free GPUs of several nodes for a job that Slurm places, the emptiest first, if there are enough."""
         if self.free.total(job.partition) < job.gpu_count:
             return
         free = [gpu for gpu in self.of_partition(job.partition) if not gpu.tenants]
@@ -207,7 +193,7 @@ class PackedGpus:
         self._set_aside_for.add(job.job_id)
 
     def whole_sets(self, partition: str) -> Mapping[Gpus, tuple[Holding, ...]]:
-        """Sets of GPUs that only jobs share which hold exactly the same set, and these jobs."""
+        """Sets of GPUs that are shared only by jobs that hold exactly the same set, and these jobs."""
         sets: dict[Gpus, list[Holding]] = {}
         nodes = self._nodes_of.get(partition, set())
         for holding in self._holdings.values():
@@ -236,7 +222,7 @@ class PackedGpus:
 
 
 def shares_of(gpus: Iterable[PackedGpu]) -> Shares:
-    """GPUs as a plan writes them, by node and index."""
+    """GPUs as in a plan, by node and index."""
     places = sorted(gpu.place for gpu in gpus)
     by_node = ((node, tuple(gpu_id for _, gpu_id in group)) for node, group in groupby(places, lambda place: place[0]))
     return tuple(NodeShare(node, len(gpu_ids), gpu_ids) for node, gpu_ids in by_node)
@@ -252,12 +238,7 @@ _ROUNDING: Final = 1e-9
 
 
 def with_promises(request: PlanRequest, min_speed: float) -> PlanRequest:
-    """Return a request in which every job was promised at least this speed.
-
-    Args:
-        request: Jobs, each with the promise of its own.
-        min_speed: What everybody is promised, 1 = as fast as alone; 0: nothing.
-    """
+    """Return a request in which every job has at least this minimum speed."""
     if not min_speed:
         return request
     running = tuple(
@@ -271,5 +252,5 @@ def _promised(job: PlanJob, min_speed: float) -> PlanJob:
 
 
 def keeps_promise(job: PlanJob, speed: float) -> bool:
-    """Whether a job gets what it was promised at a speed beside others, 1 = as fast as alone."""
+    """Whether a job's minimum speed is kept at a speed, 1 = as fast as alone."""
     return speed >= job.min_speed - _ROUNDING

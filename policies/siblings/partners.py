@@ -1,4 +1,4 @@
-"""Which jobs a job may share GPUs with, what sharing with each would come to, and which GPUs the job gets by it."""
+"""SJF-BSBF: the jobs that a job may share GPUs with, the result of sharing with each, and the GPUs that it gets."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
@@ -13,8 +13,7 @@ from muri.policies.speed.model import Floats, Indices
 from muri.policies.traits import InterferenceTable
 from muri.policies.types import PlanJob
 
-Seconds = TypeVar("Seconds", float, NDArray[np.float64])
-"""One time, or one for each of several pairs."""
+Seconds = TypeVar("Seconds", float, NDArray[np.float64])  # One time, or one for each of several pairs
 
 
 _ROUNDING: Final = 1e-9
@@ -57,8 +56,7 @@ class SubBatch(NamedTuple):
 def sub_batches(job: PlanJob) -> tuple[SubBatch, ...]:
     """The ways that a job can be run, by halving its batch: the undivided one first.
 
-    Source: SJF-BSBF, its search for a sub-batch. The steps stay within what the script can accumulate, and a
-    step keeps at least one sample.
+    Source: SJF-BSBF, its search for a sub-batch. The steps stay within the script's limit, and a step keeps a sample.
     """
     batch = job.batch
     found = [SubBatch(1, mem_gib_of(job), 1.0)]
@@ -70,7 +68,7 @@ def sub_batches(job: PlanJob) -> tuple[SubBatch, ...]:
 
 
 def alone_s(job: PlanJob, accumulate_steps: int) -> float:
-    """Seconds that a job of known duration still needs alone, in so many steps."""
+    """Seconds that a job of known duration still needs alone, in this number of steps."""
     assert job.remaining_s is not None
     if accumulate_steps == 1 or job.batch is None:
         return job.remaining_s
@@ -78,7 +76,7 @@ def alone_s(job: PlanJob, accumulate_steps: int) -> float:
 
 
 def _slowest(job: PlanJob, alone: float) -> float:
-    """How many times as long as alone a job may take beside others, running at this speed without them."""
+    """Upper limit of a job's slow-down in a group, from its speed without others."""
     return alone / job.min_speed * (1 + _ROUNDING) if job.min_speed else inf
 
 
@@ -88,12 +86,7 @@ def model_of(job: PlanJob) -> str:
 
 
 class PairSpeeds:
-    """Pair speeds by model, from a table of measured and estimated ones.
-
-    Args:
-        table: The table; None knows no pair.
-        jobs: Jobs whose models count.
-    """
+    """Pair speeds of the jobs' models, from a table of measured and estimated ones (None knows no pair)."""
 
     def __init__(self, table: InterferenceTable | None, jobs: Iterable[PlanJob]) -> None:
         self._table = table
@@ -101,12 +94,12 @@ class PairSpeeds:
         self._number = {model: index for index, model in enumerate(sorted({model_of(job) for job in jobs} & known))}
 
     def number(self, job: PlanJob) -> int | None:
-        """Index of a job's model in `slowdowns`; None for one that the table doesn't know."""
+        """Index of a job's model in `slowdowns`; None for one that the table doesn't have."""
         return self._number.get(model_of(job))
 
     @cached_property
     def slowdowns(self) -> Floats:
-        """Array (models, models): ξ of the first beside the second; NaN where nobody knows."""
+        """Array (models, models): ξ of the first with the second; NaN where unknown."""
         found = np.full((len(self._number),) * 2, np.nan)
         for (model_a, model_b), (speed_a, speed_b) in (self._table.pairs if self._table else {}).items():
             a, b = self._number.get(model_a), self._number.get(model_b)
@@ -115,7 +108,7 @@ class PairSpeeds:
         return found
 
     def speed(self, job: PlanJob, other: PlanJob) -> float:
-        """Speed of a job beside another, 1 = as fast as alone; an equal share of the time where nobody knows."""
+        """Speed of a job with another, 1 = as fast as alone; an equal share of the time where unknown."""
         first, second = self.number(job), self.number(other)
         found = np.nan if first is None or second is None else self.slowdowns[first, second]
         return 0.5 if isnan(found) else float(1 / found)
@@ -127,13 +120,13 @@ class PairSpeeds:
         return alone * self.beside_others(holding)
 
     def most_slowdown(self, holding: Holding) -> float:
-        """How many times as long as alone, in as many steps, a job may take by what it was promised."""
+        """Upper limit of a job's slow-down, relative to alone in as many steps."""
         job, steps = holding.job, holding.accumulate_steps
         alone = 1.0 if steps == 1 or job.batch is None else job.batch.speed(steps)
         return _slowest(job, alone)
 
     def beside_others(self, holding: Holding) -> float:
-        """Speed of a job beside those that it shares GPUs with, 1 = as fast as alone in as many steps.
+        """Speed of a job among those that it shares GPUs with, 1 = as fast as alone in as many steps.
 
         On each GPU it is the product of the pair speeds with all others there; the slowest GPU counts.
         """
@@ -146,14 +139,14 @@ class PairSpeeds:
 
 
 class Partner(NamedTuple):
-    """A running job, and what comes of joining it.
+    """A running job, and the result of joining it.
 
     Attributes:
         holding: The running job.
         gpus: GPUs that it is alone on.
-        running_s: What it still needs as it runs now.
+        running_s: Its remaining seconds as it runs now.
         sub_batch: How the joining job would run.
-        now_s: Mean of both completion times if it joins now; not a number where a duration is unknown.
+        now_s: Mean of both completion times if it joins now; NaN where a duration is unknown.
         after_s: The same if it runs after the other, with its undivided batch.
         running_slowdown: ξ of the running job.
         joining_slowdown: ξ of the joining job.
@@ -183,23 +176,14 @@ class Partner(NamedTuple):
 
 
 class Offers(NamedTuple):
-    """Whom a job may join.
-
-    Attributes:
-        partners: Jobs to share with, the best first.
-        refused: The best of the jobs with which sharing doesn't pay.
-    """
+    """Jobs to share with, the best first, and the best of those with which sharing doesn't pay."""
 
     partners: tuple[Partner, ...] = ()
     refused: Partner | None = None
 
 
 class Partners:
-    """Jobs of one user and partition that are alone on GPUs, as arrays: a long queue is compared with them.
-
-    Args:
-        pairs: Slow-downs of pairs of models.
-    """
+    """Jobs of one user and partition that are alone on GPUs, as arrays: a long queue is compared with them."""
 
     def __init__(self, pairs: PairSpeeds) -> None:
         self._pairs = pairs
@@ -207,7 +191,7 @@ class Partners:
         self._open: _Open | None = None
 
     def offer(self, holding: Holding) -> None:
-        """Let others join a job where it is alone, if it is anywhere; one whose model nobody knows is left out."""
+        """Let others join a job on GPUs that it has alone; one of an unknown model is left out."""
         self._open = None
         gpus, model = holding.own_gpus, self._pairs.number(holding.job)
         if not gpus or model is None:
@@ -232,7 +216,7 @@ class Partners:
         return Offers(tuple(fits.partner(row) for row in pay), refused)
 
     def that_fit(self, job: PlanJob) -> Offers:
-        """Those whose GPUs have the memory, by their first GPU, whatever sharing comes to."""
+        """Those whose GPUs have the memory, by their first GPU, whether or not sharing pays."""
         fits = self._fits(job)
         if fits is None:
             return Offers()
@@ -253,8 +237,8 @@ class Choice(NamedTuple):
 
     Attributes:
         gpus: The GPUs.
-        partners: The jobs that it joins there, each beside the others.
-        sub_batch: How the job runs there: in the most steps that any of them asks for.
+        partners: The jobs that it joins there, each among the others.
+        sub_batch: How the job runs there: in the most steps that any of them needs.
     """
 
     gpus: Gpus
@@ -265,20 +249,18 @@ class Choice(NamedTuple):
 def choose_gpus(
     job: PlanJob, sizes: Sequence[int], partners: Sequence[Partner], by_node: Mapping[str, Gpus]
 ) -> Choice | None:
-    """The GPUs of the best partners, then free ones, on the nodes whose partners are the best.
+    """The GPUs of the best partners, then free ones, on the nodes whose partners are the best; None where there are too
+    few.
 
-    The slowest GPU sets the pace of a job, so a free one beside it would be half wasted: it stays free.
+    The slowest GPU sets the pace of a job, so a free one with it would be half wasted: it stays free.
+
+    Source: SJF-BSBF, Algorithm 1, lines 14-17, and section V-B2.
 
     Args:
         job: The job.
         sizes: GPUs on each node.
-        partners: Whom it may join, the best first; a job may be joined on some of its GPUs only.
+        partners: Jobs that it may join, the best first; a job may be joined on some of its GPUs only.
         by_node: GPUs of the job's partition.
-
-    Returns:
-        None where there are too few of them.
-
-    Source: SJF-BSBF, Algorithm 1, lines 14-17, and section V-B2.
     """
     usable = _usable(partners, by_node)
     chosen: list[_Ranked] = []
@@ -291,7 +273,7 @@ def choose_gpus(
 
 
 def choose_whole_set(job: PlanJob, sizes: Sequence[int], partners: Iterable[Partner]) -> Choice | None:
-    """Just the GPUs of the best partner that has as many on as many nodes."""
+    """Exactly the GPUs of the best partner that has as many on as many nodes."""
     for partner in partners:
         whole = partner.gpus == partner.holding.gpus
         if whole and sorted(share.gpu_count for share in partner.holding.shares) == sorted(sizes):
@@ -302,10 +284,10 @@ def choose_whole_set(job: PlanJob, sizes: Sequence[int], partners: Iterable[Part
 def choice_that_pays(
     job: PlanJob, sizes: Sequence[int], partners: Sequence[Partner], by_node: Mapping[str, Gpus]
 ) -> Choice | None:
-    """As `choose_gpus`, but each pair is tested again with what the job suffers from all it joins.
+    """As `choose_gpus`, but each pair is tested again with the slow-down by all partners.
 
-    The slowest of its GPUs sets the pace, so ξ of the joining job is that beside its worst partner. Where a pair
-    fails this test, the worst partner is left out and the choice is made again.
+    The slowest of its GPUs sets the pace, so ξ of the joining job is that with its worst partner. Where a pair fails
+    this test, the worst partner is left out and the choice is made again.
     """
     left = list(partners)
     while left:
@@ -321,10 +303,7 @@ def choice_that_pays(
 def sizes_of(job: PlanJob, largest_node: int | None, node_count: int) -> tuple[int, ...] | None:
     """GPUs that a job takes on each of its nodes; None where it needs more nodes than there are.
 
-    Args:
-        job: The job.
-        largest_node: GPUs of its partition's largest node: a larger job fills nodes; None while unknown.
-        node_count: Nodes of its partition.
+    A job larger than its partition's largest node fills nodes.
     """
     if job.node_count > 1:
         size, full, rest = job.gpu_count // job.node_count, job.node_count, 0
@@ -338,11 +317,7 @@ def sizes_of(job: PlanJob, largest_node: int | None, node_count: int) -> tuple[i
 
 
 class _Job(NamedTuple):
-    """A job that can be joined, and the GPUs that it is alone on.
-
-    With what it still needs as it runs now, how much others slow it down already, the least memory left, how much they
-    may slow it down, and its model.
-    """
+    """A job that can be joined, the GPUs that it is alone on, and its figures."""
 
     holding: Holding
     gpus: Gpus
@@ -371,7 +346,7 @@ class _Open(NamedTuple):
 
 
 class _Fits(NamedTuple):
-    """A job beside each open one: the way of computing its batch (-1: none fits), and what comes of sharing."""
+    """A job with each open one: the way of computing its batch (-1: none fits), and the result of sharing."""
 
     jobs: Sequence[_Job]
     ways: Sequence[SubBatch]
@@ -393,7 +368,7 @@ class _Fits(NamedTuple):
 
 
 def _fit(job: PlanJob, jobs: _Open, running_slowdown: Floats, joining_slowdown: Floats) -> _Fits:
-    """The best way beside each: the soonest mean completion, or while durations are unknown the fewest steps."""
+    """The best way with each: the soonest mean completion, or while durations are unknown the fewest steps."""
     running = np.maximum(running_slowdown[jobs.model] / jobs.slowdown, 1.0)  # the slowest of its GPUs counts
     joining = joining_slowdown[jobs.model]
     way, best_s = np.full(len(running), -1, dtype=np.intp), np.full(len(running), np.nan)
@@ -440,7 +415,7 @@ def _node_key(node: str, ranked: Sequence[_Ranked], size: int) -> tuple[int, int
 
 
 def _choice(job: PlanJob, chosen: Iterable[_Ranked], partners: Sequence[Partner]) -> Choice:
-    """A choice, its partners in their order, each beside the others."""
+    """A choice, its partners in their order, each among the others."""
     items = tuple(chosen)
     joined = [partners[rank] for rank in sorted({item.rank for item in items if item.gpu.tenants})]
     sub_batch = max((partner.sub_batch for partner in joined), default=SubBatch(1, 0.0, 1.0))

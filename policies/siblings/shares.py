@@ -15,17 +15,14 @@ from muri.policies.speed.model import Shape
 from muri.policies.traits import Demand, Sensitivity
 from muri.policies.types import Certificate, CpuMemShare, FreeNode, PlanJob, Reason, Running
 
-SLACK: Final = 1e-9
-"""Relative difference that is only a rounding error."""
-
-Wish = Callable[[PlanJob, FreeNode, int], Demand]
-"""What a job asks for each of its GPUs on a node, of which it has so many there."""
+SLACK: Final = 1e-9  # Relative difference that is only a rounding error
+Wish = Callable[[PlanJob, FreeNode, int], Demand]  # A job's wish per GPU on a node where it has this number of GPUs
 
 _LOAD, _PREPROCESS = 0, 1
 
 
 def fair_share(node: FreeNode) -> Demand:
-    """The GPU-proportional share: a node's CPUs and memory by its GPUs; 0 of what is unknown of the node."""
+    """The GPU-proportional share: a node's CPUs and memory by its GPUs; 0 where unknown."""
     if not node.gpu_count:
         return Demand(0.0, 0.0)
     return Demand(node.cpu_count / node.gpu_count, node.mem_gib / node.gpu_count)
@@ -37,9 +34,9 @@ def proportional_wish(job: PlanJob, node: FreeNode, gpus: int) -> Demand:
 
 
 def saturating_wish(job: PlanJob, node: FreeNode, gpus: int) -> Demand:
-    """The least that saturates a job's throughput, as far as the node has it; never slower than the fair share.
+    """The least that saturates a job's throughput, within the node's limits; never slower than the fair share.
 
-    A job of which nothing is known asks for its proportional share.
+    A job of unknown sensitivity asks for its proportional share.
 
     Source: Synergy (Mohan et al., OSDI 2022), section 3: the demand vector.
     """
@@ -50,13 +47,13 @@ def saturating_wish(job: PlanJob, node: FreeNode, gpus: int) -> Demand:
 
 
 def speed(job: PlanJob, per_gpu: Demand, node: FreeNode) -> float:
-    """Throughput with a share, relative to the proportional share of the node; 1 while nothing is known."""
+    """Throughput with a share, relative to the proportional share of the node; 1 while unknown."""
     fair = fair_share(node)
     return throughput_ratio(job.sensitivity, enough(per_gpu, fair), enough(fair, fair))
 
 
 def steps(job: PlanJob, node: FreeNode, gpus: int) -> tuple[Demand, ...]:
-    """What a job can make use of between its proportional share and its demand, the fastest first."""
+    """Shares that a job can use between its proportional share and its demand, the fastest first."""
     if job.sensitivity is None or not node.gpu_count:
         return ()
     return _steps(job.sensitivity, fair_share(node), saturating_wish(job, node, gpus))
@@ -76,7 +73,7 @@ def more(first: float, second: float) -> bool:
 def cells(sensitivity: Sensitivity, fair: Demand, most: Demand) -> tuple[Demand, ...]:
     """The shares worth considering: up to `most`, as fast as the fair share at least, none beaten by a smaller one.
 
-    The fair share and the demand are among the candidates. What is unknown of the node (0) stays 0.
+    The fair share and the demand are among the candidates. Amounts unknown for the node (0) stay 0.
     """
     cpus = _candidates((*sensitivity.cpus, sensitivity.demand.cpus, fair.cpus), most.cpus, known=fair.cpus > 0)
     mem_gib = _candidates(
@@ -121,7 +118,7 @@ def throughput(sensitivity: Sensitivity, per_gpu: Demand, fair: Demand) -> float
 
 
 def enough(per_gpu: Demand, fair: Demand) -> Demand:
-    """A share with no limit on what is unknown of the node."""
+    """A share without a limit on amounts unknown for the node."""
     return Demand(per_gpu.cpus if fair.cpus else math.inf, per_gpu.mem_gib if fair.mem_gib else math.inf)
 
 
@@ -130,12 +127,9 @@ def _candidates(amounts: tuple[float, ...], most: float, *, known: bool) -> list
 
 
 def throughput_ratio(sensitivity: Sensitivity | None, given: Demand, fair: Demand) -> float:
-    """Throughput of a job alone with what it is given, relative to the GPU-proportional share.
+    """Throughput of a job alone with a share per GPU, relative to the GPU-proportional one.
 
-    Args:
-        sensitivity: None of a job that nothing makes faster or slower.
-        given: CPUs and memory per GPU; infinite where unlimited.
-        fair: The GPU-proportional share, per GPU.
+    `sensitivity` is None for a job that nothing makes faster or slower; amounts are infinite where unlimited.
     """
     if sensitivity is None or given == fair:
         return 1.0
@@ -144,14 +138,14 @@ def throughput_ratio(sensitivity: Sensitivity | None, given: Demand, fair: Deman
 
 
 def shape_with(shape: Shape, sensitivity: Sensitivity | None, given: Demand, fair: Demand) -> Shape:
-    """The stages of a job with what it is given; those on GPU and network stay as they are.
+    """The stages of a job with a share; those on GPU and network stay as they are.
 
-    What CPUs change is the preprocess stage, what memory changes is the load stage. Where a stage has less time than
-    the throughput says is saved, the other one loses the rest.
+    CPUs change the preprocess stage, memory changes the load stage. Where a stage has less time than the throughput
+    saves, the other one loses the rest.
 
     Args:
         shape: With the GPU-proportional share.
-        sensitivity: None of a job that nothing makes faster or slower.
+        sensitivity: None for a job that nothing makes faster or slower.
         given: CPUs and memory per GPU; infinite where unlimited.
         fair: The GPU-proportional share, per GPU.
     """
@@ -167,20 +161,15 @@ def shape_with(shape: Shape, sensitivity: Sensitivity | None, given: Demand, fai
     return Shape(stage_s, iteration_s, shape.gpu_mem_gib, shape.model)
 
 
-JobShares = tuple[CpuMemShare, ...]
-"""CPUs and memory that a job holds of each of its nodes."""
+JobShares = tuple[CpuMemShare, ...]  # CPUs and memory that a job holds of each of its nodes
 
 
 class Servers:
-    """What can still be given out.
-
-    Args:
-        nodes: The nodes, which are not changed.
-        gpus: Their free GPUs; it is counted down.
+    """The resources that can still be given out.
 
     Attributes:
-        nodes: The nodes by name.
-        gpus: Free GPUs.
+        nodes: The nodes by name; they are not changed.
+        gpus: Free GPUs; counted down.
         kind: Nodes of one size have the same number.
     """
 
@@ -199,7 +188,7 @@ class Servers:
         self._free = {name: Demand(node.free_cpus, node.free_mem_gib) for name, node in self.nodes.items()}
 
     def copy(self) -> "Servers":
-        """An independent copy, to try something out."""
+        """An independent copy for trials."""
         twin = Servers.__new__(Servers)
         twin.nodes, twin.kind, twin._of_partition = self.nodes, self.kind, self._of_partition
         twin.gpus, twin._free = self.gpus.copy(), dict(self._free)
@@ -210,12 +199,12 @@ class Servers:
         return self._free[name]
 
     def with_gpus(self, job: PlanJob, gpus: int) -> list[str]:
-        """Nodes of the job's partition with so many free GPUs, by name."""
+        """Nodes of the job's partition with this number of free GPUs, by name."""
         on_node = self.gpus.on_node
         return [name for name in self._of_partition.get(job.partition, ()) if on_node(name) >= gpus]
 
     def has_cpus_and_mem(self, name: str, amount: Demand) -> bool:
-        """Whether a node has these CPUs and this memory left; what is unknown of a node limits nothing."""
+        """Whether a node has these CPUs and this memory left; unknown amounts limit nothing."""
         node, free = self.nodes[name], self._free[name]
         # Written out, because this runs for every node and every job.
         if node.cpu_count and amount.cpus > free.cpus + SLACK * (1.0 + amount.cpus):
@@ -223,7 +212,7 @@ class Servers:
         return not node.mem_gib or amount.mem_gib <= free.mem_gib + SLACK * (1.0 + amount.mem_gib)
 
     def tightness(self, name: str) -> tuple[float, ...]:
-        """What a node has left; best fit takes the least."""
+        """Resources that a node has left; best fit takes the least."""
         return (self.gpus.on_node(name), *self._free[name])
 
     def take_shares(self, shares: Iterable[CpuMemShare]) -> None:
@@ -241,16 +230,18 @@ class Servers:
         self._free[share.node] = Demand(free.cpus + sign * share.cpus, free.mem_gib + sign * share.mem_gib)
 
     def shares_on(self, gpus: Shares, per_gpu: Demand | None = None) -> JobShares:
-        """CPUs and memory for GPUs: so much for each, or the proportional share of each node."""
+        """CPUs and memory for GPUs: this amount for each, or the proportional share of each node."""
         return tuple([self._share(share.node, share.gpu_count, per_gpu) for share in gpus])
 
     def fits(self, gpus: Shares, cpu_mem: JobShares) -> bool:
-        """Whether GPUs, of each node once, and CPUs and memory are all there."""
+        """Whether GPUs (each node once), CPUs and memory are all free."""
         enough = all(self.gpus.on_node(share.node) >= share.gpu_count for share in gpus)
         return enough and all(self.has_cpus_and_mem(share.node, Demand(share.cpus, share.mem_gib)) for share in cpu_mem)
 
     def held(self, unit: Running) -> JobShares:
-        """CPUs and memory of a running unit, its members' together; of a node not told, the proportional one."""
+        """CPUs and memory of a running unit, its members' together; where a node's are not given, the proportional
+        share.
+        """
         told = [share for job in unit.members for share in unit.cpu_mem_shares.get(job.job_id, ())]
         if len(unit.members) > 1 and told:
             return tuple(told)
@@ -271,15 +262,15 @@ def per_gpu(share: CpuMemShare, gpus: int) -> Demand:
 
 @dataclass(slots=True)
 class Seat:
-    """A job and what it gets.
+    """A job and its resources.
 
     Attributes:
         contender: The job.
         gpus: Nodes and numbers of GPUs; of a running job that stays also which ones.
         cpu_mem: CPUs and memory of each of these nodes.
         stays: Whether it runs on these GPUs already.
-        held: What it holds now, where it stays.
-        notes: Reasons beside the usual ones.
+        held: Its present CPUs and memory, where it stays.
+        notes: Additional reasons.
     """
 
     contender: Contender
@@ -301,7 +292,7 @@ class Seat:
 
     @property
     def node(self) -> str:
-        """The node of a job that is on one."""
+        """The first node."""
         return self.gpus[0].node
 
     @property
@@ -312,11 +303,11 @@ class Seat:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """What a mechanism decides from.
+    """The input of a mechanism.
 
     Attributes:
         contenders: Jobs by rank.
-        servers: What can be given out, with what running contenders hold; mechanisms work on copies.
+        servers: The resources, with those of running contenders; mechanisms work on copies.
         interval_s: Seconds until the next plan.
     """
 
@@ -327,14 +318,14 @@ class Round:
     def runnable(self) -> list[Placement]:
         """The jobs whose GPUs can be found, in order of priority with backfill, and GPUs for them.
 
-        What runs stays where it is unless a more urgent job finds no place otherwise.
+        Running jobs stay where they are unless a more urgent job finds no place otherwise.
         """
         selection = select(self.contenders, self.servers.gpus, 1)
         chosen = [*selection.alone, *(item for choice in selection.buckets.values() for item in choice.members)]
         return place([unit_of((contender,)) for contender in chosen], self.servers.gpus.copy())
 
     def seat_of(self, contender: Contender) -> Seat | None:
-        """Where a job runs alone now, with what it holds."""
+        """Where a job runs alone now, with its present resources."""
         unit = running_unit((contender,))
         if unit is None:
             return None
@@ -344,12 +335,7 @@ class Round:
 
 @dataclass(slots=True)
 class Seating:
-    """What a mechanism decided.
-
-    Attributes:
-        seats: Seats by rank.
-        certificate: How good it is, of a mechanism that knows.
-    """
+    """The result of a mechanism: seats by rank, and a certificate if it has one."""
 
     seats: dict[int, Seat] = field(default_factory=dict)
     certificate: Certificate = field(default_factory=Certificate)
@@ -360,7 +346,7 @@ class Seating:
 
 
 def size_of(contender: Contender) -> object:
-    """What jobs have in common of which none finds room where one does not."""
+    """Common properties of jobs of which none finds room where one does not."""
     bucket = contender.bucket
     return (bucket.partition, bucket.gpu_count, bucket.node_count, contender.job.sensitivity)
 
@@ -368,8 +354,8 @@ def size_of(contender: Contender) -> object:
 def spread(servers: Servers, job: PlanJob, gpus: Shares, wish: Wish) -> JobShares:
     """CPUs and memory of a job on several nodes: the same for each GPU everywhere.
 
-    It is the least of what the job would ask for on each of them that tells what it has, and where that is slower than
-    the proportional share of a node, each node's proportional share.
+    It is the least of its wishes on each of them, or, where that is slower than the proportional share of a node, each
+    node's proportional share.
     """
     nodes = [servers.nodes[share.node] for share in gpus]
     wishes = [wish(job, node, share.gpu_count) for node, share in zip(nodes, gpus, strict=True)]
@@ -382,13 +368,13 @@ def spread(servers: Servers, job: PlanJob, gpus: Shares, wish: Wish) -> JobShare
 
 
 def share_reason(cpu_mem: JobShares) -> Reason:
-    """What a job gets of its nodes."""
+    """The job's share of its nodes."""
     template, values = amounts_text(cpu_mem)
     return Reason(f"it gets {template}", values)
 
 
 def amounts_text(cpu_mem: JobShares) -> tuple[str, tuple[object, ...]]:
-    """Template and values of what a job holds of each of its nodes."""
+    """Template and values of a job's amounts on each of its nodes."""
     parts: list[str] = []
     values: list[object] = []
     for item in cpu_mem:

@@ -1,4 +1,4 @@
-"""SJF-BSBF: the shortest job first; who finds no free GPUs shares them where that ends both sooner on average."""
+"""SJF-BSBF: the shortest job first; a job without free GPUs shares them where that ends both sooner on average."""
 
 from collections.abc import Iterator
 from functools import cache
@@ -61,13 +61,7 @@ class SjfBsbf(FixedOrder):
 
 
 class SharingCycle:
-    """What is decided so far.
-
-    Args:
-        rules: The policy's options.
-        request: Jobs, GPUs, time and what sharing may do.
-        tests_pairs: Whether sharing has to pay, or only to fit.
-    """
+    """The decisions so far; `tests_pairs`: whether sharing has to pay, or only to fit."""
 
     def __init__(self, rules: PolicyOptions, request: PlanRequest, *, tests_pairs: bool) -> None:
         self._request, self._tests_pairs = request, tests_pairs
@@ -86,7 +80,7 @@ class SharingCycle:
             self._offer(holding)
 
     def decide(self, job: PlanJob) -> None:
-        """Free GPUs, else somebody's to share, else Slurm's own queue after `max_wait_s`, else waiting."""
+        """Free GPUs, else shared ones, else Slurm's own queue after `max_wait_s`, else waiting."""
         if self._slurm.takes_larger(job) or self._start(job):
             return
         offers = self._offers(job)
@@ -115,7 +109,7 @@ class SharingCycle:
         return Sharer(job_id, holding.shares, speed, holding.accumulate_steps, self._why[job_id], holding.kept)
 
     def _start(self, job: PlanJob) -> bool:
-        """On free GPUs, with as large a batch as the partition's GPUs can hold."""
+        """Start on free GPUs, with as large a batch as the partition's GPUs can hold."""
         most_gib = self._most_gib(job.partition)
         fitting = [way for way in sub_batches(job) if way.mem_gib <= most_gib]
         steps, mem_gib = (fitting[0].accumulate_steps, fitting[0].mem_gib) if fitting else (1, 0.0)
@@ -181,7 +175,7 @@ class SharingCycle:
 
 
 def _kept(holding: Holding) -> Reason:
-    """Where a running job stays, and with whom."""
+    """Where a running job stays, and with which partners."""
     stays = reasons.kept(holding.job.gpu_count, holding.shares)
     partners = holding.partners
     if not partners:
@@ -198,7 +192,7 @@ def _steps(accumulate_steps: int) -> tuple[Reason, ...]:
 
 
 def _joined(holding: Holding, choice: Choice, *, tests_pairs: bool) -> tuple[Reason, ...]:
-    """Whom a job joins, and what that comes to."""
+    """The partners that a job joins, and the expected result."""
     where = reasons.sharing(holding.job.gpu_count, holding.shares)
     template = where.template.replace("them to run apart; they share", "it to run apart; it shares")
     found = [Reason(template, where.values)]
@@ -213,7 +207,7 @@ def _joined(holding: Holding, choice: Choice, *, tests_pairs: bool) -> tuple[Rea
 
 
 def _not_shared(job: PlanJob, offers: Offers, *, tests_pairs: bool) -> Reason:
-    """Why a job that finds no free GPUs joins nobody."""
+    """Why a job without free GPUs joins no other."""
     if not job.may_share:
         return reasons.must_run_alone(job)
     if job.profile is None:

@@ -1,4 +1,4 @@
-"""Policies that give out CPUs and memory beside GPUs: Synergy's, and the cycle that others share with it."""
+"""Policies that give out CPUs and memory in addition to GPUs: Synergy's, and the cycle that others share with it."""
 
 from abc import abstractmethod
 from collections import Counter
@@ -53,9 +53,7 @@ _ORDERS: Final[Mapping[str, Callable[[PlanRequest], PriorityKey]]] = {
     "ftf": worst_fairness_first,
 }
 
-Mechanism = Callable[[Round], Seating]
-"""A way to give out GPUs, CPUs and memory."""
-
+Mechanism = Callable[[Round], Seating]  # A way to give out GPUs, CPUs and memory
 _UNKNOWN: Final = Reason("nothing is known of what CPUs and memory do for it: it gets its GPU-proportional share")
 _PROPORTIONAL: Final = Reason("CPUs and memory follow the GPUs")
 _NOT_ALLOCATED: Final = Reason("its node tells neither CPUs nor memory: they are not given out")
@@ -63,7 +61,7 @@ _MOVED: Final = Reason("moved: the place where it ran goes to more urgent jobs")
 
 
 class Way(NamedTuple):
-    """A mechanism, and what jobs ask for under it."""
+    """A mechanism, and the jobs' wishes under it."""
 
     mechanism: Mechanism
     wish: Wish = saturating_wish
@@ -77,7 +75,7 @@ _WAYS: Final[Mapping[str, Way]] = {
 
 
 class AllocationPolicy(QueuePolicy):
-    """A policy that gives out CPUs and host memory beside GPUs; nobody shares a GPU."""
+    """A policy that gives out CPUs and host memory in addition to GPUs; no jobs share a GPU."""
 
     allocates_cpus = True
 
@@ -96,7 +94,7 @@ class Synergy(AllocationPolicy):
     """CPUs and memory by demand, no job below its GPUs' share.
 
     The options `mechanism` and `order` choose another way to share out, and who goes first. Every job has its GPUs to
-    itself. What runs keeps its nodes, CPUs and memory from round to round (lease renewal). FTF serves the worst ρ
+    itself. A running job keeps its nodes, CPUs and memory from round to round (lease renewal). FTF serves the worst ρ
     first, as Themis and the paper do; the key of the paper's public simulator is the reverse.
 
     Source: Synergy (Mohan et al., OSDI 2022).
@@ -117,15 +115,7 @@ class Synergy(AllocationPolicy):
 
 
 def plan_allocation(request: PlanRequest, policy: str, key: PriorityKey, options: PolicyOptions, way: Way) -> Plan:
-    """Decide on every job of a request; nobody shares GPUs.
-
-    Args:
-        request: A request that `check_request` let pass.
-        policy: Name to put on the plan.
-        key: Order of priority.
-        options: Whether running jobs compete, and the aging bound.
-        way: Who gets what, and what jobs ask for, to explain.
-    """
+    """Decide on every job of a request that `check_request` accepted; no jobs share GPUs."""
     with garbage_collector_paused():
         queue = line_up(request, key, options)
         cycle = _Cycle(request, options, queue, way.wish)
@@ -147,7 +137,7 @@ class _Cycle:
         self._contenders: tuple[Contender, ...] = ()
 
     def round(self) -> Round:
-        """What the mechanism decides from: nothing is held by jobs that may be stopped."""
+        """The mechanism's input: jobs that may be stopped hold nothing."""
         for members in self._queue.fixed:
             self._writer.keep_fixed(members)
         self._contenders = tuple(
@@ -161,7 +151,7 @@ class _Cycle:
         return Round(self._contenders, self._servers, self._request.interval_s)
 
     def plan(self, policy: str, seating: Seating) -> Plan:
-        """Name single GPUs, and say why."""
+        """Name single GPUs, and give reasons."""
         shares = dict(self._fixed_shares())
         seats = seating.by_rank()
         # What stays takes its GPUs before any new job is given single ones, or these could be taken.
@@ -193,14 +183,14 @@ class _Cycle:
             yield from unit.cpu_mem_shares.items()
 
     def _is_given_out(self, share: CpuMemShare) -> bool:
-        """Whether a plan names a share: also one of nothing, where the node says what its GPUs' shares are."""
+        """Whether a plan names a share: also an empty one, where the node's proportional share is known."""
         return bool(share.cpus or share.mem_gib) or any(fair_share(self._servers.nodes[share.node]))
 
     def _named(self, seat: Seat) -> Shares:
         return tuple([self._free.take_on(share.node, share.gpu_count) for share in seat.gpus])
 
     def _stays_after_all(self, seat: Seat, gpus: Shares) -> None:
-        """A job that had to leave may have found just its own GPUs again."""
+        """A job that had to leave may have found exactly its own GPUs again."""
         unit = running_unit((seat.contender,))
         if unit is not None and unit.gpus == gpus:
             seat.stays, seat.held = True, self._servers.held(unit)
@@ -227,7 +217,7 @@ class _Cycle:
         return (*why, *seat.notes)
 
     def _keep_waiting(self, seating: Seating) -> None:
-        """Say why the others wait, and leave to Slurm's queue what has waited too long."""
+        """Give reasons to the waiting jobs, and leave those to Slurm's queue that have waited too long."""
         why_waiting = reasons.WaitingReasons(self._free, whole_nodes=not self._slurm.is_there)
         for contender in self._contenders:
             job = contender.job
@@ -240,7 +230,7 @@ class _Cycle:
             why_waiting.count(job)
 
     def _why_waiting(self, contender: Contender, why_waiting: reasons.WaitingReasons) -> Reason:
-        """GPUs are missing, or only CPUs or memory beside them."""
+        """GPUs are missing, or only CPUs or memory."""
         job = contender.job
         if job.node_count == 1 and self._free.most_on_one_node(job.partition) >= job.gpu_count:
             name = self._servers.with_gpus(job, job.gpu_count)[0]
@@ -255,17 +245,17 @@ def _units(contenders: Iterable[Contender]) -> Iterable[Running]:
 
 
 def _is_told(contender: Contender) -> bool:
-    """Whether a running job's share is known, or only taken to be proportional."""
+    """Whether a running job's share is known, or only assumed to be proportional."""
     return contender.unit is not None and contender.job.job_id in contender.unit.cpu_mem_shares
 
 
 def _saturated(speed: float) -> Reason:
-    """It gets what it demands."""
+    """It gets its demand."""
     return Reason("that is all it can use: {:.2f} × its speed with the GPU-proportional share", (speed,))
 
 
 def _below_demand(wanted: Demand, speed: float) -> Reason:
-    """It gets less than it demands."""
+    """It gets less than its demand."""
     return Reason(
         "it could use {:.4g} CPUs and {:.4g} GiB, {:.2f} × as fast, but they are not free or not worth a restart",
         (wanted.cpus, wanted.mem_gib, speed),

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise, permutations
-from typing import Final
+from typing import ClassVar, Final
 
 import numpy as np
 
@@ -20,99 +20,75 @@ from muri.policies.speed.model import (
     checked_groups,
     chunks,
     figures_of,
-    member_rows,
     one_group,
 )
 from muri.profiler.records import STAGES
 
-MAX_RESOURCES: Final = 6
-"""Every ordering is tried, and there are (k − 1)! of k members: 120 for six."""
-
-Positions = tuple[int, ...]
-"""Position of each member in the rotation of k slots."""
-
-_TIE: Final = 1e-12
-"""Relative difference below which two periods count as equal, so that rounding decides nothing."""
+MAX_RESOURCES: Final = 6  # Every ordering is tried, and there are (k − 1)! of k members: 120 for six
+Positions = tuple[int, ...]  # Position of each member in the rotation of k slots
+_TIE: Final = 1e-12  # Relative difference below which two periods count as equal, so that rounding decides nothing
 
 
 @dataclass(frozen=True, slots=True)
 class Lockstep:
-    """Everybody advances one iteration per period, and the period is the one of the chosen ordering.
+    """All members advance one iteration per period of the chosen ordering (Muri, Eq. 3).
 
-    No member is faster than alone: where stages cover only part of an iteration, the group's longest
-    iteration bounds the period from below. A group of one runs as it does alone.
+    No member is faster than alone: where stages cover only part of an iteration, the longest iteration bounds the
+    period from below.
 
     Attributes:
         ordering: "best" takes the ordering with the shortest period, "worst" the longest.
-        gaps: Whether members may sit anywhere in the rotation. The paper puts p members at positions 0 to
-            p − 1, which keeps a pair from running half a turn apart (storage and CPU of one
-            against GPU and network of the other). It matters only where two positions or more are left
-            over, so for pairs on four resources, not for three members or four.
+        gaps: Whether members may sit anywhere in the rotation. The paper puts p members at positions 0 to p − 1, which
+            keeps a pair on four resources from running half a turn apart; for three or four members it makes no
+            difference.
     """
 
+    name: ClassVar = "lockstep"
     ordering: str = "best"
     gaps: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse an ordering that doesn't exist.
-
-        Raises:
-            OptionsError: Names the valid ones.
-        """
+        """Refuse an unknown ordering."""
         if self.ordering not in ORDERINGS:
             raise OptionsError(f"ordering is {self.ordering!r}; valid are: {', '.join(ORDERINGS)}")
 
-    @property
-    def name(self) -> str:
-        """The name by which options select the model."""
-        return "lockstep"
-
     def evaluate(self, shapes: Sequence[Shape], groups: Indices) -> Evaluation:
-        """Evaluate many groups of up to as many members as there are resources, six at most; see `SpeedModel`.
+        """Evaluate many groups of at most as many members as resources; see `SpeedModel`.
 
-        Returns:
-            Speeds, γ of Eq. 4 and the period; both count the period as no shorter than the longest iteration.
+        γ and the period count the period as no shorter than the longest iteration.
         """
         figures = figures_of(shapes, max_resources=MAX_RESOURCES)
         checked = checked_groups(groups, len(shapes), figures.resource_count)
         if checked.shape[1] == 1:
             return alone(figures, checked)
-        turns = _turns(placements(checked.shape[1], figures.resource_count, gaps=self.gaps), figures.resource_count)
         count, members = checked.shape
+        ways = placements(members, figures.resource_count, gaps=self.gaps)
+        turns = [_relative(positions, figures.resource_count) for positions in ways]
         # One row per member keeps writes contiguous; the caller sees the transposed view.
         speed = np.empty((members, count))
         efficiency = np.empty(count)
         period = np.empty(count)
-        for part in chunks(count):
-            index = member_rows(checked, part)
+        for part, index in chunks(checked):
             chosen = _chosen_periods(figures, index, turns, worst=self.ordering == "worst")
             _pace(figures, index, chosen, (speed[:, part], efficiency[part], period[part]))
         return Evaluation(speed.T, efficiency, period)
 
     def positions(self, members: Sequence[Shape]) -> Positions:
-        """Where each member sits in the rotation; the first of several equally good ways.
-
-        Args:
-            members: The shapes of one group.
-
-        Raises:
-            ProfileError: A shape has an impossible time.
-            SpeedModelError: There are no members, or more than resources.
-        """
+        """Position of each member in the rotation; the first of several equally good ways."""
         return _positions(tuple(members), self.gaps, self.ordering == "worst")
 
     def order(self, members: Sequence[Shape]) -> tuple[int, ...]:
-        """Indices of the members by their position in the rotation, as `positions`, without the gaps."""
+        """Indices of the members by their position in the rotation, without the gaps."""
         placed = self.positions(members)
         return tuple(sorted(range(len(placed)), key=placed.__getitem__))
 
 
 @lru_cache(maxsize=64)
 def placements(members: int, resources: int, *, gaps: bool = False) -> tuple[Positions, ...]:
-    """All ways of placing members in the rotation that can differ in their period.
+    """All ways of placing members in the rotation that can differ in their period; the paper's, without gaps, come
+    first.
 
-    Moving all members by a position turns the slots and changes nothing, so of ways that differ by a
-    turn only one is listed. The paper's orderings, without gaps, come first.
+    Turning all members by a position changes nothing, so of ways that differ by a turn only one is listed.
 
     Args:
         members: p, at most `resources`.
@@ -132,10 +108,6 @@ def placements(members: int, resources: int, *, gaps: bool = False) -> tuple[Pos
 def _relative(positions: Positions, resources: int) -> Positions:
     """The same placement, turned so that the first member is at position 0."""
     return tuple((position - positions[0]) % resources for position in positions)
-
-
-def _turns(ways: Sequence[Positions], resources: int) -> list[Positions]:
-    return [_relative(positions, resources) for positions in ways]
 
 
 def _chosen_periods(figures: Figures, index: Indices, turns: Sequence[Positions], *, worst: bool) -> Floats:
@@ -166,7 +138,7 @@ def _twice_around(stage_s: Floats, row: Indices) -> Floats:
 
 
 def _from_position(stages: Floats, position: int) -> Floats:
-    """What a member at this position holds in slots 0 to k − 1."""
+    """The stages of a member at this position in slots 0 to k − 1."""
     return stages[position : position + (len(stages) + 1) // 2]
 
 
@@ -197,18 +169,14 @@ def _positions(members: tuple[Shape, ...], gaps: bool, worst: bool) -> Positions
 
 
 def period_s(stage_s: Sequence[Sequence[float]], positions: Sequence[int] | None = None) -> float:
-    """Period of a group in a given ordering: T = Σ_{j<k} max_i t_i^{(i+j) mod k} (Muri, section 4.2, Eq. 3).
+    """Period of a group: T = Σ_{j<k} max_i t_i^{(i+j) mod k} (Muri, section 4.2, Eq. 3).
 
     In slot j of a period the member at position i holds resource (i + j) mod k, so a slot lasts as long as the slowest
-    of its stages. k slots are a period, in which every member completes one iteration.
+    of its stages.
 
     Args:
         stage_s: For each member, its seconds on each of the k resources.
-        positions: Position of each member in the rotation; by default 0, 1, … as in the paper. Positions
-            must differ; those that no member holds are gaps.
-
-    Returns:
-        Seconds in which every member completes one iteration.
+        positions: Distinct positions of the members in the rotation; by default 0, 1, … as in the paper.
     """
     resources = len(stage_s[0])
     placed = list(zip(range(len(stage_s)) if positions is None else positions, stage_s, strict=True))
@@ -216,12 +184,7 @@ def period_s(stage_s: Sequence[Sequence[float]], positions: Sequence[int] | None
 
 
 def first_extreme(periods: Sequence[float], *, worst: bool) -> int:
-    """Index of the first of the shortest periods, or of the longest.
-
-    Args:
-        periods: Seconds; those that differ by rounding alone count as equal.
-        worst: Whether to look for the longest.
-    """
+    """Index of the first of the shortest periods (or the longest), those that differ by rounding counting as equal."""
     if worst:
         limit = max(periods) * (1 - _TIE)
         return next(index for index, period in enumerate(periods) if period >= limit)
@@ -229,41 +192,36 @@ def first_extreme(periods: Sequence[float], *, worst: bool) -> int:
     return next(index for index, period in enumerate(periods) if period <= limit)
 
 
-ALONE_OVERHEAD: Final = 1.015
-"""What the simulator multiplies every job's own iteration time by."""
-
+ALONE_OVERHEAD: Final = 1.015  # The public simulator's factor on every job's own iteration time
+# Its factors on the period of two, three and four members: 1.310, 1.478 and 1.350.
 MULTIPLIERS: Final = (1.33 / ALONE_OVERHEAD, 1.5 / ALONE_OVERHEAD, 1.37 / ALONE_OVERHEAD)
-"""The simulator's factors on the period of two, three and four members: 1.310, 1.478 and 1.350."""
 
 _SLOTS: Final = 4
 _STEPS: Final = 2 * _SLOTS
 _CONVERGED: Final = 1e-3
-_FEW: Final = 256
-"""Groups of which the numbers take less time than the calls."""
+_FEW: Final = 256  # Groups of which the numbers take less time than the calls
 
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """All members advance one iteration per period of a pipeline of four slots over three resources.
+    """The public Muri simulator's formula, to reproduce its published results.
+
+    All members advance one iteration per period of a pipeline of four slots over three resources: storage and CPU are
+    one resource, the loads of two jobs overlap, and factors that the paper does not mention multiply the period.
 
     Attributes:
         ordering: "best" takes the permutation with the shortest period, "worst" the longest.
         multipliers: Factors on the period of two, three and four members.
-        capped: Whether no member is faster than alone. The simulator has no such limit: take False to reproduce
-            it to the digit.
+        capped: Whether no member is faster than alone; False reproduces the simulator to the digit.
     """
 
+    name: ClassVar = "reference"
     ordering: str = "best"
     multipliers: tuple[float, float, float] = MULTIPLIERS
     capped: bool = True
 
     def __post_init__(self) -> None:
-        """Refuse parameters that make no sense.
-
-        Raises:
-            OptionsError: The ordering is unknown.
-            SpeedModelError: There are not three multipliers above 0.
-        """
+        """Refuse an unknown ordering, and multipliers that are not three finite numbers above 0."""
         if self.ordering not in ORDERINGS:
             raise OptionsError(f"ordering is {self.ordering!r}; valid are: {', '.join(ORDERINGS)}")
         if len(self.multipliers) != MAX_GROUP_SIZE - 1 or not all(0 < factor < np.inf for factor in self.multipliers):
@@ -271,21 +229,13 @@ class Reference:
                 f"multipliers are {self.multipliers}; give three finite numbers above 0, for 2, 3 and 4"
             )
 
-    @property
-    def name(self) -> str:
-        """The name by which options select the model."""
-        return "reference"
-
     def evaluate(self, shapes: Sequence[Shape], groups: Indices, believed: Sequence[Shape] | None = None) -> Evaluation:
         """Evaluate many groups of up to four jobs with the four stages of Muri; see `SpeedModel`.
 
         Args:
-            shapes: What the jobs are.
+            shapes: The jobs.
             groups: As in `SpeedModel`.
-            believed: What each is taken for when the permutation is chosen; None: the same.
-
-        Returns:
-            Speeds, γ = Σ resource time / (4 T), and T with its multiplier.
+            believed: Shapes by which the permutation is chosen; None: the same.
         """
         figures = _figures(shapes)
         checked = checked_groups(groups, len(shapes), MAX_GROUP_SIZE)
@@ -297,8 +247,7 @@ class Reference:
         speed = np.empty((members, count))
         efficiency = np.empty(count)
         period = np.empty(count)
-        for part in chunks(count):
-            index = member_rows(checked, part)
+        for part, index in chunks(checked):
             of, by = ([times_s[:, row] for row in index] for times_s in (resource_s, believed_s))
             chosen = self._periods(of, of if believed is None else by) * self.multipliers[members - 2]
             # Members that use no resource have no period; they don't slow each other down.
@@ -310,16 +259,11 @@ class Reference:
         return Evaluation(speed.T, np.minimum(efficiency, 1.0), period)
 
     def order(self, members: Sequence[Shape]) -> tuple[int, ...]:
-        """The first permutation with the shortest (or longest) period.
-
-        Raises:
-            ProfileError: A shape has an impossible time.
-            SpeedModelError: There are no members, more than four, or other than four stages.
-        """
+        """The first permutation with the shortest (or longest) period."""
         return _order(tuple(members), self.ordering == "worst")
 
     def _periods(self, members: Sequence[Floats], believed: Sequence[Floats]) -> Floats:
-        """T of each group in the permutation whose believed T is best or worst; see `_ways`."""
+        """T of each group in the permutation whose believed T is best or worst."""
         periods = _ways(members)
         if believed is not members:
             judged = _ways(believed)
@@ -387,7 +331,7 @@ def pipeline_period(members: Sequence[Floats]) -> Floats:
 
 
 def _slot_ends(members: Sequence[Floats]) -> list[Floats]:
-    """When each slot of the first two turns ends; a load spans two slots, empty positions are skipped."""
+    """The end of each slot of the first two turns; a load spans two slots, empty positions are skipped."""
     end = [np.zeros(members[0].shape[1])]
     for step in range(_STEPS):
         latest = np.zeros_like(end[0])

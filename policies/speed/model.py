@@ -15,9 +15,7 @@ from muri.profiler.records import ProfileError, StageProfile
 
 Floats = NDArray[np.float64]
 Indices = NDArray[np.intp]
-
-CHUNK = 8192
-"""Groups evaluated at once: few enough for the processor's caches, enough to make up for the calls."""
+CHUNK = 8192  # Groups evaluated at once: few enough for the processor's caches, enough to make up for the calls
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -44,14 +42,13 @@ def shape_of(profile: StageProfile) -> Shape:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """What a speed model says of n groups of p members each.
+    """A speed model's figures for n groups of p members each.
 
     Attributes:
-        speed: Array (n, p): speed of each member, in the order given, 1 = as fast as alone.
-        efficiency: Array (n,): interleaving efficiency γ (Muri, Eq. 4): the share of time that a
-            resource is busy, averaged over resources; 0 to 1.
-        period_s: Array (n,): seconds in which every member completes one iteration: T of Eq. 3, and no
-            less than the longest iteration; NaN where the model has no period.
+        speed: Array (n, p): speed of each member, 1 = as fast as alone.
+        efficiency: Array (n,): interleaving efficiency γ (Muri, Eq. 4), 0 to 1.
+        period_s: Array (n,): seconds in which every member completes one iteration: T of Eq. 3, and no less than the
+            longest iteration; NaN where the model has no period.
     """
 
     speed: Floats
@@ -60,7 +57,7 @@ class Evaluation:
 
 
 class SpeedModel(Hashable, Protocol):
-    """One answer to the question how jobs slow each other down. Pure, deterministic and hashable."""
+    """How jobs slow each other down. Pure, deterministic and hashable."""
 
     @property
     def name(self) -> str:
@@ -81,10 +78,7 @@ class SpeedModel(Hashable, Protocol):
         ...
 
     def order(self, members: Sequence[Shape]) -> tuple[int, ...]:
-        """The ordering to run these members in: indices by position of the rotation.
-
-        The identity for a model that knows no ordering.
-        """
+        """The ordering of these members: indices by position of the rotation; the identity without a rotation."""
         ...
 
 
@@ -98,10 +92,7 @@ class UnknownSpeedModelError(OptionsError):
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """The distinct shapes, one column each, laid out for evaluating many groups at a time.
-
-    Everything is kept one row per resource or member and one column per shape or group, so that NumPy runs along
-    contiguous memory, and groups are evaluated in chunks that stay in the processor's cache.
+    """The distinct shapes as arrays, one column each, so that NumPy runs along contiguous memory.
 
     Attributes:
         stage_s: Array (resources, shapes) of seconds per iteration.
@@ -115,15 +106,14 @@ class Figures:
 
     @property
     def resource_count(self) -> int:
-        """k, how many resources the shapes have stages for."""
+        """k, the number of resources."""
         return len(self.stage_s)
 
     @property
     def share(self) -> Floats:
         """Array (resources, shapes): share of the time alone during which each resource is used.
 
-        A job that runs alone runs at full speed, so no share is above 1, even where stage times and
-        iteration time were measured apart and contradict each other.
+        At most 1, even where stage times and iteration time were measured apart and contradict each other.
         """
         return np.minimum(1.0, self.stage_s / self.iteration_s)
 
@@ -133,7 +123,7 @@ def figures_of(shapes: Sequence[Shape], *, max_resources: int | None = None) -> 
 
     Args:
         shapes: The distinct shapes, at least one.
-        max_resources: Most resources that the caller can deal with.
+        max_resources: Most resources that the caller supports.
 
     Raises:
         ProfileError: A time is negative or not finite, or an iteration takes no time.
@@ -168,16 +158,10 @@ def _refuse_impossible(shapes: Sequence[Shape], stage_s: Floats, iteration_s: Fl
 
 
 def checked_groups(groups: Indices, shape_count: int, max_members: int) -> Indices:
-    """Check indices of groups.
-
-    Args:
-        groups: Array (n, p) of indices into the shapes.
-        shape_count: How many shapes there are.
-        max_members: Largest p that the model can evaluate.
+    """Return the array (n, p) of indices of groups.
 
     Raises:
-        SpeedModelError: The array has another form, more members than can be evaluated, or names a
-            shape that does not exist.
+        SpeedModelError: The array has another form, more than `max_members` members, or an index of no shape.
     """
     array = np.asarray(groups)
     if array.ndim != 2 or array.dtype.kind not in "iu":
@@ -195,15 +179,11 @@ def one_group(members: int) -> Indices:
     return np.arange(members, dtype=np.intp)[None]
 
 
-def chunks(count: int) -> Iterator[slice]:
-    """Slices that cover `count` groups, each of at most CHUNK."""
-    for start in range(0, count, CHUNK):
-        yield slice(start, min(start + CHUNK, count))
-
-
-def member_rows(groups: Indices, part: slice) -> Indices:
-    """The groups of a chunk with one contiguous row per member."""
-    return np.ascontiguousarray(groups[part].T)
+def chunks(groups: Indices) -> Iterator[tuple[slice, Indices]]:
+    """Yield slices of at most CHUNK groups, and these groups with one contiguous row per member."""
+    for start in range(0, len(groups), CHUNK):
+        part = slice(start, min(start + CHUNK, len(groups)))
+        yield part, np.ascontiguousarray(groups[part].T)
 
 
 def alone(figures: Figures, groups: Indices, *, has_period: bool = True) -> Evaluation:
@@ -215,13 +195,7 @@ def alone(figures: Figures, groups: Indices, *, has_period: bool = True) -> Eval
 
 
 def used_share(figures: Figures, groups: Indices, speed: Floats) -> Floats:
-    """γ where there is no period: Σ_i s_i · u_i^j, averaged over the resources j, at most 1.
-
-    Args:
-        figures: The shapes.
-        groups: Array (n, p) of indices into them.
-        speed: Array (n, p) of speeds.
-    """
+    """γ where there is no period: Σ_i s_i · u_i^j, averaged over the resources j, at most 1."""
     mean_share = figures.share.mean(axis=0)
     used = np.zeros(len(groups))
     for member in range(groups.shape[1]):
@@ -229,20 +203,13 @@ def used_share(figures: Figures, groups: Indices, speed: Floats) -> Floats:
     return np.minimum(1.0, used)
 
 
-_CELLS: Final = 4_096
-"""Most groups of a table: those of 4 out of 8 shapes, and all pairs of 64. Of more, hardly all are ever asked for."""
-
-_TABLES: Final = 128
-"""Tables that are kept; each takes at most 200 KiB."""
+_CELLS: Final = 4_096  # Most groups of a table: those of 4 out of 8 shapes, and all pairs of 64
+_TABLES: Final = 128  # Tables that are kept; each takes at most 200 KiB
 
 
 def evaluate(model: SpeedModel, shapes: tuple[Shape, ...], groups: Indices) -> Evaluation:
-    """What the model says of some groups, from a table where there are few shapes.
-
-    Args:
-        model: The speed model.
-        shapes: The distinct shapes, sorted, so that the same ones find the same table.
-        groups: As for `SpeedModel.evaluate`.
+    """Evaluate groups, from a table where there are few shapes; these must be sorted, so that they find the same
+    table.
     """
     count, size = len(shapes), groups.shape[1]
     if count**size > _CELLS:
@@ -256,5 +223,5 @@ def evaluate(model: SpeedModel, shapes: tuple[Shape, ...], groups: Indices) -> E
 
 @lru_cache(maxsize=_TABLES)
 def _table(model: SpeedModel, shapes: tuple[Shape, ...], size: int) -> Evaluation:
-    """All groups of a size in every order of their members, so that a look-up gives the very figures of the model."""
+    """All groups of a size in every order of their members, so that a look-up gives exactly the model's figures."""
     return model.evaluate(shapes, np.indices((len(shapes),) * size).reshape(size, -1).T)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import Final
+from typing import ClassVar, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,37 +22,27 @@ from muri.policies.speed.model import (
     checked_groups,
     chunks,
     figures_of,
-    member_rows,
     used_share,
 )
 from muri.policies.traits import InterferenceTable
 
-MAX_MEMBERS: Final = 64
-"""Progressive filling takes as many steps as there are members; far more than can share a GPU."""
+MAX_MEMBERS: Final = 64  # Progressive filling takes as many steps as there are members; far more than can share a GPU
 
 
 @dataclass(frozen=True, slots=True)
 class Fair:
     """Max-min fair normalized speeds of a work-conserving runtime.
 
-    u_i^j is the share of its time alone during which member i uses resource j. Speeds s_i ≤ 1 are
-    possible when Σ_i s_i · u_i^j ≤ 1 for every resource j. All speeds rise together; when a
-    resource is full, its users stay where they are and the others go on.
-
-    It is a bound in that waiting for a stage in progress costs nothing: a runtime comes close with short stages.
+    u_i^j is the share of its time alone during which member i uses resource j. Speeds s_i ≤ 1 are possible when Σ_i s_i
+    · u_i^j ≤ 1 for every resource j. All speeds rise together; when a resource is full, its users keep their speed and
+    the others rise further. Waiting for a stage in progress is taken to cost nothing: a runtime comes close with short
+    stages.
     """
 
-    @property
-    def name(self) -> str:
-        """The name by which options select the model."""
-        return "fair"
+    name: ClassVar = "fair"
 
     def evaluate(self, shapes: Sequence[Shape], groups: Indices) -> Evaluation:
-        """Evaluate many groups of any number of resources; see `SpeedModel`.
-
-        Returns:
-            Speeds and γ, here the mean over resources of Σ_i s_i · u_i^j; there is no period (NaN).
-        """
+        """Evaluate many groups of any number of resources; γ is the mean over resources of Σ_i s_i · u_i^j."""
         figures = figures_of(shapes)
         checked = checked_groups(groups, len(shapes), MAX_MEMBERS)
         count, members = checked.shape
@@ -60,24 +50,17 @@ class Fair:
             return alone(figures, checked, has_period=False)
         share = figures.share
         speed = np.empty((members, count))
-        for part in chunks(count):
-            speed[:, part] = _filled([share[:, row] for row in member_rows(checked, part)])
+        for part, index in chunks(checked):
+            speed[:, part] = _filled([share[:, row] for row in index])
         return Evaluation(speed.T, used_share(figures, checked, speed.T), np.full(count, np.nan))
 
     def order(self, members: Sequence[Shape]) -> tuple[int, ...]:
-        """The identity: the member that is furthest behind goes first, there is no rotation."""
+        """The identity: the member that is furthest behind goes first."""
         return tuple(range(len(members)))
 
 
 def _filled(share: Sequence[Floats]) -> Floats:
-    """Max-min fair speeds by progressive filling.
-
-    Args:
-        share: For each member, an array (resources, groups) of u_i^j.
-
-    Returns:
-        Array (members, groups) of speeds.
-    """
+    """Array (members, groups) of max-min fair speeds, from each member's array (resources, groups) of u_i^j."""
     speed = np.zeros((len(share), share[0].shape[1]))
     rising = np.ones_like(speed)  # 1 while a member's speed still rises, then 0
     level = np.zeros(speed.shape[1])
@@ -103,39 +86,29 @@ def _full_at(share: Sequence[Floats], speed: Floats, rising: Floats) -> Floats:
     return np.divide(free, wanted, out=np.full_like(used, np.inf), where=wanted > np.maximum(free, 0))
 
 
-_UNKNOWN: Final = -1
-"""Stands for a model that the table doesn't have."""
+_UNKNOWN: Final = -1  # Stands for a model that the table doesn't have
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
     """Speeds from a table of pairs, and from another model where the table has none.
 
-    For three or four members a member's speed is the product of its speeds with each of the others. That is
-    an approximation: it takes the slow-downs for independent, which overstates them where
-    two partners want the same resource at different times, and understates them where memory or
-    caches give way. Within a group of which only some pairs were measured, the other model gives the
-    speeds of the missing pairs; a group without any measured pair is left to it as a whole.
+    For three or four members a member's speed is the product of its speeds with each of the others. That takes the
+    slow-downs for independent, which overstates them where two partners want the same resource at different times, and
+    understates them where memory or caches give way. Missing pairs of a group get their speeds from the other model; so
+    does a group without any measured pair as a whole.
 
     Attributes:
         table: The measured pairs.
-        fallback: Model for what the table doesn't have, and for the ordering.
+        fallback: Model for missing pairs, and for the ordering.
     """
 
+    name: ClassVar = "measured"
     table: InterferenceTable
     fallback: SpeedModel
 
-    @property
-    def name(self) -> str:
-        """The name by which options select the model."""
-        return "measured"
-
     def evaluate(self, shapes: Sequence[Shape], groups: Indices) -> Evaluation:
-        """Evaluate many groups of up to four members, their models looked up in the table; see `SpeedModel`.
-
-        Returns:
-            Speeds and γ, here the mean over resources of Σ_i s_i · u_i^j; there is no period (NaN).
-        """
+        """Evaluate many groups of up to four members; γ is the mean over resources of Σ_i s_i · u_i^j."""
         figures = figures_of(shapes)
         checked = checked_groups(groups, len(shapes), MAX_GROUP_SIZE)
         if checked.shape[1] == 1:
@@ -144,7 +117,7 @@ class Measured:
         return Evaluation(speed, used_share(figures, checked, speed), np.full(len(checked), np.nan))
 
     def order(self, members: Sequence[Shape]) -> tuple[int, ...]:
-        """What the other model says: a table of speeds knows no ordering."""
+        """The other model's: a table of speeds has no ordering."""
         return self.fallback.order(members)
 
     def _speeds(self, shapes: Sequence[Shape], groups: Indices) -> Floats:
@@ -164,9 +137,7 @@ class Measured:
         return speed
 
     def _fallback_speeds(self, shapes: Sequence[Shape], groups: Indices) -> Floats:
-        if len(groups) == 0:
-            return np.ones(groups.shape)
-        return self.fallback.evaluate(shapes, groups).speed
+        return self.fallback.evaluate(shapes, groups).speed if len(groups) else np.ones(groups.shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +146,7 @@ class PairLookup:
 
     Attributes:
         model_of: Array (shapes,): number of each shape's model, or `_UNKNOWN`.
-        speed: Array (models, models): speed of the first next to the second; NaN where not measured.
+        speed: Array (models, models): speed of the first with the second; NaN where not measured.
     """
 
     model_of: Indices
@@ -183,7 +154,7 @@ class PairLookup:
 
     @staticmethod
     def of(table: InterferenceTable, shapes: Sequence[Shape]) -> "PairLookup":
-        """What a table says of the models of these shapes."""
+        """The entries of a table for the models of these shapes."""
         present = sorted({shape.model for shape in shapes} & table.models)
         number = {model: index for index, model in enumerate(present)}
         speed = np.full((len(present) + 1, len(present) + 1), np.nan)
@@ -194,7 +165,7 @@ class PairLookup:
         return PairLookup(np.array([number.get(shape.model, _UNKNOWN) for shape in shapes], dtype=np.intp), speed)
 
     def known(self, pairs: Indices) -> NDArray[np.bool_]:
-        """Which of these pairs of shapes were measured; the last row and column stand for unknown models."""
+        """Which pairs of shapes were measured; the last row and column stand for unknown models."""
         models = self.model_of[pairs]
         return np.isfinite(self.speed[models[:, 0], models[:, 1]])
 
@@ -210,12 +181,11 @@ def speed_model(name: str, *, ordering: str = "best", table: InterferenceTable |
     Args:
         name: One of `muri.policies.options.SPEED_MODELS`.
         ordering: "best" or "worst"; the model "fair" has no ordering and ignores it.
-        table: Measured pairs, which "measured" needs and the others ignore. Lockstep does for the rest.
+        table: Measured pairs, which only "measured" needs.
 
     Raises:
-        UnknownSpeedModelError: No model has this name; lists those there are.
-        SpeedModelError: "measured" was asked for without a table.
-        OptionsError: The ordering is unknown.
+        OptionsError: The name or the ordering is unknown.
+        SpeedModelError: "measured" needs a table.
     """
     match name:
         case "lockstep":

@@ -12,12 +12,10 @@ from hypothesis import strategies as st
 from muri.policies.grouping import certified
 from muri.policies.grouping.certified import (
     WeightsError,
-    networkx_graph,
-    rustworkx_graph,
+    match_networkx,
+    match_rustworkx,
     scaled,
     solve_assignment,
-    solve_networkx,
-    solve_rustworkx,
     whole_weights,
 )
 from muri.policies.grouping.matching import match_weights
@@ -176,6 +174,6 @@ def test_weights_that_differ_by_rounding_only_are_equal():
 def test_both_solvers_break_ties_alike():
     first, second = all_pairs(30)
     weight = np.full(len(first), 0.25)
-    pairs = solve_rustworkx(rustworkx_graph(first, second, weight))
-    assert pairs == solve_networkx(networkx_graph(first, second, weight))
+    pairs = match_rustworkx(first, second, weight)
+    assert pairs == match_networkx(first, second, weight)
     assert len(pairs) == 15
