@@ -29,9 +29,9 @@ print(error or cuda.cuDeviceTotalMem_v2(ctypes.byref(total), device), total.valu
 
 
 def total_gib() -> float | None:
-    """Memory of this process's first GPU; None where no CUDA driver tells it.
+    """Return the memory of this process's first GPU; None where no CUDA driver tells it.
 
-    A child asks: what the driver takes for itself ends with it.
+    A child asks: the memory that the driver takes for itself is free again with its end.
     """
     ask = [sys.executable, "-I", "-S", "-c", _ASK]
     try:
@@ -55,13 +55,13 @@ START_S: Final = 30.0
 class AdmissionControl:
     """Lets new members into a runtime.
 
-    The connection proves only that its other end belongs to the same user. That the job belongs here, the
-    controller has written into the job's AdminComment, which users cannot change.
+    The connection proves only that its other end belongs to the same user. Which job belongs here, the controller has
+    written into the job's AdminComment, which users cannot change.
 
     Args:
         pilot_job: The job that the runtime runs in, None when no job can join.
         table: The members.
-        membership: The scheduler's interface; loaded when first needed.
+        membership: Returns the scheduler's interface, when first needed.
     """
 
     def __init__(
@@ -75,12 +75,12 @@ class AdmissionControl:
         self._membership = membership
 
     def environment(self, job_id: str) -> dict[str, str]:
-        """Variables that tell a member's script what the scheduler chose for it."""
+        """Return variables that tell a member's script the scheduler's choices for it."""
         steps = self._table.spec_of(job_id).accumulate_steps if job_id in self._table else 1
         return {STEPS_VARIABLE: str(steps)} if steps > 1 else {}
 
     def refusal(self, job_id: str) -> str:
-        """Why a job that is not a member yet cannot become one, "" when it is one now."""
+        """Return why a job that is not a member yet cannot become one, "" when it is one now."""
         if job_id in self._table:
             return ""
         if self.pilot_job is None:
@@ -100,14 +100,14 @@ class AdmissionControl:
 
 
 class MemoryAdmission:
-    """Adds up what members need.
+    """Keeps members out that would exceed the GPU's memory.
 
     Args:
         need_gib: Peak GPU memory of members alone, from their profiles; missing members count as 0.
-        running: The sessions under way.
+        running: Returns the sessions under way.
         device_gib: Memory of the GPU; None: the GPU is asked, and without one every member is admitted.
         now: Clock in seconds.
-        measured_gib: Measured peaks of members at work, which count instead.
+        measured_gib: Returns measured peaks of running members, which count instead.
         threads: Runs members as threads, and so knows the GPU, if there are any.
     """
 
@@ -132,10 +132,10 @@ class MemoryAdmission:
         self._driver_gib: float | None = None
 
     def refusal(self, member: str) -> dict[str, str] | None:
-        """Why a member cannot be let in now, None when it can.
+        """Return why a member cannot be let in now, None when it can.
 
-        A refused member goes back to the queue and runs alone: an out-of-memory error in the
-        middle of its training, or of a partner's, would cost more.
+        A refused member goes back to the queue and runs alone: an out-of-memory error in the middle of its training, or
+        of a partner's, would cost more.
         """
         need_gib = self._need_gib.get(member, 0.0)
         capacity_gib = self._capacity_gib() if need_gib else None
@@ -154,7 +154,7 @@ class MemoryAdmission:
         return {"kind": "memory", "reason": reason}
 
     def _used_gib(self, newcomer: str) -> float:
-        """GiB that the others and CUDA use, including members that were admitted a moment ago."""
+        """Return the GiB that the others and CUDA use, including members that were admitted a moment ago."""
         running = self._running()
         names = {session.member for session in running}
         now_s = self._now()

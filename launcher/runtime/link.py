@@ -1,10 +1,9 @@
 """Authenticated connections between the runtimes of one group: rank 0 listens, the other ranks connect.
 
-A cluster is shared, so a process that connects has to prove that it knows the group's key, and so has rank 0:
-both sides answer the other's random challenge with an HMAC (SHA-256) over both challenges and the rank. Key and port
-travel in the environment of the pilot job's step, which only its user (and root) can read. Until then each side reads
-as many bytes as a proof has, within one time limit. Messages that follow are JSON in the framing of
-`multiprocessing.connection`, never pickle; they are not encrypted.
+A cluster is shared, so a process that connects has to prove that it knows the group's key, and so has rank 0: both
+sides answer the other's random challenge with an HMAC (SHA-256) over both challenges and the rank. Key and port travel
+in the environment of the pilot job's step, which only its user (and root) can read. Messages that follow are JSON in
+the framing of `multiprocessing.connection`, never pickle; they are not encrypted.
 """
 
 import contextlib
@@ -48,7 +47,7 @@ class RankLinkError(MuriError):
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where one runtime stands in its group.
+    """The place of one runtime in its group.
 
     Attributes:
         rank: Its number, 0 to `world_size` - 1.
@@ -66,11 +65,7 @@ class Place:
 
 
 class RankLink:
-    """One connection between rank 0 and another rank.
-
-    Attributes:
-        rank: The other end's rank.
-    """
+    """One connection between rank 0 and another rank; `rank` is the other end's."""
 
     def __init__(self, connection: "Connection[bytes, bytes]", rank: int) -> None:
         self.rank = rank
@@ -83,10 +78,10 @@ class RankLink:
             self._connection.send_bytes(json.dumps(message).encode())
 
     def receive(self) -> Message:
-        """The next message.
+        """Return the next message.
 
         Raises:
-            RankLinkError: The connection ended, or what came is not a message.
+            RankLinkError: The connection ended, or the data is not a message.
         """
         try:
             message = json_of(self._connection.recv_bytes(LARGEST_MESSAGE_BYTES))
@@ -113,7 +108,7 @@ class Listener:
 
     Args:
         place: Where to listen, and the key.
-        on_link: Called in the connection's own thread; may block for as long as it likes.
+        on_link: Called in the connection's own thread; may block.
 
     Raises:
         OSError: The port is taken or the address is not this machine's.
@@ -212,21 +207,21 @@ def _connect_once(place: Place) -> RankLink:
         theirs = _exactly(raw, _CHALLENGE_BYTES)
         mine = secrets.token_bytes(_CHALLENGE_BYTES)
         raw.sendall(_HELLO.pack(place.rank, mine, _proof(place.key, "follower", place.rank, theirs, mine)))
-        told = _exactly(raw, _PROOF_BYTES)
-        if not hmac.compare_digest(_proof(place.key, "leader", place.rank, theirs, mine), told):
+        proof = _exactly(raw, _PROOF_BYTES)
+        if not hmac.compare_digest(_proof(place.key, "leader", place.rank, theirs, mine), proof):
             raise RankLinkError("the process that listens there does not know the group's key")
         return RankLink(_connection(raw), 0)
 
 
 def _exactly(raw: socket.socket, count: int) -> bytes:
-    """The next bytes, in one call: so the kernel's time limit is one for all of them, however slowly they come."""
+    """Return the next bytes, read in one call, so that the kernel's time limit holds for all of them together."""
     try:
-        said = raw.recv(count, socket.MSG_WAITALL)
+        data = raw.recv(count, socket.MSG_WAITALL)
     except BlockingIOError:
-        said = b""
-    if len(said) < count:
+        data = b""
+    if len(data) < count:
         raise RankLinkError("it ended, or did not say in time who it is")
-    return said
+    return data
 
 
 def _proof(key: bytes, role: str, rank: int, leaders: bytes, followers: bytes) -> bytes:

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any, Final, NoReturn
+from typing import Final, NoReturn
 
 from muri.errors import MuriError, UsageError
 from muri.group_spec import GroupSpec, read_group
@@ -23,16 +23,13 @@ from muri.inherited import settle_own
 from muri.launcher.arbitration.arbiter import EVERYWHERE, Arbiter, PausingArbiter
 from muri.launcher.arbitration.switching import Node, make_arbiter
 from muri.launcher.runtime.admission import AdmissionControl, MemoryAdmission
-from muri.launcher.runtime.coordination import RankGroup
-from muri.launcher.runtime.hang_watch import HangWatch
+from muri.launcher.runtime.hangs import HangWatch, SuspensionWatch, Watchdog
 from muri.launcher.runtime.link import Place
-from muri.launcher.runtime.measuring import PromiseKeeper
 from muri.launcher.runtime.member_table import MemberTable
 from muri.launcher.runtime.network_order import NETWORK
+from muri.launcher.runtime.ranks import Ranks
 from muri.launcher.runtime.server import Server, SessionFactory
-from muri.launcher.runtime.suspension import SuspensionWatch
-from muri.launcher.runtime.watchdog import Watchdog
-from muri.launcher.script.trace import Trace, open_trace
+from muri.launcher.script.trace import open_trace
 from muri.launcher.sessions.process_start import ChildStarter, Starter, StepStarter, supervised
 from muri.launcher.sessions.setup import has_gpu, take_short_turns, wait_without_spinning
 from muri.launcher.threads import SharedProcess, shared_process
@@ -63,14 +60,7 @@ class RuntimeOptions:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Raises Muri's own error."""
-
     def error(self, message: str) -> NoReturn:
-        """Refuse a command line.
-
-        Raises:
-            UsageError: Always.
-        """
         raise UsageError(message)
 
 
@@ -107,18 +97,21 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def read_options(words: Sequence[str], environment: Mapping[str, str]) -> RuntimeOptions:
-    """The options that a command line gives.
-
-    Args:
-        words: The command line, without the program.
-        environment: Holds the group's key, and Slurm's variables.
+    """Return the options in a command line, and in variables with the group's key and Slurm's facts.
 
     Raises:
-        UsageError: A value is malformed, missing or of no member.
+        UsageError: A value is malformed or missing, or names a job that is not a member.
     """
     values = vars(_parser().parse_args(words))
     group = read_group(values.pop("group"))
-    place = _take_place(values, environment)
+    rank, size, host = (values.pop(name) for name in ("rank", "world_size", "order_host"))
+    place = parse_place(rank, size, host, environment)
+    for name in (KEY_VARIABLE, PORT_VARIABLE):  # members' scripts have no use for them
+        os.environ.pop(name, None)
+    if place is not None and place.rank > 0:  # ranks may share a directory; rank 0's files are the group's
+        for name in ("status_file", "trace"):
+            if values[name] is not None:
+                values[name] = values[name].with_name(f"r{place.rank}-{values[name].name}")
     run_dir = (values.pop("run_dir") or default_run_dir(environment)).absolute()
     preload = [name for name in values.pop("preload").split(",") if name]
     steps = values.pop("steps")
@@ -130,10 +123,9 @@ def read_options(words: Sequence[str], environment: Mapping[str, str]) -> Runtim
 
 
 def cpus_of(environment: Mapping[str, str]) -> int:
-    """Cores for the members of this runtime: what Slurm gave, as far as the kernel lets it run there.
+    """Return the cores for the members of this runtime: those of Slurm's variables, as far as the kernel allows them.
 
-    Args:
-        environment: Holds Slurm's variables. Where Slurm does not confine jobs, only these tell.
+    Where Slurm does not confine jobs, only its variables tell.
     """
     allowed = len(os.sched_getaffinity(0))
     given = environment.get("SLURM_CPUS_PER_TASK") or environment.get("SLURM_CPUS_ON_NODE") or ""
@@ -143,7 +135,7 @@ def cpus_of(environment: Mapping[str, str]) -> int:
 def parse_place(
     rank: int | None, world_size: int | None, host: str | None, environment: Mapping[str, str]
 ) -> Place | None:
-    """Where this runtime stands in its group; None for the only one of a group on one GPU.
+    """Return the place of this runtime in its group; None for the only one of a group on one GPU.
 
     Args:
         rank: --rank, or None for $SLURM_PROCID.
@@ -171,19 +163,6 @@ def parse_place(
     return Place(rank, world_size, host, int(port), key.encode())
 
 
-def _take_place(values: dict[str, Any], environment: Mapping[str, str]) -> Place | None:
-    """Take the options of a group of several ranks out of a command line's; None for a group of one rank."""
-    rank, size, host = (values.pop(name) for name in ("rank", "world_size", "order_host"))
-    place = parse_place(rank, size, host, environment)
-    for name in (KEY_VARIABLE, PORT_VARIABLE):  # members' scripts have no use for them
-        os.environ.pop(name, None)
-    if place is not None and place.rank > 0:  # ranks may share a directory; rank 0's files are the group's
-        for name in ("status_file", "trace"):
-            if values[name] is not None:
-                values[name] = values[name].with_name(f"r{place.rank}-{values[name].name}")
-    return place
-
-
 STATUS_INTERVAL_S: Final = 1.0
 MEANS_INTERVAL_S: Final = 0.25
 """The same while the first means of a model never seen are due: the planner may wait for them."""
@@ -193,7 +172,6 @@ REPORT_TIMEOUT_S: Final = 3.0
 
 SWITCH_INTERVAL_S: Final = 0.0001
 """A member that wakes up for a short stage should not wait long for another one's bytecode."""
-
 
 _END: Final = b"\0"
 """Tells the main thread to end; through the same pipe come the numbers of signals."""
@@ -207,7 +185,7 @@ class Runtime:
         self._told_to_end, self._tell_to_end = os.pipe()
         group = options.group
         self._table = MemberTable(group)
-        self._ranks = None if options.place is None else RankGroup(options.place, self._table, self._tell_end)
+        self._ranks = None if options.place is None else Ranks(options.place, self._table, self._tell_end)
         in_turns = group.discipline != "plain"
         self._threads: SharedProcess | None = None
         # One member's process group could stop the others as it ends, so members of several ranks are no threads.
@@ -227,9 +205,9 @@ class Runtime:
         pausing = PausingArbiter(arbiter, EVERYWHERE if self._ranks is None else frozenset({NETWORK}))
         # One rank pauses for all: the others wait for its turn at the network.
         self._suspension = SuspensionWatch(self._table.running, pausing)
-        self._trace = _open_trace(options, shared=in_turns)
+        name = f"group {','.join(group.ids)}"
+        self._trace = None if options.trace is None else open_trace(options.trace, name, shared=in_turns)
         self._table.watch(arbiter, has_gpu=options.node.has_gpu, threads=self._threads)
-        self._promises = PromiseKeeper(arbiter, self._table.broken_promises)
         start = functools.partial(supervised, options.starter, options.run_dir)
         factory = SessionFactory(pausing, self._table.spec_of, self._trace, start, self._threads)
         admission = AdmissionControl(os.environ.get("SLURM_JOB_ID"), self._table)
@@ -242,7 +220,8 @@ class Runtime:
             threads=self._threads,
         )
         self._server = Server(options.run_dir, group.ids, self._table, factory, self._ranks, admission, memory)
-        self._hangs = HangWatch(self._table.running, pausing, group.hang_timeout_s, self._ranks)
+        exchange = None if self._ranks is None else self._ranks.exchange
+        self._hangs = HangWatch(self._table.running, pausing, group.hang_timeout_s, exchange)
         self._watchdog = Watchdog(group.hang_timeout_s, self._end_as_hung)
         self._stopped = threading.Event()
 
@@ -310,7 +289,7 @@ class Runtime:
                 if self._options.status_file is not None:
                     self._table.write_status(self._options.status_file)
                 self._table.end_measurements()
-                self._promises.look()
+                self._table.look_at_promises()
                 if self._trace is not None:
                     self._trace.flush()
             except OSError as error:
@@ -335,28 +314,17 @@ class Runtime:
         self._server.await_reports(REPORT_TIMEOUT_S)
 
 
-def _open_trace(options: RuntimeOptions, *, shared: bool) -> Trace | None:
-    if options.trace is None:
-        return None
-    return open_trace(options.trace, f"group {','.join(options.group.ids)}", shared=shared)
-
-
 def main() -> int:
-    """Serve the members of one group in one process, until SIGTERM; the exit code after a wrong command line."""
+    """Serve the members of one group in one process, until SIGTERM; return the exit code after an error."""
     try:
-        _serve()
+        options = read_options(sys.argv[1:], os.environ)
+        logger.addHandler(log_handler(with_name=False))
+        logger.setLevel(logging.INFO)
+        logger.propagate = False
+        code = Runtime(options).run()
     except MuriError as error:
         print(f"muri: {printable_lines(str(error))}", file=sys.stderr)
         return error.exit_code
-    return 0
-
-
-def _serve() -> None:
-    options = read_options(sys.argv[1:], os.environ)
-    logger.addHandler(log_handler(with_name=False))
-    logger.setLevel(logging.INFO)
-    logger.propagate = False
-    code = Runtime(options).run()
     # Scripts that did not end, and their libraries' threads, must not hold the process.
     sys.stdout.flush()
     sys.stderr.flush()

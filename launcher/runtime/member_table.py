@@ -1,49 +1,58 @@
-"""What the runtime knows of its members: sessions, speed against running alone, and the status file."""
+"""The runtime's members: sessions, speed against running alone, what is measured in place, and the status file.
 
+A new model is measured over its first iterations while it trains, by the rules of `muri.profiler.dryrun.course`.
+"""
+
+import logging
 import os
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
+from muri.clock import now_text
 from muri.files import atomic_json
 from muri.group_spec import GroupSpec, MemberSpec
 from muri.launcher.arbitration.arbiter import Arbiter
 from muri.launcher.arbitration.switching import SwitchingArbiter
 from muri.launcher.job.session import MemberSession
 from muri.launcher.job.stage_clock import IterationRecord
-from muri.launcher.runtime.measuring import Measurement, PromiseWatch
 from muri.launcher.threads import SharedProcess
-from muri.profiler.records import RESOURCES, STAGES
+from muri.profiler.dryrun.course import LiveCourse
+from muri.profiler.dryrun.steadiness import LoaderAhead
+from muri.profiler.records import RESOURCES, STAGES, ProfileDetail, ProfileError
+
+logger = logging.getLogger("muri.launcher")
 
 WINDOW_S: Final = 30.0
-"""Iterations of that last stretch are counted for the rate."""
-
 LEAST_ITERATIONS: Final = 20
-"""With fewer in the window, the rate comes from the lengths of the last iterations."""
+"""The rate counts the iterations of this last stretch; with fewer it comes from the lengths of the last iterations."""
+
+MOST_TURNS_S: Final = 600.0
+"""So long a measurement may keep members in turns; one that is unsure by then goes on whenever it is undisturbed."""
+
+_MOST_WAITING: Final = 10_000
+"""Iterations that are kept until the script's process has told its facts; of more, the first ones are warm-up."""
+
+TOLERANCE: Final = 0.02
+"""How far below its minimum speed a member may be measured."""
+
+PATIENCE_S: Final = 60.0
+"""A minimum speed that was missed for so long cannot be kept; one that was kept for so long after that can be."""
 
 
 @dataclass(slots=True)
 class SpeedMeter:
-    """Iterations per second of one session, from samples of its count.
-
-    The rate of a session that stalls falls at once, although no iteration ends.
-    """
+    """Iterations per second of one session, from samples of its count: a stall lowers it at once."""
 
     _looks: deque[tuple[float, int]] = field(default_factory=deque)
     _changed_s: float = 0.0
 
     def look(self, now_s: float, iterations: int) -> None:
-        """Note the count of iterations.
-
-        Args:
-            now_s: A monotonic clock.
-            iterations: Iterations of the session so far.
-        """
+        """Note the count of iterations so far at a time of a monotonic clock."""
         if not self._looks or iterations != self._looks[-1][1]:
             self._changed_s = now_s
         self._looks.append((now_s, iterations))
@@ -51,11 +60,7 @@ class SpeedMeter:
             self._looks.popleft()
 
     def per_s(self, records: Sequence[IterationRecord]) -> float | None:
-        """Iterations per second; None before the first iteration ended.
-
-        Args:
-            records: The session's last iterations.
-        """
+        """Return the iterations per second, None before the first iteration ended; `records` are the last ones."""
         if not self._looks or not records:
             return None
         (since_s, before), (now_s, count) = self._looks[0], self._looks[-1]
@@ -68,55 +73,154 @@ class SpeedMeter:
         return len(records) / total_s if total_s > 0 else None
 
 
-@dataclass(slots=True)
-class Member:
-    """One member of the group.
+class Measurement:
+    """The measurement of one session, whose clock tells only it of iterations, in any thread; one thread looks.
 
-    Attributes:
-        spec: The plan's figures of it.
-        session: The session that runs, or ran last.
-        state: "waiting" (has not come yet), "running" or "ended" (its last script ended; it may
-            come again with another).
-        sessions: Sessions so far, the running one included.
-        earlier_iterations: Iterations of the sessions that ended.
-        script: What the session runs.
-        started: When it started, UTC.
-        meter: Its session's speed.
-        promise: Whether it gets the speed that it was promised.
-        measurement: What is measured of its session in place.
-        had_company: Whether another member has been at work beside its session.
+    Args:
+        session: The session.
+        is_undisturbed: Tells whether stages now take the time that they take alone.
+        tells_early: Whether its first means are told, sure or not: nothing better is known of the model.
+        now_s: The time, seconds since the epoch.
     """
 
+    def __init__(
+        self,
+        session: MemberSession,
+        is_undisturbed: Callable[[], bool],
+        *,
+        tells_early: bool = False,
+        now_s: Callable[[], float] = time.time,
+    ) -> None:
+        self._session = session
+        self._is_undisturbed = is_undisturbed
+        self._tells_early = tells_early
+        self._now_s = now_s
+        self._fresh: deque[tuple[IterationRecord, bool]] = deque(maxlen=_MOST_WAITING)
+        self._course: LiveCourse | None = None
+        self._result: dict[str, Any] | None = None
+        self._over = False
+        self._begun_s = now_s()
+        session.clock.on_record = self._take
+
+    @property
+    def needs_turns(self) -> bool:
+        """Return whether members should take turns for it."""
+        return not self._over and self._now_s() - self._begun_s < MOST_TURNS_S
+
+    @property
+    def is_awaited(self) -> bool:
+        """Return whether its first means are due soon, and others may wait for them."""
+        return self._tells_early and self._result is None and self.needs_turns and self._session.clock.iterations > 0
+
+    def look(self, *, ended: bool = False) -> dict[str, Any] | None:
+        """Return the figures of a profile as plain JSON values, or an error; None before.
+
+        Told early they change once, when they are sure. Once the script has ended, those so far have to do.
+        """
+        if self._over:
+            return self._result
+        facts = self._session.facts()
+        if facts is not None:
+            self._catch_up(facts)
+        if ended or (self._course is not None and self._course.is_over):
+            self._over, self._session.clock.on_record = True, None
+            self._fresh.clear()
+            self._result = (None if facts is None else self._sum_up(facts)) or self._result
+            if self._result is None and self._session.exit_code == 0 and not self._session.lost:
+                seen = self._session.clock.iterations
+                text = f"Muri saw {seen} of its iterations, too few to measure it"
+                self._result = {"error": text, "at": self._now_s()}
+        elif facts is not None and self._tells_early and self._result is None and self._has_means:
+            self._result = self._sum_up(facts)
+        return self._result
+
+    @property
+    def _has_means(self) -> bool:
+        return self._course is not None and self._course.has_means
+
+    def _take(self, record: IterationRecord) -> None:
+        self._fresh.append((record, self._is_undisturbed()))
+
+    def _catch_up(self, facts: Mapping[str, Any]) -> None:
+        ahead = LoaderAhead(int(facts.get("depth", 0)), max(1, int(facts.get("period", 1))))
+        course = self._course or LiveCourse(ahead)
+        while self._fresh and not course.is_over:
+            record, undisturbed = self._fresh.popleft()
+            if undisturbed:
+                course.add(record.busy_s, record.stage_s)
+            else:
+                course = LiveCourse(ahead)
+        self._course = course
+
+    def _sum_up(self, facts: Mapping[str, Any]) -> dict[str, Any] | None:
+        try:
+            dangers = facts.get("dangers")
+            detail = ProfileDetail(
+                gradient_mib=facts.get("gradient_mib"), dangers=None if dangers is None else tuple(dangers)
+            )
+            gpu_mem_gib = float(facts.get("gpu_mem_gib") or 0.0)
+            result = None if self._course is None else self._course.result(gpu_mem_gib, detail)
+        except (ProfileError, TypeError, ValueError) as error:
+            logger.warning("member %s: the measurement makes no sense: %s", self._session.member, error)
+            return None
+        if result is None:
+            return None
+        logger.info("member %s is measured: %s", self._session.member, result.stopped)
+        accumulates = {"accumulates": True} if facts.get("accumulates") else {}
+        return {**result.to_dict(), "at": self._now_s(), "python": dict(self._session.python()), **accumulates}
+
+
+@dataclass(slots=True)
+class PromiseWatch:
+    """Compares a member's measured speed with its minimum speed, look by look; `broken`: it cannot be kept."""
+
+    broken: bool = False
+    _since_s: float | None = None
+
+    def look(self, now_s: float, speed: float | None, promised: float) -> bool:
+        """Note the measured speed, None where it is unknown, and the minimum, 0 for none; returns `broken`."""
+        if speed is None or (speed < promised - TOLERANCE) == self.broken:
+            self._since_s = None
+            return self.broken
+        self._since_s = now_s if self._since_s is None else self._since_s
+        if now_s - self._since_s >= PATIENCE_S:
+            self.broken, self._since_s = not self.broken, None
+        return self.broken
+
+
+@dataclass(slots=True)
+class Member:
+    """One member of the group."""
+
     spec: MemberSpec
-    session: MemberSession | None = None
-    state: str = "waiting"
-    sessions: int = 0
-    earlier_iterations: int = 0
-    script: str = ""
-    started: str | None = None
+    session: MemberSession | None = None  # the session that runs, or ran last
+    state: str = "waiting"  # "waiting": has not come yet; "running"; "ended": its last script; another may follow
+    sessions: int = 0  # so far, the running one included
+    earlier_iterations: int = 0  # of the sessions that ended
+    script: str = ""  # of the session
+    started: str | None = None  # when the session started, UTC
     meter: SpeedMeter = field(default_factory=SpeedMeter)
     promise: PromiseWatch = field(default_factory=PromiseWatch)
     measurement: Measurement | None = None
-    had_company: bool = False
+    had_company: bool = False  # another member has run beside the session
 
     @property
     def is_at_work(self) -> bool:
-        """Whether its script runs and is not paused."""
+        """Return whether its script runs and is not paused."""
         return self.state == "running" and not (self.session is not None and self.session.paused)
 
     def status(self, *, alone: bool = False) -> dict[str, object]:
-        """The member's part of the status file.
+        """Return the member's part of the status file.
 
         Args:
-            alone: Whether nobody else is at work: then nothing of what it was promised can be missed, for promises are
-                of speeds beside others.
+            alone: Whether no other member is running: then no minimum speed can be missed, as it holds in a group.
         """
         session, expected = self.session, self.spec
         records = [] if session is None else list(session.clock.recent)
-        count = len(records)
+        count = len(records) or 1
         running = session.clock.iterations if session is not None and self.state == "running" else 0
-        mean = [sum(record.stage_s[i] for record in records) / count if count else 0.0 for i in range(len(STAGES))]
-        wait = [sum(record.wait_s[i] for record in records) / count if count else 0.0 for i in range(len(STAGES))]
+        mean = [sum(record.stage_s[i] for record in records) / count for i in range(len(STAGES))]
+        wait = [sum(record.wait_s[i] for record in records) / count for i in range(len(STAGES))]
         paused = session is not None and session.paused
         at_work = self.state == "running" and not paused
         if paused:
@@ -150,13 +254,8 @@ class Member:
             "exit_code": None if session is None or self.state == "running" else session.exit_code,
         }
 
-    @property
-    def needs_turns(self) -> bool:
-        """Whether the group should take turns while it is measured."""
-        return self.measurement is not None and self.measurement.needs_turns
-
     def measured(self) -> dict[str, Any] | None:
-        """The figures of a profile, once there are any."""
+        """Return the figures of a profile, once there are any."""
         return None if self.measurement is None else self.measurement.look(ended=self.state == "ended")
 
 
@@ -178,6 +277,7 @@ class MemberTable:
         self._arbiter: Arbiter | None = None
         self._threads: SharedProcess | None = None
         self._has_gpu = True
+        self._broken: frozenset[str] = frozenset()
         self._lock = threading.Lock()
         self.changed = threading.Event()
 
@@ -196,13 +296,28 @@ class MemberTable:
             self.changed.set()
 
     def spec_of(self, member: str) -> MemberSpec:
-        """The plan's figures of a member."""
+        """Return the plan's figures of a member."""
         return self._members[member].spec
 
-    def broken_promises(self) -> list[str]:
-        """Members whose promise cannot be kept, as the last look has found."""
+    def look_at_promises(self) -> None:
+        """Log which minimum speeds cannot be kept, and leave lockstep for fair because of one.
+
+        Under lockstep all members do the same number of iterations, so none can go first. `auto` changes the discipline
+        by itself. `plain` cannot be left: its members have no turns.
+        """
         with self._lock:
-            return [name for name, member in self._members.items() if member.promise.broken]
+            before = self._broken
+            self._broken = frozenset(name for name, member in self._members.items() if member.promise.broken)
+        arbiter = self._arbiter
+        for member in sorted(self._broken - before):
+            logger.warning(
+                "member %s does not get the speed that it was promised, under %s: the group takes no more members",
+                member, self.discipline if arbiter is None else arbiter.discipline,
+            )  # fmt: skip
+        for member in sorted(before - self._broken):
+            logger.info("member %s gets the speed that it was promised again", member)
+        if self._broken and isinstance(arbiter, SwitchingArbiter) and arbiter.discipline == "lockstep":
+            arbiter.switch("fair", f"lockstep breaks the promise to {', '.join(sorted(self._broken))}")
 
     def begin(self, session: MemberSession, script: str = "") -> bool:
         """Note that a session of a script starts; False when the member has one that runs."""
@@ -230,20 +345,20 @@ class MemberTable:
             at_work = [(name, each) for name, each in self._members.items() if each.state == "running"]
             for _, each in at_work:
                 each.measured()
-            over = [name for name, each in at_work if not each.needs_turns]
+            over = [name for name, each in at_work if each.measurement is None or not each.measurement.needs_turns]
         if self._arbiter is not None:
             for name in over:
                 self._arbiter.set_measuring(name, measuring=False)
 
     @property
     def awaits_means(self) -> bool:
-        """Whether a script's first means are due soon, for which others may wait."""
+        """Return whether a script's first means are due soon, for which others may wait."""
         with self._lock:
             at_work = [each.measurement for each in self._members.values() if each.state == "running"]
         return any(each is not None and each.is_awaited for each in at_work)
 
     def had_company(self, session: MemberSession) -> bool:
-        """Whether another member has been at work beside a session, at its end or before: two may end for one cause."""
+        """Return whether another member ran beside a session, at its end or before: two may end for one cause."""
         with self._lock:
             return self._members[session.member].had_company
 
@@ -257,27 +372,27 @@ class MemberTable:
                 self.changed.set()
 
     def _is_undisturbed(self) -> bool:
-        """Whether stages take the time that they take alone: members take turns, or there is one, which needs no GPU.
+        """Return whether stages take the time that they take alone: members take turns, or one runs without a GPU.
 
-        Without turns nobody waits for the GPU at a stage's end.
+        Without turns no member waits for the GPU at a stage's end.
         """
         if self._arbiter is not None and self._arbiter.takes_turns:
             return True
         return not self._has_gpu and sum(member.state == "running" for member in list(self._members.values())) == 1
 
     def measured_gpu_mem_gib(self) -> dict[str, float]:
-        """Peak GPU memory of the members that are measured, by job id."""
+        """Return the peak GPU memory of the members that are measured, by job id."""
         with self._lock:
-            found = {name: member.measured() or {} for name, member in self._members.items()}
-        return {name: float(figures["gpu_mem_gib"]) for name, figures in found.items() if "gpu_mem_gib" in figures}
+            measured = {name: member.measured() or {} for name, member in self._members.items()}
+        return {name: float(figures["gpu_mem_gib"]) for name, figures in measured.items() if "gpu_mem_gib" in figures}
 
     def running(self) -> list[MemberSession]:
-        """The sessions under way."""
+        """Return the sessions under way."""
         with self._lock:
             return [m.session for m in self._members.values() if m.session is not None and m.state == "running"]
 
     def status(self) -> dict[str, object]:
-        """Content of the status file."""
+        """Return the content of the status file."""
         with self._lock:
             alone = sum(member.is_at_work for member in self._members.values()) < 2
             members = {name: member.status(alone=alone) for name, member in self._members.items()}
@@ -294,12 +409,9 @@ class MemberTable:
 def speed_of(
     rate_per_s: float | None, records: Sequence[IterationRecord], solo_iteration_s: float | None
 ) -> float | None:
-    """Normalized speed: iterations × iteration time alone / elapsed; 1 = as fast as alone.
+    """Return the normalized speed: iterations × iteration time alone / elapsed; 1 = as fast as alone.
 
-    Args:
-        rate_per_s: Iterations per second, None when not known.
-        records: The last iterations; their time without waits stands in for an unknown time alone.
-        solo_iteration_s: Seconds of an iteration when alone, None when not known.
+    The last iterations' time without waits stands in for an unknown time alone.
     """
     if rate_per_s is None:
         return None
@@ -311,7 +423,7 @@ def speed_of(
 
 
 def shares_of(records: Sequence[IterationRecord]) -> dict[str, float]:
-    """Shares of the last iterations' time: one for each stage, "wait" for tokens, and "other"."""
+    """Return shares of the last iterations' time: one for each stage, "wait" for tokens, and "other"."""
     total_s = sum(record.iteration_s for record in records)
     if total_s <= 0:
         return {}
@@ -324,34 +436,24 @@ def shares_of(records: Sequence[IterationRecord]) -> dict[str, float]:
 def group_status(
     arbiter: Arbiter | None, discipline: str, members: Mapping[str, Mapping[str, object]]
 ) -> dict[str, object]:
-    """The status file's content but for what identifies the runtime.
-
-    Args:
-        arbiter: The arbiter; None before one exists.
-        discipline: Shown as the discipline until then.
-        members: Each member's part.
-    """
+    """Return the status file's content without the runtime's identity; `discipline` stands in for a missing arbiter."""
     holders = [None] * len(RESOURCES) if arbiter is None else arbiter.holders()
     speeds = [speed for member in members.values() if isinstance(speed := member["speed"], float)]
+    shares = [share for member in members.values() if isinstance(share := member["share"], dict)]
+    busy = [min(1.0, sum(share.get(stage, 0.0) for share in shares)) for stage in STAGES]
     return {
         "updated": utc_now(),
         "discipline": discipline if arbiter is None else arbiter.discipline,
         "disciplines": arbiter.history if isinstance(arbiter, SwitchingArbiter) else [],
         "total_speed": sum(speeds) if speeds else None,
-        "resources": _resources(members, holders),
+        "resources": {
+            resource: {"holder": holder, "busy": round(share, 4)}
+            for resource, holder, share in zip(RESOURCES, holders, busy, strict=True)
+        },
         "members": members,
     }
 
 
-def _resources(members: Mapping[str, Mapping[str, object]], holders: Sequence[str | None]) -> dict[str, object]:
-    shares = [share for member in members.values() if isinstance(share := member["share"], dict)]
-    busy = [min(1.0, sum(share.get(stage, 0.0) for share in shares)) for stage in STAGES]
-    return {
-        resource: {"holder": holder, "busy": round(share, 4)}
-        for resource, holder, share in zip(RESOURCES, holders, busy, strict=True)
-    }
-
-
 def utc_now() -> str:
-    """The time in UTC, ISO 8601, to the second."""
-    return datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+    """Return the time in UTC, ISO 8601, to the second."""
+    return now_text().replace("+00:00", "Z")

@@ -18,8 +18,8 @@ from muri.launcher.job.environment import run_of
 from muri.launcher.job.session import MemberSession
 from muri.launcher.protocol import AttachRequest, Frame, ProtocolError
 from muri.launcher.runtime.admission import AdmissionControl, MemoryAdmission
-from muri.launcher.runtime.coordination import RankGroup
 from muri.launcher.runtime.member_table import MemberTable
+from muri.launcher.runtime.ranks import Ranks
 from muri.launcher.script.trace import Trace
 from muri.launcher.sessions.process_session import ProcessSession, Start, share_waiting_hint
 from muri.launcher.threads import SharedProcess
@@ -59,7 +59,7 @@ class SessionFactory:
 
     Args:
         arbiter: Asked by the sessions.
-        spec_of: Gives the plan's figures of a member.
+        spec_of: Returns the plan's figures of a member.
         trace: Where stages are noted.
         start: Starts the supervisors of scripts with a process of their own.
         threads: Runs some members as threads; all others, those that join later among them, get a process of their own.
@@ -81,25 +81,22 @@ class SessionFactory:
         self._page_fd = share_waiting_hint(arbiter)
 
     def make(self, request: AttachRequest, files: tuple[int, int, int]) -> MemberSession:
-        """A session that has not started."""
+        """Return a session that has not started."""
         member, trace = request.job_id, self._trace
 
         def record(stage: int, start_s: float, end_s: float, wait_s: float) -> None:
             if trace is not None:
                 trace.record(member, STAGES[stage], start_s, end_s, wait_s)
 
-        spec = self._spec_of(member)
-        listener = None if trace is None else record
+        spec, listener = self._spec_of(member), None if trace is None else record
+        session: MemberSession
         if self.threads is not None and self.threads.takes(request):
-            return _marked(self.threads.session(request, files, self._arbiter, listener, spec), trace)
-        session = ProcessSession(request, files, self._arbiter, self._page_fd, self._start, listener, spec)
-        return _marked(session, trace)
-
-
-def _marked(session: MemberSession, trace: Trace | None) -> MemberSession:
-    if trace is not None:
-        session.clock.at_boundary.append(lambda: trace.iteration(session.member, session.clock.iterations))
-    return session
+            session = self.threads.session(request, files, self._arbiter, listener, spec)
+        else:
+            session = ProcessSession(request, files, self._arbiter, self._page_fd, self._start, listener, spec)
+        if trace is not None:
+            session.clock.at_boundary.append(lambda: trace.iteration(member, session.clock.iterations))
+        return session
 
 
 class Server:
@@ -112,6 +109,7 @@ class Server:
         factory: Makes the sessions.
         ranks: The other ranks of the group, if it has several.
         admission: Lets new members in; None if no job can join.
+        memory: Keeps members out for which the GPU has no memory.
 
     Attributes:
         end_cause: Why the runtime ends, if it was not told to.
@@ -124,7 +122,7 @@ class Server:
         members: list[str],
         table: MemberTable,
         factory: SessionFactory,
-        ranks: RankGroup | None = None,
+        ranks: Ranks | None = None,
         admission: AdmissionControl | None = None,
         memory: MemoryAdmission | None = None,
     ) -> None:
@@ -159,19 +157,16 @@ class Server:
             protocol.require_short(path)
         make_run_dir(self._run_dir)
         with protocol.publishing(self._run_dir):
-            self._publish()
+            protocol.remove_stale_sockets(self._run_dir)
+            taken = [name for name in self._names if name.is_symlink() or name.exists()]
+            if taken:
+                raise RendezvousError(f"another runtime already serves {taken[0].name} in {self._run_dir}")
+            self._socket.bind(os.fspath(self._socket_path))
+            self._socket.listen(BACKLOG)
+            for name in self._names:
+                name.symlink_to(self._socket_path.name)
         os.register_at_fork(after_in_child=self._close_in_child)
         threading.Thread(target=self._accept, name="accept", daemon=True).start()
-
-    def _publish(self) -> None:
-        protocol.remove_stale_sockets(self._run_dir)
-        taken = [name for name in self._names if name.is_symlink() or name.exists()]
-        if taken:
-            raise RendezvousError(f"another runtime already serves {taken[0].name} in {self._run_dir}")
-        self._socket.bind(os.fspath(self._socket_path))
-        self._socket.listen(BACKLOG)
-        for name in self._names:
-            name.symlink_to(self._socket_path.name)
 
     def close(self) -> None:
         """Remove the names and accept no more members."""
@@ -281,29 +276,40 @@ class Server:
     def _reporter(self, connection: Connection) -> Callable[[MemberSession], None]:
         def report(session: MemberSession) -> None:
             try:
-                tell(session)
+                if self._factory.threads is not None:
+                    self._factory.threads.session_ended(session)
+                self._table.finish(session)
+                if self._ranks is not None:
+                    self._ranks.ended(session)
+                logger.info("member %s ended with exit code %s", session.member, session.exit_code)
+                connection.finish(self._last_frame(session))
             finally:
                 with self._reported:
                     self._unreported.discard(session)
                     self._reported.notify_all()
 
-        def tell(session: MemberSession) -> None:
-            if self._factory.threads is not None:
-                self._factory.threads.session_ended(session)
-            self._table.finish(session)
-            if self._ranks is not None:
-                self._ranks.ended(session)
-            logger.info("member %s ended with exit code %s", session.member, session.exit_code)
-            if self._ranks is not None and not session.lost and self._ranks.cut_short(session):
-                connection.finish({"type": "lost", "reason": "another rank of the group was lost"})
-                return
-            shared = self._table.had_company(session)
-            connection.finish(_last_frame(session, shared=shared, end_cause=self.end_cause or signal_cause(session)))
-
-        def signal_cause(session: MemberSession) -> str | None:
-            return _signal_cause(self._pilot_job, session.member) if self.ended_by_signal else None
-
         return report
+
+    def _last_frame(self, session: MemberSession) -> Frame:
+        """Return the frame that ends a member's connection."""
+        if self._ranks is not None and not session.lost and self._ranks.cut_short(session):
+            return {"type": "lost", "reason": "another rank of the group was lost"}
+        if session.lost:
+            cause = self.end_cause or self._signal_cause(session.member) or session.lost_cause
+            return {"type": "lost", "reason": cause or "the runtime was told to end"}
+        if session.stopped_at is not None:
+            return {"type": "preempted", "code": session.exit_code, "iteration": session.stopped_at}
+        short = {"out_of_memory": True} if session.out_of_memory and self._table.had_company(session) else {}
+        return {"type": "exit", "code": session.exit_code, **short}
+
+    def _signal_cause(self, member: str) -> str:
+        """Return why a signal ended the runtime, for a member's user; "" if none did, or the runtime is not a job's."""
+        if self._pilot_job is None or not self.ended_by_signal:
+            return ""
+        return (
+            f"pilot job {self._pilot_job}, which held the GPUs of its group, was cancelled or has reached its time "
+            f"limit (to end this job alone: scancel {member})"
+        )
 
     def _listen(self, raw: socket.socket, session: MemberSession) -> None:
         try:
@@ -316,11 +322,16 @@ class Server:
         if not session.ended.is_set():
             logger.info("the process of member %s is gone: its script is cancelled", session.member)
             session.detach_output()
-            _cancel(session, signal.SIGTERM)
+            if session.checkpointed:
+                session.deliver(signal.SIGTERM)
+                session.ended.wait(SAVE_GRACE_S)
+            if not session.ended.is_set():
+                session.end(signal.SIGTERM)
+            session.ended.wait()
 
 
 def _sees_the_same_files(pid: int) -> bool:
-    """Whether a process and this one are in the same mount namespace; True where the kernel shows none."""
+    """Return whether a process and this one are in the same mount namespace; True where the kernel shows none."""
     try:
         own = Path("/proc/self/ns/mnt").readlink()
     except OSError:
@@ -334,39 +345,3 @@ def _sees_the_same_files(pid: int) -> bool:
 def _close_all(files: list[int]) -> None:
     for file in files:
         os.close(file)
-
-
-def _cancel(session: MemberSession, signum: int) -> None:
-    """End a script after its member's process is gone; save it first if it has a checkpoint."""
-    if session.checkpointed:
-        session.deliver(signum)
-        session.ended.wait(SAVE_GRACE_S)
-    if not session.ended.is_set():
-        session.end(signum)
-    session.ended.wait()
-
-
-def _signal_cause(pilot_job: str | None, member: str) -> str | None:
-    """Why a signal ended the runtime, for a member's user; None where the runtime is not a job's."""
-    if pilot_job is None:
-        return None
-    return (
-        f"pilot job {pilot_job}, which held the GPUs of its group, was cancelled or has reached its time limit "
-        f"(to end this job alone: scancel {member})"
-    )
-
-
-def _last_frame(session: MemberSession, *, shared: bool = False, end_cause: str | None = None) -> protocol.Frame:
-    """The frame that ends a member's connection.
-
-    Args:
-        session: The script's session.
-        shared: Whether other members have been at work in the runtime beside it.
-        end_cause: Why the runtime ends, if that is known.
-    """
-    if session.lost:
-        return {"type": "lost", "reason": end_cause or session.lost_cause or "the runtime was told to end"}
-    if session.stopped_at is not None:
-        return {"type": "preempted", "code": session.exit_code, "iteration": session.stopped_at}
-    short = {"out_of_memory": True} if session.out_of_memory and shared else {}
-    return {"type": "exit", "code": session.exit_code, **short}

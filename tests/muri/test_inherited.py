@@ -146,6 +146,6 @@ def test_a_controller_works_in_private_until_it_is_told_to_stop(odd: Odd) -> Non
 
 
 def test_a_watchdog_continues_a_stopped_runtime(odd: Odd) -> None:
-    watchdog = " ".join([*odd.oddly, sys.executable, "-P", "-m", "muri.launcher.runtime.watchdog"])
+    watchdog = " ".join([*odd.oddly, sys.executable, "-P", "-m", "muri.launcher.runtime.hangs"])
     runtime = subprocess.Popen(["sh", "-c", f"{watchdog} $$ 0.5 & kill -STOP $$; exit 3"], env=odd.environment)
     assert runtime.wait(DEADLINE_S) == 3

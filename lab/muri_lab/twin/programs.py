@@ -53,7 +53,7 @@ class _Attached:
     ended: bool = False
 
     def measured(self, now_s: float, *, in_turns: bool) -> dict[str, Any] | None:
-        """What the runtime measures of its first iterations, as `muri.launcher.runtime.measuring` tells it."""
+        """What the runtime measures of its first iterations, as `muri.launcher.runtime.member_table` tells it."""
         if self.iterations < _SURE_AFTER or not in_turns:
             return None
         return {**_figures(self.script.work), "iterations": _SURE_AFTER - 2, "at": now_s}

@@ -20,8 +20,8 @@ from muri.launcher.arbitration.switching import make_arbiter
 from muri.launcher.job.environment import attach_timeout_s, hang_timeout_s, requeue_wait_s
 from muri.launcher.job.session import Roots
 from muri.launcher.job.stage_clock import STAGE_COUNT, IterationRecord, StageClock
-from muri.launcher.runtime.coordination import IdleReports
-from muri.launcher.runtime.hang_watch import HangWatch, IdleTimer, ThreadMeter, ThreadSample, is_stopped, sample
+from muri.launcher.runtime.hangs import HangWatch, IdleTimer, ThreadMeter, ThreadSample, is_stopped, sample
+from muri.launcher.runtime.ranks import IdleReports
 from muri.launcher.shared_process.danger_watch import LockWatch
 
 TIMEOUT_S = "1"
@@ -70,7 +70,7 @@ def said(launcher: Launcher, job: str, word: str) -> str:
 
 def test_a_runtime_ends_at_once_although_a_member_waits_for_one_that_hangs(launcher: Launcher) -> None:
     runtime = launcher.threads("101", "102", options=("--grace-s", "0.5"))
-    watchdog = next(pid for pid in children(runtime.pid) if b"runtime.watchdog" in command_line(pid))
+    watchdog = next(pid for pid in children(runtime.pid) if b"runtime.hangs" in command_line(pid))
     hung = launcher.member("102", launcher.script(DEADLOCK, "deadlock.py"), **AGAIN)
     said(launcher, "102", "holds")
     waits = launcher.member("101", launcher.script(WAITS), **AGAIN)

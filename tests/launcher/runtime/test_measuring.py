@@ -9,7 +9,7 @@ from launcher_harness import Launcher, ends
 from polling import until
 
 from muri.launcher.job.stage_clock import IterationRecord, StageClock
-from muri.launcher.runtime.measuring import MOST_TURNS_S, Measurement
+from muri.launcher.runtime.member_table import MOST_TURNS_S, Measurement
 from muri.profiler.dryrun.course import ENOUGH_ITERATIONS, LEAST_AT_WORK
 from muri.profiler.dryrun.messages import DryRunResult
 from muri.profiler.dryrun.steadiness import HALF_WINDOW

@@ -8,21 +8,47 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from polling import DEADLINE_S, until
 from ranks_harness import free_port
 from virtual_clock import VirtualClock
 
+from muri.clock import MACHINE_CLOCK, Clock
 from muri.errors import UsageError
+from muri.group_spec import GroupSpec, MemberSpec
 from muri.launcher.arbitration.arbiter import WaitInterruptedError
 from muri.launcher.job.environment import missing_variables, task_of
-from muri.launcher.runtime.coordination import Ranks
+from muri.launcher.job.session import MemberSession
 from muri.launcher.runtime.link import RETRY_S, Listener, Place, RankLink, RankLinkError, connect
 from muri.launcher.runtime.main import KEY_VARIABLE, PORT_VARIABLE, parse_place
+from muri.launcher.runtime.member_table import MemberTable
 from muri.launcher.runtime.network_order import NETWORK, Follower, Leader, RankedArbiter, session_key
+from muri.launcher.runtime.ranks import Ranks
 
 KEY = b"k" * 64
+
+
+class Noting(Ranks):
+    """Notes failures on other ranks and the loss of a rank instead of acting on them."""
+
+    def __init__(self, place: Place, clock: Clock = MACHINE_CLOCK) -> None:
+        self.failures: list[tuple[int, str, int, int]] = []
+        self.losses: list[str] = []
+        self.ends: list[None] = []
+        super().__init__(place, MemberTable(GroupSpec((MemberSpec("1"),))), lambda: self.ends.append(None), clock)
+
+    def _peer_failed(self, member: str, key: str, rank: int, code: int) -> None:
+        self.failures.append((self.place.rank, member, rank, code))
+
+    def _rank_lost(self, cause: str) -> None:
+        self.losses.append(cause)
+
+    def fails(self, member: str, code: int) -> None:
+        """End a member's session with an exit code."""
+        self.ended(cast(MemberSession, SimpleNamespace(member=member, exit_code=code)))
 
 
 class Group:
@@ -30,22 +56,20 @@ class Group:
 
     def __init__(self, world_size: int) -> None:
         port = free_port()
-        self.failures: list[tuple[int, str, int, int]] = []
-        self.lost: list[tuple[int, str]] = []
-        self.ended: list[int] = []
-        self.ranks = [self._rank(Place(rank, world_size, "127.0.0.1", port, KEY)) for rank in range(world_size)]
+        self.ranks = [Noting(Place(rank, world_size, "127.0.0.1", port, KEY)) for rank in range(world_size)]
         for ranks in self.ranks:
             ranks.start()
         until(lambda: all(len(ranks._links) >= 1 for ranks in self.ranks), "the connections")
         until(lambda: len(self.ranks[0]._links) == world_size - 1, "all ranks")
 
-    def _rank(self, place: Place) -> Ranks:
-        return Ranks(
-            place,
-            lambda member, _key, rank, code: self.failures.append((place.rank, member, rank, code)),
-            lambda cause: self.lost.append((place.rank, cause)),
-            lambda: self.ended.append(place.rank),
-        )
+    @property
+    def failures(self) -> list[tuple[int, str, int, int]]:
+        """On each rank: the member that failed on another one, that rank and the exit code."""
+        return [failure for ranks in self.ranks for failure in ranks.failures]
+
+    def lost(self) -> set[int]:
+        """The ranks that have lost another one."""
+        return {ranks.place.rank for ranks in self.ranks if ranks.losses}
 
     def join(self, member: str, *, but: int | None = None) -> None:
         """Start a session of the member on all ranks but one."""
@@ -81,8 +105,7 @@ class Asking:
 
     def waits(self, arbiter: RankedArbiter) -> bool:
         """Whether it has to wait: on rank 0 for its peers, on the others for its turn."""
-        role = arbiter._role
-        waiting = role._waiting if isinstance(role, Leader) else arbiter.waiting_hint
+        waiting = arbiter._waiting if isinstance(arbiter, Leader) else arbiter.waiting_hint
         until(lambda: self.results or any(waiting), "the answer or the wait for it")
         return not self.results
 
@@ -149,9 +172,8 @@ def test_a_grant_to_an_earlier_run_of_a_script_is_none_to_the_next(group: Group)
     leader, follower = group.ranks[0].arbiter, group.ranks[1].arbiter
     leader.acquire("1", NETWORK)
     leader.release("1", NETWORK)
-    role = follower._role
-    assert isinstance(role, Follower)
-    until(lambda: role._sequence, "the grant")
+    assert isinstance(follower, Follower)
+    until(lambda: follower._sequence, "the grant")
     for ranks in group.ranks:
         ranks.arbiter.leave("1")
     group.join("1", but=0)
@@ -173,27 +195,27 @@ def test_a_wait_can_be_interrupted(group: Group, rank: int) -> None:
 
 def test_a_failure_is_told_to_all_other_ranks(group: Group) -> None:
     group.join("1")
-    group.ranks[1].report_end("1", group.ranks[1].arbiter.key_of("1"), 3)
+    group.ranks[1].fails("1", 3)
     until(lambda: len(group.failures) == 2, "the others to be told")
     assert sorted(group.failures) == [(0, "1", 1, 3), (2, "1", 1, 3)]
-    group.ranks[2].report_end("1", group.ranks[2].arbiter.key_of("1"), 0)
-    group.ranks[0].report_end("1", group.ranks[0].arbiter.key_of("1"), 1)
+    group.ranks[2].fails("1", 0)
+    group.ranks[0].fails("1", 1)
     until(lambda: len(group.failures) == 4, "the leader's failure")
-    assert sorted(group.failures[2:]) == [(1, "1", 0, 1), (2, "1", 0, 1)]
+    assert sorted(group.failures) == [(0, "1", 1, 3), (1, "1", 0, 1), (2, "1", 0, 1), (2, "1", 1, 3)]
 
 
 def test_a_lost_connection_is_the_end_on_both_sides(group: Group) -> None:
     group.ranks[2]._links[0].close()
-    until(lambda: {rank for rank, _ in group.lost} >= {0, 2}, "the loss to be seen")
+    until(lambda: group.lost() >= {0, 2}, "the loss to be seen")
 
 
 def test_an_orderly_end_is_no_loss(group: Group) -> None:
     group.ranks[0].end()
-    until(lambda: sorted(group.ended) == [1, 2], "the others to be told")
+    until(lambda: [len(ranks.ends) for ranks in group.ranks] == [0, 1, 1], "the others to be told")
     for ranks in group.ranks:
         for link in ranks._links:
             link.close()
-    assert group.lost == []
+    assert group.lost() == set()
 
 
 def test_random_requests_come_to_an_end_in_one_order(group: Group) -> None:
@@ -323,12 +345,11 @@ def test_a_rank_waits_for_rank_0_that_starts_later_but_not_for_ever() -> None:
     [(0, "not all of the other 2 ranks came in 60 s"), (1, "rank 1 could not reach rank 0 .* within 60 s")],
 )
 def test_a_group_without_one_of_its_ranks_is_given_up(rank: int, cause: str) -> None:
-    clock, lost = VirtualClock(), list[str]()
-    place = Place(rank, 3, "127.0.0.1", free_port(), KEY)
-    ranks = Ranks(place, lambda *_: None, lost.append, lambda: None, clock=clock)
+    clock = VirtualClock()
+    ranks = Noting(Place(rank, 3, "127.0.0.1", free_port(), KEY), clock)
     clock.finish(clock.start(ranks._gather))
     assert 60.0 <= clock() < 60.0 + 2 * RETRY_S
-    assert re.match(cause, lost[0])
+    assert re.match(cause, ranks.losses[0])
 
 
 def test_rank_0_is_known_by_the_key_too() -> None:
@@ -348,7 +369,7 @@ def test_rank_0_is_known_by_the_key_too() -> None:
 
 def test_a_message_that_makes_no_sense_ends_the_group(group: Group) -> None:
     group.ranks[1]._links[0].send({"grant": ["1", "0"]})
-    until(lambda: any(rank == 0 for rank, _ in group.lost), "rank 0 to give up")
+    until(lambda: 0 in group.lost(), "rank 0 to give up")
 
 
 @pytest.mark.parametrize(

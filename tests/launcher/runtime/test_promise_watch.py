@@ -12,8 +12,7 @@ from muri.launcher.arbitration.fairness import Promises
 from muri.launcher.arbitration.switching import SwitchingArbiter, make_arbiter
 from muri.launcher.job.scheduler import NoMembership
 from muri.launcher.runtime.admission import AdmissionControl
-from muri.launcher.runtime.measuring import PATIENCE_S, PromiseKeeper, PromiseWatch
-from muri.launcher.runtime.member_table import MemberTable
+from muri.launcher.runtime.member_table import PATIENCE_S, MemberTable, PromiseWatch
 
 
 def test_promise_is_broken_after_a_minute_below_it_and_kept_again_after_another_one() -> None:
@@ -37,18 +36,18 @@ def test_a_look_at_a_good_or_an_unknown_speed_starts_the_minute_anew(between: fl
 def test_lockstep_is_left_for_fair_when_it_breaks_a_promise(caplog: pytest.LogCaptureFixture) -> None:
     arbiter = make_arbiter("lockstep", ["1", "2"], [], promises=True)
     assert isinstance(arbiter, SwitchingArbiter)
-    broken: list[str] = []
-    keeper = PromiseKeeper(arbiter, lambda: broken)
+    table = MemberTable(GroupSpec(members=(MemberSpec("1"), MemberSpec("2", min_speed=0.5)), discipline="lockstep"))
+    table.watch(arbiter)
     with caplog.at_level(logging.INFO, "muri.launcher"):
-        keeper.look()
+        table.look_at_promises()
         assert arbiter.discipline == "lockstep"
-        broken.append("2")
+        table._members["2"].promise.broken = True
         for _ in range(3):
-            keeper.look()
+            table.look_at_promises()
         assert arbiter.discipline == "fair"
         assert arbiter.history[-1]["reason"] == "lockstep breaks the promise to 2"
-        broken.clear()
-        keeper.look()
+        table._members["2"].promise.broken = False
+        table.look_at_promises()
     assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
     assert "the group takes no more members" in caplog.messages[0]
 
@@ -70,9 +69,9 @@ def test_the_promises_of_planned_members_and_of_those_that_join_are_known() -> N
     assert admission.refusal("102") == ""
     assert [table.spec_of(member).min_speed for member in ("101", "102")] == [0.8, 0.7]
     assert table.spec_of("102").solo_iteration_s == 0.5
-    assert table.broken_promises() == []
     members = table.status()["members"]
     assert isinstance(members, dict)
+    assert not any(member["promise_broken"] for member in members.values())
     assert [member["promised_speed"] for member in members.values()] == [0.8, 0.7]
 
 

@@ -15,8 +15,8 @@ from muri.launcher.arbitration.disciplines import FairArbiter
 from muri.launcher.job.session import Roots
 from muri.launcher.job.stage_clock import IterationRecord, StageClock
 from muri.launcher.runtime import member_table
+from muri.launcher.runtime.hangs import SuspensionWatch, frozen
 from muri.launcher.runtime.member_table import Member
-from muri.launcher.runtime.suspension import SuspensionWatch, frozen
 
 TRAIN = """
     import os, sys, time

@@ -1,4 +1,4 @@
-"""Finds members that hang, and ends them.
+"""Members that hang, whose jobs are suspended, and a runtime that hangs.
 
 Two findings make a member hang, each only if it holds for the whole timeout:
 
@@ -10,27 +10,48 @@ Two findings make a member hang, each only if it holds for the whole timeout:
 
 Time in a stage is no evidence: a validation epoch or a checkpoint is work. A member that obstructs no other may wait as
 long as it likes before its first iteration. In a group of several ranks an idle member may wait for its own peers: see
-`coordination.IdleReports`.
+`ranks.IdleReports`.
+
+The watchdog, `python -P -m muri.launcher.runtime.hangs RUNTIME_PID TIMEOUT_S`, watches the runtime from outside: a
+stopped process cannot notice that it is stopped, nor can one in which C code of a member's thread keeps the
+interpreter's lock. It is the runtime's child, and stopped with it where Slurm suspends the job; therefore it only finds
+a runtime that was stopped alone. It writes the cause to the runtime's log and to the runtime, which it then continues
+so that the runtime can end its scripts. A frozen one can end nothing and is killed.
 """
 
 import contextlib
+import ctypes
 import logging
 import os
+import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 from muri.errors import UsageError
+from muri.inherited import settle_own
 from muri.launcher.arbitration.arbiter import PausingArbiter
 from muri.launcher.job.environment import HANG_TIMEOUT_VARIABLE, hang_timeout_s
 from muri.launcher.job.session import MURIS_OWN, MemberSession, Roots, children_of, threads_of, threads_of_trees
 
 logger = logging.getLogger("muri.launcher")
 
-STOPPED: Final = "T"
+SUSPENSION_INTERVAL_S: Final = 1.0
+_CONTROL_GROUPS: Final = Path("/sys/fs/cgroup")
+
+END_GRACE_S: Final = 30.0
+"""How long the runtime may take to end its scripts after the watchdog has continued it."""
+
+_PR_SET_PDEATHSIG: Final = 1
+_IGNORED: Final = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM)
+"""The watchdog ignores these signals: they are meant for the runtime, with which it ends."""
+
+_STOPPED: Final = "T"
 _AT_WORK: Final = frozenset("RDt")
 """Running or waiting for a CPU; waiting for a disk or file server; held by a debugger."""
 
@@ -51,25 +72,20 @@ _TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True, slots=True)
 class ThreadSample:
-    """What some threads were doing at one moment.
-
-    Attributes:
-        states: Their states, as letters of proc(5).
-        cpu_ns: How long they have run on a CPU so far, nanoseconds.
-    """
+    """The states of some threads at one moment, as letters of proc(5), and their CPU time so far."""
 
     states: frozenset[str] = frozenset()
     cpu_ns: int = 0
 
     @property
     def at_work(self) -> bool:
-        """Whether one of them runs, is ready to run, waits for a disk or file server, or is held by a debugger."""
+        """Return whether one of them runs, is ready to run, waits for a disk, or is held by a debugger."""
         return bool(self.states & _AT_WORK)
 
     @property
     def stopped(self) -> bool:
-        """Whether a signal has stopped all of them."""
-        return self.states == {STOPPED}
+        """Return whether a signal has stopped all of them."""
+        return self.states == {_STOPPED}
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +129,8 @@ class ThreadMeter:
         if before is not None and cpu_ns == before.cpu_ns:
             return replace(before, asks=False)
         at_lock = "futex" in (thread / "wchan").read_text()
-        now = _Reading(cpu_ns, _wakes(thread), at_lock)
+        status = (thread / "status").read_text()
+        now = _Reading(cpu_ns, int(status.partition("\nvoluntary_ctxt_switches:")[2].split()[0]), at_lock)
         if before is None:
             return now
         used_ns, wakes = cpu_ns - before.cpu_ns, now.wakes - before.wakes
@@ -128,24 +145,18 @@ def sample(threads: Iterable[Path]) -> ThreadSample:
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether a signal has stopped all threads of a process; False if it has ended."""
+    """Return whether a signal has stopped all threads of a process; False if it has ended."""
     states = set()
     for thread in threads_of(pid):
         with contextlib.suppress(OSError, IndexError):
             states.add(_stat(thread)[1][0])
-    return states == {STOPPED}
+    return states == {_STOPPED}
 
 
 def _stat(thread: Path) -> tuple[str, list[str]]:
-    """A thread's name, and what proc(5) tells of it from its state on."""
+    """Return a thread's name, and the fields of proc(5) from its state on."""
     named, _, rest = (thread / "stat").read_text().rpartition(")")
     return named.partition("(")[2], rest.split()
-
-
-def _wakes(thread: Path) -> int:
-    """How often a thread has gone to sleep by itself."""
-    status = (thread / "status").read_text()
-    return int(status.partition("\nvoluntary_ctxt_switches:")[2].split()[0])
 
 
 def _cpu_ns(thread: Path, stat: list[str]) -> int:
@@ -155,27 +166,16 @@ def _cpu_ns(thread: Path, stat: list[str]) -> int:
         return (int(stat[11]) + int(stat[12])) * 1_000_000_000 // _TICKS_PER_S
 
 
-def has_in_environment(pid: int, name: str, value: str) -> bool:
-    """Whether a process was started with a variable of this value."""
-    with contextlib.suppress(OSError):
-        return f"{name}={value}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    return False
-
-
 def sampling_interval_s(timeout_s: float) -> float:
-    """Seconds between two samples for a timeout; 0 is not a timeout."""
+    """Return the seconds between two samples for a timeout; 0 is not a timeout."""
     return min(5.0, timeout_s / 10) if timeout_s else 5.0
 
 
 class IdleTimer:
     """Adds up how long threads have been idle.
 
-    Only time between samples counts, and at most two intervals of it: a machine that was suspended, or too busy to
-    run the sampler, makes no thread look idle.
-
-    Args:
-        interval_s: Seconds between two samples.
-        now: Clock in seconds.
+    Only time between samples counts, and at most two intervals of it: a machine that was suspended, or too busy to run
+    the sampler, makes no thread look idle.
     """
 
     def __init__(self, interval_s: float, now: Callable[[], float] = time.monotonic) -> None:
@@ -187,11 +187,9 @@ class IdleTimer:
         self._idle_s = 0.0
 
     def idle_s(self, threads: ThreadSample, progress: object = True) -> float:
-        """Seconds since the last sign of life, 0 if there is one now.
+        """Return the seconds since the last sign of life, 0 if there is one now.
 
-        Args:
-            threads: The sample.
-            progress: What else must stay equal, for example how many iterations were done.
+        `progress` is anything else that must stay equal, for example how many iterations were done.
         """
         now_s = self._now()
         watched_s = min(now_s - self._sampled_s, 2 * self._interval_s)
@@ -213,49 +211,36 @@ HINT: Final = f"{HANG_TIMEOUT_VARIABLE} sets the time, 0: never"
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The evidence about one member.
-
-    Attributes:
-        session: Its session.
-        idle_s: How long none of it has worked.
-        stopped_s: How long its process has been stopped.
-        obstructs: Whether others wait for what it holds.
-        timeout_s: How long until it counts as hanging; 0: it never does.
-    """
+    """The evidence about one member."""
 
     session: MemberSession
-    idle_s: float
-    stopped_s: float
-    obstructs: bool
-    timeout_s: float
+    idle_s: float  # how long none of it has worked
+    stopped_s: float  # how long its process has been stopped
+    obstructs: bool  # whether others wait for a resource of it
+    timeout_s: float  # how long until it counts as hanging; 0: it never does
 
     @property
     def must_work(self) -> bool:
-        """Whether it must not be idle: others wait for what it holds, or it has begun to train and holds its GPUs."""
+        """Return whether it must not be idle: others wait for it, or it has begun to train and holds its GPUs."""
         return self.obstructs or self.session.clock.iterations > 0
 
     @property
     def stopped(self) -> bool:
-        """Whether its process has been stopped for too long."""
+        """Return whether its process has been stopped for too long."""
         return 0 < self.timeout_s <= self.stopped_s
 
     @property
     def spent_percent(self) -> int:
-        """The share of the timeout for which it has been idle; 0 without a timeout."""
+        """Return the share of the timeout for which it has been idle; 0 without a timeout."""
         return int(100 * self.idle_s / self.timeout_s) if self.timeout_s else 0
 
 
-class Peers(Protocol):
-    """The other ranks of a group, which have a say in whether a member hangs."""
-
-    def exchange(self, findings: list[Finding], interval_s: float, timeout_s: float) -> None:
-        """Report the findings of this rank, and end members that are idle on all ranks."""
+Exchange = Callable[[list[Finding], float, float], None]
+"""Reports findings to the other ranks and ends members that are idle on all; see `ranks.Ranks.exchange`."""
 
 
 @dataclass(slots=True)
 class _Timers:
-    """What the watch remembers of a session between two checks."""
-
     idle: IdleTimer
     stopped: IdleTimer
     timeout_s: float
@@ -270,10 +255,10 @@ class HangWatch:
     """Checks a runtime's members every few seconds.
 
     Args:
-        running: The sessions under way.
+        running: Returns the sessions under way.
         arbiter: Knows which member obstructs others, and which one waits for its turn.
         timeout_s: How long a member may be idle, unless its environment says otherwise.
-        peers: The other ranks of the group, if it has several.
+        exchange: In a group of several ranks; these decide together.
         now: Clock in seconds.
     """
 
@@ -282,14 +267,14 @@ class HangWatch:
         running: Callable[[], list[MemberSession]],
         arbiter: PausingArbiter,
         timeout_s: float,
-        peers: Peers | None,
+        exchange: Exchange | None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._now = now
         self._running = running
         self._arbiter = arbiter
         self._timeout_s = timeout_s
-        self._peers = peers
+        self._exchange = exchange
         self._timers: dict[MemberSession, _Timers] = {}
 
     def start(self) -> None:
@@ -311,12 +296,12 @@ class HangWatch:
                     f"the script's process was stopped by a signal (SIGSTOP), was not continued for "
                     f"{finding.timeout_s:g} s, and is ended ({HINT})"
                 )
-            elif self._peers is None and finding.must_work and finding.spent_percent >= 100:
+            elif self._exchange is None and finding.must_work and finding.spent_percent >= 100:
                 finding.session.end_as_hung(idle_cause(f"for {finding.timeout_s:g} s", obstructs=finding.obstructs))
         shortest_s = min([t.timeout_s for t in self._timers.values() if t.timeout_s] or [self._timeout_s])
         interval_s = sampling_interval_s(shortest_s)
-        if self._peers is not None:
-            self._peers.exchange(findings, interval_s, self._timeout_s)
+        if self._exchange is not None:
+            self._exchange(findings, interval_s, self._timeout_s)
         return interval_s
 
     def _watch(self) -> None:
@@ -329,7 +314,7 @@ class HangWatch:
                 logger.exception("looking for members that hang failed")
 
     def _warn(self, session: MemberSession, timers: _Timers) -> None:
-        """Say once that a script does no iterations any more: it may validate, or compute for ever."""
+        """Warn once that a script does no iterations any more: it may validate, or compute for ever."""
         now_s, iterations = self._now(), session.clock.iterations
         if iterations != timers.iterations:
             recent_s = [record.iteration_s for record in list(session.clock.recent)]
@@ -356,7 +341,7 @@ class HangWatch:
         timers, own = self._timers[session], roots[session]
         others = [other for who, other in roots.items() if who is not session]
         obstructs, waits = self._arbiter.obstructs(session.member), self._arbiter.waits(session.member)
-        threads = timers.threads.sample(threads_of_member(session.member, own, others))
+        threads = timers.threads.sample(_threads_of_member(session.member, own, others))
         idle_s = timers.idle.idle_s(threads, (session.clock.iterations, obstructs, waits))
         if waits and not obstructs:
             idle_s = 0.0
@@ -366,25 +351,15 @@ class HangWatch:
 
 
 def idle_cause(scope: str, *, obstructs: bool) -> str:
-    """Why a member that is idle is ended.
-
-    Args:
-        scope: For how long, or where, nothing of it has worked.
-        obstructs: Whether others wait for what it holds.
-    """
+    """Return why an idle member is ended; `scope` says for how long, or where, nothing of it has worked."""
     what = "holds a resource for which other jobs wait" if obstructs else "has stopped in the middle of its training"
     return f"the script {what}, and nothing of it has worked {scope}: it hangs and is ended ({HINT})"
 
 
-def threads_of_member(member: str, roots: Roots, others: Sequence[Roots]) -> list[Path]:
-    """All threads that work for a member, those of its subprocesses included.
+def _threads_of_member(member: str, roots: Roots, others: Sequence[Roots]) -> list[Path]:
+    """Return all threads that work for a member, those of its subprocesses included.
 
     The owner of a worker that was forked by a thread which has ended is unknown: the worker counts for every member.
-
-    Args:
-        member: Its job id, which its subprocesses have in their environment.
-        roots: Where its threads and processes begin.
-        others: The roots of the other members.
     """
     if roots.supervisor:
         return list(threads_of_trees([roots.supervisor]))
@@ -392,7 +367,9 @@ def threads_of_member(member: str, roots: Roots, others: Sequence[Roots]) -> lis
     theirs = {child for other in others for child in children_of(_threads_here(other.threads))}
     mine = set(children_of(own))
     for child in set(children_of(threads_of(os.getpid()))) - theirs - mine:
-        if has_in_environment(child, "SLURM_JOB_ID", member) or _is_fork(child):
+        if f"SLURM_JOB_ID={member}".encode() in _words_of(child, "environ") or (
+            _words_of(child, "cmdline") == _words_of(os.getpid(), "cmdline")  # a fork that runs no other program
+        ):
             mine.add(child)
     return [*own, *threads_of_trees(mine)]
 
@@ -401,9 +378,180 @@ def _threads_here(numbers: Iterable[int]) -> list[Path]:
     return [Path(f"/proc/{os.getpid()}/task/{number}") for number in numbers]
 
 
-def _is_fork(pid: int) -> bool:
-    """Whether a process is a fork of this one that runs no other program."""
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes() == Path("/proc/self/cmdline").read_bytes()
-    except OSError:
-        return False
+def _words_of(pid: int, name: str) -> list[bytes]:
+    """Return the command line or environment of a process; [] if it cannot be read."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/{name}").read_bytes().split(b"\0")
+    return []
+
+
+class SuspensionWatch:
+    """Pauses members whose jobs are suspended: `scontrol suspend` stops only the processes of the member's own job.
+
+    The member's `muri run` is one of them, and the runtime knows its process from the socket. Depending on
+    ProctrackType Slurm stops it by SIGSTOP or by the freezer of its control group; the kernel shows both.
+
+    Args:
+        running: Returns the sessions under way.
+        arbiter: Grants a paused member nothing.
+        is_suspended: Tells whether a process is suspended.
+    """
+
+    def __init__(
+        self,
+        running: Callable[[], list[MemberSession]],
+        arbiter: PausingArbiter,
+        is_suspended: Callable[[int], bool] = lambda pid: is_stopped(pid) or frozen(pid),
+    ) -> None:
+        self._running = running
+        self._arbiter = arbiter
+        self._is_suspended = is_suspended
+        self._closed = threading.Event()
+        self._lock = threading.Lock()  # held while members are paused and resumed
+
+    def start(self) -> None:
+        """Watch in the background."""
+        threading.Thread(target=self._watch, name="suspension", daemon=True).start()
+
+    def close(self) -> None:
+        """Resume all members for good: the runtime ends, and their scripts have to act on that."""
+        self._closed.set()
+        self.check()
+
+    def check(self) -> None:
+        """Pause and resume members as their processes are."""
+        with self._lock:
+            for session in self._running():
+                pid = session.client_pid
+                if pid and not self._closed.is_set() and not session.ended.is_set() and self._is_suspended(pid):
+                    self._pause(session)
+                else:
+                    self._resume(session)
+
+    def _watch(self) -> None:
+        while not self._closed.wait(SUSPENSION_INTERVAL_S):
+            try:
+                self.check()
+            except Exception:  # a failing watch must end neither the members nor itself
+                logger.exception("looking for members whose jobs are suspended failed")
+
+    def _pause(self, session: MemberSession) -> None:
+        if self._arbiter.pauses_everywhere:
+            session.stop()  # each time: it may have had no process yet
+        self._arbiter.pause(session.member)
+        if not session.paused:
+            session.paused = True
+            logger.info("member %s is paused: its job is suspended", session.member)
+
+    def _resume(self, session: MemberSession) -> None:
+        if session.paused:
+            session.clock.note_pause()
+            self._arbiter.resume(session.member)
+            session.go_on()
+            session.paused = False
+            logger.info("member %s goes on", session.member)
+
+
+def frozen(pid: int, groups: Path = _CONTROL_GROUPS, processes: Path = Path("/proc")) -> bool:
+    """Return whether the freezer of control groups has stopped a process; False where that cannot be seen."""
+    with contextlib.suppress(OSError):
+        for line in (processes / str(pid) / "cgroup").read_text().splitlines():
+            _, _, rest = line.partition(":")
+            controllers, _, path = rest.partition(":")
+            if not controllers:  # version 2 of control groups
+                place, mark = groups / path.lstrip("/") / "cgroup.events", "frozen 1"
+            elif "freezer" in controllers.split(","):
+                place, mark = groups / "freezer" / path.lstrip("/") / "freezer.state", "FROZEN"
+            else:
+                continue
+            with contextlib.suppress(OSError):
+                if mark in place.read_text().splitlines():
+                    return True
+    return False
+
+
+class Watchdog:
+    """The runtime's side of the watchdog. Without one the runtime goes on unwatched.
+
+    Args:
+        timeout_s: How long this process may be stopped or frozen; 0: do not watch.
+        on_hang: Called with the cause after the watchdog has continued this process, which must then end.
+    """
+
+    def __init__(self, timeout_s: float, on_hang: Callable[[str], None]) -> None:
+        self._timeout_s = timeout_s
+        self._on_hang = on_hang
+        self._process: subprocess.Popen[str] | None = None
+
+    def start(self) -> None:
+        """Start the watchdog; it ends with the calling thread, which should be the main one."""
+        if not self._timeout_s:
+            return
+        command = [sys.executable, "-P", "-m", "muri.launcher.runtime.hangs", str(os.getpid()), str(self._timeout_s)]
+        try:
+            self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        except OSError as error:
+            logger.warning("this process is not watched for hangs: %s", error)
+            return
+        threading.Thread(target=self._listen, args=(self._process,), name="watchdog", daemon=True).start()
+        threading.Thread(target=self._beat, args=(self._process,), name="heartbeat", daemon=True).start()
+
+    def close(self) -> None:
+        """End the watchdog."""
+        if self._process is not None:
+            self._process.kill()
+
+    def _listen(self, process: "subprocess.Popen[str]") -> None:
+        assert process.stdout is not None
+        cause = process.stdout.readline().strip()
+        if cause:
+            self._on_hang(cause)
+
+    def _beat(self, process: "subprocess.Popen[str]") -> None:
+        assert process.stdin is not None
+        pause = threading.Event()
+        with contextlib.suppress(OSError):  # the watchdog has ended
+            while process.poll() is None:
+                os.write(process.stdin.fileno(), b"x")
+                pause.wait(sampling_interval_s(self._timeout_s))
+
+
+def main(runtime: int, timeout_s: float) -> None:
+    """Be the watchdog until the runtime has ended, or has to be ended."""
+    for number in _IGNORED:
+        signal.signal(number, signal.SIG_IGN)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
+    os.set_blocking(sys.stdin.fileno(), False)
+    interval_s = sampling_interval_s(timeout_s)
+    stopped, silent, beats = IdleTimer(interval_s), IdleTimer(interval_s), 0
+    while os.getppid() == runtime:
+        threads = sample(threads_of(runtime))
+        with contextlib.suppress(BlockingIOError):
+            beats += len(os.read(sys.stdin.fileno(), 65536))
+        stopped_s = stopped.idle_s(threads, threads.stopped)
+        silent_s = silent.idle_s(ThreadSample(), (beats, threads.stopped))
+        if threads.stopped and stopped_s >= timeout_s:
+            cause = f"it was stopped by a signal (SIGSTOP) and was not continued for {timeout_s:g} s"
+            _end(runtime, cause, END_GRACE_S)
+            return
+        if not threads.stopped and silent_s >= timeout_s:
+            _end(runtime, f"code of a member that runs as a thread has kept the interpreter for {timeout_s:g} s", 0.0)
+            return
+        time.sleep(interval_s)
+
+
+def _end(runtime: int, cause: str, grace_s: float) -> None:
+    print(f"muri: the runtime (process {runtime}) hangs and is ended: {cause}", file=sys.stderr, flush=True)
+    print(cause, flush=True)
+    os.kill(runtime, signal.SIGCONT)
+    end_s = time.monotonic() + grace_s
+    while os.getppid() == runtime:  # while it is the parent, its number cannot belong to another process
+        if time.monotonic() >= end_s:
+            os.kill(runtime, signal.SIGKILL)
+            return
+        time.sleep(0.1)
+
+
+if __name__ == "__main__":
+    settle_own()
+    main(int(sys.argv[1]), float(sys.argv[2]))
