@@ -72,7 +72,7 @@ Clone each of these into clones/owner/name: {repositories}.
 
 Lightning numbers its log folders by the job id where there is one, so all runs of a script have the same one. Data
 sets and pretrained models are replaced by small local files of the same format
-(`lab/muri_lab/benchmarks/compatibility_data.py`). `lab/muri_lab/benchmarks/compatibility_scripts.py` has each
+(`lab/muri_lab/benchmarks/compatibility_data.py`). `lab/muri_lab/benchmarks/compatibility_scripts.yaml` has each
 script's arguments, and the edits where a script asks for a GPU, sets no seed or cannot be told to stop.
 """
 

@@ -131,7 +131,7 @@ class Experiment(_Strict):
 
 def experiment_names() -> tuple[str, ...]:
     """The experiments that come with the simulator."""
-    names = (_name(item) for item in _folder().iterdir() if item.name.endswith(_SUFFIX))
+    names = (item.name.removesuffix(_SUFFIX) for item in _folder().iterdir() if item.name.endswith(_SUFFIX))
     return tuple(sorted(names, key=lambda name: (name.rstrip(digits), int("0" + name[len(name.rstrip(digits)) :]))))
 
 
@@ -191,10 +191,6 @@ def _where(location: tuple[int | str, ...]) -> str:
 
 def _folder() -> Traversable:
     return files("muri_lab.experiments")
-
-
-def _name(item: Traversable) -> str:
-    return item.name.removesuffix(_SUFFIX)
 
 
 @dataclass(frozen=True, slots=True)

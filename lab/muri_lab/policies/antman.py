@@ -195,7 +195,7 @@ def _group(seat: Seat) -> Group:
 
     A group that another policy started may have more guaranteed jobs: the first is given full speed here.
     """
-    shapes = [_shape(job) for job in seat.jobs]
+    shapes = [Shape((0.0,) * 4, 1.0) if job.profile is None else shape_of(job.profile) for job in seat.jobs]
     speeds = [1.0, *(leftover_speed(shapes[0], shape) for shape in shapes[1:])]
     used = sum(speed * _busy(shape) for speed, shape in zip(speeds, shapes, strict=True))
     first, second = seat.jobs[:2]
@@ -247,10 +247,6 @@ def _waiting(job: PlanJob, no_gpus: Reason, *, sharing: bool) -> Waiting:
 
 def _job_id(item: tuple[PlanJob, float]) -> int:
     return item[0].job_id
-
-
-def _shape(job: PlanJob) -> Shape:
-    return Shape((0.0,) * 4, 1.0) if job.profile is None else shape_of(job.profile)
 
 
 def _busy(shape: Shape) -> float:

@@ -199,13 +199,11 @@ class Watch:
         if job.several_tasks:
             return False  # they come after the tasks that have records of their own
         holder, running = self.twin.slurm.ledger[job.job_id].holder, self.twin.slurm.running()
-        if why_over_limits(job, running, self.twin.slurm.site.limits) or self._is_throttled(job):
+        if why_over_limits(job, running, self.twin.slurm.site.limits) or 0 < job.array_limit <= self._tasks_at_work(
+            job
+        ):
             return False  # Slurm itself would not start it
         return holder not in {"user", "admin"} and (holder == "muri" or is_behind_licence(job))
-
-    def _is_throttled(self, job: Job) -> bool:
-        """Whether as many tasks of a job's array run as may."""
-        return 0 < job.array_limit <= self._tasks_at_work(job)
 
     def _tasks_at_work(self, job: Job) -> int:
         """How many tasks of a job's array run, where it has a throttle."""

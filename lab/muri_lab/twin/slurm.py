@@ -325,7 +325,7 @@ class VirtualSlurm:
             return False
         nodes, why = backlog.nodes_for(job)
         if nodes:
-            self._start(self._task_of(job), nodes)
+            self._start(self._split_off(job, 0), nodes)
         else:
             self._reason(job, why)
         return bool(nodes)
@@ -337,10 +337,6 @@ class VirtualSlurm:
             if str(task) not in job.array_tasks.split(","):
                 raise slurm_error(f"split job {job_id}", "Invalid job id specified")
             self._split_off(job, job.array_tasks.split(",").index(str(task)))
-
-    def _task_of(self, job: Job) -> Job:
-        """Return the next task of an array's record, which leaves it; the last one stays, as other jobs do."""
-        return self._split_off(job, 0)
 
     def _split_off(self, job: Job, place: int) -> Job:
         """Let one of the tasks of an array's record leave it, unless it is the last one."""

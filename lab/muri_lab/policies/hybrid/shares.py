@@ -300,7 +300,7 @@ class _Room:
         rich = [needs for needs in self._kept if more(*(getattr(d, short) for d in (self._held(needs), needs.fair)))]
         if not rich:
             return False
-        needs = min(rich, key=lambda item: (self._loss(item), item.tenant.jobs[0].job_id))
+        needs = min(rich, key=lambda item: (item.gain(item.least, self._held(item)), item.tenant.jobs[0].job_id))
         self._kept.remove(needs)
         self._restart(needs, _GIVES_BACK)
         return True
@@ -313,9 +313,6 @@ class _Room:
 
     def _held(self, needs: Needs) -> Demand:
         return needs.tenant.amount(self._servers)
-
-    def _loss(self, needs: Needs) -> float:
-        return needs.gain(needs.least, self._held(needs))
 
     def _grow(self) -> None:
         """Give what is left, step by step, to the tenant that gains most by it."""
