@@ -45,9 +45,6 @@ def yaml_of(text: str, source: str = "the text") -> Any:
     Args:
         text: The YAML.
         source: Its origin, such as a file's name, for messages about a place in it.
-
-    Raises:
-        ValueError: It is something else, nested too deeply, or names a key of a mapping twice.
     """
     try:
         value = _loader()(text).get_single_data()

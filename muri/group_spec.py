@@ -185,11 +185,7 @@ def _changed(spec: Any) -> dict[str, Any]:
 
 
 def group_of(values: Any) -> GroupSpec:
-    """Make a group of plain values, as JSON has them.
-
-    Raises:
-        UsageError: A value is wrong; the error says where and why.
-    """
+    """Make a group of plain values, as JSON has them."""
     if not isinstance(values, dict):
         raise UsageError("it must be an object")
     members = []
@@ -202,11 +198,7 @@ def group_of(values: Any) -> GroupSpec:
 
 
 def read_group(text: str) -> GroupSpec:
-    """Read what `GroupSpec.to_text` wrote.
-
-    Raises:
-        UsageError: It is not such a text; the error says where and why.
-    """
+    """Read what `GroupSpec.to_text` wrote."""
     try:
         return group_of(json_of(text))
     except ValueError as error:

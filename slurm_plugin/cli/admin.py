@@ -16,7 +16,7 @@ import click
 from muri.commands import Group
 from muri.errors import MuriError, UsageError
 from muri.inherited import PUBLIC, settle_own
-from muri.slurm_plugin.cli.options import CONFIG_OPTION, job_id_in
+from muri.slurm_plugin.cli import CONFIG_OPTION, job_id_in
 from muri.slurm_plugin.config import Config, config_path, notes_on, problems_of, render_config
 from muri.slurm_plugin.private_files import user_name
 from muri.text import FewWarnings, log_handler, printable, printable_lines

@@ -23,6 +23,7 @@ from muri.profiler.gpu_usage import check as why_no_gpu
 from muri.profiler.store import ProfileStore
 from muri.profiler.store_file import existing_journal, exists, file_system_of, is_network, set_aside, set_aside_stores
 from muri.rendezvous import SITE_RUN_DIR
+from muri.slurm_plugin.cli import CONFIG_OPTION
 from muri.slurm_plugin.cli.doctor_slurm import (
     CORRECT,
     NAMES,
@@ -35,7 +36,6 @@ from muri.slurm_plugin.cli.doctor_slurm import (
     warning,
     wrong_python,
 )
-from muri.slurm_plugin.cli.options import CONFIG_OPTION
 from muri.slurm_plugin.config import Config, config_path
 from muri.slurm_plugin.controller.assemble import check_policy, profiles_path, read_config
 from muri.slurm_plugin.controller.loop import AnotherControllerError, only_one

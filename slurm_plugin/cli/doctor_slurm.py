@@ -188,11 +188,7 @@ def examine_settings(config: Config, commands: SlurmCommands) -> Iterator[Findin
 
 
 def judge_events(config: Config, settings: Mapping[str, str], host: str, *, is_watched: bool) -> Finding:
-    """Judge whether a cycle follows an arrival or an end within seconds.
-
-    Raises:
-        MuriError: Slurm's settings name no user of slurmctld.
-    """
+    """Judge whether a cycle follows an arrival or an end within seconds."""
     path, timer = config.events.notice_file, f"the timer, up to {config.interval_s:g} s"
     hosts, uid = slurmctld_hosts(settings), slurm_user(settings)
     if not config.events.enabled:

@@ -13,7 +13,7 @@ import click
 from muri.errors import UsageError
 from muri.policies.registry import PolicyInfo, describe_policies, policy_problems
 from muri.profiler.records import STAGES, JobUse
-from muri.slurm_plugin.cli.options import CONFIG_OPTION, job_id_in
+from muri.slurm_plugin.cli import CONFIG_OPTION, job_id_in
 from muri.units import counted
 
 if TYPE_CHECKING:

@@ -102,9 +102,6 @@ class GpuRemovalFile:
         """Return the present outcome; without one there are no groups.
 
         It is tried when a first job waits for Muri, and again when slurmctld has been restarted.
-
-        Raises:
-            SlurmUnreachableError: slurmctld does not answer.
         """
         pending = (job for job in snapshot.jobs if job.state is JobState.PENDING)
         waiting = next((job for job in pending if token(job.admin_comment, REQUEST_PREFIX) is not None), None)

@@ -133,9 +133,6 @@ def _sweep_cpus(command: Sequence[str], most: int, time_limit_s: float) -> CpuSe
     """Find the CPUs that saturate a script's throughput: it runs once on each of at most eight numbers of CPUs.
 
     Slurm's variables tell it the number, as they will when a plan gives the job so many.
-
-    Raises:
-        MuriError: The script did not iterate, or time ran out.
     """
     deadline_s = time.monotonic() + time_limit_s
 
@@ -160,9 +157,6 @@ def publish(target: int, token: str, result: dict[str, Any]) -> None:
     """Put a result into the comment of the job that it was measured for, keeping the user's text.
 
     Where that job has ended, the dry run's own comment takes it.
-
-    Raises:
-        GatewayError: Slurm refused it.
     """
     try:
         record = job_record(target)

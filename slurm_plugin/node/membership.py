@@ -47,9 +47,6 @@ class SlurmMembership:
 
         A job that Slurm is already ending, because its user canceled it, is left alone. While slurmctld is away this
         keeps asking: a job that gave up would have failed without a fault of its script.
-
-        Raises:
-            GatewayError: Slurm refused.
         """
         try:
             self._until_answered(job_id, lambda: _requeue_to_gate(job_record(int(job_id))))
@@ -69,19 +66,11 @@ class SlurmMembership:
                 self._clock.sleep(next(pauses))
 
     def runs(self, job_id: str) -> bool:
-        """Return whether the job runs and Slurm is not ending it.
-
-        Raises:
-            SlurmUnreachableError: slurmctld does not answer.
-        """
+        """Return whether the job runs and Slurm is not ending it."""
         return state_of(int(job_id)) == "RUNNING"
 
     def requeue_for_memory(self, job_id: str) -> bool:
-        """Put a job that ran out of GPU memory beside others back into the queue, as often as it may try again.
-
-        Raises:
-            GatewayError: Slurm refused.
-        """
+        """Put a job that ran out of GPU memory beside others back into the queue, as often as it may try again."""
         record = job_record(int(job_id))
         run, (last, times) = int(os.environ.get("SLURM_RESTART_COUNT") or 0), out_of_memory_runs(record.comment)
         if last == run:
@@ -97,11 +86,7 @@ class SlurmMembership:
         return True
 
     def requeue_stopped(self, job_id: str, run: int) -> None:
-        """Put a saved job back: a member for the controller to plan it anew; another to Slurm's own queue.
-
-        Raises:
-            GatewayError: Slurm refused.
-        """
+        """Put a saved job back: a member for the controller to plan it anew; another to Slurm's own queue."""
         record = job_record(int(job_id))
         _set_token(record, tags.STOPPED_PREFIX, run)
         if tags.parse_state(record.admin_comment) is None:
@@ -142,10 +127,6 @@ def _requeue_to_gate(record: JobRecord) -> None:
     A hold would take the place of one that an administrator or the user has put on the running job; so a job that a
     license keeps waiting gets none. Should it start before the controller has put its request back, `await_place`
     sends it back again.
-
-    Raises:
-        NoSuchJobError: It has ended, or Slurm is ending it.
-        GatewayError: Slurm refused it.
     """
     gate = tags.token(record.admin_comment, tags.GATE_PREFIX)
     requeue(record.name, held=gate != tags.LICENCE_GATE)

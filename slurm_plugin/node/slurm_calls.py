@@ -2,6 +2,8 @@
 
 Thousands of pilot jobs and members call them, so each is about one job and costs slurmctld well below a millisecond.
 `squeue --jobs` with several ids fetches the whole job table. docs/operations.md counts the calls of a job's life.
+Refusals of Slurm are GatewayErrors: a SlurmUnreachableError where slurmctld does not answer, a NoSuchJobError where the
+job has ended, is ending, or is unknown.
 """
 
 import random
@@ -43,12 +45,7 @@ class JobRecord:
 
 
 def job_record(job_id: int) -> JobRecord:
-    """Return what Slurm shows of one job, in one call.
-
-    Raises:
-        NoSuchJobError: Slurm does not know the job.
-        SlurmUnreachableError: slurmctld does not answer.
-    """
+    """Return what Slurm shows of one job, in one call."""
     fields = ",".join(f"{name}:{width}" for name, width in _WIDTHS.items())
     # --local: the job runs in this cluster, so slurmctld need not be asked about a federation first.
     command = ["squeue", "--noheader", "--local", f"--Format={fields}", f"--jobs={job_id}", "--states=all"]
@@ -68,11 +65,7 @@ def job_record(job_id: int) -> JobRecord:
 
 
 def state_of(job_id: int) -> str:
-    """Return the state of a job that waits or runs, "" for one that has ended.
-
-    Raises:
-        SlurmUnreachableError: slurmctld does not answer.
-    """
+    """Return the state of a job that waits or runs, "" for one that has ended."""
     try:
         record = job_record(job_id)
     except NoSuchJobError:
@@ -81,12 +74,7 @@ def state_of(job_id: int) -> str:
 
 
 def batch_script(job_id: int) -> bytes:
-    """Return the batch script of one of the user's own jobs, byte for byte.
-
-    Raises:
-        NoSuchJobError: The job is gone or has none.
-        SlurmUnreachableError: slurmctld does not answer.
-    """
+    """Return the batch script of one of the user's own jobs, byte for byte."""
     script = _COMMANDS.run(f"read the script of job {job_id}", ["scontrol", "write", "batch_script", str(job_id), "-"])
     if not script:  # scontrol's exit code is 0 even then
         raise NoSuchJobError(f"cannot read the script of job {job_id}: it has ended, or has none")
@@ -94,21 +82,12 @@ def batch_script(job_id: int) -> bytes:
 
 
 def set_comment(name: str, comment: str) -> None:
-    """Replace the comment of one of the user's own jobs.
-
-    Raises:
-        GatewayError: Slurm refused it.
-    """
+    """Replace the comment of one of the user's own jobs."""
     _COMMANDS.run(f"set the comment of job {name}", ["scontrol", "update", f"jobid={name}", f"comment={comment}"])
 
 
 def requeue(name: str, *, held: bool = False) -> None:
-    """Put one of the user's own running jobs back into the queue; one that is back there already stays as it is.
-
-    Raises:
-        NoSuchJobError: It has ended, or Slurm is ending it: its user canceled it, perhaps with all others at once.
-        GatewayError: Slurm refused it.
-    """
+    """Put one of the user's own running jobs back into the queue; one that is back there already stays as it is."""
     command = "requeuehold" if held else "requeue"
     try:
         # Without "incomplete" Slurm runs a cancelled job again once its processes have ended.
