@@ -53,7 +53,8 @@ class accumulate:
         self.share = 1.0  # samples of the current micro-batch over those of its batch
         # Loss of the last batch, detached: its micro-batches' by share, as far as `backward` was given them.
         self.loss: Any = None
-        if self.steps > 1 and _has_other_ranks():
+        distributed = getattr(sys.modules.get("torch"), "distributed", None)
+        if self.steps > 1 and distributed is not None and distributed.is_available() and distributed.is_initialized():
             _let_exchanges_wait()
 
     def __call__(self, batch: Any) -> Iterator[Any]:
@@ -70,8 +71,7 @@ class accumulate:
             yield batch
             return
         samples, start = sample_count(batch), 0
-        sizes = sizes_of(samples, self.steps)
-        for size in sizes:
+        for size in sizes_of(samples, self.steps):
             self.share = size / samples if samples else 1.0
             _local.more_to_come = start + size < samples
             try:
@@ -98,11 +98,6 @@ class accumulate:
 
     def __exit__(self, *_error: object) -> None:
         """Never called; `with` looks for it."""
-
-
-def _has_other_ranks() -> bool:
-    distributed = getattr(sys.modules.get("torch"), "distributed", None)
-    return distributed is not None and distributed.is_available() and distributed.is_initialized()
 
 
 def _let_exchanges_wait() -> None:

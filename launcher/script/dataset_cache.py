@@ -26,7 +26,7 @@ import re
 import sys
 import threading
 import weakref
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing import reduction
 from pathlib import Path
@@ -74,11 +74,7 @@ def cache(dataset: Any, *, gib: float | None = None) -> CachedDataset:
 
 
 class CachedDataset:
-    """A map-style dataset, part of which is kept in shared memory.
-
-    Attributes:
-        dataset: The wrapped dataset.
-    """
+    """A map-style dataset, part of which is kept in shared memory."""
 
     def __init__(self, dataset: Any, gib: float | None) -> None:
         length = _length(dataset)
@@ -103,23 +99,13 @@ class CachedDataset:
 
     def __getitem__(self, index: Any) -> Any:
         """The item, kept or from the dataset; the dataset itself judges an index that is not a position in it."""
-        place = self._place(index)
-        if place is None:
-            return self.dataset[index]
-        if self._few:
-            return self.dataset[place % self._few]
-        content = self._items.get(place)
-        if content is not None:
-            return decode(content)
-        fetch = Fetch() if self._measured else None
-        item = self.dataset[index]
-        self._keep({place: item}, fetch)
-        return item
+        return self._items_of([index], lambda missed: [self.dataset[one] for one in missed])[0]
 
     @property
     def __getitems__(self) -> Any:
         """How a DataLoader fetches a whole batch; None where the wrapped dataset cannot."""
-        return self._batch if callable(getattr(self.dataset, "__getitems__", None)) else None
+        read = getattr(self.dataset, "__getitems__", None)
+        return (lambda indices: self._items_of(indices, read)) if callable(read) else None
 
     @property
     def gib(self) -> float:
@@ -170,16 +156,8 @@ class CachedDataset:
             place += self._length
         return place if 0 <= place < self._length else None
 
-    def _keep(self, fresh: Mapping[int, Any], fetch: Fetch | None) -> None:
-        """Keep what was read, by place, in a fetch that is being measured."""
-        if fetch is not None:
-            fetch.end()
-        sizes = [size for place, item in fresh.items() if (size := self._kept_bytes(place, item))]
-        if fetch is not None and sizes and len(sizes) == len(fresh):  # else it is not known how much was read
-            self._items.count(fetch, sizes)
-
     def _kept_bytes(self, place: int, item: Any) -> int:
-        """Keep an item if there is room; returns its size, 0 for one that was read before or cannot be kept."""
+        """Keep an item if there is room; return its size, 0 for one that was read before or cannot be kept."""
         if not self._items.undecided(place):
             return 0
         try:
@@ -191,22 +169,26 @@ class CachedDataset:
         self._items.put(place, content)
         return len(content)
 
-    def _batch(self, indices: Sequence[Any]) -> list[Any]:
-        """Several items, those that are not kept in one call."""
+    def _items_of(self, indices: Sequence[Any], read: Callable[[list[Any]], Iterable[Any]]) -> list[Any]:
+        """Return several items; those that are not kept are read in one call."""
         places = [self._place(index) for index in indices]
         if self._few:
-            few = [index if place is None else place % self._few for index, place in zip(indices, places)]
-            return list(self.dataset.__getitems__(few))
+            return list(read([i if place is None else place % self._few for i, place in zip(indices, places)]))
         contents = [None if place is None else self._items.get(place) for place in places]
         missed = [number for number, content in enumerate(contents) if content is None]
-        fetch = Fetch() if self._measured else None
-        read = list(self.dataset.__getitems__([indices[number] for number in missed])) if missed else []
-        if len(read) != len(missed):
+        fetch = Fetch() if self._measured and missed else None
+        items = list(read([indices[number] for number in missed])) if missed else []
+        if len(items) != len(missed):
             raise CacheError(
-                f"muri.cache: {type(self.dataset).__name__}.__getitems__ gave {len(read)} items of {len(missed)}"
+                f"muri.cache: {type(self.dataset).__name__}.__getitems__ gave {len(items)} items of {len(missed)}"
             )
-        fresh = dict(zip(missed, read))
-        self._keep({place: item for number, item in fresh.items() if (place := places[number]) is not None}, fetch)
+        if fetch is not None:
+            fetch.end()
+        fresh = dict(zip(missed, items))
+        to_keep = {place: item for number, item in fresh.items() if (place := places[number]) is not None}
+        sizes = [size for place, item in to_keep.items() if (size := self._kept_bytes(place, item))]
+        if fetch is not None and sizes and len(sizes) == len(to_keep):  # else it is not known how much was read
+            self._items.count(fetch, sizes)
         return [fresh[number] if content is None else decode(content) for number, content in enumerate(contents)]
 
 

@@ -18,7 +18,7 @@ import tempfile
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable
 from functools import partial
 from types import ModuleType
 from typing import Any, Final
@@ -77,14 +77,6 @@ def _field_property(name: str) -> property:
     return property(get, put)
 
 
-def install_interpreter() -> None:
-    """Give each session its arguments, its search path and its `__main__`."""
-    add_properties(sys, {"argv": _field_property("argv"), "path": _field_property("path")})
-    main = MainProxy("__main__")
-    ModuleType.__getattribute__(main, "__dict__").update(sys.modules["__main__"].__dict__)
-    sys.modules["__main__"] = main
-
-
 class SessionEnviron(os._Environ):  # type: ignore[type-arg] # it is generic in the stubs only
     """`os.environ` with the session's content; it never touches the process's C environment."""
 
@@ -109,8 +101,12 @@ class SessionEnviron(os._Environ):  # type: ignore[type-arg] # it is generic in 
             raise KeyError(key) from None
 
 
-def install_environment() -> None:
-    """Make `os.environ` and `os.environb` look into the session."""
+def install_interpreter() -> None:
+    """Give each session its arguments, its search path, its `__main__` and its environment."""
+    add_properties(sys, {"argv": _field_property("argv"), "path": _field_property("path")})
+    main = MainProxy("__main__")
+    ModuleType.__getattribute__(main, "__dict__").update(sys.modules["__main__"].__dict__)
+    sys.modules["__main__"] = main
     for environment in (os.environ, os.environb):
         environment.__class__ = SessionEnviron
 
@@ -277,120 +273,14 @@ def _disable_property() -> property:
     return property(get, put)
 
 
-def install_log_configuration(modules: LocalModules) -> None:
-    """Give each session its own root logger, loggers and `logging.disable`; `modules` tells a script's own modules."""
-    properties = {name: session_value(name, _roots) for name in ("handlers", "filters", "level", "disabled")}
-    logging.root.__class__ = type("SessionRootLogger", (logging.RootLogger,), properties)
-    plain_get, plain_enabled = logging.Manager.getLogger, logging.Logger.isEnabledFor
-
-    def get_logger(manager: logging.Manager, name: str) -> logging.Logger:
-        session = current_session()
-        if session is None or manager is not logging.Logger.manager or not isinstance(name, str):
-            return plain_get(manager, name)
-        top = name.partition(".")[0]
-        package = top in sys.modules and top != "__main__" and not modules.is_local(session, top)
-        return plain_get(manager if package else _managers.of(session), name)
-
-    def is_enabled_for(logger: logging.Logger, level: int) -> bool:
-        if current_session() is None:
-            return plain_enabled(logger, level)
-        # Without the plain method's cache, because the root's level differs between sessions.
-        return not logger.disabled and logger.manager.disable < level and level >= logger.getEffectiveLevel()
-
-    logging.Manager.getLogger = get_logger  # type: ignore[method-assign, assignment]
-    logging.Logger.isEnabledFor = is_enabled_for  # type: ignore[method-assign, assignment]
-    logging.Manager.disable = _disable_property()  # type: ignore[assignment]
-
-
 _lists: PerSession[list[Any]] = PerSession(list)
 _names: PerSession["weakref.WeakValueDictionary[str, logging.Handler]"] = PerSession(weakref.WeakValueDictionary)
 _captured: PerSession[list[Any]] = PerSession(list)
 """What `warnings.showwarning` was before the session gave its warnings to `logging`."""
 
 
-class _HandlerList(list[Any]):
-    """Replaces `logging._handlerList`: each session sees its own handlers, the runtime those in this list."""
-
-    def _own(self) -> list[Any] | None:
-        session = current_session()
-        return None if session is None else _lists.of(session)
-
-    def append(self, reference: Any) -> None:
-        own, session = self._own(), current_session()
-        if own is None or session is None:
-            super().append(reference)
-            return
-        if not own:  # Python shuts logging down at its exit; a session does so at its own
-            session.exit_functions.insert(0, logging.shutdown)
-        own.append(reference)
-
-    def remove(self, reference: Any) -> None:
-        own = self._own()
-        super().remove(reference) if own is None else own.remove(reference)
-
-    def __contains__(self, reference: object) -> bool:
-        own = self._own()
-        return super().__contains__(reference) if own is None else reference in own
-
-    def __getitem__(self, place: Any) -> Any:
-        own = self._own()
-        return super().__getitem__(place) if own is None else own[place]
-
-    def __delitem__(self, place: Any) -> None:
-        own = self._own()
-        if own is None:
-            super().__delitem__(place)
-        else:
-            del own[place]
-
-
-class _HandlerNames(MutableMapping[str, logging.Handler]):
-    """Replaces `logging._handlers`, the handlers by name."""
-
-    def __init__(self, plain: "weakref.WeakValueDictionary[str, logging.Handler]") -> None:
-        self._plain: Final = plain
-
-    def _own(self) -> "weakref.WeakValueDictionary[str, logging.Handler]":
-        session = current_session()
-        return self._plain if session is None else _names.of(session)
-
-    def __getitem__(self, name: str) -> logging.Handler:
-        return self._own()[name]
-
-    def __setitem__(self, name: str, handler: logging.Handler) -> None:
-        self._own()[name] = handler
-
-    def __delitem__(self, name: str) -> None:
-        del self._own()[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._own())
-
-    def __len__(self) -> int:
-        return len(self._own())
-
-
-def install_log_handlers() -> None:
-    """Give each session its own list of handlers, which its end flushes without touching the others'."""
-    handlers = _HandlerList(logging._handlerList)  # type: ignore[attr-defined]
-    logging._handlerList = handlers  # type: ignore[attr-defined]
-    logging.shutdown.__defaults__ = (handlers,)
-    logging._handlers = _HandlerNames(logging._handlers)  # type: ignore[attr-defined]
-
-    @in_session(logging.captureWarnings)
-    def capture_warnings(session: SessionState, capture: bool) -> None:
-        saved = _captured.of(session)
-        if capture and not saved:
-            saved.append(warnings.showwarning)
-            warnings.showwarning = logging._showwarning  # type: ignore[attr-defined]
-        elif not capture and saved:
-            warnings.showwarning = saved.pop()
-
-    logging.captureWarnings = capture_warnings
-
-
 class _StandIn:
-    """Leads from a list or dictionary of `warnings` to the session's own."""
+    """Leads from a list or dictionary of `logging` or `warnings` to the session's own."""
 
     def __init__(self, read: Callable[[], Any]) -> None:
         self._read = read
@@ -415,6 +305,67 @@ class _StandIn:
 
     def __contains__(self, item: object) -> bool:
         return item in self._read()
+
+
+class _HandlerList(_StandIn):
+    """Replaces `logging._handlerList`: each session sees its own handlers."""
+
+    def append(self, reference: Any) -> None:
+        own, session = self._read(), current_session()
+        if session is not None and not own:  # Python shuts logging down at its exit; a session does so at its own
+            session.exit_functions.insert(0, logging.shutdown)
+        own.append(reference)
+
+
+def _own_or(plain: Any, objects: PerSession[Any]) -> Callable[[], Any]:
+    """Return a function that returns the session's object, or the process's."""
+
+    def read() -> Any:
+        session = current_session()
+        return plain if session is None else objects.of(session)
+
+    return read
+
+
+def install_logging(modules: LocalModules) -> None:
+    """Give each session its own root logger, loggers, handlers and disabled level; `modules` tells its modules."""
+    properties = {name: session_value(name, _roots) for name in ("handlers", "filters", "level", "disabled")}
+    logging.root.__class__ = type("SessionRootLogger", (logging.RootLogger,), properties)
+    plain_get, plain_enabled = logging.Manager.getLogger, logging.Logger.isEnabledFor
+
+    def get_logger(manager: logging.Manager, name: str) -> logging.Logger:
+        session = current_session()
+        if session is None or manager is not logging.Logger.manager or not isinstance(name, str):
+            return plain_get(manager, name)
+        top = name.partition(".")[0]
+        package = top in sys.modules and top != "__main__" and not modules.is_local(session, top)
+        return plain_get(manager if package else _managers.of(session), name)
+
+    def is_enabled_for(logger: logging.Logger, level: int) -> bool:
+        if current_session() is None:
+            return plain_enabled(logger, level)
+        # Without the plain method's cache, because the root's level differs between sessions.
+        return not logger.disabled and logger.manager.disable < level and level >= logger.getEffectiveLevel()
+
+    logging.Manager.getLogger = get_logger  # type: ignore[method-assign, assignment]
+    logging.Logger.isEnabledFor = is_enabled_for  # type: ignore[method-assign, assignment]
+    logging.Manager.disable = _disable_property()  # type: ignore[assignment]
+    plain_list, plain_names = logging._handlerList, logging._handlers  # type: ignore[attr-defined]
+    handlers = _HandlerList(_own_or(plain_list, _lists))
+    logging._handlerList = handlers  # type: ignore[attr-defined]
+    logging.shutdown.__defaults__ = (handlers,)
+    logging._handlers = _StandIn(_own_or(plain_names, _names))  # type: ignore[attr-defined]
+
+    @in_session(logging.captureWarnings)
+    def capture_warnings(session: SessionState, capture: bool) -> None:
+        saved = _captured.of(session)
+        if capture and not saved:
+            saved.append(warnings.showwarning)
+            warnings.showwarning = logging._showwarning  # type: ignore[attr-defined]
+        elif not capture and saved:
+            warnings.showwarning = saved.pop()
+
+    logging.captureWarnings = capture_warnings
 
 
 def _property(name: str, plain: Any, values: PerSession[dict[str, Any]]) -> property:

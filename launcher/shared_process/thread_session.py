@@ -392,7 +392,7 @@ class Threads:
         install()
         if stages_wanted(os.environ):
             install_stage_hooks()
-        set_clock_provider(_clock_of_thread)
+        set_clock_provider(lambda: getattr(current_session(), "clock", None))
         threads.tell_scripts_apart(current_session)
 
     def preload(self) -> None:
@@ -437,11 +437,6 @@ class Threads:
         return None if gpu.watch.fault is None else gpu.watch.fault.status()
 
 
-def _clock_of_thread() -> StageClock | None:
-    session = current_session()
-    return None if session is None else session.clock
-
-
 _installed: list[LocalModules] = []
 
 
@@ -449,9 +444,7 @@ def install() -> None:
     """Patch this process; call once, from its main thread, before any session starts."""
     standard_files.install_streams()
     interpreter.install_interpreter()
-    interpreter.install_environment()
     threads_and_processes.install_threads()
-    threads_and_processes.install_executors()
     interruption.install_signals()
     threads_and_processes.install_subprocesses()
     # Libraries: each is patched when a script imports it.
@@ -469,8 +462,7 @@ def install() -> None:
     after_import("torch", local_imports.use_once)
     local_imports.install_import_turns(modules)
     interruption.install_exits(modules)
-    interpreter.install_log_configuration(modules)
-    interpreter.install_log_handlers()
+    interpreter.install_logging(modules)
     interpreter.install_warnings()
     interpreter.install_settings()
     threads_and_processes.install_dangers()

@@ -73,9 +73,13 @@ def _run_in_session(session: SessionState, run: Callable[[], None]) -> None:
     run()
 
 
+_executors: PerSession["weakref.WeakSet[ThreadPoolExecutor]"] = PerSession(weakref.WeakSet)
+"""The thread pools that a session has made."""
+
+
 def install_threads() -> None:
     """Let threads inherit the session of the thread that starts them, and give each session a main thread."""
-    start, plain_main_thread = threading.Thread.start, threading.main_thread
+    start, plain_main_thread, make = threading.Thread.start, threading.main_thread, ThreadPoolExecutor.__init__
 
     @in_session(plain_main_thread, in_children=False)
     def main_thread(session: SessionState) -> threading.Thread:
@@ -89,24 +93,15 @@ def install_threads() -> None:
             session.threads = [other for other in session.threads if other.is_alive()] + [thread]
         start(thread)
 
-    threading.Thread.start = start_in_session  # type: ignore[method-assign, assignment]
-    threading.main_thread = main_thread
-
-
-_executors: PerSession["weakref.WeakSet[ThreadPoolExecutor]"] = PerSession(weakref.WeakSet)
-
-
-def install_executors() -> None:
-    """Let a session know the thread pools that it makes."""
-    make = ThreadPoolExecutor.__init__
-
-    def session_make(own: ThreadPoolExecutor, *args: Any, **kwargs: Any) -> None:
+    def make_executor(own: ThreadPoolExecutor, *args: Any, **kwargs: Any) -> None:
         make(own, *args, **kwargs)
         session = current_session()
         if session is not None:
             _executors.of(session).add(own)
 
-    ThreadPoolExecutor.__init__ = session_make  # type: ignore[method-assign, assignment]
+    threading.Thread.start = start_in_session  # type: ignore[method-assign, assignment]
+    threading.main_thread = main_thread
+    ThreadPoolExecutor.__init__ = make_executor  # type: ignore[method-assign, assignment]
 
 
 def close_executors(session: SessionState) -> None:

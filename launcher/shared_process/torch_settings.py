@@ -115,7 +115,7 @@ def _make_mode(torch: Any, always: set[Any], from_values: set[Any]) -> type:
         dtype = None if session is None else _chosen.of(session).get("dtype")
         if dtype is None or kwargs.get("dtype") is not None:
             return func(*args, **kwargs)
-        if func in always and not _has_tensor(torch, args):
+        if func in always and not any(isinstance(argument, torch.Tensor) for argument in args):
             return func(*args, **{**kwargs, "dtype": dtype})
         result = func(*args, **kwargs)
         if func not in from_values or (args and hasattr(args[0], "dtype")) or kwargs.get("out") is not None:
@@ -129,25 +129,15 @@ def _make_mode(torch: Any, always: set[Any], from_values: set[Any]) -> type:
     return type("DefaultDtypeMode", (base,), {"__torch_function__": handle})
 
 
-def _has_tensor(torch: Any, args: tuple[Any, ...]) -> bool:
-    return any(isinstance(argument, torch.Tensor) for argument in args)
-
-
 _patches: Final[list[_DefaultDtype]] = []
 
 
 def patch_default_dtype(torch: Any) -> None:
     """Give each session a default dtype."""
-    _patches.append(_DefaultDtype(torch))
-    _patches[-1].install()
-
-
-def _enter_in_thread(session: SessionState) -> None:
-    for patch in _patches:
-        patch.enter(session)
-
-
-at_thread_start(_enter_in_thread)
+    patch = _DefaultDtype(torch)
+    patch.install()
+    at_thread_start(patch.enter)
+    _patches.append(patch)
 
 
 def forget_session(session: SessionState) -> None:
@@ -298,7 +288,6 @@ class _PrintOptions:
 
 
 _counts: PerSession[dict[str, int]] = PerSession(dict)
-_apply: Final[list[Callable[[SessionState], None]]] = []
 
 
 def _mkl_local_setter(torch: Any) -> Callable[[int], Any]:
@@ -342,7 +331,7 @@ def patch_thread_counts(torch: Any) -> None:
     set_num_threads.__doc__ = plain_set.__doc__
     torch.set_num_threads = set_num_threads
     _patch_interop(torch)
-    _apply.append(apply)
+    at_thread_start(apply)
     if (session := current_session()) is not None:
         apply(session)
 
@@ -359,12 +348,3 @@ def _patch_interop(torch: Any) -> None:
 
     torch.set_num_interop_threads = set_num_interop_threads
     torch.get_num_interop_threads = in_session(plain_get)(lambda own: _counts.of(own).get("inter_op", plain_get()))
-
-
-def _use_own_count(session: SessionState) -> None:
-    """Put the session's number into effect in the calling thread."""
-    for apply in _apply:
-        apply(session)
-
-
-at_thread_start(_use_own_count)
