@@ -1,5 +1,6 @@
 """Groups as Slurm's records tell of them: what `muri top` shows on a host without run directories."""
 
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -68,7 +69,10 @@ def test_top_shows_the_records_where_no_group_runs_and_says_so(
     assert "on n1: fair" in text
     assert max(map(len, text.splitlines())) <= 80
     assert groups.groups[0].to_json()["file"] is None
-    assert top._pause_s(groups) == top.ASKING_S
+    pauses: list[float] = []
+    monkeypatch.setattr(top, "_single_keys", lambda: nullcontext(lambda pause_s: pauses.append(pause_s) or "q"))
+    top._watch(console, lambda: groups, "job")
+    assert pauses == [top.ASKING_S]
 
 
 def test_top_says_that_slurm_does_not_answer(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
