@@ -15,7 +15,7 @@ from muri.clock import MACHINE_CLOCK, Clock
 from muri.errors import MuriError
 from muri.files import share_with
 from muri.slurm_plugin.controller.status import STATUS_NAME, StatusError, read_status
-from muri.slurm_plugin.gateway.site_limits import config_settings
+from muri.slurm_plugin.gateway.accounting import config_settings
 from muri.slurm_plugin.gateway.slurm_commands import SlurmCommands
 from muri.slurm_plugin.private_files import UnsafeFileError, why_unsafe
 from muri.slurm_plugin.records.cluster import JobState

@@ -1,12 +1,243 @@
-"""Slurm's accounting: what `sacct` tells of jobs, and words that `sacctmgr` writes into ended jobs' records."""
+"""Slurm's accounting: a site's limits, runs of jobs in `sacct`, and words of `sacctmgr` in ended jobs' records.
 
+Limits of QOS and associations come from slurmdbd through sacctmgr. `scontrol show assoc_mgr` needs no slurmdbd, but it
+shows neither a QOS's flags nor, before a user's first job, its limits for each user.
+"""
+
+import logging
 import re
-from collections.abc import Iterable, Sequence
-from typing import Final
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Final, TypeVar
 
 from muri.slurm_plugin.gateway.base import GatewayError, GatewayUnavailableError, NoSuchJobError
 from muri.slurm_plugin.gateway.slurm_commands import SlurmCommands
+from muri.slurm_plugin.records.limits import (
+    Association,
+    Limits,
+    LimitTextError,
+    PartitionLimits,
+    Qos,
+    SiteLimits,
+    parse_count,
+    parse_duration_s,
+    parse_tres,
+)
 from muri.slurm_plugin.records.usage import Run
+
+log = logging.getLogger(__name__)
+
+_KEEP_S: Final = 300.0
+_RETRY_S: Final = 60.0
+
+_ENFORCING: Final = frozenset({"limits", "safe", "all"})
+"""Words of AccountingStorageEnforce with which slurmctld enforces limits of QOS and associations."""
+
+# Slurm's names of the columns that hold limits, each with the field of Limits.
+_COMMON_TRES: Final = {
+    "MaxTRES": "max_tres_per_job", "MaxTRESMins": "max_tres_minutes_per_job", "GrpTRES": "grp_tres",
+}  # fmt: skip
+_COMMON_COUNTS: Final = {"GrpJobs": "grp_jobs", "GrpSubmit": "grp_submit"}
+_TRES: Final = {
+    **_COMMON_TRES,
+    "MaxTRESPerUser": "max_tres_per_user",
+    "MaxTRESPerAccount": "max_tres_per_account",
+    "MinTRES": "min_tres_per_job",
+}
+_QOS_COUNTS: Final = {
+    **_COMMON_COUNTS,
+    "MaxJobsPerUser": "max_jobs_per_user",
+    "MaxSubmitJobsPerUser": "max_submit_per_user",
+    "MaxJobsPerAccount": "max_jobs_per_account",
+    "MaxSubmitJobsPerAccount": "max_submit_per_account",
+}
+_ASSOCIATION_COUNTS: Final = {
+    **_COMMON_COUNTS, "MaxJobs": "max_jobs_per_user", "MaxSubmitJobs": "max_submit_per_user",
+}  # fmt: skip
+_COUNTS: Final = _QOS_COUNTS | _ASSOCIATION_COUNTS
+_QOS_COLUMNS: Final = ("Name", "Flags", "LimitFactor", "MaxWall", *_QOS_COUNTS, *_TRES)
+_ASSOCIATION_COLUMNS: Final = (
+    "Account", "User", "Partition", "ParentName", "MaxWall", *_ASSOCIATION_COUNTS, *_COMMON_TRES,
+)  # fmt: skip
+
+_FIELD: Final = re.compile(r"(\w+)=(\S*)")
+_JOB_DEFAULT: Final = re.compile(r"(\w+)=(\d{1,18})")
+_MOST_MEM: Final = ("MaxMemPerNode", "MaxMemPerCPU")
+
+Record = TypeVar("Record")
+
+
+class LimitsReader:
+    """Reads a site's limits and keeps them for some minutes.
+
+    A limit that changed is seen later; Slurm enforces it anyway. Failures cost as little as possible: an unreadable
+    line costs itself, and the last limits are kept. Nothing is raised.
+
+    Args:
+        commands: Runs commands.
+        now: The clock, in seconds.
+    """
+
+    def __init__(self, commands: SlurmCommands, now: Callable[[], float] = time.monotonic) -> None:
+        self._commands = commands
+        self._now = now
+        self._limits = SiteLimits(why_unknown="they were not read yet")
+        self._read_again_s = float("-inf")
+
+    @property
+    def partitions(self) -> Mapping[str, PartitionLimits]:
+        """The partitions as last read, by name."""
+        return {partition.name: partition for partition in self._limits.partitions}
+
+    def forget(self) -> None:
+        """Read them anew the next time: Slurm has refused something that they allow."""
+        self._read_again_s = float("-inf")
+
+    def read(self) -> SiteLimits:
+        """Return the limits, at most some minutes old."""
+        if self._now() < self._read_again_s:
+            return self._limits
+        try:
+            self._limits = self._fresh()
+            self._read_again_s = self._now() + _KEEP_S
+        except GatewayError as error:
+            self._read_again_s = self._now() + _RETRY_S
+            if self._limits.why_unknown:
+                self._limits = replace(self._limits, why_unknown=str(error))
+                log.warning("the site's limits are unknown, so no groups are formed until they can be read: %s", error)
+            else:
+                log.warning("the site's limits could not be read anew, the last known ones hold: %s", error)
+        return self._limits
+
+    def _fresh(self) -> SiteLimits:
+        settings = config_settings(self._run("scontrol", "show", "config"))
+        partitions = tuple(read_partitions(self._run("scontrol", "--all", "--oneliner", "show", "partition"), settings))
+        enforced = limits_enforced(settings)
+        found = SiteLimits(partitions, enforced, priority_type=settings.get("PriorityType", ""))
+        if not enforced:
+            return found
+        cluster = settings.get("ClusterName", "")
+        qos = self._accounting("qos", _QOS_COLUMNS)
+        associations = self._accounting("associations", _ASSOCIATION_COLUMNS, f"cluster={cluster}")
+        return replace(found, qos=tuple(read_qos(qos)), associations=tuple(read_associations(associations)))
+
+    def _accounting(self, kind: str, columns: Sequence[str], *conditions: str) -> str:
+        return self._run("sacctmgr", "-nP", "show", kind, *conditions, f"format={','.join(columns)}")
+
+    def _run(self, *arguments: str) -> str:
+        return self._commands.run("read the site's limits", arguments)
+
+
+def config_settings(text: str) -> dict[str, str]:
+    """Parse `scontrol show config`."""
+    pairs = (line.partition("=") for line in text.splitlines())
+    return {name.strip(): value.strip() for name, separator, value in pairs if separator}
+
+
+def limits_enforced(settings: Mapping[str, str]) -> bool:
+    """Whether slurmctld with these `config_settings` enforces limits of QOS and associations."""
+    return bool(_ENFORCING.intersection(settings.get("AccountingStorageEnforce", "").lower().split(",")))
+
+
+def read_partitions(text: str, settings: Mapping[str, str]) -> Iterator[PartitionLimits]:
+    """Read `scontrol --oneliner show partition`; an unreadable line is logged and left out.
+
+    A partition's own settings override the cluster's, which are those of `config_settings`.
+    """
+    return _each(text, partial(_partition, settings=settings))
+
+
+def read_qos(text: str) -> Iterator[Qos]:
+    """Read `sacctmgr -nP show qos`; an unreadable line is logged and left out."""
+    return _each(text, _qos)
+
+
+def read_associations(text: str) -> Iterator[Association]:
+    """Read `sacctmgr -nP show associations`; an unreadable line is logged and left out."""
+    return _each(text, _association)
+
+
+def _each(text: str, read: Callable[[str], Record]) -> Iterator[Record]:
+    for line in filter(str.strip, text.splitlines()):
+        try:
+            yield read(line)
+        except LimitTextError as error:
+            log.warning(
+                "a limit cannot be read, so jobs that it concerns run alone: %s; in the line %.200r", error, line
+            )
+
+
+def _partition(line: str, settings: Mapping[str, str]) -> PartitionLimits:
+    fields = dict(_FIELD.findall(line))
+    if "PartitionName" not in fields:
+        raise LimitTextError("it names no partition")
+    # A partition's most memory is for each node or for each CPU, and replaces the cluster's, whichever it is.
+    most_mem = fields if any(parse_count(fields.get(name, "")) is not None for name in _MOST_MEM) else settings
+    defaults = (_JOB_DEFAULT.findall(each.get("JobDefaults", "")) for each in (settings, fields))
+    per_gpu = {name: int(value) for found in defaults for name, value in found}
+    own_select = fields.get("SelectTypeParameters", "NONE")
+    select = settings.get("SelectTypeParameters", "") if own_select == "NONE" else own_select
+    return PartitionLimits(
+        name=fields["PartitionName"],
+        state=fields.get("State", "UP"),
+        max_time_s=parse_duration_s(fields.get("MaxTime", "")),
+        qos="" if fields.get("QoS", "N/A") == "N/A" else fields["QoS"],
+        exclusive=fields.get("OverSubscribe") == "EXCLUSIVE" or fields.get("Exclusive", "NO") not in ("NO", "USER"),
+        max_mem_per_node_mib=parse_count(most_mem.get("MaxMemPerNode", "")),
+        max_mem_per_cpu_mib=parse_count(most_mem.get("MaxMemPerCPU", "")),
+        default_mem=_gives_mem(fields) or _gives_mem(settings),
+        cpus_per_gpu=per_gpu.get("DefCpuPerGPU", 0),
+        mem_per_gpu="DefMemPerGPU" in per_gpu,
+        counts_mem="MEMORY" in select.upper(),
+    )
+
+
+def _gives_mem(settings: Mapping[str, str]) -> bool:
+    """Whether settings of the cluster or a partition give memory to a job that asks for none."""
+    return any(settings.get(name, "").isdecimal() for name in ("DefMemPerCPU", "DefMemPerNode"))
+
+
+def _qos(line: str) -> Qos:
+    row = _row(line, _QOS_COLUMNS)
+    flags = set(row["Flags"].split(","))
+    if "Relative" in flags:
+        raise LimitTextError("its limits are percentages (the flag Relative)")
+    return Qos(
+        name=row["Name"],
+        limits=_limits(row),
+        over_partition_qos="OverPartQOS" in flags,
+        over_partition_time="PartitionTimeLimit" in flags,
+        limit_factor=_factor(row["LimitFactor"]),
+    )
+
+
+def _factor(text: str) -> float:
+    try:
+        return float(text or 1.0)
+    except ValueError as err:
+        raise LimitTextError(f"{text!r} is not a LimitFactor") from err
+
+
+def _association(line: str) -> Association:
+    row = _row(line, _ASSOCIATION_COLUMNS)
+    return Association(row["Account"], row["User"], row["Partition"], row["ParentName"], _limits(row))
+
+
+def _row(line: str, columns: Sequence[str]) -> dict[str, str]:
+    values = line.split("|")
+    if len(values) != len(columns):
+        raise LimitTextError(f"it has {len(values)} columns instead of {len(columns)}")
+    return dict(zip(columns, values, strict=True))
+
+
+def _limits(row: Mapping[str, str]) -> Limits:
+    fields: dict[str, object] = {"max_wall_s": parse_duration_s(row["MaxWall"])}
+    fields |= {field: parse_count(row[column]) for column, field in _COUNTS.items() if column in row}
+    fields |= {field: parse_tres(row[column]) for column, field in _TRES.items() if column in row}
+    return Limits(**fields)  # type: ignore[arg-type]  # each field has its parser's type
+
 
 _FIELDS: Final = (
     "JobIDRaw", "JobID", "User", "Account", "QOS", "State", "Submit", "Start", "End", "ElapsedRaw", "AllocTRES",
@@ -14,16 +245,15 @@ _FIELDS: Final = (
 )  # fmt: skip
 
 _BETWEEN: Final = "\x1f"
-"""Between fields, because a bar may stand in a comment."""
+"""Between fields, because a comment may hold a bar."""
 
 _GPUS: Final = re.compile(r"(?:^|,)gres/gpu=(\d+)(?:,|$)")
-
 _NO_DATABASE: Final = ("accounting storage is disabled", "not running a supported accounting_storage plugin")
 
 _TIMEOUT_S: Final = 15.0
 
 _NO_RECORD: Final = ("didn't affect anything", "Data has not changed")
-"""What sacctmgr says where it finds nothing to change; which of the two comes first depends on Slurm's release."""
+"""Words of sacctmgr where nothing is to change; which of the two comes first depends on Slurm's release."""
 
 _JOBS_AT_ONCE: Final = 500
 
@@ -33,11 +263,7 @@ class NoAccountingError(GatewayError):
 
 
 class Accounting:
-    """Reads and completes the records that slurmdbd keeps.
-
-    Args:
-        commands: How commands are run.
-    """
+    """Reads and completes the records that slurmdbd keeps."""
 
     def __init__(self, commands: SlurmCommands | None = None) -> None:
         self._commands = commands or SlurmCommands(_TIMEOUT_S)
@@ -57,12 +283,9 @@ class Accounting:
         return [run for chunk in chunks for run in self._read([f"--jobs={','.join(chunk)}"])]
 
     def runs_between(self, since: str, until: str, filters: Sequence[str] = ()) -> list[Run]:
-        """Return every run of the jobs that waited or ran between two times; which jobs is up to who asks.
+        """Return every run of the jobs that waited or ran between two times, such as "2026-11-01".
 
-        Args:
-            since: As sacct takes it, such as "2026-11-01".
-            until: The same.
-            filters: More options for sacct, such as "--user=alice".
+        `filters` are more options for sacct, such as "--user=alice".
 
         Raises:
             NoAccountingError: There are no accounts.
@@ -83,10 +306,7 @@ class Accounting:
     def set_admin_comment(self, job_id: int, comment: str, name: str = "") -> None:
         """Replace the AdminComment in an ended job's record; slurmctld itself refuses that once a job has ended.
 
-        Args:
-            job_id: The job.
-            comment: Its AdminComment from now on.
-            name: What commands call it, such as "12_3": an array's own id means all its tasks.
+        An array's own id means all its tasks, so `name` is the task's name in commands, such as "12_3".
 
         Raises:
             NoAccountingError: There are no accounts.
@@ -105,7 +325,7 @@ class Accounting:
 
 
 def _explained(error: GatewayError) -> GatewayError:
-    """The same error, or that there are no accounts."""
+    """Return the same error, or the one that there are no accounts."""
     if any(words in str(error).lower() for words in _NO_DATABASE):
         return NoAccountingError(
             f"{error}. Slurm keeps no accounts here (AccountingStorageType in slurm.conf): reports need slurmdbd"
@@ -116,7 +336,7 @@ def _explained(error: GatewayError) -> GatewayError:
 
 
 def parse_runs(text: str) -> list[Run]:
-    """Read what sacct printed; a line with other fields, such as half of a comment with a line break, is left out."""
+    """Read sacct's output; a line with other fields, such as half of a comment with a line break, is left out."""
     lines = (line.split(_BETWEEN) for line in text.split("\n"))
     return [_run(fields) for fields in lines if len(fields) == len(_FIELDS) and fields[0].isdigit()]
 
@@ -138,6 +358,6 @@ def _time(text: str) -> int:
 
 
 def _with_quotes(comment: str) -> str:
-    """Undo what sacctmgr does to quotes in Muri's own words."""
+    """Undo sacctmgr's change of quotes in Muri's own words."""
     words = comment.split(" ")
     return " ".join(word.replace("`", '"') if word.startswith("muri") and '"' not in word else word for word in words)

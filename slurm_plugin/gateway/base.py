@@ -1,10 +1,10 @@
-"""The protocol behind which both gateways stand, its errors, what they do alike, and how calls are counted."""
+"""The protocol of both gateways, its errors, what they do alike, and how calls are counted."""
 
 import logging
 import re
 import struct
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import wraps
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar, cast
@@ -14,22 +14,15 @@ from muri.slurm_plugin.records.cluster import Job, JobChange, NewJob, Snapshot
 from muri.slurm_plugin.records.limits import GpuRemoval, Place
 
 Calls = Counter[str]
-"""How often Slurm was asked, by kind."""
+"""Number of calls to Slurm, by kind."""
 
-JOBS: Final = "jobs"
-"""All jobs."""
-
-JOB: Final = "job"
-"""One job."""
-
+# Kinds of calls.
+JOBS: Final = "jobs"  # All jobs
+JOB: Final = "job"  # One job
 NODES: Final = "nodes"
 RESERVATIONS: Final = "reservations"
-LEASE: Final = "lease"
-"""A change of the reservation that withholds the gate's license."""
-
-CHANGE: Final = "change"
-"""A change of one job."""
-
+LEASE: Final = "lease"  # A change of the reservation that withholds the gate's license
+CHANGE: Final = "change"  # A change of one job
 SUBMISSION: Final = "submission"
 
 _SHOWN: Final[Mapping[str, str]] = {
@@ -43,11 +36,7 @@ _OF_COMMAND: Final[Mapping[str, str]] = {
 
 
 def kind_of(arguments: Sequence[str]) -> str:
-    """Return what kind of call a command is, "" where it asks nobody.
-
-    Args:
-        arguments: The command's name and its arguments.
-    """
+    """Return the kind of call of a command with its arguments, "" where it asks no daemon."""
     command, words = arguments[0], [word for word in arguments[1:] if not word.startswith("-")]
     if command == "squeue":
         if "--helpFormat" in arguments:
@@ -64,7 +53,7 @@ def kind_of(arguments: Sequence[str]) -> str:
     return _OF_COMMAND.get(command, "other")
 
 
-_UNREACHABLE = (
+_UNREACHABLE: Final = (
     "unable to contact slurm controller",
     "communication connection failure",
     "communication send failure",
@@ -82,25 +71,21 @@ _UNREACHABLE = (
     "unexpected message received",
 )
 
-_SPEAKER = re.compile(r"\s*(?:[\w./-]+(?: error| fatal)?:\s*)*")
-"""What stands ahead of Slurm's words: who says so, such as "squeue: error: " or "slurm_update error: "."""
+_SPEAKER: Final = re.compile(r"\s*(?:[\w./-]+(?: error| fatal)?:\s*)*")
+"""Program prefix of a Slurm message, such as "squeue: error: " or "slurm_update error: "."""
 
-_NO_SUCH_JOB = ("invalid job id",)
+_NO_SUCH_JOB: Final = ("invalid job id",)
+_ENDED: Final = ("already completing or completed", "job has already finished", "already finished")
+_PENDING: Final = ("job is pending execution",)
+_STARTED: Final = ("job is no longer pending execution", "job has already started")
 
-_ENDED = ("already completing or completed", "job has already finished", "already finished")
-
-_PENDING = ("job is pending execution",)
-
-_STARTED = ("job is no longer pending execution", "job has already started")
-
-_LEAST_ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin"}
-
-log = logging.getLogger(__name__)
-
-_LONGEST_REASON = 500
+_LEAST_ENVIRONMENT: Final = {"PATH": "/usr/local/bin:/usr/bin:/bin"}
+_LONGEST_REASON: Final = 500
 
 #: slurmctld spreads its job directories over this many folders.
-_HASH_FOLDERS = 10
+_HASH_FOLDERS: Final = 10
+
+log = logging.getLogger(__name__)
 
 
 class GatewayError(MuriError):
@@ -138,7 +123,11 @@ class GatewayUnavailableError(GatewayError):
 
 
 class JobGateway(Protocol):
-    """What carrying out an action asks of Slurm. Each call is one RPC unless it says otherwise."""
+    """The requests that carry out an action. Each call is one RPC unless it says otherwise.
+
+    Each method raises SlurmUnreachableError when slurmctld does not answer, GatewayError when Slurm refuses, and
+    NoSuchJobError when the job is gone.
+    """
 
     def submit(self, job: NewJob) -> int:
         """Submit a batch job as its user and return its id, in several RPCs.
@@ -149,12 +138,7 @@ class JobGateway(Protocol):
         ...
 
     def modify(self, job_id: int, change: JobChange) -> None:
-        """Change a pending job, all at once or not at all; licenses also of a running one.
-
-        Raises:
-            NoSuchJobError: The job is gone.
-            GatewayError: Slurm refused the change.
-        """
+        """Change a pending job, all at once or not at all; licenses also of a running one."""
         ...
 
     def split_tasks(self, job: Job, tasks: Sequence[int]) -> None:
@@ -162,11 +146,7 @@ class JobGateway(Protocol):
 
         Args:
             job: The record that stands for them, and for at least one task more.
-            tasks: Which.
-
-        Raises:
-            NoSuchJobError: The array is gone.
-            GatewayError: Slurm refused.
+            tasks: Their numbers.
         """
         ...
 
@@ -191,19 +171,19 @@ class JobGateway(Protocol):
         ...
 
     def job_environment(self, job_id: int) -> dict[str, str] | None:
-        """Return the environment that a pending job was submitted with.
+        """Return the environment that a pending job was submitted with, None when it cannot be read.
 
-        Slurm offers no RPC for it; it is read from slurmctld's state directory when the controller runs
-        beside slurmctld. None when it cannot be read.
+        Slurm offers no RPC for it; it is read from slurmctld's state directory when the controller runs beside
+        slurmctld.
         """
         ...
 
 
 class Gateway(JobGateway, Protocol):
-    """Everything that Muri asks of Slurm. Each call is one RPC unless it says otherwise.
+    """All requests of Muri to Slurm.
 
-    A job's id means its record in the last `snapshot` or `queue` and no other: of a job array one task, or the tasks
-    that wait and have no record of their own; never tasks that run.
+    A job's id means its record in the last `snapshot` or `queue` alone: of a job array one task, or the tasks that wait
+    and have no record of their own; never tasks that run.
     """
 
     @property
@@ -213,7 +193,7 @@ class Gateway(JobGateway, Protocol):
 
     @property
     def slurm_calls(self) -> Calls:
-        """Return how often Slurm was asked, by kind."""
+        """Return the number of calls to Slurm, by kind."""
         ...
 
     def snapshot(self) -> Snapshot:
@@ -221,42 +201,28 @@ class Gateway(JobGateway, Protocol):
 
         Reservations and the site's limits may be some minutes older. A job that cannot be read is among the snapshot's
         `unreadable`.
-
-        Raises:
-            SlurmUnreachableError: slurmctld does not answer.
         """
         ...
 
     def queue(self) -> Snapshot:
-        """Read the jobs alone, in one or two RPCs: neither nodes nor what only administrators may see.
-
-        Raises:
-            SlurmUnreachableError: slurmctld does not answer.
-        """
+        """Read only the jobs, in one or two RPCs: neither nodes nor what only administrators may see."""
         ...
 
     def one_job(self, job_id: int) -> Snapshot:
-        """Read one job, of an array's id all its records, in one or two small RPCs: nothing else is in the snapshot.
-
-        Raises:
-            SlurmUnreachableError: slurmctld does not answer.
-        """
+        """Read one job, of an array's id all its records, in one or two small RPCs: nothing else is in the snapshot."""
         ...
 
     def gpu_removal(self, known: GpuRemoval, place: Place, waiting: Job | None, now_s: float) -> GpuRemoval:
         """Return whether and how a waiting job's GPUs can be taken away.
 
-        Where `known` does not hold on this site any more, that is tried, in some dozen RPCs, with jobs of Muri's own
-        that are cancelled again.
+        If the known answer is stale, it is tried, in about a dozen RPCs, with jobs of Muri's own that are cancelled
+        again.
 
         Args:
-            known: What was found out before.
+            known: The last answer.
             place: Where such a job can be submitted.
             waiting: A job that Muri may start; where root may not submit, it is tried in its user's name.
             now_s: Seconds since the epoch.
-
-        Raises:
-            SlurmUnreachableError: slurmctld does not answer.
         """
         ...
 
@@ -265,16 +231,15 @@ class Gateway(JobGateway, Protocol):
 
         Raises:
             NoGateLicenseError: Slurm has no such license.
-            GatewayError: Slurm refused.
         """
         ...
 
     def end_lease(self) -> None:
-        """Withhold the license no longer: Slurm starts what waits for it. No error where it is not withheld."""
+        """Stop withholding the license: Slurm starts the jobs that wait for it. No error where it is not withheld."""
         ...
 
     def gpus_in_use(self) -> Sequence[tuple[str, tuple[int, ...]]]:
-        """Return which GPUs running jobs have: a folded host list and Slurm's indices on each of its nodes.
+        """Return the GPUs of running jobs: a folded host list and Slurm's indices on each of its nodes.
 
         Some releases of Slurm do not tell it in the nodes' table.
         """
@@ -304,24 +269,24 @@ def first_line(words: str) -> str:
     return next((line.strip() for line in words.split("\n") if line.strip()), "")[:_LONGEST_REASON]
 
 
-def _says(words: str, phrases: tuple[str, ...]) -> bool:
-    lowered = words.lower()
+def _says(words: object, phrases: tuple[str, ...]) -> bool:
+    lowered = str(words).lower()
     return any(phrase in lowered for phrase in phrases)
 
 
 def job_ended(error: GatewayError) -> bool:
     """Whether Slurm refused because the job has ended already."""
-    return _says(str(error), _ENDED)
+    return _says(error, _ENDED)
 
 
 def job_pending(error: GatewayError) -> bool:
     """Whether Slurm refused because the job has not started yet."""
-    return _says(str(error), _PENDING)
+    return _says(error, _PENDING)
 
 
 def job_started(error: GatewayError) -> bool:
     """Whether Slurm refused because the job has started already."""
-    return _says(str(error), _STARTED)
+    return _says(error, _STARTED)
 
 
 def check_new_job(job: NewJob) -> None:
@@ -332,20 +297,21 @@ def check_new_job(job: NewJob) -> None:
     Raises:
         GatewayError: The job cannot be submitted; the text says which part is wrong.
     """
-    if not re.match(r"#![^\n]*\nexec ", job.script):
-        raise GatewayError(
-            f"job {job.name!r}: its script must begin with #! and an interpreter, and its second line with `exec `"
-        )
-    for what, text in (("script", job.script), ("admin comment", job.admin_comment)):
-        if "\0" in text:
-            raise GatewayError(f"job {job.name!r}: its {what} holds a NUL character")
-    if "\r\n" in job.script:
-        raise GatewayError(f"job {job.name!r}: its script has DOS line ends (\\r\\n); convert them to \\n")
-    for name, value in job.environment.items():
-        if not name or "=" in name or "\0" in name + value:
-            raise GatewayError(f"job {job.name!r}: its environment variable {name!r} is malformed")
-    if job.cpu_count < 1 or job.node_count < 1:
-        raise GatewayError(f"job {job.name!r}: it needs at least one CPU and one node")
+    checks = {
+        "its script must begin with #! and an interpreter, and its second line with `exec `": not re.match(
+            r"#![^\n]*\nexec ", job.script
+        ),
+        "its script holds a NUL character": "\0" in job.script,
+        "its admin comment holds a NUL character": "\0" in job.admin_comment,
+        "its script has DOS line ends (\\r\\n); convert them to \\n": "\r\n" in job.script,
+        "it needs at least one CPU and one node": job.cpu_count < 1 or job.node_count < 1,
+    }
+    checks |= {
+        f"its environment variable {name!r} is malformed": not name or "=" in name or "\0" in name + value
+        for name, value in job.environment.items()
+    }
+    if wrong := next((text for text, found in checks.items() if found), ""):
+        raise GatewayError(f"job {job.name!r}: {wrong}")
 
 
 def explicit_environment(job: NewJob) -> dict[str, str]:
@@ -353,17 +319,12 @@ def explicit_environment(job: NewJob) -> dict[str, str]:
     return dict(job.environment or _LEAST_ENVIRONMENT)
 
 
-def job_directory(state_save_location: str, job_id: int) -> Path:
-    """Return where slurmctld keeps a batch job's script and environment."""
-    return Path(state_save_location, f"hash.{job_id % _HASH_FOLDERS}", f"job.{job_id}")
-
-
 def job_environment(state_save_location: str, job_id: int) -> dict[str, str] | None:
     """Return the environment that a batch job was submitted with, None when it cannot be read.
 
     It can be read by root or SlurmUser on slurmctld's machine, from the submission until the job has ended.
     """
-    path = job_directory(state_save_location, job_id) / "environment"
+    path = Path(state_save_location, f"hash.{job_id % _HASH_FOLDERS}", f"job.{job_id}", "environment")
     try:
         return parse_environment(path.read_bytes())
     except OSError as err:
@@ -382,8 +343,7 @@ def parse_environment(content: bytes) -> dict[str, str]:
     if len(content) < struct.calcsize("=I"):
         raise ValueError("it is shorter than its header")
     (count,) = struct.unpack_from("=I", content)
-    body = content[struct.calcsize("=I") :]
-    items = body.split(b"\0")
+    items = content[struct.calcsize("=I") :].split(b"\0")
     if items.pop() != b"" or len(items) != count:
         raise ValueError(f"it announces {count} variables and holds {len(items)}")
     pairs = [item.decode("utf-8", "surrogateescape").partition("=") for item in items]
@@ -391,8 +351,7 @@ def parse_environment(content: bytes) -> dict[str, str]:
 
 
 Requests = Counter[tuple[str, str]]
-"""How often something was asked for: the method, and "done", "refused", "gone" or "unreachable"."""
-
+"""Number of requests: the method, and "done", "refused", "gone" or "unreachable"."""
 
 _Way = TypeVar("_Way")
 
@@ -409,14 +368,14 @@ class _Counted:
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(self._way, name)
-        return self._counting(name, value) if callable(value) else value
+        if not callable(value):
+            return value
 
-    def _counting(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
-        @wraps(call)
+        @wraps(value)
         def count(*arguments: Any, **named: Any) -> Any:
             outcome = "refused"
             try:
-                result = call(*arguments, **named)
+                result = value(*arguments, **named)
                 outcome = "done"
             except SlurmUnreachableError:
                 outcome = "unreachable"

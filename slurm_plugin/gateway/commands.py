@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Final
 
 from muri.slurm_plugin.gateway import tables, text_fields
+from muri.slurm_plugin.gateway.accounting import LimitsReader, config_settings
 from muri.slurm_plugin.gateway.base import (
     Calls,
     GatewayError,
@@ -23,7 +24,6 @@ from muri.slurm_plugin.gateway.base import (
 from muri.slurm_plugin.gateway.gpu_removal import find_gpu_removal
 from muri.slurm_plugin.gateway.job_details import DetailsReader
 from muri.slurm_plugin.gateway.queue_reader import ArrayRecords, QueueReader, read_tagged_jobs
-from muri.slurm_plugin.gateway.site_limits import LimitsReader, config_settings
 from muri.slurm_plugin.gateway.slurm_commands import SlurmCommands
 from muri.slurm_plugin.gateway.squeue import known_fields
 from muri.slurm_plugin.gateway.submit_as import Submissions
@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 #: The oldest Slurm that Muri was tried with.
 _OLDEST = (22, 5)
 
-#: The first Slurm whose squeue tells the names of its fields.
+#: The first Slurm whose squeue lists the names of its fields.
 _LISTS_FIELDS = (23, 11)
 
 _SHOW_JOB = ["scontrol", "--all", "--oneliner", "show", "job"]
@@ -49,10 +49,7 @@ class CommandGateway:
 
     A snapshot is `squeue` and `scontrol show nodes`, each of which asks for the partitions as well (four RPCs in all);
     their number does not depend on the queue's length. Reservations and the site's limits are read some minutes apart.
-    `scontrol show job` tells besides what squeue does not of new jobs with Muri's tag.
-
-    Args:
-        commands: How commands are run.
+    `scontrol show job` adds the details of new jobs with Muri's tag that squeue does not show.
 
     Raises:
         GatewayUnavailableError: The commands are missing or too old.
@@ -89,14 +86,14 @@ class CommandGateway:
 
     @cached_property
     def _queue(self) -> QueueReader:
-        """The reader of the queue, which `muri drain` does without."""
+        """The reader of the queue, which `muri drain` does not need."""
         listed = ""
         if _version(self._slurm_version) >= _LISTS_FIELDS:
             listed = self._commands.run("list squeue's fields", ["squeue", "--helpFormat"])
         return QueueReader(self._commands, known_fields(listed), DetailsReader(self.show_job))
 
     def show_job(self, job_id: int) -> bytearray:
-        """Return what `scontrol show job` prints of one job, a small RPC, or of all for 0."""
+        """Return the output of `scontrol show job` for one job, a small RPC, or for all with 0."""
         what, chosen = (f"job {job_id}", [str(job_id)]) if job_id else ("the jobs", [])
         return self._commands.output(f"read all that {what} asks for", [*_SHOW_JOB, *chosen])
 
@@ -107,7 +104,7 @@ class CommandGateway:
         return replace(queue, nodes=nodes, limits=limits, reservations=self._reservations.read(nodes))
 
     def queue(self) -> Snapshot:
-        """Read the jobs alone."""
+        """Read only the jobs."""
         return self._read(self._queue)
 
     def one_job(self, job_id: int) -> Snapshot:
@@ -120,16 +117,16 @@ class CommandGateway:
         return self._snapshot_of(queue.jobs, queue.unreadable, taken_s)
 
     def _snapshot_of(self, jobs: Iterable[Job], unreadable: Iterable[Unreadable], taken_s: float) -> Snapshot:
-        """Return the queue, and take note of it: it says which record of an array a job's id means."""
+        """Return the queue, and remember which record of an array each job's id means."""
         jobs = tuple(sorted(jobs, key=lambda job: job.job_id))
         self._arrays.learn(jobs)
         return Snapshot(taken_s, self._cluster, self._slurm_version, jobs, (), unreadable=tuple(unreadable))
 
     def tagged(self) -> Snapshot:
-        """Read the ids, owners, states and tags of Muri's jobs alone, which works where the queue cannot be read."""
-        found = read_tagged_jobs(self._commands)
-        self._arrays.learn(found.jobs)
-        return found
+        """Read only the ids, owners, states and tags of Muri's jobs, which works where the queue cannot be read."""
+        snapshot = read_tagged_jobs(self._commands)
+        self._arrays.learn(snapshot.jobs)
+        return snapshot
 
     def _reservation_table(self) -> str:
         return self._commands.run("read the reservations", ["scontrol", "--oneliner", "show", "reservation"])
@@ -139,7 +136,7 @@ class CommandGateway:
         return nodes_of_table(self._commands.run("read the nodes", arguments))
 
     def gpu_removal(self, known: GpuRemoval, place: Place, waiting: Job | None, now_s: float) -> GpuRemoval:
-        """Return whether a waiting job's GPUs can be taken away, trying it where `known` does not hold."""
+        """Return whether a waiting job's GPUs can be taken away, trying it if `known` is stale."""
         return find_gpu_removal(self._commands, known, place, waiting, now_s)
 
     def submit(self, job: NewJob) -> int:
@@ -232,7 +229,7 @@ class CommandGateway:
             log.debug("job %d: gone before it was cancelled", job_id)
 
     def gpus_in_use(self) -> tuple[Held, ...]:
-        """Return which GPUs running jobs have: a folded host list and Slurm's indices on each of its nodes."""
+        """Return the GPUs of running jobs: a folded host list and Slurm's indices on each of its nodes."""
         return read_gpus_in_use(self._commands)
 
     def job_environment(self, job_id: int) -> dict[str, str] | None:
@@ -245,14 +242,10 @@ def _version(text: str) -> tuple[int, ...]:
 
 
 def update_settings(change: JobChange, gres_separator: str = "/") -> list[str]:
-    """Return the arguments of `scontrol update job` that make a change.
-
-    Args:
-        change: The change.
-        gres_separator: What stands between "gres" and "gpu": "/", up to Slurm 22.05 ":".
-    """
+    """Return the arguments of `scontrol update job` that make a change; up to Slurm 22.05 it is "gres:gpu"."""
+    gres = change.gpu_request
     settings = {
-        "TresPerNode": None if change.gpu_request is None else _gres(change.gpu_request, gres_separator),
+        "TresPerNode": None if gres is None else text_fields.gres_argument(gres, f"gres{gres_separator}"),
         "ReqNodeList": change.required_nodes,
         "NumCPUs": change.cpu_count,
         "CPUsPerTask": change.cpus_per_task,
@@ -268,10 +261,3 @@ def update_settings(change: JobChange, gres_separator: str = "/") -> list[str]:
         "Nice": change.nice,
     }
     return [f"{name}={value}" for name, value in settings.items() if value is not None]
-
-
-def _gres(request: str, separator: str) -> str:
-    counts = text_fields.gres_counts(request)
-    if not counts:
-        raise GatewayError(f"GRES request {request!r} is malformed: write for example gres/gpu:1 or gres/gpu:a100:2")
-    return text_fields.request_text(counts).replace("gres/", f"gres{separator}")

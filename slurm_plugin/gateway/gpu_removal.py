@@ -1,19 +1,19 @@
 """Find out, on the real slurmctld, whether and how a waiting job's GPUs can be taken away.
 
-A release of Slurm that cannot do it accepts the change and shows it; the GPU is handed out all the same. So a held job
-of Muri's own is changed. Where Slurm tracks GPUs as TRES, the TRES that it counts for the job tell the truth. Elsewhere
-the job has to run for a moment, on whatever is free.
+A release of Slurm that cannot do it accepts the change and shows it, but hands out the GPU. So a held job of Muri's own
+is changed. Where Slurm tracks GPUs as TRES, the TRES that it counts for the job tell the truth. Elsewhere the job has
+to run for a moment, on any free node.
 """
 
 import logging
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Final
 
 from muri.clock import MACHINE_CLOCK, Clock
+from muri.slurm_plugin.gateway.accounting import config_settings
 from muri.slurm_plugin.gateway.base import GatewayError, SlurmUnreachableError, first_line
-from muri.slurm_plugin.gateway.site_limits import config_settings
 from muri.slurm_plugin.gateway.slurm_commands import SlurmCommands
 from muri.slurm_plugin.records.cluster import Job, Node
 from muri.slurm_plugin.records.limits import (
@@ -49,15 +49,17 @@ def place_for(
     Args:
         nodes: All nodes.
         partitions: Partitions that Muri serves, empty for all.
-        limits: What they allow, and give by default.
+        limits: Limits and defaults of partitions.
     """
-    found = (
-        (not node.usable, partition, node.gpu_type)
-        for node in nodes
-        for partition in node.partitions
-        if node.gpu_count and (not partitions or partition in partitions)
+    best = min(
+        (
+            (not node.usable, partition, node.gpu_type)
+            for node in nodes
+            for partition in node.partitions
+            if node.gpu_count and (not partitions or partition in partitions)
+        ),
+        default=None,
     )
-    best = min(found, default=None)
     per_gpu = any(each.has_defaults_per_gpu for each in limits.partitions if not partitions or each.name in partitions)
     return None if best is None else Place(best[1], best[2], per_gpu, partitions)
 
@@ -70,15 +72,7 @@ def find_gpu_removal(
     now_s: float,
     clock: Clock = MACHINE_CLOCK,
 ) -> GpuRemoval:
-    """Return what is known if it still holds, else try.
-
-    Args:
-        commands: How commands are run; as root.
-        known: What was found out before.
-        place: Where to submit the jobs that are tried with.
-        waiting: A job that Muri may start; where root may not submit, it is tried in its user's name.
-        now_s: Seconds since the epoch.
-        clock: To wait by.
+    """Return the known answer if it still holds, else try, as root; for the arguments see `Gateway.gpu_removal`.
 
     Raises:
         SlurmUnreachableError: slurmctld does not answer.
@@ -89,7 +83,8 @@ def find_gpu_removal(
     if known.holds(site, now_s):
         return known
     probe = _Probe(commands, place, waiting, clock)
-    probe.cancel_leftovers()
+    with suppress(GatewayError):  # left by a controller that was killed; users may have jobs of that name
+        commands.run("cancel old probes", ["scancel", "--user=root", f"--name={PROBE_NAME}"])
     forms = tuple(probe.tried(form) for form in _forms(place, PER_NODE))
     for each in forms:
         log.info("GPUs asked for by %s: %s", each.form, f"taken away by {each.request}" if each.request else each.why)
@@ -97,7 +92,7 @@ def find_gpu_removal(
 
 
 def try_every_form(commands: SlurmCommands, place: Place, clock: Clock = MACHINE_CLOCK) -> tuple[TriedForm, ...]:
-    """Try each way of asking for GPUs, also those whose jobs always run alone, for people who want to know.
+    """Try each way of asking for GPUs, also those whose jobs always run alone, for `muri doctor`.
 
     Raises:
         SlurmUnreachableError: slurmctld does not answer.
@@ -112,7 +107,7 @@ def _forms(place: Place, *untyped: str) -> tuple[str, ...]:
 
 
 def submit_probe(commands: SlurmCommands, *options: str) -> int:
-    """Submit a held job to try something with, and return its id.
+    """Submit a held job to try a change with, and return its id.
 
     Raises:
         GatewayError: Slurm refused.
@@ -126,7 +121,7 @@ def submit_probe(commands: SlurmCommands, *options: str) -> int:
 
 @contextmanager
 def cancelled_afterwards(commands: SlurmCommands, job_id: int) -> Iterator[int]:
-    """Within, a job is there; afterwards it is cancelled."""
+    """Cancel a job at the end of the block."""
     try:
         yield job_id
     finally:
@@ -142,11 +137,6 @@ class _Probe:
         self._place = place
         self._waiting = waiting
         self._clock = clock
-
-    def cancel_leftovers(self) -> None:
-        """Cancel what a controller left that was killed while it tried; users may have jobs of that name."""
-        with suppress(GatewayError):
-            self._commands.run("cancel old probes", ["scancel", "--user=root", f"--name={PROBE_NAME}"])
 
     def tried(self, form: str) -> TriedForm:
         """Try one form of request.
@@ -174,9 +164,9 @@ class _Probe:
             if not outcome:
                 return TriedForm(form, way)
             reasons[way] = outcome
-        same = len(set(reasons.values())) == 1
-        told = {" or ".join(reasons): next(iter(reasons.values()))} if same else reasons
-        return TriedForm(form, why="; ".join(f"{way}: {outcome}" for way, outcome in told.items()))
+        if len(set(reasons.values())) == 1:
+            reasons = {" or ".join(reasons): next(iter(reasons.values()))}
+        return TriedForm(form, why="; ".join(f"{way}: {outcome}" for way, outcome in reasons.items()))
 
     def _held_job(self, option: str) -> AbstractContextManager[int]:
         try:
@@ -197,34 +187,31 @@ class _Probe:
 
         Raises:
             GatewayError: Slurm refused the change.
-            _NotToldError: It could not be told.
+            _NotToldError: Slurm did not show it.
         """
         before = self._counted(job_id)
-        self._change(job_id, way)
+        # A member's memory is always named: a site's default for each GPU would be none, or a whole node's.
+        update = ["scontrol", "update", f"JobId={job_id}", f"MinMemoryNode={_MEM_MIB}"]
+        try:
+            self._commands.run(f"change job {job_id}", [*update, f"TresPerNode={way}"])
+        except GatewayError as error:
+            if "gres" not in str(error).lower() or isinstance(error, SlurmUnreachableError):
+                raise
+            old = way.replace("gres/", _OLD_NOTATION)  # up to Slurm 22.05
+            self._commands.run(f"change job {job_id}", [*update, f"TresPerNode={old}"])
         if "gres/gpu" in before:
             return "Slurm accepts it and keeps the GPU" if "gres/gpu" in self._counted(job_id) else ""
         self._commands.run(f"release job {job_id}", ["scontrol", "release", str(job_id)])
         given = self._given(job_id)
         return "Slurm accepts it and hands out the GPU" if re.search(r"\bgpu\b", given) else ""
 
-    def _change(self, job_id: int, way: str) -> None:
-        # A member's memory is always named: what a site gives for each GPU would be none, or a whole node's.
-        arguments = ["scontrol", "update", f"JobId={job_id}", f"MinMemoryNode={_MEM_MIB}", f"TresPerNode={way}"]
-        try:
-            self._commands.run(f"change job {job_id}", arguments)
-        except GatewayError as error:
-            if "gres" not in str(error).lower() or isinstance(error, SlurmUnreachableError):
-                raise
-            old = way.replace("gres/", _OLD_NOTATION)  # up to Slurm 22.05
-            self._commands.run(f"change job {job_id}", [*arguments[:-1], f"TresPerNode={old}"])
-
     def _counted(self, job_id: int) -> str:
-        """What Slurm counts for the job, such as "cpu=1,node=1,gres/gpu=1"."""
+        """Return the resources that Slurm counts for the job, such as "cpu=1,node=1,gres/gpu=1"."""
         fields = self._shown(job_id)
-        return fields("ReqTRES") or fields("TRES")
+        return fields.get("ReqTRES", "") or fields.get("TRES", "")
 
     def _given(self, job_id: int) -> str:
-        """What the job was given once it runs.
+        """Return the GRES of the job once it runs.
 
         Raises:
             _NotToldError: It did not start in time.
@@ -232,22 +219,17 @@ class _Probe:
         deadline_s = self._clock() + _START_TIMEOUT_S
         while self._clock() < deadline_s:
             fields = self._shown(job_id)
-            if fields("JobState") == "RUNNING":
-                return fields("JOB_GRES")
+            if fields.get("JobState") == "RUNNING":
+                return fields.get("JOB_GRES", "")
             self._clock.sleep(_POLL_S)
         raise _NotToldError(
             "its job did not start in time to show it; without GPUs among AccountingStorageTRES it has to"
         )
 
-    def _shown(self, job_id: int) -> Callable[[str], str]:
+    def _shown(self, job_id: int) -> dict[str, str]:
         arguments = ["scontrol", "--details", "--oneliner", "show", "job", str(job_id)]
         text = self._commands.run(f"look at job {job_id}", arguments)
-
-        def field(name: str) -> str:
-            match = re.search(rf"(?:^|\s){name}=(\S*)", text)
-            return match[1] if match else ""
-
-        return field
+        return dict(reversed(re.findall(r"(?:^|\s)(\w+)=(\S*)", text)))
 
 
 class _NotToldError(GatewayError):

@@ -1,11 +1,9 @@
-"""What a job asks for beyond what squeue and pyslurm show, and which of sbatch's options Muri does not carry over.
+"""The parts of a job's request that squeue and pyslurm do not show, and the options that Muri does not carry over.
 
-scontrol prints a job as `name=value`, and users' texts among them. A user can add to what his own job seems to ask for,
-and nothing to another's: a job is told from the next by lines that begin with "JobId=", and one that two of them name
-is asked for by itself.
-
-Both gateways bring a job's record into one form, `Request`, so that they agree on its options; its names are those of
-`squeue --json`.
+scontrol prints a job as `name=value`, with users' texts among them. A user can add to the apparent request of his own
+job, and nothing to another's: jobs are told apart by lines that begin with "JobId=", and one that two of them name is
+asked for by itself. Both gateways bring a job's record into one form, `Request`, so that they agree on its options; its
+names are those of `squeue --json`.
 """
 
 import logging
@@ -14,7 +12,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Final
+from typing import Final, NamedTuple
 
 from muri.slurm_plugin.gateway import text_fields
 from muri.slurm_plugin.gateway.base import GatewayError, NoSuchJobError, SlurmUnreachableError, TooLongAnswerError
@@ -23,37 +21,47 @@ from muri.slurm_plugin.records.cluster import Unreadable
 from muri.slurm_plugin.records.comment_tags import REQUEST_PREFIX, token
 from muri.slurm_plugin.records.limits import WAYS
 
-OPTION_OF_FIELD: Final[Mapping[str, str]] = {
-    "burst_buffer": "--bb",
-    "cluster_features": "--cluster-constraint",
-    "container": "--container",
-    "container_id": "--container-id",
-    "contiguous": "--contiguous",
-    "core_spec": "--core-spec",
-    "cores_per_socket": "--cores-per-socket",
-    "cpu_frequency_governor": "--cpu-freq",
-    "cpu_frequency_maximum": "--cpu-freq",
-    "cpu_frequency_minimum": "--cpu-freq",
-    "deadline": "--deadline",
-    "extra": "--extra",
-    "mcs_label": "--mcs-label",
-    "minimum_tmp_disk_per_node": "--tmp",
-    "network": "--network",
-    "prefer": "--prefer",
-    "reboot": "--reboot",
-    "required_switches": "--switches",
-    "segment_size": "--segment",
-    "sockets_per_node": "--sockets-per-node",
-    "tasks_per_board": "--ntasks-per-board",
-    "tasks_per_core": "--ntasks-per-core",
-    "tasks_per_socket": "--ntasks-per-socket",
-    "tasks_per_tres": "--ntasks-per-gpu",
-    "threads_per_core": "--threads-per-core",
-    "time_minimum": "--time-min",
-    "tres_bind": "--gpu-bind",
-    "tres_freq": "--gpu-freq",
+
+class Field(NamedTuple):
+    """A part of a request that an option sets; "" where a source does not show it."""
+
+    option: str
+    squeue: str = ""  # Field of `squeue --Format`
+    scontrol: str = ""  # Name in `scontrol show job`
+    pyslurm: str = ""  # Attribute of `pyslurm.Job`
+
+
+FIELDS: Final[Mapping[str, Field]] = {
+    "burst_buffer": Field("--bb", "BurstBuffer", "", "burst_buffer"),
+    "cluster_features": Field("--cluster-constraint", "ClusterFeature", "", "cluster_constraints"),
+    "container": Field("--container", "Container", "", "container"),
+    "container_id": Field("--container-id", "ContainerID", "", "container_id"),
+    "contiguous": Field("--contiguous", "Contiguous", "", "requires_contiguous_nodes"),
+    "core_spec": Field("--core-spec", "CoreSpec"),
+    "cores_per_socket": Field("--cores-per-socket", "Cores", "", "cores_per_socket"),
+    "cpu_frequency_governor": Field("--cpu-freq", "", "Governor", "cpu_frequency_governor"),
+    "cpu_frequency_maximum": Field("--cpu-freq", "", "CPU_max_freq", "cpu_frequency_max"),
+    "cpu_frequency_minimum": Field("--cpu-freq", "", "CPU_min_freq", "cpu_frequency_min"),
+    "deadline": Field("--deadline", "Deadline", "", "deadline"),
+    "extra": Field("--extra", "", "Extra", "extra"),
+    "mcs_label": Field("--mcs-label"),
+    "minimum_tmp_disk_per_node": Field("--tmp", "MinTmpDisk", "", "temporary_disk_per_node"),
+    "network": Field("--network", "Network", "", "network"),
+    "prefer": Field("--prefer", "Prefer", "", "preferred_features"),
+    "reboot": Field("--reboot", "Reboot", "", "requires_node_reboot"),
+    "required_switches": Field("--switches", "ReqSwitch", "", "required_switches"),
+    "segment_size": Field("--segment", "SegmentSize", "", "segment_size"),
+    "sockets_per_node": Field("--sockets-per-node", "Sockets", "", "sockets_per_node"),
+    "tasks_per_board": Field("--ntasks-per-board", "NTPerBoard", "", "ntasks_per_board"),
+    "tasks_per_core": Field("--ntasks-per-core", "NTPerCore", "", "ntasks_per_core"),
+    "tasks_per_socket": Field("--ntasks-per-socket", "NTPerSocket", "", "ntasks_per_socket"),
+    "tasks_per_tres": Field("--ntasks-per-gpu", "", "NtasksPerTRES", "ntasks_per_gpu"),
+    "threads_per_core": Field("--threads-per-core", "Threads", "", "threads_per_core"),
+    "time_minimum": Field("--time-min", "MinTime", "", "time_limit_min"),
+    "tres_bind": Field("--gpu-bind", "tres-bind", "TresBind"),
+    "tres_freq": Field("--gpu-freq", "tres-freq", "TresFreq"),
 }
-"""Fields that say nothing unless an option set them."""
+"""Fields of a request that are empty unless an option set them."""
 
 _OPTION_OF_SHARING: Final[Mapping[str, str]] = {
     "none": "--exclusive",
@@ -74,59 +82,42 @@ _OPTION_OF_FLAG: Final[Mapping[str, str]] = {
 
 _GRES_FIELDS: Final = ("tres_per_node", "tres_per_job", "tres_per_task", "tres_per_socket")
 
-
 Said = tuple[tuple[str, str], ...]
-"""Names of fields that say something, and their texts where these count."""
+"""Names of fields that are set, and their texts where these count."""
 
 
 def said(values: Mapping[str, object]) -> Said:
-    """Bring fields into the form that `Request` takes; of most it counts only that they say something."""
-    return tuple((name, "" if name in OPTION_OF_FIELD else str(value)) for name, value in values.items() if value)
+    """Bring fields into the form of `Request`; of most it counts only that they are set."""
+    return tuple((name, "" if name in FIELDS else str(value)) for name, value in values.items() if value)
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What decides which options a job was submitted with; many jobs have the same.
-
-    Attributes:
-        values: What fields say, as far as they are known.
-        sharing: How it shares nodes, in words of `_OPTION_OF_SHARING`.
-        flags: Flags of the request.
-        partition: Names of the partitions asked for.
-        wckey: Workload characterisation key; Slurm marks a default one with an asterisk.
-        node_count: Nodes asked for, at least.
-        max_nodes: Nodes asked for, at most; 0 when not set.
-        task_count: Tasks.
-        tasks_per_node: Tasks on each node, 0 when not set.
-        cpu_count: CPUs of the whole job.
-        cpus_per_task: CPUs of a task.
-        min_cpus_per_node: CPUs that each node must have.
-        all_mem: Whether it asks for all memory of its nodes.
-    """
+    """All that tells which options a job was submitted with; many jobs have the same. 0 stands for not set."""
 
     values: Said = ()
-    sharing: tuple[str, ...] = ()
+    sharing: tuple[str, ...] = ()  # How it shares nodes, in words of `_OPTION_OF_SHARING`
     flags: tuple[str, ...] = ()
-    partition: str = ""
-    wckey: str = ""
-    node_count: int = 1
+    partition: str = ""  # Names of the partitions asked for
+    wckey: str = ""  # Workload characterization key; Slurm marks a default one with an asterisk
+    node_count: int = 1  # The least number of nodes
     max_nodes: int = 0
     task_count: int = 1
     tasks_per_node: int = 0
-    cpu_count: int = 1
+    cpu_count: int = 1  # CPUs of the whole job
     cpus_per_task: int = 1
     min_cpus_per_node: int = 0
-    all_mem: bool = False
+    all_mem: bool = False  # It asks for all memory of its nodes
 
 
 @lru_cache(maxsize=4096)
 def special_options(request: Request) -> tuple[str, ...]:
-    """Return the names of the options, in alphabetical order."""
+    """Return the names of options that Muri does not carry over, in alphabetical order."""
     return tuple(sorted({*_of_fields(request), *_of_counts(request), *_of_gpus(request)}))
 
 
 def _of_fields(request: Request) -> Iterator[str]:
-    yield from (OPTION_OF_FIELD[name] for name, _ in request.values if name in OPTION_OF_FIELD)
+    yield from (FIELDS[name].option for name, _ in request.values if name in FIELDS)
     yield from (_OPTION_OF_SHARING[word] for word in request.sharing if word in _OPTION_OF_SHARING)
     yield from (_OPTION_OF_FLAG[word] for word in request.flags if word in _OPTION_OF_FLAG)
     if "," in request.partition:
@@ -176,13 +167,9 @@ _FEW: Final = 8
 _MOST_ALONE: Final = 1000
 
 _BEGIN: Final = re.compile(rb"^JobId=([1-9][0-9]{0,9}) ", re.MULTILINE)
-
 _SUBMIT_LINE: Final = re.compile(r" SubmitLine=(.*?) WorkDir=/", re.DOTALL)
-
 _REQUESTED: Final = re.compile(r" ReqTRES=(\S+)")
-
 _THROTTLE: Final = re.compile(r"^JobId=\d+ ArrayJobId=\d+ ArrayTaskId=\S+ ArrayTaskThrottle=(\d+) ", re.MULTILINE)
-
 _EXCLUDED: Final = re.compile(r" ExcNodeList=(\S+)")
 
 _FLAGS: Final[Mapping[str, str]] = {
@@ -192,14 +179,7 @@ _FLAGS: Final[Mapping[str, str]] = {
     " ConsolidateSegments=Yes": "CONSOLIDATE_SEGMENTS",
 }
 
-_OPTIONS: Final[Mapping[str, str]] = {
-    "CPU_min_freq": "cpu_frequency_minimum",
-    "CPU_max_freq": "cpu_frequency_maximum",
-    "Governor": "cpu_frequency_governor",
-    "Extra": "extra",
-    "NtasksPerTRES": "tasks_per_tres",
-    "TresBind": "tres_bind",
-    "TresFreq": "tres_freq",
+_OPTIONS: Final[Mapping[str, str]] = {field.scontrol: name for name, field in FIELDS.items() if field.scontrol} | {
     "TresPerJob": "tres_per_job",
     "TresPerSocket": "tres_per_socket",
     "CpusPerTres": "cpus_per_tres",
@@ -209,66 +189,50 @@ _OPTIONS: Final[Mapping[str, str]] = {
 _OPTION: Final = re.compile(rf" ({'|'.join(_OPTIONS)})=(?!\(null\)|N/A)(\S+)")
 
 Show = Callable[[int], bytes | bytearray]
-"""Returns what Slurm prints of one job, or of all for 0."""
+"""Returns Slurm's text of one job, or of all for 0."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobDetails:
-    """What Slurm told once of a job.
+    """The text of `scontrol show job` about one job's request."""
 
-    Attributes:
-        submit_line: The command line that it was submitted with, "" where Slurm does not keep it.
-        excluded_nodes: Nodes that it must not get.
-        mem_per_cpu: Whether memory was asked for each CPU.
-        all_mem: Whether it asked for no figure of memory, which stands for all of a node's.
-        array_limit: How many of its array's tasks may run at once, 0 for any number.
-        mem_mib: All memory that it asks for.
-        flags: Words of flags as `special_options` knows them.
-        options: Other fields by the names that `special_options` has for them.
-    """
-
-    submit_line: str = ""
+    submit_line: str = ""  # "" where Slurm does not keep it
     excluded_nodes: str = ""
-    mem_per_cpu: bool = False
-    all_mem: bool = False
-    array_limit: int = 0
-    mem_mib: int = 0
-    flags: tuple[str, ...] = ()
-    options: Mapping[str, str] = field(default_factory=dict)
+    mem_per_cpu: bool = False  # Memory was asked for each CPU
+    all_mem: bool = False  # It asked for no figure of memory, which stands for all of a node's
+    array_limit: int = 0  # How many of its array's tasks may run at once, 0 for any number
+    mem_mib: int = 0  # All memory that it asks for
+    flags: tuple[str, ...] = ()  # In words of `_OPTION_OF_FLAG`
+    options: Mapping[str, str] = field(default_factory=dict)  # Other fields by their names in `Request.values`
 
 
 NO_DETAILS: Final = JobDetails()
 
 
 def untold(wanted: Iterable[int], told: Mapping[int, JobDetails]) -> list[Unreadable]:
-    """Return the jobs that have to wait, for nobody knows all that they ask for."""
+    """Return the jobs that have to wait because their details are unknown."""
     return [Unreadable(job_id, "Slurm did not tell all it asks for") for job_id in wanted if job_id not in told]
 
 
 def wants_details(admin_comment: str, state: str) -> bool:
-    """Whether all that a job asks for counts: Muri may start it, or has started it.
-
-    Args:
-        admin_comment: Its AdminComment.
-        state: Slurm's word for its state.
-    """
+    """Whether the details of a job with that AdminComment and Slurm state count: Muri may start it, or has done so."""
     # The first test spares most texts the second.
     tagged = REQUEST_PREFIX in admin_comment and token(admin_comment, REQUEST_PREFIX) is not None
     return tagged and text_fields.job_state((state,)).is_active
 
 
 def details_of(text: str) -> JobDetails:
-    """Read what Slurm prints of one job, all on one line."""
-    line, excluded, throttle = _SUBMIT_LINE.search(text), _EXCLUDED.search(text), _THROTTLE.search(text)
+    """Read Slurm's text of one job, all on one line."""
+    throttle, requested = _THROTTLE.search(text), _REQUESTED.search(text)
     options = {_OPTIONS[name]: value for name, value in _OPTION.findall(text)}
     if "per_task" in options.get("tres_bind", "") and " TresPerTask=" in text:
         del options["tres_bind"]  # newer releases set it for --gpus-per-task
-    memory, requested = text.find(" MinMemory"), _REQUESTED.search(text)
+    memory = text[text.find(" MinMemory") :] if " MinMemory" in text else ""
     return JobDetails(
-        submit_line="" if line is None or line[1] == "(null)" else text_fields.kept_text(line[1]),
-        excluded_nodes="" if excluded is None or excluded[1] == "(null)" else excluded[1],
-        mem_per_cpu=text.startswith(" MinMemoryCPU=", memory) if memory >= 0 else False,
-        all_mem=text.startswith(" MinMemoryNode=0 ", memory) if memory >= 0 else False,
+        submit_line=text_fields.kept_text(_found(_SUBMIT_LINE, text)),
+        excluded_nodes=_found(_EXCLUDED, text),
+        mem_per_cpu=memory.startswith(" MinMemoryCPU="),
+        all_mem=memory.startswith(" MinMemoryNode=0 "),
         array_limit=0 if throttle is None else text_fields.bounded(int(throttle[1])),
         mem_mib=0 if requested is None else int(text_fields.counted_tres(requested[1]).get("mem", 0.0)),
         flags=tuple(flag for word, flag in _FLAGS.items() if word in text),
@@ -276,8 +240,13 @@ def details_of(text: str) -> JobDetails:
     )
 
 
+def _found(form: re.Pattern[str], text: str) -> str:
+    match = form.search(text)
+    return "" if match is None or match[1] == "(null)" else match[1]
+
+
 class DetailsReader:
-    """Keeps what was told of jobs as long as they are asked about; each is asked for once.
+    """Keeps the details of jobs as long as they are wanted; each is asked for once.
 
     Args:
         show: Asks Slurm.
@@ -285,31 +254,38 @@ class DetailsReader:
 
     def __init__(self, show: Show) -> None:
         self._show = show
-        self._told: dict[int, tuple[object, JobDetails]] = {}
+        self._kept: dict[int, tuple[object, JobDetails]] = {}
 
     def read(self, wanted: Mapping[int, object]) -> Mapping[int, JobDetails]:
-        """Return what is known of jobs; one that cannot be read now is missing.
+        """Return the known details of jobs; one that cannot be read now is missing.
 
         Args:
-            wanted: The jobs, and of each what its details belong to: where that differs from the last time they are
-                asked for anew.
+            wanted: The jobs, each with a value; where that differs from the last time, they are asked for anew.
 
         Raises:
             SlurmUnreachableError: slurmctld does not answer.
         """
-        self._told = {job_id: self._told[job_id] for job_id in wanted if job_id in self._told}
-        new = sorted(job_id for job_id, of in wanted.items() if job_id not in self._told or self._told[job_id][0] != of)
+        self._kept = {job_id: self._kept[job_id] for job_id in wanted if job_id in self._kept}
+        new = sorted(job_id for job_id, of in wanted.items() if job_id not in self._kept or self._kept[job_id][0] != of)
         for job_id, text in self._texts(new):
-            self._told[job_id] = wanted[job_id], details_of(text)
-        return {job_id: details for job_id, (_, details) in self._told.items()}
+            self._kept[job_id] = wanted[job_id], details_of(text)
+        return {job_id: details for job_id, (_, details) in self._kept.items()}
 
     def _texts(self, job_ids: Collection[int]) -> Iterator[tuple[int, str]]:
-        alone: Iterable[int] = job_ids
+        alone = list(job_ids)
         if len(job_ids) > _FEW:
             together = self._together()
             found = {job_id: together[job_id] for job_id in job_ids if len(together.get(job_id, ())) == 1}
             yield from ((job_id, decoded(texts[0])) for job_id, texts in found.items())
-            alone = _some([job_id for job_id in job_ids if job_id not in found])
+            alone = [job_id for job_id in job_ids if job_id not in found]
+        if len(alone) > _MOST_ALONE:
+            log.warning(
+                "texts of users pretend to be %d other jobs, or all jobs say too much: %d requests are read now",
+                len(alone),
+                _MOST_ALONE,
+            )
+            # Others each time, so that no user's text keeps a job waiting.
+            alone = sorted(random.sample(alone, _MOST_ALONE))
         for job_id in alone:
             if text := self._alone(job_id):
                 yield job_id, text
@@ -338,14 +314,3 @@ class DetailsReader:
         except GatewayError as error:
             log.warning("cannot learn all that job %d asks for: %s", job_id, error)
             return ""
-
-
-def _some(job_ids: list[int]) -> list[int]:
-    """Return as many as may be asked for one by one: others each time, so that nobody's text keeps a job waiting."""
-    if len(job_ids) <= _MOST_ALONE:
-        return job_ids
-    log.warning(
-        "texts of users pretend to be %d other jobs, or all jobs say too much: what %d of these ask for is read now",
-        len(job_ids), _MOST_ALONE,
-    )  # fmt: skip
-    return sorted(random.sample(job_ids, _MOST_ALONE))

@@ -4,8 +4,8 @@ import importlib
 import logging
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Final
 
 from muri.pythons import is_packaged, what_brings
@@ -29,7 +29,7 @@ from muri.slurm_plugin.gateway.pyslurm_records import Libslurm, change_fields, h
 from muri.slurm_plugin.gateway.slurm_commands import SlurmCommands
 from muri.slurm_plugin.gateway.tables import nodes_of_table
 from muri.slurm_plugin.gateway.text_fields import read_each
-from muri.slurm_plugin.records.cluster import Job, JobChange, JobState, Node, Snapshot, Unreadable
+from muri.slurm_plugin.records.cluster import JobChange, JobState, Node, Snapshot
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ _OR: Final = "or set `gateway: command` in muri.yaml"
 
 
 def _what_to_do() -> str:
-    """Say how a pyslurm comes here that fits."""
+    """Return how to install a pyslurm that fits."""
     if is_packaged():
         return f"Install Muri's packages for this release of Slurm, {_OR}"
     return (
@@ -62,9 +62,6 @@ class PyslurmGateway(CommandGateway):
     GPUs asked for with --gpus or --gpus-per-socket, pyslurm does not show: `scontrol show job` is asked once for each
     job with Muri's tag.
 
-    Args:
-        commands: How commands are run.
-
     Raises:
         GatewayUnavailableError: pyslurm is missing or does not fit this Slurm, or the commands are missing.
         SlurmUnreachableError: slurmctld does not answer.
@@ -82,24 +79,20 @@ class PyslurmGateway(CommandGateway):
         self._details = DetailsReader(self.show_job)
         self._partitions: dict[str, tuple[str, ...]] = {}
 
-    def _load_partitions(self) -> dict[str, tuple[str, ...]]:
-        self.slurm_calls.update((NODES, "partitions"))
-        with self._slurm("read the nodes"):
-            nodes = self._pyslurm.Nodes.load()
-            return {node.name: tuple(sorted(node.partitions)) for node in nodes.values()}
-
     @contextmanager
     def _slurm(self, action: str) -> Iterator[None]:
-        """Turn what pyslurm raises into Muri's errors."""
+        """Turn errors of pyslurm and libslurm into Muri's."""
         try:
             yield
         except self._pyslurm.RPCError as err:
             raise slurm_error(action, str(err)) from err
+        except OSError as err:
+            raise slurm_error(action, err.strerror or str(err)) from err
         except (ValueError, KeyError, OverflowError) as err:
             raise GatewayError(f"cannot {action}: pyslurm refuses a value: {err}") from err
 
     def queue(self) -> Snapshot:
-        """Read the jobs alone."""
+        """Read only the jobs."""
         taken_s = time.time()
         self.slurm_calls[JOBS] += 1
         with self._slurm("read the jobs"):
@@ -108,39 +101,32 @@ class PyslurmGateway(CommandGateway):
             except UnicodeDecodeError:
                 log.info("pyslurm cannot decode the queue; it is read through Slurm's commands")
                 return super().queue()
-        jobs, unreadable = self._records(loaded, taken_s)
-        return self._snapshot_of(jobs, unreadable, taken_s)
-
-    def _records(self, loaded: Sequence[Any], taken_s: float) -> tuple[list[Job], list[Unreadable]]:
-        """Convert pyslurm's records, with what only scontrol can tell of tagged jobs."""
-        tagged = {int(job.id) for job in loaded if has_request(job)}
-        told = self._details.read(dict.fromkeys(tagged))
-        unknown = untold(sorted(tagged), told)
+        tagged = sorted(int(job.id) for job in loaded if has_request(job))
+        details = self._details.read(dict.fromkeys(tagged))
+        unknown = untold(tagged, details)
         left_out = {each.job_id for each in unknown}
         readable = [job for job in loaded if int(job.id) not in left_out] if left_out else loaded
         defaults = self._limits.partitions
         jobs, unreadable = read_each(
-            readable, lambda job: job_record(job, taken_s, told.get(int(job.id)), defaults), lambda job: int(job.id)
+            readable, lambda job: job_record(job, taken_s, details.get(int(job.id)), defaults), lambda job: int(job.id)
         )
-        return jobs, [*unknown, *unreadable]
+        return self._snapshot_of(jobs, [*unknown, *unreadable], taken_s)
 
     def _reservation_table(self) -> str:
         self.slurm_calls[RESERVATIONS] += 1
-        try:
+        with self._slurm("read the reservations"):
             return self._libslurm.reservation_table()
-        except OSError as err:
-            raise slurm_error("read the reservations", err.strerror or str(err)) from err
 
     def _nodes(self) -> tuple[Node, ...]:
         self.slurm_calls[NODES] += 1
-        try:
+        with self._slurm("read the nodes"):
             table = self._libslurm.node_table()
-        except OSError as err:
-            raise slurm_error("read the nodes", err.strerror or str(err)) from err
-        nodes = nodes_of_table(table, self._partitions)
-        if any(node.name not in self._partitions for node in nodes):  # the first time, and after nodes were added
-            self._partitions = self._load_partitions()
             nodes = nodes_of_table(table, self._partitions)
+            if any(node.name not in self._partitions for node in nodes):  # the first time, and after nodes were added
+                self.slurm_calls.update((NODES, "partitions"))
+                loaded = self._pyslurm.Nodes.load().values()
+                self._partitions = {node.name: tuple(sorted(node.partitions)) for node in loaded}
+                nodes = nodes_of_table(table, self._partitions)
         return nodes
 
     def modify(self, job_id: int, change: JobChange) -> None:
@@ -176,19 +162,17 @@ class PyslurmGateway(CommandGateway):
             log.debug("job %d: gone before it was cancelled", job_id)
         except GatewayError:
             # pyslurm looks at errno even when the call succeeded, and may find an old one there.
-            if self._still_there(job_id):
+            if self._is_active(job_id):
                 raise
 
-    def _still_there(self, job_id: int) -> bool:
-        with suppress(NoSuchJobError):
-            state = self._state(job_id)
-            return state.is_active and state is not JobState.COMPLETING
-        return False
-
-    def _state(self, job_id: int) -> JobState:
+    def _is_active(self, job_id: int) -> bool:
         self.slurm_calls[JOB] += 1
-        with self._slurm(f"read job {job_id}"):
-            return job_record(self._pyslurm.Job.load(job_id), time.time()).state
+        try:
+            with self._slurm(f"read job {job_id}"):
+                state = job_record(self._pyslurm.Job.load(job_id), time.time()).state
+        except NoSuchJobError:
+            return False
+        return state.is_active and state is not JobState.COMPLETING
 
 
 def import_pyslurm() -> Any:
@@ -219,8 +203,8 @@ def release(version: str) -> str:
 def check_library(pyslurm_version: str, library: str) -> None:
     """Refuse a pyslurm that was not made for the libslurm in this process.
 
-    The structures that both share differ from release to release; a mismatch reads wrong memory. The dynamic
-    linker catches most of them, for libslurm's file name changes as well.
+    The structures that both share differ from release to release; a mismatch reads wrong memory. The dynamic linker
+    catches most of them, for libslurm's file name changes as well.
 
     Args:
         pyslurm_version: Such as "25.11.2".

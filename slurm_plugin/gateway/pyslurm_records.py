@@ -1,10 +1,9 @@
-"""Translates between Muri's records and pyslurm's, and reads what pyslurm lacks from libslurm."""
+"""Translates between Muri's records and pyslurm's, and reads tables that pyslurm lacks from libslurm."""
 
 import ctypes
 import os
 import pwd
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from operator import attrgetter
 from types import MappingProxyType
@@ -12,7 +11,15 @@ from typing import Any, Final
 
 from muri.slurm_plugin.gateway import text_fields
 from muri.slurm_plugin.gateway.base import GatewayError
-from muri.slurm_plugin.gateway.job_details import NO_DETAILS, JobDetails, Request, said, special_options, wants_details
+from muri.slurm_plugin.gateway.job_details import (
+    FIELDS,
+    NO_DETAILS,
+    JobDetails,
+    Request,
+    said,
+    special_options,
+    wants_details,
+)
 from muri.slurm_plugin.gateway.slurm_commands import decoded
 from muri.slurm_plugin.records.cluster import Job, JobChange
 from muri.slurm_plugin.records.limits import PartitionLimits
@@ -46,17 +53,13 @@ class Libslurm:
     def _declare(self) -> None:
         pointer = ctypes.c_void_p
         self._slurm.slurm_api_version.restype = ctypes.c_long
-        load = self._slurm.slurm_load_node
-        load.argtypes = [ctypes.c_long, ctypes.POINTER(pointer), ctypes.c_uint16]
-        self._slurm.slurm_print_node_info_msg.argtypes = [pointer, pointer, ctypes.c_int]
-        self._slurm.slurm_print_node_info_msg.restype = None
-        self._slurm.slurm_free_node_info_msg.argtypes = [pointer]
-        self._slurm.slurm_free_node_info_msg.restype = None
+        self._slurm.slurm_load_node.argtypes = [ctypes.c_long, ctypes.POINTER(pointer), ctypes.c_uint16]
         self._slurm.slurm_load_reservations.argtypes = [ctypes.c_long, ctypes.POINTER(pointer)]
-        self._slurm.slurm_print_reservation_info_msg.argtypes = [pointer, pointer, ctypes.c_int]
-        self._slurm.slurm_print_reservation_info_msg.restype = None
-        self._slurm.slurm_free_reservation_info_msg.argtypes = [pointer]
-        self._slurm.slurm_free_reservation_info_msg.restype = None
+        for name in ("node", "reservation"):
+            show = getattr(self._slurm, f"slurm_print_{name}_info_msg")
+            show.argtypes, show.restype = [pointer, pointer, ctypes.c_int], None
+            free = getattr(self._slurm, f"slurm_free_{name}_info_msg")
+            free.argtypes, free.restype = [pointer], None
         self._slurm.slurm_strerror.argtypes = [ctypes.c_int]
         self._slurm.slurm_strerror.restype = ctypes.c_char_p
         self._libc.open_memstream.argtypes = [ctypes.POINTER(pointer), ctypes.POINTER(ctypes.c_size_t)]
@@ -74,12 +77,7 @@ class Libslurm:
         Raises:
             OSError: The RPC failed; `errno` is Slurm's error number.
         """
-        library = self._slurm
-        return self._table(
-            lambda message: library.slurm_load_node(0, message, _SHOW_ALL | _SHOW_DETAIL),
-            library.slurm_print_node_info_msg,
-            library.slurm_free_node_info_msg,
-        )
+        return self._table("node", lambda message: self._slurm.slurm_load_node(0, message, _SHOW_ALL | _SHOW_DETAIL))
 
     def reservation_table(self) -> str:
         """Return the text of `scontrol --oneliner show reservation`.
@@ -88,40 +86,28 @@ class Libslurm:
             OSError: The RPC failed; `errno` is Slurm's error number.
         """
         os.environ["SLURM_TIME_FORMAT"] = "%s"  # libslurm reads it once, before it prints its first time
-        library = self._slurm
-        return self._table(
-            lambda message: library.slurm_load_reservations(0, message),
-            library.slurm_print_reservation_info_msg,
-            library.slurm_free_reservation_info_msg,
-        )
+        return self._table("reservation", lambda message: self._slurm.slurm_load_reservations(0, message))
 
-    def _table(self, load: Callable[[Any], int], show: Callable[..., None], free: Callable[..., None]) -> str:
+    def _table(self, name: str, load: Callable[[Any], int]) -> str:
         message = ctypes.c_void_p()
         ctypes.set_errno(0)
         if load(ctypes.byref(message)) != 0:
             number = ctypes.get_errno()
             raise OSError(number, self._slurm.slurm_strerror(number).decode("utf-8", "replace"))
-        try:
-            with self._memory_stream() as (stream, content):
-                show(stream, message, 1)
-        finally:
-            free(message)
-        return content[0]
-
-    @contextmanager
-    def _memory_stream(self) -> Iterator[tuple[int, list[str]]]:
         buffer, size = ctypes.c_void_p(), ctypes.c_size_t()
-        stream = self._libc.open_memstream(ctypes.byref(buffer), ctypes.byref(size))
-        if not stream:
-            raise MemoryError("open_memstream failed")
-        content: list[str] = []
         try:
-            yield stream, content
+            stream = self._libc.open_memstream(ctypes.byref(buffer), ctypes.byref(size))
+            if not stream:
+                raise MemoryError("open_memstream failed")
+            try:
+                getattr(self._slurm, f"slurm_print_{name}_info_msg")(stream, message, 1)
+            finally:
+                self._libc.fclose(stream)
+                text = ctypes.string_at(buffer, size.value) if buffer.value else b""
+                self._libc.free(buffer)
         finally:
-            self._libc.fclose(stream)
-            text = ctypes.string_at(buffer, size.value) if buffer.value else b""
-            self._libc.free(buffer)
-            content.append(decoded(text))
+            getattr(self._slurm, f"slurm_free_{name}_info_msg")(message)
+        return decoded(text)
 
 
 class Cleared(str):
@@ -187,8 +173,8 @@ def job_record(
     Args:
         job: The job.
         taken_s: The time, in seconds since the epoch.
-        details: What only `scontrol show job` tells of it, None where it was not asked.
-        partitions: What partitions give to jobs by default, by name.
+        details: Its details from `scontrol show job`, None where it was not asked.
+        partitions: Defaults of partitions, by name.
     """
     try:
         return _record(job, taken_s, details or NO_DETAILS, partitions)
@@ -198,15 +184,22 @@ def job_record(
 
 def _record(job: Any, taken_s: float, details: JobDetails, partitions: Mapping[str, PartitionLimits]) -> Job:
     state = text_fields.job_state([job.state or ""])
-    node_count, cpu_count, task_count = (_count(each) for each in (job.num_nodes, job.cpus, job.ntasks))
-    per_node = ",".join(f"{name}:{count}" for name, count in (job.gres_per_node or {}).items())
-    eligible_s = job.eligible_time or 0
-    priority = 1 if job.priority is None else _number(job.priority)
     partition = text_fields.first_partition(job.partition)
     default = partitions.get(partition) or PartitionLimits(partition)
-    all_mem = details.all_mem and default.default_mem
+    request = _request(job, details, default)
+    per_node, cpu_count, node_count = (
+        dict(request.values).get("tres_per_node", ""),
+        request.cpu_count,
+        request.node_count,
+    )
+    eligible_s = job.eligible_time or 0
+    priority = 1 if job.priority is None else _number(job.priority)
     # Where jobs get memory for each GPU, Slurm shows that figure, whatever a job has named itself.
     per_gpu = default.mem_per_gpu and state is state.PENDING
+    mem_mib = int(job.memory_per_node or 0) or text_fields.mem_of_cpus_mib(
+        job.memory_per_cpu or 0, cpu_count, node_count
+    )
+    tasks = text_fields.waiting_tasks(job.array_tasks_waiting or "")
     return Job(
         job_id=job.id,
         user=_user_name(job.user_id),
@@ -224,12 +217,20 @@ def _record(job: Any, taken_s: float, details: JobDetails, partitions: Mapping[s
         start_s=0 if state is state.PENDING else _number(job.start_time),
         end_s=0 if state.is_active else _number(job.end_time),
         time_limit_s=60 * _number(job.time_limit),
-        gpu_count=_gpu_count(job, details, per_node, node_count, task_count),
+        gpu_count=text_fields.job_gpus(
+            # Whatever the option, but known only where slurmdbd runs.
+            per_job=_gres_of_tres(job.requested_tres) or details.options.get("tres_per_job", ""),
+            per_node=per_node,
+            per_socket=details.options.get("tres_per_socket", ""),
+            per_task=_gres_of_tres(job.tres_per_task),
+            node_count=node_count,
+            task_count=request.task_count,
+        ),
         gpu_request=text_fields.gres_request(per_node),
         node_count=node_count,
         cpu_count=cpu_count,
-        cpus_per_task=_count(job.cpus_per_task),
-        mem_per_node_mib=details.mem_mib // node_count if per_gpu else _mem_per_node_mib(job, cpu_count, node_count),
+        cpus_per_task=request.cpus_per_task,
+        mem_per_node_mib=details.mem_mib // node_count if per_gpu else mem_mib,
         nodes=job.allocated_nodes or "",
         required_nodes=job.required_nodes or "",
         dependency=_dependency(job.dependencies),
@@ -251,24 +252,16 @@ def _record(job: Any, taken_s: float, details: JobDetails, partitions: Mapping[s
         reservation=job.reservation or "",
         features=",".join(job.constraints or ()),
         excluded_nodes=job.excluded_nodes or "",
-        special=special_options(_request(job, details, per_node, node_count, cpu_count, task_count, all_mem=all_mem)),
+        special=special_options(request),
         array_job_id=_number(job.array_id),
-        array_tasks=_array_tasks(job),
+        array_tasks=tasks or (str(_number(job.array_task_id)) if job.array_id else ""),  # pyslurm shows no task 0
         array_limit=_number(job.array_tasks_parallel),
         cpus_per_gpu=default.cpus_per_gpu if job.cpus_per_task is None else 0,
     )
 
 
-def _array_tasks(job: Any) -> str:
-    """Return which tasks of its array a record stands for."""
-    told = job.array_tasks_waiting
-    if told and (waiting := text_fields.waiting_tasks(told)):
-        return waiting
-    return str(_number(job.array_task_id)) if job.array_id else ""  # pyslurm shows no task 0
-
-
 def _number(value: Any) -> int:
-    """Read a number, no larger than any that is meant; what is unset or unlimited is 0."""
+    """Read a number within the bounds of any real one; 0 for one that is unset or unlimited."""
     if value is None:  # as in most fields of most jobs
         return 0
     return text_fields.bounded(int(value)) if isinstance(value, (int, float)) else 0
@@ -282,32 +275,8 @@ _SHARING: Final[Mapping[str, str]] = {
     "NO": "none", "YES": "oversubscribe", "USER": "user", "MCS": "mcs", "TOPO": "topo",
 }  # fmt: skip
 
-_ATTRIBUTE_OF_FIELD: Final[Mapping[str, str]] = {
-    "burst_buffer": "burst_buffer",
-    "container": "container",
-    "container_id": "container_id",
-    "contiguous": "requires_contiguous_nodes",
-    "cores_per_socket": "cores_per_socket",
-    "cpu_frequency_governor": "cpu_frequency_governor",
-    "cpu_frequency_maximum": "cpu_frequency_max",
-    "cpu_frequency_minimum": "cpu_frequency_min",
-    "deadline": "deadline",
-    "extra": "extra",
-    "minimum_tmp_disk_per_node": "temporary_disk_per_node",
-    "network": "network",
-    "reboot": "requires_node_reboot",
-    "required_switches": "required_switches",
-    "segment_size": "segment_size",
-    "sockets_per_node": "sockets_per_node",
-    "tasks_per_board": "ntasks_per_board",
-    "tasks_per_core": "ntasks_per_core",
-    "tasks_per_socket": "ntasks_per_socket",
-    "tasks_per_tres": "ntasks_per_gpu",
-    "threads_per_core": "threads_per_core",
-    "time_minimum": "time_limit_min",
-}
-
-_attributes: Final = attrgetter(*_ATTRIBUTE_OF_FIELD.values())
+_NAMES: Final = tuple(name for name, field in FIELDS.items() if field.pyslurm)
+_attributes: Final = attrgetter(*(FIELDS[name].pyslurm for name in _NAMES))
 
 _FLAG_OF_ATTRIBUTE: Final[Mapping[str, str]] = {
     "spreads_over_nodes": "SPREAD_JOB",
@@ -317,17 +286,13 @@ _FLAG_OF_ATTRIBUTE: Final[Mapping[str, str]] = {
 }
 
 
-def _request(
-    job: Any, details: JobDetails, per_node: str, node_count: int, cpu_count: int, task_count: int, *, all_mem: bool
-) -> Request:
-    """Return what pyslurm tells of a request, and what it knows nothing of, such as --gpus and --gpu-bind."""
-    given = zip(_ATTRIBUTE_OF_FIELD, _attributes(job), strict=True)
+def _request(job: Any, details: JobDetails, default: PartitionLimits) -> Request:
+    """Return a job's request, with the options that pyslurm does not know, such as --gpus and --gpu-bind."""
+    given = zip(_NAMES, _attributes(job), strict=True)
     values: dict[str, Any] = {name: value for name, value in given if value and value != "UNLIMITED"}
-    values["cluster_features"] = job.cluster_constraints
-    values["prefer"] = job.preferred_features
     values["core_spec"] = job.cores_reserved_for_system or job.threads_reserved_for_system
     values["mcs_label"] = "" if job.mcs_label == _user_name(job.user_id) else job.mcs_label
-    values["tres_per_node"] = per_node
+    values["tres_per_node"] = ",".join(f"{name}:{count}" for name, count in (job.gres_per_node or {}).items())
     values["tres_per_task"] = _gres_of_tres(job.tres_per_task)
     flags = tuple(flag for attribute, flag in _FLAG_OF_ATTRIBUTE.items() if getattr(job, attribute))
     return Request(
@@ -336,26 +301,14 @@ def _request(
         flags=flags + details.flags,
         partition=job.partition or "",
         wckey=job.wckey or "",
-        node_count=node_count,
+        node_count=_count(job.num_nodes),
         max_nodes=_number(job.max_nodes),
-        task_count=task_count,
+        task_count=_count(job.ntasks),
         tasks_per_node=_number(job.ntasks_per_node),
-        cpu_count=cpu_count,
+        cpu_count=_count(job.cpus),
         cpus_per_task=_count(job.cpus_per_task),
         min_cpus_per_node=_number(job.min_cpus_per_node),
-        all_mem=all_mem,
-    )
-
-
-def _gpu_count(job: Any, details: JobDetails, per_node: str, node_count: int, task_count: int) -> int:
-    tracked = _gres_of_tres(job.requested_tres)  # whatever the option, but known only where slurmdbd runs
-    return text_fields.job_gpus(
-        per_job=tracked or details.options.get("tres_per_job", ""),
-        per_node=per_node,
-        per_socket=details.options.get("tres_per_socket", ""),
-        per_task=_gres_of_tres(job.tres_per_task),
-        node_count=node_count,
-        task_count=task_count,
+        all_mem=details.all_mem and default.default_mem,
     )
 
 
@@ -363,12 +316,6 @@ def _gres_of_tres(tres: Any) -> str:
     gres: Mapping[str, Any] = tres.gres if tres is not None else {}
     counts = [(name, entry.count) for name, entry in gres.items()]
     return ",".join(f"gpu:{count}" for name, count in counts if name == "gpu" or not name.startswith("gpu:"))
-
-
-def _mem_per_node_mib(job: Any, cpu_count: int, node_count: int) -> int:
-    if job.memory_per_node:
-        return int(job.memory_per_node)
-    return text_fields.mem_of_cpus_mib(job.memory_per_cpu or 0, cpu_count, node_count)
 
 
 def _dependency(parts: Mapping[str, Any] | None) -> str:
@@ -382,8 +329,9 @@ def _dependency(parts: Mapping[str, Any] | None) -> str:
 
 def change_fields(change: JobChange) -> dict[str, Any]:
     """Return the keyword arguments of `pyslurm.JobSubmitDescription` that make a change."""
+    time_limit = None if change.time_limit_s is None else text_fields.time_limit_text(change.time_limit_s)
     fields: dict[str, Any] = {
-        "gres_per_node": _gres_argument(change.gpu_request) if change.gpu_request else None,
+        "gres_per_node": text_fields.gres_argument(change.gpu_request) if change.gpu_request else None,
         "required_nodes": _text(change.required_nodes),
         "dependencies": _text(change.dependency),
         "admin_comment": _text(change.admin_comment),
@@ -392,7 +340,7 @@ def change_fields(change: JobChange) -> dict[str, Any]:
         "cpus_per_task": change.cpus_per_task,
         "memory_per_node": None if change.mem_per_node_mib is None else f"{change.mem_per_node_mib}M",
         "memory_per_cpu": None if change.mem_per_cpu_mib is None else f"{change.mem_per_cpu_mib}M",
-        "time_limit": None if change.time_limit_s is None else _time_limit(change.time_limit_s),
+        "time_limit": time_limit and (int(time_limit) if time_limit.isdigit() else time_limit.lower()),
         "begin_time": text_fields.SOON if change.start_now else None,
         "licenses": _text(change.licenses),
         "nice": None if change.nice is None else str(change.nice),  # the number 0 is left out
@@ -402,15 +350,3 @@ def change_fields(change: JobChange) -> dict[str, Any]:
 
 def _text(value: str | None) -> str | None:
     return Cleared() if value == "" else value
-
-
-def _gres_argument(request: str) -> str:
-    counts = text_fields.gres_counts(request)
-    if not counts:
-        raise GatewayError(f"GRES request {request!r} is malformed: write for example gres/gpu:1 or gres/gpu:a100:2")
-    return ",".join(f"{name}:{count}" for name, count in sorted(counts.items()))
-
-
-def _time_limit(time_limit_s: int) -> int | str:
-    minutes = text_fields.time_limit_text(time_limit_s)
-    return int(minutes) if minutes.isdigit() else minutes.lower()

@@ -1,16 +1,16 @@
 """Reads the queue through squeue; where it prints too much or takes too long, job by job in halves.
 
-`read_tagged_jobs` reads ids, owners, states and tags of Muri's jobs and nothing else: what `muri drain` needs when
-everything else is broken.
+`read_tagged_jobs` reads ids, owners, states and tags of Muri's jobs and nothing else, for `muri drain` when everything
+else is broken.
 """
 
 import logging
 import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Final
+from typing import Final, NamedTuple
 
 from muri.slurm_plugin.gateway import text_fields
 from muri.slurm_plugin.gateway.base import (
@@ -21,11 +21,24 @@ from muri.slurm_plugin.gateway.base import (
     TooLongAnswerError,
 )
 from muri.slurm_plugin.gateway.job_details import DetailsReader, untold, wants_details
-from muri.slurm_plugin.gateway.slurm_commands import SlurmCommands, decoded, encoded
+from muri.slurm_plugin.gateway.slurm_commands import SlurmCommands, decoded
 from muri.slurm_plugin.gateway.squeue import FieldReader, job_of, known_fields
 from muri.slurm_plugin.gateway.text_fields import read_each
 from muri.slurm_plugin.records.cluster import Job, Snapshot, Unreadable
 from muri.slurm_plugin.records.limits import PartitionLimits
+
+log = logging.getLogger(__name__)
+
+_PARTS_WITHIN_S: Final = 240.0
+"""How long reading in parts may take."""
+
+_DETAILS_BELONG_TO: Final = ("MinMemory", "NumCPUs", "NumNodes")
+"""When one of these figures changes, a job's details are asked for anew: they tell what the first is for."""
+
+# Without --array squeue shows tasks that have records of their own as one with those that wait beside them.
+ASK: Final = ["squeue", "--all", "--array", "--states=all", "--noheader", "--noconvert"]
+
+Row = Mapping[str, str]
 
 
 class ArrayRecords:
@@ -43,7 +56,7 @@ class ArrayRecords:
         self._jobs = {job.job_id: job for job in jobs if job.array_job_id}
 
     def name(self, job_id: int) -> str:
-        """Return what commands call a record."""
+        """Return a record's name in commands."""
         job = self._jobs.get(job_id)
         return job.name_in_slurm if job is not None and job.array_job_id == job_id else str(job_id)
 
@@ -53,56 +66,28 @@ class ArrayRecords:
         return job_id if job is None else job.array_job_id
 
 
-log = logging.getLogger(__name__)
-
-_PARTS_WITHIN_S: Final = 240.0
-"""How long reading in parts may take."""
-
-_DETAILS_BELONG_TO: Final = ("MinMemory", "NumCPUs", "NumNodes")
-"""When one of these figures changes, a job's details are asked for anew: they tell what the first is for."""
-
-# Without --array squeue shows tasks that have records of their own as one with those that wait beside them.
-ASK: Final = ["squeue", "--all", "--array", "--states=all", "--noheader", "--noconvert"]
-
-Row = Mapping[str, str]
-
-
-@dataclass(frozen=True, slots=True)
-class Queue:
-    """What squeue prints.
-
-    Attributes:
-        jobs: The jobs.
-        unreadable: Those whose records cannot be read.
-    """
+class Queue(NamedTuple):
+    """Jobs, and those whose records cannot be read."""
 
     jobs: list[Job]
     unreadable: list[Unreadable]
 
 
-@dataclass(frozen=True, slots=True)
-class _Rows:
+class _Rows(NamedTuple):
     """Records as squeue prints them, and jobs that it cannot print."""
 
-    rows: list[Row] = field(default_factory=list)
-    unreadable: list[Unreadable] = field(default_factory=list)
+    rows: list[Row]
+    unreadable: list[Unreadable]
 
 
 @dataclass(frozen=True, slots=True)
 class QueueReader:
-    """Reads jobs.
-
-    Attributes:
-        commands: How commands are run.
-        names: Fields of squeue.
-        details: Tells what squeue does not, of jobs with Muri's tag.
-        job_id: The one job to read, 0 for all.
-    """
+    """Reads jobs."""
 
     commands: SlurmCommands
-    names: Sequence[str]
-    details: DetailsReader
-    job_id: int = 0
+    names: Sequence[str]  # Fields of squeue
+    details: DetailsReader  # Of jobs with Muri's tag
+    job_id: int = 0  # The one job to read, 0 for all
 
     def read(self, taken_s: float, partitions: Mapping[str, PartitionLimits] = MappingProxyType({})) -> Queue:
         """Return the jobs, and those that cannot be read.
@@ -111,7 +96,7 @@ class QueueReader:
 
         Args:
             taken_s: The time, in seconds since the epoch.
-            partitions: What partitions give to jobs by default, by name.
+            partitions: Defaults of partitions, by name.
 
         Raises:
             SlurmUnreachableError: slurmctld does not answer.
@@ -123,13 +108,13 @@ class QueueReader:
             for row in found.rows
             if wants_details(row["admin_comment"], row["State"]) and _id(row) > 0
         }
-        told = self.details.read(wanted)
-        unknown = untold(wanted, told)
+        details = self.details.read(wanted)
+        unknown = untold(wanted, details)
         left_out = {each.job_id for each in unknown}
 
         def job(row: Row) -> Job:
             partition = text_fields.first_partition(row["Partition"])
-            return job_of(row, told.get(_id(row)), taken_s, partitions.get(partition))
+            return job_of(row, details.get(_id(row)), taken_s, partitions.get(partition))
 
         rows = [row for row in found.rows if _id(row) not in left_out] if left_out else found.rows
         jobs, unreadable = read_each(rows, job, _id)
@@ -137,9 +122,9 @@ class QueueReader:
 
     def _all(self) -> _Rows:
         try:
-            return _Rows(_rows(self.commands, self.names, [self.job_id] if self.job_id else []))
+            return _Rows(_rows(self.commands, self.names, [self.job_id] if self.job_id else []), [])
         except NoSuchJobError:
-            return _Rows()
+            return _Rows([], [])
         except (TooLongAnswerError, CommandTimeoutError) as error:
             log.warning("the queue cannot be read as a whole, so jobs are read in halves: %s", error)
             words = self.commands.run("read the jobs' ids", [*ASK, "--Format=JobID:12"]).split()
@@ -152,11 +137,11 @@ class QueueReader:
     def _halves(self, job_ids: Sequence[int], end_s: float) -> _Rows:
         """Read some jobs; where that fails, each half of them by itself."""
         if not job_ids:
-            return _Rows()
+            return _Rows([], [])
         if time.monotonic() > end_s:
             raise SlurmUnreachableError(f"cannot read the jobs: reading them in parts took over {_PARTS_WITHIN_S:g} s")
         try:
-            return _Rows(_rows(self.commands, self.names, job_ids))
+            return _Rows(_rows(self.commands, self.names, job_ids), [])
         except (TooLongAnswerError, CommandTimeoutError) as error:
             if len(job_ids) == 1:
                 return _Rows([], [Unreadable(job_ids[0], str(error))])
@@ -192,26 +177,17 @@ def _id(row: Row) -> int:
     return int(job_id) if job_id.isascii() and job_id.isdecimal() else 0
 
 
-_WIDTHS: Final = {
-    "JobID": 12, "ArrayJobID": 12, "State": 16, "PriorityLong": 22, "Reason": 48, "ArrayTaskID": 64, "Licenses": 512,
-    "Nice": 12, "Dependency": 2048, "UserID": 12, "GroupID": 12, "admin_comment": 16384,
-}  # fmt: skip
-"""Bytes of each field, in the order of a line. squeue pads what is shorter and cuts off what is longer."""
+TAGGED_FIELDS: Final = (
+    "JobID", "ArrayJobID", "State", "PriorityLong", "Reason", "ArrayTaskID", "Licenses", "Nice", "Dependency",
+    "UserID", "GroupID", "admin_comment",
+)  # fmt: skip
+"""All that is read of Muri's jobs for a drain."""
 
-_WIDER: Final = _WIDTHS | {"ArrayTaskID": 65536, "Licenses": 65536, "admin_comment": 131072}
-"""For the few jobs with a field that may have been cut off: licenses are written back, and the record of an array's
-tasks is named by them, so all must be known."""
-
-_AT_ONCE: Final = 500
-"""Jobs in one such command."""
-
+_NUMBERS: Final = ("JobID", "ArrayJobID", "UserID", "GroupID")
+_NUMBER: Final = re.compile("[0-9]{1,11}")
+_LONGEST_LINE: Final = 4 * 1024 * 1024
 _TAG: Final = b"muri"
-
 _NOTHING: Final = ("(null)", "N/A")
-
-_JOB: Final = re.compile(r"[1-9][0-9]{0,10}\Z")
-_OWNER: Final = re.compile(r"[0-9]{1,10}\Z")
-_NUMBERS: Final = {"JobID": _JOB, "ArrayJobID": _JOB, "UserID": _OWNER, "GroupID": _OWNER}
 
 
 def read_tagged_jobs(commands: SlurmCommands) -> Snapshot:
@@ -224,48 +200,22 @@ def read_tagged_jobs(commands: SlurmCommands) -> Snapshot:
         SlurmUnreachableError: slurmctld does not answer.
         GatewayError: Slurm refused.
     """
-    jobs, cut_off = _read(commands, _WIDTHS)
-    for start in range(0, len(cut_off), _AT_ONCE):
-        more, unknown = _read(commands, _WIDER, cut_off[start : start + _AT_ONCE])
-        jobs += more
-        if unknown:
-            log.warning("jobs %s are left out: their licenses or tags are too long", unknown)
+    reader = FieldReader(TAGGED_FIELDS)
+    arguments = ["squeue", "--all", "--states=all", "--noheader"]
+    # Line by line: most jobs are not Muri's.
+    lines = commands.lines("read the jobs' tags", arguments, _TAG, _LONGEST_LINE, reader.variables)
+    jobs = [job for line in lines if (job := _tagged_job(decoded(line), reader.mark)) is not None]
     return Snapshot(time.time(), "", "", tuple(jobs), ())
 
 
-def _read(
-    commands: SlurmCommands, widths: Mapping[str, int], job_ids: Sequence[int] = ()
-) -> tuple[list[Job], list[int]]:
-    """Return the tagged jobs of which every field is whole, and the ids of the other tagged jobs."""
-    form = ",".join(f"{name}:{width}" for name, width in widths.items())
-    chosen = [f"--jobs={','.join(map(str, job_ids))}"] if job_ids else []
-    arguments = ["squeue", "--all", "--states=all", "--noheader", f"--Format={form}", *chosen]
-    try:
-        # Line by line: each is as long as its widths together, and most jobs are not Muri's.
-        lines = commands.lines("read the jobs' tags", arguments, _TAG, sum(widths.values()) + 1)
-    except NoSuchJobError:
-        return [], []
-    jobs, cut_off = [], []
-    for fields in (_fields(line, widths) for line in lines):
-        readable = all(number.match(fields[name]) for name, number in _NUMBERS.items())
-        if not readable or _TAG.decode() not in fields["admin_comment"]:
-            continue
-        if any(len(encoded(fields[name])) >= widths[name] for name in ("ArrayTaskID", "Licenses", "admin_comment")):
-            cut_off.append(int(fields["JobID"]))
-        else:
-            jobs.append(_job(fields))
-    return jobs, cut_off
-
-
-def _fields(line: bytes, widths: Mapping[str, int]) -> dict[str, str]:
-    values, place = {}, 0
-    for name, width in widths.items():
-        values[name] = decoded(line[place : place + width]).strip()
-        place += width
-    return values
-
-
-def _job(fields: Mapping[str, str]) -> Job:
+def _tagged_job(line: str, mark: str) -> Job | None:
+    """Return the job in a line, None where it is not one of Muri's or malformed."""
+    *values, end = line.split(mark)
+    fields = dict(zip(TAGGED_FIELDS, values, strict=False))
+    if end or len(values) != len(TAGGED_FIELDS) or _TAG.decode() not in fields["admin_comment"]:
+        return None
+    if not all(_NUMBER.fullmatch(fields[name]) for name in _NUMBERS):
+        return None
     held = fields["PriorityLong"] == "0"
     licenses, tasks = fields["Licenses"], text_fields.waiting_tasks(fields["ArrayTaskID"])
     return Job(

@@ -1,4 +1,4 @@
-"""Runs Slurm's commands: their environment, time limit and output, and what their failures mean."""
+"""Runs Slurm's commands: their environment, time limit, output, and the meaning of their failures."""
 
 import errno
 import os
@@ -27,7 +27,6 @@ MOST_OUTPUT: Final = 256 * 1024 * 1024
 """Bytes. The records of 10,000 ordinary jobs of Slurm 26.05 take 80 MiB; this much takes 512 MiB to read and parse."""
 
 _MOST_ERRORS: Final = 64 * 1024
-
 _AT_ONCE: Final = 1024 * 1024
 
 
@@ -54,7 +53,7 @@ class Collected:
 
 
 class LinesWith:
-    """Takes those lines only that hold a word; a line that is longer than the limit is dropped."""
+    """Takes only lines that hold a word; a line that is longer than the limit is dropped."""
 
     def __init__(self, word: bytes, longest: int) -> None:
         self._found = Collected()
@@ -86,7 +85,7 @@ class LinesWith:
 
     def _end_line(self) -> None:
         if not self._skips and self._word in self._rest:
-            self._found.take(bytes(self._rest.rstrip(b" ")) + b"\n")
+            self._found.take(bytes(self._rest) + b"\n")
         self._rest.clear()
         self._skips = False
 
@@ -95,8 +94,9 @@ class LinesWith:
 def signals_kept_off() -> Iterator[None]:
     """Keep SIGTERM and SIGINT from each process that is started meanwhile.
 
-    What tells this process to stop is not meant for a call that is under way. A session of its own keeps a signal to
-    this process group off, but begins only after the fork: the blocked signals, which a child inherits, cover the rest.
+    A signal that tells this process to stop is not meant for a call that is under way. A session of its own keeps a
+    signal to this process group off, but begins only after the fork: the blocked signals, which a child inherits, cover
+    the rest.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
     try:
@@ -108,16 +108,10 @@ def signals_kept_off() -> Iterator[None]:
 def run_taking(
     arguments: Sequence[bytes | str], environment: Mapping[str, str], timeout_s: float, take: Callable[[bytes], None]
 ) -> tuple[int, bytes]:
-    """Run a process to its end; one that takes too long or prints too much is killed.
-
-    Args:
-        arguments: The command and its arguments.
-        environment: Its environment.
-        timeout_s: How long it may take.
-        take: Gets what it prints, in parts.
+    """Run a process to its end, passing its output on in parts; one that takes too long or prints too much is killed.
 
     Returns:
-        Its exit code, and the beginning of what it wrote to stderr.
+        Its exit code, and the beginning of its stderr.
 
     Raises:
         OSError: It cannot be started.
@@ -128,12 +122,7 @@ def run_taking(
     pipe = subprocess.PIPE
     with signals_kept_off():
         child = subprocess.Popen(
-            arguments,
-            stdin=subprocess.DEVNULL,
-            stdout=pipe,
-            stderr=pipe,
-            env=environment,
-            start_new_session=True,
+            arguments, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, env=environment, start_new_session=True
         )
     with child:
         try:
@@ -174,22 +163,17 @@ array's waiting tasks are printed in full."""
 
 @dataclass(frozen=True, slots=True)
 class SlurmCommands:
-    """A way to run Slurm's commands.
+    """Runs Slurm's commands."""
 
-    Attributes:
-        timeout_s: How long one command may take. Slurm's own MessageTimeout ends a hanging one earlier.
-        calls: How often Slurm was asked, by kind.
-    """
-
-    timeout_s: float = 60.0
+    timeout_s: float = 60.0  # Of one command. Slurm's own MessageTimeout ends a hanging one earlier
     calls: Calls = field(default_factory=Counter)
 
     def run(self, action: str, arguments: Sequence[str]) -> str:
         """Run one command and return its output.
 
         Args:
-            action: What it is for, such as "hold job 12"; part of the message when it fails.
-            arguments: The command's name and its arguments.
+            action: The purpose, such as "hold job 12"; part of the message when it fails.
+            arguments: The command's name and its arguments, which every user of this machine can see.
 
         Raises:
             GatewayUnavailableError: There is no such command.
@@ -203,34 +187,27 @@ class SlurmCommands:
     def output(self, action: str, arguments: Sequence[str], variables: Mapping[str, str] | None = None) -> bytearray:
         """Run one command and return its output byte for byte; errors are those of `run`.
 
-        Args:
-            action: What it is for.
-            arguments: The command's name and its arguments, which every user of this machine can see.
-            variables: More of its environment, which nobody else can see.
+        No other user can see `variables`, which are added to its environment.
         """
         collected = Collected()
         self._run(action, arguments, collected.take, variables)
         return collected.content
 
-    def lines(self, action: str, arguments: Sequence[str], word: bytes, longest: int) -> list[bytes]:
-        """Run one command and return the lines of its output that hold a word; errors are those of `run`.
-
-        Args:
-            action: What it is for.
-            arguments: The command's name and its arguments.
-            word: What has to be in a line.
-            longest: Bytes; a longer line is dropped.
-        """
-        wanted = LinesWith(word, longest)
-        self._run(action, arguments, wanted.take)
-        return wanted.lines()
-
-    def _run(
+    def lines(
         self,
         action: str,
         arguments: Sequence[str],
-        take: Callable[[bytes], None],
+        word: bytes,
+        longest: int,
         variables: Mapping[str, str] | None = None,
+    ) -> list[bytes]:
+        """Run one command as `output` does and return its lines that hold a word; those over `longest` are dropped."""
+        wanted = LinesWith(word, longest)
+        self._run(action, arguments, wanted.take, variables)
+        return wanted.lines()
+
+    def _run(
+        self, action: str, arguments: Sequence[str], take: Callable[[bytes], None], variables: Mapping[str, str] | None
     ) -> None:
         name, environment = arguments[0], command_environment() | dict(variables or {})
         if kind := kind_of(arguments):
@@ -254,7 +231,7 @@ class SlurmCommands:
 def not_started(action: str, command: str, error: OSError) -> GatewayError:
     """Return the error that says why no process could be started.
 
-    That no process or memory is left is nobody's job's fault, so it ends the cycle as an unreachable slurmctld does.
+    A lack of processes or memory is not a job's fault, so it ends the cycle as an unreachable slurmctld does.
     """
     if isinstance(error, FileNotFoundError):
         return GatewayUnavailableError(
@@ -276,5 +253,5 @@ def encoded(text: str) -> bytes:
 
 
 def decoded(output: bytes | bytearray) -> str:
-    """Return a text that holds every byte of what Slurm printed: users write theirs in any encoding."""
+    """Return a text that holds every byte of Slurm's output: users write theirs in any encoding."""
     return output.decode("utf-8", "surrogateescape")

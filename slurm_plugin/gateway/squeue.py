@@ -1,4 +1,4 @@
-"""Asks squeue for fields by their names, takes its output apart, whatever users wrote, and makes jobs of it.
+"""Asks squeue for fields by their names, splits its output, whatever users wrote, and makes jobs of it.
 
 Behind each field squeue prints a mark of our own choice. It is drawn anew for each call and handed over in the
 environment, which no other user can read. So no text of a user can hold it, and every text comes whole, byte for byte.
@@ -11,16 +11,16 @@ import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Final
+from typing import Any, Final
 
-from muri.slurm_plugin.gateway import text_fields
+from muri.slurm_plugin.gateway import job_details, text_fields
 from muri.slurm_plugin.gateway.base import GatewayError
 from muri.slurm_plugin.gateway.job_details import NO_DETAILS, JobDetails, Request, said, special_options
 from muri.slurm_plugin.gateway.slurm_commands import decoded
 from muri.slurm_plugin.records.cluster import Job, JobState
 from muri.slurm_plugin.records.limits import PartitionLimits
 
-FIELDS: Final = (
+_FIELDS: Final = (
     "JobID", "UserID", "UserName", "GroupID", "Account", "Partition", "QOS", "Name", "State", "Reason", "PriorityLong",
     "Nice", "SubmitTime", "EligibleTime", "StartTime", "EndTime", "TimeLimit", "ArrayJobID", "ArrayTaskID", "HetJobID",
     "tres-per-node", "tres-per-job", "tres-per-task", "tres-per-socket", "tres-alloc", "NumNodes", "NumCPUs",
@@ -28,17 +28,13 @@ FIELDS: Final = (
     "exit_code", "BatchFlag", "Command", "WorkDir", "admin_comment", "Comment", "Licenses", "Reservation", "Feature",
     "MaxNodes", "MinCPUs", "NTPerNode", "WCKey", "MCSLabel", "cpus-per-tres", "mem-per-tres", "OverSubscribe",
 )  # fmt: skip
-"""Of every job. `tres-alloc` of a pending job is what it asks for."""
+"""Of every job. `tres-alloc` of a pending job holds its request."""
 
-RARE_FIELDS: Final = (
-    "BurstBuffer", "ClusterFeature", "Container", "Contiguous", "Cores", "CoreSpec", "Deadline", "MinTime",
-    "MinTmpDisk", "Network", "NTPerBoard", "NTPerCore", "NTPerSocket", "Prefer", "Reboot", "ReqSwitch", "Sockets",
-    "Threads", "tres-bind", "tres-freq",
-)  # fmt: skip
-"""Of options that few jobs are submitted with."""
+_OPTIONS: Final = {each.squeue: name for name, each in job_details.FIELDS.items() if each.squeue}
+"""Fields of options that few jobs are submitted with, and their names in `Request.values`."""
 
-NEWER_FIELDS: Final = ("ExcNodes", "ContainerID", "SegmentSize", "Exclusive")
-"""What not every release's squeue knows."""
+_NEWER_FIELDS: Final = ("ExcNodes", "ContainerID", "SegmentSize", "Exclusive")
+"""Fields that only some releases have."""
 
 _MOST_NAMED: Final = 5
 
@@ -47,27 +43,23 @@ def known_fields(listed: str) -> tuple[str, ...]:
     """Return the fields to ask for.
 
     Args:
-        listed: What `squeue --helpFormat` prints, "" where it knows no such option.
+        listed: Output of `squeue --helpFormat`, "" where it knows no such option.
     """
     names = frozenset(listed.lower().split())
-    return (*FIELDS, *RARE_FIELDS, *(name for name in NEWER_FIELDS if name.lower() in names))
+    rare = (name for name in _OPTIONS if name not in _NEWER_FIELDS)
+    return (*_FIELDS, *rare, *(name for name in _NEWER_FIELDS if name.lower() in names))
 
 
 @dataclass(frozen=True, slots=True)
 class FieldReader:
-    """One call of squeue.
+    """One call of squeue."""
 
-    Attributes:
-        names: Fields to ask for, the first of which is JobID.
-        mark: What squeue prints behind each field.
-    """
-
-    names: Sequence[str]
-    mark: str = field(default_factory=lambda: f"<{secrets.token_hex(6)}>")
+    names: Sequence[str]  # Fields to ask for, the first of which is JobID
+    mark: str = field(default_factory=lambda: f"<{secrets.token_hex(6)}>")  # Printed behind each field
 
     @property
     def variables(self) -> Mapping[str, str]:
-        """What tells squeue the fields; width 0 stands for whole texts without padding."""
+        """The environment that tells squeue the fields; width 0 stands for whole texts without padding."""
         return {"SQUEUE_FORMAT2": ",".join(f"{name}:0{self.mark}" for name in self.names)}
 
     def rows(self, output: bytes | bytearray) -> Iterator[dict[str, str]]:
@@ -76,8 +68,7 @@ class FieldReader:
         Raises:
             GatewayError: It is no such output.
         """
-        end = f"{self.mark}\n".encode()
-        records = output.split(end)
+        records = output.split(f"{self.mark}\n".encode())
         if records.pop():
             raise GatewayError("squeue's output ends within a job's record: this version of Slurm is not known to Muri")
         found: dict[str, list[dict[str, str]]] = {}
@@ -94,7 +85,7 @@ class FieldReader:
 
 
 def _one_record(tasks: Sequence[Mapping[str, str]]) -> dict[str, str]:
-    """The record that stands for an array's waiting tasks, of which `squeue --array` prints each."""
+    """Return the record of an array's waiting tasks, of which `squeue --array` prints each."""
     numbers = sorted(int(task["ArrayTaskID"]) for task in tasks)
     return {**tasks[0], "ArrayTaskID": ",".join(_runs(numbers))}
 
@@ -112,13 +103,15 @@ def _runs(numbers: Sequence[int]) -> Iterator[str]:
 
 
 def _refuse_twins(found: Mapping[str, Sequence[Mapping[str, str]]]) -> None:
-    """Refuse a second record of a job: whoever guessed the mark could forge one."""
-    several = {job_id: rows for job_id, rows in found.items() if len(rows) > 1}
+    """Refuse a second record of a job: a user who guessed the mark could forge one."""
     twins = [
         job_id
-        for job_id, rows in several.items()
-        if not all(row.get("ArrayJobID") == job_id and row.get("ArrayTaskID", "").isdecimal() for row in rows)
-        or len({row["ArrayTaskID"] for row in rows}) < len(rows)
+        for job_id, rows in found.items()
+        if len(rows) > 1
+        and not (
+            all(row.get("ArrayJobID") == job_id and row.get("ArrayTaskID", "").isdecimal() for row in rows)
+            and len({row["ArrayTaskID"] for row in rows}) == len(rows)
+        )
     ]
     if twins:
         named = ", ".join(sorted(twins)[:_MOST_NAMED])
@@ -126,20 +119,10 @@ def _refuse_twins(found: Mapping[str, Sequence[Mapping[str, str]]]) -> None:
 
 
 _NOTHING: Final = frozenset({"", "(null)", "N/A", "NONE", "None", "Unknown"})
-"""What squeue prints where nothing is set."""
+"""Values where nothing is set."""
 
 _NOT_SET: Final = frozenset({"", "0", "*", "0:00", *_NOTHING})
-"""What it prints of an option that was not given."""
-
-_OPTIONS: Final[Mapping[str, str]] = {
-    "BurstBuffer": "burst_buffer", "ClusterFeature": "cluster_features", "Container": "container",
-    "ContainerID": "container_id", "Contiguous": "contiguous", "Cores": "cores_per_socket", "CoreSpec": "core_spec",
-    "Deadline": "deadline", "MinTime": "time_minimum", "MinTmpDisk": "minimum_tmp_disk_per_node", "Network": "network",
-    "NTPerBoard": "tasks_per_board", "NTPerCore": "tasks_per_core", "NTPerSocket": "tasks_per_socket",
-    "Prefer": "prefer", "Reboot": "reboot", "ReqSwitch": "required_switches", "SegmentSize": "segment_size",
-    "Sockets": "sockets_per_node", "Threads": "threads_per_core", "tres-bind": "tres_bind", "tres-freq": "tres_freq",
-}  # fmt: skip
-"""Fields of squeue and what `special_options` calls them."""
+"""Values where an option was not given."""
 
 _TRES: Final[Mapping[str, str]] = {
     "tres-per-node": "tres_per_node", "tres-per-job": "tres_per_job", "tres-per-task": "tres_per_task",
@@ -148,6 +131,15 @@ _TRES: Final[Mapping[str, str]] = {
 
 _SHARING: Final[Mapping[str, str]] = {
     "NO": "none", "NODE": "none", "YES": "oversubscribe", "USER": "user", "MCS": "mcs", "TOPO": "topo",
+}  # fmt: skip
+
+# Fields of `Job` with Slurm's own texts, with texts of any length, and with numbers.
+_TEXTS: Final[Mapping[str, str]] = {
+    "account": "Account", "qos": "QOS", "nodes": "NodeList", "required_nodes": "ReqNodes",
+    "reservation": "Reservation", "features": "Feature",
+}  # fmt: skip
+_FREE_TEXTS: Final[Mapping[str, str]] = {
+    "name": "Name", "command": "Command", "work_dir": "WorkDir", "comment": "Comment",
 }  # fmt: skip
 
 _TIME: Final = re.compile(r"(?:(\d{1,9})-)?(?:(\d{1,9}):)?(\d{1,9}):(\d\d)")
@@ -165,38 +157,30 @@ def job_of(
 
     Args:
         row: Its fields.
-        details: What scontrol told of it, None where it was not asked.
+        details: Its details from scontrol, None where it was not asked.
         taken_s: The time, in seconds since the epoch.
-        partition: What its partition gives to jobs by default, None where that is not known.
+        partition: Its partition's defaults, None where these are not known.
 
     Raises:
         ValueError: A field has an unexpected form.
         KeyError: One is missing.
     """
-    told = details or NO_DETAILS
+    known, default = details or NO_DETAILS, partition or PartitionLimits("")
     state = text_fields.job_state((row["State"],))
-    tres = text_fields.counted_tres(row["tres-alloc"])
-    node_count = _bounded_count(tres.get("node", 0) if state is JobState.PENDING else 0) or _count(row["NumNodes"])
-    cpu_count, task_count = _count(row["NumCPUs"]), _count(row["NumTasks"])
-    cpus_per_task = _number(row["cpus-per-task"]) or max(1, cpu_count // task_count)
-    default = partition or PartitionLimits("")
-    # Where jobs get memory for each GPU, squeue shows that figure, whatever a job has named itself.
-    per_gpu = default.mem_per_gpu and state is JobState.PENDING
-    mem_mib = int(tres.get("mem", 0.0) / node_count) if per_gpu else _mib(row["MinMemory"])
-    per_cpu = not per_gpu and _is_per_cpu(mem_mib, tres.get("mem", 0.0), cpu_count, node_count, told)
+    mem_mib, mem_per_cpu_mib, request = _request(row, known, default, pending=state is JobState.PENDING)
     priority = _number(row["PriorityLong"], 1)
     eligible_s = _number(row["EligibleTime"])
     tasks = row["ArrayTaskID"] if row["ArrayTaskID"] not in _NOTHING else ""
     excluded = row.get("ExcNodes")
+    texts: dict[str, Any] = {name: _text(row[source]) for name, source in _TEXTS.items()}
+    texts |= {name: text_fields.kept_text(_free(row[source])) for name, source in _FREE_TEXTS.items()}
     return Job(
+        **texts,
         job_id=int(row["JobID"]),
         user=row["UserName"] or row["UserID"],
         uid=int(row["UserID"]),
         gid=int(row["GroupID"]),
-        account=_text(row["Account"]),
-        partition=text_fields.first_partition(_text(row["Partition"])),
-        qos=_text(row["QOS"]),
-        name=_free_text(row["Name"]),
+        partition=text_fields.first_partition(request.partition),
         state=state,
         reason=text_fields.reason_text(row["Reason"], (row["State"],)),
         held=priority == 0,
@@ -205,14 +189,19 @@ def job_of(
         start_s=0 if state is JobState.PENDING else _number(row["StartTime"]),
         end_s=0 if state.is_active else _number(row["EndTime"]),
         time_limit_s=_time_limit_s(row["TimeLimit"]),
-        gpu_count=_gpu_count(row, node_count, task_count),
+        gpu_count=text_fields.job_gpus(
+            per_job=_text(row["tres-per-job"]),
+            per_node=_text(row["tres-per-node"]),
+            per_socket=_text(row["tres-per-socket"]),
+            per_task=_text(row["tres-per-task"]),
+            node_count=request.node_count,
+            task_count=request.task_count,
+        ),
         gpu_request=text_fields.gres_request(_text(row["tres-per-node"])),
-        node_count=node_count,
-        cpu_count=cpu_count,
-        cpus_per_task=cpus_per_task,
-        mem_per_node_mib=text_fields.mem_of_cpus_mib(mem_mib, cpu_count, node_count) if per_cpu else mem_mib,
-        nodes=_text(row["NodeList"]),
-        required_nodes=_text(row["ReqNodes"]),
+        node_count=request.node_count,
+        cpu_count=request.cpu_count,
+        cpus_per_task=request.cpus_per_task,
+        mem_per_node_mib=mem_mib,
         dependency=text_fields.dependency_text(_text(row["Dependency"])),
         can_requeue=row["Requeue"] == "1",
         restart_count=_number(row["RestartCnt"]),
@@ -220,53 +209,63 @@ def job_of(
         batch=row["BatchFlag"] == "1",
         array=bool(tasks),
         het=_number(row["HetJobID"]) > 0,
-        command=_free_text(row["Command"]),
-        submit_line=told.submit_line,
-        work_dir=_free_text(row["WorkDir"]),
+        submit_line=known.submit_line,
         admin_comment=_free(row["admin_comment"]),
-        comment=_free_text(row["Comment"]),
-        mem_per_cpu_mib=mem_mib if per_cpu else 0,
+        mem_per_cpu_mib=mem_per_cpu_mib,
         priority=priority,
         nice=text_fields.nice_value(row["Nice"]),
         licenses=text_fields.license_text(_text(row["Licenses"])),
-        reservation=_text(row["Reservation"]),
-        features=_text(row["Feature"]),
-        excluded_nodes=told.excluded_nodes if excluded is None else _text(excluded),
-        special=special_options(
-            _request(
-                row,
-                told,
-                node_count,
-                cpu_count,
-                task_count,
-                cpus_per_task,
-                all_mem=default.default_mem and not mem_mib and row["mem-per-tres"] in _NOT_SET,
-            )
-        ),
+        excluded_nodes=known.excluded_nodes if excluded is None else _text(excluded),
+        special=special_options(request),
         array_job_id=_number(row["ArrayJobID"]) if tasks else 0,
         array_tasks=text_fields.waiting_tasks(tasks),
-        array_limit=told.array_limit if tasks else 0,
+        array_limit=known.array_limit if tasks else 0,
         cpus_per_gpu=_number(row["cpus-per-tres"].removeprefix("gpu:")) if default.cpus_per_gpu else 0,
     )
 
 
+def _request(
+    row: Mapping[str, str], known: JobDetails, default: PartitionLimits, *, pending: bool
+) -> tuple[int, int, Request]:
+    """Return a job's memory per node, its memory per CPU where it asked for that, and its request."""
+    tres = text_fields.counted_tres(row["tres-alloc"])
+    node_count = _bounded_count(tres.get("node", 0) if pending else 0) or _count(row["NumNodes"])
+    cpu_count, task_count = _count(row["NumCPUs"]), _count(row["NumTasks"])
+    # Where jobs get memory for each GPU, squeue shows that figure, whatever a job has named itself.
+    per_gpu = default.mem_per_gpu and pending
+    mem_mib = int(tres.get("mem", 0.0) / node_count) if per_gpu else _mib(row["MinMemory"])
+    per_cpu = not per_gpu and _is_per_cpu(mem_mib, tres.get("mem", 0.0), cpu_count, node_count, known)
+    request = Request(
+        values=said(_values(row, known)),
+        sharing=_sharing(row),
+        flags=known.flags,
+        partition=_text(row["Partition"]),
+        wckey=_text(row["WCKey"]),
+        node_count=node_count,
+        max_nodes=_number(row["MaxNodes"]),
+        task_count=task_count,
+        tasks_per_node=_number(row["NTPerNode"]),
+        cpu_count=cpu_count,
+        cpus_per_task=_number(row["cpus-per-task"]) or max(1, cpu_count // task_count),
+        min_cpus_per_node=_number(row["MinCPUs"]),
+        all_mem=default.default_mem and not mem_mib and row["mem-per-tres"] in _NOT_SET,
+    )
+    per_node_mib = text_fields.mem_of_cpus_mib(mem_mib, cpu_count, node_count) if per_cpu else mem_mib
+    return per_node_mib, mem_mib if per_cpu else 0, request
+
+
 def _text(value: str) -> str:
-    """Read what Slurm itself prints."""
+    """Read a text of Slurm's own."""
     return "" if value in _NOTHING else value
 
 
 def _free(value: str) -> str:
-    """Read a text that somebody wrote."""
+    """Read a text that a user wrote."""
     return "" if value == "(null)" else value
 
 
-def _free_text(value: str) -> str:
-    """Read a text that its user may make as long as he likes."""
-    return text_fields.kept_text(_free(value))
-
-
 def _number(value: str, default: int = 0) -> int:
-    """Read a number, no larger than any that is meant; what is not set gives `default`."""
+    """Read a number within the bounds of any real one; `default` where nothing is set."""
     if not (value.isascii() and value.isdecimal()) or len(value) > 20:
         return default
     number = int(value)
@@ -290,12 +289,12 @@ def _mib(text: str) -> int:
     return text_fields.bounded(round(float(match[1] + (match[2] or "")) * text_fields.MIB_OF_UNIT[match[3]]))
 
 
-def _is_per_cpu(mem_mib: int, total_mib: float, cpu_count: int, node_count: int, told: JobDetails) -> bool:
-    """Whether memory was asked for each CPU: squeue prints the figure alone, but all memory of the job besides."""
+def _is_per_cpu(mem_mib: int, total_mib: float, cpu_count: int, node_count: int, known: JobDetails) -> bool:
+    """Whether memory was asked for each CPU: squeue prints the bare figure, but all memory of the job besides."""
     if not mem_mib:
         return False
     if cpu_count == node_count or not total_mib:
-        return told.mem_per_cpu
+        return known.mem_per_cpu
     return abs(mem_mib * cpu_count - total_mib) < abs(mem_mib * node_count - total_mib)
 
 
@@ -318,53 +317,15 @@ def _exit_code(text: str) -> int:
     return os.WEXITSTATUS(status) if status < 2**16 and os.WIFEXITED(status) else 0
 
 
-def _gpu_count(row: Mapping[str, str], node_count: int, task_count: int) -> int:
-    return text_fields.job_gpus(
-        per_job=_text(row["tres-per-job"]),
-        per_node=_text(row["tres-per-node"]),
-        per_socket=_text(row["tres-per-socket"]),
-        per_task=_text(row["tres-per-task"]),
-        node_count=node_count,
-        task_count=task_count,
-    )
-
-
-def _request(
-    row: Mapping[str, str],
-    told: JobDetails,
-    node_count: int,
-    cpu_count: int,
-    task_count: int,
-    cpus_per_task: int,
-    *,
-    all_mem: bool,
-) -> Request:
-    return Request(
-        values=said(_values(row, told)),
-        sharing=_sharing(row),
-        flags=told.flags,
-        partition=_text(row["Partition"]),
-        wckey=_text(row["WCKey"]),
-        node_count=node_count,
-        max_nodes=_number(row["MaxNodes"]),
-        task_count=task_count,
-        tasks_per_node=_number(row["NTPerNode"]),
-        cpu_count=cpu_count,
-        cpus_per_task=cpus_per_task,
-        min_cpus_per_node=_number(row["MinCPUs"]),
-        all_mem=all_mem,
-    )
-
-
-def _values(row: Mapping[str, str], told: JobDetails) -> dict[str, str]:
-    """Return the fields that say something."""
-    given = {name: value for field, name in _OPTIONS.items() if (value := row.get(field, "")) not in _NOT_SET}
+def _values(row: Mapping[str, str], known: JobDetails) -> dict[str, str]:
+    """Return the fields that are set."""
+    given = {name: value for source, name in _OPTIONS.items() if (value := row.get(source, "")) not in _NOT_SET}
     if "per_task" in given.get("tres_bind", "") and _text(row["tres-per-task"]):
         del given["tres_bind"]  # newer releases set it for --gpus-per-task
     mcs_label = _text(row["MCSLabel"])
     if mcs_label != row["UserName"]:  # mcs/user gives every job its user's
         given["mcs_label"] = mcs_label
-    return {**given, **{name: _text(row[field]) for field, name in _TRES.items()}, **told.options}
+    return {**given, **{name: _text(row[source]) for source, name in _TRES.items()}, **known.options}
 
 
 def _sharing(row: Mapping[str, str]) -> tuple[str, ...]:

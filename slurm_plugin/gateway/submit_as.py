@@ -1,8 +1,8 @@
-"""Submits and changes a batch job as its user: what Slurm refuses to the user it refuses to Muri.
+"""Submits and changes a batch job as its user: Slurm refuses to Muri whatever it refuses to the user.
 
 sbatch or scontrol runs in a process that has become the user before it reads anything: no capability, no way back to
-root, none of the controller's environment. That process is the user's, who may stop it or write what he likes in its
-place. So nothing that it prints is believed: the job that it names is looked up before root touches it.
+root, none of the controller's environment. That process is the user's, who may stop it or forge its output. So its
+output is not trusted: the job that it names is looked up before root touches it.
 """
 
 import os
@@ -12,7 +12,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from typing import IO, Final
 
 from muri.slurm_plugin.gateway import text_fields
@@ -44,12 +44,10 @@ _KEPT_FROM_USERS: Final = ("SLURM_JWT", "HOME")
 """Variables of the controller that are not the user's to read or to live with."""
 
 _MOST_OUTPUT: Final = 64 * 1024
-"""Bytes. What a pipe holds: whoever writes more waits until the time limit."""
+"""Bytes that a pipe holds: a process that writes more waits until the time limit."""
 
 _CHILD_ENDS_WITHIN_S: Final = 20.0
-
 _KILLED_WITHIN_S: Final = 5.0
-
 _NONE_FOR_S: Final = 300.0
 
 _HELD_BY_USER: Final = "JobHeldUser"
@@ -70,8 +68,8 @@ class Submissions:
     Such a user has stopped it, perhaps: each further one would take as long from the cycle that all users share.
 
     Args:
-        commands: How commands are run.
-        at_limit: Called where a limit was in the way: what is known of the site's limits may be out of date.
+        commands: Runs commands.
+        at_limit: Called when a limit was in the way: the known limits of the site may be out of date.
         clock: Tells the time.
     """
 
@@ -148,8 +146,8 @@ class Submissions:
 def submit(commands: SlurmCommands, job: NewJob) -> int:
     """Submit a batch job as its user, tag it as root, and return its id.
 
-    It is submitted held, its mark in its Comment, so that a job left behind by a crash can be recognized. sbatch
-    cannot set an AdminComment, and a user may not. A job with --muri is tagged, and kept waiting, by job_submit.
+    It is submitted held, its mark in its Comment, so that a job left behind by a crash can be recognized. sbatch cannot
+    set an AdminComment, and a user may not. job_submit tags a job with --muri, and keeps it waiting.
 
     Raises:
         SlurmUnreachableError: slurmctld does not answer, or no process can be started.
@@ -166,20 +164,16 @@ def submit(commands: SlurmCommands, job: NewJob) -> int:
     try:
         tag = [f"AdminComment={job.admin_comment}"] if job.admin_comment else []
         commands.run(f"tag job {job_id}", ["scontrol", "update", f"JobId={job_id}", *tag, "Comment="])
-        _release(commands, job_id)
+        try:
+            commands.run(f"release job {job_id}", ["scontrol", "release", str(job_id)])
+        except GatewayError as err:  # its user may have released it
+            if not (job_started(err) or job_ended(err)):
+                raise
     except GatewayError:
         with suppress(GatewayError):
             commands.run(f"cancel job {job_id}", ["scancel", str(job_id)])
         raise
     return job_id
-
-
-def _release(commands: SlurmCommands, job_id: int) -> None:
-    try:
-        commands.run(f"release job {job_id}", ["scontrol", "release", str(job_id)])
-    except GatewayError as err:  # its user may have released it
-        if not (job_started(err) or job_ended(err)):
-            raise
 
 
 def _sbatch(commands: SlurmCommands, job: NewJob, mark: str) -> int:
@@ -188,10 +182,15 @@ def _sbatch(commands: SlurmCommands, job: NewJob, mark: str) -> int:
     arguments = [*become(job.uid, job.gid, os.geteuid(), action), *sbatch_arguments(job, mark)]
     variables = "".join(f"{name}={value}\0" for name, value in explicit_environment(job).items())
     commands.calls[SUBMISSION] += 1
-    with _asked_as_root(commands, action, "show", "config"):
-        output = _run_with_files(
-            action, arguments, encoded(job.script), encoded(variables), _child_ends_within_s(commands)
-        )
+    # Files in memory give sbatch its input, so nothing waits for it to read.
+    with (
+        _asked_as_root(commands, action, "show", "config"),
+        _memory_file(encoded(job.script)) as stdin,
+        _memory_file(encoded(variables)) as environment,
+    ):
+        # Slurm 26.05 reads the file only together with ALL; neither version then adds the caller's variables.
+        arguments += ["--export=ALL", f"--export-file={environment}"]
+        output = _run_as_user(action, arguments, _child_ends_within_s(commands), stdin, (environment,))
     match = _JOB_ID.match(output)
     if match is None:
         raise GatewayError(f"cannot {action}: sbatch printed {output[:80]!r} instead of a job id")
@@ -201,17 +200,20 @@ def _sbatch(commands: SlurmCommands, job: NewJob, mark: str) -> int:
 def _check_identity(commands: SlurmCommands, job_id: int, new: NewJob, mark: str, begun_s: float) -> None:
     """Refuse a job that is not the one that was to be submitted.
 
-    The mark is no proof: the user's process has it among its arguments, and can write it into an older job. Releasing
-    that one could lift an administrator's hold.
+    The mark proves nothing: the user's process has it among its arguments, and can write it into an older job.
+    Releasing that one could lift an administrator's hold.
 
     Args:
-        commands: How commands are run.
-        job_id: What the user's process printed.
+        commands: Runs commands.
+        job_id: The id that the user's process printed.
         new: The job that was to be submitted.
-        mark: What stands in its Comment.
+        mark: The mark in its Comment.
         begun_s: When the user's process was started, by this process's monotonic clock.
     """
-    found, now_s = _look_up(commands, job_id)
+    # slurmctld's time.
+    now = _NOW.match(commands.run(f"look up job {job_id}", ["scontrol", "show", "config"]))
+    found = read_job(commands, job_id)
+    now_s = float(now[1]) if now else time.time()
     if found is None:
         raise NoSuchJobError(f"cannot submit job {new.name!r}: there is no job {job_id}, which sbatch named")
     if why := _difference(found, new, mark, now_s - (time.monotonic() - begun_s)):
@@ -223,7 +225,7 @@ def _check_identity(commands: SlurmCommands, job_id: int, new: NewJob, mark: str
 
 
 def _difference(found: Job, new: NewJob, mark: str, begun_s: float) -> str:
-    """Return what shows that a job is not the one that was submitted just now, "" where nothing does."""
+    """Return why a job cannot be the one that was submitted just now, "" where it can."""
     # A site's job_submit may add to a comment.
     if found.uid != new.uid or found.name != new.name or mark not in found.comment:
         return "its user, name or comment differs"
@@ -239,23 +241,8 @@ def _difference(found: Job, new: NewJob, mark: str, begun_s: float) -> str:
     return ""
 
 
-def _look_up(commands: SlurmCommands, job_id: int) -> tuple[Job | None, float]:
-    """Return a job and slurmctld's time."""
-    action = f"look up job {job_id}"
-    configuration = commands.run(action, ["scontrol", "show", "config"])
-    now = _NOW.match(configuration)
-    found = read_job(commands, job_id)
-    return found, float(now[1]) if now else time.time()
-
-
 def become(uid: int, gid: int, own_uid: int, action: str) -> list[str]:
-    """Return the command ahead of another that runs it as a job's user.
-
-    Args:
-        uid: The user.
-        gid: That user's group.
-        own_uid: Who this process is.
-        action: What is to be done, for people.
+    """Return the words ahead of a command that let this process, of `own_uid`, run it as a job's user.
 
     Raises:
         GatewayError: It cannot become that user.
@@ -269,7 +256,7 @@ def become(uid: int, gid: int, own_uid: int, action: str) -> list[str]:
         return []
     raise GatewayError(
         f"cannot {action}: it is uid {uid}'s, and this process is uid {own_uid}. Run the controller as root, which "
-        "submits as each user; anybody else can only submit for himself"
+        "submits as each user; other users can only submit for themselves"
     )
 
 
@@ -283,12 +270,7 @@ class _ChildTimeoutError(_ChildError):
 
 @contextmanager
 def _asked_as_root(commands: SlurmCommands, action: str, *question: str) -> Iterator[None]:
-    """Where a user's process fails, ask slurmctld as root first: the user may have written the reason.
-
-    Args:
-        commands: How commands are run.
-        action: What the process does, for people.
-        question: What scontrol is asked.
+    """Where a user's process fails, ask slurmctld as root first by scontrol: the user may have written the reason.
 
     Raises:
         SlurmUnreachableError: slurmctld does not answer.
@@ -308,15 +290,6 @@ def _child_ends_within_s(commands: SlurmCommands) -> float:
     return min(_CHILD_ENDS_WITHIN_S, commands.timeout_s)
 
 
-def _run_with_files(action: str, arguments: Sequence[str], script: bytes, variables: bytes, timeout_s: float) -> str:
-    """Run sbatch as a user. Files in memory give it its input, so nothing waits for it to read."""
-    with ExitStack() as stack:
-        stdin, environment = (stack.enter_context(_memory_file(content)) for content in (script, variables))
-        # Slurm 26.05 reads the file only together with ALL; neither version then adds the caller's variables.
-        options = ["--export=ALL", f"--export-file={environment}"]
-        return _run_as_user(action, [*arguments, *options], timeout_s, stdin, (environment,))
-
-
 def _run_as_user(
     action: str,
     arguments: Sequence[str],
@@ -324,10 +297,9 @@ def _run_as_user(
     stdin: int = subprocess.DEVNULL,
     files: Sequence[int] = (),
 ) -> str:
-    """Run a command as a user and return what it printed. The user may stop, trace or change the process.
+    """Run a command as a user and return its output. The user may stop, trace or change the process.
 
-    Pipes take its output, and what they do not hold it cannot write. Its session is its own, and ends with the time
-    limit.
+    Pipes take its output, which is no longer than they hold. Its session is its own, and ends with the time limit.
     """
     environment = command_environment()
     if arguments[0] == "setpriv":
@@ -370,7 +342,7 @@ def _output_of(child: "subprocess.Popen[bytes]", timeout_s: float) -> str:
 
 
 def _held_by(pipe: IO[bytes] | None) -> str:
-    """Return what a pipe holds, without waiting for those who may write more."""
+    """Return the content of a pipe, without waiting for more."""
     if pipe is None:
         return ""
     os.set_blocking(pipe.fileno(), False)
@@ -395,21 +367,16 @@ def _memory_file(content: bytes) -> Iterator[int]:
 def sbatch_arguments(job: NewJob, mark: str) -> list[str]:
     """Return the sbatch command line that submits a job, held where it has no --muri, its script on standard input.
 
-    Args:
-        job: The job.
-        mark: What stands in its Comment.
-
     Raises:
         GatewayError: A value could be taken for something else.
     """
-    counts = text_fields.gres_counts(job.gpu_request)
     values: dict[str, str | int] = {
         "job-name": job.name,
         "partition": job.partition,
         "account": job.account,
         "qos": job.qos,
         "chdir": job.work_dir,
-        "gres": ",".join(f"{name}:{count}" for name, count in sorted(counts.items())),
+        "gres": text_fields.gres_argument(job.gpu_request) if job.gpu_request else "",
         "nodes": job.node_count,
         "ntasks": job.node_count * job.tasks_per_node,
         "ntasks-per-node": job.tasks_per_node if job.tasks_per_node > 1 else "",
@@ -426,15 +393,15 @@ def sbatch_arguments(job: NewJob, mark: str) -> list[str]:
         "comment": mark,
         "muri": job.muri,
     }
-    options = [_option(job, name, value) for name, value in values.items() if value != ""]
+    values = {name: value for name, value in values.items() if value != ""}
+    for name, value in values.items():
+        text = str(value)
+        if text.startswith("-") or any(character in text for character in "\0\n\r"):
+            raise GatewayError(
+                f"cannot submit job {job.name!r}: its --{name} is {text[:80]!r}, which sbatch could misread"
+            )
     # sbatch obeys lines that begin with #PBS or #BSUB behind the command, too: a user's argument may hold one.
     requeue = "--requeue" if job.requeue else "--no-requeue"
     held = [] if job.muri else ["--hold"]
+    options = [f"--{name}={value}" for name, value in values.items()]
     return ["sbatch", "--parsable", "--ignore-pbs", *held, requeue, *options]
-
-
-def _option(job: NewJob, name: str, value: str | int) -> str:
-    text = str(value)
-    if text.startswith("-") or any(character in text for character in "\0\n\r"):
-        raise GatewayError(f"cannot submit job {job.name!r}: its --{name} is {text[:80]!r}, which sbatch could misread")
-    return f"--{name}={text}"

@@ -63,7 +63,7 @@ def _node(line: str, partitions: Mapping[str, tuple[str, ...]]) -> Node:
         # Slurm leaves it to its clients to say so of a node with some CPUs free.
         state = ["MIXED" if word == "ALLOCATED" else word for word in state]
     configured = text_fields.gres_counts(fields.get("Gres", ""))
-    name = fields["NodeName"]
+    name, mem_mib = fields["NodeName"], int(fields.get("RealMemory", 0))  # Slurm has 1 MiB where none is configured
     return Node(
         name=name,
         usable=text_fields.node_usable(state),
@@ -74,7 +74,7 @@ def _node(line: str, partitions: Mapping[str, tuple[str, ...]]) -> Node:
         gpu_count=text_fields.gpu_total(configured),
         gpus_allocated=text_fields.gpu_total(text_fields.gres_counts(fields.get("GresUsed", ""))),
         gpu_type=text_fields.gpu_type(configured),
-        mem_mib=text_fields.node_mem_mib(int(fields.get("RealMemory", 0)), int(fields.get("MemSpecLimit", 0))),
+        mem_mib=max(mem_mib - int(fields.get("MemSpecLimit", 0)), 0) if mem_mib > 1 else 0,
         mem_allocated_mib=int(fields.get("AllocMem", 0)),
         threads_per_core=max(1, int(fields.get("ThreadsPerCore", 1))),
         features=tuple(_listed(fields.get("AvailableFeatures", ""))),

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from typing import Any, Final, TypeVar
 
+from muri.slurm_plugin.gateway.base import GatewayError
 from muri.slurm_plugin.records.cluster import SPECIAL_EXIT, JobState, Unreadable
 from muri.units import GIB, KIB, MIB, whole_minutes
 
@@ -13,8 +14,8 @@ from muri.units import GIB, KIB, MIB, whole_minutes
 #: requeue for the one that was ended ("Job credential revoked"), and the job fails.
 SOON: Final = "now+2"
 
-#: What Slurm shows in place of a base state when a flag matters more, and what it means for Muri.
-_SHOWN_FLAGS: Mapping[str, JobState] = {
+#: Slurm's words for a flag in place of a base state, and the state that Muri takes it for.
+_SHOWN_FLAGS: Final[Mapping[str, JobState]] = {
     "CONFIGURING": JobState.RUNNING,
     "RESIZING": JobState.RUNNING,
     "SIGNALING": JobState.RUNNING,
@@ -30,35 +31,40 @@ _SHOWN_FLAGS: Mapping[str, JobState] = {
 
 #: Node states and flags under which no new job starts there, whatever it asks for. Reservations are not among them:
 #: their own jobs start on nodes that are RESERVED or in MAINT.
-_CLOSED_NODE_WORDS = frozenset(
+_CLOSED_NODE_WORDS: Final = frozenset(
     {
         "BLOCKED", "CLOUD_DOWN", "DOWN", "DRAIN", "DRAINED", "DRAINING", "ERROR", "FAIL", "FAILING", "FUTURE",
         "INVAL", "INVALID", "INVALID_REG", "NOT_RESPONDING", "NO_RESPOND", "POWERING_DOWN", "POWER_DOWN",
         "POWER_DRAIN", "REBOOT", "REBOOT_ISSUED", "REBOOT_REQUESTED", "UNKNOWN",
     }
 )  # fmt: skip
-_OPEN_NODE_STATES = frozenset({"IDLE", "MIXED", "ALLOCATED", "COMPLETING", "PLANNED"})
+_OPEN_NODE_STATES: Final = frozenset({"IDLE", "MIXED", "ALLOCATED", "COMPLETING", "PLANNED"})
 #: The one-letter suffixes of a node state, see the section "NODE STATE CODES" of sinfo's manual.
-_NODE_SUFFIXES = {"*": "NOT_RESPONDING", "$": "MAINTENANCE", "@": "REBOOT", "^": "REBOOT", "%": "POWERING_DOWN",
-                  "!": "POWERING_DOWN", "~": "POWERED_DOWN", "#": "POWERING_UP", "-": "PLANNED"}  # fmt: skip
+_NODE_SUFFIXES: Final = {
+    "*": "NOT_RESPONDING", "$": "MAINTENANCE", "@": "REBOOT", "^": "REBOOT", "%": "POWERING_DOWN",
+    "!": "POWERING_DOWN", "~": "POWERED_DOWN", "#": "POWERING_UP", "-": "PLANNED",
+}  # fmt: skip
 
-_GRES = re.compile(
+_GRES: Final = re.compile(
     r"^(?:gres[:/])?(?P<name>[^:/=(]+)(?::(?P<type>[A-Za-z_][^:=(]*))?(?:[:=](?P<count>\d+)(?P<unit>[KMGT]?))?$"
 )
+_NOT_GRES: Final = frozenset({"N", "null", "none", "cpu", "mem", "node", "billing", "energy"})
+"""Words for nothing, and resources in tres_per_task other than GRES."""
 _NICE: Final = re.compile(r"-?[0-9]{1,10}\Z")
 _TASKS: Final = re.compile(r"[0-9]{1,7}(-[0-9]{1,7}(:[1-9][0-9]{0,6})?)?")
 
 MOST: Final = 1_000_000
-"""More nodes, GPUs or CPUs than any cluster has: larger numbers are somebody's mistake, or an attack on what counts."""
+"""More nodes, GPUs or CPUs than any cluster has: larger numbers are a mistake, or an attack on what counts."""
 
 LARGEST: Final = 2**53 - 1
 """The largest number that JSON, SQLite and floating-point numbers all keep exactly."""
 
-_UNITS = {"": 1, "K": KIB, "M": MIB, "G": GIB, "T": KIB * GIB}
-
+_UNITS: Final = {"": 1, "K": KIB, "M": MIB, "G": GIB, "T": KIB * GIB}
 
 _LONGEST_KEPT: Final = 16 * 1024
 """Characters. Slurm takes a submit line of 1 MiB, and each record of each job is in memory at once."""
+
+_MOST_DEVICES: Final = 64
 
 
 def waiting_tasks(text: str) -> str:
@@ -70,7 +76,7 @@ def waiting_tasks(text: str) -> str:
 
 
 def kept_text(text: str) -> str:
-    """Return a text that users write, or what tells it from others in place of a very long one."""
+    """Return a user's text, or in place of a very long one its length and digest."""
     if len(text) <= _LONGEST_KEPT:
         return text
     digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
@@ -83,17 +89,12 @@ def bounded(value: int, most: int = LARGEST) -> int:
 
 
 def job_state(words: Iterable[str]) -> JobState:
-    """Map Slurm's state words to one state; what is not known becomes UNKNOWN."""
+    """Map Slurm's state words to one state, UNKNOWN for unknown words."""
     names = [word.upper() for word in words]
     if "COMPLETING" in names:
         return JobState.COMPLETING
-    for name in names:
-        if name in _SHOWN_FLAGS:
-            return _SHOWN_FLAGS[name]
-    for name in names:
-        if name in JobState.__members__:
-            return JobState[name]
-    return JobState.UNKNOWN
+    shown = [_SHOWN_FLAGS[name] for name in names if name in _SHOWN_FLAGS]
+    return next(iter(shown + [JobState[name] for name in names if name in JobState.__members__]), JobState.UNKNOWN)
 
 
 def node_words(text: str) -> list[str]:
@@ -111,18 +112,8 @@ def node_usable(words: Iterable[str]) -> bool:
     return bool(_OPEN_NODE_STATES.intersection(names)) and not _CLOSED_NODE_WORDS.intersection(names)
 
 
-def node_mem_mib(configured_mib: int, set_aside_mib: int = 0) -> int:
-    """A node's memory for jobs; 0 where the administrator configured none, for which Slurm has 1 MiB.
-
-    Args:
-        configured_mib: RealMemory.
-        set_aside_mib: MemSpecLimit, for the system.
-    """
-    return max(configured_mib - set_aside_mib, 0) if configured_mib > 1 else 0
-
-
 def mem_of_cpus_mib(mem_per_cpu_mib: int, cpu_count: int, node_count: int) -> int:
-    """Memory per node that a request per CPU comes to."""
+    """Return the memory per node of a request per CPU."""
     return mem_per_cpu_mib * -(-cpu_count // max(1, node_count))
 
 
@@ -154,13 +145,9 @@ def _gres_counts(text: str) -> Mapping[str, int]:
     counts: dict[str, int] = {}
     for item in re.sub(r"\([^()]*\)", "", text or "").split(","):
         match = _GRES.match(item.strip())
-        if not match or match["name"] in ("N", "null", "none"):
-            continue
-        if match["name"] in ("cpu", "mem", "node", "billing", "energy"):
-            continue  # tres_per_task holds more than GRES
-        key = f"{match['name']}:{match['type']}" if match["type"] else match["name"]
-        count = int(match["count"] or 1) * _UNITS[match["unit"] or ""]
-        counts[key] = bounded(counts.get(key, 0) + count)
+        if match and match["name"] not in _NOT_GRES:
+            key = f"{match['name']}:{match['type']}" if match["type"] else match["name"]
+            counts[key] = bounded(counts.get(key, 0) + int(match["count"] or 1) * _UNITS[match["unit"] or ""])
     return counts
 
 
@@ -171,9 +158,8 @@ def gpu_total(counts: Mapping[str, int]) -> int:
 
 
 def gpu_type(counts: Mapping[str, int]) -> str:
-    """The first GPU type in alphabetical order, "gpu" when untyped or there is none."""
-    types = sorted(key.split(":", 1)[1] for key in counts if key.startswith("gpu:"))
-    return types[0] if types else "gpu"
+    """Return the first GPU type in alphabetical order, "gpu" when untyped or there is none."""
+    return min((key.split(":", 1)[1] for key in counts if key.startswith("gpu:")), default="gpu")
 
 
 @lru_cache(maxsize=4096)
@@ -187,9 +173,21 @@ def request_text(counts: Mapping[str, int]) -> str:
     return ",".join(f"gres/{key}:{count}" for key, count in sorted(counts.items()))
 
 
+def gres_argument(request: str, prefix: str = "") -> str:
+    """Return a GRES request as an option takes it, such as "gpu:a100:2", each item behind a prefix.
+
+    Raises:
+        GatewayError: It is malformed.
+    """
+    counts = gres_counts(request)
+    if not counts:
+        raise GatewayError(f"GRES request {request!r} is malformed: write for example gres/gpu:1 or gres/gpu:a100:2")
+    return ",".join(f"{prefix}{name}:{count}" for name, count in sorted(counts.items()))
+
+
 @lru_cache(maxsize=4096)
 def job_gpus(*, per_job: str, per_node: str, per_socket: str, per_task: str, node_count: int, task_count: int) -> int:
-    """Return how many GPUs a job asks for, whichever option of sbatch it used.
+    """Return the number of GPUs that a job asks for, by any option of sbatch.
 
     --gpus counts for the whole job and --gpus-per-node (as --gres) once per node. --gpus-per-socket is taken
     as one socket per node, the least that Slurm can give.
@@ -223,7 +221,7 @@ def dependency_text(text: str) -> str:
 
 
 def reason_text(text: str | None, state_words: Iterable[str] = ()) -> str:
-    """Slurm's reason, "" where it says "None"; the state SPECIAL_EXIT, whose reason tells nothing, stands for one.
+    """Return Slurm's reason, "" where it says "None"; the state SPECIAL_EXIT, whose reason tells nothing, replaces it.
 
     Reasons of several words have underscores between them, as squeue prints them; in JSON and in pyslurm they have
     spaces.
@@ -244,11 +242,8 @@ def license_text(text: str) -> str:
 
 
 def first_partition(text: str | None) -> str:
-    """The first of the partitions that a job asked for."""
+    """Return the first of the partitions that a job asked for."""
     return (text or "").split(",")[0]
-
-
-_MOST_DEVICES: Final = 64
 
 
 def indices_in(gres_used: str) -> tuple[int, ...]:
@@ -265,8 +260,8 @@ def indices_in(gres_used: str) -> tuple[int, ...]:
     return tuple(sorted(found))
 
 
-BROKEN_RECORD: Final = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
-"""What reading a record of an unexpected form may raise."""
+_BROKEN_RECORD: Final = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+"""Errors of reading a record of an unexpected form."""
 
 Record = TypeVar("Record")
 
@@ -274,18 +269,18 @@ Record = TypeVar("Record")
 def read_each(
     records: Iterable[Any], read: Callable[[Any], Record], job_id: Callable[[Any], int]
 ) -> tuple[list[Record], list[Unreadable]]:
-    """Read records of jobs one by one, so that a broken one costs itself only.
+    """Read Slurm's records of jobs one by one, so that a broken one costs only itself.
 
     Args:
-        records: As Slurm gives them.
+        records: Slurm's records.
         read: Makes one of Muri's records.
-        job_id: Returns the job's id, whatever else is broken.
+        job_id: Returns the job's id, even of a broken record.
     """
     found: list[Record] = []
     unreadable: list[Unreadable] = []
     for record in records:
         try:
             found.append(read(record))
-        except BROKEN_RECORD as error:
+        except _BROKEN_RECORD as error:
             unreadable.append(Unreadable(job_id(record), f"its record cannot be read: {error!r}"))
     return found, unreadable

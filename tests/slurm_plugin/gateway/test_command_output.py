@@ -52,7 +52,7 @@ def test_only_lines_with_the_word_are_kept(size: int) -> None:
     lines = LinesWith(b"muri", 50)
     for start in range(0, len(text), size):
         lines.take(text[start : start + size])
-    assert lines.lines() == [b"a muri", b"muri\xff", b"last muri"]
+    assert lines.lines() == [b"a muri   ", b"muri\xff", b"last muri"]
 
 
 def test_lines_without_the_word_take_no_memory() -> None:

@@ -73,12 +73,13 @@ def test_environment_file(environment: dict[str, str]) -> None:
 def test_environment_file_of_another_form_is_not_believed(content: bytes, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"header|announces"):
         state_files.parse_environment(content)
-    path = state_files.job_directory(str(tmp_path), 27) / "environment"
+    path = tmp_path / "hash.7" / "job.27" / "environment"
     path.parent.mkdir(parents=True)
     path.write_bytes(content)
-    assert path == tmp_path / "hash.7/job.27/environment"
     assert state_files.job_environment(str(tmp_path), 27) is None
     assert state_files.job_environment(str(tmp_path), 28) is None
+    path.write_bytes(struct.pack("=I", 1) + b"A=1\0")
+    assert state_files.job_environment(str(tmp_path), 27) == {"A": "1"}
 
 
 def test_texts_of_any_bytes_survive_a_snapshot_file_and_harm_no_terminal(tmp_path):

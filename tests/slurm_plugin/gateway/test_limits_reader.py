@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 import pytest
 
+from muri.slurm_plugin.gateway.accounting import LimitsReader, limits_enforced
 from muri.slurm_plugin.gateway.base import GatewayError
-from muri.slurm_plugin.gateway.site_limits import LimitsReader, limits_enforced
 from muri.slurm_plugin.records.limits import Association, Limits, PartitionLimits, Qos, Tres
 
 CONFIG = """Configuration data as of 2026-01-01T00:00:00
