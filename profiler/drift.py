@@ -28,7 +28,7 @@ LEAST_OBSERVATIONS: Final = 3
 LEAST_ITERATIONS: Final = 50
 LEAST_SHARE: Final = 0.1
 CONTEXT_GIB: Final = 1.0
-"""What a process's CUDA context and libraries may hold beside what PyTorch counts; some profiles leave it out."""
+"""GPU memory of a process's CUDA context and libraries, which PyTorch does not count; some profiles leave it out."""
 
 GPU_MEMORY: Final = "GPU memory"
 _RIGHT_AGAIN: Final = 0.5
@@ -92,7 +92,7 @@ def find_drift(profile: StageProfile, observations: Sequence[Observation], rule:
 
 
 def _grown(profile: StageProfile, observations: Sequence[Observation]) -> list[tuple[float, str, float, float]]:
-    """How much more GPU memory jobs hold than the profile says, as a row of `find_drift`; none where nobody looked."""
+    """How much more GPU memory jobs hold than the profile says, as a row of `find_drift`; empty if unread."""
     held = [item.gpu_mem_gib for item in observations if item.gpu_mem_gib is not None]
     if len(held) < LEAST_OBSERVATIONS or profile.gpu_mem_gib <= 0:
         return []

@@ -45,7 +45,7 @@ class CorruptStoreError(StoreError):
 
     Attributes:
         path: The file.
-        detail: What is wrong with it.
+        detail: The damage that was found.
     """
 
     def __init__(self, path: Path, detail: str, text: str = "") -> None:

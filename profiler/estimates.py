@@ -141,7 +141,7 @@ GROUP: Final = "muri.estimators"
 """Entry points of other distributions' estimators, each an `Estimator`."""
 
 FEATURES: Final = "features"
-"""Kind of the store's documents that hold what an estimator knows of a model's graph."""
+"""Kind of the store's documents that hold the figures of a model's graph for an estimator."""
 
 ONE_NODE: Final = 8
 """GPUs of a node in the measurements that gave the spreads."""
@@ -160,10 +160,10 @@ _GUESS: Final[_Figures] = (*GUESSED_SHARES, math.log(GUESSED_ITERATION_S))
 
 @dataclass(frozen=True, slots=True)
 class ProfileEstimate:
-    """An estimated profile and what it rests on."""
+    """An estimated profile and its basis."""
 
     profile: StageProfile  # Its `source` says whether it is scaled or predicted
-    basis: tuple[str, ...]  # What it rests on, a sentence each
+    basis: tuple[str, ...]  # A sentence each
     # Least and most seconds of each stage and of the iteration, right nine times in ten
     interval_s: tuple[tuple[float, float], ...]
 
@@ -224,7 +224,7 @@ def why_estimated(profile: StageProfile) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """What a model's all-reduce takes on a ring."""
+    """The cost of a model's all-reduce on a ring."""
 
     size_over_bandwidth_s: float  # Gradient size over bandwidth
     latency_s: float  # Seconds of a step of the ring

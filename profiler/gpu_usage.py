@@ -45,7 +45,7 @@ class GpuReader:
         library: NVML's bindings, `pynvml` unless given.
 
     Attributes:
-        notes: What a GPU does not support.
+        notes: Figures that could not be read, and why.
 
     Raises:
         GpuUnreadableError: There is no driver, no permission, or no visible GPU.

@@ -1,8 +1,8 @@
-"""Which profiles a person means: by options, by a selector, by a list's filter, or by a script's fingerprint."""
+"""Which profiles a person means: by options, by a list's filter, or by a script's fingerprint."""
 
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Final
@@ -12,14 +12,8 @@ from muri.profiler.errors import NoSuchProfileError
 from muri.profiler.records import ProfileKey, StageProfile
 from muri.text import nearest
 
-SELECTOR: Final = "MODEL[:BATCH[:GPUS[:TYPE[:USER]]]]"
-"""How a person names a profile in one word."""
-
 PUBLISHED: Final = "all"
 """Stands for the user of a published profile."""
-
-_SELECTOR_PARTS: Final = 4
-"""What may follow the model: batch size, GPU count, GPU type, user."""
 
 DIGITS: Final = 8
 
@@ -68,71 +62,15 @@ def find_one(keys: Iterable[ProfileKey], wanted: Wanted) -> ProfileKey:
     if len(found) > 1:
         raise NoSuchProfileError(
             f"{len(found)} profiles are of {wanted.model!r}. Say which with --batch-size, --gpus, --gpu-type or --user:"
-            f"\n{_choices(found)}"
+            f"\n{choices(found)}"
         )
     return found[0]
-
-
-def key_for(keys: Iterable[ProfileKey], wanted: Wanted) -> ProfileKey:
-    """The key that a request means, measured or not.
-
-    Open parts are taken from the model's known profiles or, without any, are one GPU, an unknown batch size, the type
-    "gpu" and all users. A published profile is meant rather than users' own ones.
-
-    Raises:
-        NoSuchProfileError: The known profiles differ in it; the text lists the choices.
-    """
-    near = sorted(key for key in keys if key.model == wanted.model and wanted.user in (None, key.user))
-    user = min((key.user for key in near), default=wanted.user or "")
-    if user and any(key.user != user for key in near):
-        raise NoSuchProfileError(f"{wanted.model!r} is of several users. Say whose:\n{_choices(near)}")
-    near = [key for key in near if key.user == user]
-    matching = [key for key in near if replace(wanted, gpu_count=None).matches(key)] or near
-    batch_sizes = {key.batch_size for key in matching} if wanted.batch_size is None else {wanted.batch_size}
-    gpu_types = {key.gpu_type for key in matching} if wanted.gpu_type is None else {wanted.gpu_type}
-    if len(batch_sizes) > 1 or len(gpu_types) > 1:
-        raise NoSuchProfileError(
-            f"{wanted.model!r} has profiles of several batch sizes or GPU types. Say which with --batch-size or "
-            f"--gpu-type:\n{_choices(matching)}"
-        )
-    batch_size, gpu_type = min(batch_sizes, default=0), min(gpu_types, default="gpu")
-    return ProfileKey(wanted.model, batch_size, wanted.gpu_count or 1, gpu_type, user)
-
-
-def selected(keys: Iterable[ProfileKey], text: str) -> ProfileKey:
-    """The one key that a `SELECTOR` means.
-
-    Raises:
-        NoSuchProfileError: None or several match; the text lists the choices.
-    """
-    known = tuple(keys)
-    return find_one(known, selector(known, text))
-
-
-def selector(keys: Iterable[ProfileKey], text: str) -> Wanted:
-    """The request that a `SELECTOR` makes; the name of a known model may have colons itself.
-
-    Raises:
-        NoSuchProfileError: The text is none.
-    """
-    models = {key.model for key in keys}
-    parts = text.split(":")
-    model = next((name for end in range(len(parts), 0, -1) if (name := ":".join(parts[:end])) in models), parts[0])
-    said = [part or None for part in text[len(model) + 1 :].split(":")]
-    if not model or len(said) > _SELECTOR_PARTS or not all(part is None or part.isdecimal() for part in said[:2]):
-        raise NoSuchProfileError(f"{text!r} is not {SELECTOR}, such as resnet18:64:2:a100")
-    batch_size, gpu_count, gpu_type, user = (said + [None] * _SELECTOR_PARTS)[:_SELECTOR_PARTS]
-    return Wanted(model, _number(batch_size), _number(gpu_count), gpu_type, "" if user == PUBLISHED else user)
-
-
-def _number(text: str | None) -> int | None:
-    return None if text is None else int(text)
 
 
 def _nothing(known: Sequence[ProfileKey], wanted: Wanted) -> str:
     same_model = [key for key in known if key.model == wanted.model]
     if same_model:
-        return f"no such profile of {wanted.model!r}. There are:\n{_choices(same_model)}"
+        return f"no such profile of {wanted.model!r}. There are:\n{choices(same_model)}"
     models = sorted({key.model for key in known})
     near = nearest(wanted.model, models, most=5)
     if near:
@@ -142,7 +80,8 @@ def _nothing(known: Sequence[ProfileKey], wanted: Wanted) -> str:
     return f"no profile of model {wanted.model!r}: the store is empty"
 
 
-def _choices(keys: Iterable[ProfileKey]) -> str:
+def choices(keys: Iterable[ProfileKey]) -> str:
+    """Return keys as options that name them, a line each."""
     shown = tuple(keys)
     whose = any(key.user for key in shown)  # where all are published, it goes without saying
     return "\n".join(

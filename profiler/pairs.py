@@ -97,7 +97,7 @@ class Interference:
     rounds: int  # How often it was measured alone and side by side in turn
     measured_s: float  # Seconds that the measurement ran both scripts steadily, alone and side by side together
     measured_at: str  # UTC time, ISO-8601
-    source: str = MEASURED  # "measured" by `muri-lab pair`, or "learnt" from jobs that shared GPUs
+    source: str = MEASURED  # Measured by `muri-lab pair`, or learned from jobs that shared GPUs
     turns: bool = False  # Whether they took turns by stage, and did not share as plain processes do
     # Of a learned pair, both ratios of each round that counts, the oldest first
     samples: tuple[tuple[float, float], ...] = ()

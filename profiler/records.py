@@ -18,7 +18,7 @@ RESOURCES: Final = ("storage", "cpu", "gpu", "network")
 """The resource that each stage of `STAGES` holds, in the same order."""
 
 IN_PLACE: Final = "in-place"
-"""The source of what a job's first iterations told while it trained."""
+"""The source of figures that were measured over a training job's first iterations."""
 
 SOURCES: Final = ("dry-run", IN_PLACE, "run", "import", "edit", "scaled", "predicted", "average", "guess")
 """Measured in a dry run, over the first iterations of a job or over later ones, read from a file, typed in; estimated
@@ -64,7 +64,7 @@ class ProfileError(UsageError):
 
 @dataclass(frozen=True, order=True)
 class ProfileKey:
-    """What a profile is valid for."""
+    """The model, size and owner that a profile is valid for."""
 
     model: str  # Model name as given with `--muri=model=…`, or a name derived from the job's script
     batch_size: int  # Samples per iteration and GPU; 0 when the user did not say
@@ -103,7 +103,7 @@ def owned_name(model: str, user: str) -> str:
 
 @dataclass(frozen=True)
 class ProfileDetail:
-    """What a measurement says beside the mean stage times; None where it was not measured."""
+    """Figures of a measurement beside the mean stage times; None where not measured."""
 
     # 95th percentile of each stage's seconds per iteration, in the order of `STAGES`
     stage_p95_s: tuple[float, ...] | None = None
@@ -145,7 +145,7 @@ class ProfileDetail:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """What was measured, as plain JSON values."""
+        """The measured figures, as plain JSON values."""
         figures = {name: list(value) if name in PER_STAGE else value[0] for name, value in self.figures()}
         return figures if self.dangers is None else {**figures, "dangers": list(self.dangers)}
 
@@ -295,7 +295,7 @@ def says_little(stage_s: Sequence[float], iteration_s: float) -> str:
 
 
 def unexplained(stage_s: Sequence[float], iteration_s: float) -> str | None:
-    """What is in no stage, as a share with its reason; None where that is little."""
+    """The share of the iteration in no stage, with its reason; None where that is little."""
     rest = 1.0 - coverage(stage_s, iteration_s)
     if rest < UNEXPLAINED_SHARE:
         return None

@@ -28,7 +28,7 @@ _NOTICED: Final = 0.01
 _HISTORY_LINES: Final = 5
 
 _MOST_ROWS: Final = 24
-"""Of CPU counts: what a terminal shows without scrolling."""
+"""Most CPU counts that fit a terminal without scrolling."""
 
 
 def milliseconds(seconds: float) -> str:

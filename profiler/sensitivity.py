@@ -5,7 +5,7 @@ count until something else limits it. Where it stops rising is found by bisectio
 presumes monotony alone: published curves jump (a job may need six cores for its sixth worker), so the shape between two
 points does not say which counts to skip.
 
-The memory axis is computed. Each item is read once per epoch, in random order. A cache that replaces what it holds
+The memory axis is computed. Each item is read once per epoch, in random order. A cache that replaces its items
 evicts items before they come round again; one that keeps a fixed set (MinIO) hits for that set in every epoch, so that
 the hit rate is its size over the dataset's (Synergy, section 3.1; Mohan et al., "Analyzing and Mitigating Data Stalls
 in DNN Training", VLDB 2021, section 5.1). The rest comes from storage, whose bandwidth is measured once.
@@ -81,7 +81,7 @@ def _refuse(name: str, bounds: figures.Bounds, value: float) -> None:
 
 
 def combined(cpus: int, measured: Sequence[Measured]) -> Point:
-    """Several measurements of one count as one point, each weighted by what it is worth.
+    """Several measurements of one count as one point, each weighted by its certainty.
 
     The spread is at least what the scatter among them says: measurements that disagree more than
     they claim are worth less than they claim.
@@ -232,7 +232,7 @@ SENSITIVITIES: Final = "sensitivity"
 
 @dataclass(frozen=True, slots=True)
 class Dataset:
-    """What is read in an epoch, and how fast."""
+    """A dataset, and how fast it is read."""
 
     dataset_gib: float  # Size of the whole dataset
     batch_mib: float  # What one iteration reads of it
@@ -262,7 +262,7 @@ def throughput(dataset: Dataset, cpu_throughput: float, cache_gib: float) -> flo
 
     Where batches are prefetched, reading runs beside everything else and the slower of the two sets
     the pace: the least of the CPU curve and the storage curve. Where the loop waits for each batch,
-    their times add up. What was measured lies in between, and so does the result.
+    their times add up. The measured overlap lies in between, and so does the result.
     """
     hit_rate = min(1.0, max(0.0, cache_gib) / dataset.dataset_gib)
     compute_s, read_s = 1 / cpu_throughput, (1 - hit_rate) * dataset.batch_mib / dataset.storage_mib_per_s

@@ -1,4 +1,4 @@
-"""f of Horus: how much longer jobs take on one GPU, by what they use of it alone. Pure.
+"""f of Horus: how much longer jobs take on one GPU, by their GPU utilization alone. Pure.
 
 The paper fits a parabola for each type of GPU to the slow-downs of pairs. It prints two of them, which hold until a
 site has measured pairs of its own on a type of GPU. Their coefficients stand in reverse order in its footnotes 3 and 4:

@@ -192,7 +192,7 @@ class ProfileStore(StoreFile):
     def put(self, profile: StageProfile) -> Stored:
         """Store a profile; the one it replaces becomes history.
 
-        Where a user has too many models, as whoever names each job's anew, those go that were measured longest ago.
+        A user with too many models (a new name for each job) loses those that were measured longest ago.
         """
         stored = self.put_all((profile,))
         if stored.added and profile.key.user:

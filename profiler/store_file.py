@@ -112,7 +112,7 @@ class StoreFile:
         path: The SQLite file; its directory is made when missing, unless `read_only`.
         read_only: Open an existing store without changing anything, for users who may not write.
         journal: How to write; None for the choice of `journal_of`.
-        clock: What waits for other writers go by.
+        clock: Measures waits for other writers.
 
     Raises:
         StoreError: The file is missing (read-only), damaged, locked, of a newer version, or
@@ -353,7 +353,7 @@ def begin(connection: sqlite3.Connection, clock: Clock = MACHINE_CLOCK) -> None:
 
 
 def connect_read_only(path: Path) -> sqlite3.Connection:
-    """Open for reading; where SQLite can't make its side files, as a file that nobody is writing."""
+    """Open for reading; where SQLite can't make its side files, as a file without a writer."""
     uri = f"file:{quote(str(path.absolute()))}?mode=ro"
     connection = sqlite3.connect(uri, uri=True, timeout=BUSY_TIMEOUT_S, isolation_level=None)
     try:

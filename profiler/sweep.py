@@ -1,11 +1,11 @@
-"""What a sweep measures: a script's throughput on a number of CPUs, and the bandwidth of its dataset's storage.
+"""The measurements of a sweep: a script's throughput on a number of CPUs, and the bandwidth of its dataset's storage.
 
 A dry run stops when its means are sure, and leaves far-off iterations out of them. Both mislead here: the workers of a
 loader hand over in bursts, as many batches as there are workers, and the pause between bursts is what the throughput
 depends on. So what counts is iterations over time, and nothing in the script is timed or waited for.
 
 The kernel enforces the number of CPUs by affinity, which all threads and processes of the script inherit. Affinity
-needs no privilege, and it is what a job sees under Slurm's task/affinity. Libraries that start a thread per core learn
+needs no privilege, and jobs see the same under Slurm's task/affinity. Libraries that start a thread per core learn
 the count when they load, from the affinity or from the variables set here.
 """
 
@@ -58,7 +58,7 @@ _REFUSALS: Final = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTTY)
 
 
 def usable_cpus() -> int:
-    """How many cores this process, and what it starts, may use."""
+    """How many cores this process and its children may use."""
     return len(os.sched_getaffinity(0))
 
 
@@ -289,7 +289,7 @@ def _open(path: Path) -> tuple[int, bool]:
 
 MEMORY_KEYS: Final = ("dataset", "dataset-gib", "storage-mib-per-s", "batch-mib", "overlap")
 """Options of the memory axis: the dataset's files, or its size in place of them; the bandwidth of its storage, else
-measured on them; what an iteration reads; the share of reading that the job hides, else measured."""
+measured on them; the MiB that an iteration reads; the share of reading that the job hides, else measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -332,7 +332,7 @@ class MemoryAxis:
 
         Raises:
             StorageError: The files cannot be read.
-            SensitivityError: What was given cannot be true.
+            SensitivityError: A given figure cannot be true.
         """
         files = () if self.path is None else files_of(self.path)
         gib = size_gib(files) if self.dataset_gib is None else self.dataset_gib

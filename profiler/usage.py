@@ -84,7 +84,7 @@ class HostReader:
         return frozenset(self._tree)
 
     def read(self) -> HostReading:
-        """Read everything that is due; the rest is what it was last."""
+        """Read everything that is due; the rest keeps its last value."""
         if not self._seen:
             self._first_tree()
         elif self._tree_due.due():
@@ -261,7 +261,7 @@ class Usage(tuple[Sample, ...]):
 
 
 def with_usage(found: Mapping[str, Any], usage: Usage) -> dict[str, Any]:
-    """Complete what a script's own process wrote, figures or an error, with what the script was seen to use."""
+    """Complete a script's own result, figures or an error, with the usage that was sampled."""
     if "error" in found:
         return dict(found)
     steady = usage.since(float(found[_STEADY_SINCE]))
@@ -362,7 +362,7 @@ class Monitor:
         library: NVML's bindings, `pynvml` unless given.
 
     Attributes:
-        notes: What cannot be read, and why.
+        notes: Why GPUs cannot be read.
     """
 
     def __init__(self, library: Any = None) -> None:
@@ -389,7 +389,7 @@ class Monitor:
         It looks at once where a job has come or gone: rates begin with the first look at a job.
 
         Args:
-            jobs: The process id of each job's script, by name; what it has started counts, too.
+            jobs: The process id of each job's script, by name; its descendants count, too.
         """
         if not self._due.due() and jobs.keys() == self._jobs.keys():
             return None

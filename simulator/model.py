@@ -1,4 +1,4 @@
-"""What a simulation takes and gives: plain frozen records."""
+"""Input and result of a simulation: plain frozen records."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field

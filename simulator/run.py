@@ -233,7 +233,7 @@ class Run:
 
     @property
     def name(self) -> str:
-        """What it is called beside the others of a sweep."""
+        """Its name among the runs of a sweep."""
         return f"{self.trace.name}, {self.label}"
 
 
@@ -347,7 +347,7 @@ def _reports_until_done(
 
 
 _worker_reports: "list[Queue[tuple[int, float]]]" = []
-"""The queue to the parent, in a worker process: an initialiser can only leave it in the module."""
+"""The queue to the parent, in a worker process: an initializer can only leave it in the module."""
 
 
 def _prepare_worker(reports: "Queue[tuple[int, float]]") -> None:

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable, Mapping
-from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -47,15 +46,7 @@ class Weights(click.ParamType[dict[str, float]]):
 
 
 def _read_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options for reading, passed to the command as one `options`."""
-
-    @wraps(command)
-    def with_options(
-        *, format_name: str | None, skip_bad_rows: bool, profile_seed: int, profiles: Path | None, **others: object
-    ) -> None:
-        command(options=ReadOptions(format_name, skip_bad_rows, profile_seed, profiles), **others)
-
-    decorated: Callable[..., None] = with_options
+    """Add the options for reading, handed over as the fields of `ReadOptions`."""
     for decorate in (
         click.option(
             "--profiles",
@@ -66,6 +57,7 @@ def _read_options(command: Callable[..., None]) -> Callable[..., None]:
         ),
         click.option(
             "--profile-seed",
+            "seed",
             type=click.IntRange(0),
             default=0,
             show_default=True,
@@ -74,13 +66,13 @@ def _read_options(command: Callable[..., None]) -> Callable[..., None]:
         click.option("--skip-bad-rows", is_flag=True, help="Leave bad rows out and count them."),
         click.option(
             "--from",
-            "format_name",
+            "format",
             metavar="FORMAT",
             help="The file's format; see `muri trace import --help`.  [default: guessed]",
         ),
     ):
-        decorated = decorate(decorated)
-    return decorated
+        command = decorate(command)
+    return command
 
 
 _file_argument = click.argument("file", type=click.Path(allow_dash=True, path_type=Path))
@@ -125,7 +117,7 @@ class _ImportCommand(click.Command):
 @_file_argument
 @_read_options
 @_output_option
-def import_command(file: Path, options: ReadOptions, output: Path | None) -> None:
+def import_command(file: Path, output: Path | None, **options: Any) -> None:
     """Turn FILE, a trace of any known format, into Muri's schema; - reads the standard input.
 
     Jobs without GPUs, and jobs that never ran or had not ended, are left out and counted. If a log
@@ -138,7 +130,7 @@ def import_command(file: Path, options: ReadOptions, output: Path | None) -> Non
       muri trace import --from pai folder-with-both-tables -o pai.csv
       muri trace import --from sacct last-month.txt --profiles profiles.json
     """
-    reading = _read(file, options)
+    reading = _read(file, ReadOptions(**options))
     _write(reading.trace, output)
     _report(reading, "imported" if output else "printed")
 
@@ -203,7 +195,7 @@ def generate_command(output: Path | None, **figures: Any) -> None:
 @_gpus_option
 @_read_options
 @_json_option
-def check_command(file: Path, gpus: int | None, options: ReadOptions, as_json: bool) -> None:
+def check_command(file: Path, gpus: int | None, as_json: bool, **options: Any) -> None:
     """Check that FILE, of any known format, is a valid trace, and describe it. Exit code 0: it is; 2: it is not.
 
     The message names file, line and column of the first five bad rows and counts the others.
@@ -216,7 +208,7 @@ def check_command(file: Path, gpus: int | None, options: ReadOptions, as_json: b
     """
     from muri.simulator.traces.overview import overview_of, print_overview
 
-    reading = _read(file, options)
+    reading = _read(file, ReadOptions(**options))
     overview = overview_of(reading.trace)
     if as_json:
         document = {"format": reading.format, **overview.as_json(gpus), "skipped_rows": reading.trace.skipped_rows}

@@ -41,7 +41,7 @@ UNSEEN_OVERLAP: Final = (
 
 
 class RunOptions(TypedDict):
-    """The options that say what is measured, for whom, and how long."""
+    """Options: the measured script, its owner, and the limits."""
 
     user: str | None
     model: str | None
@@ -97,7 +97,7 @@ def run_command(
     --sweep measures the throughput on different CPU counts instead, by bisection, in at most 8
     measurements. CPU affinity enforces each count; the script's threads follow, and {cpus} in its
     arguments stands for the count. The memory axis is computed from the size of the dataset, the
-    bandwidth of its storage, and what an iteration reads; `muri profile show` shows the result.
+    bandwidth of its storage, and the bytes that an iteration reads; `muri profile show` shows the result.
 
     \b
     Examples:

@@ -5,7 +5,6 @@ import os
 import pwd
 import shlex
 from collections.abc import Callable
-from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -15,7 +14,7 @@ from click.shell_completion import CompletionItem
 from muri.clock import now_text
 from muri.errors import MuriError
 from muri.profiler.errors import StoreMissingError
-from muri.profiler.lookup import PUBLISHED, Wanted
+from muri.profiler.lookup import PUBLISHED
 from muri.profiler.records import ProfileKey
 from muri.profiler.store import Author, ProfileStore, default_store_path
 from muri.profiler.store_file import exists
@@ -42,22 +41,8 @@ def json_option(command: Command) -> Command:
     return click.option("--json", "as_json", is_flag=True, help="Print JSON.")(command)
 
 
-def wanted_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add MODEL and the options that narrow it, handed over as one `wanted`."""
-
-    @wraps(command)
-    def with_wanted(
-        *,
-        model: str,
-        batch_size: int | None,
-        gpu_count: int | None,
-        gpu_type: str | None,
-        user: str | None,
-        **others: object,
-    ) -> None:
-        command(wanted=Wanted(model, batch_size, gpu_count, gpu_type, user), **others)
-
-    decorated: Callable[..., None] = with_wanted
+def wanted_options(command: Command) -> Command:
+    """Add MODEL and the options that narrow it, handed over as the fields of a `Wanted`."""
     for decorate in (
         user_option(f"Only of this user; {PUBLISHED}: published for all."),
         click.option("--gpu-type", shell_complete=complete_gpu_type, help="Only of this GPU type."),
@@ -65,8 +50,8 @@ def wanted_options(command: Callable[..., None]) -> Callable[..., None]:
         click.option("--batch-size", type=click.IntRange(0), help="Only of this batch size (0: not known)."),
         click.argument("model", shell_complete=complete_model),
     ):
-        decorated = decorate(decorated)
-    return decorated
+        command = decorate(command)
+    return command
 
 
 def user_option(text: str) -> Callable[[Command], Command]:
@@ -175,7 +160,7 @@ def console() -> "Console":
 def complete_model(context: click.Context, _: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """The models in the store whose names begin with what was typed."""
     models = sorted({key.model for key in _keys(context)})
-    # The shells' functions put what they are given into the line as it is: blanks and quotes would break it.
+    # The shells' functions insert a completion unquoted: blanks and quotes would break the line.
     plain = (model for model in models if shlex.quote(model) == model)
     return [CompletionItem(model) for model in plain if model.startswith(incomplete)]
 

@@ -1,6 +1,6 @@
 """`muri profile publish`: a user's profile, with what else is known of it, becomes one of all users; and the reverse.
 
-What is published is a copy, so a user who measures his model again changes nothing for others.
+A published profile is a copy, so a user who measures a model again changes nothing for others.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -88,7 +88,7 @@ def publish_command(take_back: bool, user: str | None, store_path: Path | None, 
     """Make the profiles of MODEL... valid for all users, with what else is known of these models.
 
     A job is planned with its user's own profile first, then with a published one of the same model,
-    batch size, GPU count and GPU type. What is published is a copy: later measurements of its user
+    batch size, GPU count and GPU type. A published profile is a copy: later measurements of its user
     change nothing for others. --withdraw takes it back; users keep their own profiles, and jobs of a
     user who has none of such a model are measured again.
 
@@ -141,7 +141,7 @@ def publish(store: ProfileStore, keys: Sequence[ProfileKey], author: Author) -> 
     copies = tuple(_copies(store, keys))
     split = {each.document.name for each in copies if each.kind == ACCUMULATES}
     for key in keys:
-        if str(key.published) not in split:  # what an earlier script of that name declared
+        if str(key.published) not in split:  # declared by an earlier script of that name
             store.remove_document(ACCUMULATES, str(key.published))
     for kind, document in copies:
         store.put_document(kind, document)

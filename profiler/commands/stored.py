@@ -85,12 +85,12 @@ def _doubted(mark: StaleMark, known: Collection[ProfileKey]) -> ProfileKey | Non
 @wanted_options
 @store_option
 @json_option
-def show_command(wanted: Wanted, store_path: Path | None, as_json: bool) -> None:
+def show_command(store_path: Path | None, as_json: bool, **given: Any) -> None:
     """Show the profile of MODEL: the iteration and its stages as bars, and all other measurements.
 
     A stage owns the time in which its resource is used most. The light part of its bar says how long
-    the resource is busy while another one owns the time. What a sweep over CPUs and memory has measured
-    of MODEL stands below (`muri profile run --sweep`, and dry runs under policy synergy).
+    the resource is busy while another one owns the time. A sweep over the CPUs and memory of MODEL
+    follows below (`muri profile run --sweep`, and dry runs under policy synergy).
 
     \b
     Examples:
@@ -98,6 +98,7 @@ def show_command(wanted: Wanted, store_path: Path | None, as_json: bool) -> None
       muri profile show resnet18 --batch-size 64 --gpus 2 --gpu-type a100
       muri profile show resnet18 --json
     """
+    wanted = Wanted(**given)
     with open_store(store_path, read_only=True) as store:
         known = [item.key for item in store.list()]
         history: tuple[StageProfile, ...] = ()
@@ -139,7 +140,7 @@ FIGURES: Final = ("load_ms", "preprocess_ms", "propagate_ms", "synchronize_ms", 
 @click.argument("figures", nargs=-1, required=True, metavar="FIGURE=VALUE...")
 @store_option
 @json_option
-def set_command(wanted: Wanted, figures: tuple[str, ...], store_path: Path | None, as_json: bool) -> None:
+def set_command(figures: tuple[str, ...], store_path: Path | None, as_json: bool, **wanted: Any) -> None:
     """Correct figures of MODEL's profile; the old ones stay in its history.
 
     FIGURE is load_ms, preprocess_ms, propagate_ms or synchronize_ms: milliseconds per iteration that storage, the CPU,
@@ -153,7 +154,7 @@ def set_command(wanted: Wanted, figures: tuple[str, ...], store_path: Path | Non
     """
     edit, by = dict(map(_figure_of, figures)), author("set")
     with open_store(store_path, existing=True) as store:
-        key = find_one((item.key for item in store.list()), wanted)
+        key = find_one((item.key for item in store.list()), Wanted(**wanted))
         old = store.history(key)[0]
         new = edited(old, edit, by.at)
         store.put_all((new,), by)
@@ -212,7 +213,7 @@ def edited(profile: StageProfile, edit: Mapping[str, float], now: str) -> StageP
 @click.option("--all-matching", is_flag=True, help="Remove all that match, not only one.")
 @click.option("-y", "--yes", is_flag=True, help="Don't ask.")
 @store_option
-def rm_command(wanted: Wanted, all_matching: bool, yes: bool, store_path: Path | None) -> None:
+def rm_command(all_matching: bool, yes: bool, store_path: Path | None, **given: Any) -> None:
     """Remove the profile of MODEL and its history; the next job of it is measured again.
 
     \b
@@ -221,6 +222,7 @@ def rm_command(wanted: Wanted, all_matching: bool, yes: bool, store_path: Path |
       muri profile rm resnet18 --batch-size 64 --yes
       muri profile rm resnet18 --all-matching --yes
     """
+    wanted = Wanted(**given)
     with open_store(store_path, read_only=True) as store:
         known = [item.key for item in store.list()]
     keys = find_all(known, wanted) if all_matching else (find_one(known, wanted),)

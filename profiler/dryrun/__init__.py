@@ -1,1 +1,1 @@
-"""Turns what a dry run recorded into a profile: warm-up, attribution, confidence; also starts dry runs."""
+"""From the records of a dry run to a profile: warm-up, attribution, confidence; also starts dry runs."""

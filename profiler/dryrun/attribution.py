@@ -1,7 +1,7 @@
 """Which resource owns the time, where a job uses several at once (Muri, section 4.2). Pure.
 
 At each instant the resource with the highest normalized use owns the time. Use below a threshold counts as none.
-The thread that runs the training loop does one thing at a time: what it holds, innermost stage first, is in full
+The thread that runs the training loop does one thing at a time: its innermost open stage is in full
 use and wins over work that goes on hidden behind it, in threads that prefetch or in workers. While it only waits, the
 hidden work owns the time; resources in equal use share it.
 

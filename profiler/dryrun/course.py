@@ -5,7 +5,7 @@ only by its waits: once an iteration stands out, the dry run goes to its limit, 
 
 A job that trains, alone or in company: the rules are a dry run's, only the end differs. Nothing ends with it, so more
 iterations cost nothing: the first means are told as soon as there are any, sure or not, and those that are unsure after
-`ENOUGH_ITERATIONS` and `ENOUGH_S` with what confidence they have. An iteration alone takes what it took less the waits
+`ENOUGH_ITERATIONS` and `ENOUGH_S` with the confidence that they have. An iteration alone takes its time less the waits
 for other members: its stages' own times, and the time in no stage. What others slow down otherwise (caches, memory,
 cores) is in it, so in company it is an upper bound.
 """

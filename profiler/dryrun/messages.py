@@ -1,4 +1,4 @@
-"""What a measurement and its script tell each other: request, result and progress of a dry run, and iteration log."""
+"""Messages between a measurement and its script: request, result and progress of a dry run, and iteration log."""
 
 from __future__ import annotations
 

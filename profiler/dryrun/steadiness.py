@@ -11,7 +11,7 @@ most of it are both within `TOLERANCE` of these means.
 Bursts: a loader with workers delivers several batches at once, then lets the loop wait. Workers of a DataLoader start
 side by side and so finish side by side: of w iterations w − 1 find their batch ready and one waits, again and again,
 with period w. Batches that were made ready before the loop began come on top, up to `LoaderAhead.depth`. So the quick
-iterations in between are no settled state, and the waits no outliers:
+iterations in between are not a settled state, and the waits are not outliers:
 
 - The first `depth` iterations are warm-up. Whether the script has settled is read off the means of `period`
   consecutive iterations.
@@ -184,7 +184,7 @@ def _neighbours(values: Sequence[float], mean: float) -> float:
 class LoaderAhead:
     """How a loader works ahead of the loop."""
 
-    depth: int = 0  # Most batches that may be ready at once: workers × prefetch_factor, and what a thread prefetches
+    depth: int = 0  # Most batches that may be ready at once: workers × prefetch_factor, and prefetched by threads
     period: int = 1  # After so many iterations the waits recur: the number of workers, 1 without any
 
     @property
@@ -233,7 +233,7 @@ class IterationSample:
 
 @dataclass(frozen=True)
 class Circumstances:
-    """What is known of a dry run beside its iterations."""
+    """A dry run's facts beside its iterations."""
 
     warmup: int = 0  # Iterations that were left out before them
     settled: bool = True  # Whether the script had settled by then

@@ -43,7 +43,7 @@ def check_cluster(cluster: Cluster) -> None:
     """Refuse a cluster without GPUs, or with amounts that no node can have.
 
     Raises:
-        SimulationError: Says what it has.
+        SimulationError: Names the wrong amount.
     """
     if cluster.node_count < 1 or cluster.gpus_per_node < 1:
         raise SimulationError(
@@ -173,7 +173,7 @@ def _check_members(world: World) -> None:
 
 
 def _packed_fault(world: PackedWorld) -> str | None:
-    """What is wrong between two events; None if nothing is.
+    """Return the broken invariant between two events, None without one.
 
     Each GPU's jobs must fit its memory, except for one that is about to fail; free, held and shared GPUs must add up.
     """

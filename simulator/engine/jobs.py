@@ -1,4 +1,4 @@
-"""Jobs at one moment of a simulation: what each has received, what it runs on; and the queue of waiting jobs."""
+"""Jobs at one moment of a simulation: their service, the units that run them, and the queue of waiting jobs."""
 
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Sequence
@@ -111,7 +111,7 @@ PROPORTIONAL: Final[CpuMemShares] = MappingProxyType({})
 
 
 class Seat(NamedTuple):
-    """What a unit holds, and how its members run on it; another one means a restart."""
+    """The resources of a unit, and how its members share them; another one means a restart."""
 
     gpus: tuple[NodeShare, ...]  # GPUs
     cpu_mem_shares: CpuMemShares = PROPORTIONAL  # CPUs and memory by member; empty: the GPU-proportional share
@@ -125,7 +125,7 @@ class Unit:
 
     number: int  # In order of starting
     members: list[LiveJob]  # The jobs in the ordering in which they interleave
-    seat: Seat  # What they hold
+    seat: Seat
     nodes: tuple[int, ...]  # Indices of the nodes
     gpu_count: int  # GPUs that they hold
     since_s: float  # Since when just these jobs run here

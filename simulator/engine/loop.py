@@ -25,7 +25,7 @@ _ROUNDING_S: Final = 1e-3
 
 _MOST_FRAMES: Final = 3
 _MOST_TEXT: Final = 500
-"""What is told of an error that a policy raised."""
+"""Limits of the text about an error that a policy raised."""
 
 _REPORTS: Final = 200
 """Most reports of progress."""
@@ -239,7 +239,7 @@ class Engine:
 
 
 def _failure(policy: str, error: Exception) -> str:
-    """What a policy's author needs: the error, and its innermost places."""
+    """The error for a policy's author, with its innermost places."""
     frames = traceback.extract_tb(error.__traceback__)[:0:-1][:_MOST_FRAMES]
     places = (f"\n  {frame.filename}:{frame.lineno}, in {frame.name}: {frame.line}" for frame in frames)
     text = "".join(traceback.format_exception_only(error)).strip()
@@ -247,7 +247,7 @@ def _failure(policy: str, error: Exception) -> str:
 
 
 def carry_out(plan: Plan, world: World, *, stops_jobs: bool) -> None:
-    """Stop, regroup and start as a plan says; what it keeps goes on and costs nothing.
+    """Stop, regroup and start as a plan says; units that it keeps go on and cost nothing.
 
     Raises:
         SimulationError: The plan cannot be carried out.

@@ -130,7 +130,7 @@ class Hosts:
         return self._beyond
 
     def wanted(self, members: Sequence[int], gpus: Sequence[NodeShare], shares: CpuMemShares) -> CpuMemShares:
-        """What a plan gives the members of a unit; empty where that is the proportional share.
+        """The shares that a plan gives the members of a unit; empty where that is the proportional share.
 
         Raises:
             SimulationError: Only some members have shares, or one is of another node or impossible.
@@ -187,7 +187,7 @@ class Hosts:
             self._beyond[node] = (before[0] + sign * more[0], before[1] + sign * more[1])
 
     def free(self, node: str, free_gpus: int) -> Demand:
-        """What a node can still give out; 0 where unlimited."""
+        """Free CPUs and memory of a node; 0 where unlimited."""
         cpus, mem_gib = self._beyond.get(node, (0.0, 0.0))
         return Demand(_left(self.fair.cpus, free_gpus, cpus), _left(self.fair.mem_gib, free_gpus, mem_gib))
 

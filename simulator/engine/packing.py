@@ -167,7 +167,7 @@ class PackedWorld(World):
         unit = live.unit
         assert unit is not None
         if self._lacks_memory(unit):
-            # It allocates what it needs in its first iteration.
+            # It allocates its memory in its first iteration.
             unit.doomed = True
             begins_s = live.resumes_s if live.resuming else self.now_s
             fails_s = begins_s + live.job.profile.iteration_s

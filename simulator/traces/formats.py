@@ -35,7 +35,7 @@ class Reading:
 
     source: Source  # Where the rows come from
     bad_rows: BadRows  # Where bad rows go
-    # Valid rows that are no GPU job that ran to its end, counted by reason
+    # Valid rows of jobs without GPUs or without an end, counted by reason
     left_out: dict[str, int] = field(default_factory=dict)
 
     def parse(
@@ -78,7 +78,7 @@ def header_of(head: tuple[str, ...], delimiter: str = ",") -> set[str]:
 
 @dataclass(frozen=True, slots=True)
 class LoggedJob:
-    """A job in a cluster's log, which says how long it ran but not what it did."""
+    """A job in a cluster's log, which says how long it ran but not its model."""
 
     job_id: str  # Its id, unique in the log
     submit_s: float  # Seconds since any fixed time
@@ -207,7 +207,7 @@ def to_time(column: str, text: str) -> float | None:
     Times without a zone count as UTC, because only differences matter.
 
     Raises:
-        RowError: It is no time.
+        RowError: It is not a time.
     """
     text = text.strip()
     if text in UNKNOWN_TIMES:

@@ -50,7 +50,7 @@ GPU_MEM_GIB: Final = {
 """Assumed, of a GPU with 16 GiB: what each model takes with its whole batch."""
 
 FIXED_MEM_GIB: Final = 1.5
-"""Assumed: what a model takes without any sample."""
+"""Assumed: memory of a model without any sample."""
 
 FIXED_TIME_SHARE: Final = 0.1
 """Assumed: share of an iteration on one GPU that does not depend on the batch."""
@@ -59,7 +59,7 @@ MOST_STEPS: Final = 8
 """Assumed: accumulation steps into which a batch can be split."""
 
 LARGEST_MEM_GIB: Final = 11.0
-"""Assumed, of a GPU with 16 GiB: what a model takes without any sample, and with the largest batch of the table."""
+"""Assumed, of a GPU with 16 GiB: memory of a model with the largest batch of the table."""
 
 OTHER_MEM_GIB: Final = 4.0
 """Assumed for a model of a single configuration, whose batch is never split."""

@@ -1,4 +1,4 @@
-"""What a trace is like: its figures, and the tables that show them on a terminal of 80 columns."""
+"""The figures of a trace, and the tables that show them on a terminal of 80 columns."""
 
 from collections import Counter
 from collections.abc import Mapping

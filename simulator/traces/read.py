@@ -24,7 +24,7 @@ class TraceReading(NamedTuple):
     trace: Trace
     format: str
     left_out: dict[str, int]
-    """Rows that are no GPU job that ran to its end, counted by reason."""
+    """Rows of jobs without GPUs or without an end, counted by reason."""
 
 
 def read_trace(
@@ -42,7 +42,7 @@ def read_trace(
         format_name: One of `FORMATS`; None: guessed from the content.
         skip_bad_rows: Whether invalid rows are left out and counted; otherwise they are an error.
         seed: For the assignment of stage profiles to jobs whose trace has no stage times.
-        profiles: What is assigned; None: the profiles of the Muri paper's eight models.
+        profiles: The assigned profiles; None: the profiles of the Muri paper's eight models.
 
     Raises:
         TraceError: The file cannot be read, is of another format, or has bad rows.

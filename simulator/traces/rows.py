@@ -19,7 +19,7 @@ MAX_SHOWN = 5
 
 _MOST_NAMES = 40
 _LONGEST_NAME = 40
-"""What an error shows of a header."""
+"""Most columns of a header that an error shows, and the longest name."""
 
 HEAD_LINES = 8
 MAX_LINE_CHARS = 1 << 16
@@ -40,7 +40,7 @@ class RowError(TraceError):
 
     Attributes:
         column: The column at fault; empty: the whole row.
-        reason: What is wrong and what to do.
+        reason: The fault, and what to do.
     """
 
     def __init__(self, column: str, reason: str) -> None:
@@ -214,7 +214,7 @@ def to_number(column: str, text: str, *, at_least: float = 0.0, more_than: float
     """A finite number out of a cell.
 
     Raises:
-        RowError: It is none, or too small.
+        RowError: It is not a number, or too small.
     """
     if not text.strip():
         raise RowError(column, "is empty; give a number")

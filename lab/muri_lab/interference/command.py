@@ -27,7 +27,7 @@ from muri.profiler.commands.options import (
 from muri.profiler.dryrun.runner import check_command
 from muri.profiler.errors import FitError, NoSuchProfileError
 from muri.profiler.fits import FITS, LinearFit, computation_name, fit_computation
-from muri.profiler.lookup import SELECTOR, Wanted, find_all, key_for, of_command, selector
+from muri.profiler.lookup import Wanted, find_all, of_command
 from muri.profiler.pairs import Interference, Side, every_pair, known_pairs, put
 from muri.profiler.records import Document, ProfileKey, StageProfile
 from muri.profiler.render import add_figures, bare_table, milliseconds
@@ -45,6 +45,7 @@ from muri_lab.interference.fits import (
     pair_points,
     r_squared,
 )
+from muri_lab.selectors import SELECTOR, key_for, selector
 
 SECONDS_HELP: Final = "Measure at most so long, once both have warmed up."
 STARTUP_HELP: Final = "Seconds that both may take to warm up."

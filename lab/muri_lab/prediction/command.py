@@ -14,12 +14,13 @@ from muri.profiler.commands.options import console, echo_json, json_option, open
 from muri.profiler.errors import NoSuchProfileError
 from muri.profiler.estimates import ProfileEstimate, estimated
 from muri.profiler.exchange import to_dict
-from muri.profiler.lookup import Wanted, find_all, key_for
+from muri.profiler.lookup import Wanted, find_all
 from muri.profiler.records import STAGES, ProfileKey, StageProfile
 from muri.profiler.render import add_figures, bare_table, milliseconds
 from muri_lab.prediction.factory import InputSpec, build
 from muri_lab.prediction.features import DEFAULT_OPTIMIZER, OPTIMIZER_STATES, GraphFeatures, put_features
 from muri_lab.prediction.predictor import keys_with_features
+from muri_lab.selectors import key_for
 
 if TYPE_CHECKING:
     from muri_lab.prediction.predictor import Estimate, Prediction

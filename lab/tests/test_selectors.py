@@ -3,8 +3,9 @@
 import pytest
 
 from muri.profiler.errors import NoSuchProfileError
-from muri.profiler.lookup import Wanted, key_for, selected
+from muri.profiler.lookup import Wanted, find_one
 from muri.profiler.records import ProfileKey
+from muri_lab.selectors import key_for, selector
 
 PATH = "ann:/runs:sbatch train.sh"
 KEYS = (
@@ -29,7 +30,7 @@ KEYS = (
     ],
 )
 def test_a_selector_names_one_profile(text, index):
-    assert selected(KEYS, text) == KEYS[index]
+    assert find_one(KEYS, selector(KEYS, text)) == KEYS[index]
 
 
 @pytest.mark.parametrize(
@@ -45,7 +46,7 @@ def test_a_selector_names_one_profile(text, index):
 )
 def test_a_selector_that_names_none_or_several(text, said):
     with pytest.raises(NoSuchProfileError, match=said):
-        selected(KEYS, text)
+        find_one(KEYS, selector(KEYS, text))
 
 
 @pytest.mark.parametrize(
