@@ -3,9 +3,7 @@
 from collections.abc import Sequence
 
 import numpy as np
-from scipy.sparse import csc_array
 
-from muri.policies.grouping.highs import linear_value
 from muri.policies.speed.model import Shape, figures_of
 
 
@@ -14,5 +12,9 @@ def throughput_bound(members: Sequence[Shape]) -> float:
 
     It may starve a member, so it bounds a runtime and is not a model of one.
     """
+    from scipy.sparse import csc_array  # here: the GPU check's Python has neither
+
+    from muri.policies.grouping.highs import linear_value
+
     share, ones = figures_of(members).share, np.ones(len(members))
     return linear_value(ones, csc_array(share), np.ones(len(share)), ones)
