@@ -227,7 +227,7 @@ class PausingArbiter(WrappingArbiter):
         with self._standing:
             if member not in self._terms or member in self._paused:
                 return
-            self._paused.add(member)  # first: whom `leave` wakes must find it
+            self._paused.add(member)  # first: a thread that `leave` wakes must find it
             if self.pauses_everywhere:
                 self._inner.leave(member)
 

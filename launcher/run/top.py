@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path, PurePath
-from typing import Annotated, Any, Final, TypeGuard
+from typing import Annotated, Any, Final
 
 import click
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -30,8 +30,6 @@ from muri.launcher.job.scheduler import load_membership
 from muri.rendezvous import RUN_DIR_VARIABLE, SITE_RUN_DIR, default_run_dir, use_file
 from muri.terminal import PlainConsole, cell, say
 from muri.units import counted
-
-NARROWEST: Final = 80
 
 EPILOG = """
 \b
@@ -122,7 +120,11 @@ class GroupView:
     @property
     def left_behind(self) -> bool:
         """Return whether the runtime is gone and its status file is still there: the pilot job was killed too."""
-        return self.stale and not _writes(self.status.get("pid"), self.path)
+        pid, command = self.status.get("pid"), b""
+        with contextlib.suppress(OSError):
+            command = Path(f"/proc/{pid:d}/cmdline").read_bytes() if isinstance(pid, int) else b""
+        # The process may be another one with the same number by now.
+        return self.stale and (self.path is None or os.fsencode(self.path.name) not in command)
 
     def to_json(self) -> dict[str, object]:
         """Return the group's part of the output of `--json`."""
@@ -137,14 +139,10 @@ class Found:
     groups: tuple[GroupView, ...]
     left_out: tuple[str, ...] = ()
 
-
-def _writes(pid: object, path: Path | None) -> bool:
-    """Return whether a process is the runtime that writes a status file; its number may belong to another by now."""
-    try:
-        command = Path(f"/proc/{pid:d}/cmdline").read_bytes() if isinstance(pid, int) else b""
-    except OSError:
-        return False
-    return path is not None and os.fsencode(path.name) in command
+    @property
+    def pause_s(self) -> float:
+        """Seconds until the next look: a file may be read each second, the scheduler must not be asked that often."""
+        return LOOKING_S if all(group.path for group in self.groups) else ASKING_S
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]}, epilog=EPILOG)
@@ -171,7 +169,7 @@ def top(files: tuple[Path, ...], once: bool, as_json: bool, sort: str) -> None:
         return
     console = PlainConsole()
     if not console.is_terminal:
-        console = PlainConsole(width=max(NARROWEST, console.width))
+        console = PlainConsole(width=max(80, console.width))
     if once or not console.is_terminal:
         console.print(render(look(), sort))
         return
@@ -185,8 +183,7 @@ def _watch(console: Console, look: Callable[[], Found], sort: str) -> None:
         live.refresh()
         with contextlib.suppress(KeyboardInterrupt):
             shown = first
-            # A status file may be read each second, the scheduler must not be asked that often.
-            while pressed(LOOKING_S if all(g.path for g in shown.groups) else ASKING_S) not in {"q", "Q", "\x03"}:
+            while pressed(shown.pause_s) not in {"q", "Q", "\x03"}:
                 try:
                     shown = look()
                     live.update(render(shown, sort), refresh=True)
@@ -258,6 +255,30 @@ class _Status(_Part):
     resources: Annotated[dict[_Text, _Resource], Field(max_length=MOST_ROWS)] | None = None
     disciplines: list[_Reason] | None = None
     fault: _Reason | None = None
+
+
+class _Usage(_Part):
+    cpu_cores: _Figure | None = None
+    mem_gib: _Figure | None = None
+    disk_mib_per_s: _Figure | None = None
+    network_mib_per_s: _Figure | None = None
+    gpu_utilisation: _Figure | None = None
+    gpu_mem_gib: _Figure | None = None
+
+
+class _Gpu(_Part):
+    utilisation: _Figure | None = None
+    mem_gib: _Figure | None = None
+
+
+class _Node(_Usage):
+    cpu_count: _Whole | None = None
+    gpus: Annotated[dict[_Text, _Gpu], Field(max_length=MOST_ROWS)] = Field(default_factory=dict)
+
+
+class _Use(_Part):
+    node: _Node
+    jobs: dict[_Text, _Usage] = Field(default_factory=dict)
 
 
 def _checked(status: Any) -> dict[str, Any]:
@@ -426,8 +447,14 @@ def render(found: Found, sort: str) -> RenderableType:
     if not all(group.path for group in found.groups):
         parts.append(Text(FROM_RECORDS, style="dim"))
     for group in found.groups:
-        parts += [_headline(group), _members_table(group, sort), _resources_line(group.status)]
-        parts += [*_use_table(group.status), Text("")]
+        members = _table("JOB", "SCRIPT", "STATE", "ITER", "IT/S", "TIME GOES TO", "SPEED", "PLAN", "MIN")
+        for name, member in sort_members(group.status["members"], sort):
+            members.add_row(name, *_cells(member))
+        resources = Text()
+        for name, resource in (group.status.get("resources") or {}).items():
+            resources.append(f"{name} ", "dim")
+            resources.append(f"{resource.get('busy', 0.0):.0%} {resource.get('holder') or '-'}  ")
+        parts += [_headline(group), members, resources, *_use_table(group.status), Text("")]
     parts += [Text(f"Left out: {reason}", "red") for reason in found.left_out]
     return Group(*parts, Text(LEGEND, style="dim"))
 
@@ -467,13 +494,6 @@ def _table(*columns: str) -> Table:
     return table
 
 
-def _members_table(group: GroupView, sort: str) -> Table:
-    table = _table("JOB", "SCRIPT", "STATE", "ITER", "IT/S", "TIME GOES TO", "SPEED", "PLAN", "MIN")
-    for name, member in sort_members(group.status["members"], sort):
-        table.add_row(name, *_cells(member))
-    return table
-
-
 def _cells(member: Mapping[str, Any]) -> tuple[RenderableType, ...]:
     speed, predicted, rate = (member.get(key) for key in ("speed", "predicted_speed", "iterations_per_s"))
     promised, broken = member.get("promised_speed"), bool(member.get("promise_broken"))
@@ -493,8 +513,7 @@ def _cells(member: Mapping[str, Any]) -> tuple[RenderableType, ...]:
 
 
 def _state(member: Mapping[str, Any]) -> str:
-    if member.get("fault"):
-        return "faulty"
+
     if member.get("paused"):
         return "paused"
     if member.get("state") == "running" and member.get("isolation") == "process":
@@ -504,61 +523,36 @@ def _state(member: Mapping[str, Any]) -> str:
     return str(member.get("state"))
 
 
-def _resources_line(status: Mapping[str, Any]) -> Text:
-    text = Text()
-    for name, resource in (status.get("resources") or {}).items():
-        text.append(f"{name} ", "dim")
-        text.append(f"{resource.get('busy', 0.0):.0%} {resource.get('holder') or '-'}  ")
-    return text
-
-
 def _use_table(status: Mapping[str, Any]) -> list[RenderableType]:
     """Return a table of what members, node and GPUs use, or nothing if the pilot job has not written it."""
-    use = status.get("use")
-    node = use.get("node") if isinstance(use, Mapping) else None
-    if not isinstance(use, Mapping) or not isinstance(node, Mapping):
+    try:
+        use = _Use.model_validate(status.get("use"))
+    except ValidationError:
         return []
     table = _table("USE", "CPU", "MEM GIB", "DISK MIB/S", "NET MIB/S", "GPU", "GPU GIB")
-    jobs = use.get("jobs")
     for name in status["members"]:
-        job = jobs.get(name) if isinstance(jobs, Mapping) else None
-        job = job if isinstance(job, Mapping) else {}
-        host = [_number(job.get(key)) for key in ("cpu_cores", "mem_gib", "disk_mib_per_s")]
-        # The network is not counted by process.
-        table.add_row(cell(name), *host, "-", _share(job.get("gpu_utilisation")), _number(job.get("gpu_mem_gib")))
-    for row in _node_rows(node):
-        table.add_row(*row)
+        job = use.jobs.get(name, _Usage())
+        table.add_row(cell(name), *_host_cells(job), _share(job.gpu_utilisation), _number(job.gpu_mem_gib))
+    node, gpus = use.node, use.node.gpus
+    gpu = next(iter(gpus.values())) if len(gpus) == 1 else _Gpu()
+    cores, *rest = _host_cells(node)
+    cores += f"/{node.cpu_count}" if node.cpu_count else ""
+    table.add_row("node", cores, *rest, _share(gpu.utilisation), _number(gpu.mem_gib))
+    for name, gpu in gpus.items() if len(gpus) > 1 else ():
+        table.add_row(cell(f"gpu {name}"), *[""] * 4, _share(gpu.utilisation), _number(gpu.mem_gib))
     return [table]
 
 
-def _node_rows(node: Mapping[str, Any]) -> Iterator[tuple[RenderableType, ...]]:
-    """Yield the node's row, with its GPU if there is one; several have a row each."""
-    by_name = node.get("gpus")
-    entries = by_name.items() if isinstance(by_name, Mapping) else ()
-    gpus = [(name, gpu) for name, gpu in entries if isinstance(gpu, Mapping)][:MOST_ROWS]
-    cores, count = _number(node.get("cpu_cores")), node.get("cpu_count")
-    first = gpus[0][1] if len(gpus) == 1 else {}
-    yield (
-        "node",
-        f"{cores}/{count}" if isinstance(count, int) and count else cores,
-        *(_number(node.get(key)) for key in ("mem_gib", "disk_mib_per_s", "network_mib_per_s")),
-        _share(first.get("utilisation")),
-        _number(first.get("mem_gib")),
-    )
-    for name, gpu in gpus if len(gpus) > 1 else ():
-        blank = ("",) * 4
-        yield cell(f"gpu {name}"), *blank, _share(gpu.get("utilisation")), _number(gpu.get("mem_gib"))
+def _host_cells(usage: _Usage) -> list[str]:
+    """Return CPU, memory, disk and network; the network is not counted by process."""
+    return [_number(each) for each in (usage.cpu_cores, usage.mem_gib, usage.disk_mib_per_s, usage.network_mib_per_s)]
 
 
-def _number(value: object) -> str:
-    if not _is_figure(value):
+def _number(value: float | None) -> str:
+    if value is None:
         return "-"
     return f"{value:.1f}" if value < 100 else f"{value:.0f}"
 
 
-def _share(value: object) -> str:
-    return f"{value:.0%}" if _is_figure(value) else "-"
-
-
-def _is_figure(value: object) -> TypeGuard[float]:
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < _MOST
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.0%}"

@@ -45,8 +45,8 @@ def total_gib() -> float | None:
 
 
 CONTEXT_GIB: Final = 0.5
-"""What a CUDA context and its libraries take beside the tensors that a profile counts: one for each
-member with a process of its own, one for all threads. NVIDIA's vary from 0.3 to 0.6 GiB."""
+"""Memory of a CUDA context and its libraries, which a profile does not count: one for each member with a process of its
+own, one for all threads. NVIDIA's vary from 0.3 to 0.6 GiB."""
 
 START_S: Final = 30.0
 """After this time an admitted member counts as running, or has failed to start."""

@@ -8,7 +8,7 @@ Two findings make a member hang, each only if it holds for the whole timeout:
   subprocess runs, is ready to run, or waits for a disk, and together they use less CPU than `IDLE_SHARE`. A
   member that waits for its turn at a resource is not idle.
 
-Time in a stage is no evidence: a validation epoch or a checkpoint is work. A member that obstructs no other may wait as
+Time in a stage proves nothing: a validation epoch or a checkpoint is work. A member that obstructs no other may wait as
 long as it likes before its first iteration. In a group of several ranks an idle member may wait for its own peers: see
 `ranks.IdleReports`.
 

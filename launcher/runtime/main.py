@@ -188,7 +188,7 @@ class Runtime:
         self._ranks = None if options.place is None else Ranks(options.place, self._table, self._tell_end)
         in_turns = group.discipline != "plain"
         self._threads: SharedProcess | None = None
-        # One member's process group could stop the others as it ends, so members of several ranks are no threads.
+        # One member's process group could stop the others as it ends, so members of several ranks have processes.
         if group.threads and self._ranks is None:
             self._threads = shared_process(
                 group.threads, options.preload, self._table.running, self._tell_end, takes_turns=in_turns
