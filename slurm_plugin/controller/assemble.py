@@ -32,16 +32,11 @@ GatewayKind = Literal["auto", "pyslurm", "command"]
 
 _MULTIFACTOR: Final = "priority/multifactor"
 
-GATEWAY_KINDS: tuple[GatewayKind, ...] = ("auto", "pyslurm", "command")
-
 
 def read_config(path: Path | None) -> Config:
-    """Load the configuration that a command was given, or the site's.
+    """Load a command's configuration, or the site's; a ConfigError if it is unreadable or wrong.
 
     $MURI_STATE_DIR wins over its state_dir, and $MURI_STATUS_DIR over its status_dir.
-
-    Raises:
-        ConfigError: The file is unreadable or wrong.
     """
     config = load_config(config_path(path))
     chosen = {name: os.environ.get(f"MURI_{name.upper()}") for name in ("state_dir", "status_dir")}
@@ -49,11 +44,7 @@ def read_config(path: Path | None) -> Config:
 
 
 def read_trusted_config(path: Path | None) -> Config:
-    """Load the configuration for a command that acts on others' jobs.
-
-    Raises:
-        ConfigError: The file is unreadable or wrong, or others could have written it.
-    """
+    """As `read_config`, for acting on others' jobs: a ConfigError, too, if others could have written it."""
     require_trusted(config_path(path))
     return read_config(path)
 
@@ -63,14 +54,13 @@ def policy_of(config: Config, priority_type: str = "", *, stopping: bool = False
 
     Args:
         config: The configuration.
-        priority_type: The site's PriorityType, "" when not known. Where Slurm's priorities mean something, `auto`
-            follows them.
-        stopping: As if running jobs might be stopped, whatever the configuration says.
+        priority_type: The site's PriorityType, "" if unknown. `auto` follows Slurm's priorities where they count.
+        stopping: Plan as if preemption were enabled.
 
     Raises:
         UnknownPolicyError: No policy has that name.
         SitePolicyError: The distribution that offers it is broken.
-        OptionsError: An option contradicts what the policy is.
+        OptionsError: An option contradicts the policy.
         ConfigError: The policy exists in the simulator only.
     """
     grouping = config.grouping
@@ -98,14 +88,7 @@ def policy_of(config: Config, priority_type: str = "", *, stopping: bool = False
 
 
 def check_policy(config: Config) -> str:
-    """Make the configured policy, to see that it can be made.
-
-    Returns:
-        Why only its name could be checked, "" where it was made.
-
-    Raises:
-        MuriError: It cannot be; the same errors as of `policy_of`.
-    """
+    """Make the configured policy, with the errors of `policy_of`; returns why only its name could be checked, or ""."""
     try:
         policy_of(config)
     except ModuleNotFoundError as error:
@@ -136,9 +119,9 @@ def open_controller(
         config: The configuration.
         gateway: Use this one instead of opening the configured kind.
         look_only: Leave a damaged profile store where it is; the caller changes nothing.
-        looping: The process runs many cycles, so it says at its start how it speaks to Slurm; others say so, and all
-            say why, only if that has changed since the last cycle.
-        surroundings: Clock, accounts and who tells it to stop; the machine's own by default.
+        looping: The process runs many cycles, so it logs its gateway at its start; others, and the reasons, only if
+            it has changed since the last cycle.
+        surroundings: Clock, accounts and stop signal; the machine's own by default.
 
     Raises:
         UnsafeFileError: The state directory or a file in it cannot be made, or is not the controller's alone.
@@ -148,7 +131,7 @@ def open_controller(
     from muri.slurm_plugin.controller.cycle import Controller
     from muri.slurm_plugin.profile_use import open_profiles
 
-    policy_of(config)  # a wrong one is said before anything is made
+    policy_of(config)  # a wrong one is reported before any file is made
     make_private_directory(config.state_dir)
     path, journal_path = profiles_path(config), config.state_dir / "journal.db"
     for database in {path, journal_path}:
@@ -163,11 +146,7 @@ def open_controller(
 
 
 def _open_journal(path: Path, around: Surroundings, *, look_only: bool) -> Journal:
-    """Open the journal; one that is damaged is set aside unless nothing may be changed.
-
-    Raises:
-        JournalError: It cannot be opened.
-    """
+    """Open the journal; a damaged one is set aside unless nothing may be changed."""
     try:
         return Journal(path, around.new_token)
     except CorruptJournalError as error:
@@ -178,10 +157,14 @@ def _open_journal(path: Path, around: Surroundings, *, look_only: bool) -> Journ
 
 
 def _open_and_say(config: Config, *, always: bool) -> Gateway:
-    """Open the gateway; log why another cannot be used where the last cycle used another, else `always` its name."""
+    """Open the gateway; log why another cannot be used if the last cycle used another, else its name (if `always`)."""
     lacking: list[GatewayUnavailableError] = []
     gateway = open_gateway(config.gateway, lacking.append)
-    if gateway.name == _last_gateway(config):
+    try:
+        last_name = read_status(config.state_dir / STATUS_NAME).gateway
+    except StatusError:
+        last_name = ""
+    if gateway.name == last_name:
         log.log(logging.INFO if always else logging.DEBUG, "speaking to Slurm by the gateway %s", gateway.name)
         return gateway
     for why in lacking:
@@ -190,28 +173,19 @@ def _open_and_say(config: Config, *, always: bool) -> Gateway:
     return gateway
 
 
-def _last_gateway(config: Config) -> str:
-    try:
-        return read_status(config.state_dir / STATUS_NAME).gateway
-    except StatusError:
-        return ""
-
-
 def open_gateway(
     kind: GatewayKind = "auto", note: Callable[[GatewayUnavailableError], None] = lambda _: None
 ) -> Gateway:
-    """Open the way to Slurm that the configuration names.
+    """Open the configured gateway; "auto" means pyslurm where it works, else the commands.
 
     Args:
-        kind: "pyslurm", "command", or "auto": pyslurm where it works, else the commands.
-        note: Is told why "auto" does not use pyslurm. That is normal on many machines, so by default nobody is told.
+        kind: The configured kind.
+        note: Takes the reason why "auto" does not use pyslurm, which is normal on many machines.
 
     Raises:
         GatewayUnavailableError: It cannot work on this machine; the text says what to do.
         SlurmUnreachableError: slurmctld does not answer.
     """
-    if kind not in GATEWAY_KINDS:
-        raise GatewayUnavailableError(f"gateway {kind!r} is unknown: choose one of {', '.join(GATEWAY_KINDS)}")
     commands = SlurmCommands()
     if kind == "command":
         return CommandGateway(commands)

@@ -1,4 +1,4 @@
-"""The controller as a process: one at a time, a cycle again and again until it is told to stop."""
+"""The controller as a process: one at a time, cycle after cycle until it is told to stop."""
 
 import fcntl
 import logging
@@ -36,7 +36,7 @@ LOCK_NAME: Final = "controller.lock"
 """In the state directory; its modification time tells how long it has been held."""
 
 EVENTS_LOCK_NAME: Final = "events.lock"
-"""In the state directory; whoever holds it runs cycles on events."""
+"""In the state directory; its holder runs cycles on events."""
 
 
 class AnotherControllerError(MuriError):
@@ -46,16 +46,11 @@ class AnotherControllerError(MuriError):
 
 
 class ControllerHangsError(MuriError):
-    """Another controller has held the lock for long and finishes no cycle; somebody has to look at it."""
+    """Another controller has held the lock for long and finishes no cycle; an administrator has to look at it."""
 
 
 def hung_for_s(state_dir: Path, now_s: float) -> float | None:
-    """Return for how long the controller that holds the lock has finished no cycle; None when there is no lock.
-
-    Args:
-        state_dir: Where the lock and the status file are.
-        now_s: The time, in seconds since the epoch.
-    """
+    """Return for how long the controller that holds the lock has finished no cycle; None without a lock."""
     held_s = age_s(state_dir / LOCK_NAME, now_s)
     finished_s = age_s(state_dir / STATUS_NAME, now_s)
     return held_s if held_s is None or finished_s is None else min(held_s, finished_s)
@@ -63,10 +58,9 @@ def hung_for_s(state_dir: Path, now_s: float) -> float | None:
 
 @contextmanager
 def only_one(state_dir: Path, lock_name: str = LOCK_NAME) -> Iterator[None]:
-    """Hold the controller's lock, or another one.
+    """Hold the controller's lock, or another one; an AnotherControllerError says which process has it.
 
     Raises:
-        AnotherControllerError: Another controller holds it.
         UnsafeFileError: The state directory, or the lock in it, is not this user's alone.
     """
     make_private_directory(state_dir)
@@ -87,11 +81,7 @@ def only_one(state_dir: Path, lock_name: str = LOCK_NAME) -> Iterator[None]:
 
 
 def holder_of(state_dir: Path, lock_name: str) -> int | None:
-    """Return the process that holds a lock in the state directory, None where none does.
-
-    Raises:
-        OSError: It may not be looked at.
-    """
+    """Return the process that holds a lock in the state directory, None if none does; an OSError if it is closed."""
     try:
         handle = os.open(state_dir / lock_name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -106,11 +96,7 @@ def holder_of(state_dir: Path, lock_name: str) -> int | None:
 
 
 def end_watcher(state_dir: Path, clock: Clock = MACHINE_CLOCK) -> bool:
-    """Tell the process that runs cycles on events to end, and wait for it; return whether there is none any more.
-
-    Raises:
-        OSError: The state directory may not be looked at.
-    """
+    """Tell the process that runs cycles on events to end, and wait for it; return whether it has ended."""
     end_s = clock() + _LONGEST_END_S
     while (pid := holder_of(state_dir, EVENTS_LOCK_NAME)) is not None and clock() < end_s:
         if pid:
@@ -138,10 +124,7 @@ def run_once(
 ) -> None:
     """Run a cycle, and stay until the members of new groups have started, at most `watch_s` seconds and till `until_s`.
 
-    With a bell the stay ends when the next cycle is due, such as one that does what did not fit into this one.
-
-    Raises:
-        MuriError: The cycle failed.
+    With a bell the stay ends when the next cycle is due, such as one for the rest of this one.
     """
     if bell is None:
         controller.cycle()
@@ -154,7 +137,7 @@ def run_once(
     while (looked_s := clock()) < end_s and not stop.is_set():
         if not controller.close_gates():
             if were_open and bell is not None and controller.someone_waits:
-                bell.ring()  # nobody joins a group that has yet to start
+                bell.ring()  # jobs could not join a group that had yet to start
             return
         were_open = True
         rest_s = max(_LOOK_AGAIN_S, _LEAST_REST * (clock() - looked_s))
@@ -167,11 +150,7 @@ def run_once(
 def run_for_timer(
     controller: "Controller", watch_s: float, stop: Waitable, bell: Bell | None, clock: Clock = MACHINE_CLOCK
 ) -> None:
-    """Run a cycle and stay as `run_once`; cycles on events in that time are this process's, which has the lock.
-
-    Raises:
-        MuriError: A cycle failed.
-    """
+    """Run a cycle and stay as `run_once`; cycles on events in that time are this process's, which has the lock."""
     end_s = clock() + watch_s
     while True:
         run_once(controller, watch_s, stop, clock, bell=bell)
@@ -200,17 +179,11 @@ def run_forever(
 def run_on_events(cycle: Callable[[], None], stop: Waitable, bell: Bell, clock: Clock = MACHINE_CLOCK) -> None:
     """Run a cycle now, and when the bell says so, until told to stop; a timer runs the others.
 
-    Args:
-        cycle: Runs one as the only controller; raises AnotherControllerError where another is at work, which may have
-            looked at the queue before the event: so it is tried again.
-        stop: Ends it.
-        bell: Says when a cycle is due.
-        clock: Tells the time.
+    Where `cycle` raises an AnotherControllerError, the other one may have read the queue before the event: it is tried
+    again.
     """
     bell.ring()
-    while not stop.is_set():
-        if not _wait(math.inf, stop, clock, bell):
-            return
+    while _wait(math.inf, stop, clock, bell):
         try:
             if not _attempt(cycle):
                 bell.give_up()
@@ -220,18 +193,14 @@ def run_on_events(cycle: Callable[[], None], stop: Waitable, bell: Bell, clock: 
 
 
 def _attempt(cycle: Callable[[], object]) -> bool:
-    """Run a cycle; one that fails is logged. Return whether it finished.
-
-    Raises:
-        AnotherControllerError: Another controller is at work.
-    """
+    """Run a cycle; log its failure, if it is no AnotherControllerError. Return whether it finished."""
     try:
         cycle()
     except AnotherControllerError:
         raise
     except MuriError as error:
         log.error("cycle skipped: %s", error)  # noqa: TRY400 (the error explains itself)
-    except Exception:  # a fault of Muri's own; the watchdog goes by finished cycles, not by this process
+    except Exception:  # a bug of Muri's; the watchdog goes by finished cycles, not by this process
         log.exception("cycle skipped")
     else:
         return True
