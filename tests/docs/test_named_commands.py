@@ -18,7 +18,7 @@ NAMED = re.compile(r"(?:^ {4}(?:\$ )?|`|\bsrun [^`\n]*?)(muri(?:-lab|-controller
 
 
 def wrong(program: str, words: list[str]) -> str:
-    """Return what a command line names that there is not."""
+    """Return the names of a command line that do not exist."""
     command = COMMANDS[program]
     while isinstance(command, click.Group) and words and re.fullmatch(r"[a-z][a-z-]*", words[0]):
         found = command.get_command(click.Context(command), words[0])

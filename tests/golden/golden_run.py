@@ -1,4 +1,4 @@
-"""Put a recorded situation before Muri's own commands and collect what they print and ask of Slurm.
+"""Run Muri's own commands on a recorded situation and collect their output and their calls of Slurm.
 
 Only this module names parts of the product: three commands, the reader of snapshots, and the two stores that a
 site's controller fills over the days. What changes there moves here and nowhere else.
@@ -33,7 +33,7 @@ CONSTANTS: Final = "muri.slurm_plugin.config.TUNING"  # The constants of control
 
 @dataclass(frozen=True)
 class Case:
-    """What stands in a site's files when a cycle begins.
+    """The content of a site's files when a cycle begins.
 
     Attributes:
         store: The profile store: profiles as in a file of `muri profile export`, other documents, and the models
@@ -96,12 +96,12 @@ def _told(status: str) -> str:
 
 
 def _given(record: Any) -> dict[str, Any]:
-    """What a record says; fields that are left as they are say nothing."""
+    """Return the fields of a record that differ from their defaults."""
     return {name: value for name, value in asdict(record).items() if value is not None}
 
 
 def prepare_site(case: Case, folder: Path) -> dict[str, Path]:
-    """Write what a site's files hold; returns their paths by option."""
+    """Write a site's files; return their paths by option."""
     state = folder / "state"
     state.mkdir()
     places = {"state_dir": str(state), "status_dir": str(state / "status")}
@@ -133,7 +133,7 @@ def prepare_site(case: Case, folder: Path) -> dict[str, Path]:
 
 
 def run_command(*arguments: str, command: click.Command = cli) -> str:
-    """Run `muri ARGUMENTS`, or another command, and return what it prints on standard output."""
+    """Run `muri ARGUMENTS`, or another command, and return its standard output."""
     result = CliRunner().invoke(command, list(arguments), catch_exceptions=False)
     assert result.exit_code == 0, f"{command.name} {' '.join(arguments)}: {result.output}"
     return result.stdout
@@ -143,7 +143,7 @@ def outputs_of(case: Case, folder: Path, patch: pytest.MonkeyPatch) -> dict[str,
     """Return, by file name, what Muri makes of a situation.
 
     plan.txt and plan.jsonl: `muri plan`. decision.jsonl: `muri-controller --dry-run`. calls.jsonl: what one cycle
-    asks of Slurm, the whole text of the jobs that it submits included. status.json: what it tells users.
+    asks of Slurm, the whole text of the jobs that it submits included. status.json: its messages to users.
     """
     files = prepare_site(case, folder)
     for name in ("MURI_CONFIG", "MURI_STATE_DIR", "MURI_PROFILES"):

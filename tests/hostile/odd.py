@@ -86,7 +86,7 @@ class Odd:
         return int(self.one(_NUMBERS))
 
     def figure(self) -> Any:
-        """What may stand in place of a figure in a report."""
+        """Return a value in place of a figure in a report."""
         return self.one(_FIGURES)
 
     def text(self, usual: str = "") -> str:

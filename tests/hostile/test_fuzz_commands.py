@@ -1,4 +1,4 @@
-"""Every command that reads a file, on files that are not what it wants: a short message and an exit code, no traceback.
+"""Every command that reads a file, on wrong files: a short message and an exit code, no traceback.
 
 The commands and their files are found in the command line's own description, so that a new one is tried, too.
 """
@@ -35,7 +35,7 @@ WORDS = {
     "trace generate": ["--jobs", "3", "--gpus", "4"], "profile run": ["true"],
     "profile set": ["a", "load_ms=1"],
 }  # fmt: skip
-"""What a command needs beside a file; those that need a model get one."""
+"""Arguments of a command beside a file, such as a model."""
 
 
 def calls() -> Iterator[list[str]]:

@@ -31,7 +31,7 @@ class Step:
     """One block of a page."""
 
     where: tuple[str, ...]  # On which kinds of hosts, and what else the page says of it
-    commands: str  # What a person types there
+    commands: str  # typed by a person
 
 
 def steps_of(page: str) -> list[Step]:
@@ -81,13 +81,13 @@ RPM_REMOVE = "rpm -e"
 
 
 def by_rpm(command: str) -> str:
-    """Return what an rpm system has in place of a page's command; any other command as it is."""
+    """Return an rpm system's equivalent of a page's command; any other command as it is."""
     installed = re.sub(r"^apt-get install -y ", f"{RPM_INSTALL} ", command)
     return re.sub(r"^apt-get purge -y ", f"{RPM_REMOVE} ", re.sub(r"_\*\.deb\b", "-[0-9]*.rpm", installed))
 
 
 def follow(site: Driver, page: str, *, last: bool = False, rpm: bool = False) -> float:
-    """Do what a page says, as root on each host; returns the seconds that it took."""
+    """Follow a page as root on each host; return the seconds that it took."""
     began_s = time.monotonic()
     for step in steps_of(page):
         if ("last" in step.where) != last:

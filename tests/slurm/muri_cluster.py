@@ -117,7 +117,7 @@ class MuriCluster:
         self.driver.run("chmod", "0700", self.state_dir, user="root")
 
     def configure(self, **changes: Any) -> None:
-        """Write the controller's configuration: the shipped one but for what a sandbox needs, and what a test names."""
+        """Write the controller's configuration: the shipped one, changed for sandboxes and by the test."""
         places = {"state_dir": self.state_dir, "status_dir": f"{self.state_dir}-status"}
         # One partition is Muri's, the others are for what Slurm runs beside it.
         config = {**places, "partitions": ["train"], **self.configured(**changes)}
@@ -142,7 +142,7 @@ class MuriCluster:
         self.know(StageProfile(key, *stage_s, iteration_s=0.1, iterations=20))
 
     def profile(self, *command: str, stdin: str = "") -> str:
-        """What a verb of `muri profile` prints of the controller's store."""
+        """Return the output of a verb of `muri profile` on the controller's store."""
         store = ("--store", f"{self.state_dir}/profiles.db")
         return str(self.driver.run("muri", "profile", *command, *store, user="root", stdin=stdin).stdout)
 
@@ -177,7 +177,7 @@ class MuriCluster:
         return self.driver.write(f"{name}.sh", "\n".join(lines) + "\n")
 
     def occupy(self, partition: str = "train", on: str = CONTROLLER) -> None:
-        """Have somebody else use one GPU of a partition."""
+        """Have another user use one GPU of a partition."""
         job = self.driver.submit("-p", partition, "--gres=gpu:1", "--wrap=exec sleep infinity", user="bob", on=on)
         self.driver.wait_state(job, "RUNNING")
 
@@ -266,7 +266,7 @@ class MuriCluster:
         self.driver.wait_until(lambda: "muri-checkpoint:" in self.driver.job(job).get("Comment", ""), "a checkpoint")
 
     def output(self, job: int, user: str = "alice") -> str:
-        """What a job wrote to its standard output file."""
+        """Return a job's standard output."""
         return self.driver.read(f"/home/{user}/slurm-{job}.out")
 
     def queue(self) -> dict[int, dict[str, Any]]:

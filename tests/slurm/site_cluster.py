@@ -1,4 +1,4 @@
-"""A cluster with accounts, QOS and limits, and what a site's administrators do on it, for tests of the site's rules."""
+"""A cluster with accounts, QOS and limits, and its administrators' actions, for tests of the site's rules."""
 
 import json
 from collections.abc import Iterator
@@ -70,7 +70,7 @@ class SiteCluster(MuriCluster):
         return job
 
     def root(self, *command: str) -> str:
-        """Run a command as an administrator and return what it prints."""
+        """Run a command as an administrator and return its output."""
         return self.driver.run(*command, user="root").stdout
 
     @contextmanager

@@ -35,7 +35,7 @@ def test_a_guaranteed_job_goes_first_whoever_came_first(one_gpu: Driver, opportu
             speeds = [shown[job]["measured_speed"] or 0.0 for job in (guaranteed, opportunistic)]
             return (shown[opportunistic]["iterations"] or 0) > 5 and speeds[0] > 1.5 * speeds[1] > 0
 
-        # Without classes both would get on at 0.71. At first the one that was alone shows what it had then.
+        # Without classes both would get on at 0.71. At first the one that was alone still shows its earlier speed.
         muri.driver.wait_until(guaranteed_goes_first, "a guaranteed job that is much faster than the other")
         shown = muri.queue()
         assert muri.pilots() == [pilot]

@@ -1,4 +1,4 @@
-"""What a cycle costs slurmctld, by its own count."""
+"""Calls of a cycle, by slurmctld's own count."""
 
 import json
 import re

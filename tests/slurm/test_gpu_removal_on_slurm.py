@@ -35,7 +35,7 @@ NONE = dict.fromkeys(PER_NODE_ALONE, "")
 def test_what_can_be_taken_away_is_found_out(
     fixture: str, found: dict[str, str], request: pytest.FixtureRequest
 ) -> None:
-    """With accounting the counted TRES tell it, without it what a job is given; nothing is left in the queue."""
+    """With accounting the counted TRES tell it, without it the allocation of a job; nothing is left in the queue."""
     driver: Driver = request.getfixturevalue(fixture)
     driver.cancel_all()
     told = driver.run("python", "-c", TRY, user="root").stdout

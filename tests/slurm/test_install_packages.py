@@ -33,7 +33,7 @@ class Users:
         return self.site.submit(*arguments, env=self.path, on="login")
 
     def output(self, job: int) -> str:
-        """What a job wrote."""
+        """Return a job's output."""
         return self.site.read(f"/home/alice/slurm-{job}.out")
 
 

@@ -119,7 +119,7 @@ def test_a_preempted_member_resumes_where_it_was(muri):
     assert {field["JobState"] for field in fields.values()} == {"COMPLETED"}
     assert (fields[job]["Restarts"], fields[partner]["Restarts"]) == ("1", "0")
     assert_resumed_once(muri, job)
-    muri.driver.wait_until(lambda: not muri.pilots(), "the end of the pilot, which serves nobody any more")
+    muri.driver.wait_until(lambda: not muri.pilots(), "the end of the pilot, which has no members any more")
 
 
 @pytest.mark.parametrize("policy", ["srtf", "themis"])

@@ -80,7 +80,7 @@ def test_no_file_names_the_machine_that_built_it(directory: Path, tmp_path: Path
     for name in NAMES:
         (file,) = directory.glob(f"{name}_*.deb")
         said("dpkg-deb", "-x", file, tmp_path / name)
-    # What others ship may name any path, so of theirs only what an installer writes is looked at.
+    # Files of others may name any path, so only installed files are checked.
     kinds = ("*.dist-info/RECORD", "*.dist-info/direct_url.json", "*.pth")
     written = [file for kind in kinds for file in tmp_path.rglob(kind)]
     assert written

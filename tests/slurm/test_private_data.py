@@ -1,4 +1,4 @@
-"""PrivateData: Slurm shows ordinary users their own jobs alone, and Muri tells them of nobody else's."""
+"""PrivateData: Slurm shows ordinary users their own jobs alone, and so does Muri."""
 
 import json
 import re

@@ -66,7 +66,7 @@ class Cluster:
         return int(self.root("scontrol show config | sed -n 's/^NEXT_JOB_ID *= //p'"))
 
     def output_of(self, job: int) -> str:
-        """Wait until a job has ended well and return what it wrote."""
+        """Wait until a job has ended well and return its output."""
         assert self.driver.wait_state(job)["JobState"] == "COMPLETED"
         return self.root(f"cat /tmp/out-{job}")
 

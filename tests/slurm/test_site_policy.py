@@ -1,4 +1,4 @@
-"""What a site decides holds for Muri's jobs, too: whole stories on a real Slurm with accounts, QOS and priorities."""
+"""A site's decisions hold for Muri's jobs, too: whole stories on a real Slurm with accounts, QOS and priorities."""
 
 import json
 import re
@@ -153,7 +153,7 @@ def test_whose_job_overran_its_duration_does_not_overtake_others_again(site: Sit
 
 
 def member_status(site: SiteCluster, pilot: int, job: int) -> dict[str, Any]:
-    """What a group's runtime says of a member."""
+    """Return the runtime's status of a member."""
     status = json.loads(site.driver.read(f"/run/muri/1001/pilot-{pilot}.json"))
     return dict(status["members"][str(job)])
 

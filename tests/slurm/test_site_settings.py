@@ -1,4 +1,4 @@
-"""Settings of slurm.conf that change what a job gets, each in force on a real Slurm: groups form or jobs run alone."""
+"""Settings of slurm.conf that change allocations, each in force on a real Slurm: groups form or jobs run alone."""
 
 import json
 from collections.abc import Iterator
@@ -173,7 +173,7 @@ class Watch:
         return not {"PENDING", "RUNNING", "COMPLETING"} & set(states.values())
 
     def _faults(self, shown: dict[int, dict[str, str]]) -> Iterator[tuple[str, int]]:
-        """What is not as it should be now, and for how many cycles it may be so."""
+        """Return the present deviation, and for how many cycles it may last."""
         active = {number: job for number, job in shown.items() if job["JobState"] in ("PENDING", "RUNNING")}
         comments = {number: shown[number].get("AdminComment", "") for number in self.jobs}
         member_of = {number: state.pilot for number, text in comments.items() if (state := tags.parse_state(text))}
@@ -201,7 +201,7 @@ ASKED: Final = (
 
 
 def asked(job: dict[str, str]) -> list[str | None]:
-    """What a job asked for and got."""
+    """Return a job's request and allocation."""
     return [job.get(key) for key in ASKED]
 
 

@@ -111,7 +111,7 @@ def test_how_a_running_pair_slows_each_other_down_counts_in_the_next_plan(muri, 
     muri.know(profile("load", 8, 1e-4, 0.3, 1.0), profile("propagate", 8, 1e-4, 0.9, 1.0))
 
     def learnt():
-        """What is known of the pair; under `auto` a group may take turns for a while before it shares plainly."""
+        """Return the known speeds of the pair; under `auto` a group may take turns at first."""
         pairs = json.loads(muri.pairs("--json"))["pairs"]
         return [pair for pair in pairs if pair["turns"] == turns and pair["rounds"] >= 3]
 

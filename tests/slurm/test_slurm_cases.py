@@ -72,7 +72,7 @@ class RealWorld:
         self._driver.run("scontrol", "hold", str(job_id), user="root")
 
 
-#: What is left to Slurm: the gateway that is not taken where both are there would show it no other way.
+#: Left to Slurm: the gateway that is not taken where both are there would show it no other way.
 SLURMS_OWN = {
     slurm_cases.a_time_limit_is_rounded_up_to_minutes,
     slurm_cases.a_member_runs_beside_the_pilot_that_has_all_gpus,

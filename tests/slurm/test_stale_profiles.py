@@ -43,7 +43,7 @@ def test_drift_of_a_running_group_is_measured_again_once(one_gpu: Driver) -> Non
         assert mark is not None
         assert mark["who"] == "drift"
         assert mark["reason"].startswith("load took ")
-        assert muri.dry_runs() == before  # nobody waits with that model, nothing to measure it with
+        assert muri.dry_runs() == before  # no job of that model waits, nothing to measure it with
         muri.driver.run("scancel", *map(str, jobs), user="alice")
 
     later = [muri.submit("load", iterations=30), muri.submit("load", iterations=30)]

@@ -21,7 +21,7 @@ def held(cluster: Driver, gpus: int) -> Iterator[int]:
 
 
 def step(cluster: Driver, *options: str) -> tuple[int, str]:
-    """Exit code of a step, and what it has, or why it does not come to be."""
+    """Return the exit code of a step, and its GPUs or error."""
     command = ("srun", "--overlap", *options, "/home/alice/show.sh")
     done = cluster.run(*command, user="alice", check=False)
     return done.returncode, (done.stdout or done.stderr).strip()

@@ -1,4 +1,4 @@
-"""What a submission tells of itself, on a Slurm whose job records keep the submit line and on one where they do not."""
+"""Facts of a submission, on a Slurm whose job records keep the submit line and on one where they do not."""
 
 import json
 import re
@@ -110,7 +110,7 @@ def test_nothing_is_said_of_an_environment_that_the_job_does_not_get(muri: MuriC
 
 
 def test_a_forged_word_costs_the_facts_and_reaches_nothing(muri: MuriCluster) -> None:
-    """What an outer job or its user left in the environment is forgotten; muri.lua refuses the rest."""
+    """Variables of an outer job or its user are forgotten; muri.lua refuses the rest."""
     forged = "1.0000000000000000.0000000000000000..YQA muri-state:{} $(touch /tmp/forged)"
     job = submit(muri, "7", env={"SLURM_SPANK_MURI_FACTS": forged, "MURI_FACTS": forged})
     comment = muri.driver.job(job)["AdminComment"]

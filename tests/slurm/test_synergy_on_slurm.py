@@ -157,7 +157,7 @@ def test_a_start_that_was_cut_off_is_undone_to_the_letter(site: Site) -> None:
     requests = (("-c", "4", "--mem-per-cpu=500"), ("-n", "4"), ("--mem=3000",))
     jobs = [site.submit_model("hungry", *options) for options in requests]
     before = [site.asked(job) for job in jobs]
-    # What a controller does that dies before it releases the jobs.
+    # As a controller that dies before it releases the jobs.
     done = site.python(GIVE, site.gateway, *map(str, jobs)).stdout
     assert done.splitlines() == [f"{job} given" for job in jobs]
     for job in jobs:
