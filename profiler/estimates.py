@@ -8,7 +8,7 @@ follows a ring model. A model of which nothing is known gets the mean of the sit
 import logging
 import math
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from importlib.metadata import entry_points
 from itertools import groupby
 from statistics import fmean, median
@@ -64,14 +64,9 @@ class Bandwidth:
         """Ranks of the job."""
         return self.nodes * self.ranks_per_node
 
-    def to_document(self) -> Document:
-        """As the store keeps it."""
-        body = asdict(self)
-        return Document(self.name, body.pop("measured_at"), body)
-
     @classmethod
     def from_document(cls, document: Document) -> Self:
-        """Read what `to_document` made; figures of a newer version are ignored.
+        """Read a document that a command of 0.2 stored.
 
         Raises:
             ProfileError: A figure is missing or cannot be true.
@@ -241,9 +236,18 @@ def scale(profiles: Sequence[StageProfile], key: ProfileKey, known: Sequence[Ban
     """Estimate a profile from those of the same model on other numbers of GPUs."""
     if key.gpu_count < 1:
         return None
-    measured = _usable([item for item in profiles if _same_but_for_count(item.key, key) and not item.is_estimate])
+    measured = [
+        item
+        for item in profiles
+        if item.key.gpu_count != key.gpu_count
+        and replace(item.key, gpu_count=key.gpu_count) in key.lookup_order
+        and not item.is_estimate
+    ]
     if not measured:
         return None
+    # One profile of each number of GPUs: the user's own rather than a published one.
+    by_user = sorted(measured, key=lambda item: item.key.user)
+    measured = list({item.key.gpu_count: item for item in by_user}.values())
     base = min(measured, key=lambda item: (abs(math.log(item.key.gpu_count / key.gpu_count)), item.key.gpu_count))
     traffic = traffic_of(measured, key, known)
     basis = (f"load, preprocess and propagate as measured on {base.key.gpu_count} × {key.gpu_type}", traffic.basis)
@@ -258,26 +262,12 @@ def scale(profiles: Sequence[StageProfile], key: ProfileKey, known: Sequence[Ban
 def _interval_s(profile: StageProfile, traffic: Traffic) -> tuple[tuple[float, float], ...]:
     """Turn the spreads, which are shares of the true value, into bounds around the estimate."""
     network, whole = NETWORK_AND_ITERATION_SPREAD[traffic.own, profile.key.gpu_count <= ONE_NODE]
-    iteration = _bounds(profile.iteration_s, whole)
+    times_s = (*profile.stage_s[:NETWORK], profile.iteration_s)
+    *stages, iteration = [
+        (value / (1 + share), value / (1 - share)) for value, share in zip(times_s, (*STAGE_SPREAD, whole), strict=True)
+    ]
     by_s = network * iteration[1] if profile.key.gpu_count > 1 else 0.0
-    return (
-        *(_bounds(value, share) for value, share in zip(profile.stage_s[:NETWORK], STAGE_SPREAD, strict=True)),
-        (max(0.0, profile.synchronize_s - by_s), profile.synchronize_s + by_s),
-        iteration,
-    )
-
-
-def _bounds(value: float, share: float) -> tuple[float, float]:
-    return value / (1 + share), value / (1 - share)
-
-
-def _same_but_for_count(one: ProfileKey, other: ProfileKey) -> bool:
-    return one.gpu_count != other.gpu_count and replace(one, gpu_count=other.gpu_count) in other.lookup_order
-
-
-def _usable(measured: Sequence[StageProfile]) -> list[StageProfile]:
-    """One profile of each number of GPUs: the user's own rather than a published one."""
-    return list({item.key.gpu_count: item for item in sorted(measured, key=lambda item: item.key.user)}.values())
+    return (*stages, (max(0.0, profile.synchronize_s - by_s), profile.synchronize_s + by_s), iteration)
 
 
 def _scaled(base: StageProfile, key: ProfileKey, traffic: Traffic) -> StageProfile:
@@ -351,7 +341,7 @@ def unknown_models(known: Iterable[StageProfile], keys: Collection[ProfileKey]) 
             trusted = [figures for user in sorted(own) for figures in users.get(user, ())]
             *shares, _ = _mean([*trusted, site])
             iteration_s = math.exp(_mean(trusted or [site])[-1])
-            found[key] = _profile(key, _on_gpus(shares, gpu_count), iteration_s, "average" if alike else "guess")
+            found[key] = _profile(key, shares, iteration_s, "average" if alike else "guess")
     return found
 
 
@@ -367,16 +357,13 @@ def _median(votes: Sequence[_Figures]) -> _Figures:
     return tuple(median(column) for column in zip(*votes, strict=True))
 
 
-def _on_gpus(shares: Sequence[float], gpu_count: int) -> Sequence[float]:
-    """One GPU exchanges no gradients: the GPU has that time."""
-    if gpu_count > 1:
-        return shares
-    load, preprocess, propagate, synchronize = shares
-    return (load, preprocess, propagate + synchronize, 0.0)
-
-
 def _profile(key: ProfileKey, shares: Sequence[float], iteration_s: float, source: str) -> StageProfile:
+    load, preprocess, propagate, synchronize = shares
+    if key.gpu_count == 1:  # it exchanges no gradients: the GPU has that time
+        propagate, synchronize = propagate + synchronize, 0.0
     # Stages that overlap can add up to more than the iteration, which they then fill.
-    whole = max(1.0, sum(shares))
-    load_s, preprocess_s, propagate_s, synchronize_s = (iteration_s * share / whole for share in shares)
+    whole = max(1.0, sum((load, preprocess, propagate, synchronize)))
+    load_s, preprocess_s, propagate_s, synchronize_s = (
+        iteration_s * share / whole for share in (load, preprocess, propagate, synchronize)
+    )
     return StageProfile(key, load_s, preprocess_s, propagate_s, synchronize_s, iteration_s, source=source)

@@ -15,6 +15,7 @@ from muri.profiler.lookup import PUBLISHED
 from muri.profiler.records import RESOURCES, STAGES, ProfileKey, StageProfile, dangers_text, unexplained
 from muri.profiler.sensitivity import Dataset, SensitivityProfile, cache_sizes, throughput
 from muri.profiler.store import StaleMark
+from muri.units import counted
 
 _STACK_WIDTH: Final = 76
 _STAGE_BAR_WIDTH: Final = 28
@@ -119,11 +120,15 @@ def _stages(profile: StageProfile) -> Table:
         legend, STAGES, RESOURCES, profile.stage_s, *per_stage, _COLOURS, strict=True
     ):
         hidden = busy_s > owned_s + _NOTICED * profile.iteration_s
-        figures = (milliseconds(owned_s), milliseconds(busy_s) if hidden else "", _ms(p95_s), _two(cv))
+        figures = (milliseconds(owned_s), milliseconds(busy_s) if hidden else "", *_spread(p95_s, cv))
         table.add_row(symbol, stage, resource, _stage_bar(owned_s, busy_s, whole_s, colour), *figures)
-    whole = (milliseconds(profile.iteration_s), "", _ms(detail.iteration_p95_s), _two(detail.iteration_cv))
-    table.add_row("", "iteration", "", "", *whole)
+    whole = _spread(detail.iteration_p95_s, detail.iteration_cv)
+    table.add_row("", "iteration", "", "", milliseconds(profile.iteration_s), "", *whole)
     return table
+
+
+def _spread(p95_s: float | None, cv: float | None) -> tuple[str, str]:
+    return "" if p95_s is None else milliseconds(p95_s), _or_none(cv, "{:.2f}") or ""
 
 
 def _stage_bar(owned_s: float, busy_s: float, whole_s: float, colour: str) -> Text:
@@ -133,18 +138,12 @@ def _stage_bar(owned_s: float, busy_s: float, whole_s: float, colour: str) -> Te
     return bar.append("·" * (_STAGE_BAR_WIDTH - busy), style="dim")
 
 
-def _ms(seconds: float | None) -> str:
-    return "" if seconds is None else milliseconds(seconds)
-
-
-def _two(value: float | None) -> str:
-    return "" if value is None else f"{value:.2f}"
-
-
 def facts(profile: StageProfile, now: datetime) -> dict[str, str]:
     """Bottleneck, memory, use and origin by name; what was not measured is left out."""
     detail = profile.detail
     warmup = "" if detail.warmup_iterations is None else f" after {detail.warmup_iterations} of warm-up"
+    low = detail.confidence is not None and detail.confidence < LEAST_CONFIDENCE
+    confidence = "{:.2f}" + ": plans as unknown where profiling.least_confidence is higher" * low
     found = {
         "bottleneck": profile.bottleneck,
         "in no stage": unexplained(profile.stage_s, profile.iteration_s),
@@ -154,17 +153,12 @@ def facts(profile: StageProfile, now: datetime) -> dict[str, str]:
         "mean CPU use": _or_none(detail.cpu_cores, "{:.1f} cores"),
         "gradients": _or_none(detail.gradient_mib, "{:.1f} MiB"),
         "network is hidden": _or_none(overlap_exponent(profile), "δ {:.3g} (1: not at all, inf: wholly)"),
-        "confidence": _or_none(detail.confidence, _confidence_form(detail.confidence)),
+        "confidence": _or_none(detail.confidence, confidence),
         "dangers to threads": None if detail.dangers is None else dangers_text(detail.dangers) or "none found",
         "source": f"{profile.source}, {profile.iterations} iterations{warmup}",
         "measured": f"{profile.measured_at} ({age(profile.measured_at, now)} ago)" if profile.measured_at else None,
     }
     return {name: value for name, value in found.items() if value is not None}
-
-
-def _confidence_form(confidence: float | None) -> str:
-    low = confidence is not None and confidence < LEAST_CONFIDENCE
-    return "{:.2f}: plans as unknown where profiling.least_confidence is higher" if low else "{:.2f}"
 
 
 def _or_none(value: float | None, form: str) -> str | None:
@@ -181,11 +175,6 @@ def _print_history(console: Console, history: Sequence[StageProfile], now: datet
         )
 
 
-def bare_table() -> Table:
-    """A table without lines."""
-    return Table(box=None, pad_edge=False, header_style="bold")
-
-
 def add_figures(table: Table, *headings: str) -> None:
     """Add columns of numbers."""
     for heading in headings:
@@ -195,41 +184,30 @@ def add_figures(table: Table, *headings: str) -> None:
 def print_sensitivity(console: Console, found: SensitivityProfile) -> None:
     """Throughput over the CPU count and the cache as bars, and the demand."""
     how = "cores by affinity" if found.pinned else "counts only told to the script"
-    console.print(Text(f"{found.name}: {_several(found.cpu.measurements, 'measurement')}, {how}", style="bold"))
+    console.print(Text(f"{found.name}: {counted(found.cpu.measurements, 'measurement')}, {how}", style="bold"))
     _print_cpus(console, found)
     if found.dataset is not None:
         _print_memory(console, found, found.dataset)
-    console.print(Text(demand_line(found), style="bold"))
-    if found.cpu.undecided_cpus:
-        least = found.demand.cpus - found.cpu.undecided_cpus
-        console.print(Text(f"The least count may be as low as {least}: those in between were not measured."))
-
-
-def demand_line(found: SensitivityProfile) -> str:
-    """The least that saturates, in one line."""
     demand = found.demand
-    parts = [_several(demand.cpus, "CPU")]
+    parts = [counted(demand.cpus, "CPU")]
     if demand.process_gib is not None:
         parts.append(f"{demand.process_gib:.2f} GiB for its processes")
     if demand.cache_gib is not None:
         parts.append(f"{demand.cache_gib:.2f} GiB of cache")
-    return f"demand: {', '.join(parts)}"
-
-
-def shown_counts(found: SensitivityProfile) -> tuple[int, ...]:
-    """The counts worth a line: all of a few, else the measured ones and some in between."""
-    top = found.cpu.max_cpus
-    if top <= _MOST_ROWS:
-        return tuple(range(1, top + 1))
-    measured = {point.cpus for point in found.cpu.points}
-    return tuple(sorted(measured | {1} | set(range(0, top, -(-top // (_MOST_ROWS // 2)))) - {0}))
+    console.print(Text(f"demand: {', '.join(parts)}", style="bold"))
+    if found.cpu.undecided_cpus:
+        least = found.demand.cpus - found.cpu.undecided_cpus
+        console.print(Text(f"The least count may be as low as {least}: those in between were not measured."))
 
 
 def _print_cpus(console: Console, found: SensitivityProfile) -> None:
     points = {point.cpus: point for point in found.cpu.points}
     best = found.cpu.points[-1].throughput
     console.print(Text(f"{'CPUS':>5} {'ITERATIONS/S':>13}", style="dim"))
-    counts = shown_counts(found)
+    counts = list(range(1, found.cpu.max_cpus + 1))
+    if len(counts) > _MOST_ROWS:  # then the measured ones and some in between
+        step = -(-len(counts) // (_MOST_ROWS // 2))
+        counts = sorted({1, *points, *range(step, len(counts), step)})
     for cpus in counts:
         value = found.cpu.throughput(cpus)
         point = points.get(cpus)
@@ -246,7 +224,7 @@ def _print_cpus(console: Console, found: SensitivityProfile) -> None:
 def _print_memory(console: Console, found: SensitivityProfile, dataset: Dataset) -> None:
     at_full = found.cpu.throughput(found.demand.cpus)
     console.print(
-        Text(f"{'CACHE':>5} {'ITERATIONS/S':>13}  computed, on {_several(found.demand.cpus, 'CPU')}", style="dim")
+        Text(f"{'CACHE':>5} {'ITERATIONS/S':>13}  computed, on {counted(found.demand.cpus, 'CPU')}", style="dim")
     )
     for gib in cache_sizes(dataset):
         value = throughput(dataset, at_full, gib)
@@ -258,10 +236,6 @@ def _print_memory(console: Console, found: SensitivityProfile, dataset: Dataset)
             style="dim",
         )
     )
-
-
-def _several(count: int, what: str) -> str:
-    return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
 def _share_bar(head: str, share: float, style: str) -> Text:

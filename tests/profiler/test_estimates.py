@@ -1,7 +1,7 @@
 """Estimates of profiles from other GPU counts."""
 
 import re
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 from hypothesis import given
@@ -20,6 +20,13 @@ from muri.profiler.estimates import (
 from muri.profiler.records import Document, ProfileDetail, ProfileKey
 from muri.profiler.store import ProfileStore
 from muri_lab.interference.fits import best_known
+
+
+def document(bandwidth):
+    """As a command of 0.2 stored it."""
+    body = asdict(bandwidth)
+    return Document(bandwidth.name, body.pop("measured_at"), body)
+
 
 A100 = Bandwidth("gpu", nodes=1, ranks_per_node=4, mib_per_s=1000.0, latency_s=1e-3)
 
@@ -99,7 +106,7 @@ def test_the_bandwidth_of_the_nearest_number_of_ranks_serves():
 
 def test_bandwidths_are_kept_in_the_store(tmp_path, caplog):
     with ProfileStore(tmp_path / "p.db") as store:
-        store.put_document(BANDWIDTH_KIND, A100.to_document())
+        store.put_document(BANDWIDTH_KIND, document(A100))
         assert bandwidths(store) == (A100,)
         store.put_document(BANDWIDTH_KIND, Document("x/2x1", "", {"gpu_type": "x", "nodes": 1}))
         assert bandwidths(store) == (A100,)
@@ -122,7 +129,7 @@ def test_an_estimate_of_one_user_rests_on_no_other_users_profiles(tmp_path):
 def test_what_cannot_be_true_costs_one_estimate(tmp_path, caplog):
     with ProfileStore(tmp_path / "p.db") as store:
         store.put_all([one_gpu(1e8, model="huge"), one_gpu(1e-3)])
-        store.put_document(BANDWIDTH_KIND, Bandwidth("gpu", 1, 2, 1e-6, 0.0).to_document())
+        store.put_document(BANDWIDTH_KIND, document(Bandwidth("gpu", 1, 2, 1e-6, 0.0)))
         found = estimates_of(store, [replace(key(4), model="huge"), key(2), replace(key(2), gpu_count=0)])
     assert found.keys() == {key(2)}
     assert "no estimate of huge" in caplog.text

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import click
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
 from muri.clock import age, now_text
@@ -30,7 +31,7 @@ from muri.profiler.fits import FITS, LinearFit, computation_name, fit_computatio
 from muri.profiler.lookup import Wanted, find_all, of_command
 from muri.profiler.pairs import Interference, Side, every_pair, known_pairs, put
 from muri.profiler.records import Document, ProfileKey, StageProfile
-from muri.profiler.render import add_figures, bare_table, milliseconds
+from muri.profiler.render import add_figures, milliseconds
 from muri.profiler.slowdown import SLOWDOWNS, SlowdownFit, published_slowdown
 from muri.profiler.store import ProfileStore
 from muri_lab.interference.corun import Budget, measure_pair
@@ -204,7 +205,7 @@ def _next(found: Sequence[Candidate], as_json: bool) -> None:
 @wanted_options
 @store_option
 @json_option
-def fit_command(wanted: Wanted, store_path: Path | None, as_json: bool) -> None:
+def fit_command(store_path: Path | None, as_json: bool, **given: Any) -> None:
     """Fit lines through the measured profiles of MODEL: how its times grow.
 
     t_comp = α + β·batch: from profiles of MODEL with at least two batch sizes, for each GPU
@@ -216,6 +217,7 @@ def fit_command(wanted: Wanted, store_path: Path | None, as_json: bool) -> None:
       muri-lab fit resnet18
       muri-lab fit resnet18 --gpus 1 --gpu-type a100 --json
     """
+    wanted = Wanted(**given)
     with open_store(store_path, existing=True) as store:
         profiles = store.list()
         keys = set(find_all((item.key for item in profiles), wanted))
@@ -264,7 +266,7 @@ def _place(item: StageProfile) -> tuple[int, str]:
 
 def print_pairs(console: Console, pairs: Sequence[Interference], now: datetime) -> None:
     """Two lines for each pair, one for each model."""
-    table = bare_table()
+    table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("MODEL", overflow="fold", min_width=10)
     add_figures(table, "ALONE", "SHARED", "RATIO", "±%", "SURE%", "AGE")
     table.add_column("FROM", no_wrap=True)
@@ -279,7 +281,7 @@ def print_pairs(console: Console, pairs: Sequence[Interference], now: datetime) 
 
 def print_candidates(console: Console, candidates: Sequence[Candidate]) -> None:
     """One line for each pair that is worth measuring."""
-    table = bare_table()
+    table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("MODEL", "WITH"):
         table.add_column(name, overflow="fold", min_width=10)
     add_figures(table, "CHANCES", "SURE%")
@@ -296,7 +298,7 @@ def print_fit(console: Console, title: str, unit: str, fit: LinearFit) -> None:
     console.print(
         f"  {fit.fixed_s * 1e3:.4g} ms + {per_unit}; R² {fit.r_squared:.3f}, residual {fit.residual_s * 1e3:.2g} ms"
     )
-    table = bare_table()
+    table = Table(box=None, pad_edge=False, header_style="bold")
     add_figures(table, f"  {unit.upper()}", "MEASURED MS", "LINE MS", "OFF")
     for point in fit.points:
         line_s = fit.seconds(point.size)

@@ -16,7 +16,7 @@ from muri.profiler.estimates import ProfileEstimate, estimated
 from muri.profiler.exchange import to_dict
 from muri.profiler.lookup import Wanted, find_all
 from muri.profiler.records import STAGES, ProfileKey, StageProfile
-from muri.profiler.render import add_figures, bare_table, milliseconds
+from muri.profiler.render import add_figures, milliseconds
 from muri_lab.prediction.factory import InputSpec, build
 from muri_lab.prediction.features import DEFAULT_OPTIMIZER, OPTIMIZER_STATES, GraphFeatures, put_features
 from muri_lab.prediction.predictor import keys_with_features
@@ -42,7 +42,7 @@ class WithModule(click.Command):
 @wanted_options
 @store_option
 @json_option
-def predict_command(wanted: Wanted, store_path: Path | None, as_json: bool) -> None:
+def predict_command(store_path: Path | None, as_json: bool, **given: Any) -> None:
     """Estimate the profile of MODEL on --gpus GPUs, without running anything.
 
     The estimate scales the profile on another number of GPUs: each GPU's own work stays as it is, and
@@ -59,6 +59,7 @@ def predict_command(wanted: Wanted, store_path: Path | None, as_json: bool) -> N
       muri-lab predict --module model.py:build --input 3x32x32 --batch-size 64
       muri-lab predict resnet18 --gpus 8 --gpu-type a100 --json
     """
+    wanted = Wanted(**given)
     with open_store(store_path, read_only=True) as store:
         known = {item.key for item in store.list()} | keys_with_features(store)
         key = key_for(known, wanted)
@@ -220,7 +221,7 @@ def print_estimate(console: Console, found: ProfileEstimate, measured: StageProf
     """Print value and interval of each stage and the iteration, in milliseconds, and their basis."""
     profile = found.profile
     console.print(Text(f"{profile.key}: {profile.source}, not measured", style="bold"))
-    table = bare_table()
+    table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("ms per iteration")
     headings = ("ESTIMATE", "INTERVAL", *(("MEASURED", "ERROR") if measured else ()))
     add_figures(table, *headings)
