@@ -32,30 +32,18 @@ if TYPE_CHECKING:
     from muri.launcher.script.stages import yield_point as yield_point
 
 __version__ = "0.3.0"
-__all__ = [
-    "Resumed",
-    "__version__",
-    "accumulate",
-    "batches",
-    "cache",
-    "checkpoint",
-    "should_stop",
-    "stage",
-    "step",
-    "yield_point",
-]
 
-_LAZY = {
-    "Resumed": "muri.launcher.script.checkpoint",
-    "accumulate": "muri.launcher.script.accumulate",
-    "batches": "muri.launcher.script.stages",
-    "cache": "muri.launcher.script.dataset_cache",
-    "checkpoint": "muri.launcher.script.checkpoint",
-    "should_stop": "muri.launcher.script.checkpoint",
-    "stage": "muri.launcher.script.stages",
-    "step": "muri.launcher.script.stages",
-    "yield_point": "muri.launcher.script.stages",
+_NAMES = {
+    "accumulate": ("accumulate",),
+    "checkpoint": ("Resumed", "checkpoint", "should_stop"),
+    "dataset_cache": ("cache",),
+    "stages": ("batches", "stage", "step", "yield_point"),
 }
+_LAZY = {name: f"muri.launcher.script.{module}" for module, names in _NAMES.items() for name in names}
+__all__ = [
+    "Resumed", "__version__", "accumulate", "batches", "cache", "checkpoint", "should_stop", "stage", "step",
+    "yield_point",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

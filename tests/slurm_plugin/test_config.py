@@ -26,6 +26,7 @@ def write(tmp_path, text):
         ("grouping: {max_grup_size: 3}", ["grouping.max_grup_size: unknown key; did you mean max_group_size"]),
         ("polcy: fifo\ngrouping: {max_group_size: 9}", ["did you mean policy", "grouping.max_group_size"]),
         ("grouping: {isolation: thread}", ["grouping.isolation: one of process, auto (found 'thread')"]),
+        ("gateway: pislurm", ["gateway: one of auto, pyslurm, command (found 'pislurm')"]),
         ("partitions: gpu", ["partitions: a list such as [gpu] (found 'gpu')"]),
         ("gpu_mem_gib: {a: -1}", ["gpu_mem_gib: must be above 0 (found -1)"]),
         ("gpu_mem_gib: 80", ["gpu_mem_gib: types and numbers such as {a100: 80} (found 80)"]),
