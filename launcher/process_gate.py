@@ -22,14 +22,14 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from muri.foreign import json_of
 from muri.launcher.job.stage_clock import NO_TURNS, STAGE_COUNT, TURNS, TURNS_INDEX, Gate, IterationRecord
 
 VARIABLE: Final = "MURI_GATE"
-"""Tells a member's process its inherited descriptors; see `GateAddress`."""
+"""Tells a member's process its own number (children inherit the variable but must not use it), its inherited
+descriptors of the socket and the shared page, and whether the runtime traces every interval, with colons between."""
 
 ACQUIRE: Final = b"A"[0]
 RELEASE: Final = b"R"[0]
@@ -49,30 +49,6 @@ INTERVAL_MESSAGE: Final = struct.Struct("=BBddd")
 _ITERATION_MESSAGE: Final = struct.Struct(f"=B{1 + 2 * STAGE_COUNT}d")
 LARGEST_MESSAGE_BYTES: Final = 1024
 PAGE_BYTES: Final = mmap.PAGESIZE
-
-
-@dataclass(frozen=True)
-class GateAddress:
-    """Where a member's process finds the arbiter: inherited descriptors of the socket and of the shared page.
-
-    Attributes:
-        pid: The process that it is meant for. Children inherit the variable but must not use it.
-        traced: Whether the runtime traces every interval.
-    """
-
-    pid: int
-    socket_fd: int
-    page_fd: int
-    traced: bool
-
-    @classmethod
-    def parse(cls, text: str) -> GateAddress | None:
-        """Read the variable's text; None when it is malformed."""
-        parts = text.split(":")
-        if len(parts) != len(cls.__dataclass_fields__) or not all(part.isdecimal() for part in parts):
-            return None
-        pid, socket_fd, page_fd, traced = map(int, parts)
-        return cls(pid, socket_fd, page_fd, bool(traced))
 
 
 def pack_iteration(record: IterationRecord) -> bytes:
@@ -245,15 +221,19 @@ def gate_from_environment(environment: Mapping[str, str]) -> ProcessGate | None:
     address = _own_address(environment)
     if address is None:
         return None
+    socket_fd, page_fd, traced = address
     with contextlib.suppress(OSError, ValueError):
-        main = socket.socket(fileno=address.socket_fd)
+        main = socket.socket(fileno=socket_fd)
         main.set_inheritable(False)
-        page = mmap.mmap(address.page_fd, PAGE_BYTES, prot=mmap.PROT_READ)
-        os.close(address.page_fd)
-        return ProcessGate(main, page, traced=address.traced)
+        page = mmap.mmap(page_fd, PAGE_BYTES, prot=mmap.PROT_READ)
+        os.close(page_fd)
+        return ProcessGate(main, page, traced=bool(traced))
     return None
 
 
-def _own_address(environment: Mapping[str, str]) -> GateAddress | None:
-    address = GateAddress.parse(environment.get(VARIABLE, ""))
-    return address if address is not None and address.pid == os.getpid() else None
+def _own_address(environment: Mapping[str, str]) -> tuple[int, int, int] | None:
+    parts = environment.get(VARIABLE, "").split(":")
+    if len(parts) != 4 or not all(part.isdecimal() for part in parts):
+        return None
+    pid, socket_fd, page_fd, traced = map(int, parts)
+    return (socket_fd, page_fd, traced) if pid == os.getpid() else None

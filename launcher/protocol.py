@@ -44,41 +44,25 @@ class ProtocolError(MuriError):
 
 @dataclass(frozen=True, slots=True)
 class AttachRequest:
-    """A member's request to run its script in the runtime.
-
-    Attributes:
-        job_id: The member's Slurm job id.
-        target: Path of the script, name of the module, or "-c" (the code is the first argument), "-" (standard input).
-        module: Whether `target` is a module.
-        arguments: What follows the script.
-        cwd: Working directory.
-        environment: The member's environment.
-        umask: File mode creation mask.
-        executable: The member's Python, absolute.
-        prefix: sys.prefix of the member's Python.
-        python: sys.version of the member's Python.
-        limits: Its resource limits, soft and hard, by their names in `resource`; none from an older member.
-        nice: Its niceness; None from an older member.
-        blocked: The signals that it was started with as blocked; none from an older member.
-        ignored: Those that it was started with as ignored.
-        options: Python's own options before the script; none from an older member.
-    """
+    """A member's request to run its script in the runtime; the fields with defaults are missing from older members."""
 
     job_id: str
-    target: str
-    module: bool
+    target: (
+        str  # path of the script, name of the module, "-c" (the code is the first argument), or "-" (standard input)
+    )
+    module: bool  # whether `target` is a module
     arguments: tuple[str, ...]
     cwd: str
     environment: Mapping[str, str]
     umask: int
-    executable: str
-    prefix: str
-    python: str
-    limits: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    executable: str  # the member's Python, absolute
+    prefix: str  # its sys.prefix
+    python: str  # its sys.version
+    limits: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # soft and hard, by their names in `resource`
     nice: int | None = None
-    blocked: tuple[int, ...] = ()
+    blocked: tuple[int, ...] = ()  # signals that it was started with as blocked
     ignored: tuple[int, ...] = ()
-    options: tuple[str, ...] = ()
+    options: tuple[str, ...] = ()  # Python's own options before the script
 
     def to_frame(self) -> Frame:
         """Return the frame that carries the request."""

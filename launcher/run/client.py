@@ -39,7 +39,7 @@ class OutOfMemoryBesideOthersError(MuriError):
     """The script ended for lack of GPU memory while others shared its GPUs; `exit_code` is its own."""
 
     def __init__(self, exit_code: int) -> None:
-        super().__init__("the script ran out of GPU memory beside others")
+        super().__init__("the script ran out of GPU memory while others shared its GPU")
         self.exit_code = exit_code
 
 
@@ -48,12 +48,7 @@ class AttachBusyError(UsageError):
 
 
 def find_runtime(environment: Mapping[str, str], job_id: str) -> socket.socket | None:
-    """Connect to the runtime of the job's group; None when there is none.
-
-    Raises:
-        RendezvousError: The run directory cannot be trusted.
-        ProtocolError: The runtime belongs to another user.
-    """
+    """Connect to the runtime of the job's group; None when there is none. Errors as of `open_runtime`."""
     return _open_any(environment, partial(protocol.member_socket, default_run_dir(environment), job_id))
 
 
@@ -110,17 +105,13 @@ def attach(connection: socket.socket, request: protocol.AttachRequest) -> int:
 
 
 def _await_exit(connection: socket.socket) -> int:
-    while True:
-        frame = protocol.receive(connection)
-        if frame is None:
-            raise RuntimeLostError("the group's runtime ended before the script did")
+    while (frame := protocol.receive(connection)) is not None:
         kind, reason = frame["type"], str(frame.get("reason", "no reason given"))
         if kind == "exit" and frame.get("out_of_memory"):
             raise OutOfMemoryBesideOthersError(int(frame["code"]))
-        if kind == "exit":
-            return int(frame["code"])
         if kind == "preempted":
             conclude(os.environ)
+        if kind in {"exit", "preempted"}:
             return int(frame["code"])
         if kind == "lost":
             raise RuntimeLostError(f"the group's runtime gave the script up: {reason}")
@@ -128,6 +119,7 @@ def _await_exit(connection: socket.socket) -> int:
             raise AttachBusyError(reason)
         if kind == "refused":
             raise RuntimeLostError(f"the group's runtime refused the script: {reason}")
+    raise RuntimeLostError("the group's runtime ended before the script did")
 
 
 @contextlib.contextmanager

@@ -277,32 +277,18 @@ class TargetError(UsageError):
 
 @dataclass(frozen=True)
 class PythonLine:
-    """A command line.
+    """A command line."""
 
-    Attributes:
-        own: The options of `muri run` itself.
-        options: Python's options, as Python takes them.
-        module: Whether `target` is a module.
-        target: A script, a module, or one of `NAMELESS`.
-        arguments: The words after the target.
-        python: The Python that the line or its console script names; "" when they name none.
-    """
-
-    own: tuple[str, ...]
-    options: tuple[str, ...]
-    module: bool
-    target: str
+    own: tuple[str, ...]  # the options of `muri run` itself
+    options: tuple[str, ...]  # Python's options, as Python takes them
+    module: bool  # whether `target` is a module
+    target: str  # a script, a module, or one of `NAMELESS`
     arguments: tuple[str, ...]
-    python: str = ""
+    python: str = ""  # the Python that the line or its console script names
 
 
 def read_line(words: Sequence[str], valued: Collection[str], flags: Collection[str]) -> PythonLine:
-    """Take a command line apart.
-
-    Args:
-        words: What follows `muri run`.
-        valued: Long options of `muri run` that take a value.
-        flags: Its other options.
+    """Take a command line apart; `valued` and `flags` are the long options of `muri run` with and without a value.
 
     Raises:
         click.UsageError: An option is unknown, or lacks its value.
@@ -436,13 +422,12 @@ def _supervise(command: Sequence[str], request: DryRunRequest, python: ScriptPyt
 @contextlib.contextmanager
 def _started(command: Sequence[str], variables: Mapping[str, str]) -> Iterator["subprocess.Popen[bytes]"]:
     """Run the script's process; it receives the signals that would end this one, and does not outlive this one."""
-    libc = ctypes.CDLL(None)
+    libc, environment = ctypes.CDLL(None), {**os.environ, **variables}
 
     def prepare() -> None:
         libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # it ends with this process
         inherited.give_back()
 
-    environment = {**os.environ, **variables}
     with subprocess.Popen(command, preexec_fn=prepare, env=environment) as process:  # noqa: PLW1509 (one thread)
 
         def forward(signum: int, _frame: FrameType | None) -> None:
