@@ -66,11 +66,7 @@ class Bandwidth:
 
     @classmethod
     def from_document(cls, document: Document) -> Self:
-        """Read a document that a command of 0.2 stored.
-
-        Raises:
-            ProfileError: A figure is missing or cannot be true.
-        """
+        """Read a document that a command of 0.2 stored (ProfileError: a figure is missing or cannot be true)."""
         known = {item.name: document.body[item.name] for item in fields(cls) if item.name in document.body}
         try:
             return cls(**known, measured_at=document.measured_at)

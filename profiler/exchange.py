@@ -94,11 +94,7 @@ def _read(record: object, place: str) -> StageProfile:
 
 
 def _known(record: object, valid: tuple[str, ...], place: str) -> dict[str, Any]:
-    """Return an object's fields.
-
-    Raises:
-        ExchangeError: It is something else, or has a field that is not valid.
-    """
+    """Return an object's fields (ExchangeError: it is something else, or has a field that is not valid)."""
     if not isinstance(record, dict):
         raise ExchangeError(f"{place}: must be an object with some of the fields {', '.join(valid)}")
     for field in record:

@@ -52,11 +52,7 @@ class LinearFit:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "LinearFit":
-        """Read what `to_dict` made.
-
-        Raises:
-            FitError: A figure is missing, not a number, or cannot be true.
-        """
+        """Read what `to_dict` made (FitError: a figure is missing, not a number, or cannot be true)."""
         try:
             points = tuple(Point(float(item["size"]), float(item["seconds"])) for item in values["points"])
             names = ("fixed_s", "per_unit_s", "r_squared", "residual_s")

@@ -40,11 +40,7 @@ class Wanted:
 
 
 def find_all(keys: Iterable[ProfileKey], wanted: Wanted) -> tuple[ProfileKey, ...]:
-    """All keys that match.
-
-    Raises:
-        NoSuchProfileError: None does; the text lists the nearest.
-    """
+    """All keys that match (NoSuchProfileError: none does; the text lists the nearest)."""
     known = sorted(keys)
     found = tuple(key for key in known if wanted.matches(key))
     if not found:
@@ -53,11 +49,7 @@ def find_all(keys: Iterable[ProfileKey], wanted: Wanted) -> tuple[ProfileKey, ..
 
 
 def find_one(keys: Iterable[ProfileKey], wanted: Wanted) -> ProfileKey:
-    """The one key that matches.
-
-    Raises:
-        NoSuchProfileError: None or several do; the text lists the choices.
-    """
+    """The one key that matches (NoSuchProfileError: none or several do; the text lists the choices)."""
     found = find_all(keys, wanted)
     if len(found) > 1:
         raise NoSuchProfileError(

@@ -124,11 +124,7 @@ class Interference:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Interference":
-        """Read what `to_dict` made.
-
-        Raises:
-            InterferenceError: Something is missing or cannot be true.
-        """
+        """Read what `to_dict` made (InterferenceError: something is missing or cannot be true)."""
         try:
             a, b = (_side(values[name]) for name in ("a", "b"))
             measured_s = float(values["measured_s"])

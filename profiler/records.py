@@ -151,11 +151,7 @@ class ProfileDetail:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> ProfileDetail:
-        """Read what `to_dict` made; figures of a newer version are ignored.
-
-        Raises:
-            ProfileError: A figure cannot be true.
-        """
+        """Read what `to_dict` made; figures of a newer version are ignored (ProfileError: a figure cannot be true)."""
         known: dict[str, Any] = {}
         try:
             for item in fields(cls):

@@ -355,11 +355,7 @@ class SensitivityProfile:
 
     @classmethod
     def from_document(cls, document: Document) -> "SensitivityProfile":
-        """Read what `to_document` made.
-
-        Raises:
-            SensitivityError: It is something else.
-        """
+        """Read what `to_document` made (SensitivityError: it is something else)."""
         body = document.body
         try:
             cpu = CpuSensitivity(

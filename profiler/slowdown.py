@@ -75,11 +75,7 @@ class SlowdownFit:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "SlowdownFit":
-        """Read what `to_dict` made.
-
-        Raises:
-            FitError: A figure is missing, not a number, or cannot be true.
-        """
+        """Read what `to_dict` made (FitError: a figure is missing, not a number, or cannot be true)."""
         try:
             curve = Parabola(*(float(values["curve"][name]) for name in ("constant", "linear", "square")))
             names = ("r_squared", "least_percent", "most_percent")

@@ -63,11 +63,7 @@ def usable_cpus() -> int:
 
 
 def cores(count: int) -> frozenset[int]:
-    """The numbers of so many cores, the lowest of those that this process may use.
-
-    Raises:
-        CpuLimitError: There are fewer.
-    """
+    """The numbers of so many cores, the lowest of those that this process may use (CpuLimitError: there are fewer)."""
     usable = sorted(os.sched_getaffinity(0))
     if not 1 <= count <= len(usable):
         raise CpuLimitError(f"{count} CPUs were asked for; this process may use 1 to {len(usable)}")
@@ -185,11 +181,7 @@ class ScriptMeter:
         return measured
 
     def dry_run(self, cpus: int) -> DryRunResult:
-        """Where the time and the memory go on so many CPUs.
-
-        Raises:
-            DryRunFailedError: The script failed or never iterated.
-        """
+        """Where the time and the memory go on so many CPUs (DryRunFailedError: the script failed or never iterated)."""
         return measure_script(
             self._command(cpus),
             cpus=self._cores(cpus),
@@ -221,11 +213,7 @@ class ReadBandwidth(NamedTuple):
 
 
 def files_of(dataset: Path) -> tuple[Path, ...]:
-    """All files of a dataset, in the order of their names.
-
-    Raises:
-        StorageError: There are none, or they cannot be listed.
-    """
+    """All files of a dataset, in the order of their names (StorageError: there are none, or they cannot be listed)."""
     if dataset.is_file():
         return (dataset,)
     if not dataset.exists():

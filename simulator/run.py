@@ -87,11 +87,7 @@ def simulate(
 
 
 def simulation_model(name: str) -> SimulationModel:
-    """Return a model of another distribution.
-
-    Raises:
-        SimulationError: No installed distribution offers it.
-    """
+    """Return a model of another distribution (SimulationError: no installed distribution offers it)."""
     offers = {offer.name: offer for offer in entry_points(group=MODELS_GROUP)}
     if name in offers:
         model: SimulationModel = offers[name].load()
@@ -193,11 +189,7 @@ def _check_job(job: TraceJob, cluster: Cluster) -> None:
 
 
 def check_policies(model: str, options: Mapping[str, Mapping[str, Any]]) -> None:
-    """Refuse unknown policies and options before the first simulation starts.
-
-    Raises:
-        UsageError: Lists the valid names.
-    """
+    """Refuse unknown policies and options before the first simulation starts (UsageError: lists the valid names)."""
     check: Callable[[str, Mapping[str, Any]], object] = (
         get_policy if model == "default" else simulation_model(model).check
     )

@@ -175,11 +175,7 @@ def _show_profile(
 
 
 def _run_sweep(command: tuple[str, ...], asked: RunOptions, store_path: Path | None) -> SensitivityProfile:
-    """Measure and store the sensitivity that the options ask for.
-
-    Raises:
-        SensitivityError: The sweep cannot be made.
-    """
+    """Measure and store the sensitivity that the options ask for (SensitivityError: the sweep cannot be made)."""
     words = command[1:] if command[:1] == ("-m",) else command
     model = asked["model"] or (words[0] if words is not command else Path(words[0]).stem)
     greatest = asked["max_cpus"] or usable_cpus()

@@ -85,11 +85,7 @@ def user_name() -> str:
 
 
 def open_store(store_path: Path | None, *, read_only: bool = False, existing: bool = False) -> ProfileStore:
-    """The store that a command means.
-
-    Raises:
-        StoreMissingError: There is none, and none is made.
-    """
+    """The store that a command means (StoreMissingError: there is none, and none is made)."""
     path = store_path or _default_path(click.get_current_context())
     if existing and not exists(path):
         raise StoreMissingError(path)

@@ -67,11 +67,7 @@ def list_command(sort: str, store_path: Path | None, as_json: bool, **wanted: An
 
 
 def sweep_of(store: ProfileStore, name: str) -> SensitivityProfile | None:
-    """Return the stored sensitivity of a job, None without one.
-
-    Raises:
-        SensitivityError: It cannot be read.
-    """
+    """Return the stored sensitivity of a job, None without one (SensitivityError: it cannot be read)."""
     documents = (document for document in store.documents(SENSITIVITIES) if document.name == name)
     return next(map(SensitivityProfile.from_document, documents), None)
 

@@ -271,11 +271,7 @@ class LiveCourse:
         return self.is_over
 
     def result(self, gpu_mem_gib: float = 0.0, detail: ProfileDetail | None = None) -> DryRunResult | None:
-        """The figures of a profile; None where too little was measured.
-
-        Raises:
-            ProfileError: A figure cannot be true.
-        """
+        """The figures of a profile; None where too little was measured (ProfileError: a figure cannot be true)."""
         samples = self._samples()
         if self._warmup is None or len(samples) < LEAST_AT_WORK:
             return None

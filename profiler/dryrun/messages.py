@@ -71,11 +71,7 @@ class Limits:
 
     @classmethod
     def parse(cls, text: str) -> Limits:
-        """Read a value of MURI_DRY_RUN.
-
-        Raises:
-            DryRunError: It is malformed.
-        """
+        """Read a value of MURI_DRY_RUN (DryRunError: it is malformed)."""
         found = _LIMITS.fullmatch(text)
         if found is None:
             raise DryRunError(f"{DRY_RUN_VARIABLE}={text!r}: {_FORMS}")
@@ -145,11 +141,7 @@ class DryRunResult:
             raise ProfileError(f"a dry run's result: {fault}")
 
     def profile(self, key: ProfileKey, measured_at: str, source: str = "dry-run") -> StageProfile:
-        """The profile of a key.
-
-        Raises:
-            ProfileError: A figure cannot be true.
-        """
+        """The profile of a key (ProfileError: a figure cannot be true)."""
         figures = (*self.stage_s, self.iteration_s, self.gpu_mem_gib, self.iterations)
         return StageProfile(key, *figures, measured_at=measured_at, source=source, detail=self.detail)
 

@@ -126,11 +126,7 @@ def with_last_words(reason: str, output: Path) -> str:
 
 
 def check_command(command: Sequence[str]) -> None:
-    """Refuse a command that cannot be run.
-
-    Raises:
-        NoScriptError: There is no script.
-    """
+    """Refuse a command that cannot be run (NoScriptError: there is no script)."""
     if not command or (command[0] == "-m" and len(command) == 1):
         raise NoScriptError("there is nothing to measure; give a script, or -m and a module")
     if command[0] != "-m" and not Path(command[0]).is_file():

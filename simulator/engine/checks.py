@@ -30,11 +30,7 @@ def wanted() -> bool:
 
 
 def check_noise(settings: Settings) -> None:
-    """Refuse noise that would make stage times negative.
-
-    Raises:
-        SimulationError: Says what is valid.
-    """
+    """Refuse noise that would make stage times negative (SimulationError: says what is valid)."""
     if not 0 <= settings.profile_noise <= 1:
         raise SimulationError(f"profile_noise is {settings.profile_noise}; it must be 0 to 1")
 
@@ -92,11 +88,7 @@ def check_records(jobs: Sequence[TraceJob], records: Sequence[JobRecord]) -> Non
 
 
 def check_world(world: World) -> None:
-    """Check what holds between any two events.
-
-    Raises:
-        ConservationError: Says what is wrong, and when.
-    """
+    """Check what holds between any two events (ConservationError: says what is wrong, and when)."""
     if isinstance(world, PackedWorld):
         fault = _packed_fault(world)
         if fault is not None:

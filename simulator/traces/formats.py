@@ -62,11 +62,7 @@ class Reading:
 def read_table(
     reading: Reading, required: Iterable[str], to_job: Callable[[Row], Job], delimiter: str = ","
 ) -> Iterator[tuple[int, Job]]:
-    """The jobs of a table with a header and one row per job.
-
-    Raises:
-        TraceError: The header is not as required.
-    """
+    """The jobs of a table with a header and one row per job (TraceError: the header is not as required)."""
     rows = read_rows(reading.source.name, reading.source.lines(), required, delimiter=delimiter)
     yield from reading.parse(rows, to_job)
 
@@ -138,11 +134,7 @@ class Assignment:
 
 
 def assignment_of(profiles: Iterable[StageProfile] | None, seed: int) -> Assignment:
-    """An assignment among given profiles.
-
-    Raises:
-        TraceError: There are no profiles.
-    """
+    """An assignment among given profiles (TraceError: there are no profiles)."""
     models = measured_models() if profiles is None else _models_of(profiles)
     if not models:
         raise TraceError("there are no profiles to assign; `muri profile list` shows what the store has")

@@ -92,11 +92,7 @@ def _jobs(chosen: Format, reading: Reading, assignment: Assignment) -> list[Trac
 
 
 def find_format(name: str) -> Format:
-    """The format of a name.
-
-    Raises:
-        TraceError: There is none of that name.
-    """
+    """The format of a name (TraceError: there is none of that name)."""
     if name not in FORMATS:
         near = nearest(name, FORMATS)
         hint = f" (is it {near[0]}?)" if near else ""

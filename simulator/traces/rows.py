@@ -131,11 +131,7 @@ class Source:
 
 @contextmanager
 def open_source(path: Path) -> Iterator[Source]:
-    """Open a trace.
-
-    Raises:
-        TraceError: The file cannot be read or is not UTF-8 text.
-    """
+    """Open a trace (TraceError: the file cannot be read or is not UTF-8 text)."""
     name = "standard input" if path == Path("-") else str(path)
     try:
         if path == Path("-"):
@@ -177,11 +173,7 @@ class Row:
         return (self._cells[position] or default) if position is not None else default
 
     def number(self, column: str, *, at_least: float = 0.0, more_than: float | None = None) -> float:
-        """A finite number.
-
-        Raises:
-            RowError: The cell is not a finite number, or too small.
-        """
+        """A finite number (RowError: the cell is not a finite number, or too small)."""
         return to_number(column, self.text(column), at_least=at_least, more_than=more_than)
 
     def optional_number(self, column: str, *, at_least: float = 0.0) -> float | None:
@@ -189,19 +181,11 @@ class Row:
         return self.number(column, at_least=at_least) if self.text(column).strip() else None
 
     def count(self, column: str, *, at_least: int = 0) -> int:
-        """A whole number; "4.0" counts as 4.
-
-        Raises:
-            RowError: The cell is not a whole number, or too small.
-        """
+        """A whole number; "4.0" counts as 4 (RowError: the cell is not a whole number, or too small)."""
         return to_count(column, self.text(column), at_least=at_least)
 
     def flag(self, column: str) -> bool:
-        """0 or 1, true or false, yes or no; false where the cell is empty.
-
-        Raises:
-            RowError: The cell says something else.
-        """
+        """0 or 1, true or false, yes or no; false where the cell is empty (RowError: the cell says something else)."""
         text = self.text(column).strip().lower()
         if text in {"1", "true", "yes"}:
             return True
@@ -211,11 +195,7 @@ class Row:
 
 
 def to_number(column: str, text: str, *, at_least: float = 0.0, more_than: float | None = None) -> float:
-    """A finite number out of a cell.
-
-    Raises:
-        RowError: It is not a number, or too small.
-    """
+    """A finite number out of a cell (RowError: it is not a number, or too small)."""
     if not text.strip():
         raise RowError(column, "is empty; give a number")
     try:
@@ -282,11 +262,7 @@ def read_rows(
 
 
 def read_header(name: str, header: Sequence[str], required: Iterable[str]) -> dict[str, int]:
-    """Position of each column.
-
-    Raises:
-        TraceError: A column is missing or appears twice.
-    """
+    """Position of each column (TraceError: a column is missing or appears twice)."""
     columns = [column.strip() for column in header]
     doubled = sorted({column for column in columns if column and columns.count(column) > 1})
     if doubled:
