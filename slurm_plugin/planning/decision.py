@@ -112,7 +112,7 @@ def _decide(cycle: Gathered, policy: Policy) -> Decision:
     actions = (
         *stop_actions(settled.stops, preparation.request, cycle.view),
         *(run for run in runs if not run.again),
-        *overtaken_dry_runs(cycle.intents, cycle.view, gone),
+        *overtaken_dry_runs(cycle.dry_runs, cycle.view, gone),
         *idle_gpus_first(starts),
         *(run for run in runs if run.again),
         *releases,

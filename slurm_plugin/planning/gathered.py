@@ -10,7 +10,8 @@ from itertools import chain
 from typing import Any, Final, NamedTuple
 
 from muri.clock import moment, text_of
-from muri.profiler.records import IN_PLACE, ProfileError, ProfileKey, StageProfile
+from muri.policies.traits import Sensitivity
+from muri.profiler.records import IN_PLACE, ProfileError, ProfileKey, StageProfile, says_little
 from muri.slurm_plugin.config import Config, Grouping
 from muri.slurm_plugin.planning.actions import DryRunFailed, KeepProfile, NotMeasured
 from muri.slurm_plugin.planning.cycle_input import CycleInput, Expected, Knowledge, dry_run_key
@@ -20,7 +21,8 @@ from muri.slurm_plugin.records.cluster import Job, JobState
 from muri.slurm_plugin.records.comment_reports import profile_in, python_in
 from muri.slurm_plugin.records.journal import DRY_RUN, Intent
 from muri.slurm_plugin.records.limits import PartitionLimits
-from muri.slurm_plugin.records.roles import ManagedJob, Role, View, profile_key, why_arguments_are_unknown
+from muri.slurm_plugin.records.roles import ManagedJob, Role, View, profile_key, why_arguments_are_unknown, without_gate
+from muri.units import MIB_PER_GIB
 
 ALONE_ON_REQUEST: Final = "it was submitted with alone"
 
@@ -33,6 +35,20 @@ _SURE: Final = 0.95
 _UNTRUE: Final = (ProfileError, KeyError, TypeError, ValueError, OverflowError)
 
 
+def domain_of(job: Job) -> str:
+    """Return what jobs of a user must have in common, beside their partition, to share one pilot job."""
+    parts = {
+        "account": job.account,
+        "QOS": job.qos,
+        "reservation": job.reservation,
+        "licences": without_gate(job.licenses),
+        "constraint": job.features,
+        "excluded nodes": job.excluded_nodes,
+        "GPUs": job.gpu_request,
+    }
+    return ", ".join(f"{name} {value!r}" for name, value in parts.items() if value)
+
+
 class KnownJob(NamedTuple):
     """A job, and what a cycle looks up once for it."""
 
@@ -40,8 +56,31 @@ class KnownJob(NamedTuple):
     key: ProfileKey
     profile: StageProfile | None  # None while nothing is known of its model
     alone: str  # Why it must run alone, whatever is known of its model; "" when it may be grouped
+    failed: str  # Why its model is not measured any more, "" while it may be
+    too_little: str  # What its profile does not cover, "" where it is enough to plan with
+    domain: str  # What jobs of a user must have in common to share its GPUs
+    arguments_unknown: str  # Why nothing tells its script's arguments, "" when they are known
+    sensitivity: Sensitivity | None  # To CPUs and memory, as measured
     expected: Expected | None  # How long it runs alone; None where its user did not say
     min_speed: float  # In a group, 1 = as fast as alone: the site's, the job's own or what it was promised already
+
+    @classmethod
+    def of(cls, job: ManagedJob, key: ProfileKey, profile: StageProfile | None) -> "KnownJob":
+        """What the job and its profile alone tell."""
+        measured = None if profile is None or profile.is_estimate else profile
+        return cls(
+            job,
+            key,
+            profile,
+            alone="",
+            failed="",
+            too_little="" if measured is None else says_little(measured.stage_s, measured.iteration_s),
+            domain=domain_of(job),
+            arguments_unknown=why_arguments_are_unknown(job),
+            sensitivity=None,
+            expected=None,
+            min_speed=0.0,
+        )
 
     @property
     def is_measured(self) -> bool:
@@ -60,6 +99,21 @@ class KnownJob(NamedTuple):
         return self.profile
 
 
+class DryRun(NamedTuple):
+    """A dry run that has no result in the journal yet."""
+
+    intent: Intent
+    key: ProfileKey
+    target: ManagedJob | None  # The job whose script it runs
+    run: ManagedJob | None  # The job that executes it, active or not
+    result: KeepProfile | DryRunFailed | None
+
+    @property
+    def token(self) -> str:
+        """Its intent's."""
+        return self.intent.token
+
+
 @dataclass(frozen=True, slots=True)
 class Gathered:
     """What a decision rests on."""
@@ -69,7 +123,8 @@ class Gathered:
     config: Config
     intents: tuple[Intent, ...]  # The journal's entries, closed ones included
     known: Mapping[int, KnownJob]  # Candidates, members of running groups, and jobs that run alone
-    results: Mapping[str, KeepProfile | DryRunFailed]  # Of dry runs that are done, by their intent's token
+    dry_runs: tuple[DryRun, ...]
+    last_dry_run_s: Mapping[str, float]  # When the last one of a user began, seconds since the epoch
     measured: tuple[KeepProfile | NotMeasured, ...]  # What members report of their models that is new
     untrue: Mapping[int, str]  # Why such reports cannot be true, by job id
 
@@ -90,6 +145,7 @@ def gather(cycle: CycleInput) -> Gathered:
     view, now_s = cycle.view, cycle.now_s
     members = (as_submitted(job, group.pilot) for group in view.running_groups for job in group.members)
     jobs = chain(view.having(Role.CANDIDATE), members, map(as_asked, running_alone(view)))
+    dry_runs = [intent for intent in cycle.intents if intent.kind == DRY_RUN]
     measured, untrue = _measured_in_place(cycle)
     return Gathered(
         view,
@@ -97,7 +153,8 @@ def gather(cycle: CycleInput) -> Gathered:
         cycle.config,
         cycle.intents,
         {job.job_id: known_job(job, cycle) for job in jobs},
-        {intent.token: found for intent in begun_dry_runs(cycle.intents) if (found := _result(intent, view, now_s))},
+        tuple(_dry_run(intent, view, now_s) for intent in dry_runs if intent.state == "begun"),
+        {dry_run_key(intent, view).user: intent.begun_s for intent in sorted(dry_runs, key=lambda each: each.begun_s)},
         measured,
         untrue,
     )
@@ -105,12 +162,17 @@ def gather(cycle: CycleInput) -> Gathered:
 
 def known_job(job: ManagedJob, cycle: CycleInput) -> KnownJob:
     """Look up what planning a job needs; `job` is as its user submitted it."""
-    key, known = cycle.key_of(job), cycle.knowledge
+    key, knowledge = cycle.key_of(job), cycle.knowledge
+    mem_gib_per_gpu = job.mem_per_node_mib / max(1, job.gpus_per_node) / MIB_PER_GIB
     # What a member was promised stays so, whatever the site promises to others now.
     promised = 0.0 if job.membership is None else job.membership.min_speed
-    min_speed = max(cycle.config.grouping.min_speed, job.request.min_speed, promised)
-    alone = alone_reason(job, cycle.view, known, cycle.config)
-    return KnownJob(job, key, known.profile_of(key), alone, known.expected(job, key), min_speed)
+    return KnownJob.of(job, key, knowledge.profile_of(key))._replace(
+        alone=alone_reason(job, cycle.view, knowledge, cycle.config),
+        failed=knowledge.failed(key),
+        sensitivity=knowledge.traits.sensitivity(key, mem_gib_per_gpu),
+        expected=knowledge.expected(job, key),
+        min_speed=max(cycle.config.grouping.min_speed, job.request.min_speed, promised),
+    )
 
 
 def running_alone(view: View) -> Iterator[ManagedJob]:
@@ -181,35 +243,24 @@ def ranks_reason(job: Job) -> str:
     return ""
 
 
-def begun_dry_runs(intents: tuple[Intent, ...]) -> list[Intent]:
-    """Return the dry runs that have no result in the journal yet."""
-    return [intent for intent in intents if intent.kind == DRY_RUN and intent.state == "begun"]
-
-
-def find_dry_run(view: View, intent: Intent) -> ManagedJob | None:
-    """Return the job that executes a dry run, whether it is active or not."""
-    return next((job for job in view.jobs.values() if job.dry_run == intent.token), None)
-
-
 def ran_s(job: Job, now_s: float) -> float:
     """Return the seconds of a job's last run, 0 when it has not started."""
     return max(0.0, (job.end_s or now_s) - job.start_s) if job.start_s else 0.0
 
 
-def _result(intent: Intent, view: View, now_s: float) -> KeepProfile | DryRunFailed | None:
-    """Return what a dry run left in its own comment or in that of the job whose script it runs, None for nothing."""
-    target, run, key = (
-        view.jobs.get(int(intent.payload["job_id"])),
-        find_dry_run(view, intent),
-        dry_run_key(intent, view),
-    )
+def _dry_run(intent: Intent, view: View, now_s: float) -> DryRun:
+    """Look up a dry run; its result stands in its own comment or in that of the job whose script it runs."""
+    run = next((job for job in view.jobs.values() if job.dry_run == intent.token), None)
+    found = DryRun(intent, dry_run_key(intent, view), view.jobs.get(int(intent.payload["job_id"])), run, None)
     # No dry run that slurmctld has forgotten has taken longer than this.
     took_s = now_s - intent.begun_s if run is None else ran_s(run, now_s)
-    comments = (job.reports.dry_run for job in (target, run) if job is not None)
+    comments = (job.reports.dry_run for job in (found.target, run) if job is not None)
     measured = next((each for each in comments if each is not None and each.get("token") == intent.token), None)
-    if measured is None or not took_s:
-        return None
-    key = dry_run_key(intent, view)
+    return found if measured is None or not took_s else found._replace(result=_result(found, measured, took_s))
+
+
+def _result(dry_run: DryRun, measured: Mapping[str, Any], took_s: float) -> KeepProfile | DryRunFailed:
+    intent, key = dry_run.intent, dry_run.key
     if "error" in measured:
         return DryRunFailed(intent.token, str(key), str(measured["error"]))
     try:

@@ -43,7 +43,6 @@ from muri.profiler.slowdown import Parabola
 from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.records.cluster import Job, NodeIndex
 from muri.slurm_plugin.records.comment_reports import SWEEP, sweep_in
-from muri.slurm_plugin.records.roles import ManagedJob, profile_key
 from muri.units import MIB, MIB_PER_GIB
 
 log = logging.getLogger("muri.controller")
@@ -92,14 +91,6 @@ class KnownTraits:
             return None
         names = (name for each in key.lookup_order for name in (str(each), each.name))
         return next((self.sensitivities[name] for name in names if name in self.sensitivities), None)
-
-
-def gpu_utilization(profile: StageProfile | None) -> float | None:
-    """Share of its GPUs' time that a model computes on them, as telemetry measured or the graph predicts it. Pure.
-
-    None where neither is known; what a policy then makes of the stage times is its own business.
-    """
-    return None if profile is None else profile.detail.gpu_utilisation
 
 
 def sensitivity_of(known: SensitivityProfile, gpu_count: int = 1, least_mem_gib: float = 0.0) -> Sensitivity:
@@ -329,12 +320,12 @@ SHARES: Final = 2
 """A sweep goes up to so many GPU-proportional shares: more CPUs are rarely free beside a GPU."""
 
 
-def sweep_cpus(job: ManagedJob, traits: KnownTraits, index: NodeIndex, config: Config) -> int | None:
+def sweep_cpus(job: Job, config: Config, index: NodeIndex) -> int | None:
     """Return the CPUs of a dry run that measures the CPU axis as well; None where it does not.
 
     Only jobs of one GPU are swept: Muri takes each GPU of a larger job to want the same.
     """
-    if job.gpu_count != 1 or config.allocation.cpus == "off" or traits.is_measured(profile_key(job, index)):
+    if job.gpu_count != 1 or config.allocation.cpus == "off":
         return None
     nodes = index.in_partition(config.profiling.partition or job.partition)
     shares = [min(node.cpu_count, SHARES * node.cpu_count // node.gpu_count) for node in nodes if node.gpu_count]

@@ -15,28 +15,13 @@ from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.planning.actions import StartGroup
 from muri.slurm_plugin.planning.slurm_requests import MEMBER_MEM_MIB
 from muri.slurm_plugin.records.cluster import Job, JobState, Node, Reservation, Snapshot
-from muri.slurm_plugin.records.limits import will_start_by_itself
 from muri.slurm_plugin.records.nodes import HostListError, names_in
-from muri.slurm_plugin.records.roles import ManagedJob, Role, View, without_gate
+from muri.slurm_plugin.records.roles import ManagedJob, Role, View
 from muri.units import MIB_PER_GIB
 
 _PROMISED = {Role.PILOT, Role.DRY_RUN, Role.RELEASED}
 
 _FEATURE = re.compile(r"[A-Za-z0-9_.:=-]+")
-
-
-def domain_of(job: Job) -> str:
-    """Return what jobs of a user must have in common, beside their partition, to share one pilot job."""
-    parts = {
-        "account": job.account,
-        "QOS": job.qos,
-        "reservation": job.reservation,
-        "licences": without_gate(job.licenses),
-        "constraint": job.features,
-        "excluded nodes": job.excluded_nodes,
-        "GPUs": job.gpu_request,
-    }
-    return ", ".join(f"{name} {value!r}" for name, value in parts.items() if value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,7 +263,7 @@ def starts_by_itself(job: ManagedJob) -> bool:
         ("Dependency", not job.dependency),
         ("BeginTime", not job.begin_s),
     )
-    return will_start_by_itself(job.reason) or any(job.reason.startswith(word) and gone for word, gone in outdated)
+    return job.waits_for_resources or any(job.reason.startswith(word) and gone for word, gone in outdated)
 
 
 def _free_node(node: Node, partitions: tuple[str, ...], free: _Free, config: Config) -> FreeNode:

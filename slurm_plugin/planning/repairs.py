@@ -1,7 +1,7 @@
 """Compares what the controller meant to do with what Slurm shows, and repairs the difference by actions. Pure."""
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 
@@ -15,7 +15,6 @@ from muri.slurm_plugin.planning.actions import (
     DryRunFailed,
     ExtendPilot,
     KeepGate,
-    KeepProfile,
     MoveToLicence,
     Preempt,
     Regroup,
@@ -25,15 +24,15 @@ from muri.slurm_plugin.planning.actions import (
     ReturnToQueue,
     join_in,
 )
-from muri.slurm_plugin.planning.cycle_input import START_DELAY_S, dry_run_key
-from muri.slurm_plugin.planning.gathered import Gathered, begun_dry_runs, find_dry_run
+from muri.slurm_plugin.planning.cycle_input import START_DELAY_S
+from muri.slurm_plugin.planning.gathered import DryRun, Gathered
 from muri.slurm_plugin.planning.placement import ends_at_s
 from muri.slurm_plugin.planning.site_limits import PILOT_EXTRA_S
 from muri.slurm_plugin.planning.slurm_requests import was_changed
 from muri.slurm_plugin.records.cluster import Job, JobState
 from muri.slurm_plugin.records.comment_tags import MemberState, MemoryRetry
 from muri.slurm_plugin.records.journal import GROUP, JOIN, PREEMPT, Intent
-from muri.slurm_plugin.records.limits import is_limit_reason, will_start_by_itself
+from muri.slurm_plugin.records.limits import is_limit_reason
 from muri.slurm_plugin.records.roles import (
     ManagedJob,
     Role,
@@ -76,10 +75,9 @@ def reconcile(cycle: Gathered) -> tuple[Action, ...]:
     actions += gates(view, config, settled)
     actions += _pilots(groups, view, config, since_s)
     actions += _short_pilots(view)
-    dry_runs = begun_dry_runs(intents)
-    for intent in dry_runs:
-        actions += _dry_run(intent, view, config, cycle.results.get(intent.token))
-    known = {intent.token for intent in dry_runs}
+    for dry_run in cycle.dry_runs:
+        actions += _dry_run(dry_run, view, config)
+    known = {dry_run.token for dry_run in cycle.dry_runs}
     actions += (
         Cancel(job.job_id, "the dry run is no longer needed")
         for job in view.having(Role.DRY_RUN)
@@ -145,7 +143,7 @@ def _members(
             yield Restore(job.job_id, "it was taken out of its group")
         elif why := _why_not_started(pilot, config, now_s):
             # Slurm had something else for its GPUs, or a limit is in the way: that says nothing against sharing.
-            competes = will_start_by_itself(pilot.reason) or is_limit_reason(pilot.reason)
+            competes = pilot.waits_for_resources or is_limit_reason(pilot.reason)
             size = len(pilot.pilot_tag.members) if competes and pilot.pilot_tag is not None else 0
             yield Regroup(job.job_id, max(1, size - 1), why)
         elif why := _why_not_beside(job, pilot, since_s, view, config):
@@ -166,7 +164,7 @@ def _why_not_started(pilot: Job, config: Config, now_s: float) -> str:
     """Why a waiting pilot is given up, "" while it may start."""
     if pilot.state is not JobState.PENDING:
         return ""
-    if not will_start_by_itself(pilot.reason):
+    if not pilot.waits_for_resources:
         return f"Slurm does not start pilot job {pilot.job_id} ({pilot.reason})"
     late = now_s - pilot.submit_s > config.tuning.pilot_start_timeout_s
     return f"pilot job {pilot.job_id} could not start in time" if late else ""
@@ -227,15 +225,14 @@ def _short_pilots(view: View) -> Iterator[ExtendPilot]:
             yield ExtendPilot(pilot.job_id, limit_s, f"members' time limits were changed: {ids}")
 
 
-def _dry_run(intent: Intent, view: View, config: Config, result: KeepProfile | DryRunFailed | None) -> Iterator[Action]:
+def _dry_run(dry_run: DryRun, view: View, config: Config) -> Iterator[Action]:
     """Go on with a dry run: keep its result, or give it up."""
+    intent, key, target, run, result = dry_run
     if result is not None:
         yield result
         return
-    target = view.jobs.get(int(intent.payload["job_id"]))
-    run = find_dry_run(view, intent)
     if target is not None and target.role in {Role.RELEASED, Role.MEMBER} and target.state.is_active:
-        yield from _overtaken(intent, target.job_id, view)
+        yield from _overtaken(intent.token, target.job_id, view)
         return
     if run is not None and (why := _why_expired(run, intent, config, view.snapshot.taken_s)):
         yield Abandon(intent.token, why)
@@ -249,23 +246,23 @@ def _dry_run(intent: Intent, view: View, config: Config, result: KeepProfile | D
     if run is None and intent.submitted_job is None:
         yield Abandon(intent.token, "the dry run was never submitted")
     elif run is None or not run.state.is_active:
-        state, key = run.state if run is not None else "forgotten by Slurm", dry_run_key(intent, view)
+        state = run.state if run is not None else "forgotten by Slurm"
         yield DryRunFailed(intent.token, str(key), f"the dry run ended without a result ({state})")
 
 
-def overtaken_dry_runs(intents: tuple[Intent, ...], view: View, job_ids: AbstractSet[int]) -> tuple[Action, ...]:
+def overtaken_dry_runs(dry_runs: Sequence[DryRun], view: View, job_ids: AbstractSet[int]) -> Iterator[Action]:
     """End the dry runs with the scripts of jobs that start now: no script runs twice at once."""
-    targets = ((intent, int(intent.payload["job_id"])) for intent in begun_dry_runs(intents))
-    return tuple(
-        action for intent, job_id in targets if job_id in job_ids for action in _overtaken(intent, job_id, view)
-    )
+    for dry_run in dry_runs:
+        job_id = int(dry_run.intent.payload["job_id"])
+        if job_id in job_ids:
+            yield from _overtaken(dry_run.token, job_id, view)
 
 
-def _overtaken(intent: Intent, job_id: int, view: View) -> Iterator[Action]:
+def _overtaken(token: str, job_id: int, view: View) -> Iterator[Action]:
     why = f"job {job_id}, whose script it runs, starts itself"
-    yield Abandon(intent.token, why)
+    yield Abandon(token, why)
     for run in view.having(Role.DRY_RUN):
-        if run.dry_run == intent.token:
+        if run.dry_run == token:
             yield Cancel(run.job_id, why)
 
 

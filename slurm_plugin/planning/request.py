@@ -12,18 +12,17 @@ from typing import Final, NamedTuple
 
 from muri.policies.options import MAX_GROUP_SIZE
 from muri.policies.types import PlanJob, PlanRequest, ProfileUse, waited_s
-from muri.profiler.records import ProfileKey, StageProfile, says_little
+from muri.profiler.records import ProfileKey, StageProfile
 from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.planning.actions import SplitTasks, StartDryRun
-from muri.slurm_plugin.planning.cycle_input import ATTEMPTS, START_DELAY_S, Knowledge, dry_run_key
+from muri.slurm_plugin.planning.cycle_input import START_DELAY_S, Knowledge
 from muri.slurm_plugin.planning.gathered import ALONE_ON_REQUEST, Gathered, KnownJob
-from muri.slurm_plugin.planning.model_traits import derived_for, gpu_utilization, sweep_cpus
-from muri.slurm_plugin.planning.placement import domain_of, free_nodes
+from muri.slurm_plugin.planning.model_traits import derived_for, sweep_cpus
+from muri.slurm_plugin.planning.placement import free_nodes
 from muri.slurm_plugin.planning.site_limits import SiteRoom
 from muri.slurm_plugin.planning.slurm_requests import dry_run_limit_s
-from muri.slurm_plugin.records.cluster import JobState, task_numbers
-from muri.slurm_plugin.records.journal import DRY_RUN
-from muri.slurm_plugin.records.roles import ManagedJob, Role, View, why_arguments_are_unknown
+from muri.slurm_plugin.records.cluster import JobState
+from muri.slurm_plugin.records.roles import ManagedJob, Role, View
 from muri.units import MIB_PER_GIB
 
 _CALLS_NOT = (
@@ -59,8 +58,11 @@ def prepare(cycle: Gathered, profile_use: ProfileUse = "all", *, allocates_cpus:
     measured_with = {run.job_id for run in dry_runs} & {each.job.job_id for each in not_waiting}
     # Measured in place, a job starts in spite of its dry run, which then ends.
     with_dry_run = frozenset() if config.profiling.in_place else known.dry_run_jobs | measured_with
-    known = replace(known, failures={**known.failures, **unmeasured}, dry_run_jobs=with_dry_run)
-    cycle = replace(cycle, knowledge=known)
+    cycle = replace(cycle, knowledge=replace(known, dry_run_jobs=with_dry_run))
+    if unmeasured:
+        failed = ((job_id, each, unmeasured.get(each.key, each.failed)) for job_id, each in cycle.known.items())
+        cycle = replace(cycle, known={job_id: each._replace(failed=why) for job_id, each, why in failed})
+        ready = [cycle.known[each.job.job_id] for each in ready]
     pending = [plan_job(each, room.places.of(each.job).name, cycle, room.largest_group) for each in ready]
     waiting |= _waiting_for_partners(pending, {each.job.job_id for each in ready if each.profile is None}, cycle)
     in_dry_run = {
@@ -127,8 +129,6 @@ def plan_job(known: KnownJob, partition: str, cycle: Gathered, limits: GroupLimi
     job, memory = known.job, cycle.knowledge
     profile, alone, largest = sharing(known, memory, cycle.config, limits)
     saved_s = memory.saved_gpu_s.get(job.job_id, 0.0) / max(1, job.gpu_count)
-    mem_gib_per_gpu = job.mem_per_node_mib / max(1, job.gpus_per_node) / MIB_PER_GIB
-    sensitivity = memory.traits.sensitivity(known.key, mem_gib_per_gpu)
     return PlanJob(
         job_id=job.job_id,
         user=job.user,
@@ -142,10 +142,10 @@ def plan_job(known: KnownJob, partition: str, cycle: Gathered, limits: GroupLimi
         groupable=not alone,
         alone_reason=alone,
         node_count=1 if alone and job.gpu_count % max(1, job.node_count) else max(1, job.node_count),
-        sensitivity=sensitivity or derived_for(job, profile, cycle.view.node_index),
-        gpu_utilization=gpu_utilization(profile),
+        sensitivity=known.sensitivity or derived_for(job, profile, cycle.view.node_index),
+        gpu_utilization=None if profile is None else profile.detail.gpu_utilisation,
         gpu_mem_request_gib=memory.gpu_mem_gib.get(job.job_id),
-        domain=domain_of(job),
+        domain=known.domain,
         largest_group=largest,
         priority=job.own_priority,
         min_speed=known.min_speed,
@@ -168,12 +168,10 @@ def sharing(known: KnownJob, knowledge: Knowledge, config: Config, limits: Group
     # A job whose own script a dry run executes must not start, for the script could overwrite its own files: it waits
     # for the measurement, as the first job of a model does.
     profile = None if job.job_id in knowledge.dry_run_jobs else known.profile
-    if profile is not None and not profile.is_estimate:
-        little = says_little(profile.stage_s, profile.iteration_s)
-        if little:
-            alone, profile = alone or f"its profile covers too little: {little}", None
+    if profile is not None and known.too_little:
+        alone, profile = alone or f"its profile covers too little: {known.too_little}", None
     if not alone and profile is None:
-        alone = _why_unknown(known, knowledge, config)
+        alone = _why_unknown(known, config)
     elif not alone and profile is not None and profile.is_estimate and config.profiling.in_place:
         alone = "" if job.calls_muri else _CALLS_NOT
     largest, why = knowledge.largest_group.get(job.job_id, (MAX_GROUP_SIZE, ""))
@@ -184,13 +182,13 @@ def sharing(known: KnownJob, knowledge: Knowledge, config: Config, limits: Group
     return Sharing(profile, alone, largest)
 
 
-def _why_unknown(known: KnownJob, knowledge: Knowledge, config: Config) -> str:
+def _why_unknown(known: KnownJob, config: Config) -> str:
     """Why nothing will be known of a job's model, "" when it is to be measured."""
-    if failed := knowledge.failed(known.key):
+    if known.failed:
         what = "it could not be measured in a group" if config.profiling.in_place else "its dry run failed"
-        return f"{what}: {failed}"
-    if why := why_arguments_are_unknown(known.job):
-        return f"its model cannot be measured: {why}"
+        return f"{what}: {known.failed}"
+    if known.arguments_unknown:
+        return f"its model cannot be measured: {known.arguments_unknown}"
     if config.profiling.at_once == 0:
         return "its model has no profile and profiling is turned off (profiling.at_once is 0)"
     return ""
@@ -215,42 +213,42 @@ def _bucket(job: PlanJob) -> tuple[str, str, str, int, int]:
     return (job.user, job.domain, job.partition, job.gpu_count, job.node_count)
 
 
-def _dry_runs(ready: Iterable[KnownJob], cycle: Gathered, profile_use: ProfileUse) -> tuple[StartDryRun, ...]:
-    """Return the dry runs to start now.
+def _dry_runs(ready: Iterable[KnownJob], cycle: Gathered, profile_use: ProfileUse) -> list[KnownJob]:
+    """Return the jobs with whose scripts dry runs are to start now.
 
     Users with the fewest dry runs go first, so that none has two while others wait for one; then models without any
     profile, then the user whose last dry run began longest ago, whether or not it ever started.
     """
     if not cycle.config.profiling.starts_dry_runs:
-        return ()
+        return []
     wanted: dict[ProfileKey, KnownJob] = {}
     for each in sorted(ready, key=lambda each: (each.job.submit_s, each.job.job_id)):
         if _is_to_be_measured(each, cycle.knowledge, profile_use):
             wanted.setdefault(each.key, each)
     at_work = Counter(run.user for run in cycle.view.having(Role.DRY_RUN))
-    begun = sorted((run for run in cycle.intents if run.kind == DRY_RUN), key=lambda run: run.begun_s)
-    last_s = {dry_run_key(run, cycle.view).user: run.begun_s for run in begun}
     chosen: list[KnownJob] = []
     for _ in range(min(cycle.config.profiling.at_once - at_work.total(), len(wanted))):
         first = min(
             wanted.values(),
-            key=lambda each: (at_work[each.key.user], each.is_measured, last_s.get(each.key.user, 0.0)),
+            key=lambda each: (at_work[each.key.user], each.is_measured, cycle.last_dry_run_s.get(each.key.user, 0.0)),
         )
         chosen.append(wanted.pop(first.key))
         at_work[first.key.user] += 1
-    return tuple(StartDryRun(each.job.job_id, str(each.key), each.profile is not None) for each in chosen)
+    return chosen
 
 
 def _within_limits(
-    runs: tuple[StartDryRun, ...], cycle: Gathered, room: SiteRoom, *, sweeps: bool
-) -> tuple[tuple[StartDryRun, ...], dict[str, tuple[int, str]]]:
-    """Leave out the dry runs for which the site's limits have no room; their jobs need not wait for them."""
+    runs: Iterable[KnownJob], cycle: Gathered, room: SiteRoom, *, sweeps: bool
+) -> tuple[tuple[StartDryRun, ...], dict[ProfileKey, str]]:
+    """Return the dry runs for which the site's limits have room, and why others are left out, by key."""
     kept: list[StartDryRun] = []
-    left_out: dict[str, tuple[int, str]] = {}
-    for run in runs:
-        job = cycle.view.jobs[run.job_id]
+    left_out: dict[ProfileKey, str] = {}
+    for known in runs:
+        job, traits = known.job, cycle.knowledge.traits
+        run = StartDryRun(job.job_id, str(known.key), known.profile is not None)
         partition = cycle.config.profiling.partition or job.partition
-        cpus = sweep_cpus(job, cycle.knowledge.traits, cycle.view.node_index, cycle.config) if sweeps else None
+        index = cycle.view.node_index
+        cpus = sweep_cpus(job, cycle.config, index) if sweeps and not traits.is_measured(known.key) else None
         if cpus is not None and not room.take_dry_run(
             replace(job, cpu_count=cpus), partition, dry_run_limit_s(cycle.config, cpus)
         ):
@@ -260,7 +258,7 @@ def _within_limits(
         if not why:
             kept.append(run)
         elif not run.again:
-            left_out[run.key] = (ATTEMPTS, f"there is no room for it: {why}")
+            left_out[known.key] = f"there is no room for it: {why}"
     return tuple(kept), left_out
 
 
@@ -273,8 +271,8 @@ def _is_to_be_measured(known: KnownJob, knowledge: Knowledge, profile_use: Profi
     if profile_use == "none" or (profile_use == "sharing" and known.alone not in {"", ALONE_ON_REQUEST}):
         return False
     under_way = key in knowledge.profiling or job.job_id in knowledge.dry_run_jobs
-    impossible = job.unknown_task or job.het or job.special or why_arguments_are_unknown(job)
-    return not (under_way or impossible or knowledge.failed(key))
+    impossible = job.unknown_task or job.het or job.special or known.arguments_unknown
+    return not (under_way or impossible or known.failed)
 
 
 _MOST_READY: Final = 64
@@ -295,7 +293,7 @@ def split_soon(records: Iterable[ManagedJob], view: View, config: Config) -> Ite
         most = min(_MOST_READY, max(1, at_once))
         if record.array_limit:
             most = min(most, record.array_limit - started[array])
-        waiting = list(islice(task_numbers(record.array_tasks), max(0, most - ready[array]) + 1))
+        waiting = list(islice(record.tasks, max(0, most - ready[array]) + 1))
         tasks = waiting[: most - ready[array]] if most > ready[array] else []
         tasks = tasks if len(waiting) > len(tasks) else tasks[:-1]
         if tasks:

@@ -10,9 +10,9 @@ from muri.policies.types import CpuMemShare, FreeNode, NodeShare, PlanJob, PlanR
 from muri.profiler.records import ProfileKey, StageProfile
 from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.planning.cycle_input import overran, took_s
-from muri.slurm_plugin.planning.gathered import Gathered, KnownJob, running_alone
+from muri.slurm_plugin.planning.gathered import Gathered, KnownJob, domain_of, running_alone
 from muri.slurm_plugin.planning.model_traits import batch_model, interference_table, with_measured_pairs
-from muri.slurm_plugin.planning.placement import Places, domain_of, is_served
+from muri.slurm_plugin.planning.placement import Places, is_served
 from muri.slurm_plugin.planning.request import Preparation, plan_job, sharing
 from muri.slurm_plugin.planning.site_limits import SiteRoom, payer_of
 from muri.slurm_plugin.planning.slurm_requests import as_submitted

@@ -20,8 +20,8 @@ from typing import Final, NamedTuple
 from muri.slurm_plugin.planning.actions import Join, MemberPlan, StartGroup
 from muri.slurm_plugin.planning.placement import Places, ends_at_s
 from muri.slurm_plugin.planning.slurm_requests import MEMBER_MEM_MIB, member_mem_mib
-from muri.slurm_plugin.records.cluster import Job, JobState, task_count
-from muri.slurm_plugin.records.limits import Association, Limits, Qos, SiteLimits, will_start_by_itself
+from muri.slurm_plugin.records.cluster import Job, JobState
+from muri.slurm_plugin.records.limits import Association, Limits, Qos, SiteLimits
 from muri.slurm_plugin.records.roles import ManagedJob, Role, View
 
 PILOT_EXTRA_S: Final = 600
@@ -264,7 +264,7 @@ class SiteRoom:
         for job in view.jobs.values() if self._limits.enforced else ():
             if job.state is JobState.PENDING or job.state in _STARTED:
                 for key in self._of(payer_of(job)).keys:
-                    self._used[key, SUBMITTED] += task_count(job)
+                    self._used[key, SUBMITTED] += job.job_count
             if job.state in _STARTED:
                 self._count(_alone(job))
             elif _is_promised(job):
@@ -602,7 +602,7 @@ def _is_promised(job: ManagedJob) -> bool:
         job.role in _PROMISED
         and job.state is JobState.PENDING
         and not job.held
-        and (will_start_by_itself(job.reason) or waits_for_pilot)
+        and (job.waits_for_resources or waits_for_pilot)
     )
 
 

@@ -11,7 +11,7 @@ from typing import Any, Final, get_args, get_origin, get_type_hints
 
 from muri.errors import UsageError
 from muri.foreign import json_of
-from muri.slurm_plugin.records.limits import NO_SITE_LIMITS, NOT_TRIED, GpuRemoval, SiteLimits
+from muri.slurm_plugin.records.limits import NO_SITE_LIMITS, NOT_TRIED, GpuRemoval, SiteLimits, will_start_by_itself
 
 SPECIAL_EXIT: Final = "SpecialExit"
 """Reason of a job that a site's RequeueExitHold, or `scontrol requeuehold state=SpecialExit`, has set aside."""
@@ -117,6 +117,21 @@ class Job:
     def several_tasks(self) -> bool:
         """Whether it is the record of an array's tasks that wait and have none of their own."""
         return bool(self.array_tasks) and not self.array_tasks.isdecimal()
+
+    @property
+    def tasks(self) -> Iterator[int]:
+        """The array's tasks that this record stands for, in their order."""
+        return task_numbers(self.array_tasks)
+
+    @property
+    def job_count(self) -> int:
+        """How many jobs this record stands for."""
+        return sum(1 for _ in self.tasks) if self.several_tasks else 1
+
+    @property
+    def waits_for_resources(self) -> bool:
+        """Whether it starts as soon as it has resources, by Slurm's reason for its waiting."""
+        return will_start_by_itself(self.reason)
 
     @property
     def unknown_task(self) -> bool:
@@ -443,8 +458,3 @@ def task_numbers(text: str) -> Iterator[int]:
         span, _, step = part.partition(":")
         first, _, last = span.partition("-")
         yield from range(int(first), int(last or first) + 1, int(step or 1))
-
-
-def task_count(job: Job) -> int:
-    """Return how many jobs a record stands for."""
-    return sum(1 for _ in task_numbers(job.array_tasks)) if job.several_tasks else 1

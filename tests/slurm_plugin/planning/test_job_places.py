@@ -6,7 +6,8 @@ import pytest
 from at_work import candidate, decided
 from fake_slurm import NOW_S, FakeSlurm, behind_licence, make_job, make_node, one_cycle, pilots
 
-from muri.slurm_plugin.planning.placement import Places, domain_of
+from muri.slurm_plugin.planning.gathered import domain_of
+from muri.slurm_plugin.planning.placement import Places
 from muri.slurm_plugin.planning.site_limits import SiteRoom
 from muri.slurm_plugin.records.cluster import JobState, Reservation, Snapshot
 from muri.slurm_plugin.records.journal import EXCLUSION

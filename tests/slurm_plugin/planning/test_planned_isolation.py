@@ -33,7 +33,7 @@ def planned(
     profiles = [replace(PROFILE, detail=ProfileDetail(dangers=each)) for each in dangers]
     index = NodeIndex(())
     pairs = zip(jobs, profiles, strict=True)
-    known = [KnownJob(job, profile_key(job, index), profile, "", None, 0.0) for job, profile in pairs]
+    known = [KnownJob.of(job, profile_key(job, index), profile) for job, profile in pairs]
     return isolations(known, mode, Knowledge({}, pythons=PYTHONS), config)
 
 
