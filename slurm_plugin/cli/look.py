@@ -186,10 +186,10 @@ def _answers(config: "Config", name: str) -> list[tuple[dict[str, object], list[
 
 def _own_job(view: "View", name: str) -> str:
     """Say what a pilot job or dry run is for; "" for other jobs."""
-    job = view.active(job_id_in(name))
+    job = view.active.get(job_id_in(name))
     if job is None or job.pilot_tag is None:
         return "" if job is None or job.dry_run is None else f"a dry run that measures a model of {job.user}"
-    members = [each.name_in_slurm for each in map(view.active, job.pilot_tag.members) if each is not None]
+    members = [each.name_in_slurm for each in map(view.active.get, job.pilot_tag.members) if each is not None]
     gpus = counted(job.gpu_count, "GPU")
     if not members:
         return f"a pilot job of {job.user}; the jobs that it held {gpus} for have ended"

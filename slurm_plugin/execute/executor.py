@@ -242,7 +242,7 @@ class Executor:
         self._journal.set_submitted_job(action.token, pilot.job_id)
         place = GroupPlace(pilot.job_id, intent.payload["node"], tuple(intent.payload["reasons"]))
         for member in members_in(intent.payload):
-            job = self._view.active(member.job_id)
+            job = self._view.active.get(member.job_id)
             if job is None:
                 continue
             if not job.gated:
@@ -416,7 +416,7 @@ class Executor:
     def _extend_partners(self, action: actions.Join) -> None:
         """Give the members that a job joins the time that sharing takes."""
         for job_id, limit_s in action.others:
-            job = self._view.active(job_id)
+            job = self._view.active.get(job_id)
             if job is None or not limit_s or limit_s <= job.time_limit_s:
                 continue
             try:

@@ -7,7 +7,7 @@ joins it on exactly the same GPUs (`whole_sets_only`).
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -26,10 +26,8 @@ from muri.policies.types import (
     Sharer,
     Solo,
     Waiting,
-    sentences,
     waited_s,
 )
-from muri.slurm_plugin.planning.actions import Preempt
 from muri.slurm_plugin.planning.gathered import Gathered
 from muri.slurm_plugin.planning.placement import Places
 from muri.slurm_plugin.planning.request import Preparation
@@ -181,15 +179,6 @@ class _NewSharers:
 
 def _places(gpus: tuple[NodeShare, ...]) -> frozenset[Place]:
     return frozenset((share.node, gpu_id) for share in gpus for gpu_id in share.gpu_ids)
-
-
-def stop_actions(stops: tuple[Waiting, ...], request: PlanRequest, view: View) -> Iterator[Preempt]:
-    """Yield the actions that stop running jobs, each with the service that the job has had in this run."""
-    gpus = {job.job_id: job.gpu_count for unit in request.running for job in unit.members}
-    for item in stops:
-        job = view.jobs[item.job_id]
-        served_gpu_s = max(0.0, request.now_s - job.start_s) * gpus[item.job_id]
-        yield Preempt(item.job_id, job.restart_count, sentences(item.reasons), served_gpu_s=served_gpu_s)
 
 
 def settle(plan: Plan, request: PlanRequest) -> Settled:

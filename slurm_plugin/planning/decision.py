@@ -10,22 +10,36 @@ its record, so that a pilot whose comment is at fault still counts as running; o
 """
 
 import logging
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from typing import Final, TypeVar
 
 from muri.inherited import garbage_collector_paused
-from muri.policies.types import Plan, Policy
+from muri.policies.types import Plan, PlanRequest, Policy, Waiting, sentences
 from muri.profiler.records import ProfileKey
-from muri.slurm_plugin.planning.actions import Abandon, Action, ReleaseSolo, started
-from muri.slurm_plugin.planning.asking import ask, stop_actions
+from muri.slurm_plugin.config import Config
+from muri.slurm_plugin.planning.actions import (
+    Abandon,
+    Action,
+    Preempt,
+    ReleaseSolo,
+    ResumeGroup,
+    StandBack,
+    members_in,
+    started,
+)
+from muri.slurm_plugin.planning.asking import ask
 from muri.slurm_plugin.planning.cycle_input import CycleInput, with_known_members
 from muri.slurm_plugin.planning.gathered import Gathered, gather
-from muri.slurm_plugin.planning.plan_actions import idle_gpus_first, releases_of, stand_backs, starts_of
+from muri.slurm_plugin.planning.plan_actions import idle_gpus_first, starts_of
 from muri.slurm_plugin.planning.repairs import overtaken_dry_runs, reconcile
-from muri.slurm_plugin.planning.request import Preparation, prepare
-from muri.slurm_plugin.records.roles import Role, View, unread
+from muri.slurm_plugin.planning.request import Preparation, is_let_go, prepare
+from muri.slurm_plugin.records.cluster import Job, JobState
+from muri.slurm_plugin.records.comment_tags import Place
+from muri.slurm_plugin.records.journal import Intent
+from muri.slurm_plugin.records.roles import ManagedJob, Role, View, unread
 
 log = logging.getLogger("muri.controller")
 
@@ -229,3 +243,125 @@ def _quarantine(blamed: Mapping[_Subject, str]) -> Quarantine:
         {each: why for each, why in blamed.items() if isinstance(each, str)},
         {each: why for each, why in blamed.items() if isinstance(each, ProfileKey)},
     )
+
+
+def stop_actions(stops: tuple[Waiting, ...], request: PlanRequest, view: View) -> Iterator[Preempt]:
+    """Yield the actions that stop running jobs, each with the service that the job has had in this run."""
+    gpus = {job.job_id: job.gpu_count for unit in request.running for job in unit.members}
+    for item in stops:
+        job = view.jobs[item.job_id]
+        served_gpu_s = max(0.0, request.now_s - job.start_s) * gpus[item.job_id]
+        yield Preempt(item.job_id, job.restart_count, sentences(item.reasons), served_gpu_s=served_gpu_s)
+
+
+LATER = "more than enough jobs of its partition wait for Slurm already (slurm_backlog); it is let go as they start"
+
+
+def to_let_go(jobs: Sequence[ManagedJob], view: View, config: Config) -> tuple[ManagedJob, ...]:
+    """Return the jobs that Slurm gets now: of each partition those of the highest priority, of these the oldest.
+
+    A partition gets one for each idle CPU and `slurm_backlog` more, less those that compete there already. So a job is
+    held back only behind more jobs of a higher priority than Slurm's schedulers look at. Jobs that have been let go and
+    wait for something else than resources, such as a limit, do not count.
+    """
+    by_priority = sorted(jobs, key=lambda job: (-job.own_priority, job.submit_s, job.job_id))
+    competing = Counter(job.partition for job in view.having(Role.RELEASED) if job.starts_by_itself)
+    room: dict[str, int] = {}
+    chosen: list[ManagedJob] = []
+    for job in by_priority:
+        if job.partition not in room:  # one partition, or several
+            names = set(job.partition.split(","))
+            usable = (node for node in view.snapshot.nodes if node.usable and not names.isdisjoint(node.partitions))
+            idle = sum(max(0, node.cpu_count - node.cpus_allocated) for node in usable)
+            room[job.partition] = idle + config.slurm_backlog - competing[job.partition]
+        if room[job.partition] > 0:
+            room[job.partition] -= 1
+            chosen.append(job)
+    return tuple(chosen)
+
+
+def releases_of(
+    to_slurm: Mapping[int, str], refused: Mapping[int, str], view: View, config: Config
+) -> tuple[tuple[ReleaseSolo, ...], dict[int, str]]:
+    """Leave to Slurm the jobs that Muri cannot plan.
+
+    Returns:
+        The releases, and why the other such jobs wait, by job id: Slurm lately refused to let them go, as it does with
+        a job that no nodes could ever hold, or has enough others to choose from.
+    """
+    why = "Muri does not serve its partition, or cannot read how many GPUs it asks for"
+    reasons = {job.job_id: why for job in view.having(Role.NOT_OURS)}
+    reasons |= {job_id: f"Slurm decides when it starts: {why}" for job_id, why in to_slurm.items()}
+    stuck = {job_id: f"{why}; {refused[job_id]}" for job_id, why in reasons.items() if job_id in refused}
+    jobs = to_let_go([view.jobs[job_id] for job_id in reasons if job_id not in stuck], view, config)
+    releases = {job.job_id: ReleaseSolo(job.job_id, (reasons[job.job_id],)) for job in jobs}
+    later = {job_id: f"{why}; {LATER}" for job_id, why in reasons.items() if job_id not in releases}
+    return tuple(releases.values()), {**later, **stuck}
+
+
+_MOST_NICE: Final = 2_000_000_000
+"""Slurm takes nice values up to 2,147,483,645."""
+
+
+def stand_backs(view: View, intents: tuple[Intent, ...], actions: Sequence[Action]) -> Iterator[StandBack]:
+    """Let tasks that are kept back stand behind siblings that may start, and others where Slurm has them.
+
+    A nice value stays until its task is let go: until then Muri alone decides when it starts.
+    """
+    resumed = {action.token for action in actions if isinstance(action, ResumeGroup)}
+    groups = [members_in(intent.payload) for intent in intents if intent.token in resumed]
+    starts = started(actions) | {member.job_id for members in groups for member in members}
+    arrays: defaultdict[int, list[ManagedJob]] = defaultdict(list)
+    for job in view.jobs.values():
+        if job.array_job_id and job.state is JobState.PENDING:
+            arrays[job.array_job_id].append(job)
+    for records in arrays.values():
+        ahead = [
+            job
+            for job in records
+            if not job.held and (job.job_id in starts or (job.role in {Role.MEMBER, Role.RELEASED} and is_let_go(job)))
+        ]
+        # What goes away goes first: two tasks that wait for each other's start Slurm would refuse.
+        yield from (StandBack(job.job_id, None) for job in records if _stands_back_for_nobody(job, ahead, starts))
+        for job in records:
+            may_wait = job.role is Role.CANDIDATE and job.given is None and job.job_id not in starts
+            # Slurm's schedulers do not look at others.
+            is_looked_at = not (job.held or job.dependency or job.begin_s > view.snapshot.taken_s)
+            if may_wait and is_looked_at and (place := _place_behind(job, ahead)) is not None:
+                yield StandBack(job.job_id, place)
+
+
+def _stands_back_for_nobody(job: ManagedJob, ahead: Sequence[ManagedJob], starts: AbstractSet[int]) -> bool:
+    if job.place is None or job.held:
+        return False
+    if job.role is not Role.CANDIDATE:
+        return True
+    waits_for = set() if job.dependency == job.own_dependency else set(job.dependency.split(","))
+    return bool(waits_for) and (job.job_id in starts or waits_for.isdisjoint(map(_start_of, ahead)))
+
+
+def _place_behind(job: ManagedJob, ahead: Sequence[ManagedJob]) -> Place | None:
+    """What makes a task stand behind siblings, None where it does already."""
+    passed = [
+        each
+        for each in ahead
+        if each.partition == job.partition and _order(job, job.priority) < _order(each, each.own_priority)
+    ]
+    if not passed:
+        return None
+    lowest, own_nice = min(each.own_priority for each in passed), job.own_nice
+    nice = job.nice + job.priority - lowest + 1
+    was_in_vain = job.place is not None and job.place.nice not in {job.nice, job.place.own_nice}
+    if lowest > 1 and nice <= _MOST_NICE and not was_in_vain:
+        return Place(own_nice, nice)
+    return Place(own_nice, own_nice, ",".join(sorted(map(_start_of, passed))))
+
+
+def _start_of(job: Job) -> str:
+    """The dependency on a task's start."""
+    return f"after:{job.name_in_slurm}"
+
+
+def _order(job: Job, priority: int) -> tuple[float, float, float]:
+    """Slurm's order among an array's records; the record of several tasks comes last."""
+    return -priority, job.submit_s, float("inf") if job.several_tasks else int(job.array_tasks or 0)

@@ -15,7 +15,7 @@ from muri.profiler.records import IN_PLACE, ProfileError, ProfileKey, StageProfi
 from muri.slurm_plugin.config import Config, Grouping
 from muri.slurm_plugin.planning.actions import DryRunFailed, KeepProfile, NotMeasured
 from muri.slurm_plugin.planning.cycle_input import CycleInput, Expected, Knowledge, dry_run_key
-from muri.slurm_plugin.planning.model_traits import sensitivity_in
+from muri.slurm_plugin.planning.model_traits import derived_for, sensitivity_in
 from muri.slurm_plugin.planning.slurm_requests import as_asked, as_submitted
 from muri.slurm_plugin.records.cluster import Job, JobState
 from muri.slurm_plugin.records.comment_reports import profile_in, python_in
@@ -61,6 +61,7 @@ class KnownJob(NamedTuple):
     domain: str  # What jobs of a user must have in common to share its GPUs
     arguments_unknown: str  # Why nothing tells its script's arguments, "" when they are known
     sensitivity: Sensitivity | None  # To CPUs and memory, as measured
+    derived: Sensitivity | None  # The same, derived from its profile; None without one
     expected: Expected | None  # How long it runs alone; None where its user did not say
     min_speed: float  # In a group, 1 = as fast as alone: the site's, the job's own or what it was promised already
 
@@ -78,6 +79,7 @@ class KnownJob(NamedTuple):
             domain=domain_of(job),
             arguments_unknown=why_arguments_are_unknown(job),
             sensitivity=None,
+            derived=None,
             expected=None,
             min_speed=0.0,
         )
@@ -166,10 +168,12 @@ def known_job(job: ManagedJob, cycle: CycleInput) -> KnownJob:
     mem_gib_per_gpu = job.mem_per_node_mib / max(1, job.gpus_per_node) / MIB_PER_GIB
     # What a member was promised stays so, whatever the site promises to others now.
     promised = 0.0 if job.membership is None else job.membership.min_speed
-    return KnownJob.of(job, key, knowledge.profile_of(key))._replace(
+    profile = knowledge.profile_of(key)
+    return KnownJob.of(job, key, profile)._replace(
         alone=alone_reason(job, cycle.view, knowledge, cycle.config),
         failed=knowledge.failed(key),
         sensitivity=knowledge.traits.sensitivity(key, mem_gib_per_gpu),
+        derived=derived_for(job, profile, cycle.view.node_index),
         expected=knowledge.expected(job, key),
         min_speed=max(cycle.config.grouping.min_speed, job.request.min_speed, promised),
     )

@@ -40,13 +40,11 @@ from muri.profiler.sensitivity import (
     throughput,
 )
 from muri.profiler.slowdown import Parabola
-from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.records.cluster import Job, NodeIndex
 from muri.slurm_plugin.records.comment_reports import SWEEP, sweep_in
 from muri.units import MIB, MIB_PER_GIB
 
 log = logging.getLogger("muri.controller")
-
 
 _SAME = DOUBT * RUN_SPREAD
 
@@ -314,23 +312,6 @@ def _row(first: Sequence[ProfileKey], second: Sequence[ProfileKey], speeds: _Spe
     if len(known) < len(found):
         return None
     return PairSpeed(first[0].name, second[0].name, min(a for a, _ in known), min(b for _, b in known))
-
-
-SHARES: Final = 2
-"""A sweep goes up to so many GPU-proportional shares: more CPUs are rarely free beside a GPU."""
-
-
-def sweep_cpus(job: Job, config: Config, index: NodeIndex) -> int | None:
-    """Return the CPUs of a dry run that measures the CPU axis as well; None where it does not.
-
-    Only jobs of one GPU are swept: Muri takes each GPU of a larger job to want the same.
-    """
-    if job.gpu_count != 1 or config.allocation.cpus == "off":
-        return None
-    nodes = index.in_partition(config.profiling.partition or job.partition)
-    shares = [min(node.cpu_count, SHARES * node.cpu_count // node.gpu_count) for node in nodes if node.gpu_count]
-    greatest = max(job.cpu_count, min(shares, default=0))
-    return greatest if greatest > 1 else None
 
 
 def sensitivity_in(measured: Mapping[str, Any], profile: StageProfile, asked_cpus: int) -> SensitivityProfile | None:

@@ -3,38 +3,169 @@
 Whoever planned, what starts keeps to the site's limits, and jobs that Muri cannot plan go to Slurm, some at a time.
 """
 
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from collections.abc import Set as AbstractSet
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
 from muri.policies.cycle.validation import broken_laws
-from muri.policies.types import Group, Plan, PlanJob, Policy, Reason, Solo, sentences
+from muri.policies.types import FreeNode, Group, NodeShare, Plan, PlanJob, Policy, Reason, Solo, sentences
 from muri.slurm_plugin.config import Config
-from muri.slurm_plugin.planning.actions import (
-    Action,
-    Join,
-    MemberPlan,
-    ReleaseSolo,
-    ResumeGroup,
-    StandBack,
-    StartGroup,
-    members_in,
-    started,
-)
+from muri.slurm_plugin.planning.actions import Action, Join, MemberPlan, ReleaseSolo, StartGroup, started
 from muri.slurm_plugin.planning.asking import Settled
 from muri.slurm_plugin.planning.gathered import Gathered
-from muri.slurm_plugin.planning.placement import NodeRoom, node_room, starts_by_itself
-from muri.slurm_plugin.planning.request import Preparation, is_let_go
+from muri.slurm_plugin.planning.request import Preparation
 from muri.slurm_plugin.planning.running import has_a_task_per_gpu, may_join
 from muri.slurm_plugin.planning.site_limits import SiteRoom
-from muri.slurm_plugin.planning.slurm_requests import member_mem_mib
+from muri.slurm_plugin.planning.slurm_requests import MEMBER_MEM_MIB, member_mem_mib
 from muri.slurm_plugin.planning.starts import Joiner, joins_together, release_solo, start_group
-from muri.slurm_plugin.records.cluster import Job, JobState, Node
-from muri.slurm_plugin.records.comment_tags import Place
-from muri.slurm_plugin.records.journal import Intent
-from muri.slurm_plugin.records.roles import ManagedJob, Role, View
+from muri.slurm_plugin.records.cluster import Job, Node
+from muri.slurm_plugin.records.nodes import names_in
+from muri.slurm_plugin.records.roles import View
+from muri.units import MIB_PER_GIB
+
+_LEAST_OF_OWN_CPUS: Final = 0.75
+"""A job's batch script takes a CPU beside its pilot job; where the node has none left, the pilot does with one less, if
+that is no more than a quarter of what the job asked for."""
+
+
+@dataclass(slots=True)
+class _Left:
+    cpus: int
+    mem_mib: int
+
+    def why_short(self, cpus: int, mem_mib: int) -> str:
+        """Say what is too little for a group, "" where nothing is."""
+        for unit, needed, left in (("CPUs", cpus, self.cpus), ("MiB of memory", mem_mib, self.mem_mib)):
+            if needed > left:
+                return f"has {max(0, left)} {unit} left, and its pilot job and its members' scripts need {needed}"
+        return ""
+
+
+@dataclass(frozen=True, slots=True)
+class PilotShare:
+    """What the pilot of one job gets."""
+
+    cpu_count: int  # CPUs
+    mem_mib: int  # Memory; 0 where the job has not asked for any
+
+
+def node_room(free: Iterable[FreeNode], config: Config, nodes: Sequence[Node]) -> "NodeRoom":
+    """Return the room on nodes of which a plan knows what is free."""
+    grouping = config.grouping
+    return NodeRoom(free, nodes, config.tuning.joinable_share, grouping.max_group_size)
+
+
+class NodeRoom:
+    """What is free on each node; what starts in this cycle is taken from it."""
+
+    def __init__(self, free: Iterable[FreeNode], nodes: Iterable[Node], share: float, scripts: int) -> None:
+        self._left = {node.name: _Left(int(node.free_cpus), round(node.free_mem_gib * MIB_PER_GIB)) for node in free}
+        self._nodes = {node.name: node for node in nodes if node.name in self._left}
+        self._share = share
+        self._scripts = scripts
+
+    def take_group(self, group: StartGroup, *, counts_mem: bool) -> str:
+        """Take what a group that starts has on its nodes.
+
+        Returns:
+            Why its pilot job and its members' batch scripts find no room side by side, "" where they do.
+        """
+        scripts = sum(member.cpu_count for member in group.members) // group.node_count
+        scripts_mib = MEMBER_MEM_MIB * len(group.members) if group.mem_per_node_mib else 0
+        cpus, mem_mib = group.cpu_count * group.gpus_per_node + scripts, group.mem_per_node_mib + scripts_mib
+        names = sorted(names_in(group.node) & self._left.keys())
+        short = ((name, self._left[name].why_short(cpus, mem_mib if counts_mem else 0)) for name in names)
+        why = next((f"{name} {what}" for name, what in short if what), "")
+        if why:  # one of its jobs may start alone instead
+            asked = [member.original for member in group.members]
+            cpus = max(-(-each.cpu_count // group.node_count) for each in asked)
+            mem_mib = max(each.mem_per_node_mib for each in asked)
+        for name in names:
+            self._take(name, cpus, mem_mib)
+        return why
+
+    def take_alone(self, job: Job, gpus: Sequence[NodeShare]) -> None:
+        """Take what a job alone has on its nodes."""
+        for share in gpus:
+            self._take(share.node, -(-job.given_cpus // len(gpus)), job.mem_per_node_mib)
+
+    def take_joinable(self, job: Job, name: str) -> PilotShare | str:
+        """Give a job that is counted as one alone a pilot with room for others, as far as that costs nobody anything.
+
+        The pilot asks for no more than as many jobs like this one as may share its GPUs. Pilot and batch script
+        together hold no more than the GPUs' part of the node, or the job's own CPUs where these are more, and no more
+        than is free: other GPUs keep the CPUs and memory that belong to them.
+
+        Returns:
+            What its pilot gets, or why it can have none.
+        """
+        node, left = self._nodes[name], self._left[name]
+        part = self._part(node, job.gpu_count)
+        cpus = self._pilot_cpus(
+            job, node, min(left.cpus + job.given_cpus, max(job.given_cpus, int(part * node.cpu_count)))
+        )
+        if not cpus:
+            return f"{name} has no CPU left for a batch script beside a pilot job"
+        mem_mib = self._pilot_mem_mib(job, min(left.mem_mib + job.mem_per_node_mib, int(part * node.mem_mib)))
+        if mem_mib is None:
+            return f"{name} has no host memory left for anybody else beside these GPUs"
+        script_mib = min(job.mem_per_node_mib, MEMBER_MEM_MIB)
+        script_cpus = _script_cpus(job, node)
+        self._take(name, cpus + script_cpus - job.given_cpus, mem_mib + script_mib - job.mem_per_node_mib)
+        return PilotShare(cpus, mem_mib)
+
+    def widen(self, group: StartGroup) -> StartGroup:
+        """Return a group that is counted, with memory for those that join it later.
+
+        All that it has on a node is no more than its GPUs' part of that, no more than is free, and for each further
+        member no more than those that it has ask for.
+        """
+        names = names_in(group.node)
+        if not group.mem_per_node_mib or not names <= self._nodes.keys() or len(group.members) >= self._scripts:
+            return group
+        scripts_mib = self._scripts * MEMBER_MEM_MIB
+        own_mib = group.mem_per_node_mib
+        nodes = [self._nodes[name] for name in names]
+        part_mib = min(int(self._part(node, group.gpus_per_node) * node.mem_mib) for node in nodes) - scripts_mib
+        for_others_mib = own_mib * (self._scripts - len(group.members)) // len(group.members)
+        more_mib = max(0, min(part_mib - own_mib, for_others_mib, *(self._left[name].mem_mib for name in names)))
+        for name in names:
+            self._take(name, 0, more_mib)
+        return replace(group, mem_per_node_mib=own_mib + more_mib)
+
+    def _part(self, node: Node, gpu_count: int) -> float:
+        """The part of a node that belongs to so many of its GPUs."""
+        return self._share * gpu_count / max(1, node.gpu_count)
+
+    def _pilot_cpus(self, job: Job, node: Node, most: int) -> int:
+        """CPUs of a pilot, 0 where there are too few; each of its ranks, one for each GPU, gets as many."""
+        script = _script_cpus(job, node)
+        own = job.given_cpus
+        wanted = min(max(own, most - self._scripts * script), self._scripts * own)
+        cpus = min(wanted, most - script)
+        cpus -= cpus % job.gpu_count
+        return cpus if cpus >= max(1, _LEAST_OF_OWN_CPUS * own) else 0
+
+    def _pilot_mem_mib(self, job: Job, most_mib: int) -> int | None:
+        """Memory of a pilot, None where there is too little."""
+        own_mib = job.mem_per_node_mib
+        if not own_mib:
+            return 0
+        if own_mib + min(own_mib, MEMBER_MEM_MIB) > most_mib:
+            return None
+        return min(max(own_mib, most_mib - self._scripts * MEMBER_MEM_MIB), self._scripts * own_mib)
+
+    def _take(self, name: str, cpus: int, mem_mib: int) -> None:
+        left = self._left.get(name)
+        if left is not None:
+            left.cpus -= cpus
+            left.mem_mib -= mem_mib
+
+
+def _script_cpus(job: Job, node: Node) -> int:
+    """CPUs of a job's own script beside its pilot: a task for each GPU; Slurm gives out whole cores."""
+    return job.gpu_count * max(1, node.threads_per_core)
+
 
 _ROUNDING: Final = 1e-6
 
@@ -114,32 +245,6 @@ def _split(action: Action, split: Mapping[int, tuple[int, float]]) -> Action:
 def idle_gpus_first(starts: Sequence[Action]) -> tuple[Action, ...]:
     """Return what starts on idle GPUs, and then what joins groups, whose GPUs are at work; each in the plan's order."""
     return tuple(sorted(starts, key=lambda action: isinstance(action, Join)))
-
-
-LATER = "more than enough jobs of its partition wait for Slurm already (slurm_backlog); it is let go as they start"
-
-
-def to_let_go(jobs: Sequence[ManagedJob], view: View, config: Config) -> tuple[ManagedJob, ...]:
-    """Return the jobs that Slurm gets now: of each partition those of the highest priority, of these the oldest.
-
-    A partition gets one for each idle CPU and `slurm_backlog` more, less those that compete there already. So a job is
-    held back only behind more jobs of a higher priority than Slurm's schedulers look at. Jobs that have been let go and
-    wait for something else than resources, such as a limit, do not count.
-    """
-    by_priority = sorted(jobs, key=lambda job: (-job.own_priority, job.submit_s, job.job_id))
-    competing = Counter(job.partition for job in view.having(Role.RELEASED) if starts_by_itself(job))
-    room: dict[str, int] = {}
-    chosen: list[ManagedJob] = []
-    for job in by_priority:
-        if job.partition not in room:  # one partition, or several
-            names = set(job.partition.split(","))
-            usable = (node for node in view.snapshot.nodes if node.usable and not names.isdisjoint(node.partitions))
-            idle = sum(max(0, node.cpu_count - node.cpus_allocated) for node in usable)
-            room[job.partition] = idle + config.slurm_backlog - competing[job.partition]
-        if room[job.partition] > 0:
-            room[job.partition] -= 1
-            chosen.append(job)
-    return tuple(chosen)
 
 
 def _for_two(start: StartGroup, node: Node) -> StartGroup:
@@ -232,93 +337,6 @@ def _oldest_alone(group: StartGroup, room: SiteRoom, view: View, why: str) -> tu
     """
     oldest = view.oldest(member.job_id for member in group.members)
     return () if room.take_alone(oldest) else (ReleaseSolo(oldest.job_id, (f"it starts alone: {why}",)),)
-
-
-def releases_of(
-    to_slurm: Mapping[int, str], refused: Mapping[int, str], view: View, config: Config
-) -> tuple[tuple[ReleaseSolo, ...], dict[int, str]]:
-    """Leave to Slurm the jobs that Muri cannot plan.
-
-    Returns:
-        The releases, and why the other such jobs wait, by job id: Slurm lately refused to let them go, as it does with
-        a job that no nodes could ever hold, or has enough others to choose from.
-    """
-    why = "Muri does not serve its partition, or cannot read how many GPUs it asks for"
-    reasons = {job.job_id: why for job in view.having(Role.NOT_OURS)}
-    reasons |= {job_id: f"Slurm decides when it starts: {why}" for job_id, why in to_slurm.items()}
-    stuck = {job_id: f"{why}; {refused[job_id]}" for job_id, why in reasons.items() if job_id in refused}
-    jobs = to_let_go([view.jobs[job_id] for job_id in reasons if job_id not in stuck], view, config)
-    releases = {job.job_id: ReleaseSolo(job.job_id, (reasons[job.job_id],)) for job in jobs}
-    later = {job_id: f"{why}; {LATER}" for job_id, why in reasons.items() if job_id not in releases}
-    return tuple(releases.values()), {**later, **stuck}
-
-
-_MOST_NICE: Final = 2_000_000_000
-"""Slurm takes nice values up to 2,147,483,645."""
-
-
-def stand_backs(view: View, intents: tuple[Intent, ...], actions: Sequence[Action]) -> Iterator[StandBack]:
-    """Let tasks that are kept back stand behind siblings that may start, and others where Slurm has them.
-
-    A nice value stays until its task is let go: until then Muri alone decides when it starts.
-    """
-    resumed = {action.token for action in actions if isinstance(action, ResumeGroup)}
-    groups = [members_in(intent.payload) for intent in intents if intent.token in resumed]
-    starts = started(actions) | {member.job_id for members in groups for member in members}
-    arrays: defaultdict[int, list[ManagedJob]] = defaultdict(list)
-    for job in view.jobs.values():
-        if job.array_job_id and job.state is JobState.PENDING:
-            arrays[job.array_job_id].append(job)
-    for records in arrays.values():
-        ahead = [
-            job
-            for job in records
-            if not job.held and (job.job_id in starts or (job.role in {Role.MEMBER, Role.RELEASED} and is_let_go(job)))
-        ]
-        # What goes away goes first: two tasks that wait for each other's start Slurm would refuse.
-        yield from (StandBack(job.job_id, None) for job in records if _stands_back_for_nobody(job, ahead, starts))
-        for job in records:
-            may_wait = job.role is Role.CANDIDATE and job.given is None and job.job_id not in starts
-            # Slurm's schedulers do not look at others.
-            is_looked_at = not (job.held or job.dependency or job.begin_s > view.snapshot.taken_s)
-            if may_wait and is_looked_at and (place := _place_behind(job, ahead)) is not None:
-                yield StandBack(job.job_id, place)
-
-
-def _stands_back_for_nobody(job: ManagedJob, ahead: Sequence[ManagedJob], starts: AbstractSet[int]) -> bool:
-    if job.place is None or job.held:
-        return False
-    if job.role is not Role.CANDIDATE:
-        return True
-    waits_for = set() if job.dependency == job.own_dependency else set(job.dependency.split(","))
-    return bool(waits_for) and (job.job_id in starts or waits_for.isdisjoint(map(_start_of, ahead)))
-
-
-def _place_behind(job: ManagedJob, ahead: Sequence[ManagedJob]) -> Place | None:
-    """What makes a task stand behind siblings, None where it does already."""
-    passed = [
-        each
-        for each in ahead
-        if each.partition == job.partition and _order(job, job.priority) < _order(each, each.own_priority)
-    ]
-    if not passed:
-        return None
-    lowest, own_nice = min(each.own_priority for each in passed), job.own_nice
-    nice = job.nice + job.priority - lowest + 1
-    was_in_vain = job.place is not None and job.place.nice not in {job.nice, job.place.own_nice}
-    if lowest > 1 and nice <= _MOST_NICE and not was_in_vain:
-        return Place(own_nice, nice)
-    return Place(own_nice, own_nice, ",".join(sorted(map(_start_of, passed))))
-
-
-def _start_of(job: Job) -> str:
-    """The dependency on a task's start."""
-    return f"after:{job.name_in_slurm}"
-
-
-def _order(job: Job, priority: int) -> tuple[float, float, float]:
-    """Slurm's order among an array's records; the record of several tasks comes last."""
-    return -priority, job.submit_s, float("inf") if job.several_tasks else int(job.array_tasks or 0)
 
 
 def joins_of(group: Group, plan: Plan, cycle: Gathered, room: SiteRoom) -> tuple[Join, ...]:

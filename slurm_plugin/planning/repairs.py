@@ -130,7 +130,7 @@ def _members(
     """
     now_s = view.snapshot.taken_s
     for job, membership in _waiting_members(view, settled):
-        pilot = view.active(membership.pilot)
+        pilot = view.active.get(membership.pilot)
         if job.set_aside:
             yield ReturnToQueue(job.job_id, "", "Slurm set it aside after it failed; it stays held")
         elif pilot is None:
@@ -390,7 +390,7 @@ def stops_under_way(intents: tuple[Intent, ...]) -> dict[int, Intent]:
 def _resume_stops(view: View, begun: Mapping[int, Intent]) -> Iterator[Action]:
     """Resume stops that were begun, and return stopped jobs to the queue."""
     for job_id, intent in begun.items():
-        action = _next_step(view.active(job_id), job_id, intent)
+        action = _next_step(view.active.get(job_id), job_id, intent)
         if action is not None:
             yield action
     for job in (*view.having(Role.MEMBER), *view.having(Role.CANDIDATE)):
@@ -445,7 +445,7 @@ def _resume_joins(view: View, joined: Mapping[int, Intent]) -> Iterator[Action]:
     for job_id, intent in joined.items():
         if intent.state != "begun":
             continue
-        job, pilot = view.active(job_id), view.active(int(intent.payload["pilot"]))
+        job, pilot = view.active.get(job_id), view.active.get(int(intent.payload["pilot"]))
         if job is None or not job.gated:
             yield Abandon(intent.token, f"job {job_id} is not waiting to join any more")
         elif was_changed(job, join_in(intent.payload, intent.token).member):

@@ -17,11 +17,10 @@ from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.planning.actions import SplitTasks, StartDryRun
 from muri.slurm_plugin.planning.cycle_input import START_DELAY_S, Knowledge
 from muri.slurm_plugin.planning.gathered import ALONE_ON_REQUEST, Gathered, KnownJob
-from muri.slurm_plugin.planning.model_traits import derived_for, sweep_cpus
 from muri.slurm_plugin.planning.placement import free_nodes
 from muri.slurm_plugin.planning.site_limits import SiteRoom
 from muri.slurm_plugin.planning.slurm_requests import dry_run_limit_s
-from muri.slurm_plugin.records.cluster import JobState
+from muri.slurm_plugin.records.cluster import Job, JobState, NodeIndex
 from muri.slurm_plugin.records.roles import ManagedJob, Role, View
 from muri.units import MIB_PER_GIB
 
@@ -142,7 +141,7 @@ def plan_job(known: KnownJob, partition: str, cycle: Gathered, limits: GroupLimi
         groupable=not alone,
         alone_reason=alone,
         node_count=1 if alone and job.gpu_count % max(1, job.node_count) else max(1, job.node_count),
-        sensitivity=known.sensitivity or derived_for(job, profile, cycle.view.node_index),
+        sensitivity=known.sensitivity or (None if profile is None else known.derived),
         gpu_utilization=None if profile is None else profile.detail.gpu_utilisation,
         gpu_mem_request_gib=memory.gpu_mem_gib.get(job.job_id),
         domain=known.domain,
@@ -326,3 +325,20 @@ def throttled(view: View) -> dict[int, str]:
             found[job.job_id] = f"its array runs at most {job.array_limit} tasks at once (%{job.array_limit})"
         taken[job.array_job_id] += 1
     return found
+
+
+SHARES: Final = 2
+"""A sweep goes up to so many GPU-proportional shares: more CPUs are rarely free beside a GPU."""
+
+
+def sweep_cpus(job: Job, config: Config, index: NodeIndex) -> int | None:
+    """Return the CPUs of a dry run that measures the CPU axis as well; None where it does not.
+
+    Only jobs of one GPU are swept: Muri takes each GPU of a larger job to want the same.
+    """
+    if job.gpu_count != 1 or config.allocation.cpus == "off":
+        return None
+    nodes = index.in_partition(config.profiling.partition or job.partition)
+    shares = [min(node.cpu_count, SHARES * node.cpu_count // node.gpu_count) for node in nodes if node.gpu_count]
+    greatest = max(job.cpu_count, min(shares, default=0))
+    return greatest if greatest > 1 else None

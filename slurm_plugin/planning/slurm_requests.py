@@ -269,7 +269,7 @@ def join_change(pilot: ManagedJob, join: Join, view: View) -> JobChange:
     token, members = pilot.pilot_tag or tags.PilotTag("", ())
     known = tuple(dict.fromkeys((*members, join.member.job_id)))
     comment = tags.with_token(pilot.admin_comment, tags.PILOT_PREFIX, tags.format_pilot(token, known))
-    name = pilot_name(each for each in known if each == join.member.job_id or view.active(each) is not None)
+    name = pilot_name(each for each in known if each == join.member.job_id or view.active.get(each) is not None)
     return JobChange(name=name, admin_comment=comment, time_limit_s=join.pilot_limit_s or None)
 
 

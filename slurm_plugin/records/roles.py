@@ -165,6 +165,20 @@ class ManagedJob(Job):
         return given_s > 0 and self.time_limit_s != given_s
 
     @property
+    def starts_by_itself(self) -> bool:
+        """Whether it waits for nothing but resources; others hold none back, so that jobs behind them start."""
+        if self.state is not JobState.PENDING or self.held or self.gated:
+            return False
+        # Slurm shows the reason of its last look at the job, which may be older than what Muri has changed.
+        outdated = (
+            ("JobHeld", True),
+            ("Licenses", not self.licenses),
+            ("Dependency", not self.dependency),
+            ("BeginTime", not self.begin_s),
+        )
+        return self.waits_for_resources or any(self.reason.startswith(word) and gone for word, gone in outdated)
+
+    @property
     def own_nice(self) -> int:
         """Its user's nice value; one that has changed since Muri gave it another is the user's, too."""
         return self.place.own_nice if self.place is not None and self.nice == self.place.nice else self.nice
@@ -323,10 +337,10 @@ class View:
         """The snapshot's nodes, to look things up."""
         return NodeIndex(self.snapshot.nodes)
 
-    def active(self, job_id: int) -> ManagedJob | None:
-        """Return a job that still waits or runs, None when it ended or is unknown."""
-        job = self.jobs.get(job_id)
-        return job if job is not None and job.state.is_active else None
+    @cached_property
+    def active(self) -> Mapping[int, ManagedJob]:
+        """The jobs that still wait or run, by id."""
+        return {job_id: job for job_id, job in self.jobs.items() if job.state.is_active}
 
     def oldest(self, job_ids: Iterable[int]) -> ManagedJob:
         """Return the one of some jobs that was submitted first."""

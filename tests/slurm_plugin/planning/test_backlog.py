@@ -10,8 +10,7 @@ from muri.policies.registry import describe_policies
 from muri.slurm_plugin.controller.assemble import policy_of
 from muri.slurm_plugin.planning.actions import ReleaseSolo
 from muri.slurm_plugin.planning.cycle_input import CycleInput
-from muri.slurm_plugin.planning.decision import decide
-from muri.slurm_plugin.planning.plan_actions import to_let_go
+from muri.slurm_plugin.planning.decision import decide, to_let_go
 from muri.slurm_plugin.records.cluster import Job, JobState
 
 
