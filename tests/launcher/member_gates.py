@@ -17,7 +17,7 @@ class Gates:
     """Gates over real socket pairs, served by channels as the runtime would, and the page that they share.
 
     Attributes:
-        arbiter: Grants what they ask for.
+        arbiter: Grants their requests.
         page: Tells them who waits.
         records: Each member's iterations, as the runtime hears of them.
         sockets: The members' ends.

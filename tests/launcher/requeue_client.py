@@ -1,4 +1,4 @@
-"""`muri run` of a member with a scheduler that notes what it is asked."""
+"""`muri run` of a member with a scheduler that notes its calls."""
 
 import sys
 
@@ -44,7 +44,7 @@ def member(
     before: tuple[str, ...] = (),
     **variables: str,
 ) -> Process:
-    """`muri run` with a scheduler that notes what it is asked."""
+    """`muri run` with a scheduler that notes its calls."""
     client = launcher.script(code.format(expected=expected, prefix=prefix), f"client-{job_id}.py")
     launcher.warm = launcher.warm and not before
     environment = launcher.environment | MEMBER | {"SLURM_JOB_ID": job_id} | variables

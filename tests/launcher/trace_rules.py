@@ -1,4 +1,4 @@
-"""What a trace file must look like, and what it names."""
+"""The form of a trace file, and the threads that it names."""
 
 from itertools import pairwise
 from typing import Any

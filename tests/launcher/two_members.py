@@ -24,7 +24,7 @@ def run_both(
     Args:
         launcher: Starts them.
         code: What both run; `me` and `other` are their job ids there.
-        exit_code: What it should end with.
+        exit_code: Its expected exit code.
         own_folders: Whether each has a directory of its own, named by its id.
         environment: Variables of both.
     """

@@ -191,7 +191,7 @@ def _enter(descriptors: list[int], kept: Sequence[int], new_session: bool) -> No
         if number not in {0, 1, 2, reports, *kept}:
             with contextlib.suppress(OSError):  # the folder that was listed
                 os.close(number)
-    _left_behind.extend([sys.stdout, sys.stderr])  # what they have not written is the starter's to write
+    _left_behind.extend([sys.stdout, sys.stderr])  # the starter writes the rest of their buffers
     sys.stdout = os.fdopen(1, "w", closefd=False)
     sys.stderr = os.fdopen(2, "w", 1, closefd=False, errors="backslashreplace")
     _left_behind.extend(sys.modules.pop(name) for name in sys.modules.keys() - _ahead)

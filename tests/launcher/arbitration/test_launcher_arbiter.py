@@ -59,7 +59,7 @@ def test_fair_hands_over_at_a_yield_point_to_the_member_behind(clock: VirtualClo
     arbiter.join("1", 1.0)
     arbiter.join("2", 1.0)
     arbiter.acquire("1", 2)
-    assert arbiter.yield_point("1", 2) == 0.0  # nobody waits
+    assert arbiter.yield_point("1", 2) == 0.0  # no member waits
     log: list[str] = []
 
     def other() -> None:

@@ -106,7 +106,7 @@ class Crowd:
             self.arbiter.release(member, resource)
 
     def _drop(self, member: str, thread: int) -> int | None:
-        """Forget what a thread holds, one resource at most; returns it."""
+        """Forget the resource that a thread holds, if any; returns it."""
         with self.lock:
             mine = next((r for r, holder in self.held.items() if holder == (member, thread)), None)
             if mine is not None:
@@ -137,7 +137,7 @@ class Crowd:
         self.clock.sleep(IDLE_LIMIT_S / 4)
 
     def settle(self) -> None:
-        """Everybody gives back what it gets, until nobody waits: waits end, whatever happened before."""
+        """Give back every granted resource until no thread waits: waits end, whatever happened before."""
         for _ in range(MOST_TURNS):
             self.clock.settle()
             waiting = [who for who in self.busy if self._is_busy(*who)]
@@ -146,7 +146,7 @@ class Crowd:
             if not waiting:
                 return
             self.clock.sleep(IDLE_LIMIT_S)
-        raise AssertionError(f"{waiting} wait although everybody gives back what it gets")
+        raise AssertionError(f"{waiting} wait although all resources are given back")
 
 
 OPERATIONS = st.lists(

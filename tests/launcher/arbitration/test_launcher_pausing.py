@@ -1,4 +1,4 @@
-"""Members that are paused: they get nothing, the others go on, and nobody is interrupted by it."""
+"""Members that are paused: they get nothing, the others go on, and no wait is interrupted by it."""
 
 import threading
 
@@ -26,7 +26,7 @@ class Group:
             self.arbiter.join(member, 1.0)
 
     def asks(self, member: str, resource: int, *, within_stage: bool = False) -> threading.Thread:
-        """A thread of the member that asks for a resource, and notes what it gets."""
+        """A thread of the member that asks for a resource, and notes the result."""
 
         def ask() -> None:
             wait = self.arbiter.yield_point if within_stage else self.arbiter.acquire

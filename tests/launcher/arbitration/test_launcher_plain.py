@@ -34,7 +34,7 @@ MEETING = """
             open(f"{own}-{step}", "w").close()
             end_s = time.monotonic() + 240
             while not all(os.path.exists(f"{other}-{step}") for other in others):
-                assert time.monotonic() < end_s, f"nobody else is at the GPU in step {step}"
+                assert time.monotonic() < end_s, f"no other member is at the GPU in step {step}"
                 time.sleep(0.001)
     print("met", os.getpid())
 """

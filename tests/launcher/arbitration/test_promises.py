@@ -225,7 +225,7 @@ def test_what_was_kept_free_is_given_on_when_someone_goes(end: str) -> None:
 
 
 class Overtaken(FairArbiter):
-    """What a waiting thread was nudged for happens before it has come to look."""
+    """A grant to a nudged thread happens before the thread has come to look."""
 
     def _look(self, waiter: Waiter, *, woken: bool) -> float:
         self.leave("1")

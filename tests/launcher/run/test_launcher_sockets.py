@@ -64,7 +64,7 @@ def test_peer_of_another_user_is_refused(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_another_users_process_gets_nothing_from_the_runtime(launcher: Launcher) -> None:
     launcher.threads("101")
     path = (launcher.run_dir / "job-101.sock").resolve()
-    path.chmod(0o777)  # as if somebody had opened both doors: the peer's uid still counts
+    path.chmod(0o777)  # as if both doors had been opened: the peer's uid still counts
     launcher.run_dir.chmod(0o711)
     child = os.fork()
     if child == 0:

@@ -1,4 +1,4 @@
-"""`muri top`: what it shows, where it looks, and what it says when there is nothing."""
+"""`muri top`: its tables, the files that it reads, and its answer when there is no group."""
 
 import io
 import json

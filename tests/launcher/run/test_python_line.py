@@ -36,7 +36,7 @@ WORDS = [[SEEN if word == "CODE" else word.replace("PACKAGELESS", "train") for w
 
 
 def ran(command: list[str], launcher: Launcher, words: list[str], **variables: str) -> tuple[str, list[str], int]:
-    """What a command says, and its exit code."""
+    """Return a command's output and its exit code."""
     done = subprocess.run(
         [*command, *words], cwd=launcher.folder, env=launcher.environment | variables, check=False,
         capture_output=True, text=True, timeout=DEADLINE_S, input=SEEN,

@@ -146,7 +146,7 @@ DEADLOCKED_POOL = """
             return number
     for _ in muri.batches(range(2)):
         pass
-    with fork.Pool(2) as pool:  # its workers wait for a lock that nobody will release
+    with fork.Pool(2) as pool:  # its workers wait for a lock that is never released
         print("waits", flush=True)
         pool.map(work, [1])
 """
@@ -269,7 +269,7 @@ def test_a_rank_that_does_not_come_is_ended_unless_it_works_and_a_stopped_runtim
 
 
 def watched(looks: list[tuple[float, ThreadSample]]) -> list[float]:
-    """What an interval of 5 s makes of looks, each some seconds after the one before."""
+    """Return the idle times at an interval of 5 s for looks, each some seconds after the one before."""
     times_s = list(accumulate((step_s for step_s, _ in looks), initial=1000.0))
     timer = IdleTimer(5.0, iter(times_s[1:]).__next__)
     return [timer.idle_s(look) for _, look in looks]

@@ -28,7 +28,7 @@ STEADY = IterationRecord(0.5, (0.1, 0.0, 0.2, 0.0), (0.0, 0.0, 0.1, 0.0))
 
 
 class Session:
-    """A session that has told what a test lets it tell."""
+    """A session with the facts of a test."""
 
     member = "101"
 

@@ -234,7 +234,7 @@ def test_random_requests_come_to_an_end_in_one_order(group: Group) -> None:
                 arbiter.release(member, resource)
             arbiter.acquire(member, NETWORK)
             orders[rank].append(member)
-            barriers[member].wait()  # a collective: nobody leaves before all have come
+            barriers[member].wait()  # a collective: no rank leaves before all have come
             arbiter.release(member, NETWORK)
 
     running = [Asking(train, rank, member) for rank in range(len(group.ranks)) for member in members]

@@ -1,4 +1,4 @@
-"""Which promises cannot be kept, and what a runtime does about them."""
+"""Which promises cannot be kept, and how a runtime reacts."""
 
 import logging
 

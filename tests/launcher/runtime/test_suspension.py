@@ -106,7 +106,7 @@ def test_a_suspended_member_can_be_cancelled_or_killed_and_its_runtime_ended(
     pair = Pair(launcher, MURI_ISOLATION=isolation)
     pair.suspend()
     pair.members["101"].send_signal(signal.SIGTERM)
-    pair.members["101"].send_signal(signal.SIGCONT)  # Slurm continues what it cancels
+    pair.members["101"].send_signal(signal.SIGCONT)  # Slurm continues cancelled jobs
     assert ends(pair.members["101"]) == 143
     pair.start("101")
     pair.suspend()
@@ -181,7 +181,7 @@ def test_an_iteration_with_a_pause_counts_but_tells_no_times() -> None:
 
 
 class Session:
-    """A session that notes what it is told."""
+    """A session that notes its calls."""
 
     member = "101"
     paused = False

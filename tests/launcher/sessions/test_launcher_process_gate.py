@@ -33,7 +33,7 @@ class Member:
         self.gate = gates.open(name)
 
     def holds(self, stage: int) -> bool:
-        """Whether the arbiter would let nobody else in."""
+        """Return whether the arbiter would let no other member in."""
         return self.arbiter.holders()[stage] == self.name
 
     def waits(self) -> bool:
@@ -70,7 +70,7 @@ def test_all_that_a_process_has_told_counts_when_its_channels_are_finished() -> 
     other, channel = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     socket.send_fds(own, [bytes([process_gate.CHANNEL])], [channel.fileno()])
     channels.finish(0.0)
-    assert not records, "a channel that stays open keeps nobody for longer than the limit"
+    assert not records, "a channel that stays open delays the end no longer than the limit"
     last = IterationRecord(50.0, (0.0,) * 4, (0.0,) * 4)
     other.send(process_gate.pack_iteration(last))
     for end in (own, other, channel):

@@ -175,7 +175,7 @@ def test_whoever_only_looks_whether_somebody_listens_is_no_supervisor() -> None:
 
 
 def run_supervised(folder: Path, shell: str, starter: Starter | None = None, **wanted: object) -> tuple[int, str]:
-    """Run a shell's command in a folder under a supervisor; its exit code and what it printed on both outputs."""
+    """Run a shell's command in a folder under a supervisor; its exit code and both outputs."""
     command = {"command": ["/bin/sh", "-c", shell], "environment": {}, "own_variables": [], "cwd": str(folder)}
     output = folder / "output"
     with short_folder() as run_dir, Path(os.devnull).open("r+b") as null, output.open("ab") as written:
@@ -200,7 +200,7 @@ def test_a_supervisor_starts_and_ends_what_it_is_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("wanted", "soft"),
     [({}, "250"), ({"limits": {}, "nice": None}, "250"), ({"limits": {"RLIMIT_NOFILE": [200, 400]}}, "200")],
-    ids=["nobody sends limits", "none are sent", "a hard limit is not worth a line"],
+    ids=["sent by an older member", "none are sent", "a hard limit is not worth a line"],
 )
 def test_limits_that_are_not_wanted_are_those_of_the_supervisor(
     tmp_path: Path, wanted: dict[str, object], soft: str
