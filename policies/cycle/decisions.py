@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from functools import cache
 
 from muri.policies.cycle import reasons
@@ -11,45 +10,35 @@ from muri.policies.cycle.placing import Placement, Unit
 from muri.policies.cycle.queue import Bucket, Contender, Members
 from muri.policies.cycle.regrouping import Forecast, Forecasts
 from muri.policies.speed.model import Shape
-from muri.policies.types import Group, PlanJob, PlanRequest, Reason, Running, Solo, Waiting, waited_s
+from muri.policies.types import Group, PlanJob, PlanRequest, Reason, Solo, Waiting, waited_s
 from muri.profiler.records import RESOURCES
 
 
-@dataclass
-class Decisions:
-    """The decisions so far."""
-
-    groups: list[Group] = field(default_factory=list)
-    solo: list[Solo] = field(default_factory=list)
-    waiting: list[Waiting] = field(default_factory=list)
-
-
 class DecisionWriter:
-    """Writes decisions with their reasons.
+    """Collects decisions with their reasons.
 
     Args:
         forecasts: Speeds of groups.
         shapes: The distinct shapes that contenders refer to.
-        partners: Number of contenders of each bucket that can share.
         sharing: Whether jobs share at all.
         explained: Whether to give reasons.
+
+    Attributes:
+        groups, solo, waiting: The decisions so far.
+        partners: Number of contenders of each bucket that can share.
+        room_for_all: Whether each job can have GPUs of its own.
     """
 
-    def __init__(
-        self,
-        forecasts: Forecasts,
-        shapes: Sequence[Shape],
-        partners: Counter[Bucket],
-        *,
-        sharing: bool,
-        explained: bool,
-    ) -> None:
-        self.decisions = Decisions()
+    def __init__(self, forecasts: Forecasts, shapes: Sequence[Shape], *, sharing: bool, explained: bool) -> None:
+        self.groups: list[Group] = []
+        self.solo: list[Solo] = []
+        self.waiting: list[Waiting] = []
+        self.partners: Counter[Bucket] = Counter()
         self.room_for_all = False
         self.explained = explained
         self._forecasts = forecasts
-        self._bottlenecks = [_bottleneck(shape) for shape in shapes]
-        self._partners = partners
+        # The resource that an iteration holds longest; the earlier one on a tie.
+        self._bottlenecks = [RESOURCES[shape.stage_s.index(max(shape.stage_s))] for shape in shapes]
         self._sharing = sharing
 
     def start(self, placement: Placement) -> None:
@@ -68,45 +57,45 @@ class DecisionWriter:
         if self.explained:
             where = reasons.kept(job.gpu_count, gpus) if kept else reasons.given(job, gpus)
             why = (where, *self._why_alone(contender), *notes)
-        self.decisions.solo.append(Solo(job.job_id, why, gpus, kept))
+        self.solo.append(Solo(job.job_id, why, gpus, kept))
 
     def keep_fixed(self, members: Members) -> None:
         """A running unit that is not up for decision, and that no job joins."""
         unit = members[0].unit
         assert unit is not None
-        notes = (reasons.NOT_STOPPED,)
-        gpus, gpu_count = unit.gpus, unit.members[0].gpu_count
+        job_ids, gpu_count = tuple(job.job_id for job in unit.members), unit.members[0].gpu_count
+        why: tuple[Reason, ...] = ()
+        if self.explained:
+            why = (reasons.kept(gpu_count, unit.gpus), reasons.NOT_STOPPED)
         if len(members) == 1:
-            why = (reasons.kept(gpu_count, gpus), *notes) if self.explained else ()
-            self.decisions.solo.append(Solo(members[0].job.job_id, why, gpus, kept=True))
+            self.solo.append(Solo(job_ids[0], why, unit.gpus, kept=True))
         elif all(member.shape is not None for member in members):
-            self._group(Placement(Unit(members, runs=unit, notes=notes), gpus))
+            self._group(Placement(Unit(members, runs=unit, notes=(reasons.NOT_STOPPED,)), unit.gpus))
         else:
-            self._group_of_unknown_speed(unit, notes)
+            # The speed is unknown, for example of a job whose profile was deleted.
+            why = (why[0], reasons.UNKNOWN_SPEED, *why[1:]) if why else ()
+            speed = dict.fromkeys(sorted(job_ids), 1 / len(job_ids))
+            self.groups.append(Group(job_ids, unit.gpus, gpu_count, 0.0, 0.0, speed, why, kept=True))
 
     def left_s(self, members: Members) -> float:
         """Predicted seconds until a running unit ends; infinite where a duration or a speed is unknown."""
-        if any(member.job.remaining_s is None for member in members):
+        if any(member.job.remaining_s is None or (member.shape is None and len(members) > 1) for member in members):
             return float("inf")
         if len(members) == 1:
             return members[0].job.remaining_s or 0.0
-        if any(member.shape is None for member in members):
-            return float("inf")
         ordered, forecast = self._forecasts.of(members)
-        left = [
+        return max(
             (member.job.remaining_s or 0.0) / speed if speed > 0 else float("inf")
             for member, speed in zip(ordered, forecast.speed, strict=True)
-        ]
-        return max(left)
+        )
 
     def _group(self, placement: Placement) -> None:
         unit = placement.unit
         members, forecast = self._forecasts.of(unit.members)
-        if unit.runs is None or not placement.kept:
-            ordered = tuple(members[index].job.job_id for index in forecast.order)
-        else:
+        ordered = tuple(members[index].job.job_id for index in forecast.order)
+        if unit.runs is not None and placement.kept:
             ordered = tuple(job.job_id for job in unit.runs.members)
-        self.decisions.groups.append(
+        self.groups.append(
             Group(
                 members=ordered,
                 gpus=placement.gpus,
@@ -121,29 +110,26 @@ class DecisionWriter:
         )
 
     def _why_grouped(self, placement: Placement, forecast: Forecast) -> tuple[Reason, ...]:
-        unit = placement.unit
+        unit, gpus = placement.unit, placement.gpus
         job_ids = [member.job.job_id for member in unit.members]
-        resources = [self._bottleneck_of(member) for member in unit.members]
+        if unit.runs is None:
+            where = reasons.sharing(unit.gpu_count, gpus)
+        elif placement.kept:
+            where = reasons.kept(unit.gpu_count, gpus)
+        else:
+            joining = [member.job.job_id for member in unit.joining]
+            where = reasons.joined(joining, [job.job_id for job in unit.runs.members], unit.gpu_count, gpus)
         return (
             reasons.grouped(job_ids, forecast.efficiency, sum(forecast.speed)),
-            reasons.bottlenecks(job_ids, resources),
-            _where(placement),
+            reasons.bottlenecks(job_ids, [self._bottleneck_of(member) for member in unit.members]),
+            where,
             *unit.notes,
         )
 
     def _bottleneck_of(self, member: Contender) -> str:
         shape, profile = member.shape, member.job.profile
-        if shape is None or profile is None or profile.is_unmeasured:
-            return ""
-        return self._bottlenecks[shape]
-
-    def _group_of_unknown_speed(self, unit: Running, notes: tuple[Reason, ...]) -> None:
-        """A running group with a member of unknown speed, such as one whose profile was deleted."""
-        job_ids = tuple(job.job_id for job in unit.members)
-        gpu_count = unit.members[0].gpu_count
-        why = (reasons.kept(gpu_count, unit.gpus), reasons.UNKNOWN_SPEED, *notes) if self.explained else ()
-        speed = dict.fromkeys(sorted(job_ids), 1 / len(job_ids))
-        self.decisions.groups.append(Group(job_ids, unit.gpus, gpu_count, 0.0, 0.0, speed, why, kept=True))
+        known = shape is not None and profile is not None and not profile.is_unmeasured
+        return self._bottlenecks[shape] if shape is not None and known else ""
 
     def _why_alone(self, contender: Contender) -> tuple[Reason, ...]:
         job = contender.job
@@ -155,23 +141,8 @@ class DecisionWriter:
             return (reasons.NOTHING_KNOWN if job.profile is not None else reasons.NEEDS_PROFILE_TO_SHARE,)
         if self.room_for_all:
             return (reasons.ROOM_FOR_ALL,)
-        partners = self._partners[contender.bucket] - 1
+        partners = self.partners[contender.bucket] - 1
         return (reasons.no_better_use(partners) if partners else reasons.no_partner(job),)
-
-
-def _where(placement: Placement) -> Reason:
-    unit, gpus = placement.unit, placement.gpus
-    if unit.runs is None:
-        return reasons.sharing(unit.gpu_count, gpus)
-    if placement.kept:
-        return reasons.kept(unit.gpu_count, gpus)
-    joining = [member.job.job_id for member in unit.joining]
-    return reasons.joined(joining, [job.job_id for job in unit.runs.members], unit.gpu_count, gpus)
-
-
-def _bottleneck(shape: Shape) -> str:
-    """The resource that an iteration holds longest; the earlier one on a tie."""
-    return RESOURCES[shape.stage_s.index(max(shape.stage_s))]
 
 
 class SlurmQueue:
@@ -198,21 +169,16 @@ class SlurmQueue:
         self._released, self._set_aside = released, set_aside
         self._free, self._largest_node = free, cache(free.largest_node)
 
-    def is_larger(self, job: PlanJob) -> bool:
-        """Whether a job needs more GPUs of a node than any node has; False while one of them is of unknown size."""
-        largest = self._largest_node(job.partition)
-        return largest is not None and job.gpu_count // job.node_count > largest
-
     def is_overdue(self, job: PlanJob) -> bool:
         """Whether a job has waited longer than the aging bound."""
         return waited_s(job, self._now_s) > self._max_wait_s
 
     def takes_larger(self, job: PlanJob) -> bool:
         """Take a waiting job that is larger than any node; GPUs are set aside for it."""
-        if not self.is_there or not self.is_larger(job):
+        largest = self._largest_node(job.partition)  # (None while the size of one of its nodes is unknown)
+        if not self.is_there or largest is None or job.gpu_count // job.node_count <= largest:
             return False
         self._set_aside(job)
-        largest = self._largest_node(job.partition) or 0
         self._released.append(Solo(job.job_id, (reasons.larger_than_a_node(job, largest), reasons.QUEUES_IN_SLURM)))
         return True
 

@@ -58,14 +58,10 @@ class Unit:
         return self.members[0].bucket.gpu_count
 
     @property
-    def node_count(self) -> int:
-        """Nodes that it must have."""
-        return self.members[0].bucket.node_count
-
-    @property
-    def partition(self) -> str:
-        """Partition of its members."""
-        return self.members[0].bucket.partition
+    def needs(self) -> tuple[str, int, float, int]:
+        """Partition, GPUs, GPU memory and nodes, as `FreeGpus.take` takes them."""
+        bucket = self.members[0].bucket
+        return bucket.partition, bucket.gpu_count, self.gpu_mem_gib, bucket.node_count
 
 
 def running_unit(members: Members, memory_gib: float = 0.0, memory_of: MemoryOf | None = None) -> Running | None:
@@ -85,7 +81,11 @@ def running_unit(members: Members, memory_gib: float = 0.0, memory_of: MemoryOf 
     present = Counter(id(member.unit) for member in members)
     whole = [unit for key, unit in running.items() if present[key] == len(unit.members)]
     fitting = [unit for unit in whole if _takes(unit, members, memory_gib, memory_of)]
-    return max(fitting, key=lambda unit: (_restart_s(unit), -unit.members[0].job_id), default=None)
+    return max(
+        fitting,
+        key=lambda unit: (sum(job.restart_s for job in unit.members), -unit.members[0].job_id),
+        default=None,
+    )
 
 
 def _takes(unit: Running, members: Members, memory_gib: float, memory_of: MemoryOf | None) -> bool:
@@ -97,10 +97,6 @@ def _takes(unit: Running, members: Members, memory_gib: float, memory_of: Memory
     joining = [member.job for member in members if member.unit is not unit]
     open_to_all = not any(job.job_id in unit.closed_to for job in joining)
     return open_to_all and sum(job.mem_gib for job in joining) <= unit.spare_mem_gib
-
-
-def _restart_s(unit: Running) -> float:
-    return sum(job.restart_s for job in unit.members)
 
 
 def unit_of(
@@ -144,7 +140,9 @@ def place(units: Sequence[Unit], free: FreeGpus) -> list[Placement]:
     Returns:
         The placed units, in the order in which they got GPUs.
     """
-    kept = [Placement(unit, unit.stays_on) for unit in sorted(units, key=_rank) if unit.runs is not None]
+    kept = [
+        Placement(unit, unit.stays_on) for unit in sorted(units, key=lambda unit: unit.rank) if unit.runs is not None
+    ]
     for placement in kept:
         free.take_exactly(placement.gpus)
     new = [unit for unit in units if unit.runs is None]
@@ -165,16 +163,15 @@ def _admit(units: Sequence[Unit], free: FreeGpus) -> tuple[list[Unit], list[Unit
     refused: list[Unit] = []
     trial = free.copy()
     hopeless: set[tuple[str, int, float, int]] = set()
-    for unit in sorted(units, key=_rank):
-        needs = (unit.partition, unit.gpu_count, unit.gpu_mem_gib, unit.node_count)
-        if needs in hopeless:
+    for unit in sorted(units, key=lambda unit: unit.rank):
+        if unit.needs in hopeless:
             refused.append(unit)
-        elif trial.take(*needs) is not None:
+        elif trial.take(*unit.needs) is not None:
             order.append(unit)
         elif len(hopeless) < _ATTEMPTS and (packed := _packed([*order, unit], free)) is not None:
             order, trial = _by_size([*order, unit]), packed
         else:
-            hopeless.add(needs)
+            hopeless.add(unit.needs)
             refused.append(unit)
     by_size = _by_size(order)
     return (by_size if len(_take_all(by_size, free.copy())) == len(order) else order), refused
@@ -192,12 +189,7 @@ def _by_size(units: Iterable[Unit]) -> list[Unit]:
 
 
 def _take_all(units: Iterable[Unit], free: FreeGpus) -> list[Placement]:
-    placements = []
-    for unit in units:
-        gpus = free.take(unit.partition, unit.gpu_count, unit.gpu_mem_gib, unit.node_count)
-        if gpus is not None:
-            placements.append(Placement(unit, gpus))
-    return placements
+    return [Placement(unit, gpus) for unit in units if (gpus := free.take(*unit.needs)) is not None]
 
 
 def _make_room(placed: Iterable[Placement], refused: Iterable[Unit], free: FreeGpus) -> list[Placement]:
@@ -219,30 +211,25 @@ def _help_one(waiting: dict[int, Unit], settled: dict[int, Placement], free: Fre
     last = max(settled, default=-1)
     for rank in sorted(waiting):
         unit = waiting[rank]
-        partition, gpu_count, memory, nodes = needs = (
-            unit.partition,
-            unit.gpu_count,
-            unit.gpu_mem_gib,
-            unit.node_count,
-        )
+        partition, gpu_count, memory, nodes = unit.needs
         if any(
             (partition, nodes) == (where, apart) and gpu_count >= count and memory >= least
             for where, count, least, apart in hopeless
         ):
             continue
-        gpus = free.take(*needs)
+        gpus = free.take(*unit.needs)
         if gpus is None and rank < last:
             leaving = _who_leaves(unit, settled.values(), free)
             for placement in leaving:
                 del settled[placement.unit.rank]
                 free.give_back(placement.gpus)
                 waiting[placement.unit.rank] = _moved_for(unit, placement)
-            gpus = free.take(*needs) if leaving else None
+            gpus = free.take(*unit.needs) if leaving else None
         if gpus is not None:
             settled[rank] = Placement(unit, gpus)
             del waiting[rank]
             return True
-        hopeless.append(needs)
+        hopeless.append(unit.needs)
     return False
 
 
@@ -257,7 +244,8 @@ def _moved_for(unit: Unit, placement: Placement) -> Unit:
 
 def _who_leaves(unit: Unit, settled: Iterable[Placement], free: FreeGpus) -> list[Placement]:
     """The least urgent units of the node on which leaving costs the least; none if that doesn't help."""
-    if unit.node_count > 1:
+    partition, gpu_count, memory, nodes = unit.needs
+    if nodes > 1:
         return []
     on_node: dict[str, list[Placement]] = {}
     for placement in settled:
@@ -265,61 +253,28 @@ def _who_leaves(unit: Unit, settled: Iterable[Placement], free: FreeGpus) -> lis
             on_node.setdefault(placement.gpus[0].node, []).append(placement)
     best: tuple[float, str, list[Placement]] | None = None
     for node, placements in sorted(on_node.items()):
-        leaving = _enough_of(placements, unit, free.on_node(node))
-        if leaving and free.suits(node, unit.partition, unit.gpu_mem_gib):
+        leaving = _enough_of(placements, gpu_count - free.on_node(node))
+        if leaving and free.suits(node, partition, memory):
             cost = sum(_restart_gpu_s(placement) for placement in leaving)
             best = min(best or (cost, node, leaving), (cost, node, leaving), key=lambda found: found[:2])
     return best[2] if best else []
 
 
-def _enough_of(placements: Iterable[Placement], unit: Unit, free_gpus: int) -> list[Placement]:
+def _enough_of(placements: Iterable[Placement], missing: int) -> list[Placement]:
+    """The least urgent of one node's units that hold the missing GPUs; none if all of them do not."""
     leaving: list[Placement] = []
     for placement in sorted(placements, key=lambda item: -item.unit.rank):
-        if free_gpus >= unit.gpu_count:
+        if missing <= 0:
             break
         leaving.append(placement)
-        free_gpus += placement.gpus[0].gpu_count
-    return leaving if free_gpus >= unit.gpu_count else []
+        missing -= placement.gpus[0].gpu_count
+    return leaving if missing <= 0 else []
 
 
 def _restart_gpu_s(placement: Placement) -> float:
     if not placement.stays:
         return 0.0
     return max(member.job.restart_s for member in placement.unit.members) * placement.unit.gpu_count
-
-
-def _rank(unit: Unit) -> int:
-    return unit.rank
-
-
-class KeptNode(NamedTuple):
-    """A node whose idle GPUs are kept until there are enough of them for a job."""
-
-    name: str
-    wanted_by: Contender
-
-
-class _Size(NamedTuple):
-    partition: str
-    gpu_count: int
-    node_count: int
-
-    @staticmethod
-    def of(bucket: Bucket) -> "_Size":
-        return _Size(bucket.partition, bucket.gpu_count, bucket.node_count)
-
-
-@dataclass(frozen=True, slots=True)
-class FirstPlaces:
-    """The jobs that a plan serves before all others.
-
-    Attributes:
-        starts: Jobs for which GPUs are free.
-        kept: Nodes that take no other jobs until the jobs they are kept for fit.
-    """
-
-    starts: tuple[Contender, ...]
-    kept: tuple[KeptNode, ...]
 
 
 def first_places(
@@ -329,7 +284,7 @@ def first_places(
     nodes: Sequence[FreeNode],
     free: FreeGpus,
     left_s: Callable[[Members], float],
-) -> FirstPlaces:
+) -> tuple[list[Contender], dict[str, Contender]]:
     """Find a place for the most urgent job of each size of which no running unit takes new members.
 
     Small jobs come and go, and each takes the GPUs of another, so a job that needs a whole node would wait until none
@@ -342,20 +297,22 @@ def first_places(
         nodes: The nodes of the pool.
         free: Their free GPUs; they are not changed.
         left_s: Predicts the remaining seconds of a running unit; infinite when unknown.
+
+    Returns:
+        Jobs for which GPUs are free, and the nodes that take no other jobs until the jobs they are kept for fit.
     """
-    first: dict[_Size, Contender] = {}
-    served = {_Size.of(members[0].bucket) for members in open_units}
+    first: dict[tuple[str, int, int], Contender] = {}
+    served = {members[0].bucket.size for members in open_units}
     for contender in eligible:
-        size = _Size.of(contender.bucket)
         if contender.unit is not None:
-            served.add(size)
+            served.add(contender.bucket.size)
         else:
-            first.setdefault(size, contender)
+            first.setdefault(contender.bucket.size, contender)
     wanted = [contender for size, contender in first.items() if size not in served]
     starts: list[Contender] = []
-    kept: list[KeptNode] = []
+    kept: dict[str, Contender] = {}
     ends = _ends(running, left_s)
-    # Where something as large runs, GPUs for the job become free all at once; small units are what keeps it out.
+    # Where something as large runs, GPUs for the job become free all at once; only small units keep it out.
     largest = {name: max(count for _, count in found) for name, found in ends.items()}
     trial = free.copy()
     # The large ones first: they fit in the fewest places.
@@ -364,12 +321,12 @@ def first_places(
         if trial.take(bucket.partition, bucket.gpu_count, node_count=bucket.node_count) is not None:
             starts.append(contender)
         elif bucket.node_count == 1:
-            shut = {each.name for each in kept} | {name for name, count in largest.items() if count >= bucket.gpu_count}
-            node = _soonest(bucket, [each for each in nodes if each.name not in shut], trial, ends)
+            shut = {*kept, *(name for name, count in largest.items() if count >= bucket.gpu_count)}
+            node = _soonest(bucket, [node for node in nodes if node.name not in shut], trial, ends)
             if node is not None:
-                kept.append(KeptNode(node, contender))
+                kept[node] = contender
                 trial.take_on(node, trial.on_node(node))
-    return FirstPlaces(tuple(starts), tuple(kept))
+    return starts, kept
 
 
 def _ends(running: Iterable[Members], left_s: Callable[[Members], float]) -> dict[str, list[tuple[float, int]]]:
@@ -388,9 +345,7 @@ def _soonest(
 ) -> str | None:
     """The node that has enough free GPUs soonest; where that is unknown, the one that lacks the fewest."""
     found: list[tuple[float, int, str]] = []
-    for node in nodes:
-        if bucket.partition not in node.partitions:
-            continue
+    for node in (node for node in nodes if bucket.partition in node.partitions):
         gpus, after_s = free.on_node(node.name), 0.0
         missing = bucket.gpu_count - gpus
         for left_s, count in ends.get(node.name, ()):

@@ -1,6 +1,5 @@
 """The cycle that all queue policies share: rank, select, group, place, explain."""
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
@@ -9,11 +8,11 @@ from typing import Final
 
 from muri.inherited import garbage_collector_paused
 from muri.policies.cycle import reasons
-from muri.policies.cycle.decisions import Decisions, DecisionWriter, SlurmQueue
+from muri.policies.cycle.decisions import DecisionWriter, SlurmQueue
 from muri.policies.cycle.free_gpus import FreeGpus
-from muri.policies.cycle.placing import MemoryOf, Placement, Unit, first_places, place, unit_of
+from muri.policies.cycle.placing import Placement, Unit, first_places, place, unit_of
 from muri.policies.cycle.queue import Bucket, Choice, Contender, Members, Queue, Selection, line_up, pools, select
-from muri.policies.cycle.regrouping import Forecasts, Grouper, Grouping, Task, is_open
+from muri.policies.cycle.regrouping import Grouper, Grouping, Task, is_open
 from muri.policies.cycle.validation import check_request
 from muri.policies.options import PolicyOptions
 from muri.policies.speed.model import SpeedModel
@@ -25,7 +24,6 @@ from muri.policies.types import (
     PlanRequest,
     PriorityKey,
     Reason,
-    Solo,
     Waiting,
     may_share_gpus,
 )
@@ -33,6 +31,7 @@ from muri.policies.types import (
 JOINERS_PER_SEAT: Final = 4  # Waiting jobs that are considered for each free place in running units
 
 
+@garbage_collector_paused()
 def plan_queue(
     request: PlanRequest,
     policy: str,
@@ -60,78 +59,50 @@ def plan_queue(
         RequestError: The request contradicts itself.
     """
     check_request(request)
-    with garbage_collector_paused():
-        return _planned(request, policy, key, options, model, in_order=in_order)
-
-
-def _planned(
-    request: PlanRequest,
-    policy: str,
-    key: PriorityKey,
-    options: PolicyOptions,
-    model: SpeedModel | None,
-    *,
-    in_order: bool,
-) -> Plan:
-    if request.max_group_size < options.max_group_size:
-        options = replace(options, max_group_size=request.max_group_size)
+    options = replace(options, max_group_size=min(options.max_group_size, request.max_group_size))
     queue = line_up(request, key, options)
     model = model or speed_model(options.speed_model, ordering=options.ordering, table=request.interference)
-    grouper = Grouper(options, model, queue.shapes, request.interval_s, _memory_of(request.nodes))
-    nodes = _by_pool(request)
-    planners = [
-        _PoolPlanner(pool, of_pool, request, options, grouper.forecasts, queue, in_order=in_order)
-        for pool, of_pool in nodes.items()
-    ]
-    _deal(queue, planners)
+    memory_gib = {node.name: node.gpu_mem_gib or float("inf") for node in request.nodes}
+    grouper = Grouper(
+        options, model, queue.shapes, request.interval_s, lambda unit: min(memory_gib[g.node] for g in unit.gpus)
+    )
+    sharing = options.max_group_size > 1
+    writer = DecisionWriter(grouper.forecasts, queue.shapes, sharing=sharing, explained=request.explained)
+    planners = _planners(request, queue, options, writer, in_order=in_order)
     # All buckets of all pools at once: the speed model evaluates many groups in one call.
     tasks = [planner.tasks() for planner in planners]
-    answers = iter(grouper.group([task for of_pool in tasks for task in of_pool]))
-    groupings = [[next(answers) for _ in of_pool] for of_pool in tasks]
-    decisions = [planner.decide(answer) for planner, answer in zip(planners, groupings, strict=True)]
-    certificate = Certificate.total(grouping.certificate for of_pool in groupings for grouping in of_pool)
-    return _plan(policy, queue, decisions, certificate)
+    groupings = grouper.group([task for of_pool in tasks for task in of_pool])
+    answers = iter(groupings)
+    for planner, of_pool in zip(planners, tasks, strict=True):
+        planner.decide([next(answers) for _ in of_pool])
+    rank = {contender.job.job_id: contender.rank for contender in queue.contenders}
+    return Plan(
+        policy=policy,
+        groups=tuple(writer.groups),
+        solo=tuple(sorted(writer.solo, key=lambda item: rank.get(item.job_id, -1))),
+        waiting=tuple(sorted(writer.waiting, key=lambda item: rank[item.job_id])),
+        certificate=Certificate.total(grouping.certificate for grouping in groupings),
+    )
 
 
-def _memory_of(nodes: Iterable[FreeNode]) -> MemoryOf:
-    """Return the smallest GPU memory among a running unit's nodes, infinite when unknown."""
-    memory_gib = {node.name: node.gpu_mem_gib or float("inf") for node in nodes}
-    return lambda unit: min(memory_gib[share.node] for share in unit.gpus)
-
-
-def _by_pool(request: PlanRequest) -> dict[frozenset[str], list[FreeNode]]:
-    """The nodes of each set of partitions that is planned by itself, in the order of `pools`."""
+def _planners(
+    request: PlanRequest, queue: Queue, options: PolicyOptions, writer: DecisionWriter, *, in_order: bool
+) -> list["_PoolPlanner"]:
+    """A planner for each pool, with its nodes and jobs, in the order of `pools`."""
     nodes: dict[frozenset[str], list[FreeNode]] = {pool: [] for pool in pools(request)}
     pool_of = {partition: pool for pool in nodes for partition in pool}
     for node in request.nodes:
         # All partitions of a node are in one pool.
         for partition in node.partitions[:1]:
             nodes[pool_of[partition]].append(node)
-    return nodes
-
-
-def _deal(queue: Queue, planners: Iterable["_PoolPlanner"]) -> None:
-    """Give every job to the planner of its pool."""
-    of_partition = {partition: planner for planner in planners for partition in planner.pool}
+    planners = {
+        pool: _PoolPlanner(of_pool, request, options, writer, in_order=in_order) for pool, of_pool in nodes.items()
+    }
     for contender in queue.contenders:
-        of_partition[contender.bucket.partition].contenders.append(contender)
+        planners[pool_of[contender.bucket.partition]].contenders.append(contender)
     for members in queue.fixed:
-        of_partition[members[0].bucket.partition].fixed.append(members)
-
-
-def _plan(policy: str, queue: Queue, decisions: Sequence[Decisions], certificate: Certificate) -> Plan:
-    rank = {contender.job.job_id: contender.rank for contender in queue.contenders}
-
-    def by_rank(item: Solo | Waiting) -> int:
-        return rank.get(item.job_id, -1)
-
-    return Plan(
-        policy=policy,
-        groups=tuple(group for part in decisions for group in part.groups),
-        solo=tuple(sorted((item for part in decisions for item in part.solo), key=by_rank)),
-        waiting=tuple(sorted((item for part in decisions for item in part.waiting), key=by_rank)),
-        certificate=certificate,
-    )
+        planners[pool_of[members[0].bucket.partition]].fixed.append(members)
+    return list(planners.values())
 
 
 class _PoolPlanner:
@@ -139,36 +110,33 @@ class _PoolPlanner:
 
     def __init__(
         self,
-        pool: frozenset[str],
         nodes: Sequence[FreeNode],
         request: PlanRequest,
         options: PolicyOptions,
-        forecasts: Forecasts,
-        queue: Queue,
+        writer: DecisionWriter,
         *,
         in_order: bool,
     ) -> None:
-        self.pool = pool
-        self._nodes, self._in_order = nodes, in_order
-        self._kept: dict[str, Contender] = {}
         self.contenders: list[Contender] = []
         self.fixed: list[Members] = []
-        self._options = options
+        self._nodes, self._options, self._writer, self._in_order = nodes, options, writer, in_order
         self._sharing = options.max_group_size > 1
         self._free = FreeGpus(nodes, whole_nodes=request.larger_than_a_node != "slurm")
-        self._partners: Counter[Bucket] = Counter()
-        self._writer = DecisionWriter(
-            forecasts, queue.shapes, self._partners, sharing=self._sharing, explained=request.explained
-        )
-        released = self._writer.decisions.solo
-        self._slurm = SlurmQueue(request, self._free, options.max_wait_s, released, self._free.set_aside)
-        self._memory_gib = cache(self._free.largest_memory_gib)
+        self._slurm = SlurmQueue(request, self._free, options.max_wait_s, writer.solo, self._free.set_aside)
+        self._kept: dict[str, Contender] = {}
         self._held: set[int] = set()
         self._selection = Selection((), {}, complete=True)
 
     def tasks(self) -> list[Task]:
         """Select jobs, and return the buckets to be grouped."""
-        self.contenders = self._set_aside()
+        takes_larger = self._slurm.takes_larger
+        self.contenders = [item for item in self.contenders if item.unit is not None or not takes_larger(item.job)]
+        if self._sharing:
+            self._held = {
+                item.rank
+                for item in self.contenders
+                if item.unit is None and item.job.profile is None and item.job.may_share
+            }
         for unit in {id(item.unit): item.unit for item in self.contenders if item.unit is not None}.values():
             self._free.give_back(unit.gpus)
         eligible = self.contenders
@@ -177,26 +145,26 @@ class _PoolPlanner:
         open_units = [members for members in self.fixed if is_open(members, self._options)]
         if self.fixed and self._options.join and self._sharing and not self._in_order:
             eligible = self._with_first_places(eligible, open_units)
-        self._partners.update([contender.bucket for contender in eligible if contender.shape is not None])
+        self._writer.partners.update([contender.bucket for contender in eligible if contender.shape is not None])
         self._selection = select(eligible, self._free, self._options.max_group_size)
-        return [self._task(bucket, *found) for bucket, found in self._considered(eligible, open_units)]
-
-    def _task(self, bucket: Bucket, choice: Choice, open_units: list[Members]) -> Task:
-        memory_gib = self._memory_gib(bucket.partition, bucket.gpu_count)
-        return Task(tuple(choice.members), choice.slots, memory_gib, tuple(open_units))
+        memory_gib = cache(self._free.largest_memory_gib)
+        return [
+            Task(tuple(choice.members), choice.slots, memory_gib(bucket.partition, bucket.gpu_count), tuple(units))
+            for bucket, choice, units in self._considered(eligible, open_units)
+        ]
 
     def _with_first_places(self, eligible: list[Contender], open_units: Sequence[Members]) -> list[Contender]:
         """The jobs in the order in which they get GPUs; nodes that are kept for some of them take no others."""
-        found = first_places(eligible, open_units, self.fixed, self._nodes, self._free, self._writer.left_s)
-        for node, contender in found.kept:
-            self._kept[node] = contender
+        left_s = self._writer.left_s
+        starts, self._kept = first_places(eligible, open_units, self.fixed, self._nodes, self._free, left_s)
+        for node in self._kept:
             self._free.take_on(node, self._free.on_node(node))
-        first = {contender.rank for contender in found.starts}
-        return [*found.starts, *(contender for contender in eligible if contender.rank not in first)]
+        first = {contender.rank for contender in starts}
+        return [*starts, *(contender for contender in eligible if contender.rank not in first)]
 
     def _considered(
         self, eligible: Sequence[Contender], open_units: Sequence[Members]
-    ) -> list[tuple[Bucket, tuple[Choice, list[Members]]]]:
+    ) -> list[tuple[Bucket, Choice, list[Members]]]:
         """The buckets to be grouped: the selected jobs, and those that could join running units."""
         open_to: dict[Bucket, list[Members]] = {}
         for members in open_units:
@@ -212,9 +180,9 @@ class _PoolPlanner:
             seats = sum(self._options.max_group_size - len(members) for members in open_to[bucket])
             choice = chosen.get(bucket, Choice())
             chosen[bucket] = choice.with_joiners(waiting[bucket], JOINERS_PER_SEAT * seats)
-        return [(bucket, (choice, open_to.get(bucket, []))) for bucket, choice in sorted(chosen.items())]
+        return [(bucket, choice, open_to.get(bucket, [])) for bucket, choice in sorted(chosen.items())]
 
-    def decide(self, groupings: Iterable[Grouping]) -> Decisions:
+    def decide(self, groupings: Iterable[Grouping]) -> None:
         """Place the groups and the other selected jobs; give reasons for the rest."""
         units = [_single(contender) for contender in self._selection.alone]
         left_out: dict[int, int] = {}
@@ -226,7 +194,8 @@ class _PoolPlanner:
             left_out |= {contender.rank: considered - 1 for contender in grouping.left}
         started = self._join(joined)
         if self._in_order:
-            others = self._others(units, started)
+            ranks = {member.rank for unit in units for member in unit.members} | self._held | started
+            others = [_single(item) for item in self.contenders if item.unit is None and item.rank not in ranks]
             units = _without_hopeless_groups([*units, *self._going_on(units, others, started), *others], self._free)
         shared = any(len(unit.members) > 1 for unit in units)
         self._writer.room_for_all = self._selection.room_for_all and not shared
@@ -235,7 +204,6 @@ class _PoolPlanner:
             started.update([member.rank for member in placement.unit.members])
         self._backfill(started)
         self._keep_waiting(started, left_out)
-        return self._writer.decisions
 
     def _join(self, joined: Iterable[Unit]) -> set[int]:
         """Write down running units that are not up for decision; return the ranks of the jobs that join them."""
@@ -249,11 +217,6 @@ class _PoolPlanner:
                 self._writer.start(Placement(unit, unit.stays_on))
                 started.update([member.rank for member in unit.joining])
         return started
-
-    def _others(self, units: Iterable[Unit], started: set[int]) -> list[Unit]:
-        """The waiting jobs of no unit, each by itself."""
-        ranks = {member.rank for unit in units for member in unit.members} | self._held | started
-        return [_single(item) for item in self.contenders if item.unit is None and item.rank not in ranks]
 
     def _going_on(self, units: Sequence[Unit], others: Sequence[Unit], started: set[int]) -> list[Unit]:
         """Running units that continue without being selected: less urgent jobs must not get their GPUs.
@@ -271,27 +234,13 @@ class _PoolPlanner:
         going_on: list[Unit] = []
         full: set[tuple[str, int, float, int]] = set()
         for unit in sorted([*map(unit_of, filter(self._may_stay, running)), *new, *others], key=lambda unit: unit.rank):
-            needs = (unit.partition, unit.gpu_count, unit.gpu_mem_gib, unit.node_count)
             if unit.runs is not None:
                 if free.are_free(unit.stays_on):
                     free.take_exactly(unit.stays_on)
                     going_on.append(unit)
-            elif needs not in full and free.take(*needs) is None:
-                full.add(needs)
+            elif unit.needs not in full and free.take(*unit.needs) is None:
+                full.add(unit.needs)
         return going_on
-
-    def _set_aside(self) -> list[Contender]:
-        """Release jobs larger than a node to Slurm; hold jobs without a profile."""
-        remaining = []
-        for contender in self.contenders:
-            job = contender.job
-            if contender.unit is None:
-                if self._slurm.takes_larger(job):
-                    continue
-                if self._sharing and job.profile is None and job.may_share:
-                    self._held.add(contender.rank)
-            remaining.append(contender)
-        return remaining
 
     def _backfill(self, started: set[int]) -> None:
         """Start jobs alone that still fit, such as members of groups that did not fit."""
@@ -300,18 +249,16 @@ class _PoolPlanner:
         running = self._running_units()
         full: set[tuple[str, int, int]] = set()
         for contender in self.contenders:
-            rank, bucket = contender.rank, contender.bucket
-            if rank in started or rank in self._held:
+            if contender.rank in started or contender.rank in self._held:
                 continue
             if contender.unit is not None and self._stay(running[id(contender.unit)], started):
                 continue
-            size = (bucket.partition, bucket.gpu_count, bucket.node_count)
-            gpus = None if size in full else self._slurm.gpus_alone(contender.job)
+            gpus = None if contender.bucket.size in full else self._slurm.gpus_alone(contender.job)
             if gpus is None:
-                full.add(size)
+                full.add(contender.bucket.size)
             else:
                 self._writer.start_alone(contender, gpus, notes=_why_again(contender))
-                started.add(rank)
+                started.add(contender.rank)
 
     def _running_units(self) -> dict[int, Members]:
         units: dict[int, list[Contender]] = {}
@@ -346,7 +293,7 @@ class _PoolPlanner:
         if self._slurm.is_there:
             left = [item for item in left if item.unit is not None or not self._slurm.takes_overdue(item.job)]
         why = self._why_waiting(left, left_out) if self._writer.explained else repeat(())
-        self._writer.decisions.waiting += [
+        self._writer.waiting += [
             Waiting(contender.job.job_id, of_job, contender.unit is not None)
             for contender, of_job in zip(left, why, strict=False)
         ]
@@ -359,13 +306,13 @@ class _PoolPlanner:
             if rank in self._held:
                 yield (reasons.NEEDS_PROFILE,)
             else:
-                why: tuple[Reason, ...] = (why_waiting.of(job),)
-                node = kept_for.get(rank)
-                if node is not None:
-                    why = (*why, reasons.kept_free(node))
+                why = [reasons.preempted(job)] if contender.unit is not None else []
+                why.append(why_waiting.of(job))
+                if rank in kept_for:
+                    why.append(reasons.kept_free(kept_for[rank]))
                 if left_out.get(rank):
-                    why = (*why, reasons.no_group_worth_it(left_out[rank]))
-                yield (reasons.preempted(job), *why) if contender.unit is not None else why
+                    why.append(reasons.no_group_worth_it(left_out[rank]))
+                yield tuple(why)
             why_waiting.count(job)
 
 

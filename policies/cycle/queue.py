@@ -11,7 +11,6 @@ from muri.policies.cycle.validation import RequestError
 from muri.policies.options import PolicyOptions
 from muri.policies.speed.model import Shape, shape_of
 from muri.policies.types import PlanJob, PlanRequest, PriorityKey, Running, waited_s
-from muri.profiler.records import StageProfile
 
 REFERENCE_GPU_S: Final = 3600.0  # A job with this many GPU-seconds of service left has worth 1
 _LEAST_REMAINING_S: Final = 1.0
@@ -27,14 +26,14 @@ class Bucket(NamedTuple):
     node_count: int = 1
     domain: str = ""
 
+    @property
+    def size(self) -> tuple[str, int, int]:
+        """Partition, GPUs and nodes: jobs of equal size fit in the same places."""
+        return self.partition, self.gpu_count, self.node_count
+
     @staticmethod
     def of(job: PlanJob, *, same_user: bool) -> "Bucket":
-        """The bucket of a job.
-
-        Args:
-            job: The job.
-            same_user: Whether members must have one owner.
-        """
+        """The bucket of a job; `same_user`: whether members must have one owner."""
         return Bucket(job.user if same_user else "", job.partition, job.gpu_count, job.node_count, job.domain)
 
 
@@ -133,17 +132,17 @@ class ShapeTable:
 
     def __init__(self, jobs: Iterable[PlanJob]) -> None:
         profiles = {id(job.profile): job.profile for job in jobs}
-        shapes = {key: _shape(profile) for key, profile in profiles.items() if profile is not None}
-        self.shapes = tuple(sorted({shape for shape in shapes.values() if shape is not None}))
+        known = [
+            (key, profile) for key, profile in profiles.items() if profile is not None and sum(profile.stage_s) > 0
+        ]
+        shapes = {key: shape_of(profile) for key, profile in known}
+        self.shapes = tuple(sorted(set(shapes.values())))
         number = {shape: index for index, shape in enumerate(self.shapes)}
-        self._of_profile = {key: None if shape is None else number[shape] for key, shape in shapes.items()}
+        self._of_profile = {key: number[shape] for key, shape in shapes.items()}
 
     def index(self, job: PlanJob) -> int | None:
         """Index of the job's shape; None for a job that cannot share, or of unknown shape."""
-        profile = job.profile
-        if profile is None or not (job.groupable and job.largest_group > 1):
-            return None
-        return self._of_profile[id(profile)]
+        return self._of_profile.get(id(job.profile)) if job.groupable and job.largest_group > 1 else None
 
 
 class _Buckets:
@@ -179,10 +178,6 @@ def _order(request: PlanRequest, key: PriorityKey, max_wait_s: float) -> Callabl
         if job.waiting_since_s is not None and waited_s(job, now_s) > max_wait_s
     }
     return lambda job: (0.0 if job.job_id in waiting else 1.0, *full_key(key, job))
-
-
-def _shape(profile: StageProfile) -> Shape | None:
-    return shape_of(profile) if sum(profile.stage_s) > 0 else None
 
 
 def groups_needed(sizes: Mapping[int, int]) -> int:
@@ -261,15 +256,13 @@ class _Trial:
     def __init__(self, free: FreeGpus) -> None:
         self._free = free.copy()
         self._full: set[tuple[str, int, int]] = set()
-        self.left = free.everywhere()
-        """GPUs that are not reserved."""
+        self.left = free.everywhere()  # GPUs that are not reserved
 
     def reserve(self, bucket: Bucket) -> bool:
-        place = (bucket.partition, bucket.gpu_count, bucket.node_count)
-        if bucket.gpu_count > self.left or place in self._full:
+        if bucket.gpu_count > self.left or bucket.size in self._full:
             return False
         if self._free.take(bucket.partition, bucket.gpu_count, node_count=bucket.node_count) is None:
-            self._full.add(place)
+            self._full.add(bucket.size)
             return False
         self.left -= bucket.gpu_count
         return True

@@ -3,21 +3,27 @@
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain
 from typing import Final, NamedTuple, TypeVar
 
 from muri.errors import UsageError
 from muri.policies.options import MAX_GROUP_SIZE
-from muri.policies.types import FreeNode, NodeShare, Plan, PlanJob, PlanRequest, Running, all_jobs, may_share_gpus
+from muri.policies.types import FreeNode, Plan, PlanJob, PlanRequest, Running, all_jobs, may_share_gpus
 
 _NAMED: Final = 5  # How many of the repeated names an error lists
 _LARGER: Final = ("slurm", "whole-nodes", "refuse")
-
-
 _Name = TypeVar("_Name", int, str)
 _MOST_GPUS: Final = 2**32  # No cluster has as many; Slurm's own counts end there
 _MOST_S: Final = 1e15  # Seconds that no clock of a cluster shows, small enough to compute with
 _MOST_GIB: Final = 1e9
+_MOST: Final = {
+    "submit_s": _MOST_S,
+    "attained_gpu_s": _MOST_S,
+    "restart_s": _MOST_S,
+    "remaining_s": _MOST_S,
+    "waiting_since_s": _MOST_S,
+    "gpu_utilization": 1.0,
+    "gpu_mem_request_gib": _MOST_GIB,
+}
 
 
 class RequestError(UsageError):
@@ -45,24 +51,19 @@ def check_request(request: PlanRequest, *, packed: bool = False, elastic: bool =
     """
     if request.trusted:
         return
-    _check_frame(request)
-    running = [job for unit in request.running for job in unit.members]
-    _check_jobs_unique(chain(request.jobs, running))
-    _check_nodes_unique(request.nodes)
-    for job in chain(request.jobs, running):
+    jobs = list(all_jobs(request))
+    _check_frame(request, jobs)
+    for job in jobs:
         if (error := job_error(job)) is not None:
             raise error
     for node in request.nodes:
-        _check_node(node)
-    if packed:
-        _check_packed(request, elastic=elastic)
-    else:
-        _check_running(request)
+        _check_node(node, packed=packed)
+    _check_running(request, packed=packed, elastic=elastic)
     if request.larger_than_a_node != "slurm":
         _check_sizes(request)
 
 
-def _check_frame(request: PlanRequest) -> None:
+def _check_frame(request: PlanRequest, jobs: Iterable[PlanJob]) -> None:
     if request.max_group_size not in range(1, MAX_GROUP_SIZE + 1):
         raise RequestError(f"max_group_size is {request.max_group_size}; it must be 1 to {MAX_GROUP_SIZE}")
     if not math.isfinite(request.now_s):
@@ -71,20 +72,11 @@ def _check_frame(request: PlanRequest) -> None:
         raise RequestError(f"interval_s is {request.interval_s}; it must be a finite number ≥ 0")
     if request.larger_than_a_node not in _LARGER:
         raise RequestError(f"larger_than_a_node is {request.larger_than_a_node!r}; valid are: {', '.join(_LARGER)}")
-
-
-def _check_jobs_unique(jobs: Iterable[PlanJob]) -> None:
-    repeated = _repeated(job.job_id for job in jobs)
-    if repeated:
-        listed = _listed(repeated)
-        text = f"job {listed} appears more than once; every job must appear exactly once, waiting or running"
+    if repeated := _repeated(job.job_id for job in jobs):
+        text = f"job {_listed(repeated)} appears more than once; every job must appear exactly once, waiting or running"
         raise RequestError(text, repeated[0])
-
-
-def _check_nodes_unique(nodes: Iterable[FreeNode]) -> None:
-    repeated = _repeated(node.name for node in nodes)
-    if repeated:
-        raise RequestError(f"node {_listed(repeated)} appears more than once; every node must appear exactly once")
+    if names := _repeated(node.name for node in request.nodes):
+        raise RequestError(f"node {_listed(names)} appears more than once; every node must appear exactly once")
 
 
 def _repeated(names: Iterable[_Name]) -> list[_Name]:
@@ -92,22 +84,19 @@ def _repeated(names: Iterable[_Name]) -> list[_Name]:
 
 
 def _listed(names: Sequence[int | str]) -> str:
-    return ", ".join(str(name) for name in names[:_NAMED])
+    return ", ".join(map(str, names[:_NAMED]))
 
 
 def job_error(job: PlanJob) -> RequestError | None:
     """Why no plan can be made with a job, whatever the rest of the request; None when one can."""
-    if not 1 <= job.gpu_count <= _MOST_GPUS:
-        return _odd(job, f"gpu_count is {job.gpu_count}; it must be ≥ 1 and at most {_MOST_GPUS}")
-    if job.node_count < 1 or job.gpu_count % job.node_count:
-        return _odd(job, f"node_count is {job.node_count}; it must be ≥ 1 and divide its {job.gpu_count} GPUs")
-    if job.largest_group < 1:
-        return _odd(job, f"largest_group is {job.largest_group}; it must be ≥ 1 (1: it runs alone)")
-    if not abs(job.priority) <= _MOST_GPUS:
-        return _odd(job, f"priority is {job.priority}; it must be at most {_MOST_GPUS}, as Slurm's is")
     # Written out, because a long queue passes through here; NaN fails every comparison.
     fine = (
-        0.0 <= job.submit_s <= _MOST_S
+        1 <= job.gpu_count <= _MOST_GPUS
+        and job.node_count >= 1
+        and not job.gpu_count % job.node_count
+        and job.largest_group >= 1
+        and abs(job.priority) <= _MOST_GPUS
+        and 0.0 <= job.submit_s <= _MOST_S
         and 0.0 <= job.attained_gpu_s <= _MOST_S
         and 0.0 <= job.restart_s <= _MOST_S
         and (job.remaining_s is None or 0.0 <= job.remaining_s <= _MOST_S)
@@ -115,167 +104,114 @@ def job_error(job: PlanJob) -> RequestError | None:
         and (job.gpu_utilization is None or 0.0 <= job.gpu_utilization <= 1.0)
         and (job.gpu_mem_request_gib is None or 0.0 <= job.gpu_mem_request_gib <= _MOST_GIB)
     )
-    return None if fine else _wrong_figure(job)
+    return None if fine else RequestError(f"job {job.job_id}: {_wrong_figure(job)}", job.job_id)
 
 
-_MOST: Final = {
-    "submit_s": _MOST_S,
-    "attained_gpu_s": _MOST_S,
-    "restart_s": _MOST_S,
-    "remaining_s": _MOST_S,
-    "waiting_since_s": _MOST_S,
-    "gpu_utilization": 1.0,
-    "gpu_mem_request_gib": _MOST_GIB,
-}
-
-
-def _wrong_figure(job: PlanJob) -> RequestError:
+def _wrong_figure(job: PlanJob) -> str:
+    if not 1 <= job.gpu_count <= _MOST_GPUS:
+        return f"gpu_count is {job.gpu_count}; it must be ≥ 1 and at most {_MOST_GPUS}"
+    if job.node_count < 1 or job.gpu_count % job.node_count:
+        return f"node_count is {job.node_count}; it must be ≥ 1 and divide its {job.gpu_count} GPUs"
+    if job.largest_group < 1:
+        return f"largest_group is {job.largest_group}; it must be ≥ 1 (1: it runs alone)"
+    if not abs(job.priority) <= _MOST_GPUS:
+        return f"priority is {job.priority}; it must be at most {_MOST_GPUS}, as Slurm's is"
     for name, most in _MOST.items():
         value = getattr(job, name)
         if value is not None and not 0.0 <= value <= most:
-            return _odd(job, f"{name} is {value}; it must be a finite number ≥ 0 and ≤ {most:g}")
+            return f"{name} is {value}; it must be a finite number ≥ 0 and ≤ {most:g}"
     raise AssertionError(f"job {job.job_id} has no wrong figure")
 
 
-def _odd(job: PlanJob, problem: str) -> RequestError:
-    return RequestError(f"job {job.job_id}: {problem}", job.job_id)
-
-
-def _check_node(node: FreeNode) -> None:
-    if node.free_gpus < 0:
-        raise RequestError(f"node {node.name}: free_gpus is {node.free_gpus}; it must be ≥ 0")
-    if node.gpu_count < 0:
-        raise RequestError(f"node {node.name}: gpu_count is {node.gpu_count}; it must be ≥ 0 (0: unknown)")
-    if node.gpu_count and node.free_gpus > node.gpu_count:
-        raise RequestError(f"node {node.name}: {node.free_gpus} free GPUs but only {node.gpu_count} in all")
-    if not 0 <= node.gpu_mem_gib < math.inf:
-        raise RequestError(f"node {node.name}: gpu_mem_gib is {node.gpu_mem_gib}; it must be ≥ 0")
-    if node.islands or node.topology:
-        _check_islands(node)
-
-
-def _check_islands(node: FreeNode) -> None:
+def _check_node(node: FreeNode, *, packed: bool) -> None:
     free = [gpu for island in node.islands for gpu in island]
     known = [gpu for island in node.topology for gpu in island]
-    for name, listed in (("islands", free), ("topology", known)):
-        repeated = sorted(gpu for gpu, count in Counter(listed).items() if count > 1)
-        if repeated:
-            raise RequestError(f"node {node.name}: GPU {repeated[0]} is in two {name}; it must be in one")
-    if node.islands and len(free) != node.free_gpus:
-        raise RequestError(
-            f"node {node.name}: islands list {len(free)} GPUs but free_gpus is {node.free_gpus}; "
+    twice = [(_repeated(listed), name) for name, listed in (("islands", free), ("topology", known))]
+    if node.free_gpus < 0:
+        problem = f"free_gpus is {node.free_gpus}; it must be ≥ 0"
+    elif node.gpu_count < 0:
+        problem = f"gpu_count is {node.gpu_count}; it must be ≥ 0 (0: unknown)"
+    elif node.gpu_count and node.free_gpus > node.gpu_count:
+        problem = f"{node.free_gpus} free GPUs but only {node.gpu_count} in all"
+    elif not 0 <= node.gpu_mem_gib < math.inf:
+        problem = f"gpu_mem_gib is {node.gpu_mem_gib}; it must be ≥ 0"
+    elif repeated := [(min(gpus), name) for gpus, name in twice if gpus]:
+        problem = f"GPU {repeated[0][0]} is in two {repeated[0][1]}; it must be in one"
+    elif node.islands and len(free) != node.free_gpus:
+        problem = (
+            f"islands list {len(free)} GPUs but free_gpus is {node.free_gpus}; "
             "list the free GPUs only, or leave islands empty where the topology is unknown"
         )
-    strangers = sorted(set(free) - set(known)) if known else []
-    if strangers:
-        raise RequestError(f"node {node.name}: GPU {strangers[0]} is in islands but not in topology")
-    if known and node.gpu_count and len(known) != node.gpu_count:
-        raise RequestError(f"node {node.name}: topology lists {len(known)} GPUs but the node has {node.gpu_count}")
+    elif strangers := sorted(set(free) - set(known)) if known else []:
+        problem = f"GPU {strangers[0]} is in islands but not in topology"
+    elif known and node.gpu_count and len(known) != node.gpu_count:
+        problem = f"topology lists {len(known)} GPUs but the node has {node.gpu_count}"
+    elif packed and node.free_gpus and not node.islands:
+        problem = (
+            f"{node.free_gpus} GPUs are free, but islands doesn't say which; "
+            "a policy that gives out GPUs one by one needs their indices"
+        )
+    else:
+        return
+    raise RequestError(f"node {node.name}: {problem}")
 
 
-def _check_running(request: PlanRequest) -> None:
-    """Running units must fit their nodes together with the free GPUs."""
+def _check_running(request: PlanRequest, *, packed: bool, elastic: bool) -> None:
+    """Running units must fit their nodes together with the free GPUs; packed ones may overlap but name each GPU."""
     nodes = {node.name: node for node in request.nodes}
     held: Counter[str] = Counter()
     taken: dict[str, set[int]] = {}
     for unit in request.running:
-        _check_unit(unit)
+        _check_unit(unit, nodes, packed=packed, elastic=elastic)
         for share in unit.gpus:
-            _check_known(unit, share, nodes)
-            held[share.node] += share.gpu_count
-            _check_gpu_ids(unit, share, taken)
+            others = taken.setdefault(share.node, set())
+            if not packed and (both := sorted(others.intersection(share.gpu_ids))):
+                job_id = unit.members[0].job_id
+                text = f"node {share.node}: GPU {both[0]} is held by job {job_id} and by another running job"
+                raise RequestError(text, job_id)
+            others.update(share.gpu_ids)
+            held[share.node] = len(others) if packed else held[share.node] + share.gpu_count
     for name, count in held.items():
-        _check_beside_free(nodes[name], count, taken.get(name, set()))
-
-
-def _check_packed(request: PlanRequest, *, elastic: bool) -> None:
-    """Running units may overlap, but every GPU must be named and fit its node together with the free ones."""
-    nodes = {node.name: node for node in request.nodes}
-    for node in request.nodes:
-        if node.free_gpus and not node.islands:
-            raise RequestError(
-                f"node {node.name}: {node.free_gpus} GPUs are free, but islands doesn't say which; "
-                "a policy that gives out GPUs one by one needs their indices"
-            )
-    held: dict[str, set[int]] = {node.name: set() for node in request.nodes}
-    for unit in request.running:
-        _check_unit(unit, elastic=elastic)
-        for share in unit.gpus:
-            _check_known(unit, share, nodes)
-            _check_named(unit, share)
-            held[share.node].update(share.gpu_ids)
-    for name, gpu_ids in held.items():
-        known = {gpu for island in nodes[name].topology for gpu in island}
-        if known and (strangers := sorted(gpu_ids - known)):
+        node, gpu_ids = nodes[name], taken[name]
+        known = {gpu for island in node.topology for gpu in island}
+        if packed and known and (strangers := sorted(gpu_ids - known)):
             raise RequestError(f"node {name}: GPU {strangers[0]} is held by a running job but not in topology")
-        _check_beside_free(nodes[name], len(gpu_ids), gpu_ids)
+        if both := sorted(gpu_ids & {gpu for island in node.islands for gpu in island}):
+            raise RequestError(f"node {name}: GPU {both[0]} is both free and held by a running job")
+        if node.gpu_count and count + node.free_gpus > node.gpu_count:
+            raise RequestError(
+                f"node {name}: running jobs hold {count} GPUs and {node.free_gpus} are free, "
+                f"but it has {node.gpu_count} in all"
+            )
 
 
-def _check_named(unit: Running, share: NodeShare) -> None:
-    job_id = unit.members[0].job_id
-    if len(share.gpu_ids) != share.gpu_count or len(set(share.gpu_ids)) != share.gpu_count:
-        raise RequestError(
-            f"job {job_id} holds {share.gpu_count} GPUs of {share.node} but gpu_ids is {share.gpu_ids}; "
-            "name each one once",
-            job_id,
-        )
-    if sum(other.node == share.node for other in unit.gpus) > 1:
-        raise RequestError(f"job {job_id} holds two shares of {share.node}; put its GPUs there into one", job_id)
-
-
-def _check_beside_free(node: FreeNode, held: int, gpu_ids: set[int]) -> None:
-    """GPUs of running jobs on a node must fit together with its free ones."""
-    if both := sorted(gpu_ids & {gpu for island in node.islands for gpu in island}):
-        raise RequestError(f"node {node.name}: GPU {both[0]} is both free and held by a running job")
-    if node.gpu_count and held + node.free_gpus > node.gpu_count:
-        raise RequestError(
-            f"node {node.name}: running jobs hold {held} GPUs and {node.free_gpus} are free, "
-            f"but it has {node.gpu_count} in all"
-        )
-
-
-def _check_known(unit: Running, share: NodeShare, nodes: Mapping[str, FreeNode]) -> None:
-    if share.node not in nodes:
-        job_id = unit.members[0].job_id
-        raise RequestError(
-            f"job {job_id} runs on node {share.node}, which is not among the request's nodes; "
-            "list every node that anything runs on, with 0 free GPUs where it is busy",
-            job_id,
-        )
-
-
-def _check_unit(unit: Running, *, elastic: bool = False) -> None:
+def _check_unit(unit: Running, nodes: Mapping[str, FreeNode], *, packed: bool, elastic: bool) -> None:
     if not unit.members:
         raise RequestError("a running unit has no members; leave it out")
-    job_id, gpu_count = unit.members[0].job_id, unit.members[0].gpu_count
+    job_id, gpu_count, total = unit.members[0].job_id, unit.members[0].gpu_count, sum(g.gpu_count for g in unit.gpus)
     if any(job.gpu_count != gpu_count for job in unit.members):
-        raise RequestError(
-            f"job {job_id} runs in a group whose members differ in gpu_count; they must be equal", job_id
-        )
+        text = f"job {job_id} runs in a group whose members differ in gpu_count; they must be equal"
+        raise RequestError(text, job_id)
     if any(share.gpu_count < 1 for share in unit.gpus):
         raise RequestError(f"job {job_id} holds a share of {unit.gpus}; gpu_count of a share must be ≥ 1", job_id)
-    total = sum(share.gpu_count for share in unit.gpus)
     if total != gpu_count and not elastic:
         raise RequestError(f"job {job_id} runs on {total} GPUs but its gpu_count is {gpu_count}", job_id)
-
-
-def _check_gpu_ids(unit: Running, share: NodeShare, taken: dict[str, set[int]]) -> None:
-    if not share.gpu_ids:
-        return
-    job_id = unit.members[0].job_id
-    if len(set(share.gpu_ids)) != share.gpu_count:
-        raise RequestError(
-            f"job {job_id} holds {share.gpu_count} GPUs of {share.node} but gpu_ids is {share.gpu_ids}; "
-            "name each one once, or none",
-            job_id,
-        )
-    others = taken.setdefault(share.node, set())
-    both = sorted(others.intersection(share.gpu_ids))
-    if both:
-        raise RequestError(
-            f"node {share.node}: GPU {both[0]} is held by job {job_id} and by another running job", job_id
-        )
-    others.update(share.gpu_ids)
+    for share in unit.gpus:
+        if share.node not in nodes:
+            raise RequestError(
+                f"job {job_id} runs on node {share.node}, which is not among the request's nodes; "
+                "list every node that anything runs on, with 0 free GPUs where it is busy",
+                job_id,
+            )
+        distinct = len(set(share.gpu_ids)) == len(share.gpu_ids) == share.gpu_count
+        if not distinct and (packed or share.gpu_ids):
+            raise RequestError(
+                f"job {job_id} holds {share.gpu_count} GPUs of {share.node} but gpu_ids is {share.gpu_ids}; "
+                f"name each one once{'' if packed else ', or none'}",
+                job_id,
+            )
+        if packed and sum(other.node == share.node for other in unit.gpus) > 1:
+            raise RequestError(f"job {job_id} holds two shares of {share.node}; put its GPUs there into one", job_id)
 
 
 def _check_sizes(request: PlanRequest) -> None:
@@ -288,13 +224,9 @@ def _check_sizes(request: PlanRequest) -> None:
     # A partition with a node of unknown size sets no limit.
     limits = {name: max(counts) if refuse else sum(counts) for name, counts in sizes.items() if all(counts)}
     for job in request.jobs:
-        limit = limits.get(job.partition, job.gpu_count)
+        limit, where = limits.get(job.partition, job.gpu_count), f"partition {job.partition}"
         if job.gpu_count > limit:
-            where = (
-                f"the largest node of partition {job.partition} has {limit}"
-                if refuse
-                else f"partition {job.partition} has {limit} in all"
-            )
+            where = f"the largest node of {where} has {limit}" if refuse else f"{where} has {limit} in all"
             text = f"job {job.job_id} needs {job.gpu_count} GPUs, but {where}; it must be 1 to {limit}"
             raise RequestError(text, job.job_id)
 

@@ -347,8 +347,7 @@ class Seating:
 
 def size_of(contender: Contender) -> object:
     """Common properties of jobs of which none finds room where one does not."""
-    bucket = contender.bucket
-    return (bucket.partition, bucket.gpu_count, bucket.node_count, contender.job.sensitivity)
+    return (contender.bucket.size, contender.job.sensitivity)
 
 
 def spread(servers: Servers, job: PlanJob, gpus: Shares, wish: Wish) -> JobShares:

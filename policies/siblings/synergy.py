@@ -1,7 +1,6 @@
 """Policies that give out CPUs and memory in addition to GPUs: Synergy's, and the cycle that others share with it."""
 
 from abc import abstractmethod
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final, NamedTuple
 
@@ -130,10 +129,9 @@ class _Cycle:
         self._servers = Servers(request.nodes, self._free)
         model = speed_model(options.speed_model, ordering=options.ordering, table=request.interference)
         self._writer = DecisionWriter(
-            Forecasts(model, queue.shapes), queue.shapes, Counter(), sharing=False, explained=request.explained
+            Forecasts(model, queue.shapes), queue.shapes, sharing=False, explained=request.explained
         )
-        released = self._writer.decisions.solo
-        self._slurm = SlurmQueue(request, self._free, options.max_wait_s, released, self._free.set_aside)
+        self._slurm = SlurmQueue(request, self._free, options.max_wait_s, self._writer.solo, self._free.set_aside)
         self._contenders: tuple[Contender, ...] = ()
 
     def round(self) -> Round:
@@ -166,12 +164,11 @@ class _Cycle:
             if not seat.kept or _is_told(seat.contender):
                 shares[seat.contender.job.job_id] = tuple(item for item in seat.cpu_mem if self._is_given_out(item))
         self._keep_waiting(seating)
-        decided = self._writer.decisions
         return Plan(
             policy=policy,
-            groups=tuple(decided.groups),
-            solo=tuple(decided.solo),
-            waiting=tuple(decided.waiting),
+            groups=tuple(self._writer.groups),
+            solo=tuple(self._writer.solo),
+            waiting=tuple(self._writer.waiting),
             certificate=seating.certificate,
             cpu_mem_shares={job_id: shares[job_id] for job_id in sorted(shares) if shares[job_id]},
         )
@@ -226,7 +223,7 @@ class _Cycle:
             why: tuple[Reason, ...] = (self._why_waiting(contender, why_waiting),)
             if contender.unit is not None:
                 why = (reasons.preempted(job), *why)
-            self._writer.decisions.waiting.append(Waiting(job.job_id, why, contender.unit is not None))
+            self._writer.waiting.append(Waiting(job.job_id, why, contender.unit is not None))
             why_waiting.count(job)
 
     def _why_waiting(self, contender: Contender, why_waiting: reasons.WaitingReasons) -> Reason:
